@@ -1,0 +1,92 @@
+//! Named tensors: what goes into a tier and comes out of it, in files and in memory alike.
+
+use etalon_problem::{Dtype, Error};
+use half::{bf16, f16};
+use ndarray::{ArrayD, IxDyn};
+use std::collections::BTreeMap;
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<String, Tensor>;
+
+/// The elements of a tensor in row-major order.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Data {
+    /// IEEE binary64.
+    F64(Vec<f64>),
+    /// IEEE binary32.
+    F32(Vec<f32>),
+    /// bfloat16.
+    Bf16(Vec<bf16>),
+    /// IEEE binary16.
+    F16(Vec<f16>),
+    /// Integers: targets and segment ids.
+    I64(Vec<i64>),
+    /// Flags: masks.
+    Bool(Vec<bool>),
+}
+
+/// A tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Tensor {
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// Its elements.
+    pub data: Data,
+}
+
+impl Tensor {
+    /// The tensor that holds `values`, each rounded to `dtype`.
+    pub fn round(values: &ArrayD<f64>, dtype: Dtype) -> Self {
+        let values_in_order = values.iter().copied();
+        let data = match dtype {
+            Dtype::F64 => Data::F64(values_in_order.collect()),
+            Dtype::F32 => Data::F32(values_in_order.map(|x| x as f32).collect()),
+            Dtype::Bf16 => Data::Bf16(values_in_order.map(bf16::from_f64).collect()),
+            Dtype::F16 => Data::F16(values_in_order.map(f16::from_f64).collect()),
+        };
+        Tensor { shape: values.shape().to_vec(), data }
+    }
+
+    /// Its floating-point type, if it has one.
+    pub fn dtype(&self) -> Option<Dtype> {
+        match self.data {
+            Data::F64(_) => Some(Dtype::F64),
+            Data::F32(_) => Some(Dtype::F32),
+            Data::Bf16(_) => Some(Dtype::Bf16),
+            Data::F16(_) => Some(Dtype::F16),
+            Data::I64(_) | Data::Bool(_) => None,
+        }
+    }
+
+    /// The name of its element type.
+    pub fn type_name(&self) -> &'static str {
+        match self.data {
+            Data::I64(_) => "i64",
+            Data::Bool(_) => "bool",
+            _ => self.dtype().map_or("", Dtype::name),
+        }
+    }
+
+    /// Its elements in f64, exactly; an error that names it for integers and flags.
+    pub fn to_f64(&self, name: &str) -> Result<ArrayD<f64>, Error> {
+        let values: Vec<f64> = match &self.data {
+            Data::F64(x) => x.clone(),
+            Data::F32(x) => x.iter().map(|&x| f64::from(x)).collect(),
+            Data::Bf16(x) => x.iter().map(|x| x.to_f64()).collect(),
+            Data::F16(x) => x.iter().map(|x| x.to_f64()).collect(),
+            Data::I64(_) | Data::Bool(_) => {
+                return Err(Error::Dtype {
+                    operand: name.to_string(),
+                    expected: "f64, f32, bf16 or f16".to_string(),
+                    found: self.type_name().to_string(),
+                });
+            }
+        };
+        let found = vec![values.len()];
+        ArrayD::from_shape_vec(IxDyn(&self.shape), values).map_err(|_| Error::Shape {
+            operand: name.to_string(),
+            expected: self.shape.clone(),
+            found,
+        })
+    }
+}

@@ -1,0 +1,68 @@
+//! A tier: anything that computes the algorithms.
+
+use crate::tensor::Tensors;
+use etalon_problem::{Algorithm, Blocking, Dtype, Pass, Problem};
+
+/// Which of the two ways a backward pass takes; tiers without the choice ignore it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BackwardMode {
+    /// The tier chooses.
+    #[default]
+    Auto,
+    /// dq in one sweep, dk and dv in another: P is computed twice, no partials are kept.
+    Separate,
+    /// P once: partials of dq by key block, reduced in a fixed order.
+    FusedPartials,
+    /// attention_lse only: the forward pass also returns the gradient of lse by q.
+    ForwardGradient,
+}
+
+/// What may change a result's speed and rounding, but not its meaning.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Hints {
+    /// Tile sizes.
+    pub blocking: Option<Blocking>,
+    /// How the backward pass is organised.
+    pub mode: BackwardMode,
+    /// Threads; `None`: those of the current pool.
+    pub threads: Option<usize>,
+}
+
+/// One question to a tier.
+#[derive(Debug, Clone, Copy)]
+pub struct Request<'a> {
+    /// What is to be computed; it has passed its check.
+    pub problem: &'a Problem,
+    /// Which pass of it.
+    pub pass: Pass,
+    /// The storage type: that of every operand of [`etalon_problem::Precision::Storage`]; `Wide`
+    /// operands are f32, or f64 if this is f64.
+    pub dtype: Dtype,
+    /// Every input and every cotangent that is not absent, by name.
+    pub inputs: &'a Tensors,
+    /// Tile sizes, modes, threads.
+    pub hints: Hints,
+}
+
+/// A tier's answer.
+#[derive(Debug, Clone)]
+pub enum Answer {
+    /// Every output of the pass, by name.
+    Outputs(Tensors),
+    /// The tier does not offer this, and says why.
+    Unsupported(String),
+    /// The tier failed.
+    Error(String),
+}
+
+/// An implementation of the algorithms.
+pub trait Tier: Sync {
+    /// Its name in reports: `simd/avx512`, `reference`, ….
+    fn name(&self) -> String;
+
+    /// Whether it offers a pass at all in a storage type, or why not.
+    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String>;
+
+    /// Answers a request.
+    fn run(&self, request: &Request<'_>) -> Answer;
+}

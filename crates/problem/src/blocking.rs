@@ -1,0 +1,34 @@
+//! Tile sizes: a hint.
+
+use crate::Error;
+
+/// How many queries and keys a tile holds. A hint: it may change speed and rounding, never the
+/// result beyond rounding. A tier rounds it up to what its registers need and clamps it to the
+/// lengths.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct Blocking {
+    /// Queries in a tile.
+    pub queries: usize,
+    /// Keys in a tile.
+    pub keys: usize,
+}
+
+impl Blocking {
+    /// A tile of `queries` × `keys`.
+    pub fn new(queries: usize, keys: usize) -> Self {
+        Blocking { queries, keys }
+    }
+
+    /// A block size of 0 is an error.
+    pub fn check(&self) -> Result<(), Error> {
+        for (name, size) in [("blocking.queries", self.queries), ("blocking.keys", self.keys)] {
+            if size == 0 {
+                return Err(Error::value(name, "at least 1", size));
+            }
+        }
+        Ok(())
+    }
+}

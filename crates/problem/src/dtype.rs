@@ -1,0 +1,121 @@
+//! Element types and the rounding to them.
+
+use half::{bf16, f16};
+use std::fmt;
+
+/// The type in which a tensor's elements are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Dtype {
+    /// IEEE binary64.
+    F64,
+    /// IEEE binary32.
+    F32,
+    /// bfloat16: the upper half of a binary32.
+    Bf16,
+    /// IEEE binary16.
+    F16,
+}
+
+impl Dtype {
+    /// Every element type, widest first.
+    pub const ALL: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+    /// Its name, as in reports and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Dtype::F64 => "f64",
+            Dtype::F32 => "f32",
+            Dtype::Bf16 => "bf16",
+            Dtype::F16 => "f16",
+        }
+    }
+
+    /// Bytes of one element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Dtype::F64 => 8,
+            Dtype::F32 => 4,
+            Dtype::Bf16 | Dtype::F16 => 2,
+        }
+    }
+
+    /// u: the largest relative error of rounding a normal number to nearest.
+    pub fn unit_roundoff(self) -> f64 {
+        match self {
+            Dtype::F64 => f64::EPSILON / 2.0,
+            Dtype::F32 => f64::from(f32::EPSILON) / 2.0,
+            Dtype::Bf16 => 0.5f64.powi(8), // 8 significant bits
+            Dtype::F16 => 0.5f64.powi(11), // 11 significant bits
+        }
+    }
+
+    /// The smallest positive normal number.
+    pub fn min_positive(self) -> f64 {
+        match self {
+            Dtype::F64 => f64::MIN_POSITIVE,
+            Dtype::F32 | Dtype::Bf16 => f64::from(f32::MIN_POSITIVE),
+            Dtype::F16 => 0.5f64.powi(14),
+        }
+    }
+
+    /// The largest finite number.
+    pub fn max(self) -> f64 {
+        match self {
+            Dtype::F64 => f64::MAX,
+            Dtype::F32 => f64::from(f32::MAX),
+            Dtype::Bf16 => bf16::MAX.to_f64(),
+            Dtype::F16 => f16::MAX.to_f64(),
+        }
+    }
+
+    /// The nearest number of this type, ties to even.
+    pub fn round(self, x: f64) -> f64 {
+        match self {
+            Dtype::F64 => x,
+            Dtype::F32 => f64::from(x as f32),
+            Dtype::Bf16 => bf16::from_f64(x).to_f64(),
+            Dtype::F16 => f16::from_f64(x).to_f64(),
+        }
+    }
+}
+
+impl fmt::Display for Dtype {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name())
+    }
+}
+
+impl std::str::FromStr for Dtype {
+    type Err = crate::Error;
+    fn from_str(s: &str) -> Result<Self, Self::Err> {
+        Dtype::ALL
+            .into_iter()
+            .find(|d| d.name() == s)
+            .ok_or_else(|| crate::Error::value("dtype", "one of f64, f32, bf16, f16", s))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unit_roundoff_is_half_the_gap_above_one() {
+        for dtype in Dtype::ALL {
+            let gap = 2.0 * dtype.unit_roundoff();
+            assert_eq!(dtype.round(1.0 + gap), 1.0 + gap, "{dtype}: 1 + 2u is representable");
+            assert_eq!(dtype.round(1.0 + gap / 2.0), 1.0, "{dtype}: 1 + u ties to even");
+        }
+    }
+
+    #[test]
+    fn extremes_are_representable() {
+        for dtype in Dtype::ALL {
+            assert_eq!(dtype.round(dtype.max()), dtype.max());
+            assert_eq!(dtype.round(dtype.min_positive()), dtype.min_positive());
+        }
+    }
+}

@@ -1,0 +1,113 @@
+//! What can be wrong with a request, as facts in the caller's words.
+
+/// Why a problem or its operands cannot be used. Each names the operand or option, what was
+/// expected and what was found.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A tensor that the pass needs was not given.
+    #[error("`{operand}` is missing: {reason}")]
+    Missing {
+        /// The tensor's name.
+        operand: String,
+        /// Why it is needed.
+        reason: String,
+    },
+    /// A tensor was given that the problem does not have.
+    #[error("`{operand}` was given, but {reason}")]
+    Unexpected {
+        /// The tensor's name.
+        operand: String,
+        /// Why it has no place here.
+        reason: String,
+    },
+    /// A tensor has the wrong shape.
+    #[error("`{operand}` must have shape {expected:?}, found {found:?}")]
+    Shape {
+        /// The tensor's name.
+        operand: String,
+        /// The shape that follows from the problem.
+        expected: Vec<usize>,
+        /// The shape that it has.
+        found: Vec<usize>,
+    },
+    /// A tensor has the wrong element type.
+    #[error("`{operand}` must hold {expected}, found {found}")]
+    Dtype {
+        /// The tensor's name.
+        operand: String,
+        /// The element types that are accepted.
+        expected: String,
+        /// The element type that it has.
+        found: String,
+    },
+    /// An option or extent has a value outside its domain.
+    #[error("`{name}` must be {expected}, found {found}")]
+    Value {
+        /// The option's name.
+        name: String,
+        /// Its domain.
+        expected: String,
+        /// Its value.
+        found: String,
+    },
+    /// The tier does not offer this.
+    #[error("{what} is not supported: {reason}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// Why it is not offered.
+        reason: String,
+    },
+    /// The memory for a result or a workspace cannot be had.
+    #[error("{what} needs {bytes} bytes, which cannot be allocated")]
+    Memory {
+        /// What the memory is for.
+        what: String,
+        /// How much of it.
+        bytes: usize,
+    },
+}
+
+impl Error {
+    /// A value outside its domain.
+    pub fn value(
+        name: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl ToString,
+    ) -> Self {
+        Error::Value { name: name.into(), expected: expected.into(), found: found.to_string() }
+    }
+
+    /// Fails unless `found` is the shape that `operand` must have.
+    pub fn expect_shape(operand: &str, expected: &[usize], found: &[usize]) -> Result<(), Self> {
+        if expected == found {
+            return Ok(());
+        }
+        Err(Error::Shape {
+            operand: operand.to_string(),
+            expected: expected.to_vec(),
+            found: found.to_vec(),
+        })
+    }
+
+    /// Fails unless an optional operand is present exactly where its option is set.
+    pub fn expect_presence(
+        operand: &str,
+        option: &str,
+        set: bool,
+        given: bool,
+    ) -> Result<(), Self> {
+        match (set, given) {
+            (true, false) => Err(Error::Missing {
+                operand: operand.to_string(),
+                reason: format!("the problem sets `{option}`"),
+            }),
+            (false, true) => Err(Error::Unexpected {
+                operand: operand.to_string(),
+                reason: format!("the problem does not set `{option}`"),
+            }),
+            _ => Ok(()),
+        }
+    }
+}

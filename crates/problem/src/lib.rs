@@ -1,0 +1,44 @@
+//! The vocabulary of etalon: *what* a kernel computes, never *how*.
+//!
+//! A problem is plain data: extents, options, a mask. It holds arrays only where a mask needs
+//! them, does no arithmetic on tensors, and can be written to and read from JSON (feature
+//! `serde`). Every tier takes the same problems, so that one conformance suite can judge them all.
+//!
+//! * [`Attention`] and [`AttentionLse`]: the problems, both around the same [`Scores`];
+//! * [`Mask`], [`Sequences`]: which query sees which key;
+//! * [`Operand`]: the tensors of a pass, with their shapes and roles;
+//! * [`Dtype`], [`Blocking`], [`Error`].
+//!
+//! ```
+//! use etalon_problem::{Attention, Extents, Mask};
+//! let extents = Extents { batch: 1, query_heads: 8, key_heads: 2, queries: 128, keys: 128, dim: 64 };
+//! let problem = Attention::new(extents).mask(Mask::causal()).softcap(30.0);
+//! problem.check()?;
+//! assert_eq!(problem.scores.scale(), 0.125); // 1/√64, unless softmax_scale is set
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+#![forbid(unsafe_code)]
+
+mod attention;
+mod attention_lse;
+mod blocking;
+mod dtype;
+mod error;
+#[cfg(feature = "serde")]
+mod file;
+mod mask;
+mod operand;
+mod problem;
+mod scores;
+mod sequences;
+
+pub use attention::Attention;
+pub use attention_lse::AttentionLse;
+pub use blocking::Blocking;
+pub use dtype::Dtype;
+pub use error::Error;
+pub use mask::{Align, Cover, Mask, NamedArray};
+pub use operand::{Operand, Precision, Role};
+pub use problem::{Algorithm, Pass, Problem};
+pub use scores::{BiasExtents, Extents, Scores};
+pub use sequences::{Sequence, Sequences};

@@ -1,0 +1,72 @@
+//! The tensors of a pass.
+
+use crate::Error;
+
+/// What a tensor is to a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Role {
+    /// An input of the forward pass.
+    Input,
+    /// A gradient or tangent that is handed in.
+    Cotangent,
+    /// As [`Role::Cotangent`], but it may be absent: it then counts as zero.
+    OptionalCotangent,
+    /// A result.
+    Output,
+}
+
+/// In which type a tensor is stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// In the storage type of the problem's main tensors (f32, bf16, f16).
+    Storage,
+    /// In the type of the accumulation (f32, or f64 in the reference), whatever the storage type.
+    Wide,
+}
+
+/// One tensor of a pass: its name, its shape and its part.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Operand {
+    /// Its name: in Rust fields, files and reports alike.
+    pub name: &'static str,
+    /// Its shape.
+    pub shape: Vec<usize>,
+    /// What it is to the pass.
+    pub role: Role,
+    /// In which type it is stored.
+    pub precision: Precision,
+}
+
+impl Operand {
+    pub(crate) fn storage(name: &'static str, shape: &[usize], role: Role) -> Self {
+        Operand { name, shape: shape.to_vec(), role, precision: Precision::Storage }
+    }
+
+    pub(crate) fn wide(name: &'static str, shape: &[usize], role: Role) -> Self {
+        Operand { name, shape: shape.to_vec(), role, precision: Precision::Wide }
+    }
+
+    /// Its number of elements. The problem must have passed its check.
+    pub fn len(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.shape.contains(&0)
+    }
+
+    /// Fails where the tensor could not be addressed in f64.
+    pub(crate) fn check_size(&self) -> Result<(), Error> {
+        let elements =
+            self.shape.iter().filter(|&&e| e > 0).try_fold(8usize, |n, &e| n.checked_mul(e));
+        match elements {
+            Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
+            _ => Err(Error::value(
+                format!("shape of {}", self.name),
+                "addressable",
+                format!("{:?}", self.shape),
+            )),
+        }
+    }
+}

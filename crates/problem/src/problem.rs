@@ -1,0 +1,196 @@
+//! Any problem of any algorithm.
+
+use crate::{Attention, AttentionLse, Error, Mask, NamedArray, Operand, Scores};
+use std::fmt;
+use std::str::FromStr;
+
+/// An algorithm, by name.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Algorithm {
+    /// Softmax attention.
+    Attention,
+    /// The log-sum-exp of attention scores.
+    AttentionLse,
+}
+
+/// A pass of an algorithm.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Pass {
+    /// Inputs to outputs.
+    Forward,
+    /// Cotangents of the outputs to gradients of the inputs.
+    Backward,
+    /// Cotangents of the gradients to gradients of the inputs and of the first cotangents.
+    DoubleBackward,
+    /// Tangents of the inputs to tangents of the outputs.
+    Jvp,
+}
+
+impl Algorithm {
+    /// Every algorithm.
+    pub const ALL: [Algorithm; 2] = [Algorithm::Attention, Algorithm::AttentionLse];
+
+    /// Its name: in Rust, in files and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Algorithm::Attention => "attention",
+            Algorithm::AttentionLse => "attention_lse",
+        }
+    }
+}
+
+impl Pass {
+    /// Every pass.
+    pub const ALL: [Pass; 4] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
+
+    /// Its name: in Rust, in files and on the command line.
+    pub fn name(self) -> &'static str {
+        match self {
+            Pass::Forward => "forward",
+            Pass::Backward => "backward",
+            Pass::DoubleBackward => "double_backward",
+            Pass::Jvp => "jvp",
+        }
+    }
+}
+
+/// `Display` and `FromStr` of a list of named values.
+macro_rules! named {
+    ($type:ty, $what:literal) => {
+        impl fmt::Display for $type {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.pad(self.name())
+            }
+        }
+
+        impl FromStr for $type {
+            type Err = Error;
+            fn from_str(name: &str) -> Result<Self, Error> {
+                <$type>::ALL.into_iter().find(|item| item.name() == name).ok_or_else(|| {
+                    let names = <$type>::ALL.map(|item| item.name());
+                    Error::value($what, format!("one of {}", names.join(", ")), name)
+                })
+            }
+        }
+    };
+}
+named!(Algorithm, "algorithm");
+named!(Pass, "pass");
+
+/// Any problem of any algorithm; in a file the key `algorithm` says which.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "algorithm", rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Problem {
+    /// Softmax attention.
+    Attention(Attention),
+    /// The log-sum-exp of attention scores.
+    AttentionLse(AttentionLse),
+}
+
+impl Problem {
+    /// Which algorithm it is a problem of.
+    pub fn algorithm(&self) -> Algorithm {
+        match self {
+            Problem::Attention(_) => Algorithm::Attention,
+            Problem::AttentionLse(_) => Algorithm::AttentionLse,
+        }
+    }
+
+    /// The tensors of a pass: inputs, cotangents and outputs, in this order.
+    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+        match self {
+            Problem::Attention(problem) => problem.operands(pass),
+            Problem::AttentionLse(problem) => problem.operands(pass),
+        }
+    }
+
+    /// Fails unless every extent and option is in its domain and every array is bound and fits.
+    pub fn check(&self) -> Result<(), Error> {
+        match self {
+            Problem::Attention(problem) => problem.check(),
+            Problem::AttentionLse(problem) => problem.check(),
+        }
+    }
+
+    /// The scores, which every algorithm so far is built on.
+    pub fn scores(&self) -> &Scores {
+        match self {
+            Problem::Attention(problem) => &problem.scores,
+            Problem::AttentionLse(problem) => &problem.scores,
+        }
+    }
+
+    fn scores_mut(&mut self) -> &mut Scores {
+        match self {
+            Problem::Attention(problem) => &mut problem.scores,
+            Problem::AttentionLse(problem) => &mut problem.scores,
+        }
+    }
+
+    /// Joins the arrays that the mask names with their elements: `ids` finds integer tensors,
+    /// `flags` boolean ones. Both return `None` for a name that they do not hold.
+    pub fn bind(
+        &mut self,
+        mut ids: impl FnMut(&str) -> Result<Option<NamedArray<i64>>, Error>,
+        mut flags: impl FnMut(&str) -> Result<Option<NamedArray<bool>>, Error>,
+    ) -> Result<(), Error> {
+        let mut result = Ok(());
+        self.scores_mut().mask.visit_mut(&mut |mask| {
+            let bound = match mask {
+                Mask::Segments { query, key } => {
+                    rebind(query, &mut ids).and_then(|()| rebind(key, &mut ids))
+                }
+                Mask::Array(array) => rebind(array, &mut flags),
+                _ => Ok(()),
+            };
+            if result.is_ok() {
+                result = bound;
+            }
+        });
+        result
+    }
+
+    /// The names and shapes of the arrays that the mask holds, in the order of the tree.
+    pub fn arrays(&self) -> Vec<(String, Vec<usize>)> {
+        let mut names = Vec::new();
+        self.scores().mask.clone().visit_mut(&mut |mask| match mask {
+            Mask::Segments { query, key } => {
+                names.push((query.name.clone(), query.shape.clone()));
+                names.push((key.name.clone(), key.shape.clone()));
+            }
+            Mask::Array(array) => names.push((array.name.clone(), array.shape.clone())),
+            _ => {}
+        });
+        names
+    }
+}
+
+fn rebind<T>(
+    array: &mut NamedArray<T>,
+    find: &mut impl FnMut(&str) -> Result<Option<NamedArray<T>>, Error>,
+) -> Result<(), Error> {
+    match find(&array.name)? {
+        Some(found) => *array = found,
+        None => {
+            return Err(Error::Missing {
+                operand: array.name.clone(),
+                reason: "the mask names it".to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+impl From<Attention> for Problem {
+    fn from(problem: Attention) -> Self {
+        Problem::Attention(problem)
+    }
+}
+
+impl From<AttentionLse> for Problem {
+    fn from(problem: AttentionLse) -> Self {
+        Problem::AttentionLse(problem)
+    }
+}

@@ -1,0 +1,154 @@
+//! What attention and attention_lse share: the score that every query gives every key.
+
+use crate::{Error, Mask, Operand, Role, Sequence, Sequences};
+
+/// The extents of q and k.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Extents {
+    /// B: batch elements.
+    pub batch: usize,
+    /// Hq: query heads, a multiple of `key_heads`.
+    pub query_heads: usize,
+    /// Hk: key and value heads, at least 1. Query head h uses key head h / (Hq/Hk).
+    pub key_heads: usize,
+    /// N: queries (packed sequences: of all sequences together).
+    pub queries: usize,
+    /// M: keys (packed sequences: of all sequences together).
+    pub keys: usize,
+    /// D: elements of a query and of a key, at least 1.
+    pub dim: usize,
+}
+
+/// The outer extents of an additive bias `[batch, heads, queries, keys]`: each is 1 (broadcast)
+/// or the problem's own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct BiasExtents {
+    /// 1 or B.
+    pub batch: usize,
+    /// 1 or Hq.
+    pub heads: usize,
+}
+
+/// The scores S of attention and which of them count: equations (F1) and (F2) of
+/// `docs/attention.md`.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scores {
+    /// The extents of q and k.
+    pub extents: Extents,
+    /// σ; `None` is 1/√D.
+    pub softmax_scale: Option<f64>,
+    /// c: scores become c·tanh(s/c), before bias and mask.
+    pub softcap: Option<f64>,
+    /// Whether there is an operand `sinks` [Hq]: one more logit per head, without a value,
+    /// neither scaled nor capped.
+    pub sinks: bool,
+    /// Whether there is an operand `bias`, added after the softcap, and its outer extents.
+    pub bias: Option<BiasExtents>,
+    /// Which pairs count.
+    pub mask: Mask,
+    /// Which rows belong together.
+    pub sequences: Sequences,
+}
+
+impl Scores {
+    /// Plain scores: full mask, dense sequences, no option set.
+    pub fn new(extents: Extents) -> Self {
+        Scores {
+            extents,
+            softmax_scale: None,
+            softcap: None,
+            sinks: false,
+            bias: None,
+            mask: Mask::Full,
+            sequences: Sequences::Dense,
+        }
+    }
+
+    /// σ: `softmax_scale`, or 1/√D.
+    pub fn scale(&self) -> f64 {
+        self.softmax_scale.unwrap_or_else(|| 1.0 / (self.extents.dim as f64).sqrt())
+    }
+
+    /// Hq/Hk: the query heads that share a key head.
+    pub fn group(&self) -> usize {
+        self.extents.query_heads / self.extents.key_heads.max(1)
+    }
+
+    /// The sequences in the order of their rows. The problem must have passed its check.
+    pub fn sequences(&self) -> Vec<Sequence> {
+        let e = &self.extents;
+        self.sequences.list(e.batch, e.queries, e.keys)
+    }
+
+    /// Fails unless every extent and option is in its domain and every array fits.
+    pub fn check(&self) -> Result<(), Error> {
+        let e = &self.extents;
+        for (name, extent) in [("key_heads", e.key_heads), ("dim", e.dim)] {
+            if extent == 0 {
+                return Err(Error::value(name, "at least 1", extent));
+            }
+        }
+        if !e.query_heads.is_multiple_of(e.key_heads) {
+            let expected = format!("a multiple of key_heads ({})", e.key_heads);
+            return Err(Error::value("query_heads", expected, e.query_heads));
+        }
+        if let Some(scale) = self.softmax_scale.filter(|scale| !scale.is_finite()) {
+            return Err(Error::value("softmax_scale", "finite", scale));
+        }
+        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(Error::value("softcap", "finite and above 0", cap));
+        }
+        if let Some(bias) = self.bias {
+            let full =
+                [("bias.batch", bias.batch, e.batch), ("bias.heads", bias.heads, e.query_heads)];
+            for (name, found, full) in full {
+                if found != 1 && found != full {
+                    return Err(Error::value(name, format!("1 or {full}"), found));
+                }
+            }
+        }
+        self.sequences.check(e.batch, e.queries, e.keys)?;
+        self.mask.check(e.batch, e.query_heads, e.queries, e.keys)?;
+        self.operands().iter().try_for_each(Operand::check_size)
+    }
+
+    /// `[B, Hq, N]`: the shape of lse and of every number per query.
+    pub fn row_shape(&self) -> [usize; 3] {
+        [self.extents.batch, self.extents.query_heads, self.extents.queries]
+    }
+
+    /// The shape of q and of its gradient.
+    pub fn q_shape(&self) -> [usize; 4] {
+        let e = &self.extents;
+        [e.batch, e.query_heads, e.queries, e.dim]
+    }
+
+    /// The shape of k and of its gradient.
+    pub fn k_shape(&self) -> [usize; 4] {
+        let e = &self.extents;
+        [e.batch, e.key_heads, e.keys, e.dim]
+    }
+
+    /// The shape of the bias and of its gradient, if there is one.
+    pub fn bias_shape(&self) -> Option<[usize; 4]> {
+        self.bias.map(|bias| [bias.batch, bias.heads, self.extents.queries, self.extents.keys])
+    }
+
+    /// q, k and the optional operands.
+    pub(crate) fn operands(&self) -> Vec<Operand> {
+        let mut operands = vec![
+            Operand::storage("q", &self.q_shape(), Role::Input),
+            Operand::storage("k", &self.k_shape(), Role::Input),
+        ];
+        if self.sinks {
+            operands.push(Operand::wide("sinks", &[self.extents.query_heads], Role::Input));
+        }
+        if let Some(shape) = self.bias_shape() {
+            operands.push(Operand::storage("bias", &shape, Role::Input));
+        }
+        operands
+    }
+}
