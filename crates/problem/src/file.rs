@@ -39,10 +39,10 @@ macro_rules! flat {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             bias: Option<BiasExtents>,
             /// Which pairs count; absent: all.
-            #[serde(default)]
+            #[serde(default, skip_serializing_if = "is_default")]
             mask: Mask,
             /// Which rows belong together; absent: dense.
-            #[serde(default)]
+            #[serde(default, skip_serializing_if = "is_default")]
             sequences: Sequences,
         }
 
@@ -77,6 +77,10 @@ macro_rules! flat {
             }
         }
     };
+}
+
+fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 flat! {
@@ -121,7 +125,8 @@ macro_rules! join {
 
 impl From<Attention> for AttentionFile {
     fn from(problem: Attention) -> Self {
-        join!(AttentionFile, problem.scores, { value_dim: Some(problem.value_dim), })
+        let value_dim = Some(problem.value_dim).filter(|&e| e != problem.scores.extents.dim);
+        join!(AttentionFile, problem.scores, { value_dim, })
     }
 }
 

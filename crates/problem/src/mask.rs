@@ -83,10 +83,10 @@ pub enum Mask {
     /// i′ − left ≤ j ≤ i′ + right, both ends inclusive; a missing end is open.
     Window {
         /// Keys to the left that are seen.
-        #[cfg_attr(feature = "serde", serde(default))]
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
         left: Option<usize>,
         /// Keys to the right that are seen.
-        #[cfg_attr(feature = "serde", serde(default))]
+        #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "Option::is_none"))]
         right: Option<usize>,
         /// Where the diagonal lies.
         #[cfg_attr(feature = "serde", serde(default))]
