@@ -38,7 +38,7 @@ fn unbound(mut problem: Problem) -> Problem {
 }
 
 proptest! {
-    #![proptest_config(config(256))]
+    #![proptest_config(config())]
 
     #[test]
     fn a_problem_survives_its_file(

@@ -9,10 +9,9 @@ use proptest::test_runner::FileFailurePersistence;
 /// all tiles of a sequence (45 × 45 of them) can be tried.
 pub const LONGEST: usize = 9;
 
-/// Where failing cases are kept.
-pub fn config(cases: u32) -> ProptestConfig {
+/// Where failing cases are kept. `PROPTEST_CASES` sets how many there are, otherwise 256.
+pub fn config() -> ProptestConfig {
     ProptestConfig {
-        cases,
         failure_persistence: Some(Box::new(FileFailurePersistence::WithSource("regressions"))),
         ..ProptestConfig::default()
     }
