@@ -42,7 +42,7 @@ pub struct Scores {
     pub softmax_scale: Option<f64>,
     /// c: scores become c·tanh(s/c), before bias and mask.
     pub softcap: Option<f64>,
-    /// Whether there is an operand `sinks` [Hq]: one more logit per head, without a value,
+    /// Whether there is an operand `sinks` of shape `[Hq]`: one more logit per head, without a value,
     /// neither scaled nor capped.
     pub sinks: bool,
     /// Whether there is an operand `bias`, added after the softcap, and its outer extents.
