@@ -1,0 +1,32 @@
+//! ```text
+//! (L1)  lse_i = ln(Σ_j e^{S_ij} + e^{sink})        with S of (F1), (F2)
+//! ```
+
+use super::{Inputs, Output};
+use crate::heads::for_each_head;
+use crate::scalar::Real;
+use crate::scores::Row;
+use crate::tensor;
+use etalon_problem::{AttentionLse, Error, Pass};
+
+/// lse.
+pub fn forward<T: Real>(
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+) -> Result<Output<T>, Error> {
+    inputs.check(problem, Pass::Forward, &[])?;
+    // A row of no sequence sees nothing.
+    let unseen = T::from_f64(f64::NEG_INFINITY);
+    let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;
+    let operands = inputs.scores(problem)?;
+    for_each_head(&problem.scores, [&mut lse], [], |sequence, head, [mut lse], []| {
+        let scores = operands.head(sequence, head);
+        let mut row = Row::default();
+        for i in 0..sequence.queries {
+            scores.row(i, &mut row);
+            lse.row(i)[0] = row.lse; // (L1)
+        }
+        T::ZERO
+    })?;
+    Ok(Output { lse: lse.finish()? })
+}

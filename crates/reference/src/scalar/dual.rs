@@ -1,0 +1,113 @@
+//! Forward-mode derivatives.
+
+use super::Real;
+use std::cmp::Ordering;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
+
+/// `value + ε·tangent` with ε² = 0: a function of duals returns its derivative along the tangents
+/// of its arguments. `Dual<Dual<T>>` gives second derivatives.
+#[derive(Debug, Clone, Copy)]
+pub struct Dual<T> {
+    /// The value.
+    pub value: T,
+    /// Its derivative along the chosen direction.
+    pub tangent: T,
+}
+
+impl<T: Real> Dual<T> {
+    /// A number with its derivative.
+    pub fn new(value: T, tangent: T) -> Self {
+        Dual { value, tangent }
+    }
+
+    /// A number that does not move.
+    pub fn constant(value: T) -> Self {
+        Dual { value, tangent: T::ZERO }
+    }
+}
+
+impl<T: Real> PartialEq for Dual<T> {
+    fn eq(&self, other: &Self) -> bool {
+        self.value == other.value
+    }
+}
+
+impl<T: Real> PartialOrd for Dual<T> {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        self.value.partial_cmp(&other.value)
+    }
+}
+
+impl<T: Real> Neg for Dual<T> {
+    type Output = Self;
+    fn neg(self) -> Self {
+        Dual::new(-self.value, -self.tangent)
+    }
+}
+
+impl<T: Real> Add for Dual<T> {
+    type Output = Self;
+    fn add(self, y: Self) -> Self {
+        Dual::new(self.value + y.value, self.tangent + y.tangent)
+    }
+}
+
+impl<T: Real> Sub for Dual<T> {
+    type Output = Self;
+    fn sub(self, y: Self) -> Self {
+        Dual::new(self.value - y.value, self.tangent - y.tangent)
+    }
+}
+
+impl<T: Real> Mul for Dual<T> {
+    type Output = Self;
+    fn mul(self, y: Self) -> Self {
+        Dual::new(self.value * y.value, self.value * y.tangent + self.tangent * y.value)
+    }
+}
+
+impl<T: Real> Div for Dual<T> {
+    type Output = Self;
+    fn div(self, y: Self) -> Self {
+        let quotient = self.value / y.value;
+        Dual::new(quotient, (self.tangent - quotient * y.tangent) / y.value)
+    }
+}
+
+impl<T: Real> AddAssign for Dual<T> {
+    fn add_assign(&mut self, y: Self) {
+        *self = *self + y;
+    }
+}
+
+impl<T: Real> SubAssign for Dual<T> {
+    fn sub_assign(&mut self, y: Self) {
+        *self = *self - y;
+    }
+}
+
+impl<T: Real> Real for Dual<T> {
+    const ZERO: Self = Dual { value: T::ZERO, tangent: T::ZERO };
+    const ONE: Self = Dual { value: T::ONE, tangent: T::ZERO };
+
+    fn from_f64(x: f64) -> Self {
+        Dual::constant(T::from_f64(x))
+    }
+    fn to_f64(self) -> f64 {
+        self.value.to_f64()
+    }
+    fn exp(self) -> Self {
+        let value = self.value.exp();
+        Dual::new(value, value * self.tangent)
+    }
+    fn ln(self) -> Self {
+        Dual::new(self.value.ln(), self.tangent / self.value)
+    }
+    fn sqrt(self) -> Self {
+        let value = self.value.sqrt();
+        Dual::new(value, self.tangent / (value + value))
+    }
+    fn tanh(self) -> Self {
+        Dual::new(self.value.tanh(), self.value.tanh_slope() * self.tangent)
+    }
+}

@@ -1,0 +1,101 @@
+//! The numbers that the formulas are written over.
+//!
+//! `f64` is the oracle. [`Quad`] computes the same with twice the digits and says how far off the
+//! oracle is; [`Dual`] carries a derivative along and says whether the hand-written gradients are
+//! the derivatives of what they claim; `f32` shows what the plain formula gives in single
+//! precision.
+
+mod dual;
+mod quad;
+
+pub use dual::Dual;
+pub use quad::Quad;
+
+use std::fmt::Debug;
+use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
+
+/// A real number, as far as the formulas need one. Comparison is that of the value alone;
+/// infinities and NaN behave as in IEEE 754.
+pub trait Real:
+    Copy
+    + Debug
+    + PartialOrd
+    + Send
+    + Sync
+    + Neg<Output = Self>
+    + Add<Output = Self>
+    + Sub<Output = Self>
+    + Mul<Output = Self>
+    + Div<Output = Self>
+    + AddAssign
+    + SubAssign
+    + 'static
+{
+    /// 0.
+    const ZERO: Self;
+    /// 1.
+    const ONE: Self;
+
+    /// The nearest number to `x`, a constant: without derivative.
+    fn from_f64(x: f64) -> Self;
+    /// The nearest f64 to the value.
+    fn to_f64(self) -> f64;
+    /// e^x.
+    fn exp(self) -> Self;
+    /// The natural logarithm.
+    fn ln(self) -> Self;
+    /// The square root.
+    fn sqrt(self) -> Self;
+    /// The hyperbolic tangent, accurate relative to itself also near 0.
+    fn tanh(self) -> Self;
+
+    /// tanh′(x) = 1 − tanh²(x), as 4e^{−2|x|} / (1 + e^{−2|x|})²: where tanh is near 1, the
+    /// difference would have no digits left.
+    fn tanh_slope(self) -> Self {
+        let magnitude = if self < Self::ZERO { -self } else { self };
+        let e = (-(magnitude + magnitude)).exp();
+        let root = Self::ONE + e;
+        Self::from_f64(4.0) * e / (root * root)
+    }
+
+    /// Whether the value is NaN.
+    fn is_nan(self) -> bool {
+        self.to_f64().is_nan()
+    }
+
+    /// Whether the value is neither NaN nor infinite.
+    fn is_finite(self) -> bool {
+        self.to_f64().is_finite()
+    }
+}
+
+macro_rules! primitive {
+    ($type:ident) => {
+        impl Real for $type {
+            const ZERO: Self = 0.0;
+            const ONE: Self = 1.0;
+
+            fn from_f64(x: f64) -> Self {
+                x as $type
+            }
+            fn to_f64(self) -> f64 {
+                self as f64
+            }
+            fn exp(self) -> Self {
+                $type::exp(self)
+            }
+            fn ln(self) -> Self {
+                $type::ln(self)
+            }
+            fn sqrt(self) -> Self {
+                $type::sqrt(self)
+            }
+            fn tanh(self) -> Self {
+                $type::tanh(self)
+            }
+        }
+    };
+}
+
+primitive!(f64);
+primitive!(f32);
