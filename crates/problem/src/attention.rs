@@ -2,7 +2,7 @@
 
 use crate::{BiasExtents, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequences};
 
-/// o = softmax(S) v, with the log-sum-exp of every row: `docs/attention.md`.
+/// o = softmax(S) v, with the log-sum-exp of every row: [`docs::attention`](crate::docs::attention).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(

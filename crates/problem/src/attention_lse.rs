@@ -3,7 +3,8 @@
 use crate::attention::score_options;
 use crate::{BiasExtents, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequences};
 
-/// lse = log Σ exp(S) of every row, without values: `docs/attention_lse.md`.
+/// lse = log Σ exp(S) of every row, without values:
+/// [`docs::attention_lse`](crate::docs::attention_lse).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(

@@ -7,7 +7,8 @@
 //! * [`Attention`] and [`AttentionLse`]: the problems, both around the same [`Scores`];
 //! * [`Mask`], [`Sequences`]: which query sees which key;
 //! * [`Operand`]: the tensors of a pass, with their shapes and roles;
-//! * [`Dtype`], [`Blocking`], [`Error`].
+//! * [`Dtype`], [`Blocking`], [`Error`];
+//! * [`docs`]: the notation and the equations, numbered as the comments of every kernel number them.
 //!
 //! ```
 //! use etalon_problem::{Attention, Extents, Mask};
@@ -22,6 +23,7 @@
 mod attention;
 mod attention_lse;
 mod blocking;
+pub mod docs;
 mod dtype;
 mod error;
 #[cfg(feature = "serde")]
