@@ -1,9 +1,10 @@
 //! Numerics profiles: a declared class of arithmetic, from which every bound follows.
 
-use etalon_problem::Dtype;
+use etalon_problem::{Dtype, Error};
 
 /// With which arithmetic a kernel claims to compute. There is no free tolerance: the bounds of
-/// `docs/numerics.md` are functions of these numbers and of the inputs.
+/// `docs/numerics.md` are functions of these numbers and of the inputs. "Roundoff" is that of the
+/// accumulator.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Profile {
     /// Its name on the command line.
@@ -14,12 +15,76 @@ pub struct Profile {
     pub p_store: Dtype,
     /// The type in which dS is stored before it multiplies q and k, if not the accumulator's.
     pub ds_store: Dtype,
-    /// a: the error of exp in units of the accumulator's roundoff, at 0.
+    /// a: the relative error of exp in roundoffs, at 0.
     pub exp_constant: f64,
-    /// b: how that error grows with the size of the argument.
+    /// b: how that error grows with the size of the argument. It includes the roundings of the
+    /// argument itself: of the subtraction, of log₂e and of the product of the two.
     pub exp_slope: f64,
-    /// The error of tanh, absolute, in units of the accumulator's roundoff.
+    /// The absolute error of tanh, in roundoffs.
     pub tanh: f64,
-    /// The error of ln, in units of the accumulator's roundoff.
+    /// The error of ln x, in units of max(1, |ln x|) roundoffs.
     pub log: f64,
+    /// The fewest keys between two rescales of a streaming softmax.
+    pub rescale_keys: usize,
+    /// How far, in natural logarithms, the running maximum of a streaming softmax may lag behind
+    /// the true one.
+    pub rescale_lag: f64,
+}
+
+/// Sums in f32 and nothing stored lower than that: what the simd tier and the f32 kernels of the
+/// cuda tier promise. Only the operands and results themselves have the storage type.
+const F32_STRICT: Profile = Profile {
+    name: "f32-strict",
+    accumulator: Dtype::F32,
+    p_store: Dtype::F32,
+    ds_store: Dtype::F32,
+    exp_constant: 4.0, // 2 ulp: a polynomial of degree 5 or 6, or ex2.approx
+    exp_slope: 4.0,    // three roundings of the argument, and one to spare for folded scales
+    tanh: 8.0,         // 1 − 2/(e^{2x} + 1) with such an exp loses up to 7
+    log: 4.0,
+    rescale_keys: 8,
+    rescale_lag: 8.0 * std::f64::consts::LN_2, // a rescale only when the maximum grows 2⁸-fold
+};
+
+impl Profile {
+    /// Every profile, strictest first.
+    pub const ALL: [Profile; 4] = [
+        Profile {
+            name: "f64",
+            accumulator: Dtype::F64,
+            p_store: Dtype::F64,
+            ds_store: Dtype::F64,
+            ..F32_STRICT
+        },
+        F32_STRICT,
+        Profile { name: "f16-flash", p_store: Dtype::F16, ds_store: Dtype::F16, ..F32_STRICT },
+        Profile { name: "bf16-flash", p_store: Dtype::Bf16, ds_store: Dtype::Bf16, ..F32_STRICT },
+    ];
+
+    /// The profile of this name.
+    pub fn by_name(name: &str) -> Result<Profile, Error> {
+        Profile::ALL.into_iter().find(|profile| profile.name == name).ok_or_else(|| {
+            let names = Profile::ALL.map(|profile| profile.name);
+            Error::value("profile", format!("one of {}", names.join(", ")), name)
+        })
+    }
+
+    /// What etalon's own tiers promise for operands stored in `dtype`.
+    pub fn strict(dtype: Dtype) -> Profile {
+        if dtype == Dtype::F64 { Profile::ALL[0] } else { F32_STRICT }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_find_their_profiles() {
+        for profile in Profile::ALL {
+            assert_eq!(Profile::by_name(profile.name), Ok(profile));
+        }
+        let error = Profile::by_name("f8-flash").unwrap_err().to_string();
+        assert!(error.contains("one of f64, f32-strict") && error.contains("f8-flash"), "{error}");
+    }
 }

@@ -1,0 +1,192 @@
+//! The arithmetic of a profile: roundoffs, chains and floors, with the equations (N1) to (N4).
+
+use crate::profile::Profile;
+use etalon_problem::{Dtype, Precision};
+
+/// Above this sum of relative errors a row's bound says nothing that could be relied on, and is
+/// withdrawn: the element then carries no requirement.
+pub(super) const LARGEST_RELATIVE: f64 = 0.1;
+
+/// The numbers of a profile together with the storage type.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Model {
+    pub profile: Profile,
+    /// u: of the accumulator.
+    pub u: f64,
+    /// η: what underflow in the accumulator may cost, once.
+    pub eta: f64,
+    /// Where no intermediate result overflows: as long as every sum of absolute terms stays below
+    /// this, 2²⁴ under the accumulator's largest number. The room is for what a streaming softmax
+    /// has not normalised yet: 2¹⁶ keys, each of weight up to 2⁸.
+    pub limit: f64,
+    storage: Dtype,
+    safety: f64,
+}
+
+impl Model {
+    pub fn new(profile: &Profile, storage: Dtype) -> Self {
+        let u = profile.accumulator.unit_roundoff();
+        let largest = [storage, profile.p_store, profile.ds_store]
+            .map(Dtype::unit_roundoff)
+            .into_iter()
+            .fold(u, f64::max);
+        // An f64 kernel is compared with an f64 reference: each may err by the bound.
+        let twice = if profile.accumulator == Dtype::F64 { 2.0 } else { 1.0 };
+        Model {
+            profile: *profile,
+            u,
+            eta: underflow(profile.accumulator),
+            limit: profile.accumulator.max() * 0.5f64.powi(24),
+            storage,
+            safety: twice * (1.01 + 4.0 * largest), // (N4)
+        }
+    }
+
+    /// γ_n = n u / (1 − n u): the relative error of a chain of n roundings (N1).
+    pub fn gamma(&self, n: usize) -> f64 {
+        let nu = n as f64 * self.u;
+        if nu < LARGEST_RELATIVE { nu / (1.0 - nu) } else { f64::INFINITY }
+    }
+
+    /// The number of rescales that a streaming softmax over `keys` keys may do.
+    pub fn rescales(&self, keys: usize) -> usize {
+        keys.div_ceil(self.profile.rescale_keys.max(1)) + 1
+    }
+
+    /// The roundings that a term of a streaming sum over `keys` keys may suffer: its product and
+    /// the additions after it, then with every later tile a rescale and an addition.
+    pub fn chain(&self, keys: usize) -> usize {
+        keys + 2 * self.rescales(keys) + 1
+    }
+
+    /// The relative error of exp(x), `distance` = |x| (N3).
+    pub fn exp(&self, distance: f64) -> f64 {
+        (self.profile.exp_constant + self.profile.exp_slope * distance) * self.u
+    }
+
+    /// The relative error of a streamed weight exp(S − m) with `rescales` rescales behind it.
+    pub fn streamed_exp(&self, distance: f64, rescales: usize) -> f64 {
+        self.exp(distance + 2.0 * self.profile.rescale_lag)
+            + self.profile.exp_constant * self.u * rescales as f64
+    }
+
+    /// u_p: of a stored P, 0 where it stays in the accumulator's type.
+    pub fn u_p(&self) -> f64 {
+        self.stored_roundoff(self.profile.p_store)
+    }
+
+    /// u_ds: of a stored dS, 0 where it stays in the accumulator's type.
+    pub fn u_ds(&self) -> f64 {
+        self.stored_roundoff(self.profile.ds_store)
+    }
+
+    /// η_p: the absolute error of a stored P that underflows.
+    pub fn eta_p(&self) -> f64 {
+        underflow(self.profile.p_store).max(self.eta)
+    }
+
+    /// η_ds: the absolute error of a stored dS that underflows.
+    pub fn eta_ds(&self) -> f64 {
+        underflow(self.profile.ds_store).max(self.eta)
+    }
+
+    fn stored_roundoff(&self, dtype: Dtype) -> f64 {
+        if dtype == self.profile.accumulator { 0.0 } else { dtype.unit_roundoff() }
+    }
+
+    /// The type of an operand.
+    pub fn dtype(&self, precision: Precision) -> Dtype {
+        match precision {
+            Precision::Storage => self.storage,
+            Precision::Wide if self.storage == Dtype::F64 => Dtype::F64,
+            Precision::Wide => Dtype::F32,
+        }
+    }
+
+    /// The absolute error of storing one number of about this size.
+    pub fn store(&self, magnitude: f64, precision: Precision) -> f64 {
+        let dtype = self.dtype(precision);
+        magnitude * dtype.unit_roundoff() + floor(magnitude, underflow(dtype))
+    }
+
+    /// The bound of an output `value` whose computation errs by `error`: storing it rounds once
+    /// more, and the safety factor stands for products of errors (N4). ∞, no requirement, where
+    /// a sum may have overflowed on the way: `error` holds at least u times its absolute terms.
+    pub fn finish(&self, value: f64, error: f64, precision: Precision) -> f64 {
+        if !value.is_finite() {
+            return 0.0; // its class decides, not its distance
+        }
+        if error > self.u * self.limit {
+            return f64::INFINITY;
+        }
+        let bound = self.safety * (error + self.store(value.abs() + error, precision));
+        if bound.is_nan() { f64::INFINITY } else { bound }
+    }
+}
+
+/// e^ρ − 1 from above (N2): by how much a weight may grow whose logarithm errs by ρ.
+pub(super) fn growth(rho: f64) -> f64 {
+    if rho <= 1.0 { rho * (1.0 + rho) } else { rho.exp_m1() }
+}
+
+/// `eta` where something can underflow: a sum of nothing but zeros is exact.
+pub(super) fn floor(magnitude: f64, eta: f64) -> f64 {
+    if magnitude > 0.0 { eta } else { 0.0 }
+}
+
+/// The absolute error of a result too small for `dtype`. f32 and bf16 units may flush what is
+/// below the smallest normal number; conversions to f16 keep its denormals everywhere.
+fn underflow(dtype: Dtype) -> f64 {
+    match dtype {
+        Dtype::F16 => 0.5f64.powi(25),
+        _ => dtype.min_positive(),
+    }
+}
+
+/// Σ x_c y_c and Σ |x_c y_c|.
+pub(super) fn dots(x: &[f64], y: &[f64]) -> (f64, f64) {
+    const WIDTH: usize = 8; // independent partial sums, so that they can share registers
+    let (mut signed, mut absolute) = ([0.0; WIDTH], [0.0; WIDTH]);
+    let (xs, ys) = (x.chunks_exact(WIDTH), y.chunks_exact(WIDTH));
+    let rest = xs.remainder().iter().zip(ys.remainder());
+    let rest = rest.fold((0.0, 0.0), |(s, a), (x, y)| (s + x * y, a + (x * y).abs()));
+    for (x, y) in xs.zip(ys) {
+        for lane in 0..WIDTH {
+            signed[lane] += x[lane] * y[lane];
+            absolute[lane] += (x[lane] * y[lane]).abs();
+        }
+    }
+    (signed.iter().sum::<f64>() + rest.0, absolute.iter().sum::<f64>() + rest.1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn growth_bounds_the_exponential() {
+        for rho in [0.0, 1e-9, 1e-3, 0.1, 0.5, 1.0, 3.0] {
+            assert!(growth(rho) >= f64::exp_m1(rho), "{rho}");
+            assert!(growth(rho) <= 1.2 * f64::exp_m1(rho) + 1e-300, "{rho}: needlessly loose");
+        }
+    }
+
+    #[test]
+    fn dots_of_every_length() {
+        for n in 0..20 {
+            let x: Vec<f64> = (0..n).map(f64::from).collect();
+            let y: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
+            let signed: f64 =
+                (0..n).map(|i| if i % 2 == 0 { f64::from(i) } else { -f64::from(i) }).sum();
+            assert_eq!(dots(&x, &y), (signed, f64::from(n * (n - 1) / 2)));
+        }
+    }
+
+    #[test]
+    fn an_exact_zero_needs_no_bound() {
+        let model = Model::new(&Profile::by_name("f32-strict").unwrap(), Dtype::Bf16);
+        assert_eq!(model.finish(0.0, 0.0, Precision::Storage), 0.0);
+        assert!(model.finish(1.0, 0.0, Precision::Storage) >= 0.5f64.powi(8));
+        assert!(model.finish(1.0, 0.0, Precision::Wide) < 0.5f64.powi(23));
+    }
+}

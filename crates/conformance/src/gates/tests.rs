@@ -1,0 +1,101 @@
+use super::*;
+use crate::tensor::{Data, Tensor};
+use ndarray::{ArrayD, IxDyn};
+use std::collections::BTreeMap;
+
+fn bounds(value: &[f64], bound: &[f64]) -> Bounds {
+    let array = |list: &[f64]| ArrayD::from_shape_vec(IxDyn(&[1, list.len()]), list.to_vec());
+    let bound = Bound {
+        value: array(value).unwrap(),
+        bound: array(bound).unwrap(),
+        largest: 65504.0, // as if stored in f16
+    };
+    Bounds { outputs: BTreeMap::from([("o".to_string(), bound)]), power: None }
+}
+
+fn judged(value: &[f64], bound: &[f64], got: &[f64]) -> Judgement {
+    let tensor = Tensor { shape: vec![1, got.len()], data: Data::F64(got.to_vec()) };
+    g1(&bounds(value, bound), &BTreeMap::from([("o".to_string(), tensor)]))
+}
+
+fn failure(judgement: Judgement) -> String {
+    assert!(judgement.margin > 1.0);
+    match judgement.verdict {
+        Verdict::Fail(text) => text,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn margins_count_in_bounds() {
+    let judgement = judged(&[1.0, 2.0], &[0.5, 0.5], &[1.25, 2.125]);
+    assert_eq!(judgement, Judgement { verdict: Verdict::Pass, margin: 0.5 });
+    let text = failure(judged(&[1.0, 2.0], &[0.5, 0.5], &[1.0, 3.0]));
+    assert!(text.contains("o[0, 1] is 3e0, exact is 2e0 ± 5e-1 (margin 2.000)"), "{text}");
+    assert!(text.contains("1 of 2 elements"), "{text}");
+}
+
+#[test]
+fn nothing_non_finite_passes_silently() {
+    for value in [0.0, 1.0, f64::INFINITY, f64::NEG_INFINITY] {
+        let text = failure(judged(&[1.0, value], &[0.5, 0.5], &[1.0, f64::NAN]));
+        assert!(text.contains("NaN"), "{text}");
+    }
+    failure(judged(&[f64::NAN], &[0.0], &[1.0]));
+    failure(judged(&[f64::INFINITY], &[0.0], &[f64::NEG_INFINITY]));
+    failure(judged(&[f64::INFINITY], &[0.0], &[f64::MAX]));
+    failure(judged(&[1.0], &[0.5], &[f64::INFINITY]));
+    for value in [f64::NAN, f64::INFINITY, f64::NEG_INFINITY] {
+        assert_eq!(judged(&[value], &[0.0], &[value]).verdict, Verdict::Pass);
+    }
+}
+
+#[test]
+fn a_bound_of_zero_means_exact() {
+    assert_eq!(judged(&[0.0], &[0.0], &[-0.0]).verdict, Verdict::Pass);
+    failure(judged(&[0.0], &[0.0], &[1e-300]));
+}
+
+#[test]
+fn overflow_is_permitted_where_the_bound_reaches_beyond_the_type() {
+    let permitted = judged(&[-65500.0], &[32.0], &[f64::NEG_INFINITY]);
+    assert_eq!(permitted.verdict, Verdict::Pass);
+    failure(judged(&[-65500.0], &[32.0], &[f64::INFINITY])); // the wrong side
+    failure(judged(&[-65500.0], &[32.0], &[f64::NAN]));
+    failure(judged(&[-60000.0], &[32.0], &[f64::NEG_INFINITY]));
+}
+
+#[test]
+fn missing_and_misshapen_outputs_fail() {
+    let expected = bounds(&[1.0], &[0.5]);
+    let text = failure(g1(&expected, &BTreeMap::new()));
+    assert_eq!(text, "`o` was not returned");
+    let flat = Tensor { shape: vec![1], data: Data::F64(vec![1.0]) };
+    let text = failure(g1(&expected, &BTreeMap::from([("o".to_string(), flat)])));
+    assert_eq!(text, "`o` must have shape [1, 1], found [1]");
+}
+
+#[test]
+fn constant_ratios_are_named() {
+    let value: Vec<f64> = (1..9).map(f64::from).collect();
+    let times = |ratio: f64| {
+        let got: Vec<f64> = value.iter().map(|x| x * ratio).collect();
+        failure(judged(&value, &[1e-6; 8], &got))
+    };
+    assert!(times(std::f64::consts::LOG2_E).contains("a logarithm to base 2?"));
+    assert!(times(0.125).contains("times 0.1250 (1/8.0000)"));
+    assert!(times(0.0).contains("was it written at all?"));
+    let random = [3.0, 1.0, 4.0, 1.0, 5.0, 9.0, 2.0, 6.0];
+    assert!(!failure(judged(&value, &[1e-6; 8], &random)).contains("times"));
+}
+
+#[test]
+fn blunt_bounds_are_not_informative() {
+    assert_eq!(informative(&bounds(&[1.0; 10], &[0.1; 10])), Ok(()));
+    let mut blunt = [0.1; 10];
+    blunt[3] = f64::INFINITY;
+    assert_eq!(informative(&bounds(&[1.0; 10], &blunt)), Ok(()), "one in ten may be blunt");
+    blunt[4] = 0.2;
+    let text = informative(&bounds(&[1.0; 10], &blunt)).unwrap_err();
+    assert!(text.starts_with("only 8 of 10 elements of o"), "{text}");
+}

@@ -1,0 +1,243 @@
+//! The bounds of gate G1 against kernels that are right, and against what they must notice.
+
+mod naive;
+
+use etalon_conformance::bounds::{Bounds, Values, bounds};
+use etalon_conformance::gates;
+use etalon_conformance::profile::Profile;
+use etalon_conformance::report::Verdict;
+use etalon_conformance::tensor::{Tensor, Tensors};
+use etalon_problem::{
+    Algorithm, Align, Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem,
+    Role, Sequences,
+};
+use naive::{Style, evaluate};
+use ndarray::{ArrayD, Axis, IxDyn};
+
+/// Normally distributed numbers, reproducibly: a counter through a mixing function.
+struct Random(u64);
+
+impl Random {
+    fn uniform(&mut self) -> f64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn normal(&mut self) -> f64 {
+        let (u, v) = (1.0 - self.uniform(), self.uniform());
+        (-2.0 * u.ln()).sqrt() * (2.0 * std::f64::consts::PI * v).cos()
+    }
+}
+
+/// Operands of both passes, rounded to the types in which they are stored; q and k `peak` times
+/// larger than normal, so that single keys gain weight.
+fn inputs(problem: &Problem, dtype: Dtype, peak: f64, seed: u64) -> Values {
+    let mut random = Random(seed);
+    let mut values = Values::new();
+    for operand in problem.operands(Pass::Backward) {
+        if operand.role == Role::Output {
+            continue;
+        }
+        let stored = match operand.precision {
+            Precision::Storage => dtype,
+            Precision::Wide if dtype == Dtype::F64 => dtype,
+            Precision::Wide => Dtype::F32,
+        };
+        let scale = if ["q", "k"].contains(&operand.name) { peak } else { 1.0 };
+        let list = (0..operand.len()).map(|_| stored.round(scale * random.normal())).collect();
+        let array = ArrayD::from_shape_vec(IxDyn(&operand.shape), list).unwrap();
+        values.insert(operand.name.to_string(), array);
+    }
+    values
+}
+
+/// The operands as a tier gets them.
+fn tensors(values: &Values) -> Tensors {
+    values.iter().map(|(name, x)| (name.clone(), Tensor::round(x, Dtype::F64))).collect()
+}
+
+fn bounds_of(problem: &Problem, dtype: Dtype, profile: &str, inputs: &Values) -> [Bounds; 2] {
+    let profile = Profile::by_name(profile).unwrap();
+    [Pass::Forward, Pass::Backward]
+        .map(|pass| bounds(problem, pass, dtype, &profile, &tensors(inputs)).unwrap())
+}
+
+/// Problems that between them use every option.
+fn problems() -> Vec<(&'static str, Problem)> {
+    let e = Extents { batch: 2, query_heads: 4, key_heads: 2, queries: 33, keys: 41, dim: 24 };
+    let packed = Sequences::Packed { cu_query: vec![0, 9, 9, 30], cu_key: vec![0, 17, 20, 41] };
+    let one = Extents { batch: 1, ..e };
+    vec![
+        ("plain", Attention::new(e).into()),
+        ("causal", Attention::new(e).value_dim(40).mask(Mask::causal()).into()),
+        ("cap", Attention::new(e).softcap(2.0).mask(Mask::window(5, 2)).into()),
+        ("sinks", Attention::new(e).sinks().mask(Mask::Causal { align: Align::TopLeft }).into()),
+        ("bias", Attention::new(e).bias(1, 4).softcap(20.0).into()),
+        ("broadcast", Attention::new(e).bias(1, 1).sinks().mask(Mask::causal()).into()),
+        ("packed", Attention::new(one).sinks().mask(Mask::causal()).sequences(packed).into()),
+        ("scale", Attention::new(e).softmax_scale(-1.5).bias(2, 1).into()),
+        ("lse", AttentionLse::new(e).mask(Mask::causal()).into()),
+        ("lse cap", AttentionLse::new(e).softcap(3.0).sinks().bias(2, 4).into()),
+    ]
+}
+
+#[test]
+fn honest_kernels_stay_within_their_bounds() {
+    let cases = [
+        (Dtype::F32, Dtype::F32, "f32-strict"),
+        (Dtype::Bf16, Dtype::F32, "f32-strict"),
+        (Dtype::F16, Dtype::F32, "f32-strict"),
+        (Dtype::Bf16, Dtype::Bf16, "bf16-flash"),
+        (Dtype::F16, Dtype::F16, "f16-flash"),
+    ];
+    for (name, problem) in problems() {
+        let lse_alone = problem.algorithm() == Algorithm::AttentionLse;
+        for (storage, stored, profile) in cases {
+            for (seed, peak, tile) in [(1, 1.0, 1000), (2, 1.0, 8), (3, 3.0, 16), (4, 0.1, 8)] {
+                let inputs = inputs(&problem, storage, peak, seed);
+                let bounds = bounds_of(&problem, storage, profile, &inputs);
+                for forward_gradient in [false, true] {
+                    let style = Style {
+                        storage,
+                        stored,
+                        tile,
+                        forward_gradient: forward_gradient && lse_alone,
+                    };
+                    let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+                    for bounds in &bounds {
+                        let judgement = gates::g1(bounds, &got);
+                        let margin = judgement.margin;
+                        assert_eq!(judgement.verdict, Verdict::Pass, "{name} {profile} {style:?}");
+                        // An honest kernel must not come out infinitely better than its bound.
+                        assert!(margin > 5e-3, "{name} {profile} {style:?}: margin {margin:e}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn an_f64_kernel_stays_within_the_f64_bounds() {
+    for (name, problem) in problems() {
+        let inputs = inputs(&problem, Dtype::F64, 1.0, 5);
+        let (storage, stored) = (Dtype::F64, Dtype::F64);
+        let style = Style { storage, stored, tile: 8, forward_gradient: false };
+        let got = tensors(&evaluate::<f64>(&problem, &inputs, style));
+        for bounds in bounds_of(&problem, Dtype::F64, "f64", &inputs) {
+            assert_eq!(gates::g1(&bounds, &got).verdict, Verdict::Pass, "{name}");
+        }
+    }
+}
+
+#[test]
+fn bounds_are_sharp() {
+    for (name, problem) in problems() {
+        let inputs = inputs(&problem, Dtype::F32, 1.0, 6);
+        for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
+            assert_eq!(gates::informative(&bounds), Ok(()), "{name}");
+            for (output, bound) in &bounds.outputs {
+                let rms = |x: &ArrayD<f64>| {
+                    let finite: Vec<f64> = x.iter().copied().filter(|x| x.is_finite()).collect();
+                    (finite.iter().map(|x| x * x).sum::<f64>() / finite.len() as f64).sqrt()
+                };
+                let relative = rms(&bound.bound) / rms(&bound.value);
+                // 24 elements and 41 keys make some 200 roundings of 6e-8 each, on terms that
+                // outweigh the sum fivefold; the gradients contain an own o and lse besides.
+                let largest = if ["o", "lse"].contains(&output.as_str()) { 1e-4 } else { 4e-4 };
+                assert!(relative < largest, "{name} {output}: {relative:e}");
+            }
+            // With a scale of 1.5 most rows have one key that outweighs all others.
+            let least = if name == "scale" { 0.2 } else { 0.99 };
+            assert!(bounds.power.is_none_or(|power| power > least), "{name}: {:?}", bounds.power);
+        }
+    }
+}
+
+/// Mistakes, each of which the bounds must notice.
+#[test]
+fn mistakes_are_out_of_bounds() {
+    let e = Extents { batch: 1, query_heads: 2, key_heads: 2, queries: 65, keys: 65, dim: 32 };
+    let right: Problem = Attention::new(e).mask(Mask::causal()).into();
+    let scale = right.scores().scale();
+    // A 1 % error of the scale is larger than what bf16 weights may cost; 0.1 % is not, in bf16.
+    let wrong: [(&str, Problem, &str); 4] = [
+        ("one key too many", Attention::new(e).mask(Mask::window(None, 1)).into(), "bf16-flash"),
+        ("first key forgotten", Attention::new(e).mask(Mask::window(63, 0)).into(), "f32-strict"),
+        (
+            "scale",
+            Attention::new(e).mask(Mask::causal()).softmax_scale(0.97 * scale).into(),
+            "bf16-flash",
+        ),
+        (
+            "scale",
+            Attention::new(e).mask(Mask::causal()).softmax_scale(0.999 * scale).into(),
+            "f32-strict",
+        ),
+    ];
+    for (name, wrong, profile) in wrong {
+        let storage = if profile == "f32-strict" { Dtype::F32 } else { Dtype::Bf16 };
+        let inputs = inputs(&right, storage, 1.0, 7);
+        let style = Style { storage, stored: Dtype::F32, tile: 16, forward_gradient: false };
+        let got = tensors(&evaluate::<f32>(&wrong, &inputs, style));
+        for bounds in bounds_of(&right, storage, profile, &inputs) {
+            let verdict = gates::g1(&bounds, &got).verdict;
+            assert!(matches!(verdict, Verdict::Fail(_)), "{name} passes as {profile}");
+        }
+    }
+}
+
+/// What a pair that is not visible holds can be no reason for a looser bound.
+#[test]
+fn poison_behind_the_mask_changes_no_bound() {
+    let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 4, keys: 6, dim: 8 };
+    let window = Mask::Window { left: Some(1), right: Some(0), align: Align::TopLeft };
+    let problem: Problem = Attention::new(e).mask(window).into(); // keys 4 and 5 are never seen
+    let clean = inputs(&problem, Dtype::F32, 1.0, 8);
+    let mut poisoned = clean.clone();
+    for (name, poison) in [("k", f64::NAN), ("v", f64::INFINITY)] {
+        poisoned.get_mut(name).unwrap().slice_axis_mut(Axis(2), (4..).into()).fill(poison);
+    }
+    let clean = bounds_of(&problem, Dtype::F32, "f32-strict", &clean);
+    let poisoned = bounds_of(&problem, Dtype::F32, "f32-strict", &poisoned);
+    for (clean, poisoned) in clean.iter().zip(&poisoned) {
+        for (name, bound) in &clean.outputs {
+            assert_eq!(bound.bound, poisoned.outputs[name].bound, "{name}");
+            assert_eq!(bound.value, poisoned.outputs[name].value, "{name}");
+        }
+    }
+}
+
+/// Where the arithmetic may overflow no requirement is stated, and the case says so.
+#[test]
+fn overflowing_sums_carry_no_requirement() {
+    let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 3, keys: 3, dim: 2 };
+    let problem: Problem = Attention::new(e).softmax_scale(1e-40).into();
+    let mut inputs = inputs(&problem, Dtype::F32, 1.0, 9);
+    for name in ["q", "k"] {
+        inputs.get_mut(name).unwrap().fill(1e20); // q·k is 2e40 before it is scaled to 2
+    }
+    for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
+        for (name, bound) in &bounds.outputs {
+            assert!(bound.bound.iter().all(|&b| b == f64::INFINITY), "{name}");
+        }
+        assert!(gates::informative(&bounds).is_err());
+    }
+}
+
+#[test]
+fn passes_without_bounds_say_so() {
+    let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
+    let problem: Problem = AttentionLse::new(e).into();
+    let inputs = inputs(&problem, Dtype::F32, 1.0, 10);
+    let profile = Profile::by_name("f32-strict").unwrap();
+    let error = bounds(&problem, Pass::Jvp, Dtype::F32, &profile, &tensors(&inputs)).unwrap_err();
+    assert_eq!(
+        error.to_string(),
+        "a bound of attention_lse jvp is not supported: only forward and backward have proven \
+         bounds"
+    );
+}
