@@ -1,1 +1,50 @@
-//! Not written yet.
+//! Tiled, multithreaded SIMD kernels for the algorithms that train transformers.
+//!
+//! A kernel is written once, over the lanes of an instruction set ([`Level`]); it mirrors the
+//! tiling of the GPU kernels: packed panels, tiles of scores in registers, a streaming softmax,
+//! one writer for every tile of a result. Storage is f32, bf16 or f16; every sum is f32.
+//!
+//! Results are bitwise the same from run to run, for any number of threads, any batch beside and
+//! any strides. They may differ between levels.
+//!
+//! ```
+//! use etalon_problem::{Attention, Extents, Mask};
+//! use etalon_simd::{Options, attention};
+//! use ndarray::Array4;
+//!
+//! let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 5, keys: 5, dim: 8 };
+//! let problem = Attention::new(extents).mask(Mask::causal());
+//! let q = Array4::<f32>::from_shape_fn(problem.scores.q_shape(), |(_, h, i, d)| (h + i + d) as f32);
+//! let k = Array4::<f32>::from_elem(problem.scores.k_shape(), 0.5);
+//! let v = Array4::<f32>::from_elem(problem.v_shape(), 2.0);
+//!
+//! let inputs = attention::Inputs::new(q.view(), k.view(), v.view());
+//! let out = attention::forward(&problem, &inputs, &Options::default())?;
+//! assert_eq!(out.o[[0, 1, 4, 7]], 2.0); // every value is 2, and weights sum to 1
+//!
+//! let dout = Array4::<f32>::ones(problem.o_shape());
+//! let cotangents = attention::Cotangents::new(dout.view());
+//! let grads = attention::backward(&problem, &inputs, &out, &cotangents, &Options::default())?;
+//! assert_eq!(grads.dq[[0, 0, 0, 0]], 0.0); // equal values: no score matters
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+
+pub mod attention;
+pub mod attention_lse;
+mod element;
+mod exp;
+mod heads;
+mod lanes;
+mod level;
+mod mask;
+mod options;
+mod pack;
+mod parallel;
+pub mod probe;
+mod products;
+mod scores;
+mod tile;
+
+pub use element::Element;
+pub use level::Level;
+pub use options::{Mode, Options};

@@ -1,0 +1,463 @@
+//! The forward pass: a streaming softmax over tiles of keys.
+//!
+//! For a tile of queries, with m = −∞, l = 0, o = 0:
+//!
+//! ```text
+//! for each tile of keys that holds a visible pair
+//!     for each register block of queries
+//!         S  = σ·Q Kᵀ, softcap, bias, mask                      (F1) (F2)
+//!         m′ = max(m, rowmax S)
+//!         l, o ← l·e^(m−m′), o·e^(m−m′)        only when m grew by more than 5, see `RESCALE`
+//!         P  = e^(S−m′)
+//!         l  ← l + rowsum P,   o ← o + P V
+//! lse = m + ln l,   o ← o / l                                    (F3) (F5)
+//! ```
+//!
+//! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
+
+use super::{Inputs, Output, OutputMut};
+use crate::exp::exp_difference;
+use crate::heads::{Cut, Keys, Needs, Rule, cut_rows, outer, query_rows, rows_of};
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::pack::{Source, touches};
+use crate::parallel::{for_each, reserve, zeros};
+use crate::products::{Along, Sum};
+use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block};
+use crate::tile::{MAX_KEYS, STRIDE, Tile};
+use crate::{Element, Options};
+use etalon_problem::{Attention, Cover, Error, Scores, Sequence};
+use ndarray::{
+    Array, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4,
+};
+use std::ops::Range;
+
+/// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
+/// weight exceeds 2⁸ and nothing can overflow, while on most tiles nothing has to be rescaled.
+const RESCALE: f32 = 5.0;
+
+/// o and lse of a problem (F1)–(F5).
+pub fn forward<T: Element>(
+    problem: &Attention,
+    inputs: &Inputs<'_, T>,
+    options: &Options,
+) -> Result<Output<T>, Error> {
+    inputs.check(problem)?;
+    let mut o = filled(problem.o_shape(), T::ZERO, "o")?;
+    let mut lse = filled(problem.scores.row_shape(), f32::NEG_INFINITY, "lse")?;
+    let out = OutputMut { o: o.view_mut(), lse: lse.view_mut() };
+    forward_into(problem, inputs, out, options)?;
+    Ok(Output { o, lse })
+}
+
+/// As [`forward`], into arrays of the caller. On an error nothing has been written.
+pub fn forward_into<T: Element>(
+    problem: &Attention,
+    inputs: &Inputs<'_, T>,
+    out: OutputMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    inputs.check(problem)?;
+    Error::expect_shape("o", &problem.o_shape(), out.o.shape())?;
+    Error::expect_shape("lse", &problem.scores.row_shape(), out.lse.shape())?;
+    Forward {
+        scores: &problem.scores,
+        q: &inputs.q,
+        k: &inputs.k,
+        sinks: inputs.sinks.as_ref(),
+        bias: inputs.bias.as_ref(),
+        values: Values::V(&inputs.v),
+    }
+    .run(Some(out.o), out.lse, options)
+}
+
+/// An array in which every element is `value`, or the error that there is no memory for it.
+pub(crate) fn filled<A: Clone, D: ndarray::Dimension>(
+    shape: impl ndarray::ShapeBuilder<Dim = D>,
+    value: A,
+    what: &str,
+) -> Result<Array<A, D>, Error> {
+    let shape = shape.into_shape_with_order();
+    let mut data = reserve(shape.size(), what)?;
+    data.resize(shape.size(), value);
+    let error = |error: ndarray::ShapeError| Error::value(what, "an addressable array", error);
+    Array::from_shape_vec(shape, data).map_err(error)
+}
+
+/// What the weights multiply.
+pub(crate) enum Values<'a, T> {
+    /// Nothing: only lse is wanted.
+    None,
+    /// v, as attention does.
+    V(&'a ArrayView4<'a, T>),
+    /// k, with the weights P ⊙ S′: the result is ∂lse/∂q, up to σ.
+    K,
+}
+
+/// A forward pass of attention or of attention_lse, its operands checked.
+pub(crate) struct Forward<'a, T> {
+    pub scores: &'a Scores,
+    pub q: &'a ArrayView4<'a, T>,
+    pub k: &'a ArrayView4<'a, T>,
+    pub sinks: Option<&'a ArrayView1<'a, f32>>,
+    pub bias: Option<&'a ArrayView4<'a, T>>,
+    pub values: Values<'a, T>,
+}
+
+impl<T: Element> Forward<'_, T> {
+    /// Writes o (or, with [`Values::K`], ∂lse/∂q in the type R) and lse.
+    pub fn run<R: Element>(
+        &self,
+        o: Option<ArrayViewMut4<'_, R>>,
+        mut lse: ArrayViewMut3<'_, f32>,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let cut = Cut::new(self.scores, options)?;
+        let sequences = self.scores.sequences();
+        let needs = match self.values {
+            Values::None => Needs::default(),
+            Values::V(_) => Needs { v_along: true, ..Needs::default() },
+            Values::K => Needs { k_along: true, ..Needs::default() },
+        };
+        let v = match self.values {
+            Values::V(v) => Some(v),
+            _ => None,
+        };
+        let key_heads = self.scores.extents.key_heads;
+        let keys = Keys::pack(&sequences, key_heads, &cut, self.k, v, needs)?;
+        let width = match self.values {
+            Values::None => 0,
+            Values::V(v) => v.dim().3,
+            Values::K => self.scores.extents.dim,
+        };
+        let scratch = || Scratch::new(&cut, self.scores.extents.dim, width);
+        // Trial allocation: on an error nothing has been written yet.
+        drop(scratch()?);
+        lse.fill(f32::NEG_INFINITY);
+        let tasks = self.tasks(&sequences, &cut, o, lse);
+        for_each(tasks, scratch, |task, scratch| self.tile(task, &keys, width, scratch, options))
+    }
+
+    /// One task per tile of queries, the last tiles first: with a causal mask they see most keys.
+    fn tasks<'t, R: Element>(
+        &self,
+        sequences: &'t [Sequence],
+        cut: &Cut,
+        o: Option<ArrayViewMut4<'t, R>>,
+        lse: ArrayViewMut3<'t, f32>,
+    ) -> Vec<Task<'t, R>> {
+        let mut outputs: Vec<Vec<Option<ArrayViewMut2<'t, R>>>> = match o {
+            Some(mut o) => {
+                o.fill(R::ZERO);
+                let heads = |o| outer(o).into_iter().map(Some).collect();
+                outer(o).into_iter().map(heads).collect()
+            }
+            None => lse.outer_iter().map(|lse| lse.outer_iter().map(|_| None).collect()).collect(),
+        };
+        let mut tasks = Vec::new();
+        for (batch, lse) in outer(lse).into_iter().enumerate() {
+            let here: Vec<(usize, &Sequence)> =
+                sequences.iter().enumerate().filter(|(_, s)| s.batch == batch).collect();
+            let tiles: Vec<(usize, &Sequence, Range<usize>)> = here
+                .iter()
+                .flat_map(|&(number, s)| {
+                    Cut::tiles(0..s.queries, cut.queries).map(move |rows| (number, s, rows))
+                })
+                .collect();
+            let spans: Vec<Range<usize>> = tiles
+                .iter()
+                .map(|(_, s, rows)| s.query_start + rows.start..s.query_start + rows.end)
+                .collect();
+            for (head, lse) in outer(lse).into_iter().enumerate() {
+                let mut o: Vec<Option<_>> = match outputs[batch][head].take() {
+                    Some(o) => cut_rows(o, &spans).into_iter().map(Some).collect(),
+                    None => spans.iter().map(|_| None).collect(),
+                };
+                for (t, lse) in cut_rows(lse, &spans).into_iter().enumerate() {
+                    let (number, sequence, rows) = tiles[t].clone();
+                    tasks.push(Task { number, sequence, head, rows, o: o[t].take(), lse });
+                }
+            }
+        }
+        tasks.sort_by_key(|task| std::cmp::Reverse(task.rows.start));
+        tasks
+    }
+
+    fn tile<R: Element>(
+        &self,
+        task: Task<'_, R>,
+        keys: &[Keys],
+        width: usize,
+        scratch: &mut Scratch,
+        options: &Options,
+    ) {
+        let Task { number, sequence, head, rows, mut o, mut lse } = task;
+        let scores = self.scores;
+        let key_head = head / scores.group();
+        let query_start = query_rows(sequence).start;
+        let source = Source {
+            rows: rows_of(
+                self.q,
+                sequence.batch,
+                head,
+                query_start + rows.start..query_start + rows.end,
+            ),
+            dead: None,
+        };
+        let non_finite = source.non_finite().is_some();
+        source.across_into(scratch.cut.rows, &mut scratch.q);
+        options.level.run(ForwardTile {
+            rule: Rule::new(scores, self.bias, sequence, head),
+            keys: &keys[number * scores.extents.key_heads + key_head],
+            derivative: matches!(self.values, Values::K),
+            non_finite,
+            rows: rows.clone(),
+            dim: scores.extents.dim,
+            width,
+            sink: self.sinks.map(|sinks| sinks[head]),
+            scratch,
+        });
+        let stride = scratch.stride;
+        for r in 0..rows.len() {
+            lse[r] = scratch.m[r];
+            if let Some(o) = &mut o {
+                let result = &scratch.o[r * stride..][..width];
+                o.row_mut(r).iter_mut().zip(result).for_each(|(o, &x)| *o = R::from_f32(x));
+            }
+        }
+    }
+}
+
+/// A tile of queries of one sequence and head, and where its results go.
+struct Task<'a, R> {
+    number: usize,
+    sequence: &'a Sequence,
+    head: usize,
+    rows: Range<usize>,
+    o: Option<ArrayViewMut2<'a, R>>,
+    lse: ArrayViewMut1<'a, f32>,
+}
+
+/// The memory of one thread.
+struct Scratch {
+    cut: Cut,
+    /// Queries, packed across.
+    q: Vec<f32>,
+    /// m of every row; at the end lse.
+    m: Vec<f32>,
+    /// l of every row, spread over lanes.
+    l: Vec<f32>,
+    /// o of every row, rows `stride` apart.
+    o: Vec<f32>,
+    stride: usize,
+    /// One block of scores, then of weights.
+    s: Vec<f32>,
+    derivative: Vec<f32>,
+    visible: Vec<bool>,
+}
+
+/// The most lanes of a register, over all instruction sets.
+const MAX_LANES: usize = 16;
+
+impl Scratch {
+    fn new(cut: &Cut, dim: usize, width: usize) -> Result<Self, Error> {
+        let stride = width.next_multiple_of(cut.cols);
+        let what = "the scratch of a thread";
+        Ok(Scratch {
+            cut: *cut,
+            q: reserve(cut.queries * dim, what)?,
+            m: zeros(cut.queries, what)?,
+            l: zeros(cut.queries * MAX_LANES, what)?,
+            o: zeros(cut.queries * stride, what)?,
+            stride,
+            s: zeros(cut.rows * STRIDE, what)?,
+            derivative: zeros(cut.rows * STRIDE, what)?,
+            visible: vec![false; cut.rows * MAX_KEYS],
+        })
+    }
+}
+
+/// The kernel: one tile of queries against all its keys.
+struct ForwardTile<'a, T> {
+    rule: Rule<'a, T>,
+    keys: &'a Keys,
+    /// Whether the weights are multiplied by S′ (for ∂lse/∂q).
+    derivative: bool,
+    /// Whether a query of the tile is not finite.
+    non_finite: bool,
+    rows: Range<usize>,
+    dim: usize,
+    width: usize,
+    sink: Option<f32>,
+    scratch: &'a mut Scratch,
+}
+
+impl<T: Element> Kernel for ForwardTile<'_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) {
+        self.scratch.m.fill(f32::NEG_INFINITY);
+        self.scratch.l.fill(0.0);
+        self.scratch.o.fill(0.0);
+        let keys = self.rule.sequence.keys;
+        for cols in Cut::tiles(0..keys, self.scratch.cut.keys) {
+            if self.rule.cover(self.rows.clone(), cols.clone()) == Cover::None {
+                continue;
+            }
+            let careful = self.non_finite || touches(&self.keys.non_finite, cols.clone());
+            for first in (0..self.rows.len()).step_by(I::Tile::ROWS) {
+                self.block(isa, first, cols.clone(), careful);
+            }
+        }
+        for r in 0..self.rows.len() {
+            self.finish(isa, r);
+        }
+    }
+}
+
+impl<T: Element> ForwardTile<'_, T> {
+    /// One register block of queries, from row `first` of the tile, against a tile of keys.
+    #[inline(always)]
+    fn block<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, careful: bool) {
+        let start = self.rows.start + first;
+        let rows = start..self.rows.end.min(start + I::Tile::ROWS);
+        let panel = I::Tile::COLS;
+        let scratch = &mut *self.scratch;
+        let factors = Factors {
+            q: &scratch.q[first * self.dim..],
+            k: self.keys.k_across.from(cols.start / panel),
+            dim: self.dim,
+        };
+        let mut block = Block {
+            s: &mut scratch.s,
+            derivative: &mut scratch.derivative,
+            visible: &mut scratch.visible,
+        };
+        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+        let strip = score_block(
+            isa,
+            &self.rule,
+            factors,
+            rows,
+            cols.clone(),
+            careful,
+            &mut block,
+            &mut max,
+        );
+        let Some(strip) = strip else { return };
+        self.grow(isa, first, &max);
+        self.weigh(isa, first, &strip);
+        if self.width > 0 {
+            self.accumulate(isa, first, cols, &strip, careful);
+        }
+    }
+
+    /// m′ = max(m, rowmax S), and the accumulators rescaled if one grew by more than [`RESCALE`].
+    #[inline(always)]
+    fn grow<I: Isa>(&mut self, isa: I, first: usize, max: &[I::F32; MAX_ROWS]) {
+        let Scratch { m, l, o, stride, .. } = &mut *self.scratch;
+        let m = &mut m[first..first + I::Tile::ROWS];
+        let mut grown = [f32::NEG_INFINITY; MAX_ROWS];
+        let mut rescale = false;
+        for (r, &m) in m.iter().enumerate() {
+            grown[r] = max[r].reduce_max();
+            rescale |= grown[r] > m + RESCALE || (m == f32::NEG_INFINITY && grown[r] > m);
+        }
+        if !rescale {
+            return;
+        }
+        for (r, m) in m.iter_mut().enumerate() {
+            let grown = m.max(grown[r]);
+            if grown > *m {
+                let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
+                let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
+                (I::F32::load(isa, l) * factor).store(l);
+                for o in o[(first + r) * *stride..][..*stride].chunks_exact_mut(I::F32::N) {
+                    (I::F32::load(isa, o) * factor).store(o);
+                }
+                *m = grown;
+            }
+        }
+    }
+
+    /// P = e^(S−m), and l grown by its row sums; then, if asked for, P ⊙ S′.
+    #[inline(always)]
+    fn weigh<I: Isa>(&mut self, isa: I, first: usize, strip: &Strip) {
+        let Scratch { m, l, s, derivative, .. } = &mut *self.scratch;
+        let derive = self.derivative && self.rule.softcap.is_some();
+        for r in 0..I::Tile::ROWS {
+            let m = m[first + r];
+            // A row that has seen nothing: any finite m gives the weight e^−∞ = 0.
+            let m = I::F32::splat(isa, if m == f32::NEG_INFINITY { 0.0 } else { m });
+            let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
+            let mut sum = I::F32::load(isa, l);
+            for s in s[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N) {
+                let p = exp_difference(isa, I::F32::load(isa, s), m);
+                sum = sum + p;
+                p.store(s);
+            }
+            sum.store(l);
+            if derive {
+                let p = s[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N);
+                let d = derivative[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N);
+                p.zip(d).for_each(
+                    #[inline(always)]
+                    |(p, d)| (I::F32::load(isa, p) * I::F32::load(isa, d)).store(p),
+                );
+            }
+        }
+    }
+
+    /// o ← o + P V.
+    #[inline(always)]
+    fn accumulate<I: Isa>(
+        &mut self,
+        isa: I,
+        first: usize,
+        cols: Range<usize>,
+        strip: &Strip,
+        careful: bool,
+    ) {
+        let Scratch { o, stride, s, visible, .. } = &mut *self.scratch;
+        let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
+        let values = if self.derivative { &self.keys.k_along } else { &self.keys.v_along };
+        let start = strip.cols.start;
+        let depth = strip.cols.end.min(cols.len()) - start;
+        let values = Along { packed: values, start: cols.start + start, depth };
+        if careful {
+            sum.add_visible(I::Tile::ROWS, values, I::Tile::COLS, |r, k| {
+                visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k])
+            });
+        } else {
+            sum.add_rows(isa, &s[start..], values);
+        }
+    }
+
+    /// (F3) lse = m + ln l and (F5) o ← o / l of row `r`, with the sink as one more logit.
+    #[inline(always)]
+    fn finish<I: Isa>(&mut self, isa: I, r: usize) {
+        let Scratch { m, l, o, stride, .. } = &mut *self.scratch;
+        let o = &mut o[r * *stride..][..*stride];
+        let l = I::F32::load(isa, &l[r * MAX_LANES..]).reduce_add();
+        let sink = self.sink.unwrap_or(f32::NEG_INFINITY);
+        if l == 0.0 {
+            o.fill(0.0);
+            m[r] = sink;
+            return;
+        }
+        let (max, mut weight, mut sum) = (m[r], 1.0, f64::from(l));
+        let mut top = f64::from(max);
+        if sink != f32::NEG_INFINITY {
+            top = f64::from(max.max(sink));
+            weight = (f64::from(max) - top).exp();
+            sum = sum * weight + (f64::from(sink) - top).exp();
+        }
+        m[r] = (top + sum.ln()) as f32;
+        let sigma = if self.derivative { self.rule.scale } else { 1.0 };
+        let factor = I::F32::splat(isa, sigma * weight as f32);
+        let sum = I::F32::splat(isa, sum as f32);
+        for o in o.chunks_exact_mut(I::F32::N) {
+            (I::F32::load(isa, o) * factor / sum).store(o);
+        }
+    }
+}

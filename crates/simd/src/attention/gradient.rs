@@ -1,0 +1,468 @@
+//! The kernels of the backward pass.
+//!
+//! All three sweeps share one step, [`Pair::block`], for a register block of queries against a tile
+//! of keys:
+//!
+//! ```text
+//! S  = σ·Q Kᵀ, softcap, bias, mask          (F1) (F2)
+//! P  = e^(S − lse)                          (F4)
+//! dP = dO Vᵀ                                (B2)
+//! dS = P ⊙ (dP − δ),  ds = S′ ⊙ dS          (B3) (B4)
+//! ```
+//!
+//! * [`QueryTile`], for one tile of queries: dq = σ Σ ds K (B5).
+//! * [`KeyTiles`], for a group of tiles of keys: dk = σ Σ dsᵀ Q (B6), dv = Σ Pᵀ dO (B7) and, if asked
+//!   for, the group's partial of dq.
+//! * [`BiasTile`], for one tile of the bias: dbias = Σ dS (B9).
+//!
+//! attention_lse is the same with values of no width: dP = 0 and δ = −dlse, so that dS = dlse·P (L2).
+
+use crate::Element;
+use crate::exp::exp_difference;
+use crate::heads::{Cut, Keys, Rule};
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::pack::{NonFinite, Packed, touches};
+use crate::parallel::zeros;
+use crate::products::{Along, Sum};
+use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block};
+use crate::tile::{MAX_KEYS, STRIDE, Tile};
+use etalon_problem::{Cover, Error};
+use ndarray::ArrayViewMut2;
+use std::ops::Range;
+
+/// The queries of one sequence and head, packed once for all sweeps and tiles of keys. A row that
+/// saw no key reads as zeros, with lse = +∞ and δ = 0: its weights are then 0.
+#[derive(Debug, Default)]
+pub struct Queries {
+    /// q across: the first factor of the scores.
+    pub q_across: Packed,
+    /// q along: the second factor of dk.
+    pub q_along: Packed,
+    /// dout across: the first factor of dP.
+    pub dout_across: Packed,
+    /// dout along: the second factor of dv.
+    pub dout_along: Packed,
+    /// Queries that are not finite in q or dout.
+    pub non_finite: NonFinite,
+    /// lse, padded to register blocks with +∞.
+    pub lse: Vec<f32>,
+    /// δ, padded to register blocks with 0.
+    pub delta: Vec<f32>,
+}
+
+/// One query head of a sequence with its key head.
+#[derive(Clone, Copy)]
+pub struct Pair<'a, T> {
+    /// Which pairs count.
+    pub rule: Rule<'a, T>,
+    /// The queries.
+    pub queries: &'a Queries,
+    /// The keys and values.
+    pub keys: &'a Keys,
+    /// D.
+    pub dim: usize,
+    /// E.
+    pub value_dim: usize,
+}
+
+/// The memory of one thread.
+pub struct Scratch {
+    cut: Cut,
+    /// P of a tile, rows [`STRIDE`] apart.
+    p: Vec<f32>,
+    /// dP, then dS or ds of a tile, rows [`STRIDE`] apart.
+    ds: Vec<f32>,
+    /// S′ of a register block.
+    derivative: Vec<f32>,
+    /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
+    visible: Vec<bool>,
+    /// dq of a tile of queries, or dk of a tile of keys.
+    wide: Vec<f32>,
+    /// dv of a tile of keys.
+    values: Vec<f32>,
+}
+
+impl Scratch {
+    /// The scratch for operands of D = `dim` and E = `value_dim`.
+    pub fn new(cut: &Cut, dim: usize, value_dim: usize) -> Result<Self, Error> {
+        let what = "the scratch of a thread";
+        let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
+        Ok(Scratch {
+            cut: *cut,
+            p: zeros(cut.queries * STRIDE, what)?,
+            ds: zeros(cut.queries * STRIDE, what)?,
+            derivative: zeros(cut.rows * STRIDE, what)?,
+            visible: vec![false; cut.queries * MAX_KEYS],
+            wide: zeros(rows * dim.next_multiple_of(cut.cols), what)?,
+            values: zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
+        })
+    }
+}
+
+impl<T: Element> Pair<'_, T> {
+    /// Whether a tile holds operands that are not finite.
+    fn careful(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+        touches(&self.queries.non_finite, rows.clone())
+            || touches(&self.keys.non_finite, cols.clone())
+    }
+
+    /// P and ds of the register block that begins at row `first` of a tile, into the scratch's rows
+    /// from `first` on; columns outside the returned strip are zero. With `capped` false dS stands
+    /// in place of ds; with `weights_only` nothing does.
+    #[inline(always)]
+    fn block<I: Isa>(
+        &self,
+        isa: I,
+        tile: &Range<usize>,
+        first: usize,
+        cols: Range<usize>,
+        step: Step,
+        scratch: &mut Scratch,
+    ) -> Option<Strip> {
+        let start = tile.start + first;
+        let rows = start..tile.end.min(start + I::Tile::ROWS);
+        let panel = cols.start / I::Tile::COLS;
+        let factors = Factors {
+            q: &self.queries.q_across.panels[start * self.dim..],
+            k: self.keys.k_across.from(panel),
+            dim: self.dim,
+        };
+        let here = first * STRIDE..(first + I::Tile::ROWS) * STRIDE;
+        let (p, ds) = (&mut scratch.p[here.clone()], &mut scratch.ds[here]);
+        let derivative = &mut scratch.derivative;
+        let visible = &mut scratch.visible[first * MAX_KEYS..];
+        let mut block = Block { s: p, derivative, visible };
+        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+        let cols_len = cols.len().next_multiple_of(I::Tile::COLS);
+        let strip =
+            score_block(isa, &self.rule, factors, rows, cols, step.careful, &mut block, &mut max);
+        let Some(strip) = strip else {
+            clear(p, ds, visible, 0..cols_len, I::Tile::ROWS);
+            return None;
+        };
+        clear(p, ds, visible, 0..strip.cols.start, I::Tile::ROWS);
+        clear(p, ds, visible, strip.cols.end..cols_len, I::Tile::ROWS);
+        let dout = &self.queries.dout_across.panels[start * self.value_dim..];
+        if step.gradients {
+            for column in strip.cols.clone().step_by(I::Tile::COLS) {
+                let v =
+                    &self.keys.v_across.panels[(panel * I::Tile::COLS + column) * self.value_dim..];
+                let mut tile = I::Tile::zero(isa);
+                tile.add_panel(isa, dout, v, self.value_dim); // (B2)
+                tile.store(&mut ds[column..], STRIDE);
+            }
+        }
+        let capped = step.capped && self.rule.softcap.is_some();
+        for r in 0..I::Tile::ROWS {
+            let lse = I::F32::splat(isa, self.queries.lse[start + r]);
+            let delta = I::F32::splat(isa, self.queries.delta[start + r]);
+            let at = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
+            let derivative = derivative[at.clone()].chunks_exact(I::F32::N);
+            let ds = ds[at.clone()].chunks_exact_mut(I::F32::N);
+            for ((p, ds), derivative) in p[at].chunks_exact_mut(I::F32::N).zip(ds).zip(derivative) {
+                let weight = exp_difference(isa, I::F32::load(isa, p), lse); // (F4)
+                weight.store(p);
+                if step.gradients {
+                    let mut x = weight * (I::F32::load(isa, ds) - delta); // (B3)
+                    if capped {
+                        x = x * I::F32::load(isa, derivative); // (B4)
+                    }
+                    x.store(ds);
+                }
+            }
+        }
+        if strip.careful {
+            select(p, ds, visible, &strip.cols, I::Tile::ROWS);
+        }
+        Some(strip)
+    }
+}
+
+/// What a sweep asks of a block.
+#[derive(Debug, Clone, Copy)]
+struct Step {
+    /// Whether to write down what is visible even where the mask allows all.
+    careful: bool,
+    /// Whether ds is wanted at all.
+    gradients: bool,
+    /// Whether S′ is applied.
+    capped: bool,
+}
+
+/// Nothing is visible in these columns of a block.
+fn clear(p: &mut [f32], ds: &mut [f32], visible: &mut [bool], cols: Range<usize>, rows: usize) {
+    if cols.is_empty() {
+        return;
+    }
+    for r in 0..rows {
+        p[r * STRIDE..][cols.clone()].fill(0.0);
+        ds[r * STRIDE..][cols.clone()].fill(0.0);
+        let seen = cols.start..cols.end.min(MAX_KEYS);
+        visible[r * MAX_KEYS..][seen].fill(false);
+    }
+}
+
+/// An invisible pair has P = ds = 0, even where 0 times its operands is NaN.
+fn select(p: &mut [f32], ds: &mut [f32], visible: &[bool], cols: &Range<usize>, rows: usize) {
+    for r in 0..rows {
+        let visible = &visible[r * MAX_KEYS..][cols.clone()];
+        let p = &mut p[r * STRIDE..][cols.clone()];
+        let ds = &mut ds[r * STRIDE..][cols.clone()];
+        for ((p, ds), &visible) in p.iter_mut().zip(ds).zip(visible) {
+            *p = if visible { *p } else { 0.0 };
+            *ds = if visible { *ds } else { 0.0 };
+        }
+    }
+}
+
+/// dq of one tile of queries.
+pub struct QueryTile<'a, 'o, T> {
+    /// The head.
+    pub pair: Pair<'a, T>,
+    /// The tile, within the sequence.
+    pub rows: Range<usize>,
+    /// The rows of dq.
+    pub dq: ArrayViewMut2<'o, T>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+impl<T: Element> Kernel for QueryTile<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let QueryTile { pair, rows, mut dq, scratch } = self;
+        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
+        scratch.wide.fill(0.0);
+        for cols in Cut::tiles(0..pair.rule.sequence.keys, scratch.cut.keys) {
+            if pair.rule.cover(rows.clone(), cols.clone()) == Cover::None {
+                continue;
+            }
+            let careful = pair.careful(&rows, &cols);
+            let step = Step { careful, gradients: true, capped: true };
+            for first in (0..rows.len()).step_by(I::Tile::ROWS) {
+                let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
+                if let Some(strip) = strip {
+                    let acc = &mut scratch.wide[first * stride..];
+                    let sum = Sum { acc, stride };
+                    let (ds, visible) = (&scratch.ds, &scratch.visible);
+                    grow_dq(isa, sum, &pair, first, &cols, &strip, careful, ds, visible);
+                }
+            }
+        }
+        write(&mut dq, &scratch.wide, stride, pair.rule.scale);
+    }
+}
+
+/// dq ← dq + ds K (B5), of one register block.
+#[inline(always)]
+#[allow(clippy::too_many_arguments)] // two borrows of one scratch, split
+fn grow_dq<I: Isa, T>(
+    isa: I,
+    dq: Sum<'_>,
+    pair: &Pair<'_, T>,
+    first: usize,
+    cols: &Range<usize>,
+    strip: &Strip,
+    careful: bool,
+    ds: &[f32],
+    visible: &[bool],
+) {
+    let start = strip.cols.start;
+    let depth = strip.cols.end.min(cols.len()) - start;
+    let k = Along { packed: &pair.keys.k_along, start: cols.start + start, depth };
+    if careful {
+        dq.add_visible(I::Tile::ROWS, k, I::Tile::COLS, |r, j| {
+            visible[(first + r) * MAX_KEYS + start + j]
+                .then(|| ds[(first + r) * STRIDE + start + j])
+        });
+    } else {
+        dq.add_rows(isa, &ds[first * STRIDE + start..], k);
+    }
+}
+
+/// `out` = factor · the rows of a sum.
+fn write<T: Element>(out: &mut ArrayViewMut2<'_, T>, sum: &[f32], stride: usize, factor: f32) {
+    for (mut out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
+        out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x));
+    }
+}
+
+/// A tile of keys and where its gradients go; a gradient that is `None` is not computed.
+pub struct KeyTile<'o, T> {
+    /// The tile, within the sequence.
+    pub cols: Range<usize>,
+    /// The rows of dk.
+    pub dk: Option<ArrayViewMut2<'o, T>>,
+    /// The rows of dv.
+    pub dv: Option<ArrayViewMut2<'o, T>>,
+}
+
+/// dk and dv of a group of key tiles, over all query heads that share the key head; with
+/// `partial` also the group's part of dq, `[heads][queries, padded to register blocks][stride]`.
+pub struct KeyTiles<'a, 'o, T> {
+    /// The query heads of the key head.
+    pub pairs: Vec<Pair<'a, T>>,
+    /// The tiles of the group, ascending.
+    pub tiles: Vec<KeyTile<'o, T>>,
+    /// The partial of dq.
+    pub partial: Option<&'a mut [f32]>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+impl<T: Element> Kernel for KeyTiles<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) {
+        for mut tile in std::mem::take(&mut self.tiles) {
+            self.scratch.wide.fill(0.0);
+            self.scratch.values.fill(0.0);
+            for number in 0..self.pairs.len() {
+                let pair = self.pairs[number];
+                for rows in Cut::tiles(0..pair.rule.sequence.queries, self.scratch.cut.queries) {
+                    if pair.rule.cover(rows.clone(), tile.cols.clone()) != Cover::None {
+                        self.tile(isa, number, rows, &tile);
+                    }
+                }
+            }
+            let Some(pair) = self.pairs.first() else { continue };
+            let stride = |dim: usize| dim.next_multiple_of(I::Tile::COLS);
+            if let Some(dk) = &mut tile.dk {
+                write(dk, &self.scratch.wide, stride(pair.dim), pair.rule.scale);
+            }
+            if let Some(dv) = &mut tile.dv {
+                write(dv, &self.scratch.values, stride(pair.value_dim), 1.0);
+            }
+        }
+    }
+}
+
+impl<T: Element> KeyTiles<'_, '_, T> {
+    /// One tile of queries of one head against one tile of keys.
+    #[inline(always)]
+    fn tile<I: Isa>(&mut self, isa: I, number: usize, rows: Range<usize>, tile: &KeyTile<'_, T>) {
+        let pair = self.pairs[number];
+        let cols = tile.cols.clone();
+        let scratch = &mut *self.scratch;
+        let careful = pair.careful(&rows, &cols);
+        let gradients = tile.dk.is_some() || self.partial.is_some();
+        let step = Step { careful, gradients, capped: true };
+        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
+        // The rows and columns of the tile that hold a visible pair.
+        let (mut seen_rows, mut seen_cols) = (usize::MAX..0, usize::MAX..0);
+        for first in (0..rows.len()).step_by(I::Tile::ROWS) {
+            let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
+            let Some(strip) = strip else { continue };
+            seen_rows = seen_rows.start.min(first)..rows.len().min(first + I::Tile::ROWS);
+            seen_cols = seen_cols.start.min(strip.cols.start)..seen_cols.end.max(strip.cols.end);
+            if let Some(partial) = &mut self.partial {
+                let queries = pair.queries.lse.len();
+                let at = (number * queries + rows.start + first) * stride;
+                let sum = Sum { acc: &mut partial[at..], stride };
+                let (ds, visible) = (&scratch.ds, &scratch.visible);
+                grow_dq(isa, sum, &pair, first, &cols, &strip, careful, ds, visible);
+            }
+        }
+        if seen_rows.is_empty() {
+            return;
+        }
+        let Scratch { p, ds, visible, wide, values, .. } = scratch;
+        let sweep =
+            Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
+        if tile.dk.is_some() {
+            sweep.grow(isa, wide, stride, ds, &pair.queries.q_along); // (B6)
+        }
+        if tile.dv.is_some() {
+            let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
+            sweep.grow(isa, values, stride, p, &pair.queries.dout_along); // (B7)
+        }
+    }
+}
+
+/// The part of a tile of weights that holds visible pairs, seen from the keys.
+struct Columns<'a> {
+    rows: Range<usize>,
+    cols: Range<usize>,
+    /// The first query of the tile.
+    tile: usize,
+    careful: bool,
+    visible: &'a [bool],
+}
+
+impl Columns<'_> {
+    /// acc ← acc + weightsᵀ · rows, one register block of keys after the other.
+    #[inline(always)]
+    fn grow<I: Isa>(&self, isa: I, acc: &mut [f32], stride: usize, weights: &[f32], rows: &Packed) {
+        let rows_here =
+            Along { packed: rows, start: self.tile + self.rows.start, depth: self.rows.len() };
+        let top = self.rows.start;
+        let first = self.cols.start / I::Tile::ROWS * I::Tile::ROWS;
+        for key in (first..self.cols.end).step_by(I::Tile::ROWS) {
+            if key * stride >= acc.len() {
+                break; // columns that only fill the last register block of the scores
+            }
+            let sum = Sum { acc: &mut acc[key * stride..], stride };
+            if self.careful {
+                let keys = I::Tile::ROWS.min(self.cols.end - key);
+                sum.add_visible(keys, rows_here, I::Tile::COLS, |r, i| {
+                    self.visible[(top + i) * MAX_KEYS + key + r]
+                        .then(|| weights[(top + i) * STRIDE + key + r])
+                });
+            } else {
+                sum.add_columns(isa, &weights[top * STRIDE + key..], rows_here);
+            }
+        }
+    }
+}
+
+/// dbias of one tile of queries: the sum over every head and sequence that shares the bias.
+pub struct BiasTile<'a, 'o, T> {
+    /// The heads and sequences, in the order of the sum.
+    pub pairs: Vec<Pair<'a, T>>,
+    /// The tile, within the sequences.
+    pub rows: Range<usize>,
+    /// The rows of dbias, from the sequence's first key on.
+    pub dbias: ArrayViewMut2<'o, T>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+impl<T: Element> Kernel for BiasTile<'_, '_, T> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let BiasTile { pairs, rows, mut dbias, scratch } = self;
+        let keys = pairs.iter().map(|pair| pair.rule.sequence.keys).max().unwrap_or(0);
+        for tile in Cut::tiles(0..keys, scratch.cut.keys) {
+            let mut sum = vec![0.0f32; rows.len() * tile.len()];
+            for pair in &pairs {
+                let sequence = pair.rule.sequence;
+                let rows = rows.start..rows.end.min(sequence.queries);
+                let cols = tile.start..tile.end.min(sequence.keys);
+                if pair.rule.cover(rows.clone(), cols.clone()) == Cover::None {
+                    continue;
+                }
+                let careful = pair.careful(&rows, &cols);
+                let step = Step { careful, gradients: true, capped: false };
+                for first in (0..rows.len()).step_by(I::Tile::ROWS) {
+                    if pair.block(isa, &rows, first, cols.clone(), step, scratch).is_none() {
+                        continue;
+                    }
+                    for r in first..rows.len().min(first + I::Tile::ROWS) {
+                        let ds = &scratch.ds[r * STRIDE..][..cols.len()];
+                        let sum = &mut sum[r * tile.len()..][..cols.len()];
+                        sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds); // (B9)
+                    }
+                }
+            }
+            for (mut out, sum) in dbias.outer_iter_mut().zip(sum.chunks(tile.len())) {
+                let out = out.iter_mut().skip(tile.start).take(tile.len());
+                out.zip(sum).for_each(|(out, &sum)| *out = T::from_f32(sum));
+            }
+        }
+    }
+}

@@ -1,0 +1,114 @@
+#![doc = include_str!("../../../docs/attention_lse.md")]
+
+mod backward;
+mod forward;
+
+pub use backward::{backward, backward_into};
+pub use forward::forward;
+
+use etalon_problem::{AttentionLse, Error, Scores};
+use ndarray::{
+    Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut4,
+};
+
+/// The inputs of attention_lse, of any strides.
+#[derive(Debug, Clone)]
+pub struct Inputs<'a, T> {
+    /// `[B, Hq, N, D]`.
+    pub q: ArrayView4<'a, T>,
+    /// `[B, Hk, M, D]`.
+    pub k: ArrayView4<'a, T>,
+    /// `[Hq]`, where the problem has sinks.
+    pub sinks: Option<ArrayView1<'a, f32>>,
+    /// `[B or 1, Hq or 1, N, M]`, where the problem has a bias.
+    pub bias: Option<ArrayView4<'a, T>>,
+}
+
+impl<'a, T> Inputs<'a, T> {
+    /// Inputs without sinks and bias.
+    pub fn new(q: ArrayView4<'a, T>, k: ArrayView4<'a, T>) -> Self {
+        Inputs { q, k, sinks: None, bias: None }
+    }
+
+    /// Adds the logit per head that has no value.
+    pub fn sinks(mut self, sinks: ArrayView1<'a, f32>) -> Self {
+        self.sinks = Some(sinks);
+        self
+    }
+
+    /// Adds the bias of the scores.
+    pub fn bias(mut self, bias: ArrayView4<'a, T>) -> Self {
+        self.bias = Some(bias);
+        self
+    }
+
+    fn check(&self, problem: &AttentionLse) -> Result<(), Error> {
+        problem.check()?;
+        let (sinks, bias) = (self.sinks.as_ref(), self.bias.as_ref());
+        check_scores(&problem.scores, &self.q, &self.k, sinks, bias)
+    }
+}
+
+/// Fails unless the operands of the scores have the shapes that follow from the problem.
+pub(crate) fn check_scores<T>(
+    scores: &Scores,
+    q: &ArrayView4<'_, T>,
+    k: &ArrayView4<'_, T>,
+    sinks: Option<&ArrayView1<'_, f32>>,
+    bias: Option<&ArrayView4<'_, T>>,
+) -> Result<(), Error> {
+    Error::expect_shape("q", &scores.q_shape(), q.shape())?;
+    Error::expect_shape("k", &scores.k_shape(), k.shape())?;
+    Error::expect_presence("sinks", "sinks", scores.sinks, sinks.is_some())?;
+    Error::expect_presence("bias", "bias", scores.bias.is_some(), bias.is_some())?;
+    if let Some(sinks) = sinks {
+        Error::expect_shape("sinks", &[scores.extents.query_heads], sinks.shape())?;
+    }
+    match (bias, scores.bias_shape()) {
+        (Some(bias), Some(shape)) => Error::expect_shape("bias", &shape, bias.shape()),
+        _ => Ok(()),
+    }
+}
+
+/// The output of attention_lse.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// `[B, Hq, N]`, natural logarithm, with the sink.
+    pub lse: Array3<f32>,
+    /// ∂lse/∂q, `[B, Hq, N, D]`: returned under [`crate::Mode::ForwardGradient`], and then all
+    /// that the backward pass needs for dq.
+    pub gradient: Option<Array4<f32>>,
+}
+
+/// The cotangent of attention_lse's output, of any strides.
+#[derive(Debug, Clone)]
+pub struct Cotangents<'a> {
+    /// `[B, Hq, N]`.
+    pub dlse: ArrayView3<'a, f32>,
+}
+
+/// The gradients of attention_lse's inputs.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradients<T> {
+    /// `[B, Hq, N, D]`.
+    pub dq: Array4<T>,
+    /// `[B, Hk, M, D]`.
+    pub dk: Array4<T>,
+    /// `[Hq]`, where the problem has sinks.
+    pub dsinks: Option<Array1<f32>>,
+    /// The shape of the bias, where the problem has one.
+    pub dbias: Option<Array4<T>>,
+}
+
+/// Where gradients are written; of any strides. A gradient that is not asked for is not paid for.
+#[derive(Debug, Default)]
+pub struct GradientsMut<'a, T> {
+    /// `[B, Hq, N, D]`.
+    pub dq: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hk, M, D]`.
+    pub dk: Option<ArrayViewMut4<'a, T>>,
+    /// `[Hq]`.
+    pub dsinks: Option<ArrayViewMut1<'a, f32>>,
+    /// The shape of the bias.
+    pub dbias: Option<ArrayViewMut4<'a, T>>,
+}

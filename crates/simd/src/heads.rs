@@ -1,0 +1,249 @@
+//! How a problem is cut into tiles and heads.
+
+use crate::lanes::{Isa, Kernel};
+use crate::mask::visible_row;
+use crate::pack::{NonFinite, Packed, Source};
+use crate::tile::{MAX_KEYS, Tile};
+use crate::{Element, Options};
+use etalon_problem::{Blocking, Cover, Error, Mask, Scores, Sequence};
+use ndarray::{ArrayView2, ArrayView4, ArrayViewMut, Axis, Dimension, RemoveAxis, s};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The most queries in a tile: more would only push its scores out of the cache.
+const MAX_QUERIES: usize = 1024;
+
+/// The blocking that was measured to be best: a tile of keys and values stays in the L2 cache
+/// while eight register blocks of queries pass over it.
+const DEFAULT: Blocking = Blocking { queries: 96, keys: 96 };
+
+/// The sizes of tiles and register blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// Rows of a register block.
+    pub rows: usize,
+    /// Columns of a register block.
+    pub cols: usize,
+    /// Queries of a tile, a multiple of `rows`.
+    pub queries: usize,
+    /// Keys of a tile, a multiple of `cols`.
+    pub keys: usize,
+}
+
+impl Cut {
+    /// The blocking of the options, rounded up to register blocks and clamped to the lengths.
+    pub fn new(scores: &Scores, options: &Options) -> Result<Cut, Error> {
+        struct Block;
+        impl Kernel for Block {
+            type Output = (usize, usize);
+            #[inline(always)]
+            fn run<I: Isa>(self, _: I) -> (usize, usize) {
+                (I::Tile::ROWS, I::Tile::COLS)
+            }
+        }
+        let blocking = options.blocking.unwrap_or(DEFAULT);
+        blocking.check()?;
+        let (rows, cols) = options.level.run(Block);
+        let e = &scores.extents;
+        let queries = blocking.queries.min(MAX_QUERIES).min(e.queries.max(1));
+        let keys = blocking.keys.min(MAX_KEYS).min(e.keys.max(1));
+        Ok(Cut {
+            rows,
+            cols,
+            queries: queries.next_multiple_of(rows),
+            keys: keys.next_multiple_of(cols).min(MAX_KEYS),
+        })
+    }
+
+    /// `range` in tiles of `size`.
+    pub fn tiles(
+        range: Range<usize>,
+        size: usize,
+    ) -> impl DoubleEndedIterator<Item = Range<usize>> {
+        let tiles = range.len().div_ceil(size);
+        (0..tiles).map(move |t| {
+            let start = range.start + t * size;
+            start..range.end.min(start + size)
+        })
+    }
+}
+
+/// Which pairs of one sequence and query head count, and what is added to their scores.
+#[derive(Clone, Copy)]
+pub struct Rule<'a, T> {
+    /// σ.
+    pub scale: f32,
+    /// c.
+    pub softcap: Option<f32>,
+    /// The mask.
+    pub mask: &'a Mask,
+    /// The bias of this sequence and head, `[n, m]`.
+    pub bias: Option<ArrayView2<'a, T>>,
+    /// The sequence.
+    pub sequence: &'a Sequence,
+    /// The query head.
+    pub head: usize,
+}
+
+impl<'a, T: Element> Rule<'a, T> {
+    /// The rule of a sequence and head.
+    pub fn new(
+        scores: &'a Scores,
+        bias: Option<&ArrayView4<'a, T>>,
+        sequence: &'a Sequence,
+        head: usize,
+    ) -> Self {
+        Rule {
+            scale: scores.scale() as f32,
+            softcap: scores.softcap.map(|cap| cap as f32),
+            mask: &scores.mask,
+            bias: bias.map(|bias| {
+                let pick = |axis: usize, index: usize| {
+                    if bias.len_of(Axis(axis)) == 1 { 0 } else { index }
+                };
+                bias.clone().slice_move(s![
+                    pick(0, sequence.batch),
+                    pick(1, head),
+                    sequence.query_start..sequence.query_start + sequence.queries,
+                    sequence.key_start..sequence.key_start + sequence.keys,
+                ])
+            }),
+            sequence,
+            head,
+        }
+    }
+
+    /// What the mask allows of a tile.
+    pub fn cover(&self, rows: Range<usize>, cols: Range<usize>) -> Cover {
+        self.mask.cover(self.sequence, self.head, rows, cols)
+    }
+
+    /// Whether query `i` sees each key of `cols`.
+    pub fn visible_row(&self, i: usize, cols: Range<usize>, row: &mut [bool]) {
+        visible_row(self.mask, self.sequence, self.head, i, cols, row);
+    }
+}
+
+/// The rows of one sequence and head of an operand.
+pub fn rows_of<'a, T>(
+    operand: &ArrayView4<'a, T>,
+    batch: usize,
+    head: usize,
+    rows: Range<usize>,
+) -> ArrayView2<'a, T> {
+    operand.clone().slice_move(s![batch, head, rows, ..])
+}
+
+/// The keys of a sequence in the rows of the arrays.
+pub fn key_rows(sequence: &Sequence) -> Range<usize> {
+    sequence.key_start..sequence.key_start + sequence.keys
+}
+
+/// The queries of a sequence in the rows of the arrays.
+pub fn query_rows(sequence: &Sequence) -> Range<usize> {
+    sequence.query_start..sequence.query_start + sequence.queries
+}
+
+/// Keys and values of one sequence and key head, packed once for all query heads and tiles.
+#[derive(Debug, Default)]
+pub struct Keys {
+    /// k across: the second factor of the scores.
+    pub k_across: Packed,
+    /// k along: the second factor of dq (and of ∂lse/∂q).
+    pub k_along: Packed,
+    /// v across: the second factor of dP.
+    pub v_across: Packed,
+    /// v along: the second factor of o.
+    pub v_along: Packed,
+    /// Keys that are not finite in k or v.
+    pub non_finite: NonFinite,
+}
+
+/// Which packings of keys and values a pass needs.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Needs {
+    /// [`Keys::k_along`].
+    pub k_along: bool,
+    /// [`Keys::v_across`].
+    pub v_across: bool,
+    /// [`Keys::v_along`].
+    pub v_along: bool,
+}
+
+impl Keys {
+    /// Packs every sequence and key head; the keys of sequence s and key head h are at s·Hk + h.
+    pub fn pack<T: Element>(
+        sequences: &[Sequence],
+        key_heads: usize,
+        cut: &Cut,
+        k: &ArrayView4<'_, T>,
+        v: Option<&ArrayView4<'_, T>>,
+        needs: Needs,
+    ) -> Result<Vec<Keys>, Error> {
+        let heads: Vec<_> =
+            sequences.iter().flat_map(|seq| (0..key_heads).map(move |head| (seq, head))).collect();
+        heads
+            .into_par_iter()
+            .map(|(sequence, head)| {
+                let source = |operand| Source {
+                    rows: rows_of(operand, sequence.batch, head, key_rows(sequence)),
+                    dead: None,
+                };
+                let k = source(k);
+                let mut keys = Keys {
+                    k_across: k.across(cut.cols)?,
+                    non_finite: k.non_finite(),
+                    ..Keys::default()
+                };
+                if needs.k_along {
+                    keys.k_along = k.along(cut.cols)?;
+                }
+                if let Some(v) = v {
+                    let v = source(v);
+                    keys.non_finite = either(keys.non_finite, v.non_finite());
+                    if needs.v_across {
+                        keys.v_across = v.across(cut.cols)?;
+                    }
+                    if needs.v_along {
+                        keys.v_along = v.along(cut.cols)?;
+                    }
+                }
+                Ok(keys)
+            })
+            .collect()
+    }
+}
+
+/// Rows that either list notes.
+pub fn either(a: NonFinite, b: NonFinite) -> NonFinite {
+    match (a, b) {
+        (Some(a), Some(b)) => Some(a.iter().zip(&b).map(|(a, b)| a | b).collect()),
+        (a, b) => a.or(b),
+    }
+}
+
+/// Cuts a view along its first axis into the given spans, which ascend and do not overlap.
+pub fn cut_rows<'a, A, D: Dimension>(
+    view: ArrayViewMut<'a, A, D>,
+    spans: &[Range<usize>],
+) -> Vec<ArrayViewMut<'a, A, D>> {
+    let mut rest = view;
+    let mut start = 0;
+    let mut pieces = Vec::with_capacity(spans.len());
+    for span in spans {
+        let (_, tail) = rest.split_at(Axis(0), span.start - start);
+        let (piece, tail) = tail.split_at(Axis(0), span.len());
+        pieces.push(piece);
+        rest = tail;
+        start = span.end;
+    }
+    pieces
+}
+
+/// The views along the first axis.
+pub fn outer<A, D: RemoveAxis>(
+    view: ArrayViewMut<'_, A, D>,
+) -> Vec<ArrayViewMut<'_, A, D::Smaller>> {
+    let spans: Vec<Range<usize>> = (0..view.len_of(Axis(0))).map(|i| i..i + 1).collect();
+    cut_rows(view, &spans).into_iter().map(|row| row.index_axis_move(Axis(0), 0)).collect()
+}

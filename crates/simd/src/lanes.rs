@@ -1,0 +1,95 @@
+//! Registers of f32, one file per instruction set.
+//!
+//! A token ([`Isa`]) proves that its instruction set is present, because only [`crate::Level`]
+//! hands it out; a register ([`Lanes`]) is made from a token and carries the proof on. So every
+//! operation on them is safe, and the `unsafe` of this crate stays in this folder.
+//!
+//! Every method is `#[inline(always)]`: an operation that is not inlined into the gate of its
+//! instruction set would be a call per register. `tests/codegen.rs` watches over that.
+
+#[cfg(target_arch = "x86_64")]
+pub mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub mod avx512;
+pub mod portable;
+pub mod product;
+
+use std::ops::{Add, Div, Mul, Sub};
+
+/// An instruction set, proven present.
+pub trait Isa: Copy + Send + Sync + 'static {
+    /// One register of f32.
+    type F32: Lanes<Isa = Self>;
+    /// The block of registers in which a tile of a product is summed.
+    type Tile: crate::tile::Tile<Self>;
+}
+
+/// One register of f32.
+pub trait Lanes:
+    Copy + Add<Output = Self> + Sub<Output = Self> + Mul<Output = Self> + Div<Output = Self>
+{
+    /// The instruction set that it belongs to.
+    type Isa: Isa<F32 = Self>;
+    /// Its number of elements.
+    const N: usize;
+
+    /// Every element is `x`.
+    fn splat(isa: Self::Isa, x: f32) -> Self;
+
+    /// The first [`Lanes::N`] elements of `x`, which must have as many.
+    fn load(isa: Self::Isa, x: &[f32]) -> Self;
+
+    /// Writes the first [`Lanes::N`] elements of `x`, which must have as many.
+    fn store(self, x: &mut [f32]);
+
+    /// Loads without a check.
+    ///
+    /// # Safety
+    /// [`Lanes::N`] elements must be readable at `x`.
+    unsafe fn load_at(isa: Self::Isa, x: *const f32) -> Self;
+
+    /// self · b + c, rounded once where the instruction set can.
+    fn mul_add(self, b: Self, c: Self) -> Self;
+
+    /// The larger of each pair; `b` where either is NaN.
+    fn max(self, b: Self) -> Self;
+
+    /// The nearest integer, ties to even.
+    fn round(self) -> Self;
+
+    /// self · 2ⁿ for integral n in [−127, 127], and 0 for n = −127.
+    fn mul_pow2(self, n: Self) -> Self;
+
+    /// `yes` where self < limit, else `no` (also where either is NaN).
+    fn select_less(self, limit: Self, yes: Self, no: Self) -> Self;
+
+    /// The largest element, if none is NaN.
+    fn reduce_max(self) -> f32;
+
+    /// The sum of the elements, halves first.
+    fn reduce_add(self) -> f32;
+}
+
+/// A computation, written once for every instruction set. `run` is `#[inline(always)]`, always.
+pub trait Kernel {
+    /// What it returns.
+    type Output;
+    /// Runs inside the gate of `isa`.
+    fn run<I: Isa>(self, isa: I) -> Self::Output;
+}
+
+/// Halves an array of lanes until one is left, with `f`: the order of every horizontal reduction.
+#[inline(always)]
+pub(crate) fn halve<const N: usize>(mut x: [f32; N], f: impl Fn(f32, f32) -> f32) -> f32 {
+    let mut width = N / 2;
+    while width > 0 {
+        for lane in 0..width {
+            x[lane] = f(x[lane], x[lane + width]);
+        }
+        width /= 2;
+    }
+    x[0]
+}
+
+#[cfg(test)]
+mod tests;

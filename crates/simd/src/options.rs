@@ -1,0 +1,44 @@
+//! What may change a result's speed and rounding, but not its meaning.
+
+use crate::Level;
+use etalon_problem::Blocking;
+
+/// How a backward pass is organised.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The planner chooses, by the lengths and the budget alone.
+    #[default]
+    Auto,
+    /// dq in one sweep, dk and dv in another: P is computed twice, nothing is kept between.
+    Separate,
+    /// P is computed once; each group of key tiles writes a partial dq, and the partials are then
+    /// summed in a fixed order.
+    FusedPartials,
+    /// attention_lse only: the forward pass also returns ∂lse/∂q, and dq needs no sweep.
+    ForwardGradient,
+}
+
+/// Options of the simd tier. Threads are those of rayon's current pool.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// The instruction set.
+    pub level: Level,
+    /// Queries and keys in a tile; `None`: what was measured to be best.
+    pub blocking: Option<Blocking>,
+    /// How a backward pass is organised.
+    pub mode: Mode,
+    /// The most bytes of dq partials that [`Mode::FusedPartials`] may keep per query head. The
+    /// result's rounding depends on it, so it is stated per head: a batch beside changes nothing.
+    pub partials_budget: usize,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            level: Level::best(),
+            blocking: None,
+            mode: Mode::Auto,
+            partials_budget: 64 << 20,
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Tasks over rayon's current pool.
+
+use etalon_problem::Error;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
+
+/// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
+/// first. Each thread keeps one scratch. Which thread runs a task changes nothing about its
+/// result, so results do not depend on the number of threads.
+pub fn for_each<T: Send, S>(
+    tasks: Vec<T>,
+    scratch: impl Fn() -> Result<S, Error> + Sync,
+    body: impl Fn(T, &mut S) + Sync,
+) -> Result<(), Error> {
+    let threads = rayon::current_num_threads().min(tasks.len());
+    let tasks: Vec<Mutex<Option<T>>> =
+        tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
+    let next = AtomicUsize::new(0);
+    let failure = Mutex::new(None);
+    let work = || {
+        let mut scratch = match scratch() {
+            Ok(scratch) => scratch,
+            Err(error) => {
+                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                return;
+            }
+        };
+        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
+            if let Some(task) = task.lock().unwrap_or_else(PoisonError::into_inner).take() {
+                body(task, &mut scratch);
+            }
+        }
+    };
+    match threads {
+        0 => {}
+        1 => work(),
+        _ => rayon::scope(|scope| (0..threads).for_each(|_| scope.spawn(|_| work()))),
+    }
+    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        // One thread without a scratch is no failure while others did its work.
+        Some(error) if next.load(Ordering::Relaxed) < tasks.len() => Err(error),
+        _ => Ok(()),
+    }
+}
+
+/// A vector of zeros, or the error that there is no memory for it.
+pub fn zeros(len: usize, what: &str) -> Result<Vec<f32>, Error> {
+    let mut zeros = reserve(len, what)?;
+    zeros.resize(len, 0.0);
+    Ok(zeros)
+}
+
+/// An empty vector with room for `len` elements, or the error that there is no memory for it.
+pub fn reserve<T>(len: usize, what: &str) -> Result<Vec<T>, Error> {
+    let mut vector = Vec::new();
+    vector.try_reserve_exact(len).map_err(|_| Error::Memory {
+        what: what.to_string(),
+        bytes: len.saturating_mul(size_of::<T>()),
+    })?;
+    Ok(vector)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_task_runs_once_whatever_the_threads() {
+        for threads in [1, 2, 3, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let mut done = vec![0; 100];
+            pool.install(|| {
+                for_each(done.iter_mut().collect(), || Ok(()), |slot, ()| *slot += 1).unwrap();
+            });
+            assert!(done.iter().all(|&count| count == 1), "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn no_scratch_anywhere_is_an_error() {
+        let none = || Err::<(), _>(Error::Memory { what: "scratch".into(), bytes: 1 });
+        assert!(for_each(vec![1, 2], none, |_, ()| {}).is_err());
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        assert!(matches!(zeros(usize::MAX / 8, "test"), Err(Error::Memory { .. })));
+    }
+}

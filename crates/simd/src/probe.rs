@@ -1,0 +1,91 @@
+//! What the hardware can do, measured in the same run as the kernels.
+
+use crate::Level;
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::tile::Tile;
+use std::hint::black_box;
+use std::time::Instant;
+
+/// The peak of fused multiply-adds in f32, in GFLOP/s (2 operations each), of `threads` threads at
+/// once: the best of five tries of products on data in the L1 cache, so short a product that
+/// nothing but the multiply-add units is busy.
+pub fn fma_gflops(level: Level, threads: usize) -> f64 {
+    (0..5).map(|_| once(level, threads)).fold(0.0, f64::max)
+}
+
+fn once(level: Level, threads: usize) -> f64 {
+    let start = Instant::now();
+    let flops: f64 = std::thread::scope(|scope| {
+        let work = || level.run(Peak { rounds: 400_000 });
+        let handles: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
+        let own = work();
+        own + handles.into_iter().map(|handle| handle.join().unwrap_or(0.0)).sum::<f64>()
+    });
+    flops / start.elapsed().as_secs_f64() * 1e-9
+}
+
+/// Multiply-adds on registers alone, as many sums as hide the latency.
+struct Peak {
+    rounds: usize,
+}
+
+/// Independent sums: 2 units × 4 cycles of latency, and half as much again.
+const SUMS: usize = 12;
+
+impl Kernel for Peak {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> f64 {
+        let factor = I::F32::splat(isa, black_box(0.5));
+        let mut sums = [I::F32::splat(isa, black_box(1.0)); SUMS];
+        for _ in 0..self.rounds {
+            // Twelve at a time, twice over, so that counting the rounds costs nothing.
+            for _ in 0..2 {
+                for sum in &mut sums {
+                    *sum = sum.mul_add(factor, factor);
+                }
+            }
+        }
+        black_box(sums.map(
+            #[inline(always)]
+            |sum| sum.reduce_add(),
+        ));
+        (self.rounds * 2 * SUMS * I::F32::N * 2) as f64
+    }
+}
+
+/// The speed of the register block's own products on packed panels in the L1 cache, in GFLOP/s of
+/// one thread: what a kernel made of nothing else would reach.
+pub fn product_gflops(level: Level) -> f64 {
+    (0..5)
+        .map(|_| {
+            let start = Instant::now();
+            let flops = level.run(Product { rounds: 4_000, depth: 64 });
+            flops / start.elapsed().as_secs_f64() * 1e-9
+        })
+        .fold(0.0, f64::max)
+}
+
+struct Product {
+    rounds: usize,
+    depth: usize,
+}
+
+impl Kernel for Product {
+    type Output = f64;
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) -> f64 {
+        let a = vec![0.5; self.depth * I::Tile::ROWS];
+        let b = vec![0.25; self.depth * I::Tile::COLS];
+        let mut c = vec![0.0; I::Tile::ROWS * I::Tile::COLS];
+        for _ in 0..self.rounds {
+            let mut tile = I::Tile::zero(isa);
+            tile.add_panel(isa, black_box(&a), black_box(&b), self.depth);
+            tile.store(&mut c, I::Tile::COLS);
+        }
+        black_box(&c);
+        (self.rounds * self.depth * I::Tile::ROWS * I::Tile::COLS * 2) as f64
+    }
+}

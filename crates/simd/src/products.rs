@@ -1,0 +1,79 @@
+//! Sums of weights times packed rows: o, dq, dk and dv all grow this way.
+
+use crate::lanes::Isa;
+use crate::pack::Packed;
+use crate::tile::Tile;
+
+/// A sum in memory: rows lie `stride` apart, a multiple of the columns of a register block.
+pub struct Sum<'a> {
+    /// Its rows, from the first that grows.
+    pub acc: &'a mut [f32],
+    /// The distance between them.
+    pub stride: usize,
+}
+
+/// Rows of a matrix that is packed along.
+#[derive(Clone, Copy)]
+pub struct Along<'a> {
+    /// The matrix.
+    pub packed: &'a Packed,
+    /// The first of the rows.
+    pub start: usize,
+    /// How many they are.
+    pub depth: usize,
+}
+
+impl<'a> Along<'a> {
+    #[inline(always)]
+    fn panel(&self, number: usize, cols: usize) -> &'a [f32] {
+        &self.packed.from(number)[self.start * cols..]
+    }
+}
+
+impl Sum<'_> {
+    /// += A · B, with A one register block of rows [`crate::tile::STRIDE`] apart.
+    #[inline(always)]
+    pub fn add_rows<I: Isa>(self, isa: I, a: &[f32], b: Along<'_>) {
+        let cols = I::Tile::COLS;
+        for number in 0..self.stride / cols {
+            let acc = &mut self.acc[number * cols..];
+            let mut tile = I::Tile::load(isa, acc, self.stride);
+            tile.add_rows(isa, a, b.panel(number, cols), b.depth);
+            tile.store(acc, self.stride);
+        }
+    }
+
+    /// += Aᵀ · B, with A the first columns, one register block of them, of rows
+    /// [`crate::tile::STRIDE`] apart.
+    #[inline(always)]
+    pub fn add_columns<I: Isa>(self, isa: I, a: &[f32], b: Along<'_>) {
+        let cols = I::Tile::COLS;
+        for number in 0..self.stride / cols {
+            let acc = &mut self.acc[number * cols..];
+            let mut tile = I::Tile::load(isa, acc, self.stride);
+            tile.add_columns(isa, a, b.panel(number, cols), b.depth);
+            tile.store(acc, self.stride);
+        }
+    }
+
+    /// += A · B, pair by pair, where `a(r, k)` is `None` for a pair that is not visible and must
+    /// add nothing at all: 0 · NaN would be NaN. Slow, and only for operands that are not finite.
+    pub fn add_visible(
+        self,
+        rows: usize,
+        b: Along<'_>,
+        cols: usize,
+        a: impl Fn(usize, usize) -> Option<f32>,
+    ) {
+        for r in 0..rows {
+            let acc = &mut self.acc[r * self.stride..][..self.stride];
+            for k in 0..b.depth {
+                let Some(factor) = a(r, k) else { continue };
+                for (number, acc) in acc.chunks_exact_mut(cols).enumerate() {
+                    let row = &b.panel(number, cols)[k * cols..][..cols];
+                    acc.iter_mut().zip(row).for_each(|(acc, b)| *acc += factor * b);
+                }
+            }
+        }
+    }
+}

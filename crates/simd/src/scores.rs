@@ -1,0 +1,163 @@
+//! The scores of a block of queries against a tile of keys: (F1), (F2) and what is visible.
+
+use crate::Element;
+use crate::exp::tanh;
+use crate::heads::Rule;
+use crate::lanes::{Isa, Lanes};
+use crate::tile::{MAX_KEYS, STRIDE, Tile};
+use etalon_problem::Cover;
+use ndarray::s;
+use std::ops::Range;
+
+/// The most rows of a register block, over all instruction sets.
+pub const MAX_ROWS: usize = 16;
+
+/// Which columns of a block were computed, and how.
+#[derive(Debug, Clone)]
+pub struct Strip {
+    /// The columns, from the tile's first; register blocks wide. Nothing beside them is visible.
+    pub cols: Range<usize>,
+    /// Whether `visible` was written: some pair of the block may be invisible.
+    pub careful: bool,
+}
+
+/// The memory of a block of scores: rows lie [`STRIDE`] apart.
+pub struct Block<'a> {
+    /// S, and −∞ where the pair is invisible.
+    pub s: &'a mut [f32],
+    /// S′, with a softcap.
+    pub derivative: &'a mut [f32],
+    /// Whether each pair is visible, rows [`MAX_KEYS`] apart; written in careful blocks.
+    pub visible: &'a mut [bool],
+}
+
+/// The two factors of a block of scores.
+#[derive(Clone, Copy)]
+pub struct Factors<'a> {
+    /// A panel of queries, packed across.
+    pub q: &'a [f32],
+    /// The panels of keys, packed across, from the tile's first.
+    pub k: &'a [f32],
+    /// D.
+    pub dim: usize,
+}
+
+/// Computes the scores of `rows` × `cols` (within the sequence) and the maxima of their rows, or
+/// returns `None` if no pair of the block is visible. With `careful` what is visible is written
+/// down even where the mask allows all: operands that are not finite need it.
+#[inline(always)]
+pub fn score_block<I: Isa, T: Element>(
+    isa: I,
+    rule: &Rule<'_, T>,
+    factors: Factors<'_>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    careful: bool,
+    block: &mut Block<'_>,
+    max: &mut [I::F32; MAX_ROWS],
+) -> Option<Strip> {
+    let width = I::Tile::COLS;
+    let mut panels = 0..cols.len().div_ceil(width);
+    let cover = rule.cover(rows.clone(), cols.clone());
+    match cover {
+        Cover::None => return None,
+        Cover::Some => panels = trim(rule, &rows, &cols, panels, width),
+        Cover::All => {}
+    }
+    let ragged = panels.end * width > cols.len();
+    let careful = careful || cover == Cover::Some || ragged || rule.bias.is_some();
+    let scale = I::F32::splat(isa, rule.scale);
+    for panel in panels.clone() {
+        let mut tile = I::Tile::zero(isa);
+        tile.add_panel(isa, factors.q, &factors.k[panel * factors.dim * width..], factors.dim);
+        let tile = tile.map(
+            #[inline(always)]
+            |s| s * scale,
+        );
+        tile.store(&mut block.s[panel * width..], STRIDE); // (F1)
+        if !careful && rule.softcap.is_none() {
+            tile.row_max(max);
+        }
+    }
+    let strip = Strip { cols: panels.start * width..panels.end * width, careful };
+    if let Some(cap) = rule.softcap {
+        cap_scores(isa, cap, &strip.cols, block);
+    }
+    if careful {
+        hide(rule, &rows, &cols, &strip.cols, I::Tile::ROWS, block);
+    }
+    if careful || rule.softcap.is_some() {
+        for (row, max) in block.s.chunks(STRIDE).zip(&mut max[..I::Tile::ROWS]) {
+            for s in row[strip.cols.clone()].chunks_exact(I::F32::N) {
+                *max = I::F32::load(isa, s).max(*max);
+            }
+        }
+    }
+    Some(strip)
+}
+
+/// The panels between the first and the last that hold a visible pair.
+fn trim<T: Element>(
+    rule: &Rule<'_, T>,
+    rows: &Range<usize>,
+    cols: &Range<usize>,
+    panels: Range<usize>,
+    width: usize,
+) -> Range<usize> {
+    let seen = |panel: &usize| {
+        let start = cols.start + panel * width;
+        rule.cover(rows.clone(), start..cols.end.min(start + width)) != Cover::None
+    };
+    let first = panels.clone().find(seen).unwrap_or(panels.start);
+    let last = panels.clone().rev().find(seen).unwrap_or(first);
+    first..last + 1
+}
+
+/// (F2) S = c·tanh(s/c) and S′ = 1 − tanh²(s/c).
+#[inline(always)]
+fn cap_scores<I: Isa>(isa: I, cap: f32, cols: &Range<usize>, block: &mut Block<'_>) {
+    let (cap, one) = (I::F32::splat(isa, cap), I::F32::splat(isa, 1.0));
+    let rows = I::Tile::ROWS * STRIDE;
+    let derivatives = block.derivative[..rows].chunks_mut(STRIDE);
+    for (row, derivative) in block.s[..rows].chunks_mut(STRIDE).zip(derivatives) {
+        let row = row[cols.clone()].chunks_exact_mut(I::F32::N);
+        let derivative = derivative[cols.clone()].chunks_exact_mut(I::F32::N);
+        for (s, derivative) in row.zip(derivative) {
+            let t = tanh(isa, I::F32::load(isa, s) / cap);
+            (cap * t).store(s);
+            (one - t * t).store(derivative);
+        }
+    }
+}
+
+/// (F2) adds the bias, notes which pairs are visible, and sets S = −∞ where they are not.
+fn hide<T: Element>(
+    rule: &Rule<'_, T>,
+    rows: &Range<usize>,
+    cols: &Range<usize>,
+    strip: &Range<usize>,
+    block_rows: usize,
+    block: &mut Block<'_>,
+) {
+    let keys = cols.start + strip.start..cols.end.min(cols.start + strip.end);
+    for r in 0..block_rows {
+        let s = &mut block.s[r * STRIDE..][strip.clone()];
+        let visible = &mut block.visible[r * MAX_KEYS..][strip.clone()];
+        let i = rows.start + r;
+        if i >= rows.end {
+            visible.fill(false); // rows that only fill the register block
+        } else {
+            let (inside, padding) = visible.split_at_mut(keys.len());
+            rule.visible_row(i, keys.clone(), inside);
+            padding.fill(false);
+            if let Some(bias) = &rule.bias {
+                let bias = bias.slice(s![i, keys.clone()]);
+                s.iter_mut().zip(bias).for_each(|(s, b)| *s += b.to_f32());
+            }
+        }
+        for (s, visible) in s.iter_mut().zip(visible) {
+            *s = if *visible { *s } else { f32::NEG_INFINITY };
+            *visible = *s != f32::NEG_INFINITY;
+        }
+    }
+}

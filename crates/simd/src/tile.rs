@@ -1,0 +1,116 @@
+//! A block of registers, and the verbs of a tile.
+
+use crate::lanes::product::product;
+use crate::lanes::{Isa, Lanes};
+
+/// The distance between two rows of a tile of scores in memory: room for [`MAX_KEYS`] keys and one
+/// block more, and an odd number of cache lines, so that the rows of a block do not compete for
+/// the same sets of the L1 cache.
+pub const STRIDE: usize = 272;
+
+/// The most keys in a tile of scores.
+pub const MAX_KEYS: usize = 256;
+
+/// A block of registers: [`Tile::ROWS`] rows of [`Tile::COLS`] f32, with the products that sum
+/// into it. A constant layout of every operand keeps the addresses of the inner loop immediate.
+pub trait Tile<I: Isa>: Copy {
+    /// Its rows.
+    const ROWS: usize;
+    /// Its columns.
+    const COLS: usize;
+
+    /// All zero.
+    fn zero(isa: I) -> Self;
+
+    /// Reads rows that lie `stride` apart.
+    fn load(isa: I, c: &[f32], stride: usize) -> Self;
+
+    /// Writes rows that lie `stride` apart.
+    fn store(self, c: &mut [f32], stride: usize);
+
+    /// += A · B with A a packed panel `[depth][ROWS]` and B a packed panel `[depth][COLS]`.
+    fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// += A · B with A the first ROWS rows of a matrix with row stride [`STRIDE`].
+    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// += Aᵀ · B with A the first `depth` rows and ROWS columns of a matrix with row stride
+    /// [`STRIDE`].
+    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// Replaces every register by a function of it.
+    fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;
+
+    /// The larger of `m[r]` and the registers of row r, for every row.
+    fn row_max(&self, m: &mut [I::F32]);
+}
+
+/// MR rows of NV registers.
+#[derive(Clone, Copy)]
+pub struct Registers<F, const MR: usize, const NV: usize>([[F; NV]; MR]);
+
+impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR, NV> {
+    const ROWS: usize = MR;
+    const COLS: usize = NV * I::F32::N;
+
+    #[inline(always)]
+    fn zero(isa: I) -> Self {
+        Self([[I::F32::splat(isa, 0.0); NV]; MR])
+    }
+
+    #[inline(always)]
+    fn load(isa: I, c: &[f32], stride: usize) -> Self {
+        let mut tile = Self::zero(isa);
+        for (r, row) in tile.0.iter_mut().enumerate() {
+            let c = &c[r * stride..][..NV * I::F32::N];
+            for (n, register) in row.iter_mut().enumerate() {
+                *register = I::F32::load(isa, &c[n * I::F32::N..]);
+            }
+        }
+        tile
+    }
+
+    #[inline(always)]
+    fn store(self, c: &mut [f32], stride: usize) {
+        for (r, row) in self.0.iter().enumerate() {
+            let c = &mut c[r * stride..][..NV * I::F32::N];
+            for (n, register) in row.iter().enumerate() {
+                register.store(&mut c[n * I::F32::N..]);
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        product::<I, MR, NV, 1, MR>(isa, &mut self.0, a, b, depth);
+    }
+
+    #[inline(always)]
+    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        product::<I, MR, NV, STRIDE, 1>(isa, &mut self.0, a, b, depth);
+    }
+
+    #[inline(always)]
+    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, depth);
+    }
+
+    #[inline(always)]
+    fn map(mut self, mut f: impl FnMut(I::F32) -> I::F32) -> Self {
+        for row in &mut self.0 {
+            for register in row {
+                *register = f(*register);
+            }
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn row_max(&self, m: &mut [I::F32]) {
+        for (m, row) in m[..MR].iter_mut().zip(&self.0) {
+            for &register in row {
+                *m = register.max(*m);
+            }
+        }
+    }
+}
