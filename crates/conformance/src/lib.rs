@@ -9,3 +9,4 @@ pub mod profile;
 pub mod report;
 pub mod tensor;
 pub mod tier;
+pub mod vectors;

@@ -1,0 +1,203 @@
+//! Files: tensors as safetensors, problems as JSON, and writing that leaves nothing half done.
+
+mod draft;
+
+pub use draft::Draft;
+
+use crate::tensor::{Data, Tensor, Tensors};
+use etalon_problem::{Error as ProblemError, NamedArray, Problem};
+use half::{bf16, f16};
+use safetensors::tensor::{Dtype as Stored, TensorView};
+use safetensors::{SafeTensors, View};
+use std::borrow::Cow;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// What can be wrong with a file. Every message is one line that names the file.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// It cannot be read.
+    #[error("{path}: cannot be read: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It cannot be written.
+    #[error("{path}: cannot be written: {reason}")]
+    Write {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// It is not what it should be.
+    #[error("{path}: {reason}")]
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        reason: String,
+    },
+    /// What it holds does not fit the problem.
+    #[error("{path}: {source}")]
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What does not fit.
+        source: ProblemError,
+    },
+}
+
+impl Error {
+    fn format(path: &Path, reason: impl Into<String>) -> Self {
+        Error::Format { path: path.to_path_buf(), reason: reason.into() }
+    }
+
+    /// An error of the vocabulary that a file is to blame for.
+    pub fn content(path: &Path, source: ProblemError) -> Self {
+        Error::Content { path: path.to_path_buf(), source }
+    }
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, Error> {
+    fs::read(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })
+}
+
+/// Reads every tensor of a safetensors file. I32 becomes [`Data::I64`], U8 [`Data::Bool`] if it
+/// holds nothing but 0 and 1; any other type but F64, F32, BF16, F16, I64 and BOOL is an error.
+pub fn read_tensors(path: &Path) -> Result<Tensors, Error> {
+    let bytes = read(path)?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| {
+        Error::format(path, format!("no valid safetensors file, or cut short: {error}"))
+    })?;
+    file.tensors()
+        .into_iter()
+        .map(|(name, view)| match parse(&view) {
+            Some(data) => Ok((name, Tensor { shape: view.shape().to_vec(), data })),
+            None => {
+                let dtype = view.dtype();
+                let expected = "F64, F32, BF16, F16, I64, I32, BOOL or U8 of 0 and 1";
+                Err(Error::format(path, format!("`{name}` must hold {expected}, found {dtype:?}")))
+            }
+        })
+        .collect()
+}
+
+fn parse(view: &TensorView<'_>) -> Option<Data> {
+    let bytes = view.data();
+    Some(match view.dtype() {
+        Stored::F64 => Data::F64(elements(bytes, f64::from_le_bytes)),
+        Stored::F32 => Data::F32(elements(bytes, f32::from_le_bytes)),
+        Stored::BF16 => Data::Bf16(elements(bytes, bf16::from_le_bytes)),
+        Stored::F16 => Data::F16(elements(bytes, f16::from_le_bytes)),
+        Stored::I64 => Data::I64(elements(bytes, i64::from_le_bytes)),
+        Stored::I32 => Data::I64(elements(bytes, |x| i64::from(i32::from_le_bytes(x)))),
+        Stored::BOOL | Stored::U8 if bytes.iter().all(|&byte| byte <= 1) => {
+            Data::Bool(bytes.iter().map(|&byte| byte == 1).collect())
+        }
+        _ => return None,
+    })
+}
+
+fn elements<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|&bytes| read(bytes)).collect()
+}
+
+/// The tensors as the bytes of a safetensors file; `path` is only named in errors.
+pub fn to_bytes(path: &Path, tensors: &Tensors) -> Result<Vec<u8>, Error> {
+    safetensors::serialize(tensors, None)
+        .map_err(|error| Error::Write { path: path.to_path_buf(), reason: error.to_string() })
+}
+
+/// Writes a safetensors file: the whole of it, or nothing.
+pub fn write_tensors(path: &Path, tensors: &Tensors) -> Result<(), Error> {
+    let draft = Draft::new(path)?;
+    draft.finish(&to_bytes(path, tensors)?)
+}
+
+impl View for &Tensor {
+    fn dtype(&self) -> Stored {
+        match self.data {
+            Data::F64(_) => Stored::F64,
+            Data::F32(_) => Stored::F32,
+            Data::Bf16(_) => Stored::BF16,
+            Data::F16(_) => Stored::F16,
+            Data::I64(_) => Stored::I64,
+            Data::Bool(_) => Stored::BOOL,
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn data(&self) -> Cow<'_, [u8]> {
+        Cow::Owned(match &self.data {
+            Data::F64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::Bf16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::F16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::I64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            Data::Bool(x) => x.iter().map(|&x| u8::from(x)).collect(),
+        })
+    }
+
+    fn data_len(&self) -> usize {
+        let size = match self.data {
+            Data::F64(_) | Data::I64(_) => 8,
+            Data::F32(_) => 4,
+            Data::Bf16(_) | Data::F16(_) => 2,
+            Data::Bool(_) => 1,
+        };
+        self.len() * size
+    }
+}
+
+/// Reads a problem. The arrays that its mask names are bound from `tensors`, which were read from
+/// `tensors_path`.
+pub fn read_problem(path: &Path, tensors_path: &Path, tensors: &Tensors) -> Result<Problem, Error> {
+    let text = String::from_utf8(read(path)?)
+        .map_err(|_| Error::format(path, "no JSON text: it is not UTF-8"))?;
+    let mut problem: Problem = serde_json::from_str(&text)
+        .map_err(|error| Error::format(path, format!("no problem: {error}")))?;
+    let ids = |name: &str| named(tensors, name, "i64 or i32", ids);
+    let flags = |name: &str| named(tensors, name, "bool", flags);
+    problem.bind(ids, flags).map_err(|error| Error::content(tensors_path, error))?;
+    problem.check().map_err(|error| match &error {
+        // The arrays' extents are the tensors' fault, all else the problem's.
+        ProblemError::Shape { .. } => Error::content(tensors_path, error),
+        _ => Error::content(path, error),
+    })?;
+    Ok(problem)
+}
+
+fn named<T: Clone>(
+    tensors: &Tensors,
+    name: &str,
+    expected: &str,
+    elements: impl Fn(&Data) -> Option<&[T]>,
+) -> Result<Option<NamedArray<T>>, ProblemError> {
+    let Some(tensor) = tensors.get(name) else { return Ok(None) };
+    match elements(&tensor.data) {
+        Some(elements) => Ok(Some(NamedArray::new(name, &tensor.shape, elements.to_vec()))),
+        None => Err(ProblemError::Dtype {
+            operand: name.to_string(),
+            expected: expected.to_string(),
+            found: tensor.type_name().to_string(),
+        }),
+    }
+}
+
+fn ids(data: &Data) -> Option<&[i64]> {
+    if let Data::I64(x) = data { Some(x) } else { None }
+}
+
+fn flags(data: &Data) -> Option<&[bool]> {
+    if let Data::Bool(x) = data { Some(x) } else { None }
+}
+
+#[cfg(test)]
+mod tests;
