@@ -54,7 +54,7 @@ pub trait Lanes:
     /// The larger of each pair; `b` where either is NaN.
     fn max(self, b: Self) -> Self;
 
-    /// The nearest integer, ties to even.
+    /// The nearest integer, ties to even, for |self| ≤ 2²²; NaN for NaN.
     fn round(self) -> Self;
 
     /// self · 2ⁿ for integral n in [−127, 127], and 0 for n = −127.

@@ -58,6 +58,7 @@ impl Sum<'_> {
 
     /// += A · B, pair by pair, where `a(r, k)` is `None` for a pair that is not visible and must
     /// add nothing at all: 0 · NaN would be NaN. Slow, and only for operands that are not finite.
+    #[inline(never)]
     pub fn add_visible(
         self,
         rows: usize,

@@ -1,1 +1,117 @@
+//! 2ˣ and tanh over every binade, on every level.
 
+use super::*;
+use crate::Level;
+use crate::lanes::Kernel;
+
+/// A function applied to every element of a slice, whose length is a multiple of 16.
+struct Map<'a> {
+    x: &'a mut [f32],
+    tanh: bool,
+}
+
+impl Kernel for Map<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for x in self.x.chunks_exact_mut(I::F32::N) {
+            let value = I::F32::load(isa, x);
+            let result = if self.tanh { tanh(isa, value) } else { exp2(isa, value) };
+            result.store(x);
+        }
+    }
+}
+
+fn map(level: Level, x: &[f32], tanh: bool) -> Vec<f32> {
+    let mut padded = x.to_vec();
+    padded.resize(x.len().next_multiple_of(16), 0.0);
+    level.run(Map { x: &mut padded, tanh });
+    padded.truncate(x.len());
+    padded
+}
+
+/// 2¹³ floats of every binade up to `limit`, and of every half in reach the floats around it,
+/// where the nearest integer changes.
+fn every_binade(limit: f32) -> Vec<f32> {
+    let step = 1u32 << 10;
+    let mut x: Vec<f32> = (0..limit.to_bits()).step_by(step as usize).map(f32::from_bits).collect();
+    for half in 1..=(2.0 * limit) as u32 {
+        let bits = (half as f32 / 2.0).to_bits();
+        x.extend((bits - 64..bits + 64).map(f32::from_bits).filter(|&x| x <= limit));
+    }
+    x
+}
+
+/// The largest error in units of 2⁻²⁴ of the exact value, and where.
+fn worst(x: &[f32], got: &[f32], exact: impl Fn(f64) -> f64) -> (f64, f32) {
+    let unit = 0.5f64.powi(24);
+    x.iter().zip(got).fold((0.0, 0.0), |worst, (&x, &got)| {
+        let exact = exact(f64::from(x));
+        let error = (f64::from(got) - exact).abs() / (exact.abs() * unit);
+        if error > worst.0 || error.is_nan() { (error, x) } else { worst }
+    })
+}
+
+#[test]
+fn exp2_is_within_its_bound_on_every_binade() {
+    // Below 2⁻¹²⁶ the result is flushed: that range has a test of its own.
+    let x: Vec<f32> = every_binade(126.0).into_iter().map(|x| -x).collect();
+    for &level in Level::available() {
+        // Portable lanes fuse on aarch64 only; a product and a sum then round twice.
+        let fused = level.name() != "portable" || cfg!(target_arch = "aarch64");
+        let bound = if fused { 1.5 } else { 2.0 };
+        let (error, at) = worst(&x, &map(level, &x, false), f64::exp2);
+        assert!(error <= bound, "{level}: {error} units at {at:e}, more than {bound}");
+    }
+}
+
+#[test]
+fn exp2_is_exact_where_exactness_is_promised() {
+    for &level in Level::available() {
+        let integers: Vec<f32> = (0..=126).map(|n| -(n as f32)).collect();
+        for (x, got) in integers.iter().zip(map(level, &integers, false)) {
+            assert_eq!(f64::from(got), f64::from(*x).exp2(), "{level}: 2^{x}");
+        }
+        let zeros = [-0.0, -127.0, -149.0, -1e4, f32::MIN, f32::NEG_INFINITY];
+        let got = map(level, &zeros, false);
+        assert_eq!(got, [1.0, 0.0, 0.0, 0.0, 0.0, 0.0], "{level}");
+        assert!(map(level, &[f32::NAN], false)[0].is_nan(), "{level}: a NaN must survive");
+    }
+}
+
+#[test]
+fn what_exp2_flushes_is_smaller_than_every_normal_number() {
+    let x: Vec<f32> = (0..1024).map(|i| -126.0 - i as f32 / 512.0).collect();
+    for &level in Level::available() {
+        for (x, got) in x.iter().zip(map(level, &x, false)) {
+            let error = (f64::from(got) - f64::from(*x).exp2()).abs();
+            assert!(error <= f64::from(f32::MIN_POSITIVE), "{level}: 2^{x} = {got:e}");
+        }
+    }
+}
+
+#[test]
+fn tanh_is_within_its_bound_on_every_binade() {
+    let positive = every_binade(64.0);
+    let x: Vec<f32> = positive
+        .iter()
+        .flat_map(|&x| [x, -x])
+        .filter(|x| x.abs() >= f32::MIN_POSITIVE || *x == 0.0)
+        .collect();
+    for &level in Level::available() {
+        let got = map(level, &x, true);
+        let nonzero: Vec<usize> = (0..x.len()).filter(|&i| x[i] != 0.0).collect();
+        let (x, got): (Vec<f32>, Vec<f32>) = nonzero.iter().map(|&i| (x[i], got[i])).unzip();
+        let (error, at) = worst(&x, &got, f64::tanh);
+        assert!(error <= 4.0, "{level}: {error} units at {at:e}, more than 4");
+    }
+}
+
+#[test]
+fn tanh_keeps_zero_and_limits() {
+    for &level in Level::available() {
+        let got = map(level, &[0.0, f32::INFINITY, f32::NEG_INFINITY, 1e30], true);
+        assert_eq!(got, [0.0, 1.0, -1.0, 1.0], "{level}");
+        assert!(map(level, &[f32::NAN], true)[0].is_nan(), "{level}: a NaN must survive");
+    }
+}

@@ -74,7 +74,9 @@ impl Lanes for F32s {
 
     #[inline(always)]
     fn round(self) -> Self {
-        F32s(self.0.round())
+        // Adding 1.5·2²³ leaves no bits for a fraction; `wide` itself rounds ties away from zero.
+        let shift = f32x8::splat(12_582_912.0);
+        F32s(self.0 + shift - shift)
     }
 
     #[inline(always)]
