@@ -1,0 +1,16 @@
+//! What the references must satisfy, each law written once and run over every problem of
+//! `cases.rs`.
+
+mod backward;
+mod bounded;
+mod cases;
+mod derivatives;
+mod determinism;
+mod errors;
+mod fixtures;
+mod forward;
+mod precision;
+mod scalars;
+mod second_order;
+mod semantics;
+mod tensors;
