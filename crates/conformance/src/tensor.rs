@@ -47,6 +47,23 @@ impl Tensor {
         Tensor { shape: values.shape().to_vec(), data }
     }
 
+    /// Its number of elements.
+    pub fn len(&self) -> usize {
+        match &self.data {
+            Data::F64(x) => x.len(),
+            Data::F32(x) => x.len(),
+            Data::Bf16(x) => x.len(),
+            Data::F16(x) => x.len(),
+            Data::I64(x) => x.len(),
+            Data::Bool(x) => x.len(),
+        }
+    }
+
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
     /// Its floating-point type, if it has one.
     pub fn dtype(&self) -> Option<Dtype> {
         match self.data {

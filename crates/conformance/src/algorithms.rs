@@ -1,0 +1,45 @@
+//! What there is: every algorithm with its passes and what its inputs are.
+
+use etalon_problem::{Algorithm, Pass};
+
+/// An algorithm as the suite knows it.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// The algorithm.
+    pub algorithm: Algorithm,
+    /// What it computes, in one line.
+    pub formula: &'static str,
+    /// Its passes; a tier offers each of them or says why not.
+    pub passes: &'static [Pass],
+    /// The passes that have proven bounds, and so can be judged element by element.
+    pub judged: &'static [Pass],
+}
+
+const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+
+/// Every algorithm.
+pub const ALL: &[Entry] = &[
+    Entry {
+        algorithm: Algorithm::Attention,
+        formula: "o = softmax(S) v and lse, with S = c·tanh(σ q·k / c) + bias",
+        passes: &Pass::ALL,
+        judged: FIRST_ORDER,
+    },
+    Entry {
+        algorithm: Algorithm::AttentionLse,
+        formula: "lse = ln Σ exp S, without values",
+        passes: &Pass::ALL,
+        judged: FIRST_ORDER,
+    },
+];
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_list_is_complete() {
+        let listed: Vec<Algorithm> = ALL.iter().map(|entry| entry.algorithm).collect();
+        assert_eq!(listed, Algorithm::ALL);
+    }
+}

@@ -1,0 +1,118 @@
+//! Points of the grid such that every pair of values of two axes occurs.
+
+use super::{DlseKind, Family, MaskKind, OptionKind, SequenceKind, Spec};
+use crate::generate::Stream;
+use crate::shapes::ShapeClass;
+use etalon_problem::{Algorithm, Dtype};
+use std::collections::BTreeSet;
+
+const STORAGE: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+/// Two axes with one value of each.
+type Pair = (usize, usize, usize, usize);
+
+/// Greedy: each point takes an uncovered pair, then on every other axis the value that covers most
+/// further pairs; the seed decides between equals.
+pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
+    let dlse: &[DlseKind] = match algorithm {
+        Algorithm::Attention => &DlseKind::ALL,
+        Algorithm::AttentionLse => &[DlseKind::Present],
+    };
+    let sizes = [
+        STORAGE.len(),
+        MaskKind::ALL.len(),
+        OptionKind::ALL.len(),
+        ShapeClass::ALL.len(),
+        SequenceKind::ALL.len(),
+        Family::ALL.len(),
+        dlse.len(),
+    ];
+    cover(&sizes, seed)
+        .into_iter()
+        .map(|point| Spec {
+            algorithm,
+            dtype: STORAGE[point[0]],
+            mask: MaskKind::ALL[point[1]],
+            options: OptionKind::ALL[point[2]],
+            shape: ShapeClass::ALL[point[3]],
+            sequences: SequenceKind::ALL[point[4]],
+            family: Family::ALL[point[5]],
+            dlse: dlse[point[6]],
+            seed,
+        })
+        .collect()
+}
+
+fn cover(sizes: &[usize], seed: u64) -> Vec<Vec<usize>> {
+    let stream = Stream::new(seed, "covering");
+    let mut uncovered = BTreeSet::new();
+    for a in 0..sizes.len() {
+        for b in a + 1..sizes.len() {
+            uncovered.extend((0..sizes[a]).flat_map(|x| (0..sizes[b]).map(move |y| (a, x, b, y))));
+        }
+    }
+    let mut points = Vec::new();
+    let mut draws = 0;
+    while let Some(pair) = nth(&uncovered, stream.below(draws, uncovered.len().max(1))) {
+        let mut point: Vec<Option<usize>> = vec![None; sizes.len()];
+        (point[pair.0], point[pair.2]) = (Some(pair.1), Some(pair.3));
+        for axis in 0..sizes.len() {
+            if point[axis].is_none() {
+                draws += 1;
+                let start = stream.below(draws, sizes[axis]);
+                let values = (0..sizes[axis]).map(|step| (start + step) % sizes[axis]);
+                let gain = |value: &usize| gain(&uncovered, &point, axis, *value);
+                // `max_by_key` keeps the last of equals: the rotation decides which that is.
+                point[axis] = values.max_by_key(gain);
+            }
+        }
+        let point: Vec<usize> = point.into_iter().flatten().collect();
+        for a in 0..point.len() {
+            for b in a + 1..point.len() {
+                uncovered.remove(&(a, point[a], b, point[b]));
+            }
+        }
+        points.push(point);
+        draws += 1;
+    }
+    points
+}
+
+fn nth(set: &BTreeSet<Pair>, n: usize) -> Option<Pair> {
+    set.iter().nth(n).copied()
+}
+
+fn gain(uncovered: &BTreeSet<Pair>, point: &[Option<usize>], axis: usize, value: usize) -> usize {
+    let pair = |(other, chosen): (usize, usize)| match other < axis {
+        true => (other, chosen, axis, value),
+        false => (axis, value, other, chosen),
+    };
+    let chosen = point.iter().enumerate().filter_map(|(other, x)| x.map(|x| (other, x)));
+    chosen.filter(|&entry| uncovered.contains(&pair(entry))).count()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_occurs() {
+        let sizes = [3, 4, 2];
+        let points = cover(&sizes, 5);
+        for a in 0..3 {
+            for b in a + 1..3 {
+                for (x, y) in (0..sizes[a]).flat_map(|x| (0..sizes[b]).map(move |y| (x, y))) {
+                    assert!(points.iter().any(|point| point[a] == x && point[b] == y));
+                }
+            }
+        }
+        assert!(points.len() < 24, "fewer than the whole grid");
+    }
+
+    #[test]
+    fn a_core_run_is_small() {
+        // The two widest axes alone need 12 · 13 points; twice that would miss the minute.
+        let points = points(Algorithm::Attention, 0);
+        assert!((156..312).contains(&points.len()), "{}", points.len());
+    }
+}

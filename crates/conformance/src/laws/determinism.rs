@@ -1,0 +1,111 @@
+//! What etalon promises of bits: they depend on nothing but the one sequence and key head.
+
+use super::select::Selection;
+use super::tensors::{Equality, difference};
+use super::{Judgement, Kind, Law, Trial, refute};
+use crate::cases::Case;
+use crate::tier::Hints;
+use etalon_problem::{Pass, Sequences};
+
+pub(super) const LAWS: &[Law] = &[
+    Law {
+        name: "determinism",
+        statement: "Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.",
+        kind: Kind::Contract,
+        applies: |_, _| true,
+        check: determinism,
+    },
+    Law {
+        name: "batch_invariance",
+        statement: "A batch element gives the same bits alone as in its batch.",
+        kind: Kind::Contract,
+        applies: |case: &Case, _: Pass| case.problem.scores().extents.batch > 1,
+        check: batch_invariance,
+    },
+    Law {
+        name: "head_invariance",
+        statement: "A key head with its query heads gives the same bits alone as beside others.",
+        kind: Kind::Contract,
+        applies: |case: &Case, _: Pass| case.problem.scores().extents.key_heads > 1,
+        check: head_invariance,
+    },
+    Law {
+        name: "sequence_invariance",
+        statement: "A packed or padded sequence gives the same bits as its rows alone.",
+        kind: Kind::Contract,
+        applies: |case: &Case, _: Pass| case.problem.scores().sequences != Sequences::Dense,
+        check: sequence_invariance,
+    },
+];
+
+fn determinism(trial: &Trial<'_>) -> Judgement {
+    let clean = trial.clean()?;
+    for threads in [None, Some(1), Some(2), Some(3), Some(7)] {
+        let hints = Hints { threads, ..Hints::default() };
+        let again = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        for (name, tensor) in clean {
+            let found = difference(name, &again[name], tensor, Equality::Bits, |_| true);
+            let threads = threads.map_or("again".to_string(), |n| format!("{n} threads"));
+            refute(found.map(|found| format!("{threads}: {found}")))?;
+        }
+    }
+    Ok(None)
+}
+
+/// Runs a part alone and compares it with its place in the whole; `shared` outputs are sums over
+/// more than the part.
+fn same_alone(trial: &Trial<'_>, part: &Selection, shared: &[&str], what: &str) -> Judgement {
+    let (case, whole) = (trial.case, trial.clean()?);
+    let scores = case.problem.scores();
+    let inputs = part.tensors(scores, &case.inputs);
+    let alone = trial.ask(&part.problem(&case.problem), &inputs, Hints::default())?;
+    for (name, tensor) in alone.iter().filter(|(name, _)| !shared.contains(&name.as_str())) {
+        let place = part.tensor(scores, name, &whole[name]);
+        let found = difference(name, &place, tensor, Equality::Bits, |_| true);
+        refute(found.map(|found| format!("{what}: {found}")))?;
+    }
+    Ok(None)
+}
+
+/// Outputs that are summed over batch elements.
+fn shared_by_batch(case: &Case) -> Vec<&'static str> {
+    let scores = case.problem.scores();
+    let bias = scores.bias.filter(|bias| bias.batch == 1 && scores.extents.batch > 1);
+    [Some("dsinks"), bias.map(|_| "dbias")].into_iter().flatten().collect()
+}
+
+fn batch_invariance(trial: &Trial<'_>) -> Judgement {
+    let scores = trial.case.problem.scores();
+    for b in 0..scores.extents.batch {
+        let part = Selection { batch: vec![b], ..Selection::all(scores) };
+        same_alone(trial, &part, &shared_by_batch(trial.case), &format!("batch element {b}"))?;
+    }
+    Ok(None)
+}
+
+fn head_invariance(trial: &Trial<'_>) -> Judgement {
+    let scores = trial.case.problem.scores();
+    let shared = scores.bias.filter(|bias| bias.heads == 1 && scores.extents.query_heads > 1);
+    let shared: &[&str] = if shared.is_some() { &["dbias"] } else { &[] };
+    for h in 0..scores.extents.key_heads {
+        let part = Selection { key_heads: vec![h], ..Selection::all(scores) };
+        same_alone(trial, &part, shared, &format!("key head {h}"))?;
+    }
+    Ok(None)
+}
+
+fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
+    let scores = trial.case.problem.scores();
+    let packed = matches!(scores.sequences, Sequences::Packed { .. });
+    for (s, sequence) in scores.sequences().into_iter().enumerate() {
+        let rows = (
+            sequence.query_start..sequence.query_start + sequence.queries,
+            sequence.key_start..sequence.key_start + sequence.keys,
+        );
+        let part =
+            Selection { batch: vec![sequence.batch], rows: Some(rows), ..Selection::all(scores) };
+        let shared = if packed { vec!["dsinks"] } else { shared_by_batch(trial.case) };
+        same_alone(trial, &part, &shared, &format!("sequence {s}"))?;
+    }
+    Ok(None)
+}

@@ -1,0 +1,89 @@
+//! Gate G1 as a law.
+
+use super::values::larger;
+use super::{Flaw, Judgement, Kind, Law, Trial};
+use crate::bounds::Bounds;
+use crate::cases::{Case, Family};
+use crate::gates;
+use crate::report::Verdict;
+use crate::tensor::Tensors;
+use crate::tier::{BackwardMode, Hints};
+use etalon_problem::{Algorithm, Blocking, Pass};
+
+pub(super) const LAWS: &[Law] = &[
+    Law {
+        name: "bound",
+        statement: "Every element lies within its proven bound of the exact value.",
+        kind: Kind::Gate,
+        applies: |_, _| true,
+        check: bound,
+    },
+    Law {
+        name: "blocking",
+        statement: "Any tile sizes give results within the bound.",
+        kind: Kind::Gate,
+        applies: |_, _| true,
+        check: blocking,
+    },
+    Law {
+        name: "modes",
+        statement: "Every way through the backward pass gives results within the bound.",
+        kind: Kind::Gate,
+        applies: |_: &Case, pass| pass == Pass::Backward,
+        check: modes,
+    },
+];
+
+/// The worst margin of outputs that all lie within their bounds.
+pub(super) fn within(bounds: &Bounds, outputs: &Tensors) -> Judgement {
+    let found = gates::g1(bounds, outputs);
+    match found.verdict {
+        Verdict::Pass => Ok(Some(found.margin)),
+        Verdict::Fail(text) => Err(Flaw::Fail(text)),
+        Verdict::Unsupported(text) => Err(Flaw::Unsupported(text)),
+        Verdict::Vacuous(text) => Err(Flaw::Vacuous(text)),
+    }
+}
+
+fn worst(margins: impl Iterator<Item = Judgement>) -> Judgement {
+    margins.fold(Ok(None), |worst, margin| Ok(larger(worst?, margin?)))
+}
+
+/// Generic inputs must be able to tell right from wrong; other families may be blunt on purpose.
+fn bound(trial: &Trial<'_>) -> Judgement {
+    let bounds = trial.bounds()?;
+    if trial.case.spec.family == Family::Generic {
+        gates::informative(bounds).map_err(Flaw::Vacuous)?;
+    }
+    within(bounds, trial.clean()?)
+}
+
+fn blocking(trial: &Trial<'_>) -> Judgement {
+    // One row and one key; tiles narrower and wider than a register; a tail in both directions;
+    // larger than any length.
+    let sizes = [(1, 1), (8, 16), (16, 7), (33, 65), (1 << 20, 1 << 20)];
+    worst(sizes.into_iter().map(|(queries, keys)| {
+        let hints = Hints { blocking: Some(Blocking::new(queries, keys)), ..Hints::default() };
+        let outputs = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{queries}×{keys}")))
+    }))
+}
+
+fn modes(trial: &Trial<'_>) -> Judgement {
+    let mut modes = vec![BackwardMode::Separate, BackwardMode::FusedPartials];
+    if trial.case.problem.algorithm() == Algorithm::AttentionLse {
+        modes.push(BackwardMode::ForwardGradient);
+    }
+    worst(modes.into_iter().map(|mode| {
+        let hints = Hints { mode, ..Hints::default() };
+        let outputs = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{mode:?}")))
+    }))
+}
+
+fn named(flaw: Flaw, what: &str) -> Flaw {
+    match flaw {
+        Flaw::Fail(text) => Flaw::Fail(format!("{what}: {text}")),
+        other => other,
+    }
+}

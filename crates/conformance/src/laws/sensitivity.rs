@@ -1,0 +1,59 @@
+//! Where the exact result moves, the tier's must move.
+
+use super::forms::small;
+use super::tensors::{map, nudged};
+use super::{Flaw, Judgement, Kind, Law, Trial};
+use crate::cases::{Case, Family};
+use crate::generate::Stream;
+use crate::tier::Hints;
+use etalon_problem::{Dtype, Pass};
+
+pub(super) const LAWS: &[Law] = &[Law {
+    name: "sensitivity",
+    statement: "Every output follows every input that it depends on.",
+    kind: Kind::Meaning,
+    applies: |case: &Case, _: Pass| {
+        matches!(case.spec.family, Family::Generic | Family::Peaked) && small(case.problem.scores())
+    },
+    check: sensitivity,
+}];
+
+/// Moves every element of one input by an eighth at random, and asks the reference which elements
+/// of the outputs that moves by more than four bounds. Those the tier must move too, in the same
+/// direction.
+fn sensitivity(trial: &Trial<'_>) -> Judgement {
+    let case = trial.case;
+    let (clean, before) = (trial.clean()?, trial.bounds()?);
+    let wanted: Vec<String> =
+        case.problem.operands(trial.pass).iter().map(|x| x.name.to_string()).collect();
+    for (input, tensor) in case.inputs.iter().filter(|(name, _)| wanted.contains(name)) {
+        let stream = Stream::new(case.spec.seed, input);
+        let dtype = tensor.dtype().unwrap_or(Dtype::F64);
+        let mut at = 0;
+        let moved = map(tensor, |_, x| {
+            at += 1;
+            if stream.uniform(at) < 0.5 { nudged(x, dtype) } else { x }
+        })?;
+        let mut inputs = case.inputs.clone();
+        inputs.insert(input.clone(), moved);
+        let outputs = trial.ask(&case.problem, &inputs, Hints::default())?;
+        let after = trial.bounds_of(&case.problem, &inputs)?;
+        for (name, tensor) in clean {
+            let (old, new) = (tensor.to_f64(name)?, outputs[name].to_f64(name)?);
+            let (from, to) = (&before.outputs[name], &after.outputs[name]);
+            for ((index, old), new) in old.indexed_iter().zip(&new) {
+                let exact = to.value[&index] - from.value[&index];
+                let slack = from.bound[&index] + to.bound[&index];
+                if exact.abs() > 4.0 * slack && !((new - old) * exact.signum() > 0.0) {
+                    let at = ndarray::Dimension::slice(&index);
+                    let text = format!(
+                        "{name}{at:?} moves by {:e}, not {exact:e}, with {input}",
+                        new - old
+                    );
+                    return Err(Flaw::Fail(text));
+                }
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,106 @@
+//! One pass of one case on one tier, and what the laws ask about it.
+
+use super::Flaw;
+use crate::bounds::{self, Bounds};
+use crate::cases::Case;
+use crate::profile::Profile;
+use crate::tensor::Tensors;
+use crate::tier::{Hints, Request, Tier};
+use crate::tiers::ask;
+use etalon_problem::{Operand, Pass, Problem, Role};
+use std::sync::OnceLock;
+
+/// The exact results of a case with their bounds: made once, shared by all tiers.
+pub struct Exact<'a> {
+    case: &'a Case,
+    profile: Profile,
+    passes: [OnceLock<Result<Bounds, Flaw>>; 2],
+}
+
+impl<'a> Exact<'a> {
+    /// Those of a case, for kernels of a profile.
+    pub fn new(case: &'a Case, profile: Profile) -> Self {
+        Exact { case, profile, passes: Default::default() }
+    }
+
+    fn pass(&self, pass: Pass) -> Result<&Bounds, Flaw> {
+        let slot = match pass {
+            Pass::Forward => &self.passes[0],
+            Pass::Backward => &self.passes[1],
+            Pass::DoubleBackward | Pass::Jvp => {
+                return Err(Flaw::Unsupported(format!("{pass} has no proven bounds")));
+            }
+        };
+        let make = || self.of(&self.case.problem, pass, &self.case.inputs);
+        slot.get_or_init(make).as_ref().map_err(Clone::clone)
+    }
+
+    fn of(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
+        Ok(bounds::bounds(problem, pass, self.case.dtype, &self.profile, inputs)?)
+    }
+}
+
+/// One pass of one case on one tier.
+pub struct Trial<'a> {
+    /// Who is judged.
+    pub tier: &'a dyn Tier,
+    /// The case.
+    pub case: &'a Case,
+    /// The pass.
+    pub pass: Pass,
+    exact: &'a Exact<'a>,
+    clean: OnceLock<Result<Tensors, Flaw>>,
+}
+
+impl<'a> Trial<'a> {
+    /// A trial of a tier.
+    pub fn new(tier: &'a dyn Tier, exact: &'a Exact<'a>, pass: Pass) -> Self {
+        Trial { tier, case: exact.case, pass, exact, clean: OnceLock::new() }
+    }
+
+    /// What the tier returns for the case as it is: asked once.
+    pub fn clean(&self) -> Result<&Tensors, Flaw> {
+        let first = || self.ask(&self.case.problem, &self.case.inputs, Hints::default());
+        self.clean.get_or_init(first).as_ref().map_err(Clone::clone)
+    }
+
+    /// The exact results of the case with their bounds.
+    pub fn bounds(&self) -> Result<&Bounds, Flaw> {
+        self.exact.pass(self.pass)
+    }
+
+    /// The exact results of one pass of the case as it is.
+    pub fn bounds_in(&self, pass: Pass) -> Result<&Bounds, Flaw> {
+        self.exact.pass(pass)
+    }
+
+    /// Those of another problem.
+    pub fn bounds_of(&self, problem: &Problem, inputs: &Tensors) -> Result<Bounds, Flaw> {
+        self.exact.of(problem, self.pass, inputs)
+    }
+
+    /// What the tier returns for a problem: of `inputs` it gets the operands of the pass.
+    pub fn ask(&self, problem: &Problem, inputs: &Tensors, hints: Hints) -> Result<Tensors, Flaw> {
+        self.ask_pass(problem, self.pass, inputs, hints)
+    }
+
+    /// As [`Trial::ask`], for a pass of its own.
+    pub fn ask_pass(
+        &self,
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Tensors,
+        hints: Hints,
+    ) -> Result<Tensors, Flaw> {
+        problem.check()?;
+        let wanted = |operand: &Operand| operand.role != Role::Output;
+        let given = |operand: Operand| {
+            let tensor = inputs.get(operand.name)?;
+            Some((operand.name.to_string(), tensor.clone()))
+        };
+        let operands = problem.operands(pass).into_iter().filter(wanted);
+        let inputs: Tensors = operands.filter_map(given).collect();
+        let request = Request { problem, pass, dtype: self.case.dtype, inputs: &inputs, hints };
+        Ok(ask(self.tier, &request)?)
+    }
+}

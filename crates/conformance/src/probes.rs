@@ -1,0 +1,76 @@
+//! Gate G3: inputs on which the right answer is known to the last bit, or to the last count,
+//! whatever the order, the tile sizes and the hardware.
+//!
+//! A probe keeps the structure of a case (extents, mask, sequences) and replaces its elements.
+//! Expected values are integers or exact binary fractions computed here, without the reference.
+
+mod count;
+mod dyadic;
+mod edge;
+
+use crate::cases::Case;
+use crate::laws::select::with_scores;
+use crate::laws::{Kind, Law};
+use crate::tensor::{Tensor, Tensors};
+use etalon_problem::{Operand, Pass, Problem, Role, Scores};
+use ndarray::{ArrayD, IxDyn};
+
+pub(crate) const LAWS: &[Law] = &[
+    Law {
+        name: "edge_probe",
+        statement: "With one-hot weights both edges of every row come out to the last bit.",
+        kind: Kind::Probe,
+        applies: |case: &Case, _: Pass| {
+            let e = case.problem.scores().extents;
+            e.dim >= 2 || e.keys <= 256
+        },
+        check: edge::check,
+    },
+    Law {
+        name: "count_probe",
+        statement: "With equal scores every row counts its visible keys, tile by tile.",
+        kind: Kind::Probe,
+        applies: |_, pass| pass == Pass::Forward,
+        check: count::check,
+    },
+    Law {
+        name: "dyadic_probe",
+        statement: "With weights 2^−m and integer upstreams the gradients are exact fractions.",
+        kind: Kind::Probe,
+        applies: |_, pass| pass == Pass::Backward,
+        check: dyadic::check,
+    },
+];
+
+/// The case's structure with a scale of 1/8 and no option that bends the scores.
+fn skeleton(case: &Case) -> Problem {
+    let plain = Scores {
+        softmax_scale: Some(0.125),
+        softcap: None,
+        sinks: false,
+        bias: None,
+        ..case.problem.scores().clone()
+    };
+    with_scores(&case.problem, plain)
+}
+
+/// The inputs of a pass, element by element.
+fn fill(
+    case: &Case,
+    problem: &Problem,
+    pass: Pass,
+    element: impl Fn(&str, &[usize]) -> f64,
+) -> Tensors {
+    let with_dlse = case.inputs.contains_key("dlse");
+    let given =
+        |operand: &Operand| operand.role != Role::Output && (operand.name != "dlse" || with_dlse);
+    let operands = problem.operands(pass).into_iter().filter(given);
+    let tensor = |operand: Operand| {
+        let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+            element(operand.name, ndarray::Dimension::slice(&index))
+        });
+        let dtype = crate::tiers::stored(&operand, case.dtype);
+        (operand.name.to_string(), Tensor::round(&values, dtype))
+    };
+    operands.map(tensor).collect()
+}

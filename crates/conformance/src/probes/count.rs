@@ -1,0 +1,54 @@
+//! The count probe. With q = 0 every score is 0 and every weight 1/n. Column c of the values marks
+//! the keys whose tile of 16 has number c (modulo the columns), so that n·o counts the visible keys
+//! tile by tile: a dropped, doubled or foreign key is off by a whole one.
+
+use super::{fill, skeleton};
+use crate::laws::visible::Visible;
+use crate::laws::{Flaw, Judgement, Trial};
+use crate::tier::Hints;
+use etalon_problem::{Dtype, Pass};
+
+const TILE: usize = 16;
+
+pub(super) fn check(trial: &Trial<'_>) -> Judgement {
+    let case = trial.case;
+    let problem = skeleton(case);
+    let columns = case.inputs.get("v").map_or(0, |v| v.shape[3]);
+    let inputs = fill(case, &problem, Pass::Forward, |name, at| match name {
+        "q" => 0.0,
+        // Not 0: a query read from the wrong place would then go unnoticed.
+        "k" => 1.0 + (at[2] % 5) as f64,
+        _ => f64::from(u8::from(at[2] / TILE % columns.max(1) == at[3])),
+    });
+    let visible = Visible::new(&problem, &inputs);
+    let outputs = trial.ask(&problem, &inputs, Hints::default())?;
+    let counts = visible.counts();
+    let lse = outputs["lse"].to_f64("lse")?;
+    for ((b, h, i), &n) in counts.indexed_iter() {
+        let (got, exact) = (lse[[b, h, i]], (n as f64).ln());
+        // 2⁻²⁰ of max(1, |lse|): some ulps of f32, and far below ln(n + 1) − ln n.
+        let slack = 0.5f64.powi(20) * exact.abs().max(1.0);
+        if got != exact && !((got - exact).abs() <= slack) {
+            let keys = got.exp();
+            let text = format!("lse[{b}, {h}, {i}] = {got:e} counts {keys} keys, not {n}");
+            return Err(Flaw::Fail(text));
+        }
+    }
+    let Some(o) = outputs.get("o") else { return Ok(None) };
+    // Eight roundings of the storage type or of f32.
+    let relative = 8.0 * o.dtype().unwrap_or(Dtype::F32).unit_roundoff();
+    let o = o.to_f64("o")?;
+    for ((b, h, i), &n) in counts.indexed_iter() {
+        let row = visible.pairs.slice(ndarray::s![b, h, i, ..]);
+        for c in 0..columns {
+            let tile = |j: usize| j / TILE % columns == c;
+            let count = row.iter().enumerate().filter(|(j, seen)| **seen && tile(*j)).count();
+            let got = o[[b, h, i, c]] * n as f64;
+            if !((got - count as f64).abs() <= relative * count as f64) {
+                let text = format!("o[{b}, {h}, {i}, {c}] · n counts {got} keys, not {count}");
+                return Err(Flaw::Fail(text));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,212 @@
+//! A run: tiers against laws, case by case.
+
+use crate::algorithms::{self, Entry};
+use crate::cases::{Depth, Spec, specs};
+use crate::laws::{self, Exact, Kind, Law, Trial};
+use crate::profile::Profile;
+use crate::report::{Record, Report, Verdict};
+use crate::tier::Tier;
+use etalon_problem::{Algorithm, Dtype, Pass};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+/// What is to be run.
+pub struct SuiteOptions<'a> {
+    /// Who is judged.
+    pub tiers: Vec<&'a dyn Tier>,
+    /// The algorithms.
+    pub algorithms: Vec<Algorithm>,
+    /// How much.
+    pub depth: Depth,
+    /// The seed of the inputs.
+    pub seed: u64,
+    /// Threads; `None`: one per core.
+    pub threads: Option<usize>,
+    /// The kinds of law: others' kernels do not promise [`Kind::Contract`].
+    pub kinds: Vec<Kind>,
+    /// The profile that is claimed; `None`: what etalon's own tiers promise.
+    pub profile: Option<Profile>,
+}
+
+impl<'a> SuiteOptions<'a> {
+    /// Everything about etalon's own tiers, at core depth.
+    pub fn own(tiers: Vec<&'a dyn Tier>) -> Self {
+        SuiteOptions {
+            tiers,
+            algorithms: Algorithm::ALL.to_vec(),
+            depth: Depth::Core,
+            seed: 0,
+            threads: None,
+            kinds: vec![Kind::Gate, Kind::Probe, Kind::Meaning, Kind::Contract],
+            profile: None,
+        }
+    }
+}
+
+/// At core depth a law that is not decided by one look at each case is checked on this many cases
+/// per algorithm and pass, spread over those that it applies to.
+const CASES_PER_LAW: usize = 24;
+
+/// The gate itself, which every case must pass.
+const EVERY_CASE: &str = "bound";
+
+/// One case and the laws that it is for.
+struct Item {
+    spec: Spec,
+    laws: Vec<(Pass, Law)>,
+}
+
+/// Runs tiers against laws. `progress` hears, from any thread, of every case that is done: its
+/// number, the number of all, and its name.
+pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
+    let work = || {
+        let items = plan(options);
+        let done = AtomicUsize::new(0);
+        let judged = items.par_iter().flat_map_iter(|item| {
+            let records = judge(item, options);
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            progress(done, items.len(), &item.spec.to_string());
+            records
+        });
+        let mut records = not_offered(options);
+        records.extend(judged.collect::<Vec<Record>>());
+        Report { seed: options.seed, records, ..Report::default() }
+    };
+    let pool = options.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
+    match pool {
+        Some(Ok(pool)) => pool.install(work),
+        // Without a pool of its own the run takes the current one: slower, not wrong.
+        Some(Err(_)) | None => work(),
+    }
+}
+
+fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
+    algorithms::ALL.iter().filter(|entry| options.algorithms.contains(&entry.algorithm))
+}
+
+/// What a tier declares that it lacks: one record for each, so that no report hides it.
+fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
+    let mut records = Vec::new();
+    for entry in entries(options) {
+        for (tier, &pass) in
+            options.tiers.iter().flat_map(|tier| entry.passes.iter().map(move |pass| (tier, pass)))
+        {
+            for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+                let offer = tier.offers(entry.algorithm, pass, dtype);
+                let verdict = match offer {
+                    Err(reason) => Verdict::Unsupported(reason),
+                    Ok(()) if !entry.judged.contains(&pass) => {
+                        Verdict::Unsupported("offered, but without proven bounds".to_string())
+                    }
+                    Ok(()) => continue,
+                };
+                records.push(Record {
+                    tier: tier.name(),
+                    algorithm: entry.algorithm,
+                    pass,
+                    dtype,
+                    check: "offer".to_string(),
+                    case: String::new(),
+                    verdict,
+                    margin: None,
+                    elapsed: Duration::ZERO,
+                });
+            }
+        }
+    }
+    records
+}
+
+/// Which law looks at which case. Beyond core depth: every law at every case that it applies to.
+fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
+    let laws: Vec<Law> =
+        laws::all().into_iter().filter(|law| options.kinds.contains(&law.kind)).collect();
+    let mut items = Vec::new();
+    for entry in entries(options) {
+        let specs: Vec<Spec> = specs(entry.algorithm, options.depth, options.seed).collect();
+        let applicable: Vec<Vec<(Pass, usize)>> = specs
+            .par_iter()
+            .map(|spec| {
+                let case = spec.build();
+                let pairs = entry
+                    .judged
+                    .iter()
+                    .flat_map(|&pass| (0..laws.len()).map(move |law| (pass, law)));
+                pairs.filter(|&(pass, law)| (laws[law].applies)(&case, pass)).collect()
+            })
+            .collect();
+        let mut totals: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
+        applicable.iter().flatten().for_each(|pair| *totals.entry(*pair).or_default() += 1);
+        let mut seen: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
+        for (spec, pairs) in specs.into_iter().zip(applicable) {
+            let chosen = pairs.into_iter().filter(|pair| {
+                let (total, place) = (totals[pair], seen.entry(*pair).or_default());
+                *place += 1;
+                options.depth != Depth::Core
+                    || laws[pair.1].name == EVERY_CASE
+                    || spread(*place - 1, total)
+            });
+            let laws = chosen.map(|(pass, law)| (pass, laws[law])).collect();
+            items.push(Item { spec, laws });
+        }
+    }
+    items
+}
+
+/// Whether the case at `place` of `total` is one of [`CASES_PER_LAW`], evenly spread.
+fn spread(place: usize, total: usize) -> bool {
+    let quota = CASES_PER_LAW.min(total);
+    place * quota / total != (place + 1) * quota / total
+}
+
+fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
+    let case = item.spec.build();
+    let exact = Exact::new(&case, options.profile.unwrap_or_else(|| Profile::strict(case.dtype)));
+    let mut records = Vec::new();
+    for pass in [Pass::Forward, Pass::Backward] {
+        let laws = || item.laws.iter().filter(|(of, _)| *of == pass).map(|(_, law)| law);
+        if laws().next().is_none() {
+            continue;
+        }
+        for tier in &options.tiers {
+            if tier.offers(case.spec.algorithm, pass, case.dtype).is_err() {
+                continue;
+            }
+            let trial = Trial::new(*tier, &exact, pass);
+            for law in laws() {
+                let start = Instant::now();
+                let (verdict, margin) = match (law.check)(&trial) {
+                    Ok(margin) => (Verdict::Pass, margin),
+                    Err(flaw) => (flaw.verdict(), None),
+                };
+                records.push(Record {
+                    tier: tier.name(),
+                    algorithm: case.spec.algorithm,
+                    pass,
+                    dtype: case.dtype,
+                    check: law.name.to_string(),
+                    case: case.name.clone(),
+                    verdict,
+                    margin,
+                    elapsed: start.elapsed(),
+                });
+            }
+        }
+    }
+    records
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spread_has_its_size() {
+        for total in [1, 5, CASES_PER_LAW, 100, 157] {
+            let chosen = (0..total).filter(|&place| spread(place, total)).count();
+            assert_eq!(chosen, CASES_PER_LAW.min(total), "of {total}");
+        }
+    }
+}

@@ -1,0 +1,25 @@
+//! The tiers of etalon as [`crate::tier::Tier`]s, and the one door through which every tier is
+//! asked: [`ask`].
+
+mod ask;
+mod cuda;
+mod reference;
+mod simd;
+
+pub(crate) use ask::stored;
+pub use ask::{Refusal, ask};
+pub use cuda::Cuda;
+pub use reference::{Reference, oracle};
+pub use simd::Simd;
+
+use crate::report::Absent;
+use crate::tier::Tier;
+
+/// The tiers on this machine, and those that it lacks.
+pub fn present() -> (Vec<Box<dyn Tier>>, Vec<Absent>) {
+    let mut tiers: Vec<Box<dyn Tier>> = Vec::new();
+    let (levels, mut absent) = Simd::levels();
+    tiers.extend(levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
+    absent.push(Absent { tier: Cuda.name(), reason: Cuda::reason() });
+    (tiers, absent)
+}

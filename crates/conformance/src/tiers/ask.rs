@@ -1,0 +1,94 @@
+//! Asking a tier without trusting it.
+
+use crate::tensor::{Data, Tensor, Tensors};
+use crate::tier::{Answer, Request, Tier};
+use etalon_problem::{Dtype, Operand, Precision, Role};
+use std::any::Any;
+use std::collections::hash_map::DefaultHasher;
+use std::hash::{Hash, Hasher};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Why there are no outputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The tier does not offer this, and why.
+    Unsupported(String),
+    /// The tier failed, panicked, wrote to its inputs, or returned something else than the
+    /// outputs of the pass.
+    Fault(String),
+}
+
+/// Asks a tier. Outputs that come back are complete: every output of the pass is there, in its
+/// shape and type, and nothing else; the inputs are untouched.
+pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
+    let before = hash(request.inputs);
+    let answer = catch_unwind(AssertUnwindSafe(|| tier.run(request)))
+        .map_err(|panic| Refusal::Fault(format!("panicked: {}", message(&*panic))))?;
+    if hash(request.inputs) != before {
+        return Err(Refusal::Fault("wrote to its inputs".to_string()));
+    }
+    match answer {
+        Answer::Outputs(outputs) => {
+            check(request, &outputs).map_err(Refusal::Fault)?;
+            Ok(outputs)
+        }
+        Answer::Unsupported(reason) => Err(Refusal::Unsupported(reason)),
+        Answer::Error(error) => Err(Refusal::Fault(format!("failed: {error}"))),
+    }
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
+}
+
+/// The type in which an operand is stored when the main tensors are stored as `dtype`.
+pub(crate) fn stored(operand: &Operand, dtype: Dtype) -> Dtype {
+    match (operand.precision, dtype) {
+        (Precision::Storage, dtype) => dtype,
+        (Precision::Wide, Dtype::F64) => Dtype::F64,
+        (Precision::Wide, _) => Dtype::F32,
+    }
+}
+
+fn check(request: &Request<'_>, outputs: &Tensors) -> Result<(), String> {
+    let operands = request.problem.operands(request.pass);
+    let expected: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
+    for operand in &expected {
+        let name = operand.name;
+        let tensor = outputs.get(name).ok_or_else(|| format!("`{name}` was not returned"))?;
+        if tensor.shape != operand.shape || tensor.len() != operand.len() {
+            let (expected, found) = (&operand.shape, &tensor.shape);
+            return Err(format!("`{name}` must have shape {expected:?}, found {found:?}"));
+        }
+        let dtype = stored(operand, request.dtype);
+        if tensor.dtype() != Some(dtype) {
+            return Err(format!("`{name}` must hold {dtype}, found {}", tensor.type_name()));
+        }
+    }
+    match outputs.keys().find(|name| !expected.iter().any(|operand| operand.name == *name)) {
+        Some(name) => Err(format!("`{name}` is no output of this pass")),
+        None => Ok(()),
+    }
+}
+
+fn hash(tensors: &Tensors) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    for (name, tensor) in tensors {
+        name.hash(&mut hasher);
+        hash_tensor(tensor, &mut hasher);
+    }
+    hasher.finish()
+}
+
+fn hash_tensor(tensor: &Tensor, hasher: &mut DefaultHasher) {
+    tensor.shape.hash(hasher);
+    match &tensor.data {
+        Data::F64(x) => x.iter().for_each(|x| x.to_bits().hash(hasher)),
+        Data::F32(x) => x.iter().for_each(|x| x.to_bits().hash(hasher)),
+        Data::Bf16(x) => x.iter().for_each(|x| x.to_bits().hash(hasher)),
+        Data::F16(x) => x.iter().for_each(|x| x.to_bits().hash(hasher)),
+        Data::I64(x) => x.hash(hasher),
+        Data::Bool(x) => x.hash(hasher),
+    }
+}

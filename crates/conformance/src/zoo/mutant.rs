@@ -1,0 +1,121 @@
+//! The mutants: real bugs, each a line or two in the host.
+
+/// One table, so that a mutant cannot lack its story, its address or its law.
+macro_rules! mutants {
+    ($($(#[doc = $doc:literal])+ $variant:ident, $name:literal, $law:literal, $address:literal;)*) => {
+        /// A known bug.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+        pub enum Mutant { $($(#[doc = $doc])+ $variant),* }
+
+        impl Mutant {
+            /// Every mutant.
+            pub const ALL: &'static [Mutant] = &[$(Mutant::$variant),*];
+
+            /// Its name.
+            pub fn name(self) -> &'static str {
+                match self { $(Mutant::$variant => $name),* }
+            }
+
+            /// What is wrong with it.
+            pub fn story(self) -> &'static str {
+                match self { $(Mutant::$variant => concat!($($doc),+).trim_ascii()),* }
+            }
+
+            /// The law that must kill it; others may, too.
+            pub fn killer(self) -> &'static str {
+                match self { $(Mutant::$variant => $law),* }
+            }
+
+            /// Where it was seen in public: an issue (`owner/repository#number`) or a commit
+            /// (`owner/repository@commit`); empty if it was made for this zoo.
+            pub fn address(self) -> &'static str {
+                match self { $(Mutant::$variant => $address),* }
+            }
+        }
+    };
+}
+
+mutants! {
+    /// In one row of each sequence every edge of the mask lies one key too far to the right.
+    OneRowShifted, "one-row-shifted", "edge_probe", "pytorch/pytorch#192138";
+    /// Masks are aligned at the top left instead of the bottom right.
+    TopLeft, "top-left", "edge_probe", "Dao-AILab/flash-attention#282";
+    /// A window reaches one key too far to the left.
+    WindowLeftPlusOne, "window-left-plus-one", "edge_probe", "huggingface/transformers#39408";
+    /// A window reaches one key less to the left.
+    WindowLeftMinusOne, "window-left-minus-one", "edge_probe", "microsoft/onnxruntime#25927";
+    /// A window lets one future key in.
+    WindowRightPlusOne, "window-right-plus-one", "edge_probe", "jax-ml/jax#39576";
+    /// The backward pass forgets the window.
+    BackwardWithoutWindow, "backward-without-window", "edge_probe", "meta-pytorch/MSLK#263";
+    /// The keys after the last whole tile are dropped.
+    KeyTailDropped, "key-tail-dropped", "count_probe", "pytorch/pytorch#191937";
+    /// A packed sequence sees the first key of the next.
+    PackedLeak, "packed-leak", "count_probe", "NVIDIA-NeMo/RL#2105";
+    /// The backward pass reads the padding beyond the lengths.
+    PaddingRead, "padding-read", "unseen_poison", "Dao-AILab/flash-attention#2167";
+    /// Invisible pairs are multiplied by 0 instead of being left out.
+    TimesZero, "times-zero", "unseen_poison", "pytorch/pytorch#101967";
+    /// Query head h uses key head h mod Hk.
+    HeadModulo, "head-modulo", "groups_are_copies", "HazyResearch/HipKittens#22";
+    /// A bias per batch element is read from the first element always.
+    BiasOfFirstBatch, "bias-of-first-batch", "batch_invariance", "";
+    /// o is not rescaled when the maximum grows.
+    NoRescaleOfO, "no-rescale-of-o", "edge_probe", "paiml/aprender#2753";
+    /// l is not rescaled when the maximum grows.
+    NoRescaleOfL, "no-rescale-of-l", "edge_probe", "Dao-AILab/flash-attention#2082";
+    /// The rescale is skipped in the last tile.
+    NoRescaleInLastTile, "no-rescale-in-last-tile", "edge_probe", "Dao-AILab/flash-attention@13696f2e";
+    /// −1e4 stands for −∞: real scores below it vanish.
+    FiniteSentinel, "finite-sentinel", "bound", "tracel-ai/burn#4697";
+    /// The maximum is taken over invisible keys, too.
+    MaximumOfInvisible, "maximum-of-invisible", "edge_probe", "pytorch/pytorch#156379";
+    /// The maximum is a constant.
+    ConstantMaximum, "constant-maximum", "bound", "HabanaAI/vllm-fork#275";
+    /// A row that sees nothing divides 0 by 0.
+    EmptyRowIsNan, "empty-row-is-nan", "empty_rows", "pytorch/pytorch#41508";
+    /// The sink does not take part in the maximum: its exponential overflows.
+    SinkNotInMaximum, "sink-not-in-maximum", "bound", "PaddlePaddle/PaddleFleet#1439";
+    /// lse leaves the sink out.
+    SinkNotInLse, "sink-not-in-lse", "bound", "";
+    /// The gradient of the sinks is not computed.
+    NoGradientOfSinks, "no-gradient-of-sinks", "sensitivity", "Dao-AILab/flash-attention#1973";
+    /// The gradient of the bias is not computed.
+    NoGradientOfBias, "no-gradient-of-bias", "sum_dbias", "jax-ml/jax#27184";
+    /// The softcap's derivative is left out of the gradient.
+    NoSoftcapDerivative, "no-softcap-derivative", "bound", "Dao-AILab/flash-attention@14f3627d";
+    /// The softcap is applied after the bias: what −∞ takes away comes back with weight e^−c.
+    SoftcapAfterBias, "softcap-after-bias", "bound", "onnx/onnx#7867";
+    /// The softcap is ignored.
+    SoftcapIgnored, "softcap-ignored", "bound", "sgl-project/sgl-kernel-xpu#491";
+    /// The scale comes from the values' width.
+    ScaleOfValues, "scale-of-values", "bound", "XunhaoLai/native-sparse-attention-triton#27";
+    /// The scale is 1/√(D + 1).
+    ScaleOffByOne, "scale-off-by-one", "bound", "";
+    /// Only the first 64 elements of a head take part in a score.
+    First64OfHead, "first-64-of-head", "bound", "fla-org/native-sparse-attention#26";
+    /// lse is in base 2.
+    LseInBase2, "lse-in-base-2", "bound", "flashinfer-ai/flashinfer#2113";
+    /// lse is stored in bf16.
+    LseInBf16, "lse-in-bf16", "bound", "zhuzilin/ring-flash-attention#22";
+    /// The gradient through lse is ignored.
+    DlseIgnored, "dlse-ignored", "sum_dk", "Dao-AILab/flash-attention#141";
+    /// δ is left out of dS.
+    DeltaOmitted, "delta-omitted", "sum_dk", "";
+    /// The backward pass reads the next head's lse.
+    LseOfNextHead, "lse-of-next-head", "sum_dv", "Dao-AILab/flash-attention@b3f1b6a5";
+    /// The last key tile's part of dq is lost.
+    PartialLost, "partial-lost", "bound", "fla-org/flash-linear-attention@e4c7f880";
+    /// The parts of dq are stored in bf16.
+    PartialsInBf16, "partials-in-bf16", "bound", "";
+    /// P is rounded to bf16 before it multiplies dout.
+    WeightsInBf16, "weights-in-bf16", "sum_dv", "";
+    /// dk and dv hold the last head of the group, not the sum.
+    GroupNotSummed, "group-not-summed", "groups_are_copies", "XunhaoLai/native-sparse-attention-triton#27";
+    /// The last columns of dv are not written when E is no multiple of 8.
+    ValueTailDropped, "value-tail-dropped", "sum_dv", "flagos-ai/FlagGems#898";
+    /// Gradients of keys that nobody sees are not written.
+    Unwritten, "unwritten", "empty_rows", "linkedin/Liger-Kernel@4a1677b8";
+    /// The order of the sums over a group changes from run to run.
+    Race, "race", "determinism", "facebookresearch/xformers#1392";
+}

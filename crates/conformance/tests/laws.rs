@@ -1,0 +1,68 @@
+//! Every law on every level of the simd tier, one test for each (level, algorithm, law): a run
+//! shows by name what holds where.
+
+use etalon_conformance::cases::Depth;
+use etalon_conformance::laws;
+use etalon_conformance::report::{Record, Verdict};
+use etalon_conformance::suite::{SuiteOptions, run};
+use etalon_conformance::tier::Tier;
+use etalon_conformance::tiers;
+use etalon_problem::Algorithm;
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::{Arc, OnceLock};
+
+fn main() {
+    let arguments = Arguments::from_args();
+    // One run serves all tests; it starts with the first of them.
+    let records = Arc::new(OnceLock::new());
+    let (tiers, absent) = tiers::present();
+    let mut trials = Vec::new();
+    for tier in &tiers {
+        for algorithm in Algorithm::ALL {
+            for law in laws::all() {
+                let (records, tier) = (records.clone(), tier.name());
+                let name = format!("{tier}::{algorithm}::{}", law.name);
+                trials.push(Trial::test(name, move || {
+                    let records = records.get_or_init(core);
+                    let own = records.iter().filter(|record: &&Record| {
+                        record.tier == tier
+                            && record.algorithm == algorithm
+                            && record.check == law.name
+                    });
+                    holds(law.name, own)
+                }));
+            }
+        }
+    }
+    // A level that this machine lacks is listed as ignored, not left out.
+    trials.extend(absent.into_iter().map(|absent| {
+        let name = format!("{}: {}", absent.tier, absent.reason);
+        Trial::test(name, || Ok(())).with_ignored_flag(true)
+    }));
+    libtest_mimic::run(&arguments, trials).exit();
+}
+
+fn core() -> Vec<Record> {
+    let (tiers, _) = tiers::present();
+    let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| &**tier).collect();
+    let options = SuiteOptions { depth: Depth::Core, ..SuiteOptions::own(tiers) };
+    run(&options, &|_, _, _| {}).records
+}
+
+/// attention alone has values, and so these laws.
+const OF_VALUES: [&str; 3] = ["hull", "sum_dv", "euler_vo"];
+
+fn holds<'a>(law: &str, records: impl Iterator<Item = &'a Record>) -> Result<(), Failed> {
+    let mut cases = 0;
+    for record in records {
+        cases += 1;
+        if record.verdict != Verdict::Pass {
+            let (pass, case) = (record.pass, &record.case);
+            return Err(Failed::from(format!("{pass} of {case}: {:?}", record.verdict)));
+        }
+    }
+    match cases {
+        0 if !OF_VALUES.contains(&law) => Err(Failed::from("no case")),
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,52 @@
+//! The zoo: every mutant dies by the law that its entry names, and no control raises an alarm.
+//! One test each, so that a run shows them by name.
+
+use etalon_conformance::laws;
+use etalon_conformance::zoo::{CONTROLS, Fate, Ground, Mutant, alarms, killed};
+use libtest_mimic::{Arguments, Failed, Trial};
+use std::sync::Arc;
+
+/// Any seed will do; a fixed one lets a failure be repeated.
+const SEED: u64 = 0;
+
+fn main() {
+    let arguments = Arguments::from_args();
+    let ground = Arc::new(Ground::new(SEED));
+    let mut trials = Vec::new();
+    for &mutant in Mutant::ALL {
+        let ground = ground.clone();
+        let name = format!("{}::dies_by::{}", mutant.name(), mutant.killer());
+        trials.push(Trial::test(name, move || match killed(mutant, &ground) {
+            Fate::Killed { .. } => Ok(()),
+            Fate::Alive(trials) => Err(Failed::from(format!(
+                "{} survives {trials} trials: {}",
+                mutant.name(),
+                mutant.story()
+            ))),
+        }));
+    }
+    for style in CONTROLS {
+        let ground = ground.clone();
+        trials.push(Trial::test(format!("control::{}", style.name), move || {
+            for (law, fate) in alarms(style, &ground) {
+                match fate {
+                    Fate::Killed { case, text } => {
+                        return Err(Failed::from(format!("{law} on {case}: {text}")));
+                    }
+                    Fate::Alive(0) => return Err(Failed::from(format!("{law} had no case"))),
+                    Fate::Alive(_) => {}
+                }
+            }
+            Ok(())
+        }));
+    }
+    trials.push(Trial::test("every_killer_is_a_law", || {
+        match Mutant::ALL.iter().find(|mutant| laws::find(mutant.killer()).is_none()) {
+            Some(mutant) => {
+                Err(Failed::from(format!("{} names {}", mutant.name(), mutant.killer())))
+            }
+            None => Ok(()),
+        }
+    }));
+    libtest_mimic::run(&arguments, trials).exit();
+}
