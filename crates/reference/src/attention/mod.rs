@@ -1,4 +1,5 @@
-//! Softmax attention.
+#![doc = include_str!("../../../../docs/attention.md")]
+#![doc = include_str!("../../../../docs/assets/katex.html")]
 
 mod backward;
 mod double_backward;

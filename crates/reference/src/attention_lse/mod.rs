@@ -1,4 +1,5 @@
-//! The log-sum-exp of attention scores, without values.
+#![doc = include_str!("../../../../docs/attention_lse.md")]
+#![doc = include_str!("../../../../docs/assets/katex.html")]
 
 mod backward;
 mod double_backward;

@@ -6,6 +6,8 @@ use crate::tensors::{Sum, Tensors, assert_close, assert_same, operands, run};
 use etalon_problem::{Attention, Pass};
 use ndarray::{ArrayD, Axis};
 
+type Combine = dyn Fn(&ArrayD<f64>, &ArrayD<f64>) -> ArrayD<f64>;
+
 /// A problem of attention, its operands, its outputs and its gradients.
 struct Example {
     name: String,
@@ -34,7 +36,7 @@ fn gradients_are_linear_in_the_cotangents() {
     for Case { name, problem } in cases() {
         let x = operands(&problem, Pass::Backward, 22);
         let other = operands(&problem, Pass::Backward, 23);
-        let with = |combine: &dyn Fn(&ArrayD<f64>, &ArrayD<f64>) -> ArrayD<f64>| {
+        let with = |combine: &Combine| {
             let mut changed = x.clone();
             for cotangent in ["dout", "dlse"] {
                 if let Some(tensor) = changed.get_mut(cotangent) {

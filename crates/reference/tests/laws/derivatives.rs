@@ -120,9 +120,9 @@ fn any_problem() -> impl Strategy<Value = Problem> {
         (1usize..4).prop_map(|chunk| Mask::ChunkedCausal { chunk, align: Default::default() }),
     ];
     let shape = (1usize..3, 1usize..3, 1usize..3, 0usize..6, 0usize..6, 1usize..10, 1usize..10);
-    let flags = (any::<[bool; 3]>(), 0usize..3, prop::option::of(0.5f64..4.0));
+    let flags = (any::<[bool; 3]>(), 0usize..2, prop::option::of(0.5f64..4.0));
     (shape, masks, flags, any::<bool>()).prop_map(
-        |((batch, key_heads, group, n, m, dim, value_dim), mask, (flags, lengths, cap), lse)| {
+        |((batch, key_heads, group, n, m, dim, value_dim), mask, (flags, padding, cap), lse)| {
             let [sinks, wide_bias, bias] = flags;
             let heads = group * key_heads;
             let mut problem = Attention::new(extents([batch, heads, key_heads, n, m, dim]));
@@ -132,8 +132,9 @@ fn any_problem() -> impl Strategy<Value = Problem> {
             if bias {
                 problem = if wide_bias { problem.bias(batch, heads) } else { problem.bias(1, 1) };
             }
-            if lengths > 0 {
-                let (query, key) = (vec![n / lengths; batch], vec![m / lengths; batch]);
+            if padding > 0 {
+                let (query, key) = (n.saturating_sub(padding), m.saturating_sub(padding));
+                let (query, key) = (vec![query; batch], vec![key; batch]);
                 problem = problem.sequences(Sequences::Lengths { query, key });
             }
             if lse { AttentionLse { scores: problem.scores }.into() } else { problem.into() }
