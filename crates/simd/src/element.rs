@@ -1,12 +1,58 @@
 //! Element types of storage.
 
 use half::{bf16, f16};
+use ndarray::{ArrayView2, s};
+use std::ops::Range;
+
+/// A matrix of any element type: kernels read a bias through it, so that they need not be compiled
+/// for every type of storage.
+#[derive(Clone, Copy)]
+pub enum Matrix<'a> {
+    F32(ArrayView2<'a, f32>),
+    Bf16(ArrayView2<'a, bf16>),
+    F16(ArrayView2<'a, f16>),
+}
+
+impl Matrix<'_> {
+    /// Adds the elements `cols` of row `i` to `sum`.
+    pub fn add_row(&self, i: usize, cols: Range<usize>, sum: &mut [f32]) {
+        fn add<T: Element>(
+            rows: &ArrayView2<'_, T>,
+            i: usize,
+            cols: Range<usize>,
+            sum: &mut [f32],
+        ) {
+            sum.iter_mut().zip(rows.slice(s![i, cols])).for_each(|(sum, x)| *sum += x.to_f32());
+        }
+        match self {
+            Matrix::F32(rows) => add(rows, i, cols, sum),
+            Matrix::Bf16(rows) => add(rows, i, cols, sum),
+            Matrix::F16(rows) => add(rows, i, cols, sum),
+        }
+    }
+}
 
 mod sealed {
-    pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::bf16 {}
-    impl Sealed for half::f16 {}
+    use super::{ArrayView2, Matrix, bf16, f16};
+
+    pub trait Sealed: Sized {
+        fn matrix(rows: ArrayView2<'_, Self>) -> Matrix<'_>;
+    }
+    impl Sealed for f32 {
+        fn matrix(rows: ArrayView2<'_, f32>) -> Matrix<'_> {
+            Matrix::F32(rows)
+        }
+    }
+    impl Sealed for bf16 {
+        fn matrix(rows: ArrayView2<'_, bf16>) -> Matrix<'_> {
+            Matrix::Bf16(rows)
+        }
+    }
+    impl Sealed for f16 {
+        fn matrix(rows: ArrayView2<'_, f16>) -> Matrix<'_> {
+            Matrix::F16(rows)
+        }
+    }
 }
 
 /// A type in which tensors are stored: f32, bf16 or f16. Every sum is f32 whatever it is.

@@ -1,5 +1,6 @@
 //! How a problem is cut into tiles and heads.
 
+use crate::element::Matrix;
 use crate::lanes::{Isa, Kernel};
 use crate::mask::visible_row;
 use crate::pack::{NonFinite, Packed, Source};
@@ -70,7 +71,7 @@ impl Cut {
 
 /// Which pairs of one sequence and query head count, and what is added to their scores.
 #[derive(Clone, Copy)]
-pub struct Rule<'a, T> {
+pub struct Rule<'a> {
     /// σ.
     pub scale: f32,
     /// c.
@@ -78,16 +79,16 @@ pub struct Rule<'a, T> {
     /// The mask.
     pub mask: &'a Mask,
     /// The bias of this sequence and head, `[n, m]`.
-    pub bias: Option<ArrayView2<'a, T>>,
+    pub bias: Option<Matrix<'a>>,
     /// The sequence.
     pub sequence: &'a Sequence,
     /// The query head.
     pub head: usize,
 }
 
-impl<'a, T: Element> Rule<'a, T> {
+impl<'a> Rule<'a> {
     /// The rule of a sequence and head.
-    pub fn new(
+    pub fn new<T: Element>(
         scores: &'a Scores,
         bias: Option<&ArrayView4<'a, T>>,
         sequence: &'a Sequence,
@@ -101,12 +102,12 @@ impl<'a, T: Element> Rule<'a, T> {
                 let pick = |axis: usize, index: usize| {
                     if bias.len_of(Axis(axis)) == 1 { 0 } else { index }
                 };
-                bias.clone().slice_move(s![
+                T::matrix((*bias).slice_move(s![
                     pick(0, sequence.batch),
                     pick(1, head),
                     sequence.query_start..sequence.query_start + sequence.queries,
                     sequence.key_start..sequence.key_start + sequence.keys,
-                ])
+                ]))
             }),
             sequence,
             head,
@@ -131,7 +132,7 @@ pub fn rows_of<'a, T>(
     head: usize,
     rows: Range<usize>,
 ) -> ArrayView2<'a, T> {
-    operand.clone().slice_move(s![batch, head, rows, ..])
+    (*operand).slice_move(s![batch, head, rows, ..])
 }
 
 /// The keys of a sequence in the rows of the arrays.

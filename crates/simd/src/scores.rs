@@ -1,12 +1,10 @@
 //! The scores of a block of queries against a tile of keys: (F1), (F2) and what is visible.
 
-use crate::Element;
 use crate::exp::tanh;
 use crate::heads::Rule;
 use crate::lanes::{Isa, Lanes};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::Cover;
-use ndarray::s;
 use std::ops::Range;
 
 /// The most rows of a register block, over all instruction sets.
@@ -33,7 +31,9 @@ pub struct Block<'a> {
 
 /// The two factors of a block of scores.
 #[derive(Clone, Copy)]
-pub struct Factors<'a> {
+pub struct Factors<'a, 'p> {
+    /// Which pairs count, and what is added to their scores.
+    pub rule: &'a Rule<'p>,
     /// A panel of queries, packed across.
     pub q: &'a [f32],
     /// The panels of keys, packed across, from the tile's first.
@@ -46,16 +46,16 @@ pub struct Factors<'a> {
 /// returns `None` if no pair of the block is visible. With `careful` what is visible is written
 /// down even where the mask allows all: operands that are not finite need it.
 #[inline(always)]
-pub fn score_block<I: Isa, T: Element>(
+pub fn score_block<I: Isa>(
     isa: I,
-    rule: &Rule<'_, T>,
-    factors: Factors<'_>,
+    factors: Factors<'_, '_>,
     rows: Range<usize>,
     cols: Range<usize>,
     careful: bool,
     block: &mut Block<'_>,
     max: &mut [I::F32; MAX_ROWS],
 ) -> Option<Strip> {
+    let Factors { rule, dim, .. } = factors;
     let width = I::Tile::COLS;
     let mut panels = 0..cols.len().div_ceil(width);
     let cover = rule.cover(rows.clone(), cols.clone());
@@ -69,7 +69,7 @@ pub fn score_block<I: Isa, T: Element>(
     let scale = I::F32::splat(isa, rule.scale);
     for panel in panels.clone() {
         let mut tile = I::Tile::zero(isa);
-        tile.add_panel(isa, factors.q, &factors.k[panel * factors.dim * width..], factors.dim);
+        tile.add_panel(isa, factors.q, &factors.k[panel * dim * width..], dim);
         let tile = tile.map(
             #[inline(always)]
             |s| s * scale,
@@ -97,8 +97,8 @@ pub fn score_block<I: Isa, T: Element>(
 }
 
 /// The panels between the first and the last that hold a visible pair.
-fn trim<T: Element>(
-    rule: &Rule<'_, T>,
+fn trim(
+    rule: &Rule<'_>,
     rows: &Range<usize>,
     cols: &Range<usize>,
     panels: Range<usize>,
@@ -131,8 +131,8 @@ fn cap_scores<I: Isa>(isa: I, cap: f32, cols: &Range<usize>, block: &mut Block<'
 }
 
 /// (F2) adds the bias, notes which pairs are visible, and sets S = −∞ where they are not.
-fn hide<T: Element>(
-    rule: &Rule<'_, T>,
+fn hide(
+    rule: &Rule<'_>,
     rows: &Range<usize>,
     cols: &Range<usize>,
     strip: &Range<usize>,
@@ -151,8 +151,7 @@ fn hide<T: Element>(
             rule.visible_row(i, keys.clone(), inside);
             padding.fill(false);
             if let Some(bias) = &rule.bias {
-                let bias = bias.slice(s![i, keys.clone()]);
-                s.iter_mut().zip(bias).for_each(|(s, b)| *s += b.to_f32());
+                bias.add_row(i, keys.clone(), s);
             }
         }
         for (s, visible) in s.iter_mut().zip(visible) {

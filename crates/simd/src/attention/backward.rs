@@ -11,12 +11,13 @@
 
 use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use crate::attention::forward::filled;
-use crate::attention::gradient::{BiasTile, KeyTile, KeyTiles, Pair, Queries, QueryTile, Scratch};
+use crate::attention::gradient::{BiasTile, KeyTile, Pair, Queries, QueryTile, Scratch};
 use crate::heads::{
     Cut, Keys, Needs, Rule, cut_rows, either, key_rows, outer, query_rows, rows_of,
 };
 use crate::pack::Source;
 use crate::parallel::{for_each, reserve, zeros};
+use crate::tile::STRIDE;
 use crate::{Element, Mode, Options};
 use etalon_problem::{Attention, Error, Scores, Sequence};
 use ndarray::{ArrayView1, ArrayView3, ArrayView4, ArrayViewMut2, ArrayViewMut4, Axis, s};
@@ -322,6 +323,11 @@ struct Sweep<'a, 'b, T> {
 }
 
 impl<T: Element> Sweep<'_, '_, T> {
+    /// The distance between two rows of `dim` elements in a sum.
+    fn stride(&self, dim: usize) -> usize {
+        dim.next_multiple_of(self.cut.cols)
+    }
+
     fn value_dim(&self) -> usize {
         self.pass.values.as_ref().map_or(0, |values| values.v.dim().3)
     }
@@ -330,7 +336,7 @@ impl<T: Element> Sweep<'_, '_, T> {
         Scratch::new(&self.cut, self.pass.scores.extents.dim, self.value_dim())
     }
 
-    fn pair(&self, number: usize, head: usize) -> Pair<'_, T> {
+    fn pair(&self, number: usize, head: usize) -> Pair<'_> {
         let scores = self.pass.scores;
         let e = &scores.extents;
         Pair {
@@ -379,12 +385,9 @@ impl<T: Element> Sweep<'_, '_, T> {
             for head in 0..e.key_heads {
                 let slot = number * e.key_heads + head;
                 let (mut dk, mut dv) = (dk[slot].drain(..), dv[slot].drain(..));
-                let tiles = Cut::tiles(0..sequence.keys, self.cut.keys).map(|cols| KeyTile {
-                    cols,
-                    dk: dk.next().flatten(),
-                    dv: dv.next().flatten(),
-                });
-                let mut tiles: Vec<_> = tiles.collect();
+                let mut tiles: Vec<_> = Cut::tiles(0..sequence.keys, self.cut.keys)
+                    .map(|cols| (cols, dk.next().flatten(), dv.next().flatten()))
+                    .collect();
                 while !tiles.is_empty() {
                     let rest = tiles.split_off(group.min(tiles.len()));
                     let here = std::mem::replace(&mut tiles, rest);
@@ -394,15 +397,29 @@ impl<T: Element> Sweep<'_, '_, T> {
             }
         }
         // With a causal mask the first keys are seen by most queries.
-        tasks.sort_by_key(|(_, _, tiles, _)| tiles.first().map_or(0, |tile| tile.cols.start));
+        tasks.sort_by_key(|(_, _, tiles, _)| tiles.first().map_or(0, |(cols, ..)| cols.start));
         let share = self.pass.scores.group();
         for_each(
             tasks,
             || self.scratch(),
-            |(number, head, tiles, partial), scratch| {
+            |(number, head, tiles, mut partial), scratch| {
                 let heads = head * share..(head + 1) * share;
-                let pairs = heads.map(|head| self.pair(number, head)).collect();
-                self.options.level.run(KeyTiles { pairs, tiles, partial, scratch });
+                let pairs: Vec<Pair<'_>> = heads.map(|head| self.pair(number, head)).collect();
+                let scale = self.pass.scores.scale() as f32;
+                for (cols, dk, dv) in tiles {
+                    self.options.level.run(KeyTile {
+                        pairs: &pairs,
+                        cols,
+                        dk: dk.is_some(),
+                        dv: dv.is_some(),
+                        partial: partial.as_deref_mut(),
+                        scratch,
+                    });
+                    dk.into_iter()
+                        .for_each(|dk| write(dk, &scratch.wide, self.stride(e.dim), scale));
+                    let stride = self.stride(self.value_dim());
+                    dv.into_iter().for_each(|dv| write(dv, &scratch.values, stride, 1.0));
+                }
             },
         )
     }
@@ -479,7 +496,8 @@ impl<T: Element> Sweep<'_, '_, T> {
             || self.scratch(),
             |(number, head, rows, dq), scratch| {
                 let pair = self.pair(number, head);
-                self.options.level.run(QueryTile { pair, rows, dq, scratch });
+                self.options.level.run(QueryTile { pair, rows, scratch });
+                write(dq, &scratch.wide, self.stride(pair.dim), pair.rule.scale);
             },
         )
     }
@@ -560,14 +578,27 @@ impl<T: Element> Sweep<'_, '_, T> {
         }
         for_each(
             tasks,
-            || self.scratch(),
-            |(numbers, heads, rows, dbias), scratch| {
-                let pairs = numbers
+            || Ok((self.scratch()?, zeros(self.cut.queries * STRIDE, "a tile of dbias")?)),
+            |(numbers, heads, rows, mut dbias), (scratch, sum)| {
+                let pairs: Vec<Pair<'_>> = numbers
                     .iter()
                     .flat_map(|&number| heads.clone().map(move |head| self.pair(number, head)))
                     .collect();
-                self.options.level.run(BiasTile { pairs, rows, dbias, scratch });
+                let keys = numbers.iter().map(|&number| self.sequences[number].keys).max();
+                for cols in Cut::tiles(0..keys.unwrap_or(0), self.cut.keys) {
+                    let (rows, cols_here) = (rows.clone(), cols.clone());
+                    let tile = BiasTile { pairs: &pairs, rows, cols: cols_here, sum, scratch };
+                    self.options.level.run(tile);
+                    write(dbias.slice_mut(s![.., cols]), sum, STRIDE, 1.0);
+                }
             },
         )
+    }
+}
+
+/// `out` = factor · the rows of a sum, which lie `stride` apart.
+fn write<T: Element>(mut out: ArrayViewMut2<'_, T>, sum: &[f32], stride: usize, factor: f32) {
+    for (mut out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
+        out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x));
     }
 }

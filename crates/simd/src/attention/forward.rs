@@ -277,8 +277,8 @@ impl Scratch {
 }
 
 /// The kernel: one tile of queries against all its keys.
-struct ForwardTile<'a, T> {
-    rule: Rule<'a, T>,
+struct ForwardTile<'a> {
+    rule: Rule<'a>,
     keys: &'a Keys,
     /// Whether the weights are multiplied by S′ (for ∂lse/∂q).
     derivative: bool,
@@ -291,7 +291,7 @@ struct ForwardTile<'a, T> {
     scratch: &'a mut Scratch,
 }
 
-impl<T: Element> Kernel for ForwardTile<'_, T> {
+impl Kernel for ForwardTile<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -315,7 +315,7 @@ impl<T: Element> Kernel for ForwardTile<'_, T> {
     }
 }
 
-impl<T: Element> ForwardTile<'_, T> {
+impl ForwardTile<'_> {
     /// One register block of queries, from row `first` of the tile, against a tile of keys.
     #[inline(always)]
     fn block<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, careful: bool) {
@@ -324,6 +324,7 @@ impl<T: Element> ForwardTile<'_, T> {
         let panel = I::Tile::COLS;
         let scratch = &mut *self.scratch;
         let factors = Factors {
+            rule: &self.rule,
             q: &scratch.q[first * self.dim..],
             k: self.keys.k_across.from(cols.start / panel),
             dim: self.dim,
@@ -334,16 +335,7 @@ impl<T: Element> ForwardTile<'_, T> {
             visible: &mut scratch.visible,
         };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
-        let strip = score_block(
-            isa,
-            &self.rule,
-            factors,
-            rows,
-            cols.clone(),
-            careful,
-            &mut block,
-            &mut max,
-        );
+        let strip = score_block(isa, factors, rows, cols.clone(), careful, &mut block, &mut max);
         let Some(strip) = strip else { return };
         self.grow(isa, first, &max);
         self.weigh(isa, first, &strip);

@@ -11,13 +11,12 @@
 //! ```
 //!
 //! * [`QueryTile`], for one tile of queries: dq = σ Σ ds K (B5).
-//! * [`KeyTiles`], for a group of tiles of keys: dk = σ Σ dsᵀ Q (B6), dv = Σ Pᵀ dO (B7) and, if asked
-//!   for, the group's partial of dq.
-//! * [`BiasTile`], for one tile of the bias: dbias = Σ dS (B9).
+//! * [`KeyTile`], for one tile of keys: dk = σ Σ dsᵀ Q (B6), dv = Σ Pᵀ dO (B7) and, if asked for, its
+//!   part of dq.
+//! * [`BiasTile`], for one tile of queries and keys: dbias = Σ dS (B9).
 //!
 //! attention_lse is the same with values of no width: dP = 0 and δ = −dlse, so that dS = dlse·P (L2).
 
-use crate::Element;
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Keys, Rule};
 use crate::lanes::{Isa, Kernel, Lanes};
@@ -27,7 +26,6 @@ use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::{Cover, Error};
-use ndarray::ArrayViewMut2;
 use std::ops::Range;
 
 /// The queries of one sequence and head, packed once for all sweeps and tiles of keys. A row that
@@ -52,9 +50,9 @@ pub struct Queries {
 
 /// One query head of a sequence with its key head.
 #[derive(Clone, Copy)]
-pub struct Pair<'a, T> {
+pub struct Pair<'a> {
     /// Which pairs count.
-    pub rule: Rule<'a, T>,
+    pub rule: Rule<'a>,
     /// The queries.
     pub queries: &'a Queries,
     /// The keys and values.
@@ -77,9 +75,9 @@ pub struct Scratch {
     /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
     visible: Vec<bool>,
     /// dq of a tile of queries, or dk of a tile of keys.
-    wide: Vec<f32>,
+    pub wide: Vec<f32>,
     /// dv of a tile of keys.
-    values: Vec<f32>,
+    pub values: Vec<f32>,
 }
 
 impl Scratch {
@@ -99,7 +97,7 @@ impl Scratch {
     }
 }
 
-impl<T: Element> Pair<'_, T> {
+impl Pair<'_> {
     /// Whether a tile holds operands that are not finite.
     fn careful(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         touches(&self.queries.non_finite, rows.clone())
@@ -123,6 +121,7 @@ impl<T: Element> Pair<'_, T> {
         let rows = start..tile.end.min(start + I::Tile::ROWS);
         let panel = cols.start / I::Tile::COLS;
         let factors = Factors {
+            rule: &self.rule,
             q: &self.queries.q_across.panels[start * self.dim..],
             k: self.keys.k_across.from(panel),
             dim: self.dim,
@@ -134,8 +133,7 @@ impl<T: Element> Pair<'_, T> {
         let mut block = Block { s: p, derivative, visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let cols_len = cols.len().next_multiple_of(I::Tile::COLS);
-        let strip =
-            score_block(isa, &self.rule, factors, rows, cols, step.careful, &mut block, &mut max);
+        let strip = score_block(isa, factors, rows, cols, step.careful, &mut block, &mut max);
         let Some(strip) = strip else {
             clear(p, ds, visible, 0..cols_len, I::Tile::ROWS);
             return None;
@@ -215,24 +213,22 @@ fn select(p: &mut [f32], ds: &mut [f32], visible: &[bool], cols: &Range<usize>, 
     }
 }
 
-/// dq of one tile of queries.
-pub struct QueryTile<'a, 'o, T> {
+/// dq / σ of one tile of queries, left in [`Scratch::wide`].
+pub struct QueryTile<'a, 'p> {
     /// The head.
-    pub pair: Pair<'a, T>,
+    pub pair: Pair<'p>,
     /// The tile, within the sequence.
     pub rows: Range<usize>,
-    /// The rows of dq.
-    pub dq: ArrayViewMut2<'o, T>,
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
 
-impl<T: Element> Kernel for QueryTile<'_, '_, T> {
+impl Kernel for QueryTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let QueryTile { pair, rows, mut dq, scratch } = self;
+        let QueryTile { pair, rows, scratch } = self;
         let stride = pair.dim.next_multiple_of(I::Tile::COLS);
         scratch.wide.fill(0.0);
         for cols in Cut::tiles(0..pair.rule.sequence.keys, scratch.cut.keys) {
@@ -244,24 +240,22 @@ impl<T: Element> Kernel for QueryTile<'_, '_, T> {
             for first in (0..rows.len()).step_by(I::Tile::ROWS) {
                 let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
                 if let Some(strip) = strip {
-                    let acc = &mut scratch.wide[first * stride..];
-                    let sum = Sum { acc, stride };
+                    let sum = Sum { acc: &mut scratch.wide[first * stride..], stride };
                     let (ds, visible) = (&scratch.ds, &scratch.visible);
                     grow_dq(isa, sum, &pair, first, &cols, &strip, careful, ds, visible);
                 }
             }
         }
-        write(&mut dq, &scratch.wide, stride, pair.rule.scale);
     }
 }
 
 /// dq ← dq + ds K (B5), of one register block.
 #[inline(always)]
 #[allow(clippy::too_many_arguments)] // two borrows of one scratch, split
-fn grow_dq<I: Isa, T>(
+fn grow_dq<I: Isa>(
     isa: I,
     dq: Sum<'_>,
-    pair: &Pair<'_, T>,
+    pair: &Pair<'_>,
     first: usize,
     cols: &Range<usize>,
     strip: &Strip,
@@ -282,100 +276,81 @@ fn grow_dq<I: Isa, T>(
     }
 }
 
-/// `out` = factor · the rows of a sum.
-fn write<T: Element>(out: &mut ArrayViewMut2<'_, T>, sum: &[f32], stride: usize, factor: f32) {
-    for (mut out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
-        out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x));
-    }
-}
-
-/// A tile of keys and where its gradients go; a gradient that is `None` is not computed.
-pub struct KeyTile<'o, T> {
+/// dk / σ and dv of one tile of keys, over all query heads that share the key head, left in
+/// [`Scratch::wide`] and [`Scratch::values`]; with `partial` the tile's part of dq is added there,
+/// `[heads][queries, padded to register blocks][stride]`.
+pub struct KeyTile<'a, 'p> {
+    /// The query heads of the key head.
+    pub pairs: &'a [Pair<'p>],
     /// The tile, within the sequence.
     pub cols: Range<usize>,
-    /// The rows of dk.
-    pub dk: Option<ArrayViewMut2<'o, T>>,
-    /// The rows of dv.
-    pub dv: Option<ArrayViewMut2<'o, T>>,
-}
-
-/// dk and dv of a group of key tiles, over all query heads that share the key head; with
-/// `partial` also the group's part of dq, `[heads][queries, padded to register blocks][stride]`.
-pub struct KeyTiles<'a, 'o, T> {
-    /// The query heads of the key head.
-    pub pairs: Vec<Pair<'a, T>>,
-    /// The tiles of the group, ascending.
-    pub tiles: Vec<KeyTile<'o, T>>,
+    /// Whether dk is wanted.
+    pub dk: bool,
+    /// Whether dv is wanted.
+    pub dv: bool,
     /// The partial of dq.
     pub partial: Option<&'a mut [f32]>,
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
 
-impl<T: Element> Kernel for KeyTiles<'_, '_, T> {
+impl Kernel for KeyTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
-        for mut tile in std::mem::take(&mut self.tiles) {
-            self.scratch.wide.fill(0.0);
-            self.scratch.values.fill(0.0);
-            for number in 0..self.pairs.len() {
-                let pair = self.pairs[number];
-                for rows in Cut::tiles(0..pair.rule.sequence.queries, self.scratch.cut.queries) {
-                    if pair.rule.cover(rows.clone(), tile.cols.clone()) != Cover::None {
-                        self.tile(isa, number, rows, &tile);
-                    }
+        self.scratch.wide.fill(0.0);
+        self.scratch.values.fill(0.0);
+        for (number, pair) in self.pairs.iter().enumerate() {
+            for rows in Cut::tiles(0..pair.rule.sequence.queries, self.scratch.cut.queries) {
+                if pair.rule.cover(rows.clone(), self.cols.clone()) != Cover::None {
+                    self.tile(isa, number, rows);
                 }
-            }
-            let Some(pair) = self.pairs.first() else { continue };
-            let stride = |dim: usize| dim.next_multiple_of(I::Tile::COLS);
-            if let Some(dk) = &mut tile.dk {
-                write(dk, &self.scratch.wide, stride(pair.dim), pair.rule.scale);
-            }
-            if let Some(dv) = &mut tile.dv {
-                write(dv, &self.scratch.values, stride(pair.value_dim), 1.0);
             }
         }
     }
 }
 
-impl<T: Element> KeyTiles<'_, '_, T> {
-    /// One tile of queries of one head against one tile of keys.
+impl KeyTile<'_, '_> {
+    /// One tile of queries of one head against the tile of keys.
     #[inline(always)]
-    fn tile<I: Isa>(&mut self, isa: I, number: usize, rows: Range<usize>, tile: &KeyTile<'_, T>) {
-        let pair = self.pairs[number];
-        let cols = tile.cols.clone();
+    fn tile<I: Isa>(&mut self, isa: I, number: usize, rows: Range<usize>) {
+        let pair = &self.pairs[number];
+        let cols = self.cols.clone();
         let scratch = &mut *self.scratch;
         let careful = pair.careful(&rows, &cols);
-        let gradients = tile.dk.is_some() || self.partial.is_some();
+        let gradients = self.dk || self.partial.is_some();
         let step = Step { careful, gradients, capped: true };
         let stride = pair.dim.next_multiple_of(I::Tile::COLS);
         // The rows and columns of the tile that hold a visible pair.
-        let (mut seen_rows, mut seen_cols) = (usize::MAX..0, usize::MAX..0);
+        let mut seen: Option<(Range<usize>, Range<usize>)> = None;
         for first in (0..rows.len()).step_by(I::Tile::ROWS) {
             let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
             let Some(strip) = strip else { continue };
-            seen_rows = seen_rows.start.min(first)..rows.len().min(first + I::Tile::ROWS);
-            seen_cols = seen_cols.start.min(strip.cols.start)..seen_cols.end.max(strip.cols.end);
+            let end = rows.len().min(first + I::Tile::ROWS);
+            seen = Some(match seen {
+                None => (first..end, strip.cols.clone()),
+                Some((rows, cols)) => (
+                    rows.start..end,
+                    cols.start.min(strip.cols.start)..cols.end.max(strip.cols.end),
+                ),
+            });
             if let Some(partial) = &mut self.partial {
                 let queries = pair.queries.lse.len();
                 let at = (number * queries + rows.start + first) * stride;
                 let sum = Sum { acc: &mut partial[at..], stride };
                 let (ds, visible) = (&scratch.ds, &scratch.visible);
-                grow_dq(isa, sum, &pair, first, &cols, &strip, careful, ds, visible);
+                grow_dq(isa, sum, pair, first, &cols, &strip, careful, ds, visible);
             }
         }
-        if seen_rows.is_empty() {
-            return;
-        }
+        let Some((seen_rows, seen_cols)) = seen else { return };
         let Scratch { p, ds, visible, wide, values, .. } = scratch;
         let sweep =
             Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
-        if tile.dk.is_some() {
+        if self.dk {
             sweep.grow(isa, wide, stride, ds, &pair.queries.q_along); // (B6)
         }
-        if tile.dv.is_some() {
+        if self.dv {
             let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
             sweep.grow(isa, values, stride, p, &pair.queries.dout_along); // (B7)
         }
@@ -418,50 +393,46 @@ impl Columns<'_> {
     }
 }
 
-/// dbias of one tile of queries: the sum over every head and sequence that shares the bias.
-pub struct BiasTile<'a, 'o, T> {
+/// dbias of one tile of queries and keys, the
+/// sum over every head and sequence that shares the bias.
+pub struct BiasTile<'a, 'p> {
     /// The heads and sequences, in the order of the sum.
-    pub pairs: Vec<Pair<'a, T>>,
-    /// The tile, within the sequences.
+    pub pairs: &'a [Pair<'p>],
+    /// The queries, within the sequences.
     pub rows: Range<usize>,
-    /// The rows of dbias, from the sequence's first key on.
-    pub dbias: ArrayViewMut2<'o, T>,
+    /// The keys, within the sequences.
+    pub cols: Range<usize>,
+    /// The sum, rows [`STRIDE`] apart.
+    pub sum: &'a mut [f32],
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
 
-impl<T: Element> Kernel for BiasTile<'_, '_, T> {
+impl Kernel for BiasTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let BiasTile { pairs, rows, mut dbias, scratch } = self;
-        let keys = pairs.iter().map(|pair| pair.rule.sequence.keys).max().unwrap_or(0);
-        for tile in Cut::tiles(0..keys, scratch.cut.keys) {
-            let mut sum = vec![0.0f32; rows.len() * tile.len()];
-            for pair in &pairs {
-                let sequence = pair.rule.sequence;
-                let rows = rows.start..rows.end.min(sequence.queries);
-                let cols = tile.start..tile.end.min(sequence.keys);
-                if pair.rule.cover(rows.clone(), cols.clone()) == Cover::None {
+        let BiasTile { pairs, rows, cols, sum, scratch } = self;
+        sum.fill(0.0);
+        for pair in pairs {
+            let sequence = pair.rule.sequence;
+            let rows = rows.start..rows.end.min(sequence.queries);
+            let cols = cols.start..cols.end.min(sequence.keys);
+            if pair.rule.cover(rows.clone(), cols.clone()) == Cover::None {
+                continue;
+            }
+            let careful = pair.careful(&rows, &cols);
+            let step = Step { careful, gradients: true, capped: false };
+            for first in (0..rows.len()).step_by(I::Tile::ROWS) {
+                if pair.block(isa, &rows, first, cols.clone(), step, scratch).is_none() {
                     continue;
                 }
-                let careful = pair.careful(&rows, &cols);
-                let step = Step { careful, gradients: true, capped: false };
-                for first in (0..rows.len()).step_by(I::Tile::ROWS) {
-                    if pair.block(isa, &rows, first, cols.clone(), step, scratch).is_none() {
-                        continue;
-                    }
-                    for r in first..rows.len().min(first + I::Tile::ROWS) {
-                        let ds = &scratch.ds[r * STRIDE..][..cols.len()];
-                        let sum = &mut sum[r * tile.len()..][..cols.len()];
-                        sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds); // (B9)
-                    }
+                for r in first..rows.len().min(first + I::Tile::ROWS) {
+                    let ds = &scratch.ds[r * STRIDE..][..cols.len()];
+                    let sum = &mut sum[r * STRIDE..][..cols.len()];
+                    sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds); // (B9)
                 }
-            }
-            for (mut out, sum) in dbias.outer_iter_mut().zip(sum.chunks(tile.len())) {
-                let out = out.iter_mut().skip(tile.start).take(tile.len());
-                out.zip(sum).for_each(|(out, &sum)| *out = T::from_f32(sum));
             }
         }
     }

@@ -1,0 +1,77 @@
+//! Bad operands and options get an error that names them, and nothing is written.
+
+use crate::common::{Operands, everything};
+use etalon_problem::{Attention, AttentionLse, Blocking, Error, Extents};
+use etalon_simd::{Options, attention, attention_lse};
+use ndarray::{Array3, Array4};
+
+/// What the error of a forward pass says, after `spoil` has done something to it.
+fn complaint(
+    spoil: impl FnOnce(&mut Attention, &mut Options, &mut attention::Inputs<'_, f32>),
+) -> String {
+    let Operands { mut problem, q, k, v, sinks, bias, .. } = Operands::new(everything());
+    let mut inputs =
+        attention::Inputs::new(q.view(), k.view(), v.view()).sinks(sinks.view()).bias(bias.view());
+    let mut options = Options::default();
+    let mut o = Array4::from_elem(problem.o_shape(), 7.0);
+    let mut lse = Array3::from_elem(problem.scores.row_shape(), 7.0);
+    spoil(&mut problem, &mut options, &mut inputs);
+    let out = attention::OutputMut { o: o.view_mut(), lse: lse.view_mut() };
+    let error = attention::forward_into(&problem, &inputs, out, &options);
+    assert!(o.iter().chain(&lse).all(|&x| x == 7.0), "nothing is half-written");
+    error.expect_err("the operands were spoiled").to_string()
+}
+
+#[test]
+fn every_operand_is_named() {
+    let cut = ndarray::s![.., .., 1.., ..];
+    let spoiled = complaint(|_, _, inputs| inputs.q = inputs.q.slice_move(cut));
+    assert_eq!(spoiled, "`q` must have shape [2, 4, 101, 40], found [2, 4, 100, 40]");
+    let spoiled = complaint(|_, _, inputs| inputs.k = inputs.k.slice_move(cut));
+    assert_eq!(spoiled, "`k` must have shape [2, 2, 113, 40], found [2, 2, 112, 40]");
+    let spoiled = complaint(|_, _, inputs| inputs.v = inputs.v.slice_move(cut));
+    assert_eq!(spoiled, "`v` must have shape [2, 2, 113, 24], found [2, 2, 112, 24]");
+    let spoiled = complaint(|_, _, inputs| inputs.sinks = None);
+    assert_eq!(spoiled, "`sinks` is missing: the problem sets `sinks`");
+    let spoiled = complaint(|problem, _, _| problem.scores.bias = None);
+    assert_eq!(spoiled, "`bias` was given, but the problem does not set `bias`");
+}
+
+#[test]
+fn every_option_is_named() {
+    let spoiled = complaint(|_, options, _| options.blocking = Some(Blocking::new(0, 64)));
+    assert_eq!(spoiled, "`blocking.queries` must be at least 1, found 0");
+    let spoiled = complaint(|problem, _, _| problem.scores.softcap = Some(-1.0));
+    assert_eq!(spoiled, "`softcap` must be finite and above 0, found -1");
+    let spoiled = complaint(|problem, _, _| problem.scores.extents.key_heads = 3);
+    assert_eq!(spoiled, "`query_heads` must be a multiple of key_heads (3), found 4");
+}
+
+#[test]
+fn a_result_too_large_for_memory_is_an_error() {
+    // A broadcast view costs nothing; the 2⁵⁰ rows of its result would.
+    let queries = 1 << 50;
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries, keys: 1, dim: 1 };
+    let one = Array4::<f32>::ones([1, 1, 1, 1]);
+    let q = one.broadcast([1, 1, queries, 1]).unwrap();
+    let problem = Attention::new(extents);
+    let inputs = attention::Inputs::new(q, one.view(), one.view());
+    let error = attention::forward(&problem, &inputs, &Options::default());
+    assert!(matches!(error, Err(Error::Memory { .. })), "{error:?}");
+}
+
+#[test]
+fn a_wrong_cotangent_is_named() {
+    let operands = Operands::new(everything());
+    let problem = AttentionLse { scores: operands.problem.scores.clone() };
+    let inputs = attention_lse::Inputs::new(operands.q.view(), operands.k.view())
+        .sinks(operands.sinks.view())
+        .bias(operands.bias.view());
+    let out = attention_lse::forward(&problem, &inputs, &Options::default()).unwrap();
+    let short = operands.dlse.slice(ndarray::s![.., .., 1..]);
+    let cotangents = attention_lse::Cotangents { dlse: short };
+    let error =
+        attention_lse::backward::<f32>(&problem, &inputs, &out, &cotangents, &Options::default());
+    let error = error.expect_err("dlse is one row short").to_string();
+    assert_eq!(error, "`dlse` must have shape [2, 4, 101], found [2, 4, 100]");
+}

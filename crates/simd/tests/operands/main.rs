@@ -1,0 +1,6 @@
+//! What the public functions make of their operands. One program, because every program of its own
+//! would compile every kernel again.
+
+mod common;
+mod errors;
+mod strides;

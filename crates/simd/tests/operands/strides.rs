@@ -1,0 +1,99 @@
+//! The same numbers give the same bits, however they lie in memory.
+
+use crate::common::{Operands, everything};
+use etalon_simd::{Mode, Options, attention};
+use ndarray::{Array4, ArrayView4, Axis, Slice};
+
+/// The same tensor in memory of another order: `[batch, length, heads, dim]`.
+fn permuted(x: &Array4<f32>) -> Array4<f32> {
+    let other = x.view().permuted_axes([0, 2, 1, 3]).as_standard_layout().into_owned();
+    other.permuted_axes([0, 2, 1, 3])
+}
+
+/// The same tensor between elements that belong to somebody else.
+fn spread(x: &Array4<f32>) -> Array4<f32> {
+    let (b, h, n, d) = x.dim();
+    let mut wide = Array4::from_elem((b, h, n, 2 * d + 1), f32::NAN);
+    wide.slice_axis_mut(Axis(3), Slice::new(0, Some(2 * d as isize), 2)).assign(x);
+    wide
+}
+
+fn run(
+    operands: &Operands,
+    [q, k, v, dout, bias]: [ArrayView4<'_, f32>; 5],
+    options: &Options,
+) -> (attention::Output<f32>, attention::Gradients<f32>) {
+    let inputs = attention::Inputs::new(q, k, v).sinks(operands.sinks.view()).bias(bias);
+    let out = attention::forward(&operands.problem, &inputs, options).unwrap();
+    let cotangents = attention::Cotangents::new(dout).dlse(operands.dlse.view());
+    let gradients =
+        attention::backward(&operands.problem, &inputs, &out, &cotangents, options).unwrap();
+    (out, gradients)
+}
+
+#[test]
+fn any_strides_give_the_same_bits() {
+    let operands = Operands::new(everything());
+    let Operands { q, k, v, dout, bias, .. } = &operands;
+    for mode in [Mode::Separate, Mode::FusedPartials] {
+        let options = Options { mode, ..Options::default() };
+        let plain = run(&operands, [q, k, v, dout, bias].map(|x| x.view()), &options);
+        let other = [q, k, v, dout, bias].map(permuted);
+        assert!(plain == run(&operands, other.each_ref().map(|x| x.view()), &options), "{mode:?}");
+        let other = [q, k, v, dout, bias].map(spread);
+        let views = other.each_ref().map(|x| {
+            let columns = x.len_of(Axis(3)) as isize - 1;
+            x.slice_axis(Axis(3), Slice::new(0, Some(columns), 2))
+        });
+        assert!(plain == run(&operands, views, &options), "{mode:?}: every second element");
+    }
+}
+
+#[test]
+fn reversed_and_broadcast_operands_are_legal() {
+    let operands = Operands::new(everything());
+    let Operands { q, k, v, dout, bias, .. } = &operands;
+    let mut backwards = k.clone();
+    backwards.invert_axis(Axis(2));
+    let mut reversed = backwards.as_standard_layout().into_owned();
+    reversed.invert_axis(Axis(2)); // k again, read from its end
+    let one = v.slice_axis(Axis(1), Slice::from(0..1)).into_owned();
+    let broadcast = one.broadcast(v.dim()).unwrap(); // stride 0 over the heads
+    let copied = broadcast.to_owned();
+    let options = Options::default();
+    let plain = [q.view(), k.view(), copied.view(), dout.view(), bias.view()];
+    let strange = [q.view(), reversed.view(), broadcast, dout.view(), bias.view()];
+    assert!(run(&operands, plain, &options) == run(&operands, strange, &options));
+}
+
+#[test]
+fn results_go_where_the_caller_wants_them() {
+    let operands = Operands::new(everything());
+    let Operands { problem, q, k, v, dout, bias, .. } = &operands;
+    let options = Options::default();
+    let (out, gradients) = run(&operands, [q, k, v, dout, bias].map(|x| x.view()), &options);
+    let inputs = attention::Inputs::new(q.view(), k.view(), v.view())
+        .sinks(operands.sinks.view())
+        .bias(bias.view());
+
+    let mut o = spread(&out.o);
+    o.fill(f32::NAN);
+    let columns = o.len_of(Axis(3)) as isize - 1;
+    let mut o = o.slice_axis_mut(Axis(3), Slice::new(0, Some(columns), 2));
+    let mut lse = ndarray::Array3::from_elem(problem.scores.row_shape(), f32::NAN);
+    let place = attention::OutputMut { o: o.view_mut(), lse: lse.view_mut() };
+    attention::forward_into(problem, &inputs, place, &options).unwrap();
+    assert!(o == out.o && lse == out.lse);
+
+    let mut dk = permuted(&gradients.dk);
+    dk.fill(f32::NAN);
+    let cotangents = attention::Cotangents::new(dout.view()).dlse(operands.dlse.view());
+    let place = attention::GradientsMut { dk: Some(dk.view_mut()), ..Default::default() };
+    attention::backward_into(problem, &inputs, &out, &cotangents, place, &options).unwrap();
+    assert_eq!(dk, gradients.dk, "dk alone");
+
+    let mut dv = Array4::from_elem(problem.v_shape(), f32::NAN);
+    let place = attention::GradientsMut { dv: Some(dv.view_mut()), ..Default::default() };
+    attention::backward_into(problem, &inputs, &out, &cotangents, place, &options).unwrap();
+    assert_eq!(dv, gradients.dv, "dv alone, which needs no dP");
+}
