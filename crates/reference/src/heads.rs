@@ -7,7 +7,7 @@
 use crate::scalar::Real;
 use crate::tensor::{MatrixMut, Output};
 use etalon_problem::{Error, Scores, Sequence};
-use ndarray::Array4;
+use ndarray::{Array1, Array4};
 use rayon::prelude::*;
 
 /// The sequences, unless there is no row to compute. (A problem without rows may count batch
@@ -19,13 +19,13 @@ fn sequences(problem: &Scores) -> Vec<Sequence> {
 /// Calls `work` for every query head of every sequence, with its rows of the results: those that
 /// lie as q does are its own, those that lie as k does are shared by the query heads of the group
 /// and accumulate. What `work` returns, the head's gradient of its sink, is summed over the
-/// sequences.
+/// sequences if the problem has sinks.
 pub(crate) fn for_each_head<T: Real, const Q: usize, const K: usize>(
     problem: &Scores,
     by_query: [&mut Output<T>; Q],
     by_key: [&mut Output<T>; K],
     work: impl Fn(&Sequence, usize, [MatrixMut<'_, T>; Q], &mut [MatrixMut<'_, T>; K]) -> T + Sync,
-) -> Result<Output<T>, Error> {
+) -> Result<Option<Array1<T>>, Error> {
     let (heads, group) = (problem.extents.query_heads, problem.group());
     let sequences = sequences(problem);
     let rows: Vec<_> = sequences.iter().map(|s| (s.batch, s.query_start, s.queries)).collect();
@@ -50,11 +50,14 @@ pub(crate) fn for_each_head<T: Real, const Q: usize, const K: usize>(
         })
         .collect();
 
-    let mut sinks = Output::zeros("sinks", &[heads])?;
+    if !problem.sinks {
+        return Ok(None);
+    }
+    let mut sinks = Output::zeros("gradient of sinks", &[heads])?;
     for (part, h) in sink_parts.into_iter().flatten().zip((0..heads).cycle()) {
         sinks.elements()[h] += part;
     }
-    Ok(sinks)
+    sinks.finish().map(Some)
 }
 
 /// The gradient of the bias, (B9) and (D15), summed over the axes that the bias broadcasts:

@@ -75,7 +75,7 @@ pub fn double_backward<T: Real>(
         gv: gv.finish()?,
         gdout: gdout.finish()?,
         gdlse: gdlse.finish()?,
-        gsinks: scores.sinks.then(|| gsinks.finish()).transpose()?,
+        gsinks,
         gbias,
     })
 }

@@ -51,12 +51,7 @@ pub fn backward<T: Real>(
             }
         },
     )?;
-    Ok(Gradients {
-        dq: dq.finish()?,
-        dk: dk.finish()?,
-        dsinks: problem.scores.sinks.then(|| dsinks.finish()).transpose()?,
-        dbias,
-    })
+    Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dsinks, dbias })
 }
 
 impl<T> Cotangents<'_, T> {

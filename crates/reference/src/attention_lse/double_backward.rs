@@ -71,7 +71,7 @@ pub fn double_backward<T: Real>(
         gq: gq.finish()?,
         gk: gk.finish()?,
         gdlse: gdlse.finish()?,
-        gsinks: scores.sinks.then(|| gsinks.finish()).transpose()?,
+        gsinks,
         gbias,
     })
 }

@@ -1,8 +1,8 @@
 //! Identities of the backward pass.
 
 use crate::cases::{Case, attention_problems, cases};
-use crate::forward::{TOLERANCE, seeing, weights};
 use crate::tensors::{Sum, Tensors, assert_close, assert_same, operands, run};
+use crate::visible::{TOLERANCE, seeing, weights};
 use etalon_problem::{Attention, Pass};
 use ndarray::{ArrayD, Axis};
 
@@ -195,7 +195,7 @@ fn a_sink_is_a_key_without_a_value() {
         other.scores.extents.keys += 1;
         let mut flags =
             ArrayD::from_elem(vec![e.batch, e.query_heads, e.queries, e.keys + 1], false);
-        crate::forward::allowed(&problem.scores).iter().for_each(|&place| flags[place] = true);
+        crate::visible::allowed(&problem.scores).iter().for_each(|&place| flags[place] = true);
         flags.index_axis_mut(Axis(3), e.keys).fill(true);
         let data: Vec<bool> = flags.iter().copied().collect();
         other.scores.mask = Mask::Array(NamedArray::new("allowed", flags.shape(), data));

@@ -1,8 +1,8 @@
 //! Identities of the double backward pass and of the tangents.
 
 use crate::cases::{Case, attention_problems, cases};
-use crate::forward::{TOLERANCE, seeing, weights};
 use crate::tensors::{INPUTS, OUTPUTS, Sum, Tensors, assert_close, assert_same, operands, run};
+use crate::visible::{TOLERANCE, seeing, weights};
 use etalon_problem::{Attention, Pass, Problem};
 use ndarray::{ArrayD, Axis};
 

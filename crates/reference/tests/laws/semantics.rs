@@ -1,8 +1,8 @@
 //! What is not visible does not exist; what is not finite and visible shows.
 
 use crate::cases::{Case, attention_problems, cases, extents};
-use crate::forward::{allowed, seeing};
 use crate::tensors::{Random, Tensors, assert_same, operands, run};
+use crate::visible::{allowed, seeing};
 use etalon_problem::{Attention, Mask, Operand, Pass, Problem, Role};
 use ndarray::{ArrayD, Axis};
 
