@@ -1,6 +1,6 @@
 //! What attention and attention_lse share: the score that every query gives every key.
 
-use crate::{Error, Mask, Operand, Role, Sequence, Sequences};
+use crate::{Cover, Error, Mask, Operand, Role, Sequence, Sequences};
 
 /// The extents of q and k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -83,6 +83,37 @@ impl Scores {
         self.sequences.list(e.batch, e.queries, e.keys)
     }
 
+    /// The pairs that the mask allows, over all sequences and query heads: what a kernel that wastes
+    /// nothing computes. The problem must have passed its check.
+    pub fn visible_pairs(&self) -> u64 {
+        /// Rows and columns of the tiles that are counted as one where the mask allows all or none.
+        const TILE: usize = 64;
+        let tiles = |len: usize| (0..len).step_by(TILE).map(move |at| at..len.min(at + TILE));
+        let pairs = |sequence: &Sequence, head: usize| {
+            let mut pairs = 0;
+            for rows in tiles(sequence.queries) {
+                for cols in tiles(sequence.keys) {
+                    pairs += match self.mask.cover(sequence, head, rows.clone(), cols.clone()) {
+                        Cover::None => 0,
+                        Cover::All => rows.len() * cols.len(),
+                        Cover::Some => rows
+                            .clone()
+                            .map(|i| {
+                                let seen = |j: &usize| self.mask.allows(sequence, head, i, *j);
+                                cols.clone().filter(seen).count()
+                            })
+                            .sum(),
+                    };
+                }
+            }
+            pairs as u64
+        };
+        self.sequences()
+            .iter()
+            .map(|s| (0..self.extents.query_heads).map(|head| pairs(s, head)).sum::<u64>())
+            .sum()
+    }
+
     /// Fails unless every extent and option is in its domain and every array fits.
     pub fn check(&self) -> Result<(), Error> {
         let e = &self.extents;
@@ -150,5 +181,30 @@ impl Scores {
             operands.push(Operand::storage("bias", &shape, Role::Input));
         }
         operands
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn visible_pairs_counts_what_the_mask_allows() {
+        // 150 and 200 are whole tiles and a rest; two heads, two sequences of their own lengths.
+        let extents =
+            Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 150, keys: 200, dim: 8 };
+        for mask in [Mask::Full, Mask::causal(), Mask::window(70, 3), Mask::Or(vec![])] {
+            let mut scores = Scores::new(extents);
+            scores.mask = mask;
+            scores.sequences = Sequences::Lengths { query: vec![150, 9], key: vec![130, 200] };
+            let mut expected = 0;
+            for s in scores.sequences() {
+                for i in 0..s.queries {
+                    let seen = (0..s.keys).filter(|&j| scores.mask.allows(&s, 0, i, j)).count();
+                    expected += 2 * seen as u64;
+                }
+            }
+            assert_eq!(scores.visible_pairs(), expected, "{:?}", scores.mask);
+        }
     }
 }
