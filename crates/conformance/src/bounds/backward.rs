@@ -204,7 +204,7 @@ impl Asked<'_> {
     fn row_gamma(&self, row: &Row, forward_gradient: bool) -> f64 {
         let terms = row.key.len();
         let partials = self.model.gamma(terms + self.model.rescales(terms) + 3);
-        let streamed = 2.0 * (row.gamma + 2.0 * self.model.u);
+        let streamed = 2.0 * (row.gamma + 3.0 * self.model.u);
         if forward_gradient { partials.max(streamed) } else { partials }
     }
 
@@ -227,8 +227,7 @@ impl Asked<'_> {
             rounded += (row.p[index] * (row.gamma + model.u_p()) + model.eta_p()) * size;
             delta.dp.push((dp, size));
         }
-        let own = (streamed + rounded + (row.gamma + 2.0 * model.u) * absolute)
-            / (1.0 - row.relative).max(0.0);
+        let own = (streamed + rounded + (row.gamma + 2.0 * model.u) * absolute) * row.normalised();
         let storage = etalon_problem::Precision::Storage;
         let stored: f64 =
             dout.iter().zip(o).map(|(d, o)| d.abs() * model.store(o.abs(), storage)).sum();

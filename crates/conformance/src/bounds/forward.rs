@@ -110,7 +110,7 @@ fn output(
     }
     for (error, &o) in errors.iter_mut().zip(o) {
         *error += (row.pi_error + row.gamma + 2.0 * model.u) * o.abs();
-        *error /= 1.0 - row.relative;
+        *error *= row.normalised();
         *error += floor(*error, row.key.len() as f64 * model.eta);
     }
 }

@@ -42,10 +42,11 @@ impl Model {
         }
     }
 
-    /// γ_n = n u / (1 − n u): the relative error of a chain of n roundings (N1).
+    /// γ_n = n u / (1 − n u): the relative error of a chain of n roundings (N1). Products of two
+    /// such errors are left to the safety factor, which holds 1 %.
     pub fn gamma(&self, n: usize) -> f64 {
         let nu = n as f64 * self.u;
-        if nu < LARGEST_RELATIVE { nu / (1.0 - nu) } else { f64::INFINITY }
+        if nu < 0.01 { nu / (1.0 - nu) } else { f64::INFINITY }
     }
 
     /// The number of rescales that a streaming softmax over `keys` keys may do.

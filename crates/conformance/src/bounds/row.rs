@@ -201,6 +201,11 @@ impl Row {
         self.refused = largest.is_nan() || largest > LARGEST_RELATIVE;
     }
 
+    /// (1 + A) / (1 − A): what normalising an erroneous sum makes of an error (N8).
+    pub fn normalised(&self) -> f64 {
+        (1.0 + self.relative) / (1.0 - self.relative).max(0.0)
+    }
+
     /// (N9): lse = m + ln l.
     fn lse_error(&self, model: &Model) -> f64 {
         let log = (self.lse - self.max).abs() + model.profile.rescale_lag;
