@@ -1,4 +1,14 @@
-//! What a run leaves behind.
+//! What a run leaves behind, and its forms: a table, JUnit XML, JSON, Markdown.
+
+mod json;
+mod junit;
+mod markdown;
+mod summary;
+
+pub use json::json;
+pub use junit::junit;
+pub use markdown::markdown;
+pub use summary::{Group, Key};
 
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::time::Duration;
@@ -67,3 +77,6 @@ impl Report {
             .all(|record| matches!(record.verdict, Verdict::Pass | Verdict::Unsupported(_)))
     }
 }
+
+#[cfg(test)]
+mod tests;

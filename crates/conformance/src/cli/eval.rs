@@ -1,0 +1,169 @@
+//! `etalon eval`: one pass on the user's own tensors.
+
+use super::{Failure, Outcome, options};
+use etalon_conformance::bounds;
+use etalon_conformance::profile::Profile;
+use etalon_conformance::tensor::{Tensor, Tensors};
+use etalon_conformance::tier::{Hints, Request};
+use etalon_conformance::tiers::{self, Refusal};
+use etalon_conformance::vectors::{self, Draft};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Role};
+use std::path::PathBuf;
+
+/// The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …); `etalon list`
+/// names them. The tensors q, k, v, bias and their cotangents share one type, f64, f32, bf16 or
+/// f16; sinks, dlse and the like are f32 (with f64: f64).
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// What to evaluate: attention, attention_lse.
+    algorithm: Algorithm,
+    /// Which pass: forward, backward, double_backward, jvp.
+    pass: Pass,
+    /// The problem: its extents and options.
+    #[arg(long, value_name = "P.json")]
+    problem: PathBuf,
+    /// The inputs and cotangents, and the arrays that the mask names.
+    #[arg(long = "in", value_name = "IN.safetensors")]
+    input: PathBuf,
+    /// Where the outputs go.
+    #[arg(long, value_name = "OUT.safetensors")]
+    out: PathBuf,
+    /// Who evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda.
+    #[arg(long, default_value = "reference")]
+    tier: String,
+    /// Adds to each output NAME a tensor NAME.bound: how far a kernel of this profile may be from
+    /// the exact value.
+    #[arg(long, value_parser = options::profile)]
+    profile: Option<Profile>,
+    /// Tile sizes, as in 96x128: queries and keys.
+    #[arg(long, value_name = "QxK", value_parser = options::blocking)]
+    blocking: Option<Blocking>,
+    /// Threads; as many as there are cores if absent.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let tensors = vectors::read_tensors(&arguments.input)?;
+    let problem = vectors::read_problem(&arguments.problem, &arguments.input, &tensors)?;
+    if problem.algorithm() != arguments.algorithm {
+        let (path, found) = (arguments.problem.display(), problem.algorithm());
+        return Err(Failure(format!(
+            "{path}: is a problem of {found}, not {}",
+            arguments.algorithm
+        )));
+    }
+    let inputs = Inputs::new(&problem, arguments.pass, tensors)
+        .map_err(|error| vectors::Error::content(&arguments.input, error))?;
+    let draft = Draft::new(&arguments.out)?;
+    let outputs = options::pool(arguments.threads)?.install(|| inputs.evaluate(arguments))?;
+    draft.finish(&vectors::to_bytes(&arguments.out, &outputs)?)?;
+    Ok(true)
+}
+
+/// The operands of a pass, checked.
+struct Inputs<'a> {
+    problem: &'a Problem,
+    pass: Pass,
+    dtype: Dtype,
+    tensors: Tensors,
+}
+
+impl<'a> Inputs<'a> {
+    fn new(problem: &'a Problem, pass: Pass, mut tensors: Tensors) -> Result<Self, Error> {
+        refuse_strangers(problem, pass, &tensors)?;
+        let operands = problem.operands(pass);
+        let operands: Vec<&Operand> = operands.iter().filter(|x| x.role != Role::Output).collect();
+        // The first operand is q: its type is that of the storage.
+        let first = operands.first().and_then(|operand| tensors.get(operand.name));
+        let dtype = first.and_then(Tensor::dtype).unwrap_or(Dtype::F32);
+        let mut found = Tensors::new();
+        for operand in operands {
+            match tensors.remove(operand.name) {
+                Some(tensor) => {
+                    check(operand, &tensor, dtype)?;
+                    found.insert(operand.name.to_string(), tensor);
+                }
+                None if operand.role == Role::OptionalCotangent => {}
+                None => {
+                    return Err(Error::Missing {
+                        operand: operand.name.to_string(),
+                        reason: format!("{} {pass} needs it", problem.algorithm()),
+                    });
+                }
+            }
+        }
+        Ok(Inputs { problem, pass, dtype, tensors: found })
+    }
+
+    fn evaluate(&self, arguments: &Arguments) -> Result<Tensors, Failure> {
+        let request = Request {
+            problem: self.problem,
+            pass: self.pass,
+            dtype: self.dtype,
+            inputs: &self.tensors,
+            hints: Hints { blocking: arguments.blocking, ..Hints::default() },
+        };
+        // The reference as a tier would round to the storage type; here its f64 is wanted.
+        let mut outputs = if arguments.tier == "reference" {
+            tiers::oracle(&request)?
+        } else {
+            let tier = options::tier(&arguments.tier)?;
+            tiers::ask(&*tier, &request).map_err(|refusal| match refusal {
+                Refusal::Unsupported(reason) => {
+                    Failure(format!("{} does not offer this: {reason}", tier.name()))
+                }
+                Refusal::Fault(fault) => Failure(format!("{} {fault}", tier.name())),
+            })?
+        };
+        if let Some(profile) = &arguments.profile {
+            let (problem, pass) = (self.problem, self.pass);
+            let bounds = bounds::bounds(problem, pass, self.dtype, profile, &self.tensors)?;
+            for (name, bound) in bounds.outputs {
+                let tensor = Tensor::round(&bound.bound, Dtype::F64);
+                outputs.insert(format!("{name}.bound"), tensor);
+            }
+        }
+        Ok(outputs)
+    }
+}
+
+fn check(operand: &Operand, tensor: &Tensor, storage: Dtype) -> Result<(), Error> {
+    Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
+    let wide = if storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+    let (dtype, expected) = match operand.precision {
+        Precision::Storage if operand.name == "q" => {
+            (tensor.dtype().unwrap_or(storage), "f64, f32, bf16 or f16".to_string())
+        }
+        Precision::Storage => (storage, format!("{storage}, as q does")),
+        Precision::Wide => (wide, format!("{wide}, as q holds {storage}")),
+    };
+    if tensor.dtype() == Some(dtype) {
+        return Ok(());
+    }
+    Err(Error::Dtype {
+        operand: operand.name.to_string(),
+        expected,
+        found: tensor.type_name().to_string(),
+    })
+}
+
+/// A tensor that no pass has is probably a misspelt one that this pass would take for zero.
+fn refuse_strangers(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<(), Error> {
+    let operands: Vec<Operand> =
+        Pass::ALL.into_iter().flat_map(|pass| problem.operands(pass)).collect();
+    let arrays = problem.arrays();
+    let stranger = tensors.keys().find(|name| {
+        !operands.iter().any(|operand| operand.name == *name)
+            && !arrays.iter().any(|(array, _)| array == *name)
+    });
+    let Some(name) = stranger else { return Ok(()) };
+    let option = ["sinks", "bias"].into_iter().find(|option| name.contains(option));
+    Err(Error::Unexpected {
+        operand: name.clone(),
+        reason: match option {
+            Some(option) => format!("the problem does not set `{option}`"),
+            None => format!("{} {pass} has no such tensor", problem.algorithm()),
+        },
+    })
+}

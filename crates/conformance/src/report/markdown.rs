@@ -1,0 +1,54 @@
+//! A run as Markdown: for a pull request or a CI summary.
+
+use super::Report;
+
+/// As many negative verdicts are written out; the rest is counted.
+const SHOWN: usize = 50;
+
+/// The report as Markdown.
+pub fn markdown(report: &Report) -> String {
+    let verdict = if report.passed() { "passed" } else { "failed" };
+    let mut text = format!("# etalon: {verdict}\n\n{}.\n\n", report.headline());
+    text += "A cell shows the worst margin (error ÷ proven bound) and the number of checks.\n\n";
+    for (index, row) in report.rows().iter().enumerate() {
+        text += &line(row);
+        if index == 0 {
+            text += &line(&vec!["---".to_string(); row.len()]);
+        }
+    }
+    let negative: Vec<String> = report
+        .negative()
+        .map(|(record, text)| {
+            format!("`{}` {} `{}`: {}", record.tier, record.check, record.case, escape(text))
+        })
+        .collect();
+    let hidden = negative.len().saturating_sub(SHOWN);
+    list(&mut text, "Negative", &negative[..negative.len() - hidden]);
+    if hidden > 0 {
+        text += &format!("- and {hidden} more\n");
+    }
+    let not_checked: Vec<String> = report.not_checked().iter().map(|x| escape(x)).collect();
+    list(&mut text, "Not checked", &not_checked);
+    let absent = report.absent.iter();
+    let absent: Vec<String> =
+        absent.map(|absent| format!("{}: {}", absent.tier, escape(&absent.reason))).collect();
+    list(&mut text, "Absent", &absent);
+    text
+}
+
+fn line(cells: &[String]) -> String {
+    let cells: Vec<String> = cells.iter().map(|cell| escape(cell)).collect();
+    format!("| {} |\n", cells.join(" | "))
+}
+
+fn list(text: &mut String, title: &str, items: &[String]) {
+    if !items.is_empty() {
+        *text += &format!("\n## {title}\n\n");
+        items.iter().for_each(|item| *text += &format!("- {item}\n"));
+    }
+}
+
+/// No character of a message may end a cell, a line or a list.
+fn escape(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ").replace('<', "&lt;")
+}
