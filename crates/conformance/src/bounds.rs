@@ -55,12 +55,12 @@ pub fn bounds(
     profile: &Profile,
     inputs: &Tensors,
 ) -> Result<Bounds, Error> {
-    let inputs = values(problem, pass, inputs)?;
-    let forward = oracle::forward(problem, &inputs)?;
+    let forward = oracle::exact(problem, Pass::Forward, inputs)?;
     let outputs = match pass {
-        Pass::Backward => oracle::backward(problem, &inputs)?,
+        Pass::Backward => oracle::exact(problem, pass, inputs)?,
         _ => forward.clone(),
     };
+    let inputs = values(problem, pass, inputs)?;
     from_reference(problem, pass, dtype, profile, &inputs, &forward, outputs)
 }
 

@@ -131,8 +131,8 @@ pub fn informative(bounds: &Bounds) -> Result<(), String> {
 
 /// How many elements have a bound below a tenth of their row's scale, of how many.
 fn sharpness(bound: &Bound) -> (usize, usize) {
-    // One scale for each row of the last axis. A row in which everything cancels (the gradient of
-    // a query with a single key) is measured against the whole output instead, at a tenth.
+    // One scale for each row of the last axis. A row in which nearly everything cancels (the
+    // gradient of a query with a single key) is measured against the whole output instead.
     let width = match bound.value.ndim() {
         0 | 1 => bound.value.len(),
         axes => bound.value.shape()[axes - 1],
@@ -140,10 +140,11 @@ fn sharpness(bound: &Bound) -> (usize, usize) {
     let (Some(values), Some(bounds)) = (bound.value.as_slice(), bound.bound.as_slice()) else {
         return (0, bound.value.len());
     };
-    let whole = 0.1 * rms(values);
+    let whole = rms(values);
     let (mut sharp, mut all) = (0, 0);
     for (values, bounds) in values.chunks(width.max(1)).zip(bounds.chunks(width.max(1))) {
-        let scale = rms(values).max(whole);
+        let own = rms(values);
+        let scale = if own < 0.1 * whole { whole } else { own };
         all += values.len();
         sharp += bounds.iter().filter(|&&b| b <= 0.1 * scale).count();
     }

@@ -1,5 +1,6 @@
 //! The real binary on real files.
 
+use etalon_conformance::cases::{Depth, specs};
 use etalon_conformance::tensor::{Data, Tensor, Tensors};
 use etalon_conformance::vectors::{read_tensors, write_tensors};
 use std::fs;
@@ -375,6 +376,66 @@ fn passes_without_bounds_say_so() {
     let line = bench.refused("jvp", &["--profile", "f32-strict"]);
     assert!(line.ends_with("only forward and backward have proven bounds"), "{line}");
     assert_eq!(bench.outputs("jvp", &[]).len(), 2, "without a profile it is evaluated");
+}
+
+#[test]
+fn verify_refuses_before_it_runs() {
+    let folder = tempdir().unwrap();
+    let absent = folder.path().join("absent/report.xml");
+    let report = format!("junit={}", absent.display());
+    for (arguments, part) in [
+        (["--report", report.as_str()], "absent/report.xml: cannot be written: "),
+        (["--report", "xml=report.xml"], "`report` must be junit=PATH, json=PATH or md=PATH"),
+        (["--depth", "deep"], "`depth` must be one of core, full, soak, found deep"),
+        (["--tier", "abacus"], "`tier` must be one of reference, simd/"),
+        (["--level", "avx9"], "`tier` must be one of reference, simd/"),
+        (["--algorithm", "attentoin"], "`algorithm` must be one of attention, attention_lse"),
+        (["--seed", "dice"], "`seed` must be a number below 2⁶⁴"),
+    ] {
+        let start = std::time::Instant::now();
+        let line = refusal(&etalon(&["verify", arguments[0], arguments[1]]));
+        assert!(line.contains(part), "{line}");
+        // A core run takes many times as long.
+        assert!(start.elapsed().as_secs() < 5, "{arguments:?}: refused only after the run");
+    }
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn a_case_is_explained_in_words() {
+    let mut specs = specs(etalon_problem::Algorithm::Attention, Depth::Core, 0);
+    let name = specs.next().unwrap().to_string();
+    let output = etalon(&["explain", &name]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0));
+    for part in
+        [name.as_str(), "a query sees ", "\"algorithm\": \"attention\"", "Laws of forward: "]
+    {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let line = refusal(&etalon(&["explain", "attention/f32/diagonal"]));
+    assert!(line.contains("`case` must be algorithm/dtype/mask/"), "{line}");
+}
+
+#[test]
+fn a_bench_leaves_its_figures() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("bench.json");
+    let json = path.to_str().unwrap();
+    let size = ["--length", "32", "--dim", "16", "--heads", "2", "--seconds", "0"];
+    let output = etalon(&[&["bench", "--threads", "1", "--json", json][..], &size].concat());
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+    let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    let figures = file["figures"].as_array().unwrap();
+    assert_eq!(figures.len(), 8); // two algorithms, two passes, two masks
+    assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
+    let full = &figures[0];
+    assert_eq!((&full["algorithm"], &full["mask"]), (&"attention".into(), &"full".into()));
+    assert_eq!(full["flops"], 2 * 2 * 2 * 32 * 32 * 16); // 2 heads, q·k and p·v
+    let line = refusal(&etalon(&["bench", "--dtype", "f64"]));
+    assert_eq!(line, "`dtype` must be one of f32, bf16, f16, found f64");
+    let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));
+    assert!(line.ends_with("cannot be written: it is not a regular file"), "{line}");
 }
 
 /// The published schema is the one of the types; `cargo run -- list --schema` prints it.

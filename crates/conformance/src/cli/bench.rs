@@ -14,9 +14,6 @@ use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
-/// A time is the median of as many runs as fit into this, but at least three.
-const PATIENCE: Duration = Duration::from_secs(2);
-
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Algorithms; all if absent.
@@ -40,6 +37,9 @@ pub struct Arguments {
     /// Threads; as many as there are cores if absent.
     #[arg(long)]
     threads: Option<usize>,
+    /// A time is the median of as many runs as fit into this many seconds, but at least three.
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    seconds: f64,
     /// Also writes the figures as JSON.
     #[arg(long, value_name = "PATH")]
     json: Option<PathBuf>,
@@ -76,6 +76,9 @@ struct Figures<'a> {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let level = level(arguments.level.as_deref())?;
+    if arguments.dtype == Dtype::F64 {
+        return Err(Error::value("dtype", "one of f32, bf16, f16", Dtype::F64).into());
+    }
     let pool = options::pool(arguments.threads)?;
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let threads = pool.current_num_threads();
@@ -84,8 +87,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let figures = pool.install(|| match arguments.dtype {
         Dtype::F32 => bench.all::<f32>(),
         Dtype::Bf16 => bench.all::<bf16>(),
-        Dtype::F16 => bench.all::<f16>(),
-        Dtype::F64 => Err(Error::value("dtype", "one of f32, bf16, f16", "f64").into()),
+        _ => bench.all::<f16>(),
     })?;
     let figures = Figures {
         etalon: env!("CARGO_PKG_VERSION"),
@@ -160,8 +162,9 @@ impl Bench<'_> {
         let inputs = attention::Inputs::new(q.view(), k.view(), v.view());
         let cotangents = attention::Cotangents::new(dout.view());
         let out = attention::forward(problem, &inputs, &self.options)?;
-        let forward = time(|| attention::forward(problem, &inputs, &self.options).map(drop))?;
-        let backward = time(|| {
+        let forward =
+            self.time(|| attention::forward(problem, &inputs, &self.options).map(drop))?;
+        let backward = self.time(|| {
             attention::backward(problem, &inputs, &out, &cotangents, &self.options).map(drop)
         })?;
         // Forward q·k and p·v; backward q·k, dout·v, and the three products for dq, dk and dv.
@@ -184,8 +187,9 @@ impl Bench<'_> {
         let inputs = attention_lse::Inputs::new(q.view(), k.view());
         let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
         let out = attention_lse::forward(problem, &inputs, &self.options)?;
-        let forward = time(|| attention_lse::forward(problem, &inputs, &self.options).map(drop))?;
-        let backward = time(|| {
+        let forward =
+            self.time(|| attention_lse::forward(problem, &inputs, &self.options).map(drop))?;
+        let backward = self.time(|| {
             attention_lse::backward(problem, &inputs, &out, &cotangents, &self.options).map(drop)
         })?;
         // Forward q·k; backward q·k and the products for dq and dk.
@@ -193,6 +197,21 @@ impl Bench<'_> {
             self.figure(Algorithm::AttentionLse, Pass::Forward, scores, mask, 1, forward),
             self.figure(Algorithm::AttentionLse, Pass::Backward, scores, mask, 3, backward),
         ])
+    }
+
+    /// The median time of a pass, and the number of runs. The first run, which warms the caches,
+    /// does not count.
+    fn time(&self, mut run: impl FnMut() -> Result<(), Error>) -> Result<(Duration, usize), Error> {
+        run()?;
+        let begin = Instant::now();
+        let mut times = Vec::new();
+        while times.len() < 3 || begin.elapsed().as_secs_f64() < self.arguments.seconds {
+            let start = Instant::now();
+            run()?;
+            times.push(start.elapsed());
+        }
+        times.sort();
+        Ok((times[times.len() / 2], times.len()))
     }
 
     fn figure(
@@ -231,21 +250,6 @@ fn made<T: Element, S: ShapeBuilder>(name: &str, shape: S) -> Array<T, S::Dim> {
         next += 1;
         T::from_f32(stream.normal(next) as f32)
     })
-}
-
-/// The median time of a pass, and the number of runs. The first run, which warms the caches, does
-/// not count.
-fn time(mut run: impl FnMut() -> Result<(), Error>) -> Result<(Duration, usize), Error> {
-    run()?;
-    let begin = Instant::now();
-    let mut times = Vec::new();
-    while times.len() < 3 || begin.elapsed() < PATIENCE {
-        let start = Instant::now();
-        run()?;
-        times.push(start.elapsed());
-    }
-    times.sort();
-    Ok((times[times.len() / 2], times.len()))
 }
 
 fn print(figures: &Figures<'_>) {

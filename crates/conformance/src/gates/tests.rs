@@ -99,3 +99,15 @@ fn blunt_bounds_are_not_informative() {
     let text = informative(&bounds(&[1.0; 10], &blunt)).unwrap_err();
     assert!(text.starts_with("only 8 of 10 elements of o"), "{text}");
 }
+
+#[test]
+fn a_row_that_cancels_is_measured_against_the_whole() {
+    let array = |list: [f64; 8]| ArrayD::from_shape_vec(IxDyn(&[4, 2]), list.to_vec()).unwrap();
+    let value = array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]); // rms of all: 0.87
+    let judge = |last: f64| {
+        let bound = array([1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, last, last]);
+        let bound = Bound { value: value.clone(), bound, largest: f64::MAX };
+        informative(&Bounds { outputs: BTreeMap::from([("dk".to_string(), bound)]), power: None })
+    };
+    assert!(judge(0.08).is_ok() && judge(0.09).is_err());
+}
