@@ -187,6 +187,16 @@ fn a_row_that_sees_nothing() {
     }
     let cot_lse = x["cot_lse"].sum_axis(Axis(2)).sum_axis(Axis(0));
     crate::tensors::assert_close(&y["gsinks"], &cot_lse, 1e-15, "gsinks");
+
+    // Its o is 0 and stays 0, even where its lse moves without bound.
+    for (pass, direction, result) in
+        [(Pass::DoubleBackward, "ddsinks", "gdout"), (Pass::Jvp, "tsinks", "to")]
+    {
+        let mut x = operands(&nothing, pass, 46);
+        x.get_mut(direction).expect(direction).fill(f64::INFINITY);
+        let y = run(&nothing, pass, &x).expect(result);
+        assert!(y[result].iter().all(|&y| y == 0.0), "{result}: {}", y[result]);
+    }
 }
 
 /// A row of no sequence: o = 0 and lse = −∞, with a sink too; its gradients are 0.
