@@ -1,6 +1,6 @@
 //! Sums of weights times packed rows: o, dq, dk and dv all grow this way.
 
-use crate::lanes::Isa;
+use crate::lanes::{Isa, Lanes};
 use crate::pack::Packed;
 use crate::tile::Tile;
 
@@ -57,22 +57,29 @@ impl Sum<'_> {
     }
 
     /// += A · B, pair by pair, where `a(r, k)` is `None` for a pair that is not visible and must
-    /// add nothing at all: 0 · NaN would be NaN. Slow, and only for operands that are not finite.
-    #[inline(never)]
-    pub fn add_visible(
+    /// add nothing at all: 0 · NaN would be NaN. Slow, and only for operands that are not finite;
+    /// for those that are, bit for bit what the other products give.
+    #[inline(always)]
+    pub fn add_visible<I: Isa>(
         self,
+        isa: I,
         rows: usize,
         b: Along<'_>,
-        cols: usize,
         a: impl Fn(usize, usize) -> Option<f32>,
     ) {
+        let cols = I::Tile::COLS;
         for r in 0..rows {
             let acc = &mut self.acc[r * self.stride..][..self.stride];
             for k in 0..b.depth {
                 let Some(factor) = a(r, k) else { continue };
+                let factor = I::F32::splat(isa, factor);
                 for (number, acc) in acc.chunks_exact_mut(cols).enumerate() {
                     let row = &b.panel(number, cols)[k * cols..][..cols];
-                    acc.iter_mut().zip(row).for_each(|(acc, b)| *acc += factor * b);
+                    let row = row.chunks_exact(I::F32::N);
+                    for (acc, row) in acc.chunks_exact_mut(I::F32::N).zip(row) {
+                        let sum = I::F32::load(isa, acc);
+                        factor.mul_add(I::F32::load(isa, row), sum).store(acc);
+                    }
                 }
             }
         }

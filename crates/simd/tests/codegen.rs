@@ -40,12 +40,10 @@ fn build() -> String {
 }
 
 /// Whether a function is an operation on registers, or generic over them: all of those belong
-/// inside a gate. Functions on purpose are the gates themselves and `add_visible`, the slow path of
-/// operands that are not finite, which holds no register.
+/// inside a gate. Only the gates themselves are functions on purpose.
 fn is_lane_operation(symbol: &str) -> bool {
     let name = format!("{:#}", rustc_demangle::demangle(symbol));
-    let on_purpose = name.contains("::gate::<") || name.contains("::add_visible::<");
-    let ours = name.contains("etalon_simd::lanes::") && !on_purpose;
+    let ours = name.contains("etalon_simd::lanes::") && !name.contains("::gate::<");
     ours || name.contains("core_arch") || name.contains("wide::")
 }
 

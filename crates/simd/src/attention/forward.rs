@@ -417,7 +417,7 @@ impl ForwardTile<'_> {
         let depth = strip.cols.end.min(cols.len()) - start;
         let values = Along { packed: values, start: cols.start + start, depth };
         if careful {
-            sum.add_visible(I::Tile::ROWS, values, I::Tile::COLS, |r, k| {
+            sum.add_visible(isa, I::Tile::ROWS, values, |r, k| {
                 visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k])
             });
         } else {

@@ -267,7 +267,7 @@ fn grow_dq<I: Isa>(
     let depth = strip.cols.end.min(cols.len()) - start;
     let k = Along { packed: &pair.keys.k_along, start: cols.start + start, depth };
     if careful {
-        dq.add_visible(I::Tile::ROWS, k, I::Tile::COLS, |r, j| {
+        dq.add_visible(isa, I::Tile::ROWS, k, |r, j| {
             visible[(first + r) * MAX_KEYS + start + j]
                 .then(|| ds[(first + r) * STRIDE + start + j])
         });
@@ -382,7 +382,7 @@ impl Columns<'_> {
             let sum = Sum { acc: &mut acc[key * stride..], stride };
             if self.careful {
                 let keys = I::Tile::ROWS.min(self.cols.end - key);
-                sum.add_visible(keys, rows_here, I::Tile::COLS, |r, i| {
+                sum.add_visible(isa, keys, rows_here, |r, i| {
                     self.visible[(top + i) * MAX_KEYS + key + r]
                         .then(|| weights[(top + i) * STRIDE + key + r])
                 });
