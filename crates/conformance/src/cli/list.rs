@@ -6,7 +6,9 @@ use etalon_conformance::laws;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
-use etalon_problem::{Algorithm, Attention, AttentionLse, Dtype, Extents, Pass, Problem, Role};
+use etalon_problem::{
+    Algorithm, Attention, AttentionLse, Dtype, Extents, Pass, Precision, Problem, Role,
+};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -30,6 +32,9 @@ fn everything() -> String {
     all.extend(present);
     let mut text = String::from("Tensors (optional ones in brackets)\n");
     text += &tensors().to_string();
+    text += "\n\nShapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E \
+             elements of a key and a value\n";
+    text += &shapes().to_string();
     text += "\n\nTiers: the element types that each offers, by pass\n";
     text += &offers(&all).to_string();
     for absent in absent {
@@ -42,13 +47,54 @@ fn everything() -> String {
     text
 }
 
+/// Extents that no two symbols share, so that a shape tells which it is made of.
+const EXTENTS: [(usize, &str); 7] =
+    [(2, "B"), (6, "Hq"), (3, "Hk"), (5, "N"), (7, "M"), (11, "D"), (13, "E")];
+
 /// A problem of each algorithm with every option set, so that all of its tensors show.
 fn samples() -> [Problem; 2] {
-    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
+    let [batch, query_heads, key_heads, queries, keys, dim, value_dim] =
+        EXTENTS.map(|(extent, _)| extent);
+    let extents = Extents { batch, query_heads, key_heads, queries, keys, dim };
+    let attention = Attention::new(extents).value_dim(value_dim);
     [
-        Attention::new(extents).sinks().bias(1, 1).into(),
-        AttentionLse::new(extents).sinks().bias(1, 1).into(),
+        attention.sinks().bias(batch, query_heads).into(),
+        AttentionLse::new(extents).sinks().bias(batch, query_heads).into(),
     ]
+}
+
+/// Every tensor of any pass, tensors of equal shape and type together.
+fn shapes() -> comfy_table::Table {
+    let mut names: Vec<(String, &str, Vec<&str>)> = Vec::new();
+    let problems = samples();
+    let of = |pass| problems.iter().flat_map(move |problem| problem.operands(pass));
+    for operand in Pass::ALL.into_iter().flat_map(of) {
+        let symbol = |extent: &usize| {
+            let found = EXTENTS.iter().find(|(sample, _)| sample == extent);
+            found.map_or(String::new(), |(_, symbol)| symbol.to_string())
+        };
+        let bias = operand.name.ends_with("bias");
+        let mut symbols: Vec<String> = operand.shape.iter().map(symbol).collect();
+        if bias {
+            // Its outer extents may also be 1.
+            symbols.iter_mut().take(2).for_each(|symbol| symbol.push_str("|1"));
+        }
+        let stored = match operand.precision {
+            Precision::Storage => "as q",
+            Precision::Wide => "f32 (f64 beside f64)",
+        };
+        let shape = format!("[{}]", symbols.join(", "));
+        match names.iter_mut().find(|(s, t, _)| (s.as_str(), *t) == (shape.as_str(), stored)) {
+            Some((_, _, names)) if names.contains(&operand.name) => {}
+            Some((_, _, names)) => names.push(operand.name),
+            None => names.push((shape, stored, vec![operand.name])),
+        }
+    }
+    let mut table = table(&["shape", "stored", "tensors"]);
+    for (shape, stored, names) in names {
+        table.add_row([shape, stored.to_string(), names.join(" ")]);
+    }
+    table
 }
 
 fn tensors() -> comfy_table::Table {

@@ -120,8 +120,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(report.passed())
 }
 
-/// The tiers that are to be judged, and those that are not there.
-fn choose(arguments: &Arguments) -> Result<(Vec<Box<dyn Tier>>, Vec<Absent>), Failure> {
+/// Tiers that are to be judged, and those that are not there.
+type Choice = (Vec<Box<dyn Tier>>, Vec<Absent>);
+
+fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
     let (mut present, mut absent) = tiers::present();
     let wanted = |name: &str| {
         arguments.tier.is_empty() || arguments.tier.iter().any(|tier| options::is_named(name, tier))

@@ -2,8 +2,9 @@
 //! bounds to judge. It may round where a profile says that a kernel may.
 
 use etalon_conformance::bounds::Values;
-use etalon_problem::{Dtype, Problem, Scores, Sequence};
+use etalon_problem::{Dtype, Pass, Precision, Problem, Scores, Sequence};
 use ndarray::{ArrayD, IxDyn};
+use std::collections::BTreeMap;
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
 pub trait Float:
@@ -66,7 +67,8 @@ fn round<T: Float>(x: T, dtype: Dtype) -> T {
 struct Arrays<'a, T> {
     scores: &'a Scores,
     style: Style,
-    get: std::collections::BTreeMap<&'a str, Vec<T>>,
+    get: BTreeMap<&'a str, Vec<T>>,
+    value_dim: usize,
 }
 
 /// A visible pair: the key's place, S and S′.
@@ -158,7 +160,101 @@ fn add<T: Float>(sum: &mut [T], weight: T, x: &[T]) {
     sum.iter_mut().zip(x).for_each(|(sum, &x)| *sum = *sum + weight * x);
 }
 
-/// The outputs of forward and, where `inputs` holds a cotangent, of backward.
+/// The results of both passes, row-major.
+struct Results<T> {
+    o: Vec<T>,
+    lse: Vec<T>,
+    dq: Vec<T>,
+    dk: Vec<T>,
+    dv: Vec<T>,
+    dsinks: Vec<T>,
+    dbias: Vec<T>,
+}
+
+/// One row: its sequence, query head, query, and its place in the arrays.
+#[derive(Clone, Copy)]
+struct Place<'a> {
+    s: &'a Sequence,
+    head: usize,
+    i: usize,
+    row: usize,
+}
+
+impl<T: Float> Arrays<'_, T> {
+    /// (F1) to (F5).
+    fn forward(&self, at: Place<'_>, pairs: &[Pair<T>], out: &mut Results<T>) {
+        let width = self.value_dim;
+        let value = |pair: &Pair<T>| match width {
+            0 => Vec::new(),
+            _ => self.slice("v", self.key_row(at.s, at.head, pair.0), width).to_vec(),
+        };
+        let values: Vec<Vec<T>> = pairs.iter().map(value).collect();
+        let (o, lse) = self.stream(pairs, self.sink(at.head), &values, width);
+        out.lse[at.row] = round(lse, self.style.wide());
+        let row = &mut out.o[at.row * width..(at.row + 1) * width];
+        row.iter_mut().zip(o).for_each(|(to, o)| *to = round(o, self.style.storage));
+    }
+
+    fn sink(&self, head: usize) -> Option<T> {
+        self.scores.sinks.then(|| self.get["sinks"][head])
+    }
+
+    /// (B1) to (B9), with the stored o and lse.
+    fn backward(&self, at: Place<'_>, pairs: &[Pair<T>], out: &mut Results<T>) {
+        let (d, e) = (self.scores.extents.dim, self.value_dim);
+        let dout = self.get.contains_key("dout").then(|| self.slice("dout", at.row, e));
+        let dlse = self.get.get("dlse").map_or(T::of(0.0), |dlse| dlse[at.row]);
+        let o = &out.o[at.row * e..(at.row + 1) * e];
+        let delta = dout.map_or(T::of(0.0), |dout| dot(dout, o)) - dlse;
+        let lse = out.lse[at.row];
+        if let Some(sink) = self.sink(at.head) {
+            out.dsinks[at.head] = out.dsinks[at.head] - exp(sink - lse) * delta;
+        }
+        let sigma = T::of(self.scores.scale());
+        let mut dq = vec![T::of(0.0); d];
+        for &(key, score, slope) in pairs {
+            let key_row = self.key_row(at.s, at.head, key);
+            let p = exp(score - lse);
+            let dp = dout.map_or(T::of(0.0), |dout| dot(dout, self.slice("v", key_row, e)));
+            let ds = p * (dp - delta);
+            if let Some(place) = self.bias_at(at.s, at.head, at.i, key) {
+                out.dbias[place] = out.dbias[place] + ds;
+            }
+            let ds = round(slope * ds, self.style.stored);
+            add(&mut dq, ds, self.slice("k", key_row, d));
+            let dk = &mut out.dk[key_row * d..(key_row + 1) * d];
+            add(dk, sigma * ds, self.slice("q", at.row, d));
+            if let Some(dout) = dout {
+                let dv = &mut out.dv[key_row * e..(key_row + 1) * e];
+                add(dv, round(p, self.style.stored), dout);
+            }
+        }
+        if self.style.forward_gradient {
+            dq = self.forward_gradient(at, pairs);
+            dq.iter_mut().for_each(|x| *x = *x * dlse);
+        }
+        add(&mut out.dq[at.row * d..(at.row + 1) * d], sigma, &dq);
+    }
+
+    /// Σ_j P S′ k_j, streamed as o is.
+    fn forward_gradient(&self, at: Place<'_>, pairs: &[Pair<T>]) -> Vec<T> {
+        let d = self.scores.extents.dim;
+        let key = |&(key, _, slope): &Pair<T>| {
+            let k = self.slice("k", self.key_row(at.s, at.head, key), d);
+            k.iter().map(|&k| slope * k).collect()
+        };
+        let keys: Vec<Vec<T>> = pairs.iter().map(key).collect();
+        self.stream(pairs, self.sink(at.head), &keys, d).0
+    }
+}
+
+impl Style {
+    fn wide(self) -> Dtype {
+        if self.storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 }
+    }
+}
+
+/// The outputs of forward and backward.
 pub fn evaluate<T: Float>(problem: &Problem, inputs: &Values, style: Style) -> Values {
     let scores = problem.scores();
     let e = scores.extents;
@@ -166,103 +262,56 @@ pub fn evaluate<T: Float>(problem: &Problem, inputs: &Values, style: Style) -> V
         Problem::Attention(attention) => attention.value_dim,
         Problem::AttentionLse(_) => 0,
     };
-    let get = inputs
-        .iter()
-        .map(|(name, x)| (name.as_str(), x.iter().map(|&x| T::of(x)).collect()))
-        .collect();
-    let arrays = Arrays { scores, style, get };
-    let rows = e.batch * e.query_heads * e.queries;
+    let of = |x: &ArrayD<f64>| x.iter().map(|&x| T::of(x)).collect();
+    let get = inputs.iter().map(|(name, x)| (name.as_str(), of(x))).collect();
+    let arrays = Arrays { scores, style, get, value_dim };
     let zeros = |len: usize| vec![T::of(0.0); len];
-    let (mut o, mut lse) = (zeros(rows * value_dim), vec![T::of(f64::NEG_INFINITY); rows]);
-    let mut dq = zeros(rows * e.dim);
-    let mut dk = zeros(e.batch * e.key_heads * e.keys * e.dim);
-    let mut dv = zeros(e.batch * e.key_heads * e.keys * value_dim);
-    let mut dsinks = zeros(e.query_heads);
-    let mut dbias = zeros(scores.bias_shape().map_or(0, |shape| shape.iter().product()));
-    let wide = if style.storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-    for s in scores.sequences() {
+    let (rows, keys) = (e.batch * e.query_heads * e.queries, e.batch * e.key_heads * e.keys);
+    let mut out = Results {
+        o: zeros(rows * value_dim),
+        lse: vec![T::of(f64::NEG_INFINITY); rows],
+        dq: zeros(rows * e.dim),
+        dk: zeros(keys * e.dim),
+        dv: zeros(keys * value_dim),
+        dsinks: zeros(e.query_heads),
+        dbias: zeros(scores.bias_shape().map_or(0, |shape| shape.iter().product())),
+    };
+    for s in &scores.sequences() {
         for head in 0..e.query_heads {
             for i in 0..s.queries {
                 let row = (s.batch * e.query_heads + head) * e.queries + s.query_start + i;
-                let pairs = arrays.pairs(&s, head, i, row);
-                let sink = scores.sinks.then(|| arrays.get["sinks"][head]);
-                let values: Vec<Vec<T>> = pairs
-                    .iter()
-                    .map(|pair| match value_dim {
-                        0 => Vec::new(),
-                        _ => {
-                            arrays.slice("v", arrays.key_row(&s, head, pair.0), value_dim).to_vec()
-                        }
-                    })
-                    .collect();
-                let (out, log) = arrays.stream(&pairs, sink, &values, value_dim);
-                lse[row] = round(log, wide);
-                let o = &mut o[row * value_dim..(row + 1) * value_dim];
-                o.iter_mut().zip(out).for_each(|(o, out)| *o = round(out, style.storage));
-                let dout =
-                    arrays.get.contains_key("dout").then(|| arrays.slice("dout", row, value_dim));
-                let dlse = arrays.get.get("dlse").map_or(T::of(0.0), |dlse| dlse[row]);
-                let delta = dout.map_or(T::of(0.0), |dout| dot(dout, o)) - dlse;
-                if let Some(sink) = sink {
-                    dsinks[head] = dsinks[head] - exp(sink - lse[row]) * delta;
-                }
-                let q = arrays.slice("q", row, e.dim);
-                let sigma = T::of(scores.scale());
-                let mut row_dq = zeros(e.dim);
-                for &(key, score, slope) in &pairs {
-                    let key_row = arrays.key_row(&s, head, key);
-                    let p = exp(score - lse[row]);
-                    let dp = dout.map_or(T::of(0.0), |dout| {
-                        dot(dout, arrays.slice("v", key_row, value_dim))
-                    });
-                    let ds = p * (dp - delta);
-                    if let Some(at) = arrays.bias_at(&s, head, i, key) {
-                        dbias[at] = dbias[at] + ds;
-                    }
-                    let ds = round(slope * ds, style.stored);
-                    add(&mut row_dq, ds, arrays.slice("k", key_row, e.dim));
-                    add(&mut dk[key_row * e.dim..(key_row + 1) * e.dim], sigma * ds, q);
-                    if let Some(dout) = dout {
-                        let dv = &mut dv[key_row * value_dim..(key_row + 1) * value_dim];
-                        add(dv, round(p, style.stored), dout);
-                    }
-                }
-                if style.forward_gradient {
-                    let keys: Vec<Vec<T>> = pairs
-                        .iter()
-                        .map(|&(key, _, slope)| {
-                            let k = arrays.slice("k", arrays.key_row(&s, head, key), e.dim);
-                            k.iter().map(|&k| slope * k).collect()
-                        })
-                        .collect();
-                    row_dq = arrays.stream(&pairs, sink, &keys, e.dim).0;
-                    row_dq.iter_mut().for_each(|x| *x = *x * dlse);
-                }
-                add(&mut dq[row * e.dim..(row + 1) * e.dim], sigma, &row_dq);
+                let pairs = arrays.pairs(s, head, i, row);
+                let at = Place { s, head, i, row };
+                arrays.forward(at, &pairs, &mut out);
+                arrays.backward(at, &pairs, &mut out);
             }
         }
     }
+    stored(problem, style, &out)
+}
+
+/// The results as a kernel stores them.
+fn stored<T: Float>(problem: &Problem, style: Style, out: &Results<T>) -> Values {
     let mut values = Values::new();
-    for pass in [etalon_problem::Pass::Forward, etalon_problem::Pass::Backward] {
-        for operand in problem.operands(pass) {
-            let list = match operand.name {
-                "o" => &o,
-                "lse" => &lse,
-                "dq" => &dq,
-                "dk" => &dk,
-                "dv" => &dv,
-                "dsinks" => &dsinks,
-                "dbias" => &dbias,
-                _ => continue,
-            };
-            let dtype = match operand.precision {
-                etalon_problem::Precision::Storage => style.storage,
-                etalon_problem::Precision::Wide => wide,
-            };
-            let list = list.iter().map(|x| dtype.round(x.wide())).collect();
-            let array = ArrayD::from_shape_vec(IxDyn(&operand.shape), list).expect("its shape");
-            values.insert(operand.name.to_string(), array);
-        }
+    let passes = [Pass::Forward, Pass::Backward];
+    for operand in passes.into_iter().flat_map(|pass| problem.operands(pass)) {
+        let list = match operand.name {
+            "o" => &out.o,
+            "lse" => &out.lse,
+            "dq" => &out.dq,
+            "dk" => &out.dk,
+            "dv" => &out.dv,
+            "dsinks" => &out.dsinks,
+            "dbias" => &out.dbias,
+            _ => continue, // an input
+        };
+        let dtype = match operand.precision {
+            Precision::Storage => style.storage,
+            Precision::Wide => style.wide(),
+        };
+        let list = list.iter().map(|x| dtype.round(x.wide())).collect();
+        let array = ArrayD::from_shape_vec(IxDyn(&operand.shape), list).expect("its shape");
+        values.insert(operand.name.to_string(), array);
     }
     values
 }
