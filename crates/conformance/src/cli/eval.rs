@@ -104,27 +104,39 @@ impl<'a> Inputs<'a> {
             inputs: &self.tensors,
             hints: Hints { blocking: arguments.blocking, ..Hints::default() },
         };
-        // The reference as a tier would round to the storage type; here its f64 is wanted.
-        let mut outputs = if arguments.tier == "reference" {
-            tiers::oracle(&request)?
-        } else {
-            let tier = options::tier(&arguments.tier)?;
-            tiers::ask(&*tier, &request).map_err(|refusal| match refusal {
-                Refusal::Unsupported(reason) => {
-                    Failure(format!("{} does not offer this: {reason}", tier.name()))
-                }
-                Refusal::Fault(fault) => Failure(format!("{} {fault}", tier.name())),
-            })?
-        };
-        if let Some(profile) = &arguments.profile {
-            let (problem, pass) = (self.problem, self.pass);
-            let bounds = bounds::bounds(problem, pass, self.dtype, profile, &self.tensors)?;
-            for (name, bound) in bounds.outputs {
-                let tensor = Tensor::round(&bound.bound, Dtype::F64);
-                outputs.insert(format!("{name}.bound"), tensor);
+        let bounds = match &arguments.profile {
+            Some(profile) => {
+                let (problem, pass) = (self.problem, self.pass);
+                Some(bounds::bounds(problem, pass, self.dtype, profile, &self.tensors)?.outputs)
             }
+            None => None,
+        };
+        let mut outputs = match &bounds {
+            // The bounds know the exact values already.
+            Some(bounds) if arguments.tier == "reference" => bounds
+                .iter()
+                .map(|(name, bound)| (name.clone(), Tensor::round(&bound.value, Dtype::F64)))
+                .collect(),
+            _ => self.outputs(&request, &arguments.tier)?,
+        };
+        for (name, bound) in bounds.into_iter().flatten() {
+            outputs.insert(format!("{name}.bound"), Tensor::round(&bound.bound, Dtype::F64));
         }
         Ok(outputs)
+    }
+
+    fn outputs(&self, request: &Request<'_>, tier: &str) -> Result<Tensors, Failure> {
+        if tier == "reference" {
+            // As a tier it would round to the storage type; here its f64 is wanted.
+            return Ok(tiers::oracle(request)?);
+        }
+        let tier = options::tier(tier)?;
+        tiers::ask(&*tier, request).map_err(|refusal| match refusal {
+            Refusal::Unsupported(reason) => {
+                Failure(format!("{} does not offer this: {reason}", tier.name()))
+            }
+            Refusal::Fault(fault) => Failure(format!("{} {fault}", tier.name())),
+        })
     }
 }
 

@@ -241,3 +241,54 @@ fn passes_without_bounds_say_so() {
          bounds"
     );
 }
+
+#[test]
+fn extents_of_zero_have_bounds_too() {
+    let e = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 2 };
+    let empty = [
+        Extents { batch: 0, ..e },
+        Extents { query_heads: 0, ..e },
+        Extents { queries: 0, ..e },
+        Extents { keys: 0, ..e },
+    ];
+    for e in empty {
+        let (batch, heads) = (e.batch, e.query_heads);
+        let problems: [Problem; 2] = [
+            Attention::new(e).sinks().bias(batch, heads).into(),
+            AttentionLse::new(e).sinks().bias(1, 1).into(),
+        ];
+        for problem in problems {
+            let inputs = inputs(&problem, Dtype::F32, 1.0, 11);
+            let (storage, stored) = (Dtype::F32, Dtype::F32);
+            let style = Style { storage, stored, tile: 8, forward_gradient: false };
+            let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+            for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
+                assert_eq!(gates::g1(&bounds, &got).verdict, Verdict::Pass, "{e:?}");
+            }
+        }
+    }
+}
+
+/// NaN and ∞ in what is seen: the class of every result decides, and nothing panics.
+#[test]
+fn non_finite_inputs_leave_classes_to_judge() {
+    for (name, problem) in problems() {
+        for (operand, poison) in [("q", f64::NAN), ("k", f64::INFINITY), ("bias", f64::INFINITY)] {
+            let mut inputs = inputs(&problem, Dtype::F32, 1.0, 12);
+            let Some(array) = inputs.get_mut(operand) else { continue };
+            let Some(first) = array.iter_mut().next() else { continue };
+            *first = poison;
+            let (storage, stored) = (Dtype::F32, Dtype::F32);
+            let style = Style { storage, stored, tile: 8, forward_gradient: false };
+            let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+            for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
+                let judgement = gates::g1(&bounds, &got);
+                assert_eq!(judgement.verdict, Verdict::Pass, "{name} {operand} {poison}");
+                let classes = bounds.outputs.values().flat_map(|x| x.value.iter().zip(&x.bound));
+                for (value, bound) in classes {
+                    assert!(value.is_finite() || *bound == 0.0, "{name}: {value} ± {bound}");
+                }
+            }
+        }
+    }
+}

@@ -126,8 +126,9 @@ impl<T: Float> Arrays<'_, T> {
         let mut sum = T::of(if sink.is_some() { 1.0 } else { 0.0 });
         let mut acc = vec![T::of(0.0); width];
         for (pairs, x) in pairs.chunks(self.style.tile).zip(x.chunks(self.style.tile)) {
-            let new = pairs.iter().fold(max, |m, pair| if pair.1 > m { pair.1 } else { m });
-            if new > max {
+            // A NaN is taken for a new maximum, so that it reaches the sum.
+            let new = pairs.iter().fold(max, |m, pair| if pair.1 <= m { m } else { pair.1 });
+            if new != max {
                 let scale = exp(max - new);
                 sum = sum * scale;
                 acc.iter_mut().for_each(|acc| *acc = *acc * scale);
@@ -140,7 +141,7 @@ impl<T: Float> Arrays<'_, T> {
                 acc.iter_mut().zip(x).for_each(|(acc, &x)| *acc = *acc + p * x);
             }
         }
-        if max.wide() == f64::NEG_INFINITY {
+        if pairs.is_empty() && sink.is_none() {
             return (acc, max);
         }
         acc.iter_mut().for_each(|acc| *acc = *acc / sum);
