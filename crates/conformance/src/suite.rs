@@ -47,7 +47,7 @@ impl<'a> SuiteOptions<'a> {
 
 /// At core depth a law that is not decided by one look at each case is checked on this many cases
 /// per algorithm and pass, spread over those that it applies to.
-const CASES_PER_LAW: usize = 24;
+const CASES_PER_LAW: usize = 40;
 
 /// The gate itself, which every case must pass.
 const EVERY_CASE: &str = "bound";
@@ -137,22 +137,31 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
                 pairs.filter(|&(pass, law)| (laws[law].applies)(&case, pass)).collect()
             })
             .collect();
-        let mut totals: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
-        applicable.iter().flatten().for_each(|pair| *totals.entry(*pair).or_default() += 1);
-        let mut seen: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
-        for (spec, pairs) in specs.into_iter().zip(applicable) {
-            let chosen = pairs.into_iter().filter(|pair| {
-                let (total, place) = (totals[pair], seen.entry(*pair).or_default());
-                *place += 1;
-                options.depth != Depth::Core
-                    || laws[pair.1].name == EVERY_CASE
-                    || spread(*place - 1, total)
-            });
-            let laws = chosen.map(|(pass, law)| (pass, laws[law])).collect();
+        let chosen = match options.depth {
+            Depth::Core => share(&laws, applicable),
+            _ => applicable,
+        };
+        for (spec, pairs) in specs.into_iter().zip(chosen) {
+            let laws = pairs.into_iter().map(|(pass, law)| (pass, laws[law])).collect();
             items.push(Item { spec, laws });
         }
     }
     items
+}
+
+/// Of the laws that apply to each case, those that look at it: every law gets its quota of cases,
+/// evenly spread.
+pub(crate) fn share(laws: &[Law], applicable: Vec<Vec<(Pass, usize)>>) -> Vec<Vec<(Pass, usize)>> {
+    let mut totals: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
+    applicable.iter().flatten().for_each(|pair| *totals.entry(*pair).or_default() += 1);
+    let mut seen: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
+    let mut chosen = |pair: &(Pass, usize)| {
+        let (total, place) = (totals[pair], seen.entry(*pair).or_default());
+        *place += 1;
+        laws[pair.1].name == EVERY_CASE || spread(*place - 1, total)
+    };
+    let of_case = |pairs: Vec<(Pass, usize)>| pairs.into_iter().filter(&mut chosen).collect();
+    applicable.into_iter().map(of_case).collect()
 }
 
 /// Whether the case at `place` of `total` is one of [`CASES_PER_LAW`], evenly spread.
@@ -163,7 +172,9 @@ fn spread(place: usize, total: usize) -> bool {
 
 fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
     let case = item.spec.build();
-    let exact = Exact::new(&case, options.profile.unwrap_or_else(|| Profile::strict(case.dtype)));
+    let profile = options.profile.unwrap_or_else(|| Profile::strict(case.dtype));
+    let exact = Exact::new(case, profile);
+    let case = exact.case();
     let mut records = Vec::new();
     for pass in [Pass::Forward, Pass::Backward] {
         let laws = || item.laws.iter().filter(|(of, _)| *of == pass).map(|(_, law)| law);

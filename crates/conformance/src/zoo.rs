@@ -12,9 +12,10 @@ mod mutant;
 pub use host::{CONTROLS, Host, Softmax, Style};
 pub use mutant::Mutant;
 
-use crate::cases::{Case, Depth, specs};
+use crate::cases::{Depth, Spec, specs};
 use crate::laws::{self, Exact, Flaw, Law, Trial};
 use crate::profile::Profile;
+use crate::suite::share;
 use crate::tier::Tier;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use rayon::prelude::*;
@@ -31,6 +32,12 @@ pub enum Fate {
         /// First bad element, got, expected.
         text: String,
     },
+}
+
+impl Fate {
+    fn is_kill(&self) -> bool {
+        matches!(self, Fate::Killed { .. })
+    }
 }
 
 /// A row of the matrix.
@@ -56,7 +63,7 @@ pub struct Matrix {
 impl Row {
     /// Whether some law killed it.
     pub fn killed(&self) -> bool {
-        self.fates.iter().any(|fate| matches!(fate, Fate::Killed { .. }))
+        self.fates.iter().any(Fate::is_kill)
     }
 }
 
@@ -74,38 +81,82 @@ impl Matrix {
     }
 }
 
-/// The cases of a core run, in f32.
+/// The cases of a core run, in f32, with the laws that look at each.
 pub struct Ground {
-    cases: Vec<Case>,
+    laws: Vec<Law>,
+    cases: Vec<(Exact, Vec<(Pass, usize)>)>,
 }
 
 impl Ground {
     /// Those of a seed.
     pub fn new(seed: u64) -> Self {
-        let all = Algorithm::ALL.into_iter().flat_map(|algorithm| {
-            specs(algorithm, Depth::Core, seed).map(|spec| {
-                let spec = crate::cases::Spec { dtype: Dtype::F32, ..spec };
-                spec.build()
-            })
+        let laws = laws::all();
+        let cases = Algorithm::ALL.into_iter().flat_map(|algorithm| {
+            let specs = specs(algorithm, Depth::Core, seed);
+            let cases = specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }.build());
+            let cases: Vec<Exact> =
+                cases.map(|case| Exact::new(case, Profile::strict(Dtype::F32))).collect();
+            let applicable = cases.par_iter().map(|exact| applicable(&laws, exact)).collect();
+            cases.into_iter().zip(share(&laws, applicable)).collect::<Vec<_>>()
         });
-        Ground { cases: all.collect() }
+        Ground { cases: cases.collect(), laws }
     }
 
-    /// Runs tiers against laws; a law's hunt for a tier ends with the first kill.
-    fn hunt(&self, tiers: &[Host], laws: &[Law]) -> Vec<Vec<Fate>> {
-        let passes = [Pass::Forward, Pass::Backward];
-        let mut fates = vec![vec![Fate::Alive(0); laws.len()]; tiers.len()];
+    /// Runs tiers against the laws that `chosen` names; a law's hunt for a tier ends with the first
+    /// kill.
+    fn hunt(&self, tiers: &[Host], chosen: &[usize]) -> Vec<Vec<Fate>> {
+        let mut fates = vec![vec![Fate::Alive(0); self.laws.len()]; tiers.len()];
         // The exact results of a case serve all tiers, so cases are the outer loop; chunks of them
         // let kills of earlier ones end the hunt.
         for chunk in self.cases.chunks(16) {
-            let found: Vec<Vec<(usize, usize, Fate)>> =
-                chunk.par_iter().map(|case| trials(case, &passes, tiers, laws, &fates)).collect();
+            let found: Vec<Vec<Found>> = chunk
+                .par_iter()
+                .map(|(exact, pairs)| {
+                    let pairs = pairs.iter().copied().filter(|(_, law)| chosen.contains(law));
+                    self.trials(exact, &pairs.collect::<Vec<_>>(), tiers, &fates)
+                })
+                .collect();
             for (tier, law, fate) in found.into_iter().flatten() {
                 join(&mut fates[tier][law], fate);
             }
         }
         fates
     }
+
+    fn trials(
+        &self,
+        exact: &Exact,
+        pairs: &[(Pass, usize)],
+        tiers: &[Host],
+        fates: &[Vec<Fate>],
+    ) -> Vec<Found> {
+        let mut found = Vec::new();
+        for (t, tier) in tiers.iter().enumerate() {
+            let trials = PASSES.map(|pass| Trial::new(tier, exact, pass));
+            for &(pass, law) in pairs.iter().filter(|(_, law)| !fates[t][*law].is_kill()) {
+                let trial = &trials[usize::from(pass != PASSES[0])];
+                let fate = match (self.laws[law].check)(trial) {
+                    Ok(_) => Fate::Alive(1),
+                    Err(Flaw::Unsupported(_)) => continue,
+                    Err(Flaw::Fail(text) | Flaw::Vacuous(text)) => {
+                        Fate::Killed { case: exact.case().name.clone(), text }
+                    }
+                };
+                found.push((t, law, fate));
+            }
+        }
+        found
+    }
+}
+
+/// The tier, the law, and how its trial ended.
+type Found = (usize, usize, Fate);
+
+const PASSES: [Pass; 2] = [Pass::Forward, Pass::Backward];
+
+fn applicable(laws: &[Law], exact: &Exact) -> Vec<(Pass, usize)> {
+    let pairs = PASSES.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
+    pairs.filter(|&(pass, law)| (laws[law].applies)(exact.case(), pass)).collect()
 }
 
 fn join(fate: &mut Fate, found: Fate) {
@@ -116,57 +167,31 @@ fn join(fate: &mut Fate, found: Fate) {
     }
 }
 
-fn trials(
-    case: &Case,
-    passes: &[Pass],
-    tiers: &[Host],
-    laws: &[Law],
-    fates: &[Vec<Fate>],
-) -> Vec<(usize, usize, Fate)> {
-    let exact = Exact::new(case, Profile::strict(case.dtype));
-    let mut found = Vec::new();
-    for &pass in passes {
-        let applicable: Vec<usize> =
-            (0..laws.len()).filter(|&law| (laws[law].applies)(case, pass)).collect();
-        for (t, tier) in tiers.iter().enumerate() {
-            let trial = Trial::new(tier, &exact, pass);
-            for &law in applicable.iter().filter(|law| matches!(fates[t][**law], Fate::Alive(_))) {
-                let fate = match (laws[law].check)(&trial) {
-                    Ok(_) => Fate::Alive(1),
-                    Err(Flaw::Unsupported(_)) => continue,
-                    Err(Flaw::Fail(text) | Flaw::Vacuous(text)) => {
-                        Fate::Killed { case: case.name.clone(), text }
-                    }
-                };
-                found.push((t, law, fate));
-            }
-        }
-    }
-    found
-}
-
 /// Every mutant and every control against every law.
 pub fn kill_matrix(seed: u64) -> Matrix {
-    let laws = laws::all();
+    let ground = Ground::new(seed);
     let mutants = Mutant::ALL.iter().map(|&mutant| (Some(mutant), Host::mutant(mutant)));
     let controls = CONTROLS.iter().map(|&style| (None, Host::sound(style)));
     let (kinds, tiers): (Vec<_>, Vec<_>) = mutants.chain(controls).unzip();
-    let fates = Ground::new(seed).hunt(&tiers, &laws);
-    let rows = kinds.into_iter().zip(&tiers).zip(fates);
+    let every: Vec<usize> = (0..ground.laws.len()).collect();
+    let rows = kinds.into_iter().zip(&tiers).zip(ground.hunt(&tiers, &every));
     let row = |((mutant, tier), fates): ((_, &Host), _)| Row { name: tier.name(), mutant, fates };
-    Matrix { laws: laws.iter().map(|law| law.name).collect(), rows: rows.map(row).collect() }
+    let rows = rows.map(row).collect();
+    Matrix { laws: ground.laws.iter().map(|law| law.name).collect(), rows }
 }
 
 /// Whether the law that must kill a mutant does.
 pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
-    let law: Vec<Law> = laws::find(mutant.killer()).into_iter().collect();
-    let fates = ground.hunt(&[Host::mutant(mutant)], &law);
-    fates.into_iter().flatten().next().unwrap_or(Fate::Alive(0))
+    let Some(law) = ground.laws.iter().position(|law| law.name == mutant.killer()) else {
+        return Fate::Alive(0);
+    };
+    let fates = ground.hunt(&[Host::mutant(mutant)], &[law]);
+    fates.into_iter().flatten().nth(law).unwrap_or(Fate::Alive(0))
 }
 
 /// What every law finds on a control.
 pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
-    let laws = laws::all();
-    let fates = ground.hunt(&[Host::sound(style)], &laws).into_iter().flatten();
-    laws.iter().map(|law| law.name).zip(fates).collect()
+    let every: Vec<usize> = (0..ground.laws.len()).collect();
+    let fates = ground.hunt(&[Host::sound(style)], &every).into_iter().flatten();
+    ground.laws.iter().map(|law| law.name).zip(fates).collect()
 }

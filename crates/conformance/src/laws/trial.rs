@@ -10,17 +10,22 @@ use crate::tiers::ask;
 use etalon_problem::{Operand, Pass, Problem, Role};
 use std::sync::OnceLock;
 
-/// The exact results of a case with their bounds: made once, shared by all tiers.
-pub struct Exact<'a> {
-    case: &'a Case,
+/// A case with its exact results and their bounds: made when first asked for, shared by all tiers.
+pub struct Exact {
+    case: Case,
     profile: Profile,
     passes: [OnceLock<Result<Bounds, Flaw>>; 2],
 }
 
-impl<'a> Exact<'a> {
-    /// Those of a case, for kernels of a profile.
-    pub fn new(case: &'a Case, profile: Profile) -> Self {
+impl Exact {
+    /// A case for kernels of a profile.
+    pub fn new(case: Case, profile: Profile) -> Self {
         Exact { case, profile, passes: Default::default() }
+    }
+
+    /// The case.
+    pub fn case(&self) -> &Case {
+        &self.case
     }
 
     fn pass(&self, pass: Pass) -> Result<&Bounds, Flaw> {
@@ -48,14 +53,14 @@ pub struct Trial<'a> {
     pub case: &'a Case,
     /// The pass.
     pub pass: Pass,
-    exact: &'a Exact<'a>,
+    exact: &'a Exact,
     clean: OnceLock<Result<Tensors, Flaw>>,
 }
 
 impl<'a> Trial<'a> {
     /// A trial of a tier.
-    pub fn new(tier: &'a dyn Tier, exact: &'a Exact<'a>, pass: Pass) -> Self {
-        Trial { tier, case: exact.case, pass, exact, clean: OnceLock::new() }
+    pub fn new(tier: &'a dyn Tier, exact: &'a Exact, pass: Pass) -> Self {
+        Trial { tier, case: &exact.case, pass, exact, clean: OnceLock::new() }
     }
 
     /// What the tier returns for the case as it is: asked once.

@@ -9,7 +9,9 @@ use half::{bf16, f16};
 use ndarray::{Array, ArrayView, Dimension, IxDyn};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::thread;
 
 /// One level of the simd tier.
 #[derive(Debug, Clone, Copy)]
@@ -62,7 +64,14 @@ impl Tier for Simd {
         };
         let outputs = match request.hints.threads.map(pool) {
             None => run(),
-            Some(Ok(pool)) => pool.install(run),
+            // From a thread of no pool: a worker of another one would take up other work while it
+            // waits here.
+            Some(Ok(pool)) => thread::scope(|scope| {
+                scope
+                    .spawn(|| pool.install(run))
+                    .join()
+                    .unwrap_or_else(|panic| resume_unwind(panic))
+            }),
             Some(Err(error)) => return Answer::Error(error),
         };
         match outputs {
