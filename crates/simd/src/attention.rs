@@ -1,4 +1,5 @@
 #![doc = include_str!("../../../docs/attention.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 mod backward;
 pub(crate) mod forward;

@@ -1,4 +1,5 @@
 #![doc = include_str!("../../../docs/attention_lse.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 mod backward;
 mod forward;

@@ -48,3 +48,8 @@ mod tile;
 pub use element::Element;
 pub use level::Level;
 pub use options::{Mode, Options};
+
+/// The example of the README is a test.
+#[cfg(doctest)]
+#[doc = include_str!("../../../README.md")]
+struct Readme;
