@@ -2,7 +2,7 @@
 //! is offered is judged.
 
 use etalon_conformance::cases::{Depth, specs};
-use etalon_conformance::tier::{Answer, Hints, Request, Tier};
+use etalon_conformance::tier::{Hints, Request, Tier};
 use etalon_conformance::{algorithms, tiers};
 use etalon_problem::{Dtype, Pass};
 

@@ -45,8 +45,12 @@ pub(super) fn within(bounds: &Bounds, outputs: &Tensors) -> Judgement {
     }
 }
 
-fn worst(margins: impl Iterator<Item = Judgement>) -> Judgement {
-    margins.fold(Ok(None), |worst, margin| Ok(larger(worst?, margin?)))
+fn worst_of(margins: impl Iterator<Item = Judgement>) -> Judgement {
+    let mut worst = None;
+    for margin in margins {
+        worst = larger(worst, margin?);
+    }
+    Ok(worst)
 }
 
 /// Generic inputs with keys enough must be able to tell right from wrong; others may be blunt: where
@@ -66,7 +70,7 @@ fn blocking(trial: &Trial<'_>) -> Judgement {
     // One row and one key; tiles narrower and wider than a register; a tail in both directions;
     // larger than any length.
     let sizes = [(1, 1), (8, 16), (16, 7), (33, 65), (1 << 20, 1 << 20)];
-    worst(sizes.into_iter().map(|(queries, keys)| {
+    worst_of(sizes.into_iter().map(|(queries, keys)| {
         let hints = Hints { blocking: Some(Blocking::new(queries, keys)), ..Hints::default() };
         let outputs = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
         within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{queries}×{keys}")))
@@ -78,7 +82,7 @@ fn modes(trial: &Trial<'_>) -> Judgement {
     if trial.case.problem.algorithm() == Algorithm::AttentionLse {
         modes.push(BackwardMode::ForwardGradient);
     }
-    worst(modes.into_iter().map(|mode| {
+    worst_of(modes.into_iter().map(|mode| {
         let hints = Hints { mode, ..Hints::default() };
         let outputs = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
         within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{mode:?}")))

@@ -36,10 +36,7 @@ impl Selection {
     /// The selected part of a tensor of the whole problem.
     pub fn tensor(&self, scores: &Scores, name: &str, tensor: &Tensor) -> Tensor {
         let shared = scores.bias.unwrap_or(etalon_problem::BiasExtents { batch: 1, heads: 1 });
-        let (queries, keys) = match &self.rows {
-            Some((queries, keys)) => (Some(queries.clone()), Some(keys.clone())),
-            None => (None, None),
-        };
+        let (queries, keys) = self.rows.clone().unzip();
         let row = |axis: usize, rows: Option<Range<usize>>| (axis, rows.map(Vec::from_iter));
         let heads = Some(self.query_heads(scores));
         let batch = Some(self.batch.clone());
@@ -98,11 +95,9 @@ impl Selection {
         }
         part.mask.visit_mut(&mut |mask| match mask {
             Mask::Segments { query, key } => {
-                let rows = |range: fn(&(Range<usize>, Range<usize>)) -> Range<usize>| {
-                    self.rows.as_ref().map(range).map(Vec::from_iter)
-                };
-                *query = ids(query, &self.batch, rows(|rows| rows.0.clone()));
-                *key = ids(key, &self.batch, rows(|rows| rows.1.clone()));
+                let (queries, keys) = self.rows.clone().unzip();
+                *query = ids(query, &self.batch, queries.map(Vec::from_iter));
+                *key = ids(key, &self.batch, keys.map(Vec::from_iter));
             }
             Mask::Array(array) => *array = self.flags(scores, array),
             _ => {}

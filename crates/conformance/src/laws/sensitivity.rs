@@ -44,7 +44,8 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
             for ((index, old), new) in old.indexed_iter().zip(&new) {
                 let exact = to.value[&index] - from.value[&index];
                 let slack = from.bound[&index] + to.bound[&index];
-                if exact.abs() > 4.0 * slack && !((new - old) * exact.signum() > 0.0) {
+                let follows = (new - old) * exact.signum() > 0.0;
+                if exact.abs() > 4.0 * slack && !follows {
                     let at = ndarray::Dimension::slice(&index);
                     let text = format!(
                         "{name}{at:?} moves by {:e}, not {exact:e}, with {input}",

@@ -98,6 +98,11 @@ pub(crate) fn difference(
     })
 }
 
+/// Whether x is more than the limit; NaN is more than anything.
+pub(crate) fn exceeds(x: f64, limit: f64) -> bool {
+    x > limit || x.is_nan()
+}
+
 /// A value an eighth larger in size (0: an eighth), rounded to its type.
 pub(crate) fn nudged(x: f64, dtype: Dtype) -> f64 {
     dtype.round(x + 0.125 * if x == 0.0 { 1.0 } else { x.abs() })

@@ -1,7 +1,7 @@
 //! What becomes of the result when the values change in a known way.
 
 use super::select::with_scores;
-use super::tensors::{Equality, difference, map, take};
+use super::tensors::{Equality, difference, exceeds, map, take};
 use super::visible::Visible;
 use super::{Flaw, Judgement, Kind, Law, Trial, refute};
 use crate::cases::{Case, Family, MaskKind};
@@ -83,8 +83,7 @@ pub(super) fn close(name: &str, got: &Tensor, expected: &Tensor, limit: &ArrayD<
             continue; // ∞: nothing is required here
         }
         let share = (a - b).abs() / limit;
-        // Not `share > 1`: NaN must fail.
-        if !(share <= 1.0) {
+        if exceeds(share, 1.0) {
             let at = ndarray::Dimension::slice(&index).to_vec();
             let text = format!("{name}{at:?} = {a:e}, expected {b:e} within {limit:e}");
             return Err(Flaw::Fail(text));

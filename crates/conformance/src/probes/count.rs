@@ -3,6 +3,7 @@
 //! tile by tile: a dropped, doubled or foreign key is off by a whole one.
 
 use super::{fill, skeleton};
+use crate::laws::tensors::exceeds;
 use crate::laws::visible::Visible;
 use crate::laws::{Flaw, Judgement, Trial};
 use crate::tier::Hints;
@@ -28,7 +29,7 @@ pub(super) fn check(trial: &Trial<'_>) -> Judgement {
         let (got, exact) = (lse[[b, h, i]], (n as f64).ln());
         // 2⁻²⁰ of max(1, |lse|): some ulps of f32, and far below ln(n + 1) − ln n.
         let slack = 0.5f64.powi(20) * exact.abs().max(1.0);
-        if got != exact && !((got - exact).abs() <= slack) {
+        if got != exact && exceeds((got - exact).abs(), slack) {
             let keys = got.exp();
             let text = format!("lse[{b}, {h}, {i}] = {got:e} counts {keys} keys, not {n}");
             return Err(Flaw::Fail(text));
@@ -44,7 +45,7 @@ pub(super) fn check(trial: &Trial<'_>) -> Judgement {
             let tile = |j: usize| j / TILE % columns == c;
             let count = row.iter().enumerate().filter(|(j, seen)| **seen && tile(*j)).count();
             let got = o[[b, h, i, c]] * n as f64;
-            if !((got - count as f64).abs() <= relative * count as f64) {
+            if exceeds((got - count as f64).abs(), relative * count as f64) {
                 let text = format!("o[{b}, {h}, {i}, {c}] · n counts {got} keys, not {count}");
                 return Err(Flaw::Fail(text));
             }

@@ -6,6 +6,7 @@
 
 use super::{fill, skeleton};
 use crate::generate::Stream;
+use crate::laws::tensors::exceeds;
 use crate::laws::visible::Visible;
 use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::Tensors;
@@ -29,7 +30,7 @@ pub(super) fn check(trial: &Trial<'_>) -> Judgement {
                 // P errs by the rounding of lse (up to ln 512 = 6.2), of exp and of its argument.
                 let slack = 32.0 * Dtype::F32.unit_roundoff() * sum.size + u * sum.value.abs();
                 let error = (got - sum.value).abs();
-                if error != 0.0 && !(error <= slack) {
+                if error != 0.0 && exceeds(error, slack) {
                     let at = ndarray::Dimension::slice(&index);
                     let text = format!("{name}{at:?} = {got:e}, expected {:e}", sum.value);
                     return Err(Flaw::Fail(text));

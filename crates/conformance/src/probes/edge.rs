@@ -103,7 +103,7 @@ impl Probe {
         rows.map(|[b, h, i]| {
             let row = pairs.slice(ndarray::s![b, h, i, ..]);
             let mut seen = row.iter().enumerate().filter(|(_, seen)| **seen).map(|(j, _)| j);
-            let edge = if sign(self.parity, i) > 0.0 { seen.last() } else { seen.next() };
+            let edge = if sign(self.parity, i) > 0.0 { seen.next_back() } else { seen.next() };
             ([b, h, i], h / self.visible.group(), edge)
         })
         .collect()

@@ -92,3 +92,70 @@ fn hash_tensor(tensor: &Tensor, hasher: &mut DefaultHasher) {
         Data::Bool(x) => x.hash(hasher),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::tier::Hints;
+    use etalon_problem::{Algorithm, AttentionLse, Extents, Pass, Problem};
+    use ndarray::ArrayD;
+
+    /// A tier that answers with whatever it was made with.
+    struct Says(fn() -> Answer);
+
+    impl Tier for Says {
+        fn name(&self) -> String {
+            "says".to_string()
+        }
+        fn offers(&self, _: Algorithm, _: Pass, _: Dtype) -> Result<(), String> {
+            Ok(())
+        }
+        fn run(&self, _: &Request<'_>) -> Answer {
+            (self.0)()
+        }
+    }
+
+    fn lse(shape: &[usize], dtype: Dtype) -> Tensors {
+        let zeros = ArrayD::zeros(shape);
+        Tensors::from([("lse".to_string(), Tensor::round(&zeros, dtype))])
+    }
+
+    /// The outcome for a pass whose one output is `lse`, [1, 1, 2] in f32.
+    fn outcome(says: fn() -> Answer) -> Result<Tensors, Refusal> {
+        let extents =
+            Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 2, dim: 1 };
+        let problem: Problem = AttentionLse::new(extents).into();
+        let (inputs, hints) = (Tensors::new(), Hints::default());
+        let (pass, dtype) = (Pass::Forward, Dtype::Bf16);
+        ask(&Says(says), &Request { problem: &problem, pass, dtype, inputs: &inputs, hints })
+    }
+
+    fn fault(says: fn() -> Answer) -> String {
+        match outcome(says) {
+            Err(Refusal::Fault(text)) => text,
+            other => panic!("no fault: {other:?}"),
+        }
+    }
+
+    #[test]
+    fn only_the_outputs_of_the_pass_are_taken() {
+        assert!(outcome(|| Answer::Outputs(lse(&[1, 1, 2], Dtype::F32))).is_ok());
+        assert!(fault(|| Answer::Outputs(Tensors::new())).contains("`lse` was not returned"));
+        assert!(fault(|| Answer::Outputs(lse(&[1, 2, 1], Dtype::F32))).contains("[1, 1, 2]"));
+        assert!(fault(|| Answer::Outputs(lse(&[1, 1, 2], Dtype::Bf16))).contains("found bf16"));
+        let extra = || {
+            let mut outputs = lse(&[1, 1, 2], Dtype::F32);
+            outputs.extend(lse(&[1], Dtype::F32).into_values().map(|x| ("o".to_string(), x)));
+            Answer::Outputs(outputs)
+        };
+        assert!(fault(extra).contains("`o` is no output"));
+    }
+
+    #[test]
+    fn a_failure_is_a_fault_and_an_absence_is_not() {
+        assert_eq!(fault(|| Answer::Error("no memory".to_string())), "failed: no memory");
+        assert_eq!(fault(|| panic!("out of bounds")), "panicked: out of bounds");
+        let absent = outcome(|| Answer::Unsupported("no kernel".to_string()));
+        assert_eq!(absent, Err(Refusal::Unsupported("no kernel".to_string())));
+    }
+}
