@@ -401,6 +401,50 @@ fn verify_refuses_before_it_runs() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// A whole core run of the cheapest tier on the cheaper algorithm, with every report.
+#[test]
+fn verify_passes_and_reports() {
+    let folder = tempdir().unwrap();
+    let path = |name: &str| folder.path().join(name);
+    let report = |kind: &str| format!("{kind}={}", path(kind).display());
+    let [junit, json, md] = ["junit", "json", "md"].map(report);
+    let output = etalon(&[
+        "verify",
+        "--tier",
+        "simd",
+        "--level",
+        "portable",
+        "--algorithm",
+        "attention_lse",
+        "--report",
+        &junit,
+        "--report",
+        &json,
+        "--report",
+        &md,
+    ]);
+    assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
+    assert!(output.stderr.is_empty(), "no progress bar in a pipe");
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert!(table.contains("simd/portable") && !table.contains("simd/avx"), "{table}");
+    let file: serde_json::Value = serde_json::from_slice(&fs::read(path("json")).unwrap()).unwrap();
+    let records = file["records"].as_array().unwrap();
+    assert_eq!(file["passed"], true);
+    for pass in ["forward", "backward"] {
+        let checked = |record: &&serde_json::Value| {
+            (&record["pass"], &record["check"], &record["verdict"])
+                == (&pass.into(), &"bound".into(), &"pass".into())
+        };
+        assert!(records.iter().filter(checked).count() >= 24, "{pass}: hardly a case was checked");
+    }
+    let xml = fs::read_to_string(path("junit")).unwrap();
+    assert!(
+        xml.contains(r#"failures="0" errors="0""#) && xml.contains("simd/portable attention_lse")
+    );
+    assert!(fs::read_to_string(path("md")).unwrap().starts_with("# etalon: passed\n"));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "three reports and nothing else");
+}
+
 #[test]
 fn a_case_is_explained_in_words() {
     let mut specs = specs(etalon_problem::Algorithm::Attention, Depth::Core, 0);

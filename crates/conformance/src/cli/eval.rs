@@ -10,10 +10,13 @@ use etalon_conformance::vectors::{self, Draft};
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use std::path::PathBuf;
 
-/// The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …); `etalon list`
-/// names them. The tensors q, k, v, bias and their cotangents share one type, f64, f32, bf16 or
-/// f16; sinks, dlse and the like are f32 (with f64: f64).
+const TENSORS: &str = "\
+The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …): `etalon list` has them \
+with their shapes. q, k, v, bias and their cotangents share one type, f64, f32, bf16 or f16; sinks, \
+dlse and the like are f32 (with f64: f64).";
+
 #[derive(Debug, clap::Args)]
+#[command(after_help = TENSORS)]
 pub struct Arguments {
     /// What to evaluate: attention, attention_lse.
     algorithm: Algorithm,
