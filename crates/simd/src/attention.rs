@@ -4,6 +4,7 @@
 mod backward;
 pub(crate) mod forward;
 pub(crate) mod gradient;
+mod sweeps;
 
 pub(crate) use backward::{Backward, check_gradients};
 pub use backward::{backward, backward_into};

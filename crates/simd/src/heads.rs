@@ -249,3 +249,51 @@ pub fn outer<A, D: RemoveAxis>(
     let spans: Vec<Range<usize>> = (0..view.len_of(Axis(0))).map(|i| i..i + 1).collect();
     cut_rows(view, &spans).into_iter().map(|row| row.index_axis_move(Axis(0), 0)).collect()
 }
+
+/// A tile of queries: of which sequence and head, and which rows within the sequence.
+#[derive(Debug, Clone)]
+pub struct Place {
+    /// The number of the sequence.
+    pub number: usize,
+    /// The query head.
+    pub head: usize,
+    /// The rows.
+    pub rows: Range<usize>,
+}
+
+/// A part of a result within one batch element and head.
+type Piece<'o, A, D> = ArrayViewMut<'o, A, <<D as Dimension>::Smaller as Dimension>::Smaller>;
+
+/// The rows of a result `[batch, query heads, queries, …]` in tiles, each with its place. Rows of no
+/// sequence are in no tile.
+pub fn query_tiles<'o, A, D>(
+    result: ArrayViewMut<'o, A, D>,
+    sequences: &[Sequence],
+    size: usize,
+) -> Vec<(Place, Piece<'o, A, D>)>
+where
+    D: RemoveAxis<Smaller: RemoveAxis>,
+{
+    let mut tiles = Vec::new();
+    for (batch, result) in outer(result).into_iter().enumerate() {
+        let here: Vec<(usize, &Sequence, Range<usize>)> = sequences
+            .iter()
+            .enumerate()
+            .filter(|(_, sequence)| sequence.batch == batch)
+            .flat_map(|(number, sequence)| {
+                Cut::tiles(0..sequence.queries, size).map(move |rows| (number, sequence, rows))
+            })
+            .collect();
+        let spans: Vec<Range<usize>> = here
+            .iter()
+            .map(|(_, s, rows)| s.query_start + rows.start..s.query_start + rows.end)
+            .collect();
+        for (head, result) in outer(result).into_iter().enumerate() {
+            let pieces = cut_rows(result, &spans);
+            tiles.extend(here.iter().zip(pieces).map(|(&(number, _, ref rows), piece)| {
+                (Place { number, head, rows: rows.clone() }, piece)
+            }));
+        }
+    }
+    tiles
+}

@@ -17,7 +17,7 @@
 
 use super::{Inputs, Output, OutputMut};
 use crate::exp::exp_difference;
-use crate::heads::{Cut, Keys, Needs, Rule, cut_rows, outer, query_rows, rows_of};
+use crate::heads::{Cut, Keys, Needs, Place, Rule, query_rows, query_tiles, rows_of};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::pack::{Source, touches};
 use crate::parallel::{for_each, reserve, zeros};
@@ -133,64 +133,44 @@ impl<T: Element> Forward<'_, T> {
         // Trial allocation: on an error nothing has been written yet.
         drop(scratch()?);
         lse.fill(f32::NEG_INFINITY);
-        let tasks = self.tasks(&sequences, &cut, o, lse);
-        for_each(tasks, scratch, |task, scratch| self.tile(task, &keys, width, scratch, options))
+        for_each(Self::tasks(&sequences, &cut, o, lse), scratch, |task, scratch| {
+            self.tile(task, &sequences, &keys, width, scratch, options);
+        })
     }
 
     /// One task per tile of queries, the last tiles first: with a causal mask they see most keys.
     fn tasks<'t, R: Element>(
-        &self,
-        sequences: &'t [Sequence],
+        sequences: &[Sequence],
         cut: &Cut,
         o: Option<ArrayViewMut4<'t, R>>,
         lse: ArrayViewMut3<'t, f32>,
     ) -> Vec<Task<'t, R>> {
-        let mut outputs: Vec<Vec<Option<ArrayViewMut2<'t, R>>>> = match o {
+        let lse = query_tiles(lse, sequences, cut.queries);
+        let o: Vec<Option<ArrayViewMut2<'t, R>>> = match o {
             Some(mut o) => {
                 o.fill(R::ZERO);
-                let heads = |o| outer(o).into_iter().map(Some).collect();
-                outer(o).into_iter().map(heads).collect()
+                let tiles = query_tiles(o, sequences, cut.queries);
+                tiles.into_iter().map(|(_, o)| Some(o)).collect()
             }
-            None => lse.outer_iter().map(|lse| lse.outer_iter().map(|_| None).collect()).collect(),
+            None => lse.iter().map(|_| None).collect(),
         };
-        let mut tasks = Vec::new();
-        for (batch, lse) in outer(lse).into_iter().enumerate() {
-            let here: Vec<(usize, &Sequence)> =
-                sequences.iter().enumerate().filter(|(_, s)| s.batch == batch).collect();
-            let tiles: Vec<(usize, &Sequence, Range<usize>)> = here
-                .iter()
-                .flat_map(|&(number, s)| {
-                    Cut::tiles(0..s.queries, cut.queries).map(move |rows| (number, s, rows))
-                })
-                .collect();
-            let spans: Vec<Range<usize>> = tiles
-                .iter()
-                .map(|(_, s, rows)| s.query_start + rows.start..s.query_start + rows.end)
-                .collect();
-            for (head, lse) in outer(lse).into_iter().enumerate() {
-                let mut o: Vec<Option<_>> = match outputs[batch][head].take() {
-                    Some(o) => cut_rows(o, &spans).into_iter().map(Some).collect(),
-                    None => spans.iter().map(|_| None).collect(),
-                };
-                for (t, lse) in cut_rows(lse, &spans).into_iter().enumerate() {
-                    let (number, sequence, rows) = tiles[t].clone();
-                    tasks.push(Task { number, sequence, head, rows, o: o[t].take(), lse });
-                }
-            }
-        }
-        tasks.sort_by_key(|task| std::cmp::Reverse(task.rows.start));
+        let join = |((place, lse), o)| Task { place, o, lse };
+        let mut tasks: Vec<_> = lse.into_iter().zip(o).map(join).collect();
+        tasks.sort_by_key(|task| std::cmp::Reverse(task.place.rows.start));
         tasks
     }
 
     fn tile<R: Element>(
         &self,
         task: Task<'_, R>,
+        sequences: &[Sequence],
         keys: &[Keys],
         width: usize,
         scratch: &mut Scratch,
         options: &Options,
     ) {
-        let Task { number, sequence, head, rows, mut o, mut lse } = task;
+        let Task { place: Place { number, head, rows }, mut o, mut lse } = task;
+        let sequence = &sequences[number];
         let scores = self.scores;
         let key_head = head / scores.group();
         let query_start = query_rows(sequence).start;
@@ -227,12 +207,9 @@ impl<T: Element> Forward<'_, T> {
     }
 }
 
-/// A tile of queries of one sequence and head, and where its results go.
+/// A tile of queries, and where its results go.
 struct Task<'a, R> {
-    number: usize,
-    sequence: &'a Sequence,
-    head: usize,
-    rows: Range<usize>,
+    place: Place,
     o: Option<ArrayViewMut2<'a, R>>,
     lse: ArrayViewMut1<'a, f32>,
 }

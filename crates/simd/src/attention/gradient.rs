@@ -241,38 +241,42 @@ impl Kernel for QueryTile<'_, '_> {
                 let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
                 if let Some(strip) = strip {
                     let sum = Sum { acc: &mut scratch.wide[first * stride..], stride };
-                    let (ds, visible) = (&scratch.ds, &scratch.visible);
-                    grow_dq(isa, sum, &pair, first, &cols, &strip, careful, ds, visible);
+                    let rows = Rows {
+                        ds: &scratch.ds[first * STRIDE..],
+                        visible: &scratch.visible[first * MAX_KEYS..],
+                        careful,
+                    };
+                    rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip);
                 }
             }
         }
     }
 }
 
-/// dq ← dq + ds K (B5), of one register block.
-#[inline(always)]
-#[allow(clippy::too_many_arguments)] // two borrows of one scratch, split
-fn grow_dq<I: Isa>(
-    isa: I,
-    dq: Sum<'_>,
-    pair: &Pair<'_>,
-    first: usize,
-    cols: &Range<usize>,
-    strip: &Strip,
+/// ds of one register block of queries.
+struct Rows<'a> {
+    /// ds, rows [`STRIDE`] apart.
+    ds: &'a [f32],
+    /// Which pairs are visible, rows [`MAX_KEYS`] apart.
+    visible: &'a [bool],
+    /// Whether an operand is not finite, so that only visible pairs may be touched.
     careful: bool,
-    ds: &[f32],
-    visible: &[bool],
-) {
-    let start = strip.cols.start;
-    let depth = strip.cols.end.min(cols.len()) - start;
-    let k = Along { packed: &pair.keys.k_along, start: cols.start + start, depth };
-    if careful {
-        dq.add_visible(isa, I::Tile::ROWS, k, |r, j| {
-            visible[(first + r) * MAX_KEYS + start + j]
-                .then(|| ds[(first + r) * STRIDE + start + j])
-        });
-    } else {
-        dq.add_rows(isa, &ds[first * STRIDE + start..], k);
+}
+
+impl Rows<'_> {
+    /// dq ← dq + ds K (B5).
+    #[inline(always)]
+    fn grow<I: Isa>(&self, isa: I, dq: Sum<'_>, k: &Packed, cols: &Range<usize>, strip: &Strip) {
+        let start = strip.cols.start;
+        let depth = strip.cols.end.min(cols.len()) - start;
+        let k = Along { packed: k, start: cols.start + start, depth };
+        if self.careful {
+            dq.add_visible(isa, I::Tile::ROWS, k, |r, j| {
+                self.visible[r * MAX_KEYS + start + j].then(|| self.ds[r * STRIDE + start + j])
+            });
+        } else {
+            dq.add_rows(isa, &self.ds[start..], k);
+        }
     }
 }
 
@@ -339,8 +343,12 @@ impl KeyTile<'_, '_> {
                 let queries = pair.queries.lse.len();
                 let at = (number * queries + rows.start + first) * stride;
                 let sum = Sum { acc: &mut partial[at..], stride };
-                let (ds, visible) = (&scratch.ds, &scratch.visible);
-                grow_dq(isa, sum, pair, first, &cols, &strip, careful, ds, visible);
+                let rows = Rows {
+                    ds: &scratch.ds[first * STRIDE..],
+                    visible: &scratch.visible[first * MAX_KEYS..],
+                    careful,
+                };
+                rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip);
             }
         }
         let Some((seen_rows, seen_cols)) = seen else { return };
