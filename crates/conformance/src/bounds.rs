@@ -5,6 +5,12 @@
 //! The cost is that of about three forward passes; heads run in parallel. The work shares nothing
 //! with the tiers that it judges: it knows visible pairs from [`etalon_problem::Mask::allows`].
 
+/// The derivation.
+///
+#[doc = include_str!("../../../docs/numerics.md")]
+#[doc = include_str!("../../../docs/assets/katex.html")]
+pub mod numerics {}
+
 mod backward;
 mod forward;
 mod model;
