@@ -116,8 +116,12 @@ fn times(inputs: &Tensors, names: &[&str], factor: f64) -> Result<Tensors, Error
     Ok(changed)
 }
 
-/// Fails unless every output is the clean one times `factor(name)`. A subnormal or overflowing
-/// element is exempt: there the product itself rounds.
+/// What the underflow of a weight or of a product may leave behind in a sum: 2⁻¹²⁶ (an arithmetic
+/// that flushes to zero) times operands and lengths, with room to spare.
+const UNDERFLOW: f64 = 7.888_609_052_210_118e-31; // 2⁻¹⁰⁰
+
+/// Fails unless every output is the clean one times `factor(name)`. Where something underflows or
+/// overflows on the way the product itself rounds: such elements are exempt.
 fn scaled(
     trial: &Trial<'_>,
     outputs: &Tensors,
@@ -128,14 +132,14 @@ fn scaled(
         let dtype = tensor.dtype().unwrap_or(Dtype::F64);
         let factor = factor(name);
         let expected = map(tensor, |_, x| factor * x)?;
-        let got = outputs[name].to_f64(name)?;
-        let exempt = |x: f64| {
-            factor.abs() != 1.0
-                && (x.abs() < 4.0 * dtype.min_positive() || x.abs() > 0.25 * dtype.max())
+        let (got, exact) = (outputs[name].to_f64(name)?, expected.to_f64(name)?);
+        let rounds = |x: f64| x.abs() < 4.0 * dtype.min_positive() || x.abs() > 0.25 * dtype.max();
+        let counts = |at: &[usize]| {
+            let (got, exact) = (got[IxDyn(at)], exact[IxDyn(at)]);
+            let exempt = factor.abs() != 1.0 && rounds(got);
+            !exempt && exceeds((got - exact).abs(), UNDERFLOW)
         };
-        let found = difference(name, &outputs[name], &expected, Equality::Numbers, |at| {
-            !exempt(got[IxDyn(at)])
-        });
+        let found = difference(name, &outputs[name], &expected, Equality::Numbers, counts);
         refute(found.map(|found| format!("{what}: {found}")))?;
     }
     Ok(())
