@@ -74,3 +74,9 @@ fn fill(
     };
     operands.map(tensor).collect()
 }
+
+/// The place in a stream of the element at `at`, in the tensor with that `salt`: it wraps, and only
+/// has to be the same each time.
+fn place(salt: usize, at: &[usize]) -> usize {
+    at.iter().fold(salt, |place, &i| place.wrapping_mul(523).wrapping_add(i))
+}

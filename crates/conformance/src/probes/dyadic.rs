@@ -4,7 +4,7 @@
 //! fractions of few bits, and only the rounding of lse = ln n, which P inherits, is left to allow
 //! for. Sums of low precision stand out by factors of hundreds.
 
-use super::{fill, skeleton};
+use super::{fill, place, skeleton};
 use crate::generate::Stream;
 use crate::laws::tensors::exceeds;
 use crate::laws::visible::Visible;
@@ -60,7 +60,7 @@ fn inputs(trial: &Trial<'_>, zero: &str) -> Result<(Problem, Tensors, Visible), 
     let case = trial.case;
     let problem = skeleton(case);
     let stream = Stream::new(case.spec.seed, "dyadic_probe");
-    let place = |at: &[usize]| at.iter().fold(7, |place, &i| place * 523 + i);
+    let place = |at: &[usize]| place(7, at);
     let small = |at: &[usize]| stream.integer(place(at), -2, 2) as f64;
     let odd = |at: &[usize]| (2 * stream.integer(place(at), -2, 1) + 1) as f64;
     let visible = Visible::new(&problem, &Tensors::new());

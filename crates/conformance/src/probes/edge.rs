@@ -6,7 +6,7 @@
 //! Forward: o is the value at the edge, lse its score. Backward: dv is a sum of integers; with no
 //! dlse dq and dk are 0, with it they are dlse/8 times the key and the query.
 
-use super::{fill, skeleton};
+use super::{fill, place, skeleton};
 use crate::generate::Stream;
 use crate::laws::visible::Visible;
 use crate::laws::{Flaw, Judgement, Trial};
@@ -158,12 +158,10 @@ impl Probe {
 
 /// An odd integer from −3 to 3: never zero, so that a lost row shows.
 fn dout(stream: &Stream, at: &[usize]) -> f64 {
-    let place = at.iter().fold(0, |place, &i| place * 523 + i);
-    (2 * stream.integer(place, -2, 1) + 1) as f64
+    (2 * stream.integer(place(0, at), -2, 1) + 1) as f64
 }
 
 /// A multiple of 8, so that dlse/8 is an integer.
 fn dlse(stream: &Stream, at: &[usize]) -> f64 {
-    let place = at.iter().fold(1 << 40, |place, &i| place * 523 + i);
-    (8 * (2 * stream.integer(place, -1, 0) + 1)) as f64
+    (8 * (2 * stream.integer(place(usize::MAX / 2, at), -1, 0) + 1)) as f64
 }
