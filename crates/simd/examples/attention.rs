@@ -1,5 +1,4 @@
 //! One step of attention, forward and backward, in each storage type; and the log-sum-exp alone.
-//! `tests/codegen.rs` reads this program's assembly: it instantiates every kernel.
 
 use etalon_problem::{Attention, AttentionLse, Error, Extents, Mask};
 use etalon_simd::{Element, Level, Options, attention, attention_lse};

@@ -90,3 +90,18 @@ impl fmt::Display for Level {
         f.pad(self.name())
     }
 }
+
+/// Gives a kernel a method that is not generic, so that it is compiled in this crate, once, and not
+/// again in every crate that calls a function with an element type of its own.
+macro_rules! compiled_here {
+    ($kernel:ty) => {
+        impl $kernel {
+            /// Runs with the instruction set of `level`.
+            #[inline(never)]
+            pub fn run_at(self, level: $crate::Level) {
+                level.run(self);
+            }
+        }
+    };
+}
+pub(crate) use compiled_here;

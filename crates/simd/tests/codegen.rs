@@ -10,8 +10,8 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The assembly of the example, which instantiates every kernel. Its build shares the release
-/// builds of the dependencies with everybody else's.
+/// The assembly of the crate, in which every kernel is compiled. Its build shares the release builds
+/// of the dependencies with everybody else's.
 fn assembly() -> &'static str {
     static ASSEMBLY: LazyLock<String> = LazyLock::new(build);
     &ASSEMBLY
@@ -20,7 +20,7 @@ fn assembly() -> &'static str {
 fn build() -> String {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("..");
     let status = Command::new(env!("CARGO"))
-        .args(["rustc", "--release", "--package", "etalon-simd", "--example", "attention"])
+        .args(["rustc", "--release", "--package", "etalon-simd", "--lib"])
         .arg("--target-dir")
         .arg(&target)
         .args(["--", "--emit=asm", "-Ccodegen-units=1", "-Csymbol-mangling-version=v0"])
@@ -28,14 +28,15 @@ fn build() -> String {
         .env_remove("RUSTFLAGS")
         .status()
         .expect("cargo runs");
-    assert!(status.success(), "the example must build");
+    assert!(status.success(), "the crate must build");
     let newest = |folder: PathBuf| -> Option<PathBuf> {
         let files = std::fs::read_dir(folder).ok()?.flatten().map(|entry| entry.path());
         files
             .filter(|path| path.extension().is_some_and(|extension| extension == "s"))
+            .filter(|path| path.to_string_lossy().contains("etalon_simd"))
             .max_by_key(|path| path.metadata().and_then(|data| data.modified()).ok())
     };
-    let path = newest(target.join("release/examples")).expect("an assembly file");
+    let path = newest(target.join("release/deps")).expect("an assembly file");
     std::fs::read_to_string(path).expect("a readable assembly file")
 }
 

@@ -19,6 +19,7 @@ use super::{Inputs, Output, OutputMut};
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Keys, Needs, Place, Rule, query_rows, query_tiles, rows_of};
 use crate::lanes::{Isa, Kernel, Lanes};
+use crate::level::compiled_here;
 use crate::pack::{Source, touches};
 use crate::parallel::{for_each, reserve, zeros};
 use crate::products::{Along, Sum};
@@ -185,7 +186,7 @@ impl<T: Element> Forward<'_, T> {
         };
         let non_finite = source.non_finite().is_some();
         source.across_into(scratch.cut.rows, &mut scratch.q);
-        options.level.run(ForwardTile {
+        let tile = ForwardTile {
             rule: Rule::new(scores, self.bias, sequence, head),
             keys: &keys[number * scores.extents.key_heads + key_head],
             derivative: matches!(self.values, Values::K),
@@ -195,7 +196,8 @@ impl<T: Element> Forward<'_, T> {
             width,
             sink: self.sinks.map(|sinks| sinks[head]),
             scratch,
-        });
+        };
+        tile.run_at(options.level);
         let stride = scratch.stride;
         for r in 0..rows.len() {
             lse[r] = scratch.m[r];
@@ -267,6 +269,8 @@ struct ForwardTile<'a> {
     sink: Option<f32>,
     scratch: &'a mut Scratch,
 }
+
+compiled_here!(ForwardTile<'_>);
 
 impl Kernel for ForwardTile<'_> {
     type Output = ();
@@ -394,9 +398,13 @@ impl ForwardTile<'_> {
         let depth = strip.cols.end.min(cols.len()) - start;
         let values = Along { packed: values, start: cols.start + start, depth };
         if careful {
-            sum.add_visible(isa, I::Tile::ROWS, values, |r, k| {
-                visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k])
-            });
+            sum.add_visible(
+                isa,
+                I::Tile::ROWS,
+                values,
+                #[inline(always)]
+                |r, k| visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k]),
+            );
         } else {
             sum.add_rows(isa, &s[start..], values);
         }

@@ -20,6 +20,7 @@
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Keys, Rule};
 use crate::lanes::{Isa, Kernel, Lanes};
+use crate::level::compiled_here;
 use crate::pack::{NonFinite, Packed, touches};
 use crate::parallel::zeros;
 use crate::products::{Along, Sum};
@@ -223,6 +224,8 @@ pub struct QueryTile<'a, 'p> {
     pub scratch: &'a mut Scratch,
 }
 
+compiled_here!(QueryTile<'_, '_>);
+
 impl Kernel for QueryTile<'_, '_> {
     type Output = ();
 
@@ -271,9 +274,15 @@ impl Rows<'_> {
         let depth = strip.cols.end.min(cols.len()) - start;
         let k = Along { packed: k, start: cols.start + start, depth };
         if self.careful {
-            dq.add_visible(isa, I::Tile::ROWS, k, |r, j| {
-                self.visible[r * MAX_KEYS + start + j].then(|| self.ds[r * STRIDE + start + j])
-            });
+            dq.add_visible(
+                isa,
+                I::Tile::ROWS,
+                k,
+                #[inline(always)]
+                |r, j| {
+                    self.visible[r * MAX_KEYS + start + j].then(|| self.ds[r * STRIDE + start + j])
+                },
+            );
         } else {
             dq.add_rows(isa, &self.ds[start..], k);
         }
@@ -297,6 +306,8 @@ pub struct KeyTile<'a, 'p> {
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
+
+compiled_here!(KeyTile<'_, '_>);
 
 impl Kernel for KeyTile<'_, '_> {
     type Output = ();
@@ -390,10 +401,16 @@ impl Columns<'_> {
             let sum = Sum { acc: &mut acc[key * stride..], stride };
             if self.careful {
                 let keys = I::Tile::ROWS.min(self.cols.end - key);
-                sum.add_visible(isa, keys, rows_here, |r, i| {
-                    self.visible[(top + i) * MAX_KEYS + key + r]
-                        .then(|| weights[(top + i) * STRIDE + key + r])
-                });
+                sum.add_visible(
+                    isa,
+                    keys,
+                    rows_here,
+                    #[inline(always)]
+                    |r, i| {
+                        self.visible[(top + i) * MAX_KEYS + key + r]
+                            .then(|| weights[(top + i) * STRIDE + key + r])
+                    },
+                );
             } else {
                 sum.add_columns(isa, &weights[top * STRIDE + key..], rows_here);
             }
@@ -415,6 +432,8 @@ pub struct BiasTile<'a, 'p> {
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
+
+compiled_here!(BiasTile<'_, '_>);
 
 impl Kernel for BiasTile<'_, '_> {
     type Output = ();

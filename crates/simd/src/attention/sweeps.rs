@@ -104,14 +104,15 @@ impl<T: Element> Sweep<'_, '_, T> {
                 let pairs: Vec<Pair<'_>> = heads.map(|head| self.pair(number, head)).collect();
                 let scale = self.pass.scores.scale() as f32;
                 for (cols, dk, dv) in tiles {
-                    self.options.level.run(KeyTile {
+                    let tile = KeyTile {
                         pairs: &pairs,
                         cols,
                         dk: dk.is_some(),
                         dv: dv.is_some(),
                         partial: partial.as_deref_mut(),
                         scratch,
-                    });
+                    };
+                    tile.run_at(self.options.level);
                     dk.into_iter()
                         .for_each(|dk| write(dk, &scratch.wide, self.stride(e.dim), scale));
                     let stride = self.stride(self.value_dim());
@@ -173,7 +174,7 @@ impl<T: Element> Sweep<'_, '_, T> {
             || self.scratch(),
             |(Place { number, head, rows }, dq), scratch| {
                 let pair = self.pair(number, head);
-                self.options.level.run(QueryTile { pair, rows, scratch });
+                QueryTile { pair, rows, scratch }.run_at(self.options.level);
                 write(dq, &scratch.wide, self.stride(pair.dim), pair.rule.scale);
             },
         )
@@ -265,7 +266,7 @@ impl<T: Element> Sweep<'_, '_, T> {
                 for cols in Cut::tiles(0..keys.unwrap_or(0), self.cut.keys) {
                     let (rows, cols_here) = (rows.clone(), cols.clone());
                     let tile = BiasTile { pairs: &pairs, rows, cols: cols_here, sum, scratch };
-                    self.options.level.run(tile);
+                    tile.run_at(self.options.level);
                     write(dbias.slice_mut(s![.., cols]), sum, STRIDE, 1.0);
                 }
             },
