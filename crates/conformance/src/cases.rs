@@ -12,11 +12,12 @@ mod family;
 pub use factors::{DlseKind, MaskKind, OptionKind, SequenceKind};
 pub use family::Family;
 
+use crate::generate::Stream;
 use crate::shapes::ShapeClass;
 use crate::tensor::{Tensor, Tensors};
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Dtype, Error, Operand, Pass, Precision, Problem, Role,
-    Scores,
+    Algorithm, Attention, AttentionLse, Blocking, Dtype, Error, Operand, Pass, Precision, Problem,
+    Role, Scores,
 };
 use std::fmt;
 use std::str::FromStr;
@@ -208,6 +209,15 @@ pub struct Case {
     pub dtype: Dtype,
     /// The inputs and cotangents of the forward and backward pass.
     pub inputs: Tensors,
+}
+
+impl Case {
+    /// The tile sizes with which the case is asked, unless a law is about tile sizes: those of the
+    /// tier, or some so small that even a short case has several tiles in both directions.
+    pub fn blocking(&self) -> Option<Blocking> {
+        let sizes = [None, Some(Blocking::new(8, 16)), Some(Blocking::new(24, 64))];
+        Stream::new(self.spec.seed, &self.name).pick(0, &sizes)
+    }
 }
 
 /// The points of a run.

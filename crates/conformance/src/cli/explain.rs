@@ -37,6 +37,10 @@ fn explain(case: &Case) -> Result<String, Failure> {
     text += &format!("sequences: {}\n", sequences(scores));
     text += &format!("scores: {}\n", options(scores));
     text += &format!("elements: {}\n", case.spec.family.name());
+    text += &match case.blocking() {
+        Some(tiles) => format!("tiles: {} queries × {} keys\n", tiles.queries, tiles.keys),
+        None => "tiles: as the tier likes them\n".to_string(),
+    };
     text += "\nThe problem file:\n";
     text += &serde_json::to_string_pretty(&case.problem)?;
     text += "\n\nTensors:\n";

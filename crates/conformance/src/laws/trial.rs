@@ -98,6 +98,7 @@ impl<'a> Trial<'a> {
         hints: Hints,
     ) -> Result<Tensors, Flaw> {
         problem.check()?;
+        let hints = Hints { blocking: hints.blocking.or(self.case.blocking()), ..hints };
         let wanted = |operand: &Operand| operand.role != Role::Output;
         let given = |operand: Operand| {
             let tensor = inputs.get(operand.name)?;

@@ -7,7 +7,7 @@
 //!     for each register block of queries
 //!         S  = σ·Q Kᵀ, softcap, bias, mask                      (F1) (F2)
 //!         m′ = max(m, rowmax S)
-//!         l, o ← l·e^(m−m′), o·e^(m−m′)        only when m grew by more than 5, see `RESCALE`
+//!         l, o ← l·e^(m−m′), o·e^(m−m′)        only in rows where m grew by more than 5, see `RESCALE`
 //!         P  = e^(S−m′)
 //!         l  ← l + rowsum P,   o ← o + P V
 //! lse = m + ln l,   o ← o / l                                    (F3) (F5)
@@ -325,23 +325,16 @@ impl ForwardTile<'_> {
         }
     }
 
-    /// m′ = max(m, rowmax S), and the accumulators rescaled if one grew by more than [`RESCALE`].
+    /// m′ = max(m, rowmax S), and l and o rescaled, in rows where m grew by more than [`RESCALE`].
+    /// Each row decides for itself: its bits depend on no other row of the block.
     #[inline(always)]
     fn grow<I: Isa>(&mut self, isa: I, first: usize, max: &[I::F32; MAX_ROWS]) {
         let Scratch { m, l, o, stride, .. } = &mut *self.scratch;
-        let m = &mut m[first..first + I::Tile::ROWS];
-        let mut grown = [f32::NEG_INFINITY; MAX_ROWS];
-        let mut rescale = false;
-        for (r, &m) in m.iter().enumerate() {
-            grown[r] = max[r].reduce_max();
-            rescale |= grown[r] > m + RESCALE || (m == f32::NEG_INFINITY && grown[r] > m);
-        }
-        if !rescale {
-            return;
-        }
-        for (r, m) in m.iter_mut().enumerate() {
-            let grown = m.max(grown[r]);
-            if grown > *m {
+        for (r, max) in max[..I::Tile::ROWS].iter().enumerate() {
+            let m = &mut m[first + r];
+            let grown = max.reduce_max();
+            // From m = −∞ every score is growth.
+            if grown > *m + RESCALE {
                 let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
                 let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
                 (I::F32::load(isa, l) * factor).store(l);
