@@ -36,8 +36,16 @@ impl Exact {
                 return Err(Flaw::Unsupported(format!("{pass} has no proven bounds")));
             }
         };
-        let make = || self.of(&self.case.problem, pass, &self.case.inputs);
-        slot.get_or_init(make).as_ref().map_err(Clone::clone)
+        // Made before the slot is locked, perhaps twice: while it waits for its own parallel parts, a
+        // thread may be handed another trial of this case, and would wait for itself.
+        let result = match slot.get() {
+            Some(result) => result,
+            None => {
+                let made = self.of(&self.case.problem, pass, &self.case.inputs);
+                slot.get_or_init(|| made)
+            }
+        };
+        result.as_ref().map_err(Clone::clone)
     }
 
     fn of(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
