@@ -17,3 +17,9 @@ pub mod attention {}
 #[doc = include_str!("../../../docs/attention_lse.md")]
 #[doc = include_str!("../../../docs/assets/katex.html")]
 pub mod attention_lse {}
+
+/// What the documents that this began with say wrongly.
+///
+#[doc = include_str!("../../../docs/errata.md")]
+#[doc = include_str!("../../../docs/assets/katex.html")]
+pub mod errata {}
