@@ -2,7 +2,6 @@
 
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::tile::Tile;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -52,40 +51,5 @@ impl Kernel for Peak {
             |sum| sum.reduce_add(),
         ));
         (self.rounds * 2 * SUMS * I::F32::N * 2) as f64
-    }
-}
-
-/// The speed of the register block's own products on packed panels in the L1 cache, in GFLOP/s of
-/// one thread: what a kernel made of nothing else would reach.
-pub fn product_gflops(level: Level) -> f64 {
-    (0..5)
-        .map(|_| {
-            let start = Instant::now();
-            let flops = level.run(Product { rounds: 4_000, depth: 64 });
-            flops / start.elapsed().as_secs_f64() * 1e-9
-        })
-        .fold(0.0, f64::max)
-}
-
-struct Product {
-    rounds: usize,
-    depth: usize,
-}
-
-impl Kernel for Product {
-    type Output = f64;
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) -> f64 {
-        let a = vec![0.5; self.depth * I::Tile::ROWS];
-        let b = vec![0.25; self.depth * I::Tile::COLS];
-        let mut c = vec![0.0; I::Tile::ROWS * I::Tile::COLS];
-        for _ in 0..self.rounds {
-            let mut tile = I::Tile::zero(isa);
-            tile.add_panel(isa, black_box(&a), black_box(&b), self.depth);
-            tile.store(&mut c, I::Tile::COLS);
-        }
-        black_box(&c);
-        (self.rounds * self.depth * I::Tile::ROWS * I::Tile::COLS * 2) as f64
     }
 }

@@ -119,6 +119,9 @@ pub(crate) struct Values<'a, T> {
     pub dout: &'a ArrayView4<'a, T>,
 }
 
+/// The partials of dq of one sequence and key head: one for each group of its key tiles.
+pub(super) type Partials = Vec<Vec<f32>>;
+
 /// A backward pass of attention or of attention_lse, its operands checked.
 pub(crate) struct Backward<'a, T> {
     pub scores: &'a Scores,
@@ -189,7 +192,7 @@ impl<T: Element> Backward<'_, T> {
 
     /// Key tiles in a group if P is computed once, `None` if twice. Decided by the lengths and by
     /// the budget per head alone, so that it is the same whatever stands beside.
-    pub fn groups(&self, cut: &Cut, options: &Options) -> Option<usize> {
+    fn groups(&self, cut: &Cut, options: &Options) -> Option<usize> {
         let e = &self.scores.extents;
         let tiles = e.keys.div_ceil(cut.keys).max(1);
         let partial = e.queries.max(1) * e.dim.next_multiple_of(cut.cols) * size_of::<f32>();
@@ -291,23 +294,22 @@ impl<T: Element> Backward<'_, T> {
         crate::lanes::halve(sums, |a, b| a + b)
     }
 
-    /// The partials of dq: one buffer per group of key tiles of every sequence and key head, in
-    /// this order.
+    /// The partials of dq of every sequence and key head, in this order.
     fn partials(
         &self,
         sequences: &[Sequence],
         cut: &Cut,
         group: usize,
-    ) -> Result<Vec<Vec<f32>>, Error> {
+    ) -> Result<Vec<Partials>, Error> {
         let e = &self.scores.extents;
         let stride = e.dim.next_multiple_of(cut.cols);
         let mut partials = Vec::new();
         for sequence in sequences {
             let groups = sequence.keys.div_ceil(cut.keys * group);
-            let padded = sequence.queries.next_multiple_of(cut.rows);
-            for _ in 0..groups * e.key_heads {
-                let len = self.scores.group() * padded * stride;
-                partials.push(zeros(len, "partials of dq")?);
+            let len = self.scores.group() * sequence.queries.next_multiple_of(cut.rows) * stride;
+            for _ in 0..e.key_heads {
+                let buffers = (0..groups).map(|_| zeros(len, "partials of dq"));
+                partials.push(buffers.collect::<Result<Partials, Error>>()?);
             }
         }
         Ok(partials)

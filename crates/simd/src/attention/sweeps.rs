@@ -1,6 +1,6 @@
 //! The sweeps of the backward pass: which task writes which tile.
 
-use super::backward::{Backward, Operands};
+use super::backward::{Backward, Operands, Partials};
 use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch};
 use crate::heads::{Cut, Place, Rule, cut_rows, key_rows, outer, query_tiles};
 use crate::parallel::{for_each, zeros};
@@ -70,7 +70,7 @@ impl<T: Element> Sweep<'_, '_, T> {
         &self,
         dk: Option<ArrayViewMut4<'_, T>>,
         dv: Option<ArrayViewMut4<'_, T>>,
-        partials: &mut [Vec<f32>],
+        partials: &mut [Partials],
         group: usize,
     ) -> Result<(), Error> {
         let e = &self.pass.scores.extents;
@@ -82,13 +82,14 @@ impl<T: Element> Sweep<'_, '_, T> {
             for head in 0..e.key_heads {
                 let slot = number * e.key_heads + head;
                 let (mut dk, mut dv) = (dk[slot].drain(..), dv[slot].drain(..));
+                let mut groups = partials.next().into_iter().flatten();
                 let mut tiles: Vec<_> = Cut::tiles(0..sequence.keys, self.cut.keys)
                     .map(|cols| (cols, dk.next().flatten(), dv.next().flatten()))
                     .collect();
                 while !tiles.is_empty() {
                     let rest = tiles.split_off(group.min(tiles.len()));
                     let here = std::mem::replace(&mut tiles, rest);
-                    let partial = partials.next().map(|partial| partial.as_mut_slice());
+                    let partial = groups.next().map(|partial| partial.as_mut_slice());
                     tasks.push((number, head, here, partial));
                 }
             }
@@ -181,28 +182,16 @@ impl<T: Element> Sweep<'_, '_, T> {
     }
 
     /// dq = σ · the sum of its partials, in the order of the groups.
-    pub fn reduce(&self, dq: ArrayViewMut4<'_, T>, partials: &[Vec<f32>]) -> Result<(), Error> {
+    pub fn reduce(&self, dq: ArrayViewMut4<'_, T>, partials: &[Partials]) -> Result<(), Error> {
         let e = &self.pass.scores.extents;
         let stride = e.dim.next_multiple_of(self.cut.cols);
         let share = self.pass.scores.group();
-        // The partials of every sequence and key head lie side by side: where each run begins.
-        let total: usize = self.sequences.iter().filter(|s| s.keys > 0).count() * e.key_heads;
-        let mut runs = Vec::with_capacity(total);
-        let mut start = 0;
-        let group = self.pass.groups(&self.cut, self.options).unwrap_or(1);
-        for sequence in self.sequences {
-            let groups = sequence.keys.div_ceil(self.cut.keys * group);
-            for _ in 0..e.key_heads {
-                runs.push(start..start + groups);
-                start += groups;
-            }
-        }
         let scale = self.pass.scores.scale() as f32;
         for_each(
             self.query_tiles(dq),
             || Ok(vec![0.0f32; stride]),
             |(Place { number, head, rows }, mut dq), sum| {
-                let run = &partials[runs[number * e.key_heads + head / share].clone()];
+                let run = &partials[number * e.key_heads + head / share];
                 let padded = self.sequences[number].queries.next_multiple_of(self.cut.rows);
                 for (i, mut dq) in rows.zip(dq.outer_iter_mut()) {
                     let at = ((head % share) * padded + i) * stride;
