@@ -43,15 +43,20 @@ impl Attention {
         [e.batch, e.query_heads, e.queries, self.value_dim]
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order.
+    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
+    /// algorithm does not have the pass.
     pub fn operands(&self, pass: Pass) -> Vec<Operand> {
         use Role::{Cotangent, OptionalCotangent, Output};
         let scores = &self.scores;
         let (q, k, v, o) = (scores.q_shape(), scores.k_shape(), self.v_shape(), self.o_shape());
         let rows = scores.row_shape();
+        if pass == Pass::Step {
+            return Vec::new();
+        }
         let mut list = scores.operands();
         list.insert(2, Operand::storage("v", &v, Role::Input));
         match pass {
+            Pass::Step => {}
             Pass::Forward => list
                 .extend([Operand::storage("o", &o, Output), Operand::wide("lse", &rows, Output)]),
             Pass::Backward => {

@@ -27,13 +27,18 @@ impl AttentionLse {
         self.scores.check()
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order.
+    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
+    /// algorithm does not have the pass.
     pub fn operands(&self, pass: Pass) -> Vec<Operand> {
         use Role::{Cotangent, OptionalCotangent, Output};
         let scores = &self.scores;
         let (q, k, rows) = (scores.q_shape(), scores.k_shape(), scores.row_shape());
+        if pass == Pass::Step {
+            return Vec::new();
+        }
         let mut list = scores.operands();
         match pass {
+            Pass::Step => {}
             Pass::Forward => list.push(Operand::wide("lse", &rows, Output)),
             Pass::Backward => {
                 list.push(Operand::wide("dlse", &rows, Cotangent));

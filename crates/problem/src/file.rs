@@ -1,13 +1,16 @@
 //! The flat form of a problem, as it stands in a JSON file: options beside extents, defaults left
 //! out, an unknown key refused.
 
-use crate::{Attention, AttentionLse, BiasExtents, Extents, Mask, NamedArray, Scores, Sequences};
+use crate::{
+    Attention, AttentionLse, BiasExtents, Decay, DistanceBias, Extents, LazyAttention,
+    LinearAttention, LinearExtents, Mask, NamedArray, Scores, Sequences, TokenSequences,
+};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// The two problems differ in `value_dim` alone; serde cannot both flatten a shared part and
+/// These two problems differ in `value_dim` alone; serde cannot both flatten a shared part and
 /// refuse unknown keys, so the shared fields are written out by this macro.
 macro_rules! flat {
-    ($(#[$doc:meta])* $file:ident for $problem:ident { $($extra:tt)* }) => {
+    ($(#[$doc:meta])* $file:ident { $($extra:tt)* }) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
@@ -66,26 +69,16 @@ macro_rules! flat {
                 }
             }
         }
-
-        #[cfg(feature = "schema")]
-        impl schemars::JsonSchema for $problem {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                $file::schema_name()
-            }
-            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                $file::json_schema(generator)
-            }
-        }
     };
 }
 
-fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
 }
 
 flat! {
     /// Softmax attention.
-    AttentionFile for Attention {
+    AttentionFile {
         /// E: elements of a value; absent: dim.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         value_dim: Option<usize>,
@@ -94,7 +87,7 @@ flat! {
 
 flat! {
     /// The log-sum-exp of attention scores.
-    AttentionLseFile for AttentionLse {}
+    AttentionLseFile {}
 }
 
 impl From<AttentionFile> for Attention {
@@ -134,6 +127,191 @@ impl From<AttentionLse> for AttentionLseFile {
     fn from(problem: AttentionLse) -> Self {
         join!(AttentionLseFile, problem.scores, {})
     }
+}
+
+/// Lazy attention.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LazyAttentionFile {
+    /// B: batch elements.
+    batch: usize,
+    /// Hq: query heads, a multiple of key_heads.
+    query_heads: usize,
+    /// Hk: key and value heads.
+    key_heads: usize,
+    /// N: queries (packed sequences: of all sequences together).
+    queries: usize,
+    /// M: keys (packed sequences: of all sequences together).
+    keys: usize,
+    /// D: elements of a query and of a key.
+    dim: usize,
+    /// E: elements of a value; absent: dim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value_dim: Option<usize>,
+    /// σ; absent: 1/√dim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    softmax_scale: Option<f64>,
+    /// The distances of the tensor `bias` [query_heads, width], if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bias: Option<DistanceBias>,
+    /// Which pairs count; absent: causal, aligned at the bottom right.
+    #[serde(default = "Mask::causal", skip_serializing_if = "is_causal")]
+    mask: Mask,
+    /// Which rows belong together; absent: dense.
+    #[serde(default, skip_serializing_if = "is_default")]
+    sequences: Sequences,
+}
+
+fn is_causal(mask: &Mask) -> bool {
+    *mask == Mask::causal()
+}
+
+impl From<LazyAttentionFile> for LazyAttention {
+    fn from(file: LazyAttentionFile) -> Self {
+        let scores = Scores {
+            extents: Extents {
+                batch: file.batch,
+                query_heads: file.query_heads,
+                key_heads: file.key_heads,
+                queries: file.queries,
+                keys: file.keys,
+                dim: file.dim,
+            },
+            softmax_scale: file.softmax_scale,
+            softcap: None,
+            sinks: false,
+            bias: None,
+            mask: file.mask,
+            sequences: file.sequences,
+        };
+        let value_dim = file.value_dim.unwrap_or(file.dim);
+        LazyAttention { scores, bias: file.bias, value_dim }
+    }
+}
+
+impl From<LazyAttention> for LazyAttentionFile {
+    fn from(problem: LazyAttention) -> Self {
+        let Scores { extents, softmax_scale, mask, sequences, .. } = problem.scores;
+        let Extents { batch, query_heads, key_heads, queries, keys, dim } = extents;
+        LazyAttentionFile {
+            batch,
+            query_heads,
+            key_heads,
+            queries,
+            keys,
+            dim,
+            value_dim: Some(problem.value_dim).filter(|&e| e != dim),
+            softmax_scale,
+            bias: problem.bias,
+            mask,
+            sequences,
+        }
+    }
+}
+
+/// Linear attention with decay.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LinearAttentionFile {
+    /// B: batch elements.
+    batch: usize,
+    /// Hq: query heads, a multiple of key_heads.
+    query_heads: usize,
+    /// Hk: key and value heads.
+    key_heads: usize,
+    /// N: tokens (packed sequences: of all sequences together).
+    tokens: usize,
+    /// D: elements of a query and of a key.
+    dim: usize,
+    /// E: elements of a value; absent: dim.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    value_dim: Option<usize>,
+    /// σ; absent: 1.
+    #[serde(default = "one", skip_serializing_if = "is_one")]
+    scale: f64,
+    /// How states decay; absent: not at all.
+    #[serde(default, skip_serializing_if = "is_default")]
+    decay: Decay,
+    /// Whether there is a tensor `initial_state` [sequences, key_heads, dim, value_dim].
+    #[serde(default, skip_serializing_if = "is_default")]
+    initial_state: bool,
+    /// Whether `final_state` is returned.
+    #[serde(default, skip_serializing_if = "is_default")]
+    final_state: bool,
+    /// Which tokens belong together; absent: dense.
+    #[serde(default, skip_serializing_if = "is_default")]
+    sequences: TokenSequences,
+}
+
+pub(crate) fn one() -> f64 {
+    1.0
+}
+
+pub(crate) fn is_one(value: &f64) -> bool {
+    *value == 1.0
+}
+
+impl From<LinearAttentionFile> for LinearAttention {
+    fn from(file: LinearAttentionFile) -> Self {
+        LinearAttention {
+            extents: LinearExtents {
+                batch: file.batch,
+                query_heads: file.query_heads,
+                key_heads: file.key_heads,
+                tokens: file.tokens,
+                dim: file.dim,
+            },
+            value_dim: file.value_dim.unwrap_or(file.dim),
+            scale: file.scale,
+            decay: file.decay,
+            initial_state: file.initial_state,
+            final_state: file.final_state,
+            sequences: file.sequences,
+        }
+    }
+}
+
+impl From<LinearAttention> for LinearAttentionFile {
+    fn from(problem: LinearAttention) -> Self {
+        let LinearExtents { batch, query_heads, key_heads, tokens, dim } = problem.extents;
+        LinearAttentionFile {
+            batch,
+            query_heads,
+            key_heads,
+            tokens,
+            dim,
+            value_dim: Some(problem.value_dim).filter(|&e| e != dim),
+            scale: problem.scale,
+            decay: problem.decay,
+            initial_state: problem.initial_state,
+            final_state: problem.final_state,
+            sequences: problem.sequences,
+        }
+    }
+}
+
+/// A problem's schema is that of its file.
+#[cfg(feature = "schema")]
+macro_rules! schema_of_file {
+    ($($problem:ident $file:ident;)*) => {
+        $(impl schemars::JsonSchema for $problem {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $file::schema_name()
+            }
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $file::json_schema(generator)
+            }
+        })*
+    };
+}
+#[cfg(feature = "schema")]
+schema_of_file! {
+    Attention AttentionFile;
+    AttentionLse AttentionLseFile;
+    LazyAttention LazyAttentionFile;
+    LinearAttention LinearAttentionFile;
 }
 
 impl<T> Serialize for NamedArray<T> {

@@ -4,8 +4,9 @@
 //! them, does no arithmetic on tensors, and can be written to and read from JSON (feature
 //! `serde`). Every tier takes the same problems, so that one conformance suite can judge them all.
 //!
-//! * [`Attention`] and [`AttentionLse`]: the problems, both around the same [`Scores`];
-//! * [`Mask`], [`Sequences`]: which query sees which key;
+//! * [`Attention`], [`AttentionLse`] and [`LazyAttention`]: problems around the same [`Scores`];
+//! * [`LinearAttention`], [`LinearCrossEntropy`]: problems without scores;
+//! * [`Mask`], [`Sequences`]: which query sees which key; [`TokenSequences`]: which tokens share a state;
 //! * [`Operand`]: the tensors of a pass, with their shapes and roles;
 //! * [`Dtype`], [`Blocking`], [`Error`];
 //! * [`docs`]: the notation and the equations, numbered as the comments of every kernel number them.
@@ -28,19 +29,29 @@ mod dtype;
 mod error;
 #[cfg(feature = "serde")]
 mod file;
+mod lazy_attention;
+mod linear_attention;
+mod linear_cross_entropy;
 mod mask;
 mod operand;
 mod problem;
 mod scores;
 mod sequences;
+mod tokens;
 
 pub use attention::Attention;
 pub use attention_lse::AttentionLse;
 pub use blocking::Blocking;
 pub use dtype::Dtype;
 pub use error::Error;
+pub use lazy_attention::{DistanceBias, LazyAttention};
+pub use linear_attention::{Decay, LinearAttention, LinearExtents};
+pub use linear_cross_entropy::{
+    LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, TokenOutputs,
+};
 pub use mask::{Align, Cover, Mask, NamedArray};
 pub use operand::{Operand, Precision, Role};
 pub use problem::{Algorithm, Pass, Problem};
 pub use scores::{BiasExtents, Extents, Scores};
 pub use sequences::{Sequence, Sequences};
+pub use tokens::{TokenSequence, TokenSequences};

@@ -22,6 +22,8 @@ pub enum Precision {
     Storage,
     /// In the type of the accumulation (f32, or f64 in the reference), whatever the storage type.
     Wide,
+    /// As whole numbers (i64).
+    Integer,
 }
 
 /// One tensor of a pass: its name, its shape and its part.
@@ -44,6 +46,10 @@ impl Operand {
 
     pub(crate) fn wide(name: &'static str, shape: &[usize], role: Role) -> Self {
         Operand { name, shape: shape.to_vec(), role, precision: Precision::Wide }
+    }
+
+    pub(crate) fn integer(name: &'static str, shape: &[usize], role: Role) -> Self {
+        Operand { name, shape: shape.to_vec(), role, precision: Precision::Integer }
     }
 
     /// Its number of elements. The problem must have passed its check.

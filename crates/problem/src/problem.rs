@@ -1,6 +1,9 @@
 //! Any problem of any algorithm.
 
-use crate::{Attention, AttentionLse, Error, Mask, NamedArray, Operand, Scores};
+use crate::{
+    Attention, AttentionLse, Error, LazyAttention, LinearAttention, LinearCrossEntropy, Mask,
+    NamedArray, Operand, Scores,
+};
 use std::fmt;
 use std::str::FromStr;
 
@@ -11,6 +14,12 @@ pub enum Algorithm {
     Attention,
     /// The log-sum-exp of attention scores.
     AttentionLse,
+    /// Linear attention with decay.
+    LinearAttention,
+    /// Lazy attention.
+    LazyAttention,
+    /// Linear cross-entropy.
+    LinearCrossEntropy,
 }
 
 /// A pass of an algorithm.
@@ -24,24 +33,50 @@ pub enum Pass {
     DoubleBackward,
     /// Tangents of the inputs to tangents of the outputs.
     Jvp,
+    /// One more token: the state before it to its output and the state after it.
+    Step,
 }
 
 impl Algorithm {
     /// Every algorithm.
-    pub const ALL: [Algorithm; 2] = [Algorithm::Attention, Algorithm::AttentionLse];
+    pub const ALL: [Algorithm; 5] = [
+        Algorithm::Attention,
+        Algorithm::AttentionLse,
+        Algorithm::LinearAttention,
+        Algorithm::LazyAttention,
+        Algorithm::LinearCrossEntropy,
+    ];
 
     /// Its name: in Rust, in files and on the command line.
     pub fn name(self) -> &'static str {
         match self {
             Algorithm::Attention => "attention",
             Algorithm::AttentionLse => "attention_lse",
+            Algorithm::LinearAttention => "linear_attention",
+            Algorithm::LazyAttention => "lazy_attention",
+            Algorithm::LinearCrossEntropy => "linear_cross_entropy",
+        }
+    }
+
+    /// The passes that it has.
+    pub fn passes(self) -> &'static [Pass] {
+        use Pass::{Backward, DoubleBackward, Forward, Jvp, Step};
+        match self {
+            Algorithm::Attention | Algorithm::AttentionLse => {
+                &[Forward, Backward, DoubleBackward, Jvp]
+            }
+            Algorithm::LinearAttention => &[Forward, Backward, DoubleBackward, Step],
+            Algorithm::LazyAttention | Algorithm::LinearCrossEntropy => {
+                &[Forward, Backward, DoubleBackward]
+            }
         }
     }
 }
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 4] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
+    pub const ALL: [Pass; 5] =
+        [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp, Pass::Step];
 
     /// Its name: in Rust, in files and on the command line.
     pub fn name(self) -> &'static str {
@@ -50,6 +85,7 @@ impl Pass {
             Pass::Backward => "backward",
             Pass::DoubleBackward => "double_backward",
             Pass::Jvp => "jvp",
+            Pass::Step => "step",
         }
     }
 }
@@ -87,6 +123,12 @@ pub enum Problem {
     Attention(Attention),
     /// The log-sum-exp of attention scores.
     AttentionLse(AttentionLse),
+    /// Linear attention with decay.
+    LinearAttention(LinearAttention),
+    /// Lazy attention.
+    LazyAttention(LazyAttention),
+    /// Linear cross-entropy.
+    LinearCrossEntropy(LinearCrossEntropy),
 }
 
 impl Problem {
@@ -95,14 +137,21 @@ impl Problem {
         match self {
             Problem::Attention(_) => Algorithm::Attention,
             Problem::AttentionLse(_) => Algorithm::AttentionLse,
+            Problem::LinearAttention(_) => Algorithm::LinearAttention,
+            Problem::LazyAttention(_) => Algorithm::LazyAttention,
+            Problem::LinearCrossEntropy(_) => Algorithm::LinearCrossEntropy,
         }
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order.
+    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
+    /// algorithm does not have the pass.
     pub fn operands(&self, pass: Pass) -> Vec<Operand> {
         match self {
             Problem::Attention(problem) => problem.operands(pass),
             Problem::AttentionLse(problem) => problem.operands(pass),
+            Problem::LinearAttention(problem) => problem.operands(pass),
+            Problem::LazyAttention(problem) => problem.operands(pass),
+            Problem::LinearCrossEntropy(problem) => problem.operands(pass),
         }
     }
 
@@ -111,21 +160,29 @@ impl Problem {
         match self {
             Problem::Attention(problem) => problem.check(),
             Problem::AttentionLse(problem) => problem.check(),
+            Problem::LinearAttention(problem) => problem.check(),
+            Problem::LazyAttention(problem) => problem.check(),
+            Problem::LinearCrossEntropy(problem) => problem.check(),
         }
     }
 
-    /// The scores, which every algorithm so far is built on.
-    pub fn scores(&self) -> &Scores {
+    /// The scores and which of them count, of an algorithm that has them.
+    pub fn scores(&self) -> Option<&Scores> {
         match self {
-            Problem::Attention(problem) => &problem.scores,
-            Problem::AttentionLse(problem) => &problem.scores,
+            Problem::Attention(problem) => Some(&problem.scores),
+            Problem::AttentionLse(problem) => Some(&problem.scores),
+            Problem::LazyAttention(problem) => Some(&problem.scores),
+            Problem::LinearAttention(_) | Problem::LinearCrossEntropy(_) => None,
         }
     }
 
-    fn scores_mut(&mut self) -> &mut Scores {
+    /// As [`Problem::scores`], to be changed.
+    pub fn scores_mut(&mut self) -> Option<&mut Scores> {
         match self {
-            Problem::Attention(problem) => &mut problem.scores,
-            Problem::AttentionLse(problem) => &mut problem.scores,
+            Problem::Attention(problem) => Some(&mut problem.scores),
+            Problem::AttentionLse(problem) => Some(&mut problem.scores),
+            Problem::LazyAttention(problem) => Some(&mut problem.scores),
+            Problem::LinearAttention(_) | Problem::LinearCrossEntropy(_) => None,
         }
     }
 
@@ -137,7 +194,8 @@ impl Problem {
         mut flags: impl FnMut(&str) -> Result<Option<NamedArray<bool>>, Error>,
     ) -> Result<(), Error> {
         let mut result = Ok(());
-        self.scores_mut().mask.visit_mut(&mut |mask| {
+        let Some(scores) = self.scores_mut() else { return result };
+        scores.mask.visit_mut(&mut |mask| {
             let bound = match mask {
                 Mask::Segments { query, key } => {
                     rebind(query, &mut ids).and_then(|()| rebind(key, &mut ids))
@@ -155,7 +213,8 @@ impl Problem {
     /// The names and shapes of the arrays that the mask holds, in the order of the tree.
     pub fn arrays(&self) -> Vec<(String, Vec<usize>)> {
         let mut names = Vec::new();
-        self.scores().mask.clone().visit_mut(&mut |mask| match mask {
+        let Some(scores) = self.scores() else { return names };
+        scores.mask.clone().visit_mut(&mut |mask| match mask {
             Mask::Segments { query, key } => {
                 names.push((query.name.clone(), query.shape.clone()));
                 names.push((key.name.clone(), key.shape.clone()));
@@ -183,14 +242,13 @@ fn rebind<T>(
     Ok(())
 }
 
-impl From<Attention> for Problem {
-    fn from(problem: Attention) -> Self {
-        Problem::Attention(problem)
-    }
+macro_rules! into_problem {
+    ($($problem:ident)*) => {
+        $(impl From<$problem> for Problem {
+            fn from(problem: $problem) -> Self {
+                Problem::$problem(problem)
+            }
+        })*
+    };
 }
-
-impl From<AttentionLse> for Problem {
-    fn from(problem: AttentionLse) -> Self {
-        Problem::AttentionLse(problem)
-    }
-}
+into_problem!(Attention AttentionLse LinearAttention LazyAttention LinearCrossEntropy);

@@ -105,7 +105,12 @@ impl Sequences {
     }
 }
 
-fn check_lengths(name: &str, lengths: &[usize], batch: usize, rows: usize) -> Result<(), Error> {
+pub(crate) fn check_lengths(
+    name: &str,
+    lengths: &[usize],
+    batch: usize,
+    rows: usize,
+) -> Result<(), Error> {
     if lengths.len() != batch {
         return Err(Error::value(
             name,
@@ -119,7 +124,7 @@ fn check_lengths(name: &str, lengths: &[usize], batch: usize, rows: usize) -> Re
     }
 }
 
-fn check_offsets(name: &str, offsets: &[usize], rows: usize) -> Result<(), Error> {
+pub(crate) fn check_offsets(name: &str, offsets: &[usize], rows: usize) -> Result<(), Error> {
     if offsets.first() != Some(&0) {
         return Err(Error::value(
             name,

@@ -30,9 +30,8 @@ fn unbound(mut problem: Problem) -> Problem {
         Mask::Array(array) => *array = NamedArray::unbound(array.name.clone()),
         _ => {}
     };
-    match &mut problem {
-        Problem::Attention(p) => p.scores.mask.visit_mut(&mut { strip }),
-        Problem::AttentionLse(p) => p.scores.mask.visit_mut(&mut { strip }),
+    if let Some(scores) = problem.scores_mut() {
+        scores.mask.visit_mut(&mut { strip });
     }
     problem
 }
@@ -95,7 +94,7 @@ fn with(key: &str, value: Value) -> Value {
 }
 
 fn mask(value: Value) -> Mask {
-    parse(with("mask", value)).expect("a mask").scores().mask.clone()
+    parse(with("mask", value)).expect("a mask").scores().expect("scores").mask.clone()
 }
 
 #[test]

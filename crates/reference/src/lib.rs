@@ -30,6 +30,9 @@
 pub mod attention;
 pub mod attention_lse;
 mod heads;
+pub mod lazy_attention;
+pub mod linear_attention;
+pub mod linear_cross_entropy;
 pub mod scalar;
 mod scores;
 mod tensor;

@@ -1,0 +1,156 @@
+//! Lazy attention: Elastic-Softmax with a learned bias by distance.
+
+use crate::{Align, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequences};
+
+/// A learned bias for each distance d = i′ − j in [0, width); a key farther away, or ahead of the
+/// query, gets none. It never hides a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct DistanceBias {
+    /// W: distances with a bias, at least 1.
+    pub width: usize,
+    /// From where distances are counted: i′ = i + m − n (bottom right), or i′ = i (top left).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub align: Align,
+}
+
+/// o = Σ_j max(P_ij + τ_h/n_i, 0) v_j: [`docs::lazy_attention`](crate::docs::lazy_attention).
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(
+    feature = "serde",
+    serde(into = "crate::file::LazyAttentionFile", from = "crate::file::LazyAttentionFile")
+)]
+pub struct LazyAttention {
+    /// The scores and which of them count. Softcap, sinks and additive bias are not lazy
+    /// attention's: the check refuses them.
+    pub scores: Scores,
+    /// Whether there is an operand `bias` `[Hq, W]`, and its width.
+    pub bias: Option<DistanceBias>,
+    /// E: elements of a value, at least 1.
+    pub value_dim: usize,
+}
+
+impl LazyAttention {
+    /// Causal lazy attention without a bias, with values as wide as the keys.
+    pub fn new(extents: Extents) -> Self {
+        let mut scores = Scores::new(extents);
+        scores.mask = Mask::causal();
+        LazyAttention { scores, bias: None, value_dim: extents.dim }
+    }
+
+    /// Sets E, the elements of a value.
+    pub fn value_dim(mut self, value_dim: usize) -> Self {
+        self.value_dim = value_dim;
+        self
+    }
+
+    /// Sets σ; without it 1/√D.
+    pub fn softmax_scale(mut self, scale: f64) -> Self {
+        self.scores.softmax_scale = Some(scale);
+        self
+    }
+
+    /// Adds the operand `bias` for distances below `width`, counted from the last query and key.
+    pub fn bias(mut self, width: usize) -> Self {
+        self.bias = Some(DistanceBias { width, align: Align::BottomRight });
+        self
+    }
+
+    /// Sets which pairs count.
+    pub fn mask(mut self, mask: Mask) -> Self {
+        self.scores.mask = mask;
+        self
+    }
+
+    /// Sets which rows belong together.
+    pub fn sequences(mut self, sequences: Sequences) -> Self {
+        self.scores.sequences = sequences;
+        self
+    }
+
+    /// Fails unless every extent and option is in its domain.
+    pub fn check(&self) -> Result<(), Error> {
+        if self.value_dim == 0 {
+            return Err(Error::value("value_dim", "at least 1", self.value_dim));
+        }
+        if self.bias.is_some_and(|bias| bias.width == 0) {
+            return Err(Error::value("bias.width", "at least 1", 0));
+        }
+        let foreign = [
+            ("softcap", self.scores.softcap.is_some()),
+            ("sinks", self.scores.sinks),
+            ("scores.bias", self.scores.bias.is_some()),
+        ];
+        if let Some((name, _)) = foreign.into_iter().find(|(_, set)| *set) {
+            return Err(Error::value(name, "absent from lazy_attention", "set"));
+        }
+        self.scores.check()?;
+        self.operands(Pass::Backward).iter().try_for_each(Operand::check_size)
+    }
+
+    /// The shape of v and of its gradient.
+    pub fn v_shape(&self) -> [usize; 4] {
+        let e = &self.scores.extents;
+        [e.batch, e.key_heads, e.keys, self.value_dim]
+    }
+
+    /// The shape of o and of its cotangent.
+    pub fn o_shape(&self) -> [usize; 4] {
+        let e = &self.scores.extents;
+        [e.batch, e.query_heads, e.queries, self.value_dim]
+    }
+
+    /// The shape of the bias and of its gradient, if there is one.
+    pub fn bias_shape(&self) -> Option<[usize; 2]> {
+        self.bias.map(|bias| [self.scores.extents.query_heads, bias.width])
+    }
+
+    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
+    /// algorithm does not have the pass.
+    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+        use Role::{Cotangent, Input, OptionalCotangent, Output};
+        let (o, rows) = (self.o_shape(), self.scores.row_shape());
+        if matches!(pass, Pass::Jvp | Pass::Step) {
+            return Vec::new();
+        }
+        let mut list = self.inputs(["q", "k", "v", "bias", "tau"], Input);
+        if pass != Pass::Forward {
+            list.push(Operand::storage("dout", &o, Cotangent));
+            list.push(Operand::wide("dlse", &rows, OptionalCotangent));
+        }
+        match pass {
+            Pass::Forward => {
+                list.push(Operand::storage("o", &o, Output));
+                list.push(Operand::wide("lse", &rows, Output));
+            }
+            Pass::Backward => {
+                list.extend(self.inputs(["dq", "dk", "dv", "dbias", "dtau"], Output));
+            }
+            _ => {
+                let cotangents = ["ddq", "ddk", "ddv", "ddbias", "ddtau"];
+                list.extend(self.inputs(cotangents, OptionalCotangent));
+                list.push(Operand::storage("cot_o", &o, OptionalCotangent));
+                list.push(Operand::wide("cot_lse", &rows, OptionalCotangent));
+                list.extend(self.inputs(["gq", "gk", "gv", "gbias", "gtau"], Output));
+                list.push(Operand::storage("gdout", &o, Output));
+                list.push(Operand::wide("gdlse", &rows, Output));
+            }
+        }
+        list
+    }
+
+    /// The inputs, or tensors that belong to them.
+    fn inputs(&self, [q, k, v, bias, tau]: [&'static str; 5], role: Role) -> Vec<Operand> {
+        let mut list = vec![
+            Operand::storage(q, &self.scores.q_shape(), role),
+            Operand::storage(k, &self.scores.k_shape(), role),
+            Operand::storage(v, &self.v_shape(), role),
+        ];
+        list.extend(self.bias_shape().map(|shape| Operand::wide(bias, &shape, role)));
+        list.push(Operand::wide(tau, &[self.scores.extents.query_heads], role));
+        list
+    }
+}

@@ -1,0 +1,333 @@
+//! Linear cross-entropy: the output layer of a language model fused with its loss.
+
+use crate::{Error, Operand, Pass, Role};
+
+/// What becomes of the losses of the tokens.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Reduction {
+    /// One loss per token.
+    None,
+    /// Their sum, divided by Z: the sum of the counted tokens' token weights times the class weights
+    /// of their targets.
+    #[default]
+    Mean,
+    /// Their sum.
+    Sum,
+    /// Their sum, divided by a number that the caller knows.
+    By {
+        /// Z; finite, not 0.
+        normaliser: f64,
+    },
+}
+
+/// What `Mean` returns when there is nothing left to average: no counted token, or Z = 0.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum NothingLeft {
+    /// A loss of 0, with gradients of 0.
+    #[default]
+    Zero,
+    /// A loss of NaN. Ignored tokens still have gradients of 0.
+    Nan,
+    /// An error.
+    Error,
+}
+
+/// What the z-loss of a token is weighted by, beside its token weight.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum LseSquareWeight {
+    /// By nothing: `Mean` divides its sum by the number of counted tokens.
+    #[default]
+    Unweighted,
+    /// By the class weight of the target: `Mean` divides its sum by Z, as that of the loss.
+    ClassWeight,
+}
+
+/// What is returned beside the loss, one number per token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(default, deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct TokenOutputs {
+    /// `lse`: the log-sum-exp of the logits.
+    pub lse: bool,
+    /// `logprob`: the logarithm of the target's probability.
+    pub logprob: bool,
+    /// `entropy`: that of the probabilities, in nats.
+    pub entropy: bool,
+    /// `argmax`: the class with the largest logit, the first of equals.
+    pub argmax: bool,
+}
+
+/// The cross-entropy of targets against logits h·w, which never exist as a whole:
+/// [`docs::linear_cross_entropy`](crate::docs::linear_cross_entropy).
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(deny_unknown_fields))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub struct LinearCrossEntropy {
+    /// T: tokens.
+    pub tokens: usize,
+    /// D: elements of a hidden state and of a row of w, at least 1.
+    pub dim: usize,
+    /// V: classes, at least 1.
+    pub vocab: usize,
+    /// Whether there is an operand `bias` `[V]`.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub bias: bool,
+    /// Whether there is an operand `class_weights` `[V]`.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub class_weights: bool,
+    /// Whether there is an operand `token_weights` `[T]`.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub token_weights: bool,
+    /// Multiplies h·w + bias, before the cap; absent: 1.
+    #[cfg_attr(
+        feature = "serde",
+        serde(default = "crate::file::one", skip_serializing_if = "crate::file::is_one")
+    )]
+    pub logit_scale: f64,
+    /// c: logits become c·tanh(·/c), before the temperature.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub softcap: Option<f64>,
+    /// Divides the logits, last; absent: 1.
+    #[cfg_attr(
+        feature = "serde",
+        serde(default = "crate::file::one", skip_serializing_if = "crate::file::is_one")
+    )]
+    pub temperature: f64,
+    /// The target of tokens that do not count; absent: −100.
+    #[cfg_attr(feature = "serde", serde(default = "ignored", skip_serializing_if = "is_ignored"))]
+    pub ignore_index: i64,
+    /// α in [0, 1]: the part of the target that is spread evenly over all classes.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub label_smoothing: f64,
+    /// ζ: adds ζ·lse² to the loss of each token (z-loss).
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub lse_square_scale: f64,
+    /// What ζ·lse² is weighted by.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub lse_square_weight: LseSquareWeight,
+    /// What becomes of the losses of the tokens.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub reduction: Reduction,
+    /// What `Mean` returns when there is nothing left to average.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub nothing_left: NothingLeft,
+    /// What is returned beside the loss.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    pub outputs: TokenOutputs,
+}
+
+#[cfg(feature = "serde")]
+fn ignored() -> i64 {
+    LinearCrossEntropy::IGNORE_INDEX
+}
+
+#[cfg(feature = "serde")]
+fn is_ignored(value: &i64) -> bool {
+    *value == LinearCrossEntropy::IGNORE_INDEX
+}
+
+impl LinearCrossEntropy {
+    /// The usual target of tokens that do not count.
+    pub const IGNORE_INDEX: i64 = -100;
+
+    /// The mean cross-entropy of T tokens over V classes, without options.
+    pub fn new(tokens: usize, dim: usize, vocab: usize) -> Self {
+        LinearCrossEntropy {
+            tokens,
+            dim,
+            vocab,
+            bias: false,
+            class_weights: false,
+            token_weights: false,
+            logit_scale: 1.0,
+            softcap: None,
+            temperature: 1.0,
+            ignore_index: Self::IGNORE_INDEX,
+            label_smoothing: 0.0,
+            lse_square_scale: 0.0,
+            lse_square_weight: LseSquareWeight::Unweighted,
+            reduction: Reduction::Mean,
+            nothing_left: NothingLeft::Zero,
+            outputs: TokenOutputs::default(),
+        }
+    }
+
+    /// Fails unless every extent and option is in its domain.
+    pub fn check(&self) -> Result<(), Error> {
+        for (name, extent) in [("dim", self.dim), ("vocab", self.vocab)] {
+            if extent == 0 {
+                return Err(Error::value(name, "at least 1", extent));
+            }
+        }
+        if i64::try_from(self.vocab).is_err() {
+            return Err(Error::value("vocab", "a number of classes that i64 counts", self.vocab));
+        }
+        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
+            return Err(Error::value("softcap", "finite and above 0", cap));
+        }
+        if !(self.temperature.is_finite() && self.temperature > 0.0) {
+            return Err(Error::value("temperature", "finite and above 0", self.temperature));
+        }
+        let finite =
+            [("logit_scale", self.logit_scale), ("lse_square_scale", self.lse_square_scale)];
+        if let Some((name, value)) = finite.into_iter().find(|(_, value)| !value.is_finite()) {
+            return Err(Error::value(name, "finite", value));
+        }
+        if !(0.0..=1.0).contains(&self.label_smoothing) {
+            return Err(Error::value("label_smoothing", "in [0, 1]", self.label_smoothing));
+        }
+        if let Reduction::By { normaliser } = self.reduction
+            && !(normaliser.is_finite() && normaliser != 0.0)
+        {
+            return Err(Error::value("reduction.by.normaliser", "finite, not 0", normaliser));
+        }
+        self.operands(Pass::Backward).iter().try_for_each(Operand::check_size)
+    }
+
+    /// The shape of h and of its gradient.
+    pub fn h_shape(&self) -> [usize; 2] {
+        [self.tokens, self.dim]
+    }
+
+    /// The shape of w and of its gradient.
+    pub fn w_shape(&self) -> [usize; 2] {
+        [self.vocab, self.dim]
+    }
+
+    /// The shape of the loss: one number, or one per token where nothing is reduced.
+    pub fn loss_shape(&self) -> Vec<usize> {
+        match self.reduction {
+            Reduction::None => vec![self.tokens],
+            _ => Vec::new(),
+        }
+    }
+
+    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
+    /// algorithm does not have the pass.
+    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+        use Role::{Input, OptionalCotangent, Output};
+        if matches!(pass, Pass::Jvp | Pass::Step) {
+            return Vec::new();
+        }
+        let mut list = self.parameters(["h", "w", "bias"], Input);
+        list.push(Operand::integer("targets", &[self.tokens], Input));
+        let class_weights = || Operand::wide("class_weights", &[self.vocab], Input);
+        list.extend(self.class_weights.then(class_weights));
+        let token_weights = || Operand::wide("token_weights", &[self.tokens], Input);
+        list.extend(self.token_weights.then(token_weights));
+        match pass {
+            Pass::Forward => {
+                list.extend(self.results(["loss", "lse", "logprob", "entropy"], Output));
+                let argmax = || Operand::integer("argmax", &[self.tokens], Output);
+                list.extend(self.outputs.argmax.then(argmax));
+                list.push(Operand::integer("n_valid", &[], Output));
+                list.push(Operand::wide("normaliser", &[], Output));
+            }
+            Pass::Backward => {
+                let cotangents = ["dloss", "dlse", "dlogprob", "dentropy"];
+                list.extend(self.results(cotangents, OptionalCotangent));
+                list.extend(self.parameters(["dh", "dw", "dbias"], Output));
+            }
+            _ => {
+                let cotangents = ["dloss", "dlse", "dlogprob", "dentropy"];
+                list.extend(self.results(cotangents, OptionalCotangent));
+                list.extend(self.parameters(["ddh", "ddw", "ddbias"], OptionalCotangent));
+                let cotangents = ["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"];
+                list.extend(self.results(cotangents, OptionalCotangent));
+                list.extend(self.parameters(["gh", "gw", "gbias"], Output));
+                list.extend(self.results(["gdloss", "gdlse", "gdlogprob", "gdentropy"], Output));
+            }
+        }
+        list
+    }
+
+    /// h, w and bias, or tensors that belong to them.
+    fn parameters(&self, [h, w, bias]: [&'static str; 3], role: Role) -> Vec<Operand> {
+        let mut list = vec![
+            Operand::storage(h, &self.h_shape(), role),
+            Operand::storage(w, &self.w_shape(), role),
+        ];
+        list.extend(self.bias.then(|| Operand::storage(bias, &[self.vocab], role)));
+        list
+    }
+
+    /// The differentiable results that the problem asks for, or tensors that belong to them.
+    fn results(&self, names: [&'static str; 4], role: Role) -> Vec<Operand> {
+        let [loss, lse, logprob, entropy] = names;
+        let mut list = vec![Operand::wide(loss, &self.loss_shape(), role)];
+        let wanted = &self.outputs;
+        for (name, wanted) in
+            [(lse, wanted.lse), (logprob, wanted.logprob), (entropy, wanted.entropy)]
+        {
+            list.extend(wanted.then(|| Operand::wide(name, &[self.tokens], role)));
+        }
+        list
+    }
+}
+
+/// The options, as a chain of calls.
+macro_rules! options {
+    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
+        impl LinearCrossEntropy {
+            $($(#[$doc])*
+            pub fn $name(mut self, $name: $type) -> Self {
+                self.$name = $name.into();
+                self
+            })*
+        }
+    };
+}
+
+options! {
+    /// Multiplies h·w + bias, before the cap.
+    logit_scale: f64,
+    /// Caps the logits: c·tanh(·/c), before the temperature.
+    softcap: f64,
+    /// Divides the logits, last.
+    temperature: f64,
+    /// Sets the target of tokens that do not count.
+    ignore_index: i64,
+    /// Sets α, the part of the target that is spread evenly over all classes.
+    label_smoothing: f64,
+    /// Sets ζ of the z-loss ζ·lse².
+    lse_square_scale: f64,
+    /// Sets what the z-loss is weighted by.
+    lse_square_weight: LseSquareWeight,
+    /// Sets what becomes of the losses of the tokens.
+    reduction: Reduction,
+    /// Sets what `Mean` returns when there is nothing left to average.
+    nothing_left: NothingLeft,
+    /// Sets what is returned beside the loss.
+    outputs: TokenOutputs,
+}
+
+impl LinearCrossEntropy {
+    /// Adds the operand `bias`.
+    pub fn bias(mut self) -> Self {
+        self.bias = true;
+        self
+    }
+
+    /// Adds the operand `class_weights`.
+    pub fn class_weights(mut self) -> Self {
+        self.class_weights = true;
+        self
+    }
+
+    /// Adds the operand `token_weights`.
+    pub fn token_weights(mut self) -> Self {
+        self.token_weights = true;
+        self
+    }
+}

@@ -1,0 +1,2 @@
+#![doc = include_str!("../../../../docs/lazy_attention.md")]
+#![doc = include_str!("../../../../docs/assets/katex.html")]

@@ -1,0 +1,2 @@
+#![doc = include_str!("../../../../docs/linear_cross_entropy.md")]
+#![doc = include_str!("../../../../docs/assets/katex.html")]
