@@ -3,6 +3,7 @@
 use crate::scalar::Real;
 use crate::tensor::Matrix;
 use etalon_problem::Error;
+use ndarray::ArrayView1;
 
 /// The log-decays g_t of one head in one sequence.
 #[derive(Clone, Copy)]
@@ -36,4 +37,10 @@ pub(super) fn check_log_decay<T: Real>(name: &str, index: &[usize], g: T) -> Res
         return Ok(());
     }
     Err(Error::value(format!("{name}{index:?}"), "at most 0", g.to_f64()))
+}
+
+/// Fails unless the log-decay of every head is at most 0.
+pub(super) fn check_g_gamma<T: Real>(g_gamma: &Option<ArrayView1<'_, T>>) -> Result<(), Error> {
+    let mut heads = g_gamma.iter().flatten().enumerate();
+    heads.try_for_each(|(h, &g)| check_log_decay("g_gamma", &[h], g))
 }

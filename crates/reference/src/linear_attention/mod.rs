@@ -18,7 +18,7 @@ pub use step::{StepInputs, StepOutput, step};
 use crate::scalar::Real;
 use crate::tensor::check_operands;
 use etalon_problem::{Error, LinearAttention, Pass};
-use gates::check_log_decay;
+use gates::check_g_gamma;
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What linear attention is computed from.
@@ -144,8 +144,7 @@ impl<T: Real> Inputs<'_, T> {
         ];
         check_operands(&operands, &inputs)?;
         check_operands(&operands, further)?;
-        let decays = self.g_gamma.iter().flatten().enumerate();
-        decays.into_iter().try_for_each(|(h, &g)| check_log_decay("g_gamma", &[h], g))
+        check_g_gamma(&self.g_gamma)
     }
 }
 

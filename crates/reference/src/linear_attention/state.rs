@@ -82,7 +82,7 @@ impl<T: Real> State<T> {
     }
 }
 
-/// The states of a sequence, to be asked for from the last to the first. Only every ⌈√n⌉-th of
+/// The states of a sequence, to be asked for from the last to the first. Only every ⌊√n⌋-th of
 /// them is kept; those between two kept ones are computed again, with the same roundings.
 pub(super) struct States<T, F> {
     advance: F,

@@ -2,7 +2,7 @@
 
 use super::Inputs;
 use super::forward::forward_scaled;
-use super::gates::check_log_decay;
+use super::gates::{check_g_gamma, check_log_decay};
 use crate::scalar::Real;
 use crate::tensor::check_operands;
 use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences};
@@ -59,13 +59,9 @@ pub fn step<T: Real>(
         ..problem.clone()
     };
     let output = forward_scaled(&one, T::from_f64(problem.scale), &inputs)?;
-    let missing = || Error::Missing {
-        operand: "final_state".to_string(),
-        reason: "the forward pass returns it".to_string(),
-    };
     Ok(StepOutput {
         o: output.o.index_axis_move(token, 0),
-        final_state: output.final_state.ok_or_else(missing)?,
+        final_state: output.final_state.expect("the problem asks for it"),
     })
 }
 
@@ -81,9 +77,7 @@ impl<T: Real> StepInputs<'_, T> {
             ("initial_state", Some(self.initial_state.shape())),
         ];
         check_operands(&problem.operands(Pass::Step), &given)?;
-        for (h, &g) in self.g_gamma.iter().flatten().enumerate() {
-            check_log_decay("g_gamma", &[h], g)?;
-        }
+        check_g_gamma(&self.g_gamma)?;
         for ((b, h), &g) in self.g.iter().flat_map(|g| g.indexed_iter()) {
             check_log_decay("g", &[b, h], g)?;
         }
