@@ -30,7 +30,7 @@ pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::LinearAttention,
         formula: "H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t",
-        judged: &[],
+        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward],
     },
     Entry {
         algorithm: Algorithm::LazyAttention,
@@ -43,6 +43,13 @@ pub const ALL: &[Entry] = &[
         judged: &[],
     },
 ];
+
+/// The pass that reads the operands of every judged pass.
+pub fn widest(algorithm: Algorithm) -> Pass {
+    let twice = |entry: &&Entry| entry.judged.contains(&Pass::DoubleBackward);
+    let of = ALL.iter().filter(twice).any(|entry| entry.algorithm == algorithm);
+    if of { Pass::DoubleBackward } else { Pass::Backward }
+}
 
 #[cfg(test)]
 mod tests {

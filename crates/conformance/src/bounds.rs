@@ -65,8 +65,8 @@ pub fn bounds(
 ) -> Result<Bounds, Error> {
     let forward = oracle::exact(problem, Pass::Forward, inputs)?;
     let outputs = match pass {
-        Pass::Backward => oracle::exact(problem, pass, inputs)?,
-        _ => forward.clone(),
+        Pass::Forward => forward.clone(),
+        _ => oracle::exact(problem, pass, inputs)?,
     };
     let inputs = values(problem, pass, inputs)?;
     from_reference(problem, pass, dtype, profile, &inputs, &forward, outputs)

@@ -224,10 +224,10 @@ impl Spec {
         each!(&self.point, point => point.few_words())
     }
 
-    /// The case of this point: its problem, and the inputs of the forward and backward pass.
+    /// The case of this point: its problem, and the inputs of every judged pass.
     pub fn build(&self) -> Case {
         let problem = self.problem();
-        let inputs = self.tensors(&problem, Pass::Backward);
+        let inputs = self.tensors(&problem, crate::algorithms::widest(self.algorithm));
         Case { name: self.to_string(), spec: *self, dtype: self.dtype, problem, inputs }
     }
 }
@@ -243,7 +243,7 @@ pub struct Case {
     pub problem: Problem,
     /// The storage type.
     pub dtype: Dtype,
-    /// The inputs and cotangents of the forward and backward pass.
+    /// The inputs and cotangents of every judged pass.
     pub inputs: Tensors,
 }
 

@@ -85,8 +85,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
 }
 
 /// Algorithms that these tiers do not know yet.
-const NOT_YET: &[Algorithm] =
-    &[Algorithm::LinearAttention, Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
+const NOT_YET: &[Algorithm] = &[Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
 
 fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     if NOT_YET.contains(&algorithm) {
@@ -133,20 +132,27 @@ fn outputs<T: Real>(request: &Request<'_>) -> Result<Values, Error> {
     let inputs = values(request.problem, request.pass, request.inputs)?;
     let inputs: Arrays<T> =
         inputs.into_iter().map(|(name, values)| (name, values.mapv(T::from_f64))).collect();
-    let outputs = match request.problem {
-        Problem::Attention(problem) => attention::pass(problem, request.pass, &inputs),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, request.pass, &inputs),
-        Problem::LinearAttention(problem) => linear_attention::pass(problem, request.pass, &inputs),
-        Problem::LazyAttention(problem) => lazy_attention::pass(problem, request.pass, &inputs),
-        Problem::LinearCrossEntropy(problem) => {
-            linear_cross_entropy::pass(problem, request.pass, &inputs)
-        }
-    }?;
+    let outputs = in_arithmetic(request.problem, request.pass, &inputs)?;
     Ok(outputs.into_iter().map(|(name, values)| (name, values.mapv(Real::to_f64))).collect())
 }
 
+/// The outputs of a pass of the reference in the arithmetic of T.
+pub(crate) fn in_arithmetic<T: Real>(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Arrays<T>,
+) -> Result<Arrays<T>, Error> {
+    match problem {
+        Problem::Attention(problem) => attention::pass(problem, pass, inputs),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
+        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, inputs),
+        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, inputs),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, inputs),
+    }
+}
+
 /// Arrays by name.
-type Arrays<T> = BTreeMap<String, ArrayD<T>>;
+pub(crate) type Arrays<T> = BTreeMap<String, ArrayD<T>>;
 
 /// Outputs by name; an absent one belongs to an option that is not set.
 fn named<T, const N: usize>(outputs: [(&str, Option<ArrayD<T>>); N]) -> Arrays<T> {
