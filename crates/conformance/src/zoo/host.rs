@@ -102,7 +102,7 @@ impl Host {
 }
 
 /// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+pub(super) const WITH_HOST: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearAttention];
 
 /// The error of a request for an algorithm that it does not compute.
 pub(super) fn no_host(algorithm: Algorithm) -> Error {
@@ -132,9 +132,10 @@ impl Tier for Host {
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         match (pass, dtype) {
             _ if !self.of().contains(&algorithm) => Err("it speaks of another algorithm".into()),
-            (Pass::DoubleBackward | Pass::Jvp | Pass::Step, _) => {
-                Err("the host has first order only".into())
+            (Pass::Step, _) if !algorithm.passes().contains(&pass) => {
+                Err("the algorithm has no such pass".into())
             }
+            (Pass::DoubleBackward | Pass::Jvp, _) => Err("the host has first order only".into()),
             (_, Dtype::F64) => Err("the host sums in f32".into()),
             _ => Ok(()),
         }
