@@ -169,7 +169,13 @@ impl Head<'_> {
     }
 
     /// (R25)–(R27) of what the state after the chunk is read for.
-    fn from_state(&self, chunk: &Range<usize>, state: &Array2<f32>, d: &Array2<f32>, y: &mut Gradients) {
+    fn from_state(
+        &self,
+        chunk: &Range<usize>,
+        state: &Array2<f32>,
+        d: &Array2<f32>,
+        y: &mut Gradients,
+    ) {
         let (dim, width, last) = (self.dim(), self.width(), chunk.end - 1);
         let mut from = vec![0.0; chunk.len()];
         for j in chunk.clone() {
@@ -186,9 +192,9 @@ impl Head<'_> {
                 y.dv[[self.s.batch, self.h, self.s.start + j, e]] += omega * read;
             }
         }
-        let through = self.state(chunk.start, last).map_or(0.0, |alpha| {
-            alpha * state.iter().zip(d).map(|(x, y)| x * y).sum::<f32>()
-        });
+        let through = self
+            .state(chunk.start, last)
+            .map_or(0.0, |alpha| alpha * state.iter().zip(d).map(|(x, y)| x * y).sum::<f32>());
         self.gates(chunk.start, last, through, &from, y);
     }
 
