@@ -13,19 +13,19 @@ pub struct Entry {
     pub judged: &'static [Pass],
 }
 
-const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+const SECOND_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
 
 /// Every algorithm.
 pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::Attention,
         formula: "o = softmax(S) v and lse, with S = c·tanh(σ q·k / c) + bias",
-        judged: FIRST_ORDER,
+        judged: SECOND_ORDER,
     },
     Entry {
         algorithm: Algorithm::AttentionLse,
         formula: "lse = ln Σ exp S, without values",
-        judged: FIRST_ORDER,
+        judged: SECOND_ORDER,
     },
     Entry {
         algorithm: Algorithm::LinearAttention,

@@ -130,6 +130,8 @@ mutants! {
     Unwritten, "unwritten", "empty_rows", "linkedin/Liger-Kernel@4a1677b8";
     /// The order of the sums over a group changes from run to run.
     Race, "race", "determinism", "facebookresearch/xformers#1392";
+    /// The second derivative takes the weights of the forward pass for constants.
+    ConstantWeights, "constant-weights", "bound", "";
 
     [LINEAR_ATTENTION]
 

@@ -157,7 +157,10 @@ impl Job {
             out.dbias.shared_row_mut(batch, h, i_at)[j_at] += d_score;
         }
         let ds = self.scale() * score.slope * d_score;
-        let (q, k) = (self.q.row(batch, h, i_at), self.k.row(batch, key_head, j_at));
+        let (q, k) = match &self.direction {
+            Some([ddq, ddk]) => (ddq.row(batch, h, i_at), ddk.row(batch, key_head, j_at)),
+            None => (self.q.row(batch, h, i_at), self.k.row(batch, key_head, j_at)),
+        };
         partial.iter_mut().zip(k).for_each(|(dq, k)| *dq += ds * k);
         let dk = written(out.dk.row_mut(batch, key_head, j_at));
         dk.iter_mut().zip(q).for_each(|(dk, q)| *dk += ds * q);
