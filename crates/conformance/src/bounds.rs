@@ -1,5 +1,5 @@
 //! Gate G1's bounds: how far a result may lie from the exact one, proven for every element from
-//! the inputs and a declared profile. The derivation, with the numbers (N1) to (N20) that the
+//! the inputs and a declared profile. The derivation, with the numbers (N1) to (N84) that the
 //! comments here use, is `docs/numerics.md`.
 //!
 //! The cost is that of about three forward passes; heads run in parallel. The work shares nothing
