@@ -13,24 +13,24 @@ pub struct Entry {
     pub judged: &'static [Pass],
 }
 
-const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+const SECOND_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
 
 /// Every algorithm.
 pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::Attention,
         formula: "o = softmax(S) v and lse, with S = c·tanh(σ q·k / c) + bias",
-        judged: FIRST_ORDER,
+        judged: SECOND_ORDER,
     },
     Entry {
         algorithm: Algorithm::AttentionLse,
         formula: "lse = ln Σ exp S, without values",
-        judged: FIRST_ORDER,
+        judged: SECOND_ORDER,
     },
     Entry {
         algorithm: Algorithm::LinearAttention,
         formula: "H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t",
-        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward],
+        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step],
     },
     Entry {
         algorithm: Algorithm::LazyAttention,
@@ -43,13 +43,6 @@ pub const ALL: &[Entry] = &[
         judged: &[],
     },
 ];
-
-/// The pass that reads the operands of every judged pass.
-pub fn widest(algorithm: Algorithm) -> Pass {
-    let twice = |entry: &&Entry| entry.judged.contains(&Pass::DoubleBackward);
-    let of = ALL.iter().filter(twice).any(|entry| entry.algorithm == algorithm);
-    if of { Pass::DoubleBackward } else { Pass::Backward }
-}
 
 #[cfg(test)]
 mod tests {

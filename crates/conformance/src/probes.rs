@@ -10,7 +10,7 @@ mod edge;
 
 use crate::cases::Case;
 use crate::laws::select::with_scores;
-use crate::laws::{ATTENTION, Kind, Law};
+use crate::laws::{ATTENTION, FIRST_ORDER, Kind, Law};
 use crate::tensor::{Tensor, Tensors};
 use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores};
 use ndarray::{ArrayD, IxDyn};
@@ -21,6 +21,7 @@ pub(crate) const LAWS: &[Law] = &[
         statement: "With one-hot weights both edges of every row come out to the last bit.",
         kind: Kind::Probe,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|s| s.extents.dim >= 2 || s.extents.keys <= 256)
         },
@@ -31,6 +32,7 @@ pub(crate) const LAWS: &[Law] = &[
         statement: "With equal scores every row counts its visible keys, tile by tile.",
         kind: Kind::Probe,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Forward,
         check: count::check,
     },
@@ -39,6 +41,7 @@ pub(crate) const LAWS: &[Law] = &[
         statement: "With weights 2^−m and integer upstreams the gradients are exact fractions.",
         kind: Kind::Probe,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Backward,
         check: dyadic::check,
     },

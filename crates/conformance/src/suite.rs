@@ -90,11 +90,13 @@ fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
     for entry in entries(options) {
-        for (tier, &pass) in options
-            .tiers
-            .iter()
-            .flat_map(|tier| entry.algorithm.passes().iter().map(move |pass| (tier, pass)))
+        let passes = entry.algorithm.passes();
+        for (tier, &pass) in
+            options.tiers.iter().flat_map(|tier| passes.iter().map(move |pass| (tier, pass)))
         {
+            if !tier.is_meant_for(entry.algorithm, pass) {
+                continue;
+            }
             for &dtype in crate::cases::storage(entry.algorithm) {
                 let offer = tier.offers(entry.algorithm, pass, dtype);
                 let verdict = match offer {

@@ -66,7 +66,8 @@ struct Chains<'a> {
 impl<'a> Chains<'a> {
     fn new(problem: &LinearAttention, asked: &Asked<'a>) -> Self {
         let (e, model) = (&problem.extents, asked.model);
-        let tokens = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
+        let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
+        let tokens = if asked.pass == Pass::Step { 1 } else { longest };
         let (group, dim, width) = (problem.group().max(1), e.dim, problem.value_dim);
         let twice = if asked.pass == Pass::DoubleBackward { 2 } else { 1 };
         let plain = twice * ((group + 1) * tokens + dim + width + 12);

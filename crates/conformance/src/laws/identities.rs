@@ -3,7 +3,7 @@
 
 use super::values::larger;
 use super::visible::Visible;
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial};
+use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::Tensors;
@@ -17,6 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without sinks Σ_j dv_j = Σ_i dout_i over the rows that see something.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             let sinks = case.problem.scores().is_some_and(|scores| scores.sinks);
             pass == Pass::Backward && has_v(case) && !sinks
@@ -28,6 +29,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && case.problem.scores().is_some_and(|s| !s.sinks && s.softcap.is_none())
@@ -39,6 +41,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "⟨dq, q⟩ = ⟨dk, k⟩ for every key head.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Backward,
         check: euler_qk,
     },
@@ -47,6 +50,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "⟨dv, v⟩ = ⟨dout, o⟩ for every key head.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| pass == Pass::Backward && has_v(case),
         check: euler_vo,
     },
@@ -55,6 +59,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without sinks the row sums of dbias are dlse.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && case.problem.scores().is_some_and(|scores| {
@@ -72,7 +77,7 @@ fn has_v(case: &Case) -> bool {
 
 /// A sum with the rounding that the outputs in it may carry.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sum {
+pub(super) struct Sum {
     value: f64,
     slack: f64,
 }
@@ -80,13 +85,13 @@ struct Sum {
 impl Sum {
     /// Adds `x · factor`, where x errs by `bound`. The f64 additions here cost 2⁻⁵³ of each term
     /// and each partial sum: 2⁻⁴⁰ covers 4096 of them.
-    fn add(&mut self, x: f64, factor: f64, bound: f64) {
+    pub(super) fn add(&mut self, x: f64, factor: f64, bound: f64) {
         self.value += x * factor;
         self.slack += bound * factor.abs() + (x * factor).abs() * 0.5f64.powi(40);
     }
 }
 
-fn equal(what: &str, left: Sum, right: Sum) -> Judgement {
+pub(super) fn equal(what: &str, left: Sum, right: Sum) -> Judgement {
     let slack = left.slack + right.slack;
     let distance = (left.value - right.value).abs();
     if distance == 0.0 || slack == f64::INFINITY {

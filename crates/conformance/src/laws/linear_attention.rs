@@ -6,7 +6,7 @@ mod parts;
 mod probe;
 mod sight;
 
-use super::{Flaw, Judgement, Kind, LINEAR_ATTENTION, Law, Trial};
+use super::{FIRST_ORDER, Flaw, Judgement, Kind, LINEAR_ATTENTION, Law, Trial};
 use crate::cases::Case;
 use crate::tier::Hints;
 use etalon_problem::{Decay, Error, LinearAttention, Pass, Problem, TokenSequences};
@@ -17,7 +17,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "With whole numbers and decays of 1 and 0 every result is exact to the last bit.",
         kind: Kind::Probe,
         of: LINEAR_ATTENTION,
-        applies: |_, pass| pass != Pass::DoubleBackward,
+        passes: FIRST_ORDER,
+        applies: |_, _| true,
         check: probe::integers,
     },
     Law {
@@ -25,7 +26,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "⟨dq, q⟩ = σ dσ = ⟨dout, o⟩.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |_, pass| pass == Pass::Backward,
+        passes: &[Pass::Backward],
+        applies: |_, _| true,
         check: identities::euler_of_outputs,
     },
     Law {
@@ -33,7 +35,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "⟨dk, k⟩ and ⟨dv, v⟩, with ⟨dH_0, H_0⟩, are ⟨dout, o⟩ + ⟨dH_n, H_n⟩.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |_, pass| pass == Pass::Backward,
+        passes: &[Pass::Backward],
+        applies: |_, _| true,
         check: identities::euler_of_states,
     },
     Law {
@@ -41,7 +44,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "dg_t is what came in before token t and leaves at it or later, (R10).",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| pass == Pass::Backward && decays(case, Decay::PerToken),
+        passes: &[Pass::Backward],
+        applies: |case, _| decays(case, Decay::PerToken),
         check: identities::gradient_of_gates,
     },
     Law {
@@ -49,15 +53,17 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Twice v and H_0 is twice o and H_n; twice dout and dH_n twice every gradient.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| pass != Pass::DoubleBackward && forms::normal_range(case),
+        passes: FIRST_ORDER,
+        applies: |case, _| forms::normal_range(case),
         check: forms::doubling,
     },
     Law {
         name: "scale_and_queries",
-        statement: "Twice σ with half of q changes nothing but dq, which doubles, and dσ, which halves.",
+        statement: "Half of σ with twice q changes nothing but dq, which halves, and dσ, which doubles.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| pass != Pass::DoubleBackward && forms::normal_range(case),
+        passes: FIRST_ORDER,
+        applies: |case, _| forms::normal_range(case),
         check: forms::scale_and_queries,
     },
     Law {
@@ -65,7 +71,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A decay per head is the same decay at every token; none is one of 1.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| pass != Pass::DoubleBackward && !decays(case, Decay::PerToken),
+        passes: FIRST_ORDER,
+        applies: |case, _| !decays(case, Decay::PerToken),
         check: forms::constant_gates,
     },
     Law {
@@ -73,9 +80,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A state shared by a group gives what a copy for every query head gives.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
-            pass != Pass::DoubleBackward && linear(case).is_ok_and(|x| x.group() > 1)
-        },
+        passes: FIRST_ORDER,
+        applies: |case, _| linear(case).is_ok_and(|x| x.group() > 1),
         check: forms::shared_states,
     },
     Law {
@@ -83,10 +89,9 @@ pub(super) const LAWS: &[Law] = &[
         statement: "The first tokens, and then the others from their final state, are the whole.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
-            pass != Pass::DoubleBackward
-                && linear(case)
-                    .is_ok_and(|x| x.sequences == TokenSequences::Dense && x.extents.tokens > 1)
+        passes: FIRST_ORDER,
+        applies: |case, _| {
+            linear(case).is_ok_and(|x| x.sequences == TokenSequences::Dense && x.extents.tokens > 1)
         },
         check: forms::two_halves,
     },
@@ -95,11 +100,11 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Steps, each from the state of the one before, are the forward pass.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
-            pass == Pass::Forward
-                && linear(case).is_ok_and(|x| {
-                    x.sequences == TokenSequences::Dense && (1..=33).contains(&x.extents.tokens)
-                })
+        passes: &[Pass::Forward],
+        applies: |case, _| {
+            linear(case).is_ok_and(|x| {
+                x.sequences == TokenSequences::Dense && (1..=33).contains(&x.extents.tokens)
+            })
         },
         check: forms::token_by_token,
     },
@@ -108,6 +113,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A sequence without tokens hands its state on, and its gradient back, as it is.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case, pass| {
             let empty = |x: &LinearAttention| x.list_sequences().iter().any(|s| s.tokens == 0);
             let states = |x: &LinearAttention| match pass {
@@ -124,9 +130,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN in tokens of no sequence changes nothing, and results there are 0.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
-            pass != Pass::DoubleBackward && linear(case).is_ok_and(|x| sight::padded(x) > 0)
-        },
+        passes: FIRST_ORDER,
+        applies: |case, _| linear(case).is_ok_and(|x| sight::padded(x) > 0),
         check: sight::padded_tokens,
     },
     Law {
@@ -134,7 +139,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN later than a token does not reach o or dq, nor NaN before it dk or dv.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| pass != Pass::DoubleBackward && longest(case) > 1,
+        passes: FIRST_ORDER,
+        applies: |case, _| longest(case) > 1,
         check: sight::later_tokens,
     },
     Law {
@@ -142,9 +148,10 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN in a key reaches o at its token and at every later one up to a reset.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
+        passes: &[Pass::Forward],
+        applies: |case, _| {
             let heads = linear(case).is_ok_and(|x| x.extents.query_heads > 0);
-            pass == Pass::Forward && heads && longest(case) > 0
+            heads && longest(case) > 0
         },
         check: sight::seen_tokens,
     },
@@ -153,9 +160,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Nothing passes a log-decay of −∞, in either direction, be it NaN.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
-            pass != Pass::DoubleBackward && decays(case, Decay::PerToken) && longest(case) > 1
-        },
+        passes: FIRST_ORDER,
+        applies: |case, _| decays(case, Decay::PerToken) && longest(case) > 1,
         check: sight::resets,
     },
     Law {
@@ -163,7 +169,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A key head of one sequence gives the same bits alone as beside others.",
         kind: Kind::Contract,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| pass != Pass::DoubleBackward && longest(case) > 0,
+        passes: FIRST_ORDER,
+        applies: |case, _| longest(case) > 0,
         check: parts::alone,
     },
     Law {
@@ -171,9 +178,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A log-decay that is positive or NaN is an error, not a result.",
         kind: Kind::Contract,
         of: LINEAR_ATTENTION,
-        applies: |case, pass| {
-            pass != Pass::DoubleBackward && !decays(case, Decay::None) && longest(case) > 0
-        },
+        passes: FIRST_ORDER,
+        applies: |case, _| !decays(case, Decay::None) && longest(case) > 0,
         check: growth_is_refused,
     },
 ];

@@ -130,6 +130,14 @@ mutants! {
     Unwritten, "unwritten", "empty_rows", "linkedin/Liger-Kernel@4a1677b8";
     /// The order of the sums over a group changes from run to run.
     Race, "race", "determinism", "facebookresearch/xformers#1392";
+    /// The backward pass multiplies dS by q and k, but not by the scale.
+    GradientsUnscaled, "gradients-unscaled", "bound", "";
+    /// A row that sees nothing in its first tile subtracts −∞ from −∞.
+    EmptyTileIsNan, "empty-tile-is-nan", "bound", "";
+    /// The sink's weights are rounded to bf16 before their gradient is summed.
+    SinkTermsInBf16, "sink-terms-in-bf16", "bound", "";
+    /// The second derivative takes the weights of the forward pass for constants.
+    ConstantWeights, "constant-weights", "bound", "";
 
     [LINEAR_ATTENTION]
     /// The state takes in a chunk before the chunk's outputs are read from it.

@@ -40,15 +40,15 @@ pub(super) fn doubling(trial: &Trial<'_>) -> Judgement {
 
 pub(super) fn scale_and_queries(trial: &Trial<'_>) -> Judgement {
     let problem = linear(trial.case)?;
-    let halved = times(&trial.case.inputs, &["q"], 0.5)?;
-    let problem = problem.clone().scale(2.0 * problem.scale);
-    let outputs = trial.ask(&problem.into(), &halved, Hints::default())?;
+    let doubled = times(&trial.case.inputs, &["q"], 2.0)?;
+    let problem = problem.clone().scale(0.5 * problem.scale);
+    let outputs = trial.ask(&problem.into(), &doubled, Hints::default())?;
     let factor = |name: &str| match name {
-        "dq" => 2.0,
-        "dscale" => 0.5,
+        "dq" => 0.5,
+        "dscale" => 2.0,
         _ => 1.0,
     };
-    scaled(trial, &outputs, factor, "2 σ, q/2")?;
+    scaled(trial, &outputs, factor, "σ/2, 2 q")?;
     Ok(None)
 }
 
