@@ -30,7 +30,7 @@ pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::LinearAttention,
         formula: "H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t",
-        judged: &[],
+        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step],
     },
     Entry {
         algorithm: Algorithm::LazyAttention,

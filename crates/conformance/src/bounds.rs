@@ -65,7 +65,10 @@ pub fn bounds(
     profile: &Profile,
     inputs: &Tensors,
 ) -> Result<Bounds, Error> {
-    let forward = oracle::exact(problem, Pass::Forward, inputs)?;
+    let forward = match pass {
+        Pass::Step => Values::new(), // its operands are not those of a forward pass
+        _ => oracle::exact(problem, Pass::Forward, inputs)?,
+    };
     let outputs = match pass {
         Pass::Forward => forward.clone(),
         _ => oracle::exact(problem, pass, inputs)?,

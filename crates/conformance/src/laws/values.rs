@@ -121,7 +121,7 @@ pub(super) fn sum_groups(values: &ArrayD<f64>, group: usize) -> ArrayD<f64> {
 }
 
 /// The inputs with some of them multiplied.
-fn times(inputs: &Tensors, names: &[&str], factor: f64) -> Result<Tensors, Error> {
+pub(super) fn times(inputs: &Tensors, names: &[&str], factor: f64) -> Result<Tensors, Error> {
     let mut changed = inputs.clone();
     for name in names {
         if let Some(tensor) = inputs.get(*name) {
@@ -137,7 +137,7 @@ const UNDERFLOW: f64 = 7.888_609_052_210_118e-31; // 2⁻¹⁰⁰
 
 /// Fails unless every output is the clean one times `factor(name)`. Where something underflows or
 /// overflows on the way the product itself rounds: such elements are exempt.
-fn scaled(
+pub(super) fn scaled(
     trial: &Trial<'_>,
     outputs: &Tensors,
     factor: impl Fn(&str) -> f64,

@@ -93,8 +93,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
 }
 
 /// Algorithms that these tiers do not know yet.
-const NOT_YET: &[Algorithm] =
-    &[Algorithm::LinearAttention, Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
+const NOT_YET: &[Algorithm] = &[Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
 
 fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     if NOT_YET.contains(&algorithm) {
@@ -150,18 +149,26 @@ pub(crate) fn reference_in<T: Real>(
     inputs: &Values,
 ) -> Result<Arrays<T>, Error> {
     let wide = |(name, values): (&String, &ArrayD<f64>)| (name.clone(), values.mapv(T::from_f64));
-    let inputs: Arrays<T> = inputs.iter().map(wide).collect();
+    in_arithmetic(problem, pass, &inputs.iter().map(wide).collect())
+}
+
+/// As [`reference_in`], with inputs of that arithmetic.
+pub(crate) fn in_arithmetic<T: Real>(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Arrays<T>,
+) -> Result<Arrays<T>, Error> {
     match problem {
-        Problem::Attention(problem) => attention::pass(problem, pass, &inputs),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &inputs),
-        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, &inputs),
-        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, &inputs),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &inputs),
+        Problem::Attention(problem) => attention::pass(problem, pass, inputs),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
+        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, inputs),
+        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, inputs),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, inputs),
     }
 }
 
 /// Arrays by name.
-type Arrays<T> = BTreeMap<String, ArrayD<T>>;
+pub(crate) type Arrays<T> = BTreeMap<String, ArrayD<T>>;
 
 /// Outputs by name; an absent one belongs to an option that is not set.
 fn named<T, const N: usize>(outputs: [(&str, Option<ArrayD<T>>); N]) -> Arrays<T> {

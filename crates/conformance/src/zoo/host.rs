@@ -108,7 +108,8 @@ impl Host {
 }
 
 /// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+pub(super) const WITH_HOST: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearAttention];
 
 /// The error of a request for an algorithm that it does not compute.
 pub(super) fn no_host(algorithm: Algorithm) -> Error {
@@ -141,7 +142,9 @@ impl Tier for Host {
             (Pass::DoubleBackward | Pass::Jvp, _) if !self.has_second_order(algorithm) => {
                 Err("the host has the first order only".into())
             }
-            (Pass::Step, _) => Err("the host takes no steps".into()),
+            (Pass::Step, _) if !algorithm.passes().contains(&pass) => {
+                Err("the algorithm has no steps".into())
+            }
             (_, Dtype::F64) => Err("the host sums in f32".into()),
             _ => Ok(()),
         }
