@@ -44,6 +44,11 @@ pub const ALL: &[Entry] = &[
     },
 ];
 
+/// The passes of an algorithm that have proven bounds.
+pub fn judged(algorithm: Algorithm) -> &'static [Pass] {
+    ALL.iter().find(|entry| entry.algorithm == algorithm).map_or(&[], |entry| entry.judged)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -26,6 +26,7 @@ pub(crate) mod visible;
 
 pub use trial::{Exact, Trial};
 
+use crate::algorithms::judged;
 use crate::cases::Case;
 use crate::report::Verdict;
 use crate::tiers::Refusal;
@@ -126,10 +127,11 @@ pub(crate) const LAZY_ATTENTION: &[Algorithm] = &[Algorithm::LazyAttention];
 pub(crate) const LINEAR_CROSS_ENTROPY: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
 
 impl Law {
-    /// Whether it says anything about this pass of this case.
+    /// Whether it says anything about this pass of this case: one that is judged.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
         self.of.contains(&case.spec.algorithm)
             && self.passes.contains(&pass)
+            && judged(case.spec.algorithm).contains(&pass)
             && (self.applies)(case, pass)
     }
 }

@@ -130,7 +130,9 @@ fn weights_are_no_constants() {
     let cost = |rows: usize, dim: usize, name: &str| {
         let problem: Problem = Attention::new(extents(rows, dim)).mask(Mask::causal()).into();
         let mut inputs = inputs(&problem, Pass::DoubleBackward, Dtype::F32, |_| 1.0);
-        ["dlse", "cot_o", "cot_lse"].map(|name| inputs.remove(name));
+        for name in ["dlse", "cot_o", "cot_lse"] {
+            inputs.remove(name);
+        }
         let (mutant, given) = (Mutant::ConstantWeights, (Dtype::F32, &inputs));
         let (got, exact) = outputs(mutant, &problem, Pass::DoubleBackward, given, name);
         error(&got, &exact)
