@@ -6,6 +6,8 @@ mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 
+pub(crate) use lazy_attention::decisions;
+
 use crate::bounds::{Values, values};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};

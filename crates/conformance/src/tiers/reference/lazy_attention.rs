@@ -1,9 +1,22 @@
 //! lazy_attention by name.
 
 use super::{Arrays, named, needed, no_pass, some, view};
+use crate::bounds::values;
+use crate::tensor::Tensors;
 use etalon_problem::{Algorithm, Error, LazyAttention, Pass};
 use etalon_reference::lazy_attention::{self, Cotangents, Inputs, SecondCotangents};
 use etalon_reference::scalar::Real;
+use ndarray::Array4;
+
+fn inputs_of<T>(x: &Arrays<T>) -> Result<Inputs<'_, T>, Error> {
+    Ok(Inputs {
+        q: needed(x, "q")?,
+        k: needed(x, "k")?,
+        v: needed(x, "v")?,
+        bias: view(x, "bias")?,
+        tau: needed(x, "tau")?,
+    })
+}
 
 /// The outputs of a pass.
 pub(super) fn pass<T: Real>(
@@ -11,13 +24,7 @@ pub(super) fn pass<T: Real>(
     pass: Pass,
     x: &Arrays<T>,
 ) -> Result<Arrays<T>, Error> {
-    let inputs = Inputs {
-        q: needed(x, "q")?,
-        k: needed(x, "k")?,
-        v: needed(x, "v")?,
-        bias: view(x, "bias")?,
-        tau: needed(x, "tau")?,
-    };
+    let inputs = inputs_of(x)?;
     let cotangents =
         || Ok::<_, Error>(Cotangents { dout: needed(x, "dout")?, dlse: view(x, "dlse")? });
     Ok(match pass {
@@ -58,4 +65,20 @@ pub(super) fn pass<T: Real>(
         }
         Pass::Jvp | Pass::Step => return Err(no_pass(Algorithm::LazyAttention, pass)),
     })
+}
+
+/// Which pairs are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).
+pub(crate) fn decisions(
+    problem: &LazyAttention,
+    inputs: &Tensors,
+    margin: f64,
+) -> Result<Array4<bool>, Error> {
+    let x = values(&problem.clone().into(), Pass::Forward, inputs)?;
+    let inputs = inputs_of(&x)?;
+    let mut decisions = lazy_attention::active_pairs(problem, &inputs)?;
+    let bound = |pair: &lazy_attention::Pair<f64>| margin * (pair.weight + pair.offset.abs());
+    for pair in lazy_attention::ambiguous(problem, &inputs, bound)? {
+        decisions[[pair.batch, pair.head, pair.query, pair.key]] = true;
+    }
+    Ok(decisions)
 }
