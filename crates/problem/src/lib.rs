@@ -5,7 +5,7 @@
 //! `serde`). Every tier takes the same problems, so that one conformance suite can judge them all.
 //!
 //! * [`Attention`], [`AttentionLse`] and [`LazyAttention`]: problems around the same [`Scores`];
-//! * [`LinearAttention`], [`LinearCrossEntropy`]: problems without scores;
+//! * [`LinearAttention`], [`LinearCrossEntropy`]: problems without scores; [`slopes`]: named decays;
 //! * [`Mask`], [`Sequences`]: which query sees which key; [`TokenSequences`]: which tokens share a state;
 //! * [`Operand`]: the tensors of a pass, with their shapes and roles;
 //! * [`Dtype`], [`Blocking`], [`Error`];
@@ -37,6 +37,7 @@ mod operand;
 mod problem;
 mod scores;
 mod sequences;
+pub mod slopes;
 mod tokens;
 
 pub use attention::Attention;

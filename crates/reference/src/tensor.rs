@@ -119,6 +119,11 @@ impl<T: Clone> Output<T> {
 }
 
 impl<T> Output<T> {
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
+    }
+
     /// Every element, in row-major order.
     pub fn elements(&mut self) -> &mut [T] {
         &mut self.data
@@ -161,7 +166,8 @@ impl<T> Output<T> {
     }
 }
 
-fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
+/// Room for so many elements, or an error that says what it was for.
+pub(crate) fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
     let mut data = Vec::new();
     data.try_reserve_exact(elements).map_err(|_| Error::Memory {
         what: what.to_string(),
@@ -170,7 +176,8 @@ fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
     Ok(data)
 }
 
-fn filled<T: Clone>(what: &str, elements: usize, fill: T) -> Result<Vec<T>, Error> {
+/// A vector of one number.
+pub(crate) fn filled<T: Clone>(what: &str, elements: usize, fill: T) -> Result<Vec<T>, Error> {
     let mut data = reserve(what, elements)?;
     data.resize(elements, fill);
     Ok(data)
@@ -240,15 +247,27 @@ pub(crate) fn check_operands(
     given: &[(&str, Option<&[usize]>)],
 ) -> Result<(), Error> {
     for &(name, shape) in given {
-        let option = if name.ends_with("sinks") { "sinks" } else { "bias" };
         let operand = operands.iter().find(|operand| operand.name == name);
         match (operand, shape) {
             (Some(operand), Some(shape)) => Error::expect_shape(name, &operand.shape, shape)?,
             (Some(Operand { role: Role::Input | Role::Cotangent, .. }), None) | (None, Some(_)) => {
-                Error::expect_presence(name, option, operand.is_some(), shape.is_some())?;
+                Error::expect_presence(name, option(name), operand.is_some(), shape.is_some())?;
             }
             _ => {}
         }
     }
     Ok(())
+}
+
+/// The option of a problem that an operand, or its cotangent, belongs to.
+fn option(operand: &str) -> &'static str {
+    let options = [
+        ("sinks", "sinks"),
+        ("initial_state", "initial_state"),
+        ("final_state", "final_state"),
+        ("g_gamma", "decay"),
+        ("g", "decay"),
+    ];
+    let found = options.into_iter().find(|(name, _)| operand.ends_with(name));
+    found.map_or("bias", |(_, option)| option)
 }

@@ -96,6 +96,11 @@ impl Model {
         underflow(self.profile.ds_store).max(self.eta)
     }
 
+    /// Whether weights or dS are rounded to less than the accumulator's type.
+    pub fn stores_low(&self) -> bool {
+        self.u_p() > 0.0 || self.u_ds() > 0.0
+    }
+
     fn stored_roundoff(&self, dtype: Dtype) -> f64 {
         if dtype == self.profile.accumulator { 0.0 } else { dtype.unit_roundoff() }
     }

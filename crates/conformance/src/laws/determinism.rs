@@ -2,7 +2,7 @@
 
 use super::select::Selection;
 use super::tensors::{Equality, difference};
-use super::{EVERY, Judgement, Kind, Law, SCORES, Trial, refute};
+use super::{ANY_PASS, EVERY, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::tier::Hints;
 use etalon_problem::{Pass, Scores, Sequences};
@@ -13,6 +13,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.",
         kind: Kind::Contract,
         of: EVERY,
+        passes: ANY_PASS,
         applies: |_, _| true,
         check: determinism,
     },
@@ -21,6 +22,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A batch element gives the same bits alone as in its batch.",
         kind: Kind::Contract,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.extents.batch > 1),
         check: batch_invariance,
     },
@@ -29,6 +31,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A key head with its query heads gives the same bits alone as beside others.",
         kind: Kind::Contract,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|s| s.extents.key_heads > 1)
         },
@@ -39,6 +42,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A packed or padded sequence gives the same bits as its rows alone.",
         kind: Kind::Contract,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|s| s.sequences != Sequences::Dense)
         },
@@ -50,7 +54,7 @@ fn determinism(trial: &Trial<'_>) -> Judgement {
     let clean = trial.clean()?;
     for threads in [None, Some(1), Some(2), Some(3), Some(7)] {
         let hints = Hints { threads, ..Hints::default() };
-        let again = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        let again = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
         for (name, tensor) in clean {
             let found = difference(name, &again[name], tensor, Equality::Bits, |_| true);
             let threads = threads.map_or("again".to_string(), |n| format!("{n} threads"));

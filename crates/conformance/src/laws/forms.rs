@@ -3,7 +3,7 @@
 use super::select::{Selection, with_scores};
 use super::tensors::{Equality, difference, map, take};
 use super::visible::Visible;
-use super::{ATTENTION, Judgement, Kind, Law, SCORES, Trial, refute, values};
+use super::{ATTENTION, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute, values};
 use crate::cases::Case;
 use crate::cases::attention::MaskKind;
 use crate::tensor::{Data, Tensor, Tensors};
@@ -17,6 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A mask, its array, its compositions and its synonyms give the same numbers.",
         kind: Kind::Contract,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |_, _| true,
         check: mask_forms,
     },
@@ -25,6 +26,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A bias of −∞ where the mask forbids gives the same numbers as the mask.",
         kind: Kind::Contract,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             let masked = case.attention().is_some_and(|point| point.mask != MaskKind::Full);
             masked
@@ -39,6 +41,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Segments that lie end to end give what a call for each of them gives.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|scores| {
                 scores.sequences == Sequences::Dense
@@ -54,6 +57,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A key head shared by a group gives what a copy for every query head gives.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.group() > 1),
         check: groups_are_copies,
     },

@@ -3,7 +3,7 @@
 
 use super::values::larger;
 use super::visible::Visible;
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, SCORES, Trial};
+use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::Tensors;
@@ -17,6 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without sinks Σ_j dv_j = Σ_i dout_i over the rows that see something.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             let sinks = case.problem.scores().is_some_and(|scores| scores.sinks);
             pass == Pass::Backward && has_v(case) && !sinks
@@ -28,6 +29,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && case.problem.scores().is_some_and(|s| !s.sinks && s.softcap.is_none())
@@ -39,6 +41,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "⟨dq, q⟩ = ⟨dk, k⟩ for every key head.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Backward,
         check: euler_qk,
     },
@@ -47,6 +50,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "⟨dv, v⟩ = ⟨dout, o⟩ for every key head.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| pass == Pass::Backward && has_v(case),
         check: euler_vo,
     },
@@ -55,6 +59,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without sinks the row sums of dbias are dlse.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && case.problem.scores().is_some_and(|scores| {

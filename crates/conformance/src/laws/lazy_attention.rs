@@ -6,7 +6,7 @@ use super::select::with_scores;
 use super::tensors::{Equality, difference, map, take, wide};
 use super::values::{close, larger};
 use super::visible::Visible;
-use super::{Flaw, Judgement, Kind, LAZY_ATTENTION, Law, Trial, refute};
+use super::{FIRST_ORDER, Flaw, Judgement, Kind, LAZY_ATTENTION, Law, Trial, refute};
 use crate::bounds;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
@@ -24,6 +24,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "With τ = 0 everything is what softmax attention gives.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| small(case),
         check: softmax_at_zero,
     },
@@ -32,7 +33,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "τ > 0 adds τ times the mean of the visible values to o.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
-        applies: |case: &Case, pass: Pass| pass == Pass::Forward && small(case),
+        passes: &[Pass::Forward],
+        applies: |case: &Case, _: Pass| small(case),
         check: mean_above_zero,
     },
     Law {
@@ -40,7 +42,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Σ_j e_ij is 1 + τ for τ ≥ 0, and between 0 and 1 below.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
-        applies: |case: &Case, pass: Pass| pass == Pass::Forward && small(case),
+        passes: &[Pass::Forward],
+        applies: |case: &Case, _: Pass| small(case),
         check: left_of_weights,
     },
     Law {
@@ -48,7 +51,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Σ_j dv_j = Σ_i (Σ_j e_ij) dout_i.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
-        applies: |case: &Case, pass: Pass| pass == Pass::Backward && small(case),
+        passes: &[Pass::Backward],
+        applies: |case: &Case, _: Pass| small(case),
         check: sum_dv_left,
     },
     Law {
@@ -56,9 +60,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Where the bias reaches every visible pair, Σ_d dbias_d = Σ_i dlse_i.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
-        applies: |case: &Case, pass: Pass| {
-            pass == Pass::Backward && lazy(case).is_ok_and(reaches_all)
-        },
+        passes: &[Pass::Backward],
+        applies: |case: &Case, _: Pass| lazy(case).is_ok_and(reaches_all),
         check: sum_distances,
     },
     Law {
@@ -66,6 +69,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Where τ filters everything, o, dv and dtau are 0 and v and dout are not read.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_, _| true,
         check: dead_rows,
     },
@@ -74,6 +78,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN in a value that no row attends to changes nothing.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             small(case) && idle(case).is_ok_and(|idle| !idle.is_empty())
         },
@@ -84,7 +89,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "lse knows neither τ nor the values.",
         kind: Kind::Contract,
         of: LAZY_ATTENTION,
-        applies: |_, pass| pass == Pass::Forward,
+        passes: &[Pass::Forward],
+        applies: |_, _| true,
         check: lse_without_tau,
     },
     Law {
@@ -92,7 +98,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without dout no gradient depends on τ and v.",
         kind: Kind::Contract,
         of: LAZY_ATTENTION,
-        applies: |_, pass| pass == Pass::Backward,
+        passes: &[Pass::Backward],
+        applies: |_, _| true,
         check: scores_without_tau,
     },
     Law {
@@ -100,6 +107,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A constant added to a bias that reaches every visible pair moves lse alone.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| small(case) && lazy(case).is_ok_and(reaches_all),
         check: shifted_bias,
     },
@@ -108,6 +116,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A bias that is 0 for three further distances gives the same numbers.",
         kind: Kind::Contract,
         of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| lazy(case).is_ok_and(|problem| problem.bias.is_some()),
         check: wider_bias,
     },
@@ -116,6 +125,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A bias of −∞ hides the pairs at its distance: they count nowhere.",
         kind: Kind::Contract,
         of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| lazy(case).is_ok_and(|problem| problem.bias.is_some()),
         check: hidden_distance,
     },

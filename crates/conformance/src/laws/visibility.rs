@@ -3,7 +3,7 @@
 use super::tensors::{Equality, difference, map};
 use super::values::close;
 use super::visible::Visible;
-use super::{Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
+use super::{FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
@@ -17,6 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN in keys, values and rows that no pair makes visible changes nothing.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             let hides = |allowed: Visible| allowed.pairs.iter().any(|seen| !seen);
             allowed(case).is_ok_and(hides) && lonely(case)
@@ -28,6 +29,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN in one key makes the rows that see it NaN and leaves the others alone.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
         },
@@ -38,6 +40,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "NaN in one query reaches the gradients of the keys that it sees and no other.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && allowed(case).is_ok_and(|allowed| split_row(&allowed).is_some())
@@ -49,6 +52,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Where a NaN is not seen it does not change a bit.",
         kind: Kind::Contract,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
         },
@@ -59,6 +63,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Other keys and values where a row does not look leave every bit of it.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             allowed(case).is_ok_and(|allowed| {
                 allowed.pairs.dim().3 > 1 && allowed.pairs.iter().any(|seen| !seen)
@@ -71,6 +76,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A row that sees nothing has o = 0 and lse = −∞ (its sink), and gradient 0.",
         kind: Kind::Meaning,
         of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|scores| {
                 let counts = Visible::new(scores, &case.inputs).counts();
