@@ -157,7 +157,8 @@ impl<T: Real> Output<T> {
     }
 }
 
-fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
+/// An empty vector with room for `elements`.
+pub(crate) fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
     let mut data = Vec::new();
     data.try_reserve_exact(elements).map_err(|_| Error::Memory {
         what: what.to_string(),
@@ -166,7 +167,8 @@ fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
     Ok(data)
 }
 
-fn filled<T: Real>(what: &str, elements: usize, fill: T) -> Result<Vec<T>, Error> {
+/// As many times `fill`.
+pub(crate) fn filled<T: Clone>(what: &str, elements: usize, fill: T) -> Result<Vec<T>, Error> {
     let mut data = reserve(what, elements)?;
     data.resize(elements, fill);
     Ok(data)
