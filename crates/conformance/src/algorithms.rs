@@ -9,8 +9,6 @@ pub struct Entry {
     pub algorithm: Algorithm,
     /// What it computes, in one line.
     pub formula: &'static str,
-    /// Its passes; a tier offers each of them or says why not.
-    pub passes: &'static [Pass],
     /// The passes that have proven bounds, and so can be judged element by element.
     pub judged: &'static [Pass],
 }
@@ -22,14 +20,27 @@ pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::Attention,
         formula: "o = softmax(S) v and lse, with S = c·tanh(σ q·k / c) + bias",
-        passes: &Pass::ALL,
         judged: FIRST_ORDER,
     },
     Entry {
         algorithm: Algorithm::AttentionLse,
         formula: "lse = ln Σ exp S, without values",
-        passes: &Pass::ALL,
         judged: FIRST_ORDER,
+    },
+    Entry {
+        algorithm: Algorithm::LinearAttention,
+        formula: "H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t",
+        judged: &[],
+    },
+    Entry {
+        algorithm: Algorithm::LazyAttention,
+        formula: "o = Σ_j max(softmax(S)_j + τ/n, 0) v_j",
+        judged: &[],
+    },
+    Entry {
+        algorithm: Algorithm::LinearCrossEntropy,
+        formula: "loss = lse(z) − z_target with z = h·w, and relatives",
+        judged: &[],
     },
 ];
 

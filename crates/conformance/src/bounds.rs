@@ -11,21 +11,21 @@
 #[doc = include_str!("../../../docs/assets/katex.html")]
 pub mod numerics {}
 
-mod backward;
-mod forward;
+mod attention;
+mod lazy_attention;
+mod linear_attention;
+mod linear_cross_entropy;
 mod model;
 mod oracle;
-mod row;
 
 pub use oracle::{Values, values};
 
 use crate::profile::Profile;
-use crate::tensor::Tensors;
-use etalon_problem::{Dtype, Error, Pass, Problem, Role};
-use forward::Values as Outputs;
+use crate::tensor::{Stored, Tensors};
+use crate::tiers;
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
 use model::Model;
 use ndarray::{ArrayD, IxDyn};
-use row::Operands;
 use std::collections::BTreeMap;
 
 /// One output: what it is exactly and how far off it may be.
@@ -37,6 +37,8 @@ pub struct Bound {
     /// ∞: no requirement follows from the profile. Where the value is not finite, its class decides
     /// and the bound is 0.
     pub bound: ArrayD<f64>,
+    /// How the reference's value is stored: f64, or whole numbers.
+    pub stored: Stored,
     /// The largest finite number of its storage type: a result whose value and bound reach beyond
     /// it may overflow.
     pub largest: f64,
@@ -83,85 +85,55 @@ pub fn from_reference(
 ) -> Result<Bounds, Error> {
     problem.check()?;
     let model = Model::new(profile, dtype);
-    let named = Named { problem, inputs, forward };
-    let operands = Operands {
-        scores: problem.scores(),
-        q: named.input("q")?,
-        k: named.input("k")?,
-        sinks: named.optional("sinks", problem.scores().sinks)?,
-        bias: named.optional("bias", problem.scores().bias.is_some())?,
-    };
-    let (errors, power) = match pass {
-        Pass::Forward => named.forward(&operands, &model)?,
-        Pass::Backward => (named.backward(operands, &model)?, None),
-        Pass::DoubleBackward | Pass::Jvp => {
-            return Err(Error::Unsupported {
-                what: format!("a bound of {} {pass}", problem.algorithm()),
-                reason: "only forward and backward have proven bounds".to_string(),
-            });
+    let asked = Asked { pass, model: &model, inputs, forward };
+    let errors = match problem {
+        Problem::Attention(problem) => {
+            attention::errors(&problem.scores, Some(problem.value_dim), &asked)
         }
-    };
-    finish(problem, pass, &model, &errors, outputs, power)
+        Problem::AttentionLse(problem) => attention::errors(&problem.scores, None, &asked),
+        Problem::LinearAttention(problem) => linear_attention::errors(problem, &asked),
+        Problem::LazyAttention(problem) => lazy_attention::errors(problem, &asked),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::errors(problem, &asked),
+    }?;
+    finish(problem, pass, &model, errors, outputs)
 }
 
-/// Errors of outputs before they are stored, by name.
-type ErrorLists = BTreeMap<&'static str, Vec<f64>>;
+/// Errors of outputs before they are stored.
+struct Errors {
+    /// By name, in row-major order.
+    lists: BTreeMap<&'static str, Vec<f64>>,
+    /// As [`Bounds::power`].
+    power: Option<f64>,
+}
 
-/// The operands and results that the bounds are functions of.
-struct Named<'a> {
-    problem: &'a Problem,
+/// What the bounds are functions of, beside the problem.
+struct Asked<'a> {
+    pass: Pass,
+    model: &'a Model,
     inputs: &'a Values,
+    /// The reference's outputs of the forward pass.
     forward: &'a Values,
 }
 
-impl<'a> Named<'a> {
+impl<'a> Asked<'a> {
     fn input(&self, name: &str) -> Result<&'a [f64], Error> {
         elements(self.inputs, name)
     }
 
-    fn optional(&self, name: &str, wanted: bool) -> Result<Option<&'a [f64]>, Error> {
-        if wanted && self.inputs.contains_key(name) { self.input(name).map(Some) } else { Ok(None) }
+    fn optional(&self, name: &str) -> Result<Option<&'a [f64]>, Error> {
+        if self.inputs.contains_key(name) { self.input(name).map(Some) } else { Ok(None) }
     }
 
-    /// v and o, which attention_lse has not.
-    fn outputs(&self) -> Result<Option<Outputs<'a>>, Error> {
-        let Problem::Attention(attention) = self.problem else { return Ok(None) };
-        let (v, o) = (self.input("v")?, elements(self.forward, "o")?);
-        Ok(Some(Outputs { v, o, dim: attention.value_dim }))
+    fn output(&self, name: &str) -> Result<&'a [f64], Error> {
+        elements(self.forward, name)
     }
 
-    fn forward(
-        &self,
-        operands: &Operands<'_>,
-        model: &Model,
-    ) -> Result<(ErrorLists, Option<f64>), Error> {
-        let values = self.outputs()?;
-        let errors = forward::errors(operands, model, elements(self.forward, "lse")?, values);
-        let told: Vec<f64> = errors.power.iter().copied().filter(|power| !power.is_nan()).collect();
-        let strong = told.iter().filter(|&&power| power >= 4.0).count();
-        let power = (!told.is_empty()).then(|| strong as f64 / told.len() as f64);
-        Ok((BTreeMap::from([("o", errors.o), ("lse", errors.lse)]), power))
-    }
-
-    fn backward(&self, operands: Operands<'_>, model: &Model) -> Result<ErrorLists, Error> {
-        let values = match self.outputs()? {
-            Some(values) => Some((values, self.input("dout")?)),
-            None => None,
-        };
-        let errors = backward::errors(&backward::Asked {
-            operands,
-            model,
-            lse: elements(self.forward, "lse")?,
-            dlse: self.optional("dlse", true)?,
-            values,
-        });
-        Ok(BTreeMap::from([
-            ("dq", errors.dq),
-            ("dk", errors.dk),
-            ("dv", errors.dv),
-            ("dsinks", errors.dsinks),
-            ("dbias", errors.dbias),
-        ]))
+    /// The error of a pass without a derivation.
+    fn underived(&self, algorithm: Algorithm) -> Error {
+        Error::Unsupported {
+            what: format!("a bound of {algorithm} {}", self.pass),
+            reason: "it has no derivation yet".to_string(),
+        }
     }
 }
 
@@ -177,9 +149,8 @@ fn finish(
     problem: &Problem,
     pass: Pass,
     model: &Model,
-    errors: &ErrorLists,
+    mut errors: Errors,
     mut outputs: Values,
-    power: Option<f64>,
 ) -> Result<Bounds, Error> {
     let mut bounds = BTreeMap::new();
     for operand in problem.operands(pass).iter().filter(|operand| operand.role == Role::Output) {
@@ -189,12 +160,13 @@ fn finish(
         };
         let value = outputs.remove(operand.name).ok_or_else(missing)?;
         Error::expect_shape(operand.name, &operand.shape, value.shape())?;
-        let errors = errors.get(operand.name).ok_or_else(missing)?;
+        let errors = errors.lists.remove(operand.name).ok_or_else(missing)?;
         let bound = value.iter().zip(errors);
-        let bound = bound.map(|(&x, &error)| model.finish(x, error, operand.precision)).collect();
+        let bound = bound.map(|(&x, error)| model.finish(x, error, operand.precision)).collect();
         let bound = ArrayD::from_shape_vec(IxDyn(&operand.shape), bound).map_err(|_| missing())?;
-        let largest = model.dtype(operand.precision).max();
-        bounds.insert(operand.name.to_string(), Bound { value, bound, largest });
+        let largest = model.dtype(operand.precision).map_or(f64::INFINITY, Dtype::max);
+        let stored = tiers::stored(operand, Dtype::F64);
+        bounds.insert(operand.name.to_string(), Bound { value, bound, stored, largest });
     }
-    Ok(Bounds { outputs: bounds, power })
+    Ok(Bounds { outputs: bounds, power: errors.power })
 }

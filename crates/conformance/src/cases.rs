@@ -5,20 +5,21 @@
 //! pair of values of two axes occurs. All that remains (lengths, widths, ids, elements) follows
 //! from the point's name and the seed by the streams of [`crate::generate`].
 
+pub mod attention;
+pub(crate) mod axes;
 mod covering;
-mod factors;
-mod family;
+pub mod lazy_attention;
+pub mod linear_attention;
+pub mod linear_cross_entropy;
 
-pub use factors::{DlseKind, MaskKind, OptionKind, SequenceKind};
-pub use family::Family;
+pub use axes::Axis;
+pub(crate) use axes::axis;
 
 use crate::generate::Stream;
-use crate::shapes::ShapeClass;
 use crate::tensor::{Tensor, Tensors};
-use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Blocking, Dtype, Error, Operand, Pass, Precision, Problem,
-    Role, Scores,
-};
+use axes::Coordinates;
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, Role};
+use ndarray::ArrayD;
 use std::fmt;
 use std::str::FromStr;
 
@@ -56,6 +57,89 @@ impl Depth {
     }
 }
 
+/// The grid of an algorithm: what its cases are made of, point by point.
+pub(crate) trait Grid: Coordinates {
+    /// The storage types.
+    const STORAGE: &'static [Dtype];
+
+    /// The number of values of each axis that an algorithm of the grid uses: the first ones.
+    fn sizes_of(_: Algorithm) -> Vec<usize> {
+        Self::sizes()
+    }
+
+    /// The problem of this point.
+    fn problem(&self, algorithm: Algorithm, seed: u64) -> Problem;
+
+    /// The elements of an operand, before they are rounded to its type.
+    fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64>;
+
+    /// Whether an operand that may be absent is there.
+    fn given(&self, operand: &Operand) -> bool;
+
+    /// What the elements are like, in a few words.
+    fn few_words(&self) -> &'static str;
+
+    /// Whether the bounds must be small against the results: generic elements, and sums of many.
+    fn is_rich(&self, problem: &Problem) -> bool;
+
+    /// Whether a small change of any input changes results by about as much.
+    fn is_smooth(&self) -> bool;
+}
+
+/// A list of grids: a point of any of them.
+macro_rules! grids {
+    ($($variant:ident($grid:ident): $($algorithm:ident)|+;)*) => {
+        /// A point of the grid of an algorithm.
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub enum Point {
+            $(
+                #[doc = concat!("Of `", stringify!($grid), "`.")]
+                $variant($grid::Point),
+            )*
+        }
+
+        impl Point {
+            fn storage(algorithm: Algorithm) -> &'static [Dtype] {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $grid::Point::STORAGE),* }
+            }
+
+            fn sizes(algorithm: Algorithm) -> Vec<usize> {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $grid::Point::sizes_of(algorithm)),* }
+            }
+
+            fn at(algorithm: Algorithm, indices: &[usize]) -> Option<Self> {
+                match algorithm {
+                    $($(Algorithm::$algorithm)|+ => $grid::Point::at(indices).map(Point::$variant)),*
+                }
+            }
+
+            fn axes(algorithm: Algorithm) -> &'static [&'static str] {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $grid::Point::AXES),* }
+            }
+
+            fn parse(algorithm: Algorithm, names: &[&str]) -> Result<Self, Error> {
+                match algorithm {
+                    $($(Algorithm::$algorithm)|+ => $grid::Point::parse(names).map(Point::$variant)),*
+                }
+            }
+        }
+
+        /// Applies an expression to the point of whichever grid.
+        macro_rules! each {
+            ($point:expr, $p:ident => $body:expr) => {
+                match $point { $(Point::$variant($p) => $body),* }
+            };
+        }
+    };
+}
+
+grids! {
+    Attention(attention): Attention | AttentionLse;
+    LinearAttention(linear_attention): LinearAttention;
+    LazyAttention(lazy_attention): LazyAttention;
+    LinearCrossEntropy(linear_cross_entropy): LinearCrossEntropy;
+}
+
 /// A point of the grid and a seed: all that a case is made of. Its `Display` is the case's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
@@ -63,25 +147,16 @@ pub struct Spec {
     pub algorithm: Algorithm,
     /// The storage type.
     pub dtype: Dtype,
-    /// The kind of mask.
-    pub mask: MaskKind,
-    /// The options that are set.
-    pub options: OptionKind,
-    /// The class of extents.
-    pub shape: ShapeClass,
-    /// How the rows divide into sequences.
-    pub sequences: SequenceKind,
-    /// The family of the elements.
-    pub family: Family,
-    /// Whether there is a cotangent of lse.
-    pub dlse: DlseKind,
+    /// The point of the algorithm's grid.
+    pub point: Point,
     /// The seed.
     pub seed: u64,
 }
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{:x}", self.point(), self.seed)
+        let Spec { algorithm, dtype, seed, .. } = self;
+        write!(f, "{algorithm}/{dtype}/{}/{seed:x}", self.coordinates())
     }
 }
 
@@ -90,29 +165,19 @@ impl FromStr for Spec {
 
     fn from_str(name: &str) -> Result<Self, Error> {
         let parts: Vec<&str> = name.split('/').collect();
-        let [algorithm, dtype, mask, options, shape, sequences, family, dlse, seed] = parts[..]
-        else {
-            let expected = "algorithm/dtype/mask/options/shape/sequences/family/dlse/seed";
-            return Err(Error::value("case", expected, name));
+        let [algorithm, dtype, point @ .., seed] = &parts[..] else {
+            return Err(Error::value("case", "algorithm/dtype/…/seed", name));
         };
-        let shapes = ShapeClass::ALL.map(|shape| (shape.name(), shape));
+        let algorithm: Algorithm = algorithm.parse()?;
+        let axes = Point::axes(algorithm);
+        if point.len() != axes.len() {
+            let expected = format!("algorithm/dtype/{}/seed", axes.join("/"));
+            return Err(Error::value("case", expected, name));
+        }
         Ok(Spec {
-            algorithm: algorithm.parse()?,
+            algorithm,
             dtype: dtype.parse()?,
-            mask: factors::find("case.mask", &MaskKind::ALL.map(|x| (x.name(), x)), mask)?,
-            options: factors::find(
-                "case.options",
-                &OptionKind::ALL.map(|x| (x.name(), x)),
-                options,
-            )?,
-            shape: factors::find("case.shape", &shapes, shape)?,
-            sequences: factors::find(
-                "case.sequences",
-                &SequenceKind::ALL.map(|x| (x.name(), x)),
-                sequences,
-            )?,
-            family: factors::find("case.family", &Family::ALL.map(|x| (x.name(), x)), family)?,
-            dlse: factors::find("case.dlse", &DlseKind::ALL.map(|x| (x.name(), x)), dlse)?,
+            point: Point::parse(algorithm, point)?,
             seed: u64::from_str_radix(seed, 16)
                 .map_err(|_| Error::value("case.seed", "a hexadecimal number", seed))?,
         })
@@ -120,65 +185,31 @@ impl FromStr for Spec {
 }
 
 impl Spec {
-    fn point(&self) -> String {
-        [
-            self.algorithm.name(),
-            self.dtype.name(),
-            self.mask.name(),
-            self.options.name(),
-            self.shape.name(),
-            self.sequences.name(),
-            self.family.name(),
-            self.dlse.name(),
-        ]
-        .join("/")
+    fn coordinates(&self) -> String {
+        each!(&self.point, point => point.names()).join("/")
     }
 
     /// A seed of its own: the discrete draws differ between points, but not between storage types.
     fn draw_seed(&self) -> u64 {
-        let point = self.point().replacen(&format!("/{}/", self.dtype), "/", 1);
-        self.seed ^ crate::generate::fnv(&point)
+        self.seed ^ crate::generate::fnv(&format!("{}/{}", self.algorithm, self.coordinates()))
     }
 
     /// The problem of this point.
     pub fn problem(&self) -> Problem {
-        let seed = self.draw_seed();
-        let mut shape = self.shape.draw(seed);
-        if self.sequences == SequenceKind::Packed {
-            shape.extents.batch = 1;
-        }
-        let mut scores = Scores::new(shape.extents);
-        self.options.set(&mut scores, seed);
-        if self.family == Family::Holes && scores.bias.is_none() {
-            let (batch, heads) = (shape.extents.batch, shape.extents.query_heads);
-            scores.bias = Some(etalon_problem::BiasExtents { batch, heads });
-        }
-        scores.sequences = self.sequences.draw(&shape.extents, seed);
-        scores.mask = self.mask.draw(&shape.extents, seed);
-        match self.algorithm {
-            Algorithm::Attention => Attention { scores, value_dim: shape.value_dim }.into(),
-            Algorithm::AttentionLse => AttentionLse { scores }.into(),
-        }
+        each!(&self.point, point => point.problem(self.algorithm, self.draw_seed()))
     }
 
     /// One tensor of a pass, as the family has it.
     pub fn tensor(&self, problem: &Problem, operand: &Operand) -> Tensor {
-        let dtype = match operand.precision {
-            Precision::Storage => self.dtype,
-            Precision::Wide if self.dtype == Dtype::F64 => Dtype::F64,
-            Precision::Wide => Dtype::F32,
-        };
-        let values = self.family.values(problem, operand, self.dtype, self.draw_seed());
-        Tensor::round(&values, dtype)
+        let seed = self.draw_seed();
+        let values = each!(&self.point, point => point.values(problem, operand, self.dtype, seed));
+        Tensor::store(&values, crate::tiers::stored(operand, self.dtype))
     }
 
     /// The inputs and cotangents of a pass.
     pub fn tensors(&self, problem: &Problem, pass: Pass) -> Tensors {
         let given = |operand: &Operand| {
-            operand.role != Role::Output
-                && !(operand.name == "dlse"
-                    && operand.role == Role::OptionalCotangent
-                    && self.dlse == DlseKind::Absent)
+            operand.role != Role::Output && each!(&self.point, point => point.given(operand))
         };
         let operands = problem.operands(pass);
         operands
@@ -186,6 +217,11 @@ impl Spec {
             .filter(|operand| given(operand))
             .map(|operand| (operand.name.to_string(), self.tensor(problem, operand)))
             .collect()
+    }
+
+    /// What the elements are like, in a few words.
+    pub fn few_words(&self) -> &'static str {
+        each!(&self.point, point => point.few_words())
     }
 
     /// The case of this point: its problem, and the inputs of the forward and backward pass.
@@ -212,6 +248,29 @@ pub struct Case {
 }
 
 impl Case {
+    /// Whether its bounds must be small against its results.
+    pub(crate) fn is_rich(&self) -> bool {
+        each!(&self.spec.point, point => point.is_rich(&self.problem))
+    }
+
+    /// Whether a small change of any input changes results by about as much.
+    pub(crate) fn is_smooth(&self) -> bool {
+        each!(&self.spec.point, point => point.is_smooth())
+    }
+
+    /// The scores of its problem; laws that presuppose them are asked for no other algorithm.
+    pub(crate) fn scores(&self) -> Result<&etalon_problem::Scores, Error> {
+        self.problem.scores().ok_or_else(|| Error::Unsupported {
+            what: format!("scores of {}", self.problem.algorithm()),
+            reason: "the algorithm has none".to_string(),
+        })
+    }
+
+    /// Its point, if it is one of attention or attention_lse.
+    pub fn attention(&self) -> Option<&attention::Point> {
+        if let Point::Attention(point) = &self.spec.point { Some(point) } else { None }
+    }
+
     /// The tile sizes with which the case is asked, unless a law is about tile sizes: those of the
     /// tier, or some so small that even a short case has several tiles in both directions.
     pub fn blocking(&self) -> Option<Blocking> {
@@ -220,16 +279,20 @@ impl Case {
     }
 }
 
+/// The storage types of an algorithm's cases.
+pub fn storage(algorithm: Algorithm) -> &'static [Dtype] {
+    Point::storage(algorithm)
+}
+
 /// The points of a run.
 pub fn specs(algorithm: Algorithm, depth: Depth, seed: u64) -> impl Iterator<Item = Spec> + use<> {
-    const STORAGE: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
     (0..depth.seeds()).flat_map(move |round| {
         let seed = seed.wrapping_add(round);
         covering::points(algorithm, seed).into_iter().flat_map(move |spec| {
-            STORAGE
-                .into_iter()
-                .filter(move |&dtype| depth != Depth::Core || dtype == spec.dtype)
-                .map(move |dtype| Spec { dtype, ..spec })
+            Point::storage(algorithm)
+                .iter()
+                .filter(move |&&dtype| depth != Depth::Core || dtype == spec.dtype)
+                .map(move |&dtype| Spec { dtype, ..spec })
         })
     })
 }
@@ -261,11 +324,6 @@ mod tests {
             for spec in specs(algorithm, Depth::Core, 3) {
                 let case = spec.build();
                 case.problem.check().unwrap_or_else(|error| panic!("{spec}: {error}"));
-                assert_eq!(
-                    case.inputs.contains_key("dlse"),
-                    spec.dlse == DlseKind::Present,
-                    "{spec}"
-                );
             }
         }
     }

@@ -52,7 +52,7 @@ fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, Str
         let (expected, found) = (bound.value.shape(), &tensor.shape);
         return Err(format!("`{name}` must have shape {expected:?}, found {found:?}"));
     }
-    tensor.to_f64(name).map_err(|error| error.to_string())
+    tensor.numbers(name).map_err(|error| error.to_string())
 }
 
 /// The worst element of one output; `None` for an empty one.

@@ -12,6 +12,9 @@ mod determinism;
 mod forms;
 mod gate;
 mod identities;
+mod lazy_attention;
+mod linear_attention;
+mod linear_cross_entropy;
 pub(crate) mod select;
 mod sensitivity;
 pub(crate) mod tensors;
@@ -25,7 +28,7 @@ pub use trial::{Exact, Trial};
 use crate::cases::Case;
 use crate::report::Verdict;
 use crate::tiers::Refusal;
-use etalon_problem::{Error, Pass};
+use etalon_problem::{Algorithm, Error, Pass};
 
 /// Why a check did not pass.
 #[derive(Debug, Clone, PartialEq)]
@@ -90,10 +93,34 @@ pub struct Law {
     pub statement: &'static str,
     /// What it presupposes.
     pub kind: Kind,
-    /// Whether it says anything about this pass of this case.
+    /// The algorithms that it speaks of.
+    pub of: &'static [Algorithm],
+    /// Whether it says anything about this pass of this case, of an algorithm that it speaks of.
     pub applies: fn(&Case, Pass) -> bool,
     /// Judges a tier.
     pub check: fn(&Trial<'_>) -> Judgement,
+}
+
+/// Laws that speak of no formula.
+pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
+
+/// Laws of attention and attention_lse.
+pub(crate) const ATTENTION: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+
+/// Laws of linear_attention.
+pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
+
+/// Laws of lazy_attention.
+pub(crate) const LAZY_ATTENTION: &[Algorithm] = &[Algorithm::LazyAttention];
+
+/// Laws of linear_cross_entropy.
+pub(crate) const LINEAR_CROSS_ENTROPY: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
+
+impl Law {
+    /// Whether it says anything about this pass of this case.
+    pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
+        self.of.contains(&case.spec.algorithm) && (self.applies)(case, pass)
+    }
 }
 
 /// Every law.
@@ -106,6 +133,9 @@ pub fn all() -> Vec<Law> {
         forms::LAWS,
         values::LAWS,
         identities::LAWS,
+        linear_attention::LAWS,
+        lazy_attention::LAWS,
+        linear_cross_entropy::LAWS,
         sensitivity::LAWS,
     ]
     .concat()

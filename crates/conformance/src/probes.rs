@@ -10,9 +10,9 @@ mod edge;
 
 use crate::cases::Case;
 use crate::laws::select::with_scores;
-use crate::laws::{Kind, Law};
+use crate::laws::{ATTENTION, Kind, Law};
 use crate::tensor::{Tensor, Tensors};
-use etalon_problem::{Operand, Pass, Problem, Role, Scores};
+use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores};
 use ndarray::{ArrayD, IxDyn};
 
 pub(crate) const LAWS: &[Law] = &[
@@ -20,9 +20,9 @@ pub(crate) const LAWS: &[Law] = &[
         name: "edge_probe",
         statement: "With one-hot weights both edges of every row come out to the last bit.",
         kind: Kind::Probe,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            let e = case.problem.scores().extents;
-            e.dim >= 2 || e.keys <= 256
+            case.problem.scores().is_some_and(|s| s.extents.dim >= 2 || s.extents.keys <= 256)
         },
         check: edge::check,
     },
@@ -30,6 +30,7 @@ pub(crate) const LAWS: &[Law] = &[
         name: "count_probe",
         statement: "With equal scores every row counts its visible keys, tile by tile.",
         kind: Kind::Probe,
+        of: ATTENTION,
         applies: |_, pass| pass == Pass::Forward,
         check: count::check,
     },
@@ -37,21 +38,22 @@ pub(crate) const LAWS: &[Law] = &[
         name: "dyadic_probe",
         statement: "With weights 2^−m and integer upstreams the gradients are exact fractions.",
         kind: Kind::Probe,
+        of: ATTENTION,
         applies: |_, pass| pass == Pass::Backward,
         check: dyadic::check,
     },
 ];
 
 /// The case's structure with a scale of 1/8 and no option that bends the scores.
-fn skeleton(case: &Case) -> Problem {
+fn skeleton(case: &Case) -> Result<(Problem, Scores), Error> {
     let plain = Scores {
         softmax_scale: Some(0.125),
         softcap: None,
         sinks: false,
         bias: None,
-        ..case.problem.scores().clone()
+        ..case.scores()?.clone()
     };
-    with_scores(&case.problem, plain)
+    Ok((with_scores(&case.problem, plain.clone()), plain))
 }
 
 /// The inputs of a pass, element by element.
@@ -69,8 +71,8 @@ fn fill(
         let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
             element(operand.name, ndarray::Dimension::slice(&index))
         });
-        let dtype = crate::tiers::stored(&operand, case.dtype);
-        (operand.name.to_string(), Tensor::round(&values, dtype))
+        let stored = crate::tiers::stored(&operand, case.dtype);
+        (operand.name.to_string(), Tensor::store(&values, stored))
     };
     operands.map(tensor).collect()
 }

@@ -1,6 +1,7 @@
 //! Extents in which bugs do not hide: the lattice around register and tile widths, both orders of
 //! N and M, tails of one key, values wider and narrower than keys, groups that are no square.
 
+use crate::cases::{Axis, axis};
 use crate::generate::Stream;
 use etalon_problem::Extents;
 
@@ -25,74 +26,40 @@ pub struct Shape {
     pub value_dim: usize,
 }
 
-/// A class of extents; the seed draws one of it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum ShapeClass {
-    /// Lengths 0 to 3, batch 1 or 2.
-    Tiny,
-    /// Some extent is 0: queries, keys, batch or heads.
-    Nothing,
-    /// One query, as in decoding.
-    Row,
-    /// As many queries as keys.
-    Square,
-    /// More keys than queries.
-    Wide,
-    /// More queries than keys.
-    Tall,
-    /// One key beyond a multiple of 32.
-    TailOne,
-    /// Values wider than keys.
-    ValueWide,
-    /// Values narrower than keys.
-    ValueNarrow,
-    /// Several key heads, each with a group.
-    Groups,
-    /// A batch of 3 to 5.
-    Batch,
-    /// Any head dimension of [`DIMS`].
-    Dims,
-    /// Several tiles of any size up to 128.
-    Long,
+axis! {
+    "shape",
+    /// A class of extents; the seed draws one of it.
+    ShapeClass {
+        /// Lengths 0 to 3, batch 1 or 2.
+        Tiny = "tiny",
+        /// Some extent is 0: queries, keys, batch or heads.
+        Nothing = "nothing",
+        /// One query, as in decoding.
+        Row = "row",
+        /// As many queries as keys.
+        Square = "square",
+        /// More keys than queries.
+        Wide = "wide",
+        /// More queries than keys.
+        Tall = "tall",
+        /// One key beyond a multiple of 32.
+        TailOne = "tail_one",
+        /// Values wider than keys.
+        ValueWide = "value_wide",
+        /// Values narrower than keys.
+        ValueNarrow = "value_narrow",
+        /// Several key heads, each with a group.
+        Groups = "groups",
+        /// A batch of 3 to 5.
+        Batch = "batch",
+        /// Any head dimension of [`DIMS`].
+        Dims = "dims",
+        /// Several tiles of any size up to 128.
+        Long = "long",
+    }
 }
 
 impl ShapeClass {
-    /// Every class.
-    pub const ALL: [ShapeClass; 13] = [
-        ShapeClass::Tiny,
-        ShapeClass::Nothing,
-        ShapeClass::Row,
-        ShapeClass::Square,
-        ShapeClass::Wide,
-        ShapeClass::Tall,
-        ShapeClass::TailOne,
-        ShapeClass::ValueWide,
-        ShapeClass::ValueNarrow,
-        ShapeClass::Groups,
-        ShapeClass::Batch,
-        ShapeClass::Dims,
-        ShapeClass::Long,
-    ];
-
-    /// Its name in the names of cases.
-    pub fn name(self) -> &'static str {
-        match self {
-            ShapeClass::Tiny => "tiny",
-            ShapeClass::Nothing => "nothing",
-            ShapeClass::Row => "row",
-            ShapeClass::Square => "square",
-            ShapeClass::Wide => "wide",
-            ShapeClass::Tall => "tall",
-            ShapeClass::TailOne => "tail_one",
-            ShapeClass::ValueWide => "value_wide",
-            ShapeClass::ValueNarrow => "value_narrow",
-            ShapeClass::Groups => "groups",
-            ShapeClass::Batch => "batch",
-            ShapeClass::Dims => "dims",
-            ShapeClass::Long => "long",
-        }
-    }
-
     /// One shape of the class.
     pub fn draw(self, seed: u64) -> Shape {
         let stream = Stream::new(seed, self.name());

@@ -6,7 +6,7 @@ use crate::laws::{self, Exact, Kind, Law, Trial};
 use crate::profile::Profile;
 use crate::report::{Record, Report, Verdict};
 use crate::tier::Tier;
-use etalon_problem::{Algorithm, Dtype, Pass};
+use etalon_problem::{Algorithm, Pass};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -90,10 +90,12 @@ fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
     for entry in entries(options) {
-        for (tier, &pass) in
-            options.tiers.iter().flat_map(|tier| entry.passes.iter().map(move |pass| (tier, pass)))
+        for (tier, &pass) in options
+            .tiers
+            .iter()
+            .flat_map(|tier| entry.algorithm.passes().iter().map(move |pass| (tier, pass)))
         {
-            for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
+            for &dtype in crate::cases::storage(entry.algorithm) {
                 let offer = tier.offers(entry.algorithm, pass, dtype);
                 let verdict = match offer {
                     Err(reason) => Verdict::Unsupported(reason),
@@ -134,7 +136,7 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
                     .judged
                     .iter()
                     .flat_map(|&pass| (0..laws.len()).map(move |law| (pass, law)));
-                pairs.filter(|&(pass, law)| (laws[law].applies)(&case, pass)).collect()
+                pairs.filter(|&(pass, law)| laws[law].concerns(&case, pass)).collect()
             })
             .collect();
         let chosen = match options.depth {
@@ -176,7 +178,7 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
     let exact = Exact::new(case, profile);
     let case = exact.case();
     let mut records = Vec::new();
-    for pass in [Pass::Forward, Pass::Backward] {
+    for pass in Pass::ALL {
         let laws = || item.laws.iter().filter(|(of, _)| *of == pass).map(|(_, law)| law);
         if laws().next().is_none() {
             continue;

@@ -4,6 +4,7 @@ use etalon_problem::{Dtype, Error};
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
+use std::fmt;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
@@ -23,6 +24,24 @@ pub enum Data {
     I64(Vec<i64>),
     /// Flags: masks.
     Bool(Vec<bool>),
+}
+
+/// In which type numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// As floating-point numbers.
+    Float(Dtype),
+    /// As i64.
+    Integer,
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stored::Float(dtype) => dtype.name(),
+            Stored::Integer => "i64",
+        })
+    }
 }
 
 /// A tensor.
@@ -45,6 +64,18 @@ impl Tensor {
             Dtype::F16 => Data::F16(values_in_order.map(f16::from_f64).collect()),
         };
         Tensor { shape: values.shape().to_vec(), data }
+    }
+
+    /// The tensor that holds `values`, each rounded to the type in which it is stored. What no i64
+    /// is near becomes the nearest one, NaN 0.
+    pub fn store(values: &ArrayD<f64>, stored: Stored) -> Self {
+        match stored {
+            Stored::Float(dtype) => Tensor::round(values, dtype),
+            Stored::Integer => {
+                let data = Data::I64(values.iter().map(|x| x.round() as i64).collect());
+                Tensor { shape: values.shape().to_vec(), data }
+            }
+        }
     }
 
     /// Its number of elements.
@@ -75,12 +106,31 @@ impl Tensor {
         }
     }
 
+    /// In which type its numbers are stored, if it holds numbers.
+    pub fn stored(&self) -> Option<Stored> {
+        match self.data {
+            Data::I64(_) => Some(Stored::Integer),
+            _ => self.dtype().map(Stored::Float),
+        }
+    }
+
     /// The name of its element type.
     pub fn type_name(&self) -> &'static str {
         match self.data {
             Data::I64(_) => "i64",
             Data::Bool(_) => "bool",
             _ => self.dtype().map_or("", Dtype::name),
+        }
+    }
+
+    /// As [`Tensor::to_f64`], but integers are numbers, too: exactly those up to 2⁵³.
+    pub fn numbers(&self, name: &str) -> Result<ArrayD<f64>, Error> {
+        match &self.data {
+            Data::I64(x) => {
+                let data = Data::F64(x.iter().map(|&x| x as f64).collect());
+                Tensor { shape: self.shape.clone(), data }.to_f64(name)
+            }
+            _ => self.to_f64(name),
         }
     }
 

@@ -9,7 +9,7 @@ mod simd;
 pub(crate) use ask::stored;
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
-pub use reference::{Reference, oracle};
+pub use reference::{Reference, ReferenceIn, oracle};
 pub use simd::Simd;
 
 use crate::report::Absent;
@@ -20,6 +20,8 @@ pub fn present() -> (Vec<Box<dyn Tier>>, Vec<Absent>) {
     let mut tiers: Vec<Box<dyn Tier>> = Vec::new();
     let (levels, mut absent) = Simd::levels();
     tiers.extend(levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
+    tiers.push(Box::new(ReferenceIn::single()));
+    tiers.push(Box::new(ReferenceIn::double_double()));
     absent.push(Absent { tier: Cuda.name(), reason: Cuda::reason() });
     (tiers, absent)
 }

@@ -4,9 +4,11 @@
 //! lets a mutant live is blind to that bug; one that kills a control, which is correct but computes
 //! in another way, raises false alarms.
 
-mod backward;
-mod forward;
+mod attention;
 mod host;
+mod lazy_attention;
+mod linear_attention;
+mod linear_cross_entropy;
 mod mutant;
 
 pub use host::{CONTROLS, Host, Softmax, Style};
@@ -17,7 +19,7 @@ use crate::laws::{self, Exact, Flaw, Law, Trial};
 use crate::profile::Profile;
 use crate::suite::share;
 use crate::tier::Tier;
-use etalon_problem::{Algorithm, Dtype, Pass};
+use etalon_problem::{Dtype, Pass};
 use rayon::prelude::*;
 
 /// How a law ended over all cases that it applies to.
@@ -91,7 +93,7 @@ impl Ground {
     /// Those of a seed.
     pub fn new(seed: u64) -> Self {
         let laws = laws::all();
-        let cases = Algorithm::ALL.into_iter().flat_map(|algorithm| {
+        let cases = host::WITH_HOST.iter().flat_map(|&algorithm| {
             let specs = specs(algorithm, Depth::Core, seed);
             let cases = specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }.build());
             let cases: Vec<Exact> =
@@ -132,6 +134,9 @@ impl Ground {
     ) -> Vec<Found> {
         let mut found = Vec::new();
         for (t, tier) in tiers.iter().enumerate() {
+            if !tier.of().contains(&exact.case().spec.algorithm) {
+                continue;
+            }
             let trials = PASSES.map(|pass| Trial::new(tier, exact, pass));
             for &(pass, law) in pairs.iter().filter(|(_, law)| !fates[t][*law].is_kill()) {
                 let trial = &trials[usize::from(pass != PASSES[0])];
@@ -156,7 +161,7 @@ const PASSES: [Pass; 2] = [Pass::Forward, Pass::Backward];
 
 fn applicable(laws: &[Law], exact: &Exact) -> Vec<(Pass, usize)> {
     let pairs = PASSES.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
-    pairs.filter(|&(pass, law)| (laws[law].applies)(exact.case(), pass)).collect()
+    pairs.filter(|&(pass, law)| laws[law].concerns(exact.case(), pass)).collect()
 }
 
 fn join(fate: &mut Fate, found: Fate) {

@@ -95,18 +95,19 @@ impl Model {
         if dtype == self.profile.accumulator { 0.0 } else { dtype.unit_roundoff() }
     }
 
-    /// The type of an operand.
-    pub fn dtype(&self, precision: Precision) -> Dtype {
+    /// The floating-point type of an operand, if it has one.
+    pub fn dtype(&self, precision: Precision) -> Option<Dtype> {
         match precision {
-            Precision::Storage => self.storage,
-            Precision::Wide if self.storage == Dtype::F64 => Dtype::F64,
-            Precision::Wide => Dtype::F32,
+            Precision::Storage => Some(self.storage),
+            Precision::Wide if self.storage == Dtype::F64 => Some(Dtype::F64),
+            Precision::Wide => Some(Dtype::F32),
+            Precision::Integer => None,
         }
     }
 
     /// The absolute error of storing one number of about this size.
     pub fn store(&self, magnitude: f64, precision: Precision) -> f64 {
-        let dtype = self.dtype(precision);
+        let Some(dtype) = self.dtype(precision) else { return 0.0 };
         magnitude * dtype.unit_roundoff() + floor(magnitude, underflow(dtype))
     }
 
@@ -116,6 +117,9 @@ impl Model {
     pub fn finish(&self, value: f64, error: f64, precision: Precision) -> f64 {
         if !value.is_finite() {
             return 0.0; // its class decides, not its distance
+        }
+        if precision == Precision::Integer {
+            return error; // 0, or ∞ where rounding decides which number it is
         }
         if error > self.u * self.limit {
             return f64::INFINITY;

@@ -1,44 +1,24 @@
 //! Points of the grid such that every pair of values of two axes occurs.
 
-use super::{DlseKind, Family, MaskKind, OptionKind, SequenceKind, Spec};
+use super::{Point, Spec};
 use crate::generate::Stream;
-use crate::shapes::ShapeClass;
-use etalon_problem::{Algorithm, Dtype};
+use etalon_problem::Algorithm;
 use std::collections::BTreeSet;
-
-const STORAGE: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
 /// Two axes with one value of each.
 type Pair = (usize, usize, usize, usize);
 
 /// Greedy: each point takes an uncovered pair, then on every other axis the value that covers most
-/// further pairs; the seed decides between equals.
+/// further pairs; the seed decides between equals. The storage type is the first axis.
 pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
-    let dlse: &[DlseKind] = match algorithm {
-        Algorithm::Attention => &DlseKind::ALL,
-        Algorithm::AttentionLse => &[DlseKind::Present],
-    };
-    let sizes = [
-        STORAGE.len(),
-        MaskKind::ALL.len(),
-        OptionKind::ALL.len(),
-        ShapeClass::ALL.len(),
-        SequenceKind::ALL.len(),
-        Family::ALL.len(),
-        dlse.len(),
-    ];
+    let storage = Point::storage(algorithm);
+    let sizes: Vec<usize> = std::iter::once(storage.len()).chain(Point::sizes(algorithm)).collect();
     cover(&sizes, seed)
         .into_iter()
-        .map(|point| Spec {
-            algorithm,
-            dtype: STORAGE[point[0]],
-            mask: MaskKind::ALL[point[1]],
-            options: OptionKind::ALL[point[2]],
-            shape: ShapeClass::ALL[point[3]],
-            sequences: SequenceKind::ALL[point[4]],
-            family: Family::ALL[point[5]],
-            dlse: dlse[point[6]],
-            seed,
+        .filter_map(|indices| {
+            let (dtype, point) = indices.split_first()?;
+            let point = Point::at(algorithm, point)?;
+            Some(Spec { algorithm, dtype: storage[*dtype], point, seed })
         })
         .collect()
 }

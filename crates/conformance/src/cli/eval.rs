@@ -3,7 +3,7 @@
 use super::{Failure, Outcome, options};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
-use etalon_conformance::tensor::{Tensor, Tensors};
+use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
 use etalon_conformance::vectors::{self, Draft};
@@ -12,15 +12,16 @@ use std::path::PathBuf;
 
 const TENSORS: &str = "\
 The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …): `etalon list` has them \
-with their shapes. q, k, v, bias and their cotangents share one type, f64, f32, bf16 or f16; sinks, \
-dlse and the like are f32 (with f64: f64).";
+with their shapes. The main tensors share one type, f64, f32, bf16 or f16; sinks, dlse and the like \
+are f32 (with f64: f64), targets i64.";
 
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]
 pub struct Arguments {
-    /// What to evaluate: attention, attention_lse.
+    /// What to evaluate: attention, attention_lse, linear_attention, lazy_attention,
+    /// linear_cross_entropy.
     algorithm: Algorithm,
-    /// Which pass: forward, backward, double_backward, jvp.
+    /// Which pass: forward, backward, double_backward, jvp, step.
     pass: Pass,
     /// The problem: its extents and options.
     #[arg(long, value_name = "P.json")]
@@ -77,14 +78,17 @@ impl<'a> Inputs<'a> {
         refuse_strangers(problem, pass, &tensors)?;
         let operands = problem.operands(pass);
         let operands: Vec<&Operand> = operands.iter().filter(|x| x.role != Role::Output).collect();
-        // The first operand is q: its type is that of the storage.
-        let first = operands.first().and_then(|operand| tensors.get(operand.name));
-        let dtype = first.and_then(Tensor::dtype).unwrap_or(Dtype::F32);
+        // The type of the first operand (q, or h) is that of the storage.
+        let Some(first) = operands.first().map(|operand| operand.name) else {
+            let passes: Vec<&str> = problem.algorithm().passes().iter().map(|x| x.name()).collect();
+            return Err(Error::value("pass", format!("one of {}", passes.join(", ")), pass));
+        };
+        let dtype = tensors.get(first).and_then(Tensor::dtype).unwrap_or(Dtype::F32);
         let mut found = Tensors::new();
         for operand in operands {
             match tensors.remove(operand.name) {
                 Some(tensor) => {
-                    check(operand, &tensor, dtype)?;
+                    check(operand, &tensor, dtype, first)?;
                     found.insert(operand.name.to_string(), tensor);
                 }
                 None if operand.role == Role::OptionalCotangent => {}
@@ -118,7 +122,7 @@ impl<'a> Inputs<'a> {
             // The bounds know the exact values already.
             Some(bounds) if arguments.tier == "reference" => bounds
                 .iter()
-                .map(|(name, bound)| (name.clone(), Tensor::round(&bound.value, Dtype::F64)))
+                .map(|(name, bound)| (name.clone(), Tensor::store(&bound.value, bound.stored)))
                 .collect(),
             _ => self.outputs(&request, &arguments.tier)?,
         };
@@ -143,17 +147,20 @@ impl<'a> Inputs<'a> {
     }
 }
 
-fn check(operand: &Operand, tensor: &Tensor, storage: Dtype) -> Result<(), Error> {
+/// Fails unless a tensor has its shape and type: `first` says which type the storage has.
+fn check(operand: &Operand, tensor: &Tensor, storage: Dtype, first: &str) -> Result<(), Error> {
     Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
     let wide = if storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-    let (dtype, expected) = match operand.precision {
-        Precision::Storage if operand.name == "q" => {
-            (tensor.dtype().unwrap_or(storage), "f64, f32, bf16 or f16".to_string())
+    let (stored, expected) = match operand.precision {
+        Precision::Storage if operand.name == first => {
+            let dtype = tensor.dtype().unwrap_or(storage);
+            (Stored::Float(dtype), "f64, f32, bf16 or f16".to_string())
         }
-        Precision::Storage => (storage, format!("{storage}, as q does")),
-        Precision::Wide => (wide, format!("{wide}, as q holds {storage}")),
+        Precision::Storage => (Stored::Float(storage), format!("{storage}, as {first} does")),
+        Precision::Wide => (Stored::Float(wide), format!("{wide}, as {first} holds {storage}")),
+        Precision::Integer => (Stored::Integer, Stored::Integer.to_string()),
     };
-    if tensor.dtype() == Some(dtype) {
+    if tensor.stored() == Some(stored) {
         return Ok(());
     }
     Err(Error::Dtype {
@@ -162,6 +169,10 @@ fn check(operand: &Operand, tensor: &Tensor, storage: Dtype) -> Result<(), Error
         found: tensor.type_name().to_string(),
     })
 }
+
+/// Options with an operand of their name.
+const OPTIONS: [&str; 6] =
+    ["sinks", "bias", "initial_state", "final_state", "class_weights", "token_weights"];
 
 /// A tensor that no pass has is probably a misspelt one that this pass would take for zero.
 fn refuse_strangers(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<(), Error> {
@@ -173,7 +184,7 @@ fn refuse_strangers(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<
             && !arrays.iter().any(|(array, _)| array == *name)
     });
     let Some(name) = stranger else { return Ok(()) };
-    let option = ["sinks", "bias"].into_iter().find(|option| name.contains(option));
+    let option = OPTIONS.into_iter().find(|option| name.contains(option));
     Err(Error::Unexpected {
         operand: name.clone(),
         reason: match option {

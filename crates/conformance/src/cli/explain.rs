@@ -3,7 +3,7 @@
 use super::{Failure, Outcome, say};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
-use etalon_problem::{Align, Mask, Pass, Scores, Sequences};
+use etalon_problem::{Align, Mask, Scores, Sequences};
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -17,26 +17,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn explain(case: &Case) -> Result<String, Failure> {
-    let scores = case.problem.scores();
-    let e = &scores.extents;
-    let mut text = format!(
-        "{}: {} in {}\n\n{} batch element(s), {} query heads on {} key heads, {} queries, {} keys, \
-         {} elements in each\n",
-        case.name,
-        case.problem.algorithm(),
-        case.dtype,
-        e.batch,
-        e.query_heads,
-        e.key_heads,
-        e.queries,
-        e.keys,
-        e.dim
-    );
-    let (seen, all) = (scores.visible_pairs(), e.batch * e.query_heads * e.queries * e.keys);
-    text += &format!("a query sees {}: {seen} of {all} pairs\n", mask(&scores.mask));
-    text += &format!("sequences: {}\n", sequences(scores));
-    text += &format!("scores: {}\n", options(scores));
-    text += &format!("elements: {}\n", case.spec.family.name());
+    let mut text = format!("{}: {} in {}\n\n", case.name, case.problem.algorithm(), case.dtype);
+    if let Some(scores) = case.problem.scores() {
+        text += &pairs(scores);
+    }
+    text += &format!("elements: {}\n", case.spec.few_words());
     text += &match case.blocking() {
         Some(tiles) => format!("tiles: {} queries × {} keys\n", tiles.queries, tiles.keys),
         None => "tiles: as the tier likes them\n".to_string(),
@@ -47,12 +32,27 @@ fn explain(case: &Case) -> Result<String, Failure> {
     for (name, tensor) in &case.inputs {
         text += &format!("  {name} {:?} {}\n", tensor.shape, tensor.type_name());
     }
-    for pass in [Pass::Forward, Pass::Backward] {
-        let laws = laws::all().into_iter().filter(|law| (law.applies)(case, pass));
+    for &pass in case.problem.algorithm().passes() {
+        let laws = laws::all().into_iter().filter(|law| law.concerns(case, pass));
         let names: Vec<&str> = laws.map(|law| law.name).collect();
         text += &format!("\nLaws of {pass}: {}", names.join(", "));
     }
     Ok(text)
+}
+
+/// Who sees whom, in words.
+fn pairs(scores: &Scores) -> String {
+    let e = &scores.extents;
+    let mut text = format!(
+        "{} batch element(s), {} query heads on {} key heads, {} queries, {} keys, {} elements in \
+         each\n",
+        e.batch, e.query_heads, e.key_heads, e.queries, e.keys, e.dim
+    );
+    let (seen, all) = (scores.visible_pairs(), e.batch * e.query_heads * e.queries * e.keys);
+    text += &format!("a query sees {}: {seen} of {all} pairs\n", mask(&scores.mask));
+    text += &format!("sequences: {}\n", sequences(scores));
+    text += &format!("scores: {}\n", options(scores));
+    text
 }
 
 fn mask(mask: &Mask) -> String {

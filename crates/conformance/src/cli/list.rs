@@ -7,7 +7,8 @@ use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Dtype, Extents, Pass, Precision, Problem, Role,
+    Algorithm, Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention,
+    LinearCrossEntropy, LinearExtents, Operand, Pass, Precision, Problem, Role, TokenOutputs,
 };
 
 #[derive(Debug, clap::Args)]
@@ -33,7 +34,7 @@ fn everything() -> String {
     let mut text = String::from("Tensors (optional ones in brackets)\n");
     text += &tensors().to_string();
     text += "\n\nShapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E \
-             elements of a key and a value\n";
+             elements of a key and a value, W distances, T tokens, V classes\n";
     text += &shapes().to_string();
     text += "\n\nTiers: the element types that each offers, by pass\n";
     text += &offers(&all).to_string();
@@ -48,40 +49,91 @@ fn everything() -> String {
 }
 
 /// Extents that no two symbols share, so that a shape tells which it is made of.
-const EXTENTS: [(usize, &str); 7] =
-    [(2, "B"), (6, "Hq"), (3, "Hk"), (5, "N"), (7, "M"), (11, "D"), (13, "E")];
+const EXTENTS: [(usize, &str); 10] = [
+    (2, "B"),
+    (6, "Hq"),
+    (3, "Hk"),
+    (5, "N"),
+    (7, "M"),
+    (11, "D"),
+    (13, "E"),
+    (17, "T"),
+    (19, "V"),
+    (23, "W"),
+];
 
-/// A problem of each algorithm with every option set, so that all of its tensors show.
-fn samples() -> [Problem; 2] {
-    let [batch, query_heads, key_heads, queries, keys, dim, value_dim] =
+/// Problems of every algorithm with every option set, so that all of their tensors show.
+fn full() -> Vec<Problem> {
+    let [batch, query_heads, key_heads, queries, keys, dim, value_dim, tokens, vocab, width] =
         EXTENTS.map(|(extent, _)| extent);
     let extents = Extents { batch, query_heads, key_heads, queries, keys, dim };
     let attention = Attention::new(extents).value_dim(value_dim);
-    [
+    let linear = LinearExtents { batch, query_heads, key_heads, tokens: queries, dim };
+    let linear = LinearAttention::new(linear).value_dim(value_dim).initial_state().final_state();
+    let outputs = TokenOutputs { lse: true, logprob: true, entropy: true, argmax: true };
+    let loss = LinearCrossEntropy::new(tokens, dim, vocab).outputs(outputs);
+    vec![
         attention.sinks().bias(batch, query_heads).into(),
         AttentionLse::new(extents).sinks().bias(batch, query_heads).into(),
+        linear.clone().decay(Decay::PerHead).into(),
+        linear.decay(Decay::PerToken).into(),
+        LazyAttention::new(extents).value_dim(value_dim).bias(width).into(),
+        loss.bias().class_weights().token_weights().into(),
     ]
+}
+
+/// Problems of every algorithm without options.
+fn plain() -> Vec<Problem> {
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
+    let linear = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 1, dim: 1 };
+    vec![
+        Attention::new(extents).into(),
+        AttentionLse::new(extents).into(),
+        LinearAttention::new(linear).into(),
+        LazyAttention::new(extents).into(),
+        LinearCrossEntropy::new(1, 1, 1).into(),
+    ]
+}
+
+/// The tensors of a pass of an algorithm, each with whether it may be absent.
+fn operands(algorithm: Algorithm, pass: Pass) -> Vec<(Operand, bool)> {
+    let of = |problems: Vec<Problem>| -> Vec<Operand> {
+        let own = problems.into_iter().filter(|problem| problem.algorithm() == algorithm);
+        own.flat_map(|problem| problem.operands(pass)).collect()
+    };
+    let needed = of(plain());
+    let mut list: Vec<(Operand, bool)> = Vec::new();
+    for operand in of(full()) {
+        let option = !needed.iter().any(|other| other.name == operand.name);
+        if !list.iter().any(|(other, _)| other.name == operand.name) {
+            let absent = option || operand.role == Role::OptionalCotangent;
+            list.push((operand, absent));
+        }
+    }
+    list
 }
 
 /// Every tensor of any pass, tensors of equal shape and type together.
 fn shapes() -> comfy_table::Table {
     let mut names: Vec<(String, &str, Vec<&str>)> = Vec::new();
-    let problems = samples();
-    let of = |pass| problems.iter().flat_map(move |problem| problem.operands(pass));
-    for operand in Pass::ALL.into_iter().flat_map(of) {
+    let every = Algorithm::ALL.into_iter().flat_map(|algorithm| {
+        algorithm.passes().iter().flat_map(move |&pass| operands(algorithm, pass))
+    });
+    for (operand, _) in every {
         let symbol = |extent: &usize| {
             let found = EXTENTS.iter().find(|(sample, _)| sample == extent);
             found.map_or(String::new(), |(_, symbol)| symbol.to_string())
         };
-        let bias = operand.name.ends_with("bias");
+        let bias = operand.name.ends_with("bias") && operand.shape.len() == 4;
         let mut symbols: Vec<String> = operand.shape.iter().map(symbol).collect();
         if bias {
             // Its outer extents may also be 1.
             symbols.iter_mut().take(2).for_each(|symbol| symbol.push_str("|1"));
         }
         let stored = match operand.precision {
-            Precision::Storage => "as q",
+            Precision::Storage => "as q (h)",
             Precision::Wide => "f32 (f64 beside f64)",
+            Precision::Integer => "i64",
         };
         let shape = format!("[{}]", symbols.join(", "));
         match names.iter_mut().find(|(s, t, _)| (s.as_str(), *t) == (shape.as_str(), stored)) {
@@ -99,21 +151,19 @@ fn shapes() -> comfy_table::Table {
 
 fn tensors() -> comfy_table::Table {
     let mut table = table(&["algorithm", "pass", "in", "out"]);
-    for problem in samples() {
-        for pass in Pass::ALL {
+    for algorithm in Algorithm::ALL {
+        for &pass in algorithm.passes() {
+            let operands = operands(algorithm, pass);
             let names = |of: &dyn Fn(Role) -> bool| {
-                let operands = problem.operands(pass);
-                let names = operands.iter().filter(|operand| of(operand.role)).map(|operand| {
-                    let option = ["sinks", "bias"].iter().any(|x| operand.name.ends_with(x));
-                    match option || operand.role == Role::OptionalCotangent {
-                        true => format!("[{}]", operand.name),
-                        false => operand.name.to_string(),
-                    }
+                let names = operands.iter().filter(|(operand, _)| of(operand.role));
+                let names = names.map(|(operand, absent)| match absent {
+                    true => format!("[{}]", operand.name),
+                    false => operand.name.to_string(),
                 });
                 names.collect::<Vec<_>>().join(" ")
             };
             table.add_row([
-                problem.algorithm().name().to_string(),
+                algorithm.name().to_string(),
                 pass.name().to_string(),
                 names(&|role| role != Role::Output),
                 names(&|role| role == Role::Output),

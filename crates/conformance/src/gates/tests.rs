@@ -1,5 +1,6 @@
 use super::*;
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Stored, Tensor};
+use etalon_problem::Dtype;
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
 
@@ -8,6 +9,7 @@ fn bounds(value: &[f64], bound: &[f64]) -> Bounds {
     let bound = Bound {
         value: array(value).unwrap(),
         bound: array(bound).unwrap(),
+        stored: Stored::Float(Dtype::F64),
         largest: 65504.0, // as if stored in f16
     };
     Bounds { outputs: BTreeMap::from([("o".to_string(), bound)]), power: None }
@@ -106,7 +108,12 @@ fn a_row_that_cancels_is_measured_against_the_whole() {
     let value = array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]); // rms of all: 0.87
     let judge = |last: f64| {
         let bound = array([1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, last, last]);
-        let bound = Bound { value: value.clone(), bound, largest: f64::MAX };
+        let bound = Bound {
+            value: value.clone(),
+            bound,
+            stored: Stored::Float(Dtype::F64),
+            largest: f64::MAX,
+        };
         informative(&Bounds { outputs: BTreeMap::from([("dk".to_string(), bound)]), power: None })
     };
     assert!(judge(0.08).is_ok() && judge(0.09).is_err());

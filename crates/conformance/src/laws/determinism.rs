@@ -2,16 +2,17 @@
 
 use super::select::Selection;
 use super::tensors::{Equality, difference};
-use super::{Judgement, Kind, Law, Trial, refute};
+use super::{ATTENTION, EVERY, Judgement, Kind, Law, Trial, refute};
 use crate::cases::Case;
 use crate::tier::Hints;
-use etalon_problem::{Pass, Sequences};
+use etalon_problem::{Pass, Scores, Sequences};
 
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "determinism",
         statement: "Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.",
         kind: Kind::Contract,
+        of: EVERY,
         applies: |_, _| true,
         check: determinism,
     },
@@ -19,21 +20,28 @@ pub(super) const LAWS: &[Law] = &[
         name: "batch_invariance",
         statement: "A batch element gives the same bits alone as in its batch.",
         kind: Kind::Contract,
-        applies: |case: &Case, _: Pass| case.problem.scores().extents.batch > 1,
+        of: ATTENTION,
+        applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.extents.batch > 1),
         check: batch_invariance,
     },
     Law {
         name: "head_invariance",
         statement: "A key head with its query heads gives the same bits alone as beside others.",
         kind: Kind::Contract,
-        applies: |case: &Case, _: Pass| case.problem.scores().extents.key_heads > 1,
+        of: ATTENTION,
+        applies: |case: &Case, _: Pass| {
+            case.problem.scores().is_some_and(|s| s.extents.key_heads > 1)
+        },
         check: head_invariance,
     },
     Law {
         name: "sequence_invariance",
         statement: "A packed or padded sequence gives the same bits as its rows alone.",
         kind: Kind::Contract,
-        applies: |case: &Case, _: Pass| case.problem.scores().sequences != Sequences::Dense,
+        of: ATTENTION,
+        applies: |case: &Case, _: Pass| {
+            case.problem.scores().is_some_and(|s| s.sequences != Sequences::Dense)
+        },
         check: sequence_invariance,
     },
 ];
@@ -56,9 +64,9 @@ fn determinism(trial: &Trial<'_>) -> Judgement {
 /// more than the part.
 fn same_alone(trial: &Trial<'_>, part: &Selection, shared: &[&str], what: &str) -> Judgement {
     let (case, whole) = (trial.case, trial.clean()?);
-    let scores = case.problem.scores();
+    let scores = case.scores()?;
     let inputs = part.tensors(scores, &case.inputs);
-    let alone = trial.ask(&part.problem(&case.problem), &inputs, Hints::default())?;
+    let alone = trial.ask(&part.problem(&case.problem, scores), &inputs, Hints::default())?;
     for (name, tensor) in alone.iter().filter(|(name, _)| !shared.contains(&name.as_str())) {
         let place = part.tensor(scores, name, &whole[name]);
         let found = difference(name, &place, tensor, Equality::Bits, |_| true);
@@ -68,23 +76,22 @@ fn same_alone(trial: &Trial<'_>, part: &Selection, shared: &[&str], what: &str) 
 }
 
 /// Outputs that are summed over batch elements.
-fn shared_by_batch(case: &Case) -> Vec<&'static str> {
-    let scores = case.problem.scores();
+fn shared_by_batch(scores: &Scores) -> Vec<&'static str> {
     let bias = scores.bias.filter(|bias| bias.batch == 1 && scores.extents.batch > 1);
     [Some("dsinks"), bias.map(|_| "dbias")].into_iter().flatten().collect()
 }
 
 fn batch_invariance(trial: &Trial<'_>) -> Judgement {
-    let scores = trial.case.problem.scores();
+    let scores = trial.case.scores()?;
     for b in 0..scores.extents.batch {
         let part = Selection { batch: vec![b], ..Selection::all(scores) };
-        same_alone(trial, &part, &shared_by_batch(trial.case), &format!("batch element {b}"))?;
+        same_alone(trial, &part, &shared_by_batch(scores), &format!("batch element {b}"))?;
     }
     Ok(None)
 }
 
 fn head_invariance(trial: &Trial<'_>) -> Judgement {
-    let scores = trial.case.problem.scores();
+    let scores = trial.case.scores()?;
     let shared = scores.bias.filter(|bias| bias.heads == 1 && scores.extents.query_heads > 1);
     let shared: &[&str] = if shared.is_some() { &["dbias"] } else { &[] };
     for h in 0..scores.extents.key_heads {
@@ -95,7 +102,7 @@ fn head_invariance(trial: &Trial<'_>) -> Judgement {
 }
 
 fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
-    let scores = trial.case.problem.scores();
+    let scores = trial.case.scores()?;
     let packed = matches!(scores.sequences, Sequences::Packed { .. });
     for (s, sequence) in scores.sequences().into_iter().enumerate() {
         let rows = (
@@ -104,7 +111,7 @@ fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
         );
         let part =
             Selection { batch: vec![sequence.batch], rows: Some(rows), ..Selection::all(scores) };
-        let shared = if packed { vec!["dsinks"] } else { shared_by_batch(trial.case) };
+        let shared = if packed { vec!["dsinks"] } else { shared_by_batch(scores) };
         same_alone(trial, &part, &shared, &format!("sequence {s}"))?;
     }
     Ok(None)

@@ -3,8 +3,9 @@
 use super::select::{Selection, with_scores};
 use super::tensors::{Equality, difference, map, take};
 use super::visible::Visible;
-use super::{Judgement, Kind, Law, Trial, refute, values};
-use crate::cases::{Case, MaskKind};
+use super::{ATTENTION, Judgement, Kind, Law, Trial, refute, values};
+use crate::cases::Case;
+use crate::cases::attention::MaskKind;
 use crate::tensor::{Data, Tensor, Tensors};
 use crate::tier::Hints;
 use etalon_problem::{Align, BiasExtents, Mask, NamedArray, Pass, Problem, Scores, Sequences};
@@ -15,6 +16,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "mask_forms",
         statement: "A mask, its array, its compositions and its synonyms give the same numbers.",
         kind: Kind::Contract,
+        of: ATTENTION,
         applies: |_, _| true,
         check: mask_forms,
     },
@@ -22,11 +24,13 @@ pub(super) const LAWS: &[Law] = &[
         name: "bias_is_mask",
         statement: "A bias of −∞ where the mask forbids gives the same numbers as the mask.",
         kind: Kind::Contract,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            let scores = case.problem.scores();
-            case.spec.mask != MaskKind::Full
-                && scores.sequences == Sequences::Dense
-                && scores.softcap.is_none()
+            let masked = case.attention().is_some_and(|point| point.mask != MaskKind::Full);
+            masked
+                && case.problem.scores().is_some_and(|scores| {
+                    scores.sequences == Sequences::Dense && scores.softcap.is_none()
+                })
         },
         check: bias_is_mask,
     },
@@ -34,12 +38,13 @@ pub(super) const LAWS: &[Law] = &[
         name: "segments_are_calls",
         statement: "Segments that lie end to end give what a call for each of them gives.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            let scores = case.problem.scores();
-            scores.sequences == Sequences::Dense
-                && scores.extents.queries > 2
-                && scores.extents.keys > 2
-                && small(scores)
+            case.problem.scores().is_some_and(|scores| {
+                scores.sequences == Sequences::Dense
+                    && scores.extents.queries > 2
+                    && scores.extents.keys > 2
+            }) && small(case)
         },
         check: segments_are_calls,
     },
@@ -47,15 +52,18 @@ pub(super) const LAWS: &[Law] = &[
         name: "groups_are_copies",
         statement: "A key head shared by a group gives what a copy for every query head gives.",
         kind: Kind::Meaning,
-        applies: |case: &Case, _: Pass| case.problem.scores().group() > 1,
+        of: ATTENTION,
+        applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.group() > 1),
         check: groups_are_copies,
     },
 ];
 
 /// Laws that evaluate the reference once more do so on small cases.
-pub(super) fn small(scores: &Scores) -> bool {
-    let e = &scores.extents;
-    e.batch * e.query_heads * e.queries * e.keys * e.dim <= 1 << 19
+pub(super) fn small(case: &Case) -> bool {
+    case.problem.scores().is_none_or(|scores| {
+        let e = &scores.extents;
+        e.batch * e.query_heads * e.queries * e.keys * e.dim <= 1 << 19
+    })
 }
 
 fn same_numbers(
@@ -120,8 +128,8 @@ fn synonyms(mask: &Mask, scores: &Scores) -> Vec<(&'static str, Mask)> {
 
 fn mask_forms(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = problem.scores();
-    let array = Visible::new(problem, &Tensors::new()).mask();
+    let scores = trial.case.scores()?;
+    let array = Visible::new(scores, &Tensors::new()).mask();
     let mut forms = synonyms(&scores.mask, scores);
     forms.push(("its array", array));
     for (what, mask) in forms {
@@ -133,9 +141,9 @@ fn mask_forms(trial: &Trial<'_>) -> Judgement {
 
 fn bias_is_mask(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = problem.scores();
+    let scores = trial.case.scores()?;
     let e = scores.extents;
-    let allowed = Visible::new(problem, &Tensors::new());
+    let allowed = Visible::new(scores, &Tensors::new());
     let full = BiasExtents { batch: e.batch, heads: e.query_heads };
     let bias = match (inputs.get("bias"), scores.bias) {
         (Some(bias), Some(extents)) => {
@@ -172,7 +180,7 @@ fn zeros(shape: &[usize], like: &Tensor) -> Tensor {
 /// Three segments: about a quarter, a half and a quarter of the rows.
 fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = problem.scores();
+    let scores = trial.case.scores()?;
     let e = scores.extents;
     let cuts = |n: usize| [0, n.div_ceil(4), n - n.div_ceil(4), n];
     let (queries, keys) = (cuts(e.queries), cuts(e.keys));
@@ -185,7 +193,7 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
     };
     let mask = Mask::Segments { query: ids("query_ids", &queries), key: ids("key_ids", &keys) };
     let whole = with_scores(problem, Scores { mask, ..scores.clone() });
-    let plain = with_scores(problem, Scores { mask: Mask::Full, ..scores.clone() });
+    let plain = Scores { mask: Mask::Full, ..scores.clone() };
     let outputs = trial.ask(&whole, inputs, Hints::default())?;
     let bounds = trial.bounds_of(&whole, inputs)?;
     let mut margin = None;
@@ -193,7 +201,7 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
         let rows = Some((queries[s]..queries[s + 1], keys[s]..keys[s + 1]));
         let part = Selection { rows, ..Selection::all(scores) };
         let part_inputs = part.tensors(scores, inputs);
-        let part_problem = part.problem(&plain);
+        let part_problem = part.problem(problem, &plain);
         let alone = trial.ask(&part_problem, &part_inputs, Hints::default())?;
         let part_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
         for (name, tensor) in alone.iter().filter(|(name, _)| *name != "dsinks") {
@@ -210,7 +218,7 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
 
 fn groups_are_copies(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = problem.scores();
+    let scores = trial.case.scores()?;
     let group = scores.group();
     let mut copies = inputs.clone();
     let heads: Vec<usize> = (0..scores.extents.query_heads).map(|h| h / group).collect();

@@ -1,20 +1,21 @@
 //! Gate G1 as a law.
 
 use super::values::larger;
-use super::{Flaw, Judgement, Kind, Law, Trial};
+use super::{ATTENTION, EVERY, Flaw, Judgement, Kind, Law, Trial};
 use crate::bounds::Bounds;
-use crate::cases::{Case, Family};
+use crate::cases::Case;
 use crate::gates;
 use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::{BackwardMode, Hints};
-use etalon_problem::{Algorithm, Blocking, Pass, Sequences};
+use etalon_problem::{Algorithm, Blocking, Pass};
 
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "bound",
         statement: "Every element lies within its proven bound of the exact value.",
         kind: Kind::Gate,
+        of: EVERY,
         applies: |_, _| true,
         check: bound,
     },
@@ -22,6 +23,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "blocking",
         statement: "Any tile sizes give results within the bound.",
         kind: Kind::Gate,
+        of: EVERY,
         applies: |_, _| true,
         check: blocking,
     },
@@ -29,6 +31,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "modes",
         statement: "Every way through the backward pass gives results within the bound.",
         kind: Kind::Gate,
+        of: ATTENTION,
         applies: |_: &Case, pass| pass == Pass::Backward,
         check: modes,
     },
@@ -53,14 +56,11 @@ fn worst_of(margins: impl Iterator<Item = Judgement>) -> Judgement {
     Ok(worst)
 }
 
-/// Generic inputs with keys enough must be able to tell right from wrong; others may be blunt: where
-/// rows see a key or two, whole gradients cancel.
+/// Generic inputs with terms enough must be able to tell right from wrong; others may be blunt:
+/// where rows see a key or two, whole gradients cancel.
 fn bound(trial: &Trial<'_>) -> Judgement {
     let bounds = trial.bounds()?;
-    let scores = trial.case.problem.scores();
-    let e = &scores.extents;
-    let rich = scores.sequences == Sequences::Dense && e.queries.min(e.keys) > 15;
-    if trial.case.spec.family == Family::Generic && rich {
+    if trial.case.is_rich() {
         gates::informative(bounds).map_err(Flaw::Vacuous)?;
     }
     within(bounds, trial.clean()?)

@@ -3,7 +3,7 @@
 
 use super::values::larger;
 use super::visible::Visible;
-use super::{Flaw, Judgement, Kind, Law, Trial};
+use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::Tensors;
@@ -16,8 +16,10 @@ pub(super) const LAWS: &[Law] = &[
         name: "sum_dv",
         statement: "Without sinks Σ_j dv_j = Σ_i dout_i over the rows that see something.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| {
-            pass == Pass::Backward && has_v(case) && !case.problem.scores().sinks
+            let sinks = case.problem.scores().is_some_and(|scores| scores.sinks);
+            pass == Pass::Backward && has_v(case) && !sinks
         },
         check: sum_dv,
     },
@@ -25,9 +27,10 @@ pub(super) const LAWS: &[Law] = &[
         name: "sum_dk",
         statement: "Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| {
-            let scores = case.problem.scores();
-            pass == Pass::Backward && !scores.sinks && scores.softcap.is_none()
+            pass == Pass::Backward
+                && case.problem.scores().is_some_and(|s| !s.sinks && s.softcap.is_none())
         },
         check: sum_dk,
     },
@@ -35,6 +38,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "euler_qk",
         statement: "⟨dq, q⟩ = ⟨dk, k⟩ for every key head.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |_, pass| pass == Pass::Backward,
         check: euler_qk,
     },
@@ -42,6 +46,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "euler_vo",
         statement: "⟨dv, v⟩ = ⟨dout, o⟩ for every key head.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| pass == Pass::Backward && has_v(case),
         check: euler_vo,
     },
@@ -49,13 +54,13 @@ pub(super) const LAWS: &[Law] = &[
         name: "sum_dbias",
         statement: "Without sinks the row sums of dbias are dlse.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| {
-            let scores = case.problem.scores();
-            let e = scores.extents;
-            let own = |bias: etalon_problem::BiasExtents| {
-                bias.batch == e.batch && bias.heads == e.query_heads
-            };
-            pass == Pass::Backward && !scores.sinks && scores.bias.is_some_and(own)
+            pass == Pass::Backward
+                && case.problem.scores().is_some_and(|scores| {
+                    let full = [scores.extents.batch, scores.extents.query_heads];
+                    !scores.sinks && scores.bias.is_some_and(|x| [x.batch, x.heads] == full)
+                })
         },
         check: sum_dbias,
     },
@@ -124,12 +129,11 @@ fn heads(x: &ArrayD<f64>, b: usize, heads: std::ops::Range<usize>) -> ArrayD<f64
 }
 
 /// Every batch element and key head, with the range of its query heads.
-fn groups(case: &Case) -> Vec<(usize, usize, std::ops::Range<usize>)> {
-    let scores = case.problem.scores();
+fn groups(case: &Case) -> Result<Vec<(usize, usize, std::ops::Range<usize>)>, Flaw> {
+    let scores = case.scores()?;
     let (e, group) = (scores.extents, scores.group());
-    (0..e.batch)
-        .flat_map(|b| (0..e.key_heads).map(move |h| (b, h, h * group..(h + 1) * group)))
-        .collect()
+    let element = |b| (0..e.key_heads).map(move |h| (b, h, h * group..(h + 1) * group));
+    Ok((0..e.batch).flat_map(element).collect())
 }
 
 /// ⟨x, y⟩ with the slack of x.
@@ -146,7 +150,7 @@ fn euler_qk(trial: &Trial<'_>) -> Judgement {
     let (q, k) = (arrays.input("q")?, arrays.input("k")?);
     let ((dq, dq_bound), (dk, dk_bound)) = (arrays.output("dq")?, arrays.output("dk")?);
     let mut margin = None;
-    for (b, h, group) in groups(trial.case) {
+    for (b, h, group) in groups(trial.case)? {
         let rows = |x: &ArrayD<f64>| heads(x, b, group.clone());
         let keys = |x: &ArrayD<f64>| heads(x, b, h..h + 1);
         let left = inner(&rows(&dq), &rows(&q), &rows(dq_bound));
@@ -166,7 +170,7 @@ fn euler_vo(trial: &Trial<'_>) -> Judgement {
     let o = forward["o"].to_f64("o")?;
     let o_bound = &trial.bounds_in(Pass::Forward)?.outputs["o"].bound;
     let mut margin = None;
-    for (b, h, group) in groups(case) {
+    for (b, h, group) in groups(case)? {
         let rows = |x: &ArrayD<f64>| heads(x, b, group.clone());
         let keys = |x: &ArrayD<f64>| heads(x, b, h..h + 1);
         let left = inner(&keys(&dv), &keys(&v), &keys(dv_bound));
@@ -207,11 +211,11 @@ fn columns(
 fn sum_dv(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let arrays = Arrays::of(trial)?;
-    let counts = Visible::new(&case.problem, &case.inputs).counts();
+    let counts = Visible::new(case.scores()?, &case.inputs).counts();
     let dout = arrays.input("dout")?;
     let (dv, bound) = arrays.output("dv")?;
     let mut margin = None;
-    for (b, h, group) in groups(case) {
+    for (b, h, group) in groups(case)? {
         let key = |x: &ArrayD<f64>| heads(x, b, h..h + 1);
         let first = group.start;
         let seeing = |head: usize, i: usize| f64::from(counts[[b, first + head, i]] > 0);
@@ -225,8 +229,8 @@ fn sum_dv(trial: &Trial<'_>) -> Judgement {
 fn sum_dk(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let arrays = Arrays::of(trial)?;
-    let scale = case.problem.scores().scale();
-    let counts = Visible::new(&case.problem, &case.inputs).counts();
+    let scale = case.scores()?.scale();
+    let counts = Visible::new(case.scores()?, &case.inputs).counts();
     let q = arrays.input("q")?;
     let dlse = match arrays.inputs.contains_key("dlse") {
         true => arrays.input("dlse")?,
@@ -234,7 +238,7 @@ fn sum_dk(trial: &Trial<'_>) -> Judgement {
     };
     let (dk, bound) = arrays.output("dk")?;
     let mut margin = None;
-    for (b, h, group) in groups(case) {
+    for (b, h, group) in groups(case)? {
         let key = |x: &ArrayD<f64>| heads(x, b, h..h + 1);
         let first = group.start;
         let weight = |head: usize, i: usize| match counts[[b, first + head, i]] {
@@ -251,7 +255,7 @@ fn sum_dk(trial: &Trial<'_>) -> Judgement {
 fn sum_dbias(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let arrays = Arrays::of(trial)?;
-    let counts = Visible::new(&case.problem, &case.inputs).counts();
+    let counts = Visible::new(case.scores()?, &case.inputs).counts();
     let (dbias, bound) = arrays.output("dbias")?;
     let dlse = match arrays.inputs.contains_key("dlse") {
         true => arrays.input("dlse")?,

@@ -67,8 +67,7 @@ impl Selection {
     }
 
     /// The part as a problem of its own; a stretch of rows becomes one dense sequence.
-    pub fn problem(&self, whole: &Problem) -> Problem {
-        let scores = whole.scores();
+    pub fn problem(&self, whole: &Problem, scores: &Scores) -> Problem {
         let query_heads = self.query_heads(scores);
         let mut part = scores.clone();
         part.extents.batch = self.batch.len();
@@ -134,12 +133,11 @@ fn ids(array: &NamedArray<i64>, batch: &[usize], rows: Option<Vec<usize>>) -> Na
     NamedArray::new(array.name.clone(), &[batch.len(), rows.len()], data)
 }
 
-/// The same problem with other scores.
+/// The same problem with other scores, if it has any.
 pub(crate) fn with_scores(problem: &Problem, scores: Scores) -> Problem {
-    match problem {
-        Problem::Attention(whole) => {
-            etalon_problem::Attention { scores, value_dim: whole.value_dim }.into()
-        }
-        Problem::AttentionLse(_) => etalon_problem::AttentionLse { scores }.into(),
+    let mut problem = problem.clone();
+    if let Some(old) = problem.scores_mut() {
+        *old = scores;
     }
+    problem
 }

@@ -2,19 +2,18 @@
 
 use super::forms::small;
 use super::tensors::{map, nudged};
-use super::{Flaw, Judgement, Kind, Law, Trial};
-use crate::cases::{Case, Family};
+use super::{EVERY, Flaw, Judgement, Kind, Law, Trial};
+use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tier::Hints;
-use etalon_problem::{Dtype, Pass};
+use etalon_problem::Pass;
 
 pub(super) const LAWS: &[Law] = &[Law {
     name: "sensitivity",
     statement: "Every output follows every input that it depends on.",
     kind: Kind::Meaning,
-    applies: |case: &Case, _: Pass| {
-        matches!(case.spec.family, Family::Generic | Family::Peaked) && small(case.problem.scores())
-    },
+    of: EVERY,
+    applies: |case: &Case, _: Pass| case.is_smooth() && small(case),
     check: sensitivity,
 }];
 
@@ -27,8 +26,8 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
     let wanted: Vec<String> =
         case.problem.operands(trial.pass).iter().map(|x| x.name.to_string()).collect();
     for (input, tensor) in case.inputs.iter().filter(|(name, _)| wanted.contains(name)) {
+        let Some(dtype) = tensor.dtype() else { continue }; // whole numbers do not move a little
         let stream = Stream::new(case.spec.seed, input);
-        let dtype = tensor.dtype().unwrap_or(Dtype::F64);
         let mut at = 0;
         let moved = map(tensor, |_, x| {
             at += 1;
@@ -39,7 +38,7 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
         let outputs = trial.ask(&case.problem, &inputs, Hints::default())?;
         let after = trial.bounds_of(&case.problem, &inputs)?;
         for (name, tensor) in clean {
-            let (old, new) = (tensor.to_f64(name)?, outputs[name].to_f64(name)?);
+            let (old, new) = (tensor.numbers(name)?, outputs[name].numbers(name)?);
             let (from, to) = (&before.outputs[name], &after.outputs[name]);
             for ((index, old), new) in old.indexed_iter().zip(&new) {
                 let exact = to.value[&index] - from.value[&index];

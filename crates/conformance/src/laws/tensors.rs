@@ -1,6 +1,6 @@
 //! What the laws do to tensors: pick, change and compare elements, without a rounding.
 
-use crate::tensor::{Data, Tensor};
+use crate::tensor::{Data, Stored, Tensor};
 use etalon_problem::{Dtype, Error};
 use ndarray::ArrayD;
 
@@ -35,7 +35,7 @@ pub(crate) fn take(tensor: &Tensor, axis: usize, picks: &[usize]) -> Tensor {
 
 /// The elements in f64; the tensor is known to hold numbers.
 pub(crate) fn wide(tensor: &Tensor) -> Result<ArrayD<f64>, Error> {
-    tensor.to_f64("a tensor of the suite")
+    tensor.numbers("a tensor of the suite")
 }
 
 /// Every element replaced by `f(index, element)`, rounded to the tensor's own type. What `f`
@@ -48,7 +48,7 @@ pub(crate) fn map(
     for (index, x) in values.indexed_iter_mut() {
         *x = f(ndarray::Dimension::slice(&index), *x);
     }
-    Ok(Tensor::round(&values, tensor.dtype().unwrap_or(Dtype::F64)))
+    Ok(Tensor::store(&values, tensor.stored().unwrap_or(Stored::Float(Dtype::F64))))
 }
 
 /// The multi-index of an element.

@@ -8,19 +8,21 @@ use crate::tensor::Tensors;
 use crate::tier::{Hints, Request, Tier};
 use crate::tiers::ask;
 use etalon_problem::{Operand, Pass, Problem, Role};
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 /// A case with its exact results and their bounds: made when first asked for, shared by all tiers.
 pub struct Exact {
     case: Case,
     profile: Profile,
-    passes: [OnceLock<Result<Bounds, Flaw>>; 2],
+    passes: BTreeMap<Pass, OnceLock<Result<Bounds, Flaw>>>,
 }
 
 impl Exact {
     /// A case for kernels of a profile.
     pub fn new(case: Case, profile: Profile) -> Self {
-        Exact { case, profile, passes: Default::default() }
+        let passes = Pass::ALL.into_iter().map(|pass| (pass, OnceLock::new())).collect();
+        Exact { case, profile, passes }
     }
 
     /// The case.
@@ -29,13 +31,7 @@ impl Exact {
     }
 
     fn pass(&self, pass: Pass) -> Result<&Bounds, Flaw> {
-        let slot = match pass {
-            Pass::Forward => &self.passes[0],
-            Pass::Backward => &self.passes[1],
-            Pass::DoubleBackward | Pass::Jvp => {
-                return Err(Flaw::Unsupported(format!("{pass} has no proven bounds")));
-            }
-        };
+        let slot = &self.passes[&pass];
         // Made before the slot is locked, perhaps twice: while it waits for its own parallel parts, a
         // thread may be handed another trial of this case, and would wait for itself.
         let result = match slot.get() {

@@ -3,12 +3,13 @@
 use super::select::with_scores;
 use super::tensors::{Equality, difference, exceeds, map, take};
 use super::visible::Visible;
-use super::{Flaw, Judgement, Kind, Law, Trial, refute};
-use crate::cases::{Case, Family, MaskKind};
+use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial, refute};
+use crate::cases::Case;
+use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{Align, Dtype, Error, Mask, Pass, Scores, Sequences};
+use etalon_problem::{Align, Dtype, Error, Mask, Pass, Scores};
 use ndarray::{ArrayD, Axis, IxDyn};
 
 pub(super) const LAWS: &[Law] = &[
@@ -16,6 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "homogeneity",
         statement: "Twice v gives twice o; twice dout and dlse give twice every gradient.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| normal_range(case),
         check: homogeneity,
     },
@@ -23,6 +25,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "scale_exchange",
         statement: "Twice q with half the scale changes nothing but dq, which halves.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| normal_range(case),
         check: scale_exchange,
     },
@@ -30,6 +33,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "signs",
         statement: "Negated q and k negate dq and dk alone; negated v and dout o and dv alone.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |_, _| true,
         check: signs,
     },
@@ -37,8 +41,11 @@ pub(super) const LAWS: &[Law] = &[
         name: "key_order",
         statement: "The order of the keys changes nothing beyond the bound.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            case.spec.mask == MaskKind::Full && case.problem.scores().sequences == Sequences::Dense
+            case.attention().is_some_and(|point| {
+                point.mask == MaskKind::Full && point.sequences == SequenceKind::Dense
+            })
         },
         check: key_order,
     },
@@ -46,9 +53,10 @@ pub(super) const LAWS: &[Law] = &[
         name: "one_key",
         statement: "A row with one visible key returns its value bit by bit and its score as lse.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| {
-            let scores = case.problem.scores();
-            pass == Pass::Forward && !scores.sinks && scores.extents.keys > 0
+            pass == Pass::Forward
+                && case.problem.scores().is_some_and(|s| !s.sinks && s.extents.keys > 0)
         },
         check: one_key,
     },
@@ -56,6 +64,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "hull",
         statement: "o lies between the least and the greatest visible value of each column.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| pass == Pass::Forward && case.inputs.contains_key("v"),
         check: hull,
     },
@@ -63,7 +72,7 @@ pub(super) const LAWS: &[Law] = &[
 
 /// Doubling is exact where nothing is subnormal and nothing overflows.
 fn normal_range(case: &Case) -> bool {
-    !matches!(case.spec.family, Family::Range | Family::Large)
+    !case.attention().is_some_and(|point| matches!(point.family, Family::Range | Family::Large))
 }
 
 /// The larger of two margins.
@@ -76,7 +85,7 @@ pub(super) fn larger(a: Option<f64>, b: Option<f64>) -> Option<f64> {
 
 /// Fails unless |got − expected| ≤ limit everywhere; returns the largest share of a limit.
 pub(super) fn close(name: &str, got: &Tensor, expected: &Tensor, limit: &ArrayD<f64>) -> Judgement {
-    let (got, expected) = (got.to_f64(name)?, expected.to_f64(name)?);
+    let (got, expected) = (got.numbers(name)?, expected.numbers(name)?);
     let mut margin = 0f64;
     for ((index, limit), (a, b)) in limit.indexed_iter().zip(got.iter().zip(&expected)) {
         if a == b || (a.is_nan() && b.is_nan()) || *limit == f64::INFINITY {
@@ -160,7 +169,7 @@ fn homogeneity(trial: &Trial<'_>) -> Judgement {
 
 fn scale_exchange(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = problem.scores();
+    let scores = trial.case.scores()?;
     let halved = Scores { softmax_scale: Some(0.5 * scores.scale()), ..scores.clone() };
     let problem = with_scores(problem, halved);
     let outputs = trial.ask(&problem, &times(inputs, &["q"], 2.0)?, Hints::default())?;
@@ -184,7 +193,7 @@ fn signs(trial: &Trial<'_>) -> Judgement {
 
 fn key_order(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let keys = problem.scores().extents.keys;
+    let keys = trial.case.scores()?.extents.keys;
     // Fisher and Yates.
     let stream = Stream::new(trial.case.spec.seed, "key_order");
     let mut order: Vec<usize> = (0..keys).collect();
@@ -216,8 +225,9 @@ fn key_order(trial: &Trial<'_>) -> Judgement {
 fn one_key(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
     let mask = Mask::Window { left: Some(0), right: Some(0), align: Align::BottomRight };
-    let problem = with_scores(problem, Scores { mask, ..problem.scores().clone() });
-    let visible = Visible::new(&problem, inputs);
+    let narrow = Scores { mask, ..trial.case.scores()?.clone() };
+    let visible = Visible::new(&narrow, inputs);
+    let problem = with_scores(problem, narrow);
     let outputs = trial.ask(&problem, inputs, Hints::default())?;
     let bounds = trial.bounds_of(&problem, inputs)?;
     let lse = &bounds.outputs["lse"];
@@ -242,13 +252,13 @@ fn one_key(trial: &Trial<'_>) -> Judgement {
 
 fn hull(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
-    let visible = Visible::new(&case.problem, &case.inputs);
+    let visible = Visible::new(case.scores()?, &case.inputs);
     let (o, v) = (trial.clean()?["o"].to_f64("o")?, case.inputs["v"].to_f64("v")?);
     let bound = &trial.bounds()?.outputs["o"].bound;
     for ((index, &x), &bound) in o.indexed_iter().zip(bound) {
         let [b, h, i, c] = [0, 1, 2, 3].map(|axis| index[axis]);
         // A sink is a key with value 0.
-        let sink = case.problem.scores().sinks.then_some(0.0);
+        let sink = case.scores()?.sinks.then_some(0.0);
         let row = visible.pairs.slice(ndarray::s![b, h, i, ..]);
         let seen = row.iter().enumerate().filter(|(_, seen)| **seen);
         let seen = seen.map(|(j, _)| v[[b, h / visible.group(), j, c]]).chain(sink);

@@ -3,7 +3,7 @@
 use super::tensors::{Equality, difference, map};
 use super::values::close;
 use super::visible::Visible;
-use super::{Flaw, Judgement, Kind, Law, Trial, refute};
+use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial, refute};
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
@@ -16,8 +16,10 @@ pub(super) const LAWS: &[Law] = &[
         name: "unseen_poison",
         statement: "NaN in keys, values and rows that no pair makes visible changes nothing.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            allowed(case).pairs.iter().any(|seen| !seen) && lonely(case)
+            let hides = |allowed: Visible| allowed.pairs.iter().any(|seen| !seen);
+            allowed(case).is_ok_and(hides) && lonely(case)
         },
         check: |trial| unseen_poison(trial, Strict::Bound),
     },
@@ -25,15 +27,20 @@ pub(super) const LAWS: &[Law] = &[
         name: "seen_poison",
         statement: "NaN in one key makes the rows that see it NaN and leaves the others alone.",
         kind: Kind::Meaning,
-        applies: |case: &Case, _: Pass| split_key(&allowed(case)).is_some(),
+        of: ATTENTION,
+        applies: |case: &Case, _: Pass| {
+            allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
+        },
         check: |trial| seen_poison(trial, Strict::Bound),
     },
     Law {
         name: "poisoned_row",
         statement: "NaN in one query reaches the gradients of the keys that it sees and no other.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, pass: Pass| {
-            pass == Pass::Backward && split_row(&allowed(case)).is_some()
+            pass == Pass::Backward
+                && allowed(case).is_ok_and(|allowed| split_row(&allowed).is_some())
         },
         check: |trial| poisoned_row(trial, Strict::Bound),
     },
@@ -41,16 +48,21 @@ pub(super) const LAWS: &[Law] = &[
         name: "poison_bits",
         statement: "Where a NaN is not seen it does not change a bit.",
         kind: Kind::Contract,
-        applies: |case: &Case, _: Pass| split_key(&allowed(case)).is_some(),
+        of: ATTENTION,
+        applies: |case: &Case, _: Pass| {
+            allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
+        },
         check: poison_bits,
     },
     Law {
         name: "unseen_change",
         statement: "Other keys and values where a row does not look leave every bit of it.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            let e = case.problem.scores().extents;
-            e.keys > 1 && allowed(case).pairs.iter().any(|seen| !seen)
+            allowed(case).is_ok_and(|allowed| {
+                allowed.pairs.dim().3 > 1 && allowed.pairs.iter().any(|seen| !seen)
+            })
         },
         check: unseen_change,
     },
@@ -58,8 +70,12 @@ pub(super) const LAWS: &[Law] = &[
         name: "empty_rows",
         statement: "A row that sees nothing has o = 0 and lse = −∞ (its sink), and gradient 0.",
         kind: Kind::Meaning,
+        of: ATTENTION,
         applies: |case: &Case, _: Pass| {
-            Visible::new(&case.problem, &case.inputs).counts().iter().any(|count| *count == 0)
+            case.problem.scores().is_some_and(|scores| {
+                let counts = Visible::new(scores, &case.inputs).counts();
+                counts.iter().any(|count| *count == 0)
+            })
         },
         check: empty_rows,
     },
@@ -102,21 +118,21 @@ fn poison_bits(trial: &Trial<'_>) -> Judgement {
         unseen_poison(trial, Strict::Bits)?;
     }
     seen_poison(trial, Strict::Bits)?;
-    if trial.pass == Pass::Backward && split_row(&allowed(trial.case)).is_some() {
+    if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?).is_some() {
         poisoned_row(trial, Strict::Bits)?;
     }
     Ok(None)
 }
 
 /// Visibility by mask and sequences alone. A bias of −∞ hides only finite scores: NaN − ∞ is NaN.
-fn allowed(case: &Case) -> Visible {
-    Visible::new(&case.problem, &Tensors::new())
+fn allowed(case: &Case) -> Result<Visible, Error> {
+    Ok(Visible::new(case.scores()?, &Tensors::new()))
 }
 
 /// Whether some key is seen by nobody, or some row sees nothing.
 fn lonely(case: &Case) -> bool {
-    let allowed = allowed(case);
-    let e = case.problem.scores().extents;
+    let (Some(scores), Ok(allowed)) = (case.problem.scores(), allowed(case)) else { return false };
+    let e = scores.extents;
     let keys = (0..e.batch)
         .flat_map(|b| (0..e.key_heads).flat_map(move |h| (0..e.keys).map(move |j| (b, h, j))));
     allowed.counts().iter().any(|count| *count == 0)
@@ -134,9 +150,9 @@ fn poison(inputs: &Tensors, hit: impl Fn(&str, &[usize]) -> bool) -> Result<Tens
 
 fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let (case, clean) = (trial.case, trial.clean()?);
-    let allowed = allowed(case);
+    let allowed = allowed(case)?;
     let counts = allowed.counts();
-    let sinks = case.problem.scores().sinks;
+    let sinks = case.scores()?.sinks;
     let read = case.inputs.get("bias").map(|bias| read_bias(&allowed, &bias.shape));
     let poisoned = poison(&case.inputs, |name, at| match name {
         "k" | "v" => !allowed.seen(at[0], at[1], at[2]),
@@ -180,7 +196,7 @@ fn split_key(allowed: &Visible) -> Option<[usize; 3]> {
 
 fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let (case, clean) = (trial.case, trial.clean()?);
-    let allowed = allowed(case);
+    let allowed = allowed(case)?;
     let group = allowed.group();
     let [b, h, j] = split_key(&allowed).ok_or_else(|| Flaw::Vacuous("no such key".to_string()))?;
     let poisoned =
@@ -238,7 +254,7 @@ fn split_row(allowed: &Visible) -> Option<[usize; 3]> {
 
 fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let (case, clean) = (trial.case, trial.clean()?);
-    let allowed = allowed(case);
+    let allowed = allowed(case)?;
     let group = allowed.group();
     let [b, h, i] = split_row(&allowed).ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
     let poisoned =
@@ -263,8 +279,8 @@ fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
 /// sees stay.
 fn unseen_change(trial: &Trial<'_>) -> Judgement {
     let (case, clean) = (trial.case, trial.clean()?);
-    let allowed = allowed(case);
-    let e = case.problem.scores().extents;
+    let allowed = allowed(case)?;
+    let e = case.scores()?.extents;
     let (half, early) = (e.keys / 2, e.queries.div_ceil(2));
     let stream = Stream::new(case.spec.seed, "unseen_change");
     let redraw = |hit: &dyn Fn(&str, &[usize]) -> bool| -> Result<Tensors, Error> {
@@ -306,7 +322,7 @@ fn unseen_change(trial: &Trial<'_>) -> Judgement {
 
 fn empty_rows(trial: &Trial<'_>) -> Judgement {
     let (case, clean) = (trial.case, trial.clean()?);
-    let visible = Visible::new(&case.problem, &case.inputs);
+    let visible = Visible::new(case.scores()?, &case.inputs);
     let counts = visible.counts();
     let sinks = match case.inputs.get("sinks") {
         Some(sinks) => Some(sinks.to_f64("sinks")?),

@@ -1,10 +1,10 @@
 //! Which pairs are visible: by definition, pair by pair.
 
 use crate::tensor::Tensors;
-use etalon_problem::{Mask, NamedArray, Problem};
+use etalon_problem::{Mask, NamedArray, Scores};
 use ndarray::{Array3, Array4, ArrayD, IxDyn};
 
-/// Every visible pair of a problem with its inputs.
+/// Every visible pair of scores with their inputs.
 pub(crate) struct Visible {
     /// `[B, Hq, N, M]`: in the same sequence, allowed by the mask, and not −∞ by its bias.
     pub pairs: Array4<bool>,
@@ -14,8 +14,7 @@ pub(crate) struct Visible {
 }
 
 impl Visible {
-    pub fn new(problem: &Problem, inputs: &Tensors) -> Self {
-        let scores = problem.scores();
+    pub fn new(scores: &Scores, inputs: &Tensors) -> Self {
         let e = &scores.extents;
         let bias = inputs.get("bias").and_then(|bias| bias.to_f64("bias").ok());
         let mut pairs = Array4::from_elem((e.batch, e.query_heads, e.queries, e.keys), false);

@@ -13,7 +13,7 @@ const TILE: usize = 16;
 
 pub(super) fn check(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
-    let problem = skeleton(case);
+    let (problem, scores) = skeleton(case)?;
     let columns = case.inputs.get("v").map_or(0, |v| v.shape[3]);
     let inputs = fill(case, &problem, Pass::Forward, |name, at| match name {
         "q" => 0.0,
@@ -21,7 +21,7 @@ pub(super) fn check(trial: &Trial<'_>) -> Judgement {
         "k" => 1.0 + (at[2] % 5) as f64,
         _ => f64::from(u8::from(at[2] / TILE % columns.max(1) == at[3])),
     });
-    let visible = Visible::new(&problem, &inputs);
+    let visible = Visible::new(&scores, &inputs);
     let outputs = trial.ask(&problem, &inputs, Hints::default())?;
     let counts = visible.counts();
     let lse = outputs["lse"].to_f64("lse")?;

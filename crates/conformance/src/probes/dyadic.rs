@@ -11,7 +11,7 @@ use crate::laws::visible::Visible;
 use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::Tensors;
 use crate::tier::Hints;
-use etalon_problem::{Dtype, Pass, Problem};
+use etalon_problem::{Dtype, Pass, Problem, Scores};
 use ndarray::{Array4, ArrayD, IxDyn};
 
 /// σ of the skeleton.
@@ -20,9 +20,9 @@ const SCALE: f64 = 0.125;
 pub(super) fn check(trial: &Trial<'_>) -> Judgement {
     let mut margin = 0f64;
     for zero in ["q", "k"] {
-        let (problem, inputs, visible) = inputs(trial, zero)?;
+        let (problem, scores, inputs, visible) = inputs(trial, zero)?;
         let outputs = trial.ask(&problem, &inputs, Hints::default())?;
-        let expected = gradients(&problem, &inputs, &visible)?;
+        let expected = gradients(&scores, &inputs, &visible)?;
         for (name, sums) in expected {
             let tensor = &outputs[name];
             let u = tensor.dtype().unwrap_or(Dtype::F32).unit_roundoff();
@@ -56,14 +56,14 @@ impl Sum {
     }
 }
 
-fn inputs(trial: &Trial<'_>, zero: &str) -> Result<(Problem, Tensors, Visible), Flaw> {
+fn inputs(trial: &Trial<'_>, zero: &str) -> Result<(Problem, Scores, Tensors, Visible), Flaw> {
     let case = trial.case;
-    let problem = skeleton(case);
+    let (problem, scores) = skeleton(case)?;
     let stream = Stream::new(case.spec.seed, "dyadic_probe");
     let place = |at: &[usize]| place(7, at);
     let small = |at: &[usize]| stream.integer(place(at), -2, 2) as f64;
     let odd = |at: &[usize]| (2 * stream.integer(place(at), -2, 1) + 1) as f64;
-    let visible = Visible::new(&problem, &Tensors::new());
+    let visible = Visible::new(&scores, &Tensors::new());
     let counts = visible.counts();
     // v first: which rows count depends on it.
     let v =
@@ -86,7 +86,7 @@ fn inputs(trial: &Trial<'_>, zero: &str) -> Result<(Problem, Tensors, Visible), 
         "dlse" if exact(at) => odd(at),
         _ => 0.0,
     });
-    Ok((problem, inputs, visible))
+    Ok((problem, scores, inputs, visible))
 }
 
 /// The means of the visible values.
@@ -103,11 +103,10 @@ fn means(v: &ArrayD<f64>, visible: &Visible) -> Array4<f64> {
 
 /// (B1) to (B7) with P = 1/n, pair by pair.
 fn gradients(
-    problem: &Problem,
+    scores: &Scores,
     inputs: &Tensors,
     visible: &Visible,
 ) -> Result<Vec<(&'static str, ArrayD<Sum>)>, Flaw> {
-    let scores = problem.scores();
     let e = scores.extents;
     let array = |name: &str| inputs[name].to_f64(name);
     let (q, k) = (array("q")?, array("k")?);

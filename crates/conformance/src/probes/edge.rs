@@ -12,7 +12,7 @@ use crate::laws::visible::Visible;
 use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::Tensors;
 use crate::tier::Hints;
-use etalon_problem::{Pass, Problem};
+use etalon_problem::{Error, Pass, Problem, Scores};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ const NOTHING: f64 = 8.271_806_125_530_277e-25; // 2⁻⁸⁰
 
 pub(super) fn check(trial: &Trial<'_>) -> Judgement {
     for parity in [0, 1] {
-        let probe = Probe::new(trial, parity);
+        let probe = Probe::new(trial, parity)?;
         let outputs = trial.ask(&probe.problem, &probe.inputs, Hints::default())?;
         let expected = match trial.pass {
             Pass::Forward => probe.forward(),
@@ -47,6 +47,7 @@ pub(super) fn check(trial: &Trial<'_>) -> Judgement {
 
 struct Probe {
     problem: Problem,
+    scores: Scores,
     inputs: Tensors,
     visible: Visible,
     parity: usize,
@@ -75,11 +76,11 @@ fn coordinate(j: usize, c: usize, dim: usize) -> f64 {
 }
 
 impl Probe {
-    fn new(trial: &Trial<'_>, parity: usize) -> Self {
+    fn new(trial: &Trial<'_>, parity: usize) -> Result<Self, Error> {
         let case = trial.case;
-        let problem = skeleton(case);
+        let (problem, scores) = skeleton(case)?;
         let stream = Stream::new(case.spec.seed, "edge_probe");
-        let dim = problem.scores().extents.dim;
+        let dim = scores.extents.dim;
         let inputs = fill(case, &problem, trial.pass, |name, at| match name {
             "q" if at[3] < 2 => 880.0 * sign(parity, at[2]),
             "q" => 0.0,
@@ -88,10 +89,10 @@ impl Probe {
             "dout" => dout(&stream, at),
             _ => dlse(&stream, at),
         });
-        let visible = Visible::new(&problem, &inputs);
+        let visible = Visible::new(&scores, &inputs);
         let value_dim = case.inputs.get("v").map_or(0, |v| v.shape[3]);
         let with_dlse = inputs.contains_key("dlse");
-        Probe { problem, inputs, visible, parity, stream, with_dlse, value_dim }
+        Ok(Probe { problem, scores, inputs, visible, parity, stream, with_dlse, value_dim })
     }
 
     /// Every row with its edge, if it sees anything: `([b, h, i], key head, j)`.
@@ -114,7 +115,7 @@ impl Probe {
     }
 
     fn forward(&self) -> BTreeMap<&'static str, ArrayD<f64>> {
-        let scores = self.problem.scores();
+        let scores = &self.scores;
         let rows = scores.row_shape();
         let mut lse = ArrayD::from_elem(IxDyn(&rows), f64::NEG_INFINITY);
         let mut o = self.zeros(&[rows[0], rows[1], rows[2], self.value_dim]);
@@ -130,7 +131,7 @@ impl Probe {
     }
 
     fn backward(&self) -> BTreeMap<&'static str, ArrayD<f64>> {
-        let scores = self.problem.scores();
+        let scores = &self.scores;
         let e = scores.extents;
         let mut dq = self.zeros(&scores.q_shape());
         let mut dk = self.zeros(&scores.k_shape());

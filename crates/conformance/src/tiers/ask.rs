@@ -1,6 +1,6 @@
 //! Asking a tier without trusting it.
 
-use crate::tensor::{Data, Tensor, Tensors};
+use crate::tensor::{Data, Stored, Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
 use etalon_problem::{Dtype, Operand, Precision, Role};
 use std::any::Any;
@@ -43,11 +43,12 @@ fn message(panic: &(dyn Any + Send)) -> String {
 }
 
 /// The type in which an operand is stored when the main tensors are stored as `dtype`.
-pub(crate) fn stored(operand: &Operand, dtype: Dtype) -> Dtype {
+pub(crate) fn stored(operand: &Operand, dtype: Dtype) -> Stored {
     match (operand.precision, dtype) {
-        (Precision::Storage, dtype) => dtype,
-        (Precision::Wide, Dtype::F64) => Dtype::F64,
-        (Precision::Wide, _) => Dtype::F32,
+        (Precision::Storage, dtype) => Stored::Float(dtype),
+        (Precision::Wide, Dtype::F64) => Stored::Float(Dtype::F64),
+        (Precision::Wide, _) => Stored::Float(Dtype::F32),
+        (Precision::Integer, _) => Stored::Integer,
     }
 }
 
@@ -61,9 +62,9 @@ fn check(request: &Request<'_>, outputs: &Tensors) -> Result<(), String> {
             let (expected, found) = (&operand.shape, &tensor.shape);
             return Err(format!("`{name}` must have shape {expected:?}, found {found:?}"));
         }
-        let dtype = stored(operand, request.dtype);
-        if tensor.dtype() != Some(dtype) {
-            return Err(format!("`{name}` must hold {dtype}, found {}", tensor.type_name()));
+        let stored = stored(operand, request.dtype);
+        if tensor.stored() != Some(stored) {
+            return Err(format!("`{name}` must hold {stored}, found {}", tensor.type_name()));
         }
     }
     match outputs.keys().find(|name| !expected.iter().any(|operand| operand.name == *name)) {

@@ -1,11 +1,19 @@
 //! The reference as a tier, and as the oracle.
 
+mod attention;
+mod attention_lse;
+mod lazy_attention;
+mod linear_attention;
+mod linear_cross_entropy;
+
 use crate::bounds::{Values, values};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Algorithm, Attention, AttentionLse, Dtype, Error, Pass, Problem, Role};
-use etalon_reference::{attention, attention_lse};
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
+use etalon_reference::scalar::{Quad, Real};
 use ndarray::{Array, ArrayD, ArrayView, Dimension};
+use std::collections::BTreeMap;
+use std::marker::PhantomData;
 
 /// The reference: f64 whatever the storage type of the inputs, rounded once at the end to the
 /// type in which the request wants its outputs.
@@ -17,174 +25,161 @@ impl Tier for Reference {
         "reference".to_string()
     }
 
-    fn offers(&self, _: Algorithm, _: Pass, _: Dtype) -> Result<(), String> {
-        Ok(())
+    fn offers(&self, algorithm: Algorithm, pass: Pass, _: Dtype) -> Result<(), String> {
+        has(algorithm, pass)
     }
 
     fn run(&self, request: &Request<'_>) -> Answer {
-        let outputs = match oracle(request) {
-            Ok(outputs) => outputs,
-            Err(error) => return Answer::Error(error.to_string()),
-        };
-        let operands = request.problem.operands(request.pass);
-        let operands = operands.iter().filter(|operand| operand.role == Role::Output);
-        let round = |operand: &etalon_problem::Operand| {
-            let values = outputs[operand.name].to_f64(operand.name)?;
-            let tensor = Tensor::round(&values, super::stored(operand, request.dtype));
-            Ok((operand.name.to_string(), tensor))
-        };
-        match operands.map(round).collect::<Result<Tensors, Error>>() {
-            Ok(outputs) => Answer::Outputs(outputs),
-            Err(error) => Answer::Error(error.to_string()),
+        answer::<f64>(request)
+    }
+}
+
+/// The reference's formulas in another arithmetic, judged like any tier: in f32 they show what the
+/// bounds leave to a plain kernel, in double-double that the f64 oracle is not the one that errs.
+#[derive(Debug, Clone, Copy)]
+pub struct ReferenceIn<T> {
+    name: &'static str,
+    arithmetic: PhantomData<T>,
+}
+
+impl ReferenceIn<f32> {
+    /// In f32, for every storage type but f64.
+    pub fn single() -> Self {
+        ReferenceIn { name: "reference/f32", arithmetic: PhantomData }
+    }
+}
+
+impl ReferenceIn<Quad> {
+    /// In double-double, for f64.
+    pub fn double_double() -> Self {
+        ReferenceIn { name: "reference/double-double", arithmetic: PhantomData }
+    }
+}
+
+/// The algorithms that these tiers leave to the tests of the reference: others compute them.
+const WITH_OTHER_TIERS: [Algorithm; 2] = [Algorithm::Attention, Algorithm::AttentionLse];
+
+impl<T: Real> Tier for ReferenceIn<T> {
+    fn name(&self) -> String {
+        self.name.to_string()
+    }
+
+    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
+        if WITH_OTHER_TIERS.contains(&algorithm) {
+            return Err("the simd tier exercises these bounds".to_string());
+        }
+        let f64_wanted = size_of::<T>() > size_of::<f64>();
+        match (dtype == Dtype::F64, f64_wanted) {
+            (true, false) => Err("it computes in f32".to_string()),
+            (false, true) => Err("it is for f64".to_string()),
+            _ => has(algorithm, pass),
+        }
+    }
+
+    fn run(&self, request: &Request<'_>) -> Answer {
+        match self.offers(request.problem.algorithm(), request.pass, request.dtype) {
+            Ok(()) => answer::<T>(request),
+            Err(reason) => Answer::Unsupported(reason),
         }
     }
 }
 
+/// Algorithms that these tiers do not know yet.
+const NOT_YET: &[Algorithm] =
+    &[Algorithm::LinearAttention, Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
+
+fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
+    if NOT_YET.contains(&algorithm) {
+        return Err("not written yet".to_string());
+    }
+    match algorithm.passes().contains(&pass) {
+        true => Ok(()),
+        false => Err(format!("{algorithm} has no {pass}")),
+    }
+}
+
+fn answer<T: Real>(request: &Request<'_>) -> Answer {
+    if let Err(reason) = has(request.problem.algorithm(), request.pass) {
+        return Answer::Unsupported(reason);
+    }
+    let outputs = match outputs::<T>(request) {
+        Ok(outputs) => outputs,
+        Err(error) => return Answer::Error(error.to_string()),
+    };
+    let operands = request.problem.operands(request.pass);
+    let operands = operands.iter().filter(|operand| operand.role == Role::Output);
+    let round = |operand: &Operand| {
+        let stored = super::stored(operand, request.dtype);
+        (operand.name.to_string(), Tensor::store(&outputs[operand.name], stored))
+    };
+    Answer::Outputs(operands.map(round).collect())
+}
+
 /// The exact outputs of a request, in f64: nothing is rounded to the storage type.
 pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
-    let inputs = values(request.problem, request.pass, request.inputs)?;
-    let outputs = match request.problem {
-        Problem::Attention(problem) => attention_pass(problem, request.pass, &inputs),
-        Problem::AttentionLse(problem) => lse_pass(problem, request.pass, &inputs),
-    }?;
-    let exact = |(name, values)| (name, Tensor::round(&values, Dtype::F64));
+    let outputs = outputs::<f64>(request)?;
+    let operands = request.problem.operands(request.pass);
+    let exact = |(name, values): (String, ArrayD<f64>)| {
+        let operand = operands.iter().find(|operand| operand.name == name);
+        let stored = operand.map(|operand| super::stored(operand, Dtype::F64));
+        let stored = stored.unwrap_or(crate::tensor::Stored::Float(Dtype::F64));
+        (name, Tensor::store(&values, stored))
+    };
     Ok(outputs.into_iter().map(exact).collect())
 }
 
+/// The outputs of a request in the arithmetic of T, each then the nearest f64.
+fn outputs<T: Real>(request: &Request<'_>) -> Result<Values, Error> {
+    let inputs = values(request.problem, request.pass, request.inputs)?;
+    let inputs: Arrays<T> =
+        inputs.into_iter().map(|(name, values)| (name, values.mapv(T::from_f64))).collect();
+    let outputs = match request.problem {
+        Problem::Attention(problem) => attention::pass(problem, request.pass, &inputs),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, request.pass, &inputs),
+        Problem::LinearAttention(problem) => linear_attention::pass(problem, request.pass, &inputs),
+        Problem::LazyAttention(problem) => lazy_attention::pass(problem, request.pass, &inputs),
+        Problem::LinearCrossEntropy(problem) => {
+            linear_cross_entropy::pass(problem, request.pass, &inputs)
+        }
+    }?;
+    Ok(outputs.into_iter().map(|(name, values)| (name, values.mapv(Real::to_f64))).collect())
+}
+
+/// Arrays by name.
+type Arrays<T> = BTreeMap<String, ArrayD<T>>;
+
 /// Outputs by name; an absent one belongs to an option that is not set.
-fn named<const N: usize>(outputs: [(&str, Option<ArrayD<f64>>); N]) -> Values {
-    let present = |(name, values): (&str, Option<ArrayD<f64>>)| Some((name.to_string(), values?));
+fn named<T, const N: usize>(outputs: [(&str, Option<ArrayD<T>>); N]) -> Arrays<T> {
+    let present = |(name, values): (&str, Option<ArrayD<T>>)| Some((name.to_string(), values?));
     outputs.into_iter().filter_map(present).collect()
 }
 
-fn some<D: Dimension>(array: Array<f64, D>) -> Option<ArrayD<f64>> {
+fn some<T, D: Dimension>(array: Array<T, D>) -> Option<ArrayD<T>> {
     Some(array.into_dyn())
 }
 
 /// An operand that may be absent.
-fn view<'a, D: Dimension>(
-    inputs: &'a Values,
+fn view<'a, T, D: Dimension>(
+    inputs: &'a Arrays<T>,
     name: &str,
-) -> Result<Option<ArrayView<'a, f64, D>>, Error> {
+) -> Result<Option<ArrayView<'a, T, D>>, Error> {
     let Some(array) = inputs.get(name) else { return Ok(None) };
     let axes = || Error::value(format!("axes of `{name}`"), "those of the pass", array.ndim());
     array.view().into_dimensionality().map(Some).map_err(|_| axes())
 }
 
-fn needed<'a, D: Dimension>(
-    inputs: &'a Values,
+fn needed<'a, T, D: Dimension>(
+    inputs: &'a Arrays<T>,
     name: &str,
-) -> Result<ArrayView<'a, f64, D>, Error> {
+) -> Result<ArrayView<'a, T, D>, Error> {
     view(inputs, name)?.ok_or_else(|| Error::Missing {
         operand: name.to_string(),
         reason: "the pass needs it".to_string(),
     })
 }
 
-fn attention_pass(problem: &Attention, pass: Pass, x: &Values) -> Result<Values, Error> {
-    let inputs = attention::Inputs {
-        q: needed(x, "q")?,
-        k: needed(x, "k")?,
-        v: needed(x, "v")?,
-        sinks: view(x, "sinks")?,
-        bias: view(x, "bias")?,
-    };
-    let cotangents =
-        || Ok(attention::Cotangents { dout: needed(x, "dout")?, dlse: view(x, "dlse")? });
-    Ok(match pass {
-        Pass::Forward => {
-            let out = attention::forward(problem, &inputs)?;
-            named([("o", some(out.o)), ("lse", some(out.lse))])
-        }
-        Pass::Backward => {
-            let out = attention::backward(problem, &inputs, &cotangents()?)?;
-            named([
-                ("dq", some(out.dq)),
-                ("dk", some(out.dk)),
-                ("dv", some(out.dv)),
-                ("dsinks", out.dsinks.and_then(some)),
-                ("dbias", out.dbias.and_then(some)),
-            ])
-        }
-        Pass::DoubleBackward => {
-            let second = attention::SecondCotangents {
-                ddq: view(x, "ddq")?,
-                ddk: view(x, "ddk")?,
-                ddv: view(x, "ddv")?,
-                ddsinks: view(x, "ddsinks")?,
-                ddbias: view(x, "ddbias")?,
-                cot_o: view(x, "cot_o")?,
-                cot_lse: view(x, "cot_lse")?,
-            };
-            let out = attention::double_backward(problem, &inputs, &cotangents()?, &second)?;
-            named([
-                ("gq", some(out.gq)),
-                ("gk", some(out.gk)),
-                ("gv", some(out.gv)),
-                ("gdout", some(out.gdout)),
-                ("gdlse", some(out.gdlse)),
-                ("gsinks", out.gsinks.and_then(some)),
-                ("gbias", out.gbias.and_then(some)),
-            ])
-        }
-        Pass::Jvp => {
-            let tangents = attention::Tangents {
-                tq: view(x, "tq")?,
-                tk: view(x, "tk")?,
-                tv: view(x, "tv")?,
-                tsinks: view(x, "tsinks")?,
-                tbias: view(x, "tbias")?,
-            };
-            let out = attention::jvp(problem, &inputs, &tangents)?;
-            named([("to", some(out.to)), ("tlse", some(out.tlse))])
-        }
-    })
-}
-
-fn lse_pass(problem: &AttentionLse, pass: Pass, x: &Values) -> Result<Values, Error> {
-    let inputs = attention_lse::Inputs {
-        q: needed(x, "q")?,
-        k: needed(x, "k")?,
-        sinks: view(x, "sinks")?,
-        bias: view(x, "bias")?,
-    };
-    let cotangents = || Ok(attention_lse::Cotangents { dlse: needed(x, "dlse")? });
-    Ok(match pass {
-        Pass::Forward => named([("lse", some(attention_lse::forward(problem, &inputs)?.lse))]),
-        Pass::Backward => {
-            let out = attention_lse::backward(problem, &inputs, &cotangents()?)?;
-            named([
-                ("dq", some(out.dq)),
-                ("dk", some(out.dk)),
-                ("dsinks", out.dsinks.and_then(some)),
-                ("dbias", out.dbias.and_then(some)),
-            ])
-        }
-        Pass::DoubleBackward => {
-            let second = attention_lse::SecondCotangents {
-                ddq: view(x, "ddq")?,
-                ddk: view(x, "ddk")?,
-                ddsinks: view(x, "ddsinks")?,
-                ddbias: view(x, "ddbias")?,
-                cot_lse: view(x, "cot_lse")?,
-            };
-            let out = attention_lse::double_backward(problem, &inputs, &cotangents()?, &second)?;
-            named([
-                ("gq", some(out.gq)),
-                ("gk", some(out.gk)),
-                ("gdlse", some(out.gdlse)),
-                ("gsinks", out.gsinks.and_then(some)),
-                ("gbias", out.gbias.and_then(some)),
-            ])
-        }
-        Pass::Jvp => {
-            let tangents = attention_lse::Tangents {
-                tq: view(x, "tq")?,
-                tk: view(x, "tk")?,
-                tsinks: view(x, "tsinks")?,
-                tbias: view(x, "tbias")?,
-            };
-            named([("tlse", some(attention_lse::jvp(problem, &inputs, &tangents)?.tlse))])
-        }
-    })
+/// A pass that the algorithm does not have.
+fn no_pass(algorithm: Algorithm, pass: Pass) -> Error {
+    let passes: Vec<&str> = algorithm.passes().iter().map(|pass| pass.name()).collect();
+    Error::value("pass", format!("one of {}", passes.join(", ")), pass)
 }

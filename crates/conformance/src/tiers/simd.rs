@@ -44,9 +44,15 @@ impl Tier for Simd {
         format!("simd/{}", self.level)
     }
 
-    fn offers(&self, _: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
+    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
+        let written = [Algorithm::Attention, Algorithm::AttentionLse].contains(&algorithm);
         match (pass, dtype) {
-            (Pass::DoubleBackward | Pass::Jvp, _) => Err("not written yet for simd".to_string()),
+            (Pass::Forward | Pass::Backward, _) if !written => {
+                Err("not written yet for simd".to_string())
+            }
+            (Pass::DoubleBackward | Pass::Jvp | Pass::Step, _) => {
+                Err("not written yet for simd".to_string())
+            }
             (_, Dtype::F64) => Err("simd stores f32, bf16 or f16".to_string()),
             _ => Ok(()),
         }
@@ -171,6 +177,10 @@ fn answer<T: Stored>(request: &Request<'_>, options: &Options) -> Result<Tensors
         Problem::AttentionLse(problem) => {
             lse_pass::<T>(problem, request.pass, request.inputs, options)
         }
+        other => Err(Error::Unsupported {
+            what: other.algorithm().to_string(),
+            reason: "not written yet for simd".to_string(),
+        }),
     }
 }
 

@@ -1,12 +1,10 @@
 //! The host: a small tiled implementation in f32, in which every mutant is a line or two.
 
 use super::mutant::Mutant;
+use super::{attention, lazy_attention, linear_attention, linear_cross_entropy};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{
-    Algorithm, Align, Attention, Dtype, Error, Mask, Pass, Problem, Role, Scores, Sequence,
-    Sequences,
-};
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
@@ -70,16 +68,73 @@ impl Host {
     pub fn mutant(mutant: Mutant) -> Self {
         Host { style: PLAIN, mutant: Some(mutant), runs: AtomicUsize::new(0) }
     }
+
+    /// The algorithms that it computes: those of its bug, or all that have a host.
+    pub(super) fn of(&self) -> &'static [Algorithm] {
+        self.mutant.map_or(WITH_HOST, Mutant::of)
+    }
+
+    fn answer(&self, request: &Request<'_>) -> Result<Tensors, Error> {
+        let job = Job {
+            style: self.style,
+            mutant: self.mutant,
+            run: self.runs.fetch_add(1, Ordering::Relaxed),
+            request,
+        };
+        let results = match request.problem {
+            Problem::Attention(_) | Problem::AttentionLse(_) => attention::results(&job),
+            Problem::LinearAttention(problem) => linear_attention::results(problem, &job),
+            Problem::LazyAttention(problem) => lazy_attention::results(problem, &job),
+            Problem::LinearCrossEntropy(problem) => linear_cross_entropy::results(problem, &job),
+        }?;
+        let operands = request.problem.operands(request.pass);
+        let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
+        let tensor = |operand: &etalon_problem::Operand| {
+            let stored = crate::tiers::stored(operand, request.dtype);
+            let values = results[operand.name].iter().map(|&x| f64::from(x)).collect();
+            let (shape, found) = (operand.shape.clone(), vec![results[operand.name].len()]);
+            let array = ArrayD::from_shape_vec(IxDyn(&shape), values);
+            let error = |_| Error::Shape { operand: operand.name.into(), expected: shape, found };
+            Ok((operand.name.to_string(), Tensor::store(&array.map_err(error)?, stored)))
+        };
+        outputs.map(tensor).collect()
+    }
 }
+
+/// The algorithms that the host computes.
+pub(super) const WITH_HOST: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+
+/// The error of a request for an algorithm that it does not compute.
+pub(super) fn no_host(algorithm: Algorithm) -> Error {
+    Error::Unsupported {
+        what: algorithm.to_string(),
+        reason: "the zoo has no host for it".to_string(),
+    }
+}
+
+/// A request to the host.
+pub(super) struct Job<'a> {
+    pub style: Style,
+    pub mutant: Option<Mutant>,
+    /// How many requests came before it.
+    pub run: usize,
+    pub request: &'a Request<'a>,
+}
+
+/// Results by name, in f32 and row-major order.
+pub(super) type Results = BTreeMap<&'static str, Vec<f32>>;
 
 impl Tier for Host {
     fn name(&self) -> String {
         format!("zoo/{}", self.mutant.map_or(self.style.name, Mutant::name))
     }
 
-    fn offers(&self, _: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
+    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         match (pass, dtype) {
-            (Pass::DoubleBackward | Pass::Jvp, _) => Err("the host has first order only".into()),
+            _ if !self.of().contains(&algorithm) => Err("it speaks of another algorithm".into()),
+            (Pass::DoubleBackward | Pass::Jvp | Pass::Step, _) => {
+                Err("the host has first order only".into())
+            }
             (_, Dtype::F64) => Err("the host sums in f32".into()),
             _ => Ok(()),
         }
@@ -93,252 +148,6 @@ impl Tier for Host {
             Ok(outputs) => Answer::Outputs(outputs),
             Err(error) => Answer::Error(error.to_string()),
         }
-    }
-}
-
-impl Host {
-    fn answer(&self, request: &Request<'_>) -> Result<Tensors, Error> {
-        let run = self.runs.fetch_add(1, Ordering::Relaxed);
-        let job = Job::new(request, self.style, self.mutant, run)?;
-        let forward = job.forward();
-        let results = match request.pass {
-            Pass::Forward => BTreeMap::from([("o", forward.o), ("lse", forward.lse)]),
-            _ => job.backward(&forward),
-        };
-        let operands = request.problem.operands(request.pass);
-        let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
-        let tensor = |operand: &etalon_problem::Operand| {
-            let dtype = crate::tiers::stored(operand, request.dtype);
-            let values = results[operand.name].data.iter().map(|&x| f64::from(x)).collect();
-            let shape = operand.shape.clone();
-            let array = ArrayD::from_shape_vec(IxDyn(&shape), values);
-            let found = vec![results[operand.name].data.len()];
-            let error = |_| Error::Shape { operand: operand.name.into(), expected: shape, found };
-            Ok((operand.name.to_string(), Tensor::round(&array.map_err(error)?, dtype)))
-        };
-        outputs.map(tensor).collect()
-    }
-}
-
-/// An array of rows: `[batch, head, row, column]`.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Rows {
-    pub data: Vec<f32>,
-    shape: [usize; 4],
-}
-
-impl Rows {
-    pub fn filled(shape: [usize; 4], value: f32) -> Self {
-        Rows { data: vec![value; shape.iter().product()], shape }
-    }
-
-    /// One number per head.
-    pub fn scalars(data: Vec<f32>) -> Self {
-        Rows { shape: [1, 1, 1, data.len()], data }
-    }
-
-    fn start(&self, b: usize, h: usize, i: usize) -> usize {
-        ((b * self.shape[1] + h) * self.shape[2] + i) * self.shape[3]
-    }
-
-    pub fn row_len(&self) -> usize {
-        self.shape[3]
-    }
-
-    /// A row of an array whose outer axes may be shared.
-    pub fn shared_row_mut(&mut self, b: usize, h: usize, i: usize) -> &mut [f32] {
-        let b = if self.shape[0] == 1 { 0 } else { b };
-        let h = if self.shape[1] == 1 { 0 } else { h };
-        self.row_mut(b, h, i)
-    }
-
-    pub fn row(&self, b: usize, h: usize, i: usize) -> &[f32] {
-        &self.data[self.start(b, h, i)..][..self.shape[3]]
-    }
-
-    pub fn row_mut(&mut self, b: usize, h: usize, i: usize) -> &mut [f32] {
-        let start = self.start(b, h, i);
-        &mut self.data[start..][..self.shape[3]]
-    }
-}
-
-/// One request in f32.
-pub(super) struct Job {
-    pub problem: Problem,
-    pub style: Style,
-    pub mutant: Option<Mutant>,
-    pub run: usize,
-    pub dtype: Dtype,
-    pub value_dim: usize,
-    pub q: Rows,
-    pub k: Rows,
-    pub v: Rows,
-    pub bias: Option<Rows>,
-    pub sinks: Option<Vec<f32>>,
-    pub dout: Option<Rows>,
-    pub dlse: Option<Rows>,
-}
-
-/// What a pair gives: its score after softcap and bias, and the softcap's derivative.
-pub(super) struct Score {
-    pub s: f32,
-    pub slope: f32,
-}
-
-impl Job {
-    fn new(
-        request: &Request<'_>,
-        style: Style,
-        mutant: Option<Mutant>,
-        run: usize,
-    ) -> Result<Self, Error> {
-        let value_dim = match request.problem {
-            Problem::Attention(Attention { value_dim, .. }) => *value_dim,
-            Problem::AttentionLse(_) => 0,
-        };
-        let rows = |name: &str| -> Result<Option<Rows>, Error> {
-            let Some(tensor) = request.inputs.get(name) else { return Ok(None) };
-            let data = tensor.to_f64(name)?.iter().map(|&x| x as f32).collect();
-            let mut shape = [1; 4];
-            shape[..tensor.shape.len()].copy_from_slice(&tensor.shape);
-            Ok(Some(Rows { data, shape }))
-        };
-        let mut job = Job {
-            problem: request.problem.clone(),
-            style,
-            mutant,
-            run,
-            dtype: request.dtype,
-            value_dim,
-            q: rows("q")?.unwrap_or_default(),
-            k: rows("k")?.unwrap_or_default(),
-            v: rows("v")?.unwrap_or_default(),
-            bias: rows("bias")?,
-            sinks: rows("sinks")?.map(|sinks| sinks.data),
-            dout: rows("dout")?,
-            dlse: rows("dlse")?,
-        };
-        job.misread_mask();
-        Ok(job)
-    }
-
-    pub fn is(&self, mutant: Mutant) -> bool {
-        self.mutant == Some(mutant)
-    }
-
-    pub fn scores(&self) -> &Scores {
-        self.problem.scores()
-    }
-
-    fn misread_mask(&mut self) {
-        let mutant = self.mutant;
-        let scores = match &mut self.problem {
-            Problem::Attention(problem) => &mut problem.scores,
-            Problem::AttentionLse(problem) => &mut problem.scores,
-        };
-        scores.mask.visit_mut(&mut |mask| match (mutant, mask) {
-            (
-                Some(Mutant::TopLeft),
-                Mask::Causal { align }
-                | Mask::Window { align, .. }
-                | Mask::ChunkedCausal { align, .. },
-            ) => *align = Align::TopLeft,
-            (Some(Mutant::WindowLeftPlusOne), Mask::Window { left: Some(left), .. }) => *left += 1,
-            (Some(Mutant::WindowLeftMinusOne), Mask::Window { left: Some(left), .. }) => {
-                *left = left.saturating_sub(1);
-            }
-            (Some(Mutant::WindowRightPlusOne), Mask::Window { right: Some(right), .. }) => {
-                *right += 1;
-            }
-            _ => {}
-        });
-    }
-
-    pub fn sequences(&self, pass: Pass) -> Vec<Sequence> {
-        let scores = self.scores();
-        let mut list = scores.sequences();
-        if self.is(Mutant::PaddingRead) && pass == Pass::Backward {
-            let dense = Scores { sequences: Sequences::Dense, ..scores.clone() };
-            if matches!(scores.sequences, Sequences::Lengths { .. }) {
-                list = dense.sequences();
-            }
-        }
-        if self.is(Mutant::PackedLeak) && matches!(scores.sequences, Sequences::Packed { .. }) {
-            for sequence in &mut list {
-                let next = sequence.key_start + sequence.keys < scores.extents.keys;
-                sequence.keys += usize::from(next);
-            }
-        }
-        list
-    }
-
-    /// The key tiles of a sequence.
-    pub fn tiles(&self, sequence: &Sequence) -> Vec<std::ops::Range<usize>> {
-        let (m, tile) = (sequence.keys, self.style.tile);
-        let end = if self.is(Mutant::KeyTailDropped) && m > tile { m - m % tile } else { m };
-        (0..end).step_by(tile).map(|start| start..(start + tile).min(end)).collect()
-    }
-
-    pub fn visible(&self, sequence: &Sequence, h: usize, i: usize, j: usize, pass: Pass) -> bool {
-        let mask = &self.scores().mask;
-        if self.is(Mutant::OneRowShifted) && i == sequence.queries / 2 && j > 0 {
-            return mask.allows(sequence, h, i, j - 1);
-        }
-        let windowed = matches!(mask, Mask::Window { .. });
-        if self.is(Mutant::BackwardWithoutWindow) && pass == Pass::Backward && windowed {
-            return true;
-        }
-        mask.allows(sequence, h, i, j)
-    }
-
-    pub fn key_head(&self, h: usize) -> usize {
-        let scores = self.scores();
-        match self.is(Mutant::HeadModulo) {
-            true => h % scores.extents.key_heads,
-            false => h / scores.group(),
-        }
-    }
-
-    pub fn scale(&self) -> f32 {
-        let scores = self.scores();
-        let width = match self.mutant {
-            Some(Mutant::ScaleOfValues) if self.value_dim > 0 => self.value_dim,
-            Some(Mutant::ScaleOffByOne) => scores.extents.dim + 1,
-            _ => scores.extents.dim,
-        };
-        scores.softmax_scale.unwrap_or_else(|| 1.0 / (width as f64).sqrt()) as f32
-    }
-
-    pub fn bias_row<'a>(&self, bias: &'a Rows, b: usize, h: usize, i: usize) -> &'a [f32] {
-        let b = if bias.shape[0] == 1 || self.is(Mutant::BiasOfFirstBatch) { 0 } else { b };
-        bias.row(b, if bias.shape[1] == 1 { 0 } else { h }, i)
-    }
-
-    /// (F1), (F2).
-    pub fn score(&self, sequence: &Sequence, h: usize, i: usize, j: usize) -> Score {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        let q = self.q.row(batch, h, query_start + i);
-        let k = self.k.row(batch, self.key_head(h), key_start + j);
-        let used = if self.is(Mutant::First64OfHead) { q.len().min(64) } else { q.len() };
-        let dot: f32 = q.iter().zip(k).take(used).map(|(a, b)| a * b).sum();
-        let bias = self
-            .bias
-            .as_ref()
-            .map_or(0.0, |bias| self.bias_row(bias, batch, h, query_start + i)[key_start + j]);
-        let s = self.scale() * dot;
-        let cap = self.scores().softcap.filter(|_| !self.is(Mutant::SoftcapIgnored));
-        let Some(cap) = cap.map(|cap| cap as f32) else { return Score { s: s + bias, slope: 1.0 } };
-        let bent = |s: f32| (s / cap).tanh();
-        let derivative = 1.0 - bent(s) * bent(s);
-        let slope = if self.is(Mutant::NoSoftcapDerivative) { 1.0 } else { derivative };
-        match self.is(Mutant::SoftcapAfterBias) {
-            true => Score { s: cap * bent(s + bias), slope },
-            false => Score { s: cap * bent(s) + bias, slope },
-        }
-    }
-
-    pub fn exp(&self, x: f32) -> f32 {
-        if self.style.base2 { (x * std::f32::consts::LOG2_E).exp2() } else { x.exp() }
     }
 }
 

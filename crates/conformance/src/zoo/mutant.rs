@@ -1,41 +1,53 @@
 //! The mutants: real bugs, each a line or two in the host.
 
+use crate::laws;
+use etalon_problem::Algorithm;
+
 /// One table, so that a mutant cannot lack its story, its address or its law.
 macro_rules! mutants {
-    ($($(#[doc = $doc:literal])+ $variant:ident, $name:literal, $law:literal, $address:literal;)*) => {
+    ($(
+        [$of:ident]
+        $($(#[doc = $doc:literal])+ $variant:ident, $name:literal, $law:literal, $address:literal;)*
+    )*) => {
         /// A known bug.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum Mutant { $($(#[doc = $doc])+ $variant),* }
+        pub enum Mutant { $($($(#[doc = $doc])+ $variant,)*)* }
 
         impl Mutant {
             /// Every mutant.
-            pub const ALL: &'static [Mutant] = &[$(Mutant::$variant),*];
+            pub const ALL: &'static [Mutant] = &[$($(Mutant::$variant,)*)*];
+
+            /// The algorithms that have it.
+            pub fn of(self) -> &'static [Algorithm] {
+                match self { $($(Mutant::$variant => laws::$of,)*)* }
+            }
 
             /// Its name.
             pub fn name(self) -> &'static str {
-                match self { $(Mutant::$variant => $name),* }
+                match self { $($(Mutant::$variant => $name,)*)* }
             }
 
             /// What is wrong with it.
             pub fn story(self) -> &'static str {
-                match self { $(Mutant::$variant => concat!($($doc),+).trim_ascii()),* }
+                match self { $($(Mutant::$variant => concat!($($doc),+).trim_ascii(),)*)* }
             }
 
             /// The law that must kill it; others may, too.
             pub fn killer(self) -> &'static str {
-                match self { $(Mutant::$variant => $law),* }
+                match self { $($(Mutant::$variant => $law,)*)* }
             }
 
             /// Where it was seen in public: an issue (`owner/repository#number`) or a commit
             /// (`owner/repository@commit`); empty if it was made for this zoo.
             pub fn address(self) -> &'static str {
-                match self { $(Mutant::$variant => $address),* }
+                match self { $($(Mutant::$variant => $address,)*)* }
             }
         }
     };
 }
 
 mutants! {
+    [ATTENTION]
     /// In one row of each sequence every edge of the mask lies one key too far to the right.
     OneRowShifted, "one-row-shifted", "edge_probe", "pytorch/pytorch#192138";
     /// Masks are aligned at the top left instead of the bottom right.
@@ -118,4 +130,10 @@ mutants! {
     Unwritten, "unwritten", "empty_rows", "linkedin/Liger-Kernel@4a1677b8";
     /// The order of the sums over a group changes from run to run.
     Race, "race", "determinism", "facebookresearch/xformers#1392";
+
+    [LINEAR_ATTENTION]
+
+    [LAZY_ATTENTION]
+
+    [LINEAR_CROSS_ENTROPY]
 }

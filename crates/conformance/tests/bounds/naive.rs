@@ -257,11 +257,11 @@ impl Style {
 
 /// The outputs of forward and backward.
 pub fn evaluate<T: Float>(problem: &Problem, inputs: &Values, style: Style) -> Values {
-    let scores = problem.scores();
+    let scores = problem.scores().expect("a problem with scores");
     let e = scores.extents;
     let value_dim = match problem {
         Problem::Attention(attention) => attention.value_dim,
-        Problem::AttentionLse(_) => 0,
+        _ => 0,
     };
     let of = |x: &ArrayD<f64>| x.iter().map(|&x| T::of(x)).collect();
     let get = inputs.iter().map(|(name, x)| (name.as_str(), of(x))).collect();
@@ -309,6 +309,7 @@ fn stored<T: Float>(problem: &Problem, style: Style, out: &Results<T>) -> Values
         let dtype = match operand.precision {
             Precision::Storage => style.storage,
             Precision::Wide => style.wide(),
+            Precision::Integer => continue, // attention has none
         };
         let list = list.iter().map(|x| dtype.round(x.wide())).collect();
         let array = ArrayD::from_shape_vec(IxDyn(&operand.shape), list).expect("its shape");

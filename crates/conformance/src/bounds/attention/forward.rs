@@ -1,7 +1,7 @@
 //! The bounds of o and lse: equations (N8) and (N9).
 
-use super::model::{Model, floor};
 use super::row::{Operands, Row};
+use crate::bounds::model::{Model, floor};
 use rayon::prelude::*;
 
 /// The values of attention with the results of the reference.

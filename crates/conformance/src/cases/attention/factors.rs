@@ -1,37 +1,11 @@
-//! The axes of the grid, except shapes and families.
+//! The axes of the grid of attention and its relatives, except shapes and families.
 
+use crate::cases::axis;
 use crate::generate::Stream;
-use etalon_problem::{Align, BiasExtents, Error, Extents, Mask, NamedArray, Scores, Sequences};
-
-/// The value of that name.
-pub(super) fn find<T: Copy>(axis: &str, list: &[(&str, T)], name: &str) -> Result<T, Error> {
-    list.iter().find(|(known, _)| *known == name).map(|(_, value)| *value).ok_or_else(|| {
-        let names: Vec<&str> = list.iter().map(|(known, _)| *known).collect();
-        Error::value(axis, format!("one of {}", names.join(", ")), name)
-    })
-}
-
-/// An axis: an enumeration whose values have names.
-macro_rules! axis {
-    ($(#[$doc:meta])* $type:ident { $($(#[$item:meta])* $variant:ident = $name:literal),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $type { $($(#[$item])* $variant),* }
-
-        impl $type {
-            /// Every value of the axis.
-            pub const ALL: [$type; [$($name),*].len()] = [$($type::$variant),*];
-
-            /// Its name in the names of cases.
-            pub fn name(self) -> &'static str {
-                match self { $($type::$variant => $name),* }
-            }
-        }
-    };
-}
-pub(super) use axis;
+use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores, Sequences};
 
 axis! {
+    "mask",
     /// Kinds of mask.
     MaskKind {
         /// Every pair.
@@ -62,6 +36,7 @@ axis! {
 }
 
 axis! {
+    "options",
     /// Sets of options.
     OptionKind {
         /// None.
@@ -84,6 +59,7 @@ axis! {
 }
 
 axis! {
+    "sequences",
     /// How rows divide into sequences.
     SequenceKind {
         /// One sequence per batch element.
@@ -96,18 +72,19 @@ axis! {
 }
 
 axis! {
+    "dlse",
     /// Whether there is a cotangent of lse.
     DlseKind {
-        /// There is none.
-        Absent = "no_dlse",
         /// There is one.
         Present = "dlse",
+        /// There is none.
+        Absent = "no_dlse",
     }
 }
 
 impl MaskKind {
     /// A mask of this kind.
-    pub(super) fn draw(self, e: &Extents, seed: u64) -> Mask {
+    pub(crate) fn draw(self, e: &Extents, seed: u64) -> Mask {
         let stream = Stream::new(seed, "mask");
         let reach = |i| stream.pick(i, &[0, 1, 2, 5, 16, 31]);
         let (bottom_right, top_left) = (Align::BottomRight, Align::TopLeft);
@@ -171,7 +148,7 @@ fn array(e: &Extents, [batch, heads]: [usize; 2], density: f64, stream: &Stream)
 
 impl OptionKind {
     /// Sets these options.
-    pub(super) fn set(self, scores: &mut Scores, seed: u64) {
+    pub(crate) fn set(self, scores: &mut Scores, seed: u64) {
         let stream = Stream::new(seed, "options");
         let e = scores.extents;
         let bias = |batch, heads| Some(BiasExtents { batch, heads });
@@ -198,7 +175,7 @@ impl OptionKind {
 
 impl SequenceKind {
     /// Sequences of this kind.
-    pub(super) fn draw(self, e: &Extents, seed: u64) -> Sequences {
+    pub(crate) fn draw(self, e: &Extents, seed: u64) -> Sequences {
         let stream = Stream::new(seed, "sequences");
         match self {
             SequenceKind::Dense => Sequences::Dense,

@@ -1,8 +1,9 @@
 //! The host's backward pass: for each key tile the rows, with partials of dq by tile.
 
 use super::forward::Forward;
-use super::host::{Job, Rows, through_bf16};
-use super::mutant::Mutant;
+use super::{Job, Rows};
+use crate::zoo::host::through_bf16;
+use crate::zoo::mutant::Mutant;
 use etalon_problem::{Pass, Sequence};
 use std::collections::BTreeMap;
 
@@ -23,7 +24,7 @@ struct Row<'a> {
 }
 
 impl Job {
-    pub fn backward(&self, forward: &Forward) -> BTreeMap<&'static str, Rows> {
+    pub(super) fn backward(&self, forward: &Forward) -> BTreeMap<&'static str, Rows> {
         let scores = self.scores();
         let e = scores.extents;
         let bias = scores.bias_shape().unwrap_or([0; 4]);

@@ -1,8 +1,8 @@
 //! The bounds of the gradients: equations (N10) to (N20).
 
 use super::forward::Values;
-use super::model::{Model, dots, floor};
 use super::row::{Operands, Row};
+use crate::bounds::model::{Model, dots, floor};
 use etalon_problem::Sequence;
 use rayon::prelude::*;
 

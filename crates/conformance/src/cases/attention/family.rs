@@ -1,11 +1,12 @@
 //! Families of elements: the data on which particular bugs show.
 
-use super::factors::axis;
+use crate::cases::axis;
 use crate::generate::Stream;
-use etalon_problem::{Dtype, Operand, Problem, Scores};
+use etalon_problem::{Dtype, Operand, Scores};
 use ndarray::{ArrayD, IxDyn};
 
 axis! {
+    "family",
     /// Families of elements. Upstream gradients are random and signed in each of them, never ones.
     Family {
         /// Mean 0, variance 1.
@@ -35,14 +36,13 @@ impl Family {
     /// The elements of an operand, before they are rounded to its type.
     pub(super) fn values(
         self,
-        problem: &Problem,
+        scores: &Scores,
         operand: &Operand,
         dtype: Dtype,
         seed: u64,
     ) -> ArrayD<f64> {
         let stream = Stream::new(seed, operand.name);
         let shape = &operand.shape;
-        let scores = problem.scores();
         let mut at = 0;
         ArrayD::from_shape_fn(IxDyn(shape), |index| {
             let x = stream.normal(at);

@@ -1,7 +1,8 @@
 //! The host's forward pass: each row streams over the key tiles.
 
-use super::host::{Job, Rows, Softmax, through_bf16};
-use super::mutant::Mutant;
+use super::{Job, Rows};
+use crate::zoo::host::{Softmax, through_bf16};
+use crate::zoo::mutant::Mutant;
 use etalon_problem::{Pass, Sequence};
 
 pub(super) struct Forward {
@@ -17,7 +18,7 @@ struct State {
 }
 
 impl Job {
-    pub fn forward(&self) -> Forward {
+    pub(super) fn forward(&self) -> Forward {
         let e = self.scores().extents;
         let shape = [e.batch, e.query_heads, e.queries, self.value_dim];
         let mut o = Rows::filled(shape, 0.0);

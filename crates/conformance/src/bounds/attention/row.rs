@@ -1,6 +1,6 @@
 //! The scores and weights of one row with their errors: equations (N5) to (N9).
 
-use super::model::{LARGEST_RELATIVE, Model, dots, floor, growth};
+use crate::bounds::model::{LARGEST_RELATIVE, Model, dots, floor, growth};
 use etalon_problem::{Scores, Sequence};
 
 /// What the scores are made of; all arrays row-major, with the shapes of the problem.

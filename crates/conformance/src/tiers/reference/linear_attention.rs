@@ -1,0 +1,14 @@
+//! linear_attention by name.
+
+use super::{Arrays, no_pass};
+use etalon_problem::{Algorithm, Error, LinearAttention, Pass};
+use etalon_reference::scalar::Real;
+
+/// The outputs of a pass.
+pub(super) fn pass<T: Real>(
+    _: &LinearAttention,
+    pass: Pass,
+    _: &Arrays<T>,
+) -> Result<Arrays<T>, Error> {
+    Err(no_pass(Algorithm::LinearAttention, pass))
+}
