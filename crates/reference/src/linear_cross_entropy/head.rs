@@ -43,10 +43,12 @@ impl<T: Real> Link<T> {
         }
     }
 
-    /// (C2)
+    /// (C2). A logit of −∞ stays there, however its operands move.
     pub fn logit(&self, a: T) -> T {
         let scaled = self.scale * a;
-        self.cap.map_or(scaled, |cap| cap * (scaled / cap).tanh()) / self.temperature
+        let z = self.cap.map_or(scaled, |cap| cap * (scaled / cap).tanh()) / self.temperature;
+        let impossible = T::from_f64(f64::NEG_INFINITY);
+        if z == impossible { impossible } else { z }
     }
 
     /// (C11)
