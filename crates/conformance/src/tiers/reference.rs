@@ -85,8 +85,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
 }
 
 /// Algorithms that these tiers do not know yet.
-const NOT_YET: &[Algorithm] =
-    &[Algorithm::LinearAttention, Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
+const NOT_YET: &[Algorithm] = &[Algorithm::LinearAttention, Algorithm::LazyAttention];
 
 fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     if NOT_YET.contains(&algorithm) {
