@@ -102,7 +102,8 @@ impl Host {
 }
 
 /// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+pub(super) const WITH_HOST: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
 
 /// The error of a request for an algorithm that it does not compute.
 pub(super) fn no_host(algorithm: Algorithm) -> Error {
