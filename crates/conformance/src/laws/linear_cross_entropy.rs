@@ -66,6 +66,14 @@ pub(super) const LAWS: &[Law] = &[
         check: h_and_w_exchange,
     },
     Law {
+        name: "impossible_class",
+        statement: "A class of logit −∞ is as one that is not there.",
+        kind: Kind::Meaning,
+        of: LINEAR_CROSS_ENTROPY,
+        applies: |case: &Case, _: Pass| problem(case).is_some_and(|p| p.vocab > 1),
+        check: impossible_class,
+    },
+    Law {
         name: "equal_logits",
         statement: "V equal logits have the entropy ln V, and the first class is their argmax.",
         kind: Kind::Probe,
@@ -262,6 +270,47 @@ fn h_and_w_exchange(trial: &Trial<'_>) -> Judgement {
         refute(difference(name, &outputs[name], &expected, Equality::Numbers, counts))?;
     }
     Ok(None)
+}
+
+/// The last class against none, without a cap, which makes −∞ finite, and without smoothing, which
+/// asks for every class.
+fn impossible_class(trial: &Trial<'_>) -> Judgement {
+    let case = trial.case;
+    let problem = needed(case)?;
+    let last = problem.vocab - 1;
+    let wide = LinearCrossEntropy { bias: true, softcap: None, ..problem.clone() };
+    let wide = wide.label_smoothing(0.0);
+    let narrow = LinearCrossEntropy { vocab: last, ..wide.clone() };
+    let mut inputs = case.inputs.clone();
+    let zeros = Tensor::round(&ArrayD::zeros(vec![problem.vocab]), case.dtype);
+    let bias = case.inputs.get("bias").unwrap_or(&zeros);
+    let hidden = |at: &[usize], x: f64| if at[0] == last { f64::NEG_INFINITY } else { x };
+    inputs.insert("bias".to_string(), map(bias, hidden)?);
+    let other = |_: &[usize], y: f64| if y == last as f64 { 0.0 } else { y };
+    inputs.insert("targets".to_string(), map(&case.inputs["targets"], other)?);
+    let rest: Vec<usize> = (0..last).collect();
+    let without = picked(&inputs, &rest, by_class);
+    let (wide, narrow) = (Problem::from(wide), Problem::from(narrow));
+    let outputs = trial.ask(&wide, &inputs, Hints::default())?;
+    let expected = trial.ask(&narrow, &without, Hints::default())?;
+    let (some, fewer) = (trial.bounds_of(&wide, &inputs)?, trial.bounds_of(&narrow, &without)?);
+    let mut margin = None;
+    for (name, expected) in &expected {
+        let limit = &fewer.outputs[name].bound;
+        let found = if by_class(name) {
+            let got = take(&outputs[name], 0, &rest);
+            let own = take(&outputs[name], 0, &[last]).numbers(name)?;
+            if let Some(x) = own.iter().find(|x| **x != 0.0) {
+                return Err(Flaw::Fail(format!("{name} of the class holds {x:e}")));
+            }
+            // The other classes' bounds are those of the wider problem, or next to them.
+            close(name, &got, expected, &(limit * 2.1))?
+        } else {
+            close(name, &outputs[name], expected, &(limit + &some.outputs[name].bound))?
+        };
+        margin = larger(margin, found);
+    }
+    Ok(margin)
 }
 
 /// Logits of exactly −8: a class too many, of logit 0, would outweigh them all.

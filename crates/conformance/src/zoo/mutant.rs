@@ -151,7 +151,7 @@ mutants! {
     /// Ignored tokens have no loss, but gradients: those of a row without a target.
     IgnoredInGradient, "ignored-in-gradient", "ignored_poison", "linkedin/Liger-Kernel#974";
     /// The target's logit is a sum of logits times 0 or 1: NaN beside a logit of −∞.
-    TargetByMask, "target-by-mask", "bound", "";
+    TargetByMask, "target-by-mask", "impossible_class", "";
     /// Of unreduced losses, the first token's upstream is taken for all.
     UpstreamOfFirst, "upstream-of-first", "bound", "linkedin/Liger-Kernel#968";
     /// The gradient through the log-probability is ignored.
@@ -177,7 +177,7 @@ mutants! {
     /// The entropy's sum is not rescaled when the maximum grows.
     EntropyNotRescaled, "entropy-not-rescaled", "bound", "";
     /// p ln p is 0 · −∞ for a class without probability.
-    EntropyTimesZero, "entropy-times-zero", "bound", "";
+    EntropyTimesZero, "entropy-times-zero", "impossible_class", "";
     /// Of equal logits the last is the argmax.
     LastOfEquals, "last-of-equals", "equal_logits", "";
 }
