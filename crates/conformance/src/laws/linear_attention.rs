@@ -179,7 +179,11 @@ pub(super) const LAWS: &[Law] = &[
         kind: Kind::Contract,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
-        applies: |case, _| !decays(case, Decay::None) && longest(case) > 0,
+        applies: |case, _| {
+            // Where nothing is computed, nothing is read.
+            let reads = linear(case).is_ok_and(|x| x.extents.query_heads > 0);
+            reads && !decays(case, Decay::None) && longest(case) > 0
+        },
         check: growth_is_refused,
     },
 ];
