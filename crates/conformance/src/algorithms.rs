@@ -35,7 +35,7 @@ pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::LazyAttention,
         formula: "o = Σ_j max(softmax(S)_j + τ/n, 0) v_j",
-        judged: &[],
+        judged: &[Pass::Forward, Pass::Backward],
     },
     Entry {
         algorithm: Algorithm::LinearCrossEntropy,

@@ -286,6 +286,15 @@ impl Case {
         if let Point::Attention(point) = &self.spec.point { Some(point) } else { None }
     }
 
+    /// The family that its queries, keys and values are drawn from, if it has them.
+    pub(crate) fn family(&self) -> Option<attention::Family> {
+        match &self.spec.point {
+            Point::Attention(point) => Some(point.family),
+            Point::LazyAttention(point) => Some(point.family.of_attention()),
+            _ => None,
+        }
+    }
+
     /// The tile sizes with which the case is asked, unless a law is about tile sizes: those of the
     /// tier, or some so small that even a short case has several tiles in both directions.
     pub fn blocking(&self) -> Option<Blocking> {

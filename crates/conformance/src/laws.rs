@@ -117,6 +117,10 @@ pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
 /// Laws of attention and attention_lse.
 pub(crate) const ATTENTION: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
 
+/// Laws of scores: attention, attention_lse and lazy_attention.
+pub(crate) const SCORES: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
+
 /// Laws of linear_attention.
 pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
 

@@ -45,7 +45,7 @@ pub use attention_lse::AttentionLse;
 pub use blocking::Blocking;
 pub use dtype::Dtype;
 pub use error::Error;
-pub use lazy_attention::{DistanceBias, LazyAttention};
+pub use lazy_attention::{DistanceBias, LazyAttention, dtheta, tau_from_theta};
 pub use linear_attention::{Decay, LinearAttention, LinearExtents};
 pub use linear_cross_entropy::{
     LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, TokenOutputs,

@@ -71,6 +71,11 @@ impl Model {
             + self.profile.exp_constant * self.u * rescales as f64
     }
 
+    /// How far an error may reach in a decision: as far as (N4) lets it in an output.
+    pub fn widened(&self, error: f64) -> f64 {
+        self.safety * error
+    }
+
     /// u_p: of a stored P, 0 where it stays in the accumulator's type.
     pub fn u_p(&self) -> f64 {
         self.stored_roundoff(self.profile.p_store)

@@ -3,7 +3,7 @@
 
 use super::values::larger;
 use super::visible::Visible;
-use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, Trial};
+use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::Tensors;
@@ -28,7 +28,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "sum_dk",
         statement: "Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
         passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
@@ -40,7 +40,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "euler_qk",
         statement: "⟨dq, q⟩ = ⟨dk, k⟩ for every key head.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
         passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Backward,
         check: euler_qk,
@@ -49,7 +49,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "euler_vo",
         statement: "⟨dv, v⟩ = ⟨dout, o⟩ for every key head.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
         passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| pass == Pass::Backward && has_v(case),
         check: euler_vo,
@@ -107,22 +107,22 @@ pub(super) fn equal(what: &str, left: Sum, right: Sum) -> Judgement {
 }
 
 /// What an identity is made of.
-struct Arrays<'a> {
-    inputs: &'a Tensors,
+pub(super) struct Arrays<'a> {
+    pub(super) inputs: &'a Tensors,
     outputs: &'a Tensors,
     bounds: &'a Bounds,
 }
 
 impl<'a> Arrays<'a> {
-    fn of(trial: &'a Trial<'_>) -> Result<Self, Flaw> {
+    pub(super) fn of(trial: &'a Trial<'_>) -> Result<Self, Flaw> {
         Ok(Arrays { inputs: &trial.case.inputs, outputs: trial.clean()?, bounds: trial.bounds()? })
     }
 
-    fn input(&self, name: &str) -> Result<ArrayD<f64>, Flaw> {
+    pub(super) fn input(&self, name: &str) -> Result<ArrayD<f64>, Flaw> {
         Ok(self.inputs[name].to_f64(name)?)
     }
 
-    fn output(&self, name: &str) -> Result<(ArrayD<f64>, &'a ArrayD<f64>), Flaw> {
+    pub(super) fn output(&self, name: &str) -> Result<(ArrayD<f64>, &'a ArrayD<f64>), Flaw> {
         Ok((self.outputs[name].to_f64(name)?, &self.bounds.outputs[name].bound))
     }
 }
@@ -134,7 +134,7 @@ fn heads(x: &ArrayD<f64>, b: usize, heads: std::ops::Range<usize>) -> ArrayD<f64
 }
 
 /// Every batch element and key head, with the range of its query heads.
-fn groups(case: &Case) -> Result<Vec<(usize, usize, std::ops::Range<usize>)>, Flaw> {
+pub(super) fn groups(case: &Case) -> Result<Vec<(usize, usize, std::ops::Range<usize>)>, Flaw> {
     let scores = case.scores()?;
     let (e, group) = (scores.extents, scores.group());
     let element = |b| (0..e.key_heads).map(move |h| (b, h, h * group..(h + 1) * group));

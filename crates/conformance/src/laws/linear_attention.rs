@@ -179,10 +179,10 @@ pub(super) const LAWS: &[Law] = &[
         kind: Kind::Contract,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
+        // Without query heads there may be no result for which a decay would be read.
         applies: |case, _| {
-            // Where nothing is computed, nothing is read.
-            let reads = linear(case).is_ok_and(|x| x.extents.query_heads > 0);
-            reads && !decays(case, Decay::None) && longest(case) > 0
+            let heads = linear(case).is_ok_and(|problem| problem.extents.query_heads > 0);
+            !decays(case, Decay::None) && longest(case) > 0 && heads
         },
         check: growth_is_refused,
     },

@@ -3,7 +3,7 @@
 use super::select::with_scores;
 use super::tensors::{Equality, difference, exceeds, map, take};
 use super::visible::Visible;
-use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, Trial, refute};
+use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
@@ -17,7 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "homogeneity",
         statement: "Twice v gives twice o; twice dout and dlse give twice every gradient.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
         passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| normal_range(case),
         check: homogeneity,
@@ -26,7 +26,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "scale_exchange",
         statement: "Twice q with half the scale changes nothing but dq, which halves.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
         passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| normal_range(case),
         check: scale_exchange,
@@ -35,7 +35,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "signs",
         statement: "Negated q and k negate dq and dk alone; negated v and dout o and dv alone.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
         passes: FIRST_ORDER,
         applies: |_, _| true,
         check: signs,
@@ -78,7 +78,7 @@ pub(super) const LAWS: &[Law] = &[
 
 /// Doubling is exact where nothing is subnormal and nothing overflows.
 fn normal_range(case: &Case) -> bool {
-    !case.attention().is_some_and(|point| matches!(point.family, Family::Range | Family::Large))
+    !matches!(case.family(), Some(Family::Range | Family::Large))
 }
 
 /// The larger of two margins.

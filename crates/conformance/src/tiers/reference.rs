@@ -6,6 +6,8 @@ mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 
+pub(crate) use lazy_attention::decisions;
+
 use crate::bounds::{Values, values};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
@@ -93,7 +95,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
 }
 
 /// Algorithms that these tiers do not know yet.
-const NOT_YET: &[Algorithm] = &[Algorithm::LazyAttention, Algorithm::LinearCrossEntropy];
+const NOT_YET: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
 
 fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     if NOT_YET.contains(&algorithm) {

@@ -108,8 +108,12 @@ impl Host {
 }
 
 /// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] =
-    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearAttention];
+pub(super) const WITH_HOST: &[Algorithm] = &[
+    Algorithm::Attention,
+    Algorithm::AttentionLse,
+    Algorithm::LinearAttention,
+    Algorithm::LazyAttention,
+];
 
 /// The error of a request for an algorithm that it does not compute.
 pub(super) fn no_host(algorithm: Algorithm) -> Error {

@@ -200,6 +200,68 @@ mutants! {
     StateRace, "state-race", "determinism", "fla-org/flash-linear-attention#1228";
 
     [LAZY_ATTENTION]
+    /// The backward pass leaves out the tiles that the forward pass may leave out.
+    InactiveTileSkipped, "inactive-tile-skipped", "sum_dk", "Fzkuji/flash-lazy-attention@1b88414";
+    /// dS of an inactive pair is 0, as for a kernel whose threshold does not normalise.
+    InactivePairSkipped, "inactive-pair-skipped", "sum_dk", "";
+    /// dbias is summed over the active pairs alone.
+    DbiasOfActiveAlone, "dbias-of-active-alone", "sum_distances", "";
+    /// Δ is dout · o, as in softmax attention.
+    DeltaOfOutput, "delta-of-output", "sum_dk", "";
+    /// Δ is summed for each key tile instead of the row.
+    DeltaPerTile, "delta-per-tile", "sum_dk", "Fzkuji/swat-attention@baccc4d";
+    /// Keys beyond the reach of the bias are not attended to.
+    ReachIsAMask, "reach-is-a-mask", "softmax_at_zero", "Fzkuji/flash-lazy-attention@99744f3";
+    /// The bias reaches one distance too far.
+    ReachPlusOne, "reach-plus-one", "reach_probe", "Fzkuji/flash-lazy-attention@16c0d0e";
+    /// The last column of the bias is ignored.
+    LastColumnIgnored, "last-column-ignored", "reach_probe", "Fzkuji/flash-lazy-attention@dc1e61b";
+    /// Beyond its reach the bias stays at its last value.
+    BiasClamped, "bias-clamped", "reach_probe", "";
+    /// What lies beyond the reach adds its gradient to the last column.
+    FarGradientInLastColumn, "far-gradient-in-last-column", "bound", "";
+    /// The scale is applied before the gradient of the bias is taken.
+    DbiasScaled, "dbias-scaled", "sum_distances", "Fzkuji/swat-attention@baccc4d";
+    /// Distances are counted from the first query and key, though the mask is aligned at the last.
+    DistanceFromTopLeft, "distance-from-top-left", "reach_probe", "";
+    /// Distances in packed sequences are those of the arrays.
+    DistanceAcrossSequences, "distance-across-sequences", "sequence_invariance", "";
+    /// Distances have no sign: keys ahead get a bias.
+    DistanceWithoutSign, "distance-without-sign", "bound", "";
+    /// n is the number of the row, whatever it sees.
+    RowNumberAsCount, "row-number-as-count", "kink_probe", "Fzkuji/flash-lazy-attention@dc1e61b";
+    /// n is the number of the key.
+    KeyNumberAsCount, "key-number-as-count", "kink_probe", "Fzkuji/swat-attention@baccc4d";
+    /// n is the length of the sequence.
+    LengthAsCount, "length-as-count", "kink_probe", "";
+    /// τ/n is an integer.
+    IntegerDivision, "integer-division", "left_of_weights", "Fzkuji/flash-lazy-attention@299f606";
+    /// τ of the first head serves all.
+    TauOfFirstHead, "tau-of-first-head", "head_invariance", "";
+    /// P and τ/n are rounded to bf16 before they are added.
+    ThresholdInBf16, "threshold-in-bf16", "bound", "Fzkuji/flash-lazy-attention@9528efe";
+    /// A pair on the kink is active.
+    KinkIsActive, "kink-is-active", "kink_probe", "";
+    /// e⁰ is one unit in the last place above 1.
+    ExpOfZero, "exp-of-zero", "kink_probe", "";
+    /// What is left of the weights is normalised again.
+    Renormalised, "renormalised", "left_of_weights", "";
+    /// τ > 0 raises the weights of keys that are not visible, too.
+    OffsetOfInvisible, "offset-of-invisible", "softmax_at_zero", "";
+    /// Values of inactive pairs are multiplied by 0 instead of being left out.
+    IdleTimesZero, "idle-times-zero", "idle_values", "";
+    /// max(NaN, 0) is 0: a NaN score leaves no trace in o.
+    NanIsInactive, "nan-is-inactive", "seen_poison", "";
+    /// Tiles are left out by a threshold that forgets n.
+    SkipWithoutCount, "skip-without-count", "bound", "";
+    /// dtau is summed over all visible pairs: straight through the kink.
+    DtauThroughTheKink, "dtau-through-the-kink", "dead_rows", "Fzkuji/flash-lazy-attention@146202e";
+    /// dtau lacks the factor 1/n.
+    DtauWithoutCount, "dtau-without-count", "bound", "";
+    /// Every head reads the cotangent of the first.
+    DoutOfFirstHead, "dout-of-first-head", "head_invariance", "Fzkuji/flash-lazy-attention@7ff07c6";
+    /// Rows beyond the length keep what was in memory.
+    PaddingUnwritten, "padding-unwritten", "empty_rows", "Fzkuji/flash-lazy-attention@dc1e61b";
 
     [LINEAR_CROSS_ENTROPY]
 }
