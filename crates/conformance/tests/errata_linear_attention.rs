@@ -45,42 +45,46 @@ fn figure(found: f64, documented: f64) {
 
 #[test]
 fn the_state_is_read_before_it_is_advanced() {
-    figure(cost(Mutant::StateBeforeUse, &problem(256), Pass::Forward, "o"), 0.0);
+    figure(cost(Mutant::StateBeforeUse, &problem(256), Pass::Forward, "o"), 35.0);
 }
 
 #[test]
 fn the_gradient_of_the_state_is_read_before_it_is_advanced() {
     let cost = |name| cost(Mutant::CotangentBeforeUse, &problem(256), Pass::Backward, name);
-    figure(cost("dk"), 0.0);
-    figure(cost("dv"), 0.0);
+    let [dk, dv] = ["dk", "dv"].map(cost);
+    figure(dk, 35.0);
+    figure(dv, 34.0);
 }
 
 #[test]
 fn dk_is_not_its_transpose() {
-    figure(cost(Mutant::StateNotTransposed, &problem(256), Pass::Backward, "dk"), 0.0);
+    figure(cost(Mutant::StateNotTransposed, &problem(256), Pass::Backward, "dk"), 139.0);
 }
 
 #[test]
 fn dq_needs_all_its_tiles() {
-    figure(cost(Mutant::QueriesOfDiagonal, &problem(256), Pass::Backward, "dq"), 0.0);
+    figure(cost(Mutant::QueriesOfDiagonal, &problem(256), Pass::Backward, "dq"), 22.0);
 }
 
 #[test]
 fn both_parts_share_their_chunks() {
     let cost = |name| cost(Mutant::ChunksOfTwoSizes, &problem(256), Pass::Backward, name);
-    figure(cost("dq"), 0.0);
-    figure(cost("dk"), 0.0);
-    figure(cost("dv"), 0.0);
+    let [dq, dk, dv] = ["dq", "dk", "dv"].map(cost);
+    figure(dq, 18.0);
+    figure(dk, 18.0);
+    figure(dv, 17.0);
 }
 
 #[test]
 fn a_tail_has_its_own_length() {
     // 250 tokens: 15 chunks and ten tokens.
-    figure(cost(Mutant::TailOfTokensDropped, &problem(250), Pass::Forward, "o"), 0.0);
-    let decayed = problem(250).decay(Decay::PerHead).final_state();
-    figure(cost(Mutant::TailDecaysAsChunk, &decayed, Pass::Forward, "final_state"), 0.0);
-    let decayed = problem(256).decay(Decay::PerHead);
-    figure(cost(Mutant::QueryDecayOneShort, &decayed, Pass::Forward, "o"), 0.0);
+    let dropped = cost(Mutant::TailOfTokensDropped, &problem(250), Pass::Forward, "o");
+    let decayed = |tokens| problem(tokens).decay(Decay::PerHead).final_state();
+    let too_often = cost(Mutant::TailDecaysAsChunk, &decayed(250), Pass::Forward, "final_state");
+    let one_short = cost(Mutant::QueryDecayOneShort, &decayed(256), Pass::Forward, "o");
+    figure(dropped, 29.0);
+    figure(too_often, 53.0);
+    figure(one_short, 6.0);
 }
 
 /// The tables, in f32: what a tile of 64 or 16 rows with d = 64 takes.

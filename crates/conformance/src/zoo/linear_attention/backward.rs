@@ -81,7 +81,7 @@ impl Head<'_> {
             let after = d.clone();
             self.pass_back(chunk, &mut d);
             let used = if job.is(Mutant::CotangentBeforeUse) { &d } else { &after };
-            self.from_state(chunk, state, used, y);
+            self.through_state(chunk, state, used, y);
         }
         d
     }
@@ -169,7 +169,7 @@ impl Head<'_> {
     }
 
     /// (R25)–(R27) of what the state after the chunk is read for.
-    fn from_state(
+    fn through_state(
         &self,
         chunk: &Range<usize>,
         state: &Array2<f32>,
