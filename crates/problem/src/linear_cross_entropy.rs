@@ -313,6 +313,14 @@ options! {
 }
 
 impl LinearCrossEntropy {
+    /// Label smoothing that spreads `alpha` over the *other* classes, as Megatron-LM means it: then
+    /// α = alpha·V/(V − 1), with V of all shards together. A single class has no others: α = alpha.
+    pub fn label_smoothing_over_others(self, alpha: f64) -> Self {
+        let classes = self.vocab as f64;
+        let alpha = if self.vocab > 1 { alpha * classes / (classes - 1.0) } else { alpha };
+        self.label_smoothing(alpha)
+    }
+
     /// Adds the operand `bias`.
     pub fn bias(mut self) -> Self {
         self.bias = true;

@@ -69,9 +69,9 @@ impl<'a> Chains<'a> {
         let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
         let tokens = if asked.pass == Pass::Step { 1 } else { longest };
         let (group, dim, width) = (problem.group().max(1), e.dim, problem.value_dim);
-        let twice = if asked.pass == Pass::DoubleBackward { 2 } else { 1 };
-        let plain = twice * ((group + 1) * tokens + dim + width + 12);
-        let decay = plain + twice * (dim * width + tokens);
+        let sums = if asked.pass == Pass::DoubleBackward { 3 } else { 1 };
+        let plain = sums * ((group + 1) * tokens + dim + width + 12);
+        let decay = plain + sums * (dim * width + tokens);
         let largest = largest(problem, asked.inputs);
         let terms = (plain * dim * width) as f64;
         let kept = model.eta_p().max(model.eta_ds());

@@ -3,17 +3,62 @@
 use super::Grid;
 use super::axes::{axis, point};
 use crate::generate::Stream;
-use etalon_problem::{Algorithm, Dtype, LinearCrossEntropy, Operand, Problem, Reduction};
+use etalon_problem::{
+    Algorithm, Dtype, LinearCrossEntropy, LseSquareWeight, NothingLeft, Operand, Problem,
+    Reduction, TokenOutputs,
+};
 use ndarray::{ArrayD, IxDyn};
 
 axis! {
-    "vocab",
-    /// How many classes there are.
-    VocabKind {
-        /// One.
-        One = "one",
+    "shape",
+    /// How many tokens, elements and classes there are.
+    ShapeKind {
+        /// One of each.
+        Ones = "ones",
+        /// A few; fewer classes than any tile has.
+        Small = "small",
         /// No multiple of any tile.
         Ragged = "ragged",
+        /// Several tiles of classes, the last with one.
+        Wide = "wide",
+        /// Several blocks of tokens.
+        Long = "long",
+    }
+}
+
+axis! {
+    "link",
+    /// What makes logits of h·w.
+    LinkKind {
+        /// Nothing.
+        Plain = "plain",
+        /// A bias.
+        Bias = "bias",
+        /// A cap near the logits' size.
+        Softcap = "softcap",
+        /// A scale and a temperature below 1.
+        Scales = "scales",
+        /// All of them.
+        Everything = "everything",
+    }
+}
+
+axis! {
+    "loss",
+    /// What becomes of logits and targets.
+    LossKind {
+        /// The cross-entropy alone.
+        Plain = "plain",
+        /// Smoothed labels.
+        Smoothing = "smoothing",
+        /// A z-loss.
+        LseSquare = "lse-square",
+        /// Weights of classes and tokens.
+        Weights = "weights",
+        /// Weights, smoothing, and a z-loss that the class weights weigh.
+        Everything = "everything",
+        /// Weights, smoothing, and a z-loss that they do not weigh.
+        Unweighted = "unweighted",
     }
 }
 
@@ -21,70 +66,277 @@ axis! {
     "reduction",
     /// What becomes of the losses of the tokens.
     ReductionKind {
-        /// Nothing.
-        None = "none",
         /// Their mean.
         Mean = "mean",
+        /// Nothing.
+        None = "none",
         /// Their sum.
         Sum = "sum",
+        /// Their sum by a number.
+        By = "by",
+    }
+}
+
+axis! {
+    "ignored",
+    /// Which tokens are ignored.
+    IgnoredKind {
+        /// One in three.
+        Some = "some",
+        /// None.
+        None = "none",
+        /// Those of one class.
+        Class = "class",
+        /// All of them: a loss of 0.
+        All = "all",
+        /// All of them: a loss of NaN.
+        AllNan = "all-nan",
+    }
+}
+
+axis! {
+    "outputs",
+    /// Which outputs there are, and which of them have cotangents.
+    OutputKind {
+        /// All, with all cotangents.
+        All = "all",
+        /// The loss alone.
+        Loss = "loss",
+        /// All; no cotangent but that of the loss.
+        LossCotangent = "loss-cotangent",
+        /// All; no cotangent of the loss.
+        Others = "others",
+    }
+}
+
+axis! {
+    "family",
+    /// What the elements are like.
+    Family {
+        /// Bell-shaped, logits of deviation 1.5.
+        Generic = "generic",
+        /// As generic, with few bits, so that logits are exact.
+        Dyadic = "dyadic",
+        /// Every class alike.
+        Uniform = "uniform",
+        /// The target's probability near 1.
+        Confident = "confident",
+        /// Logits of deviation 12.
+        Peaked = "peaked",
+        /// All logits lowered by 300, through the bias where there is one.
+        Lowered = "lowered",
+        /// Every fifth class impossible, where there is a bias, and without weight.
+        Impossible = "impossible",
     }
 }
 
 point! {
     /// What a case of linear_cross_entropy is made of, beside its storage type and seed.
     Point {
-        /// How many classes there are.
-        vocab: VocabKind,
+        /// How many tokens, elements and classes there are.
+        shape: ShapeKind,
+        /// What makes logits of h·w.
+        link: LinkKind,
+        /// What becomes of logits and targets.
+        loss: LossKind,
         /// What becomes of the losses of the tokens.
         reduction: ReductionKind,
+        /// Which tokens are ignored.
+        ignored: IgnoredKind,
+        /// Which outputs there are.
+        outputs: OutputKind,
+        /// What the elements are like.
+        family: Family,
     }
 }
+
+/// The class that [`IgnoredKind::Class`] ignores.
+const IGNORED_CLASS: i64 = 0;
 
 impl Grid for Point {
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::F64];
 
-    fn problem(&self, _: Algorithm, _: u64) -> Problem {
-        let vocab = match self.vocab {
-            VocabKind::One => 1,
-            VocabKind::Ragged => 137,
+    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
+        let stream = Stream::new(seed, "problem");
+        let [tokens, dim, vocab] = match self.shape {
+            ShapeKind::Ones => [1, 1, 1],
+            ShapeKind::Small => [5, stream.pick(0, &[1, 2, 7]), stream.pick(1, &[2, 3, 8])],
+            ShapeKind::Ragged => [11, 16, 100 + stream.below(2, 60)],
+            ShapeKind::Wide => [4, stream.pick(3, &[3, 8, 33]), 513],
+            ShapeKind::Long => [67 + stream.below(4, 80), 8, 10],
         };
-        let reduction = match self.reduction {
-            ReductionKind::None => Reduction::None,
-            ReductionKind::Mean => Reduction::Mean,
-            ReductionKind::Sum => Reduction::Sum,
-        };
-        LinearCrossEntropy::new(9, 16, vocab).reduction(reduction).into()
+        let problem = LinearCrossEntropy::new(tokens, dim, vocab);
+        let problem = self.outputs(self.losses(self.linked(problem, &stream), &stream));
+        problem.into()
     }
 
     fn values(&self, problem: &Problem, operand: &Operand, _: Dtype, seed: u64) -> ArrayD<f64> {
-        let stream = Stream::new(seed, operand.name);
-        let vocab = match problem {
-            Problem::LinearCrossEntropy(problem) => problem.vocab,
-            _ => 1,
+        let Problem::LinearCrossEntropy(problem) = problem else {
+            return ArrayD::zeros(IxDyn(&operand.shape));
         };
-        let mut at = 0;
-        ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {
-            at += 1;
-            match operand.name {
-                "targets" => stream.below(at, vocab) as f64,
-                _ => stream.normal(at),
-            }
+        let elements = Elements { point: self, problem, seed };
+        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+            elements.at(operand.name, ndarray::Dimension::slice(&index))
         })
     }
 
-    fn given(&self, _: &Operand) -> bool {
-        true
+    fn given(&self, operand: &Operand) -> bool {
+        match self.outputs {
+            OutputKind::All | OutputKind::Loss => true,
+            OutputKind::LossCotangent => !["dlse", "dlogprob", "dentropy"].contains(&operand.name),
+            OutputKind::Others => operand.name != "dloss",
+        }
     }
 
     fn few_words(&self) -> &'static str {
-        "generic"
+        match self.family {
+            Family::Generic => "bell-shaped, logits of deviation 1.5",
+            Family::Dyadic => "few bits, so that logits are exact",
+            Family::Uniform => "every class alike",
+            Family::Confident => "the target's probability near 1",
+            Family::Peaked => "logits of deviation 12",
+            Family::Lowered => "all logits lowered by 300",
+            Family::Impossible => "every fifth class impossible and without weight",
+        }
     }
 
     fn is_rich(&self, _: &Problem) -> bool {
-        false
+        let many = matches!(self.shape, ShapeKind::Ragged | ShapeKind::Long);
+        let some = matches!(self.ignored, IgnoredKind::Some | IgnoredKind::None);
+        many && some && self.family == Family::Generic
     }
 
     fn is_smooth(&self) -> bool {
-        true
+        // Where nothing is left, no gradient passes; −∞ does not move by an eighth.
+        self.family != Family::Impossible && self.ignored != IgnoredKind::AllNan
+    }
+}
+
+impl Point {
+    fn linked(&self, mut problem: LinearCrossEntropy, stream: &Stream) -> LinearCrossEntropy {
+        let all = self.link == LinkKind::Everything;
+        problem.bias = all || self.link == LinkKind::Bias;
+        if all || self.link == LinkKind::Softcap {
+            problem.softcap = Some(stream.pick(10, &[0.5, 2.0, 5.0]));
+        }
+        if all || self.link == LinkKind::Scales {
+            problem.logit_scale = stream.pick(11, &[0.6, 1.3, -0.8]);
+            problem.temperature = stream.pick(12, &[0.5, 0.7, 2.0]);
+        }
+        problem
+    }
+
+    fn losses(&self, mut problem: LinearCrossEntropy, stream: &Stream) -> LinearCrossEntropy {
+        use LossKind::{Everything, LseSquare, Plain, Smoothing, Unweighted, Weights};
+        let weights = matches!(self.loss, Weights | Everything | Unweighted);
+        (problem.class_weights, problem.token_weights) = (weights, weights);
+        if !matches!(self.loss, Plain | LseSquare | Weights) {
+            // 1: the target has no part in it.
+            problem.label_smoothing = stream.pick(20, &[0.1, 0.3, 1.0]);
+        }
+        if !matches!(self.loss, Plain | Smoothing | Weights) {
+            problem.lse_square_scale = stream.pick(21, &[1e-2, 0.2]);
+        }
+        if self.loss == Everything {
+            problem.lse_square_weight = LseSquareWeight::ClassWeight;
+        }
+        problem.reduction = match self.reduction {
+            ReductionKind::Mean => Reduction::Mean,
+            ReductionKind::None => Reduction::None,
+            ReductionKind::Sum => Reduction::Sum,
+            ReductionKind::By => Reduction::By { normaliser: stream.pick(22, &[3.0, 1000.0]) },
+        };
+        problem
+    }
+
+    fn outputs(&self, mut problem: LinearCrossEntropy) -> LinearCrossEntropy {
+        let all = self.outputs != OutputKind::Loss;
+        problem.outputs = TokenOutputs { lse: all, logprob: all, entropy: all, argmax: all };
+        match self.ignored {
+            IgnoredKind::Class => problem.ignore_index = IGNORED_CLASS,
+            IgnoredKind::AllNan => problem.nothing_left = NothingLeft::Nan,
+            _ => {}
+        }
+        problem
+    }
+}
+
+/// The elements of the operands of a case.
+struct Elements<'a> {
+    point: &'a Point,
+    problem: &'a LinearCrossEntropy,
+    seed: u64,
+}
+
+impl Elements<'_> {
+    fn stream(&self, name: &str) -> Stream {
+        Stream::new(self.seed, name)
+    }
+
+    fn at(&self, name: &str, index: &[usize]) -> f64 {
+        let place = index.iter().fold(0, |place, &i| place * 1024 + i);
+        let stream = self.stream(name);
+        let normal = || stream.normal(place);
+        match (name, index) {
+            ("targets", &[i]) => self.target(i) as f64,
+            ("h", &[i, c]) => self.hidden(i, c),
+            ("w", &[v, c]) => self.head(v, c),
+            ("bias", &[v]) => self.bias(v, normal()),
+            ("class_weights", &[v]) if self.impossible(v) => 0.0,
+            ("class_weights" | "token_weights", _) => 0.25 + 1.5 * stream.uniform(place),
+            _ => normal(),
+        }
+    }
+
+    fn target(&self, i: usize) -> i64 {
+        let stream = self.stream("targets");
+        let class = stream.below(i, self.problem.vocab) as i64;
+        let ignored = match self.point.ignored {
+            // The first token counts, so that something is left.
+            IgnoredKind::Some => i > 0 && stream.below(10_000 + i, 3) == 0,
+            IgnoredKind::None | IgnoredKind::Class => false,
+            IgnoredKind::All | IgnoredKind::AllNan => true,
+        };
+        if ignored { self.problem.ignore_index } else { class }
+    }
+
+    fn hidden(&self, i: usize, c: usize) -> f64 {
+        let normal = self.stream("h").normal(i * 1024 + c);
+        match self.point.family {
+            Family::Dyadic => (normal * 2.0).round() / 2.0,
+            Family::Confident => {
+                // 18 along the target's row: p is about 1 − V·10⁻⁸.
+                let target = self.target(i).max(0) as usize;
+                let row = (0..self.problem.dim).map(|c| self.head(target, c).powi(2));
+                18.0 * self.head(target, c) / row.sum::<f64>().max(0.1) + 0.1 * normal
+            }
+            _ => normal,
+        }
+    }
+
+    fn head(&self, v: usize, c: usize) -> f64 {
+        let width = (self.problem.dim as f64).sqrt();
+        let normal = |v: usize| self.stream("w").normal(v * 1024 + c) * 1.5 / width;
+        match self.point.family {
+            Family::Dyadic => (normal(v) * 8.0).round() / 8.0,
+            Family::Uniform => normal(0),
+            Family::Peaked => 8.0 * normal(v),
+            _ => normal(v),
+        }
+    }
+
+    fn bias(&self, v: usize, normal: f64) -> f64 {
+        match self.point.family {
+            Family::Uniform => 0.5,
+            Family::Dyadic => (normal * 4.0).round() / 4.0,
+            Family::Lowered => 0.5 * normal - 300.0,
+            Family::Impossible if self.impossible(v) => f64::NEG_INFINITY,
+            _ => 0.5 * normal,
+        }
+    }
+
+    /// Whether a class is there to have no probability. Class 0 is not.
+    fn impossible(&self, v: usize) -> bool {
+        self.point.family == Family::Impossible && v % 5 == 3
     }
 }

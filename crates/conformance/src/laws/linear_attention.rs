@@ -179,7 +179,11 @@ pub(super) const LAWS: &[Law] = &[
         kind: Kind::Contract,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
-        applies: |case, _| !decays(case, Decay::None) && longest(case) > 0,
+        // Without query heads there may be no result for which a decay would be read.
+        applies: |case, _| {
+            let heads = linear(case).is_ok_and(|problem| problem.extents.query_heads > 0);
+            !decays(case, Decay::None) && longest(case) > 0 && heads
+        },
         check: growth_is_refused,
     },
 ];

@@ -94,13 +94,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
     }
 }
 
-/// Algorithms that these tiers do not know yet.
-const NOT_YET: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
-
 fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
-    if NOT_YET.contains(&algorithm) {
-        return Err("not written yet".to_string());
-    }
     match algorithm.passes().contains(&pass) {
         true => Ok(()),
         false => Err(format!("{algorithm} has no {pass}")),

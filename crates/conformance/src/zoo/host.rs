@@ -108,12 +108,7 @@ impl Host {
 }
 
 /// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] = &[
-    Algorithm::Attention,
-    Algorithm::AttentionLse,
-    Algorithm::LinearAttention,
-    Algorithm::LazyAttention,
-];
+pub(super) const WITH_HOST: &[Algorithm] = &Algorithm::ALL;
 
 /// The error of a request for an algorithm that it does not compute.
 pub(super) fn no_host(algorithm: Algorithm) -> Error {

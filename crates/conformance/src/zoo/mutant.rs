@@ -266,4 +266,48 @@ mutants! {
     PaddingUnwritten, "padding-unwritten", "empty_rows", "Fzkuji/flash-lazy-attention@dc1e61b";
 
     [LINEAR_CROSS_ENTROPY]
+    /// The last tile is filled up with classes of logit 0.
+    PaddedClasses, "padded-classes", "equal_logits", "verl-project/verl#2656";
+    /// Classes that fill up the last tile are −∞ before the cap, and −c after it.
+    PaddingCapped, "padding-capped", "bound", "unslothai/unsloth#10616";
+    /// The classes after the last whole tile are dropped.
+    ClassTailDropped, "class-tail-dropped", "equal_logits", "";
+    /// The running maximum starts at 0: rows of very negative logits underflow.
+    MaximumStartsAtZero, "maximum-starts-at-zero", "bound", "";
+    /// The temperature divides the log-probability, not the logits.
+    TemperatureOfLogprob, "temperature-of-logprob", "bound", "";
+    /// The cap's derivative is left out of the gradients.
+    NoCapDerivative, "no-cap-derivative", "bound", "";
+    /// Ignored tokens have no loss, but gradients: those of a row without a target.
+    IgnoredInGradient, "ignored-in-gradient", "ignored_poison", "linkedin/Liger-Kernel#974";
+    /// The target's logit is a sum of logits times 0 or 1: NaN beside a logit of −∞.
+    TargetByMask, "target-by-mask", "impossible_class", "";
+    /// Of unreduced losses, the first token's upstream is taken for all.
+    UpstreamOfFirst, "upstream-of-first", "bound", "linkedin/Liger-Kernel#968";
+    /// The gradient through the log-probability is ignored.
+    DlogprobDropped, "dlogprob-dropped", "sensitivity", "";
+    /// The gradient through lse is ignored.
+    LseCotangentDropped, "lse-cotangent-dropped", "class_sums", "";
+    /// The z-loss is in the loss, but not in the gradients.
+    LseSquareWithoutGradient, "lse-square-without-gradient", "bound", "";
+    /// The target's probability is rounded to bf16 before 1 is subtracted.
+    TargetRounded, "target-rounded", "bound", "linkedin/Liger-Kernel#1329";
+    /// Gradients of logits below 2⁻¹² are left out, unasked.
+    SmallTilesDropped, "small-tiles-dropped", "class_sums", "apple/ml-cross-entropy#14";
+    /// dw is summed in bf16.
+    DwInBf16, "dw-in-bf16", "bound", "linkedin/Liger-Kernel#512";
+    /// Smoothing divides by the classes of a tile, not of all.
+    SmoothingOfTile, "smoothing-of-tile", "bound", "NVIDIA/Megatron-LM#737";
+    /// The mean counts ignored tokens.
+    MeanOverIgnored, "mean-over-ignored", "bound", "";
+    /// The mean divides by the number of tokens, whatever they weigh.
+    MeanWithoutWeights, "mean-without-weights", "bound", "";
+    /// Nothing left to average: 0/0.
+    NothingOverNothing, "nothing-over-nothing", "bound", "NVIDIA-NeMo/Automodel#3796";
+    /// The entropy's sum is not rescaled when the maximum grows.
+    EntropyNotRescaled, "entropy-not-rescaled", "bound", "";
+    /// p ln p is 0 · −∞ for a class without probability.
+    EntropyTimesZero, "entropy-times-zero", "impossible_class", "";
+    /// Of equal logits the last is the argmax.
+    LastOfEquals, "last-of-equals", "equal_logits", "";
 }

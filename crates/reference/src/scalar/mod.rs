@@ -6,11 +6,13 @@
 //! precision.
 
 mod dual;
+mod product;
 mod quad;
 
 pub use dual::Dual;
 pub use quad::Quad;
 
+use ndarray::{ArrayView2, ArrayViewMut2};
 use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
@@ -58,6 +60,26 @@ pub trait Real:
         Self::from_f64(4.0) * e / (root * root)
     }
 
+    /// e^x − 1, accurate relative to itself also near 0: 2t / (1 − t) with t = tanh(x/2).
+    fn exp_m1(self) -> Self {
+        let half = Self::from_f64(0.5);
+        if self < half && self > -half {
+            let t = (half * self).tanh();
+            (t + t) / (Self::ONE - t)
+        } else {
+            self.exp() - Self::ONE
+        }
+    }
+
+    /// The rows of `a` in [`Real::add_product`] are best filled up to a multiple of this, with
+    /// zeros: how a row is summed then does not depend on how many there are.
+    const PRODUCT_ROWS: usize = 1;
+
+    /// c += a b: `[m, n]`, `[m, k]` and `[k, n]`; of extents that differ, the smaller counts.
+    fn add_product(c: ArrayViewMut2<'_, Self>, a: ArrayView2<'_, Self>, b: ArrayView2<'_, Self>) {
+        product::plain(c, a, b);
+    }
+
     /// Whether the value is NaN.
     fn is_nan(self) -> bool {
         self.to_f64().is_nan()
@@ -70,7 +92,7 @@ pub trait Real:
 }
 
 macro_rules! primitive {
-    ($type:ident) => {
+    ($type:ident $($own:item)*) => {
         impl Real for $type {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -93,9 +115,18 @@ macro_rules! primitive {
             fn tanh(self) -> Self {
                 $type::tanh(self)
             }
+            $($own)*
         }
     };
 }
 
-primitive!(f64);
+primitive! {
+    f64
+
+    const PRODUCT_ROWS: usize = product::ROWS;
+
+    fn add_product(c: ArrayViewMut2<'_, f64>, a: ArrayView2<'_, f64>, b: ArrayView2<'_, f64>) {
+        product::blocked(c, a, b);
+    }
+}
 primitive!(f32);

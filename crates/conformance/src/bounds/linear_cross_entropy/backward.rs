@@ -1,0 +1,198 @@
+//! The gradients: (N71) to (N75).
+
+use super::super::Asked;
+use super::super::model::{LARGEST_RELATIVE, Model, growth};
+use super::row::{Logit, Row};
+use super::{Lists, Normaliser, Operands};
+use etalon_problem::{Error, LinearCrossEntropy, Precision};
+use rayon::prelude::*;
+
+/// The cotangents, in f64; absent ones are 0.
+pub(super) struct Cotangents<'a> {
+    dloss: Option<&'a [f64]>,
+    dlse: Option<&'a [f64]>,
+    dlogprob: Option<&'a [f64]>,
+    dentropy: Option<&'a [f64]>,
+}
+
+impl<'a> Cotangents<'a> {
+    pub fn new(asked: &Asked<'a>) -> Result<Self, Error> {
+        Ok(Cotangents {
+            dloss: asked.optional("dloss")?,
+            dlse: asked.optional("dlse")?,
+            dlogprob: asked.optional("dlogprob")?,
+            dentropy: asked.optional("dentropy")?,
+        })
+    }
+}
+
+/// Element `i` of a list, or the only one; 0 where there is none.
+fn at(list: Option<&[f64]>, i: usize) -> f64 {
+    list.map_or(0.0, |list| if list.len() == 1 { list[0] } else { list[i] })
+}
+
+/// A number with its error.
+#[derive(Clone, Copy)]
+struct Near {
+    value: f64,
+    error: f64,
+}
+
+/// da of a token and a class: its error, |da|, and the absolute terms that it is the sum of.
+#[derive(Clone, Copy)]
+struct Term {
+    error: f64,
+    size: f64,
+    parts: f64,
+}
+
+pub(super) fn errors(operands: &Operands<'_>, cotangents: &Cotangents<'_>, model: &Model) -> Lists {
+    let LinearCrossEntropy { tokens, dim, vocab, .. } = *operands.problem;
+    let normaliser = operands.normaliser(|n| model.gamma(n));
+    let counted: Vec<(usize, usize)> = operands.counted().collect();
+    let rows: Vec<Vec<Term>> = counted
+        .par_iter()
+        .map(|&(i, y)| terms(operands, cotangents, &normaliser, model, i, y))
+        .collect();
+
+    let chain = |n: usize| model.gamma(n + 2 * model.rescales(n) + 3);
+    let mut dh = vec![0.0; tokens * dim];
+    for (&(i, _), row) in counted.iter().zip(&rows) {
+        let gamma = chain(vocab);
+        for (v, term) in row.iter().enumerate() {
+            let error = term.error + gamma * term.parts;
+            for c in 0..dim {
+                dh[i * dim + c] += error * operands.w[v * dim + c].abs() + model.eta; // (N74)
+            }
+        }
+    }
+    let (mut dw, mut dbias) = (vec![0.0; vocab * dim], vec![0.0; vocab]);
+    let gamma = chain(normaliser.n);
+    for (&(i, _), row) in counted.iter().zip(&rows) {
+        for (v, term) in row.iter().enumerate() {
+            let error = term.error + gamma * term.size;
+            for c in 0..dim {
+                dw[v * dim + c] += error * operands.h[i * dim + c].abs() + model.eta; // (N75)
+            }
+            dbias[v] += error;
+        }
+    }
+    Lists::from([("dh", dh), ("dw", dw), ("dbias", dbias)])
+}
+
+fn terms(
+    operands: &Operands<'_>,
+    cotangents: &Cotangents<'_>,
+    normaliser: &Normaliser,
+    model: &Model,
+    i: usize,
+    y: usize,
+) -> Vec<Term> {
+    let row = Row::new(operands, model, i);
+    let pull = Pull::new(operands, cotangents, normaliser, model, &row, i, y);
+    let lse_error = row.stored_lse_error(model);
+    let lost = row.lost || !(lse_error <= LARGEST_RELATIVE) || !pull.is_bounded();
+    let term = |(v, x): (usize, &Logit)| {
+        let term = pull.term(model, &row, lse_error, x, v == y, operands.class_weight(v));
+        if lost { Term { error: f64::INFINITY, ..term } } else { term }
+    };
+    row.logits.iter().enumerate().map(term).collect()
+}
+
+/// (C12)–(C14) of a token.
+struct Pull {
+    beta: Near,
+    lambda: Near,
+    /// g α/V
+    eta: Near,
+    dentropy: f64,
+    /// Of the entropy as a kernel finds it again.
+    entropy_error: f64,
+}
+
+impl Pull {
+    fn new(
+        operands: &Operands<'_>,
+        cotangents: &Cotangents<'_>,
+        normaliser: &Normaliser,
+        model: &Model,
+        row: &Row,
+        i: usize,
+        y: usize,
+    ) -> Self {
+        let (problem, u) = (operands.problem, model.u);
+        let dloss = at(cotangents.dloss, i);
+        let (g, gamma) = (
+            dloss * operands.token_weight(i) / normaliser.z,
+            dloss * operands.lse_square(i, y) / normaliser.z_lse,
+        );
+        let relative = growth(normaliser.relative) + 5.0 * u; // (N71)
+        let (alpha, classes) = (problem.label_smoothing, problem.vocab);
+        let (dlse, dlogprob) = (at(cotangents.dlse, i), at(cotangents.dlogprob, i));
+        let target = g * (1.0 - alpha) * operands.class_weight(y);
+        let eta = g * alpha / classes as f64;
+        let weights: f64 = (0..classes).map(|v| operands.class_weight(v)).sum();
+        let absolute: f64 = (0..classes).map(|v| operands.class_weight(v).abs()).sum();
+        let square = 2.0 * gamma * row.lse;
+        let beta_error = target.abs() * (relative + 2.0 * u) + u * (target.abs() + dlogprob.abs());
+        let lambda_error = eta.abs() * absolute * (relative + model.gamma(classes + 4))
+            + square.abs() * (relative + 3.0 * u)
+            + 2.0 * gamma.abs() * row.stored_lse_error(model)
+            + 3.0 * u * ((eta * weights).abs() + square.abs() + dlse.abs());
+        let entropy_error = row.entropy_error + model.store(row.entropy.abs(), Precision::Wide);
+        Pull {
+            beta: Near { value: target - dlogprob, error: beta_error },
+            lambda: Near { value: eta * weights + square + dlse, error: lambda_error },
+            eta: Near { value: eta, error: eta.abs() * (relative + 2.0 * u) },
+            dentropy: at(cotangents.dentropy, i),
+            entropy_error,
+        }
+    }
+
+    fn is_bounded(&self) -> bool {
+        let entropy = if self.dentropy == 0.0 { 0.0 } else { self.entropy_error };
+        [self.beta.error, self.lambda.error, self.eta.error, entropy].iter().all(|x| x.is_finite())
+    }
+
+    /// (N72), (N73)
+    fn term(
+        &self,
+        model: &Model,
+        row: &Row,
+        lse_error: f64,
+        x: &Logit,
+        is_target: bool,
+        weight: f64,
+    ) -> Term {
+        let (u, p) = (model.u, x.p);
+        let Pull { beta, lambda, eta, dentropy, entropy_error } = self;
+        // A weight that is made anew, or one that is kept from the forward pass.
+        let again = p * growth(x.error + lse_error + model.exp((x.z - row.lse).abs()));
+        let p_error = if p > 0.0 { again.max(2.0 * x.weight_error) + model.eta } else { 0.0 };
+        let own = if is_target { 1.0 } else { 0.0 };
+        let both = beta.value + lambda.value;
+        let mut value = (p - own) * beta.value + p * lambda.value - eta.value * weight;
+        let mut parts = (p * both).abs() + own * beta.value.abs() + (eta.value * weight).abs();
+        let mut error = p_error * both.abs()
+            + (own - p).abs() * beta.error
+            + p * lambda.error
+            + eta.error * weight.abs();
+        if *dentropy != 0.0 && p > 0.0 {
+            let surprise = x.z - row.lse + row.entropy;
+            let surprise_error = x.error
+                + lse_error
+                + entropy_error
+                + 3.0 * u * (x.z.abs() + row.lse.abs() + row.entropy.abs());
+            value -= dentropy * p * surprise;
+            parts += (dentropy * p * surprise).abs();
+            error += dentropy.abs() * (p_error * surprise.abs() + p * surprise_error);
+        }
+        let error = error + 5.0 * u * parts + model.eta; // (N72)
+        let size = (x.slope * value).abs();
+        let error = x.slope.abs() * error
+            + x.slope_error * (value.abs() + error)
+            + (u + model.u_ds()) * size
+            + model.eta_ds(); // (N73)
+        Term { error, size, parts: x.slope.abs() * parts }
+    }
+}

@@ -1,0 +1,220 @@
+//! ```text
+//! (C12) g_i, γ_i: what reaches the cross-entropy and lse² of token i through the loss
+//! (C13) β_i  = g_i (1 − α) cw_{y_i} − dlogprob_i
+//! (C14) λ_i  = g_i α CW/V + 2 γ_i lse_i + dlse_i
+//! (C15) dz_iv = (β_i + λ_i) p_iv − dentropy_i p_iv (ln p_iv + entropy_i) − g_i (α/V) cw_v − [v = y_i] β_i
+//! (C16) da_iv = r_iv dz_iv
+//! (C17) dh_i  = Σ_v da_iv w_v
+//! (C18) dw_v  = Σ_i da_iv h_i
+//! (C19) dbias_v = Σ_i da_iv
+//! (C20) dz_{i,y_i}: (p − 1) β_i in place of p β_i − β_i, with p − 1 = expm1(logprob_i)
+//! ```
+
+use super::forward::log_probability;
+use super::head::{matrix, matrix_mut};
+use super::shard::{Partial, Shard};
+use super::tokens::{Token, at};
+use super::tree::{fold, tiles};
+use super::{Cotangents, Gradients, Inputs, Wanted, check_operands, weigh};
+use crate::scalar::Real;
+use crate::tensor::{self, filled};
+use etalon_problem::{Error, LinearCrossEntropy, Pass};
+use ndarray::{Array2, ArrayView2};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// The gradients of <dloss, loss> + <dlse, lse> + <dlogprob, logprob> + <dentropy, entropy> by
+/// the inputs.
+pub fn backward<T: Real>(
+    problem: &LinearCrossEntropy,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+    wanted: Wanted,
+) -> Result<Gradients<T>, Error> {
+    let shard = Shard::new(problem, 0..problem.vocab, inputs)?;
+    cotangents.check(problem, Pass::Backward)?;
+    shard.backward(&shard.partials()?, cotangents, wanted)
+}
+
+impl<T: Real> Shard<'_, T> {
+    /// What the classes add to dh, and their own dw and dbias, from the totals of all classes
+    /// `[T]`.
+    pub fn backward(
+        &self,
+        totals: &[Partial<T>],
+        cotangents: &Cotangents<'_, T>,
+        wanted: Wanted,
+    ) -> Result<Gradients<T>, Error> {
+        let pulls = self.pulls(totals, cotangents)?;
+        let dh = wanted.dh.then(|| self.hidden_gradient(&pulls)).transpose()?;
+        Ok(Gradients { dh, ..self.head_gradients(&pulls, wanted)? })
+    }
+
+    /// What every token that counts pulls with.
+    pub(super) fn pulls(
+        &self,
+        totals: &[Partial<T>],
+        cotangents: &Cotangents<'_, T>,
+    ) -> Result<Vec<Pull<T>>, Error> {
+        cotangents.check(self.problem, Pass::Backward)?;
+        let rows = self.totals(totals)?;
+        let mut pulls = tensor::reserve("what tokens pull with", self.tokens.counted().len())?;
+        pulls.extend(rows.map(|(token, total)| self.pull(&token, total, cotangents)));
+        Ok(pulls)
+    }
+
+    fn pull(
+        &self,
+        token: &Token<T>,
+        total: &Partial<T>,
+        cotangents: &Cotangents<'_, T>,
+    ) -> Pull<T> {
+        let Cotangents { dloss, dlse, dlogprob, dentropy } = cotangents;
+        let (g, gamma) = self.tokens.normaliser.upstream(dloss.as_ref(), token); // (C12)
+        let alpha = T::from_f64(self.problem.label_smoothing);
+        let eta = g * (alpha / T::from_f64(self.problem.vocab as f64));
+        let beta = g * (T::ONE - alpha) * token.class_weight - at(dlogprob, token); // (C13)
+        let lse = total.lse();
+        let lambda = eta * total.weight + gamma * (lse + lse) + at(dlse, token); // (C14)
+        Pull {
+            target: token.target,
+            beta,
+            lambda,
+            eta,
+            dentropy: at(dentropy, token),
+            m: total.m,
+            ln_l: total.ln_l(),
+            mean_shift: total.mean_shift(),
+            miss: log_probability(total).exp_m1(),
+        }
+    }
+
+    /// (C16) of a block of tokens and a tile of classes: `[rows, W]`, with rows of zeros where h
+    /// was filled up.
+    pub(super) fn logit_gradients(
+        &self,
+        pulls: &[Pull<T>],
+        h: ArrayView2<'_, T>,
+        tile: &Range<usize>,
+    ) -> Result<Vec<T>, Error> {
+        let mut da = self.head.tile(h, tile)?;
+        let (link, weights) = (&self.head.link, self.tokens.class_weights(tile));
+        let (rows, filler) = da.split_at_mut(pulls.len() * tile.len());
+        for (row, pull) in rows.chunks_exact_mut(tile.len()).zip(pulls) {
+            for (v, a) in row.iter_mut().enumerate() {
+                let weight = weights.map_or(T::ONE, |weights| weights[v]);
+                *a = link.slope(*a) * pull.dz(tile.start + v, link.logit(*a), weight);
+            }
+        }
+        filler.fill(T::ZERO);
+        Ok(da)
+    }
+
+    /// (C17), summed along the tree of tiles.
+    fn hidden_gradient(&self, pulls: &[Pull<T>]) -> Result<Array2<T>, Error> {
+        let (counted, dim) = (self.tokens.counted(), self.problem.dim);
+        let tiles = tiles(self.head.classes());
+        let add = |mut x: Vec<T>, y: Vec<T>| {
+            x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+            Ok(x)
+        };
+        let blocks = self.tokens.blocks().into_par_iter().map(|(numbers, h)| {
+            let mut leaf = |tile: &Range<usize>| {
+                let da = self.logit_gradients(&pulls[numbers.clone()], h, tile)?;
+                let mut part = filled("a part of dh", h.len(), T::ZERO)?;
+                T::add_product(
+                    matrix_mut(&mut part, dim),
+                    matrix(&da, tile.len()),
+                    self.head.rows(tile),
+                );
+                Ok(part)
+            };
+            Ok((numbers.clone(), fold(&tiles, &mut leaf, &add)?))
+        });
+        let mut dh = tensor::Output::zeros("dh", &self.problem.h_shape())?;
+        for (numbers, rows) in blocks.collect::<Result<Vec<_>, Error>>()? {
+            let rows = rows.unwrap_or_default();
+            for (token, row) in counted[numbers].iter().zip(rows.chunks_exact(dim)) {
+                dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
+            }
+        }
+        dh.finish()
+    }
+
+    /// (C18) and (C19), block after block; without dh.
+    fn head_gradients(&self, pulls: &[Pull<T>], wanted: Wanted) -> Result<Gradients<T>, Error> {
+        let (classes, dim) = (self.head.classes().len(), self.problem.dim);
+        let (want_w, want_bias) = (wanted.dw, wanted.dbias && self.problem.bias);
+        let mut dw = tensor::Output::zeros("dw", &[if want_w { classes } else { 0 }, dim])?;
+        let mut dbias = tensor::Output::zeros("dbias", &[if want_bias { classes } else { 0 }])?;
+        let blocks = self.tokens.blocks();
+        let mut units = Vec::new();
+        let (mut w_rest, mut bias_rest) = (dw.elements(), dbias.elements());
+        for tile in tiles(self.head.classes()) {
+            let (w_part, w_tail) = w_rest.split_at_mut(w_rest.len().min(tile.len() * dim));
+            let (bias_part, bias_tail) = bias_rest.split_at_mut(bias_rest.len().min(tile.len()));
+            units.push((tile, w_part, bias_part));
+            (w_rest, bias_rest) = (w_tail, bias_tail);
+        }
+        if !(want_w || want_bias) {
+            units.clear();
+        }
+        units.into_par_iter().try_for_each(|(tile, dw, dbias)| {
+            for (numbers, h) in &blocks {
+                let da = self.logit_gradients(&pulls[numbers.clone()], *h, &tile)?;
+                if want_w {
+                    let da = matrix(&da, tile.len()).reversed_axes();
+                    T::add_product(matrix_mut(dw, dim), da, *h);
+                }
+                for row in da.chunks_exact(tile.len()) {
+                    dbias.iter_mut().zip(row).for_each(|(dbias, &da)| *dbias += da);
+                }
+            }
+            Ok(())
+        })?;
+        let dw = want_w.then(|| dw.finish()).transpose()?;
+        Ok(Gradients { dh: None, dw, dbias: want_bias.then(|| dbias.finish()).transpose()? })
+    }
+}
+
+impl<T> Cotangents<'_, T> {
+    pub(super) fn check(&self, problem: &LinearCrossEntropy, pass: Pass) -> Result<(), Error> {
+        let given = [
+            ("dloss", self.dloss.as_ref().map(|x| x.shape())),
+            ("dlse", self.dlse.as_ref().map(|x| x.shape())),
+            ("dlogprob", self.dlogprob.as_ref().map(|x| x.shape())),
+            ("dentropy", self.dentropy.as_ref().map(|x| x.shape())),
+        ];
+        check_operands(&problem.operands(pass), &given)
+    }
+}
+
+/// What a token pulls its logits with.
+pub(super) struct Pull<T> {
+    target: usize,
+    /// β_i
+    pub beta: T,
+    /// λ_i
+    lambda: T,
+    /// g_i α/V
+    eta: T,
+    dentropy: T,
+    m: T,
+    ln_l: T,
+    /// Σ_v p_iv (z_iv − m)
+    mean_shift: T,
+    /// p_{i,y_i} − 1
+    miss: T,
+}
+
+impl<T: Real> Pull<T> {
+    /// (C15) of class `v` with the logit `z` and the class weight `weight`.
+    fn dz(&self, v: usize, z: T, weight: T) -> T {
+        let shift = z - self.m;
+        let p = (shift - self.ln_l).exp(); // (C4)
+        // ln p + entropy, without lse, which would cost digits where all logits are large
+        let surprise = weigh(p, shift - self.mean_shift);
+        let pulled = if v == self.target { self.miss } else { p }; // (C20)
+        pulled * self.beta + p * self.lambda - self.dentropy * surprise - self.eta * weight
+    }
+}

@@ -1,0 +1,189 @@
+//! A backward pass that leaves out what is small, and says how much that is.
+//!
+//! A tile of tokens and classes whose gradients of the logits are small can be left out of (C17)
+//! and (C18). How far the results are then off is known without computing them (C37), (C38): the
+//! [`Certificate`]. Nothing is left out of dbias. Off unless called: a threshold that does no harm
+//! at the end of a training drops every gradient but those of the targets at its beginning.
+
+use super::head::{matrix, matrix_mut};
+use super::shard::Shard;
+use super::tree::tiles;
+use super::{Cotangents, Gradients, Inputs};
+use crate::scalar::Real;
+use crate::tensor::{self, filled};
+use etalon_problem::{Error, LinearCrossEntropy};
+use ndarray::{Array1, ArrayView1, ArrayView2};
+use std::ops::Range;
+
+/// When a tile of at most 64 tokens and 256 classes is left out.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Filter {
+    /// Where every |da_iv| is below a threshold.
+    Below {
+        /// The threshold; it sees what reaches the tokens through the cotangents, too.
+        eps: f64,
+    },
+    /// As long as no bound of the certificate exceeds these. Tiles are taken block of tokens by
+    /// block of tokens, and classes in their order.
+    Within {
+        /// Of every ‖error of dh_i‖.
+        dh: f64,
+        /// Of every ‖error of dw_v‖.
+        dw: f64,
+    },
+}
+
+impl Filter {
+    fn check(&self) -> Result<(), Error> {
+        let options = match *self {
+            Filter::Below { eps } => vec![("eps", eps)],
+            Filter::Within { dh, dw } => vec![("dh", dh), ("dw", dw)],
+        };
+        let bad = options.into_iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0));
+        bad.map_or(Ok(()), |(name, x)| {
+            Err(Error::value(format!("filter.{name}"), "finite, at least 0", x))
+        })
+    }
+}
+
+/// What was left out at most. It holds in exact arithmetic; the rounding of either side comes on top.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Certificate<T> {
+    /// B_i ≥ ‖error of dh_i‖ (C37), `[T]`.
+    pub dh: Array1<T>,
+    /// C_v ≥ ‖error of dw_v‖ (C38), `[V]`.
+    pub dw: Array1<T>,
+    /// Tiles that were kept, and all of them.
+    pub tiles: (usize, usize),
+}
+
+/// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them.
+pub fn backward<T: Real>(
+    problem: &LinearCrossEntropy,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+    filter: Filter,
+) -> Result<(Gradients<T>, Certificate<T>), Error> {
+    filter.check()?;
+    let shard = Shard::new(problem, 0..problem.vocab, inputs)?;
+    let pulls = shard.pulls(&shard.partials()?, cotangents)?;
+    let dim = problem.dim;
+    let mut dh = tensor::Output::zeros("dh", &problem.h_shape())?;
+    let mut dw = tensor::Output::zeros("dw", &problem.w_shape())?;
+    let mut dbias = tensor::Output::zeros("dbias", &[problem.vocab])?;
+    let mut bounds = Bounds::new(problem)?;
+    for (numbers, h) in shard.tokens.blocks() {
+        let tokens = shard.tokens.counted()[numbers.clone()].iter();
+        let block = Block {
+            indices: tokens.map(|token| token.index).collect(),
+            norms: h.rows().into_iter().map(norm).collect(),
+        };
+        let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
+        for tile in tiles(shard.head.classes()) {
+            let da = shard.logit_gradients(&pulls[numbers.clone()], h, &tile)?;
+            for row in da.chunks_exact(tile.len()) {
+                let parts = dbias.elements()[tile.clone()].iter_mut().zip(row);
+                parts.for_each(|(dbias, &da)| *dbias += da); // (C19)
+            }
+            let da = matrix(&da, tile.len());
+            if bounds.leave_out(filter, &block, &tile, da, shard.head.rows(&tile)) {
+                continue;
+            }
+            T::add_product(matrix_mut(&mut rows, dim), da, shard.head.rows(&tile)); // (C17)
+            let dw = &mut dw.elements()[tile.start * dim..tile.end * dim];
+            T::add_product(matrix_mut(dw, dim), da.reversed_axes(), h); // (C18)
+        }
+        for (&index, row) in block.indices.iter().zip(rows.chunks_exact(dim)) {
+            dh.elements()[index * dim..][..dim].copy_from_slice(row);
+        }
+    }
+    let dbias = problem.bias.then(|| dbias.finish()).transpose()?;
+    let gradients = Gradients { dh: Some(dh.finish()?), dw: Some(dw.finish()?), dbias };
+    Ok((gradients, bounds.finish()?))
+}
+
+/// Tokens that are left out together, or not.
+struct Block<T> {
+    /// Where they lie in the arrays.
+    indices: Vec<usize>,
+    /// ‖h_i‖
+    norms: Vec<T>,
+}
+
+/// The certificate while it grows.
+struct Bounds<T> {
+    dh: tensor::Output<T>,
+    dw: tensor::Output<T>,
+    kept: usize,
+    all: usize,
+}
+
+impl<T: Real> Bounds<T> {
+    fn new(problem: &LinearCrossEntropy) -> Result<Self, Error> {
+        Ok(Bounds {
+            dh: tensor::Output::zeros("the bounds of dh", &[problem.tokens])?,
+            dw: tensor::Output::zeros("the bounds of dw", &[problem.vocab])?,
+            kept: 0,
+            all: 0,
+        })
+    }
+
+    /// Whether the tile is left out; if so, its part of the bounds is added to them.
+    fn leave_out(
+        &mut self,
+        filter: Filter,
+        block: &Block<T>,
+        classes: &Range<usize>,
+        da: ArrayView2<'_, T>,
+        w: ArrayView2<'_, T>,
+    ) -> bool {
+        self.all += 1;
+        let widest = w.rows().into_iter().map(norm).fold(T::ZERO, larger);
+        let by_token = |i: usize| absolute_sum(da.row(i)) * widest; // (C37)
+        let by_class = |v: usize| weighted_sum(da.column(v), &block.norms); // (C38)
+        let (dh, dw) = (self.dh.elements(), &mut self.dw.elements()[classes.clone()]);
+        let tokens = block.indices.iter().copied().enumerate();
+        let small = match filter {
+            Filter::Below { eps } => da.iter().all(|&da| magnitude(da) < T::from_f64(eps)),
+            Filter::Within { dh: most_h, dw: most_w } => {
+                let within = |bound: T, most: f64| bound <= T::from_f64(most);
+                tokens.clone().all(|(i, index)| within(dh[index] + by_token(i), most_h))
+                    && dw.iter().enumerate().all(|(v, &dw)| within(dw + by_class(v), most_w))
+            }
+        };
+        if small {
+            tokens.for_each(|(i, index)| dh[index] += by_token(i));
+            dw.iter_mut().enumerate().for_each(|(v, dw)| *dw += by_class(v));
+        } else {
+            self.kept += 1;
+        }
+        small
+    }
+
+    fn finish(self) -> Result<Certificate<T>, Error> {
+        let tiles = (self.kept, self.all);
+        Ok(Certificate { dh: self.dh.finish()?, dw: self.dw.finish()?, tiles })
+    }
+}
+
+fn magnitude<T: Real>(x: T) -> T {
+    if x < T::ZERO { -x } else { x }
+}
+
+/// The larger of the two, NaN if either is.
+fn larger<T: Real>(x: T, y: T) -> T {
+    if x > y || x.is_nan() { x } else { y }
+}
+
+fn absolute_sum<T: Real>(row: ArrayView1<'_, T>) -> T {
+    row.iter().fold(T::ZERO, |sum, &x| sum + magnitude(x))
+}
+
+fn norm<T: Real>(row: ArrayView1<'_, T>) -> T {
+    row.iter().fold(T::ZERO, |sum, &x| sum + x * x).sqrt()
+}
+
+/// Σ |x_i| y_i
+fn weighted_sum<T: Real>(x: ArrayView1<'_, T>, y: &[T]) -> T {
+    x.iter().zip(y).fold(T::ZERO, |sum, (&x, &y)| sum + magnitude(x) * y)
+}

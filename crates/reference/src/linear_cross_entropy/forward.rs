@@ -1,0 +1,91 @@
+//! ```text
+//! (C3)  lse_i     = ln Σ_v e^{z_iv}
+//! (C5)  logprob_i = z_{i,y_i} − lse_i
+//! (C6)  entropy_i = −Σ_v p_iv ln p_iv
+//! (C7)  ce_i      = (1 − α) cw_{y_i} (lse_i − z_{i,y_i}) + (α/V) Σ_v cw_v (lse_i − z_iv)
+//! (C9)  loss      = Σ_i κ_i ce_i / Z + ζ Σ_i κ_i ω_i lse_i² / Z_z
+//! ```
+
+use super::shard::{Partial, Shard};
+use super::tokens::{Token, spread};
+use super::{Inputs, Output, weigh};
+use crate::scalar::Real;
+use etalon_problem::{Error, LinearCrossEntropy, Reduction, TokenOutputs};
+use ndarray::{Array1, ArrayD, IxDyn};
+
+/// The loss, and what else the problem asks for.
+pub fn forward<T: Real>(
+    problem: &LinearCrossEntropy,
+    inputs: &Inputs<'_, T>,
+) -> Result<Output<T>, Error> {
+    let shard = Shard::new(problem, 0..problem.vocab, inputs)?;
+    shard.output(&shard.partials()?)
+}
+
+impl<T: Real> Shard<'_, T> {
+    /// The output, from the totals of all classes `[T]`; the same on every rank.
+    pub fn output(&self, totals: &[Partial<T>]) -> Result<Output<T>, Error> {
+        let (problem, normaliser) = (self.problem, &self.tokens.normaliser);
+        let rows = self.totals(totals)?;
+        let terms = rows
+            .clone()
+            .map(|(token, total)| (token, self.cross_entropy(&token, total), total.lse()));
+        let losses = normaliser.loss(terms)?;
+        let loss = if problem.reduction == Reduction::None {
+            let values = self.tokens.counted().iter().copied().zip(losses);
+            shaped("loss", &[problem.tokens], spread("loss", problem.tokens, T::ZERO, values)?)?
+        } else {
+            shaped("loss", &[], losses)?
+        };
+        let per_token = |wanted: bool, name, value: fn(&Partial<T>) -> T| {
+            let values = rows.clone().map(|(token, total)| (token, value(total)));
+            let all = || spread(name, problem.tokens, T::ZERO, values).map(Array1::from_vec);
+            wanted.then(all).transpose()
+        };
+        let TokenOutputs { lse, logprob, entropy, argmax } = problem.outputs;
+        let classes = rows
+            .clone()
+            .map(|(token, total)| (token, total.argmax.map_or(NO_CLASS, |class| class as i64)));
+        let argmaxes = || spread("argmax", problem.tokens, NO_CLASS, classes);
+        Ok(Output {
+            loss,
+            lse: per_token(lse, "lse", Partial::lse)?,
+            logprob: per_token(logprob, "logprob", log_probability)?,
+            entropy: per_token(entropy, "entropy", Partial::entropy)?,
+            argmax: argmax.then(argmaxes).transpose()?.map(Array1::from_vec),
+            n_valid: normaliser.n_valid as i64,
+            normaliser: normaliser.z,
+        })
+    }
+
+    /// (C7). A part of weight 0 is left out.
+    fn cross_entropy(&self, token: &Token<T>, total: &Partial<T>) -> T {
+        let (alpha, mut sum) = (self.problem.label_smoothing, T::ZERO);
+        if alpha < 1.0 {
+            let target = weigh(token.class_weight, -log_probability(total));
+            sum += (T::ONE - T::from_f64(alpha)) * target;
+        }
+        if alpha > 0.0 {
+            let classes = T::from_f64(self.problem.vocab as f64);
+            sum += T::from_f64(alpha) / classes * total.spread();
+        }
+        sum
+    }
+}
+
+/// `argmax` of an ignored token.
+const NO_CLASS: i64 = -1;
+
+/// That of a total, which has a target.
+pub(super) fn log_probability<T: Real>(total: &Partial<T>) -> T {
+    total.logprob().unwrap_or(T::from_f64(f64::NAN))
+}
+
+fn shaped<T>(name: &str, shape: &[usize], data: Vec<T>) -> Result<ArrayD<T>, Error> {
+    let found = vec![data.len()];
+    ArrayD::from_shape_vec(IxDyn(shape), data).map_err(|_| Error::Shape {
+        operand: name.to_string(),
+        expected: shape.to_vec(),
+        found,
+    })
+}

@@ -1,0 +1,125 @@
+//! Logits, a tile at a time:
+//!
+//! ```text
+//! (C1)  a_iv = h_i·w_v + bias_v
+//! (C2)  z_iv = (c/θ) tanh(σ a_iv / c)                  without a cap σ a_iv / θ
+//! (C11) r_iv = dz_iv/da_iv = (σ/θ) (1 − tanh²(σ a_iv / c))
+//! ```
+
+use super::Inputs;
+use crate::scalar::Real;
+use crate::tensor::{filled, reserve};
+use etalon_problem::{Error, LinearCrossEntropy};
+use ndarray::{ArrayView, ArrayView2, ArrayViewMut2, Dimension};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// The rows of w and the biases of a range of classes.
+pub(super) struct Head<'a, T: Clone> {
+    classes: Range<usize>,
+    dim: usize,
+    w: Cow<'a, [T]>,
+    bias: Option<Cow<'a, [T]>>,
+    pub link: Link<T>,
+}
+
+/// What lies between a and z.
+#[derive(Clone, Copy)]
+pub(super) struct Link<T> {
+    /// σ
+    scale: T,
+    /// c
+    cap: Option<T>,
+    /// θ
+    temperature: T,
+}
+
+impl<T: Real> Link<T> {
+    fn new(problem: &LinearCrossEntropy) -> Self {
+        Link {
+            scale: T::from_f64(problem.logit_scale),
+            cap: problem.softcap.map(T::from_f64),
+            temperature: T::from_f64(problem.temperature),
+        }
+    }
+
+    /// (C2). A logit of −∞ stays there, however its operands move.
+    pub fn logit(&self, a: T) -> T {
+        let scaled = self.scale * a;
+        let z = self.cap.map_or(scaled, |cap| cap * (scaled / cap).tanh()) / self.temperature;
+        let impossible = T::from_f64(f64::NEG_INFINITY);
+        if z == impossible { impossible } else { z }
+    }
+
+    /// (C11)
+    pub fn slope(&self, a: T) -> T {
+        let bend = self.cap.map_or(T::ONE, |cap| (self.scale * a / cap).tanh_slope());
+        self.scale * bend / self.temperature
+    }
+}
+
+/// The operand where it lies in row-major order, else a copy of it.
+pub(super) fn contiguous<'a, T: Real, D: Dimension>(
+    name: &str,
+    view: ArrayView<'a, T, D>,
+) -> Result<Cow<'a, [T]>, Error> {
+    if let Some(slice) = view.to_slice() {
+        return Ok(Cow::Borrowed(slice));
+    }
+    let mut copy = reserve(&format!("a contiguous copy of `{name}`"), view.len())?;
+    copy.extend(view.iter().copied());
+    Ok(Cow::Owned(copy))
+}
+
+impl<'a, T: Real> Head<'a, T> {
+    pub fn new(
+        problem: &LinearCrossEntropy,
+        classes: Range<usize>,
+        inputs: &'a Inputs<'_, T>,
+    ) -> Result<Self, Error> {
+        let bias = inputs.bias.as_ref();
+        Ok(Head {
+            classes,
+            dim: problem.dim,
+            w: contiguous("w", inputs.w.view())?,
+            bias: bias.map(|bias| contiguous("bias", bias.view())).transpose()?,
+            link: Link::new(problem),
+        })
+    }
+
+    /// The classes that it holds.
+    pub fn classes(&self) -> &Range<usize> {
+        &self.classes
+    }
+
+    /// The rows of w of a tile `[W, D]`.
+    pub fn rows(&self, tile: &Range<usize>) -> ArrayView2<'_, T> {
+        let [start, end] = [tile.start, tile.end].map(|v| (v - self.classes.start) * self.dim);
+        matrix(&self.w[start..end], self.dim)
+    }
+
+    /// (C1) of some rows of h: `[rows, W]`, row by row.
+    pub fn tile(&self, h: ArrayView2<'_, T>, tile: &Range<usize>) -> Result<Vec<T>, Error> {
+        let mut a = filled("a tile of logits", h.nrows() * tile.len(), T::ZERO)?;
+        T::add_product(matrix_mut(&mut a, tile.len()), h, self.rows(tile).reversed_axes());
+        if let Some(bias) = &self.bias {
+            let bias = &bias[tile.start - self.classes.start..][..tile.len()];
+            for row in a.chunks_exact_mut(tile.len()) {
+                row.iter_mut().zip(bias).for_each(|(a, &bias)| *a += bias);
+            }
+        }
+        Ok(a)
+    }
+}
+
+/// Rows of `width` elements, laid end to end.
+pub(super) fn matrix<T>(data: &[T], width: usize) -> ArrayView2<'_, T> {
+    let rows = data.len() / width;
+    ArrayView2::from_shape((rows, width), data).expect("as many elements as the shape says")
+}
+
+/// The same, to be written.
+pub(super) fn matrix_mut<T>(data: &mut [T], width: usize) -> ArrayViewMut2<'_, T> {
+    let rows = data.len() / width;
+    ArrayViewMut2::from_shape((rows, width), data).expect("as many elements as the shape says")
+}

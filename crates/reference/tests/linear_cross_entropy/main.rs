@@ -1,0 +1,16 @@
+//! What the reference of linear cross-entropy must satisfy.
+
+#[path = "../laws/bounded.rs"]
+mod bounded;
+mod cases;
+mod derivatives;
+mod determinism;
+mod errors;
+mod filter;
+mod fixtures;
+mod identities;
+mod naive;
+mod precision;
+mod semantics;
+mod shards;
+mod tensors;
