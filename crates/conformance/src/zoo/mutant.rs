@@ -204,6 +204,8 @@ mutants! {
     InactiveTileSkipped, "inactive-tile-skipped", "sum_dk", "Fzkuji/flash-lazy-attention@1b88414";
     /// dS of an inactive pair is 0, as for a kernel whose threshold does not normalise.
     InactivePairSkipped, "inactive-pair-skipped", "sum_dk", "";
+    /// dS is that of softmax attention: an inactive pair keeps its dout · v.
+    GradientOfIdle, "gradient-of-idle", "idle_values", "";
     /// dbias is summed over the active pairs alone.
     DbiasOfActiveAlone, "dbias-of-active-alone", "sum_distances", "";
     /// Δ is dout · o, as in softmax attention.

@@ -70,12 +70,17 @@ impl Job<'_> {
         for pair in &mut pairs {
             let offset = self.offset(h, i, pair.j, count, sequence.keys);
             (pair.e, pair.active) = self.raised(pair.p, offset);
-            if pair.active || self.is(Mutant::DtauThroughTheKink) {
+            if pair.active || self.reads_idle() {
                 let v = self.v.row(batch, h / self.group(), key_start + pair.j);
                 pair.g = dout.iter().zip(v).map(|(a, b)| a * b).sum();
             }
         }
         pairs
+    }
+
+    /// Whether values of inactive pairs enter a gradient.
+    fn reads_idle(&self) -> bool {
+        self.is(Mutant::DtauThroughTheKink) || self.is(Mutant::GradientOfIdle)
     }
 
     /// (E8) of a row, or of a tile of it.
@@ -86,7 +91,8 @@ impl Job<'_> {
             return product.map(|(a, b)| a * b).sum();
         }
         let own = |pair: &&Pair| !self.is(Mutant::DeltaPerTile) || pair.tile == tile;
-        pairs.iter().filter(own).filter(|pair| pair.active).map(|pair| pair.p * pair.g).sum()
+        let counted = |pair: &&Pair| pair.active || self.is(Mutant::GradientOfIdle);
+        pairs.iter().filter(own).filter(counted).map(|pair| pair.p * pair.g).sum()
     }
 
     fn row(
@@ -136,7 +142,8 @@ impl Job<'_> {
     ) {
         let &Sequence { batch, query_start, key_start, .. } = sequence;
         let (key_head, i_at, j_at) = (h / self.group(), query_start + i, key_start + pair.j);
-        let g = if pair.active { pair.g } else { 0.0 };
+        let counted = pair.active || self.is(Mutant::GradientOfIdle);
+        let g = if counted { pair.g } else { 0.0 };
         let dropped = self.is(Mutant::InactivePairSkipped) && !pair.active;
         let d_score = if dropped { 0.0 } else { pair.p * (g + rest) };
         let ds = self.problem.scores.scale() as f32 * d_score;
