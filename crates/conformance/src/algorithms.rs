@@ -13,36 +13,41 @@ pub struct Entry {
     pub judged: &'static [Pass],
 }
 
-const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+const SECOND_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
 
 /// Every algorithm.
 pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::Attention,
         formula: "o = softmax(S) v and lse, with S = c·tanh(σ q·k / c) + bias",
-        judged: FIRST_ORDER,
+        judged: SECOND_ORDER,
     },
     Entry {
         algorithm: Algorithm::AttentionLse,
         formula: "lse = ln Σ exp S, without values",
-        judged: FIRST_ORDER,
+        judged: SECOND_ORDER,
     },
     Entry {
         algorithm: Algorithm::LinearAttention,
         formula: "H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t",
-        judged: &[],
+        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step],
     },
     Entry {
         algorithm: Algorithm::LazyAttention,
         formula: "o = Σ_j max(softmax(S)_j + τ/n, 0) v_j",
-        judged: &[],
+        judged: &[Pass::Forward, Pass::Backward],
     },
     Entry {
         algorithm: Algorithm::LinearCrossEntropy,
         formula: "loss = lse(z) − z_target with z = h·w, and relatives",
-        judged: FIRST_ORDER,
+        judged: &[Pass::Forward, Pass::Backward],
     },
 ];
+
+/// The passes of an algorithm that have proven bounds.
+pub fn judged(algorithm: Algorithm) -> &'static [Pass] {
+    ALL.iter().find(|entry| entry.algorithm == algorithm).map_or(&[], |entry| entry.judged)
+}
 
 #[cfg(test)]
 mod tests {

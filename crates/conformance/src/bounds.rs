@@ -1,5 +1,5 @@
 //! Gate G1's bounds: how far a result may lie from the exact one, proven for every element from
-//! the inputs and a declared profile. The derivation, with the numbers (N1) to (N20) that the
+//! the inputs and a declared profile. The derivation, with the numbers (N1) to (N84) that the
 //! comments here use, is `docs/numerics.md`.
 //!
 //! The cost is that of about three forward passes; heads run in parallel. The work shares nothing
@@ -17,6 +17,7 @@ mod linear_attention;
 mod linear_cross_entropy;
 mod model;
 mod oracle;
+mod uncertain;
 
 pub use oracle::{Values, values};
 
@@ -27,6 +28,7 @@ use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
 use model::Model;
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
+use uncertain::Uncertain;
 
 /// One output: what it is exactly and how far off it may be.
 #[derive(Debug, Clone)]
@@ -63,10 +65,13 @@ pub fn bounds(
     profile: &Profile,
     inputs: &Tensors,
 ) -> Result<Bounds, Error> {
-    let forward = oracle::exact(problem, Pass::Forward, inputs)?;
+    let forward = match pass {
+        Pass::Step => Values::new(), // its operands are not those of a forward pass
+        _ => oracle::exact(problem, Pass::Forward, inputs)?,
+    };
     let outputs = match pass {
-        Pass::Backward => oracle::exact(problem, pass, inputs)?,
-        _ => forward.clone(),
+        Pass::Forward => forward.clone(),
+        _ => oracle::exact(problem, pass, inputs)?,
     };
     let inputs = values(problem, pass, inputs)?;
     from_reference(problem, pass, dtype, profile, &inputs, &forward, outputs)
@@ -87,6 +92,11 @@ pub fn from_reference(
     let model = Model::new(profile, dtype);
     let asked = Asked { pass, model: &model, inputs, forward };
     let errors = match problem {
+        Problem::Attention(_) | Problem::AttentionLse(_)
+            if matches!(pass, Pass::DoubleBackward | Pass::Jvp) =>
+        {
+            carried(problem, &asked)
+        }
         Problem::Attention(problem) => {
             attention::errors(&problem.scores, Some(problem.value_dim), &asked)
         }
@@ -96,6 +106,31 @@ pub fn from_reference(
         Problem::LinearCrossEntropy(problem) => linear_cross_entropy::errors(problem, &asked),
     }?;
     finish(problem, pass, &model, errors, outputs)
+}
+
+/// The errors of a pass whose kernels all compute the reference's formulas, whatever the order of
+/// their sums: the reference itself, over numbers that carry their error.
+fn carried(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
+    if asked.model.stores_low() {
+        return Err(Error::Unsupported {
+            what: format!("a bound of {} {}", problem.algorithm(), asked.pass),
+            reason: format!("`{}` stores weights in a low precision", asked.model.profile.name),
+        });
+    }
+    match asked.model.profile.accumulator {
+        Dtype::F64 => carried_in::<true>(problem, asked),
+        _ => carried_in::<false>(problem, asked),
+    }
+}
+
+fn carried_in<const F64: bool>(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
+    let outputs = tiers::reference_in::<Uncertain<F64>>(problem, asked.pass, asked.inputs)?;
+    let operands = problem.operands(asked.pass);
+    let outputs = outputs.iter().filter_map(|(name, values)| {
+        let operand = operands.iter().find(|operand| operand.name == name)?;
+        Some((operand.name, values.iter().map(|x| x.error(asked.model.eta)).collect()))
+    });
+    Ok(Errors { lists: outputs.collect(), power: None })
 }
 
 /// Errors of outputs before they are stored.

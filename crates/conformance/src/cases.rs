@@ -22,6 +22,7 @@ use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, 
 use ndarray::ArrayD;
 use std::fmt;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 /// How much a run does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -228,7 +229,8 @@ impl Spec {
     pub fn build(&self) -> Case {
         let problem = self.problem();
         let inputs = self.tensors(&problem, Pass::Backward);
-        Case { name: self.to_string(), spec: *self, dtype: self.dtype, problem, inputs }
+        let (name, further) = (self.to_string(), Default::default());
+        Case { name, spec: *self, dtype: self.dtype, problem, inputs, further }
     }
 }
 
@@ -245,9 +247,22 @@ pub struct Case {
     pub dtype: Dtype,
     /// The inputs and cotangents of the forward and backward pass.
     pub inputs: Tensors,
+    /// Those of further passes, made when first asked for.
+    further: [OnceLock<Tensors>; 3],
 }
 
 impl Case {
+    /// The inputs and cotangents of a pass.
+    pub fn inputs_of(&self, pass: Pass) -> &Tensors {
+        let slot = match pass {
+            Pass::Forward | Pass::Backward => return &self.inputs,
+            Pass::DoubleBackward => &self.further[0],
+            Pass::Jvp => &self.further[1],
+            Pass::Step => &self.further[2],
+        };
+        slot.get_or_init(|| self.spec.tensors(&self.problem, pass))
+    }
+
     /// Whether its bounds must be small against its results.
     pub(crate) fn is_rich(&self) -> bool {
         each!(&self.spec.point, point => point.is_rich(&self.problem))
@@ -269,6 +284,15 @@ impl Case {
     /// Its point, if it is one of attention or attention_lse.
     pub fn attention(&self) -> Option<&attention::Point> {
         if let Point::Attention(point) = &self.spec.point { Some(point) } else { None }
+    }
+
+    /// The family that its queries, keys and values are drawn from, if it has them.
+    pub(crate) fn family(&self) -> Option<attention::Family> {
+        match &self.spec.point {
+            Point::Attention(point) => Some(point.family),
+            Point::LazyAttention(point) => Some(point.family.of_attention()),
+            _ => None,
+        }
     }
 
     /// The tile sizes with which the case is asked, unless a law is about tile sizes: those of the

@@ -15,6 +15,7 @@ mod identities;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
+mod second_order;
 pub(crate) mod select;
 mod sensitivity;
 pub(crate) mod tensors;
@@ -25,6 +26,7 @@ pub(crate) mod visible;
 
 pub use trial::{Exact, Trial};
 
+use crate::algorithms::judged;
 use crate::cases::Case;
 use crate::report::Verdict;
 use crate::tiers::Refusal;
@@ -95,17 +97,29 @@ pub struct Law {
     pub kind: Kind,
     /// The algorithms that it speaks of.
     pub of: &'static [Algorithm],
-    /// Whether it says anything about this pass of this case, of an algorithm that it speaks of.
+    /// The passes that it speaks of.
+    pub passes: &'static [Pass],
+    /// Whether it says anything about this case, of an algorithm and a pass that it speaks of.
     pub applies: fn(&Case, Pass) -> bool,
     /// Judges a tier.
     pub check: fn(&Trial<'_>) -> Judgement,
 }
+
+/// The forward pass and the gradients.
+pub(crate) const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+
+/// Every pass.
+pub(crate) const ANY_PASS: &[Pass] = &Pass::ALL;
 
 /// Laws that speak of no formula.
 pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
 
 /// Laws of attention and attention_lse.
 pub(crate) const ATTENTION: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+
+/// Laws of scores: attention, attention_lse and lazy_attention.
+pub(crate) const SCORES: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
 
 /// Laws of linear_attention.
 pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
@@ -117,9 +131,12 @@ pub(crate) const LAZY_ATTENTION: &[Algorithm] = &[Algorithm::LazyAttention];
 pub(crate) const LINEAR_CROSS_ENTROPY: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
 
 impl Law {
-    /// Whether it says anything about this pass of this case.
+    /// Whether it says anything about this pass of this case: one that is judged.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
-        self.of.contains(&case.spec.algorithm) && (self.applies)(case, pass)
+        self.of.contains(&case.spec.algorithm)
+            && self.passes.contains(&pass)
+            && judged(case.spec.algorithm).contains(&pass)
+            && (self.applies)(case, pass)
     }
 }
 
@@ -133,6 +150,7 @@ pub fn all() -> Vec<Law> {
         forms::LAWS,
         values::LAWS,
         identities::LAWS,
+        second_order::LAWS,
         linear_attention::LAWS,
         lazy_attention::LAWS,
         linear_cross_entropy::LAWS,

@@ -7,10 +7,11 @@
 mod count;
 mod dyadic;
 mod edge;
+mod lazy_attention;
 
 use crate::cases::Case;
 use crate::laws::select::with_scores;
-use crate::laws::{ATTENTION, Kind, Law};
+use crate::laws::{ATTENTION, FIRST_ORDER, Kind, LAZY_ATTENTION, Law};
 use crate::tensor::{Tensor, Tensors};
 use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores};
 use ndarray::{ArrayD, IxDyn};
@@ -21,6 +22,7 @@ pub(crate) const LAWS: &[Law] = &[
         statement: "With one-hot weights both edges of every row come out to the last bit.",
         kind: Kind::Probe,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|s| s.extents.dim >= 2 || s.extents.keys <= 256)
         },
@@ -31,6 +33,7 @@ pub(crate) const LAWS: &[Law] = &[
         statement: "With equal scores every row counts its visible keys, tile by tile.",
         kind: Kind::Probe,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Forward,
         check: count::check,
     },
@@ -39,8 +42,27 @@ pub(crate) const LAWS: &[Law] = &[
         statement: "With weights 2^−m and integer upstreams the gradients are exact fractions.",
         kind: Kind::Probe,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Backward,
         check: dyadic::check,
+    },
+    Law {
+        name: "kink_probe",
+        statement: "A row of one key has weight 1: e = 1 + τ to the last bit, inactive at τ = −1.",
+        kind: Kind::Probe,
+        of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
+        applies: |_, _| true,
+        check: lazy_attention::kink,
+    },
+    Law {
+        name: "reach_probe",
+        statement: "Where the bias gives one key all weight, e = 1 + τ/n there to the last bit.",
+        kind: Kind::Probe,
+        of: LAZY_ATTENTION,
+        passes: FIRST_ORDER,
+        applies: |_, _| true,
+        check: lazy_attention::reach,
     },
 ];
 

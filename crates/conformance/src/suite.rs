@@ -90,11 +90,13 @@ fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
     for entry in entries(options) {
-        for (tier, &pass) in options
-            .tiers
-            .iter()
-            .flat_map(|tier| entry.algorithm.passes().iter().map(move |pass| (tier, pass)))
+        let passes = entry.algorithm.passes();
+        for (tier, &pass) in
+            options.tiers.iter().flat_map(|tier| passes.iter().map(move |pass| (tier, pass)))
         {
+            if !tier.is_meant_for(entry.algorithm, pass) {
+                continue;
+            }
             for &dtype in crate::cases::storage(entry.algorithm) {
                 let offer = tier.offers(entry.algorithm, pass, dtype);
                 let verdict = match offer {
@@ -132,10 +134,9 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
             .par_iter()
             .map(|spec| {
                 let case = spec.build();
-                let pairs = entry
-                    .judged
-                    .iter()
-                    .flat_map(|&pass| (0..laws.len()).map(move |law| (pass, law)));
+                let pairs = Pass::ALL
+                    .into_iter()
+                    .flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
                 pairs.filter(|&(pass, law)| laws[law].concerns(&case, pass)).collect()
             })
             .collect();

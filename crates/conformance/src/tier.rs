@@ -63,6 +63,11 @@ pub trait Tier: Sync {
     /// Whether it offers a pass at all in a storage type, or why not.
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String>;
 
+    /// Whether anybody would look for a pass here. Where not, reports do not list its absence.
+    fn is_meant_for(&self, _: Algorithm, _: Pass) -> bool {
+        true
+    }
+
     /// Answers a request.
     fn run(&self, request: &Request<'_>) -> Answer;
 }

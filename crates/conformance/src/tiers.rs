@@ -9,7 +9,9 @@ mod simd;
 pub(crate) use ask::stored;
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
+pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
+pub(crate) use reference::{in_arithmetic, reference_in};
 pub use simd::Simd;
 
 use crate::report::Absent;

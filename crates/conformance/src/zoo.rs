@@ -137,9 +137,9 @@ impl Ground {
             if !tier.of().contains(&exact.case().spec.algorithm) {
                 continue;
             }
-            let trials = PASSES.map(|pass| Trial::new(tier, exact, pass));
+            let trials = Pass::ALL.map(|pass| Trial::new(tier, exact, pass));
             for &(pass, law) in pairs.iter().filter(|(_, law)| !fates[t][*law].is_kill()) {
-                let trial = &trials[usize::from(pass != PASSES[0])];
+                let Some(trial) = trials.iter().find(|trial| trial.pass == pass) else { continue };
                 let fate = match (self.laws[law].check)(trial) {
                     Ok(_) => Fate::Alive(1),
                     Err(Flaw::Unsupported(_)) => continue,
@@ -157,10 +157,8 @@ impl Ground {
 /// The tier, the law, and how its trial ended.
 type Found = (usize, usize, Fate);
 
-const PASSES: [Pass; 2] = [Pass::Forward, Pass::Backward];
-
 fn applicable(laws: &[Law], exact: &Exact) -> Vec<(Pass, usize)> {
-    let pairs = PASSES.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
+    let pairs = Pass::ALL.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
     pairs.filter(|&(pass, law)| laws[law].concerns(exact.case(), pass)).collect()
 }
 

@@ -1,6 +1,6 @@
 //! Lazy attention: Elastic-Softmax with a learned bias by distance.
 
-use crate::{Align, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequences};
+use crate::{Align, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequence, Sequences};
 
 /// A learned bias for each distance d = i′ − j in [0, width); a key farther away, or ahead of the
 /// query, gets none. It never hides a key.
@@ -14,6 +14,34 @@ pub struct DistanceBias {
     /// From where distances are counted: i′ = i + m − n (bottom right), or i′ = i (top left).
     #[cfg_attr(feature = "serde", serde(default))]
     pub align: Align,
+}
+
+impl DistanceBias {
+    /// The distance d of query `i` from key `j` of a sequence, where it has a bias: its place in
+    /// the last axis of `bias`.
+    pub fn distance(&self, sequence: &Sequence, i: usize, j: usize) -> Option<usize> {
+        let distance = match self.align {
+            Align::TopLeft => i.checked_sub(j),
+            Align::BottomRight => (i + sequence.keys).checked_sub(j + sequence.queries),
+        };
+        distance.filter(|&d| d < self.width)
+    }
+}
+
+/// τ = −|θ + 1|: never positive, and −1 at θ = 0. So the authors of lazy attention learn it.
+pub fn tau_from_theta(theta: f64) -> f64 {
+    -(theta + 1.0).abs()
+}
+
+/// The gradient of θ from that of τ = −|θ + 1|: ∓dτ on the two sides of θ = −1, and 0 there, where
+/// τ has none (every number of [−|dτ|, |dτ|] is a sub-gradient; this is the one of least norm).
+pub fn dtheta(theta: f64, dtau: f64) -> f64 {
+    match theta + 1.0 {
+        above if above > 0.0 => -dtau,
+        below if below < 0.0 => dtau,
+        0.0 => 0.0,
+        nan => nan,
+    }
 }
 
 /// o = Σ_j max(P_ij + τ_h/n_i, 0) v_j: [`docs::lazy_attention`](crate::docs::lazy_attention).

@@ -5,7 +5,7 @@
 //! `serde`). Every tier takes the same problems, so that one conformance suite can judge them all.
 //!
 //! * [`Attention`], [`AttentionLse`] and [`LazyAttention`]: problems around the same [`Scores`];
-//! * [`LinearAttention`], [`LinearCrossEntropy`]: problems without scores;
+//! * [`LinearAttention`], [`LinearCrossEntropy`]: problems without scores; [`slopes`]: named decays;
 //! * [`Mask`], [`Sequences`]: which query sees which key; [`TokenSequences`]: which tokens share a state;
 //! * [`Operand`]: the tensors of a pass, with their shapes and roles;
 //! * [`Dtype`], [`Blocking`], [`Error`];
@@ -37,6 +37,7 @@ mod operand;
 mod problem;
 mod scores;
 mod sequences;
+pub mod slopes;
 mod tokens;
 
 pub use attention::Attention;
@@ -44,7 +45,7 @@ pub use attention_lse::AttentionLse;
 pub use blocking::Blocking;
 pub use dtype::Dtype;
 pub use error::Error;
-pub use lazy_attention::{DistanceBias, LazyAttention};
+pub use lazy_attention::{DistanceBias, LazyAttention, dtheta, tau_from_theta};
 pub use linear_attention::{Decay, LinearAttention, LinearExtents};
 pub use linear_cross_entropy::{
     LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, TokenOutputs,

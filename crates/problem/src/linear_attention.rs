@@ -27,7 +27,8 @@ pub enum Decay {
     /// Nothing is forgotten.
     #[default]
     None,
-    /// The operand `g_gamma` `[Hk]`: one logarithm per head.
+    /// The operand `g_gamma` `[Hk]`: one logarithm per head. [`slopes`](crate::slopes) computes
+    /// those that have names.
     PerHead,
     /// The operand `g` `[B, Hk, N]`: one logarithm per token. −∞ forgets everything before it.
     PerToken,
@@ -135,7 +136,9 @@ impl LinearAttention {
             return Err(Error::value("scale", "finite", self.scale));
         }
         self.sequences.check(e.batch, e.tokens)?;
-        self.operands(Pass::Backward).iter().try_for_each(Operand::check_size)
+        // A step's states are what every pass works with, also where none goes in or comes out.
+        let operands = [self.operands(Pass::Backward), self.operands(Pass::Step)];
+        operands.iter().flatten().try_for_each(Operand::check_size)
     }
 
     /// The shape of q and of its gradient.

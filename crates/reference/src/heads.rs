@@ -18,15 +18,14 @@ fn sequences(problem: &Scores) -> Vec<Sequence> {
 
 /// Calls `work` for every query head of every sequence, with its rows of the results: those that
 /// lie as q does are its own, those that lie as k does are shared by the query heads of the group
-/// and accumulate. What `work` returns, the head's gradient of its sink, is summed over the
-/// sequences if the problem has sinks.
-pub(crate) fn for_each_head<T: Real, const Q: usize, const K: usize>(
+/// and accumulate. Returns what `work` returns, sequence by sequence and head by head.
+pub(crate) fn each_head<T: Send, R: Send, const Q: usize, const K: usize>(
     problem: &Scores,
     by_query: [&mut Output<T>; Q],
     by_key: [&mut Output<T>; K],
-    work: impl Fn(&Sequence, usize, [MatrixMut<'_, T>; Q], &mut [MatrixMut<'_, T>; K]) -> T + Sync,
-) -> Result<Option<Array1<T>>, Error> {
-    let (heads, group) = (problem.extents.query_heads, problem.group());
+    work: impl Fn(&Sequence, usize, [MatrixMut<'_, T>; Q], &mut [MatrixMut<'_, T>; K]) -> R + Sync,
+) -> Vec<R> {
+    let group = problem.group();
     let sequences = sequences(problem);
     let rows: Vec<_> = sequences.iter().map(|s| (s.batch, s.query_start, s.queries)).collect();
     let cols: Vec<_> = sequences.iter().map(|s| (s.batch, s.key_start, s.keys)).collect();
@@ -42,19 +41,31 @@ pub(crate) fn for_each_head<T: Real, const Q: usize, const K: usize>(
             units.push((sequence, key_head * group, queries, take_key()));
         }
     }
-    let sink_parts: Vec<Vec<T>> = units
+    let parts: Vec<Vec<R>> = units
         .into_par_iter()
         .map(|(sequence, first_head, queries, mut keys)| {
             let heads = queries.into_iter().enumerate();
             heads.map(|(h, queries)| work(sequence, first_head + h, queries, &mut keys)).collect()
         })
         .collect();
+    parts.into_iter().flatten().collect()
+}
 
+/// As [`each_head`]; what `work` returns, the head's gradient of its sink, is summed over the
+/// sequences if the problem has sinks.
+pub(crate) fn for_each_head<T: Real, const Q: usize, const K: usize>(
+    problem: &Scores,
+    by_query: [&mut Output<T>; Q],
+    by_key: [&mut Output<T>; K],
+    work: impl Fn(&Sequence, usize, [MatrixMut<'_, T>; Q], &mut [MatrixMut<'_, T>; K]) -> T + Sync,
+) -> Result<Option<Array1<T>>, Error> {
+    let parts = each_head(problem, by_query, by_key, work);
     if !problem.sinks {
         return Ok(None);
     }
+    let heads = problem.extents.query_heads;
     let mut sinks = Output::zeros("gradient of sinks", &[heads])?;
-    for (part, h) in sink_parts.into_iter().flatten().zip((0..heads).cycle()) {
+    for (part, h) in parts.into_iter().zip((0..heads).cycle()) {
         sinks.elements()[h] += part;
     }
     sinks.finish().map(Some)

@@ -1,4 +1,5 @@
-//! What attention and attention_lse share: the scores of a row, and the way back through them.
+//! What attention, attention_lse and lazy attention share: the scores of a row, and the way back
+//! through them. (Lazy attention's bias is one by distance, (E2), and stands for that of (F2).)
 //!
 //! ```text
 //! (F1)  s_ij   = σ q_i·k_j
@@ -23,7 +24,7 @@
 
 use crate::scalar::Real;
 use crate::tensor::{Matrix, MatrixMut, Rows, add_scaled, dot};
-use etalon_problem::{Error, Scores, Sequence};
+use etalon_problem::{DistanceBias, Error, Scores, Sequence};
 use ndarray::{ArrayView1, ArrayView2, ArrayView4, Axis};
 
 /// The operands that make the scores.
@@ -66,7 +67,7 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
                 .as_ref()
                 .map(|sinks| sinks[head])
                 .filter(|sink| sink.to_f64() != f64::NEG_INFINITY),
-            bias: Plane::new(&self.bias, sequence, head),
+            bias: Bias::ByPair(Plane::new(&self.bias, sequence, head)),
         }
     }
 }
@@ -133,6 +134,25 @@ impl<'a, T: Real> Plane<'a, T> {
     }
 }
 
+/// What the scores of one query head are raised by.
+enum Bias<'a, T> {
+    /// A number of each pair's own, or nothing: (F2).
+    ByPair(Plane<'a, T>),
+    /// A number for each distance in reach, `[W]`, and 0 beyond: (E2).
+    ByDistance(DistanceBias, ArrayView1<'a, T>),
+}
+
+impl<T: Real> Bias<'_, T> {
+    fn at(&self, sequence: &Sequence, i: usize, j: usize) -> T {
+        match self {
+            Bias::ByPair(plane) => plane.at(i, j),
+            Bias::ByDistance(reach, bias) => {
+                reach.distance(sequence, i, j).map_or(T::ZERO, |d| bias[d])
+            }
+        }
+    }
+}
+
 /// A direction in one query head of one sequence.
 pub(crate) struct HeadDirection<'a, T> {
     pub ddq: Matrix<'a, T>,
@@ -151,7 +171,7 @@ pub(crate) struct HeadScores<'a, T> {
     q: Matrix<'a, T>,
     k: Matrix<'a, T>,
     sink: Option<T>,
-    bias: Plane<'a, T>,
+    bias: Bias<'a, T>,
 }
 
 /// A row of scores, over its visible keys alone: every vector holds one number for each of `keys`.
@@ -174,7 +194,12 @@ impl<T: Real> Default for Row<T> {
     }
 }
 
-impl<T: Real> HeadScores<'_, T> {
+impl<'a, T: Real> HeadScores<'a, T> {
+    /// The same scores with a bias `[W]` by distance instead.
+    pub fn biased_by_distance(self, reach: DistanceBias, bias: ArrayView1<'a, T>) -> Self {
+        HeadScores { bias: Bias::ByDistance(reach, bias), ..self }
+    }
+
     /// Computes row `i`.
     pub fn row(&self, i: usize, row: &mut Row<T>) {
         self.visible_scores(i, row);
@@ -209,7 +234,9 @@ impl<T: Real> HeadScores<'_, T> {
                 continue;
             }
             let s = self.scale * dot(self.q.row(i), self.k.row(j)); // (F1)
-            let score = self.cap.map_or(s, |c| c * (s / c).tanh()) + self.bias.at(i, j); // (F2)
+            // (F2)
+            let score =
+                self.cap.map_or(s, |c| c * (s / c).tanh()) + self.bias.at(self.sequence, i, j);
             if score.to_f64() == f64::NEG_INFINITY {
                 continue;
             }

@@ -1,8 +1,8 @@
 //! Tensors as rows: contiguous operands, outputs that can be had, and the arithmetic of rows.
 
-use crate::scalar::Real;
+use crate::scalar::{Dual, Real};
 use etalon_problem::{Error, Operand, Role};
-use ndarray::{Array, ArrayView3, ArrayView4, Axis, Dimension, IxDyn};
+use ndarray::{Array, ArrayView, ArrayView3, ArrayView4, Axis, Dimension, IxDyn};
 use std::borrow::Cow;
 
 /// An operand `[batch, heads, rows, width]` in row-major order, or one that is zero everywhere.
@@ -103,16 +103,25 @@ pub(crate) struct Output<T> {
 }
 
 impl<T: Real> Output<T> {
+    /// As [`Output::new`], with zeros.
+    pub fn zeros(name: &'static str, shape: &[usize]) -> Result<Self, Error> {
+        Output::new(name, shape, T::ZERO)
+    }
+}
+
+impl<T: Clone> Output<T> {
     /// A result that holds `fill` until it is written.
     pub fn new(name: &'static str, shape: &[usize], fill: T) -> Result<Self, Error> {
         let elements = shape.iter().product();
         let data = filled(&format!("the result `{name}`"), elements, fill)?;
         Ok(Output { name, shape: shape.to_vec(), data })
     }
+}
 
-    /// As [`Output::new`], with zeros.
-    pub fn zeros(name: &'static str, shape: &[usize]) -> Result<Self, Error> {
-        Output::new(name, shape, T::ZERO)
+impl<T> Output<T> {
+    /// Whether it has no elements.
+    pub fn is_empty(&self) -> bool {
+        self.data.is_empty()
     }
 
     /// Every element, in row-major order.
@@ -157,7 +166,7 @@ impl<T: Real> Output<T> {
     }
 }
 
-/// An empty vector with room for `elements`.
+/// Room for so many elements, or an error that says what it was for.
 pub(crate) fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
     let mut data = Vec::new();
     data.try_reserve_exact(elements).map_err(|_| Error::Memory {
@@ -167,11 +176,44 @@ pub(crate) fn reserve<T>(what: &str, elements: usize) -> Result<Vec<T>, Error> {
     Ok(data)
 }
 
-/// As many times `fill`.
+/// A vector of one number.
 pub(crate) fn filled<T: Clone>(what: &str, elements: usize, fill: T) -> Result<Vec<T>, Error> {
     let mut data = reserve(what, elements)?;
     data.resize(elements, fill);
     Ok(data)
+}
+
+/// Every element with its tangent; one that is absent is 0.
+pub(crate) fn with_tangent<T: Real, D: Dimension>(
+    name: &str,
+    value: &ArrayView<'_, T, D>,
+    tangent: Option<&ArrayView<'_, T, D>>,
+) -> Result<Array<Dual<T>, D>, Error> {
+    let mut data = reserve(&format!("`{name}` with its tangent"), value.len())?;
+    match tangent {
+        Some(tangent) => data.extend(value.iter().zip(tangent).map(|(&x, &t)| Dual::new(x, t))),
+        None => data.extend(value.iter().map(|&x| Dual::constant(x))),
+    }
+    shaped(name, value.raw_dim(), data)
+}
+
+/// The tangent of every element.
+pub(crate) fn tangent_of<T: Real, D: Dimension>(
+    name: &str,
+    moved: Array<Dual<T>, D>,
+) -> Result<Array<T, D>, Error> {
+    let mut data = reserve(&format!("the result `{name}`"), moved.len())?;
+    data.extend(moved.iter().map(|x| x.tangent));
+    shaped(name, moved.raw_dim(), data)
+}
+
+fn shaped<T, D: Dimension>(name: &str, shape: D, data: Vec<T>) -> Result<Array<T, D>, Error> {
+    let (expected, found) = (shape.slice().to_vec(), vec![data.len()]);
+    Array::from_shape_vec(shape, data).map_err(|_| Error::Shape {
+        operand: name.to_string(),
+        expected,
+        found,
+    })
 }
 
 /// Σ x y, in eight sums that are added at the end: short chains round less, and the processor can
@@ -205,15 +247,27 @@ pub(crate) fn check_operands(
     given: &[(&str, Option<&[usize]>)],
 ) -> Result<(), Error> {
     for &(name, shape) in given {
-        let option = if name.ends_with("sinks") { "sinks" } else { "bias" };
         let operand = operands.iter().find(|operand| operand.name == name);
         match (operand, shape) {
             (Some(operand), Some(shape)) => Error::expect_shape(name, &operand.shape, shape)?,
             (Some(Operand { role: Role::Input | Role::Cotangent, .. }), None) | (None, Some(_)) => {
-                Error::expect_presence(name, option, operand.is_some(), shape.is_some())?;
+                Error::expect_presence(name, option(name), operand.is_some(), shape.is_some())?;
             }
             _ => {}
         }
     }
     Ok(())
+}
+
+/// The option of a problem that an operand, or its cotangent, belongs to.
+fn option(operand: &str) -> &'static str {
+    let options = [
+        ("sinks", "sinks"),
+        ("initial_state", "initial_state"),
+        ("final_state", "final_state"),
+        ("g_gamma", "decay"),
+        ("g", "decay"),
+    ];
+    let found = options.into_iter().find(|(name, _)| operand.ends_with(name));
+    found.map_or("bias", |(_, option)| option)
 }

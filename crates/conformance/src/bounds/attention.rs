@@ -2,7 +2,7 @@
 
 mod backward;
 mod forward;
-mod row;
+pub(super) mod row;
 
 use super::{Asked, Errors};
 use etalon_problem::{Algorithm, Error, Pass, Scores};

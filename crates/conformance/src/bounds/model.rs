@@ -71,6 +71,11 @@ impl Model {
             + self.profile.exp_constant * self.u * rescales as f64
     }
 
+    /// How far an error may reach in a decision: as far as (N4) lets it in an output.
+    pub fn widened(&self, error: f64) -> f64 {
+        self.safety * error
+    }
+
     /// u_p: of a stored P, 0 where it stays in the accumulator's type.
     pub fn u_p(&self) -> f64 {
         self.stored_roundoff(self.profile.p_store)
@@ -89,6 +94,11 @@ impl Model {
     /// η_ds: the absolute error of a stored dS that underflows.
     pub fn eta_ds(&self) -> f64 {
         underflow(self.profile.ds_store).max(self.eta)
+    }
+
+    /// Whether weights or dS are rounded to less than the accumulator's type.
+    pub fn stores_low(&self) -> bool {
+        self.u_p() > 0.0 || self.u_ds() > 0.0
     }
 
     fn stored_roundoff(&self, dtype: Dtype) -> f64 {

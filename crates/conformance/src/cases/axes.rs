@@ -77,11 +77,7 @@ macro_rules! point {
             fn parse(names: &[&str]) -> Result<Self, etalon_problem::Error> {
                 let mut given = names.iter();
                 let mut next = || given.next().copied().unwrap_or_default();
-                let point = $type { $($axis: <$kind as $crate::cases::Axis>::parse(next())?),* };
-                match given.next() {
-                    None => Ok(point),
-                    Some(extra) => Err(etalon_problem::Error::value("case", "no further axis", extra)),
-                }
+                Ok($type { $($axis: <$kind as $crate::cases::Axis>::parse(next())?),* })
             }
         }
     };

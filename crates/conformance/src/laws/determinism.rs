@@ -2,7 +2,7 @@
 
 use super::select::Selection;
 use super::tensors::{Equality, difference};
-use super::{ATTENTION, EVERY, Judgement, Kind, Law, Trial, refute};
+use super::{ANY_PASS, EVERY, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::tier::Hints;
 use etalon_problem::{Pass, Scores, Sequences};
@@ -13,6 +13,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.",
         kind: Kind::Contract,
         of: EVERY,
+        passes: ANY_PASS,
         applies: |_, _| true,
         check: determinism,
     },
@@ -20,7 +21,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "batch_invariance",
         statement: "A batch element gives the same bits alone as in its batch.",
         kind: Kind::Contract,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.extents.batch > 1),
         check: batch_invariance,
     },
@@ -28,7 +30,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "head_invariance",
         statement: "A key head with its query heads gives the same bits alone as beside others.",
         kind: Kind::Contract,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|s| s.extents.key_heads > 1)
         },
@@ -38,7 +41,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "sequence_invariance",
         statement: "A packed or padded sequence gives the same bits as its rows alone.",
         kind: Kind::Contract,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|s| s.sequences != Sequences::Dense)
         },
@@ -50,7 +54,7 @@ fn determinism(trial: &Trial<'_>) -> Judgement {
     let clean = trial.clean()?;
     for threads in [None, Some(1), Some(2), Some(3), Some(7)] {
         let hints = Hints { threads, ..Hints::default() };
-        let again = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        let again = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
         for (name, tensor) in clean {
             let found = difference(name, &again[name], tensor, Equality::Bits, |_| true);
             let threads = threads.map_or("again".to_string(), |n| format!("{n} threads"));
@@ -75,10 +79,11 @@ fn same_alone(trial: &Trial<'_>, part: &Selection, shared: &[&str], what: &str) 
     Ok(None)
 }
 
-/// Outputs that are summed over batch elements.
+/// Outputs that are summed over batch elements. (A bias by distance is no bias of the scores.)
 fn shared_by_batch(scores: &Scores) -> Vec<&'static str> {
-    let bias = scores.bias.filter(|bias| bias.batch == 1 && scores.extents.batch > 1);
-    [Some("dsinks"), bias.map(|_| "dbias")].into_iter().flatten().collect()
+    let own = scores.bias.is_some_and(|bias| bias.batch > 1 || scores.extents.batch == 1);
+    let shared = ["dsinks", "dtau", "dbias"];
+    shared[..if own { 2 } else { 3 }].to_vec()
 }
 
 fn batch_invariance(trial: &Trial<'_>) -> Judgement {
@@ -111,7 +116,10 @@ fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
         );
         let part =
             Selection { batch: vec![sequence.batch], rows: Some(rows), ..Selection::all(scores) };
-        let shared = if packed { vec!["dsinks"] } else { shared_by_batch(scores) };
+        let shared = match packed && scores.bias.is_some() {
+            true => vec!["dsinks"],
+            false => shared_by_batch(scores),
+        };
         same_alone(trial, &part, &shared, &format!("sequence {s}"))?;
     }
     Ok(None)

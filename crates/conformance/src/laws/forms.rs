@@ -3,7 +3,7 @@
 use super::select::{Selection, with_scores};
 use super::tensors::{Equality, difference, map, take};
 use super::visible::Visible;
-use super::{ATTENTION, Judgement, Kind, Law, Trial, refute, values};
+use super::{ATTENTION, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute, values};
 use crate::cases::Case;
 use crate::cases::attention::MaskKind;
 use crate::tensor::{Data, Tensor, Tensors};
@@ -16,7 +16,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "mask_forms",
         statement: "A mask, its array, its compositions and its synonyms give the same numbers.",
         kind: Kind::Contract,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |_, _| true,
         check: mask_forms,
     },
@@ -25,6 +26,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A bias of −∞ where the mask forbids gives the same numbers as the mask.",
         kind: Kind::Contract,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             let masked = case.attention().is_some_and(|point| point.mask != MaskKind::Full);
             masked
@@ -38,13 +40,15 @@ pub(super) const LAWS: &[Law] = &[
         name: "segments_are_calls",
         statement: "Segments that lie end to end give what a call for each of them gives.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|scores| {
                 scores.sequences == Sequences::Dense
                     && scores.extents.queries > 2
                     && scores.extents.keys > 2
             }) && small(case)
+                && !counts_distances(case)
         },
         check: segments_are_calls,
     },
@@ -52,11 +56,17 @@ pub(super) const LAWS: &[Law] = &[
         name: "groups_are_copies",
         statement: "A key head shared by a group gives what a copy for every query head gives.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.group() > 1),
         check: groups_are_copies,
     },
 ];
+
+/// Whether the problem has a bias by distance: each call counts from where it begins.
+fn counts_distances(case: &Case) -> bool {
+    matches!(&case.problem, Problem::LazyAttention(problem) if problem.bias.is_some())
+}
 
 /// Laws that evaluate the reference once more do so on small cases.
 pub(super) fn small(case: &Case) -> bool {
@@ -204,7 +214,9 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
         let part_problem = part.problem(problem, &plain);
         let alone = trial.ask(&part_problem, &part_inputs, Hints::default())?;
         let part_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
-        for (name, tensor) in alone.iter().filter(|(name, _)| *name != "dsinks") {
+        for (name, tensor) in
+            alone.iter().filter(|(name, _)| !matches!(name.as_str(), "dsinks" | "dtau"))
+        {
             let place = part.tensor(scores, name, &outputs[name]);
             let limit = Tensor::round(&bounds.outputs[name].bound, etalon_problem::Dtype::F64);
             let limit = part.tensor(scores, name, &limit).to_f64(name)?;

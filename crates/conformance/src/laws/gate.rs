@@ -1,7 +1,7 @@
 //! Gate G1 as a law.
 
 use super::values::larger;
-use super::{ATTENTION, EVERY, Flaw, Judgement, Kind, Law, Trial};
+use super::{ANY_PASS, ATTENTION, EVERY, FIRST_ORDER, Flaw, Judgement, Kind, Law, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::gates;
@@ -16,6 +16,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Every element lies within its proven bound of the exact value.",
         kind: Kind::Gate,
         of: EVERY,
+        passes: ANY_PASS,
         applies: |_, _| true,
         check: bound,
     },
@@ -24,6 +25,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Any tile sizes give results within the bound.",
         kind: Kind::Gate,
         of: EVERY,
+        passes: ANY_PASS,
         applies: |_, _| true,
         check: blocking,
     },
@@ -32,6 +34,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Every way through the backward pass gives results within the bound.",
         kind: Kind::Gate,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |_: &Case, pass| pass == Pass::Backward,
         check: modes,
     },
@@ -72,7 +75,7 @@ fn blocking(trial: &Trial<'_>) -> Judgement {
     let sizes = [(1, 1), (8, 16), (16, 7), (33, 65), (1 << 20, 1 << 20)];
     worst_of(sizes.into_iter().map(|(queries, keys)| {
         let hints = Hints { blocking: Some(Blocking::new(queries, keys)), ..Hints::default() };
-        let outputs = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        let outputs = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
         within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{queries}×{keys}")))
     }))
 }
@@ -84,7 +87,7 @@ fn modes(trial: &Trial<'_>) -> Judgement {
     }
     worst_of(modes.into_iter().map(|mode| {
         let hints = Hints { mode, ..Hints::default() };
-        let outputs = trial.ask(&trial.case.problem, &trial.case.inputs, hints)?;
+        let outputs = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
         within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{mode:?}")))
     }))
 }

@@ -3,7 +3,7 @@
 
 use super::values::larger;
 use super::visible::Visible;
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial};
+use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::Tensors;
@@ -17,6 +17,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without sinks Σ_j dv_j = Σ_i dout_i over the rows that see something.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             let sinks = case.problem.scores().is_some_and(|scores| scores.sinks);
             pass == Pass::Backward && has_v(case) && !sinks
@@ -27,7 +28,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "sum_dk",
         statement: "Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && case.problem.scores().is_some_and(|s| !s.sinks && s.softcap.is_none())
@@ -38,7 +40,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "euler_qk",
         statement: "⟨dq, q⟩ = ⟨dk, k⟩ for every key head.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |_, pass| pass == Pass::Backward,
         check: euler_qk,
     },
@@ -46,7 +49,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "euler_vo",
         statement: "⟨dv, v⟩ = ⟨dout, o⟩ for every key head.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| pass == Pass::Backward && has_v(case),
         check: euler_vo,
     },
@@ -55,6 +59,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without sinks the row sums of dbias are dlse.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && case.problem.scores().is_some_and(|scores| {
@@ -72,7 +77,7 @@ fn has_v(case: &Case) -> bool {
 
 /// A sum with the rounding that the outputs in it may carry.
 #[derive(Debug, Clone, Copy, Default)]
-struct Sum {
+pub(super) struct Sum {
     value: f64,
     slack: f64,
 }
@@ -80,13 +85,13 @@ struct Sum {
 impl Sum {
     /// Adds `x · factor`, where x errs by `bound`. The f64 additions here cost 2⁻⁵³ of each term
     /// and each partial sum: 2⁻⁴⁰ covers 4096 of them.
-    fn add(&mut self, x: f64, factor: f64, bound: f64) {
+    pub(super) fn add(&mut self, x: f64, factor: f64, bound: f64) {
         self.value += x * factor;
         self.slack += bound * factor.abs() + (x * factor).abs() * 0.5f64.powi(40);
     }
 }
 
-fn equal(what: &str, left: Sum, right: Sum) -> Judgement {
+pub(super) fn equal(what: &str, left: Sum, right: Sum) -> Judgement {
     let slack = left.slack + right.slack;
     let distance = (left.value - right.value).abs();
     if distance == 0.0 || slack == f64::INFINITY {
@@ -102,22 +107,22 @@ fn equal(what: &str, left: Sum, right: Sum) -> Judgement {
 }
 
 /// What an identity is made of.
-struct Arrays<'a> {
-    inputs: &'a Tensors,
+pub(super) struct Arrays<'a> {
+    pub(super) inputs: &'a Tensors,
     outputs: &'a Tensors,
     bounds: &'a Bounds,
 }
 
 impl<'a> Arrays<'a> {
-    fn of(trial: &'a Trial<'_>) -> Result<Self, Flaw> {
+    pub(super) fn of(trial: &'a Trial<'_>) -> Result<Self, Flaw> {
         Ok(Arrays { inputs: &trial.case.inputs, outputs: trial.clean()?, bounds: trial.bounds()? })
     }
 
-    fn input(&self, name: &str) -> Result<ArrayD<f64>, Flaw> {
+    pub(super) fn input(&self, name: &str) -> Result<ArrayD<f64>, Flaw> {
         Ok(self.inputs[name].to_f64(name)?)
     }
 
-    fn output(&self, name: &str) -> Result<(ArrayD<f64>, &'a ArrayD<f64>), Flaw> {
+    pub(super) fn output(&self, name: &str) -> Result<(ArrayD<f64>, &'a ArrayD<f64>), Flaw> {
         Ok((self.outputs[name].to_f64(name)?, &self.bounds.outputs[name].bound))
     }
 }
@@ -129,7 +134,7 @@ fn heads(x: &ArrayD<f64>, b: usize, heads: std::ops::Range<usize>) -> ArrayD<f64
 }
 
 /// Every batch element and key head, with the range of its query heads.
-fn groups(case: &Case) -> Result<Vec<(usize, usize, std::ops::Range<usize>)>, Flaw> {
+pub(super) fn groups(case: &Case) -> Result<Vec<(usize, usize, std::ops::Range<usize>)>, Flaw> {
     let scores = case.scores()?;
     let (e, group) = (scores.extents, scores.group());
     let element = |b| (0..e.key_heads).map(move |h| (b, h, h * group..(h + 1) * group));

@@ -2,7 +2,7 @@
 
 use super::tensors::{Equality, difference, map, take};
 use super::values::{close, larger};
-use super::{Flaw, Judgement, Kind, LINEAR_CROSS_ENTROPY, Law, Trial, refute};
+use super::{FIRST_ORDER, Flaw, Judgement, Kind, LINEAR_CROSS_ENTROPY, Law, Trial, refute};
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
@@ -15,6 +15,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Whatever belongs to an ignored token may be NaN, and nothing changes.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| !ignored(case).is_empty(),
         check: ignored_poison,
     },
@@ -23,6 +24,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Without a cap the rows of dw add up to what reaches lse alone.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             let plain = |p: &LinearCrossEntropy| p.softcap.is_none() && p.lse_square_scale == 0.0;
             pass == Pass::Backward && problem(case).is_some_and(plain)
@@ -34,6 +36,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "The order of the classes changes nothing beyond the bound.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| problem(case).is_some_and(|p| p.vocab > 1),
         check: class_order,
     },
@@ -42,6 +45,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "What a token gets has the same bits in any order of the tokens.",
         kind: Kind::Contract,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             problem(case).is_some_and(|p| p.tokens > 1 && p.reduction == Reduction::None)
         },
@@ -52,6 +56,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Unreduced losses add up to their sum, and to their mean times Z.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Forward && problem(case).is_some_and(|p| p.reduction == Reduction::None)
         },
@@ -62,6 +67,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "Twice h with half of w changes nothing but dh, which halves, and dw.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| case.dtype != Dtype::F16,
         check: h_and_w_exchange,
     },
@@ -70,6 +76,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A class of logit −∞ is as one that is not there.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| problem(case).is_some_and(|p| p.vocab > 1),
         check: impossible_class,
     },
@@ -78,6 +85,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "V equal logits have the entropy ln V, and the first class is their argmax.",
         kind: Kind::Probe,
         of: LINEAR_CROSS_ENTROPY,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Forward && problem(case).is_some_and(|p| p.outputs.argmax)
         },
@@ -88,11 +96,8 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A single class has a loss of exactly 0, and no gradients.",
         kind: Kind::Probe,
         of: LINEAR_CROSS_ENTROPY,
-        applies: |case: &Case, _: Pass| {
-            problem(case).is_some_and(|p| {
-                p.vocab == 1 && p.lse_square_scale == 0.0 && p.label_smoothing == 0.0
-            }) && ignored(case).is_empty()
-        },
+        passes: FIRST_ORDER,
+        applies: |_, _| true,
         check: one_class,
     },
 ];
@@ -345,10 +350,14 @@ fn equal_logits(trial: &Trial<'_>) -> Judgement {
 
 fn one_class(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
-    let mut inputs = case.inputs.clone();
-    inputs.remove("dlse");
-    let outputs = trial.ask(&case.problem, &inputs, Hints::default())?;
-    for name in ["loss", "logprob", "entropy", "dh", "dw", "dbias"] {
+    let ignore_index = LinearCrossEntropy::IGNORE_INDEX;
+    let single = LinearCrossEntropy { vocab: 1, ignore_index, ..needed(case)?.clone() };
+    let single = single.label_smoothing(0.0).lse_square_scale(0.0);
+    let mut inputs = picked(&case.inputs, &[0], by_class);
+    inputs.insert("targets".to_string(), map(&case.inputs["targets"], |_, _| 0.0)?);
+    inputs.remove("dlse"); // lse is the logit
+    let outputs = trial.ask(&single.into(), &inputs, Hints::default())?;
+    for name in ["loss", "logprob", "entropy", "argmax", "dh", "dw", "dbias"] {
         let Some(tensor) = outputs.get(name) else { continue };
         if let Some(x) = tensor.numbers(name)?.iter().find(|x| **x != 0.0) {
             return Err(Flaw::Fail(format!("{name} holds {x:e}")));

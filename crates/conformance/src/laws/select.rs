@@ -41,7 +41,8 @@ impl Selection {
         let heads = Some(self.query_heads(scores));
         let batch = Some(self.batch.clone());
         let picks = match name {
-            "sinks" | "dsinks" => vec![(0, heads)],
+            "sinks" | "dsinks" | "tau" | "dtau" => vec![(0, heads)],
+            "bias" | "dbias" if scores.bias.is_none() => vec![(0, heads)], // by distance
             "k" | "v" | "dk" | "dv" => {
                 vec![(0, batch), (1, Some(self.key_heads.clone())), row(2, keys)]
             }

@@ -2,7 +2,7 @@
 
 use super::forms::small;
 use super::tensors::{map, nudged};
-use super::{EVERY, Flaw, Judgement, Kind, Law, Trial};
+use super::{ANY_PASS, EVERY, Flaw, Judgement, Kind, Law, Trial};
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tier::Hints;
@@ -13,6 +13,7 @@ pub(super) const LAWS: &[Law] = &[Law {
     statement: "Every output follows every input that it depends on.",
     kind: Kind::Meaning,
     of: EVERY,
+    passes: ANY_PASS,
     applies: |case: &Case, _: Pass| case.is_smooth() && small(case),
     check: sensitivity,
 }];
@@ -25,7 +26,7 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
     let (clean, before) = (trial.clean()?, trial.bounds()?);
     let wanted: Vec<String> =
         case.problem.operands(trial.pass).iter().map(|x| x.name.to_string()).collect();
-    for (input, tensor) in case.inputs.iter().filter(|(name, _)| wanted.contains(name)) {
+    for (input, tensor) in trial.inputs().iter().filter(|(name, _)| wanted.contains(name)) {
         let Some(dtype) = tensor.dtype() else { continue }; // whole numbers do not move a little
         let stream = Stream::new(case.spec.seed, input);
         let mut at = 0;
@@ -33,7 +34,7 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
             at += 1;
             if stream.uniform(at) < 0.5 { nudged(x, dtype) } else { x }
         })?;
-        let mut inputs = case.inputs.clone();
+        let mut inputs = trial.inputs().clone();
         inputs.insert(input.clone(), moved);
         let outputs = trial.ask(&case.problem, &inputs, Hints::default())?;
         let after = trial.bounds_of(&case.problem, &inputs)?;

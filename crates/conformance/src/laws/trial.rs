@@ -37,7 +37,7 @@ impl Exact {
         let result = match slot.get() {
             Some(result) => result,
             None => {
-                let made = self.of(&self.case.problem, pass, &self.case.inputs);
+                let made = self.of(&self.case.problem, pass, self.case.inputs_of(pass));
                 slot.get_or_init(|| made)
             }
         };
@@ -69,8 +69,13 @@ impl<'a> Trial<'a> {
 
     /// What the tier returns for the case as it is: asked once.
     pub fn clean(&self) -> Result<&Tensors, Flaw> {
-        let first = || self.ask(&self.case.problem, &self.case.inputs, Hints::default());
+        let first = || self.ask(&self.case.problem, self.inputs(), Hints::default());
         self.clean.get_or_init(first).as_ref().map_err(Clone::clone)
+    }
+
+    /// The inputs and cotangents of the pass.
+    pub fn inputs(&self) -> &'a Tensors {
+        self.case.inputs_of(self.pass)
     }
 
     /// The exact results of the case with their bounds.
@@ -81,6 +86,15 @@ impl<'a> Trial<'a> {
     /// The exact results of one pass of the case as it is.
     pub fn bounds_in(&self, pass: Pass) -> Result<&Bounds, Flaw> {
         self.exact.pass(pass)
+    }
+
+    /// Those of a pass of the case for other inputs.
+    pub fn bounds_for(&self, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
+        let operands = self.case.problem.operands(pass);
+        let own = |name: &String| operands.iter().any(|operand| operand.name == name.as_str());
+        let own = inputs.iter().filter(|(name, _)| own(name));
+        let own: Tensors = own.map(|(name, x)| (name.clone(), x.clone())).collect();
+        self.exact.of(&self.case.problem, pass, &own)
     }
 
     /// Those of another problem.

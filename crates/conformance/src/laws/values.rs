@@ -3,7 +3,7 @@
 use super::select::with_scores;
 use super::tensors::{Equality, difference, exceeds, map, take};
 use super::visible::Visible;
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial, refute};
+use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
@@ -17,7 +17,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "homogeneity",
         statement: "Twice v gives twice o; twice dout and dlse give twice every gradient.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| normal_range(case),
         check: homogeneity,
     },
@@ -25,7 +26,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "scale_exchange",
         statement: "Twice q with half the scale changes nothing but dq, which halves.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| normal_range(case),
         check: scale_exchange,
     },
@@ -33,7 +35,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "signs",
         statement: "Negated q and k negate dq and dk alone; negated v and dout o and dv alone.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |_, _| true,
         check: signs,
     },
@@ -42,6 +45,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "The order of the keys changes nothing beyond the bound.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.attention().is_some_and(|point| {
                 point.mask == MaskKind::Full && point.sequences == SequenceKind::Dense
@@ -54,6 +58,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "A row with one visible key returns its value bit by bit and its score as lse.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Forward
                 && case.problem.scores().is_some_and(|s| !s.sinks && s.extents.keys > 0)
@@ -65,6 +70,7 @@ pub(super) const LAWS: &[Law] = &[
         statement: "o lies between the least and the greatest visible value of each column.",
         kind: Kind::Meaning,
         of: ATTENTION,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| pass == Pass::Forward && case.inputs.contains_key("v"),
         check: hull,
     },
@@ -72,7 +78,7 @@ pub(super) const LAWS: &[Law] = &[
 
 /// Doubling is exact where nothing is subnormal and nothing overflows.
 fn normal_range(case: &Case) -> bool {
-    !case.attention().is_some_and(|point| matches!(point.family, Family::Range | Family::Large))
+    !matches!(case.family(), Some(Family::Range | Family::Large))
 }
 
 /// The larger of two margins.
@@ -115,7 +121,7 @@ pub(super) fn sum_groups(values: &ArrayD<f64>, group: usize) -> ArrayD<f64> {
 }
 
 /// The inputs with some of them multiplied.
-fn times(inputs: &Tensors, names: &[&str], factor: f64) -> Result<Tensors, Error> {
+pub(super) fn times(inputs: &Tensors, names: &[&str], factor: f64) -> Result<Tensors, Error> {
     let mut changed = inputs.clone();
     for name in names {
         if let Some(tensor) = inputs.get(*name) {
@@ -131,7 +137,7 @@ const UNDERFLOW: f64 = 7.888_609_052_210_118e-31; // 2⁻¹⁰⁰
 
 /// Fails unless every output is the clean one times `factor(name)`. Where something underflows or
 /// overflows on the way the product itself rounds: such elements are exempt.
-fn scaled(
+pub(super) fn scaled(
     trial: &Trial<'_>,
     outputs: &Tensors,
     factor: impl Fn(&str) -> f64,

@@ -3,7 +3,7 @@
 use super::tensors::{Equality, difference, map};
 use super::values::close;
 use super::visible::Visible;
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial, refute};
+use super::{FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
@@ -16,7 +16,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "unseen_poison",
         statement: "NaN in keys, values and rows that no pair makes visible changes nothing.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             let hides = |allowed: Visible| allowed.pairs.iter().any(|seen| !seen);
             allowed(case).is_ok_and(hides) && lonely(case)
@@ -27,7 +28,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "seen_poison",
         statement: "NaN in one key makes the rows that see it NaN and leaves the others alone.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
         },
@@ -37,7 +39,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "poisoned_row",
         statement: "NaN in one query reaches the gradients of the keys that it sees and no other.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, pass: Pass| {
             pass == Pass::Backward
                 && allowed(case).is_ok_and(|allowed| split_row(&allowed).is_some())
@@ -48,7 +51,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "poison_bits",
         statement: "Where a NaN is not seen it does not change a bit.",
         kind: Kind::Contract,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
         },
@@ -58,7 +62,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "unseen_change",
         statement: "Other keys and values where a row does not look leave every bit of it.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             allowed(case).is_ok_and(|allowed| {
                 allowed.pairs.dim().3 > 1 && allowed.pairs.iter().any(|seen| !seen)
@@ -70,7 +75,8 @@ pub(super) const LAWS: &[Law] = &[
         name: "empty_rows",
         statement: "A row that sees nothing has o = 0 and lse = −∞ (its sink), and gradient 0.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SCORES,
+        passes: FIRST_ORDER,
         applies: |case: &Case, _: Pass| {
             case.problem.scores().is_some_and(|scores| {
                 let counts = Visible::new(scores, &case.inputs).counts();
@@ -153,7 +159,9 @@ fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(case)?;
     let counts = allowed.counts();
     let sinks = case.scores()?.sinks;
-    let read = case.inputs.get("bias").map(|bias| read_bias(&allowed, &bias.shape));
+    // A bias by distance has no element of its own for each pair.
+    let bias = case.inputs.get("bias").filter(|bias| bias.shape.len() == 4);
+    let read = bias.map(|bias| read_bias(&allowed, &bias.shape));
     let poisoned = poison(&case.inputs, |name, at| match name {
         "k" | "v" => !allowed.seen(at[0], at[1], at[2]),
         "q" | "dout" => counts[[at[0], at[1], at[2]]] == 0,

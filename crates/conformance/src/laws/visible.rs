@@ -16,7 +16,8 @@ pub(crate) struct Visible {
 impl Visible {
     pub fn new(scores: &Scores, inputs: &Tensors) -> Self {
         let e = &scores.extents;
-        let bias = inputs.get("bias").and_then(|bias| bias.to_f64("bias").ok());
+        let bias = inputs.get("bias").filter(|bias| bias.shape.len() == 4);
+        let bias = bias.and_then(|bias| bias.to_f64("bias").ok());
         let mut pairs = Array4::from_elem((e.batch, e.query_heads, e.queries, e.keys), false);
         let mut rows = [e.queries, e.keys].map(|n| ndarray::Array2::from_elem((e.batch, n), false));
         for sequence in scores.sequences() {

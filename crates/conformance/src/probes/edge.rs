@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 
 /// An exponential that does not flush may leave weights of 2⁻¹²⁷; times the largest sums of this
 /// probe they stay below this.
-const NOTHING: f64 = 8.271_806_125_530_277e-25; // 2⁻⁸⁰
+pub(super) const NOTHING: f64 = 8.271_806_125_530_277e-25; // 2⁻⁸⁰
 
 pub(super) fn check(trial: &Trial<'_>) -> Judgement {
     for parity in [0, 1] {

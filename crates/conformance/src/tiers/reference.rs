@@ -6,6 +6,8 @@ mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 
+pub(crate) use lazy_attention::decisions;
+
 use crate::bounds::{Values, values};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
@@ -56,8 +58,11 @@ impl ReferenceIn<Quad> {
     }
 }
 
-/// The algorithms that these tiers leave to the tests of the reference: others compute them.
-const WITH_OTHER_TIERS: [Algorithm; 2] = [Algorithm::Attention, Algorithm::AttentionLse];
+/// Whether these tiers leave a pass to others, which compute it for their own sake.
+fn has_other_tiers(algorithm: Algorithm, pass: Pass) -> bool {
+    matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse)
+        && matches!(pass, Pass::Forward | Pass::Backward)
+}
 
 impl<T: Real> Tier for ReferenceIn<T> {
     fn name(&self) -> String {
@@ -65,7 +70,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        if WITH_OTHER_TIERS.contains(&algorithm) {
+        if has_other_tiers(algorithm, pass) {
             return Err("the simd tier exercises these bounds".to_string());
         }
         let f64_wanted = size_of::<T>() > size_of::<f64>();
@@ -76,6 +81,11 @@ impl<T: Real> Tier for ReferenceIn<T> {
         }
     }
 
+    fn is_meant_for(&self, algorithm: Algorithm, pass: Pass) -> bool {
+        let storage = crate::cases::storage(algorithm);
+        storage.iter().any(|&dtype| self.offers(algorithm, pass, dtype).is_ok())
+    }
+
     fn run(&self, request: &Request<'_>) -> Answer {
         match self.offers(request.problem.algorithm(), request.pass, request.dtype) {
             Ok(()) => answer::<T>(request),
@@ -84,13 +94,7 @@ impl<T: Real> Tier for ReferenceIn<T> {
     }
 }
 
-/// Algorithms that these tiers do not know yet.
-const NOT_YET: &[Algorithm] = &[Algorithm::LinearAttention, Algorithm::LazyAttention];
-
 fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
-    if NOT_YET.contains(&algorithm) {
-        return Err("not written yet".to_string());
-    }
     match algorithm.passes().contains(&pass) {
         true => Ok(()),
         false => Err(format!("{algorithm} has no {pass}")),
@@ -130,22 +134,37 @@ pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
 /// The outputs of a request in the arithmetic of T, each then the nearest f64.
 fn outputs<T: Real>(request: &Request<'_>) -> Result<Values, Error> {
     let inputs = values(request.problem, request.pass, request.inputs)?;
-    let inputs: Arrays<T> =
-        inputs.into_iter().map(|(name, values)| (name, values.mapv(T::from_f64))).collect();
-    let outputs = match request.problem {
-        Problem::Attention(problem) => attention::pass(problem, request.pass, &inputs),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, request.pass, &inputs),
-        Problem::LinearAttention(problem) => linear_attention::pass(problem, request.pass, &inputs),
-        Problem::LazyAttention(problem) => lazy_attention::pass(problem, request.pass, &inputs),
-        Problem::LinearCrossEntropy(problem) => {
-            linear_cross_entropy::pass(problem, request.pass, &inputs)
-        }
-    }?;
+    let outputs = reference_in::<T>(request.problem, request.pass, &inputs)?;
     Ok(outputs.into_iter().map(|(name, values)| (name, values.mapv(Real::to_f64))).collect())
 }
 
+/// The outputs of a pass of the reference in the arithmetic of T.
+pub(crate) fn reference_in<T: Real>(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Values,
+) -> Result<Arrays<T>, Error> {
+    let wide = |(name, values): (&String, &ArrayD<f64>)| (name.clone(), values.mapv(T::from_f64));
+    in_arithmetic(problem, pass, &inputs.iter().map(wide).collect())
+}
+
+/// As [`reference_in`], with inputs of that arithmetic.
+pub(crate) fn in_arithmetic<T: Real>(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Arrays<T>,
+) -> Result<Arrays<T>, Error> {
+    match problem {
+        Problem::Attention(problem) => attention::pass(problem, pass, inputs),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
+        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, inputs),
+        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, inputs),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, inputs),
+    }
+}
+
 /// Arrays by name.
-type Arrays<T> = BTreeMap<String, ArrayD<T>>;
+pub(crate) type Arrays<T> = BTreeMap<String, ArrayD<T>>;
 
 /// Outputs by name; an absent one belongs to an option that is not set.
 fn named<T, const N: usize>(outputs: [(&str, Option<ArrayD<T>>); N]) -> Arrays<T> {

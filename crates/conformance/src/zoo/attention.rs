@@ -5,12 +5,16 @@ mod forward;
 
 use super::host::{self, Results, Style};
 use super::mutant::Mutant;
+use crate::tier::Request;
 use etalon_problem::{Align, Dtype, Error, Mask, Pass, Problem, Scores, Sequence, Sequences};
 use std::collections::BTreeMap;
 
 /// The outputs of a request.
 pub(super) fn results(asked: &host::Job<'_>) -> Result<Results, Error> {
     let job = Job::new(asked)?;
+    if matches!(asked.request.pass, Pass::DoubleBackward | Pass::Jvp) {
+        return job.second_order(asked.request);
+    }
     let forward = job.forward();
     let rows = match asked.request.pass {
         Pass::Forward => BTreeMap::from([("o", forward.o), ("lse", forward.lse)]),
@@ -76,6 +80,9 @@ pub(super) struct Job {
     pub sinks: Option<Vec<f32>>,
     pub dout: Option<Rows>,
     pub dlse: Option<Rows>,
+    /// ddq and ddk, which stand for q and k where dS is multiplied by them: what is left of a
+    /// second derivative if P is taken for a constant.
+    direction: Option<[Rows; 2]>,
 }
 
 /// What a pair gives: its score after softcap and bias, and the softcap's derivative.
@@ -113,6 +120,7 @@ impl Job {
             sinks: rows("sinks")?.map(|sinks| sinks.data),
             dout: rows("dout")?,
             dlse: rows("dlse")?,
+            direction: None,
         };
         job.misread_mask();
         Ok(job)
@@ -124,6 +132,32 @@ impl Job {
 
     pub fn scores(&self) -> &Scores {
         &self.scores
+    }
+
+    /// The second order and the tangents are the reference's, in f32, except where P is taken for a
+    /// constant.
+    fn second_order(mut self, request: &Request<'_>) -> Result<Results, Error> {
+        let (problem, pass) = (request.problem, request.pass);
+        let values = crate::bounds::values(problem, pass, request.inputs)?;
+        let outputs = crate::tiers::reference_in::<f32>(problem, pass, &values)?;
+        let operands = problem.operands(pass);
+        let named = operands.iter().filter_map(|x| Some((x.name, outputs.get(x.name)?)));
+        let mut results: Results =
+            named.map(|(name, x)| (name, x.iter().copied().collect())).collect();
+        if self.is(Mutant::ConstantWeights) && pass == Pass::DoubleBackward {
+            let like = |rows: &Rows, name: &str| Rows {
+                data: match values.get(name) {
+                    Some(values) => values.iter().map(|&x| x as f32).collect(),
+                    None => vec![0.0; rows.data.len()],
+                },
+                shape: rows.shape,
+            };
+            self.direction = Some([like(&self.q, "ddq"), like(&self.k, "ddk")]);
+            let mut first = self.backward(&self.forward());
+            results.insert("gq", first.remove("dq").unwrap_or_default().data);
+            results.insert("gk", first.remove("dk").unwrap_or_default().data);
+        }
+        Ok(results)
     }
 
     fn misread_mask(&mut self) {

@@ -74,6 +74,12 @@ impl Host {
         self.mutant.map_or(WITH_HOST, Mutant::of)
     }
 
+    /// Mutants of the first order are not asked for the second.
+    fn has_second_order(&self, algorithm: Algorithm) -> bool {
+        matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse)
+            && self.mutant.is_none_or(|mutant| mutant == Mutant::ConstantWeights)
+    }
+
     fn answer(&self, request: &Request<'_>) -> Result<Tensors, Error> {
         let job = Job {
             style: self.style,
@@ -102,8 +108,13 @@ impl Host {
 }
 
 /// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] =
-    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
+pub(super) const WITH_HOST: &[Algorithm] = &[
+    Algorithm::Attention,
+    Algorithm::AttentionLse,
+    Algorithm::LinearAttention,
+    Algorithm::LazyAttention,
+    Algorithm::LinearCrossEntropy,
+];
 
 /// The error of a request for an algorithm that it does not compute.
 pub(super) fn no_host(algorithm: Algorithm) -> Error {
@@ -133,8 +144,11 @@ impl Tier for Host {
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         match (pass, dtype) {
             _ if !self.of().contains(&algorithm) => Err("it speaks of another algorithm".into()),
-            (Pass::DoubleBackward | Pass::Jvp | Pass::Step, _) => {
-                Err("the host has first order only".into())
+            (Pass::DoubleBackward | Pass::Jvp, _) if !self.has_second_order(algorithm) => {
+                Err("the host has the first order only".into())
+            }
+            (Pass::Step, _) if !algorithm.passes().contains(&pass) => {
+                Err("the algorithm has no steps".into())
             }
             (_, Dtype::F64) => Err("the host sums in f32".into()),
             _ => Ok(()),

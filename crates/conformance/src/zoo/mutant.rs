@@ -130,10 +130,138 @@ mutants! {
     Unwritten, "unwritten", "empty_rows", "linkedin/Liger-Kernel@4a1677b8";
     /// The order of the sums over a group changes from run to run.
     Race, "race", "determinism", "facebookresearch/xformers#1392";
+    /// The backward pass multiplies dS by q and k, but not by the scale.
+    GradientsUnscaled, "gradients-unscaled", "bound", "";
+    /// A row that sees nothing in its first tile subtracts −∞ from −∞.
+    EmptyTileIsNan, "empty-tile-is-nan", "bound", "";
+    /// The sink's weights are rounded to bf16 before their gradient is summed.
+    SinkTermsInBf16, "sink-terms-in-bf16", "bound", "";
+    /// The second derivative takes the weights of the forward pass for constants.
+    ConstantWeights, "constant-weights", "bound", "";
 
     [LINEAR_ATTENTION]
+    /// The state takes in a chunk before the chunk's outputs are read from it.
+    StateBeforeUse, "state-before-use", "bound", "mcpirate17/HYDRA@57a55dc";
+    /// The gradient of the state takes in a chunk before the chunk's dk and dv are read from it.
+    CotangentBeforeUse, "cotangent-before-use", "euler_of_states", "mcpirate17/HYDRA@57a55dc";
+    /// dk reads the gradient of the state untransposed.
+    StateNotTransposed, "state-not-transposed", "bound", "mcpirate17/HYDRA@57a55dc";
+    /// dq keeps the micro-chunk of its own token alone.
+    QueriesOfDiagonal, "queries-of-diagonal", "euler_of_outputs", "mcpirate17/HYDRA@57a55dc";
+    /// The part within a chunk uses chunks half as long as the part between them.
+    ChunksOfTwoSizes, "chunks-of-two-sizes", "integer_probe", "mcpirate17/HYDRA@57a55dc";
+    /// The decay is ignored.
+    DecayIgnored, "decay-ignored", "bound", "mcpirate17/HYDRA@57a55dc";
+    /// The tokens after the last whole chunk are not written.
+    TailOfTokensDropped, "tail-of-tokens-dropped", "integer_probe", "OpenNLPLab/lightning-attention#27";
+    /// A part of dq is rounded to bf16 before the other is added.
+    QueryGradientRoundedTwice, "query-gradient-rounded-twice", "bound", "OpenNLPLab/lightning-attention@d15c385";
+    /// What comes from before the chunk lacks one decay.
+    QueryDecayOneShort, "query-decay-one-short", "two_halves", "vllm-project/vllm@030ea52";
+    /// The last chunk decays the state as if it were whole.
+    TailDecaysAsChunk, "tail-decays-as-chunk", "token_by_token", "inclusionAI/cuLA@fa742a2";
+    /// The state decays by one token's gate per chunk.
+    OneDecayPerChunk, "one-decay-per-chunk", "bound", "inclusionAI/linghe@02edabd";
+    /// Keys are divided by the decay up to them.
+    InverseDecay, "inverse-decay", "bound", "sgl-project/sglang@7121d18";
+    /// The decay between two tokens is the difference of two sums from the beginning.
+    PrefixDifference, "prefix-difference", "bound", "";
+    /// The state is stored in bf16 between chunks.
+    StateInBf16, "state-in-bf16", "bound", "vllm-project/vllm#19592";
+    /// A packed sequence begins with the state of the one before it.
+    StateOfPreviousSequence, "state-of-previous-sequence", "alone", "";
+    /// The final state is written in its last slice only.
+    LastSliceOfState, "last-slice-of-state", "bound", "vllm-project/vllm@7e1c150";
+    /// Padding is multiplied by 0 and added to the state.
+    PaddingTimesZero, "padding-times-zero", "padded_tokens", "vllm-project/vllm-ascend#10276";
+    /// A reset multiplies the state by 0.
+    ResetTimesZero, "reset-times-zero", "resets", "";
+    /// The first token does not decay the initial state.
+    InitialStateUndecayed, "initial-state-undecayed", "two_halves", "";
+    /// A sequence without tokens has a final state of 0.
+    EmptySequenceForgets, "empty-sequence-forgets", "empty_sequences", "";
+    /// The scale is divided by √D.
+    ScaleByWidth, "scale-by-width", "bound", "";
+    /// dk lacks the scale.
+    NoScaleInKeys, "no-scale-in-keys", "euler_of_states", "";
+    /// Query head h reads the state of key head h mod Hk.
+    StateOfHeadModulo, "state-of-head-modulo", "shared_states", "fla-org/flash-linear-attention#1029";
+    /// dk and dv hold the last query head of the group.
+    StateGroupNotSummed, "state-group-not-summed", "shared_states", "";
+    /// The gradient by the final state is ignored.
+    FinalCotangentIgnored, "final-cotangent-ignored", "sensitivity", "";
+    /// A gate's gradient counts the token that it does not decay.
+    GateCountsItsToken, "gate-counts-its-token", "gradient_of_gates", "erfanzar/ejkernel@2107406";
+    /// The gradient of a head's decay holds the last batch element alone.
+    GateGradientOfLastElement, "gate-gradient-of-last-element", "constant_gates", "";
+    /// The decay of a head has no gradient.
+    NoGateGradient, "no-gate-gradient", "sensitivity", "fla-org/flash-linear-attention@bc3b101";
+    /// The order of the sums over a group changes from run to run.
+    StateRace, "state-race", "determinism", "fla-org/flash-linear-attention#1228";
 
     [LAZY_ATTENTION]
+    /// The backward pass leaves out the tiles that the forward pass may leave out.
+    InactiveTileSkipped, "inactive-tile-skipped", "sum_dk", "Fzkuji/flash-lazy-attention@1b88414";
+    /// dS of an inactive pair is 0, as for a kernel whose threshold does not normalise.
+    InactivePairSkipped, "inactive-pair-skipped", "sum_dk", "";
+    /// dbias is summed over the active pairs alone.
+    DbiasOfActiveAlone, "dbias-of-active-alone", "sum_distances", "";
+    /// Δ is dout · o, as in softmax attention.
+    DeltaOfOutput, "delta-of-output", "sum_dk", "";
+    /// Δ is summed for each key tile instead of the row.
+    DeltaPerTile, "delta-per-tile", "sum_dk", "Fzkuji/swat-attention@baccc4d";
+    /// Keys beyond the reach of the bias are not attended to.
+    ReachIsAMask, "reach-is-a-mask", "softmax_at_zero", "Fzkuji/flash-lazy-attention@99744f3";
+    /// The bias reaches one distance too far.
+    ReachPlusOne, "reach-plus-one", "reach_probe", "Fzkuji/flash-lazy-attention@16c0d0e";
+    /// The last column of the bias is ignored.
+    LastColumnIgnored, "last-column-ignored", "reach_probe", "Fzkuji/flash-lazy-attention@dc1e61b";
+    /// Beyond its reach the bias stays at its last value.
+    BiasClamped, "bias-clamped", "reach_probe", "";
+    /// What lies beyond the reach adds its gradient to the last column.
+    FarGradientInLastColumn, "far-gradient-in-last-column", "bound", "";
+    /// The scale is applied before the gradient of the bias is taken.
+    DbiasScaled, "dbias-scaled", "sum_distances", "Fzkuji/swat-attention@baccc4d";
+    /// Distances are counted from the first query and key, though the mask is aligned at the last.
+    DistanceFromTopLeft, "distance-from-top-left", "reach_probe", "";
+    /// Distances in packed sequences are those of the arrays.
+    DistanceAcrossSequences, "distance-across-sequences", "sequence_invariance", "";
+    /// Distances have no sign: keys ahead get a bias.
+    DistanceWithoutSign, "distance-without-sign", "bound", "";
+    /// n is the number of the row, whatever it sees.
+    RowNumberAsCount, "row-number-as-count", "kink_probe", "Fzkuji/flash-lazy-attention@dc1e61b";
+    /// n is the number of the key.
+    KeyNumberAsCount, "key-number-as-count", "kink_probe", "Fzkuji/swat-attention@baccc4d";
+    /// n is the length of the sequence.
+    LengthAsCount, "length-as-count", "kink_probe", "";
+    /// τ/n is an integer.
+    IntegerDivision, "integer-division", "left_of_weights", "Fzkuji/flash-lazy-attention@299f606";
+    /// τ of the first head serves all.
+    TauOfFirstHead, "tau-of-first-head", "head_invariance", "";
+    /// P and τ/n are rounded to bf16 before they are added.
+    ThresholdInBf16, "threshold-in-bf16", "bound", "Fzkuji/flash-lazy-attention@9528efe";
+    /// A pair on the kink is active.
+    KinkIsActive, "kink-is-active", "kink_probe", "";
+    /// e⁰ is one unit in the last place above 1.
+    ExpOfZero, "exp-of-zero", "kink_probe", "";
+    /// What is left of the weights is normalised again.
+    Renormalised, "renormalised", "left_of_weights", "";
+    /// τ > 0 raises the weights of keys that are not visible, too.
+    OffsetOfInvisible, "offset-of-invisible", "softmax_at_zero", "";
+    /// Values of inactive pairs are multiplied by 0 instead of being left out.
+    IdleTimesZero, "idle-times-zero", "idle_values", "";
+    /// max(NaN, 0) is 0: a NaN score leaves no trace in o.
+    NanIsInactive, "nan-is-inactive", "seen_poison", "";
+    /// Tiles are left out by a threshold that forgets n.
+    SkipWithoutCount, "skip-without-count", "bound", "";
+    /// dtau is summed over all visible pairs: straight through the kink.
+    DtauThroughTheKink, "dtau-through-the-kink", "dead_rows", "Fzkuji/flash-lazy-attention@146202e";
+    /// dtau lacks the factor 1/n.
+    DtauWithoutCount, "dtau-without-count", "bound", "";
+    /// Every head reads the cotangent of the first.
+    DoutOfFirstHead, "dout-of-first-head", "head_invariance", "Fzkuji/flash-lazy-attention@7ff07c6";
+    /// Rows beyond the length keep what was in memory.
+    PaddingUnwritten, "padding-unwritten", "empty_rows", "Fzkuji/flash-lazy-attention@dc1e61b";
 
     [LINEAR_CROSS_ENTROPY]
     /// The last tile is filled up with classes of logit 0.

@@ -235,11 +235,12 @@ fn passes_without_bounds_say_so() {
     let e = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
     let problem: Problem = AttentionLse::new(e).into();
     let inputs = inputs(&problem, Dtype::F32, 1.0, 10);
-    let profile = Profile::by_name("f32-strict").unwrap();
+    let profile = Profile::by_name("bf16-flash").unwrap();
     let error = bounds(&problem, Pass::Jvp, Dtype::F32, &profile, &tensors(&inputs)).unwrap_err();
     assert_eq!(
         error.to_string(),
-        "a bound of attention_lse jvp is not supported: it has no derivation yet"
+        "a bound of attention_lse jvp is not supported: `bf16-flash` stores weights in a low \
+         precision"
     );
 }
 

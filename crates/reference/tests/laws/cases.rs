@@ -3,9 +3,12 @@
 
 use crate::tensors::Random;
 use etalon_problem::{
-    Align, Attention, AttentionLse, Extents, Mask, NamedArray, Problem, Sequences,
+    Align, Attention, AttentionLse, Extents, Mask, NamedArray, Pass, Problem, Sequences,
 };
 use std::sync::Arc;
+
+/// The passes of attention and attention_lse.
+pub const PASSES: [Pass; 4] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
 
 /// A problem with a name.
 pub struct Case {

@@ -1,15 +1,15 @@
 //! Whatever is wrong with a request is said; nothing panics.
 
-use crate::cases::{Case, cases, extents};
+use crate::cases::{Case, PASSES, cases, extents};
 use crate::tensors::{Tensors, operands, run};
-use etalon_problem::{Attention, Error, Extents, Mask, Pass, Problem, Role, Sequences};
+use etalon_problem::{Attention, Error, Extents, Mask, Pass, Role, Sequences};
 use etalon_reference::attention::{Cotangents, Inputs, backward, forward};
 use ndarray::{Array4, ArrayD, Axis, IxDyn};
 
 #[test]
 fn a_wrong_shape_is_named() {
     for Case { name, problem } in cases() {
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let x = operands(&problem, pass, 61);
             for (operand, tensor) in &x {
                 for axis in 0..tensor.ndim() {
@@ -32,7 +32,7 @@ fn a_wrong_shape_is_named() {
 #[test]
 fn options_and_operands_must_agree() {
     for Case { name, problem } in cases() {
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let x = operands(&problem, pass, 62);
             for (operand, option) in problem.operands(pass).iter().filter_map(|operand| {
                 let option =
@@ -52,10 +52,7 @@ fn options_and_operands_must_agree() {
                 }
                 // The option is not set; its operands have no place.
                 let mut bare = problem.clone();
-                let scores = match &mut bare {
-                    Problem::Attention(problem) => &mut problem.scores,
-                    Problem::AttentionLse(problem) => &mut problem.scores,
-                };
+                let scores = bare.scores_mut().expect("scores");
                 if option == "sinks" {
                     scores.sinks = false
                 } else {

@@ -1,7 +1,8 @@
 //! What PyTorch's autograd says of the same problems: `tests/fixtures/record.py` wrote it down.
 
+use crate::cases::PASSES;
 use crate::tensors::{Tensors, run};
-use etalon_problem::{NamedArray, Pass, Problem, Role};
+use etalon_problem::{NamedArray, Problem, Role};
 use ndarray::{ArrayD, IxDyn};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -58,7 +59,7 @@ fn every_pass_agrees_with_autograd() {
     let mut worst = 0.0f64;
     for path in paths {
         let (problem, tensors) = load(&path);
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let operands = problem.operands(pass);
             let read = operands.iter().filter(|operand| operand.role != Role::Output);
             let x = read.map(|operand| (operand.name.to_string(), tensors[operand.name].clone()));

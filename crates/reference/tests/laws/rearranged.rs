@@ -1,7 +1,7 @@
 //! The same problem said in another way: masks as arrays and as biases, keys in another order,
 //! heads repeated, sequences alone.
 
-use crate::cases::{Case, attention_problems, cases};
+use crate::cases::{Case, PASSES, attention_problems, cases};
 use crate::forward::{examples, forward};
 use crate::tensors::{Tensors, assert_close, assert_same, operands, run};
 use crate::visible::{TOLERANCE, allowed, as_array, every, is_dense};
@@ -12,13 +12,10 @@ use ndarray::{ArrayD, Axis, concatenate};
 fn a_mask_is_the_array_of_what_it_allows() {
     for Case { name, problem } in cases() {
         let mut other = problem.clone();
-        let scores = match &mut other {
-            Problem::Attention(problem) => &mut problem.scores,
-            Problem::AttentionLse(problem) => &mut problem.scores,
-        };
+        let scores = other.scores_mut().expect("scores");
         let (rows, cols) = every(scores);
         scores.mask = as_array(scores, &rows, &cols);
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let x = operands(&problem, pass, 12);
             let expected = run(&problem, pass, &x).expect(&name);
             for (result, found) in run(&other, pass, &x).expect(&name) {
@@ -39,7 +36,7 @@ fn a_mask_is_a_bias_of_minus_infinity() {
         allowed(&problem.scores).iter().for_each(|&place| blocking[place] = 0.0);
         let other: Problem = problem.clone().mask(Mask::Full).bias(e.batch, e.query_heads).into();
         let problem: Problem = problem.into();
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let mut x = operands(&problem, pass, 13);
             x.retain(|operand, _| !matches!(operand.as_str(), "ddbias" | "tbias"));
             let expected = run(&problem, pass, &x).expect(&name);
@@ -141,7 +138,7 @@ fn grouped_heads_are_repeated_heads() {
         repeated.scores.extents.key_heads = problem.scores.extents.query_heads;
         let copies: Vec<usize> =
             (0..problem.scores.extents.query_heads).map(|h| h / group).collect();
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let mut x = operands(&problem.clone().into(), pass, 17);
             let expected = run(&problem.clone().into(), pass, &x).expect(&name);
             for (_, tensor) in x.iter_mut().filter(|(operand, _)| operand.ends_with(['k', 'v'])) {

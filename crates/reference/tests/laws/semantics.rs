@@ -1,6 +1,6 @@
 //! What is not visible does not exist; what is not finite and visible shows.
 
-use crate::cases::{Case, attention_problems, cases, extents};
+use crate::cases::{Case, PASSES, attention_problems, cases, extents};
 use crate::tensors::{Random, Tensors, assert_same, operands, run};
 use crate::visible::{allowed, seeing};
 use etalon_problem::{Attention, Mask, Operand, Pass, Problem, Role};
@@ -38,12 +38,12 @@ fn fill(tensor: &mut ArrayD<f64>, place: &[usize], value: f64) {
 #[test]
 fn what_nothing_sees_may_hold_anything() {
     for Case { name, problem } in cases() {
-        let scores = problem.scores();
+        let scores = problem.scores().expect("scores");
         let (pairs, group) = (allowed(scores), scores.group());
         let rows = seeing(scores);
         let mut keys = ArrayD::from_elem(scores.k_shape()[..3].to_vec(), false);
         pairs.iter().for_each(|&[b, h, _, j]| keys[[b, h / group, j]] = true);
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let clean = operands(&problem, pass, 41);
             let expected = run(&problem, pass, &clean).expect(&name);
             for poison in [f64::NAN, f64::INFINITY] {
@@ -75,12 +75,12 @@ fn what_nothing_sees_may_hold_anything() {
 #[test]
 fn the_bias_of_a_forbidden_pair_is_not_read() {
     for Case { name, problem } in cases() {
-        let Some(bias) = problem.scores().bias else { continue };
+        let Some(bias) = problem.scores().expect("scores").bias else { continue };
         let place = |&[b, h, i, j]: &[usize; 4]| {
             [if bias.batch == 1 { 0 } else { b }, if bias.heads == 1 { 0 } else { h }, i, j]
         };
-        let read: Vec<_> = allowed(problem.scores()).iter().map(place).collect();
-        for pass in Pass::ALL {
+        let read: Vec<_> = allowed(problem.scores().expect("scores")).iter().map(place).collect();
+        for pass in PASSES {
             let clean = operands(&problem, pass, 42);
             let mut x = clean.clone();
             for (operand, tensor) in &mut x {
@@ -111,13 +111,13 @@ fn the_bias_of_a_forbidden_pair_is_not_read() {
 #[test]
 fn nan_reaches_exactly_what_sees_it() {
     for Case { name, problem } in cases() {
-        let scores = problem.scores();
+        let scores = problem.scores().expect("scores");
         let (pairs, group) = (allowed(scores), scores.group());
         if pairs.is_empty() {
             continue;
         }
         let [b, h, i, j] = pairs[Random(43).below(pairs.len())];
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let clean = operands(&problem, pass, 44);
             let expected = run(&problem, pass, &clean).expect(&name);
             for by_key in [true, false] {
@@ -203,7 +203,7 @@ fn a_row_that_sees_nothing() {
 #[test]
 fn padding_is_written_as_nothing() {
     for Case { name, problem } in cases() {
-        let scores = problem.scores();
+        let scores = problem.scores().expect("scores");
         let mut within = ArrayD::from_elem(scores.row_shape().to_vec(), false);
         for s in scores.sequences() {
             let mut element = within.index_axis_mut(Axis(0), s.batch);
@@ -211,7 +211,7 @@ fn padding_is_written_as_nothing() {
                 .slice_axis_mut(Axis(1), (s.query_start..s.query_start + s.queries).into())
                 .fill(true);
         }
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let x = operands(&problem, pass, 47);
             for (result, found) in run(&problem, pass, &x).expect(&name) {
                 let nothing = if result == "lse" { f64::NEG_INFINITY } else { 0.0 };
@@ -235,7 +235,7 @@ fn a_score_of_minus_infinity_is_no_pair() {
         &[1, 1, 3, 4],
         [true, true, false, true].repeat(3),
     ));
-    for pass in Pass::ALL {
+    for pass in PASSES {
         let mut x = operands(&problem.clone().into(), pass, 48);
         let q = x.get_mut("q").expect("q");
         q.mapv_inplace(f64::abs); // so that its product with −∞ is −∞
@@ -280,7 +280,7 @@ fn a_sink_of_minus_infinity_is_none_and_one_of_nan_shows() {
         }
         let mut without = problem.clone();
         without.scores.sinks = false;
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let mut x = operands(&problem.clone().into(), pass, 50);
             let sinks = x.get_mut("sinks").expect("sinks");
             sinks.fill(f64::NEG_INFINITY);
@@ -311,7 +311,7 @@ fn a_sink_of_minus_infinity_is_none_and_one_of_nan_shows() {
 #[test]
 fn results_are_those_that_the_problem_announces() {
     for Case { name, problem } in cases() {
-        for pass in Pass::ALL {
+        for pass in PASSES {
             let y = run(&problem, pass, &operands(&problem, pass, 51)).expect(&name);
             let announced = problem.operands(pass).into_iter().filter(|o| o.role == Role::Output);
             let announced: Vec<Operand> = announced.collect();

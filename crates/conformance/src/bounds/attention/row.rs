@@ -5,7 +5,7 @@ use etalon_problem::{Scores, Sequence};
 
 /// What the scores are made of; all arrays row-major, with the shapes of the problem.
 #[derive(Clone, Copy)]
-pub(super) struct Operands<'a> {
+pub(in crate::bounds) struct Operands<'a> {
     pub scores: &'a Scores,
     pub q: &'a [f64],
     pub k: &'a [f64],
@@ -15,7 +15,7 @@ pub(super) struct Operands<'a> {
 
 /// The visible pairs of one query with the sums over them. Reused from row to row.
 #[derive(Default)]
-pub(super) struct Row {
+pub(in crate::bounds) struct Row {
     /// Where the key lies in its array: `key_start + j`.
     pub key: Vec<usize>,
     /// S, (F1) and (F2).

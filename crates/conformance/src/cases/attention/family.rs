@@ -34,7 +34,7 @@ axis! {
 
 impl Family {
     /// The elements of an operand, before they are rounded to its type.
-    pub(super) fn values(
+    pub(in crate::cases) fn values(
         self,
         scores: &Scores,
         operand: &Operand,

@@ -119,7 +119,9 @@ impl Job {
     /// (B8).
     fn sink(&self, row: &Row<'_>, h: usize, out: &mut Gradients) {
         if let Some(sinks) = self.sinks.as_ref().filter(|_| !self.is(Mutant::NoGradientOfSinks)) {
-            out.dsinks[h] -= self.exp(sinks[h] - row.lse) * row.delta;
+            let pi = self.exp(sinks[h] - row.lse);
+            let pi = if self.is(Mutant::SinkTermsInBf16) { through_bf16(pi) } else { pi };
+            out.dsinks[h] -= pi * row.delta;
         }
     }
 
@@ -156,8 +158,12 @@ impl Job {
         if self.bias.is_some() && !self.is(Mutant::NoGradientOfBias) {
             out.dbias.shared_row_mut(batch, h, i_at)[j_at] += d_score;
         }
-        let ds = self.scale() * score.slope * d_score;
-        let (q, k) = (self.q.row(batch, h, i_at), self.k.row(batch, key_head, j_at));
+        let scale = if self.is(Mutant::GradientsUnscaled) { 1.0 } else { self.scale() };
+        let ds = scale * score.slope * d_score;
+        let (q, k) = match &self.direction {
+            Some([ddq, ddk]) => (ddq.row(batch, h, i_at), ddk.row(batch, key_head, j_at)),
+            None => (self.q.row(batch, h, i_at), self.k.row(batch, key_head, j_at)),
+        };
         partial.iter_mut().zip(k).for_each(|(dq, k)| *dq += ds * k);
         let dk = written(out.dk.row_mut(batch, key_head, j_at));
         dk.iter_mut().zip(q).for_each(|(dk, q)| *dk += ds * q);

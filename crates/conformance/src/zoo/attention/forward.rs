@@ -100,6 +100,9 @@ impl Job {
             }
             state.m = m;
         }
+        if self.is(Mutant::EmptyTileIsNan) && m == f32::NEG_INFINITY {
+            state.l = f32::NAN; // e^(−∞ − −∞)
+        }
         let mut weight = false;
         for j in tile {
             let s = self.score(sequence, h, i, j).s;

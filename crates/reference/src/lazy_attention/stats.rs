@@ -1,0 +1,169 @@
+//! How much is filtered, and what that is worth: (E37)–(E46).
+
+use super::Inputs;
+use super::activity::{TileMap, TilesOfHead};
+use super::row::{Operands, Row};
+use crate::scalar::Real;
+use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};
+
+/// How sparse the weights are, over the visible pairs and the rows that have one. 0/0 counts as 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stats {
+    /// Active pairs among the visible ones, (E37).
+    pub element_density: f64,
+    /// Tiles with an active pair among those with a visible one, (E38).
+    pub tile_density: f64,
+    /// The mean of Σ_j e_ij, (E39).
+    pub surviving_mass: f64,
+    /// The mean of the weight P of the inactive pairs of a row, (E40): what a backward pass loses
+    /// that skips them.
+    pub inactive_mass: f64,
+    /// Rows without an active pair, (E41).
+    pub dead_rows: f64,
+    /// The mean of P_i1 over the rows that see more than one key, (E42).
+    pub first_key_weight: f64,
+    /// The mean of e_i1 over these rows, (E43).
+    pub first_key_kept: f64,
+    /// Σ_i e_i1 / Σ_ij e_ij over these rows, (E44).
+    pub first_key_share: f64,
+    /// What a kernel may gain that skips inactive tiles, (E45).
+    pub by_tiles: SpeedUp,
+    /// What a kernel may gain that skips inactive pairs, (E46).
+    pub by_pairs: SpeedUp,
+}
+
+/// How many times fewer products of matrices a kernel takes than without skipping.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpeedUp {
+    /// In the forward pass.
+    pub forward: f64,
+    /// In the backward pass.
+    pub backward: f64,
+    /// In both together.
+    pub both: f64,
+    /// In both together, than softmax attention.
+    pub over_attention: f64,
+}
+
+/// The statistics of all rows and heads, with tiles of this size.
+pub fn stats<T: Real>(
+    problem: &LazyAttention,
+    inputs: &Inputs<'_, T>,
+    tile: Blocking,
+) -> Result<Stats, Error> {
+    inputs.check(problem, Pass::Forward, &[])?;
+    let mut tiles = TileMap::new(problem, tile)?;
+    let operands = Operands::new(problem, inputs, None)?;
+    let start =
+        |sequence: &Sequence, head| (Sums::default(), TilesOfHead::new(tile, sequence, head));
+    let parts = operands.walk(start, |(sums, tiles), i, row| {
+        sums.add_row(row);
+        tiles.add(i, row);
+    });
+    let mut sums = Sums::default();
+    for (part, tiles_of_head) in &parts {
+        sums.add(part);
+        tiles.add(tiles_of_head);
+    }
+    let (active_tiles, visible_tiles) = tiles.count();
+    let element_density = ratio(sums.active, sums.visible);
+    let tile_density = ratio(active_tiles as f64, visible_tiles as f64);
+    Ok(Stats {
+        element_density,
+        tile_density,
+        surviving_mass: ratio(sums.surviving, sums.rows),
+        inactive_mass: ratio(sums.inactive, sums.rows),
+        dead_rows: ratio(sums.dead, sums.rows),
+        first_key_weight: ratio(sums.first_key_weight, sums.long_rows),
+        first_key_kept: ratio(sums.first_key_kept, sums.long_rows),
+        first_key_share: ratio(sums.first_key_kept, sums.long_surviving),
+        by_tiles: SpeedUp::new(visible_tiles, [1.0, 3.0], [3.0, 2.0], tile_density),
+        by_pairs: SpeedUp::new(visible_tiles, [1.0, 1.0], [3.0, 2.0], element_density),
+    })
+}
+
+fn ratio(part: f64, whole: f64) -> f64 {
+    if whole == 0.0 { 0.0 } else { part / whole }
+}
+
+impl SpeedUp {
+    /// Of a kernel whose forward pass takes `f + f_active ρ` products over all visible tiles, and
+    /// its backward pass `b + b_active ρ`.
+    fn new(visible: usize, [f, f_active]: [f64; 2], [b, b_active]: [f64; 2], density: f64) -> Self {
+        /// Q Kᵀ and P V; then Q Kᵀ, dout Vᵀ and the three gradients.
+        const ATTENTION: f64 = 2.0 + 5.0;
+        if visible == 0 {
+            return SpeedUp { forward: 0.0, backward: 0.0, both: 0.0, over_attention: 0.0 };
+        }
+        let (forward, backward) = (f + f_active * density, b + b_active * density);
+        SpeedUp {
+            forward: (f + f_active) / forward,
+            backward: (b + b_active) / backward,
+            both: (f + f_active + b + b_active) / (forward + backward),
+            over_attention: ATTENTION / (forward + backward),
+        }
+    }
+}
+
+/// What the statistics are made of.
+#[derive(Default)]
+struct Sums {
+    rows: f64,
+    dead: f64,
+    visible: f64,
+    active: f64,
+    surviving: f64,
+    inactive: f64,
+    /// Rows that see more than one key, and their part of `surviving`.
+    long_rows: f64,
+    long_surviving: f64,
+    first_key_weight: f64,
+    first_key_kept: f64,
+}
+
+impl Sums {
+    fn add_row<T: Real>(&mut self, row: &Row<T>) {
+        let keys = &row.softmax.keys;
+        if keys.is_empty() {
+            return;
+        }
+        let (mut active, mut surviving, mut inactive) = (0.0, 0.0, 0.0);
+        for (t, &is_active) in row.active.iter().enumerate() {
+            if is_active {
+                active += 1.0;
+                surviving += row.e[t].to_f64();
+            } else {
+                inactive += row.softmax.p[t].to_f64();
+            }
+        }
+        self.rows += 1.0;
+        self.visible += row.n.to_f64();
+        self.active += active;
+        self.surviving += surviving;
+        self.inactive += inactive;
+        if active == 0.0 {
+            self.dead += 1.0;
+        }
+        if keys.len() > 1 {
+            self.long_rows += 1.0;
+            self.long_surviving += surviving;
+            if keys[0] == 0 {
+                self.first_key_weight += row.softmax.p[0].to_f64();
+                self.first_key_kept += if row.active[0] { row.e[0].to_f64() } else { 0.0 };
+            }
+        }
+    }
+
+    fn add(&mut self, other: &Sums) {
+        self.rows += other.rows;
+        self.dead += other.dead;
+        self.visible += other.visible;
+        self.active += other.active;
+        self.surviving += other.surviving;
+        self.inactive += other.inactive;
+        self.long_rows += other.long_rows;
+        self.long_surviving += other.long_surviving;
+        self.first_key_weight += other.first_key_weight;
+        self.first_key_kept += other.first_key_kept;
+    }
+}

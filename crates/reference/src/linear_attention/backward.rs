@@ -1,0 +1,149 @@
+//! With the states H of the forward pass, computed again, and D_t the gradient of the loss by H_t,
+//! from the last token to the first:
+//!
+//! ```text
+//! (R3)  D_t      = e^{g_{t+1}} D_{t+1} + σ Σ_h q_tᵀ dout_t     beyond the last token: dH_n
+//! (R4)  dq_t     = σ dout_t H_tᵀ
+//! (R5)  dk_t     = v_t D_tᵀ
+//! (R6)  dv_t     = k_t D_t
+//! (R7)  dg_t     = e^{g_t} <D_t, H_{t−1}>
+//! (R8)  dH_0     = e^{g_1} D_1
+//! (R9)  dσ       = Σ_t q_t H_t · dout_t
+//! ```
+
+use super::heads::{Head, Operands, Written, for_each_head, grouped};
+use super::state::{State, States};
+use super::{Cotangents, Gradients, Inputs};
+use crate::scalar::Real;
+use crate::tensor::{Matrix, MatrixMut, Output, Rows, add_scaled, dot};
+use etalon_problem::{Decay, Error, LinearAttention, Pass};
+use ndarray::{Array1, Array3};
+
+/// The gradients of <dout, o> + <dfinal_state, final_state> by the inputs and by the scale.
+pub fn backward<T: Real>(
+    problem: &LinearAttention,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+) -> Result<Gradients<T>, Error> {
+    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
+    backward_scaled(problem, T::from_f64(problem.scale), inputs, cotangents)
+}
+
+/// The backward pass with a scale that may carry a derivative.
+pub(super) fn backward_scaled<T: Real>(
+    problem: &LinearAttention,
+    scale: T,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+) -> Result<Gradients<T>, Error> {
+    backward_by(problem, scale, inputs, cotangents, sweep)
+}
+
+fn sweep<T: Real>(
+    head: &Head<'_, T>,
+    dout: &[Matrix<'_, T>],
+    d: &mut State<T>,
+    gradients: &mut HeadGradients<'_, T>,
+) -> Result<T, Error> {
+    let HeadGradients { by_query, by_key: [dk, dv, dg] } = gradients;
+    let advance = |t, h: &mut State<T>| head.advance(t, h); // (R1)
+    let mut states = States::new(head.initial_state()?, head.tokens, advance)?;
+    let mut dscale = T::ZERO;
+    let mut product = Vec::new();
+    for t in (0..head.tokens).rev() {
+        let (before, after) = states.around(t);
+        for ((q, dout), [dq]) in head.q.iter().zip(dout).zip(&mut *by_query) {
+            d.add_outer(head.scale, q.row(t), dout.row(t)); // (R3)
+            after.apply_transposed(dout.row(t), &mut product);
+            add_scaled(dq.row(t), head.scale, &product); // (R4)
+            dscale += dot(q.row(t), &product); // (R9)
+        }
+        d.apply_transposed(head.v.row(t), &mut product);
+        dk.row(t).copy_from_slice(&product); // (R5)
+        d.apply(head.k.row(t), &mut product);
+        dv.row(t).copy_from_slice(&product); // (R6)
+        let factor = head.gates.factor(t);
+        if let Some(factor) = factor {
+            dg.row(t)[0] = factor * d.inner(before); // (R7); at a reset it is 0
+        }
+        d.decay(factor); // (R3) of the token before, or (R8)
+    }
+    Ok(dscale)
+}
+
+/// The rows of the gradients that one key head in one sequence writes.
+pub(super) struct HeadGradients<'a, T> {
+    /// dq, for each query head.
+    pub by_query: Vec<[MatrixMut<'a, T>; 1]>,
+    /// dk, dv, dg.
+    pub by_key: [MatrixMut<'a, T>; 3],
+}
+
+/// A backward pass whose work on one head is `sweep(head, dout, D, gradients)`, which turns the
+/// gradient by the final state into that by the initial one, writes the other gradients, which
+/// hold 0, and returns (R9).
+pub(super) fn backward_by<T: Real>(
+    problem: &LinearAttention,
+    scale: T,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+    sweep: impl Fn(
+        &Head<'_, T>,
+        &[Matrix<'_, T>],
+        &mut State<T>,
+        &mut HeadGradients<'_, T>,
+    ) -> Result<T, Error>
+    + Sync,
+) -> Result<Gradients<T>, Error> {
+    let mut dq = Output::zeros("dq", &problem.q_shape())?;
+    let mut dk = Output::zeros("dk", &problem.k_shape())?;
+    let mut dv = Output::zeros("dv", &problem.v_shape())?;
+    let mut dg = Output::zeros("dg", &problem.g_shape())?;
+    let mut dinitial_state = problem
+        .initial_state
+        .then(|| Output::zeros("dinitial_state", &problem.state_shape()))
+        .transpose()?;
+    let operands = Operands::new(problem, scale, inputs)?;
+    let dout = Rows::new("dout", cotangents.dout.view())?;
+    let dfinal_state = Rows::or_zero("dfinal_state", &cotangents.dfinal_state, problem.value_dim)?;
+    let parts = for_each_head(
+        problem,
+        [&mut dq],
+        [&mut dk, &mut dv, &mut dg],
+        dinitial_state.as_mut(),
+        |sequence, key_head, Written { by_query, by_key, state }| {
+            let head = operands.head(sequence, key_head)?;
+            let dout = grouped(problem, &dout, sequence, key_head);
+            let mut d = head.state(dfinal_state.matrix(sequence.index, key_head, 0))?;
+            let mut gradients = HeadGradients { by_query, by_key };
+            let dscale = sweep(&head, &dout, &mut d, &mut gradients)?;
+            if let Some(mut dinitial_state) = state {
+                d.write(&mut dinitial_state);
+            }
+            Ok(dscale)
+        },
+    )?;
+    let mut dscale = T::ZERO;
+    parts.into_iter().for_each(|part| dscale += part);
+    let dg = dg.finish()?;
+    Ok(Gradients {
+        dq: dq.finish()?,
+        dk: dk.finish()?,
+        dv: dv.finish()?,
+        dg_gamma: (problem.decay == Decay::PerHead).then(|| by_head(&dg)).transpose()?,
+        dg: (problem.decay == Decay::PerToken).then_some(dg),
+        dinitial_state: dinitial_state.map(Output::finish).transpose()?,
+        dscale,
+    })
+}
+
+/// (R7), summed over everything but the heads.
+fn by_head<T: Real>(dg: &Array3<T>) -> Result<Array1<T>, Error> {
+    let mut sums = Output::zeros("dg_gamma", &[dg.dim().1])?;
+    for element in dg.outer_iter() {
+        for (sum, tokens) in sums.elements().iter_mut().zip(element.outer_iter()) {
+            tokens.iter().for_each(|&dg| *sum += dg);
+        }
+    }
+    sums.finish()
+}

@@ -1,0 +1,133 @@
+//! With the states S of the forward pass, computed again, and D the gradient of the loss by the
+//! state after the chunk, from the last chunk to the first:
+//!
+//! ```text
+//! (R23) A_ij = P_ij (q_i·k_j),  B_ij = P_ij (dout_i·v_j)
+//! (R24) dq_i = σ (Σ_{j ≤ i} B_ij k_j + α_i dout_i Sᵀ)
+//! (R25) dk_j = σ Σ_{i ≥ j} B_ij q_i + ω_j v_j Dᵀ
+//! (R26) dv_j = σ Σ_{i ≥ j} A_ij dout_i + ω_j k_j D
+//! (R27) dg_t = Σ_{j < t ≤ i} w_ij + Σ_{i ≥ t} x_i + Σ_{j < t} y_j + z
+//!              w_ij = σ A_ij (dout_i·v_j),  x_i = σ α_i q_i·(dout_i Sᵀ),
+//!              y_j  = ω_j k_j·(v_j Dᵀ),     z = α_L <S, D>
+//! (R28) D′   = α_L D + σ Σ_i α_i q_iᵀ dout_i                  after its last use
+//! ```
+//!
+//! i, and the sums over i, run over the query heads of the group too.
+
+use super::forward::advance;
+use super::{Seen, check_chunk, chunks, tokens};
+use crate::linear_attention::backward::{HeadGradients, backward_by};
+use crate::linear_attention::heads::Head;
+use crate::linear_attention::state::{State, States};
+use crate::linear_attention::{Cotangents, Gradients, Inputs};
+use crate::scalar::Real;
+use crate::tensor::{Matrix, MatrixMut, add_scaled, dot};
+use etalon_problem::{Error, LinearAttention, Pass};
+use std::ops::Range;
+
+/// As [`backward`](crate::linear_attention::backward()), in chunks of `chunk` tokens.
+pub fn backward<T: Real>(
+    problem: &LinearAttention,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+    chunk: usize,
+) -> Result<Gradients<T>, Error> {
+    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
+    check_chunk(chunk)?;
+    let scale = T::from_f64(problem.scale);
+    backward_by(problem, scale, inputs, cotangents, |head, dout, d, gradients| {
+        let step = |n, s: &mut State<T>| advance(head, &tokens(head, chunk, n), s); // (R22)
+        let count = chunks(head, chunk);
+        let mut states = States::new(head.initial_state()?, count, step)?;
+        let mut dscale = T::ZERO;
+        for n in (0..count).rev() {
+            let (s, _) = states.around(n);
+            let chunk = Chunk { head, dout, tokens: tokens(head, chunk, n) };
+            for i in chunk.tokens.clone() {
+                dscale += chunk.token(i, s, gradients);
+            }
+            chunk.pass_back(s, d, gradients);
+        }
+        Ok(dscale)
+    })
+}
+
+struct Chunk<'a, T: Real> {
+    head: &'a Head<'a, T>,
+    dout: &'a [Matrix<'a, T>],
+    tokens: Range<usize>,
+}
+
+impl<T: Real> Chunk<'_, T> {
+    /// What the outputs of token `i` contribute, also to dσ, which is returned.
+    fn token(&self, i: usize, s: &State<T>, gradients: &mut HeadGradients<'_, T>) -> T {
+        let Head { scale, k, v, .. } = *self.head;
+        let HeadGradients { by_query, by_key: [dk, dv, dg] } = gradients;
+        let seen = Seen::new(&self.head.gates, self.tokens.start, i);
+        let (mut sum, mut of_state) = (Vec::new(), Vec::new());
+        let mut dscale = T::ZERO;
+        for ((q, dout), [dq]) in self.head.q.iter().zip(self.dout).zip(by_query) {
+            let (q, dout) = (q.row(i), dout.row(i));
+            sum.clear();
+            sum.resize(q.len(), T::ZERO);
+            let mut w = Vec::new();
+            for (j, p) in seen.pairs() {
+                let (qk, dov) = (dot(q, k.row(j)), dot(dout, v.row(j)));
+                let (a, b) = (p * qk, p * dov); // (R23)
+                add_scaled(&mut sum, b, k.row(j));
+                add_scaled(dk.row(j), scale * b, q); // (R25)
+                add_scaled(dv.row(j), scale * a, dout); // (R26)
+                w.push(scale * a * dov);
+            }
+            let x = seen.state.map(|alpha| {
+                s.apply_transposed(dout, &mut of_state);
+                add_scaled(&mut sum, alpha, &of_state);
+                scale * alpha * dot(q, &of_state)
+            });
+            add_scaled(dq.row(i), scale, &sum); // (R24)
+            dscale += dot(q, &sum); // (R9)
+            add_to_gates(&seen, x, &w, dg);
+        }
+        dscale
+    }
+
+    /// What the state after the chunk contributes; `d` becomes the gradient by the state before.
+    fn pass_back(&self, s: &State<T>, d: &mut State<T>, gradients: &mut HeadGradients<'_, T>) {
+        let Head { scale, k, v, .. } = *self.head;
+        let HeadGradients { by_key: [dk, dv, dg], .. } = gradients;
+        let seen = |i| Seen::new(&self.head.gates, self.tokens.start, i);
+        let last = seen(self.tokens.end - 1);
+        let (mut product, mut y) = (Vec::new(), Vec::new());
+        for (j, omega) in last.pairs() {
+            d.apply_transposed(v.row(j), &mut product);
+            add_scaled(dk.row(j), omega, &product); // (R25)
+            y.push(omega * dot(k.row(j), &product));
+            d.apply(k.row(j), &mut product);
+            add_scaled(dv.row(j), omega, &product); // (R26)
+        }
+        add_to_gates(&last, last.state.map(|alpha| alpha * s.inner(d)), &y, dg);
+        d.decay(last.state); // (R28)
+        for i in self.tokens.clone() {
+            if let Some(alpha) = seen(i).state {
+                for (q, dout) in self.head.q.iter().zip(self.dout) {
+                    d.add_outer(scale * alpha, q.row(i), dout.row(i));
+                }
+            }
+        }
+    }
+}
+
+/// (R27) for one i, or for the state after the chunk: whatever decays by g_t on its way to there
+/// adds to dg_t. That is what comes from S, if anything does, and from the tokens before t.
+fn add_to_gates<T: Real>(
+    seen: &Seen<T>,
+    from_state: Option<T>,
+    from_tokens: &[T],
+    dg: &mut MatrixMut<'_, T>,
+) {
+    let mut sum = from_state.unwrap_or(T::ZERO);
+    for (t, &from_token) in seen.tokens.clone().zip(from_tokens) {
+        dg.row(t)[0] += sum;
+        sum += from_token;
+    }
+}

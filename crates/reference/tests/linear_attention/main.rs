@@ -1,0 +1,17 @@
+//! What linear attention must satisfy, each law written once and run over every problem of
+//! `cases.rs`.
+
+#[path = "../laws/bounded.rs"]
+mod bounded;
+mod cases;
+mod derivatives;
+mod determinism;
+mod errors;
+mod exact;
+mod fixtures;
+mod forms;
+mod identities;
+mod naive;
+mod precision;
+mod semantics;
+mod tensors;

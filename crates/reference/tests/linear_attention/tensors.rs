@@ -1,0 +1,244 @@
+//! Operands and results by name.
+
+use etalon_problem::{Error, LinearAttention, Pass};
+use etalon_reference::linear_attention::{
+    Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients, StepInputs, backward,
+    chunked, double_backward, forward, step,
+};
+use etalon_reference::scalar::{Dual, Real};
+use ndarray::{Array, ArrayD, ArrayView, Dimension, IxDyn, arr0};
+use std::collections::BTreeMap;
+
+/// Tensors by name.
+pub type Tensors<T> = BTreeMap<String, ArrayD<T>>;
+
+/// The differentiable inputs; their gradients are `d…`, the cotangents of those `dd…`, and second
+/// gradients `g…`. The scale is not a tensor of the problem, but has gradients all the same.
+pub const INPUTS: [&str; 6] = ["q", "k", "v", "g_gamma", "g", "initial_state"];
+
+/// The outputs with their cotangents, and the cotangents of the second loss; the second gradient
+/// of a cotangent is `g…`.
+pub const OUTPUTS: [[&str; 3]; 2] =
+    [["o", "dout", "cot_o"], ["final_state", "dfinal_state", "cot_final_state"]];
+
+/// The passes.
+pub const PASSES: [Pass; 4] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step];
+
+/// Numbers that look random and are the same everywhere: the output function of SplitMix64.
+pub struct Random(pub u64);
+
+impl Random {
+    pub fn bits(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// Uniform in [−1.5, 1.5): as large as the usual activations, without outliers.
+    pub fn number(&mut self) -> f64 {
+        (self.bits() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5
+    }
+
+    /// Below `limit`.
+    pub fn below(&mut self, limit: usize) -> usize {
+        (self.bits() % limit as u64) as usize
+    }
+}
+
+/// `point + ε·direction`, where what has no direction stands still.
+pub fn dual(point: &Tensors<f64>, direction: &Tensors<f64>) -> Tensors<Dual<f64>> {
+    let moved = |(name, x): (&String, &ArrayD<f64>)| {
+        let mut dual = x.mapv(Dual::constant);
+        if let Some(direction) = direction.get(name) {
+            dual.zip_mut_with(direction, |x, &tangent| x.tangent = tangent);
+        }
+        (name.clone(), dual)
+    };
+    point.iter().map(moved).collect()
+}
+
+/// Every element through `f`.
+pub fn convert<T: Clone, U>(tensors: &Tensors<T>, f: impl Fn(T) -> U) -> Tensors<U> {
+    tensors.iter().map(|(name, x)| (name.clone(), x.mapv(&f))).collect()
+}
+
+fn typed<'a, T, D: Dimension>(x: &'a Tensors<T>, name: &str) -> Option<ArrayView<'a, T, D>> {
+    let view = x.get(name)?.view();
+    Some(view.into_dimensionality().expect("the operand has as many axes as the problem says"))
+}
+
+fn need<'a, T, D: Dimension>(x: &'a Tensors<T>, name: &str) -> ArrayView<'a, T, D> {
+    typed(x, name).unwrap_or_else(|| panic!("the law gives no {name}"))
+}
+
+pub fn inputs<T>(x: &Tensors<T>) -> Inputs<'_, T> {
+    Inputs {
+        q: need(x, "q"),
+        k: need(x, "k"),
+        v: need(x, "v"),
+        g_gamma: typed(x, "g_gamma"),
+        g: typed(x, "g"),
+        initial_state: typed(x, "initial_state"),
+    }
+}
+
+pub fn cotangents<T>(x: &Tensors<T>) -> Cotangents<'_, T> {
+    Cotangents { dout: need(x, "dout"), dfinal_state: typed(x, "dfinal_state") }
+}
+
+/// A result under its name.
+fn named<T, D: Dimension>(
+    name: &str,
+    array: impl Into<Option<Array<T, D>>>,
+) -> Option<(String, ArrayD<T>)> {
+    array.into().map(|array| (name.to_string(), array.into_dyn()))
+}
+
+fn outputs<T>(y: Output<T>) -> Tensors<T> {
+    [named("o", y.o), named("final_state", y.final_state)].into_iter().flatten().collect()
+}
+
+fn gradients<T>(y: Gradients<T>) -> Tensors<T> {
+    let list = [
+        named("dq", y.dq),
+        named("dk", y.dk),
+        named("dv", y.dv),
+        named("dg_gamma", y.dg_gamma),
+        named("dg", y.dg),
+        named("dinitial_state", y.dinitial_state),
+        named("dscale", arr0(y.dscale)),
+    ];
+    list.into_iter().flatten().collect()
+}
+
+fn second_gradients<T>(y: SecondGradients<T>) -> Tensors<T> {
+    let list = [
+        named("gq", y.gq),
+        named("gk", y.gk),
+        named("gv", y.gv),
+        named("gg_gamma", y.gg_gamma),
+        named("gg", y.gg),
+        named("ginitial_state", y.ginitial_state),
+        named("gscale", arr0(y.gscale)),
+        named("gdout", y.gdout),
+        named("gdfinal_state", y.gdfinal_state),
+    ];
+    list.into_iter().flatten().collect()
+}
+
+/// Runs a pass.
+pub fn run<T: Real>(
+    problem: &LinearAttention,
+    pass: Pass,
+    x: &Tensors<T>,
+) -> Result<Tensors<T>, Error> {
+    match pass {
+        Pass::Forward => forward(problem, &inputs(x)).map(outputs),
+        Pass::Backward => backward(problem, &inputs(x), &cotangents(x)).map(gradients),
+        Pass::DoubleBackward => {
+            let second = SecondCotangents {
+                ddq: typed(x, "ddq"),
+                ddk: typed(x, "ddk"),
+                ddv: typed(x, "ddv"),
+                ddg_gamma: typed(x, "ddg_gamma"),
+                ddg: typed(x, "ddg"),
+                ddinitial_state: typed(x, "ddinitial_state"),
+                ddscale: x.get("ddscale").map(|x| x[IxDyn(&[])]),
+                cot_o: typed(x, "cot_o"),
+                cot_final_state: typed(x, "cot_final_state"),
+            };
+            double_backward(problem, &inputs(x), &cotangents(x), &second).map(second_gradients)
+        }
+        Pass::Step => {
+            let inputs = StepInputs {
+                q: need(x, "q"),
+                k: need(x, "k"),
+                v: need(x, "v"),
+                g_gamma: typed(x, "g_gamma"),
+                g: typed(x, "g"),
+                initial_state: need(x, "initial_state"),
+            };
+            let y = step(problem, &inputs)?;
+            let list = [named("o", y.o), named("final_state", y.final_state)];
+            Ok(list.into_iter().flatten().collect())
+        }
+        Pass::Jvp => panic!("linear attention has no such pass"),
+    }
+}
+
+/// Runs the forward or the backward pass in chunks.
+pub fn run_chunked<T: Real>(
+    problem: &LinearAttention,
+    pass: Pass,
+    x: &Tensors<T>,
+    chunk: usize,
+) -> Result<Tensors<T>, Error> {
+    match pass {
+        Pass::Forward => chunked::forward(problem, &inputs(x), chunk).map(outputs),
+        _ => chunked::backward(problem, &inputs(x), &cotangents(x), chunk).map(gradients),
+    }
+}
+
+/// A sum and the sum of its absolute terms: the scale of its rounding errors.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Sum {
+    pub value: f64,
+    pub magnitude: f64,
+}
+
+impl Sum {
+    pub fn add(&mut self, term: f64) {
+        self.value += term;
+        self.magnitude += term.abs();
+    }
+
+    /// Adds Σ x y, if both are there.
+    pub fn add_product(&mut self, x: Option<&ArrayD<f64>>, y: Option<&ArrayD<f64>>) {
+        if let (Some(x), Some(y)) = (x, y) {
+            assert_eq!(x.shape(), y.shape());
+            x.iter().zip(y).for_each(|(x, y)| self.add(x * y));
+        }
+    }
+
+    /// Fails unless both are the same number up to `tolerance` of their absolute terms.
+    pub fn assert_equals(&self, other: &Sum, tolerance: f64, what: &str) {
+        let (error, scale) = ((self.value - other.value).abs(), self.magnitude + other.magnitude);
+        assert!(error <= tolerance * scale, "{what}: {self:?} against {other:?}");
+    }
+}
+
+/// Fails unless the tensors agree up to `tolerance` of the largest element of `expected`.
+pub fn assert_close(found: &ArrayD<f64>, expected: &ArrayD<f64>, tolerance: f64, what: &str) {
+    let scale = expected.iter().fold(0.0f64, |scale, x| scale.max(x.abs()));
+    assert_absolutely_close(found, expected, tolerance * scale, what);
+}
+
+/// Fails unless the tensors agree up to `error`.
+pub fn assert_absolutely_close(
+    found: &ArrayD<f64>,
+    expected: &ArrayD<f64>,
+    error: f64,
+    what: &str,
+) {
+    assert_eq!(found.shape(), expected.shape(), "{what}");
+    for ((place, &found), &expected) in found.indexed_iter().zip(expected) {
+        assert!(
+            (found - expected).abs() <= error,
+            "{what} at {place:?}: {found:e}, expected {expected:e} within {error:e}"
+        );
+    }
+}
+
+/// Fails unless the tensors are equal (0 and −0 are).
+pub fn assert_same(found: &ArrayD<f64>, expected: &ArrayD<f64>, what: &str) {
+    assert_absolutely_close(found, expected, 0.0, what);
+}
+
+/// Fails unless all results of `expected` are found again, equal.
+pub fn assert_all_same(found: &Tensors<f64>, expected: &Tensors<f64>, what: &str) {
+    assert_eq!(found.len(), expected.len(), "{what}");
+    for (result, expected) in expected {
+        assert_same(&found[result], expected, &format!("{what}: {result}"));
+    }
+}
