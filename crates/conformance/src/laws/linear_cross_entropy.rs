@@ -97,11 +97,7 @@ pub(super) const LAWS: &[Law] = &[
         kind: Kind::Probe,
         of: LINEAR_CROSS_ENTROPY,
         passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            problem(case).is_some_and(|p| {
-                p.vocab == 1 && p.lse_square_scale == 0.0 && p.label_smoothing == 0.0
-            }) && ignored(case).is_empty()
-        },
+        applies: |_, _| true,
         check: one_class,
     },
 ];
@@ -293,7 +289,8 @@ fn impossible_class(trial: &Trial<'_>) -> Judgement {
     let mut inputs = case.inputs.clone();
     let zeros = Tensor::round(&ArrayD::zeros(vec![problem.vocab]), case.dtype);
     let bias = case.inputs.get("bias").unwrap_or(&zeros);
-    let hidden = |at: &[usize], x: f64| if at[0] == last { f64::NEG_INFINITY } else { x };
+    let impossible = f64::NEG_INFINITY * problem.logit_scale.signum();
+    let hidden = |at: &[usize], x: f64| if at[0] == last { impossible } else { x };
     inputs.insert("bias".to_string(), map(bias, hidden)?);
     let other = |_: &[usize], y: f64| if y == last as f64 { 0.0 } else { y };
     inputs.insert("targets".to_string(), map(&case.inputs["targets"], other)?);
@@ -354,10 +351,14 @@ fn equal_logits(trial: &Trial<'_>) -> Judgement {
 
 fn one_class(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
-    let mut inputs = case.inputs.clone();
-    inputs.remove("dlse");
-    let outputs = trial.ask(&case.problem, &inputs, Hints::default())?;
-    for name in ["loss", "logprob", "entropy", "dh", "dw", "dbias"] {
+    let ignore_index = LinearCrossEntropy::IGNORE_INDEX;
+    let single = LinearCrossEntropy { vocab: 1, ignore_index, ..needed(case)?.clone() };
+    let single = single.label_smoothing(0.0).lse_square_scale(0.0);
+    let mut inputs = picked(&case.inputs, &[0], by_class);
+    inputs.insert("targets".to_string(), map(&case.inputs["targets"], |_, _| 0.0)?);
+    inputs.remove("dlse"); // lse is the logit
+    let outputs = trial.ask(&single.into(), &inputs, Hints::default())?;
+    for name in ["loss", "logprob", "entropy", "argmax", "dh", "dw", "dbias"] {
         let Some(tensor) = outputs.get(name) else { continue };
         if let Some(x) = tensor.numbers(name)?.iter().find(|x| **x != 0.0) {
             return Err(Flaw::Fail(format!("{name} holds {x:e}")));
