@@ -91,7 +91,7 @@ fn terms(
     let row = Row::new(operands, model, i);
     let pull = Pull::new(operands, cotangents, normaliser, model, &row, i, y);
     let lse_error = row.stored_lse_error(model);
-    let lost = row.lost || !(lse_error <= LARGEST_RELATIVE) || !pull.is_bounded();
+    let lost = row.lost || lse_error > LARGEST_RELATIVE || lse_error.is_nan() || !pull.is_bounded();
     let term = |(v, x): (usize, &Logit)| {
         let term = pull.term(model, &row, lse_error, x, v == y, operands.class_weight(v));
         if lost { Term { error: f64::INFINITY, ..term } } else { term }

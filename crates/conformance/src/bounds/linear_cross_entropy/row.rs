@@ -61,7 +61,7 @@ impl Row {
             + twice * (1.0 + distance)
             + rounding
             + 3.0 * u * (log + mean.abs() + model.profile.rescale_lag); // (N66)
-        let lost = !(a <= LARGEST_RELATIVE) || !lse_error.is_finite();
+        let lost = a > LARGEST_RELATIVE || a.is_nan() || !lse_error.is_finite();
         Row { logits, m, lse, entropy: l.ln() - mean, lse_error, entropy_error, lost }
     }
 
