@@ -124,7 +124,7 @@ fn carried(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
 }
 
 fn carried_in<const F64: bool>(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
-    let outputs = tiers::reference_in::<Uncertain<F64>>(problem, asked.pass, asked.inputs)?;
+    let outputs = tiers::attention_in::<Uncertain<F64>>(problem, asked.pass, asked.inputs)?;
     let operands = problem.operands(asked.pass);
     let outputs = outputs.iter().filter_map(|(name, values)| {
         let operand = operands.iter().find(|operand| operand.name == name)?;

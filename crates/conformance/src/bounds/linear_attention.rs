@@ -3,8 +3,8 @@
 
 use super::model::{Model, floor};
 use super::{Asked, Errors, Values};
-use crate::tiers::in_arithmetic;
-use etalon_problem::{Error, LinearAttention, Operand, Pass, Problem, Role};
+use crate::tiers::linear_attention_in;
+use etalon_problem::{Error, LinearAttention, Operand, Pass, Role};
 use etalon_reference::scalar::Dual;
 use ndarray::ArrayD;
 
@@ -43,7 +43,7 @@ fn masses(
     };
     let inputs = asked.inputs.iter().map(absolute).collect();
     let problem = problem.clone().scale(problem.scale.abs());
-    in_arithmetic(&Problem::from(problem), asked.pass, &inputs)
+    linear_attention_in(&problem, asked.pass, &inputs)
 }
 
 /// How many roundings a term meets, and what its decay and underflow cost.

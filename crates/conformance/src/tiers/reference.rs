@@ -11,7 +11,7 @@ pub(crate) use lazy_attention::decisions;
 use crate::bounds::{Values, values};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
+use etalon_problem::{Algorithm, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::{Quad, Real};
 use ndarray::{Array, ArrayD, ArrayView, Dimension};
 use std::collections::BTreeMap;
@@ -144,23 +144,43 @@ pub(crate) fn reference_in<T: Real>(
     pass: Pass,
     inputs: &Values,
 ) -> Result<Arrays<T>, Error> {
-    let wide = |(name, values): (&String, &ArrayD<f64>)| (name.clone(), values.mapv(T::from_f64));
-    in_arithmetic(problem, pass, &inputs.iter().map(wide).collect())
+    let x = in_arithmetic(inputs);
+    match problem {
+        Problem::Attention(problem) => attention::pass(problem, pass, &x),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &x),
+        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, &x),
+        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, &x),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &x),
+    }
 }
 
-/// As [`reference_in`], with inputs of that arithmetic.
-pub(crate) fn in_arithmetic<T: Real>(
+/// As [`reference_in`], for attention and attention_lse alone: each algorithm in each arithmetic is
+/// code of its own, and what is not needed need not be compiled.
+pub(crate) fn attention_in<T: Real>(
     problem: &Problem,
+    pass: Pass,
+    inputs: &Values,
+) -> Result<Arrays<T>, Error> {
+    let inputs = in_arithmetic(inputs);
+    match problem {
+        Problem::Attention(problem) => attention::pass(problem, pass, &inputs),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &inputs),
+        other => Err(no_pass(other.algorithm(), pass)),
+    }
+}
+
+/// As [`reference_in`], for linear_attention alone, with inputs of that arithmetic.
+pub(crate) fn linear_attention_in<T: Real>(
+    problem: &LinearAttention,
     pass: Pass,
     inputs: &Arrays<T>,
 ) -> Result<Arrays<T>, Error> {
-    match problem {
-        Problem::Attention(problem) => attention::pass(problem, pass, inputs),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
-        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, inputs),
-        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, inputs),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, inputs),
-    }
+    linear_attention::pass(problem, pass, inputs)
+}
+
+fn in_arithmetic<T: Real>(inputs: &Values) -> Arrays<T> {
+    let wide = |(name, values): (&String, &ArrayD<f64>)| (name.clone(), values.mapv(T::from_f64));
+    inputs.iter().map(wide).collect()
 }
 
 /// Arrays by name.
