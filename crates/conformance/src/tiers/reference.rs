@@ -8,6 +8,7 @@ mod linear_cross_entropy;
 
 pub(crate) use lazy_attention::decisions;
 
+use crate::algorithms::judged;
 use crate::bounds::{Values, values};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
@@ -64,7 +65,7 @@ fn has_other_tiers(algorithm: Algorithm, pass: Pass) -> bool {
         && matches!(pass, Pass::Forward | Pass::Backward)
 }
 
-impl<T: Real> Tier for ReferenceIn<T> {
+impl<T: Arithmetic> Tier for ReferenceIn<T> {
     fn name(&self) -> String {
         self.name.to_string()
     }
@@ -77,6 +78,9 @@ impl<T: Real> Tier for ReferenceIn<T> {
         match (dtype == Dtype::F64, f64_wanted) {
             (true, false) => Err("it computes in f32".to_string()),
             (false, true) => Err("it is for f64".to_string()),
+            _ if !judged(algorithm).contains(&pass) => {
+                Err("it has no bounds that this would exercise".to_string())
+            }
             _ => has(algorithm, pass),
         }
     }
@@ -101,7 +105,7 @@ fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     }
 }
 
-fn answer<T: Real>(request: &Request<'_>) -> Answer {
+fn answer<T: Arithmetic>(request: &Request<'_>) -> Answer {
     if let Err(reason) = has(request.problem.algorithm(), request.pass) {
         return Answer::Unsupported(reason);
     }
@@ -131,31 +135,63 @@ pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
     Ok(outputs.into_iter().map(exact).collect())
 }
 
-/// The outputs of a request in the arithmetic of T, each then the nearest f64.
-fn outputs<T: Real>(request: &Request<'_>) -> Result<Values, Error> {
-    let inputs = values(request.problem, request.pass, request.inputs)?;
-    let outputs = reference_in::<T>(request.problem, request.pass, &inputs)?;
-    Ok(outputs.into_iter().map(|(name, values)| (name, values.mapv(Real::to_f64))).collect())
+/// What some arithmetic is asked for. Every algorithm in every arithmetic is code of its own, and
+/// what is not asked for need not be compiled.
+trait Arithmetic: Real {
+    /// The outputs of a pass.
+    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<Self>, Error>;
 }
 
-/// The outputs of a pass of the reference in the arithmetic of T.
-pub(crate) fn reference_in<T: Real>(
-    problem: &Problem,
-    pass: Pass,
-    inputs: &Values,
-) -> Result<Arrays<T>, Error> {
-    let x = in_arithmetic(inputs);
-    match problem {
-        Problem::Attention(problem) => attention::pass(problem, pass, &x),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &x),
-        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, &x),
-        Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, &x),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &x),
+impl Arithmetic for f64 {
+    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Values, Error> {
+        match problem {
+            Problem::Attention(problem) => attention::pass(problem, pass, inputs),
+            Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
+            Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, inputs),
+            Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, inputs),
+            Problem::LinearCrossEntropy(problem) => {
+                linear_cross_entropy::pass(problem, pass, inputs)
+            }
+        }
     }
 }
 
-/// As [`reference_in`], for attention and attention_lse alone: each algorithm in each arithmetic is
-/// code of its own, and what is not needed need not be compiled.
+impl Arithmetic for f32 {
+    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<f32>, Error> {
+        match problem {
+            Problem::Attention(_) | Problem::AttentionLse(_) => attention_in(problem, pass, inputs),
+            _ => judged_in(problem, pass, inputs),
+        }
+    }
+}
+
+impl Arithmetic for Quad {
+    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<Quad>, Error> {
+        judged_in(problem, pass, inputs)
+    }
+}
+
+/// The outputs of a request in the arithmetic of T, each then the nearest f64.
+fn outputs<T: Arithmetic>(request: &Request<'_>) -> Result<Values, Error> {
+    let inputs = values(request.problem, request.pass, request.inputs)?;
+    let outputs = T::outputs(request.problem, request.pass, &inputs)?;
+    Ok(outputs.into_iter().map(|(name, values)| (name, values.mapv(Real::to_f64))).collect())
+}
+
+/// The judged passes of the algorithms that no other tier computes.
+fn judged_in<T: Real>(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<T>, Error> {
+    let x = in_arithmetic(inputs);
+    match problem {
+        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, &x),
+        Problem::LazyAttention(problem) => lazy_attention::first_order(problem, pass, &x),
+        Problem::LinearCrossEntropy(problem) => {
+            linear_cross_entropy::first_order(problem, pass, &x)
+        }
+        other => Err(no_pass(other.algorithm(), pass)),
+    }
+}
+
+/// A pass of attention or attention_lse in any arithmetic.
 pub(crate) fn attention_in<T: Real>(
     problem: &Problem,
     pass: Pass,
@@ -169,7 +205,7 @@ pub(crate) fn attention_in<T: Real>(
     }
 }
 
-/// As [`reference_in`], for linear_attention alone, with inputs of that arithmetic.
+/// A pass of linear_attention with inputs in any arithmetic.
 pub(crate) fn linear_attention_in<T: Real>(
     problem: &LinearAttention,
     pass: Pass,

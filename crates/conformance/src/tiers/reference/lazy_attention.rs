@@ -18,8 +18,8 @@ fn inputs_of<T>(x: &Arrays<T>) -> Result<Inputs<'_, T>, Error> {
     })
 }
 
-/// The outputs of a pass.
-pub(super) fn pass<T: Real>(
+/// The outputs of the forward and backward pass.
+pub(super) fn first_order<T: Real>(
     problem: &LazyAttention,
     pass: Pass,
     x: &Arrays<T>,
@@ -42,29 +42,40 @@ pub(super) fn pass<T: Real>(
                 ("dtau", some(out.dtau)),
             ])
         }
-        Pass::DoubleBackward => {
-            let second = SecondCotangents {
-                ddq: view(x, "ddq")?,
-                ddk: view(x, "ddk")?,
-                ddv: view(x, "ddv")?,
-                ddbias: view(x, "ddbias")?,
-                ddtau: view(x, "ddtau")?,
-                cot_o: view(x, "cot_o")?,
-                cot_lse: view(x, "cot_lse")?,
-            };
-            let out = lazy_attention::double_backward(problem, &inputs, &cotangents()?, &second)?;
-            named([
-                ("gq", some(out.gq)),
-                ("gk", some(out.gk)),
-                ("gv", some(out.gv)),
-                ("gbias", out.gbias.and_then(some)),
-                ("gtau", some(out.gtau)),
-                ("gdout", some(out.gdout)),
-                ("gdlse", some(out.gdlse)),
-            ])
-        }
-        Pass::Jvp | Pass::Step => return Err(no_pass(Algorithm::LazyAttention, pass)),
+        _ => return Err(no_pass(Algorithm::LazyAttention, pass)),
     })
+}
+
+/// The outputs of a pass.
+pub(super) fn pass(
+    problem: &LazyAttention,
+    pass: Pass,
+    x: &Arrays<f64>,
+) -> Result<Arrays<f64>, Error> {
+    if pass != Pass::DoubleBackward {
+        return first_order(problem, pass, x);
+    }
+    let inputs = inputs_of(x)?;
+    let cotangents = Cotangents { dout: needed(x, "dout")?, dlse: view(x, "dlse")? };
+    let second = SecondCotangents {
+        ddq: view(x, "ddq")?,
+        ddk: view(x, "ddk")?,
+        ddv: view(x, "ddv")?,
+        ddbias: view(x, "ddbias")?,
+        ddtau: view(x, "ddtau")?,
+        cot_o: view(x, "cot_o")?,
+        cot_lse: view(x, "cot_lse")?,
+    };
+    let out = lazy_attention::double_backward(problem, &inputs, &cotangents, &second)?;
+    Ok(named([
+        ("gq", some(out.gq)),
+        ("gk", some(out.gk)),
+        ("gv", some(out.gv)),
+        ("gbias", out.gbias.and_then(some)),
+        ("gtau", some(out.gtau)),
+        ("gdout", some(out.gdout)),
+        ("gdlse", some(out.gdlse)),
+    ]))
 }
 
 /// Which pairs are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).

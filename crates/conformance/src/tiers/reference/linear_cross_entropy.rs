@@ -6,30 +6,14 @@ use etalon_reference::linear_cross_entropy::{self, Cotangents, Inputs, SecondCot
 use etalon_reference::scalar::Real;
 use ndarray::{Array1, ArrayD, ArrayView1, arr0};
 
-/// The outputs of a pass.
-pub(super) fn pass<T: Real>(
+/// The outputs of the forward and backward pass.
+pub(super) fn first_order<T: Real>(
     problem: &LinearCrossEntropy,
     pass: Pass,
     x: &Arrays<T>,
 ) -> Result<Arrays<T>, Error> {
-    let targets: ArrayView1<'_, T> = needed(x, "targets")?;
-    let targets: Array1<i64> = targets.mapv(|y| y.to_f64() as i64);
-    let inputs = Inputs {
-        h: needed(x, "h")?,
-        w: needed(x, "w")?,
-        bias: view(x, "bias")?,
-        targets: targets.view(),
-        class_weights: view(x, "class_weights")?,
-        token_weights: view(x, "token_weights")?,
-    };
-    let cotangents = || {
-        Ok(Cotangents {
-            dloss: view(x, "dloss")?,
-            dlse: view(x, "dlse")?,
-            dlogprob: view(x, "dlogprob")?,
-            dentropy: view(x, "dentropy")?,
-        })
-    };
+    let targets = targets_of(x)?;
+    let inputs = inputs_of(x, &targets)?;
     Ok(match pass {
         Pass::Forward => {
             let out = linear_cross_entropy::forward(problem, &inputs)?;
@@ -44,7 +28,7 @@ pub(super) fn pass<T: Real>(
             ])
         }
         Pass::Backward => {
-            let cotangents = cotangents()?;
+            let cotangents = cotangents_of(x)?;
             let out = linear_cross_entropy::backward(problem, &inputs, &cotangents, Wanted::ALL)?;
             named([
                 ("dh", out.dh.and_then(some)),
@@ -52,30 +36,68 @@ pub(super) fn pass<T: Real>(
                 ("dbias", out.dbias.and_then(some)),
             ])
         }
-        Pass::DoubleBackward => {
-            let second = SecondCotangents {
-                ddh: view(x, "ddh")?,
-                ddw: view(x, "ddw")?,
-                ddbias: view(x, "ddbias")?,
-                cot_loss: view(x, "cot_loss")?,
-                cot_lse: view(x, "cot_lse")?,
-                cot_logprob: view(x, "cot_logprob")?,
-                cot_entropy: view(x, "cot_entropy")?,
-            };
-            let cotangents = cotangents()?;
-            let out =
-                linear_cross_entropy::double_backward(problem, &inputs, &cotangents, &second)?;
-            named([
-                ("gh", some(out.gh)),
-                ("gw", some(out.gw)),
-                ("gbias", out.gbias.and_then(some)),
-                ("gdloss", Some(out.gdloss)),
-                ("gdlse", out.gdlse.and_then(some)),
-                ("gdlogprob", out.gdlogprob.and_then(some)),
-                ("gdentropy", out.gdentropy.and_then(some)),
-            ])
-        }
-        Pass::Jvp | Pass::Step => return Err(no_pass(Algorithm::LinearCrossEntropy, pass)),
+        _ => return Err(no_pass(Algorithm::LinearCrossEntropy, pass)),
+    })
+}
+
+/// The outputs of a pass.
+pub(super) fn pass(
+    problem: &LinearCrossEntropy,
+    pass: Pass,
+    x: &Arrays<f64>,
+) -> Result<Arrays<f64>, Error> {
+    if pass != Pass::DoubleBackward {
+        return first_order(problem, pass, x);
+    }
+    let targets = targets_of(x)?;
+    let inputs = inputs_of(x, &targets)?;
+    let second = SecondCotangents {
+        ddh: view(x, "ddh")?,
+        ddw: view(x, "ddw")?,
+        ddbias: view(x, "ddbias")?,
+        cot_loss: view(x, "cot_loss")?,
+        cot_lse: view(x, "cot_lse")?,
+        cot_logprob: view(x, "cot_logprob")?,
+        cot_entropy: view(x, "cot_entropy")?,
+    };
+    let cotangents = cotangents_of(x)?;
+    let out = linear_cross_entropy::double_backward(problem, &inputs, &cotangents, &second)?;
+    Ok(named([
+        ("gh", some(out.gh)),
+        ("gw", some(out.gw)),
+        ("gbias", out.gbias.and_then(some)),
+        ("gdloss", Some(out.gdloss)),
+        ("gdlse", out.gdlse.and_then(some)),
+        ("gdlogprob", out.gdlogprob.and_then(some)),
+        ("gdentropy", out.gdentropy.and_then(some)),
+    ]))
+}
+
+fn targets_of<T: Real>(x: &Arrays<T>) -> Result<Array1<i64>, Error> {
+    let targets: ArrayView1<'_, T> = needed(x, "targets")?;
+    Ok(targets.mapv(|y| y.to_f64() as i64))
+}
+
+fn inputs_of<'a, T: Real>(
+    x: &'a Arrays<T>,
+    targets: &'a Array1<i64>,
+) -> Result<Inputs<'a, T>, Error> {
+    Ok(Inputs {
+        h: needed(x, "h")?,
+        w: needed(x, "w")?,
+        bias: view(x, "bias")?,
+        targets: targets.view(),
+        class_weights: view(x, "class_weights")?,
+        token_weights: view(x, "token_weights")?,
+    })
+}
+
+fn cotangents_of<T: Real>(x: &Arrays<T>) -> Result<Cotangents<'_, T>, Error> {
+    Ok(Cotangents {
+        dloss: view(x, "dloss")?,
+        dlse: view(x, "dlse")?,
+        dlogprob: view(x, "dlogprob")?,
+        dentropy: view(x, "dentropy")?,
     })
 }
 
