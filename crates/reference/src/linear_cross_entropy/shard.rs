@@ -10,7 +10,7 @@
 //! use ndarray::{array, s};
 //!
 //! let problem = LinearCrossEntropy::new(2, 1, 3);
-//! let (h, w, targets) = (array![[1.0], [2.0]], array![[0.5], [0.0], [1.0]], array![2, 0]);
+//! let (h, w, targets) = (array![[1f64], [2.0]], array![[0.5], [0.0], [1.0]], array![2, 0]);
 //! let whole = Inputs {
 //!     h: h.view(),
 //!     w: w.view(),
