@@ -10,9 +10,8 @@ use super::backward::backward;
 use super::forward::forward;
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
 use crate::scalar::Real;
-use crate::tensor::{tangent_of, with_tangent};
+use crate::tensor::{tangent_of, with_tangent, with_tangent_if_any};
 use etalon_problem::{Error, LazyAttention, Pass};
-use ndarray::arr0;
 
 /// The gradients of a loss of the gradients (and of the outputs) by everything they come from.
 /// Which pairs are active is decided by the values: on a kink there is no second derivative, and
@@ -28,8 +27,7 @@ pub fn double_backward<T: Real>(
     let q = with_tangent("q", &inputs.q, second.ddq.as_ref())?;
     let k = with_tangent("k", &inputs.k, second.ddk.as_ref())?;
     let v = with_tangent("v", &inputs.v, second.ddv.as_ref())?;
-    let bias = inputs.bias.map(|bias| with_tangent("bias", &bias, second.ddbias.as_ref()));
-    let bias = bias.transpose()?;
+    let bias = with_tangent_if_any("bias", inputs.bias.as_ref(), second.ddbias.as_ref())?;
     let tau = with_tangent("tau", &inputs.tau, second.ddtau.as_ref())?;
     let moving = Inputs {
         q: q.view(),
@@ -39,9 +37,7 @@ pub fn double_backward<T: Real>(
         tau: tau.view(),
     };
     let dout = with_tangent("dout", &cotangents.dout, second.cot_o.as_ref())?;
-    let zero = arr0(T::ZERO);
-    let dlse = cotangents.dlse.or_else(|| zero.broadcast(problem.scores.row_shape()));
-    let dlse = dlse.map(|dlse| with_tangent("dlse", &dlse, second.cot_lse.as_ref())).transpose()?;
+    let dlse = with_tangent_if_any("dlse", cotangents.dlse.as_ref(), second.cot_lse.as_ref())?;
     let moving_cotangents =
         Cotangents { dout: dout.view(), dlse: dlse.as_ref().map(|dlse| dlse.view()) };
 

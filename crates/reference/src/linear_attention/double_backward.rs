@@ -22,9 +22,8 @@ use super::backward::backward_scaled;
 use super::forward::forward_scaled;
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
 use crate::scalar::{Dual, Real};
-use crate::tensor::reserve;
+use crate::tensor::{tangent_of, with_tangent, with_tangent_if_any};
 use etalon_problem::{Error, LinearAttention, Pass};
-use ndarray::{Array, ArrayView, Dimension};
 
 /// The gradients of a loss of the gradients (and of the outputs) by everything they come from.
 pub fn double_backward<T: Real>(
@@ -37,13 +36,14 @@ pub fn double_backward<T: Real>(
     inputs.check(problem, Pass::DoubleBackward, &second.shapes())?;
     let scale = T::from_f64(problem.scale);
     let scale = Dual::new(scale, second.ddscale.unwrap_or(T::ZERO));
-    let q = moving("q", &inputs.q, &second.ddq)?;
-    let k = moving("k", &inputs.k, &second.ddk)?;
-    let v = moving("v", &inputs.v, &second.ddv)?;
-    let g_gamma = moving_option("g_gamma", &inputs.g_gamma, &second.ddg_gamma)?;
-    let g = moving_option("g", &inputs.g, &second.ddg)?;
-    let initial_state =
-        moving_option("initial_state", &inputs.initial_state, &second.ddinitial_state)?;
+    let q = with_tangent("q", &inputs.q, second.ddq.as_ref())?;
+    let k = with_tangent("k", &inputs.k, second.ddk.as_ref())?;
+    let v = with_tangent("v", &inputs.v, second.ddv.as_ref())?;
+    let g_gamma =
+        with_tangent_if_any("g_gamma", inputs.g_gamma.as_ref(), second.ddg_gamma.as_ref())?;
+    let g = with_tangent_if_any("g", inputs.g.as_ref(), second.ddg.as_ref())?;
+    let (value, motion) = (inputs.initial_state.as_ref(), second.ddinitial_state.as_ref());
+    let initial_state = with_tangent_if_any("initial_state", value, motion)?;
     let inputs = Inputs {
         q: q.view(),
         k: k.view(),
@@ -54,22 +54,22 @@ pub fn double_backward<T: Real>(
     };
     let outputs = forward_scaled(problem, scale, &inputs)?;
 
-    let dout = moving("dout", &cotangents.dout, &second.cot_o)?;
-    let dfinal_state =
-        moving_cotangent("dfinal_state", &cotangents.dfinal_state, &second.cot_final_state)?;
+    let dout = with_tangent("dout", &cotangents.dout, second.cot_o.as_ref())?;
+    let (value, motion) = (cotangents.dfinal_state.as_ref(), second.cot_final_state.as_ref());
+    let dfinal_state = with_tangent_if_any("dfinal_state", value, motion)?;
     let cotangents =
         Cotangents { dout: dout.view(), dfinal_state: dfinal_state.as_ref().map(|x| x.view()) };
     let gradients = backward_scaled(problem, scale, &inputs, &cotangents)?;
-    let some = |x: Option<_>, name| x.map(|x| tangent(name, x)).transpose();
+    let some = |x: Option<_>, name| x.map(|x| tangent_of(name, x)).transpose();
     Ok(SecondGradients {
-        gq: tangent("gq", gradients.dq)?,
-        gk: tangent("gk", gradients.dk)?,
-        gv: tangent("gv", gradients.dv)?,
-        gg_gamma: gradients.dg_gamma.map(|x| tangent("gg_gamma", x)).transpose()?,
-        gg: gradients.dg.map(|x| tangent("gg", x)).transpose()?,
+        gq: tangent_of("gq", gradients.dq)?,
+        gk: tangent_of("gk", gradients.dk)?,
+        gv: tangent_of("gv", gradients.dv)?,
+        gg_gamma: gradients.dg_gamma.map(|x| tangent_of("gg_gamma", x)).transpose()?,
+        gg: gradients.dg.map(|x| tangent_of("gg", x)).transpose()?,
         ginitial_state: some(gradients.dinitial_state, "ginitial_state")?,
         gscale: gradients.dscale.tangent,
-        gdout: tangent("gdout", outputs.o)?,
+        gdout: tangent_of("gdout", outputs.o)?,
         gdfinal_state: some(outputs.final_state, "gdfinal_state")?,
     })
 }
@@ -87,64 +87,4 @@ impl<T> SecondCotangents<'_, T> {
             ("cot_final_state", self.cot_final_state.as_ref().map(|x| x.shape())),
         ]
     }
-}
-
-/// x + ε ẋ, where what is absent stands still.
-fn moving<T: Real, D: Dimension>(
-    name: &str,
-    x: &ArrayView<'_, T, D>,
-    motion: &Option<ArrayView<'_, T, D>>,
-) -> Result<Array<Dual<T>, D>, Error> {
-    match motion {
-        Some(motion) => {
-            let pairs = x.iter().zip(motion);
-            collect(name, x.raw_dim(), pairs.map(|(&x, &motion)| Dual::new(x, motion)))
-        }
-        None => collect(name, x.raw_dim(), x.iter().map(|&x| Dual::constant(x))),
-    }
-}
-
-/// As [`moving`], for an operand that the problem may lack; its motion is then absent too.
-fn moving_option<T: Real, D: Dimension>(
-    name: &str,
-    x: &Option<ArrayView<'_, T, D>>,
-    motion: &Option<ArrayView<'_, T, D>>,
-) -> Result<Option<Array<Dual<T>, D>>, Error> {
-    x.as_ref().map(|x| moving(name, x, motion)).transpose()
-}
-
-/// As [`moving`], for a cotangent: where it is absent it is 0, and may move all the same.
-fn moving_cotangent<T: Real, D: Dimension>(
-    name: &str,
-    x: &Option<ArrayView<'_, T, D>>,
-    motion: &Option<ArrayView<'_, T, D>>,
-) -> Result<Option<Array<Dual<T>, D>>, Error> {
-    let from_zero = |motion: &ArrayView<'_, T, D>| {
-        collect(name, motion.raw_dim(), motion.iter().map(|&motion| Dual::new(T::ZERO, motion)))
-    };
-    match x {
-        Some(x) => moving(name, x, motion).map(Some),
-        None => motion.as_ref().map(from_zero).transpose(),
-    }
-}
-
-/// ẋ
-fn tangent<T: Real, D: Dimension>(name: &str, x: Array<Dual<T>, D>) -> Result<Array<T, D>, Error> {
-    collect(name, x.raw_dim(), x.iter().map(|x| x.tangent))
-}
-
-/// An array of the elements in row-major order.
-fn collect<T, D: Dimension>(
-    name: &str,
-    shape: D,
-    elements: impl ExactSizeIterator<Item = T>,
-) -> Result<Array<T, D>, Error> {
-    let (expected, found) = (shape.slice().to_vec(), vec![elements.len()]);
-    let mut data = reserve(&format!("`{name}` with its derivative"), elements.len())?;
-    data.extend(elements);
-    Array::from_shape_vec(shape, data).map_err(|_| Error::Shape {
-        operand: name.to_string(),
-        expected,
-        found,
-    })
 }

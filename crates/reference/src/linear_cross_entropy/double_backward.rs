@@ -11,9 +11,9 @@ use super::{
     check_operands, forward,
 };
 use crate::scalar::{Dual, Real};
-use crate::tensor;
+use crate::tensor::{tangent_of, with_tangent, with_tangent_if_any};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
-use ndarray::{Array, Array1, Array2, ArrayD, ArrayView, Dimension};
+use ndarray::{Array1, Array2, ArrayD};
 
 /// The gradients of something of the gradients (and of the outputs) by everything they come from.
 pub fn double_backward<T: Real>(
@@ -32,13 +32,13 @@ pub fn double_backward<T: Real>(
         backward(problem, &moving.inputs(inputs), &moving.cotangents(), Wanted::ALL)?;
     let unwanted = || Error::value("wanted", "every gradient", "fewer");
     Ok(SecondGradients {
-        gh: tangent("gh", dh.ok_or_else(unwanted)?)?,
-        gw: tangent("gw", dw.ok_or_else(unwanted)?)?,
-        gbias: dbias.map(|x| tangent("gbias", x)).transpose()?,
-        gdloss: tangent("gdloss", loss)?,
-        gdlse: lse.map(|x| tangent("gdlse", x)).transpose()?,
-        gdlogprob: logprob.map(|x| tangent("gdlogprob", x)).transpose()?,
-        gdentropy: entropy.map(|x| tangent("gdentropy", x)).transpose()?,
+        gh: tangent_of("gh", dh.ok_or_else(unwanted)?)?,
+        gw: tangent_of("gw", dw.ok_or_else(unwanted)?)?,
+        gbias: dbias.map(|x| tangent_of("gbias", x)).transpose()?,
+        gdloss: tangent_of("gdloss", loss)?,
+        gdlse: lse.map(|x| tangent_of("gdlse", x)).transpose()?,
+        gdlogprob: logprob.map(|x| tangent_of("gdlogprob", x)).transpose()?,
+        gdentropy: entropy.map(|x| tangent_of("gdentropy", x)).transpose()?,
     })
 }
 
@@ -82,15 +82,23 @@ impl<T: Real> Moving<T> {
             second;
         let bias = inputs.bias.as_ref();
         Ok(Moving {
-            h: moving("h", inputs.h.shape(), Some(&inputs.h), ddh.as_ref())?,
-            w: moving("w", inputs.w.shape(), Some(&inputs.w), ddw.as_ref())?,
-            bias: either("bias", bias, ddbias.as_ref())?,
-            class_weights: either("class_weights", inputs.class_weights.as_ref(), still)?,
-            token_weights: either("token_weights", inputs.token_weights.as_ref(), still)?,
-            dloss: either("dloss", dloss.as_ref(), cot_loss.as_ref())?,
-            dlse: either("dlse", dlse.as_ref(), cot_lse.as_ref())?,
-            dlogprob: either("dlogprob", dlogprob.as_ref(), cot_logprob.as_ref())?,
-            dentropy: either("dentropy", dentropy.as_ref(), cot_entropy.as_ref())?,
+            h: with_tangent("h", &inputs.h, ddh.as_ref())?,
+            w: with_tangent("w", &inputs.w, ddw.as_ref())?,
+            bias: with_tangent_if_any("bias", bias, ddbias.as_ref())?,
+            class_weights: with_tangent_if_any(
+                "class_weights",
+                inputs.class_weights.as_ref(),
+                still,
+            )?,
+            token_weights: with_tangent_if_any(
+                "token_weights",
+                inputs.token_weights.as_ref(),
+                still,
+            )?,
+            dloss: with_tangent_if_any("dloss", dloss.as_ref(), cot_loss.as_ref())?,
+            dlse: with_tangent_if_any("dlse", dlse.as_ref(), cot_lse.as_ref())?,
+            dlogprob: with_tangent_if_any("dlogprob", dlogprob.as_ref(), cot_logprob.as_ref())?,
+            dentropy: with_tangent_if_any("dentropy", dentropy.as_ref(), cot_entropy.as_ref())?,
         })
     }
 
@@ -113,42 +121,4 @@ impl<T: Real> Moving<T> {
             dentropy: self.dentropy.as_ref().map(|x| x.view()),
         }
     }
-}
-
-/// value + ε direction, where either is there.
-fn either<T: Real, D: Dimension>(
-    name: &'static str,
-    value: Option<&ArrayView<'_, T, D>>,
-    direction: Option<&ArrayView<'_, T, D>>,
-) -> Result<Option<Array<Dual<T>, D>>, Error> {
-    let shape = value.or(direction).map(|x| x.shape());
-    shape.map(|shape| moving(name, shape, value, direction)).transpose()
-}
-
-/// value + ε direction; what is absent is zero.
-fn moving<T: Real, D: Dimension>(
-    name: &'static str,
-    shape: &[usize],
-    value: Option<&ArrayView<'_, T, D>>,
-    direction: Option<&ArrayView<'_, T, D>>,
-) -> Result<Array<Dual<T>, D>, Error> {
-    let mut moving = tensor::Output::<Dual<T>>::zeros(name, shape)?;
-    if let Some(value) = value {
-        moving.elements().iter_mut().zip(value).for_each(|(x, &value)| x.value = value);
-    }
-    if let Some(direction) = direction {
-        let elements = moving.elements().iter_mut().zip(direction);
-        elements.for_each(|(x, &tangent)| x.tangent = tangent);
-    }
-    moving.finish()
-}
-
-/// How a result moves.
-fn tangent<T: Real, D: Dimension>(
-    name: &'static str,
-    result: Array<Dual<T>, D>,
-) -> Result<Array<T, D>, Error> {
-    let mut tangent = tensor::Output::zeros(name, result.shape())?;
-    tangent.elements().iter_mut().zip(&result).for_each(|(x, result)| *x = result.tangent);
-    tangent.finish()
 }
