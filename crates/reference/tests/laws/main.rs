@@ -2,8 +2,9 @@
 //! `cases.rs`.
 
 mod backward;
-mod bounded;
 mod cases;
+#[path = "../common/mod.rs"]
+mod common;
 mod derivatives;
 mod determinism;
 mod errors;

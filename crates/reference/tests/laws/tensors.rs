@@ -1,13 +1,11 @@
 //! Operands and results by name, so that one law serves both algorithms.
 
+pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
+use crate::common::tensors::{assert_near, need, typed};
 use etalon_problem::{Error, Operand, Pass, Problem, Role};
-use etalon_reference::scalar::{Dual, Real};
+use etalon_reference::scalar::Real;
 use etalon_reference::{attention, attention_lse};
-use ndarray::{ArrayBase, ArrayD, ArrayView, Data, Dimension, IxDyn, RawData};
-use std::collections::BTreeMap;
-
-/// Tensors by name.
-pub type Tensors<T> = BTreeMap<String, ArrayD<T>>;
+use ndarray::{ArrayBase, ArrayD, Data, Dimension, RawData};
 
 /// The differentiable inputs; their gradients are `d…`, the cotangents of those `dd…`, tangents
 /// `t…` and second gradients `g…`.
@@ -27,39 +25,12 @@ pub const OUTPUTS: [OutputNames; 2] = [
     OutputNames { value: "lse", cotangent: "dlse", second_cotangent: "cot_lse", tangent: "tlse" },
 ];
 
-/// Numbers that look random and are the same everywhere: the output function of SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [−1.5, 1.5): as large as the usual activations, without outliers.
-    pub fn number(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5
-    }
-
-    /// Below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
-    }
-
-    pub fn tensor(&mut self, shape: &[usize]) -> ArrayD<f64> {
-        ArrayD::from_shape_simple_fn(IxDyn(shape), || self.number())
-    }
-}
-
 /// Every operand that the pass reads, the optional ones too. A tensor depends on its name and on
 /// the seed, not on the pass.
 pub fn operands(problem: &Problem, pass: Pass, seed: u64) -> Tensors<f64> {
     let read = problem.operands(pass).into_iter().filter(|operand| operand.role != Role::Output);
     read.map(|Operand { name, shape, .. }| {
-        let hash = name.bytes().fold(seed, |hash, byte| hash.wrapping_mul(257) + u64::from(byte));
-        (name.to_string(), Random(hash).tensor(&shape))
+        (name.to_string(), Random::of(name, seed).tensor(&shape))
     })
     .collect()
 }
@@ -67,28 +38,6 @@ pub fn operands(problem: &Problem, pass: Pass, seed: u64) -> Tensors<f64> {
 /// A direction in which everything that `pass` reads moves, named as the operands are.
 pub fn direction(problem: &Problem, pass: Pass, seed: u64) -> Tensors<f64> {
     operands(problem, pass, seed ^ 0xd1ec)
-}
-
-/// `point + ε·direction`.
-pub fn dual(point: &Tensors<f64>, direction: &Tensors<f64>) -> Tensors<Dual<f64>> {
-    let moved = |(name, x): (&String, &ArrayD<f64>)| {
-        let mut dual = x.mapv(Dual::constant);
-        if let Some(direction) = direction.get(name) {
-            dual.zip_mut_with(direction, |x, &tangent| x.tangent = tangent);
-        }
-        (name.clone(), dual)
-    };
-    point.iter().map(moved).collect()
-}
-
-/// Every element through `f`.
-pub fn convert<T: Clone, U>(tensors: &Tensors<T>, f: impl Fn(T) -> U) -> Tensors<U> {
-    tensors.iter().map(|(name, x)| (name.clone(), x.mapv(&f))).collect()
-}
-
-fn typed<'a, T, D: Dimension>(x: &'a Tensors<T>, name: &str) -> Option<ArrayView<'a, T, D>> {
-    let view = x.get(name)?.view();
-    Some(view.into_dimensionality().expect("the operand has as many axes as the problem says"))
 }
 
 /// A result under its name.
@@ -116,15 +65,14 @@ fn run_attention<T: Real>(
     x: &Tensors<T>,
 ) -> Result<Tensors<T>, Error> {
     use attention::{Cotangents, Inputs, SecondCotangents, Tangents};
-    let need = |name| typed(x, name).unwrap_or_else(|| panic!("the law gives no {name}"));
     let inputs = Inputs {
-        q: need("q"),
-        k: need("k"),
-        v: need("v"),
+        q: need(x, "q"),
+        k: need(x, "k"),
+        v: need(x, "v"),
         sinks: typed(x, "sinks"),
         bias: typed(x, "bias"),
     };
-    let cotangents = || Cotangents { dout: need("dout"), dlse: typed(x, "dlse") };
+    let cotangents = || Cotangents { dout: need(x, "dout"), dlse: typed(x, "dlse") };
     let results = match pass {
         Pass::Forward => {
             let y = attention::forward(problem, &inputs)?;
@@ -183,9 +131,12 @@ fn run_attention_lse<T: Real>(
     x: &Tensors<T>,
 ) -> Result<Tensors<T>, Error> {
     use attention_lse::{Cotangents, Inputs, SecondCotangents, Tangents};
-    let need = |name| typed(x, name).unwrap_or_else(|| panic!("the law gives no {name}"));
-    let inputs =
-        Inputs { q: need("q"), k: need("k"), sinks: typed(x, "sinks"), bias: typed(x, "bias") };
+    let inputs = Inputs {
+        q: need(x, "q"),
+        k: need(x, "k"),
+        sinks: typed(x, "sinks"),
+        bias: typed(x, "bias"),
+    };
     let cotangents = || Cotangents { dlse: typed(x, "dlse").expect("the law gives dlse") };
     let results = match pass {
         Pass::Forward => vec![named("lse", attention_lse::forward(problem, &inputs)?.lse)],
@@ -229,47 +180,10 @@ fn run_attention_lse<T: Real>(
     Ok(results.into_iter().flatten().collect())
 }
 
-/// A sum and the sum of its absolute terms: the scale of its rounding errors.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Sum {
-    pub value: f64,
-    pub magnitude: f64,
-}
-
-impl Sum {
-    pub fn add(&mut self, term: f64) {
-        self.value += term;
-        self.magnitude += term.abs();
-    }
-
-    /// Adds Σ x y, if both are there.
-    pub fn add_product(&mut self, x: Option<&ArrayD<f64>>, y: Option<&ArrayD<f64>>) {
-        if let (Some(x), Some(y)) = (x, y) {
-            assert_eq!(x.shape(), y.shape());
-            x.iter().zip(y).for_each(|(x, y)| self.add(x * y));
-        }
-    }
-
-    /// Fails unless both are the same number up to `tolerance` of their absolute terms.
-    pub fn assert_equals(&self, other: &Sum, tolerance: f64, what: &str) {
-        let (error, scale) = ((self.value - other.value).abs(), self.magnitude + other.magnitude);
-        assert!(error <= tolerance * scale, "{what}: {self:?} against {other:?}");
-    }
-}
-
 /// Fails unless the tensors agree up to `tolerance` of the largest element of `expected`; −∞ and
 /// NaN must stand at the same places.
 pub fn assert_close(found: &ArrayD<f64>, expected: &ArrayD<f64>, tolerance: f64, what: &str) {
-    assert_eq!(found.shape(), expected.shape(), "{what}");
-    let finite = expected.iter().filter(|x| x.is_finite());
-    let scale = finite.fold(0.0f64, |scale, x| scale.max(x.abs()));
-    for ((place, &found), &expected) in found.indexed_iter().zip(expected) {
-        let same = found == expected || (found.is_nan() && expected.is_nan());
-        assert!(
-            same || (found - expected).abs() <= tolerance * scale,
-            "{what} at {place:?}: {found:e}, expected {expected:e} (scale {scale:e})"
-        );
-    }
+    assert_near(found, expected, tolerance, 0.0, what);
 }
 
 /// Fails unless the tensors have the same bits. Of NaN only that it is one counts, of zero not

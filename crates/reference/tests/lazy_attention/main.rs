@@ -3,9 +3,9 @@
 
 mod activity;
 mod backward;
-#[path = "../laws/bounded.rs"]
-mod bounded;
 mod cases;
+#[path = "../common/mod.rs"]
+mod common;
 mod derivatives;
 mod determinism;
 mod errors;

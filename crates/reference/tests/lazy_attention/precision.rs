@@ -1,7 +1,7 @@
 //! Double-double arithmetic: how far off the f64 results are.
 
-use crate::bounded::Bounded;
 use crate::cases::{cases, extents};
+use crate::common::bounded::Bounded;
 use crate::tensors::{PASSES, convert, operands, run};
 use etalon_problem::{LazyAttention, Pass};
 use etalon_reference::scalar::{Quad, Real};

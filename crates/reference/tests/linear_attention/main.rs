@@ -1,9 +1,9 @@
 //! What linear attention must satisfy, each law written once and run over every problem of
 //! `cases.rs`.
 
-#[path = "../laws/bounded.rs"]
-mod bounded;
 mod cases;
+#[path = "../common/mod.rs"]
+mod common;
 mod derivatives;
 mod determinism;
 mod errors;

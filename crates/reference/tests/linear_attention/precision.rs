@@ -1,7 +1,7 @@
 //! How exact f64 is: double-double arithmetic measures it, and a running error bound holds it.
 
-use crate::bounded::Bounded;
 use crate::cases::{Gates, cases};
+use crate::common::bounded::Bounded;
 use crate::tensors::{PASSES, assert_absolutely_close, convert, run, run_chunked};
 use etalon_problem::Pass;
 use etalon_reference::scalar::{Quad, Real};

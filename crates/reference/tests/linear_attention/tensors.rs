@@ -1,16 +1,14 @@
 //! Operands and results by name.
 
+pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
+use crate::common::tensors::{need, typed};
 use etalon_problem::{Error, LinearAttention, Pass};
 use etalon_reference::linear_attention::{
     Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients, StepInputs, backward,
     chunked, double_backward, forward, step,
 };
-use etalon_reference::scalar::{Dual, Real};
-use ndarray::{Array, ArrayD, ArrayView, Dimension, IxDyn, arr0};
-use std::collections::BTreeMap;
-
-/// Tensors by name.
-pub type Tensors<T> = BTreeMap<String, ArrayD<T>>;
+use etalon_reference::scalar::Real;
+use ndarray::{Array, ArrayD, Dimension, IxDyn, arr0};
 
 /// The differentiable inputs; their gradients are `d…`, the cotangents of those `dd…`, and second
 /// gradients `g…`. The scale is not a tensor of the problem, but has gradients all the same.
@@ -23,54 +21,6 @@ pub const OUTPUTS: [[&str; 3]; 2] =
 
 /// The passes.
 pub const PASSES: [Pass; 4] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step];
-
-/// Numbers that look random and are the same everywhere: the output function of SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [−1.5, 1.5): as large as the usual activations, without outliers.
-    pub fn number(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5
-    }
-
-    /// Below `limit`.
-    pub fn below(&mut self, limit: usize) -> usize {
-        (self.bits() % limit as u64) as usize
-    }
-}
-
-/// `point + ε·direction`, where what has no direction stands still.
-pub fn dual(point: &Tensors<f64>, direction: &Tensors<f64>) -> Tensors<Dual<f64>> {
-    let moved = |(name, x): (&String, &ArrayD<f64>)| {
-        let mut dual = x.mapv(Dual::constant);
-        if let Some(direction) = direction.get(name) {
-            dual.zip_mut_with(direction, |x, &tangent| x.tangent = tangent);
-        }
-        (name.clone(), dual)
-    };
-    point.iter().map(moved).collect()
-}
-
-/// Every element through `f`.
-pub fn convert<T: Clone, U>(tensors: &Tensors<T>, f: impl Fn(T) -> U) -> Tensors<U> {
-    tensors.iter().map(|(name, x)| (name.clone(), x.mapv(&f))).collect()
-}
-
-fn typed<'a, T, D: Dimension>(x: &'a Tensors<T>, name: &str) -> Option<ArrayView<'a, T, D>> {
-    let view = x.get(name)?.view();
-    Some(view.into_dimensionality().expect("the operand has as many axes as the problem says"))
-}
-
-fn need<'a, T, D: Dimension>(x: &'a Tensors<T>, name: &str) -> ArrayView<'a, T, D> {
-    typed(x, name).unwrap_or_else(|| panic!("the law gives no {name}"))
-}
 
 pub fn inputs<T>(x: &Tensors<T>) -> Inputs<'_, T> {
     Inputs {
@@ -177,34 +127,6 @@ pub fn run_chunked<T: Real>(
     match pass {
         Pass::Forward => chunked::forward(problem, &inputs(x), chunk).map(outputs),
         _ => chunked::backward(problem, &inputs(x), &cotangents(x), chunk).map(gradients),
-    }
-}
-
-/// A sum and the sum of its absolute terms: the scale of its rounding errors.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Sum {
-    pub value: f64,
-    pub magnitude: f64,
-}
-
-impl Sum {
-    pub fn add(&mut self, term: f64) {
-        self.value += term;
-        self.magnitude += term.abs();
-    }
-
-    /// Adds Σ x y, if both are there.
-    pub fn add_product(&mut self, x: Option<&ArrayD<f64>>, y: Option<&ArrayD<f64>>) {
-        if let (Some(x), Some(y)) = (x, y) {
-            assert_eq!(x.shape(), y.shape());
-            x.iter().zip(y).for_each(|(x, y)| self.add(x * y));
-        }
-    }
-
-    /// Fails unless both are the same number up to `tolerance` of their absolute terms.
-    pub fn assert_equals(&self, other: &Sum, tolerance: f64, what: &str) {
-        let (error, scale) = ((self.value - other.value).abs(), self.magnitude + other.magnitude);
-        assert!(error <= tolerance * scale, "{what}: {self:?} against {other:?}");
     }
 }
 

@@ -1,8 +1,8 @@
 //! What the reference of linear cross-entropy must satisfy.
 
-#[path = "../laws/bounded.rs"]
-mod bounded;
 mod cases;
+#[path = "../common/mod.rs"]
+mod common;
 mod derivatives;
 mod determinism;
 mod errors;

@@ -1,13 +1,11 @@
 //! Operands and results by name, so that one law serves every pass.
 
+use crate::common::tensors::{Random, typed};
+pub use crate::common::tensors::{Sum, Tensors, assert_near, convert};
 use etalon_problem::{Error, LinearCrossEntropy, Operand, Pass, Precision, Role};
 use etalon_reference::linear_cross_entropy::{self, Cotangents, Inputs, SecondCotangents, Wanted};
 use etalon_reference::scalar::{Dual, Real};
 use ndarray::{Array1, ArrayD, ArrayView, Dimension, IxDyn, arr0};
-use std::collections::BTreeMap;
-
-/// Tensors by name.
-pub type Tensors<T> = BTreeMap<String, ArrayD<T>>;
 
 /// What a pass reads.
 #[derive(Clone)]
@@ -16,41 +14,20 @@ pub struct Operands<T> {
     pub targets: Array1<i64>,
 }
 
-/// Numbers that look random and are the same everywhere: the output function of SplitMix64.
-pub struct Random(pub u64);
-
-impl Random {
-    pub fn bits(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        z ^ (z >> 31)
-    }
-
-    /// Uniform in [−1.5, 1.5): as large as the usual activations, without outliers.
-    pub fn number(&mut self) -> f64 {
-        (self.bits() >> 11) as f64 / (1u64 << 53) as f64 * 3.0 - 1.5
-    }
-}
-
-fn random(name: &str, seed: u64) -> Random {
-    Random(name.bytes().fold(seed, |hash, byte| hash.wrapping_mul(257) + u64::from(byte)))
-}
-
 /// Every operand that the pass reads, the optional ones too. Every fourth token is ignored.
 /// Weights are of either sign: nothing is taken to be positive.
 pub fn operands(problem: &LinearCrossEntropy, pass: Pass, seed: u64) -> Operands<f64> {
     let read = problem.operands(pass).into_iter();
     let read = read.filter(|x| x.role != Role::Output && x.precision != Precision::Integer);
     let floats = read.map(|Operand { name, shape, .. }| {
-        let mut random = random(name, seed);
+        let mut random = Random::of(name, seed);
         let mut tensor = ArrayD::from_shape_simple_fn(IxDyn(&shape), || random.number());
         if name.ends_with("weights") {
             tensor += 0.75; // a mean that is not 0, so that Z is not near 0
         }
         (name.to_string(), tensor)
     });
-    let mut random = random("targets", seed);
+    let mut random = Random::of("targets", seed);
     let targets = Array1::from_shape_fn(problem.tokens, |i| match i % 4 {
         3 => problem.ignore_index,
         _ => loop {
@@ -70,8 +47,7 @@ impl<T: Real> Operands<T> {
     }
 
     fn view<D: Dimension>(&self, name: &str) -> Option<ArrayView<'_, T, D>> {
-        let view = self.floats.get(name)?.view();
-        Some(view.into_dimensionality().expect("as many axes as the problem says"))
+        typed(&self.floats, name)
     }
 
     pub fn inputs(&self) -> Inputs<'_, T> {
@@ -105,11 +81,6 @@ impl<T: Real> Operands<T> {
             cot_entropy: self.view("cot_entropy"),
         }
     }
-}
-
-/// Every element through `f`.
-pub fn convert<T: Clone, U>(tensors: &Tensors<T>, f: impl Fn(T) -> U) -> Tensors<U> {
-    tensors.iter().map(|(name, x)| (name.clone(), x.mapv(&f))).collect()
 }
 
 /// `point + ε·direction`; the weights stand still.
@@ -177,55 +148,6 @@ pub fn run<T: Real>(
 
 /// The passes of the algorithm.
 pub const PASSES: [Pass; 3] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward];
-
-/// A sum and the sum of its absolute terms: the scale of its rounding errors.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Sum {
-    pub value: f64,
-    pub magnitude: f64,
-}
-
-impl Sum {
-    pub fn add(&mut self, term: f64) {
-        self.value += term;
-        self.magnitude += term.abs();
-    }
-
-    /// Adds Σ x y, if both are there.
-    pub fn add_product(&mut self, x: Option<&ArrayD<f64>>, y: Option<&ArrayD<f64>>) {
-        if let (Some(x), Some(y)) = (x, y) {
-            assert_eq!(x.shape(), y.shape());
-            x.iter().zip(y).for_each(|(x, y)| self.add(x * y));
-        }
-    }
-
-    /// Fails unless both are the same number up to `tolerance` of their absolute terms.
-    pub fn assert_equals(&self, other: &Sum, tolerance: f64, what: &str) {
-        let (error, scale) = ((self.value - other.value).abs(), self.magnitude + other.magnitude);
-        assert!(error <= tolerance * scale, "{what}: {self:?} against {other:?}");
-    }
-}
-
-/// Fails unless the tensors agree up to `tolerance` of the largest element of `expected`, which is
-/// taken to be at least `least`; what is not finite must stand at the same places.
-pub fn assert_near(
-    found: &ArrayD<f64>,
-    expected: &ArrayD<f64>,
-    tolerance: f64,
-    least: f64,
-    what: &str,
-) {
-    assert_eq!(found.shape(), expected.shape(), "{what}");
-    let finite = expected.iter().filter(|x| x.is_finite());
-    let scale = finite.fold(least, |scale, x| scale.max(x.abs()));
-    for ((place, &found), &expected) in found.indexed_iter().zip(expected) {
-        let same = found == expected || (found.is_nan() && expected.is_nan());
-        assert!(
-            same || (found - expected).abs() <= tolerance * scale,
-            "{what} at {place:?}: {found:e}, expected {expected:e} (scale {scale:e})"
-        );
-    }
-}
 
 /// As [`assert_near`], of every result.
 pub fn assert_close(found: &Tensors<f64>, expected: &Tensors<f64>, tolerance: f64, what: &str) {
