@@ -97,6 +97,7 @@ pub fn from_reference(
         {
             carried(problem, &asked)
         }
+        Problem::LinearCrossEntropy(_) if pass == Pass::DoubleBackward => carried(problem, &asked),
         Problem::Attention(problem) => {
             attention::errors(&problem.scores, Some(problem.value_dim), &asked)
         }
@@ -124,7 +125,7 @@ fn carried(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
 }
 
 fn carried_in<const F64: bool>(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
-    let outputs = tiers::attention_in::<Uncertain<F64>>(problem, asked.pass, asked.inputs)?;
+    let outputs = tiers::softmax_in::<Uncertain<F64>>(problem, asked.pass, asked.inputs)?;
     let operands = problem.operands(asked.pass);
     let outputs = outputs.iter().filter_map(|(name, values)| {
         let operand = operands.iter().find(|operand| operand.name == name)?;

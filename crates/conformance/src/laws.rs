@@ -121,6 +121,10 @@ pub(crate) const ATTENTION: &[Algorithm] = &[Algorithm::Attention, Algorithm::At
 pub(crate) const SCORES: &[Algorithm] =
     &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
 
+/// Laws whose bounds of second order are carried along by the reference itself.
+pub(crate) const SOFTMAX: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
+
 /// Laws of linear_attention.
 pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
 

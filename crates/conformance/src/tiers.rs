@@ -11,7 +11,7 @@ pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
 pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
-pub(crate) use reference::{attention_in, linear_attention_in};
+pub(crate) use reference::{linear_attention_in, softmax_in};
 pub use simd::Simd;
 
 use crate::report::Absent;

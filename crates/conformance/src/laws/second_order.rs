@@ -4,7 +4,7 @@
 use super::identities::{Sum, equal};
 use super::tensors::map;
 use super::values::{close, larger};
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, Trial};
+use super::{ATTENTION, Flaw, Judgement, Kind, Law, SOFTMAX, Trial};
 use crate::bounds::Bounds;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
@@ -35,10 +35,9 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "contraction",
-        statement: "⟨dout, gdout⟩ + ⟨dlse, gdlse⟩ is the product of the gradients with their \
-                    cotangents.",
+        statement: "⟨dout, gdout⟩ + … is the product of the gradients with their cotangents.",
         kind: Kind::Meaning,
-        of: ATTENTION,
+        of: SOFTMAX,
         passes: DOUBLE_BACKWARD,
         applies: |_, _| true,
         check: contraction,
@@ -139,11 +138,12 @@ fn product(
     Ok(sum)
 }
 
-const GRADIENTS: [&str; 5] = ["q", "k", "v", "sinks", "bias"];
+const INPUTS: [&str; 7] = ["q", "k", "v", "sinks", "bias", "h", "w"];
+const COTANGENTS: [&str; 5] = ["dout", "dlse", "dloss", "dlogprob", "dentropy"];
 
 /// The gradients' names beside those of their cotangents or tangents.
 fn pairs(prefix: &str) -> Vec<(String, String)> {
-    GRADIENTS.iter().map(|name| (format!("d{name}"), format!("{prefix}{name}"))).collect()
+    INPUTS.iter().map(|name| (format!("d{name}"), format!("{prefix}{name}"))).collect()
 }
 
 fn borrowed(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
@@ -161,7 +161,8 @@ fn contraction(trial: &Trial<'_>) -> Judgement {
     let inputs = with(trial, &further, &[]);
     let outputs = trial.ask(&trial.case.problem, &inputs, Hints::default())?;
     let bounds = trial.bounds_for(trial.pass, &inputs)?;
-    let left = product(&outputs, &bounds, &inputs, &[("gdout", "dout"), ("gdlse", "dlse")])?;
+    let cotangents = COTANGENTS.map(|name| (format!("g{name}"), name.to_string()));
+    let left = product(&outputs, &bounds, &inputs, &borrowed(&cotangents))?;
     let exact = trial.bounds_for(Pass::Backward, &inputs)?;
     let gradients: Tensors = exact
         .outputs
@@ -169,7 +170,7 @@ fn contraction(trial: &Trial<'_>) -> Judgement {
         .map(|(name, x)| (name.clone(), Tensor::round(&x.value, Dtype::F64)))
         .collect();
     let right = product(&gradients, &exact, &inputs, &borrowed(&pairs("dd")))?;
-    equal("⟨dout, gdout⟩ + ⟨dlse, gdlse⟩ and ⟨d…, dd…⟩", left, right)
+    equal("⟨dout, gdout⟩ + … and ⟨d…, dd…⟩", left, right)
 }
 
 fn adjoint(trial: &Trial<'_>) -> Judgement {

@@ -162,7 +162,7 @@ impl Arithmetic for f64 {
 impl Arithmetic for f32 {
     fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<f32>, Error> {
         match problem {
-            Problem::Attention(_) | Problem::AttentionLse(_) => attention_in(problem, pass, inputs),
+            Problem::Attention(_) | Problem::AttentionLse(_) => softmax_in(problem, pass, inputs),
             _ => judged_in(problem, pass, inputs),
         }
     }
@@ -187,15 +187,13 @@ fn judged_in<T: Real>(problem: &Problem, pass: Pass, inputs: &Values) -> Result<
     match problem {
         Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, &x),
         Problem::LazyAttention(problem) => lazy_attention::first_order(problem, pass, &x),
-        Problem::LinearCrossEntropy(problem) => {
-            linear_cross_entropy::first_order(problem, pass, &x)
-        }
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &x),
         other => Err(no_pass(other.algorithm(), pass)),
     }
 }
 
-/// A pass of attention or attention_lse in any arithmetic.
-pub(crate) fn attention_in<T: Real>(
+/// A pass of attention, attention_lse or linear_cross_entropy in any arithmetic.
+pub(crate) fn softmax_in<T: Real>(
     problem: &Problem,
     pass: Pass,
     inputs: &Values,
@@ -204,6 +202,7 @@ pub(crate) fn attention_in<T: Real>(
     match problem {
         Problem::Attention(problem) => attention::pass(problem, pass, &inputs),
         Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &inputs),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &inputs),
         other => Err(no_pass(other.algorithm(), pass)),
     }
 }

@@ -139,7 +139,7 @@ impl Job {
     fn second_order(mut self, request: &Request<'_>) -> Result<Results, Error> {
         let (problem, pass) = (request.problem, request.pass);
         let values = crate::bounds::values(problem, pass, request.inputs)?;
-        let outputs = crate::tiers::attention_in::<f32>(problem, pass, &values)?;
+        let outputs = crate::tiers::softmax_in::<f32>(problem, pass, &values)?;
         let operands = problem.operands(pass);
         let named = operands.iter().filter_map(|x| Some((x.name, outputs.get(x.name)?)));
         let mut results: Results =

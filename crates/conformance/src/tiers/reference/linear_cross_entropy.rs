@@ -6,8 +6,8 @@ use etalon_reference::linear_cross_entropy::{self, Cotangents, Inputs, SecondCot
 use etalon_reference::scalar::Real;
 use ndarray::{Array1, ArrayD, ArrayView1, arr0};
 
-/// The outputs of the forward and backward pass.
-pub(super) fn first_order<T: Real>(
+/// The outputs of a pass.
+pub(super) fn pass<T: Real>(
     problem: &LinearCrossEntropy,
     pass: Pass,
     x: &Arrays<T>,
@@ -36,41 +36,21 @@ pub(super) fn first_order<T: Real>(
                 ("dbias", out.dbias.and_then(some)),
             ])
         }
+        Pass::DoubleBackward => {
+            let (first, second) = (cotangents_of(x)?, second_cotangents_of(x)?);
+            let out = linear_cross_entropy::double_backward(problem, &inputs, &first, &second)?;
+            named([
+                ("gh", some(out.gh)),
+                ("gw", some(out.gw)),
+                ("gbias", out.gbias.and_then(some)),
+                ("gdloss", Some(out.gdloss)),
+                ("gdlse", out.gdlse.and_then(some)),
+                ("gdlogprob", out.gdlogprob.and_then(some)),
+                ("gdentropy", out.gdentropy.and_then(some)),
+            ])
+        }
         _ => return Err(no_pass(Algorithm::LinearCrossEntropy, pass)),
     })
-}
-
-/// The outputs of a pass.
-pub(super) fn pass(
-    problem: &LinearCrossEntropy,
-    pass: Pass,
-    x: &Arrays<f64>,
-) -> Result<Arrays<f64>, Error> {
-    if pass != Pass::DoubleBackward {
-        return first_order(problem, pass, x);
-    }
-    let targets = targets_of(x)?;
-    let inputs = inputs_of(x, &targets)?;
-    let second = SecondCotangents {
-        ddh: view(x, "ddh")?,
-        ddw: view(x, "ddw")?,
-        ddbias: view(x, "ddbias")?,
-        cot_loss: view(x, "cot_loss")?,
-        cot_lse: view(x, "cot_lse")?,
-        cot_logprob: view(x, "cot_logprob")?,
-        cot_entropy: view(x, "cot_entropy")?,
-    };
-    let cotangents = cotangents_of(x)?;
-    let out = linear_cross_entropy::double_backward(problem, &inputs, &cotangents, &second)?;
-    Ok(named([
-        ("gh", some(out.gh)),
-        ("gw", some(out.gw)),
-        ("gbias", out.gbias.and_then(some)),
-        ("gdloss", Some(out.gdloss)),
-        ("gdlse", out.gdlse.and_then(some)),
-        ("gdlogprob", out.gdlogprob.and_then(some)),
-        ("gdentropy", out.gdentropy.and_then(some)),
-    ]))
 }
 
 fn targets_of<T: Real>(x: &Arrays<T>) -> Result<Array1<i64>, Error> {
@@ -98,6 +78,18 @@ fn cotangents_of<T: Real>(x: &Arrays<T>) -> Result<Cotangents<'_, T>, Error> {
         dlse: view(x, "dlse")?,
         dlogprob: view(x, "dlogprob")?,
         dentropy: view(x, "dentropy")?,
+    })
+}
+
+fn second_cotangents_of<T: Real>(x: &Arrays<T>) -> Result<SecondCotangents<'_, T>, Error> {
+    Ok(SecondCotangents {
+        ddh: view(x, "ddh")?,
+        ddw: view(x, "ddw")?,
+        ddbias: view(x, "ddbias")?,
+        cot_loss: view(x, "cot_loss")?,
+        cot_lse: view(x, "cot_lse")?,
+        cot_logprob: view(x, "cot_logprob")?,
+        cot_entropy: view(x, "cot_entropy")?,
     })
 }
 
