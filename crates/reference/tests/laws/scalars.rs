@@ -1,6 +1,7 @@
 //! The scalars themselves.
 
 use etalon_reference::scalar::{Dual, Quad, Real};
+use ndarray::{Array2, ShapeBuilder};
 
 /// 31 digits, of which each function may lose two or three.
 const QUAD_TOLERANCE: f64 = 1e-28;
@@ -59,6 +60,7 @@ fn behaves_as_f64<T: Real>() {
         check(real.ln(), x.ln(), format!("ln {x}"));
         check(real.sqrt(), x.sqrt(), format!("sqrt {x}"));
         check(real.tanh(), x.tanh(), format!("tanh {x}"));
+        check(real.exp_m1(), x.exp_m1(), format!("exp − 1 of {x}"));
         check(real.tanh_slope(), 1.0 - x.tanh() * x.tanh(), format!("slope {x}"));
         check(-real, -x, format!("-{x}"));
         assert_eq!(real.is_nan(), x.is_nan());
@@ -70,6 +72,7 @@ fn behaves_as_f64<T: Real>() {
             check(real * other, x * y, format!("{x} · {y}"));
             check(real / other, x / y, format!("{x} / {y}"));
             assert_eq!(real.partial_cmp(&other), x.partial_cmp(&y), "{x} against {y}");
+            assert_eq!(real == other, x == y, "{x} and {y}");
         }
     }
     // Below the range, where double-double has no second half left.
@@ -94,6 +97,76 @@ fn tanh_slope_keeps_its_digits() {
         // Six roundings, one of them of exp, which is good to a unit in the last place.
         assert!(error <= 8.0 * f64::EPSILON / 2.0, "at {x}: {error:e}");
     }
+}
+
+/// Near 0, where e^x − 1 has no digits left, as well as on both sides of where that no longer
+/// matters.
+#[test]
+fn exp_m1_keeps_its_digits() {
+    let points = [1e-300f64, 1e-17, 1e-9, 0.3, 0.4999, 0.5001, 2.0, 9.0, 30.0];
+    for x in points.into_iter().flat_map(|x| [x, -x]) {
+        let exact = match x.abs() < 0.01 {
+            // Its series: the next term is below 10⁻³⁰ of the first.
+            true => {
+                let (x, powers) = (quad(x), [1.0, 2.0, 6.0, 24.0]);
+                let series =
+                    powers.iter().rev().fold(Quad::ZERO, |sum, &n| sum * x + Quad::ONE / quad(n));
+                series * x
+            }
+            false => quad(x).exp() - Quad::ONE,
+        };
+        let relative = |found: Quad| ((found - exact) / exact).to_f64().abs();
+        let error = relative(quad(x.exp_m1()));
+        // tanh is good to two units in the last place, and three roundings follow.
+        assert!(error <= 8.0 * f64::EPSILON / 2.0, "f64 at {x}: {error:e}");
+        let error = relative(quad(x).exp_m1());
+        assert!(error <= 10.0 * QUAD_TOLERANCE, "double-double at {x}: {error:e}");
+    }
+    let moving: Dual<f64> = Dual::new(0.125, 1.0).exp_m1();
+    assert!((moving.tangent - 0.125f64.exp()).abs() < 1e-15, "{moving:?}");
+}
+
+/// Products of whole numbers are exact whatever the order of their sums. They are added to what is
+/// there; of extents that differ, the smaller counts; strides are free.
+fn multiplies<T: Real>() {
+    let number = |i: usize, j: usize| ((3 * i + 5 * j) % 7) as f64 - 3.0;
+    // Rows beyond what kernels take at once, and none at all.
+    for [m, n, k] in [[1, 1, 1], [2, 3, 4], [65, 9, 17], [64, 0, 3], [0, 2, 2], [2, 2, 0]] {
+        for [more_rows, more_columns, more_terms] in [[0, 0, 0], [1, 0, 0], [0, 1, 0], [0, 0, 1]] {
+            let a = Array2::from_shape_fn((m + more_rows, k), |(i, j)| T::from_f64(number(i, j)));
+            let b = Array2::from_shape_fn((k + more_terms, n + more_columns), |(i, j)| {
+                T::from_f64(number(2 * i, j))
+            });
+            let turned = |x: &Array2<T>| x.t().as_standard_layout().into_owned();
+            let (a_turned, b_turned) = (turned(&a), turned(&b));
+            let a_padded = ndarray::concatenate![ndarray::Axis(1), a, a];
+            let ways = [
+                (a.view(), b.view()),
+                (a_turned.t(), b.view()),
+                (a.view(), b_turned.t()),
+                (a_padded.slice(ndarray::s![.., ..k]), b.view()),
+            ];
+            for (way, (a, b)) in ways.into_iter().enumerate() {
+                for by_columns in [false, true] {
+                    let mut c = Array2::from_elem((m, n).set_f(by_columns), T::from_f64(2.0));
+                    T::add_product(c.view_mut(), a, b);
+                    for ((i, j), c) in c.indexed_iter() {
+                        let sum: f64 = (0..k).map(|l| number(i, l) * number(2 * l, j)).sum();
+                        let what = format!("{m}×{k}×{n}, {way}, by columns {by_columns}");
+                        assert_eq!(c.to_f64(), 2.0 + sum, "{what} at {i}, {j}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn every_scalar_multiplies_matrices() {
+    multiplies::<f64>();
+    multiplies::<f32>();
+    multiplies::<Quad>();
+    multiplies::<Dual<f64>>();
 }
 
 /// f, f′, f″ of a function that uses every operation, by nested duals and by hand.
