@@ -23,8 +23,8 @@ pub struct Strip {
 pub struct Block<'a> {
     /// S, and −∞ where the pair is invisible.
     pub s: &'a mut [f32],
-    /// S′, with a softcap.
-    pub derivative: &'a mut [f32],
+    /// tanh(s/c), with a softcap.
+    pub tanh: &'a mut [f32],
     /// Whether each pair is visible, rows [`MAX_KEYS`] apart; written in careful blocks.
     pub visible: &'a mut [bool],
 }
@@ -113,21 +113,27 @@ fn trim(
     first..last + 1
 }
 
-/// (F2) S = c·tanh(s/c) and S′ = 1 − tanh²(s/c).
+/// (F2) S = c·tanh(s/c), and the tanh.
 #[inline(always)]
 fn cap_scores<I: Isa>(isa: I, cap: f32, cols: &Range<usize>, block: &mut Block<'_>) {
-    let (cap, one) = (I::F32::splat(isa, cap), I::F32::splat(isa, 1.0));
+    let cap = I::F32::splat(isa, cap);
     let rows = I::Tile::ROWS * STRIDE;
-    let derivatives = block.derivative[..rows].chunks_mut(STRIDE);
-    for (row, derivative) in block.s[..rows].chunks_mut(STRIDE).zip(derivatives) {
+    let tanhs = block.tanh[..rows].chunks_mut(STRIDE);
+    for (row, tanhs) in block.s[..rows].chunks_mut(STRIDE).zip(tanhs) {
         let row = row[cols.clone()].chunks_exact_mut(I::F32::N);
-        let derivative = derivative[cols.clone()].chunks_exact_mut(I::F32::N);
-        for (s, derivative) in row.zip(derivative) {
+        let tanhs = tanhs[cols.clone()].chunks_exact_mut(I::F32::N);
+        for (s, stored) in row.zip(tanhs) {
             let t = tanh(isa, I::F32::load(isa, s) / cap);
             (cap * t).store(s);
-            (one - t * t).store(derivative);
+            t.store(stored);
         }
     }
+}
+
+/// (B4) S′ = 1 − tanh²(s/c).
+#[inline(always)]
+pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
+    I::F32::splat(isa, 1.0) - tanh * tanh
 }
 
 /// (F2) adds the bias, notes which pairs are visible, and sets S = −∞ where they are not.

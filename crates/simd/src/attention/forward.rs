@@ -23,7 +23,7 @@ use crate::level::compiled_here;
 use crate::pack::{Source, touches};
 use crate::parallel::{for_each, reserve, zeros};
 use crate::products::{Along, Sum};
-use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block};
+use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use crate::{Element, Options};
 use etalon_problem::{Attention, Cover, Error, Scores, Sequence};
@@ -230,7 +230,7 @@ struct Scratch {
     stride: usize,
     /// One block of scores, then of weights.
     s: Vec<f32>,
-    derivative: Vec<f32>,
+    tanh: Vec<f32>,
     visible: Vec<bool>,
 }
 
@@ -249,7 +249,7 @@ impl Scratch {
             o: zeros(cut.queries * stride, what)?,
             stride,
             s: zeros(cut.rows * STRIDE, what)?,
-            derivative: zeros(cut.rows * STRIDE, what)?,
+            tanh: zeros(cut.rows * STRIDE, what)?,
             visible: vec![false; cut.rows * MAX_KEYS],
         })
     }
@@ -310,11 +310,8 @@ impl ForwardTile<'_> {
             k: self.keys.k_across.from(cols.start / panel),
             dim: self.dim,
         };
-        let mut block = Block {
-            s: &mut scratch.s,
-            derivative: &mut scratch.derivative,
-            visible: &mut scratch.visible,
-        };
+        let mut block =
+            Block { s: &mut scratch.s, tanh: &mut scratch.tanh, visible: &mut scratch.visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let strip = score_block(isa, factors, rows, cols.clone(), careful, &mut block, &mut max);
         let Some(strip) = strip else { return };
@@ -349,7 +346,7 @@ impl ForwardTile<'_> {
     /// P = e^(S−m), and l grown by its row sums; then, if asked for, P ⊙ S′.
     #[inline(always)]
     fn weigh<I: Isa>(&mut self, isa: I, first: usize, strip: &Strip) {
-        let Scratch { m, l, s, derivative, .. } = &mut *self.scratch;
+        let Scratch { m, l, s, tanh, .. } = &mut *self.scratch;
         let derive = self.derivative && self.rule.softcap.is_some();
         for r in 0..I::Tile::ROWS {
             let m = m[first + r];
@@ -365,10 +362,10 @@ impl ForwardTile<'_> {
             sum.store(l);
             if derive {
                 let p = s[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N);
-                let d = derivative[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N);
-                p.zip(d).for_each(
+                let t = tanh[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N);
+                p.zip(t).for_each(
                     #[inline(always)]
-                    |(p, d)| (I::F32::load(isa, p) * I::F32::load(isa, d)).store(p),
+                    |(p, t)| (I::F32::load(isa, p) * slope(isa, I::F32::load(isa, t))).store(p),
                 );
             }
         }

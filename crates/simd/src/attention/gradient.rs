@@ -24,7 +24,7 @@ use crate::level::compiled_here;
 use crate::pack::{NonFinite, Packed, touches};
 use crate::parallel::zeros;
 use crate::products::{Along, Sum};
-use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block};
+use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::{Cover, Error};
 use std::ops::Range;
@@ -71,8 +71,8 @@ pub struct Scratch {
     p: Vec<f32>,
     /// dP, then dS or ds of a tile, rows [`STRIDE`] apart.
     ds: Vec<f32>,
-    /// S′ of a register block.
-    derivative: Vec<f32>,
+    /// tanh(s/c) of a register block.
+    tanh: Vec<f32>,
     /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
     visible: Vec<bool>,
     /// dq of a tile of queries, or dk of a tile of keys.
@@ -90,7 +90,7 @@ impl Scratch {
             cut: *cut,
             p: zeros(cut.queries * STRIDE, what)?,
             ds: zeros(cut.queries * STRIDE, what)?,
-            derivative: zeros(cut.rows * STRIDE, what)?,
+            tanh: zeros(cut.rows * STRIDE, what)?,
             visible: vec![false; cut.queries * MAX_KEYS],
             wide: zeros(rows * dim.next_multiple_of(cut.cols), what)?,
             values: zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
@@ -129,9 +129,9 @@ impl Pair<'_> {
         };
         let here = first * STRIDE..(first + I::Tile::ROWS) * STRIDE;
         let (p, ds) = (&mut scratch.p[here.clone()], &mut scratch.ds[here]);
-        let derivative = &mut scratch.derivative;
+        let tanh = &mut scratch.tanh;
         let visible = &mut scratch.visible[first * MAX_KEYS..];
-        let mut block = Block { s: p, derivative, visible };
+        let mut block = Block { s: p, tanh, visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let cols_len = cols.len().next_multiple_of(I::Tile::COLS);
         let strip = score_block(isa, factors, rows, cols, step.careful, &mut block, &mut max);
@@ -156,15 +156,15 @@ impl Pair<'_> {
             let lse = I::F32::splat(isa, self.queries.lse[start + r]);
             let delta = I::F32::splat(isa, self.queries.delta[start + r]);
             let at = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
-            let derivative = derivative[at.clone()].chunks_exact(I::F32::N);
+            let tanh = tanh[at.clone()].chunks_exact(I::F32::N);
             let ds = ds[at.clone()].chunks_exact_mut(I::F32::N);
-            for ((p, ds), derivative) in p[at].chunks_exact_mut(I::F32::N).zip(ds).zip(derivative) {
+            for ((p, ds), tanh) in p[at].chunks_exact_mut(I::F32::N).zip(ds).zip(tanh) {
                 let weight = exp_difference(isa, I::F32::load(isa, p), lse); // (F4)
                 weight.store(p);
                 if step.gradients {
                     let mut x = weight * (I::F32::load(isa, ds) - delta); // (B3)
                     if capped {
-                        x = x * I::F32::load(isa, derivative); // (B4)
+                        x = x * slope(isa, I::F32::load(isa, tanh)); // (B4)
                     }
                     x.store(ds);
                 }
