@@ -44,10 +44,11 @@ fn options_and_operands_must_agree() {
                 without.remove(operand.name);
                 let found = run(&problem, pass, &without);
                 match operand.role {
-                    Role::Input => assert!(
-                        matches!(found, Err(Error::Missing { operand, .. }) if operand == option),
-                        "{name}"
-                    ),
+                    Role::Input => {
+                        let reason = format!("the problem sets `{option}`");
+                        let missing = Error::Missing { operand: option.to_string(), reason };
+                        assert_eq!(found, Err(missing), "{name}");
+                    }
                     _ => assert!(found.is_ok(), "{name}: {found:?}"),
                 }
                 // The option is not set; its operands have no place.
@@ -60,11 +61,9 @@ fn options_and_operands_must_agree() {
                 }
                 let mut with: Tensors<f64> = x.clone();
                 with.retain(|name, _| !name.ends_with(option) || name == operand.name);
-                let found = run(&bare, pass, &with);
-                assert!(
-                    matches!(&found, Err(Error::Unexpected { operand: o, .. }) if o == operand.name),
-                    "{name}: {found:?}"
-                );
+                let reason = format!("the problem does not set `{option}`");
+                let unexpected = Error::Unexpected { operand: operand.name.to_string(), reason };
+                assert_eq!(run(&bare, pass, &with), Err(unexpected), "{name}");
             }
         }
     }

@@ -130,3 +130,32 @@ fn thresholds_are_checked() {
         assert!(matches!(error, Some(Error::Value { name, .. }) if name == wrong));
     }
 }
+
+/// `Below` is below: what is exactly the threshold is kept, also at 0.
+#[test]
+fn what_reaches_the_threshold_is_kept() {
+    let (problem, mut x) = peaked();
+    x.floats.values_mut().for_each(|x| x.fill(0.0));
+    let (_, certificate) = filtered(&problem, &x, Filter::Below { eps: 0.0 });
+    assert_eq!(certificate.tiles, (12, 12));
+    let (_, certificate) = filtered(&problem, &x, Filter::Below { eps: f64::MIN_POSITIVE });
+    assert_eq!(certificate.tiles, (0, 12));
+}
+
+/// dw of a single token has rank one, so that its bound is no bound but the norm itself.
+#[test]
+fn the_certificate_of_a_single_token_is_tight() {
+    let problem = small().ignore_index(-1).reduction(Reduction::Sum);
+    let mut x = operands(&problem, Pass::Backward, 42);
+    x.targets.fill(-1);
+    x.targets[2] = 1;
+    let exact = run(&problem, Pass::Backward, &x).expect("gradients");
+    let (found, certificate) = filtered(&problem, &x, Filter::Below { eps: 1e9 });
+    for (class, error) in errors(&found.dw, &exact["dw"]).into_iter().enumerate() {
+        let bound = certificate.dw[class];
+        assert!(
+            bound > 0.0 && (bound - error).abs() <= 1e-14 * bound,
+            "{class}: {error}, bound {bound}"
+        );
+    }
+}
