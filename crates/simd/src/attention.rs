@@ -2,12 +2,15 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 mod backward;
+mod double_backward;
 pub(crate) mod forward;
 pub(crate) mod gradient;
+pub(crate) mod second;
 mod sweeps;
 
 pub(crate) use backward::{Backward, check_gradients};
 pub use backward::{backward, backward_into};
+pub use double_backward::{double_backward, double_backward_into, jvp};
 pub use forward::{forward, forward_into};
 
 use etalon_problem::{Attention, Error};
@@ -71,6 +74,13 @@ pub struct Output<T> {
     pub lse: Array3<f32>,
 }
 
+impl<T> Output<T> {
+    fn check(&self, problem: &Attention) -> Result<(), Error> {
+        Error::expect_shape("o", &problem.o_shape(), self.o.shape())?;
+        Error::expect_shape("lse", &problem.scores.row_shape(), self.lse.shape())
+    }
+}
+
 /// Where the outputs of attention are written; of any strides.
 #[derive(Debug)]
 pub struct OutputMut<'a, T> {
@@ -99,6 +109,12 @@ impl<'a, T> Cotangents<'a, T> {
     pub fn dlse(mut self, dlse: ArrayView3<'a, f32>) -> Self {
         self.dlse = Some(dlse);
         self
+    }
+
+    fn check(&self, problem: &Attention) -> Result<(), Error> {
+        Error::expect_shape("dout", &problem.o_shape(), self.dout.shape())?;
+        let dlse = self.dlse.as_ref().map(|dlse| dlse.shape());
+        second::check_shape("dlse", &problem.scores.row_shape(), dlse)
     }
 }
 
@@ -130,4 +146,119 @@ pub struct GradientsMut<'a, T> {
     pub dsinks: Option<ArrayViewMut1<'a, f32>>,
     /// The shape of the bias.
     pub dbias: Option<ArrayViewMut4<'a, T>>,
+}
+
+/// The cotangents of the gradients and of the outputs, of any strides. What is absent is zero.
+#[derive(Debug, Clone)]
+pub struct SecondCotangents<'a, T> {
+    /// By dq: `[B, Hq, N, D]`.
+    pub ddq: Option<ArrayView4<'a, T>>,
+    /// By dk: `[B, Hk, M, D]`.
+    pub ddk: Option<ArrayView4<'a, T>>,
+    /// By dv: `[B, Hk, M, E]`.
+    pub ddv: Option<ArrayView4<'a, T>>,
+    /// By dsinks: `[Hq]`.
+    pub ddsinks: Option<ArrayView1<'a, f32>>,
+    /// By dbias: in the shape of the bias.
+    pub ddbias: Option<ArrayView4<'a, T>>,
+    /// By o: `[B, Hq, N, E]`.
+    pub cot_o: Option<ArrayView4<'a, T>>,
+    /// By lse: `[B, Hq, N]`.
+    pub cot_lse: Option<ArrayView3<'a, f32>>,
+}
+
+impl<T> Default for SecondCotangents<'_, T> {
+    fn default() -> Self {
+        SecondCotangents {
+            ddq: None,
+            ddk: None,
+            ddv: None,
+            ddsinks: None,
+            ddbias: None,
+            cot_o: None,
+            cot_lse: None,
+        }
+    }
+}
+
+/// The gradients by everything that the backward pass reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SecondGradients<T> {
+    /// By q, (D10): `[B, Hq, N, D]`.
+    pub gq: Array4<T>,
+    /// By k, (D11): `[B, Hk, M, D]`.
+    pub gk: Array4<T>,
+    /// By v, (D12): `[B, Hk, M, E]`.
+    pub gv: Array4<T>,
+    /// By dout, (D5): `[B, Hq, N, E]`.
+    pub gdout: Array4<T>,
+    /// By dlse, (D13): `[B, Hq, N]`.
+    pub gdlse: Array3<f32>,
+    /// By the sinks, (D14): `[Hq]`, where the problem has them.
+    pub gsinks: Option<Array1<f32>>,
+    /// By the bias, (D15): in its shape, where the problem has one.
+    pub gbias: Option<Array4<T>>,
+}
+
+/// Where second gradients are written; of any strides. Sweeps that none of them needs are left out.
+#[derive(Debug)]
+pub struct SecondGradientsMut<'a, T> {
+    /// `[B, Hq, N, D]`.
+    pub gq: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hk, M, D]`.
+    pub gk: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hk, M, E]`.
+    pub gv: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hq, N, E]`.
+    pub gdout: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hq, N]`.
+    pub gdlse: Option<ArrayViewMut3<'a, f32>>,
+    /// `[Hq]`.
+    pub gsinks: Option<ArrayViewMut1<'a, f32>>,
+    /// The shape of the bias.
+    pub gbias: Option<ArrayViewMut4<'a, T>>,
+}
+
+impl<T> Default for SecondGradientsMut<'_, T> {
+    fn default() -> Self {
+        SecondGradientsMut {
+            gq: None,
+            gk: None,
+            gv: None,
+            gdout: None,
+            gdlse: None,
+            gsinks: None,
+            gbias: None,
+        }
+    }
+}
+
+/// A direction in which the inputs move, of any strides. What is absent stands still.
+#[derive(Debug, Clone)]
+pub struct Tangents<'a, T> {
+    /// Of q: `[B, Hq, N, D]`.
+    pub tq: Option<ArrayView4<'a, T>>,
+    /// Of k: `[B, Hk, M, D]`.
+    pub tk: Option<ArrayView4<'a, T>>,
+    /// Of v: `[B, Hk, M, E]`.
+    pub tv: Option<ArrayView4<'a, T>>,
+    /// Of the sinks: `[Hq]`.
+    pub tsinks: Option<ArrayView1<'a, f32>>,
+    /// Of the bias: in its shape.
+    pub tbias: Option<ArrayView4<'a, T>>,
+}
+
+impl<T> Default for Tangents<'_, T> {
+    fn default() -> Self {
+        Tangents { tq: None, tk: None, tv: None, tsinks: None, tbias: None }
+    }
+}
+
+/// How the outputs move.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputTangents<T> {
+    /// Of o, (J1): `[B, Hq, N, E]`.
+    pub to: Array4<T>,
+    /// Of lse, (J2): `[B, Hq, N]`.
+    pub tlse: Array3<f32>,
 }

@@ -2,14 +2,17 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 mod backward;
+mod double_backward;
 mod forward;
 
 pub use backward::{backward, backward_into};
+pub use double_backward::{double_backward, double_backward_into, jvp};
 pub use forward::forward;
 
 use etalon_problem::{AttentionLse, Error, Scores};
 use ndarray::{
-    Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut4,
+    Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut3,
+    ArrayViewMut4,
 };
 
 /// The inputs of attention_lse, of any strides.
@@ -112,4 +115,87 @@ pub struct GradientsMut<'a, T> {
     pub dsinks: Option<ArrayViewMut1<'a, f32>>,
     /// The shape of the bias.
     pub dbias: Option<ArrayViewMut4<'a, T>>,
+}
+
+/// The cotangents of the gradients and of the output, of any strides. What is absent is zero.
+#[derive(Debug, Clone)]
+pub struct SecondCotangents<'a, T> {
+    /// By dq: `[B, Hq, N, D]`.
+    pub ddq: Option<ArrayView4<'a, T>>,
+    /// By dk: `[B, Hk, M, D]`.
+    pub ddk: Option<ArrayView4<'a, T>>,
+    /// By dsinks: `[Hq]`.
+    pub ddsinks: Option<ArrayView1<'a, f32>>,
+    /// By dbias: in the shape of the bias.
+    pub ddbias: Option<ArrayView4<'a, T>>,
+    /// By lse: `[B, Hq, N]`.
+    pub cot_lse: Option<ArrayView3<'a, f32>>,
+}
+
+impl<T> Default for SecondCotangents<'_, T> {
+    fn default() -> Self {
+        SecondCotangents { ddq: None, ddk: None, ddsinks: None, ddbias: None, cot_lse: None }
+    }
+}
+
+/// The gradients by everything that the backward pass reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SecondGradients<T> {
+    /// By q, (D10): `[B, Hq, N, D]`.
+    pub gq: Array4<T>,
+    /// By k, (D11): `[B, Hk, M, D]`.
+    pub gk: Array4<T>,
+    /// By dlse, (D13): `[B, Hq, N]`.
+    pub gdlse: Array3<f32>,
+    /// By the sinks, (D14): `[Hq]`, where the problem has them.
+    pub gsinks: Option<Array1<f32>>,
+    /// By the bias, (D15): in its shape, where the problem has one.
+    pub gbias: Option<Array4<T>>,
+}
+
+/// Where second gradients are written; of any strides. Sweeps that none of them needs are left out.
+#[derive(Debug)]
+pub struct SecondGradientsMut<'a, T> {
+    /// `[B, Hq, N, D]`.
+    pub gq: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hk, M, D]`.
+    pub gk: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hq, N]`.
+    pub gdlse: Option<ArrayViewMut3<'a, f32>>,
+    /// `[Hq]`.
+    pub gsinks: Option<ArrayViewMut1<'a, f32>>,
+    /// The shape of the bias.
+    pub gbias: Option<ArrayViewMut4<'a, T>>,
+}
+
+impl<T> Default for SecondGradientsMut<'_, T> {
+    fn default() -> Self {
+        SecondGradientsMut { gq: None, gk: None, gdlse: None, gsinks: None, gbias: None }
+    }
+}
+
+/// A direction in which the inputs move, of any strides. What is absent stands still.
+#[derive(Debug, Clone)]
+pub struct Tangents<'a, T> {
+    /// Of q: `[B, Hq, N, D]`.
+    pub tq: Option<ArrayView4<'a, T>>,
+    /// Of k: `[B, Hk, M, D]`.
+    pub tk: Option<ArrayView4<'a, T>>,
+    /// Of the sinks: `[Hq]`.
+    pub tsinks: Option<ArrayView1<'a, f32>>,
+    /// Of the bias: in its shape.
+    pub tbias: Option<ArrayView4<'a, T>>,
+}
+
+impl<T> Default for Tangents<'_, T> {
+    fn default() -> Self {
+        Tangents { tq: None, tk: None, tsinks: None, tbias: None }
+    }
+}
+
+/// How the output moves.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OutputTangents {
+    /// Of lse, (J2): `[B, Hq, N]`.
+    pub tlse: Array3<f32>,
 }

@@ -7,7 +7,10 @@ use crate::pack::{NonFinite, Packed, Source};
 use crate::tile::{MAX_KEYS, Tile};
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Cover, Error, Mask, Scores, Sequence};
-use ndarray::{ArrayView2, ArrayView4, ArrayViewMut, Axis, Dimension, RemoveAxis, s};
+use ndarray::{
+    ArrayView2, ArrayView4, ArrayViewMut, ArrayViewMut2, ArrayViewMut4, Axis, Dimension,
+    RemoveAxis, s,
+};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -99,17 +102,7 @@ impl<'a> Rule<'a> {
             scale: scores.scale() as f32,
             softcap: scores.softcap.map(|cap| cap as f32),
             mask: &scores.mask,
-            bias: bias.map(|bias| {
-                let pick = |axis: usize, index: usize| {
-                    if bias.len_of(Axis(axis)) == 1 { 0 } else { index }
-                };
-                T::matrix((*bias).slice_move(s![
-                    pick(0, sequence.batch),
-                    pick(1, head),
-                    sequence.query_start..sequence.query_start + sequence.queries,
-                    sequence.key_start..sequence.key_start + sequence.keys,
-                ]))
-            }),
+            bias: bias.map(|bias| pairs_of(bias, sequence, head)),
             sequence,
             head,
         }
@@ -124,6 +117,17 @@ impl<'a> Rule<'a> {
     pub fn visible_row(&self, i: usize, cols: Range<usize>, row: &mut [bool]) {
         visible_row(self.mask, self.sequence, self.head, i, cols, row);
     }
+}
+
+/// The pairs of one sequence and head, `[n, m]`, of a tensor with the outer axes of a bias.
+pub fn pairs_of<'a, T: Element>(
+    bias: &ArrayView4<'a, T>,
+    sequence: &Sequence,
+    head: usize,
+) -> Matrix<'a> {
+    let pick = |axis: usize, index: usize| if bias.len_of(Axis(axis)) == 1 { 0 } else { index };
+    let (batch, head) = (pick(0, sequence.batch), pick(1, head));
+    T::matrix((*bias).slice_move(s![batch, head, query_rows(sequence), key_rows(sequence)]))
 }
 
 /// The rows of one sequence and head of an operand.
@@ -296,4 +300,35 @@ where
         }
     }
     tiles
+}
+
+/// A result with the shape of the keys, cleared and cut into tiles: those of sequence s and key head
+/// h are at s·Hk + h. Where there is no result, there are as many places for tiles.
+pub fn key_tiles<'o, T: Element>(
+    result: Option<ArrayViewMut4<'o, T>>,
+    sequences: &[Sequence],
+    key_heads: usize,
+    size: usize,
+) -> Vec<Vec<Option<ArrayViewMut2<'o, T>>>> {
+    let tiles = |sequence: &Sequence| sequence.keys.div_ceil(size);
+    let places = |sequence| (0..tiles(sequence)).map(|_| None).collect();
+    let mut cut: Vec<Vec<Option<ArrayViewMut2<'o, T>>>> = sequences
+        .iter()
+        .flat_map(|sequence| (0..key_heads).map(move |_| places(sequence)))
+        .collect();
+    let Some(mut result) = result else { return cut };
+    result.fill(T::ZERO);
+    for (batch, result) in outer(result).into_iter().enumerate() {
+        let here = sequences.iter().enumerate().filter(|(_, sequence)| sequence.batch == batch);
+        let spans = here.clone().flat_map(|(_, sequence)| Cut::tiles(key_rows(sequence), size));
+        let spans: Vec<Range<usize>> = spans.collect();
+        for (head, result) in outer(result).into_iter().enumerate() {
+            let mut pieces = cut_rows(result, &spans).into_iter();
+            for (number, sequence) in here.clone() {
+                let tiles = pieces.by_ref().take(tiles(sequence));
+                cut[number * key_heads + head] = tiles.map(Some).collect();
+            }
+        }
+    }
+    cut
 }

@@ -85,3 +85,12 @@ impl Sum<'_> {
         }
     }
 }
+
+/// Σ x y, as eight sums side by side: the compiler may not reorder one.
+pub fn dot(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
+    let mut sums = [0.0f32; 8];
+    for (e, (x, y)) in pairs.enumerate() {
+        sums[e % 8] += x * y;
+    }
+    crate::lanes::halve(sums, |a, b| a + b)
+}

@@ -47,12 +47,8 @@ impl Tier for Simd {
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         let written = [Algorithm::Attention, Algorithm::AttentionLse].contains(&algorithm);
         match (pass, dtype) {
-            (Pass::Forward | Pass::Backward, _) if !written => {
-                Err("not written yet for simd".to_string())
-            }
-            (Pass::DoubleBackward | Pass::Jvp | Pass::Step, _) => {
-                Err("not written yet for simd".to_string())
-            }
+            _ if !written => Err("not written yet for simd".to_string()),
+            (Pass::Step, _) => Err(format!("{algorithm} has no {pass}")),
             (_, Dtype::F64) => Err("simd stores f32, bf16 or f16".to_string()),
             _ => Ok(()),
         }
@@ -198,18 +194,51 @@ fn attention_pass<T: Stored>(
         bias: view(x, "bias")?,
     };
     let out = attention::forward(problem, &inputs, options)?;
-    if pass == Pass::Forward {
-        return Ok(named([("o", tensor(out.o)), ("lse", tensor(out.lse))]));
+    match pass {
+        Pass::Forward => return Ok(named([("o", tensor(out.o)), ("lse", tensor(out.lse))])),
+        Pass::Jvp => {
+            let tangents = attention::Tangents::<T> {
+                tq: view(x, "tq")?,
+                tk: view(x, "tk")?,
+                tv: view(x, "tv")?,
+                tsinks: view(x, "tsinks")?,
+                tbias: view(x, "tbias")?,
+            };
+            let moved = attention::jvp(problem, &inputs, &out, &tangents, options)?;
+            return Ok(named([("to", tensor(moved.to)), ("tlse", tensor(moved.tlse))]));
+        }
+        _ => {}
     }
     let cotangents =
         attention::Cotangents::<T> { dout: needed(x, "dout")?, dlse: view(x, "dlse")? };
-    let grads = attention::backward(problem, &inputs, &out, &cotangents, options)?;
+    if pass == Pass::Backward {
+        let grads = attention::backward(problem, &inputs, &out, &cotangents, options)?;
+        return Ok(named([
+            ("dq", tensor(grads.dq)),
+            ("dk", tensor(grads.dk)),
+            ("dv", tensor(grads.dv)),
+            ("dsinks", grads.dsinks.and_then(tensor)),
+            ("dbias", grads.dbias.and_then(tensor)),
+        ]));
+    }
+    let second = attention::SecondCotangents::<T> {
+        ddq: view(x, "ddq")?,
+        ddk: view(x, "ddk")?,
+        ddv: view(x, "ddv")?,
+        ddsinks: view(x, "ddsinks")?,
+        ddbias: view(x, "ddbias")?,
+        cot_o: view(x, "cot_o")?,
+        cot_lse: view(x, "cot_lse")?,
+    };
+    let grads = attention::double_backward(problem, &inputs, &out, &cotangents, &second, options)?;
     Ok(named([
-        ("dq", tensor(grads.dq)),
-        ("dk", tensor(grads.dk)),
-        ("dv", tensor(grads.dv)),
-        ("dsinks", grads.dsinks.and_then(tensor)),
-        ("dbias", grads.dbias.and_then(tensor)),
+        ("gq", tensor(grads.gq)),
+        ("gk", tensor(grads.gk)),
+        ("gv", tensor(grads.gv)),
+        ("gdout", tensor(grads.gdout)),
+        ("gdlse", tensor(grads.gdlse)),
+        ("gsinks", grads.gsinks.and_then(tensor)),
+        ("gbias", grads.gbias.and_then(tensor)),
     ]))
 }
 
@@ -226,15 +255,44 @@ fn lse_pass<T: Stored>(
         bias: view(x, "bias")?,
     };
     let out = attention_lse::forward(problem, &inputs, options)?;
-    if pass == Pass::Forward {
-        return Ok(named([("lse", tensor(out.lse))]));
+    match pass {
+        Pass::Forward => return Ok(named([("lse", tensor(out.lse))])),
+        Pass::Jvp => {
+            let tangents = attention_lse::Tangents::<T> {
+                tq: view(x, "tq")?,
+                tk: view(x, "tk")?,
+                tsinks: view(x, "tsinks")?,
+                tbias: view(x, "tbias")?,
+            };
+            let moved = attention_lse::jvp(problem, &inputs, &out, &tangents, options)?;
+            return Ok(named([("tlse", tensor(moved.tlse))]));
+        }
+        _ => {}
     }
     let cotangents = attention_lse::Cotangents { dlse: needed(x, "dlse")? };
-    let grads = attention_lse::backward(problem, &inputs, &out, &cotangents, options)?;
+    if pass == Pass::Backward {
+        let grads = attention_lse::backward(problem, &inputs, &out, &cotangents, options)?;
+        return Ok(named([
+            ("dq", tensor(grads.dq)),
+            ("dk", tensor(grads.dk)),
+            ("dsinks", grads.dsinks.and_then(tensor)),
+            ("dbias", grads.dbias.and_then(tensor)),
+        ]));
+    }
+    let second = attention_lse::SecondCotangents::<T> {
+        ddq: view(x, "ddq")?,
+        ddk: view(x, "ddk")?,
+        ddsinks: view(x, "ddsinks")?,
+        ddbias: view(x, "ddbias")?,
+        cot_lse: view(x, "cot_lse")?,
+    };
+    let grads =
+        attention_lse::double_backward(problem, &inputs, &out, &cotangents, &second, options)?;
     Ok(named([
-        ("dq", tensor(grads.dq)),
-        ("dk", tensor(grads.dk)),
-        ("dsinks", grads.dsinks.and_then(tensor)),
-        ("dbias", grads.dbias.and_then(tensor)),
+        ("gq", tensor(grads.gq)),
+        ("gk", tensor(grads.gk)),
+        ("gdlse", tensor(grads.gdlse)),
+        ("gsinks", grads.gsinks.and_then(tensor)),
+        ("gbias", grads.gbias.and_then(tensor)),
     ]))
 }

@@ -203,6 +203,9 @@ fn impossible_classes_cost_what_they_weigh() {
     x.floats.get_mut("class_weights").expect("weights")[[2]] = 0.0;
     x.targets.fill(2);
     assert!(loss(&all, &x).iter().all(|y| y.is_finite()), "the target itself has no part in it");
+    x.floats.get_mut("class_weights").expect("weights")[[2]] = 1.0;
+    assert!(loss(&all, &x).iter().all(|&y| y == f64::INFINITY), "smoothing has, and no NaN");
+    x.floats.get_mut("class_weights").expect("weights")[[2]] = 0.0;
     // The gradient of an impossible target is that of any other: the row keeps p − 1.
     let x = Operands { targets: x.targets, ..x };
     let y = run(&problem, Pass::Backward, &x).expect("backward");
@@ -212,6 +215,9 @@ fn impossible_classes_cost_what_they_weigh() {
     x.floats.get_mut("class_weights").expect("weights").fill(1.0);
     x.floats.get_mut("token_weights").expect("weights").fill(0.0);
     assert!(loss(&problem, &x).iter().all(|&y| y == 0.0));
+    // But NaN is no number that a weight of 0 would make 0.
+    x.floats.get_mut("h").expect("h").fill(f64::NAN);
+    assert!(loss(&problem, &x).iter().all(|y| y.is_nan()));
 }
 
 /// NaN and +∞ make NaN of their row, of every gradient that it adds to, and of nothing else.

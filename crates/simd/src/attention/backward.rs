@@ -16,6 +16,7 @@ use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use crate::heads::{Cut, Keys, Needs, either, query_rows, rows_of};
 use crate::pack::Source;
 use crate::parallel::{reserve, zeros};
+use crate::products::dot;
 use crate::{Element, Mode, Options};
 use etalon_problem::{Attention, Error, Scores, Sequence};
 use ndarray::{ArrayView1, ArrayView3, ArrayView4, s};
@@ -65,12 +66,8 @@ pub fn backward_into<T: Element>(
 ) -> Result<(), Error> {
     inputs.check(problem)?;
     let scores = &problem.scores;
-    Error::expect_shape("o", &problem.o_shape(), out.o.shape())?;
-    Error::expect_shape("lse", &scores.row_shape(), out.lse.shape())?;
-    Error::expect_shape("dout", &problem.o_shape(), cotangents.dout.shape())?;
-    if let Some(dlse) = &cotangents.dlse {
-        Error::expect_shape("dlse", &scores.row_shape(), dlse.shape())?;
-    }
+    out.check(problem)?;
+    cotangents.check(problem)?;
     if let Some(dv) = &gradients.dv {
         Error::expect_shape("dv", &problem.v_shape(), dv.shape())?;
     }
@@ -286,12 +283,7 @@ impl<T: Element> Backward<'_, T> {
         if only_sink && o.iter().all(|o| o.to_f32() == 0.0) {
             return 0.0;
         }
-        // Eight sums side by side: the compiler may not reorder one.
-        let mut sums = [0.0f32; 8];
-        for (e, (o, dout)) in o.iter().zip(dout).enumerate() {
-            sums[e % 8] += o.to_f32() * dout.to_f32();
-        }
-        crate::lanes::halve(sums, |a, b| a + b)
+        dot(o.iter().zip(dout).map(|(o, dout)| (o.to_f32(), dout.to_f32())))
     }
 
     /// The partials of dq of every sequence and key head, in this order.

@@ -136,11 +136,11 @@ impl Pair<'_> {
         let cols_len = cols.len().next_multiple_of(I::Tile::COLS);
         let strip = score_block(isa, factors, rows, cols, step.careful, &mut block, &mut max);
         let Some(strip) = strip else {
-            clear(p, ds, visible, 0..cols_len, I::Tile::ROWS);
+            clear([p, ds], visible, 0..cols_len, I::Tile::ROWS);
             return None;
         };
-        clear(p, ds, visible, 0..strip.cols.start, I::Tile::ROWS);
-        clear(p, ds, visible, strip.cols.end..cols_len, I::Tile::ROWS);
+        clear([p, ds], visible, 0..strip.cols.start, I::Tile::ROWS);
+        clear([p, ds], visible, strip.cols.end..cols_len, I::Tile::ROWS);
         let dout = &self.queries.dout_across.panels[start * self.value_dim..];
         if step.gradients {
             for column in strip.cols.clone().step_by(I::Tile::COLS) {
@@ -171,7 +171,7 @@ impl Pair<'_> {
             }
         }
         if strip.careful {
-            select(p, ds, visible, &strip.cols, I::Tile::ROWS);
+            select([p, ds], visible, &strip.cols, I::Tile::ROWS);
         }
         Some(strip)
     }
@@ -188,28 +188,38 @@ struct Step {
     capped: bool,
 }
 
-/// Nothing is visible in these columns of a block.
-fn clear(p: &mut [f32], ds: &mut [f32], visible: &mut [bool], cols: Range<usize>, rows: usize) {
+/// Nothing is visible in these columns of a block: its weights are 0.
+pub(super) fn clear<const W: usize>(
+    mut weights: [&mut [f32]; W],
+    visible: &mut [bool],
+    cols: Range<usize>,
+    rows: usize,
+) {
     if cols.is_empty() {
         return;
     }
     for r in 0..rows {
-        p[r * STRIDE..][cols.clone()].fill(0.0);
-        ds[r * STRIDE..][cols.clone()].fill(0.0);
+        for weights in &mut weights {
+            weights[r * STRIDE..][cols.clone()].fill(0.0);
+        }
         let seen = cols.start..cols.end.min(MAX_KEYS);
         visible[r * MAX_KEYS..][seen].fill(false);
     }
 }
 
-/// An invisible pair has P = ds = 0, even where 0 times its operands is NaN.
-fn select(p: &mut [f32], ds: &mut [f32], visible: &[bool], cols: &Range<usize>, rows: usize) {
+/// The weights of an invisible pair are 0, even where 0 times its operands is NaN.
+pub(super) fn select<const W: usize>(
+    mut weights: [&mut [f32]; W],
+    visible: &[bool],
+    cols: &Range<usize>,
+    rows: usize,
+) {
     for r in 0..rows {
         let visible = &visible[r * MAX_KEYS..][cols.clone()];
-        let p = &mut p[r * STRIDE..][cols.clone()];
-        let ds = &mut ds[r * STRIDE..][cols.clone()];
-        for ((p, ds), &visible) in p.iter_mut().zip(ds).zip(visible) {
-            *p = if visible { *p } else { 0.0 };
-            *ds = if visible { *ds } else { 0.0 };
+        for weights in &mut weights {
+            for (weight, &visible) in weights[r * STRIDE..][cols.clone()].iter_mut().zip(visible) {
+                *weight = if visible { *weight } else { 0.0 };
+            }
         }
     }
 }
@@ -245,46 +255,54 @@ impl Kernel for QueryTile<'_, '_> {
                 if let Some(strip) = strip {
                     let sum = Sum { acc: &mut scratch.wide[first * stride..], stride };
                     let rows = Rows {
-                        ds: &scratch.ds[first * STRIDE..],
+                        weights: &scratch.ds[first * STRIDE..],
                         visible: &scratch.visible[first * MAX_KEYS..],
                         careful,
                     };
-                    rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip);
+                    rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip); // (B5)
                 }
             }
         }
     }
 }
 
-/// ds of one register block of queries.
-struct Rows<'a> {
-    /// ds, rows [`STRIDE`] apart.
-    ds: &'a [f32],
+/// The weights of one register block of queries.
+pub(super) struct Rows<'a> {
+    /// The weights, rows [`STRIDE`] apart.
+    pub weights: &'a [f32],
     /// Which pairs are visible, rows [`MAX_KEYS`] apart.
-    visible: &'a [bool],
+    pub visible: &'a [bool],
     /// Whether an operand is not finite, so that only visible pairs may be touched.
-    careful: bool,
+    pub careful: bool,
 }
 
 impl Rows<'_> {
-    /// dq ← dq + ds K (B5).
+    /// sum ← sum + weights · the rows of `keys`.
     #[inline(always)]
-    fn grow<I: Isa>(&self, isa: I, dq: Sum<'_>, k: &Packed, cols: &Range<usize>, strip: &Strip) {
+    pub fn grow<I: Isa>(
+        &self,
+        isa: I,
+        sum: Sum<'_>,
+        keys: &Packed,
+        cols: &Range<usize>,
+        strip: &Strip,
+    ) {
         let start = strip.cols.start;
         let depth = strip.cols.end.min(cols.len()) - start;
-        let k = Along { packed: k, start: cols.start + start, depth };
+        let keys = Along { packed: keys, start: cols.start + start, depth };
         if self.careful {
-            dq.add_visible(
+            sum.add_visible(
                 isa,
                 I::Tile::ROWS,
-                k,
+                keys,
                 #[inline(always)]
                 |r, j| {
-                    self.visible[r * MAX_KEYS + start + j].then(|| self.ds[r * STRIDE + start + j])
+                    self.visible[r * MAX_KEYS + start + j]
+                        .then(|| self.weights[r * STRIDE + start + j])
                 },
             );
         } else {
-            dq.add_rows(isa, &self.ds[start..], k);
+            sum.add_rows(isa, &self.weights[start..], keys);
         }
     }
 }
@@ -343,23 +361,17 @@ impl KeyTile<'_, '_> {
             let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
             let Some(strip) = strip else { continue };
             let end = rows.len().min(first + I::Tile::ROWS);
-            seen = Some(match seen {
-                None => (first..end, strip.cols.clone()),
-                Some((rows, cols)) => (
-                    rows.start..end,
-                    cols.start.min(strip.cols.start)..cols.end.max(strip.cols.end),
-                ),
-            });
+            seen = Some(joined(seen, first..end, &strip.cols));
             if let Some(partial) = &mut self.partial {
                 let queries = pair.queries.lse.len();
                 let at = (number * queries + rows.start + first) * stride;
                 let sum = Sum { acc: &mut partial[at..], stride };
                 let rows = Rows {
-                    ds: &scratch.ds[first * STRIDE..],
+                    weights: &scratch.ds[first * STRIDE..],
                     visible: &scratch.visible[first * MAX_KEYS..],
                     careful,
                 };
-                rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip);
+                rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip); // (B5)
             }
         }
         let Some((seen_rows, seen_cols)) = seen else { return };
@@ -376,20 +388,45 @@ impl KeyTile<'_, '_> {
     }
 }
 
-/// The part of a tile of weights that holds visible pairs, seen from the keys.
-struct Columns<'a> {
+/// The rows and columns of a tile that hold a visible pair, after one more register block.
+pub(super) fn joined(
+    seen: Option<(Range<usize>, Range<usize>)>,
     rows: Range<usize>,
-    cols: Range<usize>,
+    cols: &Range<usize>,
+) -> (Range<usize>, Range<usize>) {
+    match seen {
+        None => (rows, cols.clone()),
+        Some((above, before)) => {
+            (above.start..rows.end, before.start.min(cols.start)..before.end.max(cols.end))
+        }
+    }
+}
+
+/// The part of a tile of weights that holds visible pairs, seen from the keys.
+pub(super) struct Columns<'a> {
+    /// The rows that hold a visible pair, from the tile's first.
+    pub rows: Range<usize>,
+    /// The columns that do.
+    pub cols: Range<usize>,
     /// The first query of the tile.
-    tile: usize,
-    careful: bool,
-    visible: &'a [bool],
+    pub tile: usize,
+    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    pub careful: bool,
+    /// Which pairs are visible, rows [`MAX_KEYS`] apart.
+    pub visible: &'a [bool],
 }
 
 impl Columns<'_> {
     /// acc ← acc + weightsᵀ · rows, one register block of keys after the other.
     #[inline(always)]
-    fn grow<I: Isa>(&self, isa: I, acc: &mut [f32], stride: usize, weights: &[f32], rows: &Packed) {
+    pub fn grow<I: Isa>(
+        &self,
+        isa: I,
+        acc: &mut [f32],
+        stride: usize,
+        weights: &[f32],
+        rows: &Packed,
+    ) {
         let rows_here =
             Along { packed: rows, start: self.tile + self.rows.start, depth: self.rows.len() };
         let top = self.rows.start;

@@ -2,7 +2,7 @@
 
 use super::backward::{Backward, Operands, Partials};
 use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch};
-use crate::heads::{Cut, Place, Rule, cut_rows, key_rows, outer, query_tiles};
+use crate::heads::{Cut, Place, Rule, cut_rows, key_tiles, outer, query_tiles};
 use crate::parallel::{for_each, zeros};
 use crate::tile::STRIDE;
 use crate::{Element, Options};
@@ -45,11 +45,6 @@ impl<T: Element> Sweep<'_, '_, T> {
         }
     }
 
-    /// The sequences of a batch element, with their numbers.
-    fn of_batch(&self, batch: usize) -> impl Iterator<Item = (usize, &Sequence)> {
-        self.sequences.iter().enumerate().filter(move |(_, sequence)| sequence.batch == batch)
-    }
-
     /// (B8) dsink = −Σ π δ; a row that saw nothing but the sink has π = 1.
     pub fn dsink(&self, head: usize) -> f32 {
         let sink = self.pass.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
@@ -74,8 +69,8 @@ impl<T: Element> Sweep<'_, '_, T> {
         group: usize,
     ) -> Result<(), Error> {
         let e = &self.pass.scores.extents;
-        let mut dk = self.key_tiles(dk);
-        let mut dv = self.key_tiles(dv);
+        let cut_keys = |gradient| key_tiles(gradient, self.sequences, e.key_heads, self.cut.keys);
+        let (mut dk, mut dv) = (cut_keys(dk), cut_keys(dv));
         let mut partials = partials.iter_mut();
         let mut tasks = Vec::new();
         for (number, sequence) in self.sequences.iter().enumerate() {
@@ -121,40 +116,6 @@ impl<T: Element> Sweep<'_, '_, T> {
                 }
             },
         )
-    }
-
-    /// A gradient with the shape of the keys, cut into tiles: those of sequence s and key head h
-    /// are at s·Hk + h.
-    fn key_tiles<'o>(
-        &self,
-        gradient: Option<ArrayViewMut4<'o, T>>,
-    ) -> Vec<Vec<Option<ArrayViewMut2<'o, T>>>> {
-        let key_heads = self.pass.scores.extents.key_heads;
-        let tiles = |sequence: &Sequence| sequence.keys.div_ceil(self.cut.keys);
-        let mut cut: Vec<Vec<Option<ArrayViewMut2<'o, T>>>> = self
-            .sequences
-            .iter()
-            .flat_map(|sequence| {
-                (0..key_heads).map(move |_| (0..tiles(sequence)).map(|_| None).collect())
-            })
-            .collect();
-        let Some(mut gradient) = gradient else { return cut };
-        gradient.fill(T::ZERO);
-        for (batch, gradient) in outer(gradient).into_iter().enumerate() {
-            let here: Vec<_> = self.of_batch(batch).collect();
-            let spans: Vec<Range<usize>> = here
-                .iter()
-                .flat_map(|(_, sequence)| Cut::tiles(key_rows(sequence), self.cut.keys))
-                .collect();
-            for (head, gradient) in outer(gradient).into_iter().enumerate() {
-                let mut pieces = cut_rows(gradient, &spans).into_iter();
-                for &(number, sequence) in &here {
-                    let tiles = pieces.by_ref().take(tiles(sequence));
-                    cut[number * key_heads + head] = tiles.map(Some).collect();
-                }
-            }
-        }
-        cut
     }
 
     /// A gradient with the shape of the queries, cleared and cut into tiles, the last tiles first.
@@ -209,44 +170,11 @@ impl<T: Element> Sweep<'_, '_, T> {
     pub fn bias_sweep(&self, mut dbias: ArrayViewMut4<'_, T>) -> Result<(), Error> {
         dbias.fill(T::ZERO);
         let e = &self.pass.scores.extents;
-        let batches = dbias.len_of(Axis(0));
-        let mut tasks = Vec::new();
-        for (batch, dbias) in outer(dbias).into_iter().enumerate() {
-            // One bias for a whole batch sums over its sequences, which all begin at row 0;
-            // otherwise every sequence has rows of its own.
-            let shared: Vec<Vec<usize>> = match batches == 1 && e.batch > 1 {
-                true => vec![(0..self.sequences.len()).collect()],
-                false => self.of_batch(batch).map(|(number, _)| vec![number]).collect(),
-            };
-            let tiles: Vec<(Vec<usize>, Range<usize>)> = shared
-                .into_iter()
-                .flat_map(|numbers| {
-                    let rows = numbers.iter().map(|&n| self.sequences[n].queries).max();
-                    Cut::tiles(0..rows.unwrap_or(0), self.cut.queries)
-                        .map(move |rows| (numbers.clone(), rows))
-                })
-                .collect();
-            let spans: Vec<Range<usize>> = tiles
-                .iter()
-                .map(|(numbers, rows)| {
-                    let start = self.sequences[numbers[0]].query_start;
-                    start + rows.start..start + rows.end
-                })
-                .collect();
-            let heads = dbias.len_of(Axis(0));
-            for (head, dbias) in outer(dbias).into_iter().enumerate() {
-                let heads = if heads == 1 { 0..e.query_heads } else { head..head + 1 };
-                for ((numbers, rows), piece) in tiles.iter().zip(cut_rows(dbias, &spans)) {
-                    let key_start = self.sequences[numbers[0]].key_start;
-                    let (_, piece) = piece.split_at(Axis(1), key_start);
-                    tasks.push((numbers.clone(), heads.clone(), rows.clone(), piece));
-                }
-            }
-        }
+        let tasks = bias_tiles(dbias, self.sequences, e.batch, e.query_heads, self.cut.queries);
         for_each(
             tasks,
             || Ok((self.scratch()?, zeros(self.cut.queries * STRIDE, "a tile of dbias")?)),
-            |(numbers, heads, rows, mut dbias), (scratch, sum)| {
+            |BiasRows { numbers, heads, rows, mut result }, (scratch, sum)| {
                 let pairs: Vec<Pair<'_>> = numbers
                     .iter()
                     .flat_map(|&number| heads.clone().map(move |head| self.pair(number, head)))
@@ -256,15 +184,77 @@ impl<T: Element> Sweep<'_, '_, T> {
                     let (rows, cols_here) = (rows.clone(), cols.clone());
                     let tile = BiasTile { pairs: &pairs, rows, cols: cols_here, sum, scratch };
                     tile.run_at(self.options.level);
-                    write(dbias.slice_mut(s![.., cols]), sum, STRIDE, 1.0);
+                    write(result.slice_mut(s![.., cols]), sum, STRIDE, 1.0);
                 }
             },
         )
     }
 }
 
+/// Rows of a result in the shape of the bias, and what is summed into them.
+pub(super) struct BiasRows<'o, A> {
+    /// The sequences, by their numbers.
+    pub numbers: Vec<usize>,
+    /// The query heads.
+    pub heads: Range<usize>,
+    /// The rows, within the sequences.
+    pub rows: Range<usize>,
+    /// Where the sum goes: these rows, from the first key of the sequences on.
+    pub result: ArrayViewMut2<'o, A>,
+}
+
+/// A result in the shape of the bias in tiles of rows.
+pub(super) fn bias_tiles<'o, A>(
+    result: ArrayViewMut4<'o, A>,
+    sequences: &[Sequence],
+    batch: usize,
+    query_heads: usize,
+    size: usize,
+) -> Vec<BiasRows<'o, A>> {
+    let one_for_all = result.len_of(Axis(0)) == 1 && batch > 1;
+    let mut tasks = Vec::new();
+    for (batch, result) in outer(result).into_iter().enumerate() {
+        // One bias for a whole batch sums over its sequences, which all begin at row 0; otherwise
+        // every sequence has rows of its own.
+        let here = (0..sequences.len()).filter(|&number| sequences[number].batch == batch);
+        let shared: Vec<Vec<usize>> = match one_for_all {
+            true => vec![(0..sequences.len()).collect()],
+            false => here.map(|number| vec![number]).collect(),
+        };
+        let tiles: Vec<(Vec<usize>, Range<usize>)> = shared
+            .into_iter()
+            .flat_map(|numbers| {
+                let rows = numbers.iter().map(|&number| sequences[number].queries).max();
+                Cut::tiles(0..rows.unwrap_or(0), size).map(move |rows| (numbers.clone(), rows))
+            })
+            .collect();
+        let spans: Vec<Range<usize>> = tiles
+            .iter()
+            .map(|(numbers, rows)| {
+                let start = sequences[numbers[0]].query_start;
+                start + rows.start..start + rows.end
+            })
+            .collect();
+        let heads = result.len_of(Axis(0));
+        for (head, result) in outer(result).into_iter().enumerate() {
+            let heads = if heads == 1 { 0..query_heads } else { head..head + 1 };
+            for ((numbers, rows), piece) in tiles.iter().zip(cut_rows(result, &spans)) {
+                let (_, result) = piece.split_at(Axis(1), sequences[numbers[0]].key_start);
+                let (numbers, heads, rows) = (numbers.clone(), heads.clone(), rows.clone());
+                tasks.push(BiasRows { numbers, heads, rows, result });
+            }
+        }
+    }
+    tasks
+}
+
 /// `out` = factor · the rows of a sum, which lie `stride` apart.
-fn write<T: Element>(mut out: ArrayViewMut2<'_, T>, sum: &[f32], stride: usize, factor: f32) {
+pub(super) fn write<T: Element>(
+    mut out: ArrayViewMut2<'_, T>,
+    sum: &[f32],
+    stride: usize,
+    factor: f32,
+) {
     for (mut out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
         out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x));
     }

@@ -1,0 +1,556 @@
+//! The kernels of the second order.
+//!
+//! All share one step, [`Pair::scores`], for a register block of queries against a tile of keys:
+//!
+//! ```text
+//! S = σ·Q Kᵀ, softcap, bias, mask                                (F1) (F2)
+//! U = S′ ⊙ σ·(dQ̈ Kᵀ + Q dK̈ᵀ) + dbias̈                              (D1) (D2)
+//! ```
+//!
+//! (with two dots for the cotangents of gradients, `ddq` and so on). [`RowTile`] then sums
+//! P = e^(S − lse) and P ⊙ U to u and gdout (D4), (D5); the others go on with [`Pair::weights`]:
+//!
+//! ```text
+//! dP = dO Vᵀ,  T = dO dV̈ᵀ + cot_o Vᵀ                              (B2) (D3)
+//! dS = P ⊙ (dP − δ),  ds = S′ ⊙ dS                                (B3) (B4)
+//! Ṗ  = P ⊙ (U − u),  X = Ṗ ⊙ (dP − δ) + P ⊙ (T − z)               (D7) (D8)
+//! x  = S′ ⊙ (X − (2/c)·tanh ⊙ u⁰ ⊙ dS)                            (D9)
+//! ```
+//!
+//! and [`GradientTile`] sums x and ds to gq (D10), [`ColumnTile`] x, ds, Ṗ and P to gk and gv (D11),
+//! (D12), [`BiasTile`] X to gbias (D15).
+
+use super::operands::{Both, Keys, Queries};
+use crate::attention::gradient::{Columns, Rows, clear, joined, select};
+use crate::element::Matrix;
+use crate::exp::exp_difference;
+use crate::heads::{Cut, Rule};
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::level::compiled_here;
+use crate::pack::{Packed, touches};
+use crate::parallel::zeros;
+use crate::products::Sum;
+use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
+use crate::tile::{MAX_KEYS, STRIDE, Tile};
+use etalon_problem::{Cover, Error};
+use std::ops::Range;
+
+/// One query head of a sequence with its key head.
+#[derive(Clone, Copy)]
+pub struct Pair<'a> {
+    /// Which pairs count.
+    pub rule: Rule<'a>,
+    /// ddbias of this sequence and head, `[n, m]`.
+    pub ddbias: Option<Matrix<'a>>,
+    /// The queries.
+    pub queries: &'a Queries,
+    /// The keys and values.
+    pub keys: &'a Keys,
+    /// D.
+    pub dim: usize,
+    /// E.
+    pub value_dim: usize,
+}
+
+/// What sweeps before learned of the rows of a head, from row `first` on.
+#[derive(Clone, Copy)]
+pub struct Known<'a> {
+    /// The row of the first numbers.
+    pub first: usize,
+    /// (B1)
+    pub delta: &'a [f32],
+    /// (D4)
+    pub u: &'a [f32],
+    /// (D6)
+    pub z: &'a [f32],
+}
+
+/// The memory of one thread.
+pub struct Scratch {
+    pub cut: Cut,
+    /// Of a tile, rows [`STRIDE`] apart: S, then P.
+    p: Vec<f32>,
+    /// U, then P ⊙ U or Ṗ.
+    p_dot: Vec<f32>,
+    /// dP, then ds.
+    ds: Vec<f32>,
+    /// T, then x or X.
+    x: Vec<f32>,
+    /// tanh(s/c) and u⁰ of a register block.
+    tanh: Vec<f32>,
+    u0: Vec<f32>,
+    /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
+    visible: Vec<bool>,
+    /// Σ P U of every row of a tile.
+    pub u: Vec<f32>,
+    /// gq of a tile of queries, or gk of a tile of keys; without σ.
+    pub wide: Vec<f32>,
+    /// Σ P (U v + ddv) of a tile of queries, or gv of a tile of keys.
+    pub values: Vec<f32>,
+    /// o of a tile of queries, where it is computed anew.
+    pub o: Vec<f32>,
+}
+
+impl Scratch {
+    /// The scratch for operands of D = `dim` and E = `value_dim`.
+    pub fn new(cut: &Cut, dim: usize, value_dim: usize, o_anew: bool) -> Result<Self, Error> {
+        let tile = || zeros(cut.queries * STRIDE, "the scratch of a thread");
+        let block = || zeros(cut.rows * STRIDE, "the scratch of a thread");
+        let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
+        let sum = |rows: usize, dim: usize| {
+            zeros(rows * dim.next_multiple_of(cut.cols), "the scratch of a thread")
+        };
+        Ok(Scratch {
+            cut: *cut,
+            p: tile()?,
+            p_dot: tile()?,
+            ds: tile()?,
+            x: tile()?,
+            tanh: block()?,
+            u0: block()?,
+            visible: vec![false; cut.queries * MAX_KEYS],
+            u: zeros(cut.queries, "the scratch of a thread")?,
+            wide: sum(rows, dim)?,
+            values: sum(rows, value_dim)?,
+            o: sum(if o_anew { cut.queries } else { 0 }, value_dim)?,
+        })
+    }
+}
+
+/// A register block of queries against a tile of keys.
+#[derive(Clone)]
+struct Place {
+    /// The queries, within the sequence.
+    rows: Range<usize>,
+    /// The keys, within the sequence.
+    cols: Range<usize>,
+    /// Its first row in the tile's memory.
+    first: usize,
+    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    careful: bool,
+}
+
+impl Pair<'_> {
+    /// Whether a tile holds operands that are not finite.
+    fn careful(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+        touches(&self.queries.non_finite, rows.clone())
+            || touches(&self.keys.non_finite, cols.clone())
+    }
+
+    /// The register blocks of a tile in order, if it holds a visible pair; with `kept` each has rows
+    /// of its own in memory, otherwise all share the first.
+    fn blocks<I: Isa>(
+        &self,
+        rows: &Range<usize>,
+        cols: &Range<usize>,
+        kept: bool,
+    ) -> impl Iterator<Item = Place> + use<I> {
+        let careful = self.careful(rows, cols);
+        let seen = self.rule.cover(rows.clone(), cols.clone()) != Cover::None;
+        let (rows, cols) = (if seen { rows.clone() } else { rows.start..rows.start }, cols.clone());
+        (0..rows.len()).step_by(I::Tile::ROWS).map(move |first| {
+            let start = rows.start + first;
+            let here = start..rows.end.min(start + I::Tile::ROWS);
+            Place { rows: here, cols: cols.clone(), first: if kept { first } else { 0 }, careful }
+        })
+    }
+
+    /// S and U of a block, in the columns of the strip.
+    #[inline(always)]
+    fn scores<I: Isa>(&self, isa: I, place: &Place, scratch: &mut Scratch) -> Option<Strip> {
+        let (start, panel) = (place.rows.start, place.cols.start / I::Tile::COLS);
+        let here = place.first * STRIDE..(place.first + I::Tile::ROWS) * STRIDE;
+        let (s, u) = (&mut scratch.p[here.clone()], &mut scratch.p_dot[here]);
+        let (tanh, u0) = (&mut scratch.tanh, &mut scratch.u0);
+        let visible = &mut scratch.visible[place.first * MAX_KEYS..];
+        let q = &self.queries.q.across.panels[start * self.dim..];
+        let factors =
+            Factors { rule: &self.rule, q, k: self.keys.k.across.from(panel), dim: self.dim };
+        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+        let mut block = Block { s, tanh, visible };
+        let (rows, cols) = (place.rows.clone(), place.cols.clone());
+        let strip = score_block(isa, factors, rows, cols, place.careful, &mut block, &mut max)?;
+        let scale = I::F32::splat(isa, self.rule.scale);
+        for column in strip.cols.clone().step_by(I::Tile::COLS) {
+            let mut tile = I::Tile::zero(isa);
+            let at = panel * I::Tile::COLS + column;
+            self.add(isa, &mut tile, &self.queries.ddq, start, Some(&self.keys.k), at, self.dim);
+            if let Some(ddk) = &self.keys.ddk {
+                tile.add_panel(isa, q, &ddk.across.panels[at * self.dim..], self.dim);
+            }
+            let tile = tile.map(
+                #[inline(always)]
+                |u| u * scale,
+            );
+            tile.store(&mut u[column..], STRIDE); // (D1)
+        }
+        if self.rule.softcap.is_some() {
+            for r in 0..I::Tile::ROWS {
+                let at = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
+                u0[at.clone()].copy_from_slice(&u[at.clone()]);
+                let tanh = tanh[at.clone()].chunks_exact(I::F32::N);
+                for (u, tanh) in u[at].chunks_exact_mut(I::F32::N).zip(tanh) {
+                    (I::F32::load(isa, u) * slope(isa, I::F32::load(isa, tanh))).store(u);
+                }
+            }
+        }
+        if let Some(ddbias) = &self.ddbias {
+            let end = place.cols.len().min(strip.cols.end);
+            let keys = place.cols.start + strip.cols.start..place.cols.start + end;
+            for (r, i) in place.rows.clone().enumerate() {
+                let u = &mut u[r * STRIDE + strip.cols.start..][..keys.len()];
+                ddbias.add_row(i, keys.clone(), u); // (D2)
+            }
+        }
+        Some(strip)
+    }
+
+    /// tile += A Bᵀ, from row `row` of A and row `column` of B on, if both are there.
+    #[inline(always)]
+    #[allow(clippy::too_many_arguments)]
+    fn add<I: Isa>(
+        &self,
+        isa: I,
+        tile: &mut I::Tile,
+        a: &Option<Both>,
+        row: usize,
+        b: Option<&Both>,
+        column: usize,
+        dim: usize,
+    ) {
+        if let (Some(a), Some(b)) = (a, b) {
+            tile.add_panel(
+                isa,
+                &a.across.panels[row * dim..],
+                &b.across.panels[column * dim..],
+                dim,
+            );
+        }
+    }
+
+    /// P and P ⊙ U of a block.
+    #[inline(always)]
+    fn means<I: Isa>(&self, isa: I, place: &Place, scratch: &mut Scratch) -> Option<Strip> {
+        let strip = self.scores(isa, place, scratch)?;
+        let here = place.first * STRIDE..(place.first + I::Tile::ROWS) * STRIDE;
+        let (p, u) = (&mut scratch.p[here.clone()], &mut scratch.p_dot[here]);
+        for r in 0..I::Tile::ROWS {
+            let lse = I::F32::splat(isa, self.queries.lse[place.rows.start + r]);
+            let at = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
+            let u = u[at.clone()].chunks_exact_mut(I::F32::N);
+            for (p, u) in p[at].chunks_exact_mut(I::F32::N).zip(u) {
+                let weight = exp_difference(isa, I::F32::load(isa, p), lse); // (F4)
+                weight.store(p);
+                (weight * I::F32::load(isa, u)).store(u);
+            }
+        }
+        if strip.careful {
+            let visible = &scratch.visible[place.first * MAX_KEYS..];
+            select([p, u], visible, &strip.cols, I::Tile::ROWS);
+        }
+        Some(strip)
+    }
+
+    /// P, Ṗ, ds and x of a block, or, with `raw`, dS and X; columns outside the returned strip are
+    /// zero.
+    #[inline(always)]
+    fn weights<I: Isa>(
+        &self,
+        isa: I,
+        place: &Place,
+        known: Known<'_>,
+        raw: bool,
+        scratch: &mut Scratch,
+    ) -> Option<Strip> {
+        let strip = self.scores(isa, place, scratch);
+        let here = place.first * STRIDE..(place.first + I::Tile::ROWS) * STRIDE;
+        let Scratch { p, p_dot, ds, x, tanh, u0, visible, .. } = scratch;
+        let [p, p_dot, ds, x] = [p, p_dot, ds, x].map(|tile| &mut tile[here.clone()]);
+        let visible = &mut visible[place.first * MAX_KEYS..];
+        let end = place.cols.len().next_multiple_of(I::Tile::COLS);
+        let Some(strip) = strip else {
+            clear([p, p_dot, ds, x], visible, 0..end, I::Tile::ROWS);
+            return None;
+        };
+        for cols in [0..strip.cols.start, strip.cols.end..end] {
+            let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
+            clear(weights, visible, cols, I::Tile::ROWS);
+        }
+        self.value_products(isa, place, &strip, ds, x);
+        let capped = self.rule.softcap.filter(|_| !raw);
+        let curve = I::F32::splat(isa, capped.map_or(0.0, |cap| 2.0 / cap));
+        for r in 0..I::Tile::ROWS {
+            let i = place.rows.start + r;
+            let [delta, mean, z] = [known.delta, known.u, known.z].map(
+                #[inline(always)]
+                |x| I::F32::splat(isa, x[i - known.first]),
+            );
+            let lse = I::F32::splat(isa, self.queries.lse[i]);
+            for c in strip.cols.clone().step_by(I::F32::N) {
+                let at = r * STRIDE + c..r * STRIDE + c + I::F32::N;
+                let weight = exp_difference(isa, I::F32::load(isa, &p[at.clone()]), lse); // (F4)
+                let pull = I::F32::load(isa, &ds[at.clone()]) - delta;
+                let mut first = weight * pull; // (B3)
+                let moved = weight * (I::F32::load(isa, &p_dot[at.clone()]) - mean); // (D7)
+                let t = I::F32::load(isa, &x[at.clone()]) - z;
+                let mut second = moved.mul_add(pull, weight * t); // (D8)
+                if capped.is_some() {
+                    let tanh = I::F32::load(isa, &tanh[at.clone()]);
+                    let slope = slope(isa, tanh);
+                    let u0 = I::F32::load(isa, &u0[at.clone()]);
+                    second = slope * (second - curve * tanh * u0 * first); // (D9)
+                    first = slope * first; // (B4)
+                }
+                weight.store(&mut p[at.clone()]);
+                moved.store(&mut p_dot[at.clone()]);
+                first.store(&mut ds[at.clone()]);
+                second.store(&mut x[at]);
+            }
+        }
+        if strip.careful {
+            select([p, p_dot, ds, x], visible, &strip.cols, I::Tile::ROWS);
+        }
+        Some(strip)
+    }
+
+    /// dP and T of a block.
+    #[inline(always)]
+    fn value_products<I: Isa>(
+        &self,
+        isa: I,
+        place: &Place,
+        strip: &Strip,
+        dp: &mut [f32],
+        t: &mut [f32],
+    ) {
+        let (start, dim) = (place.rows.start, self.value_dim);
+        let Queries { dout, cot_o, .. } = self.queries;
+        let Keys { v, ddv, .. } = self.keys;
+        for column in strip.cols.clone().step_by(I::Tile::COLS) {
+            let at = place.cols.start + column;
+            let mut tile = I::Tile::zero(isa);
+            self.add(isa, &mut tile, dout, start, v.as_ref(), at, dim);
+            tile.store(&mut dp[column..], STRIDE); // (B2)
+            let mut tile = I::Tile::zero(isa);
+            self.add(isa, &mut tile, dout, start, ddv.as_ref(), at, dim);
+            self.add(isa, &mut tile, cot_o, start, v.as_ref(), at, dim);
+            tile.store(&mut t[column..], STRIDE); // (D3)
+        }
+    }
+}
+
+/// Grows the rows of a block from `first` of a sum.
+#[inline(always)]
+fn grow<I: Isa>(
+    isa: I,
+    (sum, first, stride): (&mut [f32], usize, usize),
+    (weights, visible): (&[f32], &[bool]),
+    place: &Place,
+    strip: &Strip,
+    keys: &Packed,
+) {
+    let rows = Rows {
+        weights: &weights[place.first * STRIDE..],
+        visible: &visible[place.first * MAX_KEYS..],
+        careful: place.careful,
+    };
+    let sum = Sum { acc: &mut sum[first * stride..], stride };
+    rows.grow(isa, sum, keys, &place.cols, strip);
+}
+
+/// Of one tile of queries Σ P U, Σ P (U v + ddv) and, if asked for, o: left in the scratch.
+pub struct RowTile<'a, 'p> {
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The tile, within the sequence.
+    pub rows: Range<usize>,
+    /// Whether o is computed anew.
+    pub o_anew: bool,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+compiled_here!(RowTile<'_, '_>);
+
+impl Kernel for RowTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let RowTile { pair, rows, o_anew, scratch } = self;
+        let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
+        scratch.u.fill(0.0);
+        scratch.values.fill(0.0);
+        scratch.o.fill(0.0);
+        for cols in Cut::tiles(0..pair.rule.sequence.keys, scratch.cut.keys) {
+            for place in pair.blocks::<I>(&rows, &cols, false) {
+                let Some(strip) = pair.means(isa, &place, scratch) else { continue };
+                let first = place.rows.start - rows.start;
+                let Scratch { p, p_dot, u, visible, values, o, .. } = &mut *scratch;
+                for (r, u) in u[first..].iter_mut().take(I::Tile::ROWS).enumerate() {
+                    let mut sum = I::F32::splat(isa, 0.0);
+                    for pu in p_dot[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N) {
+                        sum = sum + I::F32::load(isa, pu);
+                    }
+                    *u += sum.reduce_add(); // (D4)
+                }
+                if let Some(v) = &pair.keys.v {
+                    let sum = (&mut values[..], first, stride);
+                    grow(isa, sum, (p_dot, visible), &place, &strip, &v.along); // (D5)
+                }
+                if let Some(ddv) = &pair.keys.ddv {
+                    let sum = (&mut values[..], first, stride);
+                    grow(isa, sum, (p, visible), &place, &strip, &ddv.along);
+                }
+                if let (true, Some(v)) = (o_anew, &pair.keys.v) {
+                    grow(isa, (o, first, stride), (p, visible), &place, &strip, &v.along); // (F5)
+                }
+            }
+        }
+    }
+}
+
+/// gq / σ of one tile of queries, left in [`Scratch::wide`].
+pub struct GradientTile<'a, 'p> {
+    /// The head.
+    pub pair: Pair<'p>,
+    /// What its rows learned.
+    pub known: Known<'a>,
+    /// The tile, within the sequence.
+    pub rows: Range<usize>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+compiled_here!(GradientTile<'_, '_>);
+
+impl Kernel for GradientTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let GradientTile { pair, known, rows, scratch } = self;
+        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
+        scratch.wide.fill(0.0);
+        for cols in Cut::tiles(0..pair.rule.sequence.keys, scratch.cut.keys) {
+            for place in pair.blocks::<I>(&rows, &cols, false) {
+                let strip = pair.weights(isa, &place, known, false, scratch);
+                let Some(strip) = strip else { continue };
+                let first = place.rows.start - rows.start;
+                let Scratch { ds, x, visible, wide, .. } = &mut *scratch;
+                let k = &pair.keys.k.along;
+                grow(isa, (wide, first, stride), (x, visible), &place, &strip, k); // (D10)
+                if let Some(ddk) = &pair.keys.ddk {
+                    let ddk = &ddk.along;
+                    grow(isa, (wide, first, stride), (ds, visible), &place, &strip, ddk);
+                }
+            }
+        }
+    }
+}
+
+/// gk / σ and gv of one tile of keys, over all query heads that share the key head, left in
+/// [`Scratch::wide`] and [`Scratch::values`].
+pub struct ColumnTile<'a, 'p> {
+    /// The query heads of the key head, and what their rows learned.
+    pub pairs: &'a [(Pair<'p>, Known<'p>)],
+    /// The tile, within the sequence.
+    pub cols: Range<usize>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+compiled_here!(ColumnTile<'_, '_>);
+
+impl Kernel for ColumnTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        self.scratch.wide.fill(0.0);
+        self.scratch.values.fill(0.0);
+        for &(ref pair, known) in self.pairs {
+            for rows in Cut::tiles(0..pair.rule.sequence.queries, self.scratch.cut.queries) {
+                column_tile(isa, pair, known, rows, &self.cols, self.scratch);
+            }
+        }
+    }
+}
+
+/// One tile of queries of one head against the tile of keys.
+#[inline(always)]
+fn column_tile<I: Isa>(
+    isa: I,
+    pair: &Pair<'_>,
+    known: Known<'_>,
+    rows: Range<usize>,
+    cols: &Range<usize>,
+    scratch: &mut Scratch,
+) {
+    let mut seen = None;
+    for place in pair.blocks::<I>(&rows, cols, true) {
+        let strip = pair.weights(isa, &place, known, false, scratch);
+        let Some(strip) = strip else { continue };
+        let here = place.rows.start - rows.start..place.rows.end - rows.start;
+        seen = Some(joined(seen, here, &strip.cols));
+    }
+    let Some((seen_rows, seen_cols)) = seen else { return };
+    let careful = pair.careful(&rows, cols);
+    let Scratch { p, p_dot, ds, x, visible, wide, values, .. } = scratch;
+    let sweep = Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
+    let Queries { q, ddq, dout, cot_o, .. } = pair.queries;
+    let stride = pair.dim.next_multiple_of(I::Tile::COLS);
+    sweep.grow(isa, wide, stride, x, &q.along); // (D11)
+    if let Some(ddq) = ddq {
+        sweep.grow(isa, wide, stride, ds, &ddq.along);
+    }
+    let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
+    if let Some(dout) = dout {
+        sweep.grow(isa, values, stride, p_dot, &dout.along); // (D12)
+    }
+    if let Some(cot_o) = cot_o {
+        sweep.grow(isa, values, stride, p, &cot_o.along);
+    }
+}
+
+/// gbias of one tile of queries and keys, the sum over every head and sequence that shares the
+/// bias.
+pub struct BiasTile<'a, 'p> {
+    /// The heads and sequences, in the order of the sum, and what their rows learned.
+    pub pairs: &'a [(Pair<'p>, Known<'p>)],
+    /// The queries, within the sequences.
+    pub rows: Range<usize>,
+    /// The keys, within the sequences.
+    pub cols: Range<usize>,
+    /// The sum, rows [`STRIDE`] apart.
+    pub sum: &'a mut [f32],
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+compiled_here!(BiasTile<'_, '_>);
+
+impl Kernel for BiasTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let BiasTile { pairs, rows, cols, sum, scratch } = self;
+        sum.fill(0.0);
+        for &(ref pair, known) in pairs {
+            let sequence = pair.rule.sequence;
+            let rows = rows.start..rows.end.min(sequence.queries);
+            let cols = cols.start..cols.end.min(sequence.keys);
+            for place in pair.blocks::<I>(&rows, &cols, false) {
+                if pair.weights(isa, &place, known, true, scratch).is_none() {
+                    continue;
+                }
+                for (r, i) in place.rows.clone().enumerate() {
+                    let x = &scratch.x[r * STRIDE..][..cols.len()];
+                    let sum = &mut sum[(i - rows.start) * STRIDE..][..cols.len()];
+                    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x); // (D15)
+                }
+            }
+        }
+    }
+}
