@@ -5,9 +5,9 @@ use super::{Failure, Outcome, options, say};
 use etalon_conformance::generate::Stream;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Dtype, Error, Extents, Mask, Pass, Scores,
+    Algorithm, Align, Attention, AttentionLse, Blocking, Dtype, Error, Extents, Mask, Pass, Scores,
 };
-use etalon_simd::{Element, Level, Options, attention, attention_lse, probe};
+use etalon_simd::{Element, Level, Mode, Options, attention, attention_lse, probe};
 use half::{bf16, f16};
 use ndarray::{Array, ShapeBuilder};
 use serde::Serialize;
@@ -31,9 +31,27 @@ pub struct Arguments {
     /// Elements of a query, a key and a value.
     #[arg(long, value_name = "D,…", value_delimiter = ',', default_values_t = [64, 128])]
     dim: Vec<usize>,
-    /// Query heads, each with a key head of its own.
+    /// Passes; all if absent.
+    #[arg(long, value_name = "P,…", value_delimiter = ',')]
+    pass: Vec<Pass>,
+    /// Masks: full, causal, or the keys that a causal window reaches back, as in window=256.
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_values = ["full", "causal"], value_parser = mask)]
+    mask: Vec<Named>,
+    /// Batch elements.
+    #[arg(long, default_value_t = 1)]
+    batch: usize,
+    /// Query heads.
     #[arg(long, default_value_t = 4)]
     heads: usize,
+    /// Key heads; as many as there are query heads if absent.
+    #[arg(long, value_name = "H")]
+    key_heads: Option<usize>,
+    /// Tile sizes, as in `96x128`: queries × keys; what was measured to be best if absent.
+    #[arg(long, value_name = "QxK", value_parser = options::blocking)]
+    blocking: Option<Blocking>,
+    /// The mode of a backward pass: auto, separate, fused, or, of attention_lse alone, gradient.
+    #[arg(long, default_value = "auto", value_parser = mode)]
+    mode: Mode,
     /// Threads; as many as there are cores if absent.
     #[arg(long)]
     threads: Option<usize>,
@@ -45,15 +63,47 @@ pub struct Arguments {
     json: Option<PathBuf>,
 }
 
+/// A mask and its name.
+#[derive(Debug, Clone)]
+struct Named {
+    name: String,
+    mask: Mask,
+}
+
+fn mask(name: &str) -> Result<Named, String> {
+    let mask = match name.split_once('=') {
+        None if name == "full" => Mask::Full,
+        None if name == "causal" => Mask::causal(),
+        Some(("window", reach)) => {
+            let left = reach.parse().map_err(|error| format!("window={reach}: {error}"))?;
+            Mask::Window { left: Some(left), right: Some(0), align: Align::default() }
+        }
+        _ => return Err("one of full, causal, window=KEYS".to_string()),
+    };
+    Ok(Named { name: name.to_string(), mask })
+}
+
+fn mode(name: &str) -> Result<Mode, String> {
+    match name {
+        "auto" => Ok(Mode::Auto),
+        "separate" => Ok(Mode::Separate),
+        "fused" => Ok(Mode::FusedPartials),
+        "gradient" => Ok(Mode::ForwardGradient),
+        _ => Err("one of auto, separate, fused, gradient".to_string()),
+    }
+}
+
 /// One pass of one problem, timed.
 #[derive(Debug, Serialize)]
 struct Figure {
     algorithm: &'static str,
     pass: &'static str,
-    mask: &'static str,
+    mask: String,
+    batch: usize,
     length: usize,
     dim: usize,
     heads: usize,
+    key_heads: usize,
     /// Of the pass: two for each multiplication and addition of the products of visible pairs.
     flops: u64,
     runs: usize,
@@ -83,7 +133,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let threads = pool.current_num_threads();
     let peak = probe::fma_gflops(level, threads);
-    let bench = Bench { arguments, options: Options { level, ..Options::default() }, peak };
+    let Arguments { blocking, mode, .. } = *arguments;
+    let options = Options { level, blocking, mode, ..Options::default() };
+    let bench = Bench { arguments, options, peak };
     let figures = pool.install(|| match arguments.dtype {
         Dtype::F32 => bench.all::<f32>(),
         Dtype::Bf16 => bench.all::<bf16>(),
@@ -120,27 +172,28 @@ struct Bench<'a> {
 
 impl Bench<'_> {
     fn all<T: Element>(&self) -> Result<Vec<Figure>, Failure> {
-        let Arguments { algorithm, length, dim, heads, .. } = self.arguments;
+        let Arguments { algorithm, length, dim, mask, batch, heads, key_heads, .. } =
+            self.arguments;
         let wanted = |name| algorithm.is_empty() || algorithm.contains(&name);
         let mut figures = Vec::new();
         for &length in length {
             for &dim in dim {
-                for (mask_name, mask) in [("full", Mask::Full), ("causal", Mask::causal())] {
+                for Named { name, mask } in mask {
                     let extents = Extents {
-                        batch: 1,
+                        batch: *batch,
                         query_heads: *heads,
-                        key_heads: *heads,
+                        key_heads: key_heads.unwrap_or(*heads),
                         queries: length,
                         keys: length,
                         dim,
                     };
                     if wanted(Algorithm::Attention) {
                         let problem = Attention::new(extents).mask(mask.clone());
-                        figures.extend(self.attention::<T>(&problem, mask_name)?);
+                        self.attention::<T>(&problem, name, &mut figures)?;
                     }
                     if wanted(Algorithm::AttentionLse) {
-                        let problem = AttentionLse::new(extents).mask(mask);
-                        figures.extend(self.attention_lse::<T>(&problem, mask_name)?);
+                        let problem = AttentionLse::new(extents).mask(mask.clone());
+                        self.attention_lse::<T>(&problem, name, &mut figures)?;
                     }
                 }
             }
@@ -148,37 +201,73 @@ impl Bench<'_> {
         Ok(figures)
     }
 
+    fn wants(&self, pass: Pass) -> bool {
+        self.arguments.pass.is_empty() || self.arguments.pass.contains(&pass)
+    }
+
     fn attention<T: Element>(
         &self,
         problem: &Attention,
-        mask: &'static str,
-    ) -> Result<[Figure; 2], Failure> {
+        mask: &str,
+        figures: &mut Vec<Figure>,
+    ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
-        let [q, k] =
-            [("q", scores.q_shape()), ("k", scores.k_shape())].map(|(name, s)| made(name, s));
-        let v = made::<T, _>("v", problem.v_shape());
+        let [q, k, ddq, ddk] = [
+            ("q", scores.q_shape()),
+            ("k", scores.k_shape()),
+            ("ddq", scores.q_shape()),
+            ("ddk", scores.k_shape()),
+        ]
+        .map(|(name, shape)| made::<T, _>(name, shape));
+        let [v, ddv] = ["v", "ddv"].map(|name| made::<T, _>(name, problem.v_shape()));
         let dout = made::<T, _>("dout", problem.o_shape());
         let inputs = attention::Inputs::new(q.view(), k.view(), v.view());
         let cotangents = attention::Cotangents::new(dout.view());
-        let out = attention::forward(problem, &inputs, &self.options)?;
-        let forward =
-            self.time(|| attention::forward(problem, &inputs, &self.options).map(drop))?;
-        let backward = self.time(|| {
-            attention::backward(problem, &inputs, &out, &cotangents, &self.options).map(drop)
+        let second = attention::SecondCotangents {
+            ddq: Some(ddq.view()),
+            ddk: Some(ddk.view()),
+            ddv: Some(ddv.view()),
+            ..Default::default()
+        };
+        let tangents = attention::Tangents {
+            tq: second.ddq,
+            tk: second.ddk,
+            tv: second.ddv,
+            ..Default::default()
+        };
+        let options = &self.options;
+        let out = attention::forward(problem, &inputs, options)?;
+        let mut add = |pass, products, run: &mut dyn FnMut() -> Result<(), Error>| {
+            if self.wants(pass) {
+                let time = self.time(run)?;
+                figures.push(self.figure(Algorithm::Attention, pass, scores, mask, products, time));
+            }
+            Ok::<(), Failure>(())
+        };
+        // q·k and p·v.
+        add(Pass::Forward, 2, &mut || attention::forward(problem, &inputs, options).map(drop))?;
+        // q·k, dout·v, and the three products for dq, dk and dv.
+        add(Pass::Backward, 5, &mut || {
+            attention::backward(problem, &inputs, &out, &cotangents, options).map(drop)
         })?;
-        // Forward q·k and p·v; backward q·k, dout·v, and the three products for dq, dk and dv.
-        Ok([
-            self.figure(Algorithm::Attention, Pass::Forward, scores, mask, 2, forward),
-            self.figure(Algorithm::Attention, Pass::Backward, scores, mask, 5, backward),
-        ])
+        // The least that is known in O(N) memory: 11 by rows, 8 by columns.
+        add(Pass::DoubleBackward, 19, &mut || {
+            attention::double_backward(problem, &inputs, &out, &cotangents, &second, options)
+                .map(drop)
+        })?;
+        // q·k, ddq·k, q·ddk, and the products of v and ddv.
+        add(Pass::Jvp, 5, &mut || {
+            attention::jvp(problem, &inputs, &out, &tangents, options).map(drop)
+        })
     }
 
     fn attention_lse<T: Element>(
         &self,
         problem: &AttentionLse,
-        mask: &'static str,
-    ) -> Result<[Figure; 2], Failure> {
+        mask: &str,
+        figures: &mut Vec<Figure>,
+    ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
         let [q, k] = [("q", scores.q_shape()), ("k", scores.k_shape())]
@@ -187,21 +276,33 @@ impl Bench<'_> {
         let inputs = attention_lse::Inputs::new(q.view(), k.view());
         let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
         let out = attention_lse::forward(problem, &inputs, &self.options)?;
-        let forward =
-            self.time(|| attention_lse::forward(problem, &inputs, &self.options).map(drop))?;
-        let backward = self.time(|| {
-            attention_lse::backward(problem, &inputs, &out, &cotangents, &self.options).map(drop)
+        let mut add = |pass, products, run: &mut dyn FnMut() -> Result<(), Error>| {
+            if self.wants(pass) {
+                let time = self.time(run)?;
+                figures.push(self.figure(
+                    Algorithm::AttentionLse,
+                    pass,
+                    scores,
+                    mask,
+                    products,
+                    time,
+                ));
+            }
+            Ok::<(), Failure>(())
+        };
+        // q·k.
+        add(Pass::Forward, 1, &mut || {
+            attention_lse::forward(problem, &inputs, &self.options).map(drop)
         })?;
-        // Forward q·k; backward q·k and the products for dq and dk.
-        Ok([
-            self.figure(Algorithm::AttentionLse, Pass::Forward, scores, mask, 1, forward),
-            self.figure(Algorithm::AttentionLse, Pass::Backward, scores, mask, 3, backward),
-        ])
+        // q·k and the products for dq and dk.
+        add(Pass::Backward, 3, &mut || {
+            attention_lse::backward(problem, &inputs, &out, &cotangents, &self.options).map(drop)
+        })
     }
 
     /// The median time of a pass, and the number of runs. The first run, which warms the caches,
     /// does not count.
-    fn time(&self, mut run: impl FnMut() -> Result<(), Error>) -> Result<(Duration, usize), Error> {
+    fn time(&self, run: &mut dyn FnMut() -> Result<(), Error>) -> Result<(Duration, usize), Error> {
         run()?;
         let begin = Instant::now();
         let mut times = Vec::new();
@@ -219,7 +320,7 @@ impl Bench<'_> {
         algorithm: Algorithm,
         pass: Pass,
         scores: &Scores,
-        mask: &'static str,
+        mask: &str,
         products: u64,
         (median, runs): (Duration, usize),
     ) -> Figure {
@@ -229,10 +330,12 @@ impl Bench<'_> {
         Figure {
             algorithm: algorithm.name(),
             pass: pass.name(),
-            mask,
+            mask: mask.to_string(),
+            batch: e.batch,
             length: e.queries,
             dim: e.dim,
             heads: e.query_heads,
+            key_heads: e.key_heads,
             flops,
             runs,
             median_ns: median.as_nanos(),
@@ -264,7 +367,7 @@ fn print(figures: &Figures<'_>) {
         table.add_row([
             figure.algorithm.to_string(),
             figure.pass.to_string(),
-            figure.mask.to_string(),
+            figure.mask.clone(),
             figure.length.to_string(),
             figure.dim.to_string(),
             format!("{:.3}", figure.flops as f64 * 1e-9),
@@ -275,8 +378,16 @@ fn print(figures: &Figures<'_>) {
         ]);
     }
     say(&table.to_string());
-    let heads = figures.figures.first().map_or(0, |figure| figure.heads);
-    say(&format!("{heads} heads, one batch element; a time is the median of its runs."));
-    say("Flops: two for each term of the products of visible pairs, what is computed twice or \
-         masked away not counted.");
+    let first = figures.figures.first();
+    let [batch, heads, key_heads] =
+        first.map_or([0; 3], |figure| [figure.batch, figure.heads, figure.key_heads]);
+    say(&format!(
+        "{heads} heads ({key_heads} of keys), {batch} batch element(s); a time is the median of its \
+         runs."
+    ));
+    say(
+        "Flops: two for each term of the products of visible pairs, of which a forward pass has 2, a \
+         backward pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1 and 3); what is \
+         computed twice or masked away is not counted.",
+    );
 }

@@ -54,7 +54,6 @@ pub fn step<T: Real>(
     let one = LinearAttention {
         extents: LinearExtents { tokens: 1, ..problem.extents },
         sequences: TokenSequences::Dense,
-        initial_state: true,
         final_state: true,
         ..problem.clone()
     };

@@ -75,3 +75,87 @@ fn a_wrong_cotangent_is_named() {
     let error = error.expect_err("dlse is one row short").to_string();
     assert_eq!(error, "`dlse` must have shape [2, 4, 101], found [2, 4, 100]");
 }
+
+/// What the error of a double backward pass says, after `spoil` has done something to its second
+/// cotangents.
+fn second_complaint(
+    problem: Attention,
+    spoil: impl FnOnce(&mut attention::SecondCotangents<'_, f32>),
+) -> String {
+    let operands = Operands::new(problem);
+    let Operands { problem, q, k, v, dout, dlse, sinks, bias } = &operands;
+    let mut inputs = attention::Inputs::new(q.view(), k.view(), v.view());
+    inputs.sinks = problem.scores.sinks.then(|| sinks.view());
+    inputs.bias = problem.scores.bias.is_some().then(|| bias.view());
+    let options = Options::default();
+    let out = attention::forward(problem, &inputs, &options).unwrap();
+    let cotangents = attention::Cotangents::new(dout.view()).dlse(dlse.view());
+    let mut further = attention::SecondCotangents {
+        ddq: Some(q.view()),
+        ddk: Some(k.view()),
+        ddv: Some(v.view()),
+        ddsinks: Some(sinks.view()),
+        ddbias: Some(bias.view()),
+        cot_o: Some(dout.view()),
+        cot_lse: Some(dlse.view()),
+    };
+    spoil(&mut further);
+    let mut gq = Array4::from_elem(problem.scores.q_shape(), 7.0);
+    let place = attention::SecondGradientsMut { gq: Some(gq.view_mut()), ..Default::default() };
+    let error = attention::double_backward_into(
+        problem,
+        &inputs,
+        &out,
+        &cotangents,
+        &further,
+        place,
+        &options,
+    );
+    assert!(gq.iter().all(|&x| x == 7.0), "nothing is half-written");
+    error.expect_err("the operands were spoiled").to_string()
+}
+
+#[test]
+fn every_second_cotangent_is_named() {
+    let complain = |spoil: fn(&mut Option<ndarray::ArrayView4<'_, f32>>), which: usize| {
+        second_complaint(everything(), |x| {
+            let tensors = [&mut x.ddq, &mut x.ddk, &mut x.ddv, &mut x.cot_o, &mut x.ddbias];
+            spoil(tensors.into_iter().nth(which).unwrap())
+        })
+    };
+    let shorten = |x: &mut Option<ndarray::ArrayView4<'_, f32>>| {
+        *x = x.take().map(|x| x.slice_move(ndarray::s![.., .., 1.., ..]))
+    };
+    for (which, (name, shape)) in [
+        ("ddq", [2, 4, 101, 40]),
+        ("ddk", [2, 2, 113, 40]),
+        ("ddv", [2, 2, 113, 24]),
+        ("cot_o", [2, 4, 101, 24]),
+        ("ddbias", [1, 4, 101, 113]),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let mut found = shape;
+        found[2] -= 1;
+        let expected = format!("`{name}` must have shape {shape:?}, found {found:?}");
+        assert_eq!(complain(shorten, which), expected);
+    }
+    let rows = ndarray::s![.., .., 1..];
+    let spoiled = second_complaint(everything(), |x| {
+        x.cot_lse = x.cot_lse.take().map(|x| x.slice_move(rows));
+    });
+    assert_eq!(spoiled, "`cot_lse` must have shape [2, 4, 101], found [2, 4, 100]");
+    let spoiled = second_complaint(everything(), |x| {
+        x.ddsinks = x.ddsinks.take().map(|x| x.slice_move(ndarray::s![1..]));
+    });
+    assert_eq!(spoiled, "`ddsinks` must have shape [4], found [3]");
+    let mut bare = everything();
+    bare.scores.sinks = false;
+    let spoiled = second_complaint(bare, |_| {});
+    assert_eq!(spoiled, "`ddsinks` was given, but the problem does not set `sinks`");
+    let mut bare = everything();
+    bare.scores.bias = None;
+    let spoiled = second_complaint(bare, |_| {});
+    assert_eq!(spoiled, "`ddbias` was given, but the problem does not set `bias`");
+}

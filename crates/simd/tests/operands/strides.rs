@@ -18,17 +18,49 @@ fn spread(x: &Array4<f32>) -> Array4<f32> {
     wide
 }
 
+/// The second cotangents are other tensors of the same shapes.
+fn second<'a>(
+    operands: &'a Operands,
+    [q, k, v, dout, bias]: [ArrayView4<'a, f32>; 5],
+) -> attention::SecondCotangents<'a, f32> {
+    attention::SecondCotangents {
+        ddq: Some(q),
+        ddk: Some(k),
+        ddv: Some(v),
+        ddsinks: Some(operands.sinks.view()),
+        ddbias: Some(bias),
+        cot_o: Some(dout),
+        cot_lse: Some(operands.dlse.view()),
+    }
+}
+
+type Results = (attention::Output<f32>, attention::Gradients<f32>, attention::SecondGradients<f32>);
+
 fn run(
     operands: &Operands,
     [q, k, v, dout, bias]: [ArrayView4<'_, f32>; 5],
     options: &Options,
-) -> (attention::Output<f32>, attention::Gradients<f32>) {
+) -> Results {
+    let further =
+        second(operands, [q, k, v, dout, bias].map(|x| x.slice_move(ndarray::s![.., .., .., ..])));
     let inputs = attention::Inputs::new(q, k, v).sinks(operands.sinks.view()).bias(bias);
     let out = attention::forward(&operands.problem, &inputs, options).unwrap();
     let cotangents = attention::Cotangents::new(dout).dlse(operands.dlse.view());
     let gradients =
         attention::backward(&operands.problem, &inputs, &out, &cotangents, options).unwrap();
-    (out, gradients)
+    let problem = &operands.problem;
+    let seconds =
+        attention::double_backward(problem, &inputs, &out, &cotangents, &further, options).unwrap();
+    let tangents = attention::Tangents {
+        tq: further.ddq,
+        tk: further.ddk,
+        tv: further.ddv,
+        tsinks: further.ddsinks,
+        tbias: further.ddbias,
+    };
+    let moved = attention::jvp(problem, &inputs, &out, &tangents, options).unwrap();
+    assert!(moved.to == seconds.gdout && moved.tlse == seconds.gdlse, "(J1) is (D5), (J2) is (D4)");
+    (out, gradients, seconds)
 }
 
 #[test]
@@ -71,7 +103,8 @@ fn results_go_where_the_caller_wants_them() {
     let operands = Operands::new(everything());
     let Operands { problem, q, k, v, dout, bias, .. } = &operands;
     let options = Options::default();
-    let (out, gradients) = run(&operands, [q, k, v, dout, bias].map(|x| x.view()), &options);
+    let (out, gradients, seconds) =
+        run(&operands, [q, k, v, dout, bias].map(|x| x.view()), &options);
     let inputs = attention::Inputs::new(q.view(), k.view(), v.view())
         .sinks(operands.sinks.view())
         .bias(bias.view());
@@ -96,4 +129,12 @@ fn results_go_where_the_caller_wants_them() {
     let place = attention::GradientsMut { dv: Some(dv.view_mut()), ..Default::default() };
     attention::backward_into(problem, &inputs, &out, &cotangents, place, &options).unwrap();
     assert_eq!(dv, gradients.dv, "dv alone, which needs no dP");
+
+    let mut gk = permuted(&seconds.gk);
+    gk.fill(f32::NAN);
+    let further = second(&operands, [q, k, v, dout, bias].map(|x| x.view()));
+    let place = attention::SecondGradientsMut { gk: Some(gk.view_mut()), ..Default::default() };
+    attention::double_backward_into(problem, &inputs, &out, &cotangents, &further, place, &options)
+        .unwrap();
+    assert_eq!(gk, seconds.gk, "gk alone");
 }
