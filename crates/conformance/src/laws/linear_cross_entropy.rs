@@ -290,7 +290,10 @@ fn impossible_class(trial: &Trial<'_>) -> Judgement {
     let zeros = Tensor::round(&ArrayD::zeros(vec![problem.vocab]), case.dtype);
     let bias = case.inputs.get("bias").unwrap_or(&zeros);
     let impossible = f64::NEG_INFINITY * problem.logit_scale.signum();
-    let hidden = |at: &[usize], x: f64| if at[0] == last { impossible } else { x };
+    // Those of the case stay impossible, also where its cap is taken off a negative scale.
+    let hidden = |at: &[usize], x: f64| {
+        if at[0] == last || x == f64::NEG_INFINITY { impossible } else { x }
+    };
     inputs.insert("bias".to_string(), map(bias, hidden)?);
     let other = |_: &[usize], y: f64| if y == last as f64 { 0.0 } else { y };
     inputs.insert("targets".to_string(), map(&case.inputs["targets"], other)?);

@@ -6,9 +6,10 @@ use super::tensors::map;
 use super::values::{close, larger};
 use super::{ATTENTION, Flaw, Judgement, Kind, Law, SOFTMAX, Trial};
 use crate::bounds::Bounds;
+use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{Dtype, Error, Pass, Role};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role};
 use ndarray::ArrayD;
 
 const DOUBLE_BACKWARD: &[Pass] = &[Pass::DoubleBackward];
@@ -39,7 +40,7 @@ pub(super) const LAWS: &[Law] = &[
         kind: Kind::Meaning,
         of: SOFTMAX,
         passes: DOUBLE_BACKWARD,
-        applies: |_, _| true,
+        applies: |case, _| !has_impossible_classes(case),
         check: contraction,
     },
     Law {
@@ -52,6 +53,14 @@ pub(super) const LAWS: &[Law] = &[
         check: adjoint,
     },
 ];
+
+/// A class of logit −∞ may be a target: the logit stands still then, but its row of w has the
+/// gradient of any other target.
+fn has_impossible_classes(case: &Case) -> bool {
+    let bias = case.inputs.get("bias").and_then(|bias| bias.to_f64("bias").ok());
+    matches!(case.problem, Problem::LinearCrossEntropy(_))
+        && bias.is_some_and(|bias| bias.iter().any(|&x| x == f64::NEG_INFINITY))
+}
 
 /// The inputs and first cotangents of the case, with further ones in place of its own.
 fn with(trial: &Trial<'_>, further: &[(&str, Tensor)], drop: &[&str]) -> Tensors {
