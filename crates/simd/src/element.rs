@@ -1,5 +1,6 @@
 //! Element types of storage.
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::{ArrayView2, s};
 use std::ops::Range;
@@ -65,6 +66,8 @@ pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
     fn to_f32(self) -> f32;
     /// To the nearest, ties to even.
     fn from_f32(x: f32) -> Self;
+    /// `row` = `source`, of the same length.
+    fn read(source: &[Self], row: &mut [f32]);
 }
 
 impl Element for f32 {
@@ -77,6 +80,9 @@ impl Element for f32 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         x
+    }
+    fn read(source: &[Self], row: &mut [f32]) {
+        row.copy_from_slice(source);
     }
 }
 
@@ -91,6 +97,9 @@ impl Element for bf16 {
     fn from_f32(x: f32) -> Self {
         bf16::from_f32(x)
     }
+    fn read(source: &[Self], row: &mut [f32]) {
+        source.convert_to_f32_slice(row);
+    }
 }
 
 impl Element for f16 {
@@ -103,5 +112,8 @@ impl Element for f16 {
     #[inline(always)]
     fn from_f32(x: f32) -> Self {
         f16::from_f32(x)
+    }
+    fn read(source: &[Self], row: &mut [f32]) {
+        source.convert_to_f32_slice(row);
     }
 }

@@ -140,6 +140,23 @@ pub fn rows_of<'a, T>(
     (*operand).slice_move(s![batch, head, rows, ..])
 }
 
+/// Fills a result `[batch, heads, rows, …]` with `nothing` if some of its rows belong to no sequence;
+/// `covered` rows belong to one, and will be written.
+pub fn clear<A: Clone, D: Dimension>(
+    result: &mut ArrayViewMut<'_, A, D>,
+    covered: usize,
+    nothing: A,
+) {
+    if covered < result.len_of(Axis(0)) * result.len_of(Axis(2)) {
+        result.fill(nothing);
+    }
+}
+
+/// The queries of all sequences.
+pub fn all_queries(sequences: &[Sequence]) -> usize {
+    sequences.iter().map(|sequence| sequence.queries).sum()
+}
+
 /// The keys of a sequence in the rows of the arrays.
 pub fn key_rows(sequence: &Sequence) -> Range<usize> {
     sequence.key_start..sequence.key_start + sequence.keys
@@ -176,47 +193,75 @@ pub struct Needs {
     pub v_along: bool,
 }
 
-impl Keys {
+/// The keys and values of a pass, as they are packed.
+#[derive(Clone, Copy)]
+pub struct KeyOperands<'a, 'o, T> {
+    /// `[B, Hk, M, D]`.
+    pub k: &'a ArrayView4<'o, T>,
+    /// `[B, Hk, M, E]`, if there are values.
+    pub v: Option<&'a ArrayView4<'o, T>>,
+    /// Which packings are needed.
+    pub needs: Needs,
+}
+
+impl<T: Element> KeyOperands<'_, '_, T> {
+    /// Memory for sequences of up to `len` keys.
+    pub fn room(&self, len: usize, cut: &Cut) -> Result<Keys, Error> {
+        let (dim, needs) = (self.k.dim().3, self.needs);
+        let value_dim = self.v.map_or(0, |v| v.dim().3);
+        let along = |wanted: bool, dim| match wanted {
+            true => Packed::room_along(len, dim, cut.cols),
+            false => Ok(Packed::default()),
+        };
+        Ok(Keys {
+            k_across: Packed::room_across(len, dim, cut.cols)?,
+            k_along: along(needs.k_along, dim)?,
+            v_across: match needs.v_across {
+                true => Packed::room_across(len, value_dim, cut.cols)?,
+                false => Packed::default(),
+            },
+            v_along: along(needs.v_along, value_dim)?,
+            non_finite: None,
+        })
+    }
+
+    /// Packs the keys of a sequence and key head into memory that has room for them.
+    pub fn pack_into(&self, keys: &mut Keys, sequence: &Sequence, head: usize, cut: &Cut) {
+        let source = |operand| Source {
+            rows: rows_of(operand, sequence.batch, head, key_rows(sequence)),
+            dead: None,
+        };
+        let (k, needs) = (source(self.k), self.needs);
+        k.across_into(cut.cols, &mut keys.k_across.panels);
+        keys.non_finite = k.non_finite();
+        if needs.k_along {
+            k.along_into(cut.cols, &mut keys.k_along);
+        }
+        let Some(v) = self.v.map(source) else { return };
+        keys.non_finite = either(keys.non_finite.take(), v.non_finite());
+        if needs.v_across {
+            v.across_into(cut.cols, &mut keys.v_across.panels);
+        }
+        if needs.v_along {
+            v.along_into(cut.cols, &mut keys.v_along);
+        }
+    }
+
     /// Packs every sequence and key head; the keys of sequence s and key head h are at s·Hk + h.
-    pub fn pack<T: Element>(
+    pub fn pack(
+        &self,
         sequences: &[Sequence],
         key_heads: usize,
         cut: &Cut,
-        k: &ArrayView4<'_, T>,
-        v: Option<&ArrayView4<'_, T>>,
-        needs: Needs,
     ) -> Result<Vec<Keys>, Error> {
-        let heads: Vec<_> =
-            sequences.iter().flat_map(|seq| (0..key_heads).map(move |head| (seq, head))).collect();
-        heads
-            .into_par_iter()
-            .map(|(sequence, head)| {
-                let source = |operand| Source {
-                    rows: rows_of(operand, sequence.batch, head, key_rows(sequence)),
-                    dead: None,
-                };
-                let k = source(k);
-                let mut keys = Keys {
-                    k_across: k.across(cut.cols)?,
-                    non_finite: k.non_finite(),
-                    ..Keys::default()
-                };
-                if needs.k_along {
-                    keys.k_along = k.along(cut.cols)?;
-                }
-                if let Some(v) = v {
-                    let v = source(v);
-                    keys.non_finite = either(keys.non_finite, v.non_finite());
-                    if needs.v_across {
-                        keys.v_across = v.across(cut.cols)?;
-                    }
-                    if needs.v_along {
-                        keys.v_along = v.along(cut.cols)?;
-                    }
-                }
-                Ok(keys)
-            })
-            .collect()
+        let heads = sequences.iter().flat_map(|seq| (0..key_heads).map(move |head| (seq, head)));
+        let heads: Vec<_> = heads.collect();
+        let pack = |(sequence, head): (&Sequence, usize)| {
+            let mut keys = self.room(sequence.keys, cut)?;
+            self.pack_into(&mut keys, sequence, head, cut);
+            Ok(keys)
+        };
+        heads.into_par_iter().map(pack).collect()
     }
 }
 
@@ -302,8 +347,9 @@ where
     tiles
 }
 
-/// A result with the shape of the keys, cleared and cut into tiles: those of sequence s and key head
-/// h are at s·Hk + h. Where there is no result, there are as many places for tiles.
+/// A result with the shape of the keys, cut into tiles: those of sequence s and key head h are at
+/// s·Hk + h. Rows of no sequence are cleared. Where there is no result, there are as many places for
+/// tiles.
 pub fn key_tiles<'o, T: Element>(
     result: Option<ArrayViewMut4<'o, T>>,
     sequences: &[Sequence],
@@ -317,7 +363,7 @@ pub fn key_tiles<'o, T: Element>(
         .flat_map(|sequence| (0..key_heads).map(move |_| places(sequence)))
         .collect();
     let Some(mut result) = result else { return cut };
-    result.fill(T::ZERO);
+    clear(&mut result, sequences.iter().map(|sequence| sequence.keys).sum(), T::ZERO);
     for (batch, result) in outer(result).into_iter().enumerate() {
         let here = sequences.iter().enumerate().filter(|(_, sequence)| sequence.batch == batch);
         let spans = here.clone().flat_map(|(_, sequence)| Cut::tiles(key_rows(sequence), size));

@@ -29,6 +29,7 @@
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
 
+mod aligned;
 pub mod attention;
 pub mod attention_lse;
 mod element;

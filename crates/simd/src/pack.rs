@@ -6,20 +6,34 @@
 //! that touch such rows need more care than to multiply by zero.
 
 use crate::Element;
-use crate::parallel::reserve;
+use crate::aligned::Aligned;
 use etalon_problem::Error;
-use ndarray::ArrayView2;
+use ndarray::{ArrayView1, ArrayView2};
+use std::ops::Range;
+use wide::f32x4;
 
 /// A packed matrix.
 #[derive(Debug, Default)]
 pub struct Packed {
     /// The panels.
-    pub panels: Vec<f32>,
+    pub panels: Aligned,
     /// Elements of one panel.
     pub panel: usize,
 }
 
 impl Packed {
+    /// Memory for `len` rows of `dim` elements, across in panels of `width` rows.
+    pub fn room_across(len: usize, dim: usize, width: usize) -> Result<Self, Error> {
+        let panels = Aligned::reserve(len.next_multiple_of(width) * dim, "packing")?;
+        Ok(Packed { panels, panel: dim * width })
+    }
+
+    /// Memory for `len` rows of `dim` elements, along in panels of `width` columns.
+    pub fn room_along(len: usize, dim: usize, width: usize) -> Result<Self, Error> {
+        let panels = Aligned::reserve(len * dim.next_multiple_of(width), "packing")?;
+        Ok(Packed { panels, panel: len * width })
+    }
+
     /// The panels from number `first` on.
     #[inline(always)]
     pub fn from(&self, first: usize) -> &[f32] {
@@ -43,71 +57,68 @@ impl<T: Element> Source<'_, T> {
     fn read(&self, i: usize, row: &mut [f32]) {
         if self.dead.is_some_and(|dead| dead[i]) {
             row.fill(0.0);
-            return;
-        }
-        let source = self.rows.row(i);
-        match source.as_slice() {
-            Some(source) => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
-            None => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
+        } else {
+            read_row(self.rows.row(i), row);
         }
     }
 
     /// Groups of `width` rows, transposed.
     pub fn across(&self, width: usize) -> Result<Packed, Error> {
         let (len, dim) = self.rows.dim();
-        let mut panels = reserve(len.div_ceil(width) * dim * width, "packing")?;
-        self.across_into(width, &mut panels);
-        Ok(Packed { panels, panel: dim * width })
+        let mut packed = Packed::room_across(len, dim, width)?;
+        self.across_into(width, &mut packed.panels);
+        Ok(packed)
     }
 
     /// As [`Source::across`], into memory that is used again.
-    pub fn across_into(&self, width: usize, panels: &mut Vec<f32>) {
+    pub fn across_into(&self, width: usize, panels: &mut Aligned) {
         let (len, dim) = self.rows.dim();
-        let groups = len.div_ceil(width);
-        panels.clear();
-        let mut row = vec![0.0; dim];
-        let mut panel = vec![0.0; dim * width];
-        for group in 0..groups {
+        panels.resize(len.next_multiple_of(width) * dim);
+        let mut rows = vec![0.0; width * dim];
+        for (group, panel) in panels.chunks_exact_mut((width * dim).max(1)).enumerate() {
             let start = group * width;
-            let count = width.min(len - start);
-            if count < width {
-                panel.fill(0.0);
+            let (here, padding) = rows.split_at_mut(width.min(len - start) * dim);
+            for (r, row) in here.chunks_exact_mut(dim).enumerate() {
+                self.read(start + r, row);
             }
-            for r in 0..count {
-                self.read(start + r, &mut row);
-                for (column, &x) in panel.chunks_exact_mut(width).zip(&row) {
-                    column[r] = x;
-                }
-            }
-            panels.extend_from_slice(&panel);
+            padding.fill(0.0);
+            transpose(&rows, dim, panel, width);
         }
     }
 
     /// Groups of `width` columns, row by row.
     pub fn along(&self, width: usize) -> Result<Packed, Error> {
         let (len, dim) = self.rows.dim();
-        let groups = dim.div_ceil(width);
-        let mut panels = crate::parallel::zeros(groups * len * width, "packing")?;
-        let mut row = vec![0.0; dim];
+        let mut packed = Packed::room_along(len, dim, width)?;
+        self.along_into(width, &mut packed);
+        Ok(packed)
+    }
+
+    /// As [`Source::along`], into memory that is used again.
+    pub fn along_into(&self, width: usize, packed: &mut Packed) {
+        let (len, dim) = self.rows.dim();
+        packed.panel = len * width;
+        packed.panels.resize(packed.panel * dim.div_ceil(width));
+        let mut row = vec![0.0; dim.next_multiple_of(width)];
         for i in 0..len {
-            self.read(i, &mut row);
-            for (group, columns) in row.chunks(width).enumerate() {
-                panels[(group * len + i) * width..][..columns.len()].copy_from_slice(columns);
+            self.read(i, &mut row[..dim]);
+            for (group, columns) in row.chunks_exact(width).enumerate() {
+                packed.panels[(group * len + i) * width..][..width].copy_from_slice(columns);
             }
         }
-        Ok(Packed { panels, panel: len * width })
     }
 
     /// Which rows hold a NaN or an infinity.
     pub fn non_finite(&self) -> NonFinite {
         let (len, dim) = self.rows.dim();
-        let mut row = vec![0.0; dim];
+        let mut row = vec![0.0f32; dim];
         let mut flags: NonFinite = None;
         for i in 0..len {
             self.read(i, &mut row);
-            // No early exit: the whole row in one sweep of the vector unit.
-            let found = row.iter().fold(false, |found, x| found | !x.is_finite());
-            if found {
+            // As integers, and without an early exit: the whole row in one sweep of the vector unit.
+            let largest =
+                row.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
+            if largest >= f32::INFINITY.to_bits() as i32 {
                 flags.get_or_insert_with(|| vec![false; len])[i] = true;
             }
         }
@@ -115,8 +126,40 @@ impl<T: Element> Source<'_, T> {
     }
 }
 
+/// A row in f32.
+pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
+    match source.as_slice() {
+        Some(source) => T::read(source, row),
+        None => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
+    }
+}
+
+/// `columns[d · width + r]` = `rows[r · dim + d]`, for `width` rows of `dim`: squares of four through
+/// registers, what is left one by one.
+fn transpose(rows: &[f32], dim: usize, columns: &mut [f32], width: usize) {
+    let (whole_dim, whole_width) = (dim / 4 * 4, width / 4 * 4);
+    for d in (0..whole_dim).step_by(4) {
+        for r in (0..whole_width).step_by(4) {
+            let row = |i: usize| {
+                let x = &rows[(r + i) * dim + d..][..4];
+                f32x4::new([x[0], x[1], x[2], x[3]])
+            };
+            let square = f32x4::transpose([row(0), row(1), row(2), row(3)]);
+            for (i, column) in square.into_iter().enumerate() {
+                columns[(d + i) * width + r..][..4].copy_from_slice(&column.to_array());
+            }
+        }
+    }
+    for d in 0..dim {
+        let first = if d < whole_dim { whole_width } else { 0 };
+        for r in first..width {
+            columns[d * width + r] = rows[r * dim + d];
+        }
+    }
+}
+
 /// Whether any row of the range is noted.
-pub fn touches(flags: &NonFinite, mut rows: std::ops::Range<usize>) -> bool {
+pub fn touches(flags: &NonFinite, mut rows: Range<usize>) -> bool {
     flags.as_ref().is_some_and(|flags| rows.any(|i| flags[i]))
 }
 
@@ -150,7 +193,7 @@ mod tests {
     fn any_strides_pack_alike() {
         let wide = Array2::from_shape_fn((3, 5), |(d, i)| (10 * i + d) as f32);
         let (plain, strided) = (matrix(), wide.t());
-        let pack = |rows| Source { rows, dead: None }.across(4).unwrap().panels;
+        let pack = |rows| Source { rows, dead: None }.across(4).unwrap().panels.to_vec();
         assert_eq!(pack(plain.view()), pack(strided));
     }
 

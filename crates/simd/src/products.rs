@@ -87,10 +87,17 @@ impl Sum<'_> {
 }
 
 /// Σ x y, as eight sums side by side: the compiler may not reorder one.
-pub fn dot(pairs: impl Iterator<Item = (f32, f32)>) -> f32 {
+pub fn dot(x: &[f32], y: &[f32]) -> f32 {
     let mut sums = [0.0f32; 8];
-    for (e, (x, y)) in pairs.enumerate() {
-        sums[e % 8] += x * y;
+    let (x, x_rest) = x.as_chunks::<8>();
+    let (y, y_rest) = y.as_chunks::<8>();
+    for (x, y) in x.iter().zip(y) {
+        for ((sum, x), y) in sums.iter_mut().zip(x).zip(y) {
+            *sum += x * y;
+        }
+    }
+    for ((sum, x), y) in sums.iter_mut().zip(x_rest).zip(y_rest) {
+        *sum += x * y;
     }
     crate::lanes::halve(sums, |a, b| a + b)
 }

@@ -13,9 +13,10 @@ use super::forward::filled;
 use super::gradient::Queries;
 use super::sweeps::Sweep;
 use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
-use crate::heads::{Cut, Keys, Needs, either, query_rows, rows_of};
-use crate::pack::Source;
-use crate::parallel::{reserve, zeros};
+use crate::aligned::Aligned;
+use crate::heads::{Cut, KeyOperands, Keys, Needs, either, query_rows, rows_of};
+use crate::pack::{Source, read_row};
+use crate::parallel::reserve;
 use crate::products::dot;
 use crate::{Element, Mode, Options};
 use etalon_problem::{Attention, Error, Scores, Sequence};
@@ -117,7 +118,7 @@ pub(crate) struct Values<'a, T> {
 }
 
 /// The partials of dq of one sequence and key head: one for each group of its key tiles.
-pub(super) type Partials = Vec<Vec<f32>>;
+pub(super) type Partials = Vec<Aligned>;
 
 /// A backward pass of attention or of attention_lse, its operands checked.
 pub(crate) struct Backward<'a, T> {
@@ -247,7 +248,8 @@ impl<T: Element> Backward<'_, T> {
     ) -> Result<Vec<Keys>, Error> {
         let needs = Needs { k_along, v_across: true, v_along: false };
         let v = self.values.as_ref().map(|values| values.v);
-        Keys::pack(sequences, self.scores.extents.key_heads, cut, self.k, v, needs)
+        let operands = KeyOperands { k: self.k, v, needs };
+        operands.pack(sequences, self.scores.extents.key_heads, cut)
     }
 
     /// lse and δ of a head, padded to register blocks, and which rows saw no key at all: those
@@ -257,6 +259,8 @@ impl<T: Element> Backward<'_, T> {
         let (mut lse, mut delta) = (reserve(padded, "lse")?, reserve(padded, "delta")?);
         let mut dead = None;
         let sink = self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
+        let width = self.values.as_ref().map_or(0, |values| values.v.dim().3);
+        let mut rows = [vec![0.0; width], vec![0.0; width]];
         for (i, row) in query_rows(sequence).enumerate() {
             let at = [sequence.batch, head, row];
             if self.lse[at] == f32::NEG_INFINITY {
@@ -267,7 +271,7 @@ impl<T: Element> Backward<'_, T> {
             }
             lse.push(self.lse[at]);
             let dlse = self.dlse.map_or(0.0, |dlse| dlse[at]);
-            delta.push(self.dot(at, self.lse[at] == sink) - dlse); // (B1)
+            delta.push(self.dot(at, self.lse[at] == sink, &mut rows) - dlse); // (B1)
         }
         lse.resize(padded, f32::INFINITY);
         delta.resize(padded, 0.0);
@@ -275,15 +279,15 @@ impl<T: Element> Backward<'_, T> {
     }
 
     /// dout·o of a row. Where only the sink counts, o = 0 is a constant, whatever dout holds.
-    fn dot(&self, at: [usize; 3], only_sink: bool) -> f32 {
+    fn dot(&self, at: [usize; 3], only_sink: bool, [o, dout]: &mut [Vec<f32>; 2]) -> f32 {
         let Some(values) = &self.values else { return 0.0 };
         let [batch, head, row] = at;
-        let o = values.o.slice(s![batch, head, row, ..]);
-        let dout = values.dout.slice(s![batch, head, row, ..]);
-        if only_sink && o.iter().all(|o| o.to_f32() == 0.0) {
+        read_row(values.o.slice(s![batch, head, row, ..]), o);
+        if only_sink && o.iter().all(|&o| o == 0.0) {
             return 0.0;
         }
-        dot(o.iter().zip(dout).map(|(o, dout)| (o.to_f32(), dout.to_f32())))
+        read_row(values.dout.slice(s![batch, head, row, ..]), dout);
+        dot(o, dout)
     }
 
     /// The partials of dq of every sequence and key head, in this order.
@@ -300,7 +304,7 @@ impl<T: Element> Backward<'_, T> {
             let groups = sequence.keys.div_ceil(cut.keys * group);
             let len = self.scores.group() * sequence.queries.next_multiple_of(cut.rows) * stride;
             for _ in 0..e.key_heads {
-                let buffers = (0..groups).map(|_| zeros(len, "partials of dq"));
+                let buffers = (0..groups).map(|_| Aligned::zeros(len, "partials of dq"));
                 partials.push(buffers.collect::<Result<Partials, Error>>()?);
             }
         }

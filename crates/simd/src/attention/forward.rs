@@ -15,13 +15,18 @@
 //!
 //! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
 
+use super::sweeps::write_row;
 use super::{Inputs, Output, OutputMut};
+use crate::aligned::Aligned;
 use crate::exp::exp_difference;
-use crate::heads::{Cut, Keys, Needs, Place, Rule, query_rows, query_tiles, rows_of};
+use crate::heads::{
+    Cut, KeyOperands, Keys, Needs, Place, Rule, all_queries, clear, query_rows, query_tiles,
+    rows_of,
+};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::{Source, touches};
-use crate::parallel::{for_each, reserve, zeros};
+use crate::parallel::{for_each_in, reserve};
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
@@ -30,11 +35,16 @@ use etalon_problem::{Attention, Cover, Error, Scores, Sequence};
 use ndarray::{
     Array, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4,
 };
+use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Mutex;
 
 /// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
 /// weight exceeds 2⁸ and nothing can overflow, while on most tiles nothing has to be rescaled.
 const RESCALE: f32 = 5.0;
+
+/// Bytes of packed keys and values that are worked on together.
+const WAVE: usize = 4 << 20;
 
 /// o and lse of a problem (F1)–(F5).
 pub fn forward<T: Element>(
@@ -123,20 +133,70 @@ impl<T: Element> Forward<'_, T> {
             Values::V(v) => Some(v),
             _ => None,
         };
-        let key_heads = self.scores.extents.key_heads;
-        let keys = Keys::pack(&sequences, key_heads, &cut, self.k, v, needs)?;
         let width = match self.values {
             Values::None => 0,
             Values::V(v) => v.dim().3,
             Values::K => self.scores.extents.dim,
         };
         let scratch = || Scratch::new(&cut, self.scores.extents.dim, width);
+        let operands = KeyOperands { k: self.k, v, needs };
+        let mut keys = self.room(&operands, &sequences, &cut)?;
         // Trial allocation: on an error nothing has been written yet.
-        drop(scratch()?);
-        lse.fill(f32::NEG_INFINITY);
-        for_each(Self::tasks(&sequences, &cut, o, lse), scratch, |task, scratch| {
-            self.tile(task, &sequences, &keys, width, scratch, options);
-        })
+        let idle = Mutex::new(vec![scratch()?]);
+        clear(&mut lse, all_queries(&sequences), f32::NEG_INFINITY);
+        let mut waves = self.waves(Self::tasks(&sequences, &cut, o, lse), keys.len());
+        for (wave, tasks) in waves.iter_mut().enumerate() {
+            let first = wave * keys.len();
+            keys.par_iter_mut().enumerate().for_each(|(i, keys)| {
+                let (number, head) = self.slot(first + i);
+                if let Some(sequence) = sequences.get(number) {
+                    operands.pack_into(keys, sequence, head, &cut);
+                }
+            });
+            for_each_in(&idle, std::mem::take(tasks), scratch, |task, scratch| {
+                let slot = task.place.number * self.scores.extents.key_heads
+                    + task.place.head / self.scores.group();
+                self.tile(task, &sequences, &keys[slot - first], width, scratch, options);
+            })?;
+        }
+        Ok(())
+    }
+
+    /// The sequence and key head of a slot.
+    fn slot(&self, slot: usize) -> (usize, usize) {
+        (slot / self.scores.extents.key_heads, slot % self.scores.extents.key_heads)
+    }
+
+    /// Memory for the keys of a wave: as many sequences and key heads as are worked on before others
+    /// are packed in their place. That keeps what is packed warm, and it little. At least one for
+    /// each thread, and as many as fit into [`WAVE`] bytes.
+    fn room(
+        &self,
+        operands: &KeyOperands<'_, '_, T>,
+        sequences: &[Sequence],
+        cut: &Cut,
+    ) -> Result<Vec<Keys>, Error> {
+        let slots = sequences.len() * self.scores.extents.key_heads;
+        let longest = sequences.iter().map(|sequence| sequence.keys).max().unwrap_or(0);
+        let bytes = |dim: usize| longest.max(1) * dim.max(1) * size_of::<f32>();
+        let one = bytes(self.scores.extents.dim) + operands.v.map_or(0, |v| bytes(v.dim().3));
+        let wave = rayon::current_num_threads().max(WAVE / one).min(slots);
+        (0..wave).map(|_| operands.room(longest, cut)).collect()
+    }
+
+    /// The tasks of each wave.
+    fn waves<'t, R>(&self, tasks: Vec<Task<'t, R>>, size: usize) -> Vec<Vec<Task<'t, R>>> {
+        let mut waves = Vec::new();
+        for task in tasks {
+            let Place { number, head, .. } = task.place;
+            let slot = number * self.scores.extents.key_heads + head / self.scores.group();
+            let wave = slot / size.max(1);
+            if waves.len() <= wave {
+                waves.resize_with(wave + 1, Vec::new);
+            }
+            waves[wave].push(task);
+        }
+        waves
     }
 
     /// One task per tile of queries, the last tiles first: with a causal mask they see most keys.
@@ -149,7 +209,7 @@ impl<T: Element> Forward<'_, T> {
         let lse = query_tiles(lse, sequences, cut.queries);
         let o: Vec<Option<ArrayViewMut2<'t, R>>> = match o {
             Some(mut o) => {
-                o.fill(R::ZERO);
+                clear(&mut o, all_queries(sequences), R::ZERO);
                 let tiles = query_tiles(o, sequences, cut.queries);
                 tiles.into_iter().map(|(_, o)| Some(o)).collect()
             }
@@ -165,7 +225,7 @@ impl<T: Element> Forward<'_, T> {
         &self,
         task: Task<'_, R>,
         sequences: &[Sequence],
-        keys: &[Keys],
+        keys: &Keys,
         width: usize,
         scratch: &mut Scratch,
         options: &Options,
@@ -173,7 +233,6 @@ impl<T: Element> Forward<'_, T> {
         let Task { place: Place { number, head, rows }, mut o, mut lse } = task;
         let sequence = &sequences[number];
         let scores = self.scores;
-        let key_head = head / scores.group();
         let query_start = query_rows(sequence).start;
         let source = Source {
             rows: rows_of(
@@ -188,7 +247,7 @@ impl<T: Element> Forward<'_, T> {
         source.across_into(scratch.cut.rows, &mut scratch.q);
         let tile = ForwardTile {
             rule: Rule::new(scores, self.bias, sequence, head),
-            keys: &keys[number * scores.extents.key_heads + key_head],
+            keys,
             derivative: matches!(self.values, Values::K),
             non_finite,
             rows: rows.clone(),
@@ -203,7 +262,7 @@ impl<T: Element> Forward<'_, T> {
             lse[r] = scratch.m[r];
             if let Some(o) = &mut o {
                 let result = &scratch.o[r * stride..][..width];
-                o.row_mut(r).iter_mut().zip(result).for_each(|(o, &x)| *o = R::from_f32(x));
+                write_row(o.row_mut(r), result, 1.0);
             }
         }
     }
@@ -220,17 +279,17 @@ struct Task<'a, R> {
 struct Scratch {
     cut: Cut,
     /// Queries, packed across.
-    q: Vec<f32>,
+    q: Aligned,
     /// m of every row; at the end lse.
-    m: Vec<f32>,
+    m: Aligned,
     /// l of every row, spread over lanes.
-    l: Vec<f32>,
+    l: Aligned,
     /// o of every row, rows `stride` apart.
-    o: Vec<f32>,
+    o: Aligned,
     stride: usize,
     /// One block of scores, then of weights.
-    s: Vec<f32>,
-    tanh: Vec<f32>,
+    s: Aligned,
+    tanh: Aligned,
     visible: Vec<bool>,
 }
 
@@ -243,13 +302,13 @@ impl Scratch {
         let what = "the scratch of a thread";
         Ok(Scratch {
             cut: *cut,
-            q: reserve(cut.queries * dim, what)?,
-            m: zeros(cut.queries, what)?,
-            l: zeros(cut.queries * MAX_LANES, what)?,
-            o: zeros(cut.queries * stride, what)?,
+            q: Aligned::reserve(cut.queries * dim, what)?,
+            m: Aligned::zeros(cut.queries, what)?,
+            l: Aligned::zeros(cut.queries * MAX_LANES, what)?,
+            o: Aligned::zeros(cut.queries * stride, what)?,
             stride,
-            s: zeros(cut.rows * STRIDE, what)?,
-            tanh: zeros(cut.rows * STRIDE, what)?,
+            s: Aligned::zeros(cut.rows * STRIDE, what)?,
+            tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
             visible: vec![false; cut.rows * MAX_KEYS],
         })
     }

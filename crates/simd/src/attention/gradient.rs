@@ -17,12 +17,12 @@
 //!
 //! attention_lse is the same with values of no width: dP = 0 and δ = −dlse, so that dS = dlse·P (L2).
 
+use crate::aligned::Aligned;
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Keys, Rule};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::{NonFinite, Packed, touches};
-use crate::parallel::zeros;
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
@@ -68,17 +68,17 @@ pub struct Pair<'a> {
 pub struct Scratch {
     cut: Cut,
     /// P of a tile, rows [`STRIDE`] apart.
-    p: Vec<f32>,
+    p: Aligned,
     /// dP, then dS or ds of a tile, rows [`STRIDE`] apart.
-    ds: Vec<f32>,
+    ds: Aligned,
     /// tanh(s/c) of a register block.
-    tanh: Vec<f32>,
+    tanh: Aligned,
     /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
     visible: Vec<bool>,
     /// dq of a tile of queries, or dk of a tile of keys.
-    pub wide: Vec<f32>,
+    pub wide: Aligned,
     /// dv of a tile of keys.
-    pub values: Vec<f32>,
+    pub values: Aligned,
 }
 
 impl Scratch {
@@ -88,12 +88,12 @@ impl Scratch {
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
         Ok(Scratch {
             cut: *cut,
-            p: zeros(cut.queries * STRIDE, what)?,
-            ds: zeros(cut.queries * STRIDE, what)?,
-            tanh: zeros(cut.rows * STRIDE, what)?,
+            p: Aligned::zeros(cut.queries * STRIDE, what)?,
+            ds: Aligned::zeros(cut.queries * STRIDE, what)?,
+            tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
             visible: vec![false; cut.queries * MAX_KEYS],
-            wide: zeros(rows * dim.next_multiple_of(cut.cols), what)?,
-            values: zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
+            wide: Aligned::zeros(rows * dim.next_multiple_of(cut.cols), what)?,
+            values: Aligned::zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
         })
     }
 }

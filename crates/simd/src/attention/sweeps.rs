@@ -2,12 +2,13 @@
 
 use super::backward::{Backward, Operands, Partials};
 use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch};
-use crate::heads::{Cut, Place, Rule, cut_rows, key_tiles, outer, query_tiles};
-use crate::parallel::{for_each, zeros};
+use crate::aligned::Aligned;
+use crate::heads::{Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, query_tiles};
+use crate::parallel::for_each;
 use crate::tile::STRIDE;
 use crate::{Element, Options};
 use etalon_problem::{Error, Sequence};
-use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, s};
+use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
 use std::ops::Range;
 
 /// The sweeps of one backward pass.
@@ -84,7 +85,7 @@ impl<T: Element> Sweep<'_, '_, T> {
                 while !tiles.is_empty() {
                     let rest = tiles.split_off(group.min(tiles.len()));
                     let here = std::mem::replace(&mut tiles, rest);
-                    let partial = groups.next().map(|partial| partial.as_mut_slice());
+                    let partial = groups.next().map(|partial| &mut partial[..]);
                     tasks.push((number, head, here, partial));
                 }
             }
@@ -118,12 +119,13 @@ impl<T: Element> Sweep<'_, '_, T> {
         )
     }
 
-    /// A gradient with the shape of the queries, cleared and cut into tiles, the last tiles first.
+    /// A gradient with the shape of the queries, cut into tiles, the last tiles first; rows of no
+    /// sequence are cleared.
     fn query_tiles<'o>(
         &self,
         mut gradient: ArrayViewMut4<'o, T>,
     ) -> Vec<(Place, ArrayViewMut2<'o, T>)> {
-        gradient.fill(T::ZERO);
+        clear(&mut gradient, all_queries(self.sequences), T::ZERO);
         let mut tiles = query_tiles(gradient, self.sequences, self.cut.queries);
         tiles.sort_by_key(|(place, _)| std::cmp::Reverse(place.rows.start));
         tiles
@@ -154,13 +156,13 @@ impl<T: Element> Sweep<'_, '_, T> {
             |(Place { number, head, rows }, mut dq), sum| {
                 let run = &partials[number * e.key_heads + head / share];
                 let padded = self.sequences[number].queries.next_multiple_of(self.cut.rows);
-                for (i, mut dq) in rows.zip(dq.outer_iter_mut()) {
+                for (i, dq) in rows.zip(dq.outer_iter_mut()) {
                     let at = ((head % share) * padded + i) * stride;
                     sum.fill(0.0);
                     for partial in run {
                         sum.iter_mut().zip(&partial[at..at + stride]).for_each(|(s, p)| *s += p);
                     }
-                    dq.iter_mut().zip(&*sum).for_each(|(dq, s)| *dq = T::from_f32(scale * s));
+                    write_row(dq, sum, scale);
                 }
             },
         )
@@ -173,7 +175,7 @@ impl<T: Element> Sweep<'_, '_, T> {
         let tasks = bias_tiles(dbias, self.sequences, e.batch, e.query_heads, self.cut.queries);
         for_each(
             tasks,
-            || Ok((self.scratch()?, zeros(self.cut.queries * STRIDE, "a tile of dbias")?)),
+            || Ok((self.scratch()?, Aligned::zeros(self.cut.queries * STRIDE, "a tile of dbias")?)),
             |BiasRows { numbers, heads, rows, mut result }, (scratch, sum)| {
                 let pairs: Vec<Pair<'_>> = numbers
                     .iter()
@@ -255,7 +257,15 @@ pub(super) fn write<T: Element>(
     stride: usize,
     factor: f32,
 ) {
-    for (mut out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
-        out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x));
+    for (out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
+        write_row(out, sum, factor);
+    }
+}
+
+/// `out` = factor · the first elements of `sum`.
+pub(super) fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, sum: &[f32], factor: f32) {
+    match out.as_slice_mut() {
+        Some(out) => out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
+        None => out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
     }
 }

@@ -21,6 +21,7 @@
 //! (D12), [`BiasTile`] X to gbias (D15).
 
 use super::operands::{Both, Keys, Queries};
+use crate::aligned::Aligned;
 use crate::attention::gradient::{Columns, Rows, clear, joined, select};
 use crate::element::Matrix;
 use crate::exp::exp_difference;
@@ -28,7 +29,6 @@ use crate::heads::{Cut, Rule};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::{Packed, touches};
-use crate::parallel::zeros;
 use crate::products::Sum;
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
@@ -69,36 +69,36 @@ pub struct Known<'a> {
 pub struct Scratch {
     pub cut: Cut,
     /// Of a tile, rows [`STRIDE`] apart: S, then P.
-    p: Vec<f32>,
+    p: Aligned,
     /// U, then P ⊙ U or Ṗ.
-    p_dot: Vec<f32>,
+    p_dot: Aligned,
     /// dP, then ds.
-    ds: Vec<f32>,
+    ds: Aligned,
     /// T, then x or X.
-    x: Vec<f32>,
+    x: Aligned,
     /// tanh(s/c) and u⁰ of a register block.
-    tanh: Vec<f32>,
-    u0: Vec<f32>,
+    tanh: Aligned,
+    u0: Aligned,
     /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
     visible: Vec<bool>,
     /// Σ P U of every row of a tile.
-    pub u: Vec<f32>,
+    pub u: Aligned,
     /// gq of a tile of queries, or gk of a tile of keys; without σ.
-    pub wide: Vec<f32>,
+    pub wide: Aligned,
     /// Σ P (U v + ddv) of a tile of queries, or gv of a tile of keys.
-    pub values: Vec<f32>,
+    pub values: Aligned,
     /// o of a tile of queries, where it is computed anew.
-    pub o: Vec<f32>,
+    pub o: Aligned,
 }
 
 impl Scratch {
     /// The scratch for operands of D = `dim` and E = `value_dim`.
     pub fn new(cut: &Cut, dim: usize, value_dim: usize, o_anew: bool) -> Result<Self, Error> {
-        let tile = || zeros(cut.queries * STRIDE, "the scratch of a thread");
-        let block = || zeros(cut.rows * STRIDE, "the scratch of a thread");
+        let tile = || Aligned::zeros(cut.queries * STRIDE, "the scratch of a thread");
+        let block = || Aligned::zeros(cut.rows * STRIDE, "the scratch of a thread");
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
         let sum = |rows: usize, dim: usize| {
-            zeros(rows * dim.next_multiple_of(cut.cols), "the scratch of a thread")
+            Aligned::zeros(rows * dim.next_multiple_of(cut.cols), "the scratch of a thread")
         };
         Ok(Scratch {
             cut: *cut,
@@ -109,7 +109,7 @@ impl Scratch {
             tanh: block()?,
             u0: block()?,
             visible: vec![false; cut.queries * MAX_KEYS],
-            u: zeros(cut.queries, "the scratch of a thread")?,
+            u: Aligned::zeros(cut.queries, "the scratch of a thread")?,
             wide: sum(rows, dim)?,
             values: sum(rows, value_dim)?,
             o: sum(if o_anew { cut.queries } else { 0 }, value_dim)?,

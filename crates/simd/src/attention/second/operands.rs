@@ -2,9 +2,10 @@
 
 use super::Second;
 use crate::Element;
+use crate::aligned::Aligned;
 use crate::heads::{Cut, either, key_rows, query_rows, rows_of};
 use crate::pack::{NonFinite, Packed, Source};
-use crate::parallel::{reserve, zeros};
+use crate::parallel::reserve;
 use etalon_problem::{Error, Sequence};
 use ndarray::ArrayView4;
 use rayon::prelude::*;
@@ -56,11 +57,11 @@ pub struct Operands {
 #[derive(Debug, Default)]
 pub struct Statistics {
     /// (B1)
-    pub delta: Vec<f32>,
+    pub delta: Aligned,
     /// (D4)
-    pub u: Vec<f32>,
+    pub u: Aligned,
     /// (D6)
-    pub z: Vec<f32>,
+    pub z: Aligned,
 }
 
 /// The rows of one sequence and head, of which operand so ever.
@@ -118,7 +119,7 @@ impl Operands {
     pub fn statistics(&self, cut: &Cut) -> Result<Vec<Statistics>, Error> {
         let room = |queries: &Queries| {
             let rows = queries.lse.len().next_multiple_of(cut.queries);
-            let zeros = || zeros(rows, "numbers of rows");
+            let zeros = || Aligned::zeros(rows, "numbers of rows");
             Ok(Statistics { delta: zeros()?, u: zeros()?, z: zeros()? })
         };
         self.queries.iter().map(room).collect()

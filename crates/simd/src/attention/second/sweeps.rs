@@ -3,14 +3,20 @@
 use super::Second;
 use super::kernels::{BiasTile, ColumnTile, GradientTile, Known, Pair, RowTile, Scratch};
 use super::operands::{Operands, Statistics};
+use crate::aligned::Aligned;
 use crate::attention::sweeps::{BiasRows, bias_tiles, write};
-use crate::heads::{Cut, Place, Rule, key_tiles, pairs_of, query_rows, query_tiles};
-use crate::parallel::{for_each, zeros};
+use crate::heads::{
+    Cut, Place, Rule, all_queries, clear, key_tiles, pairs_of, query_rows, query_tiles,
+};
+use crate::pack::read_row;
+use crate::parallel::for_each;
 use crate::products::dot;
 use crate::tile::STRIDE;
 use crate::{Element, Options};
 use etalon_problem::{Dtype, Error, Sequence};
-use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4, s};
+use ndarray::{
+    ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4, s,
+};
 
 /// The sweeps of one pass.
 pub(super) struct Sweep<'a, 'b, T> {
@@ -117,12 +123,12 @@ impl<T: Element> Sweep<'_, '_, T> {
     ) -> Vec<RowTask<'t, T>> {
         let size = self.cut.queries;
         let cut = |mut result: ArrayViewMut4<'t, T>| {
-            result.fill(T::ZERO);
+            clear(&mut result, all_queries(self.sequences), T::ZERO);
             query_tiles(result, self.sequences, size).into_iter().map(|(_, tile)| tile)
         };
         let (mut gq, mut gdout) = (gq.map(cut), gdout.map(cut));
         let mut gdlse = gdlse.map(|mut gdlse| {
-            gdlse.fill(0.0);
+            clear(&mut gdlse, all_queries(self.sequences), 0.0);
             query_tiles(gdlse, self.sequences, size).into_iter().map(|(_, tile)| tile)
         });
         let query_heads = self.pass.scores.extents.query_heads;
@@ -164,29 +170,30 @@ impl<T: Element> Sweep<'_, '_, T> {
         let (sink, ddsink) = self.sink(place.head);
         let pi = (f64::from(sink) - f64::from(lse)).exp() as f32;
         let u = scratch.u[r] + if pi == 0.0 { 0.0 } else { pi * ddsink }; // (D4)
-        let row = |x: Option<&ndarray::ArrayView3<'_, f32>>| x.map_or(0.0, |x| x[at]);
-        let (mut delta, mut z) = (-row(self.pass.dlse), -row(self.pass.cot_lse));
+        let number = |x: Option<&ArrayView3<'_, f32>>| x.map_or(0.0, |x| x[at]);
+        let (mut delta, mut z) = (-number(self.pass.dlse), -number(self.pass.cot_lse));
         if let Some(values) = &self.pass.values {
             let stride = self.stride(self.value_dim());
             let here = r * stride..r * stride + self.value_dim();
-            let stored: Vec<f32>;
-            let o = if self.o_anew() {
-                &scratch.o[here.clone()]
-            } else {
-                stored = row_of(&values.o, at).collect();
-                &stored
+            let row = |operand: &ArrayView4<'_, T>| {
+                let [batch, head, row] = at;
+                let mut numbers = vec![0.0; self.value_dim()];
+                read_row(operand.slice(s![batch, head, row, ..]), &mut numbers);
+                numbers
             };
+            let stored = if self.o_anew() { Vec::new() } else { row(&values.o) };
+            let o = if self.o_anew() { &scratch.o[here.clone()] } else { &stored };
             let gdout = &mut scratch.values[here];
             gdout.iter_mut().zip(o).for_each(|(gdout, o)| *gdout -= u * o); // (D5)
             // Where only the sink counts, both are constants, whatever dout and cot_o hold.
             let constant = lse == sink && o.iter().chain(&*gdout).all(|&x| x == 0.0);
             if !constant {
-                if let Some(dout) = values.dout {
-                    delta += dot(row_of(dout, at).zip(o.iter().copied())); // (B1)
-                    z += dot(row_of(dout, at).zip(gdout.iter().copied())); // (D6)
+                if let Some(dout) = values.dout.map(row) {
+                    delta += dot(&dout, o); // (B1)
+                    z += dot(&dout, gdout); // (D6)
                 }
-                if let Some(cot_o) = values.cot_o {
-                    z += dot(row_of(cot_o, at).zip(o.iter().copied()));
+                if let Some(cot_o) = values.cot_o.map(row) {
+                    z += dot(&cot_o, o);
                 }
             }
         }
@@ -276,7 +283,7 @@ impl<T: Element> Sweep<'_, '_, T> {
         let tasks = bias_tiles(gbias, self.sequences, e.batch, e.query_heads, self.cut.queries);
         for_each(
             tasks,
-            || Ok((self.scratch()?, zeros(self.cut.queries * STRIDE, "a tile of gbias")?)),
+            || Ok((self.scratch()?, Aligned::zeros(self.cut.queries * STRIDE, "a tile of gbias")?)),
             |BiasRows { numbers, heads, rows, mut result }, (scratch, sum)| {
                 let known =
                     |number| heads.clone().map(move |head| self.known(number, head, statistics));
@@ -291,12 +298,4 @@ impl<T: Element> Sweep<'_, '_, T> {
             },
         )
     }
-}
-
-/// A row of an operand, in f32.
-fn row_of<'a, T: Element>(
-    operand: &ArrayView4<'a, T>,
-    [batch, head, row]: [usize; 3],
-) -> impl Iterator<Item = f32> + use<'a, T> {
-    (*operand).slice_move(s![batch, head, row, ..]).into_iter().map(|x| x.to_f32())
 }

@@ -1,0 +1,79 @@
+//! Vectors of f32 that begin at a cache line.
+
+use crate::parallel::reserve;
+use etalon_problem::Error;
+use std::ops::{Deref, DerefMut};
+
+/// Bytes of a cache line.
+const LINE: usize = 64;
+
+/// Elements that may have to be skipped to reach one.
+const SKIPPED: usize = LINE / size_of::<f32>() - 1;
+
+/// A vector of f32 whose first element begins a cache line. A load of a whole register from a
+/// multiple of its width then never touches two lines; from memory as it comes, every load of
+/// AVX-512 would. It lies in a plain vector, a few elements longer: allocators give back large
+/// blocks of an alignment of their own at once, and every page is then cleared again at its next use.
+#[derive(Debug, Default)]
+pub struct Aligned {
+    elements: Vec<f32>,
+    start: usize,
+}
+
+impl Aligned {
+    /// An empty vector with room for `len` elements, or the error that there is no memory for it.
+    pub fn reserve(len: usize, what: &str) -> Result<Self, Error> {
+        let mut elements: Vec<f32> = reserve(len.saturating_add(SKIPPED), what)?;
+        let start = elements.as_ptr().align_offset(LINE).min(SKIPPED);
+        elements.resize(start, 0.0);
+        Ok(Aligned { elements, start })
+    }
+
+    /// Zeros, or the error that there is no memory for them.
+    pub fn zeros(len: usize, what: &str) -> Result<Self, Error> {
+        let mut zeros = Aligned::reserve(len, what)?;
+        zeros.resize(len);
+        Ok(zeros)
+    }
+
+    /// Makes it `len` elements long, for which it has room; what they hold is left from before, or 0.
+    pub fn resize(&mut self, len: usize) {
+        debug_assert!(self.start + len <= self.elements.capacity(), "there is room");
+        self.elements.resize(self.start + len, 0.0);
+    }
+}
+
+impl Deref for Aligned {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        &self.elements[self.start..]
+    }
+}
+
+impl DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        &mut self.elements[self.start..]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_begins_a_line_and_is_as_long_as_it_should() {
+        let mut aligned = Aligned::reserve(100, "test").unwrap();
+        for len in [17, 5, 0, 16, 100, 33] {
+            aligned.resize(len);
+            assert_eq!(aligned.len(), len);
+            assert_eq!(aligned.as_ptr().align_offset(64), 0);
+            aligned.fill(1.0);
+        }
+        assert_eq!(&*Aligned::zeros(17, "test").unwrap(), &[0.0; 17]);
+    }
+
+    #[test]
+    fn memory_that_cannot_be_had_is_an_error() {
+        assert!(matches!(Aligned::zeros(usize::MAX / 8, "test"), Err(Error::Memory { .. })));
+    }
+}
