@@ -139,6 +139,7 @@ impl Pair<'_> {
 
     /// The register blocks of a tile in order, if it holds a visible pair; with `kept` each has rows
     /// of its own in memory, otherwise all share the first.
+    #[inline(always)]
     fn blocks<I: Isa>(
         &self,
         rows: &Range<usize>,
@@ -148,11 +149,19 @@ impl Pair<'_> {
         let careful = self.careful(rows, cols);
         let seen = self.rule.cover(rows.clone(), cols.clone()) != Cover::None;
         let (rows, cols) = (if seen { rows.clone() } else { rows.start..rows.start }, cols.clone());
-        (0..rows.len()).step_by(I::Tile::ROWS).map(move |first| {
-            let start = rows.start + first;
-            let here = start..rows.end.min(start + I::Tile::ROWS);
-            Place { rows: here, cols: cols.clone(), first: if kept { first } else { 0 }, careful }
-        })
+        (0..rows.len()).step_by(I::Tile::ROWS).map(
+            #[inline(always)]
+            move |first| {
+                let start = rows.start + first;
+                let here = start..rows.end.min(start + I::Tile::ROWS);
+                Place {
+                    rows: here,
+                    cols: cols.clone(),
+                    first: if kept { first } else { 0 },
+                    careful,
+                }
+            },
+        )
     }
 
     /// S and U of a block, in the columns of the strip.
@@ -281,10 +290,9 @@ impl Pair<'_> {
         let curve = I::F32::splat(isa, capped.map_or(0.0, |cap| 2.0 / cap));
         for r in 0..I::Tile::ROWS {
             let i = place.rows.start + r;
-            let [delta, mean, z] = [known.delta, known.u, known.z].map(
-                #[inline(always)]
-                |x| I::F32::splat(isa, x[i - known.first]),
-            );
+            let delta = I::F32::splat(isa, known.delta[i - known.first]);
+            let mean = I::F32::splat(isa, known.u[i - known.first]);
+            let z = I::F32::splat(isa, known.z[i - known.first]);
             let lse = I::F32::splat(isa, self.queries.lse[i]);
             for c in strip.cols.clone().step_by(I::F32::N) {
                 let at = r * STRIDE + c..r * STRIDE + c + I::F32::N;
