@@ -24,13 +24,13 @@ pub struct Packed {
 impl Packed {
     /// Memory for `len` rows of `dim` elements, across in panels of `width` rows.
     pub fn room_across(len: usize, dim: usize, width: usize) -> Result<Self, Error> {
-        let panels = Aligned::reserve(len.next_multiple_of(width) * dim, "packing")?;
+        let panels = Aligned::reserve(len.next_multiple_of(width).saturating_mul(dim), "packing")?;
         Ok(Packed { panels, panel: dim * width })
     }
 
     /// Memory for `len` rows of `dim` elements, along in panels of `width` columns.
     pub fn room_along(len: usize, dim: usize, width: usize) -> Result<Self, Error> {
-        let panels = Aligned::reserve(len * dim.next_multiple_of(width), "packing")?;
+        let panels = Aligned::reserve(len.saturating_mul(dim.next_multiple_of(width)), "packing")?;
         Ok(Packed { panels, panel: len * width })
     }
 

@@ -146,25 +146,24 @@ impl<T: Element> Forward<'_, T> {
         clear(&mut lse, all_queries(&sequences), f32::NEG_INFINITY);
         let mut waves = self.waves(Self::tasks(&sequences, &cut, o, lse), keys.len());
         for (wave, tasks) in waves.iter_mut().enumerate() {
-            let first = wave * keys.len();
-            keys.par_iter_mut().enumerate().for_each(|(i, keys)| {
-                let (number, head) = self.slot(first + i);
-                if let Some(sequence) = sequences.get(number) {
-                    operands.pack_into(keys, sequence, head, &cut);
+            let (first, size) = (wave * keys.len(), keys.len());
+            keys.par_iter_mut().zip(first..first + size).for_each(|(keys, slot)| {
+                let key_heads = self.scores.extents.key_heads;
+                if let Some(sequence) = sequences.get(slot / key_heads) {
+                    operands.pack_into(keys, sequence, slot % key_heads, &cut);
                 }
             });
             for_each_in(&idle, std::mem::take(tasks), scratch, |task, scratch| {
-                let slot = task.place.number * self.scores.extents.key_heads
-                    + task.place.head / self.scores.group();
-                self.tile(task, &sequences, &keys[slot - first], width, scratch, options);
+                let keys = &keys[self.slot(&task.place) - first];
+                self.tile(task, &sequences, keys, width, scratch, options);
             })?;
         }
         Ok(())
     }
 
-    /// The sequence and key head of a slot.
-    fn slot(&self, slot: usize) -> (usize, usize) {
-        (slot / self.scores.extents.key_heads, slot % self.scores.extents.key_heads)
+    /// The number of a sequence and key head together.
+    fn slot(&self, place: &Place) -> usize {
+        place.number * self.scores.extents.key_heads + place.head / self.scores.group()
     }
 
     /// Memory for the keys of a wave: as many sequences and key heads as are worked on before others
@@ -178,8 +177,8 @@ impl<T: Element> Forward<'_, T> {
     ) -> Result<Vec<Keys>, Error> {
         let slots = sequences.len() * self.scores.extents.key_heads;
         let longest = sequences.iter().map(|sequence| sequence.keys).max().unwrap_or(0);
-        let bytes = |dim: usize| longest.max(1) * dim.max(1) * size_of::<f32>();
-        let one = bytes(self.scores.extents.dim) + operands.v.map_or(0, |v| bytes(v.dim().3));
+        let width = self.scores.extents.dim + operands.v.map_or(0, |v| v.dim().3);
+        let one = longest.max(1).saturating_mul(width.max(1)).saturating_mul(size_of::<f32>());
         let wave = rayon::current_num_threads().max(WAVE / one).min(slots);
         (0..wave).map(|_| operands.room(longest, cut)).collect()
     }
@@ -188,9 +187,7 @@ impl<T: Element> Forward<'_, T> {
     fn waves<'t, R>(&self, tasks: Vec<Task<'t, R>>, size: usize) -> Vec<Vec<Task<'t, R>>> {
         let mut waves = Vec::new();
         for task in tasks {
-            let Place { number, head, .. } = task.place;
-            let slot = number * self.scores.extents.key_heads + head / self.scores.group();
-            let wave = slot / size.max(1);
+            let wave = self.slot(&task.place) / size.max(1);
             if waves.len() <= wave {
                 waves.resize_with(wave + 1, Vec::new);
             }

@@ -13,9 +13,10 @@
 //!
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
-pub(super) mod kernels;
+mod kernels;
 mod operands;
 mod sweeps;
+mod tiles;
 
 use crate::heads::Cut;
 use crate::{Element, Options};

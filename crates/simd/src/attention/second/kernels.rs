@@ -1,35 +1,33 @@
-//! The kernels of the second order.
+//! The kernels of register blocks, from which the tiles of `tiles.rs` are made.
 //!
 //! All share one step, [`Pair::scores`], for a register block of queries against a tile of keys:
 //!
 //! ```text
 //! S = σ·Q Kᵀ, softcap, bias, mask                                (F1) (F2)
-//! U = S′ ⊙ σ·(dQ̈ Kᵀ + Q dK̈ᵀ) + dbias̈                              (D1) (D2)
+//! U = S′ ⊙ σ·(ddQ Kᵀ + Q ddKᵀ) + ddbias                           (D1) (D2)
 //! ```
 //!
-//! (with two dots for the cotangents of gradients, `ddq` and so on). [`RowTile`] then sums
-//! P = e^(S − lse) and P ⊙ U to u and gdout (D4), (D5); the others go on with [`Pair::weights`]:
+//! `RowTile` then sums P = e^(S − lse) and P ⊙ U to u and gdout (D4), (D5); the others go on with
+//! [`Pair::weights`]:
 //!
 //! ```text
-//! dP = dO Vᵀ,  T = dO dV̈ᵀ + cot_o Vᵀ                              (B2) (D3)
+//! dP = dO Vᵀ,  T = dO ddVᵀ + cot_o Vᵀ                             (B2) (D3)
 //! dS = P ⊙ (dP − δ),  ds = S′ ⊙ dS                                (B3) (B4)
 //! Ṗ  = P ⊙ (U − u),  X = Ṗ ⊙ (dP − δ) + P ⊙ (T − z)               (D7) (D8)
 //! x  = S′ ⊙ (X − (2/c)·tanh ⊙ u⁰ ⊙ dS)                            (D9)
 //! ```
 //!
-//! and [`GradientTile`] sums x and ds to gq (D10), [`ColumnTile`] x, ds, Ṗ and P to gk and gv (D11),
-//! (D12), [`BiasTile`] X to gbias (D15).
+//! and `GradientTile` sums x and ds to gq (D10), `ColumnTile` x, ds, Ṗ and P to gk and gv (D11),
+//! (D12), `BiasTile` X to gbias (D15).
 
 use super::operands::{Both, Keys, Queries};
 use crate::aligned::Aligned;
-use crate::attention::gradient::{Columns, Rows, clear, joined, select};
+use crate::attention::gradient::{clear, select};
 use crate::element::Matrix;
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Rule};
-use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
-use crate::pack::{Packed, touches};
-use crate::products::Sum;
+use crate::lanes::{Isa, Lanes};
+use crate::pack::touches;
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::{Cover, Error};
@@ -69,18 +67,18 @@ pub struct Known<'a> {
 pub struct Scratch {
     pub cut: Cut,
     /// Of a tile, rows [`STRIDE`] apart: S, then P.
-    p: Aligned,
+    pub p: Aligned,
     /// U, then P ⊙ U or Ṗ.
-    p_dot: Aligned,
+    pub p_dot: Aligned,
     /// dP, then ds.
-    ds: Aligned,
+    pub ds: Aligned,
     /// T, then x or X.
-    x: Aligned,
+    pub x: Aligned,
     /// tanh(s/c) and u⁰ of a register block.
     tanh: Aligned,
     u0: Aligned,
     /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
-    visible: Vec<bool>,
+    pub visible: Vec<bool>,
     /// Σ P U of every row of a tile.
     pub u: Aligned,
     /// gq of a tile of queries, or gk of a tile of keys; without σ.
@@ -119,20 +117,20 @@ impl Scratch {
 
 /// A register block of queries against a tile of keys.
 #[derive(Clone)]
-struct Place {
+pub struct Place {
     /// The queries, within the sequence.
-    rows: Range<usize>,
+    pub rows: Range<usize>,
     /// The keys, within the sequence.
-    cols: Range<usize>,
+    pub cols: Range<usize>,
     /// Its first row in the tile's memory.
-    first: usize,
+    pub first: usize,
     /// Whether an operand is not finite, so that only visible pairs may be touched.
-    careful: bool,
+    pub careful: bool,
 }
 
 impl Pair<'_> {
     /// Whether a tile holds operands that are not finite.
-    fn careful(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+    pub fn careful(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         touches(&self.queries.non_finite, rows.clone())
             || touches(&self.keys.non_finite, cols.clone())
     }
@@ -140,7 +138,7 @@ impl Pair<'_> {
     /// The register blocks of a tile in order, if it holds a visible pair; with `kept` each has rows
     /// of its own in memory, otherwise all share the first.
     #[inline(always)]
-    fn blocks<I: Isa>(
+    pub fn blocks<I: Isa>(
         &self,
         rows: &Range<usize>,
         cols: &Range<usize>,
@@ -183,10 +181,10 @@ impl Pair<'_> {
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let mut tile = I::Tile::zero(isa);
             let at = panel * I::Tile::COLS + column;
-            self.add(isa, &mut tile, &self.queries.ddq, start, Some(&self.keys.k), at, self.dim);
-            if let Some(ddk) = &self.keys.ddk {
-                tile.add_panel(isa, q, &ddk.across.panels[at * self.dim..], self.dim);
-            }
+            let k = Some(&self.keys.k.across.panels[at * self.dim..]);
+            let ddq = panels(&self.queries.ddq, start, self.dim);
+            add(isa, &mut tile, ddq, k, self.dim);
+            add(isa, &mut tile, Some(q), panels(&self.keys.ddk, at, self.dim), self.dim);
             let tile = tile.map(
                 #[inline(always)]
                 |u| u * scale,
@@ -214,32 +212,9 @@ impl Pair<'_> {
         Some(strip)
     }
 
-    /// tile += A Bᵀ, from row `row` of A and row `column` of B on, if both are there.
-    #[inline(always)]
-    #[allow(clippy::too_many_arguments)]
-    fn add<I: Isa>(
-        &self,
-        isa: I,
-        tile: &mut I::Tile,
-        a: &Option<Both>,
-        row: usize,
-        b: Option<&Both>,
-        column: usize,
-        dim: usize,
-    ) {
-        if let (Some(a), Some(b)) = (a, b) {
-            tile.add_panel(
-                isa,
-                &a.across.panels[row * dim..],
-                &b.across.panels[column * dim..],
-                dim,
-            );
-        }
-    }
-
     /// P and P ⊙ U of a block.
     #[inline(always)]
-    fn means<I: Isa>(&self, isa: I, place: &Place, scratch: &mut Scratch) -> Option<Strip> {
+    pub fn means<I: Isa>(&self, isa: I, place: &Place, scratch: &mut Scratch) -> Option<Strip> {
         let strip = self.scores(isa, place, scratch)?;
         let here = place.first * STRIDE..(place.first + I::Tile::ROWS) * STRIDE;
         let (p, u) = (&mut scratch.p[here.clone()], &mut scratch.p_dot[here]);
@@ -263,7 +238,7 @@ impl Pair<'_> {
     /// P, Ṗ, ds and x of a block, or, with `raw`, dS and X; columns outside the returned strip are
     /// zero.
     #[inline(always)]
-    fn weights<I: Isa>(
+    pub fn weights<I: Isa>(
         &self,
         isa: I,
         place: &Place,
@@ -332,233 +307,35 @@ impl Pair<'_> {
         t: &mut [f32],
     ) {
         let (start, dim) = (place.rows.start, self.value_dim);
-        let Queries { dout, cot_o, .. } = self.queries;
-        let Keys { v, ddv, .. } = self.keys;
+        let dout = panels(&self.queries.dout, start, dim);
+        let cot_o = panels(&self.queries.cot_o, start, dim);
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let at = place.cols.start + column;
+            let (v, ddv) = (panels(&self.keys.v, at, dim), panels(&self.keys.ddv, at, dim));
             let mut tile = I::Tile::zero(isa);
-            self.add(isa, &mut tile, dout, start, v.as_ref(), at, dim);
+            add(isa, &mut tile, dout, v, dim);
             tile.store(&mut dp[column..], STRIDE); // (B2)
             let mut tile = I::Tile::zero(isa);
-            self.add(isa, &mut tile, dout, start, ddv.as_ref(), at, dim);
-            self.add(isa, &mut tile, cot_o, start, v.as_ref(), at, dim);
+            add(isa, &mut tile, dout, ddv, dim);
+            add(isa, &mut tile, cot_o, v, dim);
             tile.store(&mut t[column..], STRIDE); // (D3)
         }
     }
 }
 
-/// Grows the rows of a block from `first` of a sum.
+/// The panels across from row `row` on, if the operand is there.
 #[inline(always)]
-fn grow<I: Isa>(
-    isa: I,
-    (sum, first, stride): (&mut [f32], usize, usize),
-    (weights, visible): (&[f32], &[bool]),
-    place: &Place,
-    strip: &Strip,
-    keys: &Packed,
-) {
-    let rows = Rows {
-        weights: &weights[place.first * STRIDE..],
-        visible: &visible[place.first * MAX_KEYS..],
-        careful: place.careful,
-    };
-    let sum = Sum { acc: &mut sum[first * stride..], stride };
-    rows.grow(isa, sum, keys, &place.cols, strip);
+fn panels(operand: &Option<Both>, row: usize, dim: usize) -> Option<&[f32]> {
+    operand.as_ref().map(
+        #[inline(always)]
+        |operand| &operand.across.panels[row * dim..],
+    )
 }
 
-/// Of one tile of queries Σ P U, Σ P (U v + ddv) and, if asked for, o: left in the scratch.
-pub struct RowTile<'a, 'p> {
-    /// The head.
-    pub pair: Pair<'p>,
-    /// The tile, within the sequence.
-    pub rows: Range<usize>,
-    /// Whether o is computed anew.
-    pub o_anew: bool,
-    /// The thread's memory.
-    pub scratch: &'a mut Scratch,
-}
-
-compiled_here!(RowTile<'_, '_>);
-
-impl Kernel for RowTile<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let RowTile { pair, rows, o_anew, scratch } = self;
-        let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
-        scratch.u.fill(0.0);
-        scratch.values.fill(0.0);
-        scratch.o.fill(0.0);
-        for cols in Cut::tiles(0..pair.rule.sequence.keys, scratch.cut.keys) {
-            for place in pair.blocks::<I>(&rows, &cols, false) {
-                let Some(strip) = pair.means(isa, &place, scratch) else { continue };
-                let first = place.rows.start - rows.start;
-                let Scratch { p, p_dot, u, visible, values, o, .. } = &mut *scratch;
-                for (r, u) in u[first..].iter_mut().take(I::Tile::ROWS).enumerate() {
-                    let mut sum = I::F32::splat(isa, 0.0);
-                    for pu in p_dot[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N) {
-                        sum = sum + I::F32::load(isa, pu);
-                    }
-                    *u += sum.reduce_add(); // (D4)
-                }
-                if let Some(v) = &pair.keys.v {
-                    let sum = (&mut values[..], first, stride);
-                    grow(isa, sum, (p_dot, visible), &place, &strip, &v.along); // (D5)
-                }
-                if let Some(ddv) = &pair.keys.ddv {
-                    let sum = (&mut values[..], first, stride);
-                    grow(isa, sum, (p, visible), &place, &strip, &ddv.along);
-                }
-                if let (true, Some(v)) = (o_anew, &pair.keys.v) {
-                    grow(isa, (o, first, stride), (p, visible), &place, &strip, &v.along); // (F5)
-                }
-            }
-        }
-    }
-}
-
-/// gq / σ of one tile of queries, left in [`Scratch::wide`].
-pub struct GradientTile<'a, 'p> {
-    /// The head.
-    pub pair: Pair<'p>,
-    /// What its rows learned.
-    pub known: Known<'a>,
-    /// The tile, within the sequence.
-    pub rows: Range<usize>,
-    /// The thread's memory.
-    pub scratch: &'a mut Scratch,
-}
-
-compiled_here!(GradientTile<'_, '_>);
-
-impl Kernel for GradientTile<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let GradientTile { pair, known, rows, scratch } = self;
-        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
-        scratch.wide.fill(0.0);
-        for cols in Cut::tiles(0..pair.rule.sequence.keys, scratch.cut.keys) {
-            for place in pair.blocks::<I>(&rows, &cols, false) {
-                let strip = pair.weights(isa, &place, known, false, scratch);
-                let Some(strip) = strip else { continue };
-                let first = place.rows.start - rows.start;
-                let Scratch { ds, x, visible, wide, .. } = &mut *scratch;
-                let k = &pair.keys.k.along;
-                grow(isa, (wide, first, stride), (x, visible), &place, &strip, k); // (D10)
-                if let Some(ddk) = &pair.keys.ddk {
-                    let ddk = &ddk.along;
-                    grow(isa, (wide, first, stride), (ds, visible), &place, &strip, ddk);
-                }
-            }
-        }
-    }
-}
-
-/// gk / σ and gv of one tile of keys, over all query heads that share the key head, left in
-/// [`Scratch::wide`] and [`Scratch::values`].
-pub struct ColumnTile<'a, 'p> {
-    /// The query heads of the key head, and what their rows learned.
-    pub pairs: &'a [(Pair<'p>, Known<'p>)],
-    /// The tile, within the sequence.
-    pub cols: Range<usize>,
-    /// The thread's memory.
-    pub scratch: &'a mut Scratch,
-}
-
-compiled_here!(ColumnTile<'_, '_>);
-
-impl Kernel for ColumnTile<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        self.scratch.wide.fill(0.0);
-        self.scratch.values.fill(0.0);
-        for &(ref pair, known) in self.pairs {
-            for rows in Cut::tiles(0..pair.rule.sequence.queries, self.scratch.cut.queries) {
-                column_tile(isa, pair, known, rows, &self.cols, self.scratch);
-            }
-        }
-    }
-}
-
-/// One tile of queries of one head against the tile of keys.
+/// tile += A Bᵀ, if both are there.
 #[inline(always)]
-fn column_tile<I: Isa>(
-    isa: I,
-    pair: &Pair<'_>,
-    known: Known<'_>,
-    rows: Range<usize>,
-    cols: &Range<usize>,
-    scratch: &mut Scratch,
-) {
-    let mut seen = None;
-    for place in pair.blocks::<I>(&rows, cols, true) {
-        let strip = pair.weights(isa, &place, known, false, scratch);
-        let Some(strip) = strip else { continue };
-        let here = place.rows.start - rows.start..place.rows.end - rows.start;
-        seen = Some(joined(seen, here, &strip.cols));
-    }
-    let Some((seen_rows, seen_cols)) = seen else { return };
-    let careful = pair.careful(&rows, cols);
-    let Scratch { p, p_dot, ds, x, visible, wide, values, .. } = scratch;
-    let sweep = Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
-    let Queries { q, ddq, dout, cot_o, .. } = pair.queries;
-    let stride = pair.dim.next_multiple_of(I::Tile::COLS);
-    sweep.grow(isa, wide, stride, x, &q.along); // (D11)
-    if let Some(ddq) = ddq {
-        sweep.grow(isa, wide, stride, ds, &ddq.along);
-    }
-    let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
-    if let Some(dout) = dout {
-        sweep.grow(isa, values, stride, p_dot, &dout.along); // (D12)
-    }
-    if let Some(cot_o) = cot_o {
-        sweep.grow(isa, values, stride, p, &cot_o.along);
-    }
-}
-
-/// gbias of one tile of queries and keys, the sum over every head and sequence that shares the
-/// bias.
-pub struct BiasTile<'a, 'p> {
-    /// The heads and sequences, in the order of the sum, and what their rows learned.
-    pub pairs: &'a [(Pair<'p>, Known<'p>)],
-    /// The queries, within the sequences.
-    pub rows: Range<usize>,
-    /// The keys, within the sequences.
-    pub cols: Range<usize>,
-    /// The sum, rows [`STRIDE`] apart.
-    pub sum: &'a mut [f32],
-    /// The thread's memory.
-    pub scratch: &'a mut Scratch,
-}
-
-compiled_here!(BiasTile<'_, '_>);
-
-impl Kernel for BiasTile<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let BiasTile { pairs, rows, cols, sum, scratch } = self;
-        sum.fill(0.0);
-        for &(ref pair, known) in pairs {
-            let sequence = pair.rule.sequence;
-            let rows = rows.start..rows.end.min(sequence.queries);
-            let cols = cols.start..cols.end.min(sequence.keys);
-            for place in pair.blocks::<I>(&rows, &cols, false) {
-                if pair.weights(isa, &place, known, true, scratch).is_none() {
-                    continue;
-                }
-                for (r, i) in place.rows.clone().enumerate() {
-                    let x = &scratch.x[r * STRIDE..][..cols.len()];
-                    let sum = &mut sum[(i - rows.start) * STRIDE..][..cols.len()];
-                    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x); // (D15)
-                }
-            }
-        }
+fn add<I: Isa>(isa: I, tile: &mut I::Tile, a: Option<&[f32]>, b: Option<&[f32]>, dim: usize) {
+    if let (Some(a), Some(b)) = (a, b) {
+        tile.add_panel(isa, a, b, dim);
     }
 }

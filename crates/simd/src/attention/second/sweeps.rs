@@ -1,8 +1,9 @@
 //! The sweeps of the second order: which task writes which tile.
 
 use super::Second;
-use super::kernels::{BiasTile, ColumnTile, GradientTile, Known, Pair, RowTile, Scratch};
+use super::kernels::{Known, Pair, Scratch};
 use super::operands::{Operands, Statistics};
+use super::tiles::{BiasTile, ColumnTile, GradientTile, RowTile};
 use crate::aligned::Aligned;
 use crate::attention::sweeps::{BiasRows, bias_tiles, write};
 use crate::heads::{
