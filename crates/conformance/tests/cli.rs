@@ -472,11 +472,15 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let figures = file["figures"].as_array().unwrap();
-    assert_eq!(figures.len(), 8); // two algorithms, two passes, two masks
+    assert_eq!(figures.len(), 12); // four passes of attention, two of attention_lse; two masks
     assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
     let full = &figures[0];
     assert_eq!((&full["algorithm"], &full["mask"]), (&"attention".into(), &"full".into()));
     assert_eq!(full["flops"], 2 * 2 * 2 * 32 * 32 * 16); // 2 heads, q·k and p·v
+    let chosen = ["--pass", "jvp", "--mask", "window=8", "--blocking", "16x16"];
+    let output = etalon(&[&["bench", "--threads", "1"][..], &size, &chosen].concat());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(text.contains("jvp") && text.contains("window=8") && !text.contains("forward "));
     let line = refusal(&etalon(&["bench", "--dtype", "f64"]));
     assert_eq!(line, "`dtype` must be one of f32, bf16, f16, found f64");
     let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));
