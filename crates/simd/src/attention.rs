@@ -149,7 +149,7 @@ pub struct GradientsMut<'a, T> {
 }
 
 /// The cotangents of the gradients and of the outputs, of any strides. What is absent is zero.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SecondCotangents<'a, T> {
     /// By dq: `[B, Hq, N, D]`.
     pub ddq: Option<ArrayView4<'a, T>>,
@@ -165,20 +165,6 @@ pub struct SecondCotangents<'a, T> {
     pub cot_o: Option<ArrayView4<'a, T>>,
     /// By lse: `[B, Hq, N]`.
     pub cot_lse: Option<ArrayView3<'a, f32>>,
-}
-
-impl<T> Default for SecondCotangents<'_, T> {
-    fn default() -> Self {
-        SecondCotangents {
-            ddq: None,
-            ddk: None,
-            ddv: None,
-            ddsinks: None,
-            ddbias: None,
-            cot_o: None,
-            cot_lse: None,
-        }
-    }
 }
 
 /// The gradients by everything that the backward pass reads.
@@ -201,7 +187,7 @@ pub struct SecondGradients<T> {
 }
 
 /// Where second gradients are written; of any strides. Sweeps that none of them needs are left out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SecondGradientsMut<'a, T> {
     /// `[B, Hq, N, D]`.
     pub gq: Option<ArrayViewMut4<'a, T>>,
@@ -219,22 +205,8 @@ pub struct SecondGradientsMut<'a, T> {
     pub gbias: Option<ArrayViewMut4<'a, T>>,
 }
 
-impl<T> Default for SecondGradientsMut<'_, T> {
-    fn default() -> Self {
-        SecondGradientsMut {
-            gq: None,
-            gk: None,
-            gv: None,
-            gdout: None,
-            gdlse: None,
-            gsinks: None,
-            gbias: None,
-        }
-    }
-}
-
 /// A direction in which the inputs move, of any strides. What is absent stands still.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Tangents<'a, T> {
     /// Of q: `[B, Hq, N, D]`.
     pub tq: Option<ArrayView4<'a, T>>,
@@ -246,12 +218,6 @@ pub struct Tangents<'a, T> {
     pub tsinks: Option<ArrayView1<'a, f32>>,
     /// Of the bias: in its shape.
     pub tbias: Option<ArrayView4<'a, T>>,
-}
-
-impl<T> Default for Tangents<'_, T> {
-    fn default() -> Self {
-        Tangents { tq: None, tk: None, tv: None, tsinks: None, tbias: None }
-    }
 }
 
 /// How the outputs move.

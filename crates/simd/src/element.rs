@@ -57,7 +57,7 @@ mod sealed {
 }
 
 /// A type in which tensors are stored: f32, bf16 or f16. Every sum is f32 whatever it is.
-pub trait Element: sealed::Sealed + Copy + Send + Sync + 'static {
+pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     /// The type's name.
     const DTYPE: etalon_problem::Dtype;
     /// Zero.

@@ -201,8 +201,20 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    fn wants(&self, pass: Pass) -> bool {
-        self.arguments.pass.is_empty() || self.arguments.pass.contains(&pass)
+    /// Times a pass, if it is wanted.
+    fn add(
+        &self,
+        figures: &mut Vec<Figure>,
+        subject: (Algorithm, &Scores, &str),
+        pass: Pass,
+        products: u64,
+        run: &mut dyn FnMut() -> Result<(), Error>,
+    ) -> Result<(), Failure> {
+        if self.arguments.pass.is_empty() || self.arguments.pass.contains(&pass) {
+            let time = self.time(run)?;
+            figures.push(self.figure(subject, pass, products, time));
+        }
+        Ok(())
     }
 
     fn attention<T: Element>(
@@ -238,12 +250,9 @@ impl Bench<'_> {
         };
         let options = &self.options;
         let out = attention::forward(problem, &inputs, options)?;
+        let subject = (Algorithm::Attention, scores, mask);
         let mut add = |pass, products, run: &mut dyn FnMut() -> Result<(), Error>| {
-            if self.wants(pass) {
-                let time = self.time(run)?;
-                figures.push(self.figure(Algorithm::Attention, pass, scores, mask, products, time));
-            }
-            Ok::<(), Failure>(())
+            self.add(figures, subject, pass, products, run)
         };
         // q·k and p·v.
         add(Pass::Forward, 2, &mut || attention::forward(problem, &inputs, options).map(drop))?;
@@ -276,19 +285,9 @@ impl Bench<'_> {
         let inputs = attention_lse::Inputs::new(q.view(), k.view());
         let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
         let out = attention_lse::forward(problem, &inputs, &self.options)?;
+        let subject = (Algorithm::AttentionLse, scores, mask);
         let mut add = |pass, products, run: &mut dyn FnMut() -> Result<(), Error>| {
-            if self.wants(pass) {
-                let time = self.time(run)?;
-                figures.push(self.figure(
-                    Algorithm::AttentionLse,
-                    pass,
-                    scores,
-                    mask,
-                    products,
-                    time,
-                ));
-            }
-            Ok::<(), Failure>(())
+            self.add(figures, subject, pass, products, run)
         };
         // q·k.
         add(Pass::Forward, 1, &mut || {
@@ -317,10 +316,8 @@ impl Bench<'_> {
 
     fn figure(
         &self,
-        algorithm: Algorithm,
+        (algorithm, scores, mask): (Algorithm, &Scores, &str),
         pass: Pass,
-        scores: &Scores,
-        mask: &str,
         products: u64,
         (median, runs): (Duration, usize),
     ) -> Figure {

@@ -11,6 +11,7 @@
 
 use super::forward::filled;
 use super::gradient::Queries;
+use super::second::check_moving;
 use super::sweeps::Sweep;
 use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use crate::aligned::Aligned;
@@ -91,23 +92,13 @@ pub(crate) fn check_gradients<T>(
     scores: &Scores,
     gradients: &GradientsMut<'_, T>,
 ) -> Result<(), Error> {
-    if let Some(dq) = &gradients.dq {
-        Error::expect_shape("dq", &scores.q_shape(), dq.shape())?;
-    }
-    if let Some(dk) = &gradients.dk {
-        Error::expect_shape("dk", &scores.k_shape(), dk.shape())?;
-    }
-    if let Some(dsinks) = &gradients.dsinks {
-        Error::expect_presence("dsinks", "sinks", scores.sinks, true)?;
-        Error::expect_shape("dsinks", &[scores.extents.query_heads], dsinks.shape())?;
-    }
-    if let Some(dbias) = &gradients.dbias {
-        Error::expect_presence("dbias", "bias", scores.bias.is_some(), true)?;
-        if let Some(shape) = scores.bias_shape() {
-            Error::expect_shape("dbias", &shape, dbias.shape())?;
-        }
-    }
-    Ok(())
+    let shapes = [
+        gradients.dq.as_ref().map(|x| x.shape()),
+        gradients.dk.as_ref().map(|x| x.shape()),
+        gradients.dsinks.as_ref().map(|x| x.shape()),
+        gradients.dbias.as_ref().map(|x| x.shape()),
+    ];
+    check_moving(scores, ["dq", "dk", "dsinks", "dbias"], shapes)
 }
 
 /// What attention has beyond attention_lse.

@@ -1,13 +1,13 @@
 //! The second order of attention: its operands checked, its results allocated.
 
 use super::forward::filled;
-use super::second::{Direction, Second, SecondMut, Values, check_moving, check_shape};
+use super::second::{Direction, Second, Values, check_moving, check_shape};
 use super::{
     Cotangents, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
     SecondGradientsMut, Tangents,
 };
 use crate::{Element, Options};
-use etalon_problem::{Attention, Error};
+use etalon_problem::{Attention, Error, Scores};
 
 /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_lse, lse⟩ by everything that the backward
 /// pass reads (D1)–(D15), from the outputs of the forward pass. [`crate::Mode`] changes nothing.
@@ -58,7 +58,6 @@ pub fn double_backward_into<T: Element>(
     cotangents.check(problem)?;
     second.check(problem)?;
     gradients.check(problem)?;
-    let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, gbias } = gradients;
     Second {
         scores: &problem.scores,
         q: &inputs.q,
@@ -66,12 +65,7 @@ pub fn double_backward_into<T: Element>(
         sinks: inputs.sinks.as_ref(),
         bias: inputs.bias.as_ref(),
         lse: out.lse.view(),
-        direction: Direction {
-            q: second.ddq.as_ref(),
-            k: second.ddk.as_ref(),
-            sinks: second.ddsinks.as_ref(),
-            bias: second.ddbias.as_ref(),
-        },
+        direction: second.direction(),
         values: Some(Values {
             v: &inputs.v,
             o: out.o.view(),
@@ -82,7 +76,7 @@ pub fn double_backward_into<T: Element>(
         dlse: cotangents.dlse.as_ref(),
         cot_lse: second.cot_lse.as_ref(),
     }
-    .run(SecondMut { gq, gk, gv, gdout, gdlse, gsinks, gbias }, options)
+    .run(gradients, options)
 }
 
 /// How o and lse move when the inputs move along the tangents (J1), (J2), from the outputs of the
@@ -99,10 +93,10 @@ pub fn jvp<T: Element>(
     tangents.check(problem)?;
     let mut to = filled(problem.o_shape(), T::ZERO, "to")?;
     let mut tlse = filled(problem.scores.row_shape(), 0.0f32, "tlse")?;
-    let place = SecondMut {
+    let place = SecondGradientsMut {
         gdout: Some(to.view_mut()),
         gdlse: Some(tlse.view_mut()),
-        ..SecondMut::default()
+        ..Default::default()
     };
     Second {
         scores: &problem.scores,
@@ -111,12 +105,7 @@ pub fn jvp<T: Element>(
         sinks: inputs.sinks.as_ref(),
         bias: inputs.bias.as_ref(),
         lse: out.lse.view(),
-        direction: Direction {
-            q: tangents.tq.as_ref(),
-            k: tangents.tk.as_ref(),
-            sinks: tangents.tsinks.as_ref(),
-            bias: tangents.tbias.as_ref(),
-        },
+        direction: tangents.direction(),
         values: Some(Values {
             v: &inputs.v,
             o: out.o.view(),
@@ -132,49 +121,56 @@ pub fn jvp<T: Element>(
 }
 
 impl<T> SecondCotangents<'_, T> {
+    fn direction(&self) -> Direction<'_, T> {
+        Direction {
+            q: self.ddq.as_ref(),
+            k: self.ddk.as_ref(),
+            sinks: self.ddsinks.as_ref(),
+            bias: self.ddbias.as_ref(),
+        }
+    }
+
     fn check(&self, problem: &Attention) -> Result<(), Error> {
-        let SecondCotangents { ddq, ddk, ddv, ddsinks, ddbias, cot_o, cot_lse } = self;
-        let moving = [
-            ddq.as_ref().map(|x| x.shape()),
-            ddk.as_ref().map(|x| x.shape()),
-            ddsinks.as_ref().map(|x| x.shape()),
-            ddbias.as_ref().map(|x| x.shape()),
-        ];
-        check_moving(&problem.scores, ["ddq", "ddk", "ddsinks", "ddbias"], moving)?;
-        check_shape("ddv", &problem.v_shape(), ddv.as_ref().map(|x| x.shape()))?;
-        check_shape("cot_o", &problem.o_shape(), cot_o.as_ref().map(|x| x.shape()))?;
         let rows = problem.scores.row_shape();
-        check_shape("cot_lse", &rows, cot_lse.as_ref().map(|x| x.shape()))
+        self.direction().check(&problem.scores, ["ddq", "ddk", "ddsinks", "ddbias"])?;
+        check_shape("ddv", &problem.v_shape(), self.ddv.as_ref().map(|x| x.shape()))?;
+        check_shape("cot_o", &problem.o_shape(), self.cot_o.as_ref().map(|x| x.shape()))?;
+        check_shape("cot_lse", &rows, self.cot_lse.as_ref().map(|x| x.shape()))
     }
 }
 
 impl<T> SecondGradientsMut<'_, T> {
     fn check(&self, problem: &Attention) -> Result<(), Error> {
-        let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, gbias } = self;
-        let moving = [
-            gq.as_ref().map(|x| x.shape()),
-            gk.as_ref().map(|x| x.shape()),
-            gsinks.as_ref().map(|x| x.shape()),
-            gbias.as_ref().map(|x| x.shape()),
+        self.check_scores(&problem.scores)?;
+        check_shape("gv", &problem.v_shape(), self.gv.as_ref().map(|x| x.shape()))?;
+        check_shape("gdout", &problem.o_shape(), self.gdout.as_ref().map(|x| x.shape()))
+    }
+
+    /// Fails unless the gradients of the scores' operands and of dlse have their shapes.
+    pub(crate) fn check_scores(&self, scores: &Scores) -> Result<(), Error> {
+        let shapes = [
+            self.gq.as_ref().map(|x| x.shape()),
+            self.gk.as_ref().map(|x| x.shape()),
+            self.gsinks.as_ref().map(|x| x.shape()),
+            self.gbias.as_ref().map(|x| x.shape()),
         ];
-        check_moving(&problem.scores, ["gq", "gk", "gsinks", "gbias"], moving)?;
-        check_shape("gv", &problem.v_shape(), gv.as_ref().map(|x| x.shape()))?;
-        check_shape("gdout", &problem.o_shape(), gdout.as_ref().map(|x| x.shape()))?;
-        let rows = problem.scores.row_shape();
-        check_shape("gdlse", &rows, gdlse.as_ref().map(|x| x.shape()))
+        check_moving(scores, ["gq", "gk", "gsinks", "gbias"], shapes)?;
+        check_shape("gdlse", &scores.row_shape(), self.gdlse.as_ref().map(|x| x.shape()))
     }
 }
 
 impl<T> Tangents<'_, T> {
+    fn direction(&self) -> Direction<'_, T> {
+        Direction {
+            q: self.tq.as_ref(),
+            k: self.tk.as_ref(),
+            sinks: self.tsinks.as_ref(),
+            bias: self.tbias.as_ref(),
+        }
+    }
+
     fn check(&self, problem: &Attention) -> Result<(), Error> {
-        let Tangents { tq, tk, tv, tsinks, tbias } = self;
-        let moving = [
-            tq.as_ref().map(|x| x.shape()),
-            tk.as_ref().map(|x| x.shape()),
-            tsinks.as_ref().map(|x| x.shape()),
-            tbias.as_ref().map(|x| x.shape()),
-        ];
-        check_moving(&problem.scores, ["tq", "tk", "tsinks", "tbias"], moving)?;
-        check_shape("tv", &problem.v_shape(), tv.as_ref().map(|x| x.shape()))
+        self.direction().check(&problem.scores, ["tq", "tk", "tsinks", "tbias"])?;
+        check_shape("tv", &problem.v_shape(), self.tv.as_ref().map(|x| x.shape()))
     }
 }

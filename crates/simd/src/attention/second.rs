@@ -18,10 +18,11 @@ mod operands;
 mod sweeps;
 mod tiles;
 
+use super::SecondGradientsMut;
 use crate::heads::Cut;
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Error, Scores};
-use ndarray::{ArrayView1, ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut3, ArrayViewMut4};
+use ndarray::{ArrayView1, ArrayView3, ArrayView4};
 use operands::Operands;
 use sweeps::Sweep;
 
@@ -62,32 +63,27 @@ pub(crate) struct Second<'a, T> {
     pub cot_lse: Option<&'a ArrayView3<'a, f32>>,
 }
 
-/// Where the results go. The sweeps that none of them needs are left out.
-pub(crate) struct SecondMut<'a, T> {
-    pub gq: Option<ArrayViewMut4<'a, T>>,
-    pub gk: Option<ArrayViewMut4<'a, T>>,
-    pub gv: Option<ArrayViewMut4<'a, T>>,
-    pub gdout: Option<ArrayViewMut4<'a, T>>,
-    pub gdlse: Option<ArrayViewMut3<'a, f32>>,
-    pub gsinks: Option<ArrayViewMut1<'a, f32>>,
-    pub gbias: Option<ArrayViewMut4<'a, T>>,
-}
-
-impl<T> Default for SecondMut<'_, T> {
-    fn default() -> Self {
-        let (gq, gk, gv, gdout, gdlse) = (None, None, None, None, None);
-        SecondMut { gq, gk, gv, gdout, gdlse, gsinks: None, gbias: None }
+impl<T> Direction<'_, T> {
+    /// Fails unless it fits the problem; its tensors are called `names`.
+    pub fn check(&self, scores: &Scores, names: [&str; 4]) -> Result<(), Error> {
+        let shapes = [
+            self.q.map(|x| x.shape()),
+            self.k.map(|x| x.shape()),
+            self.sinks.map(|x| x.shape()),
+            self.bias.map(|x| x.shape()),
+        ];
+        check_moving(scores, names, shapes)
     }
 }
 
 impl<T: Element> Second<'_, T> {
     /// Writes what is asked for.
-    pub fn run(&self, out: SecondMut<'_, T>, options: &Options) -> Result<(), Error> {
+    pub fn run(&self, out: SecondGradientsMut<'_, T>, options: &Options) -> Result<(), Error> {
         let blocking = options.blocking.unwrap_or(DEFAULT);
         let options = &Options { blocking: Some(blocking), ..*options };
         let cut = Cut::new(self.scores, options)?;
         let sequences = self.scores.sequences();
-        let SecondMut { gq, gk, gv, gdout, gdlse, gsinks, gbias } = out;
+        let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, gbias } = out;
         let operands = Operands::new(self, &sequences, &cut)?;
         let mut statistics = operands.statistics(&cut)?;
         let sweep = Sweep { pass: self, sequences: &sequences, operands: &operands, cut, options };

@@ -4,8 +4,9 @@ use super::{
     Cotangents, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
     SecondGradientsMut, Tangents,
 };
+use crate::attention;
 use crate::attention::forward::filled;
-use crate::attention::second::{Direction, Second, SecondMut, check_moving, check_shape};
+use crate::attention::second::{Direction, Second, check_shape};
 use crate::{Element, Options};
 use etalon_problem::{AttentionLse, Error};
 
@@ -54,8 +55,10 @@ pub fn double_backward_into<T: Element>(
     Error::expect_shape("lse", &rows, out.lse.shape())?;
     Error::expect_shape("dlse", &rows, cotangents.dlse.shape())?;
     second.check(problem)?;
-    gradients.check(problem)?;
     let SecondGradientsMut { gq, gk, gdlse, gsinks, gbias } = gradients;
+    let gradients =
+        attention::SecondGradientsMut { gq, gk, gv: None, gdout: None, gdlse, gsinks, gbias };
+    gradients.check_scores(&problem.scores)?;
     Second {
         scores: &problem.scores,
         q: &inputs.q,
@@ -63,17 +66,12 @@ pub fn double_backward_into<T: Element>(
         sinks: inputs.sinks.as_ref(),
         bias: inputs.bias.as_ref(),
         lse: out.lse.view(),
-        direction: Direction {
-            q: second.ddq.as_ref(),
-            k: second.ddk.as_ref(),
-            sinks: second.ddsinks.as_ref(),
-            bias: second.ddbias.as_ref(),
-        },
+        direction: second.direction(),
         values: None,
         dlse: Some(&cotangents.dlse),
         cot_lse: second.cot_lse.as_ref(),
     }
-    .run(SecondMut { gq, gk, gdlse, gsinks, gbias, ..SecondMut::default() }, options)
+    .run(gradients, options)
 }
 
 /// How lse moves when the inputs move along the tangents (J2), from the output of the forward pass.
@@ -87,8 +85,10 @@ pub fn jvp<T: Element>(
     inputs.check(problem)?;
     let rows = problem.scores.row_shape();
     Error::expect_shape("lse", &rows, out.lse.shape())?;
-    tangents.check(problem)?;
+    tangents.direction().check(&problem.scores, ["tq", "tk", "tsinks", "tbias"])?;
     let mut tlse = filled(rows, 0.0f32, "tlse")?;
+    let place =
+        attention::SecondGradientsMut { gdlse: Some(tlse.view_mut()), ..Default::default() };
     Second {
         scores: &problem.scores,
         q: &inputs.q,
@@ -96,59 +96,39 @@ pub fn jvp<T: Element>(
         sinks: inputs.sinks.as_ref(),
         bias: inputs.bias.as_ref(),
         lse: out.lse.view(),
-        direction: Direction {
-            q: tangents.tq.as_ref(),
-            k: tangents.tk.as_ref(),
-            sinks: tangents.tsinks.as_ref(),
-            bias: tangents.tbias.as_ref(),
-        },
+        direction: tangents.direction(),
         values: None,
         dlse: None,
         cot_lse: None,
     }
-    .run(SecondMut { gdlse: Some(tlse.view_mut()), ..SecondMut::default() }, options)?;
+    .run(place, options)?;
     Ok(OutputTangents { tlse })
 }
 
 impl<T> SecondCotangents<'_, T> {
-    fn check(&self, problem: &AttentionLse) -> Result<(), Error> {
-        let SecondCotangents { ddq, ddk, ddsinks, ddbias, cot_lse } = self;
-        let moving = [
-            ddq.as_ref().map(|x| x.shape()),
-            ddk.as_ref().map(|x| x.shape()),
-            ddsinks.as_ref().map(|x| x.shape()),
-            ddbias.as_ref().map(|x| x.shape()),
-        ];
-        check_moving(&problem.scores, ["ddq", "ddk", "ddsinks", "ddbias"], moving)?;
-        let rows = problem.scores.row_shape();
-        check_shape("cot_lse", &rows, cot_lse.as_ref().map(|x| x.shape()))
+    fn direction(&self) -> Direction<'_, T> {
+        Direction {
+            q: self.ddq.as_ref(),
+            k: self.ddk.as_ref(),
+            sinks: self.ddsinks.as_ref(),
+            bias: self.ddbias.as_ref(),
+        }
     }
-}
 
-impl<T> SecondGradientsMut<'_, T> {
     fn check(&self, problem: &AttentionLse) -> Result<(), Error> {
-        let SecondGradientsMut { gq, gk, gdlse, gsinks, gbias } = self;
-        let moving = [
-            gq.as_ref().map(|x| x.shape()),
-            gk.as_ref().map(|x| x.shape()),
-            gsinks.as_ref().map(|x| x.shape()),
-            gbias.as_ref().map(|x| x.shape()),
-        ];
-        check_moving(&problem.scores, ["gq", "gk", "gsinks", "gbias"], moving)?;
         let rows = problem.scores.row_shape();
-        check_shape("gdlse", &rows, gdlse.as_ref().map(|x| x.shape()))
+        self.direction().check(&problem.scores, ["ddq", "ddk", "ddsinks", "ddbias"])?;
+        check_shape("cot_lse", &rows, self.cot_lse.as_ref().map(|x| x.shape()))
     }
 }
 
 impl<T> Tangents<'_, T> {
-    fn check(&self, problem: &AttentionLse) -> Result<(), Error> {
-        let Tangents { tq, tk, tsinks, tbias } = self;
-        let moving = [
-            tq.as_ref().map(|x| x.shape()),
-            tk.as_ref().map(|x| x.shape()),
-            tsinks.as_ref().map(|x| x.shape()),
-            tbias.as_ref().map(|x| x.shape()),
-        ];
-        check_moving(&problem.scores, ["tq", "tk", "tsinks", "tbias"], moving)
+    fn direction(&self) -> Direction<'_, T> {
+        Direction {
+            q: self.tq.as_ref(),
+            k: self.tk.as_ref(),
+            sinks: self.tsinks.as_ref(),
+            bias: self.tbias.as_ref(),
+        }
     }
 }
