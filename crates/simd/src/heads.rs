@@ -3,7 +3,6 @@
 use crate::element::Matrix;
 use crate::lanes::{Isa, Kernel};
 use crate::mask::visible_row;
-use crate::pack::{NonFinite, Packed, Source};
 use crate::tile::{MAX_KEYS, Tile};
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Cover, Error, Mask, Scores, Sequence};
@@ -11,7 +10,6 @@ use ndarray::{
     ArrayView2, ArrayView4, ArrayViewMut, ArrayViewMut2, ArrayViewMut4, Axis, Dimension,
     RemoveAxis, s,
 };
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// The most queries in a tile: more would only push its scores out of the cache.
@@ -167,112 +165,6 @@ pub fn query_rows(sequence: &Sequence) -> Range<usize> {
     sequence.query_start..sequence.query_start + sequence.queries
 }
 
-/// Keys and values of one sequence and key head, packed once for all query heads and tiles.
-#[derive(Debug, Default)]
-pub struct Keys {
-    /// k across: the second factor of the scores.
-    pub k_across: Packed,
-    /// k along: the second factor of dq (and of ∂lse/∂q).
-    pub k_along: Packed,
-    /// v across: the second factor of dP.
-    pub v_across: Packed,
-    /// v along: the second factor of o.
-    pub v_along: Packed,
-    /// Keys that are not finite in k or v.
-    pub non_finite: NonFinite,
-}
-
-/// Which packings of keys and values a pass needs.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Needs {
-    /// [`Keys::k_along`].
-    pub k_along: bool,
-    /// [`Keys::v_across`].
-    pub v_across: bool,
-    /// [`Keys::v_along`].
-    pub v_along: bool,
-}
-
-/// The keys and values of a pass, as they are packed.
-#[derive(Clone, Copy)]
-pub struct KeyOperands<'a, 'o, T> {
-    /// `[B, Hk, M, D]`.
-    pub k: &'a ArrayView4<'o, T>,
-    /// `[B, Hk, M, E]`, if there are values.
-    pub v: Option<&'a ArrayView4<'o, T>>,
-    /// Which packings are needed.
-    pub needs: Needs,
-}
-
-impl<T: Element> KeyOperands<'_, '_, T> {
-    /// Memory for sequences of up to `len` keys.
-    pub fn room(&self, len: usize, cut: &Cut) -> Result<Keys, Error> {
-        let (dim, needs) = (self.k.dim().3, self.needs);
-        let value_dim = self.v.map_or(0, |v| v.dim().3);
-        let along = |wanted: bool, dim| match wanted {
-            true => Packed::room_along(len, dim, cut.cols),
-            false => Ok(Packed::default()),
-        };
-        Ok(Keys {
-            k_across: Packed::room_across(len, dim, cut.cols)?,
-            k_along: along(needs.k_along, dim)?,
-            v_across: match needs.v_across {
-                true => Packed::room_across(len, value_dim, cut.cols)?,
-                false => Packed::default(),
-            },
-            v_along: along(needs.v_along, value_dim)?,
-            non_finite: None,
-        })
-    }
-
-    /// Packs the keys of a sequence and key head into memory that has room for them.
-    pub fn pack_into(&self, keys: &mut Keys, sequence: &Sequence, head: usize, cut: &Cut) {
-        let source = |operand| Source {
-            rows: rows_of(operand, sequence.batch, head, key_rows(sequence)),
-            dead: None,
-        };
-        let (k, needs) = (source(self.k), self.needs);
-        k.across_into(cut.cols, &mut keys.k_across.panels);
-        keys.non_finite = k.non_finite();
-        if needs.k_along {
-            k.along_into(cut.cols, &mut keys.k_along);
-        }
-        let Some(v) = self.v.map(source) else { return };
-        keys.non_finite = either(keys.non_finite.take(), v.non_finite());
-        if needs.v_across {
-            v.across_into(cut.cols, &mut keys.v_across.panels);
-        }
-        if needs.v_along {
-            v.along_into(cut.cols, &mut keys.v_along);
-        }
-    }
-
-    /// Packs every sequence and key head; the keys of sequence s and key head h are at s·Hk + h.
-    pub fn pack(
-        &self,
-        sequences: &[Sequence],
-        key_heads: usize,
-        cut: &Cut,
-    ) -> Result<Vec<Keys>, Error> {
-        let heads = sequences.iter().flat_map(|seq| (0..key_heads).map(move |head| (seq, head)));
-        let heads: Vec<_> = heads.collect();
-        let pack = |(sequence, head): (&Sequence, usize)| {
-            let mut keys = self.room(sequence.keys, cut)?;
-            self.pack_into(&mut keys, sequence, head, cut);
-            Ok(keys)
-        };
-        heads.into_par_iter().map(pack).collect()
-    }
-}
-
-/// Rows that either list notes.
-pub fn either(a: NonFinite, b: NonFinite) -> NonFinite {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.iter().zip(&b).map(|(a, b)| a | b).collect()),
-        (a, b) => a.or(b),
-    }
-}
-
 /// Cuts a view along its first axis into the given spans, which ascend and do not overlap.
 pub fn cut_rows<'a, A, D: Dimension>(
     view: ArrayViewMut<'a, A, D>,
@@ -310,41 +202,51 @@ pub struct Place {
     pub rows: Range<usize>,
 }
 
-/// A part of a result within one batch element and head.
-type Piece<'o, A, D> = ArrayViewMut<'o, A, <<D as Dimension>::Smaller as Dimension>::Smaller>;
+impl Place {
+    /// The number of its sequence and key head together.
+    pub fn slot(&self, scores: &Scores) -> usize {
+        self.number * scores.extents.key_heads + self.head / scores.group()
+    }
+}
 
-/// The rows of a result `[batch, query heads, queries, …]` in tiles, each with its place. Rows of no
-/// sequence are in no tile.
+/// A part of a result within one batch element and head.
+pub type Piece<'o, A, D> = ArrayViewMut<'o, A, <<D as Dimension>::Smaller as Dimension>::Smaller>;
+
+/// The tiles of the queries of all sequences and `heads` heads, `size` rows in each.
+pub fn places(sequences: &[Sequence], heads: usize, size: usize) -> Vec<Place> {
+    let (mut places, mut first) = (Vec::new(), 0);
+    for here in sequences.chunk_by(|a, b| a.batch == b.batch) {
+        for head in 0..heads {
+            for (number, sequence) in here.iter().enumerate() {
+                let tiles = Cut::tiles(0..sequence.queries, size);
+                places.extend(tiles.map(|rows| Place { number: first + number, head, rows }));
+            }
+        }
+        first += here.len();
+    }
+    places
+}
+
+/// The rows of a result `[batch, query heads, queries, …]` in the tiles of [`places`], in their
+/// order. Rows of no sequence are in no tile.
 pub fn query_tiles<'o, A, D>(
     result: ArrayViewMut<'o, A, D>,
     sequences: &[Sequence],
     size: usize,
-) -> Vec<(Place, Piece<'o, A, D>)>
+) -> Vec<Piece<'o, A, D>>
 where
     D: RemoveAxis<Smaller: RemoveAxis>,
 {
-    let mut tiles = Vec::new();
+    let mut pieces = Vec::new();
     for (batch, result) in outer(result).into_iter().enumerate() {
-        let here: Vec<(usize, &Sequence, Range<usize>)> = sequences
-            .iter()
-            .enumerate()
-            .filter(|(_, sequence)| sequence.batch == batch)
-            .flat_map(|(number, sequence)| {
-                Cut::tiles(0..sequence.queries, size).map(move |rows| (number, sequence, rows))
-            })
-            .collect();
-        let spans: Vec<Range<usize>> = here
-            .iter()
-            .map(|(_, s, rows)| s.query_start + rows.start..s.query_start + rows.end)
-            .collect();
-        for (head, result) in outer(result).into_iter().enumerate() {
-            let pieces = cut_rows(result, &spans);
-            tiles.extend(here.iter().zip(pieces).map(|(&(number, _, ref rows), piece)| {
-                (Place { number, head, rows: rows.clone() }, piece)
-            }));
+        let here = sequences.iter().filter(|sequence| sequence.batch == batch);
+        let spans = here.flat_map(|sequence| Cut::tiles(query_rows(sequence), size));
+        let spans: Vec<Range<usize>> = spans.collect();
+        for result in outer(result) {
+            pieces.extend(cut_rows(result, &spans));
         }
     }
-    tiles
+    pieces
 }
 
 /// A result with the shape of the keys, cut into tiles: those of sequence s and key head h are at

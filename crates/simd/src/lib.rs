@@ -40,11 +40,13 @@ mod level;
 mod mask;
 mod options;
 mod pack;
+mod packs;
 mod parallel;
 pub mod probe;
 mod products;
 mod scores;
 mod tile;
+mod waves;
 
 pub use element::Element;
 pub use level::Level;

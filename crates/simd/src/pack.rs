@@ -8,9 +8,13 @@
 use crate::Element;
 use crate::aligned::Aligned;
 use etalon_problem::Error;
-use ndarray::{ArrayView1, ArrayView2};
+use ndarray::{ArrayView1, ArrayView2, s};
+use rayon::prelude::*;
 use std::ops::Range;
 use wide::f32x4;
+
+/// Elements that one job packs, at least: enough that handing it out costs nothing beside.
+const JOB: usize = 1 << 15;
 
 /// A packed matrix.
 #[derive(Debug, Default)]
@@ -22,16 +26,9 @@ pub struct Packed {
 }
 
 impl Packed {
-    /// Memory for `len` rows of `dim` elements, across in panels of `width` rows.
-    pub fn room_across(len: usize, dim: usize, width: usize) -> Result<Self, Error> {
-        let panels = Aligned::reserve(len.next_multiple_of(width).saturating_mul(dim), "packing")?;
-        Ok(Packed { panels, panel: dim * width })
-    }
-
-    /// Memory for `len` rows of `dim` elements, along in panels of `width` columns.
-    pub fn room_along(len: usize, dim: usize, width: usize) -> Result<Self, Error> {
-        let panels = Aligned::reserve(len.saturating_mul(dim.next_multiple_of(width)), "packing")?;
-        Ok(Packed { panels, panel: len * width })
+    /// Memory for `len` elements.
+    pub fn room(len: usize) -> Result<Self, Error> {
+        Ok(Packed { panels: Aligned::reserve(len, "packed operands")?, panel: 0 })
     }
 
     /// The panels from number `first` on.
@@ -53,76 +50,79 @@ pub struct Source<'a, T> {
 }
 
 impl<T: Element> Source<'_, T> {
-    /// Row `i` in f32.
-    fn read(&self, i: usize, row: &mut [f32]) {
+    /// Some columns of row `i` in f32.
+    fn read(&self, i: usize, cols: Range<usize>, row: &mut [f32]) {
         if self.dead.is_some_and(|dead| dead[i]) {
-            row.fill(0.0);
-        } else {
-            read_row(self.rows.row(i), row);
+            return row.fill(0.0);
+        }
+        let source = self.rows.row(i);
+        match source.to_slice() {
+            Some(source) => T::read(&source[cols], row),
+            None => read_row(source.slice_move(s![cols]), row),
         }
     }
 
     /// Groups of `width` rows, transposed.
-    pub fn across(&self, width: usize) -> Result<Packed, Error> {
+    pub fn across_into(&self, width: usize, packed: &mut Packed) {
         let (len, dim) = self.rows.dim();
-        let mut packed = Packed::room_across(len, dim, width)?;
-        self.across_into(width, &mut packed.panels);
-        Ok(packed)
-    }
-
-    /// As [`Source::across`], into memory that is used again.
-    pub fn across_into(&self, width: usize, panels: &mut Aligned) {
-        let (len, dim) = self.rows.dim();
-        panels.resize(len.next_multiple_of(width) * dim);
-        let mut rows = vec![0.0; width * dim];
-        for (group, panel) in panels.chunks_exact_mut((width * dim).max(1)).enumerate() {
+        let panel = width * dim;
+        packed.panel = panel;
+        packed.panels.resize(len.div_ceil(width) * panel);
+        if panel == 0 {
+            return;
+        }
+        let pack = |rows: &mut Vec<f32>, (group, panel): (usize, &mut [f32])| {
             let start = group * width;
             let (here, padding) = rows.split_at_mut(width.min(len - start) * dim);
             for (r, row) in here.chunks_exact_mut(dim).enumerate() {
-                self.read(start + r, row);
+                self.read(start + r, 0..dim, row);
             }
             padding.fill(0.0);
-            transpose(&rows, dim, panel, width);
-        }
+            transpose(rows, dim, panel, width);
+        };
+        let panels = packed.panels.par_chunks_exact_mut(panel).enumerate();
+        panels.with_min_len(JOB.div_ceil(panel)).for_each_init(|| vec![0.0; panel], pack);
     }
 
     /// Groups of `width` columns, row by row.
-    pub fn along(&self, width: usize) -> Result<Packed, Error> {
-        let (len, dim) = self.rows.dim();
-        let mut packed = Packed::room_along(len, dim, width)?;
-        self.along_into(width, &mut packed);
-        Ok(packed)
-    }
-
-    /// As [`Source::along`], into memory that is used again.
     pub fn along_into(&self, width: usize, packed: &mut Packed) {
         let (len, dim) = self.rows.dim();
         packed.panel = len * width;
         packed.panels.resize(packed.panel * dim.div_ceil(width));
-        let mut row = vec![0.0; dim.next_multiple_of(width)];
-        for i in 0..len {
-            self.read(i, &mut row[..dim]);
-            for (group, columns) in row.chunks_exact(width).enumerate() {
-                packed.panels[(group * len + i) * width..][..width].copy_from_slice(columns);
-            }
+        if packed.panel == 0 {
+            return;
         }
+        let rows = JOB.div_ceil(width);
+        let panels = packed.panels.par_chunks_exact_mut(packed.panel).enumerate();
+        panels.for_each(|(group, panel)| {
+            let cols = group * width..dim.min((group + 1) * width);
+            panel.par_chunks_mut(rows * width).enumerate().for_each(|(job, panel)| {
+                for (r, row) in panel.chunks_exact_mut(width).enumerate() {
+                    let (row, padding) = row.split_at_mut(cols.len());
+                    self.read(job * rows + r, cols.clone(), row);
+                    padding.fill(0.0);
+                }
+            });
+        });
     }
 
     /// Which rows hold a NaN or an infinity.
     pub fn non_finite(&self) -> NonFinite {
         let (len, dim) = self.rows.dim();
-        let mut row = vec![0.0f32; dim];
-        let mut flags: NonFinite = None;
-        for i in 0..len {
-            self.read(i, &mut row);
+        let row = || vec![0.0f32; dim];
+        let bad = |row: &mut Vec<f32>, i: usize| {
+            self.read(i, 0..dim, row);
             // As integers, and without an early exit: the whole row in one sweep of the vector unit.
             let largest =
                 row.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
-            if largest >= f32::INFINITY.to_bits() as i32 {
-                flags.get_or_insert_with(|| vec![false; len])[i] = true;
-            }
+            largest >= f32::INFINITY.to_bits() as i32
+        };
+        let rows = (0..len).into_par_iter().with_min_len(JOB.div_ceil(dim.max(1)));
+        if !rows.map_init(row, bad).any(|bad| bad) {
+            return None;
         }
-        flags
+        let mut row = row();
+        Some((0..len).map(|i| bad(&mut row, i)).collect())
     }
 }
 
@@ -173,10 +173,16 @@ mod tests {
         Array2::from_shape_fn((5, 3), |(i, d)| (10 * i + d) as f32)
     }
 
+    fn across(rows: ArrayView2<'_, f32>, width: usize) -> Packed {
+        let mut packed = Packed::room(100).unwrap();
+        Source { rows, dead: None }.across_into(width, &mut packed);
+        packed
+    }
+
     #[test]
     fn across_transposes_groups_of_rows_and_pads() {
         let matrix = matrix();
-        let packed = Source { rows: matrix.view(), dead: None }.across(2).unwrap();
+        let packed = across(matrix.view(), 2);
         assert_eq!(packed.from(0)[..6], [0.0, 10.0, 1.0, 11.0, 2.0, 12.0]);
         assert_eq!(packed.from(2), [40.0, 0.0, 41.0, 0.0, 42.0, 0.0]);
     }
@@ -184,7 +190,8 @@ mod tests {
     #[test]
     fn along_groups_columns_and_pads() {
         let matrix = matrix();
-        let packed = Source { rows: matrix.view(), dead: None }.along(2).unwrap();
+        let mut packed = Packed::room(3 * 2 * 5).unwrap();
+        Source { rows: matrix.view(), dead: None }.along_into(2, &mut packed);
         assert_eq!(packed.from(0)[..4], [0.0, 1.0, 10.0, 11.0]);
         assert_eq!(packed.from(1), [2.0, 0.0, 12.0, 0.0, 22.0, 0.0, 32.0, 0.0, 42.0, 0.0]);
     }
@@ -193,8 +200,7 @@ mod tests {
     fn any_strides_pack_alike() {
         let wide = Array2::from_shape_fn((3, 5), |(d, i)| (10 * i + d) as f32);
         let (plain, strided) = (matrix(), wide.t());
-        let pack = |rows| Source { rows, dead: None }.across(4).unwrap().panels.to_vec();
-        assert_eq!(pack(plain.view()), pack(strided));
+        assert_eq!(across(plain.view(), 4).panels.to_vec(), across(strided, 4).panels.to_vec());
     }
 
     #[test]

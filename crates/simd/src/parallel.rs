@@ -4,19 +4,10 @@ use etalon_problem::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// As [`for_each_in`], with scratches for these tasks alone.
-pub fn for_each<T: Send, S: Send>(
-    tasks: Vec<T>,
-    scratch: impl Fn() -> Result<S, Error> + Sync,
-    body: impl Fn(T, &mut S) + Sync,
-) -> Result<(), Error> {
-    for_each_in(&Mutex::default(), tasks, scratch, body)
-}
-
 /// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
 /// first. Each thread keeps one scratch, of those that are `idle` or a new one. Which thread runs a
 /// task changes nothing about its result, so results do not depend on the number of threads.
-pub fn for_each_in<T: Send, S: Send>(
+pub fn for_each<T: Send, S: Send>(
     idle: &Mutex<Vec<S>>,
     tasks: Vec<T>,
     scratch: impl Fn() -> Result<S, Error> + Sync,
@@ -75,7 +66,9 @@ mod tests {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
             let mut done = vec![0; 100];
             pool.install(|| {
-                for_each(done.iter_mut().collect(), || Ok(()), |slot, ()| *slot += 1).unwrap();
+                let idle = Mutex::default();
+                for_each(&idle, done.iter_mut().collect(), || Ok(()), |slot, ()| *slot += 1)
+                    .unwrap();
             });
             assert!(done.iter().all(|&count| count == 1), "{threads} threads");
         }
@@ -84,6 +77,6 @@ mod tests {
     #[test]
     fn no_scratch_anywhere_is_an_error() {
         let none = || Err::<(), _>(Error::Memory { what: "scratch".into(), bytes: 1 });
-        assert!(for_each(vec![1, 2], none, |_, ()| {}).is_err());
+        assert!(for_each(&Mutex::default(), vec![1, 2], none, |_, ()| {}).is_err());
     }
 }

@@ -10,23 +10,28 @@
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
 use super::forward::filled;
-use super::gradient::Queries;
+use super::gradient::Scratch;
 use super::second::check_moving;
-use super::sweeps::Sweep;
+use super::sweeps::{Sweep, Tiles};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use crate::aligned::Aligned;
-use crate::heads::{Cut, KeyOperands, Keys, Needs, either, query_rows, rows_of};
-use crate::pack::{Source, read_row};
-use crate::parallel::reserve;
+use crate::heads::Cut;
+use crate::pack::read_row;
+use crate::packs::{Operand, Packing, Slot};
 use crate::products::dot;
+use crate::waves::Waves;
 use crate::{Element, Mode, Options};
 use etalon_problem::{Attention, Error, Scores, Sequence};
 use ndarray::{ArrayView1, ArrayView3, ArrayView4, s};
 use rayon::prelude::*;
+use std::sync::Mutex;
 
 /// Key tiles in a group of [`Mode::FusedPartials`]: enough that writing a partial dq is little
 /// beside computing it, few enough that a long sequence has work for every thread.
 const GROUP: usize = 8;
+
+/// Rows that one job takes the products dout·o of, at least.
+const ROWS: usize = 256;
 
 /// dq, dk, dv and, where the problem has them, dsinks and dbias (B1)–(B9), from the outputs of the
 /// forward pass.
@@ -108,9 +113,6 @@ pub(crate) struct Values<'a, T> {
     pub dout: &'a ArrayView4<'a, T>,
 }
 
-/// The partials of dq of one sequence and key head: one for each group of its key tiles.
-pub(super) type Partials = Vec<Aligned>;
-
 /// A backward pass of attention or of attention_lse, its operands checked.
 pub(crate) struct Backward<'a, T> {
     pub scores: &'a Scores,
@@ -123,65 +125,101 @@ pub(crate) struct Backward<'a, T> {
     pub bias: Option<&'a ArrayView4<'a, T>>,
 }
 
-/// What the rows of one head bring from the forward pass.
-struct Statistics {
-    /// lse, padded to register blocks.
-    lse: Vec<f32>,
-    /// δ, padded to register blocks.
-    delta: Vec<f32>,
-    /// Which rows saw no key at all, if any did.
-    dead: Option<Vec<bool>>,
+/// How a pass is cut, and what it works on together.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Course {
+    pub cut: Cut,
+    /// Key tiles in a group that has a partial dq of its own; `None`: dq has a sweep of its own.
+    pub group: Option<usize>,
+    /// Whether dbias is wanted.
+    pub dbias: bool,
+    pub waves: Waves,
 }
 
-/// The operands of all sequences and heads, packed.
-pub(super) struct Operands {
-    /// Those of sequence s and query head h are at s·Hq + h.
-    pub queries: Vec<Queries>,
-    /// Those of sequence s and key head h are at s·Hk + h.
-    pub keys: Vec<Keys>,
-}
+/// The partials of dq of a slot: one for each group of its key tiles, `[heads][queries, padded to
+/// register blocks][stride]`.
+pub(super) type Partials = Vec<Aligned>;
 
 impl<T: Element> Backward<'_, T> {
     /// Writes the gradients that are asked for.
     pub fn run(&self, out: GradientsMut<'_, T>, options: &Options) -> Result<(), Error> {
-        let cut = Cut::new(self.scores, options)?;
         let sequences = self.scores.sequences();
-        let GradientsMut { dq, dk, dv, dsinks, dbias } = out;
-        let operands = Operands {
-            queries: self.pack_queries(&sequences, &cut)?,
-            keys: self.pack_keys(&sequences, &cut, dq.is_some())?,
-        };
-        let groups = self.groups(&cut, options);
-        let mut partials = match (&dq, groups) {
-            (Some(_), Some(groups)) => self.partials(&sequences, &cut, groups)?,
-            _ => Vec::new(),
-        };
-        let sweep = Sweep { pass: self, sequences: &sequences, operands: &operands, cut, options };
+        let cut = Cut::new(self.scores, options)?;
+        let packing = self.packing(&sequences, cut, out.dq.is_some());
+        let course = self.course(&packing, &out, options);
+        let (mut slots, mut partials) = (Vec::new(), Vec::new());
+        for _ in 0..course.waves.size {
+            slots.push(packing.room()?);
+            partials.push(self.partials(&packing, &course)?);
+        }
         // Trial allocation: on an error nothing has been written yet.
-        drop(sweep.scratch()?);
+        let idle = Mutex::new(vec![self.scratch(&course)?]);
+        let GradientsMut { dq, dk, dv, dsinks, mut dbias } = out;
+        let mut tiles = Tiles::new(self.scores, &sequences, &course, [dq, dk, dv]);
+        let mut sinks = vec![0.0; self.scores.extents.query_heads];
+        for wave in course.waves.iter() {
+            let slots = &mut slots[..wave.len()];
+            packing.pack(slots, wave.start);
+            self.deltas(&packing, slots, wave.start);
+            let (pass, packing, idle) = (self, &packing, &idle);
+            let sweep = Sweep { pass, packing, course, options, slots, first: wave.start, idle };
+            if dsinks.is_some() {
+                sweep.dsinks(&mut sinks);
+            }
+            sweep.run(&mut tiles, &mut partials)?;
+            if let Some(dbias) = dbias.take() {
+                sweep.bias_sweep(dbias)?;
+            }
+        }
+        // Where there are no slots at all.
+        dbias.into_iter().for_each(|mut dbias| dbias.fill(T::ZERO));
         if let Some(mut dsinks) = dsinks {
-            dsinks.fill(0.0);
-            (0..dsinks.len()).for_each(|head| dsinks[head] = sweep.dsink(head));
-        }
-        let fused = groups.filter(|_| dq.is_some());
-        let width = fused.unwrap_or(1);
-        if dk.is_some() || dv.is_some() || fused.is_some() {
-            sweep.key_sweep(dk, dv, &mut partials, width)?;
-        }
-        match (dq, fused) {
-            (Some(dq), Some(_)) => sweep.reduce(dq, &partials)?,
-            (Some(dq), None) => sweep.query_sweep(dq)?,
-            (None, _) => {}
-        }
-        if let Some(dbias) = dbias {
-            sweep.bias_sweep(dbias)?;
+            dsinks.iter_mut().zip(sinks).for_each(|(dsink, sum)| *dsink = sum as f32);
         }
         Ok(())
     }
 
+    /// The memory of one thread.
+    pub(super) fn scratch(&self, course: &Course) -> Result<Scratch, Error> {
+        Scratch::new(&course.cut, self.scores.extents.dim, self.value_dim(), course.dbias)
+    }
+
+    /// E, or 0 without values.
+    pub(super) fn value_dim(&self) -> usize {
+        self.values.as_ref().map_or(0, |values| values.v.dim().3)
+    }
+
+    fn packing<'s>(&'s self, sequences: &'s [Sequence], cut: Cut, dq: bool) -> Packing<'s, T> {
+        let k = if dq { Operand::both(self.k) } else { Operand::across(self.k) };
+        let v = Operand::across(self.values.as_ref().map(|values| values.v));
+        let dout = Operand::both(self.values.as_ref().map(|values| values.dout));
+        let keys = [k, v, Operand::NONE, Operand::NONE];
+        let queries = [Operand::both(self.q), dout, Operand::NONE, Operand::NONE];
+        let queries = Some((queries, self.lse.view()));
+        Packing { scores: self.scores, sequences, cut, keys, queries }
+    }
+
+    fn course(
+        &self,
+        packing: &Packing<'_, T>,
+        out: &GradientsMut<'_, T>,
+        options: &Options,
+    ) -> Course {
+        let cut = packing.cut;
+        let group = self.group(&cut, options).filter(|_| out.dq.is_some());
+        let tasks = packing.longest().1.div_ceil(cut.keys * group.unwrap_or(1));
+        let bytes = packing.bytes().saturating_add(self.partial_bytes(packing, group));
+        let waves = match &out.dbias {
+            // Heads and sequences that share a bias are summed in one order.
+            Some(_) => Waves::one(packing.slots()),
+            None => Waves::new(packing.slots(), bytes, tasks, rayon::current_num_threads()),
+        };
+        Course { cut, group, dbias: out.dbias.is_some(), waves }
+    }
+
     /// Key tiles in a group if P is computed once, `None` if twice. Decided by the lengths and by
     /// the budget per head alone, so that it is the same whatever stands beside.
-    fn groups(&self, cut: &Cut, options: &Options) -> Option<usize> {
+    fn group(&self, cut: &Cut, options: &Options) -> Option<usize> {
         let e = &self.scores.extents;
         let tiles = e.keys.div_ceil(cut.keys).max(1);
         let partial = e.queries.max(1) * e.dim.next_multiple_of(cut.cols) * size_of::<f32>();
@@ -197,76 +235,59 @@ impl<T: Element> Backward<'_, T> {
         }
     }
 
-    fn pack_queries(&self, sequences: &[Sequence], cut: &Cut) -> Result<Vec<Queries>, Error> {
-        let query_heads = self.scores.extents.query_heads;
-        let heads: Vec<_> =
-            sequences.iter().flat_map(|s| (0..query_heads).map(move |head| (s, head))).collect();
-        heads
-            .into_par_iter()
-            .map(|(sequence, head)| {
-                let Statistics { lse, delta, dead } = self.statistics(sequence, head, cut)?;
-                let dead = dead.as_deref();
-                let rows = query_rows(sequence);
-                let source = |operand| Source {
-                    rows: rows_of(operand, sequence.batch, head, rows.clone()),
-                    dead,
-                };
-                let q = source(self.q);
-                let mut queries = Queries {
-                    q_across: q.across(cut.rows)?,
-                    q_along: q.along(cut.cols)?,
-                    non_finite: q.non_finite(),
-                    lse,
-                    delta,
-                    ..Queries::default()
-                };
-                if let Some(values) = &self.values {
-                    let dout = source(values.dout);
-                    queries.dout_across = dout.across(cut.rows)?;
-                    queries.dout_along = dout.along(cut.cols)?;
-                    queries.non_finite = either(queries.non_finite, dout.non_finite());
-                }
-                Ok(queries)
-            })
-            .collect()
+    /// Elements of one partial dq of a slot.
+    fn partial(&self, packing: &Packing<'_, T>) -> usize {
+        let stride = self.scores.extents.dim.next_multiple_of(packing.cut.cols);
+        let rows = packing.padded(packing.longest().0).saturating_mul(self.scores.group());
+        rows.saturating_mul(stride)
     }
 
-    fn pack_keys(
-        &self,
-        sequences: &[Sequence],
-        cut: &Cut,
-        k_along: bool,
-    ) -> Result<Vec<Keys>, Error> {
-        let needs = Needs { k_along, v_across: true, v_along: false };
-        let v = self.values.as_ref().map(|values| values.v);
-        let operands = KeyOperands { k: self.k, v, needs };
-        operands.pack(sequences, self.scores.extents.key_heads, cut)
+    fn groups(&self, packing: &Packing<'_, T>, group: Option<usize>) -> usize {
+        group.map_or(0, |group| packing.longest().1.div_ceil(packing.cut.keys * group))
     }
 
-    /// lse and δ of a head, padded to register blocks, and which rows saw no key at all: those
-    /// count for nothing, whatever stands in their operands.
-    fn statistics(&self, sequence: &Sequence, head: usize, cut: &Cut) -> Result<Statistics, Error> {
-        let padded = sequence.queries.next_multiple_of(cut.rows);
-        let (mut lse, mut delta) = (reserve(padded, "lse")?, reserve(padded, "delta")?);
-        let mut dead = None;
-        let sink = self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
-        let width = self.values.as_ref().map_or(0, |values| values.v.dim().3);
-        let mut rows = [vec![0.0; width], vec![0.0; width]];
-        for (i, row) in query_rows(sequence).enumerate() {
-            let at = [sequence.batch, head, row];
-            if self.lse[at] == f32::NEG_INFINITY {
-                dead.get_or_insert_with(|| vec![false; sequence.queries])[i] = true;
-                lse.push(f32::INFINITY);
-                delta.push(0.0);
-                continue;
-            }
-            lse.push(self.lse[at]);
-            let dlse = self.dlse.map_or(0.0, |dlse| dlse[at]);
-            delta.push(self.dot(at, self.lse[at] == sink, &mut rows) - dlse); // (B1)
+    fn partial_bytes(&self, packing: &Packing<'_, T>, group: Option<usize>) -> usize {
+        let elements = self.partial(packing).saturating_mul(self.groups(packing, group));
+        elements.saturating_mul(size_of::<f32>())
+    }
+
+    /// Memory for the partials of any slot.
+    fn partials(&self, packing: &Packing<'_, T>, course: &Course) -> Result<Partials, Error> {
+        let len = self.partial(packing);
+        let groups = 0..self.groups(packing, course.group);
+        groups.map(|_| Aligned::zeros(len, "partials of dq")).collect()
+    }
+
+    /// (B1) δ of every row of the slots from number `first` on.
+    fn deltas(&self, packing: &Packing<'_, T>, slots: &mut [Slot], first: usize) {
+        let (key_heads, share) = (self.scores.extents.key_heads, self.scores.group());
+        slots.par_iter_mut().enumerate().for_each(|(number, slot)| {
+            let number = first + number;
+            let (sequence, head) = (&packing.sequences[number / key_heads], number % key_heads);
+            slot.queries.par_iter_mut().enumerate().for_each(|(query, queries)| {
+                let head = head * share + query;
+                queries.delta.clear();
+                queries.delta.resize(packing.padded(sequence.queries), 0.0);
+                let rows = queries.delta[..sequence.queries].par_iter_mut().enumerate();
+                rows.with_min_len(ROWS).for_each_init(
+                    || [(); 2].map(|()| vec![0.0; self.value_dim()]),
+                    |rows, (i, delta)| {
+                        let at = [sequence.batch, head, sequence.query_start + i];
+                        *delta = self.delta(at, rows);
+                    },
+                );
+            });
+        });
+    }
+
+    /// δ of a row; 0 if it saw no key at all: it counts for nothing, whatever stands in its operands.
+    fn delta(&self, at: [usize; 3], rows: &mut [Vec<f32>; 2]) -> f32 {
+        let lse = self.lse[at];
+        if lse == f32::NEG_INFINITY {
+            return 0.0;
         }
-        lse.resize(padded, f32::INFINITY);
-        delta.resize(padded, 0.0);
-        Ok(Statistics { lse, delta, dead })
+        let sink = self.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[at[1]]);
+        self.dot(at, lse == sink, rows) - self.dlse.map_or(0.0, |dlse| dlse[at])
     }
 
     /// dout·o of a row. Where only the sink counts, o = 0 is a constant, whatever dout holds.
@@ -279,26 +300,5 @@ impl<T: Element> Backward<'_, T> {
         }
         read_row(values.dout.slice(s![batch, head, row, ..]), dout);
         dot(o, dout)
-    }
-
-    /// The partials of dq of every sequence and key head, in this order.
-    fn partials(
-        &self,
-        sequences: &[Sequence],
-        cut: &Cut,
-        group: usize,
-    ) -> Result<Vec<Partials>, Error> {
-        let e = &self.scores.extents;
-        let stride = e.dim.next_multiple_of(cut.cols);
-        let mut partials = Vec::new();
-        for sequence in sequences {
-            let groups = sequence.keys.div_ceil(cut.keys * group);
-            let len = self.scores.group() * sequence.queries.next_multiple_of(cut.rows) * stride;
-            for _ in 0..e.key_heads {
-                let buffers = (0..groups).map(|_| Aligned::zeros(len, "partials of dq"));
-                partials.push(buffers.collect::<Result<Partials, Error>>()?);
-            }
-        }
-        Ok(partials)
     }
 }

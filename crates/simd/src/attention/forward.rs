@@ -20,31 +20,28 @@ use super::{Inputs, Output, OutputMut};
 use crate::aligned::Aligned;
 use crate::exp::exp_difference;
 use crate::heads::{
-    Cut, KeyOperands, Keys, Needs, Place, Rule, all_queries, clear, query_rows, query_tiles,
-    rows_of,
+    Cut, Place, Rule, all_queries, clear, places, query_rows, query_tiles, rows_of,
 };
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{Source, touches};
-use crate::parallel::{for_each_in, reserve};
+use crate::pack::{Packed, Source, touches};
+use crate::packs::{Keys, Operand, Packing};
+use crate::parallel::{for_each, reserve};
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
+use crate::waves::Waves;
 use crate::{Element, Options};
 use etalon_problem::{Attention, Cover, Error, Scores, Sequence};
 use ndarray::{
     Array, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4,
 };
-use rayon::prelude::*;
 use std::ops::Range;
 use std::sync::Mutex;
 
 /// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
 /// weight exceeds 2⁸ and nothing can overflow, while on most tiles nothing has to be rescaled.
 const RESCALE: f32 = 5.0;
-
-/// Bytes of packed keys and values that are worked on together.
-const WAVE: usize = 4 << 20;
 
 /// o and lse of a problem (F1)–(F5).
 pub fn forward<T: Element>(
@@ -119,101 +116,72 @@ impl<T: Element> Forward<'_, T> {
     pub fn run<R: Element>(
         &self,
         o: Option<ArrayViewMut4<'_, R>>,
-        mut lse: ArrayViewMut3<'_, f32>,
+        lse: ArrayViewMut3<'_, f32>,
         options: &Options,
     ) -> Result<(), Error> {
         let cut = Cut::new(self.scores, options)?;
         let sequences = self.scores.sequences();
-        let needs = match self.values {
-            Values::None => Needs::default(),
-            Values::V(_) => Needs { v_along: true, ..Needs::default() },
-            Values::K => Needs { k_along: true, ..Needs::default() },
-        };
-        let v = match self.values {
-            Values::V(v) => Some(v),
-            _ => None,
-        };
-        let width = match self.values {
-            Values::None => 0,
-            Values::V(v) => v.dim().3,
-            Values::K => self.scores.extents.dim,
-        };
+        let width = self.width();
+        let packing = self.packing(&sequences, cut);
+        let waves = self.waves(&packing);
+        let mut slots = (0..waves.size).map(|_| packing.room()).collect::<Result<Vec<_>, _>>()?;
         let scratch = || Scratch::new(&cut, self.scores.extents.dim, width);
-        let operands = KeyOperands { k: self.k, v, needs };
-        let mut keys = self.room(&operands, &sequences, &cut)?;
         // Trial allocation: on an error nothing has been written yet.
         let idle = Mutex::new(vec![scratch()?]);
-        clear(&mut lse, all_queries(&sequences), f32::NEG_INFINITY);
-        let mut waves = self.waves(Self::tasks(&sequences, &cut, o, lse), keys.len());
-        for (wave, tasks) in waves.iter_mut().enumerate() {
-            let (first, size) = (wave * keys.len(), keys.len());
-            keys.par_iter_mut().zip(first..first + size).for_each(|(keys, slot)| {
-                let key_heads = self.scores.extents.key_heads;
-                if let Some(sequence) = sequences.get(slot / key_heads) {
-                    operands.pack_into(keys, sequence, slot % key_heads, &cut);
-                }
-            });
-            for_each_in(&idle, std::mem::take(tasks), scratch, |task, scratch| {
-                let keys = &keys[self.slot(&task.place) - first];
+        let tasks = self.tasks(&sequences, cut.queries, o, lse);
+        let slot = |task: &Task<'_, R>| task.place.slot(self.scores);
+        for (wave, tasks) in waves.iter().zip(waves.sort(tasks, slot)) {
+            packing.pack(&mut slots[..wave.len()], wave.start);
+            for_each(&idle, tasks, scratch, |task, scratch| {
+                let keys = &slots[slot(&task) - wave.start].keys;
                 self.tile(task, &sequences, keys, width, scratch, options);
             })?;
         }
         Ok(())
     }
 
-    /// The number of a sequence and key head together.
-    fn slot(&self, place: &Place) -> usize {
-        place.number * self.scores.extents.key_heads + place.head / self.scores.group()
-    }
-
-    /// Memory for the keys of a wave: as many sequences and key heads as are worked on before others
-    /// are packed in their place. That keeps what is packed warm, and it little. At least one for
-    /// each thread, and as many as fit into [`WAVE`] bytes.
-    fn room(
-        &self,
-        operands: &KeyOperands<'_, '_, T>,
-        sequences: &[Sequence],
-        cut: &Cut,
-    ) -> Result<Vec<Keys>, Error> {
-        let slots = sequences.len() * self.scores.extents.key_heads;
-        let longest = sequences.iter().map(|sequence| sequence.keys).max().unwrap_or(0);
-        let width = self.scores.extents.dim + operands.v.map_or(0, |v| v.dim().3);
-        let one = longest.max(1).saturating_mul(width.max(1)).saturating_mul(size_of::<f32>());
-        let wave = rayon::current_num_threads().max(WAVE / one).min(slots);
-        (0..wave).map(|_| operands.room(longest, cut)).collect()
-    }
-
-    /// The tasks of each wave.
-    fn waves<'t, R>(&self, tasks: Vec<Task<'t, R>>, size: usize) -> Vec<Vec<Task<'t, R>>> {
-        let mut waves = Vec::new();
-        for task in tasks {
-            let wave = self.slot(&task.place) / size.max(1);
-            if waves.len() <= wave {
-                waves.resize_with(wave + 1, Vec::new);
-            }
-            waves[wave].push(task);
+    /// Columns of the result.
+    fn width(&self) -> usize {
+        match self.values {
+            Values::None => 0,
+            Values::V(v) => v.dim().3,
+            Values::K => self.scores.extents.dim,
         }
-        waves
+    }
+
+    fn packing<'s>(&'s self, sequences: &'s [Sequence], cut: Cut) -> Packing<'s, T> {
+        let [k, v] = match self.values {
+            Values::None => [Operand::across(self.k), Operand::NONE],
+            Values::V(v) => [Operand::across(self.k), Operand::along(v)],
+            Values::K => [Operand::both(self.k), Operand::NONE],
+        };
+        let keys = [k, v, Operand::NONE, Operand::NONE];
+        Packing { scores: self.scores, sequences, cut, keys, queries: None }
+    }
+
+    fn waves(&self, packing: &Packing<'_, T>) -> Waves {
+        let tiles = packing.longest().0.div_ceil(packing.cut.queries);
+        let tasks = tiles * self.scores.group();
+        Waves::new(packing.slots(), packing.bytes(), tasks, rayon::current_num_threads())
     }
 
     /// One task per tile of queries, the last tiles first: with a causal mask they see most keys.
     fn tasks<'t, R: Element>(
+        &self,
         sequences: &[Sequence],
-        cut: &Cut,
+        size: usize,
         o: Option<ArrayViewMut4<'t, R>>,
-        lse: ArrayViewMut3<'t, f32>,
+        mut lse: ArrayViewMut3<'t, f32>,
     ) -> Vec<Task<'t, R>> {
-        let lse = query_tiles(lse, sequences, cut.queries);
-        let o: Vec<Option<ArrayViewMut2<'t, R>>> = match o {
-            Some(mut o) => {
-                clear(&mut o, all_queries(sequences), R::ZERO);
-                let tiles = query_tiles(o, sequences, cut.queries);
-                tiles.into_iter().map(|(_, o)| Some(o)).collect()
-            }
-            None => lse.iter().map(|_| None).collect(),
-        };
-        let join = |((place, lse), o)| Task { place, o, lse };
-        let mut tasks: Vec<_> = lse.into_iter().zip(o).map(join).collect();
+        clear(&mut lse, all_queries(sequences), f32::NEG_INFINITY);
+        let mut o = o.map(|mut o| {
+            clear(&mut o, all_queries(sequences), R::ZERO);
+            query_tiles(o, sequences, size).into_iter()
+        });
+        let places = places(sequences, self.scores.extents.query_heads, size).into_iter();
+        let lse = query_tiles(lse, sequences, size);
+        let task = |(place, lse)| Task { place, o: o.as_mut().and_then(Iterator::next), lse };
+        let mut tasks: Vec<_> = places.zip(lse).map(task).collect();
         tasks.sort_by_key(|task| std::cmp::Reverse(task.place.rows.start));
         tasks
     }
@@ -276,7 +244,7 @@ struct Task<'a, R> {
 struct Scratch {
     cut: Cut,
     /// Queries, packed across.
-    q: Aligned,
+    q: Packed,
     /// m of every row; at the end lse.
     m: Aligned,
     /// l of every row, spread over lanes.
@@ -299,7 +267,7 @@ impl Scratch {
         let what = "the scratch of a thread";
         Ok(Scratch {
             cut: *cut,
-            q: Aligned::reserve(cut.queries * dim, what)?,
+            q: Packed::room(cut.queries * dim)?,
             m: Aligned::zeros(cut.queries, what)?,
             l: Aligned::zeros(cut.queries * MAX_LANES, what)?,
             o: Aligned::zeros(cut.queries * stride, what)?,
@@ -362,8 +330,8 @@ impl ForwardTile<'_> {
         let scratch = &mut *self.scratch;
         let factors = Factors {
             rule: &self.rule,
-            q: &scratch.q[first * self.dim..],
-            k: self.keys.k_across.from(cols.start / panel),
+            q: &scratch.q.panels[first * self.dim..],
+            k: self.keys.k.across.from(cols.start / panel),
             dim: self.dim,
         };
         let mut block =
@@ -439,7 +407,7 @@ impl ForwardTile<'_> {
     ) {
         let Scratch { o, stride, s, visible, .. } = &mut *self.scratch;
         let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
-        let values = if self.derivative { &self.keys.k_along } else { &self.keys.v_along };
+        let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
         let start = strip.cols.start;
         let depth = strip.cols.end.min(cols.len()) - start;
         let values = Along { packed: values, start: cols.start + start, depth };

@@ -19,35 +19,16 @@
 
 use crate::aligned::Aligned;
 use crate::exp::exp_difference;
-use crate::heads::{Cut, Keys, Rule};
+use crate::heads::{Cut, Rule};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{NonFinite, Packed, touches};
+use crate::pack::{Packed, touches};
+use crate::packs::{Keys, Queries};
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::{Cover, Error};
 use std::ops::Range;
-
-/// The queries of one sequence and head, packed once for all sweeps and tiles of keys. A row that
-/// saw no key reads as zeros, with lse = +∞ and δ = 0: its weights are then 0.
-#[derive(Debug, Default)]
-pub struct Queries {
-    /// q across: the first factor of the scores.
-    pub q_across: Packed,
-    /// q along: the second factor of dk.
-    pub q_along: Packed,
-    /// dout across: the first factor of dP.
-    pub dout_across: Packed,
-    /// dout along: the second factor of dv.
-    pub dout_along: Packed,
-    /// Queries that are not finite in q or dout.
-    pub non_finite: NonFinite,
-    /// lse, padded to register blocks with +∞.
-    pub lse: Vec<f32>,
-    /// δ, padded to register blocks with 0.
-    pub delta: Vec<f32>,
-}
 
 /// One query head of a sequence with its key head.
 #[derive(Clone, Copy)]
@@ -79,11 +60,13 @@ pub struct Scratch {
     pub wide: Aligned,
     /// dv of a tile of keys.
     pub values: Aligned,
+    /// dbias of a tile, rows [`STRIDE`] apart.
+    pub bias: Aligned,
 }
 
 impl Scratch {
-    /// The scratch for operands of D = `dim` and E = `value_dim`.
-    pub fn new(cut: &Cut, dim: usize, value_dim: usize) -> Result<Self, Error> {
+    /// The scratch for operands of D = `dim` and E = `value_dim`, and for dbias.
+    pub fn new(cut: &Cut, dim: usize, value_dim: usize, dbias: bool) -> Result<Self, Error> {
         let what = "the scratch of a thread";
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
         Ok(Scratch {
@@ -94,6 +77,7 @@ impl Scratch {
             visible: vec![false; cut.queries * MAX_KEYS],
             wide: Aligned::zeros(rows * dim.next_multiple_of(cut.cols), what)?,
             values: Aligned::zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
+            bias: Aligned::zeros(if dbias { cut.queries * STRIDE } else { 0 }, what)?,
         })
     }
 }
@@ -123,8 +107,8 @@ impl Pair<'_> {
         let panel = cols.start / I::Tile::COLS;
         let factors = Factors {
             rule: &self.rule,
-            q: &self.queries.q_across.panels[start * self.dim..],
-            k: self.keys.k_across.from(panel),
+            q: &self.queries.q.across.panels[start * self.dim..],
+            k: self.keys.k.across.from(panel),
             dim: self.dim,
         };
         let here = first * STRIDE..(first + I::Tile::ROWS) * STRIDE;
@@ -141,11 +125,11 @@ impl Pair<'_> {
         };
         clear([p, ds], visible, 0..strip.cols.start, I::Tile::ROWS);
         clear([p, ds], visible, strip.cols.end..cols_len, I::Tile::ROWS);
-        let dout = &self.queries.dout_across.panels[start * self.value_dim..];
+        let dout = &self.queries.dout.across.panels[start * self.value_dim..];
         if step.gradients {
             for column in strip.cols.clone().step_by(I::Tile::COLS) {
                 let v =
-                    &self.keys.v_across.panels[(panel * I::Tile::COLS + column) * self.value_dim..];
+                    &self.keys.v.across.panels[(panel * I::Tile::COLS + column) * self.value_dim..];
                 let mut tile = I::Tile::zero(isa);
                 tile.add_panel(isa, dout, v, self.value_dim); // (B2)
                 tile.store(&mut ds[column..], STRIDE);
@@ -259,7 +243,7 @@ impl Kernel for QueryTile<'_, '_> {
                         visible: &scratch.visible[first * MAX_KEYS..],
                         careful,
                     };
-                    rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip); // (B5)
+                    rows.grow(isa, sum, &pair.keys.k.along, &cols, &strip); // (B5)
                 }
             }
         }
@@ -371,7 +355,7 @@ impl KeyTile<'_, '_> {
                     visible: &scratch.visible[first * MAX_KEYS..],
                     careful,
                 };
-                rows.grow(isa, sum, &pair.keys.k_along, &cols, &strip); // (B5)
+                rows.grow(isa, sum, &pair.keys.k.along, &cols, &strip); // (B5)
             }
         }
         let Some((seen_rows, seen_cols)) = seen else { return };
@@ -379,11 +363,11 @@ impl KeyTile<'_, '_> {
         let sweep =
             Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
         if self.dk {
-            sweep.grow(isa, wide, stride, ds, &pair.queries.q_along); // (B6)
+            sweep.grow(isa, wide, stride, ds, &pair.queries.q.along); // (B6)
         }
         if self.dv {
             let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
-            sweep.grow(isa, values, stride, p, &pair.queries.dout_along); // (B7)
+            sweep.grow(isa, values, stride, p, &pair.queries.dout.along); // (B7)
         }
     }
 }
@@ -417,7 +401,8 @@ pub(super) struct Columns<'a> {
 }
 
 impl Columns<'_> {
-    /// acc ← acc + weightsᵀ · rows, one register block of keys after the other.
+    /// acc ← acc + weightsᵀ · rows, one register block of keys after the other, if the pass has such
+    /// rows.
     #[inline(always)]
     pub fn grow<I: Isa>(
         &self,
@@ -427,6 +412,9 @@ impl Columns<'_> {
         weights: &[f32],
         rows: &Packed,
     ) {
+        if rows.panels.is_empty() {
+            return;
+        }
         let rows_here =
             Along { packed: rows, start: self.tile + self.rows.start, depth: self.rows.len() };
         let top = self.rows.start;
@@ -455,8 +443,8 @@ impl Columns<'_> {
     }
 }
 
-/// dbias of one tile of queries and keys, the
-/// sum over every head and sequence that shares the bias.
+/// dbias of one tile of queries and keys, the sum over every head and sequence that shares the bias,
+/// left in [`Scratch::bias`].
 pub struct BiasTile<'a, 'p> {
     /// The heads and sequences, in the order of the sum.
     pub pairs: &'a [Pair<'p>],
@@ -464,8 +452,6 @@ pub struct BiasTile<'a, 'p> {
     pub rows: Range<usize>,
     /// The keys, within the sequences.
     pub cols: Range<usize>,
-    /// The sum, rows [`STRIDE`] apart.
-    pub sum: &'a mut [f32],
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
@@ -477,8 +463,8 @@ impl Kernel for BiasTile<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let BiasTile { pairs, rows, cols, sum, scratch } = self;
-        sum.fill(0.0);
+        let BiasTile { pairs, rows, cols, scratch } = self;
+        scratch.bias.fill(0.0);
         for pair in pairs {
             let sequence = pair.rule.sequence;
             let rows = rows.start..rows.end.min(sequence.queries);
@@ -494,7 +480,7 @@ impl Kernel for BiasTile<'_, '_> {
                 }
                 for r in first..rows.len().min(first + I::Tile::ROWS) {
                     let ds = &scratch.ds[r * STRIDE..][..cols.len()];
-                    let sum = &mut sum[r * STRIDE..][..cols.len()];
+                    let sum = &mut scratch.bias[r * STRIDE..][..cols.len()];
                     sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds); // (B9)
                 }
             }

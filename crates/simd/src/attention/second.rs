@@ -14,17 +14,20 @@
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
 mod kernels;
-mod operands;
 mod sweeps;
 mod tiles;
 
 use super::SecondGradientsMut;
+use crate::aligned::Aligned;
 use crate::heads::Cut;
+use crate::packs::{Operand, Packing};
+use crate::waves::Waves;
 use crate::{Element, Options};
-use etalon_problem::{Blocking, Error, Scores};
+use etalon_problem::{Blocking, Dtype, Error, Scores, Sequence};
+use kernels::Scratch;
 use ndarray::{ArrayView1, ArrayView3, ArrayView4};
-use operands::Operands;
-use sweeps::Sweep;
+use std::sync::Mutex;
+use sweeps::{Sweep, column_tasks, row_tasks};
 
 /// The blocking where none is asked for: four tiles of weights stay in the L2 cache.
 const DEFAULT: Blocking = Blocking { queries: 96, keys: 192 };
@@ -76,31 +79,114 @@ impl<T> Direction<'_, T> {
     }
 }
 
+/// How a pass is cut, and what it works on together.
+#[derive(Debug, Clone, Copy)]
+struct Course {
+    cut: Cut,
+    /// Whether gbias is wanted.
+    gbias: bool,
+    waves: Waves,
+}
+
+/// What sweeps of one head learn of its rows; in whole tiles of queries, padded with zeros.
+#[derive(Debug, Default)]
+struct Statistics {
+    /// (B1)
+    delta: Aligned,
+    /// (D4)
+    u: Aligned,
+    /// (D6)
+    z: Aligned,
+}
+
 impl<T: Element> Second<'_, T> {
     /// Writes what is asked for.
     pub fn run(&self, out: SecondGradientsMut<'_, T>, options: &Options) -> Result<(), Error> {
-        let blocking = options.blocking.unwrap_or(DEFAULT);
-        let options = &Options { blocking: Some(blocking), ..*options };
-        let cut = Cut::new(self.scores, options)?;
         let sequences = self.scores.sequences();
-        let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, gbias } = out;
-        let operands = Operands::new(self, &sequences, &cut)?;
-        let mut statistics = operands.statistics(&cut)?;
-        let sweep = Sweep { pass: self, sequences: &sequences, operands: &operands, cut, options };
+        let blocking = Some(options.blocking.unwrap_or(DEFAULT));
+        let cut = Cut::new(self.scores, &Options { blocking, ..*options })?;
+        let packing = self.packing(&sequences, cut);
+        let course = self.course(&packing, out.gbias.is_some());
+        let (mut slots, mut statistics) = (Vec::new(), Vec::new());
+        for _ in 0..course.waves.size {
+            slots.push(packing.room()?);
+            statistics.push(self.statistics(&packing)?);
+        }
         // Trial allocation: on an error nothing has been written yet.
-        drop(sweep.scratch()?);
-        sweep.rows(gq, gdout, gdlse, &mut statistics)?;
-        if gk.is_some() || gv.is_some() {
-            sweep.columns(gk, gv, &statistics)?;
+        let idle = Mutex::new(vec![self.scratch(&course)?]);
+        let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, mut gbias } = out;
+        let mut rows = row_tasks(self.scores, &sequences, &course, [gq, gdout], gdlse);
+        let mut columns = column_tasks(self.scores, &sequences, &course, [gk, gv]);
+        let mut sinks = vec![0.0; self.scores.extents.query_heads];
+        for wave in course.waves.iter() {
+            let (slots, statistics) = (&mut slots[..wave.len()], &mut statistics[..wave.len()]);
+            packing.pack(slots, wave.start);
+            let (pass, packing, idle) = (self, &packing, &idle);
+            let sweep = Sweep { pass, packing, course, options, slots, first: wave.start, idle };
+            sweep.rows(rows.next().unwrap_or_default(), statistics)?;
+            sweep.columns(columns.next().unwrap_or_default(), statistics)?;
+            if gsinks.is_some() {
+                sweep.gsinks(&mut sinks, statistics);
+            }
+            if let Some(gbias) = gbias.take() {
+                sweep.biases(gbias, statistics)?;
+            }
         }
+        // Where there are no slots at all.
+        gbias.into_iter().for_each(|mut gbias| gbias.fill(T::ZERO));
         if let Some(mut gsinks) = gsinks {
-            gsinks.fill(0.0);
-            (0..gsinks.len()).for_each(|head| gsinks[head] = sweep.gsink(head, &statistics));
-        }
-        if let Some(gbias) = gbias {
-            sweep.biases(gbias, &statistics)?;
+            gsinks.iter_mut().zip(sinks).for_each(|(gsink, sum)| *gsink = sum as f32);
         }
         Ok(())
+    }
+
+    /// E, or 0 without values.
+    fn value_dim(&self) -> usize {
+        self.values.as_ref().map_or(0, |values| values.v.dim().3)
+    }
+
+    /// Whether o is computed anew: its rounding would be multiplied by u and dout.
+    fn o_anew(&self) -> bool {
+        T::DTYPE != Dtype::F32
+    }
+
+    /// The memory of one thread.
+    fn scratch(&self, course: &Course) -> Result<Scratch, Error> {
+        let (dim, value_dim) = (self.scores.extents.dim, self.value_dim());
+        Scratch::new(&course.cut, dim, value_dim, self.o_anew(), course.gbias)
+    }
+
+    fn packing<'s>(&'s self, sequences: &'s [Sequence], cut: Cut) -> Packing<'s, T> {
+        let (of, values) = (&self.direction, self.values.as_ref());
+        let [v, ddv] = [values.map(|values| values.v), values.and_then(|values| values.ddv)];
+        let dout = values.and_then(|values| values.dout);
+        let cot_o = values.and_then(|values| values.cot_o);
+        let keys = [Some(self.k), v, of.k, ddv].map(Operand::both);
+        let queries = [Some(self.q), dout, of.q, cot_o].map(Operand::both);
+        let queries = Some((queries, self.lse.view()));
+        Packing { scores: self.scores, sequences, cut, keys, queries }
+    }
+
+    fn course(&self, packing: &Packing<'_, T>, gbias: bool) -> Course {
+        let cut = packing.cut;
+        let tasks = packing.longest().1.div_ceil(cut.keys);
+        let waves = match gbias {
+            // Heads and sequences that share a bias are summed in one order.
+            true => Waves::one(packing.slots()),
+            false => {
+                let threads = rayon::current_num_threads();
+                Waves::new(packing.slots(), packing.bytes(), tasks, threads)
+            }
+        };
+        Course { cut, gbias, waves }
+    }
+
+    /// Room for what the sweeps learn of the heads of any slot.
+    fn statistics(&self, packing: &Packing<'_, T>) -> Result<Vec<Statistics>, Error> {
+        let rows = packing.padded(packing.longest().0).next_multiple_of(packing.cut.queries);
+        let zeros = || Aligned::zeros(rows, "numbers of rows");
+        let room = |_| Ok(Statistics { delta: zeros()?, u: zeros()?, z: zeros()? });
+        (0..self.scores.group()).map(room).collect()
     }
 }
 

@@ -1,196 +1,274 @@
 //! The sweeps of the backward pass: which task writes which tile.
 
-use super::backward::{Backward, Operands, Partials};
+use super::backward::{Backward, Course, Partials};
 use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch};
 use crate::aligned::Aligned;
-use crate::heads::{Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, query_tiles};
+use crate::heads::{
+    Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, places, query_tiles,
+};
+use crate::packs::{Packing, Slot};
 use crate::parallel::for_each;
 use crate::tile::STRIDE;
 use crate::{Element, Options};
-use etalon_problem::{Error, Sequence};
+use etalon_problem::{Cover, Error, Scores, Sequence};
 use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
+use std::cmp::Reverse;
 use std::ops::Range;
+use std::sync::Mutex;
+use std::vec;
 
-/// The sweeps of one backward pass.
-pub(super) struct Sweep<'a, 'b, T> {
-    pub pass: &'a Backward<'b, T>,
-    pub sequences: &'a [Sequence],
-    pub operands: &'a Operands,
-    pub cut: Cut,
-    pub options: &'a Options,
+/// Where the gradients are written, wave by wave.
+pub(super) struct Tiles<'o, T> {
+    /// Whether dk or dv is wanted.
+    keys: bool,
+    /// The tiles of dq of each wave to come, the last tiles first.
+    dq: Option<vec::IntoIter<QueryTiles<'o, T>>>,
+    /// The tiles of dk of each slot to come.
+    dk: vec::IntoIter<KeyTiles<'o, T>>,
+    /// The tiles of dv of each slot to come.
+    dv: vec::IntoIter<KeyTiles<'o, T>>,
 }
 
-impl<T: Element> Sweep<'_, '_, T> {
+/// Tiles of queries, and where dq of each is written.
+type QueryTiles<'o, T> = Vec<(Place, ArrayViewMut2<'o, T>)>;
+
+/// The tiles of a gradient of one slot, or as many places.
+type KeyTiles<'o, T> = Vec<Option<ArrayViewMut2<'o, T>>>;
+
+impl<'o, T: Element> Tiles<'o, T> {
+    /// Cuts the gradients into tiles; rows of no sequence are cleared.
+    pub fn new(
+        scores: &Scores,
+        sequences: &[Sequence],
+        course: &Course,
+        [dq, dk, dv]: [Option<ArrayViewMut4<'o, T>>; 3],
+    ) -> Self {
+        let cut = course.cut;
+        let keys = dk.is_some() || dv.is_some();
+        let dq = dq.map(|mut dq| {
+            clear(&mut dq, all_queries(sequences), T::ZERO);
+            let places = places(sequences, scores.extents.query_heads, cut.queries);
+            let tiles = query_tiles(dq, sequences, cut.queries);
+            let mut tiles: Vec<_> = places.into_iter().zip(tiles).collect();
+            tiles.sort_by_key(|(place, _)| Reverse(place.rows.start));
+            course.waves.sort(tiles, |(place, _)| place.slot(scores)).into_iter()
+        });
+        let [dk, dv] = [dk, dv].map(|result| {
+            key_tiles(result, sequences, scores.extents.key_heads, cut.keys).into_iter()
+        });
+        Tiles { keys, dq, dk, dv }
+    }
+}
+
+/// The sweeps of one wave of a backward pass.
+pub(super) struct Sweep<'a, 'b, 'p, T> {
+    pub pass: &'a Backward<'b, T>,
+    pub packing: &'a Packing<'p, T>,
+    pub course: Course,
+    pub options: &'a Options,
+    /// The slots of the wave, packed.
+    pub slots: &'a [Slot],
+    /// The number of its first slot.
+    pub first: usize,
+    /// Scratches that no thread uses.
+    pub idle: &'a Mutex<Vec<Scratch>>,
+}
+
+impl<T: Element> Sweep<'_, '_, '_, T> {
     /// The distance between two rows of `dim` elements in a sum.
     fn stride(&self, dim: usize) -> usize {
-        dim.next_multiple_of(self.cut.cols)
+        dim.next_multiple_of(self.course.cut.cols)
     }
 
-    fn value_dim(&self) -> usize {
-        self.pass.values.as_ref().map_or(0, |values| values.v.dim().3)
+    fn for_each<A: Send>(
+        &self,
+        tasks: Vec<A>,
+        body: impl Fn(A, &mut Scratch) + Sync,
+    ) -> Result<(), Error> {
+        for_each(self.idle, tasks, || self.pass.scratch(&self.course), body)
     }
 
-    pub fn scratch(&self) -> Result<Scratch, Error> {
-        Scratch::new(&self.cut, self.pass.scores.extents.dim, self.value_dim())
-    }
-
-    fn pair(&self, number: usize, head: usize) -> Pair<'_> {
+    /// A query head of a slot.
+    fn pair(&self, slot: usize, head: usize) -> Pair<'_> {
         let scores = self.pass.scores;
         let e = &scores.extents;
+        let (number, key_head) = (slot / e.key_heads, slot % e.key_heads);
+        let sequence = &self.packing.sequences[number];
+        let Slot { keys, queries } = &self.slots[slot - self.first];
         Pair {
-            rule: Rule::new(scores, self.pass.bias, &self.sequences[number], head),
-            queries: &self.operands.queries[number * e.query_heads + head],
-            keys: &self.operands.keys[number * e.key_heads + head / scores.group()],
+            rule: Rule::new(scores, self.pass.bias, sequence, key_head * scores.group() + head),
+            queries: &queries[head],
+            keys,
             dim: e.dim,
-            value_dim: self.value_dim(),
+            value_dim: self.pass.value_dim(),
         }
     }
 
-    /// (B8) dsink = −Σ π δ; a row that saw nothing but the sink has π = 1.
-    pub fn dsink(&self, head: usize) -> f32 {
-        let sink = self.pass.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[head]);
-        let query_heads = self.pass.scores.extents.query_heads;
-        let mut sum = 0.0f64;
-        for (number, sequence) in self.sequences.iter().enumerate() {
-            let queries = &self.operands.queries[number * query_heads + head];
-            for i in 0..sequence.queries {
-                let pi = (f64::from(sink) - f64::from(queries.lse[i])).exp();
-                sum -= pi * f64::from(queries.delta[i]);
+    /// The query heads of a slot.
+    fn pairs(&self, slot: usize) -> Vec<Pair<'_>> {
+        (0..self.pass.scores.group()).map(|head| self.pair(slot, head)).collect()
+    }
+
+    /// (B8) dsink = −Σ π δ, added to the sum of each head; a row that saw nothing but the sink has
+    /// π = 1.
+    pub fn dsinks(&self, sums: &mut [f64]) {
+        let Some(sinks) = self.pass.sinks else { return };
+        for slot in self.first..self.first + self.slots.len() {
+            for Pair { rule, queries, .. } in self.pairs(slot) {
+                let sink = f64::from(sinks[rule.head]);
+                let rows = queries.lse.iter().zip(&queries.delta).take(rule.sequence.queries);
+                let mut sum = 0.0f64;
+                for (&lse, &delta) in rows {
+                    sum -= (sink - f64::from(lse)).exp() * f64::from(delta);
+                }
+                sums[rule.head] += sum;
             }
         }
-        sum as f32
+    }
+
+    /// dq, dk and dv of the wave, as far as they are wanted.
+    pub fn run(&self, tiles: &mut Tiles<'_, T>, partials: &mut [Partials]) -> Result<(), Error> {
+        let len = self.slots.len();
+        let dk: Vec<_> = tiles.dk.by_ref().take(len).collect();
+        let dv: Vec<_> = tiles.dv.by_ref().take(len).collect();
+        if tiles.keys || self.course.group.is_some() {
+            self.key_sweep(dk, dv, &mut partials[..len])?;
+        }
+        match (tiles.dq.as_mut().and_then(Iterator::next), self.course.group) {
+            (Some(dq), Some(group)) => self.reduce(dq, partials, group),
+            (Some(dq), None) => self.query_sweep(dq),
+            (None, _) => Ok(()),
+        }
     }
 
     /// dk, dv and the partials of dq, one task per group of key tiles.
-    pub fn key_sweep(
+    fn key_sweep(
         &self,
-        dk: Option<ArrayViewMut4<'_, T>>,
-        dv: Option<ArrayViewMut4<'_, T>>,
+        dk: Vec<KeyTiles<'_, T>>,
+        dv: Vec<KeyTiles<'_, T>>,
         partials: &mut [Partials],
-        group: usize,
     ) -> Result<(), Error> {
+        let cut = self.course.cut;
         let e = &self.pass.scores.extents;
-        let cut_keys = |gradient| key_tiles(gradient, self.sequences, e.key_heads, self.cut.keys);
-        let (mut dk, mut dv) = (cut_keys(dk), cut_keys(dv));
-        let mut partials = partials.iter_mut();
+        let group = self.course.group.unwrap_or(1);
         let mut tasks = Vec::new();
-        for (number, sequence) in self.sequences.iter().enumerate() {
-            for head in 0..e.key_heads {
-                let slot = number * e.key_heads + head;
-                let (mut dk, mut dv) = (dk[slot].drain(..), dv[slot].drain(..));
-                let mut groups = partials.next().into_iter().flatten();
-                let mut tiles: Vec<_> = Cut::tiles(0..sequence.keys, self.cut.keys)
-                    .map(|cols| (cols, dk.next().flatten(), dv.next().flatten()))
-                    .collect();
-                while !tiles.is_empty() {
-                    let rest = tiles.split_off(group.min(tiles.len()));
-                    let here = std::mem::replace(&mut tiles, rest);
-                    let partial = groups.next().map(|partial| &mut partial[..]);
-                    tasks.push((number, head, here, partial));
-                }
+        for (slot, ((dk, dv), partials)) in dk.into_iter().zip(dv).zip(partials).enumerate() {
+            let slot = self.first + slot;
+            let keys = self.packing.sequences[slot / e.key_heads].keys;
+            let (mut dk, mut dv) = (dk.into_iter(), dv.into_iter());
+            let mut partials = partials.iter_mut();
+            for cols in Cut::tiles(0..keys, cut.keys * group) {
+                let tiles = cols.len().div_ceil(cut.keys);
+                let dk: KeyTiles<'_, T> = dk.by_ref().take(tiles).collect();
+                let dv: KeyTiles<'_, T> = dv.by_ref().take(tiles).collect();
+                tasks.push((slot, cols, dk, dv, partials.next()));
             }
         }
         // With a causal mask the first keys are seen by most queries.
-        tasks.sort_by_key(|(_, _, tiles, _)| tiles.first().map_or(0, |(cols, ..)| cols.start));
-        let share = self.pass.scores.group();
-        for_each(
-            tasks,
-            || self.scratch(),
-            |(number, head, tiles, mut partial), scratch| {
-                let heads = head * share..(head + 1) * share;
-                let pairs: Vec<Pair<'_>> = heads.map(|head| self.pair(number, head)).collect();
-                let scale = self.pass.scores.scale() as f32;
-                for (cols, dk, dv) in tiles {
-                    let tile = KeyTile {
-                        pairs: &pairs,
-                        cols,
-                        dk: dk.is_some(),
-                        dv: dv.is_some(),
-                        partial: partial.as_deref_mut(),
-                        scratch,
-                    };
-                    tile.run_at(self.options.level);
-                    dk.into_iter()
-                        .for_each(|dk| write(dk, &scratch.wide, self.stride(e.dim), scale));
-                    let stride = self.stride(self.value_dim());
-                    dv.into_iter().for_each(|dv| write(dv, &scratch.values, stride, 1.0));
-                }
-            },
-        )
+        tasks.sort_by_key(|(_, cols, ..)| cols.start);
+        self.for_each(tasks, |(slot, cols, dk, dv, mut partial), scratch| {
+            let pairs = self.pairs(slot);
+            if let Some(partial) = &mut partial {
+                self.zero_partial(&pairs, &cols, partial);
+            }
+            let scale = self.pass.scores.scale() as f32;
+            for ((cols, dk), dv) in Cut::tiles(cols, cut.keys).zip(dk).zip(dv) {
+                let partial = partial.as_deref_mut().map(|partial| &mut partial[..]);
+                let wanted = (dk.is_some(), dv.is_some());
+                let (dk_wanted, dv_wanted) = wanted;
+                KeyTile { pairs: &pairs, cols, dk: dk_wanted, dv: dv_wanted, partial, scratch }
+                    .run_at(self.options.level);
+                let stride = self.stride(e.dim);
+                dk.into_iter().for_each(|dk| write(dk, &scratch.wide, stride, scale));
+                let stride = self.stride(self.pass.value_dim());
+                dv.into_iter().for_each(|dv| write(dv, &scratch.values, stride, 1.0));
+            }
+        })
     }
 
-    /// A gradient with the shape of the queries, cut into tiles, the last tiles first; rows of no
-    /// sequence are cleared.
-    fn query_tiles<'o>(
-        &self,
-        mut gradient: ArrayViewMut4<'o, T>,
-    ) -> Vec<(Place, ArrayViewMut2<'o, T>)> {
-        clear(&mut gradient, all_queries(self.sequences), T::ZERO);
-        let mut tiles = query_tiles(gradient, self.sequences, self.cut.queries);
-        tiles.sort_by_key(|(place, _)| std::cmp::Reverse(place.rows.start));
-        tiles
+    /// Zeros where keys of the group `cols` are seen: elsewhere a partial is neither written nor read.
+    fn zero_partial(&self, pairs: &[Pair<'_>], cols: &Range<usize>, partial: &mut [f32]) {
+        let stride = self.stride(self.pass.scores.extents.dim);
+        for (head, pair) in pairs.iter().enumerate() {
+            let padded = pair.queries.lse.len();
+            for rows in Cut::tiles(0..padded, self.course.cut.queries) {
+                if seen(pair, &rows, cols) {
+                    let at = head * padded;
+                    partial[(at + rows.start) * stride..(at + rows.end) * stride].fill(0.0);
+                }
+            }
+        }
     }
 
     /// dq, one task per tile of queries.
-    pub fn query_sweep(&self, dq: ArrayViewMut4<'_, T>) -> Result<(), Error> {
-        for_each(
-            self.query_tiles(dq),
-            || self.scratch(),
-            |(Place { number, head, rows }, dq), scratch| {
-                let pair = self.pair(number, head);
-                QueryTile { pair, rows, scratch }.run_at(self.options.level);
-                write(dq, &scratch.wide, self.stride(pair.dim), pair.rule.scale);
-            },
-        )
+    fn query_sweep(&self, dq: QueryTiles<'_, T>) -> Result<(), Error> {
+        self.for_each(dq, |(place, dq), scratch| {
+            let pair =
+                self.pair(place.slot(self.pass.scores), place.head % self.pass.scores.group());
+            QueryTile { pair, rows: place.rows, scratch }.run_at(self.options.level);
+            write(dq, &scratch.wide, self.stride(pair.dim), pair.rule.scale);
+        })
     }
 
     /// dq = σ · the sum of its partials, in the order of the groups.
-    pub fn reduce(&self, dq: ArrayViewMut4<'_, T>, partials: &[Partials]) -> Result<(), Error> {
-        let e = &self.pass.scores.extents;
-        let stride = e.dim.next_multiple_of(self.cut.cols);
-        let share = self.pass.scores.group();
-        let scale = self.pass.scores.scale() as f32;
-        for_each(
-            self.query_tiles(dq),
-            || Ok(vec![0.0f32; stride]),
-            |(Place { number, head, rows }, mut dq), sum| {
-                let run = &partials[number * e.key_heads + head / share];
-                let padded = self.sequences[number].queries.next_multiple_of(self.cut.rows);
-                for (i, dq) in rows.zip(dq.outer_iter_mut()) {
-                    let at = ((head % share) * padded + i) * stride;
-                    sum.fill(0.0);
-                    for partial in run {
-                        sum.iter_mut().zip(&partial[at..at + stride]).for_each(|(s, p)| *s += p);
-                    }
-                    write_row(dq, sum, scale);
+    fn reduce(
+        &self,
+        dq: QueryTiles<'_, T>,
+        partials: &[Partials],
+        group: usize,
+    ) -> Result<(), Error> {
+        let cut = self.course.cut;
+        self.for_each(dq, |(place, mut dq), scratch| {
+            let slot = place.slot(self.pass.scores);
+            let head = place.head % self.pass.scores.group();
+            let pair = self.pair(slot, head);
+            let stride = self.stride(pair.dim);
+            let groups = Cut::tiles(0..pair.rule.sequence.keys, cut.keys * group);
+            let partials: Vec<&Aligned> = groups
+                .zip(&partials[slot - self.first])
+                .filter(|(cols, _)| seen(&pair, &place.rows, cols))
+                .map(|(_, partial)| partial)
+                .collect();
+            let sum = &mut scratch.wide[..stride];
+            for (i, dq) in place.rows.zip(dq.outer_iter_mut()) {
+                let at = (head * pair.queries.lse.len() + i) * stride;
+                sum.fill(0.0);
+                for partial in &partials {
+                    sum.iter_mut().zip(&partial[at..at + stride]).for_each(|(s, p)| *s += p);
                 }
-            },
-        )
+                write_row(dq, sum, pair.rule.scale);
+            }
+        })
     }
 
-    /// dbias, one task per tile of its rows.
+    /// dbias, one task per tile of its rows. The wave holds every slot.
     pub fn bias_sweep(&self, mut dbias: ArrayViewMut4<'_, T>) -> Result<(), Error> {
         dbias.fill(T::ZERO);
         let e = &self.pass.scores.extents;
-        let tasks = bias_tiles(dbias, self.sequences, e.batch, e.query_heads, self.cut.queries);
-        for_each(
-            tasks,
-            || Ok((self.scratch()?, Aligned::zeros(self.cut.queries * STRIDE, "a tile of dbias")?)),
-            |BiasRows { numbers, heads, rows, mut result }, (scratch, sum)| {
-                let pairs: Vec<Pair<'_>> = numbers
-                    .iter()
-                    .flat_map(|&number| heads.clone().map(move |head| self.pair(number, head)))
-                    .collect();
-                let keys = numbers.iter().map(|&number| self.sequences[number].keys).max();
-                for cols in Cut::tiles(0..keys.unwrap_or(0), self.cut.keys) {
-                    let (rows, cols_here) = (rows.clone(), cols.clone());
-                    let tile = BiasTile { pairs: &pairs, rows, cols: cols_here, sum, scratch };
-                    tile.run_at(self.options.level);
-                    write(result.slice_mut(s![.., cols]), sum, STRIDE, 1.0);
-                }
-            },
-        )
+        let (cut, sequences) = (self.course.cut, self.packing.sequences);
+        let share = self.pass.scores.group();
+        let tasks = bias_tiles(dbias, sequences, e.batch, e.query_heads, cut.queries);
+        self.for_each(tasks, |BiasRows { numbers, heads, rows, mut result }, scratch| {
+            let pair = |number, head| self.pair(number * e.key_heads + head / share, head % share);
+            let pairs: Vec<Pair<'_>> = numbers
+                .iter()
+                .flat_map(|&number| heads.clone().map(move |head| pair(number, head)))
+                .collect();
+            let keys = numbers.iter().map(|&number| sequences[number].keys).max();
+            for cols in Cut::tiles(0..keys.unwrap_or(0), cut.keys) {
+                let tile =
+                    BiasTile { pairs: &pairs, rows: rows.clone(), cols: cols.clone(), scratch };
+                tile.run_at(self.options.level);
+                write(result.slice_mut(s![.., cols]), &scratch.bias, STRIDE, 1.0);
+            }
+        })
     }
+}
+
+/// Whether some query of `rows` sees a key of `cols`, for all that the mask says of a tile.
+fn seen(pair: &Pair<'_>, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+    let rows = rows.start..rows.end.min(pair.rule.sequence.queries);
+    pair.rule.cover(rows, cols.clone()) != Cover::None
 }
 
 /// Rows of a result in the shape of the bias, and what is summed into them.

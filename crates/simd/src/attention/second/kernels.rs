@@ -20,7 +20,6 @@
 //! and `GradientTile` sums x and ds to gq (D10), `ColumnTile` x, ds, Ṗ and P to gk and gv (D11),
 //! (D12), `BiasTile` X to gbias (D15).
 
-use super::operands::{Both, Keys, Queries};
 use crate::aligned::Aligned;
 use crate::attention::gradient::{clear, select};
 use crate::element::Matrix;
@@ -28,6 +27,7 @@ use crate::exp::exp_difference;
 use crate::heads::{Cut, Rule};
 use crate::lanes::{Isa, Lanes};
 use crate::pack::touches;
+use crate::packs::{Both, Keys, Queries};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::{Cover, Error};
@@ -87,11 +87,19 @@ pub struct Scratch {
     pub values: Aligned,
     /// o of a tile of queries, where it is computed anew.
     pub o: Aligned,
+    /// gbias of a tile, rows [`STRIDE`] apart.
+    pub bias: Aligned,
 }
 
 impl Scratch {
     /// The scratch for operands of D = `dim` and E = `value_dim`.
-    pub fn new(cut: &Cut, dim: usize, value_dim: usize, o_anew: bool) -> Result<Self, Error> {
+    pub fn new(
+        cut: &Cut,
+        dim: usize,
+        value_dim: usize,
+        o_anew: bool,
+        gbias: bool,
+    ) -> Result<Self, Error> {
         let tile = || Aligned::zeros(cut.queries * STRIDE, "the scratch of a thread");
         let block = || Aligned::zeros(cut.rows * STRIDE, "the scratch of a thread");
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
@@ -111,6 +119,7 @@ impl Scratch {
             wide: sum(rows, dim)?,
             values: sum(rows, value_dim)?,
             o: sum(if o_anew { cut.queries } else { 0 }, value_dim)?,
+            bias: if gbias { tile()? } else { Aligned::default() },
         })
     }
 }
@@ -325,10 +334,11 @@ impl Pair<'_> {
 
 /// The panels across from row `row` on, if the operand is there.
 #[inline(always)]
-fn panels(operand: &Option<Both>, row: usize, dim: usize) -> Option<&[f32]> {
-    operand.as_ref().map(
+fn panels(operand: &Both, row: usize, dim: usize) -> Option<&[f32]> {
+    let there = !operand.across.panels.is_empty();
+    there.then(
         #[inline(always)]
-        |operand| &operand.across.panels[row * dim..],
+        || &operand.across.panels[row * dim..],
     )
 }
 

@@ -1,18 +1,19 @@
 //! The kernels of whole tiles, one for each sweep.
 
 use super::kernels::{Known, Pair, Place, Scratch};
-use super::operands::Queries;
 use crate::attention::gradient::{Columns, Rows, joined};
 use crate::heads::Cut;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::Packed;
+use crate::packs::Queries;
 use crate::products::Sum;
 use crate::scores::Strip;
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use std::ops::Range;
 
-/// Grows the rows of a block from `first` of a sum.
+/// Grows the rows of a block from `first` of a sum by the weights times the rows of `keys`, if the
+/// pass has them.
 #[inline(always)]
 fn grow<I: Isa>(
     isa: I,
@@ -22,6 +23,9 @@ fn grow<I: Isa>(
     strip: &Strip,
     keys: &Packed,
 ) {
+    if keys.panels.is_empty() {
+        return;
+    }
     let rows = Rows {
         weights: &weights[place.first * STRIDE..],
         visible: &visible[place.first * MAX_KEYS..],
@@ -67,16 +71,11 @@ impl Kernel for RowTile<'_, '_> {
                     }
                     *u += sum.reduce_add(); // (D4)
                 }
-                if let Some(v) = &pair.keys.v {
-                    let sum = (&mut values[..], first, stride);
-                    grow(isa, sum, (p_dot, visible), &place, &strip, &v.along); // (D5)
-                }
-                if let Some(ddv) = &pair.keys.ddv {
-                    let sum = (&mut values[..], first, stride);
-                    grow(isa, sum, (p, visible), &place, &strip, &ddv.along);
-                }
-                if let (true, Some(v)) = (o_anew, &pair.keys.v) {
-                    grow(isa, (o, first, stride), (p, visible), &place, &strip, &v.along); // (F5)
+                let (v, ddv) = (&pair.keys.v.along, &pair.keys.ddv.along);
+                grow(isa, (values, first, stride), (p_dot, visible), &place, &strip, v); // (D5)
+                grow(isa, (values, first, stride), (p, visible), &place, &strip, ddv);
+                if o_anew {
+                    grow(isa, (o, first, stride), (p, visible), &place, &strip, v); // (F5)
                 }
             }
         }
@@ -111,12 +110,9 @@ impl Kernel for GradientTile<'_, '_> {
                 let Some(strip) = strip else { continue };
                 let first = place.rows.start - rows.start;
                 let Scratch { ds, x, visible, wide, .. } = &mut *scratch;
-                let k = &pair.keys.k.along;
+                let (k, ddk) = (&pair.keys.k.along, &pair.keys.ddk.along);
                 grow(isa, (wide, first, stride), (x, visible), &place, &strip, k); // (D10)
-                if let Some(ddk) = &pair.keys.ddk {
-                    let ddk = &ddk.along;
-                    grow(isa, (wide, first, stride), (ds, visible), &place, &strip, ddk);
-                }
+                grow(isa, (wide, first, stride), (ds, visible), &place, &strip, ddk);
             }
         }
     }
@@ -174,20 +170,14 @@ fn column_tile<I: Isa>(
     let Queries { q, ddq, dout, cot_o, .. } = pair.queries;
     let stride = pair.dim.next_multiple_of(I::Tile::COLS);
     sweep.grow(isa, wide, stride, x, &q.along); // (D11)
-    if let Some(ddq) = ddq {
-        sweep.grow(isa, wide, stride, ds, &ddq.along);
-    }
+    sweep.grow(isa, wide, stride, ds, &ddq.along);
     let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
-    if let Some(dout) = dout {
-        sweep.grow(isa, values, stride, p_dot, &dout.along); // (D12)
-    }
-    if let Some(cot_o) = cot_o {
-        sweep.grow(isa, values, stride, p, &cot_o.along);
-    }
+    sweep.grow(isa, values, stride, p_dot, &dout.along); // (D12)
+    sweep.grow(isa, values, stride, p, &cot_o.along);
 }
 
-/// gbias of one tile of queries and keys, the sum over every head and sequence that shares the
-/// bias.
+/// gbias of one tile of queries and keys, the sum over every head and sequence that shares the bias,
+/// left in [`Scratch::bias`].
 pub struct BiasTile<'a, 'p> {
     /// The heads and sequences, in the order of the sum, and what their rows learned.
     pub pairs: &'a [(Pair<'p>, Known<'p>)],
@@ -195,8 +185,6 @@ pub struct BiasTile<'a, 'p> {
     pub rows: Range<usize>,
     /// The keys, within the sequences.
     pub cols: Range<usize>,
-    /// The sum, rows [`STRIDE`] apart.
-    pub sum: &'a mut [f32],
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
@@ -208,8 +196,8 @@ impl Kernel for BiasTile<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let BiasTile { pairs, rows, cols, sum, scratch } = self;
-        sum.fill(0.0);
+        let BiasTile { pairs, rows, cols, scratch } = self;
+        scratch.bias.fill(0.0);
         for &(ref pair, known) in pairs {
             let sequence = pair.rule.sequence;
             let rows = rows.start..rows.end.min(sequence.queries);
@@ -220,7 +208,7 @@ impl Kernel for BiasTile<'_, '_> {
                 }
                 for (r, i) in place.rows.clone().enumerate() {
                     let x = &scratch.x[r * STRIDE..][..cols.len()];
-                    let sum = &mut sum[(i - rows.start) * STRIDE..][..cols.len()];
+                    let sum = &mut scratch.bias[(i - rows.start) * STRIDE..][..cols.len()];
                     sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x); // (D15)
                 }
             }

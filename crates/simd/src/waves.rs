@@ -1,0 +1,79 @@
+//! Which slots are worked on together.
+
+use std::ops::Range;
+
+/// Bytes of packed operands that are worked on together, if the threads are busy with fewer.
+const WAVE: usize = 4 << 20;
+
+/// Tasks for each thread that keep it busy: the last to end then waits for less than one in this
+/// many.
+const BUSY: usize = 16;
+
+/// As many slots as are packed before others are packed in their place: that keeps what is packed
+/// warm, and it little.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Waves {
+    slots: usize,
+    /// Slots of a wave.
+    pub size: usize,
+}
+
+impl Waves {
+    /// Waves of slots of which each is `bytes` and makes `tasks`: as many as fit into [`WAVE`], but
+    /// enough for `threads` threads; one for each is.
+    pub fn new(slots: usize, bytes: usize, tasks: usize, threads: usize) -> Self {
+        let busy = threads.min((BUSY * threads).div_ceil(tasks.max(1)));
+        Waves { slots, size: busy.max(WAVE / bytes.max(1)).clamp(1, slots.max(1)) }
+    }
+
+    /// All slots at once.
+    pub fn one(slots: usize) -> Self {
+        Waves { slots, size: slots.max(1) }
+    }
+
+    /// The slots of each wave.
+    pub fn iter(self) -> impl Iterator<Item = Range<usize>> {
+        let starts = (0..self.slots).step_by(self.size);
+        starts.map(move |start| start..self.slots.min(start + self.size))
+    }
+
+    /// Hands every task to the wave of its slot, in the order in which they come.
+    pub fn sort<T>(
+        &self,
+        tasks: impl IntoIterator<Item = T>,
+        slot: impl Fn(&T) -> usize,
+    ) -> Vec<Vec<T>> {
+        let mut waves: Vec<Vec<T>> = self.iter().map(|_| Vec::new()).collect();
+        for task in tasks {
+            waves[slot(&task) / self.size].push(task);
+        }
+        waves
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_slot_is_in_one_wave() {
+        for (slots, size) in [(0, 1), (1, 1), (7, 3), (8, 4), (3, 9)] {
+            let waves = Waves { slots, size };
+            assert_eq!(waves.iter().flatten().collect::<Vec<_>>(), (0..slots).collect::<Vec<_>>());
+            let sorted = waves.sort((0..slots).rev(), |&slot| slot);
+            for (wave, tasks) in waves.iter().zip(sorted) {
+                assert_eq!(tasks, wave.rev().collect::<Vec<_>>());
+            }
+        }
+    }
+
+    #[test]
+    fn a_wave_fits_the_cache_but_occupies_the_threads() {
+        assert_eq!(Waves::new(64, WAVE / 4, 10, 1).size, 4, "as many as fit");
+        assert_eq!(Waves::new(64, 2 * WAVE, 10, 1).size, 1, "at least one");
+        assert_eq!(Waves::new(64, 2 * WAVE, 10, 8).size, 8, "one for each thread");
+        assert_eq!(Waves::new(64, 2 * WAVE, 64, 8).size, 2, "long sequences make many tasks");
+        assert_eq!(Waves::new(3, 1, 1, 1).size, 3, "no more than there are");
+        assert_eq!(Waves::new(0, 0, 0, 1).size, 1);
+    }
+}
