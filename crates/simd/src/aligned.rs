@@ -1,6 +1,6 @@
 //! Vectors of f32 that begin at a cache line.
 
-use crate::parallel::reserve;
+use crate::parallel::zeroed;
 use etalon_problem::Error;
 use std::ops::{Deref, DerefMut};
 
@@ -18,41 +18,35 @@ const SKIPPED: usize = LINE / size_of::<f32>() - 1;
 pub struct Aligned {
     elements: Vec<f32>,
     start: usize,
+    len: usize,
 }
 
 impl Aligned {
-    /// An empty vector with room for `len` elements, or the error that there is no memory for it.
-    pub fn reserve(len: usize, what: &str) -> Result<Self, Error> {
-        let mut elements: Vec<f32> = reserve(len.saturating_add(SKIPPED), what)?;
-        let start = elements.as_ptr().align_offset(LINE).min(SKIPPED);
-        elements.resize(start, 0.0);
-        Ok(Aligned { elements, start })
-    }
-
-    /// Zeros, or the error that there is no memory for them.
+    /// Zeros, or the error that there is no memory for them. Large ones come from the operating
+    /// system as they are first touched, by whichever thread does.
     pub fn zeros(len: usize, what: &str) -> Result<Self, Error> {
-        let mut zeros = Aligned::reserve(len, what)?;
-        zeros.resize(len);
-        Ok(zeros)
+        let elements: Vec<f32> = zeroed(len.saturating_add(SKIPPED), what)?;
+        let start = elements.as_ptr().align_offset(LINE).min(SKIPPED);
+        Ok(Aligned { elements, start, len })
     }
 
     /// Makes it `len` elements long, for which it has room; what they hold is left from before, or 0.
     pub fn resize(&mut self, len: usize) {
-        debug_assert!(self.start + len <= self.elements.capacity(), "there is room");
-        self.elements.resize(self.start + len, 0.0);
+        debug_assert!(self.start + len <= self.elements.len(), "there is room");
+        self.len = len;
     }
 }
 
 impl Deref for Aligned {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        &self.elements[self.start..]
+        &self.elements[self.start..][..self.len]
     }
 }
 
 impl DerefMut for Aligned {
     fn deref_mut(&mut self) -> &mut [f32] {
-        &mut self.elements[self.start..]
+        &mut self.elements[self.start..][..self.len]
     }
 }
 
@@ -62,7 +56,7 @@ mod tests {
 
     #[test]
     fn it_begins_a_line_and_is_as_long_as_it_should() {
-        let mut aligned = Aligned::reserve(100, "test").unwrap();
+        let mut aligned = Aligned::zeros(100, "test").unwrap();
         for len in [17, 5, 0, 16, 100, 33] {
             aligned.resize(len);
             assert_eq!(aligned.len(), len);

@@ -7,6 +7,7 @@ pub(crate) mod forward;
 pub(crate) mod gradient;
 pub(crate) mod second;
 mod sweeps;
+mod turns;
 
 pub(crate) use backward::{Backward, check_gradients};
 pub use backward::{backward, backward_into};

@@ -36,7 +36,7 @@ impl Matrix<'_> {
 mod sealed {
     use super::{ArrayView2, Matrix, bf16, f16};
 
-    pub trait Sealed: Sized {
+    pub trait Sealed: Sized + bytemuck::Zeroable {
         fn matrix(rows: ArrayView2<'_, Self>) -> Matrix<'_>;
     }
     impl Sealed for f32 {

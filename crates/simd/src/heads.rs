@@ -62,7 +62,7 @@ impl Cut {
     pub fn tiles(
         range: Range<usize>,
         size: usize,
-    ) -> impl DoubleEndedIterator<Item = Range<usize>> {
+    ) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator {
         let tiles = range.len().div_ceil(size);
         (0..tiles).map(move |t| {
             let start = range.start + t * size;

@@ -6,13 +6,13 @@ use etalon_problem::Blocking;
 /// How a backward pass is organised.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// The planner chooses, by the lengths and the budget alone.
+    /// The planner chooses: [`Mode::FusedPartials`], if its sums fit the budget.
     #[default]
     Auto,
     /// dq in one sweep, dk and dv in another: P is computed twice, nothing is kept between.
     Separate,
-    /// P is computed once; each group of key tiles writes a partial dq, and the partials are then
-    /// summed in a fixed order.
+    /// P is computed once; each tile of keys adds its part of dq to sums in memory, in the order of
+    /// the tiles.
     FusedPartials,
     /// attention_lse only: the forward pass also returns ∂lse/∂q, and dq needs no sweep.
     ForwardGradient,
@@ -27,8 +27,8 @@ pub struct Options {
     pub blocking: Option<Blocking>,
     /// How a backward pass is organised.
     pub mode: Mode,
-    /// The most bytes of dq partials that [`Mode::FusedPartials`] may keep per query head. The
-    /// result's rounding depends on it, so it is stated per head: a batch beside changes nothing.
+    /// The most bytes of sums of dq that [`Mode::FusedPartials`] may keep: as many heads are worked
+    /// on together as fit, at least those of one key head. The result does not depend on it.
     pub partials_budget: usize,
 }
 
@@ -38,7 +38,7 @@ impl Default for Options {
             level: Level::best(),
             blocking: None,
             mode: Mode::Auto,
-            partials_budget: 64 << 20,
+            partials_budget: 256 << 20,
         }
     }
 }

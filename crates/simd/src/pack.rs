@@ -28,7 +28,7 @@ pub struct Packed {
 impl Packed {
     /// Memory for `len` elements.
     pub fn room(len: usize) -> Result<Self, Error> {
-        Ok(Packed { panels: Aligned::reserve(len, "packed operands")?, panel: 0 })
+        Ok(Packed { panels: Aligned::zeros(len, "packed operands")?, panel: 0 })
     }
 
     /// The panels from number `first` on.

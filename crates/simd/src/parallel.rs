@@ -1,5 +1,6 @@
 //! Tasks over rayon's current pool.
 
+use bytemuck::{Zeroable, allocation::try_zeroed_vec};
 use etalon_problem::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -44,6 +45,12 @@ pub fn for_each<T: Send, S: Send>(
         Some(error) if next.load(Ordering::Relaxed) < tasks.len() => Err(error),
         _ => Ok(()),
     }
+}
+
+/// Zeros, or the error that there is no memory for them.
+pub fn zeroed<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>, Error> {
+    let bytes = len.saturating_mul(size_of::<T>());
+    try_zeroed_vec(len).map_err(|()| Error::Memory { what: what.to_string(), bytes })
 }
 
 /// An empty vector with room for `len` elements, or the error that there is no memory for it.

@@ -15,8 +15,15 @@ pub const MAX_ROWS: usize = 16;
 pub struct Strip {
     /// The columns, from the tile's first; register blocks wide. Nothing beside them is visible.
     pub cols: Range<usize>,
-    /// Whether `visible` was written: some pair of the block may be invisible.
-    pub careful: bool,
+    /// Those of them in which every pair is visible.
+    open: Range<usize>,
+}
+
+impl Strip {
+    /// The columns in which a pair may be invisible: only there `visible` was written.
+    pub fn edges(&self) -> [Range<usize>; 2] {
+        [self.cols.start..self.open.start, self.open.end..self.cols.end]
+    }
 }
 
 /// The memory of a block of scores: rows lie [`STRIDE`] apart.
@@ -25,7 +32,7 @@ pub struct Block<'a> {
     pub s: &'a mut [f32],
     /// tanh(s/c), with a softcap.
     pub tanh: &'a mut [f32],
-    /// Whether each pair is visible, rows [`MAX_KEYS`] apart; written in careful blocks.
+    /// Whether each pair is visible, rows [`MAX_KEYS`] apart; written in the edges of the strip.
     pub visible: &'a mut [bool],
 }
 
@@ -57,60 +64,72 @@ pub fn score_block<I: Isa>(
 ) -> Option<Strip> {
     let Factors { rule, dim, .. } = factors;
     let width = I::Tile::COLS;
-    let mut panels = 0..cols.len().div_ceil(width);
-    let cover = rule.cover(rows.clone(), cols.clone());
-    match cover {
-        Cover::None => return None,
-        Cover::Some => panels = trim(rule, &rows, &cols, panels, width),
-        Cover::All => {}
-    }
-    let ragged = panels.end * width > cols.len();
-    let careful = careful || cover == Cover::Some || ragged || rule.bias.is_some();
+    let strip = strip(rule, &rows, &cols, width, careful)?;
     let scale = I::F32::splat(isa, rule.scale);
-    for panel in panels.clone() {
+    for column in strip.cols.clone().step_by(width) {
         let mut tile = I::Tile::zero(isa);
-        tile.add_panel(isa, factors.q, &factors.k[panel * dim * width..], dim);
+        tile.add_panel(isa, factors.q, &factors.k[column * dim..], dim);
         let tile = tile.map(
             #[inline(always)]
             |s| s * scale,
         );
-        tile.store(&mut block.s[panel * width..], STRIDE); // (F1)
-        if !careful && rule.softcap.is_none() {
+        tile.store(&mut block.s[column..], STRIDE); // (F1)
+        if rule.softcap.is_none() && strip.open.contains(&column) {
             tile.row_max(max);
         }
     }
-    let strip = Strip { cols: panels.start * width..panels.end * width, careful };
     if let Some(cap) = rule.softcap {
         cap_scores(isa, cap, &strip.cols, block);
+        memory_max(isa, &strip.open, block.s, max);
     }
-    if careful {
-        hide(rule, &rows, &cols, &strip.cols, I::Tile::ROWS, block);
-    }
-    if careful || rule.softcap.is_some() {
-        for (row, max) in block.s.chunks(STRIDE).zip(&mut max[..I::Tile::ROWS]) {
-            for s in row[strip.cols.clone()].chunks_exact(I::F32::N) {
-                *max = I::F32::load(isa, s).max(*max);
-            }
-        }
+    for edge in strip.edges() {
+        hide(rule, &rows, &cols, &edge, I::Tile::ROWS, block);
+        memory_max(isa, &edge, block.s, max);
     }
     Some(strip)
 }
 
-/// The panels between the first and the last that hold a visible pair.
-fn trim(
+/// The maxima of rows of scores in memory.
+#[inline(always)]
+fn memory_max<I: Isa>(isa: I, cols: &Range<usize>, s: &[f32], max: &mut [I::F32; MAX_ROWS]) {
+    for (row, max) in s.chunks(STRIDE).zip(&mut max[..I::Tile::ROWS]) {
+        for s in row[cols.clone()].chunks_exact(I::F32::N) {
+            *max = I::F32::load(isa, s).max(*max);
+        }
+    }
+}
+
+/// The columns from the first panel that holds a visible pair to the last, and those of the first run
+/// of panels within that are visible as a whole.
+fn strip(
     rule: &Rule<'_>,
     rows: &Range<usize>,
     cols: &Range<usize>,
-    panels: Range<usize>,
     width: usize,
-) -> Range<usize> {
-    let seen = |panel: &usize| {
+    careful: bool,
+) -> Option<Strip> {
+    let (mut first, mut end) = (0, cols.len().div_ceil(width));
+    // A panel that the keys do not fill is not visible as a whole.
+    let mut open = 0..cols.len() / width;
+    let cover = |panel: usize| {
         let start = cols.start + panel * width;
-        rule.cover(rows.clone(), start..cols.end.min(start + width)) != Cover::None
+        rule.cover(rows.clone(), start..cols.end.min(start + width))
     };
-    let first = panels.clone().find(seen).unwrap_or(panels.start);
-    let last = panels.clone().rev().find(seen).unwrap_or(first);
-    first..last + 1
+    match rule.cover(rows.clone(), cols.clone()) {
+        Cover::None => return None,
+        Cover::All => {}
+        Cover::Some => {
+            first = (first..end).find(|&panel| cover(panel) != Cover::None)?;
+            end = (first..end).rfind(|&panel| cover(panel) != Cover::None)? + 1;
+            open.start = (first..open.end).find(|&p| cover(p) == Cover::All).unwrap_or(end);
+            open.end = (open.start..open.end).find(|&p| cover(p) != Cover::All).unwrap_or(open.end);
+        }
+    }
+    if careful || rule.bias.is_some() || open.is_empty() {
+        open = first..first;
+    }
+    let columns = |panels: Range<usize>| panels.start * width..panels.end * width;
+    Some(Strip { cols: columns(first..end), open: columns(open) })
 }
 
 /// (F2) S = c·tanh(s/c), and the tanh.
@@ -136,19 +155,23 @@ pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
     I::F32::splat(isa, 1.0) - tanh * tanh
 }
 
-/// (F2) adds the bias, notes which pairs are visible, and sets S = −∞ where they are not.
+/// (F2) adds the bias, notes which pairs of some columns are visible, and sets S = −∞ where they are
+/// not.
 fn hide(
     rule: &Rule<'_>,
     rows: &Range<usize>,
     cols: &Range<usize>,
-    strip: &Range<usize>,
+    edge: &Range<usize>,
     block_rows: usize,
     block: &mut Block<'_>,
 ) {
-    let keys = cols.start + strip.start..cols.end.min(cols.start + strip.end);
+    if edge.is_empty() {
+        return;
+    }
+    let keys = cols.start + edge.start..cols.end.min(cols.start + edge.end);
     for r in 0..block_rows {
-        let s = &mut block.s[r * STRIDE..][strip.clone()];
-        let visible = &mut block.visible[r * MAX_KEYS..][strip.clone()];
+        let s = &mut block.s[r * STRIDE..][edge.clone()];
+        let visible = &mut block.visible[r * MAX_KEYS..][edge.clone()];
         let i = rows.start + r;
         if i >= rows.end {
             visible.fill(false); // rows that only fill the register block

@@ -26,6 +26,11 @@ impl Waves {
         Waves { slots, size: busy.max(WAVE / bytes.max(1)).clamp(1, slots.max(1)) }
     }
 
+    /// The same with waves of at most `size` slots, but one.
+    pub fn at_most(self, size: usize) -> Self {
+        Waves { size: self.size.min(size).max(1), ..self }
+    }
+
     /// All slots at once.
     pub fn one(slots: usize) -> Self {
         Waves { slots, size: slots.max(1) }

@@ -2,14 +2,14 @@
 //!
 //! * [`Mode::Separate`]: one task per tile of queries writes dq, one per tile of keys writes dk and
 //!   dv. P is computed twice: 7 products per tile.
-//! * [`Mode::FusedPartials`]: one task per group of key tiles writes dk, dv and a partial dq, so
-//!   that P is computed once: 5 products per tile. The partials are f32 and are summed in the order
-//!   of the groups. How many groups there are follows from the lengths and from the budget per
-//!   head, never from the number of heads or threads.
+//! * [`Mode::FusedPartials`]: one task per tile of keys writes dk and dv and adds its part of dq to
+//!   sums in memory, so that P is computed once: 5 products per tile. The tiles of keys take turns at
+//!   each sum, in ascending order (`turns.rs`).
 //!
-//! Every element has one writer and one order of summation: results are bitwise reproducible.
+//! Every element has one order of summation, the same in both modes and for any number of threads:
+//! results are bitwise reproducible.
 
-use super::forward::filled;
+use super::forward::zeros;
 use super::gradient::Scratch;
 use super::second::check_moving;
 use super::sweeps::{Sweep, Tiles};
@@ -26,10 +26,6 @@ use ndarray::{ArrayView1, ArrayView3, ArrayView4, s};
 use rayon::prelude::*;
 use std::sync::Mutex;
 
-/// Key tiles in a group of [`Mode::FusedPartials`]: enough that writing a partial dq is little
-/// beside computing it, few enough that a long sequence has work for every thread.
-const GROUP: usize = 8;
-
 /// Rows that one job takes the products dout·o of, at least.
 const ROWS: usize = 256;
 
@@ -44,12 +40,12 @@ pub fn backward<T: Element>(
 ) -> Result<Gradients<T>, Error> {
     inputs.check(problem)?;
     let scores = &problem.scores;
-    let mut dq = filled(scores.q_shape(), T::ZERO, "dq")?;
-    let mut dk = filled(scores.k_shape(), T::ZERO, "dk")?;
-    let mut dv = filled(problem.v_shape(), T::ZERO, "dv")?;
+    let mut dq = zeros(scores.q_shape(), "dq")?;
+    let mut dk = zeros(scores.k_shape(), "dk")?;
+    let mut dv = zeros(problem.v_shape(), "dv")?;
     let heads = scores.extents.query_heads;
-    let mut dsinks = scores.sinks.then(|| filled(heads, 0.0f32, "dsinks")).transpose()?;
-    let mut dbias = scores.bias_shape().map(|shape| filled(shape, T::ZERO, "dbias")).transpose()?;
+    let mut dsinks = scores.sinks.then(|| zeros(heads, "dsinks")).transpose()?;
+    let mut dbias = scores.bias_shape().map(|shape| zeros(shape, "dbias")).transpose()?;
     let gradients = GradientsMut {
         dq: Some(dq.view_mut()),
         dk: Some(dk.view_mut()),
@@ -129,16 +125,12 @@ pub(crate) struct Backward<'a, T> {
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Course {
     pub cut: Cut,
-    /// Key tiles in a group that has a partial dq of its own; `None`: dq has a sweep of its own.
-    pub group: Option<usize>,
+    /// Whether dq is summed as dk and dv are; otherwise it has a sweep of its own.
+    pub fused: bool,
     /// Whether dbias is wanted.
     pub dbias: bool,
     pub waves: Waves,
 }
-
-/// The partials of dq of a slot: one for each group of its key tiles, `[heads][queries, padded to
-/// register blocks][stride]`.
-pub(super) type Partials = Vec<Aligned>;
 
 impl<T: Element> Backward<'_, T> {
     /// Writes the gradients that are asked for.
@@ -147,10 +139,11 @@ impl<T: Element> Backward<'_, T> {
         let cut = Cut::new(self.scores, options)?;
         let packing = self.packing(&sequences, cut, out.dq.is_some());
         let course = self.course(&packing, &out, options);
-        let (mut slots, mut partials) = (Vec::new(), Vec::new());
+        let (mut slots, mut sums) = (Vec::new(), Vec::new());
+        let sum = if course.fused { self.sum(&packing) } else { 0 };
         for _ in 0..course.waves.size {
             slots.push(packing.room()?);
-            partials.push(self.partials(&packing, &course)?);
+            sums.push(Aligned::zeros(sum, "the sums of dq")?);
         }
         // Trial allocation: on an error nothing has been written yet.
         let idle = Mutex::new(vec![self.scratch(&course)?]);
@@ -166,7 +159,7 @@ impl<T: Element> Backward<'_, T> {
             if dsinks.is_some() {
                 sweep.dsinks(&mut sinks);
             }
-            sweep.run(&mut tiles, &mut partials)?;
+            sweep.run(&mut tiles, &mut sums)?;
             if let Some(dbias) = dbias.take() {
                 sweep.bias_sweep(dbias)?;
             }
@@ -206,56 +199,32 @@ impl<T: Element> Backward<'_, T> {
         options: &Options,
     ) -> Course {
         let cut = packing.cut;
-        let group = self.group(&cut, options).filter(|_| out.dq.is_some());
-        let tasks = packing.longest().1.div_ceil(cut.keys * group.unwrap_or(1));
-        let bytes = packing.bytes().saturating_add(self.partial_bytes(packing, group));
+        let sum = self.sum(packing).saturating_mul(size_of::<f32>());
+        let fused = out.dq.is_some()
+            && match options.mode {
+                Mode::Separate | Mode::ForwardGradient => false,
+                Mode::FusedPartials => true,
+                Mode::Auto => sum <= options.partials_budget,
+            };
         let waves = match &out.dbias {
             // Heads and sequences that share a bias are summed in one order.
             Some(_) => Waves::one(packing.slots()),
-            None => Waves::new(packing.slots(), bytes, tasks, rayon::current_num_threads()),
-        };
-        Course { cut, group, dbias: out.dbias.is_some(), waves }
-    }
-
-    /// Key tiles in a group if P is computed once, `None` if twice. Decided by the lengths and by
-    /// the budget per head alone, so that it is the same whatever stands beside.
-    fn group(&self, cut: &Cut, options: &Options) -> Option<usize> {
-        let e = &self.scores.extents;
-        let tiles = e.keys.div_ceil(cut.keys).max(1);
-        let partial = e.queries.max(1) * e.dim.next_multiple_of(cut.cols) * size_of::<f32>();
-        let affordable = (options.partials_budget / partial).max(1);
-        match options.mode {
-            Mode::Separate | Mode::ForwardGradient => None,
-            Mode::FusedPartials => Some(GROUP.max(tiles.div_ceil(affordable))),
-            // Groups so large that one head could not occupy four threads do not pay.
-            Mode::Auto if affordable >= tiles.div_ceil(GROUP).min(4) => {
-                Some(GROUP.max(tiles.div_ceil(affordable)))
+            None => {
+                let tasks = packing.longest().1.div_ceil(cut.keys);
+                let bytes = packing.bytes().saturating_add(if fused { sum } else { 0 });
+                Waves::new(packing.slots(), bytes, tasks, rayon::current_num_threads())
             }
-            Mode::Auto => None,
-        }
+        };
+        let affordable = if fused { options.partials_budget / sum.max(1) } else { usize::MAX };
+        let waves = if out.dbias.is_none() { waves.at_most(affordable) } else { waves };
+        Course { cut, fused, dbias: out.dbias.is_some(), waves }
     }
 
-    /// Elements of one partial dq of a slot.
-    fn partial(&self, packing: &Packing<'_, T>) -> usize {
+    /// Elements of the sums of dq of a slot, in whole tiles of queries.
+    fn sum(&self, packing: &Packing<'_, T>) -> usize {
         let stride = self.scores.extents.dim.next_multiple_of(packing.cut.cols);
-        let rows = packing.padded(packing.longest().0).saturating_mul(self.scores.group());
-        rows.saturating_mul(stride)
-    }
-
-    fn groups(&self, packing: &Packing<'_, T>, group: Option<usize>) -> usize {
-        group.map_or(0, |group| packing.longest().1.div_ceil(packing.cut.keys * group))
-    }
-
-    fn partial_bytes(&self, packing: &Packing<'_, T>, group: Option<usize>) -> usize {
-        let elements = self.partial(packing).saturating_mul(self.groups(packing, group));
-        elements.saturating_mul(size_of::<f32>())
-    }
-
-    /// Memory for the partials of any slot.
-    fn partials(&self, packing: &Packing<'_, T>, course: &Course) -> Result<Partials, Error> {
-        let len = self.partial(packing);
-        let groups = 0..self.groups(packing, course.group);
-        groups.map(|_| Aligned::zeros(len, "partials of dq")).collect()
+        let rows = packing.longest().0.next_multiple_of(packing.cut.queries);
+        rows.saturating_mul(self.scores.group()).saturating_mul(stride)
     }
 
     /// (B1) δ of every row of the slots from number `first` on.

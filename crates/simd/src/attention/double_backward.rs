@@ -1,6 +1,6 @@
 //! The second order of attention: its operands checked, its results allocated.
 
-use super::forward::filled;
+use super::forward::zeros;
 use super::second::{Direction, Second, Values, check_moving, check_shape};
 use super::{
     Cotangents, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
@@ -21,14 +21,14 @@ pub fn double_backward<T: Element>(
 ) -> Result<SecondGradients<T>, Error> {
     inputs.check(problem)?;
     let scores = &problem.scores;
-    let mut gq = filled(scores.q_shape(), T::ZERO, "gq")?;
-    let mut gk = filled(scores.k_shape(), T::ZERO, "gk")?;
-    let mut gv = filled(problem.v_shape(), T::ZERO, "gv")?;
-    let mut gdout = filled(problem.o_shape(), T::ZERO, "gdout")?;
-    let mut gdlse = filled(scores.row_shape(), 0.0f32, "gdlse")?;
+    let mut gq = zeros(scores.q_shape(), "gq")?;
+    let mut gk = zeros(scores.k_shape(), "gk")?;
+    let mut gv = zeros(problem.v_shape(), "gv")?;
+    let mut gdout = zeros(problem.o_shape(), "gdout")?;
+    let mut gdlse = zeros(scores.row_shape(), "gdlse")?;
     let heads = scores.extents.query_heads;
-    let mut gsinks = scores.sinks.then(|| filled(heads, 0.0f32, "gsinks")).transpose()?;
-    let mut gbias = scores.bias_shape().map(|shape| filled(shape, T::ZERO, "gbias")).transpose()?;
+    let mut gsinks = scores.sinks.then(|| zeros(heads, "gsinks")).transpose()?;
+    let mut gbias = scores.bias_shape().map(|shape| zeros(shape, "gbias")).transpose()?;
     let place = SecondGradientsMut {
         gq: Some(gq.view_mut()),
         gk: Some(gk.view_mut()),
@@ -91,8 +91,8 @@ pub fn jvp<T: Element>(
     inputs.check(problem)?;
     out.check(problem)?;
     tangents.check(problem)?;
-    let mut to = filled(problem.o_shape(), T::ZERO, "to")?;
-    let mut tlse = filled(problem.scores.row_shape(), 0.0f32, "tlse")?;
+    let mut to = zeros(problem.o_shape(), "to")?;
+    let mut tlse = zeros(problem.scores.row_shape(), "tlse")?;
     let place = SecondGradientsMut {
         gdout: Some(to.view_mut()),
         gdlse: Some(tlse.view_mut()),

@@ -26,12 +26,13 @@ use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::{Packed, Source, touches};
 use crate::packs::{Keys, Operand, Packing};
-use crate::parallel::{for_each, reserve};
+use crate::parallel::{for_each, zeroed};
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use crate::waves::Waves;
 use crate::{Element, Options};
+use bytemuck::Zeroable;
 use etalon_problem::{Attention, Cover, Error, Scores, Sequence};
 use ndarray::{
     Array, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4,
@@ -50,8 +51,8 @@ pub fn forward<T: Element>(
     options: &Options,
 ) -> Result<Output<T>, Error> {
     inputs.check(problem)?;
-    let mut o = filled(problem.o_shape(), T::ZERO, "o")?;
-    let mut lse = filled(problem.scores.row_shape(), f32::NEG_INFINITY, "lse")?;
+    let mut o = zeros(problem.o_shape(), "o")?;
+    let mut lse = zeros(problem.scores.row_shape(), "lse")?;
     let out = OutputMut { o: o.view_mut(), lse: lse.view_mut() };
     forward_into(problem, inputs, out, options)?;
     Ok(Output { o, lse })
@@ -78,15 +79,13 @@ pub fn forward_into<T: Element>(
     .run(Some(out.o), out.lse, options)
 }
 
-/// An array in which every element is `value`, or the error that there is no memory for it.
-pub(crate) fn filled<A: Clone, D: ndarray::Dimension>(
+/// An array of zeros, or the error that there is no memory for it.
+pub(crate) fn zeros<A: Zeroable, D: ndarray::Dimension>(
     shape: impl ndarray::ShapeBuilder<Dim = D>,
-    value: A,
     what: &str,
 ) -> Result<Array<A, D>, Error> {
     let shape = shape.into_shape_with_order();
-    let mut data = reserve(shape.size(), what)?;
-    data.resize(shape.size(), value);
+    let data = zeroed(shape.size(), what)?;
     let error = |error: ndarray::ShapeError| Error::value(what, "an addressable array", error);
     Array::from_shape_vec(shape, data).map_err(error)
 }

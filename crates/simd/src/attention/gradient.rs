@@ -154,8 +154,8 @@ impl Pair<'_> {
                 }
             }
         }
-        if strip.careful {
-            select([p, ds], visible, &strip.cols, I::Tile::ROWS);
+        for edge in strip.edges() {
+            select([&mut *p, &mut *ds], visible, &edge, I::Tile::ROWS);
         }
         Some(strip)
     }
@@ -198,6 +198,9 @@ pub(super) fn select<const W: usize>(
     cols: &Range<usize>,
     rows: usize,
 ) {
+    if cols.is_empty() {
+        return;
+    }
     for r in 0..rows {
         let visible = &visible[r * MAX_KEYS..][cols.clone()];
         for weights in &mut weights {
@@ -291,20 +294,21 @@ impl Rows<'_> {
     }
 }
 
-/// dk / σ and dv of one tile of keys, over all query heads that share the key head, left in
-/// [`Scratch::wide`] and [`Scratch::values`]; with `partial` the tile's part of dq is added there,
-/// `[heads][queries, padded to register blocks][stride]`.
+/// What one tile of queries adds to dk / σ and dv of a tile of keys, in [`Scratch::wide`] and
+/// [`Scratch::values`], and what the keys add to dq / σ of the queries.
 pub struct KeyTile<'a, 'p> {
-    /// The query heads of the key head.
-    pub pairs: &'a [Pair<'p>],
-    /// The tile, within the sequence.
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
     pub cols: Range<usize>,
     /// Whether dk is wanted.
     pub dk: bool,
     /// Whether dv is wanted.
     pub dv: bool,
-    /// The partial of dq.
-    pub partial: Option<&'a mut [f32]>,
+    /// The sum of dq of the queries, if it is wanted.
+    pub dq: Option<&'a mut [f32]>,
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
@@ -315,29 +319,10 @@ impl Kernel for KeyTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
-    fn run<I: Isa>(mut self, isa: I) {
-        self.scratch.wide.fill(0.0);
-        self.scratch.values.fill(0.0);
-        for (number, pair) in self.pairs.iter().enumerate() {
-            for rows in Cut::tiles(0..pair.rule.sequence.queries, self.scratch.cut.queries) {
-                if pair.rule.cover(rows.clone(), self.cols.clone()) != Cover::None {
-                    self.tile(isa, number, rows);
-                }
-            }
-        }
-    }
-}
-
-impl KeyTile<'_, '_> {
-    /// One tile of queries of one head against the tile of keys.
-    #[inline(always)]
-    fn tile<I: Isa>(&mut self, isa: I, number: usize, rows: Range<usize>) {
-        let pair = &self.pairs[number];
-        let cols = self.cols.clone();
-        let scratch = &mut *self.scratch;
+    fn run<I: Isa>(self, isa: I) {
+        let KeyTile { pair, rows, cols, dk, dv, mut dq, scratch } = self;
         let careful = pair.careful(&rows, &cols);
-        let gradients = self.dk || self.partial.is_some();
-        let step = Step { careful, gradients, capped: true };
+        let step = Step { careful, gradients: dk || dq.is_some(), capped: true };
         let stride = pair.dim.next_multiple_of(I::Tile::COLS);
         // The rows and columns of the tile that hold a visible pair.
         let mut seen: Option<(Range<usize>, Range<usize>)> = None;
@@ -346,10 +331,8 @@ impl KeyTile<'_, '_> {
             let Some(strip) = strip else { continue };
             let end = rows.len().min(first + I::Tile::ROWS);
             seen = Some(joined(seen, first..end, &strip.cols));
-            if let Some(partial) = &mut self.partial {
-                let queries = pair.queries.lse.len();
-                let at = (number * queries + rows.start + first) * stride;
-                let sum = Sum { acc: &mut partial[at..], stride };
+            if let Some(dq) = &mut dq {
+                let sum = Sum { acc: &mut dq[first * stride..], stride };
                 let rows = Rows {
                     weights: &scratch.ds[first * STRIDE..],
                     visible: &scratch.visible[first * MAX_KEYS..],
@@ -362,10 +345,10 @@ impl KeyTile<'_, '_> {
         let Scratch { p, ds, visible, wide, values, .. } = scratch;
         let sweep =
             Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
-        if self.dk {
+        if dk {
             sweep.grow(isa, wide, stride, ds, &pair.queries.q.along); // (B6)
         }
-        if self.dv {
+        if dv {
             let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
             sweep.grow(isa, values, stride, p, &pair.queries.dout.along); // (B7)
         }

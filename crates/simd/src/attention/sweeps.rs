@@ -1,7 +1,8 @@
 //! The sweeps of the backward pass: which task writes which tile.
 
-use super::backward::{Backward, Course, Partials};
+use super::backward::{Backward, Course};
 use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch};
+use super::turns::{Seen, Turns};
 use crate::aligned::Aligned;
 use crate::heads::{
     Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, places, query_tiles,
@@ -10,7 +11,7 @@ use crate::packs::{Packing, Slot};
 use crate::parallel::for_each;
 use crate::tile::STRIDE;
 use crate::{Element, Options};
-use etalon_problem::{Cover, Error, Scores, Sequence};
+use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -126,76 +127,103 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         }
     }
 
-    /// dq, dk and dv of the wave, as far as they are wanted.
-    pub fn run(&self, tiles: &mut Tiles<'_, T>, partials: &mut [Partials]) -> Result<(), Error> {
+    /// dq, dk and dv of the wave, as far as they are wanted; `sums` is memory for those of dq.
+    pub fn run(&self, tiles: &mut Tiles<'_, T>, sums: &mut [Aligned]) -> Result<(), Error> {
         let len = self.slots.len();
         let dk: Vec<_> = tiles.dk.by_ref().take(len).collect();
         let dv: Vec<_> = tiles.dv.by_ref().take(len).collect();
-        if tiles.keys || self.course.group.is_some() {
-            self.key_sweep(dk, dv, &mut partials[..len])?;
+        let dq = tiles.dq.as_mut().and_then(Iterator::next).unwrap_or_default();
+        if self.course.fused {
+            return self.key_sweep(dk, dv, Some(self.turns(dq, sums)));
         }
-        match (tiles.dq.as_mut().and_then(Iterator::next), self.course.group) {
-            (Some(dq), Some(group)) => self.reduce(dq, partials, group),
-            (Some(dq), None) => self.query_sweep(dq),
-            (None, _) => Ok(()),
+        if tiles.keys {
+            self.key_sweep(dk, dv, None)?;
         }
+        self.query_sweep(dq)
     }
 
-    /// dk, dv and the partials of dq, one task per group of key tiles.
+    /// A tile of queries.
+    fn seen(&self, place: &Place) -> Seen<'_> {
+        let scores = self.pass.scores;
+        let pair = self.pair(place.slot(scores), place.head % scores.group());
+        Seen { pair, rows: place.rows.clone(), keys: self.course.cut.keys }
+    }
+
+    /// The sums of the tiles of dq of each slot, in the order of heads and rows.
+    fn turns<'t, 'o>(
+        &self,
+        mut dq: QueryTiles<'o, T>,
+        sums: &'t mut [Aligned],
+    ) -> Vec<Vec<Turns<'t, 'o, T>>> {
+        dq.sort_by_key(|(place, _)| (place.head, place.rows.start));
+        let size = self.course.cut.queries * self.stride(self.pass.scores.extents.dim);
+        let mut memory: Vec<_> =
+            sums.iter_mut().map(|sum| sum.chunks_exact_mut(size.max(1))).collect();
+        let mut turns: Vec<_> = self.slots.iter().map(|_| Vec::new()).collect();
+        for (place, dq) in dq {
+            let slot = place.slot(self.pass.scores) - self.first;
+            let sum = memory[slot].next().unwrap_or_default();
+            turns[slot].push(Turns::new(&self.seen(&place), sum, dq));
+        }
+        turns
+    }
+
+    /// dk and dv, one task per tile of keys; with `turns` also its part of dq.
     fn key_sweep(
         &self,
         dk: Vec<KeyTiles<'_, T>>,
         dv: Vec<KeyTiles<'_, T>>,
-        partials: &mut [Partials],
+        turns: Option<Vec<Vec<Turns<'_, '_, T>>>>,
     ) -> Result<(), Error> {
-        let cut = self.course.cut;
         let e = &self.pass.scores.extents;
-        let group = self.course.group.unwrap_or(1);
         let mut tasks = Vec::new();
-        for (slot, ((dk, dv), partials)) in dk.into_iter().zip(dv).zip(partials).enumerate() {
+        for (slot, (dk, dv)) in dk.into_iter().zip(dv).enumerate() {
             let slot = self.first + slot;
             let keys = self.packing.sequences[slot / e.key_heads].keys;
-            let (mut dk, mut dv) = (dk.into_iter(), dv.into_iter());
-            let mut partials = partials.iter_mut();
-            for cols in Cut::tiles(0..keys, cut.keys * group) {
-                let tiles = cols.len().div_ceil(cut.keys);
-                let dk: KeyTiles<'_, T> = dk.by_ref().take(tiles).collect();
-                let dv: KeyTiles<'_, T> = dv.by_ref().take(tiles).collect();
-                tasks.push((slot, cols, dk, dv, partials.next()));
-            }
+            let tiles = Cut::tiles(0..keys, self.course.cut.keys).zip(dk.into_iter().zip(dv));
+            tasks.extend(tiles.map(|(cols, (dk, dv))| (slot, cols, dk, dv)));
         }
-        // With a causal mask the first keys are seen by most queries.
+        // In the order of the turns; and with a causal mask the first keys are seen by most queries.
         tasks.sort_by_key(|(_, cols, ..)| cols.start);
-        self.for_each(tasks, |(slot, cols, dk, dv, mut partial), scratch| {
-            let pairs = self.pairs(slot);
-            if let Some(partial) = &mut partial {
-                self.zero_partial(&pairs, &cols, partial);
-            }
+        self.for_each(tasks, |(slot, cols, dk, dv), scratch| {
+            scratch.wide.fill(0.0);
+            scratch.values.fill(0.0);
+            let wanted = (dk.is_some(), dv.is_some());
+            let turns = turns.as_ref().map(|turns| &turns[slot - self.first][..]);
+            self.key_tile(slot, &cols, wanted, turns, scratch);
+            let (dim, value_dim) = (self.stride(e.dim), self.stride(self.pass.value_dim()));
             let scale = self.pass.scores.scale() as f32;
-            for ((cols, dk), dv) in Cut::tiles(cols, cut.keys).zip(dk).zip(dv) {
-                let partial = partial.as_deref_mut().map(|partial| &mut partial[..]);
-                let wanted = (dk.is_some(), dv.is_some());
-                let (dk_wanted, dv_wanted) = wanted;
-                KeyTile { pairs: &pairs, cols, dk: dk_wanted, dv: dv_wanted, partial, scratch }
-                    .run_at(self.options.level);
-                let stride = self.stride(e.dim);
-                dk.into_iter().for_each(|dk| write(dk, &scratch.wide, stride, scale));
-                let stride = self.stride(self.pass.value_dim());
-                dv.into_iter().for_each(|dv| write(dv, &scratch.values, stride, 1.0));
-            }
+            dk.into_iter().for_each(|dk| write(dk, &scratch.wide, dim, scale));
+            dv.into_iter().for_each(|dv| write(dv, &scratch.values, value_dim, 1.0));
         })
     }
 
-    /// Zeros where keys of the group `cols` are seen: elsewhere a partial is neither written nor read.
-    fn zero_partial(&self, pairs: &[Pair<'_>], cols: &Range<usize>, partial: &mut [f32]) {
-        let stride = self.stride(self.pass.scores.extents.dim);
-        for (head, pair) in pairs.iter().enumerate() {
-            let padded = pair.queries.lse.len();
-            for rows in Cut::tiles(0..padded, self.course.cut.queries) {
-                if seen(pair, &rows, cols) {
-                    let at = head * padded;
-                    partial[(at + rows.start) * stride..(at + rows.end) * stride].fill(0.0);
+    /// dk / σ and dv of one tile of keys, over all query heads that share the key head, and its part
+    /// of dq. The last queries come first: so tiles of a band of keys begin with queries that no
+    /// tile before them sees, and need not wait for each other.
+    fn key_tile(
+        &self,
+        slot: usize,
+        cols: &Range<usize>,
+        (dk, dv): (bool, bool),
+        turns: Option<&[Turns<'_, '_, T>]>,
+        scratch: &mut Scratch,
+    ) {
+        let cut = self.course.cut;
+        for (head, pair) in self.pairs(slot).into_iter().enumerate() {
+            let queries = pair.rule.sequence.queries;
+            let tiles = queries.div_ceil(cut.queries);
+            for (number, rows) in Cut::tiles(0..queries, cut.queries).enumerate().rev() {
+                let seen = Seen { pair, rows, keys: cut.keys };
+                if !seen.sees(cols) {
+                    continue;
                 }
+                let mut turn = turns.map(|turns| {
+                    turns[head * tiles + number].wait(&seen, cols, self.stride(pair.dim))
+                });
+                let (rows, cols) = (seen.rows.clone(), cols.clone());
+                let dq = turn.as_deref_mut();
+                KeyTile { pair, rows, cols, dk, dv, dq, scratch }.run_at(self.options.level);
             }
         }
     }
@@ -203,41 +231,9 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
     /// dq, one task per tile of queries.
     fn query_sweep(&self, dq: QueryTiles<'_, T>) -> Result<(), Error> {
         self.for_each(dq, |(place, dq), scratch| {
-            let pair =
-                self.pair(place.slot(self.pass.scores), place.head % self.pass.scores.group());
-            QueryTile { pair, rows: place.rows, scratch }.run_at(self.options.level);
+            let Seen { pair, rows, .. } = self.seen(&place);
+            QueryTile { pair, rows, scratch }.run_at(self.options.level);
             write(dq, &scratch.wide, self.stride(pair.dim), pair.rule.scale);
-        })
-    }
-
-    /// dq = σ · the sum of its partials, in the order of the groups.
-    fn reduce(
-        &self,
-        dq: QueryTiles<'_, T>,
-        partials: &[Partials],
-        group: usize,
-    ) -> Result<(), Error> {
-        let cut = self.course.cut;
-        self.for_each(dq, |(place, mut dq), scratch| {
-            let slot = place.slot(self.pass.scores);
-            let head = place.head % self.pass.scores.group();
-            let pair = self.pair(slot, head);
-            let stride = self.stride(pair.dim);
-            let groups = Cut::tiles(0..pair.rule.sequence.keys, cut.keys * group);
-            let partials: Vec<&Aligned> = groups
-                .zip(&partials[slot - self.first])
-                .filter(|(cols, _)| seen(&pair, &place.rows, cols))
-                .map(|(_, partial)| partial)
-                .collect();
-            let sum = &mut scratch.wide[..stride];
-            for (i, dq) in place.rows.zip(dq.outer_iter_mut()) {
-                let at = (head * pair.queries.lse.len() + i) * stride;
-                sum.fill(0.0);
-                for partial in &partials {
-                    sum.iter_mut().zip(&partial[at..at + stride]).for_each(|(s, p)| *s += p);
-                }
-                write_row(dq, sum, pair.rule.scale);
-            }
         })
     }
 
@@ -263,12 +259,6 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
             }
         })
     }
-}
-
-/// Whether some query of `rows` sees a key of `cols`, for all that the mask says of a tile.
-fn seen(pair: &Pair<'_>, rows: &Range<usize>, cols: &Range<usize>) -> bool {
-    let rows = rows.start..rows.end.min(pair.rule.sequence.queries);
-    pair.rule.cover(rows, cols.clone()) != Cover::None
 }
 
 /// Rows of a result in the shape of the bias, and what is summed into them.

@@ -3,7 +3,7 @@
 
 use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use crate::attention;
-use crate::attention::forward::filled;
+use crate::attention::forward::zeros;
 use crate::{Element, Options};
 use etalon_problem::{AttentionLse, Error};
 use ndarray::{Zip, s};
@@ -19,11 +19,11 @@ pub fn backward<T: Element>(
 ) -> Result<Gradients<T>, Error> {
     inputs.check(problem)?;
     let scores = &problem.scores;
-    let mut dq = filled(scores.q_shape(), T::ZERO, "dq")?;
-    let mut dk = filled(scores.k_shape(), T::ZERO, "dk")?;
+    let mut dq = zeros(scores.q_shape(), "dq")?;
+    let mut dk = zeros(scores.k_shape(), "dk")?;
     let heads = scores.extents.query_heads;
-    let mut dsinks = scores.sinks.then(|| filled(heads, 0.0f32, "dsinks")).transpose()?;
-    let mut dbias = scores.bias_shape().map(|shape| filled(shape, T::ZERO, "dbias")).transpose()?;
+    let mut dsinks = scores.sinks.then(|| zeros(heads, "dsinks")).transpose()?;
+    let mut dbias = scores.bias_shape().map(|shape| zeros(shape, "dbias")).transpose()?;
     let gradients = GradientsMut {
         dq: Some(dq.view_mut()),
         dk: Some(dk.view_mut()),

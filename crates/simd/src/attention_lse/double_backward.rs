@@ -5,7 +5,7 @@ use super::{
     SecondGradientsMut, Tangents,
 };
 use crate::attention;
-use crate::attention::forward::filled;
+use crate::attention::forward::zeros;
 use crate::attention::second::{Direction, Second, check_shape};
 use crate::{Element, Options};
 use etalon_problem::{AttentionLse, Error};
@@ -22,12 +22,12 @@ pub fn double_backward<T: Element>(
 ) -> Result<SecondGradients<T>, Error> {
     inputs.check(problem)?;
     let scores = &problem.scores;
-    let mut gq = filled(scores.q_shape(), T::ZERO, "gq")?;
-    let mut gk = filled(scores.k_shape(), T::ZERO, "gk")?;
-    let mut gdlse = filled(scores.row_shape(), 0.0f32, "gdlse")?;
+    let mut gq = zeros(scores.q_shape(), "gq")?;
+    let mut gk = zeros(scores.k_shape(), "gk")?;
+    let mut gdlse = zeros(scores.row_shape(), "gdlse")?;
     let heads = scores.extents.query_heads;
-    let mut gsinks = scores.sinks.then(|| filled(heads, 0.0f32, "gsinks")).transpose()?;
-    let mut gbias = scores.bias_shape().map(|shape| filled(shape, T::ZERO, "gbias")).transpose()?;
+    let mut gsinks = scores.sinks.then(|| zeros(heads, "gsinks")).transpose()?;
+    let mut gbias = scores.bias_shape().map(|shape| zeros(shape, "gbias")).transpose()?;
     let place = SecondGradientsMut {
         gq: Some(gq.view_mut()),
         gk: Some(gk.view_mut()),
@@ -86,7 +86,7 @@ pub fn jvp<T: Element>(
     let rows = problem.scores.row_shape();
     Error::expect_shape("lse", &rows, out.lse.shape())?;
     tangents.direction().check(&problem.scores, ["tq", "tk", "tsinks", "tbias"])?;
-    let mut tlse = filled(rows, 0.0f32, "tlse")?;
+    let mut tlse = zeros(rows, "tlse")?;
     let place =
         attention::SecondGradientsMut { gdlse: Some(tlse.view_mut()), ..Default::default() };
     Second {

@@ -1,7 +1,7 @@
 //! The forward pass: attention's, without values; or with k in their place, which gives ∂lse/∂q.
 
 use super::{Inputs, Output};
-use crate::attention::forward::{Forward, Values, filled};
+use crate::attention::forward::{Forward, Values, zeros};
 use crate::{Element, Mode, Options};
 use etalon_problem::{AttentionLse, Error};
 
@@ -12,9 +12,9 @@ pub fn forward<T: Element>(
     options: &Options,
 ) -> Result<Output, Error> {
     inputs.check(problem)?;
-    let mut lse = filled(problem.scores.row_shape(), f32::NEG_INFINITY, "lse")?;
+    let mut lse = zeros(problem.scores.row_shape(), "lse")?;
     let mut gradient = match options.mode {
-        Mode::ForwardGradient => Some(filled(problem.scores.q_shape(), 0.0, "gradient")?),
+        Mode::ForwardGradient => Some(zeros(problem.scores.q_shape(), "gradient")?),
         _ => None,
     };
     Forward {

@@ -237,9 +237,9 @@ impl Pair<'_> {
                 (weight * I::F32::load(isa, u)).store(u);
             }
         }
-        if strip.careful {
-            let visible = &scratch.visible[place.first * MAX_KEYS..];
-            select([p, u], visible, &strip.cols, I::Tile::ROWS);
+        let visible = &scratch.visible[place.first * MAX_KEYS..];
+        for edge in strip.edges() {
+            select([&mut *p, &mut *u], visible, &edge, I::Tile::ROWS);
         }
         Some(strip)
     }
@@ -299,8 +299,9 @@ impl Pair<'_> {
                 second.store(&mut x[at]);
             }
         }
-        if strip.careful {
-            select([p, p_dot, ds, x], visible, &strip.cols, I::Tile::ROWS);
+        for edge in strip.edges() {
+            let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
+            select(weights, visible, &edge, I::Tile::ROWS);
         }
         Some(strip)
     }

@@ -1,0 +1,118 @@
+//! dq, to which tiles of keys add one after the other.
+//!
+//! Every tile of queries has one sum in memory. The tiles of keys that it sees take it in ascending
+//! order, each when the one before has passed it on, and the last writes dq. So the order of the sum
+//! is that of one sweep over the keys, whichever threads work on them, and no sum is kept twice.
+//!
+//! Whoever waits, waits for a smaller tile of keys. If tasks begin in ascending order, the smallest
+//! tile that is being worked on waits for nobody, and all come to an end.
+
+use super::gradient::Pair;
+use super::sweeps::write;
+use crate::Element;
+use crate::heads::Cut;
+use etalon_problem::Cover;
+use ndarray::ArrayViewMut2;
+use std::ops::{Deref, DerefMut, Range};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+
+/// The sum of one tile of queries.
+pub(super) struct Turns<'t, 'o, T> {
+    state: Mutex<State<'t, 'o, T>>,
+    passed: Condvar,
+}
+
+struct State<'t, 'o, T> {
+    /// The first key of the tile whose turn it is; `None` after the last.
+    next: Option<usize>,
+    /// Whether nothing has been added yet: what the sum holds does not matter.
+    fresh: bool,
+    sum: &'t mut [f32],
+    dq: ArrayViewMut2<'o, T>,
+}
+
+/// Which tiles of keys a tile of queries sees.
+#[derive(Clone)]
+pub(super) struct Seen<'p> {
+    pub pair: Pair<'p>,
+    pub rows: Range<usize>,
+    /// Keys of a tile.
+    pub keys: usize,
+}
+
+impl Seen<'_> {
+    /// Whether some query sees a key of `cols`, for all that the mask says of a tile.
+    pub fn sees(&self, cols: &Range<usize>) -> bool {
+        self.pair.rule.cover(self.rows.clone(), cols.clone()) != Cover::None
+    }
+
+    /// The first key of the first tile from key `from` on that is seen.
+    fn next(&self, from: usize) -> Option<usize> {
+        let keys = self.pair.rule.sequence.keys;
+        let mut tiles = Cut::tiles(from.min(keys)..keys, self.keys);
+        tiles.find(|cols| self.sees(cols)).map(|cols| cols.start)
+    }
+}
+
+impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
+    /// The sum of a tile whose dq goes there, in memory whose contents do not matter. What sees no
+    /// key gets its zeros at once.
+    pub fn new(seen: &Seen<'_>, sum: &'t mut [f32], mut dq: ArrayViewMut2<'o, T>) -> Self {
+        let next = seen.next(0);
+        if next.is_none() {
+            dq.fill(T::ZERO);
+        }
+        Turns { state: Mutex::new(State { next, fresh: true, sum, dq }), passed: Condvar::new() }
+    }
+
+    /// The sum, when it is the turn of the tile of keys `cols`, which must be one that is seen.
+    pub fn wait<'g, 'p>(
+        &'g self,
+        seen: &'g Seen<'p>,
+        cols: &Range<usize>,
+        stride: usize,
+    ) -> Turn<'g, 't, 'o, 'p, T> {
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let waits = |state: &mut State<'t, 'o, T>| state.next.is_some_and(|next| next < cols.start);
+        let mut state =
+            self.passed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        if std::mem::take(&mut state.fresh) {
+            state.sum.fill(0.0);
+        }
+        Turn { state, passed: &self.passed, seen, end: cols.end, stride }
+    }
+}
+
+/// The sum in the hands of one tile of keys; dropped, it is passed on.
+pub(super) struct Turn<'g, 't, 'o, 'p, T: Element> {
+    state: MutexGuard<'g, State<'t, 'o, T>>,
+    passed: &'g Condvar,
+    seen: &'g Seen<'p>,
+    end: usize,
+    stride: usize,
+}
+
+impl<T: Element> Deref for Turn<'_, '_, '_, '_, T> {
+    type Target = [f32];
+    fn deref(&self) -> &[f32] {
+        self.state.sum
+    }
+}
+
+impl<T: Element> DerefMut for Turn<'_, '_, '_, '_, T> {
+    fn deref_mut(&mut self) -> &mut [f32] {
+        self.state.sum
+    }
+}
+
+impl<T: Element> Drop for Turn<'_, '_, '_, '_, T> {
+    fn drop(&mut self) {
+        let next = self.seen.next(self.end);
+        let State { sum, dq, .. } = &mut *self.state;
+        if next.is_none() {
+            write(dq.view_mut(), sum, self.stride, self.seen.pair.rule.scale);
+        }
+        self.state.next = next;
+        self.passed.notify_all();
+    }
+}
