@@ -30,6 +30,11 @@ impl Aligned {
         Ok(Aligned { elements, start, len })
     }
 
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        self.elements.len() * size_of::<f32>()
+    }
+
     /// Makes it `len` elements long, for which it has room; what they hold is left from before, or 0.
     pub fn resize(&mut self, len: usize) {
         debug_assert!(self.start + len <= self.elements.len(), "there is room");

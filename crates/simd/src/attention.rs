@@ -5,14 +5,16 @@ mod backward;
 mod double_backward;
 pub(crate) mod forward;
 pub(crate) mod gradient;
+mod plan;
 pub(crate) mod second;
 mod sweeps;
 mod turns;
 
 pub(crate) use backward::{Backward, check_gradients};
 pub use backward::{backward, backward_into};
-pub use double_backward::{double_backward, double_backward_into, jvp};
+pub use double_backward::{double_backward, double_backward_into, jvp, jvp_into};
 pub use forward::{forward, forward_into};
+pub use plan::plan;
 
 use etalon_problem::{Attention, Error};
 use ndarray::{
@@ -228,4 +230,13 @@ pub struct OutputTangents<T> {
     pub to: Array4<T>,
     /// Of lse, (J2): `[B, Hq, N]`.
     pub tlse: Array3<f32>,
+}
+
+/// Where it is written how the outputs move; of any strides. What is not asked for is not paid for.
+#[derive(Debug, Default)]
+pub struct OutputTangentsMut<'a, T> {
+    /// Of o: `[B, Hq, N, E]`.
+    pub to: Option<ArrayViewMut4<'a, T>>,
+    /// Of lse: `[B, Hq, N]`.
+    pub tlse: Option<ArrayViewMut3<'a, f32>>,
 }

@@ -4,10 +4,12 @@
 mod backward;
 mod double_backward;
 mod forward;
+mod plan;
 
 pub use backward::{backward, backward_into};
-pub use double_backward::{double_backward, double_backward_into, jvp};
-pub use forward::forward;
+pub use double_backward::{double_backward, double_backward_into, jvp, jvp_into};
+pub use forward::{forward, forward_into};
+pub use plan::plan;
 
 use etalon_problem::{AttentionLse, Error, Scores};
 use ndarray::{
@@ -82,6 +84,15 @@ pub struct Output {
     /// ∂lse/∂q, `[B, Hq, N, D]`: returned under [`crate::Mode::ForwardGradient`], and then all
     /// that the backward pass needs for dq.
     pub gradient: Option<Array4<f32>>,
+}
+
+/// Where the output of attention_lse is written; of any strides.
+#[derive(Debug)]
+pub struct OutputMut<'a> {
+    /// `[B, Hq, N]`.
+    pub lse: ArrayViewMut3<'a, f32>,
+    /// `[B, Hq, N, D]`: ∂lse/∂q, if it is wanted.
+    pub gradient: Option<ArrayViewMut4<'a, f32>>,
 }
 
 /// The cotangent of attention_lse's output, of any strides.

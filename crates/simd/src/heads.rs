@@ -58,6 +58,11 @@ impl Cut {
         })
     }
 
+    /// Queries and keys of a tile.
+    pub fn blocking(&self) -> Blocking {
+        Blocking { queries: self.queries, keys: self.keys }
+    }
+
     /// `range` in tiles of `size`.
     pub fn tiles(
         range: Range<usize>,

@@ -42,6 +42,7 @@ mod options;
 mod pack;
 mod packs;
 mod parallel;
+mod plan;
 pub mod probe;
 mod products;
 mod scores;
@@ -51,6 +52,7 @@ mod waves;
 pub use element::Element;
 pub use level::Level;
 pub use options::{Mode, Options};
+pub use plan::{Buffer, Plan};
 
 /// The example of the README is a test.
 #[cfg(doctest)]

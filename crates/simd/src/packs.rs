@@ -163,6 +163,24 @@ impl<'a, T: Element> Packing<'a, T> {
         Side { operands: self.keys, widths: [self.cut.cols, self.cut.cols] }
     }
 
+    /// Tiles of queries and of keys, over all heads and sequences.
+    pub fn tiles(&self) -> usize {
+        let e = &self.scores.extents;
+        let of = |sequence: &Sequence| {
+            e.query_heads * sequence.queries.div_ceil(self.cut.queries)
+                + e.key_heads * sequence.keys.div_ceil(self.cut.keys)
+        };
+        self.sequences.iter().map(of).sum()
+    }
+
+    /// Bytes of the rows that one thread packs at a time: a panel across, and the row that it reads.
+    pub fn row_bytes(&self) -> usize {
+        let queries = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
+        let dims = self.keys.iter().chain(&queries).filter_map(|operand| operand.operand);
+        let widest = dims.map(|operand| operand.dim().3).max().unwrap_or(0);
+        widest * (self.cut.cols.max(self.cut.rows) + 2) * size_of::<f32>()
+    }
+
     /// Bytes of one slot, packed.
     pub fn bytes(&self) -> usize {
         let (queries, keys) = self.longest();

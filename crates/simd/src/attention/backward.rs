@@ -18,6 +18,7 @@ use crate::aligned::Aligned;
 use crate::heads::Cut;
 use crate::pack::read_row;
 use crate::packs::{Operand, Packing, Slot};
+use crate::plan::{Buffer, Common, Plan};
 use crate::products::dot;
 use crate::waves::Waves;
 use crate::{Element, Mode, Options};
@@ -138,12 +139,11 @@ impl<T: Element> Backward<'_, T> {
         let sequences = self.scores.sequences();
         let cut = Cut::new(self.scores, options)?;
         let packing = self.packing(&sequences, cut, out.dq.is_some());
-        let course = self.course(&packing, &out, options);
+        let course = self.course(&packing, out.dq.is_some(), out.dbias.is_some(), options);
         let (mut slots, mut sums) = (Vec::new(), Vec::new());
-        let sum = if course.fused { self.sum(&packing) } else { 0 };
         for _ in 0..course.waves.size {
             slots.push(packing.room()?);
-            sums.push(Aligned::zeros(sum, "the sums of dq")?);
+            sums.push(Aligned::zeros(self.sum(&packing, course.fused), "the sums of dq")?);
         }
         // Trial allocation: on an error nothing has been written yet.
         let idle = Mutex::new(vec![self.scratch(&course)?]);
@@ -192,36 +192,64 @@ impl<T: Element> Backward<'_, T> {
         Packing { scores: self.scores, sequences, cut, keys, queries }
     }
 
-    fn course(
-        &self,
-        packing: &Packing<'_, T>,
-        out: &GradientsMut<'_, T>,
-        options: &Options,
-    ) -> Course {
-        let cut = packing.cut;
-        let sum = self.sum(packing).saturating_mul(size_of::<f32>());
-        let fused = out.dq.is_some()
-            && match options.mode {
-                Mode::Separate | Mode::ForwardGradient => false,
-                Mode::FusedPartials => true,
-                Mode::Auto => sum <= options.partials_budget,
-            };
-        let waves = match &out.dbias {
-            // Heads and sequences that share a bias are summed in one order.
-            Some(_) => Waves::one(packing.slots()),
-            None => {
-                let tasks = packing.longest().1.div_ceil(cut.keys);
-                let bytes = packing.bytes().saturating_add(if fused { sum } else { 0 });
-                Waves::new(packing.slots(), bytes, tasks, rayon::current_num_threads())
-            }
+    fn course(&self, packing: &Packing<'_, T>, dq: bool, dbias: bool, options: &Options) -> Course {
+        let (cut, slots) = (packing.cut, packing.slots());
+        let bytes = |fused| self.sum(packing, fused).saturating_mul(size_of::<f32>());
+        // Heads and sequences that share a bias are summed in one order: then all are packed at once.
+        let least = if dbias { slots } else { 1 };
+        let affordable = options.partials_budget / bytes(true).max(1);
+        let fused = match options.mode {
+            Mode::Separate | Mode::ForwardGradient => false,
+            Mode::FusedPartials => dq,
+            Mode::Auto => dq && affordable >= least,
         };
-        let affordable = if fused { options.partials_budget / sum.max(1) } else { usize::MAX };
-        let waves = if out.dbias.is_none() { waves.at_most(affordable) } else { waves };
-        Course { cut, fused, dbias: out.dbias.is_some(), waves }
+        let waves = if dbias {
+            Waves::one(slots)
+        } else {
+            let tasks = packing.longest().1.div_ceil(cut.keys);
+            let bytes = packing.bytes().saturating_add(bytes(fused));
+            let waves = Waves::new(slots, bytes, tasks, rayon::current_num_threads());
+            if fused { waves.at_most(affordable) } else { waves }
+        };
+        Course { cut, fused, dbias, waves }
     }
 
-    /// Elements of the sums of dq of a slot, in whole tiles of queries.
-    fn sum(&self, packing: &Packing<'_, T>) -> usize {
+    /// What [`Backward::run`] will do, dq being wanted or not, and dbias if there is a bias.
+    pub fn plan(&self, dq: bool, options: &Options) -> Result<Plan, Error> {
+        let sequences = self.scores.sequences();
+        let cut = Cut::new(self.scores, options)?;
+        let packing = self.packing(&sequences, cut, dq);
+        let course = self.course(&packing, dq, self.bias.is_some(), options);
+        let together = course.waves.size;
+        let common = Common {
+            packed: packing.bytes().saturating_mul(together),
+            tiles: packing.tiles(),
+            scratch: self.scratch(&course)?.bytes(),
+            rows: packing.row_bytes(),
+        };
+        let mut buffers = common.buffers();
+        if course.fused {
+            let bytes = self.sum(&packing, true).saturating_mul(together * size_of::<f32>());
+            buffers.push(Buffer { name: "sums of dq", bytes });
+        }
+        // S and, with values, dP; dk and, with values, dv.
+        let each = if self.values.is_some() { 2 } else { 1 };
+        let dq = match (dq, course.fused) {
+            (false, _) => 0,
+            (true, true) => 1,
+            (true, false) => each + 1,
+        };
+        let dbias = if course.dbias { each } else { 0 };
+        let mode = if course.fused { Mode::FusedPartials } else { Mode::Separate };
+        let products = 2 * each + dq + dbias;
+        Ok(Plan { blocking: cut.blocking(), mode: Some(mode), products, together, buffers })
+    }
+
+    /// Elements of the sums of dq of a slot, in whole tiles of queries; none unless `fused`.
+    fn sum(&self, packing: &Packing<'_, T>, fused: bool) -> usize {
+        if !fused {
+            return 0;
+        }
         let stride = self.scores.extents.dim.next_multiple_of(packing.cut.cols);
         let rows = packing.longest().0.next_multiple_of(packing.cut.queries);
         rows.saturating_mul(self.scores.group()).saturating_mul(stride)

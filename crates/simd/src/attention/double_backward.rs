@@ -3,8 +3,8 @@
 use super::forward::zeros;
 use super::second::{Direction, Second, Values, check_moving, check_shape};
 use super::{
-    Cotangents, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
-    SecondGradientsMut, Tangents,
+    Cotangents, Inputs, Output, OutputTangents, OutputTangentsMut, SecondCotangents,
+    SecondGradients, SecondGradientsMut, Tangents,
 };
 use crate::{Element, Options};
 use etalon_problem::{Attention, Error, Scores};
@@ -93,11 +93,26 @@ pub fn jvp<T: Element>(
     tangents.check(problem)?;
     let mut to = zeros(problem.o_shape(), "to")?;
     let mut tlse = zeros(problem.scores.row_shape(), "tlse")?;
-    let place = SecondGradientsMut {
-        gdout: Some(to.view_mut()),
-        gdlse: Some(tlse.view_mut()),
-        ..Default::default()
-    };
+    let place = OutputTangentsMut { to: Some(to.view_mut()), tlse: Some(tlse.view_mut()) };
+    jvp_into(problem, inputs, out, tangents, place, options)?;
+    Ok(OutputTangents { to, tlse })
+}
+
+/// As [`jvp`], into arrays of the caller. On an error nothing has been written.
+pub fn jvp_into<T: Element>(
+    problem: &Attention,
+    inputs: &Inputs<'_, T>,
+    out: &Output<T>,
+    tangents: &Tangents<'_, T>,
+    moved: OutputTangentsMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    inputs.check(problem)?;
+    out.check(problem)?;
+    tangents.check(problem)?;
+    let OutputTangentsMut { to, tlse } = moved;
+    check_shape("to", &problem.o_shape(), to.as_ref().map(|x| x.shape()))?;
+    check_shape("tlse", &problem.scores.row_shape(), tlse.as_ref().map(|x| x.shape()))?;
     Second {
         scores: &problem.scores,
         q: &inputs.q,
@@ -116,8 +131,7 @@ pub fn jvp<T: Element>(
         dlse: None,
         cot_lse: None,
     }
-    .run(place, options)?;
-    Ok(OutputTangents { to, tlse })
+    .run(SecondGradientsMut { gdout: to, gdlse: tlse, ..Default::default() }, options)
 }
 
 impl<T> SecondCotangents<'_, T> {

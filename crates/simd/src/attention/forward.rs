@@ -27,6 +27,7 @@ use crate::level::compiled_here;
 use crate::pack::{Packed, Source, touches};
 use crate::packs::{Keys, Operand, Packing};
 use crate::parallel::{for_each, zeroed};
+use crate::plan::{Common, Plan};
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
@@ -158,6 +159,27 @@ impl<T: Element> Forward<'_, T> {
         Packing { scores: self.scores, sequences, cut, keys, queries: None }
     }
 
+    /// What [`Forward::run`] will do.
+    pub fn plan(&self, options: &Options) -> Result<Plan, Error> {
+        let sequences = self.scores.sequences();
+        let cut = Cut::new(self.scores, options)?;
+        let packing = self.packing(&sequences, cut);
+        let together = self.waves(&packing).size;
+        let common = Common {
+            packed: packing.bytes().saturating_mul(together),
+            tiles: packing.tiles(),
+            scratch: Scratch::new(&cut, self.scores.extents.dim, self.width())?.bytes(),
+            rows: packing.row_bytes(),
+        };
+        Ok(Plan {
+            blocking: cut.blocking(),
+            mode: None,
+            products: if self.width() == 0 { 1 } else { 2 },
+            together,
+            buffers: common.buffers(),
+        })
+    }
+
     fn waves(&self, packing: &Packing<'_, T>) -> Waves {
         let tiles = packing.longest().0.div_ceil(packing.cut.queries);
         let tasks = tiles * self.scores.group();
@@ -275,6 +297,12 @@ impl Scratch {
             tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
             visible: vec![false; cut.rows * MAX_KEYS],
         })
+    }
+
+    fn bytes(&self) -> usize {
+        let Scratch { q, m, l, o, s, tanh, visible, .. } = self;
+        let sums = [&q.panels, m, l, o, s, tanh].map(Aligned::bytes);
+        sums.iter().sum::<usize>() + visible.len()
     }
 }
 

@@ -80,6 +80,13 @@ impl Scratch {
             bias: Aligned::zeros(if dbias { cut.queries * STRIDE } else { 0 }, what)?,
         })
     }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        let Scratch { p, ds, tanh, visible, wide, values, bias, .. } = self;
+        let tiles = [p, ds, tanh, wide, values, bias].map(Aligned::bytes);
+        tiles.iter().sum::<usize>() + visible.len()
+    }
 }
 
 impl Pair<'_> {

@@ -21,6 +21,7 @@ use super::SecondGradientsMut;
 use crate::aligned::Aligned;
 use crate::heads::Cut;
 use crate::packs::{Operand, Packing};
+use crate::plan::{Buffer, Common, Plan};
 use crate::waves::Waves;
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Dtype, Error, Scores, Sequence};
@@ -103,10 +104,11 @@ impl<T: Element> Second<'_, T> {
     /// Writes what is asked for.
     pub fn run(&self, out: SecondGradientsMut<'_, T>, options: &Options) -> Result<(), Error> {
         let sequences = self.scores.sequences();
-        let blocking = Some(options.blocking.unwrap_or(DEFAULT));
-        let cut = Cut::new(self.scores, &Options { blocking, ..*options })?;
-        let packing = self.packing(&sequences, cut);
-        let course = self.course(&packing, out.gbias.is_some());
+        let cut = self.cut(options)?;
+        let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, mut gbias } = out;
+        let tangent = gq.is_none() && gk.is_none() && gv.is_none() && gbias.is_none();
+        let packing = self.packing(&sequences, cut, tangent);
+        let course = self.course(&packing, gbias.is_some());
         let (mut slots, mut statistics) = (Vec::new(), Vec::new());
         for _ in 0..course.waves.size {
             slots.push(packing.room()?);
@@ -114,7 +116,6 @@ impl<T: Element> Second<'_, T> {
         }
         // Trial allocation: on an error nothing has been written yet.
         let idle = Mutex::new(vec![self.scratch(&course)?]);
-        let SecondGradientsMut { gq, gk, gv, gdout, gdlse, gsinks, mut gbias } = out;
         let mut rows = row_tasks(self.scores, &sequences, &course, [gq, gdout], gdlse);
         let mut columns = column_tasks(self.scores, &sequences, &course, [gk, gv]);
         let mut sinks = vec![0.0; self.scores.extents.query_heads];
@@ -156,13 +157,22 @@ impl<T: Element> Second<'_, T> {
         Scratch::new(&course.cut, dim, value_dim, self.o_anew(), course.gbias)
     }
 
-    fn packing<'s>(&'s self, sequences: &'s [Sequence], cut: Cut) -> Packing<'s, T> {
+    /// `tangent`: the first sweep alone, which sums q, k and how they move only across, and v along.
+    fn packing<'s>(&'s self, sequences: &'s [Sequence], cut: Cut, tangent: bool) -> Packing<'s, T> {
         let (of, values) = (&self.direction, self.values.as_ref());
         let [v, ddv] = [values.map(|values| values.v), values.and_then(|values| values.ddv)];
         let dout = values.and_then(|values| values.dout);
         let cot_o = values.and_then(|values| values.cot_o);
-        let keys = [Some(self.k), v, of.k, ddv].map(Operand::both);
-        let queries = [Some(self.q), dout, of.q, cot_o].map(Operand::both);
+        let keys = [Some(self.k), v, of.k, ddv];
+        let queries = [Some(self.q), dout, of.q, cot_o];
+        let (keys, queries) = if tangent {
+            let [k, v, ddk, ddv] = keys;
+            let keys =
+                [Operand::across(k), Operand::along(v), Operand::across(ddk), Operand::along(ddv)];
+            (keys, queries.map(Operand::across))
+        } else {
+            (keys.map(Operand::both), queries.map(Operand::both))
+        };
         let queries = Some((queries, self.lse.view()));
         Packing { scores: self.scores, sequences, cut, keys, queries }
     }
@@ -181,9 +191,61 @@ impl<T: Element> Second<'_, T> {
         Course { cut, gbias, waves }
     }
 
+    /// What [`Second::run`] will do, all results being wanted, or those of a tangent alone.
+    pub fn plan(&self, tangent: bool, options: &Options) -> Result<Plan, Error> {
+        let sequences = self.scores.sequences();
+        let cut = self.cut(options)?;
+        let packing = self.packing(&sequences, cut, tangent);
+        let course = self.course(&packing, self.bias.is_some() && !tangent);
+        let together = course.waves.size;
+        let common = Common {
+            packed: packing.bytes().saturating_mul(together),
+            tiles: packing.tiles(),
+            scratch: self.scratch(&course)?.bytes(),
+            rows: packing.row_bytes(),
+        };
+        let mut buffers = common.buffers();
+        let rows = Self::rows(&packing).saturating_mul(3 * size_of::<f32>());
+        let bytes = rows.saturating_mul(together * self.scores.group());
+        buffers.push(Buffer { name: "numbers of rows", bytes });
+        let products = self.products(tangent, course.gbias);
+        Ok(Plan { blocking: cut.blocking(), mode: None, products, together, buffers })
+    }
+
+    /// The products of a pair of tiles, over all sweeps.
+    fn products(&self, tangent: bool, gbias: bool) -> usize {
+        let one = |operand: Option<&ArrayView4<'_, T>>| usize::from(operand.is_some());
+        let (ddq, ddk) = (one(self.direction.q), one(self.direction.k));
+        let values = self.values.as_ref();
+        let v = usize::from(values.is_some());
+        let ddv = one(values.and_then(|values| values.ddv));
+        let dout = one(values.and_then(|values| values.dout));
+        let cot_o = one(values.and_then(|values| values.cot_o));
+        // S and U; then u and gdout, o perhaps anew; then dP and T, which the other sweeps need.
+        let scores = 1 + ddq + ddk;
+        let first = scores + v + ddv + if self.o_anew() { v } else { 0 };
+        let weights = scores + dout * (v + ddv) + cot_o * v;
+        let rows = weights + 1 + ddk;
+        let columns = weights + 1 + ddq + dout + cot_o;
+        match tangent {
+            true => first,
+            false => first + rows + columns + if gbias { weights } else { 0 },
+        }
+    }
+
+    fn cut(&self, options: &Options) -> Result<Cut, Error> {
+        let blocking = Some(options.blocking.unwrap_or(DEFAULT));
+        Cut::new(self.scores, &Options { blocking, ..*options })
+    }
+
+    /// Rows of the longest sequence, in whole tiles.
+    fn rows(packing: &Packing<'_, T>) -> usize {
+        packing.padded(packing.longest().0).next_multiple_of(packing.cut.queries)
+    }
+
     /// Room for what the sweeps learn of the heads of any slot.
     fn statistics(&self, packing: &Packing<'_, T>) -> Result<Vec<Statistics>, Error> {
-        let rows = packing.padded(packing.longest().0).next_multiple_of(packing.cut.queries);
+        let rows = Self::rows(packing);
         let zeros = || Aligned::zeros(rows, "numbers of rows");
         let room = |_| Ok(Statistics { delta: zeros()?, u: zeros()?, z: zeros()? });
         (0..self.scores.group()).map(room).collect()

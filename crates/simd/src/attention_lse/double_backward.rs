@@ -9,6 +9,7 @@ use crate::attention::forward::zeros;
 use crate::attention::second::{Direction, Second, check_shape};
 use crate::{Element, Options};
 use etalon_problem::{AttentionLse, Error};
+use ndarray::ArrayViewMut3;
 
 /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_lse, lse⟩ by everything that the backward pass reads, from
 /// the output of the forward pass. [`crate::Mode`] changes nothing.
@@ -83,12 +84,26 @@ pub fn jvp<T: Element>(
     options: &Options,
 ) -> Result<OutputTangents, Error> {
     inputs.check(problem)?;
+    let mut tlse = zeros(problem.scores.row_shape(), "tlse")?;
+    jvp_into(problem, inputs, out, tangents, tlse.view_mut(), options)?;
+    Ok(OutputTangents { tlse })
+}
+
+/// As [`jvp`], into an array of the caller, `[B, Hq, N]`. On an error nothing has been written.
+pub fn jvp_into<T: Element>(
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: &Output,
+    tangents: &Tangents<'_, T>,
+    tlse: ArrayViewMut3<'_, f32>,
+    options: &Options,
+) -> Result<(), Error> {
+    inputs.check(problem)?;
     let rows = problem.scores.row_shape();
     Error::expect_shape("lse", &rows, out.lse.shape())?;
+    Error::expect_shape("tlse", &rows, tlse.shape())?;
     tangents.direction().check(&problem.scores, ["tq", "tk", "tsinks", "tbias"])?;
-    let mut tlse = zeros(rows, "tlse")?;
-    let place =
-        attention::SecondGradientsMut { gdlse: Some(tlse.view_mut()), ..Default::default() };
+    let moved = attention::SecondGradientsMut { gdlse: Some(tlse), ..Default::default() };
     Second {
         scores: &problem.scores,
         q: &inputs.q,
@@ -101,8 +116,7 @@ pub fn jvp<T: Element>(
         dlse: None,
         cot_lse: None,
     }
-    .run(place, options)?;
-    Ok(OutputTangents { tlse })
+    .run(moved, options)
 }
 
 impl<T> SecondCotangents<'_, T> {

@@ -122,6 +122,13 @@ impl Scratch {
             bias: if gbias { tile()? } else { Aligned::default() },
         })
     }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        let Scratch { p, p_dot, ds, x, tanh, u0, visible, u, wide, values, o, bias, .. } = self;
+        let tiles = [p, p_dot, ds, x, tanh, u0, u, wide, values, o, bias].map(Aligned::bytes);
+        tiles.iter().sum::<usize>() + visible.len()
+    }
 }
 
 /// A register block of queries against a tile of keys.

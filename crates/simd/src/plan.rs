@@ -1,0 +1,78 @@
+//! What a pass will do, and the memory that it takes.
+
+use crate::Mode;
+use bytemuck::Zeroable;
+use etalon_problem::{Blocking, Error};
+use ndarray::{Array0, ArrayView, Dimension, IntoDimension};
+
+/// What a pass will do with the given options in the current pool of threads.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Plan {
+    /// Queries and keys in a tile.
+    pub blocking: Blocking,
+    /// How a backward pass is organised: never [`Mode::Auto`].
+    pub mode: Option<Mode>,
+    /// Products of tiles that are computed for every pair of tiles in which a query sees a key. Of
+    /// those, some may be computed more than once.
+    pub products: usize,
+    /// Sequences and key heads whose operands are packed at the same time.
+    pub together: usize,
+    /// What is allocated beside operands and results. Bytes are rounded up where they depend on how
+    /// threads meet.
+    pub buffers: Vec<Buffer>,
+}
+
+/// Memory that a pass allocates, and what for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffer {
+    /// What is in it.
+    pub name: &'static str,
+    /// Its size.
+    pub bytes: usize,
+}
+
+impl Plan {
+    /// The most bytes that the pass holds at once beside operands and results.
+    pub fn workspace_bytes(&self) -> usize {
+        self.buffers.iter().fold(0, |sum, buffer| sum.saturating_add(buffer.bytes))
+    }
+}
+
+/// Bytes of the lists that are kept for every tile: where its results go, and whose turn it is.
+const TILE: usize = 768;
+
+/// The buffers that every pass has.
+pub(crate) struct Common {
+    /// Bytes of packed operands.
+    pub packed: usize,
+    /// Tiles of queries and of keys, over all heads and sequences.
+    pub tiles: usize,
+    /// Bytes of the scratch of one thread.
+    pub scratch: usize,
+    /// Bytes of the rows that one thread packs at a time.
+    pub rows: usize,
+}
+
+impl Common {
+    pub fn buffers(&self) -> Vec<Buffer> {
+        let threads = rayon::current_num_threads();
+        let buffer = |name, bytes: usize| Buffer { name, bytes };
+        vec![
+            buffer("packed operands", self.packed),
+            buffer("scratch of the threads", threads.saturating_mul(self.scratch)),
+            buffer("rows on the way", threads.saturating_mul(self.rows)),
+            buffer("lists of tiles", self.tiles.saturating_mul(TILE)),
+        ]
+    }
+}
+
+/// An operand that is not there yet: zeros of its shape, all the same element.
+pub(crate) fn unwritten<'a, A: Zeroable, D: IntoDimension>(
+    zero: &'a Array0<A>,
+    shape: D,
+    name: &str,
+) -> Result<ArrayView<'a, A, D::Dim>, Error> {
+    let shape = shape.into_dimension();
+    let found = format!("{:?}", shape.slice());
+    zero.broadcast(shape).ok_or_else(|| Error::value(name, "an addressable array", found))
+}

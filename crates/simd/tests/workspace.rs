@@ -1,0 +1,173 @@
+//! What a pass allocates beside operands and results is what its plan says. A program of its own,
+//! because it counts every allocation of the process, and one test, because two would count each
+//! other's.
+
+use etalon_problem::{Attention, AttentionLse, Error, Extents, Mask, Pass};
+use etalon_simd::{Mode, Options, Plan, attention, attention_lse};
+use ndarray::{Array, ShapeBuilder};
+use peak_alloc::PeakAlloc;
+use rayon::ThreadPoolBuilder;
+
+#[global_allocator]
+static MEMORY: PeakAlloc = PeakAlloc;
+
+/// The most bytes that `run` held at once, beyond those before.
+fn peak(mut run: impl FnMut() -> Result<(), Error>) -> usize {
+    run().unwrap(); // what the pool of threads allocates once
+    let before = MEMORY.current_usage();
+    MEMORY.reset_peak_usage();
+    run().unwrap();
+    MEMORY.peak_usage().saturating_sub(before)
+}
+
+fn wave<S: ShapeBuilder>(shape: S) -> Array<f32, S::Dim> {
+    let mut t = 0.0f32;
+    Array::from_shape_simple_fn(shape, || {
+        t += 0.7;
+        t.sin()
+    })
+}
+
+/// Two query heads to a key head, and tiles that are not full.
+fn extents(batch: usize, queries: usize) -> Extents {
+    Extents { batch, query_heads: 6, key_heads: 3, queries, keys: queries, dim: 40 }
+}
+
+/// The plans of the passes of attention, and what they allocated.
+fn attention(problem: &Attention, options: &Options) -> Vec<(Pass, Plan, usize)> {
+    let scores = &problem.scores;
+    let (mut q, mut k, mut v) =
+        (wave(scores.q_shape()), wave(scores.k_shape()), wave(problem.v_shape()));
+    let mut bias = scores.bias_shape().map(wave);
+    let (dq, dk, dv, dbias) = (q.clone(), k.clone(), v.clone(), bias.clone());
+    let inputs = attention::Inputs::new(dq.view(), dk.view(), dv.view());
+    let inputs = attention::Inputs { bias: dbias.as_ref().map(|bias| bias.view()), ..inputs };
+    let out = attention::forward(problem, &inputs, options).unwrap();
+    let (mut to, mut tlse) = (out.o.clone(), out.lse.clone());
+    let cotangents = attention::Cotangents::new(out.o.view());
+    let second = attention::SecondCotangents {
+        ddq: Some(dq.view()),
+        ddk: Some(dk.view()),
+        ddv: Some(dv.view()),
+        ddbias: dbias.as_ref().map(|bias| bias.view()),
+        cot_o: Some(out.o.view()),
+        ..Default::default()
+    };
+    let tangents = attention::Tangents {
+        tq: second.ddq,
+        tk: second.ddk,
+        tv: second.ddv,
+        tbias: second.ddbias,
+        ..Default::default()
+    };
+    Pass::ALL[..4]
+        .iter()
+        .map(|&pass| {
+            let bytes = peak(|| match pass {
+                Pass::Forward => {
+                    let place = attention::OutputMut { o: to.view_mut(), lse: tlse.view_mut() };
+                    attention::forward_into(problem, &inputs, place, options)
+                }
+                Pass::Backward => {
+                    let place = attention::GradientsMut {
+                        dq: Some(q.view_mut()),
+                        dk: Some(k.view_mut()),
+                        dv: Some(v.view_mut()),
+                        dbias: bias.as_mut().map(|bias| bias.view_mut()),
+                        ..Default::default()
+                    };
+                    attention::backward_into(problem, &inputs, &out, &cotangents, place, options)
+                }
+                Pass::DoubleBackward => {
+                    let place = attention::SecondGradientsMut {
+                        gq: Some(q.view_mut()),
+                        gk: Some(k.view_mut()),
+                        gv: Some(v.view_mut()),
+                        gdout: Some(to.view_mut()),
+                        gdlse: Some(tlse.view_mut()),
+                        gbias: bias.as_mut().map(|bias| bias.view_mut()),
+                        ..Default::default()
+                    };
+                    let (second, cotangents) = (&second, &cotangents);
+                    attention::double_backward_into(
+                        problem, &inputs, &out, cotangents, second, place, options,
+                    )
+                }
+                _ => {
+                    let place = attention::OutputTangentsMut {
+                        to: Some(to.view_mut()),
+                        tlse: Some(tlse.view_mut()),
+                    };
+                    attention::jvp_into(problem, &inputs, &out, &tangents, place, options)
+                }
+            });
+            (pass, attention::plan::<f32>(problem, pass, options).unwrap(), bytes)
+        })
+        .collect()
+}
+
+/// The plans of the first passes of attention_lse, and what they allocated.
+fn attention_lse(problem: &AttentionLse, options: &Options) -> Vec<(Pass, Plan, usize)> {
+    let scores = &problem.scores;
+    let (q, k) = (wave(scores.q_shape()), wave(scores.k_shape()));
+    let (mut dq, mut dk) = (q.clone(), k.clone());
+    let inputs = attention_lse::Inputs::new(q.view(), k.view());
+    let mut out = attention_lse::forward(problem, &inputs, options).unwrap();
+    let forward = peak(|| {
+        let gradient = out.gradient.as_mut().map(|gradient| gradient.view_mut());
+        let place = attention_lse::OutputMut { lse: out.lse.view_mut(), gradient };
+        attention_lse::forward_into(problem, &inputs, place, options)
+    });
+    let dlse = out.lse.clone();
+    let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
+    let backward = peak(|| {
+        let (dq, dk) = (Some(dq.view_mut()), Some(dk.view_mut()));
+        let place = attention_lse::GradientsMut { dq, dk, ..Default::default() };
+        attention_lse::backward_into(problem, &inputs, &out, &cotangents, place, options)
+    });
+    let plan = |pass| attention_lse::plan::<f32>(problem, pass, options).unwrap();
+    [(Pass::Forward, forward), (Pass::Backward, backward)]
+        .map(|(pass, bytes)| (pass, plan(pass), bytes))
+        .into()
+}
+
+/// Every allocation is in the plan, and the plan is not a bound so wide that it says nothing: what
+/// it rounds up are the scratches of threads that found no task, and lists.
+fn check(what: &str, plans: Vec<(Pass, Plan, usize)>) {
+    for (pass, plan, bytes) in plans {
+        let planned = plan.workspace_bytes();
+        assert!(bytes <= planned, "{what} {pass}: {bytes} allocated, {plan:?} {planned}");
+        assert!(4 * planned <= 5 * bytes, "{what} {pass}: {bytes} allocated, {plan:?} {planned}");
+    }
+}
+
+#[test]
+fn a_pass_allocates_what_its_plan_says() {
+    for threads in [1, 3] {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            for mode in [Mode::Separate, Mode::FusedPartials, Mode::ForwardGradient] {
+                let options = Options { mode, ..Options::default() };
+                let what = format!("{threads} threads, {mode:?},");
+                let problem = Attention::new(extents(2, 701)).mask(Mask::causal());
+                check(&what, attention(&problem, &options));
+                check(&format!("{what} bias"), attention(&problem.bias(1, 1), &options));
+                let problem = AttentionLse::new(extents(2, 701));
+                check(&format!("{what} lse"), attention_lse(&problem, &options));
+            }
+        });
+    }
+    // Memory is linear in the length, whatever the mode, and independent of the batch.
+    let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| {
+        let bytes = |batch, length, pass| {
+            let problem = Attention::new(extents(batch, length));
+            attention::plan::<f32>(&problem, pass, &Options::default()).unwrap().workspace_bytes()
+        };
+        for &pass in &Pass::ALL[..4] {
+            let long = bytes(1, 1 << 15, pass);
+            assert!(bytes(1, 1 << 16, pass) <= 2 * long + (1 << 20), "{pass}");
+            assert!(bytes(9, 1 << 15, pass) <= 2 * long, "{pass}: lists alone grow with the batch");
+        }
+    });
+}
