@@ -8,6 +8,7 @@ mod eval;
 mod explain;
 mod list;
 mod options;
+mod plans;
 mod table;
 mod verify;
 mod zoo;
@@ -37,7 +38,7 @@ enum Command {
     Bench(bench::Arguments),
     /// Lists algorithms, passes, tiers, levels, profiles and laws.
     List(list::Arguments),
-    /// Says in words what a case is.
+    /// Says in words what a case or a problem is, and how the simd tier would go about it.
     Explain(explain::Arguments),
 }
 

@@ -458,8 +458,31 @@ fn a_case_is_explained_in_words() {
     {
         assert!(text.contains(part), "{part} is not in\n{text}");
     }
+    for part in ["The simd tier, simd/", "backward", "fused", "chosen", "sums of dq: "] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
     let line = refusal(&etalon(&["explain", "attention/f32/diagonal"]));
     assert!(line.contains("`case` must be algorithm/dtype/mask/"), "{line}");
+}
+
+#[test]
+fn the_memory_of_a_problem_is_explained() {
+    // What the seed of the project computed for its partials of dq: 128 MiB and 8 GiB. The sums of
+    // one head are 8 B·Hq times smaller, and one thread works on one head at a time.
+    for (length, partials, sums) in [(2048, "134 MB", "1.08 MB"), (8192, "8.59 GB", "4.23 MB")] {
+        let path =
+            format!("{}/../../docs/examples/attention-{length}.json", env!("CARGO_MANIFEST_DIR"));
+        let output = etalon(&["explain", "--problem", &path, "--threads", "1"]);
+        let text = String::from_utf8(output.stdout).unwrap();
+        let end = format!("every 128 keys would hold {partials}; this one keeps {sums} in sums");
+        assert!(text.contains(&end), "{text}");
+        let poor = ["explain", "--problem", &path, "--threads", "1", "--budget", "1000000"];
+        let text = String::from_utf8(etalon(&poor).stdout).unwrap();
+        let chosen = text.lines().find(|line| line.contains("chosen")).unwrap();
+        assert!(chosen.contains("separate"), "{text}");
+    }
+    let line = refusal(&etalon(&["explain"]));
+    assert!(line.contains("--problem"), "{line}");
 }
 
 #[test]
@@ -472,7 +495,7 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let figures = file["figures"].as_array().unwrap();
-    assert_eq!(figures.len(), 12); // four passes of attention, two of attention_lse; two masks
+    assert_eq!(figures.len(), 16); // four passes of two algorithms; two masks
     assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
     let full = &figures[0];
     assert_eq!((&full["algorithm"], &full["mask"]), (&"attention".into(), &"full".into()));
@@ -481,7 +504,13 @@ fn a_bench_leaves_its_figures() {
     let output = etalon(&[&["bench", "--threads", "1"][..], &size, &chosen].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows: Vec<&str> = text.lines().filter(|line| line.contains("window=8")).collect();
-    assert!(rows.len() == 1 && rows[0].contains("jvp"), "{text}");
+    assert!(rows.len() == 2 && rows.iter().all(|row| row.contains("jvp")), "{text}");
+    let modes = ["--pass", "backward", "--mode", "separate,fused,gradient", "--mask", "full"];
+    let options = ["--softcap", "5", "--bias", "--tune"];
+    let output = etalon(&[&["bench", "--threads", "1"][..], &size, &modes, &options].concat());
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let tuned = text.lines().filter(|line| line.contains("Options"));
+    assert_eq!(tuned.count(), 5, "two modes of attention, three of attention_lse: {text}");
     let line = refusal(&etalon(&["bench", "--dtype", "f64"]));
     assert_eq!(line, "`dtype` must be one of f32, bf16, f16, found f64");
     let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));

@@ -1,18 +1,22 @@
 //! `etalon bench`: how fast the simd tier is, against the peak measured in the same run.
 
+mod tune;
+
 use super::table::table;
 use super::{Failure, Outcome, options, say};
 use etalon_conformance::generate::Stream;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Align, Attention, AttentionLse, Blocking, Dtype, Error, Extents, Mask, Pass, Scores,
+    Algorithm, Align, Attention, AttentionLse, BiasExtents, Blocking, Dtype, Error, Extents, Mask,
+    Pass, Scores,
 };
-use etalon_simd::{Element, Level, Mode, Options, attention, attention_lse, probe};
+use etalon_simd::{Element, Mode, Options, attention, attention_lse, probe};
 use half::{bf16, f16};
-use ndarray::{Array, ShapeBuilder};
+use ndarray::{Array, Array4, ShapeBuilder};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
+use tune::Best;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -49,9 +53,18 @@ pub struct Arguments {
     /// Tile sizes, as in `96x128`: queries × keys; what was measured to be best if absent.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
-    /// The mode of a backward pass: auto, separate, fused, or, of attention_lse alone, gradient.
-    #[arg(long, default_value = "auto", value_parser = mode)]
-    mode: Mode,
+    /// The modes of a backward pass: auto, separate, fused, or, of attention_lse alone, gradient.
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = mode)]
+    mode: Vec<Mode>,
+    /// c of S = c·tanh(s/c).
+    #[arg(long, value_name = "C")]
+    softcap: Option<f64>,
+    /// Adds a bias for each head, and with it dbias.
+    #[arg(long)]
+    bias: bool,
+    /// Searches tile sizes for every pass and prints the best, at many times the time.
+    #[arg(long, conflicts_with = "blocking")]
+    tune: bool,
     /// Threads; as many as there are cores if absent.
     #[arg(long)]
     threads: Option<usize>,
@@ -93,11 +106,21 @@ fn mode(name: &str) -> Result<Mode, String> {
     }
 }
 
+fn mode_name(mode: Mode) -> &'static str {
+    match mode {
+        Mode::Auto => "auto",
+        Mode::Separate => "separate",
+        Mode::FusedPartials => "fused",
+        Mode::ForwardGradient => "gradient",
+    }
+}
+
 /// One pass of one problem, timed.
 #[derive(Debug, Serialize)]
 struct Figure {
     algorithm: &'static str,
     pass: &'static str,
+    mode: &'static str,
     mask: String,
     batch: usize,
     length: usize,
@@ -111,6 +134,9 @@ struct Figure {
     gflops: f64,
     /// Of the peak.
     share: f64,
+    /// The best of the tile sizes that were searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best: Option<Best>,
 }
 
 #[derive(Debug, Serialize)]
@@ -125,7 +151,7 @@ struct Figures<'a> {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let level = level(arguments.level.as_deref())?;
+    let level = options::level(arguments.level.as_deref())?;
     if arguments.dtype == Dtype::F64 {
         return Err(Error::value("dtype", "one of f32, bf16, f16", Dtype::F64).into());
     }
@@ -133,8 +159,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let threads = pool.current_num_threads();
     let peak = probe::fma_gflops(level, threads);
-    let Arguments { blocking, mode, .. } = *arguments;
-    let options = Options { level, blocking, mode, ..Options::default() };
+    let options = Options { level, blocking: arguments.blocking, ..Options::default() };
     let bench = Bench { arguments, options, peak };
     let figures = pool.install(|| match arguments.dtype {
         Dtype::F32 => bench.all::<f32>(),
@@ -154,14 +179,6 @@ pub fn run(arguments: &Arguments) -> Outcome {
         draft.finish(serde_json::to_string_pretty(&figures)?.as_bytes())?;
     }
     Ok(true)
-}
-
-fn level(name: Option<&str>) -> Result<Level, Failure> {
-    let Some(name) = name else { return Ok(Level::best()) };
-    Level::by_name(name).ok_or_else(|| {
-        let names: Vec<&str> = Level::available().iter().map(|level| level.name()).collect();
-        Error::value("level", format!("one of {}", names.join(", ")), name).into()
-    })
 }
 
 struct Bench<'a> {
@@ -187,13 +204,18 @@ impl Bench<'_> {
                         keys: length,
                         dim,
                     };
+                    let bias =
+                        self.arguments.bias.then_some(BiasExtents { batch: 1, heads: *heads });
+                    let softcap = self.arguments.softcap;
+                    let scores =
+                        Scores { softcap, bias, mask: mask.clone(), ..Scores::new(extents) };
                     if wanted(Algorithm::Attention) {
-                        let problem = Attention::new(extents).mask(mask.clone());
+                        let problem =
+                            Attention { scores: scores.clone(), ..Attention::new(extents) };
                         self.attention::<T>(&problem, name, &mut figures)?;
                     }
                     if wanted(Algorithm::AttentionLse) {
-                        let problem = AttentionLse::new(extents).mask(mask.clone());
-                        self.attention_lse::<T>(&problem, name, &mut figures)?;
+                        self.attention_lse::<T>(&AttentionLse { scores }, name, &mut figures)?;
                     }
                 }
             }
@@ -201,18 +223,29 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    /// Times a pass, if it is wanted.
+    /// Times a pass, if it is wanted; a backward pass in every mode.
     fn add(
         &self,
         figures: &mut Vec<Figure>,
         subject: (Algorithm, &Scores, &str),
-        pass: Pass,
-        products: u64,
-        run: &mut dyn FnMut() -> Result<(), Error>,
+        (pass, products): (Pass, u64),
+        run: &mut Run<'_>,
     ) -> Result<(), Failure> {
-        if self.arguments.pass.is_empty() || self.arguments.pass.contains(&pass) {
-            let time = self.time(run)?;
-            figures.push(self.figure(subject, pass, products, time));
+        if !self.arguments.pass.is_empty() && !self.arguments.pass.contains(&pass) {
+            return Ok(());
+        }
+        let modes = if pass == Pass::Backward { &self.arguments.mode[..] } else { &[Mode::Auto] };
+        for &mode in modes {
+            if mode == Mode::ForwardGradient && subject.0 != Algorithm::AttentionLse {
+                continue;
+            }
+            let options = Options { mode, ..self.options };
+            let time = self.time(&mut || run(&options))?;
+            let best = match self.arguments.tune {
+                true => Some(tune::best(&options, self.arguments.seconds, run)?),
+                false => None,
+            };
+            figures.push(Figure { best, ..self.figure(subject, pass, mode, products, time) });
         }
         Ok(())
     }
@@ -233,40 +266,43 @@ impl Bench<'_> {
         ]
         .map(|(name, shape)| made::<T, _>(name, shape));
         let [v, ddv] = ["v", "ddv"].map(|name| made::<T, _>(name, problem.v_shape()));
+        let [bias, ddbias] = biases::<T>(scores);
         let dout = made::<T, _>("dout", problem.o_shape());
         let inputs = attention::Inputs::new(q.view(), k.view(), v.view());
+        let inputs = attention::Inputs { bias: bias.as_ref().map(|bias| bias.view()), ..inputs };
         let cotangents = attention::Cotangents::new(dout.view());
         let second = attention::SecondCotangents {
             ddq: Some(ddq.view()),
             ddk: Some(ddk.view()),
             ddv: Some(ddv.view()),
+            ddbias: ddbias.as_ref().map(|bias| bias.view()),
             ..Default::default()
         };
         let tangents = attention::Tangents {
             tq: second.ddq,
             tk: second.ddk,
             tv: second.ddv,
+            tbias: second.ddbias,
             ..Default::default()
         };
-        let options = &self.options;
-        let out = attention::forward(problem, &inputs, options)?;
+        let out = attention::forward(problem, &inputs, &self.options)?;
         let subject = (Algorithm::Attention, scores, mask);
-        let mut add = |pass, products, run: &mut dyn FnMut() -> Result<(), Error>| {
-            self.add(figures, subject, pass, products, run)
-        };
+        let mut add = |pass, run: &mut Run<'_>| self.add(figures, subject, pass, run);
         // q·k and p·v.
-        add(Pass::Forward, 2, &mut || attention::forward(problem, &inputs, options).map(drop))?;
+        add((Pass::Forward, 2), &mut |options| {
+            attention::forward(problem, &inputs, options).map(drop)
+        })?;
         // q·k, dout·v, and the three products for dq, dk and dv.
-        add(Pass::Backward, 5, &mut || {
+        add((Pass::Backward, 5), &mut |options| {
             attention::backward(problem, &inputs, &out, &cotangents, options).map(drop)
         })?;
         // The least that is known in O(N) memory: 11 by rows, 8 by columns.
-        add(Pass::DoubleBackward, 19, &mut || {
+        add((Pass::DoubleBackward, 19), &mut |options| {
             attention::double_backward(problem, &inputs, &out, &cotangents, &second, options)
                 .map(drop)
         })?;
         // q·k, ddq·k, q·ddk, and the products of v and ddv.
-        add(Pass::Jvp, 5, &mut || {
+        add((Pass::Jvp, 5), &mut |options| {
             attention::jvp(problem, &inputs, &out, &tangents, options).map(drop)
         })
     }
@@ -279,23 +315,55 @@ impl Bench<'_> {
     ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
-        let [q, k] = [("q", scores.q_shape()), ("k", scores.k_shape())]
-            .map(|(name, s)| made::<T, _>(name, s));
+        let [q, k, ddq, ddk] = [
+            ("q", scores.q_shape()),
+            ("k", scores.k_shape()),
+            ("ddq", scores.q_shape()),
+            ("ddk", scores.k_shape()),
+        ]
+        .map(|(name, shape)| made::<T, _>(name, shape));
+        let [bias, ddbias] = biases::<T>(scores);
         let dlse = made::<f32, _>("dlse", scores.row_shape());
         let inputs = attention_lse::Inputs::new(q.view(), k.view());
+        let inputs =
+            attention_lse::Inputs { bias: bias.as_ref().map(|bias| bias.view()), ..inputs };
         let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
-        let out = attention_lse::forward(problem, &inputs, &self.options)?;
-        let subject = (Algorithm::AttentionLse, scores, mask);
-        let mut add = |pass, products, run: &mut dyn FnMut() -> Result<(), Error>| {
-            self.add(figures, subject, pass, products, run)
+        let second = attention_lse::SecondCotangents {
+            ddq: Some(ddq.view()),
+            ddk: Some(ddk.view()),
+            ddbias: ddbias.as_ref().map(|bias| bias.view()),
+            ..Default::default()
         };
+        let tangents = attention_lse::Tangents {
+            tq: second.ddq,
+            tk: second.ddk,
+            tbias: second.ddbias,
+            ..Default::default()
+        };
+        // The mode of the forward pass decides what it leaves to the backward pass.
+        let gradient = self.arguments.mode.contains(&Mode::ForwardGradient);
+        let mode = if gradient { Mode::ForwardGradient } else { Mode::Auto };
+        let ready = attention_lse::forward(problem, &inputs, &Options { mode, ..self.options })?;
+        let out = attention_lse::Output { lse: ready.lse.clone(), gradient: None };
+        let subject = (Algorithm::AttentionLse, scores, mask);
+        let mut add = |pass, run: &mut Run<'_>| self.add(figures, subject, pass, run);
         // q·k.
-        add(Pass::Forward, 1, &mut || {
-            attention_lse::forward(problem, &inputs, &self.options).map(drop)
+        add((Pass::Forward, 1), &mut |options| {
+            attention_lse::forward(problem, &inputs, options).map(drop)
         })?;
         // q·k and the products for dq and dk.
-        add(Pass::Backward, 3, &mut || {
-            attention_lse::backward(problem, &inputs, &out, &cotangents, &self.options).map(drop)
+        add((Pass::Backward, 3), &mut |options| {
+            let out = if options.mode == Mode::ForwardGradient { &ready } else { &out };
+            attention_lse::backward(problem, &inputs, out, &cotangents, options).map(drop)
+        })?;
+        // 3 for the tangents of lse, 5 by rows, 5 by columns.
+        add((Pass::DoubleBackward, 13), &mut |options| {
+            attention_lse::double_backward(problem, &inputs, &out, &cotangents, &second, options)
+                .map(drop)
+        })?;
+        // q·k, ddq·k and q·ddk.
+        add((Pass::Jvp, 3), &mut |options| {
+            attention_lse::jvp(problem, &inputs, &out, &tangents, options).map(drop)
         })
     }
 
@@ -318,6 +386,7 @@ impl Bench<'_> {
         &self,
         (algorithm, scores, mask): (Algorithm, &Scores, &str),
         pass: Pass,
+        mode: Mode,
         products: u64,
         (median, runs): (Duration, usize),
     ) -> Figure {
@@ -327,6 +396,7 @@ impl Bench<'_> {
         Figure {
             algorithm: algorithm.name(),
             pass: pass.name(),
+            mode: mode_name(mode),
             mask: mask.to_string(),
             batch: e.batch,
             length: e.queries,
@@ -338,8 +408,17 @@ impl Bench<'_> {
             median_ns: median.as_nanos(),
             gflops,
             share: gflops / self.peak,
+            best: None,
         }
     }
+}
+
+/// A pass with other options.
+type Run<'a> = dyn FnMut(&Options) -> Result<(), Error> + 'a;
+
+/// A bias and its tangent, where the problem has one.
+fn biases<T: Element>(scores: &Scores) -> [Option<Array4<T>>; 2] {
+    ["bias", "ddbias"].map(|name| scores.bias_shape().map(|shape| made(name, shape)))
 }
 
 /// An operand of bell-shaped numbers.
@@ -357,13 +436,25 @@ fn print(figures: &Figures<'_>) {
         "simd/{}, {}, {} thread(s); peak of fused multiply-adds in this run: {:.1} GFLOP/s",
         figures.level, figures.dtype, figures.threads, figures.peak_gflops
     ));
-    let header =
-        ["algorithm", "pass", "mask", "length", "dim", "Gflop", "ms", "runs", "GFLOP/s", "of peak"];
+    let header = [
+        "algorithm",
+        "pass",
+        "mode",
+        "mask",
+        "length",
+        "dim",
+        "Gflop",
+        "ms",
+        "runs",
+        "GFLOP/s",
+        "of peak",
+    ];
     let mut table = table(&header);
     for figure in &figures.figures {
         table.add_row([
             figure.algorithm.to_string(),
             figure.pass.to_string(),
+            if figure.mode == "auto" { String::new() } else { figure.mode.to_string() },
             figure.mask.clone(),
             figure.length.to_string(),
             figure.dim.to_string(),
@@ -384,7 +475,12 @@ fn print(figures: &Figures<'_>) {
     ));
     say(
         "Flops: two for each term of the products of visible pairs, of which a forward pass has 2, a \
-         backward pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1 and 3); what is \
+         backward pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3); what is \
          computed twice or masked away is not counted.",
     );
+    for figure in &figures.figures {
+        let Figure { algorithm, pass, mode, mask, length, dim, .. } = figure;
+        let Some(best) = &figure.best else { continue };
+        say(&format!("{algorithm} {pass} ({mode}), {mask}, {length} × {dim}: {best}"));
+    }
 }

@@ -1,19 +1,75 @@
-//! `etalon explain`: a case in words.
+//! `etalon explain`: a case or a problem in words, and how the simd tier would go about it.
 
-use super::{Failure, Outcome, say};
+use super::plans::plans;
+use super::{Failure, Outcome, options, say};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
-use etalon_problem::{Align, Mask, Scores, Sequences};
+use etalon_conformance::tensor::Tensors;
+use etalon_conformance::vectors;
+use etalon_problem::{Align, Blocking, Dtype, Mask, Problem, Scores, Sequences};
+use etalon_simd::Options;
+use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
+#[group(id = "subject", required = true, args = ["case", "problem"])]
 pub struct Arguments {
-    /// The case's name, as it stands in reports.
-    case: Spec,
+    /// A case, by its name, as it stands in reports.
+    case: Option<Spec>,
+    /// A problem: its extents and options.
+    #[arg(long, value_name = "P.json")]
+    problem: Option<PathBuf>,
+    /// The arrays that the problem's mask names.
+    #[arg(long = "in", value_name = "IN.safetensors", requires = "problem")]
+    input: Option<PathBuf>,
+    /// The storage type of the problem's tensors: f32, bf16, f16.
+    #[arg(long, default_value = "f32", conflicts_with = "case")]
+    dtype: Dtype,
+    /// The level of the simd tier; the best of this machine if absent.
+    #[arg(long, value_name = "L")]
+    level: Option<String>,
+    /// Threads; as many as there are cores if absent.
+    #[arg(long)]
+    threads: Option<usize>,
+    /// Tile sizes, as in 96x128: queries and keys.
+    #[arg(long, value_name = "QxK", value_parser = options::blocking)]
+    blocking: Option<Blocking>,
+    /// The most bytes of sums of dq that a fused backward pass may keep.
+    #[arg(long, value_name = "BYTES", default_value_t = Options::default().partials_budget)]
+    budget: usize,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    say(&explain(&arguments.case.build())?);
+    let level = options::level(arguments.level.as_deref())?;
+    let pool = options::pool(arguments.threads)?;
+    let simd = |blocking| Options {
+        level,
+        blocking: arguments.blocking.or(blocking),
+        partials_budget: arguments.budget,
+        ..Options::default()
+    };
+    let (text, problem, dtype, blocking) = match (&arguments.case, &arguments.problem) {
+        (Some(case), _) => {
+            let case = case.build();
+            (explain(&case)?, case.problem.clone(), case.dtype, case.blocking())
+        }
+        (None, Some(path)) => {
+            let problem = read(path, arguments.input.as_deref())?;
+            let head =
+                format!("{}: {} in {}", path.display(), problem.algorithm(), arguments.dtype);
+            let pairs = problem.scores().map(pairs).unwrap_or_default();
+            (format!("{head}\n\n{pairs}"), problem, arguments.dtype, None)
+        }
+        (None, None) => return Err(Failure("a case or --problem is needed".to_string())),
+    };
+    let options = simd(blocking);
+    let plans = pool.install(|| plans(&problem, dtype, &options))?;
+    say(&format!("{}{plans}", text.trim_end()));
     Ok(true)
+}
+
+fn read(path: &Path, input: Option<&Path>) -> Result<Problem, Failure> {
+    let tensors = input.map_or(Ok(Tensors::new()), vectors::read_tensors)?;
+    Ok(vectors::read_problem(path, input.unwrap_or(path), &tensors)?)
 }
 
 fn explain(case: &Case) -> Result<String, Failure> {

@@ -5,6 +5,7 @@ use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_problem::{Blocking, Error};
+use etalon_simd::Level;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// A blocking, written `QUERIESxKEYS`.
@@ -37,6 +38,15 @@ pub fn pool(threads: Option<usize>) -> Result<ThreadPool, Failure> {
         return Err(Error::value("threads", "at least 1", 0).into());
     }
     Ok(ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build()?)
+}
+
+/// The level of the simd tier of that name; without one, the best of this machine.
+pub fn level(name: Option<&str>) -> Result<Level, Failure> {
+    let Some(name) = name else { return Ok(Level::best()) };
+    Level::by_name(name).ok_or_else(|| {
+        let names: Vec<&str> = Level::available().iter().map(|level| level.name()).collect();
+        Error::value("level", format!("one of {}", names.join(", ")), name).into()
+    })
 }
 
 /// The tier of that name: `reference`, `simd` (its best level), `simd/LEVEL`, `cuda`.

@@ -1,0 +1,72 @@
+//! The search for the best tiles.
+
+use super::Run;
+use etalon_problem::{Blocking, Error};
+use etalon_simd::Options;
+use serde::Serialize;
+use std::fmt;
+use std::time::{Duration, Instant};
+
+const QUERIES: [usize; 7] = [48, 96, 144, 192, 288, 384, 768];
+const KEYS: [usize; 6] = [32, 64, 96, 128, 192, 256];
+
+/// Candidates that are timed again, each beside the default.
+const FINALISTS: usize = 3;
+
+/// What is faster by less is taken for noise.
+const NOISE: f64 = 1.02;
+
+/// The best tiles of a search.
+#[derive(Debug, Serialize)]
+pub struct Best {
+    /// `None`: no tiles beat the default.
+    blocking: Option<Blocking>,
+    /// The time of the default divided by theirs.
+    gain: f64,
+}
+
+impl fmt::Display for Best {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Some(Blocking { queries, keys }) = self.blocking else {
+            return write!(f, "no tiles beat the default, Options::default()");
+        };
+        write!(
+            f,
+            "{:.2} times as fast with Options {{ blocking: Some(Blocking {{ queries: {queries}, \
+             keys: {keys} }}), ..Options::default() }}",
+            self.gain
+        )
+    }
+}
+
+/// The best tiles for a pass: all candidates once, then the fastest in turns with the default, each
+/// for `seconds`.
+pub fn best(options: &Options, seconds: f64, run: &mut Run<'_>) -> Result<Best, Error> {
+    let with = |blocking| Options { blocking, ..*options };
+    let mut candidates = Vec::new();
+    for blocking in QUERIES.iter().flat_map(|&q| KEYS.map(|k| Blocking::new(q, k))) {
+        candidates.push((once(&with(Some(blocking)), run)?, blocking));
+    }
+    candidates.sort_by_key(|&(time, _)| time);
+    let mut best = Best { blocking: None, gain: NOISE };
+    for &(_, blocking) in &candidates[..FINALISTS] {
+        let begin = Instant::now();
+        let mut gains = Vec::new();
+        while gains.len() < 5 || begin.elapsed().as_secs_f64() < seconds {
+            let default = once(&with(None), run)?.as_secs_f64();
+            gains.push(default / once(&with(Some(blocking)), run)?.as_secs_f64().max(1e-9));
+        }
+        gains.sort_by(f64::total_cmp);
+        let gain = gains[gains.len() / 2];
+        if gain > best.gain {
+            best = Best { blocking: Some(blocking), gain };
+        }
+    }
+    Ok(best)
+}
+
+fn once(options: &Options, run: &mut Run<'_>) -> Result<Duration, Error> {
+    let start = Instant::now();
+    run(options)?;
+    Ok(start.elapsed())
+}

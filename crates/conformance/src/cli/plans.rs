@@ -1,0 +1,163 @@
+//! How the simd tier would go about a problem: modes, time and memory.
+
+use super::Failure;
+use super::table::table;
+use etalon_problem::{Dtype, Error, Extents, Pass, Problem};
+use etalon_simd::{Mode, Options, Plan, attention, attention_lse, probe};
+use half::{bf16, f16};
+
+/// The share of the peak by which a time is estimated: about that of long sequences.
+const SHARE: f64 = 0.7;
+
+/// Keys of a tile where every tile of keys has a partial dq of its own, as kernels of accelerators
+/// keep it that know no order of their tiles.
+const PARTIAL: usize = 128;
+
+/// A pass in a mode.
+struct Row {
+    pass: Pass,
+    mode: Mode,
+    /// Whether it is what [`Mode::Auto`] does.
+    chosen: bool,
+    plan: Plan,
+}
+
+/// A section on each pass and mode; empty for problems that the simd tier does not compute.
+pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<String, Failure> {
+    let mut rows = Vec::new();
+    for (pass, mode) in modes(problem) {
+        let of = |mode| plan(problem, pass, dtype, &Options { mode, ..*options });
+        if let (Some(plan), Some(auto)) = (of(mode)?, of(Mode::Auto)?) {
+            let chosen = mode != Mode::ForwardGradient && plan.mode == auto.mode;
+            rows.push(Row { pass, mode, chosen, plan });
+        }
+    }
+    let scores = problem.scores().filter(|_| !rows.is_empty());
+    Ok(scores.map_or(String::new(), |scores| {
+        let flops = 2.0 * scores.visible_pairs() as f64 * scores.extents.dim as f64;
+        print(&rows, flops, options) + &partials(&scores.extents, &rows)
+    }))
+}
+
+fn modes(problem: &Problem) -> Vec<(Pass, Mode)> {
+    let lse = matches!(problem, Problem::AttentionLse(_));
+    let gradient = |pass| lse.then_some((pass, Mode::ForwardGradient));
+    [Some((Pass::Forward, Mode::Auto)), gradient(Pass::Forward)]
+        .into_iter()
+        .chain([Mode::Separate, Mode::FusedPartials].map(|mode| Some((Pass::Backward, mode))))
+        .chain([gradient(Pass::Backward)])
+        .chain([Pass::DoubleBackward, Pass::Jvp].map(|pass| Some((pass, Mode::Auto))))
+        .flatten()
+        .collect()
+}
+
+fn plan(
+    problem: &Problem,
+    pass: Pass,
+    dtype: Dtype,
+    options: &Options,
+) -> Result<Option<Plan>, Error> {
+    let plan = match (problem, dtype) {
+        (Problem::Attention(p), Dtype::F32) => attention::plan::<f32>(p, pass, options),
+        (Problem::Attention(p), Dtype::Bf16) => attention::plan::<bf16>(p, pass, options),
+        (Problem::Attention(p), Dtype::F16) => attention::plan::<f16>(p, pass, options),
+        (Problem::AttentionLse(p), Dtype::F32) => attention_lse::plan::<f32>(p, pass, options),
+        (Problem::AttentionLse(p), Dtype::Bf16) => attention_lse::plan::<bf16>(p, pass, options),
+        (Problem::AttentionLse(p), Dtype::F16) => attention_lse::plan::<f16>(p, pass, options),
+        _ => return Ok(None),
+    };
+    plan.map(Some)
+}
+
+fn print(rows: &[Row], flops: f64, options: &Options) -> String {
+    let threads = rayon::current_num_threads();
+    let peak = probe::fma_gflops(options.level, threads);
+    let mut table = table(&["pass", "mode", "", "products", "tiles", "about ms", "workspace"]);
+    for Row { pass, mode, chosen, plan } in rows {
+        let mode = match mode {
+            Mode::Auto => "",
+            Mode::Separate => "separate",
+            Mode::FusedPartials => "fused",
+            Mode::ForwardGradient => "gradient",
+        };
+        let alone = rows.iter().filter(|row| row.pass == *pass).count() == 1;
+        let milliseconds = flops * plan.products as f64 / (SHARE * peak) * 1e-6;
+        table.add_row([
+            pass.name().to_string(),
+            mode.to_string(),
+            if *chosen && !alone { "chosen" } else { "" }.to_string(),
+            plan.products.to_string(),
+            format!("{}x{}", plan.blocking.queries, plan.blocking.keys),
+            format!("{milliseconds:.3}"),
+            bytes(plan.workspace_bytes()),
+        ]);
+    }
+    let mut text = format!(
+        "\n\nThe simd tier, simd/{}, {threads} thread(s):\n{table}\n\
+         Time: the products of visible pairs at {:.0} % of the peak, now {peak:.1} GFLOP/s.\n\
+         Workspace: what is allocated beside operands and results; of the {} pass:\n",
+        options.level,
+        100.0 * SHARE,
+        Pass::Backward
+    );
+    let backward = rows.iter().filter(|row| row.pass == Pass::Backward && row.chosen);
+    for buffer in backward.flat_map(|row| &row.plan.buffers) {
+        text += &format!("  {}: {}\n", buffer.name, bytes(buffer.bytes));
+    }
+    text
+}
+
+/// What the sums of dq take, and what partials would.
+fn partials(e: &Extents, rows: &[Row]) -> String {
+    let fused = rows.iter().find(|row| row.mode == Mode::FusedPartials);
+    let sums = fused.into_iter().flat_map(|row| &row.plan.buffers);
+    let sums = sums.filter(|buffer| buffer.name == "sums of dq").map(|buffer| buffer.bytes).sum();
+    let dq = [e.batch, e.query_heads, e.queries, e.dim]
+        .iter()
+        .fold(size_of::<f32>(), |bytes, &extent| bytes.saturating_mul(extent));
+    format!(
+        "A fused backward pass that keeps a partial dq for every {PARTIAL} keys would hold {}; this \
+         one keeps {} in sums that the tiles of keys take turns at.",
+        bytes(dq.saturating_mul(e.keys.div_ceil(PARTIAL))),
+        bytes(sums)
+    )
+}
+
+/// Bytes with a decimal unit and three digits.
+fn bytes(bytes: usize) -> String {
+    let units = ["B", "kB", "MB", "GB", "TB"];
+    let mut size = bytes as f64;
+    let mut unit = 0;
+    while size >= 999.5 && unit + 1 < units.len() {
+        size /= 1000.0;
+        unit += 1;
+    }
+    let digits = if unit == 0 || size >= 99.95 {
+        0
+    } else if size >= 9.995 {
+        1
+    } else {
+        2
+    };
+    format!("{size:.digits$} {}", units[unit])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_have_three_digits_and_a_unit() {
+        for (number, text) in [
+            (0, "0 B"),
+            (999, "999 B"),
+            (1000, "1.00 kB"),
+            (12_345, "12.3 kB"),
+            (134_217_728, "134 MB"),
+            (8_589_934_592, "8.59 GB"),
+            (999_600_000, "1.00 GB"),
+        ] {
+            assert_eq!(bytes(number), text);
+        }
+    }
+}
