@@ -133,6 +133,17 @@ pub(super) struct Course {
     pub waves: Waves,
 }
 
+/// Shares of dq for which a thread may be ahead of their turns: as many as make it wait seldom for
+/// threads that others delay.
+const AHEAD: usize = 4;
+
+impl Course {
+    /// Shares of dq that a thread has room for.
+    pub fn shares(&self) -> usize {
+        if self.fused && rayon::current_num_threads() > 1 { AHEAD } else { 1 }
+    }
+}
+
 impl<T: Element> Backward<'_, T> {
     /// Writes the gradients that are asked for.
     pub fn run(&self, out: GradientsMut<'_, T>, options: &Options) -> Result<(), Error> {
@@ -174,7 +185,8 @@ impl<T: Element> Backward<'_, T> {
 
     /// The memory of one thread.
     pub(super) fn scratch(&self, course: &Course) -> Result<Scratch, Error> {
-        Scratch::new(&course.cut, self.scores.extents.dim, self.value_dim(), course.dbias)
+        let dims = (self.scores.extents.dim, self.value_dim());
+        Scratch::new(&course.cut, dims, course.shares(), course.dbias)
     }
 
     /// E, or 0 without values.

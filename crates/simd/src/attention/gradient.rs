@@ -50,12 +50,10 @@ pub struct Scratch {
     cut: Cut,
     /// P of a tile, rows [`STRIDE`] apart.
     p: Aligned,
-    /// dP, then dS or ds of a tile, rows [`STRIDE`] apart.
-    ds: Aligned,
     /// tanh(s/c) of a register block.
     tanh: Aligned,
-    /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
-    visible: Vec<bool>,
+    /// The shares of dq that wait for their turn, and room for the next.
+    shares: Vec<Share>,
     /// dq of a tile of queries, or dk of a tile of keys.
     pub wide: Aligned,
     /// dv of a tile of keys.
@@ -64,28 +62,51 @@ pub struct Scratch {
     pub bias: Aligned,
 }
 
+/// What a tile of keys and queries has for dq.
+struct Share {
+    /// dP, then dS or ds of a tile, rows [`STRIDE`] apart.
+    ds: Aligned,
+    /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
+    visible: Vec<bool>,
+    /// The columns of each register block of a tile that were computed.
+    strips: Vec<Option<Strip>>,
+}
+
 impl Scratch {
-    /// The scratch for operands of D = `dim` and E = `value_dim`, and for dbias.
-    pub fn new(cut: &Cut, dim: usize, value_dim: usize, dbias: bool) -> Result<Self, Error> {
+    /// The scratch for operands of D = `dim` and E = `value_dim`, for `shares` shares of dq and for
+    /// dbias.
+    pub fn new(
+        cut: &Cut,
+        (dim, value_dim): (usize, usize),
+        shares: usize,
+        dbias: bool,
+    ) -> Result<Self, Error> {
         let what = "the scratch of a thread";
+        let tile = || Aligned::zeros(cut.queries * STRIDE, what);
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
+        let share = |_| {
+            let visible = vec![false; cut.queries * MAX_KEYS];
+            Ok(Share { ds: tile()?, visible, strips: vec![None; cut.queries / cut.rows] })
+        };
         Ok(Scratch {
             cut: *cut,
-            p: Aligned::zeros(cut.queries * STRIDE, what)?,
-            ds: Aligned::zeros(cut.queries * STRIDE, what)?,
+            p: tile()?,
             tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
-            visible: vec![false; cut.queries * MAX_KEYS],
+            shares: (0..shares).map(share).collect::<Result<_, Error>>()?,
             wide: Aligned::zeros(rows * dim.next_multiple_of(cut.cols), what)?,
             values: Aligned::zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
-            bias: Aligned::zeros(if dbias { cut.queries * STRIDE } else { 0 }, what)?,
+            bias: if dbias { tile()? } else { Aligned::default() },
         })
     }
 
     /// Bytes of its memory.
     pub fn bytes(&self) -> usize {
-        let Scratch { p, ds, tanh, visible, wide, values, bias, .. } = self;
-        let tiles = [p, ds, tanh, wide, values, bias].map(Aligned::bytes);
-        tiles.iter().sum::<usize>() + visible.len()
+        let Scratch { p, tanh, shares, wide, values, bias, .. } = self;
+        let share = |Share { ds, visible, strips }: &Share| {
+            ds.bytes() + visible.len() + size_of_val(&strips[..])
+        };
+        let tiles = [p, tanh, wide, values, bias].map(Aligned::bytes);
+        tiles.iter().sum::<usize>() + shares.iter().map(share).sum::<usize>()
     }
 }
 
@@ -96,8 +117,8 @@ impl Pair<'_> {
             || touches(&self.keys.non_finite, cols.clone())
     }
 
-    /// P and ds of the register block that begins at row `first` of a tile, into the scratch's rows
-    /// from `first` on; columns outside the returned strip are zero. With `capped` false dS stands
+    /// P and ds of the register block that begins at row `first` of a tile, into rows from `first` on
+    /// of the scratch and of its share `share`; columns outside the returned strip are zero. With `capped` false dS stands
     /// in place of ds; with `weights_only` nothing does.
     #[inline(always)]
     fn block<I: Isa>(
@@ -109,6 +130,8 @@ impl Pair<'_> {
         step: Step,
         scratch: &mut Scratch,
     ) -> Option<Strip> {
+        let Scratch { p, tanh, shares, .. } = scratch;
+        let Share { ds, visible, .. } = &mut shares[step.share];
         let start = tile.start + first;
         let rows = start..tile.end.min(start + I::Tile::ROWS);
         let panel = cols.start / I::Tile::COLS;
@@ -119,9 +142,8 @@ impl Pair<'_> {
             dim: self.dim,
         };
         let here = first * STRIDE..(first + I::Tile::ROWS) * STRIDE;
-        let (p, ds) = (&mut scratch.p[here.clone()], &mut scratch.ds[here]);
-        let tanh = &mut scratch.tanh;
-        let visible = &mut scratch.visible[first * MAX_KEYS..];
+        let (p, ds) = (&mut p[here.clone()], &mut ds[here]);
+        let visible = &mut visible[first * MAX_KEYS..];
         let mut block = Block { s: p, tanh, visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let cols_len = cols.len().next_multiple_of(I::Tile::COLS);
@@ -177,6 +199,8 @@ struct Step {
     gradients: bool,
     /// Whether S′ is applied.
     capped: bool,
+    /// The share of the scratch that ds goes to.
+    share: usize,
 }
 
 /// Nothing is visible in these columns of a block: its weights are 0.
@@ -243,16 +267,13 @@ impl Kernel for QueryTile<'_, '_> {
                 continue;
             }
             let careful = pair.careful(&rows, &cols);
-            let step = Step { careful, gradients: true, capped: true };
+            let step = Step { careful, gradients: true, capped: true, share: 0 };
             for first in (0..rows.len()).step_by(I::Tile::ROWS) {
                 let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
                 if let Some(strip) = strip {
-                    let sum = Sum { acc: &mut scratch.wide[first * stride..], stride };
-                    let rows = Rows {
-                        weights: &scratch.ds[first * STRIDE..],
-                        visible: &scratch.visible[first * MAX_KEYS..],
-                        careful,
-                    };
+                    let Scratch { wide, shares, .. } = &mut *scratch;
+                    let sum = Sum { acc: &mut wide[first * stride..], stride };
+                    let rows = shares[0].rows(first, careful);
                     rows.grow(isa, sum, &pair.keys.k.along, &cols, &strip); // (B5)
                 }
             }
@@ -268,6 +289,18 @@ pub(super) struct Rows<'a> {
     pub visible: &'a [bool],
     /// Whether an operand is not finite, so that only visible pairs may be touched.
     pub careful: bool,
+}
+
+impl Share {
+    /// The weights of the register block that begins at row `first`.
+    #[inline(always)]
+    fn rows(&self, first: usize, careful: bool) -> Rows<'_> {
+        Rows {
+            weights: &self.ds[first * STRIDE..],
+            visible: &self.visible[first * MAX_KEYS..],
+            careful,
+        }
+    }
 }
 
 impl Rows<'_> {
@@ -302,7 +335,7 @@ impl Rows<'_> {
 }
 
 /// What one tile of queries adds to dk / σ and dv of a tile of keys, in [`Scratch::wide`] and
-/// [`Scratch::values`], and what the keys add to dq / σ of the queries.
+/// [`Scratch::values`]; ds is left in a share of the scratch for [`ShareTile`].
 pub struct KeyTile<'a, 'p> {
     /// The head.
     pub pair: Pair<'p>,
@@ -314,8 +347,10 @@ pub struct KeyTile<'a, 'p> {
     pub dk: bool,
     /// Whether dv is wanted.
     pub dv: bool,
-    /// The sum of dq of the queries, if it is wanted.
-    pub dq: Option<&'a mut [f32]>,
+    /// Whether the share of dq is wanted.
+    pub dq: bool,
+    /// The share of the scratch that ds goes to.
+    pub share: usize,
     /// The thread's memory.
     pub scratch: &'a mut Scratch,
 }
@@ -327,29 +362,23 @@ impl Kernel for KeyTile<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let KeyTile { pair, rows, cols, dk, dv, mut dq, scratch } = self;
+        let KeyTile { pair, rows, cols, dk, dv, dq, share, scratch } = self;
         let careful = pair.careful(&rows, &cols);
-        let step = Step { careful, gradients: dk || dq.is_some(), capped: true };
+        let step = Step { careful, gradients: dk || dq, capped: true, share };
         let stride = pair.dim.next_multiple_of(I::Tile::COLS);
         // The rows and columns of the tile that hold a visible pair.
         let mut seen: Option<(Range<usize>, Range<usize>)> = None;
         for first in (0..rows.len()).step_by(I::Tile::ROWS) {
             let strip = pair.block(isa, &rows, first, cols.clone(), step, scratch);
-            let Some(strip) = strip else { continue };
-            let end = rows.len().min(first + I::Tile::ROWS);
-            seen = Some(joined(seen, first..end, &strip.cols));
-            if let Some(dq) = &mut dq {
-                let sum = Sum { acc: &mut dq[first * stride..], stride };
-                let rows = Rows {
-                    weights: &scratch.ds[first * STRIDE..],
-                    visible: &scratch.visible[first * MAX_KEYS..],
-                    careful,
-                };
-                rows.grow(isa, sum, &pair.keys.k.along, &cols, &strip); // (B5)
+            if let Some(strip) = &strip {
+                let end = rows.len().min(first + I::Tile::ROWS);
+                seen = Some(joined(seen, first..end, &strip.cols));
             }
+            scratch.shares[share].strips[first / I::Tile::ROWS] = strip;
         }
         let Some((seen_rows, seen_cols)) = seen else { return };
-        let Scratch { p, ds, visible, wide, values, .. } = scratch;
+        let Scratch { p, shares, wide, values, .. } = scratch;
+        let Share { ds, visible, .. } = &shares[share];
         let sweep =
             Columns { rows: seen_rows, cols: seen_cols, tile: rows.start, careful, visible };
         if dk {
@@ -358,6 +387,42 @@ impl Kernel for KeyTile<'_, '_> {
         if dv {
             let stride = pair.value_dim.next_multiple_of(I::Tile::COLS);
             sweep.grow(isa, values, stride, p, &pair.queries.dout.along); // (B7)
+        }
+    }
+}
+
+/// What the keys of a [`KeyTile`] add to dq / σ of its queries.
+pub struct ShareTile<'a, 'p> {
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
+    pub cols: Range<usize>,
+    /// The sum of dq.
+    pub dq: &'a mut [f32],
+    /// The share of the scratch that holds its ds.
+    pub share: usize,
+    /// The thread's memory.
+    pub scratch: &'a Scratch,
+}
+
+compiled_here!(ShareTile<'_, '_>);
+
+impl Kernel for ShareTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let ShareTile { pair, rows, cols, dq, share, scratch } = self;
+        let share = &scratch.shares[share];
+        let careful = pair.careful(&rows, &cols);
+        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
+        for first in (0..rows.len()).step_by(I::Tile::ROWS) {
+            let Some(strip) = &share.strips[first / I::Tile::ROWS] else { continue };
+            let sum = Sum { acc: &mut dq[first * stride..], stride };
+            let rows = share.rows(first, careful);
+            rows.grow(isa, sum, &pair.keys.k.along, &cols, strip); // (B5)
         }
     }
 }
@@ -463,13 +528,13 @@ impl Kernel for BiasTile<'_, '_> {
                 continue;
             }
             let careful = pair.careful(&rows, &cols);
-            let step = Step { careful, gradients: true, capped: false };
+            let step = Step { careful, gradients: true, capped: false, share: 0 };
             for first in (0..rows.len()).step_by(I::Tile::ROWS) {
                 if pair.block(isa, &rows, first, cols.clone(), step, scratch).is_none() {
                     continue;
                 }
                 for r in first..rows.len().min(first + I::Tile::ROWS) {
-                    let ds = &scratch.ds[r * STRIDE..][..cols.len()];
+                    let ds = &scratch.shares[0].ds[r * STRIDE..][..cols.len()];
                     let sum = &mut scratch.bias[r * STRIDE..][..cols.len()];
                     sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds); // (B9)
                 }

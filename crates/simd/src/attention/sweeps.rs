@@ -1,7 +1,7 @@
 //! The sweeps of the backward pass: which task writes which tile.
 
 use super::backward::{Backward, Course};
-use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch};
+use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch, ShareTile};
 use super::turns::{Seen, Turns};
 use crate::aligned::Aligned;
 use crate::heads::{
@@ -14,6 +14,7 @@ use crate::{Element, Options};
 use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
 use std::cmp::Reverse;
+use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::vec;
@@ -198,7 +199,7 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         })
     }
 
-    /// dk / σ and dv of one tile of keys, over all query heads that share the key head, and its part
+    /// dk / σ and dv of one tile of keys, over all query heads that share the key head, and its shares
     /// of dq. The last queries come first: so tiles of a band of keys begin with queries that no
     /// tile before them sees, and need not wait for each other.
     fn key_tile(
@@ -209,7 +210,10 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         turns: Option<&[Turns<'_, '_, T>]>,
         scratch: &mut Scratch,
     ) {
-        let cut = self.course.cut;
+        let (cut, level) = (self.course.cut, self.options.level);
+        let shares = self.course.shares();
+        let mut ahead = VecDeque::with_capacity(shares);
+        let mut computed = 0;
         for (head, pair) in self.pairs(slot).into_iter().enumerate() {
             let queries = pair.rule.sequence.queries;
             let tiles = queries.div_ceil(cut.queries);
@@ -218,13 +222,35 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
                 if !seen.sees(cols) {
                     continue;
                 }
-                let mut turn = turns.map(|turns| {
-                    turns[head * tiles + number].wait(&seen, cols, self.stride(pair.dim))
-                });
-                let (rows, cols) = (seen.rows.clone(), cols.clone());
-                let dq = turn.as_deref_mut();
-                KeyTile { pair, rows, cols, dk, dv, dq, scratch }.run_at(self.options.level);
+                let share = computed % shares;
+                let (rows, keys, dq) = (seen.rows.clone(), cols.clone(), turns.is_some());
+                KeyTile { pair, rows, cols: keys, dk, dv, dq, share, scratch }.run_at(level);
+                let Some(turns) = turns else { continue };
+                computed += 1;
+                ahead.push_back((&turns[head * tiles + number], seen, share));
+                // The room of the oldest is wanted next.
+                self.pass_on(&mut ahead, shares - 1, cols, scratch);
             }
+        }
+        self.pass_on(&mut ahead, 0, cols, scratch);
+    }
+
+    /// Adds shares of dq whose turn it is, the oldest first, and waits until at most `kept` are left.
+    fn pass_on(
+        &self,
+        ahead: &mut VecDeque<(&Turns<'_, '_, T>, Seen<'_>, usize)>,
+        kept: usize,
+        cols: &Range<usize>,
+        scratch: &Scratch,
+    ) {
+        while let Some((turns, seen, share)) = ahead.front() {
+            let stride = self.stride(seen.pair.dim);
+            let Some(mut turn) = turns.take(seen, cols, stride, ahead.len() > kept) else { return };
+            let (pair, rows, cols, dq) = (seen.pair, seen.rows.clone(), cols.clone(), &mut *turn);
+            let share = *share;
+            ShareTile { pair, rows, cols, dq, share, scratch }.run_at(self.options.level);
+            drop(turn);
+            ahead.pop_front();
         }
     }
 

@@ -65,21 +65,27 @@ impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
         Turns { state: Mutex::new(State { next, fresh: true, sum, dq }), passed: Condvar::new() }
     }
 
-    /// The sum, when it is the turn of the tile of keys `cols`, which must be one that is seen.
-    pub fn wait<'g, 'p>(
+    /// The sum, if it is the turn of the tile of keys `cols`, which must be one that is seen; with
+    /// `wait`, when it is.
+    pub fn take<'g, 'p>(
         &'g self,
         seen: &'g Seen<'p>,
         cols: &Range<usize>,
         stride: usize,
-    ) -> Turn<'g, 't, 'o, 'p, T> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waits = |state: &mut State<'t, 'o, T>| state.next.is_some_and(|next| next < cols.start);
-        let mut state =
-            self.passed.wait_while(state, waits).unwrap_or_else(PoisonError::into_inner);
+        wait: bool,
+    ) -> Option<Turn<'g, 't, 'o, 'p, T>> {
+        let early = |state: &mut State<'t, 'o, T>| state.next.is_some_and(|next| next < cols.start);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if early(&mut state) {
+            if !wait {
+                return None;
+            }
+            state = self.passed.wait_while(state, early).unwrap_or_else(PoisonError::into_inner);
+        }
         if std::mem::take(&mut state.fresh) {
             state.sum.fill(0.0);
         }
-        Turn { state, passed: &self.passed, seen, end: cols.end, stride }
+        Some(Turn { state, passed: &self.passed, seen, end: cols.end, stride })
     }
 }
 
