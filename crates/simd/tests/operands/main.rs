@@ -3,4 +3,6 @@
 
 mod common;
 mod errors;
+mod modes;
 mod strides;
+mod waves;

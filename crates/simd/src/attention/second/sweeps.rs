@@ -192,6 +192,11 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
             let pair = self.pair(place.slot(scores), place.head % share);
             let (rows, o_anew) = (place.rows.clone(), self.pass.o_anew());
             RowTile { pair, rows, o_anew, scratch }.run_at(self.options.level);
+            // Rows that saw nothing learn nothing; here other heads learned before.
+            let Learned { delta, u, z } = &mut learned;
+            for numbers in [delta, u, z] {
+                numbers.fill(0.0);
+            }
             for r in 0..place.rows.len() {
                 self.learn(&place, r, scratch, &mut learned);
             }

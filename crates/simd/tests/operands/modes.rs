@@ -1,0 +1,46 @@
+//! Modes and threads change no bit.
+
+use crate::common::{Operands, everything};
+use etalon_problem::{Align, Attention, Blocking, Extents, Mask};
+use etalon_simd::{Mode, Options, attention};
+
+/// Two key heads of 300 × 331 in tiles of 32, so that many tiles take turns at every sum of dq.
+fn problem(mask: Mask) -> Attention {
+    let extents =
+        Extents { batch: 1, query_heads: 4, key_heads: 2, queries: 300, keys: 331, dim: 24 };
+    Attention::new(extents).mask(mask)
+}
+
+#[test]
+fn dq_is_the_same_in_both_modes_and_for_any_threads_and_budget() {
+    let window = Mask::Window { left: Some(40), right: Some(5), align: Align::TopLeft };
+    let holes = Mask::And(vec![
+        Mask::ChunkedCausal { chunk: 90, align: Align::BottomRight },
+        Mask::Or(vec![window.clone(), Mask::causal()]),
+    ]);
+    let problems = [Mask::Full, Mask::causal(), window, holes].map(problem);
+    for problem in problems.into_iter().chain([everything()]) {
+        let operands = Operands::new(problem);
+        let Operands { problem, q, k, v, dout, sinks, bias, .. } = &operands;
+        let mut inputs = attention::Inputs::new(q.view(), k.view(), v.view());
+        if problem.scores.sinks {
+            inputs = inputs.sinks(sinks.view()).bias(bias.view());
+        }
+        let cotangents = attention::Cotangents::new(dout.view());
+        let blocking = Some(Blocking::new(32, 32));
+        let options = Options { blocking, mode: Mode::Separate, ..Options::default() };
+        let out = attention::forward(problem, &inputs, &options).unwrap();
+        let backward = |options: &Options| {
+            attention::backward(problem, &inputs, &out, &cotangents, options).unwrap()
+        };
+        let separate = backward(&options);
+        for threads in [1, 2, 3, 7] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            for partials_budget in [0, usize::MAX] {
+                let options = Options { mode: Mode::FusedPartials, partials_budget, ..options };
+                let fused = pool.install(|| backward(&options));
+                assert!(fused == separate, "{:?}, {threads} threads", problem.scores.mask);
+            }
+        }
+    }
+}
