@@ -1,0 +1,298 @@
+"""Measures etalon beside PyTorch, and beside ggml if it is there, on this machine's CPU.
+
+    python benches/peers/compare.py --threads 2 --rounds 7 --json .peers/peers.json
+
+A row is one computation of one shape: f32, batch 1, 8 heads, causal. It is measured in rounds, in each round first by
+etalon and then by the peer, each in a new process, so that whatever else the machine does slows both. README.md says
+what is compared with what.
+"""
+
+import argparse
+import fnmatch
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+HEADS = 8
+
+
+# What is compared.
+
+
+@dataclass(frozen=True)
+class Peer:
+    name: str
+    # An argument of torch_attention.py; None stands for ggml/attention.cpp.
+    computation: str | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """One line of the table. Etalon's time is the sum of the times of its passes."""
+
+    kind: str
+    algorithm: str
+    passes: tuple[str, ...]
+    length: int
+    dim: int
+    peer: Peer
+
+    @property
+    def name(self) -> str:
+        return f"{self.kind}-{self.length}x{self.dim}"
+
+
+FORWARD = ("forward",)
+BACKWARD = ("forward", "backward")
+DOUBLE_BACKWARD = ("forward", "backward", "double_backward")
+
+FLASH_FORWARD = Peer("PyTorch flash", "flash-forward")
+FLASH_BACKWARD = Peer("PyTorch flash", "flash-backward")
+MATH_DOUBLE_BACKWARD = Peer("PyTorch math", "math-double-backward")
+LSE_FORWARD = Peer("PyTorch eager", "lse-forward")
+LSE_BACKWARD = Peer("PyTorch eager", "lse-backward")
+GGML = Peer("ggml")
+
+ROWS = [
+    Row("forward", "attention", FORWARD, 2048, 128, FLASH_FORWARD),
+    Row("forward", "attention", FORWARD, 2048, 64, FLASH_FORWARD),
+    Row("forward", "attention", FORWARD, 4096, 64, FLASH_FORWARD),
+    Row("backward", "attention", BACKWARD, 2048, 128, FLASH_BACKWARD),
+    Row("backward", "attention", BACKWARD, 2048, 64, FLASH_BACKWARD),
+    Row("backward", "attention", BACKWARD, 4096, 64, FLASH_BACKWARD),
+    Row("double-backward", "attention", DOUBLE_BACKWARD, 1024, 64, MATH_DOUBLE_BACKWARD),
+    Row("lse-forward", "attention_lse", FORWARD, 2048, 64, LSE_FORWARD),
+    Row("lse-backward", "attention_lse", BACKWARD, 2048, 64, LSE_BACKWARD),
+    Row("ggml-forward", "attention", FORWARD, 2048, 128, GGML),
+    Row("ggml-forward", "attention", FORWARD, 2048, 64, GGML),
+]
+
+
+def chosen_rows(options: argparse.Namespace) -> list[Row]:
+    patterns = options.row or ["*"]
+    names = [row.name for row in ROWS]
+    for pattern in patterns:
+        if not fnmatch.filter(names, pattern):
+            sys.exit(f"no row is called {pattern}; there are: {', '.join(names)}")
+    rows = [row for row in ROWS if any(fnmatch.fnmatch(row.name, pattern) for pattern in patterns)]
+    if options.ggml is None:
+        rows = [row for row in rows if row.peer != GGML]
+    if not rows:
+        sys.exit("these rows need --ggml")
+    if options.length is not None:
+        rows = [replace(row, length=options.length) for row in rows]
+    return list(dict.fromkeys(rows))  # at one length, some are the same
+
+
+# The programs, which print or write JSON.
+
+
+def output_of(command: list[str]) -> str:
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    except OSError as error:
+        sys.exit(f"{command[0]}: {error.strerror}")
+    except subprocess.CalledProcessError as error:
+        sys.exit(f"{' '.join(command)} failed:\n{error.stderr}")
+
+
+def common_arguments(row: Row, options: argparse.Namespace) -> list[str]:
+    return [
+        "--heads", str(HEADS),
+        "--length", str(row.length),
+        "--dim", str(row.dim),
+        "--threads", str(options.threads),
+        "--seconds", str(options.seconds),
+    ]  # fmt: skip
+
+
+def run_etalon(row: Row, options: argparse.Namespace) -> dict:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "figures.json")
+        output_of([
+            str(options.etalon), "bench",
+            "--algorithm", row.algorithm,
+            "--pass", ",".join(row.passes),
+            "--mask", "causal",
+            *common_arguments(row, options),
+            "--json", str(path),
+        ])  # fmt: skip
+        made = json.loads(path.read_text())
+    passes = {figure["pass"]: figure["median_ns"] for figure in made["figures"]}
+    if len(made["figures"]) != len(row.passes) or set(passes) != set(row.passes):
+        sys.exit(f"{row.name}: etalon measured {', '.join(passes)} and not {', '.join(row.passes)}")
+    return {
+        "version": made["etalon"],
+        "level": made["level"],
+        "peak_gflops": made["peak_gflops"],
+        "passes_ns": passes,
+        "median_ns": sum(passes.values()),
+    }
+
+
+def run_peer(row: Row, options: argparse.Namespace) -> dict:
+    if row.peer == GGML:
+        program = [str(options.ggml)]
+    else:
+        program = [sys.executable, str(HERE / "torch_attention.py"), row.peer.computation]
+    return json.loads(output_of([*program, *common_arguments(row, options)]))
+
+
+# Measuring.
+
+
+def foreign_seconds() -> float | None:
+    """The seconds for which cores have worked for others than this script, of this system or beside it on the same host."""
+    stat = Path("/proc/stat")
+    if not stat.exists():
+        return None
+    user, nice, system, _idle, _iowait, irq, softirq, steal = map(int, stat.read_text().split()[1:9])
+    ticks = user + nice + system + irq + softirq + steal
+    return ticks / os.sysconf("SC_CLK_TCK") - sum(os.times()[:4])  # less our own and our children's
+
+
+def measure_round(row: Row, options: argparse.Namespace) -> dict:
+    begin, foreign = time.monotonic(), foreign_seconds()
+    etalon = run_etalon(row, options)
+    peer = run_peer(row, options)
+    taken = None if foreign is None else max(0.0, foreign_seconds() - foreign) / (time.monotonic() - begin)
+    return {"etalon": etalon, "peer": peer, "ratio": peer["median_ns"] / etalon["median_ns"], "taken_cores": taken}
+
+
+def measure_row(row: Row, options: argparse.Namespace) -> dict:
+    rounds = []
+    for number in range(1, options.rounds + 1):
+        rounds.append(measure_round(row, options))
+        note(f"{row.name}, round {number} of {options.rounds}: peer / etalon = {rounds[-1]['ratio']:.2f}")
+    peer = rounds[-1]["peer"]
+    if "operators" in peer:
+        note(f"{row.name}: PyTorch called {', '.join(peer['operators'])}")
+    ratios = [each["ratio"] for each in rounds]
+    return {
+        "row": row.name,
+        "passes": row.passes,
+        "peer": row.peer.name,
+        "etalon_ns": statistics.median(each["etalon"]["median_ns"] for each in rounds),
+        "peer_ns": statistics.median(each["peer"]["median_ns"] for each in rounds),
+        "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
+        "taken_cores": max((each["taken_cores"] for each in rounds if each["taken_cores"] is not None), default=None),
+        "rounds": rounds,
+    }
+
+
+def processor() -> str:
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        for line in cpuinfo.read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.processor() or platform.machine()
+
+
+def programs(results: list[dict]) -> dict[str, str]:
+    """The version of each program, and the instruction set that it used."""
+    found = {}
+    for result in results:
+        latest = result["rounds"][-1]
+        for name, made in [("etalon", latest["etalon"]), (result["peer"].split()[0], latest["peer"])]:
+            found[name] = f"{made['version']} ({made['level']})"
+    return found
+
+
+# Printing.
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def heading(report: dict) -> str:
+    programs = ", ".join(f"{name} {version}" for name, version in report["programs"].items())
+    return (
+        f"{programs}; {report['processor']}; {report['threads']} thread(s), "
+        f"{report['rounds']} round(s) of {report['seconds']:g} s; f32, batch 1, {HEADS} heads, causal"
+    )
+
+
+def table(results: list[dict]) -> str:
+    lines = [
+        "| row | passes | peer | etalon, ms | peer, ms | peer / etalon | min – max | cores taken |",
+        "|---|---|---|---:|---:|---:|---:|---:|",
+    ]
+    for result in results:
+        ratio = result["ratio"]
+        cells = [
+            result["row"],
+            " + ".join(result["passes"]),
+            result["peer"],
+            f"{result['etalon_ns'] * 1e-6:.2f}",
+            f"{result['peer_ns'] * 1e-6:.2f}",
+            f"{ratio['median']:.2f}",
+            f"{ratio['min']:.2f} – {ratio['max']:.2f}",
+            "?" if result["taken_cores"] is None else f"{result['taken_cores']:.2f}",
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+# The command.
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description="Measures etalon beside PyTorch and ggml: f32, batch 1, 8 heads, causal.",
+        epilog=f"Rows: {' '.join(row.name for row in ROWS)}",
+    )
+    add = parser.add_argument
+    add("--etalon", metavar="PATH", type=Path, default=HERE.parents[1] / "target/release/etalon",
+        help="the etalon binary (default: target/release/etalon of this repository)")  # fmt: skip
+    add("--ggml", metavar="PATH", type=Path, help="the program that ggml/build.sh built; its rows are absent without it")
+    add("--threads", metavar="N", type=positive, default=os.cpu_count(),
+        help="threads of each side (default: as many as there are cores)")  # fmt: skip
+    add("--rounds", metavar="R", type=positive, default=5, help="rounds of each row (default: 5)")
+    add("--seconds", metavar="S", type=float, default=1.0,
+        help="a time is the median of as many runs as fit into this, but of three at least (default: 1)")  # fmt: skip
+    add("--row", metavar="NAME", nargs="+", help="only these rows; * stands for anything")
+    add("--length", metavar="N", type=positive, help="this length in every row, to try the script quickly")
+    add("--json", metavar="PATH", type=Path, help="also write everything that was measured")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    results = [measure_row(row, options) for row in chosen_rows(options)]
+    report = {
+        "programs": programs(results),
+        "processor": processor(),
+        "threads": options.threads,
+        "rounds": options.rounds,
+        "seconds": options.seconds,
+        "heads": HEADS,
+        "dtype": "f32",
+        "mask": "causal",
+        "rows": results,
+    }
+    print(heading(report), table(results), sep="\n\n")
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

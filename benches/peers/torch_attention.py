@@ -1,0 +1,172 @@
+"""Times a computation of PyTorch on the CPU and prints the result as JSON.
+
+    python torch_attention.py flash-forward --length 2048 --dim 64 --threads 2
+
+f32, batch 1, causal, inputs normally distributed. As in `etalon bench`, the first run does not count, and the time is the
+median of as many runs as fit into the seconds, but of three at least. Afterwards PyTorch's profiler watches one more run:
+the status is 1 if the operators are not those that the computation is meant to call.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+
+Run = Callable[[], object]
+
+
+class Shape(NamedTuple):
+    heads: int
+    length: int
+    dim: int
+
+
+# Each function makes the inputs of a shape and returns what is timed.
+
+
+def matrices(count: int, shape: Shape, grad: bool = False) -> list[torch.Tensor]:
+    return [torch.randn(1, *shape, requires_grad=grad) for _ in range(count)]
+
+
+def flash_forward(shape: Shape) -> Run:
+    q, k, v = matrices(3, shape)
+
+    def run():
+        with torch.inference_mode(), sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return run
+
+
+def flash_backward(shape: Shape) -> Run:
+    q, k, v = matrices(3, shape, grad=True)
+    (dout,) = matrices(1, shape)
+
+    def run():
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            o = scaled_dot_product_attention(q, k, v, is_causal=True)
+            return torch.autograd.grad(o, (q, k, v), dout)
+
+    return run
+
+
+def math_double_backward(shape: Shape) -> Run:
+    """The gradient of <dq, ddq> + <dk, ddk> + <dv, ddv> with respect to q, k, v and dout."""
+    q, k, v, dout = matrices(4, shape, grad=True)
+    ddq, ddk, ddv = matrices(3, shape)
+
+    def run():
+        with sdpa_kernel(SDPBackend.MATH):
+            o = scaled_dot_product_attention(q, k, v, is_causal=True)
+            first = torch.autograd.grad(o, (q, k, v), dout, create_graph=True)
+            return torch.autograd.grad(first, (q, k, v, dout), (ddq, ddk, ddv))
+
+    return run
+
+
+def hidden_keys(shape: Shape) -> torch.Tensor:
+    return torch.ones(shape.length, shape.length, dtype=torch.bool).triu(diagonal=1)
+
+
+def causal_lse(q: torch.Tensor, k: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    # q is scaled, which is smaller than the scores, and the scores are masked in place: no needless pass over them.
+    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-2, -1))
+    return torch.logsumexp(scores.masked_fill_(hidden, -torch.inf), dim=-1)
+
+
+def lse_forward(shape: Shape) -> Run:
+    q, k = matrices(2, shape)
+    hidden = hidden_keys(shape)
+
+    def run():
+        with torch.inference_mode():
+            return causal_lse(q, k, hidden)
+
+    return run
+
+
+def lse_backward(shape: Shape) -> Run:
+    q, k = matrices(2, shape, grad=True)
+    dlse = torch.randn(1, shape.heads, shape.length)
+    hidden = hidden_keys(shape)
+    return lambda: torch.autograd.grad(causal_lse(q, k, hidden), (q, k), dlse)
+
+
+class Computation(NamedTuple):
+    prepare: Callable[[Shape], Run]
+    # What the profiler must see, or it is something else that was timed.
+    operators: tuple[str, ...]
+
+
+FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+COMPUTATIONS = {
+    "flash-forward": Computation(flash_forward, (FLASH,)),
+    "flash-backward": Computation(flash_backward, (FLASH, f"{FLASH}_backward")),
+    "math-double-backward": Computation(math_double_backward, ("aten::_scaled_dot_product_attention_math",)),
+    "lse-forward": Computation(lse_forward, ("aten::logsumexp",)),
+    "lse-backward": Computation(lse_backward, ("aten::logsumexp", "LogsumexpBackward0")),
+}
+
+
+def times_ns(run: Run, seconds: float) -> list[int]:
+    run()
+    times = []
+    begin = time.perf_counter()
+    while len(times) < 3 or time.perf_counter() - begin < seconds:
+        start = time.perf_counter_ns()
+        run()
+        times.append(time.perf_counter_ns() - start)
+    return times
+
+
+def called_operators(run: Run) -> set[str]:
+    os.environ.setdefault("KINETO_LOG_LEVEL", "6")  # or the profiler logs that it started, and that there is no GPU
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        run()
+    return {event.key for event in profile.key_averages()}
+
+
+def measure(computation: Computation, shape: Shape, seconds: float) -> dict:
+    run = computation.prepare(shape)
+    times = times_ns(run, seconds)
+    missing = set(computation.operators) - called_operators(run)
+    if missing:
+        sys.exit(f"PyTorch did not call {', '.join(sorted(missing))}")
+    return {
+        "version": torch.__version__,
+        "level": torch.backends.cpu.get_cpu_capability().lower(),
+        "dtype": "f32",
+        "mask": "causal",
+        **shape._asdict(),
+        "threads": torch.get_num_threads(),
+        "operators": computation.operators,
+        "runs": len(times),
+        "median_ns": statistics.median_high(times),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Times a computation of PyTorch on the CPU and prints the result as JSON.")
+    parser.add_argument("computation", choices=COMPUTATIONS)
+    parser.add_argument("--heads", metavar="H", type=int, default=8)
+    parser.add_argument("--length", metavar="N", type=int, default=2048)
+    parser.add_argument("--dim", metavar="D", type=int, default=64)
+    parser.add_argument("--threads", metavar="T", type=int, default=1)
+    parser.add_argument("--seconds", metavar="S", type=float, default=1.0)
+    options = parser.parse_args()
+    torch.manual_seed(0)
+    torch.set_num_threads(options.threads)
+    shape = Shape(options.heads, options.length, options.dim)
+    print(json.dumps(measure(COMPUTATIONS[options.computation], shape, options.seconds), indent=2))
+
+
+if __name__ == "__main__":
+    main()
