@@ -28,7 +28,8 @@ pub struct Options {
     /// How a backward pass is organised.
     pub mode: Mode,
     /// The most bytes of sums of dq that [`Mode::FusedPartials`] may keep: as many heads are worked
-    /// on together as fit, at least those of one key head. The result does not depend on it.
+    /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes
+    /// [`Mode::Separate`] where the least is too much. The result does not depend on it.
     pub partials_budget: usize,
 }
 

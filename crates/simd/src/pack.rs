@@ -14,7 +14,10 @@ use std::ops::Range;
 use wide::f32x4;
 
 /// Elements that one job packs, at least: enough that handing it out costs nothing beside.
-const JOB: usize = 1 << 15;
+pub const JOB: usize = 1 << 15;
+
+/// All by the thread that asks: a task that waited for jobs might be made to begin another.
+pub const ONE_JOB: usize = usize::MAX;
 
 /// A packed matrix.
 #[derive(Debug, Default)]
@@ -47,6 +50,8 @@ pub struct Source<'a, T> {
     pub rows: ArrayView2<'a, T>,
     /// Rows to be read as zeros, if any.
     pub dead: Option<&'a [bool]>,
+    /// Elements that a job packs, at least: [`JOB`], or [`ONE_JOB`] within a task.
+    pub job: usize,
 }
 
 impl<T: Element> Source<'_, T> {
@@ -81,7 +86,7 @@ impl<T: Element> Source<'_, T> {
             transpose(rows, dim, panel, width);
         };
         let panels = packed.panels.par_chunks_exact_mut(panel).enumerate();
-        panels.with_min_len(JOB.div_ceil(panel)).for_each_init(|| vec![0.0; panel], pack);
+        panels.with_min_len(self.job.div_ceil(panel)).for_each_init(|| vec![0.0; panel], pack);
     }
 
     /// Groups of `width` columns, row by row.
@@ -92,9 +97,10 @@ impl<T: Element> Source<'_, T> {
         if packed.panel == 0 {
             return;
         }
-        let rows = JOB.div_ceil(width);
+        let rows = self.job.div_ceil(width).min(len);
         let panels = packed.panels.par_chunks_exact_mut(packed.panel).enumerate();
-        panels.for_each(|(group, panel)| {
+        let least = self.job.div_ceil(packed.panel);
+        panels.with_min_len(least).for_each(|(group, panel)| {
             let cols = group * width..dim.min((group + 1) * width);
             panel.par_chunks_mut(rows * width).enumerate().for_each(|(job, panel)| {
                 for (r, row) in panel.chunks_exact_mut(width).enumerate() {
@@ -117,7 +123,7 @@ impl<T: Element> Source<'_, T> {
                 row.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
             largest >= f32::INFINITY.to_bits() as i32
         };
-        let rows = (0..len).into_par_iter().with_min_len(JOB.div_ceil(dim.max(1)));
+        let rows = (0..len).into_par_iter().with_min_len(self.job.div_ceil(dim.max(1)));
         if !rows.map_init(row, bad).any(|bad| bad) {
             return None;
         }
@@ -175,7 +181,7 @@ mod tests {
 
     fn across(rows: ArrayView2<'_, f32>, width: usize) -> Packed {
         let mut packed = Packed::room(100).unwrap();
-        Source { rows, dead: None }.across_into(width, &mut packed);
+        Source { rows, dead: None, job: 1 }.across_into(width, &mut packed);
         packed
     }
 
@@ -191,7 +197,7 @@ mod tests {
     fn along_groups_columns_and_pads() {
         let matrix = matrix();
         let mut packed = Packed::room(3 * 2 * 5).unwrap();
-        Source { rows: matrix.view(), dead: None }.along_into(2, &mut packed);
+        Source { rows: matrix.view(), dead: None, job: 1 }.along_into(2, &mut packed);
         assert_eq!(packed.from(0)[..4], [0.0, 1.0, 10.0, 11.0]);
         assert_eq!(packed.from(1), [2.0, 0.0, 12.0, 0.0, 22.0, 0.0, 32.0, 0.0, 42.0, 0.0]);
     }
@@ -209,10 +215,10 @@ mod tests {
         matrix[[1, 2]] = f32::NAN;
         matrix[[3, 0]] = f32::INFINITY;
         let rows = matrix.view();
-        let flags = Source { rows, dead: None }.non_finite();
+        let flags = Source { rows, dead: None, job: 1 }.non_finite();
         assert_eq!(flags, Some(vec![false, true, false, true, false]));
         assert!(touches(&flags, 2..4) && !touches(&flags, 2..3));
         let dead = [false, true, false, true, false];
-        assert_eq!(Source { rows, dead: Some(&dead) }.non_finite(), None);
+        assert_eq!(Source { rows, dead: Some(&dead), job: 1 }.non_finite(), None);
     }
 }

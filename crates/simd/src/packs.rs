@@ -5,7 +5,7 @@
 
 use crate::Element;
 use crate::heads::{Cut, key_rows, query_rows, rows_of};
-use crate::pack::{NonFinite, Packed, Source};
+use crate::pack::{JOB, NonFinite, Packed, Source};
 use crate::parallel::reserve;
 use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{ArrayView3, ArrayView4};
@@ -123,7 +123,8 @@ impl<T: Element> Side<'_, T> {
         let mut non_finite = None;
         for (both, Operand { operand, across, along }) in packs.into_iter().zip(&self.operands) {
             let Some(operand) = operand else { continue };
-            let source = Source { rows: rows_of(operand, batch, head, rows.clone()), dead };
+            let rows = rows_of(operand, batch, head, rows.clone());
+            let source = Source { rows, dead, job: JOB };
             if *across {
                 source.across_into(self.widths[0], &mut both.across);
             }
@@ -163,14 +164,19 @@ impl<'a, T: Element> Packing<'a, T> {
         Side { operands: self.keys, widths: [self.cut.cols, self.cut.cols] }
     }
 
-    /// Tiles of queries and of keys, over all heads and sequences.
-    pub fn tiles(&self) -> usize {
+    /// Tiles of queries, and of keys, over all heads and sequences.
+    pub fn tiles(&self) -> (usize, usize) {
         let e = &self.scores.extents;
-        let of = |sequence: &Sequence| {
-            e.query_heads * sequence.queries.div_ceil(self.cut.queries)
-                + e.key_heads * sequence.keys.div_ceil(self.cut.keys)
-        };
-        self.sequences.iter().map(of).sum()
+        let sum = |of: &dyn Fn(&Sequence) -> usize| self.sequences.iter().map(of).sum::<usize>();
+        let queries = sum(&|sequence| sequence.queries.div_ceil(self.cut.queries));
+        let keys = sum(&|sequence| sequence.keys.div_ceil(self.cut.keys));
+        (e.query_heads.saturating_mul(queries), e.key_heads.saturating_mul(keys))
+    }
+
+    /// Tiles of either.
+    pub fn all_tiles(&self) -> usize {
+        let (queries, keys) = self.tiles();
+        queries.saturating_add(keys)
     }
 
     /// Bytes of the rows that one thread packs at a time: a panel across, and the row that it reads.
@@ -178,7 +184,7 @@ impl<'a, T: Element> Packing<'a, T> {
         let queries = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
         let dims = self.keys.iter().chain(&queries).filter_map(|operand| operand.operand);
         let widest = dims.map(|operand| operand.dim().3).max().unwrap_or(0);
-        widest * (self.cut.cols.max(self.cut.rows) + 2) * size_of::<f32>()
+        widest.saturating_mul((self.cut.cols.max(self.cut.rows) + 2) * size_of::<f32>())
     }
 
     /// Bytes of one slot, packed.

@@ -19,10 +19,11 @@ pub struct Waves {
 }
 
 impl Waves {
-    /// Waves of slots of which each is `bytes` and makes `tasks`: as many as fit into [`WAVE`], but
-    /// enough for `threads` threads; one for each is.
+    /// Waves of slots of which each is `bytes` and which all together make `tasks`: as many as fit
+    /// into [`WAVE`], but enough for `threads` threads; one for each is.
     pub fn new(slots: usize, bytes: usize, tasks: usize, threads: usize) -> Self {
-        let busy = threads.min((BUSY * threads).div_ceil(tasks.max(1)));
+        let each = (tasks / slots.max(1)).max(1);
+        let busy = threads.min((BUSY * threads).div_ceil(each));
         Waves { slots, size: busy.max(WAVE / bytes.max(1)).clamp(1, slots.max(1)) }
     }
 
@@ -74,11 +75,11 @@ mod tests {
 
     #[test]
     fn a_wave_fits_the_cache_but_occupies_the_threads() {
-        assert_eq!(Waves::new(64, WAVE / 4, 10, 1).size, 4, "as many as fit");
-        assert_eq!(Waves::new(64, 2 * WAVE, 10, 1).size, 1, "at least one");
-        assert_eq!(Waves::new(64, 2 * WAVE, 10, 8).size, 8, "one for each thread");
-        assert_eq!(Waves::new(64, 2 * WAVE, 64, 8).size, 2, "long sequences make many tasks");
-        assert_eq!(Waves::new(3, 1, 1, 1).size, 3, "no more than there are");
+        assert_eq!(Waves::new(64, WAVE / 4, 640, 1).size, 4, "as many as fit");
+        assert_eq!(Waves::new(64, 2 * WAVE, 640, 1).size, 1, "at least one");
+        assert_eq!(Waves::new(64, 2 * WAVE, 640, 8).size, 8, "one for each thread");
+        assert_eq!(Waves::new(64, 2 * WAVE, 64 * 64, 8).size, 2, "long sequences make many tasks");
+        assert_eq!(Waves::new(3, 1, 3, 1).size, 3, "no more than there are");
         assert_eq!(Waves::new(0, 0, 0, 1).size, 1);
     }
 }

@@ -122,6 +122,15 @@ pub(crate) struct Backward<'a, T> {
     pub bias: Option<&'a ArrayView4<'a, T>>,
 }
 
+/// Which gradients of tensors are wanted.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    dq: bool,
+    dk: bool,
+    dv: bool,
+    dbias: bool,
+}
+
 /// How a pass is cut, and what it works on together.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Course {
@@ -149,8 +158,14 @@ impl<T: Element> Backward<'_, T> {
     pub fn run(&self, out: GradientsMut<'_, T>, options: &Options) -> Result<(), Error> {
         let sequences = self.scores.sequences();
         let cut = Cut::new(self.scores, options)?;
-        let packing = self.packing(&sequences, cut, out.dq.is_some());
-        let course = self.course(&packing, out.dq.is_some(), out.dbias.is_some(), options);
+        let wanted = Wanted {
+            dq: out.dq.is_some(),
+            dk: out.dk.is_some(),
+            dv: out.dv.is_some(),
+            dbias: out.dbias.is_some(),
+        };
+        let packing = self.packing(&sequences, cut, wanted);
+        let course = self.course(&packing, wanted, options);
         let (mut slots, mut sums) = (Vec::new(), Vec::new());
         for _ in 0..course.waves.size {
             slots.push(packing.room()?);
@@ -194,17 +209,25 @@ impl<T: Element> Backward<'_, T> {
         self.values.as_ref().map_or(0, |values| values.v.dim().3)
     }
 
-    fn packing<'s>(&'s self, sequences: &'s [Sequence], cut: Cut, dq: bool) -> Packing<'s, T> {
-        let k = if dq { Operand::both(self.k) } else { Operand::across(self.k) };
+    fn packing<'s>(
+        &'s self,
+        sequences: &'s [Sequence],
+        cut: Cut,
+        Wanted { dq, dk, dv, .. }: Wanted,
+    ) -> Packing<'s, T> {
+        let if_both = |both| if both { Operand::both } else { Operand::across };
+        let k = if_both(dq)(Some(self.k));
         let v = Operand::across(self.values.as_ref().map(|values| values.v));
-        let dout = Operand::both(self.values.as_ref().map(|values| values.dout));
+        let dout = if_both(dv)(self.values.as_ref().map(|values| values.dout));
         let keys = [k, v, Operand::NONE, Operand::NONE];
-        let queries = [Operand::both(self.q), dout, Operand::NONE, Operand::NONE];
+        let queries = [if_both(dk)(Some(self.q)), dout, Operand::NONE, Operand::NONE];
         let queries = Some((queries, self.lse.view()));
         Packing { scores: self.scores, sequences, cut, keys, queries }
     }
 
-    fn course(&self, packing: &Packing<'_, T>, dq: bool, dbias: bool, options: &Options) -> Course {
+    fn course(&self, packing: &Packing<'_, T>, wanted: Wanted, options: &Options) -> Course {
+        let Wanted { dq, dk, dv, dbias } = wanted;
+        let dq = dq && (dk || dv); // alone it is one sweep anyway
         let (cut, slots) = (packing.cut, packing.slots());
         let bytes = |fused| self.sum(packing, fused).saturating_mul(size_of::<f32>());
         // Heads and sequences that share a bias are summed in one order: then all are packed at once.
@@ -218,7 +241,7 @@ impl<T: Element> Backward<'_, T> {
         let waves = if dbias {
             Waves::one(slots)
         } else {
-            let tasks = packing.longest().1.div_ceil(cut.keys);
+            let tasks = packing.tiles().1;
             let bytes = packing.bytes().saturating_add(bytes(fused));
             let waves = Waves::new(slots, bytes, tasks, rayon::current_num_threads());
             if fused { waves.at_most(affordable) } else { waves }
@@ -230,12 +253,14 @@ impl<T: Element> Backward<'_, T> {
     pub fn plan(&self, dq: bool, options: &Options) -> Result<Plan, Error> {
         let sequences = self.scores.sequences();
         let cut = Cut::new(self.scores, options)?;
-        let packing = self.packing(&sequences, cut, dq);
-        let course = self.course(&packing, dq, self.bias.is_some(), options);
+        let (dv, dbias) = (self.values.is_some(), self.bias.is_some());
+        let wanted = Wanted { dq, dk: true, dv, dbias };
+        let packing = self.packing(&sequences, cut, wanted);
+        let course = self.course(&packing, wanted, options);
         let together = course.waves.size;
         let common = Common {
             packed: packing.bytes().saturating_mul(together),
-            tiles: packing.tiles(),
+            tiles: packing.all_tiles(),
             scratch: self.scratch(&course)?.bytes(),
             rows: packing.row_bytes(),
         };

@@ -24,7 +24,7 @@ use crate::heads::{
 };
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{Packed, Source, touches};
+use crate::pack::{ONE_JOB, Packed, Source, touches};
 use crate::packs::{Keys, Operand, Packing};
 use crate::parallel::{for_each, zeroed};
 use crate::plan::{Common, Plan};
@@ -167,7 +167,7 @@ impl<T: Element> Forward<'_, T> {
         let together = self.waves(&packing).size;
         let common = Common {
             packed: packing.bytes().saturating_mul(together),
-            tiles: packing.tiles(),
+            tiles: packing.all_tiles(),
             scratch: Scratch::new(&cut, self.scores.extents.dim, self.width())?.bytes(),
             rows: packing.row_bytes(),
         };
@@ -181,9 +181,12 @@ impl<T: Element> Forward<'_, T> {
     }
 
     fn waves(&self, packing: &Packing<'_, T>) -> Waves {
-        let tiles = packing.longest().0.div_ceil(packing.cut.queries);
-        let tasks = tiles * self.scores.group();
-        Waves::new(packing.slots(), packing.bytes(), tasks, rayon::current_num_threads())
+        Waves::new(
+            packing.slots(),
+            packing.bytes(),
+            packing.tiles().0,
+            rayon::current_num_threads(),
+        )
     }
 
     /// One task per tile of queries, the last tiles first: with a causal mask they see most keys.
@@ -228,6 +231,7 @@ impl<T: Element> Forward<'_, T> {
                 query_start + rows.start..query_start + rows.end,
             ),
             dead: None,
+            job: ONE_JOB,
         };
         let non_finite = source.non_finite().is_some();
         source.across_into(scratch.cut.rows, &mut scratch.q);
@@ -288,10 +292,10 @@ impl Scratch {
         let what = "the scratch of a thread";
         Ok(Scratch {
             cut: *cut,
-            q: Packed::room(cut.queries * dim)?,
+            q: Packed::room(dim.saturating_mul(cut.queries))?,
             m: Aligned::zeros(cut.queries, what)?,
             l: Aligned::zeros(cut.queries * MAX_LANES, what)?,
-            o: Aligned::zeros(cut.queries * stride, what)?,
+            o: Aligned::zeros(stride.saturating_mul(cut.queries), what)?,
             stride,
             s: Aligned::zeros(cut.rows * STRIDE, what)?,
             tanh: Aligned::zeros(cut.rows * STRIDE, what)?,

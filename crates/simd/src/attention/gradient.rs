@@ -84,6 +84,8 @@ impl Scratch {
         let what = "the scratch of a thread";
         let tile = || Aligned::zeros(cut.queries * STRIDE, what);
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
+        let sum =
+            |dim: usize| Aligned::zeros(dim.next_multiple_of(cut.cols).saturating_mul(rows), what);
         let share = |_| {
             let visible = vec![false; cut.queries * MAX_KEYS];
             Ok(Share { ds: tile()?, visible, strips: vec![None; cut.queries / cut.rows] })
@@ -93,8 +95,8 @@ impl Scratch {
             p: tile()?,
             tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
             shares: (0..shares).map(share).collect::<Result<_, Error>>()?,
-            wide: Aligned::zeros(rows * dim.next_multiple_of(cut.cols), what)?,
-            values: Aligned::zeros(rows * value_dim.next_multiple_of(cut.cols), what)?,
+            wide: sum(dim)?,
+            values: sum(value_dim)?,
             bias: if dbias { tile()? } else { Aligned::default() },
         })
     }
@@ -184,6 +186,8 @@ impl Pair<'_> {
             }
         }
         for edge in strip.edges() {
+            let lse = &self.queries.lse[start..start + I::Tile::ROWS];
+            blind(lse, visible, &edge);
             select([&mut *p, &mut *ds], visible, &edge, I::Tile::ROWS);
         }
         Some(strip)
@@ -219,6 +223,16 @@ pub(super) fn clear<const W: usize>(
         }
         let seen = cols.start..cols.end.min(MAX_KEYS);
         visible[r * MAX_KEYS..][seen].fill(false);
+    }
+}
+
+/// Rows that saw no key see none: as zeros their scores with keys that are not finite would be NaN.
+pub(super) fn blind(lse: &[f32], visible: &mut [bool], cols: &Range<usize>) {
+    if cols.is_empty() {
+        return;
+    }
+    for (r, _) in lse.iter().enumerate().filter(|&(_, &lse)| lse == f32::INFINITY) {
+        visible[r * MAX_KEYS..][cols.clone()].fill(false);
     }
 }
 

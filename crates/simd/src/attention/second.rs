@@ -169,7 +169,8 @@ impl<T: Element> Second<'_, T> {
             let [k, v, ddk, ddv] = keys;
             let keys =
                 [Operand::across(k), Operand::along(v), Operand::across(ddk), Operand::along(ddv)];
-            (keys, queries.map(Operand::across))
+            let [q, _, ddq, _] = queries.map(Operand::across);
+            (keys, [q, Operand::NONE, ddq, Operand::NONE])
         } else {
             (keys.map(Operand::both), queries.map(Operand::both))
         };
@@ -179,13 +180,12 @@ impl<T: Element> Second<'_, T> {
 
     fn course(&self, packing: &Packing<'_, T>, gbias: bool) -> Course {
         let cut = packing.cut;
-        let tasks = packing.longest().1.div_ceil(cut.keys);
         let waves = match gbias {
             // Heads and sequences that share a bias are summed in one order.
             true => Waves::one(packing.slots()),
             false => {
                 let threads = rayon::current_num_threads();
-                Waves::new(packing.slots(), packing.bytes(), tasks, threads)
+                Waves::new(packing.slots(), packing.bytes(), packing.tiles().1, threads)
             }
         };
         Course { cut, gbias, waves }
@@ -200,7 +200,7 @@ impl<T: Element> Second<'_, T> {
         let together = course.waves.size;
         let common = Common {
             packed: packing.bytes().saturating_mul(together),
-            tiles: packing.tiles(),
+            tiles: packing.all_tiles(),
             scratch: self.scratch(&course)?.bytes(),
             rows: packing.row_bytes(),
         };

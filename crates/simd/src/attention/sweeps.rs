@@ -2,7 +2,7 @@
 
 use super::backward::{Backward, Course};
 use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch, ShareTile};
-use super::turns::{Seen, Turns};
+use super::turns::{Guard, Seen, Turns};
 use crate::aligned::Aligned;
 use crate::heads::{
     Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, places, query_tiles,
@@ -191,6 +191,7 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
             scratch.values.fill(0.0);
             let wanted = (dk.is_some(), dv.is_some());
             let turns = turns.as_ref().map(|turns| &turns[slot - self.first][..]);
+            let _guard = Guard(turns);
             self.key_tile(slot, &cols, wanted, turns, scratch);
             let (dim, value_dim) = (self.stride(e.dim), self.stride(self.pass.value_dim()));
             let scale = self.pass.scores.scale() as f32;
@@ -212,8 +213,8 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
     ) {
         let (cut, level) = (self.course.cut, self.options.level);
         let shares = self.course.shares();
-        let mut ahead = VecDeque::with_capacity(shares);
-        let mut computed = 0;
+        let mut ahead: VecDeque<(&Turns<'_, '_, T>, Seen<'_>, usize)> =
+            VecDeque::with_capacity(shares);
         for (head, pair) in self.pairs(slot).into_iter().enumerate() {
             let queries = pair.rule.sequence.queries;
             let tiles = queries.div_ceil(cut.queries);
@@ -222,11 +223,12 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
                 if !seen.sees(cols) {
                     continue;
                 }
-                let share = computed % shares;
+                // The first that is free: mostly the one that is still in the cache.
+                let free = |share: &usize| ahead.iter().all(|(_, _, taken)| taken != share);
+                let share = (0..shares).find(free).unwrap_or(0);
                 let (rows, keys, dq) = (seen.rows.clone(), cols.clone(), turns.is_some());
                 KeyTile { pair, rows, cols: keys, dk, dv, dq, share, scratch }.run_at(level);
                 let Some(turns) = turns else { continue };
-                computed += 1;
                 ahead.push_back((&turns[head * tiles + number], seen, share));
                 // The room of the oldest is wanted next.
                 self.pass_on(&mut ahead, shares - 1, cols, scratch);

@@ -60,7 +60,7 @@ impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
     pub fn new(seen: &Seen<'_>, sum: &'t mut [f32], mut dq: ArrayViewMut2<'o, T>) -> Self {
         let next = seen.next(0);
         if next.is_none() {
-            dq.fill(T::ZERO);
+            dq.fill(T::from_f32(0.0 * seen.pair.rule.scale)); // as if it had been summed
         }
         Turns { state: Mutex::new(State { next, fresh: true, sum, dq }), passed: Condvar::new() }
     }
@@ -75,17 +75,40 @@ impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
         wait: bool,
     ) -> Option<Turn<'g, 't, 'o, 'p, T>> {
         let early = |state: &mut State<'t, 'o, T>| state.next.is_some_and(|next| next < cols.start);
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if early(&mut state) {
-            if !wait {
+        let mut state = if wait {
+            let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+            self.passed.wait_while(state, early).unwrap_or_else(PoisonError::into_inner)
+        } else {
+            // Who holds it is adding to it.
+            let mut state = self.state.try_lock().ok()?;
+            if early(&mut state) {
                 return None;
             }
-            state = self.passed.wait_while(state, early).unwrap_or_else(PoisonError::into_inner);
-        }
+            state
+        };
         if std::mem::take(&mut state.fresh) {
             state.sum.fill(0.0);
         }
         Some(Turn { state, passed: &self.passed, seen, end: cols.end, stride })
+    }
+}
+
+impl<T> Turns<'_, '_, T> {
+    /// Lets everybody pass who waits for a tile that will not come.
+    pub fn abandon(&self) {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner).next = None;
+        self.passed.notify_all();
+    }
+}
+
+/// If a task panics, abandons the sums that others wait for: the panic is to reach the caller.
+pub(super) struct Guard<'g, 't, 'o, T>(pub Option<&'g [Turns<'t, 'o, T>]>);
+
+impl<T> Drop for Guard<'_, '_, '_, T> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            self.0.into_iter().flatten().for_each(Turns::abandon);
+        }
     }
 }
 

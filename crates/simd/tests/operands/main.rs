@@ -1,6 +1,7 @@
 //! What the public functions make of their operands. One program, because every program of its own
 //! would compile every kernel again.
 
+mod blind;
 mod common;
 mod errors;
 mod modes;

@@ -21,7 +21,7 @@
 //! (D12), `BiasTile` X to gbias (D15).
 
 use crate::aligned::Aligned;
-use crate::attention::gradient::{clear, select};
+use crate::attention::gradient::{blind, clear, select};
 use crate::element::Matrix;
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Rule};
@@ -104,7 +104,10 @@ impl Scratch {
         let block = || Aligned::zeros(cut.rows * STRIDE, "the scratch of a thread");
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
         let sum = |rows: usize, dim: usize| {
-            Aligned::zeros(rows * dim.next_multiple_of(cut.cols), "the scratch of a thread")
+            Aligned::zeros(
+                dim.next_multiple_of(cut.cols).saturating_mul(rows),
+                "the scratch of a thread",
+            )
         };
         Ok(Scratch {
             cut: *cut,
@@ -228,6 +231,12 @@ impl Pair<'_> {
         Some(strip)
     }
 
+    /// lse of a block's rows.
+    #[inline(always)]
+    fn lse<I: Isa>(&self, place: &Place) -> &[f32] {
+        &self.queries.lse[place.rows.start..place.rows.start + I::Tile::ROWS]
+    }
+
     /// P and P ⊙ U of a block.
     #[inline(always)]
     pub fn means<I: Isa>(&self, isa: I, place: &Place, scratch: &mut Scratch) -> Option<Strip> {
@@ -244,8 +253,9 @@ impl Pair<'_> {
                 (weight * I::F32::load(isa, u)).store(u);
             }
         }
-        let visible = &scratch.visible[place.first * MAX_KEYS..];
+        let visible = &mut scratch.visible[place.first * MAX_KEYS..];
         for edge in strip.edges() {
+            blind(self.lse::<I>(place), visible, &edge);
             select([&mut *p, &mut *u], visible, &edge, I::Tile::ROWS);
         }
         Some(strip)
@@ -265,7 +275,8 @@ impl Pair<'_> {
         let strip = self.scores(isa, place, scratch);
         let here = place.first * STRIDE..(place.first + I::Tile::ROWS) * STRIDE;
         let Scratch { p, p_dot, ds, x, tanh, u0, visible, .. } = scratch;
-        let [p, p_dot, ds, x] = [p, p_dot, ds, x].map(|tile| &mut tile[here.clone()]);
+        let (p, p_dot) = (&mut p[here.clone()], &mut p_dot[here.clone()]);
+        let (ds, x) = (&mut ds[here.clone()], &mut x[here]);
         let visible = &mut visible[place.first * MAX_KEYS..];
         let end = place.cols.len().next_multiple_of(I::Tile::COLS);
         let Some(strip) = strip else {
@@ -307,6 +318,7 @@ impl Pair<'_> {
             }
         }
         for edge in strip.edges() {
+            blind(self.lse::<I>(place), visible, &edge);
             let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
             select(weights, visible, &edge, I::Tile::ROWS);
         }
