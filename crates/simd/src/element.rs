@@ -23,7 +23,17 @@ impl Matrix<'_> {
             cols: Range<usize>,
             sum: &mut [f32],
         ) {
-            sum.iter_mut().zip(rows.slice(s![i, cols])).for_each(|(sum, x)| *sum += x.to_f32());
+            let row = rows.slice(s![i, cols]);
+            let Some(row) = row.as_slice() else {
+                sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
+                return;
+            };
+            let mut part = [0.0; 64];
+            for (sum, row) in sum.chunks_mut(64).zip(row.chunks(64)) {
+                let part = &mut part[..row.len()];
+                T::read(row, part);
+                sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += *x);
+            }
         }
         match self {
             Matrix::F32(rows) => add(rows, i, cols, sum),

@@ -15,12 +15,13 @@ pub const MAX_ROWS: usize = 16;
 pub struct Strip {
     /// The columns, from the tile's first; register blocks wide. Nothing beside them is visible.
     pub cols: Range<usize>,
-    /// Those of them in which every pair is visible.
+    /// Those of them in which the mask allows every pair.
     open: Range<usize>,
 }
 
 impl Strip {
-    /// The columns in which a pair may be invisible: only there `visible` was written.
+    /// The columns in which the mask may forbid a pair: only there `visible` was written. Beside them
+    /// a bias may still make a score −∞, whose weight is 0 as its operands are finite.
     pub fn edges(&self) -> [Range<usize>; 2] {
         [self.cols.start..self.open.start, self.open.end..self.cols.end]
     }
@@ -66,6 +67,8 @@ pub fn score_block<I: Isa>(
     let width = I::Tile::COLS;
     let strip = strip(rule, &rows, &cols, width, careful)?;
     let scale = I::F32::splat(isa, rule.scale);
+    // Whether the scores are not final when they leave the registers.
+    let later = rule.softcap.is_some() || rule.bias.is_some();
     for column in strip.cols.clone().step_by(width) {
         let mut tile = I::Tile::zero(isa);
         tile.add_panel(isa, factors.q, &factors.k[column * dim..], dim);
@@ -74,12 +77,20 @@ pub fn score_block<I: Isa>(
             |s| s * scale,
         );
         tile.store(&mut block.s[column..], STRIDE); // (F1)
-        if rule.softcap.is_none() && strip.open.contains(&column) {
+        if !later && strip.open.contains(&column) {
             tile.row_max(max);
         }
     }
     if let Some(cap) = rule.softcap {
         cap_scores(isa, cap, &strip.cols, block);
+    }
+    if let Some(bias) = &rule.bias {
+        let keys = cols.start + strip.open.start..cols.start + strip.open.end;
+        for (i, row) in rows.clone().zip(block.s.chunks_mut(STRIDE)) {
+            bias.add_row(i, keys.clone(), &mut row[strip.open.clone()]); // (F2)
+        }
+    }
+    if later {
         memory_max(isa, &strip.open, block.s, max);
     }
     for edge in strip.edges() {
@@ -125,7 +136,7 @@ fn strip(
             open.end = (open.start..open.end).find(|&p| cover(p) != Cover::All).unwrap_or(open.end);
         }
     }
-    if careful || rule.bias.is_some() || open.is_empty() {
+    if careful || open.is_empty() {
         open = first..first;
     }
     let columns = |panels: Range<usize>| panels.start * width..panels.end * width;

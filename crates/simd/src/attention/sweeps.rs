@@ -11,7 +11,7 @@ use crate::packs::{Packing, Slot};
 use crate::parallel::for_each;
 use crate::tile::STRIDE;
 use crate::{Element, Options};
-use etalon_problem::{Error, Scores, Sequence};
+use etalon_problem::{Error, Scores, Sequence, Sequences};
 use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
@@ -267,7 +267,9 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
 
     /// dbias, one task per tile of its rows. The wave holds every slot.
     pub fn bias_sweep(&self, mut dbias: ArrayViewMut4<'_, T>) -> Result<(), Error> {
-        dbias.fill(T::ZERO);
+        if self.pass.scores.sequences != Sequences::Dense {
+            dbias.fill(T::ZERO); // what belongs to no sequence
+        }
         let e = &self.pass.scores.extents;
         let (cut, sequences) = (self.course.cut, self.packing.sequences);
         let share = self.pass.scores.group();

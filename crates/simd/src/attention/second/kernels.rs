@@ -195,7 +195,9 @@ impl Pair<'_> {
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let mut block = Block { s, tanh, visible };
         let (rows, cols) = (place.rows.clone(), place.cols.clone());
-        let strip = score_block(isa, factors, rows, cols, place.careful, &mut block, &mut max)?;
+        // ddbias may be anything where the bias is −∞.
+        let careful = place.careful || self.ddbias.is_some();
+        let strip = score_block(isa, factors, rows, cols, careful, &mut block, &mut max)?;
         let scale = I::F32::splat(isa, self.rule.scale);
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let mut tile = I::Tile::zero(isa);

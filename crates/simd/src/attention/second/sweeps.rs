@@ -13,7 +13,7 @@ use crate::parallel::for_each;
 use crate::products::dot;
 use crate::tile::STRIDE;
 use crate::{Element, Options};
-use etalon_problem::{Error, Scores, Sequence};
+use etalon_problem::{Error, Scores, Sequence, Sequences};
 use ndarray::{
     ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4, s,
 };
@@ -302,7 +302,9 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         mut gbias: ArrayViewMut4<'_, T>,
         statistics: &[Vec<Statistics>],
     ) -> Result<(), Error> {
-        gbias.fill(T::ZERO);
+        if self.pass.scores.sequences != Sequences::Dense {
+            gbias.fill(T::ZERO); // what belongs to no sequence
+        }
         let e = &self.pass.scores.extents;
         let (cut, sequences) = (self.course.cut, self.packing.sequences);
         let share = self.pass.scores.group();
