@@ -113,16 +113,18 @@ fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
 /// The largest share of elements that may be unable to tell right from wrong.
 const BLUNT: f64 = 0.2;
 
-/// As many may be anyhow: a number that happens to cancel says nothing about its bound.
-const FEW: f64 = 1.0;
+/// An output of so few numbers has one for each head, the sum of everything that the head did: half
+/// of them may cancel, and one number alone.
+const FEW: usize = 4;
 
 /// Whether the bounds could notice anything: at most a fifth of the elements of every output may
-/// have a bound above a tenth of their row's scale, or one of them. For generic inputs; others may
-/// be blunt on purpose. The error says which output is not informative.
+/// have a bound above a tenth of their row's scale, of [`FEW`] at most half. For generic inputs;
+/// others may be blunt on purpose. The error says which output is not informative.
 pub fn informative(bounds: &Bounds) -> Result<(), String> {
     for (name, bound) in &bounds.outputs {
         let (sharp, all) = sharpness(bound);
-        if (all - sharp) as f64 > (BLUNT * all as f64).max(FEW) {
+        let few = if all <= FEW { (all / 2).max(1) } else { 1 };
+        if (all - sharp) as f64 > (BLUNT * all as f64).max(few as f64) {
             return Err(format!(
                 "only {sharp} of {all} elements of {name} have a bound of at most a tenth of \
                  their row's scale"

@@ -10,7 +10,7 @@ use etalon_problem::Extents;
 pub const LATTICE: [usize; 16] = [1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 71, 97];
 
 /// Head dimensions in use and at the edges of registers.
-pub const DIMS: [usize; 13] = [1, 2, 8, 20, 33, 40, 64, 72, 80, 96, 128, 192, 256];
+pub const DIMS: [usize; 14] = [1, 2, 8, 20, 33, 40, 64, 72, 80, 96, 128, 192, 256, 512];
 
 /// Query and key heads: groups of 1, 2, 3, 7, 8, and several key heads, so that `h / group` and
 /// `h % Hk` differ.

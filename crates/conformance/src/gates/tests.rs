@@ -101,6 +101,9 @@ fn blunt_bounds_are_not_informative() {
     let text = informative(&bounds(&[1.0; 10], &blunt)).unwrap_err();
     assert!(text.starts_with("only 7 of 10 elements of o"), "{text}");
     assert_eq!(informative(&bounds(&[1.0], &[1.0])), Ok(()), "a single number may cancel");
+    assert_eq!(informative(&bounds(&[1.0; 4], &[0.1, 1.0, 1.0, 0.1])), Ok(()), "half of few may");
+    assert!(informative(&bounds(&[1.0; 4], &[1.0, 1.0, 1.0, 0.1])).is_err());
+    assert!(informative(&bounds(&[1.0; 5], &[1.0, 0.1, 1.0, 0.1, 0.1])).is_err());
 }
 
 #[test]

@@ -230,7 +230,7 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
                 KeyTile { pair, rows, cols: keys, dk, dv, dq, share, scratch }.run_at(level);
                 let Some(turns) = turns else { continue };
                 ahead.push_back((&turns[head * tiles + number], seen, share));
-                // The room of the oldest is wanted next.
+                // One has to be free for what is computed next.
                 self.pass_on(&mut ahead, shares - 1, cols, scratch);
             }
         }
