@@ -118,7 +118,7 @@ const BLUNT: f64 = 0.2;
 const FEW: usize = 4;
 
 /// Whether the bounds could notice anything: at most a fifth of the elements of every output may
-/// have a bound above a tenth of their row's scale, of [`FEW`] at most half. For generic inputs;
+/// have a bound above a tenth of their row's scale; of up to four, half. For generic inputs;
 /// others may be blunt on purpose. The error says which output is not informative.
 pub fn informative(bounds: &Bounds) -> Result<(), String> {
     for (name, bound) in &bounds.outputs {
