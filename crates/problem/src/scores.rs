@@ -32,10 +32,6 @@ pub struct BiasExtents {
     pub heads: usize,
 }
 
-/// The most batch elements, and the most heads: lists are made of them even where every tensor is
-/// empty.
-const MOST: usize = 1 << 24;
-
 /// The scores S of attention and which of them count: equations (F1) and (F2) of
 /// `docs/attention.md`.
 #[derive(Debug, Clone, PartialEq)]
@@ -124,11 +120,6 @@ impl Scores {
         for (name, extent) in [("key_heads", e.key_heads), ("dim", e.dim)] {
             if extent == 0 {
                 return Err(Error::value(name, "at least 1", extent));
-            }
-        }
-        for (name, extent) in [("batch", e.batch), ("query_heads", e.query_heads)] {
-            if extent > MOST {
-                return Err(Error::value(name, format!("at most {MOST}"), extent));
             }
         }
         if !e.query_heads.is_multiple_of(e.key_heads) {

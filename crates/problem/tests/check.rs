@@ -75,7 +75,7 @@ fn shapes_that_cannot_be_addressed() {
         with(|e| e.queries = usize::MAX),
         with(|e| e.keys = usize::MAX),
         with(|e| e.dim = usize::MAX),
-        with(|e| (e.batch, e.queries) = (1 << 20, 1 << 44)),
+        with(|e| (e.batch, e.queries) = (1 << 32, 1 << 32)),
         // Nothing is to be computed, but the shapes must still be representable.
         with(|e| (e.batch, e.queries, e.dim) = (0, 1 << 40, 1 << 40)),
         // q and k fit, the bias does not.
@@ -90,11 +90,6 @@ fn shapes_that_cannot_be_addressed() {
             other => panic!("{:?} gave {other:?}", problem.scores.extents),
         }
     }
-    // Empty tensors of any shape fit, but not the lists that are made of batch elements and heads.
-    let lists = with(|e| (e.batch, e.queries, e.keys) = (1 << 58, 0, 0));
-    refused(lists, "batch", &(1u64 << 58).to_string());
-    let lists = with(|e| (e.query_heads, e.key_heads, e.batch) = (1 << 58, 1, 0));
-    refused(lists, "query_heads", &(1u64 << 58).to_string());
     // Only v and o are too large: attention_lse has neither.
     let wide = attention().value_dim(usize::MAX);
     assert!(wide.check().is_err());

@@ -11,6 +11,7 @@ pub use double_backward::{double_backward, double_backward_into, jvp, jvp_into};
 pub use forward::{forward, forward_into};
 pub use plan::plan;
 
+use crate::heads::check_lists;
 use etalon_problem::{AttentionLse, Error, Scores};
 use ndarray::{
     Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4, ArrayViewMut1, ArrayViewMut3,
@@ -63,6 +64,7 @@ pub(crate) fn check_scores<T>(
     sinks: Option<&ArrayView1<'_, f32>>,
     bias: Option<&ArrayView4<'_, T>>,
 ) -> Result<(), Error> {
+    check_lists(scores)?;
     Error::expect_shape("q", &scores.q_shape(), q.shape())?;
     Error::expect_shape("k", &scores.k_shape(), k.shape())?;
     Error::expect_presence("sinks", "sinks", scores.sinks, sinks.is_some())?;

@@ -15,6 +15,21 @@ use std::ops::Range;
 /// The most queries in a tile: more would only push its scores out of the cache.
 const MAX_QUERIES: usize = 1024;
 
+/// The most batch elements, and the most heads: lists are made of them even where every tensor is
+/// empty.
+const MOST: usize = 1 << 24;
+
+/// Fails if there are more batch elements or heads than lists are made of.
+pub fn check_lists(scores: &Scores) -> Result<(), Error> {
+    let e = &scores.extents;
+    for (name, extent) in [("batch", e.batch), ("query_heads", e.query_heads)] {
+        if extent > MOST {
+            return Err(Error::value(name, format!("at most {MOST} in the simd tier"), extent));
+        }
+    }
+    Ok(())
+}
+
 /// The blocking that was measured to be best, or within 3 % of it, for the forward pass and for the
 /// backward pass with partials at D = 64 and 128 on AVX-512: a tile of keys and values stays in the
 /// L2 cache while the register blocks of the queries pass over it.

@@ -3,6 +3,7 @@
 use super::backward::{self, Backward};
 use super::forward::{Forward, Values};
 use super::second::{self, Direction, Second};
+use crate::heads::check_lists;
 use crate::plan::{Plan, unwritten};
 use crate::{Element, Options};
 use etalon_problem::{Attention, Error, Pass};
@@ -13,6 +14,7 @@ use ndarray::arr0;
 pub fn plan<T: Element>(problem: &Attention, pass: Pass, options: &Options) -> Result<Plan, Error> {
     problem.check()?;
     let scores = &problem.scores;
+    check_lists(scores)?;
     let (zero, number) = (arr0(T::ZERO), arr0(0.0f32));
     let q = &unwritten(&zero, scores.q_shape(), "q")?;
     let k = &unwritten(&zero, scores.k_shape(), "k")?;

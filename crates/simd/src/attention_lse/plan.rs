@@ -3,6 +3,7 @@
 use crate::attention::Backward;
 use crate::attention::forward::{Forward, Values};
 use crate::attention::second::{Direction, Second};
+use crate::heads::check_lists;
 use crate::plan::{Plan, unwritten};
 use crate::{Element, Mode, Options};
 use etalon_problem::{AttentionLse, Error, Pass};
@@ -17,6 +18,7 @@ pub fn plan<T: Element>(
 ) -> Result<Plan, Error> {
     problem.check()?;
     let scores = &problem.scores;
+    check_lists(scores)?;
     let (zero, number) = (arr0(T::ZERO), arr0(0.0f32));
     let q = &unwritten(&zero, scores.q_shape(), "q")?;
     let k = &unwritten(&zero, scores.k_shape(), "k")?;

@@ -1,7 +1,7 @@
 //! Bad operands and options get an error that names them, and nothing is written.
 
 use crate::common::{Operands, everything};
-use etalon_problem::{Attention, AttentionLse, Blocking, Error, Extents};
+use etalon_problem::{Attention, AttentionLse, Blocking, Error, Extents, Pass};
 use etalon_simd::{Options, attention, attention_lse};
 use ndarray::{Array3, Array4};
 
@@ -58,6 +58,25 @@ fn a_result_too_large_for_memory_is_an_error() {
     let inputs = attention::Inputs::new(q, one.view(), one.view());
     let error = attention::forward(&problem, &inputs, &Options::default());
     assert!(matches!(error, Err(Error::Memory { .. })), "{error:?}");
+}
+
+#[test]
+fn more_heads_than_lists_are_made_of_are_an_error() {
+    // Tensors without rows take no memory, whatever their shape.
+    for (name, batch, query_heads) in [("batch", 1 << 58, 1), ("query_heads", 1, 1 << 58)] {
+        let extents = Extents { batch, query_heads, key_heads: 1, queries: 0, keys: 0, dim: 1 };
+        let problem = Attention::new(extents);
+        let empty = Array4::<f32>::zeros([1, 1, 0, 1]);
+        let q = empty.broadcast(problem.scores.q_shape()).unwrap();
+        let k = empty.broadcast(problem.scores.k_shape()).unwrap();
+        let inputs = attention::Inputs::new(q, k, k);
+        let wanted =
+            format!("`{name}` must be at most 16777216 in the simd tier, found {}", 1u64 << 58);
+        let error = attention::forward(&problem, &inputs, &Options::default()).unwrap_err();
+        assert_eq!(error.to_string(), wanted);
+        let error = attention::plan::<f32>(&problem, Pass::Backward, &Options::default());
+        assert_eq!(error.unwrap_err().to_string(), wanted);
+    }
 }
 
 #[test]
