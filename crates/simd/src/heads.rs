@@ -31,7 +31,7 @@ pub fn check_lists(scores: &Scores) -> Result<(), Error> {
 }
 
 /// The blocking that was measured to be best, or within 3 % of it, for the forward pass and for the
-/// backward pass with partials at D = 64 and 128 on AVX-512: a tile of keys and values stays in the
+/// fused backward pass at D = 64 and 128 on AVX-512: a tile of keys and values stays in the
 /// L2 cache while the register blocks of the queries pass over it.
 const DEFAULT: Blocking = Blocking { queries: 192, keys: 192 };
 

@@ -7,6 +7,7 @@ use crate::Element;
 use crate::heads::{Cut, key_rows, query_rows, rows_of};
 use crate::pack::{JOB, NonFinite, Packed, Source};
 use crate::parallel::reserve;
+use crate::plan::Buffer;
 use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{ArrayView3, ArrayView4};
 use rayon::prelude::*;
@@ -137,6 +138,9 @@ impl<T: Element> Side<'_, T> {
     }
 }
 
+/// Bytes of the lists that are kept for every tile: where its results go, and whose turn it is.
+const TILE: usize = 768;
+
 /// Everything that a pass packs.
 pub struct Packing<'a, T> {
     pub scores: &'a Scores,
@@ -164,6 +168,10 @@ impl<'a, T: Element> Packing<'a, T> {
         Side { operands: self.keys, widths: [self.cut.cols, self.cut.cols] }
     }
 
+    fn query_side(&self, operands: [Operand<'a, T>; 4]) -> Side<'a, T> {
+        Side { operands, widths: [self.cut.rows, self.cut.cols] }
+    }
+
     /// Tiles of queries, and of keys, over all heads and sequences.
     pub fn tiles(&self) -> (usize, usize) {
         let e = &self.scores.extents;
@@ -173,14 +181,22 @@ impl<'a, T: Element> Packing<'a, T> {
         (e.query_heads.saturating_mul(queries), e.key_heads.saturating_mul(keys))
     }
 
-    /// Tiles of either.
-    pub fn all_tiles(&self) -> usize {
+    /// The buffers that every pass has, with `together` slots and so many bytes of scratch a thread.
+    pub fn buffers(&self, together: usize, scratch: usize) -> Vec<Buffer> {
+        let threads = rayon::current_num_threads();
         let (queries, keys) = self.tiles();
-        queries.saturating_add(keys)
+        let buffer =
+            |name, number: usize, each| Buffer { name, bytes: number.saturating_mul(each) };
+        vec![
+            buffer("packed operands", together, self.bytes()),
+            buffer("scratch of the threads", threads, scratch),
+            buffer("rows on the way", threads, self.row_bytes()),
+            buffer("lists of tiles", queries.saturating_add(keys), TILE),
+        ]
     }
 
     /// Bytes of the rows that one thread packs at a time: a panel across, and the row that it reads.
-    pub fn row_bytes(&self) -> usize {
+    fn row_bytes(&self) -> usize {
         let queries = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
         let dims = self.keys.iter().chain(&queries).filter_map(|operand| operand.operand);
         let widest = dims.map(|operand| operand.dim().3).max().unwrap_or(0);
@@ -195,7 +211,7 @@ impl<'a, T: Element> Packing<'a, T> {
         };
         let mut elements = sum(self.key_side().elements(keys));
         if let Some((operands, _)) = self.queries {
-            let side = Side { operands, widths: [self.cut.rows, self.cut.cols] };
+            let side = self.query_side(operands);
             let head = sum(side.elements(queries)).saturating_add(2 * self.padded(queries));
             elements = elements.saturating_add(head.saturating_mul(self.scores.group()));
         }
@@ -214,8 +230,8 @@ impl<'a, T: Element> Packing<'a, T> {
         let mut slot =
             Slot { keys: Keys { k, v, ddk, ddv, non_finite: None }, queries: Vec::new() };
         if let Some((operands, _)) = self.queries {
+            let side = self.query_side(operands);
             for _ in 0..self.scores.group() {
-                let side = Side { operands, widths: [self.cut.rows, self.cut.cols] };
                 let [q, dout, ddq, cot_o] = side.room(queries)?;
                 let [lse, delta] =
                     [(); 2].map(|()| reserve(self.padded(queries), "numbers of rows"));
@@ -256,7 +272,7 @@ impl<'a, T: Element> Packing<'a, T> {
             lse.push(if here == f32::NEG_INFINITY { f32::INFINITY } else { here });
         }
         lse.resize(self.padded(sequence.queries), f32::INFINITY);
-        let side = Side { operands, widths: [self.cut.rows, self.cut.cols] };
+        let side = self.query_side(operands);
         let rows = (sequence.batch, head, rows);
         *non_finite = side.pack([q, dout, ddq, cot_o], rows, dead.as_deref());
     }

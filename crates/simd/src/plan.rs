@@ -38,34 +38,6 @@ impl Plan {
     }
 }
 
-/// Bytes of the lists that are kept for every tile: where its results go, and whose turn it is.
-const TILE: usize = 768;
-
-/// The buffers that every pass has.
-pub(crate) struct Common {
-    /// Bytes of packed operands.
-    pub packed: usize,
-    /// Tiles of queries and of keys, over all heads and sequences.
-    pub tiles: usize,
-    /// Bytes of the scratch of one thread.
-    pub scratch: usize,
-    /// Bytes of the rows that one thread packs at a time.
-    pub rows: usize,
-}
-
-impl Common {
-    pub fn buffers(&self) -> Vec<Buffer> {
-        let threads = rayon::current_num_threads();
-        let buffer = |name, bytes: usize| Buffer { name, bytes };
-        vec![
-            buffer("packed operands", self.packed),
-            buffer("scratch of the threads", threads.saturating_mul(self.scratch)),
-            buffer("rows on the way", threads.saturating_mul(self.rows)),
-            buffer("lists of tiles", self.tiles.saturating_mul(TILE)),
-        ]
-    }
-}
-
 /// An operand that is not there yet: zeros of its shape, all the same element.
 pub(crate) fn unwritten<'a, A: Zeroable, D: IntoDimension>(
     zero: &'a Array0<A>,

@@ -18,7 +18,7 @@ use crate::aligned::Aligned;
 use crate::heads::Cut;
 use crate::pack::read_row;
 use crate::packs::{Operand, Packing, Slot};
-use crate::plan::{Buffer, Common, Plan};
+use crate::plan::{Buffer, Plan};
 use crate::products::dot;
 use crate::waves::Waves;
 use crate::{Element, Mode, Options};
@@ -258,13 +258,8 @@ impl<T: Element> Backward<'_, T> {
         let packing = self.packing(&sequences, cut, wanted);
         let course = self.course(&packing, wanted, options);
         let together = course.waves.size;
-        let common = Common {
-            packed: packing.bytes().saturating_mul(together),
-            tiles: packing.all_tiles(),
-            scratch: self.scratch(&course)?.bytes(),
-            rows: packing.row_bytes(),
-        };
-        let mut buffers = common.buffers();
+        let scratch = self.scratch(&course)?.bytes();
+        let mut buffers = packing.buffers(together, scratch);
         if course.fused {
             let bytes = self.sum(&packing, true).saturating_mul(together * size_of::<f32>());
             buffers.push(Buffer { name: "sums of dq", bytes });

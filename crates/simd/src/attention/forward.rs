@@ -27,7 +27,7 @@ use crate::level::compiled_here;
 use crate::pack::{ONE_JOB, Packed, Source, touches};
 use crate::packs::{Keys, Operand, Packing};
 use crate::parallel::{for_each, zeroed};
-use crate::plan::{Common, Plan};
+use crate::plan::Plan;
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
@@ -165,18 +165,13 @@ impl<T: Element> Forward<'_, T> {
         let cut = Cut::new(self.scores, options)?;
         let packing = self.packing(&sequences, cut);
         let together = self.waves(&packing).size;
-        let common = Common {
-            packed: packing.bytes().saturating_mul(together),
-            tiles: packing.all_tiles(),
-            scratch: Scratch::new(&cut, self.scores.extents.dim, self.width())?.bytes(),
-            rows: packing.row_bytes(),
-        };
+        let scratch = Scratch::new(&cut, self.scores.extents.dim, self.width())?.bytes();
         Ok(Plan {
             blocking: cut.blocking(),
             mode: None,
             products: if self.width() == 0 { 1 } else { 2 },
             together,
-            buffers: common.buffers(),
+            buffers: packing.buffers(together, scratch),
         })
     }
 

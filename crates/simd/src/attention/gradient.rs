@@ -120,8 +120,8 @@ impl Pair<'_> {
     }
 
     /// P and ds of the register block that begins at row `first` of a tile, into rows from `first` on
-    /// of the scratch and of its share `share`; columns outside the returned strip are zero. With `capped` false dS stands
-    /// in place of ds; with `weights_only` nothing does.
+    /// of the scratch and of the step's share; columns outside the returned strip are zero. Where
+    /// the step is not capped, dS stands in place of ds; without gradients nothing does.
     #[inline(always)]
     fn block<I: Isa>(
         &self,

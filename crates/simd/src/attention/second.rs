@@ -21,7 +21,7 @@ use super::SecondGradientsMut;
 use crate::aligned::Aligned;
 use crate::heads::Cut;
 use crate::packs::{Operand, Packing};
-use crate::plan::{Buffer, Common, Plan};
+use crate::plan::{Buffer, Plan};
 use crate::waves::Waves;
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Dtype, Error, Scores, Sequence};
@@ -198,13 +198,8 @@ impl<T: Element> Second<'_, T> {
         let packing = self.packing(&sequences, cut, tangent);
         let course = self.course(&packing, self.bias.is_some() && !tangent);
         let together = course.waves.size;
-        let common = Common {
-            packed: packing.bytes().saturating_mul(together),
-            tiles: packing.all_tiles(),
-            scratch: self.scratch(&course)?.bytes(),
-            rows: packing.row_bytes(),
-        };
-        let mut buffers = common.buffers();
+        let scratch = self.scratch(&course)?.bytes();
+        let mut buffers = packing.buffers(together, scratch);
         let rows = Self::rows(&packing).saturating_mul(3 * size_of::<f32>());
         let bytes = rows.saturating_mul(together * self.scores.group());
         buffers.push(Buffer { name: "numbers of rows", bytes });
