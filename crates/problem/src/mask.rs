@@ -62,6 +62,39 @@ impl<T> NamedArray<T> {
     }
 }
 
+impl NamedArray<i64> {
+    /// The ids of one batch element. The problem must have passed its check.
+    pub fn ids(&self, batch: usize) -> &[i64] {
+        let length = self.shape[1];
+        &self.data[batch * length..(batch + 1) * length]
+    }
+}
+
+impl NamedArray<bool> {
+    /// What query `i` of `sequence` may see of the keys of the arrays, in query head `head`. The
+    /// problem must have passed its check.
+    pub fn row(&self, sequence: &Sequence, head: usize, i: usize) -> &[bool] {
+        let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| self.shape[axis]);
+        let batch = if batches == 1 { 0 } else { sequence.batch };
+        let head = if heads == 1 { 0 } else { head };
+        let start = ((batch * heads + head) * queries + sequence.query_start + i) * keys;
+        &self.data[start..start + keys]
+    }
+
+    /// What [`Mask::Array`] allows of the tile `rows` × `cols` of a sequence and head. The problem must
+    /// have passed its check.
+    pub fn cover(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Cover {
+        let cols = sequence.key_start + cols.start..sequence.key_start + cols.end;
+        Cover::of_parts(rows.map(|i| of(&self.row(sequence, head, i)[cols.clone()])))
+    }
+}
+
 /// Which query may see which key. One value, a tree.
 ///
 /// With i the query and j the key, both counted within their sequence of n queries and m keys,
@@ -128,6 +161,62 @@ pub enum Cover {
     All,
 }
 
+impl Cover {
+    /// What masks allow of a tile together, as far as it follows from what each allows: of none, all.
+    pub fn all(covers: impl IntoIterator<Item = Cover>) -> Cover {
+        let mut all = Cover::All;
+        for cover in covers {
+            match cover {
+                Cover::None => return Cover::None,
+                Cover::Some => all = Cover::Some,
+                Cover::All => {}
+            }
+        }
+        all
+    }
+
+    /// What at least one of these masks allows of a tile, as far as it follows from what each allows:
+    /// of none, nothing.
+    pub fn any(covers: impl IntoIterator<Item = Cover>) -> Cover {
+        let mut any = Cover::None;
+        for cover in covers {
+            match cover {
+                Cover::All => return Cover::All,
+                Cover::Some => any = Cover::Some,
+                Cover::None => {}
+            }
+        }
+        any
+    }
+
+    /// What is allowed of a tile that is made of these parts.
+    pub fn of_parts(parts: impl IntoIterator<Item = Cover>) -> Cover {
+        let mut parts = parts.into_iter();
+        let Some(first) = parts.next() else { return Cover::None };
+        if first != Cover::Some && parts.all(|part| part == first) { first } else { Cover::Some }
+    }
+
+    /// What [`Mask::Segments`] allows of a tile whose queries and keys have these ids. An id may be
+    /// given more than once, or once for all that have it.
+    pub fn of_segments(
+        query: impl Iterator<Item = i64>,
+        key: impl Iterator<Item = i64> + Clone,
+    ) -> Cover {
+        let (mut allowed, mut forbidden) = (false, false);
+        for query in query {
+            for key in key.clone() {
+                let same = query >= 0 && query == key;
+                allowed |= same;
+                forbidden |= !same;
+                if allowed && forbidden {
+                    return Cover::Some;
+                }
+            }
+        }
+        if allowed { Cover::All } else { Cover::None }
+    }
+}
+
 /// Masks nested deeper than this are refused, so that no walk over one can exhaust the stack.
 const MAX_DEPTH: usize = 32;
 
@@ -159,10 +248,10 @@ impl Mask {
                 j <= i && i.div_euclid(chunk) == j.div_euclid(chunk)
             }
             Mask::Segments { query, key } => {
-                let id = row(query, sequence.batch)[sequence.query_start + i];
-                id >= 0 && id == row(key, sequence.batch)[sequence.key_start + j]
+                let id = query.ids(sequence.batch)[sequence.query_start + i];
+                id >= 0 && id == key.ids(sequence.batch)[sequence.key_start + j]
             }
-            Mask::Array(array) => array_row(array, sequence, head, i)[sequence.key_start + j],
+            Mask::Array(array) => array.row(sequence, head, i)[sequence.key_start + j],
             Mask::And(masks) => masks.iter().all(|mask| mask.allows(sequence, head, i, j)),
             Mask::Or(masks) => masks.iter().any(|mask| mask.allows(sequence, head, i, j)),
         }
@@ -191,40 +280,24 @@ impl Mask {
                 cover_chunks(sequence, *align, rows, cols, *chunk)
             }
             Mask::Segments { query, key } => {
-                let at = |ids: &[i64], start: usize, range: Range<usize>| {
-                    ids[start + range.start..start + range.end].to_vec()
-                };
-                cover_segments(
-                    &at(row(query, sequence.batch), sequence.query_start, rows),
-                    &at(row(key, sequence.batch), sequence.key_start, cols),
-                )
-            }
-            Mask::Array(array) => {
-                let cols = sequence.key_start + cols.start..sequence.key_start + cols.end;
-                join(rows.map(|i| of(&array_row(array, sequence, head, i)[cols.clone()])))
-            }
-            Mask::And(masks) => {
-                let mut cover = Cover::All;
-                for mask in masks {
-                    match mask.cover(sequence, head, rows.clone(), cols.clone()) {
-                        Cover::None => return Cover::None,
-                        Cover::Some => cover = Cover::Some,
-                        Cover::All => {}
-                    }
+                fn at(ids: &[i64], start: usize, range: Range<usize>) -> &[i64] {
+                    &ids[start + range.start..start + range.end]
                 }
-                cover
-            }
-            Mask::Or(masks) => {
-                let mut cover = Cover::None;
-                for mask in masks {
-                    match mask.cover(sequence, head, rows.clone(), cols.clone()) {
-                        Cover::All => return Cover::All,
-                        Cover::Some => cover = Cover::Some,
-                        Cover::None => {}
-                    }
+                // Runs of equal ids count once, so that a tile of few segments costs little.
+                fn runs(ids: &[i64]) -> impl Iterator<Item = i64> + Clone {
+                    ids.chunk_by(|a, b| a == b).map(|run| run[0])
                 }
-                cover
+                let query = at(query.ids(sequence.batch), sequence.query_start, rows);
+                let key = at(key.ids(sequence.batch), sequence.key_start, cols);
+                Cover::of_segments(runs(query), runs(key))
             }
+            Mask::Array(array) => array.cover(sequence, head, rows, cols),
+            Mask::And(masks) => Cover::all(
+                masks.iter().map(|mask| mask.cover(sequence, head, rows.clone(), cols.clone())),
+            ),
+            Mask::Or(masks) => Cover::any(
+                masks.iter().map(|mask| mask.cover(sequence, head, rows.clone(), cols.clone())),
+            ),
         }
     }
 
@@ -303,24 +376,6 @@ fn reach(distance: usize) -> i64 {
     distance.min(1 << 62) as i64
 }
 
-fn row(ids: &NamedArray<i64>, batch: usize) -> &[i64] {
-    let length = ids.shape[1];
-    &ids.data[batch * length..(batch + 1) * length]
-}
-
-fn array_row<'a>(
-    array: &'a NamedArray<bool>,
-    sequence: &Sequence,
-    head: usize,
-    i: usize,
-) -> &'a [bool] {
-    let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| array.shape[axis]);
-    let batch = if batches == 1 { 0 } else { sequence.batch };
-    let head = if heads == 1 { 0 } else { head };
-    let start = ((batch * heads + head) * queries + sequence.query_start + i) * keys;
-    &array.data[start..start + keys]
-}
-
 /// The tile of a band left ≤ j − i′ ≤ right: the distances in it run without a gap.
 fn cover_band(
     sequence: &Sequence,
@@ -370,30 +425,10 @@ fn cover_chunks(
     Cover::None
 }
 
-/// Runs of equal ids count once, so that a tile of few segments costs little.
-fn cover_segments(query: &[i64], key: &[i64]) -> Cover {
-    let runs = |ids: &[i64]| {
-        let mut ids = ids.to_vec();
-        ids.dedup();
-        ids
-    };
-    let (query, key) = (runs(query), runs(key));
-    if query.len() == 1 && query == key && query[0] >= 0 {
-        return Cover::All;
-    }
-    let meets = query.iter().any(|&id| id >= 0 && key.contains(&id));
-    if meets { Cover::Some } else { Cover::None }
-}
-
 fn of(row: &[bool]) -> Cover {
     match (row.contains(&true), row.contains(&false)) {
         (true, true) => Cover::Some,
         (true, false) => Cover::All,
         (false, _) => Cover::None,
     }
-}
-
-fn join(mut covers: impl Iterator<Item = Cover>) -> Cover {
-    let Some(first) = covers.next() else { return Cover::None };
-    if first != Cover::Some && covers.all(|cover| cover == first) { first } else { Cover::Some }
 }

@@ -2,10 +2,10 @@
 
 use crate::element::Matrix;
 use crate::lanes::{Isa, Kernel};
-use crate::mask::visible_row;
+use crate::mask::Sight;
 use crate::tile::{MAX_KEYS, Tile};
 use crate::{Element, Options};
-use etalon_problem::{Blocking, Cover, Error, Mask, Scores, Sequence};
+use etalon_problem::{Blocking, Cover, Error, Scores, Sequence};
 use ndarray::{
     ArrayView2, ArrayView4, ArrayViewMut, ArrayViewMut2, ArrayViewMut4, Axis, Dimension,
     RemoveAxis, s,
@@ -99,7 +99,7 @@ pub struct Rule<'a> {
     /// c.
     pub softcap: Option<f32>,
     /// The mask.
-    pub mask: &'a Mask,
+    pub sight: &'a Sight<'a>,
     /// The bias of this sequence and head, `[n, m]`.
     pub bias: Option<Matrix<'a>>,
     /// The sequence.
@@ -112,6 +112,7 @@ impl<'a> Rule<'a> {
     /// The rule of a sequence and head.
     pub fn new<T: Element>(
         scores: &'a Scores,
+        sight: &'a Sight<'a>,
         bias: Option<&ArrayView4<'a, T>>,
         sequence: &'a Sequence,
         head: usize,
@@ -119,7 +120,7 @@ impl<'a> Rule<'a> {
         Rule {
             scale: scores.scale() as f32,
             softcap: scores.softcap.map(|cap| cap as f32),
-            mask: &scores.mask,
+            sight,
             bias: bias.map(|bias| pairs_of(bias, sequence, head)),
             sequence,
             head,
@@ -128,12 +129,12 @@ impl<'a> Rule<'a> {
 
     /// What the mask allows of a tile.
     pub fn cover(&self, rows: Range<usize>, cols: Range<usize>) -> Cover {
-        self.mask.cover(self.sequence, self.head, rows, cols)
+        self.sight.cover(self.sequence, self.head, rows, cols)
     }
 
     /// Whether query `i` sees each key of `cols`.
     pub fn visible_row(&self, i: usize, cols: Range<usize>, row: &mut [bool]) {
-        visible_row(self.mask, self.sequence, self.head, i, cols, row);
+        self.sight.visible_row(self.sequence, self.head, i, cols, row);
     }
 }
 

@@ -5,6 +5,7 @@
 
 use crate::Element;
 use crate::heads::{Cut, key_rows, query_rows, rows_of};
+use crate::mask::Sight;
 use crate::pack::{JOB, NonFinite, Packed, Source};
 use crate::parallel::reserve;
 use crate::plan::Buffer;
@@ -192,6 +193,7 @@ impl<'a, T: Element> Packing<'a, T> {
             buffer("scratch of the threads", threads, scratch),
             buffer("rows on the way", threads, self.row_bytes()),
             buffer("lists of tiles", queries.saturating_add(keys), TILE),
+            buffer("ends of segments", 1, Sight::bytes(&self.scores.mask)),
         ]
     }
 

@@ -7,8 +7,8 @@ use super::{Failure, Outcome, options, say};
 use etalon_conformance::generate::Stream;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Align, Attention, AttentionLse, BiasExtents, Blocking, Dtype, Error, Extents, Mask,
-    Pass, Scores,
+    Algorithm, Attention, AttentionLse, BiasExtents, Blocking, Dtype, Error, Extents, Mask,
+    NamedArray, Pass, Scores,
 };
 use etalon_simd::{Element, Mode, Options, attention, attention_lse, probe};
 use half::{bf16, f16};
@@ -38,7 +38,8 @@ pub struct Arguments {
     /// Passes; all if absent.
     #[arg(long, value_name = "P,…", value_delimiter = ',')]
     pass: Vec<Pass>,
-    /// Masks: full, causal, or the keys that a causal window reaches back, as in window=256.
+    /// Masks: full; causal; window=256, causal and reaching back so many keys; segments=512, causal
+    /// within segments of so many; array=512, the same as an array of pairs.
     #[arg(long, value_name = "M,…", value_delimiter = ',', default_values = ["full", "causal"], value_parser = mask)]
     mask: Vec<Named>,
     /// Batch elements.
@@ -80,20 +81,58 @@ pub struct Arguments {
 #[derive(Debug, Clone)]
 struct Named {
     name: String,
-    mask: Mask,
+    pattern: Pattern,
+}
+
+#[derive(Debug, Clone)]
+enum Pattern {
+    Mask(Mask),
+    /// Causal within segments of so many queries and keys.
+    Segments(usize),
+    /// The same, pair by pair.
+    Array(usize),
 }
 
 fn mask(name: &str) -> Result<Named, String> {
-    let mask = match name.split_once('=') {
-        None if name == "full" => Mask::Full,
-        None if name == "causal" => Mask::causal(),
-        Some(("window", reach)) => {
-            let left = reach.parse().map_err(|error| format!("window={reach}: {error}"))?;
-            Mask::Window { left: Some(left), right: Some(0), align: Align::default() }
-        }
-        _ => return Err("one of full, causal, window=KEYS".to_string()),
+    let number = |text: &str| match text.parse::<usize>() {
+        Ok(number @ 1..) => Ok(number),
+        _ => Err(format!("{name}: expected a positive number of keys")),
     };
-    Ok(Named { name: name.to_string(), mask })
+    let pattern = match name.split_once('=') {
+        None if name == "full" => Pattern::Mask(Mask::Full),
+        None if name == "causal" => Pattern::Mask(Mask::causal()),
+        Some(("window", reach)) => Pattern::Mask(Mask::window(number(reach)?, 0)),
+        Some(("segments", keys)) => Pattern::Segments(number(keys)?),
+        Some(("array", keys)) => Pattern::Array(number(keys)?),
+        _ => {
+            return Err("one of full, causal, window=KEYS, segments=KEYS, array=KEYS".to_string());
+        }
+    };
+    Ok(Named { name: name.to_string(), pattern })
+}
+
+impl Pattern {
+    /// The mask for `batch` sequences of `length` queries and keys.
+    fn mask(&self, batch: usize, length: usize) -> Mask {
+        match *self {
+            Pattern::Mask(ref mask) => mask.clone(),
+            Pattern::Segments(size) => {
+                let ids: Vec<i64> =
+                    (0..batch * length).map(|i| (i % length / size) as i64).collect();
+                let [query, key] = ["query_ids", "key_ids"]
+                    .map(|name| NamedArray::new(name, &[batch, length], ids.as_slice()));
+                Mask::And(vec![Mask::causal(), Mask::Segments { query, key }])
+            }
+            Pattern::Array(size) => {
+                let seen = |at: usize| {
+                    let (i, j) = (at / length, at % length);
+                    j <= i && i / size == j / size
+                };
+                let pairs: Vec<bool> = (0..length * length).map(seen).collect();
+                Mask::Array(NamedArray::new("pairs", &[1, 1, length, length], pairs))
+            }
+        }
+    }
 }
 
 fn mode(name: &str) -> Result<Mode, String> {
@@ -195,7 +234,7 @@ impl Bench<'_> {
         let mut figures = Vec::new();
         for &length in length {
             for &dim in dim {
-                for Named { name, mask } in mask {
+                for Named { name, pattern } in mask {
                     let extents = Extents {
                         batch: *batch,
                         query_heads: *heads,
@@ -207,8 +246,8 @@ impl Bench<'_> {
                     let bias =
                         self.arguments.bias.then_some(BiasExtents { batch: 1, heads: *heads });
                     let softcap = self.arguments.softcap;
-                    let scores =
-                        Scores { softcap, bias, mask: mask.clone(), ..Scores::new(extents) };
+                    let mask = pattern.mask(*batch, length);
+                    let scores = Scores { softcap, bias, mask, ..Scores::new(extents) };
                     if wanted(Algorithm::Attention) {
                         let problem =
                             Attention { scores: scores.clone(), ..Attention::new(extents) };

@@ -16,6 +16,7 @@ use super::sweeps::{Sweep, Tiles};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use crate::aligned::Aligned;
 use crate::heads::Cut;
+use crate::mask::Sight;
 use crate::pack::read_row;
 use crate::packs::{Operand, Packing, Slot};
 use crate::plan::{Buffer, Plan};
@@ -166,6 +167,7 @@ impl<T: Element> Backward<'_, T> {
         };
         let packing = self.packing(&sequences, cut, wanted);
         let course = self.course(&packing, wanted, options);
+        let sight = Sight::new(&self.scores.mask)?;
         let (mut slots, mut sums) = (Vec::new(), Vec::new());
         for _ in 0..course.waves.size {
             slots.push(packing.room()?);
@@ -180,8 +182,9 @@ impl<T: Element> Backward<'_, T> {
             let slots = &mut slots[..wave.len()];
             packing.pack(slots, wave.start);
             self.deltas(&packing, slots, wave.start);
-            let (pass, packing, idle) = (self, &packing, &idle);
-            let sweep = Sweep { pass, packing, course, options, slots, first: wave.start, idle };
+            let (pass, packing, sight, idle) = (self, &packing, &sight, &idle);
+            let first = wave.start;
+            let sweep = Sweep { pass, packing, sight, course, options, slots, first, idle };
             if dsinks.is_some() {
                 sweep.dsinks(&mut sinks);
             }

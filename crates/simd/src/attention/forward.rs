@@ -24,6 +24,7 @@ use crate::heads::{
 };
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
+use crate::mask::Sight;
 use crate::pack::{ONE_JOB, Packed, Source, touches};
 use crate::packs::{Keys, Operand, Packing};
 use crate::parallel::{for_each, zeroed};
@@ -123,6 +124,7 @@ impl<T: Element> Forward<'_, T> {
         let sequences = self.scores.sequences();
         let width = self.width();
         let packing = self.packing(&sequences, cut);
+        let sight = Sight::new(&self.scores.mask)?;
         let waves = self.waves(&packing);
         let mut slots = (0..waves.size).map(|_| packing.room()).collect::<Result<Vec<_>, _>>()?;
         let scratch = || Scratch::new(&cut, self.scores.extents.dim, width);
@@ -134,7 +136,7 @@ impl<T: Element> Forward<'_, T> {
             packing.pack(&mut slots[..wave.len()], wave.start);
             for_each(&idle, tasks, scratch, |task, scratch| {
                 let keys = &slots[slot(&task) - wave.start].keys;
-                self.tile(task, &sequences, keys, width, scratch, options);
+                self.tile(task, &sequences, &sight, keys, scratch, options);
             })?;
         }
         Ok(())
@@ -209,14 +211,14 @@ impl<T: Element> Forward<'_, T> {
         &self,
         task: Task<'_, R>,
         sequences: &[Sequence],
+        sight: &Sight<'_>,
         keys: &Keys,
-        width: usize,
         scratch: &mut Scratch,
         options: &Options,
     ) {
         let Task { place: Place { number, head, rows }, mut o, mut lse } = task;
         let sequence = &sequences[number];
-        let scores = self.scores;
+        let (scores, width) = (self.scores, self.width());
         let query_start = query_rows(sequence).start;
         let source = Source {
             rows: rows_of(
@@ -231,7 +233,7 @@ impl<T: Element> Forward<'_, T> {
         let non_finite = source.non_finite().is_some();
         source.across_into(scratch.cut.rows, &mut scratch.q);
         let tile = ForwardTile {
-            rule: Rule::new(scores, self.bias, sequence, head),
+            rule: Rule::new(scores, sight, self.bias, sequence, head),
             keys,
             derivative: matches!(self.values, Values::K),
             non_finite,

@@ -20,6 +20,7 @@ mod tiles;
 use super::SecondGradientsMut;
 use crate::aligned::Aligned;
 use crate::heads::Cut;
+use crate::mask::Sight;
 use crate::packs::{Operand, Packing};
 use crate::plan::{Buffer, Plan};
 use crate::waves::Waves;
@@ -109,6 +110,7 @@ impl<T: Element> Second<'_, T> {
         let tangent = gq.is_none() && gk.is_none() && gv.is_none() && gbias.is_none();
         let packing = self.packing(&sequences, cut, tangent);
         let course = self.course(&packing, gbias.is_some());
+        let sight = Sight::new(&self.scores.mask)?;
         let (mut slots, mut statistics) = (Vec::new(), Vec::new());
         for _ in 0..course.waves.size {
             slots.push(packing.room()?);
@@ -122,8 +124,9 @@ impl<T: Element> Second<'_, T> {
         for wave in course.waves.iter() {
             let (slots, statistics) = (&mut slots[..wave.len()], &mut statistics[..wave.len()]);
             packing.pack(slots, wave.start);
-            let (pass, packing, idle) = (self, &packing, &idle);
-            let sweep = Sweep { pass, packing, course, options, slots, first: wave.start, idle };
+            let (pass, packing, sight, idle) = (self, &packing, &sight, &idle);
+            let first = wave.start;
+            let sweep = Sweep { pass, packing, sight, course, options, slots, first, idle };
             sweep.rows(rows.next().unwrap_or_default(), statistics)?;
             sweep.columns(columns.next().unwrap_or_default(), statistics)?;
             if gsinks.is_some() {

@@ -7,6 +7,7 @@ use crate::aligned::Aligned;
 use crate::heads::{
     Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, places, query_tiles,
 };
+use crate::mask::Sight;
 use crate::packs::{Packing, Slot};
 use crate::parallel::for_each;
 use crate::tile::STRIDE;
@@ -66,6 +67,7 @@ impl<'o, T: Element> Tiles<'o, T> {
 pub(super) struct Sweep<'a, 'b, 'p, T> {
     pub pass: &'a Backward<'b, T>,
     pub packing: &'a Packing<'p, T>,
+    pub sight: &'a Sight<'p>,
     pub course: Course,
     pub options: &'a Options,
     /// The slots of the wave, packed.
@@ -98,7 +100,13 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         let sequence = &self.packing.sequences[number];
         let Slot { keys, queries } = &self.slots[slot - self.first];
         Pair {
-            rule: Rule::new(scores, self.pass.bias, sequence, key_head * scores.group() + head),
+            rule: Rule::new(
+                scores,
+                self.sight,
+                self.pass.bias,
+                sequence,
+                key_head * scores.group() + head,
+            ),
             queries: &queries[head],
             keys,
             dim: e.dim,

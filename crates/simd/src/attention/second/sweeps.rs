@@ -7,6 +7,7 @@ use crate::attention::sweeps::{BiasRows, bias_tiles, write};
 use crate::heads::{
     Cut, Place, Rule, all_queries, clear, key_tiles, pairs_of, places, query_rows, query_tiles,
 };
+use crate::mask::Sight;
 use crate::pack::read_row;
 use crate::packs::{Packing, Slot};
 use crate::parallel::for_each;
@@ -119,6 +120,7 @@ impl Statistics {
 pub(super) struct Sweep<'a, 'b, 'p, T> {
     pub pass: &'a Second<'b, T>,
     pub packing: &'a Packing<'p, T>,
+    pub sight: &'a Sight<'p>,
     pub course: Course,
     pub options: &'a Options,
     /// The slots of the wave, packed.
@@ -152,7 +154,7 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         let queries = &queries[head];
         let head = slot % e.key_heads * scores.group() + head;
         Pair {
-            rule: Rule::new(scores, self.pass.bias, sequence, head),
+            rule: Rule::new(scores, self.sight, self.pass.bias, sequence, head),
             ddbias: self.pass.direction.bias.map(|ddbias| pairs_of(ddbias, sequence, head)),
             queries,
             keys,

@@ -1,0 +1,128 @@
+//! What is noted of the arrays of a mask.
+
+use crate::parallel::reserve;
+use etalon_problem::{Cover, Error, NamedArray, Sequence};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Ids, and where their runs end.
+#[derive(Debug)]
+pub struct Runs<'a> {
+    pub array: &'a NamedArray<i64>,
+    /// For every id the index, within its batch element, of the first that is different after it.
+    ends: Vec<usize>,
+}
+
+impl<'a> Runs<'a> {
+    pub fn new(array: &'a NamedArray<i64>) -> Result<Self, Error> {
+        let mut ends = reserve(array.data.len(), "the ends of segments")?;
+        for batch in 0..array.shape[0] {
+            let mut end = 0;
+            for run in array.ids(batch).chunk_by(|a, b| a == b) {
+                end += run.len();
+                ends.extend(std::iter::repeat_n(end, run.len()));
+            }
+        }
+        Ok(Runs { array, ends })
+    }
+
+    /// The runs in `range`, counted from row `start` of a batch element: their ids and lengths.
+    pub fn of(
+        &self,
+        batch: usize,
+        start: usize,
+        range: Range<usize>,
+    ) -> impl Iterator<Item = (i64, usize)> + Clone {
+        let length = self.array.shape[1];
+        let (ids, ends) = (self.array.ids(batch), &self.ends[batch * length..]);
+        let (mut at, last) = (start + range.start, start + range.end);
+        std::iter::from_fn(move || {
+            let id = (at < last).then(|| ids[at])?;
+            let end = ends[at].min(last);
+            let len = end - at;
+            at = end;
+            Some((id, len))
+        })
+    }
+}
+
+/// Queries and keys of a block of [`Blocks`].
+const SIDE: usize = 16;
+
+/// An array of pairs, and what it allows of each block of [`SIDE`] × [`SIDE`].
+#[derive(Debug)]
+pub struct Blocks<'a> {
+    pub array: &'a NamedArray<bool>,
+    /// Of each batch element and head, row by row.
+    covers: Vec<Cover>,
+}
+
+impl<'a> Blocks<'a> {
+    /// Notes what the blocks hold, on all threads.
+    pub fn new(array: &'a NamedArray<bool>) -> Result<Self, Error> {
+        let mut covers = reserve(Blocks::count(array), "the blocks of a mask")?;
+        covers.resize(Blocks::count(array), Cover::None);
+        let [queries, keys] = [2, 3].map(|axis| array.shape[axis]);
+        let bands = queries.div_ceil(SIDE);
+        let band = |(number, covers): (usize, &mut [Cover])| {
+            let (head, band) = (number / bands, number % bands);
+            let rows = band * SIDE..queries.min((band + 1) * SIDE);
+            let rows = &array.data[(head * queries + rows.start) * keys..][..rows.len() * keys];
+            cover_band(rows, keys, covers);
+        };
+        covers.par_chunks_mut(keys.div_ceil(SIDE).max(1)).enumerate().for_each(band);
+        Ok(Blocks { array, covers })
+    }
+
+    /// How many blocks an array has.
+    pub fn count(array: &NamedArray<bool>) -> usize {
+        let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| array.shape[axis]);
+        batches * heads * queries.div_ceil(SIDE) * keys.div_ceil(SIDE)
+    }
+
+    /// As [`NamedArray::cover`].
+    pub fn cover(
+        &self,
+        sequence: &Sequence,
+        head: usize,
+        rows: Range<usize>,
+        cols: Range<usize>,
+    ) -> Cover {
+        let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| self.array.shape[axis]);
+        let blocks = |start: usize, range: &Range<usize>| {
+            (start + range.start) / SIDE..(start + range.end).div_ceil(SIDE)
+        };
+        let batch = if batches == 1 { 0 } else { sequence.batch };
+        let head_here = if heads == 1 { 0 } else { head };
+        let (bands, across) = (queries.div_ceil(SIDE), keys.div_ceil(SIDE));
+        let first = (batch * heads + head_here) * bands;
+        let seen = blocks(sequence.key_start, &cols);
+        let bands = blocks(sequence.query_start, &rows);
+        let parts = bands.flat_map(|band| &self.covers[(first + band) * across..][seen.clone()]);
+        match Cover::of_parts(parts.copied()) {
+            // The blocks may reach beyond the tile.
+            Cover::Some => self.array.cover(sequence, head, rows, cols),
+            cover => cover,
+        }
+    }
+}
+
+/// What the blocks of a band of rows, each of `keys` pairs, hold.
+fn cover_band(rows: &[bool], keys: usize, covers: &mut [Cover]) {
+    for (number, cover) in covers.iter_mut().enumerate() {
+        let cols = number * SIDE..keys.min((number + 1) * SIDE);
+        // A count of true pairs in each column: vectors, where any() and all() are branches.
+        let mut counts = [0u8; SIDE];
+        for row in rows.chunks_exact(keys) {
+            for (count, &seen) in counts.iter_mut().zip(&row[cols.clone()]) {
+                *count += u8::from(seen);
+            }
+        }
+        let count: usize = counts.iter().map(|&count| usize::from(count)).sum();
+        *cover = match count {
+            0 => Cover::None,
+            count if count == rows.len() / keys * cols.len() => Cover::All,
+            _ => Cover::Some,
+        };
+    }
+}
