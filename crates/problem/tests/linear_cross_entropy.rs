@@ -1,8 +1,7 @@
 //! Problems of linear cross-entropy: what is refused, which tensors there are, and files.
 
 use etalon_problem::{
-    Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Precision, Problem, Reduction,
-    Role, TokenOutputs,
+    Error, LinearCrossEntropy, Pass, Precision, Problem, Reduction, Role, TokenOutputs,
 };
 
 fn problem() -> LinearCrossEntropy {
@@ -132,6 +131,7 @@ fn operands_follow_the_pass() {
 #[cfg(feature = "serde")]
 mod files {
     use super::*;
+    use etalon_problem::{LseSquareWeight, NothingLeft};
     use serde_json::{Value, json};
 
     fn parse(value: Value) -> Result<Problem, String> {

@@ -23,7 +23,7 @@ use crate::plan::{Buffer, Plan};
 use crate::products::dot;
 use crate::waves::Waves;
 use crate::{Element, Mode, Options};
-use etalon_problem::{Attention, Error, Scores, Sequence};
+use etalon_problem::{Attention, BiasExtents, Error, Scores, Sequence};
 use ndarray::{ArrayView1, ArrayView3, ArrayView4, s};
 use rayon::prelude::*;
 use std::sync::Mutex;
@@ -138,7 +138,7 @@ pub(super) struct Course {
     pub cut: Cut,
     /// Whether dq is summed as dk and dv are; otherwise it has a sweep of its own.
     pub fused: bool,
-    /// Whether dbias is wanted.
+    /// Whether dbias has a sweep of its own; otherwise the sweep of the keys writes it, if anything.
     pub dbias: bool,
     pub waves: Waves,
 }
@@ -176,7 +176,8 @@ impl<T: Element> Backward<'_, T> {
         // Trial allocation: on an error nothing has been written yet.
         let idle = Mutex::new(vec![self.scratch(&course)?]);
         let GradientsMut { dq, dk, dv, dsinks, mut dbias } = out;
-        let mut tiles = Tiles::new(self.scores, &sequences, &course, [dq, dk, dv]);
+        let with_keys = if course.dbias { None } else { dbias.take() };
+        let mut tiles = Tiles::new(self.scores, &sequences, &course, [dq, dk, dv], with_keys);
         let mut sinks = vec![0.0; self.scores.extents.query_heads];
         for wave in course.waves.iter() {
             let slots = &mut slots[..wave.len()];
@@ -230,6 +231,7 @@ impl<T: Element> Backward<'_, T> {
 
     fn course(&self, packing: &Packing<'_, T>, wanted: Wanted, options: &Options) -> Course {
         let Wanted { dq, dk, dv, dbias } = wanted;
+        let dbias = dbias && !(self.unshared_bias() && (dk || dv));
         let dq = dq && (dk || dv); // alone it is one sweep anyway
         let (cut, slots) = (packing.cut, packing.slots());
         let bytes = |fused| self.sum(packing, fused).saturating_mul(size_of::<f32>());
@@ -250,6 +252,14 @@ impl<T: Element> Backward<'_, T> {
             if fused { waves.at_most(affordable) } else { waves }
         };
         Course { cut, fused, dbias, waves }
+    }
+
+    /// Whether dbias is dS itself, as the sweeps have it: no heads or sequences share the bias, and no
+    /// softcap makes ds something else.
+    fn unshared_bias(&self) -> bool {
+        let e = &self.scores.extents;
+        let own = |bias: BiasExtents| bias.batch == e.batch && bias.heads == e.query_heads;
+        self.scores.softcap.is_none() && self.scores.bias.is_some_and(own)
     }
 
     /// What [`Backward::run`] will do, dq being wanted or not, and dbias if there is a bias.

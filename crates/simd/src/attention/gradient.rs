@@ -101,6 +101,11 @@ impl Scratch {
         })
     }
 
+    /// ds of a share, rows [`STRIDE`] apart.
+    pub fn ds(&self, share: usize) -> &[f32] {
+        &self.shares[share].ds
+    }
+
     /// Bytes of its memory.
     pub fn bytes(&self) -> usize {
         let Scratch { p, tanh, shares, wide, values, bias, .. } = self;
@@ -349,7 +354,7 @@ impl Rows<'_> {
 }
 
 /// What one tile of queries adds to dk / σ and dv of a tile of keys, in [`Scratch::wide`] and
-/// [`Scratch::values`]; ds is left in a share of the scratch for [`ShareTile`].
+/// [`Scratch::values`]; ds is left in a share of the scratch, for [`ShareTile`] and for dbias.
 pub struct KeyTile<'a, 'p> {
     /// The head.
     pub pair: Pair<'p>,
@@ -361,8 +366,8 @@ pub struct KeyTile<'a, 'p> {
     pub dk: bool,
     /// Whether dv is wanted.
     pub dv: bool,
-    /// Whether the share of dq is wanted.
-    pub dq: bool,
+    /// Whether ds is wanted beyond dk.
+    pub ds: bool,
     /// The share of the scratch that ds goes to.
     pub share: usize,
     /// The thread's memory.
@@ -376,9 +381,9 @@ impl Kernel for KeyTile<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let KeyTile { pair, rows, cols, dk, dv, dq, share, scratch } = self;
+        let KeyTile { pair, rows, cols, dk, dv, ds, share, scratch } = self;
         let careful = pair.careful(&rows, &cols);
-        let step = Step { careful, gradients: dk || dq, capped: true, share };
+        let step = Step { careful, gradients: dk || ds, capped: true, share };
         let stride = pair.dim.next_multiple_of(I::Tile::COLS);
         // The rows and columns of the tile that hold a visible pair.
         let mut seen: Option<(Range<usize>, Range<usize>)> = None;

@@ -5,12 +5,13 @@ use super::gradient::{BiasTile, KeyTile, Pair, QueryTile, Scratch, ShareTile};
 use super::turns::{Guard, Seen, Turns};
 use crate::aligned::Aligned;
 use crate::heads::{
-    Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, places, query_tiles,
+    Cut, Place, Rule, all_queries, clear, cut_rows, key_tiles, outer, places, query_rows,
+    query_tiles,
 };
 use crate::mask::Sight;
 use crate::packs::{Packing, Slot};
 use crate::parallel::for_each;
-use crate::tile::STRIDE;
+use crate::tile::{MAX_KEYS, STRIDE};
 use crate::{Element, Options};
 use etalon_problem::{Error, Scores, Sequence, Sequences};
 use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
@@ -30,6 +31,8 @@ pub(super) struct Tiles<'o, T> {
     dk: vec::IntoIter<KeyTiles<'o, T>>,
     /// The tiles of dv of each slot to come.
     dv: vec::IntoIter<KeyTiles<'o, T>>,
+    /// The tiles of dbias of each slot to come, where the sweep of the keys writes them.
+    dbias: Option<vec::IntoIter<PairTiles<'o, T>>>,
 }
 
 /// Tiles of queries, and where dq of each is written.
@@ -38,6 +41,9 @@ type QueryTiles<'o, T> = Vec<(Place, ArrayViewMut2<'o, T>)>;
 /// The tiles of a gradient of one slot, or as many places.
 type KeyTiles<'o, T> = Vec<Option<ArrayViewMut2<'o, T>>>;
 
+/// The tiles of keys of dbias of one slot: of each query head all rows.
+type PairTiles<'o, T> = Vec<Vec<ArrayViewMut2<'o, T>>>;
+
 impl<'o, T: Element> Tiles<'o, T> {
     /// Cuts the gradients into tiles; rows of no sequence are cleared.
     pub fn new(
@@ -45,6 +51,7 @@ impl<'o, T: Element> Tiles<'o, T> {
         sequences: &[Sequence],
         course: &Course,
         [dq, dk, dv]: [Option<ArrayViewMut4<'o, T>>; 3],
+        dbias: Option<ArrayViewMut4<'o, T>>,
     ) -> Self {
         let cut = course.cut;
         let keys = dk.is_some() || dv.is_some();
@@ -59,7 +66,13 @@ impl<'o, T: Element> Tiles<'o, T> {
         let [dk, dv] = [dk, dv].map(|result| {
             key_tiles(result, sequences, scores.extents.key_heads, cut.keys).into_iter()
         });
-        Tiles { keys, dq, dk, dv }
+        let dbias = dbias.map(|mut dbias| {
+            if scores.sequences != Sequences::Dense {
+                dbias.fill(T::ZERO); // what belongs to no sequence
+            }
+            pair_tiles(dbias, scores, sequences, cut.keys).into_iter()
+        });
+        Tiles { keys, dq, dk, dv, dbias }
     }
 }
 
@@ -142,11 +155,12 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         let dk: Vec<_> = tiles.dk.by_ref().take(len).collect();
         let dv: Vec<_> = tiles.dv.by_ref().take(len).collect();
         let dq = tiles.dq.as_mut().and_then(Iterator::next).unwrap_or_default();
+        let dbias = tiles.dbias.as_mut().map(|dbias| dbias.by_ref().take(len).collect());
         if self.course.fused {
-            return self.key_sweep(dk, dv, Some(self.turns(dq, sums)));
+            return self.key_sweep((dk, dv, dbias), Some(self.turns(dq, sums)));
         }
         if tiles.keys {
-            self.key_sweep(dk, dv, None)?;
+            self.key_sweep((dk, dv, dbias), None)?;
         }
         self.query_sweep(dq)
     }
@@ -177,65 +191,74 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
         turns
     }
 
-    /// dk and dv, one task per tile of keys; with `turns` also its part of dq.
+    /// dk, dv and perhaps dbias, one task per tile of keys; with `turns` also its part of dq.
     fn key_sweep(
         &self,
-        dk: Vec<KeyTiles<'_, T>>,
-        dv: Vec<KeyTiles<'_, T>>,
+        (dk, dv, dbias): KeyResults<'_, T>,
         turns: Option<Vec<Vec<Turns<'_, '_, T>>>>,
     ) -> Result<(), Error> {
         let e = &self.pass.scores.extents;
         let mut tasks = Vec::new();
+        let mut dbias = dbias.map(Vec::into_iter);
         for (slot, (dk, dv)) in dk.into_iter().zip(dv).enumerate() {
+            let mut dbias = dbias.as_mut().and_then(Iterator::next).map(Vec::into_iter);
             let slot = self.first + slot;
             let keys = self.packing.sequences[slot / e.key_heads].keys;
             let tiles = Cut::tiles(0..keys, self.course.cut.keys).zip(dk.into_iter().zip(dv));
-            tasks.extend(tiles.map(|(cols, (dk, dv))| (slot, cols, dk, dv)));
+            tasks.extend(tiles.map(|(cols, (dk, dv))| {
+                let dbias = dbias.as_mut().and_then(Iterator::next).unwrap_or_default();
+                KeyTask { slot, cols, dk, dv, dbias }
+            }));
         }
         // In the order of the turns; and with a causal mask the first keys are seen by most queries.
-        tasks.sort_by_key(|(_, cols, ..)| cols.start);
-        self.for_each(tasks, |(slot, cols, dk, dv), scratch| {
+        tasks.sort_by_key(|task| task.cols.start);
+        self.for_each(tasks, |mut task, scratch| {
             scratch.wide.fill(0.0);
             scratch.values.fill(0.0);
-            let wanted = (dk.is_some(), dv.is_some());
-            let turns = turns.as_ref().map(|turns| &turns[slot - self.first][..]);
+            let turns = turns.as_ref().map(|turns| &turns[task.slot - self.first][..]);
             let _guard = Guard(turns);
-            self.key_tile(slot, &cols, wanted, turns, scratch);
+            self.key_tile(&mut task, turns, scratch);
             let (dim, value_dim) = (self.stride(e.dim), self.stride(self.pass.value_dim()));
             let scale = self.pass.scores.scale() as f32;
-            dk.into_iter().for_each(|dk| write(dk, &scratch.wide, dim, scale));
-            dv.into_iter().for_each(|dv| write(dv, &scratch.values, value_dim, 1.0));
+            task.dk.into_iter().for_each(|dk| write(dk, &scratch.wide, dim, scale));
+            task.dv.into_iter().for_each(|dv| write(dv, &scratch.values, value_dim, 1.0));
         })
     }
 
-    /// dk / σ and dv of one tile of keys, over all query heads that share the key head, and its shares
-    /// of dq. The last queries come first: so tiles of a band of keys begin with queries that no
-    /// tile before them sees, and need not wait for each other.
+    /// dk / σ and dv of one tile of keys, over all query heads that share the key head, its shares
+    /// of dq, and its columns of dbias. The last queries come first: so tiles of a band of keys begin
+    /// with queries that no tile before them sees, and need not wait for each other.
     fn key_tile(
         &self,
-        slot: usize,
-        cols: &Range<usize>,
-        (dk, dv): (bool, bool),
+        task: &mut KeyTask<'_, T>,
         turns: Option<&[Turns<'_, '_, T>]>,
         scratch: &mut Scratch,
     ) {
+        let KeyTask { slot, cols, dk, dv, dbias } = task;
         let (cut, level) = (self.course.cut, self.options.level);
         let shares = self.course.shares();
         let mut ahead: VecDeque<(&Turns<'_, '_, T>, Seen<'_>, usize)> =
             VecDeque::with_capacity(shares);
-        for (head, pair) in self.pairs(slot).into_iter().enumerate() {
+        for (head, pair) in self.pairs(*slot).into_iter().enumerate() {
+            let mut dbias = dbias.get_mut(head);
             let queries = pair.rule.sequence.queries;
             let tiles = queries.div_ceil(cut.queries);
             for (number, rows) in Cut::tiles(0..queries, cut.queries).enumerate().rev() {
+                let dbias = dbias.as_mut().map(|dbias| dbias.slice_mut(s![rows.clone(), ..]));
                 let seen = Seen { pair, rows, keys: cut.keys };
                 if !seen.sees(cols) {
+                    dbias.into_iter().for_each(|mut dbias| dbias.fill(T::ZERO));
                     continue;
                 }
                 // The first that is free: mostly the one that is still in the cache.
                 let free = |share: &usize| ahead.iter().all(|(_, _, taken)| taken != share);
                 let share = (0..shares).find(free).unwrap_or(0);
-                let (rows, keys, dq) = (seen.rows.clone(), cols.clone(), turns.is_some());
-                KeyTile { pair, rows, cols: keys, dk, dv, dq, share, scratch }.run_at(level);
+                let (rows, keys) = (seen.rows.clone(), cols.clone());
+                let (dk, dv, ds) = (dk.is_some(), dv.is_some(), turns.is_some() || dbias.is_some());
+                KeyTile { pair, rows, cols: keys, dk, dv, ds, share, scratch }.run_at(level);
+                if let Some(dbias) = dbias {
+                    write_alone(dbias, scratch.ds(share)); // (B9)
+                }
                 let Some(turns) = turns else { continue };
                 ahead.push_back((&turns[head * tiles + number], seen, share));
                 // One has to be free for what is computed next.
@@ -299,6 +322,55 @@ impl<T: Element> Sweep<'_, '_, '_, T> {
     }
 }
 
+/// The tiles of dk, dv and dbias of the slots of a wave.
+type KeyResults<'o, T> =
+    (Vec<KeyTiles<'o, T>>, Vec<KeyTiles<'o, T>>, Option<Vec<PairTiles<'o, T>>>);
+
+/// A tile of keys, and what it writes.
+struct KeyTask<'o, T> {
+    slot: usize,
+    cols: Range<usize>,
+    dk: Option<ArrayViewMut2<'o, T>>,
+    dv: Option<ArrayViewMut2<'o, T>>,
+    /// Of each query head that shares the key head; or none.
+    dbias: Vec<ArrayViewMut2<'o, T>>,
+}
+
+/// A result with a row of keys for each query, `[batch, query heads, queries, keys]`, in tiles of
+/// keys: those of sequence s and key head h are at s·Hk + h.
+fn pair_tiles<'o, A>(
+    result: ArrayViewMut4<'o, A>,
+    scores: &Scores,
+    sequences: &[Sequence],
+    size: usize,
+) -> Vec<PairTiles<'o, A>> {
+    let (key_heads, group) = (scores.extents.key_heads, scores.group());
+    let places = |sequence: &Sequence| {
+        let tiles = sequence.keys.div_ceil(size);
+        (0..tiles).map(|_| Vec::with_capacity(group)).collect::<Vec<_>>()
+    };
+    let mut cut: Vec<PairTiles<'o, A>> = sequences
+        .iter()
+        .flat_map(|sequence| (0..key_heads).map(move |_| places(sequence)))
+        .collect();
+    for (batch, result) in outer(result).into_iter().enumerate() {
+        let here = sequences.iter().enumerate().filter(|(_, sequence)| sequence.batch == batch);
+        let spans: Vec<_> = here.clone().map(|(_, sequence)| query_rows(sequence)).collect();
+        for (head, result) in outer(result).into_iter().enumerate() {
+            for ((number, sequence), piece) in here.clone().zip(cut_rows(result, &spans)) {
+                let (_, mut rest) = piece.split_at(Axis(1), sequence.key_start);
+                let tiles = Cut::tiles(0..sequence.keys, size);
+                for (cols, tile) in tiles.zip(&mut cut[number * key_heads + head / group]) {
+                    let (piece, tail) = rest.split_at(Axis(1), cols.len());
+                    tile.push(piece);
+                    rest = tail;
+                }
+            }
+        }
+    }
+    cut
+}
+
 /// Rows of a result in the shape of the bias, and what is summed into them.
 pub(super) struct BiasRows<'o, A> {
     /// The sequences, by their numbers.
@@ -354,6 +426,16 @@ pub(super) fn bias_tiles<'o, A>(
         }
     }
     tasks
+}
+
+/// `out` = the sum of one term, ds: 0 + ds, in which zeros have no sign.
+fn write_alone<T: Element>(mut out: ArrayViewMut2<'_, T>, ds: &[f32]) {
+    let mut sum = [0.0; MAX_KEYS];
+    for (out, ds) in out.outer_iter_mut().zip(ds.chunks(STRIDE)) {
+        let sum = &mut sum[..out.len()];
+        sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum = 0.0 + ds);
+        write_row(out, sum, 1.0);
+    }
 }
 
 /// `out` = factor · the rows of a sum, which lie `stride` apart.
