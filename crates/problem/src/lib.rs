@@ -51,7 +51,7 @@ pub use linear_cross_entropy::{
     LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, TokenOutputs,
 };
 pub use mask::{Align, Cover, Mask, NamedArray};
-pub use operand::{Operand, Precision, Role};
+pub use operand::{Operand, Precision, Role, check_operands};
 pub use problem::{Algorithm, Pass, Problem};
 pub use scores::{BiasExtents, Extents, Scores};
 pub use sequences::{Sequence, Sequences};

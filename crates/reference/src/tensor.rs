@@ -1,7 +1,7 @@
 //! Tensors as rows: contiguous operands, outputs that can be had, and the arithmetic of rows.
 
 use crate::scalar::{Dual, Real};
-use etalon_problem::{Error, Operand, Role};
+use etalon_problem::Error;
 use ndarray::{Array, ArrayView, ArrayView3, ArrayView4, Axis, Dimension, IxDyn};
 use std::borrow::Cow;
 
@@ -255,36 +255,4 @@ pub(crate) fn add_scaled<T: Real>(y: &mut [T], a: T, x: &[T]) {
     for (y, &x) in y.iter_mut().zip(x) {
         *y += a * x;
     }
-}
-
-/// Fails unless every operand that the pass needs is given, every given operand belongs to the
-/// problem, and every shape fits.
-pub(crate) fn check_operands(
-    operands: &[Operand],
-    given: &[(&str, Option<&[usize]>)],
-) -> Result<(), Error> {
-    for &(name, shape) in given {
-        let operand = operands.iter().find(|operand| operand.name == name);
-        match (operand, shape) {
-            (Some(operand), Some(shape)) => Error::expect_shape(name, &operand.shape, shape)?,
-            (Some(Operand { role: Role::Input | Role::Cotangent, .. }), None) | (None, Some(_)) => {
-                Error::expect_presence(name, option(name), operand.is_some(), shape.is_some())?;
-            }
-            _ => {}
-        }
-    }
-    Ok(())
-}
-
-/// The option of a problem that an operand, or its cotangent, belongs to.
-fn option(operand: &str) -> &'static str {
-    let options = [
-        ("sinks", "sinks"),
-        ("initial_state", "initial_state"),
-        ("final_state", "final_state"),
-        ("g_gamma", "decay"),
-        ("g", "decay"),
-    ];
-    let found = options.into_iter().find(|(name, _)| operand.ends_with(name));
-    found.map_or("bias", |(_, option)| option)
 }

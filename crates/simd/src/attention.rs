@@ -7,7 +7,7 @@ pub(crate) mod forward;
 pub(crate) mod gradient;
 mod plan;
 pub(crate) mod second;
-mod sweeps;
+pub(crate) mod sweeps;
 mod turns;
 
 pub(crate) use backward::{Backward, check_gradients};

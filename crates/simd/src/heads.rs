@@ -21,8 +21,12 @@ const MOST: usize = 1 << 24;
 
 /// Fails if there are more batch elements or heads than lists are made of.
 pub fn check_lists(scores: &Scores) -> Result<(), Error> {
-    let e = &scores.extents;
-    for (name, extent) in [("batch", e.batch), ("query_heads", e.query_heads)] {
+    check_counts(scores.extents.batch, scores.extents.query_heads)
+}
+
+/// The same of their numbers.
+pub fn check_counts(batch: usize, query_heads: usize) -> Result<(), Error> {
+    for (name, extent) in [("batch", batch), ("query_heads", query_heads)] {
         if extent > MOST {
             return Err(Error::value(name, format!("at most {MOST} in the simd tier"), extent));
         }

@@ -37,6 +37,7 @@ mod exp;
 mod heads;
 mod lanes;
 mod level;
+pub mod linear_attention;
 mod mask;
 mod options;
 mod pack;

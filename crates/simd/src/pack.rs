@@ -83,7 +83,7 @@ impl<T: Element> Source<'_, T> {
                 self.read(start + r, 0..dim, row);
             }
             padding.fill(0.0);
-            transpose(rows, dim, panel, width);
+            transpose(rows, dim, dim, panel, width);
         };
         let panels = packed.panels.par_chunks_exact_mut(panel).enumerate();
         panels.with_min_len(self.job.div_ceil(panel)).for_each_init(|| vec![0.0; panel], pack);
@@ -140,14 +140,14 @@ pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
     }
 }
 
-/// `columns[d · width + r]` = `rows[r · dim + d]`, for `width` rows of `dim`: squares of four through
-/// registers, what is left one by one.
-fn transpose(rows: &[f32], dim: usize, columns: &mut [f32], width: usize) {
+/// `columns[d · width + r]` = `rows[r · stride + d]`, for `width` rows of `dim`: squares of four
+/// through registers, what is left one by one.
+pub fn transpose(rows: &[f32], stride: usize, dim: usize, columns: &mut [f32], width: usize) {
     let (whole_dim, whole_width) = (dim / 4 * 4, width / 4 * 4);
     for d in (0..whole_dim).step_by(4) {
         for r in (0..whole_width).step_by(4) {
             let row = |i: usize| {
-                let x = &rows[(r + i) * dim + d..][..4];
+                let x = &rows[(r + i) * stride + d..][..4];
                 f32x4::new([x[0], x[1], x[2], x[3]])
             };
             let square = f32x4::transpose([row(0), row(1), row(2), row(3)]);
@@ -159,7 +159,7 @@ fn transpose(rows: &[f32], dim: usize, columns: &mut [f32], width: usize) {
     for d in 0..dim {
         let first = if d < whole_dim { whole_width } else { 0 };
         for r in first..width {
-            columns[d * width + r] = rows[r * dim + d];
+            columns[d * width + r] = rows[r * stride + d];
         }
     }
 }

@@ -41,6 +41,9 @@ pub trait Tile<I: Isa>: Copy {
     /// Replaces every register by a function of it.
     fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;
 
+    /// Row r times `factors[r]`; a row whose factor is 0 becomes 0, whatever it holds.
+    fn scale_rows(self, isa: I, factors: &[f32]) -> Self;
+
     /// The larger of `m[r]` and the registers of row r, for every row.
     fn row_max(&self, m: &mut [I::F32]);
 }
@@ -100,6 +103,18 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
         for row in &mut self.0 {
             for register in row {
                 *register = f(*register);
+            }
+        }
+        self
+    }
+
+    #[inline(always)]
+    fn scale_rows(mut self, isa: I, factors: &[f32]) -> Self {
+        for (row, &factor) in self.0.iter_mut().zip(&factors[..MR]) {
+            let factors = I::F32::splat(isa, factor);
+            for register in row {
+                *register =
+                    if factor == 0.0 { I::F32::splat(isa, 0.0) } else { *register * factors };
             }
         }
         self

@@ -1,10 +1,14 @@
 //! The simd tier: one [`Tier`] per level.
 
+mod attention;
+mod attention_lse;
+mod linear_attention;
+
 use crate::report::Absent;
 use crate::tensor::{Data, Tensor, Tensors};
 use crate::tier::{Answer, BackwardMode, Hints, Request, Tier};
-use etalon_problem::{Algorithm, Attention, AttentionLse, Dtype, Error, Pass, Problem};
-use etalon_simd::{Element, Level, Mode, Options, attention, attention_lse};
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem};
+use etalon_simd::{Element, Level, Mode, Options};
 use half::{bf16, f16};
 use ndarray::{Array, ArrayView, Dimension, IxDyn};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -45,11 +49,18 @@ impl Tier for Simd {
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        let written = [Algorithm::Attention, Algorithm::AttentionLse].contains(&algorithm);
-        match (pass, dtype) {
-            _ if !written => Err("not written yet for simd".to_string()),
-            (Pass::Step, _) => Err(format!("{algorithm} has no {pass}")),
-            (_, Dtype::F64) => Err("simd stores f32, bf16 or f16".to_string()),
+        use Algorithm::{Attention, AttentionLse, LinearAttention};
+        match (algorithm, pass) {
+            (Attention | AttentionLse, Pass::Step) => {
+                return Err(format!("{algorithm} has no {pass}"));
+            }
+            (Attention | AttentionLse, _) => {}
+            (LinearAttention, Pass::Forward | Pass::Backward | Pass::Step) => {}
+            (LinearAttention, Pass::Jvp) => return Err(format!("{algorithm} has no {pass}")),
+            _ => return Err("not written yet for simd".to_string()),
+        }
+        match dtype {
+            Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
             _ => Ok(()),
         }
     }
@@ -168,131 +179,17 @@ fn named<const N: usize>(outputs: [(&str, Option<Tensor>); N]) -> Tensors {
 fn answer<T: Stored>(request: &Request<'_>, options: &Options) -> Result<Tensors, Error> {
     match request.problem {
         Problem::Attention(problem) => {
-            attention_pass::<T>(problem, request.pass, request.inputs, options)
+            attention::pass::<T>(problem, request.pass, request.inputs, options)
         }
         Problem::AttentionLse(problem) => {
-            lse_pass::<T>(problem, request.pass, request.inputs, options)
+            attention_lse::pass::<T>(problem, request.pass, request.inputs, options)
+        }
+        Problem::LinearAttention(problem) => {
+            linear_attention::pass::<T>(problem, request.pass, request.inputs, options)
         }
         other => Err(Error::Unsupported {
             what: other.algorithm().to_string(),
             reason: "not written yet for simd".to_string(),
         }),
     }
-}
-
-fn attention_pass<T: Stored>(
-    problem: &Attention,
-    pass: Pass,
-    x: &Tensors,
-    options: &Options,
-) -> Result<Tensors, Error> {
-    let inputs = attention::Inputs::<T> {
-        q: needed(x, "q")?,
-        k: needed(x, "k")?,
-        v: needed(x, "v")?,
-        sinks: view(x, "sinks")?,
-        bias: view(x, "bias")?,
-    };
-    let out = attention::forward(problem, &inputs, options)?;
-    match pass {
-        Pass::Forward => return Ok(named([("o", tensor(out.o)), ("lse", tensor(out.lse))])),
-        Pass::Jvp => {
-            let tangents = attention::Tangents::<T> {
-                tq: view(x, "tq")?,
-                tk: view(x, "tk")?,
-                tv: view(x, "tv")?,
-                tsinks: view(x, "tsinks")?,
-                tbias: view(x, "tbias")?,
-            };
-            let moved = attention::jvp(problem, &inputs, &out, &tangents, options)?;
-            return Ok(named([("to", tensor(moved.to)), ("tlse", tensor(moved.tlse))]));
-        }
-        _ => {}
-    }
-    let cotangents =
-        attention::Cotangents::<T> { dout: needed(x, "dout")?, dlse: view(x, "dlse")? };
-    if pass == Pass::Backward {
-        let grads = attention::backward(problem, &inputs, &out, &cotangents, options)?;
-        return Ok(named([
-            ("dq", tensor(grads.dq)),
-            ("dk", tensor(grads.dk)),
-            ("dv", tensor(grads.dv)),
-            ("dsinks", grads.dsinks.and_then(tensor)),
-            ("dbias", grads.dbias.and_then(tensor)),
-        ]));
-    }
-    let second = attention::SecondCotangents::<T> {
-        ddq: view(x, "ddq")?,
-        ddk: view(x, "ddk")?,
-        ddv: view(x, "ddv")?,
-        ddsinks: view(x, "ddsinks")?,
-        ddbias: view(x, "ddbias")?,
-        cot_o: view(x, "cot_o")?,
-        cot_lse: view(x, "cot_lse")?,
-    };
-    let grads = attention::double_backward(problem, &inputs, &out, &cotangents, &second, options)?;
-    Ok(named([
-        ("gq", tensor(grads.gq)),
-        ("gk", tensor(grads.gk)),
-        ("gv", tensor(grads.gv)),
-        ("gdout", tensor(grads.gdout)),
-        ("gdlse", tensor(grads.gdlse)),
-        ("gsinks", grads.gsinks.and_then(tensor)),
-        ("gbias", grads.gbias.and_then(tensor)),
-    ]))
-}
-
-fn lse_pass<T: Stored>(
-    problem: &AttentionLse,
-    pass: Pass,
-    x: &Tensors,
-    options: &Options,
-) -> Result<Tensors, Error> {
-    let inputs = attention_lse::Inputs::<T> {
-        q: needed(x, "q")?,
-        k: needed(x, "k")?,
-        sinks: view(x, "sinks")?,
-        bias: view(x, "bias")?,
-    };
-    let out = attention_lse::forward(problem, &inputs, options)?;
-    match pass {
-        Pass::Forward => return Ok(named([("lse", tensor(out.lse))])),
-        Pass::Jvp => {
-            let tangents = attention_lse::Tangents::<T> {
-                tq: view(x, "tq")?,
-                tk: view(x, "tk")?,
-                tsinks: view(x, "tsinks")?,
-                tbias: view(x, "tbias")?,
-            };
-            let moved = attention_lse::jvp(problem, &inputs, &out, &tangents, options)?;
-            return Ok(named([("tlse", tensor(moved.tlse))]));
-        }
-        _ => {}
-    }
-    let cotangents = attention_lse::Cotangents { dlse: needed(x, "dlse")? };
-    if pass == Pass::Backward {
-        let grads = attention_lse::backward(problem, &inputs, &out, &cotangents, options)?;
-        return Ok(named([
-            ("dq", tensor(grads.dq)),
-            ("dk", tensor(grads.dk)),
-            ("dsinks", grads.dsinks.and_then(tensor)),
-            ("dbias", grads.dbias.and_then(tensor)),
-        ]));
-    }
-    let second = attention_lse::SecondCotangents::<T> {
-        ddq: view(x, "ddq")?,
-        ddk: view(x, "ddk")?,
-        ddsinks: view(x, "ddsinks")?,
-        ddbias: view(x, "ddbias")?,
-        cot_lse: view(x, "cot_lse")?,
-    };
-    let grads =
-        attention_lse::double_backward(problem, &inputs, &out, &cotangents, &second, options)?;
-    Ok(named([
-        ("gq", tensor(grads.gq)),
-        ("gk", tensor(grads.gk)),
-        ("gdlse", tensor(grads.gdlse)),
-        ("gsinks", grads.gsinks.and_then(tensor)),
-        ("gbias", grads.gbias.and_then(tensor)),
-    ]))
 }

@@ -12,8 +12,7 @@ pub use forward::forward;
 pub use jvp::jvp;
 
 use crate::scalar::Real;
-use crate::tensor::check_operands;
-use etalon_problem::{Attention, Error, Pass};
+use etalon_problem::{Attention, Error, Pass, check_operands};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What attention is computed from.

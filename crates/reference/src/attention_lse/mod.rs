@@ -13,8 +13,7 @@ pub use jvp::jvp;
 
 use crate::scalar::Real;
 use crate::scores::ScoreOperands;
-use crate::tensor::check_operands;
-use etalon_problem::{AttentionLse, Error, Pass};
+use etalon_problem::{AttentionLse, Error, Pass, check_operands};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What the log-sum-exp is computed from.

@@ -15,8 +15,7 @@ pub use forward::forward;
 pub use stats::{SpeedUp, Stats, stats};
 
 use crate::scalar::Real;
-use crate::tensor::check_operands;
-use etalon_problem::{Error, LazyAttention, Pass};
+use etalon_problem::{Error, LazyAttention, Pass, check_operands};
 use ndarray::{Array1, Array2, Array3, Array4, ArrayView1, ArrayView2, ArrayView3, ArrayView4};
 
 /// What lazy attention is computed from.

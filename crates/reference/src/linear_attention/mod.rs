@@ -16,8 +16,7 @@ pub use forward::forward;
 pub use step::{StepInputs, StepOutput, step};
 
 use crate::scalar::Real;
-use crate::tensor::check_operands;
-use etalon_problem::{Error, LinearAttention, Pass};
+use etalon_problem::{Error, LinearAttention, Pass, check_operands};
 use gates::check_g_gamma;
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 

@@ -4,8 +4,7 @@ use super::Inputs;
 use super::forward::forward_scaled;
 use super::gates::{check_g_gamma, check_log_decay};
 use crate::scalar::Real;
-use crate::tensor::check_operands;
-use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences};
+use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences, check_operands};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView3, ArrayView4, Axis};
 
 /// What the next token of every batch element is computed from.

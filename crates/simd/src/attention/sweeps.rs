@@ -451,7 +451,7 @@ pub(super) fn write<T: Element>(
 }
 
 /// `out` = factor · the first elements of `sum`.
-pub(super) fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, sum: &[f32], factor: f32) {
+pub(crate) fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, sum: &[f32], factor: f32) {
     match out.as_slice_mut() {
         Some(out) => out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
         None => out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x)),

@@ -1,0 +1,182 @@
+//! The operands of a chunk in f32, as either factor of a product.
+
+use crate::aligned::Aligned;
+use crate::lanes::{Isa, Lanes};
+use crate::pack::{Packed, read_row, transpose};
+use crate::tile::{STRIDE, Tile};
+use crate::{Element, linear_attention::Cut};
+use etalon_problem::Error;
+use ndarray::ArrayView2;
+use std::ops::Range;
+
+/// Columns of a slab: whole register blocks, as rows and as columns, of every instruction set; and
+/// fewer than [`STRIDE`].
+const SLAB: usize = 192;
+
+const WHAT: &str = "the operands of a chunk";
+
+/// A matrix row by row, [`STRIDE`] apart, in slabs of [`SLAB`] columns: the factor that a product
+/// reads element by element, by rows or by columns.
+#[derive(Debug)]
+pub struct Rows {
+    elements: Aligned,
+    /// Rows of a slab.
+    capacity: usize,
+    dim: usize,
+}
+
+impl Rows {
+    /// Room for the rows of a chunk of `dim` elements.
+    pub fn room(cut: &Cut, dim: usize) -> Result<Self, Error> {
+        let capacity =
+            cut.chunk.next_multiple_of(cut.rows).max(cut.chunk.next_multiple_of(cut.cols));
+        let slab = capacity.saturating_mul(STRIDE);
+        let elements = Aligned::zeros(slab.saturating_mul(dim.div_ceil(SLAB)), WHAT)?;
+        Ok(Rows { elements, capacity, dim })
+    }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        self.elements.bytes()
+    }
+
+    /// Elements of a row.
+    pub fn dim(&self) -> usize {
+        self.dim
+    }
+
+    /// The columns of each slab, and where it lies.
+    #[inline(always)]
+    fn slabs(&self) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
+        let (dim, slab) = (self.dim, self.capacity * STRIDE);
+        (0..dim.div_ceil(SLAB)).map(move |s| (s * SLAB..dim.min((s + 1) * SLAB), s * slab))
+    }
+
+    /// Becomes `source`.
+    pub fn read<T: Element>(&mut self, source: ArrayView2<'_, T>) {
+        for (cols, at) in self.slabs() {
+            let slab = &mut self.elements[at..];
+            for (row, source) in slab.chunks_mut(STRIDE).zip(source.outer_iter()) {
+                let row = &mut row[..cols.len()];
+                match source.to_slice() {
+                    Some(source) => T::read(&source[cols.clone()], row),
+                    None => read_row(source.slice_move(ndarray::s![cols.clone()]), row),
+                }
+            }
+        }
+    }
+
+    /// Whether the first `len` rows hold no NaN and no infinity.
+    #[inline(always)]
+    pub fn finite(&self, len: usize) -> bool {
+        let mut largest = 0;
+        for (cols, at) in self.slabs() {
+            for row in self.elements[at..].chunks(STRIDE).take(len) {
+                // As integers, and without an early exit: in sweeps of the vector unit.
+                for x in &row[..cols.len()] {
+                    largest = largest.max(x.to_bits() as i32 & i32::MAX);
+                }
+            }
+        }
+        largest < f32::INFINITY.to_bits() as i32
+    }
+
+    /// Some elements of row `i`, within one slab.
+    #[inline(always)]
+    fn part(&self, i: usize, cols: Range<usize>) -> &[f32] {
+        let at = cols.start / SLAB * self.capacity * STRIDE + i * STRIDE + cols.start % SLAB;
+        &self.elements[at..][..cols.len()]
+    }
+
+    /// x · row `i`, as far as x goes.
+    #[inline(always)]
+    pub fn dot<I: Isa>(&self, isa: I, i: usize, x: &[f32]) -> f32 {
+        let mut sum = I::F32::splat(isa, 0.0);
+        let mut rest = 0.0;
+        for (cols, _) in self.slabs() {
+            let (row, x) = (self.part(i, cols.clone()), &x[cols]);
+            let whole = row.len() / I::F32::N * I::F32::N;
+            for (a, b) in row.chunks_exact(I::F32::N).zip(x.chunks_exact(I::F32::N)) {
+                sum = I::F32::load(isa, a).mul_add(I::F32::load(isa, b), sum);
+            }
+            for (a, b) in row[whole..].iter().zip(&x[whole..]) {
+                rest += a * b;
+            }
+        }
+        sum.reduce_add() + rest
+    }
+
+    /// The first `len` rows along: groups of a register block's columns, `[dim/cols][capacity][cols]`,
+    /// each row times its weight.
+    #[inline(always)]
+    pub fn along<I: Isa>(&self, isa: I, len: usize, weights: Option<&[f32]>, to: &mut Packed) {
+        let width = I::Tile::COLS;
+        for group in 0..self.dim.div_ceil(width) {
+            let start = group * width;
+            let panel = &mut to.panels[group * to.panel..];
+            for (i, row) in panel.chunks_exact_mut(width).take(len).enumerate() {
+                // Columns beyond the last are 0 in every row of a slab.
+                let source = self.part(i, start..start + width).chunks_exact(I::F32::N);
+                for (to, source) in row.chunks_exact_mut(I::F32::N).zip(source) {
+                    let x = I::F32::load(isa, source);
+                    let weighted = weights.map(
+                        #[inline(always)]
+                        |weights| x * I::F32::splat(isa, weights[i]),
+                    );
+                    weighted.unwrap_or(x).store(to);
+                }
+            }
+        }
+    }
+
+    /// The first `len` rows across: groups of as many rows, transposed, `[capacity/cols][dim][cols]`.
+    #[inline(always)]
+    pub fn across<I: Isa>(&self, _: I, len: usize, to: &mut Packed) {
+        let width = I::Tile::COLS;
+        for group in 0..len.div_ceil(width) {
+            let panel = &mut to.panels[group * to.panel..];
+            for (cols, at) in self.slabs() {
+                let rows = &self.elements[at + group * width * STRIDE..];
+                transpose(rows, STRIDE, cols.len(), &mut panel[cols.start * width..], width);
+            }
+        }
+    }
+
+    /// tile += rows `first`… · B, with B a panel along of `dim` rows.
+    #[inline(always)]
+    pub fn add_rows<I: Isa>(&self, isa: I, tile: &mut I::Tile, first: usize, b: &[f32]) {
+        for (cols, at) in self.slabs() {
+            let a = &self.elements[at + first * STRIDE..];
+            tile.add_rows(isa, a, &b[cols.start * I::Tile::COLS..], cols.len());
+        }
+    }
+
+    /// tile += (columns `col`… of `rows`)ᵀ · B, with B the rows `rows` of a panel along.
+    #[inline(always)]
+    pub fn add_columns<I: Isa>(
+        &self,
+        isa: I,
+        tile: &mut I::Tile,
+        col: usize,
+        rows: Range<usize>,
+        b: &[f32],
+    ) {
+        let at = col / SLAB * self.capacity * STRIDE + rows.start * STRIDE + col % SLAB;
+        let b = &b[rows.start * I::Tile::COLS..];
+        tile.add_columns(isa, &self.elements[at..], b, rows.len());
+    }
+}
+
+/// Room for the rows of a chunk along.
+pub fn room_along(cut: &Cut, dim: usize) -> Result<Packed, Error> {
+    let panel = cut.chunk * cut.cols;
+    let panels = Aligned::zeros(panel.saturating_mul(dim.div_ceil(cut.cols)), WHAT)?;
+    Ok(Packed { panels, panel })
+}
+
+/// Room for the rows of a chunk across.
+pub fn room_across(cut: &Cut, dim: usize) -> Result<Packed, Error> {
+    let panel = cut.cols.saturating_mul(dim);
+    let panels = Aligned::zeros(panel.saturating_mul(cut.chunk.div_ceil(cut.cols)), WHAT)?;
+    Ok(Packed { panels, panel })
+}

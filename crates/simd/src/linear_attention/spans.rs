@@ -1,0 +1,241 @@
+//! How a sequence is worked on by more than one thread.
+//!
+//! A sequence is cut into spans of a few chunks, and the state before chunk c of span s is always
+//!
+//! ```text
+//! S_c = Λ_c H_s + L_c        L_c from the chunks of the span alone, beginning with 0
+//! H_{s+1} = Λ H_s + L        with the last of them
+//! ```
+//!
+//! One thread may go through a sequence from its begin to its end; or many may sum the L of all
+//! spans first, then the H, and then work on all spans at once, for one more sweep over keys and
+//! values. The sums are the same, and so are the bits.
+
+use super::state::{Shape, State, combine};
+use super::{Cut, Gates, Inputs};
+use crate::heads::{Cut as Tiles, Piece, places, query_tiles};
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::level::compiled_here;
+use crate::{Element, Level, Options};
+use etalon_problem::{Error, LinearAttention, Sequence};
+use ndarray::{ArrayView2, ArrayView4, ArrayViewMut, RemoveAxis, s};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// More work that a schedule may make if it occupies the threads: what another sweep over keys and
+/// values costs.
+const SWEEP: f64 = 1.3;
+
+/// The tokens of the spans of a sequence.
+pub fn spans(
+    sequence: &Sequence,
+    cut: &Cut,
+) -> impl ExactSizeIterator<Item = Range<usize>> + use<> {
+    Tiles::tiles(0..sequence.keys, cut.span)
+}
+
+/// The chunks of a span.
+pub fn chunks(
+    span: &Range<usize>,
+    cut: &Cut,
+) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
+    Tiles::tiles(span.clone(), cut.chunk)
+}
+
+/// Whether every sequence and key head is best left to one thread.
+pub fn whole(sequences: &[Sequence], key_heads: usize) -> bool {
+    let threads = rayon::current_num_threads();
+    let tokens = sequences.iter().map(|sequence| sequence.keys);
+    let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>());
+    let even = (all * key_heads) as f64 / threads as f64;
+    let slots = sequences.len() * key_heads;
+    let rounds =
+        if all == longest * sequences.len() { slots.div_ceil(threads) } else { usize::MAX };
+    let apart = (longest as f64) * rounds as f64;
+    // At the end all wait for one that was begun last.
+    let last = even + longest as f64 * (1.0 - 1.0 / threads as f64);
+    apart.min(last) <= SWEEP * even
+}
+
+/// The decay over some tokens.
+pub fn decay(gates: &Gates<'_>, tokens: Range<usize>) -> f32 {
+    gates.sum(tokens).exp() as f32
+}
+
+/// A result `[batch, heads, tokens, …]` of `group` heads to a key head, by sequence and key head,
+/// then by span, then by head. Rows of no sequence are in none.
+pub fn pieces<'o, A, D>(
+    result: ArrayViewMut<'o, A, D>,
+    sequences: &[Sequence],
+    (key_heads, group): (usize, usize),
+    cut: &Cut,
+) -> Vec<Vec<Vec<Piece<'o, A, D>>>>
+where
+    D: RemoveAxis<Smaller: RemoveAxis>,
+{
+    let room = |sequence: &Sequence| {
+        let spans = spans(sequence, cut).map(|_| Vec::with_capacity(group));
+        spans.collect::<Vec<_>>()
+    };
+    let mut slots: Vec<Vec<Vec<Piece<'o, A, D>>>> =
+        sequences.iter().flat_map(|sequence| (0..key_heads).map(move |_| room(sequence))).collect();
+    let places = places(sequences, key_heads * group, cut.span);
+    for (place, piece) in places.into_iter().zip(query_tiles(result, sequences, cut.span)) {
+        let slot = place.number * key_heads + place.head / group;
+        slots[slot][place.rows.start / cut.span].push(piece);
+    }
+    slots
+}
+
+/// What every pass works on. A *slot* is a sequence and a key head: s·Hk + h.
+pub struct Work<'a> {
+    pub problem: &'a LinearAttention,
+    pub sequences: &'a [Sequence],
+    pub cut: Cut,
+    /// That of a state.
+    pub shape: Shape,
+    pub options: &'a Options,
+}
+
+/// Some tokens of a sequence and key head.
+pub struct Place<'a> {
+    pub sequence: &'a Sequence,
+    pub head: usize,
+    pub tokens: Range<usize>,
+    pub gates: Gates<'a>,
+}
+
+impl<'a> Work<'a> {
+    pub fn new(
+        problem: &'a LinearAttention,
+        sequences: &'a [Sequence],
+        options: &'a Options,
+    ) -> Result<Self, Error> {
+        let cut = Cut::new(problem, options)?;
+        let shape = Shape::new(&cut, problem.extents.dim, problem.value_dim);
+        Ok(Work { problem, sequences, cut, shape, options })
+    }
+
+    /// A span of a slot.
+    pub fn place<'p, T: Element>(
+        &'p self,
+        inputs: &'p Inputs<'_, T>,
+        slot: usize,
+        number: usize,
+    ) -> Place<'p> {
+        let key_heads = self.problem.extents.key_heads;
+        let (sequence, head) = (&self.sequences[slot / key_heads], slot % key_heads);
+        let start = number * self.cut.span;
+        let tokens = start..sequence.keys.min(start + self.cut.span);
+        let gates = inputs.gates(self.problem, sequence, head);
+        Place { sequence, head, tokens, gates }
+    }
+
+    /// A state for every slot.
+    pub fn states(&self, shape: Shape) -> Result<Vec<State>, Error> {
+        let slots = self.sequences.len() * self.problem.extents.key_heads;
+        (0..slots).map(|_| State::zero(shape)).collect()
+    }
+
+    /// A state for every span of every slot.
+    pub fn rooms(&self, shape: Shape) -> Result<Vec<Vec<State>>, Error> {
+        let slots = self.sequences.iter().flat_map(|sequence| {
+            (0..self.problem.extents.key_heads).map(|_| spans(sequence, &self.cut).len())
+        });
+        slots.map(|spans| (0..spans).map(|_| State::zero(shape)).collect()).collect()
+    }
+
+    /// Reads what every slot begins with.
+    pub fn begin(
+        &self,
+        tensor: &Option<ArrayView4<'_, f32>>,
+        states: &mut [State],
+        read: impl Fn(&mut State, ArrayView2<'_, f32>),
+    ) {
+        let Some(tensor) = tensor else { return };
+        let key_heads = self.problem.extents.key_heads;
+        for (slot, state) in states.iter_mut().enumerate() {
+            read(state, tensor.slice(s![slot / key_heads, slot % key_heads, .., ..]));
+        }
+    }
+
+    /// Turns the local states of spans into the states before them, and `states` into those after the
+    /// last. The order of spans is that of `locals`; `place` says where they are.
+    pub fn scan<'p>(
+        &self,
+        locals: &mut [Vec<State>],
+        states: &mut [State],
+        place: impl Fn(usize, usize) -> Place<'p> + Sync,
+    ) {
+        let level = self.options.level;
+        locals.par_iter_mut().zip(states).enumerate().for_each(|(slot, (locals, state))| {
+            let mut before = state.elements.to_vec();
+            for (number, local) in locals.iter_mut().enumerate() {
+                pass_on(level, &place(slot, number), &local.elements, &mut state.elements);
+                local.elements.copy_from_slice(&before);
+                before.copy_from_slice(&state.elements);
+            }
+        });
+    }
+}
+
+/// The spans of all slots, with their numbers.
+pub fn numbered(states: &mut [Vec<State>]) -> Vec<(usize, usize, &mut State)> {
+    let slots = states.iter_mut().enumerate();
+    let spans = slots.flat_map(|(slot, states)| {
+        states.iter_mut().enumerate().map(move |(number, state)| (slot, number, state))
+    });
+    spans.collect()
+}
+
+/// state ← the state after a span whose local state is `local`.
+pub fn pass_on(level: Level, place: &Place<'_>, local: &[f32], state: &mut [f32]) {
+    PassOn { decay: decay(&place.gates, place.tokens.clone()), local, state }.run_at(level);
+}
+
+/// S = Λ H + L; without L, S = H.
+pub struct Combined<'a> {
+    pub decay: f32,
+    pub state: &'a [f32],
+    pub local: Option<&'a [f32]>,
+    pub to: &'a mut [f32],
+}
+
+compiled_here!(Combined<'_>);
+
+impl Kernel for Combined<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        match self.local {
+            Some(local) => combine(isa, self.decay, self.state, local, self.to),
+            None => self.to.copy_from_slice(self.state),
+        }
+    }
+}
+
+/// H ← Λ H + L; where the decay is 0, H was absent.
+struct PassOn<'a> {
+    decay: f32,
+    local: &'a [f32],
+    state: &'a mut [f32],
+}
+
+compiled_here!(PassOn<'_>);
+
+impl Kernel for PassOn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        if self.decay == 0.0 {
+            return self.state.copy_from_slice(self.local);
+        }
+        let factor = I::F32::splat(isa, self.decay);
+        let lists = self.state.chunks_exact_mut(I::F32::N).zip(self.local.chunks_exact(I::F32::N));
+        for (state, local) in lists {
+            factor.mul_add(I::F32::load(isa, state), I::F32::load(isa, local)).store(state);
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! States, as panels: the factor that a product reads by whole registers.
+
+use super::Cut;
+use crate::aligned::Aligned;
+use crate::lanes::{Isa, Lanes};
+use crate::tile::Tile;
+use etalon_problem::Error;
+use ndarray::{ArrayView2, ArrayViewMut2};
+
+/// A matrix of `dim` × `width` along: groups of a register block's columns,
+/// `[width/cols][dim][cols]`, with rows and columns that only fill register blocks.
+#[derive(Debug)]
+pub struct State {
+    pub elements: Aligned,
+    shape: Shape,
+}
+
+/// How states lie in memory.
+#[derive(Debug, Clone, Copy)]
+pub struct Shape {
+    /// Rows.
+    pub dim: usize,
+    /// Columns.
+    pub width: usize,
+    /// Rows, filled up to register blocks.
+    rows: usize,
+    /// Columns of a register block.
+    cols: usize,
+}
+
+impl Shape {
+    /// States of `dim` × `width`.
+    pub fn new(cut: &Cut, dim: usize, width: usize) -> Self {
+        // Also whole blocks of a transposition.
+        let rows = dim.next_multiple_of(cut.rows).max(dim.next_multiple_of(cut.cols));
+        Shape { dim, width, rows, cols: cut.cols }
+    }
+
+    /// The transposed states.
+    pub fn transposed(&self, cut: &Cut) -> Self {
+        Shape::new(cut, self.width, self.dim)
+    }
+
+    /// Elements of a state.
+    pub fn len(&self) -> usize {
+        self.panel().saturating_mul(self.width.div_ceil(self.cols))
+    }
+
+    /// Elements of a panel.
+    #[inline(always)]
+    pub fn panel(&self) -> usize {
+        self.rows.saturating_mul(self.cols)
+    }
+
+    fn at(&self, d: usize, e: usize) -> usize {
+        e / self.cols * self.panel() + d * self.cols + e % self.cols
+    }
+}
+
+impl State {
+    /// A state that holds 0.
+    pub fn zero(shape: Shape) -> Result<Self, Error> {
+        Ok(State { elements: Aligned::zeros(shape.len(), "a state")?, shape })
+    }
+
+    /// Becomes what a tensor holds.
+    pub fn read(&mut self, source: ArrayView2<'_, f32>) {
+        for ((d, e), &x) in source.indexed_iter() {
+            let at = self.shape.at(d, e);
+            self.elements[at] = x;
+        }
+    }
+
+    /// Becomes the transpose of what a tensor holds.
+    pub fn read_transposed(&mut self, source: ArrayView2<'_, f32>) {
+        self.read(source.reversed_axes());
+    }
+
+    /// Writes the state into a tensor.
+    pub fn write(&self, mut target: ArrayViewMut2<'_, f32>) {
+        for ((d, e), x) in target.indexed_iter_mut() {
+            *x = self.elements[self.shape.at(d, e)];
+        }
+    }
+}
+
+/// `to` = decay · state + local; where the decay is 0 the state is absent.
+#[inline(always)]
+pub fn combine<I: Isa>(isa: I, decay: f32, state: &[f32], local: &[f32], to: &mut [f32]) {
+    if decay == 0.0 {
+        to.copy_from_slice(local);
+        return;
+    }
+    let factor = I::F32::splat(isa, decay);
+    let lists = state.chunks_exact(I::F32::N).zip(local.chunks_exact(I::F32::N));
+    for (to, (state, local)) in to.chunks_exact_mut(I::F32::N).zip(lists) {
+        factor.mul_add(I::F32::load(isa, state), I::F32::load(isa, local)).store(to);
+    }
+}
+
+/// state ← decay · state + leftᵀ · right over the tokens `rows`: (R22), and the same for every other
+/// state. Where the decay is 0 what the state held is absent; with `fresh` it was 0.
+#[inline(always)]
+pub fn advance<I: Isa>(
+    isa: I,
+    shape: Shape,
+    state: &mut [f32],
+    decay: f32,
+    left: &super::operand::Rows,
+    right: &crate::pack::Packed,
+    rows: std::ops::Range<usize>,
+) {
+    let (height, width) = (I::Tile::ROWS, I::Tile::COLS);
+    let factors = [decay; crate::scores::MAX_ROWS];
+    for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
+        for d in (0..shape.dim).step_by(height) {
+            let block = &mut panel[d * width..];
+            let mut tile = I::Tile::zero(isa);
+            if decay != 0.0 {
+                tile = I::Tile::load(isa, block, width);
+                if decay != 1.0 {
+                    tile = tile.scale_rows(isa, &factors);
+                }
+            }
+            left.add_columns(isa, &mut tile, d, rows.clone(), right.from(number));
+            tile.store(block, width);
+        }
+    }
+}
