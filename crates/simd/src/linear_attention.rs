@@ -6,12 +6,14 @@ mod forward;
 mod gates;
 mod gradient;
 mod operand;
+mod plan;
 mod spans;
 mod state;
 mod step;
 
 pub use backward::{backward, backward_into};
 pub use forward::{forward, forward_into};
+pub use plan::plan;
 pub use step::{step, step_into};
 
 use crate::lanes::{Isa, Kernel};

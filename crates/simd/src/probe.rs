@@ -2,6 +2,7 @@
 
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
+use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -55,5 +56,36 @@ impl Kernel for Peak {
             |sum| sum.reduce_add(),
         ));
         (self.rounds * 2 * SUMS * I::F32::N * 2) as f64
+    }
+}
+
+/// GB/s of memory that is read and written in place, as the states of a step are: `bytes` of them, by
+/// one thread of each that rayon's current pool has. The median of many tries.
+pub fn update_gbps(level: Level, bytes: usize) -> f64 {
+    let threads = rayon::current_num_threads();
+    let mut memory = vec![1.0f32; bytes / size_of::<f32>()];
+    let part = memory.len().div_ceil(threads).next_multiple_of(16).max(16);
+    let mut tries = Vec::new();
+    let begin = Instant::now();
+    while tries.len() < 5 || begin.elapsed().as_secs_f64() < 0.2 {
+        let start = Instant::now();
+        memory.par_chunks_mut(part).for_each(|part| level.run(Update(part)));
+        tries.push(2.0 * bytes as f64 / start.elapsed().as_nanos().max(1) as f64);
+    }
+    tries.sort_by(f64::total_cmp);
+    tries[tries.len() / 2]
+}
+
+struct Update<'a>(&'a mut [f32]);
+
+impl Kernel for Update<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let factor = I::F32::splat(isa, black_box(1.0));
+        for x in self.0.chunks_exact_mut(I::F32::N) {
+            (I::F32::load(isa, x) * factor).store(x);
+        }
     }
 }

@@ -1,5 +1,8 @@
 //! `etalon bench`: how fast the simd tier is, against the peak measured in the same run.
 
+mod attention;
+mod linear_attention;
+mod masks;
 mod tune;
 
 use super::table::table;
@@ -7,12 +10,13 @@ use super::{Failure, Outcome, options, say};
 use etalon_conformance::generate::Stream;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, BiasExtents, Blocking, Dtype, Error, Extents, Mask,
-    NamedArray, Pass, Scores,
+    Algorithm, Attention, AttentionLse, BiasExtents, Blocking, Decay, Dtype, Error, Extents, Pass,
+    Scores,
 };
-use etalon_simd::{Element, Mode, Options, attention, attention_lse, probe};
+use etalon_simd::{Element, Mode, Options, probe};
 use half::{bf16, f16};
-use ndarray::{Array, Array4, ShapeBuilder};
+use masks::{Named, mask};
+use ndarray::{Array, ShapeBuilder};
 use serde::Serialize;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -57,6 +61,9 @@ pub struct Arguments {
     /// The modes of a backward pass: auto, separate, fused, or, of attention_lse alone, gradient.
     #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = mode)]
     mode: Vec<Mode>,
+    /// How linear_attention decays: none, per_head, per_token.
+    #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = decay)]
+    decay: Vec<Decay>,
     /// c of S = c·tanh(s/c).
     #[arg(long, value_name = "C")]
     softcap: Option<f64>,
@@ -77,61 +84,12 @@ pub struct Arguments {
     json: Option<PathBuf>,
 }
 
-/// A mask and its name.
-#[derive(Debug, Clone)]
-struct Named {
-    name: String,
-    pattern: Pattern,
-}
-
-#[derive(Debug, Clone)]
-enum Pattern {
-    Mask(Mask),
-    /// Causal within segments of so many queries and keys.
-    Segments(usize),
-    /// The same, pair by pair.
-    Array(usize),
-}
-
-fn mask(name: &str) -> Result<Named, String> {
-    let number = |text: &str| match text.parse::<usize>() {
-        Ok(number @ 1..) => Ok(number),
-        _ => Err(format!("{name}: expected a positive number of keys")),
-    };
-    let pattern = match name.split_once('=') {
-        None if name == "full" => Pattern::Mask(Mask::Full),
-        None if name == "causal" => Pattern::Mask(Mask::causal()),
-        Some(("window", reach)) => Pattern::Mask(Mask::window(number(reach)?, 0)),
-        Some(("segments", keys)) => Pattern::Segments(number(keys)?),
-        Some(("array", keys)) => Pattern::Array(number(keys)?),
-        _ => {
-            return Err("one of full, causal, window=KEYS, segments=KEYS, array=KEYS".to_string());
-        }
-    };
-    Ok(Named { name: name.to_string(), pattern })
-}
-
-impl Pattern {
-    /// The mask for `batch` sequences of `length` queries and keys.
-    fn mask(&self, batch: usize, length: usize) -> Mask {
-        match *self {
-            Pattern::Mask(ref mask) => mask.clone(),
-            Pattern::Segments(size) => {
-                let ids: Vec<i64> =
-                    (0..batch * length).map(|i| (i % length / size) as i64).collect();
-                let [query, key] = ["query_ids", "key_ids"]
-                    .map(|name| NamedArray::new(name, &[batch, length], ids.as_slice()));
-                Mask::And(vec![Mask::causal(), Mask::Segments { query, key }])
-            }
-            Pattern::Array(size) => {
-                let seen = |at: usize| {
-                    let (i, j) = (at / length, at % length);
-                    j <= i && i / size == j / size
-                };
-                let pairs: Vec<bool> = (0..length * length).map(seen).collect();
-                Mask::Array(NamedArray::new("pairs", &[1, 1, length, length], pairs))
-            }
-        }
+fn decay(name: &str) -> Result<Decay, String> {
+    match name {
+        "none" => Ok(Decay::None),
+        "per_head" => Ok(Decay::PerHead),
+        "per_token" => Ok(Decay::PerToken),
+        _ => Err("one of none, per_head, per_token".to_string()),
     }
 }
 
@@ -173,9 +131,21 @@ struct Figure {
     gflops: f64,
     /// Of the peak.
     share: f64,
+    /// GB/s of the states, of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    gigabytes: Option<Bandwidth>,
     /// The best of the tile sizes that were searched.
     #[serde(skip_serializing_if = "Option::is_none")]
     best: Option<Best>,
+}
+
+/// How fast a step moves the states, and how fast this machine can.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Bandwidth {
+    /// GB/s of the states, read and written.
+    states: f64,
+    /// GB/s of memory of their size that is read and written and nothing else, in the same run.
+    memory: f64,
 }
 
 #[derive(Debug, Serialize)]
@@ -234,6 +204,11 @@ impl Bench<'_> {
         let mut figures = Vec::new();
         for &length in length {
             for &dim in dim {
+                if wanted(Algorithm::LinearAttention) {
+                    for &decay in &self.arguments.decay {
+                        self.linear_attention::<T>(length, dim, decay, &mut figures)?;
+                    }
+                }
                 for Named { name, pattern } in mask {
                     let extents = Extents {
                         batch: *batch,
@@ -262,20 +237,22 @@ impl Bench<'_> {
         Ok(figures)
     }
 
-    /// Times a pass, if it is wanted; a backward pass in every mode.
+    /// Times a pass of so many flops, if it is wanted; a backward pass in every mode that the
+    /// algorithm has.
     fn add(
         &self,
         figures: &mut Vec<Figure>,
-        subject: (Algorithm, &Scores, &str),
-        (pass, products): (Pass, u64),
+        subject: &Subject,
+        (pass, flops): (Pass, u64),
         run: &mut Run<'_>,
     ) -> Result<(), Failure> {
         if !self.arguments.pass.is_empty() && !self.arguments.pass.contains(&pass) {
             return Ok(());
         }
-        let modes = if pass == Pass::Backward { &self.arguments.mode[..] } else { &[Mode::Auto] };
+        let moded = pass == Pass::Backward && subject.algorithm != Algorithm::LinearAttention;
+        let modes = if moded { &self.arguments.mode[..] } else { &[Mode::Auto] };
         for &mode in modes {
-            if mode == Mode::ForwardGradient && subject.0 != Algorithm::AttentionLse {
+            if mode == Mode::ForwardGradient && subject.algorithm != Algorithm::AttentionLse {
                 continue;
             }
             let options = Options { mode, ..self.options };
@@ -284,126 +261,9 @@ impl Bench<'_> {
                 true => Some(tune::best(&options, self.arguments.seconds, run)?),
                 false => None,
             };
-            figures.push(Figure { best, ..self.figure(subject, pass, mode, products, time) });
+            figures.push(Figure { best, ..self.figure(subject, pass, mode, flops, time) });
         }
         Ok(())
-    }
-
-    fn attention<T: Element>(
-        &self,
-        problem: &Attention,
-        mask: &str,
-        figures: &mut Vec<Figure>,
-    ) -> Result<(), Failure> {
-        problem.check()?;
-        let scores = &problem.scores;
-        let [q, k, ddq, ddk] = [
-            ("q", scores.q_shape()),
-            ("k", scores.k_shape()),
-            ("ddq", scores.q_shape()),
-            ("ddk", scores.k_shape()),
-        ]
-        .map(|(name, shape)| made::<T, _>(name, shape));
-        let [v, ddv] = ["v", "ddv"].map(|name| made::<T, _>(name, problem.v_shape()));
-        let [bias, ddbias] = biases::<T>(scores);
-        let dout = made::<T, _>("dout", problem.o_shape());
-        let inputs = attention::Inputs::new(q.view(), k.view(), v.view());
-        let inputs = attention::Inputs { bias: bias.as_ref().map(|bias| bias.view()), ..inputs };
-        let cotangents = attention::Cotangents::new(dout.view());
-        let second = attention::SecondCotangents {
-            ddq: Some(ddq.view()),
-            ddk: Some(ddk.view()),
-            ddv: Some(ddv.view()),
-            ddbias: ddbias.as_ref().map(|bias| bias.view()),
-            ..Default::default()
-        };
-        let tangents = attention::Tangents {
-            tq: second.ddq,
-            tk: second.ddk,
-            tv: second.ddv,
-            tbias: second.ddbias,
-            ..Default::default()
-        };
-        let out = attention::forward(problem, &inputs, &self.options)?;
-        let subject = (Algorithm::Attention, scores, mask);
-        let mut add = |pass, run: &mut Run<'_>| self.add(figures, subject, pass, run);
-        // q·k and p·v.
-        add((Pass::Forward, 2), &mut |options| {
-            attention::forward(problem, &inputs, options).map(drop)
-        })?;
-        // q·k, dout·v, and the three products for dq, dk and dv.
-        add((Pass::Backward, 5), &mut |options| {
-            attention::backward(problem, &inputs, &out, &cotangents, options).map(drop)
-        })?;
-        // The least that is known in O(N) memory: 11 by rows, 8 by columns.
-        add((Pass::DoubleBackward, 19), &mut |options| {
-            attention::double_backward(problem, &inputs, &out, &cotangents, &second, options)
-                .map(drop)
-        })?;
-        // q·k, ddq·k, q·ddk, and the products of v and ddv.
-        add((Pass::Jvp, 5), &mut |options| {
-            attention::jvp(problem, &inputs, &out, &tangents, options).map(drop)
-        })
-    }
-
-    fn attention_lse<T: Element>(
-        &self,
-        problem: &AttentionLse,
-        mask: &str,
-        figures: &mut Vec<Figure>,
-    ) -> Result<(), Failure> {
-        problem.check()?;
-        let scores = &problem.scores;
-        let [q, k, ddq, ddk] = [
-            ("q", scores.q_shape()),
-            ("k", scores.k_shape()),
-            ("ddq", scores.q_shape()),
-            ("ddk", scores.k_shape()),
-        ]
-        .map(|(name, shape)| made::<T, _>(name, shape));
-        let [bias, ddbias] = biases::<T>(scores);
-        let dlse = made::<f32, _>("dlse", scores.row_shape());
-        let inputs = attention_lse::Inputs::new(q.view(), k.view());
-        let inputs =
-            attention_lse::Inputs { bias: bias.as_ref().map(|bias| bias.view()), ..inputs };
-        let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
-        let second = attention_lse::SecondCotangents {
-            ddq: Some(ddq.view()),
-            ddk: Some(ddk.view()),
-            ddbias: ddbias.as_ref().map(|bias| bias.view()),
-            ..Default::default()
-        };
-        let tangents = attention_lse::Tangents {
-            tq: second.ddq,
-            tk: second.ddk,
-            tbias: second.ddbias,
-            ..Default::default()
-        };
-        // The mode of the forward pass decides what it leaves to the backward pass.
-        let gradient = self.arguments.mode.contains(&Mode::ForwardGradient);
-        let mode = if gradient { Mode::ForwardGradient } else { Mode::Auto };
-        let ready = attention_lse::forward(problem, &inputs, &Options { mode, ..self.options })?;
-        let out = attention_lse::Output { lse: ready.lse.clone(), gradient: None };
-        let subject = (Algorithm::AttentionLse, scores, mask);
-        let mut add = |pass, run: &mut Run<'_>| self.add(figures, subject, pass, run);
-        // q·k.
-        add((Pass::Forward, 1), &mut |options| {
-            attention_lse::forward(problem, &inputs, options).map(drop)
-        })?;
-        // q·k and the products for dq and dk.
-        add((Pass::Backward, 3), &mut |options| {
-            let out = if options.mode == Mode::ForwardGradient { &ready } else { &out };
-            attention_lse::backward(problem, &inputs, out, &cotangents, options).map(drop)
-        })?;
-        // 3 for the tangents of lse, 5 by rows, 5 by columns.
-        add((Pass::DoubleBackward, 13), &mut |options| {
-            attention_lse::double_backward(problem, &inputs, &out, &cotangents, &second, options)
-                .map(drop)
-        })?;
-        // q·k, ddq·k and q·ddk.
-        add((Pass::Jvp, 3), &mut |options| {
-            attention_lse::jvp(problem, &inputs, &out, &tangents, options).map(drop)
-        })
     }
 
     /// The median time of a pass, and the number of runs. The first run, which warms the caches,
@@ -423,42 +283,48 @@ impl Bench<'_> {
 
     fn figure(
         &self,
-        (algorithm, scores, mask): (Algorithm, &Scores, &str),
+        subject: &Subject,
         pass: Pass,
         mode: Mode,
-        products: u64,
+        flops: u64,
         (median, runs): (Duration, usize),
     ) -> Figure {
-        let e = &scores.extents;
-        let flops = 2 * products * scores.visible_pairs() * e.dim as u64;
         let gflops = flops as f64 / median.as_nanos().max(1) as f64;
         Figure {
-            algorithm: algorithm.name(),
+            algorithm: subject.algorithm.name(),
             pass: pass.name(),
             mode: mode_name(mode),
-            mask: mask.to_string(),
-            batch: e.batch,
-            length: e.queries,
-            dim: e.dim,
-            heads: e.query_heads,
-            key_heads: e.key_heads,
+            mask: subject.what.clone(),
+            batch: subject.batch,
+            length: subject.length,
+            dim: subject.dim,
+            heads: subject.heads,
+            key_heads: subject.key_heads,
             flops,
             runs,
             median_ns: median.as_nanos(),
             gflops,
             share: gflops / self.peak,
+            gigabytes: None,
             best: None,
         }
     }
 }
 
+/// What is timed.
+struct Subject {
+    algorithm: Algorithm,
+    /// The mask, or the decay.
+    what: String,
+    batch: usize,
+    heads: usize,
+    key_heads: usize,
+    length: usize,
+    dim: usize,
+}
+
 /// A pass with other options.
 type Run<'a> = dyn FnMut(&Options) -> Result<(), Error> + 'a;
-
-/// A bias and its tangent, where the problem has one.
-fn biases<T: Element>(scores: &Scores) -> [Option<Array4<T>>; 2] {
-    ["bias", "ddbias"].map(|name| scores.bias_shape().map(|shape| made(name, shape)))
-}
 
 /// An operand of bell-shaped numbers.
 fn made<T: Element, S: ShapeBuilder>(name: &str, shape: S) -> Array<T, S::Dim> {
@@ -514,9 +380,18 @@ fn print(figures: &Figures<'_>) {
     ));
     say(
         "Flops: two for each term of the products of visible pairs, of which a forward pass has 2, a \
-         backward pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3); what is \
-         computed twice or masked away is not counted.",
+         backward pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3); of \
+         linear_attention 4 D E + C (D + E) for each token, C the chunk, and 2.5 times that backward. What \
+         is computed twice or masked away is not counted.",
     );
+    for figure in &figures.figures {
+        let Figure { algorithm, pass, mask, dim, .. } = figure;
+        let Some(Bandwidth { states, memory }) = figure.gigabytes else { continue };
+        say(&format!(
+            "{algorithm} {pass}, {mask}, {dim}: {states:.1} GB/s of the states, read and written; memory of \
+             their size: {memory:.1}"
+        ));
+    }
     for figure in &figures.figures {
         let Figure { algorithm, pass, mode, mask, length, dim, .. } = figure;
         let Some(best) = &figure.best else { continue };

@@ -9,7 +9,7 @@
 //! that is what is kept of the forward sweep. `gradient` has what a chunk gives.
 
 use super::gradient::{Behind, Chunk, PackKeys, PackQueries, Scratch, Wanted};
-use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces, spans, whole};
+use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces, spans};
 use super::state::{Shape, State, advance};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, sequences};
 use crate::aligned::Aligned;
@@ -19,6 +19,7 @@ use crate::heads::{all_queries, clear, key_rows};
 use crate::lanes::{Isa, Kernel};
 use crate::level::compiled_here;
 use crate::parallel::for_each;
+use crate::plan::Buffer;
 use crate::{Element, Options};
 use etalon_problem::{Decay, Error, LinearAttention};
 use ndarray::{ArrayViewMut1, ArrayViewMut2, s};
@@ -116,8 +117,8 @@ impl<T: Element> Backward<'_, '_, '_, T> {
     fn run(&self, out: GradientsMut<'_, T>) -> Result<(), Error> {
         let Work { problem, sequences, cut, shape, .. } = &self.work;
         let key_heads = problem.extents.key_heads;
-        let parallel = !whole(sequences, key_heads);
-        let room = || self.room(if parallel { 0 } else { self.longest() });
+        let parallel = !self.work.whole();
+        let room = || self.room(if parallel { 0 } else { self.work.longest() });
         let idle = Mutex::new(vec![room()?]);
         let mut fronts = self.work.states(self.transposed)?;
         let mut backs = self.work.states(*shape)?;
@@ -162,12 +163,6 @@ impl<T: Element> Backward<'_, '_, '_, T> {
                 .for_each(|(head, dg)| *dg = total(0, Some(head)) as f32);
         }
         Ok(())
-    }
-
-    /// Spans of the longest sequence.
-    fn longest(&self) -> usize {
-        let spans = self.work.sequences.iter().map(|s| spans(s, &self.work.cut).len());
-        spans.max().unwrap_or(0)
     }
 
     fn room(&self, spans: usize) -> Result<Room, Error> {
@@ -446,6 +441,24 @@ impl<T: Element> Backward<'_, '_, '_, T> {
             }
         }
     }
+}
+
+/// What the backward pass allocates beside operands and results.
+pub(super) fn buffers(work: &Work<'_>) -> Result<Vec<Buffer>, Error> {
+    let (cut, shape) = (&work.cut, work.shape);
+    let transposed = shape.transposed(cut);
+    let scratch = Scratch::new(cut, shape, 1.0)?;
+    let mut kept =
+        (cut.span / cut.chunk).saturating_mul(transposed.len()).saturating_add(shape.len());
+    let apart = if work.whole() { 0 } else { work.spans() };
+    if apart == 0 {
+        kept = kept.saturating_add(work.longest().saturating_mul(transposed.len()));
+    }
+    let mut list = scratch.buffers().to_vec();
+    list.push(("states that are kept", kept.saturating_mul(size_of::<f32>())));
+    let mut buffers = work.per_thread(&list);
+    buffers.extend(work.shared(&[transposed, shape], apart));
+    Ok(buffers)
 }
 
 /// `to` = factor · rows that lie `stride` apart.

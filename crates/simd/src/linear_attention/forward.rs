@@ -10,7 +10,7 @@
 
 use super::gates::Decays;
 use super::operand::{Rows, room_across, room_along};
-use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces, whole};
+use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces};
 use super::state::{Shape, State, advance};
 use super::{Cut, Inputs, Output, OutputMut, sequences};
 use crate::aligned::Aligned;
@@ -21,6 +21,7 @@ use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::Packed;
 use crate::parallel::for_each;
+use crate::plan::Buffer;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use crate::{Element, Options};
@@ -83,7 +84,7 @@ impl<T: Element> Forward<'_, '_, T> {
         let OutputMut { mut o, mut final_state } = out;
         let idle = Mutex::new(vec![self.scratch()?]);
         let mut states = self.work.states(*shape)?;
-        let parallel = !whole(sequences, key_heads);
+        let parallel = !self.work.whole();
         let locals = if parallel { self.work.rooms(*shape)? } else { Vec::new() };
         // Nothing has been written yet.
         clear(&mut o, all_queries(sequences), T::ZERO);
@@ -277,6 +278,33 @@ impl Scratch {
             local: Aligned::zeros(shape.len(), what)?,
         })
     }
+
+    /// Its buffers by what they are for.
+    fn buffers(&self) -> [(&'static str, usize); 4] {
+        let Scratch { decays, q, k, v, keys, values, weighted, .. } = self;
+        let packed = [keys, values, weighted].map(|packed| packed.panels.bytes());
+        [
+            (
+                "operands of a chunk",
+                q.bytes() + k.bytes() + v.bytes() + packed.iter().sum::<usize>(),
+            ),
+            (
+                "scores and decays of a register block",
+                decays.bytes() + self.strip.bytes() + self.p.bytes(),
+            ),
+            ("results of a chunk", self.o.bytes()),
+            ("states of a chunk", self.state.bytes() + self.local.bytes()),
+        ]
+    }
+}
+
+/// What the forward pass allocates beside operands and results.
+pub(super) fn buffers(work: &Work<'_>) -> Result<Vec<Buffer>, Error> {
+    let scratch = Scratch::new(&work.cut, work.shape)?;
+    let mut buffers = work.per_thread(&scratch.buffers());
+    let spans = if work.whole() { 0 } else { work.spans() };
+    buffers.extend(work.shared(&[work.shape], spans));
+    Ok(buffers)
 }
 
 /// Packs keys and values; for the state alone unless the output is wanted.

@@ -126,6 +126,25 @@ impl Scratch {
             scale,
         })
     }
+
+    /// Its buffers by what they are for.
+    pub fn buffers(&self) -> [(&'static str, usize); 5] {
+        let sum = |list: &[&Aligned]| list.iter().map(|x| x.bytes()).sum::<usize>();
+        let rows = [&self.q, &self.k, &self.v, &self.dout].map(Rows::bytes).iter().sum::<usize>();
+        let packed = [&self.keys, &self.values, &self.keys_along, &self.keys_weighted]
+            .into_iter()
+            .chain([&self.queries, &self.douts, &self.douts_weighted])
+            .map(|packed| packed.panels.bytes());
+        let gates =
+            sum(&[&self.dg, &self.row_sums, &self.col_sums, &self.across, &self.x, &self.y]);
+        [
+            ("operands of a chunk", rows + packed.sum::<usize>()),
+            ("a pair of micro-chunks", sum(&[&self.a, &self.b, &self.p, &self.w])),
+            ("decays of a chunk", self.decays.bytes() + gates),
+            ("results of a chunk", sum(&[&self.dq, &self.dk, &self.dv])),
+            ("states of a chunk", sum(&[&self.state, &self.back, &self.back_transposed])),
+        ]
+    }
 }
 
 /// Packs the keys and values of a chunk, for the states alone or for gradients.
@@ -263,6 +282,31 @@ fn from_state<I: Isa>(
     }
 }
 
+/// sums += x; the sum of the first `first` of them.
+#[inline(always)]
+fn grow<I: Isa>(isa: I, sums: &mut [f32], x: &[f32], first: usize) -> f32 {
+    let whole = sums.len() / I::F32::N * I::F32::N;
+    for (sums, x) in sums[..whole].chunks_exact_mut(I::F32::N).zip(x.chunks_exact(I::F32::N)) {
+        (I::F32::load(isa, sums) + I::F32::load(isa, x)).store(sums);
+    }
+    for (sum, x) in sums[whole..].iter_mut().zip(&x[whole..]) {
+        *sum += x;
+    }
+    total(isa, &sums[..first])
+}
+
+/// Σ x, of the lanes of a register side by side.
+#[inline(always)]
+fn total<I: Isa>(isa: I, x: &[f32]) -> f32 {
+    let mut sum = I::F32::splat(isa, 0.0);
+    let parts = x.chunks_exact(I::F32::N);
+    let rest: f32 = parts.remainder().iter().sum();
+    for part in parts {
+        sum = sum + I::F32::load(isa, part);
+    }
+    sum.reduce_add() + rest
+}
+
 /// <G, H>, of what two states hold beside what only fills register blocks.
 #[inline(always)]
 fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
@@ -397,7 +441,7 @@ impl Chunk<'_> {
             }
         }
         if dg {
-            self.gates(queries, keys, diagonal);
+            self.gates(isa, queries, keys, diagonal);
         }
     }
 
@@ -510,25 +554,23 @@ impl Chunk<'_> {
 
     /// (R27): what passes the gates of this pair of micro-chunks, of those between, and within one.
     #[inline(always)]
-    fn gates(&mut self, queries: Range<usize>, keys: Range<usize>, diagonal: bool) {
+    fn gates<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>, diagonal: bool) {
         let Scratch { w, dg, row_sums, col_sums, across, micro, .. } = &mut *self.scratch;
         let row = |i: usize| &w[(i - queries.start) * STRIDE..];
         if diagonal {
-            // Sums of columns over the rows from the last one on.
+            // Sums of columns over the rows from the last one on; w is 0 where j > i.
             let mut sums = [0.0f32; crate::tile::MAX_KEYS];
             for t in queries.clone().rev() {
-                let weights = &row(t)[keys.clone()];
-                sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += w);
-                dg[t] += sums[..t - keys.start].iter().sum::<f32>();
+                let here = t - keys.start;
+                dg[t] += grow(isa, &mut sums[..keys.len()], &row(t)[keys.clone()], here);
             }
             return;
         }
         let mut all = 0.0;
         for i in queries.clone() {
             let weights = &row(i)[keys.clone()];
-            let cols = &mut col_sums[keys.clone()];
-            cols.iter_mut().zip(weights).for_each(|(sum, w)| *sum += w);
-            let sum: f32 = weights.iter().sum();
+            grow(isa, &mut col_sums[keys.clone()], weights, 0);
+            let sum = total(isa, weights);
             row_sums[i] += sum;
             all += sum;
         }

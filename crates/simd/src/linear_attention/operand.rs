@@ -40,11 +40,6 @@ impl Rows {
         self.elements.bytes()
     }
 
-    /// Elements of a row.
-    pub fn dim(&self) -> usize {
-        self.dim
-    }
-
     /// The columns of each slab, and where it lies.
     #[inline(always)]
     fn slabs(&self) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {

@@ -16,6 +16,7 @@ use super::{Cut, Gates, Inputs};
 use crate::heads::{Cut as Tiles, Piece, places, query_tiles};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
+use crate::plan::Buffer;
 use crate::{Element, Level, Options};
 use etalon_problem::{Error, LinearAttention, Sequence};
 use ndarray::{ArrayView2, ArrayView4, ArrayViewMut, RemoveAxis, s};
@@ -25,6 +26,12 @@ use std::ops::Range;
 /// More work that a schedule may make if it occupies the threads: what another sweep over keys and
 /// values costs.
 const SWEEP: f64 = 1.3;
+
+/// Bytes of what is listed for every span, and for every query head of it; and what a state's memory
+/// is rounded up by.
+const LIST: usize = 512;
+const PIECE: usize = 128;
+const LINE: usize = 64;
 
 /// The tokens of the spans of a sequence.
 pub fn spans(
@@ -40,21 +47,6 @@ pub fn chunks(
     cut: &Cut,
 ) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
     Tiles::tiles(span.clone(), cut.chunk)
-}
-
-/// Whether every sequence and key head is best left to one thread.
-pub fn whole(sequences: &[Sequence], key_heads: usize) -> bool {
-    let threads = rayon::current_num_threads();
-    let tokens = sequences.iter().map(|sequence| sequence.keys);
-    let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>());
-    let even = (all * key_heads) as f64 / threads as f64;
-    let slots = sequences.len() * key_heads;
-    let rounds =
-        if all == longest * sequences.len() { slots.div_ceil(threads) } else { usize::MAX };
-    let apart = (longest as f64) * rounds as f64;
-    // At the end all wait for one that was begun last.
-    let last = even + longest as f64 * (1.0 - 1.0 / threads as f64);
-    apart.min(last) <= SWEEP * even
 }
 
 /// The decay over some tokens.
@@ -114,6 +106,61 @@ impl<'a> Work<'a> {
         let cut = Cut::new(problem, options)?;
         let shape = Shape::new(&cut, problem.extents.dim, problem.value_dim);
         Ok(Work { problem, sequences, cut, shape, options })
+    }
+
+    /// Whether every sequence and key head is best left to one thread.
+    pub fn whole(&self) -> bool {
+        let (threads, key_heads) = (rayon::current_num_threads(), self.problem.extents.key_heads);
+        let tokens = self.sequences.iter().map(|sequence| sequence.keys);
+        let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>());
+        let even = (all * key_heads) as f64 / threads as f64;
+        let slots = self.sequences.len() * key_heads;
+        let alike = all == longest * self.sequences.len();
+        let rounds = if alike { slots.div_ceil(threads) } else { usize::MAX };
+        let apart = longest as f64 * rounds as f64;
+        // At the end all wait for one that was begun last.
+        let last = even + longest as f64 * (1.0 - 1.0 / threads as f64);
+        apart.min(last) <= SWEEP * even
+    }
+
+    /// Spans of all slots.
+    pub fn spans(&self) -> usize {
+        let spans: usize = self.sequences.iter().map(|s| spans(s, &self.cut).len()).sum();
+        spans * self.problem.extents.key_heads
+    }
+
+    /// Spans of the longest sequence.
+    pub fn longest(&self) -> usize {
+        self.sequences.iter().map(|s| spans(s, &self.cut).len()).max().unwrap_or(0)
+    }
+
+    /// Buffers of which every thread has one.
+    pub fn per_thread(&self, buffers: &[(&'static str, usize)]) -> Vec<Buffer> {
+        let slots = self.sequences.len() * self.problem.extents.key_heads;
+        let tasks = if self.whole() { slots } else { self.spans() };
+        // One is there before anybody knows who needs it.
+        let threads = rayon::current_num_threads().min(tasks).max(1);
+        let each =
+            |&(name, bytes): &(_, usize)| Buffer { name, bytes: bytes.saturating_mul(threads) };
+        buffers.iter().map(each).collect()
+    }
+
+    /// Buffers of which there is one: states of every slot, those of `apart` spans, and lists.
+    pub fn shared(&self, shapes: &[Shape], apart: usize) -> [Buffer; 2] {
+        let slots = self.sequences.len() * self.problem.extents.key_heads;
+        // A scan has one state more for each thread.
+        let scan = if apart > 0 { rayon::current_num_threads() } else { 0 };
+        let states = slots.saturating_add(apart).saturating_add(scan);
+        let state = |shape: &Shape| {
+            shape.len().saturating_mul(size_of::<f32>()) + size_of::<State>() + LINE
+        };
+        let bytes = shapes.iter().map(state).fold(0, usize::saturating_add);
+        let pieces = self.spans().saturating_mul(LIST + PIECE * self.problem.group());
+        let lists = pieces.saturating_add(slots * LIST);
+        [
+            Buffer { name: "states of sequences and spans", bytes: states.saturating_mul(bytes) },
+            Buffer { name: "lists of spans", bytes: lists },
+        ]
     }
 
     /// A span of a slot.

@@ -173,7 +173,7 @@ struct Step<'a> {
 compiled_here!(Step<'_>);
 
 /// Registers of a block of columns.
-const BLOCK: usize = 4;
+const BLOCK: usize = 8;
 
 impl Kernel for Step<'_> {
     type Output = ();
@@ -186,6 +186,10 @@ impl Kernel for Step<'_> {
             self.columns::<I, BLOCK>(isa, column);
             column += BLOCK * n;
         }
+        while column + 4 * n <= self.width {
+            self.columns::<I, 4>(isa, column);
+            column += 4 * n;
+        }
         while column + n <= self.width {
             self.columns::<I, 1>(isa, column);
             column += n;
@@ -197,8 +201,7 @@ impl Kernel for Step<'_> {
 }
 
 impl Step<'_> {
-    /// Some registers of columns, with o of the first query in registers; further queries read the
-    /// columns once more.
+    /// Some registers of columns; o of the first query comes with them, further queries read them again.
     #[inline(always)]
     fn columns<I: Isa, const R: usize>(&mut self, isa: I, column: usize) {
         let Step { q, k, v, decay, width, state, o } = self;
@@ -208,22 +211,30 @@ impl Step<'_> {
         for (r, value) in value.iter_mut().enumerate() {
             *value = I::F32::load(isa, &v[column + r * n..]);
         }
+        let mut sums = [I::F32::splat(isa, 0.0); R];
         for (d, row) in state.chunks_exact_mut(width).enumerate() {
             let key = I::F32::splat(isa, k[d]);
-            for (value, x) in value.iter().zip(row[column..].chunks_exact_mut(n)) {
+            // Without a query it is not read.
+            let query = I::F32::splat(isa, q.get(d).copied().unwrap_or(0.0));
+            let row = row[column..column + R * n].chunks_exact_mut(n);
+            for ((sum, value), x) in sums.iter_mut().zip(&value).zip(row) {
                 let grown = match *decay {
                     0.0 => key * *value,
+                    1.0 => key.mul_add(*value, I::F32::load(isa, x)),
                     _ => key.mul_add(*value, factor * I::F32::load(isa, x)),
                 };
                 grown.store(x);
+                *sum = query.mul_add(grown, *sum);
             }
         }
-        for (q, o) in q.chunks_exact(dim).zip(o.chunks_exact_mut(width)) {
-            let mut sums = [I::F32::splat(isa, 0.0); R];
-            for (row, &q) in state.chunks_exact(width).zip(q) {
-                let q = I::F32::splat(isa, q);
-                for (sum, x) in sums.iter_mut().zip(row[column..].chunks_exact(n)) {
-                    *sum = q.mul_add(I::F32::load(isa, x), *sum);
+        for (member, (q, o)) in q.chunks_exact(dim).zip(o.chunks_exact_mut(width)).enumerate() {
+            if member > 0 {
+                sums = [I::F32::splat(isa, 0.0); R];
+                for (row, &q) in state.chunks_exact(width).zip(q) {
+                    let q = I::F32::splat(isa, q);
+                    for (sum, x) in sums.iter_mut().zip(row[column..].chunks_exact(n)) {
+                        *sum = q.mul_add(I::F32::load(isa, x), *sum);
+                    }
                 }
             }
             for (sum, o) in sums.into_iter().zip(o[column..].chunks_exact_mut(n)) {

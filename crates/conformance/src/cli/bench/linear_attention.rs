@@ -1,0 +1,111 @@
+//! The passes of linear_attention.
+
+use super::{Bandwidth, Bench, Figure, Run, Subject, made};
+use crate::cli::Failure;
+use etalon_conformance::generate::Stream;
+use etalon_problem::{Algorithm, Decay, LinearAttention, LinearExtents, Pass};
+use etalon_simd::{Element, linear_attention, probe};
+use ndarray::{Array, Dimension, ShapeBuilder};
+
+impl Bench<'_> {
+    /// Times the passes of linear_attention, and with the first length its step.
+    pub fn linear_attention<T: Element>(
+        &self,
+        length: usize,
+        dim: usize,
+        decay: Decay,
+        figures: &mut Vec<Figure>,
+    ) -> Result<(), Failure> {
+        let heads = self.arguments.heads;
+        let key_heads = self.arguments.key_heads.unwrap_or(heads);
+        let batch = self.arguments.batch;
+        let extents = LinearExtents { batch, query_heads: heads, key_heads, tokens: length, dim };
+        let problem = LinearAttention::new(extents).decay(decay);
+        problem.check()?;
+        let what = match decay {
+            Decay::None => "no decay",
+            Decay::PerHead => "decay per head",
+            Decay::PerToken => "decay per token",
+        };
+        let algorithm = Algorithm::LinearAttention;
+        let what = what.to_string();
+        let subject = Subject { algorithm, what, batch, heads, key_heads, length, dim };
+        let [q, dout] = ["q", "dout"].map(|name| made::<T, _>(name, problem.q_shape()));
+        let [k, v] = ["k", "v"].map(|name| made::<T, _>(name, problem.k_shape()));
+        let g_gamma = (decay == Decay::PerHead).then(|| gates("g_gamma", key_heads));
+        let g = (decay == Decay::PerToken).then(|| gates("g", problem.g_shape()));
+        let mut inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+        inputs.g_gamma = g_gamma.as_ref().map(|g| g.view());
+        inputs.g = g.as_ref().map(|g| g.view());
+        let cotangents = linear_attention::Cotangents::new(dout.view());
+        let plan = linear_attention::plan::<T>(&problem, Pass::Forward, &self.options)?;
+        let chunk = plan.blocking.queries.min(length) as u64;
+        let (d, e) = (dim as u64, dim as u64);
+        let tokens = (batch * heads * length) as u64;
+        let forward = tokens * (4 * d * e + chunk * (d + e));
+        let mut add = |pass, run: &mut Run<'_>| self.add(figures, &subject, pass, run);
+        add((Pass::Forward, forward), &mut |options| {
+            linear_attention::forward(&problem, &inputs, options).map(drop)
+        })?;
+        add((Pass::Backward, forward * 5 / 2), &mut |options| {
+            linear_attention::backward(&problem, &inputs, &cotangents, options).map(drop)
+        })?;
+        if self.arguments.length.first() == Some(&length) {
+            self.step::<T>(&problem, &subject, figures)?;
+        }
+        Ok(())
+    }
+
+    fn step<T: Element>(
+        &self,
+        problem: &LinearAttention,
+        subject: &Subject,
+        figures: &mut Vec<Figure>,
+    ) -> Result<(), Failure> {
+        let e = &problem.extents;
+        let [q, k] = [("q", e.query_heads), ("k", e.key_heads)]
+            .map(|(name, heads)| made::<T, _>(name, [e.batch, heads, e.dim]));
+        let v = made::<T, _>("v", [e.batch, e.key_heads, problem.value_dim]);
+        let state = [e.batch, e.key_heads, e.dim, problem.value_dim];
+        let mut state = made::<f32, _>("initial_state", state);
+        let mut o = made::<T, _>("o", [e.batch, e.query_heads, problem.value_dim]);
+        // Below 1, or the state would grow from step to step.
+        let g_gamma = (problem.decay == Decay::PerHead).then(|| gates("g_gamma", e.key_heads));
+        let g = (problem.decay == Decay::PerToken).then(|| gates("g", [e.batch, e.key_heads]));
+        let inputs = linear_attention::StepInputs {
+            q: q.view(),
+            k: k.view(),
+            v: v.view(),
+            g_gamma: g_gamma.as_ref().map(|g| g.view()),
+            g: g.as_ref().map(|g| g.view()),
+        };
+        let before = figures.len();
+        // q·H for every query head, and the two operations of kᵀ v for every key head.
+        let flops =
+            2 * (e.query_heads + e.key_heads) as u64 * (e.batch * e.dim * problem.value_dim) as u64;
+        self.add(figures, subject, (Pass::Step, flops), &mut |options| {
+            let (state, o) = (state.view_mut(), o.view_mut());
+            linear_attention::step_into(problem, &inputs, state, o, options)
+        })?;
+        let bytes = state.len() * size_of::<f32>();
+        for figure in &mut figures[before..] {
+            let states = 2.0 * bytes as f64 / figure.median_ns.max(1) as f64;
+            let memory = probe::update_gbps(self.options.level, bytes);
+            figure.gigabytes = Some(Bandwidth { states, memory });
+        }
+        Ok(())
+    }
+}
+
+/// Log-decays between 0 and −0.1.
+fn gates<S: ShapeBuilder>(name: &str, shape: S) -> Array<f32, S::Dim>
+where
+    S::Dim: Dimension,
+{
+    let stream = Stream::new(0, name);
+    let mut next = 0;
+    Array::from_shape_simple_fn(shape, || {
+        next += 1;
+        -0.1 * stream.uniform(next) as f32
+    })
+}
