@@ -2,8 +2,11 @@
 //! because it counts every allocation of the process, and one test, because two would count each
 //! other's.
 
-use etalon_problem::{Attention, AttentionLse, Error, Extents, Mask, Pass};
-use etalon_simd::{Mode, Options, Plan, attention, attention_lse};
+use etalon_problem::{
+    Attention, AttentionLse, Blocking, Decay, Error, Extents, LinearAttention, LinearExtents, Mask,
+    Pass,
+};
+use etalon_simd::{Mode, Options, Plan, attention, attention_lse, linear_attention};
 use ndarray::{Array, ShapeBuilder};
 use peak_alloc::PeakAlloc;
 use rayon::ThreadPoolBuilder;
@@ -131,6 +134,45 @@ fn attention_lse(problem: &AttentionLse, options: &Options) -> Vec<(Pass, Plan, 
         .into()
 }
 
+/// The plans of the passes of linear attention, and what they allocated.
+fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, Plan, usize)> {
+    let (mut dq, mut dk, mut dv) =
+        (wave(problem.q_shape()), wave(problem.k_shape()), wave(problem.v_shape()));
+    let (q, k, v) = (dq.clone(), dk.clone(), dv.clone());
+    let mut dg = wave(problem.g_shape());
+    let g = dg.map(|g| -g.abs());
+    let mut state = wave(problem.state_shape());
+    let initial = state.clone();
+    let mut o = wave(problem.o_shape());
+    let dout = o.clone();
+    let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+    let inputs = inputs.g(g.view()).initial_state(initial.view());
+    let cotangents = linear_attention::Cotangents::new(dout.view());
+    [Pass::Forward, Pass::Backward]
+        .map(|pass| {
+            let bytes = peak(|| match pass {
+                Pass::Forward => {
+                    let final_state = Some(state.view_mut());
+                    let place = linear_attention::OutputMut { o: o.view_mut(), final_state };
+                    linear_attention::forward_into(problem, &inputs, place, options)
+                }
+                _ => {
+                    let place = linear_attention::GradientsMut {
+                        dq: Some(dq.view_mut()),
+                        dk: Some(dk.view_mut()),
+                        dv: Some(dv.view_mut()),
+                        dg: Some(dg.view_mut()),
+                        dinitial_state: Some(state.view_mut()),
+                        ..Default::default()
+                    };
+                    linear_attention::backward_into(problem, &inputs, &cotangents, place, options)
+                }
+            });
+            (pass, linear_attention::plan::<f32>(problem, pass, options).unwrap(), bytes)
+        })
+        .to_vec()
+}
+
 /// Every allocation is in the plan, and the plan is not a bound so wide that it says nothing: what
 /// it rounds up are the scratches of threads that found no task, and lists.
 fn check(what: &str, plans: Vec<(Pass, Plan, usize)>) {
@@ -157,6 +199,35 @@ fn a_pass_allocates_what_its_plan_says() {
             }
         });
     }
+    let linear = |key_heads, tokens| {
+        let query_heads = 2 * key_heads;
+        let extents = LinearExtents { batch: 1, query_heads, key_heads, tokens, dim: 40 };
+        let problem = LinearAttention::new(extents).value_dim(56).decay(Decay::PerToken);
+        problem.initial_state().final_state()
+    };
+    for threads in [1, 3] {
+        let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        pool.install(|| {
+            // Six heads are left to a thread each; of one head, many spans are worked on at once.
+            for (heads, tokens) in [(6, 6000), (1, 20_000)] {
+                let what = format!("{threads} threads, {heads} heads, linear attention");
+                check(&what, linear_attention(&linear(heads, tokens), &Options::default()));
+            }
+        });
+    }
+    // No buffer has a row and a column for every token of a chunk: what a thread holds grows as its
+    // chunk does, and the states that are kept become fewer.
+    let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    pool.install(|| {
+        let bytes = |chunk| {
+            let blocking = Some(Blocking::new(chunk, 24));
+            let options = Options { blocking, ..Options::default() };
+            linear_attention(&linear(1, 1024), &options).into_iter().map(|(_, _, bytes)| bytes)
+        };
+        for (long, short) in bytes(256).zip(bytes(64)) {
+            assert!(long <= 4 * short, "a chunk of 256: {long}, of 64: {short}");
+        }
+    });
     // Memory is linear in the length, whatever the mode, and independent of the batch.
     let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     pool.install(|| {
