@@ -13,7 +13,7 @@ mod step;
 
 pub use backward::{backward, backward_into};
 pub use forward::{forward, forward_into};
-pub use plan::plan;
+pub use plan::{SharedMemory, plan, shared_memory};
 pub use step::{step, step_into};
 
 use crate::lanes::{Isa, Kernel};

@@ -2,8 +2,8 @@
 
 use super::Failure;
 use super::table::table;
-use etalon_problem::{Dtype, Error, Extents, Pass, Problem};
-use etalon_simd::{Mode, Options, Plan, attention, attention_lse, probe};
+use etalon_problem::{Blocking, Dtype, Error, Extents, LinearAttention, Pass, Problem};
+use etalon_simd::{Mode, Options, Plan, attention, attention_lse, linear_attention, probe};
 use half::{bf16, f16};
 
 /// The share of the peak by which a time is estimated: about that of long sequences.
@@ -24,6 +24,9 @@ struct Row {
 
 /// A section on each pass and mode; empty for problems that the simd tier does not compute.
 pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<String, Failure> {
+    if let Problem::LinearAttention(problem) = problem {
+        return Ok(linear_attention(problem, options)?);
+    }
     let mut rows = Vec::new();
     for (pass, mode) in modes(problem) {
         let of = |mode| plan(problem, pass, dtype, &Options { mode, ..*options });
@@ -106,6 +109,47 @@ fn print(rows: &[Row], flops: f64, options: &Options) -> String {
     }
     text
 }
+
+/// Chunks, buffers and the shared memory of a GPU.
+fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<String, Error> {
+    let threads = rayon::current_num_threads();
+    let mut text = format!("\n\nThe simd tier, simd/{}, {threads} thread(s):\n", options.level);
+    for pass in [Pass::Forward, Pass::Backward] {
+        let plan = linear_attention::plan::<f32>(problem, pass, options)?;
+        let Blocking { queries: chunk, keys: micro } = plan.blocking;
+        text += &format!(
+            "  {pass}: chunks of {chunk} tokens, micro-chunks of {micro}; {} of {} states at once; \
+             workspace {}\n",
+            plan.together,
+            problem.list_sequences().len() * problem.extents.key_heads,
+            bytes(plan.workspace_bytes())
+        );
+        for buffer in &plan.buffers {
+            text += &format!("    {}: {}\n", buffer.name, bytes(buffer.bytes));
+        }
+    }
+    text += "The backward pass of a chunk in the shared memory of a GPU, f32:\n";
+    let mut table = table(&["shared memory", "micro-chunk", "slice of E", "buffers", "bytes"]);
+    for kibibytes in SHARED {
+        let fit = linear_attention::shared_memory(problem, kibibytes << 10);
+        let row = fit.map_or(["–", "–", "does not fit", "–"].map(str::to_string), |fit| {
+            let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, b.bytes));
+            [
+                fit.micro.to_string(),
+                fit.slice.to_string(),
+                list.collect::<Vec<_>>().join("\n"),
+                fit.bytes().to_string(),
+            ]
+        });
+        let mut cells = vec![format!("{kibibytes} KiB")];
+        cells.extend(row);
+        table.add_row(cells);
+    }
+    Ok(text + &table.to_string())
+}
+
+/// KiB of shared memory of a block: of compute capability 8.6, 8.9 and 12.x, of 8.0, and of 9.0.
+const SHARED: [usize; 3] = [99, 163, 227];
 
 /// What the sums of dq take, and what partials would.
 fn partials(e: &Extents, rows: &[Row]) -> String {

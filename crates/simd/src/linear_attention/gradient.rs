@@ -352,7 +352,7 @@ impl Kernel for Chunk<'_> {
     fn run<I: Isa>(mut self, isa: I) {
         let (len, micro) = (self.len, self.scratch.micro);
         if self.wanted.dq || self.wanted.dg {
-            self.from_before(isa);
+            self.add_before(isa);
         }
         for keys in (0..len).step_by(micro).map(|j| j..len.min(j + micro)) {
             for queries in (keys.start..len).step_by(micro).map(|i| i..len.min(i + micro)) {
@@ -374,7 +374,7 @@ impl Kernel for Chunk<'_> {
 impl Chunk<'_> {
     /// dq and x from the state before the chunk.
     #[inline(always)]
-    fn from_before<I: Isa>(&mut self, isa: I) {
+    fn add_before<I: Isa>(&mut self, isa: I) {
         let Scratch { decays, q, dout, dq, strides, state, x, scale, .. } = &mut *self.scratch;
         if self.blank {
             dq.fill(0.0);

@@ -2,7 +2,7 @@
 
 use super::spans::Work;
 use super::{backward, forward, sequences};
-use crate::{Element, Options, Plan};
+use crate::{Buffer, Element, Options, Plan};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 
 /// What a pass will do in rayon's current pool, every gradient being asked for; and what it allocates
@@ -34,4 +34,87 @@ pub fn plan<T: Element>(
         together: if work.whole() { threads.min(slots) } else { slots },
         buffers,
     })
+}
+
+/// What the backward pass of one chunk holds in the shared memory of a GPU: the budget table of
+/// [`crate::linear_attention`], for one micro-chunk at a time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SharedMemory {
+    /// c: tokens of a micro-chunk.
+    pub micro: usize,
+    /// Columns of v, dout, dv and of the states that are worked on together. Slices of E are
+    /// independent but for dq, dk, dg and dσ, which sum over them.
+    pub slice: usize,
+    /// What is held, in f32.
+    pub buffers: Vec<Buffer>,
+}
+
+impl SharedMemory {
+    fn new(dim: usize, micro: usize, slice: usize) -> Self {
+        let f32s =
+            |name, count: usize| Buffer { name, bytes: count.saturating_mul(size_of::<f32>()) };
+        let rows = |dim: usize, matrices| micro.saturating_mul(dim).saturating_mul(matrices);
+        let buffers = vec![
+            f32s("tiles of q, k, dq, dk", rows(dim, 4)),
+            f32s("tiles of v, dout, dv", rows(slice, 3)),
+            f32s("tiles of A and B", rows(micro, 2)),
+            f32s("S and D", dim.saturating_mul(slice).saturating_mul(2)),
+        ];
+        SharedMemory { micro, slice, buffers }
+    }
+
+    /// All of it.
+    pub fn bytes(&self) -> usize {
+        self.buffers.iter().fold(0, |sum, buffer| sum.saturating_add(buffer.bytes))
+    }
+}
+
+/// The widest slice of E, and for it the largest micro-chunk, of 16 to 64 tokens, that fit into so many
+/// bytes of shared memory; `None` if not even 16 columns and tokens do.
+pub fn shared_memory(problem: &LinearAttention, bytes: usize) -> Option<SharedMemory> {
+    let (dim, width) = (problem.extents.dim, problem.value_dim.max(1));
+    let slices =
+        (1..=width.div_ceil(LEAST)).map(|parts| width.div_ceil(parts).next_multiple_of(LEAST));
+    let mut fits = slices.flat_map(|slice| {
+        [64, 32, LEAST]
+            .map(|micro| SharedMemory::new(dim, micro, slice.min(width.next_multiple_of(LEAST))))
+    });
+    fits.find(|plan| plan.bytes() <= bytes)
+}
+
+/// Rows and columns of a product of a tensor core.
+const LEAST: usize = 16;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etalon_problem::LinearExtents;
+
+    fn fit(dim: usize, width: usize, kibibytes: usize) -> Option<(usize, usize, usize)> {
+        let extents = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 1, dim };
+        let problem = LinearAttention::new(extents).value_dim(width);
+        let plan = shared_memory(&problem, kibibytes << 10)?;
+        assert!(plan.bytes() <= kibibytes << 10);
+        Some((plan.micro, plan.slice, plan.bytes()))
+    }
+
+    #[test]
+    fn the_table_of_the_page_comes_out() {
+        // c = 16: 16 c D + 12 c E + 8 c² + 8 D E.
+        assert_eq!(SharedMemory::new(64, 16, 64).bytes(), (16 + 12 + 2 + 32) << 10);
+        assert_eq!(SharedMemory::new(128, 16, 128).bytes(), (32 + 24 + 2 + 128) << 10);
+    }
+
+    #[test]
+    fn slices_of_e_make_room() {
+        // 64 × 64 fits everywhere; the larger the memory, the larger the micro-chunk.
+        assert_eq!(fit(64, 64, 99), Some((32, 64, (32 + 24 + 8 + 32) << 10)));
+        assert_eq!(fit(64, 64, 163), Some((32, 64, (32 + 24 + 8 + 32) << 10)));
+        assert_eq!(fit(64, 64, 227), Some((64, 64, (64 + 48 + 32 + 32) << 10)));
+        // 128 × 128 needs 186 KiB with 16 tokens, and so slices where there is less.
+        assert_eq!(fit(128, 128, 227), Some((16, 128, (32 + 24 + 2 + 128) << 10)));
+        assert_eq!(fit(128, 128, 163), Some((32, 64, (64 + 24 + 8 + 64) << 10)));
+        assert_eq!(fit(128, 128, 99), Some((16, 48, (32 + 9 + 2 + 48) << 10)));
+        assert_eq!(fit(4096, 16, 99), None, "a row of 4096 elements is 16 KiB");
+    }
 }

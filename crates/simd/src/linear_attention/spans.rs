@@ -120,7 +120,8 @@ impl<'a> Work<'a> {
         let apart = longest as f64 * rounds as f64;
         // At the end all wait for one that was begun last.
         let last = even + longest as f64 * (1.0 - 1.0 / threads as f64);
-        apart.min(last) <= SWEEP * even
+        let by_spans = (self.spans().div_ceil(threads) * self.cut.span) as f64;
+        apart.min(last) <= SWEEP * by_spans
     }
 
     /// Spans of all slots.

@@ -44,11 +44,25 @@ impl Bench<'_> {
         let tokens = (batch * heads * length) as u64;
         let forward = tokens * (4 * d * e + chunk * (d + e));
         let mut add = |pass, run: &mut Run<'_>| self.add(figures, &subject, pass, run);
+        // Results go where they went before: of a long sequence, new memory would cost as much as the
+        // pass.
+        let mut o = linear_attention::forward(&problem, &inputs, &self.options)?.o;
         add((Pass::Forward, forward), &mut |options| {
-            linear_attention::forward(&problem, &inputs, options).map(drop)
+            let out = linear_attention::OutputMut { o: o.view_mut(), final_state: None };
+            linear_attention::forward_into(&problem, &inputs, out, options)
         })?;
+        let mut grads = linear_attention::backward(&problem, &inputs, &cotangents, &self.options)?;
         add((Pass::Backward, forward * 5 / 2), &mut |options| {
-            linear_attention::backward(&problem, &inputs, &cotangents, options).map(drop)
+            let place = linear_attention::GradientsMut {
+                dq: Some(grads.dq.view_mut()),
+                dk: Some(grads.dk.view_mut()),
+                dv: Some(grads.dv.view_mut()),
+                dg_gamma: grads.dg_gamma.as_mut().map(|dg| dg.view_mut()),
+                dg: grads.dg.as_mut().map(|dg| dg.view_mut()),
+                dinitial_state: None,
+                dscale: Some(&mut grads.dscale),
+            };
+            linear_attention::backward_into(&problem, &inputs, &cotangents, place, options)
         })?;
         if self.arguments.length.first() == Some(&length) {
             self.step::<T>(&problem, &subject, figures)?;
