@@ -486,6 +486,17 @@ fn the_memory_of_a_problem_is_explained() {
 }
 
 #[test]
+fn the_chunks_of_a_problem_are_explained() {
+    let path = format!("{}/../../docs/examples/linear-4096.json", env!("CARGO_MANIFEST_DIR"));
+    let chunks = ["explain", "--problem", &path, "--threads", "1", "--blocking", "80x24"];
+    let text = String::from_utf8(etalon(&chunks).stdout).unwrap();
+    assert!(text.contains("backward: chunks of 80 tokens, micro-chunks of 24"), "{text}");
+    // What the seed of the project printed as 76 KB: with micro-chunks of 32, 96 KiB at D = E = 64.
+    let row = text.lines().find(|line| line.contains("99 KiB")).unwrap();
+    assert!(row.contains("98304"), "{text}");
+}
+
+#[test]
 fn a_bench_leaves_its_figures() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("bench.json");
@@ -495,7 +506,13 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let figures = file["figures"].as_array().unwrap();
-    assert_eq!(figures.len(), 16); // four passes of two algorithms; two masks
+    // Four passes of two algorithms, with two masks; three of linear attention.
+    assert_eq!(figures.len(), 19);
+    let linear: Vec<_> =
+        figures.iter().filter(|figure| figure["algorithm"] == "linear_attention").collect();
+    // 2 heads of 32 tokens, of which a chunk has all.
+    assert_eq!(linear[0]["flops"], 2 * 32 * (4 * 16 * 16 + 32 * (16 + 16)));
+    assert!(linear.iter().any(|figure| figure["gigabytes"]["memory"].as_f64() > Some(0.0)));
     assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
     let full = &figures[0];
     assert_eq!((&full["algorithm"], &full["mask"]), (&"attention".into(), &"full".into()));

@@ -204,11 +204,6 @@ impl Bench<'_> {
         let mut figures = Vec::new();
         for &length in length {
             for &dim in dim {
-                if wanted(Algorithm::LinearAttention) {
-                    for &decay in &self.arguments.decay {
-                        self.linear_attention::<T>(length, dim, decay, &mut figures)?;
-                    }
-                }
                 for Named { name, pattern } in mask {
                     let extents = Extents {
                         batch: *batch,
@@ -230,6 +225,11 @@ impl Bench<'_> {
                     }
                     if wanted(Algorithm::AttentionLse) {
                         self.attention_lse::<T>(&AttentionLse { scores }, name, &mut figures)?;
+                    }
+                }
+                if wanted(Algorithm::LinearAttention) {
+                    for &decay in &self.arguments.decay {
+                        self.linear_attention::<T>(length, dim, decay, &mut figures)?;
                     }
                 }
             }

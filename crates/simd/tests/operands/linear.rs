@@ -81,3 +81,115 @@ fn threads_change_no_bit() {
         }
     }
 }
+
+/// What the error of a forward pass says, after `spoil` has done something to it.
+fn complaint(
+    spoil: impl FnOnce(&mut LinearAttention, &mut Options, &mut linear_attention::Inputs<'_, f32>),
+) -> String {
+    let mut problem = problem();
+    let [q, k] = [problem.q_shape(), problem.k_shape()].map(|shape| wave(shape, 0.7));
+    let v = wave(problem.v_shape(), 1.1);
+    let g = Array3::from_elem(problem.g_shape(), -0.1);
+    let initial = wave(problem.state_shape(), 1.9);
+    let mut o = Array4::from_elem(problem.o_shape(), 7.0);
+    let mut state = Array4::from_elem(problem.state_shape(), 7.0);
+    let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+    let mut inputs = inputs.g(g.view()).initial_state(initial.view());
+    let mut options = Options::default();
+    spoil(&mut problem, &mut options, &mut inputs);
+    let final_state = Some(state.view_mut());
+    let out = linear_attention::OutputMut { o: o.view_mut(), final_state };
+    let error = linear_attention::forward_into(&problem, &inputs, out, &options);
+    assert!(o.iter().chain(&state).all(|&x| x == 7.0), "nothing is half-written");
+    error.expect_err("the operands were spoiled").to_string()
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let cut = ndarray::s![.., .., 1.., ..];
+    let spoiled = complaint(|_, _, inputs| inputs.q = inputs.q.slice_move(cut));
+    assert_eq!(spoiled, "`q` must have shape [2, 4, 300, 24], found [2, 4, 299, 24]");
+    let spoiled = complaint(|_, _, inputs| inputs.initial_state = None);
+    assert_eq!(spoiled, "`initial_state` is missing: the problem sets `initial_state`");
+    let spoiled = complaint(|problem, _, _| problem.decay = Decay::None);
+    assert_eq!(spoiled, "`g` was given, but the problem does not set `decay`");
+    let spoiled = complaint(|problem, _, _| problem.final_state = false);
+    assert_eq!(spoiled, "`final_state` was given, but the problem does not set `final_state`");
+    let spoiled = complaint(|_, options, _| options.blocking = Some(Blocking::new(8, 0)));
+    assert_eq!(spoiled, "`blocking.keys` must be at least 1, found 0");
+    // A gate that grows, at a token that belongs to a sequence; one of the padding may be anything.
+    let [b, h, n] = problem().g_shape();
+    for (token, bad) in [(76, true), (77, false)] {
+        let mut g = Array3::from_elem([b, h, n], -0.1);
+        g[[1, 0, token]] = f32::NAN;
+        let [q, k] = [problem().q_shape(), problem().k_shape()].map(|shape| wave(shape, 0.7));
+        let (v, initial) = (wave(problem().v_shape(), 1.1), wave(problem().state_shape(), 1.9));
+        let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+        let inputs = inputs.g(g.view()).initial_state(initial.view());
+        let out = linear_attention::forward(&problem(), &inputs, &Options::default());
+        let text = out.map(|out| out.o.iter().all(|x| x.is_finite())).map_err(|e| e.to_string());
+        let expected = Err("`g[1, 0, 76]` must be at most 0, found NaN".to_string());
+        assert_eq!(text, if bad { expected } else { Ok(true) });
+    }
+}
+
+#[test]
+fn any_strides_give_the_same_bits() {
+    let problem = problem();
+    let plain = |shape, t| wave(shape, t);
+    // The same numbers in arrays whose last axes are exchanged, and behind reversed axes.
+    let turned = |x: &Array4<f32>| {
+        let mut y = Array4::zeros([x.dim().0, x.dim().1, x.dim().3, x.dim().2]);
+        y.assign(&x.view().permuted_axes([0, 1, 3, 2]));
+        y.permuted_axes([0, 1, 3, 2])
+    };
+    let reversed = |x: &Array4<f32>| {
+        let mut y = x.slice(ndarray::s![.., .., ..;-1, ..]).to_owned();
+        y.invert_axis(Axis(2));
+        y
+    };
+    let [q, k] = [problem.q_shape(), problem.k_shape()].map(|shape| plain(shape, 0.7));
+    let (v, dout) = (plain(problem.v_shape(), 1.1), plain(problem.o_shape(), 1.3));
+    let g = Array3::from_elem(problem.g_shape(), -0.1);
+    let initial = plain(problem.state_shape(), 1.9);
+    let run =
+        |q: &Array4<f32>, k: &Array4<f32>, v: &Array4<f32>, dout: &Array4<f32>, h: &Array4<f32>| {
+            let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+            let inputs = inputs.g(g.view()).initial_state(h.view());
+            let cotangents = linear_attention::Cotangents::new(dout.view());
+            let options = Options::default();
+            let out = linear_attention::forward(&problem, &inputs, &options).unwrap();
+            (out, linear_attention::backward(&problem, &inputs, &cotangents, &options).unwrap())
+        };
+    let one = run(&q, &k, &v, &dout, &initial);
+    let other = run(&turned(&q), &reversed(&k), &turned(&v), &reversed(&dout), &turned(&initial));
+    assert_eq!(one, other);
+}
+
+#[test]
+fn a_step_in_place_is_a_step() {
+    let problem = problem();
+    let [q, k, v] = [(4, 24, 0.7), (2, 24, 1.1), (2, 40, 1.3)]
+        .map(|(heads, dim, t)| wave([1, 2, heads, dim], t).index_axis_move(Axis(0), 0));
+    let g = ndarray::arr2(&[[-0.1, f32::NEG_INFINITY], [0.0, -2.0]]);
+    let inputs = linear_attention::StepInputs {
+        q: q.view(),
+        k: k.view(),
+        v: v.view(),
+        g_gamma: None,
+        g: Some(g.view()),
+    };
+    let mut state = wave(problem.state_shape(), 1.9);
+    state[[0, 1, 0, 0]] = f32::NAN; // forgotten
+    let options = Options::default();
+    let expected = linear_attention::step(&problem, &inputs, state.view(), &options).unwrap();
+    assert!(expected.o.iter().all(|x| x.is_finite()));
+    // A state whose columns lie first.
+    let mut turned = Array4::zeros([2, 2, 40, 24]);
+    turned.assign(&state.view().permuted_axes([0, 1, 3, 2]));
+    let mut o = Array3::zeros([2, 4, 40]);
+    let place = turned.view_mut().permuted_axes([0, 1, 3, 2]);
+    linear_attention::step_into(&problem, &inputs, place, o.view_mut(), &options).unwrap();
+    assert_eq!(o, expected.o);
+    assert_eq!(turned.permuted_axes([0, 1, 3, 2]), expected.final_state);
+}
