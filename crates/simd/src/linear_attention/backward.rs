@@ -222,8 +222,8 @@ impl<T: Element> Backward<'_, '_, '_, T> {
         &self,
         slot: usize,
         spans: Vec<Span<'_, T>>,
-        front: &mut [f32],
-        back: &mut [f32],
+        front: &mut Aligned,
+        back: &mut Aligned,
         room: &mut Room,
     ) {
         let level = self.work.options.level;
@@ -232,14 +232,14 @@ impl<T: Element> Backward<'_, '_, '_, T> {
             if number + 1 < spans.len() {
                 let place = self.place(slot, number);
                 let local = self.front(&place, room);
-                pass_on(level, &place, &room.locals[local], front);
+                pass_on(level, &place, &mut room.locals[local], front);
             }
         }
         for (number, span) in spans.into_iter().enumerate().rev() {
             let mut front = std::mem::take(&mut room.fronts[number]);
             self.span(slot, number, span, &front, back, true, room);
             std::mem::swap(&mut front, &mut room.fronts[number]);
-            pass_on(level, &self.place(slot, number), &room.back, back);
+            pass_on(level, &self.place(slot, number), &mut room.back, back);
         }
     }
 

@@ -101,13 +101,8 @@ impl<T: Element> Forward<'_, '_, T> {
                 |(slot, (spans, state)), scratch| {
                     for (number, o) in spans.into_iter().enumerate() {
                         self.span(Span { slot, number, o }, &state.elements, true, scratch);
-                        let place = self.place(slot, number);
-                        pass_on(
-                            self.work.options.level,
-                            &place,
-                            &scratch.local,
-                            &mut state.elements,
-                        );
+                        let (place, level) = (self.place(slot, number), self.work.options.level);
+                        pass_on(level, &place, &mut scratch.local, &mut state.elements);
                     }
                 },
             )?;

@@ -13,6 +13,7 @@
 
 use super::state::{Shape, State, combine};
 use super::{Cut, Gates, Inputs};
+use crate::aligned::Aligned;
 use crate::heads::{Cut as Tiles, Piece, places, query_tiles};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
@@ -149,9 +150,7 @@ impl<'a> Work<'a> {
     /// Buffers of which there is one: states of every slot, those of `apart` spans, and lists.
     pub fn shared(&self, shapes: &[Shape], apart: usize) -> [Buffer; 2] {
         let slots = self.sequences.len() * self.problem.extents.key_heads;
-        // A scan has one state more for each thread.
-        let scan = if apart > 0 { rayon::current_num_threads() } else { 0 };
-        let states = slots.saturating_add(apart).saturating_add(scan);
+        let states = slots.saturating_add(apart);
         let state = |shape: &Shape| {
             shape.len().saturating_mul(size_of::<f32>()) + size_of::<State>() + LINE
         };
@@ -217,11 +216,8 @@ impl<'a> Work<'a> {
     ) {
         let level = self.options.level;
         locals.par_iter_mut().zip(states).enumerate().for_each(|(slot, (locals, state))| {
-            let mut before = state.elements.to_vec();
             for (number, local) in locals.iter_mut().enumerate() {
-                pass_on(level, &place(slot, number), &local.elements, &mut state.elements);
-                local.elements.copy_from_slice(&before);
-                before.copy_from_slice(&state.elements);
+                pass_on(level, &place(slot, number), &mut local.elements, &mut state.elements);
             }
         });
     }
@@ -236,9 +232,11 @@ pub fn numbered(states: &mut [Vec<State>]) -> Vec<(usize, usize, &mut State)> {
     spans.collect()
 }
 
-/// state ← the state after a span whose local state is `local`.
-pub fn pass_on(level: Level, place: &Place<'_>, local: &[f32], state: &mut [f32]) {
-    PassOn { decay: decay(&place.gates, place.tokens.clone()), local, state }.run_at(level);
+/// `state` becomes that after a span whose local state is `local`, and `local` what `state` was.
+pub fn pass_on(level: Level, place: &Place<'_>, local: &mut Aligned, state: &mut Aligned) {
+    let decay = decay(&place.gates, place.tokens.clone());
+    PassOn { decay, state, local }.run_at(level);
+    std::mem::swap(local, state);
 }
 
 /// S = Λ H + L; without L, S = H.
@@ -263,11 +261,11 @@ impl Kernel for Combined<'_> {
     }
 }
 
-/// H ← Λ H + L; where the decay is 0, H was absent.
+/// L ← Λ H + L; where the decay is 0, H is absent.
 struct PassOn<'a> {
     decay: f32,
-    local: &'a [f32],
-    state: &'a mut [f32],
+    state: &'a [f32],
+    local: &'a mut [f32],
 }
 
 compiled_here!(PassOn<'_>);
@@ -278,12 +276,12 @@ impl Kernel for PassOn<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         if self.decay == 0.0 {
-            return self.state.copy_from_slice(self.local);
+            return;
         }
         let factor = I::F32::splat(isa, self.decay);
-        let lists = self.state.chunks_exact_mut(I::F32::N).zip(self.local.chunks_exact(I::F32::N));
-        for (state, local) in lists {
-            factor.mul_add(I::F32::load(isa, state), I::F32::load(isa, local)).store(state);
+        let lists = self.local.chunks_exact_mut(I::F32::N).zip(self.state.chunks_exact(I::F32::N));
+        for (local, state) in lists {
+            factor.mul_add(I::F32::load(isa, state), I::F32::load(isa, local)).store(local);
         }
     }
 }

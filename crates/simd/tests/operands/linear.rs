@@ -193,3 +193,50 @@ fn a_step_in_place_is_a_step() {
     assert_eq!(o, expected.o);
     assert_eq!(turned.permuted_axes([0, 1, 3, 2]), expected.final_state);
 }
+
+/// States of 200 × 410, in more than one slab of operands: against the definition in f64, which is short
+/// without decay.
+#[test]
+fn wide_states_are_those_of_the_definition() {
+    let (n, dim, width) = (70, 200, 410);
+    let extents = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: n, dim };
+    let problem = LinearAttention::new(extents).value_dim(width).scale(0.5).final_state();
+    let [q, k] = [0.7, 1.1].map(|t| wave(problem.q_shape(), t));
+    let [v, dout] = [1.3, 1.7].map(|t| wave(problem.v_shape(), t));
+    let dot = |a: &Array4<f32>, i: usize, b: &Array4<f32>, j: usize| -> f64 {
+        (0..a.dim().3).map(|d| f64::from(a[[0, 0, i, d]]) * f64::from(b[[0, 0, j, d]])).sum()
+    };
+    // Σ weight(i, j) · row j of x, over what (i, j) are related.
+    let sum = |weight: &dyn Fn(usize, usize) -> f64, x: &Array4<f32>, i: usize, e: usize| -> f64 {
+        (0..n).map(|j| 0.5 * weight(i, j) * f64::from(x[[0, 0, j, e]])).sum()
+    };
+    let before = |a, b| move |i: usize, j: usize| if j <= i { dot(a, i, b, j) } else { 0.0 };
+    let after = |a, b| move |j: usize, i: usize| if j <= i { dot(a, i, b, j) } else { 0.0 };
+    let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+    let cotangents = linear_attention::Cotangents::new(dout.view());
+    for blocking in [None, Some(Blocking::new(16, 12))] {
+        let options = Options { blocking, ..Options::default() };
+        let out = linear_attention::forward(&problem, &inputs, &options).unwrap();
+        let grads = linear_attention::backward(&problem, &inputs, &cotangents, &options).unwrap();
+        let check = |name: &str, found: &Array4<f32>, expected: &dyn Fn(usize, usize) -> f64| {
+            let largest = found.iter().fold(0.0f64, |most, &x| most.max(f64::from(x.abs())));
+            for ((_, _, i, e), &x) in found.indexed_iter() {
+                let apart = (f64::from(x) - expected(i, e)).abs();
+                // Some hundred roundings of 2⁻²⁴ of terms of that size.
+                assert!(apart <= 3e-5 * largest, "{name}[{i}, {e}]: {x}, not {}", expected(i, e));
+            }
+        };
+        let (qk, dov) = (before(&q, &k), before(&dout, &v));
+        let (kq, vdo) = (after(&q, &k), after(&dout, &v));
+        // Every seventh column: each is a sum over all rows of dot products.
+        let thin = |x: &Array4<f32>| x.slice(ndarray::s![.., .., ..;3, ..;7]).to_owned();
+        check("o", &thin(&out.o), &|i, e| sum(&qk, &v, 3 * i, 7 * e));
+        check("dq", &thin(&grads.dq), &|i, d| sum(&dov, &k, 3 * i, 7 * d));
+        check("dk", &thin(&grads.dk), &|j, d| sum(&vdo, &q, 3 * j, 7 * d));
+        check("dv", &thin(&grads.dv), &|j, e| sum(&kq, &dout, 3 * j, 7 * e));
+        let state = |d: usize, e: usize| -> f64 {
+            (0..n).map(|j| f64::from(k[[0, 0, j, d]]) * f64::from(v[[0, 0, j, e]])).sum()
+        };
+        check("final_state", &out.final_state.unwrap(), &state);
+    }
+}
