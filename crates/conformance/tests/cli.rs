@@ -527,7 +527,8 @@ fn a_bench_leaves_its_figures() {
     let output = etalon(&[&["bench", "--threads", "1"][..], &size, &modes, &options].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let tuned = text.lines().filter(|line| line.contains("Options"));
-    assert_eq!(tuned.count(), 5, "two modes of attention, three of attention_lse: {text}");
+    let modes = "two modes of attention, three of attention_lse, and linear_attention";
+    assert_eq!(tuned.count(), 6, "{modes}: {text}");
     let line = refusal(&etalon(&["bench", "--dtype", "f64"]));
     assert_eq!(line, "`dtype` must be one of f32, bf16, f16, found f64");
     let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));

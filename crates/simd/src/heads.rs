@@ -1,9 +1,8 @@
 //! How a problem is cut into tiles and heads.
 
 use crate::element::Matrix;
-use crate::lanes::{Isa, Kernel};
 use crate::mask::Sight;
-use crate::tile::{MAX_KEYS, Tile};
+use crate::tile::{MAX_KEYS, block};
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Cover, Error, Scores, Sequence};
 use ndarray::{
@@ -55,17 +54,9 @@ pub struct Cut {
 impl Cut {
     /// The blocking of the options, rounded up to register blocks and clamped to the lengths.
     pub fn new(scores: &Scores, options: &Options) -> Result<Cut, Error> {
-        struct Block;
-        impl Kernel for Block {
-            type Output = (usize, usize);
-            #[inline(always)]
-            fn run<I: Isa>(self, _: I) -> (usize, usize) {
-                (I::Tile::ROWS, I::Tile::COLS)
-            }
-        }
         let blocking = options.blocking.unwrap_or(DEFAULT);
         blocking.check()?;
-        let (rows, cols) = options.level.run(Block);
+        let (rows, cols) = block(options.level);
         let e = &scores.extents;
         let queries = blocking.queries.min(MAX_QUERIES).min(e.queries.max(1));
         let keys = blocking.keys.min(MAX_KEYS).min(e.keys.max(1));

@@ -7,6 +7,7 @@ mod gates;
 mod gradient;
 mod operand;
 mod plan;
+mod scratch;
 mod spans;
 mod state;
 mod step;
@@ -16,8 +17,7 @@ pub use forward::{forward, forward_into};
 pub use plan::{SharedMemory, plan, shared_memory};
 pub use step::{step, step_into};
 
-use crate::lanes::{Isa, Kernel};
-use crate::tile::{MAX_KEYS, Tile};
+use crate::tile::{MAX_KEYS, block};
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Decay, Error, LinearAttention, Pass, Sequence, check_operands};
 use gates::Gates;
@@ -273,17 +273,9 @@ const CHUNKS: usize = 4;
 impl Cut {
     /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
     fn new(problem: &LinearAttention, options: &Options) -> Result<Self, Error> {
-        struct Block;
-        impl Kernel for Block {
-            type Output = (usize, usize);
-            #[inline(always)]
-            fn run<I: Isa>(self, _: I) -> (usize, usize) {
-                (I::Tile::ROWS, I::Tile::COLS)
-            }
-        }
         let blocking = options.blocking.unwrap_or(DEFAULT);
         blocking.check()?;
-        let (rows, cols) = options.level.run(Block);
+        let (rows, cols) = block(options.level);
         let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
         let micro = blocking.keys.next_multiple_of(rows).min(chunk);

@@ -1,7 +1,8 @@
 //! A block of registers, and the verbs of a tile.
 
+use crate::Level;
 use crate::lanes::product::product;
-use crate::lanes::{Isa, Lanes};
+use crate::lanes::{Isa, Kernel, Lanes};
 
 /// The distance between two rows of a tile of scores in memory: room for [`MAX_KEYS`] keys and one
 /// block more, and an odd number of cache lines, so that the rows of a block do not compete for
@@ -46,6 +47,19 @@ pub trait Tile<I: Isa>: Copy {
 
     /// The larger of `m[r]` and the registers of row r, for every row.
     fn row_max(&self, m: &mut [I::F32]);
+}
+
+/// Rows and columns of the register block of a level.
+pub fn block(level: Level) -> (usize, usize) {
+    struct Block;
+    impl Kernel for Block {
+        type Output = (usize, usize);
+        #[inline(always)]
+        fn run<I: Isa>(self, _: I) -> (usize, usize) {
+            (I::Tile::ROWS, I::Tile::COLS)
+        }
+    }
+    level.run(Block)
 }
 
 /// MR rows of NV registers.

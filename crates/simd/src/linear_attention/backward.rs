@@ -8,16 +8,15 @@
 //! The states before the chunks of a span are summed again, forwards, from the state before the span:
 //! that is what is kept of the forward sweep. `gradient` has what a chunk gives.
 
-use super::gradient::{Behind, Chunk, PackKeys, PackQueries, Scratch, Wanted};
+use super::gradient::{Behind, Chunk, Wanted};
+use super::scratch::{PackKeys, PackQueries, Scratch};
 use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces, spans};
-use super::state::{Shape, State, advance};
+use super::state::{Advance, Shape, State};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, sequences};
 use crate::aligned::Aligned;
 use crate::attention::forward::zeros;
 use crate::attention::sweeps::write_row;
 use crate::heads::{all_queries, clear, key_rows};
-use crate::lanes::{Isa, Kernel};
-use crate::level::compiled_here;
 use crate::parallel::for_each;
 use crate::plan::Buffer;
 use crate::{Element, Options};
@@ -332,8 +331,11 @@ impl<T: Element> Backward<'_, '_, '_, T> {
             let (before, after) = room.locals.split_at_mut(n);
             after[0].copy_from_slice(&before[n - 1]);
         }
-        let (shape, local, scratch) = (self.transposed, &mut room.locals[n], &room.scratch);
-        Front { shape, len, fresh: n == 0, local, scratch }.run_at(self.work.options.level);
+        let Scratch { decays, v, keys_weighted, .. } = &room.scratch;
+        let decay = if n == 0 { 0.0 } else { decays.whole };
+        let (shape, state) = (self.transposed, &mut room.locals[n][..]);
+        let (left, right, tokens) = (v, keys_weighted, decays.first..len);
+        Advance { shape, state, decay, left, right, tokens }.run_at(self.work.options.level);
     }
 
     /// D before the first chunk of a span, from the span alone: `room.back`.
@@ -363,8 +365,12 @@ impl<T: Element> Backward<'_, '_, '_, T> {
 
     /// (R28) for one query head, D having decayed.
     fn advance_back(&self, len: usize, room: &mut Room) {
-        let Room { scratch, back, .. } = room;
-        Back { shape: self.work.shape, len, local: back, scratch }.run_at(self.work.options.level);
+        let Scratch { decays, q, douts_weighted, .. } = &room.scratch;
+        // Tokens from a reset on do not see what is before the chunk.
+        let tokens = 0..decays.reset.min(len);
+        let (shape, state) = (self.work.shape, &mut room.back[..]);
+        let (left, right, decay) = (q, douts_weighted, 1.0);
+        Advance { shape, state, decay, left, right, tokens }.run_at(self.work.options.level);
     }
 
     /// The gradients of a span; with `keep` D before its first chunk, from the span alone, is left in
@@ -464,49 +470,4 @@ pub(super) fn buffers(work: &Work<'_>) -> Result<Vec<Buffer>, Error> {
 /// `to` = factor · rows that lie `stride` apart.
 fn write<T: Element>(mut to: ArrayViewMut2<'_, T>, rows: &[f32], stride: usize, factor: f32) {
     to.outer_iter_mut().zip(rows.chunks(stride)).for_each(|(to, row)| write_row(to, row, factor));
-}
-
-/// (R22) for Lᵀ; with `fresh` it was 0.
-struct Front<'a> {
-    shape: Shape,
-    len: usize,
-    fresh: bool,
-    local: &'a mut [f32],
-    scratch: &'a Scratch,
-}
-
-compiled_here!(Front<'_>);
-
-impl Kernel for Front<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Scratch { decays, v, keys_weighted, .. } = self.scratch;
-        let decay = if self.fresh { 0.0 } else { decays.whole };
-        let tokens = decays.first..self.len;
-        advance(isa, self.shape, self.local, decay, v, keys_weighted, tokens);
-    }
-}
-
-/// (R28) for one query head, D having decayed.
-struct Back<'a> {
-    shape: Shape,
-    len: usize,
-    local: &'a mut [f32],
-    scratch: &'a Scratch,
-}
-
-compiled_here!(Back<'_>);
-
-impl Kernel for Back<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Scratch { decays, q, douts_weighted, .. } = self.scratch;
-        // Tokens from a reset on do not see what is before the chunk.
-        let seen = 0..decays.reset.min(self.len);
-        advance(isa, self.shape, self.local, 1.0, q, douts_weighted, seen);
-    }
 }

@@ -11,7 +11,7 @@
 use super::gates::Decays;
 use super::operand::{Rows, room_across, room_along};
 use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces};
-use super::state::{Shape, State, advance};
+use super::state::{Advance, Shape, State};
 use super::{Cut, Inputs, Output, OutputMut, sequences};
 use crate::aligned::Aligned;
 use crate::attention::forward::zeros;
@@ -171,17 +171,24 @@ impl<T: Element> Forward<'_, '_, T> {
         let place = self.place(slot, number);
         for (n, chunk) in chunks(&place.tokens, &self.work.cut).enumerate() {
             self.read(&place, &chunk, false, scratch);
-            Advance { shape: self.work.shape, len: chunk.len(), fresh: n == 0, local, scratch }
-                .run_at(self.work.options.level);
+            self.advance(n, chunk.len(), local, scratch);
         }
+    }
+
+    /// (R22) for L of chunk `n` of a span.
+    fn advance(&self, n: usize, len: usize, local: &mut [f32], scratch: &Scratch) {
+        let Scratch { decays, k, values, weighted, .. } = scratch;
+        let decay = if n == 0 { 0.0 } else { decays.whole };
+        let right = if decays.none { values } else { weighted };
+        let (shape, left, tokens) = (self.work.shape, k, decays.first..len);
+        Advance { shape, state: local, decay, left, right, tokens }.run_at(self.work.options.level);
     }
 
     /// o of a span; with `keep` its local state is left in the scratch.
     fn span(&self, span: Span<'_, T>, state: &[f32], keep: bool, scratch: &mut Scratch) {
         let Span { slot, number, mut o } = span;
         let place = self.place(slot, number);
-        let Work { problem, shape, options, .. } = &self.work;
-        let (group, level, shape) = (problem.group(), options.level, *shape);
+        let (group, level) = (self.work.problem.group(), self.work.options.level);
         // Before the first token of a sequence that begins with 0 there is nothing to read.
         let blank = number == 0 && self.inputs.initial_state.is_none();
         let chunks = chunks(&place.tokens, &self.work.cut);
@@ -201,8 +208,7 @@ impl<T: Element> Forward<'_, '_, T> {
                 self.chunk(q, o.slice_mut(s![within.clone(), ..]), blank && n == 0, scratch);
             }
             if keep || n + 1 < count {
-                let (len, fresh, local) = (chunk.len(), n == 0, &mut local[..]);
-                Advance { shape, len, fresh, local, scratch }.run_at(level);
+                self.advance(n, chunk.len(), &mut local, scratch);
             }
         }
         scratch.local = local;
@@ -327,29 +333,6 @@ impl Kernel for Pack<'_> {
         if !decays.none {
             v.along(isa, self.len, Some(&decays.omega), weighted);
         }
-    }
-}
-
-/// (R22) for L; with `fresh` L was 0.
-struct Advance<'a> {
-    shape: Shape,
-    len: usize,
-    fresh: bool,
-    local: &'a mut [f32],
-    scratch: &'a mut Scratch,
-}
-
-compiled_here!(Advance<'_>);
-
-impl Kernel for Advance<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let Scratch { decays, k, values, weighted, .. } = self.scratch;
-        let decay = if self.fresh { 0.0 } else { decays.whole };
-        let right = if decays.none { values } else { weighted };
-        advance(isa, self.shape, self.local, decay, k, right, decays.first..self.len);
     }
 }
 

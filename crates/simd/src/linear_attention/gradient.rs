@@ -11,17 +11,14 @@
 //! dv has one writer. dg is the sum of what passes each gate, (R27), in which nothing cancels that
 //! need not: within a pair of micro-chunks, sums of rows from the last and of columns from the first.
 
-use super::Cut;
-use super::gates::Decays;
-use super::operand::{Rows, room_across, room_along};
+use super::operand::Rows;
+use super::scratch::Scratch;
 use super::state::Shape;
-use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{Packed, transpose};
+use crate::pack::transpose;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
-use etalon_problem::Error;
 use std::ops::Range;
 
 /// Which gradients are computed.
@@ -33,176 +30,6 @@ pub struct Wanted {
     pub dv: bool,
     /// dg, of whatever decays.
     pub dg: bool,
-}
-
-/// The memory of one thread.
-pub struct Scratch {
-    pub decays: Decays,
-    pub q: Rows,
-    pub k: Rows,
-    pub v: Rows,
-    pub dout: Rows,
-    /// k and v, across.
-    keys: Packed,
-    values: Packed,
-    /// k along; and with each row times its ω.
-    keys_along: Packed,
-    pub keys_weighted: Packed,
-    /// σ q and σ dout along; the latter also times α.
-    queries: Packed,
-    douts: Packed,
-    pub douts_weighted: Packed,
-    /// Whether k, q and dout hold no NaN and no infinity.
-    finite: [bool; 3],
-    /// A, B, P and w of a pair of micro-chunks, rows [`STRIDE`] apart.
-    a: Aligned,
-    b: Aligned,
-    p: Aligned,
-    w: Aligned,
-    /// dq / σ, dk and dv of the chunk.
-    pub dq: Aligned,
-    pub dk: Aligned,
-    pub dv: Aligned,
-    /// Rows of these lie so far apart.
-    pub strides: [usize; 2],
-    /// dg of the chunk.
-    pub dg: Aligned,
-    /// Sums of the rows and columns of w over all pairs of micro-chunks before and behind; and of the
-    /// pairs that lie on either side of a micro-chunk.
-    row_sums: Aligned,
-    col_sums: Aligned,
-    across: Aligned,
-    /// x and y of the chunk.
-    x: Aligned,
-    y: Aligned,
-    /// Sᵀ, D and Dᵀ of the chunk.
-    pub state: Aligned,
-    pub back: Aligned,
-    pub back_transposed: Aligned,
-    micro: usize,
-    scale: f32,
-}
-
-impl Scratch {
-    pub fn new(cut: &Cut, shape: Shape, scale: f32) -> Result<Self, Error> {
-        let zeros = |len| Aligned::zeros(len, "the scratch of a thread");
-        let (dim, width) = (shape.dim, shape.width);
-        let strides = [dim, width].map(|dim| dim.next_multiple_of(cut.cols));
-        let rows = cut.chunk.next_multiple_of(cut.rows);
-        let tile = || zeros(cut.micro.next_multiple_of(cut.rows) * STRIDE);
-        let chunk = || zeros(rows + cut.cols);
-        Ok(Scratch {
-            decays: Decays::room(cut)?,
-            q: Rows::room(cut, dim)?,
-            k: Rows::room(cut, dim)?,
-            v: Rows::room(cut, width)?,
-            dout: Rows::room(cut, width)?,
-            keys: room_across(cut, dim)?,
-            values: room_across(cut, width)?,
-            keys_along: room_along(cut, dim)?,
-            keys_weighted: room_along(cut, dim)?,
-            queries: room_along(cut, dim)?,
-            douts: room_along(cut, width)?,
-            douts_weighted: room_along(cut, width)?,
-            finite: [true; 3],
-            a: tile()?,
-            b: tile()?,
-            p: tile()?,
-            w: tile()?,
-            dq: zeros(rows.saturating_mul(strides[0]))?,
-            dk: zeros(rows.saturating_mul(strides[0]))?,
-            dv: zeros(rows.saturating_mul(strides[1]))?,
-            strides,
-            dg: chunk()?,
-            row_sums: chunk()?,
-            col_sums: chunk()?,
-            across: chunk()?,
-            x: chunk()?,
-            y: chunk()?,
-            state: zeros(shape.transposed(cut).len())?,
-            back: zeros(shape.len())?,
-            back_transposed: zeros(shape.transposed(cut).len())?,
-            micro: cut.micro,
-            scale,
-        })
-    }
-
-    /// Its buffers by what they are for.
-    pub fn buffers(&self) -> [(&'static str, usize); 5] {
-        let sum = |list: &[&Aligned]| list.iter().map(|x| x.bytes()).sum::<usize>();
-        let rows = [&self.q, &self.k, &self.v, &self.dout].map(Rows::bytes).iter().sum::<usize>();
-        let packed = [&self.keys, &self.values, &self.keys_along, &self.keys_weighted]
-            .into_iter()
-            .chain([&self.queries, &self.douts, &self.douts_weighted])
-            .map(|packed| packed.panels.bytes());
-        let gates =
-            sum(&[&self.dg, &self.row_sums, &self.col_sums, &self.across, &self.x, &self.y]);
-        [
-            ("operands of a chunk", rows + packed.sum::<usize>()),
-            ("a pair of micro-chunks", sum(&[&self.a, &self.b, &self.p, &self.w])),
-            ("decays of a chunk", self.decays.bytes() + gates),
-            ("results of a chunk", sum(&[&self.dq, &self.dk, &self.dv])),
-            ("states of a chunk", sum(&[&self.state, &self.back, &self.back_transposed])),
-        ]
-    }
-}
-
-/// Packs the keys and values of a chunk, for the states alone or for gradients.
-pub struct PackKeys<'a> {
-    pub len: usize,
-    pub gradients: bool,
-    pub scratch: &'a mut Scratch,
-}
-
-compiled_here!(PackKeys<'_>);
-
-impl Kernel for PackKeys<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let PackKeys { len, gradients, scratch } = self;
-        let Scratch { decays, k, v, keys, values, keys_along, keys_weighted, .. } = scratch;
-        if !gradients {
-            let weights = (!decays.none).then_some(&decays.omega[..]);
-            return k.along(isa, len, weights, keys_weighted);
-        }
-        k.along(isa, len, None, keys_along);
-        k.across(isa, len, keys);
-        v.across(isa, len, values);
-        scratch.finite[0] = k.finite(len);
-    }
-}
-
-/// Packs the queries and cotangents of a query head in a chunk, for the states alone or for gradients.
-pub struct PackQueries<'a> {
-    pub len: usize,
-    pub gradients: bool,
-    pub scratch: &'a mut Scratch,
-}
-
-compiled_here!(PackQueries<'_>);
-
-impl Kernel for PackQueries<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let PackQueries { len, gradients, scratch } = self;
-        let Scratch { decays, q, dout, queries, douts, douts_weighted, x, scale, .. } = scratch;
-        // x is free until the gradients are computed.
-        for (weight, &alpha) in x.iter_mut().zip(&*decays.alpha).take(len) {
-            *weight = *scale * alpha;
-        }
-        dout.along(isa, len, Some(x), douts_weighted);
-        if gradients {
-            x[..len].fill(*scale);
-            q.along(isa, len, Some(x), queries);
-            dout.along(isa, len, Some(x), douts);
-            scratch.finite[1] = q.finite(len);
-            scratch.finite[2] = dout.finite(len);
-        }
-    }
 }
 
 /// Dᵀ, and what the state after the chunk contributes to dk, dv and dg.

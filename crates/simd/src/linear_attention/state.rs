@@ -1,11 +1,16 @@
 //! States, as panels: the factor that a product reads by whole registers.
 
 use super::Cut;
+use super::operand::Rows;
 use crate::aligned::Aligned;
-use crate::lanes::{Isa, Lanes};
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::level::compiled_here;
+use crate::pack::Packed;
+use crate::scores::MAX_ROWS;
 use crate::tile::Tile;
 use etalon_problem::Error;
 use ndarray::{ArrayView2, ArrayViewMut2};
+use std::ops::Range;
 
 /// A matrix of `dim` × `width` along: groups of a register block's columns,
 /// `[width/cols][dim][cols]`, with rows and columns that only fill register blocks.
@@ -98,32 +103,40 @@ pub fn combine<I: Isa>(isa: I, decay: f32, state: &[f32], local: &[f32], to: &mu
     }
 }
 
-/// state ← decay · state + leftᵀ · right over the tokens `rows`: (R22), and the same for every other
-/// state. Where the decay is 0 what the state held is absent; with `fresh` it was 0.
-#[inline(always)]
-pub fn advance<I: Isa>(
-    isa: I,
-    shape: Shape,
-    state: &mut [f32],
-    decay: f32,
-    left: &super::operand::Rows,
-    right: &crate::pack::Packed,
-    rows: std::ops::Range<usize>,
-) {
-    let (height, width) = (I::Tile::ROWS, I::Tile::COLS);
-    let factors = [decay; crate::scores::MAX_ROWS];
-    for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
-        for d in (0..shape.dim).step_by(height) {
-            let block = &mut panel[d * width..];
-            let mut tile = I::Tile::zero(isa);
-            if decay != 0.0 {
-                tile = I::Tile::load(isa, block, width);
-                if decay != 1.0 {
-                    tile = tile.scale_rows(isa, &factors);
+/// state ← decay · state + leftᵀ · right over some tokens of a chunk: (R22), (R28), and the same for
+/// transposed states. Where the decay is 0 what the state held is absent.
+pub struct Advance<'a> {
+    pub shape: Shape,
+    pub state: &'a mut [f32],
+    pub decay: f32,
+    pub left: &'a Rows,
+    pub right: &'a Packed,
+    pub tokens: Range<usize>,
+}
+
+compiled_here!(Advance<'_>);
+
+impl Kernel for Advance<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let Advance { shape, state, decay, left, right, tokens } = self;
+        let (height, width) = (I::Tile::ROWS, I::Tile::COLS);
+        let factors = [decay; MAX_ROWS];
+        for (number, panel) in state.chunks_exact_mut(shape.panel()).enumerate() {
+            for d in (0..shape.dim).step_by(height) {
+                let block = &mut panel[d * width..];
+                let mut tile = I::Tile::zero(isa);
+                if decay != 0.0 {
+                    tile = I::Tile::load(isa, block, width);
+                    if decay != 1.0 {
+                        tile = tile.scale_rows(isa, &factors);
+                    }
                 }
+                left.add_columns(isa, &mut tile, d, tokens.clone(), right.from(number));
+                tile.store(block, width);
             }
-            left.add_columns(isa, &mut tile, d, rows.clone(), right.from(number));
-            tile.store(block, width);
         }
     }
 }
