@@ -383,19 +383,22 @@ impl Chunk<'_> {
     #[inline(always)]
     fn gates<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>, diagonal: bool) {
         let Scratch { w, dg, row_sums, col_sums, across, micro, .. } = &mut *self.scratch;
-        let row = |i: usize| &w[(i - queries.start) * STRIDE..];
+        let rows = w[keys.start..].chunks(STRIDE).zip(queries.clone());
+        let rows = rows.map(
+            #[inline(always)]
+            |(row, i)| (i, &row[..keys.len()]),
+        );
         if diagonal {
             // Sums of columns over the rows from the last one on; w is 0 where j > i.
             let mut sums = [0.0f32; crate::tile::MAX_KEYS];
-            for t in queries.clone().rev() {
+            for (t, weights) in rows.rev() {
                 let here = t - keys.start;
-                dg[t] += grow(isa, &mut sums[..keys.len()], &row(t)[keys.clone()], here);
+                dg[t] += grow(isa, &mut sums[..keys.len()], weights, here);
             }
             return;
         }
         let mut all = 0.0;
-        for i in queries.clone() {
-            let weights = &row(i)[keys.clone()];
+        for (i, weights) in rows {
             grow(isa, &mut col_sums[keys.clone()], weights, 0);
             let sum = total(isa, weights);
             row_sums[i] += sum;
