@@ -67,8 +67,8 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// Fails unless the problem is sound, its inputs fit it, and no log-decay of a token that belongs
-    /// to a sequence is positive or NaN.
+    /// Fails unless the problem is sound, its inputs fit it, and no log-decay of a head is positive or
+    /// NaN.
     fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
         problem.check()?;
         let e = &problem.extents;
@@ -82,10 +82,14 @@ impl<'a, T: Element> Inputs<'a, T> {
             ("initial_state", self.initial_state.as_ref().map(|x| x.shape())),
         ];
         check_operands(&problem.operands(Pass::Forward), &given)?;
-        gates::check_constant(&self.g_gamma)?;
+        gates::check_constant(&self.g_gamma)
+    }
+
+    /// Fails if a log-decay of a token that belongs to a sequence is positive or NaN.
+    fn check_tokens(&self, problem: &LinearAttention) -> Result<(), Error> {
         let Some(g) = &self.g else { return Ok(()) };
         for sequence in problem.list_sequences() {
-            for head in 0..e.key_heads {
+            for head in 0..problem.extents.key_heads {
                 for t in sequence.start..sequence.start + sequence.tokens {
                     gates::check_log_decay(
                         "g",

@@ -23,9 +23,10 @@ pub enum Mode {
 pub struct Options {
     /// The instruction set.
     pub level: Level,
-    /// Queries and keys in a tile; `None`: what was measured to be best.
+    /// Queries and keys in a tile, or tokens of a chunk, at most 256, and of a micro-chunk in linear
+    /// attention; `None`: what was measured to be best.
     pub blocking: Option<Blocking>,
-    /// How a backward pass is organised.
+    /// How a backward pass is organised; linear attention has one way.
     pub mode: Mode,
     /// The most bytes of sums of dq that [`Mode::FusedPartials`] may keep: as many heads are worked
     /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes

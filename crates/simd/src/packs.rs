@@ -188,13 +188,17 @@ impl<'a, T: Element> Packing<'a, T> {
         let (queries, keys) = self.tiles();
         let buffer =
             |name, number: usize, each| Buffer { name, bytes: number.saturating_mul(each) };
-        vec![
+        let mut buffers = vec![
             buffer("packed operands", together, self.bytes()),
             buffer("scratch of the threads", threads, scratch),
             buffer("rows on the way", threads, self.row_bytes()),
             buffer("lists of tiles", queries.saturating_add(keys), TILE),
-            buffer("ends of segments", 1, Sight::bytes(&self.scores.mask)),
-        ]
+        ];
+        let notes = Sight::bytes(&self.scores.mask);
+        if notes > 0 {
+            buffers.push(buffer("notes on the mask", 1, notes));
+        }
+        buffers
     }
 
     /// Bytes of the rows that one thread packs at a time: a panel across, and the row that it reads.

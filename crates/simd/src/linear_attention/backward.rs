@@ -10,7 +10,7 @@
 
 use super::gradient::{Behind, Chunk, Wanted};
 use super::scratch::{PackKeys, PackQueries, Scratch};
-use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces, spans};
+use super::spans::{Place, Work, chunks, combine, decay, numbered, pass_on, pieces, spans};
 use super::state::{Advance, Shape, State};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, sequences};
 use crate::aligned::Aligned;
@@ -67,6 +67,7 @@ pub fn backward_into<T: Element>(
     options: &Options,
 ) -> Result<(), Error> {
     inputs.check(problem)?;
+    inputs.check_tokens(problem)?;
     cotangents.check(problem)?;
     gradients.check(problem)?;
     let sequences = sequences(problem);
@@ -142,11 +143,7 @@ impl<T: Element> Backward<'_, '_, '_, T> {
                 self.whole(slot, spans, &mut front.elements, &mut back.elements, room);
             })?;
         }
-        if let Some(mut target) = dinitial_state {
-            for (slot, back) in backs.iter().enumerate() {
-                back.write(target.slice_mut(s![slot / key_heads, slot % key_heads, .., ..]));
-            }
-        }
+        self.work.end(&backs, dinitial_state);
         let total = |which: usize, head: Option<usize>| {
             let slots = sums.iter().enumerate();
             let here = slots.filter(|(slot, _)| head.is_none_or(|head| slot % key_heads == head));
@@ -365,11 +362,12 @@ impl<T: Element> Backward<'_, '_, '_, T> {
 
     /// (R28) for one query head, D having decayed.
     fn advance_back(&self, len: usize, room: &mut Room) {
-        let Scratch { decays, q, douts_weighted, .. } = &room.scratch;
+        let Scratch { decays, q, douts, douts_weighted, .. } = &room.scratch;
         // Tokens from a reset on do not see what is before the chunk.
         let tokens = 0..decays.reset.min(len);
         let (shape, state) = (self.work.shape, &mut room.back[..]);
-        let (left, right, decay) = (q, douts_weighted, 1.0);
+        let right = if decays.none { douts } else { douts_weighted };
+        let (left, decay) = (q, 1.0);
         Advance { shape, state, decay, left, right, tokens }.run_at(self.work.options.level);
     }
 
@@ -400,12 +398,10 @@ impl<T: Element> Backward<'_, '_, '_, T> {
             let Room { scratch, locals, back: local_back, .. } = &mut *room;
             let local = n.checked_sub(1).map(|before| &locals[before][..]);
             let between = decay(&place.gates, place.tokens.start..chunk.start);
-            let to = &mut scratch.state;
-            Combined { decay: between, state: front, local, to }.run_at(level);
+            combine(level, between, front, local, &mut scratch.state);
             let local = (!last).then_some(&local_back[..]);
             let between = decay(&place.gates, chunk.end..place.tokens.end);
-            let to = &mut scratch.back;
-            Combined { decay: between, state: back, local, to }.run_at(level);
+            combine(level, between, back, local, &mut scratch.back);
             Behind { len, shape: *shape, transposed, wanted, scratch }.run_at(level);
             let more = keep || n > 0;
             if more {

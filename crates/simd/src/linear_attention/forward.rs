@@ -10,7 +10,7 @@
 
 use super::gates::Decays;
 use super::operand::{Rows, room_across, room_along};
-use super::spans::{Combined, Place, Work, chunks, decay, numbered, pass_on, pieces};
+use super::spans::{Place, Work, chunks, combine, decay, numbered, pass_on, pieces};
 use super::state::{Advance, Shape, State};
 use super::{Cut, Inputs, Output, OutputMut, sequences};
 use crate::aligned::Aligned;
@@ -54,6 +54,7 @@ pub fn forward_into<T: Element>(
     options: &Options,
 ) -> Result<(), Error> {
     inputs.check(problem)?;
+    inputs.check_tokens(problem)?;
     Error::expect_shape("o", &problem.o_shape(), out.o.shape())?;
     let wanted = problem.final_state;
     Error::expect_presence("final_state", "final_state", wanted, out.final_state.is_some())?;
@@ -81,7 +82,7 @@ impl<T: Element> Forward<'_, '_, T> {
     fn run(&self, out: OutputMut<'_, T>) -> Result<(), Error> {
         let Work { problem, sequences, cut, shape, .. } = &self.work;
         let key_heads = problem.extents.key_heads;
-        let OutputMut { mut o, mut final_state } = out;
+        let OutputMut { mut o, final_state } = out;
         let idle = Mutex::new(vec![self.scratch()?]);
         let mut states = self.work.states(*shape)?;
         let parallel = !self.work.whole();
@@ -107,11 +108,7 @@ impl<T: Element> Forward<'_, '_, T> {
                 },
             )?;
         }
-        if let Some(target) = &mut final_state {
-            for (slot, state) in states.iter().enumerate() {
-                state.write(target.slice_mut(s![slot / key_heads, slot % key_heads, .., ..]));
-            }
-        }
+        self.work.end(&states, final_state);
         Ok(())
     }
 
@@ -198,7 +195,7 @@ impl<T: Element> Forward<'_, '_, T> {
             self.read(&place, &chunk, true, scratch);
             let between = decay(&place.gates, place.tokens.start..chunk.start);
             let begun = (n > 0).then_some(&local[..]);
-            Combined { decay: between, state, local: begun, to: &mut scratch.state }.run_at(level);
+            combine(level, between, state, begun, &mut scratch.state);
             let rows =
                 place.sequence.query_start + chunk.start..place.sequence.query_start + chunk.end;
             let within = chunk.start - place.tokens.start..chunk.end - place.tokens.start;

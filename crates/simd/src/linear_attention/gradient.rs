@@ -50,7 +50,7 @@ impl Kernel for Behind<'_> {
     fn run<I: Isa>(self, isa: I) {
         let Behind { len, shape, transposed, wanted, scratch } = self;
         let Scratch { decays, k, v, dk, dv, strides, dg, y, state, .. } = scratch;
-        let Scratch { back, back_transposed, row_sums, col_sums, across, .. } = scratch;
+        let Scratch { back, back_transposed, .. } = scratch;
         let cols = I::Tile::COLS;
         if wanted.dk || wanted.dg {
             for (e, panel) in back.chunks_exact(shape.panel()).enumerate() {
@@ -79,9 +79,6 @@ impl Kernel for Behind<'_> {
                 };
                 before += y[j];
             }
-            row_sums.fill(0.0);
-            col_sums.fill(0.0);
-            across.fill(0.0);
         }
     }
 }
@@ -409,7 +406,7 @@ impl Chunk<'_> {
         }
     }
 
-    /// dg from x and from the sums over pairs of micro-chunks.
+    /// dg from x and from the sums over pairs of micro-chunks, which are 0 again for the next head.
     #[inline(always)]
     fn finish_gates(&mut self) {
         let Scratch { dg, row_sums, col_sums, across, x, micro, .. } = &mut *self.scratch;

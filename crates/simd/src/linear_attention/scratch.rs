@@ -24,7 +24,7 @@ pub struct Scratch {
     /// k along; and with each row times its ω.
     pub keys_along: Packed,
     pub keys_weighted: Packed,
-    /// σ q and σ dout along; the latter also times α.
+    /// σ q and σ dout along; the latter also times α, where anything decays.
     pub queries: Packed,
     pub douts: Packed,
     pub douts_weighted: Packed,
@@ -167,14 +167,18 @@ impl Kernel for PackQueries<'_> {
         let PackQueries { len, gradients, scratch } = self;
         let Scratch { decays, q, dout, queries, douts, douts_weighted, x, scale, .. } = scratch;
         // x is free until the gradients are computed.
-        for (weight, &alpha) in x.iter_mut().zip(&*decays.alpha).take(len) {
-            *weight = *scale * alpha;
+        if !decays.none {
+            for (weight, &alpha) in x.iter_mut().zip(&*decays.alpha).take(len) {
+                *weight = *scale * alpha;
+            }
+            dout.along(isa, len, Some(x), douts_weighted);
         }
-        dout.along(isa, len, Some(x), douts_weighted);
-        if gradients {
-            x[..len].fill(*scale);
-            q.along(isa, len, Some(x), queries);
+        x[..len].fill(*scale);
+        if gradients || decays.none {
             dout.along(isa, len, Some(x), douts);
+        }
+        if gradients {
+            q.along(isa, len, Some(x), queries);
             scratch.finite[1] = q.finite(len);
             scratch.finite[2] = dout.finite(len);
         }

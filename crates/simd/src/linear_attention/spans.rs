@@ -11,7 +11,7 @@
 //! spans first, then the H, and then work on all spans at once, for one more sweep over keys and
 //! values. The sums are the same, and so are the bits.
 
-use super::state::{Shape, State, combine};
+use super::state::{Shape, State};
 use super::{Cut, Gates, Inputs};
 use crate::aligned::Aligned;
 use crate::heads::{Cut as Tiles, Piece, places, query_tiles};
@@ -20,7 +20,7 @@ use crate::level::compiled_here;
 use crate::plan::Buffer;
 use crate::{Element, Level, Options};
 use etalon_problem::{Error, LinearAttention, Sequence};
-use ndarray::{ArrayView2, ArrayView4, ArrayViewMut, RemoveAxis, s};
+use ndarray::{ArrayView2, ArrayView4, ArrayViewMut, ArrayViewMut4, RemoveAxis, s};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -206,6 +206,15 @@ impl<'a> Work<'a> {
         }
     }
 
+    /// Writes what every slot ends with.
+    pub fn end(&self, states: &[State], tensor: Option<ArrayViewMut4<'_, f32>>) {
+        let Some(mut tensor) = tensor else { return };
+        let key_heads = self.problem.extents.key_heads;
+        for (slot, state) in states.iter().enumerate() {
+            state.write(tensor.slice_mut(s![slot / key_heads, slot % key_heads, .., ..]));
+        }
+    }
+
     /// Turns the local states of spans into the states before them, and `states` into those after the
     /// last. The order of spans is that of `locals`; `place` says where they are.
     pub fn scan<'p>(
@@ -240,24 +249,10 @@ pub fn pass_on(level: Level, place: &Place<'_>, local: &mut Aligned, state: &mut
 }
 
 /// S = Λ H + L; without L, S = H.
-pub struct Combined<'a> {
-    pub decay: f32,
-    pub state: &'a [f32],
-    pub local: Option<&'a [f32]>,
-    pub to: &'a mut [f32],
-}
-
-compiled_here!(Combined<'_>);
-
-impl Kernel for Combined<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        match self.local {
-            Some(local) => combine(isa, self.decay, self.state, local, self.to),
-            None => self.to.copy_from_slice(self.state),
-        }
+pub fn combine(level: Level, decay: f32, state: &[f32], local: Option<&[f32]>, to: &mut [f32]) {
+    to.copy_from_slice(local.unwrap_or(state));
+    if local.is_some() {
+        PassOn { decay, state, local: to }.run_at(level);
     }
 }
 

@@ -3,7 +3,7 @@
 use super::Cut;
 use super::operand::Rows;
 use crate::aligned::Aligned;
-use crate::lanes::{Isa, Kernel, Lanes};
+use crate::lanes::{Isa, Kernel};
 use crate::level::compiled_here;
 use crate::pack::Packed;
 use crate::scores::MAX_ROWS;
@@ -86,20 +86,6 @@ impl State {
         for ((d, e), x) in target.indexed_iter_mut() {
             *x = self.elements[self.shape.at(d, e)];
         }
-    }
-}
-
-/// `to` = decay · state + local; where the decay is 0 the state is absent.
-#[inline(always)]
-pub fn combine<I: Isa>(isa: I, decay: f32, state: &[f32], local: &[f32], to: &mut [f32]) {
-    if decay == 0.0 {
-        to.copy_from_slice(local);
-        return;
-    }
-    let factor = I::F32::splat(isa, decay);
-    let lists = state.chunks_exact(I::F32::N).zip(local.chunks_exact(I::F32::N));
-    for (to, (state, local)) in to.chunks_exact_mut(I::F32::N).zip(lists) {
-        factor.mul_add(I::F32::load(isa, state), I::F32::load(isa, local)).store(to);
     }
 }
 

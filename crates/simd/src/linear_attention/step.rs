@@ -43,8 +43,10 @@ pub fn step_into<T: Element>(
     inputs.check(problem, state.shape())?;
     let e = &problem.extents;
     Error::expect_shape("o", &[e.batch, e.query_heads, problem.value_dim], o.shape())?;
-    let scratch = || Scratch::new(problem);
-    let idle = Mutex::new(vec![scratch()?]);
+    let copied = if state.is_standard_layout() { 0 } else { e.dim * problem.value_dim };
+    let scratch = || Scratch::new(problem, copied);
+    // Trial allocation: on an error nothing has been written yet.
+    let mut first = scratch()?;
     let mut tasks = Vec::new();
     let mut rest = o;
     for (batch, state) in crate::heads::outer(state).into_iter().enumerate() {
@@ -61,11 +63,10 @@ pub fn step_into<T: Element>(
         |task: Task<'_, T>, scratch: &mut Scratch| task.run(problem, inputs, scratch, options);
     let elements = tasks.len().saturating_mul(e.dim).saturating_mul(problem.value_dim);
     if elements < TASK {
-        let mut scratch = scratch()?;
-        tasks.into_iter().for_each(|task| run(task, &mut scratch));
+        tasks.into_iter().for_each(|task| run(task, &mut first));
         return Ok(());
     }
-    for_each(&idle, tasks, scratch, run)
+    for_each(&Mutex::new(vec![first]), tasks, scratch, run)
 }
 
 impl<T: Element> StepInputs<'_, T> {
@@ -96,12 +97,13 @@ struct Scratch {
     k: Vec<f32>,
     v: Vec<f32>,
     o: Vec<f32>,
-    /// A state whose rows do not lie as they should.
+    /// A state whose rows do not lie one behind the other.
     state: Vec<f32>,
 }
 
 impl Scratch {
-    fn new(problem: &LinearAttention) -> Result<Self, Error> {
+    /// With room for a copy of so many elements of a state.
+    fn new(problem: &LinearAttention, copied: usize) -> Result<Self, Error> {
         let zeros = |len| crate::parallel::zeroed(len, "the scratch of a thread");
         let (dim, width, group) = (problem.extents.dim, problem.value_dim, problem.group());
         Ok(Scratch {
@@ -109,7 +111,7 @@ impl Scratch {
             k: zeros(dim)?,
             v: zeros(width)?,
             o: zeros(width.saturating_mul(group))?,
-            state: Vec::new(),
+            state: zeros(copied)?,
         })
     }
 }
@@ -148,8 +150,7 @@ impl<T: Element> Task<'_, T> {
         match self.state.as_slice_mut() {
             Some(state) => Step { q, k, v, decay, width, state, o }.run_at(level),
             None => {
-                copy.clear();
-                copy.extend(self.state.iter());
+                copy.iter_mut().zip(&self.state).for_each(|(copy, x)| *copy = *x);
                 Step { q, k, v, decay, width, state: copy, o }.run_at(level);
                 self.state.iter_mut().zip(&*copy).for_each(|(x, copy)| *x = *copy);
             }

@@ -34,13 +34,7 @@ impl Bench<'_> {
     ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
-        let [q, k, ddq, ddk] = [
-            ("q", scores.q_shape()),
-            ("k", scores.k_shape()),
-            ("ddq", scores.q_shape()),
-            ("ddk", scores.k_shape()),
-        ]
-        .map(|(name, shape)| made::<T, _>(name, shape));
+        let [q, k, ddq, ddk] = operands::<T>(scores);
         let [v, ddv] = ["v", "ddv"].map(|name| made::<T, _>(name, problem.v_shape()));
         let [bias, ddbias] = biases::<T>(scores);
         let dout = made::<T, _>("dout", problem.o_shape());
@@ -95,13 +89,7 @@ impl Bench<'_> {
     ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
-        let [q, k, ddq, ddk] = [
-            ("q", scores.q_shape()),
-            ("k", scores.k_shape()),
-            ("ddq", scores.q_shape()),
-            ("ddk", scores.k_shape()),
-        ]
-        .map(|(name, shape)| made::<T, _>(name, shape));
+        let [q, k, ddq, ddk] = operands::<T>(scores);
         let [bias, ddbias] = biases::<T>(scores);
         let dlse = made::<f32, _>("dlse", scores.row_shape());
         let inputs = attention_lse::Inputs::new(q.view(), k.view());
@@ -149,6 +137,12 @@ impl Bench<'_> {
             attention_lse::jvp(problem, &inputs, &out, &tangents, options).map(drop)
         })
     }
+}
+
+/// q and k, and how they move.
+fn operands<T: Element>(scores: &Scores) -> [Array4<T>; 4] {
+    let (q, k) = (scores.q_shape(), scores.k_shape());
+    [("q", q), ("k", k), ("ddq", q), ("ddk", k)].map(|(name, shape)| made(name, shape))
 }
 
 /// A bias and its tangent, where the problem has one.

@@ -21,16 +21,17 @@ pub enum Pattern {
 
 /// Reads a mask.
 pub fn mask(name: &str) -> Result<Named, String> {
-    let number = |text: &str| match text.parse::<usize>() {
-        Ok(number @ 1..) => Ok(number),
-        _ => Err(format!("{name}: expected a positive number of keys")),
+    let number = |text: &str| text.parse::<usize>().map_err(|error| format!("{name}: {error}"));
+    let positive = |text: &str| match number(text)? {
+        0 => Err(format!("{name}: expected at least 1 key")),
+        number => Ok(number),
     };
     let pattern = match name.split_once('=') {
         None if name == "full" => Pattern::Mask(Mask::Full),
         None if name == "causal" => Pattern::Mask(Mask::causal()),
         Some(("window", reach)) => Pattern::Mask(Mask::window(number(reach)?, 0)),
-        Some(("segments", keys)) => Pattern::Segments(number(keys)?),
-        Some(("array", keys)) => Pattern::Array(number(keys)?),
+        Some(("segments", keys)) => Pattern::Segments(positive(keys)?),
+        Some(("array", keys)) => Pattern::Array(positive(keys)?),
         _ => {
             return Err("one of full, causal, window=KEYS, segments=KEYS, array=KEYS".to_string());
         }
