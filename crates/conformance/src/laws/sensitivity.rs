@@ -20,7 +20,7 @@ pub(super) const LAWS: &[Law] = &[Law {
 
 /// Moves every element of one input by an eighth at random, and asks the reference which elements
 /// of the outputs that moves by more than four bounds. Those the tier must move too, in the same
-/// direction.
+/// direction. An element that may overflow its type cannot be asked to.
 fn sensitivity(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let (clean, before) = (trial.clean()?, trial.bounds()?);
@@ -42,6 +42,11 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
             let (old, new) = (tensor.numbers(name)?, outputs[name].numbers(name)?);
             let (from, to) = (&before.outputs[name], &after.outputs[name]);
             for ((index, old), new) in old.indexed_iter().zip(&new) {
+                let may_overflow =
+                    [from, to].iter().any(|x| x.value[&index].abs() + x.bound[&index] > x.largest);
+                if may_overflow {
+                    continue;
+                }
                 let exact = to.value[&index] - from.value[&index];
                 let slack = from.bound[&index] + to.bound[&index];
                 let follows = (new - old) * exact.signum() > 0.0;
