@@ -7,6 +7,7 @@
 pub mod algorithms;
 pub mod bounds;
 pub mod cases;
+mod conventions;
 pub mod gates;
 pub mod generate;
 pub mod laws;

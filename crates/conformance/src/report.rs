@@ -20,6 +20,9 @@ pub enum Verdict {
     Pass,
     /// It does not, and how that shows: first bad element, got, expected, bound.
     Fail(String),
+    /// It does not, because the tier answers another question: the results are exact under a convention
+    /// that is not the problem's, and which.
+    Convention(String),
     /// The tier does not offer this, and why.
     Unsupported(String),
     /// The case itself is at fault: it could not have told right from wrong.

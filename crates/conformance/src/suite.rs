@@ -2,7 +2,7 @@
 
 use crate::algorithms::{self, Entry};
 use crate::cases::{Depth, Spec, specs};
-use crate::laws::{self, Exact, Kind, Law, Trial};
+use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
 use crate::report::{Record, Report, Verdict};
 use crate::tier::Tier;
@@ -193,6 +193,7 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
                 let start = Instant::now();
                 let (verdict, margin) = match (law.check)(&trial) {
                     Ok(margin) => (Verdict::Pass, margin),
+                    Err(Flaw::Fail(text)) => (trial.broken(text), None),
                     Err(flaw) => (flaw.verdict(), None),
                 };
                 records.push(Record {

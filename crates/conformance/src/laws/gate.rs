@@ -45,7 +45,7 @@ pub(super) fn within(bounds: &Bounds, outputs: &Tensors) -> Judgement {
     let found = gates::g1(bounds, outputs);
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),
-        Verdict::Fail(text) => Err(Flaw::Fail(text)),
+        Verdict::Fail(text) | Verdict::Convention(text) => Err(Flaw::Fail(text)),
         Verdict::Unsupported(text) => Err(Flaw::Unsupported(text)),
         Verdict::Vacuous(text) => Err(Flaw::Vacuous(text)),
     }

@@ -41,6 +41,7 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
         let (verdict, reason) = match &record.verdict {
             Verdict::Pass => ("pass", None),
             Verdict::Fail(text) => ("fail", Some(text.as_str())),
+            Verdict::Convention(text) => ("convention", Some(text.as_str())),
             Verdict::Unsupported(text) => ("unsupported", Some(text.as_str())),
             Verdict::Vacuous(text) => ("vacuous", Some(text.as_str())),
         };

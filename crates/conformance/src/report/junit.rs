@@ -30,6 +30,11 @@ fn test(record: &Record, suite: &str) -> TestCase {
     let status = match &record.verdict {
         Verdict::Pass => TestCaseStatus::success(),
         Verdict::Fail(text) => non_success(NonSuccessKind::Failure, text),
+        Verdict::Convention(text) => {
+            let mut status = non_success(NonSuccessKind::Failure, text);
+            status.set_type("convention");
+            status
+        }
         // The suite is at fault, not the tier.
         Verdict::Vacuous(text) => non_success(NonSuccessKind::Error, text),
         Verdict::Unsupported(reason) => {

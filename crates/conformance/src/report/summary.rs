@@ -20,10 +20,12 @@ pub struct Key {
 /// How a group of checks ended.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Group {
-    /// Checks that were made: passed, failed or vacuous.
+    /// Checks that were made: passed, failed, of another convention or vacuous.
     pub checks: usize,
     /// Those that failed.
     pub failed: usize,
+    /// Those that follow another convention.
+    pub conventions: usize,
     /// Those whose case was at fault.
     pub vacuous: usize,
     /// The largest margin of a check that has one, with its case.
@@ -41,6 +43,7 @@ impl Group {
             }
             Verdict::Pass => {}
             Verdict::Fail(_) => self.failed += 1,
+            Verdict::Convention(_) => self.conventions += 1,
             Verdict::Vacuous(_) => self.vacuous += 1,
         }
         self.checks += 1;
@@ -55,11 +58,13 @@ impl Group {
     /// In a few characters: the worst margin and the number of checks, or what is wrong.
     pub fn cell(&self) -> String {
         let margin = self.worst.as_ref().map_or("–".to_string(), |(x, _)| format!("{x:.3}"));
-        match (self.failed, self.vacuous, self.checks) {
-            (0, 0, 0) => "–".to_string(),
-            (0, 0, checks) => format!("{margin} ({checks})"),
-            (0, vacuous, checks) => format!("{vacuous} of {checks} VACUOUS"),
-            (failed, _, checks) => format!("{failed} of {checks} FAIL"),
+        let checks = self.checks;
+        match (self.failed, self.conventions, self.vacuous) {
+            (0, 0, 0) if checks == 0 => "–".to_string(),
+            (0, 0, 0) => format!("{margin} ({checks})"),
+            (0, 0, vacuous) => format!("{vacuous} of {checks} VACUOUS"),
+            (0, conventions, _) => format!("{conventions} of {checks} ANOTHER CONVENTION"),
+            (failed, ..) => format!("{failed} of {checks} FAIL"),
         }
     }
 }
@@ -113,7 +118,9 @@ impl Report {
     /// The records whose verdict is negative.
     pub fn negative(&self) -> impl Iterator<Item = (&Record, &str)> {
         self.records.iter().filter_map(|record| match &record.verdict {
-            Verdict::Fail(text) | Verdict::Vacuous(text) => Some((record, text.as_str())),
+            Verdict::Fail(text) | Verdict::Convention(text) | Verdict::Vacuous(text) => {
+                Some((record, text.as_str()))
+            }
             Verdict::Pass | Verdict::Unsupported(_) => None,
         })
     }

@@ -36,6 +36,7 @@ fn a_report_passes_when_nothing_is_negative() {
     assert!(report(&[(Verdict::Pass, None), (unsupported, None)]).passed());
     assert!(!report(&[(Verdict::Fail(String::new()), None)]).passed());
     assert!(!report(&[(Verdict::Vacuous(String::new()), None)]).passed());
+    assert!(!report(&[(Verdict::Convention(String::new()), None)]).passed());
 }
 
 #[test]
@@ -52,6 +53,11 @@ fn groups_count_what_was_checked() {
     assert_eq!(good.rows()[1], ["attention", "forward", "simd/portable", "0.250 (2)"]);
     let only_vacuous = report(&[(Verdict::Vacuous(String::new()), None)]);
     assert_eq!(only_vacuous.rows()[1][3], "1 of 1 VACUOUS");
+    let other = report(&[(Verdict::Pass, None), (Verdict::Convention("slopes".to_string()), None)]);
+    assert_eq!(other.rows()[1][3], "1 of 2 ANOTHER CONVENTION");
+    assert_eq!(other.negative().map(|(_, text)| text).collect::<Vec<_>>(), ["slopes"]);
+    assert!(junit(&other).unwrap().contains(r#"type="convention""#));
+    assert!(json(&other).unwrap().contains(r#""verdict": "convention""#));
 }
 
 #[test]

@@ -1,0 +1,173 @@
+//! Results that answer another question: exact, under a convention that is not the problem's.
+//!
+//! Two libraries call different log-decays "the slopes of lightning attention", and kernels that make
+//! them themselves, from the number of heads, never read `g_gamma`. What such a kernel returns is not
+//! wrong but of other decays, and a report should say of which.
+
+use crate::gates;
+use crate::laws::Trial;
+use crate::report::Verdict;
+use crate::tensor::{Stored, Tensor, Tensors};
+use etalon_problem::{Decay, Problem, slopes};
+use ndarray::{Array1, ArrayD};
+
+/// The most layers of a model whose factors are recognised.
+const LAYERS: usize = 128;
+
+/// How far apart two lists of log-decays may be and still be one: their roundings to f32, twice over.
+const NEAR: f64 = 1e-6;
+
+/// Log-decays with a name.
+struct Named {
+    name: String,
+    log_decays: Vec<f64>,
+}
+
+/// What the outputs of a trial show, if they are within the bounds of other decays than the problem's.
+#[derive(Debug)]
+pub enum Finding {
+    /// They are those of a convention: a sentence for a report.
+    Convention(String),
+    /// They are those of no decay, which is a convention of one head, or a mistake: the same.
+    Undecided(String),
+}
+
+/// The convention under which the outputs of a trial are within their bounds, if they are not under
+/// that of the problem.
+pub fn found(trial: &Trial<'_>) -> Option<Finding> {
+    let Problem::LinearAttention(problem) = &trial.case.problem else { return None };
+    if problem.decay != Decay::PerHead {
+        return None;
+    }
+    let outputs = trial.clean().ok()?;
+    let asked = trial.inputs().get("g_gamma")?;
+    let stored = asked.dtype()?;
+    let given = asked.to_f64("g_gamma").ok()?;
+    if passes(trial, trial.inputs(), outputs)? {
+        return None;
+    }
+    let given: Vec<f64> = given.iter().copied().collect();
+    let same = |x: &Named| near(&x.log_decays, &given);
+    for other in candidates(&given).into_iter().filter(|x| !same(x)) {
+        let decays = other.log_decays.iter().any(|&g| g != 0.0);
+        let values: ArrayD<f64> = Array1::from(other.log_decays).into_dyn();
+        let mut inputs = trial.inputs().clone();
+        inputs.insert("g_gamma".to_string(), Tensor::store(&values, Stored::Float(stored)));
+        if passes(trial, &inputs, outputs)? {
+            let asked = names(&given)
+                .into_iter()
+                .next()
+                .map_or(String::new(), |named| format!(", which is {}", named.name));
+            let name = other.name;
+            return Some(match decays {
+                true => Finding::Convention(format!(
+                    "another convention: these are the results of {name}, not of the g_gamma that \
+                     was given{asked}"
+                )),
+                false => Finding::Undecided(format!(
+                    "these are the results of no decay: it is ignored, or taken to be {name}"
+                )),
+            });
+        }
+    }
+    None
+}
+
+/// Whether outputs are within the bounds of the exact results of some inputs.
+fn passes(trial: &Trial<'_>, inputs: &Tensors, outputs: &Tensors) -> Option<bool> {
+    let bounds = trial.bounds_of(&trial.case.problem, inputs).ok()?;
+    Some(gates::g1(&bounds, outputs).verdict == Verdict::Pass)
+}
+
+/// What a kernel may have used: the log-decays with a name for so many heads, of the layers that the
+/// given ones are of or else of a first layer.
+fn candidates(given: &[f64]) -> Vec<Named> {
+    let heads = given.len();
+    let mut layers: Vec<(usize, usize)> = named_layers(given).map(|(_, at)| at).collect();
+    layers.push((0, 1));
+    let mut list: Vec<Named> = Vec::new();
+    let of_layers = layers.into_iter().flat_map(|at| [geometric(heads, at), linear(heads, at)]);
+    for named in of_layers.chain([retention(heads)]).flatten() {
+        if !list.iter().any(|known| near(&known.log_decays, &named.log_decays)) {
+            list.push(named);
+        }
+    }
+    list
+}
+
+/// The names of log-decays.
+fn names(given: &[f64]) -> Vec<Named> {
+    let mut list: Vec<Named> = named_layers(given).map(|(named, _)| named).collect();
+    list.extend(retention(given.len()).filter(|x| near(&x.log_decays, given)));
+    list
+}
+
+/// The names of log-decays that depend on a layer, and the layer and the number of layers; the fewest
+/// layers first.
+fn named_layers(given: &[f64]) -> impl Iterator<Item = (Named, (usize, usize))> {
+    let layers = (1..=LAYERS).flat_map(|layers| (0..layers).map(move |layer| (layer, layers)));
+    let named = layers.flat_map(|at| {
+        [geometric(given.len(), at), linear(given.len(), at)].map(|named| Some((named?, at)))
+    });
+    named.flatten().filter(|(named, _)| near(&named.log_decays, given))
+}
+
+fn near(a: &[f64], b: &[f64]) -> bool {
+    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= NEAR * a.abs().max(b.abs()))
+}
+
+fn geometric(heads: usize, (layer, layers): (usize, usize)) -> Option<Named> {
+    let name = format!(
+        "slopes::geometric({heads}, {layer}, {layers}), those of the original lightning attention"
+    );
+    Some(Named { name, log_decays: slopes::geometric(heads, layer, layers).ok()? })
+}
+
+fn linear(heads: usize, (layer, layers): (usize, usize)) -> Option<Named> {
+    let name = format!(
+        "slopes::linear({heads}, {layer}, {layers}), those of flash-linear-attention's lightning_attn"
+    );
+    Some(Named { name, log_decays: slopes::linear(heads, layer, layers).ok()? })
+}
+
+fn retention(heads: usize) -> Option<Named> {
+    let name = format!("slopes::retention({heads}), those of retention");
+    Some(Named { name, log_decays: slopes::retention(heads).ok()? })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rounded(list: Vec<f64>) -> Vec<f64> {
+        list.into_iter().map(|x| f64::from(x as f32)).collect()
+    }
+
+    #[test]
+    fn a_name_is_found_again_and_leads_to_the_others() {
+        for heads in [2, 6, 8, 16] {
+            // Of a layer of a model, and of a first layer.
+            for at in [(3, 12), (0, 1), (11, 24)] {
+                let (geometric, linear) =
+                    (geometric(heads, at).unwrap(), linear(heads, at).unwrap());
+                for (given, other) in [(&geometric, &linear), (&linear, &geometric)] {
+                    let given = rounded(given.log_decays.clone());
+                    let found = names(&given).swap_remove(0);
+                    assert!(near(&found.log_decays, &given), "{}", found.name);
+                    let other = &other.log_decays;
+                    let candidates = candidates(&given);
+                    assert!(
+                        candidates.iter().any(|x| near(&x.log_decays, other)),
+                        "{heads} {at:?}"
+                    );
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_without_a_name_have_none() {
+        assert!(names(&[-0.3, -0.2, -0.7]).is_empty());
+        assert_eq!(candidates(&[-0.3, -0.2, -0.7]).len(), 3, "geometric, linear, retention");
+    }
+}
