@@ -7,12 +7,23 @@ use etalon_simd::{Options, linear_attention};
 use ndarray::{Array1, Array3, Array4};
 use std::hint::black_box;
 
-/// Chunks of the flops that are counted: 4DE + C (D + E) for a token forward, 2.5 times that backward.
-fn flops(problem: &LinearAttention) -> u64 {
+/// C: tokens of a chunk.
+fn chunk(problem: &LinearAttention) -> usize {
     let plan = linear_attention::plan::<f32>(problem, Pass::Forward, &Options::default());
-    let chunk = plan.expect("a valid problem").blocking.queries;
+    plan.expect("a valid problem").blocking.queries
+}
+
+/// The flops that are counted: 4DE + C (D + E) for a token forward, 2.5 times that backward.
+fn flops(problem: &LinearAttention) -> u64 {
     let (e, width) = (&problem.extents, problem.value_dim);
-    (e.query_heads * e.tokens * (4 * e.dim * width + chunk * (e.dim + width))) as u64
+    (e.query_heads * e.tokens * (4 * e.dim * width + chunk(problem) * (e.dim + width))) as u64
+}
+
+/// 36DE + C (8D + 7E) for a token.
+fn second_flops(problem: &LinearAttention) -> u64 {
+    let (e, width) = (&problem.extents, problem.value_dim);
+    let of_token = 36 * e.dim * width + chunk(problem) * (8 * e.dim + 7 * width);
+    (e.query_heads * e.tokens * of_token) as u64
 }
 
 fn passes(c: &mut Criterion) {
@@ -39,6 +50,21 @@ fn passes(c: &mut Criterion) {
         group.throughput(Throughput::Elements(flops(&problem) * 5 / 2));
         group.bench_function(format!("backward, {name}"), |b| {
             b.iter(|| linear_attention::backward(&problem, &inputs, &cotangents, &options));
+        });
+        let second = linear_attention::SecondCotangents {
+            ddq: Some(k.view()),
+            ddk: Some(v.view()),
+            ddv: Some(dout.view()),
+            ddg_gamma: (decay == Decay::PerHead).then(|| g_gamma.view()),
+            ddg: (decay == Decay::PerToken).then(|| g.view()),
+            cot_o: Some(q.view()),
+            ..Default::default()
+        };
+        group.throughput(Throughput::Elements(second_flops(&problem)));
+        group.bench_function(format!("double_backward, {name}"), |b| {
+            b.iter(|| {
+                linear_attention::double_backward(&problem, &inputs, &cotangents, &second, &options)
+            });
         });
     }
 }

@@ -61,6 +61,7 @@ LSE_FORWARD = Peer("PyTorch eager", "lse-forward")
 LSE_BACKWARD = Peer("PyTorch eager", "lse-backward")
 LINEAR_FORWARD = Peer("PyTorch eager, chunked", "linear-forward")
 LINEAR_BACKWARD = Peer("PyTorch eager, chunked", "linear-backward")
+LINEAR_DOUBLE_BACKWARD = Peer("PyTorch eager, chunked", "linear-double-backward")
 GGML = Peer("ggml")
 
 ROWS = [
@@ -75,6 +76,7 @@ ROWS = [
     Row("lse-backward", "attention_lse", BACKWARD, 2048, 64, LSE_BACKWARD),
     Row("linear-forward", "linear_attention", FORWARD, 4096, 64, LINEAR_FORWARD),
     Row("linear-backward", "linear_attention", BACKWARD, 4096, 64, LINEAR_BACKWARD),
+    Row("linear-double-backward", "linear_attention", DOUBLE_BACKWARD, 4096, 64, LINEAR_DOUBLE_BACKWARD),
     Row("ggml-forward", "attention", FORWARD, 2048, 128, GGML),
     Row("ggml-forward", "attention", FORWARD, 2048, 64, GGML),
 ]

@@ -139,6 +139,20 @@ def linear_backward(shape: Shape) -> Run:
     return lambda: torch.autograd.grad(chunked_linear_attention(q, k, v, hidden), (q, k, v), dout)
 
 
+def linear_double_backward(shape: Shape) -> Run:
+    """The gradient of <dq, ddq> + <dk, ddk> + <dv, ddv> with respect to q, k, v and dout."""
+    q, k, v, dout = matrices(4, shape, grad=True)
+    ddq, ddk, ddv = matrices(3, shape)
+    hidden = hidden_in_chunk()
+
+    def run():
+        o = chunked_linear_attention(q, k, v, hidden)
+        first = torch.autograd.grad(o, (q, k, v), dout, create_graph=True)
+        return torch.autograd.grad(first, (q, k, v, dout), (ddq, ddk, ddv))
+
+    return run
+
+
 class Computation(NamedTuple):
     prepare: Callable[[Shape], Run]
     # What the profiler must see, or it is something else that was timed.
@@ -154,6 +168,7 @@ COMPUTATIONS = {
     "lse-backward": Computation(lse_backward, ("aten::logsumexp", "LogsumexpBackward0")),
     "linear-forward": Computation(linear_forward, ("aten::bmm", "aten::cumsum")),
     "linear-backward": Computation(linear_backward, ("aten::bmm", "CumsumBackward0")),
+    "linear-double-backward": Computation(linear_double_backward, ("aten::bmm", "CumsumBackward0")),
 }
 
 

@@ -491,6 +491,9 @@ fn the_chunks_of_a_problem_are_explained() {
     let chunks = ["explain", "--problem", &path, "--threads", "1", "--blocking", "80x24"];
     let text = String::from_utf8(etalon(&chunks).stdout).unwrap();
     assert!(text.contains("backward: chunks of 80 tokens, micro-chunks of 24"), "{text}");
+    // 52 chunks, with states of 16 KiB: 53 of them are less than a megabyte.
+    assert!(text.contains("a state kept every chunk; "), "{text}");
+    assert!(text.contains("  step: workspace "), "{text}");
     // What the seed of the project printed as 76 KB: with micro-chunks of 32, 96 KiB at D = E = 64.
     let row = text.lines().find(|line| line.contains("99 KiB")).unwrap();
     assert!(row.contains("98304"), "{text}");
@@ -506,12 +509,14 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let figures = file["figures"].as_array().unwrap();
-    // Four passes of two algorithms, with two masks; three of linear attention.
-    assert_eq!(figures.len(), 19);
+    // Four passes of two algorithms, with two masks; four of linear attention.
+    assert_eq!(figures.len(), 20);
     let linear: Vec<_> =
         figures.iter().filter(|figure| figure["algorithm"] == "linear_attention").collect();
     // 2 heads of 32 tokens, of which a chunk has all.
     assert_eq!(linear[0]["flops"], 2 * 32 * (4 * 16 * 16 + 32 * (16 + 16)));
+    assert_eq!(linear[2]["pass"], "double_backward");
+    assert_eq!(linear[2]["flops"], 2 * 32 * (36 * 16 * 16 + 32 * (8 * 16 + 7 * 16)));
     assert!(linear.iter().any(|figure| figure["gigabytes"]["memory"].as_f64() > Some(0.0)));
     assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
     let full = &figures[0];

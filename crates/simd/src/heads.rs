@@ -228,13 +228,17 @@ impl Place {
 /// A part of a result within one batch element and head.
 pub type Piece<'o, A, D> = ArrayViewMut<'o, A, <<D as Dimension>::Smaller as Dimension>::Smaller>;
 
-/// The tiles of the queries of all sequences and `heads` heads, `size` rows in each.
-pub fn places(sequences: &[Sequence], heads: usize, size: usize) -> Vec<Place> {
+/// The tiles of the queries of all sequences and `heads` heads, `size` rows in each of a sequence.
+pub fn places(
+    sequences: &[Sequence],
+    heads: usize,
+    size: impl Fn(&Sequence) -> usize,
+) -> Vec<Place> {
     let (mut places, mut first) = (Vec::new(), 0);
     for here in sequences.chunk_by(|a, b| a.batch == b.batch) {
         for head in 0..heads {
             for (number, sequence) in here.iter().enumerate() {
-                let tiles = Cut::tiles(0..sequence.queries, size);
+                let tiles = Cut::tiles(0..sequence.queries, size(sequence));
                 places.extend(tiles.map(|rows| Place { number: first + number, head, rows }));
             }
         }
@@ -248,7 +252,7 @@ pub fn places(sequences: &[Sequence], heads: usize, size: usize) -> Vec<Place> {
 pub fn query_tiles<'o, A, D>(
     result: ArrayViewMut<'o, A, D>,
     sequences: &[Sequence],
-    size: usize,
+    size: impl Fn(&Sequence) -> usize,
 ) -> Vec<Piece<'o, A, D>>
 where
     D: RemoveAxis<Smaller: RemoveAxis>,
@@ -256,7 +260,7 @@ where
     let mut pieces = Vec::new();
     for (batch, result) in outer(result).into_iter().enumerate() {
         let here = sequences.iter().filter(|sequence| sequence.batch == batch);
-        let spans = here.flat_map(|sequence| Cut::tiles(query_rows(sequence), size));
+        let spans = here.flat_map(|sequence| Cut::tiles(query_rows(sequence), size(sequence)));
         let spans: Vec<Range<usize>> = spans.collect();
         for result in outer(result) {
             pieces.extend(cut_rows(result, &spans));

@@ -2,28 +2,34 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 mod backward;
+mod both_ways;
+mod double_backward;
+mod flow;
 mod forward;
 mod gates;
 mod gradient;
+mod moving;
 mod operand;
 mod plan;
 mod scratch;
 mod spans;
 mod state;
 mod step;
+mod tangent;
 
 pub use backward::{backward, backward_into};
+pub use double_backward::{double_backward, double_backward_into};
 pub use forward::{forward, forward_into};
 pub use plan::{SharedMemory, plan, shared_memory};
 pub use step::{step, step_into};
 
 use crate::tile::{MAX_KEYS, block};
 use crate::{Element, Options};
-use etalon_problem::{Blocking, Decay, Error, LinearAttention, Pass, Sequence, check_operands};
-use gates::Gates;
+use etalon_problem::{Blocking, Error, LinearAttention, Pass, Sequence, check_operands};
+use gates::{Gates, Logs};
 use ndarray::{
     Array1, Array3, Array4, ArrayView1, ArrayView2, ArrayView3, ArrayView4, ArrayViewMut1,
-    ArrayViewMut3, ArrayViewMut4, s,
+    ArrayViewMut3, ArrayViewMut4,
 };
 
 /// The inputs of linear attention, of any strides.
@@ -102,15 +108,12 @@ impl<'a, T: Element> Inputs<'a, T> {
         Ok(())
     }
 
-    /// The gates of a key head in a sequence.
-    fn gates(&self, problem: &LinearAttention, sequence: &Sequence, head: usize) -> Gates<'_> {
-        let tokens = crate::heads::key_rows(sequence);
-        match (problem.decay, &self.g_gamma, &self.g) {
-            (Decay::PerHead, Some(g_gamma), _) => Gates::Constant(g_gamma[head]),
-            (Decay::PerToken, _, Some(g)) => {
-                Gates::PerToken(g.slice(s![sequence.batch, head, tokens]).reborrow())
-            }
-            _ => Gates::None,
+    /// The log-decays.
+    fn gates(&self) -> Logs<'_> {
+        let (by_head, by_token) = (&self.g_gamma, &self.g);
+        Logs {
+            by_head: by_head.as_ref().map(|g| g.view()),
+            by_token: by_token.as_ref().map(|g| g.view()),
         }
     }
 }
@@ -229,6 +232,148 @@ impl<T> GradientsMut<'_, T> {
     }
 }
 
+/// The cotangents of the gradients and of the outputs, of any strides. What is absent is zero.
+#[derive(Debug, Clone)]
+pub struct SecondCotangents<'a, T> {
+    /// By dq: `[B, Hq, N, D]`.
+    pub ddq: Option<ArrayView4<'a, T>>,
+    /// By dk: `[B, Hk, N, D]`.
+    pub ddk: Option<ArrayView4<'a, T>>,
+    /// By dv: `[B, Hk, N, E]`.
+    pub ddv: Option<ArrayView4<'a, T>>,
+    /// By dg_gamma: `[Hk]`.
+    pub ddg_gamma: Option<ArrayView1<'a, f32>>,
+    /// By dg: `[B, Hk, N]`. At a reset it is not read.
+    pub ddg: Option<ArrayView3<'a, f32>>,
+    /// By dinitial_state: `[S, Hk, D, E]`.
+    pub ddinitial_state: Option<ArrayView4<'a, f32>>,
+    /// By dscale.
+    pub ddscale: Option<f32>,
+    /// By o: `[B, Hq, N, E]`.
+    pub cot_o: Option<ArrayView4<'a, T>>,
+    /// By the final state: `[S, Hk, D, E]`.
+    pub cot_final_state: Option<ArrayView4<'a, f32>>,
+}
+
+impl<T> Default for SecondCotangents<'_, T> {
+    fn default() -> Self {
+        SecondCotangents {
+            ddq: None,
+            ddk: None,
+            ddv: None,
+            ddg_gamma: None,
+            ddg: None,
+            ddinitial_state: None,
+            ddscale: None,
+            cot_o: None,
+            cot_final_state: None,
+        }
+    }
+}
+
+impl<T> SecondCotangents<'_, T> {
+    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
+        let given = [
+            ("ddq", self.ddq.as_ref().map(|x| x.shape())),
+            ("ddk", self.ddk.as_ref().map(|x| x.shape())),
+            ("ddv", self.ddv.as_ref().map(|x| x.shape())),
+            ("ddg_gamma", self.ddg_gamma.as_ref().map(|x| x.shape())),
+            ("ddg", self.ddg.as_ref().map(|x| x.shape())),
+            ("ddinitial_state", self.ddinitial_state.as_ref().map(|x| x.shape())),
+            ("cot_o", self.cot_o.as_ref().map(|x| x.shape())),
+            ("cot_final_state", self.cot_final_state.as_ref().map(|x| x.shape())),
+        ];
+        check_operands(&problem.operands(Pass::DoubleBackward), &given)
+    }
+
+    /// How the log-decays move.
+    fn drifts(&self) -> Logs<'_> {
+        let (by_head, by_token) = (&self.ddg_gamma, &self.ddg);
+        Logs {
+            by_head: by_head.as_ref().map(|g| g.view()),
+            by_token: by_token.as_ref().map(|g| g.view()),
+        }
+    }
+}
+
+/// The gradients by everything that the backward pass reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SecondGradients<T> {
+    /// By q, (R14): `[B, Hq, N, D]`.
+    pub gq: Array4<T>,
+    /// By k, (R15): `[B, Hk, N, D]`.
+    pub gk: Array4<T>,
+    /// By v, (R16): `[B, Hk, N, E]`.
+    pub gv: Array4<T>,
+    /// By g_gamma, (R17) summed: `[Hk]`, where the problem decays per head.
+    pub gg_gamma: Option<Array1<f32>>,
+    /// By g, (R17): `[B, Hk, N]`, where the problem decays per token.
+    pub gg: Option<Array3<f32>>,
+    /// By the initial state, (R18): `[S, Hk, D, E]`, where the problem has one.
+    pub ginitial_state: Option<Array4<f32>>,
+    /// By the scale, (R19).
+    pub gscale: f32,
+    /// By dout, (R12): `[B, Hq, N, E]`.
+    pub gdout: Array4<T>,
+    /// By dfinal_state, (R11): `[S, Hk, D, E]`, where the problem returns the final state.
+    pub gdfinal_state: Option<Array4<f32>>,
+}
+
+/// Where second gradients are written; of any strides. What is not asked for is not paid for.
+#[derive(Debug)]
+pub struct SecondGradientsMut<'a, T> {
+    /// `[B, Hq, N, D]`.
+    pub gq: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hk, N, D]`.
+    pub gk: Option<ArrayViewMut4<'a, T>>,
+    /// `[B, Hk, N, E]`.
+    pub gv: Option<ArrayViewMut4<'a, T>>,
+    /// `[Hk]`.
+    pub gg_gamma: Option<ArrayViewMut1<'a, f32>>,
+    /// `[B, Hk, N]`.
+    pub gg: Option<ArrayViewMut3<'a, f32>>,
+    /// `[S, Hk, D, E]`.
+    pub ginitial_state: Option<ArrayViewMut4<'a, f32>>,
+    /// The gradient by the scale.
+    pub gscale: Option<&'a mut f32>,
+    /// `[B, Hq, N, E]`.
+    pub gdout: Option<ArrayViewMut4<'a, T>>,
+    /// `[S, Hk, D, E]`.
+    pub gdfinal_state: Option<ArrayViewMut4<'a, f32>>,
+}
+
+impl<T> Default for SecondGradientsMut<'_, T> {
+    fn default() -> Self {
+        SecondGradientsMut {
+            gq: None,
+            gk: None,
+            gv: None,
+            gg_gamma: None,
+            gg: None,
+            ginitial_state: None,
+            gscale: None,
+            gdout: None,
+            gdfinal_state: None,
+        }
+    }
+}
+
+impl<T> SecondGradientsMut<'_, T> {
+    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
+        let given = [
+            ("gq", self.gq.as_ref().map(|x| x.shape())),
+            ("gk", self.gk.as_ref().map(|x| x.shape())),
+            ("gv", self.gv.as_ref().map(|x| x.shape())),
+            ("gg_gamma", self.gg_gamma.as_ref().map(|x| x.shape())),
+            ("gg", self.gg.as_ref().map(|x| x.shape())),
+            ("ginitial_state", self.ginitial_state.as_ref().map(|x| x.shape())),
+            ("gdout", self.gdout.as_ref().map(|x| x.shape())),
+            ("gdfinal_state", self.gdfinal_state.as_ref().map(|x| x.shape())),
+        ];
+        check_operands(&problem.operands(Pass::DoubleBackward), &given)
+    }
+}
+
 /// What the next token of every batch element is computed from; of any strides.
 #[derive(Debug, Clone)]
 pub struct StepInputs<'a, T> {
@@ -264,15 +409,16 @@ pub(crate) struct Cut {
     pub chunk: usize,
     /// Tokens of a micro-chunk.
     pub micro: usize,
-    /// Tokens of a span: whole chunks.
-    pub span: usize,
+    /// Bytes of a state.
+    pub state: usize,
 }
 
 /// The chunk and micro-chunk that were measured to be best.
 const DEFAULT: Blocking = Blocking { queries: 96, keys: 48 };
 
-/// Chunks of a span. What a sequence is cut into is the same whatever runs beside it, so results are.
-const CHUNKS: usize = 4;
+/// Bytes of states that a backward pass may keep of a sequence where keeping fewer would save memory
+/// and cost time: half of an L2 cache of today.
+const KEPT: usize = 1 << 20;
 
 impl Cut {
     /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
@@ -283,7 +429,23 @@ impl Cut {
         let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
         let micro = blocking.keys.next_multiple_of(rows).min(chunk);
-        Ok(Cut { rows, cols, chunk, micro, span: chunk * CHUNKS })
+        let state = problem.extents.dim.saturating_mul(problem.value_dim);
+        Ok(Cut { rows, cols, chunk, micro, state: state.saturating_mul(size_of::<f32>()) })
+    }
+
+    /// Tokens of a span of a sequence: whole chunks. What a sequence is cut into is the same whatever
+    /// runs beside it, and so are results.
+    fn span(&self, tokens: usize) -> usize {
+        self.chunk * self.interval(tokens.div_ceil(self.chunk))
+    }
+
+    /// Chunks of a span, of so many chunks. The states before spans are kept and those within one
+    /// computed again: c/m + m states for spans of m chunks, least for √c. The fewer chunks, the less
+    /// is computed again, and the more threads find work: as few as keep no more than [`KEPT`].
+    fn interval(&self, chunks: usize) -> usize {
+        let least = chunks.isqrt().max(1);
+        let kept = |m: usize| (chunks.div_ceil(m) + m).saturating_mul(self.state);
+        (1..least).find(|&m| kept(m) <= KEPT).unwrap_or(least)
     }
 }
 

@@ -186,17 +186,15 @@ impl<'a, T: Element> Packing<'a, T> {
     pub fn buffers(&self, together: usize, scratch: usize) -> Vec<Buffer> {
         let threads = rayon::current_num_threads();
         let (queries, keys) = self.tiles();
-        let buffer =
-            |name, number: usize, each| Buffer { name, bytes: number.saturating_mul(each) };
         let mut buffers = vec![
-            buffer("packed operands", together, self.bytes()),
-            buffer("scratch of the threads", threads, scratch),
-            buffer("rows on the way", threads, self.row_bytes()),
-            buffer("lists of tiles", queries.saturating_add(keys), TILE),
+            Buffer::parts("packed operands", together, self.bytes()),
+            Buffer::parts("scratch of the threads", threads, scratch),
+            Buffer::parts("rows on the way", threads, self.row_bytes()),
+            Buffer::parts("lists of tiles", queries.saturating_add(keys), TILE),
         ];
         let notes = Sight::bytes(&self.scores.mask);
         if notes > 0 {
-            buffers.push(buffer("notes on the mask", 1, notes));
+            buffers.push(Buffer::parts("notes on the mask", 1, notes));
         }
         buffers
     }

@@ -15,6 +15,8 @@ pub struct Plan {
     /// Products of tiles that are computed for every pair of tiles in which a query sees a key. Of
     /// those, some may be computed more than once.
     pub products: usize,
+    /// Of linear attention, the chunks from one kept state to the next in the longest sequence.
+    pub interval: Option<usize>,
     /// Sequences and key heads whose operands are packed at the same time.
     pub together: usize,
     /// What is allocated beside operands and results. Bytes are rounded up where they depend on how
@@ -29,6 +31,20 @@ pub struct Buffer {
     pub name: &'static str,
     /// Its size.
     pub bytes: usize,
+    /// The parts of one size that it consists of: one for every thread, slot or tile that has its own.
+    pub count: usize,
+}
+
+impl Buffer {
+    /// `count` parts of `each` bytes.
+    pub(crate) fn parts(name: &'static str, count: usize, each: usize) -> Self {
+        Buffer { name, bytes: count.saturating_mul(each), count }
+    }
+
+    /// Bytes of a part.
+    pub fn each(&self) -> usize {
+        self.bytes / self.count.max(1)
+    }
 }
 
 impl Plan {

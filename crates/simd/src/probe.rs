@@ -89,3 +89,34 @@ impl Kernel for Update<'_> {
         }
     }
 }
+
+/// A cache of data of this CPU.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cache {
+    /// 1 for the one next to the registers.
+    pub level: u8,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// The caches of data that the CPU says it has, the nearest first; none where it doesn't say.
+#[cfg(target_arch = "x86_64")]
+pub fn caches() -> Vec<Cache> {
+    use raw_cpuid::{CacheType, CpuId};
+    let all = CpuId::new().get_cache_parameters().into_iter().flatten();
+    let data =
+        all.filter(|cache| matches!(cache.cache_type(), CacheType::Data | CacheType::Unified));
+    let size = |x: &raw_cpuid::CacheParameter| {
+        x.sets() * x.associativity() * x.coherency_line_size() * x.physical_line_partitions()
+    };
+    let mut caches: Vec<Cache> =
+        data.map(|cache| Cache { level: cache.level(), bytes: size(&cache) }).collect();
+    caches.sort_by_key(|cache| cache.level);
+    caches
+}
+
+/// The caches of data that the CPU says it has: none.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn caches() -> Vec<Cache> {
+    Vec::new()
+}

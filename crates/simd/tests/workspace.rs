@@ -148,7 +148,18 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, 
     let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
     let inputs = inputs.g(g.view()).initial_state(initial.view());
     let cotangents = linear_attention::Cotangents::new(dout.view());
-    [Pass::Forward, Pass::Backward]
+    let second = linear_attention::SecondCotangents {
+        ddq: Some(q.view()),
+        ddk: Some(k.view()),
+        ddv: Some(v.view()),
+        ddg: Some(g.view()),
+        ddinitial_state: Some(initial.view()),
+        ddscale: Some(0.5),
+        cot_o: Some(dout.view()),
+        ..Default::default()
+    };
+    let mut final_state = state.clone();
+    [Pass::Forward, Pass::Backward, Pass::DoubleBackward]
         .map(|pass| {
             let bytes = peak(|| match pass {
                 Pass::Forward => {
@@ -156,7 +167,7 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, 
                     let place = linear_attention::OutputMut { o: o.view_mut(), final_state };
                     linear_attention::forward_into(problem, &inputs, place, options)
                 }
-                _ => {
+                Pass::Backward => {
                     let place = linear_attention::GradientsMut {
                         dq: Some(dq.view_mut()),
                         dk: Some(dk.view_mut()),
@@ -167,10 +178,54 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, 
                     };
                     linear_attention::backward_into(problem, &inputs, &cotangents, place, options)
                 }
+                _ => {
+                    let place = linear_attention::SecondGradientsMut {
+                        gq: Some(dq.view_mut()),
+                        gk: Some(dk.view_mut()),
+                        gv: Some(dv.view_mut()),
+                        gg: Some(dg.view_mut()),
+                        ginitial_state: Some(state.view_mut()),
+                        gdout: Some(o.view_mut()),
+                        gdfinal_state: Some(final_state.view_mut()),
+                        ..Default::default()
+                    };
+                    linear_attention::double_backward_into(
+                        problem,
+                        &inputs,
+                        &cotangents,
+                        &second,
+                        place,
+                        options,
+                    )
+                }
             });
             (pass, linear_attention::plan::<f32>(problem, pass, options).unwrap(), bytes)
         })
         .to_vec()
+}
+
+/// The plan of a step, and what it allocated.
+fn step(problem: &LinearAttention, options: &Options) -> (Pass, Plan, usize) {
+    let e = &problem.extents;
+    let [q, k, v] =
+        [(e.query_heads, e.dim), (e.key_heads, e.dim), (e.key_heads, problem.value_dim)].map(
+            |(heads, dim)| wave([1, e.batch, heads, dim]).index_axis_move(ndarray::Axis(0), 0),
+        );
+    let g = ndarray::Array2::from_elem([e.batch, e.key_heads], -0.1);
+    let inputs = linear_attention::StepInputs {
+        q: q.view(),
+        k: k.view(),
+        v: v.view(),
+        g_gamma: None,
+        g: Some(g.view()),
+    };
+    let mut state = wave([e.batch, e.key_heads, e.dim, problem.value_dim]);
+    let mut o = ndarray::Array3::zeros([e.batch, e.query_heads, problem.value_dim]);
+    let bytes = peak(|| {
+        let (state, o) = (state.view_mut(), o.view_mut());
+        linear_attention::step_into(problem, &inputs, state, o, options)
+    });
+    (Pass::Step, linear_attention::plan::<f32>(problem, Pass::Step, options).unwrap(), bytes)
 }
 
 /// Every allocation is in the plan, and the plan is not a bound so wide that it says nothing: what
@@ -212,6 +267,11 @@ fn a_pass_allocates_what_its_plan_says() {
             for (heads, tokens) in [(6, 6000), (1, 20_000)] {
                 let what = format!("{threads} threads, {heads} heads, linear attention");
                 check(&what, linear_attention(&linear(heads, tokens), &Options::default()));
+            }
+            // States for one thread, and for all.
+            for heads in [6, 200] {
+                let what = format!("{threads} threads, {heads} heads, linear attention");
+                check(&what, vec![step(&linear(heads, 1), &Options::default())]);
             }
         });
     }

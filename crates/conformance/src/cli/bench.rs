@@ -237,6 +237,10 @@ impl Bench<'_> {
         Ok(figures)
     }
 
+    fn wants(&self, pass: Pass) -> bool {
+        self.arguments.pass.is_empty() || self.arguments.pass.contains(&pass)
+    }
+
     /// Times a pass of so many flops, if it is wanted; a backward pass in every mode that the
     /// algorithm has.
     fn add(
@@ -246,7 +250,7 @@ impl Bench<'_> {
         (pass, flops): (Pass, u64),
         run: &mut Run<'_>,
     ) -> Result<(), Failure> {
-        if !self.arguments.pass.is_empty() && !self.arguments.pass.contains(&pass) {
+        if !self.wants(pass) {
             return Ok(());
         }
         let moded = pass == Pass::Backward && subject.algorithm != Algorithm::LinearAttention;
@@ -257,8 +261,9 @@ impl Bench<'_> {
             }
             let options = Options { mode, ..self.options };
             let time = self.time(&mut || run(&options))?;
-            let best = match self.arguments.tune {
-                true => Some(tune::best(&options, self.arguments.seconds, run)?),
+            let candidates = tune::candidates(subject.algorithm, pass);
+            let best = match self.arguments.tune && !candidates.is_empty() {
+                true => Some(tune::best(&candidates, &options, self.arguments.seconds, run)?),
                 false => None,
             };
             figures.push(Figure { best, ..self.figure(subject, pass, mode, flops, time) });
@@ -381,8 +386,8 @@ fn print(figures: &Figures<'_>) {
     say(
         "Flops: two for each term of the products of visible pairs, of which a forward pass has 2, a \
          backward pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3); of \
-         linear_attention 4 D E + C (D + E) for each token, C the chunk, and 2.5 times that backward. What \
-         is computed twice or masked away is not counted.",
+         linear_attention 4 D E + C (D + E) for each token, C the chunk, 2.5 times that \
+         backward, and 36 D E + C (8 D + 7 E) in a double backward pass. What is computed twice or masked away is not counted.",
     );
     for figure in &figures.figures {
         let Figure { algorithm, pass, mask, dim, .. } = figure;

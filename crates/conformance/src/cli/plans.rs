@@ -110,22 +110,38 @@ fn print(rows: &[Row], flops: f64, options: &Options) -> String {
     text
 }
 
-/// Chunks, buffers and the shared memory of a GPU.
+/// Chunks, kept states, buffers and the shared memory of a GPU.
 fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<String, Error> {
     let threads = rayon::current_num_threads();
-    let mut text = format!("\n\nThe simd tier, simd/{}, {threads} thread(s):\n", options.level);
-    for pass in [Pass::Forward, Pass::Backward] {
+    let caches = probe::caches();
+    let mut text = format!("\n\nThe simd tier, simd/{}, {threads} thread(s)", options.level);
+    for cache in &caches {
+        text += &format!(", L{} {}", cache.level, bytes(cache.bytes));
+    }
+    text += ":\n";
+    for pass in [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step] {
         let plan = linear_attention::plan::<f32>(problem, pass, options)?;
-        let Blocking { queries: chunk, keys: micro } = plan.blocking;
-        text += &format!(
-            "  {pass}: chunks of {chunk} tokens, micro-chunks of {micro}; {} of {} states at once; \
-             workspace {}\n",
-            plan.together,
-            problem.list_sequences().len() * problem.extents.key_heads,
-            bytes(plan.workspace_bytes())
-        );
+        text += &format!("  {pass}: ");
+        if let Some(interval) = plan.interval {
+            let Blocking { queries: chunk, keys: micro } = plan.blocking;
+            let kept = if interval == 1 { "chunk".into() } else { format!("{interval} chunks") };
+            text += &format!(
+                "chunks of {chunk} tokens, micro-chunks of {micro}; a state kept every {kept}; {} of \
+                 {} at once; ",
+                plan.together,
+                problem.list_sequences().len() * problem.extents.key_heads,
+            );
+        }
+        text += &format!("workspace {}\n", bytes(plan.workspace_bytes()));
         for buffer in &plan.buffers {
-            text += &format!("    {}: {}\n", buffer.name, bytes(buffer.bytes));
+            text += &format!("    {}: {}", buffer.name, bytes(buffer.bytes));
+            if buffer.count > 1 {
+                text += &format!(", {} of {}", buffer.count, bytes(buffer.each()));
+            }
+            if let Some(cache) = caches.iter().find(|cache| buffer.each() <= cache.bytes) {
+                text += &format!(" (L{})", cache.level);
+            }
+            text += "\n";
         }
     }
     text += "The backward pass of a chunk in the shared memory of a GPU, f32:\n";

@@ -55,8 +55,8 @@ impl Tier for Simd {
                 return Err(format!("{algorithm} has no {pass}"));
             }
             (Attention | AttentionLse, _) => {}
-            (LinearAttention, Pass::Forward | Pass::Backward | Pass::Step) => {}
             (LinearAttention, Pass::Jvp) => return Err(format!("{algorithm} has no {pass}")),
+            (LinearAttention, _) => {}
             _ => return Err("not written yet for simd".to_string()),
         }
         match dtype {

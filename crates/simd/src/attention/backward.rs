@@ -274,8 +274,8 @@ impl<T: Element> Backward<'_, T> {
         let scratch = self.scratch(&course)?.bytes();
         let mut buffers = packing.buffers(together, scratch);
         if course.fused {
-            let bytes = self.sum(&packing, true).saturating_mul(together * size_of::<f32>());
-            buffers.push(Buffer { name: "sums of dq", bytes });
+            let each = self.sum(&packing, true).saturating_mul(size_of::<f32>());
+            buffers.push(Buffer::parts("sums of dq", together, each));
         }
         // S and, with values, dP; dk and, with values, dv.
         let each = if self.values.is_some() { 2 } else { 1 };
@@ -287,7 +287,14 @@ impl<T: Element> Backward<'_, T> {
         let dbias = if course.dbias { each } else { 0 };
         let mode = if course.fused { Mode::FusedPartials } else { Mode::Separate };
         let products = 2 * each + dq + dbias;
-        Ok(Plan { blocking: cut.blocking(), mode: Some(mode), products, together, buffers })
+        Ok(Plan {
+            blocking: cut.blocking(),
+            mode: Some(mode),
+            products,
+            interval: None,
+            together,
+            buffers,
+        })
     }
 
     /// Elements of the sums of dq of a slot, in whole tiles of queries; none unless `fused`.

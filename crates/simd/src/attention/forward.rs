@@ -172,6 +172,7 @@ impl<T: Element> Forward<'_, T> {
             blocking: cut.blocking(),
             mode: None,
             products: if self.width() == 0 { 1 } else { 2 },
+            interval: None,
             together,
             buffers: packing.buffers(together, scratch),
         })
@@ -197,10 +198,10 @@ impl<T: Element> Forward<'_, T> {
         clear(&mut lse, all_queries(sequences), f32::NEG_INFINITY);
         let mut o = o.map(|mut o| {
             clear(&mut o, all_queries(sequences), R::ZERO);
-            query_tiles(o, sequences, size).into_iter()
+            query_tiles(o, sequences, |_| size).into_iter()
         });
-        let places = places(sequences, self.scores.extents.query_heads, size).into_iter();
-        let lse = query_tiles(lse, sequences, size);
+        let places = places(sequences, self.scores.extents.query_heads, |_| size).into_iter();
+        let lse = query_tiles(lse, sequences, |_| size);
         let task = |(place, lse)| Task { place, o: o.as_mut().and_then(Iterator::next), lse };
         let mut tasks: Vec<_> = places.zip(lse).map(task).collect();
         tasks.sort_by_key(|task| std::cmp::Reverse(task.place.rows.start));

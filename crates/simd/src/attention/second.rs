@@ -204,10 +204,17 @@ impl<T: Element> Second<'_, T> {
         let scratch = self.scratch(&course)?.bytes();
         let mut buffers = packing.buffers(together, scratch);
         let rows = Self::rows(&packing).saturating_mul(3 * size_of::<f32>());
-        let bytes = rows.saturating_mul(together * self.scores.group());
-        buffers.push(Buffer { name: "numbers of rows", bytes });
+        let slots = together.saturating_mul(self.scores.group());
+        buffers.push(Buffer::parts("numbers of rows", slots, rows));
         let products = self.products(tangent, course.gbias);
-        Ok(Plan { blocking: cut.blocking(), mode: None, products, together, buffers })
+        Ok(Plan {
+            blocking: cut.blocking(),
+            mode: None,
+            products,
+            interval: None,
+            together,
+            buffers,
+        })
     }
 
     /// The products of a pair of tiles, over all sweeps.

@@ -57,8 +57,8 @@ impl<'o, T: Element> Tiles<'o, T> {
         let keys = dk.is_some() || dv.is_some();
         let dq = dq.map(|mut dq| {
             clear(&mut dq, all_queries(sequences), T::ZERO);
-            let places = places(sequences, scores.extents.query_heads, cut.queries);
-            let tiles = query_tiles(dq, sequences, cut.queries);
+            let places = places(sequences, scores.extents.query_heads, |_| cut.queries);
+            let tiles = query_tiles(dq, sequences, |_| cut.queries);
             let mut tiles: Vec<_> = places.into_iter().zip(tiles).collect();
             tiles.sort_by_key(|(place, _)| Reverse(place.rows.start));
             course.waves.sort(tiles, |(place, _)| place.slot(scores)).into_iter()

@@ -5,25 +5,21 @@
 //! D′ = α_L D + σ Σ_i α_i q_iᵀ dout_i                      (R28), after its last use
 //! ```
 //!
-//! The states before the chunks of a span are summed again, forwards, from the state before the span:
-//! that is what is kept of the forward sweep. `gradient` has what a chunk gives.
+//! `both_ways` says in which order, `gradient` what a chunk gives.
 
+use super::both_ways::{At, BothWays, Ways, one, sums, total, write};
 use super::gradient::{Behind, Chunk, Wanted};
 use super::scratch::{PackKeys, PackQueries, Scratch};
-use super::spans::{Place, Work, chunks, combine, decay, numbered, pass_on, pieces, spans};
-use super::state::{Advance, Shape, State};
+use super::spans::{Place, Work, pieces};
+use super::state::{Advance, Shape};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, sequences};
-use crate::aligned::Aligned;
 use crate::attention::forward::zeros;
-use crate::attention::sweeps::write_row;
-use crate::heads::{all_queries, clear, key_rows};
-use crate::parallel::for_each;
+use crate::heads::{all_queries, clear};
 use crate::plan::Buffer;
 use crate::{Element, Options};
 use etalon_problem::{Decay, Error, LinearAttention};
-use ndarray::{ArrayViewMut1, ArrayViewMut2, s};
+use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4, s};
 use std::ops::Range;
-use std::sync::Mutex;
 
 /// The gradients of the inputs.
 pub fn backward<T: Element>(
@@ -102,90 +98,36 @@ struct Span<'o, T> {
     sums: &'o mut [f64; 2],
 }
 
-/// The memory of one thread.
-struct Room {
-    scratch: Scratch,
-    /// Sᵀ before each chunk of a span, from the span alone.
-    locals: Vec<Aligned>,
-    /// D after the chunk, from the span alone.
-    back: Aligned,
-    /// Sᵀ before each span of a slot.
-    fronts: Vec<Aligned>,
-}
-
 impl<T: Element> Backward<'_, '_, '_, T> {
     fn run(&self, out: GradientsMut<'_, T>) -> Result<(), Error> {
-        let Work { problem, sequences, cut, shape, .. } = &self.work;
-        let key_heads = problem.extents.key_heads;
-        let parallel = !self.work.whole();
-        let room = || self.room(if parallel { 0 } else { self.work.longest() });
-        let idle = Mutex::new(vec![room()?]);
-        let mut fronts = self.work.states(self.transposed)?;
-        let mut backs = self.work.states(*shape)?;
-        let mut locals = [Vec::new(), Vec::new()];
-        if parallel {
-            locals = [self.work.rooms(self.transposed)?, self.work.rooms(*shape)?];
-        }
-        let mut sums: Vec<Vec<[f64; 2]>> = sequences
-            .iter()
-            .flat_map(|sequence| (0..key_heads).map(|_| vec![[0.0; 2]; spans(sequence, cut).len()]))
-            .collect();
+        let mut ways = Ways::new::<Span<'_, T>>(self)?;
+        let mut sums = sums(&self.work);
         // Nothing has been written yet.
-        self.work.begin(&self.inputs.initial_state, &mut fronts, State::read_transposed);
-        self.work.begin(&self.cotangents.dfinal_state, &mut backs, State::read);
+        self.work.begin(&self.inputs.initial_state, &mut ways.fronts, 0, true);
+        self.work.begin(&self.cotangents.dfinal_state, &mut ways.backs, 0, false);
         let GradientsMut { dq, dk, dv, dg_gamma, dg, dinitial_state, dscale } = out;
-        let slots = self.spans([dq, dk, dv], dg, &mut sums);
-        if parallel {
-            self.apart(&idle, slots, locals, &mut fronts, &mut backs)?;
-        } else {
-            let tasks = slots.into_iter().zip(fronts.iter_mut().zip(&mut backs)).enumerate();
-            for_each(&idle, tasks.collect(), room, |(slot, (spans, (front, back))), room| {
-                self.whole(slot, spans, &mut front.elements, &mut back.elements, room);
-            })?;
-        }
-        self.work.end(&backs, dinitial_state);
-        let total = |which: usize, head: Option<usize>| {
-            let slots = sums.iter().enumerate();
-            let here = slots.filter(|(slot, _)| head.is_none_or(|head| slot % key_heads == head));
-            here.flat_map(|(_, spans)| spans.iter().map(|sums| sums[which])).sum::<f64>()
-        };
+        ways.run(self, self.spans([dq, dk, dv], dg, &mut sums))?;
+        self.work.end(&ways.backs, dinitial_state, 0, false);
         if let Some(dscale) = dscale {
-            *dscale = total(1, None) as f32;
+            *dscale = total(&self.work, &sums, 1, None);
         }
-        if let Some(mut dg_gamma) = dg_gamma {
-            dg_gamma
-                .iter_mut()
-                .enumerate()
-                .for_each(|(head, dg)| *dg = total(0, Some(head)) as f32);
+        for (head, dg) in dg_gamma.into_iter().flatten().enumerate() {
+            *dg = total(&self.work, &sums, 0, Some(head));
         }
         Ok(())
-    }
-
-    fn room(&self, spans: usize) -> Result<Room, Error> {
-        let Work { problem, cut, shape, .. } = &self.work;
-        let state = |shape: Shape| Aligned::zeros(shape.len(), "states");
-        let states = |count: usize| {
-            (0..count).map(|_| state(self.transposed)).collect::<Result<Vec<_>, Error>>()
-        };
-        Ok(Room {
-            scratch: Scratch::new(cut, *shape, problem.scale as f32)?,
-            locals: states(cut.span / cut.chunk)?,
-            back: state(*shape)?,
-            fronts: states(spans)?,
-        })
     }
 
     /// The places of every slot and span.
     fn spans<'o>(
         &self,
-        [dq, dk, dv]: [Option<ndarray::ArrayViewMut4<'o, T>>; 3],
-        dg: Option<ndarray::ArrayViewMut3<'o, f32>>,
+        [dq, dk, dv]: [Option<ArrayViewMut4<'o, T>>; 3],
+        dg: Option<ArrayViewMut3<'o, f32>>,
         sums: &'o mut [Vec<[f64; 2]>],
     ) -> Vec<Vec<Span<'o, T>>> {
         let Work { problem, sequences, cut, .. } = &self.work;
         let (key_heads, group) = (problem.extents.key_heads, problem.group());
         let covered = all_queries(sequences);
-        let cut_up = |result: Option<ndarray::ArrayViewMut4<'o, T>>, group: usize| {
+        let cut_up = |result: Option<ArrayViewMut4<'o, T>>, group: usize| {
             result.map(|mut result| {
                 clear(&mut result, covered, T::ZERO);
                 pieces(result, sequences, (key_heads, group), cut).into_iter().flatten()
@@ -199,271 +141,133 @@ impl<T: Element> Backward<'_, '_, '_, T> {
         let slots = sums.iter_mut().map(|spans| {
             let span = |sums| Span {
                 dq: dq.as_mut().and_then(Iterator::next).unwrap_or_default(),
-                dk: dk.as_mut().and_then(Iterator::next).and_then(|mut one| one.pop()),
-                dv: dv.as_mut().and_then(Iterator::next).and_then(|mut one| one.pop()),
-                dg: dg.as_mut().and_then(Iterator::next).and_then(|mut one| one.pop()),
+                dk: dk.as_mut().and_then(Iterator::next).and_then(one),
+                dv: dv.as_mut().and_then(Iterator::next).and_then(one),
+                dg: dg.as_mut().and_then(Iterator::next).and_then(one),
                 sums,
             };
             spans.iter_mut().map(span).collect()
         });
         slots.collect()
     }
+}
+
+impl<'o, T: Element> BothWays<Span<'o, T>> for Backward<'_, '_, '_, T> {
+    type Scratch = Scratch;
+
+    fn work(&self) -> &Work<'_> {
+        &self.work
+    }
 
     fn place(&self, slot: usize, number: usize) -> Place<'_> {
-        self.work.place(self.inputs, slot, number)
+        self.work.place(slot, number, self.inputs.gates(), None)
     }
 
-    /// A slot from its begin to its end and back.
-    fn whole(
-        &self,
-        slot: usize,
-        spans: Vec<Span<'_, T>>,
-        front: &mut Aligned,
-        back: &mut Aligned,
-        room: &mut Room,
-    ) {
+    fn scratch(&self) -> Result<Scratch, Error> {
+        Scratch::new(&self.work.cut, self.work.shape, self.work.problem.scale as f32)
+    }
+
+    fn keys(&self, place: &Place<'_>, chunk: &Range<usize>, gradients: bool, to: &mut Scratch) {
         let level = self.work.options.level;
-        for number in 0..spans.len() {
-            room.fronts[number].copy_from_slice(front);
-            if number + 1 < spans.len() {
-                let place = self.place(slot, number);
-                let local = self.front(&place, room);
-                pass_on(level, &place, &mut room.locals[local], front);
-            }
-        }
-        for (number, span) in spans.into_iter().enumerate().rev() {
-            let mut front = std::mem::take(&mut room.fronts[number]);
-            self.span(slot, number, span, &front, back, true, room);
-            std::mem::swap(&mut front, &mut room.fronts[number]);
-            pass_on(level, &self.place(slot, number), &mut room.back, back);
-        }
+        to.decays.prepare(level, &place.gates, chunk.clone());
+        to.k.read(place.of_keys(&self.inputs.k, chunk));
+        to.v.read(place.of_keys(&self.inputs.v, chunk));
+        PackKeys { len: chunk.len(), gradients, scratch: to }.run_at(level);
     }
 
-    /// First the local states of all spans in both directions, then the states before them and
-    /// behind them, then the spans.
-    fn apart(
-        &self,
-        idle: &Mutex<Vec<Room>>,
-        slots: Vec<Vec<Span<'_, T>>>,
-        [mut locals, mut local_backs]: [Vec<Vec<State>>; 2],
-        fronts: &mut [State],
-        backs: &mut [State],
-    ) -> Result<(), Error> {
-        let room = || self.room(0);
-        let both = numbered(&mut locals).into_iter().zip(numbered(&mut local_backs));
-        for_each(idle, both.collect(), room, |((slot, number, front), (_, _, back)), room| {
-            let place = self.place(slot, number);
-            let local = self.front(&place, room);
-            front.elements.copy_from_slice(&room.locals[local]);
-            self.back(&place, room);
-            back.elements.copy_from_slice(&room.back);
-        })?;
-        self.work.scan(&mut locals, fronts, |slot, number| self.place(slot, number));
-        local_backs.iter_mut().for_each(|spans| spans.reverse());
-        let counts: Vec<usize> = local_backs.iter().map(Vec::len).collect();
-        self.work.scan(&mut local_backs, backs, |slot, number| {
-            self.place(slot, counts[slot] - 1 - number)
-        });
-        let mut tasks = Vec::new();
-        for (slot, spans) in slots.into_iter().enumerate() {
-            tasks.extend(spans.into_iter().enumerate().map(|(number, span)| (slot, number, span)));
-        }
-        for_each(idle, tasks, room, |(slot, number, span), room| {
-            let front = &locals[slot][number].elements;
-            let back = &local_backs[slot][counts[slot] - 1 - number].elements;
-            self.span(slot, number, span, front, back, false, room);
-        })
+    fn advance_front(&self, len: usize, fresh: bool, front: &mut [f32], scratch: &Scratch) {
+        let Scratch { decays, v, keys_weighted, .. } = scratch;
+        let decay = if fresh { 0.0 } else { decays.whole };
+        let (shape, tokens) = (self.transposed, decays.first..len);
+        let (state, left, right) = (front, v, keys_weighted);
+        Advance { shape, state, decay, left, right, tokens }.run_at(self.work.options.level);
     }
 
-    /// Reads the keys and values of a chunk.
-    fn keys(
-        &self,
-        place: &Place<'_>,
-        chunk: &Range<usize>,
-        gradients: bool,
-        scratch: &mut Scratch,
-    ) {
-        let level = self.work.options.level;
-        let rows = key_rows(place.sequence);
-        let rows = rows.start + chunk.start..rows.start + chunk.end;
-        let (batch, head) = (place.sequence.batch, place.head);
-        scratch.decays.prepare(level, &place.gates, chunk.clone());
-        scratch.k.read(self.inputs.k.slice(s![batch, head, rows.clone(), ..]));
-        scratch.v.read(self.inputs.v.slice(s![batch, head, rows, ..]));
-        PackKeys { len: chunk.len(), gradients, scratch }.run_at(level);
+    fn decays(&self, place: &Place<'_>, chunk: &Range<usize>, to: &mut Scratch) {
+        to.decays.prepare(self.work.options.level, &place.gates, chunk.clone());
     }
 
-    /// Reads the queries and cotangents of a query head in a chunk.
     fn queries(
         &self,
         place: &Place<'_>,
         chunk: &Range<usize>,
         member: usize,
         gradients: bool,
-        scratch: &mut Scratch,
+        to: &mut Scratch,
     ) {
         let head = place.head * self.work.problem.group() + member;
-        let start = place.sequence.query_start;
-        let rows = start + chunk.start..start + chunk.end;
-        let batch = place.sequence.batch;
-        scratch.q.read(self.inputs.q.slice(s![batch, head, rows.clone(), ..]));
-        scratch.dout.read(self.cotangents.dout.slice(s![batch, head, rows, ..]));
-        PackQueries { len: chunk.len(), gradients, scratch }.run_at(self.work.options.level);
+        to.q.read(place.of_queries(&self.inputs.q, head, chunk));
+        to.dout.read(place.of_queries(&self.cotangents.dout, head, chunk));
+        PackQueries { len: chunk.len(), gradients, scratch: to }.run_at(self.work.options.level);
     }
 
-    /// Sᵀ after each chunk of a span, from the span alone: `room.locals`. Returns where the last is.
-    fn front(&self, place: &Place<'_>, room: &mut Room) -> usize {
-        let mut last = 0;
-        for (n, chunk) in chunks(&place.tokens, &self.work.cut).enumerate() {
-            self.keys(place, &chunk, false, &mut room.scratch);
-            self.advance_front(n, chunk.len(), room);
-            last = n;
-        }
-        last
-    }
-
-    /// Sᵀ after chunk `n` of a span, from the one after the chunk before.
-    fn advance_front(&self, n: usize, len: usize, room: &mut Room) {
-        if n > 0 {
-            let (before, after) = room.locals.split_at_mut(n);
-            after[0].copy_from_slice(&before[n - 1]);
-        }
-        let Scratch { decays, v, keys_weighted, .. } = &room.scratch;
-        let decay = if n == 0 { 0.0 } else { decays.whole };
-        let (shape, state) = (self.transposed, &mut room.locals[n][..]);
-        let (left, right, tokens) = (v, keys_weighted, decays.first..len);
-        Advance { shape, state, decay, left, right, tokens }.run_at(self.work.options.level);
-    }
-
-    /// D before the first chunk of a span, from the span alone: `room.back`.
-    fn back(&self, place: &Place<'_>, room: &mut Room) {
-        let mut fresh = true;
-        for chunk in chunks(&place.tokens, &self.work.cut).rev() {
-            let level = self.work.options.level;
-            room.scratch.decays.prepare(level, &place.gates, chunk.clone());
-            self.decay_back(fresh, room);
-            for member in 0..self.work.problem.group() {
-                self.queries(place, &chunk, member, false, &mut room.scratch);
-                self.advance_back(chunk.len(), room);
-            }
-            fresh = false;
+    fn decay_back(&self, back: &mut [f32], scratch: &Scratch) {
+        match scratch.decays.whole {
+            0.0 => back.fill(0.0),
+            1.0 => {}
+            decay => back.iter_mut().for_each(|x| *x *= decay),
         }
     }
 
-    /// D ← α_L D, or 0 at the end of a span.
-    fn decay_back(&self, fresh: bool, room: &mut Room) {
-        let decay = room.scratch.decays.whole;
-        if fresh || decay == 0.0 {
-            room.back.fill(0.0);
-        } else if decay != 1.0 {
-            room.back.iter_mut().for_each(|x| *x *= decay);
-        }
-    }
-
-    /// (R28) for one query head, D having decayed.
-    fn advance_back(&self, len: usize, room: &mut Room) {
-        let Scratch { decays, q, douts, douts_weighted, .. } = &room.scratch;
+    fn advance_back(&self, len: usize, back: &mut [f32], scratch: &Scratch) {
+        let Scratch { decays, q, douts, douts_weighted, .. } = scratch;
         // Tokens from a reset on do not see what is before the chunk.
         let tokens = 0..decays.reset.min(len);
-        let (shape, state) = (self.work.shape, &mut room.back[..]);
         let right = if decays.none { douts } else { douts_weighted };
-        let (left, decay) = (q, 1.0);
+        let (shape, state, left, decay) = (self.work.shape, back, q, 1.0);
         Advance { shape, state, decay, left, right, tokens }.run_at(self.work.options.level);
     }
 
-    /// The gradients of a span; with `keep` D before its first chunk, from the span alone, is left in
-    /// `room.back`.
-    #[allow(clippy::too_many_arguments)]
-    fn span(
-        &self,
-        slot: usize,
-        number: usize,
-        mut span: Span<'_, T>,
-        front: &[f32],
-        back: &[f32],
-        keep: bool,
-        room: &mut Room,
-    ) {
-        let place = self.place(slot, number);
-        let Work { problem, options, shape, cut, .. } = &self.work;
-        let (level, wanted, transposed) = (options.level, self.wanted, self.transposed);
-        let all: Vec<Range<usize>> = chunks(&place.tokens, cut).collect();
-        for (n, chunk) in all.iter().enumerate().take(all.len() - 1) {
-            self.keys(&place, chunk, false, &mut room.scratch);
-            self.advance_front(n, chunk.len(), room);
-        }
-        for (n, chunk) in all.iter().enumerate().rev() {
-            let (len, last) = (chunk.len(), n + 1 == all.len());
-            self.keys(&place, chunk, true, &mut room.scratch);
-            let Room { scratch, locals, back: local_back, .. } = &mut *room;
-            let local = n.checked_sub(1).map(|before| &locals[before][..]);
-            let between = decay(&place.gates, place.tokens.start..chunk.start);
-            combine(level, between, front, local, &mut scratch.state);
-            let local = (!last).then_some(&local_back[..]);
-            let between = decay(&place.gates, chunk.end..place.tokens.end);
-            combine(level, between, back, local, &mut scratch.back);
-            Behind { len, shape: *shape, transposed, wanted, scratch }.run_at(level);
-            let more = keep || n > 0;
-            if more {
-                self.decay_back(last, room);
-            }
-            let within = chunk.start - place.tokens.start..chunk.end - place.tokens.start;
-            let blank = number == 0 && n == 0 && !problem.initial_state;
-            for member in 0..problem.group() {
-                self.queries(&place, chunk, member, true, &mut room.scratch);
-                if more {
-                    self.advance_back(len, room);
-                }
-                let (scratch, dscale) = (&mut room.scratch, &mut span.sums[1]);
-                Chunk { len, transposed, wanted, blank, scratch, dscale }.run_at(level);
-                if let Some(dq) = span.dq.get_mut(member) {
-                    let dq = dq.slice_mut(s![within.clone(), ..]);
-                    write(dq, &scratch.dq, scratch.strides[0], problem.scale as f32);
-                }
-            }
-            self.write_keys(&mut span, &within, &room.scratch);
+    fn states<'r>(&self, scratch: &'r mut Scratch) -> [&'r mut [f32]; 2] {
+        [&mut scratch.state, &mut scratch.back]
+    }
+
+    fn behind(&self, len: usize, scratch: &mut Scratch) {
+        let (shape, transposed, wanted) = (self.work.shape, self.transposed, self.wanted);
+        Behind { len, shape, transposed, wanted, scratch }.run_at(self.work.options.level);
+    }
+
+    fn head(&self, at: &At<'_>, member: usize, span: &mut Span<'o, T>, scratch: &mut Scratch) {
+        let (transposed, wanted, level) = (self.transposed, self.wanted, self.work.options.level);
+        let (len, blank, dscale) = (at.within.len(), at.blank, &mut span.sums[1]);
+        Chunk { len, transposed, wanted, blank, scratch, dscale }.run_at(level);
+        if let Some(dq) = span.dq.get_mut(member) {
+            let (dq, scale) = (dq.slice_mut(s![at.within.clone(), ..]), self.work.problem.scale);
+            write(dq, &scratch.dq, scratch.strides[0], scale as f32);
         }
     }
 
-    /// Writes dk, dv and dg of a chunk.
-    fn write_keys(&self, span: &mut Span<'_, T>, within: &Range<usize>, scratch: &Scratch) {
+    fn finish(&self, at: &At<'_>, span: &mut Span<'o, T>, scratch: &mut Scratch) {
         let [dim, width] = scratch.strides;
         if let Some(dk) = &mut span.dk {
-            write(dk.slice_mut(s![within.clone(), ..]), &scratch.dk, dim, 1.0);
+            write(dk.slice_mut(s![at.within.clone(), ..]), &scratch.dk, dim, 1.0);
         }
         if let Some(dv) = &mut span.dv {
-            write(dv.slice_mut(s![within.clone(), ..]), &scratch.dv, width, 1.0);
+            write(dv.slice_mut(s![at.within.clone(), ..]), &scratch.dv, width, 1.0);
         }
         if self.wanted.dg {
-            let dg = &scratch.dg[..within.len()];
-            span.sums[0] += dg.iter().map(|&dg| f64::from(dg)).sum::<f64>();
-            if let Some(target) = &mut span.dg {
-                let target = target.slice_mut(s![within.clone()]);
-                target.into_iter().zip(dg).for_each(|(target, &dg)| *target = dg);
-            }
+            write_gates(&scratch.flow.dg, at, span.dg.as_mut(), &mut span.sums[0]);
         }
+    }
+}
+
+/// Writes dg of a chunk, and adds it up for dg_gamma.
+pub(super) fn write_gates(
+    dg: &[f32],
+    at: &At<'_>,
+    to: Option<&mut ArrayViewMut1<'_, f32>>,
+    sum: &mut f64,
+) {
+    let dg = &dg[..at.within.len()];
+    *sum += dg.iter().map(|&dg| f64::from(dg)).sum::<f64>();
+    if let Some(to) = to {
+        let to = to.slice_mut(s![at.within.clone()]);
+        to.into_iter().zip(dg).for_each(|(to, &dg)| *to = dg);
     }
 }
 
 /// What the backward pass allocates beside operands and results.
 pub(super) fn buffers(work: &Work<'_>) -> Result<Vec<Buffer>, Error> {
-    let (cut, shape) = (&work.cut, work.shape);
-    let transposed = shape.transposed(cut);
-    let scratch = Scratch::new(cut, shape, 1.0)?;
-    let mut kept =
-        (cut.span / cut.chunk).saturating_mul(transposed.len()).saturating_add(shape.len());
-    let apart = if work.whole() { 0 } else { work.spans() };
-    if apart == 0 {
-        kept = kept.saturating_add(work.longest().saturating_mul(transposed.len()));
-    }
-    let mut list = scratch.buffers().to_vec();
-    list.push(("states that are kept", kept.saturating_mul(size_of::<f32>())));
-    let mut buffers = work.per_thread(&list);
-    buffers.extend(work.shared(&[transposed, shape], apart));
-    Ok(buffers)
-}
-
-/// `to` = factor · rows that lie `stride` apart.
-fn write<T: Element>(mut to: ArrayViewMut2<'_, T>, rows: &[f32], stride: usize, factor: f32) {
-    to.outer_iter_mut().zip(rows.chunks(stride)).for_each(|(to, row)| write_row(to, row, factor));
+    let scratch = Scratch::new(&work.cut, work.shape, 1.0)?;
+    Ok(super::both_ways::buffers(work, &scratch.buffers()))
 }

@@ -10,7 +10,7 @@
 
 use super::gates::Decays;
 use super::operand::{Rows, room_across, room_along};
-use super::spans::{Place, Work, chunks, combine, decay, numbered, pass_on, pieces};
+use super::spans::{Place, Work, chunks, combine, numbered, pass_on, pieces};
 use super::state::{Advance, Shape, State};
 use super::{Cut, Inputs, Output, OutputMut, sequences};
 use crate::aligned::Aligned;
@@ -20,7 +20,7 @@ use crate::heads::{all_queries, clear};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::Packed;
-use crate::parallel::for_each;
+use crate::parallel::for_each_on;
 use crate::plan::Buffer;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
@@ -89,13 +89,14 @@ impl<T: Element> Forward<'_, '_, T> {
         let locals = if parallel { self.work.rooms(*shape)? } else { Vec::new() };
         // Nothing has been written yet.
         clear(&mut o, all_queries(sequences), T::ZERO);
-        self.work.begin(&self.inputs.initial_state, &mut states, State::read);
+        self.work.begin(&self.inputs.initial_state, &mut states, 0, false);
         let pieces = pieces(o, sequences, (key_heads, problem.group()), cut);
         if parallel {
             self.apart(&idle, pieces, locals, &mut states)?;
         } else {
             let tasks = pieces.into_iter().zip(&mut states).enumerate().collect::<Vec<_>>();
-            for_each(
+            for_each_on(
+                self.work.threads(),
                 &idle,
                 tasks,
                 || self.scratch(),
@@ -108,7 +109,7 @@ impl<T: Element> Forward<'_, '_, T> {
                 },
             )?;
         }
-        self.work.end(&states, final_state);
+        self.work.end(&states, final_state, 0, false);
         Ok(())
     }
 
@@ -120,7 +121,8 @@ impl<T: Element> Forward<'_, '_, T> {
         mut locals: Vec<Vec<State>>,
         states: &mut [State],
     ) -> Result<(), Error> {
-        for_each(
+        for_each_on(
+            self.work.threads(),
             idle,
             numbered(&mut locals),
             || self.scratch(),
@@ -133,7 +135,8 @@ impl<T: Element> Forward<'_, '_, T> {
         for (slot, spans) in pieces.into_iter().enumerate() {
             tasks.extend(spans.into_iter().enumerate().map(|(number, o)| Span { slot, number, o }));
         }
-        for_each(
+        for_each_on(
+            self.work.threads(),
             idle,
             tasks,
             || self.scratch(),
@@ -145,7 +148,7 @@ impl<T: Element> Forward<'_, '_, T> {
     }
 
     fn place(&self, slot: usize, number: usize) -> Place<'_> {
-        self.work.place(self.inputs, slot, number)
+        self.work.place(slot, number, self.inputs.gates(), None)
     }
 
     fn scratch(&self) -> Result<Scratch, Error> {
@@ -154,12 +157,10 @@ impl<T: Element> Forward<'_, '_, T> {
 
     /// Reads the keys and values of a chunk.
     fn read(&self, place: &Place<'_>, chunk: &Range<usize>, output: bool, scratch: &mut Scratch) {
-        let Place { sequence, head, gates, .. } = place;
-        let rows = sequence.key_start + chunk.start..sequence.key_start + chunk.end;
         let level = self.work.options.level;
-        scratch.decays.prepare(level, gates, chunk.clone());
-        scratch.k.read(self.inputs.k.slice(s![sequence.batch, *head, rows.clone(), ..]));
-        scratch.v.read(self.inputs.v.slice(s![sequence.batch, *head, rows, ..]));
+        scratch.decays.prepare(level, &place.gates, chunk.clone());
+        scratch.k.read(place.of_keys(&self.inputs.k, chunk));
+        scratch.v.read(place.of_keys(&self.inputs.v, chunk));
         Pack { len: chunk.len(), output, scratch }.run_at(level);
     }
 
@@ -193,15 +194,13 @@ impl<T: Element> Forward<'_, '_, T> {
         let mut local = std::mem::take(&mut scratch.local);
         for (n, chunk) in chunks.enumerate() {
             self.read(&place, &chunk, true, scratch);
-            let between = decay(&place.gates, place.tokens.start..chunk.start);
+            let between = place.carry(place.tokens.start..chunk.start);
             let begun = (n > 0).then_some(&local[..]);
             combine(level, between, state, begun, &mut scratch.state);
-            let rows =
-                place.sequence.query_start + chunk.start..place.sequence.query_start + chunk.end;
             let within = chunk.start - place.tokens.start..chunk.end - place.tokens.start;
             for (head, o) in o.iter_mut().enumerate() {
                 let head = place.head * group + head;
-                let q = self.inputs.q.slice(s![place.sequence.batch, head, rows.clone(), ..]);
+                let q = place.of_queries(&self.inputs.q, head, &chunk);
                 self.chunk(q, o.slice_mut(s![within.clone(), ..]), blank && n == 0, scratch);
             }
             if keep || n + 1 < count {

@@ -3,12 +3,37 @@
 use super::Cut;
 use crate::aligned::Aligned;
 use crate::exp::exp2;
+use crate::heads::key_rows;
 use crate::lanes::{Isa, Lanes};
 use crate::tile::{STRIDE, Tile};
 use etalon_problem::Error;
-use ndarray::ArrayView1;
+use etalon_problem::Sequence;
+use ndarray::{ArrayView1, ArrayView3, s};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
+
+/// The log-decays of a problem, or how they move, as it has them.
+#[derive(Debug, Clone)]
+pub struct Logs<'a> {
+    /// One per key head, `[Hk]`.
+    pub by_head: Option<ArrayView1<'a, f32>>,
+    /// One per token, `[B, Hk, N]`.
+    pub by_token: Option<ArrayView3<'a, f32>>,
+}
+
+impl<'a> Logs<'a> {
+    /// Those of a key head in a sequence.
+    pub fn of(self, sequence: &Sequence, head: usize) -> Gates<'a> {
+        match (self.by_head, self.by_token) {
+            (Some(list), _) => Gates::Constant(list[head]),
+            (_, Some(g)) => {
+                let tokens = key_rows(sequence);
+                Gates::PerToken(g.slice_move(s![sequence.batch, head, tokens]))
+            }
+            _ => Gates::None,
+        }
+    }
+}
 
 /// The log-decays of one key head in one sequence.
 #[derive(Debug, Clone, Copy)]
@@ -32,6 +57,93 @@ impl Gates<'_> {
     }
 }
 
+/// Numbers of the tokens of a chunk, log-decays or how they move, and their sums between two places.
+#[derive(Debug)]
+struct Sums {
+    each: Aligned,
+    /// From behind each token to the one that was passed last.
+    between: Aligned,
+    /// Tokens of the chunk.
+    len: usize,
+}
+
+/// Elements beyond the last of a chunk that a sweep of registers may touch.
+const SPARE: usize = 32;
+
+/// Room for a number per token of a chunk.
+fn room(cut: &Cut) -> Result<Aligned, Error> {
+    Aligned::zeros(cut.chunk + SPARE, "the decays of a chunk")
+}
+
+impl Sums {
+    fn room(cut: &Cut) -> Result<Self, Error> {
+        Ok(Sums { each: room(cut)?, between: room(cut)?, len: 0 })
+    }
+
+    fn bytes(&self) -> usize {
+        self.each.bytes() + self.between.bytes()
+    }
+
+    /// Reads the numbers, and sums them from the chunk's begin to each token and from behind each
+    /// token to the chunk's end.
+    fn prepare(
+        &mut self,
+        gates: &Gates<'_>,
+        tokens: Range<usize>,
+        [begin, end]: [&mut Aligned; 2],
+    ) {
+        self.len = tokens.len();
+        match gates {
+            Gates::None => self.each.fill(0.0),
+            Gates::Constant(g) => self.each.fill(*g),
+            Gates::PerToken(g) => {
+                for (each, t) in self.each.iter_mut().zip(tokens) {
+                    *each = g[t];
+                }
+            }
+        }
+        let each = &self.each[..self.len];
+        let mut sum = 0.0f64;
+        for (to, &g) in begin.iter_mut().zip(each) {
+            sum += f64::from(g);
+            *to = sum as f32;
+        }
+        let mut sum = 0.0f64;
+        for (to, &g) in end[..self.len].iter_mut().zip(each).rev() {
+            *to = sum as f32;
+            sum += f64::from(g);
+        }
+    }
+
+    /// Before the first token is passed; with those that lie between the first column and the first
+    /// row.
+    #[inline(always)]
+    fn begin<I: Isa>(&mut self, isa: I, first: usize, cols: &Range<usize>) {
+        self.between.fill(f32::NEG_INFINITY);
+        for i in cols.start..first {
+            self.pass(isa, i, cols);
+        }
+    }
+
+    /// One token more: its number joins all sums, and its own begins with 0. The sums of some columns.
+    #[inline(always)]
+    fn pass<I: Isa>(&mut self, isa: I, i: usize, cols: &Range<usize>) -> &[f32] {
+        let width = cols.len().next_multiple_of(I::F32::N);
+        let between = &mut self.between[cols.start..][..width];
+        // Beyond the last token are rows that only fill the register block.
+        if i < self.len {
+            let each = I::F32::splat(isa, self.each[i]);
+            for sum in between.chunks_exact_mut(I::F32::N) {
+                (I::F32::load(isa, sum) + each).store(sum);
+            }
+            if cols.contains(&i) {
+                between[i - cols.start] = 0.0;
+            }
+        }
+        between
+    }
+}
+
 /// The decays of a chunk. Where one is 0, be it for a reset, what it would multiply is absent.
 #[derive(Debug)]
 pub struct Decays {
@@ -48,94 +160,72 @@ pub struct Decays {
     /// Whether nothing decays.
     pub none: bool,
     /// The log-decays of the chunk.
-    gates: Aligned,
+    sums: Sums,
     /// e^{g n} for n falling to 0, and zeros behind: what a token sees of those before it and of those
     /// after it. Of a constant gate alone.
     powers: Aligned,
     /// The constant gate that `powers` are of.
     constant: Option<f32>,
-    /// Sums of log-decays from each token of the chunk to the one whose decays are asked for.
-    sums: Aligned,
-    /// Tokens of the chunk.
-    len: usize,
 }
-
-/// Elements beyond the last of a chunk that a sweep of registers may touch.
-const SPARE: usize = 32;
 
 impl Decays {
     /// Room for a chunk.
     pub fn room(cut: &Cut) -> Result<Self, Error> {
-        let zeros = |len| Aligned::zeros(len, "the decays of a chunk");
-        let chunk = cut.chunk + SPARE;
         Ok(Decays {
-            alpha: zeros(chunk)?,
-            omega: zeros(chunk)?,
+            alpha: room(cut)?,
+            omega: room(cut)?,
             whole: 1.0,
             first: 0,
             reset: 0,
             none: true,
-            gates: zeros(chunk)?,
-            powers: zeros(2 * chunk)?,
+            sums: Sums::room(cut)?,
+            powers: Aligned::zeros(2 * (cut.chunk + SPARE), "the decays of a chunk")?,
             constant: None,
-            sums: zeros(chunk)?,
-            len: 0,
         })
     }
 
     /// Bytes of its memory.
     pub fn bytes(&self) -> usize {
-        let Decays { alpha, omega, gates, powers, sums, .. } = self;
-        [alpha, omega, gates, powers, sums].map(Aligned::bytes).iter().sum()
+        let lists = [&self.alpha, &self.omega, &self.powers].map(Aligned::bytes);
+        lists.iter().sum::<usize>() + self.sums.bytes()
     }
 
     /// The decays of some tokens of a sequence, at most a chunk.
     pub fn prepare(&mut self, level: crate::Level, gates: &Gates<'_>, tokens: Range<usize>) {
-        self.len = tokens.len();
+        let len = tokens.len();
         self.none = matches!(gates, Gates::None);
-        (self.first, self.reset) = (0, self.len);
-        match gates {
-            Gates::None => {
-                self.alpha.fill(1.0);
-                self.omega.fill(1.0);
-                self.whole = 1.0;
-                return;
-            }
-            Gates::Constant(g) => {
-                self.gates.fill(*g);
-                if self.constant.map(f32::to_bits) != Some(g.to_bits()) {
-                    self.constant = Some(*g);
-                    let zero = self.powers.len() / 2;
-                    for (n, power) in self.powers[..zero].iter_mut().rev().enumerate() {
-                        // n = 0 must be 1 also for a gate of −∞.
-                        let log = if n == 0 { 0.0 } else { f64::from(*g) * n as f64 };
-                        *power = log.exp() as f32;
-                    }
-                }
-            }
-            Gates::PerToken(g) => {
-                self.constant = None;
-                for (gate, t) in self.gates.iter_mut().zip(tokens) {
-                    *gate = g[t];
-                }
-            }
+        (self.first, self.reset) = (0, len);
+        self.whole = 1.0;
+        if self.none {
+            self.alpha.fill(1.0);
+            self.omega.fill(1.0);
+            return;
         }
-        let here = &self.gates[..self.len];
+        self.sums.prepare(gates, tokens, [&mut self.alpha, &mut self.omega]);
+        match gates {
+            Gates::Constant(g) => self.tabulate(*g),
+            _ => self.constant = None,
+        }
+        let here = &self.sums.each[..len];
         let reset = |g: &f32| *g == f32::NEG_INFINITY;
         self.first = here.iter().rposition(reset).unwrap_or(0);
-        self.reset = here.iter().position(reset).unwrap_or(self.len);
-        let mut sum = 0.0f64;
-        for (alpha, &g) in self.alpha.iter_mut().zip(here) {
-            sum += f64::from(g);
-            *alpha = sum as f32;
+        self.reset = here.iter().position(reset).unwrap_or(len);
+        level.run(Exponentials([&mut self.alpha, &mut self.omega], len));
+        self.whole = if len == 0 { 1.0 } else { self.alpha[len - 1] };
+    }
+
+    /// The powers of a constant gate.
+    fn tabulate(&mut self, g: f32) {
+        if self.constant.map(f32::to_bits) == Some(g.to_bits()) {
+            return;
         }
-        let mut sum = 0.0f64;
-        for (omega, &g) in self.omega[..self.len].iter_mut().zip(here).rev() {
-            *omega = sum as f32;
-            sum += f64::from(g);
+        self.constant = Some(g);
+        let zero = self.powers.len() / 2;
+        for (n, power) in self.powers[..zero].iter_mut().rev().enumerate() {
+            // n = 0 must be 1 also for a gate of −∞.
+            let log = if n == 0 { 0.0 } else { f64::from(g) * n as f64 };
+            *power = log.exp() as f32;
         }
-        level.run(Exponentials([&mut self.alpha, &mut self.omega], self.len));
-        self.whole = if self.len == 0 { 1.0 } else { self.alpha[self.len - 1] };
     }
 
     /// Writes P_ij for the register block of tokens from `first` on, and the columns `cols`, into rows
@@ -161,35 +251,69 @@ impl Decays {
             return;
         }
         if begin {
-            self.sums.fill(f32::NEG_INFINITY);
-            // What lies between the first column and the first row.
-            for i in cols.start..first {
-                self.pass(isa, i, &cols);
-            }
+            self.sums.begin(isa, first, &cols);
         }
         for r in 0..I::Tile::ROWS {
-            self.pass(isa, first + r, &cols);
+            let sums = self.sums.pass(isa, first + r, &cols).chunks_exact(I::F32::N);
             let p = p[r * STRIDE + cols.start..][..width].chunks_exact_mut(I::F32::N);
-            let sums = self.sums[cols.start..][..width].chunks_exact(I::F32::N);
             for (p, sum) in p.zip(sums) {
                 exp2(isa, I::F32::load(isa, sum) * I::F32::splat(isa, LOG2_E)).store(p);
             }
         }
     }
+}
 
-    /// One token more: its log-decay joins all sums, and its own begins with 0.
+/// How the logarithms of the decays of a chunk move. Behind a reset that is anything, and to be left
+/// out as what the decay multiplies is.
+#[derive(Debug)]
+pub struct Drifts {
+    /// That of α_i.
+    pub alpha: Aligned,
+    /// That of ω_j.
+    pub omega: Aligned,
+    /// Whether they stand still.
+    pub still: bool,
+    /// That of α_L.
+    pub whole: f32,
+    sums: Sums,
+}
+
+impl Drifts {
+    /// Room for a chunk.
+    pub fn room(cut: &Cut) -> Result<Self, Error> {
+        let (alpha, omega) = (room(cut)?, room(cut)?);
+        Ok(Drifts { alpha, omega, still: true, whole: 0.0, sums: Sums::room(cut)? })
+    }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        self.alpha.bytes() + self.omega.bytes() + self.sums.bytes()
+    }
+
+    /// Those of some tokens of a sequence, at most a chunk.
+    pub fn prepare(&mut self, drifts: &Gates<'_>, tokens: Range<usize>) {
+        let len = tokens.len();
+        self.still = matches!(drifts, Gates::None);
+        self.sums.prepare(drifts, tokens, [&mut self.alpha, &mut self.omega]);
+        self.whole = if len == 0 { 0.0 } else { self.alpha[len - 1] };
+    }
+
+    /// Writes the drift of P_ij as [`Decays::rows`] writes P_ij; anything where j > i.
     #[inline(always)]
-    fn pass<I: Isa>(&mut self, isa: I, i: usize, cols: &Range<usize>) {
-        if i >= self.len {
-            return; // a row that only fills the register block
+    pub fn rows<I: Isa>(
+        &mut self,
+        isa: I,
+        first: usize,
+        cols: Range<usize>,
+        begin: bool,
+        to: &mut [f32],
+    ) {
+        if begin {
+            self.sums.begin(isa, first, &cols);
         }
-        let gate = I::F32::splat(isa, self.gates[i]);
-        let width = cols.len().next_multiple_of(I::F32::N);
-        for sum in self.sums[cols.start..][..width].chunks_exact_mut(I::F32::N) {
-            (I::F32::load(isa, sum) + gate).store(sum);
-        }
-        if cols.contains(&i) {
-            self.sums[i] = 0.0;
+        for r in 0..I::Tile::ROWS {
+            let sums = self.sums.pass(isa, first + r, &cols);
+            to[r * STRIDE + cols.start..][..sums.len()].copy_from_slice(sums);
         }
     }
 }

@@ -8,15 +8,15 @@
 //! ```
 //!
 //! A and B are computed for one pair of micro-chunks at a time and forgotten. Every row of dq, dk and
-//! dv has one writer. dg is the sum of what passes each gate, (R27), in which nothing cancels that
-//! need not: within a pair of micro-chunks, sums of rows from the last and of columns from the first.
+//! dv has one writer. `flow` has dg, (R27).
 
 use super::operand::Rows;
 use super::scratch::Scratch;
 use super::state::Shape;
+use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::transpose;
+use crate::pack::{Packed, transpose};
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
@@ -49,7 +49,7 @@ impl Kernel for Behind<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Behind { len, shape, transposed, wanted, scratch } = self;
-        let Scratch { decays, k, v, dk, dv, strides, dg, y, state, .. } = scratch;
+        let Scratch { decays, k, v, dk, dv, strides, flow, state, .. } = scratch;
         let Scratch { back, back_transposed, .. } = scratch;
         let cols = I::Tile::COLS;
         if wanted.dk || wanted.dg {
@@ -69,16 +69,13 @@ impl Kernel for Behind<'_> {
                 0.0 => 0.0,
                 whole => whole * inner(isa, transposed, state, back_transposed),
             };
-            dg.fill(z);
-            let mut before = 0.0;
             for j in 0..len {
-                dg[j] += before;
-                y[j] = match decays.omega[j] {
+                flow.y[j] = match decays.omega[j] {
                     0.0 => 0.0,
                     _ => k.dot(isa, j, &dk[j * strides[0]..]),
                 };
-                before += y[j];
             }
+            flow.begin(len, z);
         }
     }
 }
@@ -106,34 +103,9 @@ fn from_state<I: Isa>(
     }
 }
 
-/// sums += x; the sum of the first `first` of them.
-#[inline(always)]
-fn grow<I: Isa>(isa: I, sums: &mut [f32], x: &[f32], first: usize) -> f32 {
-    let whole = sums.len() / I::F32::N * I::F32::N;
-    for (sums, x) in sums[..whole].chunks_exact_mut(I::F32::N).zip(x.chunks_exact(I::F32::N)) {
-        (I::F32::load(isa, sums) + I::F32::load(isa, x)).store(sums);
-    }
-    for (sum, x) in sums[whole..].iter_mut().zip(&x[whole..]) {
-        *sum += x;
-    }
-    total(isa, &sums[..first])
-}
-
-/// Σ x, of the lanes of a register side by side.
-#[inline(always)]
-fn total<I: Isa>(isa: I, x: &[f32]) -> f32 {
-    let mut sum = I::F32::splat(isa, 0.0);
-    let parts = x.chunks_exact(I::F32::N);
-    let rest: f32 = parts.remainder().iter().sum();
-    for part in parts {
-        sum = sum + I::F32::load(isa, part);
-    }
-    sum.reduce_add() + rest
-}
-
 /// <G, H>, of what two states hold beside what only fills register blocks.
 #[inline(always)]
-fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
+pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
     let cols = I::Tile::COLS;
     let mut sum = I::F32::splat(isa, 0.0);
     let mut rest = 0.0;
@@ -184,7 +156,7 @@ impl Kernel for Chunk<'_> {
             }
         }
         if self.wanted.dg {
-            self.finish_gates();
+            self.scratch.flow.finish(len);
         }
         if self.wanted.dq {
             let Scratch { q, dq, strides, .. } = &*self.scratch;
@@ -199,7 +171,8 @@ impl Chunk<'_> {
     /// dq and x from the state before the chunk.
     #[inline(always)]
     fn add_before<I: Isa>(&mut self, isa: I) {
-        let Scratch { decays, q, dout, dq, strides, state, x, scale, .. } = &mut *self.scratch;
+        let Scratch { decays, q, dout, dq, strides, state, flow, scale, .. } = &mut *self.scratch;
+        let x = &mut flow.x;
         if self.blank {
             dq.fill(0.0);
             x.fill(0.0);
@@ -251,28 +224,23 @@ impl Chunk<'_> {
             }
             self.weigh(isa, first, at, keys.clone());
             if dq {
-                self.grow_dq(isa, first, at, seen);
+                self.grow_dq(isa, first, queries.start, seen);
             }
         }
         // The keys of a diagonal pair are seen from themselves on.
         for first in keys.clone().step_by(height) {
             let from = if diagonal { first } else { queries.start };
-            if dk {
-                self.grow_keys(isa, first, from..queries.end, queries.start, false);
-            }
-            if dv {
-                self.grow_keys(isa, first, from..queries.end, queries.start, true);
-            }
+            self.grow_keys(isa, first, from..queries.end, queries.start);
         }
         if dg {
-            self.gates(isa, queries, keys, diagonal);
+            self.scratch.flow.pair(isa, queries, keys, diagonal);
         }
     }
 
     /// (R23) from products, and w; 0 where P is, or without decays where j > i.
     #[inline(always)]
     fn weigh<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
-        let Scratch { decays, a, b, p, w, scale, .. } = &mut *self.scratch;
+        let Scratch { decays, a, b, p, flow, scale, .. } = &mut *self.scratch;
         let zero = I::F32::splat(isa, 0.0);
         let scale = I::F32::splat(isa, *scale);
         let width = keys.len().next_multiple_of(I::F32::N);
@@ -287,7 +255,7 @@ impl Chunk<'_> {
             let a = a[here..here + width].chunks_exact_mut(I::F32::N);
             let b = b[here..here + width].chunks_exact_mut(I::F32::N);
             let p = p[here..here + width].chunks_exact(I::F32::N);
-            let w = w[here..here + width].chunks_exact_mut(I::F32::N);
+            let w = flow.w[here..here + width].chunks_exact_mut(I::F32::N);
             for (((a, b), p), w) in a.zip(b).zip(p).zip(w) {
                 let p = I::F32::load(isa, p);
                 let dov = I::F32::load(isa, b);
@@ -299,138 +267,118 @@ impl Chunk<'_> {
         }
     }
 
-    /// Whether pair (i, j) counts, where operands are not finite.
+    /// dq / σ += B K, of a register block of queries.
     #[inline(always)]
-    fn sees(&self, i: usize, j: usize, top: usize) -> bool {
-        let Scratch { decays, p, .. } = &*self.scratch;
-        j <= i && (decays.none || p[(i - top) * STRIDE + j] > 0.0)
+    fn grow_dq<I: Isa>(&mut self, isa: I, first: usize, top: usize, keys: Range<usize>) {
+        let Scratch { decays, p, b, keys_along, dq, strides, finite, .. } = &mut *self.scratch;
+        let (none, rows, finite) = (decays.none, I::Tile::ROWS, finite[0]);
+        let block = Block { first, rows, range: keys, top, none, p, finite };
+        block.grow_rows(isa, dq, strides[0], &[(b, keys_along)]);
     }
 
-    /// dq += B K, of a register block of queries.
+    /// dk += σ Bᵀ Q and dv += σ Aᵀ dO, of a register block of keys.
     #[inline(always)]
-    fn grow_dq<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
-        let stride = self.scratch.strides[0];
-        let mut dq = std::mem::take(&mut self.scratch.dq);
-        let Scratch { b, keys_along, finite, .. } = &*self.scratch;
-        let sum = Sum { acc: &mut dq[first * stride..], stride };
-        let along = Along { packed: keys_along, start: keys.start, depth: keys.len() };
-        if finite[0] {
-            sum.add_rows(isa, &b[at + keys.start..], along);
-        } else {
-            let top = first - at / STRIDE;
-            sum.add_visible(
-                isa,
-                I::Tile::ROWS,
-                along,
-                #[inline(always)]
-                |r, j| {
-                    let j = keys.start + j;
-                    self.sees(first + r, j, top).then(|| b[at + r * STRIDE + j])
-                },
-            );
-        }
-        self.scratch.dq = dq;
-    }
-
-    /// dk += σ Bᵀ Q, or dv += σ Aᵀ dO, of a register block of keys.
-    #[inline(always)]
-    fn grow_keys<I: Isa>(
-        &mut self,
-        isa: I,
-        first: usize,
-        queries: Range<usize>,
-        top: usize,
-        values: bool,
-    ) {
+    fn grow_keys<I: Isa>(&mut self, isa: I, first: usize, queries: Range<usize>, top: usize) {
         if queries.is_empty() {
             return;
         }
-        let scratch = &mut *self.scratch;
-        let place = if values { &mut scratch.dv } else { &mut scratch.dk };
-        let mut place = std::mem::take(place);
-        let scratch = &*self.scratch;
-        let stride = scratch.strides[usize::from(values)];
-        let (weights, packed, finite) = match values {
-            true => (&scratch.a, &scratch.douts, scratch.finite[2]),
-            false => (&scratch.b, &scratch.queries, scratch.finite[1]),
-        };
-        let sum = Sum { acc: &mut place[first * stride..], stride };
-        let along = Along { packed, start: queries.start, depth: queries.len() };
-        if finite {
-            sum.add_columns(isa, &weights[(queries.start - top) * STRIDE + first..], along);
-        } else {
-            let keys = I::Tile::ROWS.min(self.len - first);
-            sum.add_visible(
-                isa,
-                keys,
-                along,
-                #[inline(always)]
-                |r, i| {
-                    let i = queries.start + i;
-                    let j = first + r;
-                    self.sees(i, j, top).then(|| weights[(i - top) * STRIDE + j])
-                },
-            );
+        let Wanted { dk: keys, dv: values, .. } = self.wanted;
+        let rows = I::Tile::ROWS.min(self.len - first);
+        let Scratch { decays, p, a, b, queries: q, douts, dk, dv, strides, finite, .. } =
+            &mut *self.scratch;
+        let none = decays.none;
+        let mut block = Block { first, rows, range: queries, top, none, p, finite: finite[1] };
+        if keys {
+            block.grow_columns(isa, dk, strides[0], &[(b, q)]);
         }
-        let scratch = &mut *self.scratch;
-        *(if values { &mut scratch.dv } else { &mut scratch.dk }) = place;
-    }
-
-    /// (R27): what passes the gates of this pair of micro-chunks, of those between, and within one.
-    #[inline(always)]
-    fn gates<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>, diagonal: bool) {
-        let Scratch { w, dg, row_sums, col_sums, across, micro, .. } = &mut *self.scratch;
-        let rows = w[keys.start..].chunks(STRIDE).zip(queries.clone());
-        let rows = rows.map(
-            #[inline(always)]
-            |(row, i)| (i, &row[..keys.len()]),
-        );
-        if diagonal {
-            // Sums of columns over the rows from the last one on; w is 0 where j > i.
-            let mut sums = [0.0f32; crate::tile::MAX_KEYS];
-            for (t, weights) in rows.rev() {
-                let here = t - keys.start;
-                dg[t] += grow(isa, &mut sums[..keys.len()], weights, here);
-            }
-            return;
-        }
-        let mut all = 0.0;
-        for (i, weights) in rows {
-            grow(isa, &mut col_sums[keys.clone()], weights, 0);
-            let sum = total(isa, weights);
-            row_sums[i] += sum;
-            all += sum;
-        }
-        for between in (keys.start / *micro + 1)..(queries.start / *micro) {
-            across[between] += all;
+        block.finite = finite[2];
+        if values {
+            block.grow_columns(isa, dv, strides[1], &[(a, douts)]);
         }
     }
+}
 
-    /// dg from x and from the sums over pairs of micro-chunks, which are 0 again for the next head.
+/// A register block of results: the queries or keys from `first` on, with the keys or queries of
+/// `range` that they see or are seen by.
+pub struct Block<'a> {
+    pub first: usize,
+    /// Of the register block, those that are rows of a chunk.
+    pub rows: usize,
+    pub range: Range<usize>,
+    /// The query in row 0 of the weights.
+    pub top: usize,
+    /// Whether nothing decays; else P says what is seen.
+    pub none: bool,
+    pub p: &'a [f32],
+    /// Whether what the weights are multiplied with holds no NaN and no infinity.
+    pub finite: bool,
+}
+
+impl Block<'_> {
+    /// += Σ W X of queries.
     #[inline(always)]
-    fn finish_gates(&mut self) {
-        let Scratch { dg, row_sums, col_sums, across, x, micro, .. } = &mut *self.scratch;
-        let mut of_state = 0.0;
-        for t in (0..self.len).rev() {
-            of_state += x[t];
-            dg[t] += of_state;
-        }
-        for (number, tokens) in
-            (0..self.len).step_by(*micro).map(|t| t..self.len.min(t + *micro)).enumerate()
-        {
-            let mut from = 0.0;
-            for t in tokens.clone().rev() {
-                from += row_sums[t];
-                dg[t] += from + across[number];
+    pub fn grow_rows<I: Isa>(
+        &self,
+        isa: I,
+        acc: &mut [f32],
+        stride: usize,
+        terms: &[(&Aligned, &Packed)],
+    ) {
+        let Block { first, range, top, .. } = self;
+        for &(weights, packed) in terms {
+            if packed.panels.is_empty() {
+                continue;
             }
-            let mut before = 0.0;
-            for t in tokens {
-                dg[t] += before;
-                before += col_sums[t];
+            let sum = Sum { acc: &mut acc[first * stride..], stride };
+            let along = Along { packed, start: range.start, depth: range.len() };
+            if self.finite {
+                sum.add_rows(isa, &weights[(first - top) * STRIDE + range.start..], along);
+            } else {
+                sum.add_visible(
+                    isa,
+                    self.rows,
+                    along,
+                    #[inline(always)]
+                    |r, n| self.weight(weights, first + r, range.start + n),
+                );
             }
         }
-        row_sums.fill(0.0);
-        col_sums.fill(0.0);
-        across.fill(0.0);
+    }
+
+    /// += Σ Wᵀ X of keys.
+    #[inline(always)]
+    pub fn grow_columns<I: Isa>(
+        &self,
+        isa: I,
+        acc: &mut [f32],
+        stride: usize,
+        terms: &[(&Aligned, &Packed)],
+    ) {
+        let Block { first, range, top, .. } = self;
+        for &(weights, packed) in terms {
+            if packed.panels.is_empty() {
+                continue;
+            }
+            let sum = Sum { acc: &mut acc[first * stride..], stride };
+            let along = Along { packed, start: range.start, depth: range.len() };
+            if self.finite {
+                sum.add_columns(isa, &weights[(range.start - top) * STRIDE + first..], along);
+            } else {
+                sum.add_visible(
+                    isa,
+                    self.rows,
+                    along,
+                    #[inline(always)]
+                    |r, n| self.weight(weights, range.start + n, first + r),
+                );
+            }
+        }
+    }
+
+    /// The weight of pair (i, j) if it counts.
+    #[inline(always)]
+    fn weight(&self, weights: &[f32], i: usize, j: usize) -> Option<f32> {
+        let at = (i - self.top) * STRIDE + j;
+        (j <= i && (self.none || self.p[at] > 0.0)).then(|| weights[at])
     }
 }

@@ -40,6 +40,41 @@ impl Rows {
         self.elements.bytes()
     }
 
+    /// Whether it has no columns: a motion that an operand does not have. It adds nothing to a
+    /// product.
+    #[inline(always)]
+    pub fn is_empty(&self) -> bool {
+        self.dim == 0
+    }
+
+    /// The first `len` rows become 0, whatever they held.
+    pub fn clear(&mut self, len: usize) {
+        self.each_row(len, |row, _| row.fill(0.0));
+    }
+
+    /// The first `len` rows become factor · them.
+    pub fn scale(&mut self, len: usize, factor: f32) {
+        self.each_row(len, |row, _| row.iter_mut().for_each(|x| *x *= factor));
+    }
+
+    /// The first `len` rows grow by factor · those of `other`.
+    pub fn add(&mut self, len: usize, factor: f32, other: &Rows) {
+        self.each_row(len, |row, at| {
+            let other = &other.elements[at..][..row.len()];
+            row.iter_mut().zip(other).for_each(|(x, y)| *x += factor * y);
+        });
+    }
+
+    /// Visits the parts of the first `len` rows, with where they lie.
+    fn each_row(&mut self, len: usize, mut visit: impl FnMut(&mut [f32], usize)) {
+        for (cols, start) in self.slabs() {
+            for i in 0..len {
+                let at = start + i * STRIDE;
+                visit(&mut self.elements[at..][..cols.len()], at);
+            }
+        }
+    }
+
     /// The columns of each slab, and where it lies.
     #[inline(always)]
     fn slabs(&self) -> impl Iterator<Item = (Range<usize>, usize)> + use<> {
@@ -119,6 +154,43 @@ impl Rows {
                         |weights| x * I::F32::splat(isa, weights[i]),
                     );
                     weighted.unwrap_or(x).store(to);
+                }
+            }
+        }
+    }
+
+    /// How the rows of a `value` move that have a weight, with self how they move themselves and a
+    /// drift of the weight's logarithm: weight · (self + drift · value), along. Where a weight is 0,
+    /// all of it is absent.
+    #[inline(always)]
+    pub fn along_moving<I: Isa>(
+        &self,
+        isa: I,
+        len: usize,
+        value: &Rows,
+        weights: &[f32],
+        drift: Option<&[f32]>,
+        to: &mut Packed,
+    ) {
+        let (width, zero) = (I::Tile::COLS, I::F32::splat(isa, 0.0));
+        for group in 0..value.dim.div_ceil(width) {
+            let cols = group * width..(group + 1) * width;
+            let panel = &mut to.panels[group * to.panel..];
+            for (i, row) in panel.chunks_exact_mut(width).take(len).enumerate() {
+                let weight = I::F32::splat(isa, weights[i]);
+                let drift =
+                    drift.map_or(0.0, |drift| if weights[i] == 0.0 { 0.0 } else { drift[i] });
+                let drift = I::F32::splat(isa, drift);
+                let value = value.part(i, cols.clone());
+                let motion = if self.is_empty() { None } else { Some(self.part(i, cols.clone())) };
+                for (n, to) in row.chunks_exact_mut(I::F32::N).enumerate() {
+                    let at = n * I::F32::N;
+                    let motion = match motion {
+                        Some(motion) => I::F32::load(isa, &motion[at..]),
+                        None => zero,
+                    };
+                    let value = I::F32::load(isa, &value[at..]);
+                    (weight * drift.mul_add(value, motion)).store(to);
                 }
             }
         }

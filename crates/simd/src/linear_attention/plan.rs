@@ -1,7 +1,7 @@
 //! What the passes of linear attention will do.
 
 use super::spans::Work;
-use super::{backward, forward, sequences};
+use super::{backward, double_backward, forward, sequences, step};
 use crate::{Buffer, Element, Options, Plan};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 
@@ -18,20 +18,34 @@ pub fn plan<T: Element>(
     let work = Work::new(problem, &sequences, options)?;
     let slots = sequences.len() * problem.extents.key_heads;
     let threads = rayon::current_num_threads();
+    let (whole, interval) = (work.whole(), work.interval());
+    let again = interval > 1;
     let (buffers, products) = match pass {
-        // q·k, P·v, q·S and kᵀ v; the last twice where spans are worked on apart.
-        Pass::Forward => (forward::buffers(&work)?, if work.whole() { 4 } else { 5 }),
-        // A, B, B K, Bᵀ Q and Aᵀ dO; dO Sᵀ, V Dᵀ, K D, qᵀ dout and, once for the states before spans
-        // and once within them, kᵀ v; the first two of these twice where spans are worked on apart.
-        Pass::Backward => (backward::buffers(&work)?, if work.whole() { 11 } else { 12 }),
-        Pass::Step => (Vec::new(), 2),
-        _ => return Err(Error::value("pass", "one of linear_attention in the simd tier", pass)),
+        // q·k, P·v, q·S and kᵀ v; the last twice where spans of some chunks are worked on apart.
+        Pass::Forward => (forward::buffers(&work)?, 4 + usize::from(again && !whole)),
+        // A, B, B K, Bᵀ Q and Aᵀ dO; dO Sᵀ, V Dᵀ, K D, qᵀ dout and kᵀ v. Of spans of some chunks the
+        // last twice and, where they are worked on apart, the last but one.
+        Pass::Backward => {
+            (backward::buffers(&work)?, 10 + usize::from(again) * if whole { 1 } else { 2 })
+        }
+        // The same of values and motions: A, B and dq three times, what else is within a chunk twice,
+        // and what has to do with states three times.
+        Pass::DoubleBackward => {
+            let work = Work { order: 2, ..work };
+            let states = 3 * usize::from(again) * if whole { 1 } else { 2 };
+            (double_backward::buffers(&work)?, 15 + 3 * 6 + states)
+        }
+        Pass::Step => (step::buffers(problem)?, 2),
+        Pass::Jvp => {
+            return Err(Error::value("pass", "one of linear_attention in the simd tier", pass));
+        }
     };
     Ok(Plan {
         blocking: Blocking { queries: work.cut.chunk, keys: work.cut.micro },
         mode: None,
         products,
-        together: if work.whole() { threads.min(slots) } else { slots },
+        interval: (pass != Pass::Step).then_some(interval),
+        together: if whole { threads.min(slots) } else { slots },
         buffers,
     })
 }
@@ -52,7 +66,7 @@ pub struct SharedMemory {
 impl SharedMemory {
     fn new(dim: usize, micro: usize, slice: usize) -> Self {
         let f32s =
-            |name, count: usize| Buffer { name, bytes: count.saturating_mul(size_of::<f32>()) };
+            |name, count: usize| Buffer::parts(name, 1, count.saturating_mul(size_of::<f32>()));
         let rows = |dim: usize, matrices| micro.saturating_mul(dim).saturating_mul(matrices);
         let buffers = vec![
             f32s("tiles of q, k, dq, dk", rows(dim, 4)),

@@ -1,6 +1,7 @@
 //! What a thread of the backward pass holds, and how it is packed.
 
 use super::Cut;
+use super::flow::Flow;
 use super::gates::Decays;
 use super::operand::{Rows, room_across, room_along};
 use super::state::Shape;
@@ -30,27 +31,18 @@ pub struct Scratch {
     pub douts_weighted: Packed,
     /// Whether k, q and dout hold no NaN and no infinity.
     pub finite: [bool; 3],
-    /// A, B, P and w of a pair of micro-chunks, rows [`STRIDE`] apart.
+    /// A, B and P of a pair of micro-chunks, rows [`STRIDE`] apart.
     pub a: Aligned,
     pub b: Aligned,
     pub p: Aligned,
-    pub w: Aligned,
     /// dq / σ, dk and dv of the chunk.
     pub dq: Aligned,
     pub dk: Aligned,
     pub dv: Aligned,
     /// Rows of these lie so far apart.
     pub strides: [usize; 2],
-    /// dg of the chunk.
-    pub dg: Aligned,
-    /// Sums of the rows and columns of w over all pairs of micro-chunks before and behind; and of the
-    /// pairs that lie on either side of a micro-chunk.
-    pub row_sums: Aligned,
-    pub col_sums: Aligned,
-    pub across: Aligned,
-    /// x and y of the chunk.
-    pub x: Aligned,
-    pub y: Aligned,
+    /// dg.
+    pub flow: Flow,
     /// Sᵀ, D and Dᵀ of the chunk.
     pub state: Aligned,
     pub back: Aligned,
@@ -66,7 +58,6 @@ impl Scratch {
         let strides = [dim, width].map(|dim| dim.next_multiple_of(cut.cols));
         let rows = cut.chunk.next_multiple_of(cut.rows);
         let tile = || zeros(cut.micro.next_multiple_of(cut.rows) * STRIDE);
-        let chunk = || zeros(rows + cut.cols);
         Ok(Scratch {
             decays: Decays::room(cut)?,
             q: Rows::room(cut, dim)?,
@@ -84,17 +75,11 @@ impl Scratch {
             a: tile()?,
             b: tile()?,
             p: tile()?,
-            w: tile()?,
             dq: zeros(rows.saturating_mul(strides[0]))?,
             dk: zeros(rows.saturating_mul(strides[0]))?,
             dv: zeros(rows.saturating_mul(strides[1]))?,
             strides,
-            dg: chunk()?,
-            row_sums: chunk()?,
-            col_sums: chunk()?,
-            across: chunk()?,
-            x: chunk()?,
-            y: chunk()?,
+            flow: Flow::room(cut)?,
             state: zeros(shape.transposed(cut).len())?,
             back: zeros(shape.len())?,
             back_transposed: zeros(shape.transposed(cut).len())?,
@@ -111,11 +96,10 @@ impl Scratch {
             .into_iter()
             .chain([&self.queries, &self.douts, &self.douts_weighted])
             .map(|packed| packed.panels.bytes());
-        let gates =
-            sum(&[&self.dg, &self.row_sums, &self.col_sums, &self.across, &self.x, &self.y]);
+        let [pair, gates] = self.flow.bytes();
         [
             ("operands of a chunk", rows + packed.sum::<usize>()),
-            ("a pair of micro-chunks", sum(&[&self.a, &self.b, &self.p, &self.w])),
+            ("a pair of micro-chunks", pair + sum(&[&self.a, &self.b, &self.p])),
             ("decays of a chunk", self.decays.bytes() + gates),
             ("results of a chunk", sum(&[&self.dq, &self.dk, &self.dv])),
             ("states of a chunk", sum(&[&self.state, &self.back, &self.back_transposed])),
@@ -165,7 +149,8 @@ impl Kernel for PackQueries<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let PackQueries { len, gradients, scratch } = self;
-        let Scratch { decays, q, dout, queries, douts, douts_weighted, x, scale, .. } = scratch;
+        let Scratch { decays, q, dout, queries, douts, douts_weighted, flow, scale, .. } = scratch;
+        let x = &mut flow.x;
         // x is free until the gradients are computed.
         if !decays.none {
             for (weight, &alpha) in x.iter_mut().zip(&*decays.alpha).take(len) {

@@ -12,8 +12,9 @@ use etalon_problem::Error;
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::ops::Range;
 
-/// A matrix of `dim` × `width` along: groups of a register block's columns,
-/// `[width/cols][dim][cols]`, with rows and columns that only fill register blocks.
+/// One matrix of `dim` × `width` or, in the second order, two, one behind the other: a state and how
+/// it moves. Each lies along: groups of a register block's columns, `[width/cols][dim][cols]`, with
+/// rows and columns that only fill register blocks.
 #[derive(Debug)]
 pub struct State {
     pub elements: Aligned,
@@ -63,28 +64,26 @@ impl Shape {
 }
 
 impl State {
-    /// A state that holds 0.
-    pub fn zero(shape: Shape) -> Result<Self, Error> {
-        Ok(State { elements: Aligned::zeros(shape.len(), "a state")?, shape })
+    /// `order` matrices that hold 0.
+    pub fn zero(shape: Shape, order: usize) -> Result<Self, Error> {
+        let elements = Aligned::zeros(shape.len().saturating_mul(order), "a state")?;
+        Ok(State { elements, shape })
     }
 
-    /// Becomes what a tensor holds.
-    pub fn read(&mut self, source: ArrayView2<'_, f32>) {
+    /// Matrix `which` becomes what a tensor holds.
+    pub fn read(&mut self, which: usize, source: ArrayView2<'_, f32>) {
+        let start = which * self.shape.len();
         for ((d, e), &x) in source.indexed_iter() {
-            let at = self.shape.at(d, e);
+            let at = start + self.shape.at(d, e);
             self.elements[at] = x;
         }
     }
 
-    /// Becomes the transpose of what a tensor holds.
-    pub fn read_transposed(&mut self, source: ArrayView2<'_, f32>) {
-        self.read(source.reversed_axes());
-    }
-
-    /// Writes the state into a tensor.
-    pub fn write(&self, mut target: ArrayViewMut2<'_, f32>) {
+    /// Writes matrix `which` into a tensor.
+    pub fn write(&self, which: usize, mut target: ArrayViewMut2<'_, f32>) {
+        let start = which * self.shape.len();
         for ((d, e), x) in target.indexed_iter_mut() {
-            *x = self.elements[self.shape.at(d, e)];
+            *x = self.elements[start + self.shape.at(d, e)];
         }
     }
 }

@@ -6,10 +6,12 @@ use crate::attention::sweeps::write_row;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::pack::read_row;
-use crate::parallel::for_each;
+use crate::parallel::{for_each, reserve};
+use crate::plan::Buffer;
 use crate::{Element, Options};
 use etalon_problem::{Decay, Error, LinearAttention, Pass, check_operands};
 use ndarray::{ArrayView4, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4, Axis, s};
+use std::ops::Range;
 use std::sync::Mutex;
 
 /// States that are worth a thread of their own, in elements.
@@ -47,7 +49,7 @@ pub fn step_into<T: Element>(
     let scratch = || Scratch::new(problem, copied);
     // Trial allocation: on an error nothing has been written yet.
     let mut first = scratch()?;
-    let mut tasks = Vec::new();
+    let mut tasks = reserve(e.batch.saturating_mul(e.key_heads), "a list of states")?;
     let mut rest = o;
     for (batch, state) in crate::heads::outer(state).into_iter().enumerate() {
         let (here, tail) = rest.split_at(Axis(0), 1);
@@ -115,6 +117,30 @@ impl Scratch {
         })
     }
 }
+
+/// What a step allocates beside operands and results, with states of rows that lie one behind the
+/// other.
+pub(super) fn buffers(problem: &LinearAttention) -> Result<Vec<Buffer>, Error> {
+    let e = &problem.extents;
+    let states = e.batch.saturating_mul(e.key_heads);
+    let elements = states.saturating_mul(e.dim).saturating_mul(problem.value_dim);
+    let threads = if elements < TASK { 1 } else { rayon::current_num_threads().min(states).max(1) };
+    let Scratch { q, k, v, o, state } = Scratch::new(problem, 0)?;
+    let bytes = [q, k, v, o, state].map(|list| list.len() * size_of::<f32>()).iter().sum::<usize>();
+    let list = states.saturating_mul(size_of::<Task<'_, f32>>());
+    // The views are gone when the list is copied for several threads.
+    let views = e.batch.saturating_add(e.key_heads).saturating_mul(VIEW);
+    let copy = if elements < TASK { 0 } else { list };
+    Ok(vec![
+        Buffer::parts("operands and results of a token", threads, bytes),
+        Buffer::parts("lists of states", 1, list.saturating_add(views.max(copy))),
+    ])
+}
+
+/// Bytes of the views that a state is cut from.
+const VIEW: usize = size_of::<Range<usize>>()
+    + size_of::<ArrayViewMut4<'_, f32>>()
+    + size_of::<ArrayViewMut2<'_, f32>>();
 
 /// A state, and o of the query heads that read it.
 struct Task<'a, T> {

@@ -64,10 +64,62 @@ impl Bench<'_> {
             };
             linear_attention::backward_into(&problem, &inputs, &cotangents, place, options)
         })?;
+        self.double_backward(&problem, &subject, (&inputs, &cotangents), chunk, figures)?;
         if self.arguments.length.first() == Some(&length) {
             self.step::<T>(&problem, &subject, figures)?;
         }
         Ok(())
+    }
+
+    fn double_backward<T: Element>(
+        &self,
+        problem: &LinearAttention,
+        subject: &Subject,
+        (inputs, cotangents): (
+            &linear_attention::Inputs<'_, T>,
+            &linear_attention::Cotangents<'_, T>,
+        ),
+        chunk: u64,
+        figures: &mut Vec<Figure>,
+    ) -> Result<(), Failure> {
+        if !self.wants(Pass::DoubleBackward) {
+            return Ok(());
+        }
+        let [ddq, cot_o] = ["ddq", "cot_o"].map(|name| made::<T, _>(name, problem.q_shape()));
+        let [ddk, ddv] = ["ddk", "ddv"].map(|name| made::<T, _>(name, problem.k_shape()));
+        let heads = problem.extents.key_heads;
+        let ddg_gamma = (problem.decay == Decay::PerHead).then(|| gates("ddg_gamma", heads));
+        let ddg = (problem.decay == Decay::PerToken).then(|| gates("ddg", problem.g_shape()));
+        let second = linear_attention::SecondCotangents {
+            ddq: Some(ddq.view()),
+            ddk: Some(ddk.view()),
+            ddv: Some(ddv.view()),
+            ddg_gamma: ddg_gamma.as_ref().map(|ddg| ddg.view()),
+            ddg: ddg.as_ref().map(|ddg| ddg.view()),
+            cot_o: Some(cot_o.view()),
+            ..Default::default()
+        };
+        let (d, e) = (problem.extents.dim as u64, problem.value_dim as u64);
+        let tokens = (subject.batch * subject.heads * subject.length) as u64;
+        // Fifteen products within a chunk, eighteen with states; of the former eight with D.
+        let flops = tokens * (36 * d * e + chunk * (8 * d + 7 * e));
+        let mut grads =
+            linear_attention::double_backward(problem, inputs, cotangents, &second, &self.options)?;
+        self.add(figures, subject, (Pass::DoubleBackward, flops), &mut |options| {
+            let place = linear_attention::SecondGradientsMut {
+                gq: Some(grads.gq.view_mut()),
+                gk: Some(grads.gk.view_mut()),
+                gv: Some(grads.gv.view_mut()),
+                gg_gamma: grads.gg_gamma.as_mut().map(|gg| gg.view_mut()),
+                gg: grads.gg.as_mut().map(|gg| gg.view_mut()),
+                gscale: Some(&mut grads.gscale),
+                gdout: Some(grads.gdout.view_mut()),
+                ..Default::default()
+            };
+            linear_attention::double_backward_into(
+                problem, inputs, cotangents, &second, place, options,
+            )
+        })
     }
 
     fn step<T: Element>(

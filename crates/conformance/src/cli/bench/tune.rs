@@ -1,14 +1,31 @@
 //! The search for the best tiles.
 
 use super::Run;
-use etalon_problem::{Blocking, Error};
+use etalon_problem::{Algorithm, Blocking, Error, Pass};
 use etalon_simd::Options;
 use serde::Serialize;
 use std::fmt;
 use std::time::{Duration, Instant};
 
+/// Tiles of queries and of keys.
 const QUERIES: [usize; 7] = [48, 96, 144, 192, 288, 384, 768];
 const KEYS: [usize; 6] = [32, 64, 96, 128, 192, 256];
+
+/// Chunks and micro-chunks of linear attention.
+const CHUNKS: [usize; 8] = [24, 32, 48, 64, 96, 128, 192, 256];
+const MICRO: [usize; 4] = [12, 24, 48, 96];
+
+/// What is searched; nothing where a pass has no tiles.
+pub fn candidates(algorithm: Algorithm, pass: Pass) -> Vec<Blocking> {
+    let (rows, cols): (&[usize], &[usize]) = match (algorithm, pass) {
+        (_, Pass::Step) => (&[], &[]),
+        (Algorithm::LinearAttention, _) => (&CHUNKS, &MICRO),
+        _ => (&QUERIES, &KEYS),
+    };
+    let all = rows.iter().flat_map(|&q| cols.iter().map(move |&k| Blocking::new(q, k)));
+    // No micro-chunk is larger than its chunk.
+    all.filter(|x| algorithm != Algorithm::LinearAttention || x.keys <= x.queries).collect()
+}
 
 /// Candidates that are timed again, each beside the default.
 const FINALISTS: usize = 3;
@@ -41,15 +58,20 @@ impl fmt::Display for Best {
 
 /// The best tiles for a pass: all candidates once, then the fastest in turns with the default, each
 /// for `seconds`.
-pub fn best(options: &Options, seconds: f64, run: &mut Run<'_>) -> Result<Best, Error> {
+pub fn best(
+    candidates: &[Blocking],
+    options: &Options,
+    seconds: f64,
+    run: &mut Run<'_>,
+) -> Result<Best, Error> {
     let with = |blocking| Options { blocking, ..*options };
-    let mut candidates = Vec::new();
-    for blocking in QUERIES.iter().flat_map(|&q| KEYS.map(|k| Blocking::new(q, k))) {
-        candidates.push((once(&with(Some(blocking)), run)?, blocking));
+    let mut timed = Vec::new();
+    for &blocking in candidates {
+        timed.push((once(&with(Some(blocking)), run)?, blocking));
     }
-    candidates.sort_by_key(|&(time, _)| time);
+    timed.sort_by_key(|&(time, _)| time);
     let mut best = Best { blocking: None, gain: NOISE };
-    for &(_, blocking) in &candidates[..FINALISTS] {
+    for &(_, blocking) in timed.iter().take(FINALISTS) {
         let begin = Instant::now();
         let mut gains = Vec::new();
         while gains.len() < 5 || begin.elapsed().as_secs_f64() < seconds {

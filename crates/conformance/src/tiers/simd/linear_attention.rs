@@ -4,7 +4,7 @@ use super::{Stored, named, needed, tensor, view};
 use crate::tensor::Tensors;
 use etalon_problem::{Error, LinearAttention, Pass};
 use etalon_simd::{Options, linear_attention};
-use ndarray::arr0;
+use ndarray::{ArrayView0, arr0};
 
 /// The outputs of a pass.
 pub(super) fn pass<T: Stored>(
@@ -35,6 +35,9 @@ pub(super) fn pass<T: Stored>(
         dout: needed(x, "dout")?,
         dfinal_state: view(x, "dfinal_state")?,
     };
+    if pass == Pass::DoubleBackward {
+        return double_backward(problem, x, &inputs, &cotangents, options);
+    }
     let grads = linear_attention::backward(problem, &inputs, &cotangents, options)?;
     Ok(named([
         ("dq", tensor(grads.dq)),
@@ -44,6 +47,39 @@ pub(super) fn pass<T: Stored>(
         ("dg", grads.dg.and_then(tensor)),
         ("dinitial_state", grads.dinitial_state.and_then(tensor)),
         ("dscale", tensor(arr0(grads.dscale))),
+    ]))
+}
+
+fn double_backward<T: Stored>(
+    problem: &LinearAttention,
+    x: &Tensors,
+    inputs: &linear_attention::Inputs<'_, T>,
+    cotangents: &linear_attention::Cotangents<'_, T>,
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let ddscale: Option<ArrayView0<'_, f32>> = view(x, "ddscale")?;
+    let second = linear_attention::SecondCotangents::<T> {
+        ddq: view(x, "ddq")?,
+        ddk: view(x, "ddk")?,
+        ddv: view(x, "ddv")?,
+        ddg_gamma: view(x, "ddg_gamma")?,
+        ddg: view(x, "ddg")?,
+        ddinitial_state: view(x, "ddinitial_state")?,
+        ddscale: ddscale.map(|x| x[()]),
+        cot_o: view(x, "cot_o")?,
+        cot_final_state: view(x, "cot_final_state")?,
+    };
+    let grads = linear_attention::double_backward(problem, inputs, cotangents, &second, options)?;
+    Ok(named([
+        ("gq", tensor(grads.gq)),
+        ("gk", tensor(grads.gk)),
+        ("gv", tensor(grads.gv)),
+        ("gg_gamma", grads.gg_gamma.and_then(tensor)),
+        ("gg", grads.gg.and_then(tensor)),
+        ("ginitial_state", grads.ginitial_state.and_then(tensor)),
+        ("gscale", tensor(arr0(grads.gscale))),
+        ("gdout", tensor(grads.gdout)),
+        ("gdfinal_state", grads.gdfinal_state.and_then(tensor)),
     ]))
 }
 

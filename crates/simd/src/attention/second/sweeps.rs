@@ -51,12 +51,12 @@ pub(super) fn row_tasks<'o, T: Element>(
     let [mut gq, mut gdout] = results.map(|result| {
         result.map(|mut result| {
             clear(&mut result, covered, T::ZERO);
-            query_tiles(result, sequences, size).into_iter()
+            query_tiles(result, sequences, |_| size).into_iter()
         })
     });
     let mut gdlse = gdlse.map(|mut gdlse| {
         clear(&mut gdlse, covered, 0.0);
-        query_tiles(gdlse, sequences, size).into_iter()
+        query_tiles(gdlse, sequences, |_| size).into_iter()
     });
     let task = |place| RowTask {
         place,
@@ -64,7 +64,7 @@ pub(super) fn row_tasks<'o, T: Element>(
         gdout: gdout.as_mut().and_then(Iterator::next),
         gdlse: gdlse.as_mut().and_then(Iterator::next),
     };
-    let places = places(sequences, scores.extents.query_heads, size);
+    let places = places(sequences, scores.extents.query_heads, |_| size);
     let mut tasks: Vec<RowTask<'o, T>> = places.into_iter().map(task).collect();
     // With a causal mask the last queries see most keys.
     tasks.sort_by_key(|task| Reverse(task.place.rows.start));
