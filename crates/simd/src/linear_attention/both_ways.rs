@@ -207,8 +207,9 @@ fn whole<Span, P: BothWays<Span>>(
 ) {
     let work = pass.work();
     let level = work.options.level;
-    // The state after the last span is a result of the second order alone.
-    let needed = if work.order == 1 { spans.len().saturating_sub(1) } else { spans.len() };
+    // How the state after the last span moves is a result; the state itself is one of the forward pass.
+    let last = work.order == 2 && work.problem.final_state;
+    let needed = if last { spans.len() } else { spans.len().saturating_sub(1) };
     for number in 0..spans.len() {
         room.fronts[number].copy_from_slice(front);
         if number < needed {
@@ -336,7 +337,7 @@ pub fn buffers(work: &Work<'_>, scratch: &[(&'static str, usize)]) -> Vec<Buffer
     buffers
 }
 
-/// The parts of a result with the shape of the keys, one for each span of each slot.
+/// The piece of a span, of a result with the heads of the keys.
 pub fn one<X>(mut pieces: Vec<X>) -> Option<X> {
     pieces.pop()
 }

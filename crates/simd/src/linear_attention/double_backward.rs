@@ -23,7 +23,7 @@ use crate::pack::{Packed, read_row};
 use crate::plan::Buffer;
 use crate::products::dot;
 use crate::{Element, Options};
-use etalon_problem::{Decay, Error, LinearAttention};
+use etalon_problem::{Decay, Error, LinearAttention, Sequence};
 use ndarray::{ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, s};
 use std::ops::Range;
 
@@ -81,7 +81,7 @@ pub fn double_backward_into<T: Element>(
     second.check(problem)?;
     gradients.check(problem)?;
     let sequences = sequences(problem);
-    let work = Work { order: 2, ..Work::new(problem, &sequences, options)? };
+    let work = work(problem, &sequences, options)?;
     let transposed = work.shape.transposed(&work.cut);
     let scales = [problem.scale as f32, second.ddscale.unwrap_or(0.0)];
     let wanted = Wanted {
@@ -94,6 +94,15 @@ pub fn double_backward_into<T: Element>(
     };
     let pass = DoubleBackward { work, transposed, inputs, cotangents, second, wanted, scales };
     pass.run(gradients)
+}
+
+/// The work of a double backward pass.
+pub(super) fn work<'a>(
+    problem: &'a LinearAttention,
+    sequences: &'a [Sequence],
+    options: &'a Options,
+) -> Result<Work<'a>, Error> {
+    Ok(Work { order: 2, ..Work::new(problem, sequences, options)? })
 }
 
 /// A double backward pass, its operands checked.

@@ -10,7 +10,7 @@
 
 use super::gates::Decays;
 use super::operand::{Rows, room_across, room_along};
-use super::spans::{Place, Work, chunks, combine, numbered, pass_on, pieces};
+use super::spans::{LEAST_FORWARD, Place, Work, chunks, combine, numbered, pass_on, pieces};
 use super::state::{Advance, Shape, State};
 use super::{Cut, Inputs, Output, OutputMut, sequences};
 use crate::aligned::Aligned;
@@ -25,7 +25,7 @@ use crate::plan::Buffer;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use crate::{Element, Options};
-use etalon_problem::{Error, LinearAttention};
+use etalon_problem::{Error, LinearAttention, Sequence};
 use ndarray::{ArrayView2, ArrayViewMut2, s};
 use std::ops::Range;
 use std::sync::Mutex;
@@ -62,7 +62,16 @@ pub fn forward_into<T: Element>(
         Error::expect_shape("final_state", &problem.state_shape(), state.shape())?;
     }
     let sequences = sequences(problem);
-    Forward { work: Work::new(problem, &sequences, options)?, inputs }.run(out)
+    Forward { work: work(problem, &sequences, options)?, inputs }.run(out)
+}
+
+/// The work of a forward pass.
+pub(super) fn work<'a>(
+    problem: &'a LinearAttention,
+    sequences: &'a [Sequence],
+    options: &'a Options,
+) -> Result<Work<'a>, Error> {
+    Ok(Work { least: LEAST_FORWARD, ..Work::new(problem, sequences, options)? })
 }
 
 /// A forward pass, its operands checked.

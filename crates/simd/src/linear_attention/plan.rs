@@ -15,9 +15,12 @@ pub fn plan<T: Element>(
     problem.check()?;
     crate::heads::check_counts(problem.extents.batch, problem.extents.query_heads)?;
     let sequences = sequences(problem);
-    let work = Work::new(problem, &sequences, options)?;
+    let work = match pass {
+        Pass::Forward => forward::work(problem, &sequences, options)?,
+        Pass::DoubleBackward => double_backward::work(problem, &sequences, options)?,
+        _ => Work::new(problem, &sequences, options)?,
+    };
     let slots = sequences.len() * problem.extents.key_heads;
-    let threads = rayon::current_num_threads();
     let (whole, interval) = (work.whole(), work.interval());
     let again = interval > 1;
     let (buffers, products) = match pass {
@@ -31,7 +34,6 @@ pub fn plan<T: Element>(
         // The same of values and motions: A, B and dq three times, what else is within a chunk twice,
         // and what has to do with states three times.
         Pass::DoubleBackward => {
-            let work = Work { order: 2, ..work };
             let states = 3 * usize::from(again) * if whole { 1 } else { 2 };
             (double_backward::buffers(&work)?, 15 + 3 * 6 + states)
         }
@@ -45,7 +47,7 @@ pub fn plan<T: Element>(
         mode: None,
         products,
         interval: (pass != Pass::Step).then_some(interval),
-        together: if whole { threads.min(slots) } else { slots },
+        together: if whole { work.threads().min(slots) } else { slots },
         buffers,
     })
 }

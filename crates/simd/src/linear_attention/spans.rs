@@ -28,9 +28,10 @@ use std::ops::Range;
 /// values costs.
 const SWEEP: f64 = 1.3;
 
-/// The chunks that a thread must have before it works: to get a megabyte of memory, page by page, takes
-/// it as long as one or two.
-const CHUNKS: usize = 4;
+/// The chunks that a thread must have before it works: to get its memory, page by page, takes it as long
+/// as one or two. Those of a forward pass are done three times as fast.
+const LEAST: usize = 4;
+pub const LEAST_FORWARD: usize = 8;
 
 /// Bytes of what is listed for every span, and for every query head of it; and what a state's memory
 /// is rounded up by.
@@ -100,6 +101,8 @@ pub struct Work<'a> {
     pub options: &'a Options,
     /// Matrices that a state consists of: itself and, in the second order, how it moves.
     pub order: usize,
+    /// The chunks that a thread must have before it works.
+    pub least: usize,
 }
 
 /// Some tokens of a sequence and key head.
@@ -152,15 +155,15 @@ impl<'a> Work<'a> {
     ) -> Result<Self, Error> {
         let cut = Cut::new(problem, options)?;
         let shape = Shape::new(&cut, problem.extents.dim, problem.value_dim);
-        Ok(Work { problem, sequences, cut, shape, options, order: 1 })
+        Ok(Work { problem, sequences, cut, shape, options, order: 1, least: LEAST })
     }
 
-    /// Threads that work: of those there are, as many as have [`CHUNKS`] chunks each.
+    /// Threads that work: of those there are, as many as have the least number of chunks each.
     pub fn threads(&self) -> usize {
         let chunks = |s: &Sequence| s.keys.div_ceil(self.cut.chunk);
         let all = self.sequences.iter().map(chunks).fold(0, usize::saturating_add);
         let all = all.saturating_mul(self.problem.extents.key_heads);
-        rayon::current_num_threads().min(all / CHUNKS).max(1)
+        rayon::current_num_threads().min(all / self.least).max(1)
     }
 
     /// Whether every sequence and key head is best left to one thread.
