@@ -14,8 +14,11 @@ use ndarray::{Array1, ArrayD};
 /// The most layers of a model whose factors are recognised.
 const LAYERS: usize = 128;
 
-/// How far apart two lists of log-decays may be and still be one: their roundings to f32, twice over.
+/// How far apart two lists of log-decays may be and still be one: some roundings to f32.
 const NEAR: f64 = 1e-6;
+
+/// How far apart they must be to tell a convention from a kernel that is not quite within its bounds.
+const APART: f64 = 0.02;
 
 /// Log-decays with a name.
 struct Named {
@@ -47,7 +50,7 @@ pub fn found(trial: &Trial<'_>) -> Option<Finding> {
         return None;
     }
     let given: Vec<f64> = given.iter().copied().collect();
-    let same = |x: &Named| near(&x.log_decays, &given);
+    let same = |x: &Named| within(&x.log_decays, &given, APART);
     for other in candidates(&given).into_iter().filter(|x| !same(x)) {
         let decays = other.log_decays.iter().any(|&g| g != 0.0);
         let values: ArrayD<f64> = Array1::from(other.log_decays).into_dyn();
@@ -113,7 +116,11 @@ fn named_layers(given: &[f64]) -> impl Iterator<Item = (Named, (usize, usize))> 
 }
 
 fn near(a: &[f64], b: &[f64]) -> bool {
-    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= NEAR * a.abs().max(b.abs()))
+    within(a, b, NEAR)
+}
+
+fn within(a: &[f64], b: &[f64], share: f64) -> bool {
+    a.iter().zip(b).all(|(a, b)| (a - b).abs() <= share * a.abs().max(b.abs()))
 }
 
 fn geometric(heads: usize, (layer, layers): (usize, usize)) -> Option<Named> {

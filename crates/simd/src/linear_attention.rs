@@ -319,7 +319,7 @@ pub struct SecondGradients<T> {
     pub gdfinal_state: Option<Array4<f32>>,
 }
 
-/// Where second gradients are written; of any strides. What is not asked for is not paid for.
+/// Where second gradients are written; of any strides. Products that none of them needs are left out.
 #[derive(Debug)]
 pub struct SecondGradientsMut<'a, T> {
     /// `[B, Hq, N, D]`.
@@ -417,7 +417,8 @@ pub(crate) struct Cut {
 const DEFAULT: Blocking = Blocking { queries: 96, keys: 48 };
 
 /// Bytes of states that a backward pass may keep of a sequence where keeping fewer would save memory
-/// and cost time: half of an L2 cache of today.
+/// and cost time: half of an L2 cache of today. A double backward pass keeps as many, each with how it
+/// moves.
 const KEPT: usize = 1 << 20;
 
 impl Cut {
@@ -428,7 +429,7 @@ impl Cut {
         let (rows, cols) = block(options.level);
         let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
-        let micro = blocking.keys.next_multiple_of(rows).min(chunk);
+        let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);
         let state = problem.extents.dim.saturating_mul(problem.value_dim);
         Ok(Cut { rows, cols, chunk, micro, state: state.saturating_mul(size_of::<f32>()) })
     }

@@ -15,7 +15,8 @@ pub struct Plan {
     /// Products of tiles that are computed for every pair of tiles in which a query sees a key. Of
     /// those, some may be computed more than once.
     pub products: usize,
-    /// Of linear attention, the chunks from one kept state to the next in the longest sequence.
+    /// Of linear attention, the chunks of a span of the longest sequence: from one state that a backward
+    /// pass keeps to the next, and what threads share out among them.
     pub interval: Option<usize>,
     /// Sequences and key heads whose operands are packed at the same time.
     pub together: usize,

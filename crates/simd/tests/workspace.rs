@@ -254,12 +254,13 @@ fn a_pass_allocates_what_its_plan_says() {
             }
         });
     }
-    let linear = |key_heads, tokens| {
-        let query_heads = 2 * key_heads;
-        let extents = LinearExtents { batch: 1, query_heads, key_heads, tokens, dim: 40 };
+    let of = |key_heads, group, tokens, dim| {
+        let query_heads = group * key_heads;
+        let extents = LinearExtents { batch: 1, query_heads, key_heads, tokens, dim };
         let problem = LinearAttention::new(extents).value_dim(56).decay(Decay::PerToken);
         problem.initial_state().final_state()
     };
+    let linear = |key_heads, tokens| of(key_heads, 2, tokens, 40);
     for threads in [1, 3] {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         pool.install(|| {
@@ -267,6 +268,11 @@ fn a_pass_allocates_what_its_plan_says() {
             for (heads, tokens) in [(6, 6000), (1, 20_000)] {
                 let what = format!("{threads} threads, {heads} heads, linear attention");
                 check(&what, linear_attention(&linear(heads, tokens), &Options::default()));
+            }
+            // Lists of many heads that share a state; long rows.
+            for problem in [of(1, 12, 6000, 8), of(1, 1, 200, 2000)] {
+                let what = format!("{threads} threads, {:?}", problem.extents);
+                check(&what, linear_attention(&problem, &Options::default()));
             }
             // States for one thread, and for all.
             for heads in [6, 200] {

@@ -78,10 +78,10 @@ impl<'a> Trial<'a> {
     }
 
     /// As which verdict a broken law stands in a report: where the tier's answer to the case as it is
-    /// shows a convention that is not the problem's, the law could not but be broken.
+    /// shows a convention that is not the problem's, that stands before what the law noticed.
     pub fn broken(&self, text: String) -> Verdict {
         match self.convention.get_or_init(|| conventions::found(self)) {
-            Some(Finding::Convention(name)) => Verdict::Convention(name.clone()),
+            Some(Finding::Convention(name)) => Verdict::Convention(format!("{name}; {text}")),
             Some(Finding::Undecided(hint)) => Verdict::Fail(format!("{text}; {hint}")),
             None => Verdict::Fail(text),
         }

@@ -4,7 +4,7 @@
 //! that is what is kept of a sweep from the front. Then the chunks are worked on from the last to the
 //! first, with D the gradient of the loss by the state after the chunk.
 
-use super::spans::{Place, Work, chunks, combine, numbered, pass_on};
+use super::spans::{LINE, Place, Work, chunks, combine, numbered, pass_on};
 use super::state::{Shape, State};
 use crate::Element;
 use crate::aligned::Aligned;
@@ -37,7 +37,7 @@ pub trait BothWays<Span>: Sync {
         to: &mut Self::Scratch,
     );
 
-    /// (R22) for Sᵀ, or without what was before.
+    /// (R22) for Sᵀ, and (R30), or without what was before.
     fn advance_front(&self, len: usize, fresh: bool, front: &mut [f32], scratch: &Self::Scratch);
 
     /// The decays of a chunk alone.
@@ -54,10 +54,10 @@ pub trait BothWays<Span>: Sync {
         to: &mut Self::Scratch,
     );
 
-    /// D ← α_L D.
+    /// D ← α_L D, and what (R31) makes of how it moves.
     fn decay_back(&self, back: &mut [f32], scratch: &Self::Scratch);
 
-    /// (R28) for one query head, D having decayed.
+    /// (R28), and (R31), for one query head, D having decayed.
     fn advance_back(&self, len: usize, back: &mut [f32], scratch: &Self::Scratch);
 
     /// Where Sᵀ before a chunk and D behind it are to be written.
@@ -324,12 +324,11 @@ fn span<Span, P: BothWays<Span>>(
 /// What a pass allocates beside operands and results, its scratch holding `scratch`.
 pub fn buffers(work: &Work<'_>, scratch: &[(&'static str, usize)]) -> Vec<Buffer> {
     let front = work.shape.transposed(&work.cut);
-    let mut kept = work.interval().saturating_mul(front.len()).saturating_add(work.shape.len());
     let apart = if work.whole() { 0 } else { work.spans() };
-    if apart == 0 {
-        kept = kept.saturating_add(work.longest().saturating_mul(front.len()));
-    }
-    let kept = kept.saturating_mul(work.order).saturating_mul(size_of::<f32>());
+    let fronts = work.interval() + if apart == 0 { work.longest() } else { 0 };
+    let bytes = |shape: Shape| shape.len().saturating_mul(work.order * size_of::<f32>());
+    let each = bytes(front).saturating_add(size_of::<Aligned>() + LINE);
+    let kept = fronts.saturating_mul(each).saturating_add(bytes(work.shape));
     let mut list = scratch.to_vec();
     list.push(("states that are kept", kept));
     let mut buffers = work.per_thread(&list);

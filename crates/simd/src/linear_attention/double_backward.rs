@@ -92,7 +92,9 @@ pub fn double_backward_into<T: Element>(
         gg: gradients.gg.is_some() || gradients.gg_gamma.is_some(),
         gdout: gradients.gdout.is_some(),
     };
-    let pass = DoubleBackward { work, transposed, inputs, cotangents, second, wanted, scales };
+    let gscale = gradients.gscale.is_some();
+    let pass =
+        DoubleBackward { work, transposed, inputs, cotangents, second, wanted, scales, gscale };
     pass.run(gradients)
 }
 
@@ -116,6 +118,8 @@ struct DoubleBackward<'a, 'i, 'c, 's, T> {
     wanted: Wanted,
     /// σ and ddσ.
     scales: [f32; 2],
+    /// Whether gσ is computed.
+    gscale: bool,
 }
 
 /// Where the second gradients of a span are written.
@@ -352,7 +356,7 @@ impl<'o, 's, T: Element> BothWays<Span<'o, 's, T>> for DoubleBackward<'_, '_, '_
         if let Some(gdout) = span.gdout.get_mut(member) {
             write(gdout.slice_mut(s![at.within.clone(), ..]), &scratch.gdout, width, 1.0);
         }
-        if wanted.dq {
+        if self.gscale {
             let head = at.place.head * self.work.problem.group() + member;
             self.add_scale(at.place, at.chunk, head, scratch, &mut span.sums[1]);
         }

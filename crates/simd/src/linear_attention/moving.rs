@@ -134,11 +134,12 @@ impl Scratch {
             .chain([&self.queries, &self.douts, &self.keys_weighted, &self.douts_weighted])
             .flatten()
             .map(|packed| packed.panels.bytes());
+        let row = self.row.len() * size_of::<f32>();
         let [pair, gates] = self.flow.bytes();
         let [a, b, dq] = [&self.a, &self.b, &self.dq].map(|[x, y]| sum(&[x, y]));
         let Scratch { state_transposed, state, back, back_transposed, .. } = self;
         [
-            ("operands of a chunk", rows.sum::<usize>() + packed.sum::<usize>()),
+            ("operands of a chunk", rows.sum::<usize>() + packed.sum::<usize>() + row),
             ("a pair of micro-chunks", pair + a + b + sum(&[&self.p, &self.beta])),
             ("decays of a chunk", self.decays.bytes() + self.drifts.bytes() + gates),
             ("results of a chunk", dq + sum(&[&self.gk, &self.gv, &self.gdout])),

@@ -161,7 +161,7 @@ impl Rows {
 
     /// How the rows of a `value` move that have a weight, with self how they move themselves and a
     /// drift of the weight's logarithm: weight · (self + drift · value), along. Where a weight is 0,
-    /// all of it is absent.
+    /// the drift is not read.
     #[inline(always)]
     pub fn along_moving<I: Isa>(
         &self,

@@ -33,11 +33,12 @@ const SWEEP: f64 = 1.3;
 const LEAST: usize = 4;
 pub const LEAST_FORWARD: usize = 8;
 
-/// Bytes of what is listed for every span, and for every query head of it; and what a state's memory
-/// is rounded up by.
-const LIST: usize = 512;
-const PIECE: usize = 128;
-const LINE: usize = 64;
+/// Bytes of what is listed for every span, and for every query head of it; what is listed once; and
+/// what a state's memory is rounded up by.
+const LIST: usize = 384;
+const PIECE: usize = 160;
+const FEW: usize = 4096;
+pub const LINE: usize = 64;
 
 /// The tokens of the spans of a sequence.
 pub fn spans(
@@ -178,7 +179,8 @@ impl<'a> Work<'a> {
         let apart = longest as f64 * rounds as f64;
         // At the end all wait for one that was begun last.
         let last = even + longest as f64 * (1.0 - 1.0 / threads as f64);
-        let by_spans = (self.spans().div_ceil(threads) * self.cut.span(longest)) as f64;
+        let span = self.cut.span(longest).min(longest) as f64;
+        let by_spans = even + span * (1.0 - 1.0 / threads as f64);
         apart.min(last) <= SWEEP * by_spans
     }
 
@@ -218,8 +220,9 @@ impl<'a> Work<'a> {
             elements.saturating_mul(size_of::<f32>()) + size_of::<State>() + LINE
         };
         let bytes = shapes.iter().map(state).fold(0, usize::saturating_add);
-        let pieces = self.spans().saturating_mul(LIST + PIECE * self.problem.group());
-        let lists = pieces.saturating_add(slots * LIST);
+        let piece = (PIECE * self.order).saturating_mul(self.problem.group());
+        let pieces = self.spans().saturating_mul(piece.saturating_add(LIST));
+        let lists = pieces.saturating_add(slots.saturating_mul(LIST)).saturating_add(FEW);
         [
             Buffer::parts("states of sequences and spans", states, bytes),
             Buffer::parts("lists of spans", 1, lists),

@@ -266,6 +266,14 @@ fn many_spans_give_what_one_gives() {
     }
 }
 
+/// Tiles of any size are cut to what there is, the largest number too.
+#[test]
+fn no_blocking_is_too_large() {
+    let one = results(&problem(), Blocking::new(256, 256), 1);
+    let huge = results(&problem(), Blocking::new(usize::MAX, usize::MAX), 1);
+    assert_eq!(one.lists, huge.lists);
+}
+
 #[test]
 fn threads_change_no_bit() {
     let [(small, blocking), large] = problems();
