@@ -7,14 +7,13 @@
 //!
 //! `both_ways` says in which order, `gradient` what a chunk gives.
 
-use super::both_ways::{At, BothWays, Ways, one, sums, total, write};
+use super::both_ways::{At, BothWays, Ways, cut_up, one, sums, total, write};
 use super::gradient::{Behind, Chunk, Wanted};
 use super::scratch::{PackKeys, PackQueries, Scratch};
-use super::spans::{Place, Work, pieces};
+use super::spans::{Place, Work};
 use super::state::{Advance, Shape};
 use super::{Cotangents, Gradients, GradientsMut, Inputs, sequences};
 use crate::attention::forward::zeros;
-use crate::heads::{all_queries, clear};
 use crate::plan::Buffer;
 use crate::{Element, Options};
 use etalon_problem::{Decay, Error, LinearAttention};
@@ -124,26 +123,16 @@ impl<T: Element> Backward<'_, '_, '_, T> {
         dg: Option<ArrayViewMut3<'o, f32>>,
         sums: &'o mut [Vec<[f64; 2]>],
     ) -> Vec<Vec<Span<'o, T>>> {
-        let Work { problem, sequences, cut, .. } = &self.work;
-        let (key_heads, group) = (problem.extents.key_heads, problem.group());
-        let covered = all_queries(sequences);
-        let cut_up = |result: Option<ArrayViewMut4<'o, T>>, group: usize| {
-            result.map(|mut result| {
-                clear(&mut result, covered, T::ZERO);
-                pieces(result, sequences, (key_heads, group), cut).into_iter().flatten()
-            })
-        };
-        let (mut dq, mut dk, mut dv) = (cut_up(dq, group), cut_up(dk, 1), cut_up(dv, 1));
-        let mut dg = dg.map(|mut dg| {
-            clear(&mut dg, covered, 0.0);
-            pieces(dg, sequences, (key_heads, 1), cut).into_iter().flatten()
-        });
+        let (work, group) = (&self.work, self.work.problem.group());
+        let mut dq = cut_up(work, dq, group, T::ZERO);
+        let [mut dk, mut dv] = [dk, dv].map(|result| cut_up(work, result, 1, T::ZERO));
+        let mut dg = cut_up(work, dg, 1, 0.0);
         let slots = sums.iter_mut().map(|spans| {
             let span = |sums| Span {
-                dq: dq.as_mut().and_then(Iterator::next).unwrap_or_default(),
-                dk: dk.as_mut().and_then(Iterator::next).and_then(one),
-                dv: dv.as_mut().and_then(Iterator::next).and_then(one),
-                dg: dg.as_mut().and_then(Iterator::next).and_then(one),
+                dq: dq.next().unwrap_or_default(),
+                dk: dk.next().and_then(one),
+                dv: dv.next().and_then(one),
+                dg: dg.next().and_then(one),
                 sums,
             };
             spans.iter_mut().map(span).collect()
@@ -168,11 +157,10 @@ impl<'o, T: Element> BothWays<Span<'o, T>> for Backward<'_, '_, '_, T> {
     }
 
     fn keys(&self, place: &Place<'_>, chunk: &Range<usize>, gradients: bool, to: &mut Scratch) {
-        let level = self.work.options.level;
-        to.decays.prepare(level, &place.gates, chunk.clone());
+        self.decays(place, chunk, to);
         to.k.read(place.of_keys(&self.inputs.k, chunk));
         to.v.read(place.of_keys(&self.inputs.v, chunk));
-        PackKeys { len: chunk.len(), gradients, scratch: to }.run_at(level);
+        PackKeys { len: chunk.len(), gradients, scratch: to }.run_at(self.work.options.level);
     }
 
     fn advance_front(&self, len: usize, fresh: bool, front: &mut [f32], scratch: &Scratch) {

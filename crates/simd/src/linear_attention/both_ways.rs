@@ -4,15 +4,16 @@
 //! that is what is kept of a sweep from the front. Then the chunks are worked on from the last to the
 //! first, with D the gradient of the loss by the state after the chunk.
 
-use super::spans::{LINE, Place, Work, chunks, combine, numbered, pass_on};
+use super::spans::{LINE, Place, Work, chunks, combine, numbered, pass_on, pieces};
 use super::state::{Shape, State};
 use crate::Element;
 use crate::aligned::Aligned;
 use crate::attention::sweeps::write_row;
+use crate::heads::{Piece, all_queries, clear};
 use crate::parallel::for_each_on;
 use crate::plan::Buffer;
 use etalon_problem::{Error, Sequence};
-use ndarray::ArrayViewMut2;
+use ndarray::{ArrayViewMut, ArrayViewMut2, RemoveAxis};
 use std::ops::Range;
 use std::sync::Mutex;
 
@@ -334,6 +335,25 @@ pub fn buffers(work: &Work<'_>, scratch: &[(&'static str, usize)]) -> Vec<Buffer
     let mut buffers = work.per_thread(&list);
     buffers.extend(work.shared(&[front, work.shape], apart));
     buffers
+}
+
+/// A result of `group` heads to a key head, by slot and then by span; nothing where there is none. Rows
+/// of no sequence become `nothing`.
+pub fn cut_up<'o, A: Clone, D>(
+    work: &Work<'_>,
+    result: Option<ArrayViewMut<'o, A, D>>,
+    group: usize,
+    nothing: A,
+) -> impl Iterator<Item = Vec<Piece<'o, A, D>>> + use<'o, A, D>
+where
+    D: RemoveAxis<Smaller: RemoveAxis>,
+{
+    let Work { problem, sequences, cut, .. } = work;
+    let slots = result.map(|mut result| {
+        clear(&mut result, all_queries(sequences), nothing);
+        pieces(result, sequences, (problem.extents.key_heads, group), cut)
+    });
+    slots.into_iter().flatten().flatten()
 }
 
 /// The piece of a span, of a result with the heads of the keys.

@@ -10,21 +10,20 @@
 //! the sequence would cancel. `both_ways` says in which order, `tangent` what a chunk gives.
 
 use super::backward::write_gates;
-use super::both_ways::{At, BothWays, Ways, one, sums, total, write};
+use super::both_ways::{At, BothWays, Ways, cut_up, one, sums, total, write};
 use super::moving::{Moves, PackKeys, PackQueries, Scratch};
 use super::operand::Rows;
-use super::spans::{Place, Work, add_to, pieces};
+use super::spans::{Place, Work, add_to};
 use super::state::{Advance, Shape};
 use super::tangent::{Behind, Chunk, Wanted};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients, SecondGradientsMut, sequences};
 use crate::attention::forward::zeros;
-use crate::heads::{all_queries, clear};
 use crate::pack::{Packed, read_row};
 use crate::plan::Buffer;
 use crate::products::dot;
 use crate::{Element, Options};
 use etalon_problem::{Decay, Error, LinearAttention, Sequence};
-use ndarray::{ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, s};
+use ndarray::{ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, s};
 use std::ops::Range;
 
 /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_final_state, H_n⟩ by everything that the
@@ -162,28 +161,19 @@ impl<T: Element> DoubleBackward<'_, '_, '_, '_, T> {
         mut out: SecondGradientsMut<'o, T>,
         sums: &'s mut [Vec<[f64; 2]>],
     ) -> (Vec<Vec<Span<'o, 's, T>>>, SecondGradientsMut<'o, T>) {
-        let Work { problem, sequences, cut, .. } = &self.work;
-        let (key_heads, group) = (problem.extents.key_heads, problem.group());
-        let covered = all_queries(sequences);
-        let cut_up = |result: Option<ArrayViewMut4<'o, T>>, group: usize| {
-            result.map(|mut result| {
-                clear(&mut result, covered, T::ZERO);
-                pieces(result, sequences, (key_heads, group), cut).into_iter().flatten()
-            })
-        };
-        let (mut gq, mut gdout) = (cut_up(out.gq.take(), group), cut_up(out.gdout.take(), group));
-        let (mut gk, mut gv) = (cut_up(out.gk.take(), 1), cut_up(out.gv.take(), 1));
-        let mut gg = out.gg.take().map(|mut gg| {
-            clear(&mut gg, covered, 0.0);
-            pieces(gg, sequences, (key_heads, 1), cut).into_iter().flatten()
-        });
+        let (work, group) = (&self.work, self.work.problem.group());
+        let mut gq = cut_up(work, out.gq.take(), group, T::ZERO);
+        let mut gdout = cut_up(work, out.gdout.take(), group, T::ZERO);
+        let mut gk = cut_up(work, out.gk.take(), 1, T::ZERO);
+        let mut gv = cut_up(work, out.gv.take(), 1, T::ZERO);
+        let mut gg = cut_up(work, out.gg.take(), 1, 0.0);
         let slots = sums.iter_mut().map(|spans| {
             let span = |sums| Span {
-                gq: gq.as_mut().and_then(Iterator::next).unwrap_or_default(),
-                gdout: gdout.as_mut().and_then(Iterator::next).unwrap_or_default(),
-                gk: gk.as_mut().and_then(Iterator::next).and_then(one),
-                gv: gv.as_mut().and_then(Iterator::next).and_then(one),
-                gg: gg.as_mut().and_then(Iterator::next).and_then(one),
+                gq: gq.next().unwrap_or_default(),
+                gdout: gdout.next().unwrap_or_default(),
+                gk: gk.next().and_then(one),
+                gv: gv.next().and_then(one),
+                gg: gg.next().and_then(one),
                 sums,
             };
             spans.iter_mut().map(span).collect()

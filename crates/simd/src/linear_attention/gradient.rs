@@ -12,11 +12,11 @@
 
 use super::operand::Rows;
 use super::scratch::Scratch;
-use super::state::Shape;
+use super::state::{Shape, transpose_states};
 use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{Packed, transpose};
+use crate::pack::Packed;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
@@ -51,14 +51,8 @@ impl Kernel for Behind<'_> {
         let Behind { len, shape, transposed, wanted, scratch } = self;
         let Scratch { decays, k, v, dk, dv, strides, flow, state, .. } = scratch;
         let Scratch { back, back_transposed, .. } = scratch;
-        let cols = I::Tile::COLS;
         if wanted.dk || wanted.dg {
-            for (e, panel) in back.chunks_exact(shape.panel()).enumerate() {
-                for (d, to) in back_transposed.chunks_exact_mut(transposed.panel()).enumerate() {
-                    let block = &panel[d * cols * cols..];
-                    transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
-                }
-            }
+            transpose_states(isa, back, shape, back_transposed, transposed);
             from_state(isa, len, v, back_transposed, transposed, &decays.omega, dk, strides[0]);
         }
         if wanted.dv {

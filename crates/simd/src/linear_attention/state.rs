@@ -5,7 +5,7 @@ use super::operand::Rows;
 use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel};
 use crate::level::compiled_here;
-use crate::pack::Packed;
+use crate::pack::{Packed, transpose};
 use crate::scores::MAX_ROWS;
 use crate::tile::Tile;
 use etalon_problem::Error;
@@ -84,6 +84,27 @@ impl State {
         let start = which * self.shape.len();
         for ((d, e), x) in target.indexed_iter_mut() {
             *x = self.elements[start + self.shape.at(d, e)];
+        }
+    }
+}
+
+/// The matrices of a state, transposed.
+#[inline(always)]
+pub fn transpose_states<I: Isa>(
+    _: I,
+    from: &[f32],
+    shape: Shape,
+    to: &mut [f32],
+    transposed: Shape,
+) {
+    let cols = I::Tile::COLS;
+    let matrices = from.chunks_exact(shape.len()).zip(to.chunks_exact_mut(transposed.len()));
+    for (from, to) in matrices {
+        for (e, panel) in from.chunks_exact(shape.panel()).enumerate() {
+            for (d, to) in to.chunks_exact_mut(transposed.panel()).enumerate() {
+                let block = &panel[d * cols * cols..];
+                transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
+            }
         }
     }
 }

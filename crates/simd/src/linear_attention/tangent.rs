@@ -16,11 +16,11 @@ use super::gates::{Decays, Drifts};
 use super::gradient::{Block, inner};
 use super::moving::Scratch;
 use super::operand::Rows;
-use super::state::Shape;
+use super::state::{Shape, transpose_states};
 use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{Packed, transpose};
+use crate::pack::Packed;
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
 
@@ -59,11 +59,11 @@ impl Kernel for Behind<'_> {
         let Scratch { state, state_transposed, back, back_transposed, .. } = scratch;
         let Wanted { gdout, gk: keys, gv: values, gg, .. } = wanted;
         if gdout {
-            transpose_states::<I>(state_transposed, transposed, state, shape);
+            transpose_states(isa, state_transposed, transposed, state, shape);
         }
         let (weights, drift) = (&decays.omega[..], (!drifts.still).then_some(&drifts.omega[..]));
         if keys || gg {
-            transpose_states::<I>(back, shape, back_transposed, transposed);
+            transpose_states(isa, back, shape, back_transposed, transposed);
             let read = Read { len, rows: v, states: back_transposed, shape: transposed, weights };
             // dq is free until the first query head is worked on.
             let value = gg.then_some(&mut dq[0][..]);
@@ -108,21 +108,6 @@ fn whole<I: Isa>(
         sum += drifts.whole * inner(isa, shape, s, d);
     }
     decays.whole * sum
-}
-
-/// A pair of states, transposed.
-#[inline(always)]
-fn transpose_states<I: Isa>(from: &[f32], shape: Shape, to: &mut [f32], transposed: Shape) {
-    let cols = I::Tile::COLS;
-    let pairs = from.chunks_exact(shape.len()).zip(to.chunks_exact_mut(transposed.len()));
-    for (from, to) in pairs {
-        for (e, panel) in from.chunks_exact(shape.panel()).enumerate() {
-            for (d, to) in to.chunks_exact_mut(transposed.panel()).enumerate() {
-                let block = &panel[d * cols * cols..];
-                transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
-            }
-        }
-    }
 }
 
 /// Rows times a state, both of which move.
