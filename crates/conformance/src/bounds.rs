@@ -201,7 +201,7 @@ fn finish(
         let bound = bound.map(|(&x, error)| model.finish(x, error, operand.precision)).collect();
         let bound = ArrayD::from_shape_vec(IxDyn(&operand.shape), bound).map_err(|_| missing())?;
         let largest = model.dtype(operand.precision).map_or(f64::INFINITY, Dtype::max);
-        let stored = tiers::stored(operand, Dtype::F64);
+        let stored = Stored::of(operand.precision, Dtype::F64);
         bounds.insert(operand.name.to_string(), Bound { value, bound, stored, largest });
     }
     Ok(Bounds { outputs: bounds, power: errors.power })

@@ -16,9 +16,9 @@ pub use axes::Axis;
 pub(crate) use axes::axis;
 
 use crate::generate::Stream;
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Stored, Tensor, Tensors};
 use axes::Coordinates;
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, Role};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem};
 use ndarray::ArrayD;
 use std::fmt;
 use std::str::FromStr;
@@ -204,13 +204,13 @@ impl Spec {
     pub fn tensor(&self, problem: &Problem, operand: &Operand) -> Tensor {
         let seed = self.draw_seed();
         let values = each!(&self.point, point => point.values(problem, operand, self.dtype, seed));
-        Tensor::store(&values, crate::tiers::stored(operand, self.dtype))
+        Tensor::store(&values, Stored::of(operand.precision, self.dtype))
     }
 
     /// The inputs and cotangents of a pass.
     pub fn tensors(&self, problem: &Problem, pass: Pass) -> Tensors {
         let given = |operand: &Operand| {
-            operand.role != Role::Output && each!(&self.point, point => point.given(operand))
+            operand.role.is_given() && each!(&self.point, point => point.given(operand))
         };
         let operands = problem.operands(pass);
         operands

@@ -13,7 +13,7 @@ use crate::cases::Case;
 use crate::laws::select::with_scores;
 use crate::laws::{ATTENTION, FIRST_ORDER, Kind, LAZY_ATTENTION, Law};
 use crate::tensor::{Tensor, Tensors};
-use etalon_problem::{Error, Operand, Pass, Problem, Role, Scores};
+use etalon_problem::{Error, Operand, Pass, Problem, Scores};
 use ndarray::{ArrayD, IxDyn};
 
 pub(crate) const LAWS: &[Law] = &[
@@ -87,13 +87,13 @@ fn fill(
 ) -> Tensors {
     let with_dlse = case.inputs.contains_key("dlse");
     let given =
-        |operand: &Operand| operand.role != Role::Output && (operand.name != "dlse" || with_dlse);
+        |operand: &Operand| operand.role.is_given() && (operand.name != "dlse" || with_dlse);
     let operands = problem.operands(pass).into_iter().filter(given);
     let tensor = |operand: Operand| {
         let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
             element(operand.name, ndarray::Dimension::slice(&index))
         });
-        let stored = crate::tiers::stored(&operand, case.dtype);
+        let stored = etalon_problem::Stored::of(operand.precision, case.dtype);
         (operand.name.to_string(), Tensor::store(&values, stored))
     };
     operands.map(tensor).collect()

@@ -1,10 +1,11 @@
 //! Named tensors: what goes into a tier and comes out of it, in files and in memory alike.
 
+pub use etalon_problem::Stored;
+
 use etalon_problem::{Dtype, Error};
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
-use std::fmt;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
@@ -24,24 +25,6 @@ pub enum Data {
     I64(Vec<i64>),
     /// Flags: masks.
     Bool(Vec<bool>),
-}
-
-/// In which type numbers are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stored {
-    /// As floating-point numbers.
-    Float(Dtype),
-    /// As i64.
-    Integer,
-}
-
-impl fmt::Display for Stored {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Stored::Float(dtype) => dtype.name(),
-            Stored::Integer => "i64",
-        })
-    }
 }
 
 /// A tensor.

@@ -6,7 +6,6 @@ mod cuda;
 mod reference;
 mod simd;
 
-pub(crate) use ask::stored;
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
 pub(crate) use reference::decisions;

@@ -6,9 +6,7 @@ use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request, Tier};
 use etalon_conformance::tiers::{ask, oracle};
 use etalon_conformance::zoo::{Host, Mutant};
-use etalon_problem::{
-    Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem, Role,
-};
+use etalon_problem::{Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem};
 use ndarray::{ArrayD, IxDyn};
 
 /// One head of `rows` queries and keys.
@@ -19,7 +17,7 @@ fn extents(rows: usize, dim: usize) -> Extents {
 /// Normal numbers of deviation `scale(name)` for every operand that is handed in.
 fn inputs(problem: &Problem, pass: Pass, dtype: Dtype, scale: impl Fn(&str) -> f64) -> Tensors {
     let mut tensors = Tensors::new();
-    for operand in problem.operands(pass).iter().filter(|x| x.role != Role::Output) {
+    for operand in problem.operands(pass).iter().filter(|x| x.role.is_given()) {
         let stream = Stream::new(0, operand.name);
         let mut at = 0;
         let values = ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {

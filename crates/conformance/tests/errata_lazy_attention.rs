@@ -6,7 +6,7 @@ use etalon_conformance::tensor::{Tensor, Tensors};
 use etalon_conformance::tier::{Answer, Hints, Request, Tier};
 use etalon_conformance::tiers::{Reference, oracle};
 use etalon_conformance::zoo::{Host, Mutant};
-use etalon_problem::{Blocking, Dtype, Extents, LazyAttention, Operand, Pass, Problem, Role};
+use etalon_problem::{Blocking, Dtype, Extents, LazyAttention, Operand, Pass, Problem};
 use etalon_reference::lazy_attention;
 use ndarray::{ArrayD, ArrayView, Dimension, IxDyn};
 
@@ -29,7 +29,7 @@ fn problem(keys: usize) -> LazyAttention {
 fn tensors(problem: &LazyAttention, tau: f64, bias: impl Fn(usize) -> f64) -> Tensors {
     let problem: Problem = problem.clone().into();
     let read = problem.operands(Pass::Backward).into_iter();
-    let read = read.filter(|operand| operand.role != Role::Output && operand.name != "dlse");
+    let read = read.filter(|operand| operand.role.is_given() && operand.name != "dlse");
     let tensor = |Operand { name, shape, .. }: Operand| {
         let stream = Stream::new(2, name);
         let mut at = 0;

@@ -6,7 +6,7 @@ use etalon_conformance::tensor::{Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{ask, oracle};
 use etalon_conformance::zoo::{Host, Mutant};
-use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem, Role};
+use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem};
 use ndarray::{ArrayD, IxDyn};
 
 /// One head of 256 tokens with D = E = 64, which the host takes in chunks of 16.
@@ -20,7 +20,7 @@ fn problem(tokens: usize) -> LinearAttention {
 fn cost(mutant: Mutant, problem: &LinearAttention, pass: Pass, name: &str) -> f64 {
     let problem = Problem::from(problem.clone());
     let mut inputs = Tensors::new();
-    for operand in problem.operands(pass).iter().filter(|x| x.role != Role::Output) {
+    for operand in problem.operands(pass).iter().filter(|x| x.role.is_given()) {
         let stream = Stream::new(0, operand.name);
         let mut at = 0;
         let values = ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {

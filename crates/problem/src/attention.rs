@@ -1,6 +1,7 @@
 //! Softmax attention.
 
-use crate::{BiasExtents, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequences};
+use crate::operand::{Row, check_sizes};
+use crate::{Axis, BiasExtents, Error, Extents, Mask, Scores, Sequences};
 
 /// o = softmax(S) v, with the log-sum-exp of every row: [`docs::attention`](crate::docs::attention).
 #[derive(Debug, Clone, PartialEq)]
@@ -28,7 +29,7 @@ impl Attention {
             return Err(Error::value("value_dim", "at least 1", self.value_dim));
         }
         self.scores.check()?;
-        self.operands(Pass::Backward).iter().try_for_each(Operand::check_size)
+        check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
     /// The shape of v and of its gradient.
@@ -43,78 +44,17 @@ impl Attention {
         [e.batch, e.query_heads, e.queries, self.value_dim]
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
-    /// algorithm does not have the pass.
-    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
-        use Role::{Cotangent, OptionalCotangent, Output};
-        let scores = &self.scores;
-        let (q, k, v, o) = (scores.q_shape(), scores.k_shape(), self.v_shape(), self.o_shape());
-        let rows = scores.row_shape();
-        if pass == Pass::Step {
-            return Vec::new();
-        }
-        let mut list = scores.operands();
-        list.insert(2, Operand::storage("v", &v, Role::Input));
-        match pass {
-            Pass::Step => {}
-            Pass::Forward => list
-                .extend([Operand::storage("o", &o, Output), Operand::wide("lse", &rows, Output)]),
-            Pass::Backward => {
-                list.push(Operand::storage("dout", &o, Cotangent));
-                list.push(Operand::wide("dlse", &rows, OptionalCotangent));
-                list.extend([
-                    Operand::storage("dq", &q, Output),
-                    Operand::storage("dk", &k, Output),
-                    Operand::storage("dv", &v, Output),
-                ]);
-                list.extend(scores.optional(["dsinks", "dbias"], Output));
-            }
-            Pass::DoubleBackward => {
-                list.push(Operand::storage("dout", &o, Cotangent));
-                list.push(Operand::wide("dlse", &rows, OptionalCotangent));
-                list.extend([
-                    Operand::storage("ddq", &q, OptionalCotangent),
-                    Operand::storage("ddk", &k, OptionalCotangent),
-                    Operand::storage("ddv", &v, OptionalCotangent),
-                ]);
-                list.extend(scores.optional(["ddsinks", "ddbias"], OptionalCotangent));
-                list.push(Operand::storage("cot_o", &o, OptionalCotangent));
-                list.push(Operand::wide("cot_lse", &rows, OptionalCotangent));
-                list.extend([
-                    Operand::storage("gq", &q, Output),
-                    Operand::storage("gk", &k, Output),
-                    Operand::storage("gv", &v, Output),
-                    Operand::storage("gdout", &o, Output),
-                    Operand::wide("gdlse", &rows, Output),
-                ]);
-                list.extend(scores.optional(["gsinks", "gbias"], Output));
-            }
-            Pass::Jvp => {
-                list.extend([
-                    Operand::storage("tq", &q, OptionalCotangent),
-                    Operand::storage("tk", &k, OptionalCotangent),
-                    Operand::storage("tv", &v, OptionalCotangent),
-                ]);
-                list.extend(scores.optional(["tsinks", "tbias"], OptionalCotangent));
-                list.push(Operand::storage("to", &o, Output));
-                list.push(Operand::wide("tlse", &rows, Output));
-            }
-        }
-        list
+    /// The extent of an axis.
+    pub(crate) fn extent(&self, axis: Axis) -> usize {
+        if axis == Axis::ValueDim { self.value_dim } else { self.scores.extent(axis) }
     }
-}
 
-impl Scores {
-    /// The companions of sinks and bias, where the problem has them.
-    pub(crate) fn optional(&self, [sinks, bias]: [&'static str; 2], role: Role) -> Vec<Operand> {
-        let mut list = Vec::new();
-        if self.sinks {
-            list.push(Operand::wide(sinks, &[self.extents.query_heads], role));
-        }
-        if let Some(shape) = self.bias_shape() {
-            list.push(Operand::storage(bias, &shape, role));
-        }
-        list
+    /// The table of tensors.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        let mut rows = self.scores.rows();
+        rows.insert(2, Scores::value_row());
+        rows.extend([Scores::output_row(), Scores::lse_row()]);
+        rows
     }
 }
 

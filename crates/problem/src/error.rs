@@ -91,6 +91,24 @@ impl Error {
         })
     }
 
+    /// A tensor that the pass needs, or that an option of the problem asks for.
+    pub fn missing(operand: &str, option: Option<&str>) -> Self {
+        let reason = match option {
+            Some(option) => format!("the problem sets `{option}`"),
+            None => "the pass needs it".to_string(),
+        };
+        Error::Missing { operand: operand.to_string(), reason }
+    }
+
+    /// A tensor that the pass does not have, perhaps because an option of the problem is not set.
+    pub fn unexpected(operand: &str, option: Option<&str>) -> Self {
+        let reason = match option {
+            Some(option) => format!("the problem does not set `{option}`"),
+            None => "the pass has no such tensor".to_string(),
+        };
+        Error::Unexpected { operand: operand.to_string(), reason }
+    }
+
     /// Fails unless an optional operand is present exactly where its option is set.
     pub fn expect_presence(
         operand: &str,
@@ -99,14 +117,8 @@ impl Error {
         given: bool,
     ) -> Result<(), Self> {
         match (set, given) {
-            (true, false) => Err(Error::Missing {
-                operand: operand.to_string(),
-                reason: format!("the problem sets `{option}`"),
-            }),
-            (false, true) => Err(Error::Unexpected {
-                operand: operand.to_string(),
-                reason: format!("the problem does not set `{option}`"),
-            }),
+            (true, false) => Err(Error::missing(operand, Some(option))),
+            (false, true) => Err(Error::unexpected(operand, Some(option))),
             _ => Ok(()),
         }
     }

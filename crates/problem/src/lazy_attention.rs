@@ -1,6 +1,7 @@
 //! Lazy attention: Elastic-Softmax with a learned bias by distance.
 
-use crate::{Align, Error, Extents, Mask, Operand, Pass, Role, Scores, Sequence, Sequences};
+use crate::operand::{Row, check_sizes};
+use crate::{Align, Axis, Error, Extents, Mask, Scores, Sequence, Sequences};
 
 /// A learned bias for each distance d = i′ − j in [0, width); a key farther away, or ahead of the
 /// query, gets none. It never hides a key.
@@ -116,7 +117,7 @@ impl LazyAttention {
             return Err(Error::value(name, "absent from lazy_attention", "set"));
         }
         self.scores.check()?;
-        self.operands(Pass::Backward).iter().try_for_each(Operand::check_size)
+        check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
     /// The shape of v and of its gradient.
@@ -136,49 +137,30 @@ impl LazyAttention {
         self.bias.map(|bias| [self.scores.extents.query_heads, bias.width])
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
-    /// algorithm does not have the pass.
-    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
-        use Role::{Cotangent, Input, OptionalCotangent, Output};
-        let (o, rows) = (self.o_shape(), self.scores.row_shape());
-        if matches!(pass, Pass::Jvp | Pass::Step) {
-            return Vec::new();
+    /// The extent of an axis.
+    pub(crate) fn extent(&self, axis: Axis) -> usize {
+        match axis {
+            Axis::ValueDim => self.value_dim,
+            Axis::Distances => self.bias.map_or(1, |bias| bias.width),
+            _ => self.scores.extent(axis),
         }
-        let mut list = self.inputs(["q", "k", "v", "bias", "tau"], Input);
-        if pass != Pass::Forward {
-            list.push(Operand::storage("dout", &o, Cotangent));
-            list.push(Operand::wide("dlse", &rows, OptionalCotangent));
-        }
-        match pass {
-            Pass::Forward => {
-                list.push(Operand::storage("o", &o, Output));
-                list.push(Operand::wide("lse", &rows, Output));
-            }
-            Pass::Backward => {
-                list.extend(self.inputs(["dq", "dk", "dv", "dbias", "dtau"], Output));
-            }
-            _ => {
-                let cotangents = ["ddq", "ddk", "ddv", "ddbias", "ddtau"];
-                list.extend(self.inputs(cotangents, OptionalCotangent));
-                list.push(Operand::storage("cot_o", &o, OptionalCotangent));
-                list.push(Operand::wide("cot_lse", &rows, OptionalCotangent));
-                list.extend(self.inputs(["gq", "gk", "gv", "gbias", "gtau"], Output));
-                list.push(Operand::storage("gdout", &o, Output));
-                list.push(Operand::wide("gdlse", &rows, Output));
-            }
-        }
-        list
     }
 
-    /// The inputs, or tensors that belong to them.
-    fn inputs(&self, [q, k, v, bias, tau]: [&'static str; 5], role: Role) -> Vec<Operand> {
-        let mut list = vec![
-            Operand::storage(q, &self.scores.q_shape(), role),
-            Operand::storage(k, &self.scores.k_shape(), role),
-            Operand::storage(v, &self.v_shape(), role),
-        ];
-        list.extend(self.bias_shape().map(|shape| Operand::wide(bias, &shape, role)));
-        list.push(Operand::wide(tau, &[self.scores.extents.query_heads], role));
-        list
+    /// The table of tensors.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        use Axis::{Distances, QueryHeads};
+        let mut rows = self.scores.rows();
+        rows.truncate(2); // q and k: sinks and an additive bias are not lazy attention's
+        let bias = [QueryHeads, Distances];
+        rows.extend([
+            Scores::value_row(),
+            Row::input("bias", ["dbias", "ddbias", "gbias", "tbias"], &bias)
+                .wide()
+                .option("bias", self.bias.is_some()),
+            Row::input("tau", ["dtau", "ddtau", "gtau", "ttau"], &[QueryHeads]).wide(),
+            Scores::output_row(),
+            Scores::lse_row(),
+        ]);
+        rows
     }
 }

@@ -7,7 +7,8 @@
 //! * [`Attention`], [`AttentionLse`] and [`LazyAttention`]: problems around the same [`Scores`];
 //! * [`LinearAttention`], [`LinearCrossEntropy`]: problems without scores; [`slopes`]: named decays;
 //! * [`Mask`], [`Sequences`]: which query sees which key; [`TokenSequences`]: which tokens share a state;
-//! * [`Operand`]: the tensors of a pass, with their shapes and roles;
+//! * [`Operand`], [`Table`]: the tensors of a pass with their axes, types and parts; [`Views`],
+//!   [`ViewsMut`]: such tensors, borrowed, by name;
 //! * [`Dtype`], [`Blocking`], [`Error`];
 //! * [`docs`]: the notation and the equations, numbered as the comments of every kernel number them.
 //!
@@ -39,6 +40,7 @@ mod scores;
 mod sequences;
 pub mod slopes;
 mod tokens;
+mod view;
 
 pub use attention::Attention;
 pub use attention_lse::AttentionLse;
@@ -51,8 +53,9 @@ pub use linear_cross_entropy::{
     LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, TokenOutputs,
 };
 pub use mask::{Align, Cover, Mask, NamedArray};
-pub use operand::{Operand, Precision, Role, check_operands};
+pub use operand::{Axis, Family, Operand, Precision, Role, Table, check_operands, find};
 pub use problem::{Algorithm, Pass, Problem};
 pub use scores::{BiasExtents, Extents, Scores};
 pub use sequences::{Sequence, Sequences};
 pub use tokens::{TokenSequence, TokenSequences};
+pub use view::{Stored, View, ViewMut, Views, ViewsMut};

@@ -1,6 +1,7 @@
 //! Linear attention with decay ("lightning attention").
 
-use crate::{Error, Operand, Pass, Role, TokenSequence, TokenSequences};
+use crate::operand::{Row, check_sizes};
+use crate::{Axis, Error, TokenSequence, TokenSequences};
 
 /// The extents of q and k of linear attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -136,9 +137,7 @@ impl LinearAttention {
             return Err(Error::value("scale", "finite", self.scale));
         }
         self.sequences.check(e.batch, e.tokens)?;
-        // A step's states are what every pass works with, also where none goes in or comes out.
-        let operands = [self.operands(Pass::Backward), self.operands(Pass::Step)];
-        operands.iter().flatten().try_for_each(Operand::check_size)
+        check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
     /// The shape of q and of its gradient.
@@ -177,97 +176,50 @@ impl LinearAttention {
         [e.batch, e.key_heads, e.tokens]
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
-    /// algorithm does not have the pass. `step` takes one token of every batch element, without the
-    /// axis of the tokens, and the states always.
-    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
-        use Role::{Cotangent, Input, OptionalCotangent, Output};
-        let (q, k, v, o) = (self.q_shape(), self.k_shape(), self.v_shape(), self.o_shape());
-        let state = self.state_shape();
-        let mut list = match pass {
-            Pass::Step => return self.step_operands(),
-            Pass::Jvp => return Vec::new(),
-            _ => vec![
-                Operand::storage("q", &q, Input),
-                Operand::storage("k", &k, Input),
-                Operand::storage("v", &v, Input),
-            ],
-        };
-        list.extend(self.decay_operand(["g_gamma", "g"], Input));
-        list.extend(self.initial_state.then(|| Operand::wide("initial_state", &state, Input)));
-        if pass != Pass::Forward {
-            list.push(Operand::storage("dout", &o, Cotangent));
-            let dfinal = || Operand::wide("dfinal_state", &state, OptionalCotangent);
-            list.extend(self.final_state.then(dfinal));
-        }
-        match pass {
-            Pass::Forward => {
-                list.push(Operand::storage("o", &o, Output));
-                list.extend(self.final_state.then(|| Operand::wide("final_state", &state, Output)));
-            }
-            Pass::Backward => list.extend(self.gradients(
-                ["dq", "dk", "dv", "dg_gamma", "dg", "dinitial_state", "dscale"],
-                Output,
-            )),
-            _ => {
-                list.extend(self.gradients(
-                    ["ddq", "ddk", "ddv", "ddg_gamma", "ddg", "ddinitial_state", "ddscale"],
-                    OptionalCotangent,
-                ));
-                list.push(Operand::storage("cot_o", &o, OptionalCotangent));
-                let cotangent = || Operand::wide("cot_final_state", &state, OptionalCotangent);
-                list.extend(self.final_state.then(cotangent));
-                list.extend(self.gradients(
-                    ["gq", "gk", "gv", "gg_gamma", "gg", "ginitial_state", "gscale"],
-                    Output,
-                ));
-                list.push(Operand::storage("gdout", &o, Output));
-                let gradient = || Operand::wide("gdfinal_state", &state, Output);
-                list.extend(self.final_state.then(gradient));
-            }
-        }
-        list
-    }
-
-    fn gradients(&self, names: [&'static str; 7], role: Role) -> Vec<Operand> {
-        let [q, k, v, g_gamma, g, initial_state, scale] = names;
-        let mut list = vec![
-            Operand::storage(q, &self.q_shape(), role),
-            Operand::storage(k, &self.k_shape(), role),
-            Operand::storage(v, &self.v_shape(), role),
-        ];
-        list.extend(self.decay_operand([g_gamma, g], role));
-        let state = || Operand::wide(initial_state, &self.state_shape(), role);
-        list.extend(self.initial_state.then(state));
-        list.push(Operand::wide(scale, &[], role));
-        list
-    }
-
-    fn decay_operand(&self, [g_gamma, g]: [&'static str; 2], role: Role) -> Option<Operand> {
-        match self.decay {
-            Decay::None => None,
-            Decay::PerHead => Some(Operand::wide(g_gamma, &[self.extents.key_heads], role)),
-            Decay::PerToken => Some(Operand::wide(g, &self.g_shape(), role)),
+    /// The extent of an axis.
+    pub(crate) fn extent(&self, axis: Axis) -> usize {
+        let e = &self.extents;
+        match axis {
+            Axis::Batch => e.batch,
+            Axis::QueryHeads => e.query_heads,
+            Axis::KeyHeads => e.key_heads,
+            Axis::Tokens => e.tokens,
+            Axis::Dim => e.dim,
+            Axis::ValueDim => self.value_dim,
+            Axis::Sequences => self.sequences.count(e.batch),
+            _ => 1,
         }
     }
 
-    fn step_operands(&self) -> Vec<Operand> {
-        use Role::{Input, Output};
-        let (e, width) = (&self.extents, self.value_dim);
-        let state = [e.batch, e.key_heads, e.dim, width];
-        let mut list = vec![
-            Operand::storage("q", &[e.batch, e.query_heads, e.dim], Input),
-            Operand::storage("k", &[e.batch, e.key_heads, e.dim], Input),
-            Operand::storage("v", &[e.batch, e.key_heads, width], Input),
-        ];
-        match self.decay {
-            Decay::None => {}
-            Decay::PerHead => list.push(Operand::wide("g_gamma", &[e.key_heads], Input)),
-            Decay::PerToken => list.push(Operand::wide("g", &[e.batch, e.key_heads], Input)),
-        }
-        list.push(Operand::wide("initial_state", &state, Input));
-        list.push(Operand::storage("o", &[e.batch, e.query_heads, width], Output));
-        list.push(Operand::wide("final_state", &state, Output));
-        list
+    /// The table of tensors.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        use Axis::{Batch, Dim, KeyHeads, QueryHeads, Sequences, Tokens, ValueDim};
+        let state = [Sequences, KeyHeads, Dim, ValueDim];
+        let (per_head, per_token) = (self.decay == Decay::PerHead, self.decay == Decay::PerToken);
+        let initial = ["dinitial_state", "ddinitial_state", "ginitial_state", "tinitial_state"];
+        let finals = ["dfinal_state", "cot_final_state", "gdfinal_state", "tfinal_state"];
+        let value = [Batch, KeyHeads, Tokens, ValueDim];
+        let output = [Batch, QueryHeads, Tokens, ValueDim];
+        vec![
+            Row::input("q", ["dq", "ddq", "gq", "tq"], &[Batch, QueryHeads, Tokens, Dim]),
+            Row::input("k", ["dk", "ddk", "gk", "tk"], &[Batch, KeyHeads, Tokens, Dim]),
+            Row::input("v", ["dv", "ddv", "gv", "tv"], &value),
+            Row::input("g_gamma", ["dg_gamma", "ddg_gamma", "gg_gamma", "tg_gamma"], &[KeyHeads])
+                .wide()
+                .option("decay", per_head),
+            Row::input("g", ["dg", "ddg", "gg", "tg"], &[Batch, KeyHeads, Tokens])
+                .wide()
+                .option("decay", per_token),
+            Row::input("initial_state", initial, &state)
+                .wide()
+                .option("initial_state", self.initial_state),
+            Row::input("scale", ["dscale", "ddscale", "gscale", "tscale"], &[])
+                .wide()
+                .number(self.scale),
+            Row::output("o", ["dout", "cot_o", "gdout", "to"], &output).needed(),
+            Row::output("final_state", finals, &state)
+                .wide()
+                .option("final_state", self.final_state),
+        ]
     }
 }

@@ -1,6 +1,7 @@
 //! Linear cross-entropy: the output layer of a language model fused with its loss.
 
-use crate::{Error, Operand, Pass, Role};
+use crate::operand::{Row, check_sizes};
+use crate::{Axis, Error};
 
 /// What becomes of the losses of the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -192,7 +193,7 @@ impl LinearCrossEntropy {
         {
             return Err(Error::value("reduction.by.normaliser", "finite, not 0", normaliser));
         }
-        self.operands(Pass::Backward).iter().try_for_each(Operand::check_size)
+        check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
     /// The shape of h and of its gradient.
@@ -213,66 +214,49 @@ impl LinearCrossEntropy {
         }
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
-    /// algorithm does not have the pass.
-    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
-        use Role::{Input, OptionalCotangent, Output};
-        if matches!(pass, Pass::Jvp | Pass::Step) {
-            return Vec::new();
+    /// The extent of an axis.
+    pub(crate) fn extent(&self, axis: Axis) -> usize {
+        match axis {
+            Axis::Targets => self.tokens,
+            Axis::Dim => self.dim,
+            Axis::Classes => self.vocab,
+            _ => 1,
         }
-        let mut list = self.parameters(["h", "w", "bias"], Input);
-        list.push(Operand::integer("targets", &[self.tokens], Input));
-        let class_weights = || Operand::wide("class_weights", &[self.vocab], Input);
-        list.extend(self.class_weights.then(class_weights));
-        let token_weights = || Operand::wide("token_weights", &[self.tokens], Input);
-        list.extend(self.token_weights.then(token_weights));
-        match pass {
-            Pass::Forward => {
-                list.extend(self.results(["loss", "lse", "logprob", "entropy"], Output));
-                let argmax = || Operand::integer("argmax", &[self.tokens], Output);
-                list.extend(self.outputs.argmax.then(argmax));
-                list.push(Operand::integer("n_valid", &[], Output));
-                list.push(Operand::wide("normaliser", &[], Output));
-            }
-            Pass::Backward => {
-                let cotangents = ["dloss", "dlse", "dlogprob", "dentropy"];
-                list.extend(self.results(cotangents, OptionalCotangent));
-                list.extend(self.parameters(["dh", "dw", "dbias"], Output));
-            }
-            _ => {
-                let cotangents = ["dloss", "dlse", "dlogprob", "dentropy"];
-                list.extend(self.results(cotangents, OptionalCotangent));
-                list.extend(self.parameters(["ddh", "ddw", "ddbias"], OptionalCotangent));
-                let cotangents = ["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"];
-                list.extend(self.results(cotangents, OptionalCotangent));
-                list.extend(self.parameters(["gh", "gw", "gbias"], Output));
-                list.extend(self.results(["gdloss", "gdlse", "gdlogprob", "gdentropy"], Output));
-            }
-        }
-        list
     }
 
-    /// h, w and bias, or tensors that belong to them.
-    fn parameters(&self, [h, w, bias]: [&'static str; 3], role: Role) -> Vec<Operand> {
-        let mut list = vec![
-            Operand::storage(h, &self.h_shape(), role),
-            Operand::storage(w, &self.w_shape(), role),
-        ];
-        list.extend(self.bias.then(|| Operand::storage(bias, &[self.vocab], role)));
-        list
-    }
-
-    /// The differentiable results that the problem asks for, or tensors that belong to them.
-    fn results(&self, names: [&'static str; 4], role: Role) -> Vec<Operand> {
-        let [loss, lse, logprob, entropy] = names;
-        let mut list = vec![Operand::wide(loss, &self.loss_shape(), role)];
+    /// The table of tensors.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        use Axis::{Classes, Dim, Targets};
+        let loss: &[Axis] = if self.reduction == Reduction::None { &[Targets] } else { &[] };
         let wanted = &self.outputs;
-        for (name, wanted) in
-            [(lse, wanted.lse), (logprob, wanted.logprob), (entropy, wanted.entropy)]
-        {
-            list.extend(wanted.then(|| Operand::wide(name, &[self.tokens], role)));
-        }
-        list
+        let logprob = ["dlogprob", "cot_logprob", "gdlogprob", "tlogprob"];
+        let entropy = ["dentropy", "cot_entropy", "gdentropy", "tentropy"];
+        vec![
+            Row::input("h", ["dh", "ddh", "gh", "th"], &[Targets, Dim]),
+            Row::input("w", ["dw", "ddw", "gw", "tw"], &[Classes, Dim]),
+            Row::input("bias", ["dbias", "ddbias", "gbias", "tbias"], &[Classes])
+                .option("bias", self.bias),
+            Row::constant("targets", &[Targets]).integer(),
+            Row::constant("class_weights", &[Classes])
+                .wide()
+                .option("class_weights", self.class_weights),
+            Row::constant("token_weights", &[Targets])
+                .wide()
+                .option("token_weights", self.token_weights),
+            Row::output("loss", ["dloss", "cot_loss", "gdloss", "tloss"], loss).wide(),
+            Row::output("lse", ["dlse", "cot_lse", "gdlse", "tlse"], &[Targets])
+                .wide()
+                .option("outputs.lse", wanted.lse),
+            Row::output("logprob", logprob, &[Targets])
+                .wide()
+                .option("outputs.logprob", wanted.logprob),
+            Row::output("entropy", entropy, &[Targets])
+                .wide()
+                .option("outputs.entropy", wanted.entropy),
+            Row::fact("argmax", &[Targets]).integer().option("outputs.argmax", wanted.argmax),
+            Row::fact("n_valid", &[]).integer(),
+            Row::fact("normaliser", &[]).wide(),
+        ]
     }
 }
 

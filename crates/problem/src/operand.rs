@@ -1,57 +1,119 @@
-//! The tensors of a pass.
+//! The tensors of a pass, and the table that they follow from.
+//!
+//! Every algorithm has one table: a [`Row`] for each tensor of its forward pass, with the names of
+//! the tensors that belong to it in the other passes, as `docs/notation.md` lists them. Which
+//! tensors a pass reads and writes, their shapes, types and options follow from it.
 
-use crate::Error;
+use crate::{Error, Pass};
 
-/// What a tensor is to a pass.
+/// One axis of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Axis {
+    /// B: batch elements.
+    Batch,
+    /// 1 or B.
+    BatchOr1,
+    /// Hq: query heads.
+    QueryHeads,
+    /// 1 or Hq.
+    QueryHeadsOr1,
+    /// Hk: key and value heads.
+    KeyHeads,
+    /// N: queries.
+    Queries,
+    /// M: keys.
+    Keys,
+    /// N: tokens of linear attention.
+    Tokens,
+    /// D: elements of a query and of a key, or of a hidden state.
+    Dim,
+    /// E: elements of a value.
+    ValueDim,
+    /// W: distances that have a bias.
+    Distances,
+    /// S: sequences, each with states of its own.
+    Sequences,
+    /// T: tokens that have a loss.
+    Targets,
+    /// V: classes.
+    Classes,
+}
+
+impl Axis {
+    /// Its symbol in `docs/notation.md`.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Axis::Batch => "B",
+            Axis::BatchOr1 => "B|1",
+            Axis::QueryHeads => "Hq",
+            Axis::QueryHeadsOr1 => "Hq|1",
+            Axis::KeyHeads => "Hk",
+            Axis::Queries | Axis::Tokens => "N",
+            Axis::Keys => "M",
+            Axis::Dim => "D",
+            Axis::ValueDim => "E",
+            Axis::Distances => "W",
+            Axis::Sequences => "S",
+            Axis::Targets => "T",
+            Axis::Classes => "V",
+        }
+    }
+}
+
+/// The part of a tensor in a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
     /// An input of the forward pass.
     Input,
-    /// A gradient or tangent that is handed in.
+    /// An output of the forward pass that a later pass reads again. A tier computes it anew only
+    /// where its options say so.
+    Saved,
+    /// A gradient or tangent that the caller hands in.
     Cotangent,
-    /// As [`Role::Cotangent`], but it may be absent: it then counts as zero.
+    /// As [`Role::Cotangent`]; an absent one counts as zero.
     OptionalCotangent,
     /// A result.
     Output,
 }
 
-/// In which type a tensor is stored.
+impl Role {
+    /// Whether the caller chooses its elements: an input or a cotangent.
+    pub fn is_given(self) -> bool {
+        matches!(self, Role::Input | Role::Cotangent | Role::OptionalCotangent)
+    }
+}
+
+/// The type in which a tensor is stored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Precision {
-    /// In the storage type of the problem's main tensors (f32, bf16, f16).
+    /// The storage type of the problem's main tensors (f32, bf16, f16).
     Storage,
-    /// In the type of the accumulation (f32, or f64 in the reference), whatever the storage type.
+    /// The type of the accumulation (f32, or f64 in the reference), whatever the storage type.
     Wide,
-    /// As whole numbers (i64).
+    /// Whole numbers (i64).
     Integer,
 }
 
-/// One tensor of a pass: its name, its shape and its part.
+/// One tensor of a pass.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Operand {
     /// Its name: in Rust fields, files and reports alike.
     pub name: &'static str,
-    /// Its shape.
+    /// The tensor of the forward pass that it belongs to: `q` of q, dq, ddq, gq and tq.
+    pub primal: &'static str,
+    /// Its axes, outermost first.
+    pub axes: Vec<Axis>,
+    /// Its shape: the extents of its axes.
     pub shape: Vec<usize>,
-    /// What it is to the pass.
+    /// Its part in the pass.
     pub role: Role,
-    /// In which type it is stored.
+    /// The type in which it is stored.
     pub precision: Precision,
+    /// The option of the problem without which it does not exist.
+    pub option: Option<&'static str>,
 }
 
 impl Operand {
-    pub(crate) fn storage(name: &'static str, shape: &[usize], role: Role) -> Self {
-        Operand { name, shape: shape.to_vec(), role, precision: Precision::Storage }
-    }
-
-    pub(crate) fn wide(name: &'static str, shape: &[usize], role: Role) -> Self {
-        Operand { name, shape: shape.to_vec(), role, precision: Precision::Wide }
-    }
-
-    pub(crate) fn integer(name: &'static str, shape: &[usize], role: Role) -> Self {
-        Operand { name, shape: shape.to_vec(), role, precision: Precision::Integer }
-    }
-
     /// Its number of elements. The problem must have passed its check.
     pub fn len(&self) -> usize {
         self.shape.iter().product()
@@ -62,49 +124,260 @@ impl Operand {
         self.shape.contains(&0)
     }
 
-    /// Fails where the tensor could not be addressed in f64.
-    pub(crate) fn check_size(&self) -> Result<(), Error> {
-        let elements =
-            self.shape.iter().filter(|&&e| e > 0).try_fold(8usize, |n, &e| n.checked_mul(e));
-        match elements {
-            Some(bytes) if bytes <= isize::MAX as usize => Ok(()),
-            _ => Err(Error::value(
-                format!("shape of {}", self.name),
-                "addressable",
-                format!("{:?}", self.shape),
-            )),
-        }
+    /// Where an axis lies in its shape.
+    pub fn position(&self, axis: Axis) -> Option<usize> {
+        self.axes.iter().position(|&other| other == axis)
+    }
+
+    /// Whether it has an axis.
+    pub fn has(&self, axis: Axis) -> bool {
+        self.axes.contains(&axis)
     }
 }
 
+/// Finds an operand by name.
+pub fn find<'a>(operands: &'a [Operand], name: &str) -> Option<&'a Operand> {
+    operands.iter().find(|operand| operand.name == name)
+}
+
 /// Fails unless every operand that the pass needs is given, every given operand belongs to the
-/// problem, and every shape fits. Only the operands that are listed in `given` are looked at.
-pub fn check_operands(
-    operands: &[Operand],
-    given: &[(&str, Option<&[usize]>)],
-) -> Result<(), Error> {
+/// problem, and every shape fits. Only the operands that are listed in `given` are looked at;
+/// saved ones may be absent.
+pub fn check_operands(table: &Table, given: &[(&str, Option<&[usize]>)]) -> Result<(), Error> {
     for &(name, shape) in given {
-        let operand = operands.iter().find(|operand| operand.name == name);
-        match (operand, shape) {
+        match (find(&table.operands, name), shape) {
             (Some(operand), Some(shape)) => Error::expect_shape(name, &operand.shape, shape)?,
-            (Some(Operand { role: Role::Input | Role::Cotangent, .. }), None) | (None, Some(_)) => {
-                Error::expect_presence(name, option(name), operand.is_some(), shape.is_some())?;
+            (Some(Operand { role: Role::Input | Role::Cotangent, option, .. }), None) => {
+                return Err(Error::missing(name, *option));
             }
+            (None, Some(_)) => return Err(Error::unexpected(name, table.option(name))),
             _ => {}
         }
     }
     Ok(())
 }
 
-/// The option of a problem that an operand, or its cotangent, belongs to.
-fn option(operand: &str) -> &'static str {
-    let options = [
-        ("sinks", "sinks"),
-        ("initial_state", "initial_state"),
-        ("final_state", "final_state"),
-        ("g_gamma", "decay"),
-        ("g", "decay"),
-    ];
-    let found = options.into_iter().find(|(name, _)| operand.ends_with(name));
-    found.map_or("bias", |(_, option)| option)
+/// A tensor of the forward pass with the tensors that belong to it in other passes.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Family {
+    /// Its name.
+    pub name: &'static str,
+    /// Whether the forward pass reads it; otherwise it returns it.
+    pub input: bool,
+    /// Of an input x the names of dx, ddx, gx and tx; of an output y those of dy, cot_y, gdy and ty.
+    /// None of a tensor without derivatives.
+    pub companions: Option<[&'static str; 4]>,
+    /// Of a number in the problem, which has derivatives but is no tensor: its value.
+    pub value: Option<f64>,
+}
+
+/// A row of the table of an algorithm: a tensor of the forward pass, and what belongs to it.
+#[derive(Debug, Clone)]
+pub(crate) struct Row {
+    name: &'static str,
+    /// Whether the forward pass reads it; otherwise it returns it.
+    input: bool,
+    axes: Vec<Axis>,
+    precision: Precision,
+    /// The option that it belongs to, and whether that is set.
+    option: Option<(&'static str, bool)>,
+    /// The names of the tensors that belong to it. Of an input x: dx, ddx, gx, tx; of an output y: dy,
+    /// cot_y, gdy, ty. None of a tensor without derivatives.
+    companions: Option<[&'static str; 4]>,
+    /// Of an output: whether the backward pass needs its cotangent.
+    needs_cotangent: bool,
+    /// Of an output: whether later passes read it.
+    saved: bool,
+    /// Of an input that is a number in the problem, and only whose companions are tensors: its value.
+    number: Option<f64>,
+}
+
+impl Row {
+    /// An input of the forward pass with its companions dx, ddx, gx and tx.
+    pub fn input(name: &'static str, companions: [&'static str; 4], axes: &[Axis]) -> Self {
+        Row {
+            name,
+            input: true,
+            axes: axes.to_vec(),
+            precision: Precision::Storage,
+            option: None,
+            companions: Some(companions),
+            needs_cotangent: false,
+            saved: false,
+            number: None,
+        }
+    }
+
+    /// An output of the forward pass with its companions dy, cot_y, gdy and ty.
+    pub fn output(name: &'static str, companions: [&'static str; 4], axes: &[Axis]) -> Self {
+        Row { input: false, ..Row::input(name, companions, axes) }
+    }
+
+    /// An input without derivatives.
+    pub fn constant(name: &'static str, axes: &[Axis]) -> Self {
+        Row { companions: None, ..Row::input(name, [""; 4], axes) }
+    }
+
+    /// An output without derivatives.
+    pub fn fact(name: &'static str, axes: &[Axis]) -> Self {
+        Row { input: false, ..Row::constant(name, axes) }
+    }
+
+    /// Stored in the type of the accumulation.
+    pub fn wide(self) -> Self {
+        Row { precision: Precision::Wide, ..self }
+    }
+
+    /// Stored as whole numbers.
+    pub fn integer(self) -> Self {
+        Row { precision: Precision::Integer, ..self }
+    }
+
+    /// There only where an option is set.
+    pub fn option(self, option: &'static str, set: bool) -> Self {
+        Row { option: Some((option, set)), ..self }
+    }
+
+    /// An output whose cotangent the backward pass needs.
+    pub fn needed(self) -> Self {
+        Row { needs_cotangent: true, ..self }
+    }
+
+    /// An output that later passes read.
+    pub fn saved(self) -> Self {
+        Row { saved: true, ..self }
+    }
+
+    /// A number in the problem: only its companions are tensors.
+    pub fn number(self, value: f64) -> Self {
+        Row { number: Some(value), ..self }
+    }
+
+    /// What a caller may know of the row, where the problem has it.
+    pub fn family(&self) -> Option<Family> {
+        let &Row { name, input, companions, number: value, .. } = self;
+        self.is_set().then_some(Family { name, input, companions, value })
+    }
+
+    fn is_set(&self) -> bool {
+        self.option.is_none_or(|(_, set)| set)
+    }
+
+    /// The names and roles that the row has in a pass.
+    fn parts(&self, pass: Pass) -> Vec<(&'static str, Role)> {
+        use Role::{Cotangent, Input, OptionalCotangent, Output, Saved};
+        let mut parts = Vec::new();
+        let forward = matches!(pass, Pass::Forward | Pass::Step);
+        match (self.input, forward) {
+            (true, _) if self.number.is_none() => parts.push((self.name, Input)),
+            (false, true) => parts.push((self.name, Output)),
+            (false, false) if self.saved => parts.push((self.name, Saved)),
+            _ => {}
+        }
+        let Some([first, second, gradient, tangent]) = self.companions else { return parts };
+        let cotangent = if self.needs_cotangent { Cotangent } else { OptionalCotangent };
+        match (pass, self.input) {
+            (Pass::Forward | Pass::Step, _) => {}
+            (Pass::Backward, true) => parts.push((first, Output)),
+            (Pass::Backward, false) => parts.push((first, cotangent)),
+            (Pass::DoubleBackward, true) => {
+                parts.extend([(second, OptionalCotangent), (gradient, Output)]);
+            }
+            (Pass::DoubleBackward, false) => {
+                parts.extend([(first, cotangent), (second, OptionalCotangent), (gradient, Output)]);
+            }
+            (Pass::Jvp, true) => parts.push((tangent, OptionalCotangent)),
+            (Pass::Jvp, false) => parts.push((tangent, Output)),
+        }
+        parts
+    }
+}
+
+/// The tensors of one pass of one problem, and the options of those that it does not have.
+#[derive(Debug, Clone)]
+pub struct Table {
+    /// Inputs, what is saved, cotangents and outputs, in this order; none where the algorithm does not
+    /// have the pass.
+    pub operands: Vec<Operand>,
+    absent: Vec<(&'static str, &'static str)>,
+}
+
+impl Table {
+    /// The tensors of a pass. One token of a step has no axis of tokens, and a state for each batch
+    /// element that is always there.
+    pub(crate) fn new(rows: &[Row], pass: Pass, extent: impl Fn(Axis) -> usize) -> Table {
+        let mut table = Table { operands: Vec::new(), absent: Vec::new() };
+        for row in rows {
+            let state = pass == Pass::Step && row.axes.contains(&Axis::Sequences);
+            for (name, role) in row.parts(pass) {
+                if !row.is_set() && !state {
+                    table.absent.extend(row.option.map(|(option, _)| (name, option)));
+                    continue;
+                }
+                let axes = row.axes.iter().filter_map(|&axis| match (pass, axis) {
+                    (Pass::Step, Axis::Tokens) => None,
+                    (Pass::Step, Axis::Sequences) => Some(Axis::Batch),
+                    _ => Some(axis),
+                });
+                let axes: Vec<Axis> = axes.collect();
+                table.operands.push(Operand {
+                    name,
+                    primal: row.name,
+                    shape: axes.iter().map(|&axis| extent(axis)).collect(),
+                    axes,
+                    role,
+                    precision: row.precision,
+                    option: row.option.map(|(option, _)| option).filter(|_| !state),
+                });
+            }
+        }
+        // Of each kind in the order of the rows: dy, then ddx, then cot_y; gx, then gdy.
+        let input = |primal| rows.iter().any(|row| row.name == primal && row.input);
+        let is_first = |operand: &Operand| {
+            let row = rows.iter().find(|row| row.name == operand.primal);
+            row.and_then(|row| row.companions).is_some_and(|names| names[0] == operand.name)
+        };
+        table.operands.sort_by_key(|operand| match operand.role {
+            Role::Input => 0,
+            Role::Saved => 1,
+            Role::Cotangent | Role::OptionalCotangent if is_first(operand) => 2,
+            Role::Cotangent | Role::OptionalCotangent if input(operand.primal) => 3,
+            Role::Cotangent | Role::OptionalCotangent => 4,
+            Role::Output if input(operand.primal) => 5,
+            Role::Output => 6,
+        });
+        table
+    }
+
+    /// Fails unless these are all the operands that the pass needs, each in its shape, and no others.
+    /// Saved ones may be absent.
+    pub fn check_all(&self, given: &[(&str, Option<&[usize]>)]) -> Result<(), Error> {
+        check_operands(self, given)?;
+        let absent = |operand: &&Operand| !given.iter().any(|(name, _)| *name == operand.name);
+        let needed = |operand: &&Operand| matches!(operand.role, Role::Input | Role::Cotangent);
+        match self.operands.iter().filter(needed).find(absent) {
+            Some(operand) => Err(Error::missing(operand.name, operand.option)),
+            None => Ok(()),
+        }
+    }
+
+    /// The option that a tensor belongs to, set or not.
+    pub fn option(&self, name: &str) -> Option<&'static str> {
+        let absent = self.absent.iter().find(|(other, _)| *other == name);
+        let own = || find(&self.operands, name).and_then(|operand| operand.option);
+        absent.map(|(_, option)| *option).or_else(own)
+    }
+}
+
+/// Fails where a tensor of the forward pass that exists, or a state, could not be addressed in f64.
+pub(crate) fn check_sizes(rows: &[Row], extent: impl Fn(Axis) -> usize) -> Result<(), Error> {
+    for row in rows.iter().filter(|row| row.is_set() || row.axes.contains(&Axis::Sequences)) {
+        let shape: Vec<usize> = row.axes.iter().map(|&axis| extent(axis)).collect();
+        let elements = shape.iter().filter(|&&e| e > 0).try_fold(8usize, |n, &e| n.checked_mul(e));
+        if elements.is_none_or(|bytes| bytes > isize::MAX as usize) {
+            let name = format!("shape of {}", row.name);
+            return Err(Error::value(name, "addressable", format!("{shape:?}")));
+        }
+    }
+    Ok(())
 }

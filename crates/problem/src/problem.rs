@@ -1,8 +1,9 @@
 //! Any problem of any algorithm.
 
+use crate::operand::{Family, Row};
 use crate::{
-    Attention, AttentionLse, Error, LazyAttention, LinearAttention, LinearCrossEntropy, Mask,
-    NamedArray, Operand, Scores,
+    Attention, AttentionLse, Axis, Error, LazyAttention, LinearAttention, LinearCrossEntropy, Mask,
+    NamedArray, Operand, Scores, Table,
 };
 use std::fmt;
 use std::str::FromStr;
@@ -73,6 +74,14 @@ impl Algorithm {
     }
 }
 
+impl Algorithm {
+    /// The error of a pass that the algorithm does not have.
+    pub fn no_pass(self, pass: Pass) -> Error {
+        let passes: Vec<&str> = self.passes().iter().map(|pass| pass.name()).collect();
+        Error::value("pass", format!("one of {}", passes.join(", ")), pass)
+    }
+}
+
 impl Pass {
     /// Every pass.
     pub const ALL: [Pass; 5] =
@@ -131,6 +140,19 @@ pub enum Problem {
     LinearCrossEntropy(LinearCrossEntropy),
 }
 
+/// Applies an expression to the problem of whichever algorithm.
+macro_rules! each {
+    ($any:expr, $problem:ident => $body:expr) => {
+        match $any {
+            Problem::Attention($problem) => $body,
+            Problem::AttentionLse($problem) => $body,
+            Problem::LinearAttention($problem) => $body,
+            Problem::LazyAttention($problem) => $body,
+            Problem::LinearCrossEntropy($problem) => $body,
+        }
+    };
+}
+
 impl Problem {
     /// Which algorithm it is a problem of.
     pub fn algorithm(&self) -> Algorithm {
@@ -143,27 +165,38 @@ impl Problem {
         }
     }
 
-    /// The tensors of a pass: inputs, cotangents and outputs, in this order; none where the
-    /// algorithm does not have the pass.
+    /// The tensors of a pass, with the options of those that it does not have.
+    pub fn table(&self, pass: Pass) -> Table {
+        each!(self, problem => problem.table(pass))
+    }
+
+    /// The tensors of a pass: inputs, what is saved, cotangents and outputs, in this order; none where
+    /// the algorithm does not have the pass. `step` takes one token of every batch element, without
+    /// the axis of the tokens, and the states always.
     pub fn operands(&self, pass: Pass) -> Vec<Operand> {
-        match self {
-            Problem::Attention(problem) => problem.operands(pass),
-            Problem::AttentionLse(problem) => problem.operands(pass),
-            Problem::LinearAttention(problem) => problem.operands(pass),
-            Problem::LazyAttention(problem) => problem.operands(pass),
-            Problem::LinearCrossEntropy(problem) => problem.operands(pass),
-        }
+        self.table(pass).operands
     }
 
     /// Fails unless every extent and option is in its domain and every array is bound and fits.
     pub fn check(&self) -> Result<(), Error> {
-        match self {
-            Problem::Attention(problem) => problem.check(),
-            Problem::AttentionLse(problem) => problem.check(),
-            Problem::LinearAttention(problem) => problem.check(),
-            Problem::LazyAttention(problem) => problem.check(),
-            Problem::LinearCrossEntropy(problem) => problem.check(),
-        }
+        each!(self, problem => problem.check())
+    }
+
+    /// The operand of this name, as the first pass has it that has it.
+    pub fn operand(&self, name: &str) -> Option<Operand> {
+        let passes = self.algorithm().passes().iter();
+        passes.flat_map(|&pass| self.operands(pass)).find(|operand| operand.name == name)
+    }
+
+    /// The table of the algorithm: every tensor of the forward pass that the problem has, with those
+    /// that belong to it in other passes.
+    pub fn families(&self) -> Vec<Family> {
+        each!(self, problem => problem.rows().iter().filter_map(Row::family).collect())
+    }
+
+    /// The extent of an axis; 1 of an axis that the algorithm does not have.
+    pub fn extent(&self, axis: Axis) -> usize {
+        each!(self, problem => problem.extent(axis))
     }
 
     /// The scores and which of them count, of an algorithm that has them.
@@ -247,6 +280,20 @@ macro_rules! into_problem {
         $(impl From<$problem> for Problem {
             fn from(problem: $problem) -> Self {
                 Problem::$problem(problem)
+            }
+        }
+
+        impl $problem {
+            /// The tensors of a pass: as [`Problem::operands`].
+            pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+                self.table(pass).operands
+            }
+
+            /// The tensors of a pass, with the options of those that it does not have.
+            pub fn table(&self, pass: Pass) -> Table {
+                let has = Algorithm::$problem.passes().contains(&pass);
+                let rows = if has { self.rows() } else { Vec::new() };
+                Table::new(&rows, pass, |axis| self.extent(axis))
             }
         })*
     };

@@ -1,6 +1,7 @@
 //! What attention and attention_lse share: the score that every query gives every key.
 
-use crate::{Cover, Error, Mask, Operand, Role, Sequence, Sequences};
+use crate::operand::{Row, check_sizes};
+use crate::{Axis, Cover, Error, Mask, Sequence, Sequences};
 
 /// The extents of q and k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,7 +144,7 @@ impl Scores {
         }
         self.sequences.check(e.batch, e.queries, e.keys)?;
         self.mask.check(e.batch, e.query_heads, e.queries, e.keys)?;
-        self.operands().iter().try_for_each(Operand::check_size)
+        check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
     /// `[B, Hq, N]`: the shape of lse and of every number per query.
@@ -168,19 +169,56 @@ impl Scores {
         self.bias.map(|bias| [bias.batch, bias.heads, self.extents.queries, self.extents.keys])
     }
 
-    /// q, k and the optional operands.
-    pub(crate) fn operands(&self) -> Vec<Operand> {
-        let mut operands = vec![
-            Operand::storage("q", &self.q_shape(), Role::Input),
-            Operand::storage("k", &self.k_shape(), Role::Input),
-        ];
-        if self.sinks {
-            operands.push(Operand::wide("sinks", &[self.extents.query_heads], Role::Input));
+    /// The extent of an axis of q, k, sinks, bias or lse.
+    pub(crate) fn extent(&self, axis: Axis) -> usize {
+        let e = &self.extents;
+        let bias = self.bias.unwrap_or(BiasExtents { batch: 1, heads: 1 });
+        match axis {
+            Axis::Batch => e.batch,
+            Axis::BatchOr1 => bias.batch,
+            Axis::QueryHeads => e.query_heads,
+            Axis::QueryHeadsOr1 => bias.heads,
+            Axis::KeyHeads => e.key_heads,
+            Axis::Queries => e.queries,
+            Axis::Keys => e.keys,
+            Axis::Dim => e.dim,
+            _ => 1,
         }
-        if let Some(shape) = self.bias_shape() {
-            operands.push(Operand::storage("bias", &shape, Role::Input));
-        }
-        operands
+    }
+
+    /// q, k, sinks and bias.
+    pub(crate) fn rows(&self) -> Vec<Row> {
+        use Axis::{Batch, BatchOr1, Dim, KeyHeads, Keys, Queries, QueryHeads, QueryHeadsOr1};
+        let bias = [BatchOr1, QueryHeadsOr1, Queries, Keys];
+        vec![
+            Row::input("q", ["dq", "ddq", "gq", "tq"], &[Batch, QueryHeads, Queries, Dim]),
+            Row::input("k", ["dk", "ddk", "gk", "tk"], &[Batch, KeyHeads, Keys, Dim]),
+            Row::input("sinks", ["dsinks", "ddsinks", "gsinks", "tsinks"], &[QueryHeads])
+                .wide()
+                .option("sinks", self.sinks),
+            Row::input("bias", ["dbias", "ddbias", "gbias", "tbias"], &bias)
+                .option("bias", self.bias.is_some()),
+        ]
+    }
+
+    /// o, of heads that have values.
+    pub(crate) fn output_row() -> Row {
+        use Axis::{Batch, Queries, QueryHeads, ValueDim};
+        let axes = [Batch, QueryHeads, Queries, ValueDim];
+        Row::output("o", ["dout", "cot_o", "gdout", "to"], &axes).needed().saved()
+    }
+
+    /// v.
+    pub(crate) fn value_row() -> Row {
+        use Axis::{Batch, KeyHeads, Keys, ValueDim};
+        Row::input("v", ["dv", "ddv", "gv", "tv"], &[Batch, KeyHeads, Keys, ValueDim])
+    }
+
+    /// lse.
+    pub(crate) fn lse_row() -> Row {
+        use Axis::{Batch, Queries, QueryHeads};
+        let axes = [Batch, QueryHeads, Queries];
+        Row::output("lse", ["dlse", "cot_lse", "gdlse", "tlse"], &axes).wide().saved()
     }
 }
 

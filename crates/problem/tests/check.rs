@@ -1,9 +1,10 @@
 //! Every way in which a problem can be wrong, and what its error says.
 
 use etalon_problem::{
-    Align, Attention, AttentionLse, Blocking, Error, Extents, Mask, NamedArray, Operand, Pass,
-    Problem, Role, Sequences,
+    Align, Attention, AttentionLse, Axis, Blocking, Error, Extents, Mask, NamedArray, Operand,
+    Pass, Problem, Role, Sequences, Views, ViewsMut,
 };
+use ndarray::ArrayD;
 
 const EXTENTS: Extents =
     Extents { batch: 2, query_heads: 6, key_heads: 3, queries: 5, keys: 7, dim: 4 };
@@ -249,6 +250,9 @@ fn operands_follow_the_pass() {
     assert_eq!(names(Pass::Forward, &[Role::Input]), ["q", "k", "v", "sinks", "bias"]);
     assert_eq!(names(Pass::Forward, &[Role::Output]), ["o", "lse"]);
     assert_eq!(names(Pass::Backward, &[given, absent]), ["dout", "dlse"]);
+    for pass in [Pass::Backward, Pass::DoubleBackward, Pass::Jvp] {
+        assert_eq!(names(pass, &[Role::Saved]), ["o", "lse"]);
+    }
     assert_eq!(names(Pass::Backward, &[Role::Output]), ["dq", "dk", "dv", "dsinks", "dbias"]);
     assert_eq!(
         names(Pass::DoubleBackward, &[given, absent]),
@@ -256,7 +260,7 @@ fn operands_follow_the_pass() {
     );
     assert_eq!(
         names(Pass::DoubleBackward, &[Role::Output]),
-        ["gq", "gk", "gv", "gdout", "gdlse", "gsinks", "gbias"]
+        ["gq", "gk", "gv", "gsinks", "gbias", "gdout", "gdlse"]
     );
     assert_eq!(names(Pass::Jvp, &[absent]), ["tq", "tk", "tv", "tsinks", "tbias"]);
     assert_eq!(names(Pass::Jvp, &[Role::Output]), ["to", "tlse"]);
@@ -272,4 +276,59 @@ fn operands_follow_the_pass() {
     assert_eq!(shape("dlse"), [2, 6, 5]);
     assert_eq!(shape("dsinks"), [6]);
     assert_eq!(shape("dbias"), [1, 6, 5, 7]);
+}
+
+#[test]
+fn every_tensor_says_its_axes_and_its_option() {
+    use Axis::{Batch, BatchOr1, Keys, Queries, QueryHeads, QueryHeadsOr1, ValueDim};
+    let problem = Problem::from(attention().value_dim(3).bias(1, 6));
+    let operand = |name: &str| problem.operand(name).expect(name);
+    assert_eq!(operand("gbias").axes, [BatchOr1, QueryHeadsOr1, Queries, Keys]);
+    assert_eq!(operand("dout").axes, [Batch, QueryHeads, Queries, ValueDim]);
+    assert_eq!((operand("dout").primal, operand("ddbias").option), ("o", Some("bias")));
+    // A tensor of an option that is not set does not exist, but its option is known.
+    assert_eq!(problem.operand("dsinks"), None);
+    assert_eq!(problem.table(Pass::Backward).option("dsinks"), Some("sinks"));
+    for operand in Pass::ALL.into_iter().flat_map(|pass| problem.operands(pass)) {
+        let extents: Vec<usize> = operand.axes.iter().map(|&axis| problem.extent(axis)).collect();
+        assert_eq!(operand.shape, extents, "{}", operand.name);
+    }
+}
+
+#[test]
+fn a_call_is_refused_in_the_words_of_its_operands() {
+    let problem = Problem::from(attention().value_dim(3));
+    let array = |name: &str| ArrayD::<f32>::zeros(problem.operand(name).expect(name).shape);
+    let [q, k, v, dout, o] = ["q", "k", "v", "dout", "o"].map(array);
+    let lse = array("lse");
+    let (mut dq, short, whole) = (array("dq"), ArrayD::<f32>::zeros(vec![2]), q.mapv(f64::from));
+    let given = || Views::new().with("k", &k).with("v", &v).with("dout", &dout);
+    let saved = || given().with("q", &q).with("o", &o).with("lse", &lse);
+    let refused = |inputs: Views<'_>, recompute| {
+        let outputs = ViewsMut::new();
+        let refused = problem.check_call(Pass::Backward, &inputs, &outputs, recompute);
+        refused.map(|_| ()).unwrap_err().to_string()
+    };
+    assert_eq!(refused(given(), true), "`q` is missing: the pass needs it");
+    assert_eq!(
+        refused(given().with("q", &q), false),
+        "`o` is missing: the forward pass returns it; set `recompute` to compute it anew"
+    );
+    assert_eq!(
+        refused(given().with("q", &short), true),
+        "`q` must have shape [2, 6, 5, 4], found [2]"
+    );
+    assert_eq!(
+        refused(saved().with("sinks", &short), false),
+        "`sinks` was given, but the problem does not set `sinks`"
+    );
+    assert_eq!(
+        refused(saved().with("dk", &k), false),
+        "`dk` was given, but the pass has no such tensor"
+    );
+    assert_eq!(refused(saved().with("q", &q), false), "`q` must be one tensor, found two");
+    assert_eq!(refused(given().with("q", &whole), true), "`k` must hold f64, as q does, found f32");
+    let outputs = ViewsMut::new().with("dq", &mut dq);
+    assert!(problem.check_call(Pass::Backward, &saved(), &outputs, false).is_ok());
+    assert!(problem.check_call(Pass::Step, &saved(), &outputs, false).is_err());
 }

@@ -29,10 +29,16 @@
 
 pub mod attention;
 pub mod attention_lse;
+mod evaluate;
 mod heads;
 pub mod lazy_attention;
 pub mod linear_attention;
 pub mod linear_cross_entropy;
+mod named;
 pub mod scalar;
 mod scores;
+mod second_order;
 mod tensor;
+
+pub use evaluate::evaluate;
+pub use named::Tensors;

@@ -197,23 +197,6 @@ pub(crate) fn with_tangent<T: Real, D: Dimension>(
     shaped(name, value.raw_dim(), data)
 }
 
-/// As [`with_tangent`], where the value may be absent, too: it then is 0, and may move all the same.
-pub(crate) fn with_tangent_if_any<T: Real, D: Dimension>(
-    name: &str,
-    value: Option<&ArrayView<'_, T, D>>,
-    tangent: Option<&ArrayView<'_, T, D>>,
-) -> Result<Option<Array<Dual<T>, D>>, Error> {
-    match (value, tangent) {
-        (Some(value), tangent) => with_tangent(name, value, tangent).map(Some),
-        (None, Some(tangent)) => {
-            let mut data = reserve(&format!("`{name}` with its tangent"), tangent.len())?;
-            data.extend(tangent.iter().map(|&t| Dual::new(T::ZERO, t)));
-            shaped(name, tangent.raw_dim(), data).map(Some)
-        }
-        (None, None) => Ok(None),
-    }
-}
-
 /// The tangent of every element.
 pub(crate) fn tangent_of<T: Real, D: Dimension>(
     name: &str,

@@ -87,7 +87,7 @@ impl<'a, T: Element> Inputs<'a, T> {
             ("g", self.g.as_ref().map(|x| x.shape())),
             ("initial_state", self.initial_state.as_ref().map(|x| x.shape())),
         ];
-        check_operands(&problem.operands(Pass::Forward), &given)?;
+        check_operands(&problem.table(Pass::Forward), &given)?;
         gates::check_constant(&self.g_gamma)
     }
 
@@ -162,7 +162,7 @@ impl<'a, T> Cotangents<'a, T> {
             ("dout", Some(self.dout.shape())),
             ("dfinal_state", self.dfinal_state.as_ref().map(|x| x.shape())),
         ];
-        check_operands(&problem.operands(Pass::Backward), &given)
+        check_operands(&problem.table(Pass::Backward), &given)
     }
 }
 
@@ -228,7 +228,7 @@ impl<T> GradientsMut<'_, T> {
             ("dg", self.dg.as_ref().map(|x| x.shape())),
             ("dinitial_state", self.dinitial_state.as_ref().map(|x| x.shape())),
         ];
-        check_operands(&problem.operands(Pass::Backward), &given)
+        check_operands(&problem.table(Pass::Backward), &given)
     }
 }
 
@@ -283,7 +283,7 @@ impl<T> SecondCotangents<'_, T> {
             ("cot_o", self.cot_o.as_ref().map(|x| x.shape())),
             ("cot_final_state", self.cot_final_state.as_ref().map(|x| x.shape())),
         ];
-        check_operands(&problem.operands(Pass::DoubleBackward), &given)
+        check_operands(&problem.table(Pass::DoubleBackward), &given)
     }
 
     /// How the log-decays move.
@@ -370,7 +370,7 @@ impl<T> SecondGradientsMut<'_, T> {
             ("gdout", self.gdout.as_ref().map(|x| x.shape())),
             ("gdfinal_state", self.gdfinal_state.as_ref().map(|x| x.shape())),
         ];
-        check_operands(&problem.operands(Pass::DoubleBackward), &given)
+        check_operands(&problem.table(Pass::DoubleBackward), &given)
     }
 }
 

@@ -17,7 +17,7 @@ pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values
     let mut values = Values::new();
     for operand in problem.operands(pass) {
         match (tensors.get(operand.name), operand.role) {
-            (_, Role::Output) | (None, Role::OptionalCotangent) => {}
+            (_, Role::Output | Role::Saved) | (None, Role::OptionalCotangent) => {}
             (None, Role::Input | Role::Cotangent) => {
                 return Err(Error::Missing {
                     operand: operand.name.to_string(),

@@ -77,7 +77,7 @@ impl<'a> Inputs<'a> {
     fn new(problem: &'a Problem, pass: Pass, mut tensors: Tensors) -> Result<Self, Error> {
         refuse_strangers(problem, pass, &tensors)?;
         let operands = problem.operands(pass);
-        let operands: Vec<&Operand> = operands.iter().filter(|x| x.role != Role::Output).collect();
+        let operands: Vec<&Operand> = operands.iter().filter(|x| x.role.is_given()).collect();
         // The type of the first operand (q, or h) is that of the storage.
         let Some(first) = operands.first().map(|operand| operand.name) else {
             let passes: Vec<&str> = problem.algorithm().passes().iter().map(|x| x.name()).collect();

@@ -5,7 +5,7 @@ use super::tensors::{Equality, difference};
 use super::{ANY_PASS, EVERY, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::tier::Hints;
-use etalon_problem::{Pass, Scores, Sequences};
+use etalon_problem::{Axis, Pass, Problem, Sequences};
 
 pub(super) const LAWS: &[Law] = &[
     Law {
@@ -64,51 +64,56 @@ fn determinism(trial: &Trial<'_>) -> Judgement {
     Ok(None)
 }
 
-/// Runs a part alone and compares it with its place in the whole; `shared` outputs are sums over
-/// more than the part.
-fn same_alone(trial: &Trial<'_>, part: &Selection, shared: &[&str], what: &str) -> Judgement {
+/// Runs a part alone and compares it with its place in the whole: outputs that have one of `axes`, of
+/// which the part is some entries; the others are sums over more than the part.
+fn same_alone(trial: &Trial<'_>, part: &Selection, axes: &[Axis], what: &str) -> Judgement {
     let (case, whole) = (trial.case, trial.clean()?);
     let scores = case.scores()?;
-    let inputs = part.tensors(scores, &case.inputs);
+    let inputs = part.tensors(&case.problem, &case.inputs);
     let alone = trial.ask(&part.problem(&case.problem, scores), &inputs, Hints::default())?;
-    for (name, tensor) in alone.iter().filter(|(name, _)| !shared.contains(&name.as_str())) {
-        let place = part.tensor(scores, name, &whole[name]);
+    for (name, tensor) in alone.iter().filter(|(name, _)| own(&case.problem, name, axes)) {
+        let place = part.tensor(&case.problem, name, &whole[name]);
         let found = difference(name, &place, tensor, Equality::Bits, |_| true);
         refute(found.map(|found| format!("{what}: {found}")))?;
     }
     Ok(None)
 }
 
-/// Outputs that are summed over batch elements. (A bias by distance is no bias of the scores.)
-fn shared_by_batch(scores: &Scores) -> Vec<&'static str> {
-    let own = scores.bias.is_some_and(|bias| bias.batch > 1 || scores.extents.batch == 1);
-    let shared = ["dsinks", "dtau", "dbias"];
-    shared[..if own { 2 } else { 3 }].to_vec()
+/// Whether an output has one of these axes for itself, and not as a sum over it.
+fn own(problem: &Problem, name: &str, axes: &[Axis]) -> bool {
+    let Some(operand) = problem.operand(name) else { return false };
+    axes.iter().any(|&axis| match axis {
+        Axis::Batch if operand.has(Axis::BatchOr1) => {
+            problem.extent(Axis::BatchOr1) == problem.extent(Axis::Batch)
+        }
+        Axis::QueryHeads if operand.has(Axis::QueryHeadsOr1) => {
+            problem.extent(Axis::QueryHeadsOr1) == problem.extent(Axis::QueryHeads)
+        }
+        axis => operand.has(axis),
+    })
 }
 
 fn batch_invariance(trial: &Trial<'_>) -> Judgement {
     let scores = trial.case.scores()?;
     for b in 0..scores.extents.batch {
         let part = Selection { batch: vec![b], ..Selection::all(scores) };
-        same_alone(trial, &part, &shared_by_batch(scores), &format!("batch element {b}"))?;
+        same_alone(trial, &part, &[Axis::Batch], &format!("batch element {b}"))?;
     }
     Ok(None)
 }
 
 fn head_invariance(trial: &Trial<'_>) -> Judgement {
     let scores = trial.case.scores()?;
-    let shared = scores.bias.filter(|bias| bias.heads == 1 && scores.extents.query_heads > 1);
-    let shared: &[&str] = if shared.is_some() { &["dbias"] } else { &[] };
+    let heads = [Axis::QueryHeads, Axis::KeyHeads];
     for h in 0..scores.extents.key_heads {
         let part = Selection { key_heads: vec![h], ..Selection::all(scores) };
-        same_alone(trial, &part, shared, &format!("key head {h}"))?;
+        same_alone(trial, &part, &heads, &format!("key head {h}"))?;
     }
     Ok(None)
 }
 
 fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
     let scores = trial.case.scores()?;
-    let packed = matches!(scores.sequences, Sequences::Packed { .. });
     for (s, sequence) in scores.sequences().into_iter().enumerate() {
         let rows = (
             sequence.query_start..sequence.query_start + sequence.queries,
@@ -116,11 +121,7 @@ fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
         );
         let part =
             Selection { batch: vec![sequence.batch], rows: Some(rows), ..Selection::all(scores) };
-        let shared = match packed && scores.bias.is_some() {
-            true => vec!["dsinks"],
-            false => shared_by_batch(scores),
-        };
-        same_alone(trial, &part, &shared, &format!("sequence {s}"))?;
+        same_alone(trial, &part, &[Axis::Batch], &format!("sequence {s}"))?;
     }
     Ok(None)
 }

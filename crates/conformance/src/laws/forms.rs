@@ -1,6 +1,6 @@
 //! One problem, said in several ways.
 
-use super::select::{Selection, with_scores};
+use super::select::{Selection, has_axis, with_scores};
 use super::tensors::{Equality, difference, map, take};
 use super::visible::Visible;
 use super::{ATTENTION, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute, values};
@@ -8,7 +8,9 @@ use crate::cases::Case;
 use crate::cases::attention::MaskKind;
 use crate::tensor::{Data, Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{Align, BiasExtents, Mask, NamedArray, Pass, Problem, Scores, Sequences};
+use etalon_problem::{
+    Align, Axis, BiasExtents, Mask, NamedArray, Pass, Problem, Scores, Sequences,
+};
 use half::{bf16, f16};
 
 pub(super) const LAWS: &[Law] = &[
@@ -210,16 +212,16 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
     for s in 0..3 {
         let rows = Some((queries[s]..queries[s + 1], keys[s]..keys[s + 1]));
         let part = Selection { rows, ..Selection::all(scores) };
-        let part_inputs = part.tensors(scores, inputs);
+        let part_inputs = part.tensors(problem, inputs);
         let part_problem = part.problem(problem, &plain);
         let alone = trial.ask(&part_problem, &part_inputs, Hints::default())?;
         let part_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
-        for (name, tensor) in
-            alone.iter().filter(|(name, _)| !matches!(name.as_str(), "dsinks" | "dtau"))
-        {
-            let place = part.tensor(scores, name, &outputs[name]);
+        // Those of the heads are sums over all rows.
+        let by_row = |name: &str| has_axis(problem, name, &[Axis::Queries, Axis::Keys]);
+        for (name, tensor) in alone.iter().filter(|(name, _)| by_row(name)) {
+            let place = part.tensor(problem, name, &outputs[name]);
             let limit = Tensor::round(&bounds.outputs[name].bound, etalon_problem::Dtype::F64);
-            let limit = part.tensor(scores, name, &limit).to_f64(name)?;
+            let limit = part.tensor(problem, name, &limit).to_f64(name)?;
             let limit = limit + &part_bounds.outputs[name].bound;
             let found = values::close(name, &place, tensor, &limit)?;
             margin = values::larger(margin, found);
@@ -234,9 +236,10 @@ fn groups_are_copies(trial: &Trial<'_>) -> Judgement {
     let group = scores.group();
     let mut copies = inputs.clone();
     let heads: Vec<usize> = (0..scores.extents.query_heads).map(|h| h / group).collect();
-    for name in ["k", "v"] {
-        if let Some(tensor) = inputs.get(name) {
-            copies.insert(name.to_string(), take(tensor, 1, &heads));
+    for (name, tensor) in inputs {
+        let operand = problem.operand(name);
+        if let Some(axis) = operand.and_then(|operand| operand.position(Axis::KeyHeads)) {
+            copies.insert(name.clone(), take(tensor, axis, &heads));
         }
     }
     let mut extents = scores.extents;
@@ -245,17 +248,15 @@ fn groups_are_copies(trial: &Trial<'_>) -> Judgement {
     let outputs = trial.ask(&other, &copies, Hints::default())?;
     let bounds = trial.bounds()?;
     let clean = trial.clean()?;
+    let by_key_head = |name: &str| has_axis(problem, name, &[Axis::KeyHeads]);
     let wide = |name: &str| -> Result<_, super::Flaw> {
         let values = outputs[name].to_f64(name)?;
-        Ok(match name {
-            "dk" | "dv" => values::sum_groups(&values, group),
-            _ => values,
-        })
+        Ok(if by_key_head(name) { values::sum_groups(&values, group) } else { values })
     };
     let mut margin = None;
     for (name, tensor) in clean {
         let mut limit = bounds.outputs[name].bound.clone() * 2.0;
-        if matches!(name.as_str(), "dk" | "dv") {
+        if by_key_head(name) {
             // Each copy's gradient is rounded to its storage type before the sum over the group.
             let u = trial.case.dtype.unit_roundoff();
             let rounding = values::sum_groups(&outputs[name].to_f64(name)?.mapv(f64::abs), group);

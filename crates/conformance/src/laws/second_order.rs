@@ -9,7 +9,7 @@ use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{Dtype, Error, Pass, Problem, Role};
+use etalon_problem::{Dtype, Error, Pass, Problem};
 use ndarray::ArrayD;
 
 const DOUBLE_BACKWARD: &[Pass] = &[Pass::DoubleBackward];
@@ -147,45 +147,43 @@ fn product(
     Ok(sum)
 }
 
-const INPUTS: [&str; 7] = ["q", "k", "v", "sinks", "bias", "h", "w"];
-const COTANGENTS: [&str; 5] = ["dout", "dlse", "dloss", "dlogprob", "dentropy"];
-
-/// The gradients' names beside those of their cotangents or tangents.
-fn pairs(prefix: &str) -> Vec<(String, String)> {
-    INPUTS.iter().map(|name| (format!("d{name}"), format!("{prefix}{name}"))).collect()
+/// The names of a part of each input with derivatives, beside those of its gradients.
+fn gradients_and(trial: &Trial<'_>, part: usize) -> Vec<(&'static str, &'static str)> {
+    let inputs = trial.case.problem.families().into_iter().filter(|family| family.input);
+    inputs.filter_map(|family| Some((family.companions?[0], family.companions?[part]))).collect()
 }
 
-fn borrowed(pairs: &[(String, String)]) -> Vec<(&str, &str)> {
-    pairs.iter().map(|(a, b)| (a.as_str(), b.as_str())).collect()
+/// The names of a part of each output with derivatives, beside those of their cotangents.
+fn and_cotangents(trial: &Trial<'_>, part: usize) -> Vec<(&'static str, &'static str)> {
+    let outputs = trial.case.problem.families().into_iter().filter(|family| !family.input);
+    outputs.filter_map(|family| Some((family.companions?[part], family.companions?[0]))).collect()
 }
 
 fn contraction(trial: &Trial<'_>) -> Judgement {
     // Without cotangents of the outputs themselves, which go to the inputs alone.
-    let operands = trial.case.problem.operands(Pass::DoubleBackward);
-    let given = operands.iter().filter(|x| x.role == Role::OptionalCotangent);
-    let further: Vec<(&str, Tensor)> = given
-        .filter(|x| x.name.starts_with("dd"))
-        .filter_map(|x| Some((x.name, trial.inputs().get(x.name)?.clone())))
+    let seconds = gradients_and(trial, 1);
+    let further: Vec<(&str, Tensor)> = seconds
+        .iter()
+        .filter_map(|(_, name)| Some((*name, trial.inputs().get(*name)?.clone())))
         .collect();
     let inputs = with(trial, &further, &[]);
     let outputs = trial.ask(&trial.case.problem, &inputs, Hints::default())?;
     let bounds = trial.bounds_for(trial.pass, &inputs)?;
-    let cotangents = COTANGENTS.map(|name| (format!("g{name}"), name.to_string()));
-    let left = product(&outputs, &bounds, &inputs, &borrowed(&cotangents))?;
+    let left = product(&outputs, &bounds, &inputs, &and_cotangents(trial, 2))?;
     let exact = trial.bounds_for(Pass::Backward, &inputs)?;
     let gradients: Tensors = exact
         .outputs
         .iter()
         .map(|(name, x)| (name.clone(), Tensor::round(&x.value, Dtype::F64)))
         .collect();
-    let right = product(&gradients, &exact, &inputs, &borrowed(&pairs("dd")))?;
+    let right = product(&gradients, &exact, &inputs, &seconds)?;
     equal("⟨dout, gdout⟩ + … and ⟨d…, dd…⟩", left, right)
 }
 
 fn adjoint(trial: &Trial<'_>) -> Judgement {
     let (outputs, bounds) = (trial.clean()?, trial.bounds()?);
     let cotangents = &trial.case.inputs;
-    let left = product(outputs, bounds, cotangents, &[("to", "dout"), ("tlse", "dlse")])?;
+    let left = product(outputs, bounds, cotangents, &and_cotangents(trial, 3))?;
     // The tier's own gradients where it has them: the identity then ties the two passes together.
     let (gradients, bounds) = match first(trial, Pass::Backward, cotangents) {
         Err(Flaw::Unsupported(_)) => {
@@ -196,6 +194,6 @@ fn adjoint(trial: &Trial<'_>) -> Judgement {
         }
         other => other?,
     };
-    let right = product(&gradients, &bounds, trial.inputs(), &borrowed(&pairs("t")))?;
+    let right = product(&gradients, &bounds, trial.inputs(), &gradients_and(trial, 3))?;
     equal("⟨dout, to⟩ + ⟨dlse, tlse⟩ and ⟨d…, t…⟩", left, right)
 }

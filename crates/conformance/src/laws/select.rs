@@ -3,7 +3,7 @@
 
 use super::tensors::take;
 use crate::tensor::{Data, Tensor, Tensors};
-use etalon_problem::{Mask, NamedArray, Problem, Scores, Sequences};
+use etalon_problem::{Axis, Mask, NamedArray, Problem, Scores, Sequences};
 use std::ops::Range;
 
 /// Which part.
@@ -33,37 +33,28 @@ impl Selection {
         self.key_heads.iter().flat_map(|h| h * group..(h + 1) * group).collect()
     }
 
-    /// The selected part of a tensor of the whole problem.
-    pub fn tensor(&self, scores: &Scores, name: &str, tensor: &Tensor) -> Tensor {
-        let shared = scores.bias.unwrap_or(etalon_problem::BiasExtents { batch: 1, heads: 1 });
+    /// The entries of an axis that belong to the part; none where all do.
+    fn picks(&self, scores: &Scores, axis: Axis) -> Option<Vec<usize>> {
         let (queries, keys) = self.rows.clone().unzip();
-        let row = |axis: usize, rows: Option<Range<usize>>| (axis, rows.map(Vec::from_iter));
-        let heads = Some(self.query_heads(scores));
-        let batch = Some(self.batch.clone());
-        let picks = match name {
-            "sinks" | "dsinks" | "tau" | "dtau" => vec![(0, heads)],
-            "bias" | "dbias" if scores.bias.is_none() => vec![(0, heads)], // by distance
-            "k" | "v" | "dk" | "dv" => {
-                vec![(0, batch), (1, Some(self.key_heads.clone())), row(2, keys)]
-            }
-            "bias" | "dbias" => vec![
-                // An axis of extent 1 in a problem that has more is shared by all parts.
-                (0, batch.filter(|_| shared.batch == scores.extents.batch)),
-                (1, heads.filter(|_| shared.heads == scores.extents.query_heads)),
-                row(2, queries),
-                row(3, keys),
-            ],
-            _ => vec![(0, batch), (1, heads), row(2, queries)],
-        };
-        picks.into_iter().fold(tensor.clone(), |part, (axis, picks)| match picks {
-            Some(picks) => take(&part, axis, &picks),
-            None => part,
-        })
+        match axis {
+            Axis::Batch => Some(self.batch.clone()),
+            Axis::KeyHeads => Some(self.key_heads.clone()),
+            Axis::QueryHeads => Some(self.query_heads(scores)),
+            Axis::Queries => queries.map(Vec::from_iter),
+            Axis::Keys => keys.map(Vec::from_iter),
+            _ => None,
+        }
+    }
+
+    /// The selected part of a tensor of the whole problem.
+    pub fn tensor(&self, problem: &Problem, name: &str, tensor: &Tensor) -> Tensor {
+        let Some(scores) = problem.scores() else { return tensor.clone() };
+        part_of(problem, name, tensor, |axis| self.picks(scores, axis))
     }
 
     /// The selected part of the tensors.
-    pub fn tensors(&self, scores: &Scores, tensors: &Tensors) -> Tensors {
-        let part = |(name, x): (&String, &Tensor)| (name.clone(), self.tensor(scores, name, x));
+    pub fn tensors(&self, problem: &Problem, tensors: &Tensors) -> Tensors {
+        let part = |(name, x): (&String, &Tensor)| (name.clone(), self.tensor(problem, name, x));
         tensors.iter().map(part).collect()
     }
 
@@ -124,6 +115,35 @@ impl Selection {
         };
         NamedArray::new(array.name.clone(), &tensor.shape, data)
     }
+}
+
+/// The entries of a tensor that `picks` names of each axis; an axis without picks stays whole, and so
+/// does an axis of extent 1 that all batch elements or heads share.
+pub(crate) fn part_of(
+    problem: &Problem,
+    name: &str,
+    tensor: &Tensor,
+    picks: impl Fn(Axis) -> Option<Vec<usize>>,
+) -> Tensor {
+    let axes = problem.operand(name).map(|operand| operand.axes).unwrap_or_default();
+    axes.into_iter().enumerate().fold(tensor.clone(), |part, (at, axis)| {
+        let own = match axis {
+            Axis::BatchOr1 => Axis::Batch,
+            Axis::QueryHeadsOr1 => Axis::QueryHeads,
+            other => other,
+        };
+        let whole = tensor.shape[at] == problem.extent(own);
+        match picks(own).filter(|_| whole) {
+            Some(picks) => take(&part, at, &picks),
+            None => part,
+        }
+    })
+}
+
+/// Whether a tensor has one of these axes.
+pub(crate) fn has_axis(problem: &Problem, name: &str, axes: &[Axis]) -> bool {
+    let operand = problem.operand(name);
+    operand.is_some_and(|operand| axes.iter().any(|&axis| operand.has(axis)))
 }
 
 fn ids(array: &NamedArray<i64>, batch: &[usize], rows: Option<Vec<usize>>) -> NamedArray<i64> {

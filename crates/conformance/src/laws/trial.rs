@@ -9,7 +9,7 @@ use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::{Hints, Request, Tier};
 use crate::tiers::ask;
-use etalon_problem::{Operand, Pass, Problem, Role};
+use etalon_problem::{Operand, Pass, Problem};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
@@ -131,7 +131,7 @@ impl<'a> Trial<'a> {
     ) -> Result<Tensors, Flaw> {
         problem.check()?;
         let hints = Hints { blocking: hints.blocking.or(self.case.blocking()), ..hints };
-        let wanted = |operand: &Operand| operand.role != Role::Output;
+        let wanted = |operand: &Operand| operand.role.is_given();
         let given = |operand: Operand| {
             let tensor = inputs.get(operand.name)?;
             Some((operand.name.to_string(), tensor.clone()))

@@ -9,8 +9,8 @@ use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{Align, Dtype, Error, Mask, Pass, Scores};
-use ndarray::{ArrayD, Axis, IxDyn};
+use etalon_problem::{Align, Axis, Dtype, Error, Mask, Pass, Scores};
+use ndarray::{ArrayD, IxDyn};
 
 pub(super) const LAWS: &[Law] = &[
     Law {
@@ -113,8 +113,8 @@ pub(super) fn sum_groups(values: &ArrayD<f64>, group: usize) -> ArrayD<f64> {
     let mut shape = values.shape().to_vec();
     shape[1] /= group;
     let mut sums = ArrayD::zeros(IxDyn(&shape));
-    for (h, head) in values.axis_iter(Axis(1)).enumerate() {
-        let mut sum = sums.index_axis_mut(Axis(1), h / group);
+    for (h, head) in values.axis_iter(ndarray::Axis(1)).enumerate() {
+        let mut sum = sums.index_axis_mut(ndarray::Axis(1), h / group);
         sum += &head;
     }
     sums
@@ -204,11 +204,7 @@ fn key_order(trial: &Trial<'_>) -> Judgement {
     let stream = Stream::new(trial.case.spec.seed, "key_order");
     let mut order: Vec<usize> = (0..keys).collect();
     (1..keys).rev().for_each(|i| order.swap(i, stream.below(i, i + 1)));
-    let axis = |name: &str| match name {
-        "k" | "v" | "dk" | "dv" => Some(2),
-        "bias" | "dbias" => Some(3),
-        _ => None,
-    };
+    let axis = |name: &str| problem.operand(name)?.position(Axis::Keys);
     let reorder = |(name, tensor): (&String, &Tensor)| {
         let other = axis(name).map_or_else(|| tensor.clone(), |axis| take(tensor, axis, &order));
         (name.clone(), other)

@@ -2,7 +2,7 @@
 
 use crate::tensor::{Data, Stored, Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Dtype, Operand, Precision, Role};
+use etalon_problem::{Operand, Role};
 use std::any::Any;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -42,16 +42,6 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-/// The type in which an operand is stored when the main tensors are stored as `dtype`.
-pub(crate) fn stored(operand: &Operand, dtype: Dtype) -> Stored {
-    match (operand.precision, dtype) {
-        (Precision::Storage, dtype) => Stored::Float(dtype),
-        (Precision::Wide, Dtype::F64) => Stored::Float(Dtype::F64),
-        (Precision::Wide, _) => Stored::Float(Dtype::F32),
-        (Precision::Integer, _) => Stored::Integer,
-    }
-}
-
 fn check(request: &Request<'_>, outputs: &Tensors) -> Result<(), String> {
     let operands = request.problem.operands(request.pass);
     let expected: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
@@ -62,7 +52,7 @@ fn check(request: &Request<'_>, outputs: &Tensors) -> Result<(), String> {
             let (expected, found) = (&operand.shape, &tensor.shape);
             return Err(format!("`{name}` must have shape {expected:?}, found {found:?}"));
         }
-        let stored = stored(operand, request.dtype);
+        let stored = Stored::of(operand.precision, request.dtype);
         if tensor.stored() != Some(stored) {
             return Err(format!("`{name}` must hold {stored}, found {}", tensor.type_name()));
         }
@@ -98,7 +88,7 @@ fn hash_tensor(tensor: &Tensor, hasher: &mut DefaultHasher) {
 mod tests {
     use super::*;
     use crate::tier::Hints;
-    use etalon_problem::{Algorithm, AttentionLse, Extents, Pass, Problem};
+    use etalon_problem::{Algorithm, AttentionLse, Dtype, Extents, Pass, Problem};
     use ndarray::ArrayD;
 
     /// A tier that answers with whatever it was made with.

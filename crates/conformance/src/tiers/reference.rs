@@ -1,20 +1,17 @@
 //! The reference as a tier, and as the oracle.
 
-mod attention;
-mod attention_lse;
-mod lazy_attention;
-mod linear_attention;
-mod linear_cross_entropy;
-
-pub(crate) use lazy_attention::decisions;
-
 use crate::algorithms::judged;
 use crate::bounds::{Values, values};
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Stored, Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role};
+use etalon_problem::{
+    Algorithm, Dtype, Error, LazyAttention, LinearAttention, Operand, Pass, Problem, Role,
+};
 use etalon_reference::scalar::{Quad, Real};
-use ndarray::{Array, ArrayD, ArrayView, Dimension};
+use etalon_reference::{
+    attention, attention_lse, evaluate, lazy_attention, linear_attention, linear_cross_entropy,
+};
+use ndarray::{Array4, ArrayD};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
 
@@ -115,7 +112,7 @@ fn answer<T: Arithmetic>(request: &Request<'_>) -> Answer {
     let operands = request.problem.operands(request.pass);
     let operands = operands.iter().filter(|operand| operand.role == Role::Output);
     let round = |operand: &Operand| {
-        let stored = super::stored(operand, request.dtype);
+        let stored = Stored::of(operand.precision, request.dtype);
         (operand.name.to_string(), Tensor::store(&outputs[operand.name], stored))
     };
     Answer::Outputs(operands.map(round).collect())
@@ -127,8 +124,8 @@ pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
     let operands = request.problem.operands(request.pass);
     let exact = |(name, values): (String, ArrayD<f64>)| {
         let operand = operands.iter().find(|operand| operand.name == name);
-        let stored = operand.map(|operand| super::stored(operand, Dtype::F64));
-        let stored = stored.unwrap_or(crate::tensor::Stored::Float(Dtype::F64));
+        let stored = operand.map(|operand| Stored::of(operand.precision, Dtype::F64));
+        let stored = stored.unwrap_or(Stored::Float(Dtype::F64));
         (name, Tensor::store(&values, stored))
     };
     Ok(outputs.into_iter().map(exact).collect())
@@ -143,15 +140,7 @@ trait Arithmetic: Real {
 
 impl Arithmetic for f64 {
     fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Values, Error> {
-        match problem {
-            Problem::Attention(problem) => attention::pass(problem, pass, inputs),
-            Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
-            Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, inputs),
-            Problem::LazyAttention(problem) => lazy_attention::pass(problem, pass, inputs),
-            Problem::LinearCrossEntropy(problem) => {
-                linear_cross_entropy::pass(problem, pass, inputs)
-            }
-        }
+        evaluate(problem, pass, inputs)
     }
 }
 
@@ -178,10 +167,10 @@ fn outputs<T: Arithmetic>(request: &Request<'_>) -> Result<Values, Error> {
 fn judged_in<T: Real>(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<T>, Error> {
     let x = in_arithmetic(inputs);
     match problem {
-        Problem::LinearAttention(problem) => linear_attention::pass(problem, pass, &x),
-        Problem::LazyAttention(problem) => lazy_attention::first_order(problem, pass, &x),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &x),
-        other => Err(no_pass(other.algorithm(), pass)),
+        Problem::LinearAttention(problem) => linear_attention::evaluate(problem, pass, &x),
+        Problem::LazyAttention(problem) => lazy_attention::evaluate(problem, pass, &x),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, &x),
+        other => Err(other.algorithm().no_pass(pass)),
     }
 }
 
@@ -191,12 +180,12 @@ pub(crate) fn softmax_in<T: Real>(
     pass: Pass,
     inputs: &Values,
 ) -> Result<Arrays<T>, Error> {
-    let inputs = in_arithmetic(inputs);
+    let x = in_arithmetic(inputs);
     match problem {
-        Problem::Attention(problem) => attention::pass(problem, pass, &inputs),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &inputs),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &inputs),
-        other => Err(no_pass(other.algorithm(), pass)),
+        Problem::Attention(problem) => attention::evaluate(problem, pass, &x),
+        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, &x),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, &x),
+        other => Err(other.algorithm().no_pass(pass)),
     }
 }
 
@@ -206,7 +195,7 @@ pub(crate) fn linear_attention_in<T: Real>(
     pass: Pass,
     inputs: &Arrays<T>,
 ) -> Result<Arrays<T>, Error> {
-    linear_attention::pass(problem, pass, inputs)
+    linear_attention::evaluate(problem, pass, inputs)
 }
 
 fn in_arithmetic<T: Real>(inputs: &Values) -> Arrays<T> {
@@ -217,38 +206,18 @@ fn in_arithmetic<T: Real>(inputs: &Values) -> Arrays<T> {
 /// Arrays by name.
 pub(crate) type Arrays<T> = BTreeMap<String, ArrayD<T>>;
 
-/// Outputs by name; an absent one belongs to an option that is not set.
-fn named<T, const N: usize>(outputs: [(&str, Option<ArrayD<T>>); N]) -> Arrays<T> {
-    let present = |(name, values): (&str, Option<ArrayD<T>>)| Some((name.to_string(), values?));
-    outputs.into_iter().filter_map(present).collect()
-}
-
-fn some<T, D: Dimension>(array: Array<T, D>) -> Option<ArrayD<T>> {
-    Some(array.into_dyn())
-}
-
-/// An operand that may be absent.
-fn view<'a, T, D: Dimension>(
-    inputs: &'a Arrays<T>,
-    name: &str,
-) -> Result<Option<ArrayView<'a, T, D>>, Error> {
-    let Some(array) = inputs.get(name) else { return Ok(None) };
-    let axes = || Error::value(format!("axes of `{name}`"), "those of the pass", array.ndim());
-    array.view().into_dimensionality().map(Some).map_err(|_| axes())
-}
-
-fn needed<'a, T, D: Dimension>(
-    inputs: &'a Arrays<T>,
-    name: &str,
-) -> Result<ArrayView<'a, T, D>, Error> {
-    view(inputs, name)?.ok_or_else(|| Error::Missing {
-        operand: name.to_string(),
-        reason: "the pass needs it".to_string(),
-    })
-}
-
-/// A pass that the algorithm does not have.
-fn no_pass(algorithm: Algorithm, pass: Pass) -> Error {
-    let passes: Vec<&str> = algorithm.passes().iter().map(|pass| pass.name()).collect();
-    Error::value("pass", format!("one of {}", passes.join(", ")), pass)
+/// Which pairs of lazy attention are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).
+pub(crate) fn decisions(
+    problem: &LazyAttention,
+    inputs: &Tensors,
+    margin: f64,
+) -> Result<Array4<bool>, Error> {
+    let x = values(&problem.clone().into(), Pass::Forward, inputs)?;
+    let inputs = lazy_attention::Inputs::from_named(&x)?;
+    let mut decisions = lazy_attention::active_pairs(problem, &inputs)?;
+    let bound = |pair: &lazy_attention::Pair<f64>| margin * (pair.weight + pair.offset.abs());
+    for pair in lazy_attention::ambiguous(problem, &inputs, bound)? {
+        decisions[[pair.batch, pair.head, pair.query, pair.key]] = true;
+    }
+    Ok(decisions)
 }

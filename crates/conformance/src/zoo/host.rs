@@ -96,7 +96,7 @@ impl Host {
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
         let tensor = |operand: &etalon_problem::Operand| {
-            let stored = crate::tiers::stored(operand, request.dtype);
+            let stored = etalon_problem::Stored::of(operand.precision, request.dtype);
             let values = results[operand.name].iter().map(|&x| f64::from(x)).collect();
             let (shape, found) = (operand.shape.clone(), vec![results[operand.name].len()]);
             let array = ArrayD::from_shape_vec(IxDyn(&shape), values);

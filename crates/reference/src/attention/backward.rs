@@ -15,6 +15,7 @@
 use super::forward::{ForwardOperands, HeadValues};
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::{bias_gradient, for_each_head};
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::Row;
 use crate::tensor::{Matrix, Output, Rows, add_scaled, dot};
@@ -26,7 +27,8 @@ pub fn backward<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
+    problem.check()?;
+    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
     let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
     let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
     let mut dv = Output::zeros("dv", &problem.v_shape())?;
@@ -64,12 +66,6 @@ pub fn backward<T: Real>(
         },
     )?;
     Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dv: dv.finish()?, dsinks, dbias })
-}
-
-impl<T> Cotangents<'_, T> {
-    pub(super) fn shapes(&self) -> [(&'static str, Option<&[usize]>); 2] {
-        [("dout", Some(self.dout.shape())), ("dlse", self.dlse.as_ref().map(|x| x.shape()))]
-    }
 }
 
 /// The operands of the backward pass.

@@ -22,6 +22,7 @@
 use super::backward::{BackwardOperands, First, HeadCotangents};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
 use crate::heads::{bias_gradient, for_each_head};
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::{Direction, HeadDirection, Motion, Second};
 use crate::tensor::{Matrix, MatrixMut, Output, Rows, add_scaled, dot};
@@ -34,8 +35,9 @@ pub fn double_backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
-    inputs.check(problem, Pass::DoubleBackward, &cotangents.shapes())?;
-    inputs.check(problem, Pass::DoubleBackward, &second.shapes())?;
+    problem.check()?;
+    let given = [inputs.shapes(), cotangents.shapes(), second.shapes()];
+    check(&problem.table(Pass::DoubleBackward), &given)?;
     let (scores, rows) = (&problem.scores, problem.scores.row_shape());
     let mut gq = Output::zeros("gq", &scores.q_shape())?;
     let mut gk = Output::zeros("gk", &scores.k_shape())?;
@@ -78,20 +80,6 @@ pub fn double_backward<T: Real>(
         gsinks,
         gbias,
     })
-}
-
-impl<T> SecondCotangents<'_, T> {
-    fn shapes(&self) -> [(&'static str, Option<&[usize]>); 7] {
-        [
-            ("ddq", self.ddq.as_ref().map(|x| x.shape())),
-            ("ddk", self.ddk.as_ref().map(|x| x.shape())),
-            ("ddv", self.ddv.as_ref().map(|x| x.shape())),
-            ("ddsinks", self.ddsinks.as_ref().map(|x| x.shape())),
-            ("ddbias", self.ddbias.as_ref().map(|x| x.shape())),
-            ("cot_o", self.cot_o.as_ref().map(|x| x.shape())),
-            ("cot_lse", self.cot_lse.as_ref().map(|x| x.shape())),
-        ]
-    }
 }
 
 /// The operands of the double backward pass.

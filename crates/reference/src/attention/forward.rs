@@ -8,6 +8,7 @@
 
 use super::{Inputs, Output};
 use crate::heads::for_each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::{HeadScores, Row, ScoreOperands};
 use crate::tensor::{self, Matrix, Rows, add_scaled};
@@ -15,7 +16,8 @@ use etalon_problem::{Attention, Error, Pass, Sequence};
 
 /// o and lse.
 pub fn forward<T: Real>(problem: &Attention, inputs: &Inputs<'_, T>) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
     // A row of no sequence sees nothing.
     let unseen = T::from_f64(f64::NEG_INFINITY);

@@ -8,6 +8,7 @@
 use super::forward::{ForwardOperands, HeadValues};
 use super::{Inputs, OutputTangents, Tangents};
 use crate::heads::for_each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::{Direction, Motion, Row};
 use crate::tensor::{Matrix, Output, Rows, add_scaled};
@@ -20,14 +21,8 @@ pub fn jvp<T: Real>(
     tangents: &Tangents<'_, T>,
 ) -> Result<OutputTangents<T>, Error> {
     let Tangents { tq, tk, tv, tsinks, tbias } = tangents;
-    let shapes = [
-        ("tq", tq.as_ref().map(|x| x.shape())),
-        ("tk", tk.as_ref().map(|x| x.shape())),
-        ("tv", tv.as_ref().map(|x| x.shape())),
-        ("tsinks", tsinks.as_ref().map(|x| x.shape())),
-        ("tbias", tbias.as_ref().map(|x| x.shape())),
-    ];
-    inputs.check(problem, Pass::Jvp, &shapes)?;
+    problem.check()?;
+    check(&problem.table(Pass::Jvp), &[inputs.shapes(), tangents.shapes()])?;
     let mut to = Output::zeros("to", &problem.o_shape())?;
     let mut tlse = Output::zeros("tlse", &problem.scores.row_shape())?;
     let operands = ForwardOperands::new(problem, inputs)?;

@@ -3,16 +3,16 @@
 
 mod backward;
 mod double_backward;
+mod evaluate;
 mod forward;
 mod jvp;
 
 pub use backward::backward;
 pub use double_backward::double_backward;
+pub use evaluate::evaluate;
 pub use forward::forward;
 pub use jvp::jvp;
 
-use crate::scalar::Real;
-use etalon_problem::{Attention, Error, Pass, check_operands};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What attention is computed from.
@@ -124,26 +124,4 @@ pub struct OutputTangents<T> {
     pub to: Array4<T>,
     /// Of lse, (J2): `[B, Hq, N]`.
     pub tlse: Array3<T>,
-}
-
-impl<T: Real> Inputs<'_, T> {
-    /// Fails unless the problem is sound, and its inputs and the further operands of the pass fit it.
-    fn check(
-        &self,
-        problem: &Attention,
-        pass: Pass,
-        further: &[(&str, Option<&[usize]>)],
-    ) -> Result<(), Error> {
-        problem.check()?;
-        let operands = problem.operands(pass);
-        let inputs = [
-            ("q", Some(self.q.shape())),
-            ("k", Some(self.k.shape())),
-            ("v", Some(self.v.shape())),
-            ("sinks", self.sinks.as_ref().map(|x| x.shape())),
-            ("bias", self.bias.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&operands, &inputs)?;
-        check_operands(&operands, further)
-    }
 }

@@ -11,6 +11,7 @@
 
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::{bias_gradient, for_each_head};
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::{HeadScores, Row, ScoreOperands};
 use crate::tensor::{Matrix, Output, Rows};
@@ -23,7 +24,8 @@ pub fn backward<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
+    problem.check()?;
+    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
     let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
     let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
     let operands = BackwardOperands::new(problem, inputs, cotangents)?;
@@ -52,12 +54,6 @@ pub fn backward<T: Real>(
         },
     )?;
     Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dsinks, dbias })
-}
-
-impl<T> Cotangents<'_, T> {
-    pub(super) fn shapes(&self) -> [(&'static str, Option<&[usize]>); 1] {
-        [("dlse", Some(self.dlse.shape()))]
-    }
 }
 
 /// The operands of the backward pass.

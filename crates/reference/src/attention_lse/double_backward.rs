@@ -18,6 +18,7 @@
 use super::backward::{BackwardOperands, First, HeadCotangents};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
 use crate::heads::{bias_gradient, for_each_head};
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::{Direction, HeadDirection, Motion, Second};
 use crate::tensor::{Matrix, Output, Rows};
@@ -30,8 +31,9 @@ pub fn double_backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
-    inputs.check(problem, Pass::DoubleBackward, &cotangents.shapes())?;
-    inputs.check(problem, Pass::DoubleBackward, &second.shapes())?;
+    problem.check()?;
+    let given = [inputs.shapes(), cotangents.shapes(), second.shapes()];
+    check(&problem.table(Pass::DoubleBackward), &given)?;
     let scores = &problem.scores;
     let mut gq = Output::zeros("gq", &scores.q_shape())?;
     let mut gk = Output::zeros("gk", &scores.k_shape())?;
@@ -74,18 +76,6 @@ pub fn double_backward<T: Real>(
         gsinks,
         gbias,
     })
-}
-
-impl<T> SecondCotangents<'_, T> {
-    fn shapes(&self) -> [(&'static str, Option<&[usize]>); 5] {
-        [
-            ("ddq", self.ddq.as_ref().map(|x| x.shape())),
-            ("ddk", self.ddk.as_ref().map(|x| x.shape())),
-            ("ddsinks", self.ddsinks.as_ref().map(|x| x.shape())),
-            ("ddbias", self.ddbias.as_ref().map(|x| x.shape())),
-            ("cot_lse", self.cot_lse.as_ref().map(|x| x.shape())),
-        ]
-    }
 }
 
 /// The operands of the double backward pass.

@@ -4,6 +4,7 @@
 
 use super::{Inputs, Output};
 use crate::heads::for_each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::Row;
 use crate::tensor;
@@ -14,7 +15,8 @@ pub fn forward<T: Real>(
     problem: &AttentionLse,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     // A row of no sequence sees nothing.
     let unseen = T::from_f64(f64::NEG_INFINITY);
     let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;

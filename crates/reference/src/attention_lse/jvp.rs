@@ -6,6 +6,7 @@
 
 use super::{Inputs, OutputTangents, Tangents};
 use crate::heads::for_each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::scores::{Direction, Motion, Row};
 use crate::tensor::Output;
@@ -18,13 +19,8 @@ pub fn jvp<T: Real>(
     tangents: &Tangents<'_, T>,
 ) -> Result<OutputTangents<T>, Error> {
     let Tangents { tq, tk, tsinks, tbias } = tangents;
-    let shapes = [
-        ("tq", tq.as_ref().map(|x| x.shape())),
-        ("tk", tk.as_ref().map(|x| x.shape())),
-        ("tsinks", tsinks.as_ref().map(|x| x.shape())),
-        ("tbias", tbias.as_ref().map(|x| x.shape())),
-    ];
-    inputs.check(problem, Pass::Jvp, &shapes)?;
+    problem.check()?;
+    check(&problem.table(Pass::Jvp), &[inputs.shapes(), tangents.shapes()])?;
     let mut tlse = Output::zeros("tlse", &problem.scores.row_shape())?;
     let operands = inputs.scores(problem)?;
     let direction = Direction::new(&problem.scores, tq, tk, tsinks, tbias)?;

@@ -3,17 +3,19 @@
 
 mod backward;
 mod double_backward;
+mod evaluate;
 mod forward;
 mod jvp;
 
 pub use backward::backward;
 pub use double_backward::double_backward;
+pub use evaluate::evaluate;
 pub use forward::forward;
 pub use jvp::jvp;
 
 use crate::scalar::Real;
 use crate::scores::ScoreOperands;
-use etalon_problem::{AttentionLse, Error, Pass, check_operands};
+use etalon_problem::{AttentionLse, Error};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What the log-sum-exp is computed from.
@@ -108,26 +110,6 @@ pub struct OutputTangents<T> {
 }
 
 impl<T: Real> Inputs<'_, T> {
-    /// Fails unless the problem is sound, and its inputs and the further operands of the pass fit
-    /// it.
-    fn check(
-        &self,
-        problem: &AttentionLse,
-        pass: Pass,
-        further: &[(&str, Option<&[usize]>)],
-    ) -> Result<(), Error> {
-        problem.check()?;
-        let operands = problem.operands(pass);
-        let inputs = [
-            ("q", Some(self.q.shape())),
-            ("k", Some(self.k.shape())),
-            ("sinks", self.sinks.as_ref().map(|x| x.shape())),
-            ("bias", self.bias.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&operands, &inputs)?;
-        check_operands(&operands, further)
-    }
-
     fn scores<'a>(&'a self, problem: &'a AttentionLse) -> Result<ScoreOperands<'a, T>, Error> {
         ScoreOperands::new(&problem.scores, &self.q, &self.k, &self.sinks, &self.bias)
     }

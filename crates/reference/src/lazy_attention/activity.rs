@@ -3,6 +3,7 @@
 use super::Inputs;
 use super::row::{Operands, Row};
 use crate::heads::each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::tensor::Output;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};
@@ -31,7 +32,8 @@ pub fn active_pairs<T: Real>(
     problem: &LazyAttention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Array4<bool>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let [batch, heads, queries] = problem.scores.row_shape();
     let shape = [batch, heads, queries, problem.scores.extents.keys];
     let mut pairs = Output::new("activity", &shape, false)?;
@@ -55,7 +57,8 @@ pub fn activity<T: Real>(
     inputs: &Inputs<'_, T>,
     tile: Blocking,
 ) -> Result<Array4<bool>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let mut tiles = TileMap::new(problem, tile)?;
     let operands = Operands::new(problem, inputs, None)?;
     let start = |sequence: &Sequence, head| TilesOfHead::new(tile, sequence, head);
@@ -161,7 +164,8 @@ pub fn ambiguous<T: Real>(
     inputs: &Inputs<'_, T>,
     bound: impl Fn(&Pair<T>) -> T + Sync,
 ) -> Result<Vec<Pair<T>>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let operands = Operands::new(problem, inputs, None)?;
     let start = |sequence: &Sequence, head| (*sequence, head, Vec::new());
     let parts = operands.walk(start, |(sequence, head, pairs), i, row| {

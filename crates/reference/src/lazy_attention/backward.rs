@@ -17,6 +17,7 @@
 use super::row::{Head, Operands, Row};
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::tensor::{Matrix, Output, Rows, add_scaled, dot};
 use etalon_problem::{DistanceBias, Error, LazyAttention, Pass, Sequence};
@@ -57,7 +58,8 @@ fn gradients<T: Real>(
     cotangents: &Cotangents<'_, T>,
     activity: Option<&ArrayView4<'_, bool>>,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
+    problem.check()?;
+    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
     let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
     let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
     let mut dv = Output::zeros("dv", &problem.v_shape())?;
@@ -98,12 +100,6 @@ fn gradients<T: Real>(
         dbias: dbias.map(Output::finish).transpose()?,
         dtau: dtau.finish()?,
     })
-}
-
-impl<T> Cotangents<'_, T> {
-    pub(super) fn shapes(&self) -> [(&'static str, Option<&[usize]>); 2] {
-        [("dout", Some(self.dout.shape())), ("dlse", self.dlse.as_ref().map(|x| x.shape()))]
-    }
 }
 
 /// What one sequence adds to the gradients that a head's sequences share.

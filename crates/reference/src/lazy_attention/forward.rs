@@ -7,6 +7,7 @@
 use super::row::{Operands, Row};
 use super::{Inputs, Output};
 use crate::heads::each_head;
+use crate::named::check;
 use crate::scalar::Real;
 use crate::tensor::{self, add_scaled};
 use etalon_problem::{Error, LazyAttention, Pass};
@@ -16,7 +17,8 @@ pub fn forward<T: Real>(
     problem: &LazyAttention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
     // A row of no sequence sees nothing.
     let unseen = T::from_f64(f64::NEG_INFINITY);

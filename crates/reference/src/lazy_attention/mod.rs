@@ -4,6 +4,7 @@
 mod activity;
 mod backward;
 mod double_backward;
+mod evaluate;
 mod forward;
 mod row;
 mod stats;
@@ -11,11 +12,10 @@ mod stats;
 pub use activity::{Pair, active_pairs, activity, ambiguous};
 pub use backward::{backward, backward_under};
 pub use double_backward::double_backward;
+pub use evaluate::evaluate;
 pub use forward::forward;
 pub use stats::{SpeedUp, Stats, stats};
 
-use crate::scalar::Real;
-use etalon_problem::{Error, LazyAttention, Pass, check_operands};
 use ndarray::{Array1, Array2, Array3, Array4, ArrayView1, ArrayView2, ArrayView3, ArrayView4};
 
 /// What lazy attention is computed from.
@@ -103,26 +103,4 @@ pub struct SecondGradients<T> {
     pub gdout: Array4<T>,
     /// By dlse, (E21): `[B, Hq, N]`.
     pub gdlse: Array3<T>,
-}
-
-impl<T: Real> Inputs<'_, T> {
-    /// Fails unless the problem is sound, and its inputs and the further operands of the pass fit it.
-    fn check(
-        &self,
-        problem: &LazyAttention,
-        pass: Pass,
-        further: &[(&str, Option<&[usize]>)],
-    ) -> Result<(), Error> {
-        problem.check()?;
-        let operands = problem.operands(pass);
-        let inputs = [
-            ("q", Some(self.q.shape())),
-            ("k", Some(self.k.shape())),
-            ("v", Some(self.v.shape())),
-            ("bias", self.bias.as_ref().map(|x| x.shape())),
-            ("tau", Some(self.tau.shape())),
-        ];
-        check_operands(&operands, &inputs)?;
-        check_operands(&operands, further)
-    }
 }

@@ -3,6 +3,7 @@
 use super::Inputs;
 use super::activity::{TileMap, TilesOfHead};
 use super::row::{Operands, Row};
+use crate::named::check;
 use crate::scalar::Real;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};
 
@@ -51,7 +52,8 @@ pub fn stats<T: Real>(
     inputs: &Inputs<'_, T>,
     tile: Blocking,
 ) -> Result<Stats, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    problem.check()?;
+    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let mut tiles = TileMap::new(problem, tile)?;
     let operands = Operands::new(problem, inputs, None)?;
     let start =

@@ -25,7 +25,6 @@ pub fn backward<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
     backward_scaled(problem, T::from_f64(problem.scale), inputs, cotangents)
 }
 
@@ -36,6 +35,7 @@ pub(super) fn backward_scaled<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
+    inputs.check(problem, Pass::Backward, cotangents.shapes())?;
     backward_by(problem, scale, inputs, cotangents, sweep)
 }
 

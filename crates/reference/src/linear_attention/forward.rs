@@ -15,7 +15,6 @@ pub fn forward<T: Real>(
     problem: &LinearAttention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
     forward_scaled(problem, T::from_f64(problem.scale), inputs)
 }
 
@@ -25,6 +24,7 @@ pub(super) fn forward_scaled<T: Real>(
     scale: T,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
+    inputs.check(problem, Pass::Forward, Vec::new())?;
     forward_by(problem, scale, inputs, |head, h, o| {
         let mut read = Vec::new();
         for t in 0..head.tokens {

@@ -4,6 +4,7 @@
 mod backward;
 pub mod chunked;
 mod double_backward;
+mod evaluate;
 mod forward;
 mod gates;
 mod heads;
@@ -12,11 +13,13 @@ mod step;
 
 pub use backward::backward;
 pub use double_backward::double_backward;
+pub use evaluate::evaluate;
 pub use forward::forward;
 pub use step::{StepInputs, StepOutput, step};
 
+use crate::named::{Shapes, check};
 use crate::scalar::Real;
-use etalon_problem::{Error, LinearAttention, Pass, check_operands};
+use etalon_problem::{Error, LinearAttention, Pass};
 use gates::check_g_gamma;
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
@@ -129,27 +132,10 @@ impl<T: Real> Inputs<'_, T> {
         &self,
         problem: &LinearAttention,
         pass: Pass,
-        further: &[(&str, Option<&[usize]>)],
+        further: Shapes<'_>,
     ) -> Result<(), Error> {
         problem.check()?;
-        let operands = problem.operands(pass);
-        let inputs = [
-            ("q", Some(self.q.shape())),
-            ("k", Some(self.k.shape())),
-            ("v", Some(self.v.shape())),
-            ("g_gamma", self.g_gamma.as_ref().map(|x| x.shape())),
-            ("g", self.g.as_ref().map(|x| x.shape())),
-            ("initial_state", self.initial_state.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&operands, &inputs)?;
-        check_operands(&operands, further)?;
+        check(&problem.table(pass), &[self.shapes(), further])?;
         check_g_gamma(&self.g_gamma)
-    }
-}
-
-impl<T> Cotangents<'_, T> {
-    fn shapes(&self) -> [(&'static str, Option<&[usize]>); 2] {
-        let dfinal_state = self.dfinal_state.as_ref().map(|x| x.shape());
-        [("dout", Some(self.dout.shape())), ("dfinal_state", dfinal_state)]
     }
 }

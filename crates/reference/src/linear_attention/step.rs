@@ -3,8 +3,9 @@
 use super::Inputs;
 use super::forward::forward_scaled;
 use super::gates::{check_g_gamma, check_log_decay};
+use crate::named::check;
 use crate::scalar::Real;
-use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences, check_operands};
+use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences};
 use ndarray::{Array3, Array4, ArrayView1, ArrayView2, ArrayView3, ArrayView4, Axis};
 
 /// What the next token of every batch element is computed from.
@@ -66,15 +67,7 @@ pub fn step<T: Real>(
 impl<T: Real> StepInputs<'_, T> {
     fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
         problem.check()?;
-        let given = [
-            ("q", Some(self.q.shape())),
-            ("k", Some(self.k.shape())),
-            ("v", Some(self.v.shape())),
-            ("g_gamma", self.g_gamma.as_ref().map(|x| x.shape())),
-            ("g", self.g.as_ref().map(|x| x.shape())),
-            ("initial_state", Some(self.initial_state.shape())),
-        ];
-        check_operands(&problem.operands(Pass::Step), &given)?;
+        check(&problem.table(Pass::Step), &[self.shapes()])?;
         check_g_gamma(&self.g_gamma)?;
         for ((b, h), &g) in self.g.iter().flat_map(|g| g.indexed_iter()) {
             check_log_decay("g", &[b, h], g)?;

@@ -15,7 +15,8 @@ use super::head::{matrix, matrix_mut};
 use super::shard::{Partial, Shard};
 use super::tokens::{Token, at};
 use super::tree::{fold, tiles};
-use super::{Cotangents, Gradients, Inputs, Wanted, check_operands, weigh};
+use super::{Cotangents, Gradients, Inputs, Wanted, weigh};
+use crate::named::check;
 use crate::scalar::Real;
 use crate::tensor::{self, filled};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
@@ -32,7 +33,7 @@ pub fn backward<T: Real>(
     wanted: Wanted,
 ) -> Result<Gradients<T>, Error> {
     let shard = Shard::new(problem, 0..problem.vocab, inputs)?;
-    cotangents.check(problem, Pass::Backward)?;
+    check(&problem.table(Pass::Backward), &[cotangents.shapes()])?;
     shard.backward(&shard.partials()?, cotangents, wanted)
 }
 
@@ -56,7 +57,7 @@ impl<T: Real> Shard<'_, T> {
         totals: &[Partial<T>],
         cotangents: &Cotangents<'_, T>,
     ) -> Result<Vec<Pull<T>>, Error> {
-        cotangents.check(self.problem, Pass::Backward)?;
+        check(&self.problem.table(Pass::Backward), &[cotangents.shapes()])?;
         let rows = self.totals(totals)?;
         let mut pulls = tensor::reserve("what tokens pull with", self.tokens.counted().len())?;
         pulls.extend(rows.map(|(token, total)| self.pull(&token, total, cotangents)));
@@ -174,18 +175,6 @@ impl<T: Real> Shard<'_, T> {
         })?;
         let dw = want_w.then(|| dw.finish()).transpose()?;
         Ok(Gradients { dh: None, dw, dbias: want_bias.then(|| dbias.finish()).transpose()? })
-    }
-}
-
-impl<T> Cotangents<'_, T> {
-    pub(super) fn check(&self, problem: &LinearCrossEntropy, pass: Pass) -> Result<(), Error> {
-        let given = [
-            ("dloss", self.dloss.as_ref().map(|x| x.shape())),
-            ("dlse", self.dlse.as_ref().map(|x| x.shape())),
-            ("dlogprob", self.dlogprob.as_ref().map(|x| x.shape())),
-            ("dentropy", self.dentropy.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&problem.operands(pass), &given)
     }
 }
 

@@ -3,6 +3,7 @@
 
 mod backward;
 mod double_backward;
+mod evaluate;
 pub mod filter;
 mod forward;
 mod head;
@@ -13,10 +14,10 @@ mod tree;
 
 pub use backward::backward;
 pub use double_backward::double_backward;
+pub use evaluate::evaluate;
 pub use forward::forward;
 
 use crate::scalar::Real;
-use etalon_problem::{Error, Operand, Role};
 use ndarray::{Array1, Array2, ArrayD, ArrayView1, ArrayView2, ArrayViewD};
 
 /// What the loss is computed from.
@@ -134,46 +135,6 @@ pub struct SecondGradients<T> {
     pub gdlogprob: Option<Array1<T>>,
     /// By dentropy, (C24): `[T]`, where the problem asks for entropy.
     pub gdentropy: Option<Array1<T>>,
-}
-
-impl<T> Inputs<'_, T> {
-    fn shapes(&self) -> [(&'static str, Option<&[usize]>); 6] {
-        [
-            ("h", Some(self.h.shape())),
-            ("w", Some(self.w.shape())),
-            ("bias", self.bias.as_ref().map(|x| x.shape())),
-            ("targets", Some(self.targets.shape())),
-            ("class_weights", self.class_weights.as_ref().map(|x| x.shape())),
-            ("token_weights", self.token_weights.as_ref().map(|x| x.shape())),
-        ]
-    }
-}
-
-/// Options that stand behind an operand, by how its name ends.
-const OPTIONS: [(&str, &str); 6] = [
-    ("bias", "bias"),
-    ("class_weights", "class_weights"),
-    ("token_weights", "token_weights"),
-    ("lse", "outputs.lse"),
-    ("logprob", "outputs.logprob"),
-    ("entropy", "outputs.entropy"),
-];
-
-/// Fails unless every input is given, every given operand belongs to the problem, and every shape
-/// fits.
-fn check_operands(operands: &[Operand], given: &[(&str, Option<&[usize]>)]) -> Result<(), Error> {
-    for &(name, shape) in given {
-        let operand = operands.iter().find(|operand| operand.name == name);
-        if let (Some(operand), Some(shape)) = (operand, shape) {
-            Error::expect_shape(name, &operand.shape, shape)?;
-        } else {
-            let needed = operand.is_some_and(|operand| operand.role == Role::Input);
-            let option = OPTIONS.iter().find(|(end, _)| name.ends_with(end));
-            let option = option.map_or(name, |&(_, option)| option);
-            Error::expect_presence(name, option, needed, shape.is_some())?;
-        }
-    }
-    Ok(())
 }
 
 /// weight · x, but 0·∞ = 0: a class without weight adds nothing, however unlikely it is.

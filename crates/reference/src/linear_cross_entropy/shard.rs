@@ -34,10 +34,11 @@
 pub use super::partial::Partial;
 pub use super::tree::TILE;
 
+use super::Inputs;
 use super::head::Head;
 use super::tokens::{Token, Tokens, spread};
 use super::tree::{fold, tiles};
-use super::{Inputs, check_operands};
+use crate::named::check;
 use crate::scalar::Real;
 use crate::tensor::filled;
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
@@ -64,11 +65,11 @@ impl<'a, T: Real> Shard<'a, T> {
             let expected = format!("a range within 0..{}", problem.vocab);
             return Err(Error::value("classes", expected, format!("{classes:?}")));
         }
-        let mut operands = problem.operands(Pass::Forward);
-        for operand in operands.iter_mut().filter(|x| ["w", "bias"].contains(&x.name)) {
+        let mut table = problem.table(Pass::Forward);
+        for operand in table.operands.iter_mut().filter(|x| ["w", "bias"].contains(&x.name)) {
             operand.shape[0] = classes.len();
         }
-        check_operands(&operands, &inputs.shapes())?;
+        check(&table, &[inputs.shapes()])?;
         let head = Head::new(problem, classes, inputs)?;
         Ok(Shard { problem, head, tokens: Tokens::new(problem, inputs)? })
     }

@@ -2,7 +2,7 @@
 //! down.
 
 use super::tensors::Tensors;
-use etalon_problem::{NamedArray, Pass, Problem, Role};
+use etalon_problem::{NamedArray, Pass, Problem};
 use ndarray::{ArrayD, IxDyn};
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
@@ -67,7 +67,7 @@ pub fn agree(
         let (problem, tensors) = load(&path);
         for &pass in passes {
             let operands = problem.operands(pass);
-            let read = operands.iter().filter(|operand| operand.role != Role::Output);
+            let read = operands.iter().filter(|operand| operand.role.is_given());
             let x = read.map(|operand| (operand.name.to_string(), tensors[operand.name].clone()));
             for (result, found) in run(&problem, pass, x.collect()) {
                 let expected = &tensors[&result];

@@ -37,7 +37,7 @@ fn options_and_operands_must_agree() {
             for (operand, option) in problem.operands(pass).iter().filter_map(|operand| {
                 let option =
                     ["sinks", "bias"].into_iter().find(|option| operand.name.ends_with(option));
-                (operand.role != Role::Output).then_some((operand, option?))
+                (operand.role.is_given()).then_some((operand, option?))
             }) {
                 // The option is set; without its input operand the pass cannot run.
                 let mut without = x.clone();

@@ -2,7 +2,7 @@
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
 use crate::common::tensors::{assert_near, need, typed};
-use etalon_problem::{Error, Operand, Pass, Problem, Role};
+use etalon_problem::{Error, Operand, Pass, Problem};
 use etalon_reference::scalar::Real;
 use etalon_reference::{attention, attention_lse};
 use ndarray::{ArrayBase, ArrayD, Data, Dimension, RawData};
@@ -28,7 +28,7 @@ pub const OUTPUTS: [OutputNames; 2] = [
 /// Every operand that the pass reads, the optional ones too. A tensor depends on its name and on
 /// the seed, not on the pass.
 pub fn operands(problem: &Problem, pass: Pass, seed: u64) -> Tensors<f64> {
-    let read = problem.operands(pass).into_iter().filter(|operand| operand.role != Role::Output);
+    let read = problem.operands(pass).into_iter().filter(|operand| operand.role.is_given());
     read.map(|Operand { name, shape, .. }| {
         (name.to_string(), Random::of(name, seed).tensor(&shape))
     })

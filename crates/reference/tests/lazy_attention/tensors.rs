@@ -2,7 +2,7 @@
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
 use crate::common::tensors::{assert_near, need, typed};
-use etalon_problem::{Error, LazyAttention, Operand, Pass, Role};
+use etalon_problem::{Error, LazyAttention, Operand, Pass};
 use etalon_reference::lazy_attention::{self, Cotangents, Gradients, Inputs, SecondCotangents};
 use etalon_reference::scalar::Real;
 use ndarray::{Array, ArrayD, Dimension, IxDyn};
@@ -23,7 +23,7 @@ pub const TAU: [f64; 6] = [-0.9, -0.3, -1.0, 0.4, -2.5, 0.0];
 /// Every operand that the pass reads, the optional ones too. A tensor depends on its name and on
 /// the seed, not on the pass.
 pub fn operands(problem: &LazyAttention, pass: Pass, seed: u64) -> Tensors<f64> {
-    let read = problem.operands(pass).into_iter().filter(|operand| operand.role != Role::Output);
+    let read = problem.operands(pass).into_iter().filter(|operand| operand.role.is_given());
     read.map(|Operand { name, shape, .. }| {
         let tensor = match name {
             "tau" => ArrayD::from_shape_fn(IxDyn(&shape), |at| TAU[at[0] % TAU.len()]),

@@ -2,7 +2,7 @@
 //! meet.
 
 use crate::tensors::{Random, Tensors};
-use etalon_problem::{Decay, LinearAttention, LinearExtents, Operand, Pass, Role, TokenSequences};
+use etalon_problem::{Decay, LinearAttention, LinearExtents, Operand, Pass, TokenSequences};
 use ndarray::{ArrayD, IxDyn};
 
 /// Which log-decays a problem is given.
@@ -96,7 +96,7 @@ impl Case {
     /// on the seed, not on the pass.
     pub fn operands(&self, pass: Pass, seed: u64) -> Tensors<f64> {
         let operands = self.problem.operands(pass);
-        let read = operands.into_iter().filter(|operand| operand.role != Role::Output);
+        let read = operands.into_iter().filter(|operand| operand.role.is_given());
         read.map(|Operand { name, shape, .. }| {
             let hash =
                 name.bytes().fold(seed, |hash, byte| hash.wrapping_mul(257) + u64::from(byte));

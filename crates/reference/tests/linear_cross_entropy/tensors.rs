@@ -2,7 +2,7 @@
 
 use crate::common::tensors::{Random, typed};
 pub use crate::common::tensors::{Sum, Tensors, assert_near, convert};
-use etalon_problem::{Error, LinearCrossEntropy, Operand, Pass, Precision, Role};
+use etalon_problem::{Error, LinearCrossEntropy, Operand, Pass, Precision};
 use etalon_reference::linear_cross_entropy::{self, Cotangents, Inputs, SecondCotangents, Wanted};
 use etalon_reference::scalar::{Dual, Real};
 use ndarray::{Array1, ArrayD, ArrayView, Dimension, IxDyn, arr0};
@@ -18,7 +18,7 @@ pub struct Operands<T> {
 /// Weights are of either sign: nothing is taken to be positive.
 pub fn operands(problem: &LinearCrossEntropy, pass: Pass, seed: u64) -> Operands<f64> {
     let read = problem.operands(pass).into_iter();
-    let read = read.filter(|x| x.role != Role::Output && x.precision != Precision::Integer);
+    let read = read.filter(|x| x.role.is_given() && x.precision != Precision::Integer);
     let floats = read.map(|Operand { name, shape, .. }| {
         let mut random = Random::of(name, seed);
         let mut tensor = ArrayD::from_shape_simple_fn(IxDyn(&shape), || random.number());

@@ -83,7 +83,7 @@ impl<T: Element> StepInputs<'_, T> {
             ("g", self.g.as_ref().map(|x| x.shape())),
             ("initial_state", Some(state)),
         ];
-        check_operands(&problem.operands(Pass::Step), &given)?;
+        check_operands(&problem.table(Pass::Step), &given)?;
         gates::check_constant(&self.g_gamma)?;
         for ((b, h), &g) in self.g.iter().flat_map(|g| g.indexed_iter()) {
             gates::check_log_decay("g", &[b, h], g)?;

@@ -1,7 +1,7 @@
 //! One problem, said in several ways.
 
 use super::linear;
-use super::parts::{Layout, layout};
+use super::parts::Axes;
 use crate::bounds::Bounds;
 use crate::cases::linear_attention::Family;
 use crate::cases::{Case, Point};
@@ -10,7 +10,7 @@ use crate::laws::values::{close, larger, scaled, sum_groups, times};
 use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{Decay, Dtype, LinearAttention, Pass};
+use etalon_problem::{Axis as ProblemAxis, Decay, Dtype, LinearAttention, Pass};
 use ndarray::{ArrayD, Axis, IxDyn};
 
 /// Doubling is exact where nothing is subnormal.
@@ -111,11 +111,8 @@ pub(super) fn shared_states(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, linear(trial.case)?);
     let group = problem.group();
     let heads: Vec<usize> = (0..problem.extents.query_heads).map(|h| h / group).collect();
-    let axis = |name: &str| match layout(name) {
-        Layout::Key | Layout::State => Some(1),
-        Layout::Head => Some(0),
-        Layout::Query | Layout::Number => None,
-    };
+    let axes = Axes::new(problem);
+    let axis = |name: &str| axes.position(name, ProblemAxis::KeyHeads);
     let mut inputs = Tensors::new();
     for (name, tensor) in &case.inputs {
         let copies = axis(name).map_or_else(|| tensor.clone(), |axis| take(tensor, axis, &heads));
@@ -151,11 +148,11 @@ pub(super) fn shared_states(trial: &Trial<'_>) -> Judgement {
 }
 
 /// The tokens `from..to` of what has tokens.
-fn tokens(inputs: &Tensors, from: usize, to: usize) -> Tensors {
+fn tokens(axes: &Axes, inputs: &Tensors, from: usize, to: usize) -> Tensors {
     let picks: Vec<usize> = (from..to).collect();
     let part = |(name, tensor): (&String, &Tensor)| {
-        let by_token = matches!(layout(name), Layout::Query | Layout::Key);
-        (name.clone(), if by_token { take(tensor, 2, &picks) } else { tensor.clone() })
+        let axis = axes.position(name, ProblemAxis::Tokens);
+        (name.clone(), axis.map_or_else(|| tensor.clone(), |axis| take(tensor, axis, &picks)))
     };
     inputs.iter().map(part).collect()
 }
@@ -176,7 +173,9 @@ pub(super) fn two_halves(trial: &Trial<'_>) -> Judgement {
     let n = problem.extents.tokens;
     let stream = crate::generate::Stream::new(case.spec.seed, "two_halves");
     let t = 1 + stream.below(0, n - 1);
-    let (mut early, mut late) = (tokens(&case.inputs, 0, t), tokens(&case.inputs, t, n));
+    let axes = Axes::new(problem);
+    let half = |from, to| tokens(&axes, &case.inputs, from, to);
+    let (mut early, mut late) = (half(0, t), half(t, n));
     let first = with_states(problem, t, problem.initial_state).into();
     let last = with_states(problem, n - t, true).into();
     let before = trial.ask_pass(&first, Pass::Forward, &early, Hints::default())?;
@@ -191,11 +190,13 @@ pub(super) fn two_halves(trial: &Trial<'_>) -> Judgement {
     let mut outputs = Tensors::new();
     for name in trial.clean()?.keys() {
         let halves = [&before, &after].map(|half| half.get(name));
-        let whole = match (layout(name), halves) {
-            (Layout::Query | Layout::Key, [Some(a), Some(b)]) => join(a, b)?,
-            (Layout::State, [_, Some(b)]) if name == "final_state" => b.clone(),
-            (Layout::State, [Some(a), _]) => a.clone(),
-            (_, [Some(a), Some(b)]) => {
+        let (by_token, state) =
+            (axes.has(name, ProblemAxis::Tokens), axes.has(name, ProblemAxis::Sequences));
+        let whole = match halves {
+            [Some(a), Some(b)] if by_token => join(a, b)?,
+            [_, Some(b)] if name == "final_state" => b.clone(),
+            [Some(a), _] if state => a.clone(),
+            [Some(a), Some(b)] => {
                 let (a, b) = (a.to_f64(name)?, b.to_f64(name)?);
                 Tensor::round(&(a + b), Dtype::F64)
             }
@@ -219,12 +220,12 @@ pub(super) fn token_by_token(trial: &Trial<'_>) -> Judgement {
     let wide = if case.dtype == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
     let zeros = || Tensor::round(&ArrayD::zeros(problem.state_shape().to_vec()), wide);
     let mut state = case.inputs.get("initial_state").cloned().unwrap_or_else(zeros);
-    let mut rows = Vec::new();
+    let (axes, mut rows) = (Axes::new(problem), Vec::new());
     for t in 0..problem.extents.tokens {
-        let mut inputs = tokens(&case.inputs, t, t + 1);
+        let mut inputs = tokens(&axes, &case.inputs, t, t + 1);
         for (name, tensor) in &mut inputs {
-            if matches!(layout(name), Layout::Query | Layout::Key) {
-                tensor.shape.remove(2);
+            if let Some(axis) = axes.position(name, ProblemAxis::Tokens) {
+                tensor.shape.remove(axis);
             }
         }
         inputs.insert("initial_state".to_string(), state);

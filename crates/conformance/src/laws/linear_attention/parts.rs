@@ -2,52 +2,50 @@
 
 use super::linear;
 use crate::generate::Stream;
-use crate::laws::tensors::{Equality, difference, take};
+use crate::laws::select::part_of;
+use crate::laws::tensors::{Equality, difference};
 use crate::laws::{Judgement, Trial, refute};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{LinearAttention, TokenSequence, TokenSequences};
+use etalon_problem::{
+    Axis, LinearAttention, Operand, Pass, Problem, TokenSequence, TokenSequences, find,
+};
 use std::ops::Range;
 
-/// How the axes of a tensor run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Layout {
-    /// `[B, Hq, N, …]`
-    Query,
-    /// `[B, Hk, N, …]`
-    Key,
-    /// `[Hk]`
-    Head,
-    /// `[S, Hk, D, E]`
-    State,
-    /// `[]`
-    Number,
-}
+/// The axes of the tensors of a problem, by name.
+pub(super) struct Axes(Vec<Operand>);
 
-pub(super) fn layout(name: &str) -> Layout {
-    match name {
-        _ if name.ends_with("scale") => Layout::Number,
-        _ if name.ends_with("state") => Layout::State,
-        _ if name.ends_with("g_gamma") => Layout::Head,
-        _ if name.ends_with(['k', 'v', 'g']) => Layout::Key,
-        _ => Layout::Query,
+impl Axes {
+    pub fn new(problem: &LinearAttention) -> Self {
+        let passes = [Pass::Forward, Pass::Backward];
+        Axes(passes.into_iter().flat_map(|pass| problem.operands(pass)).collect())
     }
-}
 
-/// Whether an index into a tensor lies in some tokens of some sequences; `tokens` says of a
-/// sequence which. Without an axis of tokens none does.
-pub(super) fn holds(
-    name: &str,
-    at: &[usize],
-    sequences: &[TokenSequence],
-    tokens: impl Fn(&TokenSequence) -> Range<usize>,
-) -> bool {
-    let by_token = matches!(layout(name), Layout::Query | Layout::Key);
-    by_token
-        && sequences.iter().any(|s| {
-            let range = tokens(s);
-            at[0] == s.batch && (s.start + range.start..s.start + range.end).contains(&at[2])
-        })
+    /// Where an axis of a tensor lies.
+    pub fn position(&self, name: &str, axis: Axis) -> Option<usize> {
+        find(&self.0, name).and_then(|operand| operand.position(axis))
+    }
+
+    /// Whether a tensor has an axis.
+    pub fn has(&self, name: &str, axis: Axis) -> bool {
+        self.position(name, axis).is_some()
+    }
+
+    /// Whether an index into a tensor lies in some tokens of some sequences; `tokens` says of a
+    /// sequence which. Without an axis of tokens none does.
+    pub fn holds(
+        &self,
+        name: &str,
+        at: &[usize],
+        sequences: &[TokenSequence],
+        tokens: impl Fn(&TokenSequence) -> Range<usize>,
+    ) -> bool {
+        self.has(name, Axis::Tokens)
+            && sequences.iter().any(|s| {
+                let range = tokens(s);
+                at[0] == s.batch && (s.start + range.start..s.start + range.end).contains(&at[2])
+            })
+    }
 }
 
 /// One key head of one sequence.
@@ -58,19 +56,16 @@ struct Part<'a> {
 }
 
 impl Part<'_> {
-    fn tensor(&self, name: &str, tensor: &Tensor) -> Tensor {
+    fn tensor(&self, problem: &Problem, name: &str, tensor: &Tensor) -> Tensor {
         let &Part { sequence: s, key_head, group } = self;
-        let tokens: Vec<usize> = (s.start..s.start + s.tokens).collect();
-        let queries: Vec<usize> = (key_head * group..(key_head + 1) * group).collect();
-        let rows =
-            |heads: &[usize]| take(&take(&take(tensor, 0, &[s.batch]), 1, heads), 2, &tokens);
-        match layout(name) {
-            Layout::Query => rows(&queries),
-            Layout::Key => rows(&[key_head]),
-            Layout::Head => take(tensor, 0, &[key_head]),
-            Layout::State => take(&take(tensor, 0, &[s.index]), 1, &[key_head]),
-            Layout::Number => tensor.clone(),
-        }
+        part_of(problem, name, tensor, |axis| match axis {
+            Axis::Batch => Some(vec![s.batch]),
+            Axis::QueryHeads => Some((key_head * group..(key_head + 1) * group).collect()),
+            Axis::KeyHeads => Some(vec![key_head]),
+            Axis::Tokens => Some((s.start..s.start + s.tokens).collect()),
+            Axis::Sequences => Some(vec![s.index]),
+            _ => None,
+        })
     }
 
     fn problem(&self, whole: &LinearAttention) -> LinearAttention {
@@ -89,18 +84,21 @@ pub(super) fn alone(trial: &Trial<'_>) -> Judgement {
     let (problem, whole) = (linear(trial.case)?, trial.clean()?);
     let sequences = problem.list_sequences();
     let heads = problem.extents.key_heads;
+    let axes = Axes::new(problem);
     let stream = Stream::new(trial.case.spec.seed, "parts");
     for i in 0..PARTS.min(sequences.len() * heads) {
         let at = stream.below(i, sequences.len() * heads);
         let (sequence, key_head) = (&sequences[at / heads], at % heads);
         let part = Part { sequence, key_head, group: problem.group() };
-        let of = |(name, x): (&String, &Tensor)| (name.clone(), part.tensor(name, x));
+        let of = |(name, x): (&String, &Tensor)| {
+            (name.clone(), part.tensor(&trial.case.problem, name, x))
+        };
         let inputs: Tensors = trial.case.inputs.iter().map(of).collect();
         let outputs = trial.ask(&part.problem(problem).into(), &inputs, Hints::default())?;
         // Sums over sequences or heads are not the part's alone.
-        let own = |name: &str| !matches!(layout(name), Layout::Head | Layout::Number);
+        let own = |name: &str| axes.has(name, Axis::Tokens) || axes.has(name, Axis::Sequences);
         for (name, tensor) in outputs.iter().filter(|(name, _)| own(name)) {
-            let place = part.tensor(name, &whole[name]);
+            let place = part.tensor(&trial.case.problem, name, &whole[name]);
             let found = difference(name, &place, tensor, Equality::Bits, |_| true);
             let which = format!("sequence {}, key head {key_head}", sequence.index);
             refute(found.map(|found| format!("{which}: {found}")))?;

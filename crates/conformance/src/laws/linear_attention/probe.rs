@@ -6,10 +6,9 @@ use super::linear;
 use crate::generate::Stream;
 use crate::laws::tensors::{Equality, difference};
 use crate::laws::{Flaw, Judgement, Trial, refute};
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Stored, Tensor, Tensors};
 use crate::tier::Hints;
-use crate::tiers::stored;
-use etalon_problem::{Decay, Error, LinearAttention, Pass, Problem, Role, TokenSequence};
+use etalon_problem::{Axis, Decay, Error, LinearAttention, Pass, Problem, Role, TokenSequence};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
 
@@ -21,7 +20,7 @@ pub(super) fn integers(trial: &Trial<'_>) -> Judgement {
     let operands = problem.operands(Pass::Backward);
     let store = |(name, x): (&&'static str, &ArrayD<f64>)| {
         let operand = operands.iter().find(|operand| operand.name == *name)?;
-        Some((name.to_string(), Tensor::store(x, stored(operand, trial.case.dtype))))
+        Some((name.to_string(), Tensor::store(x, Stored::of(operand.precision, trial.case.dtype))))
     };
     let inputs: Tensors = arrays.iter().filter_map(store).collect();
     let outputs = trial.ask(&Problem::from(problem.clone()), &inputs, Hints::default())?;
@@ -29,7 +28,7 @@ pub(super) fn integers(trial: &Trial<'_>) -> Judgement {
     for operand in problem.operands(trial.pass).iter().filter(|x| x.role == Role::Output) {
         let name = operand.name;
         let exact = expected.get(name).ok_or_else(|| Flaw::Vacuous(format!("no {name}")))?;
-        let exact = Tensor::store(exact, stored(operand, trial.case.dtype));
+        let exact = Tensor::store(exact, Stored::of(operand.precision, trial.case.dtype));
         refute(difference(name, &outputs[name], &exact, Equality::Numbers, |_| true))?;
     }
     Ok(Some(0.0))
@@ -39,6 +38,7 @@ fn elements(trial: &Trial<'_>, problem: &LinearAttention) -> Arrays {
     let operands = problem.operands(Pass::Backward).into_iter();
     let array = |operand: etalon_problem::Operand| {
         let stream = Stream::new(trial.case.spec.seed, operand.name);
+        let state = operand.has(Axis::Sequences);
         let width = operand.shape.last().copied().unwrap_or(1);
         let mut at = 0;
         let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
@@ -49,19 +49,14 @@ fn elements(trial: &Trial<'_>, problem: &LinearAttention) -> Arrays {
                 "g" if stream.below(at, 5) == 0 => f64::NEG_INFINITY,
                 "g" | "g_gamma" => 0.0,
                 // Of a state the four corners.
-                name if name.ends_with("state")
-                    && index[2] != 0
-                    && index[2] + 1 != problem.extents.dim =>
-                {
-                    0.0
-                }
+                _ if state && index[2] != 0 && index[2] + 1 != problem.extents.dim => 0.0,
                 _ if column != 0 && column + 1 != width => 0.0,
                 _ => stream.integer(at, -1, 1) as f64,
             }
         });
         (operand.name, values)
     };
-    operands.filter(|operand| operand.role != Role::Output).map(array).collect()
+    operands.filter(|operand| operand.role.is_given()).map(array).collect()
 }
 
 /// All results, pair of tokens by pair of tokens, for decays of 1 and 0.

@@ -1,7 +1,7 @@
 //! What a token sees, and what it does not.
 
 use super::linear;
-use super::parts::{Layout, holds, layout};
+use super::parts::Axes;
 use crate::bounds::Bounds;
 use crate::cases::linear_attention::GateKind;
 use crate::cases::{Case, Point};
@@ -11,7 +11,7 @@ use crate::laws::values::{close, larger};
 use crate::laws::{Flaw, Judgement, Trial, refute};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{LinearAttention, Pass, TokenSequence};
+use etalon_problem::{Axis, LinearAttention, Pass, TokenSequence};
 use std::ops::Range;
 
 /// The inputs with NaN where `place(name, index)` says so.
@@ -58,10 +58,10 @@ pub(super) fn padded(problem: &LinearAttention) -> usize {
 }
 
 pub(super) fn padded_tokens(trial: &Trial<'_>) -> Judgement {
-    let (case, sequences) = (trial.case, linear(trial.case)?.list_sequences());
+    let (case, problem) = (trial.case, linear(trial.case)?);
+    let (sequences, axes) = (problem.list_sequences(), Axes::new(problem));
     let outside = |name: &str, at: &[usize]| {
-        matches!(layout(name), Layout::Query | Layout::Key)
-            && !holds(name, at, &sequences, |s| 0..s.tokens)
+        axes.has(name, Axis::Tokens) && !axes.holds(name, at, &sequences, |s| 0..s.tokens)
     };
     let inputs = poisoned(&case.inputs, outside)?;
     let outputs = trial.ask(&case.problem, &inputs, Hints::default())?;
@@ -95,21 +95,22 @@ fn cuts(case: &Case, sequences: &[TokenSequence]) -> Vec<usize> {
 }
 
 pub(super) fn later_tokens(trial: &Trial<'_>) -> Judgement {
-    let (case, sequences) = (trial.case, linear(trial.case)?.list_sequences());
+    let (case, problem) = (trial.case, linear(trial.case)?);
+    let (sequences, axes) = (problem.list_sequences(), Axes::new(problem));
     let cuts = cuts(case, &sequences);
     let early = |s: &TokenSequence| 0..cuts[s.index].min(s.tokens);
     let late = |s: &TokenSequence| cuts[s.index].min(s.tokens)..s.tokens;
     // Gates are no data: NaN among them is an error. The final state and its gradient see all.
-    let data = |name: &str| !name.ends_with('g');
+    let data = |name: &str| name != "g";
     let ask = |poison: &dyn Fn(&TokenSequence) -> Range<usize>, names: &[&str]| {
         let inputs = poisoned(&case.inputs, |name, at| {
-            names.contains(&name) && data(name) && holds(name, at, &sequences, poison)
+            names.contains(&name) && data(name) && axes.holds(name, at, &sequences, poison)
         })?;
         trial.ask(&case.problem, &inputs, Hints::default())
     };
     let everything = ["q", "k", "v", "dout"];
     let counts = |name: &str, at: &[usize]| {
-        ["o", "dq"].contains(&name) && holds(name, at, &sequences, early)
+        ["o", "dq"].contains(&name) && axes.holds(name, at, &sequences, early)
     };
     let outputs = ask(&late, &everything)?;
     let margin = agree(&outputs, trial.clean()?, trial.bounds()?, counts)
@@ -118,7 +119,7 @@ pub(super) fn later_tokens(trial: &Trial<'_>) -> Judgement {
         return Ok(margin);
     }
     let counts = |name: &str, at: &[usize]| {
-        ["dk", "dv"].contains(&name) && holds(name, at, &sequences, late)
+        ["dk", "dv"].contains(&name) && axes.holds(name, at, &sequences, late)
     };
     let outputs = ask(&early, &everything)?;
     let other = agree(&outputs, trial.clean()?, trial.bounds()?, counts)
@@ -161,13 +162,13 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
 
 pub(super) fn resets(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, linear(trial.case)?);
-    let sequences = problem.list_sequences();
+    let (sequences, axes) = (problem.list_sequences(), Axes::new(problem));
     let cuts = cuts(case, &sequences);
     let here = |s: &TokenSequence| cuts[s.index]..(cuts[s.index] + 1).min(s.tokens);
     let early = |s: &TokenSequence| 0..cuts[s.index].min(s.tokens);
     let late = |s: &TokenSequence| cuts[s.index].min(s.tokens)..s.tokens;
     let mut inputs = case.inputs.clone();
-    let g = map(&inputs["g"], |at, g| match holds("g", at, &sequences, here) {
+    let g = map(&inputs["g"], |at, g| match axes.holds("g", at, &sequences, here) {
         true => f64::NEG_INFINITY,
         false => g,
     })?;
@@ -175,28 +176,28 @@ pub(super) fn resets(trial: &Trial<'_>) -> Judgement {
     let clean = trial.ask(&case.problem, &inputs, Hints::default())?;
     let bounds = trial.bounds_of(&case.problem, &inputs)?;
     let full = |s: usize| sequences.iter().any(|x| x.index == s && x.tokens > 0);
-    let data = |name: &str| !name.ends_with('g');
+    let data = |name: &str| name != "g";
 
     let before = poisoned(&inputs, |name, at| match name {
         "initial_state" => full(at[0]),
-        _ => data(name) && holds(name, at, &sequences, early),
+        _ => data(name) && axes.holds(name, at, &sequences, early),
     })?;
     let outputs = trial.ask(&case.problem, &before, Hints::default())?;
     let after = |name: &str, at: &[usize]| match name {
         "final_state" => full(at[0]),
-        _ => holds(name, at, &sequences, late),
+        _ => axes.holds(name, at, &sequences, late),
     };
     let margin = agree(&outputs, &clean, &bounds, after)
         .map_err(|flaw| named(flaw, "NaN before a reset"))?;
 
     let behind = poisoned(&inputs, |name, at| match name {
         "dfinal_state" => full(at[0]),
-        _ => data(name) && holds(name, at, &sequences, late),
+        _ => data(name) && axes.holds(name, at, &sequences, late),
     })?;
     let outputs = trial.ask(&case.problem, &behind, Hints::default())?;
     let ahead = |name: &str, at: &[usize]| match name {
         "dinitial_state" => full(at[0]),
-        _ => holds(name, at, &sequences, early),
+        _ => axes.holds(name, at, &sequences, early),
     };
     let other = agree(&outputs, &clean, &bounds, ahead)
         .map_err(|flaw| named(flaw, "NaN behind a reset"))?;

@@ -32,7 +32,7 @@ pub fn backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     chunk: usize,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, &cotangents.shapes())?;
+    inputs.check(problem, Pass::Backward, cotangents.shapes())?;
     check_chunk(chunk)?;
     let scale = T::from_f64(problem.scale);
     backward_by(problem, scale, inputs, cotangents, |head, dout, d, gradients| {

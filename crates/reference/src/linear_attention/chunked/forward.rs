@@ -19,7 +19,7 @@ pub fn forward<T: Real>(
     inputs: &Inputs<'_, T>,
     chunk: usize,
 ) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, &[])?;
+    inputs.check(problem, Pass::Forward, Vec::new())?;
     check_chunk(chunk)?;
     forward_by(problem, T::from_f64(problem.scale), inputs, |head, s, o| {
         let (mut sum, mut of_state) = (Vec::new(), Vec::new());

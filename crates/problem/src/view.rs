@@ -1,0 +1,270 @@
+//! Borrowed tensors by name: what a tier reads, and where it writes.
+//!
+//! A tier has one door, `run(&problem, pass, &inputs, &mut outputs, &options)`. The inputs are
+//! [`Views`], the outputs [`ViewsMut`]; both may have any strides.
+//!
+//! ```
+//! use etalon_problem::{Attention, Dtype, Extents, Pass, Problem, Views, ViewsMut};
+//! use ndarray::{Array3, Array4};
+//!
+//! let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 5, keys: 5, dim: 8 };
+//! let problem: Problem = Attention::new(extents).into();
+//! let [q, kv] = [(1, 2, 5, 8), (1, 1, 5, 8)].map(Array4::<f32>::zeros);
+//! let (mut o, mut lse) = (q.clone(), Array3::<f32>::zeros((1, 2, 5)));
+//!
+//! let inputs = Views::new().with("q", &q).with("k", &kv).with("v", &kv);
+//! let outputs = ViewsMut::new().with("o", &mut o).with("lse", &mut lse);
+//! assert_eq!(problem.check_call(Pass::Forward, &inputs, &outputs, false)?, Dtype::F32);
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+
+use crate::operand::find;
+use crate::{Dtype, Error, Operand, Pass, Precision, Problem, Role};
+use half::{bf16, f16};
+use ndarray::{Array, ArrayView, ArrayViewMut, Dimension, IxDyn};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// The type in which numbers are stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stored {
+    /// As floating-point numbers.
+    Float(Dtype),
+    /// As i64.
+    Integer,
+}
+
+impl Stored {
+    /// The type of a tensor beside main tensors of type `storage`.
+    pub fn of(precision: Precision, storage: Dtype) -> Self {
+        match (precision, storage) {
+            (Precision::Storage, storage) => Stored::Float(storage),
+            (Precision::Wide, Dtype::F64) => Stored::Float(Dtype::F64),
+            (Precision::Wide, _) => Stored::Float(Dtype::F32),
+            (Precision::Integer, _) => Stored::Integer,
+        }
+    }
+}
+
+impl fmt::Display for Stored {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Stored::Float(dtype) => dtype.name(),
+            Stored::Integer => "i64",
+        })
+    }
+}
+
+/// The two kinds of views: one enum, one `From`, one set of questions for each.
+macro_rules! views {
+    ($(#[$doc:meta])* $name:ident, $array:ident, $many:ident) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub enum $name<'a> {
+            /// IEEE binary64.
+            F64($array<'a, f64, IxDyn>),
+            /// IEEE binary32.
+            F32($array<'a, f32, IxDyn>),
+            /// bfloat16.
+            Bf16($array<'a, bf16, IxDyn>),
+            /// IEEE binary16.
+            F16($array<'a, f16, IxDyn>),
+            /// Whole numbers.
+            I64($array<'a, i64, IxDyn>),
+        }
+
+        impl $name<'_> {
+            /// Its shape.
+            pub fn shape(&self) -> &[usize] {
+                match self {
+                    $name::F64(x) => x.shape(),
+                    $name::F32(x) => x.shape(),
+                    $name::Bf16(x) => x.shape(),
+                    $name::F16(x) => x.shape(),
+                    $name::I64(x) => x.shape(),
+                }
+            }
+
+            /// The type of its elements.
+            pub fn stored(&self) -> Stored {
+                match self {
+                    $name::F64(_) => Stored::Float(Dtype::F64),
+                    $name::F32(_) => Stored::Float(Dtype::F32),
+                    $name::Bf16(_) => Stored::Float(Dtype::Bf16),
+                    $name::F16(_) => Stored::Float(Dtype::F16),
+                    $name::I64(_) => Stored::Integer,
+                }
+            }
+        }
+
+        impl<'a> $many<'a> {
+            /// None.
+            pub fn new() -> Self {
+                Self::default()
+            }
+
+            /// Adds one; a second of the same name is refused by [`Problem::check_call`].
+            pub fn with(mut self, name: &'a str, view: impl Into<$name<'a>>) -> Self {
+                self.list.push((name, view.into()));
+                self
+            }
+
+            /// Adds one, if it is there.
+            pub fn with_some(self, name: &'a str, view: Option<impl Into<$name<'a>>>) -> Self {
+                match view {
+                    Some(view) => self.with(name, view),
+                    None => self,
+                }
+            }
+
+            /// Names and views.
+            pub fn iter(&self) -> impl Iterator<Item = (&'a str, &$name<'a>)> {
+                self.list.iter().map(|(name, view)| (*name, view))
+            }
+
+            /// The view of a name.
+            pub fn get(&self, name: &str) -> Option<&$name<'a>> {
+                self.list.iter().find(|(other, _)| *other == name).map(|(_, view)| view)
+            }
+        }
+    };
+}
+
+views! {
+    /// A tensor that is read.
+    View, ArrayView, Views
+}
+
+views! {
+    /// A tensor that is written.
+    ViewMut, ArrayViewMut, ViewsMut
+}
+
+/// Inputs by name. The list holds those of any pass without an allocation.
+#[derive(Debug, Default)]
+pub struct Views<'a> {
+    list: SmallVec<[(&'a str, View<'a>); 20]>,
+}
+
+/// Places of outputs by name. An output that has no place is not computed.
+#[derive(Debug, Default)]
+pub struct ViewsMut<'a> {
+    list: SmallVec<[(&'a str, ViewMut<'a>); 10]>,
+}
+
+impl<'a> ViewsMut<'a> {
+    /// Takes the place of an output.
+    pub fn take(&mut self, name: &str) -> Option<ViewMut<'a>> {
+        let at = self.list.iter().position(|(other, _)| *other == name)?;
+        Some(self.list.swap_remove(at).1)
+    }
+}
+
+macro_rules! from_arrays {
+    ($($type:ty => $variant:ident),*) => {$(
+        impl<'a, D: Dimension> From<ArrayView<'a, $type, D>> for View<'a> {
+            fn from(view: ArrayView<'a, $type, D>) -> Self {
+                View::$variant(view.into_dyn())
+            }
+        }
+
+        impl<'a, D: Dimension> From<&'a Array<$type, D>> for View<'a> {
+            fn from(array: &'a Array<$type, D>) -> Self {
+                array.view().into()
+            }
+        }
+
+        impl<'a, D: Dimension> From<ArrayViewMut<'a, $type, D>> for ViewMut<'a> {
+            fn from(view: ArrayViewMut<'a, $type, D>) -> Self {
+                ViewMut::$variant(view.into_dyn())
+            }
+        }
+
+        impl<'a, D: Dimension> From<&'a mut Array<$type, D>> for ViewMut<'a> {
+            fn from(array: &'a mut Array<$type, D>) -> Self {
+                array.view_mut().into()
+            }
+        }
+    )*};
+}
+from_arrays!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64);
+
+impl Problem {
+    /// Fails unless these views are what a pass reads and may write: every operand that it needs is
+    /// there, each in its shape and type, and no other. A saved operand may be absent only where it
+    /// may be computed anew. Returns the storage type: that of the first input.
+    pub fn check_call(
+        &self,
+        pass: Pass,
+        inputs: &Views<'_>,
+        outputs: &ViewsMut<'_>,
+        recompute: bool,
+    ) -> Result<Dtype, Error> {
+        self.check()?;
+        let table = self.table(pass);
+        let Some(first) = table.operands.first() else {
+            return Err(self.algorithm().no_pass(pass));
+        };
+        let storage = match inputs.get(first.name).map(View::stored) {
+            Some(Stored::Float(dtype)) => dtype,
+            _ => Dtype::F32,
+        };
+        let unknown = |name: &str| Error::unexpected(name, table.option(name));
+        for (at, (name, view)) in inputs.iter().enumerate() {
+            let operand = find(&table.operands, name).filter(|x| x.role != Role::Output);
+            let operand = operand.ok_or_else(|| unknown(name))?;
+            if inputs.iter().take(at).any(|(other, _)| other == name) {
+                return Err(Error::value(name, "one tensor", "two"));
+            }
+            check_view(operand, view.shape(), view.stored(), storage, first.name)?;
+        }
+        for (at, (name, view)) in outputs.iter().enumerate() {
+            let operand = find(&table.operands, name).filter(|x| x.role == Role::Output);
+            let operand = operand.ok_or_else(|| unknown(name))?;
+            if outputs.iter().take(at).any(|(other, _)| other == name) {
+                return Err(Error::value(name, "one place", "two"));
+            }
+            check_view(operand, view.shape(), view.stored(), storage, first.name)?;
+        }
+        for operand in table.operands.iter().filter(|x| inputs.get(x.name).is_none()) {
+            match operand.role {
+                Role::Input | Role::Cotangent => {
+                    return Err(Error::missing(operand.name, operand.option));
+                }
+                Role::Saved if !recompute => {
+                    return Err(Error::Missing {
+                        operand: operand.name.to_string(),
+                        reason: "the forward pass returns it; set `recompute` to compute it anew"
+                            .to_string(),
+                    });
+                }
+                _ => {}
+            }
+        }
+        Ok(storage)
+    }
+}
+
+/// Fails unless a view has the shape and type of its operand; `first` is the operand whose type is that
+/// of the storage.
+fn check_view(
+    operand: &Operand,
+    shape: &[usize],
+    found: Stored,
+    storage: Dtype,
+    first: &str,
+) -> Result<(), Error> {
+    Error::expect_shape(operand.name, &operand.shape, shape)?;
+    let stored = Stored::of(operand.precision, storage);
+    if found == stored {
+        return Ok(());
+    }
+    let expected = match operand.precision {
+        _ if operand.name == first => "f64, f32, bf16 or f16".to_string(),
+        Precision::Integer => stored.to_string(),
+        Precision::Storage => format!("{stored}, as {first} does"),
+        Precision::Wide => format!("{stored}, as {first} holds {storage}"),
+    };
+    let (operand, found) = (operand.name.to_string(), found.to_string());
+    Err(Error::Dtype { operand, expected, found })
+}

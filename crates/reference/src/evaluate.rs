@@ -1,0 +1,32 @@
+//! Every pass of every algorithm, by name.
+
+use crate::named::Tensors;
+use crate::scalar::Real;
+use crate::{attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy};
+use etalon_problem::{Error, Pass, Problem};
+
+/// The outputs of a pass, by name, in the arithmetic of `T`: `x` holds its inputs and cotangents, whole
+/// numbers among them as numbers of `T`. Outputs that the problem does not ask for are absent.
+///
+/// Fails unless the problem is sound and `x` holds every operand that the pass needs, each in its
+/// shape, and no other.
+pub fn evaluate<T: Real>(
+    problem: &Problem,
+    pass: Pass,
+    x: &Tensors<T>,
+) -> Result<Tensors<T>, Error> {
+    problem.check()?;
+    let table = problem.table(pass);
+    if table.operands.is_empty() {
+        return Err(problem.algorithm().no_pass(pass));
+    }
+    let given: Vec<_> = x.iter().map(|(name, x)| (name.as_str(), Some(x.shape()))).collect();
+    table.check_all(&given)?;
+    match problem {
+        Problem::Attention(problem) => attention::evaluate(problem, pass, x),
+        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, x),
+        Problem::LinearAttention(problem) => linear_attention::evaluate(problem, pass, x),
+        Problem::LazyAttention(problem) => lazy_attention::evaluate(problem, pass, x),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, x),
+    }
+}

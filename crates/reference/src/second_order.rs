@@ -1,0 +1,52 @@
+//! The second order by dual numbers, for any algorithm.
+//!
+//! A gradient dx is that of φ = Σ <dy, y> by x, whose second derivative is symmetric. The gradient
+//! of <ddx, dx> by the inputs is therefore how the gradients move as the inputs move along ddx; that
+//! of <cot_y, y> is how they move as dy moves along cot_y. One backward pass over dual numbers with
+//! both gives the sum; and one forward pass gives the gradients by dy: how y moves. No formula but
+//! those of the first order is used.
+
+use crate::named::Tensors;
+use crate::scalar::{Dual, Real};
+use crate::tensor::{tangent_of, with_tangent};
+use etalon_problem::{Error, Pass, Problem};
+use ndarray::{ArrayD, ArrayViewD};
+
+/// The results of a double backward pass whose operands have these names; `first_order` gives those of
+/// a forward and of a backward pass.
+pub(crate) fn second_order<T: Real>(
+    problem: &Problem,
+    x: &[(&str, ArrayViewD<'_, T>)],
+    first_order: impl Fn(Pass, &Tensors<Dual<T>>) -> Result<Tensors<Dual<T>>, Error>,
+) -> Result<Tensors<T>, Error> {
+    problem.check()?;
+    let shapes: Vec<_> = x.iter().map(|(name, x)| (*name, Some(x.shape()))).collect();
+    problem.table(Pass::DoubleBackward).check_all(&shapes)?;
+    let get = |name: &str| x.iter().find(|(other, _)| *other == name).map(|(_, x)| x);
+    let mut moving: Tensors<Dual<T>> = Tensors::new();
+    for family in problem.families() {
+        let [first, second, ..] = family.companions.unwrap_or_default();
+        let (name, motion) = match family.input {
+            true => (family.name, get(second)),
+            false => (first, get(second)),
+        };
+        let scale = family.value.map(|value| ndarray::arr0(T::from_f64(value)).into_dyn());
+        let value = scale.as_ref().map(|x| x.view()).or_else(|| get(name).map(|x| x.view()));
+        let zeros = motion.filter(|_| value.is_none()).map(|x| x.mapv(|_| T::ZERO));
+        if let Some(value) = value.or_else(|| zeros.as_ref().map(|x| x.view())) {
+            moving.insert(name.to_string(), with_tangent(name, &value, motion)?);
+        }
+    }
+    let mut outputs = first_order(Pass::Forward, &moving)?;
+    outputs.extend(first_order(Pass::Backward, &moving)?);
+    let mut results = Tensors::new();
+    for family in problem.families() {
+        let Some([first, _, gradient, _]) = family.companions else { continue };
+        let source = if family.input { first } else { family.name };
+        if let Some(moved) = outputs.remove(source) {
+            let tangent: ArrayD<T> = tangent_of(gradient, moved)?;
+            results.insert(gradient.to_string(), tangent);
+        }
+    }
+    Ok(results)
+}
