@@ -1,4 +1,4 @@
-//! The figures of `docs/errata.md`, section 002: what each mistake costs on a stated problem. Each
+//! The figures of `docs/errata.md` on lazy attention: what each mistake costs on a stated problem. Each
 //! is computed here and must stand on the page as it comes out.
 
 use etalon_conformance::generate::Stream;
@@ -15,7 +15,10 @@ const ERRATA: &str = include_str!("../../../docs/errata.md");
 /// Fails unless the section holds this sentence, whatever its line breaks.
 #[track_caller]
 fn stands(sentence: &str) {
-    let section = ERRATA.split("\n## ").find(|section| section.starts_with("002")).expect("002");
+    let section = ERRATA
+        .split("\n## ")
+        .find(|section| section.starts_with("Lazy attention"))
+        .expect("section");
     let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(words(section).contains(&words(sentence)), "docs/errata.md lacks: {sentence}");
 }

@@ -1,4 +1,4 @@
-//! The figures of `docs/errata.md` about seed 003: each mistake's formula against the oracle, on one
+//! The figures of `docs/errata.md` on linear cross-entropy: each mistake's formula against the oracle, on one
 //! fixed problem of 64 tokens, 16 elements and 1000 classes.
 
 use etalon_problem::{LinearCrossEntropy, Reduction};

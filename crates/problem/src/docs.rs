@@ -1,43 +1,39 @@
-//! The pages of `docs/` that say what is computed: symbols and equations.
+//! The pages of `docs/`.
+//!
+//! * Start here: [`guide`] checks a kernel of your own, [`notation`] defines symbols and words.
+//! * The equations, numbered as in the comments of the code: [`attention`], [`attention_lse`],
+//!   [`linear_attention`], [`lazy_attention`], [`linear_cross_entropy`].
+//! * [`numerics`]: the error bounds. [`errata`]: known mistakes in these algorithms.
+//! * [`simd`]: how the CPU kernels work. [`benchmarks`]: how fast they are. [`peers`]: how to compare
+//!   them with PyTorch and ggml.
 
-/// Symbols, shapes, roles and conventions.
-///
-#[doc = include_str!("../../../docs/notation.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod notation {}
+// `assets/links.md` names the modules below by the name of this crate, in every crate.
+extern crate self as etalon_problem;
 
-/// The equations of attention.
-///
-#[doc = include_str!("../../../docs/attention.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod attention {}
+macro_rules! page {
+    ($name:ident, $file:literal, $title:literal) => {
+        #[doc = $title]
+        ///
+        #[doc = include_str!("../../../docs/assets/links.md")]
+        #[doc = include_str!(concat!("../../../", $file))]
+        #[doc = include_str!("../../../docs/assets/katex.html")]
+        pub mod $name {}
+    };
+}
 
-/// The equations of attention_lse.
-///
-#[doc = include_str!("../../../docs/attention_lse.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod attention_lse {}
-
-/// The equations of linear attention.
-///
-#[doc = include_str!("../../../docs/linear_attention.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod linear_attention {}
-
-/// The equations of lazy attention.
-///
-#[doc = include_str!("../../../docs/lazy_attention.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod lazy_attention {}
-
-/// The equations of linear cross-entropy.
-///
-#[doc = include_str!("../../../docs/linear_cross_entropy.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod linear_cross_entropy {}
-
-/// What the documents that this began with say wrongly.
-///
-#[doc = include_str!("../../../docs/errata.md")]
-#[doc = include_str!("../../../docs/assets/katex.html")]
-pub mod errata {}
+page!(guide, "docs/guide.md", "Check your own kernel; all commands and options.");
+page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
+page!(attention, "docs/attention.md", "The equations of attention.");
+page!(attention_lse, "docs/attention_lse.md", "The equations of attention_lse.");
+page!(linear_attention, "docs/linear_attention.md", "The equations of linear attention.");
+page!(lazy_attention, "docs/lazy_attention.md", "The equations of lazy attention.");
+page!(
+    linear_cross_entropy,
+    "docs/linear_cross_entropy.md",
+    "The equations of linear cross-entropy."
+);
+page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
+page!(simd, "docs/simd.md", "How the SIMD kernels work.");
+page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
+page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
+page!(errata, "docs/errata.md", "Known mistakes in these algorithms.");

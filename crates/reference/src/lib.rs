@@ -1,30 +1,31 @@
-//! Every algorithm of etalon as its formula: the oracle that judges the fast ones.
+//! Exact implementations of every algorithm, written as their formulas: the oracle that judges
+//! the fast kernels.
 //!
-//! The formulas are written over any [`scalar::Real`], one row of one head at a time, and read as
-//! the pages in `docs/` do: the numbers in the comments are those of the equations there. There is
-//! no tiling; heads run side by side, and the result has the same bits for any number of threads.
+//! Each module is one algorithm and has a function for each pass. Hand in a problem and views of
+//! its tensors:
 //!
 //! ```
 //! use etalon_problem::{Attention, Extents, Mask};
-//! use etalon_reference::attention::{Cotangents, Inputs, backward, forward};
-//! use ndarray::{Array4, array};
+//! use etalon_reference::attention::{Inputs, forward};
+//! use ndarray::array;
 //!
 //! let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 2, dim: 1 };
 //! let problem = Attention::new(extents).mask(Mask::causal());
-//! let q = Array4::from_shape_vec(problem.scores.q_shape(), vec![0.0, 0.0])?;
-//! let k = Array4::from_shape_vec(problem.scores.k_shape(), vec![1.0, 2.0])?;
-//! let v = Array4::from_shape_vec(problem.v_shape(), vec![4.0, 8.0])?;
+//! let q = array![[[[0.0], [0.0]]]]; // [batch, head, row, element]
+//! let k = array![[[[1.0], [2.0]]]];
+//! let v = array![[[[4.0], [8.0]]]];
 //! let inputs = Inputs { q: q.view(), k: k.view(), v: v.view(), sinks: None, bias: None };
 //!
 //! let output = forward(&problem, &inputs)?;
-//! assert_eq!(output.o, array![[[[4.0], [6.0]]]]); // the second query sees both keys alike
+//! assert_eq!(output.o, array![[[[4.0], [6.0]]]]); // the second query weighs both keys by 1/2
 //! assert_eq!(output.lse, array![[[0.0, 2f64.ln()]]]);
-//!
-//! let dout = Array4::ones(problem.o_shape());
-//! let gradients = backward(&problem, &inputs, &Cotangents { dout: dout.view(), dlse: None })?;
-//! assert_eq!(gradients.dv, array![[[[1.5], [0.5]]]]);
-//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! # Ok::<(), etalon_problem::Error>(())
 //! ```
+//!
+//! The code works over any [`scalar::Real`]: f64 is the oracle, dual numbers check its derivatives,
+//! and double-double numbers its rounding. It computes one row of one head at a time, without
+//! tiles. Heads run in parallel, and the result has the same bits for any number of threads.
+//! Comments carry the equation numbers of the pages in [`etalon_problem::docs`].
 #![forbid(unsafe_code)]
 
 pub mod attention;

@@ -1,3 +1,32 @@
+//! Linear attention: [`forward`], [`backward`], [`double_backward`] and [`step`], over any scalar.
+//!
+//! Hand in a problem and views of its tensors; outputs and gradients come back as arrays.
+//! [`chunked`] computes the same in chunks, as kernels do.
+//!
+//! ```
+//! use etalon_problem::{LinearAttention, LinearExtents};
+//! use etalon_reference::linear_attention::{Cotangents, Inputs, backward, forward};
+//! use ndarray::array;
+//!
+//! let extents = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 2, dim: 1 };
+//! let problem = LinearAttention::new(extents).final_state();
+//! let q = array![[[[1.0], [1.0]]]]; // [batch, head, row, element]
+//! let k = array![[[[1.0], [2.0]]]];
+//! let v = array![[[[4.0], [8.0]]]];
+//! let (q, k, v) = (q.view(), k.view(), v.view());
+//! let inputs = Inputs { q, k, v, g_gamma: None, g: None, initial_state: None };
+//!
+//! let output = forward(&problem, &inputs)?;
+//! assert_eq!(output.o, array![[[[4.0], [20.0]]]]); // the second query reads both keys
+//! assert_eq!(output.final_state, Some(array![[[[20.0]]]]));
+//!
+//! let dout = array![[[[1.0], [1.0]]]];
+//! let cotangents = Cotangents { dout: dout.view(), dfinal_state: None };
+//! let gradients = backward(&problem, &inputs, &cotangents)?;
+//! assert_eq!(gradients.dv, array![[[[2.0], [2.0]]]]);
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+#![doc = include_str!("../../../../docs/assets/links.md")]
 #![doc = include_str!("../../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../../docs/assets/katex.html")]
 

@@ -1,3 +1,37 @@
+//! Linear cross-entropy: [`forward`], [`backward`] and [`double_backward`], over any scalar.
+//!
+//! Hand in a problem and views of its tensors; outputs and gradients come back as arrays.
+//! [`shard`] computes parts of the vocabulary, [`filter`] omits small gradients with a proven bound.
+//!
+//! ```
+//! use etalon_problem::LinearCrossEntropy;
+//! use etalon_reference::linear_cross_entropy::{Cotangents, Inputs, Wanted, backward, forward};
+//! use ndarray::{array, arr0};
+//!
+//! let problem = LinearCrossEntropy::new(1, 1, 2); // tokens, elements, classes
+//! let h = array![[2.0]];
+//! let w = array![[0.0], [0.0]];
+//! let targets = array![1];
+//! let inputs = Inputs {
+//!     h: h.view(),
+//!     w: w.view(),
+//!     bias: None,
+//!     targets: targets.view(),
+//!     class_weights: None,
+//!     token_weights: None,
+//! };
+//!
+//! let output = forward(&problem, &inputs)?;
+//! assert_eq!(output.loss, arr0(2f64.ln()).into_dyn()); // two equal logits
+//!
+//! let dloss = arr0(1.0).into_dyn();
+//! let cotangents =
+//!     Cotangents { dloss: Some(dloss.view()), dlse: None, dlogprob: None, dentropy: None };
+//! let gradients = backward(&problem, &inputs, &cotangents, Wanted::ALL)?;
+//! assert_eq!(gradients.dw, Some(array![[1.0], [-1.0]])); // (p − [v = y]) h
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+#![doc = include_str!("../../../../docs/assets/links.md")]
 #![doc = include_str!("../../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../../docs/assets/katex.html")]
 
