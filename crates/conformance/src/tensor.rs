@@ -2,9 +2,9 @@
 
 pub use etalon_problem::Stored;
 
-use etalon_problem::{Dtype, Error};
+use etalon_problem::{Dtype, Error, View, ViewMut, Views, ViewsMut};
 use half::{bf16, f16};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, IxDyn};
 use std::collections::BTreeMap;
 
 /// Tensors by name.
@@ -58,6 +58,65 @@ impl Tensor {
                 let data = Data::I64(values.iter().map(|x| x.round() as i64).collect());
                 Tensor { shape: values.shape().to_vec(), data }
             }
+        }
+    }
+
+    /// A tensor for results that nobody has written: NaN, or the least whole number.
+    pub fn unwritten(shape: &[usize], stored: Stored) -> Self {
+        let len = shape.iter().product();
+        let data = match stored {
+            Stored::Float(Dtype::F64) => Data::F64(vec![f64::NAN; len]),
+            Stored::Float(Dtype::F32) => Data::F32(vec![f32::NAN; len]),
+            Stored::Float(Dtype::Bf16) => Data::Bf16(vec![bf16::NAN; len]),
+            Stored::Float(Dtype::F16) => Data::F16(vec![f16::NAN; len]),
+            Stored::Integer => Data::I64(vec![i64::MIN; len]),
+        };
+        Tensor { shape: shape.to_vec(), data }
+    }
+
+    /// Its elements, to be read; an error that names it for flags.
+    pub fn view(&self, name: &str) -> Result<View<'_>, Error> {
+        fn of<'a, T>(shape: &[usize], x: &'a [T], name: &str) -> Result<ArrayViewD<'a, T>, Error> {
+            ArrayViewD::from_shape(IxDyn(shape), x).map_err(|_| misshapen(name, shape, x.len()))
+        }
+        Ok(match &self.data {
+            Data::F64(x) => of(&self.shape, x, name)?.into(),
+            Data::F32(x) => of(&self.shape, x, name)?.into(),
+            Data::Bf16(x) => of(&self.shape, x, name)?.into(),
+            Data::F16(x) => of(&self.shape, x, name)?.into(),
+            Data::I64(x) => of(&self.shape, x, name)?.into(),
+            Data::Bool(_) => return Err(self.no_numbers(name)),
+        })
+    }
+
+    /// Its elements, to be written; an error that names it for flags.
+    pub fn view_mut(&mut self, name: &str) -> Result<ViewMut<'_>, Error> {
+        fn of<'a, T>(
+            shape: &[usize],
+            x: &'a mut [T],
+            name: &str,
+        ) -> Result<ArrayViewMutD<'a, T>, Error> {
+            let len = x.len();
+            ArrayViewMutD::from_shape(IxDyn(shape), x).map_err(|_| misshapen(name, shape, len))
+        }
+        if let Data::Bool(_) = self.data {
+            return Err(self.no_numbers(name));
+        }
+        Ok(match &mut self.data {
+            Data::F64(x) => of(&self.shape, x, name)?.into(),
+            Data::F32(x) => of(&self.shape, x, name)?.into(),
+            Data::Bf16(x) => of(&self.shape, x, name)?.into(),
+            Data::F16(x) => of(&self.shape, x, name)?.into(),
+            Data::I64(x) => of(&self.shape, x, name)?.into(),
+            Data::Bool(_) => return Err(misshapen(name, &self.shape, 0)),
+        })
+    }
+
+    fn no_numbers(&self, name: &str) -> Error {
+        Error::Dtype {
+            operand: name.to_string(),
+            expected: "f64, f32, bf16 or f16".to_string(),
+            found: self.type_name().to_string(),
         }
     }
 
@@ -124,19 +183,27 @@ impl Tensor {
             Data::F32(x) => x.iter().map(|&x| f64::from(x)).collect(),
             Data::Bf16(x) => x.iter().map(|x| x.to_f64()).collect(),
             Data::F16(x) => x.iter().map(|x| x.to_f64()).collect(),
-            Data::I64(_) | Data::Bool(_) => {
-                return Err(Error::Dtype {
-                    operand: name.to_string(),
-                    expected: "f64, f32, bf16 or f16".to_string(),
-                    found: self.type_name().to_string(),
-                });
-            }
+            Data::I64(_) | Data::Bool(_) => return Err(self.no_numbers(name)),
         };
-        let found = vec![values.len()];
-        ArrayD::from_shape_vec(IxDyn(&self.shape), values).map_err(|_| Error::Shape {
-            operand: name.to_string(),
-            expected: self.shape.clone(),
-            found,
-        })
+        let len = values.len();
+        ArrayD::from_shape_vec(IxDyn(&self.shape), values)
+            .map_err(|_| misshapen(name, &self.shape, len))
     }
+}
+
+fn misshapen(name: &str, shape: &[usize], found: usize) -> Error {
+    Error::Shape { operand: name.to_string(), expected: shape.to_vec(), found: vec![found] }
+}
+
+/// Tensors as the inputs of a tier.
+pub fn views(tensors: &Tensors) -> Result<Views<'_>, Error> {
+    tensors.iter().try_fold(Views::new(), |views, (name, x)| Ok(views.with(name, x.view(name)?)))
+}
+
+/// Tensors as the places of a tier's outputs.
+pub fn views_mut(tensors: &mut Tensors) -> Result<ViewsMut<'_>, Error> {
+    let places = tensors.iter_mut();
+    places
+        .into_iter()
+        .try_fold(ViewsMut::new(), |views, (name, x)| Ok(views.with(name, x.view_mut(name)?)))
 }

@@ -35,8 +35,10 @@ impl AttentionLse {
 
     /// The table of tensors.
     pub(crate) fn rows(&self) -> Vec<Row> {
+        use Axis::{Batch, Dim, Queries, QueryHeads};
         let mut rows = self.scores.rows();
-        rows.push(Scores::lse_row().needed());
+        let gradient = Row::fact("gradient", &[Batch, QueryHeads, Queries, Dim]);
+        rows.extend([Scores::lse_row().needed(), gradient.wide().saved().optional()]);
         rows
     }
 }

@@ -68,12 +68,16 @@ pub enum Role {
     /// An output of the forward pass that a later pass reads again. A tier computes it anew only
     /// where its options say so.
     Saved,
+    /// As [`Role::Saved`], but the pass does not need it: it is only faster with it.
+    OptionalSaved,
     /// A gradient or tangent that the caller hands in.
     Cotangent,
     /// As [`Role::Cotangent`]; an absent one counts as zero.
     OptionalCotangent,
     /// A result.
     Output,
+    /// A result that a tier computes where it has a place for it, and may not offer.
+    OptionalOutput,
 }
 
 impl Role {
@@ -188,6 +192,8 @@ pub(crate) struct Row {
     needs_cotangent: bool,
     /// Of an output: whether later passes read it.
     saved: bool,
+    /// Of an output: whether a tier may do without it.
+    optional: bool,
     /// Of an input that is a number in the problem, and only whose companions are tensors: its value.
     number: Option<f64>,
 }
@@ -204,6 +210,7 @@ impl Row {
             companions: Some(companions),
             needs_cotangent: false,
             saved: false,
+            optional: false,
             number: None,
         }
     }
@@ -248,6 +255,11 @@ impl Row {
         Row { saved: true, ..self }
     }
 
+    /// An output that a tier may do without.
+    pub fn optional(self) -> Self {
+        Row { optional: true, ..self }
+    }
+
     /// A number in the problem: only its companions are tensors.
     pub fn number(self, value: f64) -> Self {
         Row { number: Some(value), ..self }
@@ -265,12 +277,18 @@ impl Row {
 
     /// The names and roles that the row has in a pass.
     fn parts(&self, pass: Pass) -> Vec<(&'static str, Role)> {
-        use Role::{Cotangent, Input, OptionalCotangent, Output, Saved};
+        use Role::{
+            Cotangent, Input, OptionalCotangent, OptionalOutput, OptionalSaved, Output, Saved,
+        };
         let mut parts = Vec::new();
         let forward = matches!(pass, Pass::Forward | Pass::Step);
         match (self.input, forward) {
             (true, _) if self.number.is_none() => parts.push((self.name, Input)),
+            (false, true) if self.optional => parts.push((self.name, OptionalOutput)),
             (false, true) => parts.push((self.name, Output)),
+            (false, false) if self.saved && self.optional => {
+                parts.push((self.name, OptionalSaved));
+            }
             (false, false) if self.saved => parts.push((self.name, Saved)),
             _ => {}
         }
@@ -339,12 +357,12 @@ impl Table {
         };
         table.operands.sort_by_key(|operand| match operand.role {
             Role::Input => 0,
-            Role::Saved => 1,
+            Role::Saved | Role::OptionalSaved => 1,
             Role::Cotangent | Role::OptionalCotangent if is_first(operand) => 2,
             Role::Cotangent | Role::OptionalCotangent if input(operand.primal) => 3,
             Role::Cotangent | Role::OptionalCotangent => 4,
             Role::Output if input(operand.primal) => 5,
-            Role::Output => 6,
+            Role::Output | Role::OptionalOutput => 6,
         });
         table
     }

@@ -211,7 +211,7 @@ impl Problem {
         };
         let unknown = |name: &str| Error::unexpected(name, table.option(name));
         for (at, (name, view)) in inputs.iter().enumerate() {
-            let operand = find(&table.operands, name).filter(|x| x.role != Role::Output);
+            let operand = find(&table.operands, name).filter(|x| !is_result(x));
             let operand = operand.ok_or_else(|| unknown(name))?;
             if inputs.iter().take(at).any(|(other, _)| other == name) {
                 return Err(Error::value(name, "one tensor", "two"));
@@ -219,7 +219,7 @@ impl Problem {
             check_view(operand, view.shape(), view.stored(), storage, first.name)?;
         }
         for (at, (name, view)) in outputs.iter().enumerate() {
-            let operand = find(&table.operands, name).filter(|x| x.role == Role::Output);
+            let operand = find(&table.operands, name).filter(|x| is_result(x));
             let operand = operand.ok_or_else(|| unknown(name))?;
             if outputs.iter().take(at).any(|(other, _)| other == name) {
                 return Err(Error::value(name, "one place", "two"));
@@ -243,6 +243,10 @@ impl Problem {
         }
         Ok(storage)
     }
+}
+
+fn is_result(operand: &Operand) -> bool {
+    matches!(operand.role, Role::Output | Role::OptionalOutput)
 }
 
 /// Fails unless a view has the shape and type of its operand; `first` is the operand whose type is that

@@ -4,11 +4,14 @@
 //! in the gradients that they share, and those are summed in an order that the problem alone
 //! decides. So the result has the same bits for any number of threads.
 
+use crate::parallel::map;
 use crate::scalar::Real;
 use crate::tensor::{MatrixMut, Output};
 use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{Array1, Array4};
-use rayon::prelude::*;
+
+/// Lines of the gradient of a bias that are computed with one workspace.
+const LINES: usize = 16;
 
 /// The sequences, unless there is no row to compute. (A problem without rows may count batch
 /// elements without end.)
@@ -41,13 +44,11 @@ pub(crate) fn each_head<T: Send, R: Send, const Q: usize, const K: usize>(
             units.push((sequence, key_head * group, queries, take_key()));
         }
     }
-    let parts: Vec<Vec<R>> = units
-        .into_par_iter()
-        .map(|(sequence, first_head, queries, mut keys)| {
-            let heads = queries.into_iter().enumerate();
-            heads.map(|(h, queries)| work(sequence, first_head + h, queries, &mut keys)).collect()
-        })
-        .collect();
+    let parts = map(units, |(sequence, first_head, queries, mut keys)| {
+        let heads = queries.into_iter().enumerate();
+        let parts = heads.map(|(h, queries)| work(sequence, first_head + h, queries, &mut keys));
+        parts.collect::<Vec<R>>()
+    });
     parts.into_iter().flatten().collect()
 }
 
@@ -84,26 +85,27 @@ pub(crate) fn bias_gradient<T: Real, W: Default>(
     };
     let mut gradient = Output::zeros(name, &shape)?;
     let sequences = sequences(problem);
-    if width > 0 {
-        let lines = gradient.elements().par_chunks_mut(width).enumerate();
-        lines.for_each_init(W::default, |workspace, (line, elements)| {
+    // The lines of a block share a workspace.
+    let blocks = gradient.elements().chunks_mut((LINES * width).max(1)).enumerate().collect();
+    map(blocks, |(block, elements): (usize, &mut [T])| {
+        let mut workspace = W::default();
+        for (line, elements) in elements.chunks_mut(width).enumerate() {
+            let line = block * LINES + line;
             let (batch, head, row) = (line / rows / heads, line / rows % heads, line % rows);
             for sequence in &sequences {
                 let own = batches == 1 || batch == sequence.batch;
-                if !own
-                    || row < sequence.query_start
-                    || row - sequence.query_start >= sequence.queries
-                {
+                let rows = sequence.query_start..sequence.query_start + sequence.queries;
+                if !own || !rows.contains(&row) {
                     continue;
                 }
                 let i = row - sequence.query_start;
                 let seen = &mut elements[sequence.key_start..][..sequence.keys];
                 let every = 0..problem.extents.query_heads;
                 for head in if heads == 1 { every } else { head..head + 1 } {
-                    add_row(sequence, head, i, workspace, seen);
+                    add_row(sequence, head, i, &mut workspace, seen);
                 }
             }
-        });
-    }
+        }
+    });
     gradient.finish().map(Some)
 }

@@ -36,6 +36,7 @@ pub mod lazy_attention;
 pub mod linear_attention;
 pub mod linear_cross_entropy;
 mod named;
+mod parallel;
 pub mod scalar;
 mod scores;
 mod second_order;

@@ -17,8 +17,9 @@ pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values
     let mut values = Values::new();
     for operand in problem.operands(pass) {
         match (tensors.get(operand.name), operand.role) {
-            (_, Role::Output | Role::Saved) | (None, Role::OptionalCotangent) => {}
-            (None, Role::Input | Role::Cotangent) => {
+            (None, Role::OptionalCotangent) => {}
+            (_, role) if !role.is_given() => {}
+            (None, _) => {
                 return Err(Error::Missing {
                     operand: operand.name.to_string(),
                     reason: format!("{} {pass} needs it", problem.algorithm()),

@@ -8,11 +8,11 @@
 use super::Inputs;
 use super::gates::{Gates, check_log_decay};
 use super::state::State;
+use crate::parallel::try_map;
 use crate::scalar::Real;
 use crate::tensor::{Matrix, MatrixMut, Output, Rows};
 use etalon_problem::{Decay, Error, LinearAttention, TokenSequence};
 use ndarray::ArrayView1;
-use rayon::prelude::*;
 
 /// The operands of the forward pass.
 pub(super) struct Operands<'a, T: Real> {
@@ -163,9 +163,5 @@ pub(super) fn for_each_head<T: Real, R: Send, const Q: usize, const K: usize>(
             units.push((sequence, key_head, Written { by_query, by_key: take_key(), state }));
         }
     }
-    let results: Vec<_> = units
-        .into_par_iter()
-        .map(|(sequence, key_head, written)| work(sequence, key_head, written))
-        .collect();
-    results.into_iter().collect()
+    try_map(units, |(sequence, key_head, written)| work(sequence, key_head, written))
 }

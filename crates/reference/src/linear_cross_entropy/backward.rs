@@ -17,11 +17,11 @@ use super::tokens::{Token, at};
 use super::tree::{fold, tiles};
 use super::{Cotangents, Gradients, Inputs, Wanted, weigh};
 use crate::named::check;
+use crate::parallel::try_map;
 use crate::scalar::Real;
 use crate::tensor::{self, filled};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
 use ndarray::{Array2, ArrayView2};
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// The gradients of <dloss, loss> + <dlse, lse> + <dlogprob, logprob> + <dentropy, entropy> by
@@ -119,7 +119,7 @@ impl<T: Real> Shard<'_, T> {
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
             Ok(x)
         };
-        let blocks = self.tokens.blocks().into_par_iter().map(|(numbers, h)| {
+        let blocks = try_map(self.tokens.blocks(), |(numbers, h)| {
             let mut leaf = |tile: &Range<usize>| {
                 let da = self.logit_gradients(&pulls[numbers.clone()], h, tile)?;
                 let mut part = filled("a part of dh", h.len(), T::ZERO)?;
@@ -131,9 +131,9 @@ impl<T: Real> Shard<'_, T> {
                 Ok(part)
             };
             Ok((numbers.clone(), fold(&tiles, &mut leaf, &add)?))
-        });
+        })?;
         let mut dh = tensor::Output::zeros("dh", &self.problem.h_shape())?;
-        for (numbers, rows) in blocks.collect::<Result<Vec<_>, Error>>()? {
+        for (numbers, rows) in blocks {
             let rows = rows.unwrap_or_default();
             for (token, row) in counted[numbers].iter().zip(rows.chunks_exact(dim)) {
                 dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
@@ -160,7 +160,7 @@ impl<T: Real> Shard<'_, T> {
         if !(want_w || want_bias) {
             units.clear();
         }
-        units.into_par_iter().try_for_each(|(tile, dw, dbias)| {
+        try_map(units, |(tile, dw, dbias)| {
             for (numbers, h) in &blocks {
                 let da = self.logit_gradients(&pulls[numbers.clone()], *h, &tile)?;
                 if want_w {

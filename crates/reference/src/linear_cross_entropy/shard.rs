@@ -39,11 +39,11 @@ use super::head::Head;
 use super::tokens::{Token, Tokens, spread};
 use super::tree::{fold, tiles};
 use crate::named::check;
+use crate::parallel::try_map;
 use crate::scalar::Real;
 use crate::tensor::filled;
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
 use ndarray::Array2;
-use rayon::prelude::*;
 use std::ops::Range;
 
 /// A problem with the inputs that belong to a range of its classes, checked.
@@ -86,7 +86,7 @@ impl<'a, T: Real> Shard<'a, T> {
             rest = tail;
         }
         let tiles = tiles(self.head.classes());
-        units.into_par_iter().try_for_each(|(numbers, h, part)| {
+        try_map(units, |(numbers, h, part)| {
             let combine = |x, y| combine_rows(x, y);
             let mut leaf = |tile: &Range<usize>| {
                 let mut z = self.head.tile(h, tile)?; // (C1)
