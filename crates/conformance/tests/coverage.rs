@@ -79,8 +79,11 @@ fn every_judged_pass_has_a_tier_in_every_storage_type() {
 fn kinds_of_mask() -> BTreeSet<String> {
     let schema = schemars::schema_for!(Mask);
     let variants = schema.as_value()["oneOf"].as_array().expect("a list of variants");
-    let name = |variant: &Value| variant["const"].as_str().or(variant["required"][0].as_str());
-    variants.iter().map(|variant| name(variant).expect("a name").to_string()).collect()
+    let name = |variant: &Value| {
+        let name = variant["const"].as_str().or(variant["required"][0].as_str());
+        name.expect("a name").to_string()
+    };
+    variants.iter().map(name).collect()
 }
 
 /// Adds the kinds of a mask in a problem file, and of its parts.

@@ -1,7 +1,7 @@
 //! Masks: which query may see which key.
 //!
-//! [`Mask::allows`] is the definition, written from the formulas of `docs/attention.md`: the
-//! reference uses it alone. Kernels use two functions that must agree with it:
+//! [`Mask::allows`] is the definition, written from the formulas of `docs/attention.md`; the
+//! reference uses nothing else. Kernels use two functions that must agree with it:
 //!
 //! * [`Mask::row_span`]: the range of keys that a query sees, for the *interval masks*, those whose
 //!   rows are one range each (`Full`, `Causal`, `Window`, `ChunkedCausal` and every `And` of them);
@@ -144,11 +144,12 @@ impl Mask {
         }
     }
 
-    /// The keys that query `i` of `sequence` sees in every head, as a range within the sequence; empty
-    /// where it sees none. `None` unless the mask is an interval mask: then one range may not tell it.
+    /// The keys that query `i` of `sequence` sees, in every head the same: a range within the
+    /// sequence, empty where the query sees none. `None` unless the mask is an interval mask.
     ///
-    /// From one query to the next neither end of the range decreases. Unless the mask is an `And`,
-    /// the next range also begins at or before the end of the range before it.
+    /// From one query to the next, neither end of the range decreases. Unless the mask is an `And`,
+    /// the range of the next query begins at or before the end of this one, so that no key between
+    /// two ranges is left out.
     ///
     /// ```
     /// # use etalon_problem::{Mask, Sequence};
