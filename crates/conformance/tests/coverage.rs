@@ -4,7 +4,10 @@
 use etalon_conformance::cases::{Depth, specs, storage};
 use etalon_conformance::tier::{Hints, Request, Tier};
 use etalon_conformance::{algorithms, tiers};
-use etalon_problem::Dtype;
+use etalon_problem::{Algorithm, Dtype, Mask, Problem, Sequence};
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::mem::discriminant;
 
 fn tiers() -> Vec<Box<dyn Tier>> {
     let (mut tiers, _) = tiers::present();
@@ -69,5 +72,60 @@ fn every_judged_pass_has_a_tier_in_every_storage_type() {
                 assert!(computes, "nobody computes {what}");
             }
         }
+    }
+}
+
+/// The kinds of mask, by their names in problem files.
+fn kinds_of_mask() -> BTreeSet<String> {
+    let schema = schemars::schema_for!(Mask);
+    let variants = schema.as_value()["oneOf"].as_array().expect("a list of variants");
+    let name = |variant: &Value| {
+        let name = variant["const"].as_str().or(variant["required"][0].as_str());
+        name.expect("a name").to_string()
+    };
+    variants.iter().map(name).collect()
+}
+
+/// Adds the kinds of a mask in a problem file, and of its parts.
+fn collect_kinds(mask: &Value, kinds: &mut BTreeSet<String>) {
+    kinds.extend(mask.as_str().map(str::to_string));
+    for (name, value) in mask.as_object().into_iter().flatten() {
+        kinds.insert(name.clone());
+        value.as_array().into_iter().flatten().for_each(|part| collect_kinds(part, kinds));
+    }
+}
+
+/// "To add a kind of mask" in CONTRIBUTING.md: notices a kind without cases, an interval mask that
+/// the tests of spans leave out, and a kind without a formula in the docs.
+#[test]
+fn every_kind_of_mask_has_cases_and_a_formula() {
+    let masks: Vec<Mask> = specs(Algorithm::Attention, Depth::Core, 0)
+        .map(|spec| match spec.problem() {
+            Problem::Attention(problem) => problem.scores.mask,
+            other => panic!("a case of attention has a problem of {}", other.algorithm()),
+        })
+        .collect();
+
+    let mut in_cases = BTreeSet::new();
+    for mask in &masks {
+        collect_kinds(&serde_json::to_value(mask).expect("JSON"), &mut in_cases);
+    }
+    assert_eq!(in_cases, kinds_of_mask(), "cases/attention/factors.rs draws masks of every kind");
+
+    let sequence = Sequence { batch: 0, query_start: 0, queries: 1, key_start: 0, keys: 1 };
+    let tested = Mask::intervals(1..2);
+    for mask in masks.iter().filter(|mask| !matches!(mask, Mask::And(_))) {
+        let is_tested = tested.iter().any(|other| discriminant(other) == discriminant(mask));
+        assert_eq!(mask.row_span(&sequence, 0).is_some(), is_tested, "Mask::intervals: {mask:?}");
+    }
+
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/attention.md");
+    let page = std::fs::read_to_string(page).expect("the page");
+    for kind in kinds_of_mask() {
+        let has_formula = |row: &str| {
+            row.starts_with('|')
+                && [" ", "`"].iter().any(|end| row.contains(&format!("`{kind}{end}")))
+        };
+        assert!(page.lines().any(has_formula), "docs/attention.md has no formula of {kind}");
     }
 }

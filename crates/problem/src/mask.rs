@@ -1,11 +1,24 @@
 //! Masks: which query may see which key.
 //!
-//! [`Mask::allows`] is the definition. [`Mask::cover`] says the same of a whole tile and serves
-//! kernels that skip tiles; `tests/cover.rs` holds the two against each other.
+//! [`Mask::allows`] is the definition, written from the formulas of `docs/attention.md`; the
+//! reference uses nothing else. Kernels use two functions that must agree with it:
+//!
+//! * [`Mask::row_span`]: the range of keys that a query sees, for the *interval masks*, those whose
+//!   rows are one range each (`Full`, `Causal`, `Window`, `ChunkedCausal` and every `And` of them);
+//! * [`Mask::cover`]: whether a tile may be skipped, or computed without looking at the mask. For
+//!   interval masks it follows from the spans.
+//!
+//! `tests/spans.rs` compares spans with `allows` for all small extents, `tests/cover.rs` compares
+//! covers.
+
+mod array;
+mod cover;
 
 use crate::{Error, Sequence};
 use std::ops::Range;
-use std::sync::Arc;
+
+pub use array::NamedArray;
+pub use cover::Cover;
 
 /// How the diagonal of a mask lies when a sequence has n queries and m ≠ n keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -20,85 +33,10 @@ pub enum Align {
     BottomRight,
 }
 
-/// An array inside a problem. In a problem file only its name stands; its elements are the tensor
-/// of that name beside the file, joined by [`crate::Problem::bind`].
-#[derive(Debug, Clone, PartialEq)]
-pub struct NamedArray<T> {
-    /// The tensor's name in files.
-    pub name: String,
-    /// Its shape; empty until the array is bound.
-    pub shape: Vec<usize>,
-    /// Its elements in row-major order.
-    pub data: Arc<[T]>,
-}
-
-impl<T> NamedArray<T> {
-    /// An array with its elements in row-major order.
-    pub fn new(name: impl Into<String>, shape: &[usize], data: impl Into<Arc<[T]>>) -> Self {
-        NamedArray { name: name.into(), shape: shape.to_vec(), data: data.into() }
-    }
-
-    /// Only a name, as it stands in a problem file.
-    pub fn unbound(name: impl Into<String>) -> Self {
-        NamedArray { name: name.into(), shape: Vec::new(), data: Vec::new().into() }
-    }
-
-    fn check(&self, expected: &[usize]) -> Result<(), Error> {
-        if self.shape.is_empty() {
-            return Err(Error::Missing {
-                operand: self.name.clone(),
-                reason: "the mask names it".to_string(),
-            });
-        }
-        Error::expect_shape(&self.name, expected, &self.shape)?;
-        if self.shape.iter().try_fold(1usize, |n, &e| n.checked_mul(e)) != Some(self.data.len()) {
-            return Err(Error::value(
-                self.name.as_str(),
-                format!("an array with the elements of shape {:?}", self.shape),
-                format!("{} elements", self.data.len()),
-            ));
-        }
-        Ok(())
-    }
-}
-
-impl NamedArray<i64> {
-    /// The ids of one batch element. The problem must have passed its check.
-    pub fn ids(&self, batch: usize) -> &[i64] {
-        let length = self.shape[1];
-        &self.data[batch * length..(batch + 1) * length]
-    }
-}
-
-impl NamedArray<bool> {
-    /// What query `i` of `sequence` may see of the keys of the arrays, in query head `head`. The
-    /// problem must have passed its check.
-    pub fn row(&self, sequence: &Sequence, head: usize, i: usize) -> &[bool] {
-        let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| self.shape[axis]);
-        let batch = if batches == 1 { 0 } else { sequence.batch };
-        let head = if heads == 1 { 0 } else { head };
-        let start = ((batch * heads + head) * queries + sequence.query_start + i) * keys;
-        &self.data[start..start + keys]
-    }
-
-    /// What [`Mask::Array`] allows of the tile `rows` × `cols` of a sequence and head. The problem must
-    /// have passed its check.
-    pub fn cover(
-        &self,
-        sequence: &Sequence,
-        head: usize,
-        rows: Range<usize>,
-        cols: Range<usize>,
-    ) -> Cover {
-        let cols = sequence.key_start + cols.start..sequence.key_start + cols.end;
-        Cover::of_parts(rows.map(|i| of(&self.row(sequence, head, i)[cols.clone()])))
-    }
-}
-
 /// Which query may see which key. One value, a tree.
 ///
-/// With i the query and j the key, both counted within their sequence of n queries and m keys,
-/// and i′ the query aligned by [`Align`]:
+/// In the formulas, i is the query and j the key, both counted within their sequence of n queries
+/// and m keys; i′ is the key with which [`Align`] aligns the query.
 #[derive(Debug, Clone, PartialEq, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(rename_all = "snake_case", deny_unknown_fields))]
@@ -133,88 +71,21 @@ pub enum Mask {
         #[cfg_attr(feature = "serde", serde(default))]
         align: Align,
     },
-    /// Equal ids see each other; a negative id is padding and sees nothing. The ids lie as the
-    /// rows of q and k do: `[batch, queries]` and `[batch, keys]`.
+    /// The ids of query and key are equal and not negative: a negative id marks padding. The arrays
+    /// have one id for each row of q, `[batch, queries]`, and of k, `[batch, keys]`.
     Segments {
         /// The id of every query.
         query: NamedArray<i64>,
         /// The id of every key.
         key: NamedArray<i64>,
     },
-    /// True where the pair is allowed; `[batch or 1, query_heads or 1, queries, keys]`, laid as
-    /// the rows of q and k are.
+    /// The array is true: `[batch or 1, query_heads or 1, queries, keys]`, in the order of the rows
+    /// of q and k.
     Array(NamedArray<bool>),
     /// Allowed by every one of these (by an empty list: always).
     And(Vec<Mask>),
     /// Allowed by at least one of these (by an empty list: never).
     Or(Vec<Mask>),
-}
-
-/// What a mask allows of a tile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Cover {
-    /// No pair of the tile is allowed.
-    None,
-    /// Some pairs may be allowed and some forbidden.
-    Some,
-    /// Every pair of the tile is allowed.
-    All,
-}
-
-impl Cover {
-    /// What masks allow of a tile together, as far as it follows from what each allows: of none, all.
-    pub fn all(covers: impl IntoIterator<Item = Cover>) -> Cover {
-        let mut all = Cover::All;
-        for cover in covers {
-            match cover {
-                Cover::None => return Cover::None,
-                Cover::Some => all = Cover::Some,
-                Cover::All => {}
-            }
-        }
-        all
-    }
-
-    /// What at least one of these masks allows of a tile, as far as it follows from what each allows:
-    /// of none, nothing.
-    pub fn any(covers: impl IntoIterator<Item = Cover>) -> Cover {
-        let mut any = Cover::None;
-        for cover in covers {
-            match cover {
-                Cover::All => return Cover::All,
-                Cover::Some => any = Cover::Some,
-                Cover::None => {}
-            }
-        }
-        any
-    }
-
-    /// What is allowed of a tile that is made of these parts.
-    pub fn of_parts(parts: impl IntoIterator<Item = Cover>) -> Cover {
-        let mut parts = parts.into_iter();
-        let Some(first) = parts.next() else { return Cover::None };
-        if first != Cover::Some && parts.all(|part| part == first) { first } else { Cover::Some }
-    }
-
-    /// What [`Mask::Segments`] allows of a tile whose queries and keys have these ids. An id may be
-    /// given more than once, or once for all that have it.
-    pub fn of_segments(
-        query: impl Iterator<Item = i64>,
-        key: impl Iterator<Item = i64> + Clone,
-    ) -> Cover {
-        let (mut allowed, mut forbidden) = (false, false);
-        for query in query {
-            for key in key.clone() {
-                let same = query >= 0 && query == key;
-                allowed |= same;
-                forbidden |= !same;
-                if allowed && forbidden {
-                    return Cover::Some;
-                }
-            }
-        }
-        if allowed { Cover::All } else { Cover::None }
-    }
 }
 
 /// Masks nested deeper than this are refused, so that no walk over one can exhaust the stack.
@@ -230,6 +101,22 @@ impl Mask {
     /// itself.
     pub fn window(left: impl Into<Option<usize>>, right: impl Into<Option<usize>>) -> Self {
         Mask::Window { left: left.into(), right: right.into(), align: Align::BottomRight }
+    }
+
+    /// Every primitive interval mask whose reaches and chunks are among `lengths`, in both
+    /// alignments: tests run through them.
+    pub fn intervals(lengths: Range<usize>) -> Vec<Mask> {
+        let reaches = || std::iter::once(None).chain(lengths.clone().map(Some));
+        let mut masks = vec![Mask::Full];
+        for align in [Align::TopLeft, Align::BottomRight] {
+            masks.push(Mask::Causal { align });
+            for left in reaches() {
+                masks.extend(reaches().map(|right| Mask::Window { left, right, align }));
+            }
+            let chunks = lengths.clone().filter(|&chunk| chunk > 0);
+            masks.extend(chunks.map(|chunk| Mask::ChunkedCausal { chunk, align }));
+        }
+        masks
     }
 
     /// Whether query `i` of `sequence` may see its key `j` in query head `head`.
@@ -257,9 +144,50 @@ impl Mask {
         }
     }
 
-    /// What the mask allows of the tile `rows` × `cols` (ranges within the sequence). Exact for
-    /// the primitive masks; for `And` and `Or` sound: never `None` over an allowed pair, never
-    /// `All` over a forbidden one. An empty tile is `None`.
+    /// The keys that query `i` of `sequence` sees, in every head the same: a range within the
+    /// sequence, empty where the query sees none. `None` unless the mask is an interval mask.
+    ///
+    /// From one query to the next, neither end of the range decreases. Unless the mask is an `And`,
+    /// the range of the next query begins at or before the end of this one, so that no key between
+    /// two ranges is left out.
+    ///
+    /// ```
+    /// # use etalon_problem::{Mask, Sequence};
+    /// let sequence = Sequence { batch: 0, query_start: 0, queries: 8, key_start: 0, keys: 8 };
+    /// assert_eq!(Mask::causal().row_span(&sequence, 5), Some(0..6));
+    /// assert_eq!(Mask::window(2, 1).row_span(&sequence, 5), Some(3..7));
+    /// ```
+    pub fn row_span(&self, sequence: &Sequence, i: usize) -> Option<Range<usize>> {
+        // The first and the last key, both inclusive, before they are cut to the sequence.
+        let (first, last) = match self {
+            Mask::Full => (None, None),
+            Mask::Causal { align } => (None, Some(aligned(sequence, *align, i))),
+            Mask::Window { left, right, align } => {
+                let own = aligned(sequence, *align, i);
+                (left.map(|left| own - reach(left)), right.map(|right| own + reach(right)))
+            }
+            Mask::ChunkedCausal { chunk, align } => {
+                let own = aligned(sequence, *align, i);
+                (Some(own - own.rem_euclid(reach(*chunk))), Some(own))
+            }
+            Mask::And(masks) => {
+                return masks.iter().try_fold(0..sequence.keys, |span, mask| {
+                    Some(overlap(&span, &mask.row_span(sequence, i)?))
+                });
+            }
+            Mask::Segments { .. } | Mask::Array(_) | Mask::Or(_) => return None,
+        };
+        let cut = |key: i64| key.clamp(0, sequence.keys as i64) as usize;
+        let start = first.map_or(0, cut);
+        Some(start..last.map_or(sequence.keys, |last| cut(last + 1)).max(start))
+    }
+
+    /// How much of the tile `rows` × `cols` (ranges within the sequence) the mask allows. Exact for
+    /// the primitive masks and for `And` of interval masks; for other `And` and for `Or` sound:
+    /// never `None` over an allowed pair, never `All` over a forbidden one. An empty tile is `None`.
+    ///
+    /// A primitive interval mask costs the spans of two rows. An `And` of such masks looks at further
+    /// rows of the tile until one sees a key of it.
     pub fn cover(
         &self,
         sequence: &Sequence,
@@ -270,15 +198,8 @@ impl Mask {
         if rows.is_empty() || cols.is_empty() {
             return Cover::None;
         }
+        let each = |mask: &Mask| mask.cover(sequence, head, rows.clone(), cols.clone());
         match self {
-            Mask::Full => Cover::All,
-            Mask::Causal { align } => cover_band(sequence, *align, rows, cols, None, Some(0)),
-            Mask::Window { left, right, align } => {
-                cover_band(sequence, *align, rows, cols, *left, *right)
-            }
-            Mask::ChunkedCausal { chunk, align } => {
-                cover_chunks(sequence, *align, rows, cols, *chunk)
-            }
             Mask::Segments { query, key } => {
                 fn at(ids: &[i64], start: usize, range: Range<usize>) -> &[i64] {
                     &ids[start + range.start..start + range.end]
@@ -292,13 +213,47 @@ impl Mask {
                 Cover::of_segments(runs(query), runs(key))
             }
             Mask::Array(array) => array.cover(sequence, head, rows, cols),
-            Mask::And(masks) => Cover::all(
-                masks.iter().map(|mask| mask.cover(sequence, head, rows.clone(), cols.clone())),
-            ),
-            Mask::Or(masks) => Cover::any(
-                masks.iter().map(|mask| mask.cover(sequence, head, rows.clone(), cols.clone())),
-            ),
+            Mask::And(masks) => match Cover::all(masks.iter().map(each)) {
+                Cover::Some if self.spans_miss(sequence, &rows, &cols) => Cover::None,
+                cover => cover,
+            },
+            Mask::Or(masks) => Cover::any(masks.iter().map(each)),
+            Mask::Full | Mask::Causal { .. } | Mask::Window { .. } | Mask::ChunkedCausal { .. } => {
+                self.cover_by_spans(sequence, &rows, &cols)
+            }
         }
+    }
+
+    /// The cover of a tile by a primitive interval mask, from the spans of its first and last row.
+    ///
+    /// Let s be the starts and e the ends of the spans; neither decreases from row to row. A key is
+    /// seen by every row iff s(i) ≤ j < e(i) for all of them, thus iff s(last) ≤ j < e(first). And
+    /// since s(i + 1) ≤ e(i), the spans leave no gap between them: a key is seen by some row iff
+    /// s(first) ≤ j < e(last).
+    fn cover_by_spans(
+        &self,
+        sequence: &Sequence,
+        rows: &Range<usize>,
+        cols: &Range<usize>,
+    ) -> Cover {
+        let span = |i| self.row_span(sequence, i);
+        let (Some(first), Some(last)) = (span(rows.start), span(rows.end - 1)) else {
+            return Cover::Some; // sound for every mask
+        };
+        if last.start <= cols.start && cols.end <= first.end {
+            Cover::All
+        } else if overlap(&(first.start..last.end), cols).is_empty() {
+            Cover::None
+        } else {
+            Cover::Some
+        }
+    }
+
+    /// Whether the mask has spans, and no span of these rows holds a key of `cols`. Each mask of an
+    /// `And` may allow a part of a tile, and their parts still have no pair in common.
+    fn spans_miss(&self, sequence: &Sequence, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+        let span = |i| self.row_span(sequence, i);
+        rows.clone().all(|i| span(i).is_some_and(|span| overlap(&span, cols).is_empty()))
     }
 
     /// Fails unless the mask fits arrays of these extents.
@@ -354,6 +309,44 @@ impl Mask {
         }
     }
 
+    /// The alignment of this node of the tree, if its kind has one.
+    pub fn align_mut(&mut self) -> Option<&mut Align> {
+        match self {
+            Mask::Causal { align }
+            | Mask::Window { align, .. }
+            | Mask::ChunkedCausal { align, .. } => Some(align),
+            Mask::Full | Mask::Segments { .. } | Mask::Array(_) | Mask::And(_) | Mask::Or(_) => {
+                None
+            }
+        }
+    }
+
+    /// The keys that a query sees, in words: they complete the sentence "a query sees …".
+    pub fn describe(&self) -> String {
+        let from = |align: &Align| match align {
+            Align::TopLeft => "counted from the first query and key",
+            Align::BottomRight => "counted from the last query and key",
+        };
+        let list = |masks: &[Mask]| masks.iter().map(Mask::describe).collect::<Vec<_>>().join("; ");
+        match self {
+            Mask::Full => "every key".to_string(),
+            Mask::Causal { align } => format!("the keys up to its own, {}", from(align)),
+            Mask::Window { left, right, align } => {
+                let end =
+                    |end: &Option<usize>| end.map_or("all".to_string(), |end| end.to_string());
+                let (left, right) = (end(left), end(right));
+                format!("its own key, {left} before it and {right} after it, {}", from(align))
+            }
+            Mask::ChunkedCausal { chunk, align } => {
+                format!("the keys up to its own in its chunk of {chunk}, {}", from(align))
+            }
+            Mask::Segments { .. } => "the keys of its own segment".to_string(),
+            Mask::Array(_) => "the keys that an array allows".to_string(),
+            Mask::And(masks) => format!("the keys that all of these allow: ({})", list(masks)),
+            Mask::Or(masks) => format!("the keys that one of these allows: ({})", list(masks)),
+        }
+    }
+
     /// Visits every node of the tree, so that its arrays can be bound or listed.
     pub fn visit_mut(&mut self, visit: &mut impl FnMut(&mut Mask)) {
         visit(self);
@@ -371,64 +364,14 @@ fn aligned(sequence: &Sequence, align: Align, i: usize) -> i64 {
     }
 }
 
-/// A window's reach as a signed distance: beyond 2⁶² every reach is the same.
+/// A window's reach or a chunk's length as a signed distance. No sequence has 2⁶² keys: all greater
+/// distances do the same.
 fn reach(distance: usize) -> i64 {
     distance.min(1 << 62) as i64
 }
 
-/// The tile of a band left ≤ j − i′ ≤ right: the distances in it run without a gap.
-fn cover_band(
-    sequence: &Sequence,
-    align: Align,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    left: Option<usize>,
-    right: Option<usize>,
-) -> Cover {
-    let nearest = cols.start as i64 - aligned(sequence, align, rows.end - 1);
-    let farthest = cols.end as i64 - 1 - aligned(sequence, align, rows.start);
-    let low = left.map_or(i64::MIN, |left| -reach(left));
-    let high = right.map_or(i64::MAX, reach);
-    if farthest < low || nearest > high {
-        Cover::None
-    } else if nearest >= low && farthest <= high {
-        Cover::All
-    } else {
-        Cover::Some
-    }
-}
-
-/// In each chunk the last query sees most: it decides whether the tile holds an allowed pair.
-fn cover_chunks(
-    sequence: &Sequence,
-    align: Align,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    chunk: usize,
-) -> Cover {
-    let chunk = reach(chunk);
-    let (first, last) =
-        (aligned(sequence, align, rows.start), aligned(sequence, align, rows.end - 1));
-    let (left, right) = (cols.start as i64, cols.end as i64 - 1);
-    if right <= first && left.div_euclid(chunk) == last.div_euclid(chunk) {
-        return Cover::All;
-    }
-    let chunks = left.div_euclid(chunk).max(first.div_euclid(chunk))
-        ..=right.div_euclid(chunk).min(last.div_euclid(chunk));
-    for number in chunks {
-        let start = number.saturating_mul(chunk);
-        let bottom = last.min(start.saturating_add(chunk - 1));
-        if left.max(start) <= right.min(bottom) {
-            return Cover::Some;
-        }
-    }
-    Cover::None
-}
-
-fn of(row: &[bool]) -> Cover {
-    match (row.contains(&true), row.contains(&false)) {
-        (true, true) => Cover::Some,
-        (true, false) => Cover::All,
-        (false, _) => Cover::None,
-    }
+/// The keys that both ranges hold; an empty range where there is none.
+fn overlap(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    let start = a.start.max(b.start);
+    start..a.end.min(b.end).max(start)
 }

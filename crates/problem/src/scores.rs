@@ -1,4 +1,4 @@
-//! What attention and attention_lse share: the score that every query gives every key.
+//! The scores of queries against keys, which attention, attention_lse and lazy_attention share.
 
 use crate::operand::{Row, check_sizes};
 use crate::{Axis, Cover, Error, Mask, Sequence, Sequences};
@@ -84,35 +84,42 @@ impl Scores {
         self.sequences.list(e.batch, e.queries, e.keys)
     }
 
-    /// The pairs that the mask allows, over all sequences and query heads: what a kernel that wastes
-    /// nothing computes. The problem must have passed its check.
+    /// The number of pairs that the mask allows, over all sequences and query heads: an ideal kernel
+    /// computes only these. The problem must have passed its check.
     pub fn visible_pairs(&self) -> u64 {
-        /// Rows and columns of the tiles that are counted as one where the mask allows all or none.
+        let heads = self.extents.query_heads;
+        let pairs = |sequence: &Sequence| {
+            let spans = (0..sequence.queries).map(|i| self.mask.row_span(sequence, i));
+            match spans.map(|span| Some(span?.len() as u64)).sum::<Option<u64>>() {
+                Some(pairs) => pairs * heads as u64,
+                None => (0..heads).map(|head| self.count_by_tiles(sequence, head)).sum(),
+            }
+        };
+        self.sequences().iter().map(pairs).sum()
+    }
+
+    /// The pairs of one sequence and head that the mask allows. Looks at single pairs only in tiles
+    /// of which the mask allows a part.
+    fn count_by_tiles(&self, sequence: &Sequence, head: usize) -> u64 {
         const TILE: usize = 64;
         let tiles = |len: usize| (0..len).step_by(TILE).map(move |at| at..len.min(at + TILE));
-        let pairs = |sequence: &Sequence, head: usize| {
-            let mut pairs = 0;
-            for rows in tiles(sequence.queries) {
-                for cols in tiles(sequence.keys) {
-                    pairs += match self.mask.cover(sequence, head, rows.clone(), cols.clone()) {
-                        Cover::None => 0,
-                        Cover::All => rows.len() * cols.len(),
-                        Cover::Some => rows
-                            .clone()
-                            .map(|i| {
-                                let seen = |j: &usize| self.mask.allows(sequence, head, i, *j);
-                                cols.clone().filter(seen).count()
-                            })
-                            .sum(),
-                    };
-                }
+        let mut pairs = 0;
+        for rows in tiles(sequence.queries) {
+            for cols in tiles(sequence.keys) {
+                pairs += match self.mask.cover(sequence, head, rows.clone(), cols.clone()) {
+                    Cover::None => 0,
+                    Cover::All => rows.len() * cols.len(),
+                    Cover::Some => {
+                        let seen = |i| {
+                            let allowed = |&j: &usize| self.mask.allows(sequence, head, i, j);
+                            cols.clone().filter(allowed).count()
+                        };
+                        rows.clone().map(seen).sum()
+                    }
+                };
             }
-            pairs as u64
-        };
-        self.sequences()
-            .iter()
-            .map(|s| (0..self.extents.query_heads).map(|head| pairs(s, head)).sum::<u64>())
-            .sum()
+        }
+        pairs as u64
     }
 
     /// Fails unless every extent and option is in its domain and every array fits.
@@ -227,11 +234,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn visible_pairs_counts_what_the_mask_allows() {
+    fn visible_pairs_counts_the_pairs_that_the_mask_allows() {
         // 150 and 200 are whole tiles and a rest; two heads, two sequences of their own lengths.
         let extents =
             Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 150, keys: 200, dim: 8 };
-        for mask in [Mask::Full, Mask::causal(), Mask::window(70, 3), Mask::Or(vec![])] {
+        let masks = [
+            Mask::Full,
+            Mask::causal(),
+            Mask::window(70, 3),
+            Mask::And(vec![Mask::causal(), Mask::window(70, 3)]),
+            Mask::Or(vec![]),
+            Mask::Or(vec![Mask::window(5, 0), Mask::Causal { align: crate::Align::TopLeft }]),
+        ];
+        for mask in masks {
             let mut scores = Scores::new(extents);
             scores.mask = mask;
             scores.sequences = Sequences::Lengths { query: vec![150, 9], key: vec![130, 200] };

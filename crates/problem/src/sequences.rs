@@ -1,6 +1,8 @@
-//! Sequences: which rows of the arrays belong together.
+//! Sequences of queries and keys: which rows of the arrays belong together.
 
 use crate::Error;
+use crate::tokens::{TokenSequence, check_lengths, check_offsets, packed, per_element};
+use std::iter::repeat_n;
 
 /// How the rows of the arrays divide into sequences. A query sees keys of its own sequence only,
 /// and every mask counts positions within the sequence.
@@ -13,7 +15,7 @@ pub enum Sequences {
     #[default]
     Dense,
     /// One sequence per batch element, padded on the right: element b has `query[b]` queries and
-    /// `key[b]` keys. What lies beyond is never read; outputs there are 0 (lse: −∞).
+    /// `key[b]` keys. The rows beyond are never read; outputs there are 0 (lse: −∞).
     Lengths {
         /// Queries per batch element.
         query: Vec<usize>,
@@ -22,7 +24,7 @@ pub enum Sequences {
     },
     /// Sequences laid end to end in one batch element (batch = 1): sequence s holds the queries
     /// `cu_query[s]..cu_query[s+1]` and the keys `cu_key[s]..cu_key[s+1]`. Rows after the last
-    /// offset belong to no sequence and are treated as padding.
+    /// offset belong to no sequence: they are padding.
     Packed {
         /// Offsets of the queries: 0, then ascending.
         cu_query: Vec<usize>,
@@ -31,7 +33,7 @@ pub enum Sequences {
     },
 }
 
-/// One sequence: where its rows lie in the arrays.
+/// One sequence, and the rows of the arrays that hold it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Sequence {
     /// The batch element that holds it.
@@ -74,75 +76,22 @@ impl Sequences {
 
     /// The sequences in the order of their rows. The problem must have passed its check.
     pub(crate) fn list(&self, batch: usize, queries: usize, keys: usize) -> Vec<Sequence> {
-        match self {
-            Sequences::Dense => (0..batch)
-                .map(|batch| Sequence { batch, query_start: 0, queries, key_start: 0, keys })
-                .collect(),
-            Sequences::Lengths { query, key } => query
-                .iter()
-                .zip(key)
-                .enumerate()
-                .map(|(batch, (&queries, &keys))| Sequence {
-                    batch,
-                    query_start: 0,
-                    queries,
-                    key_start: 0,
-                    keys,
-                })
-                .collect(),
-            Sequences::Packed { cu_query, cu_key } => cu_query
-                .windows(2)
-                .zip(cu_key.windows(2))
-                .map(|(q, k)| Sequence {
-                    batch: 0,
-                    query_start: q[0],
-                    queries: q[1] - q[0],
-                    key_start: k[0],
-                    keys: k[1] - k[0],
-                })
-                .collect(),
-        }
-    }
-}
-
-pub(crate) fn check_lengths(
-    name: &str,
-    lengths: &[usize],
-    batch: usize,
-    rows: usize,
-) -> Result<(), Error> {
-    if lengths.len() != batch {
-        return Err(Error::value(
-            name,
-            format!("{batch} lengths, one per batch element"),
-            lengths.len(),
-        ));
-    }
-    match lengths.iter().find(|&&length| length > rows) {
-        Some(length) => Err(Error::value(name, format!("lengths of at most {rows}"), length)),
-        None => Ok(()),
-    }
-}
-
-pub(crate) fn check_offsets(name: &str, offsets: &[usize], rows: usize) -> Result<(), Error> {
-    if offsets.first() != Some(&0) {
-        return Err(Error::value(
-            name,
-            "offsets that begin with 0",
-            format!("{:?}", offsets.first()),
-        ));
-    }
-    if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
-        return Err(Error::value(
-            name,
-            "ascending offsets",
-            format!("{} before {}", pair[0], pair[1]),
-        ));
-    }
-    match offsets.last() {
-        Some(&last) if last > rows => {
-            Err(Error::value(name, format!("offsets of at most {rows}"), last))
-        }
-        _ => Ok(()),
+        let (query, key) = match self {
+            Sequences::Dense => {
+                (per_element(repeat_n(queries, batch)), per_element(repeat_n(keys, batch)))
+            }
+            Sequences::Lengths { query, key } => {
+                (per_element(query.iter().copied()), per_element(key.iter().copied()))
+            }
+            Sequences::Packed { cu_query, cu_key } => (packed(cu_query), packed(cu_key)),
+        };
+        let join = |(query, key): (TokenSequence, TokenSequence)| Sequence {
+            batch: query.batch,
+            query_start: query.start,
+            queries: query.tokens,
+            key_start: key.start,
+            keys: key.tokens,
+        };
+        query.into_iter().zip(key).map(join).collect()
     }
 }

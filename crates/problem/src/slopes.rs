@@ -1,14 +1,19 @@
-//! Log-decays per head under their names: what the families of models put into `g_gamma`.
+//! Log-decays per head (`g_gamma`) of known families of models.
 //!
-//! Libraries call different numbers by one name, "the slopes of lightning attention" among them.
-//! Problems therefore take the numbers, and these functions only compute them. None is positive;
-//! the state of head h is multiplied by e to the h-th of them.
+//! Libraries use one name for different numbers, for example "the slopes of lightning attention".
+//! A problem therefore takes the numbers themselves, and these functions compute them. Each returns
+//! one number γ_h ≤ 0 for each head; every token multiplies the state of head h by e^γ_h.
+//!
+//! ```
+//! assert_eq!(etalon_problem::slopes::alibi(4)?, [-0.25, -0.0625, -0.015625, -0.00390625]);
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
 
 use crate::Error;
 
-/// ALiBi's slopes, negated: −2^{−8(h+1)/H} where H is a power of two. Otherwise the first heads
-/// are those of the next lower power of two P, and the others every other one of 2P heads,
-/// beginning with the first.
+/// ALiBi's slopes, negated: −2^{−8(h+1)/H} where H is a power of two. Otherwise, with P the next
+/// lower power of two, the first P heads have the slopes of P heads, and the others the slopes of
+/// heads 0, 2, 4, … of 2P heads.
 ///
 /// Source: Press, Smith and Lewis, *Train Short, Test Long* (2022), and its repository.
 pub fn alibi(heads: usize) -> Result<Vec<f64>, Error> {
@@ -23,12 +28,12 @@ pub fn alibi(heads: usize) -> Result<Vec<f64>, Error> {
     })
 }
 
-/// [`alibi`] times 1 − layer/(layers − 1) + 10⁻⁵: the first layers forget fastest, and the last one
-/// nearly not at all. The only layer of one is a first layer.
+/// [`alibi`] times 1 − layer/(layers − 1) + 10⁻⁵: the first layer forgets fastest, the last one
+/// hardly at all. With one layer the factor is 1 + 10⁻⁵.
 ///
-/// Source: the repository of Lightning Attention (OpenNLPLab), whose kernels take the slopes and
-/// whose example applies the factor; TransNormerLLM and MiniMax-01 follow it, the latter in
-/// `transformers` with slightly different factors.
+/// Source: the repository of Lightning Attention (OpenNLPLab), where the kernels take the
+/// slopes and the example applies the factor. TransNormerLLM and MiniMax-01 follow it; MiniMax-01 in
+/// `transformers` uses slightly different factors.
 pub fn geometric(heads: usize, layer: usize, layers: usize) -> Result<Vec<f64>, Error> {
     check_layer(layer, layers)?;
     let depth = if layer == 0 { 0.0 } else { layer as f64 / (layers - 1) as f64 };

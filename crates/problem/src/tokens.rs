@@ -1,7 +1,7 @@
-//! Tokens: which rows of one array belong together.
+//! Sequences of tokens: which rows of one array belong together.
 
 use crate::Error;
-use crate::sequences::{check_lengths, check_offsets};
+use std::iter::repeat_n;
 
 /// How the tokens of the arrays divide into sequences. A state never passes from one sequence to
 /// another.
@@ -13,25 +13,25 @@ pub enum TokenSequences {
     /// One sequence per batch element, as long as the arrays.
     #[default]
     Dense,
-    /// One sequence per batch element, padded on the right: element b has `tokens[b]` tokens. What
-    /// lies beyond is never read; outputs there are 0.
+    /// One sequence per batch element, padded on the right: element b has `tokens[b]` tokens. The
+    /// tokens beyond are never read; outputs there are 0.
     Lengths {
         /// Tokens per batch element.
         tokens: Vec<usize>,
     },
     /// Sequences laid end to end in one batch element (batch = 1): sequence s holds the tokens
-    /// `cu_tokens[s]..cu_tokens[s+1]`. Tokens after the last offset belong to no sequence and are
-    /// treated as padding.
+    /// `cu_tokens[s]..cu_tokens[s+1]`. Tokens after the last offset belong to no sequence: they
+    /// are padding.
     Packed {
         /// Offsets: 0, then ascending.
         cu_tokens: Vec<usize>,
     },
 }
 
-/// One sequence: where its tokens lie in the arrays.
+/// One sequence, and the tokens of the arrays that it holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TokenSequence {
-    /// Which sequence it is, which is also where its states lie.
+    /// Its number among the sequences: the index of its states.
     pub index: usize,
     /// The batch element that holds it.
     pub batch: usize,
@@ -68,22 +68,71 @@ impl TokenSequences {
 
     /// The sequences in the order of their tokens. The problem must have passed its check.
     pub(crate) fn list(&self, batch: usize, rows: usize) -> Vec<TokenSequence> {
-        let element = |(index, tokens)| TokenSequence { index, batch: index, start: 0, tokens };
         match self {
-            TokenSequences::Dense => (0..batch).map(|b| element((b, rows))).collect(),
-            TokenSequences::Lengths { tokens } => {
-                tokens.iter().copied().enumerate().map(element).collect()
-            }
-            TokenSequences::Packed { cu_tokens } => cu_tokens
-                .windows(2)
-                .enumerate()
-                .map(|(index, cu)| TokenSequence {
-                    index,
-                    batch: 0,
-                    start: cu[0],
-                    tokens: cu[1] - cu[0],
-                })
-                .collect(),
+            TokenSequences::Dense => per_element(repeat_n(rows, batch)),
+            TokenSequences::Lengths { tokens } => per_element(tokens.iter().copied()),
+            TokenSequences::Packed { cu_tokens } => packed(cu_tokens),
         }
+    }
+}
+
+/// One sequence per batch element, of these lengths.
+pub(crate) fn per_element(lengths: impl IntoIterator<Item = usize>) -> Vec<TokenSequence> {
+    let sequence = |(b, tokens)| TokenSequence { index: b, batch: b, start: 0, tokens };
+    lengths.into_iter().enumerate().map(sequence).collect()
+}
+
+/// Sequences between these offsets, all in one batch element.
+pub(crate) fn packed(offsets: &[usize]) -> Vec<TokenSequence> {
+    let sequence = |(index, cu): (usize, &[usize])| TokenSequence {
+        index,
+        batch: 0,
+        start: cu[0],
+        tokens: cu[1] - cu[0],
+    };
+    offsets.windows(2).enumerate().map(sequence).collect()
+}
+
+/// Fails unless there is one length per batch element, and none exceeds the `rows` of an array.
+pub(crate) fn check_lengths(
+    name: &str,
+    lengths: &[usize],
+    batch: usize,
+    rows: usize,
+) -> Result<(), Error> {
+    if lengths.len() != batch {
+        return Err(Error::value(
+            name,
+            format!("{batch} lengths, one per batch element"),
+            lengths.len(),
+        ));
+    }
+    match lengths.iter().find(|&&length| length > rows) {
+        Some(length) => Err(Error::value(name, format!("lengths of at most {rows}"), length)),
+        None => Ok(()),
+    }
+}
+
+/// Fails unless the offsets begin with 0, ascend, and end within the `rows` of an array.
+pub(crate) fn check_offsets(name: &str, offsets: &[usize], rows: usize) -> Result<(), Error> {
+    if offsets.first() != Some(&0) {
+        return Err(Error::value(
+            name,
+            "offsets that begin with 0",
+            format!("{:?}", offsets.first()),
+        ));
+    }
+    if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
+        return Err(Error::value(
+            name,
+            "ascending offsets",
+            format!("{} before {}", pair[0], pair[1]),
+        ));
+    }
+    match offsets.last() {
+        Some(&last) if last > rows => {
+            Err(Error::value(name, format!("offsets of at most {rows}"), last))
+        }
+        _ => Ok(()),
     }
 }

@@ -1,23 +1,23 @@
-//! A mask as the kernels read it: tile by tile and row by row.
+//! A mask in the form that kernels read, tile by tile and row by row.
 
 mod arrays;
 
 use crate::tile::MAX_KEYS;
 use arrays::{Blocks, Runs};
-use etalon_problem::{Align, Cover, Error, Mask, Sequence};
+use etalon_problem::{Cover, Error, Mask, Sequence};
 use std::ops::Range;
 
-/// A mask, and what is noted of its arrays, so that what it allows of a tile is known without a look at
-/// every element.
+/// A mask with an index of its arrays, so that the cover of a tile is found without reading every
+/// element.
 #[derive(Debug)]
 pub enum Sight<'a> {
-    /// A mask without arrays.
+    /// A mask without arrays, read by its spans; pair by pair if its kind has none.
     Mask(&'a Mask),
     /// [`Mask::Array`].
     Array(Blocks<'a>),
     /// [`Mask::Segments`].
     Segments { query: Runs<'a>, key: Runs<'a> },
-    /// [`Mask::And`].
+    /// [`Mask::And`] with a part that is not an interval mask.
     And(Vec<Sight<'a>>),
     /// [`Mask::Or`].
     Or(Vec<Sight<'a>>),
@@ -26,19 +26,24 @@ pub enum Sight<'a> {
 impl<'a> Sight<'a> {
     /// Prepares a mask that passed its check.
     pub fn new(mask: &'a Mask) -> Result<Self, Error> {
-        let all = |masks: &'a [Mask]| masks.iter().map(Sight::new).collect::<Result<_, _>>();
+        let all = |masks: &'a [Mask]| masks.iter().map(Sight::new).collect::<Result<Vec<_>, _>>();
         Ok(match mask {
             Mask::Segments { query, key } => {
                 Sight::Segments { query: Runs::new(query)?, key: Runs::new(key)? }
             }
             Mask::Array(array) => Sight::Array(Blocks::new(array)?),
-            Mask::And(masks) => Sight::And(all(masks)?),
+            Mask::And(masks) => match all(masks)? {
+                parts if parts.iter().all(|part| matches!(part, Sight::Mask(_))) => {
+                    Sight::Mask(mask)
+                }
+                parts => Sight::And(parts),
+            },
             Mask::Or(masks) => Sight::Or(all(masks)?),
             _ => Sight::Mask(mask),
         })
     }
 
-    /// Bytes of what is noted.
+    /// The bytes of the index of a mask.
     pub fn bytes(mask: &Mask) -> usize {
         match mask {
             Mask::Segments { query, key } => {
@@ -77,7 +82,7 @@ impl<'a> Sight<'a> {
     }
 
     /// Writes into `row` whether query `i` of `sequence` sees each key of `cols`, at most
-    /// [`MAX_KEYS`]: for a whole row what [`Mask::allows`] says of a pair.
+    /// [`MAX_KEYS`] of them: [`Mask::allows`] for a whole row.
     pub fn visible_row(
         &self,
         sequence: &Sequence,
@@ -98,7 +103,7 @@ impl<'a> Sight<'a> {
             }
         };
         match self {
-            Sight::Mask(mask) => mask_row(mask, sequence, head, i, cols, row),
+            Sight::Mask(mask) => write_row(mask, sequence, head, i, cols, row),
             Sight::Array(blocks) => {
                 let first = sequence.key_start + cols.start;
                 let all = blocks.array.row(sequence, head, i);
@@ -118,7 +123,8 @@ impl<'a> Sight<'a> {
     }
 }
 
-fn mask_row(
+/// Writes into `row` whether query `i` sees each key of `cols`, by a mask without arrays.
+fn write_row(
     mask: &Mask,
     sequence: &Sequence,
     head: usize,
@@ -126,20 +132,13 @@ fn mask_row(
     cols: Range<usize>,
     row: &mut [bool],
 ) {
-    match mask {
-        Mask::Full => row.fill(true),
-        Mask::Causal { align } => band(row, &cols, None, Some(aligned(sequence, *align, i))),
-        Mask::Window { left, right, align } => {
-            let i = aligned(sequence, *align, i);
-            let reach = |distance: usize| distance.min(1 << 62) as i64;
-            band(row, &cols, left.map(|left| i - reach(left)), right.map(|right| i + reach(right)));
+    match mask.row_span(sequence, i) {
+        Some(span) => {
+            let place = |key: usize| key.clamp(cols.start, cols.end) - cols.start;
+            row.fill(false);
+            row[place(span.start)..place(span.end)].fill(true);
         }
-        Mask::ChunkedCausal { chunk, align } => {
-            let i = aligned(sequence, *align, i);
-            let within = i.rem_euclid((*chunk).min(1 << 62) as i64);
-            band(row, &cols, Some(i - within), Some(i));
-        }
-        Mask::Segments { .. } | Mask::Array(_) | Mask::And(_) | Mask::Or(_) => {
+        None => {
             for (visible, j) in row.iter_mut().zip(cols) {
                 *visible = mask.allows(sequence, head, i, j);
             }
@@ -147,33 +146,14 @@ fn mask_row(
     }
 }
 
-fn aligned(sequence: &Sequence, align: Align, i: usize) -> i64 {
-    match align {
-        Align::TopLeft => i as i64,
-        Align::BottomRight => i as i64 + sequence.keys as i64 - sequence.queries as i64,
-    }
-}
-
-/// True from key `first` to key `last`, both inclusive.
-fn band(row: &mut [bool], cols: &Range<usize>, first: Option<i64>, last: Option<i64>) {
-    let place =
-        |key: i64| (key.saturating_sub(cols.start as i64)).clamp(0, row.len() as i64) as usize;
-    let start = first.map_or(0, place);
-    let end = last.map_or(row.len(), |last| place(last.saturating_add(1)));
-    row.fill(false);
-    if start < end {
-        row[start..end].fill(true);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etalon_problem::NamedArray;
+    use etalon_problem::{Align, NamedArray};
     use proptest::prelude::*;
 
-    /// Rows of the arrays: of two batch elements, with others before and after the sequence, and of
-    /// more than one block.
+    /// Rows of the arrays, for each of two batch elements: more than one block, and more rows than a
+    /// sequence has.
     const ROWS: usize = 40;
 
     /// Ids in runs, with padding among them.
@@ -236,7 +216,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_row_says_what_every_pair_says(
+        fn a_row_agrees_with_every_pair(
             mask in masks(), sequence in sequences(), start in 0..36usize,
         ) {
             let cols = start.min(sequence.keys)..sequence.keys;
@@ -251,7 +231,7 @@ mod tests {
         }
 
         #[test]
-        fn a_tile_is_covered_as_the_mask_covers_it(
+        fn a_tile_has_the_cover_of_the_mask(
             mask in masks(), sequence in sequences(), ends in [0..36usize, 0..36, 0..36, 0..36],
         ) {
             let range = |a: usize, b: usize, len: usize| a.min(b).min(len)..a.max(b).min(len);

@@ -6,7 +6,7 @@ use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
-use etalon_problem::{Align, Blocking, Dtype, Mask, Problem, Scores, Sequences};
+use etalon_problem::{Blocking, Dtype, Problem, Scores, Sequences};
 use etalon_simd::Options;
 use std::path::{Path, PathBuf};
 
@@ -105,34 +105,10 @@ fn pairs(scores: &Scores) -> String {
         e.batch, e.query_heads, e.key_heads, e.queries, e.keys, e.dim
     );
     let (seen, all) = (scores.visible_pairs(), e.batch * e.query_heads * e.queries * e.keys);
-    text += &format!("a query sees {}: {seen} of {all} pairs\n", mask(&scores.mask));
+    text += &format!("a query sees {}: {seen} of {all} pairs\n", scores.mask.describe());
     text += &format!("sequences: {}\n", sequences(scores));
     text += &format!("scores: {}\n", options(scores));
     text
-}
-
-fn mask(mask: &Mask) -> String {
-    let from = |align: &Align| match align {
-        Align::TopLeft => "counted from the first query and key",
-        Align::BottomRight => "counted from the last query and key",
-    };
-    let list = |masks: &[Mask]| masks.iter().map(self::mask).collect::<Vec<_>>();
-    match mask {
-        Mask::Full => "every key".to_string(),
-        Mask::Causal { align } => format!("the keys up to its own, {}", from(align)),
-        Mask::Window { left, right, align } => {
-            let end = |end: &Option<usize>| end.map_or("all".to_string(), |end| end.to_string());
-            let (left, right) = (end(left), end(right));
-            format!("its own key, {left} before it and {right} after it, {}", from(align))
-        }
-        Mask::ChunkedCausal { chunk, align } => {
-            format!("the keys up to its own in its chunk of {chunk}, {}", from(align))
-        }
-        Mask::Segments { .. } => "the keys of its own segment".to_string(),
-        Mask::Array(_) => "the keys that an array allows".to_string(),
-        Mask::And(masks) => format!("what all of these allow: ({})", list(masks).join("; ")),
-        Mask::Or(masks) => format!("what one of these allows: ({})", list(masks).join("; ")),
-    }
 }
 
 fn sequences(scores: &Scores) -> String {

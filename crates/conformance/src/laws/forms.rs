@@ -123,10 +123,7 @@ fn synonyms(mask: &Mask, scores: &Scores) -> Vec<(&'static str, Mask)> {
     if scores.sequences().iter().all(|s| s.queries == s.keys) {
         let mut other = mask.clone();
         other.visit_mut(&mut |node| {
-            if let Mask::Causal { align }
-            | Mask::Window { align, .. }
-            | Mask::ChunkedCausal { align, .. } = node
-            {
+            if let Some(align) = node.align_mut() {
                 *align = match align {
                     Align::TopLeft => Align::BottomRight,
                     Align::BottomRight => Align::TopLeft,

@@ -1,15 +1,15 @@
-//! What is noted of the arrays of a mask.
+//! Indices of the arrays of masks: runs of ids, and covers of blocks of pairs.
 
 use crate::parallel::reserve;
 use etalon_problem::{Cover, Error, NamedArray, Sequence};
 use rayon::prelude::*;
 use std::ops::Range;
 
-/// Ids, and where their runs end.
+/// Ids of segments, with the ends of their runs.
 #[derive(Debug)]
 pub struct Runs<'a> {
     pub array: &'a NamedArray<i64>,
-    /// For every id the index, within its batch element, of the first that is different after it.
+    /// For every id, the index of the first different id after it, within its batch element.
     ends: Vec<usize>,
 }
 
@@ -46,19 +46,19 @@ impl<'a> Runs<'a> {
     }
 }
 
-/// Queries and keys of a block of [`Blocks`].
+/// The number of queries and of keys in a block of [`Blocks`].
 const SIDE: usize = 16;
 
-/// An array of pairs, and what it allows of each block of [`SIDE`] × [`SIDE`].
+/// An array of pairs, with the cover of each block of [`SIDE`] × [`SIDE`] pairs.
 #[derive(Debug)]
 pub struct Blocks<'a> {
     pub array: &'a NamedArray<bool>,
-    /// Of each batch element and head, row by row.
+    /// For each batch element and head of the array, row by row.
     covers: Vec<Cover>,
 }
 
 impl<'a> Blocks<'a> {
-    /// Notes what the blocks hold, on all threads.
+    /// Finds the covers of all blocks, on all threads.
     pub fn new(array: &'a NamedArray<bool>) -> Result<Self, Error> {
         let mut covers = reserve(Blocks::count(array), "the blocks of a mask")?;
         covers.resize(Blocks::count(array), Cover::None);
@@ -74,7 +74,7 @@ impl<'a> Blocks<'a> {
         Ok(Blocks { array, covers })
     }
 
-    /// How many blocks an array has.
+    /// The number of blocks of an array.
     pub fn count(array: &NamedArray<bool>) -> usize {
         let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| array.shape[axis]);
         batches * heads * queries.div_ceil(SIDE) * keys.div_ceil(SIDE)
@@ -100,14 +100,14 @@ impl<'a> Blocks<'a> {
         let bands = blocks(sequence.query_start, &rows);
         let parts = bands.flat_map(|band| &self.covers[(first + band) * across..][seen.clone()]);
         match Cover::of_parts(parts.copied()) {
-            // The blocks may reach beyond the tile.
+            // A block that reaches beyond the tile does not decide it: look at the pairs of the tile.
             Cover::Some => self.array.cover(sequence, head, rows, cols),
             cover => cover,
         }
     }
 }
 
-/// What the blocks of a band of rows, each of `keys` pairs, hold.
+/// The covers of the blocks of a band of rows, each of `keys` pairs.
 fn cover_band(rows: &[bool], keys: usize, covers: &mut [Cover]) {
     for (number, cover) in covers.iter_mut().enumerate() {
         let cols = number * SIDE..keys.min((number + 1) * SIDE);

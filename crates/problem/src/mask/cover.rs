@@ -1,0 +1,69 @@
+//! How much of a tile a mask allows.
+
+/// How much of a tile a mask allows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Cover {
+    /// No pair of the tile is allowed.
+    None,
+    /// Some pairs may be allowed and some forbidden.
+    Some,
+    /// Every pair of the tile is allowed.
+    All,
+}
+
+impl Cover {
+    /// The cover of a tile by a mask that allows a pair where every one of several masks does, as far
+    /// as their covers decide it. Without masks: `All`.
+    pub fn all(covers: impl IntoIterator<Item = Cover>) -> Cover {
+        let mut all = Cover::All;
+        for cover in covers {
+            match cover {
+                Cover::None => return Cover::None,
+                Cover::Some => all = Cover::Some,
+                Cover::All => {}
+            }
+        }
+        all
+    }
+
+    /// The cover of a tile by a mask that allows a pair where at least one of several masks does, as
+    /// far as their covers decide it. Without masks: `None`.
+    pub fn any(covers: impl IntoIterator<Item = Cover>) -> Cover {
+        let mut any = Cover::None;
+        for cover in covers {
+            match cover {
+                Cover::All => return Cover::All,
+                Cover::Some => any = Cover::Some,
+                Cover::None => {}
+            }
+        }
+        any
+    }
+
+    /// The cover of a tile from the covers of its parts. Without parts: `None`.
+    pub fn of_parts(parts: impl IntoIterator<Item = Cover>) -> Cover {
+        let mut parts = parts.into_iter();
+        let Some(first) = parts.next() else { return Cover::None };
+        if first != Cover::Some && parts.all(|part| part == first) { first } else { Cover::Some }
+    }
+
+    /// The cover of a tile by [`crate::Mask::Segments`], from the ids of its queries and keys. The
+    /// cover depends on the sets of ids alone: a run of equal ids may be given as one id.
+    pub fn of_segments(
+        query: impl Iterator<Item = i64>,
+        key: impl Iterator<Item = i64> + Clone,
+    ) -> Cover {
+        let (mut allowed, mut forbidden) = (false, false);
+        for query in query {
+            for key in key.clone() {
+                let same = query >= 0 && query == key;
+                allowed |= same;
+                forbidden |= !same;
+                if allowed && forbidden {
+                    return Cover::Some;
+                }
+            }
+        }
+        if allowed { Cover::All } else { Cover::None }
+    }
+}
