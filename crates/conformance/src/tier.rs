@@ -1,29 +1,17 @@
 //! A tier: anything that computes the algorithms.
 
 use crate::tensor::Tensors;
-use etalon_problem::{Algorithm, Blocking, Dtype, Pass, Problem};
-
-/// Which of the two ways a backward pass takes; tiers without the choice ignore it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum BackwardMode {
-    /// The tier chooses.
-    #[default]
-    Auto,
-    /// dq in one sweep, dk and dv in another: P is computed twice, no partials are kept.
-    Separate,
-    /// P once: partials of dq by key block, reduced in a fixed order.
-    FusedPartials,
-    /// attention_lse only: the forward pass also returns the gradient of lse by q.
-    ForwardGradient,
-}
+use etalon_problem::{Algorithm, Blocking, Dtype, Mode, Pass, Problem};
 
 /// What may change a result's speed and rounding, but not its meaning.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hints {
     /// Tile sizes.
     pub blocking: Option<Blocking>,
-    /// How the backward pass is organised.
-    pub mode: BackwardMode,
+    /// How the backward pass is organised; tiers without the choice ignore it.
+    pub mode: Mode,
+    /// Whether a later pass is to compute again what the forward pass could have saved.
+    pub recompute: bool,
     /// Threads; `None`: those of the current pool.
     pub threads: Option<usize>,
 }

@@ -53,7 +53,7 @@ impl Attention {
     pub(crate) fn rows(&self) -> Vec<Row> {
         let mut rows = self.scores.rows();
         rows.insert(2, Scores::value_row());
-        rows.extend([Scores::output_row(), Scores::lse_row()]);
+        rows.extend([Scores::output_row().saved(), Scores::lse_row()]);
         rows
     }
 }

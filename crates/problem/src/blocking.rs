@@ -32,3 +32,18 @@ impl Blocking {
         Ok(())
     }
 }
+
+/// How a backward pass is organised. A hint, as [`Blocking`] is; tiers without the choice ignore it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Mode {
+    /// The planner chooses: [`Mode::FusedPartials`], if its sums fit the budget.
+    #[default]
+    Auto,
+    /// dq in one sweep, dk and dv in another: P is computed twice, nothing is kept between.
+    Separate,
+    /// P is computed once; each tile of keys adds its part of dq to sums in memory, in the order of
+    /// the tiles.
+    FusedPartials,
+    /// attention_lse only: the forward pass also returns ∂lse/∂q, and dq needs no sweep.
+    ForwardGradient,
+}

@@ -44,7 +44,7 @@ mod view;
 
 pub use attention::Attention;
 pub use attention_lse::AttentionLse;
-pub use blocking::Blocking;
+pub use blocking::{Blocking, Mode};
 pub use dtype::Dtype;
 pub use error::Error;
 pub use lazy_attention::{DistanceBias, LazyAttention, dtheta, tau_from_theta};

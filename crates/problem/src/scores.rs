@@ -212,7 +212,7 @@ impl Scores {
     pub(crate) fn output_row() -> Row {
         use Axis::{Batch, Queries, QueryHeads, ValueDim};
         let axes = [Batch, QueryHeads, Queries, ValueDim];
-        Row::output("o", ["dout", "cot_o", "gdout", "to"], &axes).needed().saved()
+        Row::output("o", ["dout", "cot_o", "gdout", "to"], &axes).needed()
     }
 
     /// v.

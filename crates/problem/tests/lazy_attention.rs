@@ -79,6 +79,7 @@ fn operands_follow_the_pass() {
         ("v", &[2, 3, 7, 3], Precision::Storage),
         ("bias", &[6, 9], Precision::Wide),
         ("tau", &[6], Precision::Wide),
+        ("lse", &[2, 6, 5], Precision::Wide),
         ("dout", &[2, 6, 5, 3], Precision::Storage),
         ("dlse", &[2, 6, 5], Precision::Wide),
         ("dq", &[2, 6, 5, 4], Precision::Storage),

@@ -52,7 +52,8 @@ mod waves;
 
 pub use element::Element;
 pub use level::Level;
-pub use options::{Mode, Options};
+pub use etalon_problem::Mode;
+pub use options::Options;
 pub use plan::{Buffer, Plan};
 
 /// The example of the README is a test.

@@ -1,22 +1,7 @@
 //! What may change a result's speed and rounding, but not its meaning.
 
 use crate::Level;
-use etalon_problem::Blocking;
-
-/// How a backward pass is organised.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// The planner chooses: [`Mode::FusedPartials`], if its sums fit the budget.
-    #[default]
-    Auto,
-    /// dq in one sweep, dk and dv in another: P is computed twice, nothing is kept between.
-    Separate,
-    /// P is computed once; each tile of keys adds its part of dq to sums in memory, in the order of
-    /// the tiles.
-    FusedPartials,
-    /// attention_lse only: the forward pass also returns ∂lse/∂q, and dq needs no sweep.
-    ForwardGradient,
-}
+use etalon_problem::{Blocking, Mode};
 
 /// Options of the simd tier. Threads are those of rayon's current pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +17,9 @@ pub struct Options {
     /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes
     /// [`Mode::Separate`] where the least is too much. The result does not depend on it.
     pub partials_budget: usize,
+    /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
+    /// saved; otherwise that is an error.
+    pub recompute: bool,
 }
 
 impl Default for Options {
@@ -41,6 +29,7 @@ impl Default for Options {
             blocking: None,
             mode: Mode::Auto,
             partials_budget: 256 << 20,
+            recompute: false,
         }
     }
 }

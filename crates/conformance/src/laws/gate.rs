@@ -7,8 +7,8 @@ use crate::cases::Case;
 use crate::gates;
 use crate::report::Verdict;
 use crate::tensor::Tensors;
-use crate::tier::{BackwardMode, Hints};
-use etalon_problem::{Algorithm, Blocking, Pass};
+use crate::tier::Hints;
+use etalon_problem::{Algorithm, Blocking, Mode, Pass, Role};
 
 pub(super) const LAWS: &[Law] = &[
     Law {
@@ -37,6 +37,15 @@ pub(super) const LAWS: &[Law] = &[
         passes: FIRST_ORDER,
         applies: |_: &Case, pass| pass == Pass::Backward,
         check: modes,
+    },
+    Law {
+        name: "recomputed",
+        statement: "A pass that computes the forward pass again gives results within the bound.",
+        kind: Kind::Gate,
+        of: EVERY,
+        passes: ANY_PASS,
+        applies: |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved),
+        check: recomputed,
     },
 ];
 
@@ -81,15 +90,20 @@ fn blocking(trial: &Trial<'_>) -> Judgement {
 }
 
 fn modes(trial: &Trial<'_>) -> Judgement {
-    let mut modes = vec![BackwardMode::Separate, BackwardMode::FusedPartials];
+    let mut modes = vec![Mode::Separate, Mode::FusedPartials];
     if trial.case.problem.algorithm() == Algorithm::AttentionLse {
-        modes.push(BackwardMode::ForwardGradient);
+        modes.push(Mode::ForwardGradient);
     }
     worst_of(modes.into_iter().map(|mode| {
         let hints = Hints { mode, ..Hints::default() };
         let outputs = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
         within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{mode:?}")))
     }))
+}
+
+fn recomputed(trial: &Trial<'_>) -> Judgement {
+    let hints = Hints { recompute: true, ..Hints::default() };
+    within(trial.bounds()?, &trial.ask(&trial.case.problem, trial.inputs(), hints)?)
 }
 
 fn named(flaw: Flaw, what: &str) -> Flaw {

@@ -1,16 +1,10 @@
 //! The simd tier: one [`Tier`] per level.
 
-mod attention;
-mod attention_lse;
-mod linear_attention;
-
 use crate::report::Absent;
-use crate::tensor::{Data, Tensor, Tensors};
-use crate::tier::{Answer, BackwardMode, Hints, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem};
-use etalon_simd::{Element, Level, Mode, Options};
-use half::{bf16, f16};
-use ndarray::{Array, ArrayView, Dimension, IxDyn};
+use crate::tensor::{Stored, Tensor, Tensors, views, views_mut};
+use crate::tier::{Answer, Request, Tier};
+use etalon_problem::{Algorithm, Dtype, Error, Mode, Operand, Pass, Role};
+use etalon_simd::{Level, Options};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -69,12 +63,14 @@ impl Tier for Simd {
         if let Err(reason) = self.offers(request.problem.algorithm(), request.pass, request.dtype) {
             return Answer::Unsupported(reason);
         }
-        let options = options(self.level, &request.hints);
-        let run = || match request.dtype {
-            Dtype::F32 => answer::<f32>(request, &options),
-            Dtype::Bf16 => answer::<bf16>(request, &options),
-            _ => answer::<f16>(request, &options),
+        let options = Options {
+            level: self.level,
+            blocking: request.hints.blocking,
+            mode: request.hints.mode,
+            recompute: request.hints.recompute,
+            ..Options::default()
         };
+        let run = || answer(request, &options);
         let outputs = match request.hints.threads.map(pool) {
             None => run(),
             // From a thread of no pool: a worker of another one would take up other work while it
@@ -95,16 +91,6 @@ impl Tier for Simd {
     }
 }
 
-fn options(level: Level, hints: &Hints) -> Options {
-    let mode = match hints.mode {
-        BackwardMode::Auto => Mode::Auto,
-        BackwardMode::Separate => Mode::Separate,
-        BackwardMode::FusedPartials => Mode::FusedPartials,
-        BackwardMode::ForwardGradient => Mode::ForwardGradient,
-    };
-    Options { level, blocking: hints.blocking, mode, ..Options::default() }
-}
-
 /// A pool of that many threads; each size is started once.
 fn pool(threads: usize) -> Result<Arc<ThreadPool>, String> {
     static POOLS: LazyLock<Mutex<BTreeMap<usize, Arc<ThreadPool>>>> = LazyLock::new(Mutex::default);
@@ -118,78 +104,43 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>, String> {
     Ok(pool)
 }
 
-/// An element type that tensors hold.
-trait Stored: Element {
-    fn elements(data: &Data) -> Option<&[Self]>;
-    fn data(elements: Vec<Self>) -> Data;
-}
-
-macro_rules! stored {
-    ($type:ty, $variant:ident) => {
-        impl Stored for $type {
-            fn elements(data: &Data) -> Option<&[Self]> {
-                if let Data::$variant(elements) = data { Some(elements) } else { None }
-            }
-            fn data(elements: Vec<Self>) -> Data {
-                Data::$variant(elements)
-            }
-        }
-    };
-}
-stored!(f32, F32);
-stored!(bf16, Bf16);
-stored!(f16, F16);
-
-/// An operand that may be absent.
-fn view<'a, T: Stored, D: Dimension>(
-    inputs: &'a Tensors,
-    name: &str,
-) -> Result<Option<ArrayView<'a, T, D>>, Error> {
-    let Some(tensor) = inputs.get(name) else { return Ok(None) };
-    let elements = T::elements(&tensor.data).ok_or_else(|| Error::Dtype {
-        operand: name.to_string(),
-        expected: T::DTYPE.to_string(),
-        found: tensor.type_name().to_string(),
-    })?;
-    let view = ArrayView::from_shape(IxDyn(&tensor.shape), elements);
-    view.and_then(ArrayView::into_dimensionality).map(Some).map_err(|error| {
-        Error::value(format!("`{name}`"), "of the rank and size of its operand", error)
-    })
-}
-
-fn needed<'a, T: Stored, D: Dimension>(
-    inputs: &'a Tensors,
-    name: &str,
-) -> Result<ArrayView<'a, T, D>, Error> {
-    view(inputs, name)?.ok_or_else(|| Error::Missing {
-        operand: name.to_string(),
-        reason: "the pass needs it".to_string(),
-    })
-}
-
-fn tensor<T: Stored, D: Dimension>(array: Array<T, D>) -> Option<Tensor> {
-    let shape = array.shape().to_vec();
-    Some(Tensor { shape, data: T::data(array.iter().copied().collect()) })
-}
-
-fn named<const N: usize>(outputs: [(&str, Option<Tensor>); N]) -> Tensors {
-    outputs.into_iter().filter_map(|(name, tensor)| Some((name.to_string(), tensor?))).collect()
-}
-
-fn answer<T: Stored>(request: &Request<'_>, options: &Options) -> Result<Tensors, Error> {
-    match request.problem {
-        Problem::Attention(problem) => {
-            attention::pass::<T>(problem, request.pass, request.inputs, options)
-        }
-        Problem::AttentionLse(problem) => {
-            attention_lse::pass::<T>(problem, request.pass, request.inputs, options)
-        }
-        Problem::LinearAttention(problem) => {
-            linear_attention::pass::<T>(problem, request.pass, request.inputs, options)
-        }
-        other => Err(Error::Unsupported {
-            what: other.algorithm().to_string(),
-            reason: "not written yet for simd".to_string(),
-        }),
+/// The outputs of a request; what the pass reads again of the forward pass is from this tier's own.
+fn answer(request: &Request<'_>, options: &Options) -> Result<Tensors, Error> {
+    let &Request { problem, pass, dtype, .. } = request;
+    let saved = saved(request, options)?;
+    let mut inputs = views(request.inputs)?;
+    for (name, tensor) in &saved {
+        inputs = inputs.with(name, tensor.view(name)?);
     }
+    let mut outputs = unwritten(&problem.operands(pass), dtype, |x| x.role == Role::Output);
+    etalon_simd::run(problem, pass, &inputs, &mut views_mut(&mut outputs)?, options)?;
+    Ok(outputs)
+}
+
+/// The outputs of the forward pass that a later pass reads.
+fn saved(request: &Request<'_>, options: &Options) -> Result<Tensors, Error> {
+    let &Request { problem, pass, dtype, inputs, .. } = request;
+    let (with_optional, recompute) = (options.mode == Mode::ForwardGradient, options.recompute);
+    let mut saved = unwritten(&problem.operands(pass), dtype, |x| match x.role {
+        Role::Saved => !recompute,
+        Role::OptionalSaved => with_optional,
+        _ => false,
+    });
+    if !saved.is_empty() {
+        let forward = problem.operands(Pass::Forward);
+        let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
+        let inputs = inputs.iter().filter(|(name, _)| own(name));
+        let inputs: Tensors = inputs.map(|(name, x)| (name.clone(), x.clone())).collect();
+        let places = &mut views_mut(&mut saved)?;
+        etalon_simd::run(problem, Pass::Forward, &views(&inputs)?, places, options)?;
+    }
+    Ok(saved)
+}
+
+/// Places for some operands, which nobody has written.
+fn unwritten(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) -> Tensors {
+    let place = |x: &Operand| {
+        (x.name.to_string(), Tensor::unwritten(&x.shape, Stored::of(x.precision, dtype)))
+    };
+    operands.iter().filter(|x| which(x)).map(place).collect()
 }

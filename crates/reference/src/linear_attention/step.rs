@@ -54,6 +54,7 @@ pub fn step<T: Real>(
     let one = LinearAttention {
         extents: LinearExtents { tokens: 1, ..problem.extents },
         sequences: TokenSequences::Dense,
+        initial_state: true,
         final_state: true,
         ..problem.clone()
     };
