@@ -4,13 +4,13 @@ use crate::algorithms::{self, Entry};
 use crate::cases::{Depth, Spec, specs};
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
-use crate::report::{Record, Report, Verdict};
+use crate::report::{About, Record, Report, Verdict};
 use crate::tier::Tier;
 use etalon_problem::{Algorithm, Pass};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// What is to be run.
 pub struct SuiteOptions<'a> {
@@ -61,6 +61,7 @@ struct Item {
 /// Runs tiers against laws. `progress` hears, from any thread, of every case that is done: its
 /// number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
+    let date = SystemTime::now();
     let work = || {
         let items = plan(options);
         let done = AtomicUsize::new(0);
@@ -72,13 +73,26 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         });
         let mut records = not_offered(options);
         records.extend(judged.collect::<Vec<Record>>());
-        Report { seed: options.seed, records, ..Report::default() }
+        Report { about: about(options, date), records, absent: Vec::new() }
     };
     let pool = options.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     match pool {
         Some(Ok(pool)) => pool.install(work),
         // Without a pool of its own the run takes the current one: slower, not wrong.
         Some(Err(_)) | None => work(),
+    }
+}
+
+/// What the suite knows of a run; its caller may know the CPU and the commit.
+fn about(options: &SuiteOptions<'_>, date: SystemTime) -> About {
+    About {
+        date,
+        cpu: None,
+        commit: None,
+        depth: options.depth.name(),
+        profile: options.profile.map_or("strict", |profile| profile.name),
+        seed: options.seed,
+        threads: rayon::current_num_threads(),
     }
 }
 

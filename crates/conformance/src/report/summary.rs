@@ -1,6 +1,6 @@
 //! A run in groups: tier × algorithm × pass × storage type.
 
-use super::{Record, Report, Verdict};
+use super::record::{Record, Report, Verdict};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -30,17 +30,12 @@ pub struct Group {
     pub vacuous: usize,
     /// The largest margin of a check that has one, with its case.
     pub worst: Option<(f64, String)>,
-    /// Why checks were not made.
-    pub unsupported: BTreeSet<String>,
 }
 
 impl Group {
     fn add(&mut self, record: &Record) {
         match &record.verdict {
-            Verdict::Unsupported(reason) => {
-                self.unsupported.insert(reason.clone());
-                return;
-            }
+            Verdict::Unsupported(_) => return,
             Verdict::Pass => {}
             Verdict::Fail(_) => self.failed += 1,
             Verdict::Convention(_) => self.conventions += 1,
@@ -54,19 +49,17 @@ impl Group {
             }
         }
     }
+}
 
-    /// In a few characters: the worst margin and the number of checks, or what is wrong.
-    pub fn cell(&self) -> String {
-        let margin = self.worst.as_ref().map_or("–".to_string(), |(x, _)| format!("{x:.3}"));
-        let checks = self.checks;
-        match (self.failed, self.conventions, self.vacuous) {
-            (0, 0, 0) if checks == 0 => "–".to_string(),
-            (0, 0, 0) => format!("{margin} ({checks})"),
-            (0, 0, vacuous) => format!("{vacuous} of {checks} VACUOUS"),
-            (0, conventions, _) => format!("{conventions} of {checks} ANOTHER CONVENTION"),
-            (failed, ..) => format!("{failed} of {checks} FAIL"),
-        }
-    }
+/// How many checks a run made.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Checks that were made.
+    pub checks: usize,
+    /// Those with a negative verdict.
+    pub negative: usize,
+    /// Checks that were not made because the tier does not offer them.
+    pub not_checked: usize,
 }
 
 impl Report {
@@ -81,54 +74,23 @@ impl Report {
         groups
     }
 
-    /// The table of a run: one row for each algorithm, pass and tier, one column for each storage
-    /// type, and the header before them.
-    pub fn rows(&self) -> Vec<Vec<String>> {
-        let groups = self.groups();
-        let dtypes: BTreeSet<Dtype> = groups.keys().map(|key| key.dtype).collect();
-        let mut header = ["algorithm", "pass", "tier"].map(String::from).to_vec();
-        header.extend(dtypes.iter().map(Dtype::to_string));
-        let mut rows = vec![header];
-        let triple = |key: &Key| (key.algorithm, key.pass, key.tier.clone());
-        let triples: BTreeSet<_> = groups.keys().map(triple).collect();
-        for (algorithm, pass, tier) in triples {
-            let mut row = vec![algorithm.to_string(), pass.to_string(), tier.clone()];
-            row.extend(dtypes.iter().map(|&dtype| {
-                let key = Key { algorithm, pass, tier: tier.clone(), dtype };
-                groups.get(&key).map_or("–".to_string(), Group::cell)
-            }));
-            rows.push(row);
-        }
-        rows
-    }
-
-    /// What was not checked, and why: each reason once, with those that gave it.
-    pub fn not_checked(&self) -> Vec<String> {
-        let mut reasons: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
-        for (key, group) in self.groups() {
-            for reason in group.unsupported {
-                let what = format!("{} {} {}", key.tier, key.algorithm, key.pass);
-                reasons.entry(reason).or_default().insert(what);
+    /// What was not checked: each reason with the algorithms, passes and tiers that it was given for.
+    pub fn not_checked(&self) -> BTreeMap<String, BTreeSet<(Algorithm, Pass, String)>> {
+        let mut reasons: BTreeMap<String, BTreeSet<_>> = BTreeMap::new();
+        for record in &self.records {
+            if let Verdict::Unsupported(reason) = &record.verdict {
+                let what = (record.algorithm, record.pass, record.tier.clone());
+                reasons.entry(reason.clone()).or_default().insert(what);
             }
         }
-        let join = |names: BTreeSet<String>| names.into_iter().collect::<Vec<_>>().join(", ");
-        reasons.into_iter().map(|(reason, names)| format!("{}: {reason}", join(names))).collect()
+        reasons
     }
 
-    /// The records whose verdict is negative.
-    pub fn negative(&self) -> impl Iterator<Item = (&Record, &str)> {
-        self.records.iter().filter_map(|record| match &record.verdict {
-            Verdict::Fail(text) | Verdict::Convention(text) | Verdict::Vacuous(text) => {
-                Some((record, text.as_str()))
-            }
-            Verdict::Pass | Verdict::Unsupported(_) => None,
-        })
-    }
-
-    /// The run in one line.
-    pub fn headline(&self) -> String {
-        let supported = |record: &&Record| !matches!(record.verdict, Verdict::Unsupported(_));
-        let checks = self.records.iter().filter(supported).count();
-        format!("{checks} checks, {} negative, seed {}", self.negative().count(), self.seed)
+    /// The number of checks.
+    pub fn counts(&self) -> Counts {
+        let unsupported = |record: &&Record| matches!(record.verdict, Verdict::Unsupported(_));
+        let not_checked = self.records.iter().filter(unsupported).count();
+        let checks = self.records.len() - not_checked;
+        Counts { checks, negative: self.negative().count(), not_checked }
     }
 }

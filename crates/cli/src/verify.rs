@@ -1,16 +1,21 @@
 //! `etalon verify`: every law on every tier present.
 
-use super::table::table;
-use super::{Failure, Outcome, options, say};
+use crate::junit::junit;
+use crate::machine::{COMMIT, cpu};
+use crate::markdown::markdown;
+use crate::options;
+use crate::outcome::{Failure, Outcome, say};
+use crate::progress::{Interval, Progress};
+use crate::summary::{self, CELL};
+use crate::table::Table;
+use crate::units;
 use etalon_conformance::cases::Depth;
-use etalon_conformance::report::{self, Absent, Report};
+use etalon_conformance::report::{Absent, Report, json};
 use etalon_conformance::suite::{self, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{Algorithm, Error};
-use indicatif::{ProgressBar, ProgressStyle};
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Instant;
@@ -24,43 +29,30 @@ pub struct Arguments {
     #[arg(long, value_name = "T,…", value_delimiter = ',')]
     tier: Vec<String>,
     /// Algorithms; all if absent.
-    #[arg(long, value_name = "A,…", value_delimiter = ',')]
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = options::algorithm())]
     algorithm: Vec<Algorithm>,
     /// The level of the simd tier: portable, avx2, avx512, or all that this machine has.
     #[arg(long, value_name = "L", default_value = "all")]
     level: String,
-    /// How much: core (under a minute on two cores), full, soak.
-    #[arg(long, default_value = "core", value_parser = depth)]
+    /// How much: core takes under a minute on two cores, soak an hour or so.
+    #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL.map(|x| (x.name(), x))))]
     depth: Depth,
     /// The seed of the inputs, decimal or 0x….
     #[arg(long, default_value = "0", value_parser = options::seed)]
     seed: u64,
-    /// Threads; as many as there are cores if absent.
-    #[arg(long)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    threads: options::Threads,
+    #[command(flatten)]
+    progress: Interval,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH")]
     report: Vec<ReportFile>,
 }
 
-fn depth(name: &str) -> Result<Depth, Error> {
-    Depth::ALL.into_iter().find(|depth| depth.name() == name).ok_or_else(|| {
-        let names = Depth::ALL.map(Depth::name).join(", ");
-        Error::value("depth", format!("one of {names}"), name)
-    })
-}
-
-/// The form of a report.
-#[derive(Debug, Clone, Copy)]
-enum Form {
-    Junit,
-    Json,
-    Markdown,
-}
-
+/// A report that was asked for.
 #[derive(Debug, Clone)]
 struct ReportFile {
-    form: Form,
+    write: fn(&Report) -> Result<String, Failure>,
     path: PathBuf,
 }
 
@@ -70,23 +62,13 @@ impl FromStr for ReportFile {
     fn from_str(text: &str) -> Result<Self, Error> {
         let wrong = || Error::value("report", "junit=PATH, json=PATH or md=PATH", text);
         let (form, path) = text.split_once('=').ok_or_else(wrong)?;
-        let form = match form {
-            "junit" => Form::Junit,
-            "json" => Form::Json,
-            "md" => Form::Markdown,
+        let write: fn(&Report) -> Result<String, Failure> = match form {
+            "junit" => |report| Ok(junit(report)?),
+            "json" => |report| Ok(json(report)?),
+            "md" => |report| Ok(markdown(report)),
             _ => return Err(wrong()),
         };
-        Ok(ReportFile { form, path: PathBuf::from(path) })
-    }
-}
-
-impl Form {
-    fn write(self, report: &Report) -> Result<String, Failure> {
-        Ok(match self {
-            Form::Junit => report::junit(report)?,
-            Form::Json => report::json(report)?,
-            Form::Markdown => report::markdown(report),
-        })
+        Ok(ReportFile { write, path: PathBuf::from(path) })
     }
 }
 
@@ -94,29 +76,31 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let start = Instant::now();
     let (tiers, absent) = choose(arguments)?;
     // A path that cannot be written to shows now, not after the run.
-    let drafts = arguments.report.iter().map(|file| Ok((file.form, Draft::new(&file.path)?)));
+    let drafts = arguments.report.iter().map(|file| Ok((file.write, Draft::new(&file.path)?)));
     let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
-    let pool = options::pool(arguments.threads)?;
+    let pool = arguments.threads.pool()?;
     let mut options = SuiteOptions::own(tiers.iter().map(AsRef::as_ref).collect());
     options.depth = arguments.depth;
     options.seed = arguments.seed;
     if !arguments.algorithm.is_empty() {
         options.algorithms.clone_from(&arguments.algorithm);
     }
-    let bar = progress_bar();
-    let progress = |done: usize, all: usize, case: &str| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        bar.set_message(case.to_string());
-    };
-    let mut report = pool.install(|| suite::run(&options, &progress));
-    bar.finish_and_clear();
+    let progress = Progress::new(arguments.progress);
+    let tell = |done: usize, all: usize, case: &str| progress.tell(done, all, case);
+    let mut report = pool.install(|| suite::run(&options, &tell));
+    progress.finish();
     report.absent.extend(absent);
-    for (form, draft) in drafts {
-        draft.finish(form.write(&report)?.as_bytes())?;
+    report.about.cpu = cpu();
+    report.about.commit = COMMIT.map(String::from);
+    for (write, draft) in drafts {
+        draft.finish(write(&report)?.as_bytes())?;
     }
-    print(&report);
-    say(&format!("{} ({:.1} s)", report.headline(), start.elapsed().as_secs_f64()));
+    print(&report)?;
+    say(&format!(
+        "{}, {}",
+        summary::headline(&report),
+        units::time(start.elapsed().as_secs_f64())
+    ))?;
     Ok(report.passed())
 }
 
@@ -151,31 +135,37 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
     Ok((present, absent))
 }
 
-/// On a terminal a bar, in a pipe nothing.
-fn progress_bar() -> ProgressBar {
-    if !std::io::stderr().is_terminal() {
-        return ProgressBar::hidden();
-    }
-    let style = ProgressStyle::with_template("{bar:30} {pos}/{len} {elapsed} {wide_msg}");
-    ProgressBar::new(0).with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
-}
-
-fn print(report: &Report) {
-    let mut rows = report.rows().into_iter();
-    let mut table = table(&rows.next().unwrap_or_default());
-    for row in rows {
-        table.add_row(row);
-    }
-    say(&table.to_string());
-    say("A cell: the worst margin, error ÷ proven bound (the number of checks).");
+fn print(report: &Report) -> Result<(), Failure> {
+    say(&table(report))?;
+    say(CELL)?;
     let negative: Vec<_> = report.negative().collect();
-    for (record, text) in negative.iter().take(SHOWN) {
-        say(&format!("\n{} {} {}: {text}", record.tier, record.check, record.case));
+    for record in negative.iter().take(SHOWN) {
+        let reason = record.verdict.reason().unwrap_or_default();
+        say(&format!("\n{} {} {}: {reason}", record.tier, record.check, record.case))?;
     }
     if negative.len() > SHOWN {
-        say(&format!("\n… and {} more; a report holds them all", negative.len() - SHOWN));
+        say(&format!("\n… and {} more; a report holds them all", negative.len() - SHOWN))?;
     }
-    report.not_checked().iter().for_each(|line| say(&format!("not checked: {line}")));
-    let absent = report.absent.iter();
-    absent.for_each(|absent| say(&format!("absent: {}: {}", absent.tier, absent.reason)));
+    for line in summary::not_checked(report) {
+        say(&format!("not checked: {line}"))?;
+    }
+    for absent in &report.absent {
+        say(&format!("absent: {}: {}", absent.tier, absent.reason))?;
+    }
+    Ok(())
+}
+
+/// The table of a run, with the algorithms as titles.
+fn table(report: &Report) -> String {
+    let mut rows = summary::rows(report).into_iter();
+    let mut table = Table::new(rows.next().into_iter().flatten().skip(1));
+    let mut last = String::new();
+    for row in rows {
+        if row[0] != last {
+            table.add_title(&row[0]);
+            last.clone_from(&row[0]);
+        }
+        table.add_row(row.into_iter().skip(1));
+    }
+    table.to_string()
 }

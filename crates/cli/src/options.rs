@@ -1,11 +1,13 @@
 //! Arguments that several subcommands share.
 
-use super::Failure;
+use crate::advice::did_you_mean;
+use crate::outcome::Failure;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
-use etalon_problem::{Blocking, Error};
-use etalon_simd::Level;
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass};
+use etalon_simd::{Level, Mode};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
 /// A blocking, written `QUERIESxKEYS`.
@@ -18,11 +20,6 @@ pub fn blocking(text: &str) -> Result<Blocking, Error> {
     Ok(blocking)
 }
 
-/// A profile, by name.
-pub fn profile(name: &str) -> Result<Profile, Error> {
-    Profile::by_name(name)
-}
-
 /// A seed, decimal or hexadecimal with 0x.
 pub fn seed(text: &str) -> Result<u64, Error> {
     let parsed = match text.strip_prefix("0x") {
@@ -32,21 +29,71 @@ pub fn seed(text: &str) -> Result<u64, Error> {
     parsed.map_err(|_| Error::value("seed", "a number below 2⁶⁴, decimal or 0x…", text))
 }
 
-/// A pool of `threads` threads; without a number, as many as there are cores.
-pub fn pool(threads: Option<usize>) -> Result<ThreadPool, Failure> {
-    if threads == Some(0) {
-        return Err(Error::value("threads", "at least 1", 0).into());
-    }
-    Ok(ThreadPoolBuilder::new().num_threads(threads.unwrap_or(0)).build()?)
+/// The option for the number of threads.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Threads {
+    /// Threads; as many as there are cores if absent.
+    #[arg(long)]
+    threads: Option<usize>,
 }
 
-/// The level of the simd tier of that name; without one, the best of this machine.
-pub fn level(name: Option<&str>) -> Result<Level, Failure> {
-    let Some(name) = name else { return Ok(Level::best()) };
-    Level::by_name(name).ok_or_else(|| {
-        let names: Vec<&str> = Level::available().iter().map(|level| level.name()).collect();
-        Error::value("level", format!("one of {}", names.join(", ")), name).into()
+impl Threads {
+    /// A pool of so many threads.
+    pub fn pool(self) -> Result<ThreadPool, Failure> {
+        if self.threads == Some(0) {
+            return Err(Error::value("threads", "at least 1", 0).into());
+        }
+        Ok(ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?)
+    }
+}
+
+/// One of these values by its name: clap lists the names and suggests the nearest.
+pub fn one_of<T: Copy + Send + Sync + 'static>(
+    values: impl IntoIterator<Item = (&'static str, T)>,
+) -> impl TypedValueParser<Value = T> {
+    let values: Vec<_> = values.into_iter().collect();
+    PossibleValuesParser::new(values.iter().map(|(name, _)| *name)).try_map(move |name| {
+        let found = values.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| *value).ok_or("unknown name")
     })
+}
+
+/// An algorithm, by name.
+pub fn algorithm() -> impl TypedValueParser<Value = Algorithm> {
+    one_of(Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm)))
+}
+
+/// A pass, by name.
+pub fn pass() -> impl TypedValueParser<Value = Pass> {
+    one_of(Pass::ALL.map(|pass| (pass.name(), pass)))
+}
+
+/// A profile, by name.
+pub fn profile() -> impl TypedValueParser<Value = Profile> {
+    one_of(Profile::ALL.map(|profile| (profile.name, profile)))
+}
+
+/// A storage type of the simd tier, by name.
+pub fn simd_dtype() -> impl TypedValueParser<Value = Dtype> {
+    one_of([Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (dtype.name(), dtype)))
+}
+
+/// A level that this machine has, by name.
+pub fn level() -> impl TypedValueParser<Value = Level> {
+    one_of(Level::available().iter().map(|&level| (level.name(), level)))
+}
+
+/// The modes of a backward pass, by name.
+pub const MODES: [(&str, Mode); 4] = [
+    ("auto", Mode::Auto),
+    ("separate", Mode::Separate),
+    ("fused", Mode::FusedPartials),
+    ("gradient", Mode::ForwardGradient),
+];
+
+/// The name of a mode.
+pub fn mode_name(mode: Mode) -> &'static str {
+    MODES.into_iter().find(|(_, known)| *known == mode).map_or("", |(name, _)| name)
 }
 
 /// The tier of that name: `reference`, `simd` (its best level), `simd/LEVEL`, `cuda`.
@@ -70,7 +117,9 @@ pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {
     let (present, _) = tiers::present();
     let names: Vec<String> = present.iter().map(|tier| tier.name()).collect();
     let expected = format!("one of reference, {}", names.join(", "));
-    Err(Error::value("tier", expected, name).into())
+    let error = Error::value("tier", expected, name);
+    let known = ["reference", "simd", "cuda"].into_iter().chain(names.iter().map(String::as_str));
+    Err(Failure(format!("{error}{}", did_you_mean(name, known))))
 }
 
 /// Whether a tier is the one of this name, or a level of it.

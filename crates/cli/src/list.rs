@@ -1,7 +1,7 @@
 //! `etalon list`: what there is.
 
-use super::table::table;
-use super::{Outcome, say};
+use crate::outcome::{Outcome, say};
+use crate::table::Table;
 use etalon_conformance::laws;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
@@ -20,10 +20,10 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.schema {
-        say(&serde_json::to_string_pretty(&schemars::schema_for!(Problem))?);
+        say(&serde_json::to_string_pretty(&schemars::schema_for!(Problem))?)?;
         return Ok(true);
     }
-    say(&everything());
+    say(&everything())?;
     Ok(true)
 }
 
@@ -114,7 +114,7 @@ fn operands(algorithm: Algorithm, pass: Pass) -> Vec<(Operand, bool)> {
 }
 
 /// Every tensor of any pass, tensors of equal shape and type together.
-fn shapes() -> comfy_table::Table {
+fn shapes() -> Table {
     let mut names: Vec<(String, &str, Vec<&str>)> = Vec::new();
     let every = Algorithm::ALL.into_iter().flat_map(|algorithm| {
         algorithm.passes().iter().flat_map(move |&pass| operands(algorithm, pass))
@@ -142,15 +142,15 @@ fn shapes() -> comfy_table::Table {
             None => names.push((shape, stored, vec![operand.name])),
         }
     }
-    let mut table = table(&["shape", "stored", "tensors"]);
+    let mut table = Table::new(["shape", "stored", "tensors"]);
     for (shape, stored, names) in names {
         table.add_row([shape, stored.to_string(), names.join(" ")]);
     }
     table
 }
 
-fn tensors() -> comfy_table::Table {
-    let mut table = table(&["algorithm", "pass", "in", "out"]);
+fn tensors() -> Table {
+    let mut table = Table::new(["algorithm", "pass", "in", "out"]);
     for algorithm in Algorithm::ALL {
         for &pass in algorithm.passes() {
             let operands = operands(algorithm, pass);
@@ -173,10 +173,10 @@ fn tensors() -> comfy_table::Table {
     table
 }
 
-fn offers(all: &[Box<dyn Tier>]) -> comfy_table::Table {
+fn offers(all: &[Box<dyn Tier>]) -> Table {
     let mut header = vec!["tier".to_string(), "algorithm".to_string()];
     header.extend(Pass::ALL.map(|pass| pass.name().to_string()));
-    let mut table = table(&header);
+    let mut table = Table::new(header);
     for tier in all {
         for algorithm in Algorithm::ALL {
             let mut row = vec![tier.name(), algorithm.name().to_string()];
@@ -192,9 +192,9 @@ fn offers(all: &[Box<dyn Tier>]) -> comfy_table::Table {
     table
 }
 
-fn profiles() -> comfy_table::Table {
+fn profiles() -> Table {
     let mut table =
-        table(&["profile", "sums", "P stored", "dS stored", "exp (roundoffs)", "tanh", "ln"]);
+        Table::new(["profile", "sums", "P stored", "dS stored", "exp (roundoffs)", "tanh", "ln"]);
     for profile in Profile::ALL {
         table.add_row([
             profile.name.to_string(),
@@ -209,8 +209,8 @@ fn profiles() -> comfy_table::Table {
     table
 }
 
-fn law_list() -> comfy_table::Table {
-    let mut table = table(&["law", "kind", "statement"]);
+fn law_list() -> Table {
+    let mut table = Table::new(["law", "kind", "statement"]);
     for law in laws::all() {
         let kind = format!("{:?}", law.kind).to_lowercase();
         table.add_row([law.name.to_string(), kind, law.statement.to_string()]);

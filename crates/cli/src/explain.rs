@@ -1,13 +1,15 @@
 //! `etalon explain`: a case or a problem in words, and how the simd tier would go about it.
 
-use super::plans::plans;
-use super::{Failure, Outcome, options, say};
+use crate::advice::read_problem;
+use crate::options;
+use crate::outcome::{Failure, Outcome, say};
+use crate::plans::plans;
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
 use etalon_problem::{Align, Blocking, Dtype, Mask, Problem, Scores, Sequences};
-use etalon_simd::Options;
+use etalon_simd::{Level, Options};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
@@ -21,15 +23,14 @@ pub struct Arguments {
     /// The arrays that the problem's mask names.
     #[arg(long = "in", value_name = "IN.safetensors", requires = "problem")]
     input: Option<PathBuf>,
-    /// The storage type of the problem's tensors: f32, bf16, f16.
-    #[arg(long, default_value = "f32", conflicts_with = "case")]
+    /// The storage type of the problem's tensors.
+    #[arg(long, default_value = "f32", conflicts_with = "case", value_parser = options::simd_dtype())]
     dtype: Dtype,
     /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L")]
-    level: Option<String>,
-    /// Threads; as many as there are cores if absent.
-    #[arg(long)]
-    threads: Option<usize>,
+    #[arg(long, value_name = "L", value_parser = options::level())]
+    level: Option<Level>,
+    #[command(flatten)]
+    threads: options::Threads,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
@@ -39,8 +40,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let level = options::level(arguments.level.as_deref())?;
-    let pool = options::pool(arguments.threads)?;
+    let level = arguments.level.unwrap_or_else(Level::best);
+    let pool = arguments.threads.pool()?;
     let simd = |blocking| Options {
         level,
         blocking: arguments.blocking.or(blocking),
@@ -63,13 +64,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let options = simd(blocking);
     let plans = pool.install(|| plans(&problem, dtype, &options))?;
-    say(&format!("{}{plans}", text.trim_end()));
+    say(&format!("{}{plans}", text.trim_end()))?;
     Ok(true)
 }
 
 fn read(path: &Path, input: Option<&Path>) -> Result<Problem, Failure> {
     let tensors = input.map_or(Ok(Tensors::new()), vectors::read_tensors)?;
-    Ok(vectors::read_problem(path, input.unwrap_or(path), &tensors)?)
+    read_problem(path, input.unwrap_or(path), &tensors)
 }
 
 fn explain(case: &Case) -> Result<String, Failure> {

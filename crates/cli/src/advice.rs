@@ -1,0 +1,148 @@
+//! What a user may have meant.
+
+use crate::outcome::Failure;
+use etalon_conformance::tensor::Tensors;
+use etalon_conformance::vectors::{self, Error};
+use etalon_problem::{Error as ProblemError, Problem};
+use serde_json::Value;
+use std::fs;
+use std::path::Path;
+
+/// How alike two names are at least, of which one is a slip of the other, between 0 and 1.
+const ALIKE: f64 = 0.8;
+
+/// The question whether one of the names was meant, if one is like what was found; else nothing.
+pub fn did_you_mean<'a>(found: &str, names: impl IntoIterator<Item = &'a str>) -> String {
+    let alike = |name: &str| strsim::jaro_winkler(&found.to_lowercase(), &name.to_lowercase());
+    let rated = names.into_iter().map(|name| (alike(name), name));
+    let nearest = rated.filter(|(alike, _)| *alike >= ALIKE).max_by(|x, y| x.0.total_cmp(&y.0));
+    nearest.map_or(String::new(), |(_, name)| format!("; did you mean {name:?}?"))
+}
+
+/// Reads a problem and the arrays that its mask names; an error comes with advice.
+pub fn read_problem(path: &Path, input: &Path, tensors: &Tensors) -> Result<Problem, Failure> {
+    vectors::read_problem(path, input, tensors).map_err(|error| match &error {
+        Error::Format { path, reason } => {
+            let text = fs::read_to_string(path).unwrap_or_default();
+            Failure(format!("{error}{}", on_problem(&text, reason)))
+        }
+        _ => on_tensors(&error),
+    })
+}
+
+/// Advice on a problem file: on a mask that is written as a bare string, or from the names that the
+/// parser found and expected.
+fn on_problem(text: &str, reason: &str) -> String {
+    if let Some(advice) = serde_json::from_str(text).ok().as_ref().and_then(bare_mask) {
+        return advice;
+    }
+    let mut names = reason.split('`').skip(1).step_by(2);
+    match names.next() {
+        Some(found) if reason.contains("unknown ") => did_you_mean(found, names),
+        _ => String::new(),
+    }
+}
+
+/// How masks with parameters are written.
+const MASKS: [(&str, &str); 6] = [
+    ("causal", r#"{ "causal": {} }"#),
+    ("window", r#"{ "window": { "left": 128, "right": 0 } }"#),
+    ("chunked_causal", r#"{ "chunked_causal": { "chunk": 64 } }"#),
+    ("segments", r#"{ "segments": { "query": "query_ids", "key": "key_ids" } }"#),
+    ("array", r#"{ "array": "allowed" }"#),
+    ("and", r#"{ "and": [{ "causal": {} }, …] }"#),
+];
+
+/// Advice on the first mask that is written as a bare string, in the mask and the masks within it.
+fn bare_mask(problem: &Value) -> Option<String> {
+    let mut masks = vec![problem.get("mask")?];
+    while let Some(mask) = masks.pop() {
+        match mask {
+            Value::String(name) => {
+                if let Some((_, form)) = MASKS.iter().find(|(mask, _)| name == mask) {
+                    return Some(format!("; write {form}"));
+                }
+            }
+            Value::Object(inner) => {
+                masks.extend(inner.values().filter_map(Value::as_array).flatten())
+            }
+            _ => {}
+        }
+    }
+    None
+}
+
+/// An error about tensors: a permuted shape comes with its axes.
+pub fn on_tensors(error: &Error) -> Failure {
+    let advice = match error {
+        Error::Content { source: ProblemError::Shape { expected, found, .. }, .. } => {
+            permuted(expected, found)
+        }
+        _ => None,
+    };
+    let advice = advice.map_or(String::new(), |axes| format!(", which looks like {axes}"));
+    Failure(format!("{error}{advice}"))
+}
+
+/// The axes of tensors with four axes, as every such tensor has them in memory.
+const AXES: [&str; 4] = ["B", "H", "N", "D"];
+
+/// The axes of a shape that is a permutation of the expected one; of equal extents the first stands
+/// first.
+fn permuted(expected: &[usize], found: &[usize]) -> Option<String> {
+    if expected.len() != found.len() {
+        return None;
+    }
+    let mut left: Vec<usize> = (0..expected.len()).collect();
+    let mut axes = Vec::new();
+    for extent in found {
+        let place = left.iter().position(|&axis| expected[axis] == *extent)?;
+        axes.push(left.remove(place));
+    }
+    match axes.as_slice() {
+        [1, 0] => Some("its transpose".to_string()),
+        axes if axes.len() == AXES.len() => Some(format!(
+            "[{}]",
+            axes.iter().map(|&axis| AXES[axis]).collect::<Vec<_>>().join(", ")
+        )),
+        axes => Some(format!("its axes in the order {axes:?}")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_slip_is_told_from_another_name() {
+        let names = ["q", "k", "v", "dout", "dlse"];
+        let meant = |found| did_you_mean(found, names);
+        assert_eq!(meant("do"), "; did you mean \"dout\"?");
+        assert_eq!(meant("Q"), "; did you mean \"q\"?");
+        assert_eq!(meant("dlze"), "; did you mean \"dlse\"?");
+        assert_eq!(meant("colour"), "");
+    }
+
+    #[test]
+    fn a_permuted_shape_is_told_by_its_axes() {
+        let of = |expected: &[usize], found: &[usize]| permuted(expected, found);
+        assert_eq!(of(&[2, 4, 23, 16], &[2, 23, 4, 16]).as_deref(), Some("[B, N, H, D]"));
+        assert_eq!(of(&[2, 4, 16, 16], &[4, 2, 16, 16]).as_deref(), Some("[H, B, N, D]"));
+        assert_eq!(of(&[5, 7], &[7, 5]).as_deref(), Some("its transpose"));
+        assert_eq!(of(&[2, 4, 9], &[2, 9, 4]).as_deref(), Some("its axes in the order [0, 2, 1]"));
+        assert_eq!(of(&[2, 4, 23, 16], &[2, 4, 23, 17]), None);
+        assert_eq!(of(&[2, 4], &[2, 4, 1]), None);
+    }
+
+    #[test]
+    fn bare_masks_are_found_within_others() {
+        let bare = |mask: &str| {
+            let problem = serde_json::from_str(&format!("{{ \"mask\": {mask} }}")).unwrap();
+            bare_mask(&problem).unwrap_or_default()
+        };
+        assert_eq!(bare(r#""causal""#), r#"; write { "causal": {} }"#);
+        assert_eq!(bare(r#"{ "and": ["full", { "or": ["causal"] }] }"#), bare(r#""causal""#));
+        assert_eq!(bare(r#""full""#), "");
+        assert_eq!(bare(r#"{ "segments": { "query": "causal", "key": "k" } }"#), "");
+    }
+}

@@ -1,0 +1,123 @@
+//! `etalon zoo`: the kill matrix.
+
+use crate::advice::did_you_mean;
+use crate::options;
+use crate::outcome::{Failure, Outcome, say};
+use crate::progress::{Interval, Progress};
+use crate::table::Table;
+use crate::units;
+use etalon_conformance::zoo::{CONTROLS, Fate, Matrix, Mutant, Row, Style, kill_matrix};
+use etalon_problem::Algorithm;
+use std::time::Instant;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Mutants and controls, by name; all if absent.
+    #[arg(value_name = "NAME")]
+    names: Vec<String>,
+    /// Algorithms; all if absent.
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = options::algorithm())]
+    algorithm: Vec<Algorithm>,
+    /// The seed of the inputs.
+    #[arg(long, default_value = "0", value_parser = options::seed)]
+    seed: u64,
+    #[command(flatten)]
+    threads: options::Threads,
+    #[command(flatten)]
+    progress: Interval,
+    /// Also shows how each mutant was found out.
+    #[arg(long)]
+    verbose: bool,
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let start = Instant::now();
+    let (algorithms, mutants, controls) = choose(arguments)?;
+    let progress = Progress::new(arguments.progress);
+    let tell = |done: usize, all: usize, case: &str| progress.tell(done, all, case);
+    let pool = arguments.threads.pool()?;
+    let matrix =
+        pool.install(|| kill_matrix(arguments.seed, &algorithms, &mutants, &controls, &tell));
+    progress.finish();
+    say(&matrix_table(&matrix))?;
+    for row in matrix.rows.iter().filter(|_| arguments.verbose) {
+        say(&stories(&matrix, row))?;
+    }
+    say(&format!("{}, {}", summary(&matrix), units::time(start.elapsed().as_secs_f64())))?;
+    Ok(matrix.sound())
+}
+
+/// The algorithms, mutants and controls that were asked for. A mutant comes with its algorithms.
+fn choose(arguments: &Arguments) -> Result<(Vec<Algorithm>, Vec<Mutant>, Vec<Style>), Failure> {
+    let Arguments { names, algorithm, .. } = arguments;
+    let all = || Mutant::ALL.iter().map(|x| x.name()).chain(CONTROLS.iter().map(|x| x.name));
+    for name in names {
+        if !all().any(|known| known == name) {
+            let advice = did_you_mean(name, all());
+            return Err(Failure(format!("`{name}` is no mutant and no control{advice}")));
+        }
+    }
+    let named = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
+    let wanted = |of: &Algorithm| algorithm.is_empty() || algorithm.contains(of);
+    let mutants = Mutant::ALL.iter().copied();
+    let mutants = mutants.filter(|x| named(x.name()) && x.of().iter().any(wanted));
+    let mutants: Vec<Mutant> = mutants.collect();
+    let controls: Vec<Style> = CONTROLS.into_iter().filter(|x| named(x.name)).collect();
+    if mutants.is_empty() && controls.is_empty() {
+        return Err(Failure("no mutant is left: --algorithm excludes all that are named".into()));
+    }
+    let concerned = |of: &Algorithm| {
+        wanted(of) && (!controls.is_empty() || mutants.iter().any(|x| x.of().contains(of)))
+    };
+    Ok((Algorithm::ALL.into_iter().filter(concerned).collect(), mutants, controls))
+}
+
+fn kills<'a>(matrix: &'a Matrix, row: &'a Row) -> impl Iterator<Item = (&'static str, &'a Fate)> {
+    let fates = matrix.laws.iter().copied().zip(&row.fates);
+    fates.filter(|(_, fate)| matches!(fate, Fate::Killed { .. }))
+}
+
+fn matrix_table(matrix: &Matrix) -> String {
+    let mut table = Table::new(["mutant", "seen in public", "must fall to", "falls to"]);
+    for row in &matrix.rows {
+        let laws: Vec<&str> = kills(matrix, row).map(|(law, _)| law).collect();
+        let (address, killer) = match row.mutant {
+            Some(mutant) => (mutant.address(), mutant.killer()),
+            None => ("", "none: it is correct"),
+        };
+        let laws = if laws.is_empty() { "–".to_string() } else { laws.join(", ") };
+        let name = row.name.trim_start_matches("zoo/");
+        table.add_row([name, address, killer, &laws]);
+    }
+    table.to_string()
+}
+
+fn summary(matrix: &Matrix) -> String {
+    let (mutants, controls): (Vec<&Row>, Vec<&Row>) =
+        matrix.rows.iter().partition(|row| row.mutant.is_some());
+    let by_own_law = |row: &&&Row| {
+        let killer = row.mutant.map(|mutant| mutant.killer());
+        kills(matrix, row).any(|(law, _)| Some(law) == killer)
+    };
+    format!(
+        "{}: {} of {} mutants fall to the law that must find them, {} of {} controls raise an alarm",
+        if matrix.sound() { "PASSED" } else { "FAILED" },
+        mutants.iter().filter(by_own_law).count(),
+        mutants.len(),
+        controls.iter().filter(|row| row.killed()).count(),
+        controls.len()
+    )
+}
+
+fn stories(matrix: &Matrix, row: &Row) -> String {
+    let mut text = format!("\n{}", row.name);
+    if let Some(mutant) = row.mutant {
+        text += &format!(": {}", mutant.story());
+    }
+    for (law, fate) in kills(matrix, row) {
+        if let Fate::Killed { case, text: shown } = fate {
+            text += &format!("\n  {law}, {case}: {shown}");
+        }
+    }
+    text
+}
