@@ -20,10 +20,10 @@ are f32 (with f64: f64), targets i64.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]
 pub struct Arguments {
-    /// What to evaluate.
+    /// The algorithm.
     #[arg(value_parser = options::algorithm())]
     algorithm: Algorithm,
-    /// Which pass of it.
+    /// The pass.
     #[arg(value_parser = options::pass())]
     pass: Pass,
     /// The problem: its extents and options.
@@ -32,14 +32,13 @@ pub struct Arguments {
     /// The inputs and cotangents, and the arrays that the mask names.
     #[arg(long = "in", value_name = "IN.safetensors")]
     input: PathBuf,
-    /// Where the outputs go.
+    /// The file for the outputs.
     #[arg(long, value_name = "OUT.safetensors")]
     out: PathBuf,
-    /// Who evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda.
+    /// The tier that evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda.
     #[arg(long, default_value = "reference")]
     tier: String,
-    /// Adds to each output NAME a tensor NAME.bound: how far a kernel of this profile may be from
-    /// the exact value.
+    /// Adds a tensor NAME.bound to each output NAME: the largest error of a kernel with this profile.
     #[arg(long, value_parser = options::profile())]
     profile: Option<Profile>,
     /// Tile sizes, as in 96x128: queries and keys.

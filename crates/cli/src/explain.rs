@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 #[derive(Debug, clap::Args)]
 #[group(id = "subject", required = true, args = ["case", "problem"])]
 pub struct Arguments {
-    /// A case, by its name, as it stands in reports.
+    /// The name of a case, as in a report.
     case: Option<Spec>,
     /// A problem: its extents and options.
     #[arg(long, value_name = "P.json")]
@@ -34,7 +34,7 @@ pub struct Arguments {
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
-    /// The most bytes of sums of dq that a fused backward pass may keep.
+    /// The memory that a fused backward pass may use for partial sums of dq.
     #[arg(long, value_name = "BYTES", default_value_t = Options::default().partials_budget)]
     budget: usize,
 }

@@ -34,7 +34,7 @@ fn everything() -> String {
     let mut text = String::from("Tensors (optional ones in brackets)\n");
     text += &tensors().to_string();
     text += "\n\nShapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E \
-             elements of a key and a value, W distances, T tokens, V classes\n";
+             elements\nof a key and a value, W distances, T tokens, V classes\n";
     text += &shapes().to_string();
     text += "\n\nTiers: the element types that each offers, by pass\n";
     text += &offers(&all).to_string();
@@ -173,20 +173,21 @@ fn tensors() -> Table {
     table
 }
 
+/// The element types that each tier offers, by pass; algorithms that it lacks are left out.
 fn offers(all: &[Box<dyn Tier>]) -> Table {
-    let mut header = vec!["tier".to_string(), "algorithm".to_string()];
-    header.extend(Pass::ALL.map(|pass| pass.name().to_string()));
-    let mut table = Table::new(header);
+    let mut table = Table::new(["algorithm"].into_iter().chain(Pass::ALL.map(Pass::name)));
     for tier in all {
+        table.add_title(&tier.name());
         for algorithm in Algorithm::ALL {
-            let mut row = vec![tier.name(), algorithm.name().to_string()];
-            row.extend(Pass::ALL.map(|pass| {
+            let cells = Pass::ALL.map(|pass| {
                 let offered = |dtype: &Dtype| tier.offers(algorithm, pass, *dtype).is_ok();
                 let names = Dtype::ALL.into_iter().filter(offered).map(Dtype::name);
-                let names = names.collect::<Vec<_>>().join(" ");
-                if names.is_empty() { "–".to_string() } else { names }
-            }));
-            table.add_row(row);
+                Some(names.collect::<Vec<_>>().join(" ")).filter(|names| !names.is_empty())
+            });
+            if cells.iter().any(Option::is_some) {
+                let cells = cells.map(|names| names.unwrap_or("–".to_string()));
+                table.add_row([algorithm.to_string()].into_iter().chain(cells));
+            }
         }
     }
     table

@@ -2,6 +2,7 @@
 
 use crate::advice::did_you_mean;
 use crate::outcome::Failure;
+use crate::progress::Progress;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
@@ -9,6 +10,7 @@ use etalon_conformance::tiers;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass};
 use etalon_simd::{Level, Mode};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::time::Duration;
 
 /// A blocking, written `QUERIESxKEYS`.
 pub fn blocking(text: &str) -> Result<Blocking, Error> {
@@ -44,6 +46,42 @@ impl Threads {
             return Err(Error::value("threads", "at least 1", 0).into());
         }
         Ok(ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?)
+    }
+}
+
+/// The options of a run that judges.
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// Algorithms; all if absent.
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = algorithm())]
+    algorithm: Vec<Algorithm>,
+    /// The seed of the inputs, decimal or 0x….
+    #[arg(long, default_value = "0", value_parser = seed)]
+    pub seed: u64,
+    #[command(flatten)]
+    threads: Threads,
+    /// Seconds between lines of progress on stderr, where it is no terminal.
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    progress: u64,
+}
+
+impl Run {
+    /// The algorithms that were asked for.
+    pub fn algorithms(&self) -> Vec<Algorithm> {
+        let wanted = |of: &Algorithm| self.algorithm.is_empty() || self.algorithm.contains(of);
+        Algorithm::ALL.into_iter().filter(wanted).collect()
+    }
+
+    /// Does work that tells of its progress.
+    pub fn watch<R: Send>(
+        &self,
+        work: impl FnOnce(&(dyn Fn(usize, usize, &str) + Sync)) -> R + Send,
+    ) -> Result<R, Failure> {
+        let pool = self.threads.pool()?;
+        let progress = Progress::new(Duration::from_secs(self.progress));
+        let result = pool.install(|| work(&|done, all, what| progress.tell(done, all, what)));
+        progress.finish();
+        Ok(result)
     }
 }
 
@@ -125,38 +163,4 @@ pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {
 /// Whether a tier is the one of this name, or a level of it.
 pub fn is_named(tier: &str, name: &str) -> bool {
     tier == name || tier.strip_prefix(name).is_some_and(|level| level.starts_with('/'))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn blockings_are_two_positive_numbers() {
-        assert_eq!(blocking("96x128"), Ok(Blocking::new(96, 128)));
-        for (text, reason) in [
-            ("0x32", "`blocking.queries` must be at least 1, found 0"),
-            ("32x0", "`blocking.keys` must be at least 1, found 0"),
-            ("32", "`blocking` must be QUERIESxKEYS, as in 96x128, found 32"),
-            ("-1x3", "`blocking` must be QUERIESxKEYS, as in 96x128, found -1x3"),
-            ("1x2x3", "`blocking` must be QUERIESxKEYS, as in 96x128, found 1x2x3"),
-        ] {
-            assert_eq!(blocking(text).unwrap_err().to_string(), reason);
-        }
-    }
-
-    #[test]
-    fn seeds_are_decimal_or_hexadecimal() {
-        assert_eq!(seed("12"), Ok(12));
-        assert_eq!(seed("0xFf"), Ok(255));
-        assert!(seed("ff").is_err() && seed("-1").is_err() && seed("").is_err());
-    }
-
-    #[test]
-    fn a_tier_is_found_by_its_name_or_its_level() {
-        assert!(is_named("simd/avx2", "simd") && is_named("simd/avx2", "simd/avx2"));
-        assert!(!is_named("simd/avx2", "sim") && !is_named("simd/avx2", "simd/avx"));
-        assert_eq!(tier("reference").map(|tier| tier.name()).ok(), Some("reference".to_string()));
-        assert!(tier("abacus").is_err());
-    }
 }

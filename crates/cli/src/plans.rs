@@ -1,4 +1,4 @@
-//! How the simd tier would go about a problem: modes, time and memory.
+//! How the simd tier would compute a problem: modes, time and memory.
 
 use crate::options::mode_name;
 use crate::outcome::Failure;
@@ -94,7 +94,7 @@ fn print(rows: &[Row], flops: f64, options: &Options) -> String {
     let mut text = format!(
         "\n\nThe simd tier, simd/{}, {threads} thread(s):\n{table}\n\
          Time: the products of visible pairs at {:.0} % of the peak, now {} GFLOP/s.\n\
-         Workspace: what is allocated beside operands and results; of the {} pass:\n",
+         Workspace: the memory that a pass allocates beside operands and results. The {} pass has:\n",
         options.level,
         100.0 * SHARE,
         digits(peak),
@@ -142,16 +142,16 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<Stri
         }
     }
     text += "The backward pass of a chunk in the shared memory of a GPU, f32:\n";
-    let mut table = Table::new(["shared memory", "micro-chunk", "slice of E", "buffers", "bytes"]);
+    let mut table = Table::new(["shared memory", "micro-chunk", "slice of E", "buffers", "total"]);
     for kibibytes in SHARED {
         let fit = linear_attention::shared_memory(problem, kibibytes << 10);
         let row = fit.map_or(["–", "–", "does not fit", "–"].map(str::to_string), |fit| {
-            let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, b.bytes));
+            let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, bytes(b.bytes)));
             [
                 fit.micro.to_string(),
                 fit.slice.to_string(),
                 list.collect::<Vec<_>>().join("\n"),
-                fit.bytes().to_string(),
+                bytes(fit.bytes()),
             ]
         });
         let mut cells = vec![format!("{kibibytes} KiB")];

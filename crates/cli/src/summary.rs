@@ -1,7 +1,7 @@
 //! A run in tables and lines, for a terminal and for Markdown.
 
-use crate::units;
-use etalon_conformance::report::{Counts, Group, Key, Report};
+use crate::units::digits;
+use etalon_conformance::report::{Record, Report, Verdict};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -9,36 +9,35 @@ use std::fmt::Display;
 /// What a cell of the table shows.
 pub const CELL: &str = "A cell: the worst margin, error ÷ proven bound (the number of checks).";
 
+type Place<'a> = (Algorithm, Pass, &'a str);
+
 /// The table of a run: one row for each algorithm, pass and tier, one column for each storage
 /// type, and the header before them.
 pub fn rows(report: &Report) -> Vec<Vec<String>> {
-    let groups = report.groups();
-    let dtypes: BTreeSet<Dtype> = groups.keys().map(|key| key.dtype).collect();
-    let mut header = ["algorithm", "pass", "tier"].map(String::from).to_vec();
-    header.extend(dtypes.iter().map(Dtype::to_string));
-    let mut rows = vec![header];
-    let checked = groups.iter().filter(|(_, group)| group.checks > 0);
-    let triples: BTreeSet<_> =
-        checked.map(|(key, _)| (key.algorithm, key.pass, key.tier.clone())).collect();
-    for (algorithm, pass, tier) in triples {
-        let mut row = vec![algorithm.to_string(), pass.to_string(), tier.clone()];
-        row.extend(dtypes.iter().map(|&dtype| {
-            let key = Key { algorithm, pass, tier: tier.clone(), dtype };
-            groups.get(&key).map_or("–".to_string(), cell)
-        }));
-        rows.push(row);
+    let mut groups: BTreeMap<Place<'_>, BTreeMap<Dtype, Vec<&Record>>> = BTreeMap::new();
+    let made = |record: &&Record| !matches!(record.verdict, Verdict::Unsupported(_));
+    for record in report.records.iter().filter(made) {
+        let row = groups.entry((record.algorithm, record.pass, &record.tier)).or_default();
+        row.entry(record.dtype).or_default().push(record);
+    }
+    let dtypes: BTreeSet<Dtype> = groups.values().flat_map(BTreeMap::keys).copied().collect();
+    let header = ["algorithm", "pass", "tier"].into_iter().map(String::from);
+    let mut rows = vec![header.chain(dtypes.iter().map(Dtype::to_string)).collect()];
+    for ((algorithm, pass, tier), row) in groups {
+        let names = [algorithm.to_string(), pass.to_string(), tier.to_string()].into_iter();
+        let cells = dtypes.iter().map(|dtype| row.get(dtype).map_or("–".into(), |x| cell(x)));
+        rows.push(names.chain(cells).collect());
     }
     rows
 }
 
 /// In a few characters: the worst margin and the number of checks, or what is wrong.
-fn cell(group: &Group) -> String {
-    let margin =
-        group.worst.as_ref().map_or("–".to_string(), |(margin, _)| units::digits(*margin));
-    let checks = group.checks;
-    match (group.failed, group.conventions, group.vacuous) {
-        (0, 0, 0) if checks == 0 => "–".to_string(),
-        (0, 0, 0) => format!("{margin} ({checks})"),
+fn cell(records: &[&Record]) -> String {
+    let checks = records.len();
+    let count = |name| records.iter().filter(|record| record.verdict.name() == name).count();
+    let margin = records.iter().filter_map(|record| record.margin).max_by(f64::total_cmp);
+    match (count("fail"), count("convention"), count("vacuous")) {
+        (0, 0, 0) => format!("{} ({checks})", margin.map_or("–".to_string(), digits)),
         (0, 0, vacuous) => format!("{vacuous} of {checks} VACUOUS"),
         (0, conventions, _) => format!("{conventions} of {checks} ANOTHER CONVENTION"),
         (failed, ..) => format!("{failed} of {checks} FAIL"),
@@ -47,30 +46,35 @@ fn cell(group: &Group) -> String {
 
 /// What was not checked, and why: a line for each reason.
 pub fn not_checked(report: &Report) -> Vec<String> {
-    let line = |(reason, what)| format!("{}: {reason}", places(what));
-    report.not_checked().into_iter().map(line).collect()
+    let mut reasons: BTreeMap<&str, BTreeSet<Place<'_>>> = BTreeMap::new();
+    for record in &report.records {
+        if let Verdict::Unsupported(reason) = &record.verdict {
+            let place = (record.algorithm, record.pass, record.tier.as_str());
+            reasons.entry(reason).or_default().insert(place);
+        }
+    }
+    reasons.into_iter().map(|(reason, places)| format!("{}: {reason}", words(places))).collect()
 }
 
-/// Algorithms, passes and tiers in a few words: those with the same tiers are told together.
-fn places(what: BTreeSet<(Algorithm, Pass, String)>) -> String {
-    let mut tiers: BTreeMap<(Algorithm, Pass), BTreeSet<String>> = BTreeMap::new();
-    for (algorithm, pass, tier) in what {
+/// Places in a few words: algorithms with the same passes and tiers together, and no passes where an
+/// algorithm has no others.
+fn words(places: BTreeSet<Place<'_>>) -> String {
+    let mut tiers: BTreeMap<(Algorithm, Pass), BTreeSet<&str>> = BTreeMap::new();
+    places.into_iter().for_each(|(algorithm, pass, tier)| {
         tiers.entry((algorithm, pass)).or_default().insert(tier);
-    }
+    });
     let mut parts = Vec::new();
     for (tiers, pairs) in by_value(tiers) {
         let mut passes: BTreeMap<Algorithm, BTreeSet<Pass>> = BTreeMap::new();
-        for (algorithm, pass) in pairs {
+        pairs.into_iter().for_each(|(algorithm, pass)| {
             passes.entry(algorithm).or_default().insert(pass);
-        }
-        let mut names = Vec::new();
-        for (passes, algorithms) in by_value(passes) {
-            let all = |algorithm: &Algorithm| passes.len() == algorithm.passes().len();
-            let passes =
-                if algorithms.iter().all(all) { String::new() } else { join(&passes) + " of " };
-            names.push(passes + &join(&algorithms));
-        }
-        parts.push(format!("{} ({})", names.join("; "), join(&tiers)));
+        });
+        let names = by_value(passes).into_iter().map(|(passes, algorithms)| {
+            let all = algorithms.iter().all(|algorithm| algorithm.passes().len() == passes.len());
+            let passes = if all { String::new() } else { join(&passes) + " of " };
+            passes + &join(&algorithms)
+        });
+        parts.push(format!("{} ({})", names.collect::<Vec<_>>().join("; "), join(&tiers)));
     }
     parts.join("; ")
 }
@@ -90,10 +94,9 @@ fn join(names: &BTreeSet<impl Display>) -> String {
 
 /// The run in one line.
 pub fn headline(report: &Report) -> String {
-    let Counts { checks, negative, not_checked } = report.counts();
-    let verdict = if negative == 0 { "PASSED" } else { "FAILED" };
+    let verdict = if report.passed() { "PASSED" } else { "FAILED" };
+    let (checks, negative) = (report.checks(), report.negative().count());
+    let lacking = report.records.len() - checks;
     let seed = report.about.seed;
-    format!(
-        "{verdict}: {checks} checks, {negative} negative, {not_checked} not offered, seed {seed}"
-    )
+    format!("{verdict}: {checks} checks, {negative} negative, {lacking} not offered, seed {seed}")
 }

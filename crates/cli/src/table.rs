@@ -12,54 +12,48 @@ const GAP: usize = 2;
 #[derive(Debug)]
 pub struct Table {
     header: Vec<String>,
-    rows: Vec<Row>,
-}
-
-#[derive(Debug)]
-enum Row {
-    Cells(Vec<String>),
-    /// A title over the rows that follow.
-    Title(String),
+    /// Each with a cell for each column.
+    rows: Vec<Vec<String>>,
+    /// Each with the number of the row that it stands over.
+    titles: Vec<(usize, String)>,
 }
 
 impl Table {
     /// An empty table.
     pub fn new(header: impl IntoIterator<Item = impl ToString>) -> Self {
-        Table { header: strings(header), rows: Vec::new() }
+        let header = header.into_iter().map(|cell| cell.to_string()).collect();
+        Table { header, rows: Vec::new(), titles: Vec::new() }
     }
 
     /// Adds a row with a cell for each column.
     pub fn add_row(&mut self, cells: impl IntoIterator<Item = impl ToString>) {
-        let mut cells = strings(cells);
+        let mut cells: Vec<String> = cells.into_iter().map(|cell| cell.to_string()).collect();
         cells.resize(self.header.len(), String::new());
-        self.rows.push(Row::Cells(cells));
+        self.rows.push(cells);
     }
 
-    /// Adds a title over the rows that follow.
-    pub fn add_title(&mut self, title: impl ToString) {
-        self.rows.push(Row::Title(title.to_string()));
+    /// Adds a title over the rows that follow, unless it is the last one.
+    pub fn add_title(&mut self, title: &str) {
+        if self.titles.last().is_none_or(|(_, last)| last != title) {
+            self.titles.push((self.rows.len(), title.to_string()));
+        }
     }
 
     /// The cells of a column without its header.
-    fn column(&self, index: usize) -> impl Iterator<Item = &str> {
-        self.rows.iter().filter_map(move |row| match row {
-            Row::Cells(cells) => Some(cells[index].as_str()),
-            Row::Title(_) => None,
-        })
+    fn column(&self, at: usize) -> impl Iterator<Item = &str> {
+        self.rows.iter().map(move |row| row[at].as_str())
     }
 
     /// The width of each column: the content's, or as much less as fits the page and breaks no word.
     fn widths(&self) -> Vec<usize> {
         let of = |measure: fn(&str) -> usize| -> Vec<usize> {
-            let header = self.header.iter().enumerate();
-            let widest = header
-                .map(|(at, header)| self.column(at).map(measure).fold(measure(header), usize::max));
-            widest.collect()
+            let columns = self.header.iter().enumerate();
+            let cells = columns.map(|(at, header)| self.column(at).chain([header.as_str()]));
+            cells.map(|cells| cells.map(measure).max().unwrap_or(0)).collect()
         };
         let least = of(|cell| cell.split_whitespace().map(width).max().unwrap_or(0));
         let mut widths = of(|cell| cell.lines().map(width).max().unwrap_or(0));
-        let page = PAGE - GAP * (widths.len().max(1) - 1);
-        while widths.iter().sum::<usize>() > page {
+        while widths.iter().map(|width| width + GAP).sum::<usize>() > PAGE + GAP {
             let loose = (0..widths.len()).filter(|&at| widths[at] > least[at]);
             let Some(widest) = loose.max_by_key(|&at| widths[at]) else { break };
             widths[widest] -= 1;
@@ -70,46 +64,37 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let widths = self.widths();
-        let of_numbers = |at: usize| {
-            let mut cells = self.column(at).filter(|cell| !matches!(*cell, "" | "–")).peekable();
+        let of_numbers = |at: &usize| {
+            let mut cells = self.column(*at).filter(|cell| !matches!(*cell, "" | "–")).peekable();
             cells.peek().is_some()
                 && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
         };
-        let columns: Vec<(usize, bool)> =
-            widths.iter().enumerate().map(|(at, &width)| (width, of_numbers(at))).collect();
-        let rule = "─".repeat(widths.iter().sum::<usize>() + GAP * (widths.len().max(1) - 1));
-        writeln!(f, "{rule}")?;
-        write_row(f, &self.header, &columns)?;
-        writeln!(f, "{rule}")?;
-        for row in &self.rows {
-            match row {
-                Row::Cells(cells) => write_row(f, cells, &columns)?,
-                Row::Title(title) => writeln!(f, "{title}")?,
+        let widths = self.widths();
+        let right: Vec<bool> = (0..widths.len()).map(|at| of_numbers(&at)).collect();
+        let rule =
+            "─".repeat(widths.iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP));
+        let line = |cells: &[String]| {
+            let folded: Vec<_> =
+                cells.iter().zip(&widths).map(|(cell, &width)| fold(cell, width)).collect();
+            let lines = (0..folded.iter().map(Vec::len).max().unwrap_or(0)).map(|line| {
+                let cells =
+                    folded.iter().zip(widths.iter().zip(&right)).map(|(lines, (&width, right))| {
+                        let cell = lines.get(line).map_or("", String::as_str);
+                        if *right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+                    });
+                cells.collect::<Vec<_>>().join("  ").trim_end().to_string()
+            });
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        writeln!(f, "{rule}\n{}\n{rule}", line(&self.header))?;
+        for (at, row) in self.rows.iter().enumerate() {
+            for (_, title) in self.titles.iter().filter(|(over, _)| *over == at) {
+                writeln!(f, "{title}")?;
             }
+            writeln!(f, "{}", line(row))?;
         }
         write!(f, "{rule}")
     }
-}
-
-/// Writes the lines of a row. A column has a width, and its numbers stand on the right.
-fn write_row(
-    f: &mut fmt::Formatter<'_>,
-    cells: &[String],
-    columns: &[(usize, bool)],
-) -> fmt::Result {
-    let folded: Vec<Vec<String>> =
-        cells.iter().zip(columns).map(|(cell, &(width, _))| fold(cell, width)).collect();
-    for line in 0..folded.iter().map(Vec::len).max().unwrap_or(0) {
-        let mut text = String::new();
-        for (lines, &(width, right)) in folded.iter().zip(columns) {
-            let cell = lines.get(line).map_or("", String::as_str);
-            text += &if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") };
-            text += &" ".repeat(GAP);
-        }
-        writeln!(f, "{}", text.trim_end())?;
-    }
-    Ok(())
 }
 
 /// The lines of a text, folded between words to a width that is at least that of every word.
@@ -133,8 +118,4 @@ pub fn fold(text: &str, width: usize) -> Vec<String> {
 /// Columns of a text: all characters that etalon prints take one.
 fn width(text: &str) -> usize {
     text.chars().count()
-}
-
-fn strings(cells: impl IntoIterator<Item = impl ToString>) -> Vec<String> {
-    cells.into_iter().map(|cell| cell.to_string()).collect()
 }

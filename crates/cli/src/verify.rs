@@ -5,17 +5,17 @@ use crate::machine::{COMMIT, cpu};
 use crate::markdown::markdown;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
-use crate::progress::{Interval, Progress};
 use crate::summary::{self, CELL};
 use crate::table::Table;
 use crate::units;
+use chrono::{SecondsFormat, Utc};
 use etalon_conformance::cases::Depth;
-use etalon_conformance::report::{Absent, Report, json};
+use etalon_conformance::report::{About, Absent, Report, json};
 use etalon_conformance::suite::{self, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_conformance::vectors::Draft;
-use etalon_problem::{Algorithm, Error};
+use etalon_problem::Error;
 use std::path::PathBuf;
 use std::str::FromStr;
 use std::time::Instant;
@@ -25,25 +25,17 @@ const SHOWN: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Tiers to judge (simd, simd/LEVEL, cuda, reference); all that are present if absent.
+    /// Tiers to check: simd, simd/LEVEL, cuda, reference; all that this machine has if absent.
     #[arg(long, value_name = "T,…", value_delimiter = ',')]
     tier: Vec<String>,
-    /// Algorithms; all if absent.
-    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = options::algorithm())]
-    algorithm: Vec<Algorithm>,
     /// The level of the simd tier: portable, avx2, avx512, or all that this machine has.
     #[arg(long, value_name = "L", default_value = "all")]
     level: String,
-    /// How much: core takes under a minute on two cores, soak an hour or so.
+    /// The number of cases: core takes under a minute on two cores, soak about an hour.
     #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL.map(|x| (x.name(), x))))]
     depth: Depth,
-    /// The seed of the inputs, decimal or 0x….
-    #[arg(long, default_value = "0", value_parser = options::seed)]
-    seed: u64,
     #[command(flatten)]
-    threads: options::Threads,
-    #[command(flatten)]
-    progress: Interval,
+    run: options::Run,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH")]
     report: Vec<ReportFile>,
@@ -73,34 +65,24 @@ impl FromStr for ReportFile {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let start = Instant::now();
+    let (start, date) = (Instant::now(), Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true));
     let (tiers, absent) = choose(arguments)?;
     // A path that cannot be written to shows now, not after the run.
     let drafts = arguments.report.iter().map(|file| Ok((file.write, Draft::new(&file.path)?)));
     let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
-    let pool = arguments.threads.pool()?;
     let mut options = SuiteOptions::own(tiers.iter().map(AsRef::as_ref).collect());
     options.depth = arguments.depth;
-    options.seed = arguments.seed;
-    if !arguments.algorithm.is_empty() {
-        options.algorithms.clone_from(&arguments.algorithm);
-    }
-    let progress = Progress::new(arguments.progress);
-    let tell = |done: usize, all: usize, case: &str| progress.tell(done, all, case);
-    let mut report = pool.install(|| suite::run(&options, &tell));
-    progress.finish();
+    options.seed = arguments.run.seed;
+    options.algorithms = arguments.run.algorithms();
+    let mut report = arguments.run.watch(|progress| suite::run(&options, progress))?;
     report.absent.extend(absent);
-    report.about.cpu = cpu();
-    report.about.commit = COMMIT.map(String::from);
+    report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
     for (write, draft) in drafts {
         draft.finish(write(&report)?.as_bytes())?;
     }
     print(&report)?;
-    say(&format!(
-        "{}, {}",
-        summary::headline(&report),
-        units::time(start.elapsed().as_secs_f64())
-    ))?;
+    let seconds = start.elapsed().as_secs_f64();
+    say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
     Ok(report.passed())
 }
 
@@ -159,12 +141,8 @@ fn print(report: &Report) -> Result<(), Failure> {
 fn table(report: &Report) -> String {
     let mut rows = summary::rows(report).into_iter();
     let mut table = Table::new(rows.next().into_iter().flatten().skip(1));
-    let mut last = String::new();
     for row in rows {
-        if row[0] != last {
-            table.add_title(&row[0]);
-            last.clone_from(&row[0]);
-        }
+        table.add_title(&row[0]);
         table.add_row(row.into_iter().skip(1));
     }
     table.to_string()

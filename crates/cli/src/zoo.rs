@@ -3,7 +3,6 @@
 use crate::advice::did_you_mean;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
-use crate::progress::{Interval, Progress};
 use crate::table::Table;
 use crate::units;
 use etalon_conformance::zoo::{CONTROLS, Fate, Matrix, Mutant, Row, Style, kill_matrix};
@@ -15,17 +14,9 @@ pub struct Arguments {
     /// Mutants and controls, by name; all if absent.
     #[arg(value_name = "NAME")]
     names: Vec<String>,
-    /// Algorithms; all if absent.
-    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = options::algorithm())]
-    algorithm: Vec<Algorithm>,
-    /// The seed of the inputs.
-    #[arg(long, default_value = "0", value_parser = options::seed)]
-    seed: u64,
     #[command(flatten)]
-    threads: options::Threads,
-    #[command(flatten)]
-    progress: Interval,
-    /// Also shows how each mutant was found out.
+    run: options::Run,
+    /// Also shows the case and the element by which each law found each mutant.
     #[arg(long)]
     verbose: bool,
 }
@@ -33,12 +24,9 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     let start = Instant::now();
     let (algorithms, mutants, controls) = choose(arguments)?;
-    let progress = Progress::new(arguments.progress);
-    let tell = |done: usize, all: usize, case: &str| progress.tell(done, all, case);
-    let pool = arguments.threads.pool()?;
+    let (run, seed) = (&arguments.run, arguments.run.seed);
     let matrix =
-        pool.install(|| kill_matrix(arguments.seed, &algorithms, &mutants, &controls, &tell));
-    progress.finish();
+        run.watch(|progress| kill_matrix(seed, &algorithms, &mutants, &controls, progress))?;
     say(&matrix_table(&matrix))?;
     for row in matrix.rows.iter().filter(|_| arguments.verbose) {
         say(&stories(&matrix, row))?;
@@ -49,7 +37,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 
 /// The algorithms, mutants and controls that were asked for. A mutant comes with its algorithms.
 fn choose(arguments: &Arguments) -> Result<(Vec<Algorithm>, Vec<Mutant>, Vec<Style>), Failure> {
-    let Arguments { names, algorithm, .. } = arguments;
+    let Arguments { names, run, .. } = arguments;
     let all = || Mutant::ALL.iter().map(|x| x.name()).chain(CONTROLS.iter().map(|x| x.name));
     for name in names {
         if !all().any(|known| known == name) {
@@ -58,18 +46,18 @@ fn choose(arguments: &Arguments) -> Result<(Vec<Algorithm>, Vec<Mutant>, Vec<Sty
         }
     }
     let named = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
-    let wanted = |of: &Algorithm| algorithm.is_empty() || algorithm.contains(of);
-    let mutants = Mutant::ALL.iter().copied();
-    let mutants = mutants.filter(|x| named(x.name()) && x.of().iter().any(wanted));
+    let mut algorithms = run.algorithms();
+    let of = |mutant: &Mutant| mutant.of().iter().any(|of| algorithms.contains(of));
+    let mutants = Mutant::ALL.iter().copied().filter(|x| named(x.name()) && of(x));
     let mutants: Vec<Mutant> = mutants.collect();
     let controls: Vec<Style> = CONTROLS.into_iter().filter(|x| named(x.name)).collect();
-    if mutants.is_empty() && controls.is_empty() {
+    if controls.is_empty() {
+        algorithms.retain(|of| mutants.iter().any(|mutant| mutant.of().contains(of)));
+    }
+    if algorithms.is_empty() {
         return Err(Failure("no mutant is left: --algorithm excludes all that are named".into()));
     }
-    let concerned = |of: &Algorithm| {
-        wanted(of) && (!controls.is_empty() || mutants.iter().any(|x| x.of().contains(of)))
-    };
-    Ok((Algorithm::ALL.into_iter().filter(concerned).collect(), mutants, controls))
+    Ok((algorithms, mutants, controls))
 }
 
 fn kills<'a>(matrix: &'a Matrix, row: &'a Row) -> impl Iterator<Item = (&'static str, &'a Fate)> {

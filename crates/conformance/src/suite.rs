@@ -10,7 +10,7 @@ use etalon_problem::{Algorithm, Pass};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 /// What is to be run.
 pub struct SuiteOptions<'a> {
@@ -61,7 +61,6 @@ struct Item {
 /// Runs tiers against laws. `progress` hears, from any thread, of every case that is done: its
 /// number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
-    let date = SystemTime::now();
     let work = || {
         let items = plan(options);
         let done = AtomicUsize::new(0);
@@ -73,7 +72,7 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         });
         let mut records = not_offered(options);
         records.extend(judged.collect::<Vec<Record>>());
-        Report { about: about(options, date), records, absent: Vec::new() }
+        Report { about: about(options), records, absent: Vec::new() }
     };
     let pool = options.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     match pool {
@@ -83,16 +82,14 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     }
 }
 
-/// What the suite knows of a run; its caller may know the CPU and the commit.
-fn about(options: &SuiteOptions<'_>, date: SystemTime) -> About {
+/// What the suite knows of a run.
+fn about(options: &SuiteOptions<'_>) -> About {
     About {
-        date,
-        cpu: None,
-        commit: None,
+        threads: rayon::current_num_threads(),
         depth: options.depth.name(),
         profile: options.profile.map_or("strict", |profile| profile.name),
         seed: options.seed,
-        threads: rayon::current_num_threads(),
+        ..About::default()
     }
 }
 

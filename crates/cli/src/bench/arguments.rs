@@ -39,7 +39,7 @@ pub struct Arguments {
     /// Key heads; as many as there are query heads if absent.
     #[arg(long, value_name = "H")]
     pub key_heads: Option<usize>,
-    /// Tile sizes, as in `96x128`: queries × keys; what was measured to be best if absent.
+    /// Tile sizes, as in 96x128: queries × keys; the measured best if absent.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     pub blocking: Option<Blocking>,
     /// The modes of a backward pass; gradient is a mode of attention_lse alone.
@@ -51,7 +51,7 @@ pub struct Arguments {
     /// c of S = c·tanh(s/c).
     #[arg(long, value_name = "C")]
     pub softcap: Option<f64>,
-    /// Adds a bias for each head, and with it dbias.
+    /// Adds a bias for each head, and its gradient.
     #[arg(long)]
     pub bias: bool,
     /// Searches tile sizes for every pass and prints the best, at many times the time.
@@ -59,7 +59,7 @@ pub struct Arguments {
     pub tune: bool,
     #[command(flatten)]
     pub threads: options::Threads,
-    /// A time is the median of as many runs as fit into this many seconds, but at least three.
+    /// Seconds for the runs of a pass, of which there are at least three; their median counts.
     #[arg(long, value_name = "S", default_value_t = 2.0)]
     pub seconds: f64,
     /// Also writes the figures as JSON.

@@ -2,6 +2,7 @@
 
 use super::arguments::Arguments;
 use super::tune::{self, Best, Run};
+use crate::noise::Times;
 use crate::options::mode_name;
 use crate::outcome::Failure;
 use etalon_conformance::generate::Stream;
@@ -44,40 +45,6 @@ pub struct Figure {
     /// The best of the tile sizes that were searched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
-}
-
-/// The times of the runs of a pass.
-#[derive(Debug, Clone, Copy, Serialize)]
-pub struct Times {
-    pub runs: usize,
-    pub min_ns: u64,
-    pub lower_quartile_ns: u64,
-    pub median_ns: u64,
-    pub upper_quartile_ns: u64,
-    pub max_ns: u64,
-}
-
-impl Times {
-    /// The order statistics of some times in ns; of none, zeros.
-    pub fn new(mut times: Vec<u64>) -> Self {
-        times.sort_unstable();
-        let at =
-            |part: usize| times.get(times.len().saturating_sub(1) * part / 4).copied().unwrap_or(0);
-        Times {
-            runs: times.len(),
-            min_ns: at(0),
-            lower_quartile_ns: at(1),
-            median_ns: at(2),
-            upper_quartile_ns: at(3),
-            max_ns: at(4),
-        }
-    }
-
-    /// How far the middle half of the runs reaches to either side, divided by the median.
-    pub fn spread(&self) -> f64 {
-        let half = (self.upper_quartile_ns - self.lower_quartile_ns) as f64 / 2.0;
-        half / self.median_ns.max(1) as f64
-    }
 }
 
 /// How fast a step moves the states, and how fast this machine can.

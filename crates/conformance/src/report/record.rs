@@ -1,7 +1,8 @@
 //! The records of a run.
 
 use etalon_problem::{Algorithm, Dtype, Pass};
-use std::time::{Duration, SystemTime};
+use serde::Serialize;
+use std::time::Duration;
 
 /// How one check of one case ended.
 #[derive(Debug, Clone, PartialEq)]
@@ -72,7 +73,7 @@ pub struct Record {
 }
 
 /// A tier that is not there, and why.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Absent {
     /// The tier's name.
     pub tier: String,
@@ -80,27 +81,30 @@ pub struct Absent {
     pub reason: String,
 }
 
-/// Where, when and how a run was made.
-#[derive(Debug, Clone)]
+/// Where, when and how a run was made. The first three are the caller's to fill in.
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct About {
-    /// When it began.
-    pub date: SystemTime,
-    /// The CPU's name, if the caller of the suite knows it.
+    /// When it began, as RFC 3339 writes it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub date: Option<String>,
+    /// The CPU's name.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    /// The commit from which the caller was built, if it knows it.
-    pub commit: Option<String>,
+    /// The commit from which the caller was built.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<&'static str>,
+    /// Threads.
+    pub threads: usize,
     /// How much was checked: core, full or soak.
     pub depth: &'static str,
-    /// The profile that the tiers claim: `strict` is f64 for f64 and f32-strict for all other types.
+    /// The profile that the tiers claim; `strict` is f64 for f64 and f32-strict for all other types.
     pub profile: &'static str,
     /// The seed of the inputs.
     pub seed: u64,
-    /// Threads.
-    pub threads: usize,
 }
 
 /// A whole run.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct Report {
     /// Where, when and how.
     pub about: About,
@@ -119,5 +123,11 @@ impl Report {
     /// The records whose verdict is negative.
     pub fn negative(&self) -> impl Iterator<Item = &Record> {
         self.records.iter().filter(|record| record.verdict.is_negative())
+    }
+
+    /// The number of checks that were made: those that a tier does not offer do not count.
+    pub fn checks(&self) -> usize {
+        let made = |record: &&Record| !matches!(record.verdict, Verdict::Unsupported(_));
+        self.records.iter().filter(made).count()
     }
 }
