@@ -26,7 +26,7 @@ pub fn read_problem(path: &Path, input: &Path, tensors: &Tensors) -> Result<Prob
             let text = fs::read_to_string(path).unwrap_or_default();
             Failure(format!("{error}{}", on_problem(&text, reason)))
         }
-        _ => on_tensors(&error),
+        _ => on_tensors(&error, PAIRS),
     })
 }
 
@@ -72,11 +72,11 @@ fn bare_mask(problem: &Value) -> Option<String> {
     None
 }
 
-/// An error about tensors: a permuted shape comes with its axes.
-pub fn on_tensors(error: &Error) -> Failure {
+/// An error about tensors: a permuted shape comes with its axes, of which a tensor with four has these.
+pub fn on_tensors(error: &Error, axes: [&str; 4]) -> Failure {
     let advice = match error {
         Error::Content { source: ProblemError::Shape { expected, found, .. }, .. } => {
-            permuted(expected, found)
+            permuted(expected, found, axes)
         }
         _ => None,
     };
@@ -84,27 +84,27 @@ pub fn on_tensors(error: &Error) -> Failure {
     Failure(format!("{error}{advice}"))
 }
 
-/// The axes of tensors with four axes, as every such tensor has them in memory.
-const AXES: [&str; 4] = ["B", "H", "N", "D"];
+/// The axes of queries and the like.
+pub const ROWS: [&str; 4] = ["B", "H", "N", "D"];
+
+/// The axes of an array of pairs.
+const PAIRS: [&str; 4] = ["B", "H", "N", "M"];
 
 /// The axes of a shape that is a permutation of the expected one; of equal extents the first stands
 /// first.
-fn permuted(expected: &[usize], found: &[usize]) -> Option<String> {
+fn permuted(expected: &[usize], found: &[usize], names: [&str; 4]) -> Option<String> {
     if expected.len() != found.len() {
         return None;
     }
     let mut left: Vec<usize> = (0..expected.len()).collect();
-    let mut axes = Vec::new();
+    let mut order = Vec::new();
     for extent in found {
         let place = left.iter().position(|&axis| expected[axis] == *extent)?;
-        axes.push(left.remove(place));
+        order.push(left.remove(place));
     }
-    match axes.as_slice() {
+    match order.as_slice() {
         [1, 0] => Some("its transpose".to_string()),
-        axes if axes.len() == AXES.len() => Some(format!(
-            "[{}]",
-            axes.iter().map(|&axis| AXES[axis]).collect::<Vec<_>>().join(", ")
-        )),
-        axes => Some(format!("its axes in the order {axes:?}")),
+        [a, b, c, d] => Some(format!("[{}]", [a, b, c, d].map(|&axis| names[axis]).join(", "))),
+        order => Some(format!("its axes in the order {order:?}")),
     }
 }

@@ -58,8 +58,9 @@ pub fn run(arguments: &Arguments) -> Outcome {
             arguments.algorithm
         )));
     }
-    let inputs = Inputs::new(&problem, arguments.pass, tensors)
-        .map_err(|error| advice::on_tensors(&vectors::Error::content(&arguments.input, error)))?;
+    let inputs = Inputs::new(&problem, arguments.pass, tensors).map_err(|error| {
+        advice::on_tensors(&vectors::Error::content(&arguments.input, error), advice::ROWS)
+    })?;
     let draft = Draft::new(&arguments.out)?;
     let outputs = arguments.threads.pool()?.install(|| inputs.evaluate(arguments))?;
     draft.finish(&vectors::to_bytes(&arguments.out, &outputs)?)?;

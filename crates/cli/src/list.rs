@@ -150,24 +150,20 @@ fn shapes() -> Table {
 }
 
 fn tensors() -> Table {
-    let mut table = Table::new(["algorithm", "pass", "in", "out"]);
+    let mut table = Table::new(["pass", "in", "out"]);
     for algorithm in Algorithm::ALL {
+        table.add_title(algorithm.name());
         for &pass in algorithm.passes() {
             let operands = operands(algorithm, pass);
-            let names = |of: &dyn Fn(Role) -> bool| {
-                let names = operands.iter().filter(|(operand, _)| of(operand.role));
+            let names = |output: bool| {
+                let names = operands.iter().filter(|(x, _)| (x.role == Role::Output) == output);
                 let names = names.map(|(operand, absent)| match absent {
                     true => format!("[{}]", operand.name),
                     false => operand.name.to_string(),
                 });
                 names.collect::<Vec<_>>().join(" ")
             };
-            table.add_row([
-                algorithm.name().to_string(),
-                pass.name().to_string(),
-                names(&|role| role != Role::Output),
-                names(&|role| role == Role::Output),
-            ]);
+            table.add_row([pass.to_string(), names(false), names(true)]);
         }
     }
     table

@@ -89,7 +89,8 @@ impl fmt::Display for Table {
         writeln!(f, "{rule}\n{}\n{rule}", line(&self.header))?;
         for (at, row) in self.rows.iter().enumerate() {
             for (_, title) in self.titles.iter().filter(|(over, _)| *over == at) {
-                writeln!(f, "{title}")?;
+                let width = width(&rule);
+                writeln!(f, "{:─<width$}", format!("── {title} "))?;
             }
             writeln!(f, "{}", line(row))?;
         }
