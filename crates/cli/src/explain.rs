@@ -4,6 +4,7 @@ use crate::advice::read_problem;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
+use crate::units::digits;
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
@@ -149,7 +150,7 @@ fn sequences(scores: &Scores) -> String {
 }
 
 fn options(scores: &Scores) -> String {
-    let mut text = format!("q·k times {}", scores.scale());
+    let mut text = format!("q·k times {}", digits(scores.scale()));
     if let Some(cap) = scores.softcap {
         text += &format!(", softly capped at {cap}");
     }

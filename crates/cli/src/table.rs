@@ -98,6 +98,11 @@ impl fmt::Display for Table {
     }
 }
 
+/// A text in lines that fit the page.
+pub fn page(text: &str) -> String {
+    fold(text, PAGE).join("\n")
+}
+
 /// The lines of a text, folded between words to a width that is at least that of every word.
 pub fn fold(text: &str, width: usize) -> Vec<String> {
     let mut lines = Vec::new();

@@ -1,14 +1,15 @@
 //! Numbers for people: three or four digits and a unit.
 
-/// A number of at least 0 with three digits; from 1000 on all digits before the point.
+/// A number with three digits; from 1000 on with all digits before the point.
 pub fn digits(x: f64) -> String {
-    let decimals = match x {
+    let decimals = match x.abs() {
         0.0 => 0,
-        _ if !x.is_finite() || x >= 99.95 => 0,
-        _ if x >= 9.995 => 1,
-        _ if x >= 0.9995 => 2,
-        _ if x >= 0.001 => 3,
-        _ => return format!("{x:.1e}"),
+        x if !x.is_finite() || x >= 99.95 => 0,
+        x if x >= 9.995 => 1,
+        x if x >= 0.9995 => 2,
+        x if x >= 0.099_95 => 3,
+        x if x >= 0.009_995 => 4,
+        _ => return format!("{x:.2e}"),
     };
     format!("{x:.decimals$}")
 }

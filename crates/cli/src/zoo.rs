@@ -35,8 +35,10 @@ pub fn run(arguments: &Arguments) -> Outcome {
     Ok(matrix.sound())
 }
 
+type Choice = (Vec<Algorithm>, Vec<Mutant>, Vec<Style>);
+
 /// The algorithms, mutants and controls that were asked for. A mutant comes with its algorithms.
-fn choose(arguments: &Arguments) -> Result<(Vec<Algorithm>, Vec<Mutant>, Vec<Style>), Failure> {
+fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
     let Arguments { names, run, .. } = arguments;
     let all = || Mutant::ALL.iter().map(|x| x.name()).chain(CONTROLS.iter().map(|x| x.name));
     for name in names {

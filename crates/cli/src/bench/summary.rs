@@ -2,7 +2,7 @@
 
 use super::timing::{Bandwidth, Figure};
 use crate::noise::{Times, busy};
-use crate::table::{Table, fold};
+use crate::table::{Table, page};
 use crate::units::{digits, time};
 use serde::Serialize;
 
@@ -48,28 +48,28 @@ impl Figures {
             self.table(),
         ];
         if let Some(Figure { subject, .. }) = self.figures.first() {
-            lines.push(format!(
+            lines.push(page(&format!(
                 "{} heads ({} of keys), {} batch element(s). Time: the median of the runs, the middle \
-                 half of which\nlies within ± the spread.",
+                 half of which lies within ± the spread.",
                 subject.heads, subject.key_heads, subject.batch
-            ));
+            )));
         }
-        lines.push(fold(FLOPS, 100).join("\n"));
+        lines.push(page(FLOPS));
         for Figure { subject, pass, mode, gigabytes, best, .. } in &self.figures {
             let what = format!("{} {pass} ({mode}), {}", subject.algorithm, subject.mask);
             let (length, dim) = (subject.length, subject.dim);
             if let Some(Bandwidth { states, memory }) = gigabytes {
-                lines.push(format!(
+                lines.push(page(&format!(
                     "{what}, {dim}: {} GB/s of the states, read and written; memory of their size: {}",
                     digits(*states),
                     digits(*memory)
-                ));
+                )));
             }
             lines.extend(best.as_ref().map(|best| format!("{what}, {length} × {dim}: {best}")));
         }
         let times: Vec<Times> = self.figures.iter().map(|figure| figure.times).collect();
         let signs = busy([self.peak_gflops, self.peak_gflops_after], &times);
-        lines.extend(signs.into_iter().map(|sign| format!("warning: {sign}")));
+        lines.extend(signs.into_iter().map(|sign| page(&format!("warning: {sign}"))));
         lines
     }
 
