@@ -223,7 +223,7 @@ fn junit_has_a_test_for_each_law_and_names_its_cases() {
     let vacuous = junit(&report(&[(Verdict::Vacuous("tells nothing".to_string()), None)])).unwrap();
     assert!(vacuous.contains(r#"failures="0" errors="1""#), "{vacuous}");
     let lacking = (Verdict::Unsupported("no such thing".to_string()), None);
-    let skipped = junit(&report(&[lacking.clone()])).unwrap();
+    let skipped = junit(&report(std::slice::from_ref(&lacking))).unwrap();
     assert!(skipped.contains(r#"<skipped message="no such thing""#), "{skipped}");
     let passed = junit(&report(&[lacking, (Verdict::Pass, None)])).unwrap();
     assert!(passed.contains(r#"skipped="0" failures="0" errors="0""#), "{passed}");
