@@ -4,7 +4,7 @@ use crate::algorithms::{self, Entry};
 use crate::cases::{Depth, Spec, specs};
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
-use crate::report::{Record, Report, Verdict};
+use crate::report::{About, Record, Report, Verdict};
 use crate::tier::Tier;
 use etalon_problem::{Algorithm, Pass};
 use rayon::prelude::*;
@@ -72,13 +72,24 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
         });
         let mut records = not_offered(options);
         records.extend(judged.collect::<Vec<Record>>());
-        Report { seed: options.seed, records, ..Report::default() }
+        Report { about: about(options), records, absent: Vec::new() }
     };
     let pool = options.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
     match pool {
         Some(Ok(pool)) => pool.install(work),
         // Without a pool of its own the run takes the current one: slower, not wrong.
         Some(Err(_)) | None => work(),
+    }
+}
+
+/// What the suite knows of a run.
+fn about(options: &SuiteOptions<'_>) -> About {
+    About {
+        threads: rayon::current_num_threads(),
+        depth: options.depth.name(),
+        profile: options.profile.map_or("strict", |profile| profile.name),
+        seed: options.seed,
+        ..About::default()
     }
 }
 

@@ -19,8 +19,9 @@ use crate::laws::{self, Exact, Flaw, Law, Trial};
 use crate::profile::Profile;
 use crate::suite::share;
 use crate::tier::Tier;
-use etalon_problem::{Dtype, Pass};
+use etalon_problem::{Algorithm, Dtype, Pass};
 use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// How a law ended over all cases that it applies to.
 #[derive(Debug, Clone, PartialEq)]
@@ -92,8 +93,13 @@ pub struct Ground {
 impl Ground {
     /// Those of a seed.
     pub fn new(seed: u64) -> Self {
+        Ground::of(seed, host::WITH_HOST)
+    }
+
+    /// Those of a seed and these algorithms.
+    fn of(seed: u64, algorithms: &[Algorithm]) -> Self {
         let laws = laws::all();
-        let cases = host::WITH_HOST.iter().flat_map(|&algorithm| {
+        let cases = algorithms.iter().flat_map(|&algorithm| {
             let specs = specs(algorithm, Depth::Core, seed);
             let cases = specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }.build());
             let cases: Vec<Exact> =
@@ -105,8 +111,9 @@ impl Ground {
     }
 
     /// Runs tiers against the laws that `chosen` names; a law's hunt for a tier ends with the first
-    /// kill.
-    fn hunt(&self, tiers: &[Host], chosen: &[usize]) -> Vec<Vec<Fate>> {
+    /// kill. `progress` hears of every case that is done.
+    fn hunt(&self, tiers: &[Host], chosen: &[usize], progress: Progress<'_>) -> Vec<Vec<Fate>> {
+        let done = AtomicUsize::new(0);
         let mut fates = vec![vec![Fate::Alive(0); self.laws.len()]; tiers.len()];
         // The exact results of a case serve all tiers, so cases are the outer loop; chunks of them
         // let kills of earlier ones end the hunt.
@@ -115,7 +122,10 @@ impl Ground {
                 .par_iter()
                 .map(|(exact, pairs)| {
                     let pairs = pairs.iter().copied().filter(|(_, law)| chosen.contains(law));
-                    self.trials(exact, &pairs.collect::<Vec<_>>(), tiers, &fates)
+                    let found = self.trials(exact, &pairs.collect::<Vec<_>>(), tiers, &fates);
+                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                    progress(done, self.cases.len(), &exact.case().name);
+                    found
                 })
                 .collect();
             for (tier, law, fate) in found.into_iter().flatten() {
@@ -170,14 +180,24 @@ fn join(fate: &mut Fate, found: Fate) {
     }
 }
 
-/// Every mutant and every control against every law.
-pub fn kill_matrix(seed: u64) -> Matrix {
-    let ground = Ground::new(seed);
-    let mutants = Mutant::ALL.iter().map(|&mutant| (Some(mutant), Host::mutant(mutant)));
-    let controls = CONTROLS.iter().map(|&style| (None, Host::sound(style)));
+/// What hears, from any thread, of every case that is done: its number, the number of all, and its
+/// name.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
+
+/// Mutants and controls against every law, on the cases of some algorithms.
+pub fn kill_matrix(
+    seed: u64,
+    algorithms: &[Algorithm],
+    mutants: &[Mutant],
+    controls: &[Style],
+    progress: Progress<'_>,
+) -> Matrix {
+    let ground = Ground::of(seed, algorithms);
+    let mutants = mutants.iter().map(|&mutant| (Some(mutant), Host::mutant(mutant)));
+    let controls = controls.iter().map(|&style| (None, Host::sound(style)));
     let (kinds, tiers): (Vec<_>, Vec<_>) = mutants.chain(controls).unzip();
     let every: Vec<usize> = (0..ground.laws.len()).collect();
-    let rows = kinds.into_iter().zip(&tiers).zip(ground.hunt(&tiers, &every));
+    let rows = kinds.into_iter().zip(&tiers).zip(ground.hunt(&tiers, &every, progress));
     let row = |((mutant, tier), fates): ((_, &Host), _)| Row { name: tier.name(), mutant, fates };
     let rows = rows.map(row).collect();
     Matrix { laws: ground.laws.iter().map(|law| law.name).collect(), rows }
@@ -188,13 +208,13 @@ pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
     let Some(law) = ground.laws.iter().position(|law| law.name == mutant.killer()) else {
         return Fate::Alive(0);
     };
-    let fates = ground.hunt(&[Host::mutant(mutant)], &[law]);
+    let fates = ground.hunt(&[Host::mutant(mutant)], &[law], &|_, _, _| {});
     fates.into_iter().flatten().nth(law).unwrap_or(Fate::Alive(0))
 }
 
 /// What every law finds on a control.
 pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
     let every: Vec<usize> = (0..ground.laws.len()).collect();
-    let fates = ground.hunt(&[Host::sound(style)], &every).into_iter().flatten();
+    let fates = ground.hunt(&[Host::sound(style)], &every, &|_, _, _| {}).into_iter().flatten();
     ground.laws.iter().map(|law| law.name).zip(fates).collect()
 }

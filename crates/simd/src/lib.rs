@@ -51,8 +51,8 @@ mod tile;
 mod waves;
 
 pub use element::Element;
-pub use level::Level;
 pub use etalon_problem::Mode;
+pub use level::Level;
 pub use options::Options;
 pub use plan::{Buffer, Plan};
 

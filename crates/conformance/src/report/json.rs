@@ -1,15 +1,22 @@
-//! A run as JSON: everything, for programs.
+//! A run as JSON: everything, for programs. `docs/guide.md` lists the keys.
 
-use super::{Report, Verdict};
+use super::record::{About, Absent, Record, Report};
 use serde::Serialize;
+
+/// The version of the form: it grows when a key changes its meaning or goes.
+const SCHEMA: u32 = 1;
 
 #[derive(Serialize)]
 struct File<'a> {
+    schema: u32,
     etalon: &'static str,
-    seed: u64,
+    #[serde(flatten)]
+    about: &'a About,
     passed: bool,
+    checks: usize,
+    negative: usize,
     records: Vec<Entry<'a>>,
-    absent: Vec<Missing<'a>>,
+    absent: &'a [Absent],
 }
 
 #[derive(Serialize)]
@@ -29,22 +36,8 @@ struct Entry<'a> {
     microseconds: u128,
 }
 
-#[derive(Serialize)]
-struct Missing<'a> {
-    tier: &'a str,
-    reason: &'a str,
-}
-
-/// The report as JSON.
-pub fn json(report: &Report) -> Result<String, serde_json::Error> {
-    let records = report.records.iter().map(|record| {
-        let (verdict, reason) = match &record.verdict {
-            Verdict::Pass => ("pass", None),
-            Verdict::Fail(text) => ("fail", Some(text.as_str())),
-            Verdict::Convention(text) => ("convention", Some(text.as_str())),
-            Verdict::Unsupported(text) => ("unsupported", Some(text.as_str())),
-            Verdict::Vacuous(text) => ("vacuous", Some(text.as_str())),
-        };
+impl<'a> Entry<'a> {
+    fn new(record: &'a Record) -> Self {
         Entry {
             tier: &record.tier,
             algorithm: record.algorithm.name(),
@@ -52,19 +45,24 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
             dtype: record.dtype.name(),
             check: &record.check,
             case: &record.case,
-            verdict,
-            reason,
+            verdict: record.verdict.name(),
+            reason: record.verdict.reason(),
             margin: record.margin,
             microseconds: record.elapsed.as_micros(),
         }
-    });
-    let absent =
-        report.absent.iter().map(|absent| Missing { tier: &absent.tier, reason: &absent.reason });
+    }
+}
+
+/// The report as JSON.
+pub fn json(report: &Report) -> Result<String, serde_json::Error> {
     serde_json::to_string_pretty(&File {
+        schema: SCHEMA,
         etalon: env!("CARGO_PKG_VERSION"),
-        seed: report.seed,
+        about: &report.about,
         passed: report.passed(),
-        records: records.collect(),
-        absent: absent.collect(),
+        checks: report.checks(),
+        negative: report.negative().count(),
+        records: report.records.iter().map(Entry::new).collect(),
+        absent: &report.absent,
     })
 }

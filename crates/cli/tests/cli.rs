@@ -194,8 +194,20 @@ fn a_misspelt_tensor_is_no_absent_one() {
         tensors.insert("dlze".to_string(), dlse);
     });
     let line = bench.refused("backward", &[]);
-    let reason = "attention backward has no such tensor";
+    let reason = "attention backward has no such tensor; did you mean \"dlse\"?";
     assert_eq!(line, format!("in.safetensors: `dlze` was given, but {reason}"));
+
+    let bench = Bench::new("causal", "attention");
+    bench.edit(|tensors| {
+        let dout = tensors.remove("dout").unwrap();
+        tensors.insert("do".to_string(), dout);
+    });
+    assert!(bench.refused("backward", &[]).ends_with("; did you mean \"dout\"?"));
+    bench.edit(|tensors| {
+        let strange = tensors.remove("do").unwrap();
+        tensors.insert("colour".to_string(), strange);
+    });
+    assert!(bench.refused("backward", &[]).ends_with("attention backward has no such tensor"));
 }
 
 #[test]
@@ -213,7 +225,26 @@ fn a_wrong_shape_is_told_with_both_shapes() {
     bench.edit(|tensors| tensors.get_mut("v").unwrap().shape = vec![2, 2, 16, 23]);
     let line = bench.refused("forward", &[]);
     let reason = "`v` must have shape [2, 2, 23, 16], found [2, 2, 16, 23]";
-    assert_eq!(line, format!("in.safetensors: {reason}"));
+    assert_eq!(line, format!("in.safetensors: {reason}, which looks like [B, H, D, N]"));
+}
+
+#[test]
+fn a_permuted_shape_is_told_by_its_axes() {
+    for (found, axes) in [
+        (vec![2, 19, 4, 12], "[B, N, H, D]"),
+        (vec![4, 2, 19, 12], "[H, B, N, D]"),
+        (vec![2, 4, 12, 19], "[B, H, D, N]"),
+    ] {
+        let bench = Bench::new("causal", "attention");
+        bench.edit(|tensors| tensors.get_mut("q").unwrap().shape.clone_from(&found));
+        let line = bench.refused("forward", &[]);
+        let reason = format!("`q` must have shape [2, 4, 19, 12], found {found:?}");
+        assert_eq!(line, format!("in.safetensors: {reason}, which looks like {axes}"));
+    }
+    let bench = Bench::new("causal", "attention");
+    bench.edit(|tensors| tensors.get_mut("dlse").unwrap().shape = vec![2, 19, 4]);
+    let line = bench.refused("backward", &[]);
+    assert!(line.ends_with("which looks like its axes in the order [0, 2, 1]"), "{line}");
 }
 
 #[test]
@@ -265,6 +296,35 @@ fn an_unknown_key_is_refused() {
     bench.edit_problem("\"left\"", "\"links\"");
     let line = bench.refused("forward", &[]);
     assert!(line.starts_with("p.json: no problem: unknown field `links`, expected"), "{line}");
+    assert!(!line.contains("did you mean"), "{line}");
+    let bench = Bench::new("causal", "attention");
+    bench.edit_problem("\"query_heads\"", "\"queryheads\"");
+    let line = bench.refused("forward", &[]);
+    assert!(line.ends_with("; did you mean \"query_heads\"?"), "{line}");
+    let bench = Bench::new("causal", "attention");
+    bench.edit_problem("\"causal\"", "\"casual\"");
+    let line = bench.refused("forward", &[]);
+    assert!(line.ends_with("; did you mean \"causal\"?"), "{line}");
+}
+
+#[test]
+fn a_mask_without_its_parameters_is_answered_with_its_form() {
+    let bare = |mask: &str| {
+        let bench = Bench::new("array", "attention_lse");
+        let text = fs::read_to_string(bench.path("p.json")).unwrap();
+        let mut problem: serde_json::Value = serde_json::from_str(&text).unwrap();
+        problem["mask"] = serde_json::from_str(mask).unwrap();
+        fs::write(bench.path("p.json"), problem.to_string()).unwrap();
+        bench.refused("forward", &[])
+    };
+    for mask in [r#""causal""#, r#"{ "and": ["full", { "or": ["causal"] }] }"#] {
+        let line = bare(mask);
+        assert!(line.ends_with(r#"; write { "causal": {} }"#), "{line}");
+    }
+    let line = bare(r#""window""#);
+    assert!(line.ends_with(r#"; write { "window": { "left": 128, "right": 0 } }"#), "{line}");
+    let line = bare(r#""casual""#);
+    assert!(line.ends_with("; did you mean \"causal\"?"), "{line}");
 }
 
 #[test]
@@ -301,7 +361,7 @@ fn a_mask_of_the_wrong_extent_is_refused() {
     bench.edit(|tensors| tensors.get_mut("allowed").unwrap().shape = vec![1, 2, 18, 15]);
     let line = bench.refused("forward", &[]);
     let reason = "`allowed` must have shape [1, 2, 15, 18], found [1, 2, 18, 15]";
-    assert_eq!(line, format!("in.safetensors: {reason}"));
+    assert_eq!(line, format!("in.safetensors: {reason}, which looks like [B, H, M, N]"));
     bench.edit(|tensors| drop(tensors.remove("allowed")));
     let line = bench.refused("forward", &[]);
     assert_eq!(line, "in.safetensors: `allowed` is missing: the mask names it");
@@ -310,8 +370,17 @@ fn a_mask_of_the_wrong_extent_is_refused() {
 #[test]
 fn a_block_of_size_0_is_refused() {
     let bench = Bench::new("causal", "attention");
-    let line = bench.refused("forward", &["--tier", "simd", "--blocking", "0x32"]);
-    assert!(line.ends_with("`blocking.queries` must be at least 1, found 0"), "{line}");
+    for (text, reason) in [
+        ("0x32", "`blocking.queries` must be at least 1, found 0"),
+        ("32x0", "`blocking.keys` must be at least 1, found 0"),
+        ("32", "`blocking` must be QUERIESxKEYS, as in 96x128, found 32"),
+        ("-1x3", "`blocking` must be QUERIESxKEYS, as in 96x128, found -1x3"),
+        ("1x2x3", "`blocking` must be QUERIESxKEYS, as in 96x128, found 1x2x3"),
+    ] {
+        let blocking = format!("--blocking={text}");
+        let line = bench.refused("forward", &["--tier", "simd", &blocking]);
+        assert!(line.ends_with(reason), "{line}");
+    }
 }
 
 #[test]
@@ -353,20 +422,28 @@ fn unknown_names_are_answered_with_the_known_ones() {
     let bench = Bench::new("causal", "attention");
     let line = bench.refused("sideways", &[]);
     let passes = "forward, backward, double_backward, jvp, step";
-    assert!(line.ends_with(&format!("`pass` must be one of {passes}, found sideways")), "{line}");
+    assert_eq!(line, format!("invalid value 'sideways' for '<PASS>' [possible values: {passes}]"));
     let bench = Bench { algorithm: "attentoin", ..bench };
     let line = bench.refused("forward", &[]);
     let algorithms =
         "attention, attention_lse, linear_attention, lazy_attention, linear_cross_entropy";
-    assert!(line.ends_with(&format!("must be one of {algorithms}, found attentoin")), "{line}");
+    assert!(line.contains(&format!("'<ALGORITHM>' [possible values: {algorithms}]; ")), "{line}");
+    assert!(line.contains("similar value") && line.contains("'attention'"), "{line}");
     let bench = Bench { algorithm: "attention_lse", ..bench };
     let line = bench.refused("forward", &[]);
     assert_eq!(line, "p.json: is a problem of attention, not attention_lse");
     let bench = Bench { algorithm: "attention", ..bench };
     let line = bench.refused("forward", &["--tier", "abacus"]);
     assert!(line.starts_with("`tier` must be one of reference, simd/"), "{line}");
+    let line = bench.refused("forward", &["--tier", "simd/avx"]);
+    assert!(line.contains(", found simd/avx; did you mean \"simd/avx"), "{line}");
     let line = bench.refused("forward", &["--profile", "f8-flash"]);
-    assert!(line.contains("`profile` must be one of f64, f32-strict, "), "{line}");
+    assert!(line.contains("'f8-flash'") && line.contains("values: f64, f32-strict, "), "{line}");
+    let line = bench.refused("forward", &["--blokcing", "8x8"]);
+    assert_eq!(
+        line,
+        "unexpected argument '--blokcing' found; a similar argument exists: '--blocking'"
+    );
     let line = bench.refused("forward", &["--threads", "0"]);
     assert_eq!(line, "`threads` must be at least 1, found 0");
 }
@@ -387,11 +464,12 @@ fn verify_refuses_before_it_runs() {
     for (arguments, part) in [
         (["--report", report.as_str()], "absent/report.xml: cannot be written: "),
         (["--report", "xml=report.xml"], "`report` must be junit=PATH, json=PATH or md=PATH"),
-        (["--depth", "deep"], "`depth` must be one of core, full, soak, found deep"),
+        (["--depth", "deep"], "'deep' for '--depth <DEPTH>' [possible values: core, full, soak]"),
         (["--tier", "abacus"], "`tier` must be one of reference, simd/"),
         (["--level", "avx9"], "`tier` must be one of reference, simd/"),
-        (["--algorithm", "attentoin"], "`algorithm` must be one of attention, attention_lse"),
+        (["--algorithm", "attentoin"], "[possible values: attention, attention_lse"),
         (["--seed", "dice"], "`seed` must be a number below 2⁶⁴"),
+        (["--seed", "ff"], "`seed` must be a number below 2⁶⁴"),
     ] {
         let start = std::time::Instant::now();
         let line = refusal(&etalon(&["verify", arguments[0], arguments[1]]));
@@ -417,6 +495,10 @@ fn verify_passes_and_reports() {
         "portable",
         "--algorithm",
         "attention_lse",
+        "--seed",
+        "0xFf",
+        "--progress",
+        "0",
         "--report",
         &junit,
         "--report",
@@ -425,12 +507,22 @@ fn verify_passes_and_reports() {
         &md,
     ]);
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stdout));
-    assert!(output.stderr.is_empty(), "no progress bar in a pipe");
+    let progress = String::from_utf8(output.stderr).unwrap();
+    assert!(progress.lines().all(|line| line.contains(" s: attention_lse/")), "{progress}");
+    assert!(progress.lines().count() > 0, "a line for each case, without a bar");
     let table = String::from_utf8(output.stdout).unwrap();
     assert!(table.contains("simd/portable") && !table.contains("simd/avx"), "{table}");
+    assert!(table.lines().all(|line| line.chars().count() <= 100), "{table}");
+    let last = table.lines().last().unwrap();
+    assert!(last.starts_with("PASSED: ") && last.contains(" checks, 0 negative, "), "{last}");
     let file: serde_json::Value = serde_json::from_slice(&fs::read(path("json")).unwrap()).unwrap();
     let records = file["records"].as_array().unwrap();
-    assert_eq!(file["passed"], true);
+    assert_eq!(
+        (&file["passed"], &file["schema"], &file["seed"]),
+        (&true.into(), &1.into(), &255.into())
+    );
+    assert_eq!((&file["depth"], &file["profile"]), (&"core".into(), &"strict".into()));
+    assert!(file["date"].as_str().unwrap().ends_with('Z') && file["threads"].as_u64() > Some(0));
     for pass in ["forward", "backward"] {
         let checked = |record: &&serde_json::Value| {
             (&record["pass"], &record["check"], &record["verdict"])
@@ -442,6 +534,8 @@ fn verify_passes_and_reports() {
     assert!(
         xml.contains(r#"failures="0" errors="0""#) && xml.contains("simd/portable attention_lse")
     );
+    let tests = xml.matches("<testcase ").count();
+    assert!((20..400).contains(&tests), "{tests}: a test for each pass and law");
     assert!(fs::read_to_string(path("md")).unwrap().starts_with("# etalon: passed\n"));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "three reports and nothing else");
 }
@@ -469,7 +563,8 @@ fn a_case_is_explained_in_words() {
 fn the_memory_of_a_problem_is_explained() {
     // What the seed of the project computed for its partials of dq: 128 MiB and 8 GiB. The sums of
     // one head are 8 B·Hq times smaller, and one thread works on one head at a time.
-    for (length, partials, sums) in [(2048, "134 MB", "1.08 MB"), (8192, "8.59 GB", "4.23 MB")] {
+    for (length, partials, sums) in [(2048, "128 MiB", "1.03 MiB"), (8192, "8.00 GiB", "4.03 MiB")]
+    {
         let path =
             format!("{}/../../docs/examples/attention-{length}.json", env!("CARGO_MANIFEST_DIR"));
         let output = etalon(&["explain", "--problem", &path, "--threads", "1"]);
@@ -495,8 +590,8 @@ fn the_chunks_of_a_problem_are_explained() {
     assert!(text.contains("a state kept every chunk; "), "{text}");
     assert!(text.contains("  step: workspace "), "{text}");
     // What the seed of the project printed as 76 KB: with micro-chunks of 32, 96 KiB at D = E = 64.
-    let row = text.lines().find(|line| line.contains("99 KiB")).unwrap();
-    assert!(row.contains("98304"), "{text}");
+    let row = text.lines().find(|line| line.trim_start().starts_with("99 KiB")).unwrap();
+    assert!(row.contains("96.0 KiB"), "{text}");
 }
 
 #[test]
@@ -522,11 +617,17 @@ fn a_bench_leaves_its_figures() {
     let full = &figures[0];
     assert_eq!((&full["algorithm"], &full["mask"]), (&"attention".into(), &"full".into()));
     assert_eq!(full["flops"], 2 * 2 * 2 * 32 * 32 * 16); // 2 heads, q·k and p·v
+    let quartiles = ["min_ns", "lower_quartile_ns", "median_ns", "upper_quartile_ns", "max_ns"];
+    let times = quartiles.map(|key| full[key].as_u64().unwrap());
+    assert!(times[0] > 0 && times.is_sorted() && full["runs"].as_u64() >= Some(3), "{full}");
     let chosen = ["--pass", "jvp", "--mask", "window=8", "--blocking", "16x16"];
     let output = etalon(&[&["bench", "--threads", "1"][..], &size, &chosen].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let rows: Vec<&str> = text.lines().filter(|line| line.contains("window=8")).collect();
     assert!(rows.len() == 2 && rows.iter().all(|row| row.contains("jvp")), "{text}");
+    assert!(rows.iter().all(|row| row.matches(" %").count() == 2), "spread and share: {text}");
+    let table = text.lines().skip(1).take_while(|line| !line.contains(" batch element"));
+    assert!(table.into_iter().all(|line| line.chars().count() <= 100), "{text}");
     let modes = ["--pass", "backward", "--mode", "separate,fused,gradient", "--mask", "full"];
     let options = ["--softcap", "5", "--bias", "--tune"];
     let output = etalon(&[&["bench", "--threads", "1"][..], &size, &modes, &options].concat());
@@ -535,7 +636,7 @@ fn a_bench_leaves_its_figures() {
     let modes = "two modes of attention, three of attention_lse, and linear_attention";
     assert_eq!(tuned.count(), 6, "{modes}: {text}");
     let line = refusal(&etalon(&["bench", "--dtype", "f64"]));
-    assert_eq!(line, "`dtype` must be one of f32, bf16, f16, found f64");
+    assert!(line.starts_with("invalid value 'f64' for '--dtype <DTYPE>'"), "{line}");
     let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));
     assert!(line.ends_with("cannot be written: it is not a regular file"), "{line}");
 }
@@ -552,10 +653,65 @@ fn the_published_schema_is_current() {
 
 #[test]
 fn help_and_version_are_no_errors() {
-    for arguments in [&["--help"][..], &["--version"], &["eval", "--help"], &["list"]] {
+    let help = etalon(&["--help"]).stdout;
+    for arguments in [&["--help"][..], &["--version"], &["eval", "--help"], &["list"], &[]] {
         let output = etalon(arguments);
         assert_eq!(output.status.code(), Some(0), "{arguments:?}");
         assert!(output.stderr.is_empty() && !output.stdout.is_empty(), "{arguments:?}");
+        assert!(!arguments.is_empty() || output.stdout == help, "alone it prints its help");
     }
+    let line = refusal(&etalon(&["verfiy"]));
+    assert!(line.contains("; a similar subcommand exists: 'verify'"), "{line}");
     refusal(&etalon(&["conjure"]));
+}
+
+#[test]
+fn lists_fit_the_page_and_break_no_name() {
+    let text = String::from_utf8(etalon(&["list"]).stdout).unwrap();
+    assert!(text.lines().all(|line| line.chars().count() <= 100), "{text}");
+    let words: Vec<&str> = text.split_whitespace().collect();
+    for word in
+        ["linear_cross_entropy", "double_backward", "[cot_final_state]", "[V,", "double-double"]
+    {
+        assert!(words.iter().any(|found| found.ends_with(word)), "{word} is not in\n{text}");
+    }
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_cannot_be_printed_is_an_error() {
+    for arguments in [&["list"][..], &["--help"], &[]] {
+        let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_etalon"));
+        let output = command.args(arguments).stdout(full).output().unwrap();
+        let line = refusal(&output);
+        assert!(line.starts_with("standard output cannot be written: "), "{arguments:?}: {line}");
+    }
+}
+
+/// The cheapest mutants of the zoo, and names that it does not have.
+#[test]
+fn the_zoo_shows_what_was_named() {
+    let mutant = "class-tail-dropped";
+    let chosen =
+        ["zoo", mutant, "--algorithm", "linear_cross_entropy", "--verbose", "--progress", "0"];
+    let output = etalon(&chosen);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(
+        text.lines().all(|line| line.starts_with("  ") || line.chars().count() <= 100),
+        "{text}"
+    );
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("PASSED: 1 of 1 mutants fall "), "{last}");
+    assert!(last.contains("0 of 0 controls"), "{last}");
+    let progress = String::from_utf8(output.stderr).unwrap();
+    assert!(progress.contains(" s: linear_cross_entropy/"), "{progress}");
+    let line = refusal(&etalon(&["zoo", "class-tail-droped"]));
+    assert_eq!(
+        line,
+        format!("`class-tail-droped` is no mutant and no control; did you mean {mutant:?}?")
+    );
+    let line = refusal(&etalon(&["zoo", mutant, "--algorithm", "attention"]));
+    assert!(line.starts_with("no mutant is left"), "{line}");
 }

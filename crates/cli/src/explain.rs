@@ -1,19 +1,22 @@
 //! `etalon explain`: a case or a problem in words, and how the simd tier would go about it.
 
-use super::plans::plans;
-use super::{Failure, Outcome, options, say};
+use crate::advice::read_problem;
+use crate::options;
+use crate::outcome::{Failure, Outcome, say};
+use crate::plans::plans;
+use crate::units::digits;
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
 use etalon_problem::{Blocking, Dtype, Problem, Scores, Sequences};
-use etalon_simd::Options;
+use etalon_simd::{Level, Options};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, clap::Args)]
 #[group(id = "subject", required = true, args = ["case", "problem"])]
 pub struct Arguments {
-    /// A case, by its name, as it stands in reports.
+    /// The name of a case, as in a report.
     case: Option<Spec>,
     /// A problem: its extents and options.
     #[arg(long, value_name = "P.json")]
@@ -21,26 +24,25 @@ pub struct Arguments {
     /// The arrays that the problem's mask names.
     #[arg(long = "in", value_name = "IN.safetensors", requires = "problem")]
     input: Option<PathBuf>,
-    /// The storage type of the problem's tensors: f32, bf16, f16.
-    #[arg(long, default_value = "f32", conflicts_with = "case")]
+    /// The storage type of the problem's tensors.
+    #[arg(long, default_value = "f32", conflicts_with = "case", value_parser = options::simd_dtype())]
     dtype: Dtype,
     /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L")]
-    level: Option<String>,
-    /// Threads; as many as there are cores if absent.
-    #[arg(long)]
-    threads: Option<usize>,
+    #[arg(long, value_name = "L", value_parser = options::level())]
+    level: Option<Level>,
+    #[command(flatten)]
+    threads: options::Threads,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
-    /// The most bytes of sums of dq that a fused backward pass may keep.
+    /// The memory that a fused backward pass may use for partial sums of dq.
     #[arg(long, value_name = "BYTES", default_value_t = Options::default().partials_budget)]
     budget: usize,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let level = options::level(arguments.level.as_deref())?;
-    let pool = options::pool(arguments.threads)?;
+    let level = arguments.level.unwrap_or_else(Level::best);
+    let pool = arguments.threads.pool()?;
     let simd = |blocking| Options {
         level,
         blocking: arguments.blocking.or(blocking),
@@ -63,13 +65,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let options = simd(blocking);
     let plans = pool.install(|| plans(&problem, dtype, &options))?;
-    say(&format!("{}{plans}", text.trim_end()));
+    say(&format!("{}{plans}", text.trim_end()))?;
     Ok(true)
 }
 
 fn read(path: &Path, input: Option<&Path>) -> Result<Problem, Failure> {
     let tensors = input.map_or(Ok(Tensors::new()), vectors::read_tensors)?;
-    Ok(vectors::read_problem(path, input.unwrap_or(path), &tensors)?)
+    read_problem(path, input.unwrap_or(path), &tensors)
 }
 
 fn explain(case: &Case) -> Result<String, Failure> {
@@ -124,7 +126,7 @@ fn sequences(scores: &Scores) -> String {
 }
 
 fn options(scores: &Scores) -> String {
-    let mut text = format!("q·k times {}", scores.scale());
+    let mut text = format!("q·k times {}", digits(scores.scale()));
     if let Some(cap) = scores.softcap {
         text += &format!(", softly capped at {cap}");
     }

@@ -1,6 +1,7 @@
 //! A run as Markdown: for a pull request or a CI summary.
 
-use super::Report;
+use crate::summary;
+use etalon_conformance::report::Report;
 
 /// As many negative verdicts are written out; the rest is counted.
 const SHOWN: usize = 50;
@@ -8,9 +9,9 @@ const SHOWN: usize = 50;
 /// The report as Markdown.
 pub fn markdown(report: &Report) -> String {
     let verdict = if report.passed() { "passed" } else { "failed" };
-    let mut text = format!("# etalon: {verdict}\n\n{}.\n\n", report.headline());
-    text += "A cell shows the worst margin (error ÷ proven bound) and the number of checks.\n\n";
-    for (index, row) in report.rows().iter().enumerate() {
+    let mut text = format!("# etalon: {verdict}\n\n{}.\n\n", summary::headline(report));
+    text += &format!("{}\n\n", summary::CELL);
+    for (index, row) in summary::rows(report).iter().enumerate() {
         text += &line(row);
         if index == 0 {
             text += &line(&vec!["---".to_string(); row.len()]);
@@ -18,8 +19,9 @@ pub fn markdown(report: &Report) -> String {
     }
     let negative: Vec<String> = report
         .negative()
-        .map(|(record, text)| {
-            format!("`{}` {} `{}`: {}", record.tier, record.check, record.case, escape(text))
+        .map(|record| {
+            let reason = escape(record.verdict.reason().unwrap_or_default());
+            format!("`{}` {} `{}`: {reason}", record.tier, record.check, record.case)
         })
         .collect();
     let hidden = negative.len().saturating_sub(SHOWN);
@@ -27,7 +29,7 @@ pub fn markdown(report: &Report) -> String {
     if hidden > 0 {
         text += &format!("- and {hidden} more\n");
     }
-    let not_checked: Vec<String> = report.not_checked().iter().map(|x| escape(x)).collect();
+    let not_checked: Vec<String> = summary::not_checked(report).iter().map(|x| escape(x)).collect();
     list(&mut text, "Not checked", &not_checked);
     let absent = report.absent.iter();
     let absent: Vec<String> =

@@ -1,7 +1,8 @@
 //! The passes of attention and attention_lse.
 
-use super::{Bench, Figure, Run, Subject, made};
-use crate::cli::Failure;
+use super::timing::{Bench, Subject, made};
+use super::tune::Run;
+use crate::outcome::Failure;
 use etalon_problem::{Algorithm, Attention, AttentionLse, Pass, Scores};
 use etalon_simd::{Element, Mode, Options, attention, attention_lse};
 use ndarray::Array4;
@@ -9,8 +10,8 @@ use ndarray::Array4;
 fn subject(algorithm: Algorithm, scores: &Scores, mask: &str) -> Subject {
     let e = &scores.extents;
     Subject {
-        algorithm,
-        what: mask.to_string(),
+        algorithm: algorithm.name(),
+        mask: mask.to_string(),
         batch: e.batch,
         heads: e.query_heads,
         key_heads: e.key_heads,
@@ -27,10 +28,9 @@ fn product(scores: &Scores) -> u64 {
 impl Bench<'_> {
     /// Times the passes of attention.
     pub fn attention<T: Element>(
-        &self,
+        &mut self,
         problem: &Attention,
         mask: &str,
-        figures: &mut Vec<Figure>,
     ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
@@ -59,7 +59,7 @@ impl Bench<'_> {
         let subject = subject(Algorithm::Attention, scores, mask);
         let product = product(scores);
         let mut add = |(pass, products), run: &mut Run<'_>| {
-            self.add(figures, &subject, (pass, products * product), run)
+            self.add(&subject, (pass, products * product), run)
         };
         // q·k and p·v.
         add((Pass::Forward, 2), &mut |options| {
@@ -82,10 +82,9 @@ impl Bench<'_> {
 
     /// Times the passes of attention_lse.
     pub fn attention_lse<T: Element>(
-        &self,
+        &mut self,
         problem: &AttentionLse,
         mask: &str,
-        figures: &mut Vec<Figure>,
     ) -> Result<(), Failure> {
         problem.check()?;
         let scores = &problem.scores;
@@ -116,7 +115,7 @@ impl Bench<'_> {
         let subject = subject(Algorithm::AttentionLse, scores, mask);
         let product = product(scores);
         let mut add = |(pass, products), run: &mut Run<'_>| {
-            self.add(figures, &subject, (pass, products * product), run)
+            self.add(&subject, (pass, products * product), run)
         };
         // q·k.
         add((Pass::Forward, 1), &mut |options| {

@@ -1,7 +1,7 @@
 //! The passes of linear_attention.
 
-use super::{Bandwidth, Bench, Figure, Run, Subject, made};
-use crate::cli::Failure;
+use super::timing::{Bandwidth, Bench, Subject, made};
+use crate::outcome::Failure;
 use etalon_conformance::generate::Stream;
 use etalon_problem::{Algorithm, Decay, LinearAttention, LinearExtents, Pass};
 use etalon_simd::{Element, linear_attention, probe};
@@ -10,26 +10,20 @@ use ndarray::{Array, Dimension, ShapeBuilder};
 impl Bench<'_> {
     /// Times the passes of linear_attention, and with the first length its step.
     pub fn linear_attention<T: Element>(
-        &self,
-        length: usize,
-        dim: usize,
-        decay: Decay,
-        figures: &mut Vec<Figure>,
+        &mut self,
+        problem: &LinearAttention,
     ) -> Result<(), Failure> {
-        let heads = self.arguments.heads;
-        let key_heads = self.arguments.key_heads.unwrap_or(heads);
-        let batch = self.arguments.batch;
-        let extents = LinearExtents { batch, query_heads: heads, key_heads, tokens: length, dim };
-        let problem = LinearAttention::new(extents).decay(decay);
         problem.check()?;
-        let what = match decay {
+        let (decay, options) = (problem.decay, self.options);
+        let LinearExtents { batch, query_heads: heads, key_heads, tokens: length, dim } =
+            problem.extents;
+        let mask = match decay {
             Decay::None => "no decay",
             Decay::PerHead => "decay per head",
             Decay::PerToken => "decay per token",
         };
-        let algorithm = Algorithm::LinearAttention;
-        let what = what.to_string();
-        let subject = Subject { algorithm, what, batch, heads, key_heads, length, dim };
+        let (algorithm, mask) = (Algorithm::LinearAttention.name(), mask.to_string());
+        let subject = Subject { algorithm, mask, batch, length, dim, heads, key_heads };
         let [q, dout] = ["q", "dout"].map(|name| made::<T, _>(name, problem.q_shape()));
         let [k, v] = ["k", "v"].map(|name| made::<T, _>(name, problem.k_shape()));
         let g_gamma = (decay == Decay::PerHead).then(|| gates("g_gamma", key_heads));
@@ -38,21 +32,20 @@ impl Bench<'_> {
         inputs.g_gamma = g_gamma.as_ref().map(|g| g.view());
         inputs.g = g.as_ref().map(|g| g.view());
         let cotangents = linear_attention::Cotangents::new(dout.view());
-        let plan = linear_attention::plan::<T>(&problem, Pass::Forward, &self.options)?;
+        let plan = linear_attention::plan::<T>(problem, Pass::Forward, &options)?;
         let chunk = plan.blocking.queries.min(length) as u64;
         let (d, e) = (dim as u64, dim as u64);
         let tokens = (batch * heads * length) as u64;
         let forward = tokens * (4 * d * e + chunk * (d + e));
-        let mut add = |pass, run: &mut Run<'_>| self.add(figures, &subject, pass, run);
         // Results go where they went before: of a long sequence, new memory would cost as much as the
         // pass.
-        let mut o = linear_attention::forward(&problem, &inputs, &self.options)?.o;
-        add((Pass::Forward, forward), &mut |options| {
+        let mut o = linear_attention::forward(problem, &inputs, &options)?.o;
+        self.add(&subject, (Pass::Forward, forward), &mut |options| {
             let out = linear_attention::OutputMut { o: o.view_mut(), final_state: None };
-            linear_attention::forward_into(&problem, &inputs, out, options)
+            linear_attention::forward_into(problem, &inputs, out, options)
         })?;
-        let mut grads = linear_attention::backward(&problem, &inputs, &cotangents, &self.options)?;
-        add((Pass::Backward, forward * 5 / 2), &mut |options| {
+        let mut grads = linear_attention::backward(problem, &inputs, &cotangents, &options)?;
+        self.add(&subject, (Pass::Backward, forward * 5 / 2), &mut |options| {
             let place = linear_attention::GradientsMut {
                 dq: Some(grads.dq.view_mut()),
                 dk: Some(grads.dk.view_mut()),
@@ -62,17 +55,17 @@ impl Bench<'_> {
                 dinitial_state: None,
                 dscale: Some(&mut grads.dscale),
             };
-            linear_attention::backward_into(&problem, &inputs, &cotangents, place, options)
+            linear_attention::backward_into(problem, &inputs, &cotangents, place, options)
         })?;
-        self.double_backward(&problem, &subject, (&inputs, &cotangents), chunk, figures)?;
+        self.double_backward(problem, &subject, (&inputs, &cotangents), chunk)?;
         if self.arguments.length.first() == Some(&length) {
-            self.step::<T>(&problem, &subject, figures)?;
+            self.step::<T>(problem, &subject)?;
         }
         Ok(())
     }
 
     fn double_backward<T: Element>(
-        &self,
+        &mut self,
         problem: &LinearAttention,
         subject: &Subject,
         (inputs, cotangents): (
@@ -80,7 +73,6 @@ impl Bench<'_> {
             &linear_attention::Cotangents<'_, T>,
         ),
         chunk: u64,
-        figures: &mut Vec<Figure>,
     ) -> Result<(), Failure> {
         if !self.wants(Pass::DoubleBackward) {
             return Ok(());
@@ -105,7 +97,7 @@ impl Bench<'_> {
         let flops = tokens * (36 * d * e + chunk * (8 * d + 7 * e));
         let mut grads =
             linear_attention::double_backward(problem, inputs, cotangents, &second, &self.options)?;
-        self.add(figures, subject, (Pass::DoubleBackward, flops), &mut |options| {
+        self.add(subject, (Pass::DoubleBackward, flops), &mut |options| {
             let place = linear_attention::SecondGradientsMut {
                 gq: Some(grads.gq.view_mut()),
                 gk: Some(grads.gk.view_mut()),
@@ -123,10 +115,9 @@ impl Bench<'_> {
     }
 
     fn step<T: Element>(
-        &self,
+        &mut self,
         problem: &LinearAttention,
         subject: &Subject,
-        figures: &mut Vec<Figure>,
     ) -> Result<(), Failure> {
         let e = &problem.extents;
         let [q, k] = [("q", e.query_heads), ("k", e.key_heads)]
@@ -145,17 +136,17 @@ impl Bench<'_> {
             g_gamma: g_gamma.as_ref().map(|g| g.view()),
             g: g.as_ref().map(|g| g.view()),
         };
-        let before = figures.len();
+        let before = self.figures.len();
         // q·H for every query head, and the two operations of kᵀ v for every key head.
         let flops =
             2 * (e.query_heads + e.key_heads) as u64 * (e.batch * e.dim * problem.value_dim) as u64;
-        self.add(figures, subject, (Pass::Step, flops), &mut |options| {
+        self.add(subject, (Pass::Step, flops), &mut |options| {
             let (state, o) = (state.view_mut(), o.view_mut());
             linear_attention::step_into(problem, &inputs, state, o, options)
         })?;
         let bytes = state.len() * size_of::<f32>();
-        for figure in &mut figures[before..] {
-            let states = 2.0 * bytes as f64 / figure.median_ns.max(1) as f64;
+        for figure in &mut self.figures[before..] {
+            let states = 2.0 * bytes as f64 / figure.times.median_ns.max(1) as f64;
             let memory = probe::update_gbps(self.options.level, bytes);
             figure.gigabytes = Some(Bandwidth { states, memory });
         }

@@ -1,7 +1,9 @@
-//! How the simd tier would go about a problem: modes, time and memory.
+//! How the simd tier would compute a problem: modes, time and memory.
 
-use super::Failure;
-use super::table::table;
+use crate::options::mode_name;
+use crate::outcome::Failure;
+use crate::table::Table;
+use crate::units::{bytes, digits, time};
 use etalon_problem::{Blocking, Dtype, Error, Extents, LinearAttention, Pass, Problem};
 use etalon_simd::{Mode, Options, Plan, attention, attention_lse, linear_attention, probe};
 use half::{bf16, f16};
@@ -75,32 +77,27 @@ fn plan(
 fn print(rows: &[Row], flops: f64, options: &Options) -> String {
     let threads = rayon::current_num_threads();
     let peak = probe::fma_gflops(options.level, threads);
-    let mut table = table(&["pass", "mode", "", "products", "tiles", "about ms", "workspace"]);
+    let mut table = Table::new(["pass", "mode", "", "products", "tiles", "about", "workspace"]);
     for Row { pass, mode, chosen, plan } in rows {
-        let mode = match mode {
-            Mode::Auto => "",
-            Mode::Separate => "separate",
-            Mode::FusedPartials => "fused",
-            Mode::ForwardGradient => "gradient",
-        };
         let alone = rows.iter().filter(|row| row.pass == *pass).count() == 1;
-        let milliseconds = flops * plan.products as f64 / (SHARE * peak) * 1e-6;
+        let seconds = flops * plan.products as f64 / (SHARE * peak) * 1e-9;
         table.add_row([
             pass.name().to_string(),
-            mode.to_string(),
+            mode_name(*mode).to_string(),
             if *chosen && !alone { "chosen" } else { "" }.to_string(),
             plan.products.to_string(),
             format!("{}x{}", plan.blocking.queries, plan.blocking.keys),
-            format!("{milliseconds:.3}"),
+            time(seconds),
             bytes(plan.workspace_bytes()),
         ]);
     }
     let mut text = format!(
         "\n\nThe simd tier, simd/{}, {threads} thread(s):\n{table}\n\
-         Time: the products of visible pairs at {:.0} % of the peak, now {peak:.1} GFLOP/s.\n\
-         Workspace: what is allocated beside operands and results; of the {} pass:\n",
+         Time: the products of visible pairs at {:.0} % of the peak, now {} GFLOP/s.\n\
+         Workspace: the memory that a pass allocates beside operands and results. The {} pass has:\n",
         options.level,
         100.0 * SHARE,
+        digits(peak),
         Pass::Backward
     );
     let backward = rows.iter().filter(|row| row.pass == Pass::Backward && row.chosen);
@@ -145,16 +142,16 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<Stri
         }
     }
     text += "The backward pass of a chunk in the shared memory of a GPU, f32:\n";
-    let mut table = table(&["shared memory", "micro-chunk", "slice of E", "buffers", "bytes"]);
+    let mut table = Table::new(["shared memory", "micro-chunk", "slice of E", "buffers", "total"]);
     for kibibytes in SHARED {
         let fit = linear_attention::shared_memory(problem, kibibytes << 10);
         let row = fit.map_or(["–", "–", "does not fit", "–"].map(str::to_string), |fit| {
-            let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, b.bytes));
+            let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, bytes(b.bytes)));
             [
                 fit.micro.to_string(),
                 fit.slice.to_string(),
                 list.collect::<Vec<_>>().join("\n"),
-                fit.bytes().to_string(),
+                bytes(fit.bytes()),
             ]
         });
         let mut cells = vec![format!("{kibibytes} KiB")];
@@ -181,43 +178,4 @@ fn partials(e: &Extents, rows: &[Row]) -> String {
         bytes(dq.saturating_mul(e.keys.div_ceil(PARTIAL))),
         bytes(sums)
     )
-}
-
-/// Bytes with a decimal unit and three digits.
-fn bytes(bytes: usize) -> String {
-    let units = ["B", "kB", "MB", "GB", "TB"];
-    let mut size = bytes as f64;
-    let mut unit = 0;
-    while size >= 999.5 && unit + 1 < units.len() {
-        size /= 1000.0;
-        unit += 1;
-    }
-    let digits = if unit == 0 || size >= 99.95 {
-        0
-    } else if size >= 9.995 {
-        1
-    } else {
-        2
-    };
-    format!("{size:.digits$} {}", units[unit])
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn bytes_have_three_digits_and_a_unit() {
-        for (number, text) in [
-            (0, "0 B"),
-            (999, "999 B"),
-            (1000, "1.00 kB"),
-            (12_345, "12.3 kB"),
-            (134_217_728, "134 MB"),
-            (8_589_934_592, "8.59 GB"),
-            (999_600_000, "1.00 GB"),
-        ] {
-            assert_eq!(bytes(number), text);
-        }
-    }
 }

@@ -1,9 +1,7 @@
 //! The command `etalon`: see `etalon --help`.
 
-mod cli;
-
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    cli::main()
+    etalon_cli::main()
 }

@@ -1,7 +1,7 @@
 //! `etalon list`: what there is.
 
-use super::table::table;
-use super::{Outcome, say};
+use crate::outcome::{Outcome, say};
+use crate::table::Table;
 use etalon_conformance::laws;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
@@ -20,10 +20,10 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.schema {
-        say(&serde_json::to_string_pretty(&schemars::schema_for!(Problem))?);
+        say(&serde_json::to_string_pretty(&schemars::schema_for!(Problem))?)?;
         return Ok(true);
     }
-    say(&everything());
+    say(&everything())?;
     Ok(true)
 }
 
@@ -34,7 +34,7 @@ fn everything() -> String {
     let mut text = String::from("Tensors (optional ones in brackets)\n");
     text += &tensors().to_string();
     text += "\n\nShapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E \
-             elements of a key and a value, W distances, T tokens, V classes\n";
+             elements\nof a key and a value, W distances, T tokens, V classes\n";
     text += &shapes().to_string();
     text += "\n\nTiers: the element types that each offers, by pass\n";
     text += &offers(&all).to_string();
@@ -114,7 +114,7 @@ fn operands(algorithm: Algorithm, pass: Pass) -> Vec<(Operand, bool)> {
 }
 
 /// Every tensor of any pass, tensors of equal shape and type together.
-fn shapes() -> comfy_table::Table {
+fn shapes() -> Table {
     let mut names: Vec<(String, &str, Vec<&str>)> = Vec::new();
     let every = Algorithm::ALL.into_iter().flat_map(|algorithm| {
         algorithm.passes().iter().flat_map(move |&pass| operands(algorithm, pass))
@@ -142,59 +142,56 @@ fn shapes() -> comfy_table::Table {
             None => names.push((shape, stored, vec![operand.name])),
         }
     }
-    let mut table = table(&["shape", "stored", "tensors"]);
+    let mut table = Table::new(["shape", "stored", "tensors"]);
     for (shape, stored, names) in names {
         table.add_row([shape, stored.to_string(), names.join(" ")]);
     }
     table
 }
 
-fn tensors() -> comfy_table::Table {
-    let mut table = table(&["algorithm", "pass", "in", "out"]);
+fn tensors() -> Table {
+    let mut table = Table::new(["pass", "in", "out"]);
     for algorithm in Algorithm::ALL {
+        table.add_title(algorithm.name());
         for &pass in algorithm.passes() {
             let operands = operands(algorithm, pass);
-            let names = |of: &dyn Fn(Role) -> bool| {
-                let names = operands.iter().filter(|(operand, _)| of(operand.role));
+            let names = |output: bool| {
+                let names = operands.iter().filter(|(x, _)| (x.role == Role::Output) == output);
                 let names = names.map(|(operand, absent)| match absent {
                     true => format!("[{}]", operand.name),
                     false => operand.name.to_string(),
                 });
                 names.collect::<Vec<_>>().join(" ")
             };
-            table.add_row([
-                algorithm.name().to_string(),
-                pass.name().to_string(),
-                names(&|role| role != Role::Output),
-                names(&|role| role == Role::Output),
-            ]);
+            table.add_row([pass.to_string(), names(false), names(true)]);
         }
     }
     table
 }
 
-fn offers(all: &[Box<dyn Tier>]) -> comfy_table::Table {
-    let mut header = vec!["tier".to_string(), "algorithm".to_string()];
-    header.extend(Pass::ALL.map(|pass| pass.name().to_string()));
-    let mut table = table(&header);
+/// The element types that each tier offers, by pass; algorithms that it lacks are left out.
+fn offers(all: &[Box<dyn Tier>]) -> Table {
+    let mut table = Table::new(["algorithm"].into_iter().chain(Pass::ALL.map(Pass::name)));
     for tier in all {
+        table.add_title(&tier.name());
         for algorithm in Algorithm::ALL {
-            let mut row = vec![tier.name(), algorithm.name().to_string()];
-            row.extend(Pass::ALL.map(|pass| {
+            let cells = Pass::ALL.map(|pass| {
                 let offered = |dtype: &Dtype| tier.offers(algorithm, pass, *dtype).is_ok();
                 let names = Dtype::ALL.into_iter().filter(offered).map(Dtype::name);
-                let names = names.collect::<Vec<_>>().join(" ");
-                if names.is_empty() { "–".to_string() } else { names }
-            }));
-            table.add_row(row);
+                Some(names.collect::<Vec<_>>().join(" ")).filter(|names| !names.is_empty())
+            });
+            if cells.iter().any(Option::is_some) {
+                let cells = cells.map(|names| names.unwrap_or("–".to_string()));
+                table.add_row([algorithm.to_string()].into_iter().chain(cells));
+            }
         }
     }
     table
 }
 
-fn profiles() -> comfy_table::Table {
+fn profiles() -> Table {
     let mut table =
-        table(&["profile", "sums", "P stored", "dS stored", "exp (roundoffs)", "tanh", "ln"]);
+        Table::new(["profile", "sums", "P stored", "dS stored", "exp (roundoffs)", "tanh", "ln"]);
     for profile in Profile::ALL {
         table.add_row([
             profile.name.to_string(),
@@ -209,8 +206,8 @@ fn profiles() -> comfy_table::Table {
     table
 }
 
-fn law_list() -> comfy_table::Table {
-    let mut table = table(&["law", "kind", "statement"]);
+fn law_list() -> Table {
+    let mut table = Table::new(["law", "kind", "statement"]);
     for law in laws::all() {
         let kind = format!("{:?}", law.kind).to_lowercase();
         table.add_row([law.name.to_string(), kind, law.statement.to_string()]);

@@ -1,6 +1,8 @@
 //! `etalon eval`: one pass on the user's own tensors.
 
-use super::{Failure, Outcome, options};
+use crate::advice;
+use crate::options;
+use crate::outcome::{Failure, Outcome};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
@@ -18,10 +20,11 @@ are f32 (with f64: f64), targets i64.";
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]
 pub struct Arguments {
-    /// What to evaluate: attention, attention_lse, linear_attention, lazy_attention,
-    /// linear_cross_entropy.
+    /// The algorithm.
+    #[arg(value_parser = options::algorithm())]
     algorithm: Algorithm,
-    /// Which pass: forward, backward, double_backward, jvp, step.
+    /// The pass.
+    #[arg(value_parser = options::pass())]
     pass: Pass,
     /// The problem: its extents and options.
     #[arg(long, value_name = "P.json")]
@@ -29,27 +32,25 @@ pub struct Arguments {
     /// The inputs and cotangents, and the arrays that the mask names.
     #[arg(long = "in", value_name = "IN.safetensors")]
     input: PathBuf,
-    /// Where the outputs go.
+    /// The file for the outputs.
     #[arg(long, value_name = "OUT.safetensors")]
     out: PathBuf,
-    /// Who evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda.
+    /// The tier that evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda.
     #[arg(long, default_value = "reference")]
     tier: String,
-    /// Adds to each output NAME a tensor NAME.bound: how far a kernel of this profile may be from
-    /// the exact value.
-    #[arg(long, value_parser = options::profile)]
+    /// Adds a tensor NAME.bound to each output NAME: the largest error of a kernel with this profile.
+    #[arg(long, value_parser = options::profile())]
     profile: Option<Profile>,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
-    /// Threads; as many as there are cores if absent.
-    #[arg(long)]
-    threads: Option<usize>,
+    #[command(flatten)]
+    threads: options::Threads,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let tensors = vectors::read_tensors(&arguments.input)?;
-    let problem = vectors::read_problem(&arguments.problem, &arguments.input, &tensors)?;
+    let problem = advice::read_problem(&arguments.problem, &arguments.input, &tensors)?;
     if problem.algorithm() != arguments.algorithm {
         let (path, found) = (arguments.problem.display(), problem.algorithm());
         return Err(Failure(format!(
@@ -57,10 +58,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
             arguments.algorithm
         )));
     }
-    let inputs = Inputs::new(&problem, arguments.pass, tensors)
-        .map_err(|error| vectors::Error::content(&arguments.input, error))?;
+    let inputs = Inputs::new(&problem, arguments.pass, tensors).map_err(|error| {
+        advice::on_tensors(&vectors::Error::content(&arguments.input, error), advice::ROWS)
+    })?;
     let draft = Draft::new(&arguments.out)?;
-    let outputs = options::pool(arguments.threads)?.install(|| inputs.evaluate(arguments))?;
+    let outputs = arguments.threads.pool()?.install(|| inputs.evaluate(arguments))?;
     draft.finish(&vectors::to_bytes(&arguments.out, &outputs)?)?;
     Ok(true)
 }
@@ -185,11 +187,15 @@ fn refuse_strangers(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<
     });
     let Some(name) = stranger else { return Ok(()) };
     let option = OPTIONS.into_iter().find(|option| name.contains(option));
+    let known = operands.iter().map(|operand| operand.name);
     Err(Error::Unexpected {
         operand: name.clone(),
         reason: match option {
             Some(option) => format!("the problem does not set `{option}`"),
-            None => format!("{} {pass} has no such tensor", problem.algorithm()),
+            None => {
+                let advice = advice::did_you_mean(name, known);
+                format!("{} {pass} has no such tensor{advice}", problem.algorithm())
+            }
         },
     })
 }

@@ -1,7 +1,6 @@
 //! The search for the best tiles.
 
-use super::Run;
-use etalon_problem::{Algorithm, Blocking, Error, Pass};
+use etalon_problem::{Blocking, Error, Pass};
 use etalon_simd::Options;
 use serde::Serialize;
 use std::fmt;
@@ -15,16 +14,19 @@ const KEYS: [usize; 6] = [32, 64, 96, 128, 192, 256];
 const CHUNKS: [usize; 8] = [24, 32, 48, 64, 96, 128, 192, 256];
 const MICRO: [usize; 4] = [12, 24, 48, 96];
 
-/// What is searched; nothing where a pass has no tiles.
-pub fn candidates(algorithm: Algorithm, pass: Pass) -> Vec<Blocking> {
-    let (rows, cols): (&[usize], &[usize]) = match (algorithm, pass) {
-        (_, Pass::Step) => (&[], &[]),
-        (Algorithm::LinearAttention, _) => (&CHUNKS, &MICRO),
+/// A pass with other options.
+pub type Run<'a> = dyn FnMut(&Options) -> Result<(), Error> + 'a;
+
+/// What is searched, of linear attention or of another algorithm; nothing where a pass has no tiles.
+pub fn candidates(linear: bool, pass: Pass) -> Vec<Blocking> {
+    let (rows, cols): (&[usize], &[usize]) = match pass {
+        Pass::Step => (&[], &[]),
+        _ if linear => (&CHUNKS, &MICRO),
         _ => (&QUERIES, &KEYS),
     };
     let all = rows.iter().flat_map(|&q| cols.iter().map(move |&k| Blocking::new(q, k)));
     // No micro-chunk is larger than its chunk.
-    all.filter(|x| algorithm != Algorithm::LinearAttention || x.keys <= x.queries).collect()
+    all.filter(|x| !linear || x.keys <= x.queries).collect()
 }
 
 /// Candidates that are timed again, each beside the default.
@@ -34,7 +36,7 @@ const FINALISTS: usize = 3;
 const NOISE: f64 = 1.02;
 
 /// The best tiles of a search.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct Best {
     /// `None`: no tiles beat the default.
     blocking: Option<Blocking>,

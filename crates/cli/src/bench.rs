@@ -1,0 +1,90 @@
+//! `etalon bench`: how fast the simd tier is, against the peak measured in the same run.
+
+mod arguments;
+mod attention;
+mod linear_attention;
+mod masks;
+mod summary;
+mod timing;
+mod tune;
+
+pub use arguments::Arguments;
+
+use crate::machine::{COMMIT, cpu};
+use crate::outcome::{Failure, Outcome, say};
+use etalon_conformance::vectors::Draft;
+use etalon_problem::{
+    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Extents, LinearAttention,
+    LinearExtents, Scores,
+};
+use etalon_simd::{Element, Level, Options, probe};
+use half::{bf16, f16};
+use masks::Named;
+use summary::Figures;
+use timing::Bench;
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let level = arguments.level.unwrap_or_else(Level::best);
+    let pool = arguments.threads.pool()?;
+    let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
+    let threads = pool.current_num_threads();
+    let before = probe::fma_gflops(level, threads);
+    let options = Options { level, blocking: arguments.blocking, ..Options::default() };
+    let mut bench = Bench { arguments, options, figures: Vec::new() };
+    pool.install(|| match arguments.dtype {
+        Dtype::Bf16 => all::<bf16>(&mut bench),
+        Dtype::F16 => all::<f16>(&mut bench),
+        Dtype::F32 | Dtype::F64 => all::<f32>(&mut bench), // the parser lets no f64 through
+    })?;
+    let mut figures = Figures {
+        etalon: env!("CARGO_PKG_VERSION"),
+        commit: COMMIT,
+        cpu: cpu(),
+        level: level.name(),
+        dtype: arguments.dtype.name(),
+        threads,
+        peak_gflops: before,
+        peak_gflops_after: probe::fma_gflops(level, threads),
+        figures: bench.figures,
+    };
+    figures.settle();
+    for line in figures.lines() {
+        say(&line)?;
+    }
+    if let Some(draft) = draft {
+        draft.finish(serde_json::to_string_pretty(&figures)?.as_bytes())?;
+    }
+    Ok(true)
+}
+
+/// Times every problem that was asked for.
+fn all<T: Element>(bench: &mut Bench<'_>) -> Result<(), Failure> {
+    let Arguments { algorithm, length, dim, mask, decay, batch, heads, softcap, bias, .. } =
+        bench.arguments;
+    let wanted = |name| algorithm.is_empty() || algorithm.contains(&name);
+    let (batch, query_heads) = (*batch, *heads);
+    let key_heads = bench.arguments.key_heads.unwrap_or(query_heads);
+    let bias = bias.then_some(BiasExtents { batch: 1, heads: query_heads });
+    for &length in length {
+        for &dim in dim {
+            let extents =
+                Extents { batch, query_heads, key_heads, queries: length, keys: length, dim };
+            for Named { name, pattern } in mask {
+                let mask = pattern.mask(batch, length);
+                let scores = Scores { softcap: *softcap, bias, mask, ..Scores::new(extents) };
+                if wanted(Algorithm::Attention) {
+                    let problem = Attention { scores: scores.clone(), ..Attention::new(extents) };
+                    bench.attention::<T>(&problem, name)?;
+                }
+                if wanted(Algorithm::AttentionLse) {
+                    bench.attention_lse::<T>(&AttentionLse { scores }, name)?;
+                }
+            }
+            for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
+                let extents = LinearExtents { batch, query_heads, key_heads, tokens: length, dim };
+                bench.linear_attention::<T>(&LinearAttention::new(extents).decay(decay))?;
+            }
+        }
+    }
+    Ok(())
+}

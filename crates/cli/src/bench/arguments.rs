@@ -1,0 +1,72 @@
+//! The arguments of `etalon bench`.
+
+use super::masks::{Named, mask};
+use crate::options::{self, MODES, algorithm, one_of};
+use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Pass};
+use etalon_simd::{Level, Mode};
+use std::path::PathBuf;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Algorithms; all if absent.
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = algorithm())]
+    pub algorithm: Vec<Algorithm>,
+    /// The level of the simd tier; the best of this machine if absent.
+    #[arg(long, value_name = "L", value_parser = options::level())]
+    pub level: Option<Level>,
+    /// The storage type.
+    #[arg(long, default_value = "f32", value_parser = options::simd_dtype())]
+    pub dtype: Dtype,
+    /// Queries and keys.
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [512, 2048])]
+    pub length: Vec<usize>,
+    /// Elements of a query, a key and a value.
+    #[arg(long, value_name = "D,…", value_delimiter = ',', default_values_t = [64, 128])]
+    pub dim: Vec<usize>,
+    /// Passes; all if absent.
+    #[arg(long, value_name = "P,…", value_delimiter = ',', value_parser = options::pass())]
+    pub pass: Vec<Pass>,
+    /// Masks: full; causal; window=256, causal and reaching back so many keys; segments=512, causal
+    /// within segments of so many; array=512, the same as an array of pairs.
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_values = ["full", "causal"], value_parser = mask)]
+    pub mask: Vec<Named>,
+    /// Batch elements.
+    #[arg(long, default_value_t = 1)]
+    pub batch: usize,
+    /// Query heads.
+    #[arg(long, default_value_t = 4)]
+    pub heads: usize,
+    /// Key heads; as many as there are query heads if absent.
+    #[arg(long, value_name = "H")]
+    pub key_heads: Option<usize>,
+    /// Tile sizes, as in 96x128: queries × keys; the measured best if absent.
+    #[arg(long, value_name = "QxK", value_parser = options::blocking)]
+    pub blocking: Option<Blocking>,
+    /// The modes of a backward pass; gradient is a mode of attention_lse alone.
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(MODES))]
+    pub mode: Vec<Mode>,
+    /// How linear_attention decays.
+    #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = one_of(DECAYS))]
+    pub decay: Vec<Decay>,
+    /// c of S = c·tanh(s/c).
+    #[arg(long, value_name = "C")]
+    pub softcap: Option<f64>,
+    /// Adds a bias for each head, and its gradient.
+    #[arg(long)]
+    pub bias: bool,
+    /// Searches tile sizes for every pass and prints the best, at many times the time.
+    #[arg(long, conflicts_with = "blocking")]
+    pub tune: bool,
+    #[command(flatten)]
+    pub threads: options::Threads,
+    /// Seconds for the runs of a pass, of which there are at least three; their median counts.
+    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    pub seconds: f64,
+    /// Also writes the figures as JSON.
+    #[arg(long, value_name = "PATH")]
+    pub json: Option<PathBuf>,
+}
+
+/// The decays of linear_attention, by name.
+const DECAYS: [(&str, Decay); 3] =
+    [("none", Decay::None), ("per_head", Decay::PerHead), ("per_token", Decay::PerToken)];

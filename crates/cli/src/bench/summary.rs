@@ -1,0 +1,101 @@
+//! The figures of a run as a table, and whether they can be trusted.
+
+use super::timing::{Bandwidth, Figure};
+use crate::noise::{Times, busy};
+use crate::table::{Table, page};
+use crate::units::{digits, time};
+use serde::Serialize;
+
+/// The figures of a run.
+#[derive(Debug, Serialize)]
+pub struct Figures {
+    pub etalon: &'static str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub commit: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<String>,
+    pub level: &'static str,
+    pub dtype: &'static str,
+    pub threads: usize,
+    /// GFLOP/s of fused multiply-adds on registers alone, before the figures were taken.
+    pub peak_gflops: f64,
+    /// The same after it.
+    pub peak_gflops_after: f64,
+    pub figures: Vec<Figure>,
+}
+
+const FLOPS: &str = "\
+Flops: two for each term of the products of visible pairs, of which a forward pass has 2, a backward \
+pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3); of linear_attention \
+4 D E + C (D + E) for each token, C the chunk, 2.5 times that backward, and 36 D E + C (8 D + 7 E) in a \
+double backward pass. What is computed twice or masked away is not counted.";
+
+impl Figures {
+    /// Fills in the shares of the peak, of which the higher one is nearer to the truth.
+    pub fn settle(&mut self) {
+        let peak = self.peak_gflops.max(self.peak_gflops_after);
+        self.figures.iter_mut().for_each(|figure| figure.share = figure.gflops / peak);
+    }
+
+    /// What is printed, paragraph by paragraph.
+    pub fn lines(&self) -> Vec<String> {
+        let peak = digits(self.peak_gflops.max(self.peak_gflops_after));
+        let mut lines = vec![
+            format!(
+                "simd/{}, {}, {} thread(s); peak of fused multiply-adds in this run: {peak} GFLOP/s",
+                self.level, self.dtype, self.threads
+            ),
+            self.table(),
+        ];
+        if let Some(Figure { subject, .. }) = self.figures.first() {
+            lines.push(page(&format!(
+                "{} heads ({} of keys), {} batch element(s). Time: the median of the runs, the middle \
+                 half of which lies within ± the spread.",
+                subject.heads, subject.key_heads, subject.batch
+            )));
+        }
+        lines.push(page(FLOPS));
+        for Figure { subject, pass, mode, gigabytes, best, .. } in &self.figures {
+            let what = format!("{} {pass} ({mode}), {}", subject.algorithm, subject.mask);
+            let (length, dim) = (subject.length, subject.dim);
+            if let Some(Bandwidth { states, memory }) = gigabytes {
+                lines.push(page(&format!(
+                    "{what}, {dim}: {} GB/s of the states, read and written; memory of their size: {}",
+                    digits(*states),
+                    digits(*memory)
+                )));
+            }
+            lines.extend(best.as_ref().map(|best| format!("{what}, {length} × {dim}: {best}")));
+        }
+        let times: Vec<Times> = self.figures.iter().map(|figure| figure.times).collect();
+        let signs = busy([self.peak_gflops, self.peak_gflops_after], &times);
+        lines.extend(signs.into_iter().map(|sign| page(&format!("warning: {sign}"))));
+        lines
+    }
+
+    fn table(&self) -> String {
+        let header = [
+            "pass", "mode", "mask", "length", "dim", "time", "spread", "runs", "GFLOP/s", "of peak",
+        ];
+        let mut table = Table::new(header);
+        let mut figures: Vec<&Figure> = self.figures.iter().collect();
+        figures.sort_by_key(|figure| figure.subject.algorithm);
+        for figure in figures {
+            let subject = &figure.subject;
+            table.add_title(subject.algorithm);
+            table.add_row([
+                figure.pass.to_string(),
+                figure.mode.to_string(),
+                subject.mask.clone(),
+                subject.length.to_string(),
+                subject.dim.to_string(),
+                time(figure.times.median_ns as f64 * 1e-9),
+                format!("{:.1} %", 100.0 * figure.times.spread()),
+                figure.times.runs.to_string(),
+                digits(figure.gflops),
+                format!("{:.0} %", 100.0 * figure.share),
+            ]);
+        }
+        table.to_string()
+    }
+}

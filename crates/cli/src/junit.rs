@@ -1,0 +1,70 @@
+//! A run as JUnit XML: what every CI system reads.
+
+use crate::units;
+use etalon_conformance::report::{Record, Report, Verdict};
+use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
+use std::collections::BTreeMap;
+
+/// The report as JUnit XML: a suite for each tier and algorithm, a test for each pass and law, which
+/// stands for all of its cases.
+pub fn junit(report: &Report) -> Result<String, quick_junit::SerializeError> {
+    let mut suites: BTreeMap<String, BTreeMap<(_, &str), Vec<&Record>>> = BTreeMap::new();
+    for record in &report.records {
+        let suite = suites.entry(format!("{} {}", record.tier, record.algorithm)).or_default();
+        suite.entry((record.pass, &record.check)).or_default().push(record);
+    }
+    let mut xml = quick_junit::Report::new("etalon");
+    xml.set_time(report.records.iter().map(|record| record.elapsed).sum());
+    for (name, tests) in suites {
+        let mut suite = TestSuite::new(name.as_str());
+        for ((pass, check), records) in tests {
+            let mut test = TestCase::new(format!("{pass} {check}"), status(&records));
+            test.set_classname(name.as_str());
+            test.set_time(records.iter().map(|record| record.elapsed).sum());
+            test.add_property(("cases", records.len().to_string().as_str()));
+            let margins = records.iter().filter_map(|record| record.margin);
+            if let Some(worst) = margins.max_by(f64::total_cmp) {
+                test.add_property(("margin", units::digits(worst).as_str()));
+            }
+            suite.add_test_case(test);
+        }
+        xml.add_test_suite(suite);
+    }
+    xml.to_string()
+}
+
+/// How the cases of a law ended: a failure where one is, else an error where a case is at fault,
+/// which is the suite's, else a skip where nothing was checked. Its text names the cases.
+fn status(records: &[&Record]) -> TestCaseStatus {
+    let negative: Vec<&&Record> = records.iter().filter(|x| x.verdict.is_negative()).collect();
+    let skipped = |record: &&&Record| matches!(record.verdict, Verdict::Unsupported(_));
+    let vacuous = |record: &&&Record| matches!(record.verdict, Verdict::Vacuous(_));
+    let convention = |record: &&&Record| matches!(record.verdict, Verdict::Convention(_));
+    let Some(first) = negative.iter().find(|x| !vacuous(x)).or(negative.first()) else {
+        return match records.iter().find(skipped) {
+            Some(record) if records.iter().all(|x| skipped(&x)) => {
+                let mut status = TestCaseStatus::skipped();
+                status.set_message(record.verdict.reason().unwrap_or_default());
+                status
+            }
+            _ => TestCaseStatus::success(),
+        };
+    };
+    let kind = match negative.iter().all(vacuous) {
+        true => NonSuccessKind::Error,
+        false => NonSuccessKind::Failure,
+    };
+    let mut status = TestCaseStatus::non_success(kind);
+    let reason = first.verdict.reason().unwrap_or_default();
+    let count = format!("{} of {} cases", negative.len(), records.len());
+    status.set_message(format!("{count}, the first {}: {reason}", first.case));
+    if negative.iter().all(convention) {
+        status.set_type("convention");
+    }
+    let lines = negative.iter().map(|record| {
+        let reason = record.verdict.reason().unwrap_or_default();
+        format!("{} {}: {reason}", record.verdict.name(), record.case)
+    });
+    status.set_description(lines.collect::<Vec<_>>().join("\n"));
+    status
+}

@@ -1,0 +1,93 @@
+//! The command `etalon`: arguments, subcommands, exit status. See `etalon --help`.
+//!
+//! 0: all is well. 1: a verdict is negative. 2: the arguments or the input cannot be used, or the
+//! output cannot be written; one line on stderr says why, and no output file is left behind.
+
+mod advice;
+mod bench;
+mod eval;
+mod explain;
+pub mod junit;
+mod list;
+mod machine;
+pub mod markdown;
+pub mod noise;
+mod options;
+mod outcome;
+mod plans;
+pub mod progress;
+pub mod summary;
+pub mod table;
+pub mod units;
+mod verify;
+mod zoo;
+
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use outcome::{Failure, Outcome, written};
+use std::io::Write;
+use std::process::ExitCode;
+
+/// Measures kernels that train transformers against an exact reference.
+#[derive(Debug, Parser)]
+#[command(name = "etalon", version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Option<Command>,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Checks every tier against every law.
+    Verify(verify::Arguments),
+    /// Evaluates one pass on your own tensors.
+    Eval(eval::Arguments),
+    /// Shows which known bugs the laws find: the kill matrix.
+    Zoo(zoo::Arguments),
+    /// Measures time, GFLOP/s and the share of the peak.
+    Bench(bench::Arguments),
+    /// Lists algorithms, passes, tensors, tiers, profiles and laws.
+    List(list::Arguments),
+    /// Describes a case or a problem, and how the simd tier would compute it.
+    Explain(explain::Arguments),
+}
+
+/// Parses the arguments and runs the command.
+pub fn main() -> ExitCode {
+    let outcome = match Cli::command().try_get_matches() {
+        Ok(matches) => Cli::from_arg_matches(&matches).map_err(Failure::from).and_then(run),
+        Err(error) if error.use_stderr() => Err(Failure::from(error)),
+        Err(help_or_version) => written(help_or_version.print()).map(|()| true),
+    };
+    match outcome {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(Failure(reason)) => {
+            let line = one_line(&reason);
+            // If nobody reads stderr, the exit status still tells.
+            let _ = writeln!(std::io::stderr(), "error: {}", line.trim_start_matches("error: "));
+            ExitCode::from(2)
+        }
+    }
+}
+
+fn run(cli: Cli) -> Outcome {
+    match cli.command {
+        Some(Command::Verify(arguments)) => verify::run(&arguments),
+        Some(Command::Eval(arguments)) => eval::run(&arguments),
+        Some(Command::Zoo(arguments)) => zoo::run(&arguments),
+        Some(Command::Bench(arguments)) => bench::run(&arguments),
+        Some(Command::List(arguments)) => list::run(&arguments),
+        Some(Command::Explain(arguments)) => explain::run(&arguments),
+        None => written(Cli::command().print_help()).map(|()| true),
+    }
+}
+
+/// What is wrong, without usage, on one line; a tip of clap's stands behind a semicolon.
+fn one_line(text: &str) -> String {
+    let lines = text
+        .lines()
+        .map(str::trim)
+        .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
+        .filter(|line| !line.is_empty());
+    lines.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ")
+}

@@ -1,0 +1,66 @@
+//! Times of a pass, and whether the machine did something else beside.
+
+use crate::units::digits;
+use serde::Serialize;
+
+/// The times of the runs of a pass, in ns.
+#[derive(Debug, Clone, Copy, Serialize)]
+#[allow(missing_docs)] // the names say it
+pub struct Times {
+    pub runs: usize,
+    pub min_ns: u64,
+    pub lower_quartile_ns: u64,
+    pub median_ns: u64,
+    pub upper_quartile_ns: u64,
+    pub max_ns: u64,
+}
+
+impl Times {
+    /// The order statistics of some times; of none, zeros.
+    pub fn new(mut times: Vec<u64>) -> Self {
+        times.sort_unstable();
+        let at = |place: usize| times.get(place).copied().unwrap_or(0);
+        let (runs, last) = (times.len(), times.len().saturating_sub(1));
+        Times {
+            runs,
+            min_ns: at(0),
+            lower_quartile_ns: at(last / 4),
+            median_ns: at(runs / 2),
+            upper_quartile_ns: at(last - last / 4),
+            max_ns: at(last),
+        }
+    }
+
+    /// How far the middle half of the runs reaches to either side, divided by the median.
+    pub fn spread(&self) -> f64 {
+        let half = self.upper_quartile_ns.saturating_sub(self.lower_quartile_ns) as f64 / 2.0;
+        half / self.median_ns.max(1) as f64
+    }
+}
+
+/// What varies by more, as a share, varies because the machine does something else beside.
+const BUSY: f64 = 0.05;
+
+/// Signs that the machine was busy: its peak in GFLOP/s was another one after the runs than before
+/// them, or their times spread.
+pub fn busy([before, after]: [f64; 2], times: &[Times]) -> Vec<String> {
+    let mut signs = Vec::new();
+    let limit = 100.0 * BUSY;
+    if (before - after).abs() > BUSY * before.max(after) {
+        signs.push(format!(
+            "the machine is busy: its peak was {} GFLOP/s before the runs and {} after them, more \
+             than {limit} % apart",
+            digits(before),
+            digits(after)
+        ));
+    }
+    let wide = times.iter().filter(|times| times.spread() > BUSY).count();
+    if wide > 0 {
+        signs.push(format!(
+            "{wide} of {} times spread by more than ± {limit} %: the machine is busy, or --seconds \
+             is too short",
+            times.len()
+        ));
+    }
+    signs
+}

@@ -1,0 +1,166 @@
+//! Arguments that several subcommands share.
+
+use crate::advice::did_you_mean;
+use crate::outcome::Failure;
+use crate::progress::Progress;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
+use etalon_conformance::profile::Profile;
+use etalon_conformance::tier::Tier;
+use etalon_conformance::tiers;
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass};
+use etalon_simd::{Level, Mode};
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::time::Duration;
+
+/// A blocking, written `QUERIESxKEYS`.
+pub fn blocking(text: &str) -> Result<Blocking, Error> {
+    let wrong = || Error::value("blocking", "QUERIESxKEYS, as in 96x128", text);
+    let (queries, keys) = text.split_once('x').ok_or_else(wrong)?;
+    let size = |text: &str| text.parse::<usize>().map_err(|_| wrong());
+    let blocking = Blocking::new(size(queries)?, size(keys)?);
+    blocking.check()?;
+    Ok(blocking)
+}
+
+/// A seed, decimal or hexadecimal with 0x.
+pub fn seed(text: &str) -> Result<u64, Error> {
+    let parsed = match text.strip_prefix("0x") {
+        Some(digits) => u64::from_str_radix(digits, 16),
+        None => text.parse(),
+    };
+    parsed.map_err(|_| Error::value("seed", "a number below 2⁶⁴, decimal or 0x…", text))
+}
+
+/// The option for the number of threads.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub struct Threads {
+    /// Threads; as many as there are cores if absent.
+    #[arg(long)]
+    threads: Option<usize>,
+}
+
+impl Threads {
+    /// A pool of so many threads.
+    pub fn pool(self) -> Result<ThreadPool, Failure> {
+        if self.threads == Some(0) {
+            return Err(Error::value("threads", "at least 1", 0).into());
+        }
+        Ok(ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?)
+    }
+}
+
+/// The options of a run that judges.
+#[derive(Debug, clap::Args)]
+pub struct Run {
+    /// Algorithms; all if absent.
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = algorithm())]
+    algorithm: Vec<Algorithm>,
+    /// The seed of the inputs, decimal or 0x….
+    #[arg(long, default_value = "0", value_parser = seed)]
+    pub seed: u64,
+    #[command(flatten)]
+    threads: Threads,
+    /// Seconds between lines of progress on stderr, where it is no terminal.
+    #[arg(long, value_name = "S", default_value_t = 10)]
+    progress: u64,
+}
+
+impl Run {
+    /// The algorithms that were asked for.
+    pub fn algorithms(&self) -> Vec<Algorithm> {
+        let wanted = |of: &Algorithm| self.algorithm.is_empty() || self.algorithm.contains(of);
+        Algorithm::ALL.into_iter().filter(wanted).collect()
+    }
+
+    /// Does work that tells of its progress.
+    pub fn watch<R: Send>(
+        &self,
+        work: impl FnOnce(&(dyn Fn(usize, usize, &str) + Sync)) -> R + Send,
+    ) -> Result<R, Failure> {
+        let pool = self.threads.pool()?;
+        let progress = Progress::new(Duration::from_secs(self.progress));
+        let result = pool.install(|| work(&|done, all, what| progress.tell(done, all, what)));
+        progress.finish();
+        Ok(result)
+    }
+}
+
+/// One of these values by its name: clap lists the names and suggests the nearest.
+pub fn one_of<T: Copy + Send + Sync + 'static>(
+    values: impl IntoIterator<Item = (&'static str, T)>,
+) -> impl TypedValueParser<Value = T> {
+    let values: Vec<_> = values.into_iter().collect();
+    PossibleValuesParser::new(values.iter().map(|(name, _)| *name)).try_map(move |name| {
+        let found = values.iter().find(|(known, _)| *known == name);
+        found.map(|(_, value)| *value).ok_or("unknown name")
+    })
+}
+
+/// An algorithm, by name.
+pub fn algorithm() -> impl TypedValueParser<Value = Algorithm> {
+    one_of(Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm)))
+}
+
+/// A pass, by name.
+pub fn pass() -> impl TypedValueParser<Value = Pass> {
+    one_of(Pass::ALL.map(|pass| (pass.name(), pass)))
+}
+
+/// A profile, by name.
+pub fn profile() -> impl TypedValueParser<Value = Profile> {
+    one_of(Profile::ALL.map(|profile| (profile.name, profile)))
+}
+
+/// A storage type of the simd tier, by name.
+pub fn simd_dtype() -> impl TypedValueParser<Value = Dtype> {
+    one_of([Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (dtype.name(), dtype)))
+}
+
+/// A level that this machine has, by name.
+pub fn level() -> impl TypedValueParser<Value = Level> {
+    one_of(Level::available().iter().map(|&level| (level.name(), level)))
+}
+
+/// The modes of a backward pass, by name.
+pub const MODES: [(&str, Mode); 4] = [
+    ("auto", Mode::Auto),
+    ("separate", Mode::Separate),
+    ("fused", Mode::FusedPartials),
+    ("gradient", Mode::ForwardGradient),
+];
+
+/// The name of a mode.
+pub fn mode_name(mode: Mode) -> &'static str {
+    MODES.into_iter().find(|(_, known)| *known == mode).map_or("", |(name, _)| name)
+}
+
+/// The tier of that name: `reference`, `simd` (its best level), `simd/LEVEL`, `cuda`.
+pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {
+    if name == "reference" {
+        return Ok(Box::new(tiers::Reference));
+    }
+    let (present, absent) = tiers::present();
+    // The levels of a tier stand in ascending order: the last one is the best.
+    let found = present.into_iter().rev().find(|tier| is_named(&tier.name(), name));
+    if let Some(tier) = found {
+        return Ok(tier);
+    }
+    if let Some(absent) = absent.iter().find(|absent| is_named(&absent.tier, name)) {
+        return Err(Error::Unsupported {
+            what: format!("tier {}", absent.tier),
+            reason: absent.reason.clone(),
+        }
+        .into());
+    }
+    let (present, _) = tiers::present();
+    let names: Vec<String> = present.iter().map(|tier| tier.name()).collect();
+    let expected = format!("one of reference, {}", names.join(", "));
+    let error = Error::value("tier", expected, name);
+    let known = ["reference", "simd", "cuda"].into_iter().chain(names.iter().map(String::as_str));
+    Err(Failure(format!("{error}{}", did_you_mean(name, known))))
+}
+
+/// Whether a tier is the one of this name, or a level of it.
+pub fn is_named(tier: &str, name: &str) -> bool {
+    tier == name || tier.strip_prefix(name).is_some_and(|level| level.starts_with('/'))
+}

@@ -1,0 +1,102 @@
+//! A run in tables and lines, for a terminal and for Markdown.
+
+use crate::units::digits;
+use etalon_conformance::report::{Record, Report, Verdict};
+use etalon_problem::{Algorithm, Dtype, Pass};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Display;
+
+/// What a cell of the table shows.
+pub const CELL: &str = "A cell: the worst margin, error ÷ proven bound (the number of checks).";
+
+type Place<'a> = (Algorithm, Pass, &'a str);
+
+/// The table of a run: one row for each algorithm, pass and tier, one column for each storage
+/// type, and the header before them.
+pub fn rows(report: &Report) -> Vec<Vec<String>> {
+    let mut groups: BTreeMap<Place<'_>, BTreeMap<Dtype, Vec<&Record>>> = BTreeMap::new();
+    let made = |record: &&Record| !matches!(record.verdict, Verdict::Unsupported(_));
+    for record in report.records.iter().filter(made) {
+        let row = groups.entry((record.algorithm, record.pass, &record.tier)).or_default();
+        row.entry(record.dtype).or_default().push(record);
+    }
+    let dtypes: BTreeSet<Dtype> = groups.values().flat_map(BTreeMap::keys).copied().collect();
+    let header = ["algorithm", "pass", "tier"].into_iter().map(String::from);
+    let mut rows = vec![header.chain(dtypes.iter().map(Dtype::to_string)).collect()];
+    for ((algorithm, pass, tier), row) in groups {
+        let names = [algorithm.to_string(), pass.to_string(), tier.to_string()].into_iter();
+        let cells = dtypes.iter().map(|dtype| row.get(dtype).map_or("–".into(), |x| cell(x)));
+        rows.push(names.chain(cells).collect());
+    }
+    rows
+}
+
+/// In a few characters: the worst margin and the number of checks, or what is wrong.
+fn cell(records: &[&Record]) -> String {
+    let checks = records.len();
+    let count = |name| records.iter().filter(|record| record.verdict.name() == name).count();
+    let margin = records.iter().filter_map(|record| record.margin).max_by(f64::total_cmp);
+    match (count("fail"), count("convention"), count("vacuous")) {
+        (0, 0, 0) => format!("{} ({checks})", margin.map_or("–".to_string(), digits)),
+        (0, 0, vacuous) => format!("{vacuous} of {checks} VACUOUS"),
+        (0, conventions, _) => format!("{conventions} of {checks} ANOTHER CONVENTION"),
+        (failed, ..) => format!("{failed} of {checks} FAIL"),
+    }
+}
+
+/// What was not checked, and why: a line for each reason.
+pub fn not_checked(report: &Report) -> Vec<String> {
+    let mut reasons: BTreeMap<&str, BTreeSet<Place<'_>>> = BTreeMap::new();
+    for record in &report.records {
+        if let Verdict::Unsupported(reason) = &record.verdict {
+            let place = (record.algorithm, record.pass, record.tier.as_str());
+            reasons.entry(reason).or_default().insert(place);
+        }
+    }
+    reasons.into_iter().map(|(reason, places)| format!("{}: {reason}", words(places))).collect()
+}
+
+/// Places in a few words: algorithms with the same passes and tiers together, and no passes where an
+/// algorithm has no others.
+fn words(places: BTreeSet<Place<'_>>) -> String {
+    let mut tiers: BTreeMap<(Algorithm, Pass), BTreeSet<&str>> = BTreeMap::new();
+    places.into_iter().for_each(|(algorithm, pass, tier)| {
+        tiers.entry((algorithm, pass)).or_default().insert(tier);
+    });
+    let mut parts = Vec::new();
+    for (tiers, pairs) in by_value(tiers) {
+        let mut passes: BTreeMap<Algorithm, BTreeSet<Pass>> = BTreeMap::new();
+        pairs.into_iter().for_each(|(algorithm, pass)| {
+            passes.entry(algorithm).or_default().insert(pass);
+        });
+        let names = by_value(passes).into_iter().map(|(passes, algorithms)| {
+            let all = algorithms.iter().all(|algorithm| algorithm.passes().len() == passes.len());
+            let passes = if all { String::new() } else { join(&passes) + " of " };
+            passes + &join(&algorithms)
+        });
+        parts.push(format!("{} ({})", names.collect::<Vec<_>>().join("; "), join(&tiers)));
+    }
+    parts.join("; ")
+}
+
+/// The keys that have the same value, by value.
+fn by_value<K: Ord, V: Ord>(map: BTreeMap<K, V>) -> BTreeMap<V, BTreeSet<K>> {
+    let mut values: BTreeMap<V, BTreeSet<K>> = BTreeMap::new();
+    for (key, value) in map {
+        values.entry(value).or_default().insert(key);
+    }
+    values
+}
+
+fn join(names: &BTreeSet<impl Display>) -> String {
+    names.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+/// The run in one line.
+pub fn headline(report: &Report) -> String {
+    let verdict = if report.passed() { "PASSED" } else { "FAILED" };
+    let (checks, negative) = (report.checks(), report.negative().count());
+    let lacking = report.records.len() - checks;
+    let seed = report.about.seed;
+    format!("{verdict}: {checks} checks, {negative} negative, {lacking} not offered, seed {seed}")
+}

@@ -1,0 +1,149 @@
+//! `etalon verify`: every law on every tier present.
+
+use crate::junit::junit;
+use crate::machine::{COMMIT, cpu};
+use crate::markdown::markdown;
+use crate::options;
+use crate::outcome::{Failure, Outcome, say};
+use crate::summary::{self, CELL};
+use crate::table::Table;
+use crate::units;
+use chrono::{SecondsFormat, Utc};
+use etalon_conformance::cases::Depth;
+use etalon_conformance::report::{About, Absent, Report, json};
+use etalon_conformance::suite::{self, SuiteOptions};
+use etalon_conformance::tier::Tier;
+use etalon_conformance::tiers;
+use etalon_conformance::vectors::Draft;
+use etalon_problem::Error;
+use std::path::PathBuf;
+use std::str::FromStr;
+use std::time::Instant;
+
+/// As many negative verdicts are printed; reports hold all of them.
+const SHOWN: usize = 20;
+
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// Tiers to check: simd, simd/LEVEL, cuda, reference; all that this machine has if absent.
+    #[arg(long, value_name = "T,…", value_delimiter = ',')]
+    tier: Vec<String>,
+    /// The level of the simd tier: portable, avx2, avx512, or all that this machine has.
+    #[arg(long, value_name = "L", default_value = "all")]
+    level: String,
+    /// The number of cases: core takes under a minute on two cores, soak about an hour.
+    #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL.map(|x| (x.name(), x))))]
+    depth: Depth,
+    #[command(flatten)]
+    run: options::Run,
+    /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
+    #[arg(long, value_name = "KIND=PATH")]
+    report: Vec<ReportFile>,
+}
+
+/// A report that was asked for.
+#[derive(Debug, Clone)]
+struct ReportFile {
+    write: fn(&Report) -> Result<String, Failure>,
+    path: PathBuf,
+}
+
+impl FromStr for ReportFile {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let wrong = || Error::value("report", "junit=PATH, json=PATH or md=PATH", text);
+        let (form, path) = text.split_once('=').ok_or_else(wrong)?;
+        let write: fn(&Report) -> Result<String, Failure> = match form {
+            "junit" => |report| Ok(junit(report)?),
+            "json" => |report| Ok(json(report)?),
+            "md" => |report| Ok(markdown(report)),
+            _ => return Err(wrong()),
+        };
+        Ok(ReportFile { write, path: PathBuf::from(path) })
+    }
+}
+
+pub fn run(arguments: &Arguments) -> Outcome {
+    let (start, date) = (Instant::now(), Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true));
+    let (tiers, absent) = choose(arguments)?;
+    // A path that cannot be written to shows now, not after the run.
+    let drafts = arguments.report.iter().map(|file| Ok((file.write, Draft::new(&file.path)?)));
+    let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
+    let mut options = SuiteOptions::own(tiers.iter().map(AsRef::as_ref).collect());
+    options.depth = arguments.depth;
+    options.seed = arguments.run.seed;
+    options.algorithms = arguments.run.algorithms();
+    let mut report = arguments.run.watch(|progress| suite::run(&options, progress))?;
+    report.absent.extend(absent);
+    report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
+    for (write, draft) in drafts {
+        draft.finish(write(&report)?.as_bytes())?;
+    }
+    print(&report)?;
+    let seconds = start.elapsed().as_secs_f64();
+    say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
+    Ok(report.passed())
+}
+
+/// Tiers that are to be judged, and those that are not there.
+type Choice = (Vec<Box<dyn Tier>>, Vec<Absent>);
+
+fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
+    let (mut present, mut absent) = tiers::present();
+    let wanted = |name: &str| {
+        arguments.tier.is_empty() || arguments.tier.iter().any(|tier| options::is_named(name, tier))
+    };
+    for name in &arguments.tier {
+        options::tier(name)?; // an unknown or absent tier that was asked for is an error
+        if name == "reference" {
+            present.push(Box::new(tiers::Reference));
+        }
+    }
+    if arguments.level != "all" {
+        let level = format!("simd/{}", arguments.level);
+        options::tier(&level)?;
+        let other = |name: &str| options::is_named(name, "simd") && name != level;
+        present.retain(|tier| !other(&tier.name()));
+        absent.retain(|absent| !other(&absent.tier));
+    }
+    present.retain(|tier| wanted(&tier.name()));
+    absent.retain(|absent| wanted(&absent.tier));
+    if present.is_empty() {
+        return Err(Failure(
+            "no tier is left to judge: --tier and --level exclude all".to_string(),
+        ));
+    }
+    Ok((present, absent))
+}
+
+fn print(report: &Report) -> Result<(), Failure> {
+    say(&table(report))?;
+    say(CELL)?;
+    let negative: Vec<_> = report.negative().collect();
+    for record in negative.iter().take(SHOWN) {
+        let reason = record.verdict.reason().unwrap_or_default();
+        say(&format!("\n{} {} {}: {reason}", record.tier, record.check, record.case))?;
+    }
+    if negative.len() > SHOWN {
+        say(&format!("\n… and {} more; a report holds them all", negative.len() - SHOWN))?;
+    }
+    for line in summary::not_checked(report) {
+        say(&format!("not checked: {line}"))?;
+    }
+    for absent in &report.absent {
+        say(&format!("absent: {}: {}", absent.tier, absent.reason))?;
+    }
+    Ok(())
+}
+
+/// The table of a run, with the algorithms as titles.
+fn table(report: &Report) -> String {
+    let mut rows = summary::rows(report).into_iter();
+    let mut table = Table::new(rows.next().into_iter().flatten().skip(1));
+    for row in rows {
+        table.add_title(&row[0]);
+        table.add_row(row.into_iter().skip(1));
+    }
+    table.to_string()
+}
