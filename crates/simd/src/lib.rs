@@ -49,11 +49,13 @@ mod products;
 mod scores;
 mod tile;
 mod waves;
+mod workspace;
 
 pub use element::Element;
 pub use level::Level;
 pub use options::{Mode, Options};
 pub use plan::{Buffer, Plan};
+pub use workspace::Workspace;
 
 /// The example of the README is a test.
 #[cfg(doctest)]
