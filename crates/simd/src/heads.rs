@@ -1,36 +1,24 @@
 //! How a problem is cut into tiles and heads.
 
-use crate::element::Matrix;
+use crate::element::Tensor;
 use crate::mask::Sight;
-use crate::tile::{MAX_KEYS, block};
+use crate::tile::MAX_KEYS;
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Cover, Error, Scores, Sequence};
 use ndarray::{
-    ArrayView2, ArrayView4, ArrayViewMut, ArrayViewMut2, ArrayViewMut4, Axis, Dimension,
+    ArrayView2, ArrayView4, ArrayViewMut, ArrayViewMut2, ArrayViewMut4, Axis, Dimension, Ix2,
     RemoveAxis, s,
 };
 use std::ops::Range;
 
+pub use crate::tiles::{Place, all_queries, check_counts, key_rows, places, query_rows};
+
 /// The most queries in a tile: more would only push its scores out of the cache.
 const MAX_QUERIES: usize = 1024;
-
-/// The most batch elements, and the most heads: lists are made of them even where every tensor is
-/// empty.
-const MOST: usize = 1 << 24;
 
 /// Fails if there are more batch elements or heads than lists are made of.
 pub fn check_lists(scores: &Scores) -> Result<(), Error> {
     check_counts(scores.extents.batch, scores.extents.query_heads)
-}
-
-/// The same of their numbers.
-pub fn check_counts(batch: usize, query_heads: usize) -> Result<(), Error> {
-    for (name, extent) in [("batch", batch), ("query_heads", query_heads)] {
-        if extent > MOST {
-            return Err(Error::value(name, format!("at most {MOST} in the simd tier"), extent));
-        }
-    }
-    Ok(())
 }
 
 /// The blocking that was measured to be best, or within 3 % of it, for the forward pass and for the
@@ -56,7 +44,7 @@ impl Cut {
     pub fn new(scores: &Scores, options: &Options) -> Result<Cut, Error> {
         let blocking = options.blocking.unwrap_or(DEFAULT);
         blocking.check()?;
-        let (rows, cols) = block(options.level);
+        let (rows, cols) = options.level.block();
         let e = &scores.extents;
         let queries = blocking.queries.min(MAX_QUERIES).min(e.queries.max(1));
         let keys = blocking.keys.min(MAX_KEYS).min(e.keys.max(1));
@@ -78,11 +66,7 @@ impl Cut {
         range: Range<usize>,
         size: usize,
     ) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator {
-        let tiles = range.len().div_ceil(size);
-        (0..tiles).map(move |t| {
-            let start = range.start + t * size;
-            start..range.end.min(start + size)
-        })
+        crate::tiles::tiles(range, size)
     }
 }
 
@@ -96,7 +80,7 @@ pub struct Rule<'a> {
     /// The mask.
     pub sight: &'a Sight<'a>,
     /// The bias of this sequence and head, `[n, m]`.
-    pub bias: Option<Matrix<'a>>,
+    pub bias: Option<Tensor<'a, Ix2>>,
     /// The sequence.
     pub sequence: &'a Sequence,
     /// The query head.
@@ -138,10 +122,10 @@ pub fn pairs_of<'a, T: Element>(
     bias: &ArrayView4<'a, T>,
     sequence: &Sequence,
     head: usize,
-) -> Matrix<'a> {
+) -> Tensor<'a, Ix2> {
     let pick = |axis: usize, index: usize| if bias.len_of(Axis(axis)) == 1 { 0 } else { index };
     let (batch, head) = (pick(0, sequence.batch), pick(1, head));
-    T::matrix((*bias).slice_move(s![batch, head, query_rows(sequence), key_rows(sequence)]))
+    (*bias).slice_move(s![batch, head, query_rows(sequence), key_rows(sequence)]).into()
 }
 
 /// The rows of one sequence and head of an operand.
@@ -164,21 +148,6 @@ pub fn clear<A: Clone, D: Dimension>(
     if covered < result.len_of(Axis(0)) * result.len_of(Axis(2)) {
         result.fill(nothing);
     }
-}
-
-/// The queries of all sequences.
-pub fn all_queries(sequences: &[Sequence]) -> usize {
-    sequences.iter().map(|sequence| sequence.queries).sum()
-}
-
-/// The keys of a sequence in the rows of the arrays.
-pub fn key_rows(sequence: &Sequence) -> Range<usize> {
-    sequence.key_start..sequence.key_start + sequence.keys
-}
-
-/// The queries of a sequence in the rows of the arrays.
-pub fn query_rows(sequence: &Sequence) -> Range<usize> {
-    sequence.query_start..sequence.query_start + sequence.queries
 }
 
 /// Cuts a view along its first axis into the given spans, which ascend and do not overlap.
@@ -207,17 +176,6 @@ pub fn outer<A, D: RemoveAxis>(
     cut_rows(view, &spans).into_iter().map(|row| row.index_axis_move(Axis(0), 0)).collect()
 }
 
-/// A tile of queries: of which sequence and head, and which rows within the sequence.
-#[derive(Debug, Clone)]
-pub struct Place {
-    /// The number of the sequence.
-    pub number: usize,
-    /// The query head.
-    pub head: usize,
-    /// The rows.
-    pub rows: Range<usize>,
-}
-
 impl Place {
     /// The number of its sequence and key head together.
     pub fn slot(&self, scores: &Scores) -> usize {
@@ -227,25 +185,6 @@ impl Place {
 
 /// A part of a result within one batch element and head.
 pub type Piece<'o, A, D> = ArrayViewMut<'o, A, <<D as Dimension>::Smaller as Dimension>::Smaller>;
-
-/// The tiles of the queries of all sequences and `heads` heads, `size` rows in each of a sequence.
-pub fn places(
-    sequences: &[Sequence],
-    heads: usize,
-    size: impl Fn(&Sequence) -> usize,
-) -> Vec<Place> {
-    let (mut places, mut first) = (Vec::new(), 0);
-    for here in sequences.chunk_by(|a, b| a.batch == b.batch) {
-        for head in 0..heads {
-            for (number, sequence) in here.iter().enumerate() {
-                let tiles = Cut::tiles(0..sequence.queries, size(sequence));
-                places.extend(tiles.map(|rows| Place { number: first + number, head, rows }));
-            }
-        }
-        first += here.len();
-    }
-    places
-}
 
 /// The rows of a result `[batch, query heads, queries, …]` in the tiles of [`places`], in their
 /// order. Rows of no sequence are in no tile.

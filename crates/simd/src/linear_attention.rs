@@ -23,7 +23,7 @@ pub use forward::{forward, forward_into};
 pub use plan::{SharedMemory, plan, shared_memory};
 pub use step::{step, step_into};
 
-use crate::tile::{MAX_KEYS, block};
+use crate::tile::MAX_KEYS;
 use crate::{Element, Options};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass, Sequence, check_operands};
 use gates::{Gates, Logs};
@@ -426,7 +426,7 @@ impl Cut {
     fn new(problem: &LinearAttention, options: &Options) -> Result<Self, Error> {
         let blocking = options.blocking.unwrap_or(DEFAULT);
         blocking.check()?;
-        let (rows, cols) = block(options.level);
+        let (rows, cols) = options.level.block();
         let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
         let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);

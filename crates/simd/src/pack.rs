@@ -8,10 +8,12 @@
 use crate::Element;
 use crate::aligned::Aligned;
 use etalon_problem::Error;
-use ndarray::{ArrayView1, ArrayView2, s};
+use ndarray::{ArrayView2, s};
 use rayon::prelude::*;
 use std::ops::Range;
 use wide::f32x4;
+
+pub use crate::element::read_row;
 
 /// Elements that one job packs, at least: enough that handing it out costs nothing beside.
 pub const JOB: usize = 1 << 15;
@@ -129,14 +131,6 @@ impl<T: Element> Source<'_, T> {
         }
         let mut row = row();
         Some((0..len).map(|i| bad(&mut row, i)).collect())
-    }
-}
-
-/// A row in f32.
-pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
-    match source.as_slice() {
-        Some(source) => T::read(source, row),
-        None => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
     }
 }
 

@@ -1,9 +1,10 @@
 //! Tasks over rayon's current pool.
 
-use bytemuck::{Zeroable, allocation::try_zeroed_vec};
 use etalon_problem::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
+
+pub use crate::memory::{reserve, zeroed};
 
 /// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
 /// first. Each thread keeps one scratch, of those that are `idle` or a new one. Which thread runs a
@@ -56,22 +57,6 @@ pub fn for_each_on<T: Send, S: Send>(
         Some(error) if next.load(Ordering::Relaxed) < tasks.len() => Err(error),
         _ => Ok(()),
     }
-}
-
-/// Zeros, or the error that there is no memory for them.
-pub fn zeroed<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>, Error> {
-    let bytes = len.saturating_mul(size_of::<T>());
-    try_zeroed_vec(len).map_err(|()| Error::Memory { what: what.to_string(), bytes })
-}
-
-/// An empty vector with room for `len` elements, or the error that there is no memory for it.
-pub fn reserve<T>(len: usize, what: &str) -> Result<Vec<T>, Error> {
-    let mut vector = Vec::new();
-    vector.try_reserve_exact(len).map_err(|_| Error::Memory {
-        what: what.to_string(),
-        bytes: len.saturating_mul(size_of::<T>()),
-    })?;
-    Ok(vector)
 }
 
 #[cfg(test)]

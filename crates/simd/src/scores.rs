@@ -7,8 +7,7 @@ use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::Cover;
 use std::ops::Range;
 
-/// The most rows of a register block, over all instruction sets.
-pub const MAX_ROWS: usize = 16;
+pub use crate::tile::MAX_ROWS;
 
 /// Which columns of a block were computed, and how.
 #[derive(Debug, Clone)]

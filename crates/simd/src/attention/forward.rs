@@ -15,9 +15,9 @@
 //!
 //! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
 
-use super::sweeps::write_row;
 use super::{Inputs, Output, OutputMut};
 use crate::aligned::Aligned;
+use crate::element::write_row;
 use crate::exp::exp_difference;
 use crate::heads::{
     Cut, Place, Rule, all_queries, clear, places, query_rows, query_tiles, rows_of,
@@ -27,20 +27,19 @@ use crate::level::compiled_here;
 use crate::mask::Sight;
 use crate::pack::{ONE_JOB, Packed, Source, touches};
 use crate::packs::{Keys, Operand, Packing};
-use crate::parallel::{for_each, zeroed};
+use crate::parallel::for_each;
 use crate::plan::Plan;
 use crate::products::{Along, Sum};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use crate::waves::Waves;
 use crate::{Element, Options};
-use bytemuck::Zeroable;
 use etalon_problem::{Attention, Cover, Error, Scores, Sequence};
-use ndarray::{
-    Array, ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4,
-};
+use ndarray::{ArrayView1, ArrayView4, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4};
 use std::ops::Range;
 use std::sync::Mutex;
+
+pub(crate) use crate::memory::zeros;
 
 /// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
 /// weight exceeds 2⁸ and nothing can overflow, while on most tiles nothing has to be rescaled.
@@ -79,17 +78,6 @@ pub fn forward_into<T: Element>(
         values: Values::V(&inputs.v),
     }
     .run(Some(out.o), out.lse, options)
-}
-
-/// An array of zeros, or the error that there is no memory for it.
-pub(crate) fn zeros<A: Zeroable, D: ndarray::Dimension>(
-    shape: impl ndarray::ShapeBuilder<Dim = D>,
-    what: &str,
-) -> Result<Array<A, D>, Error> {
-    let shape = shape.into_shape_with_order();
-    let data = zeroed(shape.size(), what)?;
-    let error = |error: ndarray::ShapeError| Error::value(what, "an addressable array", error);
-    Array::from_shape_vec(shape, data).map_err(error)
 }
 
 /// What the weights multiply.

@@ -14,12 +14,14 @@ use crate::parallel::for_each;
 use crate::tile::{MAX_KEYS, STRIDE};
 use crate::{Element, Options};
 use etalon_problem::{Error, Scores, Sequence, Sequences};
-use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut4, Axis, s};
+use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, s};
 use std::cmp::Reverse;
 use std::collections::VecDeque;
 use std::ops::Range;
 use std::sync::Mutex;
 use std::vec;
+
+pub(crate) use crate::element::write_row;
 
 /// Where the gradients are written, wave by wave.
 pub(super) struct Tiles<'o, T> {
@@ -447,13 +449,5 @@ pub(super) fn write<T: Element>(
 ) {
     for (out, sum) in out.outer_iter_mut().zip(sum.chunks(stride.max(1))) {
         write_row(out, sum, factor);
-    }
-}
-
-/// `out` = factor · the first elements of `sum`.
-pub(crate) fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, sum: &[f32], factor: f32) {
-    match out.as_slice_mut() {
-        Some(out) => out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
-        None => out.iter_mut().zip(sum).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
     }
 }

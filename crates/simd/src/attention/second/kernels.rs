@@ -22,7 +22,7 @@
 
 use crate::aligned::Aligned;
 use crate::attention::gradient::{blind, clear, select};
-use crate::element::Matrix;
+use crate::element::Tensor;
 use crate::exp::exp_difference;
 use crate::heads::{Cut, Rule};
 use crate::lanes::{Isa, Lanes};
@@ -31,6 +31,7 @@ use crate::packs::{Both, Keys, Queries};
 use crate::scores::{Block, Factors, MAX_ROWS, Strip, score_block, slope};
 use crate::tile::{MAX_KEYS, STRIDE, Tile};
 use etalon_problem::{Cover, Error};
+use ndarray::Ix2;
 use std::ops::Range;
 
 /// One query head of a sequence with its key head.
@@ -39,7 +40,7 @@ pub struct Pair<'a> {
     /// Which pairs count.
     pub rule: Rule<'a>,
     /// ddbias of this sequence and head, `[n, m]`.
-    pub ddbias: Option<Matrix<'a>>,
+    pub ddbias: Option<Tensor<'a, Ix2>>,
     /// The queries.
     pub queries: &'a Queries,
     /// The keys and values.
