@@ -10,7 +10,7 @@ use crate::aligned::Aligned;
 use etalon_problem::Error;
 use ndarray::{ArrayView2, s};
 use rayon::prelude::*;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use wide::f32x4;
 
 pub use crate::element::read_row;
@@ -21,11 +21,11 @@ pub const JOB: usize = 1 << 15;
 /// All by the thread that asks: a task that waited for jobs might be made to begin another.
 pub const ONE_JOB: usize = usize::MAX;
 
-/// A packed matrix.
+/// A packed matrix, in memory `M`.
 #[derive(Debug, Default)]
-pub struct Packed {
+pub struct Packed<M = Aligned> {
     /// The panels.
-    pub panels: Aligned,
+    pub panels: M,
     /// Elements of one panel.
     pub panel: usize,
 }
@@ -35,7 +35,9 @@ impl Packed {
     pub fn room(len: usize) -> Result<Self, Error> {
         Ok(Packed { panels: Aligned::zeros(len, "packed operands")?, panel: 0 })
     }
+}
 
+impl<M: Deref<Target = [f32]>> Packed<M> {
     /// The panels from number `first` on.
     #[inline(always)]
     pub fn from(&self, first: usize) -> &[f32] {
