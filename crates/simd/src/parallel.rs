@@ -15,19 +15,8 @@ pub fn for_each<T: Send, S: Send>(
     scratch: impl Fn() -> Result<S, Error> + Sync,
     body: impl Fn(T, &mut S) + Sync,
 ) -> Result<(), Error> {
-    for_each_on(rayon::current_num_threads(), idle, tasks, scratch, body)
-}
-
-/// As [`for_each`], on no more than so many threads.
-pub fn for_each_on<T: Send, S: Send>(
-    threads: usize,
-    idle: &Mutex<Vec<S>>,
-    tasks: Vec<T>,
-    scratch: impl Fn() -> Result<S, Error> + Sync,
-    body: impl Fn(T, &mut S) + Sync,
-) -> Result<(), Error> {
     let take = || idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let threads = threads.min(tasks.len());
+    let threads = rayon::current_num_threads().min(tasks.len());
     let tasks: Vec<Mutex<Option<T>>> =
         tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
     let next = AtomicUsize::new(0);

@@ -1,19 +1,17 @@
 //! Decays between two places of a chunk, (R20).
 
-use super::Cut;
-use crate::aligned::Aligned;
+use super::cut::Cut;
 use crate::exp::exp2;
-use crate::heads::key_rows;
-use crate::lanes::{Isa, Lanes};
+use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::{STRIDE, Tile};
-use etalon_problem::Error;
-use etalon_problem::Sequence;
-use ndarray::{ArrayView1, ArrayView3, s};
+use crate::workspace::Parts;
+use etalon_problem::{Error, TokenSequence};
+use ndarray::{ArrayView, ArrayView1, ArrayView3, Dimension, s};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
-/// The log-decays of a problem, or how they move, as it has them.
-#[derive(Debug, Clone)]
+/// The log-decays of a problem, or their tangents.
+#[derive(Debug, Clone, Copy, Default)]
 pub struct Logs<'a> {
     /// One per key head, `[Hk]`.
     pub by_head: Option<ArrayView1<'a, f32>>,
@@ -21,17 +19,52 @@ pub struct Logs<'a> {
     pub by_token: Option<ArrayView3<'a, f32>>,
 }
 
+/// A view of a tensor that may be absent.
+pub fn view<'s, T, D: Dimension>(
+    tensor: &'s Option<ArrayView<'_, T, D>>,
+) -> Option<ArrayView<'s, T, D>> {
+    tensor.as_ref().map(|tensor| tensor.view())
+}
+
 impl<'a> Logs<'a> {
+    /// Those of a problem, which has at most one of the two.
+    pub fn new(
+        by_head: &'a Option<ArrayView1<'_, f32>>,
+        by_token: &'a Option<ArrayView3<'_, f32>>,
+    ) -> Self {
+        Logs { by_head: view(by_head), by_token: view(by_token) }
+    }
+
     /// Those of a key head in a sequence.
-    pub fn of(self, sequence: &Sequence, head: usize) -> Gates<'a> {
+    pub fn of(self, sequence: &TokenSequence, head: usize) -> Gates<'a> {
+        let tokens = sequence.start..sequence.start + sequence.tokens;
         match (self.by_head, self.by_token) {
             (Some(list), _) => Gates::Constant(list[head]),
-            (_, Some(g)) => {
-                let tokens = key_rows(sequence);
-                Gates::PerToken(g.slice_move(s![sequence.batch, head, tokens]))
-            }
+            (_, Some(g)) => Gates::PerToken(g.slice_move(s![sequence.batch, head, tokens])),
             _ => Gates::None,
         }
+    }
+
+    /// Fails if a log-decay of a head, or of a token that belongs to a sequence, is positive or NaN.
+    pub fn check(&self, sequences: &[TokenSequence]) -> Result<(), Error> {
+        for (head, &g) in self.by_head.iter().flatten().enumerate() {
+            check_log_decay("g_gamma", &[head], g)?;
+        }
+        let Some(g) = &self.by_token else { return Ok(()) };
+        for s in sequences {
+            let here = g.slice(s![s.batch, .., s.start..s.start + s.tokens]);
+            for ((head, t), &g) in here.indexed_iter() {
+                check_log_decay("g", &[s.batch, head, s.start + t], g)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The same of one token for every batch element, which has no axis of its own for the caller.
+    pub fn check_step(&self) -> Result<(), Error> {
+        Logs { by_token: None, ..*self }.check(&[])?;
+        let mut tokens = self.by_token.iter().flat_map(|g| g.indexed_iter());
+        tokens.try_for_each(|((b, head, _), &g)| check_log_decay("g", &[b, head], g))
     }
 }
 
@@ -57,12 +90,12 @@ impl Gates<'_> {
     }
 }
 
-/// Numbers of the tokens of a chunk, log-decays or how they move, and their sums between two places.
+/// Numbers of the tokens of a chunk, log-decays or their tangents, and their sums between two places.
 #[derive(Debug)]
-struct Sums {
-    each: Aligned,
+struct Sums<'m> {
+    each: &'m mut [f32],
     /// From behind each token to the one that was passed last.
-    between: Aligned,
+    between: &'m mut [f32],
     /// Tokens of the chunk.
     len: usize,
 }
@@ -70,28 +103,16 @@ struct Sums {
 /// Elements beyond the last of a chunk that a sweep of registers may touch.
 const SPARE: usize = 32;
 
-/// Room for a number per token of a chunk.
-fn room(cut: &Cut) -> Result<Aligned, Error> {
-    Aligned::zeros(cut.chunk + SPARE, "the decays of a chunk")
+impl<'m> Sums<'m> {
+    fn new(parts: &mut Parts<'m>, len: usize) -> Self {
+        Sums { each: parts.room(len), between: parts.room(len), len: 0 }
+    }
 }
 
-impl Sums {
-    fn room(cut: &Cut) -> Result<Self, Error> {
-        Ok(Sums { each: room(cut)?, between: room(cut)?, len: 0 })
-    }
-
-    fn bytes(&self) -> usize {
-        self.each.bytes() + self.between.bytes()
-    }
-
+impl Sums<'_> {
     /// Reads the numbers, and sums them from the chunk's begin to each token and from behind each
     /// token to the chunk's end.
-    fn prepare(
-        &mut self,
-        gates: &Gates<'_>,
-        tokens: Range<usize>,
-        [begin, end]: [&mut Aligned; 2],
-    ) {
+    fn prepare(&mut self, gates: &Gates<'_>, tokens: Range<usize>, [begin, end]: [&mut [f32]; 2]) {
         self.len = tokens.len();
         match gates {
             Gates::None => self.each.fill(0.0),
@@ -146,11 +167,11 @@ impl Sums {
 
 /// The decays of a chunk. Where one is 0, be it for a reset, what it would multiply is absent.
 #[derive(Debug)]
-pub struct Decays {
+pub struct Decays<'m> {
     /// α_i: from the chunk's begin to each token.
-    pub alpha: Aligned,
+    pub alpha: &'m mut [f32],
     /// ω_j: from each token to the chunk's end.
-    pub omega: Aligned,
+    pub omega: &'m mut [f32],
     /// α_L: over the whole chunk.
     pub whole: f32,
     /// The first token that is seen from behind the chunk.
@@ -160,36 +181,33 @@ pub struct Decays {
     /// Whether nothing decays.
     pub none: bool,
     /// The log-decays of the chunk.
-    sums: Sums,
+    sums: Sums<'m>,
     /// e^{g n} for n falling to 0, and zeros behind: what a token sees of those before it and of those
     /// after it. Of a constant gate alone.
-    powers: Aligned,
+    powers: &'m mut [f32],
     /// The constant gate that `powers` are of.
     constant: Option<f32>,
 }
 
-impl Decays {
-    /// Room for a chunk.
-    pub fn room(cut: &Cut) -> Result<Self, Error> {
-        Ok(Decays {
-            alpha: room(cut)?,
-            omega: room(cut)?,
+impl<'m> Decays<'m> {
+    /// For a chunk.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut) -> Self {
+        let len = cut.chunk + SPARE;
+        Decays {
+            alpha: parts.room(len),
+            omega: parts.room(len),
             whole: 1.0,
             first: 0,
             reset: 0,
             none: true,
-            sums: Sums::room(cut)?,
-            powers: Aligned::zeros(2 * (cut.chunk + SPARE), "the decays of a chunk")?,
+            sums: Sums::new(parts, len),
+            powers: parts.zeros(2 * len),
             constant: None,
-        })
+        }
     }
+}
 
-    /// Bytes of its memory.
-    pub fn bytes(&self) -> usize {
-        let lists = [&self.alpha, &self.omega, &self.powers].map(Aligned::bytes);
-        lists.iter().sum::<usize>() + self.sums.bytes()
-    }
-
+impl Decays<'_> {
     /// The decays of some tokens of a sequence, at most a chunk.
     pub fn prepare(&mut self, level: crate::Level, gates: &Gates<'_>, tokens: Range<usize>) {
         let len = tokens.len();
@@ -201,7 +219,7 @@ impl Decays {
             self.omega.fill(1.0);
             return;
         }
-        self.sums.prepare(gates, tokens, [&mut self.alpha, &mut self.omega]);
+        self.sums.prepare(gates, tokens, [&mut *self.alpha, &mut *self.omega]);
         match gates {
             Gates::Constant(g) => self.tabulate(*g),
             _ => self.constant = None,
@@ -210,7 +228,7 @@ impl Decays {
         let reset = |g: &f32| *g == f32::NEG_INFINITY;
         self.first = here.iter().rposition(reset).unwrap_or(0);
         self.reset = here.iter().position(reset).unwrap_or(len);
-        level.run(Exponentials([&mut self.alpha, &mut self.omega], len));
+        level.run(Exponentials([&mut *self.alpha, &mut *self.omega], len));
         self.whole = if len == 0 { 1.0 } else { self.alpha[len - 1] };
     }
 
@@ -263,42 +281,44 @@ impl Decays {
     }
 }
 
-/// How the logarithms of the decays of a chunk move. Behind a reset that is anything, and to be left
+/// Tangents of the logarithms of the decays of a chunk. Behind a reset they are anything, and to be left
 /// out as what the decay multiplies is.
 #[derive(Debug)]
-pub struct Drifts {
-    /// That of α_i.
-    pub alpha: Aligned,
-    /// That of ω_j.
-    pub omega: Aligned,
-    /// Whether they stand still.
-    pub still: bool,
-    /// That of α_L.
+pub struct LogTangents<'m> {
+    /// Of α_i.
+    pub alpha: &'m mut [f32],
+    /// Of ω_j.
+    pub omega: &'m mut [f32],
+    /// Whether all are 0.
+    pub zero: bool,
+    /// Of α_L.
     pub whole: f32,
-    sums: Sums,
+    sums: Sums<'m>,
 }
 
-impl Drifts {
-    /// Room for a chunk.
-    pub fn room(cut: &Cut) -> Result<Self, Error> {
-        let (alpha, omega) = (room(cut)?, room(cut)?);
-        Ok(Drifts { alpha, omega, still: true, whole: 0.0, sums: Sums::room(cut)? })
-    }
-
-    /// Bytes of its memory.
-    pub fn bytes(&self) -> usize {
-        self.alpha.bytes() + self.omega.bytes() + self.sums.bytes()
+impl<'m> LogTangents<'m> {
+    /// For a chunk; of the first order there are none.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, order: usize) -> Self {
+        let len = if order == 2 { cut.chunk + SPARE } else { 0 };
+        let (alpha, omega) = (parts.room(len), parts.room(len));
+        LogTangents { alpha, omega, zero: true, whole: 0.0, sums: Sums::new(parts, len) }
     }
 
     /// Those of some tokens of a sequence, at most a chunk.
-    pub fn prepare(&mut self, drifts: &Gates<'_>, tokens: Range<usize>) {
+    pub fn prepare(&mut self, tangents: &Gates<'_>, tokens: Range<usize>) {
         let len = tokens.len();
-        self.still = matches!(drifts, Gates::None);
-        self.sums.prepare(drifts, tokens, [&mut self.alpha, &mut self.omega]);
+        self.zero = matches!(tangents, Gates::None);
+        self.sums.prepare(tangents, tokens, [&mut *self.alpha, &mut *self.omega]);
         self.whole = if len == 0 { 0.0 } else { self.alpha[len - 1] };
     }
 
-    /// Writes the drift of P_ij as [`Decays::rows`] writes P_ij; anything where j > i.
+    /// Those of α_i and of ω_j, unless all are 0.
+    #[inline(always)]
+    pub fn lists(&self) -> [Option<&[f32]>; 2] {
+        [&*self.alpha, &*self.omega].map(|list| (!self.zero).then_some(list))
+    }
+
+    /// Writes those of P_ij as [`Decays::rows`] writes P_ij; anything where j > i.
     #[inline(always)]
     pub fn rows<I: Isa>(
         &mut self,
@@ -321,7 +341,7 @@ impl Drifts {
 /// e to the first elements of some lists.
 struct Exponentials<'a>([&'a mut [f32]; 2], usize);
 
-impl crate::lanes::Kernel for Exponentials<'_> {
+impl Kernel for Exponentials<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -334,14 +354,8 @@ impl crate::lanes::Kernel for Exponentials<'_> {
     }
 }
 
-/// Fails unless the log-decay of every head is at most 0.
-pub fn check_constant(g_gamma: &Option<ArrayView1<'_, f32>>) -> Result<(), Error> {
-    let mut heads = g_gamma.iter().flatten().enumerate();
-    heads.try_for_each(|(head, &g)| check_log_decay("g_gamma", &[head], g))
-}
-
 /// Fails unless `g` is at most 0.
-pub fn check_log_decay(name: &str, index: &[usize], g: f32) -> Result<(), Error> {
+fn check_log_decay(name: &str, index: &[usize], g: f32) -> Result<(), Error> {
     if g <= 0.0 {
         return Ok(());
     }

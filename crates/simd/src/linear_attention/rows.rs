@@ -1,47 +1,51 @@
 //! The operands of a chunk in f32, as either factor of a product.
 
-use crate::aligned::Aligned;
+use super::cut::Cut;
+use crate::element::Tensor;
 use crate::lanes::{Isa, Lanes};
-use crate::pack::{Packed, read_row, transpose};
+use crate::pack::{Packed, transpose};
 use crate::tile::{STRIDE, Tile};
-use crate::{Element, linear_attention::Cut};
-use etalon_problem::Error;
-use ndarray::ArrayView2;
+use crate::workspace::Parts;
+use ndarray::Ix2;
 use std::ops::Range;
 
 /// Columns of a slab: whole register blocks, as rows and as columns, of every instruction set; and
 /// fewer than [`STRIDE`].
 const SLAB: usize = 192;
 
-const WHAT: &str = "the operands of a chunk";
-
 /// A matrix row by row, [`STRIDE`] apart, in slabs of [`SLAB`] columns: the factor that a product
 /// reads element by element, by rows or by columns.
 #[derive(Debug)]
-pub struct Rows {
-    elements: Aligned,
+pub struct Rows<'m> {
+    elements: &'m mut [f32],
     /// Rows of a slab.
     capacity: usize,
     dim: usize,
 }
 
-impl Rows {
-    /// Room for the rows of a chunk of `dim` elements.
-    pub fn room(cut: &Cut, dim: usize) -> Result<Self, Error> {
-        let capacity =
-            cut.chunk.next_multiple_of(cut.rows).max(cut.chunk.next_multiple_of(cut.cols));
+/// Packed rows of a chunk.
+pub type Panels<'m> = Packed<&'m mut [f32]>;
+
+impl<'m> Rows<'m> {
+    /// For the rows of a chunk of `dim` elements.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize) -> Self {
+        let (rows, cols) =
+            (cut.chunk.next_multiple_of(cut.rows), cut.chunk.next_multiple_of(cut.cols));
+        let capacity = rows.max(cols);
         let slab = capacity.saturating_mul(STRIDE);
-        let elements = Aligned::zeros(slab.saturating_mul(dim.div_ceil(SLAB)), WHAT)?;
-        Ok(Rows { elements, capacity, dim })
+        let elements = parts.room(slab.saturating_mul(dim.div_ceil(SLAB)));
+        // Register blocks reach beyond the last column.
+        let last = dim % SLAB;
+        let padding = last..last.next_multiple_of(cut.rows).max(last.next_multiple_of(cut.cols));
+        for row in elements.chunks_mut(STRIDE).skip(dim / SLAB * capacity) {
+            row[padding.clone()].fill(0.0);
+        }
+        Rows { elements, capacity, dim }
     }
+}
 
-    /// Bytes of its memory.
-    pub fn bytes(&self) -> usize {
-        self.elements.bytes()
-    }
-
-    /// Whether it has no columns: a motion that an operand does not have. It adds nothing to a
-    /// product.
+impl Rows<'_> {
+    /// Whether it has no columns: the tangent of a constant operand, which adds nothing to a product.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.dim == 0
@@ -58,7 +62,7 @@ impl Rows {
     }
 
     /// The first `len` rows grow by factor · those of `other`.
-    pub fn add(&mut self, len: usize, factor: f32, other: &Rows) {
+    pub fn add(&mut self, len: usize, factor: f32, other: &Rows<'_>) {
         self.each_row(len, |row, at| {
             let other = &other.elements[at..][..row.len()];
             row.iter_mut().zip(other).for_each(|(x, y)| *x += factor * y);
@@ -83,16 +87,9 @@ impl Rows {
     }
 
     /// Becomes `source`.
-    pub fn read<T: Element>(&mut self, source: ArrayView2<'_, T>) {
+    pub fn read(&mut self, source: Tensor<'_, Ix2>) {
         for (cols, at) in self.slabs() {
-            let slab = &mut self.elements[at..];
-            for (row, source) in slab.chunks_mut(STRIDE).zip(source.outer_iter()) {
-                let row = &mut row[..cols.len()];
-                match source.to_slice() {
-                    Some(source) => T::read(&source[cols.clone()], row),
-                    None => read_row(source.slice_move(ndarray::s![cols.clone()]), row),
-                }
-            }
+            source.read_rows(0..source.shape()[0], cols, &mut self.elements[at..], STRIDE);
         }
     }
 
@@ -139,7 +136,7 @@ impl Rows {
     /// The first `len` rows along: groups of a register block's columns, `[dim/cols][capacity][cols]`,
     /// each row times its weight.
     #[inline(always)]
-    pub fn along<I: Isa>(&self, isa: I, len: usize, weights: Option<&[f32]>, to: &mut Packed) {
+    pub fn along<I: Isa>(&self, isa: I, len: usize, weights: Option<&[f32]>, to: &mut Panels<'_>) {
         let width = I::Tile::COLS;
         for group in 0..self.dim.div_ceil(width) {
             let start = group * width;
@@ -159,18 +156,18 @@ impl Rows {
         }
     }
 
-    /// How the rows of a `value` move that have a weight, with self how they move themselves and a
-    /// drift of the weight's logarithm: weight · (self + drift · value), along. Where a weight is 0,
-    /// the drift is not read.
+    /// The tangent of weighted rows, along: weight · (self + log_tangent · value), with self the tangent
+    /// of `value` and `log_tangent` that of the logarithm of the weight, which is not read where the
+    /// weight is 0.
     #[inline(always)]
-    pub fn along_moving<I: Isa>(
+    pub fn tangent_along<I: Isa>(
         &self,
         isa: I,
         len: usize,
-        value: &Rows,
+        value: &Rows<'_>,
         weights: &[f32],
-        drift: Option<&[f32]>,
-        to: &mut Packed,
+        log_tangent: Option<&[f32]>,
+        to: &mut Panels<'_>,
     ) {
         let (width, zero) = (I::Tile::COLS, I::F32::splat(isa, 0.0));
         for group in 0..value.dim.div_ceil(width) {
@@ -178,19 +175,22 @@ impl Rows {
             let panel = &mut to.panels[group * to.panel..];
             for (i, row) in panel.chunks_exact_mut(width).take(len).enumerate() {
                 let weight = I::F32::splat(isa, weights[i]);
-                let drift =
-                    drift.map_or(0.0, |drift| if weights[i] == 0.0 { 0.0 } else { drift[i] });
-                let drift = I::F32::splat(isa, drift);
+                let log_tangent =
+                    log_tangent.map_or(
+                        0.0,
+                        |log_tangent| if weights[i] == 0.0 { 0.0 } else { log_tangent[i] },
+                    );
+                let log_tangent = I::F32::splat(isa, log_tangent);
                 let value = value.part(i, cols.clone());
-                let motion = if self.is_empty() { None } else { Some(self.part(i, cols.clone())) };
+                let tangent = if self.is_empty() { None } else { Some(self.part(i, cols.clone())) };
                 for (n, to) in row.chunks_exact_mut(I::F32::N).enumerate() {
                     let at = n * I::F32::N;
-                    let motion = match motion {
-                        Some(motion) => I::F32::load(isa, &motion[at..]),
+                    let tangent = match tangent {
+                        Some(tangent) => I::F32::load(isa, &tangent[at..]),
                         None => zero,
                     };
                     let value = I::F32::load(isa, &value[at..]);
-                    (weight * drift.mul_add(value, motion)).store(to);
+                    (weight * log_tangent.mul_add(value, tangent)).store(to);
                 }
             }
         }
@@ -198,7 +198,7 @@ impl Rows {
 
     /// The first `len` rows across: groups of as many rows, transposed, `[capacity/cols][dim][cols]`.
     #[inline(always)]
-    pub fn across<I: Isa>(&self, _: I, len: usize, to: &mut Packed) {
+    pub fn across<I: Isa>(&self, _: I, len: usize, to: &mut Panels<'_>) {
         let width = I::Tile::COLS;
         for group in 0..len.div_ceil(width) {
             let panel = &mut to.panels[group * to.panel..];
@@ -234,16 +234,14 @@ impl Rows {
     }
 }
 
-/// Room for the rows of a chunk along.
-pub fn room_along(cut: &Cut, dim: usize) -> Result<Packed, Error> {
+/// Panels for the rows of a chunk along.
+pub fn along<'m>(parts: &mut Parts<'m>, cut: &Cut, dim: usize) -> Panels<'m> {
     let panel = cut.chunk * cut.cols;
-    let panels = Aligned::zeros(panel.saturating_mul(dim.div_ceil(cut.cols)), WHAT)?;
-    Ok(Packed { panels, panel })
+    Packed { panels: parts.room(panel.saturating_mul(dim.div_ceil(cut.cols))), panel }
 }
 
-/// Room for the rows of a chunk across.
-pub fn room_across(cut: &Cut, dim: usize) -> Result<Packed, Error> {
+/// Panels for the rows of a chunk across.
+pub fn across<'m>(parts: &mut Parts<'m>, cut: &Cut, dim: usize) -> Panels<'m> {
     let panel = cut.cols.saturating_mul(dim);
-    let panels = Aligned::zeros(panel.saturating_mul(cut.chunk.div_ceil(cut.cols)), WHAT)?;
-    Ok(Packed { panels, panel })
+    Packed { panels: parts.room(panel.saturating_mul(cut.chunk.div_ceil(cut.cols))), panel }
 }
