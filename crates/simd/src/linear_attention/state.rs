@@ -6,7 +6,7 @@ use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel};
 use crate::level::compiled_here;
 use crate::pack::{Packed, transpose};
-use crate::scores::MAX_ROWS;
+use crate::tile::MAX_ROWS;
 use crate::tile::Tile;
 use etalon_problem::Error;
 use ndarray::{ArrayView2, ArrayViewMut2};
