@@ -1,6 +1,6 @@
 //! Vectors of f32 that begin at a cache line.
 
-use crate::parallel::zeroed;
+use crate::memory::zeroed;
 use etalon_problem::Error;
 use std::ops::{Deref, DerefMut};
 

@@ -4,35 +4,41 @@
 //! [`Tensor`] and writes results through [`TensorMut`], which ask for the element type once for each
 //! block of rows: so no pass is compiled for every type of storage.
 
-use etalon_problem::Dtype;
+use etalon_problem::{Dtype, Error};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::{
-    ArrayView, ArrayView1, ArrayView2, ArrayViewMut, ArrayViewMut1, Axis, Dimension, Ix1, Ix2, Ix4,
-    RemoveAxis, SliceArg, s,
+    ArrayBase, ArrayView, ArrayView1, ArrayView2, ArrayViewMut, ArrayViewMut1, Axis, Dimension,
+    IntoDimension, Ix0, Ix1, Ix2, Ix4, RemoveAxis, SliceArg, ViewRepr, s,
 };
 use std::ops::Range;
+
+/// [`ArrayView`], with its element type spelled out: so that what holds it is covariant.
+pub type View<'a, T, D> = ArrayBase<ViewRepr<&'a T>, D, T>;
+
+/// [`ArrayViewMut`], likewise.
+type ViewMut<'a, T, D> = ArrayBase<ViewRepr<&'a mut T>, D, T>;
 
 /// A borrowed tensor of any element type and any strides, to be read.
 #[derive(Debug, Clone, Copy)]
 pub enum Tensor<'a, D: Dimension> {
     /// Of f32.
-    F32(ArrayView<'a, f32, D>),
+    F32(View<'a, f32, D>),
     /// Of bf16.
-    Bf16(ArrayView<'a, bf16, D>),
+    Bf16(View<'a, bf16, D>),
     /// Of f16.
-    F16(ArrayView<'a, f16, D>),
+    F16(View<'a, f16, D>),
 }
 
 /// A borrowed tensor of any element type and any strides, to be written.
 #[derive(Debug)]
 pub enum TensorMut<'a, D: Dimension> {
     /// Of f32.
-    F32(ArrayViewMut<'a, f32, D>),
+    F32(ViewMut<'a, f32, D>),
     /// Of bf16.
-    Bf16(ArrayViewMut<'a, bf16, D>),
+    Bf16(ViewMut<'a, bf16, D>),
     /// Of f16.
-    F16(ArrayViewMut<'a, f16, D>),
+    F16(ViewMut<'a, f16, D>),
 }
 
 /// `$body`, with `$x` the view in a tensor, whatever its element type.
@@ -75,6 +81,20 @@ impl<'a, D: Dimension> Tensor<'a, D> {
     /// A part of it, as [`ArrayView::slice_move`].
     pub fn slice<I: SliceArg<D>>(self, part: I) -> Tensor<'a, I::OutDim> {
         typed!(self, x => x.slice_move(part).into())
+    }
+}
+
+impl Tensor<'_, Ix0> {
+    /// An operand that is not there yet, `name`: every element is this one.
+    pub fn unwritten<D: IntoDimension>(
+        &self,
+        shape: D,
+        name: &str,
+    ) -> Result<Tensor<'_, D::Dim>, Error> {
+        let shape = shape.into_dimension();
+        let found = format!("{:?}", shape.slice());
+        let tensor = typed!(self, x => x.broadcast(shape).map(Tensor::from));
+        tensor.ok_or_else(|| Error::value(name, "an addressable array", found))
     }
 }
 
@@ -201,13 +221,10 @@ pub fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], factor:
 }
 
 mod sealed {
-    use super::{Tensor, TensorMut};
-    use ndarray::{ArrayView, ArrayViewMut, Dimension};
-
-    pub trait Sealed: Sized {
-        fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D>;
-        fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D>;
-    }
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
 }
 
 /// A type in which tensors are stored: f32, bf16 or f16. Every sum is f32 whatever it is.
@@ -224,15 +241,12 @@ pub trait Element:
     fn from_f32(x: f32) -> Self;
     /// `row` = `source`, of the same length.
     fn read(source: &[Self], row: &mut [f32]);
-}
-
-impl sealed::Sealed for f32 {
-    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
-        Tensor::F32(view)
-    }
-    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
-        TensorMut::F32(view)
-    }
+    /// The variant of a tensor of this type.
+    #[doc(hidden)]
+    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D>;
+    /// The variant of a result of this type.
+    #[doc(hidden)]
+    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D>;
 }
 
 impl Element for f32 {
@@ -249,14 +263,11 @@ impl Element for f32 {
     fn read(source: &[Self], row: &mut [f32]) {
         row.copy_from_slice(source);
     }
-}
-
-impl sealed::Sealed for bf16 {
     fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
-        Tensor::Bf16(view)
+        Tensor::F32(view)
     }
     fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
-        TensorMut::Bf16(view)
+        TensorMut::F32(view)
     }
 }
 
@@ -274,14 +285,11 @@ impl Element for bf16 {
     fn read(source: &[Self], row: &mut [f32]) {
         source.convert_to_f32_slice(row);
     }
-}
-
-impl sealed::Sealed for f16 {
     fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
-        Tensor::F16(view)
+        Tensor::Bf16(view)
     }
     fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
-        TensorMut::F16(view)
+        TensorMut::Bf16(view)
     }
 }
 
@@ -298,6 +306,12 @@ impl Element for f16 {
     }
     fn read(source: &[Self], row: &mut [f32]) {
         source.convert_to_f32_slice(row);
+    }
+    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
+        Tensor::F16(view)
+    }
+    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
+        TensorMut::F16(view)
     }
 }
 

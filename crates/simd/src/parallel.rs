@@ -4,8 +4,6 @@ use etalon_problem::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-pub use crate::memory::{reserve, zeroed};
-
 /// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
 /// first. Each thread keeps one scratch, of those that are `idle` or a new one. Which thread runs a
 /// task changes nothing about its result, so results do not depend on the number of threads.

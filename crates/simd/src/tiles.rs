@@ -1,7 +1,7 @@
 //! Rows of sequences, and results cut into tiles of them.
 
 use crate::element::TensorMut;
-use etalon_problem::{Error, Sequence};
+use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{Dimension, RemoveAxis};
 use std::ops::Range;
 
@@ -55,6 +55,13 @@ pub struct Place {
     pub head: usize,
     /// The rows.
     pub rows: Range<usize>,
+}
+
+impl Place {
+    /// The number of its sequence and key head together.
+    pub fn slot(&self, scores: &Scores) -> usize {
+        self.number * scores.extents.key_heads + self.head / scores.group()
+    }
 }
 
 /// The tiles of the queries of all sequences and `heads` heads, `size` rows in each of a sequence.

@@ -128,6 +128,7 @@ impl Workspace {
     }
 
     /// Memory for lists.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for passes that sort their tasks"))]
     pub(crate) fn lists(&self) -> Lists {
         let memory = lock(&self.pool.lists).pop().unwrap_or_default();
         Lists { memory, home: Arc::clone(&self.pool) }
@@ -223,7 +224,6 @@ impl Drop for Region {
 
 /// Memory for lists of any type, which goes back when it is dropped.
 #[derive(Debug)]
-#[cfg_attr(not(test), expect(dead_code, reason = "for the passes that sort their tasks"))]
 pub struct Lists {
     memory: Bump,
     home: Arc<Pool>,
@@ -231,6 +231,7 @@ pub struct Lists {
 
 impl Lists {
     /// A list of all items.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for passes that sort their tasks"))]
     pub fn collect<T>(
         &self,
         items: impl IntoIterator<Item = T>,

@@ -1,6 +1,6 @@
 //! What is noted of the arrays of a mask.
 
-use crate::parallel::reserve;
+use crate::memory::reserve;
 use etalon_problem::{Cover, Error, NamedArray, Sequence};
 use rayon::prelude::*;
 use std::ops::Range;

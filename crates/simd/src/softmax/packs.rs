@@ -3,14 +3,15 @@
 //! A *slot* is a sequence and a key head, with the query heads that share it. Slots are numbered
 //! s·Hk + h: sequence s, key head h.
 
-use crate::Element;
-use crate::heads::{Cut, key_rows, query_rows, rows_of};
-use crate::mask::Sight;
-use crate::pack::{JOB, NonFinite, Packed, Source};
-use crate::parallel::reserve;
+use super::cut::Cut;
+use crate::element::{Tensor, View};
+use crate::mask::Sight as PreparedMask;
+use crate::memory::reserve;
+use crate::pack::{BLOCK, JOB, NonFinite, Packed, Source};
 use crate::plan::Buffer;
+use crate::tiles::{key_rows, query_rows};
 use etalon_problem::{Error, Scores, Sequence};
-use ndarray::{ArrayView3, ArrayView4};
+use ndarray::{Ix3, Ix4};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -24,7 +25,7 @@ pub struct Both {
     pub along: Packed,
 }
 
-/// The queries of one sequence and head. A row that saw no key reads as zeros, with lse = +∞: its
+/// The queries of one sequence and head. A row that sees no key reads as zeros, with lse = +∞: its
 /// weights are then 0.
 #[derive(Debug, Default)]
 pub struct Queries {
@@ -36,8 +37,6 @@ pub struct Queries {
     pub non_finite: NonFinite,
     /// lse, padded to register blocks with +∞.
     pub lse: Vec<f32>,
-    /// δ, padded to register blocks with 0; of the first order alone.
-    pub delta: Vec<f32>,
 }
 
 /// The keys and values of one sequence and key head.
@@ -51,7 +50,7 @@ pub struct Keys {
     pub non_finite: NonFinite,
 }
 
-/// What is packed of a slot.
+/// The packed operands of a slot.
 #[derive(Debug, Default)]
 pub struct Slot {
     pub keys: Keys,
@@ -61,76 +60,81 @@ pub struct Slot {
 
 /// An operand of a pass, and which packings of it the pass reads.
 #[derive(Clone, Copy)]
-pub struct Operand<'a, T> {
-    operand: Option<&'a ArrayView4<'a, T>>,
+pub struct Operand<'a> {
+    tensor: Option<Tensor<'a, Ix4>>,
     across: bool,
     along: bool,
 }
 
-impl<'a, T> Operand<'a, T> {
+impl<'a> Operand<'a> {
     /// An operand that the pass does not have.
-    pub const NONE: Self = Operand { operand: None, across: false, along: false };
+    pub const NONE: Self = Operand { tensor: None, across: false, along: false };
 
     /// Packed for both sides.
-    pub fn both(operand: impl Into<Option<&'a ArrayView4<'a, T>>>) -> Self {
-        Operand { operand: operand.into(), across: true, along: true }
+    pub fn both(tensor: Option<Tensor<'a, Ix4>>) -> Self {
+        Operand { tensor, across: true, along: true }
     }
 
     /// Packed across alone.
-    pub fn across(operand: impl Into<Option<&'a ArrayView4<'a, T>>>) -> Self {
-        Operand { along: false, ..Operand::both(operand) }
+    pub fn across(tensor: Option<Tensor<'a, Ix4>>) -> Self {
+        Operand { along: false, ..Operand::both(tensor) }
     }
 
     /// Packed along alone.
-    pub fn along(operand: impl Into<Option<&'a ArrayView4<'a, T>>>) -> Self {
-        Operand { across: false, ..Operand::both(operand) }
+    pub fn along(tensor: Option<Tensor<'a, Ix4>>) -> Self {
+        Operand { across: false, ..Operand::both(tensor) }
+    }
+
+    /// Elements of a row.
+    fn dim(&self) -> usize {
+        self.tensor.map_or(0, |tensor| tensor.shape()[3])
     }
 }
 
 /// The queries or the keys of a pass.
-struct Side<'a, T> {
-    operands: [Operand<'a, T>; 4],
+struct Side<'a> {
+    operands: [Operand<'a>; 4],
     /// Rows of a panel across, and columns of one along.
     widths: [usize; 2],
 }
 
-impl<T: Element> Side<'_, T> {
+impl Side<'_> {
     /// Elements of each operand across and along, packed, for `len` rows.
     fn elements(&self, len: usize) -> [[usize; 2]; 4] {
         let [rows, cols] = self.widths;
-        self.operands.map(|Operand { operand, across, along }| {
-            let dim = operand.map_or(0, |operand| operand.dim().3);
-            let across = len.next_multiple_of(rows).saturating_mul(if across { dim } else { 0 });
-            let along = if along { dim.next_multiple_of(cols) } else { 0 };
-            [across, len.saturating_mul(along)]
+        self.operands.map(|operand| {
+            let dim = |packed| if packed { operand.dim() } else { 0 };
+            let across = len.next_multiple_of(rows).saturating_mul(dim(operand.across));
+            [across, len.saturating_mul(dim(operand.along).next_multiple_of(cols))]
         })
     }
 
     /// Memory for `len` rows.
-    fn room(&self, len: usize) -> Result<[Both; 4], Error> {
-        let mut room: [Both; 4] = Default::default();
-        for (both, [across, along]) in room.iter_mut().zip(self.elements(len)) {
-            *both = Both { across: Packed::room(across)?, along: Packed::room(along)? };
+    fn with_capacity(&self, len: usize) -> Result<[Both; 4], Error> {
+        let mut packs: [Both; 4] = Default::default();
+        for (both, [across, along]) in packs.iter_mut().zip(self.elements(len)) {
+            let [across, along] = [across, along].map(Packed::with_capacity);
+            *both = Both { across: across?, along: along? };
         }
-        Ok(room)
+        Ok(packs)
     }
 
-    /// Packs rows of one batch element and head; those that are `dead` as zeros.
+    /// Packs rows of one batch element and head; those that are `masked` as zeros.
     fn pack(
         &self,
         packs: [&mut Both; 4],
         (batch, head, rows): (usize, usize, Range<usize>),
-        dead: Option<&[bool]>,
+        masked: Option<&[bool]>,
     ) -> NonFinite {
         let mut non_finite = None;
-        for (both, Operand { operand, across, along }) in packs.into_iter().zip(&self.operands) {
-            let Some(operand) = operand else { continue };
-            let rows = rows_of(operand, batch, head, rows.clone());
-            let source = Source { rows, dead, job: JOB };
-            if *across {
+        for (both, operand) in packs.into_iter().zip(&self.operands) {
+            let Some(tensor) = operand.tensor else { continue };
+            let rows = tensor.rows(batch, head, rows.clone());
+            let source = Source { rows, masked, job: JOB };
+            if operand.across {
                 source.across_into(self.widths[0], &mut both.across);
             }
-            if *along {
+            if operand.along {
                 source.along_into(self.widths[1], &mut both.along);
             }
             non_finite = either(non_finite, source.non_finite());
@@ -143,17 +147,18 @@ impl<T: Element> Side<'_, T> {
 const TILE: usize = 768;
 
 /// Everything that a pass packs.
-pub struct Packing<'a, T> {
+pub struct Packing<'a> {
     pub scores: &'a Scores,
-    pub sequences: &'a [Sequence],
+    pub sequences: Vec<Sequence>,
     pub cut: Cut,
-    /// k, v, and how they move.
-    pub keys: [Operand<'a, T>; 4],
-    /// q, dout, how q moves, and cot_o; where the pass packs all queries of a slot, with their lse.
-    pub queries: Option<([Operand<'a, T>; 4], ArrayView3<'a, f32>)>,
+    /// k, v, and their directions.
+    pub keys: [Operand<'a>; 4],
+    /// q, dout, the direction of q, and cot_o; where the pass packs all queries of a slot, with
+    /// their lse.
+    pub queries: Option<([Operand<'a>; 4], View<'a, f32, Ix3>)>,
 }
 
-impl<'a, T: Element> Packing<'a, T> {
+impl<'a> Packing<'a> {
     /// How many slots there are.
     pub fn slots(&self) -> usize {
         self.sequences.len() * self.scores.extents.key_heads
@@ -165,11 +170,11 @@ impl<'a, T: Element> Packing<'a, T> {
         (longest(|sequence| sequence.queries), longest(|sequence| sequence.keys))
     }
 
-    fn key_side(&self) -> Side<'a, T> {
+    fn key_side(&self) -> Side<'a> {
         Side { operands: self.keys, widths: [self.cut.cols, self.cut.cols] }
     }
 
-    fn query_side(&self, operands: [Operand<'a, T>; 4]) -> Side<'a, T> {
+    fn query_side(&self, operands: [Operand<'a>; 4]) -> Side<'a> {
         Side { operands, widths: [self.cut.rows, self.cut.cols] }
     }
 
@@ -192,19 +197,19 @@ impl<'a, T: Element> Packing<'a, T> {
             Buffer::parts("rows on the way", threads, self.row_bytes()),
             Buffer::parts("lists of tiles", queries.saturating_add(keys), TILE),
         ];
-        let notes = Sight::bytes(&self.scores.mask);
-        if notes > 0 {
-            buffers.push(Buffer::parts("notes on the mask", 1, notes));
+        let mask = PreparedMask::bytes(&self.scores.mask);
+        if mask > 0 {
+            buffers.push(Buffer::parts("notes on the mask", 1, mask));
         }
         buffers
     }
 
-    /// Bytes of the rows that one thread packs at a time: a panel across, and the row that it reads.
+    /// Bytes of the rows that one thread packs at a time: a panel across, and the rows that it reads.
     fn row_bytes(&self) -> usize {
         let queries = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
-        let dims = self.keys.iter().chain(&queries).filter_map(|operand| operand.operand);
-        let widest = dims.map(|operand| operand.dim().3).max().unwrap_or(0);
-        widest.saturating_mul((self.cut.cols.max(self.cut.rows) + 2) * size_of::<f32>())
+        let widest = self.keys.iter().chain(&queries).map(Operand::dim).max().unwrap_or(0);
+        let rows = self.cut.cols.max(self.cut.rows).max(BLOCK) + 2;
+        widest.saturating_mul(rows * size_of::<f32>())
     }
 
     /// Bytes of one slot, packed.
@@ -216,31 +221,34 @@ impl<'a, T: Element> Packing<'a, T> {
         let mut elements = sum(self.key_side().elements(keys));
         if let Some((operands, _)) = self.queries {
             let side = self.query_side(operands);
-            let head = sum(side.elements(queries)).saturating_add(2 * self.padded(queries));
+            let head = sum(side.elements(queries)).saturating_add(self.padded(queries));
             elements = elements.saturating_add(head.saturating_mul(self.scores.group()));
         }
         elements.saturating_mul(size_of::<f32>())
     }
 
     /// Queries, filled up to register blocks.
-    pub fn padded(&self, queries: usize) -> usize {
+    fn padded(&self, queries: usize) -> usize {
         queries.next_multiple_of(self.cut.rows)
     }
 
+    /// The queries of the longest sequence, filled up to whole tiles.
+    pub fn longest_padded(&self) -> usize {
+        self.longest().0.next_multiple_of(self.cut.queries)
+    }
+
     /// Memory for any slot.
-    pub fn room(&self) -> Result<Slot, Error> {
+    pub fn slot(&self) -> Result<Slot, Error> {
         let (queries, keys) = self.longest();
-        let [k, v, ddk, ddv] = self.key_side().room(keys)?;
+        let [k, v, ddk, ddv] = self.key_side().with_capacity(keys)?;
         let mut slot =
             Slot { keys: Keys { k, v, ddk, ddv, non_finite: None }, queries: Vec::new() };
         if let Some((operands, _)) = self.queries {
             let side = self.query_side(operands);
             for _ in 0..self.scores.group() {
-                let [q, dout, ddq, cot_o] = side.room(queries)?;
-                let [lse, delta] =
-                    [(); 2].map(|()| reserve(self.padded(queries), "numbers of rows"));
-                let (lse, delta, non_finite) = (lse?, delta?, None);
-                slot.queries.push(Queries { q, dout, ddq, cot_o, non_finite, lse, delta });
+                let [q, dout, ddq, cot_o] = side.with_capacity(queries)?;
+                let lse = reserve(self.padded(queries), "lse of a head")?;
+                slot.queries.push(Queries { q, dout, ddq, cot_o, non_finite: None, lse });
             }
         }
         Ok(slot)
@@ -265,20 +273,20 @@ impl<'a, T: Element> Packing<'a, T> {
     fn pack_queries(&self, queries: &mut Queries, sequence: &Sequence, head: usize) {
         let Some((operands, all)) = self.queries else { return };
         let rows = query_rows(sequence);
-        let Queries { q, dout, ddq, cot_o, non_finite, lse, .. } = queries;
-        let mut dead = None;
+        let Queries { q, dout, ddq, cot_o, non_finite, lse } = queries;
+        let mut masked = None;
         lse.clear();
         for (i, row) in rows.clone().enumerate() {
             let here = all[[sequence.batch, head, row]];
             if here == f32::NEG_INFINITY {
-                dead.get_or_insert_with(|| vec![false; sequence.queries])[i] = true;
+                masked.get_or_insert_with(|| vec![false; sequence.queries])[i] = true;
             }
             lse.push(if here == f32::NEG_INFINITY { f32::INFINITY } else { here });
         }
         lse.resize(self.padded(sequence.queries), f32::INFINITY);
         let side = self.query_side(operands);
         let rows = (sequence.batch, head, rows);
-        *non_finite = side.pack([q, dout, ddq, cot_o], rows, dead.as_deref());
+        *non_finite = side.pack([q, dout, ddq, cot_o], rows, masked.as_deref());
     }
 }
 

@@ -4,36 +4,35 @@
 //! order, each when the one before has passed it on, and the last writes dq. So the order of the sum
 //! is that of one sweep over the keys, whichever threads work on them, and no sum is kept twice.
 //!
-//! Whoever waits, waits for a smaller tile of keys. If tasks begin in ascending order, the smallest
-//! tile that is being worked on waits for nobody, and all come to an end.
+//! A task waits only for a smaller tile of keys. If tasks begin in ascending order, the smallest tile
+//! that is being worked on waits for no other, and all come to an end.
 
-use super::gradient::Pair;
-use super::sweeps::write;
-use crate::Element;
-use crate::heads::Cut;
+use super::block::Pair;
+use crate::element::TensorMut;
+use crate::tiles::tiles;
 use etalon_problem::Cover;
-use ndarray::ArrayViewMut2;
+use ndarray::Ix2;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 /// The sum of one tile of queries.
-pub(super) struct Turns<'t, 'o, T> {
-    state: Mutex<State<'t, 'o, T>>,
+pub struct OrderedSum<'t, 'o> {
+    state: Mutex<State<'t, 'o>>,
     passed: Condvar,
 }
 
-struct State<'t, 'o, T> {
+struct State<'t, 'o> {
     /// The first key of the tile whose turn it is; `None` after the last.
     next: Option<usize>,
     /// Whether nothing has been added yet: what the sum holds does not matter.
     fresh: bool,
     sum: &'t mut [f32],
-    dq: ArrayViewMut2<'o, T>,
+    dq: TensorMut<'o, Ix2>,
 }
 
 /// Which tiles of keys a tile of queries sees.
 #[derive(Clone)]
-pub(super) struct Seen<'p> {
+pub struct Seen<'p> {
     pub pair: Pair<'p>,
     pub rows: Range<usize>,
     /// Keys of a tile.
@@ -49,20 +48,23 @@ impl Seen<'_> {
     /// The first key of the first tile from key `from` on that is seen.
     fn next(&self, from: usize) -> Option<usize> {
         let keys = self.pair.rule.sequence.keys;
-        let mut tiles = Cut::tiles(from.min(keys)..keys, self.keys);
+        let mut tiles = tiles(from.min(keys)..keys, self.keys);
         tiles.find(|cols| self.sees(cols)).map(|cols| cols.start)
     }
 }
 
-impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
+impl<'t, 'o> OrderedSum<'t, 'o> {
     /// The sum of a tile whose dq goes there, in memory whose contents do not matter. What sees no
     /// key gets its zeros at once.
-    pub fn new(seen: &Seen<'_>, sum: &'t mut [f32], mut dq: ArrayViewMut2<'o, T>) -> Self {
+    pub fn new(seen: &Seen<'_>, sum: &'t mut [f32], mut dq: TensorMut<'o, Ix2>) -> Self {
         let next = seen.next(0);
         if next.is_none() {
-            dq.fill(T::from_f32(0.0 * seen.pair.rule.scale)); // as if it had been summed
+            dq.fill(0.0 * seen.pair.rule.scale); // as if it had been summed
         }
-        Turns { state: Mutex::new(State { next, fresh: true, sum, dq }), passed: Condvar::new() }
+        OrderedSum {
+            state: Mutex::new(State { next, fresh: true, sum, dq }),
+            passed: Condvar::new(),
+        }
     }
 
     /// The sum, if it is the turn of the tile of keys `cols`, which must be one that is seen; with
@@ -73,8 +75,8 @@ impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
         cols: &Range<usize>,
         stride: usize,
         wait: bool,
-    ) -> Option<Turn<'g, 't, 'o, 'p, T>> {
-        let early = |state: &mut State<'t, 'o, T>| state.next.is_some_and(|next| next < cols.start);
+    ) -> Option<Turn<'g, 't, 'o, 'p>> {
+        let early = |state: &mut State<'t, 'o>| state.next.is_some_and(|next| next < cols.start);
         let mut state = if wait {
             let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
             self.passed.wait_while(state, early).unwrap_or_else(PoisonError::into_inner)
@@ -91,9 +93,7 @@ impl<'t, 'o, T: Element> Turns<'t, 'o, T> {
         }
         Some(Turn { state, passed: &self.passed, seen, end: cols.end, stride })
     }
-}
 
-impl<T> Turns<'_, '_, T> {
     /// Lets everybody pass who waits for a tile that will not come.
     pub fn abandon(&self) {
         self.state.lock().unwrap_or_else(PoisonError::into_inner).next = None;
@@ -102,44 +102,44 @@ impl<T> Turns<'_, '_, T> {
 }
 
 /// If a task panics, abandons the sums that others wait for: the panic is to reach the caller.
-pub(super) struct Guard<'g, 't, 'o, T>(pub Option<&'g [Turns<'t, 'o, T>]>);
+pub struct Guard<'g, 't, 'o>(pub Option<&'g [OrderedSum<'t, 'o>]>);
 
-impl<T> Drop for Guard<'_, '_, '_, T> {
+impl Drop for Guard<'_, '_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.into_iter().flatten().for_each(Turns::abandon);
+            self.0.into_iter().flatten().for_each(OrderedSum::abandon);
         }
     }
 }
 
 /// The sum in the hands of one tile of keys; dropped, it is passed on.
-pub(super) struct Turn<'g, 't, 'o, 'p, T: Element> {
-    state: MutexGuard<'g, State<'t, 'o, T>>,
+pub struct Turn<'g, 't, 'o, 'p> {
+    state: MutexGuard<'g, State<'t, 'o>>,
     passed: &'g Condvar,
     seen: &'g Seen<'p>,
     end: usize,
     stride: usize,
 }
 
-impl<T: Element> Deref for Turn<'_, '_, '_, '_, T> {
+impl Deref for Turn<'_, '_, '_, '_> {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
         self.state.sum
     }
 }
 
-impl<T: Element> DerefMut for Turn<'_, '_, '_, '_, T> {
+impl DerefMut for Turn<'_, '_, '_, '_> {
     fn deref_mut(&mut self) -> &mut [f32] {
         self.state.sum
     }
 }
 
-impl<T: Element> Drop for Turn<'_, '_, '_, '_, T> {
+impl Drop for Turn<'_, '_, '_, '_> {
     fn drop(&mut self) {
         let next = self.seen.next(self.end);
         let State { sum, dq, .. } = &mut *self.state;
         if next.is_none() {
-            write(dq.view_mut(), sum, self.stride, self.seen.pair.rule.scale);
+            dq.write_rows(sum, self.stride, self.seen.pair.rule.scale);
         }
         self.state.next = next;
         self.passed.notify_all();

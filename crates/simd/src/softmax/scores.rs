@@ -1,13 +1,11 @@
 //! The scores of a block of queries against a tile of keys: (F1), (F2) and what is visible.
 
+use super::rule::ScoreRule;
 use crate::exp::tanh;
-use crate::heads::Rule;
-use crate::lanes::{Isa, Lanes};
-use crate::tile::{MAX_KEYS, STRIDE, Tile};
+use crate::lanes::{Isa, Lanes, Tile};
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use etalon_problem::Cover;
 use std::ops::Range;
-
-pub use crate::tile::MAX_ROWS;
 
 /// Which columns of a block were computed, and how.
 #[derive(Debug, Clone)]
@@ -40,7 +38,7 @@ pub struct Block<'a> {
 #[derive(Clone, Copy)]
 pub struct Factors<'a, 'p> {
     /// Which pairs count, and what is added to their scores.
-    pub rule: &'a Rule<'p>,
+    pub rule: &'a ScoreRule<'p>,
     /// A panel of queries, packed across.
     pub q: &'a [f32],
     /// The panels of keys, packed across, from the tile's first.
@@ -50,21 +48,21 @@ pub struct Factors<'a, 'p> {
 }
 
 /// Computes the scores of `rows` × `cols` (within the sequence) and the maxima of their rows, or
-/// returns `None` if no pair of the block is visible. With `careful` what is visible is written
-/// down even where the mask allows all: operands that are not finite need it.
+/// returns `None` if no pair of the block is visible. With `note_visible`, the visible pairs are noted
+/// even where the mask allows every pair: operands that are not finite need it.
 #[inline(always)]
 pub fn score_block<I: Isa>(
     isa: I,
     factors: Factors<'_, '_>,
     rows: Range<usize>,
     cols: Range<usize>,
-    careful: bool,
+    note_visible: bool,
     block: &mut Block<'_>,
     max: &mut [I::F32; MAX_ROWS],
 ) -> Option<Strip> {
     let Factors { rule, dim, .. } = factors;
     let width = I::Tile::COLS;
-    let strip = strip(rule, &rows, &cols, width, careful)?;
+    let strip = strip(rule, &rows, &cols, width, note_visible)?;
     let scale = I::F32::splat(isa, rule.scale);
     // Whether the scores are not final when they leave the registers.
     let later = rule.softcap.is_some() || rule.bias.is_some();
@@ -112,11 +110,11 @@ fn memory_max<I: Isa>(isa: I, cols: &Range<usize>, s: &[f32], max: &mut [I::F32;
 /// The columns from the first panel that holds a visible pair to the last, and those of the first run
 /// of panels within that are visible as a whole.
 fn strip(
-    rule: &Rule<'_>,
+    rule: &ScoreRule<'_>,
     rows: &Range<usize>,
     cols: &Range<usize>,
     width: usize,
-    careful: bool,
+    note_visible: bool,
 ) -> Option<Strip> {
     let (mut first, mut end) = (0, cols.len().div_ceil(width));
     // A panel that the keys do not fill is not visible as a whole.
@@ -135,7 +133,7 @@ fn strip(
             open.end = (open.start..open.end).find(|&p| cover(p) != Cover::All).unwrap_or(open.end);
         }
     }
-    if careful || open.is_empty() {
+    if note_visible || open.is_empty() {
         open = first..first;
     }
     let columns = |panels: Range<usize>| panels.start * width..panels.end * width;
@@ -168,7 +166,7 @@ pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
 /// (F2) adds the bias, notes which pairs of some columns are visible, and sets S = −∞ where they are
 /// not.
 fn hide(
-    rule: &Rule<'_>,
+    rule: &ScoreRule<'_>,
     rows: &Range<usize>,
     cols: &Range<usize>,
     edge: &Range<usize>,
