@@ -68,22 +68,18 @@ impl Flow<'_> {
         diagonal: bool,
     ) {
         let Flow { w, dg, row_sums, col_sums, across, micro, .. } = self;
-        let rows = w[keys.start..].chunks(STRIDE).zip(queries.clone());
-        let rows = rows.map(
-            #[inline(always)]
-            |(row, i)| (i, &row[..keys.len()]),
-        );
         if diagonal {
             // Sums of columns over the rows from the last one on; w is 0 where j > i.
             let mut sums = [0.0f32; crate::tile::MAX_KEYS];
-            for (t, weights) in rows.rev() {
-                let here = t - keys.start;
-                dg[t] += grow(isa, &mut sums[..keys.len()], weights, here);
+            for t in queries.clone().rev() {
+                let weights = &w[(t - queries.start) * STRIDE + keys.start..][..keys.len()];
+                dg[t] += grow(isa, &mut sums[..keys.len()], weights, t - keys.start);
             }
             return;
         }
         let mut all = 0.0;
-        for (i, weights) in rows {
+        for i in queries.clone() {
+            let weights = &w[(i - queries.start) * STRIDE + keys.start..][..keys.len()];
             grow(isa, &mut col_sums[keys.clone()], weights, 0);
             let sum = total(isa, weights);
             row_sums[i] += sum;
