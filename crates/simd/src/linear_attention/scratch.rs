@@ -200,7 +200,9 @@ impl Kernel for PackKeys<'_, '_> {
         }
         scratch.finite[0] = k[0].finite(len) && k[1].finite(len);
         if !scratch.values_along[0].panels.is_empty() {
-            v.iter().zip(&mut scratch.values_along).for_each(|(v, to)| v.along(isa, len, None, to));
+            for n in 0..2 {
+                v[n].along(isa, len, None, &mut scratch.values_along[n]);
+            }
             scratch.finite[1] = v[0].finite(len) && v[1].finite(len);
         }
     }
