@@ -212,7 +212,8 @@ impl LinearAttention {
                 .option("decay", per_token),
             Row::input("initial_state", initial, &state)
                 .wide()
-                .option("initial_state", self.initial_state),
+                .option("initial_state", self.initial_state)
+                .becomes("final_state"),
             Row::input("scale", ["dscale", "ddscale", "gscale", "tscale"], &[])
                 .wide()
                 .number(self.scale),

@@ -115,6 +115,9 @@ pub struct Operand {
     pub precision: Precision,
     /// The option of the problem without which it does not exist.
     pub option: Option<&'static str>,
+    /// Of an input that a pass may replace by an output: that output. Where the input is absent, the
+    /// place of the output holds it before the pass.
+    pub becomes: Option<&'static str>,
 }
 
 impl Operand {
@@ -194,6 +197,8 @@ pub(crate) struct Row {
     saved: bool,
     /// Of an output: whether a tier may do without it.
     optional: bool,
+    /// Of an input: the output that it becomes in a step.
+    becomes: Option<&'static str>,
     /// Of an input that is a number in the problem, and only whose companions are tensors: its value.
     number: Option<f64>,
 }
@@ -211,6 +216,7 @@ impl Row {
             needs_cotangent: false,
             saved: false,
             optional: false,
+            becomes: None,
             number: None,
         }
     }
@@ -253,6 +259,11 @@ impl Row {
     /// An output that later passes read.
     pub fn saved(self) -> Self {
         Row { saved: true, ..self }
+    }
+
+    /// An input that becomes an output in a step.
+    pub fn becomes(self, output: &'static str) -> Self {
+        Row { becomes: Some(output), ..self }
     }
 
     /// An output that a tier may do without.
@@ -346,6 +357,7 @@ impl Table {
                     role,
                     precision: row.precision,
                     option: row.option.map(|(option, _)| option).filter(|_| !state),
+                    becomes: row.becomes.filter(|_| pass == Pass::Step),
                 });
             }
         }

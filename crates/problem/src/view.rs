@@ -192,7 +192,7 @@ from_arrays!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64);
 impl Problem {
     /// Fails unless these views are what a pass reads and may write: every operand that it needs is
     /// there, each in its shape and type, and no other. A saved operand may be absent only where it
-    /// may be computed anew. Returns the storage type: that of the first input.
+    /// may be computed anew, and an input that becomes an output only where that has a place. Returns the storage type: that of the first input.
     pub fn check_call(
         &self,
         pass: Pass,
@@ -228,6 +228,7 @@ impl Problem {
         }
         for operand in table.operands.iter().filter(|x| inputs.get(x.name).is_none()) {
             match operand.role {
+                Role::Input if operand.becomes.is_some_and(|x| outputs.get(x).is_some()) => {}
                 Role::Input | Role::Cotangent => {
                     return Err(Error::missing(operand.name, operand.option));
                 }

@@ -1,11 +1,11 @@
 //! Vectors of f32 that begin at a cache line.
 
-use crate::parallel::zeroed;
+use crate::memory::zeroed;
 use etalon_problem::Error;
 use std::ops::{Deref, DerefMut};
 
 /// Bytes of a cache line.
-const LINE: usize = 64;
+pub const LINE: usize = 64;
 
 /// Elements that may have to be skipped to reach one.
 const SKIPPED: usize = LINE / size_of::<f32>() - 1;
@@ -35,9 +35,14 @@ impl Aligned {
         self.elements.len() * size_of::<f32>()
     }
 
+    /// Elements for which it has room.
+    pub fn capacity(&self) -> usize {
+        self.elements.len() - self.start
+    }
+
     /// Makes it `len` elements long, for which it has room; what they hold is left from before, or 0.
     pub fn resize(&mut self, len: usize) {
-        debug_assert!(self.start + len <= self.elements.len(), "there is room");
+        debug_assert!(len <= self.capacity(), "there is room");
         self.len = len;
     }
 }

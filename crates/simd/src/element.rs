@@ -1,29 +1,138 @@
-//! Element types of storage.
+//! Element types of storage, and tensors whose element type is known only when the program runs.
+//!
+//! Kernels compute in f32 whatever the storage type. Their host code reads operands through
+//! [`Tensor`] and writes results through [`TensorMut`], which ask for the element type once for each
+//! block of rows: so no pass is compiled for every type of storage.
 
+use etalon_problem::{Dtype, Error};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
-use ndarray::{ArrayView2, s};
+use ndarray::{
+    ArrayBase, ArrayView, ArrayView1, ArrayView2, ArrayViewMut, ArrayViewMut1, Axis, Dimension,
+    IntoDimension, Ix0, Ix1, Ix2, Ix3, Ix4, RemoveAxis, SliceArg, ViewRepr, s,
+};
 use std::ops::Range;
 
-/// A matrix of any element type: kernels read a bias through it, so that they need not be compiled
-/// for every type of storage.
-#[derive(Clone, Copy)]
-pub enum Matrix<'a> {
-    F32(ArrayView2<'a, f32>),
-    Bf16(ArrayView2<'a, bf16>),
-    F16(ArrayView2<'a, f16>),
+/// [`ArrayView`], with its element type spelled out: so that what holds it is covariant.
+pub type View<'a, T, D> = ArrayBase<ViewRepr<&'a T>, D, T>;
+
+/// [`ArrayViewMut`], likewise.
+type ViewMut<'a, T, D> = ArrayBase<ViewRepr<&'a mut T>, D, T>;
+
+/// A borrowed tensor of any element type and any strides, to be read.
+#[derive(Debug, Clone, Copy)]
+pub enum Tensor<'a, D: Dimension> {
+    /// Of f32.
+    F32(View<'a, f32, D>),
+    /// Of bf16.
+    Bf16(View<'a, bf16, D>),
+    /// Of f16.
+    F16(View<'a, f16, D>),
 }
 
-impl Matrix<'_> {
-    /// Adds the elements `cols` of row `i` to `sum`.
+/// A borrowed tensor of any element type and any strides, to be written.
+#[derive(Debug)]
+pub enum TensorMut<'a, D: Dimension> {
+    /// Of f32.
+    F32(ViewMut<'a, f32, D>),
+    /// Of bf16.
+    Bf16(ViewMut<'a, bf16, D>),
+    /// Of f16.
+    F16(ViewMut<'a, f16, D>),
+}
+
+/// `$body`, with `$x` the view in a tensor, whatever its element type.
+macro_rules! typed {
+    ($tensor:expr, $x:pat => $body:expr) => {
+        match $tensor {
+            Self::F32($x) => $body,
+            Self::Bf16($x) => $body,
+            Self::F16($x) => $body,
+        }
+    };
+}
+
+impl<'a, T: Element, D: Dimension> From<ArrayView<'a, T, D>> for Tensor<'a, D> {
+    fn from(view: ArrayView<'a, T, D>) -> Self {
+        T::tensor(view)
+    }
+}
+
+impl<'a, T: Element, D: Dimension> From<ArrayViewMut<'a, T, D>> for TensorMut<'a, D> {
+    fn from(view: ArrayViewMut<'a, T, D>) -> Self {
+        T::tensor_mut(view)
+    }
+}
+
+impl<'a, D: Dimension> Tensor<'a, D> {
+    /// Its element type.
+    pub fn dtype(&self) -> Dtype {
+        fn of<T: Element, D>(_: &ArrayView<'_, T, D>) -> Dtype {
+            T::DTYPE
+        }
+        typed!(self, x => of(x))
+    }
+
+    /// Its extents.
+    pub fn shape(&self) -> &[usize] {
+        typed!(self, x => x.shape())
+    }
+
+    /// A part of it, as [`ArrayView::slice_move`].
+    pub fn slice<I: SliceArg<D>>(self, part: I) -> Tensor<'a, I::OutDim> {
+        typed!(self, x => x.slice_move(part).into())
+    }
+}
+
+impl Tensor<'_, Ix0> {
+    /// An operand that is not there yet, `name`: every element is this one.
+    pub fn unwritten<D: IntoDimension>(
+        &self,
+        shape: D,
+        name: &str,
+    ) -> Result<Tensor<'_, D::Dim>, Error> {
+        let shape = shape.into_dimension();
+        let found = format!("{:?}", shape.slice());
+        let tensor = typed!(self, x => x.broadcast(shape).map(Tensor::from));
+        tensor.ok_or_else(|| Error::value(name, "an addressable array", found))
+    }
+}
+
+impl<'a> Tensor<'a, Ix3> {
+    /// With an axis of one token before the last.
+    pub fn with_tokens(self) -> Tensor<'a, Ix4> {
+        typed!(self, x => x.insert_axis(Axis(2)).into())
+    }
+}
+
+impl<'a> Tensor<'a, Ix4> {
+    /// Some rows of one batch element and head.
+    pub fn rows(&self, batch: usize, head: usize, rows: Range<usize>) -> Tensor<'a, Ix2> {
+        (*self).slice(s![batch, head, rows, ..])
+    }
+}
+
+impl Tensor<'_, Ix2> {
+    /// Reads the columns `cols` of some rows in f32, into rows that begin `stride` apart.
+    pub fn read_rows(
+        &self,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        into: &mut [f32],
+        stride: usize,
+    ) {
+        fn read<T: Element>(source: ArrayView2<'_, T>, into: &mut [f32], stride: usize) {
+            let len = source.ncols();
+            for (source, into) in source.outer_iter().zip(into.chunks_mut(stride.max(1))) {
+                read_row(source, &mut into[..len]);
+            }
+        }
+        typed!(self, x => read(x.slice(s![rows, cols]), into, stride))
+    }
+
+    /// Adds the columns `cols` of row `i` to `sum`.
     pub fn add_row(&self, i: usize, cols: Range<usize>, sum: &mut [f32]) {
-        fn add<T: Element>(
-            rows: &ArrayView2<'_, T>,
-            i: usize,
-            cols: Range<usize>,
-            sum: &mut [f32],
-        ) {
-            let row = rows.slice(s![i, cols]);
+        fn add<T: Element>(row: ArrayView1<'_, T>, sum: &mut [f32]) {
             let Some(row) = row.as_slice() else {
                 sum.iter_mut().zip(row).for_each(|(sum, x)| *sum += x.to_f32());
                 return;
@@ -35,41 +144,102 @@ impl Matrix<'_> {
                 sum.iter_mut().zip(part).for_each(|(sum, x)| *sum += *x);
             }
         }
-        match self {
-            Matrix::F32(rows) => add(rows, i, cols, sum),
-            Matrix::Bf16(rows) => add(rows, i, cols, sum),
-            Matrix::F16(rows) => add(rows, i, cols, sum),
+        typed!(self, x => add(x.slice(s![i, cols]), sum))
+    }
+}
+
+impl Tensor<'_, Ix1> {
+    /// Reads it in f32.
+    pub fn read(&self, into: &mut [f32]) {
+        typed!(self, x => read_row(x.view(), into))
+    }
+}
+
+impl<'a, D: Dimension> TensorMut<'a, D> {
+    /// Its extents.
+    pub fn shape(&self) -> &[usize] {
+        typed!(self, x => x.shape())
+    }
+
+    /// The same, borrowed for less long.
+    pub fn view_mut(&mut self) -> TensorMut<'_, D> {
+        typed!(self, x => x.view_mut().into())
+    }
+
+    /// A part of it, as [`ArrayViewMut::slice_move`].
+    pub fn slice<I: SliceArg<D>>(self, part: I) -> TensorMut<'a, I::OutDim> {
+        typed!(self, x => x.slice_move(part).into())
+    }
+
+    /// What comes before `index` along an axis, and the rest.
+    pub fn split_at(self, axis: usize, index: usize) -> (Self, Self) {
+        typed!(self, x => {
+            let (head, tail) = x.split_at(Axis(axis), index);
+            (head.into(), tail.into())
+        })
+    }
+
+    /// Every element becomes `x`, rounded to the nearest.
+    pub fn fill(&mut self, x: f32) {
+        fn fill<T: Element, D: Dimension>(to: &mut ArrayViewMut<'_, T, D>, x: f32) {
+            to.fill(T::from_f32(x));
         }
+        typed!(self, to => fill(to, x))
+    }
+}
+
+impl<'a, D: RemoveAxis> TensorMut<'a, D> {
+    /// What is at `index` of the first axis.
+    pub fn outer(self, index: usize) -> TensorMut<'a, D::Smaller> {
+        typed!(self, x => x.index_axis_move(Axis(0), index).into())
+    }
+}
+
+impl TensorMut<'_, Ix2> {
+    /// Writes factor · rows that begin `stride` apart, rounded to the nearest.
+    pub fn write_rows(&mut self, rows: &[f32], stride: usize, factor: f32) {
+        typed!(self, x => for (out, row) in x.outer_iter_mut().zip(rows.chunks(stride.max(1))) {
+            write_row(out, row, factor);
+        })
+    }
+}
+
+impl TensorMut<'_, Ix1> {
+    /// Writes factor · the first elements of `row`, rounded to the nearest.
+    pub fn write(&mut self, row: &[f32], factor: f32) {
+        typed!(self, x => write_row(x.view_mut(), row, factor))
+    }
+}
+
+/// `row` = `source` in f32, of the same length.
+pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
+    match source.as_slice() {
+        Some(source) => T::read(source, row),
+        None => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
+    }
+}
+
+/// `out` = factor · the first elements of `row`, rounded to the nearest.
+pub fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], factor: f32) {
+    match out.as_slice_mut() {
+        Some(out) => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
+        None => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
     }
 }
 
 mod sealed {
-    use super::{ArrayView2, Matrix, bf16, f16};
-
-    pub trait Sealed: Sized + bytemuck::Zeroable {
-        fn matrix(rows: ArrayView2<'_, Self>) -> Matrix<'_>;
-    }
-    impl Sealed for f32 {
-        fn matrix(rows: ArrayView2<'_, f32>) -> Matrix<'_> {
-            Matrix::F32(rows)
-        }
-    }
-    impl Sealed for bf16 {
-        fn matrix(rows: ArrayView2<'_, bf16>) -> Matrix<'_> {
-            Matrix::Bf16(rows)
-        }
-    }
-    impl Sealed for f16 {
-        fn matrix(rows: ArrayView2<'_, f16>) -> Matrix<'_> {
-            Matrix::F16(rows)
-        }
-    }
+    pub trait Sealed {}
+    impl Sealed for f32 {}
+    impl Sealed for half::bf16 {}
+    impl Sealed for half::f16 {}
 }
 
 /// A type in which tensors are stored: f32, bf16 or f16. Every sum is f32 whatever it is.
-pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
+pub trait Element:
+    sealed::Sealed + bytemuck::Zeroable + Copy + Default + Send + Sync + 'static
+{
     /// The type's name.
-    const DTYPE: etalon_problem::Dtype;
+    const DTYPE: Dtype;
     /// Zero.
     const ZERO: Self;
     /// Exactly.
@@ -78,10 +248,16 @@ pub trait Element: sealed::Sealed + Copy + Default + Send + Sync + 'static {
     fn from_f32(x: f32) -> Self;
     /// `row` = `source`, of the same length.
     fn read(source: &[Self], row: &mut [f32]);
+    /// The variant of a tensor of this type.
+    #[doc(hidden)]
+    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D>;
+    /// The variant of a result of this type.
+    #[doc(hidden)]
+    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D>;
 }
 
 impl Element for f32 {
-    const DTYPE: etalon_problem::Dtype = etalon_problem::Dtype::F32;
+    const DTYPE: Dtype = Dtype::F32;
     const ZERO: Self = 0.0;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -94,10 +270,16 @@ impl Element for f32 {
     fn read(source: &[Self], row: &mut [f32]) {
         row.copy_from_slice(source);
     }
+    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
+        Tensor::F32(view)
+    }
+    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
+        TensorMut::F32(view)
+    }
 }
 
 impl Element for bf16 {
-    const DTYPE: etalon_problem::Dtype = etalon_problem::Dtype::Bf16;
+    const DTYPE: Dtype = Dtype::Bf16;
     const ZERO: Self = bf16::ZERO;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -110,10 +292,16 @@ impl Element for bf16 {
     fn read(source: &[Self], row: &mut [f32]) {
         source.convert_to_f32_slice(row);
     }
+    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
+        Tensor::Bf16(view)
+    }
+    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
+        TensorMut::Bf16(view)
+    }
 }
 
 impl Element for f16 {
-    const DTYPE: etalon_problem::Dtype = etalon_problem::Dtype::F16;
+    const DTYPE: Dtype = Dtype::F16;
     const ZERO: Self = f16::ZERO;
     #[inline(always)]
     fn to_f32(self) -> f32 {
@@ -125,5 +313,86 @@ impl Element for f16 {
     }
     fn read(source: &[Self], row: &mut [f32]) {
         source.convert_to_f32_slice(row);
+    }
+    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
+        Tensor::F16(view)
+    }
+    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
+        TensorMut::F16(view)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use ndarray::{Array1, Array2, Array4};
+
+    /// Elements that every type holds exactly.
+    fn small<T: Element>() -> Array4<T> {
+        Array4::from_shape_fn((2, 3, 5, 7), |(b, h, i, d)| {
+            T::from_f32((100 * b + 30 * h + 7 * i + d) as f32 / 4.0)
+        })
+    }
+
+    fn reads_alike<T: Element>() {
+        let (array, wanted) = (small::<T>(), small::<f32>());
+        for reversed in [false, true] {
+            let turn = if reversed { s![.., .., .., ..;-1] } else { s![.., .., .., ..;1] };
+            let rows = Tensor::from(array.slice(turn)).rows(1, 2, 1..4);
+            let wanted = wanted.slice(turn);
+            let wanted = wanted.slice(s![1, 2, 1..4, ..]);
+            assert_eq!((rows.dtype(), rows.shape()), (T::DTYPE, &[3, 7][..]));
+            let mut read = [-1.0; 12];
+            rows.read_rows(1..3, 2..5, &mut read, 6);
+            for r in 0..2 {
+                assert_eq!(read[6 * r..][..3], wanted.slice(s![1 + r, 2..5]).to_vec());
+                assert_eq!(read[6 * r + 3..][..3], [-1.0; 3], "between two rows");
+            }
+            let mut sum = [1.0; 3];
+            rows.add_row(0, 4..7, &mut sum);
+            assert_eq!(sum.to_vec(), wanted.slice(s![0, 4..7]).map(|x| x + 1.0).to_vec());
+            let mut row = [0.0; 7];
+            rows.slice(s![2, ..]).read(&mut row);
+            assert_eq!(row.to_vec(), wanted.row(2).to_vec());
+        }
+    }
+
+    #[test]
+    fn rows_read_alike_of_any_type_and_strides() {
+        reads_alike::<f32>();
+        reads_alike::<bf16>();
+        reads_alike::<f16>();
+    }
+
+    fn writes_to_the_nearest<T: Element>() {
+        let rows = [1.0, 1.0 + 1e-4, 0.0, -3.0, 7e-3, 0.0];
+        let rounded = [2.0, 2.0 * (1.0 + 1e-4), -6.0, 2.0 * 7e-3].map(|x| T::from_f32(x).to_f32());
+        for transposed in [false, true] {
+            let mut array = Array2::from_elem((2, 2), T::ZERO);
+            let view = array.view_mut();
+            let view = if transposed { view.reversed_axes() } else { view };
+            TensorMut::from(view).write_rows(&rows, 3, 2.0);
+            let array = if transposed { array.reversed_axes() } else { array };
+            assert_eq!(array.map(|x| x.to_f32()).iter().copied().collect::<Vec<_>>(), rounded);
+        }
+        let mut one = Array1::from_elem(2, T::ZERO);
+        TensorMut::from(one.view_mut()).write(&rows, 2.0);
+        assert_eq!(one.map(|x| x.to_f32()).to_vec(), rounded[..2]);
+        let mut four = small::<T>();
+        let (mut head, tail) = TensorMut::from(four.view_mut()).split_at(1, 2);
+        head.view_mut().fill(1e-4);
+        tail.outer(1).slice(s![0, 3, 1..2]).fill(-1.0);
+        let mut wanted = small::<T>();
+        wanted.slice_mut(s![.., ..2, .., ..]).fill(T::from_f32(1e-4));
+        wanted[[1, 2, 3, 1]] = T::from_f32(-1.0);
+        let bits = |x: Array4<T>| x.map(|x| x.to_f32().to_bits());
+        assert_eq!(bits(four), bits(wanted));
+    }
+
+    #[test]
+    fn rows_are_written_to_the_nearest_of_any_type_and_strides() {
+        writes_to_the_nearest::<f32>();
+        writes_to_the_nearest::<bf16>();
+        writes_to_the_nearest::<f16>();
     }
 }

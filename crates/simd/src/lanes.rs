@@ -21,7 +21,7 @@ pub trait Isa: Copy + Send + Sync + 'static {
     /// One register of f32.
     type F32: Lanes<Isa = Self>;
     /// The block of registers in which a tile of a product is summed.
-    type Tile: crate::tile::Tile<Self>;
+    type Tile: Tile<Self>;
 }
 
 /// One register of f32.
@@ -68,6 +68,43 @@ pub trait Lanes:
 
     /// The sum of the elements, halves first.
     fn reduce_add(self) -> f32;
+}
+
+/// A block of registers: [`Tile::ROWS`] rows of [`Tile::COLS`] f32, with the products that sum
+/// into it. A constant layout of every operand keeps the addresses of the inner loop immediate.
+pub trait Tile<I: Isa>: Copy {
+    /// Its rows.
+    const ROWS: usize;
+    /// Its columns.
+    const COLS: usize;
+
+    /// All zero.
+    fn zero(isa: I) -> Self;
+
+    /// Reads rows that lie `stride` apart.
+    fn load(isa: I, c: &[f32], stride: usize) -> Self;
+
+    /// Writes rows that lie `stride` apart.
+    fn store(self, c: &mut [f32], stride: usize);
+
+    /// += A · B with A a packed panel `[depth][ROWS]` and B a packed panel `[depth][COLS]`.
+    fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// += A · B with A the first ROWS rows of a matrix with row stride [`crate::tile::STRIDE`].
+    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// += Aᵀ · B with A the first `depth` rows and ROWS columns of a matrix with row stride
+    /// [`crate::tile::STRIDE`].
+    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// Replaces every register by a function of it.
+    fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;
+
+    /// Row r times `factors[r]`; a row whose factor is 0 becomes 0, whatever it holds.
+    fn scale_rows(self, isa: I, factors: &[f32]) -> Self;
+
+    /// The larger of `m[r]` and the registers of row r, for every row.
+    fn row_max(&self, m: &mut [I::F32]);
 }
 
 /// A computation, written once for every instruction set. `run` is `#[inline(always)]`, always.

@@ -1,6 +1,6 @@
 //! Instruction sets, chosen when the program runs.
 
-use crate::lanes::{Kernel, portable};
+use crate::lanes::{Isa, Kernel, Tile, portable};
 use std::fmt;
 use std::sync::LazyLock;
 
@@ -55,6 +55,19 @@ impl Level {
             #[cfg(target_arch = "x86_64")]
             Token::Avx512(_) => "avx512",
         }
+    }
+
+    /// Rows and columns of its register block.
+    pub(crate) fn block(self) -> (usize, usize) {
+        struct Block;
+        impl Kernel for Block {
+            type Output = (usize, usize);
+            #[inline(always)]
+            fn run<I: Isa>(self, _: I) -> (usize, usize) {
+                (I::Tile::ROWS, I::Tile::COLS)
+            }
+        }
+        self.run(Block)
     }
 
     /// Runs a kernel with this instruction set. Called inside each task, never around a parallel

@@ -34,27 +34,32 @@ pub mod attention;
 pub mod attention_lse;
 mod element;
 mod exp;
-mod heads;
 mod lanes;
 mod level;
 pub mod linear_attention;
 mod mask;
+mod memory;
+mod named;
 mod options;
 mod pack;
-mod packs;
 mod parallel;
 mod plan;
 pub mod probe;
 mod products;
-mod scores;
+mod run;
+mod softmax;
 mod tile;
+mod tiles;
 mod waves;
+mod workspace;
 
-pub use element::Element;
+pub use element::{Element, Tensor, TensorMut};
 pub use etalon_problem::Mode;
 pub use level::Level;
 pub use options::Options;
 pub use plan::{Buffer, Plan};
+pub use run::{run, run_in};
+pub use workspace::Workspace;
 
 /// The example of the README is a test.
 #[cfg(doctest)]

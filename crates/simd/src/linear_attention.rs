@@ -2,35 +2,40 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 mod backward;
-mod both_ways;
+mod cut;
+mod decays;
 mod double_backward;
 mod flow;
 mod forward;
-mod gates;
 mod gradient;
-mod moving;
-mod operand;
+mod named;
+mod operands;
+mod passes;
 mod plan;
+mod rows;
+mod schedule;
 mod scratch;
-mod spans;
 mod state;
 mod step;
 mod tangent;
+mod two_sided;
 
-pub use backward::{backward, backward_into};
-pub use double_backward::{double_backward, double_backward_into};
-pub use forward::{forward, forward_into};
+pub(crate) use named::run;
+pub use passes::{
+    backward, backward_in, backward_into, double_backward, double_backward_in,
+    double_backward_into, forward, forward_in, forward_into, step, step_in, step_into,
+};
 pub use plan::{SharedMemory, plan, shared_memory};
-pub use step::{step, step_into};
 
-use crate::tile::{MAX_KEYS, block};
-use crate::{Element, Options};
-use etalon_problem::{Blocking, Error, LinearAttention, Pass, Sequence, check_operands};
-use gates::{Gates, Logs};
+use crate::Element;
+use crate::element::Tensor;
+use decays::{Logs, view};
+use etalon_problem::Error;
 use ndarray::{
     Array1, Array3, Array4, ArrayView1, ArrayView2, ArrayView3, ArrayView4, ArrayViewMut1,
-    ArrayViewMut3, ArrayViewMut4,
+    ArrayViewMut3, ArrayViewMut4, Axis, Ix4,
 };
+use operands::{Known, Operands, Results};
 
 /// The inputs of linear attention, of any strides.
 #[derive(Debug, Clone)]
@@ -73,48 +78,26 @@ impl<'a, T: Element> Inputs<'a, T> {
         self
     }
 
-    /// Fails unless the problem is sound, its inputs fit it, and no log-decay of a head is positive or
-    /// NaN.
-    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
-        problem.check()?;
-        let e = &problem.extents;
-        crate::heads::check_counts(e.batch, e.query_heads)?;
-        let given = [
+    /// The inputs, if they fit the problem and no log-decay is positive or NaN.
+    fn operands<'s>(&'s self, known: &Known) -> Result<Operands<'s>, Error> {
+        known.check(&[
             ("q", Some(self.q.shape())),
             ("k", Some(self.k.shape())),
             ("v", Some(self.v.shape())),
             ("g_gamma", self.g_gamma.as_ref().map(|x| x.shape())),
             ("g", self.g.as_ref().map(|x| x.shape())),
             ("initial_state", self.initial_state.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&problem.table(Pass::Forward), &given)?;
-        gates::check_constant(&self.g_gamma)
-    }
-
-    /// Fails if a log-decay of a token that belongs to a sequence is positive or NaN.
-    fn check_tokens(&self, problem: &LinearAttention) -> Result<(), Error> {
-        let Some(g) = &self.g else { return Ok(()) };
-        for sequence in problem.list_sequences() {
-            for head in 0..problem.extents.key_heads {
-                for t in sequence.start..sequence.start + sequence.tokens {
-                    gates::check_log_decay(
-                        "g",
-                        &[sequence.batch, head, t],
-                        g[[sequence.batch, head, t]],
-                    )?;
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// The log-decays.
-    fn gates(&self) -> Logs<'_> {
-        let (by_head, by_token) = (&self.g_gamma, &self.g);
-        Logs {
-            by_head: by_head.as_ref().map(|g| g.view()),
-            by_token: by_token.as_ref().map(|g| g.view()),
-        }
+        ])?;
+        let log_decays = Logs::new(&self.g_gamma, &self.g);
+        log_decays.check(&known.sequences)?;
+        Ok(Operands {
+            q: [Some(self.q.view().into()), None],
+            k: [Some(self.k.view().into()), None],
+            v: [Some(self.v.view().into()), None],
+            log_decays,
+            initial: [view(&self.initial_state), None],
+            ..Operands::default()
+        })
     }
 }
 
@@ -157,12 +140,18 @@ impl<'a, T> Cotangents<'a, T> {
         self
     }
 
-    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
-        let given = [
+    /// Adds the cotangents to the operands of a pass.
+    fn add_to<'s>(&'s self, known: &Known, operands: &mut Operands<'s>) -> Result<(), Error>
+    where
+        T: Element,
+    {
+        known.check(&[
             ("dout", Some(self.dout.shape())),
             ("dfinal_state", self.dfinal_state.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&problem.table(Pass::Backward), &given)
+        ])?;
+        operands.dout[0] = Some(self.dout.view().into());
+        operands.last[0] = view(&self.dfinal_state);
+        Ok(())
     }
 }
 
@@ -186,7 +175,7 @@ pub struct Gradients<T> {
 }
 
 /// Where gradients are written; of any strides. A gradient that is not asked for is not paid for.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct GradientsMut<'a, T> {
     /// `[B, Hq, N, D]`.
     pub dq: Option<ArrayViewMut4<'a, T>>,
@@ -204,36 +193,33 @@ pub struct GradientsMut<'a, T> {
     pub dscale: Option<&'a mut f32>,
 }
 
-impl<T> Default for GradientsMut<'_, T> {
-    fn default() -> Self {
-        GradientsMut {
-            dq: None,
-            dk: None,
-            dv: None,
-            dg_gamma: None,
-            dg: None,
-            dinitial_state: None,
-            dscale: None,
-        }
-    }
-}
-
-impl<T> GradientsMut<'_, T> {
-    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
-        let given = [
+impl<'o, T: Element> GradientsMut<'o, T> {
+    /// Where the results of a pass are written, if they fit the problem.
+    fn results(self, known: &Known) -> Result<Results<'o>, Error> {
+        known.check(&[
             ("dq", self.dq.as_ref().map(|x| x.shape())),
             ("dk", self.dk.as_ref().map(|x| x.shape())),
             ("dv", self.dv.as_ref().map(|x| x.shape())),
             ("dg_gamma", self.dg_gamma.as_ref().map(|x| x.shape())),
             ("dg", self.dg.as_ref().map(|x| x.shape())),
             ("dinitial_state", self.dinitial_state.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&problem.table(Pass::Backward), &given)
+        ])?;
+        Ok(Results {
+            q: self.dq.map(Into::into),
+            k: self.dk.map(Into::into),
+            v: self.dv.map(Into::into),
+            dout: None,
+            g: self.dg.map(|dg| dg.insert_axis(Axis(3)).into()),
+            g_gamma: self.dg_gamma,
+            initial: self.dinitial_state,
+            last: None,
+            scale: self.dscale,
+        })
     }
 }
 
 /// The cotangents of the gradients and of the outputs, of any strides. What is absent is zero.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Default)]
 pub struct SecondCotangents<'a, T> {
     /// By dq: `[B, Hq, N, D]`.
     pub ddq: Option<ArrayView4<'a, T>>,
@@ -255,25 +241,10 @@ pub struct SecondCotangents<'a, T> {
     pub cot_final_state: Option<ArrayView4<'a, f32>>,
 }
 
-impl<T> Default for SecondCotangents<'_, T> {
-    fn default() -> Self {
-        SecondCotangents {
-            ddq: None,
-            ddk: None,
-            ddv: None,
-            ddg_gamma: None,
-            ddg: None,
-            ddinitial_state: None,
-            ddscale: None,
-            cot_o: None,
-            cot_final_state: None,
-        }
-    }
-}
-
-impl<T> SecondCotangents<'_, T> {
-    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
-        let given = [
+impl<T: Element> SecondCotangents<'_, T> {
+    /// Adds the cotangents to the operands of a pass, as tangents.
+    fn add_to<'s>(&'s self, known: &Known, operands: &mut Operands<'s>) -> Result<(), Error> {
+        known.check(&[
             ("ddq", self.ddq.as_ref().map(|x| x.shape())),
             ("ddk", self.ddk.as_ref().map(|x| x.shape())),
             ("ddv", self.ddv.as_ref().map(|x| x.shape())),
@@ -282,17 +253,16 @@ impl<T> SecondCotangents<'_, T> {
             ("ddinitial_state", self.ddinitial_state.as_ref().map(|x| x.shape())),
             ("cot_o", self.cot_o.as_ref().map(|x| x.shape())),
             ("cot_final_state", self.cot_final_state.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&problem.table(Pass::DoubleBackward), &given)
-    }
-
-    /// How the log-decays move.
-    fn drifts(&self) -> Logs<'_> {
-        let (by_head, by_token) = (&self.ddg_gamma, &self.ddg);
-        Logs {
-            by_head: by_head.as_ref().map(|g| g.view()),
-            by_token: by_token.as_ref().map(|g| g.view()),
-        }
+        ])?;
+        operands.q[1] = view(&self.ddq).map(Into::into);
+        operands.k[1] = view(&self.ddk).map(Into::into);
+        operands.v[1] = view(&self.ddv).map(Into::into);
+        operands.dout[1] = view(&self.cot_o).map(Into::into);
+        operands.log_tangents = Some(Logs::new(&self.ddg_gamma, &self.ddg));
+        operands.initial[1] = view(&self.ddinitial_state);
+        operands.last[1] = view(&self.cot_final_state);
+        operands.scale[1] = self.ddscale.unwrap_or(0.0);
+        Ok(())
     }
 }
 
@@ -320,7 +290,7 @@ pub struct SecondGradients<T> {
 }
 
 /// Where second gradients are written; of any strides. Products that none of them needs are left out.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct SecondGradientsMut<'a, T> {
     /// `[B, Hq, N, D]`.
     pub gq: Option<ArrayViewMut4<'a, T>>,
@@ -342,25 +312,10 @@ pub struct SecondGradientsMut<'a, T> {
     pub gdfinal_state: Option<ArrayViewMut4<'a, f32>>,
 }
 
-impl<T> Default for SecondGradientsMut<'_, T> {
-    fn default() -> Self {
-        SecondGradientsMut {
-            gq: None,
-            gk: None,
-            gv: None,
-            gg_gamma: None,
-            gg: None,
-            ginitial_state: None,
-            gscale: None,
-            gdout: None,
-            gdfinal_state: None,
-        }
-    }
-}
-
-impl<T> SecondGradientsMut<'_, T> {
-    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
-        let given = [
+impl<'o, T: Element> SecondGradientsMut<'o, T> {
+    /// Where the results of a pass are written, if they fit the problem.
+    fn results(self, known: &Known) -> Result<Results<'o>, Error> {
+        known.check(&[
             ("gq", self.gq.as_ref().map(|x| x.shape())),
             ("gk", self.gk.as_ref().map(|x| x.shape())),
             ("gv", self.gv.as_ref().map(|x| x.shape())),
@@ -369,8 +324,18 @@ impl<T> SecondGradientsMut<'_, T> {
             ("ginitial_state", self.ginitial_state.as_ref().map(|x| x.shape())),
             ("gdout", self.gdout.as_ref().map(|x| x.shape())),
             ("gdfinal_state", self.gdfinal_state.as_ref().map(|x| x.shape())),
-        ];
-        check_operands(&problem.table(Pass::DoubleBackward), &given)
+        ])?;
+        Ok(Results {
+            q: self.gq.map(Into::into),
+            k: self.gk.map(Into::into),
+            v: self.gv.map(Into::into),
+            dout: self.gdout.map(Into::into),
+            g: self.gg.map(|gg| gg.insert_axis(Axis(3)).into()),
+            g_gamma: self.gg_gamma,
+            initial: self.ginitial_state,
+            last: self.gdfinal_state,
+            scale: self.gscale,
+        })
     }
 }
 
@@ -389,6 +354,28 @@ pub struct StepInputs<'a, T> {
     pub g: Option<ArrayView2<'a, f32>>,
 }
 
+impl<T: Element> StepInputs<'_, T> {
+    /// The inputs, if they fit the problem and no log-decay is positive or NaN.
+    fn operands<'s>(&'s self, known: &Known, state: &[usize]) -> Result<Operands<'s>, Error> {
+        known.check(&[
+            ("q", Some(self.q.shape())),
+            ("k", Some(self.k.shape())),
+            ("v", Some(self.v.shape())),
+            ("g_gamma", self.g_gamma.as_ref().map(|x| x.shape())),
+            ("g", self.g.as_ref().map(|x| x.shape())),
+            ("initial_state", Some(state)),
+        ])?;
+        let g = self.g.as_ref().map(|g| g.view().insert_axis(Axis(2)));
+        let log_decays = Logs { by_head: view(&self.g_gamma), by_token: g };
+        log_decays.check_step()?;
+        fn token<'s, T: Element>(operand: &'s ArrayView3<'_, T>) -> [Option<Tensor<'s, Ix4>>; 2] {
+            [Some(operand.view().insert_axis(Axis(2)).into()), None]
+        }
+        let (q, k, v) = (token(&self.q), token(&self.k), token(&self.v));
+        Ok(Operands { q, k, v, log_decays, ..Operands::default() })
+    }
+}
+
 /// What the next token returns.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepOutput<T> {
@@ -396,69 +383,4 @@ pub struct StepOutput<T> {
     pub o: Array3<T>,
     /// H_t of (R1), `[B, Hk, D, E]`.
     pub final_state: Array4<f32>,
-}
-
-/// How sequences are cut.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Cut {
-    /// Rows of a register block.
-    pub rows: usize,
-    /// Columns of a register block.
-    pub cols: usize,
-    /// Tokens of a chunk.
-    pub chunk: usize,
-    /// Tokens of a micro-chunk.
-    pub micro: usize,
-    /// Bytes of a state.
-    pub state: usize,
-}
-
-/// The chunk and micro-chunk that were measured to be best.
-const DEFAULT: Blocking = Blocking { queries: 96, keys: 48 };
-
-/// Bytes of states that a backward pass may keep of a sequence where keeping fewer would save memory
-/// and cost time: half of an L2 cache of today. A double backward pass keeps as many, each with how it
-/// moves.
-const KEPT: usize = 1 << 20;
-
-impl Cut {
-    /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
-    fn new(problem: &LinearAttention, options: &Options) -> Result<Self, Error> {
-        let blocking = options.blocking.unwrap_or(DEFAULT);
-        blocking.check()?;
-        let (rows, cols) = block(options.level);
-        let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
-        let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
-        let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);
-        let state = problem.extents.dim.saturating_mul(problem.value_dim);
-        Ok(Cut { rows, cols, chunk, micro, state: state.saturating_mul(size_of::<f32>()) })
-    }
-
-    /// Tokens of a span of a sequence: whole chunks. What a sequence is cut into is the same whatever
-    /// runs beside it, and so are results.
-    fn span(&self, tokens: usize) -> usize {
-        self.chunk * self.interval(tokens.div_ceil(self.chunk))
-    }
-
-    /// Chunks of a span, of so many chunks. The states before spans are kept and those within one
-    /// computed again: c/m + m states for spans of m chunks, least for √c. The fewer chunks, the less
-    /// is computed again, and the more threads find work: as few as keep no more than [`KEPT`].
-    fn interval(&self, chunks: usize) -> usize {
-        let least = chunks.isqrt().max(1);
-        let kept = |m: usize| (chunks.div_ceil(m) + m).saturating_mul(self.state);
-        (1..least).find(|&m| kept(m) <= KEPT).unwrap_or(least)
-    }
-}
-
-/// The sequences of a problem, as rows of queries and of keys.
-fn sequences(problem: &LinearAttention) -> Vec<Sequence> {
-    let all = problem.list_sequences().into_iter();
-    all.map(|s| Sequence {
-        batch: s.batch,
-        query_start: s.start,
-        queries: s.tokens,
-        key_start: s.start,
-        keys: s.tokens,
-    })
-    .collect()
 }

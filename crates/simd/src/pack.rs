@@ -5,12 +5,12 @@
 //! where its rows are what is summed. Rows that hold a NaN or an infinity are noted: only tiles
 //! that touch such rows need more care than to multiply by zero.
 
-use crate::Element;
 use crate::aligned::Aligned;
+use crate::element::Tensor;
 use etalon_problem::Error;
-use ndarray::{ArrayView1, ArrayView2, s};
+use ndarray::Ix2;
 use rayon::prelude::*;
-use std::ops::Range;
+use std::ops::{Deref, Range};
 use wide::f32x4;
 
 /// Elements that one job packs, at least: enough that handing it out costs nothing beside.
@@ -19,21 +19,23 @@ pub const JOB: usize = 1 << 15;
 /// All by the thread that asks: a task that waited for jobs might be made to begin another.
 pub const ONE_JOB: usize = usize::MAX;
 
-/// A packed matrix.
+/// A packed matrix, in memory `M`.
 #[derive(Debug, Default)]
-pub struct Packed {
+pub struct Packed<M = Aligned> {
     /// The panels.
-    pub panels: Aligned,
+    pub panels: M,
     /// Elements of one panel.
     pub panel: usize,
 }
 
 impl Packed {
     /// Memory for `len` elements.
-    pub fn room(len: usize) -> Result<Self, Error> {
+    pub fn with_capacity(len: usize) -> Result<Self, Error> {
         Ok(Packed { panels: Aligned::zeros(len, "packed operands")?, panel: 0 })
     }
+}
 
+impl<M: Deref<Target = [f32]>> Packed<M> {
     /// The panels from number `first` on.
     #[inline(always)]
     pub fn from(&self, first: usize) -> &[f32] {
@@ -44,32 +46,38 @@ impl Packed {
 /// Which rows hold a NaN or an infinity; `None` if no row does.
 pub type NonFinite = Option<Vec<bool>>;
 
-/// A row-wise source for packing: rows marked `dead` read as zeros.
-pub struct Source<'a, T> {
+/// Rows that are looked through at a time: the element type is then asked for seldom.
+pub const BLOCK: usize = 8;
+
+/// A row-wise source for packing.
+pub struct Source<'a> {
     /// The rows.
-    pub rows: ArrayView2<'a, T>,
-    /// Rows to be read as zeros, if any.
-    pub dead: Option<&'a [bool]>,
+    pub rows: Tensor<'a, Ix2>,
+    /// Rows to be read as zeros, if any: those that see no key.
+    pub masked: Option<&'a [bool]>,
     /// Elements that a job packs, at least: [`JOB`], or [`ONE_JOB`] within a task.
     pub job: usize,
 }
 
-impl<T: Element> Source<'_, T> {
-    /// Some columns of row `i` in f32.
-    fn read(&self, i: usize, cols: Range<usize>, row: &mut [f32]) {
-        if self.dead.is_some_and(|dead| dead[i]) {
-            return row.fill(0.0);
+impl Source<'_> {
+    /// Some columns of some rows in f32, into rows that begin `stride` apart.
+    fn read(&self, rows: Range<usize>, cols: Range<usize>, into: &mut [f32], stride: usize) {
+        self.rows.read_rows(rows.clone(), cols.clone(), into, stride);
+        let Some(masked) = self.masked else { return };
+        for (row, &masked) in into.chunks_mut(stride.max(1)).zip(&masked[rows]) {
+            if masked {
+                row[..cols.len()].fill(0.0);
+            }
         }
-        let source = self.rows.row(i);
-        match source.to_slice() {
-            Some(source) => T::read(&source[cols], row),
-            None => read_row(source.slice_move(s![cols]), row),
-        }
+    }
+
+    fn dim(&self) -> (usize, usize) {
+        (self.rows.shape()[0], self.rows.shape()[1])
     }
 
     /// Groups of `width` rows, transposed.
     pub fn across_into(&self, width: usize, packed: &mut Packed) {
-        let (len, dim) = self.rows.dim();
+        let (len, dim) = self.dim();
         let panel = width * dim;
         packed.panel = panel;
         packed.panels.resize(len.div_ceil(width) * panel);
@@ -77,12 +85,9 @@ impl<T: Element> Source<'_, T> {
             return;
         }
         let pack = |rows: &mut Vec<f32>, (group, panel): (usize, &mut [f32])| {
-            let start = group * width;
-            let (here, padding) = rows.split_at_mut(width.min(len - start) * dim);
-            for (r, row) in here.chunks_exact_mut(dim).enumerate() {
-                self.read(start + r, 0..dim, row);
-            }
-            padding.fill(0.0);
+            let here = group * width..len.min((group + 1) * width);
+            rows[here.len() * dim..].fill(0.0);
+            self.read(here, 0..dim, rows, dim);
             transpose(rows, dim, dim, panel, width);
         };
         let panels = packed.panels.par_chunks_exact_mut(panel).enumerate();
@@ -91,7 +96,7 @@ impl<T: Element> Source<'_, T> {
 
     /// Groups of `width` columns, row by row.
     pub fn along_into(&self, width: usize, packed: &mut Packed) {
-        let (len, dim) = self.rows.dim();
+        let (len, dim) = self.dim();
         packed.panel = len * width;
         packed.panels.resize(packed.panel * dim.div_ceil(width));
         if packed.panel == 0 {
@@ -103,10 +108,10 @@ impl<T: Element> Source<'_, T> {
         panels.with_min_len(least).for_each(|(group, panel)| {
             let cols = group * width..dim.min((group + 1) * width);
             panel.par_chunks_mut(rows * width).enumerate().for_each(|(job, panel)| {
-                for (r, row) in panel.chunks_exact_mut(width).enumerate() {
-                    let (row, padding) = row.split_at_mut(cols.len());
-                    self.read(job * rows + r, cols.clone(), row);
-                    padding.fill(0.0);
+                let here = job * rows..job * rows + panel.len() / width;
+                self.read(here, cols.clone(), panel, width);
+                if cols.len() < width {
+                    panel.chunks_exact_mut(width).for_each(|row| row[cols.len()..].fill(0.0));
                 }
             });
         });
@@ -114,29 +119,30 @@ impl<T: Element> Source<'_, T> {
 
     /// Which rows hold a NaN or an infinity.
     pub fn non_finite(&self) -> NonFinite {
-        let (len, dim) = self.rows.dim();
-        let row = || vec![0.0f32; dim];
-        let bad = |row: &mut Vec<f32>, i: usize| {
-            self.read(i, 0..dim, row);
+        let (len, dim) = self.dim();
+        let bad = |row: &[f32]| {
             // As integers, and without an early exit: the whole row in one sweep of the vector unit.
             let largest =
                 row.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
             largest >= f32::INFINITY.to_bits() as i32
         };
-        let rows = (0..len).into_par_iter().with_min_len(self.job.div_ceil(dim.max(1)));
-        if !rows.map_init(row, bad).any(|bad| bad) {
+        let block = |rows: &mut Vec<f32>, block: usize| {
+            let here = block * BLOCK..len.min((block + 1) * BLOCK);
+            let rows = &mut rows[..here.len() * dim];
+            self.read(here, 0..dim, rows, dim);
+            bad(rows)
+        };
+        let blocks = (0..len.div_ceil(BLOCK)).into_par_iter();
+        let blocks = blocks.with_min_len(self.job.div_ceil((BLOCK * dim).max(1)));
+        if !blocks.map_init(|| vec![0.0; BLOCK * dim], block).any(|bad| bad) {
             return None;
         }
-        let mut row = row();
-        Some((0..len).map(|i| bad(&mut row, i)).collect())
-    }
-}
-
-/// A row in f32.
-pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
-    match source.as_slice() {
-        Some(source) => T::read(source, row),
-        None => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
+        let mut row = vec![0.0; dim];
+        let bad = |i| {
+            self.read(i..i + 1, 0..dim, &mut row, dim);
+            bad(&row)
+        };
+        Some((0..len).map(bad).collect())
     }
 }
 
@@ -172,7 +178,7 @@ pub fn touches(flags: &NonFinite, mut rows: Range<usize>) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ndarray::Array2;
+    use ndarray::{Array2, ArrayView2};
 
     /// 5 rows of 3: neither a multiple of the width 2.
     fn matrix() -> Array2<f32> {
@@ -180,8 +186,8 @@ mod tests {
     }
 
     fn across(rows: ArrayView2<'_, f32>, width: usize) -> Packed {
-        let mut packed = Packed::room(100).unwrap();
-        Source { rows, dead: None, job: 1 }.across_into(width, &mut packed);
+        let mut packed = Packed::with_capacity(100).unwrap();
+        Source { rows: rows.into(), masked: None, job: 1 }.across_into(width, &mut packed);
         packed
     }
 
@@ -196,8 +202,8 @@ mod tests {
     #[test]
     fn along_groups_columns_and_pads() {
         let matrix = matrix();
-        let mut packed = Packed::room(3 * 2 * 5).unwrap();
-        Source { rows: matrix.view(), dead: None, job: 1 }.along_into(2, &mut packed);
+        let mut packed = Packed::with_capacity(3 * 2 * 5).unwrap();
+        Source { rows: matrix.view().into(), masked: None, job: 1 }.along_into(2, &mut packed);
         assert_eq!(packed.from(0)[..4], [0.0, 1.0, 10.0, 11.0]);
         assert_eq!(packed.from(1), [2.0, 0.0, 12.0, 0.0, 22.0, 0.0, 32.0, 0.0, 42.0, 0.0]);
     }
@@ -210,15 +216,15 @@ mod tests {
     }
 
     #[test]
-    fn non_finite_rows_are_noted_unless_dead() {
+    fn non_finite_rows_are_noted_unless_masked() {
         let mut matrix = matrix();
         matrix[[1, 2]] = f32::NAN;
         matrix[[3, 0]] = f32::INFINITY;
         let rows = matrix.view();
-        let flags = Source { rows, dead: None, job: 1 }.non_finite();
+        let flags = Source { rows: rows.into(), masked: None, job: 1 }.non_finite();
         assert_eq!(flags, Some(vec![false, true, false, true, false]));
         assert!(touches(&flags, 2..4) && !touches(&flags, 2..3));
-        let dead = [false, true, false, true, false];
-        assert_eq!(Source { rows, dead: Some(&dead), job: 1 }.non_finite(), None);
+        let masked = [false, true, false, true, false];
+        assert_eq!(Source { rows: rows.into(), masked: Some(&masked), job: 1 }.non_finite(), None);
     }
 }

@@ -1,6 +1,5 @@
 //! Tasks over rayon's current pool.
 
-use bytemuck::{Zeroable, allocation::try_zeroed_vec};
 use etalon_problem::Error;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -14,19 +13,8 @@ pub fn for_each<T: Send, S: Send>(
     scratch: impl Fn() -> Result<S, Error> + Sync,
     body: impl Fn(T, &mut S) + Sync,
 ) -> Result<(), Error> {
-    for_each_on(rayon::current_num_threads(), idle, tasks, scratch, body)
-}
-
-/// As [`for_each`], on no more than so many threads.
-pub fn for_each_on<T: Send, S: Send>(
-    threads: usize,
-    idle: &Mutex<Vec<S>>,
-    tasks: Vec<T>,
-    scratch: impl Fn() -> Result<S, Error> + Sync,
-    body: impl Fn(T, &mut S) + Sync,
-) -> Result<(), Error> {
     let take = || idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let threads = threads.min(tasks.len());
+    let threads = rayon::current_num_threads().min(tasks.len());
     let tasks: Vec<Mutex<Option<T>>> =
         tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
     let next = AtomicUsize::new(0);
@@ -46,11 +34,7 @@ pub fn for_each_on<T: Send, S: Send>(
         }
         idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
     };
-    match threads {
-        0 => {}
-        1 => work(),
-        _ => rayon::scope(|scope| (0..threads).for_each(|_| scope.spawn(|_| work()))),
-    }
+    on_threads(threads, &work);
     match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
         // One thread without a scratch is no failure while others did its work.
         Some(error) if next.load(Ordering::Relaxed) < tasks.len() => Err(error),
@@ -58,20 +42,48 @@ pub fn for_each_on<T: Send, S: Send>(
     }
 }
 
-/// Zeros, or the error that there is no memory for them.
-pub fn zeroed<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>, Error> {
-    let bytes = len.saturating_mul(size_of::<T>());
-    try_zeroed_vec(len).map_err(|()| Error::Memory { what: what.to_string(), bytes })
+/// Runs `body` on every task, in their order as threads become free: put the heaviest first. As many
+/// threads work as there are `rooms`; each takes one and prepares it with `enter`. Which thread runs a
+/// task changes nothing about its result, so results do not depend on the number of threads. Nothing is
+/// allocated.
+pub fn share<R: Send, S, T: Send>(
+    rooms: impl ExactSizeIterator<Item = R> + Send,
+    enter: impl Fn(R) -> S + Sync,
+    tasks: impl Iterator<Item = T> + Send,
+    body: impl Fn(T, &mut S) + Sync,
+) {
+    let threads = rooms.len();
+    let (rooms, tasks) = (Mutex::new(rooms), Mutex::new(tasks));
+    let work = || {
+        let Some(mut task) = next(&tasks) else { return };
+        let Some(mut scratch) = next(&rooms).map(&enter) else { return };
+        loop {
+            body(task, &mut scratch);
+            match next(&tasks) {
+                Some(next) => task = next,
+                None => return,
+            }
+        }
+    };
+    on_threads(threads, &work);
 }
 
-/// An empty vector with room for `len` elements, or the error that there is no memory for it.
-pub fn reserve<T>(len: usize, what: &str) -> Result<Vec<T>, Error> {
-    let mut vector = Vec::new();
-    vector.try_reserve_exact(len).map_err(|_| Error::Memory {
-        what: what.to_string(),
-        bytes: len.saturating_mul(size_of::<T>()),
-    })?;
-    Ok(vector)
+/// The next item of an iterator that threads share.
+fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
+    items.lock().unwrap_or_else(PoisonError::into_inner).next()
+}
+
+/// Calls `work` so many times, at once as far as threads are free. Unlike a scope, which allocates every
+/// job, a `join` keeps it on the stack.
+fn on_threads(threads: usize, work: &(dyn Fn() + Sync)) {
+    match threads {
+        0 => {}
+        1 => work(),
+        _ => {
+            let half = threads / 2;
+            rayon::join(|| on_threads(threads - half, work), || on_threads(half, work));
+        }
+    }
 }
 
 #[cfg(test)]
@@ -89,6 +101,24 @@ mod tests {
                     .unwrap();
             });
             assert!(done.iter().all(|&count| count == 1), "{threads} threads");
+        }
+    }
+
+    #[test]
+    fn every_task_is_shared_out_once() {
+        for (threads, tasks) in [(1, 100), (2, 100), (3, 2), (7, 1000), (5, 0)] {
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+            let (mut done, mut rooms) = (vec![0; tasks], vec![0; threads]);
+            pool.install(|| {
+                let enter = |room| (room, 0);
+                share(rooms.iter_mut(), enter, done.iter_mut(), |slot, (room, count)| {
+                    *slot += 1;
+                    *count += 1;
+                    **room = *count;
+                });
+            });
+            assert!(done.iter().all(|&count| count == 1), "{threads} threads");
+            assert_eq!(rooms.iter().sum::<usize>(), tasks, "a thread keeps its room");
         }
     }
 

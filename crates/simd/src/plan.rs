@@ -1,9 +1,7 @@
 //! What a pass will do, and the memory that it takes.
 
 use crate::Mode;
-use bytemuck::Zeroable;
-use etalon_problem::{Blocking, Error};
-use ndarray::{Array0, ArrayView, Dimension, IntoDimension};
+use etalon_problem::Blocking;
 
 /// What a pass will do with the given options in the current pool of threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -53,15 +51,4 @@ impl Plan {
     pub fn workspace_bytes(&self) -> usize {
         self.buffers.iter().fold(0, |sum, buffer| sum.saturating_add(buffer.bytes))
     }
-}
-
-/// An operand that is not there yet: zeros of its shape, all the same element.
-pub(crate) fn unwritten<'a, A: Zeroable, D: IntoDimension>(
-    zero: &'a Array0<A>,
-    shape: D,
-    name: &str,
-) -> Result<ArrayView<'a, A, D::Dim>, Error> {
-    let shape = shape.into_dimension();
-    let found = format!("{:?}", shape.slice());
-    zero.broadcast(shape).ok_or_else(|| Error::value(name, "an addressable array", found))
 }

@@ -1,8 +1,9 @@
-//! A block of registers, and the verbs of a tile.
+//! A block of registers, and the layout of a tile of scores in memory.
 
-use crate::Level;
 use crate::lanes::product::product;
-use crate::lanes::{Isa, Kernel, Lanes};
+use crate::lanes::{Isa, Lanes};
+
+pub use crate::lanes::Tile;
 
 /// The distance between two rows of a tile of scores in memory: room for [`MAX_KEYS`] keys and one
 /// block more, and an odd number of cache lines, so that the rows of a block do not compete for
@@ -12,55 +13,8 @@ pub const STRIDE: usize = 272;
 /// The most keys in a tile of scores.
 pub const MAX_KEYS: usize = 256;
 
-/// A block of registers: [`Tile::ROWS`] rows of [`Tile::COLS`] f32, with the products that sum
-/// into it. A constant layout of every operand keeps the addresses of the inner loop immediate.
-pub trait Tile<I: Isa>: Copy {
-    /// Its rows.
-    const ROWS: usize;
-    /// Its columns.
-    const COLS: usize;
-
-    /// All zero.
-    fn zero(isa: I) -> Self;
-
-    /// Reads rows that lie `stride` apart.
-    fn load(isa: I, c: &[f32], stride: usize) -> Self;
-
-    /// Writes rows that lie `stride` apart.
-    fn store(self, c: &mut [f32], stride: usize);
-
-    /// += A · B with A a packed panel `[depth][ROWS]` and B a packed panel `[depth][COLS]`.
-    fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
-
-    /// += A · B with A the first ROWS rows of a matrix with row stride [`STRIDE`].
-    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
-
-    /// += Aᵀ · B with A the first `depth` rows and ROWS columns of a matrix with row stride
-    /// [`STRIDE`].
-    fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
-
-    /// Replaces every register by a function of it.
-    fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;
-
-    /// Row r times `factors[r]`; a row whose factor is 0 becomes 0, whatever it holds.
-    fn scale_rows(self, isa: I, factors: &[f32]) -> Self;
-
-    /// The larger of `m[r]` and the registers of row r, for every row.
-    fn row_max(&self, m: &mut [I::F32]);
-}
-
-/// Rows and columns of the register block of a level.
-pub fn block(level: Level) -> (usize, usize) {
-    struct Block;
-    impl Kernel for Block {
-        type Output = (usize, usize);
-        #[inline(always)]
-        fn run<I: Isa>(self, _: I) -> (usize, usize) {
-            (I::Tile::ROWS, I::Tile::COLS)
-        }
-    }
-    level.run(Block)
-}
+/// The most rows of a register block, over all instruction sets.
+pub const MAX_ROWS: usize = 16;
 
 /// MR rows of NV registers.
 #[derive(Clone, Copy)]

@@ -1,18 +1,64 @@
-//! What a pass allocates beside operands and results is what its plan says. A program of its own,
-//! because it counts every allocation of the process, and one test, because two would count each
-//! other's.
+//! What a pass allocates beside operands and results is what its plan says, and with a workspace that is
+//! kept its second call allocates nothing. A program of its own, because it counts every allocation of
+//! the process, and one test, because two would count each other's.
 
 use etalon_problem::{
     Attention, AttentionLse, Blocking, Decay, Error, Extents, LinearAttention, LinearExtents, Mask,
     Pass,
 };
-use etalon_simd::{Mode, Options, Plan, attention, attention_lse, linear_attention};
+use etalon_simd::{Mode, Options, Plan, Workspace, attention, attention_lse, linear_attention};
 use ndarray::{Array, ShapeBuilder};
 use peak_alloc::PeakAlloc;
-use rayon::ThreadPoolBuilder;
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::alloc::{GlobalAlloc, Layout};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Counts the bytes in use and, of the threads of a running pool, the calls.
+struct Counting;
+
+static MEMORY: PeakAlloc = PeakAlloc;
+static CALLS: AtomicUsize = AtomicUsize::new(0);
+
+thread_local! {
+    /// Whether calls of this thread are counted: those of a pool that has ended still tidy up.
+    static COUNTED: Cell<bool> = const { Cell::new(false) };
+}
+
+fn start(threads: usize) -> ThreadPool {
+    let pool = ThreadPoolBuilder::new().num_threads(threads);
+    let pool = pool.start_handler(|_| COUNTED.set(true)).exit_handler(|_| COUNTED.set(false));
+    pool.build().unwrap()
+}
 
 #[global_allocator]
-static MEMORY: PeakAlloc = PeakAlloc;
+static ALLOCATOR: Counting = Counting;
+
+// SAFETY: `PeakAlloc` upholds the contract; a reallocation is the default one, by way of these two.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        CALLS.fetch_add(usize::from(COUNTED.get()), Ordering::Relaxed);
+        // SAFETY: the caller upholds the contract.
+        unsafe { MEMORY.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, memory: *mut u8, layout: Layout) {
+        // SAFETY: the caller upholds the contract.
+        unsafe { MEMORY.dealloc(memory, layout) }
+    }
+}
+
+/// How often the threads of the pool allocate in the second of three calls, and in the third: their own
+/// allocations and those of rayon, which has none once all threads have begun.
+fn later_calls(mut run: impl FnMut() -> Result<(), Error>) -> [usize; 2] {
+    rayon::broadcast(|_| ());
+    run().unwrap();
+    [(); 2].map(|()| {
+        let before = CALLS.load(Ordering::Relaxed);
+        run().unwrap();
+        CALLS.load(Ordering::Relaxed) - before
+    })
+}
 
 /// The most bytes that `run` held at once, beyond those before.
 fn peak(mut run: impl FnMut() -> Result<(), Error>) -> usize {
@@ -159,13 +205,14 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, 
         ..Default::default()
     };
     let mut final_state = state.clone();
+    let kept = Workspace::new();
     [Pass::Forward, Pass::Backward, Pass::DoubleBackward]
         .map(|pass| {
-            let bytes = peak(|| match pass {
+            let mut run = |workspace: &Workspace| match pass {
                 Pass::Forward => {
                     let final_state = Some(state.view_mut());
                     let place = linear_attention::OutputMut { o: o.view_mut(), final_state };
-                    linear_attention::forward_into(problem, &inputs, place, options)
+                    linear_attention::forward_in(workspace, problem, &inputs, place, options)
                 }
                 Pass::Backward => {
                     let place = linear_attention::GradientsMut {
@@ -176,7 +223,10 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, 
                         dinitial_state: Some(state.view_mut()),
                         ..Default::default()
                     };
-                    linear_attention::backward_into(problem, &inputs, &cotangents, place, options)
+                    let cotangents = &cotangents;
+                    linear_attention::backward_in(
+                        workspace, problem, &inputs, cotangents, place, options,
+                    )
                 }
                 _ => {
                     let place = linear_attention::SecondGradientsMut {
@@ -189,16 +239,14 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Vec<(Pass, 
                         gdfinal_state: Some(final_state.view_mut()),
                         ..Default::default()
                     };
-                    linear_attention::double_backward_into(
-                        problem,
-                        &inputs,
-                        &cotangents,
-                        &second,
-                        place,
-                        options,
+                    let (cotangents, second) = (&cotangents, &second);
+                    linear_attention::double_backward_in(
+                        workspace, problem, &inputs, cotangents, second, place, options,
                     )
                 }
-            });
+            };
+            assert_eq!(later_calls(|| run(&kept)), [0; 2], "{pass} of {problem:?}");
+            let bytes = peak(|| run(&Workspace::new()));
             (pass, linear_attention::plan::<f32>(problem, pass, options).unwrap(), bytes)
         })
         .to_vec()
@@ -221,10 +269,13 @@ fn step(problem: &LinearAttention, options: &Options) -> (Pass, Plan, usize) {
     };
     let mut state = wave([e.batch, e.key_heads, e.dim, problem.value_dim]);
     let mut o = ndarray::Array3::zeros([e.batch, e.query_heads, problem.value_dim]);
-    let bytes = peak(|| {
+    let mut run = |workspace: &Workspace| {
         let (state, o) = (state.view_mut(), o.view_mut());
-        linear_attention::step_into(problem, &inputs, state, o, options)
-    });
+        linear_attention::step_in(workspace, problem, &inputs, state, o, options)
+    };
+    let kept = Workspace::new();
+    assert_eq!(later_calls(|| run(&kept)), [0; 2], "step of {problem:?}");
+    let bytes = peak(|| run(&Workspace::new()));
     (Pass::Step, linear_attention::plan::<f32>(problem, Pass::Step, options).unwrap(), bytes)
 }
 
@@ -241,7 +292,7 @@ fn check(what: &str, plans: Vec<(Pass, Plan, usize)>) {
 #[test]
 fn a_pass_allocates_what_its_plan_says() {
     for threads in [1, 3] {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let pool = start(threads);
         pool.install(|| {
             for mode in [Mode::Separate, Mode::FusedPartials, Mode::ForwardGradient] {
                 let options = Options { mode, ..Options::default() };
@@ -262,7 +313,7 @@ fn a_pass_allocates_what_its_plan_says() {
     };
     let linear = |key_heads, tokens| of(key_heads, 2, tokens, 40);
     for threads in [1, 3] {
-        let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        let pool = start(threads);
         pool.install(|| {
             // Six heads are left to a thread each; of one head, many spans are worked on at once.
             for (heads, tokens) in [(6, 6000), (1, 20_000)] {
@@ -283,7 +334,7 @@ fn a_pass_allocates_what_its_plan_says() {
     }
     // No buffer has a row and a column for every token of a chunk: what a thread holds grows as its
     // chunk does, and the states that are kept become fewer.
-    let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let pool = start(1);
     pool.install(|| {
         let bytes = |chunk| {
             let blocking = Some(Blocking::new(chunk, 24));
@@ -295,7 +346,7 @@ fn a_pass_allocates_what_its_plan_says() {
         }
     });
     // Memory is linear in the length, whatever the mode, and independent of the batch.
-    let pool = ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    let pool = start(1);
     pool.install(|| {
         let bytes = |batch, length, pass| {
             let problem = Attention::new(extents(batch, length));

@@ -7,53 +7,46 @@
 //! Nothing cancels that need not: within a pair of micro-chunks, sums of rows from the last and of
 //! columns from the first.
 
-use super::Cut;
-use crate::aligned::Aligned;
+use super::cut::Cut;
 use crate::lanes::{Isa, Lanes};
 use crate::tile::STRIDE;
-use etalon_problem::Error;
+use crate::workspace::Parts;
 use std::ops::Range;
 
 /// The terms of (R27), and dg of a chunk.
-pub struct Flow {
+pub struct Flow<'m> {
     /// w of a pair of micro-chunks, rows [`STRIDE`] apart; 0 where a pair does not see.
-    pub w: Aligned,
+    pub w: &'m mut [f32],
     /// x, of one query head, and y.
-    pub x: Aligned,
-    pub y: Aligned,
-    pub dg: Aligned,
+    pub x: &'m mut [f32],
+    pub y: &'m mut [f32],
+    pub dg: &'m mut [f32],
     /// Sums of the rows and columns of w over all pairs of micro-chunks before and behind; and of the
     /// pairs that lie on either side of a micro-chunk.
-    row_sums: Aligned,
-    col_sums: Aligned,
-    across: Aligned,
+    row_sums: &'m mut [f32],
+    col_sums: &'m mut [f32],
+    across: &'m mut [f32],
     micro: usize,
 }
 
-impl Flow {
-    /// Room for a chunk.
-    pub fn room(cut: &Cut) -> Result<Self, Error> {
-        let zeros = |len| Aligned::zeros(len, "the gates of a chunk");
-        let chunk = || zeros(cut.chunk.next_multiple_of(cut.rows) + cut.cols);
-        Ok(Flow {
-            w: zeros(cut.micro.next_multiple_of(cut.rows) * STRIDE)?,
-            x: chunk()?,
-            y: chunk()?,
-            dg: chunk()?,
-            row_sums: chunk()?,
-            col_sums: chunk()?,
-            across: chunk()?,
+impl<'m> Flow<'m> {
+    /// For a chunk.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut) -> Self {
+        let chunk = cut.chunk.next_multiple_of(cut.rows) + cut.cols;
+        Flow {
+            w: parts.room(cut.micro.next_multiple_of(cut.rows) * STRIDE),
+            x: parts.room(chunk),
+            y: parts.room(chunk),
+            dg: parts.room(chunk),
+            row_sums: parts.zeros(chunk),
+            col_sums: parts.zeros(chunk),
+            across: parts.zeros(chunk),
             micro: cut.micro,
-        })
+        }
     }
+}
 
-    /// Bytes of what it holds per pair of micro-chunks, and of the rest.
-    pub fn bytes(&self) -> [usize; 2] {
-        let Flow { w, x, y, dg, row_sums, col_sums, across, .. } = self;
-        let lists = [x, y, dg, row_sums, col_sums, across].map(Aligned::bytes);
-        [w.bytes(), lists.iter().sum()]
-    }
-
+impl Flow<'_> {
     /// dg from y and z, where `y` has been written.
     #[inline(always)]
     pub fn begin(&mut self, len: usize, z: f32) {
@@ -75,22 +68,18 @@ impl Flow {
         diagonal: bool,
     ) {
         let Flow { w, dg, row_sums, col_sums, across, micro, .. } = self;
-        let rows = w[keys.start..].chunks(STRIDE).zip(queries.clone());
-        let rows = rows.map(
-            #[inline(always)]
-            |(row, i)| (i, &row[..keys.len()]),
-        );
         if diagonal {
             // Sums of columns over the rows from the last one on; w is 0 where j > i.
             let mut sums = [0.0f32; crate::tile::MAX_KEYS];
-            for (t, weights) in rows.rev() {
-                let here = t - keys.start;
-                dg[t] += grow(isa, &mut sums[..keys.len()], weights, here);
+            for t in queries.clone().rev() {
+                let weights = &w[(t - queries.start) * STRIDE + keys.start..][..keys.len()];
+                dg[t] += grow(isa, &mut sums[..keys.len()], weights, t - keys.start);
             }
             return;
         }
         let mut all = 0.0;
-        for (i, weights) in rows {
+        for i in queries.clone() {
+            let weights = &w[(i - queries.start) * STRIDE + keys.start..][..keys.len()];
             grow(isa, &mut col_sums[keys.clone()], weights, 0);
             let sum = total(isa, weights);
             row_sums[i] += sum;

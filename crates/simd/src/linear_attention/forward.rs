@@ -8,321 +8,249 @@
 //! The scores of a register block of queries are computed, weighed, multiplied with v, and
 //! forgotten.
 
-use super::gates::Decays;
-use super::operand::{Rows, room_across, room_along};
-use super::spans::{LEAST_FORWARD, Place, Work, chunks, combine, numbered, pass_on, pieces};
-use super::state::{Advance, Shape, State};
-use super::{Cut, Inputs, Output, OutputMut, sequences};
-use crate::aligned::Aligned;
-use crate::attention::forward::zeros;
-use crate::attention::sweeps::write_row;
-use crate::heads::{all_queries, clear};
+use super::cut::Cut;
+use super::decays::Decays;
+use super::operands::Operands;
+use super::rows::{Panels, Rows, across, along};
+use super::schedule::{Place, Schedule, States};
+use super::state::{Advance, Shape, combine, pass_on};
+use crate::element::{Tensor, TensorMut};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::Packed;
-use crate::parallel::for_each_on;
+use crate::parallel::share;
 use crate::plan::Buffer;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
-use crate::{Element, Options};
-use etalon_problem::{Error, LinearAttention, Sequence};
-use ndarray::{ArrayView2, ArrayViewMut2, s};
+use crate::workspace::{Parts, Workspace};
+use etalon_problem::Error;
+use ndarray::{ArrayViewMut4, Ix2, Ix3, Ix4, s};
 use std::ops::Range;
-use std::sync::Mutex;
-
-/// o and, where the problem asks for it, the final state.
-pub fn forward<T: Element>(
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    options: &Options,
-) -> Result<Output<T>, Error> {
-    inputs.check(problem)?;
-    let mut o = zeros(problem.o_shape(), "o")?;
-    let state = || zeros(problem.state_shape(), "final_state");
-    let mut final_state = problem.final_state.then(state).transpose()?;
-    let final_view = final_state.as_mut().map(|state| state.view_mut());
-    let out = OutputMut { o: o.view_mut(), final_state: final_view };
-    forward_into(problem, inputs, out, options)?;
-    Ok(Output { o, final_state })
-}
-
-/// As [`forward`], into arrays of the caller. On an error nothing has been written.
-pub fn forward_into<T: Element>(
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    out: OutputMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    inputs.check(problem)?;
-    inputs.check_tokens(problem)?;
-    Error::expect_shape("o", &problem.o_shape(), out.o.shape())?;
-    let wanted = problem.final_state;
-    Error::expect_presence("final_state", "final_state", wanted, out.final_state.is_some())?;
-    if let Some(state) = &out.final_state {
-        Error::expect_shape("final_state", &problem.state_shape(), state.shape())?;
-    }
-    let sequences = sequences(problem);
-    Forward { work: work(problem, &sequences, options)?, inputs }.run(out)
-}
-
-/// The work of a forward pass.
-pub(super) fn work<'a>(
-    problem: &'a LinearAttention,
-    sequences: &'a [Sequence],
-    options: &'a Options,
-) -> Result<Work<'a>, Error> {
-    Ok(Work { least: LEAST_FORWARD, ..Work::new(problem, sequences, options)? })
-}
 
 /// A forward pass, its operands checked.
-struct Forward<'a, 'i, T> {
-    work: Work<'a>,
-    inputs: &'a Inputs<'i, T>,
+pub struct Forward<'a> {
+    pub schedule: Schedule<'a>,
+    pub operands: Operands<'a>,
 }
 
-/// A span of a sequence and key head, and the rows of o of its query heads.
-struct Span<'o, T> {
-    slot: usize,
-    number: usize,
-    o: Vec<ArrayViewMut2<'o, T>>,
-}
-
-impl<T: Element> Forward<'_, '_, T> {
-    fn run(&self, out: OutputMut<'_, T>) -> Result<(), Error> {
-        let Work { problem, sequences, cut, shape, .. } = &self.work;
-        let key_heads = problem.extents.key_heads;
-        let OutputMut { mut o, final_state } = out;
-        let idle = Mutex::new(vec![self.scratch()?]);
-        let mut states = self.work.states(*shape)?;
-        let parallel = !self.work.whole();
-        let locals = if parallel { self.work.rooms(*shape)? } else { Vec::new() };
+impl Forward<'_> {
+    /// Writes o and, where it is asked for, the states after the last tokens.
+    pub fn run(
+        &self,
+        workspace: &Workspace,
+        o: TensorMut<'_, Ix4>,
+        final_state: Option<ArrayViewMut4<'_, f32>>,
+    ) -> Result<(), Error> {
+        let Forward { schedule, operands } = self;
+        let Schedule { cut, shape, .. } = *schedule;
+        let each = Parts::count(|parts| Scratch::new(parts, &cut, shape));
+        let memory = each.saturating_mul(schedule.workers());
+        let mut memory = workspace.room(memory, "the scratch of threads")?;
+        let mut states = States::new(workspace, schedule, shape, true)?;
         // Nothing has been written yet.
-        clear(&mut o, all_queries(sequences), T::ZERO);
-        self.work.begin(&self.inputs.initial_state, &mut states, 0, false);
-        let pieces = pieces(o, sequences, (key_heads, problem.group()), cut);
-        if parallel {
-            self.apart(&idle, pieces, locals, &mut states)?;
-        } else {
-            let tasks = pieces.into_iter().zip(&mut states).enumerate().collect::<Vec<_>>();
-            for_each_on(
-                self.work.threads(),
-                &idle,
+        states.begin(&operands.initial, false);
+        let (whole, group) = (schedule.whole(), schedule.problem.group());
+        let o = schedule.pieces(Some(o), group, !whole).flatten();
+        let tasks = schedule.places(!whole).zip(o);
+        if whole {
+            let (threads, tasks) = (memory.chunks_exact_mut(each), tasks.zip(states.slots()));
+            share(
+                threads,
+                |part| self.enter(part),
                 tasks,
-                || self.scratch(),
-                |(slot, (spans, state)), scratch| {
-                    for (number, o) in spans.into_iter().enumerate() {
-                        self.span(Span { slot, number, o }, &state.elements, true, scratch);
-                        let (place, level) = (self.place(slot, number), self.work.options.level);
-                        pass_on(level, &place, &mut scratch.local, &mut state.elements);
-                    }
+                |((place, o), state), scratch| {
+                    self.slot(&place, o, state, scratch);
                 },
-            )?;
+            );
+        } else {
+            let threads = memory.chunks_exact_mut(each);
+            let sums = schedule.places(true).zip(states.behind());
+            share(
+                threads,
+                |part| self.enter(part),
+                sums,
+                |(place, sum), scratch| self.sum(&place, sum, scratch),
+            );
+            states.scan(|span| operands.carry(span, span.tokens.clone()));
+            let (threads, tasks) = (memory.chunks_exact_mut(each), tasks.zip(states.before()));
+            share(
+                threads,
+                |part| self.enter(part),
+                tasks,
+                |((place, o), state), scratch| {
+                    let sum = std::mem::take(&mut scratch.sum);
+                    self.span(&place, o, state, sum, false, scratch);
+                    scratch.sum = sum;
+                },
+            );
         }
-        self.work.end(&states, final_state, 0, false);
+        states.finish(final_state, 0, false);
         Ok(())
     }
 
-    /// First the local states of all spans, then the states before them, then the spans.
-    fn apart(
+    /// The scratch of a thread, in its part of the memory.
+    fn enter<'m>(&self, part: &'m mut [f32]) -> Scratch<'m> {
+        Scratch::new(&mut Parts::of(part), &self.schedule.cut, self.schedule.shape)
+    }
+
+    /// o of a slot, from its first span to its last; the state before it becomes the one after it.
+    fn slot(
         &self,
-        idle: &Mutex<Vec<Scratch>>,
-        pieces: Vec<Vec<Vec<ArrayViewMut2<'_, T>>>>,
-        mut locals: Vec<Vec<State>>,
-        states: &mut [State],
-    ) -> Result<(), Error> {
-        for_each_on(
-            self.work.threads(),
-            idle,
-            numbered(&mut locals),
-            || self.scratch(),
-            |(slot, number, local), scratch| {
-                self.local(slot, number, &mut local.elements, scratch);
-            },
-        )?;
-        self.work.scan(&mut locals, states, |slot, number| self.place(slot, number));
-        let mut tasks = Vec::new();
-        for (slot, spans) in pieces.into_iter().enumerate() {
-            tasks.extend(spans.into_iter().enumerate().map(|(number, o)| Span { slot, number, o }));
+        place: &Place<'_>,
+        mut o: TensorMut<'_, Ix3>,
+        state: &mut [f32],
+        scratch: &mut Scratch<'_>,
+    ) {
+        let level = self.schedule.options.level;
+        let sum = std::mem::take(&mut scratch.sum);
+        for span in place.spans(&self.schedule.cut) {
+            let rows = o.view_mut().slice(s![.., span.tokens.clone(), ..]);
+            self.span(&span, rows, state, sum, true, scratch);
+            pass_on(level, self.operands.carry(&span, span.tokens.clone()), state, sum);
         }
-        for_each_on(
-            self.work.threads(),
-            idle,
-            tasks,
-            || self.scratch(),
-            |span, scratch| {
-                let state = &locals[span.slot][span.number];
-                self.span(span, &state.elements, false, scratch);
-            },
-        )
-    }
-
-    fn place(&self, slot: usize, number: usize) -> Place<'_> {
-        self.work.place(slot, number, self.inputs.gates(), None)
-    }
-
-    fn scratch(&self) -> Result<Scratch, Error> {
-        Scratch::new(&self.work.cut, self.work.shape)
+        scratch.sum = sum;
     }
 
     /// Reads the keys and values of a chunk.
-    fn read(&self, place: &Place<'_>, chunk: &Range<usize>, output: bool, scratch: &mut Scratch) {
-        let level = self.work.options.level;
-        scratch.decays.prepare(level, &place.gates, chunk.clone());
-        scratch.k.read(place.of_keys(&self.inputs.k, chunk));
-        scratch.v.read(place.of_keys(&self.inputs.v, chunk));
+    fn read(
+        &self,
+        place: &Place<'_>,
+        chunk: &Range<usize>,
+        output: bool,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let (Operands { k, v, .. }, level) = (&self.operands, self.schedule.options.level);
+        scratch.decays.prepare(level, &self.operands.gates(place).0, chunk.clone());
+        k[0].iter().for_each(|k| scratch.k.read(place.rows(k, place.head, chunk)));
+        v[0].iter().for_each(|v| scratch.v.read(place.rows(v, place.head, chunk)));
         Pack { len: chunk.len(), output, scratch }.run_at(level);
     }
 
-    /// The local state of a span.
-    fn local(&self, slot: usize, number: usize, local: &mut [f32], scratch: &mut Scratch) {
-        let place = self.place(slot, number);
-        for (n, chunk) in chunks(&place.tokens, &self.work.cut).enumerate() {
-            self.read(&place, &chunk, false, scratch);
-            self.advance(n, chunk.len(), local, scratch);
+    /// The state after a span from the span alone.
+    fn sum(&self, place: &Place<'_>, sum: &mut [f32], scratch: &mut Scratch<'_>) {
+        for (n, chunk) in self.schedule.cut.chunks(&place.tokens).enumerate() {
+            self.read(place, &chunk, false, scratch);
+            self.advance(n, chunk.len(), sum, scratch);
         }
     }
 
     /// (R22) for L of chunk `n` of a span.
-    fn advance(&self, n: usize, len: usize, local: &mut [f32], scratch: &Scratch) {
+    fn advance(&self, n: usize, len: usize, sum: &mut [f32], scratch: &Scratch<'_>) {
         let Scratch { decays, k, values, weighted, .. } = scratch;
+        let Schedule { shape, options, .. } = self.schedule;
         let decay = if n == 0 { 0.0 } else { decays.whole };
         let right = if decays.none { values } else { weighted };
-        let (shape, left, tokens) = (self.work.shape, k, decays.first..len);
-        Advance { shape, state: local, decay, left, right, tokens }.run_at(self.work.options.level);
+        let tokens = decays.first..len;
+        Advance { shape, state: sum, decay, left: k, right, tokens }.run_at(options.level);
     }
 
-    /// o of a span; with `keep` its local state is left in the scratch.
-    fn span(&self, span: Span<'_, T>, state: &[f32], keep: bool, scratch: &mut Scratch) {
-        let Span { slot, number, mut o } = span;
-        let place = self.place(slot, number);
-        let (group, level) = (self.work.problem.group(), self.work.options.level);
-        // Before the first token of a sequence that begins with 0 there is nothing to read.
-        let blank = number == 0 && self.inputs.initial_state.is_none();
-        let chunks = chunks(&place.tokens, &self.work.cut);
-        let count = chunks.len();
-        let mut local = std::mem::take(&mut scratch.local);
-        for (n, chunk) in chunks.enumerate() {
-            self.read(&place, &chunk, true, scratch);
-            let between = place.carry(place.tokens.start..chunk.start);
-            let begun = (n > 0).then_some(&local[..]);
-            combine(level, between, state, begun, &mut scratch.state);
-            let within = chunk.start - place.tokens.start..chunk.end - place.tokens.start;
-            for (head, o) in o.iter_mut().enumerate() {
-                let head = place.head * group + head;
-                let q = place.of_queries(&self.inputs.q, head, &chunk);
-                self.chunk(q, o.slice_mut(s![within.clone(), ..]), blank && n == 0, scratch);
+    /// o of a span; with `keep`, `sum` becomes the state after it from the span alone.
+    fn span(
+        &self,
+        place: &Place<'_>,
+        mut o: TensorMut<'_, Ix3>,
+        state: &[f32],
+        sum: &mut [f32],
+        keep: bool,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let Schedule { problem, cut, options, .. } = self.schedule;
+        let start = place.tokens.start;
+        for (n, chunk) in cut.chunks(&place.tokens).enumerate() {
+            self.read(place, &chunk, true, scratch);
+            let carry = self.operands.carry(place, start..chunk.start);
+            let begun = (n > 0).then_some(&*sum);
+            combine(options.level, carry, state, begun, scratch.state);
+            // Before the first token of a sequence that begins with 0 there is nothing to read.
+            let blank = chunk.start == 0 && self.operands.initial[0].is_none();
+            for member in 0..problem.group() {
+                let head = place.head * problem.group() + member;
+                let rows = s![member, chunk.start - start..chunk.end - start, ..];
+                let q = self.operands.q[0].map(|q| place.rows(&q, head, &chunk));
+                self.chunk(q, o.view_mut().slice(rows), blank, scratch);
             }
-            if keep || n + 1 < count {
-                self.advance(n, chunk.len(), &mut local, scratch);
+            if keep || chunk.end < place.tokens.end {
+                self.advance(n, chunk.len(), sum, scratch);
             }
         }
-        scratch.local = local;
     }
 
     /// o of one query head in a chunk.
     fn chunk(
         &self,
-        q: ArrayView2<'_, T>,
-        mut o: ArrayViewMut2<'_, T>,
+        q: Option<Tensor<'_, Ix2>>,
+        mut o: TensorMut<'_, Ix2>,
         blank: bool,
-        scratch: &mut Scratch,
+        scratch: &mut Scratch<'_>,
     ) {
-        scratch.q.read(q);
-        let Work { problem, shape, options, .. } = &self.work;
-        Outputs { len: o.nrows(), blank, shape: *shape, scratch }.run_at(options.level);
-        let stride = scratch.stride;
-        let rows = o.outer_iter_mut().zip(scratch.o.chunks(stride));
-        rows.for_each(|(o, row)| write_row(o, row, problem.scale as f32));
+        let Schedule { problem, shape, options, .. } = self.schedule;
+        q.into_iter().for_each(|q| scratch.q.read(q));
+        Outputs { len: o.shape()[0], blank, shape, scratch }.run_at(options.level);
+        o.write_rows(scratch.o, scratch.stride, problem.scale as f32);
     }
 }
 
 /// The memory of one thread.
-struct Scratch {
-    decays: Decays,
-    q: Rows,
-    k: Rows,
-    v: Rows,
+struct Scratch<'m> {
+    decays: Decays<'m>,
+    q: Rows<'m>,
+    k: Rows<'m>,
+    v: Rows<'m>,
     /// k, across.
-    keys: Packed,
+    keys: Panels<'m>,
     /// v, along; and with each row times its ω.
-    values: Packed,
-    weighted: Packed,
+    values: Panels<'m>,
+    weighted: Panels<'m>,
     /// Whether v holds no NaN and no infinity.
     finite: bool,
     /// Scores of a register block, then weights.
-    strip: Aligned,
+    strip: &'m mut [f32],
     /// P of a register block.
-    p: Aligned,
+    p: &'m mut [f32],
     /// o / σ of a chunk, rows `stride` apart.
-    o: Aligned,
+    o: &'m mut [f32],
     stride: usize,
     /// S of a chunk.
-    state: Aligned,
-    /// L.
-    local: Aligned,
+    state: &'m mut [f32],
+    /// L of a span.
+    sum: &'m mut [f32],
 }
 
-impl Scratch {
-    fn new(cut: &Cut, shape: Shape) -> Result<Self, Error> {
-        let what = "the scratch of a thread";
-        let stride = shape.width.next_multiple_of(cut.cols);
-        let rows = cut.chunk.next_multiple_of(cut.rows);
-        Ok(Scratch {
-            decays: Decays::room(cut)?,
-            q: Rows::room(cut, shape.dim)?,
-            k: Rows::room(cut, shape.dim)?,
-            v: Rows::room(cut, shape.width)?,
-            keys: room_across(cut, shape.dim)?,
-            values: room_along(cut, shape.width)?,
-            weighted: room_along(cut, shape.width)?,
-            finite: true,
-            strip: Aligned::zeros(cut.rows * STRIDE, what)?,
-            p: Aligned::zeros(cut.rows * STRIDE, what)?,
-            o: Aligned::zeros(rows.saturating_mul(stride), what)?,
-            stride,
-            state: Aligned::zeros(shape.len(), what)?,
-            local: Aligned::zeros(shape.len(), what)?,
-        })
-    }
-
-    /// Its buffers by what they are for.
-    fn buffers(&self) -> [(&'static str, usize); 4] {
-        let Scratch { decays, q, k, v, keys, values, weighted, .. } = self;
-        let packed = [keys, values, weighted].map(|packed| packed.panels.bytes());
-        [
-            (
-                "operands of a chunk",
-                q.bytes() + k.bytes() + v.bytes() + packed.iter().sum::<usize>(),
-            ),
-            (
-                "scores and decays of a register block",
-                decays.bytes() + self.strip.bytes() + self.p.bytes(),
-            ),
-            ("results of a chunk", self.o.bytes()),
-            ("states of a chunk", self.state.bytes() + self.local.bytes()),
-        ]
+impl<'m> Scratch<'m> {
+    fn new(parts: &mut Parts<'m>, cut: &Cut, shape: Shape) -> Self {
+        let Shape { dim, width, .. } = shape;
+        let stride = width.next_multiple_of(cut.cols);
+        parts.group("operands of a chunk");
+        let [q, k, v] = [dim, dim, width].map(|dim| Rows::new(parts, cut, dim));
+        let keys = across(parts, cut, dim);
+        let [values, weighted] = [width; 2].map(|dim| along(parts, cut, dim));
+        parts.group("scores and decays of a register block");
+        let decays = Decays::new(parts, cut);
+        let [strip, p] = [cut.rows * STRIDE; 2].map(|len| parts.room(len));
+        parts.group("results of a chunk");
+        let o = parts.room(cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride));
+        parts.group("states of a chunk");
+        let [state, sum] = [shape.len(); 2].map(|len| parts.room(len));
+        let finite = true;
+        Scratch { decays, q, k, v, keys, values, weighted, finite, strip, p, o, stride, state, sum }
     }
 }
 
 /// What the forward pass allocates beside operands and results.
-pub(super) fn buffers(work: &Work<'_>) -> Result<Vec<Buffer>, Error> {
-    let scratch = Scratch::new(&work.cut, work.shape)?;
-    let mut buffers = work.per_thread(&scratch.buffers());
-    let spans = if work.whole() { 0 } else { work.spans() };
-    buffers.extend(work.shared(&[work.shape], spans));
-    Ok(buffers)
+pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
+    let scratch = Parts::list(|parts| Scratch::new(parts, &schedule.cut, schedule.shape));
+    schedule.buffers(&scratch, &[schedule.shape], false)
 }
 
 /// Packs keys and values; for the state alone unless the output is wanted.
-struct Pack<'a> {
+struct Pack<'a, 'm> {
     len: usize,
     output: bool,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Pack<'_>);
+compiled_here!(Pack<'_, '_>);
 
-impl Kernel for Pack<'_> {
+impl Kernel for Pack<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -336,23 +264,23 @@ impl Kernel for Pack<'_> {
             v.along(isa, self.len, None, values);
         }
         if !decays.none {
-            v.along(isa, self.len, Some(&decays.omega), weighted);
+            v.along(isa, self.len, Some(&*decays.omega), weighted);
         }
     }
 }
 
 /// (R21) without σ, for one query head.
-struct Outputs<'a> {
+struct Outputs<'a, 'm> {
     len: usize,
     /// Whether S is 0.
     blank: bool,
     shape: Shape,
-    scratch: &'a mut Scratch,
+    scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Outputs<'_>);
+compiled_here!(Outputs<'_, '_>);
 
-impl Kernel for Outputs<'_> {
+impl Kernel for Outputs<'_, '_> {
     type Output = ();
 
     #[inline(always)]

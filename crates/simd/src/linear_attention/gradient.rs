@@ -10,58 +10,45 @@
 //! A and B are computed for one pair of micro-chunks at a time and forgotten. Every row of dq, dk and
 //! dv has one writer. `flow` has dg, (R27).
 
-use super::operand::Rows;
-use super::scratch::Scratch;
+use super::rows::{Panels, Rows};
+use super::scratch::{Scratch, Wanted};
 use super::state::{Shape, transpose_states};
-use crate::aligned::Aligned;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::Packed;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
 
-/// Which gradients are computed.
-#[derive(Debug, Clone, Copy)]
-pub struct Wanted {
-    /// dq, and with it dσ.
-    pub dq: bool,
-    pub dk: bool,
-    pub dv: bool,
-    /// dg, of whatever decays.
-    pub dg: bool,
-}
-
 /// Dᵀ, and what the state after the chunk contributes to dk, dv and dg.
-pub struct Behind<'a> {
+pub struct Behind<'a, 'm> {
     pub len: usize,
     pub shape: Shape,
     pub transposed: Shape,
     pub wanted: Wanted,
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Behind<'_>);
+compiled_here!(Behind<'_, '_>);
 
-impl Kernel for Behind<'_> {
+impl Kernel for Behind<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Behind { len, shape, transposed, wanted, scratch } = self;
-        let Scratch { decays, k, v, dk, dv, strides, flow, state, .. } = scratch;
-        let Scratch { back, back_transposed, .. } = scratch;
-        if wanted.dk || wanted.dg {
+        let Scratch { decays, k: [k, _], v: [v, _], dk, dv, strides, flow, .. } = scratch;
+        let Scratch { state_transposed, back, back_transposed, .. } = scratch;
+        if wanted.k || wanted.g {
             transpose_states(isa, back, shape, back_transposed, transposed);
-            from_state(isa, len, v, back_transposed, transposed, &decays.omega, dk, strides[0]);
+            from_state(isa, len, v, back_transposed, transposed, decays.omega, dk, strides[0]);
         }
-        if wanted.dv {
-            from_state(isa, len, k, back, shape, &decays.omega, dv, strides[1]);
+        if wanted.v {
+            from_state(isa, len, k, back, shape, decays.omega, dv, strides[1]);
         }
-        if wanted.dg {
+        if wanted.g {
             let z = match decays.whole {
                 0.0 => 0.0,
-                whole => whole * inner(isa, transposed, state, back_transposed),
+                whole => whole * inner(isa, transposed, state_transposed, back_transposed),
             };
             for j in 0..len {
                 flow.y[j] = match decays.omega[j] {
@@ -80,7 +67,7 @@ impl Kernel for Behind<'_> {
 fn from_state<I: Isa>(
     isa: I,
     len: usize,
-    rows: &Rows,
+    rows: &Rows<'_>,
     state: &[f32],
     shape: Shape,
     weights: &[f32],
@@ -122,26 +109,26 @@ pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
 }
 
 /// What one query head contributes to the gradients of a chunk; dq / σ of it.
-pub struct Chunk<'a> {
+pub struct Chunk<'a, 'm> {
     pub len: usize,
     pub transposed: Shape,
     pub wanted: Wanted,
     /// Whether S is 0.
     pub blank: bool,
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut Scratch<'m>,
     /// Σ q_i · dq_i / σ is added to it.
     pub dscale: &'a mut f64,
 }
 
-compiled_here!(Chunk<'_>);
+compiled_here!(Chunk<'_, '_>);
 
-impl Kernel for Chunk<'_> {
+impl Kernel for Chunk<'_, '_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (len, micro) = (self.len, self.scratch.micro);
-        if self.wanted.dq || self.wanted.dg {
+        if self.wanted.dq || self.wanted.g {
             self.add_before(isa);
         }
         for keys in (0..len).step_by(micro).map(|j| j..len.min(j + micro)) {
@@ -149,11 +136,11 @@ impl Kernel for Chunk<'_> {
                 self.pair(isa, queries, keys.clone());
             }
         }
-        if self.wanted.dg {
+        if self.wanted.g {
             self.scratch.flow.finish(len);
         }
         if self.wanted.dq {
-            let Scratch { q, dq, strides, .. } = &*self.scratch;
+            let Scratch { q: [q, _], dq: [dq, _], strides, .. } = &*self.scratch;
             for i in 0..len {
                 *self.dscale += f64::from(q.dot(isa, i, &dq[i * strides[0]..]));
             }
@@ -161,19 +148,21 @@ impl Kernel for Chunk<'_> {
     }
 }
 
-impl Chunk<'_> {
+impl Chunk<'_, '_> {
     /// dq and x from the state before the chunk.
     #[inline(always)]
     fn add_before<I: Isa>(&mut self, isa: I) {
-        let Scratch { decays, q, dout, dq, strides, state, flow, scale, .. } = &mut *self.scratch;
-        let x = &mut flow.x;
+        let scratch = &mut *self.scratch;
+        let Scratch { decays, q: [q, _], dout: [dout, _], dq: [dq, _], strides, .. } = scratch;
+        let Scratch { state_transposed: state, flow, scale, .. } = scratch;
+        let x = &mut *flow.x;
         if self.blank {
             dq.fill(0.0);
             x.fill(0.0);
             return;
         }
-        from_state(isa, self.len, dout, state, self.transposed, &decays.alpha, dq, strides[0]);
-        if self.wanted.dg {
+        from_state(isa, self.len, dout, state, self.transposed, decays.alpha, dq, strides[0]);
+        if self.wanted.g {
             for i in 0..self.len {
                 x[i] = match decays.alpha[i] {
                     0.0 => 0.0,
@@ -186,7 +175,7 @@ impl Chunk<'_> {
     /// A pair of micro-chunks.
     #[inline(always)]
     fn pair<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>) {
-        let Wanted { dq, dk, dv, dg } = self.wanted;
+        let Wanted { dq, k: dk, v: dv, g: dg, .. } = self.wanted;
         let diagonal = queries.start == keys.start;
         let (height, cols) = (I::Tile::ROWS, I::Tile::COLS);
         for first in queries.clone().step_by(height) {
@@ -197,18 +186,15 @@ impl Chunk<'_> {
             for column in (keys.start / cols * cols..last).step_by(cols) {
                 if dv || dg {
                     let mut tile = I::Tile::zero(isa);
-                    scratch.q.add_rows(isa, &mut tile, first, scratch.keys.from(column / cols));
-                    tile.store(&mut scratch.a[at + column..], STRIDE);
+                    let keys = scratch.keys[0].from(column / cols);
+                    scratch.q[0].add_rows(isa, &mut tile, first, keys);
+                    tile.store(&mut scratch.a[0][at + column..], STRIDE);
                 }
                 if dq || dk || dg {
                     let mut tile = I::Tile::zero(isa);
-                    scratch.dout.add_rows(
-                        isa,
-                        &mut tile,
-                        first,
-                        scratch.values.from(column / cols),
-                    );
-                    tile.store(&mut scratch.b[at + column..], STRIDE);
+                    let values = scratch.values[0].from(column / cols);
+                    scratch.dout[0].add_rows(isa, &mut tile, first, values);
+                    tile.store(&mut scratch.b[0][at + column..], STRIDE);
                 }
             }
             if !scratch.decays.none {
@@ -234,7 +220,7 @@ impl Chunk<'_> {
     /// (R23) from products, and w; 0 where P is, or without decays where j > i.
     #[inline(always)]
     fn weigh<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
-        let Scratch { decays, a, b, p, flow, scale, .. } = &mut *self.scratch;
+        let Scratch { decays, a: [a, _], b: [b, _], p, flow, scale, .. } = &mut *self.scratch;
         let zero = I::F32::splat(isa, 0.0);
         let scale = I::F32::splat(isa, *scale);
         let width = keys.len().next_multiple_of(I::F32::N);
@@ -267,7 +253,7 @@ impl Chunk<'_> {
         let Scratch { decays, p, b, keys_along, dq, strides, finite, .. } = &mut *self.scratch;
         let (none, rows, finite) = (decays.none, I::Tile::ROWS, finite[0]);
         let block = Block { first, rows, range: keys, top, none, p, finite };
-        block.grow_rows(isa, dq, strides[0], &[(b, keys_along)]);
+        block.grow_rows(isa, dq[0], strides[0], &[(b[0], &keys_along[0])]);
     }
 
     /// dk += σ Bᵀ Q and dv += σ Aᵀ dO, of a register block of keys.
@@ -276,18 +262,18 @@ impl Chunk<'_> {
         if queries.is_empty() {
             return;
         }
-        let Wanted { dk: keys, dv: values, .. } = self.wanted;
+        let Wanted { k: keys, v: values, .. } = self.wanted;
         let rows = I::Tile::ROWS.min(self.len - first);
         let Scratch { decays, p, a, b, queries: q, douts, dk, dv, strides, finite, .. } =
             &mut *self.scratch;
         let none = decays.none;
-        let mut block = Block { first, rows, range: queries, top, none, p, finite: finite[1] };
+        let mut block = Block { first, rows, range: queries, top, none, p, finite: finite[2] };
         if keys {
-            block.grow_columns(isa, dk, strides[0], &[(b, q)]);
+            block.grow_columns(isa, dk, strides[0], &[(b[0], &q[0])]);
         }
-        block.finite = finite[2];
+        block.finite = finite[3];
         if values {
-            block.grow_columns(isa, dv, strides[1], &[(a, douts)]);
+            block.grow_columns(isa, dv, strides[1], &[(a[0], &douts[0])]);
         }
     }
 }
@@ -316,7 +302,7 @@ impl Block<'_> {
         isa: I,
         acc: &mut [f32],
         stride: usize,
-        terms: &[(&Aligned, &Packed)],
+        terms: &[(&[f32], &Panels<'_>)],
     ) {
         let Block { first, range, top, .. } = self;
         for &(weights, packed) in terms {
@@ -346,7 +332,7 @@ impl Block<'_> {
         isa: I,
         acc: &mut [f32],
         stride: usize,
-        terms: &[(&Aligned, &Packed)],
+        terms: &[(&[f32], &Panels<'_>)],
     ) {
         let Block { first, range, top, .. } = self;
         for &(weights, packed) in terms {

@@ -1,8 +1,9 @@
 //! What the passes of linear attention will do.
 
-use super::spans::Work;
-use super::{backward, double_backward, forward, sequences, step};
-use crate::{Buffer, Element, Options, Plan};
+use super::operands::Known;
+use super::schedule::Schedule;
+use super::{forward, step, two_sided};
+use crate::{Buffer, Element, Options, Plan, Workspace};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 
 /// What a pass will do in rayon's current pool, every gradient being asked for; and what it allocates
@@ -12,42 +13,32 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    problem.check()?;
-    crate::heads::check_counts(problem.extents.batch, problem.extents.query_heads)?;
-    let sequences = sequences(problem);
-    let work = match pass {
-        Pass::Forward => forward::work(problem, &sequences, options)?,
-        Pass::DoubleBackward => double_backward::work(problem, &sequences, options)?,
-        _ => Work::new(problem, &sequences, options)?,
-    };
-    let slots = sequences.len() * problem.extents.key_heads;
-    let (whole, interval) = (work.whole(), work.interval());
-    let again = interval > 1;
-    let (buffers, products) = match pass {
+    let known = Known::of(&Workspace::new(), problem, pass)?;
+    let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
+    let (whole, interval) = (schedule.whole(), schedule.interval());
+    let again = usize::from(interval > 1);
+    let ways = if whole { 1 } else { 2 };
+    let (mut buffers, products) = match pass {
         // q·k, P·v, q·S and kᵀ v; the last twice where spans of some chunks are worked on apart.
-        Pass::Forward => (forward::buffers(&work)?, 4 + usize::from(again && !whole)),
+        Pass::Forward => (forward::buffers(&schedule), 4 + if whole { 0 } else { again }),
         // A, B, B K, Bᵀ Q and Aᵀ dO; dO Sᵀ, V Dᵀ, K D, qᵀ dout and kᵀ v. Of spans of some chunks the
         // last twice and, where they are worked on apart, the last but one.
-        Pass::Backward => {
-            (backward::buffers(&work)?, 10 + usize::from(again) * if whole { 1 } else { 2 })
-        }
-        // The same of values and motions: A, B and dq three times, what else is within a chunk twice,
+        Pass::Backward => (two_sided::buffers(&schedule), 10 + again * ways),
+        // The same of values and tangents: A, B and dq three times, what else is within a chunk twice,
         // and what has to do with states three times.
-        Pass::DoubleBackward => {
-            let states = 3 * usize::from(again) * if whole { 1 } else { 2 };
-            (double_backward::buffers(&work)?, 15 + 3 * 6 + states)
-        }
-        Pass::Step => (step::buffers(problem)?, 2),
+        Pass::DoubleBackward => (two_sided::buffers(&schedule), 15 + 3 * 6 + 3 * again * ways),
+        Pass::Step => (step::buffers(problem), 2),
         Pass::Jvp => {
             return Err(Error::value("pass", "one of linear_attention in the simd tier", pass));
         }
     };
+    buffers.push(Buffer::parts("lists of operands and sequences", 1, known.bytes()));
     Ok(Plan {
-        blocking: Blocking { queries: work.cut.chunk, keys: work.cut.micro },
+        blocking: Blocking { queries: schedule.cut.chunk, keys: schedule.cut.micro },
         mode: None,
         products,
         interval: (pass != Pass::Step).then_some(interval),
-        together: if whole { work.threads().min(slots) } else { slots },
+        together: if whole { schedule.threads().min(schedule.slots()) } else { schedule.slots() },
         buffers,
     })
 }

@@ -1,25 +1,18 @@
 //! States, as panels: the factor that a product reads by whole registers.
+//!
+//! A state is one matrix of `dim` × `width` or, in the second order, two, one behind the other: the
+//! matrix and its tangent. Each lies along: groups of a register block's columns,
+//! `[width/cols][dim][cols]`, with rows and columns that only fill register blocks.
 
-use super::Cut;
-use super::operand::Rows;
-use crate::aligned::Aligned;
-use crate::lanes::{Isa, Kernel};
+use super::cut::Cut;
+use super::rows::{Panels, Rows};
+use crate::Level;
+use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::{Packed, transpose};
-use crate::scores::MAX_ROWS;
-use crate::tile::Tile;
-use etalon_problem::Error;
+use crate::pack::transpose;
+use crate::tile::{MAX_ROWS, Tile};
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::ops::Range;
-
-/// One matrix of `dim` × `width` or, in the second order, two, one behind the other: a state and how
-/// it moves. Each lies along: groups of a register block's columns, `[width/cols][dim][cols]`, with
-/// rows and columns that only fill register blocks.
-#[derive(Debug)]
-pub struct State {
-    pub elements: Aligned,
-    shape: Shape,
-}
 
 /// How states lie in memory.
 #[derive(Debug, Clone, Copy)]
@@ -61,29 +54,18 @@ impl Shape {
     fn at(&self, d: usize, e: usize) -> usize {
         e / self.cols * self.panel() + d * self.cols + e % self.cols
     }
-}
 
-impl State {
-    /// `order` matrices that hold 0.
-    pub fn zero(shape: Shape, order: usize) -> Result<Self, Error> {
-        let elements = Aligned::zeros(shape.len().saturating_mul(order), "a state")?;
-        Ok(State { elements, shape })
-    }
-
-    /// Matrix `which` becomes what a tensor holds.
-    pub fn read(&mut self, which: usize, source: ArrayView2<'_, f32>) {
-        let start = which * self.shape.len();
+    /// `state` becomes what a tensor holds.
+    pub fn read(&self, state: &mut [f32], source: ArrayView2<'_, f32>) {
         for ((d, e), &x) in source.indexed_iter() {
-            let at = start + self.shape.at(d, e);
-            self.elements[at] = x;
+            state[self.at(d, e)] = x;
         }
     }
 
-    /// Writes matrix `which` into a tensor.
-    pub fn write(&self, which: usize, mut target: ArrayViewMut2<'_, f32>) {
-        let start = which * self.shape.len();
+    /// Writes `state` into a tensor.
+    pub fn write(&self, state: &[f32], mut target: ArrayViewMut2<'_, f32>) {
         for ((d, e), x) in target.indexed_iter_mut() {
-            *x = self.elements[start + self.shape.at(d, e)];
+            *x = state[self.at(d, e)];
         }
     }
 }
@@ -115,8 +97,8 @@ pub struct Advance<'a> {
     pub shape: Shape,
     pub state: &'a mut [f32],
     pub decay: f32,
-    pub left: &'a Rows,
-    pub right: &'a Packed,
+    pub left: &'a Rows<'a>,
+    pub right: &'a Panels<'a>,
     pub tokens: Range<usize>,
 }
 
@@ -144,5 +126,128 @@ impl Kernel for Advance<'_> {
                 tile.store(block, width);
             }
         }
+    }
+}
+
+/// What becomes of a state over some tokens that add nothing to it: Λ H.
+#[derive(Debug, Clone, Copy)]
+pub struct Carry {
+    /// Λ; where it is 0 the state is absent.
+    pub decay: f32,
+    /// Of the second order, the tangent of log Λ: that of the state becomes Λ (Ḣ + log_tangent · H).
+    pub log_tangent: Option<f32>,
+}
+
+/// S = Λ H + L; without L, S = H.
+pub fn combine(level: Level, carry: Carry, state: &[f32], sum: Option<&[f32]>, to: &mut [f32]) {
+    to.copy_from_slice(sum.unwrap_or(state));
+    if sum.is_some() {
+        add_carried(level, carry, state, to);
+    }
+}
+
+/// L ← Λ H + L.
+pub fn add_carried(level: Level, carry: Carry, state: &[f32], sum: &mut [f32]) {
+    AddCarried { carry, state, sum }.run_at(level);
+}
+
+struct AddCarried<'a> {
+    carry: Carry,
+    state: &'a [f32],
+    sum: &'a mut [f32],
+}
+
+compiled_here!(AddCarried<'_>);
+
+impl Kernel for AddCarried<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let AddCarried { carry: Carry { decay, log_tangent }, state, sum } = self;
+        if decay == 0.0 {
+            return;
+        }
+        let factor = I::F32::splat(isa, decay);
+        let Some(log_tangent) = log_tangent else { return add(isa, factor, state, sum) };
+        let (value, tangent) = state.split_at(state.len() / 2);
+        let (sum, sum_tangent) = sum.split_at_mut(value.len());
+        add(isa, factor, value, sum);
+        add(isa, factor, tangent, sum_tangent);
+        if log_tangent != 0.0 {
+            add(isa, factor * I::F32::splat(isa, log_tangent), value, sum_tangent);
+        }
+    }
+}
+
+/// H ← Λ H + L.
+pub fn pass_on(level: Level, carry: Carry, state: &mut [f32], sum: &[f32]) {
+    PassOn { carry, state, sum }.run_at(level);
+}
+
+struct PassOn<'a> {
+    carry: Carry,
+    state: &'a mut [f32],
+    sum: &'a [f32],
+}
+
+compiled_here!(PassOn<'_>);
+
+impl Kernel for PassOn<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let PassOn { carry: Carry { decay, log_tangent }, state, sum } = self;
+        if decay == 0.0 {
+            return state.copy_from_slice(sum);
+        }
+        let factor = I::F32::splat(isa, decay);
+        let Some(log_tangent) = log_tangent else { return scale_add(isa, factor, state, sum) };
+        let (value, tangent) = state.split_at_mut(sum.len() / 2);
+        let (sum, sum_tangent) = sum.split_at(value.len());
+        scale_add(isa, factor, tangent, sum_tangent);
+        if log_tangent != 0.0 {
+            add(isa, factor * I::F32::splat(isa, log_tangent), value, tangent);
+        }
+        scale_add(isa, factor, value, sum);
+    }
+}
+
+/// to = factor · to + from.
+#[inline(always)]
+fn scale_add<I: Isa>(isa: I, factor: I::F32, to: &mut [f32], from: &[f32]) {
+    for (to, from) in to.chunks_exact_mut(I::F32::N).zip(from.chunks_exact(I::F32::N)) {
+        factor.mul_add(I::F32::load(isa, to), I::F32::load(isa, from)).store(to);
+    }
+}
+
+/// to += factor · from.
+pub fn add_to(level: Level, factor: f32, from: &[f32], to: &mut [f32]) {
+    AddTo { factor, from, to }.run_at(level);
+}
+
+struct AddTo<'a> {
+    factor: f32,
+    from: &'a [f32],
+    to: &'a mut [f32],
+}
+
+compiled_here!(AddTo<'_>);
+
+impl Kernel for AddTo<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        add(isa, I::F32::splat(isa, self.factor), self.from, self.to);
+    }
+}
+
+/// to += factor · from.
+#[inline(always)]
+fn add<I: Isa>(isa: I, factor: I::F32, from: &[f32], to: &mut [f32]) {
+    for (to, from) in to.chunks_exact_mut(I::F32::N).zip(from.chunks_exact(I::F32::N)) {
+        factor.mul_add(I::F32::load(isa, from), I::F32::load(isa, to)).store(to);
     }
 }

@@ -1,193 +1,143 @@
 //! One more token, for decoding: (R1) and (R2). Every element of the states is read and written once.
 
-use super::{StepInputs, StepOutput, gates};
-use crate::attention::forward::zeros;
-use crate::attention::sweeps::write_row;
+use super::operands::Operands;
+use super::schedule::{Place, Rest};
+use crate::Options;
+use crate::element::{Tensor, TensorMut};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::pack::read_row;
-use crate::parallel::{for_each, reserve};
+use crate::parallel::share;
 use crate::plan::Buffer;
-use crate::{Element, Options};
-use etalon_problem::{Decay, Error, LinearAttention, Pass, check_operands};
-use ndarray::{ArrayView4, ArrayViewMut2, ArrayViewMut3, ArrayViewMut4, Axis, s};
-use std::ops::Range;
-use std::sync::Mutex;
+use crate::workspace::{Parts, Workspace};
+use etalon_problem::{Error, LinearAttention, TokenSequence};
+use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4, s};
 
 /// States that are worth a thread of their own, in elements.
 const TASK: usize = 1 << 16;
-
-/// o of the next token and the states after it, from `initial_state` `[B, Hk, D, E]`, those before it.
-pub fn step<T: Element>(
-    problem: &LinearAttention,
-    inputs: &StepInputs<'_, T>,
-    initial_state: ArrayView4<'_, f32>,
-    options: &Options,
-) -> Result<StepOutput<T>, Error> {
-    inputs.check(problem, initial_state.shape())?;
-    let e = &problem.extents;
-    let mut o = zeros([e.batch, e.query_heads, problem.value_dim], "o")?;
-    let mut state = zeros(initial_state.raw_dim(), "final_state")?;
-    state.assign(&initial_state);
-    step_into(problem, inputs, state.view_mut(), o.view_mut(), options)?;
-    Ok(StepOutput { o, final_state: state })
+/// A step, its operands checked: of those, the axis of the tokens has one.
+pub struct Step<'a> {
+    pub problem: &'a LinearAttention,
+    pub options: &'a Options,
+    pub operands: Operands<'a>,
 }
 
-/// As [`step`], with the states where they are: `state` `[B, Hk, D, E]` becomes those after the token,
-/// and `o` `[B, Hq, E]` is written. On an error nothing has been.
-pub fn step_into<T: Element>(
-    problem: &LinearAttention,
-    inputs: &StepInputs<'_, T>,
-    state: ArrayViewMut4<'_, f32>,
-    o: ArrayViewMut3<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    inputs.check(problem, state.shape())?;
-    let e = &problem.extents;
-    Error::expect_shape("o", &[e.batch, e.query_heads, problem.value_dim], o.shape())?;
-    let copied = if state.is_standard_layout() { 0 } else { e.dim * problem.value_dim };
-    let scratch = || Scratch::new(problem, copied);
-    // Trial allocation: on an error nothing has been written yet.
-    let mut first = scratch()?;
-    let mut tasks = reserve(e.batch.saturating_mul(e.key_heads), "a list of states")?;
-    let mut rest = o;
-    for (batch, state) in crate::heads::outer(state).into_iter().enumerate() {
-        let (here, tail) = rest.split_at(Axis(0), 1);
-        rest = tail;
-        let mut here = here.index_axis_move(Axis(0), 0);
-        for (head, state) in crate::heads::outer(state).into_iter().enumerate() {
-            let (o, tail) = here.split_at(Axis(0), problem.group());
-            here = tail;
-            tasks.push(Task { batch, head, state, o });
+impl Step<'_> {
+    /// `state` `[B, Hk, D, E]` becomes the states after the token, and `o` `[B, Hq, E]` is written.
+    pub fn run(
+        &self,
+        workspace: &Workspace,
+        mut state: ArrayViewMut4<'_, f32>,
+        o: TensorMut<'_, Ix3>,
+    ) -> Result<(), Error> {
+        let (problem, group) = (self.problem, self.problem.group());
+        let (heads, dims) = (problem.extents.key_heads, [problem.extents.dim, problem.value_dim]);
+        let copied = if state.is_standard_layout() { 0 } else { dims[0] * dims[1] };
+        let each = Parts::count(|parts| Scratch::new(parts, problem, copied));
+        let memory = each.saturating_mul(threads(problem));
+        let mut memory = workspace.room(memory, "the scratch of threads")?;
+        // Nothing has been written yet.
+        if let Some(initial) = &self.operands.initial[0] {
+            state.assign(initial);
         }
-    }
-    let run =
-        |task: Task<'_, T>, scratch: &mut Scratch| task.run(problem, inputs, scratch, options);
-    let elements = tasks.len().saturating_mul(e.dim).saturating_mul(problem.value_dim);
-    if elements < TASK {
-        tasks.into_iter().for_each(|task| run(task, &mut first));
-        return Ok(());
-    }
-    for_each(&Mutex::new(vec![first]), tasks, scratch, run)
-}
-
-impl<T: Element> StepInputs<'_, T> {
-    fn check(&self, problem: &LinearAttention, state: &[usize]) -> Result<(), Error> {
-        problem.check()?;
-        crate::heads::check_counts(problem.extents.batch, problem.extents.query_heads)?;
-        let given = [
-            ("q", Some(self.q.shape())),
-            ("k", Some(self.k.shape())),
-            ("v", Some(self.v.shape())),
-            ("g_gamma", self.g_gamma.as_ref().map(|x| x.shape())),
-            ("g", self.g.as_ref().map(|x| x.shape())),
-            ("initial_state", Some(state)),
-        ];
-        check_operands(&problem.table(Pass::Step), &given)?;
-        gates::check_constant(&self.g_gamma)?;
-        for ((b, h), &g) in self.g.iter().flat_map(|g| g.indexed_iter()) {
-            gates::check_log_decay("g", &[b, h], g)?;
-        }
+        let mut batches = Rest::of(Some(o));
+        let mut of_batch = Rest::of(None);
+        let states = state.exact_chunks_mut([1, 1, dims[0], dims[1]]).into_iter();
+        let tasks = states.enumerate().map(|(slot, state)| {
+            let (batch, head) = (slot / heads, slot % heads);
+            if head == 0 {
+                of_batch = Rest::of(batches.take(0, batch..batch + 1).map(|o| o.outer(0)));
+            }
+            let state = state.index_axis_move(Axis(0), 0).index_axis_move(Axis(0), 0);
+            (batch, head, state, of_batch.take(0, head * group..(head + 1) * group))
+        });
+        let threads = memory.chunks_exact_mut(each);
+        let enter = |part| Scratch::new(&mut Parts::of(part), problem, copied);
+        share(threads, enter, tasks, |(batch, head, state, o), scratch| {
+            let sequence = TokenSequence { index: batch, batch, start: 0, tokens: 1 };
+            let place = Place { sequence: &sequence, head, number: 0, tokens: 0..1 };
+            self.head(&place, state, scratch);
+            if let Some(mut o) = o {
+                o.write_rows(scratch.o, dims[1], problem.scale as f32);
+            }
+        });
         Ok(())
     }
-}
 
-/// The memory of one thread, in f32.
-struct Scratch {
-    /// The queries of a group.
-    q: Vec<f32>,
-    k: Vec<f32>,
-    v: Vec<f32>,
-    o: Vec<f32>,
-    /// A state whose rows do not lie one behind the other.
-    state: Vec<f32>,
-}
-
-impl Scratch {
-    /// With room for a copy of so many elements of a state.
-    fn new(problem: &LinearAttention, copied: usize) -> Result<Self, Error> {
-        let zeros = |len| crate::parallel::zeroed(len, "the scratch of a thread");
-        let (dim, width, group) = (problem.extents.dim, problem.value_dim, problem.group());
-        Ok(Scratch {
-            q: zeros(dim.saturating_mul(group))?,
-            k: zeros(dim)?,
-            v: zeros(width)?,
-            o: zeros(width.saturating_mul(group))?,
-            state: zeros(copied)?,
-        })
+    /// The state of one key head, and o / σ of its query heads.
+    fn head(
+        &self,
+        place: &Place<'_>,
+        mut state: ArrayViewMut2<'_, f32>,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let Scratch { q, k, v, o, copy } = scratch;
+        let Operands { q: [queries, _], k: [keys, _], v: [values, _], .. } = &self.operands;
+        let (dim, width) = (k.len(), v.len());
+        let read = |operand: &Option<Tensor<'_, Ix4>>, head: usize, row: &mut [f32]| {
+            let row_of = |operand| place.rows(operand, head, &(0..1)).slice(s![0, ..]);
+            operand.iter().for_each(|operand| row_of(operand).read(row));
+        };
+        read(keys, place.head, k);
+        read(values, place.head, v);
+        let first = place.head * self.problem.group();
+        for (member, q) in q.chunks_mut(dim).enumerate() {
+            read(queries, first + member, q);
+        }
+        let decay = self.operands.carry(place, 0..1).decay;
+        let mut advance = |state: &mut [f32]| {
+            Token { q, k, v, decay, width, state, o }.run_at(self.options.level);
+        };
+        match state.as_slice_mut() {
+            Some(state) => advance(state),
+            None => {
+                copy.iter_mut().zip(&state).for_each(|(copy, x)| *copy = *x);
+                advance(copy);
+                state.iter_mut().zip(&**copy).for_each(|(x, copy)| *x = *copy);
+            }
+        }
     }
+}
+
+/// The memory of one thread.
+struct Scratch<'m> {
+    /// The queries of a group.
+    q: &'m mut [f32],
+    k: &'m mut [f32],
+    v: &'m mut [f32],
+    o: &'m mut [f32],
+    /// A state whose rows do not lie one behind the other.
+    copy: &'m mut [f32],
+}
+
+impl<'m> Scratch<'m> {
+    /// With room for a copy of so many elements of a state.
+    fn new(parts: &mut Parts<'m>, problem: &LinearAttention, copied: usize) -> Self {
+        let (dim, width, group) = (problem.extents.dim, problem.value_dim, problem.group());
+        parts.group("operands and results of a token");
+        let lens = [dim.saturating_mul(group), dim, width, width.saturating_mul(group), copied];
+        let [q, k, v, o, copy] = lens.map(|len| parts.room(len));
+        Scratch { q, k, v, o, copy }
+    }
+}
+
+/// Threads that work on the states.
+fn threads(problem: &LinearAttention) -> usize {
+    let e = &problem.extents;
+    let states = e.batch.saturating_mul(e.key_heads);
+    let elements = states.saturating_mul(e.dim).saturating_mul(problem.value_dim);
+    if elements < TASK { 1 } else { rayon::current_num_threads().min(states).max(1) }
 }
 
 /// What a step allocates beside operands and results, with states of rows that lie one behind the
 /// other.
-pub(super) fn buffers(problem: &LinearAttention) -> Result<Vec<Buffer>, Error> {
-    let e = &problem.extents;
-    let states = e.batch.saturating_mul(e.key_heads);
-    let elements = states.saturating_mul(e.dim).saturating_mul(problem.value_dim);
-    let threads = if elements < TASK { 1 } else { rayon::current_num_threads().min(states).max(1) };
-    let Scratch { q, k, v, o, state } = Scratch::new(problem, 0)?;
-    let bytes = [q, k, v, o, state].map(|list| list.len() * size_of::<f32>()).iter().sum::<usize>();
-    let list = states.saturating_mul(size_of::<Task<'_, f32>>());
-    // The views are gone when the list is copied for several threads.
-    let views = e.batch.saturating_add(e.key_heads).saturating_mul(VIEW);
-    let copy = if elements < TASK { 0 } else { list };
-    Ok(vec![
-        Buffer::parts("operands and results of a token", threads, bytes),
-        Buffer::parts("lists of states", 1, list.saturating_add(views.max(copy))),
-    ])
-}
-
-/// Bytes of the views that a state is cut from.
-const VIEW: usize = size_of::<Range<usize>>()
-    + size_of::<ArrayViewMut4<'_, f32>>()
-    + size_of::<ArrayViewMut2<'_, f32>>();
-
-/// A state, and o of the query heads that read it.
-struct Task<'a, T> {
-    batch: usize,
-    head: usize,
-    state: ArrayViewMut2<'a, f32>,
-    o: ArrayViewMut2<'a, T>,
-}
-
-impl<T: Element> Task<'_, T> {
-    fn run(
-        mut self,
-        problem: &LinearAttention,
-        inputs: &StepInputs<'_, T>,
-        scratch: &mut Scratch,
-        options: &Options,
-    ) {
-        let Task { batch, head, .. } = self;
-        let Scratch { q, k, v, o, state: copy } = scratch;
-        let (dim, width, group) = (problem.extents.dim, problem.value_dim, problem.group());
-        read_row(inputs.k.slice(s![batch, head, ..]), k);
-        read_row(inputs.v.slice(s![batch, head, ..]), v);
-        for (member, q) in q.chunks_mut(dim).enumerate() {
-            read_row(inputs.q.slice(s![batch, head * group + member, ..]), q);
-        }
-        let gate = match (problem.decay, &inputs.g_gamma, &inputs.g) {
-            (Decay::PerHead, Some(g_gamma), _) => g_gamma[head],
-            (Decay::PerToken, _, Some(g)) => g[[batch, head]],
-            _ => 0.0,
-        };
-        let decay = f64::from(gate).exp() as f32;
-        let level = options.level;
-        match self.state.as_slice_mut() {
-            Some(state) => Step { q, k, v, decay, width, state, o }.run_at(level),
-            None => {
-                copy.iter_mut().zip(&self.state).for_each(|(copy, x)| *copy = *x);
-                Step { q, k, v, decay, width, state: copy, o }.run_at(level);
-                self.state.iter_mut().zip(&*copy).for_each(|(x, copy)| *x = *copy);
-            }
-        }
-        let rows = self.o.outer_iter_mut().zip(o.chunks(width));
-        rows.for_each(|(o, row)| write_row(o, row, problem.scale as f32));
-    }
+pub fn buffers(problem: &LinearAttention) -> Vec<Buffer> {
+    let scratch = Parts::list(|parts| Scratch::new(parts, problem, 0));
+    let workers = threads(problem);
+    scratch.into_iter().map(|(name, bytes)| Buffer::parts(name, workers, bytes)).collect()
 }
 
 /// state ← decay · state + kᵀ v, and q · state for every q; where the decay is 0 the state is absent.
-struct Step<'a> {
+struct Token<'a> {
     q: &'a [f32],
     k: &'a [f32],
     v: &'a [f32],
@@ -197,12 +147,12 @@ struct Step<'a> {
     o: &'a mut [f32],
 }
 
-compiled_here!(Step<'_>);
+compiled_here!(Token<'_>);
 
 /// Registers of a block of columns.
 const BLOCK: usize = 8;
 
-impl Kernel for Step<'_> {
+impl Kernel for Token<'_> {
     type Output = ();
 
     #[inline(always)]
@@ -227,11 +177,11 @@ impl Kernel for Step<'_> {
     }
 }
 
-impl Step<'_> {
+impl Token<'_> {
     /// Some registers of columns; o of the first query comes with them, further queries read them again.
     #[inline(always)]
     fn columns<I: Isa, const R: usize>(&mut self, isa: I, column: usize) {
-        let Step { q, k, v, decay, width, state, o } = self;
+        let Token { q, k, v, decay, width, state, o } = self;
         let (n, width, dim) = (I::F32::N, *width, k.len());
         let factor = I::F32::splat(isa, *decay);
         let mut value = [factor; R];
@@ -273,7 +223,7 @@ impl Step<'_> {
     /// One column.
     #[inline(always)]
     fn column(&mut self, column: usize) {
-        let Step { q, k, v, decay, width, state, o } = self;
+        let Token { q, k, v, decay, width, state, o } = self;
         let (width, dim) = (*width, k.len());
         for (row, &k) in state.chunks_exact_mut(width).zip(*k) {
             let kept = if *decay == 0.0 { 0.0 } else { *decay * row[column] };

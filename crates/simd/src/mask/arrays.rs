@@ -1,6 +1,6 @@
 //! Indices of the arrays of masks: runs of ids, and covers of blocks of pairs.
 
-use crate::parallel::reserve;
+use crate::memory::reserve;
 use etalon_problem::{Cover, Error, NamedArray, Sequence};
 use rayon::prelude::*;
 use std::ops::Range;

@@ -1,0 +1,76 @@
+//! How sequences are cut: into spans, chunks and micro-chunks.
+
+use crate::Options;
+use crate::tile::MAX_KEYS;
+use crate::tiles::tiles;
+use etalon_problem::{Blocking, Error, LinearAttention, TokenSequence};
+use std::ops::Range;
+
+/// How sequences are cut.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// Rows of a register block.
+    pub rows: usize,
+    /// Columns of a register block.
+    pub cols: usize,
+    /// Tokens of a chunk.
+    pub chunk: usize,
+    /// Tokens of a micro-chunk.
+    pub micro: usize,
+    /// Bytes of a state.
+    state: usize,
+}
+
+/// The chunk and micro-chunk that were measured to be best.
+const DEFAULT: Blocking = Blocking { queries: 96, keys: 48 };
+
+/// Bytes of states that a backward pass may keep of a sequence where keeping fewer would save memory
+/// and cost time: half of an L2 cache of today. A double backward pass keeps as many, each with its
+/// tangent.
+const KEPT: usize = 1 << 20;
+
+impl Cut {
+    /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
+    pub fn new(
+        problem: &LinearAttention,
+        sequences: &[TokenSequence],
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let blocking = options.blocking.unwrap_or(DEFAULT);
+        blocking.check()?;
+        let (rows, cols) = options.level.block();
+        let longest = sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
+        let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
+        let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);
+        let state = problem.extents.dim.saturating_mul(problem.value_dim);
+        Ok(Cut { rows, cols, chunk, micro, state: state.saturating_mul(size_of::<f32>()) })
+    }
+
+    /// Tokens of a span of a sequence: whole chunks. What a sequence is cut into is the same whatever
+    /// runs beside it, and so are results.
+    pub fn span(&self, tokens: usize) -> usize {
+        self.chunk * self.interval(tokens.div_ceil(self.chunk))
+    }
+
+    /// Spans of a sequence.
+    pub fn spans(&self, tokens: usize) -> usize {
+        tokens.div_ceil(self.span(tokens))
+    }
+
+    /// The chunks of a span.
+    pub fn chunks(
+        &self,
+        span: &Range<usize>,
+    ) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
+        tiles(span.clone(), self.chunk)
+    }
+
+    /// Chunks of a span, of so many chunks. The states before spans are kept and those within one
+    /// computed again: c/m + m states for spans of m chunks, least for √c. The fewer chunks, the less
+    /// is computed again, and the more threads find work: as few as keep no more than [`KEPT`].
+    fn interval(&self, chunks: usize) -> usize {
+        let least = chunks.isqrt().max(1);
+        let kept = |m: usize| (chunks.div_ceil(m) + m).saturating_mul(self.state);
+        (1..least).find(|&m| kept(m) <= KEPT).unwrap_or(least)
+    }
+}

@@ -1,0 +1,119 @@
+//! What a pass reads and writes, without the element types.
+
+use super::decays::{Gates, Logs};
+use super::schedule::Place;
+use super::state::Carry;
+use crate::Workspace;
+use crate::element::{Tensor, TensorMut};
+use crate::tiles::check_counts;
+use etalon_problem::{
+    Axis, Error, LinearAttention, Operand, Pass, Table, TokenSequence, check_operands,
+};
+use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Bytes of the lists of a workspace, and of where its regions begin cache lines.
+const WORKSPACE: usize = 1024;
+
+/// What follows from a problem and a pass before a tensor is seen.
+pub struct Known {
+    problem: LinearAttention,
+    pass: Pass,
+    table: Table,
+    pub sequences: Vec<TokenSequence>,
+}
+
+impl Known {
+    /// Fails unless the problem is sound.
+    pub fn of(
+        workspace: &Workspace,
+        problem: &LinearAttention,
+        pass: Pass,
+    ) -> Result<Arc<Self>, Error> {
+        let fits = |known: &Known| known.pass == pass && known.problem == *problem;
+        workspace.remember(fits, || {
+            problem.check()?;
+            check_counts(problem.extents.batch, problem.extents.query_heads)?;
+            let (table, sequences) = (problem.table(pass), problem.list_sequences());
+            Ok(Known { problem: problem.clone(), pass, table, sequences })
+        })
+    }
+
+    /// Bytes of its lists, and of those that a workspace holds.
+    pub fn bytes(&self) -> usize {
+        let axis = size_of::<usize>() + size_of::<Axis>();
+        let shapes = self.table.operands.iter().map(|operand| operand.shape.len() * axis);
+        let (operands, sequences) = (self.table.operands.capacity(), self.sequences.len());
+        shapes.sum::<usize>()
+            + operands * size_of::<Operand>()
+            + sequences * size_of::<TokenSequence>()
+            + WORKSPACE
+    }
+
+    /// Fails unless the given tensors are those of the pass.
+    pub fn check(&self, given: &[(&str, Option<&[usize]>)]) -> Result<(), Error> {
+        check_operands(&self.table, given)
+    }
+}
+
+/// The inputs and cotangents of a pass; each with its tangent, of which the first order has none.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Operands<'a> {
+    pub q: [Option<Tensor<'a, Ix4>>; 2],
+    pub k: [Option<Tensor<'a, Ix4>>; 2],
+    pub v: [Option<Tensor<'a, Ix4>>; 2],
+    pub dout: [Option<Tensor<'a, Ix4>>; 2],
+    pub log_decays: Logs<'a>,
+    /// Of the second order.
+    pub log_tangents: Option<Logs<'a>>,
+    /// The states before the first tokens, and the gradients by those after the last.
+    pub initial: [Option<ArrayView4<'a, f32>>; 2],
+    pub last: [Option<ArrayView4<'a, f32>>; 2],
+    /// σ and ddσ.
+    pub scale: [f32; 2],
+}
+
+impl<'a> Operands<'a> {
+    /// The log-decays of a place, and their tangents.
+    pub fn gates(&self, place: &Place<'_>) -> (Gates<'a>, Option<Gates<'a>>) {
+        let of = |logs: Logs<'a>| logs.of(place.sequence, place.head);
+        (of(self.log_decays), self.log_tangents.map(of))
+    }
+
+    /// What becomes of a state over some tokens of a place.
+    pub fn carry(&self, place: &Place<'_>, tokens: Range<usize>) -> Carry {
+        let (gates, tangents) = self.gates(place);
+        let decay = gates.sum(tokens.clone()).exp() as f32;
+        Carry { decay, log_tangent: tangents.map(|tangents| tangents.sum(tokens) as f32) }
+    }
+}
+
+impl Place<'_> {
+    /// Some of its tokens of one head of an operand.
+    pub fn rows<'a>(
+        &self,
+        operand: &Tensor<'a, Ix4>,
+        head: usize,
+        tokens: &Range<usize>,
+    ) -> Tensor<'a, Ix2> {
+        let start = self.sequence.start;
+        operand.rows(self.sequence.batch, head, start + tokens.start..start + tokens.end)
+    }
+}
+
+/// Where the gradients of a backward or double backward pass are written: those by q, k, v and dout, by
+/// the log-decays, by the states at both ends and by σ. What is not asked for is not paid for.
+#[derive(Debug, Default)]
+pub struct Results<'o> {
+    pub q: Option<TensorMut<'o, Ix4>>,
+    pub k: Option<TensorMut<'o, Ix4>>,
+    pub v: Option<TensorMut<'o, Ix4>>,
+    pub dout: Option<TensorMut<'o, Ix4>>,
+    /// By those of tokens, `[B, Hk, N, 1]`.
+    pub g: Option<TensorMut<'o, Ix4>>,
+    pub g_gamma: Option<ArrayViewMut1<'o, f32>>,
+    pub initial: Option<ArrayViewMut4<'o, f32>>,
+    pub last: Option<ArrayViewMut4<'o, f32>>,
+    pub scale: Option<&'o mut f32>,
+}

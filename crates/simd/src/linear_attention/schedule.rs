@@ -1,0 +1,362 @@
+//! How the tokens of a problem are shared out among threads.
+//!
+//! A sequence is cut into spans of a few chunks, and the state before chunk c of span s is always
+//!
+//! ```text
+//! S_c = Λ_c H_s + L_c        L_c from the chunks of the span alone, beginning with 0
+//! H_{s+1} = Λ H_s + L        with the last of them
+//! ```
+//!
+//! Either one thread goes through a sequence from its first span to its last; or many threads first sum
+//! the L of all spans, then the H, and then work on all spans at once, for one more sweep over keys and
+//! values. The sums are the same, and so are the bits.
+
+use super::cut::Cut;
+use super::state::{Carry, Shape, add_carried};
+use crate::Options;
+use crate::Workspace;
+use crate::element::TensorMut;
+use crate::parallel::share;
+use crate::plan::Buffer;
+use crate::workspace::Region;
+use etalon_problem::{Error, LinearAttention, Pass, TokenSequence};
+use ndarray::{ArrayView4, ArrayViewMut4, Dimension, Ix3, Ix4, s};
+use std::ops::Range;
+
+/// More work that a schedule may make if it occupies the threads: what another sweep over keys and
+/// values costs.
+const SWEEP: f64 = 1.3;
+
+/// The chunks that a thread must have before it works: to get its memory, page by page, takes it as long
+/// as one or two. Those of a forward pass are done three times as fast.
+const LEAST: usize = 4;
+const LEAST_FORWARD: usize = 8;
+
+/// What a pass works on. A *slot* is a sequence and a key head: s·Hk + h.
+#[derive(Debug, Clone, Copy)]
+pub struct Schedule<'a> {
+    pub problem: &'a LinearAttention,
+    pub sequences: &'a [TokenSequence],
+    pub options: &'a Options,
+    pub cut: Cut,
+    /// The shape of a state, and of its transpose.
+    pub shape: Shape,
+    pub transposed: Shape,
+    /// Matrices that a state consists of: itself and, in the second order, its tangent.
+    pub order: usize,
+    /// The chunks that a thread must have before it works.
+    least: usize,
+}
+
+/// Some tokens of a sequence and key head.
+#[derive(Debug, Clone)]
+pub struct Place<'a> {
+    pub sequence: &'a TokenSequence,
+    pub head: usize,
+    /// The number of its span.
+    pub number: usize,
+    /// Counted from the begin of the sequence.
+    pub tokens: Range<usize>,
+}
+
+impl<'a> Place<'a> {
+    /// Its spans, for a place that is a whole sequence.
+    pub fn spans(&self, cut: &Cut) -> impl DoubleEndedIterator<Item = Place<'a>> + use<'a> {
+        let (Place { sequence, head, .. }, tokens) = (self.clone(), self.sequence.tokens);
+        let size = cut.span(tokens);
+        (0..cut.spans(tokens)).map(move |number| {
+            let tokens = number * size..tokens.min((number + 1) * size);
+            Place { sequence, head, number, tokens }
+        })
+    }
+}
+
+impl<'a> Schedule<'a> {
+    pub fn new(
+        problem: &'a LinearAttention,
+        sequences: &'a [TokenSequence],
+        pass: Pass,
+        options: &'a Options,
+    ) -> Result<Self, Error> {
+        let cut = Cut::new(problem, sequences, options)?;
+        let shape = Shape::new(&cut, problem.extents.dim, problem.value_dim);
+        let transposed = shape.transposed(&cut);
+        let order = if pass == Pass::DoubleBackward { 2 } else { 1 };
+        let least = if pass == Pass::Forward { LEAST_FORWARD } else { LEAST };
+        Ok(Schedule { problem, sequences, options, cut, shape, transposed, order, least })
+    }
+
+    /// Threads that are worth their memory: of those there are, as many as have the least number of
+    /// chunks each.
+    pub fn threads(&self) -> usize {
+        let chunks = |s: &TokenSequence| s.tokens.div_ceil(self.cut.chunk);
+        let all = self.sequences.iter().map(chunks).fold(0, usize::saturating_add);
+        let all = all.saturating_mul(self.problem.extents.key_heads);
+        rayon::current_num_threads().min(all / self.least).max(1)
+    }
+
+    /// Threads that have a task.
+    pub fn workers(&self) -> usize {
+        let tasks = if self.whole() { self.slots() } else { self.spans() };
+        self.threads().min(tasks).max(1)
+    }
+
+    /// Whether every sequence and key head is best left to one thread.
+    pub fn whole(&self) -> bool {
+        let (threads, key_heads) = (self.threads(), self.problem.extents.key_heads);
+        let tokens = self.sequences.iter().map(|sequence| sequence.tokens);
+        let (longest, all) = (tokens.clone().max().unwrap_or(0), tokens.sum::<usize>());
+        let even = (all * key_heads) as f64 / threads as f64;
+        let alike = all == longest * self.sequences.len();
+        let rounds = if alike { self.slots().div_ceil(threads) } else { usize::MAX };
+        let apart = longest as f64 * rounds as f64;
+        // At the end all wait for one that was begun last.
+        let last = even + longest as f64 * (1.0 - 1.0 / threads as f64);
+        let span = self.cut.span(longest).min(longest) as f64;
+        let by_spans = even + span * (1.0 - 1.0 / threads as f64);
+        apart.min(last) <= SWEEP * by_spans
+    }
+
+    /// Sequences and key heads.
+    pub fn slots(&self) -> usize {
+        self.sequences.len() * self.problem.extents.key_heads
+    }
+
+    /// Spans of all slots.
+    pub fn spans(&self) -> usize {
+        let spans: usize = self.sequences.iter().map(|s| self.cut.spans(s.tokens)).sum();
+        spans * self.problem.extents.key_heads
+    }
+
+    /// Chunks of a span of the longest sequence. If it is one, no state is computed again.
+    pub fn interval(&self) -> usize {
+        let longest = self.sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
+        self.cut.span(longest) / self.cut.chunk
+    }
+
+    /// Spans of the longest sequence.
+    pub fn longest(&self) -> usize {
+        self.sequences.iter().map(|s| self.cut.spans(s.tokens)).max().unwrap_or(0)
+    }
+
+    /// Every slot, or every span of every slot.
+    pub fn places(&self, by_span: bool) -> impl Iterator<Item = Place<'a>> + Send + use<'a> {
+        let Schedule { sequences, cut, .. } = *self;
+        let key_heads = self.problem.extents.key_heads;
+        sequences.iter().flat_map(move |sequence| {
+            let tokens = sequence.tokens;
+            let (count, size) =
+                if by_span { (cut.spans(tokens), cut.span(tokens)) } else { (1, tokens) };
+            (0..key_heads * count).map(move |n| {
+                let (head, number) = (n / count, n % count);
+                let tokens = number * size..tokens.min((number + 1) * size);
+                Place { sequence, head, number, tokens }
+            })
+        })
+    }
+
+    /// A result `[batch, heads, tokens, …]` of `group` heads to a key head, cut into the places: of each
+    /// `[group, tokens, …]`. Rows of no sequence become 0. Where there is no result, there are no pieces.
+    pub fn pieces<'o>(
+        &self,
+        mut result: Option<TensorMut<'o, Ix4>>,
+        group: usize,
+        by_span: bool,
+    ) -> impl Iterator<Item = Option<TensorMut<'o, Ix3>>> + Send + use<'o, 'a> {
+        if let Some(result) = &mut result
+            && self.sequences.iter().map(|s| s.tokens).sum::<usize>()
+                < result.shape()[0] * result.shape()[2]
+        {
+            result.fill(0.0);
+        }
+        let mut batches = Rest::of(result);
+        let [mut rows, mut heads, mut tokens] = [(); 3].map(|()| Rest::of(None));
+        let (mut batch, mut sequence, mut head) = (None, None, None);
+        self.places(by_span).map(move |place| {
+            let s = place.sequence;
+            if batch.replace(s.batch) != Some(s.batch) {
+                rows = Rest::of(batches.take(0, s.batch..s.batch + 1).map(|view| view.outer(0)));
+            }
+            if sequence.replace(s.index) != Some(s.index) {
+                heads = Rest::of(rows.take(1, s.start..s.start + s.tokens));
+                head = None;
+            }
+            if head.replace(place.head) != Some(place.head) {
+                let here = place.head * group..(place.head + 1) * group;
+                tokens = Rest::of(heads.take(0, here));
+            }
+            tokens.take(1, place.tokens)
+        })
+    }
+
+    /// What a pass allocates: of `scratch` every thread has its own, states of each of `shapes` lie at
+    /// both ends of a slot or between its spans, and numbers may be summed over spans.
+    pub fn buffers(
+        &self,
+        scratch: &[(&'static str, usize)],
+        shapes: &[Shape],
+        sums: bool,
+    ) -> Vec<Buffer> {
+        let workers = self.workers();
+        let mut buffers: Vec<Buffer> =
+            scratch.iter().map(|&(name, bytes)| Buffer::parts(name, workers, bytes)).collect();
+        let states = if self.whole() { 0 } else { self.spans() } + self.slots();
+        let len = |shape: &Shape| shape.len().saturating_mul(self.order * size_of::<f32>());
+        let each = shapes.iter().map(len).fold(0, usize::saturating_add);
+        buffers.push(Buffer::parts("states of sequences and spans", states, each));
+        if sums {
+            buffers.push(Buffer::parts("sums of spans", self.spans(), size_of::<[f64; 2]>()));
+        }
+        buffers
+    }
+}
+
+/// What is left of a view after parts of it were taken; it begins at `from`.
+pub struct Rest<'o, D: Dimension> {
+    view: Option<TensorMut<'o, D>>,
+    from: usize,
+}
+
+impl<'o, D: Dimension> Rest<'o, D> {
+    /// All of a view.
+    pub fn of(view: Option<TensorMut<'o, D>>) -> Self {
+        Rest { view, from: 0 }
+    }
+
+    /// Takes a range of an axis, behind all that were taken before.
+    pub fn take(&mut self, axis: usize, range: Range<usize>) -> Option<TensorMut<'o, D>> {
+        let (_, rest) = self.view.take()?.split_at(axis, range.start - self.from);
+        let (part, rest) = rest.split_at(axis, range.len());
+        *self = Rest { view: Some(rest), from: range.end };
+        Some(part)
+    }
+}
+
+/// Cuts memory into portions of the given lengths.
+pub fn portions<T>(
+    mut memory: &mut [T],
+    lens: impl Iterator<Item = usize>,
+) -> impl Iterator<Item = &mut [T]> {
+    lens.map(move |len| {
+        let (portion, rest) = std::mem::take(&mut memory).split_at_mut(len);
+        memory = rest;
+        portion
+    })
+}
+
+/// The states of all slots: one where a slot is left to one thread, else those between its spans, one
+/// more than there are spans.
+pub struct States<'a> {
+    schedule: Schedule<'a>,
+    memory: Region,
+    shape: Shape,
+    /// From the first token on, or from the last one back.
+    forwards: bool,
+}
+
+impl<'a> States<'a> {
+    /// States that hold anything.
+    pub fn new(
+        workspace: &Workspace,
+        schedule: &Schedule<'a>,
+        shape: Shape,
+        forwards: bool,
+    ) -> Result<Self, Error> {
+        let count = if schedule.whole() { 0 } else { schedule.spans() } + schedule.slots();
+        let len = shape.len().saturating_mul(schedule.order);
+        let memory = workspace.room(len.saturating_mul(count), "states")?;
+        Ok(States { schedule: *schedule, memory, shape, forwards })
+    }
+
+    /// Elements of a state.
+    fn len(&self) -> usize {
+        self.shape.len() * self.schedule.order
+    }
+
+    /// The states of every slot.
+    pub fn slots(&mut self) -> impl Iterator<Item = &mut [f32]> + Send {
+        let (len, cut, whole) = (self.len(), self.schedule.cut, self.schedule.whole());
+        let states = move |tokens| if whole { 1 } else { cut.spans(tokens) + 1 };
+        let lens =
+            self.schedule.places(false).map(move |place| states(place.sequence.tokens) * len);
+        portions(&mut self.memory, lens)
+    }
+
+    /// The state at the end of every span at which the sum of the span ends.
+    pub fn behind(&mut self) -> impl Iterator<Item = &mut [f32]> + Send {
+        let (len, forwards) = (self.len(), self.forwards);
+        self.slots().flat_map(move |slot| {
+            let (first, last) = (len, slot.len() - len);
+            let (head, tail) = slot.split_at_mut(if forwards { first } else { last });
+            if forwards { tail } else { head }.chunks_exact_mut(len)
+        })
+    }
+
+    /// The state at the end of every span at which the sum of the span begins.
+    pub fn before(&mut self) -> impl Iterator<Item = &[f32]> + Send {
+        let (len, forwards) = (self.len(), self.forwards);
+        self.slots().flat_map(move |slot| {
+            let last = slot.len() - len;
+            if forwards { &slot[..last] } else { &slot[len..] }.chunks_exact(len)
+        })
+    }
+
+    /// Reads what every slot begins with; a state that is absent is 0. The tensors of a sweep from the
+    /// front are transposed.
+    pub fn begin(&mut self, tensors: &[Option<ArrayView4<'_, f32>>; 2], transposed: bool) {
+        let Schedule { order, .. } = self.schedule;
+        let (shape, places) = (self.shape, self.schedule.places(false));
+        let (len, forwards) = (self.len(), self.forwards);
+        for (place, slot) in places.zip(self.slots()) {
+            let start = if forwards { 0 } else { slot.len() - len };
+            let state = &mut slot[start..][..len];
+            state.fill(0.0);
+            for (tensor, state) in tensors.iter().zip(state.chunks_exact_mut(len / order)) {
+                let Some(tensor) = tensor else { continue };
+                let source = tensor.slice(s![place.sequence.index, place.head, .., ..]);
+                shape.read(state, if transposed { source.reversed_axes() } else { source });
+            }
+        }
+    }
+
+    /// Writes what every slot ends with: of a state, matrix `which`.
+    pub fn finish(
+        &mut self,
+        tensor: Option<ArrayViewMut4<'_, f32>>,
+        which: usize,
+        transposed: bool,
+    ) {
+        let Some(mut tensor) = tensor else { return };
+        let (shape, places) = (self.shape, self.schedule.places(false));
+        let (len, forwards) = (self.len(), self.forwards);
+        for (place, slot) in places.zip(self.slots()) {
+            let start = if forwards { slot.len() - len } else { 0 };
+            let state = &slot[start + which * shape.len()..];
+            let target = tensor.slice_mut(s![place.sequence.index, place.head, .., ..]);
+            shape.write(state, if transposed { target.reversed_axes() } else { target });
+        }
+    }
+
+    /// Turns the sums of spans into the states between them.
+    pub fn scan(&mut self, carry: impl Fn(&Place<'_>) -> Carry + Sync) {
+        let Schedule { cut, options, .. } = self.schedule;
+        let (len, forwards) = (self.len(), self.forwards);
+        let rooms = 0..self.schedule.threads();
+        let tasks = self.schedule.places(false).zip(self.slots());
+        share(
+            rooms,
+            |_| (),
+            tasks,
+            |(place, states), ()| {
+                let add = |span: Place<'_>| {
+                    let at = span.number * len;
+                    let (before, behind) = states[at..][..2 * len].split_at_mut(len);
+                    let (from, to) = if forwards { (before, behind) } else { (behind, before) };
+                    add_carried(options.level, carry(&span), from, to);
+                };
+                let spans = place.spans(&cut);
+                if forwards { spans.for_each(add) } else { spans.rev().for_each(add) }
+            },
+        );
+    }
+}

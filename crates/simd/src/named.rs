@@ -1,0 +1,80 @@
+//! Tensors by name, as kernels take them: of any storage type, or of f32.
+
+use crate::element::{Tensor, TensorMut};
+use etalon_problem::{Error, View, ViewMut, Views, ViewsMut};
+use ndarray::{ArrayView, ArrayViewMut, Dimension};
+
+/// The inputs of a pass. They have passed [`etalon_problem::Problem::check_call`].
+#[derive(Clone, Copy)]
+pub struct Inputs<'s, 'v>(pub &'s Views<'v>);
+
+impl<'s> Inputs<'s, '_> {
+    /// A tensor of the storage type, if it is there.
+    pub fn tensor<D: Dimension>(self, name: &str) -> Result<Option<Tensor<'s, D>>, Error> {
+        let Some(view) = self.0.get(name) else { return Ok(None) };
+        let axes = |_| misshapen(name, view.shape());
+        Ok(Some(match view {
+            View::F32(x) => Tensor::F32(x.view().into_dimensionality().map_err(axes)?),
+            View::Bf16(x) => Tensor::Bf16(x.view().into_dimensionality().map_err(axes)?),
+            View::F16(x) => Tensor::F16(x.view().into_dimensionality().map_err(axes)?),
+            View::F64(_) | View::I64(_) => return Err(stored(name, &view.stored().to_string())),
+        }))
+    }
+
+    /// A tensor of the storage type that every problem has.
+    pub fn needed<D: Dimension>(self, name: &str) -> Result<Tensor<'s, D>, Error> {
+        self.tensor(name)?.ok_or_else(|| Error::missing(name, None))
+    }
+
+    /// A tensor of f32 whatever the storage type, if it is there.
+    pub fn wide<D: Dimension>(self, name: &str) -> Result<Option<ArrayView<'s, f32, D>>, Error> {
+        match self.0.get(name) {
+            None => Ok(None),
+            Some(View::F32(x)) => {
+                let typed = x.view().into_dimensionality();
+                typed.map(Some).map_err(|_| misshapen(name, x.shape()))
+            }
+            Some(other) => Err(stored(name, &other.stored().to_string())),
+        }
+    }
+}
+
+/// The place of a result of the storage type, if it has one.
+pub fn place<'o, D: Dimension>(
+    out: &mut ViewsMut<'o>,
+    name: &str,
+) -> Result<Option<TensorMut<'o, D>>, Error> {
+    let Some(view) = out.take(name) else { return Ok(None) };
+    let shape = view.shape().to_vec();
+    let axes = |_| misshapen(name, &shape);
+    Ok(Some(match view {
+        ViewMut::F32(x) => TensorMut::F32(x.into_dimensionality().map_err(axes)?),
+        ViewMut::Bf16(x) => TensorMut::Bf16(x.into_dimensionality().map_err(axes)?),
+        ViewMut::F16(x) => TensorMut::F16(x.into_dimensionality().map_err(axes)?),
+        other => return Err(stored(name, &other.stored().to_string())),
+    }))
+}
+
+/// The place of a result of f32, if it has one.
+pub fn wide_place<'o, D: Dimension>(
+    out: &mut ViewsMut<'o>,
+    name: &str,
+) -> Result<Option<ArrayViewMut<'o, f32, D>>, Error> {
+    match out.take(name) {
+        None => Ok(None),
+        Some(ViewMut::F32(x)) => {
+            let shape = x.shape().to_vec();
+            x.into_dimensionality().map(Some).map_err(|_| misshapen(name, &shape))
+        }
+        Some(other) => Err(stored(name, &other.stored().to_string())),
+    }
+}
+
+fn misshapen(name: &str, shape: &[usize]) -> Error {
+    Error::value(format!("number of axes of `{name}`"), "that of its operand", shape.len())
+}
+
+fn stored(name: &str, found: &str) -> Error {
+    let expected = "f32, bf16 or f16, which are what simd stores".to_string();
+    Error::Dtype { operand: name.to_string(), expected, found: found.to_string() }
+}

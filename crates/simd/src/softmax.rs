@@ -1,0 +1,44 @@
+//! What the softmax algorithms share: attention and attention_lse check and wrap their tensors, and
+//! the passes here do the work, whatever the element type.
+//!
+//! ```text
+//! forward           forward_tile
+//! backward          key_sweep ─ ordered_sum, gradient  ┐
+//! double_backward   second                             ┴ wave ─ kernels ─ block ─ weights, scores
+//! ```
+//!
+//! A pass is a struct of its operands ([`Forward`], [`Backward`], [`DoubleBackward`]) with the methods `run`, `plan` and `check`. First and second
+//! order share their schedule, their scratch, their sweeps ([`wave::Wave`]) and the kernels of whole
+//! tiles; they differ in the weights of a register block ([`block::Body`]).
+
+mod backward;
+mod block;
+mod check;
+mod cut;
+mod double_backward;
+mod forward;
+mod forward_tile;
+mod gradient;
+mod inputs;
+mod kernels;
+mod key_sweep;
+mod named;
+mod ordered_sum;
+mod packs;
+mod plan;
+mod rule;
+mod schedule;
+mod scores;
+mod scratch;
+mod second;
+mod stats;
+mod tasks;
+mod wave;
+mod weights;
+
+pub use backward::{Backward, Gradients};
+pub use double_backward::{Direction, DoubleBackward, SecondGradients};
+pub use forward::Forward;
+pub use inputs::Inputs;
+pub use named::run;
+pub use plan::plan;

@@ -1,0 +1,130 @@
+//! A register block of queries against a tile of keys, and which products sums grow by.
+
+use super::packs::{Keys, Queries};
+use super::rule::ScoreRule;
+use super::scores::Strip;
+use super::scratch::{Sums, Target, TileMemory, Weight};
+use super::stats::Stats;
+use crate::element::Tensor;
+use crate::lanes::{Isa, Tile};
+use crate::pack::{Packed, touches};
+use etalon_problem::Cover;
+use ndarray::Ix2;
+use std::ops::Range;
+
+/// One query head of a sequence with its key head.
+#[derive(Clone, Copy)]
+pub struct Pair<'a> {
+    /// Which pairs count.
+    pub rule: ScoreRule<'a>,
+    /// ddbias of this sequence and head, `[n, m]`.
+    pub ddbias: Option<Tensor<'a, Ix2>>,
+    /// The queries.
+    pub queries: &'a Queries,
+    /// The keys and values.
+    pub keys: &'a Keys,
+    /// The statistics of the rows.
+    pub stats: Stats<'a>,
+    /// D.
+    pub dim: usize,
+    /// E.
+    pub value_dim: usize,
+}
+
+/// A register block of queries against a tile of keys.
+#[derive(Clone)]
+pub struct RegisterBlock {
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
+    pub cols: Range<usize>,
+    /// Its first row in the tile's memory.
+    pub first: usize,
+    /// The share of the scratch that ds goes to.
+    pub share: usize,
+    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    pub has_nonfinite: bool,
+}
+
+/// The hot part of a sweep: the weights of a register block. Weights and sums have names, so that
+/// the products which a sweep takes are a table.
+pub trait Body: Copy + Send + Sync {
+    /// Which weights times which rows of the keys grow which sums of a tile of queries.
+    const ROWS: &'static [Term<Keys>];
+    /// Which weights times which rows of the queries grow which sums of a tile of keys.
+    const COLUMNS: &'static [Term<Queries>];
+    /// The weights that are summed to the gradient of the bias.
+    const BIAS: Weight;
+
+    /// Computes the weights of a block, into its rows of the memory. Columns outside the returned
+    /// strip are zero, if the body has sums of keys or of the bias.
+    fn weights<I: Isa>(
+        self,
+        isa: I,
+        pair: &Pair<'_>,
+        block: &RegisterBlock,
+        memory: &mut TileMemory,
+    ) -> Option<Strip>;
+
+    /// Adds the sums of the rows of weights themselves, of rows from `first` on.
+    #[inline(always)]
+    fn add_numbers<I: Isa>(
+        self,
+        _isa: I,
+        _first: usize,
+        _strip: &Strip,
+        _memory: &TileMemory,
+        _sums: &mut Sums,
+    ) {
+    }
+}
+
+/// sum += weights · rows, or weightsᵀ · rows.
+pub struct Term<M> {
+    pub to: Target,
+    pub weights: Weight,
+    /// The rows, packed along; a term whose rows are not packed is left out.
+    pub rows: fn(&M) -> &Packed,
+}
+
+impl<'a> Pair<'a> {
+    /// Whether a tile holds operands that are not finite.
+    pub fn has_nonfinite(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+        touches(&self.queries.non_finite, rows.clone())
+            || touches(&self.keys.non_finite, cols.clone())
+    }
+
+    /// The distance between two rows of a sum.
+    #[inline(always)]
+    pub fn stride<I: Isa>(&self, to: Target) -> usize {
+        let dim = if matches!(to, Target::Wide) { self.dim } else { self.value_dim };
+        dim.next_multiple_of(I::Tile::COLS)
+    }
+
+    /// The register blocks of a tile in order, if it holds a visible pair. With a share to keep them
+    /// in, each has rows of its own in memory; otherwise all use the first.
+    #[inline(always)]
+    pub fn blocks<I: Isa>(
+        &self,
+        rows: &Range<usize>,
+        cols: &Range<usize>,
+        kept: Option<usize>,
+    ) -> impl Iterator<Item = RegisterBlock> + use<I> {
+        let has_nonfinite = self.has_nonfinite(rows, cols);
+        let seen = self.rule.cover(rows.clone(), cols.clone()) != Cover::None;
+        let (rows, cols) = (if seen { rows.clone() } else { rows.start..rows.start }, cols.clone());
+        (0..rows.len()).step_by(I::Tile::ROWS).map(
+            #[inline(always)]
+            move |first| {
+                let start = rows.start + first;
+                RegisterBlock {
+                    rows: start..rows.end.min(start + I::Tile::ROWS),
+                    cols: cols.clone(),
+                    first: if kept.is_some() { first } else { 0 },
+                    share: kept.unwrap_or(0),
+                    has_nonfinite,
+                }
+            },
+        )
+    }
+}

@@ -1,0 +1,50 @@
+//! The sizes of tiles.
+
+use crate::Options;
+use crate::tile::MAX_KEYS;
+use etalon_problem::{Blocking, Error, Scores};
+
+/// The most queries in a tile: more would only push its scores out of the cache.
+const MAX_QUERIES: usize = 1024;
+
+/// The sizes of tiles and register blocks.
+#[derive(Debug, Clone, Copy)]
+pub struct Cut {
+    /// Rows of a register block.
+    pub rows: usize,
+    /// Columns of a register block.
+    pub cols: usize,
+    /// Queries of a tile, a multiple of `rows`.
+    pub queries: usize,
+    /// Keys of a tile, a multiple of `cols`.
+    pub keys: usize,
+}
+
+impl Cut {
+    /// The blocking of the options, or else `default`, rounded up to register blocks and clamped to
+    /// the lengths.
+    pub fn new(scores: &Scores, options: &Options, default: Blocking) -> Result<Cut, Error> {
+        let blocking = options.blocking.unwrap_or(default);
+        blocking.check()?;
+        let (rows, cols) = options.level.block();
+        let e = &scores.extents;
+        let queries = blocking.queries.min(MAX_QUERIES).min(e.queries.max(1));
+        let keys = blocking.keys.min(MAX_KEYS).min(e.keys.max(1));
+        Ok(Cut {
+            rows,
+            cols,
+            queries: queries.next_multiple_of(rows),
+            keys: keys.next_multiple_of(cols).min(MAX_KEYS),
+        })
+    }
+
+    /// Queries and keys of a tile.
+    pub fn blocking(&self) -> Blocking {
+        Blocking { queries: self.queries, keys: self.keys }
+    }
+
+    /// The distance between two rows of `dim` elements in a sum.
+    pub fn stride(&self, dim: usize) -> usize {
+        dim.next_multiple_of(self.cols)
+    }
+}

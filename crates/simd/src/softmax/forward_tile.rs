@@ -1,0 +1,264 @@
+//! The kernel of the forward pass: a streaming softmax over tiles of keys.
+//!
+//! For a tile of queries, with m = −∞, l = 0, o = 0:
+//!
+//! ```text
+//! for each tile of keys that holds a visible pair
+//!     for each register block of queries
+//!         S  = σ·Q Kᵀ, softcap, bias, mask                      (F1) (F2)
+//!         m′ = max(m, rowmax S)
+//!         l, o ← l·e^(m−m′), o·e^(m−m′)        only in rows where m grew by more than 5, see `RESCALE`
+//!         P  = e^(S−m′)
+//!         l  ← l + rowsum P,   o ← o + P V
+//! lse = m + ln l,   o ← o / l                                    (F3) (F5)
+//! ```
+//!
+//! The sums of l stay spread over the lanes of a register until the end. A sink joins l last.
+
+use super::cut::Cut;
+use super::packs::Keys;
+use super::rule::ScoreRule;
+use super::scores::{Block, Factors, Strip, score_block, slope};
+use crate::aligned::Aligned;
+use crate::exp::exp_difference;
+use crate::lanes::{Isa, Kernel, Lanes, Tile};
+use crate::level::compiled_here;
+use crate::pack::{Packed, touches};
+use crate::products::{Along, Sum};
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use crate::tiles::tiles;
+use etalon_problem::{Cover, Error};
+use std::ops::Range;
+
+/// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
+/// weight exceeds 2⁸ and nothing can overflow, while on most tiles nothing has to be rescaled.
+const RESCALE: f32 = 5.0;
+
+/// The memory of one thread.
+pub struct ForwardScratch {
+    cut: Cut,
+    /// Queries, packed across.
+    pub q: Packed,
+    /// m of every row; at the end lse.
+    pub m: Aligned,
+    /// l of every row, spread over lanes.
+    l: Aligned,
+    /// o of every row, rows `stride` apart.
+    pub o: Aligned,
+    pub stride: usize,
+    /// One block of scores, then of weights.
+    s: Aligned,
+    tanh: Aligned,
+    visible: Vec<bool>,
+}
+
+/// The most lanes of a register, over all instruction sets.
+const MAX_LANES: usize = 16;
+
+impl ForwardScratch {
+    /// For operands of D = `dim` and results with rows of `width` elements.
+    pub fn new(cut: &Cut, dim: usize, width: usize) -> Result<Self, Error> {
+        let stride = cut.stride(width);
+        let what = "the scratch of a thread";
+        Ok(ForwardScratch {
+            cut: *cut,
+            q: Packed::with_capacity(dim.saturating_mul(cut.queries))?,
+            m: Aligned::zeros(cut.queries, what)?,
+            l: Aligned::zeros(cut.queries * MAX_LANES, what)?,
+            o: Aligned::zeros(stride.saturating_mul(cut.queries), what)?,
+            stride,
+            s: Aligned::zeros(cut.rows * STRIDE, what)?,
+            tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
+            visible: vec![false; cut.rows * MAX_KEYS],
+        })
+    }
+
+    /// Bytes of its memory.
+    pub fn bytes(&self) -> usize {
+        let ForwardScratch { q, m, l, o, s, tanh, visible, .. } = self;
+        let sums = [&q.panels, m, l, o, s, tanh].map(Aligned::bytes);
+        sums.iter().sum::<usize>() + visible.len()
+    }
+}
+
+/// The kernel: one tile of queries against all its keys.
+pub struct ForwardTile<'a> {
+    /// Which pairs count.
+    pub rule: ScoreRule<'a>,
+    /// The keys and values.
+    pub keys: &'a Keys,
+    /// Whether the weights are P ⊙ S′ and multiply k, which gives ∂lse/∂q; otherwise P and v.
+    pub derivative: bool,
+    /// Whether a query of the tile is not finite.
+    pub has_nonfinite: bool,
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// D.
+    pub dim: usize,
+    /// Elements of a row of the result.
+    pub width: usize,
+    /// The sink of the head.
+    pub sink: Option<f32>,
+    /// The thread's memory, with the queries packed.
+    pub scratch: &'a mut ForwardScratch,
+}
+
+compiled_here!(ForwardTile<'_>);
+
+impl Kernel for ForwardTile<'_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(mut self, isa: I) {
+        self.scratch.m.fill(f32::NEG_INFINITY);
+        self.scratch.l.fill(0.0);
+        self.scratch.o.fill(0.0);
+        let keys = self.rule.sequence.keys;
+        for cols in tiles(0..keys, self.scratch.cut.keys) {
+            if self.rule.cover(self.rows.clone(), cols.clone()) == Cover::None {
+                continue;
+            }
+            let has_nonfinite = self.has_nonfinite || touches(&self.keys.non_finite, cols.clone());
+            for first in (0..self.rows.len()).step_by(I::Tile::ROWS) {
+                self.block(isa, first, cols.clone(), has_nonfinite);
+            }
+        }
+        for r in 0..self.rows.len() {
+            self.finish(isa, r);
+        }
+    }
+}
+
+impl ForwardTile<'_> {
+    /// One register block of queries, from row `first` of the tile, against a tile of keys.
+    #[inline(always)]
+    fn block<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, has_nonfinite: bool) {
+        let start = self.rows.start + first;
+        let rows = start..self.rows.end.min(start + I::Tile::ROWS);
+        let panel = I::Tile::COLS;
+        let scratch = &mut *self.scratch;
+        let factors = Factors {
+            rule: &self.rule,
+            q: &scratch.q.panels[first * self.dim..],
+            k: self.keys.k.across.from(cols.start / panel),
+            dim: self.dim,
+        };
+        let mut block =
+            Block { s: &mut scratch.s, tanh: &mut scratch.tanh, visible: &mut scratch.visible };
+        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+        let strip =
+            score_block(isa, factors, rows, cols.clone(), has_nonfinite, &mut block, &mut max);
+        let Some(strip) = strip else { return };
+        self.grow(isa, first, &max);
+        self.weigh(isa, first, &strip);
+        if self.width > 0 {
+            self.accumulate(isa, first, cols, &strip, has_nonfinite);
+        }
+    }
+
+    /// m′ = max(m, rowmax S), and l and o rescaled, in rows where m grew by more than [`RESCALE`].
+    /// Each row decides for itself: its bits depend on no other row of the block.
+    #[inline(always)]
+    fn grow<I: Isa>(&mut self, isa: I, first: usize, max: &[I::F32; MAX_ROWS]) {
+        let ForwardScratch { m, l, o, stride, .. } = &mut *self.scratch;
+        for (r, max) in max[..I::Tile::ROWS].iter().enumerate() {
+            let m = &mut m[first + r];
+            let grown = max.reduce_max();
+            // From m = −∞ every score is growth.
+            if grown > *m + RESCALE {
+                let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
+                let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
+                (I::F32::load(isa, l) * factor).store(l);
+                for o in o[(first + r) * *stride..][..*stride].chunks_exact_mut(I::F32::N) {
+                    (I::F32::load(isa, o) * factor).store(o);
+                }
+                *m = grown;
+            }
+        }
+    }
+
+    /// P = e^(S−m), and l grown by its row sums; then, if asked for, P ⊙ S′.
+    #[inline(always)]
+    fn weigh<I: Isa>(&mut self, isa: I, first: usize, strip: &Strip) {
+        let ForwardScratch { m, l, s, tanh, .. } = &mut *self.scratch;
+        let derive = self.derivative && self.rule.softcap.is_some();
+        for r in 0..I::Tile::ROWS {
+            let m = m[first + r];
+            // A row that has seen nothing: any finite m gives the weight e^−∞ = 0.
+            let m = I::F32::splat(isa, if m == f32::NEG_INFINITY { 0.0 } else { m });
+            let l = &mut l[(first + r) * MAX_LANES..][..I::F32::N];
+            let mut sum = I::F32::load(isa, l);
+            for s in s[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N) {
+                let p = exp_difference(isa, I::F32::load(isa, s), m);
+                sum = sum + p;
+                p.store(s);
+            }
+            sum.store(l);
+            if derive {
+                let p = s[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N);
+                let t = tanh[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N);
+                p.zip(t).for_each(
+                    #[inline(always)]
+                    |(p, t)| (I::F32::load(isa, p) * slope(isa, I::F32::load(isa, t))).store(p),
+                );
+            }
+        }
+    }
+
+    /// o ← o + P V.
+    #[inline(always)]
+    fn accumulate<I: Isa>(
+        &mut self,
+        isa: I,
+        first: usize,
+        cols: Range<usize>,
+        strip: &Strip,
+        has_nonfinite: bool,
+    ) {
+        let ForwardScratch { o, stride, s, visible, .. } = &mut *self.scratch;
+        let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
+        let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
+        let start = strip.cols.start;
+        let depth = strip.cols.end.min(cols.len()) - start;
+        let values = Along { packed: values, start: cols.start + start, depth };
+        if has_nonfinite {
+            sum.add_visible(
+                isa,
+                I::Tile::ROWS,
+                values,
+                #[inline(always)]
+                |r, k| visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k]),
+            );
+        } else {
+            sum.add_rows(isa, &s[start..], values);
+        }
+    }
+
+    /// (F3) lse = m + ln l and (F5) o ← o / l of row `r`, with the sink as one more logit.
+    #[inline(always)]
+    fn finish<I: Isa>(&mut self, isa: I, r: usize) {
+        let ForwardScratch { m, l, o, stride, .. } = &mut *self.scratch;
+        let o = &mut o[r * *stride..][..*stride];
+        let l = I::F32::load(isa, &l[r * MAX_LANES..]).reduce_add();
+        let sink = self.sink.unwrap_or(f32::NEG_INFINITY);
+        if l == 0.0 {
+            o.fill(0.0);
+            m[r] = sink;
+            return;
+        }
+        let (max, mut weight, mut sum) = (m[r], 1.0, f64::from(l));
+        let mut top = f64::from(max);
+        if sink != f32::NEG_INFINITY {
+            top = f64::from(max.max(sink));
+            weight = (f64::from(max) - top).exp();
+            sum = sum * weight + (f64::from(sink) - top).exp();
+        }
+        m[r] = (top + sum.ln()) as f32;
+        let sigma = if self.derivative { self.rule.scale } else { 1.0 };
+        let factor = I::F32::splat(isa, sigma * weight as f32);
+        let sum = I::F32::splat(isa, sum as f32);
+        for o in o.chunks_exact_mut(I::F32::N) {
+            (I::F32::load(isa, o) * factor / sum).store(o);
+        }
+    }
+}

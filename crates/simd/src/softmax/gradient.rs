@@ -1,0 +1,109 @@
+//! The weights of the backward pass: for a register block of queries against a tile of keys
+//!
+//! ```text
+//! S  = σ·Q Kᵀ, softcap, bias, mask          (F1) (F2)
+//! P  = e^(S − lse)                          (F4)
+//! dP = dO Vᵀ                                (B2)
+//! dS = P ⊙ (dP − δ),  ds = S′ ⊙ dS          (B3) (B4)
+//! ```
+//!
+//! Over a tile of queries they are summed to dq = σ Σ ds K (B5), over a tile of keys to
+//! dk = σ Σ dsᵀ Q (B6) and dv = Σ Pᵀ dO (B7), and over heads and sequences to dbias = Σ dS (B9).
+//!
+//! attention_lse is the same with values of no width: dP = 0 and δ = −dlse, so that dS = dlse·P (L2).
+
+use super::block::{Body, Pair, RegisterBlock, Term};
+use super::packs::{Keys, Queries};
+use super::scores::{Block, Factors, Strip, score_block, slope};
+use super::scratch::{Share, Target, TileMemory, Weight};
+use super::weights::{clear, hide_masked_rows, select};
+use crate::exp::exp_difference;
+use crate::lanes::{Isa, Lanes, Tile};
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+
+/// The weights of the backward pass.
+#[derive(Debug, Clone, Copy)]
+pub struct Gradient {
+    /// Whether ds is wanted at all: dv alone needs no dP.
+    pub ds: bool,
+    /// Whether S′ is applied; otherwise dS stands in place of ds.
+    pub capped: bool,
+}
+
+impl Body for Gradient {
+    const ROWS: &'static [Term<Keys>] =
+        &[Term { to: Target::Wide, weights: Weight::Ds, rows: |keys| &keys.k.along }]; // (B5)
+    const COLUMNS: &'static [Term<Queries>] = &[
+        Term { to: Target::Wide, weights: Weight::Ds, rows: |queries| &queries.q.along }, // (B6)
+        Term { to: Target::Values, weights: Weight::P, rows: |queries| &queries.dout.along }, // (B7)
+    ];
+    const BIAS: Weight = Weight::Ds;
+
+    #[inline(always)]
+    fn weights<I: Isa>(
+        self,
+        isa: I,
+        pair: &Pair<'_>,
+        at: &RegisterBlock,
+        memory: &mut TileMemory,
+    ) -> Option<Strip> {
+        let TileMemory { p, tanh, shares, .. } = memory;
+        let Share { ds, visible, .. } = &mut shares[at.share];
+        let (start, panel) = (at.rows.start, at.cols.start / I::Tile::COLS);
+        let factors = Factors {
+            rule: &pair.rule,
+            q: &pair.queries.q.across.panels[start * pair.dim..],
+            k: pair.keys.k.across.from(panel),
+            dim: pair.dim,
+        };
+        let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
+        let (p, ds) = (&mut p[here.clone()], &mut ds[here]);
+        let visible = &mut visible[at.first * MAX_KEYS..];
+        let mut block = Block { s: p, tanh, visible };
+        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+        let end = at.cols.len().next_multiple_of(I::Tile::COLS);
+        let (rows, cols) = (at.rows.clone(), at.cols.clone());
+        let strip = score_block(isa, factors, rows, cols, at.has_nonfinite, &mut block, &mut max);
+        let Some(strip) = strip else {
+            clear([p, ds], visible, 0..end, I::Tile::ROWS);
+            return None;
+        };
+        clear([p, ds], visible, 0..strip.cols.start, I::Tile::ROWS);
+        clear([p, ds], visible, strip.cols.end..end, I::Tile::ROWS);
+        if self.ds {
+            let dim = pair.value_dim;
+            let dout = &pair.queries.dout.across.panels[start * dim..];
+            for column in strip.cols.clone().step_by(I::Tile::COLS) {
+                let v = &pair.keys.v.across.panels[(panel * I::Tile::COLS + column) * dim..];
+                let mut tile = I::Tile::zero(isa);
+                tile.add_panel(isa, dout, v, dim); // (B2)
+                tile.store(&mut ds[column..], STRIDE);
+            }
+        }
+        let capped = self.capped && pair.rule.softcap.is_some();
+        for r in 0..I::Tile::ROWS {
+            let lse = I::F32::splat(isa, pair.queries.lse[start + r]);
+            let delta = I::F32::splat(isa, pair.stats.delta[start + r]);
+            let here = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
+            let tanh = tanh[here.clone()].chunks_exact(I::F32::N);
+            let ds = ds[here.clone()].chunks_exact_mut(I::F32::N);
+            for ((p, ds), tanh) in p[here].chunks_exact_mut(I::F32::N).zip(ds).zip(tanh) {
+                let weight = exp_difference(isa, I::F32::load(isa, p), lse); // (F4)
+                weight.store(p);
+                if self.ds {
+                    let mut x = weight * (I::F32::load(isa, ds) - delta); // (B3)
+                    if capped {
+                        x = x * slope(isa, I::F32::load(isa, tanh)); // (B4)
+                    }
+                    x.store(ds);
+                }
+            }
+        }
+        for edge in strip.edges() {
+            let lse = &pair.queries.lse[start..start + I::Tile::ROWS];
+            hide_masked_rows(lse, visible, &edge);
+            select([&mut *p, &mut *ds], visible, &edge, I::Tile::ROWS);
+        }
+        Some(strip)
+    }
+}

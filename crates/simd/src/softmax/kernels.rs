@@ -1,0 +1,183 @@
+//! The kernels of whole tiles, over the weights of any pass of first or second order.
+
+use super::block::{Body, Pair, Term};
+use super::scratch::{Scratch, Share};
+use super::weights::{Columns, Rows, joined};
+use crate::lanes::{Isa, Kernel, Tile};
+use crate::products::Sum;
+use crate::tile::{MAX_KEYS, STRIDE};
+use crate::tiles::tiles;
+use std::ops::Range;
+
+/// The sums of one tile of queries over all its keys, left in the scratch: [`Body::ROWS`].
+pub struct QueryTile<'a, 'p, B> {
+    /// The weights.
+    pub body: B,
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The tile, within the sequence.
+    pub rows: Range<usize>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+impl<B: Body> Kernel for QueryTile<'_, '_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let QueryTile { body, pair, rows, scratch } = self;
+        let Scratch { cut, tiles: memory, sums } = scratch;
+        sums.u.fill(0.0);
+        for term in B::ROWS {
+            sums.of(term.to).fill(0.0);
+        }
+        for cols in tiles(0..pair.rule.sequence.keys, cut.keys) {
+            for block in pair.blocks::<I>(&rows, &cols, None) {
+                let Some(strip) = body.weights(isa, &pair, &block, memory) else { continue };
+                let first = block.rows.start - rows.start;
+                body.add_numbers(isa, first, &strip, memory, sums);
+                for &Term { to, weights, rows } in B::ROWS {
+                    let (acc, keys) = (sums.of(to), rows(pair.keys));
+                    if keys.panels.is_empty() || acc.is_empty() {
+                        continue;
+                    }
+                    let stride = pair.stride::<I>(to);
+                    let sum = Sum { acc: &mut acc[first * stride..], stride };
+                    let rows = Rows {
+                        weights: memory.weights(weights, 0),
+                        visible: &memory.shares[0].visible,
+                        has_nonfinite: block.has_nonfinite,
+                    };
+                    rows.grow(isa, sum, keys, &cols, &strip);
+                }
+            }
+        }
+    }
+}
+
+/// What one tile of queries adds to the sums of a tile of keys in the scratch: [`Body::COLUMNS`]. ds
+/// is left in a share of the scratch, for [`ShareTile`] and for dbias.
+pub struct KeyTile<'a, 'p, B> {
+    /// The weights.
+    pub body: B,
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
+    pub cols: Range<usize>,
+    /// The share of the scratch that ds goes to.
+    pub share: usize,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+impl<B: Body> Kernel for KeyTile<'_, '_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let KeyTile { body, pair, rows, cols, share, scratch } = self;
+        let Scratch { tiles: memory, sums, .. } = scratch;
+        // The rows and columns of the tile that hold a visible pair.
+        let mut seen: Option<(Range<usize>, Range<usize>)> = None;
+        for block in pair.blocks::<I>(&rows, &cols, Some(share)) {
+            let strip = body.weights(isa, &pair, &block, memory);
+            if let Some(strip) = &strip {
+                let here = block.rows.start - rows.start..block.rows.end - rows.start;
+                seen = Some(joined(seen, here, &strip.cols));
+            }
+            memory.shares[share].strips[block.first / I::Tile::ROWS] = strip;
+        }
+        let Some((seen_rows, seen_cols)) = seen else { return };
+        let columns = Columns {
+            rows: seen_rows,
+            cols: seen_cols,
+            tile: rows.start,
+            has_nonfinite: pair.has_nonfinite(&rows, &cols),
+            visible: &memory.shares[share].visible,
+        };
+        for &Term { to, weights, rows } in B::COLUMNS {
+            let (weights, rows) = (memory.weights(weights, share), rows(pair.queries));
+            columns.grow(isa, sums.of(to), pair.stride::<I>(to), weights, rows);
+        }
+    }
+}
+
+/// What the keys of a [`KeyTile`] add to dq / σ of its queries.
+pub struct ShareTile<'a, 'p> {
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
+    pub cols: Range<usize>,
+    /// The sum of dq.
+    pub dq: &'a mut [f32],
+    /// What the tile of keys has for dq.
+    pub share: &'a Share,
+}
+
+impl Kernel for ShareTile<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let ShareTile { pair, rows, cols, dq, share } = self;
+        let has_nonfinite = pair.has_nonfinite(&rows, &cols);
+        let stride = pair.dim.next_multiple_of(I::Tile::COLS);
+        for first in (0..rows.len()).step_by(I::Tile::ROWS) {
+            let Some(strip) = &share.strips[first / I::Tile::ROWS] else { continue };
+            let rows = Rows {
+                weights: &share.ds[first * STRIDE..],
+                visible: &share.visible[first * MAX_KEYS..],
+                has_nonfinite,
+            };
+            let sum = Sum { acc: &mut dq[first * stride..], stride };
+            rows.grow(isa, sum, &pair.keys.k.along, &cols, strip); // (B5)
+        }
+    }
+}
+
+/// The gradient of the bias of one tile of queries and keys, the sum over every head and sequence
+/// that shares the bias, left in the scratch: [`Body::BIAS`].
+pub struct BiasTile<'a, 'p, B> {
+    /// The weights.
+    pub body: B,
+    /// The heads and sequences, in the order of the sum.
+    pub pairs: &'a [Pair<'p>],
+    /// The queries, within the sequences.
+    pub rows: Range<usize>,
+    /// The keys, within the sequences.
+    pub cols: Range<usize>,
+    /// The thread's memory.
+    pub scratch: &'a mut Scratch,
+}
+
+impl<B: Body> Kernel for BiasTile<'_, '_, B> {
+    type Output = ();
+
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let BiasTile { body, pairs, rows, cols, scratch } = self;
+        let Scratch { tiles: memory, sums, .. } = scratch;
+        sums.bias.fill(0.0);
+        for pair in pairs {
+            let sequence = pair.rule.sequence;
+            let rows = rows.start..rows.end.min(sequence.queries);
+            let cols = cols.start..cols.end.min(sequence.keys);
+            for block in pair.blocks::<I>(&rows, &cols, None) {
+                if body.weights(isa, pair, &block, memory).is_none() {
+                    continue;
+                }
+                let weights = memory.weights(B::BIAS, 0);
+                for (r, i) in block.rows.clone().enumerate() {
+                    let x = &weights[r * STRIDE..][..cols.len()];
+                    let sum = &mut sums.bias[(i - rows.start) * STRIDE..][..cols.len()];
+                    sum.iter_mut().zip(x).for_each(|(sum, x)| *sum += x); // (B9) (D15)
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,143 @@
+//! Every pass of the softmax algorithms by name.
+
+use super::backward::{Backward, Gradients};
+use super::double_backward::{Direction, DoubleBackward, SecondGradients};
+use super::forward::Forward;
+use super::inputs::Inputs;
+use crate::Options;
+use crate::element::Tensor;
+use crate::memory::zeros;
+use crate::named::{self, place, wide_place};
+use crate::tiles::check_counts;
+use etalon_problem::{Error, Pass, Scores, Views, ViewsMut};
+use ndarray::{Array3, Array4, ArrayView3, Ix4};
+
+/// Runs a pass; its inputs and the places of its outputs have been checked.
+pub fn run(
+    scores: &Scores,
+    pass: Pass,
+    inputs: &Views<'_>,
+    out: &mut ViewsMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    check_counts(scores.extents.batch, scores.extents.query_heads)?;
+    let x = named::Inputs(inputs);
+    let inputs = Inputs {
+        scores,
+        q: x.needed("q")?,
+        k: x.needed("k")?,
+        v: x.tensor("v")?,
+        sinks: x.wide("sinks")?,
+        bias: x.tensor("bias")?,
+    };
+    if pass == Pass::Forward {
+        return forward(inputs, out, options);
+    }
+    let anew = Anew::new(inputs, x, options)?;
+    let (o, lse) = (anew.o(x)?, anew.lse(x)?);
+    match pass {
+        Pass::Backward => {
+            let gradients = Gradients {
+                dq: place(out, "dq")?,
+                dk: place(out, "dk")?,
+                dv: place(out, "dv")?,
+                dsinks: wide_place(out, "dsinks")?,
+                dbias: place(out, "dbias")?,
+            };
+            let (gradient, dlse) = (x.wide("gradient")?, x.wide("dlse")?);
+            let dout = x.tensor("dout")?;
+            Backward { inputs, o, gradient, lse, dout, dlse }.run(gradients, options)
+        }
+        Pass::Jvp => {
+            let direction = direction(x, ["tq", "tk", "tv", "tsinks", "tbias"])?;
+            let tangents = SecondGradients {
+                gdout: place(out, "to")?,
+                gdlse: wide_place(out, "tlse")?,
+                ..SecondGradients::default()
+            };
+            DoubleBackward::tangents(inputs, direction, o, lse).run(tangents, options)
+        }
+        _ => {
+            let gradients = SecondGradients {
+                gq: place(out, "gq")?,
+                gk: place(out, "gk")?,
+                gv: place(out, "gv")?,
+                gdout: place(out, "gdout")?,
+                gdlse: wide_place(out, "gdlse")?,
+                gsinks: wide_place(out, "gsinks")?,
+                gbias: place(out, "gbias")?,
+            };
+            let direction = direction(x, ["ddq", "ddk", "ddv", "ddsinks", "ddbias"])?;
+            let (dout, dlse) = (x.tensor("dout")?, x.wide("dlse")?);
+            let (cot_o, cot_lse) = (x.tensor("cot_o")?, x.wide("cot_lse")?);
+            let pass = DoubleBackward { inputs, direction, o, lse, dout, dlse, cot_o, cot_lse };
+            pass.run(gradients, options)
+        }
+    }
+}
+
+fn forward(inputs: Inputs<'_>, out: &mut ViewsMut<'_>, options: &Options) -> Result<(), Error> {
+    let mut unwanted;
+    let lse = match wide_place(out, "lse")? {
+        Some(lse) => lse,
+        None => {
+            unwanted = zeros(inputs.scores.row_shape(), "lse")?;
+            unwanted.view_mut()
+        }
+    };
+    let gradient = wide_place::<Ix4>(out, "gradient")?;
+    let pass = Forward { inputs, gradient: gradient.is_some() };
+    let o = match gradient {
+        Some(gradient) => Some(gradient.into()),
+        None => place(out, "o")?,
+    };
+    pass.run(o, lse, options)
+}
+
+fn direction<'s>(x: named::Inputs<'s, '_>, names: [&str; 5]) -> Result<Direction<'s>, Error> {
+    let [q, k, v, sinks, bias] = names;
+    Ok(Direction {
+        q: x.tensor(q)?,
+        k: x.tensor(k)?,
+        v: x.tensor(v)?,
+        sinks: x.wide(sinks)?,
+        bias: x.tensor(bias)?,
+    })
+}
+
+/// What the forward pass did not save, computed anew; o is not rounded to the storage type.
+struct Anew {
+    o: Option<Array4<f32>>,
+    lse: Option<Array3<f32>>,
+}
+
+impl Anew {
+    fn new(inputs: Inputs<'_>, x: named::Inputs<'_, '_>, options: &Options) -> Result<Self, Error> {
+        let has = |name| x.0.get(name).is_some();
+        let with_o = inputs.v.is_some() && !has("o");
+        if has("lse") && !with_o {
+            return Ok(Anew { o: None, lse: None });
+        }
+        let e = &inputs.scores.extents;
+        let shape = [e.batch, e.query_heads, e.queries, inputs.value_dim()];
+        let mut o = with_o.then(|| zeros(shape, "o")).transpose()?;
+        let mut lse = zeros(inputs.scores.row_shape(), "lse")?;
+        let place = o.as_mut().map(|o: &mut Array4<f32>| o.view_mut().into());
+        Forward { inputs, gradient: false }.run(place, lse.view_mut(), options)?;
+        Ok(Anew { o, lse: Some(lse) })
+    }
+
+    fn o<'s>(&'s self, x: named::Inputs<'s, '_>) -> Result<Option<Tensor<'s, Ix4>>, Error> {
+        match &self.o {
+            Some(o) => Ok(Some(o.view().into())),
+            None => x.tensor("o"),
+        }
+    }
+
+    fn lse<'s>(&'s self, x: named::Inputs<'s, '_>) -> Result<ArrayView3<'s, f32>, Error> {
+        match &self.lse {
+            Some(lse) => Ok(lse.view()),
+            None => x.wide("lse")?.ok_or_else(|| Error::missing("lse", None)),
+        }
+    }
+}

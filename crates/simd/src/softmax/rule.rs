@@ -1,0 +1,62 @@
+//! Which pairs of a query and a key count, and what is added to their scores.
+
+use crate::element::Tensor;
+use crate::mask::Sight as PreparedMask;
+use crate::tiles::{key_rows, query_rows};
+use etalon_problem::{Cover, Scores, Sequence};
+use ndarray::{Ix2, Ix4, s};
+use std::ops::Range;
+
+/// Which pairs of one sequence and query head count, and what is added to their scores.
+#[derive(Clone, Copy)]
+pub struct ScoreRule<'a> {
+    /// σ.
+    pub scale: f32,
+    /// c.
+    pub softcap: Option<f32>,
+    /// The mask.
+    pub mask: &'a PreparedMask<'a>,
+    /// The bias of this sequence and head, `[n, m]`.
+    pub bias: Option<Tensor<'a, Ix2>>,
+    /// The sequence.
+    pub sequence: &'a Sequence,
+    /// The query head.
+    pub head: usize,
+}
+
+impl<'a> ScoreRule<'a> {
+    /// The rule of a sequence and head.
+    pub fn new(
+        scores: &'a Scores,
+        mask: &'a PreparedMask<'a>,
+        bias: Option<Tensor<'a, Ix4>>,
+        sequence: &'a Sequence,
+        head: usize,
+    ) -> Self {
+        ScoreRule {
+            scale: scores.scale() as f32,
+            softcap: scores.softcap.map(|cap| cap as f32),
+            mask,
+            bias: bias.map(|bias| pairs_of(bias, sequence, head)),
+            sequence,
+            head,
+        }
+    }
+
+    /// What the mask allows of a tile.
+    pub fn cover(&self, rows: Range<usize>, cols: Range<usize>) -> Cover {
+        self.mask.cover(self.sequence, self.head, rows, cols)
+    }
+
+    /// Whether query `i` sees each key of `cols`.
+    pub fn visible_row(&self, i: usize, cols: Range<usize>, row: &mut [bool]) {
+        self.mask.visible_row(self.sequence, self.head, i, cols, row);
+    }
+}
+
+/// The pairs of one sequence and head, `[n, m]`, of a tensor with the outer axes of a bias.
+pub fn pairs_of<'a>(bias: Tensor<'a, Ix4>, sequence: &Sequence, head: usize) -> Tensor<'a, Ix2> {
+    let pick = |axis: usize, index: usize| if bias.shape()[axis] == 1 { 0 } else { index };
+    let (batch, head) = (pick(0, sequence.batch), pick(1, head));
+    bias.slice(s![batch, head, query_rows(sequence), key_rows(sequence)])
+}

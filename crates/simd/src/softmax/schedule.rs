@@ -1,0 +1,79 @@
+//! How the work of a pass is divided.
+
+use super::cut::Cut;
+use super::packs::Packing;
+use super::stats::RowStats;
+use crate::plan::{Buffer, Plan};
+use crate::waves::Waves;
+use etalon_problem::Blocking;
+
+/// The blocking that was measured to be best, or within 3 % of it, for the forward pass and for the
+/// fused backward pass at D = 64 and 128 on AVX-512: a tile of keys and values stays in the
+/// L2 cache while the register blocks of the queries pass over it.
+pub const FIRST_ORDER: Blocking = Blocking { queries: 192, keys: 192 };
+
+/// The blocking of the second order: four tiles of weights stay in the L2 cache.
+pub const SECOND_ORDER: Blocking = Blocking { queries: 96, keys: 192 };
+
+/// Shares of dq for which a thread may be ahead of their turns: as many as make it wait seldom for
+/// threads that others delay.
+const AHEAD: usize = 4;
+
+/// How a pass of first or second order is cut, which memory it needs, and what it works on together.
+#[derive(Debug, Clone, Copy)]
+pub struct Schedule {
+    pub cut: Cut,
+    /// Whether the pass is of the second order.
+    pub second: bool,
+    /// Whether o is computed anew; of the second order.
+    pub o_anew: bool,
+    /// Whether dq is summed in the sweep of the keys; otherwise it has a sweep of its own.
+    pub fused: bool,
+    /// Whether the gradient of the bias has a sweep of its own; otherwise the sweep of the keys
+    /// writes it, if it is wanted.
+    pub bias: bool,
+    pub waves: Waves,
+}
+
+impl Schedule {
+    /// Waves of at most `most` slots, where each slot takes `bytes` beside its packed operands and the
+    /// statistics of its rows. With `bias` heads and sequences are summed in one order: then all slots
+    /// are packed at once.
+    pub fn waves(
+        packing: &Packing<'_>,
+        (second, bias): (bool, bool),
+        bytes: usize,
+        most: usize,
+    ) -> Waves {
+        let slots = packing.slots();
+        if bias {
+            Waves::one(slots)
+        } else {
+            let stats = RowStats::bytes(packing, second);
+            let bytes = packing.bytes().saturating_add(bytes).saturating_add(stats);
+            let threads = rayon::current_num_threads();
+            Waves::new(slots, bytes, packing.tiles().1, threads).at_most(most)
+        }
+    }
+
+    /// Shares of dq that a thread has memory for.
+    pub fn shares(&self) -> usize {
+        if self.fused && rayon::current_num_threads() > 1 { AHEAD } else { 1 }
+    }
+
+    /// The plan of the pass, without its products.
+    pub fn plan(&self, packing: &Packing<'_>, scratch: usize) -> Plan {
+        let together = self.waves.size;
+        let mut buffers = packing.buffers(together, scratch);
+        let stats = RowStats::bytes(packing, self.second);
+        buffers.push(Buffer::parts("row statistics", together, stats));
+        Plan {
+            blocking: self.cut.blocking(),
+            mode: None,
+            products: 0,
+            interval: None,
+            together,
+            buffers,
+        }
+    }
+}

@@ -1,0 +1,199 @@
+//! The scores of a block of queries against a tile of keys: (F1), (F2) and what is visible.
+
+use super::rule::ScoreRule;
+use crate::exp::tanh;
+use crate::lanes::{Isa, Lanes, Tile};
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use etalon_problem::Cover;
+use std::ops::Range;
+
+/// Which columns of a block were computed, and how.
+#[derive(Debug, Clone)]
+pub struct Strip {
+    /// The columns, from the tile's first; register blocks wide. Nothing beside them is visible.
+    pub cols: Range<usize>,
+    /// Those of them in which the mask allows every pair.
+    open: Range<usize>,
+}
+
+impl Strip {
+    /// The columns in which the mask may forbid a pair: only there `visible` was written. Beside them
+    /// a bias may still make a score −∞, whose weight is 0 as its operands are finite.
+    pub fn edges(&self) -> [Range<usize>; 2] {
+        [self.cols.start..self.open.start, self.open.end..self.cols.end]
+    }
+}
+
+/// The memory of a block of scores: rows lie [`STRIDE`] apart.
+pub struct Block<'a> {
+    /// S, and −∞ where the pair is invisible.
+    pub s: &'a mut [f32],
+    /// tanh(s/c), with a softcap.
+    pub tanh: &'a mut [f32],
+    /// Whether each pair is visible, rows [`MAX_KEYS`] apart; written in the edges of the strip.
+    pub visible: &'a mut [bool],
+}
+
+/// The two factors of a block of scores.
+#[derive(Clone, Copy)]
+pub struct Factors<'a, 'p> {
+    /// Which pairs count, and what is added to their scores.
+    pub rule: &'a ScoreRule<'p>,
+    /// A panel of queries, packed across.
+    pub q: &'a [f32],
+    /// The panels of keys, packed across, from the tile's first.
+    pub k: &'a [f32],
+    /// D.
+    pub dim: usize,
+}
+
+/// Computes the scores of `rows` × `cols` (within the sequence) and the maxima of their rows, or
+/// returns `None` if no pair of the block is visible. With `note_visible`, the visible pairs are noted
+/// even where the mask allows every pair: operands that are not finite need it.
+#[inline(always)]
+pub fn score_block<I: Isa>(
+    isa: I,
+    factors: Factors<'_, '_>,
+    rows: Range<usize>,
+    cols: Range<usize>,
+    note_visible: bool,
+    block: &mut Block<'_>,
+    max: &mut [I::F32; MAX_ROWS],
+) -> Option<Strip> {
+    let Factors { rule, dim, .. } = factors;
+    let width = I::Tile::COLS;
+    let strip = strip(rule, &rows, &cols, width, note_visible)?;
+    let scale = I::F32::splat(isa, rule.scale);
+    // Whether the scores are not final when they leave the registers.
+    let later = rule.softcap.is_some() || rule.bias.is_some();
+    for column in strip.cols.clone().step_by(width) {
+        let mut tile = I::Tile::zero(isa);
+        tile.add_panel(isa, factors.q, &factors.k[column * dim..], dim);
+        let tile = tile.map(
+            #[inline(always)]
+            |s| s * scale,
+        );
+        tile.store(&mut block.s[column..], STRIDE); // (F1)
+        if !later && strip.open.contains(&column) {
+            tile.row_max(max);
+        }
+    }
+    if let Some(cap) = rule.softcap {
+        cap_scores(isa, cap, &strip.cols, block);
+    }
+    if let Some(bias) = &rule.bias {
+        let keys = cols.start + strip.open.start..cols.start + strip.open.end;
+        for (i, row) in rows.clone().zip(block.s.chunks_mut(STRIDE)) {
+            bias.add_row(i, keys.clone(), &mut row[strip.open.clone()]); // (F2)
+        }
+    }
+    if later {
+        memory_max(isa, &strip.open, block.s, max);
+    }
+    for edge in strip.edges() {
+        hide(rule, &rows, &cols, &edge, I::Tile::ROWS, block);
+        memory_max(isa, &edge, block.s, max);
+    }
+    Some(strip)
+}
+
+/// The maxima of rows of scores in memory.
+#[inline(always)]
+fn memory_max<I: Isa>(isa: I, cols: &Range<usize>, s: &[f32], max: &mut [I::F32; MAX_ROWS]) {
+    for (row, max) in s.chunks(STRIDE).zip(&mut max[..I::Tile::ROWS]) {
+        for s in row[cols.clone()].chunks_exact(I::F32::N) {
+            *max = I::F32::load(isa, s).max(*max);
+        }
+    }
+}
+
+/// The columns from the first panel that holds a visible pair to the last, and those of the first run
+/// of panels within that are visible as a whole.
+fn strip(
+    rule: &ScoreRule<'_>,
+    rows: &Range<usize>,
+    cols: &Range<usize>,
+    width: usize,
+    note_visible: bool,
+) -> Option<Strip> {
+    let (mut first, mut end) = (0, cols.len().div_ceil(width));
+    // A panel that the keys do not fill is not visible as a whole.
+    let mut open = 0..cols.len() / width;
+    let cover = |panel: usize| {
+        let start = cols.start + panel * width;
+        rule.cover(rows.clone(), start..cols.end.min(start + width))
+    };
+    match rule.cover(rows.clone(), cols.clone()) {
+        Cover::None => return None,
+        Cover::All => {}
+        Cover::Some => {
+            first = (first..end).find(|&panel| cover(panel) != Cover::None)?;
+            end = (first..end).rfind(|&panel| cover(panel) != Cover::None)? + 1;
+            open.start = (first..open.end).find(|&p| cover(p) == Cover::All).unwrap_or(end);
+            open.end = (open.start..open.end).find(|&p| cover(p) != Cover::All).unwrap_or(open.end);
+        }
+    }
+    if note_visible || open.is_empty() {
+        open = first..first;
+    }
+    let columns = |panels: Range<usize>| panels.start * width..panels.end * width;
+    Some(Strip { cols: columns(first..end), open: columns(open) })
+}
+
+/// (F2) S = c·tanh(s/c), and the tanh.
+#[inline(always)]
+fn cap_scores<I: Isa>(isa: I, cap: f32, cols: &Range<usize>, block: &mut Block<'_>) {
+    let cap = I::F32::splat(isa, cap);
+    let rows = I::Tile::ROWS * STRIDE;
+    let tanhs = block.tanh[..rows].chunks_mut(STRIDE);
+    for (row, tanhs) in block.s[..rows].chunks_mut(STRIDE).zip(tanhs) {
+        let row = row[cols.clone()].chunks_exact_mut(I::F32::N);
+        let tanhs = tanhs[cols.clone()].chunks_exact_mut(I::F32::N);
+        for (s, stored) in row.zip(tanhs) {
+            let t = tanh(isa, I::F32::load(isa, s) / cap);
+            (cap * t).store(s);
+            t.store(stored);
+        }
+    }
+}
+
+/// (B4) S′ = 1 − tanh²(s/c).
+#[inline(always)]
+pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
+    I::F32::splat(isa, 1.0) - tanh * tanh
+}
+
+/// (F2) adds the bias, notes which pairs of some columns are visible, and sets S = −∞ where they are
+/// not.
+fn hide(
+    rule: &ScoreRule<'_>,
+    rows: &Range<usize>,
+    cols: &Range<usize>,
+    edge: &Range<usize>,
+    block_rows: usize,
+    block: &mut Block<'_>,
+) {
+    if edge.is_empty() {
+        return;
+    }
+    let keys = cols.start + edge.start..cols.end.min(cols.start + edge.end);
+    for r in 0..block_rows {
+        let s = &mut block.s[r * STRIDE..][edge.clone()];
+        let visible = &mut block.visible[r * MAX_KEYS..][edge.clone()];
+        let i = rows.start + r;
+        if i >= rows.end {
+            visible.fill(false); // rows that only fill the register block
+        } else {
+            let (inside, padding) = visible.split_at_mut(keys.len());
+            rule.visible_row(i, keys.clone(), inside);
+            padding.fill(false);
+            if let Some(bias) = &rule.bias {
+                bias.add_row(i, keys.clone(), s);
+            }
+        }
+        for (s, visible) in s.iter_mut().zip(visible) {
+            *s = if *visible { *s } else { f32::NEG_INFINITY };
+            *visible = *s != f32::NEG_INFINITY;
+        }
+    }
+}

@@ -1,0 +1,279 @@
+//! The weights of the second order: for a register block of queries against a tile of keys
+//!
+//! ```text
+//! S = σ·Q Kᵀ, softcap, bias, mask                                (F1) (F2)
+//! U = S′ ⊙ σ·(ddQ Kᵀ + Q ddKᵀ) + ddbias                           (D1) (D2)
+//! ```
+//!
+//! [`Tangent`] sums P = e^(S − lse) and P ⊙ U to u and gdout (D4), (D5); [`Second`] goes on with
+//!
+//! ```text
+//! dP = dO Vᵀ,  T = dO ddVᵀ + cot_o Vᵀ                             (B2) (D3)
+//! dS = P ⊙ (dP − δ),  ds = S′ ⊙ dS                                (B3) (B4)
+//! Ṗ  = P ⊙ (U − u),  X = Ṗ ⊙ (dP − δ) + P ⊙ (T − z)               (D7) (D8)
+//! x  = S′ ⊙ (X − (2/c)·tanh ⊙ u⁰ ⊙ dS)                            (D9)
+//! ```
+//!
+//! and sums x and ds to gq (D10), x, ds, Ṗ and P to gk and gv (D11), (D12), and X to gbias (D15).
+
+use super::block::{Body, Pair, RegisterBlock, Term};
+use super::packs::{Both, Keys, Queries};
+use super::scores::{Block, Factors, Strip, score_block, slope};
+use super::scratch::{Share, Sums, Target, TileMemory, Weight};
+use super::weights::{clear, hide_masked_rows, select};
+use crate::exp::exp_difference;
+use crate::lanes::{Isa, Lanes, Tile};
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+
+/// P and P ⊙ U.
+#[derive(Debug, Clone, Copy)]
+pub struct Tangent;
+
+impl Body for Tangent {
+    /// Without memory for o, which is computed anew only where it is stored in less than f32, the
+    /// last is left out.
+    const ROWS: &'static [Term<Keys>] = &[
+        Term { to: Target::Values, weights: Weight::PDot, rows: |keys| &keys.v.along }, // (D5)
+        Term { to: Target::Values, weights: Weight::P, rows: |keys| &keys.ddv.along },
+        Term { to: Target::O, weights: Weight::P, rows: |keys| &keys.v.along }, // (F5)
+    ];
+    const COLUMNS: &'static [Term<Queries>] = &[];
+    const BIAS: Weight = Weight::PDot;
+
+    #[inline(always)]
+    fn weights<I: Isa>(
+        self,
+        isa: I,
+        pair: &Pair<'_>,
+        at: &RegisterBlock,
+        memory: &mut TileMemory,
+    ) -> Option<Strip> {
+        let strip = scores(isa, pair, at, memory)?;
+        let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
+        let (p, u) = (&mut memory.p[here.clone()], &mut memory.p_dot[here]);
+        for r in 0..I::Tile::ROWS {
+            let lse = I::F32::splat(isa, pair.queries.lse[at.rows.start + r]);
+            let here = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
+            let u = u[here.clone()].chunks_exact_mut(I::F32::N);
+            for (p, u) in p[here].chunks_exact_mut(I::F32::N).zip(u) {
+                let weight = exp_difference(isa, I::F32::load(isa, p), lse); // (F4)
+                weight.store(p);
+                (weight * I::F32::load(isa, u)).store(u);
+            }
+        }
+        let visible = &mut memory.shares[at.share].visible[at.first * MAX_KEYS..];
+        for edge in strip.edges() {
+            hide_masked_rows(lse::<I>(pair, at), visible, &edge);
+            select([&mut *p, &mut *u], visible, &edge, I::Tile::ROWS);
+        }
+        Some(strip)
+    }
+
+    /// (D4)
+    #[inline(always)]
+    fn add_numbers<I: Isa>(
+        self,
+        isa: I,
+        first: usize,
+        strip: &Strip,
+        memory: &TileMemory,
+        sums: &mut Sums,
+    ) {
+        for (r, u) in sums.u[first..].iter_mut().take(I::Tile::ROWS).enumerate() {
+            let mut sum = I::F32::splat(isa, 0.0);
+            for pu in memory.p_dot[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N) {
+                sum = sum + I::F32::load(isa, pu);
+            }
+            *u += sum.reduce_add();
+        }
+    }
+}
+
+/// P, Ṗ, ds and x.
+#[derive(Debug, Clone, Copy)]
+pub struct Second {
+    /// Whether S′ is applied; otherwise dS and X stand in place of ds and x.
+    pub capped: bool,
+}
+
+impl Body for Second {
+    const ROWS: &'static [Term<Keys>] = &[
+        Term { to: Target::Wide, weights: Weight::X, rows: |keys| &keys.k.along }, // (D10)
+        Term { to: Target::Wide, weights: Weight::Ds, rows: |keys| &keys.ddk.along },
+    ];
+    const COLUMNS: &'static [Term<Queries>] = &[
+        Term { to: Target::Wide, weights: Weight::X, rows: |queries| &queries.q.along }, // (D11)
+        Term { to: Target::Wide, weights: Weight::Ds, rows: |queries| &queries.ddq.along },
+        Term { to: Target::Values, weights: Weight::PDot, rows: |queries| &queries.dout.along }, // (D12)
+        Term { to: Target::Values, weights: Weight::P, rows: |queries| &queries.cot_o.along },
+    ];
+    const BIAS: Weight = Weight::X;
+
+    #[inline(always)]
+    fn weights<I: Isa>(
+        self,
+        isa: I,
+        pair: &Pair<'_>,
+        at: &RegisterBlock,
+        memory: &mut TileMemory,
+    ) -> Option<Strip> {
+        let strip = scores(isa, pair, at, memory);
+        let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
+        let TileMemory { p, p_dot, x, tanh, u0, shares } = memory;
+        let Share { ds, visible, .. } = &mut shares[at.share];
+        let (p, p_dot) = (&mut p[here.clone()], &mut p_dot[here.clone()]);
+        let (ds, x) = (&mut ds[here.clone()], &mut x[here]);
+        let visible = &mut visible[at.first * MAX_KEYS..];
+        let end = at.cols.len().next_multiple_of(I::Tile::COLS);
+        let Some(strip) = strip else {
+            clear([p, p_dot, ds, x], visible, 0..end, I::Tile::ROWS);
+            return None;
+        };
+        for cols in [0..strip.cols.start, strip.cols.end..end] {
+            let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
+            clear(weights, visible, cols, I::Tile::ROWS);
+        }
+        value_products(isa, pair, at, &strip, ds, x);
+        let capped = pair.rule.softcap.filter(|_| self.capped);
+        let curve = I::F32::splat(isa, capped.map_or(0.0, |cap| 2.0 / cap));
+        for r in 0..I::Tile::ROWS {
+            let i = at.rows.start + r;
+            let delta = I::F32::splat(isa, pair.stats.delta[i - pair.stats.first]);
+            let mean = I::F32::splat(isa, pair.stats.u[i - pair.stats.first]);
+            let z = I::F32::splat(isa, pair.stats.z[i - pair.stats.first]);
+            let lse = I::F32::splat(isa, pair.queries.lse[i]);
+            for c in strip.cols.clone().step_by(I::F32::N) {
+                let here = r * STRIDE + c..r * STRIDE + c + I::F32::N;
+                let weight = exp_difference(isa, I::F32::load(isa, &p[here.clone()]), lse); // (F4)
+                let pull = I::F32::load(isa, &ds[here.clone()]) - delta;
+                let mut first = weight * pull; // (B3)
+                let moved = weight * (I::F32::load(isa, &p_dot[here.clone()]) - mean); // (D7)
+                let t = I::F32::load(isa, &x[here.clone()]) - z;
+                let mut second = moved.mul_add(pull, weight * t); // (D8)
+                if capped.is_some() {
+                    let tanh = I::F32::load(isa, &tanh[here.clone()]);
+                    let slope = slope(isa, tanh);
+                    let u0 = I::F32::load(isa, &u0[here.clone()]);
+                    second = slope * (second - curve * tanh * u0 * first); // (D9)
+                    first = slope * first; // (B4)
+                }
+                weight.store(&mut p[here.clone()]);
+                moved.store(&mut p_dot[here.clone()]);
+                first.store(&mut ds[here.clone()]);
+                second.store(&mut x[here]);
+            }
+        }
+        for edge in strip.edges() {
+            hide_masked_rows(lse::<I>(pair, at), visible, &edge);
+            let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
+            select(weights, visible, &edge, I::Tile::ROWS);
+        }
+        Some(strip)
+    }
+}
+
+/// S and U of a block, in the columns of the strip.
+#[inline(always)]
+fn scores<I: Isa>(
+    isa: I,
+    pair: &Pair<'_>,
+    at: &RegisterBlock,
+    memory: &mut TileMemory,
+) -> Option<Strip> {
+    let TileMemory { p, p_dot, tanh, u0, shares, .. } = memory;
+    let (start, panel) = (at.rows.start, at.cols.start / I::Tile::COLS);
+    let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
+    let (s, u) = (&mut p[here.clone()], &mut p_dot[here]);
+    let visible = &mut shares[at.share].visible[at.first * MAX_KEYS..];
+    let q = &pair.queries.q.across.panels[start * pair.dim..];
+    let factors = Factors { rule: &pair.rule, q, k: pair.keys.k.across.from(panel), dim: pair.dim };
+    let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+    let mut block = Block { s, tanh, visible };
+    let (rows, cols) = (at.rows.clone(), at.cols.clone());
+    // ddbias may be anything where the bias is −∞.
+    let note_visible = at.has_nonfinite || pair.ddbias.is_some();
+    let strip = score_block(isa, factors, rows, cols, note_visible, &mut block, &mut max)?;
+    let scale = I::F32::splat(isa, pair.rule.scale);
+    for column in strip.cols.clone().step_by(I::Tile::COLS) {
+        let mut tile = I::Tile::zero(isa);
+        let key = panel * I::Tile::COLS + column;
+        let k = Some(&pair.keys.k.across.panels[key * pair.dim..]);
+        let ddq = panels(&pair.queries.ddq, start, pair.dim);
+        add(isa, &mut tile, ddq, k, pair.dim);
+        add(isa, &mut tile, Some(q), panels(&pair.keys.ddk, key, pair.dim), pair.dim);
+        let tile = tile.map(
+            #[inline(always)]
+            |u| u * scale,
+        );
+        tile.store(&mut u[column..], STRIDE); // (D1)
+    }
+    if pair.rule.softcap.is_some() {
+        for r in 0..I::Tile::ROWS {
+            let here = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
+            u0[here.clone()].copy_from_slice(&u[here.clone()]);
+            let tanh = tanh[here.clone()].chunks_exact(I::F32::N);
+            for (u, tanh) in u[here].chunks_exact_mut(I::F32::N).zip(tanh) {
+                (I::F32::load(isa, u) * slope(isa, I::F32::load(isa, tanh))).store(u);
+            }
+        }
+    }
+    if let Some(ddbias) = &pair.ddbias {
+        let end = at.cols.len().min(strip.cols.end);
+        let keys = at.cols.start + strip.cols.start..at.cols.start + end;
+        for (r, i) in at.rows.clone().enumerate() {
+            let u = &mut u[r * STRIDE + strip.cols.start..][..keys.len()];
+            ddbias.add_row(i, keys.clone(), u); // (D2)
+        }
+    }
+    Some(strip)
+}
+
+/// lse of a block's rows.
+#[inline(always)]
+fn lse<'a, I: Isa>(pair: &Pair<'a>, at: &RegisterBlock) -> &'a [f32] {
+    &pair.queries.lse[at.rows.start..at.rows.start + I::Tile::ROWS]
+}
+
+/// dP and T of a block.
+#[inline(always)]
+fn value_products<I: Isa>(
+    isa: I,
+    pair: &Pair<'_>,
+    at: &RegisterBlock,
+    strip: &Strip,
+    dp: &mut [f32],
+    t: &mut [f32],
+) {
+    let (start, dim) = (at.rows.start, pair.value_dim);
+    let dout = panels(&pair.queries.dout, start, dim);
+    let cot_o = panels(&pair.queries.cot_o, start, dim);
+    for column in strip.cols.clone().step_by(I::Tile::COLS) {
+        let key = at.cols.start + column;
+        let (v, ddv) = (panels(&pair.keys.v, key, dim), panels(&pair.keys.ddv, key, dim));
+        let mut tile = I::Tile::zero(isa);
+        add(isa, &mut tile, dout, v, dim);
+        tile.store(&mut dp[column..], STRIDE); // (B2)
+        let mut tile = I::Tile::zero(isa);
+        add(isa, &mut tile, dout, ddv, dim);
+        add(isa, &mut tile, cot_o, v, dim);
+        tile.store(&mut t[column..], STRIDE); // (D3)
+    }
+}
+
+/// The panels across from row `row` on, if the operand is there.
+#[inline(always)]
+fn panels(operand: &Both, row: usize, dim: usize) -> Option<&[f32]> {
+    let there = !operand.across.panels.is_empty();
+    there.then(
+        #[inline(always)]
+        || &operand.across.panels[row * dim..],
+    )
+}
+
+/// tile += A Bᵀ, if both are there.
+#[inline(always)]
+fn add<I: Isa>(isa: I, tile: &mut I::Tile, a: Option<&[f32]>, b: Option<&[f32]>, dim: usize) {
+    if let (Some(a), Some(b)) = (a, b) {
+        tile.add_panel(isa, a, b, dim);
+    }
+}

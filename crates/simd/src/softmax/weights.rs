@@ -1,0 +1,170 @@
+//! What is done with the weights of a tile: hidden where a pair is not visible, and multiplied by rows.
+
+use super::scores::Strip;
+use crate::lanes::{Isa, Tile};
+use crate::pack::Packed;
+use crate::products::{Along, Sum};
+use crate::tile::{MAX_KEYS, STRIDE};
+use std::ops::Range;
+
+/// Nothing is visible in these columns of a block: its weights are 0.
+pub fn clear<const W: usize>(
+    mut weights: [&mut [f32]; W],
+    visible: &mut [bool],
+    cols: Range<usize>,
+    rows: usize,
+) {
+    if cols.is_empty() {
+        return;
+    }
+    for r in 0..rows {
+        for weights in &mut weights {
+            weights[r * STRIDE..][cols.clone()].fill(0.0);
+        }
+        let seen = cols.start..cols.end.min(MAX_KEYS);
+        visible[r * MAX_KEYS..][seen].fill(false);
+    }
+}
+
+/// Hides the rows that see no key at all, which are packed as zeros: their scores with keys that are
+/// not finite would be NaN.
+pub fn hide_masked_rows(lse: &[f32], visible: &mut [bool], cols: &Range<usize>) {
+    if cols.is_empty() {
+        return;
+    }
+    for (r, _) in lse.iter().enumerate().filter(|&(_, &lse)| lse == f32::INFINITY) {
+        visible[r * MAX_KEYS..][cols.clone()].fill(false);
+    }
+}
+
+/// The weights of an invisible pair are 0, even where 0 times its operands is NaN.
+pub fn select<const W: usize>(
+    mut weights: [&mut [f32]; W],
+    visible: &[bool],
+    cols: &Range<usize>,
+    rows: usize,
+) {
+    if cols.is_empty() {
+        return;
+    }
+    for r in 0..rows {
+        let visible = &visible[r * MAX_KEYS..][cols.clone()];
+        for weights in &mut weights {
+            for (weight, &visible) in weights[r * STRIDE..][cols.clone()].iter_mut().zip(visible) {
+                *weight = if visible { *weight } else { 0.0 };
+            }
+        }
+    }
+}
+
+/// The weights of one register block of queries.
+pub struct Rows<'a> {
+    /// The weights, rows [`STRIDE`] apart.
+    pub weights: &'a [f32],
+    /// Which pairs are visible, rows [`MAX_KEYS`] apart.
+    pub visible: &'a [bool],
+    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    pub has_nonfinite: bool,
+}
+
+impl Rows<'_> {
+    /// sum ← sum + weights · the rows of `keys`.
+    #[inline(always)]
+    pub fn grow<I: Isa>(
+        &self,
+        isa: I,
+        sum: Sum<'_>,
+        keys: &Packed,
+        cols: &Range<usize>,
+        strip: &Strip,
+    ) {
+        let start = strip.cols.start;
+        let depth = strip.cols.end.min(cols.len()) - start;
+        let keys = Along { packed: keys, start: cols.start + start, depth };
+        if self.has_nonfinite {
+            sum.add_visible(
+                isa,
+                I::Tile::ROWS,
+                keys,
+                #[inline(always)]
+                |r, j| {
+                    self.visible[r * MAX_KEYS + start + j]
+                        .then(|| self.weights[r * STRIDE + start + j])
+                },
+            );
+        } else {
+            sum.add_rows(isa, &self.weights[start..], keys);
+        }
+    }
+}
+
+/// The rows and columns of a tile that hold a visible pair, after one more register block.
+pub fn joined(
+    seen: Option<(Range<usize>, Range<usize>)>,
+    rows: Range<usize>,
+    cols: &Range<usize>,
+) -> (Range<usize>, Range<usize>) {
+    match seen {
+        None => (rows, cols.clone()),
+        Some((above, before)) => {
+            (above.start..rows.end, before.start.min(cols.start)..before.end.max(cols.end))
+        }
+    }
+}
+
+/// The part of a tile of weights that holds visible pairs, seen from the keys.
+pub struct Columns<'a> {
+    /// The rows that hold a visible pair, from the tile's first.
+    pub rows: Range<usize>,
+    /// The columns that do.
+    pub cols: Range<usize>,
+    /// The first query of the tile.
+    pub tile: usize,
+    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    pub has_nonfinite: bool,
+    /// Which pairs are visible, rows [`MAX_KEYS`] apart.
+    pub visible: &'a [bool],
+}
+
+impl Columns<'_> {
+    /// acc ← acc + weightsᵀ · rows, one register block of keys after the other, if the pass has such
+    /// rows.
+    #[inline(always)]
+    pub fn grow<I: Isa>(
+        &self,
+        isa: I,
+        acc: &mut [f32],
+        stride: usize,
+        weights: &[f32],
+        rows: &Packed,
+    ) {
+        if rows.panels.is_empty() {
+            return;
+        }
+        let rows_here =
+            Along { packed: rows, start: self.tile + self.rows.start, depth: self.rows.len() };
+        let top = self.rows.start;
+        let first = self.cols.start / I::Tile::ROWS * I::Tile::ROWS;
+        for key in (first..self.cols.end).step_by(I::Tile::ROWS) {
+            if key * stride >= acc.len() {
+                break; // columns that only fill the last register block of the scores
+            }
+            let sum = Sum { acc: &mut acc[key * stride..], stride };
+            if self.has_nonfinite {
+                let keys = I::Tile::ROWS.min(self.cols.end - key);
+                sum.add_visible(
+                    isa,
+                    keys,
+                    rows_here,
+                    #[inline(always)]
+                    |r, i| {
+                        self.visible[(top + i) * MAX_KEYS + key + r]
+                            .then(|| weights[(top + i) * STRIDE + key + r])
+                    },
+                );
+            } else {
+                sum.add_columns(isa, &weights[top * STRIDE + key..], rows_here);
+            }
+        }
+    }
+}
