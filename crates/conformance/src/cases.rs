@@ -16,7 +16,7 @@ pub use axes::Axis;
 pub(crate) use axes::axis;
 
 use crate::generate::Stream;
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors, stored};
 use axes::Coordinates;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, Role};
 use ndarray::ArrayD;
@@ -204,7 +204,7 @@ impl Spec {
     pub fn tensor(&self, problem: &Problem, operand: &Operand) -> Tensor {
         let seed = self.draw_seed();
         let values = each!(&self.point, point => point.values(problem, operand, self.dtype, seed));
-        Tensor::store(&values, crate::tiers::stored(operand, self.dtype))
+        Tensor::store(&values, stored(operand, self.dtype))
     }
 
     /// The inputs and cotangents of a pass.

@@ -1,6 +1,6 @@
 //! Named tensors: what goes into a tier and comes out of it, in files and in memory alike.
 
-use etalon_problem::{Dtype, Error};
+use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use half::{bf16, f16};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
@@ -155,5 +155,56 @@ impl Tensor {
             expected: self.shape.clone(),
             found,
         })
+    }
+}
+
+/// The type in which an operand is stored when the main tensors are stored as `dtype`.
+pub(crate) fn stored(operand: &Operand, dtype: Dtype) -> Stored {
+    match (operand.precision, dtype) {
+        (Precision::Storage, dtype) => Stored::Float(dtype),
+        (Precision::Wide, Dtype::F64) => Stored::Float(Dtype::F64),
+        (Precision::Wide, _) => Stored::Float(Dtype::F32),
+        (Precision::Integer, _) => Stored::Integer,
+    }
+}
+
+/// Arrays in f64 by name, each in row-major order.
+pub type Values = BTreeMap<String, ArrayD<f64>>;
+
+/// The operands of a pass in f64; of integers, exactly those up to 2⁵³. Fails unless every operand
+/// that the pass cannot do without is there, and every operand has its shape.
+pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values, Error> {
+    problem.check()?;
+    let mut values = Values::new();
+    for operand in problem.operands(pass) {
+        match (tensors.get(operand.name), operand.role) {
+            (_, Role::Output) | (None, Role::OptionalCotangent) => {}
+            (None, Role::Input | Role::Cotangent) => {
+                return Err(Error::Missing {
+                    operand: operand.name.to_string(),
+                    reason: format!("{} {pass} needs it", problem.algorithm()),
+                });
+            }
+            (Some(tensor), _) => {
+                Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
+                let numbers = match operand.precision {
+                    Precision::Integer => integers(operand.name, tensor)?,
+                    _ => tensor.to_f64(operand.name)?,
+                };
+                values.insert(operand.name.to_string(), numbers);
+            }
+        }
+    }
+    Ok(values)
+}
+
+fn integers(name: &str, tensor: &Tensor) -> Result<ArrayD<f64>, Error> {
+    match tensor.stored() {
+        Some(Stored::Integer) => tensor.numbers(name),
+        _ => Err(Error::Dtype {
+            operand: name.to_string(),
+            expected: Stored::Integer.to_string(),
+            found: tensor.type_name().to_string(),
+        }),
     }
 }

@@ -6,12 +6,12 @@ mod cuda;
 mod reference;
 mod simd;
 
-pub(crate) use ask::stored;
+pub(crate) use crate::tensor::stored;
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
 pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
-pub(crate) use reference::{linear_attention_in, softmax_in};
+pub(crate) use reference::{exact, linear_attention_over, softmax_in, softmax_over};
 pub use simd::Simd;
 
 use crate::report::Absent;

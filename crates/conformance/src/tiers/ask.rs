@@ -1,8 +1,8 @@
 //! Asking a tier without trusting it.
 
-use crate::tensor::{Data, Stored, Tensor, Tensors};
+use crate::tensor::{Data, Tensor, Tensors, stored};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Dtype, Operand, Precision, Role};
+use etalon_problem::{Operand, Role};
 use std::any::Any;
 use std::collections::hash_map::DefaultHasher;
 use std::hash::{Hash, Hasher};
@@ -40,16 +40,6 @@ pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
 fn message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| text.to_string());
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
-}
-
-/// The type in which an operand is stored when the main tensors are stored as `dtype`.
-pub(crate) fn stored(operand: &Operand, dtype: Dtype) -> Stored {
-    match (operand.precision, dtype) {
-        (Precision::Storage, dtype) => Stored::Float(dtype),
-        (Precision::Wide, Dtype::F64) => Stored::Float(Dtype::F64),
-        (Precision::Wide, _) => Stored::Float(Dtype::F32),
-        (Precision::Integer, _) => Stored::Integer,
-    }
 }
 
 fn check(request: &Request<'_>, outputs: &Tensors) -> Result<(), String> {
@@ -98,7 +88,7 @@ fn hash_tensor(tensor: &Tensor, hasher: &mut DefaultHasher) {
 mod tests {
     use super::*;
     use crate::tier::Hints;
-    use etalon_problem::{Algorithm, AttentionLse, Extents, Pass, Problem};
+    use etalon_problem::{Algorithm, AttentionLse, Dtype, Extents, Pass, Problem};
     use ndarray::ArrayD;
 
     /// A tier that answers with whatever it was made with.

@@ -9,8 +9,7 @@ mod linear_cross_entropy;
 pub(crate) use lazy_attention::decisions;
 
 use crate::algorithms::judged;
-use crate::bounds::{Values, values};
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::{Tensor, Tensors, Values, stored, values};
 use crate::tier::{Answer, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::{Quad, Real};
@@ -115,7 +114,7 @@ fn answer<T: Arithmetic>(request: &Request<'_>) -> Answer {
     let operands = request.problem.operands(request.pass);
     let operands = operands.iter().filter(|operand| operand.role == Role::Output);
     let round = |operand: &Operand| {
-        let stored = super::stored(operand, request.dtype);
+        let stored = stored(operand, request.dtype);
         (operand.name.to_string(), Tensor::store(&outputs[operand.name], stored))
     };
     Answer::Outputs(operands.map(round).collect())
@@ -127,7 +126,7 @@ pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
     let operands = request.problem.operands(request.pass);
     let exact = |(name, values): (String, ArrayD<f64>)| {
         let operand = operands.iter().find(|operand| operand.name == name);
-        let stored = operand.map(|operand| super::stored(operand, Dtype::F64));
+        let stored = operand.map(|operand| stored(operand, Dtype::F64));
         let stored = stored.unwrap_or(crate::tensor::Stored::Float(Dtype::F64));
         (name, Tensor::store(&values, stored))
     };
@@ -185,23 +184,36 @@ fn judged_in<T: Real>(problem: &Problem, pass: Pass, inputs: &Values) -> Result<
     }
 }
 
+/// The outputs of a pass, given its inputs, in f64.
+pub(crate) fn exact(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Values, Error> {
+    <f64 as Arithmetic>::outputs(problem, pass, inputs)
+}
+
 /// A pass of attention, attention_lse or linear_cross_entropy in any arithmetic.
 pub(crate) fn softmax_in<T: Real>(
     problem: &Problem,
     pass: Pass,
     inputs: &Values,
 ) -> Result<Arrays<T>, Error> {
-    let inputs = in_arithmetic(inputs);
+    softmax_over(problem, pass, &in_arithmetic(inputs))
+}
+
+/// The same with inputs of that arithmetic.
+pub(crate) fn softmax_over<T: Real>(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Arrays<T>,
+) -> Result<Arrays<T>, Error> {
     match problem {
-        Problem::Attention(problem) => attention::pass(problem, pass, &inputs),
-        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, &inputs),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, &inputs),
+        Problem::Attention(problem) => attention::pass(problem, pass, inputs),
+        Problem::AttentionLse(problem) => attention_lse::pass(problem, pass, inputs),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::pass(problem, pass, inputs),
         other => Err(no_pass(other.algorithm(), pass)),
     }
 }
 
-/// A pass of linear_attention with inputs in any arithmetic.
-pub(crate) fn linear_attention_in<T: Real>(
+/// A pass of linear_attention with inputs of any arithmetic.
+pub(crate) fn linear_attention_over<T: Real>(
     problem: &LinearAttention,
     pass: Pass,
     inputs: &Arrays<T>,

@@ -1,8 +1,7 @@
 //! lazy_attention by name.
 
 use super::{Arrays, named, needed, no_pass, some, view};
-use crate::bounds::values;
-use crate::tensor::Tensors;
+use crate::tensor::{Tensors, values};
 use etalon_problem::{Algorithm, Error, LazyAttention, Pass};
 use etalon_reference::lazy_attention::{self, Cotangents, Inputs, SecondCotangents};
 use etalon_reference::scalar::Real;
