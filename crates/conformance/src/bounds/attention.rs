@@ -31,12 +31,11 @@ pub(super) fn errors(
         return Ok(heads::forward(&operands, value_dim.unwrap_or(0), output));
     }
     let dout = if values.is_some() { Some(inputs.needed("dout")?) } else { None };
-    let values = values.zip(dout).map(|([v, o], dout)| Values { v, o, dout });
     let layout = scores.bias.map_or(BiasLayout { batches: 1, heads: 1, size: 0 }, |bias| {
         let size = scores.extents.queries * scores.extents.keys;
         BiasLayout { batches: bias.batch, heads: bias.heads, size }
     });
-    let gradient = Gradient { operands, dlse: inputs.get("dlse"), values };
+    let gradient = Gradient { operands, dlse: inputs.get("dlse"), values: values.zip(dout) };
     let terms =
         |row: &Row, place: Place<'_>, terms: &mut RowTerms| gradient.terms(row, place, terms);
     Ok(gradients(&operands, layout, heads::backward(&operands, dout, layout, terms)))
@@ -96,19 +95,22 @@ fn output(
     moves.fold(f64::NAN, f64::max)
 }
 
-/// The values of attention with the results of the reference.
-struct Values<'a> {
-    v: Rows<'a>,
-    o: Rows<'a>,
-    dout: Rows<'a>,
+/// δ of a row, and the products dout·v of its visible pairs.
+struct Delta {
+    value: f64,
+    error: f64,
+    /// γ of the sum over the elements of a value.
+    dot_gamma: f64,
+    /// dP and Σ_c |dout_c v_c|.
+    dp: Vec<(f64, f64)>,
 }
 
 /// The backward pass.
 struct Gradient<'a> {
     operands: ScoreOperands<'a>,
     dlse: Option<Rows<'a>>,
-    /// attention_lse has none.
-    values: Option<Values<'a>>,
+    /// v and o, and dout; attention_lse has none.
+    values: Option<([Rows<'a>; 2], Rows<'a>)>,
 }
 
 impl Gradient<'_> {
@@ -151,32 +153,20 @@ impl Gradient<'_> {
             terms.head = Sum::term(error, row.pi * size);
         }
     }
-}
 
-/// δ of a row, and the products dout·v of its visible pairs.
-struct Delta {
-    value: f64,
-    error: f64,
-    /// γ of the sum over the elements of a value.
-    dot_gamma: f64,
-    /// dP and Σ_c |dout_c v_c|.
-    dp: Vec<(f64, f64)>,
-}
-
-impl Gradient<'_> {
     /// (N11) and (N12).
     fn delta(&self, row: &Row, place: Place<'_>) -> Delta {
         let model = self.operands.model;
         let dlse = self.dlse.map_or(0.0, |dlse| place.row(dlse)[0]);
         let mut delta = Delta { value: -dlse, error: 0.0, dp: Vec::new(), dot_gamma: 0.0 };
-        let Some(Values { v, o, dout }) = &self.values else { return delta };
-        let (dout, o) = (place.row(*dout), place.row(*o));
+        let Some(([v, o], dout)) = self.values else { return delta };
+        let (dout, o) = (place.row(dout), place.row(o));
         let (product, absolute) = dots(dout, o);
         delta.value += product;
         delta.dot_gamma = model.gamma(v.width + 1);
         let (mut streamed, mut rounded) = (row.pi_error * product.abs(), 0.0);
         for pair in &row.pairs {
-            let (dp, size) = dots(dout, self.operands.shared(*v, place, pair.key));
+            let (dp, size) = dots(dout, self.operands.shared(v, place, pair.key));
             streamed += pair.p_error * (dp - product).abs();
             rounded += (pair.p * (row.gamma + model.u_p) + model.eta_p) * size;
             delta.dp.push((dp, size));
@@ -199,7 +189,7 @@ impl Gradient<'_> {
         let model = self.operands.model;
         let p = pair.p;
         let (dp, size) = delta.dp.get(index).copied().unwrap_or((0.0, 0.0));
-        let width = self.values.as_ref().map_or(0, |values| values.v.width);
+        let width = self.values.map_or(0, |([v, _], _)| v.width);
         let difference = (dp - delta.value).abs();
         let inner = delta.dot_gamma * size
             + floor(size, width as f64 * model.eta)

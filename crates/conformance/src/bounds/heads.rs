@@ -2,7 +2,7 @@
 //! lazy_attention: o and lse, and the gradients (N15) to (N20), (N47) to (N51).
 
 use super::inputs::{Errors, Rows};
-use super::model::{Model, floor};
+use super::model::floor;
 use super::scores::{Place, Row, ScoreOperands};
 use super::sum::{Sum, accumulate};
 use etalon_problem::{Scores, Sequence};
@@ -202,7 +202,7 @@ impl<F: Fn(&Row, Place<'_>, &mut RowTerms) + Sync> Sweep<'_, F> {
         gammas: &[f64],
         found: &mut Gradients,
     ) {
-        let (operands, model): (_, &Model) = (self.operands, self.operands.model);
+        let (operands, model) = (self.operands, self.operands.model);
         let e = &operands.scores.extents;
         let sigma = operands.scores.scale().abs();
         let q = operands.query(place);
@@ -217,7 +217,8 @@ impl<F: Fn(&Row, Place<'_>, &mut RowTerms) + Sync> Sweep<'_, F> {
             accumulate(&mut found.dk[key * e.dim..(key + 1) * e.dim], to_key, q); // (N17), (N48)
             if let Some((weight, tiny)) = pair.weight {
                 let error = weight.error + weight.absolute * (model.u_p + gamma) + tiny;
-                accumulate(&mut found.dv[key * dout.len()..(key + 1) * dout.len()], error, dout); // (N18), (N49)
+                let dv = &mut found.dv[key * dout.len()..(key + 1) * dout.len()];
+                accumulate(dv, error, dout); // (N18), (N49)
             }
             if let Some((d_score, at)) = pair.bias {
                 found.dbias[h * self.bias_size + at].add(d_score);

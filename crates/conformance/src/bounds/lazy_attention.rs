@@ -63,15 +63,6 @@ struct Row<'a> {
     pairs: Vec<Pair>,
 }
 
-/// Whether a pair is active, as far as every correct kernel must agree.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Activity {
-    Active,
-    Inactive,
-    /// Rounding may decide either way.
-    Open,
-}
-
 /// A visible pair.
 #[derive(Debug, Clone, Copy)]
 struct Pair {
@@ -88,7 +79,10 @@ struct Pair {
     e_error: f64,
     /// P + |τ/n|: what e is a difference of.
     terms: f64,
-    activity: Activity,
+    /// Whether some correct kernel holds it for active.
+    may_be_active: bool,
+    /// Whether rounding may decide either way.
+    open: bool,
 }
 
 impl Pair {
@@ -98,23 +92,15 @@ impl Pair {
         let error = p_error + 2.0 * model.u * offset.abs() + model.u * terms;
         let error = error + floor(terms, model.eta);
         let reach = model.widened(error);
-        let activity = match raised {
-            above if above > reach => Activity::Active,
-            below if below < -reach => Activity::Inactive,
-            _ => Activity::Open,
-        };
-        let e_error = if activity == Activity::Inactive { 0.0 } else { error };
-        Pair { key, p, p_error, raised, e: raised.max(0.0), e_error, terms, activity }
-    }
-
-    /// Whether some correct kernel holds it for active.
-    fn may_be_active(&self) -> bool {
-        self.activity != Activity::Inactive
+        let (active, inactive) = (raised > reach, raised < -reach);
+        let (may_be_active, open) = (!inactive, !active && !inactive);
+        let (e, e_error) = (raised.max(0.0), if inactive { 0.0 } else { error });
+        Pair { key, p, p_error, raised, e, e_error, terms, may_be_active, open }
     }
 
     /// `x` where the activity is open, else 0.
     fn if_open(&self, x: f64) -> f64 {
-        if self.activity == Activity::Open { x } else { 0.0 }
+        if self.open { x } else { 0.0 }
     }
 }
 
@@ -131,7 +117,7 @@ impl Weights<'_> {
     /// (N42): adds the errors of one row of o.
     fn output(&self, row: &Row<'_>, place: Place<'_>, errors: &mut [f64]) {
         let model = self.operands.model;
-        for pair in row.pairs.iter().filter(|pair| pair.may_be_active()) {
+        for pair in row.pairs.iter().filter(|pair| pair.may_be_active) {
             let weight = pair.e_error
                 + row.softmax.gamma * pair.terms
                 + model.u_p * (pair.e + pair.e_error)
@@ -189,7 +175,7 @@ impl Gradient<'_> {
                 key: pair.key,
                 by_query: stored,
                 by_key: stored,
-                weight: pair.may_be_active().then(|| (weight, model.eta_p)), // (N49)
+                weight: pair.may_be_active.then_some((weight, model.eta_p)), // (N49)
                 bias: distance.map(|d| (d_score, d)),
             });
         }
@@ -206,7 +192,7 @@ impl Gradient<'_> {
         let mut found =
             RowGradient { g: Vec::new(), gamma, delta: 0.0, delta_error: 0.0, dlse, open: 0.0 };
         for pair in &row.pairs {
-            if !pair.may_be_active() {
+            if !pair.may_be_active {
                 found.g.push((0.0, 0.0));
                 continue;
             }

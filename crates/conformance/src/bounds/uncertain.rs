@@ -2,7 +2,7 @@
 //! sums: the reference itself, over numbers that carry their error, (N80) to (N84).
 
 use super::inputs::{Errors, Inputs};
-use super::model::{LARGEST_RELATIVE, growth};
+use super::model::{LARGEST_RELATIVE, Model, growth};
 use crate::profile::Profile;
 use crate::tiers;
 use etalon_problem::{Error, Problem};
@@ -26,7 +26,7 @@ pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, E
     let operands = problem.operands(pass);
     let lists = outputs.iter().filter_map(|(name, values)| {
         let operand = operands.iter().find(|operand| operand.name == name)?;
-        Some((operand.name, values.iter().map(|x: &Uncertain| x.error(model.eta)).collect()))
+        Some((operand.name, values.iter().map(|x: &Uncertain| x.error(model)).collect()))
     });
     Ok(lists.collect::<BTreeMap<_, _>>().into())
 }
@@ -79,19 +79,19 @@ impl Uncertain {
         if self.terms <= 1.0 { self.error } else { self.error + chain(self.terms) * self.mass }
     }
 
-    /// Its error, given the smallest number of the accumulator.
-    fn error(&self, eta: f64) -> f64 {
-        self.settled() * self.u + self.tiny * eta
+    /// Its error, as a result of a kernel.
+    fn error(&self, model: &Model) -> f64 {
+        self.settled() * model.u + self.tiny * model.eta
     }
 
-    /// The relative error of a divisor, in roundoffs and from above; a sum of weights may have been
+    /// The relative error of a divisor, in roundoffs `u` and from above; a sum of weights may have been
     /// streamed, and its weights with it (N83). ∞ where it might be 0.
-    fn relative(&self) -> f64 {
+    fn relative(&self, u: f64) -> f64 {
         let Profile { exp_constant, exp_slope, rescale_lag, .. } = FUNCTIONS;
         let streamed = 2.0 * exp_slope * rescale_lag + exp_constant * rescales(self.terms);
         let streamed = if self.terms > 1.0 { 2.0 * streamed } else { 0.0 };
         let relative = self.settled() / self.value.abs() + streamed;
-        match relative * self.u {
+        match relative * u {
             small if small <= LARGEST_RELATIVE => relative / (1.0 - small),
             _ => f64::INFINITY,
         }
@@ -175,7 +175,7 @@ impl Div for Uncertain {
     /// (N81): a division, or a product with a rounded reciprocal.
     fn div(self, y: Self) -> Self {
         let (value, y_size) = (self.value / y.value, y.value.abs());
-        let passed_on = self.settled() / y_size + times(value.abs(), y.relative());
+        let passed_on = self.settled() / y_size + times(value.abs(), y.relative(self.u.max(y.u)));
         let tiny = (self.tiny + times(value.abs(), y.tiny)) / y_size;
         let division = f64::from(self.value != 0.0);
         self.term_with(y, value, passed_on + 2.0 * value.abs(), tiny + division)
@@ -222,7 +222,7 @@ impl Real for Uncertain {
     fn ln(self) -> Self {
         let value = self.value.ln();
         let own = FUNCTIONS.log * value.abs().max(1.0);
-        self.term(value, self.relative() + own, self.tiny / self.value.abs())
+        self.term(value, self.relative(self.u) + own, self.tiny / self.value.abs())
     }
 
     fn sqrt(self) -> Self {
