@@ -5,7 +5,7 @@ use super::inputs::{Errors, Inputs};
 use super::model::{LARGEST_RELATIVE, Model, growth};
 use crate::profile::Profile;
 use crate::tiers;
-use etalon_problem::{Error, Problem};
+use etalon_problem::{Dtype, Error, Problem};
 use etalon_reference::scalar::Real;
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
@@ -20,7 +20,10 @@ pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, E
             reason: format!("`{}` stores weights in a low precision", model.profile.name),
         });
     }
-    let exact = |&x: &f64| Uncertain { u: model.u, ..Uncertain::from_f64(x) };
+    let exact = |&x: &f64| Uncertain {
+        single: model.profile.accumulator != Dtype::F64,
+        ..Uncertain::from_f64(x)
+    };
     let operands = inputs.operands.iter().map(|(name, x)| (name.clone(), x.map(exact))).collect();
     let outputs = tiers::softmax_over(problem, pass, &operands)?;
     let operands = problem.operands(pass);
@@ -40,9 +43,10 @@ struct Uncertain {
     error: f64,
     /// The sum of the sizes of these terms, and their number: how they are added is open.
     mass: f64,
-    terms: f64,
-    /// The roundoff of the kernel's sums.
-    u: f64,
+    terms: u32,
+    /// Whether the kernel sums in f32, otherwise in f64. Not of constants of the formula, until they
+    /// meet an operand.
+    single: bool,
     /// What underflow may have cost, in smallest numbers.
     tiny: f64,
 }
@@ -50,33 +54,29 @@ struct Uncertain {
 /// exp, tanh and ln are the same in every profile.
 const FUNCTIONS: Profile = Profile::ALL[1];
 
-/// Of constants of a formula, until they meet an operand: the least u of all profiles.
-const LEAST_U: f64 = f64::EPSILON / 2.0;
-
 impl Uncertain {
     /// A result that is no sum: its error stands, whatever it will be added to.
     fn term(self, value: f64, error: f64, tiny: f64) -> Self {
-        Uncertain { value, error, mass: value.abs(), terms: 1.0, tiny, ..self }
+        Uncertain { value, error, mass: value.abs(), terms: 1, tiny, ..self }
     }
 
     /// The same of a function of two numbers.
     fn term_with(self, y: Self, value: f64, error: f64, tiny: f64) -> Self {
-        Uncertain { u: self.u.max(y.u), ..self.term(value, error, tiny) }
+        Uncertain { single: self.single | y.single, ..self.term(value, error, tiny) }
     }
 
     /// Its terms in a sum: 0 is not added, being an empty sum or an absent operand.
-    fn added(&self) -> f64 {
-        if self.mass == 0.0 { 0.0 } else { self.terms }
+    fn added(&self) -> u32 {
+        if self.mass == 0.0 { 0 } else { self.terms }
     }
 
-    /// Whether it has no error: an operand, say.
-    fn is_exact(&self) -> bool {
-        self.error == 0.0 && self.tiny == 0.0 && self.terms <= 1.0
+    fn u(&self) -> f64 {
+        roundoff(self.single)
     }
 
     /// Its error in roundoffs, the additions included (N80).
     fn settled(&self) -> f64 {
-        if self.terms <= 1.0 { self.error } else { self.error + chain(self.terms) * self.mass }
+        if self.terms <= 1 { self.error } else { self.error + chain(self.terms) * self.mass }
     }
 
     /// Its error, as a result of a kernel.
@@ -89,7 +89,7 @@ impl Uncertain {
     fn relative(&self, u: f64) -> f64 {
         let Profile { exp_constant, exp_slope, rescale_lag, .. } = FUNCTIONS;
         let streamed = 2.0 * exp_slope * rescale_lag + exp_constant * rescales(self.terms);
-        let streamed = if self.terms > 1.0 { 2.0 * streamed } else { 0.0 };
+        let streamed = if self.terms > 1 { 2.0 * streamed } else { 0.0 };
         let relative = self.settled() / self.value.abs() + streamed;
         match relative * u {
             small if small <= LARGEST_RELATIVE => relative / (1.0 - small),
@@ -98,13 +98,17 @@ impl Uncertain {
     }
 }
 
-fn rescales(terms: f64) -> f64 {
-    (terms / FUNCTIONS.rescale_keys as f64).ceil() + 1.0
+fn roundoff(single: bool) -> f64 {
+    if single { f64::from(f32::EPSILON / 2.0) } else { f64::EPSILON / 2.0 }
+}
+
+fn rescales(terms: u32) -> f64 {
+    (f64::from(terms) / FUNCTIONS.rescale_keys as f64).ceil() + 1.0
 }
 
 /// As `Model::chain`.
-fn chain(terms: f64) -> f64 {
-    terms + 2.0 * rescales(terms) + 1.0
+fn chain(terms: u32) -> f64 {
+    f64::from(terms) + 2.0 * rescales(terms) + 1.0
 }
 
 /// a · b, where nothing times anything is nothing.
@@ -138,8 +142,8 @@ impl Add for Uncertain {
             value: self.value + y.value,
             error: self.error + y.error,
             mass: self.mass + y.mass,
-            terms: self.added() + y.added(),
-            u: self.u.max(y.u),
+            terms: self.added().saturating_add(y.added()),
+            single: self.single | y.single,
             tiny: self.tiny + y.tiny,
         }
     }
@@ -158,13 +162,13 @@ impl Mul for Uncertain {
     fn mul(self, y: Self) -> Self {
         let value = self.value * y.value;
         let product = if self.value == 0.0 || y.value == 0.0 { 0.0 } else { 1.0 };
-        if self.is_exact() && y.is_exact() {
-            return self.term_with(y, value, value.abs(), product); // as below, faster
-        }
         let (x_size, y_size) = (self.value.abs(), y.value.abs());
         let (ex, ey) = (self.settled(), y.settled());
-        let both = times(ex, ey) * self.u.max(y.u);
-        let error = times(x_size, ey) + times(ex, y_size) + both + value.abs();
+        let mut error = times(x_size, ey) + times(ex, y_size);
+        if ex != 0.0 && ey != 0.0 {
+            error += ex * ey * roundoff(self.single | y.single);
+        }
+        let error = error + value.abs();
         let tiny = times(x_size, y.tiny) + times(self.tiny, y_size) + product;
         self.term_with(y, value, error, tiny)
     }
@@ -175,7 +179,8 @@ impl Div for Uncertain {
     /// (N81): a division, or a product with a rounded reciprocal.
     fn div(self, y: Self) -> Self {
         let (value, y_size) = (self.value / y.value, y.value.abs());
-        let passed_on = self.settled() / y_size + times(value.abs(), y.relative(self.u.max(y.u)));
+        let passed_on = self.settled() / y_size
+            + times(value.abs(), y.relative(roundoff(self.single | y.single)));
         let tiny = (self.tiny + times(value.abs(), y.tiny)) / y_size;
         let division = f64::from(self.value != 0.0);
         self.term_with(y, value, passed_on + 2.0 * value.abs(), tiny + division)
@@ -195,9 +200,9 @@ impl SubAssign for Uncertain {
 }
 
 impl Real for Uncertain {
-    const ZERO: Self = Uncertain { value: 0.0, mass: 0.0, terms: 0.0, ..Self::ONE };
+    const ZERO: Self = Uncertain { value: 0.0, mass: 0.0, terms: 0, ..Self::ONE };
     const ONE: Self =
-        Uncertain { value: 1.0, error: 0.0, mass: 1.0, terms: 1.0, u: LEAST_U, tiny: 0.0 };
+        Uncertain { value: 1.0, error: 0.0, mass: 1.0, terms: 1, single: false, tiny: 0.0 };
 
     fn from_f64(x: f64) -> Self {
         Self::ONE.term(x, 0.0, 0.0)
@@ -213,8 +218,8 @@ impl Real for Uncertain {
         let value = self.value.exp();
         let own = FUNCTIONS.exp_constant + FUNCTIONS.exp_slope * self.value.abs();
         let lse = 4.0 * self.mass;
-        let relative = (self.settled() + own + lse) * self.u;
-        let error = times(value, growth(relative) / self.u);
+        let relative = (self.settled() + own + lse) * self.u();
+        let error = times(value, growth(relative) / self.u());
         self.term(value, error, times(value, self.tiny) + 1.0)
     }
 
@@ -222,7 +227,7 @@ impl Real for Uncertain {
     fn ln(self) -> Self {
         let value = self.value.ln();
         let own = FUNCTIONS.log * value.abs().max(1.0);
-        self.term(value, self.relative(self.u) + own, self.tiny / self.value.abs())
+        self.term(value, self.relative(self.u()) + own, self.tiny / self.value.abs())
     }
 
     fn sqrt(self) -> Self {
@@ -242,7 +247,7 @@ impl Real for Uncertain {
     fn tanh_slope(self) -> Self {
         let (tau, slope) = (self.value.tanh().abs(), self.value.tanh_slope());
         let of_tau = slope * self.settled() + FUNCTIONS.tanh;
-        let error = 2.0 * tau * of_tau + of_tau * of_tau * self.u + tau * tau + slope;
+        let error = 2.0 * tau * of_tau + of_tau * of_tau * self.u() + tau * tau + slope;
         self.term(slope, error, 2.0 * slope * self.tiny)
     }
 }
