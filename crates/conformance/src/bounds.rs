@@ -6,25 +6,29 @@
 //! with the tiers that it judges: it knows visible pairs from [`etalon_problem::Mask::allows`].
 
 mod attention;
+mod heads;
+mod inputs;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 mod model;
-mod oracle;
+mod scores;
+mod sum;
 mod uncertain;
 
-pub use oracle::{Values, values};
+pub use crate::tensor::{Values, values};
 
+use crate::algorithms::judged;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
-use crate::tiers;
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role};
+use etalon_reference::evaluate;
+use inputs::{Errors, Inputs};
 use model::Model;
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
-use uncertain::Uncertain;
 
-/// One output: what it is exactly and how far off it may be.
+/// An output: the exact values, and how far off a result may be.
 #[derive(Debug, Clone)]
 pub struct Bound {
     /// The reference's value, in f64, never rounded to the storage type.
@@ -52,6 +56,8 @@ pub struct Bounds {
 
 /// Evaluates the reference and derives the bounds of `pass`. `inputs` holds the operands of the
 /// pass by name, in any floating-point type; `dtype` is the storage type of the judged kernel.
+///
+/// Fails where the reference does, and for a pass without a derivation for the profile.
 pub fn bounds(
     problem: &Problem,
     pass: Pass,
@@ -59,119 +65,37 @@ pub fn bounds(
     profile: &Profile,
     inputs: &Tensors,
 ) -> Result<Bounds, Error> {
-    let forward = match pass {
-        Pass::Step => Values::new(), // its operands are not those of a forward pass
-        _ => oracle::exact(problem, Pass::Forward, inputs)?,
-    };
-    let outputs = match pass {
-        Pass::Forward => forward.clone(),
-        _ => oracle::exact(problem, pass, inputs)?,
-    };
-    let inputs = values(problem, pass, inputs)?;
-    from_reference(problem, pass, dtype, profile, &inputs, &forward, outputs)
-}
-
-/// As [`bounds`], for callers that have evaluated the reference already: `forward` holds the
-/// outputs of its forward pass, `outputs` those of `pass`.
-pub fn from_reference(
-    problem: &Problem,
-    pass: Pass,
-    dtype: Dtype,
-    profile: &Profile,
-    inputs: &Values,
-    forward: &Values,
-    outputs: Values,
-) -> Result<Bounds, Error> {
-    problem.check()?;
-    let model = Model::new(profile, dtype);
-    let asked = Asked { pass, model: &model, inputs, forward };
-    let errors = match problem {
-        Problem::Attention(_) | Problem::AttentionLse(_)
-            if matches!(pass, Pass::DoubleBackward | Pass::Jvp) =>
-        {
-            carried(problem, &asked)
-        }
-        Problem::LinearCrossEntropy(_) if pass == Pass::DoubleBackward => carried(problem, &asked),
-        Problem::Attention(problem) => {
-            attention::errors(&problem.scores, Some(problem.value_dim), &asked)
-        }
-        Problem::AttentionLse(problem) => attention::errors(&problem.scores, None, &asked),
-        Problem::LinearAttention(problem) => linear_attention::errors(problem, &asked),
-        Problem::LazyAttention(problem) => lazy_attention::errors(problem, &asked),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::errors(problem, &asked),
-    }?;
-    finish(problem, pass, &model, errors, outputs)
-}
-
-/// The errors of a pass whose kernels all compute the reference's formulas, whatever the order of
-/// their sums: the reference itself, over numbers that carry their error.
-fn carried(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
-    if asked.model.stores_low() {
+    if !judged(problem.algorithm()).contains(&pass) {
         return Err(Error::Unsupported {
-            what: format!("a bound of {} {}", problem.algorithm(), asked.pass),
-            reason: format!("`{}` stores weights in a low precision", asked.model.profile.name),
+            what: format!("a bound of {} {pass}", problem.algorithm()),
+            reason: "it has no derivation yet".to_string(),
         });
     }
-    match asked.model.profile.accumulator {
-        Dtype::F64 => carried_in::<true>(problem, asked),
-        _ => carried_in::<false>(problem, asked),
-    }
+    let exact = |pass| evaluate(problem, pass, &values(problem, pass, inputs)?);
+    let forward = match pass {
+        Pass::Step => Values::new(), // its operands are not those of a forward pass
+        _ => exact(Pass::Forward)?,
+    };
+    let outputs = if pass == Pass::Forward { forward.clone() } else { exact(pass)? };
+    let operands = values(problem, pass, inputs)?;
+    let model = Model::new(profile, dtype);
+    let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
+    finish(problem, pass, &model, errors(problem, &inputs)?, outputs)
 }
 
-fn carried_in<const F64: bool>(problem: &Problem, asked: &Asked<'_>) -> Result<Errors, Error> {
-    let outputs = tiers::softmax_in::<Uncertain<F64>>(problem, asked.pass, asked.inputs)?;
-    let operands = problem.operands(asked.pass);
-    let outputs = outputs.iter().filter_map(|(name, values)| {
-        let operand = operands.iter().find(|operand| operand.name == name)?;
-        Some((operand.name, values.iter().map(|x| x.error(asked.model.eta)).collect()))
-    });
-    Ok(Errors { lists: outputs.collect(), power: None })
-}
-
-/// Errors of outputs before they are stored.
-struct Errors {
-    /// By name, in row-major order.
-    lists: BTreeMap<&'static str, Vec<f64>>,
-    /// As [`Bounds::power`].
-    power: Option<f64>,
-}
-
-/// What the bounds are functions of, beside the problem.
-struct Asked<'a> {
-    pass: Pass,
-    model: &'a Model,
-    inputs: &'a Values,
-    /// The reference's outputs of the forward pass.
-    forward: &'a Values,
-}
-
-impl<'a> Asked<'a> {
-    fn input(&self, name: &str) -> Result<&'a [f64], Error> {
-        elements(self.inputs, name)
-    }
-
-    fn optional(&self, name: &str) -> Result<Option<&'a [f64]>, Error> {
-        if self.inputs.contains_key(name) { self.input(name).map(Some) } else { Ok(None) }
-    }
-
-    fn output(&self, name: &str) -> Result<&'a [f64], Error> {
-        elements(self.forward, name)
-    }
-
-    /// The error of a pass without a derivation.
-    fn underived(&self, algorithm: Algorithm) -> Error {
-        Error::Unsupported {
-            what: format!("a bound of {algorithm} {}", self.pass),
-            reason: "it has no derivation yet".to_string(),
+/// The errors of the outputs before they are stored.
+fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
+    let second_order = matches!(inputs.pass, Pass::DoubleBackward | Pass::Jvp);
+    match problem {
+        Problem::LinearAttention(problem) => linear_attention::errors(problem, inputs),
+        _ if second_order => uncertain::errors(problem, inputs),
+        Problem::Attention(problem) => {
+            attention::errors(&problem.scores, Some(problem.value_dim), inputs)
         }
+        Problem::AttentionLse(problem) => attention::errors(&problem.scores, None, inputs),
+        Problem::LazyAttention(problem) => lazy_attention::errors(problem, inputs),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::errors(problem, inputs),
     }
-}
-
-fn elements<'a>(values: &'a Values, name: &str) -> Result<&'a [f64], Error> {
-    values.get(name).and_then(|values| values.as_slice()).ok_or_else(|| Error::Missing {
-        operand: name.to_string(),
-        reason: "the bounds are a function of it".to_string(),
-    })
 }
 
 /// Joins the reference's outputs with their errors (N4).

@@ -2,7 +2,9 @@
 
 pub use etalon_problem::Stored;
 
-use etalon_problem::{Dtype, Error, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{
+    Dtype, Error, Pass, Precision, Problem, Role, View, ViewMut, Views, ViewsMut,
+};
 use half::{bf16, f16};
 use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, IxDyn};
 use std::collections::BTreeMap;
@@ -206,4 +208,46 @@ pub fn views_mut(tensors: &mut Tensors) -> Result<ViewsMut<'_>, Error> {
     places
         .into_iter()
         .try_fold(ViewsMut::new(), |views, (name, x)| Ok(views.with(name, x.view_mut(name)?)))
+}
+
+/// Arrays in f64 by name, each in row-major order.
+pub type Values = BTreeMap<String, ArrayD<f64>>;
+
+/// The operands of a pass in f64; of integers, exactly those up to 2⁵³. Fails unless every operand
+/// that the pass cannot do without is there, and every operand has its shape.
+pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values, Error> {
+    problem.check()?;
+    let mut values = Values::new();
+    for operand in problem.operands(pass) {
+        match (tensors.get(operand.name), operand.role) {
+            (None, Role::OptionalCotangent) => {}
+            (_, role) if !role.is_given() => {}
+            (None, _) => {
+                return Err(Error::Missing {
+                    operand: operand.name.to_string(),
+                    reason: format!("{} {pass} needs it", problem.algorithm()),
+                });
+            }
+            (Some(tensor), _) => {
+                Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
+                let numbers = match operand.precision {
+                    Precision::Integer => integers(operand.name, tensor)?,
+                    _ => tensor.to_f64(operand.name)?,
+                };
+                values.insert(operand.name.to_string(), numbers);
+            }
+        }
+    }
+    Ok(values)
+}
+
+fn integers(name: &str, tensor: &Tensor) -> Result<ArrayD<f64>, Error> {
+    match tensor.stored() {
+        Some(Stored::Integer) => tensor.numbers(name),
+        _ => Err(Error::Dtype {
+            operand: name.to_string(),
+            expected: Stored::Integer.to_string(),
+            found: tensor.type_name().to_string(),
+        }),
+    }
 }

@@ -8,9 +8,8 @@ mod simd;
 
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
-pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
-pub(crate) use reference::{linear_attention_in, softmax_in};
+pub(crate) use reference::{decisions, softmax_in};
 pub use simd::Simd;
 
 use crate::report::Absent;

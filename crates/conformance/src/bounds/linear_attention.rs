@@ -1,17 +1,19 @@
 //! The bounds of linear_attention. Every result is a sum of products of operands and decays, and
 //! the reference itself, run on absolute values, says how large those terms are together.
 
+use super::inputs::{Errors, Inputs};
 use super::model::{Model, floor};
-use super::{Asked, Errors, Values};
-use crate::tiers::linear_attention_in;
+use crate::tensor::Values;
 use etalon_problem::{Error, LinearAttention, Operand, Pass, Role};
+use etalon_reference::linear_attention::evaluate;
 use etalon_reference::scalar::Dual;
 use ndarray::ArrayD;
+use std::collections::BTreeMap;
 
 /// The errors of its outputs.
-pub(super) fn errors(problem: &LinearAttention, asked: &Asked<'_>) -> Result<Errors, Error> {
-    let chains = Chains::new(problem, asked);
-    let masses = masses(problem, asked)?;
+pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<Errors, Error> {
+    let chains = Chains::new(problem, inputs);
+    let masses = masses(problem, inputs)?;
     let error = |operand: &Operand| {
         let missing = || Error::Missing {
             operand: operand.name.to_string(),
@@ -20,10 +22,9 @@ pub(super) fn errors(problem: &LinearAttention, asked: &Asked<'_>) -> Result<Err
         let masses = masses.get(operand.name).ok_or_else(missing)?;
         Ok((operand.name, masses.iter().map(|mass| chains.error(operand.name, mass)).collect()))
     };
-    let operands = problem.operands(asked.pass);
+    let operands = problem.operands(inputs.pass);
     let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
-    let lists = outputs.map(error).collect::<Result<_, Error>>()?;
-    Ok(Errors { lists, power: None })
+    Ok(outputs.map(error).collect::<Result<BTreeMap<_, _>, Error>>()?.into())
 }
 
 /// (N21): for each output the sum M of the absolute terms, and as its tangent W, in which each
@@ -31,8 +32,8 @@ pub(super) fn errors(problem: &LinearAttention, asked: &Asked<'_>) -> Result<Err
 /// e^G at τ = 0.
 fn masses(
     problem: &LinearAttention,
-    asked: &Asked<'_>,
-) -> Result<std::collections::BTreeMap<String, ArrayD<Dual<f64>>>, Error> {
+    inputs: &Inputs<'_>,
+) -> Result<BTreeMap<String, ArrayD<Dual<f64>>>, Error> {
     let absolute = |(name, values): (&String, &ArrayD<f64>)| {
         let decay = name == "g" || name == "g_gamma";
         let element = |&x: &f64| match decay {
@@ -41,9 +42,9 @@ fn masses(
         };
         (name.clone(), values.map(element))
     };
-    let inputs = asked.inputs.iter().map(absolute).collect();
+    let operands = inputs.operands.iter().map(absolute).collect();
     let problem = problem.clone().scale(problem.scale.abs());
-    linear_attention_in(&problem, asked.pass, &inputs)
+    evaluate(&problem, inputs.pass, &operands)
 }
 
 /// How many roundings a term meets, and what its decay and underflow cost.
@@ -64,18 +65,18 @@ struct Chains<'a> {
 }
 
 impl<'a> Chains<'a> {
-    fn new(problem: &LinearAttention, asked: &Asked<'a>) -> Self {
-        let (e, model) = (&problem.extents, asked.model);
+    fn new(problem: &LinearAttention, inputs: &Inputs<'a>) -> Self {
+        let (e, model) = (&problem.extents, inputs.model);
         let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
-        let tokens = if asked.pass == Pass::Step { 1 } else { longest };
+        let tokens = if inputs.pass == Pass::Step { 1 } else { longest };
         let (group, dim, width) = (problem.group().max(1), e.dim, problem.value_dim);
-        let sums = if asked.pass == Pass::DoubleBackward { 3 } else { 1 };
+        let sums = if inputs.pass == Pass::DoubleBackward { 3 } else { 1 };
         let plain = sums * ((group + 1) * tokens + dim + width + 12);
         let decay = plain + sums * (dim * width + tokens);
-        let largest = largest(problem, asked.inputs);
+        let largest = largest(problem, inputs.operands);
         let terms = (plain * dim * width) as f64;
-        let kept = model.eta_p().max(model.eta_ds());
-        let kept = if model.u_p() + model.u_ds() > 0.0 { kept } else { 0.0 };
+        let kept = model.eta_p.max(model.eta_ds);
+        let kept = if model.u_p + model.u_ds > 0.0 { kept } else { 0.0 };
         Chains {
             model,
             tokens,
@@ -104,7 +105,7 @@ impl<'a> Chains<'a> {
             _ => self.plain,
         };
         let Model { u, profile, .. } = *self.model;
-        let stored = self.model.u_p() + self.model.u_ds();
+        let stored = self.model.u_p + self.model.u_ds;
         let n = self.tokens as f64;
         let roundings = self.model.gamma(chain) + stored + (profile.exp_constant + 1.0) * n * u;
         let exponents = (profile.exp_slope + n) * u;

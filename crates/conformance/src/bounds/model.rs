@@ -15,6 +15,12 @@ pub(super) struct Model {
     pub u: f64,
     /// η: what underflow in the accumulator may cost, once.
     pub eta: f64,
+    /// u_p and u_ds: of a stored P and dS, 0 where they stay in the accumulator's type.
+    pub u_p: f64,
+    pub u_ds: f64,
+    /// η_p and η_ds: the absolute errors of a stored P and dS that underflow.
+    pub eta_p: f64,
+    pub eta_ds: f64,
     /// Where no intermediate result overflows: as long as every sum of absolute terms stays below
     /// this, 2²⁴ under the accumulator's largest number. The room is for what a streaming softmax
     /// has not normalised yet: 2¹⁶ keys, each of weight up to 2⁸.
@@ -32,10 +38,20 @@ impl Model {
             .fold(u, f64::max);
         // An f64 kernel is compared with an f64 reference: each may err by the bound.
         let twice = if profile.accumulator == Dtype::F64 { 2.0 } else { 1.0 };
+        let eta = underflow(profile.accumulator);
+        let stored = |dtype: Dtype| {
+            let u = if dtype == profile.accumulator { 0.0 } else { dtype.unit_roundoff() };
+            (u, underflow(dtype).max(eta))
+        };
+        let ((u_p, eta_p), (u_ds, eta_ds)) = (stored(profile.p_store), stored(profile.ds_store));
         Model {
             profile: *profile,
             u,
-            eta: underflow(profile.accumulator),
+            eta,
+            u_p,
+            u_ds,
+            eta_p,
+            eta_ds,
             limit: profile.accumulator.max() * 0.5f64.powi(24),
             storage,
             safety: twice * (1.01 + 4.0 * largest), // (N4)
@@ -71,38 +87,34 @@ impl Model {
             + self.profile.exp_constant * self.u * rescales as f64
     }
 
+    /// The error of lse = m + ln l before it is stored (N9). `relative` is that of l, and |ln l| is at
+    /// most `log`, however far the maximum lags.
+    pub fn lse_error(&self, relative: f64, gamma: f64, max: f64, log: f64) -> f64 {
+        relative / (1.0 - relative).max(0.0)
+            + gamma
+            + self.log_error(log)
+            + 3.0 * self.u * (max.abs() + log)
+    }
+
+    /// The error of a logarithm of size `log`.
+    pub fn log_error(&self, log: f64) -> f64 {
+        self.profile.log * self.u * log.max(1.0)
+    }
+
+    /// γ of a sum of `terms` terms, each of which may pass through a partial sum of its own and
+    /// through so many roundings more.
+    pub fn gamma_by_parts(&self, terms: usize, more: usize) -> f64 {
+        self.gamma(terms + self.rescales(terms) + more)
+    }
+
     /// How far an error may reach in a decision: as far as (N4) lets it in an output.
     pub fn widened(&self, error: f64) -> f64 {
         self.safety * error
     }
 
-    /// u_p: of a stored P, 0 where it stays in the accumulator's type.
-    pub fn u_p(&self) -> f64 {
-        self.stored_roundoff(self.profile.p_store)
-    }
-
-    /// u_ds: of a stored dS, 0 where it stays in the accumulator's type.
-    pub fn u_ds(&self) -> f64 {
-        self.stored_roundoff(self.profile.ds_store)
-    }
-
-    /// η_p: the absolute error of a stored P that underflows.
-    pub fn eta_p(&self) -> f64 {
-        underflow(self.profile.p_store).max(self.eta)
-    }
-
-    /// η_ds: the absolute error of a stored dS that underflows.
-    pub fn eta_ds(&self) -> f64 {
-        underflow(self.profile.ds_store).max(self.eta)
-    }
-
     /// Whether weights or dS are rounded to less than the accumulator's type.
     pub fn stores_low(&self) -> bool {
-        self.u_p() > 0.0 || self.u_ds() > 0.0
-    }
-
-    fn stored_roundoff(&self, dtype: Dtype) -> f64 {
-        if dtype == self.profile.accumulator { 0.0 } else { dtype.unit_roundoff() }
+        self.u_p > 0.0 || self.u_ds > 0.0
     }
 
     /// The floating-point type of an operand, if it has one.
@@ -119,6 +131,12 @@ impl Model {
     pub fn store(&self, magnitude: f64, precision: Precision) -> f64 {
         let Some(dtype) = self.dtype(precision) else { return 0.0 };
         magnitude * dtype.unit_roundoff() + floor(magnitude, underflow(dtype))
+    }
+
+    /// What storing the elements of y costs in Σ_c x_c y_c.
+    pub fn stored_product(&self, x: &[f64], y: &[f64]) -> f64 {
+        let stored = |(x, y): (&f64, &f64)| x.abs() * self.store(y.abs(), Precision::Storage);
+        x.iter().zip(y).map(stored).sum()
     }
 
     /// The bound of an output `value` whose computation errs by `error`: storing it rounds once
@@ -158,22 +176,6 @@ fn underflow(dtype: Dtype) -> f64 {
     }
 }
 
-/// Σ x_c y_c and Σ |x_c y_c|.
-pub(super) fn dots(x: &[f64], y: &[f64]) -> (f64, f64) {
-    const WIDTH: usize = 8; // independent partial sums, so that they can share registers
-    let (mut signed, mut absolute) = ([0.0; WIDTH], [0.0; WIDTH]);
-    let (xs, ys) = (x.chunks_exact(WIDTH), y.chunks_exact(WIDTH));
-    let rest = xs.remainder().iter().zip(ys.remainder());
-    let rest = rest.fold((0.0, 0.0), |(s, a), (x, y)| (s + x * y, a + (x * y).abs()));
-    for (x, y) in xs.zip(ys) {
-        for lane in 0..WIDTH {
-            signed[lane] += x[lane] * y[lane];
-            absolute[lane] += (x[lane] * y[lane]).abs();
-        }
-    }
-    (signed.iter().sum::<f64>() + rest.0, absolute.iter().sum::<f64>() + rest.1)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -183,17 +185,6 @@ mod tests {
         for rho in [0.0, 1e-9, 1e-3, 0.1, 0.5, 1.0, 3.0] {
             assert!(growth(rho) >= f64::exp_m1(rho), "{rho}");
             assert!(growth(rho) <= 1.2 * f64::exp_m1(rho) + 1e-300, "{rho}: needlessly loose");
-        }
-    }
-
-    #[test]
-    fn dots_of_every_length() {
-        for n in 0..20 {
-            let x: Vec<f64> = (0..n).map(f64::from).collect();
-            let y: Vec<f64> = (0..n).map(|i| if i % 2 == 0 { 1.0 } else { -1.0 }).collect();
-            let signed: f64 =
-                (0..n).map(|i| if i % 2 == 0 { f64::from(i) } else { -f64::from(i) }).sum();
-            assert_eq!(dots(&x, &y), (signed, f64::from(n * (n - 1) / 2)));
         }
     }
 

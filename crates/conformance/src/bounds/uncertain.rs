@@ -1,21 +1,59 @@
-//! A number that carries its error along: equations (N80) to (N84).
+//! Bounds of passes whose kernels all compute the reference's formulas, whatever the order of their
+//! sums: the reference itself, over numbers that carry their error, (N80) to (N84).
 
-use super::model::{LARGEST_RELATIVE, growth};
+use super::inputs::{Errors, Inputs};
+use super::model::{LARGEST_RELATIVE, Model, growth};
 use crate::profile::Profile;
+use etalon_problem::{Dtype, Error, Problem};
 use etalon_reference::scalar::Real;
+use etalon_reference::{attention, attention_lse, linear_cross_entropy};
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
+/// The errors of the outputs of such a pass.
+pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
+    let (pass, model) = (inputs.pass, inputs.model);
+    if model.stores_low() {
+        return Err(Error::Unsupported {
+            what: format!("a bound of {} {pass}", problem.algorithm()),
+            reason: format!("`{}` stores weights in a low precision", model.profile.name),
+        });
+    }
+    let exact = |&x: &f64| Uncertain {
+        single: model.profile.accumulator != Dtype::F64,
+        ..Uncertain::from_f64(x)
+    };
+    let operands = inputs.operands.iter().map(|(name, x)| (name.clone(), x.map(exact))).collect();
+    let outputs = match problem {
+        Problem::Attention(problem) => attention::evaluate(problem, pass, &operands),
+        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, &operands),
+        Problem::LinearCrossEntropy(problem) => {
+            linear_cross_entropy::evaluate(problem, pass, &operands)
+        }
+        other => Err(other.algorithm().no_pass(pass)),
+    }?;
+    let operands = problem.operands(pass);
+    let lists = outputs.iter().filter_map(|(name, values)| {
+        let operand = operands.iter().find(|operand| operand.name == name)?;
+        Some((operand.name, values.iter().map(|x: &Uncertain| x.error(model)).collect()))
+    });
+    Ok(lists.collect::<BTreeMap<_, _>>().into())
+}
+
 /// A value, and how far off a kernel may be that computes it by the same formula with sums in any
-/// order. `F64`: the kernel sums in f64, otherwise in f32.
+/// order.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Uncertain<const F64: bool> {
+struct Uncertain {
     value: f64,
     /// What the terms of the sum that it is bring along, in roundoffs.
     error: f64,
     /// The sum of the sizes of these terms, and their number: how they are added is open.
     mass: f64,
-    terms: f64,
+    terms: u32,
+    /// Whether the kernel sums in f32, otherwise in f64. Not of constants of the formula, until they
+    /// meet an operand.
+    single: bool,
     /// What underflow may have cost, in smallest numbers.
     tiny: f64,
 }
@@ -23,46 +61,61 @@ pub(super) struct Uncertain<const F64: bool> {
 /// exp, tanh and ln are the same in every profile.
 const FUNCTIONS: Profile = Profile::ALL[1];
 
-impl<const F64: bool> Uncertain<F64> {
-    /// u
-    pub const ROUNDOFF: f64 = if F64 { f64::EPSILON / 2.0 } else { (f32::EPSILON / 2.0) as f64 };
-
+impl Uncertain {
     /// A result that is no sum: its error stands, whatever it will be added to.
-    fn term(value: f64, error: f64, tiny: f64) -> Self {
-        Uncertain { value, error, mass: value.abs(), terms: 1.0, tiny }
+    fn term(self, value: f64, error: f64, tiny: f64) -> Self {
+        Uncertain { value, error, mass: value.abs(), terms: 1, tiny, ..self }
+    }
+
+    /// The same of a function of two numbers.
+    fn term_with(self, y: Self, value: f64, error: f64, tiny: f64) -> Self {
+        Uncertain { single: self.single | y.single, ..self.term(value, error, tiny) }
+    }
+
+    /// Its terms in a sum: 0 is not added, being an empty sum or an absent operand.
+    fn added(&self) -> u32 {
+        if self.mass == 0.0 { 0 } else { self.terms }
+    }
+
+    fn u(&self) -> f64 {
+        roundoff(self.single)
     }
 
     /// Its error in roundoffs, the additions included (N80).
     fn settled(&self) -> f64 {
-        if self.terms <= 1.0 { self.error } else { self.error + chain(self.terms) * self.mass }
+        if self.terms <= 1 { self.error } else { self.error + chain(self.terms) * self.mass }
     }
 
-    /// Its error, given the smallest number of the accumulator.
-    pub fn error(&self, eta: f64) -> f64 {
-        self.settled() * Self::ROUNDOFF + self.tiny * eta
+    /// Its error, as a result of a kernel.
+    fn error(&self, model: &Model) -> f64 {
+        self.settled() * model.u + self.tiny * model.eta
     }
 
-    /// The relative error of a divisor, in roundoffs and from above; a sum of weights may have been
+    /// The relative error of a divisor, in roundoffs `u` and from above; a sum of weights may have been
     /// streamed, and its weights with it (N83). ∞ where it might be 0.
-    fn relative(&self) -> f64 {
+    fn relative(&self, u: f64) -> f64 {
         let Profile { exp_constant, exp_slope, rescale_lag, .. } = FUNCTIONS;
         let streamed = 2.0 * exp_slope * rescale_lag + exp_constant * rescales(self.terms);
-        let streamed = if self.terms > 1.0 { 2.0 * streamed } else { 0.0 };
+        let streamed = if self.terms > 1 { 2.0 * streamed } else { 0.0 };
         let relative = self.settled() / self.value.abs() + streamed;
-        match relative * Self::ROUNDOFF {
+        match relative * u {
             small if small <= LARGEST_RELATIVE => relative / (1.0 - small),
             _ => f64::INFINITY,
         }
     }
 }
 
-fn rescales(terms: f64) -> f64 {
-    (terms / FUNCTIONS.rescale_keys as f64).ceil() + 1.0
+fn roundoff(single: bool) -> f64 {
+    if single { f64::from(f32::EPSILON / 2.0) } else { f64::EPSILON / 2.0 }
+}
+
+fn rescales(terms: u32) -> f64 {
+    (f64::from(terms) / FUNCTIONS.rescale_keys as f64).ceil() + 1.0
 }
 
 /// As `Model::chain`.
-fn chain(terms: f64) -> f64 {
-    terms + 2.0 * rescales(terms) + 1.0
+fn chain(terms: u32) -> f64 {
+    f64::from(terms) + 2.0 * rescales(terms) + 1.0
 }
 
 /// a · b, where nothing times anything is nothing.
@@ -70,90 +123,96 @@ fn times(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }
 
-impl<const F64: bool> PartialEq for Uncertain<F64> {
+impl PartialEq for Uncertain {
     fn eq(&self, y: &Self) -> bool {
         self.value == y.value
     }
 }
 
-impl<const F64: bool> PartialOrd for Uncertain<F64> {
+impl PartialOrd for Uncertain {
     fn partial_cmp(&self, y: &Self) -> Option<Ordering> {
         self.value.partial_cmp(&y.value)
     }
 }
 
-impl<const F64: bool> Neg for Uncertain<F64> {
+impl Neg for Uncertain {
     type Output = Self;
     fn neg(self) -> Self {
         Uncertain { value: -self.value, ..self }
     }
 }
 
-impl<const F64: bool> Add for Uncertain<F64> {
+impl Add for Uncertain {
     type Output = Self;
     fn add(self, y: Self) -> Self {
         Uncertain {
             value: self.value + y.value,
             error: self.error + y.error,
             mass: self.mass + y.mass,
-            // What is 0 is not added: empty sums and absent operands.
-            terms: if self.mass == 0.0 { 0.0 } else { self.terms }
-                + if y.mass == 0.0 { 0.0 } else { y.terms },
+            terms: self.added().saturating_add(y.added()),
+            single: self.single | y.single,
             tiny: self.tiny + y.tiny,
         }
     }
 }
 
-impl<const F64: bool> Sub for Uncertain<F64> {
+impl Sub for Uncertain {
     type Output = Self;
     fn sub(self, y: Self) -> Self {
         self + -y
     }
 }
 
-impl<const F64: bool> Mul for Uncertain<F64> {
+impl Mul for Uncertain {
     type Output = Self;
     /// (N81)
     fn mul(self, y: Self) -> Self {
         let value = self.value * y.value;
-        let (ex, ey) = (self.settled(), y.settled());
-        let passed_on =
-            times(self.value.abs(), ey) + times(ex, y.value.abs()) + times(ex, ey) * Self::ROUNDOFF;
-        let tiny = times(self.value.abs(), y.tiny) + times(self.tiny, y.value.abs());
         let product = if self.value == 0.0 || y.value == 0.0 { 0.0 } else { 1.0 };
-        Self::term(value, passed_on + value.abs(), tiny + product)
+        let (x_size, y_size) = (self.value.abs(), y.value.abs());
+        let (ex, ey) = (self.settled(), y.settled());
+        let mut error = times(x_size, ey) + times(ex, y_size);
+        if ex != 0.0 && ey != 0.0 {
+            error += ex * ey * roundoff(self.single | y.single);
+        }
+        let error = error + value.abs();
+        let tiny = times(x_size, y.tiny) + times(self.tiny, y_size) + product;
+        self.term_with(y, value, error, tiny)
     }
 }
 
-impl<const F64: bool> Div for Uncertain<F64> {
+impl Div for Uncertain {
     type Output = Self;
     /// (N81): a division, or a product with a rounded reciprocal.
     fn div(self, y: Self) -> Self {
-        let value = self.value / y.value;
-        let passed_on = self.settled() / y.value.abs() + times(value.abs(), y.relative());
-        let tiny = (self.tiny + times(value.abs(), y.tiny)) / y.value.abs();
-        Self::term(value, passed_on + 2.0 * value.abs(), tiny + f64::from(self.value != 0.0))
+        let (value, y_size) = (self.value / y.value, y.value.abs());
+        let passed_on = self.settled() / y_size
+            + times(value.abs(), y.relative(roundoff(self.single | y.single)));
+        let tiny = (self.tiny + times(value.abs(), y.tiny)) / y_size;
+        let division = f64::from(self.value != 0.0);
+        self.term_with(y, value, passed_on + 2.0 * value.abs(), tiny + division)
     }
 }
 
-impl<const F64: bool> AddAssign for Uncertain<F64> {
+impl AddAssign for Uncertain {
     fn add_assign(&mut self, y: Self) {
         *self = *self + y;
     }
 }
 
-impl<const F64: bool> SubAssign for Uncertain<F64> {
+impl SubAssign for Uncertain {
     fn sub_assign(&mut self, y: Self) {
         *self = *self - y;
     }
 }
 
-impl<const F64: bool> Real for Uncertain<F64> {
-    const ZERO: Self = Uncertain { value: 0.0, error: 0.0, mass: 0.0, terms: 0.0, tiny: 0.0 };
-    const ONE: Self = Uncertain { value: 1.0, error: 0.0, mass: 1.0, terms: 1.0, tiny: 0.0 };
+impl Real for Uncertain {
+    const ZERO: Self = Uncertain { value: 0.0, mass: 0.0, terms: 0, ..Self::ONE };
+    const ONE: Self =
+        Uncertain { value: 1.0, error: 0.0, mass: 1.0, terms: 1, single: false, tiny: 0.0 };
 
     fn from_f64(x: f64) -> Self {
-        Self::term(x, 0.0, 0.0)
+        Self::ONE.term(x, 0.0, 0.0)
     }
 
     fn to_f64(self) -> f64 {
@@ -166,35 +225,36 @@ impl<const F64: bool> Real for Uncertain<F64> {
         let value = self.value.exp();
         let own = FUNCTIONS.exp_constant + FUNCTIONS.exp_slope * self.value.abs();
         let lse = 4.0 * self.mass;
-        let relative = (self.settled() + own + lse) * Self::ROUNDOFF;
-        let error = times(value, growth(relative) / Self::ROUNDOFF);
-        Self::term(value, error, times(value, self.tiny) + 1.0)
+        let relative = (self.settled() + own + lse) * self.u();
+        let error = times(value, growth(relative) / self.u());
+        self.term(value, error, times(value, self.tiny) + 1.0)
     }
 
     /// (N83)
     fn ln(self) -> Self {
         let value = self.value.ln();
         let own = FUNCTIONS.log * value.abs().max(1.0);
-        Self::term(value, self.relative() + own, self.tiny / self.value.abs())
+        self.term(value, self.relative(self.u()) + own, self.tiny / self.value.abs())
     }
 
     fn sqrt(self) -> Self {
         let value = self.value.sqrt();
-        Self::term(value, self.settled() / (2.0 * value) + value, self.tiny / (2.0 * value))
+        let error = self.settled() / (2.0 * value) + value;
+        self.term(value, error, self.tiny / (2.0 * value))
     }
 
     /// (N84)
     fn tanh(self) -> Self {
         let slope = self.value.tanh_slope();
         let error = slope * self.settled() + FUNCTIONS.tanh;
-        Self::term(self.value.tanh(), error, slope * self.tiny)
+        self.term(self.value.tanh(), error, slope * self.tiny)
     }
 
     /// (N84): as 1 − τ², however small it is.
     fn tanh_slope(self) -> Self {
         let (tau, slope) = (self.value.tanh().abs(), self.value.tanh_slope());
         let of_tau = slope * self.settled() + FUNCTIONS.tanh;
-        let error = 2.0 * tau * of_tau + of_tau * of_tau * Self::ROUNDOFF + tau * tau + slope;
-        Self::term(slope, error, 2.0 * slope * self.tiny)
+        let error = 2.0 * tau * of_tau + of_tau * of_tau * self.u() + tau * tau + slope;
+        self.term(slope, error, 2.0 * slope * self.tiny)
     }
 }

@@ -1,12 +1,9 @@
 //! The reference as a tier, and as the oracle.
 
 use crate::algorithms::judged;
-use crate::bounds::{Values, values};
-use crate::tensor::{Stored, Tensor, Tensors};
+use crate::tensor::{Stored, Tensor, Tensors, Values, values};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{
-    Algorithm, Dtype, Error, LazyAttention, LinearAttention, Operand, Pass, Problem, Role,
-};
+use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::{Quad, Real};
 use etalon_reference::{
     attention, attention_lse, evaluate, lazy_attention, linear_attention, linear_cross_entropy,
@@ -187,15 +184,6 @@ pub(crate) fn softmax_in<T: Real>(
         Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, &x),
         other => Err(other.algorithm().no_pass(pass)),
     }
-}
-
-/// A pass of linear_attention with inputs in any arithmetic.
-pub(crate) fn linear_attention_in<T: Real>(
-    problem: &LinearAttention,
-    pass: Pass,
-    inputs: &Arrays<T>,
-) -> Result<Arrays<T>, Error> {
-    linear_attention::evaluate(problem, pass, inputs)
 }
 
 fn in_arithmetic<T: Real>(inputs: &Values) -> Arrays<T> {

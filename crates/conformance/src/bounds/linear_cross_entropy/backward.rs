@@ -1,42 +1,11 @@
 //! The gradients: (N71) to (N75).
 
-use super::super::Asked;
-use super::super::model::{LARGEST_RELATIVE, Model, growth};
+use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
-use super::{Lists, Normaliser, Operands};
-use etalon_problem::{Error, LinearCrossEntropy, Precision};
+use crate::bounds::model::{LARGEST_RELATIVE, Model, growth};
+use etalon_problem::{LinearCrossEntropy, Precision};
 use rayon::prelude::*;
-
-/// The cotangents, in f64; absent ones are 0.
-pub(super) struct Cotangents<'a> {
-    dloss: Option<&'a [f64]>,
-    dlse: Option<&'a [f64]>,
-    dlogprob: Option<&'a [f64]>,
-    dentropy: Option<&'a [f64]>,
-}
-
-impl<'a> Cotangents<'a> {
-    pub fn new(asked: &Asked<'a>) -> Result<Self, Error> {
-        Ok(Cotangents {
-            dloss: asked.optional("dloss")?,
-            dlse: asked.optional("dlse")?,
-            dlogprob: asked.optional("dlogprob")?,
-            dentropy: asked.optional("dentropy")?,
-        })
-    }
-}
-
-/// Element `i` of a list, or the only one; 0 where there is none.
-fn at(list: Option<&[f64]>, i: usize) -> f64 {
-    list.map_or(0.0, |list| if list.len() == 1 { list[0] } else { list[i] })
-}
-
-/// A number with its error.
-#[derive(Clone, Copy)]
-struct Near {
-    value: f64,
-    error: f64,
-}
+use std::collections::BTreeMap;
 
 /// da of a token and a class: its error, |da|, and the absolute terms that it is the sum of.
 #[derive(Clone, Copy)]
@@ -46,50 +15,36 @@ struct Term {
     parts: f64,
 }
 
-pub(super) fn errors(operands: &Operands<'_>, cotangents: &Cotangents<'_>, model: &Model) -> Lists {
+pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
     let LinearCrossEntropy { tokens, dim, vocab, .. } = *operands.problem;
-    let normaliser = operands.normaliser(|n| model.gamma(n));
-    let counted: Vec<(usize, usize)> = operands.counted().collect();
-    let rows: Vec<Vec<Term>> = counted
-        .par_iter()
-        .map(|&(i, y)| terms(operands, cotangents, &normaliser, model, i, y))
-        .collect();
+    let model = operands.model;
+    let counted = operands.counted();
+    let normaliser = Normaliser::new(operands, &counted);
+    let rows: Vec<Vec<Term>> =
+        counted.par_iter().map(|&(i, y)| terms(operands, &normaliser, i, y)).collect();
 
     let chain = |n: usize| model.gamma(n + 2 * model.rescales(n) + 3);
-    let mut dh = vec![0.0; tokens * dim];
-    for (&(i, _), row) in counted.iter().zip(&rows) {
-        let gamma = chain(vocab);
-        for (v, term) in row.iter().enumerate() {
-            let error = term.error + gamma * term.parts;
-            for c in 0..dim {
-                dh[i * dim + c] += error * operands.w[v * dim + c].abs() + model.eta; // (N74)
-            }
-        }
-    }
-    let (mut dw, mut dbias) = (vec![0.0; vocab * dim], vec![0.0; vocab]);
-    let gamma = chain(normaliser.n);
+    let (over_classes, over_tokens) = (chain(vocab), chain(counted.len()));
+    let (mut dh, mut dw) = (vec![0.0; tokens * dim], vec![0.0; vocab * dim]);
+    let mut dbias = vec![0.0; vocab];
     for (&(i, _), row) in counted.iter().zip(&rows) {
         for (v, term) in row.iter().enumerate() {
-            let error = term.error + gamma * term.size;
+            let to_h = term.error + over_classes * term.parts;
+            let to_w = term.error + over_tokens * term.size;
             for c in 0..dim {
-                dw[v * dim + c] += error * operands.h[i * dim + c].abs() + model.eta; // (N75)
+                dh[i * dim + c] += to_h * operands.w[v * dim + c].abs() + model.eta; // (N74)
+                dw[v * dim + c] += to_w * operands.h[i * dim + c].abs() + model.eta; // (N75)
             }
-            dbias[v] += error;
+            dbias[v] += to_w;
         }
     }
-    Lists::from([("dh", dh), ("dw", dw), ("dbias", dbias)])
+    BTreeMap::from([("dh", dh), ("dw", dw), ("dbias", dbias)])
 }
 
-fn terms(
-    operands: &Operands<'_>,
-    cotangents: &Cotangents<'_>,
-    normaliser: &Normaliser,
-    model: &Model,
-    i: usize,
-    y: usize,
-) -> Vec<Term> {
-    let row = Row::new(operands, model, i);
-    let pull = Pull::new(operands, cotangents, normaliser, model, &row, i, y);
+fn terms(operands: &Operands<'_>, normaliser: &Normaliser, i: usize, y: usize) -> Vec<Term> {
+    let model = operands.model;
+    let row = Row::new(operands, i);
+    let pull = Pull::new(operands, normaliser, &row, i, y);
     let lse_error = row.stored_lse_error(model);
     let lost = row.lost || lse_error > LARGEST_RELATIVE || lse_error.is_nan() || !pull.is_bounded();
     let term = |(v, x): (usize, &Logit)| {
@@ -97,6 +52,13 @@ fn terms(
         if lost { Term { error: f64::INFINITY, ..term } } else { term }
     };
     row.logits.iter().enumerate().map(term).collect()
+}
+
+/// A number with its error.
+#[derive(Clone, Copy)]
+struct Near {
+    value: f64,
+    error: f64,
 }
 
 /// (C12)–(C14) of a token.
@@ -113,22 +75,20 @@ struct Pull {
 impl Pull {
     fn new(
         operands: &Operands<'_>,
-        cotangents: &Cotangents<'_>,
         normaliser: &Normaliser,
-        model: &Model,
         row: &Row,
         i: usize,
         y: usize,
     ) -> Self {
-        let (problem, u) = (operands.problem, model.u);
-        let dloss = at(cotangents.dloss, i);
+        let (problem, model, u) = (operands.problem, operands.model, operands.model.u);
+        let dloss = operands.cotangent("dloss", i);
         let (g, gamma) = (
             dloss * operands.token_weight(i) / normaliser.z,
             dloss * operands.lse_square(i, y) / normaliser.z_lse,
         );
         let relative = growth(normaliser.relative) + 5.0 * u; // (N71)
         let (alpha, classes) = (problem.label_smoothing, problem.vocab);
-        let (dlse, dlogprob) = (at(cotangents.dlse, i), at(cotangents.dlogprob, i));
+        let (dlse, dlogprob) = (operands.cotangent("dlse", i), operands.cotangent("dlogprob", i));
         let target = g * (1.0 - alpha) * operands.class_weight(y);
         let eta = g * alpha / classes as f64;
         let weights: f64 = (0..classes).map(|v| operands.class_weight(v)).sum();
@@ -144,7 +104,7 @@ impl Pull {
             beta: Near { value: target - dlogprob, error: beta_error },
             lambda: Near { value: eta * weights + square + dlse, error: lambda_error },
             eta: Near { value: eta, error: eta.abs() * (relative + 2.0 * u) },
-            dentropy: at(cotangents.dentropy, i),
+            dentropy: operands.cotangent("dentropy", i),
             entropy_error,
         }
     }
@@ -191,8 +151,8 @@ impl Pull {
         let size = (x.slope * value).abs();
         let error = x.slope.abs() * error
             + x.slope_error * (value.abs() + error)
-            + (u + model.u_ds()) * size
-            + model.eta_ds(); // (N73)
+            + (u + model.u_ds) * size
+            + model.eta_ds; // (N73)
         Term { error, size, parts: x.slope.abs() * parts }
     }
 }

@@ -1,70 +1,76 @@
 //! The outputs of the forward pass: (N67) to (N70).
 
-use super::super::model::{Model, growth};
+use super::operands::{Normaliser, Operands};
 use super::row::Row;
-use super::{Lists, Operands};
-use etalon_problem::{LinearCrossEntropy, Reduction};
+use crate::bounds::model::growth;
+use crate::bounds::sum::Sum;
+use etalon_problem::Reduction;
 use rayon::prelude::*;
+use std::collections::BTreeMap;
 
-/// What one token that counts adds.
+/// What one token that counts adds: errors, and its shares of the loss before they are divided.
 struct Token {
     i: usize,
     lse: f64,
     logprob: f64,
     entropy: f64,
     argmax: f64,
-    /// Of its share of the loss before it is divided, with the size of that.
-    cross_entropy: (f64, f64),
-    square: (f64, f64),
+    cross_entropy: Sum,
+    square: Sum,
 }
 
-pub(super) fn errors(operands: &Operands<'_>, model: &Model) -> Lists {
-    let LinearCrossEntropy { tokens, reduction, .. } = *operands.problem;
-    let counted: Vec<(usize, usize)> = operands.counted().collect();
-    let rows: Vec<Token> = counted.par_iter().map(|&(i, y)| token(operands, model, i, y)).collect();
-    let per_token = |of: fn(&Token) -> f64| {
-        let mut list = vec![0.0; tokens];
-        rows.iter().for_each(|token| list[token.i] = of(token));
+pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
+    let counted = operands.counted();
+    let normaliser = Normaliser::new(operands, &counted);
+    let tokens: Vec<Token> = counted.par_iter().map(|&(i, y)| token(operands, i, y)).collect();
+    let per_token = |of: &dyn Fn(&Token) -> f64| {
+        let mut list = vec![0.0; operands.problem.tokens];
+        tokens.iter().for_each(|token| list[token.i] = of(token));
         list
     };
-    let normaliser = operands.normaliser(|n| model.gamma(n));
-    let loss = if reduction == Reduction::None {
-        let round = 3.0 * model.u;
-        let mut list = vec![0.0; tokens];
-        for Token { i, cross_entropy: (size, error), square: (square, square_error), .. } in &rows {
-            list[*i] = error + square_error + round * (size + square);
-        }
-        list
+    let loss = if operands.problem.reduction == Reduction::None {
+        per_token(&|Token { cross_entropy, square, .. }| {
+            let rounded = 3.0 * operands.model.u * (cross_entropy.absolute + square.absolute);
+            cross_entropy.error + square.error + rounded
+        })
     } else {
-        let n = normaliser.n;
-        let gamma = model.gamma(n + 2 * model.rescales(n) + 6);
-        let sum = |of: fn(&Token) -> (f64, f64), z: f64, relative: f64| {
-            let (size, error) =
-                rows.iter().map(of).fold((0.0, 0.0), |(s, e), x| (s + x.0, e + x.1));
-            let (size, error) = (size / z.abs(), error / z.abs());
-            error + (gamma + growth(relative)) * (size + error)
-        };
-        let relative = if normaliser.z == normaliser.z_lse { normaliser.relative } else { 0.0 };
-        let loss = sum(|token| token.cross_entropy, normaliser.z, normaliser.relative)
-            + sum(|token| token.square, normaliser.z_lse, relative);
-        vec![if n == 0 { 0.0 } else { loss }] // (N70)
+        vec![reduced(operands, &normaliser, &tokens)]
     };
-    Lists::from([
+    BTreeMap::from([
         ("loss", loss),
-        ("lse", per_token(|token| token.lse)),
-        ("logprob", per_token(|token| token.logprob)),
-        ("entropy", per_token(|token| token.entropy)),
-        ("argmax", per_token(|token| token.argmax)),
+        ("lse", per_token(&|token| token.lse)),
+        ("logprob", per_token(&|token| token.logprob)),
+        ("entropy", per_token(&|token| token.entropy)),
+        ("argmax", per_token(&|token| token.argmax)),
         ("n_valid", vec![0.0]),
         ("normaliser", vec![normaliser.error]), // (N65)
     ])
 }
 
-fn token(operands: &Operands<'_>, model: &Model, i: usize, y: usize) -> Token {
-    let row = Row::new(operands, model, i);
-    let (problem, u) = (operands.problem, model.u);
-    let logprob = row.logprob_error(model, y);
-    let lost = |error: f64| if row.lost { f64::INFINITY } else { error };
+/// (N70)
+fn reduced(operands: &Operands<'_>, normaliser: &Normaliser, tokens: &[Token]) -> f64 {
+    let (model, n) = (operands.model, tokens.len());
+    if n == 0 {
+        return 0.0;
+    }
+    let gamma = model.gamma(n + 2 * model.rescales(n) + 6);
+    let part = |of: fn(&Token) -> Sum, z: f64, relative: f64| {
+        let mut sum = Sum::default();
+        tokens.iter().for_each(|token| sum.add(of(token)));
+        let (size, error) = (sum.absolute / z.abs(), sum.error / z.abs());
+        error + (gamma + growth(relative)) * (size + error)
+    };
+    let &Normaliser { z, z_lse, relative, .. } = normaliser;
+    let of_square = if z == z_lse { relative } else { 0.0 };
+    part(|token| token.cross_entropy, z, relative) + part(|token| token.square, z_lse, of_square)
+}
+
+fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
+    let (problem, model) = (operands.problem, operands.model);
+    let row = Row::new(operands, i);
+    let unless_lost = |error: f64| if row.lost { f64::INFINITY } else { error };
+    let target = &row.logits[y];
+    let logprob = row.lse_error + target.error + 2.0 * model.u * (target.z.abs() + row.lse.abs()); // (N67)
 
     let alpha = problem.label_smoothing;
     let share = alpha / problem.vocab as f64;
@@ -72,43 +78,40 @@ fn token(operands: &Operands<'_>, model: &Model, i: usize, y: usize) -> Token {
     let own = (1.0 - alpha) * operands.class_weight(y).abs();
     let (mut size, mut error) = (0.0, 0.0);
     if own > 0.0 {
-        size += own * (row.lse - row.logits[y].z).abs();
+        size += own * (row.lse - target.z).abs();
         error += own * logprob;
     }
-    if alpha > 0.0 {
-        for (v, x) in row.logits.iter().enumerate() {
-            let weight = share * operands.class_weight(v).abs();
-            if weight > 0.0 {
-                let terms = row.lse.abs() + x.z.abs() + row.m.abs() + model.profile.rescale_lag;
-                error += weight * (row.lse_error + x.error + gamma * terms);
-                size += weight * (row.lse - x.z).abs();
-            }
+    for (v, x) in row.logits.iter().enumerate().filter(|_| alpha > 0.0) {
+        let weight = share * operands.class_weight(v).abs();
+        if weight > 0.0 {
+            let terms = row.lse.abs() + x.z.abs() + row.m.abs() + model.profile.rescale_lag;
+            error += weight * (row.lse_error + x.error + gamma * terms);
+            size += weight * (row.lse - x.z).abs();
         }
     }
-    let error = error + 6.0 * u * size; // (N68)
+    let error = error + 6.0 * model.u * size; // (N68)
     let kappa = operands.token_weight(i).abs();
-    let square = operands.lse_square(i, y).abs();
-    let square_size = square * row.lse * row.lse;
-    let square_error =
-        square * (2.0 * row.lse.abs() + row.lse_error) * row.lse_error + 6.0 * u * square_size; // (N69)
+    let cross_entropy = Sum::term(unless_lost(kappa * error), kappa * size);
+
+    let scale = operands.lse_square(i, y).abs();
+    let size = scale * row.lse * row.lse;
+    let error = scale * (2.0 * row.lse.abs() + row.lse_error) * row.lse_error; // (N69)
+    let error = if scale > 0.0 { unless_lost(error + 6.0 * model.u * size) } else { 0.0 };
     Token {
         i,
-        lse: lost(row.lse_error),
-        logprob: lost(logprob),
-        entropy: lost(row.entropy_error),
+        lse: unless_lost(row.lse_error),
+        logprob: unless_lost(logprob),
+        entropy: unless_lost(row.entropy_error),
         argmax: argmax(&row),
-        cross_entropy: (kappa * size, lost(kappa * error)),
-        square: (square_size, if square > 0.0 { lost(square_error) } else { 0.0 }),
+        cross_entropy,
+        square: Sum::term(error, size),
     }
 }
 
 /// 0, or ∞ where rounding decides.
 fn argmax(row: &Row) -> f64 {
-    let best = row.logits.iter().position(|x| x.z == row.m);
-    let Some(best) = best else { return 0.0 };
-    let close = |v: usize, error: f64| {
-        v != best && row.logits[v].z + error + row.logits[best].error >= row.m
-    };
-    let near = row.logits.iter().enumerate().any(|(v, x)| close(v, x.error));
-    if near { f64::INFINITY } else { 0.0 }
+    let Some(best) = row.logits.iter().position(|x| x.z == row.m) else { return 0.0 };
+    let reach = row.logits[best].error;
+    let mut others = row.logits.iter().enumerate().filter(|(v, _)| *v != best);
+    if others.any(|(_, x)| x.z + x.error + reach >= row.m) { f64::INFINITY } else { 0.0 }
 }
