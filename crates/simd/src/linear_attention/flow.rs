@@ -75,11 +75,7 @@ impl Flow {
         diagonal: bool,
     ) {
         let Flow { w, dg, row_sums, col_sums, across, micro, .. } = self;
-        let rows = w[keys.start..].chunks(STRIDE).zip(queries.clone());
-        let rows = rows.map(
-            #[inline(always)]
-            |(row, i)| (i, &row[..keys.len()]),
-        );
+        let rows = rows_of(w, queries.clone(), &keys);
         if diagonal {
             // Sums of columns over the rows from the last one on; w is 0 where j > i.
             let mut sums = [0.0f32; crate::tile::MAX_KEYS];
@@ -152,4 +148,16 @@ fn total<I: Isa>(isa: I, x: &[f32]) -> f32 {
         sum = sum + I::F32::load(isa, part);
     }
     sum.reduce_add() + rest
+}
+
+/// The rows of weights of some queries, with their numbers.
+#[inline(always)]
+fn rows_of<'w>(
+    w: &'w [f32],
+    queries: Range<usize>,
+    keys: &Range<usize>,
+) -> impl DoubleEndedIterator<Item = (usize, &'w [f32])> + use<'w> {
+    let len = keys.len();
+    let row = move |(row, i): (&'w [f32], usize)| (i, &row[..len]);
+    w[keys.start..].chunks(STRIDE).zip(queries).map(row)
 }
