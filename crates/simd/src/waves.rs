@@ -9,8 +9,8 @@ const WAVE: usize = 4 << 20;
 /// many.
 const BUSY: usize = 16;
 
-/// As many slots as are packed before others are packed in their place: that keeps what is packed
-/// warm, and it little.
+/// The slots of a pass, a few at a time: each wave is packed into the memory of the one before, so
+/// that packed operands stay in the cache and take little memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Waves {
     slots: usize,

@@ -114,7 +114,7 @@ impl Forward<'_> {
             sink: self.inputs.sinks.map(|sinks| sinks[head]),
             scratch: &mut *scratch,
         };
-        tile.run_at(options.level);
+        options.level.run(tile);
         let [o, _] = task.results;
         task.numbers.into_iter().for_each(|mut lse| lse.write(&scratch.m, 1.0));
         o.into_iter().for_each(|mut o| o.write_rows(&scratch.o, scratch.stride, 1.0));

@@ -22,7 +22,6 @@ use super::scores::{Block, Factors, Strip, score_block, slope};
 use crate::aligned::Aligned;
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
-use crate::level::compiled_here;
 use crate::pack::{Packed, touches};
 use crate::products::{Along, Sum};
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
@@ -102,8 +101,6 @@ pub struct ForwardTile<'a> {
     /// The thread's memory, with the queries packed.
     pub scratch: &'a mut ForwardScratch,
 }
-
-compiled_here!(ForwardTile<'_>);
 
 impl Kernel for ForwardTile<'_> {
     type Output = ();

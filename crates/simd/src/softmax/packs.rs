@@ -4,6 +4,7 @@
 //! s·Hk + h: sequence s, key head h.
 
 use super::cut::Cut;
+use crate::aligned::Aligned;
 use crate::element::{Tensor, View};
 use crate::mask::Sight as PreparedMask;
 use crate::memory::reserve;
@@ -194,12 +195,12 @@ impl<'a> Packing<'a> {
         let mut buffers = vec![
             Buffer::parts("packed operands", together, self.bytes()),
             Buffer::parts("scratch of the threads", threads, scratch),
-            Buffer::parts("rows on the way", threads, self.row_bytes()),
+            Buffer::parts("rows being packed", threads, self.row_bytes()),
             Buffer::parts("lists of tiles", queries.saturating_add(keys), TILE),
         ];
         let mask = PreparedMask::bytes(&self.scores.mask);
         if mask > 0 {
-            buffers.push(Buffer::parts("notes on the mask", 1, mask));
+            buffers.push(Buffer::parts("mask index", 1, mask));
         }
         buffers
     }
@@ -216,7 +217,8 @@ impl<'a> Packing<'a> {
     pub fn bytes(&self) -> usize {
         let (queries, keys) = self.longest();
         let sum = |elements: [[usize; 2]; 4]| {
-            elements.iter().flatten().fold(0usize, |sum, &part| sum.saturating_add(part))
+            let parts = elements.iter().flatten();
+            parts.fold(0usize, |sum, &part| sum.saturating_add(Aligned::elements(part)))
         };
         let mut elements = sum(self.key_side().elements(keys));
         if let Some((operands, _)) = self.queries {

@@ -32,8 +32,9 @@ impl RowStats {
 
     /// Bytes of those of a slot.
     pub fn bytes(packing: &Packing<'_>, second: bool) -> usize {
-        let rows = packing.longest_padded().saturating_mul(packing.scores.group());
-        rows.saturating_mul(if second { 3 } else { 1 } * size_of::<f32>())
+        let numbers = if second { 3 } else { 1 };
+        let head = Aligned::elements(packing.longest_padded()).saturating_mul(numbers);
+        head.saturating_mul(packing.scores.group() * size_of::<f32>())
     }
 
     /// The parts of the tiles of `size` queries; of the second order.

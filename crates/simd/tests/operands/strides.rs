@@ -138,3 +138,24 @@ fn results_go_where_the_caller_wants_them() {
         .unwrap();
     assert_eq!(gk, seconds.gk, "gk alone");
 }
+
+/// Later passes read what a forward pass wrote where the caller wanted it.
+#[test]
+fn saved_outputs_are_read_where_they_lie() {
+    let operands = Operands::new(everything());
+    let Operands { problem, q, k, v, dout, sinks, bias, .. } = &operands;
+    let inputs = attention::Inputs::new(q.view(), k.view(), v.view());
+    let inputs = inputs.sinks(sinks.view()).bias(bias.view());
+    let cotangents = attention::Cotangents::new(dout.view());
+    let options = Options::default();
+    let out = attention::forward(problem, &inputs, &options).unwrap();
+    let (mut o, mut lse) = (permuted(&out.o), out.lse.clone().reversed_axes());
+    o.fill(f32::NAN);
+    lse.fill(f32::NAN);
+    let place = attention::OutputMut { o: o.view_mut(), lse: lse.view_mut().reversed_axes() };
+    attention::forward_into(problem, &inputs, place, &options).unwrap();
+    let saved = attention::OutputRef { o: o.view(), lse: lse.view().reversed_axes() };
+    let found = attention::backward(problem, &inputs, saved, &cotangents, &options).unwrap();
+    let wanted = attention::backward(problem, &inputs, &out, &cotangents, &options).unwrap();
+    assert_eq!(found, wanted);
+}
