@@ -3,6 +3,7 @@
 
 use etalon_conformance::laws;
 use etalon_conformance::zoo::{CONTROLS, Fate, Ground, Mutant, alarms, killed};
+use etalon_problem::Algorithm;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
 
@@ -11,7 +12,7 @@ const SEED: u64 = 0;
 
 fn main() {
     let arguments = Arguments::from_args();
-    let ground = Arc::new(Ground::new(SEED));
+    let ground = Arc::new(Ground::new(SEED, &Algorithm::ALL));
     let mut trials = Vec::new();
     for &mutant in Mutant::ALL {
         let ground = ground.clone();

@@ -2,7 +2,8 @@
 
 use super::table::table;
 use super::{Outcome, options, say};
-use etalon_conformance::zoo::{Fate, Matrix, Row, kill_matrix};
+use etalon_conformance::zoo::{CONTROLS, Fate, Matrix, Mutant, Row, kill_matrix};
+use etalon_problem::Algorithm;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -18,7 +19,9 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let matrix = options::pool(arguments.threads)?.install(|| kill_matrix(arguments.seed));
+    let all =
+        || kill_matrix(arguments.seed, &Algorithm::ALL, Mutant::ALL, &CONTROLS, &|_, _, _| {});
+    let matrix = options::pool(arguments.threads)?.install(all);
     say(&format!("{}\n{}", matrix_table(&matrix), summary(&matrix)));
     if arguments.verbose {
         matrix.rows.iter().for_each(|row| say(&stories(&matrix, row)));
