@@ -5,7 +5,7 @@
 //! wrong but of other decays, and a report should say of which.
 
 use crate::gates;
-use crate::laws::Trial;
+use crate::laws::trial::Trial;
 use crate::report::Verdict;
 use crate::tensor::{Stored, Tensor, Tensors};
 use etalon_problem::{Decay, Problem, slopes};

@@ -1,6 +1,6 @@
 //! One pass of one case on one tier, and what the laws ask about it.
 
-use super::Flaw;
+use super::flaw::Flaw;
 use crate::bounds::{self, Bounds};
 use crate::cases::Case;
 use crate::conventions::{self, Finding};

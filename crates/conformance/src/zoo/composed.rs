@@ -134,8 +134,8 @@ fn inputs(job: &mut Job, mutant: Mutant) {
         Mutant::TauOfFirstHead => change("tau", &|x| x.take(|_| [0; 4])),
         Mutant::DoutOfFirstHead => change("dout", &|x| x.take(|[b, _, i, c]| [b, 0, i, c])),
         Mutant::LastColumnIgnored => change("bias", &|x| {
-            let last = x.shape[1] - 1;
-            x.clear(|[_, far, ..]| far == last);
+            let width = x.shape[1];
+            x.clear(|[_, far, ..]| far + 1 == width);
         }),
         Mutant::UpstreamOfFirst => change("dloss", &|x| x.take(|_| [0; 4])),
         _ => None,
@@ -169,8 +169,8 @@ pub(super) fn after(job: &Job, results: &mut Results) {
         }
         Mutant::DbiasScaled => change("dbias", &|x| x.each(|_, x| scale * x)),
         Mutant::LastColumnIgnored => change("dbias", &|x| {
-            let last = x.shape[1] - 1;
-            x.clear(|[_, far, ..]| far == last);
+            let width = x.shape[1];
+            x.clear(|[_, far, ..]| far + 1 == width);
         }),
         Mutant::LastSliceOfState => change("final_state", &|x| {
             let sliced = x.shape[2] > 32;

@@ -88,7 +88,7 @@ fn results(job: &Job, request: &Request<'_>) -> Result<Results, Error> {
     Ok(match &job.problem {
         Problem::Attention(problem) => attention::results(job, &problem.scores),
         Problem::AttentionLse(problem) => attention::results(job, &problem.scores),
-        Problem::LinearAttention(problem) => linear_attention::results(job, problem),
+        Problem::LinearAttention(problem) => linear_attention::results(job, problem)?,
         Problem::LazyAttention(problem) => lazy_attention::results(job, problem),
         Problem::LinearCrossEntropy(problem) => linear_cross_entropy::results(job, problem),
     })

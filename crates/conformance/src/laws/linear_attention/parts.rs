@@ -1,12 +1,13 @@
 //! Parts of a problem: some heads, some tokens of a sequence.
 
-use super::linear;
+use crate::cases::Case;
 use crate::generate::Stream;
+use crate::laws::flaw::{Judgement, refute};
 use crate::laws::tensors::{Equality, difference, take};
-use crate::laws::{Judgement, Trial, refute};
+use crate::laws::trial::Trial;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
-use etalon_problem::{LinearAttention, TokenSequence, TokenSequences};
+use etalon_problem::{Error, LinearAttention, Problem, TokenSequence, TokenSequences};
 use std::ops::Range;
 
 /// How the axes of a tensor run.
@@ -107,4 +108,15 @@ pub(super) fn alone(trial: &Trial<'_>) -> Judgement {
         }
     }
     Ok(None)
+}
+
+/// The problem of a case of linear_attention.
+pub(super) fn linear(case: &Case) -> Result<&LinearAttention, Error> {
+    match &case.problem {
+        Problem::LinearAttention(problem) => Ok(problem),
+        other => Err(Error::Unsupported {
+            what: format!("states of {}", other.algorithm()),
+            reason: "the algorithm has none".to_string(),
+        }),
+    }
 }
