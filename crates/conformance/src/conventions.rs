@@ -5,11 +5,12 @@
 //! wrong but of other decays, and a report should say of which.
 
 use crate::gates;
-use crate::laws::Trial;
+use crate::laws::trial::Trial;
 use crate::report::Verdict;
 use crate::tensor::{Stored, Tensor, Tensors};
 use etalon_problem::{Decay, Problem, slopes};
 use ndarray::{Array1, ArrayD};
+use std::sync::OnceLock;
 
 /// The most layers of a model whose factors are recognised.
 const LAYERS: usize = 128;
@@ -35,9 +36,20 @@ pub enum Finding {
     Undecided(String),
 }
 
+/// The verdict of a report on a broken law. A tier that answers under another convention than the
+/// problem's has broken many laws: the convention stands before what each law noticed. `finding` keeps
+/// it for the next law of the same trial.
+pub fn broken(trial: &Trial<'_>, finding: &OnceLock<Option<Finding>>, text: String) -> Verdict {
+    match finding.get_or_init(|| found(trial)) {
+        Some(Finding::Convention(name)) => Verdict::Convention(format!("{name}; {text}")),
+        Some(Finding::Undecided(hint)) => Verdict::Fail(format!("{text}; {hint}")),
+        None => Verdict::Fail(text),
+    }
+}
+
 /// The convention under which the outputs of a trial are within their bounds, if they are not under
 /// that of the problem.
-pub fn found(trial: &Trial<'_>) -> Option<Finding> {
+fn found(trial: &Trial<'_>) -> Option<Finding> {
     let Problem::LinearAttention(problem) = &trial.case.problem else { return None };
     if problem.decay != Decay::PerHead {
         return None;

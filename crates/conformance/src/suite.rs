@@ -2,6 +2,7 @@
 
 use crate::algorithms::{self, Entry};
 use crate::cases::{Depth, Spec, specs};
+use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
 use crate::report::{About, Record, Report, Verdict};
@@ -9,6 +10,7 @@ use crate::tier::Tier;
 use etalon_problem::{Algorithm, Pass};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -200,11 +202,12 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
                 continue;
             }
             let trial = Trial::new(*tier, &exact, pass);
+            let finding = OnceLock::new();
             for law in laws() {
                 let start = Instant::now();
                 let (verdict, margin) = match (law.check)(&trial) {
                     Ok(margin) => (Verdict::Pass, margin),
-                    Err(Flaw::Fail(text)) => (trial.broken(text), None),
+                    Err(Flaw::Fail(text)) => (conventions::broken(&trial, &finding, text), None),
                     Err(flaw) => (flaw.verdict(), None),
                 };
                 records.push(Record {

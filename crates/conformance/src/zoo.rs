@@ -1,17 +1,21 @@
 //! The zoo: known bugs, planted on purpose, and the laws that kill them.
 //!
-//! The host is a small tiled implementation; a [`Mutant`] changes a line or two of it. A suite that
-//! lets a mutant live is blind to that bug; one that kills a control, which is correct but computes
-//! in another way, raises false alarms.
+//! The host is a small tiled implementation. A [`Mutant`] misreads the request, spoils the results,
+//! or changes a line or two of the host. A suite that lets a mutant live is blind to that bug; one
+//! that kills a control, which is correct but computes in another way, raises false alarms.
 
 mod attention;
+mod composed;
 mod host;
+mod job;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 mod mutant;
+mod scores;
 
-pub use host::{CONTROLS, Host, Softmax, Style};
+pub use host::Host;
+pub use job::{CONTROLS, Softmax, Style};
 pub use mutant::Mutant;
 
 use crate::cases::{Depth, Spec, specs};
@@ -37,12 +41,6 @@ pub enum Fate {
     },
 }
 
-impl Fate {
-    fn is_kill(&self) -> bool {
-        matches!(self, Fate::Killed { .. })
-    }
-}
-
 /// A row of the matrix.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -66,7 +64,7 @@ pub struct Matrix {
 impl Row {
     /// Whether some law killed it.
     pub fn killed(&self) -> bool {
-        self.fates.iter().any(Fate::is_kill)
+        self.fates.iter().any(|fate| matches!(fate, Fate::Killed { .. }))
     }
 }
 
@@ -84,20 +82,64 @@ impl Matrix {
     }
 }
 
+/// What hears, from any thread, of every case that is done: its number, the number of all, and its
+/// name.
+pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
+
+/// Mutants and controls against every law, on the cases of `algorithms` and of all algorithms that
+/// one of the mutants has.
+pub fn kill_matrix(
+    seed: u64,
+    algorithms: &[Algorithm],
+    mutants: &[Mutant],
+    controls: &[Style],
+    progress: Progress<'_>,
+) -> Matrix {
+    let concerned = |of: &Algorithm| {
+        algorithms.contains(of) || mutants.iter().any(|mutant| mutant.of().contains(of))
+    };
+    let algorithms: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(concerned).collect();
+    let ground = Ground::new(seed, &algorithms);
+    let mutants = mutants.iter().map(|&mutant| (Some(mutant), Host::mutant(mutant)));
+    let controls = controls.iter().map(|&style| (None, Host::sound(style)));
+    let (kinds, tiers): (Vec<_>, Vec<_>) = mutants.chain(controls).unzip();
+    let fates = ground.hunt(&tiers, |_| true, progress);
+    let row = |((mutant, tier), fates): ((_, &Host), _)| Row { name: tier.name(), mutant, fates };
+    let rows = kinds.into_iter().zip(&tiers).zip(fates).map(row).collect();
+    Matrix { laws: ground.laws.iter().map(|law| law.name).collect(), rows }
+}
+
+/// Whether the law that must kill a mutant does.
+pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
+    let killer = |law: &Law| law.name == mutant.killer();
+    let fates = ground.hunt(&[Host::mutant(mutant)], killer, &|_, _, _| {});
+    let found = ground.laws.iter().zip(fates.into_iter().flatten()).find(|(law, _)| killer(law));
+    found.map_or(Fate::Alive(0), |(_, fate)| fate)
+}
+
+/// What every law finds on a control.
+pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
+    let fates = ground.hunt(&[Host::sound(style)], |_| true, &|_, _, _| {});
+    ground.laws.iter().map(|law| law.name).zip(fates.into_iter().flatten()).collect()
+}
+
 /// The cases of a core run, in f32, with the laws that look at each.
 pub struct Ground {
     laws: Vec<Law>,
     cases: Vec<(Exact, Vec<(Pass, usize)>)>,
 }
 
-impl Ground {
-    /// Those of a seed.
-    pub fn new(seed: u64) -> Self {
-        Ground::of(seed, host::WITH_HOST)
-    }
+/// How one trial ended.
+struct Found {
+    case: usize,
+    tier: usize,
+    law: usize,
+    kill: Option<String>,
+}
 
-    /// Those of a seed and these algorithms.
-    fn of(seed: u64, algorithms: &[Algorithm]) -> Self {
+impl Ground {
+    /// The cases of a seed and some algorithms.
+    pub fn new(seed: u64, algorithms: &[Algorithm]) -> Self {
         let laws = laws::all();
         let cases = algorithms.iter().flat_map(|&algorithm| {
             let specs = specs(algorithm, Depth::Core, seed);
@@ -110,111 +152,79 @@ impl Ground {
         Ground { cases: cases.collect(), laws }
     }
 
-    /// Runs tiers against the laws that `chosen` names; a law's hunt for a tier ends with the first
-    /// kill. `progress` hears of every case that is done.
-    fn hunt(&self, tiers: &[Host], chosen: &[usize], progress: Progress<'_>) -> Vec<Vec<Fate>> {
+    /// Runs tiers against the laws that `chosen` names: what each law found on each tier. A law
+    /// leaves a tier alone after the first case that kills it.
+    fn hunt(
+        &self,
+        tiers: &[Host],
+        chosen: impl Fn(&Law) -> bool + Sync,
+        progress: Progress<'_>,
+    ) -> Vec<Vec<Fate>> {
         let done = AtomicUsize::new(0);
+        let kills: Vec<AtomicUsize> =
+            (0..tiers.len() * self.laws.len()).map(|_| AtomicUsize::new(usize::MAX)).collect();
+        // The exact results of a case serve all tiers, so cases are the outer loop. Threads take
+        // them in order: a kill by an earlier case spares its law all later ones, and the first kill
+        // is the same for any number of threads.
+        let cases = self.cases.iter().enumerate().par_bridge();
+        let mut found: Vec<Found> = cases
+            .flat_map_iter(|(case, (exact, pairs))| {
+                let pairs = pairs.iter().filter(|(_, law)| chosen(&self.laws[*law]));
+                let found = self.trials(case, &pairs.copied().collect::<Vec<_>>(), tiers, &kills);
+                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+                progress(done, self.cases.len(), &exact.case().name);
+                found
+            })
+            .collect();
+        found.sort_by_key(|found| found.case);
         let mut fates = vec![vec![Fate::Alive(0); self.laws.len()]; tiers.len()];
-        // The exact results of a case serve all tiers, so cases are the outer loop; chunks of them
-        // let kills of earlier ones end the hunt.
-        for chunk in self.cases.chunks(16) {
-            let found: Vec<Vec<Found>> = chunk
-                .par_iter()
-                .map(|(exact, pairs)| {
-                    let pairs = pairs.iter().copied().filter(|(_, law)| chosen.contains(law));
-                    let found = self.trials(exact, &pairs.collect::<Vec<_>>(), tiers, &fates);
-                    let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                    progress(done, self.cases.len(), &exact.case().name);
-                    found
-                })
-                .collect();
-            for (tier, law, fate) in found.into_iter().flatten() {
-                join(&mut fates[tier][law], fate);
+        for Found { case, tier, law, kill } in found {
+            match (&mut fates[tier][law], kill) {
+                (Fate::Alive(trials), None) => *trials += 1,
+                (fate @ Fate::Alive(_), Some(text)) => {
+                    *fate = Fate::Killed { case: self.cases[case].0.case().name.clone(), text };
+                }
+                (Fate::Killed { .. }, _) => {}
             }
         }
         fates
     }
 
+    /// The trials of a case by laws that no earlier case has led to a kill.
     fn trials(
         &self,
-        exact: &Exact,
+        case: usize,
         pairs: &[(Pass, usize)],
         tiers: &[Host],
-        fates: &[Vec<Fate>],
+        kills: &[AtomicUsize],
     ) -> Vec<Found> {
+        let exact = &self.cases[case].0;
         let mut found = Vec::new();
-        for (t, tier) in tiers.iter().enumerate() {
-            if !tier.of().contains(&exact.case().spec.algorithm) {
-                continue;
-            }
+        let algorithm = exact.case().spec.algorithm;
+        for (t, tier) in tiers.iter().enumerate().filter(|(_, x)| x.of().contains(&algorithm)) {
             let trials = Pass::ALL.map(|pass| Trial::new(tier, exact, pass));
-            for &(pass, law) in pairs.iter().filter(|(_, law)| !fates[t][*law].is_kill()) {
-                let Some(trial) = trials.iter().find(|trial| trial.pass == pass) else { continue };
-                let fate = match (self.laws[law].check)(trial) {
-                    Ok(_) => Fate::Alive(1),
-                    Err(Flaw::Unsupported(_)) => continue,
-                    Err(Flaw::Fail(text) | Flaw::Vacuous(text)) => {
-                        Fate::Killed { case: exact.case().name.clone(), text }
-                    }
+            for &(pass, law) in pairs {
+                let first_kill = &kills[t * self.laws.len() + law];
+                let trial = trials.iter().find(|trial| trial.pass == pass);
+                let (Some(trial), true) = (trial, first_kill.load(Ordering::Relaxed) > case) else {
+                    continue;
                 };
-                found.push((t, law, fate));
+                let kill = match (self.laws[law].check)(trial) {
+                    Ok(_) => None,
+                    Err(Flaw::Unsupported(_)) => continue,
+                    Err(Flaw::Fail(text) | Flaw::Vacuous(text)) => Some(text),
+                };
+                if kill.is_some() {
+                    first_kill.fetch_min(case, Ordering::Relaxed);
+                }
+                found.push(Found { case, tier: t, law, kill });
             }
         }
         found
     }
 }
 
-/// The tier, the law, and how its trial ended.
-type Found = (usize, usize, Fate);
-
 fn applicable(laws: &[Law], exact: &Exact) -> Vec<(Pass, usize)> {
     let pairs = Pass::ALL.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
     pairs.filter(|&(pass, law)| laws[law].concerns(exact.case(), pass)).collect()
-}
-
-fn join(fate: &mut Fate, found: Fate) {
-    match (&mut *fate, found) {
-        (Fate::Alive(n), Fate::Alive(more)) => *n += more,
-        (Fate::Alive(_), killed) => *fate = killed,
-        (Fate::Killed { .. }, _) => {}
-    }
-}
-
-/// What hears, from any thread, of every case that is done: its number, the number of all, and its
-/// name.
-pub type Progress<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
-
-/// Mutants and controls against every law, on the cases of some algorithms.
-pub fn kill_matrix(
-    seed: u64,
-    algorithms: &[Algorithm],
-    mutants: &[Mutant],
-    controls: &[Style],
-    progress: Progress<'_>,
-) -> Matrix {
-    let ground = Ground::of(seed, algorithms);
-    let mutants = mutants.iter().map(|&mutant| (Some(mutant), Host::mutant(mutant)));
-    let controls = controls.iter().map(|&style| (None, Host::sound(style)));
-    let (kinds, tiers): (Vec<_>, Vec<_>) = mutants.chain(controls).unzip();
-    let every: Vec<usize> = (0..ground.laws.len()).collect();
-    let rows = kinds.into_iter().zip(&tiers).zip(ground.hunt(&tiers, &every, progress));
-    let row = |((mutant, tier), fates): ((_, &Host), _)| Row { name: tier.name(), mutant, fates };
-    let rows = rows.map(row).collect();
-    Matrix { laws: ground.laws.iter().map(|law| law.name).collect(), rows }
-}
-
-/// Whether the law that must kill a mutant does.
-pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
-    let Some(law) = ground.laws.iter().position(|law| law.name == mutant.killer()) else {
-        return Fate::Alive(0);
-    };
-    let fates = ground.hunt(&[Host::mutant(mutant)], &[law], &|_, _, _| {});
-    fates.into_iter().flatten().nth(law).unwrap_or(Fate::Alive(0))
-}
-
-/// What every law finds on a control.
-pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
-    let every: Vec<usize> = (0..ground.laws.len()).collect();
-    let fates = ground.hunt(&[Host::sound(style)], &every, &|_, _, _| {}).into_iter().flatten();
-    ground.laws.iter().map(|law| law.name).zip(fates).collect()
 }

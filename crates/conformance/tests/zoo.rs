@@ -2,16 +2,18 @@
 //! One test each, so that a run shows them by name.
 
 use etalon_conformance::laws;
-use etalon_conformance::zoo::{CONTROLS, Fate, Ground, Mutant, alarms, killed};
+use etalon_conformance::zoo::{CONTROLS, Fate, Ground, Mutant, alarms, kill_matrix, killed};
+use etalon_problem::Algorithm;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Any seed will do; a fixed one lets a failure be repeated.
 const SEED: u64 = 0;
 
 fn main() {
     let arguments = Arguments::from_args();
-    let ground = Arc::new(Ground::new(SEED));
+    let ground = Arc::new(Ground::new(SEED, &Algorithm::ALL));
     let mut trials = Vec::new();
     for &mutant in Mutant::ALL {
         let ground = ground.clone();
@@ -40,6 +42,19 @@ fn main() {
             Ok(())
         }));
     }
+    trials.push(Trial::test("one_mutant_by_name", || {
+        let heard = AtomicUsize::new(0);
+        let hear = |_: usize, all: usize, _: &str| {
+            heard.fetch_add(1, Ordering::Relaxed);
+            assert!(heard.load(Ordering::Relaxed) <= all);
+        };
+        let matrix = kill_matrix(SEED, &[], &[Mutant::PaddedClasses], &[], &hear);
+        let names: Vec<&str> = matrix.rows.iter().map(|row| row.name.as_str()).collect();
+        match names == ["zoo/padded-classes"] && matrix.sound() && heard.into_inner() > 0 {
+            true => Ok(()),
+            false => Err(Failed::from(format!("{:?}", matrix.rows))),
+        }
+    }));
     trials.push(Trial::test("every_killer_is_a_law", || {
         match Mutant::ALL.iter().find(|mutant| laws::find(mutant.killer()).is_none()) {
             Some(mutant) => {

@@ -1,8 +1,10 @@
 //! What etalon promises of bits: they depend on nothing but the one sequence and key head.
 
+use super::flaw::{Judgement, refute};
+use super::law::{ANY_PASS, EVERY, FIRST_ORDER, Kind, Law, SCORES};
 use super::select::Selection;
 use super::tensors::{Equality, difference};
-use super::{ANY_PASS, EVERY, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute};
+use super::trial::Trial;
 use crate::cases::Case;
 use crate::tier::Hints;
 use etalon_problem::{Axis, Pass, Problem, Sequences};

@@ -1,9 +1,12 @@
 //! One problem, said in several ways.
 
+use super::flaw::{Judgement, refute};
+use super::law::{ATTENTION, FIRST_ORDER, Kind, Law, SCORES};
 use super::select::{Selection, has_axis, with_scores};
 use super::tensors::{Equality, difference, map, take};
+use super::trial::Trial;
+use super::values;
 use super::visible::Visible;
-use super::{ATTENTION, FIRST_ORDER, Judgement, Kind, Law, SCORES, Trial, refute, values};
 use crate::cases::Case;
 use crate::cases::attention::MaskKind;
 use crate::tensor::{Data, Tensor, Tensors};

@@ -1,7 +1,9 @@
 //! Gate G1 as a law.
 
+use super::flaw::{Flaw, Judgement};
+use super::law::{ANY_PASS, ATTENTION, EVERY, FIRST_ORDER, Kind, Law};
+use super::trial::Trial;
 use super::values::larger;
-use super::{ANY_PASS, ATTENTION, EVERY, FIRST_ORDER, Flaw, Judgement, Kind, Law, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::gates;

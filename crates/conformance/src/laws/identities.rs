@@ -1,9 +1,11 @@
 //! Identities among the outputs that follow from the formulas and need no oracle but the bounds'
 //! widths.
 
+use super::flaw::{Flaw, Judgement};
+use super::law::{ATTENTION, FIRST_ORDER, Kind, Law, SCORES};
+use super::trial::Trial;
 use super::values::larger;
 use super::visible::Visible;
-use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::Tensors;

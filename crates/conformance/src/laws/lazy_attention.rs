@@ -1,12 +1,14 @@
 //! Laws of lazy_attention.
 
+use super::flaw::{Flaw, Judgement, refute};
 use super::forms::small;
 use super::identities::{Arrays, Sum, equal, groups};
+use super::law::{FIRST_ORDER, Kind, LAZY_ATTENTION, Law};
 use super::select::with_scores;
 use super::tensors::{Equality, difference, map, take, wide};
+use super::trial::Trial;
 use super::values::{close, larger};
 use super::visible::Visible;
-use super::{FIRST_ORDER, Flaw, Judgement, Kind, LAZY_ATTENTION, Law, Trial, refute};
 use crate::bounds;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};

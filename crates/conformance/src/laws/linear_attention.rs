@@ -6,10 +6,13 @@ mod parts;
 mod probe;
 mod sight;
 
-use super::{FIRST_ORDER, Flaw, Judgement, Kind, LINEAR_ATTENTION, Law, Trial};
+use super::flaw::{Flaw, Judgement};
+use super::law::{FIRST_ORDER, Kind, LINEAR_ATTENTION, Law};
+use super::trial::Trial;
 use crate::cases::Case;
 use crate::tier::Hints;
-use etalon_problem::{Decay, Error, LinearAttention, Pass, Problem, TokenSequences};
+use etalon_problem::{Decay, LinearAttention, Pass, TokenSequences};
+use parts::linear;
 
 pub(super) const LAWS: &[Law] = &[
     Law {
@@ -187,17 +190,6 @@ pub(super) const LAWS: &[Law] = &[
         check: growth_is_refused,
     },
 ];
-
-/// The problem of a case of linear_attention.
-fn linear(case: &Case) -> Result<&LinearAttention, Error> {
-    match &case.problem {
-        Problem::LinearAttention(problem) => Ok(problem),
-        other => Err(Error::Unsupported {
-            what: format!("states of {}", other.algorithm()),
-            reason: "the algorithm has none".to_string(),
-        }),
-    }
-}
 
 fn decays(case: &Case, decay: Decay) -> bool {
     linear(case).is_ok_and(|problem| problem.decay == decay)

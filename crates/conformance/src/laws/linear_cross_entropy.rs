@@ -1,8 +1,10 @@
 //! Laws of linear_cross_entropy.
 
+use super::flaw::{Flaw, Judgement, refute};
+use super::law::{FIRST_ORDER, Kind, LINEAR_CROSS_ENTROPY, Law};
 use super::tensors::{Equality, difference, map, take};
+use super::trial::Trial;
 use super::values::{close, larger};
-use super::{FIRST_ORDER, Flaw, Judgement, Kind, LINEAR_CROSS_ENTROPY, Law, Trial, refute};
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;

@@ -1,10 +1,12 @@
 //! Laws of the second derivative and of the tangents: directions along which they are known, and
 //! products that they share with the gradients.
 
+use super::flaw::{Flaw, Judgement};
 use super::identities::{Sum, equal};
+use super::law::{ATTENTION, Kind, Law, SOFTMAX};
 use super::tensors::map;
+use super::trial::Trial;
 use super::values::{close, larger};
-use super::{ATTENTION, Flaw, Judgement, Kind, Law, SOFTMAX, Trial};
 use crate::bounds::Bounds;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};

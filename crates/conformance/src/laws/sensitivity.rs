@@ -1,8 +1,10 @@
 //! Where the exact result moves, the tier's must move.
 
+use super::flaw::{Flaw, Judgement};
 use super::forms::small;
+use super::law::{ANY_PASS, EVERY, Kind, Law};
 use super::tensors::{map, nudged};
-use super::{ANY_PASS, EVERY, Flaw, Judgement, Kind, Law, Trial};
+use super::trial::Trial;
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tier::Hints;

@@ -1,11 +1,9 @@
 //! One pass of one case on one tier, and what the laws ask about it.
 
-use super::Flaw;
+use super::flaw::Flaw;
 use crate::bounds::{self, Bounds};
 use crate::cases::Case;
-use crate::conventions::{self, Finding};
 use crate::profile::Profile;
-use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::{Hints, Request, Tier};
 use crate::tiers::ask;
@@ -61,30 +59,18 @@ pub struct Trial<'a> {
     pub pass: Pass,
     exact: &'a Exact,
     clean: OnceLock<Result<Tensors, Flaw>>,
-    convention: OnceLock<Option<Finding>>,
 }
 
 impl<'a> Trial<'a> {
     /// A trial of a tier.
     pub fn new(tier: &'a dyn Tier, exact: &'a Exact, pass: Pass) -> Self {
-        let (clean, convention) = (OnceLock::new(), OnceLock::new());
-        Trial { tier, case: &exact.case, pass, exact, clean, convention }
+        Trial { tier, case: &exact.case, pass, exact, clean: OnceLock::new() }
     }
 
     /// What the tier returns for the case as it is: asked once.
     pub fn clean(&self) -> Result<&Tensors, Flaw> {
         let first = || self.ask(&self.case.problem, self.inputs(), Hints::default());
         self.clean.get_or_init(first).as_ref().map_err(Clone::clone)
-    }
-
-    /// As which verdict a broken law stands in a report: where the tier's answer to the case as it is
-    /// shows a convention that is not the problem's, that stands before what the law noticed.
-    pub fn broken(&self, text: String) -> Verdict {
-        match self.convention.get_or_init(|| conventions::found(self)) {
-            Some(Finding::Convention(name)) => Verdict::Convention(format!("{name}; {text}")),
-            Some(Finding::Undecided(hint)) => Verdict::Fail(format!("{text}; {hint}")),
-            None => Verdict::Fail(text),
-        }
     }
 
     /// The inputs and cotangents of the pass.

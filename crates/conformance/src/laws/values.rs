@@ -1,9 +1,11 @@
 //! What becomes of the result when the values change in a known way.
 
+use super::flaw::{Flaw, Judgement, refute};
+use super::law::{ATTENTION, FIRST_ORDER, Kind, Law, SCORES};
 use super::select::with_scores;
 use super::tensors::{Equality, difference, exceeds, map, take};
+use super::trial::Trial;
 use super::visible::Visible;
-use super::{ATTENTION, FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;

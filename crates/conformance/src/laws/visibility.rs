@@ -1,9 +1,11 @@
 //! What is not visible does not exist.
 
+use super::flaw::{Flaw, Judgement, refute};
+use super::law::{FIRST_ORDER, Kind, Law, SCORES};
 use super::tensors::{Equality, difference, map};
+use super::trial::Trial;
 use super::values::close;
 use super::visible::Visible;
-use super::{FIRST_ORDER, Flaw, Judgement, Kind, Law, SCORES, Trial, refute};
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};

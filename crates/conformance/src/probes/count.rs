@@ -2,10 +2,11 @@
 //! the keys whose tile of 16 has number c (modulo the columns), so that n·o counts the visible keys
 //! tile by tile: a dropped, doubled or foreign key is off by a whole one.
 
-use super::{fill, skeleton};
+use super::inputs::{fill, skeleton};
+use crate::laws::flaw::{Flaw, Judgement};
 use crate::laws::tensors::exceeds;
+use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
-use crate::laws::{Flaw, Judgement, Trial};
 use crate::tier::Hints;
 use etalon_problem::{Dtype, Pass};
 

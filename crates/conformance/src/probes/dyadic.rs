@@ -4,11 +4,12 @@
 //! fractions of few bits, and only the rounding of lse = ln n, which P inherits, is left to allow
 //! for. Sums of low precision stand out by factors of hundreds.
 
-use super::{fill, place, skeleton};
+use super::inputs::{fill, place, skeleton};
 use crate::generate::Stream;
+use crate::laws::flaw::{Flaw, Judgement};
 use crate::laws::tensors::exceeds;
+use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
-use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::Tensors;
 use crate::tier::Hints;
 use etalon_problem::{Dtype, Pass, Problem, Scores};

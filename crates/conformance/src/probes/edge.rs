@@ -6,10 +6,11 @@
 //! Forward: o is the value at the edge, lse its score. Backward: dv is a sum of integers; with no
 //! dlse dq and dk are 0, with it they are dlse/8 times the key and the query.
 
-use super::{fill, place, skeleton};
+use super::inputs::{fill, place, skeleton};
 use crate::generate::Stream;
+use crate::laws::flaw::{Flaw, Judgement};
+use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
-use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::Tensors;
 use crate::tier::Hints;
 use etalon_problem::{Error, Pass, Problem, Scores};

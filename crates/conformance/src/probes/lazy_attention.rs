@@ -1,12 +1,13 @@
 //! The probes of lazy_attention: rows of one key, whose weight is exactly 1, and rows in which the
 //! bias gives one key all the weight. With τ and 1/n binary fractions, e is one, too.
 
-use super::{fill, place, skeleton};
+use super::inputs::{fill, place, skeleton};
 use crate::generate::Stream;
+use crate::laws::flaw::{Flaw, Judgement};
 use crate::laws::select::with_scores;
 use crate::laws::tensors::exceeds;
+use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
-use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::Tensors;
 use crate::tier::Hints;
 use etalon_problem::{DistanceBias, Dtype, Error, Mask, Pass, Problem, Scores};

@@ -1,54 +1,16 @@
-//! The host: a small tiled implementation in f32, in which every mutant is a line or two.
+//! The host as a tier: a small tiled implementation in f32, sound or with one bug.
 
+use super::composed;
+use super::job::{Job, PLAIN, Results, Rows, Style};
 use super::mutant::Mutant;
 use super::{attention, lazy_attention, linear_attention, linear_cross_entropy};
-use crate::tensor::{Tensor, Tensors};
+use crate::bounds::values;
+use crate::tensor::{Stored, Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
-use half::bf16;
+use crate::tiers::softmax_in;
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role, TokenSequences};
 use ndarray::{ArrayD, IxDyn};
-use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-
-/// How the softmax runs over the key tiles.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Softmax {
-    /// A running maximum; sums are rescaled whenever it grows.
-    Streaming,
-    /// As streaming, but rescaled only when the maximum grows by more than 5.
-    Lazy,
-    /// The maximum first, in a sweep of its own.
-    TwoPass,
-}
-
-/// Ways to compute the same: none of them may trip a law.
-#[derive(Debug, Clone, Copy)]
-pub struct Style {
-    /// Its name.
-    pub name: &'static str,
-    /// Keys in a tile.
-    pub tile: usize,
-    /// How the softmax runs.
-    pub softmax: Softmax,
-    /// exp as a power of two.
-    pub base2: bool,
-    /// Rows are visited from the last to the first, which turns the sums of dk and dv around.
-    pub backwards: bool,
-}
-
-/// The plain host.
-pub const PLAIN: Style =
-    Style { name: "plain", tile: 16, softmax: Softmax::Streaming, base2: false, backwards: false };
-
-/// Correct but different: the controls.
-pub const CONTROLS: [Style; 6] = [
-    PLAIN,
-    Style { name: "tile-of-1", tile: 1, ..PLAIN },
-    Style { name: "tile-of-128", tile: 128, ..PLAIN },
-    Style { name: "two-pass", softmax: Softmax::TwoPass, tile: 48, ..PLAIN },
-    Style { name: "lazy-rescale", softmax: Softmax::Lazy, ..PLAIN },
-    Style { name: "base-2-reversed", base2: true, backwards: true, ..PLAIN },
-];
 
 /// The host as a tier, sound or with one bug.
 #[derive(Debug)]
@@ -69,9 +31,9 @@ impl Host {
         Host { style: PLAIN, mutant: Some(mutant), runs: AtomicUsize::new(0) }
     }
 
-    /// The algorithms that it computes: those of its bug, or all that have a host.
+    /// The algorithms that it computes: those of its bug, or all.
     pub(super) fn of(&self) -> &'static [Algorithm] {
-        self.mutant.map_or(WITH_HOST, Mutant::of)
+        self.mutant.map_or(&Algorithm::ALL, Mutant::of)
     }
 
     /// Mutants of the first order are not asked for the second.
@@ -80,55 +42,85 @@ impl Host {
             && self.mutant.is_none_or(|mutant| mutant == Mutant::ConstantWeights)
     }
 
-    fn answer(&self, request: &Request<'_>) -> Result<Tensors, Error> {
-        let job = Job {
-            style: self.style,
-            mutant: self.mutant,
-            run: self.runs.fetch_add(1, Ordering::Relaxed),
-            request,
-        };
-        let results = match request.problem {
-            Problem::Attention(_) | Problem::AttentionLse(_) => attention::results(&job),
-            Problem::LinearAttention(problem) => linear_attention::results(problem, &job),
-            Problem::LazyAttention(problem) => lazy_attention::results(problem, &job),
-            Problem::LinearCrossEntropy(problem) => linear_cross_entropy::results(problem, &job),
-        }?;
+    /// A request as it stands. What a forward pass saves comes from the host's own.
+    fn job(&self, request: &Request<'_>, run: usize) -> Result<Job, Error> {
+        let &Request { problem, pass, inputs, .. } = request;
+        let Host { style, mutant, .. } = *self;
+        let inputs = values(problem, pass, inputs)?;
+        let inputs = inputs.iter().map(|(name, x)| (name.clone(), Rows::of(x))).collect();
+        let mut job = Job { style, mutant, run, problem: problem.clone(), pass, inputs };
+        if let (Problem::LinearAttention(problem), Pass::Step) = (&mut job.problem, pass) {
+            // A step is a forward pass of one token.
+            problem.extents.tokens = 1;
+            problem.sequences = TokenSequences::Dense;
+            (problem.initial_state, problem.final_state) = (true, true);
+            for name in ["q", "k", "v"] {
+                let rows = job.inputs.get_mut(name);
+                rows.into_iter().for_each(|x| x.shape.swap(2, 3));
+            }
+        }
+        let saved = pass == Pass::Backward || job.takes_weights_for_constants();
+        if job.problem.scores().is_some() && saved {
+            let forward = Request { pass: Pass::Forward, ..*request };
+            for (name, x) in self.answer(&forward, run)? {
+                job.inputs.insert(name.clone(), Rows::of(&x.to_f64(&name)?));
+            }
+        }
+        Ok(job)
+    }
+
+    fn answer(&self, request: &Request<'_>, run: usize) -> Result<Tensors, Error> {
+        let mut job = self.job(request, run)?;
+        composed::before(&mut job);
+        let mut results = results(&job, request)?;
+        composed::after(&job, &mut results);
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
-        let tensor = |operand: &etalon_problem::Operand| {
-            let stored = etalon_problem::Stored::of(operand.precision, request.dtype);
-            let values = results[operand.name].iter().map(|&x| f64::from(x)).collect();
-            let (shape, found) = (operand.shape.clone(), vec![results[operand.name].len()]);
-            let array = ArrayD::from_shape_vec(IxDyn(&shape), values);
-            let error = |_| Error::Shape { operand: operand.name.into(), expected: shape, found };
-            Ok((operand.name.to_string(), Tensor::store(&array.map_err(error)?, stored)))
-        };
-        outputs.map(tensor).collect()
+        outputs.map(|operand| store(operand, &results, request.dtype)).collect()
     }
 }
 
-/// The algorithms that the host computes.
-pub(super) const WITH_HOST: &[Algorithm] = &Algorithm::ALL;
-
-/// The error of a request for an algorithm that it does not compute.
-pub(super) fn no_host(algorithm: Algorithm) -> Error {
-    Error::Unsupported {
-        what: algorithm.to_string(),
-        reason: "the zoo has no host for it".to_string(),
+/// The results of a sound kernel, or of one with a bug inside.
+fn results(job: &Job, request: &Request<'_>) -> Result<Results, Error> {
+    if matches!(job.pass, Pass::DoubleBackward | Pass::Jvp) {
+        return second_order(job, request);
     }
+    Ok(match &job.problem {
+        Problem::Attention(problem) => attention::results(job, &problem.scores),
+        Problem::AttentionLse(problem) => attention::results(job, &problem.scores),
+        Problem::LinearAttention(problem) => linear_attention::results(job, problem)?,
+        Problem::LazyAttention(problem) => lazy_attention::results(job, problem),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::results(job, problem),
+    })
 }
 
-/// A request to the host.
-pub(super) struct Job<'a> {
-    pub style: Style,
-    pub mutant: Option<Mutant>,
-    /// How many requests came before it.
-    pub run: usize,
-    pub request: &'a Request<'a>,
+/// The second order and the tangents are the reference's, in f32, except where P is taken for a
+/// constant.
+fn second_order(job: &Job, request: &Request<'_>) -> Result<Results, Error> {
+    let (problem, pass) = (request.problem, request.pass);
+    let outputs = softmax_in::<f32>(problem, pass, &values(problem, pass, request.inputs)?)?;
+    let rows = |name: &str| Some(Rows::of(&outputs.get(name)?.mapv(f64::from)));
+    let operands = problem.operands(pass).into_iter();
+    let mut results: Results = operands.filter_map(|x| Some((x.name, rows(x.name)?))).collect();
+    if let (Some(scores), true) = (job.problem.scores(), job.takes_weights_for_constants()) {
+        let mut first = attention::results(job, scores);
+        let pairs = [("gq", "dq"), ("gk", "dk")].into_iter();
+        results.extend(pairs.filter_map(|(second, name)| Some((second, first.remove(name)?))));
+    }
+    Ok(results)
 }
 
-/// Results by name, in f32 and row-major order.
-pub(super) type Results = BTreeMap<&'static str, Vec<f32>>;
+fn store(operand: &Operand, results: &Results, dtype: Dtype) -> Result<(String, Tensor), Error> {
+    let data = &results[operand.name].data;
+    let values = data.iter().map(|&x| f64::from(x)).collect();
+    let array = ArrayD::from_shape_vec(IxDyn(&operand.shape), values);
+    let (expected, found) = (operand.shape.clone(), vec![data.len()]);
+    let error = |_| Error::Shape { operand: operand.name.into(), expected, found };
+    Ok((
+        operand.name.to_string(),
+        Tensor::store(&array.map_err(error)?, Stored::of(operand.precision, dtype)),
+    ))
+}
 
 impl Tier for Host {
     fn name(&self) -> String {
@@ -153,14 +145,9 @@ impl Tier for Host {
         if let Err(reason) = self.offers(request.problem.algorithm(), request.pass, request.dtype) {
             return Answer::Unsupported(reason);
         }
-        match self.answer(request) {
+        match self.answer(request, self.runs.fetch_add(1, Ordering::Relaxed)) {
             Ok(outputs) => Answer::Outputs(outputs),
             Err(error) => Answer::Error(error.to_string()),
         }
     }
-}
-
-/// Through bf16 and back.
-pub(super) fn through_bf16(x: f32) -> f32 {
-    bf16::from_f32(x).to_f32()
 }

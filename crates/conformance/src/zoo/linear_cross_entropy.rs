@@ -1,43 +1,25 @@
-//! The host of linear_cross_entropy: tiles of classes in a streaming softmax, the logits made again
-//! for the gradients.
+//! The host of linear_cross_entropy: tiles of classes in a streaming softmax.
 
-use super::host::{Job, Results, Softmax, through_bf16};
+use super::job::{Job, Results, Rows, Softmax, add, dot, larger, through_bf16};
 use super::mutant::Mutant;
-use crate::bounds::values;
-use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Reduction};
+use etalon_problem::{LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Reduction};
+use std::ops::Range;
 
-/// The outputs of a request.
-pub(super) fn results(problem: &LinearCrossEntropy, job: &Job<'_>) -> Result<Results, Error> {
-    let pass = job.request.pass;
-    let inputs = values(job.request.problem, pass, job.request.inputs)?;
-    let list = |name: &str| -> Option<Vec<f32>> {
-        Some(inputs.get(name)?.iter().map(|&x| x as f32).collect())
-    };
-    let host = Host {
-        problem,
-        job,
-        h: list("h").unwrap_or_default(),
-        w: list("w").unwrap_or_default(),
-        bias: list("bias"),
-        targets: inputs["targets"].iter().map(|&y| y as i64).collect(),
-        class_weights: list("class_weights"),
-        token_weights: list("token_weights"),
-        cotangents: ["dloss", "dlse", "dlogprob", "dentropy"].map(list),
-    };
-    Ok(if pass == Pass::Forward { host.forward() } else { host.backward() })
+/// The results of a forward or backward pass.
+pub(super) fn results(job: &Job, problem: &LinearCrossEntropy) -> Results {
+    let host = Host { problem, job };
+    if job.pass == Pass::Forward { host.forward() } else { host.backward() }
 }
 
 struct Host<'a> {
     problem: &'a LinearCrossEntropy,
-    job: &'a Job<'a>,
-    h: Vec<f32>,
-    w: Vec<f32>,
-    bias: Option<Vec<f32>>,
-    targets: Vec<i64>,
-    class_weights: Option<Vec<f32>>,
-    token_weights: Option<Vec<f32>>,
-    /// Of the loss, of lse, of logprob and of the entropy.
-    cotangents: [Option<Vec<f32>>; 4],
+    job: &'a Job,
+}
+
+/// A logit, and its derivative by the product h · w.
+struct Logit {
+    z: f32,
+    slope: f32,
 }
 
 /// What a row's logits come to.
@@ -52,23 +34,19 @@ struct Row {
 
 impl Host<'_> {
     fn is(&self, mutant: Mutant) -> bool {
-        self.job.mutant == Some(mutant)
-    }
-
-    fn exp(&self, x: f32) -> f32 {
-        if self.job.style.base2 { (x * std::f32::consts::LOG2_E).exp2() } else { x.exp() }
+        self.job.is(mutant)
     }
 
     fn class_weight(&self, v: usize) -> f32 {
-        self.class_weights.as_ref().map_or(1.0, |weights| weights[v])
+        self.job.given("class_weights").map_or(1.0, |weights| weights.data[v])
     }
 
     fn token_weight(&self, i: usize) -> f32 {
-        self.token_weights.as_ref().map_or(1.0, |weights| weights[i])
+        self.job.given("token_weights").map_or(1.0, |weights| weights.data[i])
     }
 
     fn target(&self, i: usize) -> Option<usize> {
-        let target = self.targets[i];
+        let target = self.job.input("targets").data[i] as i64;
         (target != self.problem.ignore_index).then_some(target as usize)
     }
 
@@ -77,105 +55,95 @@ impl Host<'_> {
         (0..self.problem.tokens).filter_map(|i| Some((i, self.target(i)?))).collect()
     }
 
-    /// θ, as far as it belongs to the logits.
-    fn temperature(&self) -> f32 {
-        if self.is(Mutant::TemperatureOfLogprob) { 1.0 } else { self.problem.temperature as f32 }
+    /// The rows of h or w.
+    fn vectors(&self, name: &str) -> std::slice::ChunksExact<'_, f32> {
+        self.job.input(name).data.chunks_exact(self.problem.dim)
     }
 
-    /// z and dz/da.
-    fn logit(&self, i: usize, v: usize) -> (f32, f32) {
-        let dim = self.problem.dim;
-        let products = self.h[i * dim..][..dim].iter().zip(&self.w[v * dim..][..dim]);
-        let dot: f32 = products.map(|(h, w)| h * w).sum();
-        self.link(dot + self.bias.as_ref().map_or(0.0, |bias| bias[v]))
+    /// Every logit of a token.
+    fn logits(&self, h: &[f32]) -> Vec<Logit> {
+        let bias = self.job.given("bias");
+        let product = |(v, w)| dot(h, w) + bias.map_or(0.0, |bias| bias.data[v]);
+        self.vectors("w").enumerate().map(product).map(|a| self.link(a)).collect()
     }
 
-    fn link(&self, a: f32) -> (f32, f32) {
-        let (scale, theta) = (self.problem.logit_scale as f32, self.temperature());
+    fn link(&self, a: f32) -> Logit {
+        let scale = self.problem.logit_scale as f32;
+        let late = self.is(Mutant::TemperatureOfLogprob);
+        let theta = if late { 1.0 } else { self.problem.temperature as f32 };
         match self.problem.softcap.map(|cap| cap as f32) {
-            None => (scale * a / theta, scale / theta),
+            None => Logit { z: scale * a / theta, slope: scale / theta },
             Some(cap) => {
                 let t = (scale * a / cap).tanh();
                 let bend = if self.is(Mutant::NoCapDerivative) { 1.0 } else { 1.0 - t * t };
-                (cap * t / theta, scale * bend / theta)
+                Logit { z: cap * t / theta, slope: scale * bend / theta }
             }
         }
     }
 
-    /// The logits of a tile, those of classes that do not exist included where a bug has them.
-    fn tile(&self, i: usize, start: usize) -> Vec<f32> {
-        let (vocab, width) = (self.problem.vocab, self.job.style.tile);
-        let end = vocab.min(start + width);
-        let mut z: Vec<f32> = (start..end).map(|v| self.logit(i, v).0).collect();
-        if self.is(Mutant::ClassTailDropped) && z.len() < width && start > 0 {
-            z.clear();
-        }
-        if self.is(Mutant::PaddedClasses) {
-            z.resize(width, 0.0);
-        }
-        if self.is(Mutant::PaddingCapped) {
-            z.resize(width, self.link(f32::NEG_INFINITY).0);
-        }
-        z
+    /// The tiles of a row, with classes that do not exist where a bug has them.
+    fn tiles(&self, logits: &[Logit]) -> Vec<Vec<f32>> {
+        let filled = |tile: Range<usize>| {
+            let mut z: Vec<f32> = logits[tile].iter().map(|logit| logit.z).collect();
+            if self.is(Mutant::PaddedClasses) {
+                z.resize(self.job.style.tile, 0.0);
+            }
+            if self.is(Mutant::PaddingCapped) {
+                z.resize(self.job.style.tile, self.link(f32::NEG_INFINITY).z);
+            }
+            z
+        };
+        self.job.tiles(logits.len()).map(filled).collect()
     }
 
-    fn row(&self, i: usize, y: usize) -> Row {
-        let style = self.job.style;
-        let starts = || (0..self.problem.vocab).step_by(style.tile);
-        let (mut m, mut l, mut u, mut s) = (f32::NEG_INFINITY, 0.0, 0.0, 0.0);
-        let (mut best, mut argmax, mut target) = (f32::NEG_INFINITY, 0, 0.0);
-        if self.is(Mutant::MaximumStartsAtZero) {
-            m = 0.0;
+    fn row(&self, logits: &[Logit], y: usize) -> Row {
+        let job = self.job;
+        let tiles = self.tiles(logits);
+        let maximum = |tile: &Vec<f32>| tile.iter().copied().fold(f32::NEG_INFINITY, larger);
+        let mut m = if self.is(Mutant::MaximumStartsAtZero) { 0.0 } else { f32::NEG_INFINITY };
+        if job.style.softmax == Softmax::TwoPass {
+            m = tiles.iter().map(maximum).fold(m, larger);
         }
-        if style.softmax == Softmax::TwoPass {
-            m = starts().flat_map(|start| self.tile(i, start)).fold(m, f32::max);
-        }
-        for start in starts() {
-            let z = self.tile(i, start);
-            let new = z.iter().copied().fold(m, f32::max);
-            let far = new > m + 5.0 || m == f32::NEG_INFINITY;
-            if new > m && (style.softmax != Softmax::Lazy || far) {
-                let k = if m == f32::NEG_INFINITY { 0.0 } else { self.exp(m - new) };
-                if m > f32::NEG_INFINITY && !self.is(Mutant::EntropyNotRescaled) {
-                    u = k * (u + (m - new) * l);
-                }
-                l *= k;
-                m = new;
+        // Σ e^(z − m), and Σ e^(z − m) (z − m)
+        let (mut l, mut u) = (0.0, 0.0);
+        for tile in &tiles {
+            let (new, factor) = job.raise(m, maximum(tile));
+            if factor != 0.0 && !self.is(Mutant::EntropyNotRescaled) {
+                u = factor * (u + (m - new) * l);
             }
-            for (n, z) in z.into_iter().enumerate() {
-                let v = start + n;
-                let e = if m == f32::NEG_INFINITY { 0.0 } else { self.exp(z - m) };
+            (m, l) = (new, factor * l);
+            for z in tile {
+                let e = if m == f32::NEG_INFINITY { 0.0 } else { job.exp(z - m) };
                 l += e;
                 if e > 0.0 || self.is(Mutant::EntropyTimesZero) {
                     u += e * (z - m);
                 }
-                if v >= self.problem.vocab {
-                    continue;
-                }
-                let weight = self.class_weight(v);
-                if weight != 0.0 {
-                    s += weight * z;
-                }
-                let further = if self.is(Mutant::LastOfEquals) { z >= best } else { z > best };
-                if further {
-                    (best, argmax) = (z, v);
-                }
-                if self.is(Mutant::TargetByMask) {
-                    target += z * if v == y { 1.0 } else { 0.0 };
-                } else if v == y {
-                    target = z;
-                }
             }
         }
         let lse = m + l.ln();
-        let weights: f32 = (0..self.problem.vocab).map(|v| self.class_weight(v)).sum();
-        let logprob = target - lse;
-        let logprob = if self.is(Mutant::TemperatureOfLogprob) {
-            logprob / self.problem.temperature as f32
-        } else {
-            logprob
+        let target = match self.is(Mutant::TargetByMask) {
+            true => logits.iter().enumerate().map(|(v, x)| x.z * f32::from(v == y)).sum(),
+            false => logits.get(y).map_or(0.0, |x| x.z),
         };
-        Row { lse, logprob, entropy: l.ln() - u / l, spread: weights * lse - s, argmax }
+        let late = self.is(Mutant::TemperatureOfLogprob);
+        let theta = if late { self.problem.temperature as f32 } else { 1.0 };
+        let (spread, argmax) = (self.spread(logits, lse), self.argmax(logits));
+        Row { lse, logprob: (target - lse) / theta, entropy: l.ln() - u / l, spread, argmax }
+    }
+
+    fn spread(&self, logits: &[Logit], lse: f32) -> f32 {
+        let weighted = logits.iter().enumerate().map(|(v, x)| (self.class_weight(v), x.z));
+        weighted.filter(|(weight, _)| *weight != 0.0).map(|(weight, z)| weight * (lse - z)).sum()
+    }
+
+    fn argmax(&self, logits: &[Logit]) -> usize {
+        let (mut best, mut argmax) = (f32::NEG_INFINITY, 0);
+        for (v, x) in logits.iter().enumerate() {
+            if x.z > best || x.z == best && self.is(Mutant::LastOfEquals) {
+                (best, argmax) = (x.z, v);
+            }
+        }
+        argmax
     }
 
     /// α/V
@@ -199,23 +167,17 @@ impl Host<'_> {
             Reduction::None | Reduction::Sum => (1.0, 1.0),
             Reduction::By { normaliser } => (normaliser as f32, normaliser as f32),
             Reduction::Mean => {
-                let n = match self.is(Mutant::MeanOverIgnored) {
-                    true => self.problem.tokens as f32,
-                    false => counted.len() as f32,
-                };
-                let unweighted = self.is(Mutant::MeanWithoutWeights)
-                    || self.is(Mutant::MeanOverIgnored) && self.class_weights.is_none();
-                let weights =
-                    counted.iter().map(|&(i, y)| self.token_weight(i) * self.class_weight(y));
-                let z = if unweighted { n } else { weights.sum() };
+                let (n, weights) = (counted.len() as f32, counted.iter());
+                let weights = weights.map(|&(i, y)| self.token_weight(i) * self.class_weight(y));
                 let by_number = self.problem.lse_square_weight == LseSquareWeight::Unweighted;
+                let z = weights.sum();
                 (z, if by_number { n } else { z })
             }
         }
     }
 
     fn divide(&self, x: f32, z: f32) -> f32 {
-        match (z == 0.0 && !self.is(Mutant::NothingOverNothing), self.problem.nothing_left) {
+        match (z == 0.0, self.problem.nothing_left) {
             (false, _) => x / z,
             (true, NothingLeft::Zero) => 0.0,
             (true, _) => f32::NAN,
@@ -225,11 +187,12 @@ impl Host<'_> {
     fn forward(&self) -> Results {
         let tokens = self.problem.tokens;
         let (alpha, smooth) = (self.problem.label_smoothing as f32, self.smooth());
-        let [mut lse, mut logprob, mut entropy] = [(); 3].map(|()| vec![0.0; tokens]);
+        let zeros = || Rows::filled(&[tokens], 0.0);
+        let [mut lse, mut logprob, mut entropy, mut argmax] = [(); 4].map(|()| zeros());
         let [mut cross, mut square] = [(); 2].map(|()| vec![0.0; tokens]);
-        let mut argmax = vec![-1.0; tokens];
+        argmax.data.fill(-1.0);
         for (i, y) in self.counted() {
-            let row = self.row(i, y);
+            let row = self.row(&self.logits(self.vectors("h").nth(i).unwrap_or_default()), y);
             let weight = self.class_weight(y);
             let own = if alpha < 1.0 && weight != 0.0 {
                 -(1.0 - alpha) * weight * row.logprob
@@ -239,25 +202,24 @@ impl Host<'_> {
             let spread = if alpha > 0.0 { smooth * row.spread } else { 0.0 };
             cross[i] = self.token_weight(i) * (own + spread);
             square[i] = self.lse_square(i, y) * row.lse * row.lse;
-            (lse[i], logprob[i], entropy[i]) = (row.lse, row.logprob, row.entropy);
-            argmax[i] = row.argmax as f32;
+            (lse.data[i], logprob.data[i]) = (row.lse, row.logprob);
+            (entropy.data[i], argmax.data[i]) = (row.entropy, row.argmax as f32);
         }
         let (z, z_lse) = self.normalisers();
         let loss = match self.problem.reduction {
             Reduction::None => cross.iter().zip(&square).map(|(a, b)| a + b).collect(),
-            _ => {
-                let (cross, square) = (self.sum(&cross), self.sum(&square));
-                vec![self.divide(cross, z) + self.divide(square, z_lse)]
-            }
+            _ => vec![self.divide(self.sum(&cross), z) + self.divide(self.sum(&square), z_lse)],
         };
+        let loss = Rows { shape: [loss.len(), 1, 1, 1], data: loss };
+        let number = |x: f32| Rows::filled(&[], x);
         Results::from([
             ("loss", loss),
             ("lse", lse),
             ("logprob", logprob),
             ("entropy", entropy),
             ("argmax", argmax),
-            ("n_valid", vec![self.counted().len() as f32]),
-            ("normaliser", vec![z]),
+            ("n_valid", number(self.counted().len() as f32)),
+            ("normaliser", number(z)),
         ])
     }
 
@@ -266,31 +228,30 @@ impl Host<'_> {
     }
 
     /// Element `i` of a cotangent; of the loss, the only one where it is reduced.
-    fn cotangent(&self, n: usize, i: usize) -> f32 {
-        let first = n == 0 && self.is(Mutant::UpstreamOfFirst);
-        let list = self.cotangents[n].as_ref();
-        list.map_or(0.0, |list| if first || list.len() == 1 { list[0] } else { list[i] })
+    fn cotangent(&self, name: &str, i: usize) -> f32 {
+        let list = self.job.input(name);
+        list.data.get(i).or(list.data.first()).copied().unwrap_or(0.0)
     }
 
     fn backward(&self) -> Results {
         let LinearCrossEntropy { tokens, dim, vocab, .. } = *self.problem;
-        let mut dh = vec![0.0; tokens * dim];
-        let [mut dw, mut dbias] = [vec![0.0; vocab * dim], vec![0.0; vocab]];
-        let mut rows = self.counted();
-        if self.is(Mutant::IgnoredInGradient) {
-            rows = (0..tokens).map(|i| (i, self.target(i).unwrap_or(vocab))).collect();
-        }
-        if self.job.style.backwards {
-            rows.reverse();
-        }
-        for (i, y) in rows {
-            for (v, da) in self.logit_gradients(i, y).into_iter().enumerate() {
-                dbias[v] += da;
-                for c in 0..dim {
-                    dh[i * dim + c] += da * self.w[v * dim + c];
-                    let sum = dw[v * dim + c] + da * self.h[i * dim + c];
-                    dw[v * dim + c] =
-                        if self.is(Mutant::DwInBf16) { through_bf16(sum) } else { sum };
+        let mut dh = Rows::filled(&[1, 1, tokens, dim], 0.0);
+        let mut dw = Rows::filled(&[1, 1, vocab, dim], 0.0);
+        let mut dbias = Rows::filled(&[vocab], 0.0);
+        for i in self.job.order(tokens) {
+            let y = match (self.target(i), self.is(Mutant::IgnoredInGradient)) {
+                (None, false) => continue,
+                (y, _) => y.unwrap_or(vocab),
+            };
+            let h = self.vectors("h").nth(i).unwrap_or_default();
+            let gradients = self.logit_gradients(h, i, y).into_iter().zip(self.vectors("w"));
+            for (v, (da, w)) in gradients.enumerate() {
+                dbias.data[v] += da;
+                add(dh.row_mut([0, 0, i]), da, w);
+                let row = dw.row_mut([0, 0, v]);
+                add(row, da, h);
+                if self.is(Mutant::DwInBf16) {
+                    row.iter_mut().for_each(|x| *x = through_bf16(*x));
                 }
             }
         }
@@ -298,31 +259,28 @@ impl Host<'_> {
     }
 
     /// da of one token; `y` = V where it has no target.
-    fn logit_gradients(&self, i: usize, y: usize) -> Vec<f32> {
+    fn logit_gradients(&self, h: &[f32], i: usize, y: usize) -> Vec<f32> {
         let vocab = self.problem.vocab;
-        let row = self.row(i, y);
+        let logits = self.logits(h);
+        let row = self.row(&logits, y);
         let (z, z_lse) = self.normalisers();
         let own_weight = if y < vocab { self.class_weight(y) } else { 0.0 };
-        let dloss = self.cotangent(0, i);
+        let dloss = self.cotangent("dloss", i);
         let (alpha, smooth) = (self.problem.label_smoothing as f32, self.smooth());
         let g = self.divide(dloss * self.token_weight(i), z);
-        let mut square = if y < vocab { dloss * self.lse_square(i, y) } else { 0.0 };
-        if self.is(Mutant::LseSquareWithoutGradient) {
-            square = 0.0;
-        }
-        let dlogprob = if self.is(Mutant::DlogprobDropped) { 0.0 } else { self.cotangent(2, i) };
-        let dlse = if self.is(Mutant::LseCotangentDropped) { 0.0 } else { self.cotangent(1, i) };
+        let square = if y < vocab { dloss * self.lse_square(i, y) } else { 0.0 };
+        let [dlse, dlogprob, dentropy] =
+            ["dlse", "dlogprob", "dentropy"].map(|name| self.cotangent(name, i));
         let weights: f32 = (0..vocab).map(|v| self.class_weight(v)).sum();
         let beta = g * (1.0 - alpha) * own_weight - dlogprob;
         let lambda = g * smooth * weights + 2.0 * self.divide(square, z_lse) * row.lse + dlse;
-        let dentropy = self.cotangent(3, i);
-        let gradient = |v: usize| {
-            let (z, slope) = self.logit(i, v);
-            let p = self.exp(z - row.lse);
-            let mut pulled = if v == y { p - 1.0 } else { p };
-            if self.is(Mutant::TargetRounded) && v == y {
-                pulled = through_bf16(p) - 1.0;
-            }
+        let gradient = |(v, &Logit { z, slope }): (usize, &Logit)| {
+            let p = self.job.exp(z - row.lse);
+            let pulled = match v == y {
+                true if self.is(Mutant::TargetRounded) => through_bf16(p) - 1.0,
+                true => p - 1.0,
+                false => p,
+            };
             if self.is(Mutant::SmallTilesDropped) && pulled.abs() < 0.000_244_140_63 {
                 return 0.0;
             }
@@ -330,6 +288,6 @@ impl Host<'_> {
             let smoothed = g * smooth * self.class_weight(v);
             slope * (pulled * beta + p * lambda - dentropy * surprise - smoothed)
         };
-        (0..vocab).map(gradient).collect()
+        logits.iter().enumerate().map(gradient).collect()
     }
 }

@@ -1,6 +1,6 @@
-//! The mutants: real bugs, each a line or two in the host.
+//! The mutants: real bugs, with their stories.
 
-use crate::laws;
+use crate::laws::law;
 use etalon_problem::Algorithm;
 
 /// One table, so that a mutant cannot lack its story, its address or its law.
@@ -19,7 +19,7 @@ macro_rules! mutants {
 
             /// The algorithms that have it.
             pub fn of(self) -> &'static [Algorithm] {
-                match self { $($(Mutant::$variant => laws::$of,)*)* }
+                match self { $($(Mutant::$variant => law::$of,)*)* }
             }
 
             /// Its name.
@@ -27,7 +27,7 @@ macro_rules! mutants {
                 match self { $($(Mutant::$variant => $name,)*)* }
             }
 
-            /// What is wrong with it.
+            /// The mistake, in a sentence.
             pub fn story(self) -> &'static str {
                 match self { $($(Mutant::$variant => concat!($($doc),+).trim_ascii(),)*)* }
             }
@@ -66,7 +66,7 @@ mutants! {
     PackedLeak, "packed-leak", "count_probe", "NVIDIA-NeMo/RL#2105";
     /// The backward pass reads the padding beyond the lengths.
     PaddingRead, "padding-read", "unseen_poison", "Dao-AILab/flash-attention#2167";
-    /// Invisible pairs are multiplied by 0 instead of being left out.
+    /// Masked pairs are multiplied by 0 instead of being skipped.
     TimesZero, "times-zero", "unseen_poison", "pytorch/pytorch#101967";
     /// Query head h uses key head h mod Hk.
     HeadModulo, "head-modulo", "groups_are_copies", "HazyResearch/HipKittens#22";
@@ -80,23 +80,23 @@ mutants! {
     NoRescaleInLastTile, "no-rescale-in-last-tile", "edge_probe", "Dao-AILab/flash-attention@13696f2e";
     /// −1e4 stands for −∞: real scores below it vanish.
     FiniteSentinel, "finite-sentinel", "bound", "tracel-ai/burn#4697";
-    /// The maximum is taken over invisible keys, too.
+    /// The maximum is also taken over masked keys.
     MaximumOfInvisible, "maximum-of-invisible", "edge_probe", "pytorch/pytorch#156379";
     /// The maximum is a constant.
     ConstantMaximum, "constant-maximum", "bound", "HabanaAI/vllm-fork#275";
-    /// A row that sees nothing divides 0 by 0.
+    /// A fully masked row divides 0 by 0.
     EmptyRowIsNan, "empty-row-is-nan", "empty_rows", "pytorch/pytorch#41508";
     /// The sink does not take part in the maximum: its exponential overflows.
     SinkNotInMaximum, "sink-not-in-maximum", "bound", "PaddlePaddle/PaddleFleet#1439";
-    /// lse leaves the sink out.
+    /// lse does not count the sink.
     SinkNotInLse, "sink-not-in-lse", "bound", "";
     /// The gradient of the sinks is not computed.
     NoGradientOfSinks, "no-gradient-of-sinks", "sensitivity", "Dao-AILab/flash-attention#1973";
     /// The gradient of the bias is not computed.
     NoGradientOfBias, "no-gradient-of-bias", "sum_dbias", "jax-ml/jax#27184";
-    /// The softcap's derivative is left out of the gradient.
+    /// The gradient lacks the softcap's derivative.
     NoSoftcapDerivative, "no-softcap-derivative", "bound", "Dao-AILab/flash-attention@14f3627d";
-    /// The softcap is applied after the bias: what −∞ takes away comes back with weight e^−c.
+    /// The softcap is applied after the bias: a key with bias −∞ comes back with weight e^−c.
     SoftcapAfterBias, "softcap-after-bias", "bound", "onnx/onnx#7867";
     /// The softcap is ignored.
     SoftcapIgnored, "softcap-ignored", "bound", "sgl-project/sgl-kernel-xpu#491";
@@ -112,13 +112,13 @@ mutants! {
     LseInBf16, "lse-in-bf16", "bound", "zhuzilin/ring-flash-attention#22";
     /// The gradient through lse is ignored.
     DlseIgnored, "dlse-ignored", "sum_dk", "Dao-AILab/flash-attention#141";
-    /// δ is left out of dS.
+    /// dS lacks δ.
     DeltaOmitted, "delta-omitted", "sum_dk", "";
     /// The backward pass reads the next head's lse.
     LseOfNextHead, "lse-of-next-head", "sum_dv", "Dao-AILab/flash-attention@b3f1b6a5";
-    /// The last key tile's part of dq is lost.
+    /// The last key tile's partial sum of dq is lost.
     PartialLost, "partial-lost", "bound", "fla-org/flash-linear-attention@e4c7f880";
-    /// The parts of dq are stored in bf16.
+    /// The partial sums of dq are stored in bf16.
     PartialsInBf16, "partials-in-bf16", "bound", "";
     /// P is rounded to bf16 before it multiplies dout.
     WeightsInBf16, "weights-in-bf16", "sum_dv", "";
@@ -136,7 +136,7 @@ mutants! {
     EmptyTileIsNan, "empty-tile-is-nan", "bound", "";
     /// The sink's weights are rounded to bf16 before their gradient is summed.
     SinkTermsInBf16, "sink-terms-in-bf16", "bound", "";
-    /// The second derivative takes the weights of the forward pass for constants.
+    /// The double backward pass treats the weights of the forward pass as constants.
     ConstantWeights, "constant-weights", "bound", "";
 
     [LINEAR_ATTENTION]
@@ -146,9 +146,9 @@ mutants! {
     CotangentBeforeUse, "cotangent-before-use", "euler_of_states", "mcpirate17/HYDRA@57a55dc";
     /// dk reads the gradient of the state untransposed.
     StateNotTransposed, "state-not-transposed", "bound", "mcpirate17/HYDRA@57a55dc";
-    /// dq keeps the micro-chunk of its own token alone.
+    /// dq keeps the micro-chunk of its own token only.
     QueriesOfDiagonal, "queries-of-diagonal", "euler_of_outputs", "mcpirate17/HYDRA@57a55dc";
-    /// The part within a chunk uses chunks half as long as the part between them.
+    /// The part within chunks uses chunks half as long as the part between them.
     ChunksOfTwoSizes, "chunks-of-two-sizes", "integer_probe", "mcpirate17/HYDRA@57a55dc";
     /// The decay is ignored.
     DecayIgnored, "decay-ignored", "bound", "mcpirate17/HYDRA@57a55dc";
@@ -156,7 +156,7 @@ mutants! {
     TailOfTokensDropped, "tail-of-tokens-dropped", "integer_probe", "OpenNLPLab/lightning-attention#27";
     /// A part of dq is rounded to bf16 before the other is added.
     QueryGradientRoundedTwice, "query-gradient-rounded-twice", "bound", "OpenNLPLab/lightning-attention@d15c385";
-    /// What comes from before the chunk lacks one decay.
+    /// The state from before the chunk is decayed once too little.
     QueryDecayOneShort, "query-decay-one-short", "two_halves", "vllm-project/vllm@030ea52";
     /// The last chunk decays the state as if it were whole.
     TailDecaysAsChunk, "tail-decays-as-chunk", "token_by_token", "inclusionAI/cuLA@fa742a2";
@@ -170,9 +170,9 @@ mutants! {
     StateInBf16, "state-in-bf16", "bound", "vllm-project/vllm#19592";
     /// A packed sequence begins with the state of the one before it.
     StateOfPreviousSequence, "state-of-previous-sequence", "alone", "";
-    /// The final state is written in its last slice only.
+    /// Only the last slice of the final state is written.
     LastSliceOfState, "last-slice-of-state", "bound", "vllm-project/vllm@7e1c150";
-    /// Padding is multiplied by 0 and added to the state.
+    /// Padding tokens are multiplied by 0 and added to the state.
     PaddingTimesZero, "padding-times-zero", "padded_tokens", "vllm-project/vllm-ascend#10276";
     /// A reset multiplies the state by 0.
     ResetTimesZero, "reset-times-zero", "resets", "";
@@ -192,7 +192,7 @@ mutants! {
     FinalCotangentIgnored, "final-cotangent-ignored", "sensitivity", "";
     /// A gate's gradient counts the token that it does not decay.
     GateCountsItsToken, "gate-counts-its-token", "gradient_of_gates", "erfanzar/ejkernel@2107406";
-    /// The gradient of a head's decay holds the last batch element alone.
+    /// The gradient of a head's decay holds the last batch element only.
     GateGradientOfLastElement, "gate-gradient-of-last-element", "constant_gates", "";
     /// The decay of a head has no gradient.
     NoGateGradient, "no-gate-gradient", "sensitivity", "fla-org/flash-linear-attention@bc3b101";
@@ -200,13 +200,13 @@ mutants! {
     StateRace, "state-race", "determinism", "fla-org/flash-linear-attention#1228";
 
     [LAZY_ATTENTION]
-    /// The backward pass leaves out the tiles that the forward pass may leave out.
+    /// The backward pass skips the tiles that the forward pass may skip.
     InactiveTileSkipped, "inactive-tile-skipped", "sum_dk", "Fzkuji/flash-lazy-attention@1b88414";
     /// dS of an inactive pair is 0, as for a kernel whose threshold does not normalise.
     InactivePairSkipped, "inactive-pair-skipped", "sum_dk", "";
-    /// dS is that of softmax attention: an inactive pair keeps its dout · v.
+    /// dS follows softmax attention: an inactive pair keeps its dout · v.
     GradientOfIdle, "gradient-of-idle", "idle_values", "";
-    /// dbias is summed over the active pairs alone.
+    /// dbias is summed over the active pairs only.
     DbiasOfActiveAlone, "dbias-of-active-alone", "sum_distances", "";
     /// Δ is dout · o, as in softmax attention.
     DeltaOfOutput, "delta-of-output", "sum_dk", "";
@@ -220,13 +220,13 @@ mutants! {
     LastColumnIgnored, "last-column-ignored", "reach_probe", "Fzkuji/flash-lazy-attention@dc1e61b";
     /// Beyond its reach the bias stays at its last value.
     BiasClamped, "bias-clamped", "reach_probe", "";
-    /// What lies beyond the reach adds its gradient to the last column.
+    /// Pairs beyond the reach of the bias add their gradient to its last column.
     FarGradientInLastColumn, "far-gradient-in-last-column", "bound", "";
     /// The scale is applied before the gradient of the bias is taken.
     DbiasScaled, "dbias-scaled", "sum_distances", "Fzkuji/swat-attention@baccc4d";
     /// Distances are counted from the first query and key, though the mask is aligned at the last.
     DistanceFromTopLeft, "distance-from-top-left", "reach_probe", "";
-    /// Distances in packed sequences are those of the arrays.
+    /// Distances in packed sequences are counted along the arrays, not within the sequence.
     DistanceAcrossSequences, "distance-across-sequences", "sequence_invariance", "";
     /// Distances have no sign: keys ahead get a bias.
     DistanceWithoutSign, "distance-without-sign", "bound", "";
@@ -236,33 +236,33 @@ mutants! {
     KeyNumberAsCount, "key-number-as-count", "kink_probe", "Fzkuji/swat-attention@baccc4d";
     /// n is the length of the sequence.
     LengthAsCount, "length-as-count", "kink_probe", "";
-    /// τ/n is an integer.
+    /// τ/n is truncated to an integer.
     IntegerDivision, "integer-division", "left_of_weights", "Fzkuji/flash-lazy-attention@299f606";
-    /// τ of the first head serves all.
+    /// All heads use the τ of the first head.
     TauOfFirstHead, "tau-of-first-head", "head_invariance", "";
     /// P and τ/n are rounded to bf16 before they are added.
     ThresholdInBf16, "threshold-in-bf16", "bound", "Fzkuji/flash-lazy-attention@9528efe";
-    /// A pair on the kink is active.
+    /// A pair with P + τ/n = 0 is active.
     KinkIsActive, "kink-is-active", "kink_probe", "";
     /// e⁰ is one unit in the last place above 1.
     ExpOfZero, "exp-of-zero", "kink_probe", "";
-    /// What is left of the weights is normalised again.
+    /// The weights that remain are normalised again.
     Renormalised, "renormalised", "left_of_weights", "";
     /// τ > 0 raises the weights of keys that are not visible, too.
     OffsetOfInvisible, "offset-of-invisible", "softmax_at_zero", "";
-    /// Values of inactive pairs are multiplied by 0 instead of being left out.
+    /// Values of inactive pairs are multiplied by 0 instead of being skipped.
     IdleTimesZero, "idle-times-zero", "idle_values", "";
     /// max(NaN, 0) is 0: a NaN score leaves no trace in o.
     NanIsInactive, "nan-is-inactive", "seen_poison", "";
-    /// Tiles are left out by a threshold that forgets n.
+    /// Tiles are skipped by a threshold that forgets n.
     SkipWithoutCount, "skip-without-count", "bound", "";
-    /// dtau is summed over all visible pairs: straight through the kink.
+    /// dtau is summed over all visible pairs, active or not.
     DtauThroughTheKink, "dtau-through-the-kink", "dead_rows", "Fzkuji/flash-lazy-attention@146202e";
     /// dtau lacks the factor 1/n.
     DtauWithoutCount, "dtau-without-count", "bound", "";
-    /// Every head reads the cotangent of the first.
+    /// Every head reads dout of the first head.
     DoutOfFirstHead, "dout-of-first-head", "head_invariance", "Fzkuji/flash-lazy-attention@7ff07c6";
-    /// Rows beyond the length keep what was in memory.
+    /// Rows beyond the length of a sequence are not written.
     PaddingUnwritten, "padding-unwritten", "empty_rows", "Fzkuji/flash-lazy-attention@dc1e61b";
 
     [LINEAR_CROSS_ENTROPY]
@@ -276,23 +276,23 @@ mutants! {
     MaximumStartsAtZero, "maximum-starts-at-zero", "bound", "";
     /// The temperature divides the log-probability, not the logits.
     TemperatureOfLogprob, "temperature-of-logprob", "bound", "";
-    /// The cap's derivative is left out of the gradients.
+    /// The gradients lack the cap's derivative.
     NoCapDerivative, "no-cap-derivative", "bound", "";
-    /// Ignored tokens have no loss, but gradients: those of a row without a target.
+    /// Ignored tokens have no loss, but the gradients of a row without a target.
     IgnoredInGradient, "ignored-in-gradient", "ignored_poison", "linkedin/Liger-Kernel#974";
     /// The target's logit is a sum of logits times 0 or 1: NaN beside a logit of −∞.
     TargetByMask, "target-by-mask", "impossible_class", "";
-    /// Of unreduced losses, the first token's upstream is taken for all.
+    /// Losses are not reduced, but the first token's cotangent is used for all.
     UpstreamOfFirst, "upstream-of-first", "bound", "linkedin/Liger-Kernel#968";
     /// The gradient through the log-probability is ignored.
     DlogprobDropped, "dlogprob-dropped", "sensitivity", "";
     /// The gradient through lse is ignored.
     LseCotangentDropped, "lse-cotangent-dropped", "class_sums", "";
-    /// The z-loss is in the loss, but not in the gradients.
+    /// The loss has the z-loss, the gradients do not.
     LseSquareWithoutGradient, "lse-square-without-gradient", "bound", "";
     /// The target's probability is rounded to bf16 before 1 is subtracted.
     TargetRounded, "target-rounded", "bound", "linkedin/Liger-Kernel#1329";
-    /// Gradients of logits below 2⁻¹² are left out, unasked.
+    /// Gradients of logits below 2⁻¹² are dropped, though nobody asked for it.
     SmallTilesDropped, "small-tiles-dropped", "class_sums", "apple/ml-cross-entropy#14";
     /// dw is summed in bf16.
     DwInBf16, "dw-in-bf16", "bound", "linkedin/Liger-Kernel#512";
@@ -300,14 +300,14 @@ mutants! {
     SmoothingOfTile, "smoothing-of-tile", "bound", "NVIDIA/Megatron-LM#737";
     /// The mean counts ignored tokens.
     MeanOverIgnored, "mean-over-ignored", "bound", "";
-    /// The mean divides by the number of tokens, whatever they weigh.
+    /// The mean divides by the number of tokens instead of their weights.
     MeanWithoutWeights, "mean-without-weights", "bound", "";
-    /// Nothing left to average: 0/0.
+    /// The mean of no tokens is 0/0.
     NothingOverNothing, "nothing-over-nothing", "bound", "NVIDIA-NeMo/Automodel#3796";
     /// The entropy's sum is not rescaled when the maximum grows.
     EntropyNotRescaled, "entropy-not-rescaled", "bound", "";
     /// p ln p is 0 · −∞ for a class without probability.
     EntropyTimesZero, "entropy-times-zero", "impossible_class", "";
-    /// Of equal logits the last is the argmax.
+    /// Among equal logits the last one is the argmax.
     LastOfEquals, "last-of-equals", "equal_logits", "";
 }

@@ -1,13 +1,13 @@
 //! One problem, said in several ways.
 
-use super::linear;
-use super::parts::Axes;
+use super::parts::{Axes, linear};
 use crate::bounds::Bounds;
 use crate::cases::linear_attention::Family;
 use crate::cases::{Case, Point};
+use crate::laws::flaw::{Flaw, Judgement};
 use crate::laws::tensors::{map, take};
+use crate::laws::trial::Trial;
 use crate::laws::values::{close, larger, scaled, sum_groups, times};
-use crate::laws::{Flaw, Judgement, Trial};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
 use etalon_problem::{Axis as ProblemAxis, Decay, Dtype, LinearAttention, Pass};

@@ -1,8 +1,9 @@
 //! Identities among results.
 
-use super::linear;
+use super::parts::linear;
 use crate::bounds::Bounds;
-use crate::laws::{Flaw, Judgement, Trial};
+use crate::laws::flaw::{Flaw, Judgement};
+use crate::laws::trial::Trial;
 use crate::tensor::Tensors;
 use crate::tier::Hints;
 use etalon_problem::{Pass, TokenSequence};

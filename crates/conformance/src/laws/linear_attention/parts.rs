@@ -1,14 +1,15 @@
 //! Parts of a problem: some heads, some tokens of a sequence.
 
-use super::linear;
+use crate::cases::Case;
 use crate::generate::Stream;
+use crate::laws::flaw::{Judgement, refute};
 use crate::laws::select::part_of;
 use crate::laws::tensors::{Equality, difference};
-use crate::laws::{Judgement, Trial, refute};
+use crate::laws::trial::Trial;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
 use etalon_problem::{
-    Axis, LinearAttention, Operand, Pass, Problem, TokenSequence, TokenSequences, find,
+    Axis, Error, LinearAttention, Operand, Pass, Problem, TokenSequence, TokenSequences, find,
 };
 use std::ops::Range;
 
@@ -105,4 +106,15 @@ pub(super) fn alone(trial: &Trial<'_>) -> Judgement {
         }
     }
     Ok(None)
+}
+
+/// The problem of a case of linear_attention.
+pub(super) fn linear(case: &Case) -> Result<&LinearAttention, Error> {
+    match &case.problem {
+        Problem::LinearAttention(problem) => Ok(problem),
+        other => Err(Error::Unsupported {
+            what: format!("states of {}", other.algorithm()),
+            reason: "the algorithm has none".to_string(),
+        }),
+    }
 }

@@ -2,10 +2,11 @@
 //! and 0. Every term is a whole number of halves and every sum, whatever its order, stays below 2²⁴ of
 //! them (dg_gamma, the largest, adds 257³/6 · 4 at most), so that f32 holds all of it exactly.
 
-use super::linear;
+use super::parts::linear;
 use crate::generate::Stream;
+use crate::laws::flaw::{Flaw, Judgement, refute};
 use crate::laws::tensors::{Equality, difference};
-use crate::laws::{Flaw, Judgement, Trial, refute};
+use crate::laws::trial::Trial;
 use crate::tensor::{Stored, Tensor, Tensors};
 use crate::tier::Hints;
 use etalon_problem::{Axis, Decay, Error, LinearAttention, Pass, Problem, Role, TokenSequence};

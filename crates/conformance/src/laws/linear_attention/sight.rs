@@ -1,14 +1,14 @@
 //! What a token sees, and what it does not.
 
-use super::linear;
-use super::parts::Axes;
+use super::parts::{Axes, linear};
 use crate::bounds::Bounds;
 use crate::cases::linear_attention::GateKind;
 use crate::cases::{Case, Point};
 use crate::generate::Stream;
+use crate::laws::flaw::{Flaw, Judgement, refute};
 use crate::laws::tensors::{Equality, difference, map};
+use crate::laws::trial::Trial;
 use crate::laws::values::{close, larger};
-use crate::laws::{Flaw, Judgement, Trial, refute};
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::Hints;
 use etalon_problem::{Axis, LinearAttention, Pass, TokenSequence};

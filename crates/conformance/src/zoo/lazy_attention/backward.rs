@@ -1,170 +1,98 @@
-//! The host's backward pass: row by row, with partials of dq by tile.
+//! The host's backward pass, row by row.
 
-use super::forward::Forward;
-use super::{Job, Rows};
+use super::pairs::Lazy;
+use crate::zoo::attention::backward::{Gradients, Pair};
+use crate::zoo::job::{Results, dot};
 use crate::zoo::mutant::Mutant;
-use etalon_problem::Sequence;
-use std::collections::BTreeMap;
-
-/// The gradients while they grow.
-struct Gradients {
-    dq: Rows,
-    dk: Rows,
-    dv: Rows,
-    dbias: Vec<f32>,
-    dtau: Vec<f32>,
-}
+use crate::zoo::scores::Query;
 
 /// A visible pair of a row.
-struct Pair {
+struct Visible {
     j: usize,
-    tile: usize,
     p: f32,
     e: f32,
     active: bool,
-    /// g, of an active pair.
+    /// dout · v of an active pair.
     g: f32,
 }
 
-impl Job<'_> {
-    pub(super) fn backward(&self, forward: &Forward) -> BTreeMap<&'static str, Rows> {
-        let scores = &self.problem.scores;
-        let e = scores.extents;
-        let width = self.problem.bias.map_or(0, |reach| reach.width);
-        let mut out = Gradients {
-            dq: Rows::filled(scores.q_shape(), 0.0),
-            dk: Rows::filled(scores.k_shape(), 0.0),
-            dv: Rows::filled(self.problem.v_shape(), 0.0),
-            dbias: vec![0.0; e.query_heads * width],
-            dtau: vec![0.0; e.query_heads],
-        };
-        for sequence in scores.sequences() {
-            for h in 0..e.query_heads {
-                for step in 0..sequence.queries {
-                    let i = if self.style.backwards { sequence.queries - 1 - step } else { step };
-                    self.row(forward, &sequence, (h, i), &mut out);
-                }
-            }
-        }
-        let Gradients { dq, dk, dv, dbias, dtau } = out;
-        let (dbias, dtau) = (Rows::scalars(dbias), Rows::scalars(dtau));
-        BTreeMap::from([("dq", dq), ("dk", dk), ("dv", dv), ("dbias", dbias), ("dtau", dtau)])
+pub(super) fn backward(lazy: &Lazy<'_>) -> Results {
+    let bias = lazy.problem.bias_shape().unwrap_or([0; 2]);
+    let mut out = Gradients::new(&lazy.heads, &bias);
+    for query in lazy.heads.queries() {
+        let pairs = row(lazy, query, &mut out);
+        out.add(&lazy.heads, query, &pairs);
     }
+    out.results("dtau")
+}
 
-    fn pairs(&self, forward: &Forward, sequence: &Sequence, (h, i): (usize, usize)) -> Vec<Pair> {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        let lse = forward.lse.row(batch, h, query_start + i)[0];
-        let mut pairs = Vec::new();
-        for (tile, keys) in self.tiles(sequence).into_iter().enumerate() {
-            for j in keys {
-                let s = self.score(sequence, h, i, j);
-                if self.visible(sequence, h, i, j) && s != f32::NEG_INFINITY {
-                    let p = self.exp(s - lse);
-                    pairs.push(Pair { j, tile, p, e: 0.0, active: false, g: 0.0 });
-                }
-            }
-        }
-        let count = pairs.len();
-        let of = if self.is(Mutant::DoutOfFirstHead) { 0 } else { h };
-        let dout = self.dout.row(batch, of, query_start + i);
-        for pair in &mut pairs {
-            let offset = self.offset(h, i, pair.j, count, sequence.keys);
-            (pair.e, pair.active) = self.raised(pair.p, offset);
-            if pair.active || self.reads_idle() {
-                let v = self.v.row(batch, h / self.group(), key_start + pair.j);
-                pair.g = dout.iter().zip(v).map(|(a, b)| a * b).sum();
-            }
-        }
-        pairs
-    }
+/// The visible pairs of a row.
+fn visible(lazy: &Lazy<'_>, query: Query) -> Vec<Visible> {
+    let (job, at) = (lazy.job, query.at());
+    let (dout, lse) = (job.input("dout").row(at), job.input("lse").row(at)[0]);
+    let scores = lazy.scores(query);
+    let seen = || scores.iter().enumerate().filter(|(_, score)| score.seen);
+    let count = seen().count();
+    // Whether values of inactive pairs enter a gradient.
+    let reads_idle = job.is(Mutant::DtauThroughTheKink) || job.is(Mutant::GradientOfIdle);
+    let pair = |j, s| {
+        let p = job.exp(s - lse);
+        let (e, active) = lazy.raised(query, j, count, p);
+        let reads = active || reads_idle;
+        let g = if reads { dot(dout, lazy.heads.v.row(lazy.heads.key(query, j))) } else { 0.0 };
+        Visible { j, p, e, active, g }
+    };
+    seen().map(|(j, score)| pair(j, score.s)).collect()
+}
 
-    /// Whether values of inactive pairs enter a gradient.
-    fn reads_idle(&self) -> bool {
-        self.is(Mutant::DtauThroughTheKink) || self.is(Mutant::GradientOfIdle)
+/// (E9) to (E14): the pairs of a row; adds to the gradients of the bias and of τ.
+fn row(lazy: &Lazy<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
+    let job = lazy.job;
+    let visible = visible(lazy, query);
+    let counted = |x: &&Visible| x.active || job.is(Mutant::DtauThroughTheKink);
+    let sum: f32 = visible.iter().filter(counted).map(|x| x.g).sum();
+    if !visible.is_empty() {
+        let count = if job.is(Mutant::DtauWithoutCount) { 1 } else { visible.len() };
+        out.of_heads.data[query.h] += sum / count as f32; // (E14)
     }
+    let of_row = delta(lazy, query, &visible);
+    let mut pairs = Vec::new();
+    for tile in job.tiles(query.sequence.keys) {
+        let place = |j| visible.partition_point(|x| x.j < j);
+        let tile = &visible[place(tile.start)..place(tile.end)];
+        if job.is(Mutant::InactiveTileSkipped) && !tile.iter().any(|x| x.active) {
+            continue;
+        }
+        let of_tile = job.is(Mutant::DeltaPerTile);
+        let delta = if of_tile { delta(lazy, query, tile) } else { of_row };
+        pairs.extend(tile.iter().map(|x| pair(lazy, query, x, delta, out)));
+    }
+    pairs
+}
 
-    /// (E8) of a row, or of a tile of it.
-    fn delta(&self, forward: &Forward, pairs: &[Pair], tile: usize, o_at: [usize; 3]) -> f32 {
-        let [b, h, i] = o_at;
-        if self.is(Mutant::DeltaOfOutput) {
-            let product = self.dout.row(b, h, i).iter().zip(forward.o.row(b, h, i));
-            return product.map(|(a, b)| a * b).sum();
-        }
-        let own = |pair: &&Pair| !self.is(Mutant::DeltaPerTile) || pair.tile == tile;
-        let counted = |pair: &&Pair| pair.active || self.is(Mutant::GradientOfIdle);
-        pairs.iter().filter(own).filter(counted).map(|pair| pair.p * pair.g).sum()
+/// (E8): Δ of a row, or in one mutant of a tile.
+fn delta(lazy: &Lazy<'_>, query: Query, pairs: &[Visible]) -> f32 {
+    let (job, at) = (lazy.job, query.at());
+    if job.is(Mutant::DeltaOfOutput) {
+        return dot(job.input("dout").row(at), job.input("o").row(at));
     }
+    let counted = |x: &&Visible| x.active || job.is(Mutant::GradientOfIdle);
+    pairs.iter().filter(counted).map(|x| x.p * x.g).sum()
+}
 
-    fn row(
-        &self,
-        forward: &Forward,
-        sequence: &Sequence,
-        (h, i): (usize, usize),
-        out: &mut Gradients,
-    ) {
-        let &Sequence { batch, query_start, .. } = sequence;
-        let pairs = self.pairs(forward, sequence, (h, i));
-        let at = [batch, h, query_start + i];
-        let dlse = self.dlse.as_ref().map_or(0.0, |dlse| dlse.row(batch, h, at[2])[0]);
-        let counted = |pair: &&Pair| pair.active || self.is(Mutant::DtauThroughTheKink);
-        let sum: f32 = pairs.iter().filter(counted).map(|pair| pair.g).sum();
-        if !pairs.is_empty() {
-            let count = if self.is(Mutant::DtauWithoutCount) { 1 } else { pairs.len() };
-            out.dtau[h] += sum / count as f32; // (E14)
-        }
-        let tiles = self.tiles(sequence).len();
-        let mut partials = vec![vec![0f32; self.q.row_len()]; tiles];
-        for (tile, partial) in partials.iter_mut().enumerate() {
-            let delta = self.delta(forward, &pairs, tile, at);
-            let idle = !pairs.iter().any(|pair| pair.tile == tile && pair.active);
-            if self.is(Mutant::InactiveTileSkipped) && idle {
-                continue;
-            }
-            for pair in pairs.iter().filter(|pair| pair.tile == tile) {
-                self.pair(pair, dlse - delta, sequence, (h, i), partial, out);
-            }
-        }
-        let dq = out.dq.row_mut(batch, h, at[2]);
-        for partial in &partials {
-            dq.iter_mut().zip(partial).for_each(|(dq, x)| *dq += x);
-        }
+fn pair(lazy: &Lazy<'_>, query: Query, x: &Visible, delta: f32, out: &mut Gradients) -> Pair {
+    let job = lazy.job;
+    let dlse = job.given("dlse").map_or(0.0, |dlse| dlse.row(query.at())[0]);
+    let g = if x.active || job.is(Mutant::GradientOfIdle) { x.g } else { 0.0 };
+    let dropped = job.is(Mutant::InactivePairSkipped) && !x.active;
+    let ds = if dropped { 0.0 } else { x.p * (g + dlse - delta) };
+    let mut far = lazy.distance(query, x.j);
+    if job.is(Mutant::FarGradientInLastColumn) {
+        far = far.or(lazy.problem.bias.map(|reach| reach.width - 1));
     }
-
-    /// (E9) to (E13) of one pair; `rest` is dlse − Δ.
-    fn pair(
-        &self,
-        pair: &Pair,
-        rest: f32,
-        sequence: &Sequence,
-        (h, i): (usize, usize),
-        partial: &mut [f32],
-        out: &mut Gradients,
-    ) {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        let (key_head, i_at, j_at) = (h / self.group(), query_start + i, key_start + pair.j);
-        let counted = pair.active || self.is(Mutant::GradientOfIdle);
-        let g = if counted { pair.g } else { 0.0 };
-        let dropped = self.is(Mutant::InactivePairSkipped) && !pair.active;
-        let d_score = if dropped { 0.0 } else { pair.p * (g + rest) };
-        let ds = self.problem.scores.scale() as f32 * d_score;
-        let (q, k) = (self.q.row(batch, h, i_at), self.k.row(batch, key_head, j_at));
-        partial.iter_mut().zip(k).for_each(|(dq, k)| *dq += ds * k);
-        let dk = out.dk.row_mut(batch, key_head, j_at);
-        dk.iter_mut().zip(q).for_each(|(dk, q)| *dk += ds * q);
-        if pair.active {
-            let dout = self.dout.row(batch, h, i_at);
-            let dv = out.dv.row_mut(batch, key_head, j_at);
-            dv.iter_mut().zip(dout).for_each(|(dv, x)| *dv += pair.e * x);
-        }
-        let Some(reach) = self.problem.bias else { return };
-        let mut d = self.distance(sequence, i, pair.j);
-        if self.is(Mutant::FarGradientInLastColumn) {
-            d = d.or(Some(reach.width - 1));
-        }
-        let skipped = self.is(Mutant::DbiasOfActiveAlone) && !pair.active;
-        if let (Some(d), false) = (d, skipped) {
-            let scaled = if self.is(Mutant::DbiasScaled) { ds } else { d_score };
-            out.dbias[h * reach.width + d] += scaled; // (E13)
-        }
+    let skipped = job.is(Mutant::DbiasOfActiveAlone) && !x.active;
+    if let Some(far) = far.filter(|_| !skipped) {
+        out.dbias.row_mut([query.h, far, 0])[0] += ds; // (E13)
     }
+    Pair { j: x.j, ds: lazy.heads.scale * ds, weight: x.active.then_some(x.e) }
 }

@@ -1,0 +1,51 @@
+//! How a check ends.
+
+use crate::report::Verdict;
+use crate::tiers::Refusal;
+use etalon_problem::Error;
+
+/// Why a check did not pass.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Flaw {
+    /// The law is broken: how that shows.
+    Fail(String),
+    /// The tier does not offer this, and why.
+    Unsupported(String),
+    /// The case or the suite is at fault: it could not tell right from wrong.
+    Vacuous(String),
+}
+
+/// How a check ended; a pass may carry a margin: the largest error divided by its bound.
+pub type Judgement = Result<Option<f64>, Flaw>;
+
+impl From<Refusal> for Flaw {
+    fn from(refusal: Refusal) -> Self {
+        match refusal {
+            Refusal::Unsupported(reason) => Flaw::Unsupported(reason),
+            Refusal::Fault(fault) => Flaw::Fail(fault),
+        }
+    }
+}
+
+/// An error of the vocabulary or of the reference: the suite asked for nonsense.
+impl From<Error> for Flaw {
+    fn from(error: Error) -> Self {
+        Flaw::Vacuous(error.to_string())
+    }
+}
+
+impl Flaw {
+    /// As it stands in a report.
+    pub fn verdict(self) -> Verdict {
+        match self {
+            Flaw::Fail(text) => Verdict::Fail(text),
+            Flaw::Unsupported(text) => Verdict::Unsupported(text),
+            Flaw::Vacuous(text) => Verdict::Vacuous(text),
+        }
+    }
+}
+
+/// Turns a difference, where there is one, into a failure.
+pub(crate) fn refute(difference: Option<String>) -> Result<(), Flaw> {
+    difference.map_or(Ok(()), |text| Err(Flaw::Fail(text)))
+}

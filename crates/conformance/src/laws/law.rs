@@ -1,0 +1,78 @@
+//! What a law is, and the algorithms and passes that laws speak of.
+
+use super::flaw::Judgement;
+use super::trial::Trial;
+use crate::algorithms::judged;
+use crate::cases::Case;
+use etalon_problem::{Algorithm, Pass};
+
+/// What a law presupposes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Kind {
+    /// The result lies within its proven bound.
+    Gate,
+    /// The right answer is known to the last bit.
+    Probe,
+    /// It follows from the definition.
+    Meaning,
+    /// Etalon's own tiers promise it.
+    Contract,
+}
+
+/// A property that every tier must satisfy.
+#[derive(Debug, Clone, Copy)]
+pub struct Law {
+    /// Its name: in reports, in tests and on the command line.
+    pub name: &'static str,
+    /// What it says, in one sentence.
+    pub statement: &'static str,
+    /// What it presupposes.
+    pub kind: Kind,
+    /// The algorithms that it speaks of.
+    pub of: &'static [Algorithm],
+    /// The passes that it speaks of.
+    pub passes: &'static [Pass],
+    /// Whether it says anything about this case, of an algorithm and a pass that it speaks of.
+    pub applies: fn(&Case, Pass) -> bool,
+    /// Judges a tier.
+    pub check: fn(&Trial<'_>) -> Judgement,
+}
+
+/// The forward pass and the gradients.
+pub(crate) const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+
+/// Every pass.
+pub(crate) const ANY_PASS: &[Pass] = &Pass::ALL;
+
+/// Laws that speak of no formula.
+pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
+
+/// Laws of attention and attention_lse.
+pub(crate) const ATTENTION: &[Algorithm] = &[Algorithm::Attention, Algorithm::AttentionLse];
+
+/// Laws of scores: attention, attention_lse and lazy_attention.
+pub(crate) const SCORES: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
+
+/// Laws whose bounds of second order are carried along by the reference itself.
+pub(crate) const SOFTMAX: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
+
+/// Laws of linear_attention.
+pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
+
+/// Laws of lazy_attention.
+pub(crate) const LAZY_ATTENTION: &[Algorithm] = &[Algorithm::LazyAttention];
+
+/// Laws of linear_cross_entropy.
+pub(crate) const LINEAR_CROSS_ENTROPY: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
+
+impl Law {
+    /// Whether it says anything about this pass of this case: one that is judged.
+    pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
+        self.of.contains(&case.spec.algorithm)
+            && self.passes.contains(&pass)
+            && judged(case.spec.algorithm).contains(&pass)
+            && (self.applies)(case, pass)
+    }
+}
