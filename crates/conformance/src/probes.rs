@@ -17,7 +17,7 @@ use etalon_problem::Pass;
 pub(crate) const LAWS: &[Law] = &[
     Law {
         name: "edge_probe",
-        statement: "With one-hot weights both edges of every row come out to the last bit.",
+        statement: "With one-hot weights both edges of every row are exact to the last bit.",
         kind: Kind::Probe,
         of: ATTENTION,
         passes: FIRST_ORDER,
@@ -37,7 +37,7 @@ pub(crate) const LAWS: &[Law] = &[
     },
     Law {
         name: "dyadic_probe",
-        statement: "With weights 2^−m and integer upstreams the gradients are exact fractions.",
+        statement: "With weights 2^−m and integer cotangents the gradients are exact fractions.",
         kind: Kind::Probe,
         of: ATTENTION,
         passes: FIRST_ORDER,

@@ -1,11 +1,6 @@
 //! Tiled, multithreaded SIMD kernels for the algorithms that train transformers.
 //!
-//! A kernel is written once, over the lanes of an instruction set ([`Level`]); it mirrors the
-//! tiling of the GPU kernels: packed panels, tiles of scores in registers, a streaming softmax,
-//! one writer for every tile of a result. Storage is f32, bf16 or f16; every sum is f32.
-//!
-//! Results are bitwise the same from run to run, for any number of threads, any batch beside and
-//! any strides. They may differ between levels.
+//! Describe a problem, hand in views of its tensors, and call a pass:
 //!
 //! ```
 //! use etalon_problem::{Attention, Extents, Mask};
@@ -25,9 +20,21 @@
 //! let dout = Array4::<f32>::ones(problem.o_shape());
 //! let cotangents = attention::Cotangents::new(dout.view());
 //! let grads = attention::backward(&problem, &inputs, &out, &cotangents, &Options::default())?;
-//! assert_eq!(grads.dq[[0, 0, 0, 0]], 0.0); // equal values: no score matters
+//! assert_eq!(grads.dq[[0, 0, 0, 0]], 0.0); // all values are equal, so scores have no effect
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
+//!
+//! Each algorithm has a module: [`attention`], [`attention_lse`], [`linear_attention`]. Tensors are
+//! f32, bf16 or f16; every sum is f32. Results have the same bits from run to run, for any number
+//! of threads, any other batch elements in the call, and any strides. They may differ between
+//! instruction sets.
+//!
+//! [`run`](run()) computes any pass of any algorithm over tensors by name: for bindings, and for callers
+//! that know the element type only when the program runs. A [`Workspace`] keeps memory between calls.
+//!
+//! A kernel is written once, over the lanes of an instruction set ([`Level`]), with the tiling of GPU
+//! kernels: packed panels, tiles of scores in registers, a streaming softmax, and one writer for
+//! every tile of a result. [`etalon_problem::docs::simd`] explains the kernels.
 
 mod aligned;
 pub mod attention;

@@ -1,3 +1,33 @@
+//! Linear attention on CPUs: [`forward`], [`backward`], [`double_backward`] and [`step`], for f32,
+//! bf16 and f16; states and decays are f32.
+//!
+//! Views of the operands may have any strides. Each function with the suffix `_into` writes into
+//! arrays of the caller, and [`plan`] reports what a pass allocates beside them.
+//!
+//! ```
+//! use etalon_problem::{LinearAttention, LinearExtents};
+//! use etalon_simd::{Options, linear_attention};
+//! use ndarray::{Array4, array};
+//!
+//! let extents = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 2, dim: 1 };
+//! let problem = LinearAttention::new(extents).final_state();
+//! let q: Array4<f32> = array![[[[1.0], [1.0]]]]; // [batch, head, row, element]
+//! let k = array![[[[1.0], [2.0]]]];
+//! let v = array![[[[4.0], [8.0]]]];
+//! let inputs = linear_attention::Inputs::new(q.view(), k.view(), v.view());
+//! let options = Options::default();
+//!
+//! let out = linear_attention::forward(&problem, &inputs, &options)?;
+//! assert_eq!(out.o, array![[[[4.0], [20.0]]]]); // the second query reads both keys
+//! assert_eq!(out.final_state, Some(array![[[[20.0]]]]));
+//!
+//! let dout = array![[[[1.0], [1.0]]]];
+//! let cotangents = linear_attention::Cotangents::new(dout.view());
+//! let gradients = linear_attention::backward(&problem, &inputs, &cotangents, &options)?;
+//! assert_eq!(gradients.dv, array![[[[2.0], [2.0]]]]);
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+#![doc = include_str!("../../../docs/assets/links.md")]
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 

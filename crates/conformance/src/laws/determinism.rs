@@ -30,7 +30,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "head_invariance",
-        statement: "A key head with its query heads gives the same bits alone as beside others.",
+        statement: "A key head with its query heads gives the same bits alone and with others.",
         kind: Kind::Contract,
         of: SCORES,
         passes: FIRST_ORDER,

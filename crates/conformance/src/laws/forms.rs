@@ -43,7 +43,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "segments_are_calls",
-        statement: "Segments that lie end to end give what a call for each of them gives.",
+        statement: "Segments give the results of one call for each segment.",
         kind: Kind::Meaning,
         of: SCORES,
         passes: FIRST_ORDER,
@@ -59,7 +59,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "groups_are_copies",
-        statement: "A key head shared by a group gives what a copy for every query head gives.",
+        statement: "A shared key head gives the results of one copy for each query head.",
         kind: Kind::Meaning,
         of: SCORES,
         passes: FIRST_ORDER,

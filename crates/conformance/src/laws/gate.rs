@@ -33,7 +33,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "modes",
-        statement: "Every way through the backward pass gives results within the bound.",
+        statement: "Every mode of the backward pass gives results within the bound.",
         kind: Kind::Gate,
         of: ATTENTION,
         passes: FIRST_ORDER,

@@ -16,7 +16,7 @@ use ndarray::{ArrayD, Axis, IxDyn, Slice};
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "sum_dv",
-        statement: "Without sinks Σ_j dv_j = Σ_i dout_i over the rows that see something.",
+        statement: "Without sinks Σ_j dv_j = Σ_i dout_i over the rows that are not masked.",
         kind: Kind::Meaning,
         of: ATTENTION,
         passes: FIRST_ORDER,

@@ -23,7 +23,7 @@ use ndarray::{Array4, ArrayD, IxDyn};
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "softmax_at_zero",
-        statement: "With τ = 0 everything is what softmax attention gives.",
+        statement: "With τ = 0 every result equals softmax attention's.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
         passes: FIRST_ORDER,
@@ -59,7 +59,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "sum_distances",
-        statement: "Where the bias reaches every visible pair, Σ_d dbias_d = Σ_i dlse_i.",
+        statement: "If W covers every visible distance, Σ_d dbias_d = Σ_i dlse_i.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
         passes: &[Pass::Backward],
@@ -68,7 +68,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "dead_rows",
-        statement: "Where τ filters everything, o, dv and dtau are 0 and v and dout are not read.",
+        statement: "If τ filters every pair, o, dv and dtau are 0, and v and dout are not read.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
         passes: FIRST_ORDER,
@@ -88,7 +88,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "lse_without_tau",
-        statement: "lse knows neither τ nor the values.",
+        statement: "lse does not depend on τ or the values.",
         kind: Kind::Contract,
         of: LAZY_ATTENTION,
         passes: &[Pass::Forward],
@@ -106,7 +106,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "shifted_bias",
-        statement: "A constant added to a bias that reaches every visible pair moves lse alone.",
+        statement: "A constant added to a bias that covers every visible pair changes lse alone.",
         kind: Kind::Meaning,
         of: LAZY_ATTENTION,
         passes: FIRST_ORDER,

@@ -44,7 +44,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "gradient_of_gates",
-        statement: "dg_t is what came in before token t and leaves at it or later, (R10).",
+        statement: "dg_t is Σ (q·dq − k·dk) from token t on, plus ⟨H_n, dH_n⟩, (R10).",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: &[Pass::Backward],
@@ -53,7 +53,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "doubling",
-        statement: "Twice v and H_0 is twice o and H_n; twice dout and dH_n twice every gradient.",
+        statement: "Twice v and H_0 gives twice o and H_n; twice dout and dH_n twice every gradient.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -71,7 +71,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "constant_gates",
-        statement: "A decay per head is the same decay at every token; none is one of 1.",
+        statement: "A decay per head equals the same decay at every token; no decay equals a decay of 1.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -80,7 +80,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "shared_states",
-        statement: "A state shared by a group gives what a copy for every query head gives.",
+        statement: "A shared state gives the results of one copy for each query head.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -89,7 +89,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "two_halves",
-        statement: "The first tokens, and then the others from their final state, are the whole.",
+        statement: "The first tokens, then the others from their final state, give the whole run.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -100,7 +100,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "token_by_token",
-        statement: "Steps, each from the state of the one before, are the forward pass.",
+        statement: "Steps, each from the previous state, give the forward pass.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: &[Pass::Forward],
@@ -113,7 +113,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "empty_sequences",
-        statement: "A sequence without tokens hands its state on, and its gradient back, as it is.",
+        statement: "A sequence without tokens returns its state, and its gradient, unchanged.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -130,7 +130,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "padded_tokens",
-        statement: "NaN in tokens of no sequence changes nothing, and results there are 0.",
+        statement: "NaN in tokens outside every sequence changes nothing, and results there are 0.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -139,7 +139,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "later_tokens",
-        statement: "NaN later than a token does not reach o or dq, nor NaN before it dk or dv.",
+        statement: "NaN after a token does not reach its o or dq; NaN before it does not reach its dk or dv.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -148,7 +148,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "seen_tokens",
-        statement: "NaN in a key reaches o at its token and at every later one up to a reset.",
+        statement: "NaN in a key reaches o at its token and at every later token up to a reset.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: &[Pass::Forward],
@@ -160,7 +160,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "resets",
-        statement: "Nothing passes a log-decay of −∞, in either direction, be it NaN.",
+        statement: "No value passes a log-decay of −∞, in either direction, not even NaN.",
         kind: Kind::Meaning,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,
@@ -169,7 +169,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "alone",
-        statement: "A key head of one sequence gives the same bits alone as beside others.",
+        statement: "A key head of one sequence gives the same bits alone and with others.",
         kind: Kind::Contract,
         of: LINEAR_ATTENTION,
         passes: FIRST_ORDER,

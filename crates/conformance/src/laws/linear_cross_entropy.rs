@@ -14,7 +14,7 @@ use ndarray::{ArrayD, Axis};
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "ignored_poison",
-        statement: "Whatever belongs to an ignored token may be NaN, and nothing changes.",
+        statement: "NaN in the tensors of an ignored token changes nothing.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
         passes: FIRST_ORDER,
@@ -23,7 +23,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "class_sums",
-        statement: "Without a cap the rows of dw add up to what reaches lse alone.",
+        statement: "Without a cap the rows of dw add up to the part that comes through lse alone.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
         passes: FIRST_ORDER,
@@ -44,7 +44,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "token_order",
-        statement: "What a token gets has the same bits in any order of the tokens.",
+        statement: "The results of a token have the same bits in any order of the tokens.",
         kind: Kind::Contract,
         of: LINEAR_CROSS_ENTROPY,
         passes: FIRST_ORDER,
@@ -75,7 +75,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "impossible_class",
-        statement: "A class of logit −∞ is as one that is not there.",
+        statement: "A class of logit −∞ gives the results of a problem without it.",
         kind: Kind::Meaning,
         of: LINEAR_CROSS_ENTROPY,
         passes: FIRST_ORDER,

@@ -20,7 +20,7 @@ const JVP: &[Pass] = &[Pass::Jvp];
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "along_q_and_k",
-        statement: "Along (q, −k) the scores stand still: gq = −dq, gk = dk, the rest is 0.",
+        statement: "Along (q, −k) the scores are constant: gq = −dq, gk = dk, the rest is 0.",
         kind: Kind::Meaning,
         of: ATTENTION,
         passes: DOUBLE_BACKWARD,
@@ -38,7 +38,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "contraction",
-        statement: "⟨dout, gdout⟩ + … is the product of the gradients with their cotangents.",
+        statement: "⟨dout, gdout⟩ + … equals ⟨ddq, dq⟩ + ⟨ddk, dk⟩ + …",
         kind: Kind::Meaning,
         of: SOFTMAX,
         passes: DOUBLE_BACKWARD,
@@ -47,7 +47,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "adjoint",
-        statement: "⟨dout, to⟩ + ⟨dlse, tlse⟩ is the product of the gradients with the tangents.",
+        statement: "⟨dout, to⟩ + ⟨dlse, tlse⟩ equals ⟨dq, tq⟩ + ⟨dk, tk⟩ + …",
         kind: Kind::Meaning,
         of: ATTENTION,
         passes: JVP,

@@ -12,7 +12,7 @@ use etalon_problem::Pass;
 
 pub(super) const LAWS: &[Law] = &[Law {
     name: "sensitivity",
-    statement: "Every output follows every input that it depends on.",
+    statement: "Every output changes with every input that it depends on.",
     kind: Kind::Meaning,
     of: EVERY,
     passes: ANY_PASS,

@@ -16,7 +16,7 @@ use ndarray::{ArrayD, IxDyn};
 pub(super) const LAWS: &[Law] = &[
     Law {
         name: "unseen_poison",
-        statement: "NaN in keys, values and rows that no pair makes visible changes nothing.",
+        statement: "NaN in keys, values and rows without a visible pair changes nothing.",
         kind: Kind::Meaning,
         of: SCORES,
         passes: FIRST_ORDER,
@@ -28,7 +28,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "seen_poison",
-        statement: "NaN in one key makes the rows that see it NaN and leaves the others alone.",
+        statement: "NaN in one key makes the rows that see it NaN and changes no other row.",
         kind: Kind::Meaning,
         of: SCORES,
         passes: FIRST_ORDER,
@@ -51,7 +51,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "poison_bits",
-        statement: "Where a NaN is not seen it does not change a bit.",
+        statement: "A NaN that no row sees changes no bit.",
         kind: Kind::Contract,
         of: SCORES,
         passes: FIRST_ORDER,
@@ -62,7 +62,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "unseen_change",
-        statement: "Other keys and values where a row does not look leave every bit of it.",
+        statement: "Other keys and values that a row does not see change no bit of it.",
         kind: Kind::Meaning,
         of: SCORES,
         passes: FIRST_ORDER,
@@ -75,7 +75,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "empty_rows",
-        statement: "A row that sees nothing has o = 0 and lse = −∞ (its sink), and gradient 0.",
+        statement: "A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.",
         kind: Kind::Meaning,
         of: SCORES,
         passes: FIRST_ORDER,
