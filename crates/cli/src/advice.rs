@@ -3,7 +3,7 @@
 use crate::outcome::Failure;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors::{self, Error};
-use etalon_problem::{Error as ProblemError, Problem};
+use etalon_problem::{Axis, Error as ProblemError, Problem};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
@@ -26,7 +26,7 @@ pub fn read_problem(path: &Path, input: &Path, tensors: &Tensors) -> Result<Prob
             let text = fs::read_to_string(path).unwrap_or_default();
             Failure(format!("{error}{}", on_problem(&text, reason)))
         }
-        _ => on_tensors(&error, PAIRS),
+        _ => on_tensors(&error, |_| Some(PAIRS.to_vec())),
     })
 }
 
@@ -72,11 +72,11 @@ fn bare_mask(problem: &Value) -> Option<String> {
     None
 }
 
-/// An error about tensors: a permuted shape comes with its axes, of which a tensor with four has these.
-pub fn on_tensors(error: &Error, axes: [&str; 4]) -> Failure {
+/// An error about tensors: a permuted shape comes with its axes, which `axes` knows by name.
+pub fn on_tensors(error: &Error, axes: impl Fn(&str) -> Option<Vec<Axis>>) -> Failure {
     let advice = match error {
-        Error::Content { source: ProblemError::Shape { expected, found, .. }, .. } => {
-            permuted(expected, found, axes)
+        Error::Content { source: ProblemError::Shape { operand, expected, found }, .. } => {
+            axes(operand).and_then(|axes| permuted(expected, found, &axes))
         }
         _ => None,
     };
@@ -84,27 +84,20 @@ pub fn on_tensors(error: &Error, axes: [&str; 4]) -> Failure {
     Failure(format!("{error}{advice}"))
 }
 
-/// The axes of queries and the like.
-pub const ROWS: [&str; 4] = ["B", "H", "N", "D"];
-
 /// The axes of an array of pairs.
-const PAIRS: [&str; 4] = ["B", "H", "N", "M"];
+const PAIRS: [Axis; 4] = [Axis::BatchOr1, Axis::QueryHeadsOr1, Axis::Queries, Axis::Keys];
 
 /// The axes of a shape that is a permutation of the expected one; of equal extents the first stands
 /// first.
-fn permuted(expected: &[usize], found: &[usize], names: [&str; 4]) -> Option<String> {
-    if expected.len() != found.len() {
+fn permuted(expected: &[usize], found: &[usize], axes: &[Axis]) -> Option<String> {
+    if [expected.len(), axes.len()] != [found.len(); 2] {
         return None;
     }
     let mut left: Vec<usize> = (0..expected.len()).collect();
     let mut order = Vec::new();
     for extent in found {
         let place = left.iter().position(|&axis| expected[axis] == *extent)?;
-        order.push(left.remove(place));
+        order.push(axes[left.remove(place)].symbol());
     }
-    match order.as_slice() {
-        [1, 0] => Some("its transpose".to_string()),
-        [a, b, c, d] => Some(format!("[{}]", [a, b, c, d].map(|&axis| names[axis]).join(", "))),
-        order => Some(format!("its axes in the order {order:?}")),
-    }
+    Some(format!("[{}]", order.join(", ")))
 }

@@ -5,11 +5,11 @@ use crate::options;
 use crate::outcome::{Failure, Outcome};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
-use etalon_conformance::tensor::{Stored, Tensor, Tensors};
+use etalon_conformance::tensor::{Tensor, Tensors, views};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
 use etalon_conformance::vectors::{self, Draft};
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Role};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass, Problem, ViewsMut};
 use std::path::PathBuf;
 
 const TENSORS: &str = "\
@@ -59,7 +59,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         )));
     }
     let inputs = Inputs::new(&problem, arguments.pass, tensors).map_err(|error| {
-        advice::on_tensors(&vectors::Error::content(&arguments.input, error), advice::ROWS)
+        let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
+        advice::on_tensors(&vectors::Error::content(&arguments.input, error), axes)
     })?;
     let draft = Draft::new(&arguments.out)?;
     let outputs = arguments.threads.pool()?.install(|| inputs.evaluate(arguments))?;
@@ -77,32 +78,13 @@ struct Inputs<'a> {
 
 impl<'a> Inputs<'a> {
     fn new(problem: &'a Problem, pass: Pass, mut tensors: Tensors) -> Result<Self, Error> {
-        refuse_strangers(problem, pass, &tensors)?;
+        reject_unknown_tensors(problem, pass, &tensors)?;
         let operands = problem.operands(pass);
-        let operands: Vec<&Operand> = operands.iter().filter(|x| x.role.is_given()).collect();
-        // The type of the first operand (q, or h) is that of the storage.
-        let Some(first) = operands.first().map(|operand| operand.name) else {
-            let passes: Vec<&str> = problem.algorithm().passes().iter().map(|x| x.name()).collect();
-            return Err(Error::value("pass", format!("one of {}", passes.join(", ")), pass));
-        };
-        let dtype = tensors.get(first).and_then(Tensor::dtype).unwrap_or(Dtype::F32);
-        let mut found = Tensors::new();
-        for operand in operands {
-            match tensors.remove(operand.name) {
-                Some(tensor) => {
-                    check(operand, &tensor, dtype, first)?;
-                    found.insert(operand.name.to_string(), tensor);
-                }
-                None if operand.role == Role::OptionalCotangent => {}
-                None => {
-                    return Err(Error::Missing {
-                        operand: operand.name.to_string(),
-                        reason: format!("{} {pass} needs it", problem.algorithm()),
-                    });
-                }
-            }
-        }
-        Ok(Inputs { problem, pass, dtype, tensors: found })
+        let given = |name: &str| operands.iter().any(|x| x.name == name && x.role.is_given());
+        tensors.retain(|name, _| given(name));
+        // What a tier saves for later passes it computes again.
+        let dtype = problem.check_call(pass, &views(&tensors)?, &ViewsMut::new(), true)?;
+        Ok(Inputs { problem, pass, dtype, tensors })
     }
 
     fn evaluate(&self, arguments: &Arguments) -> Result<Tensors, Failure> {
@@ -149,51 +131,22 @@ impl<'a> Inputs<'a> {
     }
 }
 
-/// Fails unless a tensor has its shape and type: `first` says which type the storage has.
-fn check(operand: &Operand, tensor: &Tensor, storage: Dtype, first: &str) -> Result<(), Error> {
-    Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
-    let wide = if storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-    let (stored, expected) = match operand.precision {
-        Precision::Storage if operand.name == first => {
-            let dtype = tensor.dtype().unwrap_or(storage);
-            (Stored::Float(dtype), "f64, f32, bf16 or f16".to_string())
-        }
-        Precision::Storage => (Stored::Float(storage), format!("{storage}, as {first} does")),
-        Precision::Wide => (Stored::Float(wide), format!("{wide}, as {first} holds {storage}")),
-        Precision::Integer => (Stored::Integer, Stored::Integer.to_string()),
-    };
-    if tensor.stored() == Some(stored) {
-        return Ok(());
-    }
-    Err(Error::Dtype {
-        operand: operand.name.to_string(),
-        expected,
-        found: tensor.type_name().to_string(),
-    })
-}
-
-/// Options with an operand of their name.
-const OPTIONS: [&str; 6] =
-    ["sinks", "bias", "initial_state", "final_state", "class_weights", "token_weights"];
-
 /// A tensor that no pass has is probably a misspelt one that this pass would take for zero.
-fn refuse_strangers(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<(), Error> {
-    let operands: Vec<Operand> =
-        Pass::ALL.into_iter().flat_map(|pass| problem.operands(pass)).collect();
+fn reject_unknown_tensors(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<(), Error> {
+    let tables = Pass::ALL.map(|pass| problem.table(pass));
+    let known = || tables.iter().flat_map(|table| &table.operands).map(|operand| operand.name);
     let arrays = problem.arrays();
-    let stranger = tensors.keys().find(|name| {
-        !operands.iter().any(|operand| operand.name == *name)
-            && !arrays.iter().any(|(array, _)| array == *name)
+    let unknown = tensors.keys().find(|name| {
+        !known().any(|known| known == *name) && !arrays.iter().any(|(array, _)| array == *name)
     });
-    let Some(name) = stranger else { return Ok(()) };
-    let option = OPTIONS.into_iter().find(|option| name.contains(option));
-    let known = operands.iter().map(|operand| operand.name);
+    let Some(name) = unknown else { return Ok(()) };
+    let option = tables.iter().find_map(|table| table.option(name));
     Err(Error::Unexpected {
         operand: name.clone(),
         reason: match option {
             Some(option) => format!("the problem does not set `{option}`"),
             None => {
-                let advice = advice::did_you_mean(name, known);
+                let advice = advice::did_you_mean(name, known());
                 format!("{} {pass} has no such tensor{advice}", problem.algorithm())
             }
         },

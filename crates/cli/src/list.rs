@@ -48,88 +48,43 @@ fn everything() -> String {
     text
 }
 
-/// Extents that no two symbols share, so that a shape tells which it is made of.
-const EXTENTS: [(usize, &str); 10] = [
-    (2, "B"),
-    (6, "Hq"),
-    (3, "Hk"),
-    (5, "N"),
-    (7, "M"),
-    (11, "D"),
-    (13, "E"),
-    (17, "T"),
-    (19, "V"),
-    (23, "W"),
-];
-
 /// Problems of every algorithm with every option set, so that all of their tensors show.
 fn full() -> Vec<Problem> {
-    let [batch, query_heads, key_heads, queries, keys, dim, value_dim, tokens, vocab, width] =
-        EXTENTS.map(|(extent, _)| extent);
-    let extents = Extents { batch, query_heads, key_heads, queries, keys, dim };
-    let attention = Attention::new(extents).value_dim(value_dim);
-    let linear = LinearExtents { batch, query_heads, key_heads, tokens: queries, dim };
-    let linear = LinearAttention::new(linear).value_dim(value_dim).initial_state().final_state();
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
+    let linear = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 1, dim: 1 };
+    let linear = LinearAttention::new(linear).initial_state().final_state();
     let outputs = TokenOutputs { lse: true, logprob: true, entropy: true, argmax: true };
-    let loss = LinearCrossEntropy::new(tokens, dim, vocab).outputs(outputs);
+    let loss = LinearCrossEntropy::new(1, 1, 1).outputs(outputs);
     vec![
-        attention.sinks().bias(batch, query_heads).into(),
-        AttentionLse::new(extents).sinks().bias(batch, query_heads).into(),
+        Attention::new(extents).sinks().bias(1, 1).into(),
+        AttentionLse::new(extents).sinks().bias(1, 1).into(),
         linear.clone().decay(Decay::PerHead).into(),
         linear.decay(Decay::PerToken).into(),
-        LazyAttention::new(extents).value_dim(value_dim).bias(width).into(),
+        LazyAttention::new(extents).bias(1).into(),
         loss.bias().class_weights().token_weights().into(),
     ]
 }
 
-/// Problems of every algorithm without options.
-fn plain() -> Vec<Problem> {
-    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
-    let linear = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 1, dim: 1 };
-    vec![
-        Attention::new(extents).into(),
-        AttentionLse::new(extents).into(),
-        LinearAttention::new(linear).into(),
-        LazyAttention::new(extents).into(),
-        LinearCrossEntropy::new(1, 1, 1).into(),
-    ]
-}
-
-/// The tensors of a pass of an algorithm, each with whether it may be absent.
-fn operands(algorithm: Algorithm, pass: Pass) -> Vec<(Operand, bool)> {
-    let of = |problems: Vec<Problem>| -> Vec<Operand> {
-        let own = problems.into_iter().filter(|problem| problem.algorithm() == algorithm);
-        own.flat_map(|problem| problem.operands(pass)).collect()
-    };
-    let needed = of(plain());
-    let mut list: Vec<(Operand, bool)> = Vec::new();
-    for operand in of(full()) {
-        let option = !needed.iter().any(|other| other.name == operand.name);
-        if !list.iter().any(|(other, _)| other.name == operand.name) {
-            let absent = option || operand.role == Role::OptionalCotangent;
-            list.push((operand, absent));
+/// The tensors of a pass of an algorithm.
+fn operands(algorithm: Algorithm, pass: Pass) -> Vec<Operand> {
+    let own = full().into_iter().filter(|problem| problem.algorithm() == algorithm);
+    let mut list: Vec<Operand> = Vec::new();
+    for operand in own.flat_map(|problem| problem.operands(pass)) {
+        if !list.iter().any(|other| other.name == operand.name) {
+            list.push(operand);
         }
     }
     list
 }
 
-/// Every tensor of any pass, tensors of equal shape and type together.
+/// Every tensor of any pass, tensors of equal axes and type together.
 fn shapes() -> Table {
     let mut names: Vec<(String, &str, Vec<&str>)> = Vec::new();
     let every = Algorithm::ALL.into_iter().flat_map(|algorithm| {
         algorithm.passes().iter().flat_map(move |&pass| operands(algorithm, pass))
     });
-    for (operand, _) in every {
-        let symbol = |extent: &usize| {
-            let found = EXTENTS.iter().find(|(sample, _)| sample == extent);
-            found.map_or(String::new(), |(_, symbol)| symbol.to_string())
-        };
-        let bias = operand.name.ends_with("bias") && operand.shape.len() == 4;
-        let mut symbols: Vec<String> = operand.shape.iter().map(symbol).collect();
-        if bias {
-            // Its outer extents may also be 1.
-            symbols.iter_mut().take(2).for_each(|symbol| symbol.push_str("|1"));
-        }
+    for operand in every {
+        let symbols: Vec<&str> = operand.axes.iter().map(|axis| axis.symbol()).collect();
         let stored = match operand.precision {
             Precision::Storage => "as q (h)",
             Precision::Wide => "f32 (f64 beside f64)",
@@ -150,26 +105,35 @@ fn shapes() -> Table {
 }
 
 fn tensors() -> Table {
-    let mut table = Table::new(["pass", "in", "out"]);
+    let mut table = Table::new(["pass", "in", "saved by the forward pass", "out"]);
     for algorithm in Algorithm::ALL {
         table.add_title(algorithm.name());
         for &pass in algorithm.passes() {
             let operands = operands(algorithm, pass);
-            let names = |output: bool| {
-                let names = operands.iter().filter(|(x, _)| (x.role == Role::Output) == output);
-                let names = names.map(|(operand, absent)| match absent {
-                    true => format!("[{}]", operand.name),
-                    false => operand.name.to_string(),
+            let names = |of: fn(Role) -> bool| {
+                let names = operands.iter().filter(|x| of(x.role));
+                let optional = |x: &Operand| {
+                    use Role::{OptionalCotangent, OptionalOutput, OptionalSaved};
+                    let optional = [OptionalCotangent, OptionalOutput, OptionalSaved];
+                    x.option.is_some() || optional.contains(&x.role)
+                };
+                let names = names.map(|x| match optional(x) {
+                    true => format!("[{}]", x.name),
+                    false => x.name.to_string(),
                 });
                 names.collect::<Vec<_>>().join(" ")
             };
-            table.add_row([pass.to_string(), names(false), names(true)]);
+            table.add_row([
+                pass.to_string(),
+                names(Role::is_given),
+                names(|role| matches!(role, Role::Saved | Role::OptionalSaved)),
+                names(|role| matches!(role, Role::Output | Role::OptionalOutput)),
+            ]);
         }
     }
     table
 }
 
-/// The element types that each tier offers, by pass; algorithms that it lacks are left out.
 fn offers(all: &[Box<dyn Tier>]) -> Table {
     let mut table = Table::new(["algorithm"].into_iter().chain(Pass::ALL.map(Pass::name)));
     for tier in all {
