@@ -3,6 +3,7 @@
 
 mod ask;
 mod cuda;
+mod door;
 mod reference;
 mod simd;
 

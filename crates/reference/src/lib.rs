@@ -37,6 +37,7 @@ pub mod linear_attention;
 pub mod linear_cross_entropy;
 mod named;
 mod parallel;
+mod run;
 pub mod scalar;
 mod scores;
 mod second_order;
@@ -44,3 +45,4 @@ mod tensor;
 
 pub use evaluate::evaluate;
 pub use named::Tensors;
+pub use run::run;

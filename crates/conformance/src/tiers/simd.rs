@@ -1,9 +1,9 @@
 //! The simd tier: one [`Tier`] per level.
 
+use super::door::answer;
 use crate::report::Absent;
-use crate::tensor::{Stored, Tensor, Tensors, views, views_mut};
 use crate::tier::{Answer, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, Mode, Operand, Pass, Role};
+use etalon_problem::{Algorithm, Dtype, Pass};
 use etalon_simd::{Level, Options};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::BTreeMap;
@@ -70,8 +70,12 @@ impl Tier for Simd {
             recompute: request.hints.recompute,
             ..Options::default()
         };
-        let run = || answer(request, &options);
-        let outputs = match request.hints.threads.map(pool) {
+        let run = || {
+            answer(request, &|problem, pass, inputs, outputs| {
+                etalon_simd::run(problem, pass, inputs, outputs, &options)
+            })
+        };
+        match request.hints.threads.map(pool) {
             None => run(),
             // From a thread of no pool: a worker of another one would take up other work while it
             // waits here.
@@ -81,12 +85,7 @@ impl Tier for Simd {
                     .join()
                     .unwrap_or_else(|panic| resume_unwind(panic))
             }),
-            Some(Err(error)) => return Answer::Error(error),
-        };
-        match outputs {
-            Ok(outputs) => Answer::Outputs(outputs),
-            Err(Error::Unsupported { reason, .. }) => Answer::Unsupported(reason),
-            Err(error) => Answer::Error(error.to_string()),
+            Some(Err(error)) => Answer::Error(error),
         }
     }
 }
@@ -102,45 +101,4 @@ fn pool(threads: usize) -> Result<Arc<ThreadPool>, String> {
     let pool = Arc::new(pool.map_err(|error| error.to_string())?);
     pools.insert(threads, pool.clone());
     Ok(pool)
-}
-
-/// The outputs of a request; what the pass reads again of the forward pass is from this tier's own.
-fn answer(request: &Request<'_>, options: &Options) -> Result<Tensors, Error> {
-    let &Request { problem, pass, dtype, .. } = request;
-    let saved = saved(request, options)?;
-    let mut inputs = views(request.inputs)?;
-    for (name, tensor) in &saved {
-        inputs = inputs.with(name, tensor.view(name)?);
-    }
-    let mut outputs = unwritten(&problem.operands(pass), dtype, |x| x.role == Role::Output);
-    etalon_simd::run(problem, pass, &inputs, &mut views_mut(&mut outputs)?, options)?;
-    Ok(outputs)
-}
-
-/// The outputs of the forward pass that a later pass reads.
-fn saved(request: &Request<'_>, options: &Options) -> Result<Tensors, Error> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
-    let (with_optional, recompute) = (options.mode == Mode::ForwardGradient, options.recompute);
-    let mut saved = unwritten(&problem.operands(pass), dtype, |x| match x.role {
-        Role::Saved => !recompute,
-        Role::OptionalSaved => with_optional,
-        _ => false,
-    });
-    if !saved.is_empty() {
-        let forward = problem.operands(Pass::Forward);
-        let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
-        let inputs = inputs.iter().filter(|(name, _)| own(name));
-        let inputs: Tensors = inputs.map(|(name, x)| (name.clone(), x.clone())).collect();
-        let places = &mut views_mut(&mut saved)?;
-        etalon_simd::run(problem, Pass::Forward, &views(&inputs)?, places, options)?;
-    }
-    Ok(saved)
-}
-
-/// Places for some operands, which nobody has written.
-fn unwritten(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) -> Tensors {
-    let place = |x: &Operand| {
-        (x.name.to_string(), Tensor::unwritten(&x.shape, Stored::of(x.precision, dtype)))
-    };
-    operands.iter().filter(|x| which(x)).map(place).collect()
 }
