@@ -1,9 +1,8 @@
 //! `etalon bench`: how fast the simd tier is, against the peak measured in the same run.
 
 mod arguments;
-mod attention;
-mod linear_attention;
 mod masks;
+mod passes;
 mod summary;
 mod timing;
 mod tune;
@@ -14,11 +13,10 @@ use crate::machine::{COMMIT, cpu};
 use crate::outcome::{Failure, Outcome, say};
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Extents, LinearAttention,
-    LinearExtents, Scores,
+    Algorithm, Attention, AttentionLse, BiasExtents, Extents, LinearAttention, LinearExtents,
+    Scores,
 };
-use etalon_simd::{Element, Level, Options, probe};
-use half::{bf16, f16};
+use etalon_simd::{Level, Options, probe};
 use masks::Named;
 use summary::Figures;
 use timing::Bench;
@@ -31,11 +29,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let before = probe::fma_gflops(level, threads);
     let options = Options { level, blocking: arguments.blocking, ..Options::default() };
     let mut bench = Bench { arguments, options, figures: Vec::new() };
-    pool.install(|| match arguments.dtype {
-        Dtype::Bf16 => all::<bf16>(&mut bench),
-        Dtype::F16 => all::<f16>(&mut bench),
-        Dtype::F32 | Dtype::F64 => all::<f32>(&mut bench), // the parser lets no f64 through
-    })?;
+    pool.install(|| all(&mut bench))?;
     let mut figures = Figures {
         etalon: env!("CARGO_PKG_VERSION"),
         commit: COMMIT,
@@ -58,7 +52,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 /// Times every problem that was asked for.
-fn all<T: Element>(bench: &mut Bench<'_>) -> Result<(), Failure> {
+fn all(bench: &mut Bench<'_>) -> Result<(), Failure> {
     let Arguments { algorithm, length, dim, mask, decay, batch, heads, softcap, bias, .. } =
         bench.arguments;
     let wanted = |name| algorithm.is_empty() || algorithm.contains(&name);
@@ -74,15 +68,15 @@ fn all<T: Element>(bench: &mut Bench<'_>) -> Result<(), Failure> {
                 let scores = Scores { softcap: *softcap, bias, mask, ..Scores::new(extents) };
                 if wanted(Algorithm::Attention) {
                     let problem = Attention { scores: scores.clone(), ..Attention::new(extents) };
-                    bench.attention::<T>(&problem, name)?;
+                    bench.problem(&problem.into(), name)?;
                 }
                 if wanted(Algorithm::AttentionLse) {
-                    bench.attention_lse::<T>(&AttentionLse { scores }, name)?;
+                    bench.problem(&AttentionLse { scores }.into(), name)?;
                 }
             }
             for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
                 let extents = LinearExtents { batch, query_heads, key_heads, tokens: length, dim };
-                bench.linear_attention::<T>(&LinearAttention::new(extents).decay(decay))?;
+                bench.problem(&LinearAttention::new(extents).decay(decay).into(), "")?;
             }
         }
     }

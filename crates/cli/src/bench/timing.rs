@@ -5,10 +5,8 @@ use super::tune::{self, Best, Run};
 use crate::noise::Times;
 use crate::options::mode_name;
 use crate::outcome::Failure;
-use etalon_conformance::generate::Stream;
 use etalon_problem::{Algorithm, Error, Pass};
-use etalon_simd::{Element, Mode, Options};
-use ndarray::{Array, ShapeBuilder};
+use etalon_simd::{Mode, Options};
 use serde::Serialize;
 use std::time::Instant;
 
@@ -124,14 +122,4 @@ impl Bench<'_> {
         }
         Ok(Times::new(times))
     }
-}
-
-/// An operand of bell-shaped numbers.
-pub fn made<T: Element, S: ShapeBuilder>(name: &str, shape: S) -> Array<T, S::Dim> {
-    let stream = Stream::new(0, name);
-    let mut next = 0;
-    Array::from_shape_simple_fn(shape, || {
-        next += 1;
-        T::from_f32(stream.normal(next) as f32)
-    })
 }
