@@ -22,7 +22,7 @@ use crate::algorithms::judged;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
 use etalon_problem::{Dtype, Error, Pass, Problem, Role};
-use etalon_reference::evaluate;
+use etalon_reference::{Arithmetic, evaluate_in};
 use inputs::{Errors, Inputs};
 use model::Model;
 use ndarray::{ArrayD, IxDyn};
@@ -71,7 +71,7 @@ pub fn bounds(
             reason: "it has no derivation yet".to_string(),
         });
     }
-    let exact = |pass| evaluate(problem, pass, &values(problem, pass, inputs)?);
+    let exact = |pass| evaluate_in(Arithmetic::F64, problem, pass, &values(problem, pass, inputs)?);
     let forward = match pass {
         Pass::Step => Values::new(), // its operands are not those of a forward pass
         _ => exact(Pass::Forward)?,

@@ -9,8 +9,8 @@ mod simd;
 
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
+pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
-pub(crate) use reference::{decisions, softmax_in};
 pub use simd::Simd;
 
 use crate::report::Absent;
@@ -21,8 +21,8 @@ pub fn present() -> (Vec<Box<dyn Tier>>, Vec<Absent>) {
     let mut tiers: Vec<Box<dyn Tier>> = Vec::new();
     let (levels, mut absent) = Simd::levels();
     tiers.extend(levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
-    tiers.push(Box::new(ReferenceIn::single()));
-    tiers.push(Box::new(ReferenceIn::double_double()));
+    tiers.push(Box::new(ReferenceIn::SINGLE));
+    tiers.push(Box::new(ReferenceIn::DOUBLE_DOUBLE));
     absent.push(Absent { tier: Cuda.name(), reason: Cuda::reason() });
     (tiers, absent)
 }

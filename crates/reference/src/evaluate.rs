@@ -1,7 +1,7 @@
 //! Every pass of every algorithm, by name.
 
 use crate::named::Tensors;
-use crate::scalar::Real;
+use crate::scalar::{Quad, Real};
 use crate::{attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy};
 use etalon_problem::{Error, Pass, Problem};
 
@@ -28,5 +28,40 @@ pub fn evaluate<T: Real>(
         Problem::LinearAttention(problem) => linear_attention::evaluate(problem, pass, x),
         Problem::LazyAttention(problem) => lazy_attention::evaluate(problem, pass, x),
         Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, x),
+    }
+}
+
+/// An arithmetic in which the formulas can be evaluated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Arithmetic {
+    /// IEEE binary32: shows what a plain formula gives in single precision.
+    F32,
+    /// IEEE binary64: the oracle.
+    F64,
+    /// Two binary64 numbers for each: shows how far off the oracle is.
+    DoubleDouble,
+}
+
+/// As [`evaluate`], with inputs in f64 and outputs that are each the nearest f64. It is compiled once, with
+/// this crate.
+pub fn evaluate_in(
+    arithmetic: Arithmetic,
+    problem: &Problem,
+    pass: Pass,
+    x: &Tensors<f64>,
+) -> Result<Tensors<f64>, Error> {
+    fn through<T: Real>(
+        problem: &Problem,
+        pass: Pass,
+        x: &Tensors<f64>,
+    ) -> Result<Tensors<f64>, Error> {
+        let x = x.iter().map(|(name, x)| (name.clone(), x.mapv(T::from_f64))).collect();
+        let outputs = evaluate::<T>(problem, pass, &x)?;
+        Ok(outputs.into_iter().map(|(name, x)| (name, x.mapv(T::to_f64))).collect())
+    }
+    match arithmetic {
+        Arithmetic::F32 => through::<f32>(problem, pass, x),
+        Arithmetic::F64 => evaluate(problem, pass, x),
+        Arithmetic::DoubleDouble => through::<Quad>(problem, pass, x),
     }
 }

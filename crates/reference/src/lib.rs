@@ -43,6 +43,6 @@ mod scores;
 mod second_order;
 mod tensor;
 
-pub use evaluate::evaluate;
+pub use evaluate::{Arithmetic, evaluate, evaluate_in};
 pub use named::Tensors;
 pub use run::run;

@@ -1,6 +1,6 @@
 //! The door of the tier: every pass of every algorithm, over borrowed tensors of any storage type.
 
-use crate::evaluate::evaluate;
+use crate::evaluate::{Arithmetic, evaluate_in};
 use crate::named::Tensors;
 use etalon_problem::{Error, Pass, Problem, View, ViewMut, Views, ViewsMut};
 use half::{bf16, f16};
@@ -40,7 +40,7 @@ pub fn run(
             given.insert(operand.name.to_string(), x);
         }
     }
-    let mut results = evaluate(problem, pass, &given)?;
+    let mut results = evaluate_in(Arithmetic::F64, problem, pass, &given)?;
     let uncomputed = outputs.iter().find(|(name, _)| !results.contains_key(*name));
     if let Some((name, _)) = uncomputed {
         return Err(Error::Unsupported {

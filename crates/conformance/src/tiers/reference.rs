@@ -4,14 +4,9 @@ use super::door;
 use crate::algorithms::judged;
 use crate::tensor::{Stored, Tensor, Tensors, Values, values};
 use crate::tier::{Answer, Hints, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Problem, Role};
-use etalon_reference::scalar::{Quad, Real};
-use etalon_reference::{
-    attention, attention_lse, evaluate, lazy_attention, linear_attention, linear_cross_entropy,
-};
+use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};
+use etalon_reference::{Arithmetic, evaluate_in, lazy_attention};
 use ndarray::{Array4, ArrayD};
-use std::collections::BTreeMap;
-use std::marker::PhantomData;
 
 /// The reference: f64 whatever the storage type of the inputs, rounded once at the end to the
 /// type in which the request wants its outputs.
@@ -36,23 +31,13 @@ impl Tier for Reference {
 /// The reference's formulas in another arithmetic, judged like any tier: in f32 they show what the
 /// bounds leave to a plain kernel, in double-double that the f64 oracle is not the one that errs.
 #[derive(Debug, Clone, Copy)]
-pub struct ReferenceIn<T> {
-    name: &'static str,
-    arithmetic: PhantomData<T>,
-}
+pub struct ReferenceIn(Arithmetic);
 
-impl ReferenceIn<f32> {
+impl ReferenceIn {
     /// In f32, for every storage type but f64.
-    pub fn single() -> Self {
-        ReferenceIn { name: "reference/f32", arithmetic: PhantomData }
-    }
-}
-
-impl ReferenceIn<Quad> {
+    pub const SINGLE: Self = ReferenceIn(Arithmetic::F32);
     /// In double-double, for f64.
-    pub fn double_double() -> Self {
-        ReferenceIn { name: "reference/double-double", arithmetic: PhantomData }
-    }
+    pub const DOUBLE_DOUBLE: Self = ReferenceIn(Arithmetic::DoubleDouble);
 }
 
 /// Whether these tiers leave an algorithm to others, which compute it for their own sake.
@@ -60,17 +45,21 @@ fn has_other_tiers(algorithm: Algorithm) -> bool {
     matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse)
 }
 
-impl<T: Arithmetic> Tier for ReferenceIn<T> {
+impl Tier for ReferenceIn {
     fn name(&self) -> String {
-        self.name.to_string()
+        match self.0 {
+            Arithmetic::F32 => "reference/f32",
+            Arithmetic::F64 => "reference/f64",
+            Arithmetic::DoubleDouble => "reference/double-double",
+        }
+        .to_string()
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         if has_other_tiers(algorithm) {
             return Err("the simd tier exercises these bounds".to_string());
         }
-        let f64_wanted = size_of::<T>() > size_of::<f64>();
-        match (dtype == Dtype::F64, f64_wanted) {
+        match (dtype == Dtype::F64, self.0 == Arithmetic::DoubleDouble) {
             (true, false) => Err("it computes in f32".to_string()),
             (false, true) => Err("it is for f64".to_string()),
             _ if !judged(algorithm).contains(&pass) => {
@@ -87,7 +76,7 @@ impl<T: Arithmetic> Tier for ReferenceIn<T> {
 
     fn run(&self, request: &Request<'_>) -> Answer {
         match self.offers(request.problem.algorithm(), request.pass, request.dtype) {
-            Ok(()) => answer::<T>(request),
+            Ok(()) => answer(self.0, request),
             Err(reason) => Answer::Unsupported(reason),
         }
     }
@@ -100,11 +89,8 @@ fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     }
 }
 
-fn answer<T: Arithmetic>(request: &Request<'_>) -> Answer {
-    if let Err(reason) = has(request.problem.algorithm(), request.pass) {
-        return Answer::Unsupported(reason);
-    }
-    let outputs = match outputs::<T>(request) {
+fn answer(arithmetic: Arithmetic, request: &Request<'_>) -> Answer {
+    let outputs = match outputs(arithmetic, request) {
         Ok(outputs) => outputs,
         Err(error) => return Answer::Error(error.to_string()),
     };
@@ -119,7 +105,7 @@ fn answer<T: Arithmetic>(request: &Request<'_>) -> Answer {
 
 /// The exact outputs of a request, in f64: nothing is rounded to the storage type.
 pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
-    let outputs = outputs::<f64>(request)?;
+    let outputs = outputs(Arithmetic::F64, request)?;
     let operands = request.problem.operands(request.pass);
     let exact = |(name, values): (String, ArrayD<f64>)| {
         let operand = operands.iter().find(|operand| operand.name == name);
@@ -130,71 +116,11 @@ pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
     Ok(outputs.into_iter().map(exact).collect())
 }
 
-/// What some arithmetic is asked for. Every algorithm in every arithmetic is code of its own, and
-/// what is not asked for need not be compiled.
-trait Arithmetic: Real {
-    /// The outputs of a pass.
-    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<Self>, Error>;
-}
-
-impl Arithmetic for f64 {
-    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Values, Error> {
-        evaluate(problem, pass, inputs)
-    }
-}
-
-impl Arithmetic for f32 {
-    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<f32>, Error> {
-        judged_in(problem, pass, inputs)
-    }
-}
-
-impl Arithmetic for Quad {
-    fn outputs(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<Quad>, Error> {
-        judged_in(problem, pass, inputs)
-    }
-}
-
-/// The outputs of a request in the arithmetic of T, each then the nearest f64.
-fn outputs<T: Arithmetic>(request: &Request<'_>) -> Result<Values, Error> {
+/// The outputs of a request in some arithmetic, each then the nearest f64.
+fn outputs(arithmetic: Arithmetic, request: &Request<'_>) -> Result<Values, Error> {
     let inputs = values(request.problem, request.pass, request.inputs)?;
-    let outputs = T::outputs(request.problem, request.pass, &inputs)?;
-    Ok(outputs.into_iter().map(|(name, values)| (name, values.mapv(Real::to_f64))).collect())
+    evaluate_in(arithmetic, request.problem, request.pass, &inputs)
 }
-
-/// The judged passes of the algorithms that no other tier computes.
-fn judged_in<T: Real>(problem: &Problem, pass: Pass, inputs: &Values) -> Result<Arrays<T>, Error> {
-    let x = in_arithmetic(inputs);
-    match problem {
-        Problem::LinearAttention(problem) => linear_attention::evaluate(problem, pass, &x),
-        Problem::LazyAttention(problem) => lazy_attention::evaluate(problem, pass, &x),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, &x),
-        other => Err(other.algorithm().no_pass(pass)),
-    }
-}
-
-/// A pass of attention, attention_lse or linear_cross_entropy in any arithmetic.
-pub(crate) fn softmax_in<T: Real>(
-    problem: &Problem,
-    pass: Pass,
-    inputs: &Values,
-) -> Result<Arrays<T>, Error> {
-    let x = in_arithmetic(inputs);
-    match problem {
-        Problem::Attention(problem) => attention::evaluate(problem, pass, &x),
-        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, &x),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, &x),
-        other => Err(other.algorithm().no_pass(pass)),
-    }
-}
-
-fn in_arithmetic<T: Real>(inputs: &Values) -> Arrays<T> {
-    let wide = |(name, values): (&String, &ArrayD<f64>)| (name.clone(), values.mapv(T::from_f64));
-    inputs.iter().map(wide).collect()
-}
-
-/// Arrays by name.
-pub(crate) type Arrays<T> = BTreeMap<String, ArrayD<T>>;
 
 /// Which pairs of lazy attention are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).
 pub(crate) fn decisions(

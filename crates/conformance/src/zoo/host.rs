@@ -7,8 +7,8 @@ use super::{attention, lazy_attention, linear_attention, linear_cross_entropy};
 use crate::bounds::values;
 use crate::tensor::{Stored, Tensor, Tensors};
 use crate::tier::{Answer, Request, Tier};
-use crate::tiers::softmax_in;
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role, TokenSequences};
+use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::{ArrayD, IxDyn};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -98,8 +98,9 @@ fn results(job: &Job, request: &Request<'_>) -> Result<Results, Error> {
 /// constant.
 fn second_order(job: &Job, request: &Request<'_>) -> Result<Results, Error> {
     let (problem, pass) = (request.problem, request.pass);
-    let outputs = softmax_in::<f32>(problem, pass, &values(problem, pass, request.inputs)?)?;
-    let rows = |name: &str| Some(Rows::of(&outputs.get(name)?.mapv(f64::from)));
+    let inputs = values(problem, pass, request.inputs)?;
+    let outputs = evaluate_in(Arithmetic::F32, problem, pass, &inputs)?;
+    let rows = |name: &str| Some(Rows::of(outputs.get(name)?));
     let operands = problem.operands(pass).into_iter();
     let mut results: Results = operands.filter_map(|x| Some((x.name, rows(x.name)?))).collect();
     if let (Some(scores), true) = (job.problem.scores(), job.takes_weights_for_constants()) {
