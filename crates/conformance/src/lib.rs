@@ -4,19 +4,16 @@
 //! declares with which arithmetic; [`report`] is what a run leaves behind. [`cases`] makes the
 //! questions, [`laws`] judge the answers, [`suite`] runs them, and the [`zoo`] judges the laws.
 
-pub mod algorithms;
-pub mod bounds;
+pub use etalon_oracle::{algorithms, bounds, gates, profile, tensor};
+
 pub mod cases;
 mod conventions;
-pub mod gates;
 pub mod generate;
 pub mod laws;
 mod probes;
-pub mod profile;
 pub mod report;
 pub mod shapes;
 pub mod suite;
-pub mod tensor;
 pub mod tier;
 pub mod tiers;
 pub mod vectors;

@@ -108,6 +108,7 @@ fn elements<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec
 
 /// The tensors as the bytes of a safetensors file; `path` is only named in errors.
 pub fn to_bytes(path: &Path, tensors: &Tensors) -> Result<Vec<u8>, Error> {
+    let tensors = tensors.iter().map(|(name, tensor)| (name, InFile(tensor)));
     safetensors::serialize(tensors, None)
         .map_err(|error| Error::Write { path: path.to_path_buf(), reason: error.to_string() })
 }
@@ -118,9 +119,12 @@ pub fn write_tensors(path: &Path, tensors: &Tensors) -> Result<(), Error> {
     draft.finish(&to_bytes(path, tensors)?)
 }
 
-impl View for &Tensor {
+/// A tensor as it stands in a file.
+struct InFile<'a>(&'a Tensor);
+
+impl View for InFile<'_> {
     fn dtype(&self) -> Stored {
-        match self.data {
+        match self.0.data {
             Data::F64(_) => Stored::F64,
             Data::F32(_) => Stored::F32,
             Data::Bf16(_) => Stored::BF16,
@@ -131,11 +135,11 @@ impl View for &Tensor {
     }
 
     fn shape(&self) -> &[usize] {
-        &self.shape
+        &self.0.shape
     }
 
     fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Owned(match &self.data {
+        Cow::Owned(match &self.0.data {
             Data::F64(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Data::F32(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
             Data::Bf16(x) => x.iter().flat_map(|x| x.to_le_bytes()).collect(),
@@ -146,13 +150,13 @@ impl View for &Tensor {
     }
 
     fn data_len(&self) -> usize {
-        let size = match self.data {
+        let size = match self.0.data {
             Data::F64(_) | Data::I64(_) => 8,
             Data::F32(_) => 4,
             Data::Bf16(_) | Data::F16(_) => 2,
             Data::Bool(_) => 1,
         };
-        self.len() * size
+        self.0.len() * size
     }
 }
 

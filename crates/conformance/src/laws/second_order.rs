@@ -38,7 +38,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "contraction",
-        statement: "⟨dout, gdout⟩ + … equals ⟨ddq, dq⟩ + ⟨ddk, dk⟩ + …",
+        statement: "⟨dout, gdout⟩ + … equals the sum of ⟨ddq, dq⟩, ⟨ddk, dk⟩, …, over all inputs.",
         kind: Kind::Meaning,
         of: SOFTMAX,
         passes: DOUBLE_BACKWARD,
@@ -47,7 +47,7 @@ pub(super) const LAWS: &[Law] = &[
     },
     Law {
         name: "adjoint",
-        statement: "⟨dout, to⟩ + ⟨dlse, tlse⟩ equals ⟨dq, tq⟩ + ⟨dk, tk⟩ + …",
+        statement: "⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.",
         kind: Kind::Meaning,
         of: ATTENTION,
         passes: JVP,

@@ -2,8 +2,9 @@
 
 mod hints;
 
+pub use crate::verdict::Verdict;
+
 use crate::bounds::{Bound, Bounds};
-use crate::report::Verdict;
 use crate::tensor::Tensors;
 use ndarray::ArrayD;
 

@@ -2,11 +2,11 @@
 
 mod naive;
 
-use etalon_conformance::bounds::{Bounds, Values, bounds};
-use etalon_conformance::gates;
-use etalon_conformance::profile::Profile;
-use etalon_conformance::report::Verdict;
-use etalon_conformance::tensor::{Tensor, Tensors};
+use etalon_oracle::bounds::{Bounds, Values, bounds};
+use etalon_oracle::gates;
+use etalon_oracle::gates::Verdict;
+use etalon_oracle::profile::Profile;
+use etalon_oracle::tensor::{Tensor, Tensors};
 use etalon_problem::{
     Algorithm, Align, Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem,
     Role, Sequences,

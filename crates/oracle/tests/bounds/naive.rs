@@ -1,7 +1,7 @@
 //! Attention written down as (F1) to (B9) in any floating-point type: an honest kernel for the
 //! bounds to judge. It may round where a profile says that a kernel may.
 
-use etalon_conformance::bounds::Values;
+use etalon_oracle::bounds::Values;
 use etalon_problem::{Dtype, Pass, Precision, Problem, Scores, Sequence};
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
