@@ -198,8 +198,14 @@ impl<'a, D: RemoveAxis> TensorMut<'a, D> {
 impl TensorMut<'_, Ix2> {
     /// Writes factor · rows that begin `stride` apart, rounded to the nearest.
     pub fn write_rows(&mut self, rows: &[f32], stride: usize, factor: f32) {
-        typed!(self, x => for (out, row) in x.outer_iter_mut().zip(rows.chunks(stride.max(1))) {
-            write_row(out, row, factor);
+        self.write_each(rows, stride, |x| factor * x);
+    }
+
+    /// Writes a function of the elements of rows that begin `stride` apart, rounded to the nearest.
+    pub fn write_each(&mut self, rows: &[f32], stride: usize, f: impl Fn(f32) -> f32) {
+        let rows = rows.chunks(stride.max(1));
+        typed!(self, x => for (out, row) in x.outer_iter_mut().zip(rows) {
+            write_elements(out, row, &f);
         })
     }
 }
@@ -220,10 +226,15 @@ pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
 }
 
 /// `out` = factor · the first elements of `row`, rounded to the nearest.
-pub fn write_row<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], factor: f32) {
+pub fn write_row<T: Element>(out: ArrayViewMut1<'_, T>, row: &[f32], factor: f32) {
+    write_elements(out, row, |x| factor * x);
+}
+
+#[inline(always)]
+fn write_elements<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], f: impl Fn(f32) -> f32) {
     match out.as_slice_mut() {
-        Some(out) => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
-        None => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(factor * x)),
+        Some(out) => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(f(x))),
+        None => out.iter_mut().zip(row).for_each(|(out, &x)| *out = T::from_f32(f(x))),
     }
 }
 

@@ -9,11 +9,10 @@ use super::stats::{RowStats, Stats};
 use super::tasks::{KeyTask, RowTask};
 use super::wave::Wave;
 use crate::aligned::Aligned;
-use crate::element::TensorMut;
-use crate::tile::{MAX_KEYS, STRIDE};
+use crate::tile::STRIDE;
 use crate::tiles::tiles;
 use etalon_problem::Error;
-use ndarray::{Ix2, s};
+use ndarray::s;
 use std::collections::VecDeque;
 use std::ops::Range;
 
@@ -92,8 +91,9 @@ impl KeySweep<'_, '_, '_> {
                 let (body, rows, cols) = (self.body, seen.rows.clone(), cols.clone());
                 let tile = KeyTile { body, pair, rows, cols: cols.clone(), share, scratch };
                 self.wave.work.level.run(tile);
-                if let Some(dbias) = dbias {
-                    write_alone(dbias, &scratch.tiles.shares[share].ds); // (B9)
+                if let Some(mut dbias) = dbias {
+                    // (B9) The sum of one term, 0 + ds, in which zeros have no sign.
+                    dbias.write_each(&scratch.tiles.shares[share].ds, STRIDE, |ds| 0.0 + ds);
                 }
                 let Some(sums) = sums else { continue };
                 ahead.push_back((&sums[head * count + number], seen, share));
@@ -121,16 +121,5 @@ impl KeySweep<'_, '_, '_> {
             drop(turn);
             ahead.pop_front();
         }
-    }
-}
-
-/// `out` = the sum of one term, ds: 0 + ds, in which zeros have no sign.
-fn write_alone(mut out: TensorMut<'_, Ix2>, ds: &[f32]) {
-    let cols = out.shape()[1];
-    let mut sum = [0.0; MAX_KEYS];
-    let sum = &mut sum[..cols];
-    for (r, ds) in ds.chunks(STRIDE).take(out.shape()[0]).enumerate() {
-        sum.iter_mut().zip(ds).for_each(|(sum, ds)| *sum = 0.0 + ds);
-        out.view_mut().outer(r).write(sum, 1.0);
     }
 }
