@@ -1,7 +1,7 @@
 //! Gate G1 as a law.
 
 use super::flaw::{Flaw, Judgement};
-use super::law::{ANY_PASS, ATTENTION, EVERY, FIRST_ORDER, Kind, Law};
+use super::law::{ANY_PASS, ATTENTION, EVERY, FIRST_ORDER, Kind, Law, SCORES};
 use super::trial::Trial;
 use super::values::larger;
 use crate::bounds::Bounds;
@@ -44,7 +44,7 @@ pub(super) const LAWS: &[Law] = &[
         name: "recomputed",
         statement: "A pass that computes the forward pass again gives results within the bound.",
         kind: Kind::Gate,
-        of: EVERY,
+        of: SCORES,
         passes: ANY_PASS,
         applies: |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved),
         check: recomputed,
