@@ -38,7 +38,7 @@ fn inputs(problem: &Problem, dtype: Dtype, peak: f64, seed: u64) -> Values {
     let mut random = Random(seed);
     let mut values = Values::new();
     for operand in problem.operands(Pass::Backward) {
-        if operand.role == Role::Output {
+        if !operand.role.is_given() {
             continue;
         }
         let stored = match operand.precision {
