@@ -9,7 +9,7 @@ use etalon_oracle::profile::Profile;
 use etalon_oracle::tensor::{Tensor, Tensors};
 use etalon_problem::{
     Algorithm, Align, Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem,
-    Role, Sequences,
+    Sequences,
 };
 use naive::{Style, evaluate};
 use ndarray::{ArrayD, Axis, IxDyn};
