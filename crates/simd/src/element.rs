@@ -121,13 +121,23 @@ impl Tensor<'_, Ix2> {
         into: &mut [f32],
         stride: usize,
     ) {
-        fn read<T: Element>(source: ArrayView2<'_, T>, into: &mut [f32], stride: usize) {
-            let len = source.ncols();
-            for (source, into) in source.outer_iter().zip(into.chunks_mut(stride.max(1))) {
-                read_row(source, &mut into[..len]);
+        fn read<T: Element>(
+            source: &ArrayView2<'_, T>,
+            rows: Range<usize>,
+            cols: Range<usize>,
+            into: &mut [f32],
+            stride: usize,
+        ) {
+            for (i, into) in rows.zip(into.chunks_mut(stride.max(1))) {
+                let (row, into) = (source.row(i), &mut into[..cols.len()]);
+                // To slice an array costs more than to read a short row.
+                match row.to_slice() {
+                    Some(row) => T::read(&row[cols.clone()], into),
+                    None => read_row(row.slice_move(s![cols.clone()]), into),
+                }
             }
         }
-        typed!(self, x => read(x.slice(s![rows, cols]), into, stride))
+        typed!(self, x => read(x, rows, cols, into, stride))
     }
 
     /// Adds the columns `cols` of row `i` to `sum`.
