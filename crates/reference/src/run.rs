@@ -23,6 +23,7 @@ use ndarray::{ArrayD, ArrayViewMutD};
 /// let inputs = Views::new().with("q", &q).with("k", &k);
 /// let mut outputs = ViewsMut::new().with("lse", &mut lse);
 /// etalon_reference::run(&problem, Pass::Forward, &inputs, &mut outputs)?;
+/// drop(outputs); // gives lse back
 /// assert_eq!(lse[[0, 0, 1]], 4f32.ln());
 /// # Ok::<(), etalon_problem::Error>(())
 /// ```

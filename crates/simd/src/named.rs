@@ -27,7 +27,7 @@ impl<'s> Inputs<'s, '_> {
     }
 
     /// A tensor of f32 whatever the storage type, if it is there.
-    pub fn wide<D: Dimension>(self, name: &str) -> Result<Option<ArrayView<'s, f32, D>>, Error> {
+    pub fn float<D: Dimension>(self, name: &str) -> Result<Option<ArrayView<'s, f32, D>>, Error> {
         match self.0.get(name) {
             None => Ok(None),
             Some(View::F32(x)) => {
@@ -56,7 +56,7 @@ pub fn place<'o, D: Dimension>(
 }
 
 /// The place of a result of f32, if it has one.
-pub fn wide_place<'o, D: Dimension>(
+pub fn float_place<'o, D: Dimension>(
     out: &mut ViewsMut<'o>,
     name: &str,
 ) -> Result<Option<ArrayViewMut<'o, f32, D>>, Error> {

@@ -26,6 +26,7 @@ use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
 /// let inputs = Views::new().with("q", &q).with("k", &k);
 /// let mut outputs = ViewsMut::new().with("lse", &mut lse);
 /// run(&problem, Pass::Forward, &inputs, &mut outputs, &Options::default())?;
+/// drop(outputs); // gives lse back
 /// assert!((lse[[0, 0, 1]] - 4f32.ln()).abs() < 1e-6);
 /// # Ok::<(), etalon_problem::Error>(())
 /// ```

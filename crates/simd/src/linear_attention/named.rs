@@ -10,7 +10,7 @@ use super::schedule::Schedule;
 use super::step::Step;
 use crate::element::Tensor;
 use crate::memory::zeros;
-use crate::named::{Inputs, place, wide_place};
+use crate::named::{Inputs, float_place, place};
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearAttention, Pass, Views, ViewsMut};
 use ndarray::{Axis, Ix0, Ix2, Ix3, Ix4};
@@ -33,7 +33,7 @@ pub fn run(
     let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
     match pass {
         Pass::Forward => {
-            let state = wide_place(out, "final_state")?;
+            let state = float_place(out, "final_state")?;
             let mut unwanted;
             let o = match place(out, "o")? {
                 Some(o) => o,
@@ -67,9 +67,9 @@ fn operands<'a>(x: Inputs<'a, '_>) -> Result<Operands<'a>, Error> {
         k: [x.tensor("k")?, None],
         v: [x.tensor("v")?, None],
         dout: [x.tensor("dout")?, None],
-        log_decays: Logs { by_head: x.wide("g_gamma")?, by_token: x.wide("g")? },
-        initial: [x.wide("initial_state")?, None],
-        last: [x.wide("dfinal_state")?, None],
+        log_decays: Logs { by_head: x.float("g_gamma")?, by_token: x.float("g")? },
+        initial: [x.float("initial_state")?, None],
+        last: [x.float("dfinal_state")?, None],
         ..Operands::default()
     })
 }
@@ -80,10 +80,11 @@ fn tangents<'a>(x: Inputs<'a, '_>, operands: &mut Operands<'a>) -> Result<(), Er
     operands.k[1] = x.tensor("ddk")?;
     operands.v[1] = x.tensor("ddv")?;
     operands.dout[1] = x.tensor("cot_o")?;
-    operands.log_tangents = Some(Logs { by_head: x.wide("ddg_gamma")?, by_token: x.wide("ddg")? });
-    operands.initial[1] = x.wide("ddinitial_state")?;
-    operands.last[1] = x.wide("cot_final_state")?;
-    operands.scale[1] = x.wide::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]);
+    operands.log_tangents =
+        Some(Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? });
+    operands.initial[1] = x.float("ddinitial_state")?;
+    operands.last[1] = x.float("cot_final_state")?;
+    operands.scale[1] = x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]);
     Ok(())
 }
 
@@ -93,17 +94,17 @@ fn results<'o>(
     [q, k, v, dout, g, g_gamma, initial, last]: [&str; 8],
     scale: &str,
 ) -> Result<Results<'o>, Error> {
-    let g = wide_place::<Ix3>(out, g)?;
+    let g = float_place::<Ix3>(out, g)?;
     Ok(Results {
         q: place(out, q)?,
         k: place(out, k)?,
         v: place(out, v)?,
         dout: place(out, dout)?,
         g: g.map(|g| g.insert_axis(Axis(3)).into()),
-        g_gamma: wide_place(out, g_gamma)?,
-        initial: wide_place(out, initial)?,
-        last: wide_place(out, last)?,
-        scale: wide_place::<Ix0>(out, scale)?.map(|x| x.into_scalar()),
+        g_gamma: float_place(out, g_gamma)?,
+        initial: float_place(out, initial)?,
+        last: float_place(out, last)?,
+        scale: float_place::<Ix0>(out, scale)?.map(|x| x.into_scalar()),
     })
 }
 
@@ -118,15 +119,15 @@ fn step(
     let token = |name| -> Result<[Option<Tensor<'_, Ix4>>; 2], Error> {
         Ok([Some(x.needed::<Ix3>(name)?.with_tokens()), None])
     };
-    let g = x.wide::<Ix2>("g")?.map(|g| g.insert_axis(Axis(2)));
-    let log_decays = Logs { by_head: x.wide("g_gamma")?, by_token: g };
+    let g = x.float::<Ix2>("g")?.map(|g| g.insert_axis(Axis(2)));
+    let log_decays = Logs { by_head: x.float("g_gamma")?, by_token: g };
     log_decays.check_step()?;
     let (q, k, v) = (token("q")?, token("k")?, token("v")?);
-    let initial = [x.wide("initial_state")?, None];
+    let initial = [x.float("initial_state")?, None];
     let operands = Operands { q, k, v, log_decays, initial, ..Operands::default() };
     let e = &problem.extents;
     let (mut no_state, mut no_o);
-    let state = match wide_place::<Ix4>(out, "final_state")? {
+    let state = match float_place::<Ix4>(out, "final_state")? {
         Some(state) => state,
         None => {
             let shape = [e.batch, e.key_heads, e.dim, problem.value_dim];

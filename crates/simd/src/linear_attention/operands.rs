@@ -13,8 +13,9 @@ use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the lists of a workspace, and of where its regions begin cache lines.
-const WORKSPACE: usize = 1024;
+/// Bytes of the lists of a workspace, of where its regions begin cache lines, and of the table of a
+/// problem beside its operands.
+const WORKSPACE: usize = 1280;
 
 /// What follows from a problem and a pass before a tensor is seen.
 pub struct Known {

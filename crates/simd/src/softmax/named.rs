@@ -7,7 +7,7 @@ use super::inputs::Inputs;
 use crate::Options;
 use crate::element::Tensor;
 use crate::memory::zeros;
-use crate::named::{self, place, wide_place};
+use crate::named::{self, float_place, place};
 use crate::tiles::check_counts;
 use etalon_problem::{Error, Pass, Scores, Views, ViewsMut};
 use ndarray::{Array3, Array4, ArrayView3, Ix4};
@@ -27,7 +27,7 @@ pub fn run(
         q: x.needed("q")?,
         k: x.needed("k")?,
         v: x.tensor("v")?,
-        sinks: x.wide("sinks")?,
+        sinks: x.float("sinks")?,
         bias: x.tensor("bias")?,
     };
     if pass == Pass::Forward {
@@ -41,10 +41,10 @@ pub fn run(
                 dq: place(out, "dq")?,
                 dk: place(out, "dk")?,
                 dv: place(out, "dv")?,
-                dsinks: wide_place(out, "dsinks")?,
+                dsinks: float_place(out, "dsinks")?,
                 dbias: place(out, "dbias")?,
             };
-            let (gradient, dlse) = (x.wide("gradient")?, x.wide("dlse")?);
+            let (gradient, dlse) = (x.float("gradient")?, x.float("dlse")?);
             let dout = x.tensor("dout")?;
             Backward { inputs, o, gradient, lse, dout, dlse }.run(gradients, options)
         }
@@ -52,7 +52,7 @@ pub fn run(
             let direction = direction(x, ["tq", "tk", "tv", "tsinks", "tbias"])?;
             let tangents = SecondGradients {
                 gdout: place(out, "to")?,
-                gdlse: wide_place(out, "tlse")?,
+                gdlse: float_place(out, "tlse")?,
                 ..SecondGradients::default()
             };
             DoubleBackward::tangents(inputs, direction, o, lse).run(tangents, options)
@@ -63,13 +63,13 @@ pub fn run(
                 gk: place(out, "gk")?,
                 gv: place(out, "gv")?,
                 gdout: place(out, "gdout")?,
-                gdlse: wide_place(out, "gdlse")?,
-                gsinks: wide_place(out, "gsinks")?,
+                gdlse: float_place(out, "gdlse")?,
+                gsinks: float_place(out, "gsinks")?,
                 gbias: place(out, "gbias")?,
             };
             let direction = direction(x, ["ddq", "ddk", "ddv", "ddsinks", "ddbias"])?;
-            let (dout, dlse) = (x.tensor("dout")?, x.wide("dlse")?);
-            let (cot_o, cot_lse) = (x.tensor("cot_o")?, x.wide("cot_lse")?);
+            let (dout, dlse) = (x.tensor("dout")?, x.float("dlse")?);
+            let (cot_o, cot_lse) = (x.tensor("cot_o")?, x.float("cot_lse")?);
             let pass = DoubleBackward { inputs, direction, o, lse, dout, dlse, cot_o, cot_lse };
             pass.run(gradients, options)
         }
@@ -78,14 +78,14 @@ pub fn run(
 
 fn forward(inputs: Inputs<'_>, out: &mut ViewsMut<'_>, options: &Options) -> Result<(), Error> {
     let mut unwanted;
-    let lse = match wide_place(out, "lse")? {
+    let lse = match float_place(out, "lse")? {
         Some(lse) => lse,
         None => {
             unwanted = zeros(inputs.scores.row_shape(), "lse")?;
             unwanted.view_mut()
         }
     };
-    let gradient = wide_place::<Ix4>(out, "gradient")?;
+    let gradient = float_place::<Ix4>(out, "gradient")?;
     let pass = Forward { inputs, gradient: gradient.is_some() };
     let o = match gradient {
         Some(gradient) => Some(gradient.into()),
@@ -100,7 +100,7 @@ fn direction<'s>(x: named::Inputs<'s, '_>, names: [&str; 5]) -> Result<Direction
         q: x.tensor(q)?,
         k: x.tensor(k)?,
         v: x.tensor(v)?,
-        sinks: x.wide(sinks)?,
+        sinks: x.float(sinks)?,
         bias: x.tensor(bias)?,
     })
 }
@@ -137,7 +137,7 @@ impl Anew {
     fn lse<'s>(&'s self, x: named::Inputs<'s, '_>) -> Result<ArrayView3<'s, f32>, Error> {
         match &self.lse {
             Some(lse) => Ok(lse.view()),
-            None => x.wide("lse")?.ok_or_else(|| Error::missing("lse", None)),
+            None => x.float("lse")?.ok_or_else(|| Error::missing("lse", None)),
         }
     }
 }
