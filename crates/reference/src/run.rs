@@ -24,7 +24,7 @@ use ndarray::{ArrayD, ArrayViewMutD};
 /// let mut outputs = ViewsMut::new().with("lse", &mut lse);
 /// etalon_reference::run(&problem, Pass::Forward, &inputs, &mut outputs)?;
 /// drop(outputs); // gives lse back
-/// assert_eq!(lse[[0, 0, 1]], 4f32.ln());
+/// assert_eq!(lse[[0, 0, 1]], 4f64.ln() as f32);
 /// # Ok::<(), etalon_problem::Error>(())
 /// ```
 pub fn run(
