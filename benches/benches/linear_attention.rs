@@ -3,7 +3,7 @@
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
 use etalon_benches::wave;
 use etalon_problem::{Decay, LinearAttention, LinearExtents, Pass};
-use etalon_simd::{Options, linear_attention};
+use etalon_simd::{Options, Workspace, linear_attention};
 use ndarray::{Array1, Array3, Array4};
 use std::hint::black_box;
 
@@ -76,13 +76,16 @@ fn step(c: &mut Criterion) {
     let [q, k, v, mut o] = [0.7, 1.1, 1.3, 1.7].map(|t| wave::<f32, _>([1, 16, 128], t));
     let mut state: Array4<f32> = wave(problem.state_shape(), 1.9);
     let (q, k, v) = (q.view(), k.view(), v.view());
-    let inputs = linear_attention::StepInputs { q, k, v, g_gamma: None, g: None };
+    let inputs =
+        linear_attention::StepInputs { q, k, v, g_gamma: None, g: None, initial_state: None };
+    let (workspace, options) = (Workspace::new(), Options::default());
     // Read and written.
     group.throughput(Throughput::Bytes(2 * (state.len() * size_of::<f32>()) as u64));
     group.bench_function("states", |b| {
         b.iter(|| {
-            let (state, o) = (state.view_mut(), o.view_mut());
-            linear_attention::step_into(&problem, &inputs, state, o, &Options::default())
+            let (o, final_state) = (Some(o.view_mut()), Some(state.view_mut()));
+            let place = linear_attention::StepOutputMut { o, final_state };
+            linear_attention::step_into(&workspace, &problem, &inputs, place, &options)
         });
     });
 }

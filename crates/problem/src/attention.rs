@@ -1,7 +1,9 @@
-//! Softmax attention.
+//! Softmax attention: its problem and its tensors.
 
-use crate::operand::{Row, check_sizes};
-use crate::{Axis, BiasExtents, Error, Extents, Mask, Scores, Sequences};
+use crate::operand::check_sizes;
+use crate::structs::tensors;
+use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
+use ndarray::ArrayView4;
 
 /// o = softmax(S) v, with the log-sum-exp of every row: [`docs::attention`](crate::docs::attention).
 #[derive(Debug, Clone, PartialEq)]
@@ -48,13 +50,32 @@ impl Attention {
     pub(crate) fn extent(&self, axis: Axis) -> usize {
         if axis == Axis::ValueDim { self.value_dim } else { self.scores.extent(axis) }
     }
+}
 
-    /// The table of tensors.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        let mut rows = self.scores.rows();
-        rows.insert(2, Scores::value_row());
-        rows.extend([Scores::output_row().saved(), Scores::lse_row()]);
-        rows
+tensors! {
+    Attention as problem, gradients each, jvp;
+    inputs {
+        /// Queries.
+        q: Storage [Batch QueryHeads Queries Dim] always => dq "(B5)", ddq, gq "(D10)", tq;
+        /// Keys.
+        k: Storage [Batch KeyHeads Keys Dim] always => dk "(B6)", ddk, gk "(D11)", tk;
+        /// Values.
+        v: Storage [Batch KeyHeads Keys ValueDim] always => dv "(B7)", ddv, gv "(D12)", tv;
+        /// One more logit per head.
+        sinks: Wide [QueryHeads] ("sinks" problem.scores.sinks)
+            => dsinks "(B8)", ddsinks, gsinks "(D14)", tsinks;
+        /// Added to the scores.
+        bias: Storage [BatchOr1 QueryHeadsOr1 Queries Keys] ("bias" problem.scores.bias.is_some())
+            => dbias "(B9)", ddbias, gbias "(D15)", tbias;
+    }
+    numbers {}
+    outputs {}
+    saved {
+        /// o of (F5).
+        o: Storage [Batch QueryHeads Queries ValueDim] always
+            => needed dout, cot_o, gdout "(D5)", to "(J1)";
+        /// lse of (F3): the natural logarithm, with the sink.
+        lse: Wide [Batch QueryHeads Queries] always => zero dlse, cot_lse, gdlse "(D13)", tlse "(J2)";
     }
 }
 
@@ -109,5 +130,19 @@ impl Attention {
     pub fn value_dim(mut self, value_dim: usize) -> Self {
         self.value_dim = value_dim;
         self
+    }
+}
+
+impl<'a, T: Scalar> Inputs<'a, T> {
+    /// Inputs without sinks and bias.
+    pub fn new(q: ArrayView4<'a, T>, k: ArrayView4<'a, T>, v: ArrayView4<'a, T>) -> Self {
+        Inputs { q, k, v, sinks: None, bias: None }
+    }
+}
+
+impl<'a, T: Scalar> Cotangents<'a, T> {
+    /// The cotangent of o alone.
+    pub fn new(dout: ArrayView4<'a, T>) -> Self {
+        Cotangents { dout, dlse: None }
     }
 }

@@ -1,8 +1,10 @@
-//! The log-sum-exp of attention scores.
+//! The log-sum-exp of attention scores: its problem and its tensors.
 
 use crate::attention::score_options;
-use crate::operand::Row;
-use crate::{Axis, BiasExtents, Error, Extents, Mask, Scores, Sequences};
+use crate::operand::check_sizes;
+use crate::structs::tensors;
+use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
+use ndarray::ArrayView4;
 
 /// lse = log Σ exp(S) of every row, without values:
 /// [`docs::attention_lse`](crate::docs::attention_lse).
@@ -25,22 +27,46 @@ impl AttentionLse {
 
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        self.scores.check()
+        self.scores.check()?;
+        check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
     /// The extent of an axis.
     pub(crate) fn extent(&self, axis: Axis) -> usize {
         self.scores.extent(axis)
     }
+}
 
-    /// The table of tensors.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        use Axis::{Batch, Dim, Queries, QueryHeads};
-        let mut rows = self.scores.rows();
-        let gradient = Row::fact("gradient", &[Batch, QueryHeads, Queries, Dim]);
-        rows.extend([Scores::lse_row().needed(), gradient.wide().saved().optional()]);
-        rows
+tensors! {
+    AttentionLse as problem, gradients each, jvp;
+    inputs {
+        /// Queries.
+        q: Storage [Batch QueryHeads Queries Dim] always => dq "(B5)", ddq, gq "(D10)", tq;
+        /// Keys.
+        k: Storage [Batch KeyHeads Keys Dim] always => dk "(B6)", ddk, gk "(D11)", tk;
+        /// One more logit per head.
+        sinks: Wide [QueryHeads] ("sinks" problem.scores.sinks)
+            => dsinks "(B8)", ddsinks, gsinks "(D14)", tsinks;
+        /// Added to the scores.
+        bias: Storage [BatchOr1 QueryHeadsOr1 Queries Keys] ("bias" problem.scores.bias.is_some())
+            => dbias "(B9)", ddbias, gbias "(D15)", tbias;
+    }
+    numbers {}
+    outputs {}
+    saved {
+        /// (L1): the natural logarithm, with the sink.
+        lse: Wide [Batch QueryHeads Queries] always
+            => needed dlse, cot_lse, gdlse "(D13)", tlse "(J2)";
+        /// ∂lse/∂q, if the tier returns it: dq then needs no sweep.
+        gradient: Wide [Batch QueryHeads Queries Dim] optional;
     }
 }
 
 score_options!(AttentionLse);
+
+impl<'a, T: Scalar> Inputs<'a, T> {
+    /// Inputs without sinks and bias.
+    pub fn new(q: ArrayView4<'a, T>, k: ArrayView4<'a, T>) -> Self {
+        Inputs { q, k, sinks: None, bias: None }
+    }
+}

@@ -1,6 +1,7 @@
-//! Lazy attention: Elastic-Softmax with a learned bias by distance.
+//! Lazy attention, Elastic-Softmax with a learned bias by distance: its problem and its tensors.
 
-use crate::operand::{Row, check_sizes};
+use crate::operand::check_sizes;
+use crate::structs::tensors;
 use crate::{Align, Axis, Error, Extents, Mask, Scores, Sequence, Sequences};
 
 /// A learned bias for each distance d = i′ − j in [0, width); a key farther away, or ahead of the
@@ -145,22 +146,31 @@ impl LazyAttention {
             _ => self.scores.extent(axis),
         }
     }
+}
 
-    /// The table of tensors.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        use Axis::{Distances, QueryHeads};
-        let mut rows = self.scores.rows();
-        rows.truncate(2); // q and k: sinks and an additive bias are not lazy attention's
-        let bias = [QueryHeads, Distances];
-        rows.extend([
-            Scores::value_row(),
-            Row::input("bias", ["dbias", "ddbias", "gbias", "tbias"], &bias)
-                .wide()
-                .option("bias", self.bias.is_some()),
-            Row::input("tau", ["dtau", "ddtau", "gtau", "ttau"], &[QueryHeads]).wide(),
-            Scores::output_row(),
-            Scores::lse_row(),
-        ]);
-        rows
+tensors! {
+    LazyAttention as problem, gradients each, no_jvp;
+    inputs {
+        /// Queries.
+        q: Storage [Batch QueryHeads Queries Dim] always => dq "(E10)", ddq, gq "(E26)", tq;
+        /// Keys.
+        k: Storage [Batch KeyHeads Keys Dim] always => dk "(E11)", ddk, gk "(E27)", tk;
+        /// Values.
+        v: Storage [Batch KeyHeads Keys ValueDim] always => dv "(E12)", ddv, gv "(E28)", tv;
+        /// A bias for each distance below W.
+        bias: Wide [QueryHeads Distances] ("bias" problem.bias.is_some())
+            => dbias "(E13)", ddbias, gbias "(E29)", tbias;
+        /// What a row raises its weights by, over all its keys together; below 0 it filters.
+        tau: Wide [QueryHeads] always => dtau "(E14)", ddtau, gtau "(E30)", ttau;
+    }
+    numbers {}
+    outputs {
+        /// o of (E6).
+        o: Storage [Batch QueryHeads Queries ValueDim] always
+            => needed dout, cot_o, gdout "(E23)", to;
+    }
+    saved {
+        /// lse of (E3), over every visible key, active or not.
+        lse: Wide [Batch QueryHeads Queries] always => zero dlse, cot_lse, gdlse "(E21)", tlse;
     }
 }

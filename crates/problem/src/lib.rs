@@ -22,23 +22,25 @@
 //! ```
 #![forbid(unsafe_code)]
 
-mod attention;
-mod attention_lse;
+pub mod attention;
+pub mod attention_lse;
 mod blocking;
 pub mod docs;
 mod dtype;
 mod error;
 #[cfg(feature = "serde")]
 mod file;
-mod lazy_attention;
-mod linear_attention;
-mod linear_cross_entropy;
+pub mod lazy_attention;
+pub mod linear_attention;
+pub mod linear_cross_entropy;
 mod mask;
 mod operand;
 mod problem;
 mod scores;
 mod sequences;
 pub mod slopes;
+mod structs;
+pub mod tensors;
 mod tokens;
 mod view;
 
@@ -57,5 +59,6 @@ pub use operand::{Axis, Family, Operand, Precision, Role, Table, check_operands,
 pub use problem::{Algorithm, Pass, Problem};
 pub use scores::{BiasExtents, Extents, Scores};
 pub use sequences::{Sequence, Sequences};
+pub use tensors::Scalar;
 pub use tokens::{TokenSequence, TokenSequences};
 pub use view::{Stored, View, ViewMut, Views, ViewsMut};

@@ -1,7 +1,9 @@
 //! Linear attention with decay ("lightning attention").
 
-use crate::operand::{Row, check_sizes};
-use crate::{Axis, Error, TokenSequence, TokenSequences};
+use crate::operand::check_sizes;
+use crate::structs::{operands, results, tensors};
+use crate::{Axis, Error, Scalar, TokenSequence, TokenSequences};
+use ndarray::ArrayView4;
 
 /// The extents of q and k of linear attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -190,37 +192,81 @@ impl LinearAttention {
             _ => 1,
         }
     }
+}
 
-    /// The table of tensors.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        use Axis::{Batch, Dim, KeyHeads, QueryHeads, Sequences, Tokens, ValueDim};
-        let state = [Sequences, KeyHeads, Dim, ValueDim];
-        let (per_head, per_token) = (self.decay == Decay::PerHead, self.decay == Decay::PerToken);
-        let initial = ["dinitial_state", "ddinitial_state", "ginitial_state", "tinitial_state"];
-        let finals = ["dfinal_state", "cot_final_state", "gdfinal_state", "tfinal_state"];
-        let value = [Batch, KeyHeads, Tokens, ValueDim];
-        let output = [Batch, QueryHeads, Tokens, ValueDim];
-        vec![
-            Row::input("q", ["dq", "ddq", "gq", "tq"], &[Batch, QueryHeads, Tokens, Dim]),
-            Row::input("k", ["dk", "ddk", "gk", "tk"], &[Batch, KeyHeads, Tokens, Dim]),
-            Row::input("v", ["dv", "ddv", "gv", "tv"], &value),
-            Row::input("g_gamma", ["dg_gamma", "ddg_gamma", "gg_gamma", "tg_gamma"], &[KeyHeads])
-                .wide()
-                .option("decay", per_head),
-            Row::input("g", ["dg", "ddg", "gg", "tg"], &[Batch, KeyHeads, Tokens])
-                .wide()
-                .option("decay", per_token),
-            Row::input("initial_state", initial, &state)
-                .wide()
-                .option("initial_state", self.initial_state)
-                .becomes("final_state"),
-            Row::input("scale", ["dscale", "ddscale", "gscale", "tscale"], &[])
-                .wide()
-                .number(self.scale),
-            Row::output("o", ["dout", "cot_o", "gdout", "to"], &output).needed(),
-            Row::output("final_state", finals, &state)
-                .wide()
-                .option("final_state", self.final_state),
-        ]
+tensors! {
+    LinearAttention as problem, gradients each, no_jvp;
+    inputs {
+        /// Queries.
+        q: Storage [Batch QueryHeads Tokens Dim] always => dq "(R4)", ddq, gq "(R14)", tq;
+        /// Keys.
+        k: Storage [Batch KeyHeads Tokens Dim] always => dk "(R5)", ddk, gk "(R15)", tk;
+        /// Values.
+        v: Storage [Batch KeyHeads Tokens ValueDim] always => dv "(R6)", ddv, gv "(R16)", tv;
+        /// A log-decay per key head.
+        g_gamma: Wide [KeyHeads] ("decay" problem.decay == Decay::PerHead)
+            => dg_gamma "(R7), summed over tokens and sequences", ddg_gamma, gg_gamma "(R17), summed",
+            tg_gamma;
+        /// A log-decay per token.
+        g: Wide [Batch KeyHeads Tokens] ("decay" problem.decay == Decay::PerToken)
+            => dg "(R7)", ddg, gg "(R17)", tg;
+        /// H_0.
+        initial_state: Wide [Sequences KeyHeads Dim ValueDim] ("initial_state" problem.initial_state)
+            becomes final_state
+            => dinitial_state "(R8)", ddinitial_state, ginitial_state "(R18)", tinitial_state;
+    }
+    numbers {
+        scale problem.scale => dscale "(R9)", ddscale, gscale "(R19)", tscale;
+    }
+    outputs {
+        /// o of (R2).
+        o: Storage [Batch QueryHeads Tokens ValueDim] always
+            => needed dout, cot_o, gdout "(R12)", to;
+        /// H_n of (R1).
+        final_state: Wide [Sequences KeyHeads Dim ValueDim] ("final_state" problem.final_state)
+            => zero dfinal_state, cot_final_state, gdfinal_state "(R11)", tfinal_state;
+    }
+    saved {}
+}
+
+operands! {
+    /// What the next token of every batch element is computed from.
+    StepInputs {
+        /// Queries.
+        q: Storage [Batch QueryHeads Dim] always,
+        /// Keys.
+        k: Storage [Batch KeyHeads Dim] always,
+        /// Values.
+        v: Storage [Batch KeyHeads ValueDim] always,
+        /// A log-decay per key head, where the problem decays so.
+        g_gamma: Wide [KeyHeads] optional,
+        /// The token's log-decay, where the problem decays per token.
+        g: Wide [Batch KeyHeads] optional,
+        /// H_{t−1}; absent: the place of the state after the token holds it.
+        initial_state: Wide [Batch KeyHeads Dim ValueDim] optional,
+    }
+}
+
+results! {
+    /// What the next token returns.
+    StepOutput, StepOutputMut {
+        /// o of (R2).
+        o: Storage [Batch QueryHeads ValueDim] always,
+        /// H_t of (R1).
+        final_state: Wide [Batch KeyHeads Dim ValueDim] always,
+    }
+}
+
+impl<'a, T: Scalar> Inputs<'a, T> {
+    /// Inputs without decay and initial state.
+    pub fn new(q: ArrayView4<'a, T>, k: ArrayView4<'a, T>, v: ArrayView4<'a, T>) -> Self {
+        Inputs { q, k, v, g_gamma: None, g: None, initial_state: None }
+    }
+}
+
+impl<'a, T: Scalar> Cotangents<'a, T> {
+    /// The cotangent of o alone.
+    pub fn new(dout: ArrayView4<'a, T>) -> Self {
+        Cotangents { dout, dfinal_state: None }
     }
 }

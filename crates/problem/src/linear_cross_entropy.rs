@@ -1,6 +1,7 @@
 //! Linear cross-entropy: the output layer of a language model fused with its loss.
 
-use crate::operand::{Row, check_sizes};
+use crate::operand::check_sizes;
+use crate::structs::tensors;
 use crate::{Axis, Error};
 
 /// What becomes of the losses of the tokens.
@@ -224,40 +225,49 @@ impl LinearCrossEntropy {
         }
     }
 
-    /// The table of tensors.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        use Axis::{Classes, Dim, Targets};
-        let loss: &[Axis] = if self.reduction == Reduction::None { &[Targets] } else { &[] };
-        let wanted = &self.outputs;
-        let logprob = ["dlogprob", "cot_logprob", "gdlogprob", "tlogprob"];
-        let entropy = ["dentropy", "cot_entropy", "gdentropy", "tentropy"];
-        vec![
-            Row::input("h", ["dh", "ddh", "gh", "th"], &[Targets, Dim]),
-            Row::input("w", ["dw", "ddw", "gw", "tw"], &[Classes, Dim]),
-            Row::input("bias", ["dbias", "ddbias", "gbias", "tbias"], &[Classes])
-                .option("bias", self.bias),
-            Row::constant("targets", &[Targets]).integer(),
-            Row::constant("class_weights", &[Classes])
-                .wide()
-                .option("class_weights", self.class_weights),
-            Row::constant("token_weights", &[Targets])
-                .wide()
-                .option("token_weights", self.token_weights),
-            Row::output("loss", ["dloss", "cot_loss", "gdloss", "tloss"], loss).wide(),
-            Row::output("lse", ["dlse", "cot_lse", "gdlse", "tlse"], &[Targets])
-                .wide()
-                .option("outputs.lse", wanted.lse),
-            Row::output("logprob", logprob, &[Targets])
-                .wide()
-                .option("outputs.logprob", wanted.logprob),
-            Row::output("entropy", entropy, &[Targets])
-                .wide()
-                .option("outputs.entropy", wanted.entropy),
-            Row::fact("argmax", &[Targets]).integer().option("outputs.argmax", wanted.argmax),
-            Row::fact("n_valid", &[]).integer(),
-            Row::fact("normaliser", &[]).wide(),
-        ]
+    /// The axes of the loss.
+    fn loss_axes(&self) -> &'static [Axis] {
+        if self.reduction == Reduction::None { &[Axis::Targets] } else { &[] }
     }
+}
+
+tensors! {
+    LinearCrossEntropy as problem, gradients wanted, no_jvp;
+    inputs {
+        /// Hidden states.
+        h: Storage [Targets Dim] always => dh "(C17)", ddh, gh "(C28)", th;
+        /// The rows of the head, one per class; of a shard, those of its classes.
+        w: Storage [Classes Dim] always => dw "(C18)", ddw, gw "(C29)", tw;
+        /// Added to h·w; of a shard, that of its classes.
+        bias: Storage [Classes] ("bias" problem.bias) => dbias "(C19)", ddbias, gbias "(C30)", tbias;
+        /// The class of each token, or the problem's `ignore_index`.
+        targets: Integer [Targets] always;
+        /// The weights of all classes.
+        class_weights: Wide [Classes] ("class_weights" problem.class_weights);
+        /// The weights of the tokens.
+        token_weights: Wide [Targets] ("token_weights" problem.token_weights);
+    }
+    numbers {}
+    outputs {
+        /// (C9): one number, `[]`, or one per token, `[T]`, where nothing is reduced.
+        loss: Wide (problem.loss_axes()) always => zero dloss, cot_loss, gdloss "(C31)", tloss;
+        /// (C3); ignored tokens: 0.
+        lse: Wide [Targets] ("outputs.lse" problem.outputs.lse)
+            => zero dlse, cot_lse, gdlse "(C22)", tlse;
+        /// (C5); ignored tokens: 0.
+        logprob: Wide [Targets] ("outputs.logprob" problem.outputs.logprob)
+            => zero dlogprob, cot_logprob, gdlogprob "(C32)", tlogprob;
+        /// (C6); ignored tokens: 0.
+        entropy: Wide [Targets] ("outputs.entropy" problem.outputs.entropy)
+            => zero dentropy, cot_entropy, gdentropy "(C24)", tentropy;
+        /// The class with the largest logit; ignored tokens: −1.
+        argmax: Integer [Targets] ("outputs.argmax" problem.outputs.argmax);
+        /// The number of tokens that count.
+        n_valid: Integer [] always;
+        /// Z of (C10).
+        normaliser: Wide [] always;
+    }
+    saved {}
 }
 
 /// The options, as a chain of calls.

@@ -39,24 +39,33 @@ pub enum Axis {
     Classes,
 }
 
+/// The symbol of an axis in `docs/notation.md`, as a literal.
+macro_rules! symbol {
+    (Batch) => { "B" };
+    (BatchOr1) => { "B|1" };
+    (QueryHeads) => { "Hq" };
+    (QueryHeadsOr1) => { "Hq|1" };
+    (KeyHeads) => { "Hk" };
+    (Queries) => { "N" };
+    (Tokens) => { "N" };
+    (Keys) => { "M" };
+    (Dim) => { "D" };
+    (ValueDim) => { "E" };
+    (Distances) => { "W" };
+    (Sequences) => { "S" };
+    (Targets) => { "T" };
+    (Classes) => { "V" };
+    ($self:ident: $($axis:ident)*) => {
+        match $self { $(Axis::$axis => crate::operand::symbol!($axis),)* }
+    };
+}
+pub(crate) use symbol;
+
 impl Axis {
     /// Its symbol in `docs/notation.md`.
     pub fn symbol(self) -> &'static str {
-        match self {
-            Axis::Batch => "B",
-            Axis::BatchOr1 => "B|1",
-            Axis::QueryHeads => "Hq",
-            Axis::QueryHeadsOr1 => "Hq|1",
-            Axis::KeyHeads => "Hk",
-            Axis::Queries | Axis::Tokens => "N",
-            Axis::Keys => "M",
-            Axis::Dim => "D",
-            Axis::ValueDim => "E",
-            Axis::Distances => "W",
-            Axis::Sequences => "S",
-            Axis::Targets => "T",
-            Axis::Classes => "V",
-        }
+        symbol!(self: Batch BatchOr1 QueryHeads QueryHeadsOr1 KeyHeads Queries Keys Tokens Dim
+            ValueDim Distances Sequences Targets Classes)
     }
 }
 
@@ -204,15 +213,15 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// An input of the forward pass with its companions dx, ddx, gx and tx.
-    pub fn input(name: &'static str, companions: [&'static str; 4], axes: &[Axis]) -> Self {
+    /// An input of the forward pass, always there, without axes and derivatives so far.
+    pub fn input(name: &'static str, precision: Precision) -> Self {
         Row {
             name,
             input: true,
-            axes: axes.to_vec(),
-            precision: Precision::Storage,
+            axes: Vec::new(),
+            precision,
             option: None,
-            companions: Some(companions),
+            companions: None,
             needs_cotangent: false,
             saved: false,
             optional: false,
@@ -221,29 +230,25 @@ impl Row {
         }
     }
 
-    /// An output of the forward pass with its companions dy, cot_y, gdy and ty.
-    pub fn output(name: &'static str, companions: [&'static str; 4], axes: &[Axis]) -> Self {
-        Row { input: false, ..Row::input(name, companions, axes) }
+    /// An output of the forward pass.
+    pub fn output(name: &'static str, precision: Precision) -> Self {
+        Row { input: false, ..Row::input(name, precision) }
     }
 
-    /// An input without derivatives.
-    pub fn constant(name: &'static str, axes: &[Axis]) -> Self {
-        Row { companions: None, ..Row::input(name, [""; 4], axes) }
+    /// A number in the problem: only its companions are tensors.
+    pub fn number(name: &'static str, value: f64) -> Self {
+        Row { number: Some(value), ..Row::input(name, Precision::Wide) }
     }
 
-    /// An output without derivatives.
-    pub fn fact(name: &'static str, axes: &[Axis]) -> Self {
-        Row { input: false, ..Row::constant(name, axes) }
+    /// With axes.
+    pub fn axes(self, axes: &[Axis]) -> Self {
+        Row { axes: axes.to_vec(), ..self }
     }
 
-    /// Stored in the type of the accumulation.
-    pub fn wide(self) -> Self {
-        Row { precision: Precision::Wide, ..self }
-    }
-
-    /// Stored as whole numbers.
-    pub fn integer(self) -> Self {
-        Row { precision: Precision::Integer, ..self }
+    /// With the tensors that belong to it in other passes: of an input x, dx, ddx, gx and tx; of an
+    /// output y, dy, cot_y, gdy and ty.
+    pub fn companions(self, names: [&'static str; 4]) -> Self {
+        Row { companions: Some(names), ..self }
     }
 
     /// There only where an option is set.
@@ -251,9 +256,9 @@ impl Row {
         Row { option: Some((option, set)), ..self }
     }
 
-    /// An output whose cotangent the backward pass needs.
-    pub fn needed(self) -> Self {
-        Row { needs_cotangent: true, ..self }
+    /// An output whose cotangent is `needed` in the backward pass, or `zero` where it is absent.
+    pub fn cotangent(self, absent: &str) -> Self {
+        Row { needs_cotangent: absent == "needed", ..self }
     }
 
     /// An output that later passes read.
@@ -269,11 +274,6 @@ impl Row {
     /// An output that a tier may do without.
     pub fn optional(self) -> Self {
         Row { optional: true, ..self }
-    }
-
-    /// A number in the problem: only its companions are tensors.
-    pub fn number(self, value: f64) -> Self {
-        Row { number: Some(value), ..self }
     }
 
     /// What a caller may know of the row, where the problem has it.

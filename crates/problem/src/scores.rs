@@ -1,6 +1,5 @@
 //! The scores of queries against keys, which attention, attention_lse and lazy_attention share.
 
-use crate::operand::{Row, check_sizes};
 use crate::{Axis, Cover, Error, Mask, Sequence, Sequences};
 
 /// The extents of q and k.
@@ -150,8 +149,7 @@ impl Scores {
             }
         }
         self.sequences.check(e.batch, e.queries, e.keys)?;
-        self.mask.check(e.batch, e.query_heads, e.queries, e.keys)?;
-        check_sizes(&self.rows(), |axis| self.extent(axis))
+        self.mask.check(e.batch, e.query_heads, e.queries, e.keys)
     }
 
     /// `[B, Hq, N]`: the shape of lse and of every number per query.
@@ -191,41 +189,6 @@ impl Scores {
             Axis::Dim => e.dim,
             _ => 1,
         }
-    }
-
-    /// q, k, sinks and bias.
-    pub(crate) fn rows(&self) -> Vec<Row> {
-        use Axis::{Batch, BatchOr1, Dim, KeyHeads, Keys, Queries, QueryHeads, QueryHeadsOr1};
-        let bias = [BatchOr1, QueryHeadsOr1, Queries, Keys];
-        vec![
-            Row::input("q", ["dq", "ddq", "gq", "tq"], &[Batch, QueryHeads, Queries, Dim]),
-            Row::input("k", ["dk", "ddk", "gk", "tk"], &[Batch, KeyHeads, Keys, Dim]),
-            Row::input("sinks", ["dsinks", "ddsinks", "gsinks", "tsinks"], &[QueryHeads])
-                .wide()
-                .option("sinks", self.sinks),
-            Row::input("bias", ["dbias", "ddbias", "gbias", "tbias"], &bias)
-                .option("bias", self.bias.is_some()),
-        ]
-    }
-
-    /// o, of heads that have values.
-    pub(crate) fn output_row() -> Row {
-        use Axis::{Batch, Queries, QueryHeads, ValueDim};
-        let axes = [Batch, QueryHeads, Queries, ValueDim];
-        Row::output("o", ["dout", "cot_o", "gdout", "to"], &axes).needed()
-    }
-
-    /// v.
-    pub(crate) fn value_row() -> Row {
-        use Axis::{Batch, KeyHeads, Keys, ValueDim};
-        Row::input("v", ["dv", "ddv", "gv", "tv"], &[Batch, KeyHeads, Keys, ValueDim])
-    }
-
-    /// lse.
-    pub(crate) fn lse_row() -> Row {
-        use Axis::{Batch, Queries, QueryHeads};
-        let axes = [Batch, QueryHeads, Queries];
-        Row::output("lse", ["dlse", "cot_lse", "gdlse", "tlse"], &axes).wide().saved()
     }
 }
 

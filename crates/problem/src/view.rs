@@ -19,7 +19,7 @@
 //! ```
 
 use crate::operand::find;
-use crate::{Dtype, Error, Operand, Pass, Precision, Problem, Role};
+use crate::{Dtype, Error, Operand, Pass, Precision, Problem, Role, Table};
 use half::{bf16, f16};
 use ndarray::{Array, ArrayView, ArrayViewMut, Dimension, IxDyn};
 use smallvec::SmallVec;
@@ -105,8 +105,13 @@ macro_rules! views {
 
             /// Adds one; a second of the same name is refused by [`Problem::check_call`].
             pub fn with(mut self, name: &'a str, view: impl Into<$name<'a>>) -> Self {
-                self.list.push((name, view.into()));
+                self.push(name, view.into());
                 self
+            }
+
+            /// As [`Self::with`], in place.
+            pub fn push(&mut self, name: &'a str, view: $name<'a>) {
+                self.list.push((name, view));
             }
 
             /// Adds one, if it is there.
@@ -190,9 +195,8 @@ macro_rules! from_arrays {
 from_arrays!(f64 => F64, f32 => F32, bf16 => Bf16, f16 => F16, i64 => I64);
 
 impl Problem {
-    /// Fails unless these views are what a pass reads and may write: every operand that it needs is
-    /// there, each in its shape and type, and no other. A saved operand may be absent only where it
-    /// may be computed anew, and an input that becomes an output only where that has a place. Returns the storage type: that of the first input.
+    /// Fails unless the problem is sound and these views are what a pass reads and may write: see
+    /// [`Table::check_call`].
     pub fn check_call(
         &self,
         pass: Pass,
@@ -200,33 +204,54 @@ impl Problem {
         outputs: &ViewsMut<'_>,
         recompute: bool,
     ) -> Result<Dtype, Error> {
+        self.checked_table(pass)?.check_call(inputs, outputs, recompute)
+    }
+
+    /// The table of a pass, if the problem is sound and has the pass.
+    pub fn checked_table(&self, pass: Pass) -> Result<Table, Error> {
         self.check()?;
         let table = self.table(pass);
-        let Some(first) = table.operands.first() else {
+        if table.operands.is_empty() {
             return Err(self.algorithm().no_pass(pass));
-        };
-        let storage = match inputs.get(first.name).map(View::stored) {
+        }
+        Ok(table)
+    }
+}
+
+impl Table {
+    /// Fails unless these views are what the pass reads and may write: every operand that it needs is
+    /// there, each in its shape and type, and no other. A saved operand may be absent only where it may
+    /// be computed anew, and an input that becomes an output only where that has a place. Returns the
+    /// storage type: that of the first input.
+    pub fn check_call(
+        &self,
+        inputs: &Views<'_>,
+        outputs: &ViewsMut<'_>,
+        recompute: bool,
+    ) -> Result<Dtype, Error> {
+        let first = self.operands.first().map_or("", |operand| operand.name);
+        let storage = match inputs.get(first).map(View::stored) {
             Some(Stored::Float(dtype)) => dtype,
             _ => Dtype::F32,
         };
-        let unknown = |name: &str| Error::unexpected(name, table.option(name));
-        for (at, (name, view)) in inputs.iter().enumerate() {
-            let operand = find(&table.operands, name).filter(|x| !is_result(x));
-            let operand = operand.ok_or_else(|| unknown(name))?;
-            if inputs.iter().take(at).any(|(other, _)| other == name) {
-                return Err(Error::value(name, "one tensor", "two"));
+        let check = |name: &str, result, twice, shape: &[usize], stored| {
+            let operand = find(&self.operands, name).filter(|x| is_result(x) == result);
+            let operand = operand.ok_or_else(|| Error::unexpected(name, self.option(name)))?;
+            match twice {
+                true if result => Err(Error::value(name, "one place", "two")),
+                true => Err(Error::value(name, "one tensor", "two")),
+                false => check_view(operand, shape, stored, storage, first),
             }
-            check_view(operand, view.shape(), view.stored(), storage, first.name)?;
+        };
+        for (at, (name, view)) in inputs.iter().enumerate() {
+            let twice = inputs.iter().take(at).any(|(other, _)| other == name);
+            check(name, false, twice, view.shape(), view.stored())?;
         }
         for (at, (name, view)) in outputs.iter().enumerate() {
-            let operand = find(&table.operands, name).filter(|x| is_result(x));
-            let operand = operand.ok_or_else(|| unknown(name))?;
-            if outputs.iter().take(at).any(|(other, _)| other == name) {
-                return Err(Error::value(name, "one place", "two"));
-            }
-            check_view(operand, view.shape(), view.stored(), storage, first.name)?;
+            let twice = outputs.iter().take(at).any(|(other, _)| other == name);
+            check(name, true, twice, view.shape(), view.stored())?;
         }
-        for operand in table.operands.iter().filter(|x| inputs.get(x.name).is_none()) {
+        for operand in self.operands.iter().filter(|x| inputs.get(x.name).is_none()) {
             match operand.role {
                 Role::Input if operand.becomes.is_some_and(|x| outputs.get(x).is_some()) => {}
                 Role::Input | Role::Cotangent => {

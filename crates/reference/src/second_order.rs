@@ -6,19 +6,45 @@
 //! both gives the sum; and one forward pass gives the gradients by dy: how y moves. No formula but
 //! those of the first order is used.
 
-use crate::named::Tensors;
+use crate::named::{NamedViews, Tensors, from_named};
 use crate::scalar::{Dual, Real};
 use crate::tensor::{tangent_of, with_tangent};
+use etalon_problem::tensors::Results;
 use etalon_problem::{Error, Pass, Problem};
 use ndarray::{ArrayD, ArrayViewD};
 
-/// The results of a double backward pass whose operands have these names; `first_order` gives those of
-/// a forward and of a backward pass.
-pub(crate) fn second_order<T: Real>(
-    problem: &Problem,
+/// A problem whose second order follows from its first.
+pub(crate) trait FirstOrder: Clone + Into<Problem> {
+    /// The outputs of a pass of the first order, by name. A tensor of the name of a number in the
+    /// problem stands for it: it may carry a derivative.
+    fn first_order<T: Real>(&self, pass: Pass, x: &Tensors<T>) -> Result<Tensors<T>, Error>;
+
+    /// The outputs of any pass, by name.
+    fn evaluate<T: Real>(&self, pass: Pass, x: &Tensors<T>) -> Result<Tensors<T>, Error> {
+        match pass {
+            Pass::DoubleBackward => {
+                let x = x.iter().map(|(name, x)| (name.as_str(), x.view()));
+                second_order(self, &x.collect::<Vec<_>>())
+            }
+            _ => self.first_order(pass, x),
+        }
+    }
+
+    /// The results of the double backward pass of these operands.
+    fn double_backward<T: Real, R: Results<T>>(
+        &self,
+        operands: [NamedViews<'_, T>; 3],
+    ) -> Result<R, Error> {
+        from_named(second_order(self, &operands.concat())?)
+    }
+}
+
+/// The results of a double backward pass of these operands.
+fn second_order<T: Real>(
+    algorithm: &impl FirstOrder,
     x: &[(&str, ArrayViewD<'_, T>)],
-    first_order: impl Fn(Pass, &Tensors<Dual<T>>) -> Result<Tensors<Dual<T>>, Error>,
 ) -> Result<Tensors<T>, Error> {
+    let problem: Problem = algorithm.clone().into();
     problem.check()?;
     let shapes: Vec<_> = x.iter().map(|(name, x)| (*name, Some(x.shape()))).collect();
     problem.table(Pass::DoubleBackward).check_all(&shapes)?;
@@ -37,8 +63,8 @@ pub(crate) fn second_order<T: Real>(
             moving.insert(name.to_string(), with_tangent(name, &value, motion)?);
         }
     }
-    let mut outputs = first_order(Pass::Forward, &moving)?;
-    outputs.extend(first_order(Pass::Backward, &moving)?);
+    let mut outputs = algorithm.first_order(Pass::Forward, &moving)?;
+    outputs.extend(algorithm.first_order(Pass::Backward, &moving)?);
     let mut results = Tensors::new();
     for family in problem.families() {
         let Some([first, _, gradient, _]) = family.companions else { continue };

@@ -2,7 +2,8 @@
 //! [`jvp`], for f32, bf16 and f16.
 //!
 //! Views of the operands may have any strides. Each function with the suffix `_into` writes into
-//! arrays of the caller, and [`plan`] reports what a pass allocates beside them.
+//! arrays of the caller, with memory that the caller may keep; on an error nothing has been written.
+//! [`plan`] reports what a pass allocates. The tensors are those of [`etalon_problem::attention_lse`].
 //!
 //! ```
 //! use etalon_problem::{AttentionLse, Extents};
@@ -29,14 +30,134 @@
 #![doc = include_str!("../../../docs/attention_lse.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-mod passes;
-mod tensors;
-
-pub use passes::{
-    backward, backward_into, double_backward, double_backward_into, forward, forward_into, jvp,
-    jvp_into, plan,
-};
-pub use tensors::{
+pub use etalon_problem::attention_lse::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, OutputTangents,
-    SecondCotangents, SecondGradients, SecondGradientsMut, Tangents,
+    OutputTangentsMut, SecondCotangents, SecondGradients, SecondGradientsMut, Tangents,
 };
+
+use crate::element::Tensor;
+use crate::run::Call;
+use crate::{Element, Options, Plan, Workspace, softmax};
+use etalon_problem::{Algorithm, AttentionLse, Error, Pass};
+use ndarray::arr0;
+
+/// lse of a problem (L1), and under [`crate::Mode::ForwardGradient`] also ∂lse/∂q = σ Σ_j P S′ k.
+pub fn forward<T: Element>(
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    options: &Options,
+) -> Result<Output<T>, Error> {
+    Call::new(problem, Pass::Forward).with(inputs).results(options)
+}
+
+/// As [`forward`], into arrays of the caller, with memory of a workspace, and
+/// ∂lse/∂q if there is a place for it, whatever the mode.
+pub fn forward_into<T: Element>(
+    workspace: &Workspace,
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: OutputMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    Call::new(problem, Pass::Forward).with(inputs).write(workspace, out, options)
+}
+
+/// dq, dk and, where the problem has them, dsinks and dbias (L2), from the output of the forward
+/// pass: attention's with dP = 0 and δ = −dlse; if ∂lse/∂q was written, dq is dlse times it.
+pub fn backward<'a, T: Element>(
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: impl Into<OutputRef<'a, T>>,
+    cotangents: &Cotangents<'_, T>,
+    options: &Options,
+) -> Result<Gradients<T>, Error> {
+    let out = out.into();
+    let call = Call::new(problem, Pass::Backward).with(inputs).with(&out).with(cotangents);
+    call.results(options)
+}
+
+/// As [`backward`], into arrays of the caller, and only the gradients that are asked for.
+pub fn backward_into<'a, T: Element>(
+    workspace: &Workspace,
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: impl Into<OutputRef<'a, T>>,
+    cotangents: &Cotangents<'_, T>,
+    gradients: GradientsMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    let out = out.into();
+    let call = Call::new(problem, Pass::Backward).with(inputs).with(&out).with(cotangents);
+    call.write(workspace, gradients, options)
+}
+
+/// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_lse, lse⟩ by everything that the backward pass reads, from
+/// the output of the forward pass. [`crate::Mode`] changes nothing.
+pub fn double_backward<'a, T: Element>(
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: impl Into<OutputRef<'a, T>>,
+    cotangents: &Cotangents<'_, T>,
+    second: &SecondCotangents<'_, T>,
+    options: &Options,
+) -> Result<SecondGradients<T>, Error> {
+    let out = out.into();
+    let call = Call::new(problem, Pass::DoubleBackward).with(inputs).with(&out);
+    call.with(cotangents).with(second).results(options)
+}
+
+/// As [`double_backward`], into arrays of the caller, and only what is asked for.
+pub fn double_backward_into<'a, T: Element>(
+    workspace: &Workspace,
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: impl Into<OutputRef<'a, T>>,
+    cotangents: &Cotangents<'_, T>,
+    second: &SecondCotangents<'_, T>,
+    gradients: SecondGradientsMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    let out = out.into();
+    let call = Call::new(problem, Pass::DoubleBackward).with(inputs).with(&out);
+    call.with(cotangents).with(second).write(workspace, gradients, options)
+}
+
+/// The tangent of lse along tangents of the inputs (J2), from the output of the forward pass.
+pub fn jvp<'a, T: Element>(
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: impl Into<OutputRef<'a, T>>,
+    tangents: &Tangents<'_, T>,
+    options: &Options,
+) -> Result<OutputTangents<T>, Error> {
+    let out = out.into();
+    Call::new(problem, Pass::Jvp).with(inputs).with(&out).with(tangents).results(options)
+}
+
+/// As [`jvp`], into arrays of the caller.
+pub fn jvp_into<'a, T: Element>(
+    workspace: &Workspace,
+    problem: &AttentionLse,
+    inputs: &Inputs<'_, T>,
+    out: impl Into<OutputRef<'a, T>>,
+    tangents: &Tangents<'_, T>,
+    moved: OutputTangentsMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    let out = out.into();
+    let call = Call::new(problem, Pass::Jvp).with(inputs).with(&out).with(tangents);
+    call.write(workspace, moved, options)
+}
+
+/// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
+/// given; and what it allocates for it, [`Plan::workspace_bytes`].
+pub fn plan<T: Element>(
+    problem: &AttentionLse,
+    pass: Pass,
+    options: &Options,
+) -> Result<Plan, Error> {
+    problem.check()?;
+    let zero = arr0(T::ZERO);
+    let zero = Tensor::from(zero.view());
+    softmax::plan(Algorithm::AttentionLse, &problem.scores, None, &zero, pass, options)
+}

@@ -4,7 +4,7 @@
 //! [`Tensor`] and writes results through [`TensorMut`], which ask for the element type once for each
 //! block of rows: so no pass is compiled for every type of storage.
 
-use etalon_problem::{Dtype, Error};
+use etalon_problem::{Dtype, Error, Scalar};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::{
@@ -257,7 +257,7 @@ mod sealed {
 
 /// A type in which tensors are stored: f32, bf16 or f16. Every sum is f32 whatever it is.
 pub trait Element:
-    sealed::Sealed + bytemuck::Zeroable + Copy + Default + Send + Sync + 'static
+    sealed::Sealed + Scalar<Wide = f32> + bytemuck::Zeroable + Default + Send + Sync + 'static
 {
     /// The type's name.
     const DTYPE: Dtype;

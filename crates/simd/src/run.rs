@@ -1,7 +1,12 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
-use crate::{Options, Workspace, linear_attention, softmax};
-use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
+use crate::memory::zeros;
+use crate::{Element, Mode, Options, Workspace, linear_attention, softmax};
+use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
+use etalon_problem::{
+    Dtype, Error, Operand, Pass, Precision, Problem, Role, Table, Views, ViewsMut, find,
+};
+use std::sync::Arc;
 
 /// Computes a pass: reads `inputs` and writes those outputs that have a place in `outputs`, both by
 /// name and of any strides.
@@ -50,7 +55,8 @@ pub fn run_in(
     options: &Options,
 ) -> Result<(), Error> {
     offers(problem, pass)?;
-    let storage = problem.check_call(pass, inputs, outputs, options.recompute)?;
+    let known = Known::of(workspace, problem, pass)?;
+    let storage = known.table.check_call(inputs, outputs, options.recompute)?;
     if storage == Dtype::F64 {
         return Err(Error::Dtype {
             operand: "storage".to_string(),
@@ -68,6 +74,23 @@ pub fn run_in(
     }
 }
 
+/// What a workspace remembers of a problem and a pass: that the problem is sound, and its tensors.
+struct Known {
+    problem: Problem,
+    pass: Pass,
+    table: Table,
+}
+
+impl Known {
+    fn of(workspace: &Workspace, problem: &Problem, pass: Pass) -> Result<Arc<Self>, Error> {
+        let fits = |known: &Known| known.pass == pass && known.problem == *problem;
+        workspace.remember(fits, || {
+            let table = problem.checked_table(pass)?;
+            Ok(Known { problem: problem.clone(), pass, table })
+        })
+    }
+}
+
 /// Fails where the tier has no kernel.
 fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
     match problem {
@@ -76,5 +99,71 @@ fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
             reason: "not written yet for simd".to_string(),
         }),
         _ => Ok(()),
+    }
+}
+
+/// A typed call: structs of tensors in, a struct of results or of places out, through the door.
+pub(crate) struct Call<'s> {
+    problem: Problem,
+    pass: Pass,
+    inputs: Views<'s>,
+}
+
+impl<'s> Call<'s> {
+    pub fn new(problem: &(impl Clone + Into<Problem>), pass: Pass) -> Self {
+        Call { problem: problem.clone().into(), pass, inputs: Views::new() }
+    }
+
+    /// Adds the tensors of a struct.
+    pub fn with<'a: 's, T: Element>(mut self, operands: &'s impl Operands<'a, T>) -> Self {
+        operands.each(&mut |name, x| {
+            if let Some(view) = x.and_then(Borrowed::into_view) {
+                self.inputs.push(name, view);
+            }
+        });
+        self
+    }
+
+    /// Runs the pass, with results of its own. Those that a tier may leave out are computed under
+    /// [`Mode::ForwardGradient`] alone.
+    pub fn results<T: Element, R: Results<T>>(self, options: &Options) -> Result<R, Error> {
+        let workspace = Workspace::new();
+        let table = &Known::of(&workspace, &self.problem, self.pass)?.table;
+        // What is wrong with the operands is said before memory is asked for.
+        table.check_call(&self.inputs, &ViewsMut::new(), options.recompute)?;
+        let mut results = R::collect(&mut |name, precision| {
+            let operand = find(&table.operands, name).filter(|operand| {
+                operand.role == Role::Output || options.mode == Mode::ForwardGradient
+            });
+            let Some(Operand { shape, .. }) = operand else { return Ok(None) };
+            Ok(Some(match precision {
+                Precision::Storage => ByPrecision::Storage(zeros(&shape[..], name)?),
+                Precision::Wide => ByPrecision::Wide(zeros(&shape[..], name)?),
+                Precision::Integer => ByPrecision::Integer(zeros(&shape[..], name)?),
+            }))
+        })?;
+        let mut outputs = ViewsMut::new();
+        results.places(&mut |name, place| add(&mut outputs, name, place));
+        run_in(&workspace, &self.problem, self.pass, &self.inputs, &mut outputs, options)?;
+        drop(outputs);
+        Ok(results)
+    }
+
+    /// Runs the pass, with results in places of the caller.
+    pub fn write<'o, T: Element>(
+        self,
+        workspace: &Workspace,
+        places: impl Places<'o, T>,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let mut outputs = ViewsMut::new();
+        places.each(&mut |name, place| add(&mut outputs, name, place));
+        run_in(workspace, &self.problem, self.pass, &self.inputs, &mut outputs, options)
+    }
+}
+
+fn add<'o, T: Element>(outputs: &mut ViewsMut<'o>, name: &'static str, place: Place<'o, T>) {
+    if let Some(view) = place.into_view() {
+        outputs.push(name, view);
     }
 }

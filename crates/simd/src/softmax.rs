@@ -13,7 +13,6 @@
 
 mod backward;
 mod block;
-mod check;
 mod cut;
 mod double_backward;
 mod forward;
@@ -36,9 +35,5 @@ mod tasks;
 mod wave;
 mod weights;
 
-pub use backward::{Backward, Gradients};
-pub use double_backward::{Direction, DoubleBackward, SecondGradients};
-pub use forward::Forward;
-pub use inputs::Inputs;
 pub use named::run;
 pub use plan::plan;

@@ -206,6 +206,10 @@ impl SubAssign for Uncertain {
     }
 }
 
+impl etalon_problem::Scalar for Uncertain {
+    type Wide = Self;
+}
+
 impl Real for Uncertain {
     const ZERO: Self = Uncertain { value: 0.0, mass: 0.0, terms: 0, ..Self::ONE };
     const ONE: Self =

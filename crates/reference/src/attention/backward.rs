@@ -15,7 +15,7 @@
 use super::forward::{ForwardOperands, HeadValues};
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::{bias_gradient, for_each_head};
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::Row;
 use crate::tensor::{Matrix, Output, Rows, add_scaled, dot};

@@ -1,26 +1,11 @@
 //! Every pass by name.
 
 use super::{
-    Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
-    Tangents, backward, double_backward, forward, jvp,
+    Cotangents, Inputs, SecondCotangents, Tangents, backward, double_backward, forward, jvp,
 };
-use crate::named::{Tensors, operands, results};
+use crate::named::{Named, Tensors, into_named};
 use crate::scalar::Real;
 use etalon_problem::{Algorithm, Attention, Error, Pass};
-
-operands! {
-    Inputs { q k v sinks bias }
-    Cotangents { dout dlse }
-    SecondCotangents { ddq ddk ddv ddsinks ddbias cot_o cot_lse }
-    Tangents { tq tk tv tsinks tbias }
-}
-
-results! {
-    Output { o lse }
-    Gradients { dq dk dv dsinks dbias }
-    SecondGradients { gq gk gv gdout gdlse gsinks gbias }
-    OutputTangents { to tlse }
-}
 
 /// The outputs of a pass, by name: [`crate::evaluate`] of this algorithm alone.
 pub fn evaluate<T: Real>(
@@ -28,16 +13,17 @@ pub fn evaluate<T: Real>(
     pass: Pass,
     x: &Tensors<T>,
 ) -> Result<Tensors<T>, Error> {
-    let inputs = Inputs::from_named(x)?;
-    let cotangents = || Cotangents::from_named(x);
+    let none = Tensors::new();
+    let inputs = Inputs::from_named(x, &none)?;
+    let cotangents = || Cotangents::from_named(x, &none);
     Ok(match pass {
-        Pass::Forward => forward(problem, &inputs)?.into_named(),
-        Pass::Backward => backward(problem, &inputs, &cotangents()?)?.into_named(),
+        Pass::Forward => into_named(forward(problem, &inputs)?),
+        Pass::Backward => into_named(backward(problem, &inputs, &cotangents()?)?),
         Pass::DoubleBackward => {
-            let second = SecondCotangents::from_named(x)?;
-            double_backward(problem, &inputs, &cotangents()?, &second)?.into_named()
+            let second = SecondCotangents::from_named(x, &none)?;
+            into_named(double_backward(problem, &inputs, &cotangents()?, &second)?)
         }
-        Pass::Jvp => jvp(problem, &inputs, &Tangents::from_named(x)?)?.into_named(),
+        Pass::Jvp => into_named(jvp(problem, &inputs, &Tangents::from_named(x, &none)?)?),
         Pass::Step => return Err(Algorithm::Attention.no_pass(pass)),
     })
 }

@@ -8,7 +8,7 @@
 
 use super::{Inputs, Output};
 use crate::heads::for_each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::{HeadScores, Row, ScoreOperands};
 use crate::tensor::{self, Matrix, Rows, add_scaled};

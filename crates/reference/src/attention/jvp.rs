@@ -8,7 +8,7 @@
 use super::forward::{ForwardOperands, HeadValues};
 use super::{Inputs, OutputTangents, Tangents};
 use crate::heads::for_each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::{Direction, Motion, Row};
 use crate::tensor::{Matrix, Output, Rows, add_scaled};

@@ -9,9 +9,9 @@
 //! (B9)  dbias_ij = dS_ij                  over the axes that the bias broadcasts
 //! ```
 
-use super::{Cotangents, Gradients, Inputs};
+use super::{Cotangents, Gradients, Inputs, score_operands};
 use crate::heads::{bias_gradient, for_each_head};
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::{HeadScores, Row, ScoreOperands};
 use crate::tensor::{Matrix, Output, Rows};
@@ -69,7 +69,7 @@ impl<'a, T: Real> BackwardOperands<'a, T> {
         cotangents: &'a Cotangents<'_, T>,
     ) -> Result<Self, Error> {
         let dlse = Rows::new("dlse", cotangents.dlse.view().insert_axis(Axis(3)))?;
-        Ok(BackwardOperands { scores: inputs.scores(problem)?, dlse })
+        Ok(BackwardOperands { scores: score_operands(problem, inputs)?, dlse })
     }
 
     /// What one query head sees in one sequence.

@@ -18,7 +18,7 @@
 use super::backward::{BackwardOperands, First, HeadCotangents};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
 use crate::heads::{bias_gradient, for_each_head};
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::{Direction, HeadDirection, Motion, Second};
 use crate::tensor::{Matrix, Output, Rows};

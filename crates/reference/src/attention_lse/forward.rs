@@ -2,9 +2,9 @@
 //! (L1)  lse_i = ln(Σ_j e^{S_ij} + e^{sink})        with S of (F1), (F2)
 //! ```
 
-use super::{Inputs, Output};
+use super::{Inputs, Output, score_operands};
 use crate::heads::for_each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::Row;
 use crate::tensor;
@@ -20,7 +20,7 @@ pub fn forward<T: Real>(
     // A row of no sequence sees nothing.
     let unseen = T::from_f64(f64::NEG_INFINITY);
     let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;
-    let operands = inputs.scores(problem)?;
+    let operands = score_operands(problem, inputs)?;
     for_each_head(&problem.scores, [&mut lse], [], |sequence, head, [mut lse], []| {
         let scores = operands.head(sequence, head);
         let mut row = Row::default();
@@ -30,5 +30,5 @@ pub fn forward<T: Real>(
         }
         T::ZERO
     })?;
-    Ok(Output { lse: lse.finish()? })
+    Ok(Output { lse: lse.finish()?, gradient: None })
 }

@@ -4,9 +4,9 @@
 //! (J2)  tlse_i = u_i
 //! ```
 
-use super::{Inputs, OutputTangents, Tangents};
+use super::{Inputs, OutputTangents, Tangents, score_operands};
 use crate::heads::for_each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::scores::{Direction, Motion, Row};
 use crate::tensor::Output;
@@ -22,7 +22,7 @@ pub fn jvp<T: Real>(
     problem.check()?;
     check(&problem.table(Pass::Jvp), &[inputs.shapes(), tangents.shapes()])?;
     let mut tlse = Output::zeros("tlse", &problem.scores.row_shape())?;
-    let operands = inputs.scores(problem)?;
+    let operands = score_operands(problem, inputs)?;
     let direction = Direction::new(&problem.scores, tq, tk, tsinks, tbias)?;
     for_each_head(&problem.scores, [&mut tlse], [], |sequence, head, [mut tlse], []| {
         let scores = operands.head(sequence, head);

@@ -34,6 +34,10 @@ mod jvp;
 
 pub use backward::backward;
 pub use double_backward::double_backward;
+pub use etalon_problem::attention_lse::{
+    Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
+    Tangents,
+};
 pub use evaluate::evaluate;
 pub use forward::forward;
 pub use jvp::jvp;
@@ -41,101 +45,10 @@ pub use jvp::jvp;
 use crate::scalar::Real;
 use crate::scores::ScoreOperands;
 use etalon_problem::{AttentionLse, Error};
-use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
-/// What the log-sum-exp is computed from.
-#[derive(Debug, Clone, Copy)]
-pub struct Inputs<'a, T> {
-    /// Queries `[B, Hq, N, D]`.
-    pub q: ArrayView4<'a, T>,
-    /// Keys `[B, Hk, M, D]`.
-    pub k: ArrayView4<'a, T>,
-    /// One more logit per head `[Hq]`, where the problem has sinks.
-    pub sinks: Option<ArrayView1<'a, T>>,
-    /// An additive bias `[B or 1, Hq or 1, N, M]`, where the problem has one.
-    pub bias: Option<ArrayView4<'a, T>>,
-}
-
-/// What the forward pass returns.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Output<T> {
-    /// (L1), `[B, Hq, N]`.
-    pub lse: Array3<T>,
-}
-
-/// The gradient of a loss by the output.
-#[derive(Debug, Clone, Copy)]
-pub struct Cotangents<'a, T> {
-    /// By lse: `[B, Hq, N]`.
-    pub dlse: ArrayView3<'a, T>,
-}
-
-/// Gradients of a loss by the inputs.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Gradients<T> {
-    /// (B5), `[B, Hq, N, D]`.
-    pub dq: Array4<T>,
-    /// (B6), `[B, Hk, M, D]`.
-    pub dk: Array4<T>,
-    /// (B8), `[Hq]`, where the problem has sinks.
-    pub dsinks: Option<Array1<T>>,
-    /// (B9), in the shape of the bias, where the problem has one.
-    pub dbias: Option<Array4<T>>,
-}
-
-/// Gradients of a second loss by the gradients of the first, and by the output. What is absent is
-/// zero.
-#[derive(Debug, Clone, Copy)]
-pub struct SecondCotangents<'a, T> {
-    /// By dq: `[B, Hq, N, D]`.
-    pub ddq: Option<ArrayView4<'a, T>>,
-    /// By dk: `[B, Hk, M, D]`.
-    pub ddk: Option<ArrayView4<'a, T>>,
-    /// By dsinks: `[Hq]`.
-    pub ddsinks: Option<ArrayView1<'a, T>>,
-    /// By dbias: in the shape of the bias.
-    pub ddbias: Option<ArrayView4<'a, T>>,
-    /// By lse: `[B, Hq, N]`.
-    pub cot_lse: Option<ArrayView3<'a, T>>,
-}
-
-/// Gradients of the second loss by everything that the backward pass reads.
-#[derive(Debug, Clone, PartialEq)]
-pub struct SecondGradients<T> {
-    /// By q, (D10): `[B, Hq, N, D]`.
-    pub gq: Array4<T>,
-    /// By k, (D11): `[B, Hk, M, D]`.
-    pub gk: Array4<T>,
-    /// By dlse, (D13): `[B, Hq, N]`.
-    pub gdlse: Array3<T>,
-    /// By the sinks, (D14): `[Hq]`, where the problem has them.
-    pub gsinks: Option<Array1<T>>,
-    /// By the bias, (D15): in its shape, where the problem has one.
-    pub gbias: Option<Array4<T>>,
-}
-
-/// A direction in which the inputs move. What is absent stands still.
-#[derive(Debug, Clone, Copy)]
-pub struct Tangents<'a, T> {
-    /// Of q: `[B, Hq, N, D]`.
-    pub tq: Option<ArrayView4<'a, T>>,
-    /// Of k: `[B, Hk, M, D]`.
-    pub tk: Option<ArrayView4<'a, T>>,
-    /// Of the sinks: `[Hq]`.
-    pub tsinks: Option<ArrayView1<'a, T>>,
-    /// Of the bias: in its shape.
-    pub tbias: Option<ArrayView4<'a, T>>,
-}
-
-/// How the output moves.
-#[derive(Debug, Clone, PartialEq)]
-pub struct OutputTangents<T> {
-    /// Of lse, (J2): `[B, Hq, N]`.
-    pub tlse: Array3<T>,
-}
-
-impl<T: Real> Inputs<'_, T> {
-    fn scores<'a>(&'a self, problem: &'a AttentionLse) -> Result<ScoreOperands<'a, T>, Error> {
-        ScoreOperands::new(&problem.scores, &self.q, &self.k, &self.sinks, &self.bias)
-    }
+fn score_operands<'a, T: Real>(
+    problem: &'a AttentionLse,
+    inputs: &'a Inputs<'_, T>,
+) -> Result<ScoreOperands<'a, T>, Error> {
+    ScoreOperands::new(&problem.scores, &inputs.q, &inputs.k, &inputs.sinks, &inputs.bias)
 }

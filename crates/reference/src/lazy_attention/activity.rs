@@ -3,7 +3,7 @@
 use super::Inputs;
 use super::row::{Operands, Row};
 use crate::heads::each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::tensor::Output;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};

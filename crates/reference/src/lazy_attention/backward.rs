@@ -17,7 +17,7 @@
 use super::row::{Head, Operands, Row};
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::tensor::{Matrix, Output, Rows, add_scaled, dot};
 use etalon_problem::{DistanceBias, Error, LazyAttention, Pass, Sequence};

@@ -1,8 +1,9 @@
 //! (E19)–(E30), by dual numbers: [`crate::second_order`].
 
-use super::evaluate::second_order_by_name;
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
+use crate::named::Named;
 use crate::scalar::Real;
+use crate::second_order::FirstOrder;
 use etalon_problem::{Error, LazyAttention};
 
 /// The gradients of <ddq, dq> + <ddk, dk> + <ddv, dv> + <ddbias, dbias> + <ddtau, dtau> +
@@ -15,6 +16,5 @@ pub fn double_backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
-    let x = [inputs.named(), cotangents.named(), second.named()];
-    SecondGradients::from_named(second_order_by_name(problem, &x.concat())?)
+    problem.double_backward([inputs.named(), cotangents.named(), second.named()])
 }

@@ -7,7 +7,7 @@
 use super::row::{Operands, Row};
 use super::{Inputs, Output};
 use crate::heads::each_head;
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use crate::tensor::{self, add_scaled};
 use etalon_problem::{Error, LazyAttention, Pass};

@@ -3,7 +3,7 @@
 use super::Inputs;
 use super::activity::{TileMap, TilesOfHead};
 use super::row::{Operands, Row};
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::scalar::Real;
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};
 

@@ -13,7 +13,8 @@
 
 use super::heads::{Head, Operands, Written, for_each_head, grouped};
 use super::state::{State, States};
-use super::{Cotangents, Gradients, Inputs};
+use super::{Cotangents, Gradients, Inputs, check_operands};
+use crate::named::Named;
 use crate::scalar::Real;
 use crate::tensor::{Matrix, MatrixMut, Output, Rows, add_scaled, dot};
 use etalon_problem::{Decay, Error, LinearAttention, Pass};
@@ -35,7 +36,7 @@ pub(super) fn backward_scaled<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, cotangents.shapes())?;
+    check_operands(problem, Pass::Backward, inputs, cotangents.shapes())?;
     backward_by(problem, scale, inputs, cotangents, sweep)
 }
 

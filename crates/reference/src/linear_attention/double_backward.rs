@@ -13,9 +13,10 @@
 //! (R19) gσ      = Σ_t (q_t H_t · cot_o_t + (ddq_t H_t + q_t Ḣ_t) · dout_t)
 //! ```
 
-use super::evaluate::second_order_by_name;
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
+use crate::named::Named;
 use crate::scalar::Real;
+use crate::second_order::FirstOrder;
 use etalon_problem::{Error, LinearAttention};
 
 /// The gradients of <ddq, dq> + <ddk, dk> + … + ddscale dσ + <cot_o, o> + <cot_final_state, H_n> by
@@ -26,6 +27,5 @@ pub fn double_backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
-    let x = [inputs.named(), cotangents.named(), second.named()];
-    SecondGradients::from_named(second_order_by_name(problem, &x.concat())?)
+    problem.double_backward([inputs.named(), cotangents.named(), second.named()])
 }

@@ -5,7 +5,7 @@
 
 use super::heads::{Head, Operands, Written, for_each_head};
 use super::state::State;
-use super::{Inputs, Output};
+use super::{Inputs, Output, check_operands};
 use crate::scalar::Real;
 use crate::tensor;
 use etalon_problem::{Error, LinearAttention, Pass};
@@ -24,7 +24,7 @@ pub(super) fn forward_scaled<T: Real>(
     scale: T,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, Vec::new())?;
+    check_operands(problem, Pass::Forward, inputs, Vec::new())?;
     forward_by(problem, scale, inputs, |head, h, o| {
         let mut read = Vec::new();
         for t in 0..head.tokens {

@@ -16,7 +16,7 @@ use super::shard::{Partial, Shard};
 use super::tokens::{Token, at};
 use super::tree::{fold, tiles};
 use super::{Cotangents, Gradients, Inputs, Wanted, weigh};
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::parallel::try_map;
 use crate::scalar::Real;
 use crate::tensor::{self, filled};

@@ -1,9 +1,9 @@
 //! (C21)–(C32), by dual numbers: [`crate::second_order`].
 
-use super::evaluate::second_order_by_name;
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
-use crate::named::Operand;
+use crate::named::Named;
 use crate::scalar::Real;
+use crate::second_order::FirstOrder;
 use etalon_problem::{Error, LinearCrossEntropy};
 
 /// The gradients of <ddh, dh> + <ddw, dw> + <ddbias, dbias> + <cot_loss, loss> + <cot_lse, lse> +
@@ -14,16 +14,8 @@ pub fn double_backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
-    let targets = inputs.targets.mapv(|target| T::from_f64(target as f64));
-    let own = [
-        ("h", inputs.h.elements()),
-        ("w", inputs.w.elements()),
-        ("bias", inputs.bias.elements()),
-        ("targets", Some(targets.view().into_dyn())),
-        ("class_weights", inputs.class_weights.elements()),
-        ("token_weights", inputs.token_weights.elements()),
-    ];
-    let own = own.into_iter().filter_map(|(name, x)| Some((name, x?))).collect();
-    let x = [own, cotangents.named(), second.named()];
-    SecondGradients::from_named(second_order_by_name(problem, &x.concat())?)
+    let targets = inputs.targets.mapv(|target| T::from_f64(target as f64)).into_dyn();
+    let mut own = inputs.named();
+    own.push(("targets", targets.view()));
+    problem.double_backward([own, cotangents.named(), second.named()])
 }

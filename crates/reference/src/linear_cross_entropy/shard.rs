@@ -38,7 +38,7 @@ use super::Inputs;
 use super::head::Head;
 use super::tokens::{Token, Tokens, spread};
 use super::tree::{fold, tiles};
-use crate::named::check;
+use crate::named::{Named, check};
 use crate::parallel::try_map;
 use crate::scalar::Real;
 use crate::tensor::filled;

@@ -1,6 +1,7 @@
 //! Forward-mode derivatives.
 
 use super::Real;
+use etalon_problem::Scalar;
 use std::cmp::Ordering;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
@@ -84,6 +85,10 @@ impl<T: Real> SubAssign for Dual<T> {
     fn sub_assign(&mut self, y: Self) {
         *self = *self - y;
     }
+}
+
+impl<T: Real> Scalar for Dual<T> {
+    type Wide = Self;
 }
 
 impl<T: Real> Real for Dual<T> {

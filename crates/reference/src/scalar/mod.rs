@@ -12,15 +12,14 @@ mod quad;
 pub use dual::Dual;
 pub use quad::Quad;
 
+use etalon_problem::Scalar;
 use ndarray::{ArrayView2, ArrayViewMut2};
-use std::fmt::Debug;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// A real number, as far as the formulas need one. Comparison is that of the value alone;
 /// infinities and NaN behave as in IEEE 754.
 pub trait Real:
-    Copy
-    + Debug
+    Scalar<Wide = Self>
     + PartialOrd
     + Send
     + Sync

@@ -1,6 +1,7 @@
 //! Double-double arithmetic.
 
 use super::Real;
+use etalon_problem::Scalar;
 use qd::Quad as Pair;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
@@ -84,6 +85,10 @@ impl SubAssign for Quad {
     fn sub_assign(&mut self, y: Self) {
         *self = *self - y;
     }
+}
+
+impl Scalar for Quad {
+    type Wide = Self;
 }
 
 impl Real for Quad {

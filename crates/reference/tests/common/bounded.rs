@@ -86,6 +86,10 @@ impl SubAssign for Bounded {
     }
 }
 
+impl etalon_problem::Scalar for Bounded {
+    type Wide = Self;
+}
+
 impl Real for Bounded {
     const ZERO: Self = Bounded { value: 0.0, error: 0.0 };
     const ONE: Self = Bounded { value: 1.0, error: 0.0 };

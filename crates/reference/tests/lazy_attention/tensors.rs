@@ -2,7 +2,7 @@
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
 use crate::common::tensors::{assert_near, need, typed};
-use etalon_problem::{Error, LazyAttention, Operand, Pass};
+use etalon_problem::{Error, LazyAttention, Operand, Pass, Scalar};
 use etalon_reference::lazy_attention::{self, Cotangents, Gradients, Inputs, SecondCotangents};
 use etalon_reference::scalar::Real;
 use ndarray::{Array, ArrayD, Dimension, IxDyn};
@@ -43,7 +43,7 @@ pub fn direction(problem: &LazyAttention, pass: Pass, seed: u64) -> Tensors<f64>
     direction
 }
 
-pub fn inputs<T>(x: &Tensors<T>) -> Inputs<'_, T> {
+pub fn inputs<T: Scalar<Wide = T>>(x: &Tensors<T>) -> Inputs<'_, T> {
     Inputs {
         q: need(x, "q"),
         k: need(x, "k"),
@@ -53,7 +53,7 @@ pub fn inputs<T>(x: &Tensors<T>) -> Inputs<'_, T> {
     }
 }
 
-pub fn cotangents<T>(x: &Tensors<T>) -> Cotangents<'_, T> {
+pub fn cotangents<T: Scalar<Wide = T>>(x: &Tensors<T>) -> Cotangents<'_, T> {
     Cotangents { dout: need(x, "dout"), dlse: typed(x, "dlse") }
 }
 
@@ -67,7 +67,7 @@ fn collect<T, const N: usize>(results: [Option<(String, ArrayD<T>)>; N]) -> Tens
 }
 
 /// The results of a backward pass by their names.
-pub fn gradients<T>(y: Gradients<T>) -> Tensors<T> {
+pub fn gradients<T: Scalar<Wide = T>>(y: Gradients<T>) -> Tensors<T> {
     collect([
         named("dq", y.dq),
         named("dk", y.dk),

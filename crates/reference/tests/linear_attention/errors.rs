@@ -233,13 +233,7 @@ fn outputs_that_cannot_be_had_are_an_error() {
 
     let row = one.index_axis(Axis(2), 0);
     let token = row.broadcast([1 << 45, 1, 2]).expect("a broadcast");
-    let inputs = StepInputs {
-        q: token,
-        k: token,
-        v: token,
-        g_gamma: None,
-        g: None,
-        initial_state: state.expect("a broadcast"),
-    };
+    let inputs =
+        StepInputs { q: token, k: token, v: token, g_gamma: None, g: None, initial_state: state };
     assert!(matches!(step(&none, &inputs), Err(Error::Memory { .. })));
 }

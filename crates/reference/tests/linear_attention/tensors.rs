@@ -2,7 +2,7 @@
 
 pub use crate::common::tensors::{Random, Sum, Tensors, convert, dual};
 use crate::common::tensors::{need, typed};
-use etalon_problem::{Error, LinearAttention, Pass};
+use etalon_problem::{Error, LinearAttention, Pass, Scalar};
 use etalon_reference::linear_attention::{
     Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients, StepInputs, backward,
     chunked, double_backward, forward, step,
@@ -22,7 +22,7 @@ pub const OUTPUTS: [[&str; 3]; 2] =
 /// The passes.
 pub const PASSES: [Pass; 4] = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Step];
 
-pub fn inputs<T>(x: &Tensors<T>) -> Inputs<'_, T> {
+pub fn inputs<T: Scalar<Wide = T>>(x: &Tensors<T>) -> Inputs<'_, T> {
     Inputs {
         q: need(x, "q"),
         k: need(x, "k"),
@@ -33,7 +33,7 @@ pub fn inputs<T>(x: &Tensors<T>) -> Inputs<'_, T> {
     }
 }
 
-pub fn cotangents<T>(x: &Tensors<T>) -> Cotangents<'_, T> {
+pub fn cotangents<T: Scalar<Wide = T>>(x: &Tensors<T>) -> Cotangents<'_, T> {
     Cotangents { dout: need(x, "dout"), dfinal_state: typed(x, "dfinal_state") }
 }
 
@@ -45,11 +45,11 @@ fn named<T, D: Dimension>(
     array.into().map(|array| (name.to_string(), array.into_dyn()))
 }
 
-fn outputs<T>(y: Output<T>) -> Tensors<T> {
+fn outputs<T: Scalar<Wide = T>>(y: Output<T>) -> Tensors<T> {
     [named("o", y.o), named("final_state", y.final_state)].into_iter().flatten().collect()
 }
 
-fn gradients<T>(y: Gradients<T>) -> Tensors<T> {
+fn gradients<T: Scalar<Wide = T>>(y: Gradients<T>) -> Tensors<T> {
     let list = [
         named("dq", y.dq),
         named("dk", y.dk),
@@ -62,7 +62,7 @@ fn gradients<T>(y: Gradients<T>) -> Tensors<T> {
     list.into_iter().flatten().collect()
 }
 
-fn second_gradients<T>(y: SecondGradients<T>) -> Tensors<T> {
+fn second_gradients<T: Scalar<Wide = T>>(y: SecondGradients<T>) -> Tensors<T> {
     let list = [
         named("gq", y.gq),
         named("gk", y.gk),
@@ -107,7 +107,7 @@ pub fn run<T: Real>(
                 v: need(x, "v"),
                 g_gamma: typed(x, "g_gamma"),
                 g: typed(x, "g"),
-                initial_state: need(x, "initial_state"),
+                initial_state: typed(x, "initial_state"),
             };
             let y = step(problem, &inputs)?;
             let list = [named("o", y.o), named("final_state", y.final_state)];

@@ -5,9 +5,10 @@ use super::decays::Logs;
 use super::double_backward::Second;
 use super::forward::Forward;
 use super::operands::{Known, Operands, Results};
-use super::passes::sweep;
 use super::schedule::Schedule;
+use super::scratch::Wanted;
 use super::step::Step;
+use super::two_sided::{Body, TwoSidedSweep};
 use crate::element::Tensor;
 use crate::memory::zeros;
 use crate::named::{Inputs, float_place, place};
@@ -143,4 +144,25 @@ fn step(
         }
     };
     Step { problem, options, operands }.run(workspace, state, o)
+}
+
+/// Runs a backward or double backward pass, its operands checked.
+fn sweep<'a>(
+    workspace: &Workspace,
+    schedule: Schedule<'a>,
+    mut operands: Operands<'a>,
+    body: &'a dyn Body,
+    results: Results<'_>,
+) -> Result<(), Error> {
+    operands.scale[0] = schedule.problem.scale as f32;
+    let (q, scale) = (results.q.is_some(), results.scale.is_some());
+    let wanted = Wanted {
+        q,
+        dq: scale || q && (schedule.order == 1 || operands.scale[1] != 0.0),
+        k: results.k.is_some(),
+        v: results.v.is_some(),
+        g: results.g.is_some() || results.g_gamma.is_some(),
+        dout: results.dout.is_some(),
+    };
+    TwoSidedSweep { schedule, operands, wanted, body }.run(workspace, results)
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{Operands, everything};
 use etalon_problem::{Attention, AttentionLse, Blocking, Error, Extents, Pass};
-use etalon_simd::{Options, attention, attention_lse};
+use etalon_simd::{Options, Workspace, attention, attention_lse};
 use ndarray::{Array3, Array4};
 
 /// What the error of a forward pass says, after `spoil` has done something to it.
@@ -16,8 +16,8 @@ fn complaint(
     let mut o = Array4::from_elem(problem.o_shape(), 7.0);
     let mut lse = Array3::from_elem(problem.scores.row_shape(), 7.0);
     spoil(&mut problem, &mut options, &mut inputs);
-    let out = attention::OutputMut { o: o.view_mut(), lse: lse.view_mut() };
-    let error = attention::forward_into(&problem, &inputs, out, &options);
+    let out = attention::OutputMut { o: Some(o.view_mut()), lse: Some(lse.view_mut()) };
+    let error = attention::forward_into(&Workspace::new(), &problem, &inputs, out, &options);
     assert!(o.iter().chain(&lse).all(|&x| x == 7.0), "nothing is half-written");
     error.expect_err("the operands were spoiled").to_string()
 }
@@ -122,6 +122,7 @@ fn second_complaint(
     let mut gq = Array4::from_elem(problem.scores.q_shape(), 7.0);
     let place = attention::SecondGradientsMut { gq: Some(gq.view_mut()), ..Default::default() };
     let error = attention::double_backward_into(
+        &Workspace::new(),
         problem,
         &inputs,
         &out,

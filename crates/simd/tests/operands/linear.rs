@@ -2,7 +2,7 @@
 
 use crate::common::wave;
 use etalon_problem::{Blocking, Decay, LinearAttention, LinearExtents, TokenSequences};
-use etalon_simd::{Options, linear_attention};
+use etalon_simd::{Options, Workspace, linear_attention};
 use ndarray::{Array3, Array4, Axis};
 
 /// Everything that the passes read and return, in f32.
@@ -178,7 +178,15 @@ fn a_second_gradient_that_is_asked_for_alone_is_the_same() {
     let all = all.unwrap();
     let run = |place: linear_attention::SecondGradientsMut<'_, f32>| {
         let options = Options::default();
-        linear_attention::double_backward_into(p, &inputs, &cotangents, &second, place, &options)
+        linear_attention::double_backward_into(
+            &Workspace::new(),
+            p,
+            &inputs,
+            &cotangents,
+            &second,
+            place,
+            &options,
+        )
     };
     let mut gq = Array4::from_elem(p.q_shape(), 7.0);
     run(linear_attention::SecondGradientsMut { gq: Some(gq.view_mut()), ..Default::default() })
@@ -348,8 +356,8 @@ fn complaint(
     let mut options = Options::default();
     spoil(&mut problem, &mut options, &mut inputs);
     let final_state = Some(state.view_mut());
-    let out = linear_attention::OutputMut { o: o.view_mut(), final_state };
-    let error = linear_attention::forward_into(&problem, &inputs, out, &options);
+    let out = linear_attention::OutputMut { o: Some(o.view_mut()), final_state };
+    let error = linear_attention::forward_into(&Workspace::new(), &problem, &inputs, out, &options);
     assert!(o.iter().chain(&state).all(|&x| x == 7.0), "nothing is half-written");
     error.expect_err("the operands were spoiled").to_string()
 }
@@ -428,18 +436,23 @@ fn a_step_in_place_is_a_step() {
         v: v.view(),
         g_gamma: None,
         g: Some(g.view()),
+        initial_state: None,
     };
     let mut state = wave(problem.state_shape(), 1.9);
     state[[0, 1, 0, 0]] = f32::NAN; // forgotten
     let options = Options::default();
-    let expected = linear_attention::step(&problem, &inputs, state.view(), &options).unwrap();
+    let given = inputs.initial_state(state.view());
+    let expected = linear_attention::step(&problem, &given, &options).unwrap();
     assert!(expected.o.iter().all(|x| x.is_finite()));
     // A state whose columns lie first.
     let mut turned = Array4::zeros([2, 2, 40, 24]);
     turned.assign(&state.view().permuted_axes([0, 1, 3, 2]));
     let mut o = Array3::zeros([2, 4, 40]);
-    let place = turned.view_mut().permuted_axes([0, 1, 3, 2]);
-    linear_attention::step_into(&problem, &inputs, place, o.view_mut(), &options).unwrap();
+    let place = linear_attention::StepOutputMut {
+        o: Some(o.view_mut()),
+        final_state: Some(turned.view_mut().permuted_axes([0, 1, 3, 2])),
+    };
+    linear_attention::step_into(&Workspace::new(), &problem, &inputs, place, &options).unwrap();
     assert_eq!(o, expected.o);
     assert_eq!(turned.permuted_axes([0, 1, 3, 2]), expected.final_state);
 }

@@ -2,7 +2,7 @@
 
 use crate::common::{Operands, everything};
 use etalon_problem::{Align, Attention, Blocking, Extents, Mask, Sequences};
-use etalon_simd::{Mode, Options, attention};
+use etalon_simd::{Mode, Options, Workspace, attention};
 use ndarray::Array4;
 
 /// Two key heads of 300 × 331 in tiles of 32, so that many tiles take turns at every sum of dq.
@@ -70,7 +70,16 @@ fn dbias_is_the_same_beside_other_gradients_and_alone() {
         let mut alone = Array4::from_elem(bias.raw_dim(), f32::NAN);
         let result =
             attention::GradientsMut { dbias: Some(alone.view_mut()), ..Default::default() };
-        attention::backward_into(problem, &inputs, &out, &cotangents, result, &options).unwrap();
+        attention::backward_into(
+            &Workspace::new(),
+            problem,
+            &inputs,
+            &out,
+            &cotangents,
+            result,
+            &options,
+        )
+        .unwrap();
         assert!(alone.iter().all(|x| x.is_finite()) && alone.iter().any(|&x| x != 0.0));
         let bits = |x: &Array4<f32>| x.iter().map(|x| x.to_bits()).collect::<Vec<_>>();
         let mut other = [q.raw_dim(), k.raw_dim()].map(Array4::zeros);
@@ -83,8 +92,16 @@ fn dbias_is_the_same_beside_other_gradients_and_alone() {
                 dbias: Some(beside.view_mut()),
                 ..Default::default()
             };
-            attention::backward_into(problem, &inputs, &out, &cotangents, result, &options)
-                .unwrap();
+            attention::backward_into(
+                &Workspace::new(),
+                problem,
+                &inputs,
+                &out,
+                &cotangents,
+                result,
+                &options,
+            )
+            .unwrap();
             assert_eq!(bits(&alone), bits(&beside), "{:?}", problem.scores.sequences);
         }
     }

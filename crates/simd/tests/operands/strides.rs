@@ -1,7 +1,7 @@
 //! The same numbers give the same bits, however they lie in memory.
 
 use crate::common::{Operands, everything};
-use etalon_simd::{Mode, Options, attention};
+use etalon_simd::{Mode, Options, Workspace, attention};
 use ndarray::{Array4, ArrayView4, Axis, Slice};
 
 /// The same tensor in memory of another order: `[batch, length, heads, dim]`.
@@ -114,28 +114,55 @@ fn results_go_where_the_caller_wants_them() {
     let columns = o.len_of(Axis(3)) as isize - 1;
     let mut o = o.slice_axis_mut(Axis(3), Slice::new(0, Some(columns), 2));
     let mut lse = ndarray::Array3::from_elem(problem.scores.row_shape(), f32::NAN);
-    let place = attention::OutputMut { o: o.view_mut(), lse: lse.view_mut() };
-    attention::forward_into(problem, &inputs, place, &options).unwrap();
+    let place = attention::OutputMut { o: Some(o.view_mut()), lse: Some(lse.view_mut()) };
+    attention::forward_into(&Workspace::new(), problem, &inputs, place, &options).unwrap();
     assert!(o == out.o && lse == out.lse);
 
     let mut dk = permuted(&gradients.dk);
     dk.fill(f32::NAN);
     let cotangents = attention::Cotangents::new(dout.view()).dlse(operands.dlse.view());
     let place = attention::GradientsMut { dk: Some(dk.view_mut()), ..Default::default() };
-    attention::backward_into(problem, &inputs, &out, &cotangents, place, &options).unwrap();
+    attention::backward_into(
+        &Workspace::new(),
+        problem,
+        &inputs,
+        &out,
+        &cotangents,
+        place,
+        &options,
+    )
+    .unwrap();
     assert_eq!(dk, gradients.dk, "dk alone");
 
     let mut dv = Array4::from_elem(problem.v_shape(), f32::NAN);
     let place = attention::GradientsMut { dv: Some(dv.view_mut()), ..Default::default() };
-    attention::backward_into(problem, &inputs, &out, &cotangents, place, &options).unwrap();
+    attention::backward_into(
+        &Workspace::new(),
+        problem,
+        &inputs,
+        &out,
+        &cotangents,
+        place,
+        &options,
+    )
+    .unwrap();
     assert_eq!(dv, gradients.dv, "dv alone, which needs no dP");
 
     let mut gk = permuted(&seconds.gk);
     gk.fill(f32::NAN);
     let further = second(&operands, [q, k, v, dout, bias].map(|x| x.view()));
     let place = attention::SecondGradientsMut { gk: Some(gk.view_mut()), ..Default::default() };
-    attention::double_backward_into(problem, &inputs, &out, &cotangents, &further, place, &options)
-        .unwrap();
+    attention::double_backward_into(
+        &Workspace::new(),
+        problem,
+        &inputs,
+        &out,
+        &cotangents,
+        &further,
+        place,
+        &options,
+    )
+    .unwrap();
     assert_eq!(gk, seconds.gk, "gk alone");
 }
 
@@ -152,8 +179,9 @@ fn saved_outputs_are_read_where_they_lie() {
     let (mut o, mut lse) = (permuted(&out.o), out.lse.clone().reversed_axes());
     o.fill(f32::NAN);
     lse.fill(f32::NAN);
-    let place = attention::OutputMut { o: o.view_mut(), lse: lse.view_mut().reversed_axes() };
-    attention::forward_into(problem, &inputs, place, &options).unwrap();
+    let place =
+        attention::OutputMut { o: Some(o.view_mut()), lse: Some(lse.view_mut().reversed_axes()) };
+    attention::forward_into(&Workspace::new(), problem, &inputs, place, &options).unwrap();
     let saved = attention::OutputRef { o: o.view(), lse: lse.view().reversed_axes() };
     let found = attention::backward(problem, &inputs, saved, &cotangents, &options).unwrap();
     let wanted = attention::backward(problem, &inputs, &out, &cotangents, &options).unwrap();

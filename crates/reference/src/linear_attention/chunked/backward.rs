@@ -19,7 +19,8 @@ use super::{Seen, check_chunk, chunks, tokens};
 use crate::linear_attention::backward::{HeadGradients, backward_by};
 use crate::linear_attention::heads::Head;
 use crate::linear_attention::state::{State, States};
-use crate::linear_attention::{Cotangents, Gradients, Inputs};
+use crate::linear_attention::{Cotangents, Gradients, Inputs, check_operands};
+use crate::named::Named;
 use crate::scalar::Real;
 use crate::tensor::{Matrix, MatrixMut, add_scaled, dot};
 use etalon_problem::{Error, LinearAttention, Pass};
@@ -32,7 +33,7 @@ pub fn backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     chunk: usize,
 ) -> Result<Gradients<T>, Error> {
-    inputs.check(problem, Pass::Backward, cotangents.shapes())?;
+    check_operands(problem, Pass::Backward, inputs, cotangents.shapes())?;
     check_chunk(chunk)?;
     let scale = T::from_f64(problem.scale);
     backward_by(problem, scale, inputs, cotangents, |head, dout, d, gradients| {

@@ -7,7 +7,7 @@ use super::{Seen, check_chunk, chunks, tokens};
 use crate::linear_attention::forward::forward_by;
 use crate::linear_attention::heads::Head;
 use crate::linear_attention::state::State;
-use crate::linear_attention::{Inputs, Output};
+use crate::linear_attention::{Inputs, Output, check_operands};
 use crate::scalar::Real;
 use crate::tensor::{add_scaled, dot};
 use etalon_problem::{Error, LinearAttention, Pass};
@@ -19,7 +19,7 @@ pub fn forward<T: Real>(
     inputs: &Inputs<'_, T>,
     chunk: usize,
 ) -> Result<Output<T>, Error> {
-    inputs.check(problem, Pass::Forward, Vec::new())?;
+    check_operands(problem, Pass::Forward, inputs, Vec::new())?;
     check_chunk(chunk)?;
     forward_by(problem, T::from_f64(problem.scale), inputs, |head, s, o| {
         let (mut sum, mut of_state) = (Vec::new(), Vec::new());
