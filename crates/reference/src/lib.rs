@@ -44,5 +44,5 @@ mod second_order;
 mod tensor;
 
 pub use evaluate::{Arithmetic, evaluate, evaluate_in};
-pub use named::Tensors;
+pub use named::{Named, NamedViews, Shapes, Tensors};
 pub use run::run;

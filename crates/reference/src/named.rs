@@ -10,10 +10,10 @@ use std::collections::BTreeMap;
 pub type Tensors<T> = BTreeMap<String, ArrayD<T>>;
 
 /// Borrowed tensors with their names.
-pub(crate) type NamedViews<'a, T> = Vec<(&'a str, ArrayViewD<'a, T>)>;
+pub type NamedViews<'a, T> = Vec<(&'a str, ArrayViewD<'a, T>)>;
 
 /// The fields of a struct of operands with their shapes, if they are there.
-pub(crate) type Shapes = Vec<(&'static str, Option<Vec<usize>>)>;
+pub type Shapes = Vec<(&'static str, Option<Vec<usize>>)>;
 
 /// Fails unless operands with these shapes are all that a pass needs, and none that it does not have.
 pub(crate) fn check(table: &Table, given: &[Shapes]) -> Result<(), Error> {
@@ -22,7 +22,7 @@ pub(crate) fn check(table: &Table, given: &[Shapes]) -> Result<(), Error> {
 }
 
 /// A struct of operands, by name.
-pub(crate) trait Named<'a, T: Real>: Operands<'a, T> {
+pub trait Named<'a, T: Real>: Operands<'a, T> {
     /// The operands of these names; whole numbers are found in `integers`. Fails where one is missing
     /// that the algorithm cannot do without, or has another number of axes.
     fn from_named(tensors: &'a Tensors<T>, integers: &'a Tensors<i64>) -> Result<Self, Error> {

@@ -5,7 +5,7 @@ use crate::algorithms::judged;
 use crate::tensor::{Stored, Tensor, Tensors, Values, values};
 use crate::tier::{Answer, Hints, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};
-use etalon_reference::{Arithmetic, evaluate_in, lazy_attention};
+use etalon_reference::{Arithmetic, Named, evaluate_in, lazy_attention};
 use ndarray::{Array4, ArrayD};
 
 /// The reference: f64 whatever the storage type of the inputs, rounded once at the end to the
@@ -129,7 +129,8 @@ pub(crate) fn decisions(
     margin: f64,
 ) -> Result<Array4<bool>, Error> {
     let x = values(&problem.clone().into(), Pass::Forward, inputs)?;
-    let inputs = lazy_attention::Inputs::from_named(&x)?;
+    let no_integers = etalon_reference::Tensors::new();
+    let inputs = lazy_attention::Inputs::from_named(&x, &no_integers)?;
     let mut decisions = lazy_attention::active_pairs(problem, &inputs)?;
     let bound = |pair: &lazy_attention::Pair<f64>| margin * (pair.weight + pair.offset.abs());
     for pair in lazy_attention::ambiguous(problem, &inputs, bound)? {
