@@ -255,7 +255,7 @@ impl Case {
     /// The inputs and cotangents of a pass.
     pub fn inputs_of(&self, pass: Pass) -> &Tensors {
         let slot = match pass {
-            Pass::Forward | Pass::Backward => return &self.inputs,
+            Pass::Forward | Pass::Backward | Pass::ForwardBackward => return &self.inputs,
             Pass::DoubleBackward => &self.further[0],
             Pass::Jvp => &self.further[1],
             Pass::Step => &self.further[2],

@@ -40,7 +40,7 @@ pub const ALL: &[Entry] = &[
     Entry {
         algorithm: Algorithm::LinearCrossEntropy,
         formula: "loss = lse(z) − z_target with z = h·w, and relatives",
-        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward],
+        judged: &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::ForwardBackward],
     },
 ];
 

@@ -71,6 +71,12 @@ pub fn bounds(
             reason: "it has no derivation yet".to_string(),
         });
     }
+    if pass == Pass::ForwardBackward {
+        let of = |pass| bounds(problem, pass, dtype, profile, inputs);
+        let (mut both, backward) = (of(Pass::Forward)?, of(Pass::Backward)?);
+        both.outputs.extend(backward.outputs);
+        return Ok(both);
+    }
     let exact = |pass| evaluate_in(Arithmetic::F64, problem, pass, &values(problem, pass, inputs)?);
     let forward = match pass {
         Pass::Step => Values::new(), // its operands are not those of a forward pass

@@ -172,5 +172,7 @@ tensors! {
     saved {
         /// lse of (E3), over every visible key, active or not.
         lse: Wide [Batch QueryHeads Queries] always => zero dlse, cot_lse, gdlse "(E21)", tlse;
+        /// Σ v_j over the active keys of a row, if the tier returns it: with it Δ and dτ need no sweep.
+        v_sum: Wide [Batch QueryHeads Queries ValueDim] optional;
     }
 }

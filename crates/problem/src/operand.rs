@@ -292,7 +292,7 @@ impl Row {
             Cotangent, Input, OptionalCotangent, OptionalOutput, OptionalSaved, Output, Saved,
         };
         let mut parts = Vec::new();
-        let forward = matches!(pass, Pass::Forward | Pass::Step);
+        let forward = matches!(pass, Pass::Forward | Pass::Step | Pass::ForwardBackward);
         match (self.input, forward) {
             (true, _) if self.number.is_none() => parts.push((self.name, Input)),
             (false, true) if self.optional => parts.push((self.name, OptionalOutput)),
@@ -307,8 +307,8 @@ impl Row {
         let cotangent = if self.needs_cotangent { Cotangent } else { OptionalCotangent };
         match (pass, self.input) {
             (Pass::Forward | Pass::Step, _) => {}
-            (Pass::Backward, true) => parts.push((first, Output)),
-            (Pass::Backward, false) => parts.push((first, cotangent)),
+            (Pass::Backward | Pass::ForwardBackward, true) => parts.push((first, Output)),
+            (Pass::Backward | Pass::ForwardBackward, false) => parts.push((first, cotangent)),
             (Pass::DoubleBackward, true) => {
                 parts.extend([(second, OptionalCotangent), (gradient, Output)]);
             }

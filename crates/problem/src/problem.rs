@@ -36,6 +36,8 @@ pub enum Pass {
     Jvp,
     /// One more token: the state before it to its output and the state after it.
     Step,
+    /// Inputs, and cotangents that are known before, to outputs and gradients at once.
+    ForwardBackward,
 }
 
 impl Algorithm {
@@ -61,15 +63,14 @@ impl Algorithm {
 
     /// The passes that it has.
     pub fn passes(self) -> &'static [Pass] {
-        use Pass::{Backward, DoubleBackward, Forward, Jvp, Step};
+        use Pass::{Backward, DoubleBackward, Forward, ForwardBackward, Jvp, Step};
         match self {
             Algorithm::Attention | Algorithm::AttentionLse => {
                 &[Forward, Backward, DoubleBackward, Jvp]
             }
             Algorithm::LinearAttention => &[Forward, Backward, DoubleBackward, Step],
-            Algorithm::LazyAttention | Algorithm::LinearCrossEntropy => {
-                &[Forward, Backward, DoubleBackward]
-            }
+            Algorithm::LazyAttention => &[Forward, Backward, DoubleBackward],
+            Algorithm::LinearCrossEntropy => &[Forward, Backward, DoubleBackward, ForwardBackward],
         }
     }
 }
@@ -84,8 +85,14 @@ impl Algorithm {
 
 impl Pass {
     /// Every pass.
-    pub const ALL: [Pass; 5] =
-        [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp, Pass::Step];
+    pub const ALL: [Pass; 6] = [
+        Pass::Forward,
+        Pass::Backward,
+        Pass::DoubleBackward,
+        Pass::Jvp,
+        Pass::Step,
+        Pass::ForwardBackward,
+    ];
 
     /// Its name: in Rust, in files and on the command line.
     pub fn name(self) -> &'static str {
@@ -95,6 +102,7 @@ impl Pass {
             Pass::DoubleBackward => "double_backward",
             Pass::Jvp => "jvp",
             Pass::Step => "step",
+            Pass::ForwardBackward => "forward_backward",
         }
     }
 }

@@ -26,6 +26,11 @@ pub(crate) trait FirstOrder: Clone + Into<Problem> {
                 let x = x.iter().map(|(name, x)| (name.as_str(), x.view()));
                 second_order(self, &x.collect::<Vec<_>>())
             }
+            Pass::ForwardBackward => {
+                let mut outputs = self.first_order(Pass::Forward, x)?;
+                outputs.extend(self.first_order(Pass::Backward, x)?);
+                Ok(outputs)
+            }
             _ => self.first_order(pass, x),
         }
     }

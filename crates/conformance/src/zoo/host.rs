@@ -137,6 +137,7 @@ impl Tier for Host {
             (Pass::Step, _) if !algorithm.passes().contains(&pass) => {
                 Err("the algorithm has no steps".into())
             }
+            (Pass::ForwardBackward, _) => Err("the host fuses no passes".into()),
             (_, Dtype::F64) => Err("the host sums in f32".into()),
             _ => Ok(()),
         }

@@ -24,6 +24,6 @@ pub fn evaluate<T: Real>(
             into_named(double_backward(problem, &inputs, &cotangents()?, &second)?)
         }
         Pass::Jvp => into_named(jvp(problem, &inputs, &Tangents::from_named(x, &none)?)?),
-        Pass::Step => return Err(Algorithm::Attention.no_pass(pass)),
+        Pass::Step | Pass::ForwardBackward => return Err(Algorithm::Attention.no_pass(pass)),
     })
 }

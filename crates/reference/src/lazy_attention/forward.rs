@@ -34,5 +34,5 @@ pub fn forward<T: Real>(
             lse.row(i)[0] = row.softmax.lse;
         }
     });
-    Ok(Output { o: o.finish()?, lse: lse.finish()? })
+    Ok(Output { o: o.finish()?, lse: lse.finish()?, v_sum: None })
 }

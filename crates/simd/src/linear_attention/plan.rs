@@ -28,7 +28,7 @@ pub fn plan<T: Element>(
         // and what has to do with states three times.
         Pass::DoubleBackward => (two_sided::buffers(&schedule), 15 + 3 * 6 + 3 * again * ways),
         Pass::Step => (step::buffers(problem), 2),
-        Pass::Jvp => {
+        Pass::Jvp | Pass::ForwardBackward => {
             return Err(Error::value("pass", "one of linear_attention in the simd tier", pass));
         }
     };
