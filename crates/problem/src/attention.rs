@@ -1,11 +1,14 @@
-//! Softmax attention: its problem and its tensors.
+//! Softmax attention: its problem, its tensors and its equations.
+#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../docs/attention.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::operand::check_sizes;
 use crate::structs::tensors;
 use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
 use ndarray::ArrayView4;
 
-/// o = softmax(S) v, with the log-sum-exp of every row: [`docs::attention`](crate::docs::attention).
+/// o = softmax(S) v, with the log-sum-exp of every row: [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(

@@ -1,4 +1,7 @@
-//! The log-sum-exp of attention scores: its problem and its tensors.
+//! The log-sum-exp of attention scores: its problem, its tensors and its equations.
+#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../docs/attention_lse.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::attention::score_options;
 use crate::operand::check_sizes;
@@ -7,7 +10,7 @@ use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
 use ndarray::ArrayView4;
 
 /// lse = log Σ exp(S) of every row, without values:
-/// [`docs::attention_lse`](crate::docs::attention_lse).
+/// [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(

@@ -1,14 +1,13 @@
-//! The pages of `docs/`.
+//! The pages of `docs/` that are about no single algorithm.
 //!
 //! * Start here: [`guide`] checks a kernel of your own, [`notation`] defines symbols and words.
-//! * The equations, numbered as in the comments of the code: [`attention`], [`attention_lse`],
-//!   [`linear_attention`], [`lazy_attention`], [`linear_cross_entropy`].
+//! * The equations, numbered as in the comments of the code, with the tensors of each algorithm:
+//!   [`attention`](crate::attention), [`attention_lse`](crate::attention_lse),
+//!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
+//!   [`linear_cross_entropy`](crate::linear_cross_entropy).
 //! * [`numerics`]: the error bounds. [`errata`]: known mistakes in these algorithms.
 //! * [`simd`]: how the CPU kernels work. [`benchmarks`]: how fast they are. [`peers`]: how to compare
 //!   them with PyTorch and ggml.
-
-// `assets/links.md` names the modules below by the name of this crate, in every crate.
-extern crate self as etalon_problem;
 
 macro_rules! page {
     ($name:ident, $file:literal, $title:literal) => {
@@ -23,15 +22,6 @@ macro_rules! page {
 
 page!(guide, "docs/guide.md", "Check your own kernel; all commands and options.");
 page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
-page!(attention, "docs/attention.md", "The equations of attention.");
-page!(attention_lse, "docs/attention_lse.md", "The equations of attention_lse.");
-page!(linear_attention, "docs/linear_attention.md", "The equations of linear attention.");
-page!(lazy_attention, "docs/lazy_attention.md", "The equations of lazy attention.");
-page!(
-    linear_cross_entropy,
-    "docs/linear_cross_entropy.md",
-    "The equations of linear cross-entropy."
-);
 page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
 page!(simd, "docs/simd.md", "How the SIMD kernels work.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");

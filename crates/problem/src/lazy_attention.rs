@@ -1,4 +1,7 @@
-//! Lazy attention, Elastic-Softmax with a learned bias by distance: its problem and its tensors.
+//! Lazy attention, Elastic-Softmax with a learned bias by distance: its problem, its tensors and its equations.
+#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../docs/lazy_attention.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::operand::check_sizes;
 use crate::structs::tensors;
@@ -46,7 +49,7 @@ pub fn dtheta(theta: f64, dtau: f64) -> f64 {
     }
 }
 
-/// o = Σ_j max(P_ij + τ_h/n_i, 0) v_j: [`docs::lazy_attention`](crate::docs::lazy_attention).
+/// o = Σ_j max(P_ij + τ_h/n_i, 0) v_j: [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(

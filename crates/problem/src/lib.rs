@@ -22,6 +22,9 @@
 //! ```
 #![forbid(unsafe_code)]
 
+// `docs/assets/links.md` names the pages by the name of this crate, in every crate.
+extern crate self as etalon_problem;
+
 pub mod attention;
 pub mod attention_lse;
 mod blocking;

@@ -1,4 +1,7 @@
-//! Linear attention with decay ("lightning attention").
+//! Linear attention with decay ("lightning attention"): its problem, its tensors and its equations.
+#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../docs/linear_attention.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::operand::check_sizes;
 use crate::structs::{operands, results, tensors};
@@ -38,7 +41,7 @@ pub enum Decay {
 }
 
 /// H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t:
-/// [`docs::linear_attention`](crate::docs::linear_attention).
+/// [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(

@@ -1,4 +1,8 @@
-//! Linear cross-entropy: the output layer of a language model fused with its loss.
+//! Linear cross-entropy, the output layer of a language model fused with its loss: its problem, its
+//! tensors and its equations.
+#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../docs/linear_cross_entropy.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::operand::check_sizes;
 use crate::structs::tensors;
@@ -70,7 +74,7 @@ pub struct TokenOutputs {
 }
 
 /// The cross-entropy of targets against logits h·w, which never exist as a whole:
-/// [`docs::linear_cross_entropy`](crate::docs::linear_cross_entropy).
+/// [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 #[cfg_attr(feature = "serde", serde(deny_unknown_fields))]

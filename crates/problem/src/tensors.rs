@@ -1,8 +1,8 @@
 //! The structs that the typed functions of every tier take and return, made from the same rows as the
 //! table of tensors.
 //!
-//! An algorithm writes its rows once, in [`tensors!`]: the macro makes of them the table
-//! ([`crate::operand`]) and the structs `Inputs`, `Output`, `Cotangents`, `Gradients` and so on, whose
+//! An algorithm writes its rows once, in the macro `tensors!`, which makes of them the table
+//! ([`crate::Table`]) and the structs `Inputs`, `Output`, `Cotangents`, `Gradients` and so on, whose
 //! fields are the tensors of those names. The traits here go from the structs to names and back.
 
 use crate::{Error, Precision, View, ViewMut};

@@ -8,7 +8,7 @@ fn pages_link_to_each_other() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let read = |path: &str| fs::read_to_string(root.join(path)).expect(path);
     let (readme, rustdoc) = (read("README.md"), read("docs/assets/links.md"));
-    let has_module = |page: &str| rustdoc.contains(&format!("\n[{page}]: etalon_problem::docs"));
+    let has_module = |page: &str| rustdoc.contains(&format!("\n[{page}]: etalon_problem::"));
     for entry in fs::read_dir(root.join("docs")).expect("docs") {
         let name = entry.expect("an entry").file_name().into_string().expect("a name");
         if !name.ends_with(".md") {

@@ -2,7 +2,6 @@
 
 use crate::named::Tensors;
 use crate::scalar::{Quad, Real};
-use crate::{attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy};
 use etalon_problem::{Error, Pass, Problem};
 
 /// The outputs of a pass, by name, in the arithmetic of `T`: `x` holds its inputs and cotangents, whole
@@ -22,13 +21,7 @@ pub fn evaluate<T: Real>(
     }
     let given: Vec<_> = x.iter().map(|(name, x)| (name.as_str(), Some(x.shape()))).collect();
     table.check_all(&given)?;
-    match problem {
-        Problem::Attention(problem) => attention::evaluate(problem, pass, x),
-        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, x),
-        Problem::LinearAttention(problem) => linear_attention::evaluate(problem, pass, x),
-        Problem::LazyAttention(problem) => lazy_attention::evaluate(problem, pass, x),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, x),
-    }
+    crate::by_algorithm(problem, pass, x)
 }
 
 /// An arithmetic in which the formulas can be evaluated.

@@ -56,6 +56,8 @@ pub fn plan(
             DoubleBackward { dout: o, cot_o: o, ..tangents }.plan(false, options)
         }
         Pass::Jvp => tangents.plan(true, options),
-        Pass::Step | Pass::ForwardBackward => Err(Error::value("pass", format!("one of {algorithm}"), pass)),
+        Pass::Step | Pass::ForwardBackward => {
+            Err(Error::value("pass", format!("one of {algorithm}"), pass))
+        }
     }
 }
