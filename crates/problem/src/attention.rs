@@ -72,13 +72,12 @@ tensors! {
             => dbias "(B9)", ddbias, gbias "(D15)", tbias;
     }
     numbers {}
-    outputs {}
-    saved {
+    outputs {
         /// o of (F5).
-        o: Storage [Batch QueryHeads Queries ValueDim] always
+        o: Storage [Batch QueryHeads Queries ValueDim] always saved
             => needed dout, cot_o, gdout "(D5)", to "(J1)";
         /// lse of (F3): the natural logarithm, with the sink.
-        lse: Wide [Batch QueryHeads Queries] always => zero dlse, cot_lse, gdlse "(D13)", tlse "(J2)";
+        lse: Wide [Batch QueryHeads Queries] always saved => zero dlse, cot_lse, gdlse "(D13)", tlse "(J2)";
     }
 }
 

@@ -55,13 +55,12 @@ tensors! {
             => dbias "(B9)", ddbias, gbias "(D15)", tbias;
     }
     numbers {}
-    outputs {}
-    saved {
+    outputs {
         /// (L1): the natural logarithm, with the sink.
-        lse: Wide [Batch QueryHeads Queries] always
+        lse: Wide [Batch QueryHeads Queries] always saved
             => needed dlse, cot_lse, gdlse "(D13)", tlse "(J2)";
         /// ∂lse/∂q, if the tier returns it: dq then needs no sweep.
-        gradient: Wide [Batch QueryHeads Queries Dim] optional;
+        gradient: Wide [Batch QueryHeads Queries Dim] optional saved;
     }
 }
 

@@ -169,13 +169,11 @@ tensors! {
     numbers {}
     outputs {
         /// o of (E6).
-        o: Storage [Batch QueryHeads Queries ValueDim] always
+        o: Storage [Batch QueryHeads Queries ValueDim] always unsaved
             => needed dout, cot_o, gdout "(E23)", to;
-    }
-    saved {
         /// lse of (E3), over every visible key, active or not.
-        lse: Wide [Batch QueryHeads Queries] always => zero dlse, cot_lse, gdlse "(E21)", tlse;
+        lse: Wide [Batch QueryHeads Queries] always saved => zero dlse, cot_lse, gdlse "(E21)", tlse;
         /// Σ v_j over the active keys of a row, if the tier returns it: with it Δ and dτ need no sweep.
-        v_sum: Wide [Batch QueryHeads Queries ValueDim] optional;
+        v_sum: Wide [Batch QueryHeads Queries ValueDim] optional saved;
     }
 }

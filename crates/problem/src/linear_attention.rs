@@ -223,13 +223,12 @@ tensors! {
     }
     outputs {
         /// o of (R2).
-        o: Storage [Batch QueryHeads Tokens ValueDim] always
+        o: Storage [Batch QueryHeads Tokens ValueDim] always unsaved
             => needed dout, cot_o, gdout "(R12)", to;
         /// H_n of (R1).
-        final_state: Wide [Sequences KeyHeads Dim ValueDim] ("final_state" problem.final_state)
+        final_state: Wide [Sequences KeyHeads Dim ValueDim] ("final_state" problem.final_state) unsaved
             => zero dfinal_state, cot_final_state, gdfinal_state "(R11)", tfinal_state;
     }
-    saved {}
 }
 
 operands! {

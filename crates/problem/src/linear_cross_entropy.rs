@@ -254,24 +254,23 @@ tensors! {
     numbers {}
     outputs {
         /// (C9): one number, `[]`, or one per token, `[T]`, where nothing is reduced.
-        loss: Wide (problem.loss_axes()) always => zero dloss, cot_loss, gdloss "(C31)", tloss;
+        loss: Wide (problem.loss_axes()) always unsaved => zero dloss, cot_loss, gdloss "(C31)", tloss;
         /// (C3); ignored tokens: 0.
-        lse: Wide [Targets] ("outputs.lse" problem.outputs.lse)
+        lse: Wide [Targets] ("outputs.lse" problem.outputs.lse) unsaved
             => zero dlse, cot_lse, gdlse "(C22)", tlse;
         /// (C5); ignored tokens: 0.
-        logprob: Wide [Targets] ("outputs.logprob" problem.outputs.logprob)
+        logprob: Wide [Targets] ("outputs.logprob" problem.outputs.logprob) unsaved
             => zero dlogprob, cot_logprob, gdlogprob "(C32)", tlogprob;
         /// (C6); ignored tokens: 0.
-        entropy: Wide [Targets] ("outputs.entropy" problem.outputs.entropy)
+        entropy: Wide [Targets] ("outputs.entropy" problem.outputs.entropy) unsaved
             => zero dentropy, cot_entropy, gdentropy "(C24)", tentropy;
         /// The class with the largest logit; ignored tokens: −1.
-        argmax: Integer [Targets] ("outputs.argmax" problem.outputs.argmax);
+        argmax: Integer [Targets] ("outputs.argmax" problem.outputs.argmax) unsaved;
         /// The number of tokens that count.
-        n_valid: Integer [] always;
+        n_valid: Integer [] always unsaved;
         /// Z of (C10).
-        normaliser: Wide [] always;
+        normaliser: Wide [] always unsaved;
     }
-    saved {}
 }
 
 /// The options, as a chain of calls.

@@ -261,9 +261,9 @@ impl Row {
         Row { needs_cotangent: absent == "needed", ..self }
     }
 
-    /// An output that later passes read.
-    pub fn saved(self) -> Self {
-        Row { saved: true, ..self }
+    /// An output that later passes read if it is `saved`.
+    pub fn saved(self, saved: &str) -> Self {
+        Row { saved: saved == "saved", ..self }
     }
 
     /// An input that becomes an output in a step.

@@ -337,10 +337,28 @@ macro_rules! tangents {
     (no_jvp [$($inputs:tt)*] [$($outputs:tt)*]) => {};
 }
 
-/// The struct of what is saved, where the algorithm saves something.
+/// The struct of the outputs that are `saved`, where an algorithm saves some; the list in brackets holds
+/// those that were found so far.
 macro_rules! saved {
-    () => {};
-    ($($(#[$doc:meta])* $field:ident: $p:ident $axes:tt $when:tt,)*) => {
+    (
+        [$($found:tt)*]
+        $(#[$doc:meta])* $field:ident: $p:ident $axes:tt $when:tt saved,
+        $($rest:tt)*
+    ) => {
+        crate::structs::saved! {
+            [$($found)* $(#[$doc])* $field: $p $axes $when,]
+            $($rest)*
+        }
+    };
+    (
+        [$($found:tt)*]
+        $(#[$doc:meta])* $field:ident: $p:ident $axes:tt $when:tt unsaved,
+        $($rest:tt)*
+    ) => {
+        crate::structs::saved! { [$($found)*] $($rest)* }
+    };
+    ([]) => {};
+    ([$($(#[$doc:meta])* $field:ident: $p:ident $axes:tt $when:tt,)*]) => {
         crate::structs::operands! {
             /// What later passes take of the forward pass, borrowed, wherever it was written.
             OutputRef { $($(#[$doc])* $field: $p $axes $when,)* }
@@ -365,8 +383,8 @@ macro_rules! saved {
 /// under an option of the problem, or `optional`: where a tier offers it); and after `=>` the names
 /// that belong to it, `dx, ddx, gx, tx` of an input and `dy, cot_y, gdy, ty` of an output, with the
 /// equations that define them. `needed` marks an output whose cotangent the backward pass needs; an
-/// absent one otherwise counts as `zero`. `numbers` are parameters of the problem that have
-/// derivatives. What is `saved`, later passes read again.
+/// absent one otherwise counts as `zero`. What is `saved`, later passes read again. `numbers` are
+/// parameters of the problem that have derivatives.
 macro_rules! tensors {
     (
         $Problem:ident as $problem:ident, gradients $mode:ident, $jvp:ident;
@@ -381,13 +399,8 @@ macro_rules! tensors {
         )*}
         outputs {$(
             $(#[$ydoc:meta])*
-            $y:ident: $yp:ident $yaxes:tt $ywhen:tt
+            $y:ident: $yp:ident $yaxes:tt $ywhen:tt $ysaved:ident
             $(=> $yneed:ident $dy:ident, $coty:ident, $gdy:ident $($gdyeq:literal)?, $ty:ident $($tyeq:literal)?)?;
-        )*}
-        saved {$(
-            $(#[$zdoc:meta])*
-            $z:ident: $zp:ident $zaxes:tt $zwhen:tt
-            $(=> $zneed:ident $dz:ident, $cotz:ident, $gdz:ident $($gdzeq:literal)?, $tz:ident $($tzeq:literal)?)?;
         )*}
     ) => {
         impl $Problem {
@@ -405,14 +418,9 @@ macro_rules! tensors {
                         .companions([stringify!($dn), stringify!($ddn), stringify!($gn), stringify!($tn)]),)*
                     $(crate::structs::when!($ywhen, Row::output(stringify!($y), $crate::Precision::$yp)
                         .axes(crate::structs::axes!($yaxes))
+                        .saved(stringify!($ysaved))
                         $(.cotangent(stringify!($yneed))
                         .companions([stringify!($dy), stringify!($coty), stringify!($gdy), stringify!($ty)]))?
-                    ),)*
-                    $(crate::structs::when!($zwhen, Row::output(stringify!($z), $crate::Precision::$zp)
-                        .axes(crate::structs::axes!($zaxes))
-                        .saved()
-                        $(.cotangent(stringify!($zneed))
-                        .companions([stringify!($dz), stringify!($cotz), stringify!($gdz), stringify!($tz)]))?
                     ),)*
                 ]
             }
@@ -427,17 +435,15 @@ macro_rules! tensors {
             /// What the forward pass returns.
             Output, OutputMut {
                 $($(#[$ydoc])* $y: $yp $yaxes $ywhen,)*
-                $($(#[$zdoc])* $z: $zp $zaxes $zwhen,)*
             }
         }
 
-        crate::structs::saved! { $($(#[$zdoc])* $z: $zp $zaxes $zwhen,)* }
+        crate::structs::saved! { [] $($(#[$ydoc])* $y: $yp $yaxes $ywhen $ysaved,)* }
 
         crate::structs::operands! {
             /// Gradients of a loss by the outputs.
             Cotangents {
                 $($(#[doc = concat!("By ", stringify!($y), ":")] $dy: $yp $yaxes $yneed,)?)*
-                $($(#[doc = concat!("By ", stringify!($z), ":")] $dz: $zp $zaxes $zneed,)?)*
             }
         }
 
@@ -453,7 +459,6 @@ macro_rules! tensors {
                 $($(#[doc = concat!("By ", stringify!($dx), ":")] $ddx: $xp $xaxes zero,)?)*
                 $(#[doc = concat!("By ", stringify!($dn), ":")] $ddn: Wide [] zero,)*
                 $($(#[doc = concat!("By ", stringify!($y), ":")] $coty: $yp $yaxes zero,)?)*
-                $($(#[doc = concat!("By ", stringify!($z), ":")] $cotz: $zp $zaxes zero,)?)*
             }
         }
 
@@ -463,7 +468,6 @@ macro_rules! tensors {
                 $($(#[doc = concat!("By ", stringify!($x), $(", ", $gxeq,)? ":")] $gx: $xp $xaxes $xwhen,)?)*
                 $(#[doc = concat!("By ", stringify!($n), $(", ", $gneq,)? ":")] $gn: Wide [] always,)*
                 $($(#[doc = concat!("By ", stringify!($dy), $(", ", $gdyeq,)? ":")] $gdy: $yp $yaxes $ywhen,)?)*
-                $($(#[doc = concat!("By ", stringify!($dz), $(", ", $gdzeq,)? ":")] $gdz: $zp $zaxes $zwhen,)?)*
             }
         }
 
@@ -471,7 +475,6 @@ macro_rules! tensors {
             [$($(#[doc = concat!("Of ", stringify!($x), ":")] $tx: $xp $xaxes zero,)?)*]
             [
                 $($($(#[doc = concat!($tyeq, ":")])? $ty: $yp $yaxes $ywhen,)?)*
-                $($($(#[doc = concat!($tzeq, ":")])? $tz: $zp $zaxes $zwhen,)?)*
             ]
         }
     };
