@@ -7,7 +7,7 @@ use super::identities::{dlse_of_seeing_rows, sums_over_keys};
 use super::law::{BACKWARD, FORWARD, Kind, LAZY_ATTENTION, Law};
 use super::part::with_scores;
 use super::sums::{Known, Sum};
-use super::tensors::{Equality, change, everywhere, map, same, take, wide};
+use super::tensors::{Equality, change, everywhere, map, same, take};
 use super::trial::Trial;
 use super::visible::{Visible, all_keys};
 use crate::cases::Case;
@@ -115,7 +115,7 @@ fn softmax_at_zero(trial: &Trial<'_>) -> Judgement {
     if let Some(bias) = inputs.get("bias") {
         attention.scores.bias = Some(BiasExtents { batch: e.batch, heads: e.query_heads });
         let (bias, mut pairs) =
-            (wide(bias)?, Array4::zeros((e.batch, e.query_heads, e.queries, e.keys)));
+            (bias.to_f64("bias")?, Array4::zeros((e.batch, e.query_heads, e.queries, e.keys)));
         at_distances(problem).into_iter().for_each(|(at, d)| pairs[at] = bias[[at[1], d]]);
         // In f64: between these bounds only what the tier computes is rounded.
         operands.insert("bias".to_string(), Tensor::round(&pairs.into_dyn(), Dtype::F64));
@@ -235,7 +235,7 @@ fn idle_values(trial: &Trial<'_>) -> Judgement {
     })?;
     let outputs = trial.ask_with(&poisoned)?;
     for (name, tensor) in clean {
-        let holds_nan = |x: &Tensor| wide(x).map(|x| x.iter().any(|x| x.is_nan()));
+        let holds_nan = |x: &Tensor| x.numbers("a result").map(|x| x.iter().any(|x| x.is_nan()));
         if holds_nan(&outputs[name])? && !holds_nan(tensor)? {
             return Err(Flaw::Fail(format!("{name} holds NaN of a value that no row attends to")));
         }
@@ -270,7 +270,7 @@ fn shifted_bias(trial: &Trial<'_>) -> Judgement {
     worst(before.iter().map(|(name, from)| {
         let shift = if name == "lse" { 0.5 } else { 0.0 };
         let limit = &limits[name].bound + &others[name].bound;
-        close(name, &wide(&after[name])?, &(wide(from)? + shift), &limit)
+        close(name, &after[name].to_f64(name)?, &(from.to_f64(name)? + shift), &limit)
     }))
 }
 

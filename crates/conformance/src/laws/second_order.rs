@@ -9,7 +9,7 @@ use super::tensors::map;
 use super::trial::Trial;
 use crate::bounds::{Bound, Bounds};
 use crate::cases::Case;
-use crate::tensor::{Tensor, Tensors};
+use crate::tensor::Tensors;
 use etalon_problem::{Pass, Problem};
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
@@ -42,16 +42,6 @@ fn has_impossible_classes(case: &Case) -> bool {
         && bias.is_some_and(|bias| bias.iter().any(|&x| x == f64::NEG_INFINITY))
 }
 
-/// The inputs and first cotangents of the case, with further ones in place of its own.
-fn with(trial: &Trial<'_>, further: &[(&str, Tensor)], drop: &[&str]) -> Tensors {
-    let operands = trial.case.problem.operands(Pass::Backward);
-    let first = |name: &str| operands.iter().any(|operand| operand.name == name);
-    let mut inputs = trial.inputs().clone();
-    inputs.retain(|name, _| first(name) && !drop.contains(&name.as_str()));
-    inputs.extend(further.iter().map(|(name, x)| (name.to_string(), x.clone())));
-    inputs
-}
-
 /// Compares the second gradients with multiples of exact results; what is not named must be 0.
 fn second_is(
     trial: &Trial<'_>,
@@ -73,9 +63,9 @@ fn second_is(
 }
 
 fn along_q_and_k(trial: &Trial<'_>) -> Judgement {
-    let inputs = trial.inputs();
-    let minus_k = map(&inputs["k"], |_, x| -x)?;
-    let inputs = with(trial, &[("ddq", inputs["q"].clone()), ("ddk", minus_k)], &[]);
+    let mut inputs = trial.case.inputs.clone();
+    inputs.insert("ddq".to_string(), inputs["q"].clone());
+    inputs.insert("ddk".to_string(), map(&inputs["k"], |_, x| -x)?);
     let exact = trial.bounds_for(Pass::Backward, &inputs)?.outputs;
     let (dq, dk) = (&exact["dq"], &exact["dk"]);
     let expected = [("gq", -1.0, &dq.value), ("gk", 1.0, &dk.value)];
@@ -83,7 +73,9 @@ fn along_q_and_k(trial: &Trial<'_>) -> Judgement {
 }
 
 fn along_v(trial: &Trial<'_>) -> Judgement {
-    let inputs = with(trial, &[("ddv", trial.inputs()["v"].clone())], &["dlse"]);
+    let mut inputs = trial.case.inputs.clone();
+    inputs.insert("ddv".to_string(), inputs["v"].clone());
+    inputs.remove("dlse");
     let exact = trial.bounds_for(Pass::Backward, &inputs)?.outputs;
     let forward = trial.bounds_for(Pass::Forward, &inputs)?.outputs;
     let (dq, dk, o) = (&exact["dq"], &exact["dk"], &forward["o"]);

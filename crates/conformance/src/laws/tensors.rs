@@ -3,7 +3,7 @@
 use super::flaw::{Flaw, Judgement};
 use crate::tensor::{Data, Stored, Tensor, Tensors};
 use etalon_problem::{Dtype, Error};
-use ndarray::{ArrayD, Dimension};
+use ndarray::Dimension;
 
 /// Applies an expression to the elements, whatever their type.
 macro_rules! each {
@@ -39,18 +39,13 @@ pub(crate) fn entries<T: Copy>(
     picked.flatten().copied().collect()
 }
 
-/// The elements in f64; the tensor is known to hold numbers.
-pub(crate) fn wide(tensor: &Tensor) -> Result<ArrayD<f64>, Error> {
-    tensor.numbers("a tensor of the suite")
-}
-
 /// Every element replaced by `f(index, element)`, rounded to the tensor's own type. What `f`
 /// leaves alone stays as it is, bit by bit (NaNs excepted).
 pub(crate) fn map(
     tensor: &Tensor,
     mut f: impl FnMut(&[usize], f64) -> f64,
 ) -> Result<Tensor, Error> {
-    let mut values = wide(tensor)?;
+    let mut values = tensor.numbers("a tensor of the suite")?;
     for (index, x) in values.indexed_iter_mut() {
         *x = f(index.slice(), *x);
     }
@@ -96,7 +91,7 @@ pub(crate) fn difference(
     if got.shape != expected.shape {
         return Some(format!("{name}: shape {:?}, expected {:?}", got.shape, expected.shape));
     }
-    let (a, b) = match (wide(got), wide(expected)) {
+    let (a, b) = match (got.numbers(name), expected.numbers(name)) {
         (Ok(a), Ok(b)) => (a, b),
         _ => return Some(format!("{name}: not a tensor of numbers")),
     };

@@ -26,31 +26,21 @@ impl Arrays {
         Arrays(operands.map(array).collect())
     }
 
-    /// An array.
-    pub fn get(&self, name: &str) -> Option<&ArrayD<f64>> {
-        self.0.get(name)
-    }
-
-    /// An array, to be changed.
-    pub fn get_mut(&mut self, name: &str) -> Option<&mut ArrayD<f64>> {
-        self.0.get_mut(name)
-    }
-
     /// An element.
     pub fn at(&self, name: &str, place: &[usize]) -> f64 {
-        self.get(name).map_or(0.0, |array| array[place])
+        self.0.get(name).map_or(0.0, |array| array[place])
     }
 
     /// Adds to an element.
     pub fn add(&mut self, name: &str, place: &[usize], term: f64) {
-        if let Some(array) = self.get_mut(name) {
+        if let Some(array) = self.0.get_mut(name) {
             array[place] += term;
         }
     }
 
     /// Sets an element.
     pub fn set(&mut self, name: &str, place: &[usize], x: f64) {
-        if let Some(array) = self.get_mut(name) {
+        if let Some(array) = self.0.get_mut(name) {
             array[place] = x;
         }
     }
@@ -62,14 +52,14 @@ impl Arrays {
 
     /// A row of an array of rows; an empty one of an absent array.
     fn row(&self, name: &str, [b, h, i]: [usize; 3]) -> ArrayView1<'_, f64> {
-        match self.get(name) {
+        match self.0.get(name) {
             Some(array) => array.slice(ndarray::s![b, h, i, ..]),
             None => ArrayView1::from(&[]),
         }
     }
 
     fn add_row(&mut self, name: &str, [b, h, i]: [usize; 3], x: ArrayView1<'_, f64>, factor: f64) {
-        if let Some(array) = self.get_mut(name) {
+        if let Some(array) = self.0.get_mut(name) {
             array.slice_mut(ndarray::s![b, h, i, ..]).scaled_add(factor, &x);
         }
     }

@@ -17,10 +17,7 @@ use ndarray::{ArrayD, IxDyn};
 
 /// Doubling is exact where nothing is subnormal.
 pub(super) fn normal_range(case: &Case) -> bool {
-    match &case.spec.point {
-        Point::LinearAttention(point) => point.family != Family::Range,
-        _ => false,
-    }
+    matches!(&case.spec.point, Point::LinearAttention(point) if point.family != Family::Range)
 }
 
 pub(super) fn doubling(trial: &Trial<'_>) -> Judgement {

@@ -135,10 +135,7 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, linear(trial.case)?);
     let sequences = problem.list_sequences();
     let Some(s) = sequences.iter().find(|s| s.tokens > 0) else { return Ok(None) };
-    let underflows = match &case.spec.point {
-        Point::LinearAttention(point) => point.gates == GateKind::Strong,
-        _ => false,
-    };
+    let strong = |point: &Point| matches!(point, Point::LinearAttention(point) if point.gates == GateKind::Strong);
     let stream = Stream::new(case.spec.seed, "seen_tokens");
     let (t, head) = (stream.below(0, s.tokens), stream.below(1, problem.extents.key_heads));
     let struck = [s.batch, head, s.start + t];
@@ -150,7 +147,7 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
         of_token.or(g_gamma.as_ref().map(|g| g[[head]])) == Some(f64::NEG_INFINITY)
     };
     // Where a decay underflows, a kernel may say that nothing is left.
-    let last = if underflows { t + 1 } else { s.tokens };
+    let last = if strong(&case.spec.point) { t + 1 } else { s.tokens };
     let seen = (t + 1..last).find(|&at| reset(at)).unwrap_or(last);
     for (index, x) in outputs["o"].to_f64("o")?.indexed_iter() {
         let at = index.slice();
