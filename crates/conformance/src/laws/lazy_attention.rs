@@ -292,8 +292,7 @@ fn wider_bias(trial: &Trial<'_>) -> Judgement {
 
 fn hidden_distance(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, lazy(trial.case)?);
-    let width = problem.bias.map_or(0, |reach| reach.width);
-    let hidden = 1.min(width.saturating_sub(1));
+    let hidden = problem.bias.map_or(0, |reach| 1.min(reach.width - 1));
     let gone =
         changed(&case.inputs, "bias", |at, x| if at[1] == hidden { f64::NEG_INFINITY } else { x })?;
     let mut allowed = Visible::new(&problem.scores, &Tensors::new());
