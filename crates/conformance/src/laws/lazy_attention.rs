@@ -108,7 +108,6 @@ fn softmax_at_zero(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, lazy(trial.case)?);
     let inputs = with_tau(&case.inputs, 0.0)?;
     let (outputs, own) = (trial.ask_with(&inputs)?, trial.bounds_of(&case.problem, &inputs)?);
-
     let e = problem.scores.extents;
     let mut attention = Attention { scores: problem.scores.clone(), value_dim: problem.value_dim };
     let mut operands = inputs.clone();
