@@ -7,7 +7,7 @@
 use crate::gates;
 use crate::laws::trial::Trial;
 use crate::report::Verdict;
-use crate::tensor::{Stored, Tensor, Tensors};
+use crate::tensor::{Stored, Tensor};
 use etalon_problem::{Decay, Problem, slopes};
 use ndarray::{Array1, ArrayD};
 use std::sync::OnceLock;
@@ -62,36 +62,29 @@ fn found(trial: &Trial<'_>) -> Option<Finding> {
         return None;
     }
     let given: Vec<f64> = given.iter().copied().collect();
-    let same = |x: &Named| within(&x.log_decays, &given, APART);
-    for other in candidates(&given).into_iter().filter(|x| !same(x)) {
-        let decays = other.log_decays.iter().any(|&g| g != 0.0);
-        let values: ArrayD<f64> = Array1::from(other.log_decays).into_dyn();
+    let apart = |x: &Named| !within(&x.log_decays, &given, APART);
+    for Named { name, log_decays } in candidates(&given).into_iter().filter(apart) {
+        let decays = log_decays.iter().any(|&g| g != 0.0);
+        let values: ArrayD<f64> = Array1::from(log_decays).into_dyn();
         let mut inputs = trial.inputs().clone();
         inputs.insert("g_gamma".to_string(), Tensor::store(&values, Stored::Float(stored)));
-        if passes(trial, &inputs, outputs)? {
-            let asked = names(&given)
-                .into_iter()
-                .next()
-                .map_or(String::new(), |named| format!(", which is {}", named.name));
-            let name = other.name;
-            return Some(match decays {
-                true => Finding::Convention(format!(
-                    "another convention: these are the results of {name}, not of the g_gamma that \
-                     was given{asked}"
-                )),
-                false => Finding::Undecided(format!(
-                    "these are the results of no decay: it is ignored, or taken to be {name}"
-                )),
-            });
+        let bounds = trial.bounds_of(&trial.case.problem, &inputs).ok()?;
+        if gates::g1(&bounds, outputs).verdict != Verdict::Pass {
+            continue;
         }
+        let asked = names(&given).into_iter().next();
+        let asked = asked.map_or(String::new(), |named| format!(", which is {}", named.name));
+        return Some(match decays {
+            true => Finding::Convention(format!(
+                "another convention: these are the results of {name}, not of the g_gamma that was \
+                 given{asked}"
+            )),
+            false => Finding::Undecided(format!(
+                "these are the results of no decay: it is ignored, or taken to be {name}"
+            )),
+        });
     }
     None
-}
-
-/// Whether outputs are within the bounds of the exact results of some inputs.
-fn passes(trial: &Trial<'_>, inputs: &Tensors, outputs: &Tensors) -> Option<bool> {
-    let bounds = trial.bounds_of(&trial.case.problem, inputs).ok()?;
-    Some(gates::g1(&bounds, outputs).verdict == Verdict::Pass)
 }
 
 /// What a kernel may have used: the log-decays with a name for so many heads, of the layers that the

@@ -8,6 +8,7 @@
 //! * [`Kind::Meaning`]: what follows from the definition alone, whoever wrote the kernel;
 //! * [`Kind::Contract`]: what etalon's own tiers promise beyond that: bitwise reproducibility.
 
+pub(crate) mod compare;
 mod determinism;
 pub(crate) mod flaw;
 mod forms;
@@ -17,9 +18,10 @@ pub(crate) mod law;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
+pub(crate) mod part;
 mod second_order;
-pub(crate) mod select;
 mod sensitivity;
+mod sums;
 pub(crate) mod tensors;
 pub(crate) mod trial;
 mod values;

@@ -1,104 +1,51 @@
 //! What etalon promises of bits: they depend on nothing but the one sequence and key head.
 
-use super::flaw::{Judgement, refute};
-use super::law::{ANY_PASS, EVERY, FIRST_ORDER, Kind, Law, SCORES};
-use super::select::Selection;
-use super::tensors::{Equality, difference};
+use super::flaw::Judgement;
+use super::law::{ANY_PASS, EVERY, Kind, Law, SCORES, scores_are};
+use super::part::Part;
+use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
-use crate::cases::Case;
 use crate::tier::Hints;
-use etalon_problem::{Axis, Pass, Problem, Sequences};
+use etalon_problem::{Axis, Sequences};
 
 pub(super) const LAWS: &[Law] = &[
-    Law {
-        name: "determinism",
-        statement: "Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.",
-        kind: Kind::Contract,
-        of: EVERY,
-        passes: ANY_PASS,
-        applies: |_, _| true,
-        check: determinism,
-    },
-    Law {
-        name: "batch_invariance",
-        statement: "A batch element gives the same bits alone as in its batch.",
-        kind: Kind::Contract,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.extents.batch > 1),
-        check: batch_invariance,
-    },
-    Law {
-        name: "head_invariance",
-        statement: "A key head with its query heads gives the same bits alone and with others.",
-        kind: Kind::Contract,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            case.problem.scores().is_some_and(|s| s.extents.key_heads > 1)
-        },
-        check: head_invariance,
-    },
-    Law {
-        name: "sequence_invariance",
-        statement: "A packed or padded sequence gives the same bits as its rows alone.",
-        kind: Kind::Contract,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            case.problem.scores().is_some_and(|s| s.sequences != Sequences::Dense)
-        },
-        check: sequence_invariance,
-    },
+    Law::new("determinism", Kind::Contract, EVERY, determinism)
+        .says("Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.")
+        .on(ANY_PASS),
+    Law::new("batch_invariance", Kind::Contract, SCORES, batch_invariance)
+        .says("A batch element gives the same bits alone as in its batch.")
+        .when(|case, _| scores_are(case, |s| s.extents.batch > 1)),
+    Law::new("head_invariance", Kind::Contract, SCORES, head_invariance)
+        .says("A key head with its query heads gives the same bits alone and with others.")
+        .when(|case, _| scores_are(case, |s| s.extents.key_heads > 1)),
+    Law::new("sequence_invariance", Kind::Contract, SCORES, sequence_invariance)
+        .says("A packed or padded sequence gives the same bits as its rows alone.")
+        .when(|case, _| scores_are(case, |s| s.sequences != Sequences::Dense)),
 ];
 
 fn determinism(trial: &Trial<'_>) -> Judgement {
-    let clean = trial.clean()?;
     for threads in [None, Some(1), Some(2), Some(3), Some(7)] {
-        let hints = Hints { threads, ..Hints::default() };
-        let again = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
-        for (name, tensor) in clean {
-            let found = difference(name, &again[name], tensor, Equality::Bits, |_| true);
-            let threads = threads.map_or("again".to_string(), |n| format!("{n} threads"));
-            refute(found.map(|found| format!("{threads}: {found}")))?;
-        }
+        let again = trial.ask_hinted(Hints { threads, ..Hints::default() })?;
+        let threads = threads.map_or("again".to_string(), |n| format!("{n} threads"));
+        same(&again, trial.clean()?, Equality::Bits, everywhere)
+            .map_err(|flaw| flaw.of(&threads))?;
     }
     Ok(None)
 }
 
-/// Runs a part alone and compares it with its place in the whole: outputs that have one of `axes`, of
-/// which the part is some entries; the others are sums over more than the part.
-fn same_alone(trial: &Trial<'_>, part: &Selection, axes: &[Axis], what: &str) -> Judgement {
-    let (case, whole) = (trial.case, trial.clean()?);
-    let scores = case.scores()?;
-    let inputs = part.tensors(&case.problem, &case.inputs);
-    let alone = trial.ask(&part.problem(&case.problem, scores), &inputs, Hints::default())?;
-    for (name, tensor) in alone.iter().filter(|(name, _)| own(&case.problem, name, axes)) {
-        let place = part.tensor(&case.problem, name, &whole[name]);
-        let found = difference(name, &place, tensor, Equality::Bits, |_| true);
-        refute(found.map(|found| format!("{what}: {found}")))?;
-    }
-    Ok(None)
-}
-
-/// Whether an output has one of these axes for itself, and not as a sum over it.
-fn own(problem: &Problem, name: &str, axes: &[Axis]) -> bool {
-    let Some(operand) = problem.operand(name) else { return false };
-    axes.iter().any(|&axis| match axis {
-        Axis::Batch if operand.has(Axis::BatchOr1) => {
-            problem.extent(Axis::BatchOr1) == problem.extent(Axis::Batch)
-        }
-        Axis::QueryHeads if operand.has(Axis::QueryHeadsOr1) => {
-            problem.extent(Axis::QueryHeadsOr1) == problem.extent(Axis::QueryHeads)
-        }
-        axis => operand.has(axis),
-    })
+/// Runs a part alone and compares it with its place in the whole: outputs that it cuts along one of
+/// `axes`; the others are sums over more than the part.
+pub(super) fn same_alone(trial: &Trial<'_>, part: &Part, axes: &[Axis], what: &str) -> Judgement {
+    let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
+    let mut alone = trial.ask(&part.problem(problem), &part.tensors(problem, inputs))?;
+    alone.retain(|name, _| part.cuts_along(problem, name, axes));
+    let places = part.tensors(problem, trial.clean()?);
+    same(&places, &alone, Equality::Bits, everywhere).map_err(|flaw| flaw.of(what))
 }
 
 fn batch_invariance(trial: &Trial<'_>) -> Judgement {
-    let scores = trial.case.scores()?;
-    for b in 0..scores.extents.batch {
-        let part = Selection { batch: vec![b], ..Selection::all(scores) };
+    for b in 0..trial.case.scores()?.extents.batch {
+        let part = Part::of(Axis::Batch, [b]);
         same_alone(trial, &part, &[Axis::Batch], &format!("batch element {b}"))?;
     }
     Ok(None)
@@ -106,24 +53,20 @@ fn batch_invariance(trial: &Trial<'_>) -> Judgement {
 
 fn head_invariance(trial: &Trial<'_>) -> Judgement {
     let scores = trial.case.scores()?;
-    let heads = [Axis::QueryHeads, Axis::KeyHeads];
     for h in 0..scores.extents.key_heads {
-        let part = Selection { key_heads: vec![h], ..Selection::all(scores) };
+        let part = Part::key_head(h, scores.group());
+        let heads = [Axis::QueryHeads, Axis::KeyHeads];
         same_alone(trial, &part, &heads, &format!("key head {h}"))?;
     }
     Ok(None)
 }
 
 fn sequence_invariance(trial: &Trial<'_>) -> Judgement {
-    let scores = trial.case.scores()?;
-    for (s, sequence) in scores.sequences().into_iter().enumerate() {
-        let rows = (
-            sequence.query_start..sequence.query_start + sequence.queries,
-            sequence.key_start..sequence.key_start + sequence.keys,
-        );
-        let part =
-            Selection { batch: vec![sequence.batch], rows: Some(rows), ..Selection::all(scores) };
-        same_alone(trial, &part, &[Axis::Batch], &format!("sequence {s}"))?;
+    for (i, s) in trial.case.scores()?.sequences().into_iter().enumerate() {
+        let part = Part::of(Axis::Batch, [s.batch])
+            .and(Axis::Queries, s.query_start..s.query_start + s.queries)
+            .and(Axis::Keys, s.key_start..s.key_start + s.keys);
+        same_alone(trial, &part, &[Axis::Batch], &format!("sequence {i}"))?;
     }
     Ok(None)
 }

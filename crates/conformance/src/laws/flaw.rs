@@ -35,6 +35,14 @@ impl From<Error> for Flaw {
 }
 
 impl Flaw {
+    /// The same flaw, of which a failure says where it was found.
+    pub(crate) fn of(self, what: &str) -> Self {
+        match self {
+            Flaw::Fail(text) => Flaw::Fail(format!("{what}: {text}")),
+            other => other,
+        }
+    }
+
     /// As it stands in a report.
     pub fn verdict(self) -> Verdict {
         match self {
@@ -45,7 +53,12 @@ impl Flaw {
     }
 }
 
-/// Turns a difference, where there is one, into a failure.
-pub(crate) fn refute(difference: Option<String>) -> Result<(), Flaw> {
-    difference.map_or(Ok(()), |text| Err(Flaw::Fail(text)))
+/// Several judgements as one, with the largest margin.
+pub(crate) fn worst(judgements: impl IntoIterator<Item = Judgement>) -> Judgement {
+    judgements.into_iter().try_fold(None, |worst: Option<f64>, judgement| {
+        Ok(match (worst, judgement?) {
+            (Some(a), Some(b)) => Some(a.max(b)),
+            (a, b) => a.or(b),
+        })
+    })
 }

@@ -1,71 +1,38 @@
 //! One problem, said in several ways.
 
-use super::flaw::{Judgement, refute};
-use super::law::{ATTENTION, FIRST_ORDER, Kind, Law, SCORES};
-use super::select::{Selection, has_axis, with_scores};
-use super::tensors::{Equality, difference, map, take};
+use super::compare::{TWICE, close, sum_groups};
+use super::flaw::{Judgement, worst};
+use super::law::{ATTENTION, Kind, Law, SCORES, scores_are};
+use super::part::{Part, with_scores};
+use super::tensors::{Equality, everywhere, map, same, take};
 use super::trial::Trial;
-use super::values;
 use super::visible::Visible;
 use crate::cases::Case;
 use crate::cases::attention::MaskKind;
-use crate::tensor::{Data, Tensor, Tensors};
-use crate::tier::Hints;
-use etalon_problem::{
-    Align, Axis, BiasExtents, Mask, NamedArray, Pass, Problem, Scores, Sequences,
-};
-use half::{bf16, f16};
+use crate::tensor::{Tensor, Tensors};
+use etalon_problem::{Align, Axis, BiasExtents, Mask, NamedArray, Problem, Scores, Sequences};
+use ndarray::ArrayD;
 
 pub(super) const LAWS: &[Law] = &[
-    Law {
-        name: "mask_forms",
-        statement: "A mask, its array, its compositions and its synonyms give the same numbers.",
-        kind: Kind::Contract,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |_, _| true,
-        check: mask_forms,
-    },
-    Law {
-        name: "bias_is_mask",
-        statement: "A bias of −∞ where the mask forbids gives the same numbers as the mask.",
-        kind: Kind::Contract,
-        of: ATTENTION,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            let masked = case.attention().is_some_and(|point| point.mask != MaskKind::Full);
-            masked
-                && case.problem.scores().is_some_and(|scores| {
-                    scores.sequences == Sequences::Dense && scores.softcap.is_none()
-                })
-        },
-        check: bias_is_mask,
-    },
-    Law {
-        name: "segments_are_calls",
-        statement: "Segments give the results of one call for each segment.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            case.problem.scores().is_some_and(|scores| {
-                scores.sequences == Sequences::Dense
-                    && scores.extents.queries > 2
-                    && scores.extents.keys > 2
-            }) && small(case)
+    Law::new("mask_forms", Kind::Contract, SCORES, mask_forms)
+        .says("A mask, its array, its compositions and its synonyms give the same numbers."),
+    Law::new("bias_is_mask", Kind::Contract, ATTENTION, bias_is_mask)
+        .says("A bias of −∞ where the mask forbids gives the same numbers as the mask.")
+        .when(|case, _| {
+            case.attention().is_some_and(|point| point.mask != MaskKind::Full)
+                && scores_are(case, |s| s.sequences == Sequences::Dense && s.softcap.is_none())
+        }),
+    Law::new("segments_are_calls", Kind::Meaning, SCORES, segments_are_calls)
+        .says("Segments give the results of one call for each segment.")
+        .when(|case, _| {
+            let long = |scores: &Scores| scores.extents.queries > 2 && scores.extents.keys > 2;
+            scores_are(case, |s| s.sequences == Sequences::Dense && long(s))
+                && small(case)
                 && !counts_distances(case)
-        },
-        check: segments_are_calls,
-    },
-    Law {
-        name: "groups_are_copies",
-        statement: "A shared key head gives the results of one copy for each query head.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| case.problem.scores().is_some_and(|s| s.group() > 1),
-        check: groups_are_copies,
-    },
+        }),
+    Law::new("groups_are_copies", Kind::Meaning, SCORES, groups_are_copies)
+        .says("A shared key head gives the results of one copy for each query head.")
+        .when(|case, _| scores_are(case, |s| s.group() > 1)),
 ];
 
 /// Whether the problem has a bias by distance: each call counts from where it begins.
@@ -79,21 +46,6 @@ pub(super) fn small(case: &Case) -> bool {
         let e = &scores.extents;
         e.batch * e.query_heads * e.queries * e.keys * e.dim <= 1 << 19
     })
-}
-
-fn same_numbers(
-    trial: &Trial<'_>,
-    problem: &Problem,
-    inputs: &Tensors,
-    skip: &[&str],
-    what: &str,
-) -> Judgement {
-    let outputs = trial.ask(problem, inputs, Hints::default())?;
-    for (name, tensor) in trial.clean()?.iter().filter(|(name, _)| !skip.contains(&name.as_str())) {
-        let found = difference(name, &outputs[name], tensor, Equality::Numbers, |_| true);
-        refute(found.map(|found| format!("{what}: {found}")))?;
-    }
-    Ok(None)
 }
 
 /// Other ways to say a mask.
@@ -139,54 +91,42 @@ fn synonyms(mask: &Mask, scores: &Scores) -> Vec<(&'static str, Mask)> {
 }
 
 fn mask_forms(trial: &Trial<'_>) -> Judgement {
-    let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = trial.case.scores()?;
-    let array = Visible::new(scores, &Tensors::new()).mask();
+    let (problem, scores) = (&trial.case.problem, trial.case.scores()?);
     let mut forms = synonyms(&scores.mask, scores);
-    forms.push(("its array", array));
+    forms.push(("its array", Visible::new(scores, &Tensors::new()).mask()));
     for (what, mask) in forms {
         let other = with_scores(problem, Scores { mask, ..scores.clone() });
-        same_numbers(trial, &other, inputs, &[], what)?;
+        let outputs = trial.ask(&other, &trial.case.inputs)?;
+        same(&outputs, trial.clean()?, Equality::Numbers, everywhere)
+            .map_err(|flaw| flaw.of(what))?;
     }
     Ok(None)
 }
 
 fn bias_is_mask(trial: &Trial<'_>) -> Judgement {
-    let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = trial.case.scores()?;
+    let (case, scores) = (trial.case, trial.case.scores()?);
     let e = scores.extents;
     let allowed = Visible::new(scores, &Tensors::new());
-    let full = BiasExtents { batch: e.batch, heads: e.query_heads };
-    let bias = match (inputs.get("bias"), scores.bias) {
+    let bias = match (case.inputs.get("bias"), scores.bias) {
         (Some(bias), Some(extents)) => {
             let copies =
                 |extent, full| if extent == 1 { vec![0; full] } else { (0..full).collect() };
             let bias = take(bias, 0, &copies(extents.batch, e.batch));
             take(&bias, 1, &copies(extents.heads, e.query_heads))
         }
-        _ => zeros(&[e.batch, e.query_heads, e.queries, e.keys], &inputs["q"]),
+        _ => Tensor::round(&ArrayD::zeros(allowed.pairs.shape()), case.dtype),
     };
     let bias = map(&bias, |at, x| {
         if allowed.pairs[[at[0], at[1], at[2], at[3]]] { x } else { f64::NEG_INFINITY }
     })?;
-    let mut inputs = inputs.clone();
+    let mut inputs = case.inputs.clone();
     inputs.insert("bias".to_string(), bias);
-    let other =
-        with_scores(problem, Scores { mask: Mask::Full, bias: Some(full), ..scores.clone() });
+    let full = Some(BiasExtents { batch: e.batch, heads: e.query_heads });
+    let other = Scores { mask: Mask::Full, bias: full, ..scores.clone() };
+    let mut outputs = trial.ask(&with_scores(&case.problem, other), &inputs)?;
     // A shared bias has another shape of gradient than its copies.
-    same_numbers(trial, &other, &inputs, &["dbias"], "bias")
-}
-
-/// Zeros of a tensor's type.
-fn zeros(shape: &[usize], like: &Tensor) -> Tensor {
-    let n: usize = shape.iter().product();
-    let data = match like.data {
-        Data::Bf16(_) => Data::Bf16(vec![bf16::ZERO; n]),
-        Data::F16(_) => Data::F16(vec![f16::ZERO; n]),
-        Data::F32(_) => Data::F32(vec![0.0; n]),
-        _ => Data::F64(vec![0.0; n]),
-    };
-    Tensor { shape: shape.to_vec(), data }
+    outputs.remove("dbias");
+    same(&outputs, trial.clean()?, Equality::Numbers, everywhere).map_err(|flaw| flaw.of("bias"))
 }
 
 /// Three segments: about a quarter, a half and a quarter of the rows.
@@ -197,73 +137,50 @@ fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
     let cuts = |n: usize| [0, n.div_ceil(4), n - n.div_ceil(4), n];
     let (queries, keys) = (cuts(e.queries), cuts(e.keys));
     let ids = |name: &str, cuts: &[usize; 4]| {
-        let row: Vec<i64> = (0..cuts[3])
-            .map(|i| cuts[1..3].iter().filter(|cut| **cut <= i).count() as i64)
-            .collect();
-        let data: Vec<i64> = (0..e.batch).flat_map(|_| row.clone()).collect();
+        let id = |i| cuts[1..3].iter().filter(|cut| **cut <= i).count() as i64;
+        let data: Vec<i64> = (0..e.batch).flat_map(|_| (0..cuts[3]).map(id)).collect();
         NamedArray::new(name, &[e.batch, cuts[3]], data)
     };
-    let mask = Mask::Segments { query: ids("query_ids", &queries), key: ids("key_ids", &keys) };
-    let whole = with_scores(problem, Scores { mask, ..scores.clone() });
-    let plain = Scores { mask: Mask::Full, ..scores.clone() };
-    let outputs = trial.ask(&whole, inputs, Hints::default())?;
-    let bounds = trial.bounds_of(&whole, inputs)?;
-    let mut margin = None;
-    for s in 0..3 {
-        let rows = Some((queries[s]..queries[s + 1], keys[s]..keys[s + 1]));
-        let part = Selection { rows, ..Selection::all(scores) };
-        let part_inputs = part.tensors(problem, inputs);
-        let part_problem = part.problem(problem, &plain);
-        let alone = trial.ask(&part_problem, &part_inputs, Hints::default())?;
-        let part_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
+    let segments = Mask::Segments { query: ids("query_ids", &queries), key: ids("key_ids", &keys) };
+    let masked = |mask| with_scores(problem, Scores { mask, ..scores.clone() });
+    let (whole, plain) = (masked(segments), masked(Mask::Full));
+    let (outputs, bounds) = (trial.ask(&whole, inputs)?, trial.bounds_of(&whole, inputs)?);
+    worst((0..3).map(|s| {
+        let part = Part::of(Axis::Queries, queries[s]..queries[s + 1])
+            .and(Axis::Keys, keys[s]..keys[s + 1]);
+        let (part_problem, part_inputs) = (part.problem(&plain), part.tensors(problem, inputs));
+        let alone = trial.ask(&part_problem, &part_inputs)?;
+        let own_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
         // Those of the heads are sums over all rows.
-        let by_row = |name: &str| has_axis(problem, name, &[Axis::Queries, Axis::Keys]);
-        for (name, tensor) in alone.iter().filter(|(name, _)| by_row(name)) {
-            let place = part.tensor(problem, name, &outputs[name]);
-            let limit = Tensor::round(&bounds.outputs[name].bound, etalon_problem::Dtype::F64);
-            let limit = part.tensor(problem, name, &limit).to_f64(name)?;
-            let limit = limit + &part_bounds.outputs[name].bound;
-            let found = values::close(name, &place, tensor, &limit)?;
-            margin = values::larger(margin, found);
-        }
-    }
-    Ok(margin)
+        let by_row = |name: &str| part.cuts_along(problem, name, &[Axis::Queries, Axis::Keys]);
+        worst(alone.iter().filter(|(name, _)| by_row(name)).map(|(name, alone)| {
+            let place = |x: &ArrayD<f64>| part.array(problem, name, x);
+            let limit = place(&bounds.outputs[name].bound) + &own_bounds.outputs[name].bound;
+            close(name, &place(&outputs[name].numbers(name)?), &alone.numbers(name)?, &limit)
+        }))
+    }))
 }
 
 fn groups_are_copies(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = trial.case.scores()?;
-    let group = scores.group();
-    let mut copies = inputs.clone();
-    let heads: Vec<usize> = (0..scores.extents.query_heads).map(|h| h / group).collect();
-    for (name, tensor) in inputs {
-        let operand = problem.operand(name);
-        if let Some(axis) = operand.and_then(|operand| operand.position(Axis::KeyHeads)) {
-            copies.insert(name.clone(), take(tensor, axis, &heads));
-        }
-    }
-    let mut extents = scores.extents;
-    extents.key_heads = extents.query_heads;
-    let other = with_scores(problem, Scores { extents, ..scores.clone() });
-    let outputs = trial.ask(&other, &copies, Hints::default())?;
+    let group = trial.case.scores()?.group();
+    let copies = copies_of_key_heads(problem, group);
+    let outputs = trial.ask(&copies.problem(problem), &copies.tensors(problem, inputs))?;
     let bounds = trial.bounds()?;
-    let clean = trial.clean()?;
-    let by_key_head = |name: &str| has_axis(problem, name, &[Axis::KeyHeads]);
-    let wide = |name: &str| -> Result<_, super::Flaw> {
-        let values = outputs[name].to_f64(name)?;
-        Ok(if by_key_head(name) { values::sum_groups(&values, group) } else { values })
-    };
-    let mut margin = None;
-    for (name, tensor) in clean {
-        let mut limit = bounds.outputs[name].bound.clone() * 2.0;
-        if by_key_head(name) {
+    worst(trial.clean()?.iter().map(|(name, clean)| {
+        let mut values = outputs[name].numbers(name)?;
+        let mut limit = &bounds.outputs[name].bound * TWICE;
+        if copies.cuts_along(problem, name, &[Axis::KeyHeads]) {
             // Each copy's gradient is rounded to its storage type before the sum over the group.
-            let u = trial.case.dtype.unit_roundoff();
-            let rounding = values::sum_groups(&outputs[name].to_f64(name)?.mapv(f64::abs), group);
-            limit = limit + rounding * u;
+            let rounding = sum_groups(&values.mapv(f64::abs), 1, group);
+            limit = limit + rounding * trial.case.dtype.unit_roundoff();
+            values = sum_groups(&values, 1, group);
         }
-        let sums = Tensor::round(&wide(name)?, etalon_problem::Dtype::F64);
-        margin = values::larger(margin, values::close(name, &sums, tensor, &limit)?);
-    }
-    Ok(margin)
+        close(name, &values, &clean.numbers(name)?, &limit)
+    }))
+}
+
+/// Every key head as many times as it has query heads.
+pub(super) fn copies_of_key_heads(problem: &Problem, group: usize) -> Part {
+    Part::of(Axis::KeyHeads, (0..problem.extent(Axis::QueryHeads)).map(|h| h / group))
 }

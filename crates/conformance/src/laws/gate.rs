@@ -1,59 +1,33 @@
 //! Gate G1 as a law.
 
-use super::flaw::{Flaw, Judgement};
-use super::law::{ANY_PASS, ATTENTION, EVERY, FIRST_ORDER, Kind, Law, SCORES};
+use super::flaw::{Flaw, Judgement, worst};
+use super::law::{ANY_PASS, ATTENTION, BACKWARD, EVERY, Kind, Law, SCORES};
 use super::trial::Trial;
-use super::values::larger;
-use crate::bounds::Bounds;
-use crate::cases::Case;
 use crate::gates;
 use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::Hints;
-use etalon_problem::{Algorithm, Blocking, Mode, Pass, Role};
+use etalon_problem::{Algorithm, Blocking, Mode, Role};
 
 pub(super) const LAWS: &[Law] = &[
-    Law {
-        name: "bound",
-        statement: "Every element lies within its proven bound of the exact value.",
-        kind: Kind::Gate,
-        of: EVERY,
-        passes: ANY_PASS,
-        applies: |_, _| true,
-        check: bound,
-    },
-    Law {
-        name: "blocking",
-        statement: "Any tile sizes give results within the bound.",
-        kind: Kind::Gate,
-        of: EVERY,
-        passes: ANY_PASS,
-        applies: |_, _| true,
-        check: blocking,
-    },
-    Law {
-        name: "modes",
-        statement: "Every mode of the backward pass gives results within the bound.",
-        kind: Kind::Gate,
-        of: ATTENTION,
-        passes: FIRST_ORDER,
-        applies: |_: &Case, pass| pass == Pass::Backward,
-        check: modes,
-    },
-    Law {
-        name: "recomputed",
-        statement: "A pass that computes the forward pass again gives results within the bound.",
-        kind: Kind::Gate,
-        of: SCORES,
-        passes: ANY_PASS,
-        applies: |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved),
-        check: recomputed,
-    },
+    Law::new("bound", Kind::Gate, EVERY, bound)
+        .says("Every element lies within its proven bound of the exact value.")
+        .on(ANY_PASS),
+    Law::new("blocking", Kind::Gate, EVERY, blocking)
+        .says("Any tile sizes give results within the bound.")
+        .on(ANY_PASS),
+    Law::new("modes", Kind::Gate, ATTENTION, modes)
+        .says("Every mode of the backward pass gives results within the bound.")
+        .on(BACKWARD),
+    Law::new("recomputed", Kind::Gate, SCORES, recomputed)
+        .says("A pass that computes the forward pass again gives results within the bound.")
+        .on(ANY_PASS)
+        .when(|case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved)),
 ];
 
-/// The worst margin of outputs that all lie within their bounds.
-pub(super) fn within(bounds: &Bounds, outputs: &Tensors) -> Judgement {
-    let found = gates::g1(bounds, outputs);
+/// The worst margin of outputs that all lie within the bounds of the case.
+fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
+    let found = gates::g1(trial.bounds()?, outputs);
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),
         Verdict::Fail(text) | Verdict::Convention(text) => Err(Flaw::Fail(text)),
@@ -62,32 +36,23 @@ pub(super) fn within(bounds: &Bounds, outputs: &Tensors) -> Judgement {
     }
 }
 
-fn worst_of(margins: impl Iterator<Item = Judgement>) -> Judgement {
-    let mut worst = None;
-    for margin in margins {
-        worst = larger(worst, margin?);
-    }
-    Ok(worst)
-}
-
 /// Generic inputs with terms enough must be able to tell right from wrong; others may be blunt:
 /// where rows see a key or two, whole gradients cancel.
 fn bound(trial: &Trial<'_>) -> Judgement {
-    let bounds = trial.bounds()?;
     if trial.case.is_rich() {
-        gates::informative(bounds).map_err(Flaw::Vacuous)?;
+        gates::informative(trial.bounds()?).map_err(Flaw::Vacuous)?;
     }
-    within(bounds, trial.clean()?)
+    within(trial, trial.clean()?)
 }
 
 fn blocking(trial: &Trial<'_>) -> Judgement {
     // One row and one key; tiles narrower and wider than a register; a tail in both directions;
     // larger than any length.
     let sizes = [(1, 1), (8, 16), (16, 7), (33, 65), (1 << 20, 1 << 20)];
-    worst_of(sizes.into_iter().map(|(queries, keys)| {
-        let hints = Hints { blocking: Some(Blocking::new(queries, keys)), ..Hints::default() };
-        let outputs = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
-        within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{queries}×{keys}")))
+    worst(sizes.into_iter().map(|(queries, keys)| {
+        let blocking = Some(Blocking::new(queries, keys));
+        let outputs = trial.ask_hinted(Hints { blocking, ..Hints::default() })?;
+        within(trial, &outputs).map_err(|flaw| flaw.of(&format!("{queries}×{keys}")))
     }))
 }
 
@@ -96,21 +61,12 @@ fn modes(trial: &Trial<'_>) -> Judgement {
     if trial.case.problem.algorithm() == Algorithm::AttentionLse {
         modes.push(Mode::ForwardGradient);
     }
-    worst_of(modes.into_iter().map(|mode| {
-        let hints = Hints { mode, ..Hints::default() };
-        let outputs = trial.ask(&trial.case.problem, trial.inputs(), hints)?;
-        within(trial.bounds()?, &outputs).map_err(|flaw| named(flaw, &format!("{mode:?}")))
+    worst(modes.into_iter().map(|mode| {
+        let outputs = trial.ask_hinted(Hints { mode, ..Hints::default() })?;
+        within(trial, &outputs).map_err(|flaw| flaw.of(&format!("{mode:?}")))
     }))
 }
 
 fn recomputed(trial: &Trial<'_>) -> Judgement {
-    let hints = Hints { recompute: true, ..Hints::default() };
-    within(trial.bounds()?, &trial.ask(&trial.case.problem, trial.inputs(), hints)?)
-}
-
-fn named(flaw: Flaw, what: &str) -> Flaw {
-    match flaw {
-        Flaw::Fail(text) => Flaw::Fail(format!("{what}: {text}")),
-        other => other,
-    }
+    within(trial, &trial.ask_hinted(Hints { recompute: true, ..Hints::default() })?)
 }

@@ -4,7 +4,7 @@ use super::flaw::Judgement;
 use super::trial::Trial;
 use crate::algorithms::judged;
 use crate::cases::Case;
-use etalon_problem::{Algorithm, Pass};
+use etalon_problem::{Algorithm, Pass, Scores};
 
 /// What a law presupposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -35,11 +35,17 @@ pub struct Law {
     /// Whether it says anything about this case, of an algorithm and a pass that it speaks of.
     pub applies: fn(&Case, Pass) -> bool,
     /// Judges a tier.
-    pub check: fn(&Trial<'_>) -> Judgement,
+    pub check: Check,
 }
 
-/// The forward pass and the gradients.
-pub(crate) const FIRST_ORDER: &[Pass] = &[Pass::Forward, Pass::Backward];
+/// How a law judges a tier.
+pub type Check = fn(&Trial<'_>) -> Judgement;
+
+/// The forward pass alone.
+pub(crate) const FORWARD: &[Pass] = &[Pass::Forward];
+
+/// The gradients alone.
+pub(crate) const BACKWARD: &[Pass] = &[Pass::Backward];
 
 /// Every pass.
 pub(crate) const ANY_PASS: &[Pass] = &Pass::ALL;
@@ -67,7 +73,38 @@ pub(crate) const LAZY_ATTENTION: &[Algorithm] = &[Algorithm::LazyAttention];
 /// Laws of linear_cross_entropy.
 pub(crate) const LINEAR_CROSS_ENTROPY: &[Algorithm] = &[Algorithm::LinearCrossEntropy];
 
+/// Whether the scores of a case, if it has any, are so.
+pub(crate) fn scores_are(case: &Case, so: impl Fn(&Scores) -> bool) -> bool {
+    case.problem.scores().is_some_and(so)
+}
+
 impl Law {
+    /// A law of the forward pass and the gradients of every case, unless more is said.
+    pub(crate) const fn new(
+        name: &'static str,
+        kind: Kind,
+        of: &'static [Algorithm],
+        check: Check,
+    ) -> Self {
+        let passes = &[Pass::Forward, Pass::Backward];
+        Law { name, statement: "", kind, of, passes, applies: |_, _| true, check }
+    }
+
+    /// What it says, in one sentence.
+    pub(crate) const fn says(self, statement: &'static str) -> Self {
+        Law { statement, ..self }
+    }
+
+    /// It speaks of these passes.
+    pub(crate) const fn on(self, passes: &'static [Pass]) -> Self {
+        Law { passes, ..self }
+    }
+
+    /// It says something about these cases alone.
+    pub(crate) const fn when(self, applies: fn(&Case, Pass) -> bool) -> Self {
+        Law { applies, ..self }
+    }
+
     /// Whether it says anything about this pass of this case: one that is judged.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
         self.of.contains(&case.spec.algorithm)

@@ -1,8 +1,9 @@
 //! What the laws do to tensors: pick, change and compare elements, without a rounding.
 
-use crate::tensor::{Data, Stored, Tensor};
+use super::flaw::{Flaw, Judgement};
+use crate::tensor::{Data, Stored, Tensor, Tensors};
 use etalon_problem::{Dtype, Error};
-use ndarray::ArrayD;
+use ndarray::Dimension;
 
 /// Applies an expression to the elements, whatever their type.
 macro_rules! each {
@@ -20,22 +21,22 @@ macro_rules! each {
 
 /// The entries `picks` of an axis, in this order; entries may repeat.
 pub(crate) fn take(tensor: &Tensor, axis: usize, picks: &[usize]) -> Tensor {
-    let inner: usize = tensor.shape[axis + 1..].iter().product();
-    let outer: usize = tensor.shape[..axis].iter().product();
-    let length = tensor.shape[axis];
-    let source: Vec<usize> = (0..outer)
-        .flat_map(|o| picks.iter().flat_map(move |&p| (0..inner).map(move |i| (o, p, i))))
-        .map(|(o, p, i)| (o * length + p) * inner + i)
-        .collect();
     let mut shape = tensor.shape.clone();
     shape[axis] = picks.len();
-    let data = each!(&tensor.data, x => source.iter().map(|&at| x[at]).collect());
-    Tensor { shape, data }
+    Tensor { shape, data: each!(&tensor.data, x => entries(&tensor.shape, x, axis, picks)) }
 }
 
-/// The elements in f64; the tensor is known to hold numbers.
-pub(crate) fn wide(tensor: &Tensor) -> Result<ArrayD<f64>, Error> {
-    tensor.numbers("a tensor of the suite")
+/// As [`take`], of the elements of an array in row-major order.
+pub(crate) fn entries<T: Copy>(
+    shape: &[usize],
+    data: &[T],
+    axis: usize,
+    picks: &[usize],
+) -> Vec<T> {
+    let inner: usize = shape[axis + 1..].iter().product();
+    let blocks = data.chunks((shape[axis] * inner).max(1));
+    let picked = blocks.flat_map(|block| picks.iter().map(|p| &block[p * inner..(p + 1) * inner]));
+    picked.flatten().copied().collect()
 }
 
 /// Every element replaced by `f(index, element)`, rounded to the tensor's own type. What `f`
@@ -44,21 +45,30 @@ pub(crate) fn map(
     tensor: &Tensor,
     mut f: impl FnMut(&[usize], f64) -> f64,
 ) -> Result<Tensor, Error> {
-    let mut values = wide(tensor)?;
+    let mut values = tensor.numbers("a tensor of the suite")?;
     for (index, x) in values.indexed_iter_mut() {
-        *x = f(ndarray::Dimension::slice(&index), *x);
+        *x = f(index.slice(), *x);
     }
     Ok(Tensor::store(&values, tensor.stored().unwrap_or(Stored::Float(Dtype::F64))))
 }
 
-/// The multi-index of an element.
-pub(crate) fn index(shape: &[usize], mut at: usize) -> Vec<usize> {
-    let mut index = vec![0; shape.len()];
-    for axis in (0..shape.len()).rev() {
-        index[axis] = at % shape[axis].max(1);
-        at /= shape[axis].max(1);
-    }
-    index
+/// The tensors with every element replaced by `f(name, index, element)`: as [`map`].
+pub(crate) fn change(
+    tensors: &Tensors,
+    mut f: impl FnMut(&str, &[usize], f64) -> f64,
+) -> Result<Tensors, Error> {
+    let changed = |(name, tensor): (&String, &Tensor)| {
+        Ok((name.clone(), map(tensor, |at, x| f(name, at, x))?))
+    };
+    tensors.iter().map(changed).collect()
+}
+
+/// The tensors with NaN where `hit(name, index)` holds.
+pub(crate) fn poison(
+    tensors: &Tensors,
+    hit: impl Fn(&str, &[usize]) -> bool,
+) -> Result<Tensors, Error> {
+    change(tensors, |name, at, x| if hit(name, at) { f64::NAN } else { x })
 }
 
 /// In which sense two tensors must be equal.
@@ -71,7 +81,7 @@ pub(crate) enum Equality {
 }
 
 /// The first element in which two tensors differ where `where_` holds, in words.
-pub(crate) fn difference(
+fn difference(
     name: &str,
     got: &Tensor,
     expected: &Tensor,
@@ -81,7 +91,7 @@ pub(crate) fn difference(
     if got.shape != expected.shape {
         return Some(format!("{name}: shape {:?}, expected {:?}", got.shape, expected.shape));
     }
-    let (a, b) = match (wide(got), wide(expected)) {
+    let (a, b) = match (got.numbers(name), expected.numbers(name)) {
         (Ok(a), Ok(b)) => (a, b),
         _ => return Some(format!("{name}: not a tensor of numbers")),
     };
@@ -90,22 +100,40 @@ pub(crate) fn difference(
         Equality::Bits => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
         Equality::Numbers => a == b || (a.is_nan() && b.is_nan()),
     };
-    let elements = a.iter().zip(b.iter()).enumerate();
-    let mut unequal = elements.filter(|(_, (a, b))| !same(**a, **b));
-    unequal.find_map(|(at, (a, b))| {
-        let index = index(&got.shape, at);
-        where_(&index).then(|| format!("{name}{index:?} = {a:e}, expected {b:e}"))
-    })
+    let mut elements = a.indexed_iter().zip(&b);
+    let unequal = elements.find(|((index, a), b)| !same(**a, **b) && where_(index.slice()));
+    unequal.map(|((index, a), b)| format!("{name}{:?} = {a:e}, expected {b:e}", index.slice()))
+}
+
+/// The tensors that both have, by name.
+pub(crate) fn both<'a>(
+    a: &'a Tensors,
+    b: &'a Tensors,
+) -> impl Iterator<Item = (&'a str, &'a Tensor, &'a Tensor)> {
+    a.iter().filter_map(|(name, x)| Some((name.as_str(), x, b.get(name)?)))
+}
+
+/// Every element of every tensor counts.
+pub(crate) fn everywhere(_: &str, _: &[usize]) -> bool {
+    true
+}
+
+/// Fails unless tensors of one name are equal where `counts(name, index)` holds.
+pub(crate) fn same(
+    got: &Tensors,
+    expected: &Tensors,
+    equality: Equality,
+    counts: impl Fn(&str, &[usize]) -> bool,
+) -> Judgement {
+    let differences = both(got, expected).map(|(name, got, expected)| {
+        difference(name, got, expected, equality, |at| counts(name, at))
+    });
+    differences.flatten().next().map_or(Ok(None), |text| Err(Flaw::Fail(text)))
 }
 
 /// Whether x is more than the limit; NaN is more than anything.
 pub(crate) fn exceeds(x: f64, limit: f64) -> bool {
     x > limit || x.is_nan()
-}
-
-/// A value an eighth larger in size (0: an eighth), rounded to its type.
-pub(crate) fn nudged(x: f64, dtype: Dtype) -> f64 {
-    dtype.round(x + 0.125 * if x == 0.0 { 1.0 } else { x.abs() })
 }
 
 #[cfg(test)]

@@ -11,18 +11,24 @@ use etalon_problem::{Operand, Pass, Problem};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
+/// Something about each pass, made when first asked for.
+type ByPass<T> = BTreeMap<Pass, OnceLock<Result<T, Flaw>>>;
+
+fn by_pass<T>() -> ByPass<T> {
+    Pass::ALL.into_iter().map(|pass| (pass, OnceLock::new())).collect()
+}
+
 /// A case with its exact results and their bounds: made when first asked for, shared by all tiers.
 pub struct Exact {
     case: Case,
     profile: Profile,
-    passes: BTreeMap<Pass, OnceLock<Result<Bounds, Flaw>>>,
+    bounds: ByPass<Bounds>,
 }
 
 impl Exact {
     /// A case for kernels of a profile.
     pub fn new(case: Case, profile: Profile) -> Self {
-        let passes = Pass::ALL.into_iter().map(|pass| (pass, OnceLock::new())).collect();
-        Exact { case, profile, passes }
+        Exact { case, profile, bounds: by_pass() }
     }
 
     /// The case.
@@ -31,7 +37,7 @@ impl Exact {
     }
 
     fn pass(&self, pass: Pass) -> Result<&Bounds, Flaw> {
-        let slot = &self.passes[&pass];
+        let slot = &self.bounds[&pass];
         // Made before the slot is locked, perhaps twice: while it waits for its own parallel parts, a
         // thread may be handed another trial of this case, and would wait for itself.
         let result = match slot.get() {
@@ -58,19 +64,13 @@ pub struct Trial<'a> {
     /// The pass.
     pub pass: Pass,
     exact: &'a Exact,
-    clean: OnceLock<Result<Tensors, Flaw>>,
+    clean: ByPass<Tensors>,
 }
 
 impl<'a> Trial<'a> {
     /// A trial of a tier.
     pub fn new(tier: &'a dyn Tier, exact: &'a Exact, pass: Pass) -> Self {
-        Trial { tier, case: &exact.case, pass, exact, clean: OnceLock::new() }
-    }
-
-    /// What the tier returns for the case as it is: asked once.
-    pub fn clean(&self) -> Result<&Tensors, Flaw> {
-        let first = || self.ask(&self.case.problem, self.inputs(), Hints::default());
-        self.clean.get_or_init(first).as_ref().map_err(Clone::clone)
+        Trial { tier, case: &exact.case, pass, exact, clean: by_pass() }
     }
 
     /// The inputs and cotangents of the pass.
@@ -78,33 +78,50 @@ impl<'a> Trial<'a> {
         self.case.inputs_of(self.pass)
     }
 
+    /// What the tier returns for the case as it is: asked once.
+    pub fn clean(&self) -> Result<&Tensors, Flaw> {
+        self.clean_in(self.pass)
+    }
+
+    /// As [`Trial::clean`], of a pass of its own.
+    pub fn clean_in(&self, pass: Pass) -> Result<&Tensors, Flaw> {
+        let first = || self.ask_pass(&self.case.problem, pass, self.case.inputs_of(pass));
+        self.clean[&pass].get_or_init(first).as_ref().map_err(Clone::clone)
+    }
+
     /// The exact results of the case with their bounds.
     pub fn bounds(&self) -> Result<&Bounds, Flaw> {
         self.exact.pass(self.pass)
     }
 
-    /// The exact results of one pass of the case as it is.
+    /// As [`Trial::bounds`], of a pass of its own.
     pub fn bounds_in(&self, pass: Pass) -> Result<&Bounds, Flaw> {
         self.exact.pass(pass)
     }
 
-    /// Those of a pass of the case for other inputs.
-    pub fn bounds_for(&self, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
-        let operands = self.case.problem.operands(pass);
-        let own = |name: &String| operands.iter().any(|operand| operand.name == name.as_str());
-        let own = inputs.iter().filter(|(name, _)| own(name));
-        let own: Tensors = own.map(|(name, x)| (name.clone(), x.clone())).collect();
-        self.exact.of(&self.case.problem, pass, &own)
-    }
-
-    /// Those of another problem.
+    /// Those of another problem, or of other inputs.
     pub fn bounds_of(&self, problem: &Problem, inputs: &Tensors) -> Result<Bounds, Flaw> {
         self.exact.of(problem, self.pass, inputs)
     }
 
+    /// Those of a pass of the case for other inputs.
+    pub fn bounds_for(&self, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
+        self.exact.of(&self.case.problem, pass, inputs)
+    }
+
     /// What the tier returns for a problem: of `inputs` it gets the operands of the pass.
-    pub fn ask(&self, problem: &Problem, inputs: &Tensors, hints: Hints) -> Result<Tensors, Flaw> {
-        self.ask_pass(problem, self.pass, inputs, hints)
+    pub fn ask(&self, problem: &Problem, inputs: &Tensors) -> Result<Tensors, Flaw> {
+        self.ask_pass(problem, self.pass, inputs)
+    }
+
+    /// What it returns for the case's problem and other inputs.
+    pub fn ask_with(&self, inputs: &Tensors) -> Result<Tensors, Flaw> {
+        self.ask(&self.case.problem, inputs)
+    }
+
+    /// What it returns for the case as it is, when it is given hints.
+    pub fn ask_hinted(&self, hints: Hints) -> Result<Tensors, Flaw> {
+        self.request(&self.case.problem, self.pass, self.inputs(), hints)
     }
 
     /// As [`Trial::ask`], for a pass of its own.
@@ -113,17 +130,24 @@ impl<'a> Trial<'a> {
         problem: &Problem,
         pass: Pass,
         inputs: &Tensors,
+    ) -> Result<Tensors, Flaw> {
+        self.request(problem, pass, inputs, Hints::default())
+    }
+
+    fn request(
+        &self,
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Tensors,
         hints: Hints,
     ) -> Result<Tensors, Flaw> {
         problem.check()?;
         let hints = Hints { blocking: hints.blocking.or(self.case.blocking()), ..hints };
-        let wanted = |operand: &Operand| operand.role.is_given();
         let given = |operand: Operand| {
-            let tensor = inputs.get(operand.name)?;
+            let tensor = inputs.get(operand.name).filter(|_| operand.role.is_given())?;
             Some((operand.name.to_string(), tensor.clone()))
         };
-        let operands = problem.operands(pass).into_iter().filter(wanted);
-        let inputs: Tensors = operands.filter_map(given).collect();
+        let inputs: Tensors = problem.operands(pass).into_iter().filter_map(given).collect();
         let request = Request { problem, pass, dtype: self.case.dtype, inputs: &inputs, hints };
         Ok(ask(self.tier, &request)?)
     }

@@ -1,93 +1,63 @@
 //! What is not visible does not exist.
 
-use super::flaw::{Flaw, Judgement, refute};
-use super::law::{FIRST_ORDER, Kind, Law, SCORES};
-use super::tensors::{Equality, difference, map};
+use super::compare::{TWICE, agree};
+use super::flaw::{Flaw, Judgement};
+use super::law::{BACKWARD, Kind, Law, SCORES, scores_are};
+use super::sums::input;
+use super::tensors::{Equality, change, everywhere, poison, same};
 use super::trial::Trial;
-use super::values::close;
-use super::visible::Visible;
+use super::visible::{Visible, all_keys};
 use crate::cases::Case;
 use crate::generate::Stream;
-use crate::tensor::{Tensor, Tensors};
-use crate::tier::Hints;
+use crate::tensor::Tensors;
 use etalon_problem::{Error, Pass};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, Dimension, IxDyn};
 
 pub(super) const LAWS: &[Law] = &[
-    Law {
-        name: "unseen_poison",
-        statement: "NaN in keys, values and rows without a visible pair changes nothing.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            let hides = |allowed: Visible| allowed.pairs.iter().any(|seen| !seen);
-            allowed(case).is_ok_and(hides) && lonely(case)
-        },
-        check: |trial| unseen_poison(trial, Strict::Bound),
-    },
-    Law {
-        name: "seen_poison",
-        statement: "NaN in one key makes the rows that see it NaN and changes no other row.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
-        },
-        check: |trial| seen_poison(trial, Strict::Bound),
-    },
-    Law {
-        name: "poisoned_row",
-        statement: "NaN in one query reaches the gradients of the keys that it sees and no other.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, pass: Pass| {
-            pass == Pass::Backward
-                && allowed(case).is_ok_and(|allowed| split_row(&allowed).is_some())
-        },
-        check: |trial| poisoned_row(trial, Strict::Bound),
-    },
-    Law {
-        name: "poison_bits",
-        statement: "A NaN that no row sees changes no bit.",
-        kind: Kind::Contract,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            allowed(case).is_ok_and(|allowed| split_key(&allowed).is_some())
-        },
-        check: poison_bits,
-    },
-    Law {
-        name: "unseen_change",
-        statement: "Other keys and values that a row does not see change no bit of it.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            allowed(case).is_ok_and(|allowed| {
-                allowed.pairs.dim().3 > 1 && allowed.pairs.iter().any(|seen| !seen)
-            })
-        },
-        check: unseen_change,
-    },
-    Law {
-        name: "empty_rows",
-        statement: "A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.",
-        kind: Kind::Meaning,
-        of: SCORES,
-        passes: FIRST_ORDER,
-        applies: |case: &Case, _: Pass| {
-            case.problem.scores().is_some_and(|scores| {
+    Law::new("unseen_poison", Kind::Meaning, SCORES, |trial| unseen_poison(trial, Strict::Bound))
+        .says("NaN in keys, values and rows without a visible pair changes nothing.")
+        .when(|case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case)),
+    Law::new("seen_poison", Kind::Meaning, SCORES, |trial| seen_poison(trial, Strict::Bound))
+        .says("NaN in one key makes the rows that see it NaN and changes no other row.")
+        .when(|case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok())),
+    Law::new("poisoned_row", Kind::Meaning, SCORES, |trial| poisoned_row(trial, Strict::Bound))
+        .says("NaN in one query reaches the gradients of the keys that it sees and no other.")
+        .on(BACKWARD)
+        .when(|case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok())),
+    Law::new("poison_bits", Kind::Contract, SCORES, poison_bits)
+        .says("A NaN that no row sees changes no bit.")
+        .when(|case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok())),
+    Law::new("unseen_change", Kind::Meaning, SCORES, unseen_change)
+        .says("Other keys and values that a row does not see change no bit of it.")
+        .when(|case, _| {
+            allowed(case).is_ok_and(|allowed| allowed.pairs.dim().3 > 1 && hides(&allowed))
+        }),
+    Law::new("empty_rows", Kind::Meaning, SCORES, empty_rows)
+        .says("A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.")
+        .when(|case, _| {
+            scores_are(case, |scores| {
                 let counts = Visible::new(scores, &case.inputs).counts();
                 counts.iter().any(|count| *count == 0)
             })
-        },
-        check: empty_rows,
-    },
+        }),
 ];
+
+/// Visibility by mask and sequences alone. A bias of −∞ hides only finite scores: NaN − ∞ is NaN.
+fn allowed(case: &Case) -> Result<Visible, Error> {
+    Ok(Visible::new(case.scores()?, &Tensors::new()))
+}
+
+/// Whether some pair is not visible.
+fn hides(allowed: &Visible) -> bool {
+    allowed.pairs.iter().any(|seen| !seen)
+}
+
+/// Whether some key is seen by nobody, or some row sees nothing.
+fn lonely(case: &Case) -> bool {
+    let (Some(scores), Ok(allowed)) = (case.problem.scores(), allowed(case)) else { return false };
+    allowed.counts().iter().any(|count| *count == 0)
+        || all_keys(scores).any(|key| !allowed.seen(key))
+}
 
 /// How equal a result must be to the one without poison.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -99,25 +69,21 @@ enum Strict {
 }
 
 impl Strict {
-    fn same(
+    /// Asks with NaN in the inputs where `hit(name, index)` holds, and fails unless the outputs stay
+    /// as they are where `untouched(name, index)` holds. Returns the outputs.
+    fn poisoned(
         self,
         trial: &Trial<'_>,
-        name: &str,
-        got: &Tensor,
-        clean: &Tensor,
-        where_: impl Fn(&[usize]) -> bool,
-    ) -> Result<(), Flaw> {
-        if self == Strict::Bits {
-            return refute(difference(name, got, clean, Equality::Bits, where_));
-        }
-        // Two results within a bound of the same number are within two of each other.
-        let mut limit = &trial.bounds()?.outputs[name].bound * 2.0;
-        for (index, limit) in limit.indexed_iter_mut() {
-            if !where_(ndarray::Dimension::slice(&index)) {
-                *limit = f64::INFINITY;
-            }
-        }
-        close(name, got, clean, &limit).map(|_| ())
+        hit: impl Fn(&str, &[usize]) -> bool,
+        untouched: impl Fn(&str, &[usize]) -> bool,
+    ) -> Result<Tensors, Flaw> {
+        let clean = trial.clean()?;
+        let outputs = trial.ask_with(&poison(&trial.case.inputs, hit)?)?;
+        match self {
+            Strict::Bits => same(&outputs, clean, Equality::Bits, untouched)?,
+            Strict::Bound => agree(&outputs, clean, trial.bounds()?, TWICE, untouched)?,
+        };
+        Ok(outputs)
     }
 }
 
@@ -126,59 +92,29 @@ fn poison_bits(trial: &Trial<'_>) -> Judgement {
         unseen_poison(trial, Strict::Bits)?;
     }
     seen_poison(trial, Strict::Bits)?;
-    if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?).is_some() {
+    if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?).is_ok() {
         poisoned_row(trial, Strict::Bits)?;
     }
     Ok(None)
 }
 
-/// Visibility by mask and sequences alone. A bias of −∞ hides only finite scores: NaN − ∞ is NaN.
-fn allowed(case: &Case) -> Result<Visible, Error> {
-    Ok(Visible::new(case.scores()?, &Tensors::new()))
-}
-
-/// Whether some key is seen by nobody, or some row sees nothing.
-fn lonely(case: &Case) -> bool {
-    let (Some(scores), Ok(allowed)) = (case.problem.scores(), allowed(case)) else { return false };
-    let e = scores.extents;
-    let keys = (0..e.batch)
-        .flat_map(|b| (0..e.key_heads).flat_map(move |h| (0..e.keys).map(move |j| (b, h, j))));
-    allowed.counts().iter().any(|count| *count == 0)
-        || keys.into_iter().any(|(b, h, j)| !allowed.seen(b, h, j))
-}
-
-/// Writes NaN where `hit(name, index)` says so.
-fn poison(inputs: &Tensors, hit: impl Fn(&str, &[usize]) -> bool) -> Result<Tensors, Error> {
-    let poisoned = |(name, tensor): (&String, &_)| {
-        let x = map(tensor, |index, x| if hit(name, index) { f64::NAN } else { x })?;
-        Ok((name.clone(), x))
-    };
-    inputs.iter().map(poisoned).collect()
-}
-
 fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
-    let (case, clean) = (trial.case, trial.clean()?);
+    let case = trial.case;
     let allowed = allowed(case)?;
     let counts = allowed.counts();
     let sinks = case.scores()?.sinks;
     // A bias by distance has no element of its own for each pair.
     let bias = case.inputs.get("bias").filter(|bias| bias.shape.len() == 4);
     let read = bias.map(|bias| read_bias(&allowed, &bias.shape));
-    let poisoned = poison(&case.inputs, |name, at| match name {
-        "k" | "v" => !allowed.seen(at[0], at[1], at[2]),
+    let hit = |name: &str, at: &[usize]| match name {
+        "k" | "v" => !allowed.seen([at[0], at[1], at[2]]),
         "q" | "dout" => counts[[at[0], at[1], at[2]]] == 0,
         // With a sink, dlse of an empty row is the gradient of that sink: it is read.
-        "dlse" => {
-            counts[[at[0], at[1], at[2]]] == 0 && (!sinks || !allowed.rows[0][[at[0], at[2]]])
-        }
+        "dlse" => counts[[at[0], at[1], at[2]]] == 0 && (!sinks || !allowed.rows[[at[0], at[2]]]),
         "bias" => read.as_ref().is_some_and(|read| !read[IxDyn(at)]),
         _ => false,
-    })?;
-    let outputs = trial.ask(&case.problem, &poisoned, Hints::default())?;
-    for (name, tensor) in clean {
-        strict.same(trial, name, &outputs[name], tensor, |_| true)?;
-    }
-    Ok(None)
+    };
+    strict.poisoned(trial, hit, everywhere).map(|_| None)
 }
 
 /// The elements of a bias that belong to an allowed pair; axes of extent 1 are shared.
@@ -192,96 +128,76 @@ fn read_bias(allowed: &Visible, shape: &[usize]) -> ArrayD<bool> {
 }
 
 /// A key (batch, key head, position) that some rows of its group see and others do not.
-fn split_key(allowed: &Visible) -> Option<[usize; 3]> {
+fn split_key(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     let (batch, heads, queries, keys) = allowed.pairs.dim();
-    let group = allowed.group();
-    (0..batch * heads * keys)
+    let found = (0..batch * heads * keys)
         .map(|at| [at / keys / heads, at / keys % heads, keys - 1 - at % keys])
         .find(|&[b, h, j]| {
             let seen = (0..queries).filter(|&i| allowed.pairs[[b, h, i, j]]).count();
             0 < seen && seen < queries
-        })
-        .map(|[b, h, j]| [b, h / group, j])
+        });
+    let [b, h, j] = found.ok_or_else(|| Flaw::Vacuous("no such key".to_string()))?;
+    Ok([b, h / allowed.group(), j])
 }
 
 fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
-    let (case, clean) = (trial.case, trial.clean()?);
-    let allowed = allowed(case)?;
-    let group = allowed.group();
-    let [b, h, j] = split_key(&allowed).ok_or_else(|| Flaw::Vacuous("no such key".to_string()))?;
-    let poisoned =
-        poison(&case.inputs, |name, at| matches!(name, "k" | "v") && at[..3] == [b, h, j])?;
-    let outputs = trial.ask(&case.problem, &poisoned, Hints::default())?;
-    let sees =
-        |row: &[usize]| row[0] == b && row[1] / group == h && allowed.pairs[[b, row[1], row[2], j]];
+    let allowed = allowed(trial.case)?;
+    let [b, h, j] = split_key(&allowed)?;
+    let sees = |row: &[usize]| {
+        row[0] == b && row[1] / allowed.group() == h && allowed.pairs[[b, row[1], row[2], j]]
+    };
     // A key is touched where a row sees both it and the poisoned one.
     let touched = |key: &[usize]| {
-        key[0] == b && key[1] == h && {
-            let heads = h * group..(h + 1) * group;
-            heads.flat_map(|head| (0..allowed.pairs.dim().2).map(move |i| [b, head, i])).any(
-                |[b, head, i]| {
-                    allowed.pairs[[b, head, i, j]] && allowed.pairs[[b, head, i, key[2]]]
-                },
-            )
-        }
-    };
-    for (name, tensor) in clean {
-        let untouched = |at: &[usize]| match name.as_str() {
-            "o" | "lse" | "dq" => !sees(at),
-            "dk" | "dv" => !touched(at),
-            _ => false, // sums over rows of both kinds
+        let rows =
+            allowed.heads(h).flat_map(|head| (0..allowed.pairs.dim().2).map(move |i| [head, i]));
+        let both = |[head, i]: [usize; 2]| {
+            allowed.pairs[[b, head, i, j]] && allowed.pairs[[b, head, i, key[2]]]
         };
-        strict.same(trial, name, &outputs[name], tensor, untouched)?;
-        if matches!(name.as_str(), "o" | "lse" | "dq") {
-            refute(not_nan(name, &outputs, sees)?)?;
+        key[0] == b && key[1] == h && rows.into_iter().any(both)
+    };
+    let hit = |name: &str, at: &[usize]| matches!(name, "k" | "v") && at[..3] == [b, h, j];
+    let outputs = strict.poisoned(trial, hit, |name, at| match name {
+        "o" | "lse" | "dq" => !sees(at),
+        "dk" | "dv" => !touched(at),
+        _ => false, // sums over rows of both kinds
+    })?;
+    are_nan(&outputs, &["o", "lse", "dq"], sees)
+}
+
+/// Fails unless those of these outputs that are there are NaN where `expected` holds.
+fn are_nan(outputs: &Tensors, names: &[&str], expected: impl Fn(&[usize]) -> bool) -> Judgement {
+    for (name, tensor) in outputs.iter().filter(|(name, _)| names.contains(&name.as_str())) {
+        for (index, x) in tensor.to_f64(name)?.indexed_iter() {
+            let at = index.slice();
+            if !x.is_nan() && expected(at) {
+                let text = format!("{name}{at:?} = {x:e}, though its row sees NaN");
+                return Err(Flaw::Fail(text));
+            }
         }
     }
     Ok(None)
-}
-
-/// The first element that should be NaN and is not.
-fn not_nan(
-    name: &str,
-    outputs: &Tensors,
-    expected: impl Fn(&[usize]) -> bool,
-) -> Result<Option<String>, Error> {
-    let values = outputs[name].to_f64(name)?;
-    let found = values
-        .indexed_iter()
-        .find(|(index, x)| !x.is_nan() && expected(ndarray::Dimension::slice(index)));
-    Ok(found.map(|(index, x)| {
-        format!("{name}{:?} = {x:e}, though its row sees NaN", ndarray::Dimension::slice(&index))
-    }))
 }
 
 /// A row (batch, head, position) that sees some keys and not others.
-fn split_row(allowed: &Visible) -> Option<[usize; 3]> {
+fn split_row(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     let (.., keys) = allowed.pairs.dim();
     let counts = allowed.counts();
-    let found = counts.indexed_iter().find(|(_, count)| 0 < **count && **count < keys);
-    found.map(|((b, h, i), _)| [b, h, i])
+    let mut rows = counts.indexed_iter().filter(|(_, count)| 0 < **count && **count < keys);
+    let ((b, h, i), _) = rows.next().ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
+    Ok([b, h, i])
 }
 
 fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
-    let (case, clean) = (trial.case, trial.clean()?);
-    let allowed = allowed(case)?;
-    let group = allowed.group();
-    let [b, h, i] = split_row(&allowed).ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
-    let poisoned =
-        poison(&case.inputs, |name, at| matches!(name, "q" | "dout") && at[..3] == [b, h, i])?;
-    let outputs = trial.ask(&case.problem, &poisoned, Hints::default())?;
-    for (name, tensor) in clean {
-        let untouched = |at: &[usize]| match name.as_str() {
-            "dq" => at[..3] != [b, h, i],
-            "dk" | "dv" => at[..2] != [b, h / group] || !allowed.pairs[[b, h, i, at[2]]],
-            _ => false, // sums over rows of both kinds
-        };
-        strict.same(trial, name, &outputs[name], tensor, untouched)?;
-        if name == "dq" {
-            refute(not_nan(name, &outputs, |at| at[..3] == [b, h, i])?)?;
-        }
-    }
-    Ok(None)
+    let allowed = allowed(trial.case)?;
+    let [b, h, i] = split_row(&allowed)?;
+    let own = |at: &[usize]| at[..3] == [b, h, i];
+    let hit = |name: &str, at: &[usize]| matches!(name, "q" | "dout") && own(at);
+    let outputs = strict.poisoned(trial, hit, |name, at| match name {
+        "dq" => !own(at),
+        "dk" | "dv" => at[..2] != [b, h / allowed.group()] || !allowed.pairs[[b, h, i, at[2]]],
+        _ => false, // sums over rows of both kinds
+    })?;
+    are_nan(&outputs, &["dq"], own)
 }
 
 /// Redraws the keys and values of the later half. In the backward pass also the queries and their
@@ -293,62 +209,46 @@ fn unseen_change(trial: &Trial<'_>) -> Judgement {
     let e = case.scores()?.extents;
     let (half, early) = (e.keys / 2, e.queries.div_ceil(2));
     let stream = Stream::new(case.spec.seed, "unseen_change");
-    let redraw = |hit: &dyn Fn(&str, &[usize]) -> bool| -> Result<Tensors, Error> {
+    let redrawn = |hit: &dyn Fn(&str, &[usize]) -> bool| {
         let mut at = 0;
-        let tensors = case.inputs.iter().map(|(name, tensor)| {
-            let other = map(tensor, |index, x| {
-                at += 1;
-                if hit(name, index) { stream.normal(at) } else { x }
-            })?;
-            Ok((name.clone(), other))
+        let inputs = change(&case.inputs, |name, index, x| {
+            at += 1;
+            if hit(name, index) { stream.normal(at) } else { x }
         });
-        tensors.collect()
+        trial.ask_with(&inputs?)
     };
-    let keys = redraw(&|name, at| matches!(name, "k" | "v") && at[2] >= half)?;
-    let outputs = trial.ask(&case.problem, &keys, Hints::default())?;
-    let blind = |row: &[usize]| {
-        let row = allowed.pairs.slice(ndarray::s![row[0], row[1], row[2], half..]);
-        !row.iter().any(|seen| *seen)
-    };
-    for name in ["o", "lse", "dq"].iter().filter(|name| clean.contains_key(**name)) {
-        refute(difference(name, &outputs[*name], &clean[*name], Equality::Bits, blind))?;
-    }
+    let outputs = redrawn(&|name, at| matches!(name, "k" | "v") && at[2] >= half)?;
+    let blind = |row: &[usize]| allowed.keys([row[0], row[1], row[2]]).all(|j| j < half);
+    same(&outputs, clean, Equality::Bits, |name, at| {
+        matches!(name, "o" | "lse" | "dq") && blind(at)
+    })?;
     if trial.pass != Pass::Backward {
         return Ok(None);
     }
-    let rows = redraw(&|name, at| matches!(name, "q" | "dout" | "dlse") && at[2] < early)?;
-    let outputs = trial.ask(&case.problem, &rows, Hints::default())?;
-    let group = allowed.group();
+    let outputs = redrawn(&|name, at| matches!(name, "q" | "dout" | "dlse") && at[2] < early)?;
     let unseen = |key: &[usize]| {
-        let heads = key[1] * group..(key[1] + 1) * group;
+        let heads = allowed.heads(key[1]);
         let pairs = allowed.pairs.slice(ndarray::s![key[0], heads, ..early, key[2]]);
         !pairs.iter().any(|seen| *seen)
     };
-    for name in ["dk", "dv"].iter().filter(|name| clean.contains_key(**name)) {
-        refute(difference(name, &outputs[*name], &clean[*name], Equality::Bits, unseen))?;
-    }
-    Ok(None)
+    same(&outputs, clean, Equality::Bits, |name, at| matches!(name, "dk" | "dv") && unseen(at))
 }
 
 fn empty_rows(trial: &Trial<'_>) -> Judgement {
-    let (case, clean) = (trial.case, trial.clean()?);
+    let case = trial.case;
     let visible = Visible::new(case.scores()?, &case.inputs);
     let counts = visible.counts();
-    let sinks = match case.inputs.get("sinks") {
-        Some(sinks) => Some(sinks.to_f64("sinks")?),
-        None => None,
-    };
-    for (name, tensor) in clean {
+    let sinks = input(&case.inputs, "sinks")?;
+    for (name, tensor) in trial.clean()? {
         for (index, &x) in tensor.to_f64(name)?.indexed_iter() {
-            let at = ndarray::Dimension::slice(&index);
+            let at = index.slice();
             let empty = match name.as_str() {
                 "o" | "lse" | "dq" => counts[[at[0], at[1], at[2]]] == 0,
-                "dk" | "dv" => !visible.seen(at[0], at[1], at[2]),
+                "dk" | "dv" => !visible.seen([at[0], at[1], at[2]]),
                 _ => continue,
             };
-            let inside = name == "lse" && visible.rows[0][[at[0], at[2]]];
             let expected = match (name.as_str(), &sinks) {
-                ("lse", Some(sinks)) if inside => sinks[[at[1]]],
+                ("lse", Some(sinks)) if visible.rows[[at[0], at[2]]] => sinks[[at[1]]],
                 ("lse", _) => f64::NEG_INFINITY,
                 _ => 0.0,
             };

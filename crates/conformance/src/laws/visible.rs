@@ -2,14 +2,15 @@
 
 use crate::tensor::Tensors;
 use etalon_problem::{Mask, NamedArray, Scores};
-use ndarray::{Array3, Array4, ArrayD, IxDyn};
+use ndarray::{Array2, Array3, Array4, ArrayD, IxDyn};
+use std::ops::Range;
 
 /// Every visible pair of scores with their inputs.
 pub(crate) struct Visible {
     /// `[B, Hq, N, M]`: in the same sequence, allowed by the mask, and not −∞ by its bias.
     pub pairs: Array4<bool>,
-    /// `[B, N]` and `[B, M]`: whether the row lies in a sequence.
-    pub rows: [ndarray::Array2<bool>; 2],
+    /// `[B, N]`: whether the row lies in a sequence.
+    pub rows: Array2<bool>,
     group: usize,
 }
 
@@ -19,11 +20,10 @@ impl Visible {
         let bias = inputs.get("bias").filter(|bias| bias.shape.len() == 4);
         let bias = bias.and_then(|bias| bias.to_f64("bias").ok());
         let mut pairs = Array4::from_elem((e.batch, e.query_heads, e.queries, e.keys), false);
-        let mut rows = [e.queries, e.keys].map(|n| ndarray::Array2::from_elem((e.batch, n), false));
+        let mut rows = Array2::from_elem((e.batch, e.queries), false);
         for sequence in scores.sequences() {
             let (b, i0, j0) = (sequence.batch, sequence.query_start, sequence.key_start);
-            (0..sequence.queries).for_each(|i| rows[0][[b, i0 + i]] = true);
-            (0..sequence.keys).for_each(|j| rows[1][[b, j0 + j]] = true);
+            (0..sequence.queries).for_each(|i| rows[[b, i0 + i]] = true);
             for h in 0..e.query_heads {
                 for i in 0..sequence.queries {
                     for j in 0..sequence.keys {
@@ -41,15 +41,25 @@ impl Visible {
         self.group.max(1)
     }
 
+    /// The query heads of a key head.
+    pub fn heads(&self, h: usize) -> Range<usize> {
+        h * self.group..(h + 1) * self.group
+    }
+
+    /// The keys that a row (batch, head, position) sees.
+    pub fn keys(&self, [b, h, i]: [usize; 3]) -> impl DoubleEndedIterator<Item = usize> + '_ {
+        let row = self.pairs.slice(ndarray::s![b, h, i, ..]).into_iter().enumerate();
+        row.filter(|(_, seen)| **seen).map(|(j, _)| j)
+    }
+
     /// `[B, Hq, N]`: the number of visible keys.
     pub fn counts(&self) -> Array3<usize> {
         self.pairs.map_axis(ndarray::Axis(3), |row| row.iter().filter(|seen| **seen).count())
     }
 
-    /// Whether any query head of key head `h` has a row of batch element `b` that sees key `j`.
-    pub fn seen(&self, b: usize, h: usize, j: usize) -> bool {
-        (h * self.group..(h + 1) * self.group)
-            .any(|head| self.pairs.slice(ndarray::s![b, head, .., j]).iter().any(|seen| *seen))
+    /// Whether any row of the group of a key (batch, key head, position) sees it.
+    pub fn seen(&self, [b, h, j]: [usize; 3]) -> bool {
+        self.pairs.slice(ndarray::s![b, self.heads(h), .., j]).iter().any(|seen| *seen)
     }
 
     /// The flags as a mask of their own.
@@ -57,6 +67,18 @@ impl Visible {
         let flags: Vec<bool> = self.pairs.iter().copied().collect();
         Mask::Array(NamedArray::new("visible", self.pairs.shape(), flags))
     }
+}
+
+/// Every key head (batch, key head).
+pub(crate) fn key_heads(scores: &Scores) -> impl Iterator<Item = [usize; 2]> + use<> {
+    let e = scores.extents;
+    (0..e.batch).flat_map(move |b| (0..e.key_heads).map(move |h| [b, h]))
+}
+
+/// Every key (batch, key head, position).
+pub(crate) fn all_keys(scores: &Scores) -> impl Iterator<Item = [usize; 3]> + use<> {
+    let keys = scores.extents.keys;
+    key_heads(scores).flat_map(move |[b, h]| (0..keys).map(move |j| [b, h, j]))
 }
 
 /// Whether the bias takes the pair away. Axes of extent 1 are shared.

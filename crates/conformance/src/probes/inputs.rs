@@ -1,10 +1,10 @@
 //! The problem of a probe and its inputs, element by element.
 
 use crate::cases::Case;
-use crate::laws::select::with_scores;
-use crate::tensor::{Tensor, Tensors};
+use crate::laws::part::with_scores;
+use crate::tensor::{Stored, Tensor, Tensors};
 use etalon_problem::{Error, Operand, Pass, Problem, Scores};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, Dimension, IxDyn};
 
 /// The case's structure with a scale of 1/8 and no option that bends the scores.
 pub(super) fn skeleton(case: &Case) -> Result<(Problem, Scores), Error> {
@@ -23,17 +23,15 @@ pub(super) fn fill(
     case: &Case,
     problem: &Problem,
     pass: Pass,
-    element: impl Fn(&str, &[usize]) -> f64,
+    element: impl Fn(&Operand, &[usize]) -> f64,
 ) -> Tensors {
     let with_dlse = case.inputs.contains_key("dlse");
-    let given =
-        |operand: &Operand| operand.role.is_given() && (operand.name != "dlse" || with_dlse);
+    let given = |x: &Operand| x.role.is_given() && (x.name != "dlse" || with_dlse);
     let operands = problem.operands(pass).into_iter().filter(given);
     let tensor = |operand: Operand| {
-        let values = ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
-            element(operand.name, ndarray::Dimension::slice(&index))
-        });
-        let stored = etalon_problem::Stored::of(operand.precision, case.dtype);
+        let values =
+            ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| element(&operand, index.slice()));
+        let stored = Stored::of(operand.precision, case.dtype);
         (operand.name.to_string(), Tensor::store(&values, stored))
     };
     operands.map(tensor).collect()

@@ -1,0 +1,101 @@
+//! How results must stand to those of the case as it is.
+
+use super::flaw::{Flaw, Judgement, worst};
+use super::tensors::{Equality, both, change, exceeds, map, same};
+use super::trial::Trial;
+use crate::bounds::Bounds;
+use crate::tensor::Tensors;
+use etalon_problem::{Dtype, Problem};
+use ndarray::{ArrayD, Dimension, IxDyn};
+
+/// Two results that lie within a bound of the same number lie within two of each other.
+pub(crate) const TWICE: f64 = 2.0;
+
+/// Fails unless |got − expected| ≤ limit everywhere; returns the largest share of a limit.
+pub(crate) fn close(
+    name: &str,
+    got: &ArrayD<f64>,
+    expected: &ArrayD<f64>,
+    limit: &ArrayD<f64>,
+) -> Judgement {
+    let mut margin = 0f64;
+    for ((index, limit), (a, b)) in limit.indexed_iter().zip(got.iter().zip(expected)) {
+        if a == b || (a.is_nan() && b.is_nan()) || *limit == f64::INFINITY {
+            continue; // ∞: nothing is required here
+        }
+        let share = (a - b).abs() / limit;
+        if exceeds(share, 1.0) {
+            let at = index.slice().to_vec();
+            let text = format!("{name}{at:?} = {a:e}, expected {b:e} within {limit:e}");
+            return Err(Flaw::Fail(text));
+        }
+        margin = margin.max(share);
+    }
+    Ok(Some(margin))
+}
+
+/// Fails unless tensors of one name lie within `times` bounds of each other where
+/// `counts(name, index)` holds.
+pub(crate) fn agree(
+    got: &Tensors,
+    expected: &Tensors,
+    bounds: &Bounds,
+    times: f64,
+    counts: impl Fn(&str, &[usize]) -> bool,
+) -> Judgement {
+    worst(both(got, expected).map(|(name, got, expected)| {
+        let mut limit = &bounds.outputs[name].bound * times;
+        for (index, limit) in limit.indexed_iter_mut() {
+            if !counts(name, index.slice()) {
+                *limit = f64::INFINITY;
+            }
+        }
+        close(name, &got.numbers(name)?, &expected.numbers(name)?, &limit)
+    }))
+}
+
+/// What the underflow of a weight or of a product may leave behind in a sum: 2⁻¹²⁶ (an arithmetic
+/// that flushes to zero) times operands and lengths, with room to spare.
+const UNDERFLOW: f64 = 7.888_609_052_210_118e-31; // 2⁻¹⁰⁰
+
+/// Multiplies inputs of the case, and fails unless every output of a problem is then the clean one
+/// times `factor(name)`. Where something underflows or overflows on the way the product itself
+/// rounds: such elements are exempt.
+pub(crate) fn exchange(
+    trial: &Trial<'_>,
+    problem: &Problem,
+    inputs: &[(&str, f64)],
+    factor: impl Fn(&str) -> f64,
+    what: &str,
+) -> Judgement {
+    let of_input = |name: &str| inputs.iter().find(|x| x.0 == name).map_or(1.0, |x| x.1);
+    let changed = change(&trial.case.inputs, |name, _, x| of_input(name) * x)?;
+    let outputs = trial.ask(problem, &changed)?;
+    for (name, clean) in trial.clean()? {
+        let (dtype, factor) = (clean.dtype().unwrap_or(Dtype::F64), factor(name));
+        let expected = map(clean, |_, x| factor * x)?;
+        let (got, exact) = (outputs[name].numbers(name)?, expected.numbers(name)?);
+        let rounds = |x: f64| x.abs() < 4.0 * dtype.min_positive() || x.abs() > 0.25 * dtype.max();
+        let counts = |_: &str, at: &[usize]| {
+            let (got, exact) = (got[IxDyn(at)], exact[IxDyn(at)]);
+            let exempt = factor.abs() != 1.0 && rounds(got);
+            !exempt && exceeds((got - exact).abs(), UNDERFLOW)
+        };
+        let expected = Tensors::from([(name.clone(), expected)]);
+        same(&outputs, &expected, Equality::Numbers, counts).map_err(|flaw| flaw.of(what))?;
+    }
+    Ok(None)
+}
+
+/// The sums over consecutive groups of entries of an axis.
+pub(crate) fn sum_groups(values: &ArrayD<f64>, axis: usize, group: usize) -> ArrayD<f64> {
+    let axis = ndarray::Axis(axis);
+    let mut shape = values.raw_dim();
+    shape[axis.0] /= group;
+    let mut sums = ArrayD::zeros(shape);
+    for (h, head) in values.axis_iter(axis).enumerate() {
+        let mut sum = sums.index_axis_mut(axis, h / group);
+        sum += &head;
+    }
+    sums
+}

@@ -1,0 +1,118 @@
+//! Exact arrays by name: the inputs of a probe, and the results that it must have.
+
+use crate::laws::flaw::{Flaw, Judgement};
+use crate::laws::tensors::exceeds;
+use crate::tensor::{Tensor, Tensors, Values};
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role};
+use ndarray::{ArrayD, ArrayView1, Dimension, IxDyn};
+
+/// Arrays by name. An absent one reads as 0, and what is added to it is lost.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Arrays(Values);
+
+impl Arrays {
+    /// The elements of tensors.
+    pub fn of(tensors: &Tensors) -> Result<Self, Error> {
+        let array = |(name, x): (&String, &Tensor)| Ok((name.clone(), x.to_f64(name)?));
+        tensors.iter().map(array).collect::<Result<_, _>>().map(Arrays)
+    }
+
+    /// Every result of a pass as it is where nothing is seen: 0, but an lse −∞.
+    pub fn results(problem: &Problem, pass: Pass) -> Self {
+        let operands = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+        let nothing = |name| if name == "lse" { f64::NEG_INFINITY } else { 0.0 };
+        let array =
+            |x: Operand| (x.name.to_string(), ArrayD::from_elem(IxDyn(&x.shape), nothing(x.name)));
+        Arrays(operands.map(array).collect())
+    }
+
+    /// An element.
+    pub fn at(&self, name: &str, place: &[usize]) -> f64 {
+        self.0.get(name).map_or(0.0, |array| array[place])
+    }
+
+    /// Adds to an element.
+    pub fn add(&mut self, name: &str, place: &[usize], term: f64) {
+        if let Some(array) = self.0.get_mut(name) {
+            array[place] += term;
+        }
+    }
+
+    /// Sets an element.
+    pub fn set(&mut self, name: &str, place: &[usize], x: f64) {
+        if let Some(array) = self.0.get_mut(name) {
+            array[place] = x;
+        }
+    }
+
+    /// ⟨x, y⟩ of two rows; 0 where an array is absent.
+    pub fn product(&self, x: (&str, [usize; 3]), y: (&str, [usize; 3])) -> f64 {
+        self.row(x.0, x.1).iter().zip(self.row(y.0, y.1)).map(|(x, y)| x * y).sum()
+    }
+
+    /// A row of an array of rows; an empty one of an absent array.
+    fn row(&self, name: &str, [b, h, i]: [usize; 3]) -> ArrayView1<'_, f64> {
+        match self.0.get(name) {
+            Some(array) => array.slice(ndarray::s![b, h, i, ..]),
+            None => ArrayView1::from(&[]),
+        }
+    }
+
+    fn add_row(&mut self, name: &str, [b, h, i]: [usize; 3], x: ArrayView1<'_, f64>, factor: f64) {
+        if let Some(array) = self.0.get_mut(name) {
+            array.slice_mut(ndarray::s![b, h, i, ..]).scaled_add(factor, &x);
+        }
+    }
+
+    /// Adds what a pair gives by its score: dq and dk, where `ds` is the gradient of q·k.
+    pub fn add_score(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], ds: f64) {
+        self.add_row("dq", row, x.row("k", key), ds);
+        self.add_row("dk", key, x.row("q", row), ds);
+    }
+
+    /// Adds what a pair gives by its value: its weight times o and dv.
+    pub fn add_value(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], weight: f64) {
+        self.add_row("o", row, x.row("v", key), weight);
+        self.add_row("dv", key, x.row("dout", row), weight);
+    }
+
+    /// Every element without its sign.
+    pub fn sizes(&self) -> Self {
+        Arrays(self.0.iter().map(|(name, array)| (name.clone(), array.mapv(f64::abs))).collect())
+    }
+
+    /// Names and arrays.
+    pub fn iter(&self) -> impl Iterator<Item = (&str, &ArrayD<f64>)> {
+        self.0.iter().map(|(name, array)| (name.as_str(), array))
+    }
+}
+
+/// An exponential that does not flush may leave weights of 2⁻¹²⁷; times the largest sums of a probe
+/// they stay below this.
+const NOTHING: f64 = 8.271_806_125_530_277e-25; // 2⁻⁸⁰
+
+/// Fails unless every result is the expected one, rounded once to its storage type, where
+/// `counts(name, index)` holds. `sizes` has those of the terms of sums that a kernel may round on the
+/// way: they have 64 roundings of room.
+pub(super) fn compare(
+    outputs: &Tensors,
+    expected: &Arrays,
+    sizes: &Arrays,
+    counts: impl Fn(&str, &[usize]) -> bool,
+) -> Judgement {
+    for (name, expected) in expected.iter() {
+        let tensor = &outputs[name];
+        let (got, dtype) = (tensor.to_f64(name)?, tensor.dtype().unwrap_or(Dtype::F64));
+        for ((index, &exact), &got) in expected.indexed_iter().zip(&got) {
+            let at = index.slice();
+            let room = 64.0 * Dtype::F32.unit_roundoff() * sizes.at(name, at);
+            let room = if exact == 0.0 { room + NOTHING } else { room };
+            let rounded = dtype.round(exact);
+            if got != rounded && exceeds((got - rounded).abs(), room) && counts(name, at) {
+                let text = format!("{name}{at:?} = {got:e}, expected {rounded:e}");
+                return Err(Flaw::Fail(text));
+            }
+        }
+    }
+    Ok(None)
+}

@@ -1,0 +1,146 @@
+//! The integer probe: elements of −1, 0 and 1 in the first and last column, σ = 1/2, and decays of 1
+//! and 0. Every term is a whole number of halves and every sum, whatever its order, stays below 2²⁴ of
+//! them (dg_gamma, the largest, adds 257³/6 · 4 at most), so that f32 holds all of it exactly.
+
+use super::arrays::Arrays;
+use super::inputs::{fill, place};
+use crate::generate::Stream;
+use crate::laws::flaw::Judgement;
+use crate::laws::tensors::{Equality, everywhere, same};
+use crate::laws::trial::Trial;
+use crate::tensor::{Stored, Tensor, Tensors};
+use etalon_problem::{Axis, Decay, LinearAttention, Operand, Pass, Problem, TokenSequence};
+use std::iter::once;
+use std::ops::Range;
+
+pub(crate) fn integers(trial: &Trial<'_>) -> Judgement {
+    let Problem::LinearAttention(problem) = &trial.case.problem else { return Ok(None) };
+    let linear = problem.clone().scale(0.5);
+    let problem = Problem::from(linear.clone());
+    let seed = trial.case.spec.seed;
+    let inputs = fill(trial.case, &problem, Pass::Backward, |x, at| element(seed, x, at));
+    let outputs = trial.ask(&problem, &inputs)?;
+    let x = Arrays::of(&inputs)?;
+    let mut y = Arrays::results(&problem, trial.pass);
+    for s in linear.list_sequences() {
+        for h in 0..linear.extents.key_heads {
+            Head { problem: &linear, x: &x, s, h }.add(&mut y);
+        }
+    }
+    let stored = |name: &str| outputs[name].stored().unwrap_or(Stored::Integer);
+    let exact = |(name, y)| (String::from(name), Tensor::store(y, stored(name)));
+    let expected: Tensors = y.iter().map(exact).collect();
+    same(&outputs, &expected, Equality::Numbers, everywhere)?;
+    Ok(Some(0.0))
+}
+
+fn element(seed: u64, operand: &Operand, at: &[usize]) -> f64 {
+    let stream = Stream::new(seed, operand.name);
+    // Of a row both ends, of a state the four corners.
+    let axes = if operand.has(Axis::Sequences) { 2.. } else { 3.. };
+    let edge = |axis: usize| at[axis] == 0 || at[axis] + 1 == operand.shape[axis];
+    match operand.name {
+        "g" if stream.below(place(0, at), 5) == 0 => f64::NEG_INFINITY,
+        "g" | "g_gamma" => 0.0,
+        _ if axes.take_while(|axis| *axis < at.len()).all(edge) => {
+            stream.integer(place(0, at), -1, 1) as f64
+        }
+        _ => 0.0,
+    }
+}
+
+/// One key head of one sequence: all its results, pair of tokens by pair of tokens, for decays of 1
+/// and 0.
+struct Head<'a> {
+    problem: &'a LinearAttention,
+    x: &'a Arrays,
+    s: TokenSequence,
+    h: usize,
+}
+
+/// Where something comes in: with the initial state, or with a token. Where it goes out: at a
+/// token, by one query head, or with the final state.
+#[derive(Clone, Copy, PartialEq)]
+enum End {
+    State,
+    Token(usize),
+}
+
+impl Head<'_> {
+    /// The first and the last column.
+    fn columns(width: usize) -> impl Iterator<Item = usize> + Clone {
+        (0..width).filter(move |&c| c == 0 || c + 1 == width)
+    }
+
+    /// The tokens whose decay lies between two ends.
+    fn between(&self, from: End, to: End) -> Range<usize> {
+        let first = if let End::Token(j) = from { j + 1 } else { 0 };
+        let last = if let End::Token(i) = to { i + 1 } else { self.s.tokens };
+        first..last
+    }
+
+    /// Whether anything is left on the way.
+    fn left(&self, from: End, to: End) -> bool {
+        let Head { problem, x, s, h } = self;
+        problem.decay != Decay::PerToken
+            || self.between(from, to).all(|t| x.at("g", &[s.batch, *h, s.start + t]) == 0.0)
+    }
+
+    fn add(&self, y: &mut Arrays) {
+        let group = self.h * self.problem.group()..(self.h + 1) * self.problem.group();
+        let ends = || once(End::State).chain((0..self.s.tokens).map(End::Token));
+        for to in ends() {
+            let heads = if to == End::State { 0..1 } else { group.clone() };
+            for (head, from) in heads.flat_map(|head| ends().map(move |from| (head, from))) {
+                let in_order = match (from, to) {
+                    (End::Token(j), End::Token(i)) => j <= i,
+                    _ => true,
+                };
+                if in_order && self.left(from, to) {
+                    self.pair(from, to, head, y);
+                }
+            }
+        }
+    }
+
+    /// What one way through the state adds to every result: the matrix that comes in, and the one
+    /// that goes out, of which the loss is the inner product.
+    fn pair(&self, from: End, to: End, head: usize, y: &mut Arrays) {
+        let &Head { problem, x, s, h } = self;
+        let (mut whole, sigma) = (0.0, problem.scale);
+        let (dim, width) = (problem.extents.dim, problem.value_dim);
+        for (d, e) in Self::columns(dim).flat_map(|d| Self::columns(width).map(move |e| (d, e))) {
+            let key = |j, c| [s.batch, h, s.start + j, c];
+            let row = |i, c| [s.batch, head, s.start + i, c];
+            let state = [s.index, h, d, e];
+            let inward = match from {
+                End::State => x.at("initial_state", &state),
+                End::Token(j) => x.at("k", &key(j, d)) * x.at("v", &key(j, e)),
+            };
+            let outward = match to {
+                End::State => x.at("dfinal_state", &state),
+                End::Token(i) => sigma * x.at("q", &row(i, d)) * x.at("dout", &row(i, e)),
+            };
+            whole += inward * outward;
+            match from {
+                End::State => y.add("dinitial_state", &state, outward),
+                End::Token(j) => {
+                    y.add("dk", &key(j, d), outward * x.at("v", &key(j, e)));
+                    y.add("dv", &key(j, e), outward * x.at("k", &key(j, d)));
+                }
+            }
+            match to {
+                End::State => y.add("final_state", &state, inward),
+                End::Token(i) => {
+                    y.add("dq", &row(i, d), sigma * inward * x.at("dout", &row(i, e)));
+                    y.add("o", &row(i, e), sigma * inward * x.at("q", &row(i, d)));
+                    y.add("dscale", &[], inward * x.at("q", &row(i, d)) * x.at("dout", &row(i, e)));
+                }
+            }
+        }
+        for t in self.between(from, to) {
+            y.add("dg", &[s.batch, h, s.start + t], whole);
+            y.add("dg_gamma", &[h], whole);
+        }
+    }
+}
