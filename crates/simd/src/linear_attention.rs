@@ -31,10 +31,8 @@
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-mod backward;
 mod cut;
 mod decays;
-mod double_backward;
 mod flow;
 mod forward;
 mod gradient;
@@ -47,7 +45,6 @@ mod schedule;
 mod scratch;
 mod state;
 mod step;
-mod tangent;
 mod two_sided;
 
 pub(crate) use named::run;
@@ -288,10 +285,10 @@ impl<T: Element> SecondCotangents<'_, T> {
         operands.k[1] = view(&self.ddk).map(Into::into);
         operands.v[1] = view(&self.ddv).map(Into::into);
         operands.dout[1] = view(&self.cot_o).map(Into::into);
-        operands.log_tangents = Some(Logs::new(&self.ddg_gamma, &self.ddg));
+        operands.log_tangents = Logs::new(&self.ddg_gamma, &self.ddg);
         operands.initial[1] = view(&self.ddinitial_state);
         operands.last[1] = view(&self.cot_final_state);
-        operands.scale[1] = self.ddscale.unwrap_or(0.0);
+        operands.ddscale = self.ddscale.unwrap_or(0.0);
         Ok(())
     }
 }

@@ -1,13 +1,11 @@
 //! Every pass by name.
 
-use super::backward::First;
 use super::decays::Logs;
-use super::double_backward::Second;
 use super::forward::Forward;
 use super::operands::{Known, Operands, Results};
-use super::passes::sweep;
 use super::schedule::Schedule;
 use super::step::Step;
+use super::two_sided::TwoSidedSweep;
 use crate::element::Tensor;
 use crate::memory::zeros;
 use crate::named::{Inputs, float_place, place};
@@ -28,72 +26,49 @@ pub fn run(
     if pass == Pass::Step {
         return step(workspace, problem, x, out, options);
     }
-    let mut operands = operands(x)?;
+    let operands = operands(x)?;
     operands.log_decays.check(&known.sequences)?;
     let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
-    match pass {
-        Pass::Forward => {
-            let state = float_place(out, "final_state")?;
-            let mut unwanted;
-            let o = match place(out, "o")? {
-                Some(o) => o,
-                None => {
-                    unwanted = zeros::<f32, _>(problem.o_shape(), "o")?;
-                    unwanted.view_mut().into()
-                }
-            };
-            Forward { schedule, operands }.run(workspace, o, state)
-        }
-        Pass::Backward => {
-            let names = ["dq", "dk", "dv", "", "dg", "dg_gamma", "dinitial_state", ""];
-            let results = results(out, names, "dscale")?;
-            sweep(workspace, schedule, operands, &First, results)
-        }
-        _ => {
-            tangents(x, &mut operands)?;
-            let names =
-                ["gq", "gk", "gv", "gdout", "gg", "gg_gamma", "ginitial_state", "gdfinal_state"];
-            let results = results(out, names, "gscale")?;
-            let body = Second { scale: results.scale.is_some() };
-            sweep(workspace, schedule, operands, &body, results)
-        }
+    if pass == Pass::Forward {
+        let (o, state) = (place(out, "o")?, float_place(out, "final_state")?);
+        return Forward { schedule, operands }.run(workspace, o, state);
     }
+    TwoSidedSweep::run(workspace, schedule, operands, results(out, pass)?)
 }
 
-/// The inputs, and the first cotangents where they are there.
+/// The inputs and cotangents of a pass, those that are there.
 fn operands<'a>(x: Inputs<'a, '_>) -> Result<Operands<'a>, Error> {
+    let tangents = Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? };
+    let ddscale = x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]);
     Ok(Operands {
-        q: [x.tensor("q")?, None],
-        k: [x.tensor("k")?, None],
-        v: [x.tensor("v")?, None],
-        dout: [x.tensor("dout")?, None],
+        q: [x.tensor("q")?, x.tensor("ddq")?],
+        k: [x.tensor("k")?, x.tensor("ddk")?],
+        v: [x.tensor("v")?, x.tensor("ddv")?],
+        dout: [x.tensor("dout")?, x.tensor("cot_o")?],
         log_decays: Logs { by_head: x.float("g_gamma")?, by_token: x.float("g")? },
-        initial: [x.float("initial_state")?, None],
-        last: [x.float("dfinal_state")?, None],
-        ..Operands::default()
+        log_tangents: tangents,
+        initial: [x.float("initial_state")?, x.float("ddinitial_state")?],
+        last: [x.float("dfinal_state")?, x.float("cot_final_state")?],
+        ddscale,
     })
 }
 
-/// Adds the second cotangents, as tangents.
-fn tangents<'a>(x: Inputs<'a, '_>, operands: &mut Operands<'a>) -> Result<(), Error> {
-    operands.q[1] = x.tensor("ddq")?;
-    operands.k[1] = x.tensor("ddk")?;
-    operands.v[1] = x.tensor("ddv")?;
-    operands.dout[1] = x.tensor("cot_o")?;
-    operands.log_tangents =
-        Some(Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? });
-    operands.initial[1] = x.float("ddinitial_state")?;
-    operands.last[1] = x.float("cot_final_state")?;
-    operands.scale[1] = x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]);
-    Ok(())
-}
-
-/// The places of results: by q, k, v, dout, g, g_gamma, and the states at both ends.
-fn results<'o>(
-    out: &mut ViewsMut<'o>,
-    [q, k, v, dout, g, g_gamma, initial, last]: [&str; 8],
-    scale: &str,
-) -> Result<Results<'o>, Error> {
+/// The places of the results of a backward or double backward pass.
+fn results<'o>(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Results<'o>, Error> {
+    let [q, k, v, dout, g, g_gamma, initial, last, scale] = match pass {
+        Pass::Backward => ["dq", "dk", "dv", "", "dg", "dg_gamma", "dinitial_state", "", "dscale"],
+        _ => [
+            "gq",
+            "gk",
+            "gv",
+            "gdout",
+            "gg",
+            "gg_gamma",
+            "ginitial_state",
+            "gdfinal_state",
+            "gscale",
+        ],
+    };
     let g = float_place::<Ix3>(out, g)?;
     Ok(Results {
         q: place(out, q)?,
@@ -125,22 +100,15 @@ fn step(
     let (q, k, v) = (token("q")?, token("k")?, token("v")?);
     let initial = [x.float("initial_state")?, None];
     let operands = Operands { q, k, v, log_decays, initial, ..Operands::default() };
-    let e = &problem.extents;
-    let (mut no_state, mut no_o);
+    let mut no_state;
     let state = match float_place::<Ix4>(out, "final_state")? {
         Some(state) => state,
         None => {
+            let e = &problem.extents;
             let shape = [e.batch, e.key_heads, e.dim, problem.value_dim];
             no_state = zeros::<f32, _>(shape, "final_state")?;
             no_state.view_mut()
         }
     };
-    let o = match place::<Ix3>(out, "o")? {
-        Some(o) => o,
-        None => {
-            no_o = zeros::<f32, _>([e.batch, e.query_heads, problem.value_dim], "o")?;
-            no_o.view_mut().into()
-        }
-    };
-    Step { problem, options, operands }.run(workspace, state, o)
+    Step { problem, options, operands }.run(workspace, state, place(out, "o")?)
 }

@@ -1,14 +1,11 @@
 //! The passes for tensors of one element type: each with results of its own, with results in arrays of
 //! the caller, and with a workspace that the caller keeps.
 
-use super::backward::First;
-use super::double_backward::Second;
 use super::forward::Forward;
-use super::operands::{Known, Operands, Results};
+use super::operands::Known;
 use super::schedule::Schedule;
-use super::scratch::Wanted;
 use super::step::Step;
-use super::two_sided::{Body, TwoSidedSweep};
+use super::two_sided::TwoSidedSweep;
 use super::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, SecondCotangents,
     SecondGradients, SecondGradientsMut, StepInputs, StepOutput,
@@ -60,7 +57,7 @@ pub fn forward_in<T: Element>(
     Error::expect_presence("final_state", "final_state", expected, given)?;
     known.check(&[("o", Some(out.o.shape())), ("final_state", final_shape)])?;
     let schedule = Schedule::new(problem, &known.sequences, Pass::Forward, options)?;
-    Forward { schedule, operands }.run(workspace, out.o.into(), out.final_state)
+    Forward { schedule, operands }.run(workspace, Some(out.o.into()), out.final_state)
 }
 
 /// The gradients of the inputs.
@@ -118,7 +115,7 @@ pub fn backward_in<T: Element>(
     cotangents.add_to(&known, &mut operands)?;
     let results = gradients.results(&known)?;
     let schedule = Schedule::new(problem, &known.sequences, Pass::Backward, options)?;
-    sweep(workspace, schedule, operands, &First, results)
+    TwoSidedSweep::run(workspace, schedule, operands, results)
 }
 
 /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_final_state, H_n⟩ by everything that the
@@ -186,8 +183,7 @@ pub fn double_backward_in<T: Element>(
     second.add_to(&known, &mut operands)?;
     let results = gradients.results(&known)?;
     let schedule = Schedule::new(problem, &known.sequences, Pass::DoubleBackward, options)?;
-    let body = Second { scale: results.scale.is_some() };
-    sweep(workspace, schedule, operands, &body, results)
+    TwoSidedSweep::run(workspace, schedule, operands, results)
 }
 
 /// o of the next token and the states after it, from `initial_state` `[B, Hk, D, E]`, those before it.
@@ -231,7 +227,7 @@ pub fn step_in<T: Element>(
     let known = Known::of(workspace, problem, Pass::Step)?;
     let operands = inputs.operands(&known, state.shape())?;
     known.check(&[("o", Some(o.shape()))])?;
-    Step { problem, options, operands }.run(workspace, state, o.into())
+    Step { problem, options, operands }.run(workspace, state, Some(o.into()))
 }
 
 /// The gradients by the log-decays of heads and of tokens, of which a problem has at most one.
@@ -245,25 +241,4 @@ fn by_decay(problem: &LinearAttention, [g_gamma, g]: [&str; 2]) -> Result<ByDeca
         (problem.decay == Decay::PerHead).then(per_head).transpose()?,
         (problem.decay == Decay::PerToken).then(per_token).transpose()?,
     ))
-}
-
-/// Runs a backward or double backward pass, its operands checked.
-pub fn sweep<'a>(
-    workspace: &Workspace,
-    schedule: Schedule<'a>,
-    mut operands: Operands<'a>,
-    body: &'a dyn Body,
-    results: Results<'_>,
-) -> Result<(), Error> {
-    operands.scale[0] = schedule.problem.scale as f32;
-    let (q, scale) = (results.q.is_some(), results.scale.is_some());
-    let wanted = Wanted {
-        q,
-        dq: scale || q && (schedule.order == 1 || operands.scale[1] != 0.0),
-        k: results.k.is_some(),
-        v: results.v.is_some(),
-        g: results.g.is_some() || results.g_gamma.is_some(),
-        dout: results.dout.is_some(),
-    };
-    TwoSidedSweep { schedule, operands, wanted, body }.run(workspace, results)
 }
