@@ -194,19 +194,21 @@ impl<'m> Scratch<'m> {
     fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>) -> Self {
         let Schedule { cut, shape, .. } = *schedule;
         let (dim, width, none) = ([shape.dim, 0], [shape.width, 0], [0; 2]);
-        let stride = shape.width.next_multiple_of(cut.cols);
-        parts.group("operands of a chunk");
-        let q = Factor::new(parts, &cut, dim, [none; 3]);
-        let k = Factor::new(parts, &cut, dim, [dim, none, none]);
-        let v = Factor::new(parts, &cut, width, [none, width, width]);
-        parts.group("scores and decays of a register block");
-        let decays = Decays::new(parts, &cut);
-        let [strip, p] = [cut.rows * STRIDE; 2].map(|len| parts.room(len));
-        parts.group("results of a chunk");
-        let o = parts.room(cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride));
-        parts.group("states of a chunk");
-        let [state, sum] = [shape.len(); 2].map(|len| parts.room(len));
-        Scratch { decays, q, k, v, strip, p, o, stride, state, sum }
+        let (rows, stride) =
+            (cut.chunk.next_multiple_of(cut.rows), shape.width.next_multiple_of(cut.cols));
+        // In the order of the fields: what follows a group is in it.
+        Scratch {
+            q: Factor::new(parts.group("operands of a chunk"), &cut, dim, [none; 3]),
+            k: Factor::new(parts, &cut, dim, [dim, none, none]),
+            v: Factor::new(parts, &cut, width, [none, width, width]),
+            decays: Decays::new(parts.group("scores and decays of a register block"), &cut),
+            strip: parts.room(cut.rows * STRIDE),
+            p: parts.room(cut.rows * STRIDE),
+            o: parts.group("results of a chunk").room(rows.saturating_mul(stride)),
+            stride,
+            state: parts.group("states of a chunk").room(shape.len()),
+            sum: parts.room(shape.len()),
+        }
     }
 }
 

@@ -131,61 +131,36 @@ impl<'m> Scratch<'m> {
         let only_second = |len: usize| if second { len } else { 0 };
         let kept = if schedule.whole() { schedule.longest() } else { 0 };
 
-        parts.group("operands of a chunk");
-        let q = Factor::new(parts, &cut, q, [none, q, none]);
-        let k = Factor::new(parts, &cut, k, [k, k, both(dim, second)]);
-        let v = Factor::new(parts, &cut, v, [v, if second { v } else { none }, none]);
-        let dout = Factor::new(parts, &cut, dout, [none, dout, both(width, second)]);
-        let row = parts.room(only_second(dim));
-        parts.group("decays of a chunk");
-        let decays = Decays::new(parts, &cut);
-        let log_tangents = LogTangents::new(parts, &cut, order);
-        let flow = Flow::new(parts, &cut);
-        parts.group("a pair of micro-chunks");
-        let [a, b] = [both(tile, second); 2].map(|lens| lens.map(|len| parts.room(len)));
-        let [p, beta] = both(tile, second).map(|len| parts.room(len));
-        parts.group("results of a chunk");
-        let dq = both(result(strides[0]), second).map(|len| parts.room(len));
-        let [dk, dv] = strides.map(|stride| parts.room(result(stride)));
-        let gdout = parts.room(only_second(result(strides[1])));
-        parts.group("states of a chunk");
-        let [state_transposed, back_transposed] =
-            [(); 2].map(|()| parts.room(states(transposed, 1)));
-        let state = parts.room(only_second(states(shape, 1)));
-        let [back, back_sum] = [(); 2].map(|()| parts.room(states(shape, 1)));
-        parts.group("states that are kept");
-        let [sums, fronts] =
-            [schedule.interval(), kept].map(|count| parts.room(states(transposed, count)));
-        let (micro, scale) = (cut.micro, schedule.problem.scale as f32);
+        // In the order of the fields: what follows a group is in it.
         Scratch {
-            decays,
-            log_tangents,
-            q,
-            k,
-            v,
-            dout,
-            a,
-            b,
-            p,
-            beta,
-            flow,
-            dq,
-            dk,
-            dv,
-            gdout,
+            q: Factor::new(parts.group("operands of a chunk"), &cut, q, [none, q, none]),
+            k: Factor::new(parts, &cut, k, [k, k, both(dim, second)]),
+            v: Factor::new(parts, &cut, v, [v, if second { v } else { none }, none]),
+            dout: Factor::new(parts, &cut, dout, [none, dout, both(width, second)]),
+            row: parts.room(only_second(dim)),
+            decays: Decays::new(parts.group("decays of a chunk"), &cut),
+            log_tangents: LogTangents::new(parts, &cut, order),
+            flow: Flow::new(parts, &cut),
+            p: parts.group("a pair of micro-chunks").room(tile),
+            beta: parts.room(only_second(tile)),
+            a: both(tile, second).map(|len| parts.room(len)),
+            b: both(tile, second).map(|len| parts.room(len)),
+            dk: parts.group("results of a chunk").room(result(strides[0])),
+            dv: parts.room(result(strides[1])),
+            dq: both(result(strides[0]), second).map(|len| parts.room(len)),
+            gdout: parts.room(only_second(result(strides[1]))),
+            state: parts.group("states of a chunk").room(only_second(states(shape, 1))),
+            state_transposed: parts.room(states(transposed, 1)),
+            back: parts.room(states(shape, 1)),
+            back_transposed: parts.room(states(transposed, 1)),
+            back_sum: parts.room(states(shape, 1)),
+            sums: parts.group("states that are kept").room(states(transposed, schedule.interval())),
+            fronts: parts.room(states(transposed, kept)),
             strides,
-            state_transposed,
-            state,
-            back,
-            back_transposed,
             shape,
             transposed,
-            back_sum,
-            sums,
-            fronts,
-            row,
-            micro,
-            scale,
+            micro: cut.micro,
+            scale: schedule.problem.scale as f32,
             second,
         }
     }

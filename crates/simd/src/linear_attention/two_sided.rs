@@ -249,15 +249,15 @@ impl<'a> TwoSidedSweep<'a> {
         to.dout.read(place.rows(&self.operands.dout, head, chunk));
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
-            let ([q, tangent], scale, ddscale) = (&mut to.q.rows, to.scale, self.operands.ddscale);
+            let ([q, tangent], ddscale) = (&mut to.q.rows, self.operands.ddscale);
             match self.operands.q[1] {
-                Some(_) => tangent.scale(len, scale),
+                Some(_) => tangent.scale(len, to.scale),
                 None => tangent.clear(len),
             }
             if ddscale != 0.0 {
                 tangent.add(len, ddscale, q);
             }
-            q.scale(len, scale);
+            q.scale(len, to.scale);
         }
         PackQueries { len, gradients, scratch: to }.run_at(options.level);
     }
