@@ -74,6 +74,13 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
+    /// Which of q, k, v and dout have a tangent.
+    pub fn tangents(&self) -> [bool; 4] {
+        let scaled = self.ddscale != 0.0;
+        let Operands { q, k, v, dout, .. } = self;
+        [q[1].is_some() || scaled, k[1].is_some(), v[1].is_some(), dout[1].is_some()]
+    }
+
     /// The log-decays of a place, and their tangents.
     pub fn gates(&self, place: &Place<'_>) -> [Gates<'a>; 2] {
         [self.log_decays, self.log_tangents].map(|logs| logs.of(place.sequence, place.head))

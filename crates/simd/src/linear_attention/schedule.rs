@@ -135,6 +135,11 @@ impl<'a> Schedule<'a> {
         spans * self.problem.extents.key_heads
     }
 
+    /// States of all slots: one where a slot is left to one thread, else those between its spans.
+    fn states(&self) -> usize {
+        self.slots() + if self.whole() { 0 } else { self.spans() }
+    }
+
     /// Chunks of a span of the longest sequence. If it is one, no state is computed again.
     pub fn interval(&self) -> usize {
         let longest = self.sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
@@ -193,10 +198,9 @@ impl<'a> Schedule<'a> {
         let workers = self.workers();
         let mut buffers: Vec<Buffer> =
             scratch.iter().map(|&(name, bytes)| Buffer::parts(name, workers, bytes)).collect();
-        let states = if self.whole() { 0 } else { self.spans() } + self.slots();
         let len = |shape: &Shape| shape.len().saturating_mul(self.order * size_of::<f32>());
         let each = shapes.iter().map(len).fold(0, usize::saturating_add);
-        buffers.push(Buffer::parts("states of sequences and spans", states, each));
+        buffers.push(Buffer::parts("states of sequences and spans", self.states(), each));
         if sums {
             buffers.push(Buffer::parts("sums of spans", self.spans(), size_of::<[f64; 2]>()));
         }
@@ -234,9 +238,8 @@ impl<'a> States<'a> {
         shape: Shape,
         forwards: bool,
     ) -> Result<Self, Error> {
-        let count = if schedule.whole() { 0 } else { schedule.spans() } + schedule.slots();
         let len = shape.len().saturating_mul(schedule.order);
-        let memory = workspace.room(len.saturating_mul(count), "states")?;
+        let memory = workspace.room(len.saturating_mul(schedule.states()), "states")?;
         Ok(States { schedule: *schedule, memory, shape, forwards })
     }
 

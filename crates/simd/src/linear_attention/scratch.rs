@@ -94,36 +94,16 @@ impl Wanted {
     }
 }
 
-/// Which operands have a tangent: q, k, v and dout.
-#[derive(Debug, Clone, Copy)]
-pub struct Tangents {
-    pub q: bool,
-    pub k: bool,
-    pub v: bool,
-    pub dout: bool,
-}
-
-impl Tangents {
-    /// Those of a pass, or all that there may be.
-    pub fn of(operands: &Operands<'_>) -> Self {
-        Tangents {
-            q: operands.q[1].is_some() || operands.ddscale != 0.0,
-            k: operands.k[1].is_some(),
-            v: operands.v[1].is_some(),
-            dout: operands.dout[1].is_some(),
-        }
-    }
-}
-
 impl<'m> Scratch<'m> {
-    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, tangents: Tangents) -> Self {
+    /// With tangents of q, k, v and dout, of those that have one.
+    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, [q, k, v, dout]: [bool; 4]) -> Self {
         let Schedule { cut, shape, transposed, order, .. } = *schedule;
         let (dim, width, second) = (shape.dim, shape.width, order == 2);
         let strides = [dim, width].map(|dim| dim.next_multiple_of(cut.cols));
         let both = |dim: usize, tangent: bool| [dim, if tangent { dim } else { 0 }];
         let none = [0; 2];
-        let [q, k] = [tangents.q, tangents.k].map(|tangent| both(dim, tangent));
-        let [v, dout] = [tangents.v, tangents.dout].map(|tangent| both(width, tangent));
+        let [q, k] = [q, k].map(|tangent| both(dim, tangent));
+        let [v, dout] = [v, dout].map(|tangent| both(width, tangent));
         let tile = cut.micro.next_multiple_of(cut.rows) * STRIDE;
         let result = |stride: usize| cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride);
         let states =

@@ -24,7 +24,7 @@ use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
 use super::rows::{Panels, Rows};
 use super::schedule::{Place, Schedule, States, portions};
-use super::scratch::{PackKeys, PackQueries, Scratch, Tangents, Wanted};
+use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
 use super::state::{Advance, add_to, combine, pass_on};
 use crate::element::{Tensor, TensorMut};
 use crate::parallel::{Threaded, Threads};
@@ -79,8 +79,7 @@ fn write(
 
 /// What a pass allocates beside operands and results, if every operand has a tangent that may have one.
 pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
-    let all = schedule.order == 2;
-    let tangents = Tangents { q: all, k: all, v: all, dout: all };
+    let tangents = [schedule.order == 2; 4];
     let memory = Parts::list(|parts| Scratch::new(parts, schedule, tangents));
     schedule.buffers(&memory, &[schedule.transposed, schedule.shape], true)
 }
@@ -89,7 +88,7 @@ impl Threaded for TwoSidedSweep<'_> {
     type Scratch<'m> = Scratch<'m>;
 
     fn scratch<'m>(&self, parts: &mut Parts<'m>) -> Scratch<'m> {
-        Scratch::new(parts, &self.schedule, Tangents::of(&self.operands))
+        Scratch::new(parts, &self.schedule, self.operands.tangents())
     }
 }
 
