@@ -8,8 +8,8 @@ use etalon_problem::{Dtype, Error, Scalar};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::{
-    ArrayBase, ArrayView, ArrayView1, ArrayView2, ArrayViewMut, ArrayViewMut1, Axis, Dimension,
-    IntoDimension, Ix0, Ix1, Ix2, Ix3, Ix4, RemoveAxis, SliceArg, ViewRepr, s,
+    ArrayBase, ArrayView, ArrayView1, ArrayViewMut, ArrayViewMut1, Axis, Dimension, IntoDimension,
+    Ix0, Ix1, Ix2, Ix3, Ix4, RemoveAxis, SliceArg, ViewRepr, s,
 };
 use std::ops::Range;
 
@@ -121,23 +121,15 @@ impl Tensor<'_, Ix2> {
         into: &mut [f32],
         stride: usize,
     ) {
-        fn read<T: Element>(
-            source: &ArrayView2<'_, T>,
-            rows: Range<usize>,
-            cols: Range<usize>,
-            into: &mut [f32],
-            stride: usize,
-        ) {
-            for (i, into) in rows.zip(into.chunks_mut(stride.max(1))) {
-                let (row, into) = (source.row(i), &mut into[..cols.len()]);
-                // To slice an array costs more than to read a short row.
-                match row.to_slice() {
-                    Some(row) => T::read(&row[cols.clone()], into),
-                    None => read_row(row.slice_move(s![cols.clone()]), into),
-                }
+        let rows = rows.zip(into.chunks_mut(stride.max(1)));
+        typed!(self, x => for (i, into) in rows {
+            let (row, into) = (x.row(i), &mut into[..cols.len()]);
+            // To slice an array costs more than to read a short row.
+            match row.to_slice() {
+                Some(row) => Element::read(&row[cols.clone()], into),
+                None => read_row(row.slice_move(s![cols.clone()]), into),
             }
-        }
-        typed!(self, x => read(x, rows, cols, into, stride))
+        })
     }
 
     /// Adds the columns `cols` of row `i` to `sum`.
@@ -191,10 +183,7 @@ impl<'a, D: Dimension> TensorMut<'a, D> {
 
     /// Every element becomes `x`, rounded to the nearest.
     pub fn fill(&mut self, x: f32) {
-        fn fill<T: Element, D: Dimension>(to: &mut ArrayViewMut<'_, T, D>, x: f32) {
-            to.fill(T::from_f32(x));
-        }
-        typed!(self, to => fill(to, x))
+        typed!(self, to => to.fill(Element::from_f32(x)))
     }
 }
 
@@ -223,23 +212,19 @@ impl TensorMut<'_, Ix2> {
 impl TensorMut<'_, Ix1> {
     /// Writes factor · the first elements of `row`, rounded to the nearest.
     pub fn write(&mut self, row: &[f32], factor: f32) {
-        typed!(self, x => write_row(x.view_mut(), row, factor))
+        typed!(self, x => write_elements(x.view_mut(), row, |x| factor * x))
     }
 }
 
 /// `row` = `source` in f32, of the same length.
-pub fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
+fn read_row<T: Element>(source: ArrayView1<'_, T>, row: &mut [f32]) {
     match source.as_slice() {
         Some(source) => T::read(source, row),
         None => row.iter_mut().zip(source).for_each(|(x, &s)| *x = s.to_f32()),
     }
 }
 
-/// `out` = factor · the first elements of `row`, rounded to the nearest.
-pub fn write_row<T: Element>(out: ArrayViewMut1<'_, T>, row: &[f32], factor: f32) {
-    write_elements(out, row, |x| factor * x);
-}
-
+/// `out` = a function of the first elements of `row`, rounded to the nearest.
 #[inline(always)]
 fn write_elements<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], f: impl Fn(f32) -> f32) {
     match out.as_slice_mut() {
@@ -250,9 +235,6 @@ fn write_elements<T: Element>(mut out: ArrayViewMut1<'_, T>, row: &[f32], f: imp
 
 mod sealed {
     pub trait Sealed {}
-    impl Sealed for f32 {}
-    impl Sealed for half::bf16 {}
-    impl Sealed for half::f16 {}
 }
 
 /// A type in which tensors are stored: f32, bf16 or f16. Every sum is f32 whatever it is.
@@ -277,71 +259,37 @@ pub trait Element:
     fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D>;
 }
 
-impl Element for f32 {
-    const DTYPE: Dtype = Dtype::F32;
-    const ZERO: Self = 0.0;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        x
-    }
-    fn read(source: &[Self], row: &mut [f32]) {
-        row.copy_from_slice(source);
-    }
-    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
-        Tensor::F32(view)
-    }
-    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
-        TensorMut::F32(view)
-    }
-}
+/// An element type: the variant of its tensors, zero, its rounding, and how a row of it is read.
+macro_rules! element {
+    ($type:ty, $variant:ident, $zero:expr, $from_f32:expr, $read:expr) => {
+        impl sealed::Sealed for $type {}
 
-impl Element for bf16 {
-    const DTYPE: Dtype = Dtype::Bf16;
-    const ZERO: Self = bf16::ZERO;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        bf16::from_f32(x)
-    }
-    fn read(source: &[Self], row: &mut [f32]) {
-        source.convert_to_f32_slice(row);
-    }
-    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
-        Tensor::Bf16(view)
-    }
-    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
-        TensorMut::Bf16(view)
-    }
+        impl Element for $type {
+            const DTYPE: Dtype = Dtype::$variant;
+            const ZERO: Self = $zero;
+            #[inline(always)]
+            fn to_f32(self) -> f32 {
+                self.into()
+            }
+            #[inline(always)]
+            fn from_f32(x: f32) -> Self {
+                $from_f32(x)
+            }
+            fn read(source: &[Self], row: &mut [f32]) {
+                $read(source, row);
+            }
+            fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
+                Tensor::$variant(view)
+            }
+            fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
+                TensorMut::$variant(view)
+            }
+        }
+    };
 }
-
-impl Element for f16 {
-    const DTYPE: Dtype = Dtype::F16;
-    const ZERO: Self = f16::ZERO;
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    #[inline(always)]
-    fn from_f32(x: f32) -> Self {
-        f16::from_f32(x)
-    }
-    fn read(source: &[Self], row: &mut [f32]) {
-        source.convert_to_f32_slice(row);
-    }
-    fn tensor<D: Dimension>(view: ArrayView<'_, Self, D>) -> Tensor<'_, D> {
-        Tensor::F16(view)
-    }
-    fn tensor_mut<D: Dimension>(view: ArrayViewMut<'_, Self, D>) -> TensorMut<'_, D> {
-        TensorMut::F16(view)
-    }
-}
+element!(f32, F32, 0.0, |x| x, |source, row: &mut [f32]| row.copy_from_slice(source));
+element!(bf16, Bf16, bf16::ZERO, bf16::from_f32, HalfFloatSliceExt::convert_to_f32_slice);
+element!(f16, F16, f16::ZERO, f16::from_f32, HalfFloatSliceExt::convert_to_f32_slice);
 
 #[cfg(test)]
 mod tests {

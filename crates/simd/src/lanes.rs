@@ -13,6 +13,8 @@ pub mod avx2;
 pub mod avx512;
 pub mod portable;
 pub mod product;
+#[cfg(target_arch = "x86_64")]
+mod x86;
 
 use std::ops::{Add, Div, Mul, Sub};
 

@@ -33,10 +33,8 @@
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-mod backward;
 mod cut;
 mod decays;
-mod double_backward;
 mod flow;
 mod forward;
 mod gradient;
@@ -48,7 +46,6 @@ mod schedule;
 mod scratch;
 mod state;
 mod step;
-mod tangent;
 mod two_sided;
 
 pub use etalon_problem::linear_attention::{

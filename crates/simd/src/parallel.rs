@@ -1,8 +1,8 @@
 //! Tasks over rayon's current pool.
 
+use crate::workspace::{Parts, Region, Workspace};
 use etalon_problem::Error;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 /// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
 /// first. Each thread keeps one scratch, of those that are `idle` or a new one. Which thread runs a
@@ -13,32 +13,63 @@ pub fn for_each<T: Send, S: Send>(
     scratch: impl Fn() -> Result<S, Error> + Sync,
     body: impl Fn(T, &mut S) + Sync,
 ) -> Result<(), Error> {
-    let take = || idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
     let threads = rayon::current_num_threads().min(tasks.len());
-    let tasks: Vec<Mutex<Option<T>>> =
-        tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
-    let next = AtomicUsize::new(0);
-    let failure = Mutex::new(None);
+    let (tasks, failure) = (Mutex::new(tasks.into_iter()), Mutex::new(None));
     let work = || {
-        let mut scratch = match take().map_or_else(&scratch, Ok) {
+        let mut scratch = match lock(idle).pop().map_or_else(&scratch, Ok) {
             Ok(scratch) => scratch,
             Err(error) => {
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *lock(&failure) = Some(error);
                 return;
             }
         };
-        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(task) = task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                body(task, &mut scratch);
-            }
+        while let Some(task) = next(&tasks) {
+            body(task, &mut scratch);
         }
-        idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
+        lock(idle).push(scratch);
     };
     on_threads(threads, &work);
-    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
+    let (failure, left) = (lock(&failure).take(), lock(&tasks).len());
+    match failure {
         // One thread without a scratch is no failure while others did its work.
-        Some(error) if next.load(Ordering::Relaxed) < tasks.len() => Err(error),
+        Some(error) if left > 0 => Err(error),
         _ => Ok(()),
+    }
+}
+
+/// A pass whose threads have memory of their own.
+pub trait Threaded: Sync {
+    /// What a thread holds.
+    type Scratch<'m>;
+
+    /// Cuts what a thread holds from its part of all memory.
+    fn scratch<'m>(&self, parts: &mut Parts<'m>) -> Self::Scratch<'m>;
+}
+
+/// The threads of a pass, and the memory of all of them.
+pub struct Threads<'p, P> {
+    pass: &'p P,
+    memory: Region,
+    /// Elements for one of them.
+    each: usize,
+}
+
+impl<'p, P: Threaded> Threads<'p, P> {
+    /// So many, with memory of a workspace.
+    pub fn new(workspace: &Workspace, pass: &'p P, count: usize) -> Result<Self, Error> {
+        let each = Parts::count(|parts| pass.scratch(parts));
+        let memory = workspace.room(each.saturating_mul(count), "the scratch of threads")?;
+        Ok(Threads { pass, memory, each })
+    }
+
+    /// Runs `body` on every task, as [`share`] does.
+    pub fn share<T: Send>(
+        &mut self,
+        tasks: impl Iterator<Item = T> + Send,
+        body: impl Fn(T, &mut P::Scratch<'_>) + Sync,
+    ) {
+        let parts = self.memory.chunks_exact_mut(self.each);
+        share(parts, |part| self.pass.scratch(&mut Parts::of(part)), tasks, body);
     }
 }
 
@@ -68,9 +99,13 @@ pub fn share<R: Send, S, T: Send>(
     on_threads(threads, &work);
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// The next item of an iterator that threads share.
 fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
-    items.lock().unwrap_or_else(PoisonError::into_inner).next()
+    lock(items).next()
 }
 
 /// Calls `work` so many times, at once as far as threads are free. Unlike a scope, which allocates every

@@ -91,28 +91,33 @@ pub fn clear<D: Dimension>(result: &mut TensorMut<'_, D>, covered: usize, nothin
     }
 }
 
-/// Cuts a result along its first axis into the given spans, which ascend and do not overlap.
+/// Cuts a result along an axis into the given spans, which ascend and do not overlap.
+pub fn cut_along<'o, D: Dimension>(
+    result: TensorMut<'o, D>,
+    axis: usize,
+    spans: impl Iterator<Item = Range<usize>>,
+) -> impl Iterator<Item = TensorMut<'o, D>> {
+    let (mut rest, mut start) = (Some(result), 0);
+    spans.map_while(move |span| {
+        let (_, tail) = rest.take()?.split_at(axis, span.start - start);
+        let (piece, tail) = tail.split_at(axis, span.len());
+        (rest, start) = (Some(tail), span.end);
+        Some(piece)
+    })
+}
+
+/// The same along its first axis, as a list.
 pub fn cut_rows<'o, D: Dimension>(
     result: TensorMut<'o, D>,
     spans: &[Range<usize>],
 ) -> Vec<TensorMut<'o, D>> {
-    let mut rest = result;
-    let mut start = 0;
-    let mut pieces = Vec::with_capacity(spans.len());
-    for span in spans {
-        let (_, tail) = rest.split_at(0, span.start - start);
-        let (piece, tail) = tail.split_at(0, span.len());
-        pieces.push(piece);
-        rest = tail;
-        start = span.end;
-    }
-    pieces
+    cut_along(result, 0, spans.iter().cloned()).collect()
 }
 
 /// The parts of a result along its first axis.
 pub fn outer<D: RemoveAxis>(result: TensorMut<'_, D>) -> Vec<TensorMut<'_, D::Smaller>> {
-    let spans: Vec<Range<usize>> = (0..result.shape()[0]).map(|i| i..i + 1).collect();
-    cut_rows(result, &spans).into_iter().map(|row| row.outer(0)).collect()
+    let spans = (0..result.shape()[0]).map(|i| i..i + 1);
+    cut_along(result, 0, spans).map(|row| row.outer(0)).collect()
 }
 
 /// A part of a result within one batch element and head.

@@ -302,8 +302,9 @@ impl<'m> Parts<'m> {
     }
 
     /// The parts from here on are for `group`.
-    pub fn group(&mut self, group: &'static str) {
+    pub fn group(&mut self, group: &'static str) -> &mut Self {
         self.groups.iter_mut().for_each(|groups| groups.push((group, 0)));
+        self
     }
 
     /// The next `len` elements, whatever they hold.

@@ -82,7 +82,7 @@ impl Lanes for F32s {
     #[inline(always)]
     fn mul_pow2(self, n: Self) -> Self {
         let bits: i32x8 = (n.0.fast_round_int() + i32x8::splat(127)) << 23;
-        F32s(self.0 * f32x8::from_bits_i32(bits))
+        F32s(self.0 * f32x8::new(bits.to_array().map(|bits| f32::from_bits(bits as u32))))
     }
 
     #[inline(always)]
@@ -98,17 +98,5 @@ impl Lanes for F32s {
     #[inline(always)]
     fn reduce_add(self) -> f32 {
         super::halve(self.0.to_array(), |a, b| a + b)
-    }
-}
-
-/// The bits of integers as floats.
-trait FromBits {
-    fn from_bits_i32(bits: i32x8) -> Self;
-}
-
-impl FromBits for f32x8 {
-    #[inline(always)]
-    fn from_bits_i32(bits: i32x8) -> Self {
-        f32x8::new(bits.to_array().map(|bits| f32::from_bits(bits as u32)))
     }
 }

@@ -57,6 +57,17 @@ impl Cut {
         tokens.div_ceil(self.span(tokens))
     }
 
+    /// The spans of a sequence; or, not by span, all of it at once.
+    pub fn parts(
+        &self,
+        tokens: usize,
+        by_span: bool,
+    ) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
+        let size = if by_span { self.span(tokens) } else { tokens };
+        let count = if by_span { self.spans(tokens) } else { 1 };
+        (0..count).map(move |part| part * size..tokens.min((part + 1) * size))
+    }
+
     /// The chunks of a span.
     pub fn chunks(
         &self,

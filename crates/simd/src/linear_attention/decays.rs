@@ -6,7 +6,7 @@ use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::{STRIDE, Tile};
 use crate::workspace::Parts;
 use etalon_problem::{Error, TokenSequence};
-use ndarray::{ArrayView, ArrayView1, ArrayView3, Dimension, s};
+use ndarray::{ArrayView1, ArrayView3, s};
 use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
@@ -19,22 +19,7 @@ pub struct Logs<'a> {
     pub by_token: Option<ArrayView3<'a, f32>>,
 }
 
-/// A view of a tensor that may be absent.
-pub fn view<'s, T, D: Dimension>(
-    tensor: &'s Option<ArrayView<'_, T, D>>,
-) -> Option<ArrayView<'s, T, D>> {
-    tensor.as_ref().map(|tensor| tensor.view())
-}
-
 impl<'a> Logs<'a> {
-    /// Those of a problem, which has at most one of the two.
-    pub fn new(
-        by_head: &'a Option<ArrayView1<'_, f32>>,
-        by_token: &'a Option<ArrayView3<'_, f32>>,
-    ) -> Self {
-        Logs { by_head: view(by_head), by_token: view(by_token) }
-    }
-
     /// Those of a key head in a sequence.
     pub fn of(self, sequence: &TokenSequence, head: usize) -> Gates<'a> {
         let tokens = sequence.start..sequence.start + sequence.tokens;

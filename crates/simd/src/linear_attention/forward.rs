@@ -8,16 +8,15 @@
 //! The scores of a register block of queries are computed, weighed, multiplied with v, and
 //! forgotten.
 
-use super::cut::Cut;
 use super::decays::Decays;
 use super::operands::Operands;
-use super::rows::{Panels, Rows, across, along};
+use super::rows::Factor;
 use super::schedule::{Place, Schedule, States};
 use super::state::{Advance, Shape, combine, pass_on};
-use crate::element::{Tensor, TensorMut};
+use crate::element::TensorMut;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
-use crate::parallel::share;
+use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
@@ -32,82 +31,63 @@ pub struct Forward<'a> {
     pub operands: Operands<'a>,
 }
 
+impl Threaded for Forward<'_> {
+    type Scratch<'m> = Scratch<'m>;
+
+    fn scratch<'m>(&self, parts: &mut Parts<'m>) -> Scratch<'m> {
+        Scratch::new(parts, &self.schedule)
+    }
+}
+
 impl Forward<'_> {
-    /// Writes o and, where it is asked for, the states after the last tokens.
+    /// Writes o and the states after the last tokens, where they are asked for.
     pub fn run(
         &self,
         workspace: &Workspace,
-        o: TensorMut<'_, Ix4>,
+        o: Option<TensorMut<'_, Ix4>>,
         final_state: Option<ArrayViewMut4<'_, f32>>,
     ) -> Result<(), Error> {
         let Forward { schedule, operands } = self;
-        let Schedule { cut, shape, .. } = *schedule;
-        let each = Parts::count(|parts| Scratch::new(parts, &cut, shape));
-        let memory = each.saturating_mul(schedule.workers());
-        let mut memory = workspace.room(memory, "the scratch of threads")?;
-        let mut states = States::new(workspace, schedule, shape, true)?;
+        let mut threads = Threads::new(workspace, self, schedule.workers())?;
+        let mut states = States::new(workspace, schedule, schedule.shape, true)?;
         // Nothing has been written yet.
-        states.begin(&operands.initial, false);
+        states.begin(&operands.initial);
         let (whole, group) = (schedule.whole(), schedule.problem.group());
-        let o = schedule.pieces(Some(o), group, !whole).flatten();
-        let tasks = schedule.places(!whole).zip(o);
+        let tasks = schedule.places(!whole).zip(schedule.pieces(o, group, !whole));
         if whole {
-            let (threads, tasks) = (memory.chunks_exact_mut(each), tasks.zip(states.slots()));
-            share(
-                threads,
-                |part| self.enter(part),
-                tasks,
-                |((place, o), state), scratch| {
-                    self.slot(&place, o, state, scratch);
-                },
-            );
+            threads.share(tasks.zip(states.slots()), |((place, o), state), scratch| {
+                self.slot(&place, o, state, scratch);
+            });
         } else {
-            let threads = memory.chunks_exact_mut(each);
             let sums = schedule.places(true).zip(states.behind());
-            share(
-                threads,
-                |part| self.enter(part),
-                sums,
-                |(place, sum), scratch| self.sum(&place, sum, scratch),
-            );
+            threads.share(sums, |(place, sum), scratch| {
+                self.sum(&place, scratch);
+                sum.copy_from_slice(scratch.sum);
+            });
             states.scan(|span| operands.carry(span, span.tokens.clone()));
-            let (threads, tasks) = (memory.chunks_exact_mut(each), tasks.zip(states.before()));
-            share(
-                threads,
-                |part| self.enter(part),
-                tasks,
-                |((place, o), state), scratch| {
-                    let sum = std::mem::take(&mut scratch.sum);
-                    self.span(&place, o, state, sum, false, scratch);
-                    scratch.sum = sum;
-                },
-            );
+            threads.share(tasks.zip(states.before()), |((place, o), state), scratch| {
+                self.span(&place, o, state, false, scratch);
+            });
         }
-        states.finish(final_state, 0, false);
+        states.finish(final_state, 0);
         Ok(())
-    }
-
-    /// The scratch of a thread, in its part of the memory.
-    fn enter<'m>(&self, part: &'m mut [f32]) -> Scratch<'m> {
-        Scratch::new(&mut Parts::of(part), &self.schedule.cut, self.schedule.shape)
     }
 
     /// o of a slot, from its first span to its last; the state before it becomes the one after it.
     fn slot(
         &self,
         place: &Place<'_>,
-        mut o: TensorMut<'_, Ix3>,
+        mut o: Option<TensorMut<'_, Ix3>>,
         state: &mut [f32],
         scratch: &mut Scratch<'_>,
     ) {
-        let level = self.schedule.options.level;
-        let sum = std::mem::take(&mut scratch.sum);
         for span in place.spans(&self.schedule.cut) {
-            let rows = o.view_mut().slice(s![.., span.tokens.clone(), ..]);
-            self.span(&span, rows, state, sum, true, scratch);
-            pass_on(level, self.operands.carry(&span, span.tokens.clone()), state, sum);
+            let rows = s![.., span.tokens.clone(), ..];
+            let rows = o.as_mut().map(|o| o.view_mut().slice(rows));
+            self.span(&span, rows, state, true, scratch);
+            let carry = self.operands.carry(&span, span.tokens.clone());
+            pass_on(self.schedule.options.level, carry, state, scratch.sum);
         }
-        scratch.sum = sum;
     }
 
     /// Reads the keys and values of a chunk.
@@ -119,89 +99,84 @@ impl Forward<'_> {
         scratch: &mut Scratch<'_>,
     ) {
         let (Operands { k, v, .. }, level) = (&self.operands, self.schedule.options.level);
-        scratch.decays.prepare(level, &self.operands.gates(place).0, chunk.clone());
-        k[0].iter().for_each(|k| scratch.k.read(place.rows(k, place.head, chunk)));
-        v[0].iter().for_each(|v| scratch.v.read(place.rows(v, place.head, chunk)));
+        let [gates, _] = self.operands.gates(place);
+        scratch.decays.prepare(level, &gates, chunk.clone());
+        scratch.k.read(place.rows(k, place.head, chunk));
+        scratch.v.read(place.rows(v, place.head, chunk));
         Pack { len: chunk.len(), output, scratch }.run_at(level);
     }
 
     /// The state after a span from the span alone.
-    fn sum(&self, place: &Place<'_>, sum: &mut [f32], scratch: &mut Scratch<'_>) {
+    fn sum(&self, place: &Place<'_>, scratch: &mut Scratch<'_>) {
         for (n, chunk) in self.schedule.cut.chunks(&place.tokens).enumerate() {
             self.read(place, &chunk, false, scratch);
-            self.advance(n, chunk.len(), sum, scratch);
+            self.advance(n, chunk.len(), scratch);
         }
     }
 
     /// (R22) for L of chunk `n` of a span.
-    fn advance(&self, n: usize, len: usize, sum: &mut [f32], scratch: &Scratch<'_>) {
-        let Scratch { decays, k, values, weighted, .. } = scratch;
+    fn advance(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
+        let Scratch { decays, k, v, sum, .. } = scratch;
         let Schedule { shape, options, .. } = self.schedule;
         let decay = if n == 0 { 0.0 } else { decays.whole };
-        let right = if decays.none { values } else { weighted };
+        let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;
-        Advance { shape, state: sum, decay, left: k, right, tokens }.run_at(options.level);
+        Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens }.run_at(options.level);
     }
 
-    /// o of a span; with `keep`, `sum` becomes the state after it from the span alone.
+    /// o of a span; with `keep`, `scratch.sum` becomes the state after it from the span alone.
     fn span(
         &self,
         place: &Place<'_>,
-        mut o: TensorMut<'_, Ix3>,
+        mut o: Option<TensorMut<'_, Ix3>>,
         state: &[f32],
-        sum: &mut [f32],
         keep: bool,
         scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, cut, options, .. } = self.schedule;
         let start = place.tokens.start;
         for (n, chunk) in cut.chunks(&place.tokens).enumerate() {
-            self.read(place, &chunk, true, scratch);
-            let carry = self.operands.carry(place, start..chunk.start);
-            let begun = (n > 0).then_some(&*sum);
-            combine(options.level, carry, state, begun, scratch.state);
-            // Before the first token of a sequence that begins with 0 there is nothing to read.
-            let blank = chunk.start == 0 && self.operands.initial[0].is_none();
-            for member in 0..problem.group() {
-                let head = place.head * problem.group() + member;
-                let rows = s![member, chunk.start - start..chunk.end - start, ..];
-                let q = self.operands.q[0].map(|q| place.rows(&q, head, &chunk));
-                self.chunk(q, o.view_mut().slice(rows), blank, scratch);
+            self.read(place, &chunk, o.is_some(), scratch);
+            if let Some(o) = &mut o {
+                let carry = self.operands.carry(place, start..chunk.start);
+                let begun = (n > 0).then_some(&*scratch.sum);
+                combine(options.level, carry, state, begun, scratch.state);
+                for member in 0..problem.group() {
+                    let rows = s![member, chunk.start - start..chunk.end - start, ..];
+                    self.head(place, &chunk, member, o.view_mut().slice(rows), scratch);
+                }
             }
             if keep || chunk.end < place.tokens.end {
-                self.advance(n, chunk.len(), sum, scratch);
+                self.advance(n, chunk.len(), scratch);
             }
         }
     }
 
     /// o of one query head in a chunk.
-    fn chunk(
+    fn head(
         &self,
-        q: Option<Tensor<'_, Ix2>>,
+        place: &Place<'_>,
+        chunk: &Range<usize>,
+        member: usize,
         mut o: TensorMut<'_, Ix2>,
-        blank: bool,
         scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, shape, options, .. } = self.schedule;
-        q.into_iter().for_each(|q| scratch.q.read(q));
-        Outputs { len: o.shape()[0], blank, shape, scratch }.run_at(options.level);
+        let head = place.head * problem.group() + member;
+        scratch.q.read(place.rows(&self.operands.q, head, chunk));
+        // Before the first token of a sequence that begins with 0 there is nothing to read.
+        let blank = chunk.start == 0 && self.operands.initial[0].is_none();
+        Outputs { len: chunk.len(), blank, shape, scratch }.run_at(options.level);
         o.write_rows(scratch.o, scratch.stride, problem.scale as f32);
     }
 }
 
 /// The memory of one thread.
-struct Scratch<'m> {
+pub struct Scratch<'m> {
     decays: Decays<'m>,
-    q: Rows<'m>,
-    k: Rows<'m>,
-    v: Rows<'m>,
-    /// k, across.
-    keys: Panels<'m>,
-    /// v, along; and with each row times its ω.
-    values: Panels<'m>,
-    weighted: Panels<'m>,
-    /// Whether v holds no NaN and no infinity.
-    finite: bool,
+    q: Factor<'m>,
+    k: Factor<'m>,
+    v: Factor<'m>,
     /// Scores of a register block, then weights.
     strip: &'m mut [f32],
     /// P of a register block.
@@ -216,28 +191,30 @@ struct Scratch<'m> {
 }
 
 impl<'m> Scratch<'m> {
-    fn new(parts: &mut Parts<'m>, cut: &Cut, shape: Shape) -> Self {
-        let Shape { dim, width, .. } = shape;
-        let stride = width.next_multiple_of(cut.cols);
-        parts.group("operands of a chunk");
-        let [q, k, v] = [dim, dim, width].map(|dim| Rows::new(parts, cut, dim));
-        let keys = across(parts, cut, dim);
-        let [values, weighted] = [width; 2].map(|dim| along(parts, cut, dim));
-        parts.group("scores and decays of a register block");
-        let decays = Decays::new(parts, cut);
-        let [strip, p] = [cut.rows * STRIDE; 2].map(|len| parts.room(len));
-        parts.group("results of a chunk");
-        let o = parts.room(cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride));
-        parts.group("states of a chunk");
-        let [state, sum] = [shape.len(); 2].map(|len| parts.room(len));
-        let finite = true;
-        Scratch { decays, q, k, v, keys, values, weighted, finite, strip, p, o, stride, state, sum }
+    fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>) -> Self {
+        let Schedule { cut, shape, .. } = *schedule;
+        let (dim, width, none) = ([shape.dim, 0], [shape.width, 0], [0; 2]);
+        let (rows, stride) =
+            (cut.chunk.next_multiple_of(cut.rows), shape.width.next_multiple_of(cut.cols));
+        // In the order of the fields: what follows a group is in it.
+        Scratch {
+            q: Factor::new(parts.group("operands of a chunk"), &cut, dim, [none; 3]),
+            k: Factor::new(parts, &cut, dim, [dim, none, none]),
+            v: Factor::new(parts, &cut, width, [none, width, width]),
+            decays: Decays::new(parts.group("scores and decays of a register block"), &cut),
+            strip: parts.room(cut.rows * STRIDE),
+            p: parts.room(cut.rows * STRIDE),
+            o: parts.group("results of a chunk").room(rows.saturating_mul(stride)),
+            stride,
+            state: parts.group("states of a chunk").room(shape.len()),
+            sum: parts.room(shape.len()),
+        }
     }
 }
 
 /// What the forward pass allocates beside operands and results.
 pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
-    let scratch = Parts::list(|parts| Scratch::new(parts, &schedule.cut, schedule.shape));
+    let scratch = Parts::list(|parts| Scratch::new(parts, schedule));
     schedule.buffers(&scratch, &[schedule.shape], false)
 }
 
@@ -255,16 +232,16 @@ impl Kernel for Pack<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Scratch { decays, k, v, keys, values, weighted, finite, .. } = self.scratch;
+        let Scratch { decays, k, v, .. } = self.scratch;
         if self.output {
-            k.across(isa, self.len, keys);
-            *finite = v.finite(self.len);
+            k.pack_across(isa, self.len);
+            v.look(self.len);
         }
         if self.output || decays.none {
-            v.along(isa, self.len, None, values);
+            v.pack_along(isa, self.len);
         }
         if !decays.none {
-            v.along(isa, self.len, Some(&*decays.omega), weighted);
+            v.rows[0].along(isa, self.len, Some(&*decays.omega), &mut v.weighted[0]);
         }
     }
 }
@@ -286,7 +263,8 @@ impl Kernel for Outputs<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Outputs { len, blank, shape, scratch } = self;
-        let Scratch { decays, q, keys, values, finite, strip, p, o, stride, state, .. } = scratch;
+        let Scratch { decays, q, k, v, strip, p, o, stride, state, .. } = scratch;
+        let (q, keys, values, finite) = (&q.rows[0], &k.across[0], &v.along[0], v.finite);
         let (height, width) = (I::Tile::ROWS, I::Tile::COLS);
         for first in (0..len).step_by(height) {
             let depth = len.min(first + height);
@@ -307,12 +285,12 @@ impl Kernel for Outputs<'_, '_> {
                         tile = tile.scale_rows(isa, &decays.alpha[first..]);
                     }
                 }
-                if *finite {
+                if finite {
                     tile.add_rows(isa, strip, values.from(number), depth);
                 }
                 tile.store(&mut o[first * *stride + number * width..], *stride);
             }
-            if !*finite {
+            if !finite {
                 let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
                 let values = Along { packed: values, start: 0, depth };
                 sum.add_visible(

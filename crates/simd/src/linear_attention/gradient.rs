@@ -1,4 +1,5 @@
-//! The kernels of the backward pass: one chunk of one key head.
+//! The kernels of one chunk of one key head: gradients and, in the second order, their tangents along
+//! those of their operands. In the first order
 //!
 //! ```text
 //! A_ij = P_ij (q_i·k_j),  B_ij = P_ij (dout_i·v_j)        (R23)
@@ -7,23 +8,34 @@
 //! dv_j = σ Σ_{i ≥ j} A_ij dout_i + ω_j k_j D              (R26)
 //! ```
 //!
-//! A and B are computed for one pair of micro-chunks at a time and forgotten. Every row of dq, dk and
-//! dv has one writer. `flow` has dg, (R27).
+//! and in the second, with Q = σ q, and a dot for the tangent of each letter:
+//!
+//! ```text
+//! A_ij = P_ij (Q_i·k_j)        Ȧ_ij = P_ij (β_ij Q_i·k_j + Q̇_i·k_j + Q_i·k̇_j)          (R29)
+//! B_ij = P_ij (dout_i·v_j)     Ḃ_ij likewise; β_ij the sum of ddg between j and i
+//! gdout_i = Σ_{j ≤ i} (Ȧ_ij v_j + A_ij v̇_j) + α_i (a_i Q_i S + Q̇_i S + Q_i Ṡ)          (R32)
+//! gq_i    = σ (Σ_{j ≤ i} (Ḃ_ij k_j + B_ij k̇_j) + …) + ddσ dq_i / σ                     (R33)
+//! gk_j    = Σ_{i ≥ j} (Ḃ_ij Q_i + B_ij Q̇_i) + ω_j (b_j v_j Dᵀ + v̇_j Dᵀ + v_j Ḋᵀ)       (R34)
+//! gv_j    = Σ_{i ≥ j} (Ȧ_ij dout_i + A_ij cot_o_i) + ω_j (b_j k_j D + k̇_j D + k_j Ḋ)   (R35)
+//! ```
+//!
+//! A and B are computed for one pair of micro-chunks at a time and forgotten. Every row of a gradient
+//! has one writer. `flow` has dg, (R27), and gg, which is the sum of the tangents of w, x, y and z. What
+//! a decay of 0 would multiply is absent.
 
-use super::rows::{Panels, Rows};
+use super::rows::{Factor, Panels};
 use super::scratch::{Scratch, Wanted};
-use super::state::{Shape, transpose_states};
+use super::state::{Reading, inner, transpose_states};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
 
-/// Dᵀ, and what the state after the chunk contributes to dk, dv and dg.
+/// Dᵀ, in the second order S, and what the state after the chunk contributes to the gradients by k, v
+/// and g.
 pub struct Behind<'a, 'm> {
     pub len: usize,
-    pub shape: Shape,
-    pub transposed: Shape,
     pub wanted: Wanted,
     pub scratch: &'a mut Scratch<'m>,
 }
@@ -35,88 +47,78 @@ impl Kernel for Behind<'_, '_> {
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Behind { len, shape, transposed, wanted, scratch } = self;
-        let Scratch { decays, k: [k, _], v: [v, _], dk, dv, strides, flow, .. } = scratch;
-        let Scratch { state_transposed, back, back_transposed, .. } = scratch;
+        let Behind { len, wanted, scratch } = self;
+        let Scratch { decays, log_tangents, k, v, dk, dv, dq, strides, second, .. } = scratch;
+        let Scratch { state, state_transposed, back, back_transposed, .. } = scratch;
+        let (shape, transposed) = (scratch.shape, scratch.transposed);
+        if wanted.dout {
+            transpose_states(isa, state_transposed, transposed, state, shape);
+        }
+        let (weights, [_, log_tangents]) = (&decays.omega[..], log_tangents.lists());
         if wanted.k || wanted.g {
             transpose_states(isa, back, shape, back_transposed, transposed);
-            from_state(isa, len, v, back_transposed, transposed, decays.omega, dk, strides[0]);
+            let (rows, states) = (&v.rows, &back_transposed[..]);
+            let read = Reading { len, rows, states, shape: transposed, weights, log_tangents };
+            // dq is free until the first query head is worked on.
+            let spare = (*second && wanted.g).then_some(&mut *dq[0]);
+            let [value, tangent] = by_order(*second, dk);
+            read.write(isa, value.or(spare), tangent, strides[0]);
         }
         if wanted.v {
-            from_state(isa, len, k, back, shape, decays.omega, dv, strides[1]);
+            let read = Reading { len, rows: &k.rows, states: back, shape, weights, log_tangents };
+            let [value, tangent] = by_order(*second, dv);
+            read.write(isa, value, tangent, strides[1]);
         }
         if wanted.g {
-            let z = match decays.whole {
-                0.0 => 0.0,
-                whole => whole * inner(isa, transposed, state_transposed, back_transposed),
-            };
-            for j in 0..len {
-                flow.y[j] = match decays.omega[j] {
-                    0.0 => 0.0,
-                    _ => k.dot(isa, j, &dk[j * strides[0]..]),
-                };
-            }
-            flow.begin(len, z);
+            begin_flow(isa, len, scratch);
         }
     }
 }
 
-/// to_i = weight_i · rows_i · state; where a weight is 0 the state is absent.
+/// A gradient as a product or, in the second order, as the tangent of one.
 #[inline(always)]
-#[allow(clippy::too_many_arguments)]
-fn from_state<I: Isa>(
-    isa: I,
-    len: usize,
-    rows: &Rows<'_>,
-    state: &[f32],
-    shape: Shape,
-    weights: &[f32],
-    to: &mut [f32],
-    stride: usize,
-) {
-    for first in (0..len).step_by(I::Tile::ROWS) {
-        for (number, panel) in state.chunks_exact(shape.panel()).enumerate() {
-            let mut tile = I::Tile::zero(isa);
-            rows.add_rows(isa, &mut tile, first, panel);
-            let tile = tile.scale_rows(isa, &weights[first..]);
-            tile.store(&mut to[first * stride + number * I::Tile::COLS..], stride);
-        }
-    }
+fn by_order(second: bool, gradient: &mut [f32]) -> [Option<&mut [f32]>; 2] {
+    if second { [None, Some(gradient)] } else { [Some(gradient), None] }
 }
 
-/// <G, H>, of what two states hold beside what only fills register blocks.
+/// dg from what passes the end of the chunk: y and z or, in the second order, their tangents.
 #[inline(always)]
-pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
-    let cols = I::Tile::COLS;
-    let mut sum = I::F32::splat(isa, 0.0);
-    let mut rest = 0.0;
-    for (number, (g, h)) in
-        g.chunks_exact(shape.panel()).zip(h.chunks_exact(shape.panel())).enumerate()
-    {
-        let here = cols.min(shape.width - number * cols);
-        let whole = here / I::F32::N * I::F32::N;
-        for (g, h) in g.chunks_exact(cols).zip(h.chunks_exact(cols)).take(shape.dim) {
-            let lists = g[..whole].chunks_exact(I::F32::N).zip(h[..whole].chunks_exact(I::F32::N));
-            for (g, h) in lists {
-                sum = I::F32::load(isa, g).mul_add(I::F32::load(isa, h), sum);
-            }
-            for (g, h) in g[whole..here].iter().zip(&h[whole..here]) {
-                rest += g * h;
-            }
-        }
+fn begin_flow<I: Isa>(isa: I, len: usize, scratch: &mut Scratch<'_>) {
+    let Scratch { decays, log_tangents, k, dk, dq, strides, flow, second, .. } = scratch;
+    let (shape, [rows, tangent]) = (scratch.transposed, &k.rows);
+    for j in 0..len {
+        let row = j * strides[0];
+        flow.y[j] = match decays.omega[j] {
+            0.0 => 0.0,
+            _ if *second => tangent.dot(isa, j, &dq[0][row..]) + rows.dot(isa, j, &dk[row..]),
+            _ => rows.dot(isa, j, &dk[row..]),
+        };
     }
-    sum.reduce_add() + rest
+    let (s, s_tangent) = scratch.state_transposed.split_at(shape.len());
+    let (d, d_tangent) = scratch.back_transposed.split_at(shape.len());
+    let z = match decays.whole {
+        0.0 => 0.0,
+        whole if !*second => whole * inner(isa, shape, s, d),
+        whole => {
+            let mut sum = inner(isa, shape, s_tangent, d) + inner(isa, shape, s, d_tangent);
+            if !log_tangents.zero {
+                sum += log_tangents.whole * inner(isa, shape, s, d);
+            }
+            whole * sum
+        }
+    };
+    flow.begin(len, z);
 }
 
-/// What one query head contributes to the gradients of a chunk; dq / σ of it.
+/// What one query head contributes to the gradients of a chunk; and dq / σ of it or, in the second
+/// order, gdout of it and dq / σ with its tangent.
 pub struct Chunk<'a, 'm> {
     pub len: usize,
-    pub transposed: Shape,
     pub wanted: Wanted,
-    /// Whether S is 0.
+    /// Whether S, and its tangent, are 0.
     pub blank: bool,
     pub scratch: &'a mut Scratch<'m>,
-    /// Σ q_i · dq_i / σ is added to it.
+    /// Σ q_i · dq_i / σ is added to it, in the first order.
     pub dscale: &'a mut f64,
 }
 
@@ -128,9 +130,7 @@ impl Kernel for Chunk<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (len, micro) = (self.len, self.scratch.micro);
-        if self.wanted.dq || self.wanted.g {
-            self.add_before(isa);
-        }
+        self.add_before(isa);
         for keys in (0..len).step_by(micro).map(|j| j..len.min(j + micro)) {
             for queries in (keys.start..len).step_by(micro).map(|i| i..len.min(i + micro)) {
                 self.pair(isa, queries, keys.clone());
@@ -139,34 +139,52 @@ impl Kernel for Chunk<'_, '_> {
         if self.wanted.g {
             self.scratch.flow.finish(len);
         }
-        if self.wanted.dq {
-            let Scratch { q: [q, _], dq: [dq, _], strides, .. } = &*self.scratch;
+        let Scratch { q, dq, strides, second, .. } = &*self.scratch;
+        if self.wanted.dq && !second {
             for i in 0..len {
-                *self.dscale += f64::from(q.dot(isa, i, &dq[i * strides[0]..]));
+                *self.dscale += f64::from(q.rows[0].dot(isa, i, &dq[0][i * strides[0]..]));
             }
         }
     }
 }
 
 impl Chunk<'_, '_> {
-    /// dq and x from the state before the chunk.
+    /// dq and x or, in the second order, gdout, dq and their tangents, from the state before the chunk.
     #[inline(always)]
     fn add_before<I: Isa>(&mut self, isa: I) {
-        let scratch = &mut *self.scratch;
-        let Scratch { decays, q: [q, _], dout: [dout, _], dq: [dq, _], strides, .. } = scratch;
-        let Scratch { state_transposed: state, flow, scale, .. } = scratch;
-        let x = &mut *flow.x;
-        if self.blank {
-            dq.fill(0.0);
-            x.fill(0.0);
+        let Chunk { len, wanted, blank, scratch, .. } = self;
+        let Scratch { decays, log_tangents, q, dout, gdout, dq, strides, flow, .. } = scratch;
+        let Scratch { state, state_transposed, shape, transposed, scale, second, .. } = scratch;
+        if *blank {
+            gdout.fill(0.0);
+            dq.iter_mut().for_each(|dq| dq.fill(0.0));
+            flow.x.fill(0.0);
             return;
         }
-        from_state(isa, self.len, dout, state, self.transposed, decays.alpha, dq, strides[0]);
-        if self.wanted.g {
-            for i in 0..self.len {
-                x[i] = match decays.alpha[i] {
+        let (len, weights) = (*len, &decays.alpha[..]);
+        let [log_tangents, _] = log_tangents.lists();
+        if wanted.dout {
+            let (rows, shape) = (&q.rows, *shape);
+            let read = Reading { len, rows, states: state, shape, weights, log_tangents };
+            read.write(isa, None, Some(gdout), strides[1]);
+        }
+        let [value, tangent] = dq;
+        if wanted.q || wanted.dq || wanted.g {
+            let (rows, states, shape) = (&dout.rows, &state_transposed[..], *transposed);
+            let read = Reading { len, rows, states, shape, weights, log_tangents };
+            let value = (wanted.dq || wanted.g).then_some(&mut value[..]);
+            read.write(isa, value, second.then_some(tangent), strides[0]);
+        }
+        if wanted.g {
+            let [rows, rows_tangent] = &q.rows;
+            for i in 0..len {
+                let row = i * strides[0];
+                flow.x[i] = match weights[i] {
                     0.0 => 0.0,
-                    _ => *scale * q.dot(isa, i, &dq[i * strides[0]..]),
+                    _ if *second => {
+                        rows_tangent.dot(isa, i, &value[row..]) + rows.dot(isa, i, &tangent[row..])
+                    }
+                    _ => *scale * rows.dot(isa, i, &value[row..]),
                 };
             }
         }
@@ -175,190 +193,254 @@ impl Chunk<'_, '_> {
     /// A pair of micro-chunks.
     #[inline(always)]
     fn pair<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>) {
-        let Wanted { dq, k: dk, v: dv, g: dg, .. } = self.wanted;
         let diagonal = queries.start == keys.start;
-        let (height, cols) = (I::Tile::ROWS, I::Tile::COLS);
+        let height = I::Tile::ROWS;
         for first in queries.clone().step_by(height) {
             let at = (first - queries.start) * STRIDE;
             let last = if diagonal { keys.end.min(first + height) } else { keys.end };
-            let seen = keys.start..last;
-            let scratch = &mut *self.scratch;
-            for column in (keys.start / cols * cols..last).step_by(cols) {
-                if dv || dg {
-                    let mut tile = I::Tile::zero(isa);
-                    let keys = scratch.keys[0].from(column / cols);
-                    scratch.q[0].add_rows(isa, &mut tile, first, keys);
-                    tile.store(&mut scratch.a[0][at + column..], STRIDE);
-                }
-                if dq || dk || dg {
-                    let mut tile = I::Tile::zero(isa);
-                    let values = scratch.values[0].from(column / cols);
-                    scratch.dout[0].add_rows(isa, &mut tile, first, values);
-                    tile.store(&mut scratch.b[0][at + column..], STRIDE);
-                }
-            }
-            if !scratch.decays.none {
+            self.multiply(isa, first, at, keys.start..last);
+            let Scratch { decays, log_tangents, p, beta, .. } = &mut *self.scratch;
+            if !decays.none {
                 let begin = diagonal && first == queries.start;
-                let p = &mut scratch.p[at..];
-                scratch.decays.rows(isa, first, keys.clone(), begin, p);
+                decays.rows(isa, first, keys.clone(), begin, &mut p[at..]);
+                if !log_tangents.zero {
+                    log_tangents.rows(isa, first, keys.clone(), begin, &mut beta[at..]);
+                }
             }
             self.weigh(isa, first, at, keys.clone());
-            if dq {
-                self.grow_dq(isa, first, queries.start, seen);
-            }
+            self.grow_queries(isa, first, queries.start, keys.start..last);
         }
         // The keys of a diagonal pair are seen from themselves on.
         for first in keys.clone().step_by(height) {
             let from = if diagonal { first } else { queries.start };
             self.grow_keys(isa, first, from..queries.end, queries.start);
         }
-        if dg {
+        if self.wanted.g {
             self.scratch.flow.pair(isa, queries, keys, diagonal);
         }
     }
 
-    /// (R23) from products, and w; 0 where P is, or without decays where j > i.
+    /// The products of a register block of queries with keys, and with values, before weights.
+    #[inline(always)]
+    fn multiply<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
+        let Wanted { q: gq, dq, k: gk, v: gv, g: gg, dout: gdout, .. } = self.wanted;
+        let Scratch { q, k, v, dout, a, b, .. } = &mut *self.scratch;
+        if gdout || gv || gg {
+            multiply(isa, q, first, k, keys.clone(), a, at);
+        }
+        if gq || dq || gk || gg {
+            multiply(isa, dout, first, v, keys, b, at);
+        }
+    }
+
+    /// A, B, w and, in the second order, their tangents from products; 0 where P is, or without decays
+    /// where j > i.
     #[inline(always)]
     fn weigh<I: Isa>(&mut self, isa: I, first: usize, at: usize, keys: Range<usize>) {
-        let Scratch { decays, a: [a, _], b: [b, _], p, flow, scale, .. } = &mut *self.scratch;
-        let zero = I::F32::splat(isa, 0.0);
-        let scale = I::F32::splat(isa, *scale);
+        let scratch = &mut *self.scratch;
         let width = keys.len().next_multiple_of(I::F32::N);
         for r in 0..I::Tile::ROWS {
             let here = at + r * STRIDE + keys.start;
-            if decays.none {
-                let after = (first + r + 1).saturating_sub(keys.start).min(keys.len());
-                a[here + after..here + keys.len()].fill(0.0);
-                b[here + after..here + keys.len()].fill(0.0);
+            if !scratch.decays.none {
+                match scratch.second {
+                    false => weigh_row(isa, scratch, here..here + width),
+                    true => weigh_row_and_tangents(isa, scratch, here..here + width),
+                }
                 continue;
             }
-            let a = a[here..here + width].chunks_exact_mut(I::F32::N);
-            let b = b[here..here + width].chunks_exact_mut(I::F32::N);
-            let p = p[here..here + width].chunks_exact(I::F32::N);
-            let w = flow.w[here..here + width].chunks_exact_mut(I::F32::N);
-            for (((a, b), p), w) in a.zip(b).zip(p).zip(w) {
-                let p = I::F32::load(isa, p);
-                let dov = I::F32::load(isa, b);
-                let weight = I::F32::load(isa, a) * p;
-                zero.select_less(p, scale * weight * dov, zero).store(w);
-                zero.select_less(p, weight, zero).store(a);
-                zero.select_less(p, dov * p, zero).store(b);
-            }
+            let after = (first + r + 1).saturating_sub(keys.start).min(keys.len());
+            // In the first order tangents are empty.
+            let lists = scratch.a.iter_mut().chain(&mut scratch.b).filter(|list| !list.is_empty());
+            lists.for_each(|list| list[here + after..here + keys.len()].fill(0.0));
         }
     }
 
-    /// dq / σ += B K, of a register block of queries.
+    /// dq / σ += B K of a register block of queries; in the second order its tangent += Ḃ K + B K̇, and
+    /// gdout += Ȧ V + A V̇.
     #[inline(always)]
-    fn grow_dq<I: Isa>(&mut self, isa: I, first: usize, top: usize, keys: Range<usize>) {
-        let Scratch { decays, p, b, keys_along, dq, strides, finite, .. } = &mut *self.scratch;
-        let (none, rows, finite) = (decays.none, I::Tile::ROWS, finite[0]);
-        let block = Block { first, rows, range: keys, top, none, p, finite };
-        block.grow_rows(isa, dq[0], strides[0], &[(b[0], &keys_along[0])]);
+    fn grow_queries<I: Isa>(&mut self, isa: I, first: usize, top: usize, range: Range<usize>) {
+        let Wanted { q: gq, dq: value, dout: outputs, .. } = self.wanted;
+        let Scratch { decays, p, a, b, k, v, strides, dq: [dq, tangent], gdout, second, .. } =
+            &mut *self.scratch;
+        let (none, rows) = (decays.none, I::Tile::ROWS);
+        let block = Block { of_keys: false, first, rows, range, top, none, p };
+        if value {
+            block.grow(isa, dq, strides[0], k.finite, &[(b[0], &k.along[0])]);
+        }
+        if *second && (gq || value) {
+            let terms = [(&*b[1], &k.along[0]), (b[0], &k.along[1])];
+            block.grow(isa, tangent, strides[0], k.finite, &terms);
+        }
+        if outputs {
+            let terms = [(&*a[1], &v.along[0]), (a[0], &v.along[1])];
+            block.grow(isa, gdout, strides[1], v.finite, &terms);
+        }
     }
 
-    /// dk += σ Bᵀ Q and dv += σ Aᵀ dO, of a register block of keys.
+    /// Of a register block of keys dk += σ Bᵀ Q and dv += σ Aᵀ dO; in the second order gk += Ḃᵀ Q + Bᵀ Q̇
+    /// and gv += Ȧᵀ dO + Aᵀ dȮ.
     #[inline(always)]
-    fn grow_keys<I: Isa>(&mut self, isa: I, first: usize, queries: Range<usize>, top: usize) {
-        if queries.is_empty() {
+    fn grow_keys<I: Isa>(&mut self, isa: I, first: usize, range: Range<usize>, top: usize) {
+        if range.is_empty() {
             return;
         }
-        let Wanted { k: keys, v: values, .. } = self.wanted;
-        let rows = I::Tile::ROWS.min(self.len - first);
-        let Scratch { decays, p, a, b, queries: q, douts, dk, dv, strides, finite, .. } =
-            &mut *self.scratch;
-        let none = decays.none;
-        let mut block = Block { first, rows, range: queries, top, none, p, finite: finite[2] };
-        if keys {
-            block.grow_columns(isa, dk, strides[0], &[(b[0], &q[0])]);
+        let Scratch { decays, p, a, b, q, dout, dk, dv, strides, second, .. } = &mut *self.scratch;
+        let (none, rows) = (decays.none, I::Tile::ROWS.min(self.len - first));
+        let block = Block { of_keys: true, first, rows, range, top, none, p };
+        // In the first order Q and dO have no tangents, and what they would be multiplied with is left
+        // out.
+        let tangent = usize::from(*second);
+        if self.wanted.k {
+            let terms = [(&*b[tangent], &q.along[0]), (b[0], &q.along[1])];
+            block.grow(isa, dk, strides[0], q.finite, &terms);
         }
-        block.finite = finite[3];
-        if values {
-            block.grow_columns(isa, dv, strides[1], &[(a[0], &douts[0])]);
+        if self.wanted.v {
+            let terms = [(&*a[tangent], &dout.along[0]), (a[0], &dout.along[1])];
+            block.grow(isa, dv, strides[1], dout.finite, &terms);
         }
+    }
+}
+
+/// A register block of rows times packed rows and, in the second order, its tangent: what A and B are
+/// made of.
+#[inline(always)]
+fn multiply<I: Isa>(
+    isa: I,
+    rows: &Factor<'_>,
+    first: usize,
+    packed: &Factor<'_>,
+    keys: Range<usize>,
+    [to, to_tangent]: &mut [&mut [f32]; 2],
+    at: usize,
+) {
+    let ([rows, tangent], [packed, packed_tangent]) = (&rows.rows, &packed.across);
+    let cols = I::Tile::COLS;
+    for column in (keys.start / cols * cols..keys.end).step_by(cols) {
+        let panel = packed.from(column / cols);
+        let mut tile = I::Tile::zero(isa);
+        rows.add_rows(isa, &mut tile, first, panel);
+        tile.store(&mut to[at + column..], STRIDE);
+        if to_tangent.is_empty() {
+            continue;
+        }
+        let mut tile = I::Tile::zero(isa);
+        tangent.add_rows(isa, &mut tile, first, panel);
+        if !packed_tangent.panels.is_empty() {
+            rows.add_rows(isa, &mut tile, first, packed_tangent.from(column / cols));
+        }
+        tile.store(&mut to_tangent[at + column..], STRIDE);
+    }
+}
+
+/// (R23) of a row from products, and w; 0 where P is.
+#[inline(always)]
+fn weigh_row<I: Isa>(isa: I, scratch: &mut Scratch<'_>, row: Range<usize>) {
+    let Scratch { a: [a, _], b: [b, _], p, flow, scale, .. } = scratch;
+    let (zero, scale) = (I::F32::splat(isa, 0.0), I::F32::splat(isa, *scale));
+    let a = a[row.clone()].chunks_exact_mut(I::F32::N);
+    let b = b[row.clone()].chunks_exact_mut(I::F32::N);
+    let p = p[row.clone()].chunks_exact(I::F32::N);
+    let w = flow.w[row].chunks_exact_mut(I::F32::N);
+    for (((a, b), p), w) in a.zip(b).zip(p).zip(w) {
+        let p = I::F32::load(isa, p);
+        let dov = I::F32::load(isa, b);
+        let weight = I::F32::load(isa, a) * p;
+        zero.select_less(p, scale * weight * dov, zero).store(w);
+        zero.select_less(p, weight, zero).store(a);
+        zero.select_less(p, dov * p, zero).store(b);
+    }
+}
+
+/// (R29) of a row from products and their tangents, and the tangent of w; 0 where P is.
+#[inline(always)]
+fn weigh_row_and_tangents<I: Isa>(isa: I, scratch: &mut Scratch<'_>, row: Range<usize>) {
+    let Scratch { log_tangents, a: [a, da], b: [b, db], p, beta, flow, .. } = scratch;
+    let (a, da) = (&mut a[row.clone()], &mut da[row.clone()]);
+    let (b, db) = (&mut b[row.clone()], &mut db[row.clone()]);
+    let (p, beta, w) = (&p[row.clone()], &beta[row.clone()], &mut flow.w[row]);
+    let zero = I::F32::splat(isa, 0.0);
+    for n in (0..p.len()).step_by(I::F32::N) {
+        let [s, mut ds, t, dt, p] = [&*a, &*da, &*b, &*db, p].map(
+            #[inline(always)]
+            |x| I::F32::load(isa, &x[n..]),
+        );
+        // P has the tangent β P, once in A and once in B; w has one P.
+        let mut tangent = dt;
+        if !log_tangents.zero {
+            let beta = I::F32::load(isa, &beta[n..]);
+            (ds, tangent) = (beta.mul_add(s, ds), beta.mul_add(t, dt));
+        }
+        let (s, ds) = (s * p, ds * p);
+        zero.select_less(p, ds.mul_add(t, s * dt), zero).store(&mut w[n..]);
+        zero.select_less(p, s, zero).store(&mut a[n..]);
+        zero.select_less(p, ds, zero).store(&mut da[n..]);
+        zero.select_less(p, t * p, zero).store(&mut b[n..]);
+        zero.select_less(p, tangent * p, zero).store(&mut db[n..]);
     }
 }
 
 /// A register block of results: the queries or keys from `first` on, with the keys or queries of
 /// `range` that they see or are seen by.
-pub struct Block<'a> {
-    pub first: usize,
+struct Block<'a> {
+    /// Whether it is one of keys: the weights are then transposed.
+    of_keys: bool,
+    first: usize,
     /// Of the register block, those that are rows of a chunk.
-    pub rows: usize,
-    pub range: Range<usize>,
+    rows: usize,
+    range: Range<usize>,
     /// The query in row 0 of the weights.
-    pub top: usize,
+    top: usize,
     /// Whether nothing decays; else P says what is seen.
-    pub none: bool,
-    pub p: &'a [f32],
-    /// Whether what the weights are multiplied with holds no NaN and no infinity.
-    pub finite: bool,
+    none: bool,
+    p: &'a [f32],
 }
 
 impl Block<'_> {
-    /// += Σ W X of queries.
+    /// += Σ W X, for each W and X of the terms. `finite` says whether X holds no NaN and no infinity.
     #[inline(always)]
-    pub fn grow_rows<I: Isa>(
+    fn grow<I: Isa>(
         &self,
         isa: I,
         acc: &mut [f32],
         stride: usize,
+        finite: bool,
         terms: &[(&[f32], &Panels<'_>)],
     ) {
-        let Block { first, range, top, .. } = self;
         for &(weights, packed) in terms {
             if packed.panels.is_empty() {
                 continue;
             }
-            let sum = Sum { acc: &mut acc[first * stride..], stride };
-            let along = Along { packed, start: range.start, depth: range.len() };
-            if self.finite {
-                sum.add_rows(isa, &weights[(first - top) * STRIDE + range.start..], along);
-            } else {
-                sum.add_visible(
+            let sum = Sum { acc: &mut acc[self.first * stride..], stride };
+            let along = Along { packed, start: self.range.start, depth: self.range.len() };
+            let block = self.at(self.pair(0, 0));
+            match (finite, self.of_keys) {
+                (true, false) => sum.add_rows(isa, &weights[block..], along),
+                (true, true) => sum.add_columns(isa, &weights[block..], along),
+                (false, _) => sum.add_visible(
                     isa,
                     self.rows,
                     along,
                     #[inline(always)]
-                    |r, n| self.weight(weights, first + r, range.start + n),
-                );
+                    |r, n| {
+                        let (i, j) = self.pair(r, n);
+                        let at = self.at((i, j));
+                        (j <= i && (self.none || self.p[at] > 0.0)).then(|| weights[at])
+                    },
+                ),
             }
         }
     }
 
-    /// += Σ Wᵀ X of keys.
+    /// The query and the key of row `r` of the block and element `n` of the range.
     #[inline(always)]
-    pub fn grow_columns<I: Isa>(
-        &self,
-        isa: I,
-        acc: &mut [f32],
-        stride: usize,
-        terms: &[(&[f32], &Panels<'_>)],
-    ) {
-        let Block { first, range, top, .. } = self;
-        for &(weights, packed) in terms {
-            if packed.panels.is_empty() {
-                continue;
-            }
-            let sum = Sum { acc: &mut acc[first * stride..], stride };
-            let along = Along { packed, start: range.start, depth: range.len() };
-            if self.finite {
-                sum.add_columns(isa, &weights[(range.start - top) * STRIDE + first..], along);
-            } else {
-                sum.add_visible(
-                    isa,
-                    self.rows,
-                    along,
-                    #[inline(always)]
-                    |r, n| self.weight(weights, range.start + n, first + r),
-                );
-            }
-        }
+    fn pair(&self, r: usize, n: usize) -> (usize, usize) {
+        let (row, other) = (self.first + r, self.range.start + n);
+        if self.of_keys { (other, row) } else { (row, other) }
     }
 
-    /// The weight of pair (i, j) if it counts.
+    /// Where the weight of a query and a key lies.
     #[inline(always)]
-    fn weight(&self, weights: &[f32], i: usize, j: usize) -> Option<f32> {
-        let at = (i - self.top) * STRIDE + j;
-        (j <= i && (self.none || self.p[at] > 0.0)).then(|| weights[at])
+    fn at(&self, (i, j): (usize, usize)) -> usize {
+        (i - self.top) * STRIDE + j
     }
 }

@@ -1,14 +1,11 @@
 //! Every pass by name.
 
-use super::backward::First;
 use super::decays::Logs;
-use super::double_backward::Second;
 use super::forward::Forward;
 use super::operands::{Known, Operands, Results};
 use super::schedule::Schedule;
-use super::scratch::Wanted;
 use super::step::Step;
-use super::two_sided::{Body, TwoSidedSweep};
+use super::two_sided::TwoSidedSweep;
 use crate::element::Tensor;
 use crate::memory::zeros;
 use crate::named::{Inputs, float_place, place};
@@ -25,144 +22,79 @@ pub fn run(
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let (x, known) = (Inputs(inputs), Known::of(workspace, problem, pass)?);
+    let known = Known::of(workspace, problem, pass)?;
+    let operands = operands(Inputs(inputs), pass)?;
     if pass == Pass::Step {
-        return step(workspace, problem, x, out, options);
+        return step(workspace, problem, operands, out, options);
     }
-    let mut operands = operands(x)?;
     operands.log_decays.check(&known.sequences)?;
     let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
-    match pass {
-        Pass::Forward => {
-            let state = float_place(out, "final_state")?;
-            let mut unwanted;
-            let o = match place(out, "o")? {
-                Some(o) => o,
-                None => {
-                    unwanted = zeros::<f32, _>(problem.o_shape(), "o")?;
-                    unwanted.view_mut().into()
-                }
-            };
-            Forward { schedule, operands }.run(workspace, o, state)
-        }
-        Pass::Backward => {
-            let names = ["dq", "dk", "dv", "", "dg", "dg_gamma", "dinitial_state", ""];
-            let results = results(out, names, "dscale")?;
-            sweep(workspace, schedule, operands, &First, results)
-        }
-        _ => {
-            tangents(x, &mut operands)?;
-            let names =
-                ["gq", "gk", "gv", "gdout", "gg", "gg_gamma", "ginitial_state", "gdfinal_state"];
-            let results = results(out, names, "gscale")?;
-            let body = Second { scale: results.scale.is_some() };
-            sweep(workspace, schedule, operands, &body, results)
-        }
+    if pass == Pass::Forward {
+        let (o, state) = (place(out, "o")?, float_place(out, "final_state")?);
+        return Forward { schedule, operands }.run(workspace, o, state);
     }
+    TwoSidedSweep::run(workspace, schedule, operands, results(out, pass)?)
 }
 
-/// The inputs, and the first cotangents where they are there.
-fn operands<'a>(x: Inputs<'a, '_>) -> Result<Operands<'a>, Error> {
+/// The inputs and cotangents of a pass, those that are there. One token gets an axis of tokens.
+fn operands<'a>(x: Inputs<'a, '_>, pass: Pass) -> Result<Operands<'a>, Error> {
+    let step = pass == Pass::Step;
+    let tensor = |name| -> Result<Option<Tensor<'a, Ix4>>, Error> {
+        Ok(if step { x.tensor::<Ix3>(name)?.map(Tensor::with_tokens) } else { x.tensor(name)? })
+    };
+    let g = match step {
+        true => x.float::<Ix2>("g")?.map(|g| g.insert_axis(Axis(2))),
+        false => x.float("g")?,
+    };
     Ok(Operands {
-        q: [x.tensor("q")?, None],
-        k: [x.tensor("k")?, None],
-        v: [x.tensor("v")?, None],
-        dout: [x.tensor("dout")?, None],
-        log_decays: Logs { by_head: x.float("g_gamma")?, by_token: x.float("g")? },
-        initial: [x.float("initial_state")?, None],
-        last: [x.float("dfinal_state")?, None],
-        ..Operands::default()
+        q: [tensor("q")?, tensor("ddq")?],
+        k: [tensor("k")?, tensor("ddk")?],
+        v: [tensor("v")?, tensor("ddv")?],
+        dout: [tensor("dout")?, tensor("cot_o")?],
+        log_decays: Logs { by_head: x.float("g_gamma")?, by_token: g },
+        log_tangents: Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? },
+        initial: [x.float("initial_state")?, x.float("ddinitial_state")?],
+        last: [x.float("dfinal_state")?, x.float("cot_final_state")?],
+        ddscale: x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]),
     })
 }
 
-/// Adds the second cotangents, as tangents.
-fn tangents<'a>(x: Inputs<'a, '_>, operands: &mut Operands<'a>) -> Result<(), Error> {
-    operands.q[1] = x.tensor("ddq")?;
-    operands.k[1] = x.tensor("ddk")?;
-    operands.v[1] = x.tensor("ddv")?;
-    operands.dout[1] = x.tensor("cot_o")?;
-    operands.log_tangents =
-        Some(Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? });
-    operands.initial[1] = x.float("ddinitial_state")?;
-    operands.last[1] = x.float("cot_final_state")?;
-    operands.scale[1] = x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]);
-    Ok(())
-}
-
-/// The places of results: by q, k, v, dout, g, g_gamma, and the states at both ends.
-fn results<'o>(
-    out: &mut ViewsMut<'o>,
-    [q, k, v, dout, g, g_gamma, initial, last]: [&str; 8],
-    scale: &str,
-) -> Result<Results<'o>, Error> {
-    let g = float_place::<Ix3>(out, g)?;
+/// The places of the results of a backward or double backward pass.
+fn results<'o>(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Results<'o>, Error> {
+    let name = |first, second| if pass == Pass::Backward { first } else { second };
+    let g = float_place::<Ix3>(out, name("dg", "gg"))?;
+    let scale = float_place::<Ix0>(out, name("dscale", "gscale"))?;
     Ok(Results {
-        q: place(out, q)?,
-        k: place(out, k)?,
-        v: place(out, v)?,
-        dout: place(out, dout)?,
+        q: place(out, name("dq", "gq"))?,
+        k: place(out, name("dk", "gk"))?,
+        v: place(out, name("dv", "gv"))?,
+        dout: place(out, "gdout")?,
         g: g.map(|g| g.insert_axis(Axis(3)).into()),
-        g_gamma: float_place(out, g_gamma)?,
-        initial: float_place(out, initial)?,
-        last: float_place(out, last)?,
-        scale: float_place::<Ix0>(out, scale)?.map(|x| x.into_scalar()),
+        g_gamma: float_place(out, name("dg_gamma", "gg_gamma"))?,
+        initial: float_place(out, name("dinitial_state", "ginitial_state"))?,
+        last: float_place(out, "gdfinal_state")?,
+        scale: scale.map(|x| x.into_scalar()),
     })
 }
 
 /// One token; without an initial state where the final state lies.
-fn step(
+fn step<'a>(
     workspace: &Workspace,
-    problem: &LinearAttention,
-    x: Inputs<'_, '_>,
+    problem: &'a LinearAttention,
+    operands: Operands<'a>,
     out: &mut ViewsMut<'_>,
-    options: &Options,
+    options: &'a Options,
 ) -> Result<(), Error> {
-    let token = |name| -> Result<[Option<Tensor<'_, Ix4>>; 2], Error> {
-        Ok([Some(x.needed::<Ix3>(name)?.with_tokens()), None])
-    };
-    let g = x.float::<Ix2>("g")?.map(|g| g.insert_axis(Axis(2)));
-    let log_decays = Logs { by_head: x.float("g_gamma")?, by_token: g };
-    log_decays.check_step()?;
-    let (q, k, v) = (token("q")?, token("k")?, token("v")?);
-    let initial = [x.float("initial_state")?, None];
-    let operands = Operands { q, k, v, log_decays, initial, ..Operands::default() };
-    let e = &problem.extents;
-    let (mut no_state, mut no_o);
+    operands.log_decays.check_step()?;
+    let mut no_place;
     let state = match float_place::<Ix4>(out, "final_state")? {
         Some(state) => state,
         None => {
+            let e = &problem.extents;
             let shape = [e.batch, e.key_heads, e.dim, problem.value_dim];
-            no_state = zeros::<f32, _>(shape, "final_state")?;
-            no_state.view_mut()
+            no_place = zeros::<f32, _>(shape, "final_state")?;
+            no_place.view_mut()
         }
     };
-    let o = match place::<Ix3>(out, "o")? {
-        Some(o) => o,
-        None => {
-            no_o = zeros::<f32, _>([e.batch, e.query_heads, problem.value_dim], "o")?;
-            no_o.view_mut().into()
-        }
-    };
-    Step { problem, options, operands }.run(workspace, state, o)
-}
-
-/// Runs a backward or double backward pass, its operands checked.
-fn sweep<'a>(
-    workspace: &Workspace,
-    schedule: Schedule<'a>,
-    mut operands: Operands<'a>,
-    body: &'a dyn Body,
-    results: Results<'_>,
-) -> Result<(), Error> {
-    operands.scale[0] = schedule.problem.scale as f32;
-    let (q, scale) = (results.q.is_some(), results.scale.is_some());
-    let wanted = Wanted {
-        q,
-        dq: scale || q && (schedule.order == 1 || operands.scale[1] != 0.0),
-        k: results.k.is_some(),
-        v: results.v.is_some(),
-        g: results.g.is_some() || results.g_gamma.is_some(),
-        dout: results.dout.is_some(),
-    };
-    TwoSidedSweep { schedule, operands, wanted, body }.run(workspace, results)
+    Step { problem, options, operands }.run(workspace, state, place(out, "o")?)
 }

@@ -6,9 +6,7 @@ use super::state::Carry;
 use crate::Workspace;
 use crate::element::{Tensor, TensorMut};
 use crate::tiles::check_counts;
-use etalon_problem::{
-    Axis, Error, LinearAttention, Operand, Pass, Table, TokenSequence, check_operands,
-};
+use etalon_problem::{Axis, Error, LinearAttention, Operand, Pass, Table, TokenSequence};
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
 use std::sync::Arc;
@@ -51,11 +49,6 @@ impl Known {
             + sequences * size_of::<TokenSequence>()
             + WORKSPACE
     }
-
-    /// Fails unless the given tensors are those of the pass.
-    pub fn check(&self, given: &[(&str, Option<&[usize]>)]) -> Result<(), Error> {
-        check_operands(&self.table, given)
-    }
 }
 
 /// The inputs and cotangents of a pass; each with its tangent, of which the first order has none.
@@ -66,40 +59,44 @@ pub struct Operands<'a> {
     pub v: [Option<Tensor<'a, Ix4>>; 2],
     pub dout: [Option<Tensor<'a, Ix4>>; 2],
     pub log_decays: Logs<'a>,
-    /// Of the second order.
-    pub log_tangents: Option<Logs<'a>>,
+    pub log_tangents: Logs<'a>,
     /// The states before the first tokens, and the gradients by those after the last.
     pub initial: [Option<ArrayView4<'a, f32>>; 2],
     pub last: [Option<ArrayView4<'a, f32>>; 2],
-    /// σ and ddσ.
-    pub scale: [f32; 2],
+    pub ddscale: f32,
 }
 
 impl<'a> Operands<'a> {
+    /// Which of q, k, v and dout have a tangent.
+    pub fn tangents(&self) -> [bool; 4] {
+        let scaled = self.ddscale != 0.0;
+        let Operands { q, k, v, dout, .. } = self;
+        [q[1].is_some() || scaled, k[1].is_some(), v[1].is_some(), dout[1].is_some()]
+    }
+
     /// The log-decays of a place, and their tangents.
-    pub fn gates(&self, place: &Place<'_>) -> (Gates<'a>, Option<Gates<'a>>) {
-        let of = |logs: Logs<'a>| logs.of(place.sequence, place.head);
-        (of(self.log_decays), self.log_tangents.map(of))
+    pub fn gates(&self, place: &Place<'_>) -> [Gates<'a>; 2] {
+        [self.log_decays, self.log_tangents].map(|logs| logs.of(place.sequence, place.head))
     }
 
     /// What becomes of a state over some tokens of a place.
     pub fn carry(&self, place: &Place<'_>, tokens: Range<usize>) -> Carry {
-        let (gates, tangents) = self.gates(place);
-        let decay = gates.sum(tokens.clone()).exp() as f32;
-        Carry { decay, log_tangent: tangents.map(|tangents| tangents.sum(tokens) as f32) }
+        let [log, log_tangent] = self.gates(place).map(|gates| gates.sum(tokens.clone()));
+        Carry { decay: log.exp() as f32, log_tangent: log_tangent as f32 }
     }
 }
 
 impl Place<'_> {
-    /// Some of its tokens of one head of an operand.
+    /// Some of its tokens of one head of an operand and of its tangent.
     pub fn rows<'a>(
         &self,
-        operand: &Tensor<'a, Ix4>,
+        operand: &[Option<Tensor<'a, Ix4>>; 2],
         head: usize,
         tokens: &Range<usize>,
-    ) -> Tensor<'a, Ix2> {
+    ) -> [Option<Tensor<'a, Ix2>>; 2] {
         let start = self.sequence.start;
-        operand.rows(self.sequence.batch, head, start + tokens.start..start + tokens.end)
+        let tokens = start + tokens.start..start + tokens.end;
+        operand.map(|x| x.map(|x| x.rows(self.sequence.batch, head, tokens.clone())))
     }
 }
 

@@ -234,14 +234,66 @@ impl Rows<'_> {
     }
 }
 
-/// Panels for the rows of a chunk along.
-pub fn along<'m>(parts: &mut Parts<'m>, cut: &Cut, dim: usize) -> Panels<'m> {
-    let panel = cut.chunk * cut.cols;
-    Packed { panels: parts.room(panel.saturating_mul(dim.div_ceil(cut.cols))), panel }
+/// An operand of a chunk and its tangent, `[x, ẋ]`, in the forms in which products read them. A tangent
+/// that is not there has no columns, and what it would be multiplied with is left out.
+pub struct Factor<'m> {
+    pub rows: [Rows<'m>; 2],
+    pub across: [Panels<'m>; 2],
+    pub along: [Panels<'m>; 2],
+    /// Along, each row times its decay to an end of the chunk.
+    pub weighted: [Panels<'m>; 2],
+    /// Whether neither was found to hold a NaN or an infinity.
+    pub finite: bool,
 }
 
-/// Panels for the rows of a chunk across.
-pub fn across<'m>(parts: &mut Parts<'m>, cut: &Cut, dim: usize) -> Panels<'m> {
-    let panel = cut.cols.saturating_mul(dim);
-    Packed { panels: parts.room(panel.saturating_mul(cut.chunk.div_ceil(cut.cols))), panel }
+impl<'m> Factor<'m> {
+    /// For rows of so many elements, and for panels of as many: of none in a form that nothing reads.
+    pub fn new(
+        parts: &mut Parts<'m>,
+        cut: &Cut,
+        rows: [usize; 2],
+        [across, along, weighted]: [[usize; 2]; 3],
+    ) -> Self {
+        let rows = rows.map(|dim| Rows::new(parts, cut, dim));
+        let mut panels = |panel: usize, count: usize| {
+            let panels = parts.room(panel.saturating_mul(count));
+            Packed { panels, panel }
+        };
+        let groups = cut.chunk.div_ceil(cut.cols);
+        let across = across.map(|dim| panels(cut.cols.saturating_mul(dim), groups));
+        let [along, weighted] = [along, weighted]
+            .map(|dims| dims.map(|dim| panels(cut.chunk * cut.cols, dim.div_ceil(cut.cols))));
+        Factor { rows, across, along, weighted, finite: true }
+    }
+}
+
+impl Factor<'_> {
+    /// Becomes the rows of an operand and of its tangent, where they are there.
+    pub fn read(&mut self, sources: [Option<Tensor<'_, Ix2>>; 2]) {
+        for (rows, source) in self.rows.iter_mut().zip(sources) {
+            source.into_iter().for_each(|source| rows.read(source));
+        }
+    }
+
+    /// Packs the first `len` rows across.
+    #[inline(always)]
+    pub fn pack_across<I: Isa>(&mut self, isa: I, len: usize) {
+        for (rows, panels) in self.rows.iter().zip(&mut self.across) {
+            rows.across(isa, len, panels);
+        }
+    }
+
+    /// Packs the first `len` rows along.
+    #[inline(always)]
+    pub fn pack_along<I: Isa>(&mut self, isa: I, len: usize) {
+        for (rows, panels) in self.rows.iter().zip(&mut self.along) {
+            rows.along(isa, len, None, panels);
+        }
+    }
+
+    /// Looks through the first `len` rows.
+    #[inline(always)]
+    pub fn look(&mut self, len: usize) {
+        self.finite = self.rows.iter().all(|rows| rows.finite(len));
+    }
 }

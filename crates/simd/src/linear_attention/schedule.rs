@@ -13,14 +13,15 @@
 
 use super::cut::Cut;
 use super::state::{Carry, Shape, add_carried};
-use crate::Options;
-use crate::Workspace;
 use crate::element::TensorMut;
 use crate::parallel::share;
 use crate::plan::Buffer;
+use crate::tiles::{clear, cut_along};
 use crate::workspace::Region;
+use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearAttention, Pass, TokenSequence};
-use ndarray::{ArrayView4, ArrayViewMut4, Dimension, Ix3, Ix4, s};
+use ndarray::{ArrayView4, ArrayViewMut4, Ix3, Ix4, s};
+use std::iter::repeat_with;
 use std::ops::Range;
 
 /// More work that a schedule may make if it occupies the threads: what another sweep over keys and
@@ -60,14 +61,20 @@ pub struct Place<'a> {
 }
 
 impl<'a> Place<'a> {
+    /// A head of a sequence, by span or all of it at once.
+    fn of(
+        sequence: &'a TokenSequence,
+        head: usize,
+        cut: &Cut,
+        by_span: bool,
+    ) -> impl DoubleEndedIterator<Item = Place<'a>> + use<'a> {
+        let parts = cut.parts(sequence.tokens, by_span).enumerate();
+        parts.map(move |(number, tokens)| Place { sequence, head, number, tokens })
+    }
+
     /// Its spans, for a place that is a whole sequence.
     pub fn spans(&self, cut: &Cut) -> impl DoubleEndedIterator<Item = Place<'a>> + use<'a> {
-        let (Place { sequence, head, .. }, tokens) = (self.clone(), self.sequence.tokens);
-        let size = cut.span(tokens);
-        (0..cut.spans(tokens)).map(move |number| {
-            let tokens = number * size..tokens.min((number + 1) * size);
-            Place { sequence, head, number, tokens }
-        })
+        Place::of(self.sequence, self.head, cut, true)
     }
 }
 
@@ -128,6 +135,11 @@ impl<'a> Schedule<'a> {
         spans * self.problem.extents.key_heads
     }
 
+    /// States of all slots: one where a slot is left to one thread, else those between its spans.
+    fn states(&self) -> usize {
+        self.slots() + if self.whole() { 0 } else { self.spans() }
+    }
+
     /// Chunks of a span of the longest sequence. If it is one, no state is computed again.
     pub fn interval(&self) -> usize {
         let longest = self.sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
@@ -144,14 +156,7 @@ impl<'a> Schedule<'a> {
         let Schedule { sequences, cut, .. } = *self;
         let key_heads = self.problem.extents.key_heads;
         sequences.iter().flat_map(move |sequence| {
-            let tokens = sequence.tokens;
-            let (count, size) =
-                if by_span { (cut.spans(tokens), cut.span(tokens)) } else { (1, tokens) };
-            (0..key_heads * count).map(move |n| {
-                let (head, number) = (n / count, n % count);
-                let tokens = number * size..tokens.min((number + 1) * size);
-                Place { sequence, head, number, tokens }
-            })
+            (0..key_heads).flat_map(move |head| Place::of(sequence, head, &cut, by_span))
         })
     }
 
@@ -159,34 +164,27 @@ impl<'a> Schedule<'a> {
     /// `[group, tokens, …]`. Rows of no sequence become 0. Where there is no result, there are no pieces.
     pub fn pieces<'o>(
         &self,
-        mut result: Option<TensorMut<'o, Ix4>>,
+        result: Option<TensorMut<'o, Ix4>>,
         group: usize,
         by_span: bool,
     ) -> impl Iterator<Item = Option<TensorMut<'o, Ix3>>> + Send + use<'o, 'a> {
-        if let Some(result) = &mut result
-            && self.sequences.iter().map(|s| s.tokens).sum::<usize>()
-                < result.shape()[0] * result.shape()[2]
-        {
-            result.fill(0.0);
-        }
-        let mut batches = Rest::of(result);
-        let [mut rows, mut heads, mut tokens] = [(); 3].map(|()| Rest::of(None));
-        let (mut batch, mut sequence, mut head) = (None, None, None);
-        self.places(by_span).map(move |place| {
-            let s = place.sequence;
-            if batch.replace(s.batch) != Some(s.batch) {
-                rows = Rest::of(batches.take(0, s.batch..s.batch + 1).map(|view| view.outer(0)));
-            }
-            if sequence.replace(s.index) != Some(s.index) {
-                heads = Rest::of(rows.take(1, s.start..s.start + s.tokens));
-                head = None;
-            }
-            if head.replace(place.head) != Some(place.head) {
-                let here = place.head * group..(place.head + 1) * group;
-                tokens = Rest::of(heads.take(0, here));
-            }
-            tokens.take(1, place.tokens)
-        })
+        let Schedule { sequences, cut, .. } = *self;
+        let key_heads = self.problem.extents.key_heads;
+        let mut pieces = result.map(|mut result| {
+            clear(&mut result, sequences.iter().map(|s| s.tokens).sum(), 0.0);
+            let elements = || sequences.chunk_by(|a, b| a.batch == b.batch);
+            let batches = elements().map(|here| here[0].batch..here[0].batch + 1);
+            cut_along(result, 0, batches).zip(elements()).flat_map(move |(rows, here)| {
+                let spans = here.iter().map(|s| s.start..s.start + s.tokens);
+                cut_along(rows.outer(0), 1, spans).zip(here).flat_map(move |(heads, sequence)| {
+                    let groups = (0..key_heads).map(move |head| head * group..(head + 1) * group);
+                    cut_along(heads, 0, groups).flat_map(move |tokens| {
+                        cut_along(tokens, 1, cut.parts(sequence.tokens, by_span))
+                    })
+                })
+            })
+        });
+        repeat_with(move || pieces.as_mut().and_then(Iterator::next))
     }
 
     /// What a pass allocates: of `scratch` every thread has its own, states of each of `shapes` lie at
@@ -200,35 +198,13 @@ impl<'a> Schedule<'a> {
         let workers = self.workers();
         let mut buffers: Vec<Buffer> =
             scratch.iter().map(|&(name, bytes)| Buffer::parts(name, workers, bytes)).collect();
-        let states = if self.whole() { 0 } else { self.spans() } + self.slots();
         let len = |shape: &Shape| shape.len().saturating_mul(self.order * size_of::<f32>());
         let each = shapes.iter().map(len).fold(0, usize::saturating_add);
-        buffers.push(Buffer::parts("states of sequences and spans", states, each));
+        buffers.push(Buffer::parts("states of sequences and spans", self.states(), each));
         if sums {
             buffers.push(Buffer::parts("sums of spans", self.spans(), size_of::<[f64; 2]>()));
         }
         buffers
-    }
-}
-
-/// What is left of a view after parts of it were taken; it begins at `from`.
-pub struct Rest<'o, D: Dimension> {
-    view: Option<TensorMut<'o, D>>,
-    from: usize,
-}
-
-impl<'o, D: Dimension> Rest<'o, D> {
-    /// All of a view.
-    pub fn of(view: Option<TensorMut<'o, D>>) -> Self {
-        Rest { view, from: 0 }
-    }
-
-    /// Takes a range of an axis, behind all that were taken before.
-    pub fn take(&mut self, axis: usize, range: Range<usize>) -> Option<TensorMut<'o, D>> {
-        let (_, rest) = self.view.take()?.split_at(axis, range.start - self.from);
-        let (part, rest) = rest.split_at(axis, range.len());
-        *self = Rest { view: Some(rest), from: range.end };
-        Some(part)
     }
 }
 
@@ -262,9 +238,8 @@ impl<'a> States<'a> {
         shape: Shape,
         forwards: bool,
     ) -> Result<Self, Error> {
-        let count = if schedule.whole() { 0 } else { schedule.spans() } + schedule.slots();
         let len = shape.len().saturating_mul(schedule.order);
-        let memory = workspace.room(len.saturating_mul(count), "states")?;
+        let memory = workspace.room(len.saturating_mul(schedule.states()), "states")?;
         Ok(States { schedule: *schedule, memory, shape, forwards })
     }
 
@@ -284,56 +259,50 @@ impl<'a> States<'a> {
 
     /// The state at the end of every span at which the sum of the span ends.
     pub fn behind(&mut self) -> impl Iterator<Item = &mut [f32]> + Send {
-        let (len, forwards) = (self.len(), self.forwards);
-        self.slots().flat_map(move |slot| {
-            let (first, last) = (len, slot.len() - len);
-            let (head, tail) = slot.split_at_mut(if forwards { first } else { last });
-            if forwards { tail } else { head }.chunks_exact_mut(len)
-        })
+        self.beside_spans(self.forwards)
     }
 
     /// The state at the end of every span at which the sum of the span begins.
-    pub fn before(&mut self) -> impl Iterator<Item = &[f32]> + Send {
-        let (len, forwards) = (self.len(), self.forwards);
+    pub fn before(&mut self) -> impl Iterator<Item = &mut [f32]> + Send {
+        self.beside_spans(!self.forwards)
+    }
+
+    /// The state at one end of every span: at that of its last token, or of its first.
+    fn beside_spans(&mut self, last: bool) -> impl Iterator<Item = &mut [f32]> + Send {
+        let len = self.len();
         self.slots().flat_map(move |slot| {
-            let last = slot.len() - len;
-            if forwards { &slot[..last] } else { &slot[len..] }.chunks_exact(len)
+            let (start, spans) = (if last { len } else { 0 }, slot.len() - len);
+            slot[start..][..spans].chunks_exact_mut(len)
         })
     }
 
-    /// Reads what every slot begins with; a state that is absent is 0. The tensors of a sweep from the
-    /// front are transposed.
-    pub fn begin(&mut self, tensors: &[Option<ArrayView4<'_, f32>>; 2], transposed: bool) {
-        let Schedule { order, .. } = self.schedule;
-        let (shape, places) = (self.shape, self.schedule.places(false));
-        let (len, forwards) = (self.len(), self.forwards);
-        for (place, slot) in places.zip(self.slots()) {
-            let start = if forwards { 0 } else { slot.len() - len };
-            let state = &mut slot[start..][..len];
+    /// Every slot with its first state or, where `last`, its last one, in the direction of the sums.
+    fn ends(&mut self, last: bool) -> impl Iterator<Item = (Place<'a>, &mut [f32])> {
+        let (len, behind) = (self.len(), last == self.forwards);
+        self.schedule.places(false).zip(self.slots()).map(move |(place, slot)| {
+            let start = if behind { slot.len() - len } else { 0 };
+            (place, &mut slot[start..][..len])
+        })
+    }
+
+    /// Reads what every slot begins with: states and their tangents. What is absent is 0.
+    pub fn begin(&mut self, tensors: &[Option<ArrayView4<'_, f32>>; 2]) {
+        let shape = self.shape;
+        for (place, state) in self.ends(false) {
             state.fill(0.0);
-            for (tensor, state) in tensors.iter().zip(state.chunks_exact_mut(len / order)) {
+            for (tensor, state) in tensors.iter().zip(state.chunks_exact_mut(shape.len())) {
                 let Some(tensor) = tensor else { continue };
-                let source = tensor.slice(s![place.sequence.index, place.head, .., ..]);
-                shape.read(state, if transposed { source.reversed_axes() } else { source });
+                shape.read(state, tensor.slice(s![place.sequence.index, place.head, .., ..]));
             }
         }
     }
 
     /// Writes what every slot ends with: of a state, matrix `which`.
-    pub fn finish(
-        &mut self,
-        tensor: Option<ArrayViewMut4<'_, f32>>,
-        which: usize,
-        transposed: bool,
-    ) {
-        let Some(mut tensor) = tensor else { return };
-        let (shape, places) = (self.shape, self.schedule.places(false));
-        let (len, forwards) = (self.len(), self.forwards);
-        for (place, slot) in places.zip(self.slots()) {
-            let start = if forwards { slot.len() - len } else { 0 };
-            let state = &slot[start + which * shape.len()..];
+    pub fn finish(&mut self, tensor: Option<ArrayViewMut4<'_, f32>>, which: usize) {
+        let (Some(mut tensor), shape) = (tensor, self.shape) else { return };
+        for (place, state) in self.ends(true) {
             let target = tensor.slice_mut(s![place.sequence.index, place.head, .., ..]);
-            shape.write(state, if transposed { target.reversed_axes() } else { target });
+            shape.write(&state[which * shape.len()..], target);
         }
     }
 
@@ -343,20 +312,16 @@ impl<'a> States<'a> {
         let (len, forwards) = (self.len(), self.forwards);
         let rooms = 0..self.schedule.threads();
         let tasks = self.schedule.places(false).zip(self.slots());
-        share(
-            rooms,
-            |_| (),
-            tasks,
-            |(place, states), ()| {
-                let add = |span: Place<'_>| {
-                    let at = span.number * len;
-                    let (before, behind) = states[at..][..2 * len].split_at_mut(len);
-                    let (from, to) = if forwards { (before, behind) } else { (behind, before) };
-                    add_carried(options.level, carry(&span), from, to);
-                };
-                let spans = place.spans(&cut);
-                if forwards { spans.for_each(add) } else { spans.rev().for_each(add) }
-            },
-        );
+        let enter = |_| ();
+        share(rooms, enter, tasks, |(place, states), ()| {
+            let add = |span: Place<'_>| {
+                let at = span.number * len;
+                let (before, behind) = states[at..][..2 * len].split_at_mut(len);
+                let (from, to) = if forwards { (before, behind) } else { (behind, before) };
+                add_carried(options.level, carry(&span), from, to);
+            };
+            let spans = place.spans(&cut);
+            if forwards { spans.for_each(add) } else { spans.rev().for_each(add) }
+        });
     }
 }

@@ -4,9 +4,10 @@
 
 use super::decays::{Decays, LogTangents};
 use super::flow::Flow;
-use super::operands::Operands;
-use super::rows::{Panels, Rows, across, along};
+use super::operands::{Operands, Results};
+use super::rows::Factor;
 use super::schedule::Schedule;
+use super::state::Shape;
 use crate::lanes::{Isa, Kernel};
 use crate::level::compiled_here;
 use crate::tile::STRIDE;
@@ -16,24 +17,14 @@ use crate::workspace::Parts;
 pub struct Scratch<'m> {
     pub decays: Decays<'m>,
     pub log_tangents: LogTangents<'m>,
-    /// q, in the second order Q = σ q with Q̇ = σ ddq + ddσ q; k with ddk, v with ddv, dout with cot_o.
-    pub q: [Rows<'m>; 2],
-    pub k: [Rows<'m>; 2],
-    pub v: [Rows<'m>; 2],
-    pub dout: [Rows<'m>; 2],
-    /// k and v, across.
-    pub keys: [Panels<'m>; 2],
-    pub values: [Panels<'m>; 2],
-    /// All of them along, in the first order σ q and σ dout, and no v.
-    pub keys_along: [Panels<'m>; 2],
-    pub values_along: [Panels<'m>; 2],
-    pub queries: [Panels<'m>; 2],
-    pub douts: [Panels<'m>; 2],
-    /// ω k and α dout, in the first order σ α dout, along.
-    pub keys_weighted: [Panels<'m>; 2],
-    pub douts_weighted: [Panels<'m>; 2],
-    /// Whether k, v, q and dout, and their tangents, hold no NaN and no infinity.
-    pub finite: [bool; 4],
+    /// q with ddq, in the second order Q = σ q with Q̇ = σ ddq + ddσ q; in the first order σ q along.
+    pub q: Factor<'m>,
+    /// k with ddk; ω k is weighted.
+    pub k: Factor<'m>,
+    /// v with ddv; along in the second order alone.
+    pub v: Factor<'m>,
+    /// dout with cot_o, in the first order σ dout along; α dout is weighted, in the first order σ α dout.
+    pub dout: Factor<'m>,
     /// A and B of a pair of micro-chunks, rows [`STRIDE`] apart.
     pub a: [&'m mut [f32]; 2],
     pub b: [&'m mut [f32]; 2],
@@ -55,10 +46,21 @@ pub struct Scratch<'m> {
     pub state: &'m mut [f32],
     pub back: &'m mut [f32],
     pub back_transposed: &'m mut [f32],
+    /// The shapes of S and D, and of Sᵀ and Dᵀ.
+    pub shape: Shape,
+    pub transposed: Shape,
+    /// D before the first chunk of a span, from the span alone.
+    pub back_sum: &'m mut [f32],
+    /// Sᵀ after each chunk of a span, from the span alone.
+    pub sums: &'m mut [f32],
+    /// Sᵀ before each span of a slot that is left to one thread.
+    pub fronts: &'m mut [f32],
     /// A query.
     pub row: &'m mut [f32],
     pub micro: usize,
     pub scale: f32,
+    /// Whether there are tangents.
+    pub second: bool,
 }
 
 /// Which gradients are computed.
@@ -72,97 +74,74 @@ pub struct Wanted {
     /// By whatever decays.
     pub g: bool,
     pub dout: bool,
+    /// By σ.
+    pub scale: bool,
 }
 
-/// Which operands have a tangent: q, k, v and dout.
-#[derive(Debug, Clone, Copy)]
-pub struct Tangents {
-    pub q: bool,
-    pub k: bool,
-    pub v: bool,
-    pub dout: bool,
-}
-
-impl Tangents {
-    /// Those of a pass, or all that there may be.
-    pub fn of(operands: &Operands<'_>) -> Self {
-        Tangents {
-            q: operands.q[1].is_some() || operands.scale[1] != 0.0,
-            k: operands.k[1].is_some(),
-            v: operands.v[1].is_some(),
-            dout: operands.dout[1].is_some(),
+impl Wanted {
+    /// Those that have a place.
+    pub fn of(results: &Results<'_>, operands: &Operands<'_>, order: usize) -> Self {
+        let (q, scale) = (results.q.is_some(), results.scale.is_some());
+        Wanted {
+            q,
+            dq: scale || q && (order == 1 || operands.ddscale != 0.0),
+            k: results.k.is_some(),
+            v: results.v.is_some(),
+            g: results.g.is_some() || results.g_gamma.is_some(),
+            dout: results.dout.is_some(),
+            scale,
         }
     }
 }
 
 impl<'m> Scratch<'m> {
-    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, tangents: Tangents) -> Self {
+    /// With tangents of q, k, v and dout, of those that have one.
+    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, [q, k, v, dout]: [bool; 4]) -> Self {
         let Schedule { cut, shape, transposed, order, .. } = *schedule;
         let (dim, width, second) = (shape.dim, shape.width, order == 2);
         let strides = [dim, width].map(|dim| dim.next_multiple_of(cut.cols));
         let both = |dim: usize, tangent: bool| [dim, if tangent { dim } else { 0 }];
-        let [q, k] = [tangents.q, tangents.k].map(|tangent| both(dim, tangent));
-        let [v, dout] = [tangents.v, tangents.dout].map(|tangent| both(width, tangent));
-        let values = if second { v } else { [0; 2] };
-        let weighted = [both(dim, second), both(width, second)];
+        let none = [0; 2];
+        let [q, k] = [q, k].map(|tangent| both(dim, tangent));
+        let [v, dout] = [v, dout].map(|tangent| both(width, tangent));
         let tile = cut.micro.next_multiple_of(cut.rows) * STRIDE;
         let result = |stride: usize| cut.chunk.next_multiple_of(cut.rows).saturating_mul(stride);
-        let state = |elements: usize| elements.saturating_mul(order);
+        let states =
+            |shape: Shape, count: usize| shape.len().saturating_mul(order).saturating_mul(count);
         let only_second = |len: usize| if second { len } else { 0 };
+        let kept = if schedule.whole() { schedule.longest() } else { 0 };
 
-        parts.group("operands of a chunk");
-        let [q_rows, k_rows, v_rows, dout_rows] =
-            [q, k, v, dout].map(|dims| dims.map(|dim| Rows::new(parts, &cut, dim)));
-        let [k_across, v_across] = [k, v].map(|dims| dims.map(|dim| across(parts, &cut, dim)));
-        let [keys_along, values_along, queries, douts, keys_weighted, douts_weighted] =
-            [k, values, q, dout, weighted[0], weighted[1]]
-                .map(|dims| dims.map(|dim| along(parts, &cut, dim)));
-        let row = parts.room(only_second(dim));
-        parts.group("decays of a chunk");
-        let decays = Decays::new(parts, &cut);
-        let log_tangents = LogTangents::new(parts, &cut, order);
-        let flow = Flow::new(parts, &cut);
-        parts.group("a pair of micro-chunks");
-        let [a, b] = [both(tile, second); 2].map(|lens| lens.map(|len| parts.room(len)));
-        let [p, beta] = both(tile, second).map(|len| parts.room(len));
-        parts.group("results of a chunk");
-        let dq = both(result(strides[0]), second).map(|len| parts.room(len));
-        let [dk, dv] = strides.map(|stride| parts.room(result(stride)));
-        let gdout = parts.room(only_second(result(strides[1])));
-        parts.group("states of a chunk");
+        // In the order of the fields: what follows a group is in it.
         Scratch {
-            decays,
-            log_tangents,
-            q: q_rows,
-            k: k_rows,
-            v: v_rows,
-            dout: dout_rows,
-            keys: k_across,
-            values: v_across,
-            keys_along,
-            values_along,
-            queries,
-            douts,
-            keys_weighted,
-            douts_weighted,
-            finite: [true; 4],
-            a,
-            b,
-            p,
-            beta,
-            flow,
-            dq,
-            dk,
-            dv,
-            gdout,
+            q: Factor::new(parts.group("operands of a chunk"), &cut, q, [none, q, none]),
+            k: Factor::new(parts, &cut, k, [k, k, both(dim, second)]),
+            v: Factor::new(parts, &cut, v, [v, if second { v } else { none }, none]),
+            dout: Factor::new(parts, &cut, dout, [none, dout, both(width, second)]),
+            row: parts.room(only_second(dim)),
+            decays: Decays::new(parts.group("decays of a chunk"), &cut),
+            log_tangents: LogTangents::new(parts, &cut, order),
+            flow: Flow::new(parts, &cut),
+            p: parts.group("a pair of micro-chunks").room(tile),
+            beta: parts.room(only_second(tile)),
+            a: both(tile, second).map(|len| parts.room(len)),
+            b: both(tile, second).map(|len| parts.room(len)),
+            dk: parts.group("results of a chunk").room(result(strides[0])),
+            dv: parts.room(result(strides[1])),
+            dq: both(result(strides[0]), second).map(|len| parts.room(len)),
+            gdout: parts.room(only_second(result(strides[1]))),
+            state: parts.group("states of a chunk").room(only_second(states(shape, 1))),
+            state_transposed: parts.room(states(transposed, 1)),
+            back: parts.room(states(shape, 1)),
+            back_transposed: parts.room(states(transposed, 1)),
+            back_sum: parts.room(states(shape, 1)),
+            sums: parts.group("states that are kept").room(states(transposed, schedule.interval())),
+            fronts: parts.room(states(transposed, kept)),
             strides,
-            state_transposed: parts.room(state(transposed.len())),
-            state: parts.room(only_second(state(shape.len()))),
-            back: parts.room(state(shape.len())),
-            back_transposed: parts.room(state(transposed.len())),
-            row,
+            shape,
+            transposed,
             micro: cut.micro,
             scale: schedule.problem.scale as f32,
+            second,
         }
     }
 }
@@ -182,28 +161,23 @@ impl Kernel for PackKeys<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let PackKeys { len, gradients, scratch } = self;
-        let Scratch { decays, log_tangents, k, v, keys, values, keys_along, .. } = scratch;
-        if !gradients {
-            let [weighted, tangent] = &mut scratch.keys_weighted;
-            let weights = (!decays.none).then_some(&*decays.omega);
-            k[0].along(isa, len, weights, weighted);
-            if !tangent.panels.is_empty() {
-                let [_, log_tangent] = log_tangents.lists();
-                k[1].tangent_along(isa, len, &k[0], decays.omega, log_tangent, tangent);
+        let Scratch { decays, log_tangents, k, v, second, .. } = scratch;
+        if gradients {
+            k.pack_along(isa, len);
+            k.pack_across(isa, len);
+            v.pack_across(isa, len);
+            k.look(len);
+            if *second {
+                v.pack_along(isa, len);
+                v.look(len);
             }
             return;
         }
-        for n in 0..2 {
-            k[n].along(isa, len, None, &mut keys_along[n]);
-            k[n].across(isa, len, &mut keys[n]);
-            v[n].across(isa, len, &mut values[n]);
-        }
-        scratch.finite[0] = k[0].finite(len) && k[1].finite(len);
-        if !scratch.values_along[0].panels.is_empty() {
-            for n in 0..2 {
-                v[n].along(isa, len, None, &mut scratch.values_along[n]);
-            }
-            scratch.finite[1] = v[0].finite(len) && v[1].finite(len);
+        let ([rows, tangent], [weighted, weighted_tangent]) = (&k.rows, &mut k.weighted);
+        rows.along(isa, len, (!decays.none).then_some(&*decays.omega), weighted);
+        if *second {
+            let [_, log_tangent] = log_tangents.lists();
+            tangent.tangent_along(isa, len, rows, decays.omega, log_tangent, weighted_tangent);
         }
     }
 }
@@ -223,36 +197,36 @@ impl Kernel for PackQueries<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let PackQueries { len, gradients, scratch } = self;
-        let Scratch { decays, log_tangents, q, dout, queries, douts, flow, scale, .. } = scratch;
-        let [weighted, tangent] = &mut scratch.douts_weighted;
-        if tangent.panels.is_empty() {
+        let Scratch { decays, log_tangents, q, dout, flow, scale, second, .. } = scratch;
+        let ([rows, tangent], [weighted, weighted_tangent]) = (&dout.rows, &mut dout.weighted);
+        if *second {
+            let [log_tangent, _] = log_tangents.lists();
+            rows.along(isa, len, Some(decays.alpha), weighted);
+            tangent.tangent_along(isa, len, rows, decays.alpha, log_tangent, weighted_tangent);
+            if gradients {
+                q.pack_along(isa, len);
+                dout.pack_along(isa, len);
+            }
+        } else {
             // x is free until the gradients are computed.
             let x = &mut *flow.x;
             if !decays.none {
                 for (weight, &alpha) in x.iter_mut().zip(&*decays.alpha).take(len) {
                     *weight = *scale * alpha;
                 }
-                dout[0].along(isa, len, Some(x), weighted);
+                rows.along(isa, len, Some(x), weighted);
             }
             x[..len].fill(*scale);
             if gradients || decays.none {
-                dout[0].along(isa, len, Some(x), &mut douts[0]);
+                rows.along(isa, len, Some(x), &mut dout.along[0]);
             }
             if gradients {
-                q[0].along(isa, len, Some(x), &mut queries[0]);
-            }
-        } else {
-            let [log_tangent, _] = log_tangents.lists();
-            dout[0].along(isa, len, Some(decays.alpha), weighted);
-            dout[1].tangent_along(isa, len, &dout[0], decays.alpha, log_tangent, tangent);
-            for n in 0..if gradients { 2 } else { 0 } {
-                q[n].along(isa, len, None, &mut queries[n]);
-                dout[n].along(isa, len, None, &mut douts[n]);
+                q.rows[0].along(isa, len, Some(x), &mut q.along[0]);
             }
         }
         if gradients {
-            scratch.finite[2] = q[0].finite(len) && q[1].finite(len);
-            scratch.finite[3] = dout[0].finite(len) && dout[1].finite(len);
+            q.look(len);
+            dout.look(len);
         }
     }
 }

@@ -25,6 +25,8 @@ pub struct Shape {
     rows: usize,
     /// Columns of a register block.
     cols: usize,
+    /// Whether it is the transpose of what tensors hold.
+    turned: bool,
 }
 
 impl Shape {
@@ -32,12 +34,12 @@ impl Shape {
     pub fn new(cut: &Cut, dim: usize, width: usize) -> Self {
         // Also whole blocks of a transposition.
         let rows = dim.next_multiple_of(cut.rows).max(dim.next_multiple_of(cut.cols));
-        Shape { dim, width, rows, cols: cut.cols }
+        Shape { dim, width, rows, cols: cut.cols, turned: false }
     }
 
     /// The transposed states.
     pub fn transposed(&self, cut: &Cut) -> Self {
-        Shape::new(cut, self.width, self.dim)
+        Shape { turned: !self.turned, ..Shape::new(cut, self.width, self.dim) }
     }
 
     /// Elements of a state.
@@ -57,13 +59,15 @@ impl Shape {
 
     /// `state` becomes what a tensor holds.
     pub fn read(&self, state: &mut [f32], source: ArrayView2<'_, f32>) {
+        let source = if self.turned { source.reversed_axes() } else { source };
         for ((d, e), &x) in source.indexed_iter() {
             state[self.at(d, e)] = x;
         }
     }
 
     /// Writes `state` into a tensor.
-    pub fn write(&self, state: &[f32], mut target: ArrayViewMut2<'_, f32>) {
+    pub fn write(&self, state: &[f32], target: ArrayViewMut2<'_, f32>) {
+        let mut target = if self.turned { target.reversed_axes() } else { target };
         for ((d, e), x) in target.indexed_iter_mut() {
             *x = state[self.at(d, e)];
         }
@@ -129,13 +133,87 @@ impl Kernel for Advance<'_> {
     }
 }
 
+/// Rows of a chunk times the state at an end of it.
+pub struct Reading<'a> {
+    pub len: usize,
+    /// The rows and their tangents.
+    pub rows: &'a [Rows<'a>; 2],
+    /// The state and, in the second order, its tangent.
+    pub states: &'a [f32],
+    pub shape: Shape,
+    /// The weights of the rows; where one is 0, the state is absent.
+    pub weights: &'a [f32],
+    /// The tangents of their logarithms, unless all are 0.
+    pub log_tangents: Option<&'a [f32]>,
+}
+
+impl Reading<'_> {
+    /// value_i = w_i x_i S and tangent_i = w_i (d_i x_i S + ẋ_i S + x_i Ṡ), with d the tangents of the
+    /// logarithms of the weights w, as far as they are wanted: into rows `stride` apart.
+    #[inline(always)]
+    pub fn write<I: Isa>(
+        &self,
+        isa: I,
+        mut value: Option<&mut [f32]>,
+        mut tangent: Option<&mut [f32]>,
+        stride: usize,
+    ) {
+        let Reading { len, rows, states, shape, weights, log_tangents } = self;
+        let (state, state_tangent) = states.split_at(shape.len());
+        for first in (0..*len).step_by(I::Tile::ROWS) {
+            for (number, panel) in state.chunks_exact(shape.panel()).enumerate() {
+                let at = first * stride + number * I::Tile::COLS;
+                let mut tile = I::Tile::zero(isa);
+                if log_tangents.is_some() || value.is_some() {
+                    rows[0].add_rows(isa, &mut tile, first, panel);
+                }
+                if let Some(value) = &mut value {
+                    tile.scale_rows(isa, &weights[first..]).store(&mut value[at..], stride);
+                }
+                let Some(tangent) = &mut tangent else { continue };
+                tile = match log_tangents {
+                    Some(log_tangents) => tile.scale_rows(isa, &log_tangents[first..]),
+                    None => I::Tile::zero(isa),
+                };
+                rows[1].add_rows(isa, &mut tile, first, panel);
+                rows[0].add_rows(isa, &mut tile, first, &state_tangent[number * shape.panel()..]);
+                tile.scale_rows(isa, &weights[first..]).store(&mut tangent[at..], stride);
+            }
+        }
+    }
+}
+
+/// <G, H>, of what two states hold beside what only fills register blocks.
+#[inline(always)]
+pub fn inner<I: Isa>(isa: I, shape: Shape, g: &[f32], h: &[f32]) -> f32 {
+    let cols = I::Tile::COLS;
+    let mut sum = I::F32::splat(isa, 0.0);
+    let mut rest = 0.0;
+    for (number, (g, h)) in
+        g.chunks_exact(shape.panel()).zip(h.chunks_exact(shape.panel())).enumerate()
+    {
+        let here = cols.min(shape.width - number * cols);
+        let whole = here / I::F32::N * I::F32::N;
+        for (g, h) in g.chunks_exact(cols).zip(h.chunks_exact(cols)).take(shape.dim) {
+            let lists = g[..whole].chunks_exact(I::F32::N).zip(h[..whole].chunks_exact(I::F32::N));
+            for (g, h) in lists {
+                sum = I::F32::load(isa, g).mul_add(I::F32::load(isa, h), sum);
+            }
+            for (g, h) in g[whole..here].iter().zip(&h[whole..here]) {
+                rest += g * h;
+            }
+        }
+    }
+    sum.reduce_add() + rest
+}
+
 /// What becomes of a state over some tokens that add nothing to it: Λ H.
 #[derive(Debug, Clone, Copy)]
 pub struct Carry {
     /// Λ; where it is 0 the state is absent.
     pub decay: f32,
-    /// Of the second order, the tangent of log Λ: that of the state becomes Λ (Ḣ + log_tangent · H).
-    pub log_tangent: Option<f32>,
+    /// The tangent of log Λ: in the second order that of the state becomes Λ (Ḣ + log_tangent · H).
+    pub log_tangent: f32,
 }
 
 /// S = Λ H + L; without L, S = H.
@@ -148,106 +226,63 @@ pub fn combine(level: Level, carry: Carry, state: &[f32], sum: Option<&[f32]>, t
 
 /// L ← Λ H + L.
 pub fn add_carried(level: Level, carry: Carry, state: &[f32], sum: &mut [f32]) {
-    AddCarried { carry, state, sum }.run_at(level);
-}
-
-struct AddCarried<'a> {
-    carry: Carry,
-    state: &'a [f32],
-    sum: &'a mut [f32],
-}
-
-compiled_here!(AddCarried<'_>);
-
-impl Kernel for AddCarried<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let AddCarried { carry: Carry { decay, log_tangent }, state, sum } = self;
-        if decay == 0.0 {
-            return;
-        }
-        let factor = I::F32::splat(isa, decay);
-        let Some(log_tangent) = log_tangent else { return add(isa, factor, state, sum) };
-        let (value, tangent) = state.split_at(state.len() / 2);
-        let (sum, sum_tangent) = sum.split_at_mut(value.len());
-        add(isa, factor, value, sum);
-        add(isa, factor, tangent, sum_tangent);
-        if log_tangent != 0.0 {
-            add(isa, factor * I::F32::splat(isa, log_tangent), value, sum_tangent);
-        }
+    let Carry { decay, log_tangent } = carry;
+    if decay == 0.0 {
+        return;
+    }
+    add_to(level, decay, state, sum);
+    if log_tangent != 0.0 {
+        let half = state.len() / 2;
+        add_to(level, decay * log_tangent, &state[..half], &mut sum[half..]);
     }
 }
 
 /// H ← Λ H + L.
 pub fn pass_on(level: Level, carry: Carry, state: &mut [f32], sum: &[f32]) {
-    PassOn { carry, state, sum }.run_at(level);
-}
-
-struct PassOn<'a> {
-    carry: Carry,
-    state: &'a mut [f32],
-    sum: &'a [f32],
-}
-
-compiled_here!(PassOn<'_>);
-
-impl Kernel for PassOn<'_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let PassOn { carry: Carry { decay, log_tangent }, state, sum } = self;
-        if decay == 0.0 {
-            return state.copy_from_slice(sum);
-        }
-        let factor = I::F32::splat(isa, decay);
-        let Some(log_tangent) = log_tangent else { return scale_add(isa, factor, state, sum) };
-        let (value, tangent) = state.split_at_mut(sum.len() / 2);
-        let (sum, sum_tangent) = sum.split_at(value.len());
-        scale_add(isa, factor, tangent, sum_tangent);
-        if log_tangent != 0.0 {
-            add(isa, factor * I::F32::splat(isa, log_tangent), value, tangent);
-        }
-        scale_add(isa, factor, value, sum);
+    let Carry { decay: factor, log_tangent } = carry;
+    if factor == 0.0 {
+        return state.copy_from_slice(sum);
     }
-}
-
-/// to = factor · to + from.
-#[inline(always)]
-fn scale_add<I: Isa>(isa: I, factor: I::F32, to: &mut [f32], from: &[f32]) {
-    for (to, from) in to.chunks_exact_mut(I::F32::N).zip(from.chunks_exact(I::F32::N)) {
-        factor.mul_add(I::F32::load(isa, to), I::F32::load(isa, from)).store(to);
+    let decay = |to: &mut [f32], from: &[f32]| {
+        AddScaled { factor, scaled_to: true, to, from }.run_at(level);
+    };
+    if log_tangent == 0.0 {
+        return decay(state, sum);
     }
+    let (value, tangent) = state.split_at_mut(sum.len() / 2);
+    let (sum, sum_tangent) = sum.split_at(value.len());
+    decay(tangent, sum_tangent);
+    add_to(level, factor * log_tangent, value, tangent);
+    decay(value, sum);
 }
 
 /// to += factor · from.
 pub fn add_to(level: Level, factor: f32, from: &[f32], to: &mut [f32]) {
-    AddTo { factor, from, to }.run_at(level);
+    AddScaled { factor, scaled_to: false, to, from }.run_at(level);
 }
 
-struct AddTo<'a> {
+/// to ← to + from, one of which is multiplied by the factor first.
+struct AddScaled<'a> {
     factor: f32,
-    from: &'a [f32],
+    /// Whether it is `to`.
+    scaled_to: bool,
     to: &'a mut [f32],
+    from: &'a [f32],
 }
 
-compiled_here!(AddTo<'_>);
+compiled_here!(AddScaled<'_>);
 
-impl Kernel for AddTo<'_> {
+impl Kernel for AddScaled<'_> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        add(isa, I::F32::splat(isa, self.factor), self.from, self.to);
-    }
-}
-
-/// to += factor · from.
-#[inline(always)]
-fn add<I: Isa>(isa: I, factor: I::F32, from: &[f32], to: &mut [f32]) {
-    for (to, from) in to.chunks_exact_mut(I::F32::N).zip(from.chunks_exact(I::F32::N)) {
-        factor.mul_add(I::F32::load(isa, from), I::F32::load(isa, to)).store(to);
+        let factor = I::F32::splat(isa, self.factor);
+        let lists = self.to.chunks_exact_mut(I::F32::N).zip(self.from.chunks_exact(I::F32::N));
+        for (to, from) in lists {
+            let (x, y) = (I::F32::load(isa, to), I::F32::load(isa, from));
+            let (scaled, other) = if self.scaled_to { (x, y) } else { (y, x) };
+            factor.mul_add(scaled, other).store(to);
+        }
     }
 }

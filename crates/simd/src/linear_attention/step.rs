@@ -1,19 +1,21 @@
 //! One more token, for decoding: (R1) and (R2). Every element of the states is read and written once.
 
 use super::operands::Operands;
-use super::schedule::{Place, Rest};
+use super::schedule::Place;
 use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::parallel::share;
 use crate::plan::Buffer;
+use crate::tiles::cut_along;
 use crate::workspace::{Parts, Workspace};
 use etalon_problem::{Error, LinearAttention, TokenSequence};
 use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4, s};
 
 /// States that are worth a thread of their own, in elements.
 const TASK: usize = 1 << 16;
+
 /// A step, its operands checked: of those, the axis of the tokens has one.
 pub struct Step<'a> {
     pub problem: &'a LinearAttention,
@@ -22,12 +24,13 @@ pub struct Step<'a> {
 }
 
 impl Step<'_> {
-    /// `state` `[B, Hk, D, E]` becomes the states after the token, and `o` `[B, Hq, E]` is written.
+    /// `state` `[B, Hk, D, E]` becomes the states after the token, and `o` `[B, Hq, E]` is written if it
+    /// is there.
     pub fn run(
         &self,
         workspace: &Workspace,
         mut state: ArrayViewMut4<'_, f32>,
-        o: TensorMut<'_, Ix3>,
+        o: Option<TensorMut<'_, Ix3>>,
     ) -> Result<(), Error> {
         let (problem, group) = (self.problem, self.problem.group());
         let (heads, dims) = (problem.extents.key_heads, [problem.extents.dim, problem.value_dim]);
@@ -39,16 +42,18 @@ impl Step<'_> {
         if let Some(initial) = &self.operands.initial[0] {
             state.assign(initial);
         }
-        let mut batches = Rest::of(Some(o));
-        let mut of_batch = Rest::of(None);
+        let mut pieces = o.map(|o| {
+            let batches = (0..o.shape()[0]).map(|batch| batch..batch + 1);
+            cut_along(o, 0, batches).flat_map(|o| {
+                let groups = (0..heads).map(|head| head * group..(head + 1) * group);
+                cut_along(o.outer(0), 0, groups)
+            })
+        });
         let states = state.exact_chunks_mut([1, 1, dims[0], dims[1]]).into_iter();
         let tasks = states.enumerate().map(|(slot, state)| {
-            let (batch, head) = (slot / heads, slot % heads);
-            if head == 0 {
-                of_batch = Rest::of(batches.take(0, batch..batch + 1).map(|o| o.outer(0)));
-            }
             let state = state.index_axis_move(Axis(0), 0).index_axis_move(Axis(0), 0);
-            (batch, head, state, of_batch.take(0, head * group..(head + 1) * group))
+            let piece = pieces.as_mut().and_then(Iterator::next);
+            (slot / heads, slot % heads, state, piece)
         });
         let threads = memory.chunks_exact_mut(each);
         let enter = |part| Scratch::new(&mut Parts::of(part), problem, copied);
@@ -71,11 +76,11 @@ impl Step<'_> {
         scratch: &mut Scratch<'_>,
     ) {
         let Scratch { q, k, v, o, copy } = scratch;
-        let Operands { q: [queries, _], k: [keys, _], v: [values, _], .. } = &self.operands;
+        let Operands { q: queries, k: keys, v: values, .. } = &self.operands;
         let (dim, width) = (k.len(), v.len());
-        let read = |operand: &Option<Tensor<'_, Ix4>>, head: usize, row: &mut [f32]| {
-            let row_of = |operand| place.rows(operand, head, &(0..1)).slice(s![0, ..]);
-            operand.iter().for_each(|operand| row_of(operand).read(row));
+        let read = |operand: &[Option<Tensor<'_, Ix4>>; 2], head: usize, row: &mut [f32]| {
+            let [token, _] = place.rows(operand, head, &(0..1));
+            token.into_iter().for_each(|token| token.slice(s![0, ..]).read(row));
         };
         read(keys, place.head, k);
         read(values, place.head, v);

@@ -17,70 +17,54 @@
 //! ```
 //!
 //! Every sum of ddg is one between two places: a and b from the chunk's begin and to its end. Sums over
-//! the sequence would cancel. What a chunk gives is a [`Body`].
+//! the sequence would cancel. The results of the double backward pass are the tangents of those of the
+//! backward pass, along the cotangents of the gradients and of the outputs.
 
+use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
 use super::rows::{Panels, Rows};
 use super::schedule::{Place, Schedule, States, portions};
-use super::scratch::{PackKeys, PackQueries, Scratch, Tangents, Wanted};
-use super::state::{Advance, Shape, add_to, combine, pass_on};
+use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
+use super::state::{Advance, add_to, combine, pass_on};
 use crate::element::{Tensor, TensorMut};
-use crate::parallel::share;
+use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
+use crate::products::dot;
 use crate::workspace::{Parts, Workspace};
 use etalon_problem::Error;
-use ndarray::{Ix3, Ix4, s};
+use ndarray::{Ix2, Ix3, s};
 use std::ops::Range;
 
-/// What a chunk gives.
-pub trait Body: Sync {
-    /// What the state behind a chunk of `len` tokens contributes.
-    fn behind(&self, sweep: &TwoSidedSweep<'_>, len: usize, scratch: &mut Scratch<'_>);
-
-    /// What one query head contributes, and its own results.
-    fn head(
-        &self,
-        sweep: &TwoSidedSweep<'_>,
-        at: &mut At<'_, '_>,
-        member: usize,
-        scratch: &mut Scratch<'_>,
-    );
-}
-
-/// A backward or double backward pass, its operands checked.
-#[derive(Clone, Copy)]
+/// A backward or double backward pass.
 pub struct TwoSidedSweep<'a> {
-    pub schedule: Schedule<'a>,
-    pub operands: Operands<'a>,
-    pub wanted: Wanted,
-    pub body: &'a dyn Body,
+    schedule: Schedule<'a>,
+    operands: Operands<'a>,
+    wanted: Wanted,
 }
 
 /// A chunk, and where its results are written.
-pub struct At<'t, 'o> {
-    pub place: &'t Place<'t>,
+struct At<'t, 'o> {
+    place: &'t Place<'t>,
     /// Its tokens, counted from the begin of its sequence.
-    pub chunk: Range<usize>,
-    /// Whether S is 0.
-    pub blank: bool,
-    pub to: &'t mut Targets<'o>,
+    chunk: Range<usize>,
+    to: &'t mut Targets<'o>,
     /// What its span adds to the gradient by g_gamma and to that by σ.
-    pub sums: &'t mut [f64; 2],
+    sums: &'t mut [f64; 2],
 }
 
 /// Where the results of a span, or of all spans of a slot, are written: by q, k, v, dout and g.
-pub struct Targets<'o> {
+struct Targets<'o> {
     /// The first of their tokens.
     start: usize,
-    pub q: Option<TensorMut<'o, Ix3>>,
+    q: Option<TensorMut<'o, Ix3>>,
     k: Option<TensorMut<'o, Ix3>>,
     v: Option<TensorMut<'o, Ix3>>,
-    pub dout: Option<TensorMut<'o, Ix3>>,
+    dout: Option<TensorMut<'o, Ix3>>,
     g: Option<TensorMut<'o, Ix3>>,
 }
 
 /// Writes factor · rows that lie `stride` apart as some rows of one head of a target.
-pub fn write(
+fn write(
     to: &mut Option<TensorMut<'_, Ix3>>,
     head: usize,
     rows: Range<usize>,
@@ -93,97 +77,70 @@ pub fn write(
     }
 }
 
-/// The memory of one thread.
-struct Memory<'m> {
-    scratch: Scratch<'m>,
-    /// Sᵀ after each chunk of a span, from the span alone.
-    sums: &'m mut [f32],
-    /// D before the first chunk of a span, from the span alone.
-    back: &'m mut [f32],
-    /// Sᵀ before each span of a slot that is left to one thread.
-    fronts: &'m mut [f32],
-}
-
-impl<'m> Memory<'m> {
-    fn new(parts: &mut Parts<'m>, schedule: &Schedule<'_>, tangents: Tangents) -> Self {
-        let states = |shape: Shape, count: usize| {
-            shape.len().saturating_mul(schedule.order).saturating_mul(count)
-        };
-        let kept = if schedule.whole() { schedule.longest() } else { 0 };
-        let scratch = Scratch::new(parts, schedule, tangents);
-        let back = parts.room(states(schedule.shape, 1));
-        parts.group("states that are kept");
-        let sums = parts.room(states(schedule.transposed, schedule.interval()));
-        Memory { scratch, sums, back, fronts: parts.room(states(schedule.transposed, kept)) }
-    }
-}
-
 /// What a pass allocates beside operands and results, if every operand has a tangent that may have one.
 pub fn buffers(schedule: &Schedule<'_>) -> Vec<Buffer> {
-    let all = schedule.order == 2;
-    let tangents = Tangents { q: all, k: all, v: all, dout: all };
-    let memory = Parts::list(|parts| Memory::new(parts, schedule, tangents));
+    let tangents = [schedule.order == 2; 4];
+    let memory = Parts::list(|parts| Scratch::new(parts, schedule, tangents));
     schedule.buffers(&memory, &[schedule.transposed, schedule.shape], true)
 }
 
+impl Threaded for TwoSidedSweep<'_> {
+    type Scratch<'m> = Scratch<'m>;
+
+    fn scratch<'m>(&self, parts: &mut Parts<'m>) -> Scratch<'m> {
+        Scratch::new(parts, &self.schedule, self.operands.tangents())
+    }
+}
+
 impl<'a> TwoSidedSweep<'a> {
-    /// Writes the results that are asked for.
-    pub fn run(&self, workspace: &Workspace, mut results: Results<'_>) -> Result<(), Error> {
+    /// Runs a pass that writes the results that have a place.
+    pub fn run(
+        workspace: &Workspace,
+        schedule: Schedule<'a>,
+        operands: Operands<'a>,
+        results: Results<'_>,
+    ) -> Result<(), Error> {
+        let wanted = Wanted::of(&results, &operands, schedule.order);
+        TwoSidedSweep { schedule, operands, wanted }.write(workspace, results)
+    }
+
+    /// Writes the results.
+    fn write(&self, workspace: &Workspace, mut results: Results<'_>) -> Result<(), Error> {
         let TwoSidedSweep { schedule, operands, .. } = self;
-        let tangents = Tangents::of(operands);
-        let each = Parts::count(|parts| Memory::new(parts, schedule, tangents));
-        let memory = each.saturating_mul(schedule.workers());
-        let mut memory = workspace.room(memory, "the scratch of threads")?;
+        let mut threads = Threads::new(workspace, self, schedule.workers())?;
         let mut fronts = States::new(workspace, schedule, schedule.transposed, true)?;
         let mut backs = States::new(workspace, schedule, schedule.shape, false)?;
         let sums = schedule.spans().saturating_mul(size_of::<[f64; 2]>() / size_of::<f32>());
         let mut sums = workspace.zeros(sums, "sums of spans")?;
         let sums: &mut [[f64; 2]] = bytemuck::cast_slice_mut(&mut sums);
         // Nothing has been written yet.
-        fronts.begin(&operands.initial, true);
-        backs.begin(&operands.last, false);
-        let threads = memory.chunks_exact_mut(each);
+        fronts.begin(&operands.initial);
+        backs.begin(&operands.last);
         let targets = self.targets(&mut results, !schedule.whole());
         if schedule.whole() {
             let spans = schedule.places(false).map(|place| schedule.cut.spans(place.tokens.len()));
             let tasks = schedule.places(false).zip(targets).zip(portions(&mut *sums, spans));
-            let states = fronts.slots().zip(backs.slots());
-            share(
-                threads,
-                |part| self.enter(part),
-                tasks.zip(states),
-                |(((place, to), sums), ends), memory| {
-                    self.slot(&place, to, sums, ends.into(), memory);
-                },
-            );
+            let tasks = tasks.zip(fronts.slots().zip(backs.slots()));
+            threads.share(tasks, |(((place, to), sums), ends), scratch| {
+                self.slot(&place, to, sums, ends.into(), scratch);
+            });
         } else {
             let tasks = schedule.places(true).zip(fronts.behind().zip(backs.behind()));
-            share(
-                threads,
-                |part| self.enter(part),
-                tasks,
-                |(place, (front, back)), memory| {
-                    front.copy_from_slice(self.sum_front(&place, memory));
-                    self.sum_back(&place, memory);
-                    back.copy_from_slice(memory.back);
-                },
-            );
+            threads.share(tasks, |(place, (front, back)), scratch| {
+                front.copy_from_slice(self.sum_front(&place, scratch));
+                self.sum_back(&place, scratch);
+                back.copy_from_slice(scratch.back_sum);
+            });
             fronts.scan(|span| operands.carry(span, span.tokens.clone()));
             backs.scan(|span| operands.carry(span, span.tokens.clone()));
-            let states = fronts.before().zip(backs.before());
-            let tasks = schedule.places(true).zip(targets).zip(&mut *sums).zip(states);
-            let threads = memory.chunks_exact_mut(each);
-            share(
-                threads,
-                |part| self.enter(part),
-                tasks,
-                |(((place, mut to), sums), ends), memory| {
-                    self.span(&place, &mut to, sums, ends.into(), false, memory);
-                },
-            );
+            let tasks = schedule.places(true).zip(targets).zip(&mut *sums);
+            let tasks = tasks.zip(fronts.before().zip(backs.before()));
+            threads.share(tasks, |(((place, mut to), sums), (front, back)), scratch| {
+                self.span(&place, &mut to, sums, [front, back], false, scratch);
+            });
         }
-        backs.finish(results.initial, schedule.order - 1, false);
-        fronts.finish(results.last, 1, true);
+        backs.finish(results.initial, schedule.order - 1);
+        fronts.finish(results.last, 1);
         let total = |which: usize, head: Option<usize>| {
             let places = schedule.places(true).zip(&*sums);
             let here = places.filter(|(place, _)| head.is_none_or(|head| place.head == head));
@@ -194,11 +151,6 @@ impl<'a> TwoSidedSweep<'a> {
             *g = total(0, Some(head));
         }
         Ok(())
-    }
-
-    /// The memory of a thread, in its part of all memory.
-    fn enter<'m>(&self, part: &'m mut [f32]) -> Memory<'m> {
-        Memory::new(&mut Parts::of(part), &self.schedule, Tangents::of(&self.operands))
     }
 
     /// Where the results of every slot, or of every span, are written.
@@ -232,35 +184,35 @@ impl<'a> TwoSidedSweep<'a> {
         mut to: Targets<'_>,
         sums: &mut [[f64; 2]],
         [front, back]: [&mut [f32]; 2],
-        memory: &mut Memory<'_>,
+        scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, cut, order, options, .. } = self.schedule;
         // The tangent of the state after the last span is a result; the state itself is one of the
         // forward pass.
         let last = order == 2 && problem.final_state;
-        let fronts = std::mem::take(&mut memory.fronts);
+        let fronts = std::mem::take(&mut scratch.fronts);
         for (span, kept) in place.spans(&cut).zip(fronts.chunks_exact_mut(front.len())) {
             kept.copy_from_slice(front);
             if last || span.tokens.end < place.tokens.end {
-                let sum = self.sum_front(&span, memory);
+                let sum = self.sum_front(&span, scratch);
                 let carry = self.operands.carry(&span, span.tokens.clone());
                 pass_on(options.level, carry, front, sum);
             }
         }
         for span in place.spans(&cut).rev() {
             let before = &fronts[span.number * front.len()..][..front.len()];
-            self.span(&span, &mut to, &mut sums[span.number], [before, back], true, memory);
+            self.span(&span, &mut to, &mut sums[span.number], [before, back], true, scratch);
             let carry = self.operands.carry(&span, span.tokens.clone());
-            pass_on(options.level, carry, back, memory.back);
+            pass_on(options.level, carry, back, scratch.back_sum);
         }
-        memory.fronts = fronts;
+        scratch.fronts = fronts;
     }
 
     /// Reads the decays of a chunk.
     fn read_decays(&self, place: &Place<'_>, chunk: &Range<usize>, to: &mut Scratch<'_>) {
-        let (gates, tangents) = self.operands.gates(place);
+        let [gates, tangents] = self.operands.gates(place);
         to.decays.prepare(self.schedule.options.level, &gates, chunk.clone());
-        if let Some(tangents) = tangents {
+        if to.second {
             to.log_tangents.prepare(&tangents, chunk.clone());
         }
     }
@@ -274,8 +226,8 @@ impl<'a> TwoSidedSweep<'a> {
         to: &mut Scratch<'_>,
     ) {
         self.read_decays(place, chunk, to);
-        read(&mut to.k, &self.operands.k, place, place.head, chunk);
-        read(&mut to.v, &self.operands.v, place, place.head, chunk);
+        to.k.read(place.rows(&self.operands.k, place.head, chunk));
+        to.v.read(place.rows(&self.operands.v, place.head, chunk));
         let len = chunk.len();
         PackKeys { len, gradients, scratch: to }.run_at(self.schedule.options.level);
     }
@@ -292,40 +244,41 @@ impl<'a> TwoSidedSweep<'a> {
     ) {
         let Schedule { problem, options, order, .. } = self.schedule;
         let (head, len) = (place.head * problem.group() + member, chunk.len());
-        read(&mut to.q, &self.operands.q, place, head, chunk);
-        read(&mut to.dout, &self.operands.dout, place, head, chunk);
+        to.q.read(place.rows(&self.operands.q, head, chunk));
+        to.dout.read(place.rows(&self.operands.dout, head, chunk));
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
-            let ([q, tangent], [scale, ddscale]) = (&mut to.q, self.operands.scale);
+            let ([q, tangent], ddscale) = (&mut to.q.rows, self.operands.ddscale);
             match self.operands.q[1] {
-                Some(_) => tangent.scale(len, scale),
+                Some(_) => tangent.scale(len, to.scale),
                 None => tangent.clear(len),
             }
             if ddscale != 0.0 {
                 tangent.add(len, ddscale, q);
             }
-            q.scale(len, scale);
+            q.scale(len, to.scale);
         }
         PackQueries { len, gradients, scratch: to }.run_at(options.level);
     }
 
     /// Sᵀ after each chunk of a span, from the span alone. Returns the last.
-    fn sum_front<'t>(&self, place: &Place<'_>, memory: &'t mut Memory<'_>) -> &'t [f32] {
-        for (n, chunk) in self.schedule.cut.chunks(&place.tokens).enumerate() {
-            self.read_keys(place, &chunk, false, &mut memory.scratch);
-            self.advance_front(n, chunk.len(), memory);
+    fn sum_front<'t>(&self, place: &Place<'_>, scratch: &'t mut Scratch<'_>) -> &'t [f32] {
+        let chunks = self.schedule.cut.chunks(&place.tokens);
+        let last = chunks.len() - 1;
+        for (n, chunk) in chunks.enumerate() {
+            self.read_keys(place, &chunk, false, scratch);
+            self.advance_front(n, chunk.len(), scratch);
         }
         let len = self.schedule.transposed.len() * self.schedule.order;
-        let chunks = self.schedule.cut.chunks(&place.tokens).len();
-        &memory.sums[(chunks - 1) * len..][..len]
+        &scratch.sums[last * len..][..len]
     }
 
     /// Sᵀ after chunk `n` of a span from the one after the chunk before: (R22) and (R30).
-    fn advance_front(&self, n: usize, len: usize, memory: &mut Memory<'_>) {
+    fn advance_front(&self, n: usize, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { transposed: shape, order, options, .. } = self.schedule;
-        let Scratch { decays, log_tangents, v, keys_weighted, .. } = &memory.scratch;
+        let Scratch { decays, log_tangents, k, v, sums, .. } = scratch;
         let state = shape.len() * order;
-        let (before, after) = memory.sums.split_at_mut(n * state);
+        let (before, after) = sums.split_at_mut(n * state);
         if n > 0 {
             after[..state].copy_from_slice(&before[(n - 1) * state..]);
         }
@@ -339,67 +292,63 @@ impl<'a> TwoSidedSweep<'a> {
             if decay != 0.0 && !log_tangents.zero {
                 add_to(options.level, log_tangents.whole, value, tangent);
             }
-            advance(tangent, decay, &v[0], &keys_weighted[1]);
-            if !v[1].is_empty() {
-                advance(tangent, 1.0, &v[1], &keys_weighted[0]);
+            advance(tangent, decay, &v.rows[0], &k.weighted[1]);
+            if !v.rows[1].is_empty() {
+                advance(tangent, 1.0, &v.rows[1], &k.weighted[0]);
             }
         }
-        advance(value, decay, &v[0], &keys_weighted[0]);
+        advance(value, decay, &v.rows[0], &k.weighted[0]);
     }
 
-    /// D before the first chunk of a span, from the span alone: `memory.back`.
-    fn sum_back(&self, place: &Place<'_>, memory: &mut Memory<'_>) {
-        let Memory { scratch, back, .. } = memory;
-        back.fill(0.0);
+    /// D before the first chunk of a span, from the span alone: `scratch.back_sum`.
+    fn sum_back(&self, place: &Place<'_>, scratch: &mut Scratch<'_>) {
         for (n, chunk) in self.schedule.cut.chunks(&place.tokens).rev().enumerate() {
             self.read_decays(place, &chunk, scratch);
-            if n > 0 {
-                self.decay_back(back, scratch);
-            }
+            self.decay_back(n == 0, scratch);
             for member in 0..self.schedule.problem.group() {
                 self.read_queries(place, &chunk, member, false, scratch);
-                self.advance_back(chunk.len(), back, scratch);
+                self.advance_back(chunk.len(), scratch);
             }
         }
     }
 
-    /// D ← α_L D, and the same of its tangent.
-    fn decay_back(&self, back: &mut [f32], scratch: &Scratch<'_>) {
-        let Scratch { decays, log_tangents, .. } = scratch;
-        if decays.whole == 0.0 {
-            return back.fill(0.0);
+    /// D ← α_L D, and the same of its tangent; 0 behind the last chunk of the span.
+    fn decay_back(&self, last: bool, scratch: &mut Scratch<'_>) {
+        let Scratch { decays, log_tangents, back_sum, .. } = scratch;
+        if last || decays.whole == 0.0 {
+            return back_sum.fill(0.0);
         }
-        let (value, tangent) = back.split_at_mut(self.schedule.shape.len());
+        let (value, tangent) = back_sum.split_at_mut(self.schedule.shape.len());
         if !log_tangents.zero {
             add_to(self.schedule.options.level, log_tangents.whole, value, tangent);
         }
         if decays.whole != 1.0 {
-            back.iter_mut().for_each(|x| *x *= decays.whole);
+            back_sum.iter_mut().for_each(|x| *x *= decays.whole);
         }
     }
 
     /// (R28), and (R31), for one query head, D having decayed.
-    fn advance_back(&self, len: usize, back: &mut [f32], scratch: &Scratch<'_>) {
+    fn advance_back(&self, len: usize, scratch: &mut Scratch<'_>) {
         let Schedule { shape, order, options, .. } = self.schedule;
-        let Scratch { decays, q, douts, douts_weighted, .. } = scratch;
-        let (value, tangent) = back.split_at_mut(shape.len());
+        let Scratch { decays, q, dout, back_sum, .. } = scratch;
+        let (value, tangent) = back_sum.split_at_mut(shape.len());
         let advance = |state: &mut [f32], left: &Rows<'_>, right: &Panels<'_>| {
             // Tokens from a reset on do not see what is before the chunk.
             let (decay, tokens) = (1.0, 0..decays.reset.min(len));
             Advance { shape, state, decay, left, right, tokens }.run_at(options.level);
         };
         let plain = order == 1 && decays.none;
-        advance(value, &q[0], if plain { &douts[0] } else { &douts_weighted[0] });
+        advance(value, &q.rows[0], if plain { &dout.along[0] } else { &dout.weighted[0] });
         if order == 2 {
-            advance(tangent, &q[0], &douts_weighted[1]);
-            if !q[1].is_empty() {
-                advance(tangent, &q[1], &douts_weighted[0]);
+            advance(tangent, &q.rows[0], &dout.weighted[1]);
+            if !q.rows[1].is_empty() {
+                advance(tangent, &q.rows[1], &dout.weighted[0]);
             }
         }
     }
 
     /// The results of a span; with `keep` D before its first chunk, from the span alone, is left in
-    /// `memory.back`.
+    /// `scratch.back_sum`.
     fn span(
         &self,
         place: &Place<'_>,
@@ -407,54 +356,52 @@ impl<'a> TwoSidedSweep<'a> {
         sums: &mut [f64; 2],
         [front, back]: [&[f32]; 2],
         keep: bool,
-        memory: &mut Memory<'_>,
+        scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, cut, options, .. } = self.schedule;
-        let Range { start, end } = place.tokens;
+        let (wanted, &Range { start, end }) = (self.wanted, &place.tokens);
         let chunks = || cut.chunks(&place.tokens).enumerate();
         for (n, chunk) in chunks().take(chunks().len() - 1) {
-            self.read_keys(place, &chunk, false, &mut memory.scratch);
-            self.advance_front(n, chunk.len(), memory);
+            self.read_keys(place, &chunk, false, scratch);
+            self.advance_front(n, chunk.len(), scratch);
         }
         for (n, chunk) in chunks().rev() {
-            let (len, last) = (chunk.len(), chunk.end == end);
-            let Memory { scratch, sums: before, back: local, .. } = &mut *memory;
+            let (len, last, more) = (chunk.len(), chunk.end == end, keep || n > 0);
             self.read_keys(place, &chunk, true, scratch);
-            let sum = (n > 0).then(|| &before[(n - 1) * front.len()..][..front.len()]);
+            let sum = (n > 0).then(|| &scratch.sums[(n - 1) * front.len()..][..front.len()]);
             let carry = self.operands.carry(place, start..chunk.start);
             combine(options.level, carry, front, sum, scratch.state_transposed);
-            let sum = (!last).then_some(&**local);
+            let sum = (!last).then_some(&*scratch.back_sum);
             let carry = self.operands.carry(place, chunk.end..end);
             combine(options.level, carry, back, sum, scratch.back);
-            self.body.behind(self, len, scratch);
-            let more = keep || n > 0;
-            if last {
-                local.fill(0.0);
-            } else if more {
-                self.decay_back(local, scratch);
+            Behind { len, wanted, scratch }.run_at(options.level);
+            if more {
+                self.decay_back(last, scratch);
             }
             let blank = chunk.start == 0 && !problem.initial_state;
-            let mut at = At { place, chunk, blank, to, sums };
+            let mut at = At { place, chunk, to, sums };
             for member in 0..problem.group() {
                 self.read_queries(place, &at.chunk, member, true, scratch);
                 if more {
-                    self.advance_back(len, local, scratch);
+                    self.advance_back(len, scratch);
                 }
-                self.body.head(self, &mut at, member, scratch);
+                let dscale = &mut at.sums[1];
+                Chunk { len, wanted, blank, scratch, dscale }.run_at(options.level);
+                at.finish_queries(self, member, scratch);
             }
-            at.finish(self.wanted, scratch);
+            at.finish_keys(wanted, scratch);
         }
     }
 }
 
 impl At<'_, '_> {
     /// The rows of the chunk among those of its target.
-    pub fn rows(&self) -> Range<usize> {
+    fn rows(&self) -> Range<usize> {
         self.chunk.start - self.to.start..self.chunk.end - self.to.start
     }
 
     /// Writes the results of the keys of the chunk.
-    fn finish(&mut self, wanted: Wanted, scratch: &Scratch<'_>) {
+    fn finish_keys(&mut self, wanted: Wanted, scratch: &Scratch<'_>) {
         let (rows, [dim, width]) = (self.rows(), scratch.strides);
         write(&mut self.to.k, 0, rows.clone(), scratch.dk, dim, 1.0);
         write(&mut self.to.v, 0, rows.clone(), scratch.dv, width, 1.0);
@@ -464,19 +411,44 @@ impl At<'_, '_> {
             self.sums[0] += dg.iter().map(|&dg| f64::from(dg)).sum::<f64>();
         }
     }
-}
 
-/// Reads the rows of a chunk of an operand and of its tangent.
-fn read(
-    to: &mut [Rows<'_>; 2],
-    operand: &[Option<Tensor<'_, Ix4>>; 2],
-    place: &Place<'_>,
-    head: usize,
-    chunk: &Range<usize>,
-) {
-    for (to, operand) in to.iter_mut().zip(operand) {
-        if let Some(operand) = operand {
-            to.read(place.rows(operand, head, chunk));
+    /// Writes the results of the queries of one query head in the chunk.
+    fn finish_queries(
+        &mut self,
+        sweep: &TwoSidedSweep<'_>,
+        member: usize,
+        scratch: &mut Scratch<'_>,
+    ) {
+        let (rows, [dim, width], operands) = (self.rows(), scratch.strides, &sweep.operands);
+        if !scratch.second {
+            write(&mut self.to.q, member, rows, scratch.dq[0], dim, scratch.scale);
+            return;
+        }
+        write(&mut self.to.dout, member, rows.clone(), scratch.gdout, width, 1.0);
+        if sweep.wanted.scale {
+            let head = self.place.head * sweep.schedule.problem.group() + member;
+            self.add_scale(self.place.rows(&operands.q, head, &self.chunk), scratch);
+        }
+        // gq = σ · tangent + ddσ · dq / σ
+        let ([value, tangent], mut scale, ddscale) =
+            (&mut scratch.dq, scratch.scale, operands.ddscale);
+        if self.to.q.is_some() && ddscale != 0.0 {
+            let sum = tangent.iter_mut().zip(&**value);
+            sum.for_each(|(x, y)| *x = scale * *x + ddscale * y);
+            scale = 1.0;
+        }
+        write(&mut self.to.q, member, rows, tangent, dim, scale);
+    }
+
+    /// Adds what a query head gives to gσ (R19), from dq / σ and its tangent.
+    fn add_scale(&mut self, q: [Option<Tensor<'_, Ix2>>; 2], scratch: &mut Scratch<'_>) {
+        let Scratch { dq: [value, tangent], strides, row, .. } = scratch;
+        for (q, with) in q.into_iter().zip([tangent, value]) {
+            let Some(q) = q else { continue };
+            for (i, with) in (0..self.chunk.len()).zip(with.chunks(strides[0])) {
+                q.slice(s![i, ..]).read(row);
+                self.sums[1] += f64::from(dot(row, &with[..row.len()]));
+            }
         }
     }
 }
