@@ -68,10 +68,8 @@ pub(crate) fn exchange(
     factor: impl Fn(&str) -> f64,
     what: &str,
 ) -> Judgement {
-    let of_input = |name: &str| inputs.iter().find(|(other, _)| *other == name);
-    let changed = change(&trial.case.inputs, |name, _, x| {
-        of_input(name).map_or(x, |(_, factor)| factor * x)
-    })?;
+    let of_input = |name: &str| inputs.iter().find(|x| x.0 == name).map_or(1.0, |x| x.1);
+    let changed = change(&trial.case.inputs, |name, _, x| of_input(name) * x)?;
     let outputs = trial.ask(problem, &changed)?;
     for (name, clean) in trial.clean()? {
         let (dtype, factor) = (clean.dtype().unwrap_or(Dtype::F64), factor(name));

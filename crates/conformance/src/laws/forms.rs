@@ -20,22 +20,20 @@ pub(super) const LAWS: &[Law] = &[
         .says("A bias of −∞ where the mask forbids gives the same numbers as the mask.")
         .when(|case, _| {
             case.attention().is_some_and(|point| point.mask != MaskKind::Full)
-                && scores_are(case, |s| is_dense(s) && s.softcap.is_none())
+                && scores_are(case, |s| s.sequences == Sequences::Dense && s.softcap.is_none())
         }),
     Law::new("segments_are_calls", Kind::Meaning, SCORES, segments_are_calls)
         .says("Segments give the results of one call for each segment.")
         .when(|case, _| {
             let long = |scores: &Scores| scores.extents.queries > 2 && scores.extents.keys > 2;
-            scores_are(case, |s| is_dense(s) && long(s)) && small(case) && !counts_distances(case)
+            scores_are(case, |s| s.sequences == Sequences::Dense && long(s))
+                && small(case)
+                && !counts_distances(case)
         }),
     Law::new("groups_are_copies", Kind::Meaning, SCORES, groups_are_copies)
         .says("A shared key head gives the results of one copy for each query head.")
         .when(|case, _| scores_are(case, |s| s.group() > 1)),
 ];
-
-fn is_dense(scores: &Scores) -> bool {
-    scores.sequences == Sequences::Dense
-}
 
 /// Whether the problem has a bias by distance: each call counts from where it begins.
 fn counts_distances(case: &Case) -> bool {

@@ -9,7 +9,7 @@ use super::trial::Trial;
 use super::visible::{Visible, key_heads};
 use crate::cases::Case;
 use etalon_problem::Axis;
-use ndarray::{Array3, ArrayD};
+use ndarray::Array3;
 
 pub(super) const LAWS: &[Law] = &[
     Law::new("sum_dv", Kind::Meaning, ATTENTION, sum_dv)
@@ -42,26 +42,26 @@ fn has_v(case: &Case) -> bool {
     case.inputs.contains_key("v")
 }
 
-/// ⟨result, input⟩ of two pairs of names: one number for every batch element and key head.
-fn euler(trial: &Trial<'_>, pairs: [(&str, &str); 2]) -> Judgement {
-    let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
-    let scores = trial.case.scores()?;
-    let [left, right] = pairs.map(|(result, input)| -> Result<_, Flaw> {
-        Ok((Known::of(trial, result)?, inputs[input].to_f64(input)?))
-    });
-    let (left, right) = (left?, right?);
-    let what = pairs.map(|(result, input)| format!("⟨{result}, {input}⟩")).join(", ");
-    worst(key_heads(scores).map(|[b, h]| {
+/// ⟨result, input⟩ of every batch element and key head.
+fn products(trial: &Trial<'_>, (result, input): (&str, &str)) -> Result<Vec<Sum>, Flaw> {
+    let (problem, scores) = (&trial.case.problem, trial.case.scores()?);
+    let (known, x) = (Known::of(trial, result)?, trial.case.inputs[input].to_f64(input)?);
+    let product = |[b, h]: [usize; 2]| {
         let part = Part::key_head(h, scores.group()).and(Axis::Batch, [b]);
-        let sum = |(result, x): &(Known, ArrayD<f64>), (name, of): (&str, &str)| {
-            let mut sum = Sum::default();
-            let own = result.select(|result| part.array(problem, name, result));
-            sum.add_product(own.views(), part.array(problem, of, x).view(), 1.0);
-            sum
-        };
-        let (left, right) = (sum(&left, pairs[0]), sum(&right, pairs[1]));
-        left.meets(right, &format!("{what} of [{b}, {h}]"))
-    }))
+        let [value, bound] = [&known.value, &known.bound].map(|y| part.array(problem, result, y));
+        let mut sum = Sum::default();
+        sum.add_product([value.view(), bound.view()], part.array(problem, input, &x).view(), 1.0);
+        sum
+    };
+    Ok(key_heads(scores).map(product).collect())
+}
+
+/// Two such products that must be one number.
+fn euler(trial: &Trial<'_>, pairs: [(&str, &str); 2]) -> Judgement {
+    let [left, right] = pairs.map(|pair| products(trial, pair));
+    let what = pairs.map(|(result, input)| format!("⟨{result}, {input}⟩")).join(", ");
+    let heads = key_heads(trial.case.scores()?).zip(left?.into_iter().zip(right?));
+    worst(heads.map(|([b, h], (left, right))| left.meets(right, &format!("{what} of [{b}, {h}]"))))
 }
 
 fn euler_qk(trial: &Trial<'_>) -> Judgement {

@@ -108,7 +108,6 @@ fn softmax_at_zero(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, lazy(trial.case)?);
     let inputs = with_tau(&case.inputs, 0.0)?;
     let (outputs, own) = (trial.ask_with(&inputs)?, trial.bounds_of(&case.problem, &inputs)?);
-
     let e = problem.scores.extents;
     let mut attention = Attention { scores: problem.scores.clone(), value_dim: problem.value_dim };
     let mut operands = inputs.clone();
@@ -292,8 +291,7 @@ fn wider_bias(trial: &Trial<'_>) -> Judgement {
 
 fn hidden_distance(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, lazy(trial.case)?);
-    let width = problem.bias.map_or(0, |reach| reach.width);
-    let hidden = 1.min(width.saturating_sub(1));
+    let hidden = problem.bias.map_or(0, |reach| 1.min(reach.width - 1));
     let gone =
         changed(&case.inputs, "bias", |at, x| if at[1] == hidden { f64::NEG_INFINITY } else { x })?;
     let mut allowed = Visible::new(&problem.scores, &Tensors::new());

@@ -57,15 +57,12 @@ impl Part {
         self.cuts_of(problem, name).iter().any(|cut| axes.contains(&cut.axis))
     }
 
-    /// The part of a tensor of the problem.
-    pub fn tensor(&self, problem: &Problem, name: &str, tensor: &Tensor) -> Tensor {
-        let cuts = self.cuts_of(problem, name).into_iter();
-        cuts.fold(tensor.clone(), |part, cut| take(&part, cut.at, cut.entries))
-    }
-
-    /// The part of each tensor.
+    /// The part of each tensor of the problem.
     pub fn tensors(&self, problem: &Problem, tensors: &Tensors) -> Tensors {
-        let part = |(name, x): (&String, &Tensor)| (name.clone(), self.tensor(problem, name, x));
+        let part = |(name, whole): (&String, &Tensor)| {
+            let cuts = self.cuts_of(problem, name).into_iter();
+            (name.clone(), cuts.fold(whole.clone(), |x, cut| take(&x, cut.at, cut.entries)))
+        };
         tensors.iter().map(part).collect()
     }
 

@@ -15,7 +15,6 @@ use ndarray::ArrayD;
 use std::collections::BTreeMap;
 
 const DOUBLE_BACKWARD: &[Pass] = &[Pass::DoubleBackward];
-const JVP: &[Pass] = &[Pass::Jvp];
 
 pub(super) const LAWS: &[Law] = &[
     Law::new("along_q_and_k", Kind::Meaning, ATTENTION, along_q_and_k)
@@ -31,7 +30,7 @@ pub(super) const LAWS: &[Law] = &[
         .when(|case, _| !has_impossible_classes(case)),
     Law::new("adjoint", Kind::Meaning, ATTENTION, adjoint)
         .says("⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.")
-        .on(JVP),
+        .on(&[Pass::Jvp]),
 ];
 
 /// A class of logit −∞ may be a target: the logit stands still then, but its row of w has the
@@ -68,8 +67,7 @@ fn along_q_and_k(trial: &Trial<'_>) -> Judgement {
     inputs.insert("ddk".to_string(), map(&inputs["k"], |_, x| -x)?);
     let exact = trial.bounds_for(Pass::Backward, &inputs)?.outputs;
     let (dq, dk) = (&exact["dq"], &exact["dk"]);
-    let expected = [("gq", -1.0, &dq.value), ("gk", 1.0, &dk.value)];
-    second_is(trial, &inputs, &expected)
+    second_is(trial, &inputs, &[("gq", -1.0, &dq.value), ("gk", 1.0, &dk.value)])
 }
 
 fn along_v(trial: &Trial<'_>) -> Judgement {

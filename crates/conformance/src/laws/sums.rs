@@ -80,11 +80,6 @@ impl Known {
         Ok(Known { value: tensor.to_f64(name)?, bound: bounds.outputs[name].bound.clone() })
     }
 
-    /// Some of its elements.
-    pub fn select(&self, part: impl Fn(&ArrayD<f64>) -> ArrayD<f64>) -> Self {
-        Known { value: part(&self.value), bound: part(&self.bound) }
-    }
-
     /// The values and the bounds.
     pub fn views(&self) -> [ArrayViewD<'_, f64>; 2] {
         [self.value.view(), self.bound.view()]

@@ -81,7 +81,7 @@ pub(crate) enum Equality {
 }
 
 /// The first element in which two tensors differ where `where_` holds, in words.
-pub(crate) fn difference(
+fn difference(
     name: &str,
     got: &Tensor,
     expected: &Tensor,

@@ -3,7 +3,8 @@
 use super::compare::{TWICE, agree};
 use super::flaw::{Flaw, Judgement};
 use super::law::{BACKWARD, Kind, Law, SCORES, scores_are};
-use super::tensors::{Equality, change, poison, same};
+use super::sums::input;
+use super::tensors::{Equality, change, everywhere, poison, same};
 use super::trial::Trial;
 use super::visible::{Visible, all_keys};
 use crate::cases::Case;
@@ -113,8 +114,7 @@ fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
         "bias" => read.as_ref().is_some_and(|read| !read[IxDyn(at)]),
         _ => false,
     };
-    strict.poisoned(trial, hit, |_, _| true)?;
-    Ok(None)
+    strict.poisoned(trial, hit, everywhere).map(|_| None)
 }
 
 /// The elements of a bias that belong to an allowed pair; axes of extent 1 are shared.
@@ -182,9 +182,9 @@ fn are_nan(outputs: &Tensors, names: &[&str], expected: impl Fn(&[usize]) -> boo
 fn split_row(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     let (.., keys) = allowed.pairs.dim();
     let counts = allowed.counts();
-    let found = counts.indexed_iter().find(|(_, count)| 0 < **count && **count < keys);
-    let found = found.map(|((b, h, i), _)| [b, h, i]);
-    found.ok_or_else(|| Flaw::Vacuous("no such row".to_string()))
+    let mut rows = counts.indexed_iter().filter(|(_, count)| 0 < **count && **count < keys);
+    let ((b, h, i), _) = rows.next().ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
+    Ok([b, h, i])
 }
 
 fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
@@ -238,7 +238,7 @@ fn empty_rows(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let visible = Visible::new(case.scores()?, &case.inputs);
     let counts = visible.counts();
-    let sinks = case.inputs.get("sinks").map(|sinks| sinks.to_f64("sinks")).transpose()?;
+    let sinks = input(&case.inputs, "sinks")?;
     for (name, tensor) in trial.clean()? {
         for (index, &x) in tensor.to_f64(name)?.indexed_iter() {
             let at = index.slice();

@@ -48,7 +48,8 @@ impl Visible {
 
     /// The keys that a row (batch, head, position) sees.
     pub fn keys(&self, [b, h, i]: [usize; 3]) -> impl DoubleEndedIterator<Item = usize> + '_ {
-        (0..self.pairs.dim().3).filter(move |&j| self.pairs[[b, h, i, j]])
+        let row = self.pairs.slice(ndarray::s![b, h, i, ..]).into_iter().enumerate();
+        row.filter(|(_, seen)| **seen).map(|(j, _)| j)
     }
 
     /// `[B, Hq, N]`: the number of visible keys.

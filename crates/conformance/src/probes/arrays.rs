@@ -8,7 +8,7 @@ use ndarray::{ArrayD, ArrayView1, Dimension, IxDyn};
 
 /// Arrays by name. An absent one reads as 0, and what is added to it is lost.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Arrays(Values);
+pub(super) struct Arrays(Values);
 
 impl Arrays {
     /// The elements of tensors.
@@ -94,7 +94,7 @@ const NOTHING: f64 = 8.271_806_125_530_277e-25; // 2⁻⁸⁰
 /// Fails unless every result is the expected one, rounded once to its storage type, where
 /// `counts(name, index)` holds. `sizes` has those of the terms of sums that a kernel may round on the
 /// way: they have 64 roundings of room.
-pub(crate) fn compare(
+pub(super) fn compare(
     outputs: &Tensors,
     expected: &Arrays,
     sizes: &Arrays,

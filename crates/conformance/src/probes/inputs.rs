@@ -26,8 +26,7 @@ pub(super) fn fill(
     element: impl Fn(&Operand, &[usize]) -> f64,
 ) -> Tensors {
     let with_dlse = case.inputs.contains_key("dlse");
-    let given =
-        |operand: &Operand| operand.role.is_given() && (operand.name != "dlse" || with_dlse);
+    let given = |x: &Operand| x.role.is_given() && (x.name != "dlse" || with_dlse);
     let operands = problem.operands(pass).into_iter().filter(given);
     let tensor = |operand: Operand| {
         let values =

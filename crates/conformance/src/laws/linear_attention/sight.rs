@@ -82,7 +82,7 @@ pub(super) fn empty_sequences(trial: &Trial<'_>) -> Judgement {
 fn cuts(case: &Case, problem: &LinearAttention) -> Vec<usize> {
     let stream = Stream::new(case.spec.seed, "cut");
     let sequences = problem.list_sequences().into_iter();
-    sequences.map(|s| stream.below(s.index, s.tokens.max(1)).min(s.tokens)).collect()
+    sequences.map(|s| stream.below(s.index, s.tokens.max(1))).collect()
 }
 
 /// The tokens before the cut of each sequence, and the others.
