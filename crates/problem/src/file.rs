@@ -3,246 +3,185 @@
 
 use crate::{
     Attention, AttentionLse, BiasExtents, Decay, DistanceBias, Extents, LazyAttention,
-    LinearAttention, LinearExtents, Mask, NamedArray, Scores, Sequences, TokenSequences,
+    LinearAttention, LinearExtents, Mask, NamedArray, Sequences, TokenSequences,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// These two problems differ in `value_dim` alone; serde cannot both flatten a shared part and
-/// refuse unknown keys, so the shared fields are written out by this macro.
+/// A file, and both ways between it and its problem: each field of the file with its place in the problem.
+/// (serde cannot both flatten a part and refuse unknown keys.)
 macro_rules! flat {
-    ($(#[$doc:meta])* $file:ident { $($extra:tt)* }) => {
+    (
+        $(#[$doc:meta])*
+        $File:ident: $Problem:ident,
+        $Extents:ident at $($place:ident).+ { $($(#[$extent_doc:meta])* $extent:ident,)* }
+        [$($value_dim:ident)?]
+        $($(#[$meta:meta])* $field:ident: $type:ty = $($at:ident).+,)*
+    ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Serialize, Deserialize)]
         #[serde(deny_unknown_fields)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-        pub struct $file {
-            /// B: batch elements.
-            batch: usize,
-            /// Hq: query heads, a multiple of key_heads.
-            query_heads: usize,
-            /// Hk: key and value heads.
-            key_heads: usize,
-            /// N: queries (packed sequences: of all sequences together).
-            queries: usize,
-            /// M: keys (packed sequences: of all sequences together).
-            keys: usize,
-            /// D: elements of a query and of a key.
-            dim: usize,
-            $($extra)*
-            /// σ; absent: 1/√dim.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            softmax_scale: Option<f64>,
-            /// c: scores become c·tanh(s/c).
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            softcap: Option<f64>,
-            /// Whether there is a tensor `sinks` [query_heads].
-            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-            sinks: bool,
-            /// The outer extents of the tensor `bias`, if there is one.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            bias: Option<BiasExtents>,
-            /// Which pairs count; absent: all.
-            #[serde(default, skip_serializing_if = "is_default")]
-            mask: Mask,
-            /// Which rows belong together; absent: dense.
-            #[serde(default, skip_serializing_if = "is_default")]
-            sequences: Sequences,
+        pub struct $File {
+            $($(#[$extent_doc])* $extent: usize,)*
+            $(
+                /// E: elements of a value; absent: dim.
+                #[serde(default, skip_serializing_if = "Option::is_none")]
+                $value_dim: Option<usize>,
+            )?
+            $($(#[$meta])* $field: $type,)*
         }
 
-        impl $file {
-            fn split(self) -> Scores {
-                Scores {
-                    extents: Extents {
-                        batch: self.batch,
-                        query_heads: self.query_heads,
-                        key_heads: self.key_heads,
-                        queries: self.queries,
-                        keys: self.keys,
-                        dim: self.dim,
-                    },
-                    softmax_scale: self.softmax_scale,
-                    softcap: self.softcap,
-                    sinks: self.sinks,
-                    bias: self.bias,
-                    mask: self.mask,
-                    sequences: self.sequences,
+        impl From<$File> for $Problem {
+            fn from(file: $File) -> Self {
+                let mut problem = $Problem::new($Extents { $($extent: file.$extent,)* });
+                $(problem.$value_dim = file.$value_dim.unwrap_or(file.dim);)?
+                $(problem.$($at).+ = file.$field;)*
+                problem
+            }
+        }
+
+        impl From<$Problem> for $File {
+            fn from(problem: $Problem) -> Self {
+                let extents = problem.$($place).+;
+                $File {
+                    $($extent: extents.$extent,)*
+                    $($value_dim: Some(problem.$value_dim)
+                        .filter(|&e| e != extents.dim),)?
+                    $($field: problem.$($at).+,)*
                 }
+            }
+        }
+
+        /// A problem's schema is that of its file.
+        #[cfg(feature = "schema")]
+        impl schemars::JsonSchema for $Problem {
+            fn schema_name() -> std::borrow::Cow<'static, str> {
+                $File::schema_name()
+            }
+            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
+                $File::json_schema(generator)
             }
         }
     };
 }
 
-pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
-    *value == T::default()
-}
-
-flat! {
-    /// Softmax attention.
-    AttentionFile {
-        /// E: elements of a value; absent: dim.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        value_dim: Option<usize>,
-    }
-}
-
-flat! {
-    /// The log-sum-exp of attention scores.
-    AttentionLseFile {}
-}
-
-impl From<AttentionFile> for Attention {
-    fn from(file: AttentionFile) -> Self {
-        let value_dim = file.value_dim.unwrap_or(file.dim);
-        Attention { scores: file.split(), value_dim }
-    }
-}
-
-impl From<AttentionLseFile> for AttentionLse {
-    fn from(file: AttentionLseFile) -> Self {
-        AttentionLse { scores: file.split() }
-    }
-}
-
-/// The flat file of a problem's scores, with the fields that only it has.
-macro_rules! join {
-    ($file:ident, $scores:expr, { $($extra:tt)* }) => {{
-        let Scores { extents, softmax_scale, softcap, sinks, bias, mask, sequences } = $scores;
-        let Extents { batch, query_heads, key_heads, queries, keys, dim } = extents;
-        $file {
-            batch, query_heads, key_heads, queries, keys, dim,
-            $($extra)*
-            softmax_scale, softcap, sinks, bias, mask, sequences,
+/// The file of a problem about scores: `flat!` with their extents and options.
+macro_rules! scores {
+    (softmax $(#[$doc:meta])* $File:ident: $Problem:ident, [$($value_dim:ident)?]) => {
+        scores! {
+            $(#[$doc])*
+            $File: $Problem,
+            [$($value_dim)?]
+            /// c: scores become c·tanh(s/c).
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            softcap: Option<f64> = scores.softcap,
+            /// Whether there is a tensor `sinks` [query_heads].
+            #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+            sinks: bool = scores.sinks,
+            /// The outer extents of the tensor `bias`, if there is one.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            bias: Option<BiasExtents> = scores.bias,
+            /// Which pairs count; absent: all.
+            #[serde(default, skip_serializing_if = "is_default")]
+            mask: Mask = scores.mask,
         }
-    }};
+    };
+    (
+        $(#[$doc:meta])*
+        $File:ident: $Problem:ident,
+        [$($value_dim:ident)?]
+        $($fields:tt)*
+    ) => {
+        flat! {
+            $(#[$doc])*
+            $File: $Problem,
+            Extents at scores.extents {
+                /// B: batch elements.
+                batch,
+                /// Hq: query heads, a multiple of key_heads.
+                query_heads,
+                /// Hk: key and value heads.
+                key_heads,
+                /// N: queries (packed sequences: of all sequences together).
+                queries,
+                /// M: keys (packed sequences: of all sequences together).
+                keys,
+                /// D: elements of a query and of a key.
+                dim,
+            }
+            [$($value_dim)?]
+            /// σ; absent: 1/√dim.
+            #[serde(default, skip_serializing_if = "Option::is_none")]
+            softmax_scale: Option<f64> = scores.softmax_scale,
+            $($fields)*
+            /// Which rows belong together; absent: dense.
+            #[serde(default, skip_serializing_if = "is_default")]
+            sequences: Sequences = scores.sequences,
+        }
+    };
 }
 
-impl From<Attention> for AttentionFile {
-    fn from(problem: Attention) -> Self {
-        let value_dim = Some(problem.value_dim).filter(|&e| e != problem.scores.extents.dim);
-        join!(AttentionFile, problem.scores, { value_dim, })
-    }
+scores! {
+    softmax
+    /// Softmax attention.
+    AttentionFile: Attention,
+    [value_dim]
 }
 
-impl From<AttentionLse> for AttentionLseFile {
-    fn from(problem: AttentionLse) -> Self {
-        join!(AttentionLseFile, problem.scores, {})
-    }
+scores! {
+    softmax
+    /// The log-sum-exp of attention scores.
+    AttentionLseFile: AttentionLse,
+    []
 }
 
-/// Lazy attention.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct LazyAttentionFile {
-    /// B: batch elements.
-    batch: usize,
-    /// Hq: query heads, a multiple of key_heads.
-    query_heads: usize,
-    /// Hk: key and value heads.
-    key_heads: usize,
-    /// N: queries (packed sequences: of all sequences together).
-    queries: usize,
-    /// M: keys (packed sequences: of all sequences together).
-    keys: usize,
-    /// D: elements of a query and of a key.
-    dim: usize,
-    /// E: elements of a value; absent: dim.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    value_dim: Option<usize>,
-    /// σ; absent: 1/√dim.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    softmax_scale: Option<f64>,
+scores! {
+    /// Lazy attention.
+    LazyAttentionFile: LazyAttention,
+    [value_dim]
     /// The distances of the tensor `bias` [query_heads, width], if there is one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    bias: Option<DistanceBias>,
+    bias: Option<DistanceBias> = bias,
     /// Which pairs count; absent: causal, aligned at the bottom right.
     #[serde(default = "Mask::causal", skip_serializing_if = "is_causal")]
-    mask: Mask,
-    /// Which rows belong together; absent: dense.
-    #[serde(default, skip_serializing_if = "is_default")]
-    sequences: Sequences,
+    mask: Mask = scores.mask,
 }
 
-fn is_causal(mask: &Mask) -> bool {
-    *mask == Mask::causal()
-}
-
-impl From<LazyAttentionFile> for LazyAttention {
-    fn from(file: LazyAttentionFile) -> Self {
-        let scores = Scores {
-            extents: Extents {
-                batch: file.batch,
-                query_heads: file.query_heads,
-                key_heads: file.key_heads,
-                queries: file.queries,
-                keys: file.keys,
-                dim: file.dim,
-            },
-            softmax_scale: file.softmax_scale,
-            softcap: None,
-            sinks: false,
-            bias: None,
-            mask: file.mask,
-            sequences: file.sequences,
-        };
-        let value_dim = file.value_dim.unwrap_or(file.dim);
-        LazyAttention { scores, bias: file.bias, value_dim }
+flat! {
+    /// Linear attention with decay.
+    LinearAttentionFile: LinearAttention,
+    LinearExtents at extents {
+        /// B: batch elements.
+        batch,
+        /// Hq: query heads, a multiple of key_heads.
+        query_heads,
+        /// Hk: key and value heads.
+        key_heads,
+        /// N: tokens (packed sequences: of all sequences together).
+        tokens,
+        /// D: elements of a query and of a key.
+        dim,
     }
-}
-
-impl From<LazyAttention> for LazyAttentionFile {
-    fn from(problem: LazyAttention) -> Self {
-        let Scores { extents, softmax_scale, mask, sequences, .. } = problem.scores;
-        let Extents { batch, query_heads, key_heads, queries, keys, dim } = extents;
-        LazyAttentionFile {
-            batch,
-            query_heads,
-            key_heads,
-            queries,
-            keys,
-            dim,
-            value_dim: Some(problem.value_dim).filter(|&e| e != dim),
-            softmax_scale,
-            bias: problem.bias,
-            mask,
-            sequences,
-        }
-    }
-}
-
-/// Linear attention with decay.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub struct LinearAttentionFile {
-    /// B: batch elements.
-    batch: usize,
-    /// Hq: query heads, a multiple of key_heads.
-    query_heads: usize,
-    /// Hk: key and value heads.
-    key_heads: usize,
-    /// N: tokens (packed sequences: of all sequences together).
-    tokens: usize,
-    /// D: elements of a query and of a key.
-    dim: usize,
-    /// E: elements of a value; absent: dim.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    value_dim: Option<usize>,
+    [value_dim]
     /// σ; absent: 1.
     #[serde(default = "one", skip_serializing_if = "is_one")]
-    scale: f64,
+    scale: f64 = scale,
     /// How states decay; absent: not at all.
     #[serde(default, skip_serializing_if = "is_default")]
-    decay: Decay,
+    decay: Decay = decay,
     /// Whether there is a tensor `initial_state` [sequences, key_heads, dim, value_dim].
     #[serde(default, skip_serializing_if = "is_default")]
-    initial_state: bool,
+    initial_state: bool = initial_state,
     /// Whether `final_state` is returned.
     #[serde(default, skip_serializing_if = "is_default")]
-    final_state: bool,
+    final_state: bool = final_state,
     /// Which tokens belong together; absent: dense.
     #[serde(default, skip_serializing_if = "is_default")]
-    sequences: TokenSequences,
+    sequences: TokenSequences = sequences,
+}
+
+pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
+    *value == T::default()
 }
 
 pub(crate) fn one() -> f64 {
@@ -253,65 +192,8 @@ pub(crate) fn is_one(value: &f64) -> bool {
     *value == 1.0
 }
 
-impl From<LinearAttentionFile> for LinearAttention {
-    fn from(file: LinearAttentionFile) -> Self {
-        LinearAttention {
-            extents: LinearExtents {
-                batch: file.batch,
-                query_heads: file.query_heads,
-                key_heads: file.key_heads,
-                tokens: file.tokens,
-                dim: file.dim,
-            },
-            value_dim: file.value_dim.unwrap_or(file.dim),
-            scale: file.scale,
-            decay: file.decay,
-            initial_state: file.initial_state,
-            final_state: file.final_state,
-            sequences: file.sequences,
-        }
-    }
-}
-
-impl From<LinearAttention> for LinearAttentionFile {
-    fn from(problem: LinearAttention) -> Self {
-        let LinearExtents { batch, query_heads, key_heads, tokens, dim } = problem.extents;
-        LinearAttentionFile {
-            batch,
-            query_heads,
-            key_heads,
-            tokens,
-            dim,
-            value_dim: Some(problem.value_dim).filter(|&e| e != dim),
-            scale: problem.scale,
-            decay: problem.decay,
-            initial_state: problem.initial_state,
-            final_state: problem.final_state,
-            sequences: problem.sequences,
-        }
-    }
-}
-
-/// A problem's schema is that of its file.
-#[cfg(feature = "schema")]
-macro_rules! schema_of_file {
-    ($($problem:ident $file:ident;)*) => {
-        $(impl schemars::JsonSchema for $problem {
-            fn schema_name() -> std::borrow::Cow<'static, str> {
-                $file::schema_name()
-            }
-            fn json_schema(generator: &mut schemars::SchemaGenerator) -> schemars::Schema {
-                $file::json_schema(generator)
-            }
-        })*
-    };
-}
-#[cfg(feature = "schema")]
-schema_of_file! {
-    Attention AttentionFile;
-    AttentionLse AttentionLseFile;
-    LazyAttention LazyAttentionFile;
-    LinearAttention LinearAttentionFile;
+fn is_causal(mask: &Mask) -> bool {
+    *mask == Mask::causal()
 }
 
 impl<T> Serialize for NamedArray<T> {
