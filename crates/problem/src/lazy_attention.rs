@@ -173,7 +173,7 @@ tensors! {
             => needed dout, cot_o, gdout "(E23)", to;
         /// lse of (E3), over every visible key, active or not.
         lse: Wide [Batch QueryHeads Queries] always saved => zero dlse, cot_lse, gdlse "(E21)", tlse;
-        /// Σ v_j over the active keys of a row, if the tier returns it: with it Δ and dτ need no sweep.
+        /// V of (E15), if the tier returns it: with it Δ and dτ need no sweep.
         v_sum: Wide [Batch QueryHeads Queries ValueDim] optional saved;
     }
 }
