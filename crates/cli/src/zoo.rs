@@ -5,7 +5,7 @@ use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::table::Table;
 use crate::units;
-use etalon_conformance::zoo::{CONTROLS, Fate, Matrix, Mutant, Row, Style, kill_matrix};
+use etalon_conformance::zoo::{CONTROLS, Fate, Matrix, Mutant, Row, Style, kill_matrix, mutants};
 use etalon_problem::Algorithm;
 use std::time::Instant;
 
@@ -40,7 +40,8 @@ type Choice = (Vec<Algorithm>, Vec<Mutant>, Vec<Style>);
 /// The algorithms, mutants and controls that were asked for. A mutant comes with its algorithms.
 fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
     let Arguments { names, run, .. } = arguments;
-    let all = || Mutant::ALL.iter().map(|x| x.name()).chain(CONTROLS.iter().map(|x| x.name));
+    let known = mutants();
+    let all = || known.iter().map(|x| x.name).chain(CONTROLS.iter().map(|x| x.name));
     for name in names {
         if !all().any(|known| known == name) {
             let advice = did_you_mean(name, all());
@@ -49,12 +50,11 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
     }
     let named = |name: &str| names.is_empty() || names.iter().any(|wanted| wanted == name);
     let mut algorithms = run.algorithms();
-    let of = |mutant: &Mutant| mutant.of().iter().any(|of| algorithms.contains(of));
-    let mutants = Mutant::ALL.iter().copied().filter(|x| named(x.name()) && of(x));
-    let mutants: Vec<Mutant> = mutants.collect();
+    let of = |mutant: &Mutant| mutant.of.iter().any(|of| algorithms.contains(of));
+    let mutants: Vec<Mutant> = mutants().into_iter().filter(|x| named(x.name) && of(x)).collect();
     let controls: Vec<Style> = CONTROLS.into_iter().filter(|x| named(x.name)).collect();
     if controls.is_empty() {
-        algorithms.retain(|of| mutants.iter().any(|mutant| mutant.of().contains(of)));
+        algorithms.retain(|of| mutants.iter().any(|mutant| mutant.of.contains(of)));
     }
     if algorithms.is_empty() {
         return Err(Failure("no mutant is left: --algorithm excludes all that are named".into()));
@@ -72,7 +72,7 @@ fn matrix_table(matrix: &Matrix) -> String {
     for row in &matrix.rows {
         let laws: Vec<&str> = kills(matrix, row).map(|(law, _)| law).collect();
         let (address, killer) = match row.mutant {
-            Some(mutant) => (mutant.address(), mutant.killer()),
+            Some(mutant) => (mutant.address, mutant.killer),
             None => ("", "none: it is correct"),
         };
         let laws = if laws.is_empty() { "–".to_string() } else { laws.join(", ") };
@@ -86,7 +86,7 @@ fn summary(matrix: &Matrix) -> String {
     let (mutants, controls): (Vec<&Row>, Vec<&Row>) =
         matrix.rows.iter().partition(|row| row.mutant.is_some());
     let by_own_law = |row: &&&Row| {
-        let killer = row.mutant.map(|mutant| mutant.killer());
+        let killer = row.mutant.map(|mutant| mutant.killer);
         kills(matrix, row).any(|(law, _)| Some(law) == killer)
     };
     format!(
@@ -102,7 +102,7 @@ fn summary(matrix: &Matrix) -> String {
 fn stories(matrix: &Matrix, row: &Row) -> String {
     let mut text = format!("\n{}", row.name);
     if let Some(mutant) = row.mutant {
-        text += &format!(": {}", mutant.story());
+        text += &format!(": {}", mutant.story);
     }
     for (law, fate) in kills(matrix, row) {
         if let Fate::Killed { case, text: shown } = fate {

@@ -5,21 +5,16 @@
 //! pair of values of two axes occurs. All that remains (lengths, widths, ids, elements) follows
 //! from the point's name and the seed by the streams of [`crate::generate`].
 
-pub mod attention;
 pub(crate) mod axes;
 mod covering;
-pub mod lazy_attention;
-pub mod linear_attention;
-pub mod linear_cross_entropy;
 
-pub use axes::Axis;
-pub(crate) use axes::axis;
+pub use crate::roster::{Point, attention, linear_attention};
 
 use crate::generate::Stream;
+use crate::roster::each;
 use crate::tensor::{Stored, Tensor, Tensors};
-use axes::Coordinates;
+use axes::Grid;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem};
-use ndarray::ArrayD;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -58,89 +53,6 @@ impl Depth {
     }
 }
 
-/// The grid of an algorithm: what its cases are made of, point by point.
-pub(crate) trait Grid: Coordinates {
-    /// The storage types.
-    const STORAGE: &'static [Dtype];
-
-    /// The number of values of each axis that an algorithm of the grid uses: the first ones.
-    fn sizes_of(_: Algorithm) -> Vec<usize> {
-        Self::sizes()
-    }
-
-    /// The problem of this point.
-    fn problem(&self, algorithm: Algorithm, seed: u64) -> Problem;
-
-    /// The elements of an operand, before they are rounded to its type.
-    fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64>;
-
-    /// Whether an operand that may be absent is there.
-    fn given(&self, operand: &Operand) -> bool;
-
-    /// What the elements are like, in a few words.
-    fn few_words(&self) -> &'static str;
-
-    /// Whether the bounds must be small against the results: generic elements, and sums of many.
-    fn is_rich(&self, problem: &Problem) -> bool;
-
-    /// Whether a small change of any input changes results by about as much.
-    fn is_smooth(&self) -> bool;
-}
-
-/// A list of grids: a point of any of them.
-macro_rules! grids {
-    ($($variant:ident($grid:ident): $($algorithm:ident)|+;)*) => {
-        /// A point of the grid of an algorithm.
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub enum Point {
-            $(
-                #[doc = concat!("Of `", stringify!($grid), "`.")]
-                $variant($grid::Point),
-            )*
-        }
-
-        impl Point {
-            fn storage(algorithm: Algorithm) -> &'static [Dtype] {
-                match algorithm { $($(Algorithm::$algorithm)|+ => $grid::Point::STORAGE),* }
-            }
-
-            fn sizes(algorithm: Algorithm) -> Vec<usize> {
-                match algorithm { $($(Algorithm::$algorithm)|+ => $grid::Point::sizes_of(algorithm)),* }
-            }
-
-            fn at(algorithm: Algorithm, indices: &[usize]) -> Option<Self> {
-                match algorithm {
-                    $($(Algorithm::$algorithm)|+ => $grid::Point::at(indices).map(Point::$variant)),*
-                }
-            }
-
-            fn axes(algorithm: Algorithm) -> &'static [&'static str] {
-                match algorithm { $($(Algorithm::$algorithm)|+ => $grid::Point::AXES),* }
-            }
-
-            fn parse(algorithm: Algorithm, names: &[&str]) -> Result<Self, Error> {
-                match algorithm {
-                    $($(Algorithm::$algorithm)|+ => $grid::Point::parse(names).map(Point::$variant)),*
-                }
-            }
-        }
-
-        /// Applies an expression to the point of whichever grid.
-        macro_rules! each {
-            ($point:expr, $p:ident => $body:expr) => {
-                match $point { $(Point::$variant($p) => $body),* }
-            };
-        }
-    };
-}
-
-grids! {
-    Attention(attention): Attention | AttentionLse;
-    LinearAttention(linear_attention): LinearAttention;
-    LazyAttention(lazy_attention): LazyAttention;
-    LinearCrossEntropy(linear_cross_entropy): LinearCrossEntropy;
-}
-
 /// A point of the grid and a seed: all that a case is made of. Its `Display` is the case's name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Spec {
@@ -172,6 +84,7 @@ impl FromStr for Spec {
         let algorithm: Algorithm = algorithm.parse()?;
         let axes = Point::axes(algorithm);
         if point.len() != axes.len() {
+            let axes: Vec<&str> = axes.iter().map(|(name, _)| *name).collect();
             let expected = format!("algorithm/dtype/{}/seed", axes.join("/"));
             return Err(Error::value("case", expected, name));
         }
@@ -319,11 +232,6 @@ pub fn specs(algorithm: Algorithm, depth: Depth, seed: u64) -> impl Iterator<Ite
                 .map(move |&dtype| Spec { dtype, ..spec })
         })
     })
-}
-
-/// The cases of a run, each made when it is asked for.
-pub fn cases(algorithm: Algorithm, depth: Depth, seed: u64) -> impl Iterator<Item = Case> + use<> {
-    specs(algorithm, depth, seed).map(|spec| spec.build())
 }
 
 #[cfg(test)]

@@ -12,6 +12,7 @@ pub mod generate;
 pub mod laws;
 mod probes;
 pub mod report;
+mod roster;
 pub mod shapes;
 pub mod suite;
 pub mod tier;

@@ -1,7 +1,7 @@
 //! A run: tiers against laws, case by case.
 
 use crate::algorithms::{self, Entry};
-use crate::cases::{Depth, Spec, specs};
+use crate::cases::{Case, Depth, Spec, specs};
 use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
@@ -103,30 +103,24 @@ fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
     for entry in entries(options) {
-        let passes = entry.algorithm.passes();
-        for (tier, &pass) in
-            options.tiers.iter().flat_map(|tier| passes.iter().map(move |pass| (tier, pass)))
-        {
-            if !tier.is_meant_for(entry.algorithm, pass) {
-                continue;
-            }
-            for &dtype in crate::cases::storage(entry.algorithm) {
-                let offer = tier.offers(entry.algorithm, pass, dtype);
-                let verdict = match offer {
-                    Err(reason) => Verdict::Unsupported(reason),
-                    Ok(()) if !entry.judged.contains(&pass) => {
-                        Verdict::Unsupported("offered, but without proven bounds".to_string())
-                    }
-                    Ok(()) => continue,
+        let algorithm = entry.algorithm;
+        let passes = || algorithm.passes().iter().copied();
+        let pairs = options.tiers.iter().flat_map(|tier| passes().map(move |pass| (tier, pass)));
+        for (tier, pass) in pairs.filter(|(tier, pass)| tier.is_meant_for(algorithm, *pass)) {
+            for &dtype in crate::cases::storage(algorithm) {
+                let reason = match tier.offers(algorithm, pass, dtype) {
+                    Err(reason) => reason,
+                    Ok(()) if entry.judged.contains(&pass) => continue,
+                    Ok(()) => "offered, but without proven bounds".to_string(),
                 };
                 records.push(Record {
                     tier: tier.name(),
-                    algorithm: entry.algorithm,
+                    algorithm,
                     pass,
                     dtype,
                     check: "offer".to_string(),
                     case: String::new(),
-                    verdict,
+                    verdict: Verdict::Unsupported(reason),
                     margin: None,
                     elapsed: Duration::ZERO,
                 });
@@ -143,16 +137,8 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let mut items = Vec::new();
     for entry in entries(options) {
         let specs: Vec<Spec> = specs(entry.algorithm, options.depth, options.seed).collect();
-        let applicable: Vec<Vec<(Pass, usize)>> = specs
-            .par_iter()
-            .map(|spec| {
-                let case = spec.build();
-                let pairs = Pass::ALL
-                    .into_iter()
-                    .flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
-                pairs.filter(|&(pass, law)| laws[law].concerns(&case, pass)).collect()
-            })
-            .collect();
+        let applicable: Vec<Vec<(Pass, usize)>> =
+            specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
         let chosen = match options.depth {
             Depth::Core => share(&laws, applicable),
             _ => applicable,
@@ -163,6 +149,12 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
         }
     }
     items
+}
+
+/// The passes of a case with the laws that apply to them, by number.
+pub(crate) fn applicable(laws: &[Law], case: &Case) -> Vec<(Pass, usize)> {
+    let pairs = Pass::ALL.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
+    pairs.filter(|&(pass, law)| laws[law].concerns(case, pass)).collect()
 }
 
 /// Of the laws that apply to each case, those that look at it: every law gets its quota of cases,
@@ -194,13 +186,8 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
     for pass in Pass::ALL {
         let laws = || item.laws.iter().filter(|(of, _)| *of == pass).map(|(_, law)| law);
-        if laws().next().is_none() {
-            continue;
-        }
-        for tier in &options.tiers {
-            if tier.offers(case.spec.algorithm, pass, case.dtype).is_err() {
-                continue;
-            }
+        let offered = |tier: &&dyn Tier| tier.offers(case.spec.algorithm, pass, case.dtype).is_ok();
+        for tier in options.tiers.iter().filter(|tier| offered(tier)) {
             let trial = Trial::new(*tier, &exact, pass);
             let finding = OnceLock::new();
             for law in laws() {

@@ -1,7 +1,7 @@
 //! A tier: anything that computes the algorithms.
 
 use crate::tensor::Tensors;
-use etalon_problem::{Algorithm, Blocking, Dtype, Mode, Pass, Problem};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Mode, Pass, Problem};
 
 /// What may change a result's speed and rounding, but not its meaning.
 #[derive(Debug, Clone, Copy, Default)]
@@ -41,6 +41,16 @@ pub enum Answer {
     Unsupported(String),
     /// The tier failed.
     Error(String),
+}
+
+impl From<Result<Tensors, Error>> for Answer {
+    fn from(outputs: Result<Tensors, Error>) -> Self {
+        match outputs {
+            Ok(outputs) => Answer::Outputs(outputs),
+            Err(Error::Unsupported { reason, .. }) => Answer::Unsupported(reason),
+            Err(error) => Answer::Error(error.to_string()),
+        }
+    }
 }
 
 /// An implementation of the algorithms.

@@ -56,6 +56,10 @@ impl Error {
         Error::Format { path: path.to_path_buf(), reason: reason.into() }
     }
 
+    fn write(path: &Path, reason: impl ToString) -> Self {
+        Error::Write { path: path.to_path_buf(), reason: reason.to_string() }
+    }
+
     /// An error of the vocabulary that a file is to blame for.
     pub fn content(path: &Path, source: ProblemError) -> Self {
         Error::Content { path: path.to_path_buf(), source }
@@ -109,8 +113,7 @@ fn elements<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec
 /// The tensors as the bytes of a safetensors file; `path` is only named in errors.
 pub fn to_bytes(path: &Path, tensors: &Tensors) -> Result<Vec<u8>, Error> {
     let tensors = tensors.iter().map(|(name, tensor)| (name, InFile(tensor)));
-    safetensors::serialize(tensors, None)
-        .map_err(|error| Error::Write { path: path.to_path_buf(), reason: error.to_string() })
+    safetensors::serialize(tensors, None).map_err(|error| Error::write(path, error))
 }
 
 /// Writes a safetensors file: the whole of it, or nothing.
@@ -150,13 +153,7 @@ impl View for InFile<'_> {
     }
 
     fn data_len(&self) -> usize {
-        let size = match self.0.data {
-            Data::F64(_) | Data::I64(_) => 8,
-            Data::F32(_) => 4,
-            Data::Bf16(_) | Data::F16(_) => 2,
-            Data::Bool(_) => 1,
-        };
-        self.0.len() * size
+        self.0.len() * self.dtype().bitsize() / 8
     }
 }
 
@@ -167,9 +164,14 @@ pub fn read_problem(path: &Path, tensors_path: &Path, tensors: &Tensors) -> Resu
         .map_err(|_| Error::format(path, "no JSON text: it is not UTF-8"))?;
     let mut problem: Problem = serde_json::from_str(&text)
         .map_err(|error| Error::format(path, format!("no problem: {error}")))?;
-    let ids = |name: &str| named(tensors, name, "i64 or i32", ids);
-    let flags = |name: &str| named(tensors, name, "bool", flags);
-    problem.bind(ids, flags).map_err(|error| Error::content(tensors_path, error))?;
+    let ids = |data: &Data| if let Data::I64(x) = data { Some(x.clone()) } else { None };
+    let flags = |data: &Data| if let Data::Bool(x) = data { Some(x.clone()) } else { None };
+    problem
+        .bind(
+            |name| named(tensors, name, "i64 or i32", ids),
+            |name| named(tensors, name, "bool", flags),
+        )
+        .map_err(|error| Error::content(tensors_path, error))?;
     problem.check().map_err(|error| match &error {
         // The arrays' extents are the tensors' fault, all else the problem's.
         ProblemError::Shape { .. } => Error::content(tensors_path, error),
@@ -178,29 +180,21 @@ pub fn read_problem(path: &Path, tensors_path: &Path, tensors: &Tensors) -> Resu
     Ok(problem)
 }
 
-fn named<T: Clone>(
+fn named<T>(
     tensors: &Tensors,
     name: &str,
     expected: &str,
-    elements: impl Fn(&Data) -> Option<&[T]>,
+    elements: impl Fn(&Data) -> Option<Vec<T>>,
 ) -> Result<Option<NamedArray<T>>, ProblemError> {
     let Some(tensor) = tensors.get(name) else { return Ok(None) };
     match elements(&tensor.data) {
-        Some(elements) => Ok(Some(NamedArray::new(name, &tensor.shape, elements.to_vec()))),
+        Some(elements) => Ok(Some(NamedArray::new(name, &tensor.shape, elements))),
         None => Err(ProblemError::Dtype {
             operand: name.to_string(),
             expected: expected.to_string(),
             found: tensor.type_name().to_string(),
         }),
     }
-}
-
-fn ids(data: &Data) -> Option<&[i64]> {
-    if let Data::I64(x) = data { Some(x) } else { None }
-}
-
-fn flags(data: &Data) -> Option<&[bool]> {
-    if let Data::Bool(x) = data { Some(x) } else { None }
 }
 
 #[cfg(test)]

@@ -4,16 +4,12 @@
 //! or changes a line or two of the host. A suite that lets a mutant live is blind to that bug; one
 //! that kills a control, which is correct but computes in another way, raises false alarms.
 
-mod attention;
-mod composed;
 mod host;
-mod job;
-mod lazy_attention;
-mod linear_attention;
-mod linear_cross_entropy;
-mod mutant;
-mod scores;
+pub(crate) mod job;
+pub(crate) mod mutant;
+pub(crate) mod rows;
 
+pub use crate::roster::{mutant, mutants};
 pub use host::Host;
 pub use job::{CONTROLS, Softmax, Style};
 pub use mutant::Mutant;
@@ -21,11 +17,12 @@ pub use mutant::Mutant;
 use crate::cases::{Depth, Spec, specs};
 use crate::laws::{self, Exact, Flaw, Law, Trial};
 use crate::profile::Profile;
-use crate::suite::share;
+use crate::suite::{applicable, share};
 use crate::tier::Tier;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 
 /// How a law ended over all cases that it applies to.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,6 +36,12 @@ pub enum Fate {
         /// First bad element, got, expected.
         text: String,
     },
+}
+
+impl Fate {
+    fn is_kill(&self) -> bool {
+        matches!(self, Fate::Killed { .. })
+    }
 }
 
 /// A row of the matrix.
@@ -64,7 +67,7 @@ pub struct Matrix {
 impl Row {
     /// Whether some law killed it.
     pub fn killed(&self) -> bool {
-        self.fates.iter().any(|fate| matches!(fate, Fate::Killed { .. }))
+        self.fates.iter().any(Fate::is_kill)
     }
 }
 
@@ -74,9 +77,8 @@ impl Matrix {
         self.rows.iter().all(|row| match row.mutant {
             None => !row.killed(),
             Some(mutant) => {
-                self.laws.iter().zip(&row.fates).any(|(law, fate)| {
-                    *law == mutant.killer() && matches!(fate, Fate::Killed { .. })
-                })
+                let mut fates = self.laws.iter().zip(&row.fates);
+                fates.any(|(law, fate)| *law == mutant.killer && fate.is_kill())
             }
         })
     }
@@ -96,7 +98,7 @@ pub fn kill_matrix(
     progress: Progress<'_>,
 ) -> Matrix {
     let concerned = |of: &Algorithm| {
-        algorithms.contains(of) || mutants.iter().any(|mutant| mutant.of().contains(of))
+        algorithms.contains(of) || mutants.iter().any(|mutant| mutant.of.contains(of))
     };
     let algorithms: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(concerned).collect();
     let ground = Ground::new(seed, &algorithms);
@@ -111,10 +113,11 @@ pub fn kill_matrix(
 
 /// Whether the law that must kill a mutant does.
 pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
-    let killer = |law: &Law| law.name == mutant.killer();
+    let killer = |law: &Law| law.name == mutant.killer;
     let fates = ground.hunt(&[Host::mutant(mutant)], killer, &|_, _, _| {});
-    let found = ground.laws.iter().zip(fates.into_iter().flatten()).find(|(law, _)| killer(law));
-    found.map_or(Fate::Alive(0), |(_, fate)| fate)
+    // The other laws were not asked.
+    let found = fates.into_iter().flatten().find(|fate| *fate != Fate::Alive(0));
+    found.unwrap_or(Fate::Alive(0))
 }
 
 /// What every law finds on a control.
@@ -129,13 +132,8 @@ pub struct Ground {
     cases: Vec<(Exact, Vec<(Pass, usize)>)>,
 }
 
-/// How one trial ended.
-struct Found {
-    case: usize,
-    tier: usize,
-    law: usize,
-    kill: Option<String>,
-}
+/// What a law has found on a tier so far; before it the number of the case that killed, or a larger one.
+type Finding = Mutex<(usize, Fate)>;
 
 impl Ground {
     /// The cases of a seed and some algorithms.
@@ -146,8 +144,8 @@ impl Ground {
             let cases = specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }.build());
             let cases: Vec<Exact> =
                 cases.map(|case| Exact::new(case, Profile::strict(Dtype::F32))).collect();
-            let applicable = cases.par_iter().map(|exact| applicable(&laws, exact)).collect();
-            cases.into_iter().zip(share(&laws, applicable)).collect::<Vec<_>>()
+            let pairs = cases.par_iter().map(|exact| applicable(&laws, exact.case())).collect();
+            cases.into_iter().zip(share(&laws, pairs)).collect::<Vec<_>>()
         });
         Ground { cases: cases.collect(), laws }
     }
@@ -161,70 +159,51 @@ impl Ground {
         progress: Progress<'_>,
     ) -> Vec<Vec<Fate>> {
         let done = AtomicUsize::new(0);
-        let kills: Vec<AtomicUsize> =
-            (0..tiers.len() * self.laws.len()).map(|_| AtomicUsize::new(usize::MAX)).collect();
+        let nothing = |_: &Law| Mutex::new((usize::MAX, Fate::Alive(0)));
+        let of_tier = |_: &Host| self.laws.iter().map(nothing).collect();
+        let findings: Vec<Vec<Finding>> = tiers.iter().map(of_tier).collect();
         // The exact results of a case serve all tiers, so cases are the outer loop. Threads take
         // them in order: a kill by an earlier case spares its law all later ones, and the first kill
         // is the same for any number of threads.
-        let cases = self.cases.iter().enumerate().par_bridge();
-        let mut found: Vec<Found> = cases
-            .flat_map_iter(|(case, (exact, pairs))| {
-                let pairs = pairs.iter().filter(|(_, law)| chosen(&self.laws[*law]));
-                let found = self.trials(case, &pairs.copied().collect::<Vec<_>>(), tiers, &kills);
-                let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-                progress(done, self.cases.len(), &exact.case().name);
-                found
-            })
-            .collect();
-        found.sort_by_key(|found| found.case);
-        let mut fates = vec![vec![Fate::Alive(0); self.laws.len()]; tiers.len()];
-        for Found { case, tier, law, kill } in found {
-            match (&mut fates[tier][law], kill) {
-                (Fate::Alive(trials), None) => *trials += 1,
-                (fate @ Fate::Alive(_), Some(text)) => {
-                    *fate = Fate::Killed { case: self.cases[case].0.case().name.clone(), text };
-                }
-                (Fate::Killed { .. }, _) => {}
+        self.cases.iter().enumerate().par_bridge().for_each(|(number, (exact, _))| {
+            for (tier, findings) in tiers.iter().zip(&findings) {
+                self.judge(number, tier, &chosen, findings);
             }
-        }
-        fates
+            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+            progress(done, self.cases.len(), &exact.case().name);
+        });
+        let fate =
+            |finding: Finding| finding.into_inner().unwrap_or_else(PoisonError::into_inner).1;
+        findings.into_iter().map(|of_tier| of_tier.into_iter().map(fate).collect()).collect()
     }
 
-    /// The trials of a case by laws that no earlier case has led to a kill.
-    fn trials(
+    /// The trials of a tier on a case, by laws that no earlier case has led to a kill.
+    fn judge(
         &self,
-        case: usize,
-        pairs: &[(Pass, usize)],
-        tiers: &[Host],
-        kills: &[AtomicUsize],
-    ) -> Vec<Found> {
-        let exact = &self.cases[case].0;
-        let mut found = Vec::new();
-        let algorithm = exact.case().spec.algorithm;
-        for (t, tier) in tiers.iter().enumerate().filter(|(_, x)| x.of().contains(&algorithm)) {
-            let trials = Pass::ALL.map(|pass| Trial::new(tier, exact, pass));
-            for &(pass, law) in pairs {
-                let first_kill = &kills[t * self.laws.len() + law];
-                let trial = trials.iter().find(|trial| trial.pass == pass);
-                let (Some(trial), true) = (trial, first_kill.load(Ordering::Relaxed) > case) else {
-                    continue;
-                };
-                let kill = match (self.laws[law].check)(trial) {
-                    Ok(_) => None,
-                    Err(Flaw::Unsupported(_)) => continue,
-                    Err(Flaw::Fail(text) | Flaw::Vacuous(text)) => Some(text),
-                };
-                if kill.is_some() {
-                    first_kill.fetch_min(case, Ordering::Relaxed);
+        number: usize,
+        tier: &Host,
+        chosen: impl Fn(&Law) -> bool,
+        findings: &[Finding],
+    ) {
+        let (exact, pairs) = &self.cases[number];
+        if !tier.of().contains(&exact.case().spec.algorithm) {
+            return;
+        }
+        let trials = Pass::ALL.map(|pass| Trial::new(tier, exact, pass));
+        for &(pass, law) in pairs.iter().filter(|(_, law)| chosen(&self.laws[*law])) {
+            let finding = || findings[law].lock().unwrap_or_else(PoisonError::into_inner);
+            let Some(trial) = trials.iter().find(|trial| trial.pass == pass) else { continue };
+            if finding().0 <= number {
+                continue;
+            }
+            let outcome = (self.laws[law].check)(trial);
+            match (outcome, &mut *finding()) {
+                (Ok(_), (_, Fate::Alive(trials))) => *trials += 1,
+                (Err(Flaw::Fail(text) | Flaw::Vacuous(text)), found) if number < found.0 => {
+                    *found = (number, Fate::Killed { case: exact.case().name.clone(), text });
                 }
-                found.push(Found { case, tier: t, law, kill });
+                _ => {}
             }
         }
-        found
     }
-}
-
-fn applicable(laws: &[Law], exact: &Exact) -> Vec<(Pass, usize)> {
-    let pairs = Pass::ALL.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
-    pairs.filter(|&(pass, law)| laws[law].concerns(exact.case(), pass)).collect()
 }

@@ -110,7 +110,7 @@ fn every_kind_of_mask_has_cases_and_a_formula() {
     for mask in &masks {
         collect_kinds(&serde_json::to_value(mask).expect("JSON"), &mut in_cases);
     }
-    assert_eq!(in_cases, kinds_of_mask(), "cases/attention/factors.rs draws masks of every kind");
+    assert_eq!(in_cases, kinds_of_mask(), "roster/attention/cases.rs draws masks of every kind");
 
     let sequence = Sequence { batch: 0, query_start: 0, queries: 1, key_start: 0, keys: 1 };
     let tested = Mask::intervals(1..2);

@@ -5,7 +5,7 @@ use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request, Tier};
 use etalon_conformance::tiers::{ask, oracle};
-use etalon_conformance::zoo::{Host, Mutant};
+use etalon_conformance::zoo::{Host, Mutant, mutant};
 use etalon_problem::{Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem};
 use ndarray::{ArrayD, IxDyn};
 
@@ -71,7 +71,7 @@ fn the_softcap_has_a_derivative() {
         // σ q·k of two normal vectors has deviation 1.
         let scale = |name: &str| if name == "dlse" { 1.0 } else { deviation.sqrt() };
         let inputs = inputs(&problem, Pass::Backward, Dtype::F32, scale);
-        let mutant = Mutant::NoSoftcapDerivative;
+        let mutant = mutant("no-softcap-derivative").unwrap();
         let (got, exact) = outputs(mutant, &problem, Pass::Backward, (Dtype::F32, &inputs), "dq");
         error(&got, &exact)
     };
@@ -92,8 +92,8 @@ fn the_sink_has_a_gradient() {
         let (got, exact) = outputs(mutant, &problem, Pass::Backward, given, "dsinks");
         error(&got, &exact)
     };
-    figure(cost(Mutant::NoGradientOfSinks), 100.0, 0);
-    figure(cost(Mutant::SinkTermsInBf16), 0.3, 1);
+    figure(cost(mutant("no-gradient-of-sinks").unwrap()), 100.0, 0);
+    figure(cost(mutant("sink-terms-in-bf16").unwrap()), 0.3, 1);
 }
 
 /// Not causal, D = 64, operands in bf16, tiles of 16 keys: dq of partials that are rounded to bf16,
@@ -108,7 +108,7 @@ fn partials_are_kept_wide() {
         let rounded = exact.mapv(|x| Dtype::Bf16.round(x));
         (error(&got, &exact), error(&rounded, &exact))
     };
-    let (partials, once) = cost(128, Mutant::PartialsInBf16);
+    let (partials, once) = cost(128, mutant("partials-in-bf16").unwrap());
     figure(partials, 0.24, 2);
     figure(once, 0.17, 2);
 }
@@ -131,7 +131,7 @@ fn weights_are_no_constants() {
         for name in ["dlse", "cot_o", "cot_lse"] {
             inputs.remove(name);
         }
-        let (mutant, given) = (Mutant::ConstantWeights, (Dtype::F32, &inputs));
+        let (mutant, given) = (mutant("constant-weights").unwrap(), (Dtype::F32, &inputs));
         let (got, exact) = outputs(mutant, &problem, Pass::DoubleBackward, given, name);
         error(&got, &exact)
     };
@@ -145,7 +145,7 @@ fn weights_are_no_constants() {
 fn the_scale_belongs_to_the_gradients() {
     let problem: Problem = Attention::new(extents(64, 64)).mask(Mask::causal()).into();
     let inputs = inputs(&problem, Pass::Backward, Dtype::F32, |_| 1.0);
-    let (mutant, given) = (Mutant::GradientsUnscaled, (Dtype::F32, &inputs));
+    let (mutant, given) = (mutant("gradients-unscaled").unwrap(), (Dtype::F32, &inputs));
     let (got, exact) = outputs(mutant, &problem, Pass::Backward, given, "dq");
     figure(error(&got, &exact), 700.0, 0);
 }
@@ -156,7 +156,7 @@ fn the_scale_belongs_to_the_gradients() {
 fn an_empty_tile_subtracts_infinities() {
     let problem: Problem = Attention::new(extents(64, 8)).mask(Mask::window(7, 0)).into();
     let inputs = inputs(&problem, Pass::Forward, Dtype::F32, |_| 1.0);
-    let (mutant, given) = (Mutant::EmptyTileIsNan, (Dtype::F32, &inputs));
+    let (mutant, given) = (mutant("empty-tile-is-nan").unwrap(), (Dtype::F32, &inputs));
     let (got, _) = outputs(mutant, &problem, Pass::Forward, given, "lse");
     let lost = got.iter().filter(|x| x.is_nan()).count();
     assert_eq!(lost, 64 - 23, "rows 23 to 63 begin at key 16 or later");

@@ -5,7 +5,7 @@ use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Tensor, Tensors};
 use etalon_conformance::tier::{Answer, Hints, Request, Tier};
 use etalon_conformance::tiers::{Reference, oracle};
-use etalon_conformance::zoo::{Host, Mutant};
+use etalon_conformance::zoo::{Host, Mutant, mutant};
 use etalon_problem::{Blocking, Dtype, Extents, LazyAttention, Operand, Pass, Problem};
 use etalon_reference::lazy_attention;
 use ndarray::{ArrayD, ArrayView, Dimension, IxDyn};
@@ -108,7 +108,7 @@ fn usual() -> (LazyAttention, Tensors) {
 #[test]
 fn the_gradient_of_softmax() {
     let (problem, x) = usual();
-    stands(&costs(Mutant::GradientOfIdle, &problem, &x, &["dq", "dk", "dbias"]));
+    stands(&costs(mutant("gradient-of-idle").unwrap(), &problem, &x, &["dq", "dk", "dbias"]));
 }
 
 #[test]
@@ -116,9 +116,9 @@ fn skipping_blocks_in_the_backward_pass() {
     // A bias that falls by 0.1 with each distance, for all of them; τ = −1.
     let problem = problem(256).bias(256);
     let x = tensors(&problem, -1.0, |d| -0.1 * d as f64);
-    let mutant = Mutant::InactiveTileSkipped;
+    let skipped = mutant("inactive-tile-skipped").unwrap();
     let exact = run(&Reference, &problem, Pass::Backward, &x);
-    let wrong = run(&Host::mutant(mutant), &problem, Pass::Backward, &x);
+    let wrong = run(&Host::mutant(skipped), &problem, Pass::Backward, &x);
     let relative = |name: &str| {
         let (exact, wrong) = (numbers(&exact, name), numbers(&wrong, name));
         rms(&(wrong - &exact)) / rms(&exact)
@@ -136,27 +136,27 @@ fn skipping_blocks_in_the_backward_pass() {
     ));
     // What the page says of the sparse part alone.
     let (problem, x) = usual();
-    stands(&costs(Mutant::InactivePairSkipped, &problem, &x, &["dq", "dk", "dbias"]));
+    stands(&costs(mutant("inactive-pair-skipped").unwrap(), &problem, &x, &["dq", "dk", "dbias"]));
 }
 
 #[test]
 fn the_bias_belongs_to_the_scores() {
     let (problem, x) = usual();
-    stands(&costs(Mutant::DbiasOfActiveAlone, &problem, &x, &["dbias"]));
+    stands(&costs(mutant("dbias-of-active-alone").unwrap(), &problem, &x, &["dbias"]));
 }
 
 #[test]
 fn the_number_of_the_row() {
     let problem = problem(512).bias(32);
     let x = tensors(&problem, -0.93, learned);
-    stands(&costs(Mutant::RowNumberAsCount, &problem, &x, &["o", "dtau"]));
+    stands(&costs(mutant("row-number-as-count").unwrap(), &problem, &x, &["o", "dtau"]));
 }
 
 #[test]
 fn two_widths_of_the_bias() {
     let (problem, x) = usual();
-    stands(&costs(Mutant::ReachPlusOne, &problem, &x, &["o", "dbias"]));
-    stands(&costs(Mutant::LastColumnIgnored, &problem, &x, &["o", "dbias"]));
+    stands(&costs(mutant("reach-plus-one").unwrap(), &problem, &x, &["o", "dbias"]));
+    stands(&costs(mutant("last-column-ignored").unwrap(), &problem, &x, &["o", "dbias"]));
 }
 
 /// Σ dout · o in f64 with this τ in every head.

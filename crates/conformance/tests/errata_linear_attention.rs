@@ -5,7 +5,7 @@ use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{ask, oracle};
-use etalon_conformance::zoo::{Host, Mutant};
+use etalon_conformance::zoo::{Host, Mutant, mutant};
 use etalon_problem::{Decay, Dtype, LinearAttention, LinearExtents, Pass, Problem};
 use ndarray::{ArrayD, IxDyn};
 
@@ -45,12 +45,13 @@ fn figure(found: f64, documented: f64) {
 
 #[test]
 fn the_state_is_read_before_it_is_advanced() {
-    figure(cost(Mutant::StateBeforeUse, &problem(256), Pass::Forward, "o"), 35.0);
+    figure(cost(mutant("state-before-use").unwrap(), &problem(256), Pass::Forward, "o"), 35.0);
 }
 
 #[test]
 fn the_gradient_of_the_state_is_read_before_it_is_advanced() {
-    let cost = |name| cost(Mutant::CotangentBeforeUse, &problem(256), Pass::Backward, name);
+    let cost =
+        |name| cost(mutant("cotangent-before-use").unwrap(), &problem(256), Pass::Backward, name);
     let [dk, dv] = ["dk", "dv"].map(cost);
     figure(dk, 35.0);
     figure(dv, 34.0);
@@ -58,17 +59,21 @@ fn the_gradient_of_the_state_is_read_before_it_is_advanced() {
 
 #[test]
 fn dk_is_not_its_transpose() {
-    figure(cost(Mutant::StateNotTransposed, &problem(256), Pass::Backward, "dk"), 139.0);
+    figure(
+        cost(mutant("state-not-transposed").unwrap(), &problem(256), Pass::Backward, "dk"),
+        139.0,
+    );
 }
 
 #[test]
 fn dq_needs_all_its_tiles() {
-    figure(cost(Mutant::QueriesOfDiagonal, &problem(256), Pass::Backward, "dq"), 22.0);
+    figure(cost(mutant("queries-of-diagonal").unwrap(), &problem(256), Pass::Backward, "dq"), 22.0);
 }
 
 #[test]
 fn both_parts_share_their_chunks() {
-    let cost = |name| cost(Mutant::ChunksOfTwoSizes, &problem(256), Pass::Backward, name);
+    let cost =
+        |name| cost(mutant("chunks-of-two-sizes").unwrap(), &problem(256), Pass::Backward, name);
     let [dq, dk, dv] = ["dq", "dk", "dv"].map(cost);
     figure(dq, 18.0);
     figure(dk, 18.0);
@@ -78,10 +83,13 @@ fn both_parts_share_their_chunks() {
 #[test]
 fn a_tail_has_its_own_length() {
     // 250 tokens: 15 chunks and ten tokens.
-    let dropped = cost(Mutant::TailOfTokensDropped, &problem(250), Pass::Forward, "o");
+    let dropped =
+        cost(mutant("tail-of-tokens-dropped").unwrap(), &problem(250), Pass::Forward, "o");
     let decayed = |tokens| problem(tokens).decay(Decay::PerHead).final_state();
-    let too_often = cost(Mutant::TailDecaysAsChunk, &decayed(250), Pass::Forward, "final_state");
-    let one_short = cost(Mutant::QueryDecayOneShort, &decayed(256), Pass::Forward, "o");
+    let too_often =
+        cost(mutant("tail-decays-as-chunk").unwrap(), &decayed(250), Pass::Forward, "final_state");
+    let one_short =
+        cost(mutant("query-decay-one-short").unwrap(), &decayed(256), Pass::Forward, "o");
     figure(dropped, 29.0);
     figure(too_often, 53.0);
     figure(one_short, 6.0);

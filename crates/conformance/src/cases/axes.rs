@@ -1,6 +1,10 @@
 //! Axes of a grid: lists of named values, of which a point of the grid takes one each.
 
-use etalon_problem::Error;
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Problem};
+use ndarray::ArrayD;
+
+/// What an axis is called, and the names of its values.
+pub(crate) type Names = (&'static str, Vec<&'static str>);
 
 /// An enumeration whose values have names.
 pub trait Axis: Copy + PartialEq + 'static {
@@ -13,87 +17,131 @@ pub trait Axis: Copy + PartialEq + 'static {
     /// Its name in the names of cases.
     fn name(self) -> &'static str;
 
+    /// The names of its values.
+    fn names() -> Vec<&'static str> {
+        Self::all().iter().map(|value| value.name()).collect()
+    }
+
     /// The value of that name.
     fn parse(name: &str) -> Result<Self, Error> {
         Self::all().iter().copied().find(|value| value.name() == name).ok_or_else(|| {
-            let names: Vec<&str> = Self::all().iter().map(|value| value.name()).collect();
-            Error::value(
-                format!("case.{}", Self::AXIS),
-                format!("one of {}", names.join(", ")),
-                name,
-            )
+            let expected = format!("one of {}", Self::names().join(", "));
+            Error::value(format!("case.{}", Self::AXIS), expected, name)
         })
     }
 }
 
-/// An axis, declared with the names of its values.
+/// An axis, declared with the names of its values and, where a function tells it, what each stands for.
 macro_rules! axis {
-    ($axis:literal, $(#[$doc:meta])* $type:ident { $($(#[$item:meta])* $variant:ident = $name:literal),* $(,)? }) => {
+    (
+        $axis:literal, $(#[$doc:meta])* $type:ident
+        $(fn $stands_for:ident($($given:ident: $given_type:ty),*) -> $what:ty)?
+        { $($(#[$item:meta])* $value:ident = $name:literal $(=> $meaning:expr)?),* $(,)? }
+    ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $type { $($(#[$item])* $variant),* }
+        pub enum $type { $($(#[$item])* $value),* }
 
-        impl $crate::cases::Axis for $type {
+        impl $crate::cases::axes::Axis for $type {
             const AXIS: &'static str = $axis;
 
             fn all() -> &'static [Self] {
-                &[$($type::$variant),*]
+                &[$($type::$value),*]
             }
 
             fn name(self) -> &'static str {
-                match self { $($type::$variant => $name),* }
+                match self { $($type::$value => $name),* }
             }
+        }
+
+        $crate::cases::axes::meanings! {
+            $type $(fn $stands_for($($given: $given_type),*) -> $what)?
+            { $($value $(=> $meaning)?,)* }
         }
     };
 }
 pub(crate) use axis;
 
-/// A point of a grid: a value of each of its axes, in the order of the fields.
-macro_rules! point {
-    ($(#[$doc:meta])* $type:ident { $($(#[$item:meta])* $axis:ident: $kind:ty),* $(,)? }) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub struct $type { $($(#[$item])* pub $axis: $kind),* }
-
-        impl $crate::cases::axes::Coordinates for $type {
-            const AXES: &'static [&'static str] = &[$(<$kind as $crate::cases::Axis>::AXIS),*];
-
-            fn sizes() -> Vec<usize> {
-                vec![$(<$kind as $crate::cases::Axis>::all().len()),*]
-            }
-
-            fn at(indices: &[usize]) -> Option<Self> {
-                let mut indices = indices.iter();
-                let point = $type {
-                    $($axis: *<$kind as $crate::cases::Axis>::all().get(*indices.next()?)?),*
-                };
-                Some(point)
-            }
-
-            fn names(&self) -> Vec<&'static str> {
-                vec![$($crate::cases::Axis::name(self.$axis)),*]
-            }
-
-            fn parse(names: &[&str]) -> Result<Self, etalon_problem::Error> {
-                let mut given = names.iter();
-                let mut next = || given.next().copied().unwrap_or_default();
-                Ok($type { $($axis: <$kind as $crate::cases::Axis>::parse(next())?),* })
+/// What the values of an axis stand for.
+macro_rules! meanings {
+    ($type:ident { $($value:ident,)* }) => {};
+    (
+        $type:ident fn $stands_for:ident($($given:ident: $given_type:ty),*) -> $what:ty
+        { $($value:ident => $meaning:expr,)* }
+    ) => {
+        impl $type {
+            /// What it stands for.
+            pub(crate) fn $stands_for(self, $($given: $given_type),*) -> $what {
+                match self { $($type::$value => $meaning),* }
             }
         }
     };
 }
-pub(crate) use point;
+pub(crate) use meanings;
 
-/// What [`point!`] makes of a list of axes.
-pub(crate) trait Coordinates: Copy {
-    /// What the axes are called.
-    const AXES: &'static [&'static str];
-    /// The number of values of each axis.
-    fn sizes() -> Vec<usize>;
-    /// The point with these indices into its axes.
-    fn at(indices: &[usize]) -> Option<Self>;
-    /// The names of its values.
-    fn names(&self) -> Vec<&'static str>;
-    /// The point of these names, as many as there are axes.
-    fn parse(names: &[&str]) -> Result<Self, Error>;
+/// The axes of a grid, in order, each with one line of documentation; and those declared that no other
+/// grid has. A point of the grid is a value of each.
+macro_rules! grid {
+    ($(#[$about:meta])* $point:ident { $(
+        #[doc = $doc:literal]
+        $axis:ident: $type:ident $(= $name:literal $(fn $stands_for:ident $given:tt -> $what:ty)? {
+            $($values:tt)*
+        })?
+    ),* $(,)? }) => {
+        $($($crate::cases::axes::axis! {
+            $name, #[doc = $doc] $type $(fn $stands_for $given -> $what)? { $($values)* }
+        })?)*
+
+        $(#[$about])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+        pub struct $point { $(#[doc = $doc] pub $axis: $type),* }
+
+        impl $point {
+            /// What its axes are called, and the names of their values.
+            pub fn axes() -> Vec<$crate::cases::axes::Names> {
+                use $crate::cases::axes::Axis;
+                vec![$(($type::AXIS, $type::names())),*]
+            }
+
+            /// The names of its values.
+            pub fn names(&self) -> Vec<&'static str> {
+                vec![$($crate::cases::axes::Axis::name(self.$axis)),*]
+            }
+
+            /// The point of these names, as many as there are axes.
+            pub fn parse(names: &[&str]) -> Result<Self, etalon_problem::Error> {
+                let mut names = names.iter().copied();
+                let mut next = || names.next().unwrap_or_default();
+                Ok($point { $($axis: $crate::cases::axes::Axis::parse(next())?),* })
+            }
+        }
+    };
+}
+pub(crate) use grid;
+
+/// What a case is made of at a point of the grid of an algorithm.
+pub(crate) trait Grid {
+    /// The storage types.
+    const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::F64];
+
+    /// Takes from the axes the values that an algorithm of the grid does not have.
+    fn restrict(_: Algorithm, _: &mut [Names]) {}
+
+    /// The problem of this point.
+    fn problem(&self, algorithm: Algorithm, seed: u64) -> Problem;
+
+    /// The elements of an operand, before they are rounded to its type.
+    fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64>;
+
+    /// Whether an operand that may be absent is there.
+    fn given(&self, operand: &Operand) -> bool;
+
+    /// What the elements are like, in a few words.
+    fn few_words(&self) -> &'static str;
+
+    /// Whether the bounds must be small against the results: generic elements, and sums of many.
+    fn is_rich(&self, problem: &Problem) -> bool;
+
+    /// Whether a small change of any input changes results by about as much.
+    fn is_smooth(&self) -> bool;
 }

@@ -11,16 +11,16 @@ type Pair = (usize, usize, usize, usize);
 /// Greedy: each point takes an uncovered pair, then on every other axis the value that covers most
 /// further pairs; the seed decides between equals. The storage type is the first axis.
 pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
-    let storage = Point::storage(algorithm);
-    let sizes: Vec<usize> = std::iter::once(storage.len()).chain(Point::sizes(algorithm)).collect();
-    cover(&sizes, seed)
-        .into_iter()
-        .filter_map(|indices| {
-            let (dtype, point) = indices.split_first()?;
-            let point = Point::at(algorithm, point)?;
-            Some(Spec { algorithm, dtype: storage[*dtype], point, seed })
-        })
-        .collect()
+    let (storage, axes) = (Point::storage(algorithm), Point::axes(algorithm));
+    let mut sizes = vec![storage.len()];
+    sizes.extend(axes.iter().map(|(_, names)| names.len()));
+    let spec = |indices: Vec<usize>| {
+        let (dtype, point) = indices.split_first()?;
+        let names: Vec<&str> = axes.iter().zip(point).map(|((_, names), &at)| names[at]).collect();
+        let point = Point::parse(algorithm, &names).ok()?;
+        Some(Spec { algorithm, dtype: storage[*dtype], point, seed })
+    };
+    cover(&sizes, seed).into_iter().filter_map(spec).collect()
 }
 
 fn cover(sizes: &[usize], seed: u64) -> Vec<Vec<usize>> {

@@ -1,24 +1,16 @@
 //! Requests of the suite through the door of a tier: `run` over borrowed tensors by name.
 
 use crate::tensor::{Stored, Tensor, Tensors, views, views_mut};
-use crate::tier::{Answer, Request};
+use crate::tier::Request;
 use etalon_problem::{Dtype, Error, Mode, Operand, Pass, Problem, Role, Views, ViewsMut};
 
 /// `run` of a tier, its options set.
 pub(super) type Run<'a> =
     &'a (dyn Fn(&Problem, Pass, &Views<'_>, &mut ViewsMut<'_>) -> Result<(), Error> + Sync);
 
-/// The answer of a tier. What the pass reads again of the forward pass is from the tier's own, unless
+/// What a tier returns. What the pass reads again of the forward pass is from the tier's own, unless
 /// the request wants it computed again.
-pub(super) fn answer(request: &Request<'_>, run: Run<'_>) -> Answer {
-    match outputs(request, run) {
-        Ok(outputs) => Answer::Outputs(outputs),
-        Err(Error::Unsupported { reason, .. }) => Answer::Unsupported(reason),
-        Err(error) => Answer::Error(error.to_string()),
-    }
-}
-
-fn outputs(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
+pub(super) fn outputs(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
     let &Request { problem, pass, dtype, .. } = request;
     let saved = saved(request, run)?;
     let mut inputs = views(request.inputs)?;

@@ -2,11 +2,11 @@
 
 use super::door;
 use crate::algorithms::judged;
-use crate::tensor::{Stored, Tensor, Tensors, Values, values};
+use crate::tensor::{Stored, Tensor, Tensors, values};
 use crate::tier::{Answer, Hints, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, Named, evaluate_in, lazy_attention};
-use ndarray::{Array4, ArrayD};
+use ndarray::Array4;
 
 /// The reference: f64 whatever the storage type of the inputs, rounded once at the end to the
 /// type in which the request wants its outputs.
@@ -24,7 +24,8 @@ impl Tier for Reference {
 
     fn run(&self, request: &Request<'_>) -> Answer {
         let recompute = Hints { recompute: true, ..request.hints };
-        door::answer(&Request { hints: recompute, ..*request }, &etalon_reference::run)
+        let request = Request { hints: recompute, ..*request };
+        door::outputs(&request, &etalon_reference::run).into()
     }
 }
 
@@ -75,10 +76,10 @@ impl Tier for ReferenceIn {
     }
 
     fn run(&self, request: &Request<'_>) -> Answer {
-        match self.offers(request.problem.algorithm(), request.pass, request.dtype) {
-            Ok(()) => answer(self.0, request),
-            Err(reason) => Answer::Unsupported(reason),
+        if let Err(reason) = self.offers(request.problem.algorithm(), request.pass, request.dtype) {
+            return Answer::Unsupported(reason);
         }
+        outputs(self.0, request, request.dtype).into()
     }
 }
 
@@ -89,37 +90,24 @@ fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     }
 }
 
-fn answer(arithmetic: Arithmetic, request: &Request<'_>) -> Answer {
-    let outputs = match outputs(arithmetic, request) {
-        Ok(outputs) => outputs,
-        Err(error) => return Answer::Error(error.to_string()),
-    };
-    let operands = request.problem.operands(request.pass);
-    let operands = operands.iter().filter(|operand| operand.role == Role::Output);
-    let round = |operand: &Operand| {
-        let stored = Stored::of(operand.precision, request.dtype);
-        (operand.name.to_string(), Tensor::store(&outputs[operand.name], stored))
-    };
-    Answer::Outputs(operands.map(round).collect())
-}
-
 /// The exact outputs of a request, in f64: nothing is rounded to the storage type.
 pub fn oracle(request: &Request<'_>) -> Result<Tensors, Error> {
-    let outputs = outputs(Arithmetic::F64, request)?;
-    let operands = request.problem.operands(request.pass);
-    let exact = |(name, values): (String, ArrayD<f64>)| {
-        let operand = operands.iter().find(|operand| operand.name == name);
-        let stored = operand.map(|operand| Stored::of(operand.precision, Dtype::F64));
-        let stored = stored.unwrap_or(Stored::Float(Dtype::F64));
-        (name, Tensor::store(&values, stored))
-    };
-    Ok(outputs.into_iter().map(exact).collect())
+    outputs(Arithmetic::F64, request, Dtype::F64)
 }
 
-/// The outputs of a request in some arithmetic, each then the nearest f64.
-fn outputs(arithmetic: Arithmetic, request: &Request<'_>) -> Result<Values, Error> {
-    let inputs = values(request.problem, request.pass, request.inputs)?;
-    evaluate_in(arithmetic, request.problem, request.pass, &inputs)
+/// The outputs of a request in some arithmetic, each then rounded to where `dtype` stores it.
+fn outputs(
+    arithmetic: Arithmetic,
+    &Request { problem, pass, inputs, .. }: &Request<'_>,
+    dtype: Dtype,
+) -> Result<Tensors, Error> {
+    let outputs = evaluate_in(arithmetic, problem, pass, &values(problem, pass, inputs)?)?;
+    let store = |x: &Operand| {
+        let stored = Stored::of(x.precision, dtype);
+        Some((x.name.to_string(), Tensor::store(outputs.get(x.name)?, stored)))
+    };
+    let operands = problem.operands(pass);
+    Ok(operands.iter().filter(|x| x.role == Role::Output).filter_map(store).collect())
 }
 
 /// Which pairs of lazy attention are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).

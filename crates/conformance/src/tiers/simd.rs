@@ -1,6 +1,6 @@
 //! The simd tier: one [`Tier`] per level.
 
-use super::door::answer;
+use super::door;
 use crate::report::Absent;
 use crate::tier::{Answer, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Pass};
@@ -70,10 +70,11 @@ impl Tier for Simd {
             recompute: request.hints.recompute,
             ..Options::default()
         };
-        let run = || {
-            answer(request, &|problem, pass, inputs, outputs| {
+        let run = || -> Answer {
+            let outputs = door::outputs(request, &|problem, pass, inputs, outputs| {
                 etalon_simd::run(problem, pass, inputs, outputs, &options)
-            })
+            });
+            outputs.into()
         };
         match request.hints.threads.map(pool) {
             None => run(),

@@ -19,11 +19,11 @@ pub struct Draft {
 impl Draft {
     /// A draft of the file `path`.
     pub fn new(path: &Path) -> Result<Self, Error> {
-        let failed = |error: io::Error| error_of(path, &error.to_string());
+        let failed = |error: io::Error| Error::write(path, error);
         // A link is followed: the file that it leads to is replaced, not the link.
         let target = match fs::metadata(path) {
             Ok(found) if !found.is_file() => {
-                return Err(error_of(path, "it is not a regular file"));
+                return Err(Error::write(path, "it is not a regular file"));
             }
             Ok(_) => fs::canonicalize(path).map_err(failed)?,
             Err(_) => path.to_path_buf(),
@@ -33,7 +33,7 @@ impl Draft {
             _ => Path::new("."),
         };
         if target.file_name().is_none() {
-            return Err(error_of(path, "it is not the name of a file"));
+            return Err(Error::write(path, "it is not the name of a file"));
         }
         let mut builder = Builder::new();
         builder.prefix(".etalon-");
@@ -45,7 +45,7 @@ impl Draft {
         }
         let file = builder.tempfile_in(folder).map_err(|error| {
             // tempfile's own text names the temporary file, which means nothing to the user.
-            error_of(path, &error.kind().to_string())
+            Error::write(path, error.kind())
         })?;
         Ok(Draft { path: path.to_path_buf(), target, file })
     }
@@ -53,14 +53,8 @@ impl Draft {
     /// Writes the whole content and puts the file in its place.
     pub fn finish(mut self, content: &[u8]) -> Result<(), Error> {
         let path = self.path;
-        self.file.write_all(content).map_err(|error| error_of(&path, &error.to_string()))?;
-        self.file
-            .persist(&self.target)
-            .map(drop)
-            .map_err(|error| error_of(&path, &error.error.to_string()))
+        self.file.write_all(content).map_err(|error| Error::write(&path, error))?;
+        let placed = self.file.persist(&self.target);
+        placed.map(drop).map_err(|error| Error::write(&path, error.error))
     }
-}
-
-fn error_of(path: &Path, reason: &str) -> Error {
-    Error::Write { path: path.to_path_buf(), reason: reason.to_string() }
 }

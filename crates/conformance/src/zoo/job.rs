@@ -1,9 +1,7 @@
-//! One request to the host, its tensors in f32, and what all algorithms of the host share.
+//! One request to the host, and how the host goes about it.
 
-use super::mutant::Mutant;
+use super::rows::{Rows, larger};
 use etalon_problem::{Pass, Problem};
-use half::bf16;
-use ndarray::ArrayD;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -47,29 +45,30 @@ pub const CONTROLS: [Style; 6] = [
     Style { name: "base-2-reversed", base2: true, backwards: true, ..PLAIN },
 ];
 
-/// Tensors by name.
-pub(super) type Results = BTreeMap<&'static str, Rows>;
+/// A bug that kernels ask for, by the name of its mutant.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Bug(pub &'static str);
 
 /// One request.
-pub(super) struct Job {
+#[derive(Clone)]
+pub(crate) struct Job {
     pub style: Style,
-    pub mutant: Option<Mutant>,
+    pub bug: Option<Bug>,
+    /// Whether the rows after the last whole tile are dropped.
+    pub drops_tail: bool,
+    /// e⁰, which is 1 except in a bug.
+    pub exp_of_zero: f32,
     /// How many requests came before it.
     pub run: usize,
     pub problem: Problem,
     pub pass: Pass,
-    /// The inputs of the pass; a backward pass also has what the forward pass returned.
+    /// The inputs of the pass; a later pass also has what the forward pass returned.
     pub inputs: BTreeMap<String, Rows>,
 }
 
 impl Job {
-    pub fn is(&self, mutant: Mutant) -> bool {
-        self.mutant == Some(mutant)
-    }
-
-    /// Whether the double backward pass differentiates as if the weights were constants.
-    pub fn takes_weights_for_constants(&self) -> bool {
-        self.is(Mutant::ConstantWeights) && self.pass == Pass::DoubleBackward
+    pub fn is(&self, bug: Bug) -> bool {
+        self.bug == Some(bug)
     }
 
     /// An input that may be absent.
@@ -85,11 +84,8 @@ impl Job {
 
     /// 0..n in tiles.
     pub fn tiles(&self, n: usize) -> impl DoubleEndedIterator<Item = Range<usize>> + use<> {
-        let dropped =
-            [Mutant::KeyTailDropped, Mutant::TailOfTokensDropped, Mutant::ClassTailDropped];
         let tile = self.style.tile;
-        let drops = n > tile && dropped.into_iter().any(|mutant| self.is(mutant));
-        let end = if drops { n - n % tile } else { n };
+        let end = if self.drops_tail && n > tile { n - n % tile } else { n };
         (0..end.div_ceil(tile)).map(move |at| at * tile..(at * tile + tile).min(end))
     }
 
@@ -100,9 +96,9 @@ impl Job {
     }
 
     pub fn exp(&self, x: f32) -> f32 {
-        match self.is(Mutant::ExpOfZero) && x == 0.0 {
-            true => 1.0 + f32::EPSILON,
-            false if self.style.base2 => (x * std::f32::consts::LOG2_E).exp2(),
+        match self.style.base2 {
+            _ if x == 0.0 => self.exp_of_zero,
+            true => (x * std::f32::consts::LOG2_E).exp2(),
             false => x.exp(),
         }
     }
@@ -118,101 +114,4 @@ impl Job {
             false => (new, self.exp(m - new)),
         }
     }
-}
-
-/// An array of up to four axes in f32, most often `[batch, head, row, column]`; missing axes have
-/// extent 1.
-#[derive(Debug, Clone)]
-pub(super) struct Rows {
-    pub data: Vec<f32>,
-    pub shape: [usize; 4],
-}
-
-impl Rows {
-    pub fn filled(shape: &[usize], value: f32) -> Self {
-        let mut padded = [1; 4];
-        padded.iter_mut().zip(shape).for_each(|(padded, &extent)| *padded = extent);
-        Rows { data: vec![value; padded.iter().product()], shape: padded }
-    }
-
-    pub fn of(array: &ArrayD<f64>) -> Self {
-        let data = array.iter().map(|&x| x as f32).collect();
-        Rows { data, ..Rows::filled(array.shape(), 0.0) }
-    }
-
-    fn start(&self, [b, h, i]: [usize; 3]) -> usize {
-        ((b * self.shape[1] + h) * self.shape[2] + i) * self.shape[3]
-    }
-
-    pub fn row(&self, at: [usize; 3]) -> &[f32] {
-        &self.data[self.start(at)..][..self.shape[3]]
-    }
-
-    pub fn row_mut(&mut self, at: [usize; 3]) -> &mut [f32] {
-        let start = self.start(at);
-        &mut self.data[start..][..self.shape[3]]
-    }
-
-    /// Where row `i` of an array lies whose outer axes may be shared.
-    pub fn shared(&self, [b, h, i]: [usize; 3]) -> [usize; 3] {
-        [b.min(self.shape[0] - 1), h.min(self.shape[1] - 1), i]
-    }
-
-    /// The matrix of a batch element and a head.
-    pub fn matrix(&self, b: usize, h: usize) -> &[f32] {
-        &self.data[self.start([b, h, 0])..][..self.shape[2] * self.shape[3]]
-    }
-
-    pub fn matrix_mut(&mut self, b: usize, h: usize) -> &mut [f32] {
-        let start = self.start([b, h, 0]);
-        &mut self.data[start..][..self.shape[2] * self.shape[3]]
-    }
-
-    /// Replaces every element by a function of its index and of itself.
-    pub fn each(&mut self, f: impl Fn([usize; 4], f32) -> f32) {
-        let [_, y, z, w] = self.shape;
-        for (n, x) in self.data.iter_mut().enumerate() {
-            *x = f([n / w / z / y, n / w / z % y, n / w % z, n % w], *x);
-        }
-    }
-
-    /// Sets the elements with such an index to 0.
-    pub fn clear(&mut self, hit: impl Fn([usize; 4]) -> bool) {
-        self.each(|at, x| if hit(at) { 0.0 } else { x });
-    }
-
-    /// Replaces every element by the one at another index.
-    pub fn take(&mut self, from: impl Fn([usize; 4]) -> [usize; 4]) {
-        let old = self.clone();
-        self.each(|at, _| {
-            let [b, h, i, c] = from(at);
-            old.row([b, h, i])[c]
-        });
-    }
-}
-
-/// In eight partial sums, which compilers turn into vectors.
-pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
-    let mut sums = [0f32; 8];
-    let ((x, x_rest), (y, y_rest)) = (x.as_chunks::<8>(), y.as_chunks::<8>());
-    for (x, y) in x.iter().zip(y) {
-        (0..8).for_each(|n| sums[n] += x[n] * y[n]);
-    }
-    let rest: f32 = x_rest.iter().zip(y_rest).map(|(x, y)| x * y).sum();
-    sums.iter().sum::<f32>() + rest
-}
-
-/// y ← y + a x
-pub(super) fn add(y: &mut [f32], a: f32, x: &[f32]) {
-    y.iter_mut().zip(x).for_each(|(y, x)| *y += a * x);
-}
-
-/// The larger of two; NaN wins: `max` would drop it.
-pub(super) fn larger(x: f32, y: f32) -> f32 {
-    if x.is_nan() || y.is_nan() { f32::NAN } else { x.max(y) }
-}
-
-/// Through bf16 and back.
-pub(super) fn through_bf16(x: f32) -> f32 {
-    bf16::from_f32(x).to_f32()
 }

@@ -1,40 +1,9 @@
 //! Families of elements and of log-decays: the data on which particular bugs show.
 
-use crate::cases::axis;
+use super::cases::{Family, GateKind};
 use crate::generate::Stream;
 use etalon_problem::{Dtype, Operand};
 use ndarray::{ArrayD, IxDyn};
-
-axis! {
-    "gates",
-    /// Families of log-decays.
-    GateKind {
-        /// Between −1 and −1/16: a state is gone after a chunk.
-        Usual = "usual",
-        /// Between −2⁻⁶ and −2⁻¹⁰: a state outlives its sequence.
-        Weak = "weak",
-        /// From 0 to −30, and −10⁴ among them: e to a chunk's sum underflows, and one over it
-        /// overflows.
-        Strong = "strong",
-        /// One in five is −∞, and one in five 0.
-        Resets = "resets",
-    }
-}
-
-axis! {
-    "family",
-    /// Families of elements.
-    Family {
-        /// Mean 0, variance 1.
-        Generic = "generic",
-        /// Around 1, and all positive: what is lost or counted twice shows in every sum.
-        Positive = "positive",
-        /// Channels of very different size, subnormal numbers among them.
-        Range = "range",
-        /// Half of all elements are +0 or −0.
-        Zeros = "zeros",
-    }
-}
 
 impl GateKind {
     /// The log-decays of an operand.

@@ -1,11 +1,12 @@
 //! The host's backward pass: row by row, with a partial sum of dq for each key tile.
 
-use crate::zoo::job::{Results, Rows, add, dot, through_bf16};
-use crate::zoo::mutant::Mutant;
-use crate::zoo::scores::{Heads, Query};
+use super::bugs;
+use super::scores::{Heads, Query};
+use crate::zoo::rows::{Results, Rows, add, dot, through_bf16};
+use etalon_problem::Pass;
 
 /// The gradients while they grow.
-pub(in crate::zoo) struct Gradients {
+pub(crate) struct Gradients {
     dq: Rows,
     dk: Rows,
     dv: Rows,
@@ -20,7 +21,7 @@ const UNWRITTEN: f32 = 1e30;
 impl Gradients {
     pub fn new(heads: &Heads<'_>, bias: &[usize]) -> Self {
         let (scores, e) = (heads.scores, heads.scores.extents);
-        let before = if heads.job.is(Mutant::Unwritten) { UNWRITTEN } else { 0.0 };
+        let before = if heads.job.is(bugs::UNWRITTEN) { UNWRITTEN } else { 0.0 };
         Gradients {
             dq: Rows::filled(&scores.q_shape(), 0.0),
             dk: Rows::filled(&scores.k_shape(), before),
@@ -38,12 +39,12 @@ impl Gradients {
     /// (B4) to (B6) for the pairs of a row, in the order of its keys.
     pub fn add(&mut self, heads: &Heads<'_>, query: Query, pairs: &[Pair]) {
         let (job, at) = (heads.job, query.at());
-        // With constant weights, dS times ddk and ddq is all that is left of the second derivative.
-        let constant = job.takes_weights_for_constants();
-        let [q, k] = if constant { ["ddq", "ddk"] } else { ["q", "k"] }.map(|x| job.input(x));
+        // The mutant with constant weights is the only one that comes here for the second derivative.
+        let second = job.pass == Pass::DoubleBackward;
+        let [q, k] = if second { ["ddq", "ddk"] } else { ["q", "k"] }.map(|x| job.input(x));
         let (q, dout) = (q.row(at), job.input("dout").row(at));
         let last_of_group = (query.h + 1).is_multiple_of(heads.scores.group());
-        let summed = !job.is(Mutant::GroupNotSummed) || last_of_group;
+        let summed = !job.is(bugs::GROUP_NOT_SUMMED) || last_of_group;
         for tile in job.tiles(query.sequence.keys) {
             let place = |j| pairs.partition_point(|pair| pair.j < j);
             let lost = tile.start > 0 && tile.end == query.sequence.keys;
@@ -57,10 +58,10 @@ impl Gradients {
                     weight.for_each(|x| add(written(self.dv.row_mut(key)), x, dout));
                 }
             }
-            if job.is(Mutant::PartialsInBf16) {
+            if job.is(bugs::PARTIALS_IN_BF16) {
                 partial.iter_mut().for_each(|x| *x = through_bf16(*x));
             }
-            if !lost || !job.is(Mutant::PartialLost) {
+            if !lost || !job.is(bugs::PARTIAL_LOST) {
                 add(self.dq.row_mut(at), 1.0, &partial);
             }
         }
@@ -68,7 +69,7 @@ impl Gradients {
 }
 
 /// A pair of a row: what it adds to dq, dk and dv.
-pub(in crate::zoo) struct Pair {
+pub(crate) struct Pair {
     pub j: usize,
     /// dS, scaled
     pub ds: f32,
@@ -101,13 +102,13 @@ fn pairs(heads: &Heads<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
     let delta = if empty { 0.0 } else { dot(dout, o) } - dlse;
     if let Some(sinks) = job.given("sinks") {
         let pi = job.exp(sinks.data[query.h] - lse[0]);
-        let pi = if job.is(Mutant::SinkTermsInBf16) { through_bf16(pi) } else { pi };
+        let pi = if job.is(bugs::SINK_TERMS_IN_BF16) { through_bf16(pi) } else { pi };
         out.of_heads.data[query.h] -= pi * delta;
     }
     let scores = heads.row(query, |j| heads.bias(query, j));
     let mut pairs = Vec::new();
     for (j, score) in scores.into_iter().enumerate() {
-        if !score.seen && !job.is(Mutant::TimesZero) {
+        if !score.seen && !job.is(bugs::TIMES_ZERO) {
             continue;
         }
         let key = heads.key(query, j);
@@ -117,7 +118,7 @@ fn pairs(heads: &Heads<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
             let shared = out.dbias.shared(at);
             out.dbias.row_mut(shared)[key[2]] += ds;
         }
-        let weight = if job.is(Mutant::WeightsInBf16) { through_bf16(p) } else { p };
+        let weight = if job.is(bugs::WEIGHTS_IN_BF16) { through_bf16(p) } else { p };
         pairs.push(Pair { j, ds: heads.scale * score.slope * ds, weight: Some(weight) });
     }
     pairs

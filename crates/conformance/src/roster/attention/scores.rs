@@ -1,12 +1,13 @@
 //! Scores: what the hosts of attention, attention_lse and lazy_attention share.
 
-use super::job::{Job, Rows, dot};
-use super::mutant::Mutant;
+use super::bugs;
+use crate::zoo::job::Job;
+use crate::zoo::rows::{Rows, dot};
 use etalon_problem::{Scores, Sequence, Sequences};
 
 /// A query of a head of a sequence; `i` counts within the sequence.
 #[derive(Clone, Copy)]
-pub(super) struct Query {
+pub(crate) struct Query {
     pub sequence: Sequence,
     pub h: usize,
     pub i: usize,
@@ -21,7 +22,7 @@ impl Query {
 
 /// The score of a pair after softcap and bias, and the softcap's derivative.
 #[derive(Clone, Copy)]
-pub(super) struct Score {
+pub(crate) struct Score {
     pub s: f32,
     pub slope: f32,
     /// Whether the pair counts: the mask allows it, and its score is not −∞.
@@ -29,7 +30,7 @@ pub(super) struct Score {
 }
 
 /// The queries and keys of a request.
-pub(super) struct Heads<'a> {
+pub(crate) struct Heads<'a> {
     pub job: &'a Job,
     pub scores: &'a Scores,
     pub scale: f32,
@@ -48,11 +49,11 @@ impl<'a> Heads<'a> {
     /// Every query, in the order of the sums over queries.
     pub fn queries(&self) -> Vec<Query> {
         let group = self.scores.group().max(1);
-        let turn = if self.job.is(Mutant::Race) { self.job.run } else { 0 };
+        let turn = if self.job.is(bugs::RACE) { self.job.run } else { 0 };
         let mut list = Vec::new();
         for mut sequence in self.scores.sequences() {
             let packed = matches!(self.scores.sequences, Sequences::Packed { .. });
-            if self.job.is(Mutant::PackedLeak) && packed {
+            if self.job.is(bugs::PACKED_LEAK) && packed {
                 let end = sequence.key_start + sequence.keys;
                 sequence.keys += usize::from(end < self.scores.extents.keys);
             }
@@ -65,7 +66,7 @@ impl<'a> Heads<'a> {
     }
 
     fn key_head(&self, h: usize) -> usize {
-        match self.job.is(Mutant::HeadModulo) {
+        match self.job.is(bugs::HEAD_MODULO) {
             true => h % self.scores.extents.key_heads,
             false => h / self.scores.group(),
         }
@@ -84,7 +85,7 @@ impl<'a> Heads<'a> {
     }
 
     fn allows(&self, Query { sequence, h, i }: Query, j: usize) -> bool {
-        let shift = self.job.is(Mutant::OneRowShifted) && i == sequence.queries / 2 && j > 0;
+        let shift = self.job.is(bugs::ONE_ROW_SHIFTED) && i == sequence.queries / 2 && j > 0;
         self.scores.mask.allows(&sequence, h, i, if shift { j - 1 } else { j })
     }
 
@@ -95,7 +96,7 @@ impl<'a> Heads<'a> {
         let cap = self.scores.softcap.map(|cap| cap as f32);
         let score = |j: usize| {
             let allowed = self.allows(query, j);
-            if !allowed && !job.is(Mutant::MaximumOfInvisible) {
+            if !allowed && !job.is(bugs::MAXIMUM_OF_INVISIBLE) {
                 return Score { s: f32::NEG_INFINITY, slope: 1.0, seen: false };
             }
             let (s, bias) = (self.scale * dot(q, self.k.row(self.key(query, j))), bias(j));
@@ -104,8 +105,8 @@ impl<'a> Heads<'a> {
                 Some(cap) => {
                     let bent = (s / cap).tanh();
                     let slope =
-                        if job.is(Mutant::NoSoftcapDerivative) { 1.0 } else { 1.0 - bent * bent };
-                    match job.is(Mutant::SoftcapAfterBias) {
+                        if job.is(bugs::NO_SOFTCAP_DERIVATIVE) { 1.0 } else { 1.0 - bent * bent };
+                    match job.is(bugs::SOFTCAP_AFTER_BIAS) {
                         true => (cap * ((s + bias) / cap).tanh(), slope),
                         false => (cap * bent + bias, slope),
                     }

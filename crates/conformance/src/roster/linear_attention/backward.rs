@@ -1,8 +1,10 @@
 //! (R23) to (R28), with states recomputed by a forward sweep.
 
-use super::head::{Head, Linear, add_outer, decay};
-use crate::zoo::job::{Results, Rows, add, dot, through_bf16};
-use crate::zoo::mutant::Mutant;
+use super::bugs;
+use super::head::{Head, add_outer, decay};
+use crate::zoo::job::Job;
+use crate::zoo::rows::{Results, Rows, add, dot, through_bf16};
+use etalon_problem::LinearAttention;
 use std::ops::Range;
 
 /// Tokens of a micro-chunk.
@@ -16,26 +18,25 @@ struct Gradients {
     dscale: f32,
 }
 
-pub(super) fn backward(linear: &Linear<'_>) -> Results {
-    let problem = linear.problem;
+pub(super) fn backward(job: &Job, problem: &LinearAttention) -> Results {
     let mut y = Gradients {
-        dq: Rows::filled(&problem.q_shape(), 0.0),
-        dk: Rows::filled(&problem.k_shape(), 0.0),
-        dv: Rows::filled(&problem.v_shape(), 0.0),
+        dq: job.input("q").zeros(),
+        dk: job.input("k").zeros(),
+        dv: job.input("v").zeros(),
         dg: Rows::filled(&problem.g_shape(), 0.0),
         dscale: 0.0,
     };
     let mut dinitial = Rows::filled(&problem.state_shape(), 0.0);
     for sequence in problem.list_sequences() {
         for h in 0..problem.extents.key_heads {
-            let d = linear.head(&sequence, h).gradients(&mut y);
+            let d = Head::new(job, problem, sequence, h).gradients(&mut y);
             dinitial.matrix_mut(sequence.index, h).copy_from_slice(&d);
         }
     }
     let mut dg_gamma = Rows::filled(&[problem.extents.key_heads], 0.0);
     for b in 0..problem.extents.batch {
         for (h, sum) in dg_gamma.data.iter_mut().enumerate() {
-            let before = if linear.job.is(Mutant::GateGradientOfLastElement) { 0.0 } else { *sum };
+            let before = if job.is(bugs::GATE_GRADIENT_OF_LAST_ELEMENT) { 0.0 } else { *sum };
             *sum = before + y.dg.matrix(b, h).iter().sum::<f32>();
         }
     }
@@ -53,7 +54,7 @@ pub(super) fn backward(linear: &Linear<'_>) -> Results {
 impl Head<'_> {
     /// Adds the gradients of this head, and returns the gradient of its initial state.
     fn gradients(&self, y: &mut Gradients) -> Vec<f32> {
-        let (job, chunks) = (self.of.job, self.chunks());
+        let (job, chunks) = (self.job, self.chunks());
         let mut state = self.stored("initial_state");
         let mut states = Vec::new();
         for chunk in &chunks {
@@ -67,7 +68,7 @@ impl Head<'_> {
             }
             let after = d.clone();
             self.pass_back(chunk, &mut d);
-            let used = if job.is(Mutant::CotangentBeforeUse) { &d } else { &after };
+            let used = if job.is(bugs::COTANGENT_BEFORE_USE) { &d } else { &after };
             self.through_state(chunk, state, used, y);
         }
         d
@@ -75,24 +76,24 @@ impl Head<'_> {
 
     /// Whether a query head's part of the gradients of k and v counts.
     fn summed(&self, head: usize) -> bool {
-        !self.of.job.is(Mutant::StateGroupNotSummed) || self.queries().last() == Some(&head)
+        !self.job.is(bugs::STATE_GROUP_NOT_SUMMED) || self.queries().last() == Some(&head)
     }
 
     /// Whether a pair of a chunk takes part.
     fn visited(&self, chunk: &Range<usize>, j: usize, i: usize) -> bool {
-        let half = (self.of.job.style.tile / 2).max(1);
+        let half = (self.job.style.tile / 2).max(1);
         let part = |t: usize| (t - chunk.start) / half;
-        !self.of.job.is(Mutant::ChunksOfTwoSizes) || part(i) == part(j)
+        !self.job.is(bugs::CHUNKS_OF_TWO_SIZES) || part(i) == part(j)
     }
 
     /// σ, as dk and the gradient of the state have it.
     fn scale_of_keys(&self) -> f32 {
-        if self.of.job.is(Mutant::NoScaleInKeys) { 1.0 } else { self.of.scale }
+        if self.job.is(bugs::NO_SCALE_IN_KEYS) { 1.0 } else { self.scale }
     }
 
     /// (R23)–(R27) for the outputs of token i.
     fn row(&self, chunk: &Range<usize>, i: usize, state: &[f32], y: &mut Gradients) {
-        let (job, sigma) = (self.of.job, self.of.scale);
+        let (job, sigma) = (self.job, self.scale);
         for head in self.queries() {
             let (q, dout) = (self.query(head, i), self.dout(head, i));
             let mut sum = vec![0.0; q.len()];
@@ -102,7 +103,7 @@ impl Head<'_> {
                 let (a, dp) = (p * dot(q, self.key(j)), dot(dout, self.value(j)));
                 w[j - chunk.start] = sigma * a * dp;
                 let diagonal = (i - chunk.start) / MICRO == (j - chunk.start) / MICRO;
-                if !job.is(Mutant::QueriesOfDiagonal) || diagonal {
+                if !job.is(bugs::QUERIES_OF_DIAGONAL) || diagonal {
                     add(&mut sum, p * dp, self.key(j));
                 }
                 if self.summed(head) {
@@ -110,7 +111,7 @@ impl Head<'_> {
                     add(y.dv.row_mut(self.at(j)), sigma * a, dout);
                 }
             }
-            if job.is(Mutant::QueryGradientRoundedTwice) {
+            if job.is(bugs::QUERY_GRADIENT_ROUNDED_TWICE) {
                 sum.iter_mut().for_each(|x| *x = through_bf16(*x));
             }
             let mut x = 0.0;
@@ -129,7 +130,7 @@ impl Head<'_> {
 
     /// (R27): partial sums of what passes the gates up to token `last`.
     fn gates(&self, start: usize, last: usize, from_state: f32, from: &[f32], y: &mut Gradients) {
-        let early = self.of.job.is(Mutant::GateCountsItsToken);
+        let early = self.job.is(bugs::GATE_COUNTS_ITS_TOKEN);
         let mut sum = from_state;
         for t in start..last + 1 {
             sum += if early { from[t - start] } else { 0.0 };
@@ -144,9 +145,8 @@ impl Head<'_> {
 
     /// (R25)–(R27) for the readers of the state after the chunk, whose gradient is `d`.
     fn through_state(&self, chunk: &Range<usize>, state: &[f32], d: &[f32], y: &mut Gradients) {
-        let (dim, width, last) =
-            (self.of.problem.extents.dim, self.of.problem.value_dim, chunk.end - 1);
-        let turned = self.of.job.is(Mutant::StateNotTransposed) && dim == width;
+        let (dim, width, last) = (self.problem.extents.dim, self.problem.value_dim, chunk.end - 1);
+        let turned = self.job.is(bugs::STATE_NOT_TRANSPOSED) && dim == width;
         let mut from = vec![0.0; chunk.len()];
         for j in chunk.clone() {
             let Some(omega) = self.pair(chunk.start, j, last) else { continue };

@@ -1,28 +1,28 @@
 //! (R21) and (R22).
 
-use super::head::{Head, Linear, add_outer, decay};
-use crate::zoo::job::{Results, Rows, add, dot, through_bf16};
-use crate::zoo::mutant::Mutant;
-use etalon_problem::{Decay, TokenSequences};
+use super::bugs;
+use super::head::{Head, add_outer, decay};
+use crate::zoo::job::Job;
+use crate::zoo::rows::{Results, Rows, add, dot, through_bf16};
+use etalon_problem::{Decay, LinearAttention, TokenSequences};
 use std::ops::Range;
 
-pub(super) fn forward(linear: &Linear<'_>) -> Results {
-    let (job, problem) = (linear.job, linear.problem);
+pub(super) fn forward(job: &Job, problem: &LinearAttention) -> Results {
     let mut o = Rows::filled(&problem.o_shape(), 0.0);
     let mut final_state = Rows::filled(&problem.state_shape(), 0.0);
-    let leaks = job.is(Mutant::StateOfPreviousSequence)
+    let leaks = job.is(bugs::STATE_OF_PREVIOUS_SEQUENCE)
         && matches!(problem.sequences, TokenSequences::Packed { .. })
         && !problem.initial_state;
     for h in 0..problem.extents.key_heads {
         let mut carried = None;
         for sequence in problem.list_sequences() {
-            let head = linear.head(&sequence, h);
+            let head = Head::new(job, problem, sequence, h);
             let mut state = carried.take().unwrap_or_else(|| head.stored("initial_state"));
             for chunk in head.chunks() {
                 head.outputs(&chunk, &mut state, &mut o);
             }
             head.read_padding(&mut state);
-            if !job.is(Mutant::EmptySequenceForgets) || sequence.tokens > 0 {
+            if !job.is(bugs::EMPTY_SEQUENCE_FORGETS) || sequence.tokens > 0 {
                 final_state.matrix_mut(sequence.index, h).copy_from_slice(&state);
             }
             carried = leaks.then_some(state);
@@ -33,7 +33,7 @@ pub(super) fn forward(linear: &Linear<'_>) -> Results {
 
 impl Head<'_> {
     fn outputs(&self, chunk: &Range<usize>, state: &mut [f32], o: &mut Rows) {
-        let early = self.of.job.is(Mutant::StateBeforeUse);
+        let early = self.job.is(bugs::STATE_BEFORE_USE);
         if early {
             self.advance(chunk, state);
         }
@@ -50,7 +50,7 @@ impl Head<'_> {
 
     /// (R21)
     fn output(&self, chunk: &Range<usize>, (q, i): (&[f32], usize), state: &[f32], o: &mut [f32]) {
-        let job = self.of.job;
+        let job = self.job;
         for j in job.order(i + 1 - chunk.start).map(|n| chunk.start + n) {
             if let Some(p) = self.pair(chunk.start, j, i) {
                 add(o, p * dot(q, self.key(j)), self.value(j));
@@ -60,13 +60,13 @@ impl Head<'_> {
             let rows = state.chunks_exact(o.len());
             q.iter().zip(rows).for_each(|(q, row)| add(o, alpha * q, row));
         }
-        o.iter_mut().for_each(|x| *x *= self.of.scale);
+        o.iter_mut().for_each(|x| *x *= self.scale);
     }
 
     /// (R22)
     pub(super) fn advance(&self, chunk: &Range<usize>, state: &mut [f32]) {
-        let (job, last) = (self.of.job, chunk.end - 1);
-        let one = job.is(Mutant::OneDecayPerChunk);
+        let (job, last) = (self.job, chunk.end - 1);
+        let one = job.is(bugs::ONE_DECAY_PER_CHUNK);
         decay(state, if one { self.left(last..last + 1) } else { self.state(chunk.start, last) });
         for j in chunk.clone() {
             if let Some(omega) = self.pair(chunk.start, j, last) {
@@ -74,20 +74,20 @@ impl Head<'_> {
             }
         }
         let missing = job.style.tile - chunk.len();
-        let constant = self.of.problem.decay == Decay::PerHead;
-        if job.is(Mutant::TailDecaysAsChunk) && constant && missing > 0 {
+        let constant = self.problem.decay == Decay::PerHead;
+        if job.is(bugs::TAIL_DECAYS_AS_CHUNK) && constant && missing > 0 {
             decay(state, Some(job.exp(missing as f32 * self.g[last])));
         }
-        if job.is(Mutant::StateInBf16) {
+        if job.is(bugs::STATE_IN_BF16) {
             state.iter_mut().for_each(|x| *x = through_bf16(*x));
         }
     }
 
     /// Padding that is multiplied by 0 instead of being left alone.
     fn read_padding(&self, state: &mut [f32]) {
-        let problem = self.of.problem;
+        let problem = self.problem;
         let lengths = matches!(problem.sequences, TokenSequences::Lengths { .. });
-        if self.of.job.is(Mutant::PaddingTimesZero) && lengths {
+        if self.job.is(bugs::PADDING_TIMES_ZERO) && lengths {
             for t in self.s.tokens..problem.extents.tokens {
                 add_outer(state, 0.0, self.key(t), self.value(t));
             }

@@ -1,10 +1,9 @@
 //! The host's backward pass, row by row.
 
+use super::bugs;
 use super::pairs::Lazy;
-use crate::zoo::attention::backward::{Gradients, Pair};
-use crate::zoo::job::{Results, dot};
-use crate::zoo::mutant::Mutant;
-use crate::zoo::scores::Query;
+use crate::roster::attention::{Gradients, Pair, Query};
+use crate::zoo::rows::{Results, dot};
 
 /// A visible pair of a row.
 struct Visible {
@@ -34,7 +33,7 @@ fn visible(lazy: &Lazy<'_>, query: Query) -> Vec<Visible> {
     let seen = || scores.iter().enumerate().filter(|(_, score)| score.seen);
     let count = seen().count();
     // Whether values of inactive pairs enter a gradient.
-    let reads_idle = job.is(Mutant::DtauThroughTheKink) || job.is(Mutant::GradientOfIdle);
+    let reads_idle = job.is(bugs::DTAU_THROUGH_THE_KINK) || job.is(bugs::GRADIENT_OF_IDLE);
     let pair = |j, s| {
         let p = job.exp(s - lse);
         let (e, active) = lazy.raised(query, j, count, p);
@@ -49,10 +48,10 @@ fn visible(lazy: &Lazy<'_>, query: Query) -> Vec<Visible> {
 fn row(lazy: &Lazy<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
     let job = lazy.job;
     let visible = visible(lazy, query);
-    let counted = |x: &&Visible| x.active || job.is(Mutant::DtauThroughTheKink);
+    let counted = |x: &&Visible| x.active || job.is(bugs::DTAU_THROUGH_THE_KINK);
     let sum: f32 = visible.iter().filter(counted).map(|x| x.g).sum();
     if !visible.is_empty() {
-        let count = if job.is(Mutant::DtauWithoutCount) { 1 } else { visible.len() };
+        let count = if job.is(bugs::DTAU_WITHOUT_COUNT) { 1 } else { visible.len() };
         out.of_heads.data[query.h] += sum / count as f32; // (E14)
     }
     let of_row = delta(lazy, query, &visible);
@@ -60,10 +59,10 @@ fn row(lazy: &Lazy<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
     for tile in job.tiles(query.sequence.keys) {
         let place = |j| visible.partition_point(|x| x.j < j);
         let tile = &visible[place(tile.start)..place(tile.end)];
-        if job.is(Mutant::InactiveTileSkipped) && !tile.iter().any(|x| x.active) {
+        if job.is(bugs::INACTIVE_TILE_SKIPPED) && !tile.iter().any(|x| x.active) {
             continue;
         }
-        let of_tile = job.is(Mutant::DeltaPerTile);
+        let of_tile = job.is(bugs::DELTA_PER_TILE);
         let delta = if of_tile { delta(lazy, query, tile) } else { of_row };
         pairs.extend(tile.iter().map(|x| pair(lazy, query, x, delta, out)));
     }
@@ -73,24 +72,24 @@ fn row(lazy: &Lazy<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
 /// (E8): Δ of a row, or in one mutant of a tile.
 fn delta(lazy: &Lazy<'_>, query: Query, pairs: &[Visible]) -> f32 {
     let (job, at) = (lazy.job, query.at());
-    if job.is(Mutant::DeltaOfOutput) {
+    if job.is(bugs::DELTA_OF_OUTPUT) {
         return dot(job.input("dout").row(at), job.input("o").row(at));
     }
-    let counted = |x: &&Visible| x.active || job.is(Mutant::GradientOfIdle);
+    let counted = |x: &&Visible| x.active || job.is(bugs::GRADIENT_OF_IDLE);
     pairs.iter().filter(counted).map(|x| x.p * x.g).sum()
 }
 
 fn pair(lazy: &Lazy<'_>, query: Query, x: &Visible, delta: f32, out: &mut Gradients) -> Pair {
     let job = lazy.job;
     let dlse = job.given("dlse").map_or(0.0, |dlse| dlse.row(query.at())[0]);
-    let g = if x.active || job.is(Mutant::GradientOfIdle) { x.g } else { 0.0 };
-    let dropped = job.is(Mutant::InactivePairSkipped) && !x.active;
+    let g = if x.active || job.is(bugs::GRADIENT_OF_IDLE) { x.g } else { 0.0 };
+    let dropped = job.is(bugs::INACTIVE_PAIR_SKIPPED) && !x.active;
     let ds = if dropped { 0.0 } else { x.p * (g + dlse - delta) };
     let mut far = lazy.distance(query, x.j);
-    if job.is(Mutant::FarGradientInLastColumn) {
+    if job.is(bugs::FAR_GRADIENT_IN_LAST_COLUMN) {
         far = far.or(lazy.problem.bias.map(|reach| reach.width - 1));
     }
-    let skipped = job.is(Mutant::DbiasOfActiveAlone) && !x.active;
+    let skipped = job.is(bugs::DBIAS_OF_ACTIVE_ALONE) && !x.active;
     if let Some(far) = far.filter(|_| !skipped) {
         out.dbias.row_mut([query.h, far, 0])[0] += ds; // (E13)
     }

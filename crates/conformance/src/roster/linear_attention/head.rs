@@ -1,79 +1,69 @@
 //! What both passes of linear_attention know of a key head: its rows and its decays.
 
-use crate::zoo::job::{Job, Rows, add};
-use crate::zoo::mutant::Mutant;
+use super::bugs;
+use crate::zoo::job::Job;
+use crate::zoo::rows::{Rows, add};
 use etalon_problem::{LinearAttention, TokenSequence};
 use std::ops::Range;
 
-/// One request.
-pub(super) struct Linear<'a> {
+/// A key head of one sequence; tokens count within the sequence.
+pub(super) struct Head<'a> {
     pub job: &'a Job,
     pub problem: &'a LinearAttention,
     pub scale: f32,
+    pub s: TokenSequence,
+    pub h: usize,
+    /// The log-decay of every token; 0 where nothing decays.
+    pub g: Vec<f32>,
     q: &'a Rows,
     k: &'a Rows,
     v: &'a Rows,
     dout: &'a Rows,
 }
 
-impl<'a> Linear<'a> {
-    pub fn new(job: &'a Job, problem: &'a LinearAttention) -> Self {
+impl<'a> Head<'a> {
+    pub fn new(job: &'a Job, problem: &'a LinearAttention, s: TokenSequence, h: usize) -> Self {
         let [q, k, v, dout] = ["q", "k", "v", "dout"].map(|name| job.input(name));
-        Linear { job, problem, scale: problem.scale as f32, q, k, v, dout }
-    }
-
-    /// A key head of a sequence.
-    pub fn head(&'a self, s: &'a TokenSequence, h: usize) -> Head<'a> {
-        let (gates, gammas) = (self.job.given("g"), self.job.given("g_gamma"));
+        let (gates, gammas) = (job.given("g"), job.given("g_gamma"));
         let g = |t: usize| match (gates, gammas) {
             (Some(g), _) => g.row([s.batch, h, s.start + t])[0],
             (None, Some(g_gamma)) => g_gamma.data[h],
             (None, None) => 0.0,
         };
-        Head { of: self, s, h, g: (0..s.tokens).map(g).collect() }
+        let g = (0..s.tokens).map(g).collect();
+        Head { job, problem, scale: problem.scale as f32, s, h, g, q, k, v, dout }
     }
-}
 
-/// A key head of one sequence; tokens count within the sequence.
-pub(super) struct Head<'a> {
-    pub of: &'a Linear<'a>,
-    pub s: &'a TokenSequence,
-    pub h: usize,
-    /// The log-decay of every token; 0 where nothing decays.
-    pub g: Vec<f32>,
-}
-
-impl<'a> Head<'a> {
     /// Where a token's rows lie in k and v.
     pub fn at(&self, t: usize) -> [usize; 3] {
         [self.s.batch, self.h, self.s.start + t]
     }
 
     pub fn key(&self, t: usize) -> &'a [f32] {
-        self.of.k.row(self.at(t))
+        self.k.row(self.at(t))
     }
 
     pub fn value(&self, t: usize) -> &'a [f32] {
-        self.of.v.row(self.at(t))
+        self.v.row(self.at(t))
     }
 
     pub fn query(&self, head: usize, t: usize) -> &'a [f32] {
-        self.of.q.row([self.s.batch, head, self.s.start + t])
+        self.q.row([self.s.batch, head, self.s.start + t])
     }
 
     pub fn dout(&self, head: usize, t: usize) -> &'a [f32] {
-        self.of.dout.row([self.s.batch, head, self.s.start + t])
+        self.dout.row([self.s.batch, head, self.s.start + t])
     }
 
     /// The query heads that read this state, in the order of the sums over them.
     pub fn queries(&self) -> Vec<usize> {
-        let (job, e) = (self.of.job, &self.of.problem.extents);
-        let reads = |head: &usize| match job.is(Mutant::StateOfHeadModulo) {
+        let (job, e) = (self.job, &self.problem.extents);
+        let reads = |head: &usize| match job.is(bugs::STATE_OF_HEAD_MODULO) {
             true => head % e.key_heads == self.h,
-            false => head / self.of.problem.group() == self.h,
+            false => head / self.problem.group() == self.h,
         };
         let mut heads: Vec<usize> = (0..e.query_heads).filter(reads).collect();
-        let turned = job.is(Mutant::StateRace) && job.run % 2 == 1;
+        let turned = job.is(bugs::STATE_RACE) && job.run % 2 == 1;
         if job.style.backwards || turned {
             heads.reverse();
         }
@@ -81,40 +71,40 @@ impl<'a> Head<'a> {
     }
 
     pub fn chunks(&self) -> Vec<Range<usize>> {
-        self.of.job.tiles(self.s.tokens).collect()
+        self.job.tiles(self.s.tokens).collect()
     }
 
     /// The block of a tensor of states that belongs to this head, D × E; without one 0.
     pub fn stored(&self, name: &str) -> Vec<f32> {
-        match self.of.job.given(name) {
+        match self.job.given(name) {
             Some(states) => states.matrix(self.s.index, self.h).to_vec(),
-            None => vec![0.0; self.of.problem.extents.dim * self.of.problem.value_dim],
+            None => vec![0.0; self.problem.extents.dim * self.problem.value_dim],
         }
     }
 
     /// e to the sum of the log-decays of `tokens`; nothing where one of them is a reset.
     pub fn left(&self, tokens: Range<usize>) -> Option<f32> {
         let sum: f32 = self.g[tokens].iter().sum();
-        let forgets = sum == f32::NEG_INFINITY && !self.of.job.is(Mutant::ResetTimesZero);
-        if forgets { None } else { Some(self.of.job.exp(sum)) }
+        let forgets = sum == f32::NEG_INFINITY && !self.job.is(bugs::RESET_TIMES_ZERO);
+        if forgets { None } else { Some(self.job.exp(sum)) }
     }
 
     /// (R20): P_ij within a chunk that begins with `start`.
     pub fn pair(&self, start: usize, j: usize, i: usize) -> Option<f32> {
         let sum = |from: usize, to: usize| self.g[from..=to].iter().sum::<f32>();
-        let exp = |x| self.of.job.exp(x);
-        match self.of.job.mutant {
-            Some(Mutant::InverseDecay) => Some(exp(sum(start, i)) * (1.0 / exp(sum(start, j)))),
-            Some(Mutant::PrefixDifference) => Some(exp(sum(0, i) - sum(0, j))),
+        let exp = |x| self.job.exp(x);
+        match self.job.bug {
+            Some(bugs::INVERSE_DECAY) => Some(exp(sum(start, i)) * (1.0 / exp(sum(start, j)))),
+            Some(bugs::PREFIX_DIFFERENCE) => Some(exp(sum(0, i) - sum(0, j))),
             _ => self.left(j + 1..i + 1),
         }
     }
 
     /// α_i: how much token i sees of the state before its chunk.
     pub fn state(&self, start: usize, i: usize) -> Option<f32> {
-        let first = match self.of.job.mutant {
-            Some(Mutant::QueryDecayOneShort) => start + 1,
-            Some(Mutant::InitialStateUndecayed) if start == 0 => 1,
+        let first = match self.job.bug {
+            Some(bugs::QUERY_DECAY_ONE_SHORT) => start + 1,
+            Some(bugs::INITIAL_STATE_UNDECAYED) if start == 0 => 1,
             _ => start,
         };
         self.left(first..i + 1)

@@ -1,38 +1,9 @@
 //! Extents: tokens around the edges of chunks, states that are no squares, groups of heads.
 
-use crate::cases::axis;
+use super::cases::TokenShape;
 use crate::generate::Stream;
 use crate::shapes::{HEADS, LATTICE};
 use etalon_problem::LinearExtents;
-
-axis! {
-    "shape",
-    /// A class of extents; the seed draws one of it.
-    TokenShape {
-        /// Up to 3 tokens, batch 1 or 2.
-        Tiny = "tiny",
-        /// Some extent is 0: tokens, batch or query heads.
-        Nothing = "nothing",
-        /// One token, as in decoding.
-        Single = "single",
-        /// Any number of tokens around the widths of registers and chunks.
-        Lattice = "lattice",
-        /// One token beyond a multiple of 32.
-        TailOne = "tail_one",
-        /// Several chunks of any size up to 128.
-        Long = "long",
-        /// Values wider than keys.
-        ValueWide = "value_wide",
-        /// Values narrower than keys.
-        ValueNarrow = "value_narrow",
-        /// Square states of several registers' width.
-        Dims = "dims",
-        /// Several key heads, each with a group.
-        Groups = "groups",
-        /// A batch of 3 to 5.
-        Batch = "batch",
-    }
-}
 
 impl TokenShape {
     /// One shape of the class, and E.

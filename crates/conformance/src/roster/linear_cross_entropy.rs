@@ -1,7 +1,13 @@
-//! The host of linear_cross_entropy: tiles of classes in a streaming softmax.
+//! Linear_cross_entropy: its cases, and its host: tiles of classes in a streaming softmax.
 
-use super::job::{Job, Results, Rows, Softmax, add, dot, larger, through_bf16};
-use super::mutant::Mutant;
+mod bugs;
+mod cases;
+
+pub(crate) use bugs::MUTANTS;
+pub use cases::Point;
+
+use crate::zoo::job::{Bug, Job, Softmax};
+use crate::zoo::rows::{Results, Rows, add, dot, larger, through_bf16};
 use etalon_problem::{LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Reduction};
 use std::ops::Range;
 
@@ -33,16 +39,13 @@ struct Row {
 }
 
 impl Host<'_> {
-    fn is(&self, mutant: Mutant) -> bool {
-        self.job.is(mutant)
+    fn is(&self, bug: Bug) -> bool {
+        self.job.is(bug)
     }
 
-    fn class_weight(&self, v: usize) -> f32 {
-        self.job.given("class_weights").map_or(1.0, |weights| weights.data[v])
-    }
-
-    fn token_weight(&self, i: usize) -> f32 {
-        self.job.given("token_weights").map_or(1.0, |weights| weights.data[i])
+    /// The weight of a class or token; 1 without weights.
+    fn weight(&self, name: &str, at: usize) -> f32 {
+        self.job.given(name).map_or(1.0, |weights| weights.data[at])
     }
 
     fn target(&self, i: usize) -> Option<usize> {
@@ -69,13 +72,13 @@ impl Host<'_> {
 
     fn link(&self, a: f32) -> Logit {
         let scale = self.problem.logit_scale as f32;
-        let late = self.is(Mutant::TemperatureOfLogprob);
+        let late = self.is(bugs::TEMPERATURE_OF_LOGPROB);
         let theta = if late { 1.0 } else { self.problem.temperature as f32 };
         match self.problem.softcap.map(|cap| cap as f32) {
             None => Logit { z: scale * a / theta, slope: scale / theta },
             Some(cap) => {
                 let t = (scale * a / cap).tanh();
-                let bend = if self.is(Mutant::NoCapDerivative) { 1.0 } else { 1.0 - t * t };
+                let bend = if self.is(bugs::NO_CAP_DERIVATIVE) { 1.0 } else { 1.0 - t * t };
                 Logit { z: cap * t / theta, slope: scale * bend / theta }
             }
         }
@@ -83,14 +86,14 @@ impl Host<'_> {
 
     /// The tiles of a row, with classes that do not exist where a bug has them.
     fn tiles(&self, logits: &[Logit]) -> Vec<Vec<f32>> {
+        let padding = match self.job.bug {
+            Some(bugs::PADDED_CLASSES) => Some(0.0),
+            Some(bugs::PADDING_CAPPED) => Some(self.link(f32::NEG_INFINITY).z),
+            _ => None,
+        };
         let filled = |tile: Range<usize>| {
             let mut z: Vec<f32> = logits[tile].iter().map(|logit| logit.z).collect();
-            if self.is(Mutant::PaddedClasses) {
-                z.resize(self.job.style.tile, 0.0);
-            }
-            if self.is(Mutant::PaddingCapped) {
-                z.resize(self.job.style.tile, self.link(f32::NEG_INFINITY).z);
-            }
+            padding.into_iter().for_each(|padding| z.resize(self.job.style.tile, padding));
             z
         };
         self.job.tiles(logits.len()).map(filled).collect()
@@ -100,7 +103,7 @@ impl Host<'_> {
         let job = self.job;
         let tiles = self.tiles(logits);
         let maximum = |tile: &Vec<f32>| tile.iter().copied().fold(f32::NEG_INFINITY, larger);
-        let mut m = if self.is(Mutant::MaximumStartsAtZero) { 0.0 } else { f32::NEG_INFINITY };
+        let mut m = if self.is(bugs::MAXIMUM_STARTS_AT_ZERO) { 0.0 } else { f32::NEG_INFINITY };
         if job.style.softmax == Softmax::TwoPass {
             m = tiles.iter().map(maximum).fold(m, larger);
         }
@@ -108,38 +111,39 @@ impl Host<'_> {
         let (mut l, mut u) = (0.0, 0.0);
         for tile in &tiles {
             let (new, factor) = job.raise(m, maximum(tile));
-            if factor != 0.0 && !self.is(Mutant::EntropyNotRescaled) {
+            if factor != 0.0 && !self.is(bugs::ENTROPY_NOT_RESCALED) {
                 u = factor * (u + (m - new) * l);
             }
             (m, l) = (new, factor * l);
             for z in tile {
                 let e = if m == f32::NEG_INFINITY { 0.0 } else { job.exp(z - m) };
                 l += e;
-                if e > 0.0 || self.is(Mutant::EntropyTimesZero) {
+                if e > 0.0 || self.is(bugs::ENTROPY_TIMES_ZERO) {
                     u += e * (z - m);
                 }
             }
         }
         let lse = m + l.ln();
-        let target = match self.is(Mutant::TargetByMask) {
+        let target = match self.is(bugs::TARGET_BY_MASK) {
             true => logits.iter().enumerate().map(|(v, x)| x.z * f32::from(v == y)).sum(),
             false => logits.get(y).map_or(0.0, |x| x.z),
         };
-        let late = self.is(Mutant::TemperatureOfLogprob);
+        let late = self.is(bugs::TEMPERATURE_OF_LOGPROB);
         let theta = if late { self.problem.temperature as f32 } else { 1.0 };
         let (spread, argmax) = (self.spread(logits, lse), self.argmax(logits));
         Row { lse, logprob: (target - lse) / theta, entropy: l.ln() - u / l, spread, argmax }
     }
 
     fn spread(&self, logits: &[Logit], lse: f32) -> f32 {
-        let weighted = logits.iter().enumerate().map(|(v, x)| (self.class_weight(v), x.z));
+        let weighted =
+            logits.iter().enumerate().map(|(v, x)| (self.weight("class_weights", v), x.z));
         weighted.filter(|(weight, _)| *weight != 0.0).map(|(weight, z)| weight * (lse - z)).sum()
     }
 
     fn argmax(&self, logits: &[Logit]) -> usize {
         let (mut best, mut argmax) = (f32::NEG_INFINITY, 0);
         for (v, x) in logits.iter().enumerate() {
-            if x.z > best || x.z == best && self.is(Mutant::LastOfEquals) {
+            if x.z > best || x.z == best && self.is(bugs::LAST_OF_EQUALS) {
                 (best, argmax) = (x.z, v);
             }
         }
@@ -148,7 +152,7 @@ impl Host<'_> {
 
     /// α/V
     fn smooth(&self) -> f32 {
-        let local = self.is(Mutant::SmoothingOfTile) && self.problem.vocab > self.job.style.tile;
+        let local = self.is(bugs::SMOOTHING_OF_TILE) && self.problem.vocab > self.job.style.tile;
         let classes = if local { self.job.style.tile } else { self.problem.vocab };
         self.problem.label_smoothing as f32 / classes as f32
     }
@@ -156,22 +160,21 @@ impl Host<'_> {
     /// ζ κ_i ω_i
     fn lse_square(&self, i: usize, y: usize) -> f32 {
         let weighted = self.problem.lse_square_weight == LseSquareWeight::ClassWeight;
-        let omega = if weighted { self.class_weight(y) } else { 1.0 };
-        self.problem.lse_square_scale as f32 * self.token_weight(i) * omega
+        let omega = if weighted { self.weight("class_weights", y) } else { 1.0 };
+        self.problem.lse_square_scale as f32 * self.weight("token_weights", i) * omega
     }
 
     /// Z and Z_z.
     fn normalisers(&self) -> (f32, f32) {
         let counted = self.counted();
-        match self.problem.reduction {
-            Reduction::None | Reduction::Sum => (1.0, 1.0),
-            Reduction::By { normaliser } => (normaliser as f32, normaliser as f32),
-            Reduction::Mean => {
-                let (n, weights) = (counted.len() as f32, counted.iter());
-                let weights = weights.map(|&(i, y)| self.token_weight(i) * self.class_weight(y));
-                let by_number = self.problem.lse_square_weight == LseSquareWeight::Unweighted;
-                let z = weights.sum();
-                (z, if by_number { n } else { z })
+        let weight = |&(i, y)| self.weight("token_weights", i) * self.weight("class_weights", y);
+        match (self.problem.reduction, self.problem.lse_square_weight) {
+            (Reduction::None | Reduction::Sum, _) => (1.0, 1.0),
+            (Reduction::By { normaliser }, _) => (normaliser as f32, normaliser as f32),
+            (Reduction::Mean, of_square) => {
+                let z = counted.iter().map(weight).sum();
+                let by_number = of_square == LseSquareWeight::Unweighted;
+                (z, if by_number { counted.len() as f32 } else { z })
             }
         }
     }
@@ -193,14 +196,11 @@ impl Host<'_> {
         argmax.data.fill(-1.0);
         for (i, y) in self.counted() {
             let row = self.row(&self.logits(self.vectors("h").nth(i).unwrap_or_default()), y);
-            let weight = self.class_weight(y);
-            let own = if alpha < 1.0 && weight != 0.0 {
-                -(1.0 - alpha) * weight * row.logprob
-            } else {
-                0.0
-            };
+            let weight = self.weight("class_weights", y);
+            let has_own = alpha < 1.0 && weight != 0.0;
+            let own = if has_own { -(1.0 - alpha) * weight * row.logprob } else { 0.0 };
             let spread = if alpha > 0.0 { smooth * row.spread } else { 0.0 };
-            cross[i] = self.token_weight(i) * (own + spread);
+            cross[i] = self.weight("token_weights", i) * (own + spread);
             square[i] = self.lse_square(i, y) * row.lse * row.lse;
             (lse.data[i], logprob.data[i]) = (row.lse, row.logprob);
             (entropy.data[i], argmax.data[i]) = (row.entropy, row.argmax as f32);
@@ -211,15 +211,14 @@ impl Host<'_> {
             _ => vec![self.divide(self.sum(&cross), z) + self.divide(self.sum(&square), z_lse)],
         };
         let loss = Rows { shape: [loss.len(), 1, 1, 1], data: loss };
-        let number = |x: f32| Rows::filled(&[], x);
         Results::from([
             ("loss", loss),
             ("lse", lse),
             ("logprob", logprob),
             ("entropy", entropy),
             ("argmax", argmax),
-            ("n_valid", number(self.counted().len() as f32)),
-            ("normaliser", number(z)),
+            ("n_valid", Rows::filled(&[], self.counted().len() as f32)),
+            ("normaliser", Rows::filled(&[], z)),
         ])
     }
 
@@ -239,7 +238,7 @@ impl Host<'_> {
         let mut dw = Rows::filled(&[1, 1, vocab, dim], 0.0);
         let mut dbias = Rows::filled(&[vocab], 0.0);
         for i in self.job.order(tokens) {
-            let y = match (self.target(i), self.is(Mutant::IgnoredInGradient)) {
+            let y = match (self.target(i), self.is(bugs::IGNORED_IN_GRADIENT)) {
                 (None, false) => continue,
                 (y, _) => y.unwrap_or(vocab),
             };
@@ -250,7 +249,7 @@ impl Host<'_> {
                 add(dh.row_mut([0, 0, i]), da, w);
                 let row = dw.row_mut([0, 0, v]);
                 add(row, da, h);
-                if self.is(Mutant::DwInBf16) {
+                if self.is(bugs::DW_IN_BF16) {
                     row.iter_mut().for_each(|x| *x = through_bf16(*x));
                 }
             }
@@ -264,28 +263,28 @@ impl Host<'_> {
         let logits = self.logits(h);
         let row = self.row(&logits, y);
         let (z, z_lse) = self.normalisers();
-        let own_weight = if y < vocab { self.class_weight(y) } else { 0.0 };
+        let own_weight = if y < vocab { self.weight("class_weights", y) } else { 0.0 };
         let dloss = self.cotangent("dloss", i);
         let (alpha, smooth) = (self.problem.label_smoothing as f32, self.smooth());
-        let g = self.divide(dloss * self.token_weight(i), z);
+        let g = self.divide(dloss * self.weight("token_weights", i), z);
         let square = if y < vocab { dloss * self.lse_square(i, y) } else { 0.0 };
         let [dlse, dlogprob, dentropy] =
             ["dlse", "dlogprob", "dentropy"].map(|name| self.cotangent(name, i));
-        let weights: f32 = (0..vocab).map(|v| self.class_weight(v)).sum();
+        let weights: f32 = (0..vocab).map(|v| self.weight("class_weights", v)).sum();
         let beta = g * (1.0 - alpha) * own_weight - dlogprob;
         let lambda = g * smooth * weights + 2.0 * self.divide(square, z_lse) * row.lse + dlse;
         let gradient = |(v, &Logit { z, slope }): (usize, &Logit)| {
             let p = self.job.exp(z - row.lse);
             let pulled = match v == y {
-                true if self.is(Mutant::TargetRounded) => through_bf16(p) - 1.0,
+                true if self.is(bugs::TARGET_ROUNDED) => through_bf16(p) - 1.0,
                 true => p - 1.0,
                 false => p,
             };
-            if self.is(Mutant::SmallTilesDropped) && pulled.abs() < 0.000_244_140_63 {
+            if self.is(bugs::SMALL_TILES_DROPPED) && pulled.abs() < 0.000_244_140_63 {
                 return 0.0;
             }
             let surprise = if p > 0.0 { p * (z - row.lse + row.entropy) } else { 0.0 };
-            let smoothed = g * smooth * self.class_weight(v);
+            let smoothed = g * smooth * self.weight("class_weights", v);
             slope * (pulled * beta + p * lambda - dentropy * surprise - smoothed)
         };
         logits.iter().enumerate().map(gradient).collect()

@@ -1,10 +1,16 @@
-//! The host of lazy_attention: a sweep for lse, a sweep for o, a sweep for the gradients.
+//! Lazy_attention: its cases, and its host: a sweep for lse, a sweep for o, a sweep for the gradients.
 
 mod backward;
+mod bugs;
+mod cases;
 mod forward;
 mod pairs;
 
-use super::job::{Job, Results};
+pub(crate) use bugs::MUTANTS;
+pub use cases::Point;
+
+use crate::zoo::job::Job;
+use crate::zoo::rows::Results;
 use etalon_problem::{LazyAttention, Pass};
 use pairs::Lazy;
 

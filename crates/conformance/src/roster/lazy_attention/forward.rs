@@ -1,13 +1,12 @@
 //! The host's forward pass: lse as in attention, then o.
 
+use super::bugs;
 use super::pairs::Lazy;
-use crate::zoo::attention::forward::{maximum, stream};
-use crate::zoo::job::{Results, Rows, add};
-use crate::zoo::mutant::Mutant;
-use crate::zoo::scores::{Query, Score};
+use crate::roster::attention::{Query, Score, maximum, stream};
+use crate::zoo::rows::{Results, Rows, add};
 
 pub(super) fn forward(lazy: &Lazy<'_>) -> Results {
-    let unwritten = if lazy.job.is(Mutant::PaddingUnwritten) { 1e30 } else { 0.0 };
+    let unwritten = if lazy.job.is(bugs::PADDING_UNWRITTEN) { 1e30 } else { 0.0 };
     let mut o = Rows::filled(&lazy.problem.o_shape(), unwritten);
     let mut lse = Rows::filled(&lazy.problem.scores.row_shape(), f32::NEG_INFINITY);
     for query in lazy.heads.queries() {
@@ -29,25 +28,25 @@ fn output(lazy: &Lazy<'_>, query: Query, scores: &[Score], lse: f32, o: &mut [f3
         if skips(lazy, query, count, lse, maximum(&scores[tile.clone()])) {
             continue;
         }
-        for j in tile.filter(|&j| scores[j].seen || job.is(Mutant::OffsetOfInvisible)) {
+        for j in tile.filter(|&j| scores[j].seen || job.is(bugs::OFFSET_OF_INVISIBLE)) {
             let p = if scores[j].seen { job.exp(scores[j].s - lse) } else { 0.0 };
             let (raised, active) = lazy.raised(query, j, count, p);
-            if active || job.is(Mutant::IdleTimesZero) {
+            if active || job.is(bugs::IDLE_TIMES_ZERO) {
                 let e = if active { raised } else { 0.0 };
                 left += e;
                 add(o, e, lazy.heads.v.row(lazy.heads.key(query, j)));
             }
         }
     }
-    if job.is(Mutant::Renormalised) && left > 0.0 {
+    if job.is(bugs::RENORMALISED) && left > 0.0 {
         o.iter_mut().for_each(|o| *o /= left);
     }
 }
 
 /// (E18), with a guard of 2⁻¹⁰: far more than the roundings of scores of ordinary size.
 fn skips(lazy: &Lazy<'_>, query: Query, count: usize, lse: f32, maximum: f32) -> bool {
-    let n = if lazy.job.is(Mutant::SkipWithoutCount) { 1 } else { count };
-    if lazy.job.is(Mutant::OffsetOfInvisible) || lazy.tau(query) >= 0.0 || n == 0 {
+    let n = if lazy.job.is(bugs::SKIP_WITHOUT_COUNT) { 1 } else { count };
+    if lazy.job.is(bugs::OFFSET_OF_INVISIBLE) || lazy.tau(query) >= 0.0 || n == 0 {
         return false;
     }
     let threshold = lse + (-lazy.tau(query) / n as f32).ln();

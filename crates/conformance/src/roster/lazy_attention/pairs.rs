@@ -1,9 +1,10 @@
 //! What both passes of lazy_attention know of a pair: its distance, its score, and whether it is
 //! active.
 
-use crate::zoo::job::{Job, through_bf16};
-use crate::zoo::mutant::Mutant;
-use crate::zoo::scores::{Heads, Query, Score};
+use super::bugs;
+use crate::roster::attention::{Heads, Query, Score};
+use crate::zoo::job::Job;
+use crate::zoo::rows::through_bf16;
 use etalon_problem::{Align, LazyAttention};
 
 /// One request.
@@ -27,16 +28,17 @@ impl<'a> Lazy<'a> {
         if reach.align == Align::BottomRight {
             far += sequence.keys as i64 - sequence.queries as i64;
         }
-        if self.job.is(Mutant::DistanceAcrossSequences) {
+        if self.job.is(bugs::DISTANCE_ACROSS_SEQUENCES) {
             far += sequence.query_start as i64 - sequence.key_start as i64;
         }
-        if self.job.is(Mutant::DistanceWithoutSign) {
+        if self.job.is(bugs::DISTANCE_WITHOUT_SIGN) {
             far = far.abs();
         }
         let far = usize::try_from(far).ok()?;
-        match self.job.mutant {
-            Some(Mutant::ReachPlusOne) if far == reach.width => Some(far - 1),
-            Some(Mutant::BiasClamped) => Some(far.min(reach.width - 1)),
+        match self.job.bug {
+            Some(bugs::REACH_PLUS_ONE) if far == reach.width => Some(far - 1),
+            Some(bugs::BIAS_CLAMPED) => Some(far.min(reach.width - 1)),
+            Some(bugs::LAST_COLUMN_IGNORED) if far + 1 == reach.width => None,
             _ => Some(far).filter(|&far| far < reach.width),
         }
     }
@@ -54,21 +56,21 @@ impl<'a> Lazy<'a> {
 
     /// P + τ/n of a row with n visible keys, and whether that is active.
     pub fn raised(&self, query: Query, j: usize, n: usize, p: f32) -> (f32, bool) {
-        let count = match self.job.mutant {
-            Some(Mutant::RowNumberAsCount) => query.i + 1,
-            Some(Mutant::KeyNumberAsCount) => j + 1,
-            Some(Mutant::LengthAsCount) => query.sequence.keys,
+        let count = match self.job.bug {
+            Some(bugs::ROW_NUMBER_AS_COUNT) => query.i + 1,
+            Some(bugs::KEY_NUMBER_AS_COUNT) => j + 1,
+            Some(bugs::LENGTH_AS_COUNT) => query.sequence.keys,
             _ => n,
         };
         let offset = self.tau(query) / count as f32;
-        let raised = match self.job.mutant {
-            Some(Mutant::IntegerDivision) => p + offset.trunc(),
-            Some(Mutant::ThresholdInBf16) => through_bf16(through_bf16(p) + through_bf16(offset)),
+        let raised = match self.job.bug {
+            Some(bugs::INTEGER_DIVISION) => p + offset.trunc(),
+            Some(bugs::THRESHOLD_IN_BF16) => through_bf16(through_bf16(p) + through_bf16(offset)),
             _ => p + offset,
         };
-        let active = match self.job.mutant {
-            Some(Mutant::KinkIsActive) => raised >= 0.0 || raised.is_nan(),
-            Some(Mutant::NanIsInactive) => raised > 0.0,
+        let active = match self.job.bug {
+            Some(bugs::KINK_IS_ACTIVE) => raised >= 0.0 || raised.is_nan(),
+            Some(bugs::NAN_IS_INACTIVE) => raised > 0.0,
             _ => raised > 0.0 || raised.is_nan(),
         };
         (raised, active)

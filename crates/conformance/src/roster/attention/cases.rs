@@ -1,0 +1,189 @@
+//! The grid of attention and attention_lse.
+
+use super::factors::{add_bias, array, cap, chunks, reach, scale, segments, shared_array, window};
+use crate::cases::axes::{Axis, Grid, Names, grid};
+use crate::generate::Stream;
+use crate::shapes::{Shape, ShapeClass};
+use etalon_problem::Align::{BottomRight, TopLeft};
+use etalon_problem::{
+    Algorithm, Attention, AttentionLse, Dtype, Extents, Mask, Operand, Problem, Role, Scores,
+};
+use ndarray::ArrayD;
+
+grid! {
+    /// What a case of attention or attention_lse is made of, beside its storage type and seed.
+    Point {
+        /// Kinds of mask.
+        mask: MaskKind = "mask" fn draw(e: &Extents, stream: &Stream) -> Mask {
+            /// Every pair.
+            Full = "full" => Mask::Full,
+            /// Causal, the last query aligned with the last key.
+            Causal = "causal" => Mask::causal(),
+            /// Causal, the first query aligned with the first key.
+            CausalTopLeft = "causal_top_left" => Mask::Causal { align: TopLeft },
+            /// A window with both ends.
+            Window = "window" => window(stream, BottomRight),
+            /// A window open to the right.
+            WindowLeft = "window_left" => Mask::window(reach(stream, 0), None),
+            /// A window open to the left that reaches into the future.
+            WindowRight = "window_right" => Mask::window(None, reach(stream, 1)),
+            /// A window with both ends, aligned at the top left.
+            WindowTopLeft = "window_top_left" => window(stream, TopLeft),
+            /// Causal within chunks.
+            Chunked = "chunked" => chunks(stream),
+            /// Segments, with padding and with ids that come back.
+            Segments = "segments" => segments(e, stream),
+            /// A random array, with empty rows.
+            Array = "array" => shared_array(e, stream),
+            /// Causal and segments.
+            And = "and" => Mask::And(vec![Mask::causal(), segments(e, stream)]),
+            /// A window or a sparse array.
+            Or = "or" => Mask::Or(vec![
+                Mask::window(reach(stream, 0), 0),
+                array(e, [1, 1], 0.1, stream),
+            ]),
+        },
+        /// Sets of options.
+        options: OptionKind = "options" fn set(scores: &mut Scores, stream: &Stream) -> () {
+            /// None.
+            Plain = "plain" => {},
+            /// A softcap that bends the scores.
+            Softcap = "softcap" => scores.softcap = Some(cap(stream)),
+            /// Sinks.
+            Sinks = "sinks" => scores.sinks = true,
+            /// A bias of every batch element and head.
+            Bias = "bias" => add_bias(scores, |e| [e.batch, e.query_heads]),
+            /// A bias that all share.
+            BiasShared = "bias_shared" => add_bias(scores, |_| [1, 1]),
+            /// A bias per head.
+            BiasHeads = "bias_heads" => add_bias(scores, |e| [1, e.query_heads]),
+            /// A scale that is not 1/√D.
+            Scale = "scale" => scores.softmax_scale = Some(scale(stream)),
+            /// Scale, softcap, sinks and a bias per batch element.
+            Everything = "everything" => {
+                scores.softmax_scale = Some(scale(stream));
+                scores.softcap = Some(cap(stream));
+                scores.sinks = true;
+                add_bias(scores, |e| [e.batch, 1]);
+            },
+        },
+        /// The class of extents.
+        shape: ShapeClass,
+        /// How rows divide into sequences.
+        sequences: SequenceKind = "sequences" {
+            /// One sequence per batch element.
+            Dense = "dense",
+            /// Padded on the right.
+            Lengths = "lengths",
+            /// Laid end to end, empty ones among them.
+            Packed = "packed",
+        },
+        /// Families of elements. Upstream gradients are random and signed in each of them, never ones.
+        family: Family = "family" {
+            /// Mean 0, variance 1.
+            Generic = "generic",
+            /// Scores with deviation 3: one key has most of the weight, as in trained models.
+            Peaked = "peaked",
+            /// Every score far below any finite stand-in for −∞.
+            Large = "large",
+            /// Five distinct keys, repeated: equal maxima in every tile.
+            Ties = "ties",
+            /// Scores that climb with the key: each tile has a new maximum.
+            Ascending = "ascending",
+            /// Scores that fall with the key: no tile but the first has a new maximum.
+            Descending = "descending",
+            /// Every 64th key takes almost all weight.
+            SinkKey = "sink_key",
+            /// A bias with −∞: rows, tiles and batch elements that see nothing.
+            Holes = "holes",
+            /// Channels of very different size, subnormal numbers among them.
+            Range = "range",
+            /// Half of all elements are +0 or −0.
+            Zeros = "zeros",
+        },
+        /// Whether there is a cotangent of lse.
+        dlse: DlseKind = "dlse" {
+            /// There is one.
+            Present = "dlse",
+            /// There is none.
+            Absent = "no_dlse",
+        },
+    }
+}
+
+impl Grid for Point {
+    const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16];
+
+    fn restrict(algorithm: Algorithm, axes: &mut [Names]) {
+        if let (Algorithm::AttentionLse, Some((_, dlse))) = (algorithm, axes.last_mut()) {
+            dlse.truncate(1); // only the first, `Present`: without it there is nothing to compute
+        }
+    }
+
+    fn problem(&self, algorithm: Algorithm, seed: u64) -> Problem {
+        let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
+        self.options.set(&mut scores, &Stream::new(seed, "options"));
+        if self.family == Family::Holes && scores.bias.is_none() {
+            add_bias(&mut scores, |e| [e.batch, e.query_heads]);
+        }
+        match algorithm {
+            Algorithm::AttentionLse => AttentionLse { scores }.into(),
+            _ => Attention { scores, value_dim }.into(),
+        }
+    }
+
+    fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64> {
+        match problem.scores() {
+            Some(scores) => self.family.values(scores, operand, dtype, seed),
+            None => ArrayD::zeros(operand.shape.clone()),
+        }
+    }
+
+    fn given(&self, operand: &Operand) -> bool {
+        self.dlse.gives(operand)
+    }
+
+    fn few_words(&self) -> &'static str {
+        self.family.name()
+    }
+
+    fn is_rich(&self, problem: &Problem) -> bool {
+        self.family == Family::Generic
+            && self.sequences == SequenceKind::Dense
+            && has_many_pairs(problem)
+    }
+
+    fn is_smooth(&self) -> bool {
+        matches!(self.family, Family::Generic | Family::Peaked)
+    }
+}
+
+/// Scores of these kinds without options, and E.
+pub(crate) fn scores(
+    mask: MaskKind,
+    shape: ShapeClass,
+    sequences: SequenceKind,
+    seed: u64,
+) -> (Scores, usize) {
+    let Shape { mut extents, value_dim } = shape.draw(seed);
+    if sequences == SequenceKind::Packed {
+        extents.batch = 1;
+    }
+    let mut scores = Scores::new(extents);
+    scores.sequences = sequences.draw(&extents, seed);
+    scores.mask = mask.draw(&extents, &Stream::new(seed, "mask"));
+    (scores, value_dim)
+}
+
+/// Whether rows and columns of scores are long enough for sums of many terms.
+pub(crate) fn has_many_pairs(problem: &Problem) -> bool {
+    problem.scores().is_some_and(|s| s.extents.queries.min(s.extents.keys) > 15)
+}
+
+impl DlseKind {
+    /// Whether an operand is there: any but perhaps the cotangent of lse.
+    pub(crate) fn gives(self, operand: &Operand) -> bool {
+        let optional = operand.role == Role::OptionalCotangent;
+        !(operand.name == "dlse" && optional && self == DlseKind::Absent)
+    }
+}

@@ -1,0 +1,114 @@
+//! What the values of the axes of attention and its relatives stand for, except shapes and families.
+
+use super::cases::SequenceKind;
+use crate::generate::Stream;
+use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores, Sequences};
+
+/// How far a window reaches to one side.
+pub(super) fn reach(stream: &Stream, side: usize) -> usize {
+    stream.pick(side, &[0, 1, 2, 5, 16, 31])
+}
+
+pub(super) fn window(stream: &Stream, align: Align) -> Mask {
+    Mask::Window { left: Some(reach(stream, 0)), right: Some(reach(stream, 1)), align }
+}
+
+pub(super) fn chunks(stream: &Stream) -> Mask {
+    let align = stream.pick(3, &[Align::BottomRight, Align::TopLeft]);
+    Mask::ChunkedCausal { chunk: stream.pick(2, &[1, 3, 8, 16, 29]), align }
+}
+
+/// Ids 0, 1, 2 in runs of 9 and back to 0; every 11th row is padding.
+pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
+    let shift = stream.below(6, 9);
+    let ids = |length: usize| -> Vec<i64> {
+        let id = |b: usize, i: usize| match (i + b) % 11 {
+            10 => -1,
+            _ => ((i + shift + 2 * b) / 9 % 3) as i64,
+        };
+        (0..e.batch).flat_map(|b| (0..length).map(move |i| id(b, i))).collect()
+    };
+    Mask::Segments {
+        query: NamedArray::new("query_segments", &[e.batch, e.queries], ids(e.queries)),
+        key: NamedArray::new("key_segments", &[e.batch, e.keys], ids(e.keys)),
+    }
+}
+
+/// An array that batch elements or heads may share.
+pub(super) fn shared_array(e: &Extents, stream: &Stream) -> Mask {
+    let extents = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
+    array(e, extents, 0.7, stream)
+}
+
+/// Random flags; rows 1, 14, 27, … are empty.
+pub(super) fn array(
+    e: &Extents,
+    [batch, heads]: [usize; 2],
+    density: f64,
+    stream: &Stream,
+) -> Mask {
+    let flags: Vec<bool> = (0..batch * heads * e.queries * e.keys)
+        .map(|at| {
+            let row = at / e.keys % e.queries;
+            row % 13 != 1 && stream.uniform(100 + at) < density
+        })
+        .collect();
+    Mask::Array(NamedArray::new("mask", &[batch, heads, e.queries, e.keys], flags))
+}
+
+/// Within the scores' deviation of about 1, so that tanh bends and does not only saturate.
+pub(super) fn cap(stream: &Stream) -> f64 {
+    stream.pick(0, &[1.5, 2.0, 5.0])
+}
+
+pub(super) fn scale(stream: &Stream) -> f64 {
+    stream.pick(1, &[0.125, 0.3, 0.45])
+}
+
+/// Adds a bias of these extents of batch and heads.
+pub(super) fn add_bias(scores: &mut Scores, extents: fn(&Extents) -> [usize; 2]) {
+    let [batch, heads] = extents(&scores.extents);
+    scores.bias = Some(BiasExtents { batch, heads });
+}
+
+impl SequenceKind {
+    /// Sequences of this kind.
+    pub(crate) fn draw(self, e: &Extents, seed: u64) -> Sequences {
+        let stream = Stream::new(seed, "sequences");
+        match self {
+            SequenceKind::Dense => Sequences::Dense,
+            SequenceKind::Lengths => {
+                let of =
+                    |rows, first| lengths(e.batch, rows, |b| stream.below(first + 2 * b, rows + 1));
+                Sequences::Lengths { query: of(e.queries, 0), key: of(e.keys, 1) }
+            }
+            SequenceKind::Packed => Sequences::Packed {
+                // One sequence without queries, and another without keys.
+                cu_query: cuts(e.queries, 1, &stream, 0),
+                cu_key: cuts(e.keys, 3, &stream, 10),
+            },
+        }
+    }
+}
+
+/// Lengths of sequences: the first is whole, the second one row short, the others anything that `draw`
+/// returns for a batch element.
+pub(crate) fn lengths(batch: usize, rows: usize, draw: impl Fn(usize) -> usize) -> Vec<usize> {
+    let length = |b| match b {
+        0 if batch > 1 => rows,
+        1 => rows.saturating_sub(1),
+        _ => draw(b),
+    };
+    (0..batch).map(length).collect()
+}
+
+/// Where five sequences begin and end, of which one is empty; the numbers of `stream` from `first` on
+/// decide. A row is left over.
+pub(crate) fn cuts(rows: usize, empty: usize, stream: &Stream, first: usize) -> Vec<usize> {
+    let last = rows - usize::from(rows > 4);
+    let mut cuts: Vec<usize> = (first..first + 4).map(|i| stream.below(i, last + 1)).collect();
+    cuts.extend([0, last]);
+    cuts.sort_unstable();
+    cuts[empty + 1] = cuts[empty];
+    cuts
+}

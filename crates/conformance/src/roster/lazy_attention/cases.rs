@@ -1,0 +1,148 @@
+//! The grid of lazy_attention.
+
+use crate::cases::axes::{Axis, Grid, grid};
+use crate::generate::Stream;
+use crate::roster::attention::{DlseKind, Family, MaskKind, SequenceKind, has_many_pairs, scores};
+use crate::shapes::ShapeClass;
+use etalon_problem::Align::{BottomRight, TopLeft};
+use etalon_problem::{
+    Algorithm, Align, DistanceBias, Dtype, Extents, LazyAttention, Operand, Problem,
+};
+use ndarray::{ArrayD, IxDyn};
+
+grid! {
+    /// What a case of lazy_attention is made of, beside its storage type and seed.
+    Point {
+        /// The kind of mask.
+        mask: MaskKind,
+        /// The class of extents.
+        shape: ShapeClass,
+        /// How the rows divide into sequences.
+        sequences: SequenceKind,
+        /// How far the bias by distance reaches.
+        reach: ReachKind = "reach" fn draw(e: &Extents, short: usize) -> Option<(usize, Align)> {
+            /// There is none.
+            Absent = "no_bias" => None,
+            /// One distance.
+            One = "reach_1" => Some((1, BottomRight)),
+            /// Fewer distances than there are.
+            Short = "reach_short" => Some((short, BottomRight)),
+            /// As many as there are, counted from the bottom right.
+            Whole = "reach_whole" => Some((e.keys.max(1), BottomRight)),
+            /// More than there are.
+            Beyond = "reach_beyond" => Some((e.queries.max(e.keys) + 3, BottomRight)),
+            /// Some, counted from the top left.
+            TopLeft = "reach_top_left" => Some((short, TopLeft)),
+        },
+        /// What τ is; `u` is uniform in [0, 1).
+        tau: TauKind = "tau" fn draw(head: usize, u: f64) -> f64 {
+            /// As in trained models: −0.94 to −0.14.
+            Learned = "learned" => -0.14 - 0.8 * u,
+            /// −1, where training begins: rows that see one key lie on the kink.
+            Begun = "begun" => -1.0,
+            /// −3 to −1.01: rows that see few keys are dead.
+            Below = "below" => -1.01 - 2.0 * u,
+            /// 0 to 1: nothing is filtered.
+            Above = "above" => u,
+            /// Of each kind, head by head.
+            Mixed = "mixed" => {
+                [Self::Learned, Self::Above, Self::Below, Self::Begun][head % 4].draw(head, u)
+            },
+        },
+        /// Families of elements.
+        family: LazyFamily = "elements" {
+            /// Mean 0, variance 1.
+            Generic = "generic",
+            /// Scores with deviation 3.
+            Peaked = "peaked",
+            /// A bias that falls by 0.2 with each distance: far tiles are inactive, but not weightless.
+            Decaying = "decaying",
+            /// Scores within 10⁻³ of each other: at τ = −1 every pair lies near the kink.
+            Uniform = "uniform",
+            /// Five distinct keys, repeated.
+            Ties = "ties",
+            /// Scores that climb with the key.
+            Ascending = "ascending",
+            /// Scores that fall with the key.
+            Descending = "descending",
+            /// Every 64th key takes almost all weight.
+            SinkKey = "sink_key",
+            /// Every score far below 0.
+            Large = "large",
+            /// Channels of very different size, subnormal numbers among them.
+            Range = "range",
+            /// Half of all elements are +0 or −0.
+            Zeros = "zeros",
+        },
+        /// Whether there is a cotangent of lse.
+        dlse: DlseKind,
+        /// What the scores are scaled by.
+        scale: ScaleKind = "scale" {
+            /// 1/√D.
+            Default = "default_scale",
+            /// Another number.
+            Given = "scale",
+        },
+    }
+}
+
+impl LazyFamily {
+    /// The family of attention that q, k, v and the cotangents are drawn from: that of the same name.
+    pub(crate) fn of_attention(self) -> Family {
+        Family::parse(self.name()).unwrap_or(Family::Generic)
+    }
+}
+
+impl Grid for Point {
+    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
+        let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
+        if self.scale == ScaleKind::Given {
+            let scale = Stream::new(seed, "scale").pick(0, &[0.125, 0.3, -0.45]);
+            scores.softmax_scale = Some(scale);
+        }
+        let short = Stream::new(seed, "reach").pick(0, &[2, 3, 7, 16, 31]);
+        let bias = self.reach.draw(&scores.extents, short);
+        let bias = bias.map(|(width, align)| DistanceBias { width, align });
+        LazyAttention { scores, value_dim, bias }.into()
+    }
+
+    fn values(&self, problem: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64> {
+        let Some(scores) = problem.scores() else { return ArrayD::zeros(operand.shape.clone()) };
+        let stream = Stream::new(seed, operand.name);
+        let shape = IxDyn(&operand.shape);
+        match operand.name {
+            "tau" => ArrayD::from_shape_fn(shape, |at| self.tau.draw(at[0], stream.uniform(at[0]))),
+            "bias" => ArrayD::from_shape_fn(shape, |at| {
+                let x = stream.normal(at[0] * operand.shape[1] + at[1]);
+                if self.family == LazyFamily::Decaying { -0.2 * at[1] as f64 } else { 0.5 * x }
+            }),
+            name => {
+                let values = self.family.of_attention().values(scores, operand, dtype, seed);
+                match (self.family, name) {
+                    (LazyFamily::Uniform, "q") => values * 1e-3,
+                    (LazyFamily::Decaying, "q") => values * 0.25,
+                    _ => values,
+                }
+            }
+        }
+    }
+
+    fn given(&self, operand: &Operand) -> bool {
+        self.dlse.gives(operand)
+    }
+
+    fn few_words(&self) -> &'static str {
+        self.family.name()
+    }
+
+    fn is_rich(&self, problem: &Problem) -> bool {
+        self.family == LazyFamily::Generic
+            && self.sequences == SequenceKind::Dense
+            && matches!(self.tau, TauKind::Learned | TauKind::Above)
+            && has_many_pairs(problem)
+    }
+
+    fn is_smooth(&self) -> bool {
+        matches!(self.family, LazyFamily::Generic | LazyFamily::Peaked | LazyFamily::Decaying)
+    }
+}

@@ -1,0 +1,157 @@
+//! The grid of linear_attention.
+
+use crate::cases::axes::{Axis, Grid, grid};
+use crate::generate::Stream;
+use crate::roster::attention::{SequenceKind, cuts, lengths};
+use etalon_problem::{
+    Algorithm, Decay, Dtype, LinearAttention, LinearExtents, Operand, Problem, TokenSequences,
+};
+use ndarray::ArrayD;
+
+grid! {
+    /// What a case of linear_attention is made of, beside its storage type and seed.
+    Point {
+        /// How states decay.
+        decay: DecayKind = "decay" fn decay() -> Decay {
+            /// Not at all.
+            None = "none" => Decay::None,
+            /// By a constant of the head.
+            PerHead = "per_head" => Decay::PerHead,
+            /// By a gate of the token.
+            PerToken = "per_token" => Decay::PerToken,
+        },
+        /// Families of log-decays.
+        gates: GateKind = "gates" {
+            /// Between −1 and −1/16: a state is gone after a chunk.
+            Usual = "usual",
+            /// Between −2⁻⁶ and −2⁻¹⁰: a state outlives its sequence.
+            Weak = "weak",
+            /// From 0 to −30, and −10⁴ among them: e to a chunk's sum underflows, and one over it
+            /// overflows.
+            Strong = "strong",
+            /// One in five is −∞, and one in five 0.
+            Resets = "resets",
+        },
+        /// Which states go in and come out.
+        states: StateKind = "states" fn initial_and_final() -> (bool, bool) {
+            /// None.
+            Neither = "no_state" => (false, false),
+            /// An initial state.
+            Initial = "initial" => (true, false),
+            /// The final state is returned, and has a cotangent.
+            Final = "final" => (false, true),
+            /// Both.
+            Both = "both" => (true, true),
+            /// Both, but the final state has no cotangent.
+            NoCotangent = "no_dfinal" => (true, true),
+        },
+        /// A class of extents; the seed draws one of it.
+        shape: TokenShape = "shape" {
+            /// Up to 3 tokens, batch 1 or 2.
+            Tiny = "tiny",
+            /// Some extent is 0: tokens, batch or query heads.
+            Nothing = "nothing",
+            /// One token, as in decoding.
+            Single = "single",
+            /// Any number of tokens around the widths of registers and chunks.
+            Lattice = "lattice",
+            /// One token beyond a multiple of 32.
+            TailOne = "tail_one",
+            /// Several chunks of any size up to 128.
+            Long = "long",
+            /// Values wider than keys.
+            ValueWide = "value_wide",
+            /// Values narrower than keys.
+            ValueNarrow = "value_narrow",
+            /// Square states of several registers' width.
+            Dims = "dims",
+            /// Several key heads, each with a group.
+            Groups = "groups",
+            /// A batch of 3 to 5.
+            Batch = "batch",
+        },
+        /// How tokens divide into sequences.
+        sequences: SequenceKind,
+        /// The factor of o.
+        scale: ScaleKind = "scale" fn draw(dim: usize) -> f64 {
+            /// 1.
+            One = "one" => 1.0,
+            /// 1/√D.
+            Root = "root" => 1.0 / (dim as f64).sqrt(),
+            /// Something negative.
+            Negative = "negative" => -0.3,
+        },
+        /// Families of elements.
+        family: Family = "family" {
+            /// Mean 0, variance 1.
+            Generic = "generic",
+            /// Around 1, and all positive: what is lost or counted twice shows in every sum.
+            Positive = "positive",
+            /// Channels of very different size, subnormal numbers among them.
+            Range = "range",
+            /// Half of all elements are +0 or −0.
+            Zeros = "zeros",
+        },
+    }
+}
+
+impl Grid for Point {
+    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
+        let (mut extents, value_dim) = self.shape.draw(seed);
+        if self.sequences == SequenceKind::Packed {
+            extents.batch = 1;
+        }
+        let sequences = sequences(self.sequences, &extents, seed);
+        let mut problem =
+            LinearAttention::new(extents).value_dim(value_dim).decay(self.decay.decay());
+        (problem.initial_state, problem.final_state) = self.states.initial_and_final();
+        problem.scale(self.scale.draw(extents.dim)).sequences(sequences).into()
+    }
+
+    fn values(&self, _: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64> {
+        match operand.name {
+            "g" | "g_gamma" => self.gates.values(operand, seed),
+            _ => self.family.values(operand, dtype, seed),
+        }
+    }
+
+    fn given(&self, operand: &Operand) -> bool {
+        operand.name != "dfinal_state" || self.states != StateKind::NoCotangent
+    }
+
+    fn few_words(&self) -> &'static str {
+        self.family.name()
+    }
+
+    /// Where terms do not cancel, however many they are, the bounds follow the results. (dscale is
+    /// one sum over everything, and elsewhere it may come out anywhere near 0.)
+    fn is_rich(&self, problem: &Problem) -> bool {
+        let Problem::LinearAttention(problem) = problem else { return false };
+        let lengths = problem.list_sequences().iter().map(|s| s.tokens).max();
+        self.family == Family::Positive
+            && !matches!(self.gates, GateKind::Strong | GateKind::Resets)
+            && lengths.is_some_and(|tokens| tokens >= 4)
+            && problem.extents.query_heads > 0
+            && problem.scale > 0.0
+    }
+
+    fn is_smooth(&self) -> bool {
+        // A gate of 0 or −∞ is not to be moved.
+        let gates = matches!(self.gates, GateKind::Usual | GateKind::Weak);
+        let elements = !matches!(self.family, Family::Range | Family::Zeros);
+        elements && (gates || self.decay == DecayKind::None)
+    }
+}
+
+/// Sequences of a kind.
+fn sequences(kind: SequenceKind, e: &LinearExtents, seed: u64) -> TokenSequences {
+    let stream = Stream::new(seed, "sequences");
+    match kind {
+        SequenceKind::Dense => TokenSequences::Dense,
+        SequenceKind::Lengths => {
+            let draw = |b| stream.below(b, e.tokens + 1);
+            TokenSequences::Lengths { tokens: lengths(e.batch, e.tokens, draw) }
+        }
+        SequenceKind::Packed => TokenSequences::Packed { cu_tokens: cuts(e.tokens, 1, &stream, 0) },
+    }
+}

@@ -1,0 +1,272 @@
+//! The grid of linear_cross_entropy.
+
+use crate::cases::axes::{Grid, grid};
+use crate::generate::Stream;
+use etalon_problem::{
+    Algorithm, Dtype, LinearCrossEntropy, LseSquareWeight, NothingLeft, Operand, Problem,
+    Reduction, TokenOutputs,
+};
+use ndarray::{ArrayD, IxDyn};
+
+grid! {
+    /// What a case of linear_cross_entropy is made of, beside its storage type and seed.
+    Point {
+        /// How many tokens, elements and classes there are.
+        shape: ShapeKind = "shape" fn draw(stream: &Stream) -> [usize; 3] {
+            /// One of each.
+            Ones = "ones" => [1, 1, 1],
+            /// A few; fewer classes than any tile has.
+            Small = "small" => [5, stream.pick(0, &[1, 2, 7]), stream.pick(1, &[2, 3, 8])],
+            /// No multiple of any tile.
+            Ragged = "ragged" => [11, 16, 100 + stream.below(2, 60)],
+            /// Several tiles of classes, the last with one.
+            Wide = "wide" => [4, stream.pick(3, &[3, 8, 33]), 513],
+            /// Several blocks of tokens.
+            Long = "long" => [67 + stream.below(4, 80), 8, 10],
+        },
+        /// What makes logits of h·w.
+        link: LinkKind = "link" fn bias_softcap_scales() -> [bool; 3] {
+            /// Nothing.
+            Plain = "plain" => [false, false, false],
+            /// A bias.
+            Bias = "bias" => [true, false, false],
+            /// A cap near the logits' size.
+            Softcap = "softcap" => [false, true, false],
+            /// A scale and a temperature below 1.
+            Scales = "scales" => [false, false, true],
+            /// All of them.
+            Everything = "everything" => [true, true, true],
+        },
+        /// What becomes of logits and targets.
+        loss: LossKind = "loss" fn weights_smoothing_square() -> [bool; 3] {
+            /// The cross-entropy alone.
+            Plain = "plain" => [false, false, false],
+            /// Smoothed labels.
+            Smoothing = "smoothing" => [false, true, false],
+            /// A z-loss.
+            LseSquare = "lse-square" => [false, false, true],
+            /// Weights of classes and tokens.
+            Weights = "weights" => [true, false, false],
+            /// Weights, smoothing, and a z-loss that the class weights weigh.
+            Everything = "everything" => [true, true, true],
+            /// Weights, smoothing, and a z-loss that they do not weigh.
+            Unweighted = "unweighted" => [true, true, true],
+        },
+        /// What becomes of the losses of the tokens.
+        reduction: ReductionKind = "reduction" fn draw(stream: &Stream) -> Reduction {
+            /// Their mean.
+            Mean = "mean" => Reduction::Mean,
+            /// Nothing.
+            None = "none" => Reduction::None,
+            /// Their sum.
+            Sum = "sum" => Reduction::Sum,
+            /// Their sum by a number.
+            By = "by" => Reduction::By { normaliser: stream.pick(22, &[3.0, 1000.0]) },
+        },
+        /// Which tokens are ignored.
+        ignored: IgnoredKind = "ignored" {
+            /// One in three.
+            Some = "some",
+            /// None.
+            None = "none",
+            /// Those of one class.
+            Class = "class",
+            /// All of them: a loss of 0.
+            All = "all",
+            /// All of them: a loss of NaN.
+            AllNan = "all-nan",
+        },
+        /// Which outputs there are, and which of them have cotangents.
+        outputs: OutputKind = "outputs" {
+            /// All, with all cotangents.
+            All = "all",
+            /// The loss alone.
+            Loss = "loss",
+            /// All; no cotangent but that of the loss.
+            LossCotangent = "loss-cotangent",
+            /// All; no cotangent of the loss.
+            Others = "others",
+        },
+        /// What the elements are like.
+        family: Family = "family" fn few_words() -> &'static str {
+            /// Bell-shaped, logits of deviation 1.5.
+            Generic = "generic" => "bell-shaped, logits of deviation 1.5",
+            /// As generic, with few bits, so that logits are exact.
+            Dyadic = "dyadic" => "few bits, so that logits are exact",
+            /// Every class alike.
+            Uniform = "uniform" => "every class alike",
+            /// The target's probability near 1.
+            Confident = "confident" => "the target's probability near 1",
+            /// Logits of deviation 12.
+            Peaked = "peaked" => "logits of deviation 12",
+            /// All logits lowered by 300, through the bias where there is one.
+            Lowered = "lowered" => "all logits lowered by 300",
+            /// Every fifth class impossible, where there is a bias, and without weight.
+            Impossible = "impossible" => "every fifth class impossible and without weight",
+        },
+    }
+}
+
+/// The class that [`IgnoredKind::Class`] ignores.
+const IGNORED_CLASS: i64 = 0;
+
+impl Grid for Point {
+    fn problem(&self, _: Algorithm, seed: u64) -> Problem {
+        let stream = Stream::new(seed, "problem");
+        let [tokens, dim, vocab] = self.shape.draw(&stream);
+        let mut problem = LinearCrossEntropy::new(tokens, dim, vocab);
+        self.link(&mut problem, &stream);
+        self.weigh(&mut problem, &stream);
+        problem.reduction = self.reduction.draw(&stream);
+        let all = self.outputs != OutputKind::Loss;
+        problem.outputs = TokenOutputs { lse: all, logprob: all, entropy: all, argmax: all };
+        match self.ignored {
+            IgnoredKind::Class => problem.ignore_index = IGNORED_CLASS,
+            IgnoredKind::AllNan => problem.nothing_left = NothingLeft::Nan,
+            _ => {}
+        }
+        problem.into()
+    }
+
+    fn values(&self, problem: &Problem, operand: &Operand, _: Dtype, seed: u64) -> ArrayD<f64> {
+        let Problem::LinearCrossEntropy(problem) = problem else {
+            return ArrayD::zeros(IxDyn(&operand.shape));
+        };
+        let elements = Elements { point: self, problem, seed };
+        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+            elements.at(operand.name, ndarray::Dimension::slice(&index))
+        })
+    }
+
+    fn given(&self, operand: &Operand) -> bool {
+        match self.outputs {
+            OutputKind::All | OutputKind::Loss => true,
+            OutputKind::LossCotangent => !["dlse", "dlogprob", "dentropy"].contains(&operand.name),
+            OutputKind::Others => operand.name != "dloss",
+        }
+    }
+
+    fn few_words(&self) -> &'static str {
+        self.family.few_words()
+    }
+
+    fn is_rich(&self, _: &Problem) -> bool {
+        let many = matches!(self.shape, ShapeKind::Ragged | ShapeKind::Long);
+        let some = matches!(self.ignored, IgnoredKind::Some | IgnoredKind::None);
+        many && some && self.family == Family::Generic
+    }
+
+    fn is_smooth(&self) -> bool {
+        // Where nothing is left, no gradient passes; −∞ does not move by an eighth.
+        self.family != Family::Impossible && self.ignored != IgnoredKind::AllNan
+    }
+}
+
+impl Point {
+    /// Sets what makes logits of h·w.
+    fn link(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
+        let [bias, softcap, scales] = self.link.bias_softcap_scales();
+        problem.bias = bias;
+        problem.softcap = softcap.then(|| stream.pick(10, &[0.5, 2.0, 5.0]));
+        if scales {
+            problem.logit_scale = stream.pick(11, &[0.6, 1.3, -0.8]);
+            problem.temperature = stream.pick(12, &[0.5, 0.7, 2.0]);
+        }
+    }
+
+    /// Sets what becomes of logits and targets.
+    fn weigh(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
+        let [weights, smoothing, square] = self.loss.weights_smoothing_square();
+        (problem.class_weights, problem.token_weights) = (weights, weights);
+        if smoothing {
+            // 1: the target has no part in it.
+            problem.label_smoothing = stream.pick(20, &[0.1, 0.3, 1.0]);
+        }
+        if square {
+            problem.lse_square_scale = stream.pick(21, &[1e-2, 0.2]);
+        }
+        if self.loss == LossKind::Everything {
+            problem.lse_square_weight = LseSquareWeight::ClassWeight;
+        }
+    }
+}
+
+/// The elements of the operands of a case.
+struct Elements<'a> {
+    point: &'a Point,
+    problem: &'a LinearCrossEntropy,
+    seed: u64,
+}
+
+impl Elements<'_> {
+    fn stream(&self, name: &str) -> Stream {
+        Stream::new(self.seed, name)
+    }
+
+    fn at(&self, name: &str, index: &[usize]) -> f64 {
+        let place = index.iter().fold(0, |place, &i| place * 1024 + i);
+        let stream = self.stream(name);
+        let normal = || stream.normal(place);
+        match (name, index) {
+            ("targets", &[i]) => self.target(i) as f64,
+            ("h", &[i, c]) => self.hidden(i, c),
+            ("w", &[v, c]) => self.head(v, c),
+            ("bias", &[v]) => self.bias(v, normal()),
+            ("class_weights", &[v]) if self.impossible(v) => 0.0,
+            ("class_weights" | "token_weights", _) => 0.25 + 1.5 * stream.uniform(place),
+            _ => normal(),
+        }
+    }
+
+    fn target(&self, i: usize) -> i64 {
+        let stream = self.stream("targets");
+        let class = stream.below(i, self.problem.vocab) as i64;
+        let ignored = match self.point.ignored {
+            // The first token counts, so that something is left.
+            IgnoredKind::Some => i > 0 && stream.below(10_000 + i, 3) == 0,
+            IgnoredKind::None | IgnoredKind::Class => false,
+            IgnoredKind::All | IgnoredKind::AllNan => true,
+        };
+        if ignored { self.problem.ignore_index } else { class }
+    }
+
+    fn hidden(&self, i: usize, c: usize) -> f64 {
+        let normal = self.stream("h").normal(i * 1024 + c);
+        match self.point.family {
+            Family::Dyadic => (normal * 2.0).round() / 2.0,
+            Family::Confident => {
+                // 18 along the target's row: p is about 1 − V·10⁻⁸.
+                let target = self.target(i).max(0) as usize;
+                let row = (0..self.problem.dim).map(|c| self.head(target, c).powi(2));
+                18.0 * self.head(target, c) / row.sum::<f64>().max(0.1) + 0.1 * normal
+            }
+            _ => normal,
+        }
+    }
+
+    fn head(&self, v: usize, c: usize) -> f64 {
+        let width = (self.problem.dim as f64).sqrt();
+        let normal = |v: usize| self.stream("w").normal(v * 1024 + c) * 1.5 / width;
+        match self.point.family {
+            Family::Dyadic => (normal(v) * 8.0).round() / 8.0,
+            Family::Uniform => normal(0),
+            Family::Peaked => 8.0 * normal(v),
+            _ => normal(v),
+        }
+    }
+
+    fn bias(&self, v: usize, normal: f64) -> f64 {
+        match self.point.family {
+            Family::Uniform => 0.5,
+            Family::Dyadic => (normal * 4.0).round() / 4.0,
+            Family::Lowered => 0.5 * normal - 300.0,
+            Family::Impossible if self.impossible(v) => f64::NEG_INFINITY,
+            _ => 0.5 * normal,
+        }
+    }
+
+    /// Whether a class is there to have no probability. Class 0 is not.
+    fn impossible(&self, v: usize) -> bool {
+        self.point.family == Family::Impossible && v % 5 == 3
+    }
+}
