@@ -1,6 +1,6 @@
 //! A run: tiers against laws, case by case.
 
-use crate::algorithms::{self, Entry};
+use crate::bounds::judged;
 use crate::cases::{Depth, Spec, specs};
 use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
@@ -95,33 +95,33 @@ fn about(options: &SuiteOptions<'_>) -> About {
     }
 }
 
-fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
-    algorithms::ALL.iter().filter(|entry| options.algorithms.contains(&entry.algorithm))
+fn algorithms(options: &SuiteOptions<'_>) -> impl Iterator<Item = Algorithm> {
+    Algorithm::ALL.into_iter().filter(|algorithm| options.algorithms.contains(algorithm))
 }
 
 /// What a tier declares that it lacks: one record for each, so that no report hides it.
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
-    for entry in entries(options) {
-        let passes = entry.algorithm.passes();
+    for algorithm in algorithms(options) {
+        let passes = algorithm.passes();
         for (tier, &pass) in
             options.tiers.iter().flat_map(|tier| passes.iter().map(move |pass| (tier, pass)))
         {
-            if !tier.is_meant_for(entry.algorithm, pass) {
+            if !tier.is_meant_for(algorithm, pass) {
                 continue;
             }
-            for &dtype in crate::cases::storage(entry.algorithm) {
-                let offer = tier.offers(entry.algorithm, pass, dtype);
+            for &dtype in crate::cases::storage(algorithm) {
+                let offer = tier.offers(algorithm, pass, dtype);
                 let verdict = match offer {
                     Err(reason) => Verdict::Unsupported(reason),
-                    Ok(()) if !entry.judged.contains(&pass) => {
+                    Ok(()) if !judged(algorithm).contains(&pass) => {
                         Verdict::Unsupported("offered, but without proven bounds".to_string())
                     }
                     Ok(()) => continue,
                 };
                 records.push(Record {
                     tier: tier.name(),
-                    algorithm: entry.algorithm,
+                    algorithm,
                     pass,
                     dtype,
                     check: "offer".to_string(),
@@ -141,8 +141,8 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let laws: Vec<Law> =
         laws::all().into_iter().filter(|law| options.kinds.contains(&law.kind)).collect();
     let mut items = Vec::new();
-    for entry in entries(options) {
-        let specs: Vec<Spec> = specs(entry.algorithm, options.depth, options.seed).collect();
+    for algorithm in algorithms(options) {
+        let specs: Vec<Spec> = specs(algorithm, options.depth, options.seed).collect();
         let applicable: Vec<Vec<(Pass, usize)>> = specs
             .par_iter()
             .map(|spec| {
