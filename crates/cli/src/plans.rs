@@ -15,6 +15,17 @@ const SHARE: f64 = 0.7;
 /// keep it that know no order of their tiles.
 const PARTIAL: usize = 128;
 
+/// The passes in their modes; gradient is one of attention_lse alone.
+const MODES: [(Pass, Mode); 7] = [
+    (Pass::Forward, Mode::Auto),
+    (Pass::Forward, Mode::ForwardGradient),
+    (Pass::Backward, Mode::Separate),
+    (Pass::Backward, Mode::FusedPartials),
+    (Pass::Backward, Mode::ForwardGradient),
+    (Pass::DoubleBackward, Mode::Auto),
+    (Pass::Jvp, Mode::Auto),
+];
+
 /// A pass in a mode.
 struct Row {
     pass: Pass,
@@ -29,8 +40,10 @@ pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<Strin
     if let Problem::LinearAttention(problem) = problem {
         return Ok(linear_attention(problem, options)?);
     }
+    let lse = matches!(problem, Problem::AttentionLse(_));
     let mut rows = Vec::new();
-    for (pass, mode) in modes(problem) {
+    for (pass, mode) in MODES.into_iter().filter(|(_, mode)| lse || *mode != Mode::ForwardGradient)
+    {
         let of = |mode| plan(problem, pass, dtype, &Options { mode, ..*options });
         if let (Some(plan), Some(auto)) = (of(mode)?, of(Mode::Auto)?) {
             let chosen = mode != Mode::ForwardGradient && plan.mode == auto.mode;
@@ -42,18 +55,6 @@ pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<Strin
         let flops = 2.0 * scores.visible_pairs() as f64 * scores.extents.dim as f64;
         print(&rows, flops, options) + &partials(&scores.extents, &rows)
     }))
-}
-
-fn modes(problem: &Problem) -> Vec<(Pass, Mode)> {
-    let lse = matches!(problem, Problem::AttentionLse(_));
-    let gradient = |pass| lse.then_some((pass, Mode::ForwardGradient));
-    [Some((Pass::Forward, Mode::Auto)), gradient(Pass::Forward)]
-        .into_iter()
-        .chain([Mode::Separate, Mode::FusedPartials].map(|mode| Some((Pass::Backward, mode))))
-        .chain([gradient(Pass::Backward)])
-        .chain([Pass::DoubleBackward, Pass::Jvp].map(|pass| Some((pass, Mode::Auto))))
-        .flatten()
-        .collect()
 }
 
 fn plan(
