@@ -11,7 +11,7 @@ use ndarray::{Array3, Array4};
 use std::hint::black_box;
 
 /// Operands and outputs of a problem.
-struct Subject<T: etalon_simd::Element> {
+struct Subject<T: Element> {
     problem: Attention,
     q: Array4<T>,
     k: Array4<T>,

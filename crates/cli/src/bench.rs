@@ -17,9 +17,8 @@ use etalon_problem::{
     Scores,
 };
 use etalon_simd::{Level, Options, probe};
-use masks::Named;
+use passes::Bench;
 use summary::Figures;
-use timing::Bench;
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let level = arguments.level.unwrap_or_else(Level::best);
@@ -63,8 +62,8 @@ fn all(bench: &mut Bench<'_>) -> Result<(), Failure> {
         for &dim in dim {
             let extents =
                 Extents { batch, query_heads, key_heads, queries: length, keys: length, dim };
-            for Named { name, pattern } in mask {
-                let mask = pattern.mask(batch, length);
+            for name in mask {
+                let mask = masks::mask(name, batch, length)?;
                 let scores = Scores { softcap: *softcap, bias, mask, ..Scores::new(extents) };
                 if wanted(Algorithm::Attention) {
                     let problem = Attention { scores: scores.clone(), ..Attention::new(extents) };
@@ -74,9 +73,9 @@ fn all(bench: &mut Bench<'_>) -> Result<(), Failure> {
                     bench.problem(&AttentionLse { scores }.into(), name)?;
                 }
             }
-            for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
+            for &(decay, name) in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
                 let extents = LinearExtents { batch, query_heads, key_heads, tokens: length, dim };
-                bench.problem(&LinearAttention::new(extents).decay(decay).into(), "")?;
+                bench.problem(&LinearAttention::new(extents).decay(decay).into(), name)?;
             }
         }
     }

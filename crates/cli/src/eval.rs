@@ -58,77 +58,60 @@ pub fn run(arguments: &Arguments) -> Outcome {
             arguments.algorithm
         )));
     }
-    let inputs = Inputs::new(&problem, arguments.pass, tensors).map_err(|error| {
+    let (inputs, dtype) = inputs(&problem, arguments.pass, tensors).map_err(|error| {
         let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
         advice::on_tensors(&vectors::Error::content(&arguments.input, error), axes)
     })?;
     let draft = Draft::new(&arguments.out)?;
-    let outputs = arguments.threads.pool()?.install(|| inputs.evaluate(arguments))?;
+    let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
+    let request =
+        Request { problem: &problem, pass: arguments.pass, dtype, inputs: &inputs, hints };
+    let outputs = arguments.threads.pool()?.install(|| evaluate(&request, arguments))?;
     draft.finish(&vectors::to_bytes(&arguments.out, &outputs)?)?;
     Ok(true)
 }
 
-/// The operands of a pass, checked.
-struct Inputs<'a> {
-    problem: &'a Problem,
-    pass: Pass,
-    dtype: Dtype,
-    tensors: Tensors,
+/// The operands of a pass, checked, and their storage type.
+fn inputs(problem: &Problem, pass: Pass, mut tensors: Tensors) -> Result<(Tensors, Dtype), Error> {
+    reject_unknown_tensors(problem, pass, &tensors)?;
+    let operands = problem.operands(pass);
+    tensors.retain(|name, _| operands.iter().any(|x| x.name == name && x.role.is_given()));
+    // What a tier saves for later passes it computes again.
+    let dtype = problem.check_call(pass, &views(&tensors)?, &ViewsMut::new(), true)?;
+    Ok((tensors, dtype))
 }
 
-impl<'a> Inputs<'a> {
-    fn new(problem: &'a Problem, pass: Pass, mut tensors: Tensors) -> Result<Self, Error> {
-        reject_unknown_tensors(problem, pass, &tensors)?;
-        let operands = problem.operands(pass);
-        let given = |name: &str| operands.iter().any(|x| x.name == name && x.role.is_given());
-        tensors.retain(|name, _| given(name));
-        // What a tier saves for later passes it computes again.
-        let dtype = problem.check_call(pass, &views(&tensors)?, &ViewsMut::new(), true)?;
-        Ok(Inputs { problem, pass, dtype, tensors })
+/// The outputs, and their bounds where a profile was named.
+fn evaluate(request: &Request<'_>, arguments: &Arguments) -> Result<Tensors, Failure> {
+    let &Request { problem, pass, dtype, inputs, .. } = request;
+    let Some(profile) = &arguments.profile else { return outputs(request, &arguments.tier) };
+    let bounds = bounds::bounds(problem, pass, dtype, profile, inputs)?.outputs;
+    let mut outputs = match arguments.tier.as_str() {
+        // The bounds know the exact values already.
+        "reference" => bounds
+            .iter()
+            .map(|(name, bound)| (name.clone(), Tensor::store(&bound.value, bound.stored)))
+            .collect(),
+        tier => outputs(request, tier)?,
+    };
+    for (name, bound) in bounds {
+        outputs.insert(format!("{name}.bound"), Tensor::round(&bound.bound, Dtype::F64));
     }
+    Ok(outputs)
+}
 
-    fn evaluate(&self, arguments: &Arguments) -> Result<Tensors, Failure> {
-        let request = Request {
-            problem: self.problem,
-            pass: self.pass,
-            dtype: self.dtype,
-            inputs: &self.tensors,
-            hints: Hints { blocking: arguments.blocking, ..Hints::default() },
-        };
-        let bounds = match &arguments.profile {
-            Some(profile) => {
-                let (problem, pass) = (self.problem, self.pass);
-                Some(bounds::bounds(problem, pass, self.dtype, profile, &self.tensors)?.outputs)
-            }
-            None => None,
-        };
-        let mut outputs = match &bounds {
-            // The bounds know the exact values already.
-            Some(bounds) if arguments.tier == "reference" => bounds
-                .iter()
-                .map(|(name, bound)| (name.clone(), Tensor::store(&bound.value, bound.stored)))
-                .collect(),
-            _ => self.outputs(&request, &arguments.tier)?,
-        };
-        for (name, bound) in bounds.into_iter().flatten() {
-            outputs.insert(format!("{name}.bound"), Tensor::round(&bound.bound, Dtype::F64));
-        }
-        Ok(outputs)
+fn outputs(request: &Request<'_>, tier: &str) -> Result<Tensors, Failure> {
+    if tier == "reference" {
+        // As a tier it would round to the storage type; here its f64 is wanted.
+        return Ok(tiers::oracle(request)?);
     }
-
-    fn outputs(&self, request: &Request<'_>, tier: &str) -> Result<Tensors, Failure> {
-        if tier == "reference" {
-            // As a tier it would round to the storage type; here its f64 is wanted.
-            return Ok(tiers::oracle(request)?);
+    let tier = options::tier(tier)?;
+    tiers::ask(&*tier, request).map_err(|refusal| match refusal {
+        Refusal::Unsupported(reason) => {
+            Failure(format!("{} does not offer this: {reason}", tier.name()))
         }
-        let tier = options::tier(tier)?;
-        tiers::ask(&*tier, request).map_err(|refusal| match refusal {
-            Refusal::Unsupported(reason) => {
-                Failure(format!("{} does not offer this: {reason}", tier.name()))
-            }
-            Refusal::Fault(fault) => Failure(format!("{} {fault}", tier.name())),
-        })
-    }
+        Refusal::Fault(fault) => Failure(format!("{} {fault}", tier.name())),
+    })
 }
 
 /// A tensor that no pass has is probably a misspelt one that this pass would take for zero.

@@ -41,14 +41,6 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let level = arguments.level.unwrap_or_else(Level::best);
-    let pool = arguments.threads.pool()?;
-    let simd = |blocking| Options {
-        level,
-        blocking: arguments.blocking.or(blocking),
-        partials_budget: arguments.budget,
-        ..Options::default()
-    };
     let (text, problem, dtype, blocking) = match (&arguments.case, &arguments.problem) {
         (Some(case), _) => {
             let case = case.build();
@@ -56,14 +48,20 @@ pub fn run(arguments: &Arguments) -> Outcome {
         }
         (None, Some(path)) => {
             let problem = read(path, arguments.input.as_deref())?;
-            let head =
-                format!("{}: {} in {}", path.display(), problem.algorithm(), arguments.dtype);
+            let (name, dtype) = (path.display(), arguments.dtype);
             let pairs = problem.scores().map(pairs).unwrap_or_default();
-            (format!("{head}\n\n{pairs}"), problem, arguments.dtype, None)
+            let text = format!("{name}: {} in {dtype}\n\n{pairs}", problem.algorithm());
+            (text, problem, dtype, None)
         }
         (None, None) => return Err(Failure("a case or --problem is needed".to_string())),
     };
-    let options = simd(blocking);
+    let options = Options {
+        level: arguments.level.unwrap_or_else(Level::best),
+        blocking: arguments.blocking.or(blocking),
+        partials_budget: arguments.budget,
+        ..Options::default()
+    };
+    let pool = arguments.threads.pool()?;
     let plans = pool.install(|| plans(&problem, dtype, &options))?;
     say(&format!("{}{plans}", text.trim_end()))?;
     Ok(true)

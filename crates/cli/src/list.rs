@@ -10,6 +10,7 @@ use etalon_problem::{
     Algorithm, Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention,
     LinearCrossEntropy, LinearExtents, Operand, Pass, Precision, Problem, Role, TokenOutputs,
 };
+use std::collections::BTreeSet;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
@@ -28,24 +29,23 @@ pub fn run(arguments: &Arguments) -> Outcome {
 }
 
 fn everything() -> String {
-    let (present, absent) = tiers::present();
-    let mut all: Vec<Box<dyn Tier>> = vec![Box::new(tiers::Reference)];
-    all.extend(present);
-    let mut text = String::from("Tensors (optional ones in brackets)\n");
-    text += &tensors().to_string();
-    text += "\n\nShapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E \
-             elements\nof a key and a value, W distances, T tokens, V classes\n";
-    text += &shapes().to_string();
-    text += "\n\nTiers: the element types that each offers, by pass\n";
-    text += &offers(&all).to_string();
-    for absent in absent {
-        text += &format!("\nabsent: {} ({})", absent.tier, absent.reason);
-    }
-    text += "\n\nProfiles\n";
-    text += &profiles().to_string();
-    text += "\n\nLaws\n";
-    text += &law_list().to_string();
-    text
+    let (mut present, absent) = tiers::present();
+    present.insert(0, Box::new(tiers::Reference));
+    let absent = absent.iter().map(|x| format!("\nabsent: {} ({})", x.tier, x.reason));
+    format!(
+        "Tensors (optional ones in brackets)\n{}\n\n\
+         Shapes: B batch elements, Hq query heads, Hk key heads, N queries, M keys, D and E elements\n\
+         of a key and a value, W distances, T tokens, V classes\n{}\n\n\
+         Tiers: the element types that each offers, by pass\n{}{}\n\n\
+         Profiles\n{}\n\n\
+         Laws\n{}",
+        tensors(),
+        shapes(),
+        offers(&present),
+        absent.collect::<String>(),
+        profiles(),
+        law_list(),
+    )
 }
 
 /// Problems of every algorithm with every option set, so that all of their tensors show.
@@ -68,13 +68,8 @@ fn full() -> Vec<Problem> {
 /// The tensors of a pass of an algorithm.
 fn operands(algorithm: Algorithm, pass: Pass) -> Vec<Operand> {
     let own = full().into_iter().filter(|problem| problem.algorithm() == algorithm);
-    let mut list: Vec<Operand> = Vec::new();
-    for operand in own.flat_map(|problem| problem.operands(pass)) {
-        if !list.iter().any(|other| other.name == operand.name) {
-            list.push(operand);
-        }
-    }
-    list
+    let mut seen = BTreeSet::new();
+    own.flat_map(|problem| problem.operands(pass)).filter(|x| seen.insert(x.name)).collect()
 }
 
 /// Every tensor of any pass, tensors of equal axes and type together.
@@ -105,29 +100,25 @@ fn shapes() -> Table {
 }
 
 fn tensors() -> Table {
+    use Role::{OptionalCotangent, OptionalOutput, OptionalSaved, Output, Saved};
     let mut table = Table::new(["pass", "in", "saved by the forward pass", "out"]);
     for algorithm in Algorithm::ALL {
         table.add_title(algorithm.name());
         for &pass in algorithm.passes() {
             let operands = operands(algorithm, pass);
             let names = |of: fn(Role) -> bool| {
-                let names = operands.iter().filter(|x| of(x.role));
-                let optional = |x: &Operand| {
-                    use Role::{OptionalCotangent, OptionalOutput, OptionalSaved};
-                    let optional = [OptionalCotangent, OptionalOutput, OptionalSaved];
-                    x.option.is_some() || optional.contains(&x.role)
-                };
-                let names = names.map(|x| match optional(x) {
+                let optional = [OptionalCotangent, OptionalOutput, OptionalSaved];
+                let name = |x: &Operand| match x.option.is_some() || optional.contains(&x.role) {
                     true => format!("[{}]", x.name),
                     false => x.name.to_string(),
-                });
-                names.collect::<Vec<_>>().join(" ")
+                };
+                operands.iter().filter(|x| of(x.role)).map(name).collect::<Vec<_>>().join(" ")
             };
             table.add_row([
                 pass.to_string(),
                 names(Role::is_given),
-                names(|role| matches!(role, Role::Saved | Role::OptionalSaved)),
-                names(|role| matches!(role, Role::Output | Role::OptionalOutput)),
+                names(|role| matches!(role, Saved | OptionalSaved)),
+                names(|role| matches!(role, Output | OptionalOutput)),
             ]);
         }
     }
@@ -141,11 +132,11 @@ fn offers(all: &[Box<dyn Tier>]) -> Table {
         for algorithm in Algorithm::ALL {
             let cells = Pass::ALL.map(|pass| {
                 let offered = |dtype: &Dtype| tier.offers(algorithm, pass, *dtype).is_ok();
-                let names = Dtype::ALL.into_iter().filter(offered).map(Dtype::name);
-                Some(names.collect::<Vec<_>>().join(" ")).filter(|names| !names.is_empty())
+                let names: Vec<_> =
+                    Dtype::ALL.into_iter().filter(offered).map(Dtype::name).collect();
+                if names.is_empty() { "–".to_string() } else { names.join(" ") }
             });
-            if cells.iter().any(Option::is_some) {
-                let cells = cells.map(|names| names.unwrap_or("–".to_string()));
+            if cells.iter().any(|cell| cell != "–") {
                 table.add_row([algorithm.to_string()].into_iter().chain(cells));
             }
         }

@@ -5,6 +5,7 @@ use crate::outcome::Failure;
 use crate::progress::Progress;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use etalon_conformance::profile::Profile;
+use etalon_conformance::report::Absent;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass};
@@ -140,20 +141,15 @@ pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {
         return Ok(Box::new(tiers::Reference));
     }
     let (present, absent) = tiers::present();
+    let names: Vec<String> = present.iter().map(|tier| tier.name()).collect();
     // The levels of a tier stand in ascending order: the last one is the best.
     let found = present.into_iter().rev().find(|tier| is_named(&tier.name(), name));
     if let Some(tier) = found {
         return Ok(tier);
     }
-    if let Some(absent) = absent.iter().find(|absent| is_named(&absent.tier, name)) {
-        return Err(Error::Unsupported {
-            what: format!("tier {}", absent.tier),
-            reason: absent.reason.clone(),
-        }
-        .into());
+    if let Some(Absent { tier, reason }) = absent.into_iter().find(|x| is_named(&x.tier, name)) {
+        return Err(Error::Unsupported { what: format!("tier {tier}"), reason }.into());
     }
-    let (present, _) = tiers::present();
-    let names: Vec<String> = present.iter().map(|tier| tier.name()).collect();
     let expected = format!("one of reference, {}", names.join(", "));
     let error = Error::value("tier", expected, name);
     let known = ["reference", "simd", "cuda"].into_iter().chain(names.iter().map(String::as_str));

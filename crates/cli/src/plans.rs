@@ -5,7 +5,9 @@ use crate::outcome::Failure;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
 use etalon_problem::{Blocking, Dtype, Error, Extents, LinearAttention, Pass, Problem};
-use etalon_simd::{Mode, Options, Plan, attention, attention_lse, linear_attention, probe};
+use etalon_simd::{
+    Element, Mode, Options, Plan, attention, attention_lse, linear_attention, probe,
+};
 use half::{bf16, f16};
 
 /// The share of the peak by which a time is estimated: about that of long sequences.
@@ -14,6 +16,17 @@ const SHARE: f64 = 0.7;
 /// Keys of a tile where every tile of keys has a partial dq of its own, as kernels of accelerators
 /// keep it that know no order of their tiles.
 const PARTIAL: usize = 128;
+
+/// The passes in their modes; gradient is one of attention_lse alone.
+const MODES: [(Pass, Mode); 7] = [
+    (Pass::Forward, Mode::Auto),
+    (Pass::Forward, Mode::ForwardGradient),
+    (Pass::Backward, Mode::Separate),
+    (Pass::Backward, Mode::FusedPartials),
+    (Pass::Backward, Mode::ForwardGradient),
+    (Pass::DoubleBackward, Mode::Auto),
+    (Pass::Jvp, Mode::Auto),
+];
 
 /// A pass in a mode.
 struct Row {
@@ -29,9 +42,17 @@ pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<Strin
     if let Problem::LinearAttention(problem) = problem {
         return Ok(linear_attention(problem, options)?);
     }
+    let plan = match dtype {
+        Dtype::F32 => plan::<f32>,
+        Dtype::Bf16 => plan::<bf16>,
+        Dtype::F16 => plan::<f16>,
+        Dtype::F64 => return Ok(String::new()),
+    };
+    let lse = matches!(problem, Problem::AttentionLse(_));
     let mut rows = Vec::new();
-    for (pass, mode) in modes(problem) {
-        let of = |mode| plan(problem, pass, dtype, &Options { mode, ..*options });
+    for (pass, mode) in MODES.into_iter().filter(|(_, mode)| lse || *mode != Mode::ForwardGradient)
+    {
+        let of = |mode| plan(problem, pass, &Options { mode, ..*options });
         if let (Some(plan), Some(auto)) = (of(mode)?, of(Mode::Auto)?) {
             let chosen = mode != Mode::ForwardGradient && plan.mode == auto.mode;
             rows.push(Row { pass, mode, chosen, plan });
@@ -44,34 +65,18 @@ pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<Strin
     }))
 }
 
-fn modes(problem: &Problem) -> Vec<(Pass, Mode)> {
-    let lse = matches!(problem, Problem::AttentionLse(_));
-    let gradient = |pass| lse.then_some((pass, Mode::ForwardGradient));
-    [Some((Pass::Forward, Mode::Auto)), gradient(Pass::Forward)]
-        .into_iter()
-        .chain([Mode::Separate, Mode::FusedPartials].map(|mode| Some((Pass::Backward, mode))))
-        .chain([gradient(Pass::Backward)])
-        .chain([Pass::DoubleBackward, Pass::Jvp].map(|pass| Some((pass, Mode::Auto))))
-        .flatten()
-        .collect()
-}
-
-fn plan(
+fn plan<T: Element>(
     problem: &Problem,
     pass: Pass,
-    dtype: Dtype,
     options: &Options,
 ) -> Result<Option<Plan>, Error> {
-    let plan = match (problem, dtype) {
-        (Problem::Attention(p), Dtype::F32) => attention::plan::<f32>(p, pass, options),
-        (Problem::Attention(p), Dtype::Bf16) => attention::plan::<bf16>(p, pass, options),
-        (Problem::Attention(p), Dtype::F16) => attention::plan::<f16>(p, pass, options),
-        (Problem::AttentionLse(p), Dtype::F32) => attention_lse::plan::<f32>(p, pass, options),
-        (Problem::AttentionLse(p), Dtype::Bf16) => attention_lse::plan::<bf16>(p, pass, options),
-        (Problem::AttentionLse(p), Dtype::F16) => attention_lse::plan::<f16>(p, pass, options),
-        _ => return Ok(None),
-    };
-    plan.map(Some)
+    match problem {
+        Problem::Attention(problem) => attention::plan::<T>(problem, pass, options).map(Some),
+        Problem::AttentionLse(problem) => {
+            attention_lse::plan::<T>(problem, pass, options).map(Some)
+        }
+        _ => Ok(None),
+    }
 }
 
 fn print(rows: &[Row], flops: f64, options: &Options) -> String {
@@ -144,19 +149,15 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<Stri
     text += "The backward pass of a chunk in the shared memory of a GPU, f32:\n";
     let mut table = Table::new(["shared memory", "micro-chunk", "slice of E", "buffers", "total"]);
     for kibibytes in SHARED {
-        let fit = linear_attention::shared_memory(problem, kibibytes << 10);
-        let row = fit.map_or(["–", "–", "does not fit", "–"].map(str::to_string), |fit| {
-            let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, bytes(b.bytes)));
-            [
-                fit.micro.to_string(),
-                fit.slice.to_string(),
-                list.collect::<Vec<_>>().join("\n"),
-                bytes(fit.bytes()),
-            ]
-        });
-        let mut cells = vec![format!("{kibibytes} KiB")];
-        cells.extend(row);
-        table.add_row(cells);
+        let cells = match linear_attention::shared_memory(problem, kibibytes << 10) {
+            Some(fit) => {
+                let list = fit.buffers.iter().map(|b| format!("{}: {}", b.name, bytes(b.bytes)));
+                let list = list.collect::<Vec<_>>().join("\n");
+                [fit.micro.to_string(), fit.slice.to_string(), list, bytes(fit.bytes())]
+            }
+            None => ["–", "–", "does not fit", "–"].map(str::to_string),
+        };
+        table.add_row([format!("{kibibytes} KiB")].into_iter().chain(cells));
     }
     Ok(text + &table.to_string())
 }

@@ -46,46 +46,44 @@ fn cell(records: &[&Record]) -> String {
 
 /// What was not checked, and why: a line for each reason.
 pub fn not_checked(report: &Report) -> Vec<String> {
-    let mut reasons: BTreeMap<&str, BTreeSet<Place<'_>>> = BTreeMap::new();
-    for record in &report.records {
-        if let Verdict::Unsupported(reason) = &record.verdict {
-            let place = (record.algorithm, record.pass, record.tier.as_str());
-            reasons.entry(reason).or_default().insert(place);
+    let reasons = report.records.iter().filter_map(|record| match &record.verdict {
+        Verdict::Unsupported(reason) => {
+            Some((reason, (record.algorithm, record.pass, record.tier.as_str())))
         }
-    }
-    reasons.into_iter().map(|(reason, places)| format!("{}: {reason}", words(places))).collect()
+        _ => None,
+    });
+    let lines = grouped(reasons).into_iter();
+    lines.map(|(reason, places)| format!("{}: {reason}", words(places))).collect()
 }
 
 /// Places in a few words: algorithms with the same passes and tiers together, and no passes where an
 /// algorithm has no others.
 fn words(places: BTreeSet<Place<'_>>) -> String {
-    let mut tiers: BTreeMap<(Algorithm, Pass), BTreeSet<&str>> = BTreeMap::new();
-    places.into_iter().for_each(|(algorithm, pass, tier)| {
-        tiers.entry((algorithm, pass)).or_default().insert(tier);
-    });
-    let mut parts = Vec::new();
-    for (tiers, pairs) in by_value(tiers) {
-        let mut passes: BTreeMap<Algorithm, BTreeSet<Pass>> = BTreeMap::new();
-        pairs.into_iter().for_each(|(algorithm, pass)| {
-            passes.entry(algorithm).or_default().insert(pass);
-        });
-        let names = by_value(passes).into_iter().map(|(passes, algorithms)| {
+    let tiers =
+        grouped(places.into_iter().map(|(algorithm, pass, tier)| ((algorithm, pass), tier)));
+    let parts = by_value(tiers).into_iter().map(|(tiers, pairs)| {
+        let names = by_value(grouped(pairs)).into_iter().map(|(passes, algorithms)| {
             let all = algorithms.iter().all(|algorithm| algorithm.passes().len() == passes.len());
             let passes = if all { String::new() } else { join(&passes) + " of " };
             passes + &join(&algorithms)
         });
-        parts.push(format!("{} ({})", names.collect::<Vec<_>>().join("; "), join(&tiers)));
-    }
-    parts.join("; ")
+        format!("{} ({})", names.collect::<Vec<_>>().join("; "), join(&tiers))
+    });
+    parts.collect::<Vec<_>>().join("; ")
+}
+
+/// The values of each key.
+fn grouped<K: Ord, V: Ord>(pairs: impl IntoIterator<Item = (K, V)>) -> BTreeMap<K, BTreeSet<V>> {
+    let mut groups: BTreeMap<K, BTreeSet<V>> = BTreeMap::new();
+    pairs.into_iter().for_each(|(key, value)| {
+        groups.entry(key).or_default().insert(value);
+    });
+    groups
 }
 
 /// The keys that have the same value, by value.
 fn by_value<K: Ord, V: Ord>(map: BTreeMap<K, V>) -> BTreeMap<V, BTreeSet<K>> {
-    let mut values: BTreeMap<V, BTreeSet<K>> = BTreeMap::new();
-    for (key, value) in map {
-        values.entry(value).or_default().insert(key);
-    }
-    values
+    grouped(map.into_iter().map(|(key, value)| (value, key)))
 }
 
 fn join(names: &BTreeSet<impl Display>) -> String {

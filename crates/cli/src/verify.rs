@@ -17,7 +17,6 @@ use etalon_conformance::tiers;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::Error;
 use std::path::PathBuf;
-use std::str::FromStr;
 use std::time::Instant;
 
 /// As many negative verdicts are printed; reports hold all of them.
@@ -37,7 +36,7 @@ pub struct Arguments {
     #[command(flatten)]
     run: options::Run,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
-    #[arg(long, value_name = "KIND=PATH")]
+    #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
     report: Vec<ReportFile>,
 }
 
@@ -48,20 +47,17 @@ struct ReportFile {
     path: PathBuf,
 }
 
-impl FromStr for ReportFile {
-    type Err = Error;
-
-    fn from_str(text: &str) -> Result<Self, Error> {
-        let wrong = || Error::value("report", "junit=PATH, json=PATH or md=PATH", text);
-        let (form, path) = text.split_once('=').ok_or_else(wrong)?;
-        let write: fn(&Report) -> Result<String, Failure> = match form {
-            "junit" => |report| Ok(junit(report)?),
-            "json" => |report| Ok(json(report)?),
-            "md" => |report| Ok(markdown(report)),
-            _ => return Err(wrong()),
-        };
-        Ok(ReportFile { write, path: PathBuf::from(path) })
-    }
+/// Reads KIND=PATH.
+fn report_file(text: &str) -> Result<ReportFile, Error> {
+    let wrong = || Error::value("report", "junit=PATH, json=PATH or md=PATH", text);
+    let (form, path) = text.split_once('=').ok_or_else(wrong)?;
+    let write: fn(&Report) -> Result<String, Failure> = match form {
+        "junit" => |report| Ok(junit(report)?),
+        "json" => |report| Ok(json(report)?),
+        "md" => |report| Ok(markdown(report)),
+        _ => return Err(wrong()),
+    };
+    Ok(ReportFile { write, path: PathBuf::from(path) })
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -118,23 +114,19 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
 }
 
 fn print(report: &Report) -> Result<(), Failure> {
-    say(&table(report))?;
-    say(CELL)?;
+    let mut lines = vec![table(report), CELL.to_string()];
     let negative: Vec<_> = report.negative().collect();
-    for record in negative.iter().take(SHOWN) {
+    lines.extend(negative.iter().take(SHOWN).map(|record| {
         let reason = record.verdict.reason().unwrap_or_default();
-        say(&format!("\n{} {} {}: {reason}", record.tier, record.check, record.case))?;
-    }
+        format!("\n{} {} {}: {reason}", record.tier, record.check, record.case)
+    }));
     if negative.len() > SHOWN {
-        say(&format!("\n… and {} more; a report holds them all", negative.len() - SHOWN))?;
+        lines.push(format!("\n… and {} more; a report holds them all", negative.len() - SHOWN));
     }
-    for line in summary::not_checked(report) {
-        say(&format!("not checked: {line}"))?;
-    }
-    for absent in &report.absent {
-        say(&format!("absent: {}: {}", absent.tier, absent.reason))?;
-    }
-    Ok(())
+    lines.extend(summary::not_checked(report).iter().map(|line| format!("not checked: {line}")));
+    let absent = report.absent.iter();
+    lines.extend(absent.map(|absent| format!("absent: {}: {}", absent.tier, absent.reason)));
+    say(&lines.join("\n"))
 }
 
 /// The table of a run, with the algorithms as titles.

@@ -1,6 +1,6 @@
 //! A run: tiers against laws, case by case.
 
-use crate::algorithms::{self, Entry};
+use crate::bounds::judged;
 use crate::cases::{Case, Depth, Spec, specs};
 use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
@@ -95,22 +95,21 @@ fn about(options: &SuiteOptions<'_>) -> About {
     }
 }
 
-fn entries(options: &SuiteOptions<'_>) -> impl Iterator<Item = &'static Entry> {
-    algorithms::ALL.iter().filter(|entry| options.algorithms.contains(&entry.algorithm))
+fn algorithms(options: &SuiteOptions<'_>) -> impl Iterator<Item = Algorithm> {
+    Algorithm::ALL.into_iter().filter(|algorithm| options.algorithms.contains(algorithm))
 }
 
 /// What a tier declares that it lacks: one record for each, so that no report hides it.
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     let mut records = Vec::new();
-    for entry in entries(options) {
-        let algorithm = entry.algorithm;
+    for algorithm in algorithms(options) {
         let passes = || algorithm.passes().iter().copied();
         let pairs = options.tiers.iter().flat_map(|tier| passes().map(move |pass| (tier, pass)));
         for (tier, pass) in pairs.filter(|(tier, pass)| tier.is_meant_for(algorithm, *pass)) {
             for &dtype in crate::cases::storage(algorithm) {
                 let reason = match tier.offers(algorithm, pass, dtype) {
                     Err(reason) => reason,
-                    Ok(()) if entry.judged.contains(&pass) => continue,
+                    Ok(()) if judged(algorithm).contains(&pass) => continue,
                     Ok(()) => "offered, but without proven bounds".to_string(),
                 };
                 records.push(Record {
@@ -135,8 +134,8 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let laws: Vec<Law> =
         laws::all().into_iter().filter(|law| options.kinds.contains(&law.kind)).collect();
     let mut items = Vec::new();
-    for entry in entries(options) {
-        let specs: Vec<Spec> = specs(entry.algorithm, options.depth, options.seed).collect();
+    for algorithm in algorithms(options) {
+        let specs: Vec<Spec> = specs(algorithm, options.depth, options.seed).collect();
         let applicable: Vec<Vec<(Pass, usize)>> =
             specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
         let chosen = match options.depth {

@@ -9,6 +9,7 @@ mod simd;
 
 pub use ask::{Refusal, ask};
 pub use cuda::Cuda;
+pub use door::{Run, saved};
 pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
 pub use simd::Simd;

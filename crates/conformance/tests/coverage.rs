@@ -3,7 +3,7 @@
 
 use etalon_conformance::cases::{Depth, specs, storage};
 use etalon_conformance::tier::{Hints, Request, Tier};
-use etalon_conformance::{algorithms, tiers};
+use etalon_conformance::{bounds, tiers};
 use etalon_problem::{Algorithm, Dtype, Mask, Problem, Sequence};
 use serde_json::Value;
 use std::collections::BTreeSet;
@@ -19,11 +19,11 @@ fn tiers() -> Vec<Box<dyn Tier>> {
 #[test]
 fn every_pass_is_offered_or_says_why_not() {
     for tier in tiers() {
-        for entry in algorithms::ALL {
-            for &pass in entry.algorithm.passes() {
+        for algorithm in Algorithm::ALL {
+            for &pass in algorithm.passes() {
                 for dtype in Dtype::ALL {
-                    if let Err(reason) = tier.offers(entry.algorithm, pass, dtype) {
-                        let what = format!("{} {pass} {dtype} on {}", entry.algorithm, tier.name());
+                    if let Err(reason) = tier.offers(algorithm, pass, dtype) {
+                        let what = format!("{algorithm} {pass} {dtype} on {}", tier.name());
                         assert!(reason.len() > 5, "{what} is absent without a reason");
                     }
                 }
@@ -35,9 +35,9 @@ fn every_pass_is_offered_or_says_why_not() {
 #[test]
 fn an_offer_is_kept_and_a_refusal_too() {
     for tier in tiers() {
-        for entry in algorithms::ALL {
-            let spec = specs(entry.algorithm, Depth::Core, 0).next().expect("a run has cases");
-            for &pass in entry.algorithm.passes() {
+        for algorithm in Algorithm::ALL {
+            let spec = specs(algorithm, Depth::Core, 0).next().expect("a run has cases");
+            for &pass in algorithm.passes() {
                 for dtype in Dtype::ALL {
                     let spec = etalon_conformance::cases::Spec { dtype, ..spec };
                     let problem = spec.problem();
@@ -45,8 +45,8 @@ fn an_offer_is_kept_and_a_refusal_too() {
                     let hints = Hints::default();
                     let request =
                         Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
-                    let offered = tier.offers(entry.algorithm, pass, dtype).is_ok();
-                    let what = format!("{} {pass} {dtype} on {}", entry.algorithm, tier.name());
+                    let offered = tier.offers(algorithm, pass, dtype).is_ok();
+                    let what = format!("{algorithm} {pass} {dtype} on {}", tier.name());
                     match tiers::ask(&*tier, &request) {
                         Ok(_) => assert!(offered, "{what} works, but is not offered"),
                         Err(tiers::Refusal::Unsupported(_)) => {
@@ -63,12 +63,11 @@ fn an_offer_is_kept_and_a_refusal_too() {
 #[test]
 fn every_judged_pass_has_a_tier_in_every_storage_type() {
     let (tiers, _) = tiers::present();
-    for entry in algorithms::ALL {
-        for &pass in entry.judged {
-            for &dtype in storage(entry.algorithm) {
-                let what = format!("{} {pass} {dtype}", entry.algorithm);
-                let computes =
-                    tiers.iter().any(|tier| tier.offers(entry.algorithm, pass, dtype).is_ok());
+    for algorithm in Algorithm::ALL {
+        for &pass in bounds::judged(algorithm) {
+            for &dtype in storage(algorithm) {
+                let what = format!("{algorithm} {pass} {dtype}");
+                let computes = tiers.iter().any(|tier| tier.offers(algorithm, pass, dtype).is_ok());
                 assert!(computes, "nobody computes {what}");
             }
         }

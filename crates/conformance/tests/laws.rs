@@ -1,7 +1,7 @@
 //! Every law on every level of the simd tier, one test for each (level, algorithm, law): a run
 //! shows by name what holds where.
 
-use etalon_conformance::algorithms;
+use etalon_conformance::bounds::judged;
 use etalon_conformance::cases::{Depth, storage};
 use etalon_conformance::laws;
 use etalon_conformance::report::{Record, Verdict};
@@ -22,8 +22,7 @@ fn main() {
     let (tiers, absent) = tiers::present();
     let mut trials = Vec::new();
     for tier in &tiers {
-        for entry in algorithms::ALL {
-            let algorithm = entry.algorithm;
+        for algorithm in Algorithm::ALL {
             let without_values = algorithm == Algorithm::AttentionLse;
             let offers = |pass: &Pass| {
                 let mut storage = storage(algorithm).iter();
@@ -31,7 +30,7 @@ fn main() {
             };
             let meant = |law: &laws::Law| {
                 let of_values = without_values && OF_VALUES.contains(&law.name);
-                let asked = |pass: &Pass| entry.judged.contains(pass) && offers(pass);
+                let asked = |pass: &Pass| judged(algorithm).contains(pass) && offers(pass);
                 law.of.contains(&algorithm) && !of_values && law.passes.iter().any(asked)
             };
             for law in laws::all().into_iter().filter(meant) {

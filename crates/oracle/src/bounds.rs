@@ -18,10 +18,9 @@ mod uncertain;
 
 pub use crate::tensor::{Values, values};
 
-use crate::algorithms::judged;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
-use etalon_problem::{Dtype, Error, Pass, Problem, Role};
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use inputs::{Errors, Inputs};
 use model::Model;
@@ -54,6 +53,14 @@ pub struct Bounds {
     pub power: Option<f64>,
 }
 
+/// The passes of an algorithm that have proven bounds, and so can be judged element by element.
+pub fn judged(algorithm: Algorithm) -> &'static [Pass] {
+    match algorithm {
+        Algorithm::LazyAttention => &[Pass::Forward, Pass::Backward],
+        _ => algorithm.passes(),
+    }
+}
+
 /// Evaluates the reference and derives the bounds of `pass`. `inputs` holds the operands of the
 /// pass by name, in any floating-point type; `dtype` is the storage type of the judged kernel.
 ///
@@ -78,11 +85,8 @@ pub fn bounds(
         return Ok(both);
     }
     let exact = |pass| evaluate_in(Arithmetic::F64, problem, pass, &values(problem, pass, inputs)?);
-    let forward = match pass {
-        Pass::Step => Values::new(), // its operands are not those of a forward pass
-        _ => exact(Pass::Forward)?,
-    };
-    let outputs = if pass == Pass::Forward { forward.clone() } else { exact(pass)? };
+    let outputs = exact(pass)?;
+    let forward = if pass == Pass::Backward { exact(Pass::Forward)? } else { outputs.clone() };
     let operands = values(problem, pass, inputs)?;
     let model = Model::new(profile, dtype);
     let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
@@ -92,16 +96,14 @@ pub fn bounds(
 /// The errors of the outputs before they are stored.
 fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
     let second_order = matches!(inputs.pass, Pass::DoubleBackward | Pass::Jvp);
-    match problem {
-        Problem::LinearAttention(problem) => linear_attention::errors(problem, inputs),
-        _ if second_order => uncertain::errors(problem, inputs),
-        Problem::Attention(problem) => {
-            attention::errors(&problem.scores, Some(problem.value_dim), inputs)
-        }
-        Problem::AttentionLse(problem) => attention::errors(&problem.scores, None, inputs),
+    Ok(match problem {
+        Problem::LinearAttention(problem) => linear_attention::errors(problem, inputs)?,
+        _ if second_order => uncertain::errors(problem, inputs)?,
+        Problem::Attention(problem) => attention::errors(&problem.scores, inputs),
+        Problem::AttentionLse(problem) => attention::errors(&problem.scores, inputs),
         Problem::LazyAttention(problem) => lazy_attention::errors(problem, inputs),
         Problem::LinearCrossEntropy(problem) => linear_cross_entropy::errors(problem, inputs),
-    }
+    })
 }
 
 /// Joins the reference's outputs with their errors (N4).

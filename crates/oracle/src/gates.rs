@@ -6,7 +6,8 @@ pub use crate::verdict::Verdict;
 
 use crate::bounds::{Bound, Bounds};
 use crate::tensor::Tensors;
-use ndarray::ArrayD;
+use etalon_problem::Error;
+use ndarray::{ArrayD, Dimension};
 
 /// How outputs stand against their bounds.
 #[derive(Debug, Clone, PartialEq)]
@@ -18,52 +19,38 @@ pub struct Judgement {
     pub margin: f64,
 }
 
-/// One element that lies farthest out.
-#[derive(Debug, Clone, Copy)]
-struct Worst {
-    margin: f64,
-    at: usize,
-}
-
 /// Judges every output of a pass. An output that is missing or has the wrong shape is a failure.
 pub fn g1(bounds: &Bounds, outputs: &Tensors) -> Judgement {
-    let mut worst: Option<(f64, String)> = None;
-    for (name, bound) in &bounds.outputs {
-        let (margin, text) = match read(name, bound, outputs) {
-            Err(text) => (f64::INFINITY, text),
-            Ok(got) => match judge(bound, &got) {
-                Some(found) => (found.margin, describe(name, bound, &got, found)),
-                None => continue,
-            },
-        };
-        if worst.as_ref().is_none_or(|(largest, _)| margin > *largest) {
-            worst = Some((margin, text));
-        }
-    }
-    match worst {
+    let judged = bounds.outputs.iter().filter_map(|(name, bound)| judge(name, bound, outputs));
+    match judged.reduce(|worst, next| if next.0 > worst.0 { next } else { worst }) {
         Some((margin, text)) if margin > 1.0 => Judgement { verdict: Verdict::Fail(text), margin },
         Some((margin, _)) => Judgement { verdict: Verdict::Pass, margin },
         None => Judgement { verdict: Verdict::Pass, margin: 0.0 },
     }
 }
 
-fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, String> {
-    let tensor = outputs.get(name).ok_or_else(|| format!("`{name}` was not returned"))?;
-    if tensor.shape != bound.value.shape() {
-        let (expected, found) = (bound.value.shape(), &tensor.shape);
-        return Err(format!("`{name}` must have shape {expected:?}, found {found:?}"));
-    }
-    tensor.numbers(name).map_err(|error| error.to_string())
+/// The largest margin of one output, and what is wrong where it is above 1; `None` for an empty one.
+fn judge(name: &str, bound: &Bound, outputs: &Tensors) -> Option<(f64, String)> {
+    let got = match read(name, bound, outputs) {
+        Ok(got) => got,
+        Err(text) => return Some((f64::INFINITY, text)),
+    };
+    let all = margins(bound, &got).enumerate();
+    let (at, margin) = all.reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
+    let text = if margin > 1.0 { describe(name, bound, &got, at) } else { String::new() };
+    Some((margin, text))
 }
 
-/// The worst element of one output; `None` for an empty one.
-fn judge(bound: &Bound, got: &ArrayD<f64>) -> Option<Worst> {
-    let margins = bound.value.iter().zip(&bound.bound).zip(got);
-    let margins = margins.map(|((&value, &b), &got)| margin(got, value, b, bound.largest));
-    margins
-        .enumerate()
-        .map(|(at, margin)| Worst { margin, at })
-        .reduce(|worst, next| if next.margin > worst.margin { next } else { worst })
+fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, String> {
+    let tensor = outputs.get(name).ok_or_else(|| format!("`{name}` was not returned"))?;
+    let fits = Error::expect_shape(name, bound.value.shape(), &tensor.shape);
+    fits.and_then(|()| tensor.numbers(name)).map_err(|error| error.to_string())
+}
+
+/// The margin of every element.
+fn margins(bound: &Bound, got: &ArrayD<f64>) -> impl Iterator<Item = f64> {
+    let elements = bound.value.iter().zip(&bound.bound).zip(got);
+    elements.map(|((&value, &b), &got)| margin(got, value, b, bound.largest))
 }
 
 /// |got − value| / bound, and ∞ for a wrong class. Never NaN, so that no comparison can lose it.
@@ -85,30 +72,19 @@ fn margin(got: f64, value: f64, bound: f64, largest: f64) -> f64 {
     if margin.is_nan() { f64::INFINITY } else { margin }
 }
 
-fn describe(name: &str, bound: &Bound, got: &ArrayD<f64>, worst: Worst) -> String {
-    let element = |array: &ArrayD<f64>| array.iter().nth(worst.at).copied().unwrap_or(f64::NAN);
-    let index = unravel(worst.at, got.shape());
-    let (got_here, value, b) = (element(got), element(&bound.value), element(&bound.bound));
-    let mut text = format!(
-        "{name}{index:?} is {got_here:e}, exact is {value:e} ± {b:e} (margin {:.3})",
-        worst.margin
-    );
-    let bad = bound.value.iter().zip(&bound.bound).zip(got);
-    let bad = bad.filter(|((value, b), got)| margin(**got, **value, **b, bound.largest) > 1.0);
-    text += &format!("; {} of {} elements are out of bounds", bad.count(), got.len());
-    if let Some(hint) = hints::hint(bound, got) {
-        text += &format!("; {hint}");
-    }
-    text
-}
-
-/// The position of the `at`-th element of an array of this shape.
-fn unravel(mut at: usize, shape: &[usize]) -> Vec<usize> {
-    let mut index = vec![0; shape.len()];
-    for (place, &extent) in index.iter_mut().zip(shape).rev() {
-        (*place, at) = (at % extent.max(1), at / extent.max(1));
-    }
-    index
+/// The element at place `at`, and what the others are like.
+fn describe(name: &str, bound: &Bound, got: &ArrayD<f64>, at: usize) -> String {
+    let Some((index, &found)) = got.indexed_iter().nth(at) else { return String::new() };
+    let (value, b) = (bound.value[&index], bound.bound[&index]);
+    let margin = margin(found, value, b, bound.largest);
+    let bad = margins(bound, got).filter(|margin| *margin > 1.0).count();
+    let hint = hints::hint(bound, got).map_or(String::new(), |hint| format!("; {hint}"));
+    format!(
+        "{name}{:?} is {found:e}, exact is {value:e} ± {b:e} (margin {margin:.3}); {bad} of {} \
+         elements are out of bounds{hint}",
+        index.slice(),
+        got.len()
+    )
 }
 
 /// The largest share of elements that may be unable to tell right from wrong.

@@ -30,7 +30,6 @@
 //! ```
 #![forbid(unsafe_code)]
 
-pub mod algorithms;
 pub mod bounds;
 pub mod gates;
 pub mod profile;

@@ -73,6 +73,17 @@ impl Profile {
     pub fn strict(dtype: Dtype) -> Profile {
         if dtype == Dtype::F64 { Profile::ALL[0] } else { F32_STRICT }
     }
+
+    /// The number of rescales that a streaming softmax over `keys` keys may do.
+    pub(crate) fn rescales(&self, keys: usize) -> usize {
+        keys.div_ceil(self.rescale_keys.max(1)) + 1
+    }
+
+    /// The roundings that a term of a streaming sum over `keys` keys may suffer: its product and
+    /// the additions after it, then with every later tile a rescale and an addition.
+    pub(crate) fn chain(&self, keys: usize) -> usize {
+        keys + 2 * self.rescales(keys) + 1
+    }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use etalon_problem::{
     Dtype, Error, Pass, Precision, Problem, Role, View, ViewMut, Views, ViewsMut,
 };
 use half::{bf16, f16};
-use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD, IxDyn};
+use ndarray::{ArrayD, ArrayViewD, ArrayViewMutD};
 use std::collections::BTreeMap;
 
 /// Tensors by name.
@@ -41,85 +41,73 @@ pub struct Tensor {
 impl Tensor {
     /// The tensor that holds `values`, each rounded to `dtype`.
     pub fn round(values: &ArrayD<f64>, dtype: Dtype) -> Self {
-        let values_in_order = values.iter().copied();
-        let data = match dtype {
-            Dtype::F64 => Data::F64(values_in_order.collect()),
-            Dtype::F32 => Data::F32(values_in_order.map(|x| x as f32).collect()),
-            Dtype::Bf16 => Data::Bf16(values_in_order.map(bf16::from_f64).collect()),
-            Dtype::F16 => Data::F16(values_in_order.map(f16::from_f64).collect()),
-        };
-        Tensor { shape: values.shape().to_vec(), data }
+        Tensor::store(values, Stored::Float(dtype))
     }
 
     /// The tensor that holds `values`, each rounded to the type in which it is stored. What no i64
     /// is near becomes the nearest one, NaN 0.
     pub fn store(values: &ArrayD<f64>, stored: Stored) -> Self {
-        match stored {
-            Stored::Float(dtype) => Tensor::round(values, dtype),
-            Stored::Integer => {
-                let data = Data::I64(values.iter().map(|x| x.round() as i64).collect());
-                Tensor { shape: values.shape().to_vec(), data }
-            }
-        }
+        let in_order = values.iter().copied();
+        let data = match stored {
+            Stored::Float(Dtype::F64) => Data::F64(in_order.collect()),
+            Stored::Float(Dtype::F32) => Data::F32(in_order.map(|x| x as f32).collect()),
+            Stored::Float(Dtype::Bf16) => Data::Bf16(in_order.map(bf16::from_f64).collect()),
+            Stored::Float(Dtype::F16) => Data::F16(in_order.map(f16::from_f64).collect()),
+            Stored::Integer => Data::I64(in_order.map(|x| x.round() as i64).collect()),
+        };
+        Tensor { shape: values.shape().to_vec(), data }
     }
 
     /// A tensor for results that nobody has written: NaN, or the least whole number.
     pub fn unwritten(shape: &[usize], stored: Stored) -> Self {
-        let len = shape.iter().product();
-        let data = match stored {
-            Stored::Float(Dtype::F64) => Data::F64(vec![f64::NAN; len]),
-            Stored::Float(Dtype::F32) => Data::F32(vec![f32::NAN; len]),
-            Stored::Float(Dtype::Bf16) => Data::Bf16(vec![bf16::NAN; len]),
-            Stored::Float(Dtype::F16) => Data::F16(vec![f16::NAN; len]),
-            Stored::Integer => Data::I64(vec![i64::MIN; len]),
-        };
-        Tensor { shape: shape.to_vec(), data }
+        let nothing = if stored == Stored::Integer { f64::NEG_INFINITY } else { f64::NAN };
+        Tensor::store(&ArrayD::from_elem(shape, nothing), stored)
     }
 
     /// Its elements, to be read; an error that names it for flags.
     pub fn view(&self, name: &str) -> Result<View<'_>, Error> {
-        fn of<'a, T>(shape: &[usize], x: &'a [T], name: &str) -> Result<ArrayViewD<'a, T>, Error> {
-            ArrayViewD::from_shape(IxDyn(shape), x).map_err(|_| misshapen(name, shape, x.len()))
-        }
-        Ok(match &self.data {
-            Data::F64(x) => of(&self.shape, x, name)?.into(),
-            Data::F32(x) => of(&self.shape, x, name)?.into(),
-            Data::Bf16(x) => of(&self.shape, x, name)?.into(),
-            Data::F16(x) => of(&self.shape, x, name)?.into(),
-            Data::I64(x) => of(&self.shape, x, name)?.into(),
+        let shape = self.shape.as_slice();
+        let view = match &self.data {
+            Data::F64(x) => ArrayViewD::from_shape(shape, x).map(View::F64),
+            Data::F32(x) => ArrayViewD::from_shape(shape, x).map(View::F32),
+            Data::Bf16(x) => ArrayViewD::from_shape(shape, x).map(View::Bf16),
+            Data::F16(x) => ArrayViewD::from_shape(shape, x).map(View::F16),
+            Data::I64(x) => ArrayViewD::from_shape(shape, x).map(View::I64),
             Data::Bool(_) => return Err(self.no_numbers(name)),
-        })
+        };
+        view.map_err(|_| self.misshapen(name))
     }
 
     /// Its elements, to be written; an error that names it for flags.
     pub fn view_mut(&mut self, name: &str) -> Result<ViewMut<'_>, Error> {
-        fn of<'a, T>(
-            shape: &[usize],
-            x: &'a mut [T],
-            name: &str,
-        ) -> Result<ArrayViewMutD<'a, T>, Error> {
-            let len = x.len();
-            ArrayViewMutD::from_shape(IxDyn(shape), x).map_err(|_| misshapen(name, shape, len))
-        }
-        if let Data::Bool(_) = self.data {
-            return Err(self.no_numbers(name));
-        }
-        Ok(match &mut self.data {
-            Data::F64(x) => of(&self.shape, x, name)?.into(),
-            Data::F32(x) => of(&self.shape, x, name)?.into(),
-            Data::Bf16(x) => of(&self.shape, x, name)?.into(),
-            Data::F16(x) => of(&self.shape, x, name)?.into(),
-            Data::I64(x) => of(&self.shape, x, name)?.into(),
-            Data::Bool(_) => return Err(misshapen(name, &self.shape, 0)),
-        })
+        let (no_numbers, misshapen) = (self.no_numbers(name), self.misshapen(name));
+        let shape = self.shape.as_slice();
+        let view = match &mut self.data {
+            Data::F64(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::F64),
+            Data::F32(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::F32),
+            Data::Bf16(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::Bf16),
+            Data::F16(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::F16),
+            Data::I64(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::I64),
+            Data::Bool(_) => return Err(no_numbers),
+        };
+        view.map_err(|_| misshapen)
     }
 
     fn no_numbers(&self, name: &str) -> Error {
+        self.wrong_type(name, "f64, f32, bf16 or f16")
+    }
+
+    fn wrong_type(&self, name: &str, expected: &str) -> Error {
         Error::Dtype {
             operand: name.to_string(),
-            expected: "f64, f32, bf16 or f16".to_string(),
+            expected: expected.to_string(),
             found: self.type_name().to_string(),
         }
+    }
+
+    fn misshapen(&self, name: &str) -> Error {
+        let (operand, expected) = (name.to_string(), self.shape.clone());
+        Error::Shape { operand, expected, found: vec![self.len()] }
     }
 
     /// Its number of elements.
@@ -139,62 +127,49 @@ impl Tensor {
         self.len() == 0
     }
 
-    /// Its floating-point type, if it has one.
-    pub fn dtype(&self) -> Option<Dtype> {
-        match self.data {
-            Data::F64(_) => Some(Dtype::F64),
-            Data::F32(_) => Some(Dtype::F32),
-            Data::Bf16(_) => Some(Dtype::Bf16),
-            Data::F16(_) => Some(Dtype::F16),
-            Data::I64(_) | Data::Bool(_) => None,
-        }
-    }
-
     /// In which type its numbers are stored, if it holds numbers.
     pub fn stored(&self) -> Option<Stored> {
-        match self.data {
-            Data::I64(_) => Some(Stored::Integer),
-            _ => self.dtype().map(Stored::Float),
-        }
+        Some(match self.data {
+            Data::F64(_) => Stored::Float(Dtype::F64),
+            Data::F32(_) => Stored::Float(Dtype::F32),
+            Data::Bf16(_) => Stored::Float(Dtype::Bf16),
+            Data::F16(_) => Stored::Float(Dtype::F16),
+            Data::I64(_) => Stored::Integer,
+            Data::Bool(_) => return None,
+        })
+    }
+
+    /// Its floating-point type, if it has one.
+    pub fn dtype(&self) -> Option<Dtype> {
+        if let Some(Stored::Float(dtype)) = self.stored() { Some(dtype) } else { None }
     }
 
     /// The name of its element type.
     pub fn type_name(&self) -> &'static str {
-        match self.data {
-            Data::I64(_) => "i64",
-            Data::Bool(_) => "bool",
-            _ => self.dtype().map_or("", Dtype::name),
-        }
-    }
-
-    /// As [`Tensor::to_f64`], but integers are numbers, too: exactly those up to 2⁵³.
-    pub fn numbers(&self, name: &str) -> Result<ArrayD<f64>, Error> {
-        match &self.data {
-            Data::I64(x) => {
-                let data = Data::F64(x.iter().map(|&x| x as f64).collect());
-                Tensor { shape: self.shape.clone(), data }.to_f64(name)
-            }
-            _ => self.to_f64(name),
+        match self.stored() {
+            Some(Stored::Float(dtype)) => dtype.name(),
+            Some(Stored::Integer) => "i64",
+            None => "bool",
         }
     }
 
     /// Its elements in f64, exactly; an error that names it for integers and flags.
     pub fn to_f64(&self, name: &str) -> Result<ArrayD<f64>, Error> {
+        if self.dtype().is_some() { self.numbers(name) } else { Err(self.no_numbers(name)) }
+    }
+
+    /// As [`Tensor::to_f64`], but integers are numbers, too: exactly those up to 2⁵³.
+    pub fn numbers(&self, name: &str) -> Result<ArrayD<f64>, Error> {
         let values: Vec<f64> = match &self.data {
             Data::F64(x) => x.clone(),
             Data::F32(x) => x.iter().map(|&x| f64::from(x)).collect(),
             Data::Bf16(x) => x.iter().map(|x| x.to_f64()).collect(),
             Data::F16(x) => x.iter().map(|x| x.to_f64()).collect(),
-            Data::I64(_) | Data::Bool(_) => return Err(self.no_numbers(name)),
+            Data::I64(x) => x.iter().map(|&x| x as f64).collect(),
+            Data::Bool(_) => return Err(self.no_numbers(name)),
         };
-        let len = values.len();
-        ArrayD::from_shape_vec(IxDyn(&self.shape), values)
-            .map_err(|_| misshapen(name, &self.shape, len))
+        ArrayD::from_shape_vec(self.shape.as_slice(), values).map_err(|_| self.misshapen(name))
     }
-}
-
-fn misshapen(name: &str, shape: &[usize], found: usize) -> Error {
-    Error::Shape { operand: name.to_string(), expected: shape.to_vec(), found: vec![found] }
 }
 
 /// Tensors as the inputs of a tier.
@@ -204,10 +179,8 @@ pub fn views(tensors: &Tensors) -> Result<Views<'_>, Error> {
 
 /// Tensors as the places of a tier's outputs.
 pub fn views_mut(tensors: &mut Tensors) -> Result<ViewsMut<'_>, Error> {
-    let places = tensors.iter_mut();
-    places
-        .into_iter()
-        .try_fold(ViewsMut::new(), |views, (name, x)| Ok(views.with(name, x.view_mut(name)?)))
+    let mut places = tensors.iter_mut();
+    places.try_fold(ViewsMut::new(), |views, (name, x)| Ok(views.with(name, x.view_mut(name)?)))
 }
 
 /// Arrays in f64 by name, each in row-major order.
@@ -218,36 +191,23 @@ pub type Values = BTreeMap<String, ArrayD<f64>>;
 pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values, Error> {
     problem.check()?;
     let mut values = Values::new();
-    for operand in problem.operands(pass) {
-        match (tensors.get(operand.name), operand.role) {
-            (None, Role::OptionalCotangent) => {}
-            (_, role) if !role.is_given() => {}
-            (None, _) => {
-                return Err(Error::Missing {
-                    operand: operand.name.to_string(),
-                    reason: format!("{} {pass} needs it", problem.algorithm()),
-                });
+    for operand in problem.operands(pass).iter().filter(|operand| operand.role.is_given()) {
+        let name = operand.name.to_string();
+        let Some(tensor) = tensors.get(operand.name) else {
+            if operand.role == Role::OptionalCotangent {
+                continue;
             }
-            (Some(tensor), _) => {
-                Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
-                let numbers = match operand.precision {
-                    Precision::Integer => integers(operand.name, tensor)?,
-                    _ => tensor.to_f64(operand.name)?,
-                };
-                values.insert(operand.name.to_string(), numbers);
-            }
-        }
+            let reason = format!("{} {pass} needs it", problem.algorithm());
+            return Err(Error::Missing { operand: name, reason });
+        };
+        Error::expect_shape(operand.name, &operand.shape, &tensor.shape)?;
+        let integers = operand.precision == Precision::Integer;
+        let numbers = match (integers, tensor.stored()) {
+            (false, _) => tensor.to_f64(operand.name)?,
+            (true, Some(Stored::Integer)) => tensor.numbers(operand.name)?,
+            (true, _) => return Err(tensor.wrong_type(operand.name, "i64")),
+        };
+        values.insert(name, numbers);
     }
     Ok(values)
-}
-
-fn integers(name: &str, tensor: &Tensor) -> Result<ArrayD<f64>, Error> {
-    match tensor.stored() {
-        Some(Stored::Integer) => tensor.numbers(name),
-        _ => Err(Error::Dtype {
-            operand: name.to_string(),
-            expected: Stored::Integer.to_string(),
-            found: tensor.type_name().to_string(),
-        }),
-    }
 }

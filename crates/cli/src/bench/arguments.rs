@@ -1,6 +1,6 @@
 //! The arguments of `etalon bench`.
 
-use super::masks::{Named, mask};
+use super::masks::named;
 use crate::options::{self, MODES, algorithm, one_of};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Pass};
 use etalon_simd::{Level, Mode};
@@ -28,8 +28,8 @@ pub struct Arguments {
     pub pass: Vec<Pass>,
     /// Masks: full; causal; window=256, causal and reaching back so many keys; segments=512, causal
     /// within segments of so many; array=512, the same as an array of pairs.
-    #[arg(long, value_name = "M,…", value_delimiter = ',', default_values = ["full", "causal"], value_parser = mask)]
-    pub mask: Vec<Named>,
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_values = ["full", "causal"], value_parser = named)]
+    pub mask: Vec<String>,
     /// Batch elements.
     #[arg(long, default_value_t = 1)]
     pub batch: usize,
@@ -47,7 +47,7 @@ pub struct Arguments {
     pub mode: Vec<Mode>,
     /// How linear_attention decays.
     #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = one_of(DECAYS))]
-    pub decay: Vec<Decay>,
+    pub decay: Vec<(Decay, &'static str)>,
     /// c of S = c·tanh(s/c).
     #[arg(long, value_name = "C")]
     pub softcap: Option<f64>,
@@ -67,6 +67,9 @@ pub struct Arguments {
     pub json: Option<PathBuf>,
 }
 
-/// The decays of linear_attention, by name.
-const DECAYS: [(&str, Decay); 3] =
-    [("none", Decay::None), ("per_head", Decay::PerHead), ("per_token", Decay::PerToken)];
+/// The decays of linear_attention by name, and in words.
+const DECAYS: [(&str, (Decay, &str)); 3] = [
+    ("none", (Decay::None, "no decay")),
+    ("per_head", (Decay::PerHead, "decay per head")),
+    ("per_token", (Decay::PerToken, "decay per token")),
+];

@@ -1,77 +1,107 @@
 //! The passes of a problem, timed through the door of the tier: into memory that is kept, with a
 //! workspace that is kept.
 
-use super::timing::{Bandwidth, Bench, Subject};
+use super::arguments::Arguments;
+use super::timing::{Bandwidth, Figure, Subject, time};
+use super::tune;
+use crate::options::mode_name;
 use crate::outcome::Failure;
 use etalon_conformance::generate::Stream;
-use etalon_conformance::tensor::{Stored, Tensor, Tensors, views_mut};
-use etalon_problem::{Decay, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role, Views};
+use etalon_conformance::tensor::{Stored, Tensor, Tensors, views, views_mut};
+use etalon_conformance::tier::{Hints, Request};
+use etalon_conformance::tiers::saved;
+use etalon_problem::{
+    Algorithm, Axis, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role,
+};
 use etalon_simd::{Mode, Options, Workspace, linear_attention, probe, run_in};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::ArrayD;
+
+/// The figures of a run in the making.
+pub struct Bench<'a> {
+    pub arguments: &'a Arguments,
+    pub options: Options,
+    pub figures: Vec<Figure>,
+}
 
 impl Bench<'_> {
-    /// Times those passes of a problem that are wanted; with the first length also a step.
+    /// Times those passes of a problem that are wanted, with the first length also a step; `mask` is
+    /// the mask or the decay in words.
     pub fn problem(&mut self, problem: &Problem, mask: &str) -> Result<(), Failure> {
         problem.check()?;
-        let subject = subject(problem, mask);
+        let extent = |axis| problem.extent(axis);
+        let subject = Subject {
+            algorithm: problem.algorithm().name(),
+            mask: mask.to_string(),
+            batch: extent(Axis::Batch),
+            length: extent(Axis::Queries) * extent(Axis::Tokens), // it has one of the two
+            dim: extent(Axis::Dim),
+            heads: extent(Axis::QueryHeads),
+            key_heads: extent(Axis::KeyHeads),
+        };
+        let wanted = &self.arguments.pass;
         let first = self.arguments.length.first() == Some(&subject.length);
         for &pass in problem.algorithm().passes() {
-            if self.wants(pass) && (pass != Pass::Step || first) {
-                self.pass(problem, pass, &subject)?;
+            if (wanted.is_empty() || wanted.contains(&pass)) && (pass != Pass::Step || first) {
+                for mode in self.modes(problem.algorithm(), pass) {
+                    let figure = self.figure(&subject, problem, pass, mode)?;
+                    self.figures.push(figure);
+                }
             }
         }
         Ok(())
     }
 
-    fn pass(&mut self, problem: &Problem, pass: Pass, subject: &Subject) -> Result<(), Failure> {
-        let (dtype, operands) = (self.arguments.dtype, problem.operands(pass));
+    /// The modes in which a pass is timed: a backward pass in every one that the algorithm has.
+    fn modes(&self, algorithm: Algorithm, pass: Pass) -> Vec<Mode> {
+        if pass != Pass::Backward || algorithm == Algorithm::LinearAttention {
+            return vec![Mode::Auto];
+        }
+        let has = |mode| mode != Mode::ForwardGradient || algorithm == Algorithm::AttentionLse;
+        self.arguments.mode.iter().copied().filter(|&mode| has(mode)).collect()
+    }
+
+    fn figure(
+        &self,
+        subject: &Subject,
+        problem: &Problem,
+        pass: Pass,
+        mode: Mode,
+    ) -> Result<Figure, Failure> {
+        let &Arguments { dtype, seconds, tune, .. } = self.arguments;
+        let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
+        let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
         let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
-        inputs.extend(self.saved(problem, &operands, &inputs)?);
+        let request = Request { problem, pass, dtype, inputs: &inputs, hints };
+        inputs.extend(saved(&request, &|problem, pass, inputs, outputs| {
+            run_in(&Workspace::new(), problem, pass, inputs, outputs, &options)
+        })?);
         // A step works in place, so its states have values before the first.
         let mut outputs = made(&operands, dtype, |x| x.role == Role::Output);
-        let only_gradient =
-            |name: &str| operands.iter().any(|x| x.name == name && x.role == Role::OptionalSaved);
-        let (workspace, before) = (Workspace::new(), self.figures.len());
-        let flops = flops(problem, pass, &self.options)?;
-        self.add(subject, (pass, flops), &mut |options| {
-            let with_gradient = options.mode == Mode::ForwardGradient;
-            let read = inputs.iter().filter(|(name, _)| with_gradient || !only_gradient(name));
-            let views = read.map(|(name, x)| Ok((name, x.view(name)?)));
-            let views = views.collect::<Result<Vec<_>, Error>>()?;
-            let views = views.into_iter().fold(Views::new(), |all, (name, x)| all.with(name, x));
-            run_in(&workspace, problem, pass, &views, &mut views_mut(&mut outputs)?, options)
-        })?;
-        if pass == Pass::Step {
+        let mut run = |options: &Options| {
+            let places = &mut views_mut(&mut outputs)?;
+            run_in(&workspace, problem, pass, &views(&inputs)?, places, options)
+        };
+        let times = time(seconds, &mut || run(&options))?;
+        let linear = matches!(problem, Problem::LinearAttention(_));
+        let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));
+        let best = best.transpose()?.flatten();
+        let (flops, ns) = (flops(problem, pass, &self.options)?, times.median_ns.max(1) as f64);
+        let gigabytes = (pass == Pass::Step).then(|| {
             let bytes = outputs["final_state"].len() * size_of::<f32>();
-            for figure in &mut self.figures[before..] {
-                let states = 2.0 * bytes as f64 / figure.times.median_ns.max(1) as f64;
-                let memory = probe::update_gbps(self.options.level, bytes);
-                figure.gigabytes = Some(Bandwidth { states, memory });
-            }
-        }
-        Ok(())
-    }
-
-    /// What the forward pass saves for a pass.
-    fn saved(
-        &self,
-        problem: &Problem,
-        operands: &[Operand],
-        inputs: &Tensors,
-    ) -> Result<Tensors, Error> {
-        let is_saved = |x: &Operand| matches!(x.role, Role::Saved | Role::OptionalSaved);
-        let mut saved = made(operands, self.arguments.dtype, is_saved);
-        if !saved.is_empty() {
-            let forward = problem.operands(Pass::Forward);
-            let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
-            let mut views = Views::new();
-            for (name, x) in inputs.iter().filter(|(name, _)| own(name)) {
-                views = views.with(name, x.view(name)?);
-            }
-            let (workspace, places) = (Workspace::new(), &mut views_mut(&mut saved)?);
-            run_in(&workspace, problem, Pass::Forward, &views, places, &self.options)?;
-        }
-        Ok(saved)
+            let memory = probe::update_gbps(options.level, bytes);
+            Bandwidth { states: 2.0 * bytes as f64 / ns, memory }
+        });
+        Ok(Figure {
+            subject: subject.clone(),
+            pass: pass.name(),
+            mode: mode_name(mode),
+            flops,
+            times,
+            gflops: flops as f64 / ns,
+            share: 0.0, // when the peak is known
+            gigabytes,
+            best,
+        })
     }
 }
 
@@ -80,7 +110,7 @@ fn made(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) ->
     let tensor = |x: &Operand| {
         let (stream, mut next) = (Stream::new(0, x.name), 0);
         let decay = matches!(x.primal, "g" | "g_gamma");
-        let values = ArrayD::from_shape_simple_fn(IxDyn(&x.shape), || {
+        let values = ArrayD::from_shape_simple_fn(x.shape.as_slice(), || {
             next += 1;
             if decay { -0.1 * stream.uniform(next) } else { stream.normal(next) }
         });
@@ -93,37 +123,14 @@ fn made(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) ->
 /// cotangents with those that belong to inputs; with linear attention's also that of o.
 fn is_given(problem: &Problem, operand: &Operand) -> bool {
     let linear = matches!(problem, Problem::LinearAttention(_));
-    let families = problem.families();
-    let family = families.iter().find(|family| family.name == operand.primal);
-    let of_input = family.is_some_and(|family| family.input && family.value.is_none());
+    let forward = || problem.operands(Pass::Forward).into_iter();
+    let of_input = || forward().any(|x| x.name == operand.primal && x.role == Role::Input);
     match operand.role {
         Role::Input => operand.becomes.is_none(),
         Role::Cotangent => true,
-        Role::OptionalCotangent => of_input || linear && operand.name == "cot_o",
+        Role::OptionalCotangent => of_input() || linear && operand.name == "cot_o",
         _ => false,
     }
-}
-
-fn subject(problem: &Problem, mask: &str) -> Subject {
-    let algorithm = problem.algorithm().name();
-    let (extents, mask) = match problem {
-        Problem::LinearAttention(problem) => {
-            let e = &problem.extents;
-            let mask = match problem.decay {
-                Decay::None => "no decay",
-                Decay::PerHead => "decay per head",
-                Decay::PerToken => "decay per token",
-            };
-            ([e.batch, e.query_heads, e.key_heads, e.tokens, e.dim], mask)
-        }
-        other => {
-            let extents = other.scores().map(|scores| scores.extents);
-            let extents = extents.map(|e| [e.batch, e.query_heads, e.key_heads, e.queries, e.dim]);
-            (extents.unwrap_or_default(), mask)
-        }
-    };
-    let [batch, heads, key_heads, length, dim] = extents;
-    Subject { algorithm, mask: mask.to_string(), batch, heads, key_heads, length, dim }
 }
 
 /// The flops of the products of a pass: what a kernel that wastes nothing computes.

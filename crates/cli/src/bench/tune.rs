@@ -18,7 +18,7 @@ const MICRO: [usize; 4] = [12, 24, 48, 96];
 pub type Run<'a> = dyn FnMut(&Options) -> Result<(), Error> + 'a;
 
 /// What is searched, of linear attention or of another algorithm; nothing where a pass has no tiles.
-pub fn candidates(linear: bool, pass: Pass) -> Vec<Blocking> {
+fn candidates(linear: bool, pass: Pass) -> Vec<Blocking> {
     let (rows, cols): (&[usize], &[usize]) = match pass {
         Pass::Step => (&[], &[]),
         _ if linear => (&CHUNKS, &MICRO),
@@ -58,17 +58,18 @@ impl fmt::Display for Best {
     }
 }
 
-/// The best tiles for a pass: all candidates once, then the fastest in turns with the default, each
-/// for `seconds`.
+/// The best tiles for a pass, of linear attention or of another algorithm: all candidates once, then
+/// the fastest in turns with the default, each for `seconds`. None for a pass without tiles.
 pub fn best(
-    candidates: &[Blocking],
+    linear: bool,
+    pass: Pass,
     options: &Options,
     seconds: f64,
     run: &mut Run<'_>,
-) -> Result<Best, Error> {
+) -> Result<Option<Best>, Error> {
     let with = |blocking| Options { blocking, ..*options };
     let mut timed = Vec::new();
-    for &blocking in candidates {
+    for blocking in candidates(linear, pass) {
         timed.push((once(&with(Some(blocking)), run)?, blocking));
     }
     timed.sort_by_key(|&(time, _)| time);
@@ -86,7 +87,7 @@ pub fn best(
             best = Best { blocking: Some(blocking), gain };
         }
     }
-    Ok(best)
+    Ok(Some(best).filter(|_| !timed.is_empty()))
 }
 
 fn once(options: &Options, run: &mut Run<'_>) -> Result<Duration, Error> {

@@ -2,7 +2,7 @@
 
 use super::flaw::Judgement;
 use super::trial::Trial;
-use crate::algorithms::judged;
+use crate::bounds::judged;
 use crate::cases::Case;
 use etalon_problem::{Algorithm, Pass, Scores};
 

@@ -5,7 +5,7 @@ use crate::tier::Request;
 use etalon_problem::{Dtype, Error, Mode, Operand, Pass, Problem, Role, Views, ViewsMut};
 
 /// `run` of a tier, its options set.
-pub(super) type Run<'a> =
+pub type Run<'a> =
     &'a (dyn Fn(&Problem, Pass, &Views<'_>, &mut ViewsMut<'_>) -> Result<(), Error> + Sync);
 
 /// What a tier returns. What the pass reads again of the forward pass is from the tier's own, unless
@@ -23,7 +23,7 @@ pub(super) fn outputs(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Er
 }
 
 /// The outputs of the forward pass that a later pass reads.
-fn saved(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
+pub fn saved(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
     let &Request { problem, pass, dtype, inputs, hints } = request;
     let (with_optional, recompute) = (hints.mode == Mode::ForwardGradient, hints.recompute);
     let mut saved = unwritten(&problem.operands(pass), dtype, |x| match x.role {

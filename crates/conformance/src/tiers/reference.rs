@@ -1,7 +1,7 @@
 //! The reference as a tier, and as the oracle.
 
 use super::door;
-use crate::algorithms::judged;
+use crate::bounds::judged;
 use crate::tensor::{Stored, Tensor, Tensors, values};
 use crate::tier::{Answer, Hints, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};

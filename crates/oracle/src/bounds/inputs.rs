@@ -2,7 +2,9 @@
 
 use super::model::Model;
 use crate::tensor::Values;
-use etalon_problem::{Error, Pass};
+use etalon_problem::{Error, Operand, Pass, Problem};
+use etalon_reference::evaluate;
+use etalon_reference::scalar::Real;
 use std::collections::BTreeMap;
 
 /// What the bounds of a pass are functions of, beside the problem.
@@ -11,36 +13,51 @@ pub(super) struct Inputs<'a> {
     pub model: &'a Model,
     /// The inputs and cotangents of the pass.
     pub operands: &'a Values,
-    /// The reference's outputs of the forward pass.
+    /// The reference's outputs of the forward pass; only bounds of that and of the backward pass read
+    /// them.
     pub forward: &'a Values,
 }
 
 impl<'a> Inputs<'a> {
-    /// An operand, or an output of the forward pass, that may be absent.
-    pub fn get(&self, name: &str) -> Option<Rows<'a>> {
-        let array = self.operands.get(name).or_else(|| self.forward.get(name))?;
-        let extent = |axis: usize| array.shape().get(axis).copied().unwrap_or(1);
-        let (heads, rows, width) = (extent(1), extent(2), extent(3));
-        Some(Rows { data: array.as_slice()?, heads, rows, width })
+    /// An operand, or an output of the forward pass; no row where it is absent.
+    pub fn rows(&self, name: &str) -> Rows<'a> {
+        let array = self.operands.get(name).or_else(|| self.forward.get(name));
+        let rows = array.and_then(|array| {
+            let extent = |axis: usize| array.shape().get(axis).copied().unwrap_or(1);
+            let (heads, rows, width) = (extent(1), extent(2), extent(3));
+            Some(Rows { data: array.as_slice()?, heads, rows, width })
+        });
+        rows.unwrap_or_default()
     }
 
-    /// The same, where the pass cannot do without it.
-    pub fn needed(&self, name: &str) -> Result<Rows<'a>, Error> {
-        self.get(name).ok_or_else(|| Error::Missing {
-            operand: name.to_string(),
-            reason: "the bounds are a function of it".to_string(),
-        })
+    /// The errors that the reference itself finds, over numbers that know theirs: `number` makes one of
+    /// an element of an operand, `error` reads that of a result. Both get the name of the tensor.
+    pub fn evaluated<T: Real>(
+        &self,
+        problem: &Problem,
+        number: impl Fn(&str, f64) -> T,
+        error: impl Fn(&str, &T) -> f64,
+    ) -> Result<Errors, Error> {
+        let operands = self.operands.iter();
+        let operands = operands.map(|(name, x)| (name.clone(), x.mapv(|x| number(name, x))));
+        let outputs = evaluate(problem, self.pass, &operands.collect())?;
+        let errors = |operand: &Operand| {
+            let results = outputs.get(operand.name)?.iter();
+            Some((operand.name, results.map(|x| error(operand.name, x)).collect()))
+        };
+        let lists = problem.operands(self.pass).iter().filter_map(errors).collect();
+        Ok(Errors { lists, power: None })
     }
 }
 
 /// A tensor in row-major order; one of shape `[B, H, N, D]`, or `[B, H, N]` with D = 1, row by row.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(super) struct Rows<'a> {
     /// Every element.
     pub data: &'a [f64],
     heads: usize,
     rows: usize,
-    /// D
+    /// D; 0 where the tensor is absent, whose rows have no element.
     pub width: usize,
 }
 
@@ -57,10 +74,4 @@ pub(super) struct Errors {
     pub lists: BTreeMap<&'static str, Vec<f64>>,
     /// As [`crate::bounds::Bounds::power`].
     pub power: Option<f64>,
-}
-
-impl From<BTreeMap<&'static str, Vec<f64>>> for Errors {
-    fn from(lists: BTreeMap<&'static str, Vec<f64>>) -> Self {
-        Errors { lists, power: None }
-    }
 }

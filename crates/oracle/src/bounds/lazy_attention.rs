@@ -1,66 +1,31 @@
 //! The bounds of lazy_attention: equations (N40) to (N51), after those of attention for the scores
 //! and lse.
 
-use super::heads::{self, BiasLayout, PairTerms, RowTerms};
-use super::inputs::{Errors, Inputs, Rows};
+use super::heads::{self, PairTerms, RowTerms};
+use super::inputs::{Errors, Inputs};
 use super::model::{Model, floor};
-use super::scores::{self, Bias, Place, ScoreOperands};
+use super::scores::{self, Operands, Place, Row};
 use super::sum::{Sum, dots};
-use etalon_problem::{DistanceBias, Error, LazyAttention, Pass};
-use std::collections::BTreeMap;
+use etalon_problem::{LazyAttention, Pass};
 
 /// The errors of the outputs of the forward or backward pass.
-pub(super) fn errors(problem: &LazyAttention, inputs: &Inputs<'_>) -> Result<Errors, Error> {
-    let bias = match problem.bias {
-        Some(reach) => Bias::ByDistance(reach, inputs.needed("bias")?),
-        None => Bias::None,
-    };
-    let weights = Weights {
-        operands: ScoreOperands::new(&problem.scores, bias, inputs)?,
-        tau: inputs.needed("tau")?.data,
-        v: inputs.needed("v")?,
-    };
+pub(super) fn errors(problem: &LazyAttention, inputs: &Inputs<'_>) -> Errors {
+    let operands = Operands::new(&problem.scores, problem.bias, inputs);
+    let tau = inputs.rows("tau").data;
+    let pairs = |row: &Row, place: Place<'_>| pairs(inputs.model, row, tau[place.head]);
     if inputs.pass == Pass::Forward {
-        return Ok(heads::forward(&weights.operands, problem.value_dim, |row, place, errors| {
-            weights.output(&weights.row(row, place.head), place, errors);
+        return heads::forward(&operands, |operands, row, place, errors| {
+            output(operands, row, &pairs(row, place), place, errors);
             f64::NAN
-        }));
+        });
     }
-    let (model, heads) = (inputs.model, problem.scores.extents.query_heads);
-    let layout = BiasLayout { batches: 1, heads, size: problem.bias.map_or(0, |bias| bias.width) };
-    let (dout, dlse) = (inputs.needed("dout")?, inputs.get("dlse"));
-    let gradient =
-        Gradient { reach: problem.bias, dout, dlse, o: inputs.needed("o")?, weights: &weights };
-    let found = heads::backward(&weights.operands, Some(dout), layout, |row, place, terms| {
-        gradient.terms(row, place, terms);
+    let found = heads::backward(&operands, |operands, row, place| {
+        let pairs = pairs(row, place);
+        Gradient::new(operands, row, &pairs, place).terms(operands, row, &pairs)
     });
-    let chained = |sums: Vec<Sum>| -> Vec<f64> {
-        // Each may pass through a partial of its own.
-        let roundings = |sum: &Sum| sum.terms + model.rescales(sum.terms) + 3;
-        sums.iter().map(|sum| sum.chained(model, roundings(sum))).collect()
-    };
-    let lists = BTreeMap::from([
-        ("dq", found.dq),
-        ("dk", found.dk),
-        ("dv", found.dv),
-        ("dbias", chained(found.dbias)),  // (N50)
-        ("dtau", chained(found.by_head)), // (N51)
-    ]);
-    Ok(lists.into())
-}
-
-/// What the weights are made of, and the values.
-struct Weights<'a> {
-    operands: ScoreOperands<'a>,
-    tau: &'a [f64],
-    v: Rows<'a>,
-}
-
-/// The visible pairs of one query.
-struct Row<'a> {
-    softmax: &'a scores::Row,
-    n: f64,
-    pairs: Vec<Pair>,
+    // Each term may pass through a partial of its own.
+    let roundings = |sum: &Sum| sum.terms + inputs.model.profile.rescales(sum.terms) + 3;
+    found.into_errors(inputs.model, ("dtau", roundings), roundings)
 }
 
 /// A visible pair.
@@ -104,43 +69,37 @@ impl Pair {
     }
 }
 
-impl Weights<'_> {
-    fn row<'b>(&self, softmax: &'b scores::Row, head: usize) -> Row<'b> {
-        let (model, n) = (self.operands.model, softmax.pairs.len() as f64);
-        let pair = |pair: &scores::Pair| {
-            let p = (pair.p, softmax.recomputed(model, pair, 0.0));
-            Pair::new(model, pair.key, p, self.tau[head] / n)
-        };
-        Row { softmax, n, pairs: softmax.pairs.iter().map(pair).collect() }
-    }
+/// The visible pairs of a row.
+fn pairs(model: &Model, row: &Row, tau: f64) -> Vec<Pair> {
+    let offset = tau / row.pairs.len() as f64;
+    let pair = |pair: &scores::Pair| {
+        Pair::new(model, pair.key, (pair.p, row.recomputed(model, pair, 0.0)), offset)
+    };
+    row.pairs.iter().map(pair).collect()
+}
 
-    /// (N42): adds the errors of one row of o.
-    fn output(&self, row: &Row<'_>, place: Place<'_>, errors: &mut [f64]) {
-        let model = self.operands.model;
-        for pair in row.pairs.iter().filter(|pair| pair.may_be_active) {
-            let weight = pair.e_error
-                + row.softmax.gamma * pair.terms
-                + model.u_p * (pair.e + pair.e_error)
-                + model.eta_p;
-            let v = self.operands.shared(self.v, place, pair.key);
-            for (error, v) in errors.iter_mut().zip(v) {
-                *error += weight * v.abs() + floor(v.abs(), model.eta);
-            }
+/// (N42): adds the errors of one row of o.
+fn output(
+    operands: &Operands<'_>,
+    row: &Row,
+    pairs: &[Pair],
+    place: Place<'_>,
+    errors: &mut [f64],
+) {
+    let model = operands.model;
+    for pair in pairs.iter().filter(|pair| pair.may_be_active) {
+        let weight = pair.e_error
+            + row.gamma * pair.terms
+            + model.u_p * (pair.e + pair.e_error)
+            + model.eta_p;
+        for (error, v) in errors.iter_mut().zip(operands.shared(operands.v, place, pair.key)) {
+            *error += weight * v.abs() + floor(v.abs(), model.eta);
         }
     }
 }
 
-/// The backward pass.
-struct Gradient<'a> {
-    weights: &'a Weights<'a>,
-    reach: Option<DistanceBias>,
-    dout: Rows<'a>,
-    dlse: Option<Rows<'a>>,
-    o: Rows<'a>,
-}
-
 /// What the gradients of a row know of it.
-struct RowGradient {
+struct Gradient {
     /// g of each pair with Σ_c |dout_c v_c|; both 0 where no kernel reads the value.
     g: Vec<(f64, f64)>,
     /// γ of a product with dout.
@@ -153,50 +112,20 @@ struct RowGradient {
     open: f64,
 }
 
-impl Gradient<'_> {
-    /// What a row adds to the gradients.
-    fn terms(&self, softmax: &scores::Row, place: Place<'_>, terms: &mut RowTerms) {
-        let operands = &self.weights.operands;
-        let model = operands.model;
-        let row = self.weights.row(softmax, place.head);
-        terms.gamma = model.gamma_by_parts(row.pairs.len(), 3);
-        terms.head = Sum::default();
-        if row.pairs.is_empty() {
-            return;
-        }
-        let gradient = self.gradient(&row, place);
-        for (pair, &g) in row.pairs.iter().zip(&gradient.g) {
-            let d_score = gradient.d_score(model, pair, g);
-            let stored = operands.stored(d_score);
-            let weight = Sum::term(pair.e_error, pair.e + pair.e_error);
-            let j = pair.key - place.sequence.key_start;
-            let distance = self.reach.and_then(|r| r.distance(place.sequence, place.i, j));
-            terms.pairs.push(PairTerms {
-                key: pair.key,
-                by_query: stored,
-                by_key: stored,
-                weight: pair.may_be_active.then_some((weight, model.eta_p)), // (N49)
-                bias: distance.map(|d| (d_score, d)),
-            });
-        }
-        terms.head = gradient.of_tau(model, &row);
-    }
-
+impl Gradient {
     /// (N43), (N44).
-    fn gradient(&self, row: &Row<'_>, place: Place<'_>) -> RowGradient {
-        let Weights { operands, v, .. } = self.weights;
-        let model = operands.model;
-        let (dout, o) = (place.row(self.dout), place.row(self.o));
-        let gamma = model.gamma(v.width + 1);
-        let dlse = self.dlse.map_or(0.0, |dlse| place.row(dlse)[0]);
+    fn new(operands: &Operands<'_>, row: &Row, pairs: &[Pair], place: Place<'_>) -> Self {
+        let (model, dlse) = (operands.model, operands.dlse(place));
+        let (dout, o) = (place.row(operands.dout), place.row(operands.o));
+        let gamma = model.gamma(dout.len() + 1);
         let mut found =
-            RowGradient { g: Vec::new(), gamma, delta: 0.0, delta_error: 0.0, dlse, open: 0.0 };
-        for pair in &row.pairs {
+            Gradient { g: Vec::new(), gamma, delta: 0.0, delta_error: 0.0, dlse, open: 0.0 };
+        for pair in pairs {
             if !pair.may_be_active {
                 found.g.push((0.0, 0.0));
                 continue;
             }
-            let (g, size) = dots(dout, operands.shared(*v, place, pair.key));
+            let (g, size) = dots(dout, operands.shared(operands.v, place, pair.key));
             found.g.push((g, size));
             if pair.raised > 0.0 {
                 found.delta += pair.p * g;
@@ -204,10 +133,11 @@ impl Gradient<'_> {
             found.open += pair.if_open(pair.p * g.abs());
             // By (E8), or by (E16) from o and the sum of the active values.
             let moved = (pair.p_error + 3.0 * model.u * pair.terms) * (g.abs() + gamma * size);
-            let rounded = (row.softmax.gamma + gamma) * pair.terms
+            let rounded = (row.gamma + gamma) * pair.terms
                 + model.u_p * (pair.e + pair.e_error)
                 + model.eta_p;
-            found.delta_error += moved + rounded * size + floor(size, v.width as f64 * model.eta);
+            found.delta_error +=
+                moved + rounded * size + floor(size, dout.len() as f64 * model.eta);
         }
         if found.delta_error > 0.0 {
             let (_, absolute) = dots(dout, o);
@@ -217,9 +147,24 @@ impl Gradient<'_> {
         }
         found
     }
-}
 
-impl RowGradient {
+    /// What the row adds to the gradients.
+    fn terms(&self, operands: &Operands<'_>, row: &Row, pairs: &[Pair]) -> RowTerms {
+        let model = operands.model;
+        let pair = |(pair, &g): (&Pair, _)| {
+            let d_score = self.d_score(model, pair, g);
+            let stored = operands.stored(d_score);
+            let weight = Sum::term(pair.e_error, pair.e + pair.e_error);
+            let weight = pair.may_be_active.then_some((weight, model.eta_p)); // (N49)
+            PairTerms { key: pair.key, d_score, by_query: stored, by_key: stored, weight }
+        };
+        RowTerms {
+            pairs: pairs.iter().zip(&self.g).map(pair).collect(),
+            gamma: model.gamma_by_parts(pairs.len(), 3),
+            head: self.of_tau(model, row, pairs),
+        }
+    }
+
     /// dS with its error, (N45) and (N46).
     fn d_score(&self, model: &Model, pair: &Pair, (g, size): (f64, f64)) -> Sum {
         let flipped = pair.if_open(pair.p * g.abs());
@@ -236,13 +181,14 @@ impl RowGradient {
     }
 
     /// (1/n) Σ g over the active pairs, with its error.
-    fn of_tau(&self, model: &Model, row: &Row<'_>) -> Sum {
-        let mut sum = Sum::term(0.0, 0.0);
-        for (pair, (g, size)) in row.pairs.iter().zip(&self.g) {
-            let chain = row.softmax.gamma + self.gamma + 2.0 * model.u;
-            sum.error += (chain * size + floor(*size, model.eta)) / row.n;
-            sum.absolute += size / row.n;
-            sum.error += pair.if_open(g.abs()) / row.n;
+    fn of_tau(&self, model: &Model, row: &Row, pairs: &[Pair]) -> Sum {
+        let n = pairs.len() as f64;
+        let mut sum = Sum { terms: pairs.len().min(1), ..Sum::default() };
+        for (pair, (g, size)) in pairs.iter().zip(&self.g) {
+            let chain = row.gamma + self.gamma + 2.0 * model.u;
+            sum.error += (chain * size + floor(*size, model.eta)) / n;
+            sum.absolute += size / n;
+            sum.error += pair.if_open(g.abs()) / n;
         }
         sum
     }

@@ -4,47 +4,22 @@
 use super::inputs::{Errors, Inputs};
 use super::model::{Model, floor};
 use crate::tensor::Values;
-use etalon_problem::{Error, LinearAttention, Operand, Pass, Role};
-use etalon_reference::linear_attention::evaluate;
+use etalon_problem::{Error, LinearAttention, Pass};
 use etalon_reference::scalar::Dual;
 use ndarray::ArrayD;
-use std::collections::BTreeMap;
 
 /// The errors of its outputs.
 pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<Errors, Error> {
     let chains = Chains::new(problem, inputs);
-    let masses = masses(problem, inputs)?;
-    let error = |operand: &Operand| {
-        let missing = || Error::Missing {
-            operand: operand.name.to_string(),
-            reason: "its terms have no sizes".to_string(),
-        };
-        let masses = masses.get(operand.name).ok_or_else(missing)?;
-        Ok((operand.name, masses.iter().map(|mass| chains.error(operand.name, mass)).collect()))
+    // (N21): for each output the sum M of the absolute terms, and as its tangent W, in which each
+    // term is weighted with |G|, the size of the logarithm of the decay in it: d/dτ e^{(1−τ)G} = |G|
+    // e^G at τ = 0.
+    let absolute = |name: &str, x: f64| match name {
+        "g" | "g_gamma" => Dual::new(x, -x),
+        _ => Dual::constant(x.abs()),
     };
-    let operands = problem.operands(inputs.pass);
-    let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
-    Ok(outputs.map(error).collect::<Result<BTreeMap<_, _>, Error>>()?.into())
-}
-
-/// (N21): for each output the sum M of the absolute terms, and as its tangent W, in which each
-/// term is weighted with |G|, the size of the logarithm of the decay in it: d/dτ e^{(1−τ)G} = |G|
-/// e^G at τ = 0.
-fn masses(
-    problem: &LinearAttention,
-    inputs: &Inputs<'_>,
-) -> Result<BTreeMap<String, ArrayD<Dual<f64>>>, Error> {
-    let absolute = |(name, values): (&String, &ArrayD<f64>)| {
-        let decay = name == "g" || name == "g_gamma";
-        let element = |&x: &f64| match decay {
-            true => Dual::new(x, -x),
-            false => Dual::constant(x.abs()),
-        };
-        (name.clone(), values.map(element))
-    };
-    let operands = inputs.operands.iter().map(absolute).collect();
-    let problem = problem.clone().scale(problem.scale.abs());
-    evaluate(&problem, inputs.pass, &operands)
+    let problem = problem.clone().scale(problem.scale.abs()).into();
+    inputs.evaluated(&problem, absolute, |name, mass| chains.error(name, mass))
 }
 
 /// How many roundings a term meets, and what its decay and underflow cost.

@@ -6,13 +6,14 @@ mod operands;
 mod row;
 
 use super::inputs::{Errors, Inputs};
-use etalon_problem::{Error, LinearCrossEntropy, Pass};
+use etalon_problem::{LinearCrossEntropy, Pass};
 
 /// The errors of the outputs of the forward or backward pass.
-pub(super) fn errors(problem: &LinearCrossEntropy, inputs: &Inputs<'_>) -> Result<Errors, Error> {
-    let operands = operands::Operands::new(problem, inputs)?;
-    Ok(match inputs.pass {
-        Pass::Forward => forward::errors(&operands).into(),
-        _ => backward::errors(&operands).into(),
-    })
+pub(super) fn errors(problem: &LinearCrossEntropy, inputs: &Inputs<'_>) -> Errors {
+    let operands = operands::Operands::new(problem, inputs);
+    let lists = match inputs.pass {
+        Pass::Forward => forward::errors(&operands),
+        _ => backward::errors(&operands),
+    };
+    Errors { lists, power: None }
 }

@@ -1,7 +1,7 @@
 //! The arithmetic of a profile: roundoffs, chains and floors, with the equations (N1) to (N4).
 
 use crate::profile::Profile;
-use etalon_problem::{Dtype, Precision};
+use etalon_problem::{Dtype, Precision, Stored};
 
 /// Above this sum of relative errors a row's bound says nothing that could be relied on, and is
 /// withdrawn: the element then carries no requirement.
@@ -65,17 +65,6 @@ impl Model {
         if nu < 0.01 { nu / (1.0 - nu) } else { f64::INFINITY }
     }
 
-    /// The number of rescales that a streaming softmax over `keys` keys may do.
-    pub fn rescales(&self, keys: usize) -> usize {
-        keys.div_ceil(self.profile.rescale_keys.max(1)) + 1
-    }
-
-    /// The roundings that a term of a streaming sum over `keys` keys may suffer: its product and
-    /// the additions after it, then with every later tile a rescale and an addition.
-    pub fn chain(&self, keys: usize) -> usize {
-        keys + 2 * self.rescales(keys) + 1
-    }
-
     /// The relative error of exp(x), `distance` = |x| (N3).
     pub fn exp(&self, distance: f64) -> f64 {
         (self.profile.exp_constant + self.profile.exp_slope * distance) * self.u
@@ -104,7 +93,7 @@ impl Model {
     /// γ of a sum of `terms` terms, each of which may pass through a partial sum of its own and
     /// through so many roundings more.
     pub fn gamma_by_parts(&self, terms: usize, more: usize) -> f64 {
-        self.gamma(terms + self.rescales(terms) + more)
+        self.gamma(terms + self.profile.rescales(terms) + more)
     }
 
     /// How far an error may reach in a decision: as far as (N4) lets it in an output.
@@ -119,11 +108,9 @@ impl Model {
 
     /// The floating-point type of an operand, if it has one.
     pub fn dtype(&self, precision: Precision) -> Option<Dtype> {
-        match precision {
-            Precision::Storage => Some(self.storage),
-            Precision::Wide if self.storage == Dtype::F64 => Some(Dtype::F64),
-            Precision::Wide => Some(Dtype::F32),
-            Precision::Integer => None,
+        match Stored::of(precision, self.storage) {
+            Stored::Float(dtype) => Some(dtype),
+            Stored::Integer => None,
         }
     }
 

@@ -3,7 +3,8 @@
 use super::inputs::{Inputs, Rows};
 use super::model::{LARGEST_RELATIVE, Model, floor, growth};
 use super::sum::{Sum, dots};
-use etalon_problem::{DistanceBias, Error, Precision, Scores, Sequence};
+use etalon_problem::{DistanceBias, Extents, Precision, Scores, Sequence};
+use std::ops::Range;
 
 /// A query of one head in one sequence.
 #[derive(Clone, Copy)]
@@ -14,50 +15,88 @@ pub(super) struct Place<'a> {
 }
 
 impl Place<'_> {
+    /// Where its query lies in the arrays.
+    pub fn query(&self) -> usize {
+        self.sequence.query_start + self.i
+    }
+
     /// Its row of a tensor that lies as q does.
     pub fn row<'a>(&self, x: Rows<'a>) -> &'a [f64] {
-        x.row(self.sequence.batch, self.head, self.sequence.query_start + self.i)
+        x.row(self.sequence.batch, self.head, self.query())
     }
 }
 
-/// What the scores are raised by.
+/// What the scores are raised by: `size` numbers for each of the heads of each of the batch elements,
+/// of which there is 1 where the numbers are shared. Its gradient lies in the same way.
 #[derive(Clone, Copy)]
-pub(super) enum Bias<'a> {
-    None,
-    /// A number for each pair, `[B or 1, Hq or 1, N, M]`.
-    ByPair(Rows<'a>, [usize; 2]),
-    /// A number for each distance within reach, `[Hq, W]`, and 0 beyond.
-    ByDistance(DistanceBias, Rows<'a>),
+pub(super) struct Bias<'a> {
+    data: &'a [f64],
+    batches: usize,
+    heads: usize,
+    pub size: usize,
+    /// Keys in a row of numbers for each pair.
+    keys: usize,
+    /// Where there is a number for each distance within reach instead, and 0 beyond.
+    reach: Option<DistanceBias>,
 }
 
 impl<'a> Bias<'a> {
-    fn at(&self, place: Place<'_>, j: usize) -> Option<f64> {
-        let Place { sequence, head, i } = place;
-        match *self {
-            Bias::None => None,
-            Bias::ByPair(rows, [batches, heads]) => {
-                let batch = if batches == 1 { 0 } else { sequence.batch };
-                let head = if heads == 1 { 0 } else { head };
-                Some(rows.row(batch, head, sequence.query_start + i)[sequence.key_start + j])
-            }
-            Bias::ByDistance(reach, bias) => {
-                let distance = reach.distance(sequence, i, j);
-                Some(distance.map_or(0.0, |d| bias.data[head * reach.width + d]))
-            }
+    fn new(scores: &Scores, reach: Option<DistanceBias>, inputs: &Inputs<'a>) -> Option<Self> {
+        let (data, e) = (inputs.rows("bias").data, &scores.extents);
+        let [batches, heads, size] = match reach {
+            Some(reach) => [1, e.query_heads, reach.width],
+            None => scores.bias.map(|bias| [bias.batch, bias.heads, e.queries * e.keys])?,
+        };
+        Some(Bias { data, batches, heads, size, keys: e.keys, reach })
+    }
+
+    /// The numbers of all heads.
+    pub fn len(&self) -> usize {
+        self.batches * self.heads * self.size
+    }
+
+    /// How many heads share each number.
+    pub fn copies(&self, e: &Extents) -> usize {
+        e.batch / self.batches.max(1) * (e.query_heads / self.heads.max(1))
+    }
+
+    /// Where the numbers of a head of a batch element begin.
+    pub fn start(&self, batch: usize, head: usize) -> usize {
+        let batch = if self.batches == 1 { 0 } else { batch };
+        let head = if self.heads == 1 { 0 } else { head };
+        (batch * self.heads + head) * self.size
+    }
+
+    /// Where the number of a pair lies among those of its head, if there is one.
+    pub fn offset(&self, place: Place<'_>, key: usize) -> Option<usize> {
+        match self.reach {
+            Some(reach) => reach.distance(place.sequence, place.i, key - place.sequence.key_start),
+            None => Some(place.query() * self.keys + key),
         }
+    }
+
+    fn at(&self, place: Place<'_>, key: usize) -> f64 {
+        let start = self.start(place.sequence.batch, place.head);
+        self.offset(place, key).map_or(0.0, |offset| self.data[start + offset])
     }
 }
 
-/// What the scores are made of, and the reference's lse.
-#[derive(Clone, Copy)]
-pub(super) struct ScoreOperands<'a> {
+/// What the outputs of attention, attention_lse and lazy_attention are made of, and the reference's o
+/// and lse.
+pub(super) struct Operands<'a> {
     pub scores: &'a Scores,
     pub model: &'a Model,
-    q: Rows<'a>,
-    k: Rows<'a>,
-    sinks: Option<Rows<'a>>,
-    bias: Bias<'a>,
+    pub bias: Option<Bias<'a>>,
+    sequences: Vec<Sequence>,
+    pub q: Rows<'a>,
+    pub k: Rows<'a>,
+    sinks: Rows<'a>,
     lse: Rows<'a>,
+    /// attention_lse has no values, nor what belongs to them.
+    pub v: Rows<'a>,
+    pub o: Rows<'a>,
+    pub dout: Rows<'a>,
+    dlse: Rows<'a>,
 }
 
 /// A visible pair.
@@ -79,8 +118,7 @@ pub(super) struct Pair {
     pub p_error: f64,
 }
 
-/// The visible pairs of one query with the sums over them. Reused from row to row.
-#[derive(Default)]
+/// The visible pairs of one query with the sums over them.
 pub(super) struct Row {
     pub pairs: Vec<Pair>,
     /// lse of the row, as the reference gives it.
@@ -103,27 +141,39 @@ pub(super) struct Row {
     pub refused: bool,
 }
 
-impl<'a> ScoreOperands<'a> {
-    pub fn new(scores: &'a Scores, bias: Bias<'a>, inputs: &Inputs<'a>) -> Result<Self, Error> {
-        Ok(ScoreOperands {
+impl<'a> Operands<'a> {
+    /// `reach` is that of a bias by distance.
+    pub fn new(scores: &'a Scores, reach: Option<DistanceBias>, inputs: &Inputs<'a>) -> Self {
+        // A problem without rows may count batch elements without end.
+        let no_row = scores.row_shape().contains(&0);
+        Operands {
             scores,
             model: inputs.model,
-            q: inputs.needed("q")?,
-            k: inputs.needed("k")?,
-            sinks: inputs.get("sinks").filter(|_| scores.sinks),
-            bias,
-            lse: inputs.needed("lse")?,
+            bias: Bias::new(scores, reach, inputs),
+            sequences: if no_row { Vec::new() } else { scores.sequences() },
+            q: inputs.rows("q"),
+            k: inputs.rows("k"),
+            sinks: inputs.rows("sinks"),
+            lse: inputs.rows("lse"),
+            v: inputs.rows("v"),
+            o: inputs.rows("o"),
+            dout: inputs.rows("dout"),
+            dlse: inputs.rows("dlse"),
+        }
+    }
+
+    /// The sequences of a batch element.
+    pub fn sequences(&self, batch: usize) -> impl Iterator<Item = &Sequence> {
+        self.sequences.iter().filter(move |sequence| sequence.batch == batch)
+    }
+
+    /// The queries of some heads of a batch element.
+    pub fn places(&self, batch: usize, heads: Range<usize>) -> impl Iterator<Item = Place<'_>> {
+        self.sequences(batch).flat_map(move |sequence| {
+            let places =
+                move |head| (0..sequence.queries).map(move |i| Place { sequence, head, i });
+            heads.clone().flat_map(places)
         })
-    }
-
-    /// The elements of a query.
-    pub fn query(&self, place: Place<'_>) -> &'a [f64] {
-        place.row(self.q)
-    }
-
-    /// The elements of a key.
-    pub fn key(&self, place: Place<'_>, key: usize) -> &'a [f64] {
-        self.shared(self.k, place, key)
     }
 
     /// What the head of a query sees at array position `key` of a tensor that lies as k does.
@@ -131,17 +181,19 @@ impl<'a> ScoreOperands<'a> {
         x.row(place.sequence.batch, place.head / self.scores.group(), key)
     }
 
-    /// Fills `row`.
-    pub fn fill(&self, row: &mut Row, place: Place<'_>) {
+    /// The cotangent of the lse of a query.
+    pub fn dlse(&self, place: Place<'_>) -> f64 {
+        place.row(self.dlse).first().copied().unwrap_or(0.0)
+    }
+
+    /// The visible pairs of a query.
+    pub fn row(&self, place: Place<'_>) -> Row {
         let Place { sequence, head, i } = place;
-        row.pairs.clear();
-        for j in 0..sequence.keys {
-            if self.scores.mask.allows(sequence, head, i, j) {
-                let pair = self.pair(place, j);
-                row.pairs.extend(Some(pair).filter(|pair| pair.score != f64::NEG_INFINITY));
-            }
-        }
-        row.weigh(self.model, place.row(self.lse)[0], self.sinks.map(|sinks| sinks.data[head]));
+        let seen = (0..sequence.keys).filter(|&j| self.scores.mask.allows(sequence, head, i, j));
+        let pairs = seen.map(|j| self.pair(place, sequence.key_start + j));
+        let pairs = pairs.filter(|pair| pair.score != f64::NEG_INFINITY).collect();
+        let sink = self.sinks.data.get(head).copied();
+        Row::new(self.model, pairs, place.row(self.lse)[0], sink)
     }
 
     /// ds as it enters the products with q and k, where it may be stored in a narrower type (N14).
@@ -158,10 +210,9 @@ impl<'a> ScoreOperands<'a> {
     }
 
     /// One score with its errors; the weight is open.
-    fn pair(&self, place: Place<'_>, j: usize) -> Pair {
+    fn pair(&self, place: Place<'_>, key: usize) -> Pair {
         let (model, sigma) = (self.model, self.scores.scale());
-        let key = place.sequence.key_start + j;
-        let (q, k) = (self.query(place), self.key(place, key));
+        let (q, k) = (place.row(self.q), self.shared(self.k, place, key));
         let (dot, absolute) = dots(q, k);
         let largest = absolute * sigma.abs().max(1.0);
         // (N5): D products and their sum, σ itself and the product with it.
@@ -184,7 +235,7 @@ impl<'a> ScoreOperands<'a> {
             error = capped.moved + cap * model.profile.tanh * model.u + 2.0 * model.u * score.abs();
             slope_error = capped.slope_error;
         }
-        if let Some(bias) = self.bias.at(place, j) {
+        if let Some(bias) = self.bias.map(|bias| bias.at(place, key)) {
             score += bias;
             error += model.u * (score.abs() + bias.abs());
         }
@@ -220,31 +271,28 @@ impl Capped {
 
 impl Row {
     /// The weights and what follows from all of them together.
-    fn weigh(&mut self, model: &Model, lse: f64, sink: Option<f64>) {
-        self.lse = lse;
-        self.sink = sink.unwrap_or(f64::NEG_INFINITY);
-        self.max = self.pairs.iter().map(|pair| pair.score).fold(self.sink, f64::max);
-        let terms = self.pairs.len() + usize::from(sink.is_some());
-        let (rescales, max) = (model.rescales(terms), self.max);
-        let streamed =
-            |error: f64, logit: f64| error + model.streamed_exp((logit - max).abs(), rescales);
-        for pair in &mut self.pairs {
-            pair.p = (pair.score - lse).exp();
-            pair.p_error = weight_error(pair.p, streamed(pair.error, pair.score));
+    fn new(model: &Model, mut pairs: Vec<Pair>, lse: f64, sink: Option<f64>) -> Self {
+        let terms = pairs.len() + usize::from(sink.is_some());
+        let sink = sink.unwrap_or(f64::NEG_INFINITY);
+        let max = pairs.iter().map(|pair| pair.score).fold(sink, f64::max);
+        let rescales = model.profile.rescales(terms);
+        let weight = |logit: f64, error: f64| {
+            let p = (logit - lse).exp();
+            (p, weight_error(p, error + model.streamed_exp((logit - max).abs(), rescales)))
+        };
+        for pair in &mut pairs {
+            (pair.p, pair.p_error) = weight(pair.score, pair.error);
         }
-        (self.pi, self.pi_error) = (0.0, 0.0);
-        if self.sink > f64::NEG_INFINITY {
-            self.pi = (self.sink - lse).exp();
-            self.pi_error = weight_error(self.pi, streamed(0.0, self.sink));
-        }
-        self.gamma = model.gamma(model.chain(terms));
-        let weights = self.pairs.iter().map(|pair| pair.p_error).sum::<f64>();
-        self.relative = weights + self.pi_error + terms as f64 * model.eta;
+        let (pi, pi_error) = if sink > f64::NEG_INFINITY { weight(sink, 0.0) } else { (0.0, 0.0) };
+        let gamma = model.gamma(model.profile.chain(terms));
+        let weights = pairs.iter().map(|pair| pair.p_error).sum::<f64>();
+        let relative = weights + pi_error + terms as f64 * model.eta;
         let log = (lse - max).abs() + model.profile.rescale_lag;
-        self.lse_error = model.lse_error(self.relative, self.gamma, max, log)
-            + model.store(lse.abs(), Precision::Wide);
-        let largest = self.relative.max(self.lse_error);
-        self.refused = largest.is_nan() || largest > LARGEST_RELATIVE;
+        let lse_error =
+            model.lse_error(relative, gamma, max, log) + model.store(lse.abs(), Precision::Wide);
+        let largest = relative.max(lse_error);
+        let refused = largest.is_nan() || largest > LARGEST_RELATIVE;
+        Row { pairs, lse, sink, pi, pi_error, max, relative, gamma, lse_error, refused }
     }
 
     /// (1 + A) / (1 − A): what normalising an erroneous sum makes of an error (N8).
@@ -264,7 +312,7 @@ impl Row {
 
     /// The error of the logarithm of a weight that the forward pass streamed, without ε (N16).
     pub fn streamed(&self, model: &Model, pair: &Pair) -> f64 {
-        let rescales = model.rescales(self.pairs.len() + 1);
+        let rescales = model.profile.rescales(self.pairs.len() + 1);
         model.streamed_exp((pair.score - self.max).abs(), rescales)
     }
 

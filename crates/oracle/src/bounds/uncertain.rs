@@ -6,39 +6,21 @@ use super::model::{LARGEST_RELATIVE, Model, growth};
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Error, Problem};
 use etalon_reference::scalar::Real;
-use etalon_reference::{attention, attention_lse, linear_cross_entropy};
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// The errors of the outputs of such a pass.
 pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
-    let (pass, model) = (inputs.pass, inputs.model);
+    let model = inputs.model;
     if model.stores_low() {
         return Err(Error::Unsupported {
-            what: format!("a bound of {} {pass}", problem.algorithm()),
+            what: format!("a bound of {} {}", problem.algorithm(), inputs.pass),
             reason: format!("`{}` stores weights in a low precision", model.profile.name),
         });
     }
-    let exact = |&x: &f64| Uncertain {
-        single: model.profile.accumulator != Dtype::F64,
-        ..Uncertain::from_f64(x)
-    };
-    let operands = inputs.operands.iter().map(|(name, x)| (name.clone(), x.map(exact))).collect();
-    let outputs = match problem {
-        Problem::Attention(problem) => attention::evaluate(problem, pass, &operands),
-        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, &operands),
-        Problem::LinearCrossEntropy(problem) => {
-            linear_cross_entropy::evaluate(problem, pass, &operands)
-        }
-        other => Err(other.algorithm().no_pass(pass)),
-    }?;
-    let operands = problem.operands(pass);
-    let lists = outputs.iter().filter_map(|(name, values)| {
-        let operand = operands.iter().find(|operand| operand.name == name)?;
-        Some((operand.name, values.iter().map(|x: &Uncertain| x.error(model)).collect()))
-    });
-    Ok(lists.collect::<BTreeMap<_, _>>().into())
+    let single = model.profile.accumulator != Dtype::F64;
+    let exact = |_: &str, x: f64| Uncertain { single, ..Uncertain::from_f64(x) };
+    inputs.evaluated(problem, exact, |_, x| x.error(model))
 }
 
 /// A value, and how far off a kernel may be that computes it by the same formula with sums in any
@@ -83,7 +65,11 @@ impl Uncertain {
 
     /// Its error in roundoffs, the additions included (N80).
     fn settled(&self) -> f64 {
-        if self.terms <= 1 { self.error } else { self.error + chain(self.terms) * self.mass }
+        if self.terms <= 1 {
+            self.error
+        } else {
+            self.error + FUNCTIONS.chain(self.terms as usize) as f64 * self.mass
+        }
     }
 
     /// Its error, as a result of a kernel.
@@ -95,7 +81,8 @@ impl Uncertain {
     /// streamed, and its weights with it (N83). ∞ where it might be 0.
     fn relative(&self, u: f64) -> f64 {
         let Profile { exp_constant, exp_slope, rescale_lag, .. } = FUNCTIONS;
-        let streamed = 2.0 * exp_slope * rescale_lag + exp_constant * rescales(self.terms);
+        let rescales = FUNCTIONS.rescales(self.terms as usize) as f64;
+        let streamed = 2.0 * exp_slope * rescale_lag + exp_constant * rescales;
         let streamed = if self.terms > 1 { 2.0 * streamed } else { 0.0 };
         let relative = self.settled() / self.value.abs() + streamed;
         match relative * u {
@@ -107,15 +94,6 @@ impl Uncertain {
 
 fn roundoff(single: bool) -> f64 {
     if single { f64::from(f32::EPSILON / 2.0) } else { f64::EPSILON / 2.0 }
-}
-
-fn rescales(terms: u32) -> f64 {
-    (f64::from(terms) / FUNCTIONS.rescale_keys as f64).ceil() + 1.0
-}
-
-/// As `Model::chain`.
-fn chain(terms: u32) -> f64 {
-    f64::from(terms) + 2.0 * rescales(terms) + 1.0
 }
 
 /// a · b, where nothing times anything is nothing.

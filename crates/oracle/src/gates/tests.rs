@@ -1,18 +1,18 @@
 use super::*;
 use crate::tensor::{Data, Stored, Tensor};
 use etalon_problem::Dtype;
-use ndarray::{ArrayD, IxDyn};
+use ndarray::ArrayD;
 use std::collections::BTreeMap;
 
-fn bounds(value: &[f64], bound: &[f64]) -> Bounds {
-    let array = |list: &[f64]| ArrayD::from_shape_vec(IxDyn(&[1, list.len()]), list.to_vec());
-    let bound = Bound {
-        value: array(value).unwrap(),
-        bound: array(bound).unwrap(),
-        stored: Stored::Float(Dtype::F64),
-        largest: 65504.0, // as if stored in f16
-    };
+fn shaped(shape: &[usize], value: &[f64], bound: &[f64]) -> Bounds {
+    let array = |list: &[f64]| ArrayD::from_shape_vec(shape, list.to_vec()).unwrap();
+    let (value, bound, stored) = (array(value), array(bound), Stored::Float(Dtype::F64));
+    let bound = Bound { value, bound, stored, largest: 65504.0 }; // as if stored in f16
     Bounds { outputs: BTreeMap::from([("o".to_string(), bound)]), power: None }
+}
+
+fn bounds(value: &[f64], bound: &[f64]) -> Bounds {
+    shaped(&[1, value.len()], value, bound)
 }
 
 fn judged(value: &[f64], bound: &[f64], got: &[f64]) -> Judgement {
@@ -108,17 +108,9 @@ fn blunt_bounds_are_not_informative() {
 
 #[test]
 fn a_row_that_cancels_is_measured_against_the_whole() {
-    let array = |list: [f64; 8]| ArrayD::from_shape_vec(IxDyn(&[4, 2]), list.to_vec()).unwrap();
-    let value = array([1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]); // rms of all: 0.87
+    let value = [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 0.0]; // rms of all: 0.87
     let judge = |last: f64| {
-        let bound = array([1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, last, last]);
-        let bound = Bound {
-            value: value.clone(),
-            bound,
-            stored: Stored::Float(Dtype::F64),
-            largest: f64::MAX,
-        };
-        informative(&Bounds { outputs: BTreeMap::from([("dk".to_string(), bound)]), power: None })
+        informative(&shaped(&[4, 2], &value, &[1e-3, 1e-3, 1e-3, 1e-3, 1e-3, 1e-3, last, last]))
     };
     assert!(judge(0.08).is_ok() && judge(0.09).is_err());
 }

@@ -17,13 +17,12 @@ struct Term {
 
 pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
     let LinearCrossEntropy { tokens, dim, vocab, .. } = *operands.problem;
-    let model = operands.model;
-    let counted = operands.counted();
-    let normaliser = Normaliser::new(operands, &counted);
-    let rows: Vec<Vec<Term>> =
-        counted.par_iter().map(|&(i, y)| terms(operands, &normaliser, i, y)).collect();
+    let (model, counted) = (operands.model, &operands.counted);
+    let normaliser = Normaliser::new(operands);
+    let rows = counted.par_iter().map(|&(i, y)| terms(operands, &normaliser, i, y));
+    let rows: Vec<Vec<Term>> = rows.collect();
 
-    let chain = |n: usize| model.gamma(n + 2 * model.rescales(n) + 3);
+    let chain = |n: usize| model.gamma(n + 2 * model.profile.rescales(n) + 3);
     let (over_classes, over_tokens) = (chain(vocab), chain(counted.len()));
     let (mut dh, mut dw) = (vec![0.0; tokens * dim], vec![0.0; vocab * dim]);
     let mut dbias = vec![0.0; vocab];
@@ -42,13 +41,11 @@ pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>
 }
 
 fn terms(operands: &Operands<'_>, normaliser: &Normaliser, i: usize, y: usize) -> Vec<Term> {
-    let model = operands.model;
     let row = Row::new(operands, i);
     let pull = Pull::new(operands, normaliser, &row, i, y);
-    let lse_error = row.stored_lse_error(model);
-    let lost = row.lost || lse_error > LARGEST_RELATIVE || lse_error.is_nan() || !pull.is_bounded();
+    let lost = row.lost || !pull.is_bounded();
     let term = |(v, x): (usize, &Logit)| {
-        let term = pull.term(model, &row, lse_error, x, v == y, operands.class_weight(v));
+        let term = pull.term(x, if v == y { 1.0 } else { 0.0 }, operands.class_weight(v));
         if lost { Term { error: f64::INFINITY, ..term } } else { term }
     };
     row.logits.iter().enumerate().map(term).collect()
@@ -62,21 +59,24 @@ struct Near {
 }
 
 /// (C12)–(C14) of a token.
-struct Pull {
+struct Pull<'a> {
+    model: &'a Model,
+    row: &'a Row,
     beta: Near,
     lambda: Near,
     /// g α/V
     eta: Near,
     dentropy: f64,
-    /// Of the entropy as a kernel finds it again.
+    /// Of lse and of the entropy as a kernel finds them again.
+    lse_error: f64,
     entropy_error: f64,
 }
 
-impl Pull {
+impl<'a> Pull<'a> {
     fn new(
-        operands: &Operands<'_>,
+        operands: &Operands<'a>,
         normaliser: &Normaliser,
-        row: &Row,
+        row: &'a Row,
         i: usize,
         y: usize,
     ) -> Self {
@@ -94,42 +94,37 @@ impl Pull {
         let weights: f64 = (0..classes).map(|v| operands.class_weight(v)).sum();
         let absolute: f64 = (0..classes).map(|v| operands.class_weight(v).abs()).sum();
         let square = 2.0 * gamma * row.lse;
+        let lse_error = row.lse_error + model.store(row.lse.abs(), Precision::Wide);
         let beta_error = target.abs() * (relative + 2.0 * u) + u * (target.abs() + dlogprob.abs());
         let lambda_error = eta.abs() * absolute * (relative + model.gamma(classes + 4))
             + square.abs() * (relative + 3.0 * u)
-            + 2.0 * gamma.abs() * row.stored_lse_error(model)
+            + 2.0 * gamma.abs() * lse_error
             + 3.0 * u * ((eta * weights).abs() + square.abs() + dlse.abs());
-        let entropy_error = row.entropy_error + model.store(row.entropy.abs(), Precision::Wide);
         Pull {
+            model,
+            row,
             beta: Near { value: target - dlogprob, error: beta_error },
             lambda: Near { value: eta * weights + square + dlse, error: lambda_error },
             eta: Near { value: eta, error: eta.abs() * (relative + 2.0 * u) },
             dentropy: operands.cotangent("dentropy", i),
-            entropy_error,
+            lse_error,
+            entropy_error: row.entropy_error + model.store(row.entropy.abs(), Precision::Wide),
         }
     }
 
     fn is_bounded(&self) -> bool {
         let entropy = if self.dentropy == 0.0 { 0.0 } else { self.entropy_error };
-        [self.beta.error, self.lambda.error, self.eta.error, entropy].iter().all(|x| x.is_finite())
+        let errors = [self.beta.error, self.lambda.error, self.eta.error, entropy];
+        self.lse_error <= LARGEST_RELATIVE && errors.iter().all(|x| x.is_finite())
     }
 
-    /// (N72), (N73)
-    fn term(
-        &self,
-        model: &Model,
-        row: &Row,
-        lse_error: f64,
-        x: &Logit,
-        is_target: bool,
-        weight: f64,
-    ) -> Term {
+    /// (N72), (N73); `own` is 1 for the target.
+    fn term(&self, x: &Logit, own: f64, weight: f64) -> Term {
+        let &Pull { model, row, beta, lambda, eta, dentropy, lse_error, entropy_error } = self;
         let (u, p) = (model.u, x.p);
-        let Pull { beta, lambda, eta, dentropy, entropy_error } = self;
         // A weight that is made anew, or one that is kept from the forward pass.
         let again = p * growth(x.error + lse_error + model.exp((x.z - row.lse).abs()));
         let p_error = if p > 0.0 { again.max(2.0 * x.weight_error) + model.eta } else { 0.0 };
-        let own = if is_target { 1.0 } else { 0.0 };
         let both = beta.value + lambda.value;
         let mut value = (p - own) * beta.value + p * lambda.value - eta.value * weight;
         let mut parts = (p * both).abs() + own * beta.value.abs() + (eta.value * weight).abs();
@@ -137,7 +132,7 @@ impl Pull {
             + (own - p).abs() * beta.error
             + p * lambda.error
             + eta.error * weight.abs();
-        if *dentropy != 0.0 && p > 0.0 {
+        if dentropy != 0.0 && p > 0.0 {
             let surprise = x.z - row.lse + row.entropy;
             let surprise_error = x.error
                 + lse_error

@@ -20,9 +20,9 @@ struct Token {
 }
 
 pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
-    let counted = operands.counted();
-    let normaliser = Normaliser::new(operands, &counted);
-    let tokens: Vec<Token> = counted.par_iter().map(|&(i, y)| token(operands, i, y)).collect();
+    let normaliser = Normaliser::new(operands);
+    let tokens = operands.counted.par_iter().map(|&(i, y)| token(operands, i, y));
+    let tokens: Vec<Token> = tokens.collect();
     let per_token = |of: &dyn Fn(&Token) -> f64| {
         let mut list = vec![0.0; operands.problem.tokens];
         tokens.iter().for_each(|token| list[token.i] = of(token));
@@ -53,7 +53,7 @@ fn reduced(operands: &Operands<'_>, normaliser: &Normaliser, tokens: &[Token]) -
     if n == 0 {
         return 0.0;
     }
-    let gamma = model.gamma(n + 2 * model.rescales(n) + 6);
+    let gamma = model.gamma(n + 2 * model.profile.rescales(n) + 6);
     let part = |of: fn(&Token) -> Sum, z: f64, relative: f64| {
         let mut sum = Sum::default();
         tokens.iter().for_each(|token| sum.add(of(token)));
@@ -74,7 +74,7 @@ fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
 
     let alpha = problem.label_smoothing;
     let share = alpha / problem.vocab as f64;
-    let gamma = model.gamma(model.chain(problem.vocab) + 4);
+    let gamma = model.gamma(model.profile.chain(problem.vocab) + 4);
     let own = (1.0 - alpha) * operands.class_weight(y).abs();
     let (mut size, mut error) = (0.0, 0.0);
     if own > 0.0 {

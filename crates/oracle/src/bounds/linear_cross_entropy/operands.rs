@@ -2,7 +2,7 @@
 
 use crate::bounds::inputs::Inputs;
 use crate::bounds::model::Model;
-use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, Reduction};
+use etalon_problem::{LinearCrossEntropy, LseSquareWeight, Reduction};
 
 /// The inputs, in f64.
 pub(super) struct Operands<'a> {
@@ -11,46 +11,47 @@ pub(super) struct Operands<'a> {
     inputs: &'a Inputs<'a>,
     pub h: &'a [f64],
     pub w: &'a [f64],
-    pub bias: Option<&'a [f64]>,
-    targets: &'a [f64],
-    class_weights: Option<&'a [f64]>,
-    token_weights: Option<&'a [f64]>,
+    bias: &'a [f64],
+    class_weights: &'a [f64],
+    token_weights: &'a [f64],
+    /// The tokens that count, with their classes.
+    pub counted: Vec<(usize, usize)>,
 }
 
 impl<'a> Operands<'a> {
-    pub fn new(problem: &'a LinearCrossEntropy, inputs: &'a Inputs<'a>) -> Result<Self, Error> {
-        Ok(Operands {
+    pub fn new(problem: &'a LinearCrossEntropy, inputs: &'a Inputs<'a>) -> Self {
+        let data = |name| inputs.rows(name).data;
+        let targets = data("targets").iter().map(|&target| target as i64).enumerate();
+        let counted = targets.filter(|(_, target)| *target != problem.ignore_index);
+        Operands {
             problem,
             model: inputs.model,
             inputs,
-            h: inputs.needed("h")?.data,
-            w: inputs.needed("w")?.data,
-            bias: inputs.get("bias").map(|x| x.data),
-            targets: inputs.needed("targets")?.data,
-            class_weights: inputs.get("class_weights").map(|x| x.data),
-            token_weights: inputs.get("token_weights").map(|x| x.data),
-        })
+            h: data("h"),
+            w: data("w"),
+            bias: data("bias"),
+            class_weights: data("class_weights"),
+            token_weights: data("token_weights"),
+            counted: counted.map(|(i, target)| (i, target as usize)).collect(),
+        }
     }
 
     /// A cotangent of token `i`, or of all tokens together; 0 where it is absent.
     pub fn cotangent(&self, name: &str, i: usize) -> f64 {
-        let all = self.inputs.get(name).map_or(&[][..], |x| x.data);
-        if all.len() == 1 { all[0] } else { all.get(i).copied().unwrap_or(0.0) }
+        let all = self.inputs.rows(name).data;
+        all.get(if all.len() == 1 { 0 } else { i }).copied().unwrap_or(0.0)
+    }
+
+    pub fn bias(&self, v: usize) -> f64 {
+        self.bias.get(v).copied().unwrap_or(0.0)
     }
 
     pub fn class_weight(&self, v: usize) -> f64 {
-        self.class_weights.map_or(1.0, |weights| weights[v])
+        self.class_weights.get(v).copied().unwrap_or(1.0)
     }
 
     pub fn token_weight(&self, i: usize) -> f64 {
-        self.token_weights.map_or(1.0, |weights| weights[i])
-    }
-
-    /// The tokens that count, with their classes.
-    pub fn counted(&self) -> Vec<(usize, usize)> {
-        let targets = self.targets.iter().map(|&target| target as i64).enumerate();
-        let counted = targets.filter(|(_, target)| *target != self.problem.ignore_index);
-        counted.map(|(i, target)| (i, target as usize)).collect()
+        self.token_weights.get(i).copied().unwrap_or(1.0)
     }
 
     /// ζ κ_i ω_i
@@ -74,10 +75,9 @@ pub(super) struct Normaliser {
 }
 
 impl Normaliser {
-    pub fn new(operands: &Operands<'_>, counted: &[(usize, usize)]) -> Self {
-        let terms =
-            counted.iter().map(|&(i, y)| operands.token_weight(i) * operands.class_weight(y));
-        let n = counted.len();
+    pub fn new(operands: &Operands<'_>) -> Self {
+        let weight = |&(i, y): &(usize, usize)| operands.token_weight(i) * operands.class_weight(y);
+        let (terms, n) = (operands.counted.iter().map(weight), operands.counted.len());
         let (z, error) = match operands.problem.reduction {
             Reduction::Mean => {
                 let absolute = terms.clone().map(f64::abs).sum::<f64>();

@@ -1,10 +1,9 @@
 //! A row of logits: how far off each, its weight, and the row's lse and entropy may be.
 
 use super::operands::Operands;
-use crate::bounds::model::{LARGEST_RELATIVE, Model, growth};
+use crate::bounds::model::{LARGEST_RELATIVE, growth};
 use crate::bounds::scores::Capped;
 use crate::bounds::sum::dots;
-use etalon_problem::Precision;
 
 /// A logit.
 pub(super) struct Logit {
@@ -39,7 +38,7 @@ impl Row {
         let mut logits: Vec<Logit> = (0..vocab).map(|v| logit(operands, i, v)).collect();
         let m = logits.iter().fold(f64::NEG_INFINITY, |m, x| m.max(x.z));
         let l: f64 = logits.iter().map(|x| (x.z - m).exp()).sum();
-        let rescales = model.rescales(vocab);
+        let rescales = model.profile.rescales(vocab);
         let (mut a, mut mean, mut distance) = (0.0, 0.0, 0.0);
         for x in logits.iter_mut().filter(|x| x.z > f64::NEG_INFINITY) {
             x.p = (x.z - m).exp() / l;
@@ -50,12 +49,12 @@ impl Row {
             distance += x.p * ((x.z - m).abs() + 2.0 * model.profile.rescale_lag);
         }
         let log = l.ln() + model.profile.rescale_lag;
-        let lse_error = model.lse_error(a, model.gamma(model.chain(vocab)), m, log); // (N64)
+        let lse_error = model.lse_error(a, model.gamma(model.profile.chain(vocab)), m, log); // (N64)
         let mut spread = 0.0;
         for x in logits.iter().filter(|x| x.z > f64::NEG_INFINITY) {
             spread += x.weight_error * (1.0 - (x.z - m - mean)).abs() + x.p * x.error;
         }
-        let twice = model.gamma(2 * model.chain(vocab));
+        let twice = model.gamma(2 * model.profile.chain(vocab));
         let entropy_error = (1.0 + a) / (1.0 - a) * spread
             + twice * (1.0 + distance)
             + model.log_error(log)
@@ -64,11 +63,6 @@ impl Row {
         let (lse, entropy) = (m + l.ln(), l.ln() - mean);
         Row { logits, m, lse, entropy, lse_error, entropy_error, lost }
     }
-
-    /// The error of lse as a kernel finds it again.
-    pub fn stored_lse_error(&self, model: &Model) -> f64 {
-        self.lse_error + model.store(self.lse.abs(), Precision::Wide)
-    }
 }
 
 fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
@@ -76,7 +70,7 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     let (dim, u) = (problem.dim, model.u);
     let (h, w) = (&operands.h[i * dim..][..dim], &operands.w[v * dim..][..dim]);
     let (dot, absolute) = dots(h, w);
-    let bias = operands.bias.map_or(0.0, |bias| bias[v]);
+    let bias = operands.bias(v);
     let a = dot + bias;
     let a_error = model.gamma(dim + 2) * (absolute + bias.abs()) + dim as f64 * model.eta; // (N60)
     let (scale, theta) = (problem.logit_scale, problem.temperature);
