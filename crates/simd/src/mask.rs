@@ -3,7 +3,9 @@
 mod arrays;
 
 use crate::tile::MAX_KEYS;
+use crate::workspace::Lists;
 use arrays::{Blocks, Runs};
+use bumpalo::boxed::Box;
 use etalon_problem::{Cover, Error, Mask, Sequence};
 use std::ops::Range;
 
@@ -18,20 +20,31 @@ pub enum Sight<'a> {
     /// [`Mask::Segments`].
     Segments { query: Runs<'a>, key: Runs<'a> },
     /// [`Mask::And`] with a part that is not an interval mask.
-    And(Vec<Sight<'a>>),
+    And(Box<'a, [Sight<'a>]>),
     /// [`Mask::Or`].
-    Or(Vec<Sight<'a>>),
+    Or(Box<'a, [Sight<'a>]>),
 }
 
 impl<'a> Sight<'a> {
-    /// Prepares a mask that passed its check.
-    pub fn new(mask: &'a Mask) -> Result<Self, Error> {
-        let all = |masks: &'a [Mask]| masks.iter().map(Sight::new).collect::<Result<Vec<_>, _>>();
+    /// Prepares a mask that passed its check, in memory for [`Sight::bytes`].
+    pub fn new(mask: &'a Mask, lists: &'a Lists) -> Result<Self, Error> {
+        let all = |masks: &'a [Mask]| {
+            let mut failure = None;
+            let parts = masks.iter().map_while(|mask| match Sight::new(mask, lists) {
+                Ok(part) => Some(part),
+                Err(error) => {
+                    failure = Some(error);
+                    None
+                }
+            });
+            let parts = lists.collect(masks.len(), parts, "the parts of a mask")?;
+            failure.map_or(Ok(parts), Err)
+        };
         Ok(match mask {
             Mask::Segments { query, key } => {
-                Sight::Segments { query: Runs::new(query)?, key: Runs::new(key)? }
+                Sight::Segments { query: Runs::new(query, lists)?, key: Runs::new(key, lists)? }
             }
-            Mask::Array(array) => Sight::Array(Blocks::new(array)?),
+            Mask::Array(array) => Sight::Array(Blocks::new(array, lists)?),
             Mask::And(masks) => match all(masks)? {
                 parts if parts.iter().all(|part| matches!(part, Sight::Mask(_))) => {
                     Sight::Mask(mask)
@@ -43,7 +56,7 @@ impl<'a> Sight<'a> {
         })
     }
 
-    /// The bytes of the index of a mask.
+    /// The bytes of the lists of a mask.
     pub fn bytes(mask: &Mask) -> usize {
         match mask {
             Mask::Segments { query, key } => {
@@ -51,7 +64,8 @@ impl<'a> Sight<'a> {
             }
             Mask::Array(array) => Blocks::count(array),
             Mask::And(masks) | Mask::Or(masks) => {
-                masks.iter().map(Sight::bytes).fold(0, usize::saturating_add)
+                let parts = masks.iter().map(|mask| size_of::<Sight<'_>>() + Sight::bytes(mask));
+                parts.fold(0, usize::saturating_add)
             }
             _ => 0,
         }
@@ -149,6 +163,7 @@ fn write_row(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Workspace;
     use etalon_problem::{Align, NamedArray};
     use proptest::prelude::*;
 
@@ -220,7 +235,9 @@ mod tests {
             mask in masks(), sequence in sequences(), start in 0..36usize,
         ) {
             let cols = start.min(sequence.keys)..sequence.keys;
-            let sight = Sight::new(&mask).expect("memory for small arrays");
+            let workspace = Workspace::new();
+            let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
+            let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
             let mut row = vec![false; cols.len()];
             for i in 0..sequence.queries {
                 sight.visible_row(&sequence, 0, i, cols.clone(), &mut row);
@@ -237,7 +254,9 @@ mod tests {
             let range = |a: usize, b: usize, len: usize| a.min(b).min(len)..a.max(b).min(len);
             let rows = range(ends[0], ends[1], sequence.queries);
             let cols = range(ends[2], ends[3], sequence.keys);
-            let sight = Sight::new(&mask).expect("memory for small arrays");
+            let workspace = Workspace::new();
+            let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
+            let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
             prop_assert_eq!(
                 sight.cover(&sequence, 0, rows.clone(), cols.clone()),
                 mask.cover(&sequence, 0, rows, cols)

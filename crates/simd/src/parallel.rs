@@ -1,46 +1,6 @@
 //! Tasks over rayon's current pool.
 
-use etalon_problem::Error;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
-
-/// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
-/// first. Each thread keeps one scratch, of those that are `idle` or a new one. Which thread runs a
-/// task changes nothing about its result, so results do not depend on the number of threads.
-pub fn for_each<T: Send, S: Send>(
-    idle: &Mutex<Vec<S>>,
-    tasks: Vec<T>,
-    scratch: impl Fn() -> Result<S, Error> + Sync,
-    body: impl Fn(T, &mut S) + Sync,
-) -> Result<(), Error> {
-    let take = || idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-    let threads = rayon::current_num_threads().min(tasks.len());
-    let tasks: Vec<Mutex<Option<T>>> =
-        tasks.into_iter().map(|task| Mutex::new(Some(task))).collect();
-    let next = AtomicUsize::new(0);
-    let failure = Mutex::new(None);
-    let work = || {
-        let mut scratch = match take().map_or_else(&scratch, Ok) {
-            Ok(scratch) => scratch,
-            Err(error) => {
-                *failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
-                return;
-            }
-        };
-        while let Some(task) = tasks.get(next.fetch_add(1, Ordering::Relaxed)) {
-            if let Some(task) = task.lock().unwrap_or_else(PoisonError::into_inner).take() {
-                body(task, &mut scratch);
-            }
-        }
-        idle.lock().unwrap_or_else(PoisonError::into_inner).push(scratch);
-    };
-    on_threads(threads, &work);
-    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        // One thread without a scratch is no failure while others did its work.
-        Some(error) if next.load(Ordering::Relaxed) < tasks.len() => Err(error),
-        _ => Ok(()),
-    }
-}
 
 /// Runs `body` on every task, in their order as threads become free: put the heaviest first. As many
 /// threads work as there are `rooms`; each takes one and prepares it with `enter`. Which thread runs a
@@ -91,20 +51,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_runs_once_whatever_the_threads() {
-        for threads in [1, 2, 3, 7] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let mut done = vec![0; 100];
-            pool.install(|| {
-                let idle = Mutex::default();
-                for_each(&idle, done.iter_mut().collect(), || Ok(()), |slot, ()| *slot += 1)
-                    .unwrap();
-            });
-            assert!(done.iter().all(|&count| count == 1), "{threads} threads");
-        }
-    }
-
-    #[test]
     fn every_task_is_shared_out_once() {
         for (threads, tasks) in [(1, 100), (2, 100), (3, 2), (7, 1000), (5, 0)] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -120,11 +66,5 @@ mod tests {
             assert!(done.iter().all(|&count| count == 1), "{threads} threads");
             assert_eq!(rooms.iter().sum::<usize>(), tasks, "a thread keeps its room");
         }
-    }
-
-    #[test]
-    fn no_scratch_anywhere_is_an_error() {
-        let none = || Err::<(), _>(Error::Memory { what: "scratch".into(), bytes: 1 });
-        assert!(for_each(&Mutex::default(), vec![1, 2], none, |_, ()| {}).is_err());
     }
 }

@@ -7,7 +7,7 @@ use super::tensors::{
 use crate::element::Tensor;
 use crate::memory::zeros;
 use crate::plan::Plan;
-use crate::{Element, Options, softmax};
+use crate::{Element, Options, Workspace, softmax};
 use etalon_problem::{Algorithm, Attention, Error, Pass};
 use ndarray::arr0;
 
@@ -40,7 +40,12 @@ fn write_output<T: Element>(
     options: &Options,
 ) -> Result<(), Error> {
     inputs.check_like_outputs(["o", "lse"], [Some(out.o.shape()), Some(out.lse.shape())])?;
-    softmax::Forward { inputs, gradient: false }.run(Some(out.o.into()), out.lse, options)
+    softmax::Forward { inputs, gradient: false }.run(
+        &Workspace::new(),
+        Some(out.o.into()),
+        out.lse,
+        options,
+    )
 }
 
 /// dq, dk, dv and, where the problem has them, dsinks and dbias (B1)–(B9), from the outputs of the
@@ -101,7 +106,7 @@ fn write_gradients<T: Element>(
     };
     let gradients = gradients.erased();
     pass.check(&gradients)?;
-    pass.run(gradients, options)
+    pass.run(&Workspace::new(), gradients, options)
 }
 
 /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_lse, lse⟩ by everything that the backward
@@ -171,7 +176,7 @@ fn write_second<T: Element>(
     };
     let gradients = gradients.erased();
     pass.check(&gradients)?;
-    pass.run(gradients, options)
+    pass.run(&Workspace::new(), gradients, options)
 }
 
 /// The tangents of o and lse along tangents of the inputs (J1), (J2), from the outputs of the forward
@@ -218,7 +223,7 @@ fn write_tangents<T: Element>(
         ..softmax::SecondGradients::default()
     };
     pass.check_tangents(&moved)?;
-    pass.run(moved, options)
+    pass.run(&Workspace::new(), moved, options)
 }
 
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent

@@ -8,7 +8,7 @@ use super::tensors::{
 use crate::element::Tensor;
 use crate::memory::zeros;
 use crate::plan::Plan;
-use crate::{Element, Mode, Options, softmax};
+use crate::{Element, Mode, Options, Workspace, softmax};
 use etalon_problem::{Algorithm, AttentionLse, Error, Pass};
 use ndarray::{ArrayViewMut3, arr0};
 
@@ -53,7 +53,7 @@ fn write_output(
         Error::expect_shape("gradient", &inputs.scores.q_shape(), gradient.shape())?;
     }
     let pass = softmax::Forward { inputs, gradient: gradient.is_some() };
-    pass.run(gradient.map(Into::into), lse, options)
+    pass.run(&Workspace::new(), gradient.map(Into::into), lse, options)
 }
 
 /// dq, dk and, where the problem has them, dsinks and dbias (L2), from the output of the forward
@@ -112,7 +112,7 @@ fn write_gradients<T: Element>(
     };
     let gradients = gradients.erased();
     pass.check(&gradients)?;
-    pass.run(gradients, options)
+    pass.run(&Workspace::new(), gradients, options)
 }
 
 /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_lse, lse⟩ by everything that the backward pass reads, from
@@ -173,7 +173,7 @@ fn write_second<T: Element>(
     };
     let gradients = gradients.erased();
     pass.check(&gradients)?;
-    pass.run(gradients, options)
+    pass.run(&Workspace::new(), gradients, options)
 }
 
 /// The tangent of lse along tangents of the inputs (J2), from the output of the forward pass.
@@ -213,7 +213,7 @@ fn write_tangents(
     let moved =
         softmax::SecondGradients { gdlse: Some(tlse), ..softmax::SecondGradients::default() };
     pass.check_tangents(&moved)?;
-    pass.run(moved, options)
+    pass.run(&Workspace::new(), moved, options)
 }
 
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent

@@ -18,9 +18,10 @@ use crate::Workspace;
 use crate::element::TensorMut;
 use crate::parallel::share;
 use crate::plan::Buffer;
+use crate::tiles::Rest;
 use crate::workspace::Region;
 use etalon_problem::{Error, LinearAttention, Pass, TokenSequence};
-use ndarray::{ArrayView4, ArrayViewMut4, Dimension, Ix3, Ix4, s};
+use ndarray::{ArrayView4, ArrayViewMut4, Ix3, Ix4, s};
 use std::ops::Range;
 
 /// More work that a schedule may make if it occupies the threads: what another sweep over keys and
@@ -208,27 +209,6 @@ impl<'a> Schedule<'a> {
             buffers.push(Buffer::parts("sums of spans", self.spans(), size_of::<[f64; 2]>()));
         }
         buffers
-    }
-}
-
-/// What is left of a view after parts of it were taken; it begins at `from`.
-pub struct Rest<'o, D: Dimension> {
-    view: Option<TensorMut<'o, D>>,
-    from: usize,
-}
-
-impl<'o, D: Dimension> Rest<'o, D> {
-    /// All of a view.
-    pub fn of(view: Option<TensorMut<'o, D>>) -> Self {
-        Rest { view, from: 0 }
-    }
-
-    /// Takes a range of an axis, behind all that were taken before.
-    pub fn take(&mut self, axis: usize, range: Range<usize>) -> Option<TensorMut<'o, D>> {
-        let (_, rest) = self.view.take()?.split_at(axis, range.start - self.from);
-        let (part, rest) = rest.split_at(axis, range.len());
-        *self = Rest { view: Some(rest), from: range.end };
-        Some(part)
     }
 }
 

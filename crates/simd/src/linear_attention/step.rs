@@ -1,13 +1,14 @@
 //! One more token, for decoding: (R1) and (R2). Every element of the states is read and written once.
 
 use super::operands::Operands;
-use super::schedule::{Place, Rest};
+use super::schedule::Place;
 use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::level::compiled_here;
 use crate::parallel::share;
 use crate::plan::Buffer;
+use crate::tiles::Rest;
 use crate::workspace::{Parts, Workspace};
 use etalon_problem::{Error, LinearAttention, TokenSequence};
 use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4, s};
