@@ -21,7 +21,7 @@ use super::packs::{Known, Operand, Packing};
 use super::schedule::{SECOND_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::second::{Second, Tangent};
-use super::stats::{RowStats, Stats, numbers_of};
+use super::stats::{RowStats, Stats};
 use super::tasks::Task;
 use super::wave::{Memory, Places, Wave, Work, each};
 use crate::element::{Tensor, TensorMut, View};
@@ -187,14 +187,14 @@ impl<'a> DoubleBackward<'a> {
             let pair = wave.pair(task.slot, task.member, Stats::NONE);
             level.run(QueryTile { body: Tangent, pair, rows: rows.clone(), scratch });
             part.fill(0.0);
-            let [delta, u, z] = numbers_of(part, cut.queries);
             for r in 0..rows.len() {
-                [delta[r], u[r], z[r]] = self.row_stats(wave, &task.place, r, scratch);
+                let numbers = self.row_stats(wave, &task.place, r, scratch);
+                part[r..].iter_mut().step_by(cut.queries).zip(numbers).for_each(|(to, x)| *to = x);
             }
-            task.write_numbers(u); // (D13)
+            let stats = Stats::of(part, rows.start, cut.queries);
+            task.write_numbers(stats.u); // (D13)
             task.write(1, scratch.sums.values, cut.stride(pair.value_dim), 1.0);
             if task.results[0].is_some() {
-                let stats = Stats::of(part, rows.start, cut.queries);
                 let (body, pair) = (Second { capped: true }, Pair { stats, ..pair });
                 level.run(QueryTile { body, pair, rows, scratch });
                 task.write(0, scratch.sums.wide, cut.stride(pair.dim), pair.rule.scale);

@@ -88,17 +88,17 @@ impl<'a> Operand<'a> {
 }
 
 /// The queries or the keys of a pass.
-struct Side<'a> {
-    operands: [Operand<'a>; 4],
+struct Operands<'a> {
+    list: [Operand<'a>; 4],
     /// Rows of a panel across, and columns of one along.
     widths: [usize; 2],
 }
 
-impl Side<'_> {
+impl Operands<'_> {
     /// Memory for `len` rows.
     fn room<'m>(&self, parts: &mut Parts<'m>, len: usize) -> [Both<'m>; 4] {
         let [rows, cols] = self.widths;
-        self.operands.map(|operand| {
+        self.list.map(|operand| {
             let width = operand.tensor.map_or(0, |tensor| tensor.shape()[3]);
             let dim = |packed| if packed { width } else { 0 };
             let across = len.next_multiple_of(rows).saturating_mul(dim(operand.across));
@@ -117,7 +117,7 @@ impl Side<'_> {
     ) {
         let masked = masked.map(|lse| lse.slice_move(s![batch, head, rows.clone()]));
         non_finite.clear();
-        for (both, operand) in packs.into_iter().zip(&self.operands) {
+        for (both, operand) in packs.into_iter().zip(&self.list) {
             let Some(tensor) = operand.tensor else { continue };
             let rows = tensor.rows(batch, head, rows.clone());
             let source = Source { rows, masked, job: JOB };
@@ -206,12 +206,12 @@ impl<'a> Packing<'a> {
         rayon::current_num_threads().min(queries.max(keys)).max(1)
     }
 
-    fn key_side(&self) -> Side<'a> {
-        Side { operands: self.keys, widths: [self.cut.cols, self.cut.cols] }
+    fn key_operands(&self) -> Operands<'a> {
+        Operands { list: self.keys, widths: [self.cut.cols, self.cut.cols] }
     }
 
-    fn query_side(&self, operands: [Operand<'a>; 4]) -> Side<'a> {
-        Side { operands, widths: [self.cut.rows, self.cut.cols] }
+    fn query_operands(&self, operands: [Operand<'a>; 4]) -> Operands<'a> {
+        Operands { list: operands, widths: [self.cut.rows, self.cut.cols] }
     }
 
     /// Query heads that are packed of a slot.
@@ -247,14 +247,14 @@ impl<'a> Packing<'a> {
 
     fn room_of_keys<'m>(&self, parts: &mut Parts<'m>) -> Keys<'m> {
         let len = self.longest().1;
-        let [k, v, ddk, ddv] = self.key_side().room(parts, len);
+        let [k, v, ddk, ddv] = self.key_operands().room(parts, len);
         Keys { k, v, ddk, ddv, non_finite: NonFinite::new(parts, len) }
     }
 
     fn room_of_queries<'m>(&self, parts: &mut Parts<'m>) -> Queries<'m> {
         let len = self.longest().0;
         let operands = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
-        let [q, dout, ddq, cot_o] = self.query_side(operands).room(parts, len);
+        let [q, dout, ddq, cot_o] = self.query_operands(operands).room(parts, len);
         let lse = parts.room(len.next_multiple_of(self.cut.rows));
         Queries { q, dout, ddq, cot_o, non_finite: NonFinite::new(parts, len), lse }
     }
@@ -267,7 +267,7 @@ impl<'a> Packing<'a> {
             let (sequence, head) = place(slot);
             let Keys { k, v, ddk, ddv, non_finite } = keys;
             let rows = (sequence.batch, head, key_rows(sequence));
-            self.key_side().pack([k, v, ddk, ddv], non_finite, rows, None);
+            self.key_operands().pack([k, v, ddk, ddv], non_finite, rows, None);
         };
         let pack_queries = |(queries, head): (&mut Queries<'_>, usize)| {
             let (sequence, key_head) = place(head / group);
@@ -294,6 +294,6 @@ impl<'a> Packing<'a> {
             }
         }
         let rows = (sequence.batch, head, rows);
-        self.query_side(operands).pack([q, dout, ddq, cot_o], non_finite, rows, masked);
+        self.query_operands(operands).pack([q, dout, ddq, cot_o], non_finite, rows, masked);
     }
 }

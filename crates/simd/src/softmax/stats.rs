@@ -28,12 +28,6 @@ impl<'a> Stats<'a> {
     }
 }
 
-/// δ, u and z in the part of a tile of `size` queries, to be written.
-pub fn numbers_of(part: &mut [f32], size: usize) -> [&mut [f32]; 3] {
-    let mut numbers = part.chunks_exact_mut(size);
-    [(); 3].map(|()| numbers.next().unwrap_or_default())
-}
-
 /// The numbers of the rows of a wave. Those of a tile of queries lie together: first the tiles with
 /// which heads begin, one head after the other, then the tiles behind those.
 pub struct RowStats<'m> {
