@@ -95,19 +95,19 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Writes into `row` whether query `i` of `sequence` sees each key of `cols`, at most
-    /// [`MAX_KEYS`] of them: [`Mask::allows`] for a whole row.
+    /// Writes into `row` 1 for each key of `cols`, at most [`MAX_KEYS`] of them, that query `i` of
+    /// `sequence` sees, and otherwise 0: [`Mask::allows`] for a whole row.
     pub fn visible_row(
         &self,
         sequence: &Sequence,
         head: usize,
         i: usize,
         cols: Range<usize>,
-        row: &mut [bool],
+        row: &mut [u8],
     ) {
-        let combine = |masks: &[Sight<'_>], row: &mut [bool], all: bool| {
-            row.fill(all);
-            let mut part = [false; MAX_KEYS];
+        let combine = |masks: &[Sight<'_>], row: &mut [u8], all: bool| {
+            row.fill(u8::from(all));
+            let mut part = [0; MAX_KEYS];
             let part = &mut part[..row.len()];
             for mask in masks {
                 mask.visible_row(sequence, head, i, cols.clone(), part);
@@ -121,13 +121,13 @@ impl<'a> Sight<'a> {
             Sight::Array(blocks) => {
                 let first = sequence.key_start + cols.start;
                 let all = blocks.array.row(sequence, head, i);
-                row.copy_from_slice(&all[first..first + cols.len()]);
+                row.copy_from_slice(bytemuck::cast_slice(&all[first..first + cols.len()]));
             }
             Sight::Segments { query, key } => {
                 let id = query.array.ids(sequence.batch)[sequence.query_start + i];
                 let mut at = 0;
                 for (other, len) in key.of(sequence.batch, sequence.key_start, cols) {
-                    row[at..at + len].fill(id >= 0 && id == other);
+                    row[at..at + len].fill(u8::from(id >= 0 && id == other));
                     at += len;
                 }
             }
@@ -137,24 +137,24 @@ impl<'a> Sight<'a> {
     }
 }
 
-/// Writes into `row` whether query `i` sees each key of `cols`, by a mask without arrays.
+/// As [`Sight::visible_row`], by a mask without arrays.
 fn write_row(
     mask: &Mask,
     sequence: &Sequence,
     head: usize,
     i: usize,
     cols: Range<usize>,
-    row: &mut [bool],
+    row: &mut [u8],
 ) {
     match mask.row_span(sequence, i) {
         Some(span) => {
             let place = |key: usize| key.clamp(cols.start, cols.end) - cols.start;
-            row.fill(false);
-            row[place(span.start)..place(span.end)].fill(true);
+            row.fill(0);
+            row[place(span.start)..place(span.end)].fill(1);
         }
         None => {
             for (visible, j) in row.iter_mut().zip(cols) {
-                *visible = mask.allows(sequence, head, i, j);
+                *visible = u8::from(mask.allows(sequence, head, i, j));
             }
         }
     }
@@ -238,11 +238,12 @@ mod tests {
             let workspace = Workspace::new();
             let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
             let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
-            let mut row = vec![false; cols.len()];
+            let mut row = vec![9; cols.len()];
             for i in 0..sequence.queries {
                 sight.visible_row(&sequence, 0, i, cols.clone(), &mut row);
                 for (j, &visible) in cols.clone().zip(&row) {
-                    prop_assert_eq!(visible, mask.allows(&sequence, 0, i, j), "i {} j {}", i, j);
+                    let allowed = mask.allows(&sequence, 0, i, j);
+                    prop_assert_eq!(visible, u8::from(allowed), "i {} j {}", i, j);
                 }
             }
         }

@@ -7,10 +7,10 @@ use super::packs::{Keys, Known, Operand, Packing};
 use super::rule::ScoreRule;
 use super::schedule::{FIRST_ORDER, Needs};
 use super::tasks::{Task, Tasks};
+use super::wave::each;
 use crate::element::TensorMut;
 use crate::mask::Sight as PreparedMask;
 use crate::pack::{ONE_JOB, Source};
-use crate::parallel::share;
 use crate::plan::Plan;
 use crate::tiles::query_rows;
 use crate::waves::Waves;
@@ -42,26 +42,17 @@ impl Forward<'_> {
         let mut memory = workspace.room(needs.all(), "the memory of a forward pass")?;
         let parts = &mut Parts::of(&mut memory);
         let mut slots = packing.room(parts, &lists, needs.together)?;
-        let what = "the scratch of threads";
-        let flags = lists.repeat(needs.workers * ForwardScratch::flags(&cut), false, what)?;
-        let flags = flags.chunks_exact_mut(ForwardScratch::flags(&cut));
-        let scratch = flags.map(|flags| self.scratch(parts, flags, &cut));
-        let mut scratch = lists.collect(needs.workers, scratch, what)?;
+        let scratch = (0..needs.workers).map(|_| self.scratch(parts, &cut));
+        let mut scratch = lists.collect(needs.workers, scratch, "the scratch of threads")?;
         let mask = PreparedMask::new(&self.inputs.scores.mask, &lists)?;
         let (results, nothing) = ([o, None], f32::NEG_INFINITY);
         let mut tasks = Tasks::of_queries(&lists, &packing, waves, results, Some(lse), nothing)?;
         for wave in waves.iter() {
             packing.pack(&mut slots, &wave);
-            let tasks = tasks.wave(&wave).iter_mut();
-            share(
-                scratch.iter_mut(),
-                |scratch| scratch,
-                tasks,
-                |task, scratch| {
-                    let keys = &slots.keys[task.slot - wave.start];
-                    self.tile(task, &packing, &mask, keys, scratch, options);
-                },
-            );
+            each(&mut scratch, tasks.wave(&wave).iter_mut(), |task, scratch| {
+                let keys = &slots.keys[task.slot - wave.start];
+                self.tile(task, &packing, &mask, keys, scratch, options);
+            });
         }
         Ok(())
     }
@@ -71,13 +62,8 @@ impl Forward<'_> {
         if self.gradient { self.inputs.scores.extents.dim } else { self.inputs.value_dim() }
     }
 
-    fn scratch<'m>(
-        &self,
-        parts: &mut Parts<'m>,
-        flags: &'m mut [bool],
-        cut: &Cut,
-    ) -> ForwardScratch<'m> {
-        ForwardScratch::new(parts, flags, cut, self.inputs.scores.extents.dim, self.width())
+    fn scratch<'m>(&self, parts: &mut Parts<'m>, cut: &Cut) -> ForwardScratch<'m> {
+        ForwardScratch::new(parts, cut, self.inputs.scores.extents.dim, self.width())
     }
 
     fn packing<'s>(
@@ -98,8 +84,8 @@ impl Forward<'_> {
             together: waves(packing).size,
             workers: packing.workers(),
             slot: packing.slot(),
-            scratch: Parts::count(|parts| self.scratch(parts, &mut [], cut)),
-            thread: size_of::<ForwardScratch<'_>>() + ForwardScratch::flags(cut),
+            scratch: Parts::count(|parts| self.scratch(parts, cut)),
+            thread: size_of::<ForwardScratch<'_>>(),
             stats: 0,
             sums: 0,
         }

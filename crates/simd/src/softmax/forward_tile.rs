@@ -48,27 +48,15 @@ pub struct ForwardScratch<'m> {
     /// One block of scores, then of weights.
     s: &'m mut [f32],
     tanh: &'m mut [f32],
-    visible: &'m mut [bool],
+    visible: &'m mut [u8],
 }
 
 /// The most lanes of a register, over all instruction sets.
 const MAX_LANES: usize = 16;
 
 impl<'m> ForwardScratch<'m> {
-    /// Flags of pairs that a thread has.
-    pub fn flags(cut: &Cut) -> usize {
-        cut.rows * MAX_KEYS
-    }
-
-    /// For operands of D = `dim` and results with rows of `width` elements, with as many flags as
-    /// [`ForwardScratch::flags`] says.
-    pub fn new(
-        parts: &mut Parts<'m>,
-        flags: &'m mut [bool],
-        cut: &Cut,
-        dim: usize,
-        width: usize,
-    ) -> Self {
+    /// For operands of D = `dim` and results with rows of `width` elements.
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, width: usize) -> Self {
         let stride = cut.stride(width);
         ForwardScratch {
             cut: *cut,
@@ -79,7 +67,7 @@ impl<'m> ForwardScratch<'m> {
             stride,
             s: parts.room(cut.rows * STRIDE),
             tanh: parts.room(cut.rows * STRIDE),
-            visible: flags,
+            visible: parts.bytes(cut.rows * MAX_KEYS),
         }
     }
 }
@@ -227,7 +215,10 @@ impl ForwardTile<'_, '_> {
                 I::Tile::ROWS,
                 values,
                 #[inline(always)]
-                |r, k| visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k]),
+                |r, k| {
+                    let visible = visible[r * MAX_KEYS + start + k] != 0;
+                    visible.then(|| s[r * STRIDE + start + k])
+                },
             );
         } else {
             sum.add_rows(isa, &s[start..], values);

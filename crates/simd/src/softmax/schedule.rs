@@ -73,8 +73,8 @@ impl Schedule {
             together: self.waves.size,
             workers: packing.workers(),
             slot: packing.slot(),
-            scratch: Parts::count(|parts| Scratch::new(parts, &mut [], self, inputs)),
-            thread: size_of::<Scratch<'_>>() + Scratch::flags(self),
+            scratch: Parts::count(|parts| Scratch::new(parts, self, inputs)),
+            thread: size_of::<Scratch<'_>>(),
             stats: RowStats::slot(packing, self.second),
             sums: if self.fused { OrderedSum::slot(packing) } else { 0 },
         }

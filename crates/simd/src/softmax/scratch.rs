@@ -35,8 +35,8 @@ pub struct TileMemory<'m> {
 pub struct Share<'m> {
     /// dP, then dS or ds of a tile.
     pub ds: &'m mut [f32],
-    /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
-    pub visible: &'m mut [bool],
+    /// 1 for the pairs of a tile that are visible, and otherwise 0, rows [`MAX_KEYS`] apart.
+    pub visible: &'m mut [u8],
     /// The first column of each register block of a tile that was computed, and the one behind the last.
     pub strips: &'m mut [[u32; 2]],
 }
@@ -73,31 +73,20 @@ pub enum Target {
 }
 
 impl<'m> Scratch<'m> {
-    /// Flags of pairs that a thread has.
-    pub fn flags(schedule: &Schedule) -> usize {
-        schedule.shares() * schedule.cut.queries * MAX_KEYS
-    }
-
-    /// Memory for a pass, with as many flags as [`Scratch::flags`] says.
-    pub fn new(
-        parts: &mut Parts<'m>,
-        flags: &'m mut [bool],
-        schedule: &Schedule,
-        inputs: &Inputs<'_>,
-    ) -> Self {
+    /// Memory for a pass.
+    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule, inputs: &Inputs<'_>) -> Self {
         let Schedule { cut, second, .. } = *schedule;
         let of = |there: bool, len: usize| if there { len } else { 0 };
         let (tile, block) = (cut.queries * STRIDE, cut.rows * STRIDE);
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
         let sum = |rows: usize, dim: usize| cut.stride(dim).saturating_mul(rows);
         let value_dim = inputs.value_dim();
-        let mut flags = flags.chunks_exact_mut(cut.queries * MAX_KEYS);
         let share = |number| {
             let there = number < schedule.shares();
             let strips = parts.room(of(there, 2 * (cut.queries / cut.rows)));
             Share {
                 ds: parts.room(of(there, tile)),
-                visible: flags.next().unwrap_or_default(),
+                visible: parts.bytes(of(there, cut.queries * MAX_KEYS)),
                 strips: bytemuck::cast_slice_mut(strips),
             }
         };

@@ -69,10 +69,9 @@ impl<'m> Memory<'m, '_> {
         let count = if schedule.fused { packing.sums(together) } else { 0 };
         let sums = (0..count).map(|_| OrderedSum::new(parts.room(OrderedSum::len(packing))));
         let sums = lists.collect(count, sums, "the sums of dq")?;
-        let (each, what) = (Scratch::flags(schedule), "the scratch of threads");
-        let flags = lists.repeat(workers * each, false, what)?.chunks_exact_mut(each);
-        let scratch = flags.map(|flags| Scratch::new(parts, flags, schedule, inputs));
-        Ok(Memory { stats, sums, scratch: lists.collect(workers, scratch, what)? })
+        let scratch = (0..workers).map(|_| Scratch::new(parts, schedule, inputs));
+        let scratch = lists.collect(workers, scratch, "the scratch of threads")?;
+        Ok(Memory { stats, sums, scratch })
     }
 }
 
@@ -251,10 +250,10 @@ impl<'a> Wave<'a> {
 }
 
 /// Runs `body` on every task, on as many threads as have a scratch.
-pub fn each<'m, T: Send>(
-    scratch: &mut [Scratch<'m>],
+pub fn each<S: Send, T: Send>(
+    scratch: &mut [S],
     tasks: impl Iterator<Item = T> + Send,
-    body: impl Fn(T, &mut Scratch<'m>) + Sync,
+    body: impl Fn(T, &mut S) + Sync,
 ) {
     share(scratch.iter_mut(), |scratch| scratch, tasks, |task, scratch| body(task, scratch));
 }

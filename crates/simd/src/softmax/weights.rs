@@ -10,7 +10,7 @@ use std::ops::Range;
 /// Clears the weights of a block beside its strip, up to column `end`: nothing is visible there.
 pub fn clear<const W: usize>(
     mut weights: [&mut [f32]; W],
-    visible: &mut [bool],
+    visible: &mut [u8],
     strip: Option<&Strip>,
     (rows, end): (usize, usize),
 ) {
@@ -24,7 +24,7 @@ pub fn clear<const W: usize>(
                 weights[r * STRIDE..][cols.clone()].fill(0.0);
             }
             let seen = cols.start..cols.end.min(MAX_KEYS);
-            visible[r * MAX_KEYS..][seen].fill(false);
+            visible[r * MAX_KEYS..][seen].fill(0);
         }
     }
 }
@@ -34,7 +34,7 @@ pub fn clear<const W: usize>(
 /// keys that are not finite would be NaN.
 pub fn hide<const W: usize>(
     mut weights: [&mut [f32]; W],
-    visible: &mut [bool],
+    visible: &mut [u8],
     strip: &Strip,
     lse: &[f32],
 ) {
@@ -45,12 +45,12 @@ pub fn hide<const W: usize>(
         for (r, &lse) in lse.iter().enumerate() {
             let visible = &mut visible[r * MAX_KEYS..][cols.clone()];
             if lse == f32::INFINITY {
-                visible.fill(false);
+                visible.fill(0);
             }
             for weights in &mut weights {
                 let weights = &mut weights[r * STRIDE..][cols.clone()];
                 for (weight, &visible) in weights.iter_mut().zip(&*visible) {
-                    *weight = if visible { *weight } else { 0.0 };
+                    *weight = if visible != 0 { *weight } else { 0.0 };
                 }
             }
         }
@@ -62,7 +62,7 @@ pub struct Rows<'a> {
     /// The weights, rows [`STRIDE`] apart.
     pub weights: &'a [f32],
     /// Which pairs are visible, rows [`MAX_KEYS`] apart.
-    pub visible: &'a [bool],
+    pub visible: &'a [u8],
     /// Whether an operand is not finite, so that only visible pairs may be touched.
     pub has_nonfinite: bool,
 }
@@ -88,7 +88,7 @@ impl Rows<'_> {
                 keys,
                 #[inline(always)]
                 |r, j| {
-                    self.visible[r * MAX_KEYS + start + j]
+                    (self.visible[r * MAX_KEYS + start + j] != 0)
                         .then(|| self.weights[r * STRIDE + start + j])
                 },
             );
@@ -123,7 +123,7 @@ pub struct Columns<'a> {
     /// Whether an operand is not finite, so that only visible pairs may be touched.
     pub has_nonfinite: bool,
     /// Which pairs are visible, rows [`MAX_KEYS`] apart.
-    pub visible: &'a [bool],
+    pub visible: &'a [u8],
 }
 
 impl Columns<'_> {
@@ -158,7 +158,7 @@ impl Columns<'_> {
                     rows_here,
                     #[inline(always)]
                     |r, i| {
-                        self.visible[(top + i) * MAX_KEYS + key + r]
+                        (self.visible[(top + i) * MAX_KEYS + key + r] != 0)
                             .then(|| weights[(top + i) * STRIDE + key + r])
                     },
                 );
