@@ -3,7 +3,9 @@
 mod arrays;
 
 use crate::tile::MAX_KEYS;
+use crate::workspace::Lists;
 use arrays::{Blocks, Runs};
+use bumpalo::boxed::Box;
 use etalon_problem::{Cover, Error, Mask, Sequence};
 use std::ops::Range;
 
@@ -18,20 +20,31 @@ pub enum Sight<'a> {
     /// [`Mask::Segments`].
     Segments { query: Runs<'a>, key: Runs<'a> },
     /// [`Mask::And`] with a part that is not an interval mask.
-    And(Vec<Sight<'a>>),
+    And(Box<'a, [Sight<'a>]>),
     /// [`Mask::Or`].
-    Or(Vec<Sight<'a>>),
+    Or(Box<'a, [Sight<'a>]>),
 }
 
 impl<'a> Sight<'a> {
-    /// Prepares a mask that passed its check.
-    pub fn new(mask: &'a Mask) -> Result<Self, Error> {
-        let all = |masks: &'a [Mask]| masks.iter().map(Sight::new).collect::<Result<Vec<_>, _>>();
+    /// Prepares a mask that passed its check, in memory for [`Sight::bytes`].
+    pub fn new(mask: &'a Mask, lists: &'a Lists) -> Result<Self, Error> {
+        let all = |masks: &'a [Mask]| {
+            let mut failure = None;
+            let parts = masks.iter().map_while(|mask| match Sight::new(mask, lists) {
+                Ok(part) => Some(part),
+                Err(error) => {
+                    failure = Some(error);
+                    None
+                }
+            });
+            let parts = lists.collect(masks.len(), parts, "the parts of a mask")?;
+            failure.map_or(Ok(parts), Err)
+        };
         Ok(match mask {
             Mask::Segments { query, key } => {
-                Sight::Segments { query: Runs::new(query)?, key: Runs::new(key)? }
+                Sight::Segments { query: Runs::new(query, lists)?, key: Runs::new(key, lists)? }
             }
-            Mask::Array(array) => Sight::Array(Blocks::new(array)?),
+            Mask::Array(array) => Sight::Array(Blocks::new(array, lists)?),
             Mask::And(masks) => match all(masks)? {
                 parts if parts.iter().all(|part| matches!(part, Sight::Mask(_))) => {
                     Sight::Mask(mask)
@@ -43,7 +56,7 @@ impl<'a> Sight<'a> {
         })
     }
 
-    /// The bytes of the index of a mask.
+    /// The bytes of the lists of a mask.
     pub fn bytes(mask: &Mask) -> usize {
         match mask {
             Mask::Segments { query, key } => {
@@ -51,7 +64,8 @@ impl<'a> Sight<'a> {
             }
             Mask::Array(array) => Blocks::count(array),
             Mask::And(masks) | Mask::Or(masks) => {
-                masks.iter().map(Sight::bytes).fold(0, usize::saturating_add)
+                let parts = masks.iter().map(|mask| size_of::<Sight<'_>>() + Sight::bytes(mask));
+                parts.fold(0, usize::saturating_add)
             }
             _ => 0,
         }
@@ -81,19 +95,19 @@ impl<'a> Sight<'a> {
         }
     }
 
-    /// Writes into `row` whether query `i` of `sequence` sees each key of `cols`, at most
-    /// [`MAX_KEYS`] of them: [`Mask::allows`] for a whole row.
+    /// Writes into `row` 1 for each key of `cols`, at most [`MAX_KEYS`] of them, that query `i` of
+    /// `sequence` sees, and otherwise 0: [`Mask::allows`] for a whole row.
     pub fn visible_row(
         &self,
         sequence: &Sequence,
         head: usize,
         i: usize,
         cols: Range<usize>,
-        row: &mut [bool],
+        row: &mut [u8],
     ) {
-        let combine = |masks: &[Sight<'_>], row: &mut [bool], all: bool| {
-            row.fill(all);
-            let mut part = [false; MAX_KEYS];
+        let combine = |masks: &[Sight<'_>], row: &mut [u8], all: bool| {
+            row.fill(u8::from(all));
+            let mut part = [0; MAX_KEYS];
             let part = &mut part[..row.len()];
             for mask in masks {
                 mask.visible_row(sequence, head, i, cols.clone(), part);
@@ -107,13 +121,13 @@ impl<'a> Sight<'a> {
             Sight::Array(blocks) => {
                 let first = sequence.key_start + cols.start;
                 let all = blocks.array.row(sequence, head, i);
-                row.copy_from_slice(&all[first..first + cols.len()]);
+                row.copy_from_slice(bytemuck::cast_slice(&all[first..first + cols.len()]));
             }
             Sight::Segments { query, key } => {
                 let id = query.array.ids(sequence.batch)[sequence.query_start + i];
                 let mut at = 0;
                 for (other, len) in key.of(sequence.batch, sequence.key_start, cols) {
-                    row[at..at + len].fill(id >= 0 && id == other);
+                    row[at..at + len].fill(u8::from(id >= 0 && id == other));
                     at += len;
                 }
             }
@@ -123,24 +137,24 @@ impl<'a> Sight<'a> {
     }
 }
 
-/// Writes into `row` whether query `i` sees each key of `cols`, by a mask without arrays.
+/// As [`Sight::visible_row`], by a mask without arrays.
 fn write_row(
     mask: &Mask,
     sequence: &Sequence,
     head: usize,
     i: usize,
     cols: Range<usize>,
-    row: &mut [bool],
+    row: &mut [u8],
 ) {
     match mask.row_span(sequence, i) {
         Some(span) => {
             let place = |key: usize| key.clamp(cols.start, cols.end) - cols.start;
-            row.fill(false);
-            row[place(span.start)..place(span.end)].fill(true);
+            row.fill(0);
+            row[place(span.start)..place(span.end)].fill(1);
         }
         None => {
             for (visible, j) in row.iter_mut().zip(cols) {
-                *visible = mask.allows(sequence, head, i, j);
+                *visible = u8::from(mask.allows(sequence, head, i, j));
             }
         }
     }
@@ -149,6 +163,7 @@ fn write_row(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Workspace;
     use etalon_problem::{Align, NamedArray};
     use proptest::prelude::*;
 
@@ -220,12 +235,15 @@ mod tests {
             mask in masks(), sequence in sequences(), start in 0..36usize,
         ) {
             let cols = start.min(sequence.keys)..sequence.keys;
-            let sight = Sight::new(&mask).expect("memory for small arrays");
-            let mut row = vec![false; cols.len()];
+            let workspace = Workspace::new();
+            let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
+            let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
+            let mut row = vec![9; cols.len()];
             for i in 0..sequence.queries {
                 sight.visible_row(&sequence, 0, i, cols.clone(), &mut row);
                 for (j, &visible) in cols.clone().zip(&row) {
-                    prop_assert_eq!(visible, mask.allows(&sequence, 0, i, j), "i {} j {}", i, j);
+                    let allowed = mask.allows(&sequence, 0, i, j);
+                    prop_assert_eq!(visible, u8::from(allowed), "i {} j {}", i, j);
                 }
             }
         }
@@ -237,7 +255,9 @@ mod tests {
             let range = |a: usize, b: usize, len: usize| a.min(b).min(len)..a.max(b).min(len);
             let rows = range(ends[0], ends[1], sequence.queries);
             let cols = range(ends[2], ends[3], sequence.keys);
-            let sight = Sight::new(&mask).expect("memory for small arrays");
+            let workspace = Workspace::new();
+            let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
+            let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
             prop_assert_eq!(
                 sight.cover(&sequence, 0, rows.clone(), cols.clone()),
                 mask.cover(&sequence, 0, rows, cols)

@@ -10,16 +10,6 @@ pub fn zeroed<T: Zeroable>(len: usize, what: &str) -> Result<Vec<T>, Error> {
     try_zeroed_vec(len).map_err(|()| Error::Memory { what: what.to_string(), bytes })
 }
 
-/// An empty vector with room for `len` elements, or the error that there is no memory for it.
-pub fn reserve<T>(len: usize, what: &str) -> Result<Vec<T>, Error> {
-    let mut vector = Vec::new();
-    vector.try_reserve_exact(len).map_err(|_| Error::Memory {
-        what: what.to_string(),
-        bytes: len.saturating_mul(size_of::<T>()),
-    })?;
-    Ok(vector)
-}
-
 /// An array of zeros, or the error that there is no memory for it.
 pub fn zeros<A: Zeroable, D: Dimension>(
     shape: impl ShapeBuilder<Dim = D>,

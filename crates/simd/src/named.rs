@@ -12,7 +12,7 @@ impl<'s> Inputs<'s, '_> {
     /// A tensor of the storage type, if it is there.
     pub fn tensor<D: Dimension>(self, name: &str) -> Result<Option<Tensor<'s, D>>, Error> {
         let Some(view) = self.0.get(name) else { return Ok(None) };
-        let axes = |_| misshapen(name, view.shape());
+        let axes = |_| misshapen(name, view.shape().len());
         Ok(Some(match view {
             View::F32(x) => Tensor::F32(x.view().into_dimensionality().map_err(axes)?),
             View::Bf16(x) => Tensor::Bf16(x.view().into_dimensionality().map_err(axes)?),
@@ -32,7 +32,7 @@ impl<'s> Inputs<'s, '_> {
             None => Ok(None),
             Some(View::F32(x)) => {
                 let typed = x.view().into_dimensionality();
-                typed.map(Some).map_err(|_| misshapen(name, x.shape()))
+                typed.map(Some).map_err(|_| misshapen(name, x.ndim()))
             }
             Some(other) => Err(stored(name, &other.stored().to_string())),
         }
@@ -45,8 +45,8 @@ pub fn place<'o, D: Dimension>(
     name: &str,
 ) -> Result<Option<TensorMut<'o, D>>, Error> {
     let Some(view) = out.take(name) else { return Ok(None) };
-    let shape = view.shape().to_vec();
-    let axes = |_| misshapen(name, &shape);
+    let found = view.shape().len();
+    let axes = |_| misshapen(name, found);
     Ok(Some(match view {
         ViewMut::F32(x) => TensorMut::F32(x.into_dimensionality().map_err(axes)?),
         ViewMut::Bf16(x) => TensorMut::Bf16(x.into_dimensionality().map_err(axes)?),
@@ -63,15 +63,15 @@ pub fn float_place<'o, D: Dimension>(
     match out.take(name) {
         None => Ok(None),
         Some(ViewMut::F32(x)) => {
-            let shape = x.shape().to_vec();
-            x.into_dimensionality().map(Some).map_err(|_| misshapen(name, &shape))
+            let found = x.ndim();
+            x.into_dimensionality().map(Some).map_err(|_| misshapen(name, found))
         }
         Some(other) => Err(stored(name, &other.stored().to_string())),
     }
 }
 
-fn misshapen(name: &str, shape: &[usize]) -> Error {
-    Error::value(format!("number of axes of `{name}`"), "that of its operand", shape.len())
+fn misshapen(name: &str, axes: usize) -> Error {
+    Error::value(format!("number of axes of `{name}`"), "that of its operand", axes)
 }
 
 fn stored(name: &str, found: &str) -> Error {

@@ -5,12 +5,12 @@
 //! where its rows are what is summed. Rows that hold a NaN or an infinity are noted: only tiles
 //! that touch such rows need more care than to multiply by zero.
 
-use crate::aligned::Aligned;
 use crate::element::Tensor;
-use etalon_problem::Error;
-use ndarray::Ix2;
+use crate::tiles::tiles;
+use crate::workspace::Parts;
+use ndarray::{ArrayView1, Ix2};
 use rayon::prelude::*;
-use std::ops::{Deref, Range};
+use std::ops::Range;
 use wide::f32x4;
 
 /// Elements that one job packs, at least: enough that handing it out costs nothing beside.
@@ -19,23 +19,24 @@ pub const JOB: usize = 1 << 15;
 /// All by the thread that asks: a task that waited for jobs might be made to begin another.
 pub const ONE_JOB: usize = usize::MAX;
 
-/// A packed matrix, in memory `M`.
+/// Elements that a job reads before it writes them elsewhere, on its stack.
+const READ: usize = 1 << 11;
+
+/// A packed matrix.
 #[derive(Debug, Default)]
-pub struct Packed<M = Aligned> {
-    /// The panels.
-    pub panels: M,
+pub struct Packed<'m> {
+    /// The panels, in memory that may be longer.
+    pub panels: &'m mut [f32],
     /// Elements of one panel.
     pub panel: usize,
 }
 
-impl Packed {
+impl<'m> Packed<'m> {
     /// Memory for `len` elements.
-    pub fn with_capacity(len: usize) -> Result<Self, Error> {
-        Ok(Packed { panels: Aligned::zeros(len, "packed operands")?, panel: 0 })
+    pub fn new(parts: &mut Parts<'m>, len: usize) -> Self {
+        Packed { panels: parts.room(len), panel: 0 }
     }
-}
 
-impl<M: Deref<Target = [f32]>> Packed<M> {
     /// The panels from number `first` on.
     #[inline(always)]
     pub fn from(&self, first: usize) -> &[f32] {
@@ -43,18 +44,54 @@ impl<M: Deref<Target = [f32]>> Packed<M> {
     }
 }
 
-/// Which rows hold a NaN or an infinity; `None` if no row does.
-pub type NonFinite = Option<Vec<bool>>;
+/// Which rows hold a NaN or an infinity.
+#[derive(Debug, Default)]
+pub struct NonFinite<'m> {
+    /// 1 for those that do; where none does, anything.
+    rows: &'m mut [u8],
+    any: bool,
+}
+
+impl<'m> NonFinite<'m> {
+    /// Memory for `len` rows.
+    pub fn new(parts: &mut Parts<'m>, len: usize) -> Self {
+        NonFinite { rows: parts.bytes(len), any: false }
+    }
+
+    /// No row does.
+    pub fn clear(&mut self) {
+        self.any = false;
+    }
+
+    /// Notes the rows of one more operand.
+    pub fn note(&mut self, source: &Source<'_>) {
+        if !source.is_non_finite() {
+            return;
+        }
+        if !std::mem::replace(&mut self.any, true) {
+            self.rows.fill(0);
+        }
+        let mut read = [0.0; READ];
+        for (i, noted) in self.rows.iter_mut().enumerate().take(source.dim().0) {
+            *noted |= u8::from(source.holds_non_finite(i..i + 1, &mut read));
+        }
+    }
+
+    /// Whether any row of the range is noted.
+    pub fn touches(&self, mut rows: Range<usize>) -> bool {
+        self.any && rows.any(|i| self.rows[i] != 0)
+    }
+}
 
 /// Rows that are looked through at a time: the element type is then asked for seldom.
-pub const BLOCK: usize = 8;
+const BLOCK: usize = 8;
 
 /// A row-wise source for packing.
 pub struct Source<'a> {
     /// The rows.
     pub rows: Tensor<'a, Ix2>,
-    /// Rows to be read as zeros, if any: those that see no key.
-    pub masked: Option<&'a [bool]>,
+    /// lse of the rows, if some are to be read as zeros: those that see no key, where it is −∞.
+    pub masked: Option<ArrayView1<'a, f32>>,
     /// Elements that a job packs, at least: [`JOB`], or [`ONE_JOB`] within a task.
     pub job: usize,
 }
@@ -63,9 +100,9 @@ impl Source<'_> {
     /// Some columns of some rows in f32, into rows that begin `stride` apart.
     fn read(&self, rows: Range<usize>, cols: Range<usize>, into: &mut [f32], stride: usize) {
         self.rows.read_rows(rows.clone(), cols.clone(), into, stride);
-        let Some(masked) = self.masked else { return };
-        for (row, &masked) in into.chunks_mut(stride.max(1)).zip(&masked[rows]) {
-            if masked {
+        let Some(lse) = self.masked else { return };
+        for (row, i) in into.chunks_mut(stride.max(1)).zip(rows) {
+            if lse[i] == f32::NEG_INFINITY {
                 row[..cols.len()].fill(0.0);
             }
         }
@@ -76,36 +113,39 @@ impl Source<'_> {
     }
 
     /// Groups of `width` rows, transposed.
-    pub fn across_into(&self, width: usize, packed: &mut Packed) {
+    pub fn across_into(&self, width: usize, packed: &mut Packed<'_>) {
         let (len, dim) = self.dim();
         let panel = width * dim;
         packed.panel = panel;
-        packed.panels.resize(len.div_ceil(width) * panel);
         if panel == 0 {
             return;
         }
-        let pack = |rows: &mut Vec<f32>, (group, panel): (usize, &mut [f32])| {
+        let pack = |read: &mut [f32; READ], (group, panel): (usize, &mut [f32])| {
             let here = group * width..len.min((group + 1) * width);
-            rows[here.len() * dim..].fill(0.0);
-            self.read(here, 0..dim, rows, dim);
-            transpose(rows, dim, dim, panel, width);
+            for cols in tiles(0..dim, READ / width / 4 * 4) {
+                let dim = cols.len();
+                read[here.len() * dim..width * dim].fill(0.0);
+                self.read(here.clone(), cols.clone(), read, dim);
+                transpose(read, dim, dim, &mut panel[cols.start * width..], width);
+            }
         };
-        let panels = packed.panels.par_chunks_exact_mut(panel).enumerate();
-        panels.with_min_len(self.job.div_ceil(panel)).for_each_init(|| vec![0.0; panel], pack);
+        let panels = packed.panels[..len.div_ceil(width) * panel].par_chunks_exact_mut(panel);
+        let panels = panels.enumerate().with_min_len(self.job.div_ceil(panel));
+        panels.for_each_init(|| [0.0; READ], pack);
     }
 
     /// Groups of `width` columns, row by row.
-    pub fn along_into(&self, width: usize, packed: &mut Packed) {
+    pub fn along_into(&self, width: usize, packed: &mut Packed<'_>) {
         let (len, dim) = self.dim();
-        packed.panel = len * width;
-        packed.panels.resize(packed.panel * dim.div_ceil(width));
-        if packed.panel == 0 {
+        let panel = len * width;
+        packed.panel = panel;
+        if panel == 0 {
             return;
         }
         let rows = self.job.div_ceil(width).min(len);
-        let panels = packed.panels.par_chunks_exact_mut(packed.panel).enumerate();
-        let least = self.job.div_ceil(packed.panel);
-        panels.with_min_len(least).for_each(|(group, panel)| {
+        let panels = packed.panels[..panel * dim.div_ceil(width)].par_chunks_exact_mut(panel);
+        let panels = panels.enumerate().with_min_len(self.job.div_ceil(panel));
+        panels.for_each(|(group, panel)| {
             let cols = group * width..dim.min((group + 1) * width);
             panel.par_chunks_mut(rows * width).enumerate().for_each(|(job, panel)| {
                 let here = job * rows..job * rows + panel.len() / width;
@@ -117,32 +157,27 @@ impl Source<'_> {
         });
     }
 
-    /// Which rows hold a NaN or an infinity.
-    pub fn non_finite(&self) -> NonFinite {
+    /// Whether any row holds a NaN or an infinity.
+    pub fn is_non_finite(&self) -> bool {
         let (len, dim) = self.dim();
-        let bad = |row: &[f32]| {
-            // As integers, and without an early exit: the whole row in one sweep of the vector unit.
-            let largest =
-                row.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
-            largest >= f32::INFINITY.to_bits() as i32
-        };
-        let block = |rows: &mut Vec<f32>, block: usize| {
-            let here = block * BLOCK..len.min((block + 1) * BLOCK);
-            let rows = &mut rows[..here.len() * dim];
-            self.read(here, 0..dim, rows, dim);
-            bad(rows)
+        let block = |read: &mut [f32; READ], block: usize| {
+            self.holds_non_finite(block * BLOCK..len.min((block + 1) * BLOCK), read)
         };
         let blocks = (0..len.div_ceil(BLOCK)).into_par_iter();
         let blocks = blocks.with_min_len(self.job.div_ceil((BLOCK * dim).max(1)));
-        if !blocks.map_init(|| vec![0.0; BLOCK * dim], block).any(|bad| bad) {
-            return None;
-        }
-        let mut row = vec![0.0; dim];
-        let bad = |i| {
-            self.read(i..i + 1, 0..dim, &mut row, dim);
-            bad(&row)
-        };
-        Some((0..len).map(bad).collect())
+        blocks.map_init(|| [0.0; READ], block).any(|bad| bad)
+    }
+
+    /// Whether one of these rows, at most [`BLOCK`], does.
+    fn holds_non_finite(&self, rows: Range<usize>, read: &mut [f32; READ]) -> bool {
+        tiles(0..self.dim().1, READ / BLOCK).any(|cols| {
+            let read = &mut read[..rows.len() * cols.len()];
+            self.read(rows.clone(), cols.clone(), read, cols.len());
+            // As integers, and without an early exit: all in one sweep of the vector unit.
+            let largest =
+                read.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
+            largest >= f32::INFINITY.to_bits() as i32
+        })
     }
 }
 
@@ -170,49 +205,64 @@ pub fn transpose(rows: &[f32], stride: usize, dim: usize, columns: &mut [f32], w
     }
 }
 
-/// Whether any row of the range is noted.
-pub fn touches(flags: &NonFinite, mut rows: Range<usize>) -> bool {
-    flags.as_ref().is_some_and(|flags| rows.any(|i| flags[i]))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ndarray::{Array2, ArrayView2};
+    use ndarray::{Array1, Array2, ArrayView2};
 
     /// 5 rows of 3: neither a multiple of the width 2.
     fn matrix() -> Array2<f32> {
         Array2::from_shape_fn((5, 3), |(i, d)| (10 * i + d) as f32)
     }
 
-    fn across(rows: ArrayView2<'_, f32>, width: usize) -> Packed {
-        let mut packed = Packed::with_capacity(100).unwrap();
-        Source { rows: rows.into(), masked: None, job: 1 }.across_into(width, &mut packed);
-        packed
+    fn source(rows: ArrayView2<'_, f32>) -> Source<'_> {
+        Source { rows: rows.into(), masked: None, job: 1 }
+    }
+
+    /// Packs across or along into memory that held something else.
+    fn packed(pack: impl FnOnce(&mut Packed<'_>), len: usize) -> Vec<f32> {
+        let mut panels = vec![9.0; len];
+        pack(&mut Packed { panels: &mut panels, panel: 0 });
+        panels
+    }
+
+    fn across(rows: ArrayView2<'_, f32>, width: usize, len: usize) -> Vec<f32> {
+        packed(|packed| source(rows).across_into(width, packed), len)
     }
 
     #[test]
     fn across_transposes_groups_of_rows_and_pads() {
-        let matrix = matrix();
-        let packed = across(matrix.view(), 2);
-        assert_eq!(packed.from(0)[..6], [0.0, 10.0, 1.0, 11.0, 2.0, 12.0]);
-        assert_eq!(packed.from(2), [40.0, 0.0, 41.0, 0.0, 42.0, 0.0]);
+        let packed = across(matrix().view(), 2, 19);
+        assert_eq!(packed[..6], [0.0, 10.0, 1.0, 11.0, 2.0, 12.0]);
+        assert_eq!(packed[12..], [40.0, 0.0, 41.0, 0.0, 42.0, 0.0, 9.0]);
     }
 
     #[test]
     fn along_groups_columns_and_pads() {
         let matrix = matrix();
-        let mut packed = Packed::with_capacity(3 * 2 * 5).unwrap();
-        Source { rows: matrix.view().into(), masked: None, job: 1 }.along_into(2, &mut packed);
-        assert_eq!(packed.from(0)[..4], [0.0, 1.0, 10.0, 11.0]);
-        assert_eq!(packed.from(1), [2.0, 0.0, 12.0, 0.0, 22.0, 0.0, 32.0, 0.0, 42.0, 0.0]);
+        let packed = packed(|packed| source(matrix.view()).along_into(2, packed), 20);
+        assert_eq!(packed[..4], [0.0, 1.0, 10.0, 11.0]);
+        assert_eq!(packed[10..], [2.0, 0.0, 12.0, 0.0, 22.0, 0.0, 32.0, 0.0, 42.0, 0.0]);
     }
 
     #[test]
     fn any_strides_pack_alike() {
         let wide = Array2::from_shape_fn((3, 5), |(d, i)| (10 * i + d) as f32);
-        let (plain, strided) = (matrix(), wide.t());
-        assert_eq!(across(plain.view(), 4).panels.to_vec(), across(strided, 4).panels.to_vec());
+        assert_eq!(across(matrix().view(), 4, 24), across(wide.t(), 4, 24));
+    }
+
+    #[test]
+    fn rows_too_long_to_be_read_at_once_pack_like_short_ones() {
+        let dim = READ / 4 + 5;
+        let mut long = Array2::from_shape_fn((5, dim), |(i, d)| (dim * i + d) as f32);
+        let packed = across(long.view(), 4, 8 * dim);
+        for (at, &x) in packed.iter().enumerate() {
+            let (i, d) = (at / (4 * dim) * 4 + at % 4, at / 4 % dim);
+            assert_eq!(x, if i < 5 { long[[i, d]] } else { 0.0 });
+        }
+        assert!(!source(long.view()).is_non_finite());
+        long[[3, dim - 1]] = f32::NAN;
+        assert!(source(long.view()).is_non_finite());
     }
 
     #[test]
@@ -220,11 +270,15 @@ mod tests {
         let mut matrix = matrix();
         matrix[[1, 2]] = f32::NAN;
         matrix[[3, 0]] = f32::INFINITY;
-        let rows = matrix.view();
-        let flags = Source { rows: rows.into(), masked: None, job: 1 }.non_finite();
-        assert_eq!(flags, Some(vec![false, true, false, true, false]));
-        assert!(touches(&flags, 2..4) && !touches(&flags, 2..3));
-        let masked = [false, true, false, true, false];
-        assert_eq!(Source { rows: rows.into(), masked: Some(&masked), job: 1 }.non_finite(), None);
+        let mut rows = [9; 6];
+        let mut noted = NonFinite { rows: &mut rows, any: false };
+        let lse = Array1::from_vec(vec![0.0, f32::NEG_INFINITY, 0.0, f32::NEG_INFINITY, 0.0]);
+        noted.note(&Source { masked: Some(lse.view()), ..source(matrix.view()) });
+        assert!(!noted.touches(0..5));
+        noted.note(&source(matrix.view()));
+        assert_eq!(noted.rows, [0, 1, 0, 1, 0, 0]);
+        assert!(noted.touches(2..4) && !noted.touches(2..3));
+        noted.clear();
+        assert!(!noted.touches(0..5));
     }
 }

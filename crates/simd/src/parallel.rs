@@ -2,40 +2,7 @@
 
 use crate::workspace::{Parts, Region, Workspace};
 use etalon_problem::Error;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// Runs `body` on every task, in the order of the list as threads become free: put the heaviest
-/// first. Each thread keeps one scratch, of those that are `idle` or a new one. Which thread runs a
-/// task changes nothing about its result, so results do not depend on the number of threads.
-pub fn for_each<T: Send, S: Send>(
-    idle: &Mutex<Vec<S>>,
-    tasks: Vec<T>,
-    scratch: impl Fn() -> Result<S, Error> + Sync,
-    body: impl Fn(T, &mut S) + Sync,
-) -> Result<(), Error> {
-    let threads = rayon::current_num_threads().min(tasks.len());
-    let (tasks, failure) = (Mutex::new(tasks.into_iter()), Mutex::new(None));
-    let work = || {
-        let mut scratch = match lock(idle).pop().map_or_else(&scratch, Ok) {
-            Ok(scratch) => scratch,
-            Err(error) => {
-                *lock(&failure) = Some(error);
-                return;
-            }
-        };
-        while let Some(task) = next(&tasks) {
-            body(task, &mut scratch);
-        }
-        lock(idle).push(scratch);
-    };
-    on_threads(threads, &work);
-    let (failure, left) = (lock(&failure).take(), lock(&tasks).len());
-    match failure {
-        // One thread without a scratch is no failure while others did its work.
-        Some(error) if left > 0 => Err(error),
-        _ => Ok(()),
-    }
-}
+use std::sync::{Mutex, PoisonError};
 
 /// A pass whose threads have memory of their own.
 pub trait Threaded: Sync {
@@ -99,13 +66,9 @@ pub fn share<R: Send, S, T: Send>(
     on_threads(threads, &work);
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// The next item of an iterator that threads share.
 fn next<T>(items: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
-    lock(items).next()
+    items.lock().unwrap_or_else(PoisonError::into_inner).next()
 }
 
 /// Calls `work` so many times, at once as far as threads are free. Unlike a scope, which allocates every
@@ -126,20 +89,6 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_task_runs_once_whatever_the_threads() {
-        for threads in [1, 2, 3, 7] {
-            let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let mut done = vec![0; 100];
-            pool.install(|| {
-                let idle = Mutex::default();
-                for_each(&idle, done.iter_mut().collect(), || Ok(()), |slot, ()| *slot += 1)
-                    .unwrap();
-            });
-            assert!(done.iter().all(|&count| count == 1), "{threads} threads");
-        }
-    }
-
-    #[test]
     fn every_task_is_shared_out_once() {
         for (threads, tasks) in [(1, 100), (2, 100), (3, 2), (7, 1000), (5, 0)] {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -155,11 +104,5 @@ mod tests {
             assert!(done.iter().all(|&count| count == 1), "{threads} threads");
             assert_eq!(rooms.iter().sum::<usize>(), tasks, "a thread keeps its room");
         }
-    }
-
-    #[test]
-    fn no_scratch_anywhere_is_an_error() {
-        let none = || Err::<(), _>(Error::Memory { what: "scratch".into(), bytes: 1 });
-        assert!(for_each(&Mutex::default(), vec![1, 2], none, |_, ()| {}).is_err());
     }
 }

@@ -1,10 +1,8 @@
 //! Sums of weights times packed rows: o, dq, dk and dv all grow this way.
 
-use crate::aligned::Aligned;
 use crate::lanes::{Isa, Lanes};
 use crate::pack::Packed;
 use crate::tile::Tile;
-use std::ops::Deref;
 
 /// A sum in memory: rows lie `stride` apart, a multiple of the columns of a register block.
 pub struct Sum<'a> {
@@ -15,24 +13,17 @@ pub struct Sum<'a> {
 }
 
 /// Rows of a matrix that is packed along.
-pub struct Along<'a, M = Aligned> {
+#[derive(Clone, Copy)]
+pub struct Along<'a> {
     /// The matrix.
-    pub packed: &'a Packed<M>,
+    pub packed: &'a Packed<'a>,
     /// The first of the rows.
     pub start: usize,
     /// How many they are.
     pub depth: usize,
 }
 
-impl<M> Clone for Along<'_, M> {
-    fn clone(&self) -> Self {
-        *self
-    }
-}
-
-impl<M> Copy for Along<'_, M> {}
-
-impl<'a, M: Deref<Target = [f32]>> Along<'a, M> {
+impl<'a> Along<'a> {
     #[inline(always)]
     fn panel(&self, number: usize, cols: usize) -> &'a [f32] {
         &self.packed.from(number)[self.start * cols..]
@@ -42,10 +33,7 @@ impl<'a, M: Deref<Target = [f32]>> Along<'a, M> {
 impl Sum<'_> {
     /// += A · B, with A one register block of rows [`crate::tile::STRIDE`] apart.
     #[inline(always)]
-    pub fn add_rows<I: Isa, M>(self, isa: I, a: &[f32], b: Along<'_, M>)
-    where
-        M: Deref<Target = [f32]>,
-    {
+    pub fn add_rows<I: Isa>(self, isa: I, a: &[f32], b: Along<'_>) {
         let cols = I::Tile::COLS;
         for number in 0..self.stride / cols {
             let acc = &mut self.acc[number * cols..];
@@ -58,10 +46,7 @@ impl Sum<'_> {
     /// += Aᵀ · B, with A the first columns, one register block of them, of rows
     /// [`crate::tile::STRIDE`] apart.
     #[inline(always)]
-    pub fn add_columns<I: Isa, M>(self, isa: I, a: &[f32], b: Along<'_, M>)
-    where
-        M: Deref<Target = [f32]>,
-    {
+    pub fn add_columns<I: Isa>(self, isa: I, a: &[f32], b: Along<'_>) {
         let cols = I::Tile::COLS;
         for number in 0..self.stride / cols {
             let acc = &mut self.acc[number * cols..];
@@ -75,11 +60,11 @@ impl Sum<'_> {
     /// add nothing at all: 0 · NaN would be NaN. Slow, and only for operands that are not finite;
     /// for those that are, bit for bit what the other products give.
     #[inline(always)]
-    pub fn add_visible<I: Isa, M: Deref<Target = [f32]>>(
+    pub fn add_visible<I: Isa>(
         self,
         isa: I,
         rows: usize,
-        b: Along<'_, M>,
+        b: Along<'_>,
         a: impl Fn(usize, usize) -> Option<f32>,
     ) {
         let cols = I::Tile::COLS;

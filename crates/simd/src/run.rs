@@ -65,8 +65,10 @@ pub fn run_in(
         });
     }
     match problem {
-        Problem::Attention(p) => softmax::run(&p.scores, pass, inputs, outputs, options),
-        Problem::AttentionLse(p) => softmax::run(&p.scores, pass, inputs, outputs, options),
+        Problem::Attention(p) => softmax::run(workspace, &p.scores, pass, inputs, outputs, options),
+        Problem::AttentionLse(p) => {
+            softmax::run(workspace, &p.scores, pass, inputs, outputs, options)
+        }
         Problem::LinearAttention(p) => {
             linear_attention::run(workspace, p, pass, inputs, outputs, options)
         }

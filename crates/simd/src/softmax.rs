@@ -7,9 +7,14 @@
 //! double_backward   second                             ┴ wave ─ kernels ─ block ─ weights, scores
 //! ```
 //!
-//! A pass is a struct of its operands ([`Forward`], [`Backward`], [`DoubleBackward`]) with the methods `run`, `plan` and `check`. First and second
-//! order share their schedule, their scratch, their sweeps ([`wave::Wave`]) and the kernels of whole
-//! tiles; they differ in the weights of a register block ([`block::Body`]).
+//! A pass is a struct of its operands ([`Forward`], [`Backward`], [`DoubleBackward`]) with the methods
+//! `run` and `plan`. First and second order share their schedule, their memory, the order of their work
+//! ([`wave::Work`]), their sweeps and the kernels of whole tiles; they differ in the weights of a register
+//! block ([`block::Body`]).
+//!
+//! All memory comes from a [`Workspace`](crate::Workspace): one region for packed operands, row
+//! statistics, sums of dq and the scratch of threads, and lists of tasks. [`schedule::Needs`] says how
+//! much, for the pass and for its plan.
 
 mod backward;
 mod block;

@@ -11,7 +11,7 @@
 //! * [`Parts`] cuts one region into what a thread needs, and says beforehand how long it must be. A
 //!   thread cuts its own part, so that the pages are first touched where they are used.
 //! * [`Workspace::lists`] in place of `Vec` and `collect`, for elements that no region can hold, such
-//!   as views. A list that is made and emptied by one thread is often better an iterator: the tasks of
+//!   as views; how much memory they take is said beforehand. A list that is made and emptied by one thread is often better an iterator: the tasks of
 //!   [`share`](crate::parallel::share) need not be in memory at once.
 //! * [`Workspace::remember`] for what follows from the problem alone.
 //!
@@ -127,11 +127,18 @@ impl Workspace {
         Ok((Region { memory, asked, home: Some(Arc::clone(&self.pool)) }, fresh))
     }
 
-    /// Memory for lists.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for passes that sort their tasks"))]
-    pub(crate) fn lists(&self) -> Lists {
-        let memory = lock(&self.pool.lists).pop().unwrap_or_default();
-        Lists { memory, home: Arc::clone(&self.pool) }
+    /// Memory for lists of `bytes` in all, or the error that there is none. Lists that take more ask for
+    /// more.
+    pub(crate) fn lists(&self, bytes: usize, what: &str) -> Result<Lists, Error> {
+        let kept = lock(&self.pool.lists).pop();
+        let memory = match kept.filter(|memory| memory.chunk_capacity() >= bytes) {
+            Some(memory) => memory,
+            None if bytes < isize::MAX as usize / 2 => {
+                Bump::try_with_capacity(bytes).map_err(|_| short(what, bytes))?
+            }
+            None => return Err(short(what, bytes)),
+        };
+        Ok(Lists { memory, home: Arc::clone(&self.pool) })
     }
 
     /// What `make` returned when it was last called for the same question: `fits` says whether that is
@@ -229,21 +236,24 @@ pub struct Lists {
     home: Arc<Pool>,
 }
 
+/// The error that there is no memory.
+fn short(what: &str, bytes: usize) -> Error {
+    Error::Memory { what: what.to_string(), bytes }
+}
+
 impl Lists {
-    /// A list of all items.
-    #[cfg_attr(not(test), expect(dead_code, reason = "for passes that sort their tasks"))]
+    /// A list of all items, of which there are `len`.
     pub fn collect<T>(
         &self,
+        len: usize,
         items: impl IntoIterator<Item = T>,
         what: &str,
     ) -> Result<Box<'_, [T]>, Error> {
-        let items = items.into_iter();
         let mut list = BumpVec::new_in(&self.memory);
         let reserve = |list: &mut BumpVec<'_, T>, more: usize| {
-            let bytes = more.saturating_mul(size_of::<T>());
-            list.try_reserve(more).map_err(|_| Error::Memory { what: what.to_string(), bytes })
+            list.try_reserve(more).map_err(|_| short(what, more.saturating_mul(size_of::<T>())))
         };
-        reserve(&mut list, items.size_hint().0)?;
+        reserve(&mut list, len)?;
         for item in items {
             if list.len() == list.capacity() {
                 reserve(&mut list, 1)?;
@@ -251,6 +261,12 @@ impl Lists {
             list.push(item);
         }
         Ok(list.into_boxed_slice())
+    }
+
+    /// A list of `len` times the same.
+    pub fn repeat<T: Copy>(&self, len: usize, item: T, what: &str) -> Result<&mut [T], Error> {
+        let list = self.memory.try_alloc_slice_fill_copy(len, item);
+        list.map_err(|_| short(what, len.saturating_mul(size_of::<T>())))
     }
 }
 
@@ -321,6 +337,13 @@ impl<'m> Parts<'m> {
         &mut part[..len]
     }
 
+    /// The next `len` bytes, whatever they hold.
+    pub fn bytes(&mut self, len: usize) -> &'m mut [u8] {
+        let bytes = bytemuck::cast_slice_mut(self.room(len.div_ceil(size_of::<f32>())));
+        let len = len.min(bytes.len());
+        &mut bytes[..len]
+    }
+
     /// The next `len` elements, all 0.
     pub fn zeros(&mut self, len: usize) -> &'m mut [f32] {
         let part = self.room(len);
@@ -375,6 +398,9 @@ mod tests {
         take(&workspace, &[10]);
         assert!(matches!(workspace.room(usize::MAX / 8, "test"), Err(Error::Memory { .. })));
         assert!(matches!(workspace.zeros(usize::MAX, "test"), Err(Error::Memory { .. })));
+        for bytes in [usize::MAX, 1 << 60] {
+            assert!(matches!(workspace.lists(bytes, "test"), Err(Error::Memory { .. })));
+        }
         take(&workspace, &[10]);
     }
 
@@ -384,13 +410,14 @@ mod tests {
         let element = Arc::new(());
         let mut kept = 0;
         for round in 0..3 {
-            let lists = workspace.lists();
+            let lists = workspace.lists(100, "test").unwrap();
             for len in [3, 1000, 20] {
-                let items = (0..len).filter(|_| true).map(|i| (i, Arc::clone(&element)));
-                let list = lists.collect(items, "test").unwrap();
+                let items = (0..len).map(|i| (i, Arc::clone(&element)));
+                let list = lists.collect(len / 2, items, "test").unwrap();
                 assert_eq!(list.len(), len);
                 assert_eq!(Arc::strong_count(&element), len + 1);
                 assert!(list.iter().enumerate().all(|(i, item)| item.0 == i));
+                assert_eq!(lists.repeat(3, len, "test").unwrap(), [len; 3]);
             }
             drop(lists);
             assert_eq!(Arc::strong_count(&element), 1);

@@ -3,15 +3,19 @@
 //! the process, and one test, because two would count each other's.
 
 use etalon_problem::{
-    Attention, AttentionLse, Blocking, Decay, Error, Extents, LinearAttention, LinearExtents, Mask,
-    Pass,
+    Align, Attention, AttentionLse, Blocking, Decay, Dtype, Error, Extents, LinearAttention,
+    LinearExtents, Mask, NamedArray, Operand, Pass, Precision, Problem, Role, Sequences, Views,
+    ViewsMut,
 };
 use etalon_simd::{Mode, Options, Plan, Workspace, attention, attention_lse, linear_attention};
-use ndarray::{Array, ShapeBuilder};
+use etalon_simd::{run, run_in};
+use half::bf16;
+use ndarray::{Array, ArrayD, ShapeBuilder};
 use peak_alloc::PeakAlloc;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counts the bytes in use and, of the threads of a running pool, the calls.
@@ -82,102 +86,121 @@ fn extents(batch: usize, queries: usize) -> Extents {
     Extents { batch, query_heads: 6, key_heads: 3, queries, keys: queries, dim: 40 }
 }
 
-/// The plans of the passes of attention, and what they allocated.
-fn attention(problem: &Attention, options: &Options) -> Vec<(Pass, Plan, usize)> {
-    let scores = &problem.scores;
-    let (mut q, mut k, mut v) =
-        (wave(scores.q_shape()), wave(scores.k_shape()), wave(problem.v_shape()));
-    let mut bias = scores.bias_shape().map(wave);
-    let (dq, dk, dv, dbias) = (q.clone(), k.clone(), v.clone(), bias.clone());
-    let inputs = attention::Inputs::new(dq.view(), dk.view(), dv.view());
-    let inputs = attention::Inputs { bias: dbias.as_ref().map(|bias| bias.view()), ..inputs };
-    let out = attention::forward(problem, &inputs, options).unwrap();
-    let (mut to, mut tlse) = (out.o.clone(), out.lse.clone());
-    let cotangents = attention::Cotangents::new(out.o.view());
-    let second = attention::SecondCotangents {
-        ddq: Some(dq.view()),
-        ddk: Some(dk.view()),
-        ddv: Some(dv.view()),
-        ddbias: dbias.as_ref().map(|bias| bias.view()),
-        cot_o: Some(out.o.view()),
-        ..Default::default()
-    };
-    let tangents = attention::Tangents {
-        tq: second.ddq,
-        tk: second.ddk,
-        tv: second.ddv,
-        tbias: second.ddbias,
-        ..Default::default()
-    };
+/// The tensors of a pass by name, each in the type that it is stored in.
+#[derive(Default)]
+struct Tensors {
+    wide: BTreeMap<&'static str, ArrayD<f32>>,
+    narrow: BTreeMap<&'static str, ArrayD<bf16>>,
+}
+
+impl Tensors {
+    /// Those of `operands` that are not there yet.
+    fn add<'a>(&mut self, storage: Dtype, operands: impl Iterator<Item = &'a Operand>) {
+        for Operand { name, shape, precision, .. } in operands {
+            let values = || wave(&shape[..]);
+            if *precision == Precision::Storage && storage == Dtype::Bf16 {
+                self.narrow.entry(name).or_insert_with(|| values().mapv(bf16::from_f32));
+            } else {
+                self.wide.entry(name).or_insert_with(values);
+            }
+        }
+    }
+
+    fn views(&self, operands: &[Operand]) -> Views<'_> {
+        operands.iter().fold(Views::new(), |views, Operand { name, .. }| {
+            let views = views.with_some(name, self.wide.get(name));
+            views.with_some(name, self.narrow.get(name))
+        })
+    }
+
+    fn views_mut(&mut self) -> ViewsMut<'_> {
+        let views = ViewsMut::new();
+        let views = self.wide.iter_mut().fold(views, |views, (name, x)| views.with(name, x));
+        self.narrow.iter_mut().fold(views, |views, (name, x)| views.with(name, x))
+    }
+}
+
+/// The plans of the passes of a softmax algorithm, and what they allocated. With a workspace that is
+/// kept, later calls allocate nothing, whether o and lse are given or computed anew.
+fn softmax(
+    problem: &Problem,
+    storage: Dtype,
+    options: &Options,
+    plan: impl Fn(Pass) -> Plan,
+) -> Vec<(Pass, Plan, usize)> {
+    let kept = Workspace::new();
+    let mut given = Tensors::default();
+    let is_result = |x: &&Operand| matches!(x.role, Role::Output | Role::OptionalOutput);
     Pass::ALL[..4]
         .iter()
         .map(|&pass| {
-            let bytes = peak(|| match pass {
-                Pass::Forward => {
-                    let place = attention::OutputMut { o: to.view_mut(), lse: tlse.view_mut() };
-                    attention::forward_into(problem, &inputs, place, options)
-                }
-                Pass::Backward => {
-                    let place = attention::GradientsMut {
-                        dq: Some(q.view_mut()),
-                        dk: Some(k.view_mut()),
-                        dv: Some(v.view_mut()),
-                        dbias: bias.as_mut().map(|bias| bias.view_mut()),
-                        ..Default::default()
-                    };
-                    attention::backward_into(problem, &inputs, &out, &cotangents, place, options)
-                }
-                Pass::DoubleBackward => {
-                    let place = attention::SecondGradientsMut {
-                        gq: Some(q.view_mut()),
-                        gk: Some(k.view_mut()),
-                        gv: Some(v.view_mut()),
-                        gdout: Some(to.view_mut()),
-                        gdlse: Some(tlse.view_mut()),
-                        gbias: bias.as_mut().map(|bias| bias.view_mut()),
-                        ..Default::default()
-                    };
-                    let (second, cotangents) = (&second, &cotangents);
-                    attention::double_backward_into(
-                        problem, &inputs, &out, cotangents, second, place, options,
-                    )
-                }
-                _ => {
-                    let place = attention::OutputTangentsMut {
-                        to: Some(to.view_mut()),
-                        tlse: Some(tlse.view_mut()),
-                    };
-                    attention::jvp_into(problem, &inputs, &out, &tangents, place, options)
-                }
+            let mut operands = problem.operands(pass);
+            operands.retain(|x| x.name != "gradient" || options.mode == Mode::ForwardGradient);
+            given.add(storage, operands.iter().filter(|x| x.role.is_given()));
+            let mut results = Tensors::default();
+            results.add(storage, operands.iter().filter(is_result));
+            for recompute in [false, true] {
+                let options = Options { recompute, ..*options };
+                let mut read = operands.clone();
+                read.retain(|x| !is_result(&x) && (x.role.is_given() || !recompute));
+                // The table of the check.
+                let checks = later_calls(|| {
+                    let (inputs, outputs) = (given.views(&read), results.views_mut());
+                    problem.check_call(pass, &inputs, &outputs, recompute).map(|_| ())
+                });
+                let calls = later_calls(|| {
+                    let (inputs, mut outputs) = (given.views(&read), results.views_mut());
+                    run_in(&kept, problem, pass, &inputs, &mut outputs, &options)
+                });
+                assert_eq!(calls, checks, "{pass} of {problem:?}");
+            }
+            operands.retain(|x| !is_result(&x));
+            let bytes = peak(|| {
+                let (inputs, mut outputs) = (given.views(&operands), results.views_mut());
+                run(problem, pass, &inputs, &mut outputs, options)
             });
-            (pass, attention::plan::<f32>(problem, pass, options).unwrap(), bytes)
+            if pass == Pass::Forward {
+                given.wide.append(&mut results.wide);
+                given.narrow.append(&mut results.narrow);
+            }
+            (pass, plan(pass), bytes)
         })
         .collect()
 }
 
-/// The plans of the first passes of attention_lse, and what they allocated.
+/// As [`softmax`], of attention.
+fn attention(problem: &Attention, options: &Options) -> Vec<(Pass, Plan, usize)> {
+    softmax(&problem.clone().into(), Dtype::F32, options, |pass| {
+        attention::plan::<f32>(problem, pass, options).unwrap()
+    })
+}
+
+/// As [`softmax`], of attention_lse.
 fn attention_lse(problem: &AttentionLse, options: &Options) -> Vec<(Pass, Plan, usize)> {
-    let scores = &problem.scores;
-    let (q, k) = (wave(scores.q_shape()), wave(scores.k_shape()));
-    let (mut dq, mut dk) = (q.clone(), k.clone());
-    let inputs = attention_lse::Inputs::new(q.view(), k.view());
-    let mut out = attention_lse::forward(problem, &inputs, options).unwrap();
-    let forward = peak(|| {
-        let gradient = out.gradient.as_mut().map(|gradient| gradient.view_mut());
-        let place = attention_lse::OutputMut { lse: out.lse.view_mut(), gradient };
-        attention_lse::forward_into(problem, &inputs, place, options)
-    });
-    let dlse = out.lse.clone();
-    let cotangents = attention_lse::Cotangents { dlse: dlse.view() };
-    let backward = peak(|| {
-        let (dq, dk) = (Some(dq.view_mut()), Some(dk.view_mut()));
-        let place = attention_lse::GradientsMut { dq, dk, ..Default::default() };
-        attention_lse::backward_into(problem, &inputs, &out, &cotangents, place, options)
-    });
-    let plan = |pass| attention_lse::plan::<f32>(problem, pass, options).unwrap();
-    [(Pass::Forward, forward), (Pass::Backward, backward)]
-        .map(|(pass, bytes)| (pass, plan(pass), bytes))
-        .into()
+    softmax(&problem.clone().into(), Dtype::F32, options, |pass| {
+        attention_lse::plan::<f32>(problem, pass, options).unwrap()
+    })
+}
+
+/// Masks with and without arrays, operands that not every problem has, sequences of several lengths.
+fn problems() -> Vec<Attention> {
+    let extents = extents(1, 301);
+    let plain = || Attention::new(extents);
+    let ids = || NamedArray::new("ids", &[1, 301], (0..301).map(|i| i / 40).collect::<Vec<_>>());
+    let seen = (0..301 * 301).map(|i| i % 7 < 5).collect::<Vec<_>>();
+    let seen = Mask::Array(NamedArray::new("seen", &[1, 1, 301, 301], seen));
+    let segments = Mask::Segments { query: ids(), key: ids() };
+    let window = Mask::Window { left: Some(30), right: Some(0), align: Align::TopLeft };
+    let mut sinks = plain().mask(window);
+    sinks.scores.sinks = true;
+    let mut packed = plain().mask(Mask::causal());
+    let offsets = vec![0, 100, 100, 180, 290];
+    packed.scores.sequences =
+        Sequences::Packed { cu_query: offsets.clone(), cu_key: vec![0, 120, 150, 200, 301] };
+    let of_masks = [Mask::causal(), segments.clone(), Mask::Or(vec![segments, seen.clone()]), seen]
+        .map(|mask| plain().mask(mask));
+    let of_biases = [plain().bias(1, 1), plain().bias(1, 6), packed.clone().bias(1, 6)];
+    of_masks.into_iter().chain(of_biases).chain([sinks, packed]).collect()
 }
 
 /// The plans of the passes of linear attention, and what they allocated.
@@ -302,6 +325,19 @@ fn a_pass_allocates_what_its_plan_says() {
                 check(&format!("{what} bias"), attention(&problem.bias(1, 1), &options));
                 let problem = AttentionLse::new(extents(2, 701));
                 check(&format!("{what} lse"), attention_lse(&problem, &options));
+            }
+        });
+    }
+    for threads in [1, 3] {
+        let pool = start(threads);
+        pool.install(|| {
+            for problem in problems() {
+                for storage in [Dtype::F32, Dtype::Bf16] {
+                    let options = Options::default();
+                    softmax(&problem.clone().into(), storage, &options, |pass| {
+                        attention::plan::<f32>(&problem, pass, &options).unwrap()
+                    });
+                }
             }
         });
     }

@@ -24,7 +24,7 @@ pub struct Rows<'m> {
 }
 
 /// Packed rows of a chunk.
-pub type Panels<'m> = Packed<&'m mut [f32]>;
+pub type Panels<'m> = Packed<'m>;
 
 impl<'m> Rows<'m> {
     /// For the rows of a chunk of `dim` elements.

@@ -1,6 +1,6 @@
 //! Indices of the arrays of masks: runs of ids, and covers of blocks of pairs.
 
-use crate::memory::reserve;
+use crate::workspace::Lists;
 use etalon_problem::{Cover, Error, NamedArray, Sequence};
 use rayon::prelude::*;
 use std::ops::Range;
@@ -10,17 +10,20 @@ use std::ops::Range;
 pub struct Runs<'a> {
     pub array: &'a NamedArray<i64>,
     /// For every id, the index of the first different id after it, within its batch element.
-    ends: Vec<usize>,
+    ends: &'a [usize],
 }
 
 impl<'a> Runs<'a> {
-    pub fn new(array: &'a NamedArray<i64>) -> Result<Self, Error> {
-        let mut ends = reserve(array.data.len(), "the ends of segments")?;
+    pub fn new(array: &'a NamedArray<i64>, lists: &'a Lists) -> Result<Self, Error> {
+        let ends = lists.repeat(array.data.len(), 0, "the ends of segments")?;
+        let mut rest = &mut *ends;
         for batch in 0..array.shape[0] {
             let mut end = 0;
             for run in array.ids(batch).chunk_by(|a, b| a == b) {
                 end += run.len();
-                ends.extend(std::iter::repeat_n(end, run.len()));
+                let (here, later) = rest.split_at_mut(run.len());
+                here.fill(end);
+                rest = later;
             }
         }
         Ok(Runs { array, ends })
@@ -54,14 +57,13 @@ const SIDE: usize = 16;
 pub struct Blocks<'a> {
     pub array: &'a NamedArray<bool>,
     /// For each batch element and head of the array, row by row.
-    covers: Vec<Cover>,
+    covers: &'a [Cover],
 }
 
 impl<'a> Blocks<'a> {
     /// Finds the covers of all blocks, on all threads.
-    pub fn new(array: &'a NamedArray<bool>) -> Result<Self, Error> {
-        let mut covers = reserve(Blocks::count(array), "the blocks of a mask")?;
-        covers.resize(Blocks::count(array), Cover::None);
+    pub fn new(array: &'a NamedArray<bool>, lists: &'a Lists) -> Result<Self, Error> {
+        let covers = lists.repeat(Blocks::count(array), Cover::None, "the blocks of a mask")?;
         let [queries, keys] = [2, 3].map(|axis| array.shape[axis]);
         let bands = queries.div_ceil(SIDE);
         let band = |(number, covers): (usize, &mut [Cover])| {

@@ -13,25 +13,21 @@ use super::cut::Cut;
 use super::gradient::Gradient;
 use super::inputs::Inputs;
 use super::kernels::QueryTile;
-use super::key_sweep::{KeySweep, ordered_sums};
-use super::packs::{Operand, Packing};
+use super::key_sweep::{KeySweep, begin_sums};
+use super::ordered_sum::OrderedSum;
+use super::packs::{Known, Operand, Packing};
 use super::schedule::{FIRST_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::stats::RowStats;
-use super::tasks::{RowTask, key_tasks, row_tasks};
-use super::wave::{Memory, Wave, Work, finish};
-use crate::aligned::Aligned;
+use super::tasks::Task;
+use super::wave::{Memory, Places, Wave, Work, each};
 use crate::element::{Tensor, TensorMut, View};
-use crate::plan::{Buffer, Plan};
+use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::query_rows;
-use crate::{Mode, Options};
-use etalon_problem::{BiasExtents, Error};
+use crate::{Mode, Options, Workspace};
+use etalon_problem::{BiasExtents, Error, Sequence};
 use ndarray::{ArrayView4, ArrayViewMut1, Ix3, Ix4, s};
-use rayon::prelude::*;
-
-/// Rows that one job takes the products dout·o of, at least.
-const ROWS: usize = 256;
 
 /// A backward pass; its operands have been checked.
 pub struct Backward<'a> {
@@ -68,89 +64,88 @@ struct Wanted {
 
 impl Backward<'_> {
     /// Writes the gradients that are asked for.
-    pub fn run(&self, out: Gradients<'_>, options: &Options) -> Result<(), Error> {
-        let Gradients { mut dq, dk, dv, dsinks, mut dbias } = out;
+    pub fn run(
+        &self,
+        workspace: &Workspace,
+        out: Gradients<'_>,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let Gradients { mut dq, dk, dv, dsinks, dbias } = out;
         let ready = self.gradient.and_then(|gradient| Some((gradient, dq.take()?)));
         let [with_dq, with_dk, with_dv, with_dbias] = [&dq, &dk, &dv, &dbias].map(Option::is_some);
         let wanted = Wanted { dq: with_dq, dk: with_dk, dv: with_dv, dbias: with_dbias };
-        let packing = self.packing(wanted, options)?;
+        let (inputs, level) = (self.inputs, options.level);
+        let known = Known::of(workspace, inputs.scores)?;
+        let packing = self.packing(&known.list, wanted, options)?;
         let schedule = self.schedule(&packing, wanted, options);
-        let work = Work::new(self.inputs, None, packing, schedule, options)?;
-        let Schedule { waves, fused, bias, .. } = schedule;
-        let Memory { mut slots, mut stats } = work.memory()?;
-        let sum = || Aligned::zeros(self.sum(&work.packing, fused), "the sums of dq");
-        let mut sums = (0..waves.size).map(|_| sum()).collect::<Result<Vec<_>, _>>()?;
-        let with_keys = if bias { None } else { dbias.take() };
+        let row = if ready.is_some() { inputs.scores.extents.dim } else { 0 };
+        let mut row = workspace.room(row, "a row")?;
+        let Schedule { fused, bias, .. } = schedule;
+        let (bias, with_keys) = if bias { (dbias, None) } else { (None, dbias) };
         // Without dk and dv no tile of keys needs ds for them.
         let body = Gradient { ds: wanted.dk || fused || with_keys.is_some(), capped: true };
-        let mut rows = dq.map(|dq| row_tasks(&work.packing, waves, [Some(dq), None], None, 0.0));
-        let mut keys = key_tasks(&work.packing, waves, [dk, dv], with_keys);
-        let mut sinks = vec![0.0; self.inputs.scores.extents.query_heads];
-        for wave in waves.iter() {
-            let (slots, stats) = (&mut slots[..wave.len()], &mut stats[..wave.len()]);
-            work.packing.pack(slots, wave.start);
-            let wave = Wave { work: &work, slots, first: wave.start };
-            self.deltas(wave, stats);
-            if dsinks.is_some() {
-                wave.sink_sums(&mut sinks, stats, |stats, _, i| f64::from(stats.delta[i])); // (B8)
-            }
-            let rows = rows.as_mut().and_then(Iterator::next).unwrap_or_default();
-            let keys = keys.next().unwrap_or_default();
-            if fused {
-                let sums = Some(ordered_sums(wave, rows, &mut sums));
-                KeySweep { wave, body, sums }.run(keys, stats)?;
-            } else {
-                KeySweep { wave, body, sums: None }.run(keys, stats)?;
-                query_sweep(wave, rows, stats)?;
-            }
-            if let Some(dbias) = dbias.take() {
-                wave.bias_sweep(dbias, Gradient { ds: true, capped: false }, stats)?;
-            }
-        }
-        finish((dsinks, sinks), dbias);
+        let (queries, keys) = ([dq, None], [dk, dv]);
+        let places = Places { queries, numbers: None, keys, with_keys, sinks: dsinks, bias };
+        Work { inputs, packing, schedule, level, ddbias: None }.run(
+            workspace,
+            places,
+            |wave, Memory { stats, sums, scratch }, queries, keys| {
+                self.deltas(wave, scratch, stats);
+                if fused {
+                    begin_sums(wave, queries, sums);
+                }
+                KeySweep { wave, body, stats, sums }.run(scratch, keys);
+                if wanted.dq && !fused {
+                    query_sweep(wave, scratch, queries, stats);
+                }
+            },
+            |stats, _, i| f64::from(stats.delta[i]), // (B8)
+            Gradient { ds: true, capped: false },
+        )?;
         if let Some((gradient, dq)) = ready {
-            self.scale_gradient(gradient, dq);
+            self.scale_gradient(&known.list, gradient, dq, &mut row);
         }
         Ok(())
     }
 
     /// (L2) dq = dlse · ∂lse/∂q.
-    fn scale_gradient(&self, gradient: ArrayView4<'_, f32>, mut dq: TensorMut<'_, Ix4>) {
+    fn scale_gradient(
+        &self,
+        sequences: &[Sequence],
+        gradient: ArrayView4<'_, f32>,
+        mut dq: TensorMut<'_, Ix4>,
+        numbers: &mut [f32],
+    ) {
         let (scores, gradient) = (self.inputs.scores, Tensor::from(gradient));
         dq.fill(0.0);
-        let mut numbers = vec![0.0; scores.extents.dim];
-        for sequence in scores.sequences() {
+        for sequence in sequences {
             for head in 0..scores.extents.query_heads {
-                for row in query_rows(&sequence) {
+                for row in query_rows(sequence) {
                     let at = [sequence.batch, head, row];
                     if self.lse[at] == f32::NEG_INFINITY {
                         continue; // the row sees nothing, whatever its dlse
                     }
                     let dlse = self.dlse.map_or(0.0, |dlse| dlse[at]);
                     let [batch, head, row] = at;
-                    gradient.slice(s![batch, head, row, ..]).read(&mut numbers);
-                    dq.view_mut().slice(s![batch, head, row, ..]).write(&numbers, dlse);
+                    gradient.slice(s![batch, head, row, ..]).read(numbers);
+                    dq.view_mut().slice(s![batch, head, row, ..]).write(numbers, dlse);
                 }
             }
         }
     }
 
-    fn packing(
-        &self,
+    fn packing<'s>(
+        &'s self,
+        sequences: &'s [Sequence],
         Wanted { dq, dk, dv, .. }: Wanted,
         options: &Options,
-    ) -> Result<Packing<'_>, Error> {
+    ) -> Result<Packing<'s>, Error> {
         let Inputs { scores, q, k, v, .. } = self.inputs;
         let if_both = |both| if both { Operand::both } else { Operand::across };
         let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
         let queries = [if_both(dk)(Some(q)), if_both(dv)(self.dout), Operand::NONE, Operand::NONE];
-        Ok(Packing {
-            scores,
-            sequences: scores.sequences(),
-            cut: Cut::new(scores, options, FIRST_ORDER)?,
-            keys,
-            queries: Some((queries, self.lse)),
-        })
+        let cut = Cut::new(scores, options, FIRST_ORDER)?;
+        Ok(Packing { scores, sequences, cut, keys, queries: Some((queries, self.lse)) })
     }
 
     fn schedule(
@@ -161,17 +156,17 @@ impl Backward<'_> {
     ) -> Schedule {
         let bias = dbias && !(self.unshared_bias() && (dk || dv));
         let dq = dq && (dk || dv); // alone it is one sweep anyway
-        let sums = |fused| self.sum(packing, fused).saturating_mul(size_of::<f32>());
+        let sums = OrderedSum::slot(packing).saturating_mul(size_of::<f32>());
         // Of the bias' own sweep, all slots are packed at once.
         let least = if bias { packing.slots() } else { 1 };
-        let affordable = options.partials_budget / sums(true).max(1);
+        let affordable = options.partials_budget / sums.max(1);
         let fused = match options.mode {
             Mode::Separate | Mode::ForwardGradient => false,
             Mode::FusedPartials => dq,
             Mode::Auto => dq && affordable >= least,
         };
-        let most = if fused { affordable } else { usize::MAX };
-        let waves = Schedule::waves(packing, (false, bias), sums(fused), most);
+        let (sums, most) = if fused { (sums, affordable) } else { (0, usize::MAX) };
+        let waves = Schedule::waves(packing, (false, bias), sums, most);
         Schedule { cut: packing.cut, second: false, o_anew: false, fused, bias, waves }
     }
 
@@ -187,13 +182,10 @@ impl Backward<'_> {
     pub fn plan(&self, dq: bool, options: &Options) -> Result<Plan, Error> {
         let (dv, dbias) = (self.inputs.v.is_some(), self.inputs.bias.is_some());
         let wanted = Wanted { dq, dk: true, dv, dbias };
-        let packing = self.packing(wanted, options)?;
+        let sequences = self.inputs.scores.sequences();
+        let packing = self.packing(&sequences, wanted, options)?;
         let schedule = self.schedule(&packing, wanted, options);
-        let mut plan = schedule.plan(&packing, Scratch::new(&schedule, &self.inputs)?.bytes());
-        if schedule.fused {
-            let each = self.sum(&packing, true).saturating_mul(size_of::<f32>());
-            plan.buffers.push(Buffer::parts("sums of dq", plan.together, each));
-        }
+        let plan = schedule.needs(&packing, &self.inputs).plan(&packing);
         // S and, with values, dP; dk and, with values, dv.
         let each = if dv { 2 } else { 1 };
         let dq = match (dq, schedule.fused) {
@@ -206,39 +198,27 @@ impl Backward<'_> {
         Ok(Plan { mode: Some(mode), products: 2 * each + dq + dbias, ..plan })
     }
 
-    /// Elements of the sums of dq of a slot, in whole tiles of queries; none unless `fused`.
-    fn sum(&self, packing: &Packing<'_>, fused: bool) -> usize {
-        if !fused {
-            return 0;
-        }
-        let (scores, rows) = (self.inputs.scores, packing.longest_padded());
-        let stride = packing.cut.stride(scores.extents.dim);
-        rows.saturating_mul(scores.group()).saturating_mul(stride)
-    }
-
     /// (B1) δ of every row of a wave.
-    fn deltas(&self, wave: Wave<'_>, stats: &mut [Vec<RowStats>]) {
+    fn deltas(&self, wave: Wave<'_>, scratch: &mut [Scratch<'_>], stats: &mut RowStats<'_>) {
         let scores = self.inputs.scores;
         let (key_heads, group) = (scores.extents.key_heads, scores.group());
-        stats.par_iter_mut().enumerate().for_each(|(slot, stats)| {
-            let slot = wave.first + slot;
-            let (sequence, first) = (wave.sequence(slot), slot % key_heads * group);
-            stats.par_iter_mut().enumerate().for_each(|(head, stats)| {
-                let (rows, padding) = stats.delta.split_at_mut(sequence.queries);
-                padding.fill(0.0);
-                rows.par_iter_mut().enumerate().with_min_len(ROWS).for_each_init(
-                    || [(); 2].map(|()| vec![0.0; self.inputs.value_dim()]),
-                    |rows, (i, delta)| {
-                        let at = [sequence.batch, first + head, sequence.query_start + i];
-                        *delta = self.delta(at, rows);
-                    },
-                );
-            });
+        each(scratch, stats.parts(), |(head, start, deltas), scratch| {
+            let slot = wave.first + head / group;
+            if head >= wave.queries.len() {
+                return; // the last wave has fewer slots
+            }
+            let (sequence, head) = (wave.sequence(slot), slot % key_heads * group + head % group);
+            let rows = start..sequence.queries.max(start);
+            deltas.fill(0.0);
+            for (delta, row) in deltas.iter_mut().zip(rows) {
+                let at = [sequence.batch, head, sequence.query_start + row];
+                *delta = self.delta(at, &mut scratch.rows);
+            }
         });
     }
 
     /// δ of a row; 0 if it sees no key at all: it counts for nothing, whatever stands in its operands.
-    fn delta(&self, at: [usize; 3], rows: &mut [Vec<f32>; 2]) -> f32 {
+    fn delta(&self, at: [usize; 3], rows: &mut [&mut [f32]; 2]) -> f32 {
         let lse = self.lse[at];
         if lse == f32::NEG_INFINITY {
             return 0.0;
@@ -248,7 +228,7 @@ impl Backward<'_> {
     }
 
     /// dout·o of a row. Where only the sink counts, o = 0 is a constant, whatever dout holds.
-    fn dot(&self, at: [usize; 3], only_sink: bool, [o, dout]: &mut [Vec<f32>; 2]) -> f32 {
+    fn dot(&self, at: [usize; 3], only_sink: bool, [o, dout]: &mut [&mut [f32]; 2]) -> f32 {
         let (Some(stored), Some(cotangent)) = (self.o, self.dout) else { return 0.0 };
         let [batch, head, row] = at;
         stored.slice(s![batch, head, row, ..]).read(o);
@@ -263,18 +243,16 @@ impl Backward<'_> {
 /// dq, one task per tile of queries.
 fn query_sweep(
     wave: Wave<'_>,
-    tasks: Vec<RowTask<'_>>,
-    stats: &[Vec<RowStats>],
-) -> Result<(), Error> {
-    let (scores, cut) = (wave.work.inputs.scores, wave.work.schedule.cut);
+    scratch: &mut [Scratch<'_>],
+    tasks: &mut [Task<'_>],
+    stats: &RowStats<'_>,
+) {
     let body = Gradient { ds: true, capped: true };
-    wave.for_each(tasks, |RowTask { place, results: [dq, _], .. }, scratch| {
-        let slot = place.slot(scores);
-        let stats = stats[slot - wave.first][place.head % scores.group()].view();
-        let pair = wave.pair_at(&place, stats);
-        wave.work.level.run(QueryTile { body, pair, rows: place.rows, scratch });
-        let stride = cut.stride(pair.dim);
-        dq.into_iter()
-            .for_each(|mut dq| dq.write_rows(&scratch.sums.wide, stride, pair.rule.scale));
-    })
+    each(scratch, tasks.iter_mut(), |task, scratch| {
+        let rows = task.place.rows.clone();
+        let stats = stats.tile(wave.head(task.slot, task.member), rows.start);
+        let pair = wave.pair(task.slot, task.member, stats);
+        wave.work.level.run(QueryTile { body, pair, rows, scratch });
+        task.write(0, scratch.sums.wide, scratch.cut.stride(pair.dim), pair.rule.scale);
+    });
 }

@@ -2,12 +2,13 @@
 
 use super::packs::{Keys, Queries};
 use super::rule::ScoreRule;
-use super::scores::Strip;
+use super::scores::{Block, Factors, Strip, score_block};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::stats::Stats;
 use crate::element::Tensor;
-use crate::lanes::{Isa, Tile};
-use crate::pack::{Packed, touches};
+use crate::lanes::{Isa, Lanes, Tile};
+use crate::pack::Packed;
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use etalon_problem::Cover;
 use ndarray::Ix2;
 use std::ops::Range;
@@ -20,9 +21,9 @@ pub struct Pair<'a> {
     /// ddbias of this sequence and head, `[n, m]`.
     pub ddbias: Option<Tensor<'a, Ix2>>,
     /// The queries.
-    pub queries: &'a Queries,
+    pub queries: &'a Queries<'a>,
     /// The keys and values.
-    pub keys: &'a Keys,
+    pub keys: &'a Keys<'a>,
     /// The statistics of the rows.
     pub stats: Stats<'a>,
     /// D.
@@ -46,13 +47,21 @@ pub struct RegisterBlock {
     pub has_nonfinite: bool,
 }
 
+impl RegisterBlock {
+    /// Its rows of the tile's memory.
+    #[inline(always)]
+    pub fn weights<I: Isa>(&self) -> Range<usize> {
+        self.first * STRIDE..(self.first + I::Tile::ROWS) * STRIDE
+    }
+}
+
 /// The hot part of a sweep: the weights of a register block. Weights and sums have names, so that
 /// the products which a sweep takes are a table.
 pub trait Body: Copy + Send + Sync {
     /// Which weights times which rows of the keys grow which sums of a tile of queries.
-    const ROWS: &'static [Term<Keys>];
+    const ROWS: &'static [Term<OfKeys>];
     /// Which weights times which rows of the queries grow which sums of a tile of keys.
-    const COLUMNS: &'static [Term<Queries>];
+    const COLUMNS: &'static [Term<OfQueries>];
     /// The weights that are summed to the gradient of the bias.
     const BIAS: Weight;
 
@@ -63,7 +72,7 @@ pub trait Body: Copy + Send + Sync {
         isa: I,
         pair: &Pair<'_>,
         block: &RegisterBlock,
-        memory: &mut TileMemory,
+        memory: &mut TileMemory<'_>,
     ) -> Option<Strip>;
 
     /// Adds the sums of the rows of weights themselves, of rows from `first` on.
@@ -73,25 +82,60 @@ pub trait Body: Copy + Send + Sync {
         _isa: I,
         _first: usize,
         _strip: &Strip,
-        _memory: &TileMemory,
-        _sums: &mut Sums,
+        _memory: &TileMemory<'_>,
+        _sums: &mut Sums<'_>,
     ) {
     }
 }
 
 /// sum += weights · rows, or weightsᵀ · rows.
-pub struct Term<M> {
+pub struct Term<R> {
     pub to: Target,
     pub weights: Weight,
     /// The rows, packed along; a term whose rows are not packed is left out.
-    pub rows: fn(&M) -> &Packed,
+    pub rows: R,
 }
+
+/// Some rows of the keys, or of the queries.
+pub type OfKeys = for<'a> fn(&'a Keys<'a>) -> &'a Packed<'a>;
+pub type OfQueries = for<'a> fn(&'a Queries<'a>) -> &'a Packed<'a>;
 
 impl<'a> Pair<'a> {
     /// Whether a tile holds operands that are not finite.
     pub fn has_nonfinite(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
-        touches(&self.queries.non_finite, rows.clone())
-            || touches(&self.keys.non_finite, cols.clone())
+        self.queries.non_finite.touches(rows.clone()) || self.keys.non_finite.touches(cols.clone())
+    }
+
+    /// S of a block, into its rows of the memory.
+    #[inline(always)]
+    pub fn scores<I: Isa>(
+        &self,
+        isa: I,
+        at: &RegisterBlock,
+        memory: &mut TileMemory<'_>,
+    ) -> Option<Strip> {
+        let factors = Factors {
+            rule: &self.rule,
+            q: &self.queries.q.across.panels[at.rows.start * self.dim..],
+            k: self.keys.k.across.from(at.cols.start / I::Tile::COLS),
+            dim: self.dim,
+        };
+        let mut block = Block {
+            s: &mut memory.p[at.weights::<I>()],
+            tanh: memory.tanh,
+            visible: &mut memory.shares[at.share].visible[at.first * MAX_KEYS..],
+        };
+        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
+        // ddbias may be anything where the bias is −∞.
+        let note_visible = at.has_nonfinite || self.ddbias.is_some();
+        let (rows, cols) = (at.rows.clone(), at.cols.clone());
+        score_block(isa, factors, rows, cols, note_visible, &mut block, &mut max)
+    }
+
+    /// lse of a block's rows.
+    #[inline(always)]
+    pub fn lse<I: Isa>(&self, at: &RegisterBlock) -> &'a [f32] {
+        &self.queries.lse[at.rows.start..at.rows.start + I::Tile::ROWS]
     }
 
     /// The distance between two rows of a sum.

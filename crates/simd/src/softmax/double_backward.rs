@@ -17,19 +17,19 @@ use super::block::Pair;
 use super::cut::Cut;
 use super::inputs::Inputs;
 use super::kernels::{KeyTile, QueryTile};
-use super::packs::{Operand, Packing};
+use super::packs::{Known, Operand, Packing};
 use super::schedule::{SECOND_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::second::{Second, Tangent};
 use super::stats::{RowStats, Stats};
-use super::tasks::{KeyTask, RowTask, key_tasks, row_tasks};
-use super::wave::{Memory, Wave, Work, finish};
-use crate::Options;
+use super::tasks::Task;
+use super::wave::{Memory, Places, Wave, Work, each};
 use crate::element::{Tensor, TensorMut, View};
 use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::{Place, query_rows, tiles};
-use etalon_problem::{Dtype, Error};
+use crate::{Options, Workspace};
+use etalon_problem::{Dtype, Error, Sequence};
 use ndarray::{ArrayView3, ArrayViewMut1, ArrayViewMut3, Ix1, Ix3, Ix4, s};
 
 /// A double backward pass or tangents; the operands have been checked.
@@ -83,35 +83,34 @@ impl<'a> DoubleBackward<'a> {
     }
 
     /// Writes what is asked for.
-    pub fn run(&self, out: SecondGradients<'_>, options: &Options) -> Result<(), Error> {
-        let SecondGradients { gq, gk, gv, gdout, gdlse, gsinks, mut gbias } = out;
+    pub fn run(
+        &self,
+        workspace: &Workspace,
+        out: SecondGradients<'_>,
+        options: &Options,
+    ) -> Result<(), Error> {
+        let SecondGradients { gq, gk, gv, gdout, gdlse, gsinks, gbias } = out;
         let tangent = [&gq, &gk, &gv, &gbias].into_iter().all(Option::is_none);
-        let packing = self.packing(tangent, options)?;
+        let (inputs, level) = (self.inputs, options.level);
+        let known = Known::of(workspace, inputs.scores)?;
+        let packing = self.packing(&known.list, tangent, options)?;
         let schedule = self.schedule(&packing, gbias.is_some());
-        let work = Work::new(self.inputs, self.direction.bias, packing, schedule, options)?;
-        let waves = schedule.waves;
-        let Memory { mut slots, mut stats } = work.memory()?;
-        let mut rows = row_tasks(&work.packing, waves, [gq, gdout], gdlse, 0.0);
-        let mut keys = key_tasks(&work.packing, waves, [gk, gv], None);
-        let mut sinks = vec![0.0; self.inputs.scores.extents.query_heads];
-        for wave in waves.iter() {
-            let (slots, stats) = (&mut slots[..wave.len()], &mut stats[..wave.len()]);
-            work.packing.pack(slots, wave.start);
-            let wave = Wave { work: &work, slots, first: wave.start };
-            self.row_sweep(wave, rows.next().unwrap_or_default(), stats)?;
-            key_sweep(wave, keys.next().unwrap_or_default(), stats)?;
-            if gsinks.is_some() {
-                wave.sink_sums(&mut sinks, stats, |stats, head, i| {
-                    let change = f64::from(self.sink(head).1) - f64::from(stats.u[i]);
-                    change * f64::from(stats.delta[i]) + f64::from(stats.z[i]) // (D14)
-                });
-            }
-            if let Some(gbias) = gbias.take() {
-                wave.bias_sweep(gbias, Second { capped: false }, stats)?;
-            }
-        }
-        finish((gsinks, sinks), gbias);
-        Ok(())
+        let (queries, keys, with_keys) = ([gq, gdout], [gk, gv], None);
+        let places =
+            Places { queries, numbers: gdlse, keys, with_keys, sinks: gsinks, bias: gbias };
+        Work { inputs, packing, schedule, level, ddbias: self.direction.bias }.run(
+            workspace,
+            places,
+            |wave, Memory { stats, scratch, .. }, queries, keys| {
+                self.row_sweep(wave, scratch, queries, stats);
+                key_sweep(wave, scratch, keys, stats);
+            },
+            |stats, head, i| {
+                let change = f64::from(self.sink(head).1) - f64::from(stats.u[i]);
+                change * f64::from(stats.delta[i]) + f64::from(stats.z[i]) // (D14)
+            },
+            Second { capped: false },
+        )
     }
 
     /// Whether o is computed anew: its rounding would be multiplied by u and dout.
@@ -120,7 +119,12 @@ impl<'a> DoubleBackward<'a> {
     }
 
     /// `tangent`: the first sweep alone, which sums q, k and their directions only across, and v along.
-    fn packing(&self, tangent: bool, options: &Options) -> Result<Packing<'_>, Error> {
+    fn packing<'s>(
+        &'s self,
+        sequences: &'s [Sequence],
+        tangent: bool,
+        options: &Options,
+    ) -> Result<Packing<'s>, Error> {
         let (Inputs { scores, q, k, v, .. }, of) = (self.inputs, &self.direction);
         let keys = [Some(k), v, of.k, of.v];
         let queries = [Some(q), self.dout, of.q, self.cot_o];
@@ -133,13 +137,8 @@ impl<'a> DoubleBackward<'a> {
         } else {
             (keys.map(Operand::both), queries.map(Operand::both))
         };
-        Ok(Packing {
-            scores,
-            sequences: scores.sequences(),
-            cut: Cut::new(scores, options, SECOND_ORDER)?,
-            keys,
-            queries: Some((queries, self.lse)),
-        })
+        let cut = Cut::new(scores, options, SECOND_ORDER)?;
+        Ok(Packing { scores, sequences, cut, keys, queries: Some((queries, self.lse)) })
     }
 
     fn schedule(&self, packing: &Packing<'_>, bias: bool) -> Schedule {
@@ -150,9 +149,10 @@ impl<'a> DoubleBackward<'a> {
 
     /// How [`DoubleBackward::run`] will work, all results being wanted, or those of a tangent alone.
     pub fn plan(&self, tangent: bool, options: &Options) -> Result<Plan, Error> {
-        let packing = self.packing(tangent, options)?;
+        let sequences = self.inputs.scores.sequences();
+        let packing = self.packing(&sequences, tangent, options)?;
         let schedule = self.schedule(&packing, self.inputs.bias.is_some() && !tangent);
-        let plan = schedule.plan(&packing, Scratch::new(&schedule, &self.inputs)?.bytes());
+        let plan = schedule.needs(&packing, &self.inputs).plan(&packing);
         Ok(Plan { products: self.products(tangent, schedule.bias), ..plan })
     }
 
@@ -177,55 +177,45 @@ impl<'a> DoubleBackward<'a> {
     fn row_sweep(
         &self,
         wave: Wave<'_>,
-        tasks: Vec<RowTask<'_>>,
-        stats: &mut [Vec<RowStats>],
-    ) -> Result<(), Error> {
-        let (scores, cut) = (self.inputs.scores, wave.work.schedule.cut);
-        let heads = stats.iter_mut().flatten();
-        let mut parts: Vec<Vec<Option<RowStats<&mut [f32]>>>> =
-            heads.map(|stats| stats.tiles(cut.queries).map(Some).collect()).collect();
-        let tasks = tasks.into_iter().filter_map(|task| {
-            let Place { head, rows, .. } = &task.place;
-            let slot = task.place.slot(scores) - wave.first;
-            let head = slot * scores.group() + head % scores.group();
-            let part = parts[head][rows.start / cut.queries].take()?;
-            Some((task, part))
-        });
-        wave.for_each(tasks.collect(), |(task, mut stats), scratch| {
-            let RowTask { place, results: [gq, gdout], numbers } = task;
-            let pair = wave.pair_at(&place, Stats::NONE);
-            let rows = place.rows.clone();
-            wave.work.level.run(QueryTile { body: Tangent, pair, rows, scratch });
-            stats.clear();
-            for r in 0..place.rows.len() {
-                self.row_stats(wave, &place, r, scratch, &mut stats);
+        scratch: &mut [Scratch<'_>],
+        tasks: &mut [Task<'_>],
+        stats: &mut RowStats<'_>,
+    ) {
+        let (cut, level) = (wave.work.schedule.cut, wave.work.level);
+        each(scratch, stats.with_tasks(tasks, wave.first), |(task, part), scratch| {
+            let rows = task.place.rows.clone();
+            let pair = wave.pair(task.slot, task.member, Stats::NONE);
+            level.run(QueryTile { body: Tangent, pair, rows: rows.clone(), scratch });
+            part.fill(0.0);
+            for r in 0..rows.len() {
+                let numbers = self.row_stats(wave, &task.place, r, scratch);
+                part[r..].iter_mut().step_by(cut.queries).zip(numbers).for_each(|(to, x)| *to = x);
             }
-            numbers.into_iter().for_each(|mut gdlse| gdlse.write(stats.u, 1.0)); // (D13)
-            let sums = &scratch.sums.values;
-            let stride = cut.stride(pair.value_dim);
-            gdout.into_iter().for_each(|mut gdout| gdout.write_rows(sums, stride, 1.0));
-            let Some(mut gq) = gq else { return };
-            let pair = Pair { stats: stats.view(), ..pair };
-            let (body, rows) = (Second { capped: true }, place.rows);
-            wave.work.level.run(QueryTile { body, pair, rows, scratch });
-            gq.write_rows(&scratch.sums.wide, cut.stride(pair.dim), pair.rule.scale);
-        })
+            let stats = Stats::of(part, rows.start, cut.queries);
+            task.write_numbers(stats.u); // (D13)
+            task.write(1, scratch.sums.values, cut.stride(pair.value_dim), 1.0);
+            if task.results[0].is_some() {
+                let (body, pair) = (Second { capped: true }, Pair { stats, ..pair });
+                level.run(QueryTile { body, pair, rows, scratch });
+                task.write(0, scratch.sums.wide, cut.stride(pair.dim), pair.rule.scale);
+            }
+        });
     }
 
-    /// u, gdout, δ and z of row `r` of a tile, from the sums in the scratch; gdout stays there.
+    /// δ, u and z of row `r` of a tile, from the sums in the scratch; gdout stays there. A row that sees
+    /// no key keeps zeros.
     fn row_stats(
         &self,
         wave: Wave<'_>,
         place: &Place,
         r: usize,
-        scratch: &mut Scratch,
-        stats: &mut RowStats<&mut [f32]>,
-    ) {
+        scratch: &mut Scratch<'_>,
+    ) -> [f32; 3] {
         let sequence = &wave.work.packing.sequences[place.number];
         let at = [sequence.batch, place.head, query_rows(sequence).start + place.rows.start + r];
         let lse = self.lse[at];
         if lse == f32::NEG_INFINITY {
-            return; // the row sees nothing, whatever its cotangents
+            return [0.0; 3]; // the row sees nothing, whatever its cotangents
         }
         let (sink, ddsink) = self.sink(place.head);
         let pi = (f64::from(sink) - f64::from(lse)).exp() as f32;
@@ -236,29 +226,32 @@ impl<'a> DoubleBackward<'a> {
             let value_dim = self.inputs.value_dim();
             let stride = wave.work.schedule.cut.stride(value_dim);
             let here = r * stride..r * stride + value_dim;
-            let row = |operand: Tensor<'_, Ix4>| {
-                let [batch, head, row] = at;
-                let mut numbers = vec![0.0; value_dim];
-                operand.slice(s![batch, head, row, ..]).read(&mut numbers);
-                numbers
+            let read = |operand: Tensor<'_, Ix4>, row: &mut [f32]| {
+                let [batch, head, i] = at;
+                operand.slice(s![batch, head, i, ..]).read(row);
             };
-            let stored = if self.o_anew() { Vec::new() } else { row(o) };
-            let o = if self.o_anew() { &scratch.sums.o[here.clone()] } else { &stored };
+            let [stored, row] = &mut scratch.rows;
+            if !self.o_anew() {
+                read(o, stored);
+            }
+            let o = if self.o_anew() { &scratch.sums.o[here.clone()] } else { stored };
             let gdout = &mut scratch.sums.values[here];
             gdout.iter_mut().zip(o).for_each(|(gdout, o)| *gdout -= u * o); // (D5)
             // Where only the sink counts, both are constants, whatever dout and cot_o hold.
             let constant = lse == sink && o.iter().chain(&*gdout).all(|&x| x == 0.0);
             if !constant {
-                if let Some(dout) = self.dout.map(row) {
-                    delta += dot(&dout, o); // (B1)
-                    z += dot(&dout, gdout); // (D6)
+                if let Some(dout) = self.dout {
+                    read(dout, row);
+                    delta += dot(row, o); // (B1)
+                    z += dot(row, gdout); // (D6)
                 }
-                if let Some(cot_o) = self.cot_o.map(row) {
-                    z += dot(&cot_o, o);
+                if let Some(cot_o) = self.cot_o {
+                    read(cot_o, row);
+                    z += dot(row, o);
                 }
             }
         }
-        (stats.delta[r], stats.u[r], stats.z[r]) = (delta, u, z);
+        [delta, u, z]
     }
 
     /// The sink of a head, and its direction.
@@ -271,16 +264,20 @@ impl<'a> DoubleBackward<'a> {
 /// gk and gv, one task per tile of keys.
 fn key_sweep(
     wave: Wave<'_>,
-    tasks: Vec<KeyTask<'_>>,
-    stats: &[Vec<RowStats>],
-) -> Result<(), Error> {
+    scratch: &mut [Scratch<'_>],
+    tasks: &mut [Task<'_>],
+    stats: &RowStats<'_>,
+) {
+    let Work { inputs, level, .. } = *wave.work;
     let body = Second { capped: true };
-    wave.key_sweep(tasks, stats, |KeyTask { cols, .. }, pairs, scratch| {
-        for &pair in pairs {
+    wave.key_sweep(scratch, tasks, |task, scratch| {
+        for member in 0..inputs.scores.group() {
+            let pair = wave.pair(task.slot, member, Stats::NONE);
             for rows in tiles(0..pair.rule.sequence.queries, scratch.cut.queries) {
-                let cols = cols.clone();
-                wave.work.level.run(KeyTile { body, pair, rows, cols, share: 0, scratch });
+                let stats = stats.tile(wave.head(task.slot, member), rows.start);
+                let (pair, cols) = (Pair { stats, ..pair }, task.place.rows.clone());
+                level.run(KeyTile { body, pair, rows, cols, share: 0, scratch });
             }
         }
-    })
+    });
 }

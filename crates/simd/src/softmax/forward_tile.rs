@@ -19,14 +19,14 @@ use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{Block, Factors, Strip, score_block, slope};
-use crate::aligned::Aligned;
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
-use crate::pack::{Packed, touches};
+use crate::pack::Packed;
 use crate::products::{Along, Sum};
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use crate::tiles::tiles;
-use etalon_problem::{Cover, Error};
+use crate::workspace::Parts;
+use etalon_problem::Cover;
 use std::ops::Range;
 
 /// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
@@ -34,58 +34,50 @@ use std::ops::Range;
 const RESCALE: f32 = 5.0;
 
 /// The memory of one thread.
-pub struct ForwardScratch {
+pub struct ForwardScratch<'m> {
     cut: Cut,
     /// Queries, packed across.
-    pub q: Packed,
+    pub q: Packed<'m>,
     /// m of every row; at the end lse.
-    pub m: Aligned,
+    pub m: &'m mut [f32],
     /// l of every row, spread over lanes.
-    l: Aligned,
+    l: &'m mut [f32],
     /// o of every row, rows `stride` apart.
-    pub o: Aligned,
+    pub o: &'m mut [f32],
     pub stride: usize,
     /// One block of scores, then of weights.
-    s: Aligned,
-    tanh: Aligned,
-    visible: Vec<bool>,
+    s: &'m mut [f32],
+    tanh: &'m mut [f32],
+    visible: &'m mut [u8],
 }
 
 /// The most lanes of a register, over all instruction sets.
 const MAX_LANES: usize = 16;
 
-impl ForwardScratch {
+impl<'m> ForwardScratch<'m> {
     /// For operands of D = `dim` and results with rows of `width` elements.
-    pub fn new(cut: &Cut, dim: usize, width: usize) -> Result<Self, Error> {
+    pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize, width: usize) -> Self {
         let stride = cut.stride(width);
-        let what = "the scratch of a thread";
-        Ok(ForwardScratch {
+        ForwardScratch {
             cut: *cut,
-            q: Packed::with_capacity(dim.saturating_mul(cut.queries))?,
-            m: Aligned::zeros(cut.queries, what)?,
-            l: Aligned::zeros(cut.queries * MAX_LANES, what)?,
-            o: Aligned::zeros(stride.saturating_mul(cut.queries), what)?,
+            q: Packed::new(parts, dim.saturating_mul(cut.queries)),
+            m: parts.room(cut.queries),
+            l: parts.room(cut.queries * MAX_LANES),
+            o: parts.room(stride.saturating_mul(cut.queries)),
             stride,
-            s: Aligned::zeros(cut.rows * STRIDE, what)?,
-            tanh: Aligned::zeros(cut.rows * STRIDE, what)?,
-            visible: vec![false; cut.rows * MAX_KEYS],
-        })
-    }
-
-    /// Bytes of its memory.
-    pub fn bytes(&self) -> usize {
-        let ForwardScratch { q, m, l, o, s, tanh, visible, .. } = self;
-        let sums = [&q.panels, m, l, o, s, tanh].map(Aligned::bytes);
-        sums.iter().sum::<usize>() + visible.len()
+            s: parts.room(cut.rows * STRIDE),
+            tanh: parts.room(cut.rows * STRIDE),
+            visible: parts.bytes(cut.rows * MAX_KEYS),
+        }
     }
 }
 
 /// The kernel: one tile of queries against all its keys.
-pub struct ForwardTile<'a> {
+pub struct ForwardTile<'a, 'm> {
     /// Which pairs count.
     pub rule: ScoreRule<'a>,
     /// The keys and values.
-    pub keys: &'a Keys,
+    pub keys: &'a Keys<'a>,
     /// Whether the weights are P ⊙ S′ and multiply k, which gives ∂lse/∂q; otherwise P and v.
     pub derivative: bool,
     /// Whether a query of the tile is not finite.
@@ -99,10 +91,10 @@ pub struct ForwardTile<'a> {
     /// The sink of the head.
     pub sink: Option<f32>,
     /// The thread's memory, with the queries packed.
-    pub scratch: &'a mut ForwardScratch,
+    pub scratch: &'a mut ForwardScratch<'m>,
 }
 
-impl Kernel for ForwardTile<'_> {
+impl Kernel for ForwardTile<'_, '_> {
     type Output = ();
 
     #[inline(always)]
@@ -115,7 +107,7 @@ impl Kernel for ForwardTile<'_> {
             if self.rule.cover(self.rows.clone(), cols.clone()) == Cover::None {
                 continue;
             }
-            let has_nonfinite = self.has_nonfinite || touches(&self.keys.non_finite, cols.clone());
+            let has_nonfinite = self.has_nonfinite || self.keys.non_finite.touches(cols.clone());
             for first in (0..self.rows.len()).step_by(I::Tile::ROWS) {
                 self.block(isa, first, cols.clone(), has_nonfinite);
             }
@@ -126,7 +118,7 @@ impl Kernel for ForwardTile<'_> {
     }
 }
 
-impl ForwardTile<'_> {
+impl ForwardTile<'_, '_> {
     /// One register block of queries, from row `first` of the tile, against a tile of keys.
     #[inline(always)]
     fn block<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, has_nonfinite: bool) {
@@ -140,8 +132,7 @@ impl ForwardTile<'_> {
             k: self.keys.k.across.from(cols.start / panel),
             dim: self.dim,
         };
-        let mut block =
-            Block { s: &mut scratch.s, tanh: &mut scratch.tanh, visible: &mut scratch.visible };
+        let mut block = Block { s: scratch.s, tanh: scratch.tanh, visible: scratch.visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let strip =
             score_block(isa, factors, rows, cols.clone(), has_nonfinite, &mut block, &mut max);
@@ -224,7 +215,10 @@ impl ForwardTile<'_> {
                 I::Tile::ROWS,
                 values,
                 #[inline(always)]
-                |r, k| visible[r * MAX_KEYS + start + k].then(|| s[r * STRIDE + start + k]),
+                |r, k| {
+                    let visible = visible[r * MAX_KEYS + start + k] != 0;
+                    visible.then(|| s[r * STRIDE + start + k])
+                },
             );
         } else {
             sum.add_rows(isa, &s[start..], values);

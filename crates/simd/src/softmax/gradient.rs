@@ -12,14 +12,13 @@
 //!
 //! attention_lse is the same with values of no width: dP = 0 and δ = −dlse, so that dS = dlse·P (L2).
 
-use super::block::{Body, Pair, RegisterBlock, Term};
-use super::packs::{Keys, Queries};
-use super::scores::{Block, Factors, Strip, score_block, slope};
+use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::scores::{Strip, slope};
 use super::scratch::{Share, Target, TileMemory, Weight};
-use super::weights::{clear, hide_masked_rows, select};
+use super::weights::{clear, hide};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Lanes, Tile};
-use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use crate::tile::{MAX_KEYS, STRIDE};
 
 /// The weights of the backward pass.
 #[derive(Debug, Clone, Copy)]
@@ -31,9 +30,9 @@ pub struct Gradient {
 }
 
 impl Body for Gradient {
-    const ROWS: &'static [Term<Keys>] =
+    const ROWS: &'static [Term<OfKeys>] =
         &[Term { to: Target::Wide, weights: Weight::Ds, rows: |keys| &keys.k.along }]; // (B5)
-    const COLUMNS: &'static [Term<Queries>] = &[
+    const COLUMNS: &'static [Term<OfQueries>] = &[
         Term { to: Target::Wide, weights: Weight::Ds, rows: |queries| &queries.q.along }, // (B6)
         Term { to: Target::Values, weights: Weight::P, rows: |queries| &queries.dout.along }, // (B7)
     ];
@@ -45,31 +44,17 @@ impl Body for Gradient {
         isa: I,
         pair: &Pair<'_>,
         at: &RegisterBlock,
-        memory: &mut TileMemory,
+        memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
+        let strip = pair.scores(isa, at, memory);
         let TileMemory { p, tanh, shares, .. } = memory;
         let Share { ds, visible, .. } = &mut shares[at.share];
         let (start, panel) = (at.rows.start, at.cols.start / I::Tile::COLS);
-        let factors = Factors {
-            rule: &pair.rule,
-            q: &pair.queries.q.across.panels[start * pair.dim..],
-            k: pair.keys.k.across.from(panel),
-            dim: pair.dim,
-        };
-        let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
-        let (p, ds) = (&mut p[here.clone()], &mut ds[here]);
+        let (p, ds) = (&mut p[at.weights::<I>()], &mut ds[at.weights::<I>()]);
         let visible = &mut visible[at.first * MAX_KEYS..];
-        let mut block = Block { s: p, tanh, visible };
-        let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
         let end = at.cols.len().next_multiple_of(I::Tile::COLS);
-        let (rows, cols) = (at.rows.clone(), at.cols.clone());
-        let strip = score_block(isa, factors, rows, cols, at.has_nonfinite, &mut block, &mut max);
-        let Some(strip) = strip else {
-            clear([p, ds], visible, 0..end, I::Tile::ROWS);
-            return None;
-        };
-        clear([p, ds], visible, 0..strip.cols.start, I::Tile::ROWS);
-        clear([p, ds], visible, strip.cols.end..end, I::Tile::ROWS);
+        clear([&mut *p, &mut *ds], visible, strip.as_ref(), (I::Tile::ROWS, end));
+        let strip = strip?;
         if self.ds {
             let dim = pair.value_dim;
             let dout = &pair.queries.dout.across.panels[start * dim..];
@@ -83,7 +68,7 @@ impl Body for Gradient {
         let capped = self.capped && pair.rule.softcap.is_some();
         for r in 0..I::Tile::ROWS {
             let lse = I::F32::splat(isa, pair.queries.lse[start + r]);
-            let delta = I::F32::splat(isa, pair.stats.delta[start + r]);
+            let delta = I::F32::splat(isa, pair.stats.delta[start - pair.stats.first + r]);
             let here = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
             let tanh = tanh[here.clone()].chunks_exact(I::F32::N);
             let ds = ds[here.clone()].chunks_exact_mut(I::F32::N);
@@ -99,11 +84,7 @@ impl Body for Gradient {
                 }
             }
         }
-        for edge in strip.edges() {
-            let lse = &pair.queries.lse[start..start + I::Tile::ROWS];
-            hide_masked_rows(lse, visible, &edge);
-            select([&mut *p, &mut *ds], visible, &edge, I::Tile::ROWS);
-        }
+        hide([p, ds], visible, &strip, pair.lse::<I>(at));
         Some(strip)
     }
 }

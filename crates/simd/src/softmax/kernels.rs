@@ -10,7 +10,7 @@ use crate::tiles::tiles;
 use std::ops::Range;
 
 /// The sums of one tile of queries over all its keys, left in the scratch: [`Body::ROWS`].
-pub struct QueryTile<'a, 'p, B> {
+pub struct QueryTile<'a, 'm, 'p, B> {
     /// The weights.
     pub body: B,
     /// The head.
@@ -18,16 +18,16 @@ pub struct QueryTile<'a, 'p, B> {
     /// The tile, within the sequence.
     pub rows: Range<usize>,
     /// The thread's memory.
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut Scratch<'m>,
 }
 
-impl<B: Body> Kernel for QueryTile<'_, '_, B> {
+impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
     type Output = ();
 
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let QueryTile { body, pair, rows, scratch } = self;
-        let Scratch { cut, tiles: memory, sums } = scratch;
+        let Scratch { cut, tiles: memory, sums, .. } = scratch;
         sums.u.fill(0.0);
         for term in B::ROWS {
             sums.of(term.to).fill(0.0);
@@ -46,10 +46,10 @@ impl<B: Body> Kernel for QueryTile<'_, '_, B> {
                     let sum = Sum { acc: &mut acc[first * stride..], stride };
                     let rows = Rows {
                         weights: memory.weights(weights, 0),
-                        visible: &memory.shares[0].visible,
+                        visible: memory.shares[0].visible,
                         has_nonfinite: block.has_nonfinite,
                     };
-                    rows.grow(isa, sum, keys, &cols, &strip);
+                    rows.grow(isa, sum, keys, &cols, &strip.cols);
                 }
             }
         }
@@ -58,7 +58,7 @@ impl<B: Body> Kernel for QueryTile<'_, '_, B> {
 
 /// What one tile of queries adds to the sums of a tile of keys in the scratch: [`Body::COLUMNS`]. ds
 /// is left in a share of the scratch, for [`ShareTile`] and for dbias.
-pub struct KeyTile<'a, 'p, B> {
+pub struct KeyTile<'a, 'm, 'p, B> {
     /// The weights.
     pub body: B,
     /// The head.
@@ -70,10 +70,10 @@ pub struct KeyTile<'a, 'p, B> {
     /// The share of the scratch that ds goes to.
     pub share: usize,
     /// The thread's memory.
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut Scratch<'m>,
 }
 
-impl<B: Body> Kernel for KeyTile<'_, '_, B> {
+impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
     type Output = ();
 
     #[inline(always)]
@@ -88,7 +88,9 @@ impl<B: Body> Kernel for KeyTile<'_, '_, B> {
                 let here = block.rows.start - rows.start..block.rows.end - rows.start;
                 seen = Some(joined(seen, here, &strip.cols));
             }
-            memory.shares[share].strips[block.first / I::Tile::ROWS] = strip;
+            let cols = strip.map_or(0..0, |strip| strip.cols);
+            memory.shares[share].strips[block.first / I::Tile::ROWS] =
+                [cols.start as u32, cols.end as u32];
         }
         let Some((seen_rows, seen_cols)) = seen else { return };
         let columns = Columns {
@@ -96,7 +98,7 @@ impl<B: Body> Kernel for KeyTile<'_, '_, B> {
             cols: seen_cols,
             tile: rows.start,
             has_nonfinite: pair.has_nonfinite(&rows, &cols),
-            visible: &memory.shares[share].visible,
+            visible: memory.shares[share].visible,
         };
         for &Term { to, weights, rows } in B::COLUMNS {
             let (weights, rows) = (memory.weights(weights, share), rows(pair.queries));
@@ -116,7 +118,7 @@ pub struct ShareTile<'a, 'p> {
     /// The sum of dq.
     pub dq: &'a mut [f32],
     /// What the tile of keys has for dq.
-    pub share: &'a Share,
+    pub share: &'a Share<'p>,
 }
 
 impl Kernel for ShareTile<'_, '_> {
@@ -128,34 +130,37 @@ impl Kernel for ShareTile<'_, '_> {
         let has_nonfinite = pair.has_nonfinite(&rows, &cols);
         let stride = pair.dim.next_multiple_of(I::Tile::COLS);
         for first in (0..rows.len()).step_by(I::Tile::ROWS) {
-            let Some(strip) = &share.strips[first / I::Tile::ROWS] else { continue };
+            let [start, end] = share.strips[first / I::Tile::ROWS].map(|col| col as usize);
+            if start == end {
+                continue;
+            }
             let rows = Rows {
                 weights: &share.ds[first * STRIDE..],
                 visible: &share.visible[first * MAX_KEYS..],
                 has_nonfinite,
             };
             let sum = Sum { acc: &mut dq[first * stride..], stride };
-            rows.grow(isa, sum, &pair.keys.k.along, &cols, strip); // (B5)
+            rows.grow(isa, sum, &pair.keys.k.along, &cols, &(start..end)); // (B5)
         }
     }
 }
 
 /// The gradient of the bias of one tile of queries and keys, the sum over every head and sequence
 /// that shares the bias, left in the scratch: [`Body::BIAS`].
-pub struct BiasTile<'a, 'p, B> {
+pub struct BiasTile<'a, 'm, B, P> {
     /// The weights.
     pub body: B,
     /// The heads and sequences, in the order of the sum.
-    pub pairs: &'a [Pair<'p>],
+    pub pairs: P,
     /// The queries, within the sequences.
     pub rows: Range<usize>,
     /// The keys, within the sequences.
     pub cols: Range<usize>,
     /// The thread's memory.
-    pub scratch: &'a mut Scratch,
+    pub scratch: &'a mut Scratch<'m>,
 }
 
-impl<B: Body> Kernel for BiasTile<'_, '_, B> {
+impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> Kernel for BiasTile<'_, '_, B, P> {
     type Output = ();
 
     #[inline(always)]
@@ -168,7 +173,7 @@ impl<B: Body> Kernel for BiasTile<'_, '_, B> {
             let rows = rows.start..rows.end.min(sequence.queries);
             let cols = cols.start..cols.end.min(sequence.keys);
             for block in pair.blocks::<I>(&rows, &cols, None) {
-                if body.weights(isa, pair, &block, memory).is_none() {
+                if body.weights(isa, &pair, &block, memory).is_none() {
                     continue;
                 }
                 let weights = memory.weights(B::BIAS, 0);

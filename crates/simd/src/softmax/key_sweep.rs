@@ -4,122 +4,116 @@ use super::block::Pair;
 use super::gradient::Gradient;
 use super::kernels::{KeyTile, ShareTile};
 use super::ordered_sum::{Guard, OrderedSum, Seen};
+use super::schedule::AHEAD;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
-use super::tasks::{KeyTask, RowTask};
+use super::tasks::Task;
 use super::wave::Wave;
-use crate::aligned::Aligned;
 use crate::tile::STRIDE;
 use crate::tiles::tiles;
-use etalon_problem::Error;
 use ndarray::s;
-use std::collections::VecDeque;
 use std::ops::Range;
 
-/// The sums of dq of the tiles of queries of each slot, in the order of heads and rows.
-type Sums<'t, 'o> = Vec<Vec<OrderedSum<'t, 'o>>>;
-
-/// The sweep of the keys: dk, dv, perhaps dbias, and with `sums` dq.
+/// The sweep of the keys: dk, dv, perhaps dbias, and dq where there are sums of it.
 pub struct KeySweep<'a, 't, 'o> {
     pub wave: Wave<'a>,
     pub body: Gradient,
-    pub sums: Option<Sums<'t, 'o>>,
+    pub stats: &'a RowStats<'a>,
+    /// Of the tiles of queries, in the order of the heads of the wave and of rows.
+    pub sums: &'a [OrderedSum<'t, 'o>],
 }
 
-/// The sums of dq of a wave, in `memory` of each slot.
-pub fn ordered_sums<'t, 'o>(
-    wave: Wave<'_>,
-    mut dq: Vec<RowTask<'o>>,
-    memory: &'t mut [Aligned],
-) -> Sums<'t, 'o> {
-    dq.sort_by_key(|task| (task.place.head, task.place.rows.start));
-    let (cut, scores) = (wave.work.schedule.cut, wave.work.inputs.scores);
-    let size = cut.queries * cut.stride(scores.extents.dim);
-    let mut memory: Vec<_> =
-        memory.iter_mut().map(|sum| sum.chunks_exact_mut(size.max(1))).collect();
-    let mut sums: Vec<_> = wave.slots.iter().map(|_| Vec::new()).collect();
-    for RowTask { place, results: [dq, _], .. } in dq {
-        let slot = place.slot(scores) - wave.first;
-        let pair = wave.pair_at(&place, Stats::NONE);
-        let seen = Seen { pair, rows: place.rows, keys: cut.keys };
-        let memory = memory[slot].next().unwrap_or_default();
-        sums[slot].extend(dq.map(|dq| OrderedSum::new(&seen, memory, dq)));
+/// Begins the sums of dq of a wave.
+pub fn begin_sums<'o>(wave: Wave<'_>, dq: &mut [Task<'o>], sums: &mut [OrderedSum<'_, 'o>]) {
+    let Wave { work, .. } = wave;
+    let (cut, tiles) = (work.schedule.cut, work.packing.longest_tiles());
+    for Task { place, slot, member, results: [dq, _], .. } in dq {
+        let pair = wave.pair(*slot, *member, Stats::NONE);
+        let first = wave.head(*slot, *member) * tiles;
+        let sum = &mut sums[first + place.rows.start / cut.queries];
+        let seen = Seen { pair, rows: place.rows.clone(), keys: cut.keys };
+        dq.take().into_iter().for_each(|dq| sum.begin(&seen, dq));
     }
-    sums
 }
 
 /// A share of dq that waits for its turn: whose sum, of which tile, and where it is.
-type Waiting<'g, 't, 'o, 'p> = (&'g OrderedSum<'t, 'o>, Seen<'p>, usize);
+type Waiting<'a, 't, 'o> = (&'a OrderedSum<'t, 'o>, Seen<'a>, usize);
+
+/// Those of one task, the oldest first.
+type Queue<'a, 't, 'o> = [Option<Waiting<'a, 't, 'o>>; AHEAD];
 
 impl KeySweep<'_, '_, '_> {
     /// One task per tile of keys.
-    pub fn run(&self, tasks: Vec<KeyTask<'_>>, stats: &[Vec<RowStats>]) -> Result<(), Error> {
-        self.wave.key_sweep(tasks, stats, |task, pairs, scratch| {
-            let sums = self.sums.as_ref().map(|sums| &sums[task.slot - self.wave.first][..]);
-            let _guard = Guard(sums);
-            self.tile(task, pairs, sums, scratch);
-        })
+    pub fn run(&self, scratch: &mut [Scratch<'_>], tasks: &mut [Task<'_>]) {
+        self.wave.key_sweep(scratch, tasks, |task, scratch| {
+            let _guard = Guard(self.sums);
+            self.tile(task, scratch);
+        });
     }
 
     /// One tile of keys against all query heads that share the key head. The last queries come
     /// first: so tiles of a band of keys begin with queries that no tile before them sees, and need
     /// not wait for each other.
-    fn tile(
-        &self,
-        KeyTask { cols, bias, .. }: &mut KeyTask<'_>,
-        pairs: &[Pair<'_>],
-        sums: Option<&[OrderedSum<'_, '_>]>,
-        scratch: &mut Scratch,
-    ) {
-        let schedule = self.wave.work.schedule;
-        let (cut, shares) = (schedule.cut, schedule.shares());
-        let mut ahead: VecDeque<Waiting<'_, '_, '_, '_>> = VecDeque::with_capacity(shares);
-        for (head, &pair) in pairs.iter().enumerate() {
-            let mut dbias = bias.get_mut(head);
-            let queries = pair.rule.sequence.queries;
-            let count = queries.div_ceil(cut.queries);
-            for (number, rows) in tiles(0..queries, cut.queries).enumerate().rev() {
+    fn tile(&self, task: &mut Task<'_>, scratch: &mut Scratch<'_>) {
+        let Wave { work, .. } = self.wave;
+        let (cut, shares) = (work.schedule.cut, work.schedule.shares());
+        let (cols, longest) = (task.place.rows.clone(), work.packing.longest_tiles());
+        let mut ahead: Queue<'_, '_, '_> = [const { None }; AHEAD];
+        for member in 0..work.inputs.scores.group() {
+            let pair = self.wave.pair(task.slot, member, Stats::NONE);
+            let head = self.wave.head(task.slot, member);
+            let mut dbias =
+                task.beside.as_mut().map(|bias| bias.view_mut().slice(s![member, .., ..]));
+            let queries = tiles(0..pair.rule.sequence.queries, cut.queries);
+            for (number, rows) in queries.enumerate().rev() {
                 let dbias = dbias.as_mut().map(|to| to.view_mut().slice(s![rows.clone(), ..]));
+                let pair = Pair { stats: self.stats.tile(head, rows.start), ..pair };
                 let seen = Seen { pair, rows, keys: cut.keys };
-                if !seen.sees(cols) {
+                if !seen.sees(&cols) {
                     dbias.into_iter().for_each(|mut dbias| dbias.fill(0.0));
                     continue;
                 }
                 // The first that is free: mostly the one that is still in the cache.
-                let free = |share: &usize| ahead.iter().all(|(_, _, taken)| taken != share);
+                let free =
+                    |share: &usize| ahead.iter().flatten().all(|(_, _, taken)| taken != share);
                 let share = (0..shares).find(free).unwrap_or(0);
-                let (body, rows, cols) = (self.body, seen.rows.clone(), cols.clone());
+                let (body, rows) = (self.body, seen.rows.clone());
                 let tile = KeyTile { body, pair, rows, cols: cols.clone(), share, scratch };
-                self.wave.work.level.run(tile);
+                work.level.run(tile);
                 if let Some(mut dbias) = dbias {
                     // (B9) The sum of one term, 0 + ds, in which zeros have no sign.
-                    dbias.write_each(&scratch.tiles.shares[share].ds, STRIDE, |ds| 0.0 + ds);
+                    dbias.write_each(scratch.tiles.shares[share].ds, STRIDE, |ds| 0.0 + ds);
                 }
-                let Some(sums) = sums else { continue };
-                ahead.push_back((&sums[head * count + number], seen, share));
+                let Some(sum) = self.sums.get(head * longest + number) else { continue };
+                if let Some(last) = ahead.iter_mut().find(|waiting| waiting.is_none()) {
+                    *last = Some((sum, seen, share));
+                }
                 // One has to be free for what is computed next.
                 self.pass_on(&mut ahead, shares - 1, &cols, scratch);
             }
         }
-        self.pass_on(&mut ahead, 0, cols, scratch);
+        self.pass_on(&mut ahead, 0, &cols, scratch);
     }
 
     /// Adds shares of dq whose turn it is, the oldest first, and waits until at most `kept` are left.
     fn pass_on(
         &self,
-        ahead: &mut VecDeque<Waiting<'_, '_, '_, '_>>,
+        ahead: &mut Queue<'_, '_, '_>,
         kept: usize,
         cols: &Range<usize>,
-        scratch: &Scratch,
+        scratch: &Scratch<'_>,
     ) {
-        while let Some((sum, seen, share)) = ahead.front() {
+        let mut left = ahead.iter().flatten().count();
+        while let Some((sum, seen, share)) = &ahead[0] {
             let stride = scratch.cut.stride(seen.pair.dim);
-            let Some(mut turn) = sum.take(seen, cols, stride, ahead.len() > kept) else { return };
+            let Some(mut turn) = sum.take(seen, cols, stride, left > kept) else { return };
             let (pair, rows, cols, dq) = (seen.pair, seen.rows.clone(), cols.clone(), &mut *turn);
             let share = &scratch.tiles.shares[*share];
             self.wave.work.level.run(ShareTile { pair, rows, cols, dq, share });
             drop(turn);
-            ahead.pop_front();
+            ahead[0] = None;
+            ahead.rotate_left(1);
+            left -= 1;
         }
     }
 }

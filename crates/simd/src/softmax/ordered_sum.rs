@@ -8,14 +8,16 @@
 //! that is being worked on waits for no other, and all come to an end.
 
 use super::block::Pair;
+use super::packs::Packing;
 use crate::element::TensorMut;
 use crate::tiles::tiles;
+use crate::workspace::Parts;
 use etalon_problem::Cover;
 use ndarray::Ix2;
 use std::ops::{Deref, DerefMut, Range};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
-/// The sum of one tile of queries.
+/// The sum of one tile of queries, of one wave after the other.
 pub struct OrderedSum<'t, 'o> {
     state: Mutex<State<'t, 'o>>,
     passed: Condvar,
@@ -27,7 +29,8 @@ struct State<'t, 'o> {
     /// Whether nothing has been added yet: what the sum holds does not matter.
     fresh: bool,
     sum: &'t mut [f32],
-    dq: TensorMut<'o, Ix2>,
+    /// Where the sum goes, while there is one.
+    dq: Option<TensorMut<'o, Ix2>>,
 }
 
 /// Which tiles of keys a tile of queries sees.
@@ -54,17 +57,32 @@ impl Seen<'_> {
 }
 
 impl<'t, 'o> OrderedSum<'t, 'o> {
-    /// The sum of a tile whose dq goes there, in memory whose contents do not matter. What sees no
-    /// key gets its zeros at once.
-    pub fn new(seen: &Seen<'_>, sum: &'t mut [f32], mut dq: TensorMut<'o, Ix2>) -> Self {
-        let next = seen.next(0);
-        if next.is_none() {
+    /// A sum in memory whose contents do not matter.
+    pub fn new(sum: &'t mut [f32]) -> Self {
+        let state = State { next: None, fresh: true, sum, dq: None };
+        OrderedSum { state: Mutex::new(state), passed: Condvar::new() }
+    }
+
+    /// Elements of one sum.
+    pub fn len(packing: &Packing<'_>) -> usize {
+        let dim = packing.scores.extents.dim;
+        packing.cut.stride(dim).saturating_mul(packing.cut.queries)
+    }
+
+    /// Elements of the sums of a slot.
+    pub fn slot(packing: &Packing<'_>) -> usize {
+        let sum = Parts::count(|parts| parts.room(OrderedSum::len(packing)));
+        sum.saturating_mul(packing.sums(1))
+    }
+
+    /// Begins the sum of a tile whose dq goes there. What sees no key gets its zeros at once.
+    pub fn begin(&mut self, seen: &Seen<'_>, mut dq: TensorMut<'o, Ix2>) {
+        let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
+        (state.next, state.fresh) = (seen.next(0), true);
+        if state.next.is_none() {
             dq.fill(0.0 * seen.pair.rule.scale); // as if it had been summed
         }
-        OrderedSum {
-            state: Mutex::new(State { next, fresh: true, sum, dq }),
-            passed: Condvar::new(),
-        }
+        state.dq = Some(dq);
     }
 
     /// The sum, if it is the turn of the tile of keys `cols`, which must be one that is seen; with
@@ -102,12 +120,12 @@ impl<'t, 'o> OrderedSum<'t, 'o> {
 }
 
 /// If a task panics, abandons the sums that others wait for: the panic is to reach the caller.
-pub struct Guard<'g, 't, 'o>(pub Option<&'g [OrderedSum<'t, 'o>]>);
+pub struct Guard<'g, 't, 'o>(pub &'g [OrderedSum<'t, 'o>]);
 
 impl Drop for Guard<'_, '_, '_> {
     fn drop(&mut self) {
         if std::thread::panicking() {
-            self.0.into_iter().flatten().for_each(OrderedSum::abandon);
+            self.0.iter().for_each(OrderedSum::abandon);
         }
     }
 }
@@ -138,7 +156,7 @@ impl Drop for Turn<'_, '_, '_, '_> {
     fn drop(&mut self) {
         let next = self.seen.next(self.end);
         let State { sum, dq, .. } = &mut *self.state;
-        if next.is_none() {
+        if let (None, Some(dq)) = (next, dq) {
             dq.write_rows(sum, self.stride, self.seen.pair.rule.scale);
         }
         self.state.next = next;

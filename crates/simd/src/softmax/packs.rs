@@ -4,59 +4,59 @@
 //! s·Hk + h: sequence s, key head h.
 
 use super::cut::Cut;
-use crate::aligned::Aligned;
+use crate::Workspace;
 use crate::element::{Tensor, View};
-use crate::mask::Sight as PreparedMask;
-use crate::memory::reserve;
-use crate::pack::{BLOCK, JOB, NonFinite, Packed, Source};
-use crate::plan::Buffer;
+use crate::pack::{JOB, NonFinite, Packed, Source};
 use crate::tiles::{key_rows, query_rows};
-use etalon_problem::{Error, Scores, Sequence};
-use ndarray::{Ix3, Ix4};
+use crate::workspace::{Lists, Parts};
+use bumpalo::boxed::Box;
+use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
+use ndarray::{Ix3, Ix4, s};
 use rayon::prelude::*;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A matrix, packed for either side of a product. Empty where a pass has no such operand, or does
 /// not multiply it so.
 #[derive(Debug, Default)]
-pub struct Both {
+pub struct Both<'m> {
     /// Where its rows are summed against.
-    pub across: Packed,
+    pub across: Packed<'m>,
     /// Where its rows are what is summed.
-    pub along: Packed,
+    pub along: Packed<'m>,
 }
 
 /// The queries of one sequence and head. A row that sees no key reads as zeros, with lse = +∞: its
 /// weights are then 0.
-#[derive(Debug, Default)]
-pub struct Queries {
-    pub q: Both,
-    pub dout: Both,
-    pub ddq: Both,
-    pub cot_o: Both,
+#[derive(Debug)]
+pub struct Queries<'m> {
+    pub q: Both<'m>,
+    pub dout: Both<'m>,
+    pub ddq: Both<'m>,
+    pub cot_o: Both<'m>,
     /// Queries that are not finite in any of these.
-    pub non_finite: NonFinite,
+    pub non_finite: NonFinite<'m>,
     /// lse, padded to register blocks with +∞.
-    pub lse: Vec<f32>,
+    pub lse: &'m mut [f32],
 }
 
 /// The keys and values of one sequence and key head.
-#[derive(Debug, Default)]
-pub struct Keys {
-    pub k: Both,
-    pub v: Both,
-    pub ddk: Both,
-    pub ddv: Both,
+#[derive(Debug)]
+pub struct Keys<'m> {
+    pub k: Both<'m>,
+    pub v: Both<'m>,
+    pub ddk: Both<'m>,
+    pub ddv: Both<'m>,
     /// Keys that are not finite in any of these.
-    pub non_finite: NonFinite,
+    pub non_finite: NonFinite<'m>,
 }
 
-/// The packed operands of a slot.
-#[derive(Debug, Default)]
-pub struct Slot {
-    pub keys: Keys,
-    /// One for each query head that shares the key head.
-    pub queries: Vec<Queries>,
+/// The packed operands of some slots, one after the other.
+#[derive(Debug)]
+pub struct Slots<'m> {
+    pub keys: Box<'m, [Keys<'m>]>,
+    /// Of each slot one for each query head that shares the key head, if the pass packs queries.
+    pub queries: Box<'m, [Queries<'m>]>,
 }
 
 /// An operand of a pass, and which packings of it the pass reads.
@@ -85,50 +85,39 @@ impl<'a> Operand<'a> {
     pub fn along(tensor: Option<Tensor<'a, Ix4>>) -> Self {
         Operand { across: false, ..Operand::both(tensor) }
     }
-
-    /// Elements of a row.
-    fn dim(&self) -> usize {
-        self.tensor.map_or(0, |tensor| tensor.shape()[3])
-    }
 }
 
 /// The queries or the keys of a pass.
-struct Side<'a> {
-    operands: [Operand<'a>; 4],
+struct Operands<'a> {
+    list: [Operand<'a>; 4],
     /// Rows of a panel across, and columns of one along.
     widths: [usize; 2],
 }
 
-impl Side<'_> {
-    /// Elements of each operand across and along, packed, for `len` rows.
-    fn elements(&self, len: usize) -> [[usize; 2]; 4] {
+impl Operands<'_> {
+    /// Memory for `len` rows.
+    fn room<'m>(&self, parts: &mut Parts<'m>, len: usize) -> [Both<'m>; 4] {
         let [rows, cols] = self.widths;
-        self.operands.map(|operand| {
-            let dim = |packed| if packed { operand.dim() } else { 0 };
+        self.list.map(|operand| {
+            let width = operand.tensor.map_or(0, |tensor| tensor.shape()[3]);
+            let dim = |packed| if packed { width } else { 0 };
             let across = len.next_multiple_of(rows).saturating_mul(dim(operand.across));
-            [across, len.saturating_mul(dim(operand.along).next_multiple_of(cols))]
+            let along = len.saturating_mul(dim(operand.along).next_multiple_of(cols));
+            Both { across: Packed::new(parts, across), along: Packed::new(parts, along) }
         })
     }
 
-    /// Memory for `len` rows.
-    fn with_capacity(&self, len: usize) -> Result<[Both; 4], Error> {
-        let mut packs: [Both; 4] = Default::default();
-        for (both, [across, along]) in packs.iter_mut().zip(self.elements(len)) {
-            let [across, along] = [across, along].map(Packed::with_capacity);
-            *both = Both { across: across?, along: along? };
-        }
-        Ok(packs)
-    }
-
-    /// Packs rows of one batch element and head; those that are `masked` as zeros.
+    /// Packs rows of one batch element and head; those whose lse is −∞ in `masked` as zeros.
     fn pack(
         &self,
-        packs: [&mut Both; 4],
+        packs: [&mut Both<'_>; 4],
+        non_finite: &mut NonFinite<'_>,
         (batch, head, rows): (usize, usize, Range<usize>),
-        masked: Option<&[bool]>,
-    ) -> NonFinite {
-        let mut non_finite = None;
-        for (both, operand) in packs.into_iter().zip(&self.operands) {
+        masked: Option<View<'_, f32, Ix3>>,
+    ) {
+        let masked = masked.map(|lse| lse.slice_move(s![batch, head, rows.clone()]));
+        non_finite.clear();
+        for (both, operand) in packs.into_iter().zip(&self.list) {
             let Some(tensor) = operand.tensor else { continue };
             let rows = tensor.rows(batch, head, rows.clone());
             let source = Source { rows, masked, job: JOB };
@@ -138,19 +127,34 @@ impl Side<'_> {
             if operand.along {
                 source.along_into(self.widths[1], &mut both.along);
             }
-            non_finite = either(non_finite, source.non_finite());
+            non_finite.note(&source);
         }
-        non_finite
     }
 }
 
-/// Bytes of the lists that are kept for every tile: where its results go, and whose turn it is.
-const TILE: usize = 768;
+/// The sequences of a problem.
+pub struct Known {
+    extents: Extents,
+    sequences: Sequences,
+    pub list: Vec<Sequence>,
+}
+
+impl Known {
+    /// Those of a problem that passed its check.
+    pub fn of(workspace: &Workspace, scores: &Scores) -> Result<Arc<Self>, Error> {
+        let Scores { extents, sequences, .. } = scores;
+        let fits = |known: &Known| known.extents == *extents && known.sequences == *sequences;
+        workspace.remember(fits, || {
+            let (extents, sequences) = (*extents, sequences.clone());
+            Ok(Known { extents, sequences, list: scores.sequences() })
+        })
+    }
+}
 
 /// Everything that a pass packs.
 pub struct Packing<'a> {
     pub scores: &'a Scores,
-    pub sequences: Vec<Sequence>,
+    pub sequences: &'a [Sequence],
     pub cut: Cut,
     /// k, v, and their directions.
     pub keys: [Operand<'a>; 4],
@@ -160,6 +164,12 @@ pub struct Packing<'a> {
 }
 
 impl<'a> Packing<'a> {
+    /// All sequences as if they were one, where they all begin at row 0.
+    pub fn whole(&self) -> [Sequence; 1] {
+        let (queries, keys) = self.longest();
+        [Sequence { batch: 0, query_start: 0, queries, key_start: 0, keys }]
+    }
+
     /// How many slots there are.
     pub fn slots(&self) -> usize {
         self.sequences.len() * self.scores.extents.key_heads
@@ -171,12 +181,9 @@ impl<'a> Packing<'a> {
         (longest(|sequence| sequence.queries), longest(|sequence| sequence.keys))
     }
 
-    fn key_side(&self) -> Side<'a> {
-        Side { operands: self.keys, widths: [self.cut.cols, self.cut.cols] }
-    }
-
-    fn query_side(&self, operands: [Operand<'a>; 4]) -> Side<'a> {
-        Side { operands, widths: [self.cut.rows, self.cut.cols] }
+    /// Tiles of queries of the longest sequence.
+    pub fn longest_tiles(&self) -> usize {
+        self.longest().0.div_ceil(self.cut.queries)
     }
 
     /// Tiles of queries, and of keys, over all heads and sequences.
@@ -188,114 +195,105 @@ impl<'a> Packing<'a> {
         (e.query_heads.saturating_mul(queries), e.key_heads.saturating_mul(keys))
     }
 
-    /// The buffers that every pass has, with `together` slots and so many bytes of scratch a thread.
-    pub fn buffers(&self, together: usize, scratch: usize) -> Vec<Buffer> {
-        let threads = rayon::current_num_threads();
+    /// Sums of dq of `slots` slots: one for each tile of queries that a head may have.
+    pub fn sums(&self, slots: usize) -> usize {
+        slots.saturating_mul(self.scores.group()).saturating_mul(self.longest_tiles())
+    }
+
+    /// Threads that have a task.
+    pub fn workers(&self) -> usize {
         let (queries, keys) = self.tiles();
-        let mut buffers = vec![
-            Buffer::parts("packed operands", together, self.bytes()),
-            Buffer::parts("scratch of the threads", threads, scratch),
-            Buffer::parts("rows being packed", threads, self.row_bytes()),
-            Buffer::parts("lists of tiles", queries.saturating_add(keys), TILE),
-        ];
-        let mask = PreparedMask::bytes(&self.scores.mask);
-        if mask > 0 {
-            buffers.push(Buffer::parts("mask index", 1, mask));
-        }
-        buffers
+        rayon::current_num_threads().min(queries.max(keys)).max(1)
     }
 
-    /// Bytes of the rows that one thread packs at a time: a panel across, and the rows that it reads.
-    fn row_bytes(&self) -> usize {
-        let queries = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
-        let widest = self.keys.iter().chain(&queries).map(Operand::dim).max().unwrap_or(0);
-        let rows = self.cut.cols.max(self.cut.rows).max(BLOCK) + 2;
-        widest.saturating_mul(rows * size_of::<f32>())
+    fn key_operands(&self) -> Operands<'a> {
+        Operands { list: self.keys, widths: [self.cut.cols, self.cut.cols] }
     }
 
-    /// Bytes of one slot, packed.
-    pub fn bytes(&self) -> usize {
-        let (queries, keys) = self.longest();
-        let sum = |elements: [[usize; 2]; 4]| {
-            let parts = elements.iter().flatten();
-            parts.fold(0usize, |sum, &part| sum.saturating_add(Aligned::elements(part)))
-        };
-        let mut elements = sum(self.key_side().elements(keys));
-        if let Some((operands, _)) = self.queries {
-            let side = self.query_side(operands);
-            let head = sum(side.elements(queries)).saturating_add(self.padded(queries));
-            elements = elements.saturating_add(head.saturating_mul(self.scores.group()));
-        }
-        elements.saturating_mul(size_of::<f32>())
+    fn query_operands(&self, operands: [Operand<'a>; 4]) -> Operands<'a> {
+        Operands { list: operands, widths: [self.cut.rows, self.cut.cols] }
     }
 
-    /// Queries, filled up to register blocks.
-    fn padded(&self, queries: usize) -> usize {
-        queries.next_multiple_of(self.cut.rows)
+    /// Query heads that are packed of a slot.
+    fn group(&self) -> usize {
+        self.queries.map_or(0, |_| self.scores.group())
     }
 
-    /// The queries of the longest sequence, filled up to whole tiles.
-    pub fn longest_padded(&self) -> usize {
-        self.longest().0.next_multiple_of(self.cut.queries)
+    /// Elements of one slot, packed.
+    pub fn slot(&self) -> usize {
+        let head = Parts::count(|parts| self.room_of_queries(parts));
+        let keys = Parts::count(|parts| self.room_of_keys(parts));
+        keys.saturating_add(head.saturating_mul(self.group()))
     }
 
-    /// Memory for any slot.
-    pub fn slot(&self) -> Result<Slot, Error> {
-        let (queries, keys) = self.longest();
-        let [k, v, ddk, ddv] = self.key_side().with_capacity(keys)?;
-        let mut slot =
-            Slot { keys: Keys { k, v, ddk, ddv, non_finite: None }, queries: Vec::new() };
-        if let Some((operands, _)) = self.queries {
-            let side = self.query_side(operands);
-            for _ in 0..self.scores.group() {
-                let [q, dout, ddq, cot_o] = side.with_capacity(queries)?;
-                let lse = reserve(self.padded(queries), "lse of a head")?;
-                slot.queries.push(Queries { q, dout, ddq, cot_o, non_finite: None, lse });
-            }
-        }
-        Ok(slot)
+    /// Bytes of the list of a slot.
+    pub fn list(&self) -> usize {
+        size_of::<Keys<'_>>() + self.group() * size_of::<Queries<'_>>()
     }
 
-    /// Packs the slots from number `first` on.
-    pub fn pack(&self, slots: &mut [Slot], first: usize) {
-        let key_heads = self.scores.extents.key_heads;
-        slots.par_iter_mut().enumerate().for_each(|(number, slot)| {
-            let number = first + number;
-            let (sequence, head) = (&self.sequences[number / key_heads], number % key_heads);
-            let Keys { k, v, ddk, ddv, non_finite } = &mut slot.keys;
+    /// Memory for any `count` slots.
+    pub fn room<'m>(
+        &self,
+        parts: &mut Parts<'m>,
+        lists: &'m Lists,
+        count: usize,
+    ) -> Result<Slots<'m>, Error> {
+        let (what, heads) = ("the slots of a wave", count * self.group());
+        Ok(Slots {
+            keys: lists.collect(count, (0..count).map(|_| self.room_of_keys(parts)), what)?,
+            queries: lists.collect(heads, (0..heads).map(|_| self.room_of_queries(parts)), what)?,
+        })
+    }
+
+    fn room_of_keys<'m>(&self, parts: &mut Parts<'m>) -> Keys<'m> {
+        let len = self.longest().1;
+        let [k, v, ddk, ddv] = self.key_operands().room(parts, len);
+        Keys { k, v, ddk, ddv, non_finite: NonFinite::new(parts, len) }
+    }
+
+    fn room_of_queries<'m>(&self, parts: &mut Parts<'m>) -> Queries<'m> {
+        let len = self.longest().0;
+        let operands = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
+        let [q, dout, ddq, cot_o] = self.query_operands(operands).room(parts, len);
+        let lse = parts.room(len.next_multiple_of(self.cut.rows));
+        Queries { q, dout, ddq, cot_o, non_finite: NonFinite::new(parts, len), lse }
+    }
+
+    /// Packs a wave of slots.
+    pub fn pack(&self, Slots { keys, queries }: &mut Slots<'_>, wave: &Range<usize>) {
+        let (key_heads, group) = (self.scores.extents.key_heads, self.scores.group());
+        let place = |slot: usize| (&self.sequences[slot / key_heads], slot % key_heads);
+        let pack_keys = |(keys, slot): (&mut Keys<'_>, usize)| {
+            let (sequence, head) = place(slot);
+            let Keys { k, v, ddk, ddv, non_finite } = keys;
             let rows = (sequence.batch, head, key_rows(sequence));
-            *non_finite = self.key_side().pack([k, v, ddk, ddv], rows, None);
-            let first = head * self.scores.group();
-            slot.queries.par_iter_mut().enumerate().for_each(|(head, queries)| {
-                self.pack_queries(queries, sequence, first + head);
-            });
-        });
+            self.key_operands().pack([k, v, ddk, ddv], non_finite, rows, None);
+        };
+        let pack_queries = |(queries, head): (&mut Queries<'_>, usize)| {
+            let (sequence, key_head) = place(head / group);
+            self.pack_queries(queries, sequence, key_head * group + head % group);
+        };
+        let heads = wave.start * group..wave.end * group;
+        rayon::join(
+            || keys.par_iter_mut().zip(wave.clone()).for_each(pack_keys),
+            || queries.par_iter_mut().zip(heads).for_each(pack_queries),
+        );
     }
 
-    fn pack_queries(&self, queries: &mut Queries, sequence: &Sequence, head: usize) {
+    fn pack_queries(&self, queries: &mut Queries<'_>, sequence: &Sequence, head: usize) {
         let Some((operands, all)) = self.queries else { return };
         let rows = query_rows(sequence);
         let Queries { q, dout, ddq, cot_o, non_finite, lse } = queries;
+        lse[sequence.queries..].fill(f32::INFINITY);
         let mut masked = None;
-        lse.clear();
-        for (i, row) in rows.clone().enumerate() {
-            let here = all[[sequence.batch, head, row]];
-            if here == f32::NEG_INFINITY {
-                masked.get_or_insert_with(|| vec![false; sequence.queries])[i] = true;
+        for (to, row) in lse.iter_mut().zip(rows.clone()) {
+            *to = all[[sequence.batch, head, row]];
+            if *to == f32::NEG_INFINITY {
+                *to = f32::INFINITY;
+                masked = Some(all);
             }
-            lse.push(if here == f32::NEG_INFINITY { f32::INFINITY } else { here });
         }
-        lse.resize(self.padded(sequence.queries), f32::INFINITY);
-        let side = self.query_side(operands);
         let rows = (sequence.batch, head, rows);
-        *non_finite = side.pack([q, dout, ddq, cot_o], rows, masked.as_deref());
-    }
-}
-
-/// Rows that either list notes.
-fn either(a: NonFinite, b: NonFinite) -> NonFinite {
-    match (a, b) {
-        (Some(a), Some(b)) => Some(a.iter().zip(&b).map(|(a, b)| a | b).collect()),
-        (a, b) => a.or(b),
+        self.query_operands(operands).pack([q, dout, ddq, cot_o], non_finite, rows, masked);
     }
 }

@@ -48,8 +48,8 @@ impl<'a> ScoreRule<'a> {
         self.mask.cover(self.sequence, self.head, rows, cols)
     }
 
-    /// Whether query `i` sees each key of `cols`.
-    pub fn visible_row(&self, i: usize, cols: Range<usize>, row: &mut [bool]) {
+    /// 1 for each key of `cols` that query `i` sees, and otherwise 0.
+    pub fn visible_row(&self, i: usize, cols: Range<usize>, row: &mut [u8]) {
         self.mask.visible_row(self.sequence, self.head, i, cols, row);
     }
 }

@@ -1,10 +1,16 @@
 //! How the work of a pass is divided.
 
 use super::cut::Cut;
+use super::inputs::Inputs;
+use super::ordered_sum::OrderedSum;
 use super::packs::Packing;
+use super::scratch::Scratch;
 use super::stats::RowStats;
+use super::tasks::Task;
+use crate::mask::Sight as PreparedMask;
 use crate::plan::{Buffer, Plan};
 use crate::waves::Waves;
+use crate::workspace::Parts;
 use etalon_problem::Blocking;
 
 /// The blocking that was measured to be best, or within 3 % of it, for the forward pass and for the
@@ -17,7 +23,7 @@ pub const SECOND_ORDER: Blocking = Blocking { queries: 96, keys: 192 };
 
 /// Shares of dq for which a thread may be ahead of their turns: as many as make it wait seldom for
 /// threads that others delay.
-const AHEAD: usize = 4;
+pub const AHEAD: usize = 4;
 
 /// How a pass of first or second order is cut, which memory it needs, and what it works on together.
 #[derive(Debug, Clone, Copy)]
@@ -49,8 +55,8 @@ impl Schedule {
         if bias {
             Waves::one(slots)
         } else {
-            let stats = RowStats::bytes(packing, second);
-            let bytes = packing.bytes().saturating_add(bytes).saturating_add(stats);
+            let each = packing.slot().saturating_add(RowStats::slot(packing, second));
+            let bytes = each.saturating_mul(size_of::<f32>()).saturating_add(bytes);
             let threads = rayon::current_num_threads();
             Waves::new(slots, bytes, packing.tiles().1, threads).at_most(most)
         }
@@ -61,14 +67,86 @@ impl Schedule {
         if self.fused && rayon::current_num_threads() > 1 { AHEAD } else { 1 }
     }
 
-    /// The plan of the pass, without its products.
-    pub fn plan(&self, packing: &Packing<'_>, scratch: usize) -> Plan {
-        let together = self.waves.size;
-        let mut buffers = packing.buffers(together, scratch);
-        let stats = RowStats::bytes(packing, self.second);
-        buffers.push(Buffer::parts("row statistics", together, stats));
+    /// What the pass keeps in memory.
+    pub fn needs(&self, packing: &Packing<'_>, inputs: &Inputs<'_>) -> Needs {
+        Needs {
+            together: self.waves.size,
+            workers: packing.workers(),
+            slot: packing.slot(),
+            scratch: Parts::count(|parts| Scratch::new(parts, self, inputs)),
+            thread: size_of::<Scratch<'_>>(),
+            stats: RowStats::slot(packing, self.second),
+            sums: if self.fused { OrderedSum::slot(packing) } else { 0 },
+        }
+    }
+}
+
+/// What a pass keeps in memory, in elements: for each of the slots that it works on together and for
+/// each thread.
+#[derive(Debug, Clone, Copy)]
+pub struct Needs {
+    pub together: usize,
+    pub workers: usize,
+    /// Of a slot: packed operands, statistics of rows and sums of dq.
+    pub slot: usize,
+    pub stats: usize,
+    pub sums: usize,
+    /// Of a thread.
+    pub scratch: usize,
+    /// Of a thread, in bytes of lists.
+    pub thread: usize,
+}
+
+/// Bytes of what a workspace holds beside, of where its regions begin cache lines, and of the page that
+/// its lists end in.
+const WORKSPACE: usize = 2048 + 4096;
+
+impl Needs {
+    /// Elements of everything.
+    pub fn all(&self) -> usize {
+        let stats = Parts::count(|parts| parts.room(self.together.saturating_mul(self.stats)));
+        let slots = self.together.saturating_mul(self.slot.saturating_add(self.sums));
+        let threads = self.workers.saturating_mul(self.scratch);
+        slots.saturating_add(stats).saturating_add(threads)
+    }
+
+    /// Bytes of all lists.
+    pub fn lists(&self, packing: &Packing<'_>) -> usize {
+        let (queries, keys) = packing.tiles();
+        let mut bytes = PreparedMask::bytes(&packing.scores.mask);
+        for (count, each) in [
+            (queries.saturating_add(keys), size_of::<Task<'_>>()),
+            (packing.sums(self.together), size_of::<OrderedSum<'_, '_>>()),
+            (self.together, packing.list()),
+            (self.workers, self.thread),
+            (packing.scores.extents.query_heads, size_of::<f64>()),
+        ] {
+            bytes = bytes.saturating_add(count.saturating_mul(each));
+        }
+        bytes
+    }
+
+    /// The plan of a pass, without its mode and its products.
+    pub fn plan(&self, packing: &Packing<'_>) -> Plan {
+        let Needs { together, workers, .. } = *self;
+        let elements = |name, count, each: usize| {
+            Buffer::parts(name, count, each.saturating_mul(size_of::<f32>()))
+        };
+        let sequences = size_of_val(packing.sequences);
+        let mut buffers = vec![
+            elements("packed operands", together, self.slot),
+            elements("scratch of the threads", workers, self.scratch),
+            Buffer::parts("lists", 1, self.lists(packing)),
+            Buffer::parts("sequences", 1, sequences.saturating_add(WORKSPACE)),
+        ];
+        if self.stats > 0 {
+            buffers.push(elements("row statistics", together, self.stats));
+        }
+        if self.sums > 0 {
+            buffers.push(elements("sums of dq", together, self.sums));
+        }
         Plan {
-            blocking: self.cut.blocking(),
+            blocking: packing.cut.blocking(),
             mode: None,
             products: 0,
             interval: None,

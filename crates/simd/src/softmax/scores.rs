@@ -30,8 +30,8 @@ pub struct Block<'a> {
     pub s: &'a mut [f32],
     /// tanh(s/c), with a softcap.
     pub tanh: &'a mut [f32],
-    /// Whether each pair is visible, rows [`MAX_KEYS`] apart; written in the edges of the strip.
-    pub visible: &'a mut [bool],
+    /// 1 for each pair that is visible, and otherwise 0, rows [`MAX_KEYS`] apart; written in the edges of the strip.
+    pub visible: &'a mut [u8],
 }
 
 /// The two factors of a block of scores.
@@ -182,18 +182,18 @@ fn hide(
         let visible = &mut block.visible[r * MAX_KEYS..][edge.clone()];
         let i = rows.start + r;
         if i >= rows.end {
-            visible.fill(false); // rows that only fill the register block
+            visible.fill(0); // rows that only fill the register block
         } else {
             let (inside, padding) = visible.split_at_mut(keys.len());
             rule.visible_row(i, keys.clone(), inside);
-            padding.fill(false);
+            padding.fill(0);
             if let Some(bias) = &rule.bias {
                 bias.add_row(i, keys.clone(), s);
             }
         }
         for (s, visible) in s.iter_mut().zip(visible) {
-            *s = if *visible { *s } else { f32::NEG_INFINITY };
-            *visible = *s != f32::NEG_INFINITY;
+            *s = if *visible != 0 { *s } else { f32::NEG_INFINITY };
+            *visible = u8::from(*s != f32::NEG_INFINITY);
         }
     }
 }

@@ -2,57 +2,57 @@
 
 use super::cut::Cut;
 use super::inputs::Inputs;
-use super::schedule::Schedule;
-use super::scores::Strip;
-use crate::aligned::Aligned;
+use super::schedule::{AHEAD, Schedule};
 use crate::tile::{MAX_KEYS, STRIDE};
-use etalon_problem::Error;
+use crate::workspace::Parts;
 
 /// The memory of one thread.
-pub struct Scratch {
+pub struct Scratch<'m> {
     pub cut: Cut,
-    pub tiles: TileMemory,
-    pub sums: Sums,
+    pub tiles: TileMemory<'m>,
+    pub sums: Sums<'m>,
+    /// A row of o, and one of dout or cot_o.
+    pub rows: [&'m mut [f32]; 2],
 }
 
 /// The weights of a tile: rows lie [`STRIDE`] apart, and a pass has those that it needs.
-pub struct TileMemory {
+pub struct TileMemory<'m> {
     /// S, then P.
-    pub p: Aligned,
+    pub p: &'m mut [f32],
     /// U, then P ⊙ U or Ṗ.
-    pub p_dot: Aligned,
+    pub p_dot: &'m mut [f32],
     /// T, then x or X.
-    pub x: Aligned,
+    pub x: &'m mut [f32],
     /// tanh(s/c) of a register block.
-    pub tanh: Aligned,
+    pub tanh: &'m mut [f32],
     /// u⁰ of a register block.
-    pub u0: Aligned,
+    pub u0: &'m mut [f32],
     /// The shares of dq that wait for their turn, and room for the next; of the second order one.
-    pub shares: Vec<Share>,
+    pub shares: [Share<'m>; AHEAD],
 }
 
 /// What a tile of keys and queries has for dq.
-pub struct Share {
+pub struct Share<'m> {
     /// dP, then dS or ds of a tile.
-    pub ds: Aligned,
-    /// Which pairs of a tile are visible, rows [`MAX_KEYS`] apart.
-    pub visible: Vec<bool>,
-    /// The columns of each register block of a tile that were computed.
-    pub strips: Vec<Option<Strip>>,
+    pub ds: &'m mut [f32],
+    /// 1 for the pairs of a tile that are visible, and otherwise 0, rows [`MAX_KEYS`] apart.
+    pub visible: &'m mut [u8],
+    /// The first column of each register block of a tile that was computed, and the one behind the last.
+    pub strips: &'m mut [[u32; 2]],
 }
 
 /// The sums that tiles of weights grow.
-pub struct Sums {
+pub struct Sums<'m> {
     /// dq or gq of a tile of queries, dk or gk of a tile of keys; without σ.
-    pub wide: Aligned,
+    pub wide: &'m mut [f32],
     /// gdout of a tile of queries, dv or gv of a tile of keys.
-    pub values: Aligned,
+    pub values: &'m mut [f32],
     /// o of a tile of queries, where it is computed anew.
-    pub o: Aligned,
+    pub o: &'m mut [f32],
     /// Σ P U of every row of a tile.
-    pub u: Aligned,
+    pub u: &'m mut [f32],
     /// dbias or gbias of a tile, rows [`STRIDE`] apart.
-    pub bias: Aligned,
+    pub bias: &'m mut [f32],
 }
 
 /// One of the weights of a tile.
@@ -72,70 +72,65 @@ pub enum Target {
     O,
 }
 
-impl Scratch {
-    /// Zeros for a pass.
-    pub fn new(schedule: &Schedule, inputs: &Inputs<'_>) -> Result<Self, Error> {
+impl<'m> Scratch<'m> {
+    /// Memory for a pass.
+    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule, inputs: &Inputs<'_>) -> Self {
         let Schedule { cut, second, .. } = *schedule;
-        let zeros = |len| Aligned::zeros(len, "the scratch of a thread");
-        let tile = |there: bool| zeros(if there { cut.queries * STRIDE } else { 0 });
-        let block = |there: bool| zeros(if there { cut.rows * STRIDE } else { 0 });
+        let of = |there: bool, len: usize| if there { len } else { 0 };
+        let (tile, block) = (cut.queries * STRIDE, cut.rows * STRIDE);
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
-        let sum = |rows: usize, dim: usize| zeros(cut.stride(dim).saturating_mul(rows));
-        let share = |_| {
-            let visible = vec![false; cut.queries * MAX_KEYS];
-            Ok(Share { ds: tile(true)?, visible, strips: vec![None; cut.queries / cut.rows] })
+        let sum = |rows: usize, dim: usize| cut.stride(dim).saturating_mul(rows);
+        let value_dim = inputs.value_dim();
+        let share = |number| {
+            let there = number < schedule.shares();
+            let strips = parts.room(of(there, 2 * (cut.queries / cut.rows)));
+            Share {
+                ds: parts.room(of(there, tile)),
+                visible: parts.bytes(of(there, cut.queries * MAX_KEYS)),
+                strips: bytemuck::cast_slice_mut(strips),
+            }
         };
+        let shares = std::array::from_fn(share);
         let tiles = TileMemory {
-            p: tile(true)?,
-            p_dot: tile(second)?,
-            x: tile(second)?,
-            tanh: block(true)?,
-            u0: block(second)?,
-            shares: (0..schedule.shares()).map(share).collect::<Result<_, Error>>()?,
+            p: parts.room(tile),
+            p_dot: parts.room(of(second, tile)),
+            x: parts.room(of(second, tile)),
+            tanh: parts.room(block),
+            u0: parts.room(of(second, block)),
+            shares,
         };
         let sums = Sums {
-            wide: sum(rows, inputs.scores.extents.dim)?,
-            values: sum(rows, inputs.value_dim())?,
-            o: sum(if schedule.o_anew { cut.queries } else { 0 }, inputs.value_dim())?,
-            u: zeros(if second { cut.queries } else { 0 })?,
-            bias: tile(schedule.bias)?,
+            wide: parts.room(sum(rows, inputs.scores.extents.dim)),
+            values: parts.room(sum(rows, value_dim)),
+            o: parts.room(of(schedule.o_anew, sum(cut.queries, value_dim))),
+            u: parts.room(of(second, cut.queries)),
+            bias: parts.room(of(schedule.bias, tile)),
         };
-        Ok(Scratch { cut, tiles, sums })
-    }
-
-    /// Bytes of its memory.
-    pub fn bytes(&self) -> usize {
-        let TileMemory { p, p_dot, x, tanh, u0, shares } = &self.tiles;
-        let Sums { wide, values, o, u, bias } = &self.sums;
-        let share = |Share { ds, visible, strips }: &Share| {
-            ds.bytes() + visible.len() + size_of_val(&strips[..])
-        };
-        let parts = [p, p_dot, x, tanh, u0, wide, values, o, u, bias].map(Aligned::bytes);
-        parts.iter().sum::<usize>() + shares.iter().map(share).sum::<usize>()
+        Scratch { cut, tiles, sums, rows: [(); 2].map(|()| parts.room(value_dim)) }
     }
 }
 
-impl TileMemory {
+impl TileMemory<'_> {
     /// Weights; ds of the given share.
     #[inline(always)]
     pub fn weights(&self, weight: Weight, share: usize) -> &[f32] {
         match weight {
-            Weight::P => &self.p,
-            Weight::PDot => &self.p_dot,
-            Weight::Ds => &self.shares[share].ds,
-            Weight::X => &self.x,
+            Weight::P => self.p,
+            Weight::PDot => self.p_dot,
+            Weight::Ds => self.shares[share].ds,
+            Weight::X => self.x,
         }
     }
 }
 
-impl Sums {
+impl Sums<'_> {
     /// A sum.
     #[inline(always)]
     pub fn of(&mut self, target: Target) -> &mut [f32] {
         match target {
-            Target::Wide => &mut self.wide,
-            Target::Values => &mut self.values,
-            Target::O => &mut self.o,
+            Target::Wide => self.wide,
+            Target::Values => self.values,
+            Target::O => self.o,
         }
     }
 }

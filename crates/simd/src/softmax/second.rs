@@ -16,14 +16,14 @@
 //!
 //! and sums x and ds to gq (D10), x, ds, Ṗ and P to gk and gv (D11), (D12), and X to gbias (D15).
 
-use super::block::{Body, Pair, RegisterBlock, Term};
-use super::packs::{Both, Keys, Queries};
-use super::scores::{Block, Factors, Strip, score_block, slope};
+use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
+use super::packs::Both;
+use super::scores::{Strip, slope};
 use super::scratch::{Share, Sums, Target, TileMemory, Weight};
-use super::weights::{clear, hide_masked_rows, select};
+use super::weights::{clear, hide};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Lanes, Tile};
-use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
+use crate::tile::{MAX_KEYS, STRIDE};
 
 /// P and P ⊙ U.
 #[derive(Debug, Clone, Copy)]
@@ -32,12 +32,12 @@ pub struct Tangent;
 impl Body for Tangent {
     /// Without memory for o, which is computed anew only where it is stored in less than f32, the
     /// last is left out.
-    const ROWS: &'static [Term<Keys>] = &[
+    const ROWS: &'static [Term<OfKeys>] = &[
         Term { to: Target::Values, weights: Weight::PDot, rows: |keys| &keys.v.along }, // (D5)
         Term { to: Target::Values, weights: Weight::P, rows: |keys| &keys.ddv.along },
         Term { to: Target::O, weights: Weight::P, rows: |keys| &keys.v.along }, // (F5)
     ];
-    const COLUMNS: &'static [Term<Queries>] = &[];
+    const COLUMNS: &'static [Term<OfQueries>] = &[];
     const BIAS: Weight = Weight::PDot;
 
     #[inline(always)]
@@ -46,10 +46,10 @@ impl Body for Tangent {
         isa: I,
         pair: &Pair<'_>,
         at: &RegisterBlock,
-        memory: &mut TileMemory,
+        memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let strip = scores(isa, pair, at, memory)?;
-        let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
+        let here = at.weights::<I>();
         let (p, u) = (&mut memory.p[here.clone()], &mut memory.p_dot[here]);
         for r in 0..I::Tile::ROWS {
             let lse = I::F32::splat(isa, pair.queries.lse[at.rows.start + r]);
@@ -62,10 +62,7 @@ impl Body for Tangent {
             }
         }
         let visible = &mut memory.shares[at.share].visible[at.first * MAX_KEYS..];
-        for edge in strip.edges() {
-            hide_masked_rows(lse::<I>(pair, at), visible, &edge);
-            select([&mut *p, &mut *u], visible, &edge, I::Tile::ROWS);
-        }
+        hide([p, u], visible, &strip, pair.lse::<I>(at));
         Some(strip)
     }
 
@@ -76,8 +73,8 @@ impl Body for Tangent {
         isa: I,
         first: usize,
         strip: &Strip,
-        memory: &TileMemory,
-        sums: &mut Sums,
+        memory: &TileMemory<'_>,
+        sums: &mut Sums<'_>,
     ) {
         for (r, u) in sums.u[first..].iter_mut().take(I::Tile::ROWS).enumerate() {
             let mut sum = I::F32::splat(isa, 0.0);
@@ -97,11 +94,11 @@ pub struct Second {
 }
 
 impl Body for Second {
-    const ROWS: &'static [Term<Keys>] = &[
+    const ROWS: &'static [Term<OfKeys>] = &[
         Term { to: Target::Wide, weights: Weight::X, rows: |keys| &keys.k.along }, // (D10)
         Term { to: Target::Wide, weights: Weight::Ds, rows: |keys| &keys.ddk.along },
     ];
-    const COLUMNS: &'static [Term<Queries>] = &[
+    const COLUMNS: &'static [Term<OfQueries>] = &[
         Term { to: Target::Wide, weights: Weight::X, rows: |queries| &queries.q.along }, // (D11)
         Term { to: Target::Wide, weights: Weight::Ds, rows: |queries| &queries.ddq.along },
         Term { to: Target::Values, weights: Weight::PDot, rows: |queries| &queries.dout.along }, // (D12)
@@ -115,24 +112,19 @@ impl Body for Second {
         isa: I,
         pair: &Pair<'_>,
         at: &RegisterBlock,
-        memory: &mut TileMemory,
+        memory: &mut TileMemory<'_>,
     ) -> Option<Strip> {
         let strip = scores(isa, pair, at, memory);
-        let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
+        let here = at.weights::<I>();
         let TileMemory { p, p_dot, x, tanh, u0, shares } = memory;
         let Share { ds, visible, .. } = &mut shares[at.share];
         let (p, p_dot) = (&mut p[here.clone()], &mut p_dot[here.clone()]);
         let (ds, x) = (&mut ds[here.clone()], &mut x[here]);
         let visible = &mut visible[at.first * MAX_KEYS..];
         let end = at.cols.len().next_multiple_of(I::Tile::COLS);
-        let Some(strip) = strip else {
-            clear([p, p_dot, ds, x], visible, 0..end, I::Tile::ROWS);
-            return None;
-        };
-        for cols in [0..strip.cols.start, strip.cols.end..end] {
-            let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
-            clear(weights, visible, cols, I::Tile::ROWS);
-        }
+        let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
+        clear(weights, visible, strip.as_ref(), (I::Tile::ROWS, end));
+        let strip = strip?;
         value_products(isa, pair, at, &strip, ds, x);
         let capped = pair.rule.softcap.filter(|_| self.capped);
         let curve = I::F32::splat(isa, capped.map_or(0.0, |cap| 2.0 / cap));
@@ -163,11 +155,7 @@ impl Body for Second {
                 second.store(&mut x[here]);
             }
         }
-        for edge in strip.edges() {
-            hide_masked_rows(lse::<I>(pair, at), visible, &edge);
-            let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
-            select(weights, visible, &edge, I::Tile::ROWS);
-        }
+        hide([p, p_dot, ds, x], visible, &strip, pair.lse::<I>(at));
         Some(strip)
     }
 }
@@ -178,29 +166,19 @@ fn scores<I: Isa>(
     isa: I,
     pair: &Pair<'_>,
     at: &RegisterBlock,
-    memory: &mut TileMemory,
+    memory: &mut TileMemory<'_>,
 ) -> Option<Strip> {
-    let TileMemory { p, p_dot, tanh, u0, shares, .. } = memory;
-    let (start, panel) = (at.rows.start, at.cols.start / I::Tile::COLS);
-    let here = at.first * STRIDE..(at.first + I::Tile::ROWS) * STRIDE;
-    let (s, u) = (&mut p[here.clone()], &mut p_dot[here]);
-    let visible = &mut shares[at.share].visible[at.first * MAX_KEYS..];
-    let q = &pair.queries.q.across.panels[start * pair.dim..];
-    let factors = Factors { rule: &pair.rule, q, k: pair.keys.k.across.from(panel), dim: pair.dim };
-    let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
-    let mut block = Block { s, tanh, visible };
-    let (rows, cols) = (at.rows.clone(), at.cols.clone());
-    // ddbias may be anything where the bias is −∞.
-    let note_visible = at.has_nonfinite || pair.ddbias.is_some();
-    let strip = score_block(isa, factors, rows, cols, note_visible, &mut block, &mut max)?;
+    let strip = pair.scores(isa, at, memory)?;
+    let TileMemory { p_dot, tanh, u0, .. } = memory;
+    let (start, dim, u) = (at.rows.start, pair.dim, &mut p_dot[at.weights::<I>()]);
     let scale = I::F32::splat(isa, pair.rule.scale);
     for column in strip.cols.clone().step_by(I::Tile::COLS) {
         let mut tile = I::Tile::zero(isa);
-        let key = panel * I::Tile::COLS + column;
-        let k = Some(&pair.keys.k.across.panels[key * pair.dim..]);
-        let ddq = panels(&pair.queries.ddq, start, pair.dim);
-        add(isa, &mut tile, ddq, k, pair.dim);
-        add(isa, &mut tile, Some(q), panels(&pair.keys.ddk, key, pair.dim), pair.dim);
+        let key = at.cols.start + column;
+        let (q, ddq) = (panels(&pair.queries.q, start, dim), panels(&pair.queries.ddq, start, dim));
+        let (k, ddk) = (panels(&pair.keys.k, key, dim), panels(&pair.keys.ddk, key, dim));
+        add(isa, &mut tile, ddq, k, dim);
+        add(isa, &mut tile, q, ddk, dim);
         let tile = tile.map(
             #[inline(always)]
             |u| u * scale,
@@ -226,12 +204,6 @@ fn scores<I: Isa>(
         }
     }
     Some(strip)
-}
-
-/// lse of a block's rows.
-#[inline(always)]
-fn lse<'a, I: Isa>(pair: &Pair<'a>, at: &RegisterBlock) -> &'a [f32] {
-    &pair.queries.lse[at.rows.start..at.rows.start + I::Tile::ROWS]
 }
 
 /// dP and T of a block.
@@ -262,7 +234,7 @@ fn value_products<I: Isa>(
 
 /// The panels across from row `row` on, if the operand is there.
 #[inline(always)]
-fn panels(operand: &Both, row: usize, dim: usize) -> Option<&[f32]> {
+fn panels<'a>(operand: &'a Both<'_>, row: usize, dim: usize) -> Option<&'a [f32]> {
     let there = !operand.across.panels.is_empty();
     there.then(
         #[inline(always)]

@@ -1,68 +1,99 @@
 //! The numbers of a row that one sweep over the scores leaves for the next.
 
 use super::packs::Packing;
-use crate::aligned::Aligned;
-use etalon_problem::Error;
-use std::ops::Deref;
+use super::tasks::Task;
 
-/// Numbers of the rows of one query head, from row `first` on.
+/// Numbers of the rows of a tile of queries.
 #[derive(Debug, Clone, Copy)]
-pub struct RowStats<N = Aligned> {
-    /// The row of the first numbers.
+pub struct Stats<'a> {
+    /// The row of the first numbers, within the sequence.
     pub first: usize,
     /// (B1)
-    pub delta: N,
+    pub delta: &'a [f32],
     /// (D4), of the second order alone.
-    pub u: N,
+    pub u: &'a [f32],
     /// (D6), of the second order alone.
-    pub z: N,
+    pub z: &'a [f32],
 }
 
-/// Row statistics that may be read.
-pub type Stats<'a> = RowStats<&'a [f32]>;
-
-impl RowStats {
-    /// Memory for the rows of any head, in whole tiles of queries; with `second` for u and z too.
-    pub fn zeros(packing: &Packing<'_>, second: bool) -> Result<Self, Error> {
-        let rows = packing.longest_padded();
-        let zeros = |rows| Aligned::zeros(rows, "row statistics");
-        let further = if second { rows } else { 0 };
-        Ok(RowStats { first: 0, delta: zeros(rows)?, u: zeros(further)?, z: zeros(further)? })
-    }
-
-    /// Bytes of those of a slot.
-    pub fn bytes(packing: &Packing<'_>, second: bool) -> usize {
-        let numbers = if second { 3 } else { 1 };
-        let head = Aligned::elements(packing.longest_padded()).saturating_mul(numbers);
-        head.saturating_mul(packing.scores.group() * size_of::<f32>())
-    }
-
-    /// The parts of the tiles of `size` queries; of the second order.
-    pub fn tiles(&mut self, size: usize) -> impl Iterator<Item = RowStats<&mut [f32]>> {
-        let RowStats { delta, u, z, .. } = self;
-        let parts = delta.chunks_mut(size).zip(u.chunks_mut(size)).zip(z.chunks_mut(size));
-        let tile = move |(tile, ((delta, u), z))| RowStats { first: tile * size, delta, u, z };
-        parts.enumerate().map(tile)
-    }
-}
-
-impl<N: Deref<Target = [f32]>> RowStats<N> {
-    /// The numbers, to be read.
-    pub fn view(&self) -> Stats<'_> {
-        RowStats { first: self.first, delta: &self.delta, u: &self.u, z: &self.z }
-    }
-}
-
-impl Stats<'_> {
+impl<'a> Stats<'a> {
     /// Of rows of which nothing is known yet.
-    pub const NONE: Stats<'static> = RowStats { first: 0, delta: &[], u: &[], z: &[] };
+    pub const NONE: Stats<'static> = Stats { first: 0, delta: &[], u: &[], z: &[] };
+
+    /// The numbers in the part of a tile of `size` queries.
+    pub fn of(part: &'a [f32], first: usize, size: usize) -> Self {
+        let mut numbers = part.chunks_exact(size);
+        let [delta, u, z] = [(); 3].map(|()| numbers.next().unwrap_or_default());
+        Stats { first, delta, u, z }
+    }
 }
 
-impl RowStats<&mut [f32]> {
-    /// Forgets what other heads left in the same memory: a row that sees no key keeps zeros.
-    pub fn clear(&mut self) {
-        for numbers in [&mut *self.delta, self.u, self.z] {
-            numbers.fill(0.0);
+/// The numbers of the rows of a wave. Those of a tile of queries lie together: first the tiles with
+/// which heads begin, one head after the other, then the tiles behind those.
+pub struct RowStats<'m> {
+    memory: &'m mut [f32],
+    /// Query heads of all slots of a wave.
+    heads: usize,
+    /// Of a slot.
+    group: usize,
+    /// Queries of a tile.
+    size: usize,
+    /// Numbers of a tile.
+    part: usize,
+}
+
+impl<'m> RowStats<'m> {
+    /// Elements of those of a slot.
+    pub fn slot(packing: &Packing<'_>, second: bool) -> usize {
+        let head = packing.longest_tiles().saturating_mul(packing.cut.queries);
+        head.saturating_mul(packing.scores.group() * RowStats::numbers(second))
+    }
+
+    /// Numbers of a row: without `second` δ alone.
+    fn numbers(second: bool) -> usize {
+        if second { 3 } else { 1 }
+    }
+
+    /// Those of `slots`, in memory for as many.
+    pub fn new(memory: &'m mut [f32], slots: usize, packing: &Packing<'_>, second: bool) -> Self {
+        let (size, group) = (packing.cut.queries, packing.scores.group());
+        RowStats {
+            memory,
+            heads: slots * group,
+            group,
+            size,
+            part: size * RowStats::numbers(second),
         }
+    }
+
+    /// Of the tile that begins at row `first` of a query head, counted from the first of the wave.
+    pub fn tile(&self, head: usize, first: usize) -> Stats<'_> {
+        let at = (first / self.size * self.heads + head) * self.part;
+        Stats::of(&self.memory[at..][..self.part], first, self.size)
+    }
+
+    /// The part of every tile: its query head, its first row and its memory.
+    pub fn parts(&mut self) -> impl Iterator<Item = (usize, usize, &mut [f32])> + Send {
+        let RowStats { heads, size, .. } = *self;
+        let parts = self.memory.chunks_exact_mut(self.part).enumerate();
+        parts.map(move |(number, part)| (number % heads, number / heads * size, part))
+    }
+
+    /// The tasks of the wave from slot `first` on, with the parts of their tiles, which lie from the last
+    /// to the first.
+    pub fn with_tasks<'t, 'o>(
+        &'t mut self,
+        tasks: &'t mut [Task<'o>],
+        first: usize,
+    ) -> impl Iterator<Item = (&'t mut Task<'o>, &'t mut [f32])> + Send {
+        let RowStats { heads, group, size, part, .. } = *self;
+        let mut rest = &mut *self.memory;
+        tasks.iter_mut().map(move |task| {
+            let head = (task.slot - first) * group + task.member;
+            let at = (task.place.rows.start / size * heads + head) * part;
+            let (before, here) = std::mem::take(&mut rest).split_at_mut(at);
+            rest = before;
+            (task, &mut here[..part])
+        })
     }
 }

@@ -3,67 +3,117 @@
 use super::block::{Body, Pair};
 use super::inputs::Inputs;
 use super::kernels::BiasTile;
-use super::packs::{Packing, Slot};
+use super::ordered_sum::OrderedSum;
+use super::packs::{Keys, Packing, Queries, Slots};
 use super::rule::{ScoreRule, pairs_of};
-use super::schedule::Schedule;
+use super::schedule::{Needs, Schedule};
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
-use super::tasks::{BiasTask, KeyTask, bias_tasks};
+use super::tasks::{BiasTask, Task, Tasks, bias_tasks};
 use crate::element::{Tensor, TensorMut};
 use crate::mask::Sight as PreparedMask;
-use crate::parallel::for_each;
+use crate::parallel::share;
 use crate::tile::STRIDE;
-use crate::tiles::{Place, tiles};
-use crate::{Level, Options};
+use crate::tiles::tiles;
+use crate::workspace::{Lists, Parts};
+use crate::{Level, Workspace};
+use bumpalo::boxed::Box;
 use etalon_problem::{Error, Sequence};
-use ndarray::{ArrayViewMut1, Ix4, s};
-use std::sync::Mutex;
+use ndarray::{ArrayViewMut1, ArrayViewMut3, Ix4, s};
+use std::ops::Range;
 
-/// What the waves of a pass have in common.
+/// A pass of first or second order, without its sweeps.
 pub struct Work<'a> {
     pub inputs: Inputs<'a>,
     pub packing: Packing<'a>,
     pub schedule: Schedule,
     pub level: Level,
     /// In the shape of the bias; of the second order alone.
-    ddbias: Option<Tensor<'a, Ix4>>,
-    mask: PreparedMask<'a>,
-    /// Scratches that no thread uses.
-    idle: Mutex<Vec<Scratch>>,
+    pub ddbias: Option<Tensor<'a, Ix4>>,
 }
 
-/// The packed operands of one slot after the other, and the statistics of their rows.
-pub struct Memory {
-    pub slots: Vec<Slot>,
-    /// Of each slot and query head.
-    pub stats: Vec<Vec<RowStats>>,
+/// Where the results of a pass go.
+pub struct Places<'o> {
+    /// dq, or gq and gdout.
+    pub queries: [Option<TensorMut<'o, Ix4>>; 2],
+    /// gdlse.
+    pub numbers: Option<ArrayViewMut3<'o, f32>>,
+    /// dk and dv, or gk and gv.
+    pub keys: [Option<TensorMut<'o, Ix4>>; 2],
+    /// dbias, where the sweep of the keys writes it.
+    pub with_keys: Option<TensorMut<'o, Ix4>>,
+    pub sinks: Option<ArrayViewMut1<'o, f32>>,
+    /// dbias or gbias, where it has a sweep of its own.
+    pub bias: Option<TensorMut<'o, Ix4>>,
 }
 
-impl<'a> Work<'a> {
-    /// Prepares a pass. The scratch of one thread is allocated for trial: on an error nothing has been
-    /// written yet.
-    pub fn new(
-        inputs: Inputs<'a>,
-        ddbias: Option<Tensor<'a, Ix4>>,
-        packing: Packing<'a>,
-        schedule: Schedule,
-        options: &Options,
+/// The memory of the sweeps, which one wave after the other uses.
+pub struct Memory<'m, 'o> {
+    pub stats: RowStats<'m>,
+    /// The sums of dq of the tiles of queries, in the order of slots, heads and rows.
+    pub sums: Box<'m, [OrderedSum<'m, 'o>]>,
+    /// Of every thread.
+    pub scratch: Box<'m, [Scratch<'m>]>,
+}
+
+impl<'m> Memory<'m, '_> {
+    fn new(
+        parts: &mut Parts<'m>,
+        lists: &'m Lists,
+        needs: &Needs,
+        Work { packing, schedule, inputs, .. }: &Work<'_>,
     ) -> Result<Self, Error> {
-        let mask = PreparedMask::new(&inputs.scores.mask)?;
-        let idle = Mutex::new(vec![Scratch::new(&schedule, &inputs)?]);
-        Ok(Work { inputs, packing, schedule, level: options.level, ddbias, mask, idle })
+        let Needs { together, workers, .. } = *needs;
+        let stats = parts.room(needs.stats * together);
+        let stats = RowStats::new(stats, together, packing, schedule.second);
+        let count = if schedule.fused { packing.sums(together) } else { 0 };
+        let sums = (0..count).map(|_| OrderedSum::new(parts.room(OrderedSum::len(packing))));
+        let sums = lists.collect(count, sums, "the sums of dq")?;
+        let scratch = (0..workers).map(|_| Scratch::new(parts, schedule, inputs));
+        let scratch = lists.collect(workers, scratch, "the scratch of threads")?;
+        Ok(Memory { stats, sums, scratch })
     }
+}
 
-    /// Memory for the slots of any wave.
-    pub fn memory(&self) -> Result<Memory, Error> {
-        let heads = 0..self.inputs.scores.group();
-        let one = || RowStats::zeros(&self.packing, self.schedule.second);
-        let stats = |_| heads.clone().map(|_| one()).collect();
-        let slots = 0..self.schedule.waves.size;
-        Ok(Memory {
-            slots: slots.clone().map(|_| self.packing.slot()).collect::<Result<_, _>>()?,
-            stats: slots.map(stats).collect::<Result<_, _>>()?,
-        })
+impl Work<'_> {
+    /// Packs one wave after the other and runs its `sweeps` over the tasks of queries and of keys; then
+    /// sums the gradients of the sinks, as [`Wave::sink_sums`] does with `change`, and that of the bias
+    /// over the weights of `bias`.
+    pub fn run<'o>(
+        &self,
+        workspace: &Workspace,
+        places: Places<'o>,
+        sweeps: impl Fn(Wave<'_>, &mut Memory<'_, 'o>, &mut [Task<'o>], &mut [Task<'o>]),
+        change: impl Fn(&Stats<'_>, usize, usize) -> f64,
+        bias: impl Body,
+    ) -> Result<(), Error> {
+        let Work { packing, inputs, schedule: Schedule { waves, .. }, .. } = self;
+        let needs = self.schedule.needs(packing, inputs);
+        let lists = workspace.lists(needs.lists(packing), "lists of tiles")?;
+        let mut memory = workspace.room(needs.all(), "the memory of a pass")?;
+        let parts = &mut Parts::of(&mut memory);
+        let mut slots = packing.room(parts, &lists, needs.together)?;
+        let mut memory = Memory::new(parts, &lists, &needs, self)?;
+        let sums = lists.repeat(inputs.scores.extents.query_heads, 0.0, "sums of sinks")?;
+        let mask = PreparedMask::new(&inputs.scores.mask, &lists)?;
+        let Places { queries, numbers, keys, with_keys, sinks, bias: mut result } = places;
+        let mut keys = Tasks::of_keys(&lists, packing, *waves, keys, with_keys)?;
+        let mut queries = Tasks::of_queries(&lists, packing, *waves, queries, numbers, 0.0)?;
+        for numbers in waves.iter() {
+            let wave = Wave::pack(self, &mask, &mut slots, &numbers);
+            sweeps(wave, &mut memory, queries.wave(&numbers), keys.wave(&numbers));
+            if sinks.is_some() {
+                wave.sink_sums(sums, &memory.stats, &change);
+            }
+            if let Some(result) = result.take() {
+                wave.bias_sweep(&mut memory.scratch, result, bias, &memory.stats);
+            }
+        }
+        // Where there are no slots at all.
+        result.into_iter().for_each(|mut result| result.fill(0.0));
+        let sinks = sinks.into_iter().flatten();
+        sinks.zip(sums).for_each(|(sink, sum)| *sink = *sum as f32);
+        Ok(())
     }
 }
 
@@ -71,20 +121,25 @@ impl<'a> Work<'a> {
 #[derive(Clone, Copy)]
 pub struct Wave<'a> {
     pub work: &'a Work<'a>,
-    pub slots: &'a [Slot],
+    mask: &'a PreparedMask<'a>,
+    pub keys: &'a [Keys<'a>],
+    pub queries: &'a [Queries<'a>],
     /// The number of the first slot.
     pub first: usize,
 }
 
 impl<'a> Wave<'a> {
-    /// Runs `body` on every task.
-    pub fn for_each<A: Send>(
-        &self,
-        tasks: Vec<A>,
-        body: impl Fn(A, &mut Scratch) + Sync,
-    ) -> Result<(), Error> {
-        let Work { inputs, schedule, idle, .. } = self.work;
-        for_each(idle, tasks, || Scratch::new(schedule, inputs), body)
+    fn pack(
+        work: &'a Work<'a>,
+        mask: &'a PreparedMask<'a>,
+        slots: &'a mut Slots<'_>,
+        numbers: &Range<usize>,
+    ) -> Self {
+        work.packing.pack(slots, numbers);
+        let Slots { keys, queries } = slots;
+        let heads = numbers.len() * work.inputs.scores.group();
+        let (keys, queries) = (&keys[..numbers.len()], &queries[..heads]);
+        Wave { work, mask, keys, queries, first: numbers.start }
     }
 
     /// The sequence of a slot.
@@ -92,103 +147,101 @@ impl<'a> Wave<'a> {
         &self.work.packing.sequences[slot / self.work.inputs.scores.extents.key_heads]
     }
 
+    /// The number of a query head of a slot, counted from the first of the wave.
+    pub fn head(&self, slot: usize, member: usize) -> usize {
+        (slot - self.first) * self.work.inputs.scores.group() + member
+    }
+
     /// A query head of a slot.
-    pub fn pair(&self, slot: usize, head: usize, stats: Stats<'a>) -> Pair<'a> {
-        let Work { inputs, ddbias, mask, .. } = self.work;
+    pub fn pair(&self, slot: usize, member: usize, stats: Stats<'a>) -> Pair<'a> {
+        let Work { inputs, ddbias, .. } = self.work;
         let (scores, sequence) = (inputs.scores, self.sequence(slot));
-        let Slot { keys, queries } = &self.slots[slot - self.first];
-        let queries = &queries[head];
-        let head = slot % scores.extents.key_heads * scores.group() + head;
+        let head = slot % scores.extents.key_heads * scores.group() + member;
         Pair {
-            rule: ScoreRule::new(scores, mask, inputs.bias, sequence, head),
+            rule: ScoreRule::new(scores, self.mask, inputs.bias, sequence, head),
             ddbias: ddbias.map(|ddbias| pairs_of(ddbias, sequence, head)),
-            queries,
-            keys,
+            queries: &self.queries[self.head(slot, member)],
+            keys: &self.keys[slot - self.first],
             stats,
             dim: scores.extents.dim,
             value_dim: inputs.value_dim(),
         }
     }
 
-    /// The query heads of a slot.
-    pub fn pairs(&self, slot: usize, stats: &'a [Vec<RowStats>]) -> Vec<Pair<'a>> {
-        let stats = stats[slot - self.first].iter().enumerate();
-        stats.map(|(head, stats)| self.pair(slot, head, stats.view())).collect()
-    }
-
-    /// The query head of a tile of queries.
-    pub fn pair_at(&self, place: &Place, stats: Stats<'a>) -> Pair<'a> {
-        let scores = self.work.inputs.scores;
-        self.pair(place.slot(scores), place.head % scores.group(), stats)
-    }
-
     /// The sweep of the keys, one task per tile of keys: `tile` grows its sums by what every query
     /// head adds.
     pub fn key_sweep(
         &self,
-        tasks: Vec<KeyTask<'_>>,
-        stats: &[Vec<RowStats>],
-        tile: impl Fn(&mut KeyTask<'_>, &[Pair<'_>], &mut Scratch) + Sync,
-    ) -> Result<(), Error> {
+        scratch: &mut [Scratch<'_>],
+        tasks: &mut [Task<'_>],
+        tile: impl Fn(&mut Task<'_>, &mut Scratch<'_>) + Sync,
+    ) {
         let (cut, inputs) = (self.work.schedule.cut, &self.work.inputs);
         let strides = [inputs.scores.extents.dim, inputs.value_dim()].map(|dim| cut.stride(dim));
-        self.for_each(tasks, |mut task, scratch| {
+        let scale = inputs.scores.scale() as f32;
+        each(scratch, tasks.iter_mut(), |task, scratch| {
             scratch.sums.wide.fill(0.0);
             scratch.sums.values.fill(0.0);
-            let pairs = self.pairs(task.slot, stats);
-            tile(&mut task, &pairs, scratch);
-            let [wide, values] = task.results;
-            let scale = inputs.scores.scale() as f32;
-            wide.into_iter()
-                .for_each(|mut to| to.write_rows(&scratch.sums.wide, strides[0], scale));
-            let sums = &scratch.sums.values;
-            values.into_iter().for_each(|mut to| to.write_rows(sums, strides[1], 1.0));
-        })
+            tile(task, scratch);
+            task.write(0, scratch.sums.wide, strides[0], scale);
+            task.write(1, scratch.sums.values, strides[1], 1.0);
+        });
     }
 
     /// The gradient of the bias, one task per tile of its rows. The wave holds every slot.
-    pub fn bias_sweep(
+    fn bias_sweep(
         &self,
+        scratch: &mut [Scratch<'_>],
         result: TensorMut<'_, Ix4>,
         body: impl Body,
-        stats: &[Vec<RowStats>],
-    ) -> Result<(), Error> {
+        stats: &RowStats<'_>,
+    ) {
         let Work { inputs, packing, .. } = self.work;
         let (key_heads, group) = (inputs.scores.extents.key_heads, inputs.scores.group());
-        let pair = |number: usize, head: usize| {
-            let (slot, head) = (number * key_heads + head / group, head % group);
-            self.pair(slot, head, stats[slot - self.first][head].view())
-        };
-        let tasks = bias_tasks(result, packing);
-        self.for_each(tasks, |BiasTask { numbers, heads, rows, mut result }, scratch| {
-            let pairs = numbers.iter().flat_map(|&number| heads.clone().map(move |h| (number, h)));
-            let pairs: Vec<Pair<'_>> = pairs.map(|(number, head)| pair(number, head)).collect();
-            let keys = numbers.iter().map(|&number| packing.sequences[number].keys).max();
+        let whole = packing.whole();
+        let tasks = bias_tasks(result, packing, &whole);
+        each(scratch, tasks, |BiasTask { numbers, heads, rows, result }, scratch| {
+            let start = packing.sequences[numbers.start].key_start;
+            let mut result = result.outer(0);
+            let pairs = numbers.clone().flat_map(|number| {
+                let heads = heads.clone();
+                heads.map(move |head| (number * key_heads + head / group, head % group))
+            });
+            let pairs = pairs.map(|(slot, member)| {
+                self.pair(slot, member, stats.tile(self.head(slot, member), rows.start))
+            });
+            let keys = numbers.clone().map(|number| packing.sequences[number].keys).max();
             for cols in tiles(0..keys.unwrap_or(0), packing.cut.keys) {
-                let (rows, keys) = (rows.clone(), cols.clone());
-                let tile = BiasTile { body, pairs: &pairs, rows, cols: keys, scratch };
+                let (rows, pairs) = (rows.clone(), pairs.clone());
+                let tile = BiasTile { body, pairs, rows, cols: cols.clone(), scratch };
                 self.work.level.run(tile);
-                let mut result = result.view_mut().slice(s![.., cols]);
-                result.write_rows(&scratch.sums.bias, STRIDE, 1.0);
+                let here = start + cols.start..start + cols.end;
+                result.view_mut().slice(s![.., here]).write_rows(scratch.sums.bias, STRIDE, 1.0);
             }
-        })
+        });
     }
 
     /// The gradient of the sinks, added to the sum of each head: −Σ π · `change`(statistics, head,
-    /// row), (B8) or (D14). A row that sees nothing but the sink has π = 1.
-    pub fn sink_sums(
+    /// row), (B8) or (D14), with the row counted from the first of the statistics. A row that sees
+    /// nothing but the sink has π = 1.
+    fn sink_sums(
         &self,
         sums: &mut [f64],
-        stats: &[Vec<RowStats>],
+        stats: &RowStats<'_>,
         change: impl Fn(&Stats<'_>, usize, usize) -> f64,
     ) {
-        let Some(sinks) = self.work.inputs.sinks else { return };
-        for slot in self.first..self.first + self.slots.len() {
-            for Pair { rule, queries, stats, .. } in self.pairs(slot, stats) {
+        let Work { inputs, packing, .. } = self.work;
+        let Some(sinks) = inputs.sinks else { return };
+        for slot in self.first..self.first + self.keys.len() {
+            for member in 0..inputs.scores.group() {
+                let Pair { rule, queries, .. } = self.pair(slot, member, Stats::NONE);
                 let sink = f64::from(sinks[rule.head]);
                 let mut sum = 0.0f64;
-                for (i, &lse) in queries.lse.iter().take(rule.sequence.queries).enumerate() {
-                    sum -= (sink - f64::from(lse)).exp() * change(&stats, rule.head, i);
+                for rows in tiles(0..rule.sequence.queries, packing.cut.queries) {
+                    let stats = stats.tile(self.head(slot, member), rows.start);
+                    for (i, &lse) in queries.lse[rows].iter().enumerate() {
+                        sum -= (sink - f64::from(lse)).exp() * change(&stats, rule.head, i);
+                    }
                 }
                 sums[rule.head] += sum;
             }
@@ -196,13 +249,11 @@ impl<'a> Wave<'a> {
     }
 }
 
-/// Writes what no wave has written: the sums of the sinks, and zeros where there are no slots at all.
-pub fn finish(
-    (sinks, sums): (Option<ArrayViewMut1<'_, f32>>, Vec<f64>),
-    bias: Option<TensorMut<'_, Ix4>>,
+/// Runs `body` on every task, on as many threads as have a scratch.
+pub fn each<S: Send, T: Send>(
+    scratch: &mut [S],
+    tasks: impl Iterator<Item = T> + Send,
+    body: impl Fn(T, &mut S) + Sync,
 ) {
-    bias.into_iter().for_each(|mut bias| bias.fill(0.0));
-    if let Some(mut sinks) = sinks {
-        sinks.iter_mut().zip(sums).for_each(|(sink, sum)| *sink = sum as f32);
-    }
+    share(scratch.iter_mut(), |scratch| scratch, tasks, |task, scratch| body(task, scratch));
 }

@@ -7,51 +7,51 @@ use crate::products::{Along, Sum};
 use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
 
-/// Nothing is visible in these columns of a block: its weights are 0.
+/// Clears the weights of a block beside its strip, up to column `end`: nothing is visible there.
 pub fn clear<const W: usize>(
     mut weights: [&mut [f32]; W],
-    visible: &mut [bool],
-    cols: Range<usize>,
-    rows: usize,
+    visible: &mut [u8],
+    strip: Option<&Strip>,
+    (rows, end): (usize, usize),
 ) {
-    if cols.is_empty() {
-        return;
-    }
-    for r in 0..rows {
-        for weights in &mut weights {
-            weights[r * STRIDE..][cols.clone()].fill(0.0);
+    let strip = strip.map_or(end..end, |strip| strip.cols.clone());
+    for cols in [0..strip.start, strip.end..end] {
+        if cols.is_empty() {
+            continue;
         }
-        let seen = cols.start..cols.end.min(MAX_KEYS);
-        visible[r * MAX_KEYS..][seen].fill(false);
+        for r in 0..rows {
+            for weights in &mut weights {
+                weights[r * STRIDE..][cols.clone()].fill(0.0);
+            }
+            let seen = cols.start..cols.end.min(MAX_KEYS);
+            visible[r * MAX_KEYS..][seen].fill(0);
+        }
     }
 }
 
-/// Hides the rows that see no key at all, which are packed as zeros: their scores with keys that are
-/// not finite would be NaN.
-pub fn hide_masked_rows(lse: &[f32], visible: &mut [bool], cols: &Range<usize>) {
-    if cols.is_empty() {
-        return;
-    }
-    for (r, _) in lse.iter().enumerate().filter(|&(_, &lse)| lse == f32::INFINITY) {
-        visible[r * MAX_KEYS..][cols.clone()].fill(false);
-    }
-}
-
-/// The weights of an invisible pair are 0, even where 0 times its operands is NaN.
-pub fn select<const W: usize>(
+/// Hides invisible pairs at the edges of a strip: their weights are 0, even where 0 times their operands
+/// is NaN. So are those of the rows that see no key at all, which are packed as zeros: their scores with
+/// keys that are not finite would be NaN.
+pub fn hide<const W: usize>(
     mut weights: [&mut [f32]; W],
-    visible: &[bool],
-    cols: &Range<usize>,
-    rows: usize,
+    visible: &mut [u8],
+    strip: &Strip,
+    lse: &[f32],
 ) {
-    if cols.is_empty() {
-        return;
-    }
-    for r in 0..rows {
-        let visible = &visible[r * MAX_KEYS..][cols.clone()];
-        for weights in &mut weights {
-            for (weight, &visible) in weights[r * STRIDE..][cols.clone()].iter_mut().zip(visible) {
-                *weight = if visible { *weight } else { 0.0 };
+    for cols in strip.edges() {
+        if cols.is_empty() {
+            continue;
+        }
+        for (r, &lse) in lse.iter().enumerate() {
+            let visible = &mut visible[r * MAX_KEYS..][cols.clone()];
+            if lse == f32::INFINITY {
+                visible.fill(0);
+            }
+            for weights in &mut weights {
+                let weights = &mut weights[r * STRIDE..][cols.clone()];
+                for (weight, &visible) in weights.iter_mut().zip(&*visible) {
+                    *weight = if visible != 0 { *weight } else { 0.0 };
+                }
             }
         }
     }
@@ -62,24 +62,24 @@ pub struct Rows<'a> {
     /// The weights, rows [`STRIDE`] apart.
     pub weights: &'a [f32],
     /// Which pairs are visible, rows [`MAX_KEYS`] apart.
-    pub visible: &'a [bool],
+    pub visible: &'a [u8],
     /// Whether an operand is not finite, so that only visible pairs may be touched.
     pub has_nonfinite: bool,
 }
 
 impl Rows<'_> {
-    /// sum ← sum + weights · the rows of `keys`.
+    /// sum ← sum + weights · the rows of `keys`, in the columns of a strip.
     #[inline(always)]
     pub fn grow<I: Isa>(
         &self,
         isa: I,
         sum: Sum<'_>,
-        keys: &Packed,
+        keys: &Packed<'_>,
         cols: &Range<usize>,
-        strip: &Strip,
+        strip: &Range<usize>,
     ) {
-        let start = strip.cols.start;
-        let depth = strip.cols.end.min(cols.len()) - start;
+        let start = strip.start;
+        let depth = strip.end.min(cols.len()) - start;
         let keys = Along { packed: keys, start: cols.start + start, depth };
         if self.has_nonfinite {
             sum.add_visible(
@@ -88,7 +88,7 @@ impl Rows<'_> {
                 keys,
                 #[inline(always)]
                 |r, j| {
-                    self.visible[r * MAX_KEYS + start + j]
+                    (self.visible[r * MAX_KEYS + start + j] != 0)
                         .then(|| self.weights[r * STRIDE + start + j])
                 },
             );
@@ -123,7 +123,7 @@ pub struct Columns<'a> {
     /// Whether an operand is not finite, so that only visible pairs may be touched.
     pub has_nonfinite: bool,
     /// Which pairs are visible, rows [`MAX_KEYS`] apart.
-    pub visible: &'a [bool],
+    pub visible: &'a [u8],
 }
 
 impl Columns<'_> {
@@ -136,7 +136,7 @@ impl Columns<'_> {
         acc: &mut [f32],
         stride: usize,
         weights: &[f32],
-        rows: &Packed,
+        rows: &Packed<'_>,
     ) {
         if rows.panels.is_empty() {
             return;
@@ -158,7 +158,7 @@ impl Columns<'_> {
                     rows_here,
                     #[inline(always)]
                     |r, i| {
-                        self.visible[(top + i) * MAX_KEYS + key + r]
+                        (self.visible[(top + i) * MAX_KEYS + key + r] != 0)
                             .then(|| weights[(top + i) * STRIDE + key + r])
                     },
                 );
