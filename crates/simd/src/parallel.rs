@@ -16,7 +16,8 @@ pub fn for_each<T: Send, S: Send>(
     let threads = rayon::current_num_threads().min(tasks.len());
     let (tasks, failure) = (Mutex::new(tasks.into_iter()), Mutex::new(None));
     let work = || {
-        let mut scratch = match lock(idle).pop().map_or_else(&scratch, Ok) {
+        let kept = lock(idle).pop();
+        let mut scratch = match kept.map_or_else(&scratch, Ok) {
             Ok(scratch) => scratch,
             Err(error) => {
                 *lock(&failure) = Some(error);
