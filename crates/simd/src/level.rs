@@ -8,10 +8,10 @@ use std::sync::LazyLock;
 use crate::lanes::{avx2, avx512};
 
 /// An instruction set that this CPU has: the only source of the tokens that prove so.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Level(Token);
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Token {
     Portable(portable::Portable),
     #[cfg(target_arch = "x86_64")]
@@ -89,14 +89,6 @@ impl Default for Level {
         Level::best()
     }
 }
-
-impl PartialEq for Level {
-    fn eq(&self, other: &Self) -> bool {
-        self.name() == other.name()
-    }
-}
-
-impl Eq for Level {}
 
 impl fmt::Display for Level {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -8,7 +8,7 @@ use std::ops::{Add, Div, Mul, Sub};
 use wide::{f32x8, i32x8};
 
 /// The token of the baseline: always present.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Portable;
 
 /// Eight f32, in as many registers as they take.

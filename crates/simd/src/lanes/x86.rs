@@ -15,7 +15,7 @@ macro_rules! x86_level {
         numbers { $(fn $reduce:ident($x:ident) $reduced:block)* }
     ) => {
         #[doc = concat!("The token of ", $features, ".")]
-        #[derive(Clone, Copy, Debug)]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub struct $isa(());
 
         #[doc = concat!("One register. A value exists only where there is ", $features, ".")]

@@ -249,9 +249,12 @@ impl Chunk<'_, '_> {
                 continue;
             }
             let after = (first + r + 1).saturating_sub(keys.start).min(keys.len());
-            // In the first order tangents are empty.
-            let lists = scratch.a.iter_mut().chain(&mut scratch.b).filter(|list| !list.is_empty());
-            lists.for_each(|list| list[here + after..here + keys.len()].fill(0.0));
+            for list in scratch.a.iter_mut().chain(&mut scratch.b) {
+                // In the first order there are no tangents.
+                if !list.is_empty() {
+                    list[here + after..here + keys.len()].fill(0.0);
+                }
+            }
         }
     }
 

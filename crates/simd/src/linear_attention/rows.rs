@@ -294,6 +294,7 @@ impl Factor<'_> {
     /// Looks through the first `len` rows.
     #[inline(always)]
     pub fn look(&mut self, len: usize) {
-        self.finite = self.rows.iter().all(|rows| rows.finite(len));
+        let [rows, tangent] = &self.rows;
+        self.finite = rows.finite(len) && tangent.finite(len);
     }
 }

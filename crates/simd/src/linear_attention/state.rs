@@ -279,10 +279,14 @@ impl Kernel for AddScaled<'_> {
     fn run<I: Isa>(self, isa: I) {
         let factor = I::F32::splat(isa, self.factor);
         let lists = self.to.chunks_exact_mut(I::F32::N).zip(self.from.chunks_exact(I::F32::N));
-        for (to, from) in lists {
-            let (x, y) = (I::F32::load(isa, to), I::F32::load(isa, from));
-            let (scaled, other) = if self.scaled_to { (x, y) } else { (y, x) };
-            factor.mul_add(scaled, other).store(to);
+        if self.scaled_to {
+            for (to, from) in lists {
+                factor.mul_add(I::F32::load(isa, to), I::F32::load(isa, from)).store(to);
+            }
+        } else {
+            for (to, from) in lists {
+                factor.mul_add(I::F32::load(isa, from), I::F32::load(isa, to)).store(to);
+            }
         }
     }
 }

@@ -78,9 +78,9 @@ impl Step<'_> {
         let Scratch { q, k, v, o, copy } = scratch;
         let Operands { q: queries, k: keys, v: values, .. } = &self.operands;
         let (dim, width) = (k.len(), v.len());
-        let read = |operand: &[Option<Tensor<'_, Ix4>>; 2], head: usize, row: &mut [f32]| {
-            let [token, _] = place.rows(operand, head, &(0..1));
-            token.into_iter().for_each(|token| token.slice(s![0, ..]).read(row));
+        let batch = place.sequence.batch;
+        let read = |[operand, _]: &[Option<Tensor<'_, Ix4>>; 2], head: usize, row: &mut [f32]| {
+            operand.iter().for_each(|x| x.slice(s![batch, head, 0, ..]).read(row));
         };
         read(keys, place.head, k);
         read(values, place.head, v);
