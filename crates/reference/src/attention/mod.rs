@@ -38,6 +38,11 @@ pub use evaluate::evaluate;
 pub use forward::forward;
 pub use jvp::jvp;
 
+pub(crate) use backward::backward_any_width;
+pub(crate) use double_backward::double_backward_any_width;
+pub(crate) use forward::forward_any_width;
+pub(crate) use jvp::jvp_any_width;
+
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What attention is computed from.

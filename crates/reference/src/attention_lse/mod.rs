@@ -26,21 +26,12 @@
 #![doc = include_str!("../../../../docs/attention_lse.md")]
 #![doc = include_str!("../../../../docs/assets/katex.html")]
 
-mod backward;
-mod double_backward;
 mod evaluate;
-mod forward;
-mod jvp;
+mod passes;
 
-pub use backward::backward;
-pub use double_backward::double_backward;
 pub use evaluate::evaluate;
-pub use forward::forward;
-pub use jvp::jvp;
+pub use passes::{backward, double_backward, forward, jvp};
 
-use crate::scalar::Real;
-use crate::scores::ScoreOperands;
-use etalon_problem::{AttentionLse, Error};
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What the log-sum-exp is computed from.
@@ -132,10 +123,4 @@ pub struct Tangents<'a, T> {
 pub struct OutputTangents<T> {
     /// Of lse, (J2): `[B, Hq, N]`.
     pub tlse: Array3<T>,
-}
-
-impl<T: Real> Inputs<'_, T> {
-    fn scores<'a>(&'a self, problem: &'a AttentionLse) -> Result<ScoreOperands<'a, T>, Error> {
-        ScoreOperands::new(&problem.scores, &self.q, &self.k, &self.sinks, &self.bias)
-    }
 }

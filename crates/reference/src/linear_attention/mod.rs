@@ -35,7 +35,6 @@ pub mod chunked;
 mod double_backward;
 mod evaluate;
 mod forward;
-mod gates;
 mod heads;
 mod state;
 mod step;
@@ -49,7 +48,6 @@ pub use step::{StepInputs, StepOutput, step};
 use crate::named::{Shapes, check};
 use crate::scalar::Real;
 use etalon_problem::{Error, LinearAttention, Pass};
-use gates::check_g_gamma;
 use ndarray::{Array1, Array3, Array4, ArrayView1, ArrayView3, ArrayView4};
 
 /// What linear attention is computed from.
@@ -153,18 +151,30 @@ pub struct SecondGradients<T> {
     pub gdfinal_state: Option<Array4<T>>,
 }
 
-impl<T: Real> Inputs<'_, T> {
-    /// Fails unless the problem is sound, its inputs and the further operands of the pass fit it,
-    /// and no log-decay of a head is positive or NaN. (Those of tokens are looked at where they
-    /// are read: padding may hold anything.)
-    fn check(
-        &self,
-        problem: &LinearAttention,
-        pass: Pass,
-        further: Shapes<'_>,
-    ) -> Result<(), Error> {
-        problem.check()?;
-        check(&problem.table(pass), &[self.shapes(), further])?;
-        check_g_gamma(&self.g_gamma)
+/// Fails unless the problem is sound, its inputs and the further operands of the pass fit it, and no
+/// log-decay of a head is positive or NaN. (Those of tokens are looked at where they are read: padding
+/// may hold anything.)
+fn check_inputs<T: Real>(
+    problem: &LinearAttention,
+    pass: Pass,
+    inputs: &Inputs<'_, T>,
+    further: Shapes<'_>,
+) -> Result<(), Error> {
+    problem.check()?;
+    check(&problem.table(pass), &[inputs.shapes(), further])?;
+    check_g_gamma(&inputs.g_gamma)
+}
+
+/// Fails unless the log-decay of every head is at most 0.
+fn check_g_gamma<T: Real>(g_gamma: &Option<ArrayView1<'_, T>>) -> Result<(), Error> {
+    let mut heads = g_gamma.iter().flatten().enumerate();
+    heads.try_for_each(|(h, &g)| check_log_decay("g_gamma", &[h], g))
+}
+
+/// Fails unless `g` is at most 0.
+fn check_log_decay<T: Real>(name: &str, index: &[usize], g: T) -> Result<(), Error> {
+    if g <= T::ZERO {
+        return Ok(());
     }
+    Err(Error::value(format!("{name}{index:?}"), "at most 0", g.to_f64()))
 }

@@ -1,8 +1,7 @@
 //! One more token, for decoding.
 
-use super::Inputs;
 use super::forward::forward_scaled;
-use super::gates::{check_g_gamma, check_log_decay};
+use super::{Inputs, check_g_gamma, check_log_decay};
 use crate::named::check;
 use crate::scalar::Real;
 use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences};
@@ -40,7 +39,12 @@ pub fn step<T: Real>(
     problem: &LinearAttention,
     inputs: &StepInputs<'_, T>,
 ) -> Result<StepOutput<T>, Error> {
-    inputs.check(problem)?;
+    problem.check()?;
+    check(&problem.table(Pass::Step), &[inputs.shapes()])?;
+    check_g_gamma(&inputs.g_gamma)?;
+    for ((b, h), &g) in inputs.g.iter().flat_map(|g| g.indexed_iter()) {
+        check_log_decay("g", &[b, h], g)?;
+    }
     let token = Axis(2);
     let StepInputs { q, k, v, g_gamma, g, initial_state } = *inputs;
     let inputs = Inputs {
@@ -63,16 +67,4 @@ pub fn step<T: Real>(
         o: output.o.index_axis_move(token, 0),
         final_state: output.final_state.expect("the problem asks for it"),
     })
-}
-
-impl<T: Real> StepInputs<'_, T> {
-    fn check(&self, problem: &LinearAttention) -> Result<(), Error> {
-        problem.check()?;
-        check(&problem.table(Pass::Step), &[self.shapes()])?;
-        check_g_gamma(&self.g_gamma)?;
-        for ((b, h), &g) in self.g.iter().flat_map(|g| g.indexed_iter()) {
-            check_log_decay("g", &[b, h], g)?;
-        }
-        Ok(())
-    }
 }
