@@ -8,10 +8,63 @@ use crate::parallel::map;
 use crate::scalar::Real;
 use crate::tensor::{MatrixMut, Output};
 use etalon_problem::{Error, Scores, Sequence};
-use ndarray::{Array1, Array4};
+use ndarray::{Array, Array1, Array4, Dimension};
 
-/// Lines of the gradient of a bias that are computed with one workspace.
-const LINES: usize = 16;
+/// A query of one head in one sequence, and where its operands lie.
+#[derive(Clone, Copy)]
+pub(crate) struct Query<'a> {
+    pub sequence: &'a Sequence,
+    pub head: usize,
+    /// Its number in the sequence.
+    pub i: usize,
+    /// Its row in q, and in everything that lies as q does.
+    pub row: usize,
+    first_key: usize,
+}
+
+impl<'a> Query<'a> {
+    fn new(problem: &Scores, sequence: &'a Sequence, head: usize, i: usize) -> Self {
+        let &Sequence { batch, query_start, key_start, .. } = sequence;
+        let e = &problem.extents;
+        let row = (batch * e.query_heads + head) * e.queries + query_start + i;
+        let key_head = batch * e.key_heads + head / problem.group();
+        Query { sequence, head, i, row, first_key: key_head * e.keys + key_start }
+    }
+
+    /// The row of key `j` of the sequence in k, and in everything that lies as k does.
+    pub fn key(&self, j: usize) -> usize {
+        self.first_key + j
+    }
+}
+
+/// The rows of results that one key head in one sequence writes.
+pub(crate) struct Written<'a, T, const Q: usize, const K: usize> {
+    /// Of results that lie as q does: those of each query head of the group.
+    pub by_query: Vec<[MatrixMut<'a, T>; Q]>,
+    /// Of results that lie as k does.
+    pub by_key: [MatrixMut<'a, T>; K],
+}
+
+/// What every key head of every sequence writes: by sequence, then by head. The results come as the
+/// rows of their heads in this order; `group` query heads share a key head.
+pub(crate) fn units<'a, T: 'a, S: Copy, const Q: usize, const K: usize>(
+    sequences: impl IntoIterator<Item = S>,
+    key_heads: usize,
+    group: usize,
+    mut by_query: [impl Iterator<Item = MatrixMut<'a, T>>; Q],
+    mut by_key: [impl Iterator<Item = MatrixMut<'a, T>>; K],
+) -> Vec<(S, usize, Written<'a, T, Q, K>)> {
+    let mut take_query = || by_query.each_mut().map(|rows| rows.next().expect("one per head"));
+    let mut take_key = || by_key.each_mut().map(|rows| rows.next().expect("one per head"));
+    let mut units = Vec::new();
+    for sequence in sequences {
+        for key_head in 0..key_heads {
+            let by_query = (0..group).map(|_| take_query()).collect();
+            units.push((sequence, key_head, Written { by_query, by_key: take_key() }));
+        }
+    }
+    units
+}
 
 /// The sequences, unless there is no row to compute. (A problem without rows may count batch
 /// elements without end.)
@@ -19,90 +72,90 @@ fn sequences(problem: &Scores) -> Vec<Sequence> {
     if problem.row_shape().contains(&0) { Vec::new() } else { problem.sequences() }
 }
 
-/// Calls `work` for every query head of every sequence, with its rows of the results: those that
-/// lie as q does are its own, those that lie as k does are shared by the query heads of the group
-/// and accumulate. Returns what `work` returns, sequence by sequence and head by head.
-pub(crate) fn each_head<T: Send, R: Send, const Q: usize, const K: usize>(
+/// Visits every query of every head and sequence, with its rows of the results: those that lie as q
+/// does are its own, those that lie as k does are shared by the query heads of the group and
+/// accumulate. `start` begins what `visit` gathers of one head in one sequence, query by query; they
+/// are returned sequence by sequence, head by head.
+pub(crate) fn each_query<T: Send, R: Send, const Q: usize, const K: usize>(
     problem: &Scores,
     by_query: [&mut Output<T>; Q],
     by_key: [&mut Output<T>; K],
-    work: impl Fn(&Sequence, usize, [MatrixMut<'_, T>; Q], &mut [MatrixMut<'_, T>; K]) -> R + Sync,
+    start: impl Fn(&Sequence, usize) -> R + Sync,
+    visit: impl Fn(&mut R, &Query<'_>, [&mut [T]; Q], &mut [MatrixMut<'_, T>; K]) + Sync,
 ) -> Vec<R> {
-    let group = problem.group();
+    let (key_heads, group) = (problem.extents.key_heads, problem.group());
     let sequences = sequences(problem);
     let rows: Vec<_> = sequences.iter().map(|s| (s.batch, s.query_start, s.queries)).collect();
     let cols: Vec<_> = sequences.iter().map(|s| (s.batch, s.key_start, s.keys)).collect();
-    let mut by_query = by_query.map(|output| output.split(&rows));
-    let mut by_key = by_key.map(|output| output.split(&cols));
-    let mut take_query = || by_query.each_mut().map(|rows| rows.next().expect("one per head"));
-    let mut take_key = || by_key.each_mut().map(|rows| rows.next().expect("one per head"));
-
-    let mut units = Vec::new();
-    for sequence in &sequences {
-        for key_head in 0..problem.extents.key_heads {
-            let queries: Vec<_> = (0..group).map(|_| take_query()).collect();
-            units.push((sequence, key_head * group, queries, take_key()));
-        }
-    }
-    let parts = map(units, |(sequence, first_head, queries, mut keys)| {
-        let heads = queries.into_iter().enumerate();
-        let parts = heads.map(|(h, queries)| work(sequence, first_head + h, queries, &mut keys));
-        parts.collect::<Vec<R>>()
+    let by_query = by_query.map(|output| output.split(&rows));
+    let by_key = by_key.map(|output| output.split(&cols));
+    let units = units(&sequences, key_heads, group, by_query, by_key);
+    let parts = map(units, |(sequence, key_head, Written { by_query, mut by_key })| {
+        let heads = (key_head * group..).zip(by_query).map(|(head, mut rows)| {
+            let mut gathered = start(sequence, head);
+            for i in 0..sequence.queries {
+                let query = Query::new(problem, sequence, head, i);
+                visit(&mut gathered, &query, rows.each_mut().map(|rows| rows.row(i)), &mut by_key);
+            }
+            gathered
+        });
+        heads.collect::<Vec<R>>()
     });
     parts.into_iter().flatten().collect()
 }
 
-/// As [`each_head`]; what `work` returns, the head's gradient of its sink, is summed over the
-/// sequences if the problem has sinks.
-pub(crate) fn for_each_head<T: Real, const Q: usize, const K: usize>(
+/// The gradient of an operand whose outermost axis is the query heads: the sum over the sequences of
+/// what each adds for a head, as [`each_query`] returns it.
+pub(crate) fn sum_by_head<T: Real, D: Dimension>(
+    name: &'static str,
+    shape: &[usize],
+    parts: impl IntoIterator<Item = impl AsRef<[T]>>,
+) -> Result<Array<T, D>, Error> {
+    let mut sums = Output::zeros(name, shape)?;
+    let (heads, width) = (shape[0], shape[1..].iter().product::<usize>());
+    for (part, head) in parts.into_iter().zip((0..heads).cycle()) {
+        let sums = sums.elements()[head * width..].iter_mut();
+        sums.zip(part.as_ref()).for_each(|(sum, &part)| *sum += part);
+    }
+    sums.finish()
+}
+
+/// [`sum_by_head`] of the gradients of the sinks, if the problem has them.
+pub(crate) fn sum_over_sinks<T: Real>(
     problem: &Scores,
-    by_query: [&mut Output<T>; Q],
-    by_key: [&mut Output<T>; K],
-    work: impl Fn(&Sequence, usize, [MatrixMut<'_, T>; Q], &mut [MatrixMut<'_, T>; K]) -> T + Sync,
+    parts: Vec<[T; 1]>,
 ) -> Result<Option<Array1<T>>, Error> {
-    let parts = each_head(problem, by_query, by_key, work);
-    if !problem.sinks {
-        return Ok(None);
-    }
-    let heads = problem.extents.query_heads;
-    let mut sinks = Output::zeros("gradient of sinks", &[heads])?;
-    for (part, h) in parts.into_iter().zip((0..heads).cycle()) {
-        sinks.elements()[h] += part;
-    }
-    sinks.finish().map(Some)
+    let sum = || sum_by_head("gradient of sinks", &[problem.extents.query_heads], parts);
+    problem.sinks.then(sum).transpose()
 }
 
 /// The gradient of the bias, (B9) and (D15), summed over the axes that the bias broadcasts:
-/// `add_row` adds what row `i` of one query head in one sequence contributes, key by key of the
-/// sequence. `W` is its workspace.
-pub(crate) fn bias_gradient<T: Real, W: Default>(
+/// `row` returns which keys a query adds to, and what.
+pub(crate) fn bias_gradient<T: Real>(
     name: &'static str,
     problem: &Scores,
-    add_row: impl Fn(&Sequence, usize, usize, &mut W, &mut [T]) + Sync,
+    row: impl Fn(&Query<'_>) -> (Vec<usize>, Vec<T>) + Sync,
 ) -> Result<Option<Array4<T>>, Error> {
     let Some(shape @ [batches, heads, rows, width]) = problem.bias_shape() else {
         return Ok(None);
     };
     let mut gradient = Output::zeros(name, &shape)?;
     let sequences = sequences(problem);
-    // The lines of a block share a workspace.
-    let blocks = gradient.elements().chunks_mut((LINES * width).max(1)).enumerate().collect();
-    map(blocks, |(block, elements): (usize, &mut [T])| {
-        let mut workspace = W::default();
-        for (line, elements) in elements.chunks_mut(width).enumerate() {
-            let line = block * LINES + line;
-            let (batch, head, row) = (line / rows / heads, line / rows % heads, line % rows);
-            for sequence in &sequences {
-                let own = batches == 1 || batch == sequence.batch;
-                let rows = sequence.query_start..sequence.query_start + sequence.queries;
-                if !own || !rows.contains(&row) {
-                    continue;
-                }
-                let i = row - sequence.query_start;
-                let seen = &mut elements[sequence.key_start..][..sequence.keys];
-                let every = 0..problem.extents.query_heads;
-                for head in if heads == 1 { every } else { head..head + 1 } {
-                    add_row(sequence, head, i, &mut workspace, seen);
+    let lines = gradient.elements().chunks_mut(width.max(1)).enumerate().collect();
+    map(lines, |(line, elements): (usize, &mut [T])| {
+        let (batch, head, at) = (line / rows / heads, line / rows % heads, line % rows);
+        for sequence in &sequences {
+            let own = batches == 1 || batch == sequence.batch;
+            let rows = sequence.query_start..sequence.query_start + sequence.queries;
+            if !own || !rows.contains(&at) {
+                continue;
+            }
+            let every = 0..problem.extents.query_heads;
+            for head in if heads == 1 { every } else { head..head + 1 } {
+                let i = at - sequence.query_start;
+                let (keys, adds) = row(&Query::new(problem, sequence, head, i));
+                for (j, add) in keys.into_iter().zip(adds) {
+                    elements[sequence.key_start + j] += add;
                 }
             }
         }

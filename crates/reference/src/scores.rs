@@ -11,167 +11,35 @@
 //! (B4)  ds_ij  = S'_ij dS_ij
 //! (B5)  dq_i   = σ Σ_j ds_ij k_j
 //! (B6)  dk_j   = σ Σ_i ds_ij q_i
-//! (D1)  u⁰_ij  = σ (ddq_i·k_j + q_i·ddk_j)
-//! (D2)  U_ij   = S'_ij u⁰_ij + ddbias_ij
-//! (D4)  u_i    = Σ_j P_ij U_ij + π_i ddsink
-//! (D9)  x_ij   = S'_ij X_ij + S''_ij u⁰_ij dS_ij
-//! (D10) gq_i   = σ Σ_j (x_ij k_j + ds_ij ddk_j)
-//! (D11) gk_j   = σ Σ_i (x_ij q_i + ds_ij ddq_i)
 //! ```
 //!
 //! A pair is visible if it lies in one sequence, the mask allows it and its score is not −∞. Only
 //! visible pairs are ever read: what a masked key holds cannot leak, be it NaN.
 
+use crate::heads::Query;
 use crate::scalar::Real;
-use crate::tensor::{Matrix, MatrixMut, Rows, add_scaled, dot};
-use etalon_problem::{DistanceBias, Error, Scores, Sequence};
+use crate::tensor::{MatrixMut, Rows, add_scaled, dot};
+use etalon_problem::{DistanceBias, Error, Scores};
 use ndarray::{ArrayView1, ArrayView2, ArrayView4, Axis};
 
 /// The operands that make the scores.
 pub(crate) struct ScoreOperands<'a, T: Real> {
     problem: &'a Scores,
-    q: Rows<'a, T>,
-    k: Rows<'a, T>,
-    sinks: Option<ArrayView1<'a, T>>,
-    bias: Option<ArrayView4<'a, T>>,
-}
-
-impl<'a, T: Real> ScoreOperands<'a, T> {
-    pub fn new(
-        problem: &'a Scores,
-        q: &'a ArrayView4<'_, T>,
-        k: &'a ArrayView4<'_, T>,
-        sinks: &'a Option<ArrayView1<'_, T>>,
-        bias: &'a Option<ArrayView4<'_, T>>,
-    ) -> Result<Self, Error> {
-        let (q, k) = (Rows::new("q", q.view())?, Rows::new("k", k.view())?);
-        let sinks = sinks.as_ref().map(|sinks| sinks.view());
-        let bias = bias.as_ref().map(|bias| bias.view());
-        Ok(ScoreOperands { problem, q, k, sinks, bias })
-    }
-
-    /// The scores of one query head in one sequence.
-    pub fn head<'b>(&'b self, sequence: &'b Sequence, head: usize) -> HeadScores<'b, T> {
-        let key_head = head / self.problem.group();
-        HeadScores {
-            problem: self.problem,
-            sequence,
-            head,
-            scale: T::from_f64(self.problem.scale()),
-            cap: self.problem.softcap.map(T::from_f64),
-            q: self.q.matrix(sequence.batch, head, sequence.query_start),
-            k: self.k.matrix(sequence.batch, key_head, sequence.key_start),
-            // A sink of −∞ weighs nothing: as if there were none.
-            sink: self
-                .sinks
-                .as_ref()
-                .map(|sinks| sinks[head])
-                .filter(|sink| sink.to_f64() != f64::NEG_INFINITY),
-            bias: Bias::ByPair(Plane::new(&self.bias, sequence, head)),
-        }
-    }
-}
-
-/// A direction in the space of q, k, sinks and bias: tangents, or cotangents of their gradients.
-/// What is absent is zero.
-pub(crate) struct Direction<'a, T: Real> {
-    ddq: Rows<'a, T>,
-    ddk: Rows<'a, T>,
-    ddsinks: Option<ArrayView1<'a, T>>,
-    ddbias: Option<ArrayView4<'a, T>>,
-}
-
-impl<'a, T: Real> Direction<'a, T> {
-    pub fn new(
-        problem: &Scores,
-        ddq: &'a Option<ArrayView4<'_, T>>,
-        ddk: &'a Option<ArrayView4<'_, T>>,
-        ddsinks: &'a Option<ArrayView1<'_, T>>,
-        ddbias: &'a Option<ArrayView4<'_, T>>,
-    ) -> Result<Self, Error> {
-        let dim = problem.extents.dim;
-        let ddq = Rows::or_zero("the direction of q", ddq, dim)?;
-        let ddk = Rows::or_zero("the direction of k", ddk, dim)?;
-        let ddsinks = ddsinks.as_ref().map(|sinks| sinks.view());
-        let ddbias = ddbias.as_ref().map(|bias| bias.view());
-        Ok(Direction { ddq, ddk, ddsinks, ddbias })
-    }
-
-    /// Its part in one query head of one sequence.
-    pub fn head(&self, scores: &HeadScores<'_, T>) -> HeadDirection<'_, T> {
-        let (sequence, head) = (scores.sequence, scores.head);
-        let key_head = head / scores.problem.group();
-        HeadDirection {
-            ddq: self.ddq.matrix(sequence.batch, head, sequence.query_start),
-            ddk: self.ddk.matrix(sequence.batch, key_head, sequence.key_start),
-            ddsink: self.ddsinks.as_ref().map_or(T::ZERO, |ddsinks| ddsinks[head]),
-            ddbias: Plane::new(&self.ddbias, sequence, head),
-        }
-    }
-}
-
-/// The part of a bias-shaped operand that one query head of one sequence sees; zero if absent.
-struct Plane<'a, T> {
-    head: Option<ArrayView2<'a, T>>,
-    query_start: usize,
-    key_start: usize,
-}
-
-impl<'a, T: Real> Plane<'a, T> {
-    fn new(tensor: &'a Option<ArrayView4<'_, T>>, sequence: &Sequence, head: usize) -> Self {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        let head = tensor.as_ref().map(|tensor| {
-            let batch = if tensor.dim().0 == 1 { 0 } else { batch };
-            let head = if tensor.dim().1 == 1 { 0 } else { head };
-            tensor.index_axis(Axis(0), batch).index_axis_move(Axis(0), head)
-        });
-        Plane { head, query_start, key_start }
-    }
-
-    fn at(&self, i: usize, j: usize) -> T {
-        let place = [self.query_start + i, self.key_start + j];
-        self.head.as_ref().map_or(T::ZERO, |head| head[place])
-    }
-}
-
-/// What the scores of one query head are raised by.
-enum Bias<'a, T> {
-    /// A number of each pair's own, or nothing: (F2).
-    ByPair(Plane<'a, T>),
-    /// A number for each distance in reach, `[W]`, and 0 beyond: (E2).
-    ByDistance(DistanceBias, ArrayView1<'a, T>),
-}
-
-impl<T: Real> Bias<'_, T> {
-    fn at(&self, sequence: &Sequence, i: usize, j: usize) -> T {
-        match self {
-            Bias::ByPair(plane) => plane.at(i, j),
-            Bias::ByDistance(reach, bias) => {
-                reach.distance(sequence, i, j).map_or(T::ZERO, |d| bias[d])
-            }
-        }
-    }
-}
-
-/// A direction in one query head of one sequence.
-pub(crate) struct HeadDirection<'a, T> {
-    pub ddq: Matrix<'a, T>,
-    pub ddk: Matrix<'a, T>,
-    pub ddsink: T,
-    ddbias: Plane<'a, T>,
-}
-
-/// The scores of one query head in one sequence.
-pub(crate) struct HeadScores<'a, T> {
-    problem: &'a Scores,
-    sequence: &'a Sequence,
-    head: usize,
-    scale: T,
+    /// σ
+    pub scale: T,
     cap: Option<T>,
-    q: Matrix<'a, T>,
-    k: Matrix<'a, T>,
-    sink: Option<T>,
+    pub q: Rows<'a, T>,
+    pub k: Rows<'a, T>,
+    sinks: Option<ArrayView1<'a, T>>,
     bias: Bias<'a, T>,
+}
+
+/// What the scores are raised by.
+pub(crate) enum Bias<'a, T> {
+    /// A number of each pair's own, or nothing: (F2).
+    ByPair(Option<ArrayView4<'a, T>>),
+    /// A number of each head for each distance in reach, `[Hq, W]`, and 0 beyond: (E2).
+    ByDistance(DistanceBias, ArrayView2<'a, T>),
 }
 
 /// A row of scores, over its visible keys alone: every vector holds one number for each of `keys`.
@@ -188,78 +56,116 @@ pub(crate) struct Row<T> {
     pub pi: Option<T>,
 }
 
-impl<T: Real> Default for Row<T> {
-    fn default() -> Self {
-        Row { keys: Vec::new(), s: Vec::new(), p: Vec::new(), lse: T::ZERO, pi: None }
+impl<T: Real> Row<T> {
+    /// The visible j, each with its P_ij.
+    pub fn weights(&self) -> impl Iterator<Item = (usize, T)> {
+        self.keys.iter().copied().zip(self.p.iter().copied())
     }
 }
 
-impl<'a, T: Real> HeadScores<'a, T> {
-    /// The same scores with a bias `[W]` by distance instead.
-    pub fn biased_by_distance(self, reach: DistanceBias, bias: ArrayView1<'a, T>) -> Self {
-        HeadScores { bias: Bias::ByDistance(reach, bias), ..self }
+/// What a query sees of a tensor that is shaped as the bias, by the keys of its sequence; zero if
+/// absent.
+pub(crate) fn bias_row<'a, T: Real>(
+    tensor: &'a Option<ArrayView4<'_, T>>,
+    query: &Query<'_>,
+) -> impl Fn(usize) -> T + use<'a, T> {
+    let &Query { sequence, head, i, .. } = query;
+    let row = tensor.as_ref().map(|tensor| {
+        let batch = if tensor.dim().0 == 1 { 0 } else { sequence.batch };
+        let head = if tensor.dim().1 == 1 { 0 } else { head };
+        let head = tensor.index_axis(Axis(0), batch).index_axis_move(Axis(0), head);
+        head.index_axis_move(Axis(0), sequence.query_start + i)
+    });
+    let first_key = sequence.key_start;
+    move |j| row.map_or(T::ZERO, |row| row[first_key + j])
+}
+
+impl<'a, T: Real> ScoreOperands<'a, T> {
+    pub fn new(
+        problem: &'a Scores,
+        q: &'a ArrayView4<'_, T>,
+        k: &'a ArrayView4<'_, T>,
+        sinks: &'a Option<ArrayView1<'_, T>>,
+        bias: Bias<'a, T>,
+    ) -> Result<Self, Error> {
+        let sinks = sinks.as_ref().map(|sinks| sinks.view());
+        let (scale, cap) = (T::from_f64(problem.scale()), problem.softcap.map(T::from_f64));
+        let (q, k) = (Rows::new("q", q.view())?, Rows::new("k", k.view())?);
+        Ok(ScoreOperands { problem, scale, cap, q, k, sinks, bias })
     }
 
-    /// Computes row `i`.
-    pub fn row(&self, i: usize, row: &mut Row<T>) {
-        self.visible_scores(i, row);
+    /// The row of a query.
+    pub fn row(&self, query: &Query<'_>) -> Row<T> {
+        let (keys, s, mut p) = match &self.bias {
+            Bias::ByPair(bias) => self.visible_scores(query, bias_row(bias, query)),
+            Bias::ByDistance(reach, bias) => self.visible_scores(query, |j| {
+                let distance = reach.distance(query.sequence, query.i, j);
+                distance.map_or(T::ZERO, |d| bias[[query.head, d]])
+            }),
+        };
+        // A sink of −∞ weighs nothing: as if there were none.
+        let sink = self.sinks.map(|sinks| sinks[query.head]);
+        let sink = sink.filter(|sink| sink.to_f64() != f64::NEG_INFINITY);
         // The maximum is subtracted as a constant: it cancels, so that it needs no derivative.
-        let logits = row.p.iter().chain(&self.sink).map(|logit| logit.to_f64());
+        let logits = p.iter().chain(&sink).map(|logit| logit.to_f64());
         let max =
             T::from_f64(logits.fold(f64::NEG_INFINITY, |max, x| if x > max { x } else { max }));
         let mut sum = T::ZERO;
-        for p in &mut row.p {
+        for p in &mut p {
             *p = (*p - max).exp();
             sum += *p;
         }
-        row.pi = self.sink.map(|sink| (sink - max).exp());
-        if let Some(pi) = row.pi {
+        let mut pi = sink.map(|sink| (sink - max).exp());
+        if let Some(pi) = pi {
             sum += pi;
         }
-        row.lse = if row.keys.is_empty() && row.pi.is_none() {
+        let lse = if keys.is_empty() && pi.is_none() {
             T::from_f64(f64::NEG_INFINITY)
         } else {
             max + sum.ln() // (F3)
         };
-        row.p.iter_mut().chain(&mut row.pi).for_each(|p| *p = *p / sum); // (F4)
+        p.iter_mut().chain(&mut pi).for_each(|p| *p = *p / sum); // (F4)
+        Row { keys, s, p, lse, pi }
     }
 
-    /// The visible keys of row `i`, with s in `row.s` and S in `row.p`.
-    fn visible_scores(&self, i: usize, row: &mut Row<T>) {
-        row.keys.clear();
-        row.s.clear();
-        row.p.clear();
-        for j in 0..self.sequence.keys {
-            if !self.problem.mask.allows(self.sequence, self.head, i, j) {
+    /// The visible keys of a query, with s and S.
+    fn visible_scores(
+        &self,
+        query: &Query<'_>,
+        bias: impl Fn(usize) -> T,
+    ) -> (Vec<usize>, Vec<T>, Vec<T>) {
+        let (mut keys, mut s, mut scores) = (Vec::new(), Vec::new(), Vec::new());
+        let q = self.q.row(query.row);
+        for j in 0..query.sequence.keys {
+            if !self.problem.mask.allows(query.sequence, query.head, query.i, j) {
                 continue;
             }
-            let s = self.scale * dot(self.q.row(i), self.k.row(j)); // (F1)
-            // (F2)
-            let score =
-                self.cap.map_or(s, |c| c * (s / c).tanh()) + self.bias.at(self.sequence, i, j);
+            let s_ij = self.scale * dot(q, self.k.row(query.key(j))); // (F1)
+            let score = self.cap.map_or(s_ij, |c| c * (s_ij / c).tanh()) + bias(j); // (F2)
             if score.to_f64() == f64::NEG_INFINITY {
                 continue;
             }
-            row.keys.push(j);
-            row.s.push(s);
-            row.p.push(score);
+            keys.push(j);
+            s.push(s_ij);
+            scores.push(score);
         }
+        (keys, s, scores)
     }
 
     /// S′
-    fn slope(&self, s: T) -> T {
+    pub fn slope(&self, s: T) -> T {
         self.cap.map_or(T::ONE, |c| (s / c).tanh_slope())
     }
 
     /// S″
-    fn curvature(&self, s: T) -> T {
+    pub fn curvature(&self, s: T) -> T {
         self.cap.map_or(T::ZERO, |c| T::from_f64(-2.0) * (s / c).tanh() * (s / c).tanh_slope() / c)
     }
 
-    /// From the dS of row `i` to its dq, and to what it adds to dk.
+    /// From the dS of a query to its dq, and to what it adds to dk.
     pub fn pull_back(
         &self,
-        i: usize,
+        query: &Query<'_>,
         row: &Row<T>,
         d_scores: &[T],
         dq: &mut [T],
@@ -267,77 +173,8 @@ impl<'a, T: Real> HeadScores<'a, T> {
     ) {
         for (t, &j) in row.keys.iter().enumerate() {
             let ds = self.slope(row.s[t]) * d_scores[t]; // (B4)
-            add_scaled(dq, self.scale * ds, self.k.row(j)); // (B5)
-            add_scaled(dk.row(j), self.scale * ds, self.q.row(i)); // (B6)
+            add_scaled(dq, self.scale * ds, self.k.row(query.key(j))); // (B5)
+            add_scaled(dk.row(j), self.scale * ds, self.q.row(query.row)); // (B6)
         }
     }
-
-    /// How the scores of row `i` move along a direction: u⁰ and U of every visible key, and u.
-    pub fn tangent(
-        &self,
-        i: usize,
-        row: &Row<T>,
-        direction: &HeadDirection<'_, T>,
-        motion: &mut Motion<T>,
-    ) {
-        motion.u0.clear();
-        motion.big_u.clear();
-        motion.u = row.pi.map_or(T::ZERO, |pi| pi * direction.ddsink);
-        for (t, &j) in row.keys.iter().enumerate() {
-            let u0 = self.scale
-                * (dot(direction.ddq.row(i), self.k.row(j))
-                    + dot(self.q.row(i), direction.ddk.row(j))); // (D1)
-            let big_u = self.slope(row.s[t]) * u0 + direction.ddbias.at(i, j); // (D2)
-            motion.u += row.p[t] * big_u; // (D4)
-            motion.u0.push(u0);
-            motion.big_u.push(big_u);
-        }
-    }
-
-    /// From the X and dS of row `i` to its gq, and to what it adds to gk.
-    pub fn pull_back_twice(
-        &self,
-        i: usize,
-        row: &Row<T>,
-        direction: &HeadDirection<'_, T>,
-        second: &Second<'_, T>,
-        gq: &mut [T],
-        gk: &mut MatrixMut<'_, T>,
-    ) {
-        for (t, &j) in row.keys.iter().enumerate() {
-            let (slope, d_score) = (self.slope(row.s[t]), second.d_scores[t]);
-            let ds = slope * d_score; // (B4)
-            let x = slope * second.x[t] + self.curvature(row.s[t]) * second.u0[t] * d_score; // (D9)
-            add_scaled(gq, self.scale * x, self.k.row(j)); // (D10)
-            add_scaled(gq, self.scale * ds, direction.ddk.row(j));
-            add_scaled(gk.row(j), self.scale * x, self.q.row(i)); // (D11)
-            add_scaled(gk.row(j), self.scale * ds, direction.ddq.row(i));
-        }
-    }
-}
-
-/// How a row of scores moves along a direction.
-pub(crate) struct Motion<T> {
-    /// u⁰_ij
-    pub u0: Vec<T>,
-    /// U_ij
-    pub big_u: Vec<T>,
-    /// u_i: how lse_i moves.
-    pub u: T,
-}
-
-impl<T: Real> Default for Motion<T> {
-    fn default() -> Self {
-        Motion { u0: Vec::new(), big_u: Vec::new(), u: T::ZERO }
-    }
-}
-
-/// What the second way back through a row of scores starts from.
-pub(crate) struct Second<'a, T> {
-    /// dS_ij
-    pub d_scores: &'a [T],
-    /// X_ij
-    pub x: &'a [T],
-    /// u⁰_ij
-    pub u0: &'a [T],
 }

@@ -2,84 +2,59 @@
 
 use crate::scalar::{Dual, Real};
 use etalon_problem::Error;
-use ndarray::{Array, ArrayView, ArrayView3, ArrayView4, Axis, Dimension, IxDyn};
+use ndarray::{Array, ArrayView, Dimension, IxDyn};
 use std::borrow::Cow;
 
-/// An operand `[batch, heads, rows, width]` in row-major order, or one that is zero everywhere.
+/// An operand as rows in the order of its arrays, or one that is zero everywhere.
 pub(crate) struct Rows<'a, T: Clone> {
     data: Cow<'a, [T]>,
-    heads: usize,
-    rows: usize,
     width: usize,
     /// From one row to the next: `width`, or 0 where a single row stands for all.
     stride: usize,
 }
 
 impl<'a, T: Real> Rows<'a, T> {
-    /// The operand itself where it lies in row-major order, else a copy of it.
-    pub fn new(name: &str, view: ArrayView4<'a, T>) -> Result<Self, Error> {
-        let (_, heads, rows, width) = view.dim();
-        let data = match view.to_slice() {
-            Some(slice) => Cow::Borrowed(slice),
-            None => {
-                let mut copy = reserve(&format!("a contiguous copy of `{name}`"), view.len())?;
-                copy.extend(view.iter().copied());
-                Cow::Owned(copy)
-            }
-        };
-        Ok(Rows { data, heads, rows, width, stride: width })
+    /// An operand whose last axis is a row.
+    pub fn new<D: Dimension>(name: &str, view: ArrayView<'a, T, D>) -> Result<Self, Error> {
+        let width = view.shape().last().copied().unwrap_or(1);
+        Ok(Rows { data: contiguous(name, view)?, width, stride: width })
     }
 
-    /// An operand that counts as zero where it is absent.
-    pub fn or_zero(
+    /// An operand with rows of `width` elements that counts as zero where it is absent.
+    pub fn or_zero<D: Dimension>(
         name: &str,
-        view: &'a Option<ArrayView4<'_, T>>,
+        view: &'a Option<ArrayView<'_, T, D>>,
         width: usize,
     ) -> Result<Self, Error> {
-        match view {
-            Some(view) => Rows::new(name, view.view()),
-            None => Rows::zero(width),
-        }
+        let (data, stride) = match view {
+            Some(view) => (contiguous(name, view.view())?, width),
+            None => (Cow::Owned(filled("a row of zeros", width, T::ZERO)?), 0),
+        };
+        Ok(Rows { data, width, stride })
     }
 
-    fn zero(width: usize) -> Result<Self, Error> {
-        let data = Cow::Owned(filled("a row of zeros", width, T::ZERO)?);
-        Ok(Rows { data, heads: 0, rows: 0, width, stride: 0 })
+    /// The row at a place in the arrays.
+    pub fn row(&self, place: usize) -> &[T] {
+        &self.data[place * self.stride..][..self.width]
     }
 
-    /// As [`Rows::or_zero`], for an operand with one number per query.
-    pub fn scalars(name: &str, view: &'a Option<ArrayView3<'_, T>>) -> Result<Self, Error> {
-        match view {
-            Some(view) => Rows::new(name, view.view().insert_axis(Axis(3))),
-            None => Rows::zero(1),
-        }
-    }
-
-    /// The rows of one head from `start` on.
-    pub fn matrix(&self, batch: usize, head: usize, start: usize) -> Matrix<'_, T> {
-        let first = ((batch * self.heads + head) * self.rows + start) * self.stride;
-        Matrix { data: &self.data[first..], width: self.width, stride: self.stride }
+    /// The number at a place of an operand with rows of one number.
+    pub fn scalar(&self, place: usize) -> T {
+        self.data[place * self.stride]
     }
 }
 
-/// The rows of one head in one sequence.
-#[derive(Clone, Copy)]
-pub(crate) struct Matrix<'a, T> {
-    data: &'a [T],
-    width: usize,
-    stride: usize,
-}
-
-impl<'a, T: Real> Matrix<'a, T> {
-    /// Row `i`.
-    pub fn row(&self, i: usize) -> &'a [T] {
-        &self.data[i * self.stride..][..self.width]
+/// The elements of an operand where they lie in row-major order, else a copy of them.
+pub(crate) fn contiguous<'a, T: Real, D: Dimension>(
+    name: &str,
+    view: ArrayView<'a, T, D>,
+) -> Result<Cow<'a, [T]>, Error> {
+    if let Some(slice) = view.to_slice() {
+        return Ok(Cow::Borrowed(slice));
     }
-
-    /// Row `i` of an operand with one number per row.
-    pub fn scalar(&self, i: usize) -> T {
-        self.data[i * self.stride]
-    }
+    let mut copy = reserve(&format!("a contiguous copy of `{name}`"), view.len())?;
+    copy.extend(view.iter().copied());
+    Ok(Cow::Owned(copy))
 }
 
 /// The rows of a result in one head of one sequence.
@@ -137,32 +112,30 @@ impl<T> Output<T> {
     ) -> impl Iterator<Item = MatrixMut<'_, T>> + use<'_, T> {
         let (heads, rows) = (self.shape[1], self.shape[2]);
         let width = self.shape.get(3).copied().unwrap_or(1);
-        let mut split: Vec<Vec<MatrixMut<'_, T>>> = Vec::new();
-        split.resize_with(stretches.len(), Vec::new);
-        let mut rest = self.data.as_mut_slice();
-        let (mut position, mut done) = (0, 0);
-        for batch in stretches.chunk_by(|a, b| a.0 == b.0) {
-            for head in 0..heads {
-                for (offset, &(element, start, length)) in batch.iter().enumerate() {
-                    let begin = (element * heads + head) * rows + start;
-                    let (_, tail) = rest.split_at_mut((begin - position) * width);
-                    let (data, tail) = tail.split_at_mut(length * width);
-                    split[done + offset].push(MatrixMut { data, width });
-                    (rest, position) = (tail, begin + length);
-                }
+        // What is left of every head of every batch element; rows may have no elements.
+        let mut rest: Vec<&mut [T]> = self.data.chunks_mut((rows * width).max(1)).collect();
+        rest.resize_with(stretches.last().map_or(0, |last| last.0 + 1) * heads, Default::default);
+        let mut split = Vec::new();
+        for &(element, start, length) in stretches {
+            for rest in &mut rest[element * heads..][..heads] {
+                let before = start * width - (rows * width - rest.len());
+                let _skipped = rest.split_off_mut(..before);
+                let data = rest.split_off_mut(..length * width).unwrap_or_default();
+                split.push(MatrixMut { data, width });
             }
-            done += batch.len();
         }
-        split.into_iter().flatten()
+        split.into_iter()
     }
 
     /// The finished result.
     pub fn finish<D: Dimension>(self) -> Result<Array<T, D>, Error> {
-        let Output { name, shape, data } = self;
-        let found = vec![data.len()];
-        Array::from_shape_vec(IxDyn(&shape), data)
-            .and_then(Array::into_dimensionality)
-            .map_err(|_| Error::Shape { operand: name.to_string(), expected: shape, found })
+        let (expected, found) = (self.shape.clone(), vec![self.data.len()]);
+        let shaped = Array::from_shape_vec(IxDyn(&self.shape), self.data);
+        shaped.and_then(Array::into_dimensionality).map_err(|_| Error::Shape {
+            operand: self.name.to_string(),
+            expected,
+            found,
+        })
     }
 }
 
@@ -207,7 +180,12 @@ pub(crate) fn tangent_of<T: Real, D: Dimension>(
     shaped(name, moved.raw_dim(), data)
 }
 
-fn shaped<T, D: Dimension>(name: &str, shape: D, data: Vec<T>) -> Result<Array<T, D>, Error> {
+/// The elements as a tensor of this shape.
+pub(crate) fn shaped<T, D: Dimension>(
+    name: &str,
+    shape: D,
+    data: Vec<T>,
+) -> Result<Array<T, D>, Error> {
     let (expected, found) = (shape.slice().to_vec(), vec![data.len()]);
     Array::from_shape_vec(shape, data).map_err(|_| Error::Shape {
         operand: name.to_string(),

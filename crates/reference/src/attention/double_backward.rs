@@ -19,14 +19,14 @@
 //! (D15) gbias_ij = X_ij                                  over the axes that the bias broadcasts
 //! ```
 
-use super::backward::{BackwardOperands, First, HeadCotangents};
-use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
-use crate::heads::{bias_gradient, for_each_head};
+use super::backward::{BackwardOperands, First};
+use super::jvp::{Direction, Motion};
+use super::{Cotangents, Inputs, SecondCotangents, SecondGradients, Tangents};
+use crate::heads::{Query, bias_gradient, each_query, sum_over_sinks};
 use crate::named::{Named, check};
 use crate::scalar::Real;
-use crate::scores::{Direction, HeadDirection, Motion, Second};
-use crate::tensor::{Matrix, MatrixMut, Output, Rows, add_scaled, dot};
-use etalon_problem::{Attention, Error, Pass, Sequence};
+use crate::tensor::{MatrixMut, Output, Rows, add_scaled, dot};
+use etalon_problem::{Attention, Error, Pass};
 
 /// The gradients of a loss of the gradients (and of the outputs) by everything they come from.
 pub fn double_backward<T: Real>(
@@ -36,48 +36,57 @@ pub fn double_backward<T: Real>(
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
     problem.check()?;
+    double_backward_any_width(problem, inputs, cotangents, second)
+}
+
+/// As [`double_backward`], also where values have no elements.
+pub(crate) fn double_backward_any_width<T: Real>(
+    problem: &Attention,
+    inputs: &Inputs<'_, T>,
+    cotangents: &Cotangents<'_, T>,
+    second: &SecondCotangents<'_, T>,
+) -> Result<SecondGradients<T>, Error> {
     let given = [inputs.shapes(), cotangents.shapes(), second.shapes()];
     check(&problem.table(Pass::DoubleBackward), &given)?;
-    let (scores, rows) = (&problem.scores, problem.scores.row_shape());
+    let scores = &problem.scores;
     let mut gq = Output::zeros("gq", &scores.q_shape())?;
     let mut gk = Output::zeros("gk", &scores.k_shape())?;
     let mut gv = Output::zeros("gv", &problem.v_shape())?;
     let mut gdout = Output::zeros("gdout", &problem.o_shape())?;
-    let mut gdlse = Output::zeros("gdlse", &rows)?;
-    let operands = SecondOperands::new(problem, inputs, cotangents, second)?;
-    let gsinks = for_each_head(
+    let mut gdlse = Output::zeros("gdlse", &scores.row_shape())?;
+    let SecondCotangents { ddq, ddk, ddv, ddsinks, ddbias, cot_o, cot_lse } = *second;
+    let direction = Tangents { tq: ddq, tk: ddk, tv: ddv, tsinks: ddsinks, tbias: ddbias };
+    let operands = SecondOperands {
+        backward: BackwardOperands::new(problem, inputs, cotangents)?,
+        direction: Direction::new(problem, &direction)?,
+        cot_o: Rows::or_zero("cot_o", &cot_o, problem.value_dim)?,
+        cot_lse: Rows::or_zero("cot_lse", &cot_lse, 1)?,
+    };
+    let gsinks = each_query(
         scores,
         [&mut gq, &mut gdout, &mut gdlse],
         [&mut gk, &mut gv],
-        |sequence, head, [mut gq, mut gdout, mut gdlse], [gk, gv]| {
-            let head = operands.head(sequence, head);
-            let mut second = SecondRow::default();
-            let mut gsink = T::ZERO;
-            for i in 0..sequence.queries {
-                head.row(i, &mut second);
-                head.pull_back(i, &second, gq.row(i), gk); // (D9)–(D11)
-                head.value_gradient(i, &second, gv); // (D12)
-                gdout.row(i).copy_from_slice(&second.gdout); // (D5)
-                gdlse.row(i)[0] = second.motion.u; // (D13)
-                gsink -= head.sink_part(&second); // (D14)
-            }
-            gsink
+        |_, _| [T::ZERO],
+        |[gsink], query, [gq, gdout, gdlse], [gk, gv]| {
+            let second = operands.row(query);
+            operands.pull_back(query, &second, gq, gk); // (D9)–(D11)
+            operands.add_value_gradient(query, &second, gv); // (D12)
+            gdout.copy_from_slice(&second.gdout); // (D5)
+            gdlse[0] = second.motion.u; // (D13)
+            *gsink -= operands.sink_part(query, &second); // (D14)
         },
-    )?;
-    let gbias =
-        bias_gradient("gbias", scores, |sequence, head, i, second: &mut SecondRow<T>, gbias| {
-            operands.head(sequence, head).row(i, second);
-            for (&j, &x) in second.first.row.keys.iter().zip(&second.x) {
-                gbias[j] += x; // (D15)
-            }
-        })?;
+    );
+    let gbias = bias_gradient("gbias", scores, |query| {
+        let second = operands.row(query);
+        (second.first.row.keys, second.x) // (D15)
+    })?;
     Ok(SecondGradients {
         gq: gq.finish()?,
         gk: gk.finish()?,
         gv: gv.finish()?,
         gdout: gdout.finish()?,
         gdlse: gdlse.finish()?,
-        gsinks,
+        gsinks: sum_over_sinks(scores, gsinks)?,
         gbias,
     })
 }
@@ -86,51 +95,8 @@ pub fn double_backward<T: Real>(
 struct SecondOperands<'a, T: Real> {
     backward: BackwardOperands<'a, T>,
     direction: Direction<'a, T>,
-    ddv: Rows<'a, T>,
     cot_o: Rows<'a, T>,
     cot_lse: Rows<'a, T>,
-    group: usize,
-}
-
-impl<'a, T: Real> SecondOperands<'a, T> {
-    fn new(
-        problem: &'a Attention,
-        inputs: &'a Inputs<'_, T>,
-        cotangents: &'a Cotangents<'_, T>,
-        second: &'a SecondCotangents<'_, T>,
-    ) -> Result<Self, Error> {
-        let SecondCotangents { ddq, ddk, ddv, ddsinks, ddbias, cot_o, cot_lse } = second;
-        Ok(SecondOperands {
-            backward: BackwardOperands::new(problem, inputs, cotangents)?,
-            direction: Direction::new(&problem.scores, ddq, ddk, ddsinks, ddbias)?,
-            ddv: Rows::or_zero("ddv", ddv, problem.value_dim)?,
-            cot_o: Rows::or_zero("cot_o", cot_o, problem.value_dim)?,
-            cot_lse: Rows::scalars("cot_lse", cot_lse)?,
-            group: problem.scores.group(),
-        })
-    }
-
-    /// What one query head sees in one sequence.
-    fn head<'b>(&'b self, sequence: &'b Sequence, head: usize) -> HeadSecond<'b, T> {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        let first = self.backward.head(sequence, head);
-        HeadSecond {
-            direction: self.direction.head(&first.values.scores),
-            first,
-            ddv: self.ddv.matrix(batch, head / self.group, key_start),
-            cot_o: self.cot_o.matrix(batch, head, query_start),
-            cot_lse: self.cot_lse.matrix(batch, head, query_start),
-        }
-    }
-}
-
-/// What one query head sees in one sequence.
-struct HeadSecond<'a, T> {
-    first: HeadCotangents<'a, T>,
-    direction: HeadDirection<'a, T>,
-    ddv: Matrix<'a, T>,
-    cot_o: Matrix<'a, T>,
-    cot_lse: Matrix<'a, T>,
 }
 
 /// A row of the second order; the vectors hold one number for each visible key, gdout one per
@@ -146,63 +112,71 @@ struct SecondRow<T> {
     x: Vec<T>,
 }
 
-impl<T: Real> Default for SecondRow<T> {
-    fn default() -> Self {
-        SecondRow {
-            first: First::default(),
-            motion: Motion::default(),
-            gdout: Vec::new(),
-            z: T::ZERO,
-            p_dot: Vec::new(),
-            x: Vec::new(),
+impl<T: Real> SecondOperands<'_, T> {
+    /// The row of a query.
+    fn row(&self, query: &Query<'_>) -> SecondRow<T> {
+        let (dout, cot_o) = (self.backward.dout.row(query.row), self.cot_o.row(query.row));
+        let forward = &self.backward.forward;
+        let first = self.backward.row(query);
+        let First { row, o, delta, dp, .. } = &first;
+        let motion = self.direction.motion(forward, query, row); // (D1), (D2), (D4)
+        let gdout = self.direction.of_output(forward, query, row, &motion, o); // (D5)
+        let mut z = -self.cot_lse.scalar(query.row);
+        // Without a visible key o is 0 whatever the operands are: dout_i and cot_o_i are not read.
+        if !row.keys.is_empty() {
+            z += dot(dout, &gdout) + dot(cot_o, o); // (D6)
         }
-    }
-}
-
-impl<T: Real> HeadSecond<'_, T> {
-    /// Computes row `i`.
-    fn row(&self, i: usize, second: &mut SecondRow<T>) {
-        let SecondRow { first, motion, gdout, z, p_dot, x } = second;
-        let (dout, cot_o, values) = (self.first.dout.row(i), self.cot_o.row(i), &self.first.values);
-        self.first.row(i, first);
-        let First { row, o, delta, dp, .. } = first;
-        values.scores.tangent(i, row, &self.direction, motion); // (D1), (D2), (D4)
-        gdout.clear();
-        gdout.resize(dout.len(), T::ZERO);
-        values.output_tangent(row, motion, &self.ddv, o, gdout); // (D5)
-        *z = -self.cot_lse.scalar(i);
-        p_dot.clear();
-        x.clear();
-        if row.keys.is_empty() {
-            return; // o is 0 whatever the operands are: dout_i and cot_o_i are not read
-        }
-        *z += dot(dout, gdout) + dot(cot_o, o); // (D6)
-        for (t, (&j, &p)) in row.keys.iter().zip(&row.p).enumerate() {
-            let t_ij = dot(dout, self.ddv.row(j)) + dot(cot_o, values.v.row(j)); // (D3)
+        let (mut p_dot, mut x) = (Vec::new(), Vec::new());
+        for (t, (j, p)) in row.weights().enumerate() {
+            let (v, ddv) = (forward.v.row(query.key(j)), self.direction.ddv.row(query.key(j)));
+            let t_ij = dot(dout, ddv) + dot(cot_o, v); // (D3)
             p_dot.push(p * (motion.big_u[t] - motion.u)); // (D7)
-            x.push(p_dot[t] * (dp[t] - *delta) + p * (t_ij - *z)); // (D8)
+            x.push(p_dot[t] * (dp[t] - *delta) + p * (t_ij - z)); // (D8)
         }
+        SecondRow { first, motion, gdout, z, p_dot, x }
     }
 
-    fn pull_back(&self, i: usize, second: &SecondRow<T>, gq: &mut [T], gk: &mut MatrixMut<'_, T>) {
-        let First { row, d_scores, .. } = &second.first;
-        let from = Second { d_scores, x: &second.x, u0: &second.motion.u0 };
-        self.first.values.scores.pull_back_twice(i, row, &self.direction, &from, gq, gk);
+    /// From the X and dS of a query to its gq, and to what it adds to gk.
+    fn pull_back(
+        &self,
+        query: &Query<'_>,
+        second: &SecondRow<T>,
+        gq: &mut [T],
+        gk: &mut MatrixMut<'_, T>,
+    ) {
+        let SecondRow { first: First { row, d_scores, .. }, motion, x, .. } = second;
+        let (scores, direction) = (&self.backward.forward.scores, &self.direction);
+        let (q, ddq) = (scores.q.row(query.row), direction.ddq.row(query.row));
+        for (t, &j) in row.keys.iter().enumerate() {
+            let (k, ddk) = (scores.k.row(query.key(j)), direction.ddk.row(query.key(j)));
+            let slope = scores.slope(row.s[t]);
+            let ds = slope * d_scores[t]; // (B4)
+            let bend = scores.curvature(row.s[t]) * motion.u0[t] * d_scores[t];
+            let x = slope * x[t] + bend; // (D9)
+            add_scaled(gq, scores.scale * x, k); // (D10)
+            add_scaled(gq, scores.scale * ds, ddk);
+            add_scaled(gk.row(j), scores.scale * x, q); // (D11)
+            add_scaled(gk.row(j), scores.scale * ds, ddq);
+        }
     }
 
     /// (D12), added to `gv`.
-    fn value_gradient(&self, i: usize, second: &SecondRow<T>, gv: &mut MatrixMut<'_, T>) {
-        let row = &second.first.row;
-        for (t, (&j, &p)) in row.keys.iter().zip(&row.p).enumerate() {
-            add_scaled(gv.row(j), second.p_dot[t], self.first.dout.row(i));
-            add_scaled(gv.row(j), p, self.cot_o.row(i));
+    fn add_value_gradient(
+        &self,
+        query: &Query<'_>,
+        second: &SecondRow<T>,
+        gv: &mut MatrixMut<'_, T>,
+    ) {
+        for (t, (j, p)) in second.first.row.weights().enumerate() {
+            add_scaled(gv.row(j), second.p_dot[t], self.backward.dout.row(query.row));
+            add_scaled(gv.row(j), p, self.cot_o.row(query.row));
         }
     }
 
     /// The term of (D14).
-    fn sink_part(&self, second: &SecondRow<T>) -> T {
+    fn sink_part(&self, query: &Query<'_>, second: &SecondRow<T>) -> T {
         let SecondRow { first, motion, z, .. } = second;
-        let moved = self.direction.ddsink - motion.u;
+        let moved = self.direction.ddsink(query) - motion.u;
         first.row.pi.map_or(T::ZERO, |pi| pi * (moved * first.delta + *z))
     }
 }

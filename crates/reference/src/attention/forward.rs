@@ -7,77 +7,65 @@
 //! ```
 
 use super::{Inputs, Output};
-use crate::heads::for_each_head;
+use crate::heads::{Query, each_query};
 use crate::named::{Named, check};
 use crate::scalar::Real;
-use crate::scores::{HeadScores, Row, ScoreOperands};
-use crate::tensor::{self, Matrix, Rows, add_scaled};
-use etalon_problem::{Attention, Error, Pass, Sequence};
+use crate::scores::{Bias, Row, ScoreOperands};
+use crate::tensor::{self, Rows, add_scaled};
+use etalon_problem::{Attention, Error, Pass};
 
 /// o and lse.
 pub fn forward<T: Real>(problem: &Attention, inputs: &Inputs<'_, T>) -> Result<Output<T>, Error> {
     problem.check()?;
+    forward_any_width(problem, inputs)
+}
+
+/// As [`forward`], also where values have no elements.
+pub(crate) fn forward_any_width<T: Real>(
+    problem: &Attention,
+    inputs: &Inputs<'_, T>,
+) -> Result<Output<T>, Error> {
     check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
     let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
     // A row of no sequence sees nothing.
     let unseen = T::from_f64(f64::NEG_INFINITY);
     let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;
-    let operands = ForwardOperands::new(problem, inputs)?;
-    for_each_head(
+    let operands = Operands::new(problem, inputs)?;
+    each_query(
         &problem.scores,
         [&mut o, &mut lse],
         [],
-        |sequence, head, [mut o, mut lse], []| {
-            let values = operands.head(sequence, head);
-            let mut row = Row::default();
-            for i in 0..sequence.queries {
-                values.scores.row(i, &mut row); // (F1)–(F4)
-                values.output(&row, o.row(i)); // (F5)
-                lse.row(i)[0] = row.lse;
-            }
-            T::ZERO
+        |_, _| (),
+        |(), query, [o, lse], []| {
+            let row = operands.scores.row(query); // (F1)–(F4)
+            o.copy_from_slice(&operands.output(query, &row)); // (F5)
+            lse[0] = row.lse;
         },
-    )?;
+    );
     Ok(Output { o: o.finish()?, lse: lse.finish()? })
 }
 
 /// The operands of the forward pass.
-pub(super) struct ForwardOperands<'a, T: Real> {
-    scores: ScoreOperands<'a, T>,
-    v: Rows<'a, T>,
-    group: usize,
+pub(super) struct Operands<'a, T: Real> {
+    pub scores: ScoreOperands<'a, T>,
+    pub v: Rows<'a, T>,
+    value_dim: usize,
 }
 
-impl<'a, T: Real> ForwardOperands<'a, T> {
+impl<'a, T: Real> Operands<'a, T> {
     pub fn new(problem: &'a Attention, inputs: &'a Inputs<'_, T>) -> Result<Self, Error> {
         let Inputs { q, k, v, sinks, bias } = inputs;
-        Ok(ForwardOperands {
-            scores: ScoreOperands::new(&problem.scores, q, k, sinks, bias)?,
-            v: Rows::new("v", v.view())?,
-            group: problem.scores.group(),
-        })
+        let bias = Bias::ByPair(bias.as_ref().map(|bias| bias.view()));
+        let scores = ScoreOperands::new(&problem.scores, q, k, sinks, bias)?;
+        Ok(Operands { scores, v: Rows::new("v", v.view())?, value_dim: problem.value_dim })
     }
 
-    /// What one query head sees in one sequence.
-    pub fn head<'b>(&'b self, sequence: &'b Sequence, head: usize) -> HeadValues<'b, T> {
-        HeadValues {
-            scores: self.scores.head(sequence, head),
-            v: self.v.matrix(sequence.batch, head / self.group, sequence.key_start),
+    /// (F5)
+    pub fn output(&self, query: &Query<'_>, row: &Row<T>) -> Vec<T> {
+        let mut o = vec![T::ZERO; self.value_dim];
+        for (j, p) in row.weights() {
+            add_scaled(&mut o, p, self.v.row(query.key(j)));
         }
-    }
-}
-
-/// What one query head sees in one sequence.
-pub(super) struct HeadValues<'a, T> {
-    pub scores: HeadScores<'a, T>,
-    pub v: Matrix<'a, T>,
-}
-
-impl<T: Real> HeadValues<'_, T> {
-    /// (F5), added to `o`.
-    pub fn output(&self, row: &Row<T>, o: &mut [T]) {
-        for (&j, &p) in row.keys.iter().zip(&row.p) {
-            add_scaled(o, p, self.v.row(j));
-        }
+        o
     }
 }

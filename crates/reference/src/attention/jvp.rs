@@ -1,18 +1,22 @@
-//! With P and o of the forward pass, and tq for ddq and so on in (D1)–(D4):
+//! With P and o of the forward pass, and tq for ddq and so on:
 //!
 //! ```text
+//! (D1)  u⁰_ij  = σ (ddq_i·k_j + q_i·ddk_j)
+//! (D2)  U_ij   = S'_ij u⁰_ij + ddbias_ij
+//! (D4)  u_i    = Σ_j P_ij U_ij + π_i ddsink
 //! (J1)  to_i   = Σ_j P_ij (U_ij v_j + tv_j) − u_i o_i        which is (D5)
 //! (J2)  tlse_i = u_i
 //! ```
 
-use super::forward::{ForwardOperands, HeadValues};
+use super::forward::Operands;
 use super::{Inputs, OutputTangents, Tangents};
-use crate::heads::for_each_head;
+use crate::heads::{Query, each_query};
 use crate::named::{Named, check};
 use crate::scalar::Real;
-use crate::scores::{Direction, Motion, Row};
-use crate::tensor::{Matrix, Output, Rows, add_scaled};
+use crate::scores::{Row, bias_row};
+use crate::tensor::{Output, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
+use ndarray::{ArrayView1, ArrayView4};
 
 /// How o and lse move when the inputs move along the tangents.
 pub fn jvp<T: Real>(
@@ -20,55 +24,109 @@ pub fn jvp<T: Real>(
     inputs: &Inputs<'_, T>,
     tangents: &Tangents<'_, T>,
 ) -> Result<OutputTangents<T>, Error> {
-    let Tangents { tq, tk, tv, tsinks, tbias } = tangents;
     problem.check()?;
+    jvp_any_width(problem, inputs, tangents)
+}
+
+/// As [`jvp`], also where values have no elements.
+pub(crate) fn jvp_any_width<T: Real>(
+    problem: &Attention,
+    inputs: &Inputs<'_, T>,
+    tangents: &Tangents<'_, T>,
+) -> Result<OutputTangents<T>, Error> {
     check(&problem.table(Pass::Jvp), &[inputs.shapes(), tangents.shapes()])?;
     let mut to = Output::zeros("to", &problem.o_shape())?;
     let mut tlse = Output::zeros("tlse", &problem.scores.row_shape())?;
-    let operands = ForwardOperands::new(problem, inputs)?;
-    let direction = Direction::new(&problem.scores, tq, tk, tsinks, tbias)?;
-    let tv = Rows::or_zero("tv", tv, problem.value_dim)?;
-    for_each_head(
+    let operands = Operands::new(problem, inputs)?;
+    let direction = Direction::new(problem, tangents)?;
+    each_query(
         &problem.scores,
         [&mut to, &mut tlse],
         [],
-        |sequence, head, [mut to, mut tlse], []| {
-            let values = operands.head(sequence, head);
-            let tangents = direction.head(&values.scores);
-            let tv = tv.matrix(sequence.batch, head / problem.scores.group(), sequence.key_start);
-            let (mut row, mut motion) = (Row::default(), Motion::default());
-            let mut o = vec![T::ZERO; problem.value_dim];
-            for i in 0..sequence.queries {
-                values.scores.row(i, &mut row);
-                o.fill(T::ZERO);
-                values.output(&row, &mut o);
-                values.scores.tangent(i, &row, &tangents, &mut motion);
-                values.output_tangent(&row, &motion, &tv, &o, to.row(i)); // (J1)
-                tlse.row(i)[0] = motion.u; // (J2)
-            }
-            T::ZERO
+        |_, _| (),
+        |(), query, [to, tlse], []| {
+            let row = operands.scores.row(query);
+            let motion = direction.motion(&operands, query, &row); // (D1), (D2), (D4)
+            let o = operands.output(query, &row);
+            to.copy_from_slice(&direction.of_output(&operands, query, &row, &motion, &o)); // (J1)
+            tlse[0] = motion.u; // (J2)
         },
-    )?;
+    );
     Ok(OutputTangents { to: to.finish()?, tlse: tlse.finish()? })
 }
 
-impl<T: Real> HeadValues<'_, T> {
-    /// (D5), added to `to`: how o moves when the scores move by U and v by `tv`.
-    pub(super) fn output_tangent(
+/// A direction in which the inputs move: tangents, or cotangents of their gradients. What is absent
+/// stands still.
+pub(super) struct Direction<'a, T: Real> {
+    pub ddq: Rows<'a, T>,
+    pub ddk: Rows<'a, T>,
+    pub ddv: Rows<'a, T>,
+    ddsinks: Option<ArrayView1<'a, T>>,
+    ddbias: Option<ArrayView4<'a, T>>,
+}
+
+/// How a row of scores moves along a direction.
+pub(super) struct Motion<T> {
+    /// u⁰_ij
+    pub u0: Vec<T>,
+    /// U_ij
+    pub big_u: Vec<T>,
+    /// u_i: how lse_i moves.
+    pub u: T,
+}
+
+impl<'a, T: Real> Direction<'a, T> {
+    pub fn new(problem: &Attention, tangents: &'a Tangents<'_, T>) -> Result<Self, Error> {
+        let Tangents { tq, tk, tv, tsinks, tbias } = tangents;
+        let dim = problem.scores.extents.dim;
+        Ok(Direction {
+            ddq: Rows::or_zero("the direction of q", tq, dim)?,
+            ddk: Rows::or_zero("the direction of k", tk, dim)?,
+            ddv: Rows::or_zero("the direction of v", tv, problem.value_dim)?,
+            ddsinks: tsinks.as_ref().map(|tsinks| tsinks.view()),
+            ddbias: tbias.as_ref().map(|tbias| tbias.view()),
+        })
+    }
+
+    /// Its part in the sink that a query sees.
+    pub fn ddsink(&self, query: &Query<'_>) -> T {
+        self.ddsinks.map_or(T::ZERO, |ddsinks| ddsinks[query.head])
+    }
+
+    /// How the scores of a query move.
+    pub fn motion(&self, forward: &Operands<'_, T>, query: &Query<'_>, row: &Row<T>) -> Motion<T> {
+        let scores = &forward.scores;
+        let (q, ddq) = (scores.q.row(query.row), self.ddq.row(query.row));
+        let ddbias = bias_row(&self.ddbias, query);
+        let (mut u0, mut big_u) = (Vec::new(), Vec::new());
+        let mut u = row.pi.map_or(T::ZERO, |pi| pi * self.ddsink(query));
+        for (t, (j, p)) in row.weights().enumerate() {
+            let (k, ddk) = (scores.k.row(query.key(j)), self.ddk.row(query.key(j)));
+            u0.push(scores.scale * (dot(ddq, k) + dot(q, ddk))); // (D1)
+            big_u.push(scores.slope(row.s[t]) * u0[t] + ddbias(j)); // (D2)
+            u += p * big_u[t]; // (D4)
+        }
+        Motion { u0, big_u, u }
+    }
+
+    /// (D5): how o moves.
+    pub fn of_output(
         &self,
+        forward: &Operands<'_, T>,
+        query: &Query<'_>,
         row: &Row<T>,
         motion: &Motion<T>,
-        tv: &Matrix<'_, T>,
         o: &[T],
-        to: &mut [T],
-    ) {
+    ) -> Vec<T> {
+        let mut to = vec![T::ZERO; o.len()];
         if row.keys.is_empty() {
-            return; // o stays 0
+            return to; // o stays 0
         }
-        for (t, (&j, &p)) in row.keys.iter().zip(&row.p).enumerate() {
-            add_scaled(to, p * motion.big_u[t], self.v.row(j));
-            add_scaled(to, p, tv.row(j));
+        for ((j, p), &big_u) in row.weights().zip(&motion.big_u) {
+            add_scaled(&mut to, p * big_u, forward.v.row(query.key(j)));
+            add_scaled(&mut to, p, self.ddv.row(query.key(j)));
         }
-        add_scaled(to, -motion.u, o);
+        add_scaled(&mut to, -motion.u, o);
+        to
     }
 }

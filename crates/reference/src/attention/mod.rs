@@ -41,3 +41,8 @@ pub use etalon_problem::attention::{
 pub use evaluate::evaluate;
 pub use forward::forward;
 pub use jvp::jvp;
+
+pub(crate) use backward::backward_any_width;
+pub(crate) use double_backward::double_backward_any_width;
+pub(crate) use forward::forward_any_width;
+pub(crate) use jvp::jvp_any_width;

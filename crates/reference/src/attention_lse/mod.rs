@@ -26,29 +26,12 @@
 #![doc = include_str!("../../../../docs/attention_lse.md")]
 #![doc = include_str!("../../../../docs/assets/katex.html")]
 
-mod backward;
-mod double_backward;
 mod evaluate;
-mod forward;
-mod jvp;
+mod passes;
 
-pub use backward::backward;
-pub use double_backward::double_backward;
 pub use etalon_problem::attention_lse::{
     Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
     Tangents,
 };
 pub use evaluate::evaluate;
-pub use forward::forward;
-pub use jvp::jvp;
-
-use crate::scalar::Real;
-use crate::scores::ScoreOperands;
-use etalon_problem::{AttentionLse, Error};
-
-fn score_operands<'a, T: Real>(
-    problem: &'a AttentionLse,
-    inputs: &'a Inputs<'_, T>,
-) -> Result<ScoreOperands<'a, T>, Error> {
-    ScoreOperands::new(&problem.scores, &inputs.q, &inputs.k, &inputs.sinks, &inputs.bias)
-}
+pub use passes::{backward, double_backward, forward, jvp};

@@ -2,12 +2,12 @@
 
 use super::Inputs;
 use super::row::{Operands, Row};
-use crate::heads::each_head;
-use crate::named::{Named, check};
+use crate::heads::{Query, each_query};
 use crate::scalar::Real;
 use crate::tensor::Output;
-use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};
-use ndarray::Array4;
+use etalon_problem::{Blocking, Error, LazyAttention, Sequence};
+use ndarray::{Array4, Ix4};
+use std::collections::BTreeMap;
 
 /// A visible pair, by its places in the arrays, and what decides whether it is active.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -32,21 +32,21 @@ pub fn active_pairs<T: Real>(
     problem: &LazyAttention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Array4<bool>, Error> {
-    problem.check()?;
-    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
+    let operands = Operands::checked(problem, inputs)?;
     let [batch, heads, queries] = problem.scores.row_shape();
     let shape = [batch, heads, queries, problem.scores.extents.keys];
     let mut pairs = Output::new("activity", &shape, false)?;
-    let operands = Operands::new(problem, inputs, None)?;
-    each_head(&problem.scores, [&mut pairs], [], |sequence, head, [mut pairs], []| {
-        let (head, mut row) = (operands.head(sequence, head), Row::default());
-        for i in 0..sequence.queries {
-            head.row(i, &mut row);
-            for (_, j) in row.active_keys() {
-                pairs.row(i)[sequence.key_start + j] = true;
+    each_query(
+        &problem.scores,
+        [&mut pairs],
+        [],
+        |_, _| (),
+        |(), query, [pairs], []| {
+            for (_, j) in operands.row(query).active_keys() {
+                pairs[query.sequence.key_start + j] = true;
             }
-        }
-    });
+        },
+    );
     pairs.finish()
 }
 
@@ -57,100 +57,33 @@ pub fn activity<T: Real>(
     inputs: &Inputs<'_, T>,
     tile: Blocking,
 ) -> Result<Array4<bool>, Error> {
-    problem.check()?;
-    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
-    let mut tiles = TileMap::new(problem, tile)?;
-    let operands = Operands::new(problem, inputs, None)?;
-    let start = |sequence: &Sequence, head| TilesOfHead::new(tile, sequence, head);
-    let parts = operands.walk(start, |tiles, i, row| tiles.add(i, row));
-    parts.iter().for_each(|part| tiles.add(part));
-    tiles.active()
+    let operands = Operands::checked(problem, inputs)?;
+    tile.check()?;
+    let [batch, heads, queries] = problem.scores.row_shape();
+    let keys = problem.scores.extents.keys;
+    let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
+    let mut map = Output::new("activity", &shape, false)?.finish::<Ix4>()?;
+    let parts = operands
+        .each_row(|_, _| Tiles::new(), |tiles, query, row| add_row(tiles, tile, query, row));
+    for (at, active) in parts.into_iter().flatten() {
+        map[at] |= active;
+    }
+    Ok(map)
 }
 
-/// What is known of a tile.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Tile {
-    /// It has no visible pair.
-    Unseen,
-    /// It has a visible pair, and none that is active.
-    Idle,
-    /// It has an active pair.
-    Active,
-}
+/// Every tile with a visible pair, by its place in the array that [`activity`] returns, and whether
+/// it holds an active one.
+pub(super) type Tiles = BTreeMap<[usize; 4], bool>;
 
-/// The tiles of a problem.
-pub(super) struct TileMap {
-    shape: [usize; 4],
-    tiles: Output<Tile>,
-}
-
-impl TileMap {
-    pub fn new(problem: &LazyAttention, tile: Blocking) -> Result<Self, Error> {
-        tile.check()?;
-        let [batch, heads, queries] = problem.scores.row_shape();
-        let keys = problem.scores.extents.keys;
-        let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
-        Ok(TileMap { shape, tiles: Output::new("tile activity", &shape, Tile::Unseen)? })
-    }
-
-    pub fn add(&mut self, part: &TilesOfHead) {
-        let [_, heads, rows, cols] = self.shape;
-        for &(row, col, found) in &part.seen {
-            let at = ((part.batch * heads + part.head) * rows + row) * cols + col;
-            let tile = &mut self.tiles.elements()[at];
-            *tile = found.max(*tile);
-        }
-    }
-
-    /// How many tiles have an active pair, and how many a visible one.
-    pub fn count(&mut self) -> (usize, usize) {
-        let tiles = self.tiles.elements();
-        let count = |least| tiles.iter().filter(|&&tile| tile >= least).count();
-        (count(Tile::Active), count(Tile::Idle))
-    }
-
-    fn active(mut self) -> Result<Array4<bool>, Error> {
-        let mut active = Output::new("activity", &self.shape, false)?;
-        let tiles = active.elements().iter_mut().zip(self.tiles.elements());
-        tiles.for_each(|(active, tile)| *active = *tile == Tile::Active);
-        active.finish()
-    }
-}
-
-/// The tiles that one query head sees in one sequence.
-pub(super) struct TilesOfHead {
-    tile: Blocking,
-    batch: usize,
-    head: usize,
-    query_start: usize,
-    key_start: usize,
-    /// Row and column of each tile with a visible pair, and what it is; ascending.
-    seen: Vec<(usize, usize, Tile)>,
-    /// Where the present row of tiles begins in `seen`.
-    row_start: usize,
-}
-
-impl TilesOfHead {
-    pub fn new(tile: Blocking, sequence: &Sequence, head: usize) -> Self {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        TilesOfHead { tile, batch, head, query_start, key_start, seen: Vec::new(), row_start: 0 }
-    }
-
-    /// Adds row `i`; rows come in their order.
-    pub fn add<T: Real>(&mut self, i: usize, row: &Row<T>) {
-        let tile_row = (self.query_start + i) / self.tile.queries;
-        if self.seen.last().is_some_and(|last| last.0 != tile_row) {
-            self.row_start = self.seen.len();
-        }
-        for (&j, &active) in row.softmax.keys.iter().zip(&row.active) {
-            let tile_col = (self.key_start + j) / self.tile.keys;
-            let found = if active { Tile::Active } else { Tile::Idle };
-            let present = &mut self.seen[self.row_start..];
-            match present.binary_search_by_key(&tile_col, |tile| tile.1) {
-                Ok(at) => present[at].2 = found.max(present[at].2),
-                Err(at) => self.seen.insert(self.row_start + at, (tile_row, tile_col, found)),
-            }
-        }
+/// Adds the row of a query to the tiles.
+pub(super) fn add_row<T: Real>(tiles: &mut Tiles, tile: Blocking, query: &Query<'_>, row: &Row<T>) {
+    let &Sequence { batch, query_start, key_start, .. } = query.sequence;
+    let tile_row = (query_start + query.i) / tile.queries;
+    let column = |&j: &usize| (key_start + j) / tile.keys;
+    let mut active = row.active.iter();
+    for keys in row.softmax.keys.chunk_by(|a, b| column(a) == column(b)) {
+        let any = active.by_ref().take(keys.len()).fold(false, |any, &active| any | active);
+        *tiles.entry([batch, query.head, tile_row, column(&keys[0])]).or_default() |= any;
     }
 }
 
@@ -164,25 +97,26 @@ pub fn ambiguous<T: Real>(
     inputs: &Inputs<'_, T>,
     bound: impl Fn(&Pair<T>) -> T + Sync,
 ) -> Result<Vec<Pair<T>>, Error> {
-    problem.check()?;
-    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
-    let operands = Operands::new(problem, inputs, None)?;
-    let start = |sequence: &Sequence, head| (*sequence, head, Vec::new());
-    let parts = operands.walk(start, |(sequence, head, pairs), i, row| {
-        for (&j, &weight) in row.softmax.keys.iter().zip(&row.softmax.p) {
-            let pair = Pair {
-                batch: sequence.batch,
-                head: *head,
-                query: sequence.query_start + i,
-                key: sequence.key_start + j,
-                weight,
-                offset: row.offset,
-            };
-            let (raised, bound) = (weight + row.offset, bound(&pair));
-            if !(raised > bound || raised < -bound) {
-                pairs.push(pair);
+    let operands = Operands::checked(problem, inputs)?;
+    let parts = operands.each_row(
+        |_, _| Vec::new(),
+        |pairs, query, row| {
+            for (j, weight) in row.softmax.weights() {
+                let sequence = query.sequence;
+                let pair = Pair {
+                    batch: sequence.batch,
+                    head: query.head,
+                    query: sequence.query_start + query.i,
+                    key: sequence.key_start + j,
+                    weight,
+                    offset: row.offset,
+                };
+                let (raised, bound) = (weight + row.offset, bound(&pair));
+                if !(raised > bound || raised < -bound) {
+                    pairs.push(pair);
+                }
             }
-        }
-    });
-    Ok(parts.into_iter().flat_map(|(_, _, pairs)| pairs).collect())
+        },
+    );
+    Ok(parts.into_iter().flatten().collect())
 }

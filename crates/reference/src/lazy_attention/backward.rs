@@ -14,12 +14,12 @@
 //! A pair that is not active reads neither its value nor, by itself, dout: a value that nothing
 //! attends to may hold anything.
 
-use super::row::{Head, Operands, Row};
+use super::row::{Operands, Row};
 use super::{Cotangents, Gradients, Inputs};
-use crate::heads::each_head;
+use crate::heads::{Query, each_query, sum_by_head};
 use crate::named::{Named, check};
 use crate::scalar::Real;
-use crate::tensor::{Matrix, Output, Rows, add_scaled, dot};
+use crate::tensor::{Output, Rows, add_scaled, dot};
 use etalon_problem::{DistanceBias, Error, LazyAttention, Pass, Sequence};
 use ndarray::ArrayView4;
 
@@ -63,43 +63,28 @@ fn gradients<T: Real>(
     let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
     let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
     let mut dv = Output::zeros("dv", &problem.v_shape())?;
-    let shape = problem.bias_shape();
-    let mut dbias = shape.map(|shape| Output::zeros("dbias", &shape)).transpose()?;
-    let mut dtau = Output::zeros("dtau", &[problem.scores.extents.query_heads])?;
     let operands = BackwardOperands::new(problem, inputs, cotangents, activity)?;
-    let parts = each_head(
+    let parts = each_query(
         &problem.scores,
         [&mut dq],
         [&mut dk, &mut dv],
-        |sequence, h, [mut dq], [dk, dv]| {
-            let (head, mut first) = (operands.head(sequence, h), First::default());
-            let mut part = HeadPart::new(problem.bias, sequence);
-            for i in 0..sequence.queries {
-                head.row(i, &mut first); // (E7)–(E9)
-                let First { row, d_scores, .. } = &first;
-                head.values.scores.pull_back(i, &row.softmax, d_scores, dq.row(i), dk); // (E10), (E11)
-                for (t, j) in row.active_keys() {
-                    add_scaled(dv.row(j), row.e[t], head.dout.row(i)); // (E12)
-                }
-                part.add(sequence, i, &first);
+        |sequence, _| HeadPart::new(problem.bias, sequence),
+        |part, query, [dq], [dk, dv]| {
+            let first = operands.row(query); // (E7)–(E9)
+            let First { row, d_scores, .. } = &first;
+            operands.forward.scores.pull_back(query, &row.softmax, d_scores, dq, dk); // (E10), (E11)
+            for (t, j) in row.active_keys() {
+                add_scaled(dv.row(j), row.e[t], operands.dout.row(query.row)); // (E12)
             }
-            part
+            part.add(query, &first);
         },
     );
-    for (part, h) in parts.into_iter().zip((0..problem.scores.extents.query_heads).cycle()) {
-        dtau.elements()[h] += part.dtau;
-        if let (Some(dbias), Some(reach)) = (&mut dbias, problem.bias) {
-            let row = &mut dbias.elements()[h * reach.width..];
-            row.iter_mut().zip(part.dbias).for_each(|(sum, part)| *sum += part);
-        }
-    }
-    Ok(Gradients {
-        dq: dq.finish()?,
-        dk: dk.finish()?,
-        dv: dv.finish()?,
-        dbias: dbias.map(Output::finish).transpose()?,
-        dtau: dtau.finish()?,
-    })
+    let dtau = parts.iter().map(|part| [part.dtau]);
+    let dtau = sum_by_head("dtau", &[problem.scores.extents.query_heads], dtau)?;
+    let dbias =
+        |shape: [usize; 2]| sum_by_head("dbias", &shape, parts.iter().map(|part| &part.dbias));
+    let dbias = problem.bias_shape().map(dbias).transpose()?;
+    Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dv: dv.finish()?, dbias, dtau })
 }
 
 /// What one sequence adds to the gradients that a head's sequences share.
@@ -117,11 +102,11 @@ impl<T: Real> HeadPart<T> {
         HeadPart { reach, dbias: vec![T::ZERO; distances], dtau: T::ZERO }
     }
 
-    fn add(&mut self, sequence: &Sequence, i: usize, first: &First<T>) {
+    fn add(&mut self, query: &Query<'_>, first: &First<T>) {
         self.dtau += first.t; // (E14)
         let Some(reach) = self.reach else { return };
         for (&j, &d_score) in first.row.softmax.keys.iter().zip(&first.d_scores) {
-            if let Some(d) = reach.distance(sequence, i, j) {
+            if let Some(d) = reach.distance(query.sequence, query.i, j) {
                 self.dbias[d] += d_score; // (E13)
             }
         }
@@ -135,6 +120,15 @@ struct BackwardOperands<'a, T: Real> {
     dlse: Rows<'a, T>,
 }
 
+/// A row of the first order.
+struct First<T> {
+    row: Row<T>,
+    /// (1/n_i) Σ_j a_ij g_ij
+    t: T,
+    /// dS_ij of each visible key.
+    d_scores: Vec<T>,
+}
+
 impl<'a, T: Real> BackwardOperands<'a, T> {
     fn new(
         problem: &'a LazyAttention,
@@ -145,63 +139,24 @@ impl<'a, T: Real> BackwardOperands<'a, T> {
         Ok(BackwardOperands {
             forward: Operands::new(problem, inputs, activity)?,
             dout: Rows::new("dout", cotangents.dout.view())?,
-            dlse: Rows::scalars("dlse", &cotangents.dlse)?,
+            dlse: Rows::or_zero("dlse", &cotangents.dlse, 1)?,
         })
     }
 
-    /// What one query head sees in one sequence.
-    fn head<'b>(&'b self, sequence: &'b Sequence, head: usize) -> HeadCotangents<'b, T> {
-        let &Sequence { batch, query_start, .. } = sequence;
-        HeadCotangents {
-            values: self.forward.head(sequence, head),
-            dout: self.dout.matrix(batch, head, query_start),
-            dlse: self.dlse.matrix(batch, head, query_start),
-        }
-    }
-}
-
-/// What one query head sees in one sequence.
-struct HeadCotangents<'a, T> {
-    values: Head<'a, T>,
-    dout: Matrix<'a, T>,
-    dlse: Matrix<'a, T>,
-}
-
-/// A row of the first order; the vectors hold one number for each visible key.
-struct First<T> {
-    row: Row<T>,
-    /// a_ij g_ij
-    g: Vec<T>,
-    /// (1/n_i) Σ_j a_ij g_ij
-    t: T,
-    /// dS_ij
-    d_scores: Vec<T>,
-}
-
-impl<T: Real> Default for First<T> {
-    fn default() -> Self {
-        First { row: Row::default(), g: Vec::new(), t: T::ZERO, d_scores: Vec::new() }
-    }
-}
-
-impl<T: Real> HeadCotangents<'_, T> {
-    /// Computes row `i`.
-    fn row(&self, i: usize, first: &mut First<T>) {
-        let First { row, g, t: t_i, d_scores } = first;
-        self.values.row(i, row);
-        let keys = row.softmax.keys.len();
-        g.clear();
-        g.resize(keys, T::ZERO);
+    /// The row of a query.
+    fn row(&self, query: &Query<'_>) -> First<T> {
+        let (row, dout) = (self.forward.row(query), self.dout.row(query.row));
+        let p = &row.softmax.p;
+        let mut g = vec![T::ZERO; p.len()]; // a_ij g_ij
         let (mut delta, mut sum) = (T::ZERO, T::ZERO);
         for (t, j) in row.active_keys() {
-            g[t] = dot(self.dout.row(i), self.values.v.row(j)); // (E7)
-            delta += row.softmax.p[t] * g[t]; // (E8)
+            g[t] = dot(dout, self.forward.v.row(query.key(j))); // (E7)
+            delta += p[t] * g[t]; // (E8)
             sum += g[t];
         }
-        *t_i = if keys > 0 { sum / row.n } else { T::ZERO };
-        d_scores.clear();
-        let dlse = self.dlse.scalar(i);
-        let d_score = |(&p, &g): (&T, &T)| p * (g - delta + dlse); // (E9)
-        d_scores.extend(row.softmax.p.iter().zip(&*g).map(d_score));
+        let t = if p.is_empty() { T::ZERO } else { sum / row.n };
+        let dlse = self.dlse.scalar(query.row);
+        let d_scores = p.iter().zip(&g).map(|(&p, &g)| p * (g - delta + dlse)).collect(); // (E9)
+        First { row, t, d_scores }
     }
 }

@@ -12,89 +12,22 @@
 //! as active, so that it shows.
 
 use super::Inputs;
-use crate::heads::each_head;
+use crate::heads::{Query, each_query};
+use crate::named::{Named, check};
 use crate::scalar::Real;
-use crate::scores::{self, HeadScores, ScoreOperands};
-use crate::tensor::{Matrix, Rows};
-use etalon_problem::{Error, LazyAttention, Sequence};
-use ndarray::{ArrayView1, ArrayView2, ArrayView4, Axis};
+use crate::scores::{self, Bias, ScoreOperands};
+use crate::tensor::Rows;
+use etalon_problem::{Error, LazyAttention, Pass, Sequence};
+use ndarray::{ArrayView1, ArrayView4};
 
 /// The operands of the forward pass.
 pub(super) struct Operands<'a, T: Real> {
     problem: &'a LazyAttention,
-    scores: ScoreOperands<'a, T>,
-    bias: Option<ArrayView2<'a, T>>,
+    pub scores: ScoreOperands<'a, T>,
     tau: ArrayView1<'a, T>,
-    v: Rows<'a, T>,
+    pub v: Rows<'a, T>,
     /// Which pairs are to count as active, if not those that are.
     activity: Option<ArrayView4<'a, bool>>,
-}
-
-impl<'a, T: Real> Operands<'a, T> {
-    pub fn new(
-        problem: &'a LazyAttention,
-        inputs: &'a Inputs<'_, T>,
-        activity: Option<&'a ArrayView4<'_, bool>>,
-    ) -> Result<Self, Error> {
-        let Inputs { q, k, v, bias, tau } = inputs;
-        Ok(Operands {
-            problem,
-            scores: ScoreOperands::new(&problem.scores, q, k, &None, &None)?,
-            bias: bias.as_ref().map(|bias| bias.view()),
-            tau: tau.view(),
-            v: Rows::new("v", v.view())?,
-            activity: activity.map(|activity| activity.view()),
-        })
-    }
-
-    /// What one query head sees in one sequence.
-    pub fn head<'b>(&'b self, sequence: &'b Sequence, head: usize) -> Head<'b, T> {
-        let &Sequence { batch, query_start, key_start, .. } = sequence;
-        let mut scores = self.scores.head(sequence, head);
-        if let (Some(reach), Some(bias)) = (self.problem.bias, &self.bias) {
-            scores = scores.biased_by_distance(reach, bias.index_axis(Axis(0), head));
-        }
-        let activity = self
-            .activity
-            .as_ref()
-            .map(|activity| activity.index_axis(Axis(0), batch).index_axis_move(Axis(0), head));
-        Head {
-            scores,
-            tau: self.tau[head],
-            v: self.v.matrix(batch, head / self.problem.scores.group(), key_start),
-            activity,
-            query_start,
-            key_start,
-        }
-    }
-
-    /// Walks through the rows of every query head of every sequence. `start` begins what `visit`
-    /// gathers of one head, row by row; they are returned sequence by sequence, head by head.
-    pub fn walk<R: Send>(
-        &self,
-        start: impl Fn(&Sequence, usize) -> R + Sync,
-        visit: impl Fn(&mut R, usize, &Row<T>) + Sync,
-    ) -> Vec<R> {
-        each_head::<T, _, 0, 0>(&self.problem.scores, [], [], |sequence, head, [], []| {
-            let mut gathered = start(sequence, head);
-            let (head, mut row) = (self.head(sequence, head), Row::default());
-            for i in 0..sequence.queries {
-                head.row(i, &mut row);
-                visit(&mut gathered, i, &row);
-            }
-            gathered
-        })
-    }
-}
-
-/// What one query head sees in one sequence.
-pub(super) struct Head<'a, T> {
-    pub scores: HeadScores<'a, T>,
-    pub tau: T,
-    pub v: Matrix<'a, T>,
-    activity: Option<ArrayView2<'a, bool>>,
-    query_start: usize,
-    key_start: usize,
 }
 
 /// A row of weights, over its visible keys alone.
@@ -111,42 +44,61 @@ pub(super) struct Row<T> {
     pub active: Vec<bool>,
 }
 
-impl<T: Real> Default for Row<T> {
-    fn default() -> Self {
-        Row {
-            softmax: scores::Row::default(),
-            n: T::ZERO,
-            offset: T::ZERO,
-            e: Vec::new(),
-            active: Vec::new(),
-        }
-    }
-}
-
-impl<T: Real> Head<'_, T> {
-    /// Computes row `i`.
-    pub fn row(&self, i: usize, row: &mut Row<T>) {
-        let Row { softmax, n, offset, e, active } = row;
-        self.scores.row(i, softmax); // (E1)–(E4)
-        *n = T::from_f64(softmax.keys.len() as f64);
-        *offset = self.tau / *n;
-        e.clear();
-        active.clear();
-        for (&j, &p) in softmax.keys.iter().zip(&softmax.p) {
-            let raised = p + *offset;
-            e.push(raised);
-            active.push(match &self.activity {
-                Some(activity) => activity[[self.query_start + i, self.key_start + j]],
-                None => raised.is_nan() || raised > T::ZERO,
-            });
-        }
-    }
-}
-
 impl<T: Real> Row<T> {
     /// The active j with their places among the visible ones.
     pub fn active_keys(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let keys = self.softmax.keys.iter().copied().enumerate();
         keys.zip(&self.active).filter_map(|(key, &active)| active.then_some(key))
+    }
+}
+
+impl<'a, T: Real> Operands<'a, T> {
+    /// Those of a forward pass, checked.
+    pub fn checked(problem: &'a LazyAttention, inputs: &'a Inputs<'_, T>) -> Result<Self, Error> {
+        problem.check()?;
+        check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
+        Operands::new(problem, inputs, None)
+    }
+
+    pub fn new(
+        problem: &'a LazyAttention,
+        inputs: &'a Inputs<'_, T>,
+        activity: Option<&'a ArrayView4<'_, bool>>,
+    ) -> Result<Self, Error> {
+        let Inputs { q, k, v, bias, tau } = inputs;
+        let bias = match (problem.bias, bias) {
+            (Some(reach), Some(bias)) => Bias::ByDistance(reach, bias.view()),
+            _ => Bias::ByPair(None),
+        };
+        let scores = ScoreOperands::new(&problem.scores, q, k, &None, bias)?;
+        let v = Rows::new("v", v.view())?;
+        let activity = activity.map(|activity| activity.view());
+        Ok(Operands { problem, scores, tau: tau.view(), v, activity })
+    }
+
+    /// The row of a query.
+    pub fn row(&self, query: &Query<'_>) -> Row<T> {
+        let softmax = self.scores.row(query); // (E1)–(E4)
+        let n = T::from_f64(softmax.keys.len() as f64);
+        let offset = self.tau[query.head] / n;
+        let e: Vec<T> = softmax.p.iter().map(|&p| p + offset).collect(); // (E5)
+        let &Sequence { batch, query_start, key_start, .. } = query.sequence;
+        let active = |(&j, &e): (&usize, &T)| match self.activity {
+            Some(activity) => activity[[batch, query.head, query_start + query.i, key_start + j]],
+            None => e.is_nan() || e > T::ZERO,
+        };
+        let active = softmax.keys.iter().zip(&e).map(active).collect();
+        Row { softmax, n, offset, e, active }
+    }
+
+    /// Visits the row of every query; `start` and what is returned are as in [`each_query`].
+    pub fn each_row<R: Send>(
+        &self,
+        start: impl Fn(&Sequence, usize) -> R + Sync,
+        visit: impl Fn(&mut R, &Query<'_>, &Row<T>) + Sync,
+    ) -> Vec<R> {
+        each_query::<T, _, 0, 0>(&self.problem.scores, [], [], start, |gathered, query, [], []| {
+            visit(gathered, query, &self.row(query));
+        })
     }
 }

@@ -1,11 +1,10 @@
 //! How much is filtered, and what that is worth: (E37)–(E46).
 
 use super::Inputs;
-use super::activity::{TileMap, TilesOfHead};
+use super::activity::{Tiles, add_row};
 use super::row::{Operands, Row};
-use crate::named::{Named, check};
 use crate::scalar::Real;
-use etalon_problem::{Blocking, Error, LazyAttention, Pass, Sequence};
+use etalon_problem::{Blocking, Error, LazyAttention};
 
 /// How sparse the weights are, over the visible pairs and the rows that have one. 0/0 counts as 0.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -52,22 +51,23 @@ pub fn stats<T: Real>(
     inputs: &Inputs<'_, T>,
     tile: Blocking,
 ) -> Result<Stats, Error> {
-    problem.check()?;
-    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
-    let mut tiles = TileMap::new(problem, tile)?;
-    let operands = Operands::new(problem, inputs, None)?;
-    let start =
-        |sequence: &Sequence, head| (Sums::default(), TilesOfHead::new(tile, sequence, head));
-    let parts = operands.walk(start, |(sums, tiles), i, row| {
-        sums.add_row(row);
-        tiles.add(i, row);
-    });
-    let mut sums = Sums::default();
-    for (part, tiles_of_head) in &parts {
-        sums.add(part);
-        tiles.add(tiles_of_head);
+    let operands = Operands::checked(problem, inputs)?;
+    tile.check()?;
+    let parts = operands.each_row(
+        |_, _| (Sums::default(), Tiles::new()),
+        |(sums, tiles), query, row| {
+            sums.add_row(row);
+            add_row(tiles, tile, query, row);
+        },
+    );
+    let (mut sums, mut tiles) = (Sums::default(), Tiles::new());
+    for (part, tiles_of_head) in parts {
+        sums.add(&part);
+        for (at, active) in tiles_of_head {
+            *tiles.entry(at).or_default() |= active;
+        }
     }
-    let (active_tiles, visible_tiles) = tiles.count();
+    let (active_tiles, visible_tiles) = (tiles.values().filter(|&&x| x).count(), tiles.len());
     let element_density = ratio(sums.active, sums.visible);
     let tile_density = ratio(active_tiles as f64, visible_tiles as f64);
     Ok(Stats {

@@ -11,12 +11,13 @@
 //! (R9)  dσ       = Σ_t q_t H_t · dout_t
 //! ```
 
-use super::heads::{Head, Operands, Written, for_each_head, grouped};
+use super::heads::{Head, Operands, each_head};
 use super::state::{State, States};
-use super::{Cotangents, Gradients, Inputs, check_operands};
+use super::{Cotangents, Gradients, Inputs, check_inputs};
+use crate::heads::Written;
 use crate::named::Named;
 use crate::scalar::Real;
-use crate::tensor::{Matrix, MatrixMut, Output, Rows, add_scaled, dot};
+use crate::tensor::{Output, Rows, add_scaled, dot};
 use etalon_problem::{Decay, Error, LinearAttention, Pass};
 use ndarray::{Array1, Array3};
 
@@ -36,49 +37,42 @@ pub(super) fn backward_scaled<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    check_operands(problem, Pass::Backward, inputs, cotangents.shapes())?;
     backward_by(problem, scale, inputs, cotangents, sweep)
 }
 
 fn sweep<T: Real>(
     head: &Head<'_, T>,
-    dout: &[Matrix<'_, T>],
+    dout: &Rows<'_, T>,
     d: &mut State<T>,
-    gradients: &mut HeadGradients<'_, T>,
+    gradients: &mut Rest<'_, T>,
 ) -> Result<T, Error> {
-    let HeadGradients { by_query, by_key: [dk, dv, dg] } = gradients;
+    let Written { by_query, by_key: [dk, dv, dg] } = gradients;
     let advance = |t, h: &mut State<T>| head.advance(t, h); // (R1)
     let mut states = States::new(head.initial_state()?, head.tokens, advance)?;
     let mut dscale = T::ZERO;
-    let mut product = Vec::new();
     for t in (0..head.tokens).rev() {
-        let (before, after) = states.around(t);
-        for ((q, dout), [dq]) in head.q.iter().zip(dout).zip(&mut *by_query) {
-            d.add_outer(head.scale, q.row(t), dout.row(t)); // (R3)
-            after.apply_transposed(dout.row(t), &mut product);
+        let (before, after) = states.around(t)?;
+        for (member, [dq]) in by_query.iter_mut().enumerate() {
+            let (q, dout) = (head.q(member, t), dout.row(head.query(member, t)));
+            d.add_outer(head.scale, q, dout); // (R3)
+            let product = after.apply_transposed(dout);
             add_scaled(dq.row(t), head.scale, &product); // (R4)
-            dscale += dot(q.row(t), &product); // (R9)
+            dscale += dot(q, &product); // (R9)
         }
-        d.apply_transposed(head.v.row(t), &mut product);
-        dk.row(t).copy_from_slice(&product); // (R5)
-        d.apply(head.k.row(t), &mut product);
-        dv.row(t).copy_from_slice(&product); // (R6)
-        let factor = head.gates.factor(t);
-        if let Some(factor) = factor {
-            dg.row(t)[0] = factor * d.inner(before); // (R7); at a reset it is 0
+        dk.row(t).copy_from_slice(&d.apply_transposed(head.v(t))); // (R5)
+        dv.row(t).copy_from_slice(&d.apply(head.k(t))); // (R6)
+        let decay = head.decay(t);
+        if let Some(decay) = decay {
+            dg.row(t)[0] = decay * d.inner(before); // (R7); at a reset it is 0
         }
-        d.decay(factor); // (R3) of the token before, or (R8)
+        d.decay(decay); // (R3) of the token before, or (R8)
     }
     Ok(dscale)
 }
 
-/// The rows of the gradients that one key head in one sequence writes.
-pub(super) struct HeadGradients<'a, T> {
-    /// dq, for each query head.
-    pub by_query: Vec<[MatrixMut<'a, T>; 1]>,
-    /// dk, dv, dg.
-    pub by_key: [MatrixMut<'a, T>; 3],
-}
+/// The rows of the gradients that one key head in one sequence writes, but for the state's: dq of each
+/// query head of the group; dk, dv and dg.
+pub(super) type Rest<'a, T> = Written<'a, T, 1, 3>;
 
 /// A backward pass whose work on one head is `sweep(head, dout, D, gradients)`, which turns the
 /// gradient by the final state into that by the initial one, writes the other gradients, which
@@ -88,41 +82,25 @@ pub(super) fn backward_by<T: Real>(
     scale: T,
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
-    sweep: impl Fn(
-        &Head<'_, T>,
-        &[Matrix<'_, T>],
-        &mut State<T>,
-        &mut HeadGradients<'_, T>,
-    ) -> Result<T, Error>
+    sweep: impl Fn(&Head<'_, T>, &Rows<'_, T>, &mut State<T>, &mut Rest<'_, T>) -> Result<T, Error>
     + Sync,
 ) -> Result<Gradients<T>, Error> {
+    check_inputs(problem, Pass::Backward, inputs, cotangents.shapes())?;
     let mut dq = Output::zeros("dq", &problem.q_shape())?;
     let mut dk = Output::zeros("dk", &problem.k_shape())?;
     let mut dv = Output::zeros("dv", &problem.v_shape())?;
     let mut dg = Output::zeros("dg", &problem.g_shape())?;
-    let mut dinitial_state = problem
-        .initial_state
-        .then(|| Output::zeros("dinitial_state", &problem.state_shape()))
-        .transpose()?;
+    let dinitial_state = || Output::zeros("dinitial_state", &problem.state_shape());
+    let mut dinitial_state = problem.initial_state.then(dinitial_state).transpose()?;
     let operands = Operands::new(problem, scale, inputs)?;
     let dout = Rows::new("dout", cotangents.dout.view())?;
-    let dfinal_state = Rows::or_zero("dfinal_state", &cotangents.dfinal_state, problem.value_dim)?;
-    let parts = for_each_head(
-        problem,
+    let parts = each_head(
+        &operands,
+        &Rows::or_zero("dfinal_state", &cotangents.dfinal_state, problem.value_dim)?,
         [&mut dq],
         [&mut dk, &mut dv, &mut dg],
         dinitial_state.as_mut(),
-        |sequence, key_head, Written { by_query, by_key, state }| {
-            let head = operands.head(sequence, key_head)?;
-            let dout = grouped(problem, &dout, sequence, key_head);
-            let mut d = head.state(dfinal_state.matrix(sequence.index, key_head, 0))?;
-            let mut gradients = HeadGradients { by_query, by_key };
-            let dscale = sweep(&head, &dout, &mut d, &mut gradients)?;
-            if let Some(mut dinitial_state) = state {
-                d.write(&mut dinitial_state);
-            }
-            Ok(dscale)
-        },
+        |head, d, mut gradients| sweep(head, &dout, d, &mut gradients),
     )?;
     let mut dscale = T::ZERO;
     parts.into_iter().for_each(|part| dscale += part);
@@ -141,10 +119,8 @@ pub(super) fn backward_by<T: Real>(
 /// (R7), summed over everything but the heads.
 fn by_head<T: Real>(dg: &Array3<T>) -> Result<Array1<T>, Error> {
     let mut sums = Output::zeros("dg_gamma", &[dg.dim().1])?;
-    for element in dg.outer_iter() {
-        for (sum, tokens) in sums.elements().iter_mut().zip(element.outer_iter()) {
-            tokens.iter().for_each(|&dg| *sum += dg);
-        }
+    for ((_, head, _), &dg) in dg.indexed_iter() {
+        sums.elements()[head] += dg;
     }
     sums.finish()
 }

@@ -5,14 +5,14 @@
 //! summed in an order that the problem alone decides. So the result has the same bits for any
 //! number of threads.
 
-use super::Inputs;
-use super::gates::{Gates, check_log_decay};
 use super::state::State;
+use super::{Inputs, check_log_decay};
+use crate::heads::{Written, units};
 use crate::parallel::try_map;
 use crate::scalar::Real;
-use crate::tensor::{Matrix, MatrixMut, Output, Rows};
+use crate::tensor::{Output, Rows};
 use etalon_problem::{Decay, Error, LinearAttention, TokenSequence};
-use ndarray::ArrayView1;
+use ndarray::Axis;
 
 /// The operands of the forward pass.
 pub(super) struct Operands<'a, T: Real> {
@@ -21,28 +21,9 @@ pub(super) struct Operands<'a, T: Real> {
     q: Rows<'a, T>,
     k: Rows<'a, T>,
     v: Rows<'a, T>,
-    g_gamma: Option<ArrayView1<'a, T>>,
-    g: Rows<'a, T>,
-    initial_state: Rows<'a, T>,
-}
-
-/// One key head in one sequence, with the query heads that share its state.
-pub(super) struct Head<'a, T: Real> {
-    /// σ
-    pub scale: T,
-    /// n: the number of tokens.
-    pub tokens: usize,
-    /// g_t
-    pub gates: Gates<'a, T>,
-    /// q_t, for each query head.
-    pub q: Vec<Matrix<'a, T>>,
-    /// k_t
-    pub k: Matrix<'a, T>,
-    /// v_t
-    pub v: Matrix<'a, T>,
-    initial_state: Matrix<'a, T>,
-    dim: usize,
-    value_dim: usize,
+    /// g_gamma of every head, or g of every token.
+    log_decays: Rows<'a, T>,
+    pub initial_state: Rows<'a, T>,
 }
 
 impl<'a, T: Real> Operands<'a, T> {
@@ -53,115 +34,147 @@ impl<'a, T: Real> Operands<'a, T> {
         inputs: &'a Inputs<'_, T>,
     ) -> Result<Self, Error> {
         let Inputs { q, k, v, g_gamma, g, initial_state } = inputs;
+        let log_decays = match g {
+            Some(g) => Rows::new("g", g.view().insert_axis(Axis(3)))?,
+            None => Rows::or_zero("g_gamma", g_gamma, 1)?,
+        };
         Ok(Operands {
             problem,
             scale,
             q: Rows::new("q", q.view())?,
             k: Rows::new("k", k.view())?,
             v: Rows::new("v", v.view())?,
-            g_gamma: g_gamma.as_ref().map(|x| x.view()),
-            g: Rows::scalars("g", g)?,
+            log_decays,
             initial_state: Rows::or_zero("initial_state", initial_state, problem.value_dim)?,
         })
     }
-
-    /// One key head in one sequence. Fails where one of its log-decays is positive or NaN.
-    pub fn head<'b>(
-        &'b self,
-        sequence: &TokenSequence,
-        key_head: usize,
-    ) -> Result<Head<'b, T>, Error> {
-        let &TokenSequence { index, batch, start, tokens } = sequence;
-        Ok(Head {
-            scale: self.scale,
-            tokens,
-            gates: self.gates(sequence, key_head)?,
-            q: grouped(self.problem, &self.q, sequence, key_head),
-            k: self.k.matrix(batch, key_head, start),
-            v: self.v.matrix(batch, key_head, start),
-            initial_state: self.initial_state.matrix(index, key_head, 0),
-            dim: self.problem.extents.dim,
-            value_dim: self.problem.value_dim,
-        })
-    }
-
-    fn gates(&self, sequence: &TokenSequence, key_head: usize) -> Result<Gates<'_, T>, Error> {
-        let &TokenSequence { batch, start, tokens, .. } = sequence;
-        match self.problem.decay {
-            Decay::PerToken => {
-                let g = self.g.matrix(batch, key_head, start);
-                for t in 0..tokens {
-                    check_log_decay("g", &[batch, key_head, start + t], g.scalar(t))?;
-                }
-                Ok(Gates::PerToken(g))
-            }
-            _ => Ok(Gates::Constant(self.g_gamma.map_or(T::ZERO, |g_gamma| g_gamma[key_head]))),
-        }
-    }
 }
 
-/// The rows of the query heads that share a key head.
-pub(super) fn grouped<'a, T: Real>(
-    problem: &LinearAttention,
-    rows: &'a Rows<'_, T>,
-    sequence: &TokenSequence,
+/// One key head in one sequence, with the query heads that share its state.
+pub(super) struct Head<'a, T: Real> {
+    operands: &'a Operands<'a, T>,
+    sequence: &'a TokenSequence,
     key_head: usize,
-) -> Vec<Matrix<'a, T>> {
-    let heads = (0..problem.group()).map(|h| key_head * problem.group() + h);
-    heads.map(|head| rows.matrix(sequence.batch, head, sequence.start)).collect()
+    /// σ
+    pub scale: T,
+    /// n: the number of tokens.
+    pub tokens: usize,
 }
 
-impl<T: Real> Head<'_, T> {
+impl<'a, T: Real> Head<'a, T> {
+    /// Fails where one of its log-decays is positive or NaN.
+    fn new(
+        operands: &'a Operands<'a, T>,
+        sequence: &'a TokenSequence,
+        key_head: usize,
+    ) -> Result<Self, Error> {
+        let &TokenSequence { batch, start, tokens, .. } = sequence;
+        let head = Head { operands, sequence, key_head, scale: operands.scale, tokens };
+        if operands.problem.decay == Decay::PerToken {
+            for t in 0..tokens {
+                check_log_decay("g", &[batch, key_head, start + t], head.g(t))?;
+            }
+        }
+        Ok(head)
+    }
+
+    /// The row of token `t` in everything that lies as k does.
+    fn key(&self, t: usize) -> usize {
+        let &LinearAttention { extents, .. } = self.operands.problem;
+        let head = self.sequence.batch * extents.key_heads + self.key_head;
+        head * extents.tokens + self.sequence.start + t
+    }
+
+    /// The row of token `t` in everything that lies as q does, of a query head of the group.
+    pub fn query(&self, member: usize, t: usize) -> usize {
+        let problem = self.operands.problem;
+        let head = self.key_head * problem.group() + member;
+        let head = self.sequence.batch * problem.extents.query_heads + head;
+        head * problem.extents.tokens + self.sequence.start + t
+    }
+
+    /// q_t of a query head of the group.
+    pub fn q(&self, member: usize, t: usize) -> &'a [T] {
+        self.operands.q.row(self.query(member, t))
+    }
+
+    /// k_t
+    pub fn k(&self, t: usize) -> &'a [T] {
+        self.operands.k.row(self.key(t))
+    }
+
+    /// v_t
+    pub fn v(&self, t: usize) -> &'a [T] {
+        self.operands.v.row(self.key(t))
+    }
+
+    fn g(&self, t: usize) -> T {
+        let per_token = self.operands.problem.decay == Decay::PerToken;
+        self.operands.log_decays.scalar(if per_token { self.key(t) } else { self.key_head })
+    }
+
+    /// g_t, or nothing where it is −∞: a reset. What a reset forgets must be left out, not
+    /// multiplied by e^{−∞}, because 0·∞ is not 0.
+    pub fn log_decay(&self, t: usize) -> Option<T> {
+        Some(self.g(t)).filter(|g| g.to_f64() != f64::NEG_INFINITY)
+    }
+
+    /// e^{g_t}, or nothing at a reset.
+    pub fn decay(&self, t: usize) -> Option<T> {
+        self.log_decay(t).map(T::exp)
+    }
+
+    /// (R1): from H_{t−1} to H_t.
+    pub fn advance(&self, t: usize, h: &mut State<T>) {
+        h.decay(self.decay(t));
+        h.add_outer(T::ONE, self.k(t), self.v(t));
+    }
+
     /// H_0
     pub fn initial_state(&self) -> Result<State<T>, Error> {
-        self.state(self.initial_state)
+        self.state(&self.operands.initial_state)
     }
 
     /// What a tensor `[S, Hk, D, E]` holds for this head.
-    pub fn state(&self, source: Matrix<'_, T>) -> Result<State<T>, Error> {
-        State::read(source, self.dim, self.value_dim)
+    fn state(&self, source: &Rows<'_, T>) -> Result<State<T>, Error> {
+        let &LinearAttention { extents, value_dim, .. } = self.operands.problem;
+        let first = (self.sequence.index * extents.key_heads + self.key_head) * extents.dim;
+        let rows = (first..first + extents.dim).map(|row| source.row(row));
+        State::new(extents.dim.saturating_mul(value_dim), value_dim, rows)
     }
 }
 
-/// The rows of the results that one key head in one sequence writes.
-pub(super) struct Written<'a, T, const Q: usize, const K: usize> {
-    /// Of results that lie as q does: those of each query head of the group.
-    pub by_query: Vec<[MatrixMut<'a, T>; Q]>,
-    /// Of results that lie as k does.
-    pub by_key: [MatrixMut<'a, T>; K],
-    /// Of a result that lies as the states do, if there is one.
-    pub state: Option<MatrixMut<'a, T>>,
-}
-
-/// Calls `work` for every key head of every sequence, and returns what it returns in this order:
-/// by sequence, then by head.
-pub(super) fn for_each_head<T: Real, R: Send, const Q: usize, const K: usize>(
-    problem: &LinearAttention,
+/// Computes every key head of every sequence: `sweep` turns the state that `first` holds for the head
+/// into the one that `last` gets, if it is there, and writes the rows of the other results. What it
+/// returns comes by sequence, then by head.
+pub(super) fn each_head<T: Real, R: Send, const Q: usize, const K: usize>(
+    operands: &Operands<'_, T>,
+    first: &Rows<'_, T>,
     by_query: [&mut Output<T>; Q],
     by_key: [&mut Output<T>; K],
-    state: Option<&mut Output<T>>,
-    work: impl Fn(&TokenSequence, usize, Written<'_, T, Q, K>) -> Result<R, Error> + Sync,
+    last: Option<&mut Output<T>>,
+    sweep: impl Fn(&Head<'_, T>, &mut State<T>, Written<'_, T, Q, K>) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
-    let mut outputs = by_query.iter().chain(&by_key).chain(&state);
+    let mut outputs = by_query.iter().chain(&by_key).chain(&last);
     if outputs.all(|output| output.is_empty()) {
         return Ok(Vec::new()); // a problem without tokens may count sequences without end
     }
+    let problem = operands.problem;
     let sequences = problem.list_sequences();
     let tokens: Vec<_> = sequences.iter().map(|s| (s.batch, s.start, s.tokens)).collect();
     let states: Vec<_> = sequences.iter().map(|s| (s.index, 0, problem.extents.dim)).collect();
-    let mut by_query = by_query.map(|output| output.split(&tokens));
-    let mut by_key = by_key.map(|output| output.split(&tokens));
-    let mut state = state.map(|output| output.split(&states));
-    let mut take_query = || by_query.each_mut().map(|rows| rows.next().expect("one per head"));
-    let mut take_key = || by_key.each_mut().map(|rows| rows.next().expect("one per head"));
-
-    let mut units = Vec::new();
-    for sequence in &sequences {
-        for key_head in 0..problem.extents.key_heads {
-            let by_query = (0..problem.group()).map(|_| take_query()).collect();
-            let state = state.as_mut().and_then(Iterator::next);
-            units.push((sequence, key_head, Written { by_query, by_key: take_key(), state }));
+    let by_query = by_query.map(|output| output.split(&tokens));
+    let by_key = by_key.map(|output| output.split(&tokens));
+    let mut last = last.map(|output| output.split(&states));
+    let units = units(&sequences, problem.extents.key_heads, problem.group(), by_query, by_key);
+    let units = units.into_iter().map(|unit| (unit, last.as_mut().and_then(Iterator::next)));
+    try_map(units.collect(), |((sequence, key_head, written), last)| {
+        let head = Head::new(operands, sequence, key_head)?;
+        let mut state = head.state(first)?;
+        let result = sweep(&head, &mut state, written)?;
+        if let Some(mut last) = last {
+            state.write(&mut last);
         }
-    }
-    try_map(units, |(sequence, key_head, written)| work(sequence, key_head, written))
+        Ok(result)
+    })
 }

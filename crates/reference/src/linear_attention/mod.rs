@@ -35,7 +35,6 @@ pub mod chunked;
 mod double_backward;
 mod evaluate;
 mod forward;
-mod gates;
 mod heads;
 mod state;
 mod step;
@@ -53,12 +52,12 @@ pub use step::step;
 use crate::named::{Named, Shapes, check};
 use crate::scalar::Real;
 use etalon_problem::{Error, LinearAttention, Pass};
-use gates::check_g_gamma;
+use ndarray::ArrayView1;
 
 /// Fails unless the problem is sound, its inputs and the further operands of the pass fit it, and no
 /// log-decay of a head is positive or NaN. (Those of tokens are looked at where they are read: padding
 /// may hold anything.)
-fn check_operands<T: Real>(
+fn check_inputs<T: Real>(
     problem: &LinearAttention,
     pass: Pass,
     inputs: &Inputs<'_, T>,
@@ -67,4 +66,18 @@ fn check_operands<T: Real>(
     problem.check()?;
     check(&problem.table(pass), &[inputs.shapes(), further])?;
     check_g_gamma(&inputs.g_gamma)
+}
+
+/// Fails unless the log-decay of every head is at most 0.
+fn check_g_gamma<T: Real>(g_gamma: &Option<ArrayView1<'_, T>>) -> Result<(), Error> {
+    let mut heads = g_gamma.iter().flatten().enumerate();
+    heads.try_for_each(|(h, &g)| check_log_decay("g_gamma", &[h], g))
+}
+
+/// Fails unless `g` is at most 0.
+fn check_log_decay<T: Real>(name: &str, index: &[usize], g: T) -> Result<(), Error> {
+    if g <= T::ZERO {
+        return Ok(());
+    }
+    Err(Error::value(format!("{name}{index:?}"), "at most 0", g.to_f64()))
 }

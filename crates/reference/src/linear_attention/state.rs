@@ -1,7 +1,7 @@
 //! States: matrices `[D, E]`, and all those of a sequence without keeping them all.
 
 use crate::scalar::Real;
-use crate::tensor::{Matrix, MatrixMut, add_scaled, dot, filled};
+use crate::tensor::{MatrixMut, add_scaled, dot, reserve};
 use etalon_problem::Error;
 
 /// A state H `[D, E]`, or the gradient of a loss by one.
@@ -11,19 +11,19 @@ pub(super) struct State<T> {
 }
 
 impl<T: Real> State<T> {
-    /// A state that holds 0.
-    pub fn zero(dim: usize, width: usize) -> Result<Self, Error> {
-        let elements = filled("a state", dim.saturating_mul(width), T::ZERO)?;
-        Ok(State { elements, width })
+    /// The state with these rows of `width` elements, `elements` in all.
+    pub fn new<'a>(
+        elements: usize,
+        width: usize,
+        rows: impl Iterator<Item = &'a [T]>,
+    ) -> Result<Self, Error> {
+        let mut state = State { elements: reserve("a state", elements)?, width };
+        rows.for_each(|row| state.elements.extend_from_slice(row));
+        Ok(state)
     }
 
-    /// The state that a tensor holds.
-    pub fn read(source: Matrix<'_, T>, dim: usize, width: usize) -> Result<Self, Error> {
-        let mut state = State::zero(dim, width)?;
-        for (d, row) in state.rows_mut().enumerate() {
-            row.copy_from_slice(source.row(d));
-        }
-        Ok(state)
+    fn copy(&self) -> Result<Self, Error> {
+        State::new(self.elements.len(), self.width, self.rows())
     }
 
     /// Writes the state into a tensor.
@@ -39,11 +39,6 @@ impl<T: Real> State<T> {
 
     fn rows_mut(&mut self) -> impl Iterator<Item = &mut [T]> {
         self.elements.chunks_exact_mut(self.width)
-    }
-
-    /// Becomes `other`.
-    fn copy(&mut self, other: &Self) {
-        self.elements.copy_from_slice(&other.elements);
     }
 
     /// H ← λ H; without a λ, at a reset, H ← 0, whatever H held.
@@ -62,18 +57,17 @@ impl<T: Real> State<T> {
     }
 
     /// x H
-    pub fn apply(&self, x: &[T], product: &mut Vec<T>) {
-        product.clear();
-        product.resize(self.width, T::ZERO);
+    pub fn apply(&self, x: &[T]) -> Vec<T> {
+        let mut product = vec![T::ZERO; self.width];
         for (row, &x) in self.rows().zip(x) {
-            add_scaled(product, x, row);
+            add_scaled(&mut product, x, row);
         }
+        product
     }
 
     /// y Hᵀ
-    pub fn apply_transposed(&self, y: &[T], product: &mut Vec<T>) {
-        product.clear();
-        product.extend(self.rows().map(|row| dot(y, row)));
+    pub fn apply_transposed(&self, y: &[T]) -> Vec<T> {
+        self.rows().map(|row| dot(y, row)).collect()
     }
 
     /// <G, H> = Σ G_de H_de
@@ -90,44 +84,40 @@ pub(super) struct States<T, F> {
     stride: usize,
     /// The states before step 0, `stride`, 2 `stride`, …
     kept: Vec<State<T>>,
-    /// The states before and after the steps of one stretch, which begins with step `first`.
+    /// The states before and after the steps of one stretch.
     stretch: Vec<State<T>>,
+    /// With which step the stretch begins.
     first: Option<usize>,
 }
 
 impl<T: Real, F: Fn(usize, &mut State<T>)> States<T, F> {
-    /// `advance(t, H)` turns the state before step t into the state after it; `initial` is that
-    /// before step 0.
-    pub fn new(mut initial: State<T>, steps: usize, advance: F) -> Result<Self, Error> {
+    /// `advance(t, H)` turns the state before step t into the state after it; `state` is that before
+    /// step 0.
+    pub fn new(mut state: State<T>, steps: usize, advance: F) -> Result<Self, Error> {
         let stride = steps.isqrt().max(1); // at most two states too many
-        let blank = |state: &State<T>| State::zero(state.elements.len() / state.width, state.width);
-        let (mut kept, mut stretch) = (Vec::new(), Vec::new());
+        let mut kept = Vec::new();
         for t in 0..steps {
             if t.is_multiple_of(stride) {
-                let mut copy = blank(&initial)?;
-                copy.copy(&initial);
-                kept.push(copy);
+                kept.push(state.copy()?);
             }
-            advance(t, &mut initial);
+            advance(t, &mut state);
         }
-        for _ in 0..=stride.min(steps) {
-            stretch.push(blank(&initial)?);
-        }
-        Ok(States { advance, steps, stride, kept, stretch, first: None })
+        Ok(States { advance, steps, stride, kept, stretch: Vec::new(), first: None })
     }
 
     /// The states before and after step `t`, one of the steps.
-    pub fn around(&mut self, t: usize) -> (&State<T>, &State<T>) {
+    pub fn around(&mut self, t: usize) -> Result<(&State<T>, &State<T>), Error> {
         let first = t - t % self.stride;
         if self.first != Some(first) {
             self.first = Some(first);
-            self.stretch[0].copy(&self.kept[first / self.stride]);
+            self.stretch.clear();
+            let mut state = self.kept[first / self.stride].copy()?;
             for step in first..self.steps.min(first + self.stride) {
-                let (before, after) = self.stretch[step - first..].split_at_mut(1);
-                after[0].copy(&before[0]);
-                (self.advance)(step, &mut after[0]);
+                self.stretch.push(state.copy()?);
+                (self.advance)(step, &mut state);
             }
+            self.stretch.push(state);
         }
-        (&self.stretch[t - first], &self.stretch[t - first + 1])
+        Ok((&self.stretch[t - first], &self.stretch[t - first + 1]))
     }
 }

@@ -1,8 +1,7 @@
 //! One more token, for decoding.
 
 use super::forward::forward_scaled;
-use super::gates::{check_g_gamma, check_log_decay};
-use super::{Inputs, StepInputs, StepOutput};
+use super::{Inputs, StepInputs, StepOutput, check_g_gamma, check_log_decay};
 use crate::named::{Named, check};
 use crate::scalar::Real;
 use etalon_problem::{Error, LinearAttention, LinearExtents, Pass, TokenSequences};
@@ -14,7 +13,12 @@ pub fn step<T: Real>(
     problem: &LinearAttention,
     inputs: &StepInputs<'_, T>,
 ) -> Result<StepOutput<T>, Error> {
-    check_token(problem, inputs)?;
+    problem.check()?;
+    check(&problem.table(Pass::Step), &[inputs.shapes()])?;
+    check_g_gamma(&inputs.g_gamma)?;
+    for ((b, h), &g) in inputs.g.iter().flat_map(|g| g.indexed_iter()) {
+        check_log_decay("g", &[b, h], g)?;
+    }
     let token = Axis(2);
     let StepInputs { q, k, v, g_gamma, g, initial_state } = *inputs;
     let inputs = Inputs {
@@ -35,17 +39,4 @@ pub fn step<T: Real>(
     let output = forward_scaled(&one, T::from_f64(problem.scale), &inputs)?;
     let final_state = output.final_state.ok_or_else(|| Error::missing("final_state", None))?;
     Ok(StepOutput { o: output.o.index_axis_move(token, 0), final_state })
-}
-
-fn check_token<T: Real>(
-    problem: &LinearAttention,
-    inputs: &StepInputs<'_, T>,
-) -> Result<(), Error> {
-    problem.check()?;
-    check(&problem.table(Pass::Step), &[inputs.shapes()])?;
-    check_g_gamma(&inputs.g_gamma)?;
-    for ((b, h), &g) in inputs.g.iter().flat_map(|g| g.indexed_iter()) {
-        check_log_decay("g", &[b, h], g)?;
-    }
-    Ok(())
 }

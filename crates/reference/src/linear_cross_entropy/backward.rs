@@ -33,7 +33,6 @@ pub fn backward<T: Real>(
     wanted: Wanted,
 ) -> Result<Gradients<T>, Error> {
     let shard = Shard::new(problem, 0..problem.vocab, inputs)?;
-    check(&problem.table(Pass::Backward), &[cotangents.shapes()])?;
     shard.backward(&shard.partials()?, cotangents, wanted)
 }
 
@@ -59,8 +58,8 @@ impl<T: Real> Shard<'_, T> {
     ) -> Result<Vec<Pull<T>>, Error> {
         check(&self.problem.table(Pass::Backward), &[cotangents.shapes()])?;
         let rows = self.totals(totals)?;
-        let mut pulls = tensor::reserve("what tokens pull with", self.tokens.counted().len())?;
-        pulls.extend(rows.map(|(token, total)| self.pull(&token, total, cotangents)));
+        let mut pulls = tensor::reserve("what tokens pull with", self.tokens.counted.len())?;
+        pulls.extend(rows.map(|(token, total)| self.pull(token, total, cotangents)));
         Ok(pulls)
     }
 
@@ -71,7 +70,7 @@ impl<T: Real> Shard<'_, T> {
         cotangents: &Cotangents<'_, T>,
     ) -> Pull<T> {
         let Cotangents { dloss, dlse, dlogprob, dentropy } = cotangents;
-        let (g, gamma) = self.tokens.normaliser.upstream(dloss.as_ref(), token); // (C12)
+        let (g, gamma) = self.tokens.upstream(dloss.as_ref(), token); // (C12)
         let alpha = T::from_f64(self.problem.label_smoothing);
         let eta = g * (alpha / T::from_f64(self.problem.vocab as f64));
         let beta = g * (T::ONE - alpha) * token.class_weight - at(dlogprob, token); // (C13)
@@ -113,8 +112,8 @@ impl<T: Real> Shard<'_, T> {
 
     /// (C17), summed along the tree of tiles.
     fn hidden_gradient(&self, pulls: &[Pull<T>]) -> Result<Array2<T>, Error> {
-        let (counted, dim) = (self.tokens.counted(), self.problem.dim);
-        let tiles = tiles(self.head.classes());
+        let dim = self.problem.dim;
+        let tiles = tiles(&self.head.classes);
         let add = |mut x: Vec<T>, y: Vec<T>| {
             x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
             Ok(x)
@@ -123,43 +122,36 @@ impl<T: Real> Shard<'_, T> {
             let mut leaf = |tile: &Range<usize>| {
                 let da = self.logit_gradients(&pulls[numbers.clone()], h, tile)?;
                 let mut part = filled("a part of dh", h.len(), T::ZERO)?;
-                T::add_product(
-                    matrix_mut(&mut part, dim),
-                    matrix(&da, tile.len()),
-                    self.head.rows(tile),
-                );
+                let (dh, da) = (matrix_mut(&mut part, dim), matrix(&da, tile.len()));
+                T::add_product(dh, da, self.head.rows(tile));
                 Ok(part)
             };
-            Ok((numbers.clone(), fold(&tiles, &mut leaf, &add)?))
+            fold(&tiles, &mut leaf, &add)
         })?;
         let mut dh = tensor::Output::zeros("dh", &self.problem.h_shape())?;
-        for (numbers, rows) in blocks {
-            let rows = rows.unwrap_or_default();
-            for (token, row) in counted[numbers].iter().zip(rows.chunks_exact(dim)) {
-                dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
-            }
+        let rows = blocks.iter().flatten().flat_map(|rows| rows.chunks_exact(dim));
+        for (token, row) in self.tokens.counted.iter().zip(rows) {
+            dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
         }
         dh.finish()
     }
 
     /// (C18) and (C19), block after block; without dh.
     fn head_gradients(&self, pulls: &[Pull<T>], wanted: Wanted) -> Result<Gradients<T>, Error> {
-        let (classes, dim) = (self.head.classes().len(), self.problem.dim);
+        let (classes, dim) = (self.head.classes.len(), self.problem.dim);
         let (want_w, want_bias) = (wanted.dw, wanted.dbias && self.problem.bias);
         let mut dw = tensor::Output::zeros("dw", &[if want_w { classes } else { 0 }, dim])?;
         let mut dbias = tensor::Output::zeros("dbias", &[if want_bias { classes } else { 0 }])?;
         let blocks = self.tokens.blocks();
-        let mut units = Vec::new();
         let (mut w_rest, mut bias_rest) = (dw.elements(), dbias.elements());
-        for tile in tiles(self.head.classes()) {
-            let (w_part, w_tail) = w_rest.split_at_mut(w_rest.len().min(tile.len() * dim));
-            let (bias_part, bias_tail) = bias_rest.split_at_mut(bias_rest.len().min(tile.len()));
-            units.push((tile, w_part, bias_part));
-            (w_rest, bias_rest) = (w_tail, bias_tail);
-        }
-        if !(want_w || want_bias) {
-            units.clear();
-        }
+        let cut = |tile: Range<usize>| {
+            // There is nothing to cut off what is not wanted.
+            let dw = w_rest.split_off_mut(..tile.len() * dim).unwrap_or_default();
+            let dbias = bias_rest.split_off_mut(..tile.len()).unwrap_or_default();
+            (tile, dw, dbias)
+        };
+        let wanted = (want_w || want_bias).then(|| tiles(&self.head.classes));
+        let units = wanted.into_iter().flatten().map(cut).collect();
         try_map(units, |(tile, dw, dbias)| {
             for (numbers, h) in &blocks {
                 let da = self.logit_gradients(&pulls[numbers.clone()], *h, &tile)?;

@@ -7,6 +7,7 @@
 
 use super::head::{matrix, matrix_mut};
 use super::shard::Shard;
+use super::tokens::Token;
 use super::tree::tiles;
 use super::{Cotangents, Gradients, Inputs};
 use crate::scalar::Real;
@@ -73,41 +74,30 @@ pub fn backward<T: Real>(
     let mut dbias = tensor::Output::zeros("dbias", &[problem.vocab])?;
     let mut bounds = Bounds::new(problem)?;
     for (numbers, h) in shard.tokens.blocks() {
-        let tokens = shard.tokens.counted()[numbers.clone()].iter();
-        let block = Block {
-            indices: tokens.map(|token| token.index).collect(),
-            norms: h.rows().into_iter().map(norm).collect(),
-        };
+        let tokens = &shard.tokens.counted[numbers.clone()];
+        let norms: Vec<T> = h.rows().into_iter().map(norm).collect();
         let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
-        for tile in tiles(shard.head.classes()) {
+        for tile in tiles(&shard.head.classes) {
             let da = shard.logit_gradients(&pulls[numbers.clone()], h, &tile)?;
             for row in da.chunks_exact(tile.len()) {
                 let parts = dbias.elements()[tile.clone()].iter_mut().zip(row);
                 parts.for_each(|(dbias, &da)| *dbias += da); // (C19)
             }
             let da = matrix(&da, tile.len());
-            if bounds.leave_out(filter, &block, &tile, da, shard.head.rows(&tile)) {
+            if bounds.leave_out(filter, tokens, &norms, &tile, da, shard.head.rows(&tile)) {
                 continue;
             }
             T::add_product(matrix_mut(&mut rows, dim), da, shard.head.rows(&tile)); // (C17)
             let dw = &mut dw.elements()[tile.start * dim..tile.end * dim];
             T::add_product(matrix_mut(dw, dim), da.reversed_axes(), h); // (C18)
         }
-        for (&index, row) in block.indices.iter().zip(rows.chunks_exact(dim)) {
-            dh.elements()[index * dim..][..dim].copy_from_slice(row);
+        for (token, row) in tokens.iter().zip(rows.chunks_exact(dim)) {
+            dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
         }
     }
     let dbias = problem.bias.then(|| dbias.finish()).transpose()?;
     let gradients = Gradients { dh: Some(dh.finish()?), dw: Some(dw.finish()?), dbias };
     Ok((gradients, bounds.finish()?))
-}
-
-/// Tokens that are left out together, or not.
-struct Block<T> {
-    /// Where they lie in the arrays.
-    indices: Vec<usize>,
-    /// ‖h_i‖
-    norms: Vec<T>,
 }
 
 /// The certificate while it grows.
@@ -128,11 +118,13 @@ impl<T: Real> Bounds<T> {
         })
     }
 
-    /// Whether the tile is left out; if so, its part of the bounds is added to them.
+    /// Whether the tile of these tokens, with their ‖h_i‖, is left out; if so, its part of the bounds
+    /// is added to them.
     fn leave_out(
         &mut self,
         filter: Filter,
-        block: &Block<T>,
+        tokens: &[Token<T>],
+        norms: &[T],
         classes: &Range<usize>,
         da: ArrayView2<'_, T>,
         w: ArrayView2<'_, T>,
@@ -140,9 +132,9 @@ impl<T: Real> Bounds<T> {
         self.all += 1;
         let widest = w.rows().into_iter().map(norm).fold(T::ZERO, larger);
         let by_token = |i: usize| absolute_sum(da.row(i)) * widest; // (C37)
-        let by_class = |v: usize| weighted_sum(da.column(v), &block.norms); // (C38)
+        let by_class = |v: usize| weighted_sum(da.column(v), norms); // (C38)
         let (dh, dw) = (self.dh.elements(), &mut self.dw.elements()[classes.clone()]);
-        let tokens = block.indices.iter().copied().enumerate();
+        let tokens = tokens.iter().map(|token| token.index).enumerate();
         let small = match filter {
             Filter::Below { eps } => da.iter().all(|&da| magnitude(da) < T::from_f64(eps)),
             Filter::Within { dh: most_h, dw: most_w } => {

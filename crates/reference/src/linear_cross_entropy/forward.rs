@@ -7,11 +7,12 @@
 //! ```
 
 use super::shard::{Partial, Shard};
-use super::tokens::{Token, spread};
+use super::tokens::Token;
 use super::{Inputs, Output, weigh};
 use crate::scalar::Real;
+use crate::tensor::shaped;
 use etalon_problem::{Error, LinearCrossEntropy, Reduction, TokenOutputs};
-use ndarray::{Array1, ArrayD, IxDyn};
+use ndarray::{Array1, IxDyn};
 
 /// The loss, and what else the problem asks for.
 pub fn forward<T: Real>(
@@ -25,36 +26,30 @@ pub fn forward<T: Real>(
 impl<T: Real> Shard<'_, T> {
     /// The output, from the totals of all classes `[T]`; the same on every rank.
     pub fn output(&self, totals: &[Partial<T>]) -> Result<Output<T>, Error> {
-        let (problem, normaliser) = (self.problem, &self.tokens.normaliser);
+        let (problem, tokens) = (self.problem, &self.tokens);
         let rows = self.totals(totals)?;
-        let terms = rows
-            .clone()
-            .map(|(token, total)| (token, self.cross_entropy(&token, total), total.lse()));
-        let losses = normaliser.loss(terms)?;
-        let loss = if problem.reduction == Reduction::None {
-            let values = self.tokens.counted().iter().copied().zip(losses);
-            shaped("loss", &[problem.tokens], spread("loss", problem.tokens, T::ZERO, values)?)?
-        } else {
-            shaped("loss", &[], losses)?
-        };
+        let terms = rows.clone().map(|(token, x)| (self.cross_entropy(token, x), x.lse()));
+        let mut loss = tokens.loss(terms)?;
+        if problem.reduction == Reduction::None {
+            loss = tokens.spread("loss", T::ZERO, loss)?;
+        }
         let per_token = |wanted: bool, name, value: fn(&Partial<T>) -> T| {
-            let values = rows.clone().map(|(token, total)| (token, value(total)));
-            let all = || spread(name, problem.tokens, T::ZERO, values).map(Array1::from_vec);
+            let values = rows.clone().map(|(_, total)| value(total));
+            let all = || tokens.spread(name, T::ZERO, values).map(Array1::from_vec);
             wanted.then(all).transpose()
         };
         let TokenOutputs { lse, logprob, entropy, argmax } = problem.outputs;
-        let classes = rows
-            .clone()
-            .map(|(token, total)| (token, total.argmax.map_or(NO_CLASS, |class| class as i64)));
-        let argmaxes = || spread("argmax", problem.tokens, NO_CLASS, classes);
+        let class = |class: usize| class as i64;
+        let classes = rows.clone().map(|(_, total)| total.argmax.map_or(NO_CLASS, class));
+        let argmaxes = || tokens.spread("argmax", NO_CLASS, classes).map(Array1::from_vec);
         Ok(Output {
-            loss,
+            loss: shaped("loss", IxDyn(&problem.loss_shape()), loss)?,
             lse: per_token(lse, "lse", Partial::lse)?,
             logprob: per_token(logprob, "logprob", log_probability)?,
             entropy: per_token(entropy, "entropy", Partial::entropy)?,
-            argmax: argmax.then(argmaxes).transpose()?.map(Array1::from_vec),
-            n_valid: normaliser.n_valid as i64,
-            normaliser: normaliser.z,
+            argmax: argmax.then(argmaxes).transpose()?,
+            n_valid: tokens.counted.len() as i64,
+            normaliser: tokens.z,
         })
     }
 
@@ -79,13 +74,4 @@ const NO_CLASS: i64 = -1;
 /// That of a total, which has a target.
 pub(super) fn log_probability<T: Real>(total: &Partial<T>) -> T {
     total.logprob().unwrap_or(T::from_f64(f64::NAN))
-}
-
-fn shaped<T>(name: &str, shape: &[usize], data: Vec<T>) -> Result<ArrayD<T>, Error> {
-    let found = vec![data.len()];
-    ArrayD::from_shape_vec(IxDyn(shape), data).map_err(|_| Error::Shape {
-        operand: name.to_string(),
-        expected: shape.to_vec(),
-        found,
-    })
 }

@@ -8,15 +8,16 @@
 
 use super::Inputs;
 use crate::scalar::Real;
-use crate::tensor::{filled, reserve};
+use crate::tensor::{contiguous, filled};
 use etalon_problem::{Error, LinearCrossEntropy};
-use ndarray::{ArrayView, ArrayView2, ArrayViewMut2, Dimension};
+use ndarray::{ArrayView2, ArrayViewMut2};
 use std::borrow::Cow;
 use std::ops::Range;
 
 /// The rows of w and the biases of a range of classes.
 pub(super) struct Head<'a, T: Clone> {
-    classes: Range<usize>,
+    /// The classes that it holds.
+    pub classes: Range<usize>,
     dim: usize,
     w: Cow<'a, [T]>,
     bias: Option<Cow<'a, [T]>>,
@@ -58,19 +59,6 @@ impl<T: Real> Link<T> {
     }
 }
 
-/// The operand where it lies in row-major order, else a copy of it.
-pub(super) fn contiguous<'a, T: Real, D: Dimension>(
-    name: &str,
-    view: ArrayView<'a, T, D>,
-) -> Result<Cow<'a, [T]>, Error> {
-    if let Some(slice) = view.to_slice() {
-        return Ok(Cow::Borrowed(slice));
-    }
-    let mut copy = reserve(&format!("a contiguous copy of `{name}`"), view.len())?;
-    copy.extend(view.iter().copied());
-    Ok(Cow::Owned(copy))
-}
-
 impl<'a, T: Real> Head<'a, T> {
     pub fn new(
         problem: &LinearCrossEntropy,
@@ -85,11 +73,6 @@ impl<'a, T: Real> Head<'a, T> {
             bias: bias.map(|bias| contiguous("bias", bias.view())).transpose()?,
             link: Link::new(problem),
         })
-    }
-
-    /// The classes that it holds.
-    pub fn classes(&self) -> &Range<usize> {
-        &self.classes
     }
 
     /// The rows of w of a tile `[W, D]`.

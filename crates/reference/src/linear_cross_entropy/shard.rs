@@ -36,12 +36,11 @@ pub use super::tree::TILE;
 
 use super::Inputs;
 use super::head::Head;
-use super::tokens::{Token, Tokens, spread};
+use super::tokens::{Token, Tokens};
 use super::tree::{fold, tiles};
 use crate::named::{Named, check};
 use crate::parallel::try_map;
 use crate::scalar::Real;
-use crate::tensor::filled;
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
 use ndarray::Array2;
 use std::ops::Range;
@@ -76,45 +75,33 @@ impl<'a, T: Real> Shard<'a, T> {
 
     /// One for each token `[T]`: what the classes add to it. Ignored tokens: the identity.
     pub fn partials(&self) -> Result<Vec<Partial<T>>, Error> {
-        let tokens = self.tokens.counted();
-        let mut partials = filled("the partials", tokens.len(), Partial::identity())?;
-        let mut rest = partials.as_mut_slice();
-        let mut units = Vec::new();
-        for (numbers, h) in self.tokens.blocks() {
-            let (part, tail) = rest.split_at_mut(numbers.len());
-            units.push((numbers, h, part));
-            rest = tail;
-        }
-        let tiles = tiles(self.head.classes());
-        try_map(units, |(numbers, h, part)| {
-            let combine = |x, y| combine_rows(x, y);
+        let tiles = tiles(&self.head.classes);
+        let blocks = try_map(self.tokens.blocks(), |(numbers, h)| {
+            let tokens = &self.tokens.counted[numbers];
             let mut leaf = |tile: &Range<usize>| {
                 let mut z = self.head.tile(h, tile)?; // (C1)
                 z.iter_mut().for_each(|a| *a = self.head.link.logit(*a)); // (C2)
                 let weights = self.tokens.class_weights(tile);
-                let rows = tokens[numbers.clone()].iter().zip(z.chunks_exact(tile.len()));
                 let partial = |(token, z): (&Token<T>, _)| {
                     Partial::new(tile.start, z, weights, Some(token.target))
                 };
-                Ok(rows.map(partial).collect::<Vec<_>>())
+                Ok(tokens.iter().zip(z.chunks_exact(tile.len())).map(partial).collect::<Vec<_>>())
             };
-            if let Some(rows) = fold(&tiles, &mut leaf, &combine)? {
-                part.copy_from_slice(&rows);
-            }
-            Ok(())
+            fold(&tiles, &mut leaf, &combine_rows)
         })?;
-        let values = tokens.iter().copied().zip(partials);
-        spread("the partials", self.problem.tokens, Partial::identity(), values)
+        // Without classes there is nothing to spread.
+        let partials = blocks.into_iter().flatten().flatten();
+        self.tokens.spread("the partials", Partial::identity(), partials)
     }
 
     /// The tokens that count with their totals, which must be of all classes.
     pub(super) fn totals<'b>(
         &'b self,
         totals: &'b [Partial<T>],
-    ) -> Result<impl Iterator<Item = (Token<T>, &'b Partial<T>)> + Clone, Error> {
+    ) -> Result<impl Iterator<Item = (&'b Token<T>, &'b Partial<T>)> + Clone, Error> {
         let LinearCrossEntropy { tokens, vocab, .. } = *self.problem;
         Error::expect_shape("totals", &[tokens], &[totals.len()])?;
-        for token in self.tokens.counted() {
+        for token in &self.tokens.counted {
             let (i, total) = (token.index, &totals[token.index]);
             if total.classes != vocab {
                 let expected = format!("of all {vocab} classes");
@@ -125,7 +112,7 @@ impl<'a, T: Real> Shard<'a, T> {
                 return Err(Error::value(format!("targets[{i}]"), expected, token.target));
             }
         }
-        Ok(self.tokens.counted().iter().map(|&token| (token, &totals[token.index])))
+        Ok(self.tokens.counted.iter().map(|token| (token, &totals[token.index])))
     }
 }
 

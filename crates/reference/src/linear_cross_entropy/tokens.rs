@@ -5,10 +5,10 @@
 //! (C12) g_i = dloss κ_i / Z,     γ_i = dloss ζ κ_i ω_i / Z_z
 //! ```
 
-use super::head::{contiguous, matrix};
+use super::head::matrix;
 use super::{Inputs, weigh};
 use crate::scalar::Real;
-use crate::tensor::{filled, reserve};
+use crate::tensor::{contiguous, filled, reserve};
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
 use ndarray::{ArrayView1, ArrayView2, ArrayViewD, Axis};
 use std::borrow::Cow;
@@ -30,35 +30,33 @@ pub(super) struct Token<T> {
     pub class_weight: T,
 }
 
-/// The tokens that count, in their order.
+/// The tokens that count, in their order, and by what their losses are divided.
 pub(super) struct Tokens<'a, T: Clone> {
-    counted: Vec<Token<T>>,
+    problem: &'a LinearCrossEntropy,
+    pub counted: Vec<Token<T>>,
     /// Their rows of h, filled up with zeros as [`Real::PRODUCT_ROWS`] wants it.
     h: Vec<T>,
-    dim: usize,
     class_weights: Option<Cow<'a, [T]>>,
-    pub normaliser: Normaliser<T>,
+    /// Z of (C10).
+    pub z: T,
+    /// Z_z of (C10).
+    z_lse: T,
 }
 
 impl<'a, T: Real> Tokens<'a, T> {
-    pub fn new(problem: &LinearCrossEntropy, inputs: &'a Inputs<'_, T>) -> Result<Self, Error> {
+    pub fn new(problem: &'a LinearCrossEntropy, inputs: &'a Inputs<'_, T>) -> Result<Self, Error> {
         let class_weights = inputs.class_weights.as_ref();
         let class_weights =
             class_weights.map(|x| contiguous("class_weights", x.view())).transpose()?;
         let counted = counted(problem, inputs, class_weights.as_deref())?;
-        let normaliser = Normaliser::new(problem, &counted)?;
+        let (z, z_lse) = normalisers(problem, &counted)?;
         let rows = counted.len().next_multiple_of(T::PRODUCT_ROWS);
         let mut h = reserve("the counted rows of h", rows.saturating_mul(problem.dim))?;
         for token in &counted {
             h.extend(inputs.h.index_axis(Axis(0), token.index).iter().copied());
         }
         h.resize(rows * problem.dim, T::ZERO);
-        Ok(Tokens { counted, h, dim: problem.dim, class_weights, normaliser })
-    }
-
-    /// Every one of them.
-    pub fn counted(&self) -> &[Token<T>] {
-        &self.counted
+        Ok(Tokens { problem, counted, h, class_weights, z, z_lse })
     }
 
     /// The weights of some classes, if there are any.
@@ -70,8 +68,72 @@ impl<'a, T: Real> Tokens<'a, T> {
     pub fn blocks(&self) -> Vec<(Range<usize>, ArrayView2<'_, T>)> {
         let tokens = self.counted.len();
         let starts = (0..tokens).step_by(BLOCK);
-        let blocks = starts.zip(self.h.chunks(BLOCK.saturating_mul(self.dim)));
-        blocks.map(|(start, h)| (start..tokens.min(start + BLOCK), matrix(h, self.dim))).collect()
+        let dim = self.problem.dim;
+        let blocks = starts.zip(self.h.chunks(BLOCK.saturating_mul(dim)));
+        blocks.map(|(start, h)| (start..tokens.min(start + BLOCK), matrix(h, dim))).collect()
+    }
+
+    /// A value for each token `[T]`, from those of the tokens that count; `nothing` for the others.
+    pub fn spread<X: Clone>(
+        &self,
+        what: &str,
+        nothing: X,
+        values: impl IntoIterator<Item = X>,
+    ) -> Result<Vec<X>, Error> {
+        let mut all = filled(what, self.problem.tokens, nothing)?;
+        for (token, value) in self.counted.iter().zip(values) {
+            all[token.index] = value;
+        }
+        Ok(all)
+    }
+
+    /// x / z, or what the problem wants where there is nothing to average.
+    fn share(&self, x: T, z: T) -> T {
+        if self.problem.reduction != Reduction::Mean || self.z != T::ZERO {
+            return x / z;
+        }
+        match self.problem.nothing_left {
+            NothingLeft::Zero => T::ZERO,
+            NothingLeft::Nan | NothingLeft::Error => x * T::from_f64(f64::NAN),
+        }
+    }
+
+    /// ζ κ_i ω_i
+    fn lse_square(&self, token: &Token<T>) -> T {
+        let weighted = match self.problem.lse_square_weight {
+            LseSquareWeight::Unweighted => token.weight,
+            LseSquareWeight::ClassWeight => token.weight * token.class_weight,
+        };
+        T::from_f64(self.problem.lse_square_scale) * weighted
+    }
+
+    /// What the cross-entropies (C7) and the squares of lse add up to (C9), from both of every token
+    /// that counts: one number, or one per such token.
+    pub fn loss(&self, terms: impl Iterator<Item = (T, T)>) -> Result<Vec<T>, Error> {
+        let weighted = self.counted.iter().zip(terms).map(|(token, (cross_entropy, lse))| {
+            let square = weigh(self.lse_square(token), lse * lse);
+            (weigh(token.weight, cross_entropy), square)
+        });
+        if self.problem.reduction == Reduction::None {
+            let mut losses = reserve("the losses", self.counted.len())?;
+            losses.extend(weighted.map(|(cross_entropy, square)| cross_entropy + square));
+            return Ok(losses);
+        }
+        let (mut cross_entropies, mut squares) = (T::ZERO, T::ZERO);
+        for (cross_entropy, square) in weighted {
+            cross_entropies += cross_entropy;
+            squares += square;
+        }
+        Ok(vec![self.share(cross_entropies, self.z) + self.share(squares, self.z_lse)])
+    }
+
+    /// g_i and γ_i of (C12).
+    pub fn upstream(&self, dloss: Option<&ArrayViewD<'_, T>>, token: &Token<T>) -> (T, T) {
+        let own = [token.index];
+        let place: &[usize] = if self.problem.reduction == Reduction::None { &own } else { &[] };
+        let dloss = dloss.map_or(T::ZERO, |dloss| dloss[place]);
+        let g = self.share(dloss * token.weight, self.z);
+        (g, self.share(dloss * self.lse_square(token), self.z_lse))
     }
 }
 
@@ -103,119 +165,30 @@ fn counted<T: Real>(
     Ok(counted)
 }
 
-/// By what the losses are divided.
-pub(super) struct Normaliser<T> {
-    /// n: the tokens that count.
-    pub n_valid: usize,
-    /// Z of (C10).
-    pub z: T,
-    /// Z_z of (C10).
-    z_lse: T,
-    /// Whether there is nothing to average, and what then.
-    nothing: Option<NothingLeft>,
-    reduced: bool,
-    /// ζ
-    lse_square_scale: T,
-    lse_square_weight: LseSquareWeight,
-}
-
-impl<T: Real> Normaliser<T> {
-    fn new(problem: &LinearCrossEntropy, counted: &[Token<T>]) -> Result<Self, Error> {
-        let n_valid = counted.len();
-        let (z, z_lse) = match problem.reduction {
-            Reduction::None | Reduction::Sum => (T::ONE, T::ONE),
-            Reduction::By { normaliser } => {
-                let normaliser = T::from_f64(normaliser);
-                (normaliser, normaliser)
-            }
-            Reduction::Mean => {
-                let mut z = T::ZERO;
-                counted.iter().for_each(|token| z += token.weight * token.class_weight);
-                match problem.lse_square_weight {
-                    LseSquareWeight::Unweighted => (z, T::from_f64(n_valid as f64)),
-                    LseSquareWeight::ClassWeight => (z, z),
-                }
-            }
-        };
-        let nothing =
-            (problem.reduction == Reduction::Mean && z == T::ZERO).then_some(problem.nothing_left);
-        if nothing == Some(NothingLeft::Error) {
-            let expected = "not 0, as there must be something left to average";
-            return Err(Error::value("normaliser", expected, z.to_f64()));
+/// Z and Z_z of (C10). Fails where there is nothing left to average, if the problem wants that.
+fn normalisers<T: Real>(
+    problem: &LinearCrossEntropy,
+    counted: &[Token<T>],
+) -> Result<(T, T), Error> {
+    let mut z = T::ZERO;
+    match problem.reduction {
+        Reduction::None | Reduction::Sum => return Ok((T::ONE, T::ONE)),
+        Reduction::By { normaliser } => {
+            return Ok((T::from_f64(normaliser), T::from_f64(normaliser)));
         }
-        Ok(Normaliser {
-            n_valid,
-            z,
-            z_lse,
-            nothing,
-            reduced: problem.reduction != Reduction::None,
-            lse_square_scale: T::from_f64(problem.lse_square_scale),
-            lse_square_weight: problem.lse_square_weight,
-        })
+        Reduction::Mean => counted.iter().for_each(|token| z += token.weight * token.class_weight),
     }
-
-    /// x / z, or what the problem wants where there is nothing to average.
-    fn share(&self, x: T, z: T) -> T {
-        match self.nothing {
-            None => x / z,
-            Some(NothingLeft::Zero) => T::ZERO,
-            Some(NothingLeft::Nan | NothingLeft::Error) => x * T::from_f64(f64::NAN),
-        }
+    if z == T::ZERO && problem.nothing_left == NothingLeft::Error {
+        let expected = "not 0, as there must be something left to average";
+        return Err(Error::value("normaliser", expected, z.to_f64()));
     }
-
-    /// ζ κ_i ω_i
-    fn lse_square(&self, token: &Token<T>) -> T {
-        let weighted = match self.lse_square_weight {
-            LseSquareWeight::Unweighted => token.weight,
-            LseSquareWeight::ClassWeight => token.weight * token.class_weight,
-        };
-        self.lse_square_scale * weighted
-    }
-
-    /// What the cross-entropies (C7) and the squares of lse add up to (C9): one number, or one per
-    /// token that counts.
-    pub fn loss(&self, terms: impl Iterator<Item = (Token<T>, T, T)>) -> Result<Vec<T>, Error> {
-        let weighted = terms.map(|(token, cross_entropy, lse)| {
-            let square = weigh(self.lse_square(&token), lse * lse);
-            (weigh(token.weight, cross_entropy), square)
-        });
-        if !self.reduced {
-            let mut losses = reserve("the losses", self.n_valid)?;
-            losses.extend(weighted.map(|(cross_entropy, square)| cross_entropy + square));
-            return Ok(losses);
-        }
-        let (mut cross_entropies, mut squares) = (T::ZERO, T::ZERO);
-        for (cross_entropy, square) in weighted {
-            cross_entropies += cross_entropy;
-            squares += square;
-        }
-        Ok(vec![self.share(cross_entropies, self.z) + self.share(squares, self.z_lse)])
-    }
-
-    /// g_i and γ_i of (C12).
-    pub fn upstream(&self, dloss: Option<&ArrayViewD<'_, T>>, token: &Token<T>) -> (T, T) {
-        let place: &[usize] = if self.reduced { &[] } else { &[token.index] };
-        let dloss = dloss.map_or(T::ZERO, |dloss| dloss[place]);
-        let g = self.share(dloss * token.weight, self.z);
-        (g, self.share(dloss * self.lse_square(token), self.z_lse))
-    }
+    Ok(match problem.lse_square_weight {
+        LseSquareWeight::Unweighted => (z, T::from_f64(counted.len() as f64)),
+        LseSquareWeight::ClassWeight => (z, z),
+    })
 }
 
 /// The element of a token, of a tensor that counts as zero where it is absent.
 pub(super) fn at<T: Real>(tensor: &Option<ArrayView1<'_, T>>, token: &Token<T>) -> T {
     tensor.as_ref().map_or(T::ZERO, |tensor| tensor[token.index])
-}
-
-/// A value for each token, `nothing` for those that do not count.
-pub(super) fn spread<T: Real, X: Clone>(
-    what: &str,
-    tokens: usize,
-    nothing: X,
-    values: impl Iterator<Item = (Token<T>, X)>,
-) -> Result<Vec<X>, Error> {
-    let mut all = filled(what, tokens, nothing)?;
-    for (token, value) in values {
-        all[token.index] = value;
-    }
-    Ok(all)
 }

@@ -15,15 +15,15 @@
 //! i, and the sums over i, run over the query heads of the group too.
 
 use super::forward::advance;
-use super::{Seen, check_chunk, chunks, tokens};
-use crate::linear_attention::backward::{HeadGradients, backward_by};
+use super::{Seen, check_chunk, chunks};
+use crate::heads::Written;
+use crate::linear_attention::backward::{Rest, backward_by};
 use crate::linear_attention::heads::Head;
 use crate::linear_attention::state::{State, States};
-use crate::linear_attention::{Cotangents, Gradients, Inputs, check_operands};
-use crate::named::Named;
+use crate::linear_attention::{Cotangents, Gradients, Inputs};
 use crate::scalar::Real;
-use crate::tensor::{Matrix, MatrixMut, add_scaled, dot};
-use etalon_problem::{Error, LinearAttention, Pass};
+use crate::tensor::{MatrixMut, Rows, add_scaled, dot};
+use etalon_problem::{Error, LinearAttention};
 use std::ops::Range;
 
 /// As [`backward`](crate::linear_attention::backward()), in chunks of `chunk` tokens.
@@ -33,18 +33,17 @@ pub fn backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
     chunk: usize,
 ) -> Result<Gradients<T>, Error> {
-    check_operands(problem, Pass::Backward, inputs, cotangents.shapes())?;
     check_chunk(chunk)?;
     let scale = T::from_f64(problem.scale);
     backward_by(problem, scale, inputs, cotangents, |head, dout, d, gradients| {
-        let step = |n, s: &mut State<T>| advance(head, &tokens(head, chunk, n), s); // (R22)
-        let count = chunks(head, chunk);
-        let mut states = States::new(head.initial_state()?, count, step)?;
+        let chunks = chunks(head, chunk);
+        let step = |n, s: &mut State<T>| advance(head, &chunks[n], s); // (R22)
+        let mut states = States::new(head.initial_state()?, chunks.len(), step)?;
         let mut dscale = T::ZERO;
-        for n in (0..count).rev() {
-            let (s, _) = states.around(n);
-            let chunk = Chunk { head, dout, tokens: tokens(head, chunk, n) };
-            for i in chunk.tokens.clone() {
+        for (n, tokens) in chunks.iter().enumerate().rev() {
+            let (s, _) = states.around(n)?;
+            let chunk = Chunk { head, dout, tokens };
+            for i in tokens.clone() {
                 dscale += chunk.token(i, s, gradients);
             }
             chunk.pass_back(s, d, gradients);
@@ -55,33 +54,31 @@ pub fn backward<T: Real>(
 
 struct Chunk<'a, T: Real> {
     head: &'a Head<'a, T>,
-    dout: &'a [Matrix<'a, T>],
-    tokens: Range<usize>,
+    dout: &'a Rows<'a, T>,
+    tokens: &'a Range<usize>,
 }
 
 impl<T: Real> Chunk<'_, T> {
     /// What the outputs of token `i` contribute, also to dσ, which is returned.
-    fn token(&self, i: usize, s: &State<T>, gradients: &mut HeadGradients<'_, T>) -> T {
-        let Head { scale, k, v, .. } = *self.head;
-        let HeadGradients { by_query, by_key: [dk, dv, dg] } = gradients;
-        let seen = Seen::new(&self.head.gates, self.tokens.start, i);
-        let (mut sum, mut of_state) = (Vec::new(), Vec::new());
+    fn token(&self, i: usize, s: &State<T>, gradients: &mut Rest<'_, T>) -> T {
+        let &Chunk { head, dout, tokens } = self;
+        let scale = head.scale;
+        let Written { by_query, by_key: [dk, dv, dg] } = gradients;
+        let seen = Seen::new(head, tokens.start, i);
         let mut dscale = T::ZERO;
-        for ((q, dout), [dq]) in self.head.q.iter().zip(self.dout).zip(by_query) {
-            let (q, dout) = (q.row(i), dout.row(i));
-            sum.clear();
-            sum.resize(q.len(), T::ZERO);
-            let mut w = Vec::new();
+        for (member, [dq]) in by_query.iter_mut().enumerate() {
+            let (q, dout) = (head.q(member, i), dout.row(head.query(member, i)));
+            let (mut sum, mut w) = (vec![T::ZERO; q.len()], Vec::new());
             for (j, p) in seen.pairs() {
-                let (qk, dov) = (dot(q, k.row(j)), dot(dout, v.row(j)));
+                let (qk, dov) = (dot(q, head.k(j)), dot(dout, head.v(j)));
                 let (a, b) = (p * qk, p * dov); // (R23)
-                add_scaled(&mut sum, b, k.row(j));
+                add_scaled(&mut sum, b, head.k(j));
                 add_scaled(dk.row(j), scale * b, q); // (R25)
                 add_scaled(dv.row(j), scale * a, dout); // (R26)
                 w.push(scale * a * dov);
             }
             let x = seen.state.map(|alpha| {
-                s.apply_transposed(dout, &mut of_state);
+                let of_state = s.apply_transposed(dout);
                 add_scaled(&mut sum, alpha, &of_state);
                 scale * alpha * dot(q, &of_state)
             });
@@ -93,25 +90,25 @@ impl<T: Real> Chunk<'_, T> {
     }
 
     /// What the state after the chunk contributes; `d` becomes the gradient by the state before.
-    fn pass_back(&self, s: &State<T>, d: &mut State<T>, gradients: &mut HeadGradients<'_, T>) {
-        let Head { scale, k, v, .. } = *self.head;
-        let HeadGradients { by_key: [dk, dv, dg], .. } = gradients;
-        let seen = |i| Seen::new(&self.head.gates, self.tokens.start, i);
-        let last = seen(self.tokens.end - 1);
-        let (mut product, mut y) = (Vec::new(), Vec::new());
+    fn pass_back(&self, s: &State<T>, d: &mut State<T>, gradients: &mut Rest<'_, T>) {
+        let &Chunk { head, dout, tokens } = self;
+        let Written { by_query, by_key: [dk, dv, dg] } = gradients;
+        let seen = |i| Seen::new(head, tokens.start, i);
+        let last = seen(tokens.end - 1);
+        let mut y = Vec::new();
         for (j, omega) in last.pairs() {
-            d.apply_transposed(v.row(j), &mut product);
+            let product = d.apply_transposed(head.v(j));
             add_scaled(dk.row(j), omega, &product); // (R25)
-            y.push(omega * dot(k.row(j), &product));
-            d.apply(k.row(j), &mut product);
-            add_scaled(dv.row(j), omega, &product); // (R26)
+            y.push(omega * dot(head.k(j), &product));
+            add_scaled(dv.row(j), omega, &d.apply(head.k(j))); // (R26)
         }
         add_to_gates(&last, last.state.map(|alpha| alpha * s.inner(d)), &y, dg);
         d.decay(last.state); // (R28)
-        for i in self.tokens.clone() {
+        for i in tokens.clone() {
             if let Some(alpha) = seen(i).state {
-                for (q, dout) in self.head.q.iter().zip(self.dout) {
-                    d.add_outer(scale * alpha, q.row(i), dout.row(i));
+                for member in 0..by_query.len() {
+                    let dout = dout.row(head.query(member, i));
+                    d.add_outer(head.scale * alpha, head.q(member, i), dout);
                 }
             }
         }

@@ -3,14 +3,14 @@
 //! (R22) S′  = α_L S + Σ_j ω_j k_jᵀ v_j                        after its last use
 //! ```
 
-use super::{Seen, check_chunk, chunks, tokens};
+use super::{Seen, check_chunk, chunks};
 use crate::linear_attention::forward::forward_by;
 use crate::linear_attention::heads::Head;
 use crate::linear_attention::state::State;
-use crate::linear_attention::{Inputs, Output, check_operands};
+use crate::linear_attention::{Inputs, Output};
 use crate::scalar::Real;
 use crate::tensor::{add_scaled, dot};
-use etalon_problem::{Error, LinearAttention, Pass};
+use etalon_problem::{Error, LinearAttention};
 use std::ops::Range;
 
 /// As [`forward`](crate::linear_attention::forward()), in chunks of `chunk` tokens.
@@ -19,22 +19,19 @@ pub fn forward<T: Real>(
     inputs: &Inputs<'_, T>,
     chunk: usize,
 ) -> Result<Output<T>, Error> {
-    check_operands(problem, Pass::Forward, inputs, Vec::new())?;
     check_chunk(chunk)?;
     forward_by(problem, T::from_f64(problem.scale), inputs, |head, s, o| {
-        let (mut sum, mut of_state) = (Vec::new(), Vec::new());
-        for chunk in (0..chunks(head, chunk)).map(|n| tokens(head, chunk, n)) {
+        for chunk in chunks(head, chunk) {
             for i in chunk.clone() {
-                let seen = Seen::new(&head.gates, chunk.start, i);
-                for (q, [o]) in head.q.iter().zip(&mut *o) {
-                    sum.clear();
-                    sum.resize(o.row(i).len(), T::ZERO);
+                let seen = Seen::new(head, chunk.start, i);
+                for (member, [o]) in o.iter_mut().enumerate() {
+                    let q = head.q(member, i);
+                    let mut sum = vec![T::ZERO; o.row(i).len()];
                     for (j, p) in seen.pairs() {
-                        add_scaled(&mut sum, p * dot(q.row(i), head.k.row(j)), head.v.row(j));
+                        add_scaled(&mut sum, p * dot(q, head.k(j)), head.v(j));
                     }
                     if let Some(alpha) = seen.state {
-                        s.apply(q.row(i), &mut of_state);
-                        add_scaled(&mut sum, alpha, &of_state);
+                        add_scaled(&mut sum, alpha, &s.apply(q));
                     }
                     add_scaled(o.row(i), head.scale, &sum); // (R21)
                 }
@@ -46,9 +43,9 @@ pub fn forward<T: Real>(
 
 /// (R22)
 pub(super) fn advance<T: Real>(head: &Head<'_, T>, chunk: &Range<usize>, s: &mut State<T>) {
-    let last = Seen::new(&head.gates, chunk.start, chunk.end - 1);
+    let last = Seen::new(head, chunk.start, chunk.end - 1);
     s.decay(last.state);
     for (j, omega) in last.pairs() {
-        s.add_outer(omega, head.k.row(j), head.v.row(j));
+        s.add_outer(omega, head.k(j), head.v(j));
     }
 }

@@ -18,7 +18,6 @@ mod forward;
 pub use backward::backward;
 pub use forward::forward;
 
-use super::gates::Gates;
 use super::heads::Head;
 use crate::scalar::Real;
 use etalon_problem::Error;
@@ -29,15 +28,10 @@ fn check_chunk(chunk: usize) -> Result<(), Error> {
     if chunk == 0 { Err(Error::value("chunk", "at least 1", 0)) } else { Ok(()) }
 }
 
-/// The tokens of the n-th chunk of a head; the last one may be shorter than the others.
-fn tokens<T: Real>(head: &Head<'_, T>, chunk: usize, n: usize) -> Range<usize> {
-    let start = n * chunk;
-    start..head.tokens.min(start.saturating_add(chunk))
-}
-
-/// How many chunks there are.
-fn chunks<T: Real>(head: &Head<'_, T>, chunk: usize) -> usize {
-    head.tokens.div_ceil(chunk)
+/// The tokens of every chunk of a head; the last one may be shorter than the others.
+fn chunks<T: Real>(head: &Head<'_, T>, chunk: usize) -> Vec<Range<usize>> {
+    let starts = (0..head.tokens).step_by(chunk);
+    starts.map(|start| start..head.tokens.min(start.saturating_add(chunk))).collect()
 }
 
 /// (R20): what one token sees of its chunk.
@@ -52,14 +46,14 @@ struct Seen<T> {
 
 impl<T: Real> Seen<T> {
     /// What token `i` of a chunk that begins with `start` sees.
-    fn new(gates: &Gates<'_, T>, start: usize, i: usize) -> Self {
+    fn new(head: &Head<'_, T>, start: usize, i: usize) -> Self {
         let mut weights = Vec::new();
         let mut sum = Some(T::ZERO);
         let mut first = i + 1;
         while let Some(between) = sum.filter(|_| first > start) {
             weights.push(between.exp());
             first -= 1;
-            sum = gates.log(first).map(|g| between + g);
+            sum = head.log_decay(first).map(|g| between + g);
         }
         weights.reverse();
         Seen { tokens: first..i + 1, weights, state: sum.map(T::exp) }
