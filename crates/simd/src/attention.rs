@@ -37,8 +37,8 @@ pub use etalon_problem::attention::{
 };
 
 use crate::element::Tensor;
-use crate::run::Call;
-use crate::{Element, Options, Plan, Workspace, softmax};
+use crate::run::{Call, table_bytes};
+use crate::{Buffer, Element, Options, Plan, Workspace, softmax};
 use etalon_problem::{Algorithm, Attention, Error, Pass};
 use ndarray::arr0;
 
@@ -154,15 +154,11 @@ pub fn jvp_into<'a, T: Element>(
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
 /// given; and what it allocates for it, [`Plan::workspace_bytes`].
 pub fn plan<T: Element>(problem: &Attention, pass: Pass, options: &Options) -> Result<Plan, Error> {
-    problem.check()?;
+    let table = table_bytes(&problem.clone().into(), pass)?;
     let zero = arr0(T::ZERO);
-    let zero = Tensor::from(zero.view());
-    softmax::plan(
-        Algorithm::Attention,
-        &problem.scores,
-        Some(problem.value_dim),
-        &zero,
-        pass,
-        options,
-    )
+    let (zero, scores) = (Tensor::from(zero.view()), &problem.scores);
+    let mut plan =
+        softmax::plan(Algorithm::Attention, scores, Some(problem.value_dim), &zero, pass, options)?;
+    plan.buffers.push(Buffer::parts("table of tensors", 1, table));
+    Ok(plan)
 }

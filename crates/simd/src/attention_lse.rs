@@ -36,8 +36,8 @@ pub use etalon_problem::attention_lse::{
 };
 
 use crate::element::Tensor;
-use crate::run::Call;
-use crate::{Element, Options, Plan, Workspace, softmax};
+use crate::run::{Call, table_bytes};
+use crate::{Buffer, Element, Options, Plan, Workspace, softmax};
 use etalon_problem::{Algorithm, AttentionLse, Error, Pass};
 use ndarray::arr0;
 
@@ -156,8 +156,10 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    problem.check()?;
+    let table = table_bytes(&problem.clone().into(), pass)?;
     let zero = arr0(T::ZERO);
-    let zero = Tensor::from(zero.view());
-    softmax::plan(Algorithm::AttentionLse, &problem.scores, None, &zero, pass, options)
+    let (zero, scores) = (Tensor::from(zero.view()), &problem.scores);
+    let mut plan = softmax::plan(Algorithm::AttentionLse, scores, None, &zero, pass, options)?;
+    plan.buffers.push(Buffer::parts("table of tensors", 1, table));
+    Ok(plan)
 }

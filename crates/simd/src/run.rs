@@ -4,7 +4,7 @@ use crate::memory::zeros;
 use crate::{Element, Mode, Options, Workspace, linear_attention, softmax};
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
 use etalon_problem::{
-    Dtype, Error, Operand, Pass, Precision, Problem, Role, Table, Views, ViewsMut, find,
+    Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role, Table, Views, ViewsMut, find,
 };
 use std::sync::Arc;
 
@@ -91,6 +91,14 @@ impl Known {
             Ok(Known { problem: problem.clone(), pass, table })
         })
     }
+}
+
+/// Bytes of what a workspace remembers of a sound problem and a pass.
+pub(crate) fn table_bytes(problem: &Problem, pass: Pass) -> Result<usize, Error> {
+    let operands = problem.checked_table(pass)?.operands;
+    let axis = size_of::<usize>() + size_of::<Axis>();
+    let shapes = operands.iter().map(|operand| operand.shape.len() * axis);
+    Ok(shapes.sum::<usize>() + operands.capacity() * size_of::<Operand>() + size_of::<Known>())
 }
 
 /// Fails where the tier has no kernel.

@@ -22,7 +22,7 @@ pub fn run(
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let known = Known::of(workspace, problem, pass)?;
+    let known = Known::of(workspace, problem)?;
     let operands = operands(Inputs(inputs), pass)?;
     if pass == Pass::Step {
         return step(workspace, problem, operands, out, options);

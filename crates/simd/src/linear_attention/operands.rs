@@ -6,48 +6,33 @@ use super::state::Carry;
 use crate::Workspace;
 use crate::element::{Tensor, TensorMut};
 use crate::tiles::check_counts;
-use etalon_problem::{Axis, Error, LinearAttention, Operand, Pass, Table, TokenSequence};
+use etalon_problem::{Error, LinearAttention, TokenSequence};
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// Bytes of the lists of a workspace, of where its regions begin cache lines, and of the table of a
-/// problem beside its operands.
-const WORKSPACE: usize = 1280;
+/// Bytes of the lists of a workspace, and of where its regions begin cache lines.
+const WORKSPACE: usize = 1024;
 
-/// What follows from a problem and a pass before a tensor is seen.
+/// The sequences of a problem, which a workspace remembers.
 pub struct Known {
     problem: LinearAttention,
-    pass: Pass,
-    table: Table,
     pub sequences: Vec<TokenSequence>,
 }
 
 impl Known {
-    /// Fails unless the problem is sound.
-    pub fn of(
-        workspace: &Workspace,
-        problem: &LinearAttention,
-        pass: Pass,
-    ) -> Result<Arc<Self>, Error> {
-        let fits = |known: &Known| known.pass == pass && known.problem == *problem;
+    /// Those of a problem that passed its check.
+    pub fn of(workspace: &Workspace, problem: &LinearAttention) -> Result<Arc<Self>, Error> {
+        let fits = |known: &Known| known.problem == *problem;
         workspace.remember(fits, || {
-            problem.check()?;
             check_counts(problem.extents.batch, problem.extents.query_heads)?;
-            let (table, sequences) = (problem.table(pass), problem.list_sequences());
-            Ok(Known { problem: problem.clone(), pass, table, sequences })
+            Ok(Known { problem: problem.clone(), sequences: problem.list_sequences() })
         })
     }
 
-    /// Bytes of its lists, and of those that a workspace holds.
+    /// Bytes of its list, and of those that a workspace holds.
     pub fn bytes(&self) -> usize {
-        let axis = size_of::<usize>() + size_of::<Axis>();
-        let shapes = self.table.operands.iter().map(|operand| operand.shape.len() * axis);
-        let (operands, sequences) = (self.table.operands.capacity(), self.sequences.len());
-        shapes.sum::<usize>()
-            + operands * size_of::<Operand>()
-            + sequences * size_of::<TokenSequence>()
-            + WORKSPACE
+        self.sequences.len() * size_of::<TokenSequence>() + WORKSPACE
     }
 }
 

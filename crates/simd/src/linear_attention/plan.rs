@@ -3,6 +3,7 @@
 use super::operands::Known;
 use super::schedule::Schedule;
 use super::{forward, step, two_sided};
+use crate::run::table_bytes;
 use crate::{Buffer, Element, Options, Plan, Workspace};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 
@@ -13,7 +14,8 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    let known = Known::of(&Workspace::new(), problem, pass)?;
+    let table = table_bytes(&problem.clone().into(), pass)?;
+    let known = Known::of(&Workspace::new(), problem)?;
     let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
     let (whole, interval) = (schedule.whole(), schedule.interval());
     let again = usize::from(interval > 1);
@@ -32,7 +34,7 @@ pub fn plan<T: Element>(
             return Err(Error::value("pass", "one of linear_attention in the simd tier", pass));
         }
     };
-    buffers.push(Buffer::parts("lists of operands and sequences", 1, known.bytes()));
+    buffers.push(Buffer::parts("lists of operands and sequences", 1, table + known.bytes()));
     Ok(Plan {
         blocking: Blocking { queries: schedule.cut.chunk, keys: schedule.cut.micro },
         mode: None,
