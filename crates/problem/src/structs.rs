@@ -116,6 +116,8 @@ macro_rules! operands {
             $(crate::structs::operand!($p 'a T $axes $when): Copy,)*
         {}
 
+        // A view whose number of axes depends on the problem is no `Copy`.
+        #[allow(clippy::non_canonical_clone_impl)]
         impl<T: $crate::Scalar> Clone for $Name<'_, T> {
             fn clone(&self) -> Self {
                 $Name { $($field: self.$field.clone(),)* }

@@ -108,6 +108,7 @@ pub fn double_backward<'a, T: Element>(
 }
 
 /// As [`double_backward`], into arrays of the caller, and only what is asked for.
+#[expect(clippy::too_many_arguments, reason = "what it reads, where it writes, and how")]
 pub fn double_backward_into<'a, T: Element>(
     workspace: &Workspace,
     problem: &Attention,

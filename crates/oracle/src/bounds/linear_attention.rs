@@ -5,6 +5,7 @@ use super::inputs::{Errors, Inputs};
 use super::model::{Model, floor};
 use crate::tensor::Values;
 use etalon_problem::{Error, LinearAttention, Pass};
+use etalon_reference::linear_attention;
 use etalon_reference::scalar::Dual;
 use ndarray::ArrayD;
 
@@ -18,8 +19,10 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         "g" | "g_gamma" => Dual::new(x, -x),
         _ => Dual::constant(x.abs()),
     };
-    let problem = problem.clone().scale(problem.scale.abs()).into();
-    inputs.evaluated(&problem, absolute, |name, mass| chains.error(name, mass))
+    let problem = problem.clone().scale(problem.scale.abs());
+    let evaluate = |x: &_| linear_attention::evaluate(&problem, inputs.pass, x);
+    let error = |name: &str, mass: &_| chains.error(name, mass);
+    inputs.evaluated(&problem.clone().into(), absolute, evaluate, error)
 }
 
 /// How many roundings a term meets, and what its decay and underflow cost.
