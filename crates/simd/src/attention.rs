@@ -37,119 +37,46 @@ pub use etalon_problem::attention::{
 };
 
 use crate::element::Tensor;
-use crate::run::{Call, table_bytes};
-use crate::{Buffer, Element, Options, Plan, Workspace, softmax};
+use crate::run::{table_bytes, typed};
+use crate::{Buffer, Element, Options, Plan, softmax};
 use etalon_problem::{Algorithm, Attention, Error, Pass};
 use ndarray::arr0;
 
-/// o and lse of a problem (F1)–(F5).
-pub fn forward<T: Element>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    options: &Options,
-) -> Result<Output<T>, Error> {
-    Call::new(problem, Pass::Forward).with(inputs).results(options)
+typed! {
+    Attention, Forward: (inputs: Inputs);
+    /// o and lse of a problem (F1)–(F5).
+    forward -> Output;
+    /// As [`forward`], into arrays of the caller, with memory of a workspace.
+    forward_into, out: OutputMut;
 }
 
-/// As [`forward`], into arrays of the caller, with memory of a workspace.
-pub fn forward_into<T: Element>(
-    workspace: &Workspace,
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: OutputMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    Call::new(problem, Pass::Forward).with(inputs).write(workspace, out, options)
+typed! {
+    Attention, Backward: (inputs: Inputs, [out], cotangents: Cotangents);
+    /// dq, dk, dv and, where the problem has them, dsinks and dbias (B1)–(B9), from the outputs of the
+    /// forward pass.
+    backward -> Gradients;
+    /// As [`backward`], into arrays of the caller, and only the gradients that are asked for: dv alone
+    /// needs no dP.
+    backward_into, gradients: GradientsMut;
 }
 
-/// dq, dk, dv and, where the problem has them, dsinks and dbias (B1)–(B9), from the outputs of the
-/// forward pass.
-pub fn backward<'a, T: Element>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    options: &Options,
-) -> Result<Gradients<T>, Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::Backward).with(inputs).with(&out).with(cotangents);
-    call.results(options)
+typed! {
+    Attention, DoubleBackward: (inputs: Inputs, [out], cotangents: Cotangents,
+        second: SecondCotangents);
+    /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_lse, lse⟩ by everything that the backward
+    /// pass reads (D1)–(D15), from the outputs of the forward pass. [`crate::Mode`] changes nothing.
+    double_backward -> SecondGradients;
+    /// As [`double_backward`], into arrays of the caller, and only what is asked for.
+    double_backward_into, gradients: SecondGradientsMut;
 }
 
-/// As [`backward`], into arrays of the caller, and only the gradients that are asked for: dv alone
-/// needs no dP.
-pub fn backward_into<'a, T: Element>(
-    workspace: &Workspace,
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    gradients: GradientsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::Backward).with(inputs).with(&out).with(cotangents);
-    call.write(workspace, gradients, options)
-}
-
-/// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_lse, lse⟩ by everything that the backward
-/// pass reads (D1)–(D15), from the outputs of the forward pass. [`crate::Mode`] changes nothing.
-pub fn double_backward<'a, T: Element>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-    options: &Options,
-) -> Result<SecondGradients<T>, Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::DoubleBackward).with(inputs).with(&out);
-    call.with(cotangents).with(second).results(options)
-}
-
-/// As [`double_backward`], into arrays of the caller, and only what is asked for.
-#[expect(clippy::too_many_arguments, reason = "what it reads, where it writes, and how")]
-pub fn double_backward_into<'a, T: Element>(
-    workspace: &Workspace,
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-    gradients: SecondGradientsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::DoubleBackward).with(inputs).with(&out);
-    call.with(cotangents).with(second).write(workspace, gradients, options)
-}
-
-/// The tangents of o and lse along tangents of the inputs (J1)–(J2), from the outputs of the forward
-/// pass.
-pub fn jvp<'a, T: Element>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    tangents: &Tangents<'_, T>,
-    options: &Options,
-) -> Result<OutputTangents<T>, Error> {
-    let out = out.into();
-    Call::new(problem, Pass::Jvp).with(inputs).with(&out).with(tangents).results(options)
-}
-
-/// As [`jvp`], into arrays of the caller.
-pub fn jvp_into<'a, T: Element>(
-    workspace: &Workspace,
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    tangents: &Tangents<'_, T>,
-    moved: OutputTangentsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::Jvp).with(inputs).with(&out).with(tangents);
-    call.write(workspace, moved, options)
+typed! {
+    Attention, Jvp: (inputs: Inputs, [out], tangents: Tangents);
+    /// The tangents of o and lse along tangents of the inputs (J1)–(J2), from the outputs of the forward
+    /// pass.
+    jvp -> OutputTangents;
+    /// As [`jvp`], into arrays of the caller.
+    jvp_into, moved: OutputTangentsMut;
 }
 
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent

@@ -36,118 +36,45 @@ pub use etalon_problem::attention_lse::{
 };
 
 use crate::element::Tensor;
-use crate::run::{Call, table_bytes};
-use crate::{Buffer, Element, Options, Plan, Workspace, softmax};
+use crate::run::{table_bytes, typed};
+use crate::{Buffer, Element, Options, Plan, softmax};
 use etalon_problem::{Algorithm, AttentionLse, Error, Pass};
 use ndarray::arr0;
 
-/// lse of a problem (L1), and under [`crate::Mode::ForwardGradient`] also ∂lse/∂q = σ Σ_j P S′ k.
-pub fn forward<T: Element>(
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    options: &Options,
-) -> Result<Output<T>, Error> {
-    Call::new(problem, Pass::Forward).with(inputs).results(options)
+typed! {
+    AttentionLse, Forward: (inputs: Inputs);
+    /// lse of a problem (L1), and under [`crate::Mode::ForwardGradient`] also ∂lse/∂q = σ Σ_j P S′ k.
+    forward -> Output;
+    /// As [`forward`], into arrays of the caller, with memory of a workspace, and
+    /// ∂lse/∂q if there is a place for it, whatever the mode.
+    forward_into, out: OutputMut;
 }
 
-/// As [`forward`], into arrays of the caller, with memory of a workspace, and
-/// ∂lse/∂q if there is a place for it, whatever the mode.
-pub fn forward_into<T: Element>(
-    workspace: &Workspace,
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: OutputMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    Call::new(problem, Pass::Forward).with(inputs).write(workspace, out, options)
+typed! {
+    AttentionLse, Backward: (inputs: Inputs, [out], cotangents: Cotangents);
+    /// dq, dk and, where the problem has them, dsinks and dbias (L2), from the output of the forward
+    /// pass: attention's with dP = 0 and δ = −dlse; if ∂lse/∂q was written, dq is dlse times it.
+    backward -> Gradients;
+    /// As [`backward`], into arrays of the caller, and only the gradients that are asked for.
+    backward_into, gradients: GradientsMut;
 }
 
-/// dq, dk and, where the problem has them, dsinks and dbias (L2), from the output of the forward
-/// pass: attention's with dP = 0 and δ = −dlse; if ∂lse/∂q was written, dq is dlse times it.
-pub fn backward<'a, T: Element>(
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    options: &Options,
-) -> Result<Gradients<T>, Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::Backward).with(inputs).with(&out).with(cotangents);
-    call.results(options)
+typed! {
+    AttentionLse, DoubleBackward: (inputs: Inputs, [out], cotangents: Cotangents,
+        second: SecondCotangents);
+    /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_lse, lse⟩ by everything that the backward pass reads, from
+    /// the output of the forward pass. [`crate::Mode`] changes nothing.
+    double_backward -> SecondGradients;
+    /// As [`double_backward`], into arrays of the caller, and only what is asked for.
+    double_backward_into, gradients: SecondGradientsMut;
 }
 
-/// As [`backward`], into arrays of the caller, and only the gradients that are asked for.
-pub fn backward_into<'a, T: Element>(
-    workspace: &Workspace,
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    gradients: GradientsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::Backward).with(inputs).with(&out).with(cotangents);
-    call.write(workspace, gradients, options)
-}
-
-/// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_lse, lse⟩ by everything that the backward pass reads, from
-/// the output of the forward pass. [`crate::Mode`] changes nothing.
-pub fn double_backward<'a, T: Element>(
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-    options: &Options,
-) -> Result<SecondGradients<T>, Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::DoubleBackward).with(inputs).with(&out);
-    call.with(cotangents).with(second).results(options)
-}
-
-/// As [`double_backward`], into arrays of the caller, and only what is asked for.
-#[expect(clippy::too_many_arguments, reason = "what it reads, where it writes, and how")]
-pub fn double_backward_into<'a, T: Element>(
-    workspace: &Workspace,
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-    gradients: SecondGradientsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::DoubleBackward).with(inputs).with(&out);
-    call.with(cotangents).with(second).write(workspace, gradients, options)
-}
-
-/// The tangent of lse along tangents of the inputs (J2), from the output of the forward pass.
-pub fn jvp<'a, T: Element>(
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    tangents: &Tangents<'_, T>,
-    options: &Options,
-) -> Result<OutputTangents<T>, Error> {
-    let out = out.into();
-    Call::new(problem, Pass::Jvp).with(inputs).with(&out).with(tangents).results(options)
-}
-
-/// As [`jvp`], into arrays of the caller.
-pub fn jvp_into<'a, T: Element>(
-    workspace: &Workspace,
-    problem: &AttentionLse,
-    inputs: &Inputs<'_, T>,
-    out: impl Into<OutputRef<'a, T>>,
-    tangents: &Tangents<'_, T>,
-    moved: OutputTangentsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let out = out.into();
-    let call = Call::new(problem, Pass::Jvp).with(inputs).with(&out).with(tangents);
-    call.write(workspace, moved, options)
+typed! {
+    AttentionLse, Jvp: (inputs: Inputs, [out], tangents: Tangents);
+    /// The tangent of lse along tangents of the inputs (J2), from the output of the forward pass.
+    jvp -> OutputTangents;
+    /// As [`jvp`], into arrays of the caller.
+    jvp_into, moved: OutputTangentsMut;
 }
 
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent

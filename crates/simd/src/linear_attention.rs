@@ -55,97 +55,40 @@ pub use etalon_problem::linear_attention::{
 pub(crate) use named::run;
 pub use plan::{SharedMemory, plan, shared_memory};
 
-use crate::run::Call;
-use crate::{Element, Options, Workspace};
-use etalon_problem::{Error, LinearAttention, Pass};
+use crate::run::typed;
+use etalon_problem::LinearAttention;
 
-/// o and, where the problem asks for it, the final state.
-pub fn forward<T: Element>(
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    options: &Options,
-) -> Result<Output<T>, Error> {
-    Call::new(problem, Pass::Forward).with(inputs).results(options)
+typed! {
+    LinearAttention, Forward: (inputs: Inputs);
+    /// o and, where the problem asks for it, the final state.
+    forward -> Output;
+    /// As [`forward`], into arrays of the caller, with memory of a workspace.
+    forward_into, out: OutputMut;
 }
 
-/// As [`forward`], into arrays of the caller, with memory of a workspace.
-pub fn forward_into<T: Element>(
-    workspace: &Workspace,
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    out: OutputMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    Call::new(problem, Pass::Forward).with(inputs).write(workspace, out, options)
+typed! {
+    LinearAttention, Backward: (inputs: Inputs, cotangents: Cotangents);
+    /// The gradients of the inputs.
+    backward -> Gradients;
+    /// As [`backward`], into arrays of the caller, and only what is asked for.
+    backward_into, gradients: GradientsMut;
 }
 
-/// The gradients of the inputs.
-pub fn backward<T: Element>(
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    cotangents: &Cotangents<'_, T>,
-    options: &Options,
-) -> Result<Gradients<T>, Error> {
-    Call::new(problem, Pass::Backward).with(inputs).with(cotangents).results(options)
+typed! {
+    LinearAttention, DoubleBackward: (inputs: Inputs, cotangents: Cotangents,
+        second: SecondCotangents);
+    /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_final_state, H_n⟩ by everything that the
+    /// backward pass reads.
+    double_backward -> SecondGradients;
+    /// As [`double_backward`], into arrays of the caller, and only what is asked for.
+    double_backward_into, gradients: SecondGradientsMut;
 }
 
-/// As [`backward`], into arrays of the caller, and only what is asked for.
-pub fn backward_into<T: Element>(
-    workspace: &Workspace,
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    cotangents: &Cotangents<'_, T>,
-    gradients: GradientsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let call = Call::new(problem, Pass::Backward).with(inputs).with(cotangents);
-    call.write(workspace, gradients, options)
-}
-
-/// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_final_state, H_n⟩ by everything that the
-/// backward pass reads.
-pub fn double_backward<T: Element>(
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-    options: &Options,
-) -> Result<SecondGradients<T>, Error> {
-    let call = Call::new(problem, Pass::DoubleBackward).with(inputs);
-    call.with(cotangents).with(second).results(options)
-}
-
-/// As [`double_backward`], into arrays of the caller, and only what is asked for.
-pub fn double_backward_into<T: Element>(
-    workspace: &Workspace,
-    problem: &LinearAttention,
-    inputs: &Inputs<'_, T>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-    gradients: SecondGradientsMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    let call = Call::new(problem, Pass::DoubleBackward).with(inputs);
-    call.with(cotangents).with(second).write(workspace, gradients, options)
-}
-
-/// o of the next token and the states after it, from `initial_state`, those before it.
-pub fn step<T: Element>(
-    problem: &LinearAttention,
-    inputs: &StepInputs<'_, T>,
-    options: &Options,
-) -> Result<StepOutput<T>, Error> {
-    Call::new(problem, Pass::Step).with(inputs).results(options)
-}
-
-/// As [`step`], into arrays of the caller. Without `initial_state` the states are where they are: the
-/// place of `final_state` holds those before the token, and then those after it.
-pub fn step_into<T: Element>(
-    workspace: &Workspace,
-    problem: &LinearAttention,
-    inputs: &StepInputs<'_, T>,
-    out: StepOutputMut<'_, T>,
-    options: &Options,
-) -> Result<(), Error> {
-    Call::new(problem, Pass::Step).with(inputs).write(workspace, out, options)
+typed! {
+    LinearAttention, Step: (inputs: StepInputs);
+    /// o of the next token and the states after it, from `initial_state`, those before it.
+    step -> StepOutput;
+    /// As [`step`], into arrays of the caller. Without `initial_state` the states are where they are: the
+    /// place of `final_state` holds those before the token, and then those after it.
+    step_into, out: StepOutputMut;
 }

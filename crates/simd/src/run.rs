@@ -112,6 +112,52 @@ fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
     }
 }
 
+/// The two typed functions of a pass over structs of tensors: one has results of its own, one writes into
+/// places of the caller. In brackets: what the forward pass gave, anything that becomes an `OutputRef`.
+macro_rules! typed {
+    (
+        $Problem:ident, $Pass:ident: ($inputs:ident: $Inputs:ident
+        $(, [$out:ident])? $(, $given:ident: $Given:ident)*);
+        $(#[$doc:meta])*
+        $function:ident -> $Results:ident;
+        $(#[$into:meta])*
+        $function_into:ident, $places:ident: $Places:ident;
+    ) => {
+        $(#[$doc])*
+        #[allow(clippy::extra_unused_lifetimes)] // of a pass without `out`
+        pub fn $function<'a, T: $crate::Element>(
+            problem: &$Problem,
+            $inputs: &$Inputs<'_, T>,
+            $($out: impl Into<OutputRef<'a, T>>,)?
+            $($given: &$Given<'_, T>,)*
+            options: &$crate::Options,
+        ) -> Result<$Results<T>, etalon_problem::Error> {
+            let call = $crate::run::Call::new(problem, etalon_problem::Pass::$Pass).with($inputs);
+            $(let $out = $out.into();
+            let call = call.with(&$out);)?
+            call$(.with($given))*.results(options)
+        }
+
+        $(#[$into])*
+        #[allow(clippy::extra_unused_lifetimes, clippy::too_many_arguments)]
+        pub fn $function_into<'a, T: $crate::Element>(
+            workspace: &$crate::Workspace,
+            problem: &$Problem,
+            $inputs: &$Inputs<'_, T>,
+            $($out: impl Into<OutputRef<'a, T>>,)?
+            $($given: &$Given<'_, T>,)*
+            $places: $Places<'_, T>,
+            options: &$crate::Options,
+        ) -> Result<(), etalon_problem::Error> {
+            let call = $crate::run::Call::new(problem, etalon_problem::Pass::$Pass).with($inputs);
+            $(let $out = $out.into();
+            let call = call.with(&$out);)?
+            call$(.with($given))*.write(workspace, $places, options)
+        }
+    };
+}
+pub(crate) use typed;
+
 /// A typed call: structs of tensors in, a struct of results or of places out, through the door.
 pub(crate) struct Call<'s> {
     problem: Problem,
