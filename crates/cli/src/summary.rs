@@ -61,10 +61,15 @@ pub fn not_checked(report: &Report) -> Vec<String> {
 fn words(places: BTreeSet<Place<'_>>) -> String {
     let tiers =
         grouped(places.into_iter().map(|(algorithm, pass, tier)| ((algorithm, pass), tier)));
+    // No passes stand for all of them.
+    let unless_all = |(algorithm, passes): (Algorithm, BTreeSet<Pass>)| match passes.len() {
+        n if n == algorithm.passes().len() => (algorithm, BTreeSet::new()),
+        _ => (algorithm, passes),
+    };
     let parts = by_value(tiers).into_iter().map(|(tiers, pairs)| {
-        let names = by_value(grouped(pairs)).into_iter().map(|(passes, algorithms)| {
-            let all = algorithms.iter().all(|algorithm| algorithm.passes().len() == passes.len());
-            let passes = if all { String::new() } else { join(&passes) + " of " };
+        let passes = grouped(pairs).into_iter().map(unless_all).collect();
+        let names = by_value(passes).into_iter().map(|(passes, algorithms)| {
+            let passes = if passes.is_empty() { String::new() } else { join(&passes) + " of " };
             passes + &join(&algorithms)
         });
         format!("{} ({})", names.collect::<Vec<_>>().join("; "), join(&tiers))

@@ -421,7 +421,7 @@ fn a_refused_evaluation_leaves_an_earlier_output_alone() {
 fn unknown_names_are_answered_with_the_known_ones() {
     let bench = Bench::new("causal", "attention");
     let line = bench.refused("sideways", &[]);
-    let passes = "forward, backward, double_backward, jvp, step";
+    let passes = "forward, backward, double_backward, jvp, step, forward_backward";
     assert_eq!(line, format!("invalid value 'sideways' for '<PASS>' [possible values: {passes}]"));
     let bench = Bench { algorithm: "attentoin", ..bench };
     let line = bench.refused("forward", &[]);

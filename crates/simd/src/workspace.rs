@@ -45,8 +45,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 ///
 /// let workspace = Workspace::new();
 /// for _ in 0..3 {
-///     let out = linear_attention::OutputMut { o: o.view_mut(), final_state: None };
-///     linear_attention::forward_in(&workspace, &problem, &inputs, out, &Options::default())?;
+///     let out = linear_attention::OutputMut { o: Some(o.view_mut()), final_state: None };
+///     linear_attention::forward_into(&workspace, &problem, &inputs, out, &Options::default())?;
 /// }
 /// assert!(workspace.bytes() > 0);
 /// workspace.release();
