@@ -120,3 +120,16 @@ pub fn caches() -> Vec<Cache> {
 pub fn caches() -> Vec<Cache> {
     Vec::new()
 }
+
+/// The CPU's own name, where it has one.
+#[cfg(target_arch = "x86_64")]
+pub fn cpu_name() -> Option<String> {
+    let name = raw_cpuid::CpuId::new().get_processor_brand_string()?;
+    Some(name.as_str().trim().to_string())
+}
+
+/// The CPU's own name: unknown.
+#[cfg(not(target_arch = "x86_64"))]
+pub fn cpu_name() -> Option<String> {
+    None
+}
