@@ -157,12 +157,6 @@ pub fn plan<T: Element>(problem: &Attention, pass: Pass, options: &Options) -> R
     problem.check()?;
     let zero = arr0(T::ZERO);
     let zero = Tensor::from(zero.view());
-    softmax::plan(
-        Algorithm::Attention,
-        &problem.scores,
-        Some(problem.value_dim),
-        &zero,
-        pass,
-        options,
-    )
+    let table = problem.table(pass);
+    softmax::plan(Algorithm::Attention, &problem.scores, &table, &zero, pass, options)
 }

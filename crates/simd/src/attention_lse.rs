@@ -159,5 +159,6 @@ pub fn plan<T: Element>(
     problem.check()?;
     let zero = arr0(T::ZERO);
     let zero = Tensor::from(zero.view());
-    softmax::plan(Algorithm::AttentionLse, &problem.scores, None, &zero, pass, options)
+    let table = problem.table(pass);
+    softmax::plan(Algorithm::AttentionLse, &problem.scores, &table, &zero, pass, options)
 }

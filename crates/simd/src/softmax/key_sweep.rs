@@ -59,7 +59,7 @@ impl KeySweep<'_, '_, '_> {
         let (cut, shares) = (work.schedule.cut, work.schedule.shares());
         let (cols, longest) = (task.place.rows.clone(), work.packing.longest_tiles());
         let mut ahead: Queue<'_, '_, '_> = [const { None }; AHEAD];
-        for member in 0..work.inputs.scores.group() {
+        for member in 0..work.operands.scores.group() {
             let pair = self.wave.pair(task.slot, member, Stats::NONE);
             let head = self.wave.head(task.slot, member);
             let mut dbias =

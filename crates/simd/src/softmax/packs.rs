@@ -158,9 +158,10 @@ pub struct Packing<'a> {
     pub cut: Cut,
     /// k, v, and their directions.
     pub keys: [Operand<'a>; 4],
-    /// q, dout, the direction of q, and cot_o; where the pass packs all queries of a slot, with
-    /// their lse.
-    pub queries: Option<([Operand<'a>; 4], View<'a, f32, Ix3>)>,
+    /// q, dout, the direction of q, and cot_o; where the pass packs all queries of a slot.
+    pub queries: Option<[Operand<'a>; 4]>,
+    /// Of those queries.
+    pub lse: Option<View<'a, f32, Ix3>>,
 }
 
 impl<'a> Packing<'a> {
@@ -253,7 +254,7 @@ impl<'a> Packing<'a> {
 
     fn room_of_queries<'m>(&self, parts: &mut Parts<'m>) -> Queries<'m> {
         let len = self.longest().0;
-        let operands = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
+        let operands = self.queries.unwrap_or([Operand::NONE; 4]);
         let [q, dout, ddq, cot_o] = self.query_operands(operands).room(parts, len);
         let lse = parts.room(len.next_multiple_of(self.cut.rows));
         Queries { q, dout, ddq, cot_o, non_finite: NonFinite::new(parts, len), lse }
@@ -281,7 +282,7 @@ impl<'a> Packing<'a> {
     }
 
     fn pack_queries(&self, queries: &mut Queries<'_>, sequence: &Sequence, head: usize) {
-        let Some((operands, all)) = self.queries else { return };
+        let (Some(operands), Some(all)) = (self.queries, self.lse) else { return };
         let rows = query_rows(sequence);
         let Queries { q, dout, ddq, cot_o, non_finite, lse } = queries;
         lse[sequence.queries..].fill(f32::INFINITY);
