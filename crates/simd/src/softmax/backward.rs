@@ -138,7 +138,7 @@ fn packing<'s>(
     let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
     let queries = [if_both(dk)(Some(q)), if_both(dv)(dout), Operand::NONE, Operand::NONE];
     let cut = Cut::new(scores, options, FIRST_ORDER)?;
-    Ok(Packing { scores, sequences, cut, keys, queries: Some(queries), lse })
+    Ok(Packing { scores, sequences, cut, keys, queries, lse })
 }
 
 fn schedule(

@@ -85,7 +85,7 @@ fn packing<'s>(
         (keys.map(Operand::both), queries.map(Operand::both))
     };
     let cut = Cut::new(scores, options, SECOND_ORDER)?;
-    Ok(Packing { scores, sequences, cut, keys, queries: Some(queries), lse })
+    Ok(Packing { scores, sequences, cut, keys, queries, lse })
 }
 
 fn schedule(operands: &Operands<'_>, packing: &Packing<'_>, bias: bool) -> Schedule {

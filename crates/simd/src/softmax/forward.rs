@@ -82,7 +82,7 @@ impl<'a> Forward<'a> {
         let cut = Cut::new(scores, options, FIRST_ORDER)?;
         let k = if self.derivative { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
         let keys = [k, Operand::along(v), Operand::NONE, Operand::NONE];
-        Ok(Packing { scores, sequences, cut, keys, queries: None, lse: None })
+        Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })
     }
 
     fn needs(&self, packing: &Packing<'_>) -> Needs {

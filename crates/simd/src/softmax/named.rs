@@ -8,7 +8,7 @@ use crate::tiles::check_counts;
 use crate::workspace::Region;
 use crate::{Options, Workspace};
 use etalon_problem::{Error, Pass, Scores, Views, ViewsMut};
-use ndarray::{ArrayView, ArrayViewMut, Dimension, IntoDimension, Ix4};
+use ndarray::{ArrayViewMut, Dimension, IntoDimension, Ix4};
 
 /// Runs a pass; its inputs and the places of its outputs have been checked.
 pub fn run(
@@ -25,23 +25,20 @@ pub fn run(
         return run_forward(workspace, &operands, out, options);
     }
     // What the forward pass did not save is computed anew; o is not rounded to the storage type.
+    let [mut memory_of_o, mut memory_of_lse] = [(); 2].map(|()| Region::default());
     let (mut o, mut lse) = (None, None);
     if operands.v.is_some() && operands.o.is_none() {
         let e = &scores.extents;
         let shape = [e.batch, e.query_heads, e.queries, operands.value_dim()];
-        o = Some(Kept::new(workspace, shape, "o")?);
+        o = Some(room(workspace, &mut memory_of_o, shape, "o")?);
     }
     if operands.lse.is_none() || o.is_some() {
-        let lse = lse.insert(Kept::new(workspace, scores.row_shape(), "lse")?);
-        let o = o.as_mut().map(|o| o.view_mut().map(Into::into)).transpose()?;
-        forward::run(workspace, &operands, (o, lse.view_mut()?), false, options)?;
+        let lse = lse.insert(room(workspace, &mut memory_of_lse, scores.row_shape(), "lse")?);
+        let o = o.as_mut().map(|o| o.view_mut().into());
+        forward::run(workspace, &operands, (o, lse.view_mut()), false, options)?;
     }
-    if let Some(o) = &o {
-        operands.o = Some(o.view()?.into());
-    }
-    if let Some(lse) = &lse {
-        operands.lse = Some(lse.view()?);
-    }
+    operands.o = o.as_ref().map_or(operands.o, |o| Some(o.view().into()));
+    operands.lse = lse.as_ref().map_or(operands.lse, |lse| Some(lse.view()));
     let places = places(out, pass)?;
     match pass {
         Pass::Backward => backward::run(workspace, &operands, places, options),
@@ -55,13 +52,10 @@ fn run_forward(
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let mut unwanted;
+    let mut unwanted = Region::default();
     let lse = match float_place(out, "lse")? {
         Some(lse) => lse,
-        None => {
-            unwanted = Kept::new(workspace, operands.scores.row_shape(), "lse")?;
-            unwanted.view_mut()?
-        }
+        None => room(workspace, &mut unwanted, operands.scores.row_shape(), "lse")?,
     };
     let gradient = float_place::<Ix4>(out, "gradient")?;
     let derivative = gradient.is_some();
@@ -89,32 +83,16 @@ fn places<'o>(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Places<'o>, Error> {
     })
 }
 
-/// An array in memory of a workspace.
-struct Kept<D: Dimension> {
-    memory: Region,
-    shape: D,
-    what: &'static str,
-}
-
-impl<D: Dimension> Kept<D> {
-    /// Its elements hold anything.
-    fn new(
-        workspace: &Workspace,
-        shape: impl IntoDimension<Dim = D>,
-        what: &'static str,
-    ) -> Result<Self, Error> {
-        let shape = shape.into_dimension();
-        let len = shape.slice().iter().fold(1, |len: usize, &extent| len.saturating_mul(extent));
-        Ok(Kept { memory: workspace.room(len, what)?, shape, what })
-    }
-
-    fn view(&self) -> Result<ArrayView<'_, f32, D>, Error> {
-        let view = ArrayView::from_shape(self.shape.clone(), &self.memory[..]);
-        view.map_err(|error| Error::value(self.what, "an addressable array", error))
-    }
-
-    fn view_mut(&mut self) -> Result<ArrayViewMut<'_, f32, D>, Error> {
-        let view = ArrayViewMut::from_shape(self.shape.clone(), &mut self.memory[..]);
-        view.map_err(|error| Error::value(self.what, "an addressable array", error))
-    }
+/// An array in memory of a workspace, which `memory` holds; its elements are anything.
+fn room<'m, D: Dimension>(
+    workspace: &Workspace,
+    memory: &'m mut Region,
+    shape: impl IntoDimension<Dim = D>,
+    what: &str,
+) -> Result<ArrayViewMut<'m, f32, D>, Error> {
+    let shape = shape.into_dimension();
+    let len = shape.slice().iter().fold(1, |len: usize, &extent| len.saturating_mul(extent));
+    *memory = workspace.room(len, what)?;
+    let array = ArrayViewMut::from_shape(shape, &mut memory[..]);
+    array.map_err(|error| Error::value(what, "an addressable array", error))
 }

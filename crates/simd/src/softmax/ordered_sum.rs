@@ -85,8 +85,8 @@ impl<'t, 'o> OrderedSum<'t, 'o> {
         state.dq = Some(dq);
     }
 
-    /// Adds what the tile of keys `cols` has, which must be one that is seen, when it is its turn: with
-    /// `wait`; otherwise if it is, and returns whether it was. Rows of the sum lie `stride` apart.
+    /// Adds what the tile of keys `cols` has, which must be one that is seen, if it is its turn; with
+    /// `wait`, when it is. Returns whether it was. Rows of the sum lie `stride` apart.
     pub fn add(
         &self,
         seen: &Seen<'_>,
