@@ -37,9 +37,9 @@ pub use etalon_problem::attention::{
 };
 
 use crate::element::Tensor;
-use crate::run::{table_bytes, typed};
-use crate::{Buffer, Element, Options, Plan, softmax};
-use etalon_problem::{Algorithm, Attention, Error, Pass};
+use crate::run::typed;
+use crate::{Element, Options, Plan, softmax};
+use etalon_problem::{Attention, Error, Pass, Problem};
 use ndarray::arr0;
 
 typed! {
@@ -82,11 +82,8 @@ typed! {
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
 /// given; and what it allocates for it, [`Plan::workspace_bytes`].
 pub fn plan<T: Element>(problem: &Attention, pass: Pass, options: &Options) -> Result<Plan, Error> {
-    let table = table_bytes(&problem.clone().into(), pass)?;
+    let table = Problem::from(problem.clone()).checked_table(pass)?;
     let zero = arr0(T::ZERO);
-    let (zero, scores) = (Tensor::from(zero.view()), &problem.scores);
-    let mut plan =
-        softmax::plan(Algorithm::Attention, scores, Some(problem.value_dim), &zero, pass, options)?;
-    plan.buffers.push(Buffer::parts("table of tensors", 1, table));
-    Ok(plan)
+    let zero = Tensor::from(zero.view());
+    softmax::plan(&problem.scores, &table, &zero, pass, options)
 }

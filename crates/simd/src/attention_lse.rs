@@ -36,9 +36,9 @@ pub use etalon_problem::attention_lse::{
 };
 
 use crate::element::Tensor;
-use crate::run::{table_bytes, typed};
-use crate::{Buffer, Element, Options, Plan, softmax};
-use etalon_problem::{Algorithm, AttentionLse, Error, Pass};
+use crate::run::typed;
+use crate::{Element, Options, Plan, softmax};
+use etalon_problem::{AttentionLse, Error, Pass, Problem};
 use ndarray::arr0;
 
 typed! {
@@ -84,10 +84,8 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    let table = table_bytes(&problem.clone().into(), pass)?;
+    let table = Problem::from(problem.clone()).checked_table(pass)?;
     let zero = arr0(T::ZERO);
-    let (zero, scores) = (Tensor::from(zero.view()), &problem.scores);
-    let mut plan = softmax::plan(Algorithm::AttentionLse, scores, None, &zero, pass, options)?;
-    plan.buffers.push(Buffer::parts("table of tensors", 1, table));
-    Ok(plan)
+    let zero = Tensor::from(zero.view());
+    softmax::plan(&problem.scores, &table, &zero, pass, options)
 }

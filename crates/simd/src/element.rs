@@ -8,8 +8,8 @@ use etalon_problem::{Dtype, Error, Scalar};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 use ndarray::{
-    ArrayBase, ArrayView, ArrayView1, ArrayViewMut, ArrayViewMut1, Axis, Dimension, IntoDimension,
-    Ix0, Ix1, Ix2, Ix3, Ix4, RemoveAxis, SliceArg, ViewRepr, s,
+    ArrayBase, ArrayView, ArrayView1, ArrayViewMut, ArrayViewMut1, Axis, Dimension, Ix0, Ix1, Ix2,
+    Ix3, Ix4, RemoveAxis, SliceArg, ViewRepr, s,
 };
 use std::ops::Range;
 
@@ -86,15 +86,13 @@ impl<'a, D: Dimension> Tensor<'a, D> {
 
 impl Tensor<'_, Ix0> {
     /// An operand that is not there yet, `name`: every element is this one.
-    pub fn unwritten<D: IntoDimension>(
+    pub fn unwritten(
         &self,
-        shape: D,
+        shape: &[usize],
         name: &str,
-    ) -> Result<Tensor<'_, D::Dim>, Error> {
-        let shape = shape.into_dimension();
-        let found = format!("{:?}", shape.slice());
-        let tensor = typed!(self, x => x.broadcast(shape).map(Tensor::from));
-        tensor.ok_or_else(|| Error::value(name, "an addressable array", found))
+    ) -> Result<etalon_problem::View<'_>, Error> {
+        let view = typed!(self, x => x.broadcast(shape).map(Into::into));
+        view.ok_or_else(|| Error::value(name, "an addressable array", format!("{shape:?}")))
     }
 }
 

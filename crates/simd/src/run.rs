@@ -93,12 +93,12 @@ impl Known {
     }
 }
 
-/// Bytes of what a workspace remembers of a sound problem and a pass.
-pub(crate) fn table_bytes(problem: &Problem, pass: Pass) -> Result<usize, Error> {
-    let operands = problem.checked_table(pass)?.operands;
+/// Bytes of what a workspace remembers of the tensors of a call.
+pub(crate) fn table_bytes(table: &Table) -> usize {
     let axis = size_of::<usize>() + size_of::<Axis>();
-    let shapes = operands.iter().map(|operand| operand.shape.len() * axis);
-    Ok(shapes.sum::<usize>() + operands.capacity() * size_of::<Operand>() + size_of::<Known>())
+    let shapes = table.operands.iter().map(|operand| operand.shape.len() * axis);
+    let operands = table.operands.capacity() * size_of::<Operand>();
+    shapes.sum::<usize>() + operands + size_of::<Known>()
 }
 
 /// Fails where the tier has no kernel.

@@ -7,10 +7,9 @@
 //! double_backward   second                             ┴ wave ─ kernels ─ block ─ weights, scores
 //! ```
 //!
-//! A pass is a struct of its operands ([`Forward`], [`Backward`], [`DoubleBackward`]) with the methods
-//! `run` and `plan`. First and second order share their schedule, their memory, the order of their work
-//! ([`wave::Work`]), their sweeps and the kernels of whole tiles; they differ in the weights of a register
-//! block ([`block::Body`]).
+//! A pass is a module with the functions `run` and `plan` of its [`operands`]. First and second order
+//! share their schedule, their memory, the order of their work ([`wave::Work`]), their sweeps and the
+//! kernels of whole tiles; they differ in the weights of a register block ([`block::Body`]).
 //!
 //! All memory comes from a [`Workspace`](crate::Workspace): one region for packed operands, row
 //! statistics, sums of dq and the scratch of threads, and lists of tasks. [`schedule::Needs`] says how
@@ -23,10 +22,10 @@ mod double_backward;
 mod forward;
 mod forward_tile;
 mod gradient;
-mod inputs;
 mod kernels;
 mod key_sweep;
 mod named;
+mod operands;
 mod ordered_sum;
 mod packs;
 mod plan;

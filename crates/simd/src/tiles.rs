@@ -3,6 +3,7 @@
 use crate::element::TensorMut;
 use etalon_problem::{Error, Sequence};
 use ndarray::{Dimension, Ix3, Ix4};
+use std::iter::repeat_with;
 use std::ops::Range;
 
 /// The most batch elements, and the most heads: lists are made of them even where every tensor is
@@ -89,88 +90,58 @@ impl Side {
             (0..heads).flat_map(tiles)
         })
     }
-}
 
-/// What is left of a view after parts of it were taken; it begins at `from`.
-pub struct Rest<'o, D: Dimension> {
-    view: Option<TensorMut<'o, D>>,
-    from: usize,
-}
-
-impl<'o, D: Dimension> Rest<'o, D> {
-    /// All of a view.
-    pub fn of(view: Option<TensorMut<'o, D>>) -> Self {
-        Rest { view, from: 0 }
-    }
-
-    /// Takes a range of an axis, behind all that were taken before.
-    pub fn take(&mut self, axis: usize, range: Range<usize>) -> Option<TensorMut<'o, D>> {
-        let (_, rest) = self.view.take()?.split_at(axis, range.start - self.from);
-        let (part, rest) = rest.split_at(axis, range.len());
-        *self = Rest { view: Some(rest), from: range.end };
-        Some(part)
-    }
-}
-
-/// A result `[batch, heads, …]` from which the tiles of [`Side::places`] are taken, in their order. Where
-/// there is no result, there are no tiles.
-pub struct Cutting<'o> {
-    side: Side,
-    /// Heads of the result to a head of the places.
-    group: usize,
-    batches: Rest<'o, Ix4>,
-    /// The rest of a batch element, of a sequence in it, and of a head of that.
-    rows: Rest<'o, Ix3>,
-    heads: Rest<'o, Ix3>,
-    tiles: Rest<'o, Ix3>,
-    /// The batch element, the sequence and the head that the last tile was of.
-    last: [Option<usize>; 3],
-}
-
-impl<'o> Cutting<'o> {
-    /// Rows that belong to no sequence become `nothing`.
-    pub fn new(
-        side: Side,
-        group: usize,
+    /// A result `[batch, heads, …]`, of `group` heads to each of `heads`, cut into the tiles of
+    /// [`Side::places`], in their order: `[group, rows, …]`, or of pairs `[group, queries, keys]`.
+    pub fn pieces<'o>(
+        self,
+        result: Option<TensorMut<'o, Ix4>>,
         sequences: &[Sequence],
-        mut result: Option<TensorMut<'o, Ix4>>,
+        (heads, group): (usize, usize),
+        size: usize,
         nothing: f32,
-    ) -> Self {
-        let covered = sequences.iter().map(|sequence| side.rows(sequence).len()).sum::<usize>();
-        result.iter_mut().for_each(|result| clear(result, covered, nothing));
-        let [rows, heads, tiles] = [(); 3].map(|()| Rest::of(None));
-        Cutting { side, group, batches: Rest::of(result), rows, heads, tiles, last: [None; 3] }
+    ) -> impl Iterator<Item = Option<TensorMut<'o, Ix3>>> {
+        let rows = move |sequence: &Sequence| (sequence.batch, self.rows(sequence));
+        let of_pairs = self == Side::Pairs;
+        let spans = move |sequence: &Sequence| {
+            let start = if of_pairs { sequence.key_start } else { 0 };
+            tiles(start..start + self.len(sequence), size)
+        };
+        let axis = if of_pairs { 2 } else { 1 };
+        pieces(result, sequences, rows, (heads, group), (axis, spans), nothing)
     }
+}
 
-    /// The next tile, `[group, rows, …]`; or of pairs `[group, queries, keys]`.
-    pub fn take(&mut self, sequence: &Sequence, place: &Place) -> Option<TensorMut<'o, Ix3>> {
-        let Place { number, head, rows } = place;
-        let [batch, last_number, last_head] = &mut self.last;
-        if batch.replace(sequence.batch) != Some(sequence.batch) {
-            let batch = self.batches.take(0, sequence.batch..sequence.batch + 1);
-            self.rows = Rest::of(batch.map(|batch| batch.outer(0)));
-        }
-        if last_number.replace(*number) != Some(*number) {
-            self.heads = Rest::of(self.rows.take(1, self.side.rows(sequence)));
-            *last_head = None;
-        }
-        if last_head.replace(*head) != Some(*head) {
-            let heads = head * self.group..(head + 1) * self.group;
-            self.tiles = Rest::of(self.heads.take(0, heads));
-        }
-        match self.side {
-            Side::Queries | Side::Keys => self.tiles.take(1, rows.clone()),
-            Side::Pairs => {
-                let start = sequence.key_start;
-                self.tiles.take(2, start + rows.start..start + rows.end)
-            }
-        }
-    }
+/// Cuts a result `[batch, heads, rows, …]` into pieces `[group, …]`, in the order of sequences, groups of
+/// heads and `spans`, which lie along `axis` of a piece: of a sequence the batch element and the rows in
+/// `rows`. Rows that belong to no sequence become `nothing`. Where there is no result, there are no pieces.
+pub fn pieces<'o, S, I: Iterator<Item = Range<usize>>>(
+    result: Option<TensorMut<'o, Ix4>>,
+    sequences: &[S],
+    rows: impl Fn(&S) -> (usize, Range<usize>) + Copy,
+    (groups, group): (usize, usize),
+    (axis, spans): (usize, impl Fn(&S) -> I + Copy),
+    nothing: f32,
+) -> impl Iterator<Item = Option<TensorMut<'o, Ix3>>> {
+    let mut pieces = result.map(|mut result| {
+        clear(&mut result, sequences.iter().map(|s| rows(s).1.len()).sum(), nothing);
+        let elements = move || sequences.chunk_by(move |a, b| rows(a).0 == rows(b).0);
+        let batches = elements().map(move |here| rows(&here[0]).0).map(|batch| batch..batch + 1);
+        cut_along(result, 0, batches).zip(elements()).flat_map(move |(batch, here)| {
+            let every = here.iter().map(move |s| rows(s).1);
+            cut_along(batch.outer(0), 1, every).zip(here).flat_map(move |(heads, sequence)| {
+                let groups = (0..groups).map(move |head| head * group..(head + 1) * group);
+                cut_along(heads, 0, groups)
+                    .flat_map(move |rows| cut_along(rows, axis, spans(sequence)))
+            })
+        })
+    });
+    repeat_with(move || pieces.as_mut().and_then(Iterator::next))
 }
 
 /// Fills a result `[batch, heads, rows, …]` with `nothing` if some of its rows belong to no sequence;
 /// `covered` rows belong to one, and will be written.
-pub fn clear<D: Dimension>(result: &mut TensorMut<'_, D>, covered: usize, nothing: f32) {
+fn clear(result: &mut TensorMut<'_, Ix4>, covered: usize, nothing: f32) {
     if covered < result.shape()[0] * result.shape()[2] {
         result.fill(nothing);
     }
@@ -182,8 +153,13 @@ pub fn cut_along<'o, D: Dimension>(
     axis: usize,
     spans: impl Iterator<Item = Range<usize>>,
 ) -> impl Iterator<Item = TensorMut<'o, D>> {
-    let mut rest = Rest::of(Some(result));
-    spans.map_while(move |span| rest.take(axis, span))
+    let (mut rest, mut from) = (Some(result), 0);
+    spans.map_while(move |span| {
+        let (_, here) = rest.take()?.split_at(axis, span.start - from);
+        let (part, behind) = here.split_at(axis, span.len());
+        (rest, from) = (Some(behind), span.end);
+        Some(part)
+    })
 }
 
 #[cfg(test)]
@@ -204,10 +180,11 @@ mod tests {
         let mut result = Array4::<f32>::from_elem((2, heads * group, 11, 10), 9.0);
         let mut wanted = Array4::<f32>::zeros(result.dim());
         let view = Some(result.view_mut().into());
-        let mut cutting = Cutting::new(side, group, &sequences, view, 0.0);
-        for (number, place) in side.places(&sequences, heads, 2).enumerate() {
+        let places = side.places(&sequences, heads, 2);
+        let pieces = side.pieces(view, &sequences, (heads, group), 2, 0.0);
+        for (number, (place, piece)) in places.zip(pieces).enumerate() {
             let sequence = &sequences[place.number];
-            cutting.take(sequence, &place).unwrap().fill(number as f32);
+            piece.unwrap().fill(number as f32);
             let heads = place.head * group..(place.head + 1) * group;
             let of = |start: usize| start + place.rows.start..start + place.rows.end;
             let mut here = match side {

@@ -47,29 +47,17 @@ fn operands<'a>(x: Inputs<'a, '_>, pass: Pass) -> Result<Operands<'a>, Error> {
         true => x.float::<Ix2>("g")?.map(|g| g.insert_axis(Axis(2))),
         false => x.float("g")?,
     };
-    let mut operands = Operands {
-        q: [tensor("q")?, None],
-        k: [tensor("k")?, None],
-        v: [tensor("v")?, None],
+    Ok(Operands {
+        q: [tensor("q")?, tensor("ddq")?],
+        k: [tensor("k")?, tensor("ddk")?],
+        v: [tensor("v")?, tensor("ddv")?],
+        dout: [tensor("dout")?, tensor("cot_o")?],
         log_decays: Logs { by_head: x.float("g_gamma")?, by_token: g },
-        initial: [x.float("initial_state")?, None],
-        ..Operands::default()
-    };
-    if matches!(pass, Pass::Backward | Pass::DoubleBackward) {
-        operands.dout[0] = x.tensor("dout")?;
-        operands.last[0] = x.float("dfinal_state")?;
-    }
-    if pass == Pass::DoubleBackward {
-        operands.q[1] = x.tensor("ddq")?;
-        operands.k[1] = x.tensor("ddk")?;
-        operands.v[1] = x.tensor("ddv")?;
-        operands.dout[1] = x.tensor("cot_o")?;
-        operands.log_tangents = Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? };
-        operands.initial[1] = x.float("ddinitial_state")?;
-        operands.last[1] = x.float("cot_final_state")?;
-        operands.ddscale = x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]);
-    }
-    Ok(operands)
+        log_tangents: Logs { by_head: x.float("ddg_gamma")?, by_token: x.float("ddg")? },
+        initial: [x.float("initial_state")?, x.float("ddinitial_state")?],
+        last: [x.float("dfinal_state")?, x.float("cot_final_state")?],
+        ddscale: x.float::<Ix0>("ddscale")?.map_or(0.0, |x| x[()]),
+    })
 }
 
 /// The places of the results of a backward or double backward pass.

@@ -37,7 +37,7 @@ impl Known {
 }
 
 /// The inputs and cotangents of a pass; each with its tangent, of which the first order has none.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy)]
 pub struct Operands<'a> {
     pub q: [Option<Tensor<'a, Ix4>>; 2],
     pub k: [Option<Tensor<'a, Ix4>>; 2],
@@ -87,7 +87,7 @@ impl Place<'_> {
 
 /// Where the gradients of a backward or double backward pass are written: those by q, k, v and dout, by
 /// the log-decays, by the states at both ends and by σ. What is not asked for is not paid for.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Results<'o> {
     pub q: Option<TensorMut<'o, Ix4>>,
     pub k: Option<TensorMut<'o, Ix4>>,

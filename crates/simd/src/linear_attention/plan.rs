@@ -5,7 +5,7 @@ use super::schedule::Schedule;
 use super::{forward, step, two_sided};
 use crate::run::table_bytes;
 use crate::{Buffer, Element, Options, Plan, Workspace};
-use etalon_problem::{Blocking, Error, LinearAttention, Pass};
+use etalon_problem::{Blocking, Error, LinearAttention, Pass, Problem};
 
 /// What a pass will do in rayon's current pool, every gradient being asked for; and what it allocates
 /// for it, [`Plan::workspace_bytes`]. `blocking` is chunk and micro-chunk.
@@ -14,7 +14,7 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    let table = table_bytes(&problem.clone().into(), pass)?;
+    let table = table_bytes(&Problem::from(problem.clone()).checked_table(pass)?);
     let known = Known::of(&Workspace::new(), problem)?;
     let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
     let (whole, interval) = (schedule.whole(), schedule.interval());

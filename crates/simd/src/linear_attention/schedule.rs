@@ -16,12 +16,11 @@ use super::state::{Carry, Shape, add_carried};
 use crate::element::TensorMut;
 use crate::parallel::share;
 use crate::plan::Buffer;
-use crate::tiles::{clear, cut_along};
+use crate::tiles::pieces;
 use crate::workspace::Region;
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearAttention, Pass, TokenSequence};
 use ndarray::{ArrayView4, ArrayViewMut4, Ix3, Ix4, s};
-use std::iter::repeat_with;
 use std::ops::Range;
 
 /// More work that a schedule may make if it occupies the threads: what another sweep over keys and
@@ -168,23 +167,10 @@ impl<'a> Schedule<'a> {
         group: usize,
         by_span: bool,
     ) -> impl Iterator<Item = Option<TensorMut<'o, Ix3>>> + Send + use<'o, 'a> {
-        let Schedule { sequences, cut, .. } = *self;
-        let key_heads = self.problem.extents.key_heads;
-        let mut pieces = result.map(|mut result| {
-            clear(&mut result, sequences.iter().map(|s| s.tokens).sum(), 0.0);
-            let elements = || sequences.chunk_by(|a, b| a.batch == b.batch);
-            let batches = elements().map(|here| here[0].batch..here[0].batch + 1);
-            cut_along(result, 0, batches).zip(elements()).flat_map(move |(rows, here)| {
-                let spans = here.iter().map(|s| s.start..s.start + s.tokens);
-                cut_along(rows.outer(0), 1, spans).zip(here).flat_map(move |(heads, sequence)| {
-                    let groups = (0..key_heads).map(move |head| head * group..(head + 1) * group);
-                    cut_along(heads, 0, groups).flat_map(move |tokens| {
-                        cut_along(tokens, 1, cut.parts(sequence.tokens, by_span))
-                    })
-                })
-            })
-        });
-        repeat_with(move || pieces.as_mut().and_then(Iterator::next))
+        let (cut, heads) = (self.cut, (self.problem.extents.key_heads, group));
+        let rows = |s: &TokenSequence| (s.batch, s.start..s.start + s.tokens);
+        let spans = move |s: &TokenSequence| cut.parts(s.tokens, by_span);
+        pieces(result, self.sequences, rows, heads, (1, spans), 0.0)
     }
 
     /// What a pass allocates: of `scratch` every thread has its own, states of each of `shapes` lie at

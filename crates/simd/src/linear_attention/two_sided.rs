@@ -161,18 +161,11 @@ impl<'a> TwoSidedSweep<'a> {
     ) -> impl Iterator<Item = Targets<'o>> + Send + use<'o, 'a> {
         let (schedule, group) = (&self.schedule, self.schedule.problem.group());
         let Results { q, k, v, dout, g, .. } = results;
-        let mut q = schedule.pieces(q.take(), group, by_span);
-        let mut k = schedule.pieces(k.take(), 1, by_span);
-        let mut v = schedule.pieces(v.take(), 1, by_span);
-        let mut dout = schedule.pieces(dout.take(), group, by_span);
-        let mut g = schedule.pieces(g.take(), 1, by_span);
-        schedule.places(by_span).map(move |place| Targets {
-            start: place.tokens.start,
-            q: q.next().flatten(),
-            k: k.next().flatten(),
-            v: v.next().flatten(),
-            dout: dout.next().flatten(),
-            g: g.next().flatten(),
+        let mut pieces = [(q, group), (k, 1), (v, 1), (dout, group), (g, 1)]
+            .map(|(result, group)| schedule.pieces(result.take(), group, by_span));
+        schedule.places(by_span).map(move |place| {
+            let [q, k, v, dout, g] = pieces.each_mut().map(|pieces| pieces.next().flatten());
+            Targets { start: place.tokens.start, q, k, v, dout, g }
         })
     }
 

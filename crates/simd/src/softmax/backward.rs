@@ -11,9 +11,9 @@
 
 use super::cut::Cut;
 use super::gradient::Gradient;
-use super::inputs::Inputs;
 use super::kernels::QueryTile;
 use super::key_sweep::{KeySweep, begin_sums};
+use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Known, Operand, Packing};
 use super::schedule::{FIRST_ORDER, Schedule};
@@ -21,37 +21,13 @@ use super::scratch::Scratch;
 use super::stats::RowStats;
 use super::tasks::Task;
 use super::wave::{Memory, Places, Wave, Work, each};
-use crate::element::{Tensor, TensorMut, View};
+use crate::element::{Tensor, TensorMut};
 use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::query_rows;
 use crate::{Mode, Options, Workspace};
 use etalon_problem::{BiasExtents, Error, Sequence};
-use ndarray::{ArrayView4, ArrayViewMut1, Ix3, Ix4, s};
-
-/// A backward pass; its operands have been checked.
-pub struct Backward<'a> {
-    pub inputs: Inputs<'a>,
-    /// o of the forward pass, `[B, Hq, N, E]`, where there are values.
-    pub o: Option<Tensor<'a, Ix4>>,
-    /// ∂lse/∂q of the forward pass, `[B, Hq, N, D]`; of attention_lse, where it was written: then dq
-    /// needs no sweep.
-    pub gradient: Option<View<'a, f32, Ix4>>,
-    /// lse of the forward pass.
-    pub lse: View<'a, f32, Ix3>,
-    pub dout: Option<Tensor<'a, Ix4>>,
-    pub dlse: Option<View<'a, f32, Ix3>>,
-}
-
-/// The gradients that are asked for, each with the shape of its input.
-#[derive(Default)]
-pub struct Gradients<'o> {
-    pub dq: Option<TensorMut<'o, Ix4>>,
-    pub dk: Option<TensorMut<'o, Ix4>>,
-    pub dv: Option<TensorMut<'o, Ix4>>,
-    pub dsinks: Option<ArrayViewMut1<'o, f32>>,
-    pub dbias: Option<TensorMut<'o, Ix4>>,
-}
+use ndarray::{Ix4, s};
 
 /// Which gradients of tensors are wanted.
 #[derive(Debug, Clone, Copy)]
@@ -62,182 +38,173 @@ struct Wanted {
     dbias: bool,
 }
 
-impl Backward<'_> {
-    /// Writes the gradients that are asked for.
-    pub fn run(
-        &self,
-        workspace: &Workspace,
-        out: Gradients<'_>,
-        options: &Options,
-    ) -> Result<(), Error> {
-        let Gradients { mut dq, dk, dv, dsinks, dbias } = out;
-        let ready = self.gradient.and_then(|gradient| Some((gradient, dq.take()?)));
-        let [with_dq, with_dk, with_dv, with_dbias] = [&dq, &dk, &dv, &dbias].map(Option::is_some);
-        let wanted = Wanted { dq: with_dq, dk: with_dk, dv: with_dv, dbias: with_dbias };
-        let (inputs, level) = (self.inputs, options.level);
-        let known = Known::of(workspace, inputs.scores)?;
-        let packing = self.packing(&known.list, wanted, options)?;
-        let schedule = self.schedule(&packing, wanted, options);
-        let row = if ready.is_some() { inputs.scores.extents.dim } else { 0 };
-        let mut row = workspace.room(row, "a row")?;
-        let Schedule { fused, bias, .. } = schedule;
-        let (bias, with_keys) = if bias { (dbias, None) } else { (None, dbias) };
-        // Without dk and dv no tile of keys needs ds for them.
-        let body = Gradient { ds: wanted.dk || fused || with_keys.is_some(), capped: true };
-        let (queries, keys) = ([dq, None], [dk, dv]);
-        let places = Places { queries, numbers: None, keys, with_keys, sinks: dsinks, bias };
-        Work { inputs, packing, schedule, level, ddbias: None }.run(
-            workspace,
-            places,
-            |wave, Memory { stats, sums, scratch }, queries, keys| {
-                self.deltas(wave, scratch, stats);
-                if fused {
-                    begin_sums(wave, queries, sums);
-                }
-                KeySweep { wave, body, stats, sums }.run(scratch, keys);
-                if wanted.dq && !fused {
-                    query_sweep(wave, scratch, queries, stats);
-                }
-            },
-            |stats, _, i| f64::from(stats.delta[i]), // (B8)
-            Gradient { ds: true, capped: false },
-        )?;
-        if let Some((gradient, dq)) = ready {
-            self.scale_gradient(&known.list, gradient, dq, &mut row);
-        }
-        Ok(())
+/// Writes the gradients that have a place.
+pub fn run(
+    workspace: &Workspace,
+    operands: &Operands<'_>,
+    mut places: Places<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    let ready =
+        operands.gradient.and_then(|of| Some((Tensor::from(of), places.queries[0].take()?)));
+    let [dk, dv] = places.keys.each_ref().map(Option::is_some);
+    let (dq, dbias) = (places.queries[0].is_some(), places.bias.is_some());
+    let wanted = Wanted { dq, dk, dv, dbias };
+    let known = Known::of(workspace, operands.scores)?;
+    let packing = packing(operands, &known.list, wanted, options)?;
+    let schedule = schedule(operands, &packing, wanted, options);
+    let row = if ready.is_some() { operands.scores.extents.dim } else { 0 };
+    let mut row = workspace.room(row, "a row")?;
+    let fused = schedule.fused;
+    if !schedule.bias {
+        places.with_keys = places.bias.take();
     }
+    // Without dk and dv no tile of keys needs ds for them.
+    let body = Gradient { ds: dk || fused || places.with_keys.is_some(), capped: true };
+    Work { operands, packing, schedule, level: options.level }.run(
+        workspace,
+        places,
+        |wave, Memory { stats, sums, scratch }, queries, keys| {
+            deltas(operands, wave, scratch, queries, stats);
+            if fused {
+                begin_sums(wave, queries, sums);
+            }
+            KeySweep { wave, body, stats, sums }.run(scratch, keys);
+            if dq && !fused {
+                query_sweep(wave, scratch, queries, stats);
+            }
+        },
+        |stats, _, i| f64::from(stats.delta[i]), // (B8)
+        Gradient { ds: true, capped: false },
+    )?;
+    if let Some((gradient, dq)) = ready {
+        scale_gradient(operands, &known.list, gradient, dq, &mut row);
+    }
+    Ok(())
+}
 
-    /// (L2) dq = dlse · ∂lse/∂q.
-    fn scale_gradient(
-        &self,
-        sequences: &[Sequence],
-        gradient: ArrayView4<'_, f32>,
-        mut dq: TensorMut<'_, Ix4>,
-        numbers: &mut [f32],
-    ) {
-        let (scores, gradient) = (self.inputs.scores, Tensor::from(gradient));
-        dq.fill(0.0);
-        for sequence in sequences {
-            for head in 0..scores.extents.query_heads {
-                for row in query_rows(sequence) {
-                    let at = [sequence.batch, head, row];
-                    if self.lse[at] == f32::NEG_INFINITY {
-                        continue; // the row sees nothing, whatever its dlse
-                    }
-                    let dlse = self.dlse.map_or(0.0, |dlse| dlse[at]);
-                    let [batch, head, row] = at;
-                    gradient.slice(s![batch, head, row, ..]).read(numbers);
-                    dq.view_mut().slice(s![batch, head, row, ..]).write(numbers, dlse);
+/// How [`run`] will work, dq being wanted or not, and dbias if there is a bias.
+pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan, Error> {
+    let (dv, dbias) = (operands.v.is_some(), operands.bias.is_some());
+    let wanted = Wanted { dq, dk: true, dv, dbias };
+    let sequences = operands.scores.sequences();
+    let packing = packing(operands, &sequences, wanted, options)?;
+    let schedule = schedule(operands, &packing, wanted, options);
+    let plan = schedule.needs(&packing, operands).plan(&packing);
+    // S and, with values, dP; dk and, with values, dv.
+    let each = if dv { 2 } else { 1 };
+    let dq = match (dq, schedule.fused) {
+        (false, _) => 0,
+        (true, true) => 1,
+        (true, false) => each + 1,
+    };
+    let dbias = if schedule.bias { each } else { 0 };
+    let mode = if schedule.fused { Mode::FusedPartials } else { Mode::Separate };
+    Ok(Plan { mode: Some(mode), products: 2 * each + dq + dbias, ..plan })
+}
+
+/// (L2) dq = dlse · ∂lse/∂q.
+fn scale_gradient(
+    operands: &Operands<'_>,
+    sequences: &[Sequence],
+    gradient: Tensor<'_, Ix4>,
+    mut dq: TensorMut<'_, Ix4>,
+    numbers: &mut [f32],
+) {
+    dq.fill(0.0);
+    for sequence in sequences {
+        for head in 0..operands.scores.extents.query_heads {
+            for row in query_rows(sequence) {
+                let batch = sequence.batch;
+                if blind(operands.lse, [batch, head, row]) {
+                    continue;
                 }
+                gradient.slice(s![batch, head, row, ..]).read(numbers);
+                let dlse = number(operands.dlse, [batch, head, row]);
+                dq.view_mut().slice(s![batch, head, row, ..]).write(numbers, dlse);
             }
         }
     }
+}
 
-    fn packing<'s>(
-        &'s self,
-        sequences: &'s [Sequence],
-        Wanted { dq, dk, dv, .. }: Wanted,
-        options: &Options,
-    ) -> Result<Packing<'s>, Error> {
-        let Inputs { scores, q, k, v, .. } = self.inputs;
-        let if_both = |both| if both { Operand::both } else { Operand::across };
-        let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
-        let queries = [if_both(dk)(Some(q)), if_both(dv)(self.dout), Operand::NONE, Operand::NONE];
-        let cut = Cut::new(scores, options, FIRST_ORDER)?;
-        Ok(Packing { scores, sequences, cut, keys, queries: Some((queries, self.lse)) })
-    }
+fn packing<'s>(
+    operands: &Operands<'s>,
+    sequences: &'s [Sequence],
+    Wanted { dq, dk, dv, .. }: Wanted,
+    options: &Options,
+) -> Result<Packing<'s>, Error> {
+    let Operands { scores, q, k, v, dout, lse, .. } = *operands;
+    let if_both = |both| if both { Operand::both } else { Operand::across };
+    let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
+    let queries = [if_both(dk)(Some(q)), if_both(dv)(dout), Operand::NONE, Operand::NONE];
+    let cut = Cut::new(scores, options, FIRST_ORDER)?;
+    Ok(Packing { scores, sequences, cut, keys, queries, lse })
+}
 
-    fn schedule(
-        &self,
-        packing: &Packing<'_>,
-        Wanted { dq, dk, dv, dbias }: Wanted,
-        options: &Options,
-    ) -> Schedule {
-        let bias = dbias && !(self.unshared_bias() && (dk || dv));
-        let dq = dq && (dk || dv); // alone it is one sweep anyway
-        let sums = OrderedSum::slot(packing).saturating_mul(size_of::<f32>());
-        // Of the bias' own sweep, all slots are packed at once.
-        let least = if bias { packing.slots() } else { 1 };
-        let affordable = options.partials_budget / sums.max(1);
-        let fused = match options.mode {
-            Mode::Separate | Mode::ForwardGradient => false,
-            Mode::FusedPartials => dq,
-            Mode::Auto => dq && affordable >= least,
-        };
-        let (sums, most) = if fused { (sums, affordable) } else { (0, usize::MAX) };
-        let waves = Schedule::waves(packing, (false, bias), sums, most);
-        Schedule { cut: packing.cut, second: false, o_anew: false, fused, bias, waves }
-    }
+fn schedule(
+    operands: &Operands<'_>,
+    packing: &Packing<'_>,
+    Wanted { dq, dk, dv, dbias }: Wanted,
+    options: &Options,
+) -> Schedule {
+    let bias = dbias && !(unshared_bias(operands) && (dk || dv));
+    let dq = dq && (dk || dv); // alone it is one sweep anyway
+    let sums = OrderedSum::slot(packing).saturating_mul(size_of::<f32>());
+    // Of the bias' own sweep, all slots are packed at once.
+    let least = if bias { packing.slots() } else { 1 };
+    let affordable = options.partials_budget / sums.max(1);
+    let fused = match options.mode {
+        Mode::Separate | Mode::ForwardGradient => false,
+        Mode::FusedPartials => dq,
+        Mode::Auto => dq && affordable >= least,
+    };
+    let (sums, most) = if fused { (sums, affordable) } else { (0, usize::MAX) };
+    let waves = Schedule::waves(packing, (false, bias), sums, most);
+    Schedule { cut: packing.cut, second: false, o_anew: false, fused, bias, waves }
+}
 
-    /// Whether dbias is dS itself, as the sweeps have it: no heads or sequences share the bias, and no
-    /// softcap makes ds something else.
-    fn unshared_bias(&self) -> bool {
-        let (scores, e) = (self.inputs.scores, &self.inputs.scores.extents);
-        let own = |bias: BiasExtents| bias.batch == e.batch && bias.heads == e.query_heads;
-        scores.softcap.is_none() && scores.bias.is_some_and(own)
-    }
+/// Whether dbias is dS itself, as the sweeps have it: no heads or sequences share the bias, and no
+/// softcap makes ds something else.
+fn unshared_bias(operands: &Operands<'_>) -> bool {
+    let (scores, e) = (operands.scores, &operands.scores.extents);
+    let own = |bias: BiasExtents| bias.batch == e.batch && bias.heads == e.query_heads;
+    scores.softcap.is_none() && scores.bias.is_some_and(own)
+}
 
-    /// How [`Backward::run`] will work, dq being wanted or not, and dbias if there is a bias.
-    pub fn plan(&self, dq: bool, options: &Options) -> Result<Plan, Error> {
-        let (dv, dbias) = (self.inputs.v.is_some(), self.inputs.bias.is_some());
-        let wanted = Wanted { dq, dk: true, dv, dbias };
-        let sequences = self.inputs.scores.sequences();
-        let packing = self.packing(&sequences, wanted, options)?;
-        let schedule = self.schedule(&packing, wanted, options);
-        let plan = schedule.needs(&packing, &self.inputs).plan(&packing);
-        // S and, with values, dP; dk and, with values, dv.
-        let each = if dv { 2 } else { 1 };
-        let dq = match (dq, schedule.fused) {
-            (false, _) => 0,
-            (true, true) => 1,
-            (true, false) => each + 1,
-        };
-        let dbias = if schedule.bias { each } else { 0 };
-        let mode = if schedule.fused { Mode::FusedPartials } else { Mode::Separate };
-        Ok(Plan { mode: Some(mode), products: 2 * each + dq + dbias, ..plan })
-    }
-
-    /// (B1) δ of every row of a wave.
-    fn deltas(&self, wave: Wave<'_>, scratch: &mut [Scratch<'_>], stats: &mut RowStats<'_>) {
-        let scores = self.inputs.scores;
-        let (key_heads, group) = (scores.extents.key_heads, scores.group());
-        each(scratch, stats.parts(), |(head, start, deltas), scratch| {
-            let slot = wave.first + head / group;
-            if head >= wave.queries.len() {
-                return; // the last wave has fewer slots
-            }
-            let (sequence, head) = (wave.sequence(slot), slot % key_heads * group + head % group);
-            let rows = start..sequence.queries.max(start);
-            deltas.fill(0.0);
-            for (delta, row) in deltas.iter_mut().zip(rows) {
-                let at = [sequence.batch, head, sequence.query_start + row];
-                *delta = self.delta(at, &mut scratch.rows);
-            }
-        });
-    }
-
-    /// δ of a row; 0 if it sees no key at all: it counts for nothing, whatever stands in its operands.
-    fn delta(&self, at: [usize; 3], rows: &mut [&mut [f32]; 2]) -> f32 {
-        let lse = self.lse[at];
-        if lse == f32::NEG_INFINITY {
-            return 0.0;
+/// (B1) δ of every row of a wave.
+fn deltas(
+    operands: &Operands<'_>,
+    wave: Wave<'_>,
+    scratch: &mut [Scratch<'_>],
+    tasks: &mut [Task<'_>],
+    stats: &mut RowStats<'_>,
+) {
+    each(scratch, stats.with_tasks(tasks, wave.first), |(task, deltas), scratch| {
+        deltas.fill(0.0);
+        for (r, delta) in deltas.iter_mut().enumerate().take(task.place.rows.len()) {
+            *delta = self::delta(operands, wave.row(&task.place, r), &mut scratch.rows);
         }
-        let sink = self.inputs.sinks.map_or(f32::NEG_INFINITY, |sinks| sinks[at[1]]);
-        self.dot(at, lse == sink, rows) - self.dlse.map_or(0.0, |dlse| dlse[at])
-    }
+    });
+}
 
-    /// dout·o of a row. Where only the sink counts, o = 0 is a constant, whatever dout holds.
-    fn dot(&self, at: [usize; 3], only_sink: bool, [o, dout]: &mut [&mut [f32]; 2]) -> f32 {
-        let (Some(stored), Some(cotangent)) = (self.o, self.dout) else { return 0.0 };
+/// δ of a row; 0 if it sees no key at all.
+fn delta(operands: &Operands<'_>, at: [usize; 3], [o, dout]: &mut [&mut [f32]; 2]) -> f32 {
+    let Operands { lse, dlse, .. } = *operands;
+    if blind(lse, at) {
+        return 0.0;
+    }
+    let mut product = 0.0;
+    if let (Some(stored), Some(cotangent)) = (operands.o, operands.dout) {
         let [batch, head, row] = at;
         stored.slice(s![batch, head, row, ..]).read(o);
-        if only_sink && o.iter().all(|&o| o == 0.0) {
-            return 0.0;
+        // Where only the sink counts, o = 0 is a constant, whatever dout holds.
+        let only_sink = number(lse, at) == operands.sink(head)[0];
+        if !only_sink || o.iter().any(|&o| o != 0.0) {
+            cotangent.slice(s![batch, head, row, ..]).read(dout);
+            product = dot(o, dout);
         }
-        cotangent.slice(s![batch, head, row, ..]).read(dout);
-        dot(o, dout)
     }
+    product - number(dlse, at)
 }
 
 /// dq, one task per tile of queries.

@@ -2,7 +2,7 @@
 
 use super::cut::Cut;
 use super::forward_tile::{ForwardScratch, ForwardTile};
-use super::inputs::Inputs;
+use super::operands::Operands;
 use super::packs::{Keys, Known, Operand, Packing};
 use super::rule::ScoreRule;
 use super::schedule::{FIRST_ORDER, Needs};
@@ -15,88 +15,87 @@ use crate::plan::Plan;
 use crate::tiles::query_rows;
 use crate::waves::Waves;
 use crate::workspace::Parts;
-use crate::{Options, Workspace};
+use crate::{Level, Options, Workspace};
 use etalon_problem::{Error, Sequence};
 use ndarray::{ArrayViewMut3, Ix4};
 
-/// A forward pass; its operands have been checked.
-pub struct Forward<'a> {
-    pub inputs: Inputs<'a>,
-    /// Whether ∂lse/∂q is wanted in place of o.
-    pub gradient: bool,
+/// Writes o, or with `derivative` ∂lse/∂q in its place, and lse.
+pub fn run(
+    workspace: &Workspace,
+    operands: &Operands<'_>,
+    (o, lse): (Option<TensorMut<'_, Ix4>>, ArrayViewMut3<'_, f32>),
+    derivative: bool,
+    options: &Options,
+) -> Result<(), Error> {
+    let pass = Forward { operands, derivative, level: options.level };
+    let known = Known::of(workspace, operands.scores)?;
+    let packing = pass.packing(&known.list, options)?;
+    let (waves, needs, cut) = (waves(&packing), pass.needs(&packing), packing.cut);
+    let lists = workspace.lists(needs.lists(&packing), "lists of tiles")?;
+    let mut memory = workspace.room(needs.all(), "the memory of a forward pass")?;
+    let parts = &mut Parts::of(&mut memory);
+    let mut slots = packing.room(parts, &lists, needs.together)?;
+    let scratch = (0..needs.workers).map(|_| pass.scratch(parts, &cut));
+    let mut scratch = lists.collect(needs.workers, scratch, "the scratch of threads")?;
+    let mask = PreparedMask::new(&operands.scores.mask, &lists)?;
+    let (results, nothing) = ([o, None], f32::NEG_INFINITY);
+    let mut tasks = Tasks::of_queries(&lists, &packing, waves, results, Some(lse), nothing)?;
+    for wave in waves.iter() {
+        packing.pack(&mut slots, &wave);
+        each(&mut scratch, tasks.wave(&wave).iter_mut(), |task, scratch| {
+            pass.tile(task, &packing, &mask, &slots.keys[task.slot - wave.start], scratch);
+        });
+    }
+    Ok(())
 }
 
-impl Forward<'_> {
-    /// Writes o, or ∂lse/∂q, and lse.
-    pub fn run(
-        &self,
-        workspace: &Workspace,
-        o: Option<TensorMut<'_, Ix4>>,
-        lse: ArrayViewMut3<'_, f32>,
-        options: &Options,
-    ) -> Result<(), Error> {
-        let known = Known::of(workspace, self.inputs.scores)?;
-        let packing = self.packing(&known.list, options)?;
-        let (waves, needs, cut) = (waves(&packing), self.needs(&packing), packing.cut);
-        let lists = workspace.lists(needs.lists(&packing), "lists of tiles")?;
-        let mut memory = workspace.room(needs.all(), "the memory of a forward pass")?;
-        let parts = &mut Parts::of(&mut memory);
-        let mut slots = packing.room(parts, &lists, needs.together)?;
-        let scratch = (0..needs.workers).map(|_| self.scratch(parts, &cut));
-        let mut scratch = lists.collect(needs.workers, scratch, "the scratch of threads")?;
-        let mask = PreparedMask::new(&self.inputs.scores.mask, &lists)?;
-        let (results, nothing) = ([o, None], f32::NEG_INFINITY);
-        let mut tasks = Tasks::of_queries(&lists, &packing, waves, results, Some(lse), nothing)?;
-        for wave in waves.iter() {
-            packing.pack(&mut slots, &wave);
-            each(&mut scratch, tasks.wave(&wave).iter_mut(), |task, scratch| {
-                let keys = &slots.keys[task.slot - wave.start];
-                self.tile(task, &packing, &mask, keys, scratch, options);
-            });
-        }
-        Ok(())
-    }
+/// How [`run`] will work.
+pub fn plan(operands: &Operands<'_>, derivative: bool, options: &Options) -> Result<Plan, Error> {
+    let pass = Forward { operands, derivative, level: options.level };
+    let sequences = operands.scores.sequences();
+    let packing = pass.packing(&sequences, options)?;
+    let products = if pass.width() == 0 { 1 } else { 2 };
+    Ok(Plan { products, ..pass.needs(&packing).plan(&packing) })
+}
 
+/// A forward pass.
+struct Forward<'a> {
+    operands: &'a Operands<'a>,
+    /// Whether ∂lse/∂q is wanted in place of o.
+    derivative: bool,
+    level: Level,
+}
+
+impl<'a> Forward<'a> {
     /// Columns of the result.
     fn width(&self) -> usize {
-        if self.gradient { self.inputs.scores.extents.dim } else { self.inputs.value_dim() }
+        let operands = self.operands;
+        if self.derivative { operands.scores.extents.dim } else { operands.value_dim() }
     }
 
     fn scratch<'m>(&self, parts: &mut Parts<'m>, cut: &Cut) -> ForwardScratch<'m> {
-        ForwardScratch::new(parts, cut, self.inputs.scores.extents.dim, self.width())
+        ForwardScratch::new(parts, cut, self.operands.scores.extents.dim, self.width())
     }
 
-    fn packing<'s>(
-        &'s self,
-        sequences: &'s [Sequence],
-        options: &Options,
-    ) -> Result<Packing<'s>, Error> {
-        let Inputs { scores, k, v, .. } = self.inputs;
+    fn packing(&self, sequences: &'a [Sequence], options: &Options) -> Result<Packing<'a>, Error> {
+        let Operands { scores, k, v, .. } = *self.operands;
         let cut = Cut::new(scores, options, FIRST_ORDER)?;
-        let k = if self.gradient { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
+        let k = if self.derivative { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
         let keys = [k, Operand::along(v), Operand::NONE, Operand::NONE];
-        Ok(Packing { scores, sequences, cut, keys, queries: None })
+        Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })
     }
 
     fn needs(&self, packing: &Packing<'_>) -> Needs {
-        let cut = &packing.cut;
+        let scratch = Parts::count(|parts| self.scratch(parts, &packing.cut));
         Needs {
             together: waves(packing).size,
             workers: packing.workers(),
             slot: packing.slot(),
-            scratch: Parts::count(|parts| self.scratch(parts, cut)),
+            scratch,
             thread: size_of::<ForwardScratch<'_>>(),
             stats: 0,
             sums: 0,
         }
-    }
-
-    /// How [`Forward::run`] will work.
-    pub fn plan(&self, options: &Options) -> Result<Plan, Error> {
-        let sequences = self.inputs.scores.sequences();
-        let packing = self.packing(&sequences, options)?;
-        let products = if self.width() == 0 { 1 } else { 2 };
-        Ok(Plan { products, ..self.needs(&packing).plan(&packing) })
     }
 
     fn tile(
@@ -106,9 +105,8 @@ impl Forward<'_> {
         mask: &PreparedMask<'_>,
         keys: &Keys<'_>,
         scratch: &mut ForwardScratch<'_>,
-        options: &Options,
     ) {
-        let Inputs { scores, q, bias, .. } = self.inputs;
+        let Operands { scores, q, bias, sinks, .. } = *self.operands;
         let (head, rows) = (task.place.head, task.place.rows.clone());
         let sequence = &packing.sequences[task.place.number];
         let start = query_rows(sequence).start;
@@ -122,15 +120,15 @@ impl Forward<'_> {
         let tile = ForwardTile {
             rule: ScoreRule::new(scores, mask, bias, sequence, head),
             keys,
-            derivative: self.gradient,
+            derivative: self.derivative,
             has_nonfinite,
             rows,
             dim: scores.extents.dim,
             width: self.width(),
-            sink: self.inputs.sinks.map(|sinks| sinks[head]),
+            sink: sinks.map(|sinks| sinks[head]),
             scratch: &mut *scratch,
         };
-        options.level.run(tile);
+        self.level.run(tile);
         task.write_numbers(scratch.m);
         task.write(0, scratch.o, scratch.stride, 1.0);
     }

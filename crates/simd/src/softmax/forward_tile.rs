@@ -19,10 +19,11 @@ use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{Block, Factors, Strip, score_block, slope};
+use super::weights::Rows;
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::Packed;
-use crate::products::{Along, Sum};
+use crate::products::Sum;
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use crate::tiles::tiles;
 use crate::workspace::Parts;
@@ -140,7 +141,11 @@ impl ForwardTile<'_, '_> {
         self.grow(isa, first, &max);
         self.weigh(isa, first, &strip);
         if self.width > 0 {
-            self.accumulate(isa, first, cols, &strip, has_nonfinite);
+            let ForwardScratch { o, stride, s, visible, .. } = &mut *self.scratch;
+            let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
+            let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
+            let weights = Rows { weights: s, visible, has_nonfinite };
+            weights.grow(isa, sum, values, &cols, &strip.cols); // o ← o + P V
         }
     }
 
@@ -190,38 +195,6 @@ impl ForwardTile<'_, '_> {
                     |(p, t)| (I::F32::load(isa, p) * slope(isa, I::F32::load(isa, t))).store(p),
                 );
             }
-        }
-    }
-
-    /// o ← o + P V.
-    #[inline(always)]
-    fn accumulate<I: Isa>(
-        &mut self,
-        isa: I,
-        first: usize,
-        cols: Range<usize>,
-        strip: &Strip,
-        has_nonfinite: bool,
-    ) {
-        let ForwardScratch { o, stride, s, visible, .. } = &mut *self.scratch;
-        let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
-        let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
-        let start = strip.cols.start;
-        let depth = strip.cols.end.min(cols.len()) - start;
-        let values = Along { packed: values, start: cols.start + start, depth };
-        if has_nonfinite {
-            sum.add_visible(
-                isa,
-                I::Tile::ROWS,
-                values,
-                #[inline(always)]
-                |r, k| {
-                    let visible = visible[r * MAX_KEYS + start + k] != 0;
-                    visible.then(|| s[r * STRIDE + start + k])
-                },
-            );
-        } else {
-            sum.add_rows(isa, &s[start..], values);
         }
     }
 

@@ -15,7 +15,7 @@
 use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
 use super::scores::{Strip, slope};
 use super::scratch::{Share, Target, TileMemory, Weight};
-use super::weights::{clear, hide};
+use super::weights::{clear, hide, multiply};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::tile::{MAX_KEYS, STRIDE};
@@ -49,21 +49,15 @@ impl Body for Gradient {
         let strip = pair.scores(isa, at, memory);
         let TileMemory { p, tanh, shares, .. } = memory;
         let Share { ds, visible, .. } = &mut shares[at.share];
-        let (start, panel) = (at.rows.start, at.cols.start / I::Tile::COLS);
+        let start = at.rows.start;
         let (p, ds) = (&mut p[at.weights::<I>()], &mut ds[at.weights::<I>()]);
         let visible = &mut visible[at.first * MAX_KEYS..];
         let end = at.cols.len().next_multiple_of(I::Tile::COLS);
         clear([&mut *p, &mut *ds], visible, strip.as_ref(), (I::Tile::ROWS, end));
         let strip = strip?;
         if self.ds {
-            let dim = pair.value_dim;
-            let dout = &pair.queries.dout.across.panels[start * dim..];
-            for column in strip.cols.clone().step_by(I::Tile::COLS) {
-                let v = &pair.keys.v.across.panels[(panel * I::Tile::COLS + column) * dim..];
-                let mut tile = I::Tile::zero(isa);
-                tile.add_panel(isa, dout, v, dim); // (B2)
-                tile.store(&mut ds[column..], STRIDE);
-            }
+            let values = [(&pair.queries.dout, &pair.keys.v)];
+            multiply(isa, at, &strip, pair.value_dim, values, None, ds); // (B2)
         }
         let capped = self.capped && pair.rule.softcap.is_some();
         for r in 0..I::Tile::ROWS {

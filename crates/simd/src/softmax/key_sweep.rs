@@ -59,7 +59,7 @@ impl KeySweep<'_, '_, '_> {
         let (cut, shares) = (work.schedule.cut, work.schedule.shares());
         let (cols, longest) = (task.place.rows.clone(), work.packing.longest_tiles());
         let mut ahead: Queue<'_, '_, '_> = [const { None }; AHEAD];
-        for member in 0..work.inputs.scores.group() {
+        for member in 0..work.operands.scores.group() {
             let pair = self.wave.pair(task.slot, member, Stats::NONE);
             let head = self.wave.head(task.slot, member);
             let mut dbias =
@@ -106,11 +106,14 @@ impl KeySweep<'_, '_, '_> {
         let mut left = ahead.iter().flatten().count();
         while let Some((sum, seen, share)) = &ahead[0] {
             let stride = scratch.cut.stride(seen.pair.dim);
-            let Some(mut turn) = sum.take(seen, cols, stride, left > kept) else { return };
-            let (pair, rows, cols, dq) = (seen.pair, seen.rows.clone(), cols.clone(), &mut *turn);
-            let share = &scratch.tiles.shares[*share];
-            self.wave.work.level.run(ShareTile { pair, rows, cols, dq, share });
-            drop(turn);
+            let added = sum.add(seen, cols, stride, left > kept, |dq| {
+                let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
+                let share = &scratch.tiles.shares[*share];
+                self.wave.work.level.run(ShareTile { pair, rows, cols, dq, share });
+            });
+            if !added {
+                return;
+            }
             ahead[0] = None;
             ahead.rotate_left(1);
             left -= 1;

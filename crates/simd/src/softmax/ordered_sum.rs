@@ -14,8 +14,8 @@ use crate::tiles::tiles;
 use crate::workspace::Parts;
 use etalon_problem::Cover;
 use ndarray::Ix2;
-use std::ops::{Deref, DerefMut, Range};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::ops::Range;
+use std::sync::{Condvar, Mutex, PoisonError};
 
 /// The sum of one tile of queries, of one wave after the other.
 pub struct OrderedSum<'t, 'o> {
@@ -85,31 +85,39 @@ impl<'t, 'o> OrderedSum<'t, 'o> {
         state.dq = Some(dq);
     }
 
-    /// The sum, if it is the turn of the tile of keys `cols`, which must be one that is seen; with
-    /// `wait`, when it is.
-    pub fn take<'g, 'p>(
-        &'g self,
-        seen: &'g Seen<'p>,
+    /// Adds what the tile of keys `cols` has, which must be one that is seen, if it is its turn; with
+    /// `wait`, when it is. Returns whether it was. Rows of the sum lie `stride` apart.
+    pub fn add(
+        &self,
+        seen: &Seen<'_>,
         cols: &Range<usize>,
         stride: usize,
         wait: bool,
-    ) -> Option<Turn<'g, 't, 'o, 'p>> {
-        let early = |state: &mut State<'t, 'o>| state.next.is_some_and(|next| next < cols.start);
+        add: impl FnOnce(&mut [f32]),
+    ) -> bool {
+        let early = |state: &State<'t, 'o>| state.next.is_some_and(|next| next < cols.start);
         let mut state = if wait {
             let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-            self.passed.wait_while(state, early).unwrap_or_else(PoisonError::into_inner)
+            let waiting = self.passed.wait_while(state, |state| early(state));
+            waiting.unwrap_or_else(PoisonError::into_inner)
         } else {
-            // Who holds it is adding to it.
-            let mut state = self.state.try_lock().ok()?;
-            if early(&mut state) {
-                return None;
+            match self.state.try_lock() {
+                Ok(state) if !early(&state) => state,
+                _ => return false, // who holds it is adding to it
             }
-            state
         };
-        if std::mem::take(&mut state.fresh) {
-            state.sum.fill(0.0);
+        let State { next, fresh, sum, dq } = &mut *state;
+        if std::mem::take(fresh) {
+            sum.fill(0.0);
         }
-        Some(Turn { state, passed: &self.passed, seen, end: cols.end, stride })
+        add(sum);
+        *next = seen.next(cols.end);
+        if let (None, Some(dq)) = (next, dq) {
+            dq.write_rows(sum, stride, seen.pair.rule.scale);
+        }
+        drop(state);
+        self.passed.notify_all();
+        true
     }
 
     /// Lets everybody pass who waits for a tile that will not come.
@@ -127,39 +135,5 @@ impl Drop for Guard<'_, '_, '_> {
         if std::thread::panicking() {
             self.0.iter().for_each(OrderedSum::abandon);
         }
-    }
-}
-
-/// The sum in the hands of one tile of keys; dropped, it is passed on.
-pub struct Turn<'g, 't, 'o, 'p> {
-    state: MutexGuard<'g, State<'t, 'o>>,
-    passed: &'g Condvar,
-    seen: &'g Seen<'p>,
-    end: usize,
-    stride: usize,
-}
-
-impl Deref for Turn<'_, '_, '_, '_> {
-    type Target = [f32];
-    fn deref(&self) -> &[f32] {
-        self.state.sum
-    }
-}
-
-impl DerefMut for Turn<'_, '_, '_, '_> {
-    fn deref_mut(&mut self) -> &mut [f32] {
-        self.state.sum
-    }
-}
-
-impl Drop for Turn<'_, '_, '_, '_> {
-    fn drop(&mut self) {
-        let next = self.seen.next(self.end);
-        let State { sum, dq, .. } = &mut *self.state;
-        if let (None, Some(dq)) = (next, dq) {
-            dq.write_rows(sum, self.stride, self.seen.pair.rule.scale);
-        }
-        self.state.next = next;
-        self.passed.notify_all();
     }
 }

@@ -85,50 +85,36 @@ impl<'a> Operand<'a> {
     pub fn along(tensor: Option<Tensor<'a, Ix4>>) -> Self {
         Operand { across: false, ..Operand::both(tensor) }
     }
-}
 
-/// The queries or the keys of a pass.
-struct Operands<'a> {
-    list: [Operand<'a>; 4],
-    /// Rows of a panel across, and columns of one along.
-    widths: [usize; 2],
-}
-
-impl Operands<'_> {
-    /// Memory for `len` rows.
-    fn room<'m>(&self, parts: &mut Parts<'m>, len: usize) -> [Both<'m>; 4] {
-        let [rows, cols] = self.widths;
-        self.list.map(|operand| {
-            let width = operand.tensor.map_or(0, |tensor| tensor.shape()[3]);
-            let dim = |packed| if packed { width } else { 0 };
-            let across = len.next_multiple_of(rows).saturating_mul(dim(operand.across));
-            let along = len.saturating_mul(dim(operand.along).next_multiple_of(cols));
-            Both { across: Packed::new(parts, across), along: Packed::new(parts, along) }
-        })
+    /// Memory for `len` rows, with panels of so many rows across and columns along.
+    fn room<'m>(&self, parts: &mut Parts<'m>, len: usize, [rows, cols]: [usize; 2]) -> Both<'m> {
+        let width = self.tensor.map_or(0, |tensor| tensor.shape()[3]);
+        let dim = |packed| if packed { width } else { 0 };
+        let across = len.next_multiple_of(rows).saturating_mul(dim(self.across));
+        let along = len.saturating_mul(dim(self.along).next_multiple_of(cols));
+        Both { across: Packed::new(parts, across), along: Packed::new(parts, along) }
     }
 
-    /// Packs rows of one batch element and head; those whose lse is −∞ in `masked` as zeros.
+    /// Packs rows of one batch element and head, those whose lse is −∞ in `masked` as zeros, and notes
+    /// which are not finite.
     fn pack(
         &self,
-        packs: [&mut Both<'_>; 4],
+        both: &mut Both<'_>,
         non_finite: &mut NonFinite<'_>,
-        (batch, head, rows): (usize, usize, Range<usize>),
+        [rows, cols]: [usize; 2],
+        (batch, head, range): (usize, usize, Range<usize>),
         masked: Option<View<'_, f32, Ix3>>,
     ) {
-        let masked = masked.map(|lse| lse.slice_move(s![batch, head, rows.clone()]));
-        non_finite.clear();
-        for (both, operand) in packs.into_iter().zip(&self.list) {
-            let Some(tensor) = operand.tensor else { continue };
-            let rows = tensor.rows(batch, head, rows.clone());
-            let source = Source { rows, masked, job: JOB };
-            if operand.across {
-                source.across_into(self.widths[0], &mut both.across);
-            }
-            if operand.along {
-                source.along_into(self.widths[1], &mut both.along);
-            }
-            non_finite.note(&source);
+        let Some(tensor) = self.tensor else { return };
+        let masked = masked.map(|lse| lse.slice_move(s![batch, head, range.clone()]));
+        let source = Source { rows: tensor.rows(batch, head, range), masked, job: JOB };
+        if self.across {
+            source.across_into(rows, &mut both.across);
         }
+        if self.along {
+            source.along_into(cols, &mut both.along);
+        }
+        non_finite.note(&source);
     }
 }
 
@@ -158,9 +144,10 @@ pub struct Packing<'a> {
     pub cut: Cut,
     /// k, v, and their directions.
     pub keys: [Operand<'a>; 4],
-    /// q, dout, the direction of q, and cot_o; where the pass packs all queries of a slot, with
-    /// their lse.
-    pub queries: Option<([Operand<'a>; 4], View<'a, f32, Ix3>)>,
+    /// q, dout, the direction of q, and cot_o.
+    pub queries: [Operand<'a>; 4],
+    /// lse of the queries, if the pass packs all those of a slot.
+    pub lse: Option<View<'a, f32, Ix3>>,
 }
 
 impl<'a> Packing<'a> {
@@ -206,17 +193,14 @@ impl<'a> Packing<'a> {
         rayon::current_num_threads().min(queries.max(keys)).max(1)
     }
 
-    fn key_operands(&self) -> Operands<'a> {
-        Operands { list: self.keys, widths: [self.cut.cols, self.cut.cols] }
-    }
-
-    fn query_operands(&self, operands: [Operand<'a>; 4]) -> Operands<'a> {
-        Operands { list: operands, widths: [self.cut.rows, self.cut.cols] }
+    /// Rows of a panel across, and columns of one along: of the keys, and of the queries.
+    fn widths(&self) -> [[usize; 2]; 2] {
+        [self.cut.cols, self.cut.rows].map(|rows| [rows, self.cut.cols])
     }
 
     /// Query heads that are packed of a slot.
     fn group(&self) -> usize {
-        self.queries.map_or(0, |_| self.scores.group())
+        self.lse.map_or(0, |_| self.scores.group())
     }
 
     /// Elements of one slot, packed.
@@ -246,15 +230,14 @@ impl<'a> Packing<'a> {
     }
 
     fn room_of_keys<'m>(&self, parts: &mut Parts<'m>) -> Keys<'m> {
-        let len = self.longest().1;
-        let [k, v, ddk, ddv] = self.key_operands().room(parts, len);
+        let (len, [widths, _]) = (self.longest().1, self.widths());
+        let [k, v, ddk, ddv] = self.keys.map(|operand| operand.room(parts, len, widths));
         Keys { k, v, ddk, ddv, non_finite: NonFinite::new(parts, len) }
     }
 
     fn room_of_queries<'m>(&self, parts: &mut Parts<'m>) -> Queries<'m> {
-        let len = self.longest().0;
-        let operands = self.queries.map_or([Operand::NONE; 4], |(operands, _)| operands);
-        let [q, dout, ddq, cot_o] = self.query_operands(operands).room(parts, len);
+        let (len, [_, widths]) = (self.longest().0, self.widths());
+        let [q, dout, ddq, cot_o] = self.queries.map(|operand| operand.room(parts, len, widths));
         let lse = parts.room(len.next_multiple_of(self.cut.rows));
         Queries { q, dout, ddq, cot_o, non_finite: NonFinite::new(parts, len), lse }
     }
@@ -266,8 +249,11 @@ impl<'a> Packing<'a> {
         let pack_keys = |(keys, slot): (&mut Keys<'_>, usize)| {
             let (sequence, head) = place(slot);
             let Keys { k, v, ddk, ddv, non_finite } = keys;
-            let rows = (sequence.batch, head, key_rows(sequence));
-            self.key_operands().pack([k, v, ddk, ddv], non_finite, rows, None);
+            non_finite.clear();
+            for (operand, both) in self.keys.iter().zip([k, v, ddk, ddv]) {
+                let rows = (sequence.batch, head, key_rows(sequence));
+                operand.pack(both, non_finite, self.widths()[0], rows, None);
+            }
         };
         let pack_queries = |(queries, head): (&mut Queries<'_>, usize)| {
             let (sequence, key_head) = place(head / group);
@@ -281,7 +267,7 @@ impl<'a> Packing<'a> {
     }
 
     fn pack_queries(&self, queries: &mut Queries<'_>, sequence: &Sequence, head: usize) {
-        let Some((operands, all)) = self.queries else { return };
+        let Some(all) = self.lse else { return };
         let rows = query_rows(sequence);
         let Queries { q, dout, ddq, cot_o, non_finite, lse } = queries;
         lse[sequence.queries..].fill(f32::INFINITY);
@@ -293,7 +279,10 @@ impl<'a> Packing<'a> {
                 masked = Some(all);
             }
         }
-        let rows = (sequence.batch, head, rows);
-        self.query_operands(operands).pack([q, dout, ddq, cot_o], non_finite, rows, masked);
+        non_finite.clear();
+        for (operand, both) in self.queries.iter().zip([q, dout, ddq, cot_o]) {
+            let rows = (sequence.batch, head, rows.clone());
+            operand.pack(both, non_finite, self.widths()[1], rows, masked);
+        }
     }
 }

@@ -1,7 +1,7 @@
 //! How the work of a pass is divided.
 
 use super::cut::Cut;
-use super::inputs::Inputs;
+use super::operands::Operands;
 use super::ordered_sum::OrderedSum;
 use super::packs::Packing;
 use super::scratch::Scratch;
@@ -68,12 +68,12 @@ impl Schedule {
     }
 
     /// What the pass keeps in memory.
-    pub fn needs(&self, packing: &Packing<'_>, inputs: &Inputs<'_>) -> Needs {
+    pub fn needs(&self, packing: &Packing<'_>, operands: &Operands<'_>) -> Needs {
         Needs {
             together: self.waves.size,
             workers: packing.workers(),
             slot: packing.slot(),
-            scratch: Parts::count(|parts| Scratch::new(parts, self, inputs)),
+            scratch: Parts::count(|parts| Scratch::new(parts, self, operands)),
             thread: size_of::<Scratch<'_>>(),
             stats: RowStats::slot(packing, self.second),
             sums: if self.fused { OrderedSum::slot(packing) } else { 0 },

@@ -1,7 +1,7 @@
 //! The memory of one thread for the sweeps of first and second order.
 
 use super::cut::Cut;
-use super::inputs::Inputs;
+use super::operands::Operands;
 use super::schedule::{AHEAD, Schedule};
 use crate::tile::{MAX_KEYS, STRIDE};
 use crate::workspace::Parts;
@@ -74,13 +74,13 @@ pub enum Target {
 
 impl<'m> Scratch<'m> {
     /// Memory for a pass.
-    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule, inputs: &Inputs<'_>) -> Self {
+    pub fn new(parts: &mut Parts<'m>, schedule: &Schedule, operands: &Operands<'_>) -> Self {
         let Schedule { cut, second, .. } = *schedule;
         let of = |there: bool, len: usize| if there { len } else { 0 };
         let (tile, block) = (cut.queries * STRIDE, cut.rows * STRIDE);
         let rows = cut.queries.max(cut.keys.next_multiple_of(cut.rows));
         let sum = |rows: usize, dim: usize| cut.stride(dim).saturating_mul(rows);
-        let value_dim = inputs.value_dim();
+        let value_dim = operands.value_dim();
         let share = |number| {
             let there = number < schedule.shares();
             let strips = parts.room(of(there, 2 * (cut.queries / cut.rows)));
@@ -100,7 +100,7 @@ impl<'m> Scratch<'m> {
             shares,
         };
         let sums = Sums {
-            wide: parts.room(sum(rows, inputs.scores.extents.dim)),
+            wide: parts.room(sum(rows, operands.scores.extents.dim)),
             values: parts.room(sum(rows, value_dim)),
             o: parts.room(of(schedule.o_anew, sum(cut.queries, value_dim))),
             u: parts.room(of(second, cut.queries)),

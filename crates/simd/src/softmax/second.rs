@@ -17,10 +17,10 @@
 //! and sums x and ds to gq (D10), x, ds, Ṗ and P to gk and gv (D11), (D12), and X to gbias (D15).
 
 use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
-use super::packs::Both;
+use super::packs::{Keys, Queries};
 use super::scores::{Strip, slope};
 use super::scratch::{Share, Sums, Target, TileMemory, Weight};
-use super::weights::{clear, hide};
+use super::weights::{clear, hide, multiply};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::tile::{MAX_KEYS, STRIDE};
@@ -125,7 +125,9 @@ impl Body for Second {
         let weights = [&mut *p, &mut *p_dot, &mut *ds, &mut *x];
         clear(weights, visible, strip.as_ref(), (I::Tile::ROWS, end));
         let strip = strip?;
-        value_products(isa, pair, at, &strip, ds, x);
+        let (Queries { dout, cot_o, .. }, Keys { v, ddv, .. }) = (pair.queries, pair.keys);
+        multiply(isa, at, &strip, pair.value_dim, [(dout, v)], None, ds); // (B2)
+        multiply(isa, at, &strip, pair.value_dim, [(dout, ddv), (cot_o, v)], None, x); // (D3)
         let capped = pair.rule.softcap.filter(|_| self.capped);
         let curve = I::F32::splat(isa, capped.map_or(0.0, |cap| 2.0 / cap));
         for r in 0..I::Tile::ROWS {
@@ -170,21 +172,10 @@ fn scores<I: Isa>(
 ) -> Option<Strip> {
     let strip = pair.scores(isa, at, memory)?;
     let TileMemory { p_dot, tanh, u0, .. } = memory;
-    let (start, dim, u) = (at.rows.start, pair.dim, &mut p_dot[at.weights::<I>()]);
-    let scale = I::F32::splat(isa, pair.rule.scale);
-    for column in strip.cols.clone().step_by(I::Tile::COLS) {
-        let mut tile = I::Tile::zero(isa);
-        let key = at.cols.start + column;
-        let (q, ddq) = (panels(&pair.queries.q, start, dim), panels(&pair.queries.ddq, start, dim));
-        let (k, ddk) = (panels(&pair.keys.k, key, dim), panels(&pair.keys.ddk, key, dim));
-        add(isa, &mut tile, ddq, k, dim);
-        add(isa, &mut tile, q, ddk, dim);
-        let tile = tile.map(
-            #[inline(always)]
-            |u| u * scale,
-        );
-        tile.store(&mut u[column..], STRIDE); // (D1)
-    }
+    let u = &mut p_dot[at.weights::<I>()];
+    let (Queries { q, ddq, .. }, Keys { k, ddk, .. }) = (pair.queries, pair.keys);
+    let scale = Some(pair.rule.scale);
+    multiply(isa, at, &strip, pair.dim, [(ddq, k), (q, ddk)], scale, u); // (D1)
     if pair.rule.softcap.is_some() {
         for r in 0..I::Tile::ROWS {
             let here = r * STRIDE + strip.cols.start..r * STRIDE + strip.cols.end;
@@ -204,48 +195,4 @@ fn scores<I: Isa>(
         }
     }
     Some(strip)
-}
-
-/// dP and T of a block.
-#[inline(always)]
-fn value_products<I: Isa>(
-    isa: I,
-    pair: &Pair<'_>,
-    at: &RegisterBlock,
-    strip: &Strip,
-    dp: &mut [f32],
-    t: &mut [f32],
-) {
-    let (start, dim) = (at.rows.start, pair.value_dim);
-    let dout = panels(&pair.queries.dout, start, dim);
-    let cot_o = panels(&pair.queries.cot_o, start, dim);
-    for column in strip.cols.clone().step_by(I::Tile::COLS) {
-        let key = at.cols.start + column;
-        let (v, ddv) = (panels(&pair.keys.v, key, dim), panels(&pair.keys.ddv, key, dim));
-        let mut tile = I::Tile::zero(isa);
-        add(isa, &mut tile, dout, v, dim);
-        tile.store(&mut dp[column..], STRIDE); // (B2)
-        let mut tile = I::Tile::zero(isa);
-        add(isa, &mut tile, dout, ddv, dim);
-        add(isa, &mut tile, cot_o, v, dim);
-        tile.store(&mut t[column..], STRIDE); // (D3)
-    }
-}
-
-/// The panels across from row `row` on, if the operand is there.
-#[inline(always)]
-fn panels<'a>(operand: &'a Both<'_>, row: usize, dim: usize) -> Option<&'a [f32]> {
-    let there = !operand.across.panels.is_empty();
-    there.then(
-        #[inline(always)]
-        || &operand.across.panels[row * dim..],
-    )
-}
-
-/// tile += A Bᵀ, if both are there.
-#[inline(always)]
-fn add<I: Isa>(isa: I, tile: &mut I::Tile, a: Option<&[f32]>, b: Option<&[f32]>, dim: usize) {
-    if let (Some(a), Some(b)) = (a, b) {
-        tile.add_panel(isa, a, b, dim);
-    }
 }

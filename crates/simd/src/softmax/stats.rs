@@ -72,13 +72,6 @@ impl<'m> RowStats<'m> {
         Stats::of(&self.memory[at..][..self.part], first, self.size)
     }
 
-    /// The part of every tile: its query head, its first row and its memory.
-    pub fn parts(&mut self) -> impl Iterator<Item = (usize, usize, &mut [f32])> + Send {
-        let RowStats { heads, size, .. } = *self;
-        let parts = self.memory.chunks_exact_mut(self.part).enumerate();
-        parts.map(move |(number, part)| (number % heads, number / heads * size, part))
-    }
-
     /// The tasks of the wave from slot `first` on, with the parts of their tiles, which lie from the last
     /// to the first.
     pub fn with_tasks<'t, 'o>(

@@ -2,7 +2,7 @@
 
 use super::packs::Packing;
 use crate::element::TensorMut;
-use crate::tiles::{Cutting, Place, Side};
+use crate::tiles::{Place, Side};
 use crate::waves::Waves;
 use crate::workspace::Lists;
 use bumpalo::boxed::Box;
@@ -59,8 +59,10 @@ impl<'l, 'o> Tasks<'l, 'o> {
         nothing: f32,
     ) -> Result<Self, Error> {
         let numbers = numbers.map(|numbers| numbers.insert_axis(Axis(3)).into());
-        let numbers = Cutting::new(Side::Queries, 1, packing.sequences, numbers, nothing);
-        let mut list = tiles(lists, packing, Side::Queries, results, numbers)?;
+        let (heads, size) = (packing.scores.extents.query_heads, packing.cut.queries);
+        let side = Side::Queries;
+        let numbers = side.pieces(numbers, packing.sequences, (heads, 1), size, nothing);
+        let mut list = tiles(lists, packing, side, results, numbers)?;
         // With a causal mask the last queries see most keys. From the last to the first, as their
         // statistics are handed out.
         list.sort_unstable_by_key(|Task { place, slot, member, .. }| {
@@ -81,8 +83,8 @@ impl<'l, 'o> Tasks<'l, 'o> {
             return Ok(Tasks { list: lists.collect(0, [], "tiles of keys")?, begun: 0 });
         }
         bias.iter_mut().for_each(|bias| clear_pairs(bias, packing));
-        let group = packing.scores.group();
-        let bias = Cutting::new(Side::Pairs, group, packing.sequences, bias, 0.0);
+        let heads = (packing.scores.extents.key_heads, packing.scores.group());
+        let bias = Side::Pairs.pieces(bias, packing.sequences, heads, packing.cut.keys, 0.0);
         let mut list = tiles(lists, packing, Side::Keys, results, bias)?;
         // In the order in which shares of dq are added; with a causal mask the first keys are also
         // those that most queries see.
@@ -107,7 +109,7 @@ fn tiles<'l, 'o>(
     packing: &Packing<'_>,
     side: Side,
     results: [Option<TensorMut<'o, Ix4>>; 2],
-    mut beside: Cutting<'o>,
+    beside: impl Iterator<Item = Option<TensorMut<'o, Ix3>>>,
 ) -> Result<Box<'l, [Task<'o>]>, Error> {
     let (sequences, e, cut) = (packing.sequences, &packing.scores.extents, packing.cut);
     let (queries, keys) = packing.tiles();
@@ -115,17 +117,18 @@ fn tiles<'l, 'o>(
         Side::Queries => (e.query_heads, cut.queries, queries),
         Side::Keys | Side::Pairs => (e.key_heads, cut.keys, keys),
     };
-    let mut results = results.map(|result| Cutting::new(side, 1, sequences, result, 0.0));
-    let task = |place: Place| {
-        let sequence = &sequences[place.number];
-        let results = results.each_mut().map(|result| result.take(sequence, &place));
-        let results = results.map(|result| result.map(|result| result.outer(0)));
-        let beside = beside.take(sequence, &place);
+    let mut results = results.map(|result| side.pieces(result, sequences, (heads, 1), size, 0.0));
+    let task = |(place, beside): (Place, _)| {
+        let results = results.each_mut().map(|result| Some(result.next()??.outer(0)));
         let group = heads / e.key_heads;
         let (slot, member) = (place.number * e.key_heads + place.head / group, place.head % group);
         Task { place, slot, member, results, beside }
     };
-    lists.collect(count, side.places(sequences, heads, size).map(task), "lists of tiles")
+    lists.collect(
+        count,
+        side.places(sequences, heads, size).zip(beside).map(task),
+        "lists of tiles",
+    )
 }
 
 /// A result in the shape of the bias, of pairs that may belong to no sequence: those become zeros.
@@ -161,13 +164,12 @@ pub fn bias_tasks<'s, 'o: 's>(
     // One bias for a whole batch sums over its sequences, which all begin at row 0; otherwise every
     // sequence has rows of its own.
     let sequences = if one_for_all { &whole[..] } else { packing.sequences };
-    let mut rows = Cutting::new(Side::Queries, 1, sequences, Some(result), 0.0);
-    let places = Side::Queries.places(sequences, bias_heads, packing.cut.queries);
-    places.filter_map(move |place| {
-        let result = rows.take(&sequences[place.number], &place)?;
+    let (side, size) = (Side::Queries, packing.cut.queries);
+    let tiles = side.pieces(Some(result), sequences, (bias_heads, 1), size, 0.0);
+    side.places(sequences, bias_heads, size).zip(tiles).filter_map(move |(place, result)| {
         let Place { number, head, rows } = place;
         let numbers = if one_for_all { 0..all } else { number..number + 1 };
         let heads = if bias_heads == 1 { 0..query_heads } else { head..head + 1 };
-        Some(BiasTask { numbers, heads, rows, result })
+        Some(BiasTask { numbers, heads, rows, result: result? })
     })
 }

@@ -1,8 +1,8 @@
 //! The sweeps that passes of first and second order share, wave by wave.
 
 use super::block::{Body, Pair};
-use super::inputs::Inputs;
 use super::kernels::BiasTile;
+use super::operands::Operands;
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
 use super::rule::{ScoreRule, pairs_of};
@@ -10,11 +10,11 @@ use super::schedule::{Needs, Schedule};
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
 use super::tasks::{BiasTask, Task, Tasks, bias_tasks};
-use crate::element::{Tensor, TensorMut};
+use crate::element::TensorMut;
 use crate::mask::Sight as PreparedMask;
 use crate::parallel::share;
 use crate::tile::STRIDE;
-use crate::tiles::tiles;
+use crate::tiles::{Place, tiles};
 use crate::workspace::{Lists, Parts};
 use crate::{Level, Workspace};
 use bumpalo::boxed::Box;
@@ -24,12 +24,10 @@ use std::ops::Range;
 
 /// A pass of first or second order, without its sweeps.
 pub struct Work<'a> {
-    pub inputs: Inputs<'a>,
+    pub operands: &'a Operands<'a>,
     pub packing: Packing<'a>,
     pub schedule: Schedule,
     pub level: Level,
-    /// In the shape of the bias; of the second order alone.
-    pub ddbias: Option<Tensor<'a, Ix4>>,
 }
 
 /// Where the results of a pass go.
@@ -61,7 +59,7 @@ impl<'m> Memory<'m, '_> {
         parts: &mut Parts<'m>,
         lists: &'m Lists,
         needs: &Needs,
-        Work { packing, schedule, inputs, .. }: &Work<'_>,
+        Work { packing, schedule, operands, .. }: &Work<'_>,
     ) -> Result<Self, Error> {
         let Needs { together, workers, .. } = *needs;
         let stats = parts.room(needs.stats * together);
@@ -69,7 +67,7 @@ impl<'m> Memory<'m, '_> {
         let count = if schedule.fused { packing.sums(together) } else { 0 };
         let sums = (0..count).map(|_| OrderedSum::new(parts.room(OrderedSum::len(packing))));
         let sums = lists.collect(count, sums, "the sums of dq")?;
-        let scratch = (0..workers).map(|_| Scratch::new(parts, schedule, inputs));
+        let scratch = (0..workers).map(|_| Scratch::new(parts, schedule, operands));
         let scratch = lists.collect(workers, scratch, "the scratch of threads")?;
         Ok(Memory { stats, sums, scratch })
     }
@@ -87,15 +85,15 @@ impl Work<'_> {
         change: impl Fn(&Stats<'_>, usize, usize) -> f64,
         bias: impl Body,
     ) -> Result<(), Error> {
-        let Work { packing, inputs, schedule: Schedule { waves, .. }, .. } = self;
-        let needs = self.schedule.needs(packing, inputs);
+        let Work { packing, operands, schedule: Schedule { waves, .. }, .. } = self;
+        let needs = self.schedule.needs(packing, operands);
         let lists = workspace.lists(needs.lists(packing), "lists of tiles")?;
         let mut memory = workspace.room(needs.all(), "the memory of a pass")?;
         let parts = &mut Parts::of(&mut memory);
         let mut slots = packing.room(parts, &lists, needs.together)?;
         let mut memory = Memory::new(parts, &lists, &needs, self)?;
-        let sums = lists.repeat(inputs.scores.extents.query_heads, 0.0, "sums of sinks")?;
-        let mask = PreparedMask::new(&inputs.scores.mask, &lists)?;
+        let sums = lists.repeat(operands.scores.extents.query_heads, 0.0, "sums of sinks")?;
+        let mask = PreparedMask::new(&operands.scores.mask, &lists)?;
         let Places { queries, numbers, keys, with_keys, sinks, bias: mut result } = places;
         let mut keys = Tasks::of_keys(&lists, packing, *waves, keys, with_keys)?;
         let mut queries = Tasks::of_queries(&lists, packing, *waves, queries, numbers, 0.0)?;
@@ -137,34 +135,40 @@ impl<'a> Wave<'a> {
     ) -> Self {
         work.packing.pack(slots, numbers);
         let Slots { keys, queries } = slots;
-        let heads = numbers.len() * work.inputs.scores.group();
+        let heads = numbers.len() * work.operands.scores.group();
         let (keys, queries) = (&keys[..numbers.len()], &queries[..heads]);
         Wave { work, mask, keys, queries, first: numbers.start }
     }
 
     /// The sequence of a slot.
     pub fn sequence(&self, slot: usize) -> &'a Sequence {
-        &self.work.packing.sequences[slot / self.work.inputs.scores.extents.key_heads]
+        &self.work.packing.sequences[slot / self.work.operands.scores.extents.key_heads]
+    }
+
+    /// Row `r` of a tile of queries in the tensors: batch element, head and row.
+    pub fn row(&self, place: &Place, r: usize) -> [usize; 3] {
+        let sequence = &self.work.packing.sequences[place.number];
+        [sequence.batch, place.head, sequence.query_start + place.rows.start + r]
     }
 
     /// The number of a query head of a slot, counted from the first of the wave.
     pub fn head(&self, slot: usize, member: usize) -> usize {
-        (slot - self.first) * self.work.inputs.scores.group() + member
+        (slot - self.first) * self.work.operands.scores.group() + member
     }
 
     /// A query head of a slot.
     pub fn pair(&self, slot: usize, member: usize, stats: Stats<'a>) -> Pair<'a> {
-        let Work { inputs, ddbias, .. } = self.work;
-        let (scores, sequence) = (inputs.scores, self.sequence(slot));
+        let Operands { scores, bias, ddbias, .. } = *self.work.operands;
+        let sequence = self.sequence(slot);
         let head = slot % scores.extents.key_heads * scores.group() + member;
         Pair {
-            rule: ScoreRule::new(scores, self.mask, inputs.bias, sequence, head),
+            rule: ScoreRule::new(scores, self.mask, bias, sequence, head),
             ddbias: ddbias.map(|ddbias| pairs_of(ddbias, sequence, head)),
             queries: &self.queries[self.head(slot, member)],
             keys: &self.keys[slot - self.first],
             stats,
             dim: scores.extents.dim,
-            value_dim: inputs.value_dim(),
+            value_dim: self.work.operands.value_dim(),
         }
     }
 
@@ -176,9 +180,10 @@ impl<'a> Wave<'a> {
         tasks: &mut [Task<'_>],
         tile: impl Fn(&mut Task<'_>, &mut Scratch<'_>) + Sync,
     ) {
-        let (cut, inputs) = (self.work.schedule.cut, &self.work.inputs);
-        let strides = [inputs.scores.extents.dim, inputs.value_dim()].map(|dim| cut.stride(dim));
-        let scale = inputs.scores.scale() as f32;
+        let (cut, operands) = (self.work.schedule.cut, self.work.operands);
+        let strides =
+            [operands.scores.extents.dim, operands.value_dim()].map(|dim| cut.stride(dim));
+        let scale = operands.scores.scale() as f32;
         each(scratch, tasks.iter_mut(), |task, scratch| {
             scratch.sums.wide.fill(0.0);
             scratch.sums.values.fill(0.0);
@@ -196,8 +201,8 @@ impl<'a> Wave<'a> {
         body: impl Body,
         stats: &RowStats<'_>,
     ) {
-        let Work { inputs, packing, .. } = self.work;
-        let (key_heads, group) = (inputs.scores.extents.key_heads, inputs.scores.group());
+        let Work { operands, packing, .. } = self.work;
+        let (key_heads, group) = (operands.scores.extents.key_heads, operands.scores.group());
         let whole = packing.whole();
         let tasks = bias_tasks(result, packing, &whole);
         each(scratch, tasks, |BiasTask { numbers, heads, rows, result }, scratch| {
@@ -230,10 +235,10 @@ impl<'a> Wave<'a> {
         stats: &RowStats<'_>,
         change: impl Fn(&Stats<'_>, usize, usize) -> f64,
     ) {
-        let Work { inputs, packing, .. } = self.work;
-        let Some(sinks) = inputs.sinks else { return };
+        let Work { operands, packing, .. } = self.work;
+        let Some(sinks) = operands.sinks else { return };
         for slot in self.first..self.first + self.keys.len() {
-            for member in 0..inputs.scores.group() {
+            for member in 0..operands.scores.group() {
                 let Pair { rule, queries, .. } = self.pair(slot, member, Stats::NONE);
                 let sink = f64::from(sinks[rule.head]);
                 let mut sum = 0.0f64;

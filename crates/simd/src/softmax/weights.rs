@@ -1,11 +1,46 @@
-//! What is done with the weights of a tile: hidden where a pair is not visible, and multiplied by rows.
+//! What is done with the weights of a tile: hidden where a pair is not visible, and multiplied by rows;
+//! and the products that they are made of.
 
+use super::block::RegisterBlock;
+use super::packs::Both;
 use super::scores::Strip;
-use crate::lanes::{Isa, Tile};
+use crate::lanes::{Isa, Lanes, Tile};
 use crate::pack::Packed;
 use crate::products::{Along, Sum};
 use crate::tile::{MAX_KEYS, STRIDE};
 use std::ops::Range;
+
+/// factor · Σ A Bᵀ of a block in the columns of its strip, over pairs of operands A of queries and B of
+/// keys with rows of `dim` elements; a pair of which one is not there adds nothing.
+#[inline(always)]
+pub fn multiply<I: Isa, const T: usize>(
+    isa: I,
+    at: &RegisterBlock,
+    strip: &Strip,
+    dim: usize,
+    terms: [(&Both<'_>, &Both<'_>); T],
+    factor: Option<f32>,
+    to: &mut [f32],
+) {
+    for column in strip.cols.clone().step_by(I::Tile::COLS) {
+        let mut tile = I::Tile::zero(isa);
+        for (a, b) in terms {
+            let (a, b) = (&a.across.panels, &b.across.panels);
+            if !a.is_empty() && !b.is_empty() {
+                let (a, b) = (&a[at.rows.start * dim..], &b[(at.cols.start + column) * dim..]);
+                tile.add_panel(isa, a, b, dim);
+            }
+        }
+        if let Some(factor) = factor {
+            let factor = I::F32::splat(isa, factor);
+            tile = tile.map(
+                #[inline(always)]
+                |x| x * factor,
+            );
+        }
+        tile.store(&mut to[column..], STRIDE);
+    }
+}
 
 /// Clears the weights of a block beside its strip, up to column `end`: nothing is visible there.
 pub fn clear<const W: usize>(

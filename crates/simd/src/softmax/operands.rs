@@ -1,0 +1,96 @@
+//! What the passes of the softmax algorithms read, of any element type.
+
+use crate::element::{Tensor, View};
+use crate::named;
+use etalon_problem::{Error, Pass, Scores};
+use ndarray::{Ix1, Ix3, Ix4};
+
+/// The operands of attention, or of attention_lse, which has no values: those that a pass has.
+#[derive(Clone, Copy)]
+pub struct Operands<'a> {
+    /// The scores and which of them count.
+    pub scores: &'a Scores,
+    /// `[B, Hq, N, D]`.
+    pub q: Tensor<'a, Ix4>,
+    /// `[B, Hk, M, D]`.
+    pub k: Tensor<'a, Ix4>,
+    /// `[B, Hk, M, E]`.
+    pub v: Option<Tensor<'a, Ix4>>,
+    /// `[Hq]`, where the problem has sinks.
+    pub sinks: Option<View<'a, f32, Ix1>>,
+    /// `[B or 1, Hq or 1, N, M]`, where the problem has a bias.
+    pub bias: Option<Tensor<'a, Ix4>>,
+    /// o of the forward pass, `[B, Hq, N, E]`.
+    pub o: Option<Tensor<'a, Ix4>>,
+    /// lse of the forward pass, `[B, Hq, N]`.
+    pub lse: Option<View<'a, f32, Ix3>>,
+    /// ∂lse/∂q of the forward pass, `[B, Hq, N, D]`; of attention_lse, where it was written: then dq
+    /// needs no sweep.
+    pub gradient: Option<View<'a, f32, Ix4>>,
+    pub dout: Option<Tensor<'a, Ix4>>,
+    pub dlse: Option<View<'a, f32, Ix3>>,
+    /// The direction in which the inputs move, or the cotangents of their gradients: each in the shape
+    /// of its input; an absent one is zero.
+    pub ddq: Option<Tensor<'a, Ix4>>,
+    pub ddk: Option<Tensor<'a, Ix4>>,
+    pub ddv: Option<Tensor<'a, Ix4>>,
+    pub ddsinks: Option<View<'a, f32, Ix1>>,
+    pub ddbias: Option<Tensor<'a, Ix4>>,
+    pub cot_o: Option<Tensor<'a, Ix4>>,
+    pub cot_lse: Option<View<'a, f32, Ix3>>,
+}
+
+impl<'a> Operands<'a> {
+    /// Those of a pass, by name.
+    pub fn of(
+        scores: &'a Scores,
+        pass: Pass,
+        x: named::Inputs<'a, '_>,
+    ) -> Result<Operands<'a>, Error> {
+        let [ddq, ddk, ddv, ddsinks, ddbias] = match pass {
+            Pass::Jvp => ["tq", "tk", "tv", "tsinks", "tbias"],
+            _ => ["ddq", "ddk", "ddv", "ddsinks", "ddbias"],
+        };
+        Ok(Operands {
+            scores,
+            q: x.needed("q")?,
+            k: x.needed("k")?,
+            v: x.tensor("v")?,
+            sinks: x.float("sinks")?,
+            bias: x.tensor("bias")?,
+            o: x.tensor("o")?,
+            lse: x.float("lse")?,
+            gradient: x.float("gradient")?,
+            dout: x.tensor("dout")?,
+            dlse: x.float("dlse")?,
+            ddq: x.tensor(ddq)?,
+            ddk: x.tensor(ddk)?,
+            ddv: x.tensor(ddv)?,
+            ddsinks: x.float(ddsinks)?,
+            ddbias: x.tensor(ddbias)?,
+            cot_o: x.tensor("cot_o")?,
+            cot_lse: x.float("cot_lse")?,
+        })
+    }
+
+    /// E, or 0 without values.
+    pub fn value_dim(&self) -> usize {
+        self.v.map_or(0, |v| v.shape()[3])
+    }
+
+    /// The sink of a head, −∞ without one, and the direction in which it moves.
+    pub fn sink(&self, head: usize) -> [f32; 2] {
+        let of = |list: Option<View<'_, f32, Ix1>>, none| list.map_or(none, |list| list[head]);
+        [of(self.sinks, f32::NEG_INFINITY), of(self.ddsinks, 0.0)]
+    }
+}
+
+/// The number of a row, `[batch, head, row]`; 0 where there is none.
+pub fn number(of: Option<View<'_, f32, Ix3>>, at: [usize; 3]) -> f32 {
+    of.map_or(0.0, |of| of[at])
+}
+
+/// Whether a row sees no key: then it counts for nothing, whatever stands in its operands.
+pub fn blind(lse: Option<View<'_, f32, Ix3>>, at: [usize; 3]) -> bool {
+    number(lse, at) == f32::NEG_INFINITY
+}
