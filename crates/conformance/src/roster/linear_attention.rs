@@ -6,7 +6,6 @@ mod cases;
 mod family;
 mod forward;
 mod head;
-mod shape;
 
 pub(crate) use bugs::MUTANTS;
 pub use cases::{Family, GateKind, Point};
