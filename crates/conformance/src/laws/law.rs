@@ -107,8 +107,8 @@ impl Law {
 }
 
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
-/// it presupposes, and the function that judges, whose name is the law's. Then, where it is so: `of`
-/// which other algorithms it speaks, `on` which other passes than the first two, `if` of which cases only.
+/// it presupposes, and the function that judges, whose name is the law's. Then, where it is so, `of`
+/// which other algorithms it speaks, `on` which other passes, and `if` a case must be so.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+

@@ -3,7 +3,6 @@
 mod backward;
 mod bugs;
 mod cases;
-mod family;
 mod forward;
 mod head;
 

@@ -7,7 +7,7 @@ use crate::shapes::{HEADS, LATTICE};
 use etalon_problem::{
     Algorithm, Decay, Dtype, LinearAttention, LinearExtents, Operand, Problem, TokenSequences,
 };
-use ndarray::ArrayD;
+use ndarray::{ArrayD, IxDyn};
 
 grid! {
     /// What a case of linear_attention is made of, beside its storage type and seed.
@@ -22,20 +22,20 @@ grid! {
             PerToken = "per_token" => Decay::PerToken,
         },
         /// Families of log-decays.
-        gates: GateKind = "gates" fn log_decay(x: f64, one_in_five: usize) -> f64 {
+        gates: GateKind = "gates" fn log_decay(x: f64, of_five: usize) -> f64 {
             /// Between −1 and −1/16: a state is gone after a chunk.
             Usual = "usual" => usual(x),
             /// Between −2⁻⁶ and −2⁻¹⁰: a state outlives its sequence.
             Weak = "weak" => -(0.5f64.powi(10) + x * 0.5f64.powi(6)),
             /// From 0 to −30, and −10⁴ among them: e to a chunk's sum underflows, and one over it
             /// overflows.
-            Strong = "strong" => match one_in_five {
+            Strong = "strong" => match of_five {
                 0 => -1e4,
                 1 => 0.0,
                 _ => -30.0 * x,
             },
             /// One in five is −∞, and one in five 0.
-            Resets = "resets" => match one_in_five {
+            Resets = "resets" => match of_five {
                 0 => f64::NEG_INFINITY,
                 1 => 0.0,
                 _ => usual(x),
@@ -126,8 +126,14 @@ grid! {
     }
 }
 
+/// A log-decay of [`GateKind::Usual`].
 fn usual(x: f64) -> f64 {
     -(0.0625 + 0.9375 * x)
+}
+
+/// The size of a channel: 2⁻³ to 2³, so that also f16 holds every gradient.
+fn channel(column: usize) -> f64 {
+    2f64.powi((column * 5 % 7) as i32 - 3)
 }
 
 impl Grid for Point {
@@ -144,10 +150,18 @@ impl Grid for Point {
     }
 
     fn values(&self, _: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64> {
-        match operand.name {
-            "g" | "g_gamma" => self.gates.values(operand, seed),
-            _ => self.family.values(operand, dtype, seed),
-        }
+        let gates = matches!(operand.name, "g" | "g_gamma");
+        let coins = Stream::new(seed, if gates { "gate coins" } else { "coins" });
+        let (stream, mut at) = (Stream::new(seed, operand.name), 0);
+        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+            at += 1;
+            if gates {
+                return self.gates.log_decay(stream.uniform(at), coins.below(at, 5));
+            }
+            let column = ndarray::Dimension::slice(&index).last().copied().unwrap_or(0);
+            let (x, coin) = (stream.normal(at), coins.uniform(at));
+            self.family.element(x, coin, channel(column), dtype.min_positive())
+        })
     }
 
     fn given(&self, operand: &Operand) -> bool {
@@ -178,7 +192,8 @@ impl Grid for Point {
     }
 }
 
-/// One shape of a class: tokens around the edges of chunks, states that are no squares, groups of heads.
+/// Extents of a class, and E: tokens around the edges of chunks, states that are no squares, groups
+/// of heads.
 fn shape(class: TokenShape, seed: u64) -> (LinearExtents, usize) {
     let stream = Stream::new(seed, "shape");
     let (query_heads, key_heads) = stream.pick(0, &[(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)]);
