@@ -15,6 +15,7 @@ use crate::roster::each;
 use crate::tensor::{Stored, Tensor, Tensors};
 use axes::Grid;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
@@ -142,8 +143,8 @@ impl Spec {
     pub fn build(&self) -> Case {
         let problem = self.problem();
         let inputs = self.tensors(&problem, Pass::Backward);
-        let (name, further) = (self.to_string(), Default::default());
-        Case { name, spec: *self, dtype: self.dtype, problem, inputs, further }
+        let further = Pass::ALL.map(|pass| (pass, OnceLock::new())).into();
+        Case { name: self.to_string(), spec: *self, dtype: self.dtype, problem, inputs, further }
     }
 }
 
@@ -161,19 +162,16 @@ pub struct Case {
     /// The inputs and cotangents of the forward and backward pass.
     pub inputs: Tensors,
     /// Those of further passes, made when first asked for.
-    further: [OnceLock<Tensors>; 3],
+    further: BTreeMap<Pass, OnceLock<Tensors>>,
 }
 
 impl Case {
     /// The inputs and cotangents of a pass.
     pub fn inputs_of(&self, pass: Pass) -> &Tensors {
-        let slot = match pass {
-            Pass::Forward | Pass::Backward | Pass::ForwardBackward => return &self.inputs,
-            Pass::DoubleBackward => &self.further[0],
-            Pass::Jvp => &self.further[1],
-            Pass::Step => &self.further[2],
-        };
-        slot.get_or_init(|| self.spec.tensors(&self.problem, pass))
+        match pass {
+            Pass::Forward | Pass::Backward | Pass::ForwardBackward => &self.inputs,
+            _ => self.further[&pass].get_or_init(|| self.spec.tensors(&self.problem, pass)),
+        }
     }
 
     /// Whether its bounds must be small against its results.

@@ -15,7 +15,7 @@ mod forms;
 mod gate;
 mod identities;
 pub(crate) mod law;
-mod lazy_attention;
+pub(crate) mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 pub(crate) mod part;

@@ -12,7 +12,7 @@ use crate::zoo::mutant::Mutant;
 use crate::zoo::rows::Results;
 use etalon_problem::{Algorithm, Attention, AttentionLse, Dtype, Error, Problem};
 
-/// The grids, each of one or more algorithms.
+/// The grids and the bugs, each of one or more algorithms.
 macro_rules! grids {
     ($($grid:ident($module:ident): $($algorithm:ident)|+;)*) => {
         /// A point of the grid of an algorithm.
@@ -49,6 +49,11 @@ macro_rules! grids {
             }
         }
 
+        /// The known bugs of every algorithm.
+        pub fn mutants() -> Vec<Mutant> {
+            [$($module::MUTANTS),*].concat()
+        }
+
         /// Applies an expression to the point of whichever grid.
         macro_rules! each {
             ($point:expr, $p:ident => $body:expr) => {
@@ -74,17 +79,6 @@ pub(crate) fn results(job: &Job) -> Result<Results, Error> {
         Problem::LazyAttention(problem) => Ok(lazy_attention::results(job, problem)),
         Problem::LinearCrossEntropy(problem) => Ok(linear_cross_entropy::results(job, problem)),
     }
-}
-
-/// The known bugs of every algorithm.
-pub fn mutants() -> Vec<Mutant> {
-    let lists = [
-        attention::MUTANTS,
-        linear_attention::MUTANTS,
-        lazy_attention::MUTANTS,
-        linear_cross_entropy::MUTANTS,
-    ];
-    lists.concat()
 }
 
 /// The known bug of that name.

@@ -29,33 +29,73 @@ pub struct Shape {
 axis! {
     "shape",
     /// A class of extents; the seed draws one of it.
-    ShapeClass {
+    ShapeClass fn change(e: &mut Extents, value_dim: &mut usize, stream: &Stream) -> () {
         /// Lengths 0 to 3, batch 1 or 2.
-        Tiny = "tiny",
+        Tiny = "tiny" => {
+            e.batch = stream.pick(2, &[1, 2]);
+            (e.queries, e.keys) = (stream.below(3, 4), stream.below(4, 4));
+        },
         /// Some extent is 0: queries, keys, batch or heads.
-        Nothing = "nothing",
+        Nothing = "nothing" => match stream.below(2, 4) {
+            0 => e.queries = 0,
+            1 => e.keys = 0,
+            2 => e.batch = 0,
+            _ => e.query_heads = 0,
+        },
         /// One query, as in decoding.
-        Row = "row",
+        Row = "row" => (e.queries, e.keys) = (1, stream.pick(3, &LATTICE)),
         /// As many queries as keys.
-        Square = "square",
+        Square = "square" => {
+            e.queries = stream.pick(3, &LATTICE);
+            e.keys = e.queries;
+        },
         /// More keys than queries.
-        Wide = "wide",
+        Wide = "wide" => {
+            e.queries = stream.pick(3, &LATTICE);
+            e.keys = e.queries + stream.pick(4, &LATTICE);
+        },
         /// More queries than keys.
-        Tall = "tall",
+        Tall = "tall" => {
+            e.keys = stream.pick(3, &LATTICE);
+            e.queries = e.keys + stream.pick(4, &LATTICE);
+        },
         /// One key beyond a multiple of 32.
-        TailOne = "tail_one",
+        TailOne = "tail_one" => {
+            e.queries = stream.pick(3, &LATTICE);
+            e.keys = stream.pick(4, &[33, 65, 97, 129]);
+        },
         /// Values wider than keys.
-        ValueWide = "value_wide",
+        ValueWide = "value_wide" => *value_dim = stream.pick(2, &[41, 64, 72, 80, 96]),
         /// Values narrower than keys.
-        ValueNarrow = "value_narrow",
+        ValueNarrow = "value_narrow" => {
+            e.dim = stream.pick(2, &[40, 64, 72]);
+            *value_dim = stream.pick(3, &[1, 8, 17]);
+        },
         /// Several key heads, each with a group.
-        Groups = "groups",
+        Groups = "groups" => {
+            (e.query_heads, e.key_heads) = stream.pick(2, &HEADS[2..]);
+            e.batch = 2;
+            e.queries = stream.pick(3, &LATTICE).min(33);
+            e.keys = stream.pick(4, &LATTICE).min(33);
+        },
         /// A batch of 3 to 5.
-        Batch = "batch",
+        Batch = "batch" => {
+            e.batch = stream.pick(2, &[3, 4, 5]);
+            e.queries = stream.pick(3, &LATTICE).min(33);
+            e.keys = stream.pick(4, &LATTICE).min(47);
+        },
         /// Any head dimension of [`DIMS`].
-        Dims = "dims",
+        Dims = "dims" => {
+            e.dim = stream.pick(2, &DIMS);
+            *value_dim = e.dim;
+        },
         /// Several tiles of any size up to 128.
-        Long = "long",
+        Long = "long" => {
+            e.queries = stream.pick(2, &[127, 129, 150, 257]);
+            e.keys = stream.pick(3, &[127, 129, 161, 257, 300]);
+            (e.query_heads, e.key_heads) = (2, 1);
+            (e.dim, *value_dim) = (16, 16);
+        },
     }
 }
 
@@ -63,66 +103,11 @@ impl ShapeClass {
     /// One shape of the class.
     pub fn draw(self, seed: u64) -> Shape {
         let stream = Stream::new(seed, self.name());
-        let lattice = |i| stream.pick(i, &LATTICE);
         let (query_heads, key_heads) = stream.pick(0, &[(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)]);
         let dim = stream.pick(1, &[8, 16, 20, 33, 40]);
         let mut extents = Extents { batch: 1, query_heads, key_heads, queries: 17, keys: 33, dim };
         let mut value_dim = dim;
-        match self {
-            ShapeClass::Tiny => {
-                extents.batch = stream.pick(2, &[1, 2]);
-                extents.queries = stream.below(3, 4);
-                extents.keys = stream.below(4, 4);
-            }
-            ShapeClass::Nothing => match stream.below(2, 4) {
-                0 => extents.queries = 0,
-                1 => extents.keys = 0,
-                2 => extents.batch = 0,
-                _ => extents.query_heads = 0,
-            },
-            ShapeClass::Row => (extents.queries, extents.keys) = (1, lattice(3)),
-            ShapeClass::Square => {
-                extents.queries = lattice(3);
-                extents.keys = extents.queries;
-            }
-            ShapeClass::Wide => {
-                extents.queries = lattice(3);
-                extents.keys = extents.queries + lattice(4);
-            }
-            ShapeClass::Tall => {
-                extents.keys = lattice(3);
-                extents.queries = extents.keys + lattice(4);
-            }
-            ShapeClass::TailOne => {
-                extents.queries = lattice(3);
-                extents.keys = stream.pick(4, &[33, 65, 97, 129]);
-            }
-            ShapeClass::ValueWide => value_dim = stream.pick(2, &[41, 64, 72, 80, 96]),
-            ShapeClass::ValueNarrow => {
-                extents.dim = stream.pick(2, &[40, 64, 72]);
-                value_dim = stream.pick(3, &[1, 8, 17]);
-            }
-            ShapeClass::Groups => {
-                (extents.query_heads, extents.key_heads) = stream.pick(2, &HEADS[2..]);
-                extents.batch = 2;
-                (extents.queries, extents.keys) = (lattice(3).min(33), lattice(4).min(33));
-            }
-            ShapeClass::Batch => {
-                extents.batch = stream.pick(2, &[3, 4, 5]);
-                (extents.queries, extents.keys) = (lattice(3).min(33), lattice(4).min(47));
-            }
-            ShapeClass::Dims => {
-                extents.dim = stream.pick(2, &DIMS);
-                value_dim = extents.dim;
-            }
-            ShapeClass::Long => {
-                extents.queries = stream.pick(2, &[127, 129, 150, 257]);
-                extents.keys = stream.pick(3, &[127, 129, 161, 257, 300]);
-                (extents.query_heads, extents.key_heads) = (2, 1);
-                extents.dim = 16;
-                value_dim = 16;
-            }
-        }
+        self.change(&mut extents, &mut value_dim, &stream);
         Shape { extents, value_dim }
     }
 }

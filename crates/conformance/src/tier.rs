@@ -32,23 +32,21 @@ pub struct Request<'a> {
     pub hints: Hints,
 }
 
-/// A tier's answer.
-#[derive(Debug, Clone)]
-pub enum Answer {
-    /// Every output of the pass, by name.
-    Outputs(Tensors),
-    /// The tier does not offer this, and says why.
+/// Why there are no outputs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Refusal {
+    /// The tier does not offer this, and why.
     Unsupported(String),
-    /// The tier failed.
-    Error(String),
+    /// The tier failed, panicked, wrote to its inputs, or returned something else than the
+    /// outputs of the pass.
+    Fault(String),
 }
 
-impl From<Result<Tensors, Error>> for Answer {
-    fn from(outputs: Result<Tensors, Error>) -> Self {
-        match outputs {
-            Ok(outputs) => Answer::Outputs(outputs),
-            Err(Error::Unsupported { reason, .. }) => Answer::Unsupported(reason),
-            Err(error) => Answer::Error(error.to_string()),
+impl From<Error> for Refusal {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Unsupported { reason, .. } => Refusal::Unsupported(reason),
+            error => Refusal::Fault(format!("failed: {error}")),
         }
     }
 }
@@ -66,6 +64,6 @@ pub trait Tier: Sync {
         true
     }
 
-    /// Answers a request.
-    fn run(&self, request: &Request<'_>) -> Answer;
+    /// Answers a request for what it offers: every output of the pass, by name.
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal>;
 }

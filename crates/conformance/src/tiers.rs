@@ -7,7 +7,8 @@ mod door;
 mod reference;
 mod simd;
 
-pub use ask::{Refusal, ask};
+pub use crate::tier::Refusal;
+pub use ask::ask;
 pub use cuda::Cuda;
 pub use door::{Run, saved};
 pub(crate) use reference::decisions;

@@ -4,8 +4,8 @@
 use etalon_conformance::cases::Depth;
 use etalon_conformance::report::{Record, Verdict};
 use etalon_conformance::suite::{SuiteOptions, run};
-use etalon_conformance::tensor::{Stored, Tensor};
-use etalon_conformance::tier::{Answer, Request, Tier};
+use etalon_conformance::tensor::{Stored, Tensor, Tensors};
+use etalon_conformance::tier::{Refusal, Request, Tier};
 use etalon_conformance::tiers::Simd;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, slopes};
 use etalon_simd::Level;
@@ -26,7 +26,7 @@ impl Tier for OwnSlopes {
         self.kernel.offers(algorithm, pass, dtype)
     }
 
-    fn run(&self, request: &Request<'_>) -> Answer {
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let mut inputs = request.inputs.clone();
         if let Some(g_gamma) = inputs.get_mut("g_gamma") {
             let own = Array1::from((self.of)(g_gamma.shape[0]).unwrap()).into_dyn();

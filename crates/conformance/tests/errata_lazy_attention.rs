@@ -3,7 +3,7 @@
 
 use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Tensor, Tensors};
-use etalon_conformance::tier::{Answer, Hints, Request, Tier};
+use etalon_conformance::tier::{Hints, Request, Tier};
 use etalon_conformance::tiers::{Reference, oracle};
 use etalon_conformance::zoo::{Host, Mutant, mutant};
 use etalon_problem::{Blocking, Dtype, Extents, LazyAttention, Operand, Pass, Problem};
@@ -61,10 +61,7 @@ fn run(tier: &dyn Tier, problem: &LazyAttention, pass: Pass, inputs: &Tensors) -
     let inputs: Tensors = of_pass.map(|(name, x)| (name.clone(), x.clone())).collect();
     let hints = Hints::default();
     let request = Request { problem: &problem, pass, dtype: Dtype::F32, inputs: &inputs, hints };
-    match tier.run(&request) {
-        Answer::Outputs(outputs) => outputs,
-        answer => panic!("{}: {answer:?}", tier.name()),
-    }
+    tier.run(&request).unwrap_or_else(|refusal| panic!("{}: {refusal:?}", tier.name()))
 }
 
 fn numbers(tensors: &Tensors, name: &str) -> ArrayD<f64> {

@@ -1,27 +1,24 @@
 //! What etalon promises of bits: they depend on nothing but the one sequence and key head.
 
 use super::flaw::Judgement;
-use super::law::{ANY_PASS, EVERY, Kind, Law, SCORES, scores_are};
+use super::law::{laws, scores_are};
 use super::part::Part;
 use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
 use crate::tier::Hints;
 use etalon_problem::{Axis, Sequences};
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("determinism", Kind::Contract, EVERY, determinism)
-        .says("Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.")
-        .on(ANY_PASS),
-    Law::new("batch_invariance", Kind::Contract, SCORES, batch_invariance)
-        .says("A batch element gives the same bits alone as in its batch.")
-        .when(|case, _| scores_are(case, |s| s.extents.batch > 1)),
-    Law::new("head_invariance", Kind::Contract, SCORES, head_invariance)
-        .says("A key head with its query heads gives the same bits alone and with others.")
-        .when(|case, _| scores_are(case, |s| s.extents.key_heads > 1)),
-    Law::new("sequence_invariance", Kind::Contract, SCORES, sequence_invariance)
-        .says("A packed or padded sequence gives the same bits as its rows alone.")
-        .when(|case, _| scores_are(case, |s| s.sequences != Sequences::Dense)),
-];
+laws! {
+    SCORES;
+    /// Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.
+    Contract determinism of EVERY on ANY_PASS;
+    /// A batch element gives the same bits alone as in its batch.
+    Contract batch_invariance if |case, _| scores_are(case, |s| s.extents.batch > 1);
+    /// A key head with its query heads gives the same bits alone and with others.
+    Contract head_invariance if |case, _| scores_are(case, |s| s.extents.key_heads > 1);
+    /// A packed or padded sequence gives the same bits as its rows alone.
+    Contract sequence_invariance if |case, _| scores_are(case, |s| s.sequences != Sequences::Dense);
+}
 
 fn determinism(trial: &Trial<'_>) -> Judgement {
     for threads in [None, Some(1), Some(2), Some(3), Some(7)] {

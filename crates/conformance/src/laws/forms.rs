@@ -2,7 +2,7 @@
 
 use super::compare::{TWICE, close, sum_groups};
 use super::flaw::{Judgement, worst};
-use super::law::{ATTENTION, Kind, Law, SCORES, scores_are};
+use super::law::{laws, scores_are};
 use super::part::{Part, with_scores};
 use super::tensors::{Equality, everywhere, map, same, take};
 use super::trial::Trial;
@@ -13,30 +13,28 @@ use crate::tensor::{Tensor, Tensors};
 use etalon_problem::{Align, Axis, BiasExtents, Mask, NamedArray, Problem, Scores, Sequences};
 use ndarray::ArrayD;
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("mask_forms", Kind::Contract, SCORES, mask_forms)
-        .says("A mask, its array, its compositions and its synonyms give the same numbers."),
-    Law::new("bias_is_mask", Kind::Contract, ATTENTION, bias_is_mask)
-        .says("A bias of −∞ where the mask forbids gives the same numbers as the mask.")
-        .when(|case, _| {
-            case.attention().is_some_and(|point| point.mask != MaskKind::Full)
-                && scores_are(case, |s| s.sequences == Sequences::Dense && s.softcap.is_none())
-        }),
-    Law::new("segments_are_calls", Kind::Meaning, SCORES, segments_are_calls)
-        .says("Segments give the results of one call for each segment.")
-        .when(|case, _| {
-            let long = |scores: &Scores| scores.extents.queries > 2 && scores.extents.keys > 2;
-            scores_are(case, |s| s.sequences == Sequences::Dense && long(s))
-                && small(case)
-                && !counts_distances(case)
-        }),
-    Law::new("groups_are_copies", Kind::Meaning, SCORES, groups_are_copies)
-        .says("A shared key head gives the results of one copy for each query head.")
-        .when(|case, _| scores_are(case, |s| s.group() > 1)),
-];
+laws! {
+    SCORES;
+    /// A mask, its array, its compositions and its synonyms give the same numbers.
+    Contract mask_forms;
+    /// A bias of −∞ where the mask forbids gives the same numbers as the mask.
+    Contract bias_is_mask of ATTENTION if |case, _| {
+        case.attention().is_some_and(|point| point.mask != MaskKind::Full)
+            && scores_are(case, |s| s.sequences == Sequences::Dense && s.softcap.is_none())
+    };
+    /// Segments give the results of one call for each segment.
+    Meaning segments_are_calls if |case, _| {
+        let long = |scores: &Scores| scores.extents.queries > 2 && scores.extents.keys > 2;
+        scores_are(case, |s| s.sequences == Sequences::Dense && long(s))
+            && small(case)
+            && !has_distance_bias(case)
+    };
+    /// A shared key head gives the results of one copy for each query head.
+    Meaning groups_are_copies if |case, _| scores_are(case, |s| s.group() > 1);
+}
 
 /// Whether the problem has a bias by distance: each call counts from where it begins.
-fn counts_distances(case: &Case) -> bool {
+pub(super) fn has_distance_bias(case: &Case) -> bool {
     matches!(&case.problem, Problem::LazyAttention(problem) if problem.bias.is_some())
 }
 

@@ -1,7 +1,7 @@
 //! Gate G1 as a law.
 
 use super::flaw::{Flaw, Judgement, worst};
-use super::law::{ANY_PASS, ATTENTION, BACKWARD, EVERY, Kind, Law, SCORES};
+use super::law::laws;
 use super::trial::Trial;
 use crate::gates;
 use crate::report::Verdict;
@@ -9,21 +9,18 @@ use crate::tensor::Tensors;
 use crate::tier::Hints;
 use etalon_problem::{Algorithm, Blocking, Mode, Role};
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("bound", Kind::Gate, EVERY, bound)
-        .says("Every element lies within its proven bound of the exact value.")
-        .on(ANY_PASS),
-    Law::new("blocking", Kind::Gate, EVERY, blocking)
-        .says("Any tile sizes give results within the bound.")
-        .on(ANY_PASS),
-    Law::new("modes", Kind::Gate, ATTENTION, modes)
-        .says("Every mode of the backward pass gives results within the bound.")
-        .on(BACKWARD),
-    Law::new("recomputed", Kind::Gate, SCORES, recomputed)
-        .says("A pass that computes the forward pass again gives results within the bound.")
-        .on(ANY_PASS)
-        .when(|case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved)),
-];
+laws! {
+    EVERY;
+    /// Every element lies within its proven bound of the exact value.
+    Gate bound on ANY_PASS;
+    /// Any tile sizes give results within the bound.
+    Gate blocking on ANY_PASS;
+    /// Every mode of the backward pass gives results within the bound.
+    Gate modes of ATTENTION on BACKWARD;
+    /// A pass that computes the forward pass again gives results within the bound.
+    Gate recomputed of SCORES on ANY_PASS
+        if |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved);
+}
 
 /// The worst margin of outputs that all lie within the bounds of the case.
 fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {

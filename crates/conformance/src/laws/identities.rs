@@ -2,7 +2,7 @@
 //! widths.
 
 use super::flaw::{Flaw, Judgement, worst};
-use super::law::{ATTENTION, BACKWARD, Kind, Law, SCORES, scores_are};
+use super::law::{laws, scores_are};
 use super::part::Part;
 use super::sums::{Known, Sum, input};
 use super::trial::Trial;
@@ -11,34 +11,27 @@ use crate::cases::Case;
 use etalon_problem::Axis;
 use ndarray::Array3;
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("sum_dv", Kind::Meaning, ATTENTION, sum_dv)
-        .says("Without sinks Σ_j dv_j = Σ_i dout_i over the rows that are not masked.")
-        .on(BACKWARD)
-        .when(|case, _| has_v(case) && scores_are(case, |scores| !scores.sinks)),
-    Law::new("sum_dk", Kind::Meaning, SCORES, sum_dk)
-        .says("Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.")
-        .on(BACKWARD)
-        .when(|case, _| scores_are(case, |s| !s.sinks && s.softcap.is_none())),
-    Law::new("euler_qk", Kind::Meaning, SCORES, euler_qk)
-        .says("⟨dq, q⟩ = ⟨dk, k⟩ for every key head.")
-        .on(BACKWARD),
-    Law::new("euler_vo", Kind::Meaning, SCORES, euler_vo)
-        .says("⟨dv, v⟩ = ⟨dout, o⟩ for every key head.")
-        .on(BACKWARD)
-        .when(|case, _| has_v(case)),
-    Law::new("sum_dbias", Kind::Meaning, ATTENTION, sum_dbias)
-        .says("Without sinks the row sums of dbias are dlse.")
-        .on(BACKWARD)
-        .when(|case, _| {
-            scores_are(case, |scores| {
-                let full = [scores.extents.batch, scores.extents.query_heads];
-                !scores.sinks && scores.bias.is_some_and(|x| [x.batch, x.heads] == full)
-            })
-        }),
-];
+laws! {
+    SCORES;
+    /// Without sinks Σ_j dv_j = Σ_i dout_i over the rows that are not masked.
+    Meaning sum_dv of ATTENTION on BACKWARD
+        if |case, _| has_v(case) && scores_are(case, |scores| !scores.sinks);
+    /// Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.
+    Meaning sum_dk on BACKWARD if |case, _| scores_are(case, |s| !s.sinks && s.softcap.is_none());
+    /// ⟨dq, q⟩ = ⟨dk, k⟩ for every key head.
+    Meaning euler_qk on BACKWARD;
+    /// ⟨dv, v⟩ = ⟨dout, o⟩ for every key head.
+    Meaning euler_vo on BACKWARD if |case, _| has_v(case);
+    /// Without sinks the row sums of dbias are dlse.
+    Meaning sum_dbias of ATTENTION on BACKWARD if |case, _| {
+        scores_are(case, |scores| {
+            let full = [scores.extents.batch, scores.extents.query_heads];
+            !scores.sinks && scores.bias.is_some_and(|x| [x.batch, x.heads] == full)
+        })
+    };
+}
 
-fn has_v(case: &Case) -> bool {
+pub(super) fn has_v(case: &Case) -> bool {
     case.inputs.contains_key("v")
 }
 

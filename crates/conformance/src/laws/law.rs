@@ -47,6 +47,12 @@ pub(crate) const FORWARD: &[Pass] = &[Pass::Forward];
 /// The gradients alone.
 pub(crate) const BACKWARD: &[Pass] = &[Pass::Backward];
 
+/// The second derivative alone.
+pub(crate) const DOUBLE_BACKWARD: &[Pass] = &[Pass::DoubleBackward];
+
+/// The tangents alone.
+pub(crate) const JVP: &[Pass] = &[Pass::Jvp];
+
 /// Every pass.
 pub(crate) const ANY_PASS: &[Pass] = &Pass::ALL;
 
@@ -79,30 +85,16 @@ pub(crate) fn scores_are(case: &Case, so: impl Fn(&Scores) -> bool) -> bool {
 }
 
 impl Law {
-    /// A law of the forward pass and the gradients of every case, unless more is said.
+    /// A law of the forward pass and the gradients of every case, unless its row says more.
     pub(crate) const fn new(
         name: &'static str,
+        statement: &'static str,
         kind: Kind,
         of: &'static [Algorithm],
         check: Check,
     ) -> Self {
         let passes = &[Pass::Forward, Pass::Backward];
-        Law { name, statement: "", kind, of, passes, applies: |_, _| true, check }
-    }
-
-    /// What it says, in one sentence.
-    pub(crate) const fn says(self, statement: &'static str) -> Self {
-        Law { statement, ..self }
-    }
-
-    /// It speaks of these passes.
-    pub(crate) const fn on(self, passes: &'static [Pass]) -> Self {
-        Law { passes, ..self }
-    }
-
-    /// It says something about these cases alone.
-    pub(crate) const fn when(self, applies: fn(&Case, Pass) -> bool) -> Self {
-        Law { applies, ..self }
+        Law { name, statement, kind, of, passes, applies: |_, _| true, check }
     }
 
     /// Whether it says anything about this pass of this case: one that is judged.
@@ -113,3 +105,27 @@ impl Law {
             && (self.applies)(case, pass)
     }
 }
+
+/// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
+/// it presupposes, and the function that judges, whose name is the law's. Then, where it is so, `of`
+/// which other algorithms it speaks, `on` which other passes, and `if` a case must be so.
+macro_rules! laws {
+    ($most:ident; $(
+        $(#[doc = $statement:literal])+
+        $kind:ident $check:ident $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)?;
+    )*) => {
+        pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
+            $(of: $crate::laws::law::$of,)?
+            $(passes: $crate::laws::law::$passes,)?
+            $(applies: $applies,)?
+            ..$crate::laws::Law::new(
+                stringify!($check),
+                concat!($($statement),+).trim_ascii(),
+                $crate::laws::Kind::$kind,
+                $crate::laws::law::$most,
+                $check,
+            )
+        }),*];
+    };
+}
+pub(crate) use laws;

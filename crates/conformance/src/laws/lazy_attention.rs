@@ -2,9 +2,9 @@
 
 use super::compare::{TWICE, agree, close};
 use super::flaw::{Flaw, Judgement, worst};
-use super::forms::small;
+use super::forms::{has_distance_bias, small};
 use super::identities::{dlse_of_seeing_rows, sums_over_keys};
-use super::law::{BACKWARD, FORWARD, Kind, LAZY_ATTENTION, Law};
+use super::law::laws;
 use super::part::with_scores;
 use super::sums::{Known, Sum};
 use super::tensors::{Equality, change, everywhere, map, same, take};
@@ -18,47 +18,33 @@ use etalon_problem::{
 };
 use ndarray::{Array4, ArrayD, Dimension, IxDyn};
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("softmax_at_zero", Kind::Meaning, LAZY_ATTENTION, softmax_at_zero)
-        .says("With τ = 0 every result equals softmax attention's.")
-        .when(|case, _| small(case)),
-    Law::new("mean_above_zero", Kind::Meaning, LAZY_ATTENTION, mean_above_zero)
-        .says("τ > 0 adds τ times the mean of the visible values to o.")
-        .on(FORWARD)
-        .when(|case, _| small(case)),
-    Law::new("left_of_weights", Kind::Meaning, LAZY_ATTENTION, left_of_weights)
-        .says("Σ_j e_ij is 1 + τ for τ ≥ 0, and between 0 and 1 below.")
-        .on(FORWARD)
-        .when(|case, _| small(case)),
-    Law::new("sum_dv_left", Kind::Meaning, LAZY_ATTENTION, sum_dv_left)
-        .says("Σ_j dv_j = Σ_i (Σ_j e_ij) dout_i.")
-        .on(BACKWARD)
-        .when(|case, _| small(case)),
-    Law::new("sum_distances", Kind::Meaning, LAZY_ATTENTION, sum_distances)
-        .says("If W covers every visible distance, Σ_d dbias_d = Σ_i dlse_i.")
-        .on(BACKWARD)
-        .when(|case, _| lazy(case).is_ok_and(reaches_all)),
-    Law::new("dead_rows", Kind::Meaning, LAZY_ATTENTION, dead_rows)
-        .says("If τ filters every pair, o, dv and dtau are 0, and v and dout are not read."),
-    Law::new("idle_values", Kind::Meaning, LAZY_ATTENTION, idle_values)
-        .says("NaN in a value that no row attends to changes nothing.")
-        .when(|case, _| small(case) && idle(case).is_ok_and(|idle| !idle.is_empty())),
-    Law::new("lse_without_tau", Kind::Contract, LAZY_ATTENTION, lse_without_tau)
-        .says("lse does not depend on τ or the values.")
-        .on(FORWARD),
-    Law::new("scores_without_tau", Kind::Contract, LAZY_ATTENTION, scores_without_tau)
-        .says("Without dout no gradient depends on τ and v.")
-        .on(BACKWARD),
-    Law::new("shifted_bias", Kind::Meaning, LAZY_ATTENTION, shifted_bias)
-        .says("A constant added to a bias that covers every visible pair changes lse alone.")
-        .when(|case, _| small(case) && lazy(case).is_ok_and(reaches_all)),
-    Law::new("wider_bias", Kind::Contract, LAZY_ATTENTION, wider_bias)
-        .says("A bias that is 0 for three further distances gives the same numbers.")
-        .when(|case, _| lazy(case).is_ok_and(|problem| problem.bias.is_some())),
-    Law::new("hidden_distance", Kind::Contract, LAZY_ATTENTION, hidden_distance)
-        .says("A bias of −∞ hides the pairs at its distance: they count nowhere.")
-        .when(|case, _| lazy(case).is_ok_and(|problem| problem.bias.is_some())),
-];
+laws! {
+    LAZY_ATTENTION;
+    /// With τ = 0 every result equals softmax attention's.
+    Meaning softmax_at_zero if |case, _| small(case);
+    /// τ > 0 adds τ times the mean of the visible values to o.
+    Meaning mean_above_zero on FORWARD if |case, _| small(case);
+    /// Σ_j e_ij is 1 + τ for τ ≥ 0, and between 0 and 1 below.
+    Meaning left_of_weights on FORWARD if |case, _| small(case);
+    /// Σ_j dv_j = Σ_i (Σ_j e_ij) dout_i.
+    Meaning sum_dv_left on BACKWARD if |case, _| small(case);
+    /// If W covers every visible distance, Σ_d dbias_d = Σ_i dlse_i.
+    Meaning sum_distances on BACKWARD if |case, _| lazy(case).is_ok_and(reaches_all);
+    /// If τ filters every pair, o, dv and dtau are 0, and v and dout are not read.
+    Meaning dead_rows;
+    /// NaN in a value that no row attends to changes nothing.
+    Meaning idle_values if |case, _| small(case) && idle(case).is_ok_and(|idle| !idle.is_empty());
+    /// lse does not depend on τ or the values.
+    Contract lse_without_tau on FORWARD;
+    /// Without dout no gradient depends on τ and v.
+    Contract scores_without_tau on BACKWARD;
+    /// A constant added to a bias that covers every visible pair changes lse alone.
+    Meaning shifted_bias if |case, _| small(case) && lazy(case).is_ok_and(reaches_all);
+    /// A bias that is 0 for three further distances gives the same numbers.
+    Contract wider_bias if |case, _| has_distance_bias(case);
+    /// A bias of −∞ hides the pairs at its distance: they count nowhere.
+    Contract hidden_distance if |case, _| has_distance_bias(case);
+}
 
 /// The problem of a case of lazy_attention.
 fn lazy(case: &Case) -> Result<&LazyAttention, Error> {
@@ -90,7 +76,7 @@ fn with_tau(inputs: &Tensors, tau: f64) -> Result<Tensors, Error> {
 }
 
 /// Every pair of a sequence within reach of the bias, by its places in the arrays.
-fn at_distances(problem: &LazyAttention) -> Vec<([usize; 4], usize)> {
+pub(crate) fn at_distances(problem: &LazyAttention) -> Vec<([usize; 4], usize)> {
     let mut found = Vec::new();
     let Some(reach) = problem.bias else { return found };
     for s in problem.scores.sequences() {

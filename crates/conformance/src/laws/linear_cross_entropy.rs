@@ -2,51 +2,40 @@
 
 use super::compare::{TWICE, agree, close, exchange};
 use super::flaw::{Flaw, Judgement, worst};
-use super::law::{BACKWARD, FORWARD, Kind, LINEAR_CROSS_ENTROPY, Law};
+use super::law::laws;
 use super::part::Part;
 use super::sums::input;
-use super::tensors::{Equality, change, everywhere, map, poison, same};
+use super::tensors::{Equality, change, each_element, everywhere, map, poison, same};
 use super::trial::Trial;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
 use etalon_problem::{Axis, Dtype, Error, LinearCrossEntropy, Problem, Reduction, find};
 use ndarray::ArrayD;
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("ignored_poison", Kind::Meaning, LINEAR_CROSS_ENTROPY, ignored_poison)
-        .says("NaN in the tensors of an ignored token changes nothing.")
-        .when(|case, _| !ignored(case).is_empty()),
-    Law::new("class_sums", Kind::Meaning, LINEAR_CROSS_ENTROPY, class_sums)
-        .says("Without a cap the rows of dw add up to the part that comes through lse alone.")
-        .on(BACKWARD)
-        .when(|case, _| {
-            problem(case).is_ok_and(|p| p.softcap.is_none() && p.lse_square_scale == 0.0)
-        }),
-    Law::new("class_order", Kind::Meaning, LINEAR_CROSS_ENTROPY, class_order)
-        .says("The order of the classes changes nothing beyond the bound.")
-        .when(|case, _| problem(case).is_ok_and(|p| p.vocab > 1)),
-    Law::new("token_order", Kind::Contract, LINEAR_CROSS_ENTROPY, token_order)
-        .says("The results of a token have the same bits in any order of the tokens.")
-        .when(|case, _| {
-            problem(case).is_ok_and(|p| p.tokens > 1 && p.reduction == Reduction::None)
-        }),
-    Law::new("losses_add_up", Kind::Meaning, LINEAR_CROSS_ENTROPY, losses_add_up)
-        .says("Unreduced losses add up to their sum, and to their mean times Z.")
-        .on(FORWARD)
-        .when(|case, _| problem(case).is_ok_and(|p| p.reduction == Reduction::None)),
-    Law::new("h_and_w_exchange", Kind::Meaning, LINEAR_CROSS_ENTROPY, h_and_w_exchange)
-        .says("Twice h with half of w changes nothing but dh, which halves, and dw.")
-        .when(|case, _| case.dtype != Dtype::F16),
-    Law::new("impossible_class", Kind::Meaning, LINEAR_CROSS_ENTROPY, impossible_class)
-        .says("A class of logit −∞ gives the results of a problem without it.")
-        .when(|case, _| problem(case).is_ok_and(|p| p.vocab > 1)),
-    Law::new("equal_logits", Kind::Probe, LINEAR_CROSS_ENTROPY, equal_logits)
-        .says("V equal logits have the entropy ln V, and the first class is their argmax.")
-        .on(FORWARD)
-        .when(|case, _| problem(case).is_ok_and(|p| p.outputs.argmax)),
-    Law::new("one_class", Kind::Probe, LINEAR_CROSS_ENTROPY, one_class)
-        .says("A single class has a loss of exactly 0, and no gradients."),
-];
+laws! {
+    LINEAR_CROSS_ENTROPY;
+    /// NaN in the tensors of an ignored token changes nothing.
+    Meaning ignored_poison if |case, _| !ignored(case).is_empty();
+    /// Without a cap the rows of dw add up to the part that comes through lse alone.
+    Meaning class_sums on BACKWARD
+        if |case, _| problem_is(case, |p| p.softcap.is_none() && p.lse_square_scale == 0.0);
+    /// The order of the classes changes nothing beyond the bound.
+    Meaning class_order if |case, _| problem_is(case, |p| p.vocab > 1);
+    /// The results of a token have the same bits in any order of the tokens.
+    Contract token_order
+        if |case, _| problem_is(case, |p| p.tokens > 1 && p.reduction == Reduction::None);
+    /// Unreduced losses add up to their sum, and to their mean times Z.
+    Meaning losses_add_up on FORWARD
+        if |case, _| problem_is(case, |p| p.reduction == Reduction::None);
+    /// Twice h with half of w changes nothing but dh, which halves, and dw.
+    Meaning h_and_w_exchange if |case, _| case.dtype != Dtype::F16;
+    /// A class of logit −∞ gives the results of a problem without it.
+    Meaning impossible_class if |case, _| problem_is(case, |p| p.vocab > 1);
+    /// V equal logits have the entropy ln V, and the first class is their argmax.
+    Probe equal_logits on FORWARD if |case, _| problem_is(case, |p| p.outputs.argmax);
+    /// A single class has a loss of exactly 0, and no gradients.
+    Probe one_class;
+}
 
 /// The problem of a case of linear_cross_entropy.
 fn problem(case: &Case) -> Result<&LinearCrossEntropy, Error> {
@@ -54,6 +43,10 @@ fn problem(case: &Case) -> Result<&LinearCrossEntropy, Error> {
         Problem::LinearCrossEntropy(problem) => Ok(problem),
         other => Err(Error::value("algorithm", "linear_cross_entropy", other.algorithm())),
     }
+}
+
+fn problem_is(case: &Case, so: impl Fn(&LinearCrossEntropy) -> bool) -> bool {
+    problem(case).is_ok_and(so)
 }
 
 /// The ignored tokens.
@@ -212,12 +205,10 @@ fn equal_logits(trial: &Trial<'_>) -> Judgement {
     {
         // The sum of ones is exact; the logarithm, and two additions of numbers below 16, are not.
         let limit = if name == "argmax" { 0.0 } else { 64.0 * roundoff };
-        for (i, &got) in outputs[name].numbers(name)?.iter().enumerate() {
-            let right = (got - expected).abs() <= limit || ignored.contains(&i);
-            if !right {
-                return Err(Flaw::Fail(format!("{name}[{i}] = {got:e}, expected {expected:e}")));
-            }
-        }
+        each_element(name, &outputs[name].numbers(name)?, |at, got| {
+            let right = (got - expected).abs() <= limit || ignored.contains(&at[0]);
+            (!right).then(|| format!(", expected {expected:e}"))
+        })?;
     }
     Ok(None)
 }

@@ -3,7 +3,8 @@
 
 use super::compare::close;
 use super::flaw::{Flaw, Judgement, worst};
-use super::law::{ATTENTION, Kind, Law, SOFTMAX};
+use super::identities::has_v;
+use super::law::laws;
 use super::sums::{Known, Sum, input};
 use super::tensors::map;
 use super::trial::Trial;
@@ -14,24 +15,17 @@ use etalon_problem::{Pass, Problem};
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
 
-const DOUBLE_BACKWARD: &[Pass] = &[Pass::DoubleBackward];
-
-pub(super) const LAWS: &[Law] = &[
-    Law::new("along_q_and_k", Kind::Meaning, ATTENTION, along_q_and_k)
-        .says("Along (q, −k) the scores are constant: gq = −dq, gk = dk, the rest is 0.")
-        .on(DOUBLE_BACKWARD),
-    Law::new("along_v", Kind::Meaning, ATTENTION, along_v)
-        .says("Along v, without dlse: gq = dq, gk = dk, gv = 0, gdout = o.")
-        .on(DOUBLE_BACKWARD)
-        .when(|case, _| case.inputs.contains_key("v")),
-    Law::new("contraction", Kind::Meaning, SOFTMAX, contraction)
-        .says("⟨dout, gdout⟩ + … equals the sum of ⟨ddq, dq⟩, ⟨ddk, dk⟩, …, over all inputs.")
-        .on(DOUBLE_BACKWARD)
-        .when(|case, _| !has_impossible_classes(case)),
-    Law::new("adjoint", Kind::Meaning, ATTENTION, adjoint)
-        .says("⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.")
-        .on(&[Pass::Jvp]),
-];
+laws! {
+    ATTENTION;
+    /// Along (q, −k) the scores are constant: gq = −dq, gk = dk, the rest is 0.
+    Meaning along_q_and_k on DOUBLE_BACKWARD;
+    /// Along v, without dlse: gq = dq, gk = dk, gv = 0, gdout = o.
+    Meaning along_v on DOUBLE_BACKWARD if |case, _| has_v(case);
+    /// ⟨dout, gdout⟩ + … equals the sum of ⟨ddq, dq⟩, ⟨ddk, dk⟩, …, over all inputs.
+    Meaning contraction of SOFTMAX on DOUBLE_BACKWARD if |case, _| !has_impossible_classes(case);
+    /// ⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.
+    Meaning adjoint on JVP;
+}
 
 /// A class of logit −∞ may be a target: the logit stands still then, but its row of w has the
 /// gradient of any other target.

@@ -2,16 +2,17 @@
 
 use super::flaw::{Flaw, Judgement};
 use super::forms::small;
-use super::law::{ANY_PASS, EVERY, Kind, Law};
+use super::law::laws;
 use super::tensors::map;
 use super::trial::Trial;
 use crate::generate::Stream;
 use ndarray::Dimension;
 
-pub(super) const LAWS: &[Law] = &[Law::new("sensitivity", Kind::Meaning, EVERY, sensitivity)
-    .says("Every output changes with every input that it depends on.")
-    .on(ANY_PASS)
-    .when(|case, _| case.is_smooth() && small(case))];
+laws! {
+    EVERY;
+    /// Every output changes with every input that it depends on.
+    Meaning sensitivity on ANY_PASS if |case, _| case.is_smooth() && small(case);
+}
 
 /// Moves every element of one input by an eighth at random, and asks the reference which elements
 /// of the outputs that moves by more than four bounds. Those the tier must move too, in the same

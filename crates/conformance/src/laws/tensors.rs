@@ -3,7 +3,7 @@
 use super::flaw::{Flaw, Judgement};
 use crate::tensor::{Data, Stored, Tensor, Tensors};
 use etalon_problem::{Dtype, Error};
-use ndarray::Dimension;
+use ndarray::{ArrayD, Dimension};
 
 /// Applies an expression to the elements, whatever their type.
 macro_rules! each {
@@ -129,6 +129,20 @@ pub(crate) fn same(
         difference(name, got, expected, equality, |at| counts(name, at))
     });
     differences.flatten().next().map_or(Ok(None), |text| Err(Flaw::Fail(text)))
+}
+
+/// Fails at the first element of a result of which `wrong(index, element)` says what is wrong with it,
+/// after its name, its place and what it is.
+pub(crate) fn each_element(
+    name: &str,
+    values: &ArrayD<f64>,
+    mut wrong: impl FnMut(&[usize], f64) -> Option<String>,
+) -> Judgement {
+    let mut elements = values.indexed_iter();
+    let found = elements.find_map(|(at, &x)| {
+        wrong(at.slice(), x).map(|wrong| format!("{name}{:?} = {x:e}{wrong}", at.slice()))
+    });
+    found.map_or(Ok(None), |text| Err(Flaw::Fail(text)))
 }
 
 /// Whether x is more than the limit; NaN is more than anything.

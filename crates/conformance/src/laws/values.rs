@@ -1,42 +1,39 @@
 //! What becomes of the result when the values change in a known way.
 
 use super::compare::{TWICE, agree, close, exchange};
-use super::flaw::{Flaw, Judgement};
-use super::law::{ATTENTION, FORWARD, Kind, Law, SCORES, scores_are};
+use super::flaw::Judgement;
+use super::identities::has_v;
+use super::law::{laws, scores_are};
 use super::part::{Part, with_scores};
-use super::tensors::everywhere;
+use super::tensors::{each_element, everywhere};
 use super::trial::Trial;
 use super::visible::Visible;
 use crate::cases::Case;
 use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
 use etalon_problem::{Align, Axis, Mask, Pass, Scores};
+use ndarray::ArrayD;
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("homogeneity", Kind::Meaning, SCORES, homogeneity)
-        .says("Twice v gives twice o; twice dout and dlse give twice every gradient.")
-        .when(|case, _| normal_range(case)),
-    Law::new("scale_exchange", Kind::Meaning, SCORES, scale_exchange)
-        .says("Twice q with half the scale changes nothing but dq, which halves.")
-        .when(|case, _| normal_range(case)),
-    Law::new("signs", Kind::Meaning, SCORES, signs)
-        .says("Negated q and k negate dq and dk alone; negated v and dout o and dv alone."),
-    Law::new("key_order", Kind::Meaning, ATTENTION, key_order)
-        .says("The order of the keys changes nothing beyond the bound.")
-        .when(|case, _| {
-            case.attention().is_some_and(|point| {
-                point.mask == MaskKind::Full && point.sequences == SequenceKind::Dense
-            })
-        }),
-    Law::new("one_key", Kind::Meaning, ATTENTION, one_key)
-        .says("A row with one visible key returns its value bit by bit and its score as lse.")
-        .on(FORWARD)
-        .when(|case, _| scores_are(case, |s| !s.sinks && s.extents.keys > 0)),
-    Law::new("hull", Kind::Meaning, ATTENTION, hull)
-        .says("o lies between the least and the greatest visible value of each column.")
-        .on(FORWARD)
-        .when(|case, _| case.inputs.contains_key("v")),
-];
+laws! {
+    SCORES;
+    /// Twice v gives twice o; twice dout and dlse give twice every gradient.
+    Meaning homogeneity if |case, _| normal_range(case);
+    /// Twice q with half the scale changes nothing but dq, which halves.
+    Meaning scale_exchange if |case, _| normal_range(case);
+    /// Negated q and k negate dq and dk alone; negated v and dout o and dv alone.
+    Meaning signs;
+    /// The order of the keys changes nothing beyond the bound.
+    Meaning key_order of ATTENTION if |case, _| {
+        case.attention().is_some_and(|point| {
+            point.mask == MaskKind::Full && point.sequences == SequenceKind::Dense
+        })
+    };
+    /// A row with one visible key returns its value bit by bit and its score as lse.
+    Meaning one_key of ATTENTION on FORWARD
+        if |case, _| scores_are(case, |s| !s.sinks && s.extents.keys > 0);
+    /// o lies between the least and the greatest visible value of each column.
+    Meaning hull of ATTENTION on FORWARD if |case, _| has_v(case);
+}
 
 /// Doubling is exact where nothing is subnormal and nothing overflows.
 fn normal_range(case: &Case) -> bool {
@@ -85,6 +82,12 @@ fn key_order(trial: &Trial<'_>) -> Judgement {
     agree(&outputs, trial.clean()?, trial.bounds()?, TWICE, everywhere)
 }
 
+/// The elements of the visible values of which one of o is the mean.
+fn seen_values(visible: &Visible, v: &ArrayD<f64>, at: &[usize]) -> impl Iterator<Item = f64> {
+    let [b, h, i, c] = [0, 1, 2, 3].map(|axis| at[axis]);
+    visible.keys([b, h, i]).map(move |j| v[[b, h / visible.group(), j, c]])
+}
+
 /// Narrows the mask to the aligned key.
 fn one_key(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
@@ -97,15 +100,10 @@ fn one_key(trial: &Trial<'_>) -> Judgement {
     let margin = close("lse", &outputs["lse"].to_f64("lse")?, &lse.value, &lse.bound)?;
     let (Some(o), Some(v)) = (outputs.get("o"), inputs.get("v")) else { return Ok(margin) };
     let (o, v) = (o.to_f64("o")?, v.to_f64("v")?);
-    for (index, &x) in o.indexed_iter() {
-        let [b, h, i, c] = [0, 1, 2, 3].map(|axis| index[axis]);
-        let seen = visible.keys([b, h, i]).next();
-        let expected = seen.map_or(0.0, |j| v[[b, h / visible.group(), j, c]]);
-        if x != expected {
-            let text = format!("o[{b}, {h}, {i}, {c}] = {x:e}, but its one value is {expected:e}");
-            return Err(Flaw::Fail(text));
-        }
-    }
+    each_element("o", &o, |at, x| {
+        let expected = seen_values(&visible, &v, at).next().unwrap_or(0.0);
+        (x != expected).then(|| format!(", but its one value is {expected:e}"))
+    })?;
     Ok(margin)
 }
 
@@ -116,15 +114,11 @@ fn hull(trial: &Trial<'_>) -> Judgement {
     let bound = &trial.bounds()?.outputs["o"].bound;
     // A sink is a key with value 0.
     let sink = case.scores()?.sinks.then_some(0.0);
-    for ((index, &x), &bound) in o.indexed_iter().zip(bound) {
-        let [b, h, i, c] = [0, 1, 2, 3].map(|axis| index[axis]);
-        let seen = visible.keys([b, h, i]).map(|j| v[[b, h / visible.group(), j, c]]).chain(sink);
-        let (low, high) = seen
-            .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
-        if low <= high && !(low - bound <= x && x <= high + bound) {
-            let text = format!("o[{b}, {h}, {i}, {c}] = {x:e} outside {low:e} to {high:e}");
-            return Err(Flaw::Fail(text));
-        }
-    }
-    Ok(None)
+    each_element("o", &o, |at, x| {
+        let seen = || seen_values(&visible, &v, at).chain(sink);
+        let (low, high) =
+            (seen().fold(f64::INFINITY, f64::min), seen().fold(f64::NEG_INFINITY, f64::max));
+        let within = low - bound[at] <= x && x <= high + bound[at];
+        (low <= high && !within).then(|| format!(" outside {low:e} to {high:e}"))
+    })
 }

@@ -2,45 +2,42 @@
 
 use super::compare::{TWICE, agree};
 use super::flaw::{Flaw, Judgement};
-use super::law::{BACKWARD, Kind, Law, SCORES, scores_are};
+use super::law::{laws, scores_are};
 use super::sums::input;
-use super::tensors::{Equality, change, everywhere, poison, same};
+use super::tensors::{Equality, change, each_element, everywhere, poison, same};
 use super::trial::Trial;
 use super::visible::{Visible, all_keys};
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::Tensors;
 use etalon_problem::{Error, Pass};
-use ndarray::{ArrayD, Dimension, IxDyn};
+use ndarray::{ArrayD, IxDyn};
 
-pub(super) const LAWS: &[Law] = &[
-    Law::new("unseen_poison", Kind::Meaning, SCORES, |trial| unseen_poison(trial, Strict::Bound))
-        .says("NaN in keys, values and rows without a visible pair changes nothing.")
-        .when(|case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case)),
-    Law::new("seen_poison", Kind::Meaning, SCORES, |trial| seen_poison(trial, Strict::Bound))
-        .says("NaN in one key makes the rows that see it NaN and changes no other row.")
-        .when(|case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok())),
-    Law::new("poisoned_row", Kind::Meaning, SCORES, |trial| poisoned_row(trial, Strict::Bound))
-        .says("NaN in one query reaches the gradients of the keys that it sees and no other.")
-        .on(BACKWARD)
-        .when(|case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok())),
-    Law::new("poison_bits", Kind::Contract, SCORES, poison_bits)
-        .says("A NaN that no row sees changes no bit.")
-        .when(|case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok())),
-    Law::new("unseen_change", Kind::Meaning, SCORES, unseen_change)
-        .says("Other keys and values that a row does not see change no bit of it.")
-        .when(|case, _| {
-            allowed(case).is_ok_and(|allowed| allowed.pairs.dim().3 > 1 && hides(&allowed))
-        }),
-    Law::new("empty_rows", Kind::Meaning, SCORES, empty_rows)
-        .says("A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.")
-        .when(|case, _| {
-            scores_are(case, |scores| {
-                let counts = Visible::new(scores, &case.inputs).counts();
-                counts.iter().any(|count| *count == 0)
-            })
-        }),
-];
+laws! {
+    SCORES;
+    /// NaN in keys, values and rows without a visible pair changes nothing.
+    Meaning unseen_poison
+        if |case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case);
+    /// NaN in one key makes the rows that see it NaN and changes no other row.
+    Meaning seen_poison if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
+    /// NaN in one query reaches the gradients of the keys that it sees and no other.
+    Meaning poisoned_row on BACKWARD
+        if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok());
+    /// A NaN that no row sees changes no bit.
+    Contract poison_bits
+        if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
+    /// Other keys and values that a row does not see change no bit of it.
+    Meaning unseen_change if |case, _| {
+        allowed(case).is_ok_and(|allowed| allowed.pairs.dim().3 > 1 && hides(&allowed))
+    };
+    /// A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.
+    Meaning empty_rows if |case, _| {
+        scores_are(case, |scores| {
+            let counts = Visible::new(scores, &case.inputs).counts();
+            counts.iter().any(|count| *count == 0)
+        })
+    };
+}
 
 /// Visibility by mask and sequences alone. A bias of −∞ hides only finite scores: NaN − ∞ is NaN.
 fn allowed(case: &Case) -> Result<Visible, Error> {
@@ -89,16 +86,20 @@ impl Strict {
 
 fn poison_bits(trial: &Trial<'_>) -> Judgement {
     if lonely(trial.case) {
-        unseen_poison(trial, Strict::Bits)?;
+        poison_unseen(trial, Strict::Bits)?;
     }
-    seen_poison(trial, Strict::Bits)?;
+    poison_key(trial, Strict::Bits)?;
     if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?).is_ok() {
-        poisoned_row(trial, Strict::Bits)?;
+        poison_row(trial, Strict::Bits)?;
     }
     Ok(None)
 }
 
-fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn unseen_poison(trial: &Trial<'_>) -> Judgement {
+    poison_unseen(trial, Strict::Bound)
+}
+
+fn poison_unseen(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let case = trial.case;
     let allowed = allowed(case)?;
     let counts = allowed.counts();
@@ -140,7 +141,11 @@ fn split_key(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     Ok([b, h / allowed.group(), j])
 }
 
-fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn seen_poison(trial: &Trial<'_>) -> Judgement {
+    poison_key(trial, Strict::Bound)
+}
+
+fn poison_key(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
     let [b, h, j] = split_key(&allowed)?;
     let sees = |row: &[usize]| {
@@ -167,13 +172,9 @@ fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
 /// Fails unless those of these outputs that are there are NaN where `expected` holds.
 fn are_nan(outputs: &Tensors, names: &[&str], expected: impl Fn(&[usize]) -> bool) -> Judgement {
     for (name, tensor) in outputs.iter().filter(|(name, _)| names.contains(&name.as_str())) {
-        for (index, x) in tensor.to_f64(name)?.indexed_iter() {
-            let at = index.slice();
-            if !x.is_nan() && expected(at) {
-                let text = format!("{name}{at:?} = {x:e}, though its row sees NaN");
-                return Err(Flaw::Fail(text));
-            }
-        }
+        each_element(name, &tensor.to_f64(name)?, |at, x| {
+            (!x.is_nan() && expected(at)).then(|| ", though its row sees NaN".to_string())
+        })?;
     }
     Ok(None)
 }
@@ -187,7 +188,11 @@ fn split_row(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     Ok([b, h, i])
 }
 
-fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn poisoned_row(trial: &Trial<'_>) -> Judgement {
+    poison_row(trial, Strict::Bound)
+}
+
+fn poison_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
     let [b, h, i] = split_row(&allowed)?;
     let own = |at: &[usize]| at[..3] == [b, h, i];
@@ -240,23 +245,20 @@ fn empty_rows(trial: &Trial<'_>) -> Judgement {
     let counts = visible.counts();
     let sinks = input(&case.inputs, "sinks")?;
     for (name, tensor) in trial.clean()? {
-        for (index, &x) in tensor.to_f64(name)?.indexed_iter() {
-            let at = index.slice();
+        each_element(name, &tensor.to_f64(name)?, |at, x| {
             let empty = match name.as_str() {
                 "o" | "lse" | "dq" => counts[[at[0], at[1], at[2]]] == 0,
                 "dk" | "dv" => !visible.seen([at[0], at[1], at[2]]),
-                _ => continue,
+                _ => false,
             };
             let expected = match (name.as_str(), &sinks) {
                 ("lse", Some(sinks)) if visible.rows[[at[0], at[2]]] => sinks[[at[1]]],
                 ("lse", _) => f64::NEG_INFINITY,
                 _ => 0.0,
             };
-            if empty && x != expected {
-                let text = format!("{name}{at:?} = {x:e}, expected {expected:e}: it sees nothing");
-                return Err(Flaw::Fail(text));
-            }
-        }
+            let wrong = empty && x != expected;
+            wrong.then(|| format!(", expected {expected:e}: it sees nothing"))
+        })?;
     }
     Ok(None)
 }

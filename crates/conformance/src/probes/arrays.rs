@@ -1,10 +1,10 @@
 //! Exact arrays by name: the inputs of a probe, and the results that it must have.
 
-use crate::laws::flaw::{Flaw, Judgement};
-use crate::laws::tensors::exceeds;
+use crate::laws::flaw::Judgement;
+use crate::laws::tensors::{each_element, exceeds};
 use crate::tensor::{Tensor, Tensors, Values};
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role};
-use ndarray::{ArrayD, ArrayView1, Dimension, IxDyn};
+use ndarray::{ArrayD, ArrayView1, IxDyn};
 
 /// Arrays by name. An absent one reads as 0, and what is added to it is lost.
 #[derive(Debug, Clone, Default)]
@@ -103,16 +103,14 @@ pub(super) fn compare(
     for (name, expected) in expected.iter() {
         let tensor = &outputs[name];
         let (got, dtype) = (tensor.to_f64(name)?, tensor.dtype().unwrap_or(Dtype::F64));
-        for ((index, &exact), &got) in expected.indexed_iter().zip(&got) {
-            let at = index.slice();
+        each_element(name, &got, |at, got| {
+            let exact = expected[at];
             let room = 64.0 * Dtype::F32.unit_roundoff() * sizes.at(name, at);
             let room = if exact == 0.0 { room + NOTHING } else { room };
             let rounded = dtype.round(exact);
-            if got != rounded && exceeds((got - rounded).abs(), room) && counts(name, at) {
-                let text = format!("{name}{at:?} = {got:e}, expected {rounded:e}");
-                return Err(Flaw::Fail(text));
-            }
-        }
+            let wrong = got != rounded && exceeds((got - rounded).abs(), room);
+            (wrong && counts(name, at)).then(|| format!(", expected {rounded:e}"))
+        })?;
     }
     Ok(None)
 }

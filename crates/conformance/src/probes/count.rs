@@ -4,14 +4,14 @@
 
 use super::inputs::{fill, skeleton};
 use crate::laws::flaw::{Flaw, Judgement};
-use crate::laws::tensors::exceeds;
+use crate::laws::tensors::{each_element, exceeds};
 use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
 use etalon_problem::{Dtype, Pass};
 
 const TILE: usize = 16;
 
-pub(super) fn check(trial: &Trial<'_>) -> Judgement {
+pub(super) fn count_probe(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let (problem, scores) = skeleton(case)?;
     let columns = case.inputs.get("v").map_or(0, |v| v.shape[3]);
@@ -25,16 +25,14 @@ pub(super) fn check(trial: &Trial<'_>) -> Judgement {
     let outputs = trial.ask(&problem, &inputs)?;
     let counts = visible.counts();
     let lse = outputs["lse"].to_f64("lse")?;
-    for ((b, h, i), &n) in counts.indexed_iter() {
-        let (got, exact) = (lse[[b, h, i]], (n as f64).ln());
+    each_element("lse", &lse, |at, got| {
+        let n = counts[[at[0], at[1], at[2]]];
+        let exact = (n as f64).ln();
         // 2⁻²⁰ of max(1, |lse|): some ulps of f32, and far below ln(n + 1) − ln n.
         let slack = 0.5f64.powi(20) * exact.abs().max(1.0);
-        if got != exact && exceeds((got - exact).abs(), slack) {
-            let keys = got.exp();
-            let text = format!("lse[{b}, {h}, {i}] = {got:e} counts {keys} keys, not {n}");
-            return Err(Flaw::Fail(text));
-        }
-    }
+        let wrong = got != exact && exceeds((got - exact).abs(), slack);
+        wrong.then(|| format!(" counts {} keys, not {n}", got.exp()))
+    })?;
     let Some(o) = outputs.get("o") else { return Ok(None) };
     // Eight roundings of the storage type or of f32.
     let relative = 8.0 * o.dtype().unwrap_or(Dtype::F32).unit_roundoff();

@@ -18,7 +18,7 @@ use ndarray::Array3;
 /// σ of the skeleton.
 const SCALE: f64 = 0.125;
 
-pub(super) fn check(trial: &Trial<'_>) -> Judgement {
+pub(super) fn dyadic_probe(trial: &Trial<'_>) -> Judgement {
     worst(["q", "k"].map(|zero| one_way(trial, zero)))
 }
 

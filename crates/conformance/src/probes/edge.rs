@@ -14,7 +14,7 @@ use crate::laws::tensors::everywhere;
 use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
 
-pub(super) fn check(trial: &Trial<'_>) -> Judgement {
+pub(super) fn edge_probe(trial: &Trial<'_>) -> Judgement {
     worst([0, 1].map(|parity| one_way(trial, parity)))
 }
 

@@ -5,11 +5,12 @@ use super::arrays::{Arrays, compare};
 use super::inputs::{fill, place, skeleton};
 use crate::generate::Stream;
 use crate::laws::flaw::{Judgement, worst};
+use crate::laws::lazy_attention::at_distances;
 use crate::laws::tensors::everywhere;
 use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
 use crate::tensor::Tensors;
-use etalon_problem::{DistanceBias, Mask, Pass, Problem, Scores};
+use etalon_problem::{DistanceBias, LazyAttention, Mask, Pass, Problem, Scores};
 use std::collections::BTreeMap;
 
 /// Adds what a pair gives by τ, where its weight P + τ/n is above 0.
@@ -22,7 +23,7 @@ const AROUND_THE_KINK: [f64; 5] = [-1.0, -0.5, 0.0, 1.0, -2.0];
 
 /// Every row sees its aligned key alone: P = 1, so that o = (1 + τ) v or 0, dS = dlse, and dtau the
 /// sum of dout·v over the heads above the kink. All operands are small integers.
-pub(super) fn kink(trial: &Trial<'_>) -> Judgement {
+pub(super) fn kink_probe(trial: &Trial<'_>) -> Judgement {
     let (mut problem, scores) = skeleton(trial.case)?;
     let scores = Scores { mask: Mask::window(0, 0), ..scores };
     if let Problem::LazyAttention(lazy) = &mut problem {
@@ -56,7 +57,7 @@ pub(super) fn kink(trial: &Trial<'_>) -> Judgement {
 /// q is 0 and the bias climbs by 110 with each distance: each row's weight lies on the farthest
 /// visible key that it reaches. Where n is a power of two, o = (1 + τ/n) v there (and for τ > 0 τ/n
 /// times the other values), lse is that bias, dS is dlse there and 0 elsewhere.
-pub(super) fn reach(trial: &Trial<'_>) -> Judgement {
+pub(super) fn reach_probe(trial: &Trial<'_>) -> Judgement {
     worst([(-0.5, 256), (0.5, 8)].map(|(tau, addresses)| one_way(trial, tau, addresses)))
 }
 
@@ -65,10 +66,10 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     let (mut problem, scores) = skeleton(trial.case)?;
     let Problem::LazyAttention(lazy) = &mut problem else { return Ok(None) };
     let all = DistanceBias { width: scores.extents.keys.max(1), align: Default::default() };
-    let reach = *lazy.bias.get_or_insert(all);
+    lazy.bias.get_or_insert(all);
     let visible = Visible::new(&scores, &Tensors::new());
     let counts = visible.counts();
-    let edges = edges(&scores, &visible, reach);
+    let edges = edges(lazy, &visible);
     let counted = |row: &[usize]| {
         let row = [row[0], row[1], row[2]];
         edges.contains_key(&row) && counts[row].is_power_of_two()
@@ -88,7 +89,7 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     let (x, mut y) = (Arrays::of(&inputs)?, Arrays::results(&problem, trial.pass));
     // dtau need not come out to the last bit: the sizes of its terms.
     let (without_signs, mut sizes) = (x.sizes(), Arrays::results(&problem, Pass::Backward));
-    for (&row, &(edge, d)) in &edges {
+    for (&row, &(d, edge)) in &edges {
         let ([b, h, _], n) = (row, counts[row] as f64);
         let key = |j| [b, h / visible.group(), j];
         y.set("lse", &row, 110.0 * (d + 1) as f64);
@@ -107,23 +108,15 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     compare(&outputs, &y, &sizes, |name, at| !matches!(name, "o" | "lse") || counted(at))
 }
 
-/// Of every row that reaches a visible key: the farthest one with its distance.
+/// Of every row that reaches a visible key: the distance of the farthest one, and which it is.
 type Edges = BTreeMap<[usize; 3], (usize, usize)>;
 
-fn edges(scores: &Scores, visible: &Visible, reach: DistanceBias) -> Edges {
+fn edges(lazy: &LazyAttention, visible: &Visible) -> Edges {
     let mut edges = Edges::new();
-    for s in scores.sequences() {
-        for h in 0..scores.extents.query_heads {
-            for i in 0..s.queries {
-                let row = [s.batch, h, s.query_start + i];
-                let far = visible
-                    .keys(row)
-                    .filter_map(|key| reach.distance(&s, i, key - s.key_start).map(|d| (d, key)));
-                if let Some((d, key)) = far.max() {
-                    edges.insert(row, (key, d));
-                }
-            }
-        }
+    for (pair, d) in at_distances(lazy).into_iter().filter(|(pair, _)| visible.pairs[*pair]) {
+        let [b, h, i, j] = pair;
+        let edge = edges.entry([b, h, i]).or_insert((d, j));
+        *edge = (d, j).max(*edge);
     }
     edges
 }

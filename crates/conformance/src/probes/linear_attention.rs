@@ -13,7 +13,7 @@ use etalon_problem::{Axis, Decay, LinearAttention, Operand, Pass, Problem, Token
 use std::iter::once;
 use std::ops::Range;
 
-pub(crate) fn integers(trial: &Trial<'_>) -> Judgement {
+pub(crate) fn integer_probe(trial: &Trial<'_>) -> Judgement {
     let Problem::LinearAttention(problem) = &trial.case.problem else { return Ok(None) };
     let linear = problem.clone().scale(0.5);
     let problem = Problem::from(linear.clone());

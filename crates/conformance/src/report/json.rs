@@ -15,42 +15,8 @@ struct File<'a> {
     passed: bool,
     checks: usize,
     negative: usize,
-    records: Vec<Entry<'a>>,
+    records: &'a [Record],
     absent: &'a [Absent],
-}
-
-#[derive(Serialize)]
-struct Entry<'a> {
-    tier: &'a str,
-    algorithm: &'static str,
-    pass: &'static str,
-    dtype: &'static str,
-    check: &'a str,
-    case: &'a str,
-    verdict: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    reason: Option<&'a str>,
-    /// Absent where the check has none; null where it is infinite.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    margin: Option<f64>,
-    microseconds: u128,
-}
-
-impl<'a> Entry<'a> {
-    fn new(record: &'a Record) -> Self {
-        Entry {
-            tier: &record.tier,
-            algorithm: record.algorithm.name(),
-            pass: record.pass.name(),
-            dtype: record.dtype.name(),
-            check: &record.check,
-            case: &record.case,
-            verdict: record.verdict.name(),
-            reason: record.verdict.reason(),
-            margin: record.margin,
-            microseconds: record.elapsed.as_micros(),
-        }
-    }
 }
 
 /// The report as JSON.
@@ -62,7 +28,7 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
         passed: report.passed(),
         checks: report.checks(),
         negative: report.negative().count(),
-        records: report.records.iter().map(Entry::new).collect(),
+        records: &report.records,
         absent: &report.absent,
     })
 }

@@ -4,29 +4,54 @@ pub use etalon_oracle::gates::Verdict;
 
 use etalon_problem::{Algorithm, Dtype, Pass};
 use serde::Serialize;
+use serde::ser::{SerializeMap, Serializer};
+use std::fmt::Display;
 use std::time::Duration;
 
 /// One check of one case on one tier.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Serialize)]
 pub struct Record {
     /// The tier's name.
     pub tier: String,
     /// The algorithm.
+    #[serde(serialize_with = "in_words")]
     pub algorithm: Algorithm,
     /// The pass.
+    #[serde(serialize_with = "in_words")]
     pub pass: Pass,
     /// The storage type.
+    #[serde(serialize_with = "in_words")]
     pub dtype: Dtype,
     /// The law or gate, by name.
     pub check: String,
     /// The case, by a name with which `etalon explain` finds it again.
     pub case: String,
     /// How it ended.
+    #[serde(flatten, serialize_with = "with_reason")]
     pub verdict: Verdict,
     /// The largest error divided by its bound, where the check has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub margin: Option<f64>,
     /// How long it took.
+    #[serde(rename = "microseconds", serialize_with = "in_microseconds")]
     pub elapsed: Duration,
+}
+
+fn in_words<S: Serializer>(x: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+    to.collect_str(x)
+}
+
+fn in_microseconds<S: Serializer>(x: &Duration, to: S) -> Result<S::Ok, S::Error> {
+    x.as_micros().serialize(to)
+}
+
+fn with_reason<S: Serializer>(x: &Verdict, to: S) -> Result<S::Ok, S::Error> {
+    let mut fields = to.serialize_map(None)?;
+    fields.serialize_entry("verdict", x.name())?;
+    if let Some(reason) = x.reason() {
+        fields.serialize_entry("reason", reason)?;
+    }
+    fields.end()
 }
 
 /// A tier that is not there, and why.

@@ -13,6 +13,7 @@ pub(crate) use bugs::MUTANTS;
 pub use cases::{DlseKind, Family, MaskKind, OptionKind, Point, SequenceKind};
 pub(crate) use cases::{has_many_pairs, scores};
 pub(crate) use factors::{cuts, lengths};
+pub(crate) use family::zero_half;
 pub(crate) use forward::{maximum, stream};
 pub(crate) use scores::{Heads, Query, Score};
 

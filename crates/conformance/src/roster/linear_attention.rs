@@ -3,10 +3,8 @@
 mod backward;
 mod bugs;
 mod cases;
-mod family;
 mod forward;
 mod head;
-mod shape;
 
 pub(crate) use bugs::MUTANTS;
 pub use cases::{Family, GateKind, Point};

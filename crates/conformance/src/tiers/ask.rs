@@ -1,38 +1,25 @@
 //! Asking a tier without trusting it.
 
 use crate::tensor::{Data, Stored, Tensors};
-use crate::tier::{Answer, Request, Tier};
+use crate::tier::{Refusal, Request, Tier};
 use etalon_problem::{Operand, Role};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Why there are no outputs.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Refusal {
-    /// The tier does not offer this, and why.
-    Unsupported(String),
-    /// The tier failed, panicked, wrote to its inputs, or returned something else than the
-    /// outputs of the pass.
-    Fault(String),
-}
-
 /// Asks a tier. Outputs that come back are complete: every output of the pass is there, in its
 /// shape and type, and nothing else; the inputs are untouched.
 pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
+    let algorithm = request.problem.algorithm();
+    tier.offers(algorithm, request.pass, request.dtype).map_err(Refusal::Unsupported)?;
     let before = hash(request.inputs);
     let answer = catch_unwind(AssertUnwindSafe(|| tier.run(request)))
         .map_err(|panic| Refusal::Fault(format!("panicked: {}", message(&*panic))))?;
     if hash(request.inputs) != before {
         return Err(Refusal::Fault("wrote to its inputs".to_string()));
     }
-    match answer {
-        Answer::Outputs(outputs) => {
-            check(request, &outputs).map_err(Refusal::Fault)?;
-            Ok(outputs)
-        }
-        Answer::Unsupported(reason) => Err(Refusal::Unsupported(reason)),
-        Answer::Error(error) => Err(Refusal::Fault(format!("failed: {error}"))),
-    }
+    let outputs = answer?;
+    check(request, &outputs).map_err(Refusal::Fault)?;
+    Ok(outputs)
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {
@@ -91,7 +78,7 @@ mod tests {
     use ndarray::ArrayD;
 
     /// A tier that answers with whatever it was made with.
-    struct Says(fn() -> Answer);
+    struct Says(fn() -> Result<Tensors, Refusal>);
 
     impl Tier for Says {
         fn name(&self) -> String {
@@ -100,7 +87,7 @@ mod tests {
         fn offers(&self, _: Algorithm, _: Pass, _: Dtype) -> Result<(), String> {
             Ok(())
         }
-        fn run(&self, _: &Request<'_>) -> Answer {
+        fn run(&self, _: &Request<'_>) -> Result<Tensors, Refusal> {
             (self.0)()
         }
     }
@@ -111,7 +98,7 @@ mod tests {
     }
 
     /// The outcome for a pass whose one output is `lse`, [1, 1, 2] in f32.
-    fn outcome(says: fn() -> Answer) -> Result<Tensors, Refusal> {
+    fn outcome(says: fn() -> Result<Tensors, Refusal>) -> Result<Tensors, Refusal> {
         let extents =
             Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 2, dim: 1 };
         let problem: Problem = AttentionLse::new(extents).into();
@@ -120,7 +107,7 @@ mod tests {
         ask(&Says(says), &Request { problem: &problem, pass, dtype, inputs: &inputs, hints })
     }
 
-    fn fault(says: fn() -> Answer) -> String {
+    fn fault(says: fn() -> Result<Tensors, Refusal>) -> String {
         match outcome(says) {
             Err(Refusal::Fault(text)) => text,
             other => panic!("no fault: {other:?}"),
@@ -129,23 +116,26 @@ mod tests {
 
     #[test]
     fn only_the_outputs_of_the_pass_are_taken() {
-        assert!(outcome(|| Answer::Outputs(lse(&[1, 1, 2], Dtype::F32))).is_ok());
-        assert!(fault(|| Answer::Outputs(Tensors::new())).contains("`lse` was not returned"));
-        assert!(fault(|| Answer::Outputs(lse(&[1, 2, 1], Dtype::F32))).contains("[1, 1, 2]"));
-        assert!(fault(|| Answer::Outputs(lse(&[1, 1, 2], Dtype::Bf16))).contains("found bf16"));
+        assert!(outcome(|| Ok(lse(&[1, 1, 2], Dtype::F32))).is_ok());
+        assert!(fault(|| Ok(Tensors::new())).contains("`lse` was not returned"));
+        assert!(fault(|| Ok(lse(&[1, 2, 1], Dtype::F32))).contains("[1, 1, 2]"));
+        assert!(fault(|| Ok(lse(&[1, 1, 2], Dtype::Bf16))).contains("found bf16"));
         let extra = || {
             let mut outputs = lse(&[1, 1, 2], Dtype::F32);
             outputs.extend(lse(&[1], Dtype::F32).into_values().map(|x| ("o".to_string(), x)));
-            Answer::Outputs(outputs)
+            Ok(outputs)
         };
         assert!(fault(extra).contains("`o` is no output"));
     }
 
     #[test]
     fn a_failure_is_a_fault_and_an_absence_is_not() {
-        assert_eq!(fault(|| Answer::Error("no memory".to_string())), "failed: no memory");
+        assert_eq!(
+            fault(|| Err(Refusal::Fault("failed: no memory".to_string()))),
+            "failed: no memory"
+        );
         assert_eq!(fault(|| panic!("out of bounds")), "panicked: out of bounds");
-        let absent = outcome(|| Answer::Unsupported("no kernel".to_string()));
+        let absent = outcome(|| Err(Refusal::Unsupported("no kernel".to_string())));
         assert_eq!(absent, Err(Refusal::Unsupported("no kernel".to_string())));
     }
 }

@@ -1,6 +1,7 @@
 //! The cuda tier: it has no kernels yet and says so.
 
-use crate::tier::{Answer, Request, Tier};
+use crate::tensor::Tensors;
+use crate::tier::{Refusal, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Pass};
 
 /// The cuda tier.
@@ -26,7 +27,7 @@ impl Tier for Cuda {
         Err(Cuda::reason())
     }
 
-    fn run(&self, _: &Request<'_>) -> Answer {
-        Answer::Unsupported(Cuda::reason())
+    fn run(&self, _: &Request<'_>) -> Result<Tensors, Refusal> {
+        Err(Refusal::Unsupported(Cuda::reason()))
     }
 }

@@ -3,7 +3,7 @@
 use super::door;
 use crate::bounds::judged;
 use crate::tensor::{Stored, Tensor, Tensors, values};
-use crate::tier::{Answer, Hints, Request, Tier};
+use crate::tier::{Hints, Refusal, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, Named, evaluate_in, lazy_attention};
 use ndarray::Array4;
@@ -22,10 +22,10 @@ impl Tier for Reference {
         has(algorithm, pass)
     }
 
-    fn run(&self, request: &Request<'_>) -> Answer {
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let recompute = Hints { recompute: true, ..request.hints };
         let request = Request { hints: recompute, ..*request };
-        door::outputs(&request, &etalon_reference::run).into()
+        Ok(door::outputs(&request, &etalon_reference::run)?)
     }
 }
 
@@ -75,11 +75,8 @@ impl Tier for ReferenceIn {
         storage.iter().any(|&dtype| self.offers(algorithm, pass, dtype).is_ok())
     }
 
-    fn run(&self, request: &Request<'_>) -> Answer {
-        if let Err(reason) = self.offers(request.problem.algorithm(), request.pass, request.dtype) {
-            return Answer::Unsupported(reason);
-        }
-        outputs(self.0, request, request.dtype).into()
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
+        Ok(outputs(self.0, request, request.dtype)?)
     }
 }
 

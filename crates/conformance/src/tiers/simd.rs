@@ -2,7 +2,8 @@
 
 use super::door;
 use crate::report::Absent;
-use crate::tier::{Answer, Request, Tier};
+use crate::tensor::Tensors;
+use crate::tier::{Refusal, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use etalon_simd::{Level, Options};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -59,10 +60,7 @@ impl Tier for Simd {
         }
     }
 
-    fn run(&self, request: &Request<'_>) -> Answer {
-        if let Err(reason) = self.offers(request.problem.algorithm(), request.pass, request.dtype) {
-            return Answer::Unsupported(reason);
-        }
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let options = Options {
             level: self.level,
             blocking: request.hints.blocking,
@@ -70,36 +68,29 @@ impl Tier for Simd {
             recompute: request.hints.recompute,
             ..Options::default()
         };
-        let run = || -> Answer {
-            let outputs = door::outputs(request, &|problem, pass, inputs, outputs| {
+        let run = || {
+            door::outputs(request, &|problem, pass, inputs, outputs| {
                 etalon_simd::run(problem, pass, inputs, outputs, &options)
-            });
-            outputs.into()
+            })
         };
-        match request.hints.threads.map(pool) {
-            None => run(),
-            // From a thread of no pool: a worker of another one would take up other work while it
-            // waits here.
-            Some(Ok(pool)) => thread::scope(|scope| {
-                scope
-                    .spawn(|| pool.install(run))
-                    .join()
-                    .unwrap_or_else(|panic| resume_unwind(panic))
-            }),
-            Some(Err(error)) => Answer::Error(error),
-        }
+        let Some(threads) = request.hints.threads else { return Ok(run()?) };
+        let pool = pool(threads)?;
+        // From a thread of no pool: a worker of another one would take up other work while it
+        // waits here.
+        let outputs = thread::scope(|scope| scope.spawn(|| pool.install(run)).join());
+        Ok(outputs.unwrap_or_else(|panic| resume_unwind(panic))?)
     }
 }
 
 /// A pool of that many threads; each size is started once.
-fn pool(threads: usize) -> Result<Arc<ThreadPool>, String> {
+fn pool(threads: usize) -> Result<Arc<ThreadPool>, Refusal> {
     static POOLS: LazyLock<Mutex<BTreeMap<usize, Arc<ThreadPool>>>> = LazyLock::new(Mutex::default);
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(pool) = pools.get(&threads) {
         return Ok(pool.clone());
     }
     let pool = ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = Arc::new(pool.map_err(|error| error.to_string())?);
+    let pool = Arc::new(pool.map_err(|error| Refusal::Fault(format!("failed: {error}")))?);
     pools.insert(threads, pool.clone());
     Ok(pool)
 }

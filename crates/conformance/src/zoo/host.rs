@@ -6,7 +6,7 @@ use super::rows::{Results, Rows};
 use crate::bounds::values;
 use crate::roster;
 use crate::tensor::{Stored, Tensor, Tensors};
-use crate::tier::{Answer, Request, Tier};
+use crate::tier::{Refusal, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::{ArrayD, IxDyn};
@@ -119,10 +119,7 @@ impl Tier for Host {
         }
     }
 
-    fn run(&self, request: &Request<'_>) -> Answer {
-        if let Err(reason) = self.offers(request.problem.algorithm(), request.pass, request.dtype) {
-            return Answer::Unsupported(reason);
-        }
-        self.answer(request, self.runs.fetch_add(1, Ordering::Relaxed)).into()
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
+        Ok(self.answer(request, self.runs.fetch_add(1, Ordering::Relaxed))?)
     }
 }

@@ -6,13 +6,13 @@ use crate::cases::linear_attention::GateKind;
 use crate::cases::{Case, Point};
 use crate::generate::Stream;
 use crate::laws::compare::{TWICE, agree};
-use crate::laws::flaw::{Flaw, Judgement, worst};
+use crate::laws::flaw::{Judgement, worst};
 use crate::laws::sums::input;
-use crate::laws::tensors::{Equality, change, everywhere, poison, same};
+use crate::laws::tensors::{Equality, change, each_element, everywhere, poison, same};
 use crate::laws::trial::Trial;
 use crate::tensor::Tensors;
 use etalon_problem::{Axis, LinearAttention, Operand, Pass, TokenSequence, find};
-use ndarray::{Array2, Dimension};
+use ndarray::Array2;
 use std::ops::Range;
 
 /// Some tokens of every sequence.
@@ -149,14 +149,11 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
     // Where a decay underflows, a kernel may say that nothing is left.
     let last = if strong(&case.spec.point) { t + 1 } else { s.tokens };
     let seen = (t + 1..last).find(|&at| reset(at)).unwrap_or(last);
-    for (index, x) in outputs["o"].to_f64("o")?.indexed_iter() {
-        let at = index.slice();
+    each_element("o", &outputs["o"].to_f64("o")?, |at, x| {
         let group = at[0] == s.batch && at[1] / problem.group() == head;
-        if group && (s.start + t..s.start + seen).contains(&at[2]) && x.is_finite() {
-            return Err(Flaw::Fail(format!("o{at:?} = {x:e}, but it sees a NaN")));
-        }
-    }
-    Ok(None)
+        let sees = group && (s.start + t..s.start + seen).contains(&at[2]);
+        (sees && x.is_finite()).then(|| ", but it sees a NaN".to_string())
+    })
 }
 
 pub(super) fn resets(trial: &Trial<'_>) -> Judgement {

@@ -1,12 +1,15 @@
 //! The grid of attention and attention_lse.
 
-use super::factors::{add_bias, array, cap, chunks, reach, scale, segments, shared_array, window};
+use super::factors::{
+    add_bias, array, cap, chunks, cuts, lengths, reach, scale, segments, shared_array, window,
+};
 use crate::cases::axes::{Axis, Grid, Names, grid};
 use crate::generate::Stream;
 use crate::shapes::{Shape, ShapeClass};
 use etalon_problem::Align::{BottomRight, TopLeft};
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, Dtype, Extents, Mask, Operand, Problem, Role, Scores,
+    Sequences,
 };
 use ndarray::ArrayD;
 
@@ -70,13 +73,19 @@ grid! {
         /// The class of extents.
         shape: ShapeClass,
         /// How rows divide into sequences.
-        sequences: SequenceKind = "sequences" {
+        sequences: SequenceKind = "sequences" fn draw(e: &Extents, stream: &Stream) -> Sequences {
             /// One sequence per batch element.
-            Dense = "dense",
+            Dense = "dense" => Sequences::Dense,
             /// Padded on the right.
-            Lengths = "lengths",
-            /// Laid end to end, empty ones among them.
-            Packed = "packed",
+            Lengths = "lengths" => {
+                let of = |n, first| lengths(e.batch, n, |b| stream.below(first + 2 * b, n + 1));
+                Sequences::Lengths { query: of(e.queries, 0), key: of(e.keys, 1) }
+            },
+            /// Laid end to end, empty ones among them: one without queries, and another without keys.
+            Packed = "packed" => Sequences::Packed {
+                cu_query: cuts(e.queries, 1, stream, 0),
+                cu_key: cuts(e.keys, 3, stream, 10),
+            },
         },
         /// Families of elements. Upstream gradients are random and signed in each of them, never ones.
         family: Family = "family" {
@@ -170,7 +179,7 @@ pub(crate) fn scores(
         extents.batch = 1;
     }
     let mut scores = Scores::new(extents);
-    scores.sequences = sequences.draw(&extents, seed);
+    scores.sequences = sequences.draw(&extents, &Stream::new(seed, "sequences"));
     scores.mask = mask.draw(&extents, &Stream::new(seed, "mask"));
     (scores, value_dim)
 }

@@ -1,8 +1,7 @@
 //! What the values of the axes of attention and its relatives stand for, except shapes and families.
 
-use super::cases::SequenceKind;
 use crate::generate::Stream;
-use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores, Sequences};
+use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores};
 
 /// How far a window reaches to one side.
 pub(super) fn reach(stream: &Stream, side: usize) -> usize {
@@ -69,26 +68,6 @@ pub(super) fn scale(stream: &Stream) -> f64 {
 pub(super) fn add_bias(scores: &mut Scores, extents: fn(&Extents) -> [usize; 2]) {
     let [batch, heads] = extents(&scores.extents);
     scores.bias = Some(BiasExtents { batch, heads });
-}
-
-impl SequenceKind {
-    /// Sequences of this kind.
-    pub(crate) fn draw(self, e: &Extents, seed: u64) -> Sequences {
-        let stream = Stream::new(seed, "sequences");
-        match self {
-            SequenceKind::Dense => Sequences::Dense,
-            SequenceKind::Lengths => {
-                let of =
-                    |rows, first| lengths(e.batch, rows, |b| stream.below(first + 2 * b, rows + 1));
-                Sequences::Lengths { query: of(e.queries, 0), key: of(e.keys, 1) }
-            }
-            SequenceKind::Packed => Sequences::Packed {
-                // One sequence without queries, and another without keys.
-                cu_query: cuts(e.queries, 1, &stream, 0),
-                cu_key: cuts(e.keys, 3, &stream, 10),
-            },
-        }
-    }
 }
 
 /// Lengths of sequences: the first is whole, the second one row short, the others anything that `draw`

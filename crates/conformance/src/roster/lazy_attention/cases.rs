@@ -77,11 +77,11 @@ grid! {
         /// Whether there is a cotangent of lse.
         dlse: DlseKind,
         /// What the scores are scaled by.
-        scale: ScaleKind = "scale" {
+        scale: ScaleKind = "scale" fn draw(stream: &Stream) -> Option<f64> {
             /// 1/√D.
-            Default = "default_scale",
+            Default = "default_scale" => None,
             /// Another number.
-            Given = "scale",
+            Given = "scale" => Some(stream.pick(0, &[0.125, 0.3, -0.45])),
         },
     }
 }
@@ -96,10 +96,7 @@ impl LazyFamily {
 impl Grid for Point {
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
-        if self.scale == ScaleKind::Given {
-            let scale = Stream::new(seed, "scale").pick(0, &[0.125, 0.3, -0.45]);
-            scores.softmax_scale = Some(scale);
-        }
+        scores.softmax_scale = self.scale.draw(&Stream::new(seed, "scale"));
         let short = Stream::new(seed, "reach").pick(0, &[2, 3, 7, 16, 31]);
         let bias = self.reach.draw(&scores.extents, short);
         let bias = bias.map(|(width, align)| DistanceBias { width, align });

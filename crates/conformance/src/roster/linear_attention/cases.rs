@@ -2,11 +2,12 @@
 
 use crate::cases::axes::{Axis, Grid, grid};
 use crate::generate::Stream;
-use crate::roster::attention::{SequenceKind, cuts, lengths};
+use crate::roster::attention::{SequenceKind, cuts, lengths, zero_half};
+use crate::shapes::{HEADS, LATTICE};
 use etalon_problem::{
     Algorithm, Decay, Dtype, LinearAttention, LinearExtents, Operand, Problem, TokenSequences,
 };
-use ndarray::ArrayD;
+use ndarray::{ArrayD, IxDyn};
 
 grid! {
     /// What a case of linear_attention is made of, beside its storage type and seed.
@@ -21,16 +22,24 @@ grid! {
             PerToken = "per_token" => Decay::PerToken,
         },
         /// Families of log-decays.
-        gates: GateKind = "gates" {
+        gates: GateKind = "gates" fn log_decay(x: f64, of_five: usize) -> f64 {
             /// Between −1 and −1/16: a state is gone after a chunk.
-            Usual = "usual",
+            Usual = "usual" => usual(x),
             /// Between −2⁻⁶ and −2⁻¹⁰: a state outlives its sequence.
-            Weak = "weak",
+            Weak = "weak" => -(0.5f64.powi(10) + x * 0.5f64.powi(6)),
             /// From 0 to −30, and −10⁴ among them: e to a chunk's sum underflows, and one over it
             /// overflows.
-            Strong = "strong",
+            Strong = "strong" => match of_five {
+                0 => -1e4,
+                1 => 0.0,
+                _ => -30.0 * x,
+            },
             /// One in five is −∞, and one in five 0.
-            Resets = "resets",
+            Resets = "resets" => match of_five {
+                0 => f64::NEG_INFINITY,
+                1 => 0.0,
+                _ => usual(x),
+            },
         },
         /// Which states go in and come out.
         states: StateKind = "states" fn initial_and_final() -> (bool, bool) {
@@ -46,29 +55,50 @@ grid! {
             NoCotangent = "no_dfinal" => (true, true),
         },
         /// A class of extents; the seed draws one of it.
-        shape: TokenShape = "shape" {
+        shape: TokenShape = "shape"
+            fn change(e: &mut LinearExtents, value_dim: &mut usize, stream: &Stream) -> () {
             /// Up to 3 tokens, batch 1 or 2.
-            Tiny = "tiny",
+            Tiny = "tiny" => (e.batch, e.tokens) = (stream.pick(4, &[1, 2]), stream.below(5, 4)),
             /// Some extent is 0: tokens, batch or query heads.
-            Nothing = "nothing",
+            Nothing = "nothing" => match stream.below(4, 3) {
+                0 => e.tokens = 0,
+                1 => e.batch = 0,
+                _ => e.query_heads = 0,
+            },
             /// One token, as in decoding.
-            Single = "single",
+            Single = "single" => (e.batch, e.tokens) = (2, 1),
             /// Any number of tokens around the widths of registers and chunks.
-            Lattice = "lattice",
+            Lattice = "lattice" => e.tokens = stream.pick(2, &LATTICE),
             /// One token beyond a multiple of 32.
-            TailOne = "tail_one",
+            TailOne = "tail_one" => e.tokens = stream.pick(4, &[17, 33, 65, 97, 129]),
             /// Several chunks of any size up to 128.
-            Long = "long",
+            Long = "long" => {
+                e.tokens = stream.pick(4, &[127, 129, 150, 257]);
+                (e.query_heads, e.key_heads) = (2, 1);
+                (e.dim, *value_dim) = (8, 8);
+            },
             /// Values wider than keys.
-            ValueWide = "value_wide",
+            ValueWide = "value_wide" => *value_dim = stream.pick(4, &[41, 64, 72]),
             /// Values narrower than keys.
-            ValueNarrow = "value_narrow",
+            ValueNarrow = "value_narrow" => {
+                e.dim = stream.pick(4, &[40, 64, 72]);
+                *value_dim = stream.pick(5, &[1, 8, 17]);
+            },
             /// Square states of several registers' width.
-            Dims = "dims",
+            Dims = "dims" => {
+                e.dim = stream.pick(4, &[1, 2, 32, 33, 48, 64]);
+                (e.tokens, *value_dim) = (stream.pick(2, &LATTICE).min(33), e.dim);
+            },
             /// Several key heads, each with a group.
-            Groups = "groups",
+            Groups = "groups" => {
+                (e.query_heads, e.key_heads) = stream.pick(4, &HEADS[2..]);
+                (e.batch, e.tokens) = (2, stream.pick(2, &LATTICE).min(33));
+            },
             /// A batch of 3 to 5.
-            Batch = "batch",
+            Batch = "batch" => {
+                e.batch = stream.pick(4, &[3, 4, 5]);
+                e.tokens = stream.pick(2, &LATTICE).min(33);
+            },
         },
         /// How tokens divide into sequences.
         sequences: SequenceKind,
@@ -82,22 +112,33 @@ grid! {
             Negative = "negative" => -0.3,
         },
         /// Families of elements.
-        family: Family = "family" {
+        family: Family = "family" fn element(x: f64, coin: f64, channel: f64, least: f64) -> f64 {
             /// Mean 0, variance 1.
-            Generic = "generic",
-            /// Around 1, and all positive: what is lost or counted twice shows in every sum.
-            Positive = "positive",
+            Generic = "generic" => x,
+            /// Around 1, and all positive (|x| is at most 3.5): what is lost or counted twice shows in
+            /// every sum.
+            Positive = "positive" => 1.0 + 0.25 * x,
             /// Channels of very different size, subnormal numbers among them.
-            Range = "range",
+            Range = "range" => if coin < 0.05 { x * 0.5 * least } else { x * channel },
             /// Half of all elements are +0 or −0.
-            Zeros = "zeros",
+            Zeros = "zeros" => zero_half(x, coin),
         },
     }
 }
 
+/// A log-decay of [`GateKind::Usual`].
+fn usual(x: f64) -> f64 {
+    -(0.0625 + 0.9375 * x)
+}
+
+/// The size of a channel: 2⁻³ to 2³, so that also f16 holds every gradient.
+fn channel(column: usize) -> f64 {
+    2f64.powi((column * 5 % 7) as i32 - 3)
+}
+
 impl Grid for Point {
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
-        let (mut extents, value_dim) = self.shape.draw(seed);
+        let (mut extents, value_dim) = shape(self.shape, seed);
         if self.sequences == SequenceKind::Packed {
             extents.batch = 1;
         }
@@ -109,10 +150,18 @@ impl Grid for Point {
     }
 
     fn values(&self, _: &Problem, operand: &Operand, dtype: Dtype, seed: u64) -> ArrayD<f64> {
-        match operand.name {
-            "g" | "g_gamma" => self.gates.values(operand, seed),
-            _ => self.family.values(operand, dtype, seed),
-        }
+        let gates = matches!(operand.name, "g" | "g_gamma");
+        let coins = Stream::new(seed, if gates { "gate coins" } else { "coins" });
+        let (stream, mut at) = (Stream::new(seed, operand.name), 0);
+        ArrayD::from_shape_fn(IxDyn(&operand.shape), |index| {
+            at += 1;
+            if gates {
+                return self.gates.log_decay(stream.uniform(at), coins.below(at, 5));
+            }
+            let column = ndarray::Dimension::slice(&index).last().copied().unwrap_or(0);
+            let (x, coin) = (stream.normal(at), coins.uniform(at));
+            self.family.element(x, coin, channel(column), dtype.min_positive())
+        })
     }
 
     fn given(&self, operand: &Operand) -> bool {
@@ -141,6 +190,18 @@ impl Grid for Point {
         let elements = !matches!(self.family, Family::Range | Family::Zeros);
         elements && (gates || self.decay == DecayKind::None)
     }
+}
+
+/// Extents of a class, and E: tokens around the edges of chunks, states that are no squares, groups
+/// of heads.
+fn shape(class: TokenShape, seed: u64) -> (LinearExtents, usize) {
+    let stream = Stream::new(seed, "shape");
+    let (query_heads, key_heads) = stream.pick(0, &[(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)]);
+    let dim = stream.pick(1, &[4, 8, 11, 16, 20]);
+    let mut extents = LinearExtents { batch: 1, query_heads, key_heads, tokens: 33, dim };
+    let mut value_dim = stream.pick(3, &[dim, dim, 9]);
+    class.change(&mut extents, &mut value_dim, &stream);
+    (extents, value_dim)
 }
 
 /// Sequences of a kind.

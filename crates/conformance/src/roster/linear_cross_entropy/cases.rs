@@ -64,28 +64,28 @@ grid! {
             By = "by" => Reduction::By { normaliser: stream.pick(22, &[3.0, 1000.0]) },
         },
         /// Which tokens are ignored.
-        ignored: IgnoredKind = "ignored" {
-            /// One in three.
-            Some = "some",
+        ignored: IgnoredKind = "ignored" fn ignores(i: usize, stream: &Stream) -> bool {
+            /// One in three, but not the first, so that something is left.
+            Some = "some" => i > 0 && stream.below(10_000 + i, 3) == 0,
             /// None.
-            None = "none",
+            None = "none" => false,
             /// Those of one class.
-            Class = "class",
+            Class = "class" => false,
             /// All of them: a loss of 0.
-            All = "all",
+            All = "all" => true,
             /// All of them: a loss of NaN.
-            AllNan = "all-nan",
+            AllNan = "all-nan" => true,
         },
         /// Which outputs there are, and which of them have cotangents.
-        outputs: OutputKind = "outputs" {
+        outputs: OutputKind = "outputs" fn give(name: &str) -> bool {
             /// All, with all cotangents.
-            All = "all",
+            All = "all" => true,
             /// The loss alone.
-            Loss = "loss",
+            Loss = "loss" => true,
             /// All; no cotangent but that of the loss.
-            LossCotangent = "loss-cotangent",
+            LossCotangent = "loss-cotangent" => !["dlse", "dlogprob", "dentropy"].contains(&name),
             /// All; no cotangent of the loss.
-            Others = "others",
+            Others = "others" => name != "dloss",
         },
         /// What the elements are like.
         family: Family = "family" fn few_words() -> &'static str {
@@ -139,11 +139,7 @@ impl Grid for Point {
     }
 
     fn given(&self, operand: &Operand) -> bool {
-        match self.outputs {
-            OutputKind::All | OutputKind::Loss => true,
-            OutputKind::LossCotangent => !["dlse", "dlogprob", "dentropy"].contains(&operand.name),
-            OutputKind::Others => operand.name != "dloss",
-        }
+        self.outputs.give(operand.name)
     }
 
     fn few_words(&self) -> &'static str {
@@ -220,14 +216,10 @@ impl Elements<'_> {
 
     fn target(&self, i: usize) -> i64 {
         let stream = self.stream("targets");
-        let class = stream.below(i, self.problem.vocab) as i64;
-        let ignored = match self.point.ignored {
-            // The first token counts, so that something is left.
-            IgnoredKind::Some => i > 0 && stream.below(10_000 + i, 3) == 0,
-            IgnoredKind::None | IgnoredKind::Class => false,
-            IgnoredKind::All | IgnoredKind::AllNan => true,
-        };
-        if ignored { self.problem.ignore_index } else { class }
+        match self.point.ignored.ignores(i, &stream) {
+            true => self.problem.ignore_index,
+            false => stream.below(i, self.problem.vocab) as i64,
+        }
     }
 
     fn hidden(&self, i: usize, c: usize) -> f64 {
