@@ -10,7 +10,31 @@ use ndarray::ArrayD;
 
 /// The errors of its outputs.
 pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<Errors, Error> {
-    let chains = Chains::new(problem, inputs);
+    let &Inputs { pass, model, operands, .. } = inputs;
+    let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
+    let tokens = if pass == Pass::Step { 1 } else { longest };
+    let largest = largest(problem, operands);
+    let plain = chain(problem, pass, tokens, "");
+    let terms = (plain * problem.extents.dim * problem.value_dim) as f64;
+    let kept = model.eta_p.max(model.eta_ds);
+    let kept = if model.stores_low() { kept } else { 0.0 };
+    let underflow = (model.eta * terms * terms + kept * plain as f64) * largest; // η of (N24)
+    let overflows = terms * terms * largest > model.limit;
+    // (N23): the error of a result whose terms have this mass.
+    let error = |name: &str, &Dual { value: mass, tangent: weighted }: &Dual<f64>| {
+        if mass == 0.0 {
+            return 0.0;
+        }
+        if overflows {
+            return f64::INFINITY;
+        }
+        let Model { u, profile, .. } = *model;
+        let (stored, n) = (model.u_p + model.u_ds, tokens as f64);
+        let gamma = model.gamma(chain(problem, pass, tokens, name));
+        let roundings = gamma + stored + (profile.exp_constant + 1.0) * n * u;
+        let exponents = (profile.exp_slope + n) * u;
+        roundings * mass + exponents * weighted + floor(mass, underflow)
+    };
     // (N21): for each output the sum M of the absolute terms, and as its tangent W, in which each
     // term is weighted with |G|, the size of the logarithm of the decay in it: d/dτ e^{(1−τ)G} = |G|
     // e^G at τ = 0.
@@ -18,73 +42,23 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         "g" | "g_gamma" => Dual::new(x, -x),
         _ => Dual::constant(x.abs()),
     };
-    let problem = problem.clone().scale(problem.scale.abs()).into();
-    inputs.evaluated(&problem, absolute, |name, mass| chains.error(name, mass))
+    let positive = problem.clone().scale(problem.scale.abs()).into();
+    inputs.evaluated(&positive, absolute, error)
 }
 
-/// How many roundings a term meets, and what its decay and underflow cost.
-struct Chains<'a> {
-    model: &'a Model,
-    /// n: the tokens of the longest sequence.
-    tokens: usize,
-    /// (N22) of all results but those below.
-    plain: usize,
-    /// Of the gradients of decays, which sum over whole states.
-    decay: usize,
-    /// Added for results that sum over all tokens, and over all heads.
-    over_tokens: usize,
-    over_heads: usize,
-    /// η of (N24).
-    underflow: f64,
-    overflows: bool,
-}
-
-impl<'a> Chains<'a> {
-    fn new(problem: &LinearAttention, inputs: &Inputs<'a>) -> Self {
-        let (e, model) = (&problem.extents, inputs.model);
-        let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
-        let tokens = if inputs.pass == Pass::Step { 1 } else { longest };
-        let (group, dim, width) = (problem.group().max(1), e.dim, problem.value_dim);
-        let sums = if inputs.pass == Pass::DoubleBackward { 3 } else { 1 };
-        let plain = sums * ((group + 1) * tokens + dim + width + 12);
-        let decay = plain + sums * (dim * width + tokens);
-        let largest = largest(problem, inputs.operands);
-        let terms = (plain * dim * width) as f64;
-        let kept = model.eta_p.max(model.eta_ds);
-        let kept = if model.u_p + model.u_ds > 0.0 { kept } else { 0.0 };
-        Chains {
-            model,
-            tokens,
-            plain,
-            decay,
-            over_tokens: e.batch * e.tokens,
-            over_heads: e.batch * e.query_heads * e.tokens,
-            underflow: (model.eta * terms * terms + kept * plain as f64) * largest,
-            overflows: terms * terms * largest > model.limit,
-        }
-    }
-
-    /// (N23): the error of a result whose terms have this mass.
-    fn error(&self, name: &str, mass: &Dual<f64>) -> f64 {
-        let &Dual { value: mass, tangent: weighted } = mass;
-        if mass == 0.0 {
-            return 0.0;
-        }
-        if self.overflows {
-            return f64::INFINITY;
-        }
-        let chain = match name {
-            "dg" | "gg" => self.decay,
-            "dg_gamma" | "gg_gamma" => self.decay + self.over_tokens,
-            "dscale" | "gscale" => self.plain + self.over_heads,
-            _ => self.plain,
-        };
-        let Model { u, profile, .. } = *self.model;
-        let stored = self.model.u_p + self.model.u_ds;
-        let n = self.tokens as f64;
-        let roundings = self.model.gamma(chain) + stored + (profile.exp_constant + 1.0) * n * u;
-        let exponents = (profile.exp_slope + n) * u;
-        roundings * mass + exponents * weighted + floor(mass, self.underflow)
+/// (N22): how many roundings a term of an output meets, of which the longest sequence has so many
+/// tokens.
+fn chain(problem: &LinearAttention, pass: Pass, tokens: usize, output: &str) -> usize {
+    let (e, width) = (&problem.extents, problem.value_dim);
+    let sums = if pass == Pass::DoubleBackward { 3 } else { 1 };
+    let plain = sums * ((problem.group().max(1) + 1) * tokens + e.dim + width + 12);
+    // The gradients of decays sum over whole states.
+    let decay = plain + sums * (e.dim * width + tokens);
+    match output {
+        "dg" | "gg" => decay,
+        "dg_gamma" | "gg_gamma" => decay + e.batch * e.tokens,
+        "dscale" | "gscale" => plain + e.batch * e.query_heads * e.tokens,
+        _ => plain,
     }
 }
 
