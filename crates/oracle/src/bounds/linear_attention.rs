@@ -13,9 +13,11 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
     let &Inputs { pass, model, operands, .. } = inputs;
     let longest = problem.list_sequences().iter().map(|s| s.tokens).max().unwrap_or(0);
     let tokens = if pass == Pass::Step { 1 } else { longest };
+    let (dim, width) = (problem.extents.dim, problem.value_dim);
+    let sums = if pass == Pass::DoubleBackward { 3 } else { 1 };
+    let plain = sums * ((problem.group().max(1) + 1) * tokens + dim + width + 12); // (N22)
     let largest = largest(problem, operands);
-    let plain = chain(problem, pass, tokens, "");
-    let terms = (plain * problem.extents.dim * problem.value_dim) as f64;
+    let terms = (plain * dim * width) as f64;
     let kept = model.eta_p.max(model.eta_ds);
     let kept = if model.stores_low() { kept } else { 0.0 };
     let underflow = (model.eta * terms * terms + kept * plain as f64) * largest; // η of (N24)
@@ -30,7 +32,7 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         }
         let Model { u, profile, .. } = *model;
         let (stored, n) = (model.u_p + model.u_ds, tokens as f64);
-        let gamma = model.gamma(chain(problem, pass, tokens, name));
+        let gamma = model.gamma(plain + further(problem, sums, tokens, name));
         let roundings = gamma + stored + (profile.exp_constant + 1.0) * n * u;
         let exponents = (profile.exp_slope + n) * u;
         roundings * mass + exponents * weighted + floor(mass, underflow)
@@ -46,19 +48,16 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
     inputs.evaluated(&positive, absolute, error)
 }
 
-/// (N22): how many roundings a term of an output meets, of which the longest sequence has so many
-/// tokens.
-fn chain(problem: &LinearAttention, pass: Pass, tokens: usize, output: &str) -> usize {
-    let (e, width) = (&problem.extents, problem.value_dim);
-    let sums = if pass == Pass::DoubleBackward { 3 } else { 1 };
-    let plain = sums * ((problem.group().max(1) + 1) * tokens + e.dim + width + 12);
-    // The gradients of decays sum over whole states.
-    let decay = plain + sums * (e.dim * width + tokens);
+/// The roundings beyond (N22) of outputs that sum over more: over whole states, all tokens or all heads.
+/// A result is that of so many `sums`; the longest sequence has so many tokens.
+fn further(problem: &LinearAttention, sums: usize, tokens: usize, output: &str) -> usize {
+    let e = &problem.extents;
+    let states = sums * (e.dim * problem.value_dim + tokens);
     match output {
-        "dg" | "gg" => decay,
-        "dg_gamma" | "gg_gamma" => decay + e.batch * e.tokens,
-        "dscale" | "gscale" => plain + e.batch * e.query_heads * e.tokens,
-        _ => plain,
+        "dg" | "gg" => states,
+        "dg_gamma" | "gg_gamma" => states + e.batch * e.tokens,
+        "dscale" | "gscale" => e.batch * e.query_heads * e.tokens,
+        _ => 0,
     }
 }
 
