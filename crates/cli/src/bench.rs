@@ -4,7 +4,6 @@ mod arguments;
 mod masks;
 mod passes;
 mod summary;
-mod timing;
 mod tune;
 
 pub use arguments::Arguments;

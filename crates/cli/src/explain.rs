@@ -41,23 +41,23 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let (text, problem, dtype, blocking) = match (&arguments.case, &arguments.problem) {
-        (Some(case), _) => {
-            let case = case.build();
-            (explain(&case)?, case.problem.clone(), case.dtype, case.blocking())
-        }
+    let case = arguments.case.map(|spec| spec.build());
+    let (name, problem, dtype) = match (&case, &arguments.problem) {
+        (Some(case), _) => (case.name.clone(), case.problem.clone(), case.dtype),
         (None, Some(path)) => {
             let problem = read(path, arguments.input.as_deref())?;
-            let (name, dtype) = (path.display(), arguments.dtype);
-            let pairs = problem.scores().map(pairs).unwrap_or_default();
-            let text = format!("{name}: {} in {dtype}\n\n{pairs}", problem.algorithm());
-            (text, problem, dtype, None)
+            (path.display().to_string(), problem, arguments.dtype)
         }
         (None, None) => return Err(Failure("a case or --problem is needed".to_string())),
     };
+    let mut text = format!("{name}: {} in {dtype}\n\n", problem.algorithm());
+    text += &problem.scores().map(pairs).unwrap_or_default();
+    if let Some(case) = &case {
+        text += &explain(case)?;
+    }
     let options = Options {
         level: arguments.level.unwrap_or_else(Level::best),
-        blocking: arguments.blocking.or(blocking),
+        blocking: arguments.blocking.or(case.and_then(|case| case.blocking())),
         partials_budget: arguments.budget,
         ..Options::default()
     };
@@ -72,12 +72,9 @@ fn read(path: &Path, input: Option<&Path>) -> Result<Problem, Failure> {
     read_problem(path, input.unwrap_or(path), &tensors)
 }
 
+/// What a case has beside its problem.
 fn explain(case: &Case) -> Result<String, Failure> {
-    let mut text = format!("{}: {} in {}\n\n", case.name, case.problem.algorithm(), case.dtype);
-    if let Some(scores) = case.problem.scores() {
-        text += &pairs(scores);
-    }
-    text += &format!("elements: {}\n", case.spec.few_words());
+    let mut text = format!("elements: {}\n", case.spec.few_words());
     text += &match case.blocking() {
         Some(tiles) => format!("tiles: {} queries × {} keys\n", tiles.queries, tiles.keys),
         None => "tiles: as the tier likes them\n".to_string(),

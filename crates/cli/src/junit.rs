@@ -36,35 +36,31 @@ pub fn junit(report: &Report) -> Result<String, quick_junit::SerializeError> {
 /// How the cases of a law ended: a failure where one is, else an error where a case is at fault,
 /// which is the suite's, else a skip where nothing was checked. Its text names the cases.
 fn status(records: &[&Record]) -> TestCaseStatus {
+    let reason = |record: &Record| record.verdict.reason().unwrap_or_default().to_string();
     let negative: Vec<&&Record> = records.iter().filter(|x| x.verdict.is_negative()).collect();
-    let skipped = |record: &&&Record| matches!(record.verdict, Verdict::Unsupported(_));
     let vacuous = |record: &&&Record| matches!(record.verdict, Verdict::Vacuous(_));
     let convention = |record: &&&Record| matches!(record.verdict, Verdict::Convention(_));
     let Some(first) = negative.iter().find(|x| !vacuous(x)).or(negative.first()) else {
-        return match records.iter().find(skipped) {
-            Some(record) if records.iter().all(|x| skipped(&x)) => {
-                let mut status = TestCaseStatus::skipped();
-                status.set_message(record.verdict.reason().unwrap_or_default());
-                status
-            }
-            _ => TestCaseStatus::success(),
-        };
+        if records.iter().any(|record| record.verdict == Verdict::Pass) {
+            return TestCaseStatus::success();
+        }
+        let mut status = TestCaseStatus::skipped();
+        status.set_message(records.first().map(|record| reason(record)).unwrap_or_default());
+        return status;
     };
     let kind = match negative.iter().all(vacuous) {
         true => NonSuccessKind::Error,
         false => NonSuccessKind::Failure,
     };
     let mut status = TestCaseStatus::non_success(kind);
-    let reason = first.verdict.reason().unwrap_or_default();
     let count = format!("{} of {} cases", negative.len(), records.len());
-    status.set_message(format!("{count}, the first {}: {reason}", first.case));
+    status.set_message(format!("{count}, the first {}: {}", first.case, reason(first)));
     if negative.iter().all(convention) {
         status.set_type("convention");
     }
-    let lines = negative.iter().map(|record| {
-        let reason = record.verdict.reason().unwrap_or_default();
-        format!("{} {}: {reason}", record.verdict.name(), record.case)
-    });
+    let lines = negative
+        .iter()
+        .map(|record| format!("{} {}: {}", record.verdict.name(), record.case, reason(record)));
     status.set_description(lines.collect::<Vec<_>>().join("\n"));
     status
 }

@@ -17,24 +17,18 @@ pub fn markdown(report: &Report) -> String {
             text += &line(&vec!["---".to_string(); row.len()]);
         }
     }
-    let negative: Vec<String> = report
-        .negative()
-        .map(|record| {
-            let reason = escape(record.verdict.reason().unwrap_or_default());
-            format!("`{}` {} `{}`: {reason}", record.tier, record.check, record.case)
-        })
-        .collect();
-    let hidden = negative.len().saturating_sub(SHOWN);
-    list(&mut text, "Negative", &negative[..negative.len() - hidden]);
+    let negative = report.negative().take(SHOWN).map(|record| {
+        let reason = escape(record.verdict.reason().unwrap_or_default());
+        format!("`{}` {} `{}`: {reason}", record.tier, record.check, record.case)
+    });
+    list(&mut text, "Negative", negative);
+    let hidden = report.negative().skip(SHOWN).count();
     if hidden > 0 {
         text += &format!("- and {hidden} more\n");
     }
-    let not_checked: Vec<String> = summary::not_checked(report).iter().map(|x| escape(x)).collect();
-    list(&mut text, "Not checked", &not_checked);
-    let absent = report.absent.iter();
-    let absent: Vec<String> =
-        absent.map(|absent| format!("{}: {}", absent.tier, escape(&absent.reason))).collect();
-    list(&mut text, "Absent", &absent);
+    list(&mut text, "Not checked", summary::not_checked(report).iter().map(|line| escape(line)));
+    let absent = report.absent.iter().map(|x| format!("{}: {}", x.tier, escape(&x.reason)));
+    list(&mut text, "Absent", absent);
     text
 }
 
@@ -43,10 +37,11 @@ fn line(cells: &[String]) -> String {
     format!("| {} |\n", cells.join(" | "))
 }
 
-fn list(text: &mut String, title: &str, items: &[String]) {
+/// Adds a section, unless it has no items.
+fn list(text: &mut String, title: &str, items: impl Iterator<Item = String>) {
+    let items: String = items.map(|item| format!("- {item}\n")).collect();
     if !items.is_empty() {
-        *text += &format!("\n## {title}\n\n");
-        items.iter().for_each(|item| *text += &format!("- {item}\n"));
+        *text += &format!("\n## {title}\n\n{items}");
     }
 }
 

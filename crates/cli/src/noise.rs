@@ -2,6 +2,7 @@
 
 use crate::units::digits;
 use serde::Serialize;
+use std::time::Instant;
 
 /// The times of the runs of a pass, in ns.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -16,6 +17,20 @@ pub struct Times {
 }
 
 impl Times {
+    /// The times of runs for at least so many seconds. The first run, which warms the caches, does not
+    /// count.
+    pub fn of<E>(seconds: f64, mut run: impl FnMut() -> Result<(), E>) -> Result<Self, E> {
+        run()?;
+        let begin = Instant::now();
+        let mut times = Vec::new();
+        while times.len() < 3 || begin.elapsed().as_secs_f64() < seconds {
+            let start = Instant::now();
+            run()?;
+            times.push(start.elapsed().as_nanos() as u64);
+        }
+        Ok(Times::new(times))
+    }
+
     /// The order statistics of some times; of none, zeros.
     pub fn new(mut times: Vec<u64>) -> Self {
         times.sort_unstable();

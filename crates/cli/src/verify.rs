@@ -37,34 +37,30 @@ pub struct Arguments {
     run: options::Run,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
-    report: Vec<ReportFile>,
+    report: Vec<(Writer, PathBuf)>,
 }
 
-/// A report that was asked for.
-#[derive(Debug, Clone)]
-struct ReportFile {
-    write: fn(&Report) -> Result<String, Failure>,
-    path: PathBuf,
-}
+/// Writes a report in one of the forms.
+type Writer = fn(&Report) -> Result<String, Failure>;
 
 /// Reads KIND=PATH.
-fn report_file(text: &str) -> Result<ReportFile, Error> {
+fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
     let wrong = || Error::value("report", "junit=PATH, json=PATH or md=PATH", text);
     let (form, path) = text.split_once('=').ok_or_else(wrong)?;
-    let write: fn(&Report) -> Result<String, Failure> = match form {
+    let write: Writer = match form {
         "junit" => |report| Ok(junit(report)?),
         "json" => |report| Ok(json(report)?),
         "md" => |report| Ok(markdown(report)),
         _ => return Err(wrong()),
     };
-    Ok(ReportFile { write, path: PathBuf::from(path) })
+    Ok((write, PathBuf::from(path)))
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let (start, date) = (Instant::now(), Utc::now().to_rfc3339_opts(SecondsFormat::Secs, true));
     let (tiers, absent) = choose(arguments)?;
     // A path that cannot be written to shows now, not after the run.
-    let drafts = arguments.report.iter().map(|file| Ok((file.write, Draft::new(&file.path)?)));
+    let drafts = arguments.report.iter().map(|(write, path)| Ok((write, Draft::new(path)?)));
     let drafts = drafts.collect::<Result<Vec<_>, Failure>>()?;
     let mut options = SuiteOptions::own(tiers.iter().map(AsRef::as_ref).collect());
     options.depth = arguments.depth;
@@ -115,13 +111,13 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
 
 fn print(report: &Report) -> Result<(), Failure> {
     let mut lines = vec![table(report), CELL.to_string()];
-    let negative: Vec<_> = report.negative().collect();
-    lines.extend(negative.iter().take(SHOWN).map(|record| {
+    lines.extend(report.negative().take(SHOWN).map(|record| {
         let reason = record.verdict.reason().unwrap_or_default();
         format!("\n{} {} {}: {reason}", record.tier, record.check, record.case)
     }));
-    if negative.len() > SHOWN {
-        lines.push(format!("\n… and {} more; a report holds them all", negative.len() - SHOWN));
+    let hidden = report.negative().skip(SHOWN).count();
+    if hidden > 0 {
+        lines.push(format!("\n… and {hidden} more; a report holds them all"));
     }
     lines.extend(summary::not_checked(report).iter().map(|line| format!("not checked: {line}")));
     let absent = report.absent.iter();

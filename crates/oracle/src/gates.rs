@@ -2,12 +2,55 @@
 
 mod hints;
 
-pub use crate::verdict::Verdict;
-
 use crate::bounds::{Bound, Bounds};
 use crate::tensor::Tensors;
 use etalon_problem::Error;
 use ndarray::{ArrayD, Dimension};
+
+/// How one check of one case ended.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Verdict {
+    /// It holds.
+    Pass,
+    /// It does not, and how that shows: first bad element, got, expected, bound.
+    Fail(String),
+    /// It does not, because the tier answers another question: the results are exact under a convention
+    /// that is not the problem's, and which.
+    Convention(String),
+    /// The tier does not offer this, and why.
+    Unsupported(String),
+    /// The case itself is at fault: it could not have told right from wrong.
+    Vacuous(String),
+}
+
+impl Verdict {
+    /// Its name in reports.
+    pub fn name(&self) -> &'static str {
+        match self {
+            Verdict::Pass => "pass",
+            Verdict::Fail(_) => "fail",
+            Verdict::Convention(_) => "convention",
+            Verdict::Unsupported(_) => "unsupported",
+            Verdict::Vacuous(_) => "vacuous",
+        }
+    }
+
+    /// Why it is no pass.
+    pub fn reason(&self) -> Option<&str> {
+        match self {
+            Verdict::Pass => None,
+            Verdict::Fail(text)
+            | Verdict::Convention(text)
+            | Verdict::Unsupported(text)
+            | Verdict::Vacuous(text) => Some(text),
+        }
+    }
+
+    /// Whether the run fails by it: neither a pass nor a declared absence.
+    pub fn is_negative(&self) -> bool {
+        !matches!(self, Verdict::Pass | Verdict::Unsupported(_))
+    }
+}
 
 /// How outputs stand against their bounds.
 #[derive(Debug, Clone, PartialEq)]
@@ -35,22 +78,19 @@ fn judge(name: &str, bound: &Bound, outputs: &Tensors) -> Option<(f64, String)> 
         Ok(got) => got,
         Err(text) => return Some((f64::INFINITY, text)),
     };
-    let all = margins(bound, &got).enumerate();
-    let (at, margin) = all.reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
-    let text = if margin > 1.0 { describe(name, bound, &got, at) } else { String::new() };
-    Some((margin, text))
+    let elements = bound.value.iter().zip(&bound.bound).zip(&got);
+    let margins = elements.map(|((&value, &b), &got)| margin(got, value, b, bound.largest));
+    let margins: Vec<f64> = margins.collect();
+    let all = margins.iter().copied().enumerate();
+    let (at, worst) = all.reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
+    let text = if worst > 1.0 { describe(name, bound, &got, &margins, at) } else { String::new() };
+    Some((worst, text))
 }
 
 fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, String> {
     let tensor = outputs.get(name).ok_or_else(|| format!("`{name}` was not returned"))?;
     let fits = Error::expect_shape(name, bound.value.shape(), &tensor.shape);
     fits.and_then(|()| tensor.numbers(name)).map_err(|error| error.to_string())
-}
-
-/// The margin of every element.
-fn margins(bound: &Bound, got: &ArrayD<f64>) -> impl Iterator<Item = f64> {
-    let elements = bound.value.iter().zip(&bound.bound).zip(got);
-    elements.map(|((&value, &b), &got)| margin(got, value, b, bound.largest))
 }
 
 /// |got − value| / bound, and ∞ for a wrong class. Never NaN, so that no comparison can lose it.
@@ -73,11 +113,10 @@ fn margin(got: f64, value: f64, bound: f64, largest: f64) -> f64 {
 }
 
 /// The element at place `at`, and what the others are like.
-fn describe(name: &str, bound: &Bound, got: &ArrayD<f64>, at: usize) -> String {
+fn describe(name: &str, bound: &Bound, got: &ArrayD<f64>, margins: &[f64], at: usize) -> String {
     let Some((index, &found)) = got.indexed_iter().nth(at) else { return String::new() };
-    let (value, b) = (bound.value[&index], bound.bound[&index]);
-    let margin = margin(found, value, b, bound.largest);
-    let bad = margins(bound, got).filter(|margin| *margin > 1.0).count();
+    let (value, b, margin) = (bound.value[&index], bound.bound[&index], margins[at]);
+    let bad = margins.iter().filter(|margin| **margin > 1.0).count();
     let hint = hints::hint(bound, got).map_or(String::new(), |hint| format!("; {hint}"));
     format!(
         "{name}{:?} is {found:e}, exact is {value:e} ± {b:e} (margin {margin:.3}); {bad} of {} \

@@ -34,4 +34,3 @@ pub mod bounds;
 pub mod gates;
 pub mod profile;
 pub mod tensor;
-mod verdict;

@@ -2,8 +2,9 @@
 //! workspace that is kept.
 
 use super::arguments::Arguments;
-use super::timing::{Bandwidth, Figure, Subject, time};
+use super::summary::{Bandwidth, Figure};
 use super::tune;
+use crate::noise::Times;
 use crate::options::mode_name;
 use crate::outcome::Failure;
 use etalon_conformance::generate::Stream;
@@ -28,22 +29,12 @@ impl Bench<'_> {
     /// the mask or the decay in words.
     pub fn problem(&mut self, problem: &Problem, mask: &str) -> Result<(), Failure> {
         problem.check()?;
-        let extent = |axis| problem.extent(axis);
-        let subject = Subject {
-            algorithm: problem.algorithm().name(),
-            mask: mask.to_string(),
-            batch: extent(Axis::Batch),
-            length: extent(Axis::Queries) * extent(Axis::Tokens), // it has one of the two
-            dim: extent(Axis::Dim),
-            heads: extent(Axis::QueryHeads),
-            key_heads: extent(Axis::KeyHeads),
-        };
         let wanted = &self.arguments.pass;
-        let first = self.arguments.length.first() == Some(&subject.length);
+        let first = self.arguments.length.first() == Some(&length(problem));
         for &pass in problem.algorithm().passes() {
             if (wanted.is_empty() || wanted.contains(&pass)) && (pass != Pass::Step || first) {
                 for mode in self.modes(problem.algorithm(), pass) {
-                    let figure = self.figure(&subject, problem, pass, mode)?;
+                    let figure = self.figure(problem, mask, pass, mode)?;
                     self.figures.push(figure);
                 }
             }
@@ -62,8 +53,8 @@ impl Bench<'_> {
 
     fn figure(
         &self,
-        subject: &Subject,
         problem: &Problem,
+        mask: &str,
         pass: Pass,
         mode: Mode,
     ) -> Result<Figure, Failure> {
@@ -81,7 +72,7 @@ impl Bench<'_> {
             let places = &mut views_mut(&mut outputs)?;
             run_in(&workspace, problem, pass, &views(&inputs)?, places, options)
         };
-        let times = time(seconds, &mut || run(&options))?;
+        let times = Times::of(seconds, || run(&options))?;
         let linear = matches!(problem, Problem::LinearAttention(_));
         let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));
         let best = best.transpose()?.flatten();
@@ -92,7 +83,13 @@ impl Bench<'_> {
             Bandwidth { states: 2.0 * bytes as f64 / ns, memory }
         });
         Ok(Figure {
-            subject: subject.clone(),
+            algorithm: problem.algorithm().name(),
+            mask: mask.to_string(),
+            batch: problem.extent(Axis::Batch),
+            length: length(problem),
+            dim: problem.extent(Axis::Dim),
+            heads: problem.extent(Axis::QueryHeads),
+            key_heads: problem.extent(Axis::KeyHeads),
             pass: pass.name(),
             mode: mode_name(mode),
             flops,
@@ -103,6 +100,11 @@ impl Bench<'_> {
             best,
         })
     }
+}
+
+/// Queries or tokens: a problem has one of the two.
+fn length(problem: &Problem) -> usize {
+    problem.extent(Axis::Queries) * problem.extent(Axis::Tokens)
 }
 
 /// Tensors of a pass, of bell-shaped numbers; log-decays between 0 and −0.1.

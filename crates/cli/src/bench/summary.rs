@@ -1,10 +1,47 @@
-//! The figures of a run as a table, and whether they can be trusted.
+//! The figures of a run, as a table and as JSON, and whether they can be trusted.
 
-use super::timing::{Bandwidth, Figure};
+use super::tune::Best;
 use crate::noise::{Times, busy};
 use crate::table::{Table, page};
 use crate::units::{digits, time};
 use serde::Serialize;
+
+/// One pass of one problem, timed.
+#[derive(Debug, Serialize)]
+pub struct Figure {
+    pub algorithm: &'static str,
+    /// The mask, or the decay.
+    pub mask: String,
+    pub batch: usize,
+    pub length: usize,
+    pub dim: usize,
+    pub heads: usize,
+    pub key_heads: usize,
+    pub pass: &'static str,
+    pub mode: &'static str,
+    /// Of the pass: two for each multiplication and addition of the products of visible pairs.
+    pub flops: u64,
+    #[serde(flatten)]
+    pub times: Times,
+    pub gflops: f64,
+    /// Of the peak.
+    pub share: f64,
+    /// GB/s of the states, of a step.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub gigabytes: Option<Bandwidth>,
+    /// The best of the tile sizes that were searched.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub best: Option<Best>,
+}
+
+/// How fast a step moves the states, and how fast this machine can.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Bandwidth {
+    /// GB/s of the states, read and written.
+    pub states: f64,
+    /// GB/s of memory of their size that is read and written and nothing else, in the same run.
+    pub memory: f64,
+}
 
 /// The figures of a run.
 #[derive(Debug, Serialize)]
@@ -47,17 +84,18 @@ impl Figures {
             ),
             self.table(),
         ];
-        if let Some(Figure { subject, .. }) = self.figures.first() {
+        if let Some(figure) = self.figures.first() {
             lines.push(page(&format!(
                 "{} heads ({} of keys), {} batch element(s). Time: the median of the runs, the middle \
                  half of which lies within ± the spread.",
-                subject.heads, subject.key_heads, subject.batch
+                figure.heads, figure.key_heads, figure.batch
             )));
         }
         lines.push(page(FLOPS));
-        for Figure { subject, pass, mode, gigabytes, best, .. } in &self.figures {
-            let what = format!("{} {pass} ({mode}), {}", subject.algorithm, subject.mask);
-            let (length, dim) = (subject.length, subject.dim);
+        for Figure { algorithm, mask, length, dim, pass, mode, gigabytes, best, .. } in
+            &self.figures
+        {
+            let what = format!("{algorithm} {pass} ({mode}), {mask}");
             if let Some(Bandwidth { states, memory }) = gigabytes {
                 lines.push(page(&format!(
                     "{what}, {dim}: {} GB/s of the states, read and written; memory of their size: {}",
@@ -79,16 +117,15 @@ impl Figures {
         ];
         let mut table = Table::new(header);
         let mut figures: Vec<&Figure> = self.figures.iter().collect();
-        figures.sort_by_key(|figure| figure.subject.algorithm);
+        figures.sort_by_key(|figure| figure.algorithm);
         for figure in figures {
-            let subject = &figure.subject;
-            table.add_title(subject.algorithm);
+            table.add_title(figure.algorithm);
             table.add_row([
                 figure.pass.to_string(),
                 figure.mode.to_string(),
-                subject.mask.clone(),
-                subject.length.to_string(),
-                subject.dim.to_string(),
+                figure.mask.clone(),
+                figure.length.to_string(),
+                figure.dim.to_string(),
                 time(figure.times.median_ns as f64 * 1e-9),
                 format!("{:.1} %", 100.0 * figure.times.spread()),
                 figure.times.runs.to_string(),

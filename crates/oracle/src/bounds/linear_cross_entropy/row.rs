@@ -4,6 +4,7 @@ use super::operands::Operands;
 use crate::bounds::model::{LARGEST_RELATIVE, growth};
 use crate::bounds::scores::Capped;
 use crate::bounds::sum::dots;
+use etalon_reference::scalar::Real;
 
 /// A logit.
 pub(super) struct Logit {
@@ -80,7 +81,7 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
         None => (scaled / theta, ratio * a_error, 1.0, 0.0),
         Some(cap) => {
             let reached = scale.abs() * a_error + 5.0 * u * scaled.abs();
-            let (tau, bend) = ((scaled / cap).tanh(), tanh_slope(scaled / cap));
+            let (tau, bend) = ((scaled / cap).tanh(), (scaled / cap).tanh_slope());
             let capped = Capped::new(model, cap, (tau, bend), reached);
             (cap * tau / theta, cap / theta * capped.tau_error, bend, capped.slope_error)
         }
@@ -94,10 +95,4 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
         p: 0.0,
         weight_error: 0.0,
     }
-}
-
-/// 1 − tanh²(x), also where tanh is 1.
-fn tanh_slope(x: f64) -> f64 {
-    let e = (-2.0 * x.abs()).exp();
-    4.0 * e / ((1.0 + e) * (1.0 + e))
 }
