@@ -4,6 +4,7 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::operand::check_sizes;
+use crate::options::options;
 use crate::structs::tensors;
 use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
 use ndarray::ArrayView4;
@@ -30,9 +31,7 @@ impl Attention {
 
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        if self.value_dim == 0 {
-            return Err(Error::value("value_dim", "at least 1", self.value_dim));
-        }
+        Error::expect_extents(&[("value_dim", self.value_dim)])?;
         self.scores.check()?;
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
@@ -83,57 +82,31 @@ tensors! {
 
 /// The options that attention and attention_lse share, as a chain of calls.
 macro_rules! score_options {
-    ($problem:ty) => {
-        impl $problem {
+    ($Problem:ident) => {
+        crate::options::options! { $Problem {
             /// Sets σ; without it 1/√D.
-            pub fn softmax_scale(mut self, scale: f64) -> Self {
-                self.scores.softmax_scale = Some(scale);
-                self
-            }
-
+            softmax_scale(scale: f64) => scores.softmax_scale = Some(scale);
             /// Caps the scores: c·tanh(s/c).
-            pub fn softcap(mut self, cap: f64) -> Self {
-                self.scores.softcap = Some(cap);
-                self
-            }
-
+            softcap(cap: f64) => scores.softcap = Some(cap);
             /// Adds the operand `sinks`, a logit per head without a value.
-            pub fn sinks(mut self) -> Self {
-                self.scores.sinks = true;
-                self
-            }
-
+            sinks() => scores.sinks = true;
             /// Adds the operand `bias` with these outer extents (each 1, or the problem's own).
-            pub fn bias(mut self, batch: usize, heads: usize) -> Self {
-                self.scores.bias = Some(BiasExtents { batch, heads });
-                self
-            }
-
+            bias(batch: usize, heads: usize) => scores.bias = Some(BiasExtents { batch, heads });
             /// Sets which pairs count.
-            pub fn mask(mut self, mask: Mask) -> Self {
-                self.scores.mask = mask;
-                self
-            }
-
+            mask(mask: Mask) => scores.mask = mask;
             /// Sets which rows belong together.
-            pub fn sequences(mut self, sequences: Sequences) -> Self {
-                self.scores.sequences = sequences;
-                self
-            }
-        }
+            sequences(sequences: Sequences) => scores.sequences = sequences;
+        } }
     };
 }
 pub(crate) use score_options;
 
 score_options!(Attention);
 
-impl Attention {
+options! { Attention {
     /// Sets E, the elements of a value.
-    pub fn value_dim(mut self, value_dim: usize) -> Self {
-        self.value_dim = value_dim;
-        self
-    }
-}
+    value_dim(elements: usize) => value_dim = elements;
+} }
 
 impl<'a, T: Scalar> Inputs<'a, T> {
     /// Inputs without sinks and bias.

@@ -124,21 +124,10 @@ impl Scores {
     /// Fails unless every extent and option is in its domain and every array fits.
     pub fn check(&self) -> Result<(), Error> {
         let e = &self.extents;
-        for (name, extent) in [("key_heads", e.key_heads), ("dim", e.dim)] {
-            if extent == 0 {
-                return Err(Error::value(name, "at least 1", extent));
-            }
-        }
-        if !e.query_heads.is_multiple_of(e.key_heads) {
-            let expected = format!("a multiple of key_heads ({})", e.key_heads);
-            return Err(Error::value("query_heads", expected, e.query_heads));
-        }
-        if let Some(scale) = self.softmax_scale.filter(|scale| !scale.is_finite()) {
-            return Err(Error::value("softmax_scale", "finite", scale));
-        }
-        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
-            return Err(Error::value("softcap", "finite and above 0", cap));
-        }
+        Error::expect_extents(&[("key_heads", e.key_heads), ("dim", e.dim)])?;
+        Error::expect_groups(e.query_heads, e.key_heads)?;
+        Error::expect_finite("softmax_scale", self.softmax_scale.unwrap_or(1.0))?;
+        Error::expect_positive("softcap", self.softcap.unwrap_or(1.0))?;
         if let Some(bias) = self.bias {
             let full =
                 [("bias.batch", bias.batch, e.batch), ("bias.heads", bias.heads, e.query_heads)];
@@ -149,7 +138,7 @@ impl Scores {
             }
         }
         self.sequences.check(e.batch, e.queries, e.keys)?;
-        self.mask.check(e.batch, e.query_heads, e.queries, e.keys)
+        self.mask.check([e.batch, e.query_heads, e.queries, e.keys])
     }
 
     /// `[B, Hq, N]`: the shape of lse and of every number per query.
