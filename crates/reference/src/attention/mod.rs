@@ -28,7 +28,6 @@
 
 mod backward;
 mod double_backward;
-mod evaluate;
 mod forward;
 mod jvp;
 
@@ -38,7 +37,6 @@ pub use etalon_problem::attention::{
     Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
     Tangents,
 };
-pub use evaluate::evaluate;
 pub use forward::forward;
 pub use jvp::jvp;
 
