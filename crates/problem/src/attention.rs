@@ -3,7 +3,7 @@
 #![doc = include_str!("../../../docs/attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
 use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
@@ -36,23 +36,18 @@ impl Attention {
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
-    /// The shape of v and of its gradient.
-    pub fn v_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.key_heads, e.keys, self.value_dim]
-    }
-
-    /// The shape of o and of its cotangent.
-    pub fn o_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.query_heads, e.queries, self.value_dim]
-    }
-
     /// The extent of an axis.
     pub(crate) fn extent(&self, axis: Axis) -> usize {
         if axis == Axis::ValueDim { self.value_dim } else { self.scores.extent(axis) }
     }
 }
+
+shapes! { Attention {
+    /// The shape of v and of its gradient.
+    v_shape: 4 [Batch KeyHeads Keys ValueDim];
+    /// The shape of o and of its cotangent.
+    o_shape: 4 [Batch QueryHeads Queries ValueDim];
+} }
 
 tensors! {
     Attention as problem, gradients each, jvp;

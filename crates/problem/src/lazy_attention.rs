@@ -3,7 +3,7 @@
 #![doc = include_str!("../../../docs/lazy_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
 use crate::{Align, Axis, Error, Extents, Mask, Scores, Sequence, Sequences};
@@ -91,18 +91,6 @@ impl LazyAttention {
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
-    /// The shape of v and of its gradient.
-    pub fn v_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.key_heads, e.keys, self.value_dim]
-    }
-
-    /// The shape of o and of its cotangent.
-    pub fn o_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.query_heads, e.queries, self.value_dim]
-    }
-
     /// The shape of the bias and of its gradient, if there is one.
     pub fn bias_shape(&self) -> Option<[usize; 2]> {
         self.bias.map(|bias| [self.scores.extents.query_heads, bias.width])
@@ -117,6 +105,13 @@ impl LazyAttention {
         }
     }
 }
+
+shapes! { LazyAttention {
+    /// The shape of v and of its gradient.
+    v_shape: 4 [Batch KeyHeads Keys ValueDim];
+    /// The shape of o and of its cotangent.
+    o_shape: 4 [Batch QueryHeads Queries ValueDim];
+} }
 
 options! { LazyAttention {
     /// Sets E, the elements of a value.

@@ -3,7 +3,7 @@
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::{operands, results, tensors};
 use crate::{Axis, Error, Scalar, TokenSequence, TokenSequences};
@@ -101,42 +101,6 @@ impl LinearAttention {
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
-    /// The shape of q and of its gradient.
-    pub fn q_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.query_heads, e.tokens, e.dim]
-    }
-
-    /// The shape of k and of its gradient.
-    pub fn k_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.tokens, e.dim]
-    }
-
-    /// The shape of v and of its gradient.
-    pub fn v_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.tokens, self.value_dim]
-    }
-
-    /// The shape of o and of its cotangent.
-    pub fn o_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.query_heads, e.tokens, self.value_dim]
-    }
-
-    /// The shape of the states and of their gradients: a state per sequence and key head.
-    pub fn state_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [self.sequences.count(e.batch), e.key_heads, e.dim, self.value_dim]
-    }
-
-    /// The shape of g and of its gradient.
-    pub fn g_shape(&self) -> [usize; 3] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.tokens]
-    }
-
     /// The extent of an axis.
     pub(crate) fn extent(&self, axis: Axis) -> usize {
         let e = &self.extents;
@@ -152,6 +116,21 @@ impl LinearAttention {
         }
     }
 }
+
+shapes! { LinearAttention {
+    /// The shape of q and of its gradient.
+    q_shape: 4 [Batch QueryHeads Tokens Dim];
+    /// The shape of k and of its gradient.
+    k_shape: 4 [Batch KeyHeads Tokens Dim];
+    /// The shape of v and of its gradient.
+    v_shape: 4 [Batch KeyHeads Tokens ValueDim];
+    /// The shape of o and of its cotangent.
+    o_shape: 4 [Batch QueryHeads Tokens ValueDim];
+    /// The shape of the states and of their gradients: a state per sequence and key head.
+    state_shape: 4 [Sequences KeyHeads Dim ValueDim];
+    /// The shape of g and of its gradient.
+    g_shape: 3 [Batch KeyHeads Tokens];
+} }
 
 options! { LinearAttention {
     /// Sets E, the elements of a value.

@@ -4,7 +4,7 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
 use crate::{Axis, Error};
@@ -191,22 +191,9 @@ impl LinearCrossEntropy {
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
-    /// The shape of h and of its gradient.
-    pub fn h_shape(&self) -> [usize; 2] {
-        [self.tokens, self.dim]
-    }
-
-    /// The shape of w and of its gradient.
-    pub fn w_shape(&self) -> [usize; 2] {
-        [self.vocab, self.dim]
-    }
-
     /// The shape of the loss: one number, or one per token where nothing is reduced.
     pub fn loss_shape(&self) -> Vec<usize> {
-        match self.reduction {
-            Reduction::None => vec![self.tokens],
-            _ => Vec::new(),
-        }
+        self.loss_axes().iter().map(|&axis| self.extent(axis)).collect()
     }
 
     /// The extent of an axis.
@@ -262,6 +249,13 @@ tensors! {
         normaliser: Wide [] always unsaved;
     }
 }
+
+shapes! { LinearCrossEntropy {
+    /// The shape of h and of its gradient.
+    h_shape: 2 [Targets Dim];
+    /// The shape of w and of its gradient.
+    w_shape: 2 [Classes Dim];
+} }
 
 options! { LinearCrossEntropy {
     /// Adds the operand `bias`.

@@ -203,15 +203,7 @@ fn rebind<T>(
     array: &mut NamedArray<T>,
     find: &mut impl FnMut(&str) -> Result<Option<NamedArray<T>>, Error>,
 ) -> Result<(), Error> {
-    match find(&array.name)? {
-        Some(found) => *array = found,
-        None => {
-            return Err(Error::Missing {
-                operand: array.name.clone(),
-                reason: "the mask names it".to_string(),
-            });
-        }
-    }
+    *array = find(&array.name)?.ok_or_else(|| array.missing())?;
     Ok(())
 }
 

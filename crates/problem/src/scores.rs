@@ -1,5 +1,6 @@
 //! The scores of queries against keys, which attention, attention_lse and lazy_attention share.
 
+use crate::operand::shapes;
 use crate::{Axis, Cover, Error, Mask, Sequence, Sequences};
 
 /// The extents of q and k.
@@ -141,23 +142,6 @@ impl Scores {
         self.mask.check([e.batch, e.query_heads, e.queries, e.keys])
     }
 
-    /// `[B, Hq, N]`: the shape of lse and of every number per query.
-    pub fn row_shape(&self) -> [usize; 3] {
-        [self.extents.batch, self.extents.query_heads, self.extents.queries]
-    }
-
-    /// The shape of q and of its gradient.
-    pub fn q_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.query_heads, e.queries, e.dim]
-    }
-
-    /// The shape of k and of its gradient.
-    pub fn k_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.keys, e.dim]
-    }
-
     /// The shape of the bias and of its gradient, if there is one.
     pub fn bias_shape(&self) -> Option<[usize; 4]> {
         self.bias.map(|bias| [bias.batch, bias.heads, self.extents.queries, self.extents.keys])
@@ -180,6 +164,15 @@ impl Scores {
         }
     }
 }
+
+shapes! { Scores {
+    /// `[B, Hq, N]`: the shape of lse and of every number per query.
+    row_shape: 3 [Batch QueryHeads Queries];
+    /// The shape of q and of its gradient.
+    q_shape: 4 [Batch QueryHeads Queries Dim];
+    /// The shape of k and of its gradient.
+    k_shape: 4 [Batch KeyHeads Keys Dim];
+} }
 
 #[cfg(test)]
 mod tests {
