@@ -40,11 +40,9 @@ impl<T> NamedArray<T> {
         }
         Error::expect_shape(&self.name, expected, &self.shape)?;
         if self.shape.iter().try_fold(1usize, |n, &e| n.checked_mul(e)) != Some(self.data.len()) {
-            return Err(Error::value(
-                self.name.as_str(),
-                format!("an array with the elements of shape {:?}", self.shape),
-                format!("{} elements", self.data.len()),
-            ));
+            let expected = format!("an array with the elements of shape {:?}", self.shape);
+            let found = format!("{} elements", self.data.len());
+            return Err(Error::value(self.name.as_str(), expected, found));
         }
         Ok(())
     }
