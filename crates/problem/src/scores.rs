@@ -168,6 +168,8 @@ impl Scores {
 shapes! { Scores {
     /// `[B, Hq, N]`: the shape of lse and of every number per query.
     row_shape: 3 [Batch QueryHeads Queries];
+    /// `[B, Hq, N, M]`: the shape of everything that has a number per pair.
+    pair_shape: 4 [Batch QueryHeads Queries Keys];
     /// The shape of q and of its gradient.
     q_shape: 4 [Batch QueryHeads Queries Dim];
     /// The shape of k and of its gradient.

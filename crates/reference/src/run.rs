@@ -56,8 +56,7 @@ pub fn run(
         }
     }
     let mut results = evaluate_in(Arithmetic::F64, problem, pass, &given)?;
-    let uncomputed = outputs.iter().find(|(name, _)| !results.contains_key(*name));
-    if let Some((name, _)) = uncomputed {
+    if let Some((name, _)) = outputs.iter().find(|(name, _)| !results.contains_key(*name)) {
         return Err(Error::Unsupported {
             what: format!("`{name}`"),
             reason: "the reference saves nothing for later passes".to_string(),

@@ -46,9 +46,7 @@ pub fn backward_under<T: Real>(
     activity: &ArrayView4<'_, bool>,
 ) -> Result<Gradients<T>, Error> {
     problem.check()?;
-    let [batch, heads, queries] = problem.scores.row_shape();
-    let expected = [batch, heads, queries, problem.scores.extents.keys];
-    Error::expect_shape("activity", &expected, activity.shape())?;
+    Error::expect_shape("activity", &problem.scores.pair_shape(), activity.shape())?;
     gradients(problem, inputs, cotangents, Some(activity))
 }
 

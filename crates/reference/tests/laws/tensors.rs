@@ -120,7 +120,7 @@ fn run_attention<T: Real>(
             let y = attention::jvp(problem, &inputs, &tangents)?;
             vec![named("to", y.to), named("tlse", y.tlse)]
         }
-        Pass::Step => unreachable!("attention takes no steps"),
+        Pass::Step | Pass::ForwardBackward => unreachable!("attention has no {pass}"),
     };
     Ok(results.into_iter().flatten().collect())
 }
@@ -175,7 +175,7 @@ fn run_attention_lse<T: Real>(
             };
             vec![named("tlse", attention_lse::jvp(problem, &inputs, &tangents)?.tlse)]
         }
-        Pass::Step => unreachable!("attention_lse takes no steps"),
+        Pass::Step | Pass::ForwardBackward => unreachable!("attention_lse has no {pass}"),
     };
     Ok(results.into_iter().flatten().collect())
 }

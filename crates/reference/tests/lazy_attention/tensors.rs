@@ -113,7 +113,7 @@ pub fn run<T: Real>(
                 named("gdlse", y.gdlse),
             ]))
         }
-        Pass::Jvp | Pass::Step => panic!("lazy attention has no {pass}"),
+        Pass::Jvp | Pass::Step | Pass::ForwardBackward => panic!("lazy attention has no {pass}"),
     }
 }
 

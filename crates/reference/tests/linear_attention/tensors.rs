@@ -113,7 +113,7 @@ pub fn run<T: Real>(
             let list = [named("o", y.o), named("final_state", y.final_state)];
             Ok(list.into_iter().flatten().collect())
         }
-        Pass::Jvp => panic!("linear attention has no such pass"),
+        Pass::Jvp | Pass::ForwardBackward => panic!("linear attention has no such pass"),
     }
 }
 

@@ -140,7 +140,7 @@ pub fn run<T: Real>(
                 ("gdentropy", y.gdentropy.map(|x| x.into_dyn())),
             ]
         }
-        Pass::Jvp | Pass::Step => Vec::new(),
+        Pass::Jvp | Pass::Step | Pass::ForwardBackward => Vec::new(),
     };
     let named = results.into_iter().filter_map(|(name, x)| Some((name.to_string(), x?)));
     Ok(named.collect())
