@@ -3,7 +3,8 @@
 #![doc = include_str!("../../../docs/attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
+use crate::options::options;
 use crate::structs::tensors;
 use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
 use ndarray::ArrayView4;
@@ -30,23 +31,9 @@ impl Attention {
 
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        if self.value_dim == 0 {
-            return Err(Error::value("value_dim", "at least 1", self.value_dim));
-        }
+        Error::expect_extents(&[("value_dim", self.value_dim)])?;
         self.scores.check()?;
         check_sizes(&self.rows(), |axis| self.extent(axis))
-    }
-
-    /// The shape of v and of its gradient.
-    pub fn v_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.key_heads, e.keys, self.value_dim]
-    }
-
-    /// The shape of o and of its cotangent.
-    pub fn o_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.query_heads, e.queries, self.value_dim]
     }
 
     /// The extent of an axis.
@@ -54,6 +41,13 @@ impl Attention {
         if axis == Axis::ValueDim { self.value_dim } else { self.scores.extent(axis) }
     }
 }
+
+shapes! { Attention {
+    /// The shape of v and of its gradient.
+    v_shape: 4 [Batch KeyHeads Keys ValueDim];
+    /// The shape of o and of its cotangent.
+    o_shape: 4 [Batch QueryHeads Queries ValueDim];
+} }
 
 tensors! {
     Attention as problem, gradients each, jvp;
@@ -83,57 +77,31 @@ tensors! {
 
 /// The options that attention and attention_lse share, as a chain of calls.
 macro_rules! score_options {
-    ($problem:ty) => {
-        impl $problem {
+    ($Problem:ident) => {
+        crate::options::options! { $Problem {
             /// Sets σ; without it 1/√D.
-            pub fn softmax_scale(mut self, scale: f64) -> Self {
-                self.scores.softmax_scale = Some(scale);
-                self
-            }
-
+            softmax_scale(scale: f64) => scores.softmax_scale = Some(scale);
             /// Caps the scores: c·tanh(s/c).
-            pub fn softcap(mut self, cap: f64) -> Self {
-                self.scores.softcap = Some(cap);
-                self
-            }
-
+            softcap(cap: f64) => scores.softcap = Some(cap);
             /// Adds the operand `sinks`, a logit per head without a value.
-            pub fn sinks(mut self) -> Self {
-                self.scores.sinks = true;
-                self
-            }
-
+            sinks() => scores.sinks = true;
             /// Adds the operand `bias` with these outer extents (each 1, or the problem's own).
-            pub fn bias(mut self, batch: usize, heads: usize) -> Self {
-                self.scores.bias = Some(BiasExtents { batch, heads });
-                self
-            }
-
+            bias(batch: usize, heads: usize) => scores.bias = Some(BiasExtents { batch, heads });
             /// Sets which pairs count.
-            pub fn mask(mut self, mask: Mask) -> Self {
-                self.scores.mask = mask;
-                self
-            }
-
+            mask(mask: Mask) => scores.mask = mask;
             /// Sets which rows belong together.
-            pub fn sequences(mut self, sequences: Sequences) -> Self {
-                self.scores.sequences = sequences;
-                self
-            }
-        }
+            sequences(sequences: Sequences) => scores.sequences = sequences;
+        } }
     };
 }
 pub(crate) use score_options;
 
 score_options!(Attention);
 
-impl Attention {
+options! { Attention {
     /// Sets E, the elements of a value.
-    pub fn value_dim(mut self, value_dim: usize) -> Self {
-        self.value_dim = value_dim;
-        self
-    }
-}
+    value_dim(elements: usize) => value_dim = elements;
+} }
 
 impl<'a, T: Scalar> Inputs<'a, T> {
     /// Inputs without sinks and bias.

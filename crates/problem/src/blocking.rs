@@ -24,12 +24,7 @@ impl Blocking {
 
     /// A block size of 0 is an error.
     pub fn check(&self) -> Result<(), Error> {
-        for (name, size) in [("blocking.queries", self.queries), ("blocking.keys", self.keys)] {
-            if size == 0 {
-                return Err(Error::value(name, "at least 1", size));
-            }
-        }
-        Ok(())
+        Error::expect_extents(&[("blocking.queries", self.queries), ("blocking.keys", self.keys)])
     }
 }
 

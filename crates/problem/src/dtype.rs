@@ -1,38 +1,27 @@
 //! Element types and the rounding to them.
 
+use crate::named::named;
 use half::{bf16, f16};
-use std::fmt;
 
-/// The type in which a tensor's elements are stored.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub enum Dtype {
-    /// IEEE binary64.
-    F64,
-    /// IEEE binary32.
-    F32,
-    /// bfloat16: the upper half of a binary32.
-    Bf16,
-    /// IEEE binary16.
-    F16,
+// Widest first.
+named! {
+    /// The type in which a tensor's elements are stored.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", serde(rename_all = "lowercase"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    Dtype, "dtype" {
+        /// IEEE binary64.
+        F64 = "f64",
+        /// IEEE binary32.
+        F32 = "f32",
+        /// bfloat16: the upper half of a binary32.
+        Bf16 = "bf16",
+        /// IEEE binary16.
+        F16 = "f16",
+    }
 }
 
 impl Dtype {
-    /// Every element type, widest first.
-    pub const ALL: [Dtype; 4] = [Dtype::F64, Dtype::F32, Dtype::Bf16, Dtype::F16];
-
-    /// Its name, as in reports and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Dtype::F64 => "f64",
-            Dtype::F32 => "f32",
-            Dtype::Bf16 => "bf16",
-            Dtype::F16 => "f16",
-        }
-    }
-
     /// Bytes of one element.
     pub fn bytes(self) -> usize {
         match self {
@@ -79,22 +68,6 @@ impl Dtype {
             Dtype::Bf16 => bf16::from_f64(x).to_f64(),
             Dtype::F16 => f16::from_f64(x).to_f64(),
         }
-    }
-}
-
-impl fmt::Display for Dtype {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(self.name())
-    }
-}
-
-impl std::str::FromStr for Dtype {
-    type Err = crate::Error;
-    fn from_str(s: &str) -> Result<Self, Self::Err> {
-        Dtype::ALL
-            .into_iter()
-            .find(|d| d.name() == s)
-            .ok_or_else(|| crate::Error::value("dtype", "one of f64, f32, bf16, f16", s))
     }
 }
 

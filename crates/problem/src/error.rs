@@ -108,18 +108,33 @@ impl Error {
         };
         Error::Unexpected { operand: operand.to_string(), reason }
     }
-
-    /// Fails unless an optional operand is present exactly where its option is set.
-    pub fn expect_presence(
-        operand: &str,
-        option: &str,
-        set: bool,
-        given: bool,
-    ) -> Result<(), Self> {
-        match (set, given) {
-            (true, false) => Err(Error::missing(operand, Some(option))),
-            (false, true) => Err(Error::unexpected(operand, Some(option))),
-            _ => Ok(()),
+    /// Fails unless each of these extents, with their names, is at least 1.
+    pub(crate) fn expect_extents(extents: &[(&str, usize)]) -> Result<(), Self> {
+        match extents.iter().find(|(_, extent)| *extent == 0) {
+            Some((name, _)) => Err(Error::value(*name, "at least 1", 0)),
+            None => Ok(()),
         }
+    }
+
+    /// Fails unless every key head has as many query heads.
+    pub(crate) fn expect_groups(query_heads: usize, key_heads: usize) -> Result<(), Self> {
+        if query_heads.is_multiple_of(key_heads) {
+            return Ok(());
+        }
+        let expected = format!("a multiple of key_heads ({key_heads})");
+        Err(Error::value("query_heads", expected, query_heads))
+    }
+
+    /// Fails unless an option is finite.
+    pub(crate) fn expect_finite(name: &str, value: f64) -> Result<(), Self> {
+        if value.is_finite() { Ok(()) } else { Err(Error::value(name, "finite", value)) }
+    }
+
+    /// Fails unless an option is finite and above 0.
+    pub(crate) fn expect_positive(name: &str, value: f64) -> Result<(), Self> {
+        if value.is_finite() && value > 0.0 {
+            return Ok(());
+        }
+        Err(Error::value(name, "finite and above 0", value))
     }
 }

@@ -3,7 +3,8 @@
 #![doc = include_str!("../../../docs/lazy_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
+use crate::options::options;
 use crate::structs::tensors;
 use crate::{Align, Axis, Error, Extents, Mask, Scores, Sequence, Sequences};
 
@@ -74,44 +75,10 @@ impl LazyAttention {
         LazyAttention { scores, bias: None, value_dim: extents.dim }
     }
 
-    /// Sets E, the elements of a value.
-    pub fn value_dim(mut self, value_dim: usize) -> Self {
-        self.value_dim = value_dim;
-        self
-    }
-
-    /// Sets σ; without it 1/√D.
-    pub fn softmax_scale(mut self, scale: f64) -> Self {
-        self.scores.softmax_scale = Some(scale);
-        self
-    }
-
-    /// Adds the operand `bias` for distances below `width`, counted from the last query and key.
-    pub fn bias(mut self, width: usize) -> Self {
-        self.bias = Some(DistanceBias { width, align: Align::BottomRight });
-        self
-    }
-
-    /// Sets which pairs count.
-    pub fn mask(mut self, mask: Mask) -> Self {
-        self.scores.mask = mask;
-        self
-    }
-
-    /// Sets which rows belong together.
-    pub fn sequences(mut self, sequences: Sequences) -> Self {
-        self.scores.sequences = sequences;
-        self
-    }
-
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        if self.value_dim == 0 {
-            return Err(Error::value("value_dim", "at least 1", self.value_dim));
-        }
-        if self.bias.is_some_and(|bias| bias.width == 0) {
-            return Err(Error::value("bias.width", "at least 1", 0));
-        }
+        Error::expect_extents(&[("value_dim", self.value_dim)])?;
+        Error::expect_extents(&[("bias.width", self.bias.map_or(1, |bias| bias.width))])?;
         let foreign = [
             ("softcap", self.scores.softcap.is_some()),
             ("sinks", self.scores.sinks),
@@ -122,18 +89,6 @@ impl LazyAttention {
         }
         self.scores.check()?;
         check_sizes(&self.rows(), |axis| self.extent(axis))
-    }
-
-    /// The shape of v and of its gradient.
-    pub fn v_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.key_heads, e.keys, self.value_dim]
-    }
-
-    /// The shape of o and of its cotangent.
-    pub fn o_shape(&self) -> [usize; 4] {
-        let e = &self.scores.extents;
-        [e.batch, e.query_heads, e.queries, self.value_dim]
     }
 
     /// The shape of the bias and of its gradient, if there is one.
@@ -150,6 +105,26 @@ impl LazyAttention {
         }
     }
 }
+
+shapes! { LazyAttention {
+    /// The shape of v and of its gradient.
+    v_shape: 4 [Batch KeyHeads Keys ValueDim];
+    /// The shape of o and of its cotangent.
+    o_shape: 4 [Batch QueryHeads Queries ValueDim];
+} }
+
+options! { LazyAttention {
+    /// Sets E, the elements of a value.
+    value_dim(elements: usize) => value_dim = elements;
+    /// Sets σ; without it 1/√D.
+    softmax_scale(scale: f64) => scores.softmax_scale = Some(scale);
+    /// Adds the operand `bias` for distances below `width`, counted from the last query and key.
+    bias(width: usize) => bias = Some(DistanceBias { width, align: Align::BottomRight });
+    /// Sets which pairs count.
+    mask(mask: Mask) => scores.mask = mask;
+    /// Sets which rows belong together.
+    sequences(sequences: Sequences) => scores.sequences = sequences;
+} }
 
 tensors! {
     LazyAttention as problem, gradients each, no_jvp;

@@ -3,7 +3,8 @@
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
+use crate::options::options;
 use crate::structs::{operands, results, tensors};
 use crate::{Axis, Error, Scalar, TokenSequence, TokenSequences};
 use ndarray::ArrayView4;
@@ -79,42 +80,6 @@ impl LinearAttention {
         }
     }
 
-    /// Sets E, the elements of a value.
-    pub fn value_dim(mut self, value_dim: usize) -> Self {
-        self.value_dim = value_dim;
-        self
-    }
-
-    /// Sets σ.
-    pub fn scale(mut self, scale: f64) -> Self {
-        self.scale = scale;
-        self
-    }
-
-    /// Sets how states decay.
-    pub fn decay(mut self, decay: Decay) -> Self {
-        self.decay = decay;
-        self
-    }
-
-    /// Adds the operand `initial_state`.
-    pub fn initial_state(mut self) -> Self {
-        self.initial_state = true;
-        self
-    }
-
-    /// Adds the result `final_state`.
-    pub fn final_state(mut self) -> Self {
-        self.final_state = true;
-        self
-    }
-
-    /// Sets which tokens belong together.
-    pub fn sequences(mut self, sequences: TokenSequences) -> Self {
-        self.sequences = sequences;
-        self
-    }
-
     /// Hq/Hk: the query heads that share a key head.
     pub fn group(&self) -> usize {
         self.extents.query_heads / self.extents.key_heads.max(1)
@@ -129,56 +94,11 @@ impl LinearAttention {
     pub fn check(&self) -> Result<(), Error> {
         let e = &self.extents;
         let extents = [("key_heads", e.key_heads), ("dim", e.dim), ("value_dim", self.value_dim)];
-        for (name, extent) in extents {
-            if extent == 0 {
-                return Err(Error::value(name, "at least 1", extent));
-            }
-        }
-        if !e.query_heads.is_multiple_of(e.key_heads) {
-            let expected = format!("a multiple of key_heads ({})", e.key_heads);
-            return Err(Error::value("query_heads", expected, e.query_heads));
-        }
-        if !self.scale.is_finite() {
-            return Err(Error::value("scale", "finite", self.scale));
-        }
+        Error::expect_extents(&extents)?;
+        Error::expect_groups(e.query_heads, e.key_heads)?;
+        Error::expect_finite("scale", self.scale)?;
         self.sequences.check(e.batch, e.tokens)?;
         check_sizes(&self.rows(), |axis| self.extent(axis))
-    }
-
-    /// The shape of q and of its gradient.
-    pub fn q_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.query_heads, e.tokens, e.dim]
-    }
-
-    /// The shape of k and of its gradient.
-    pub fn k_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.tokens, e.dim]
-    }
-
-    /// The shape of v and of its gradient.
-    pub fn v_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.tokens, self.value_dim]
-    }
-
-    /// The shape of o and of its cotangent.
-    pub fn o_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.query_heads, e.tokens, self.value_dim]
-    }
-
-    /// The shape of the states and of their gradients: a state per sequence and key head.
-    pub fn state_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [self.sequences.count(e.batch), e.key_heads, e.dim, self.value_dim]
-    }
-
-    /// The shape of g and of its gradient.
-    pub fn g_shape(&self) -> [usize; 3] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.tokens]
     }
 
     /// The extent of an axis.
@@ -196,6 +116,36 @@ impl LinearAttention {
         }
     }
 }
+
+shapes! { LinearAttention {
+    /// The shape of q and of its gradient.
+    q_shape: 4 [Batch QueryHeads Tokens Dim];
+    /// The shape of k and of its gradient.
+    k_shape: 4 [Batch KeyHeads Tokens Dim];
+    /// The shape of v and of its gradient.
+    v_shape: 4 [Batch KeyHeads Tokens ValueDim];
+    /// The shape of o and of its cotangent.
+    o_shape: 4 [Batch QueryHeads Tokens ValueDim];
+    /// The shape of the states and of their gradients: a state per sequence and key head.
+    state_shape: 4 [Sequences KeyHeads Dim ValueDim];
+    /// The shape of g and of its gradient.
+    g_shape: 3 [Batch KeyHeads Tokens];
+} }
+
+options! { LinearAttention {
+    /// Sets E, the elements of a value.
+    value_dim(elements: usize) => value_dim = elements;
+    /// Sets σ.
+    scale(scale: f64) => scale = scale;
+    /// Sets how states decay.
+    decay(decay: Decay) => decay = decay;
+    /// Adds the operand `initial_state`.
+    initial_state() => initial_state = true;
+    /// Adds the result `final_state`.
+    final_state() => final_state = true;
+    /// Sets which tokens belong together.
+    sequences(sequences: TokenSequences) => sequences = sequences;
+} }
 
 tensors! {
     LinearAttention as problem, gradients each, no_jvp;

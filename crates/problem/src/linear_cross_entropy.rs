@@ -4,7 +4,8 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::operand::check_sizes;
+use crate::operand::{check_sizes, shapes};
+use crate::options::options;
 use crate::structs::tensors;
 use crate::{Axis, Error};
 
@@ -171,25 +172,14 @@ impl LinearCrossEntropy {
 
     /// Fails unless every extent and option is in its domain.
     pub fn check(&self) -> Result<(), Error> {
-        for (name, extent) in [("dim", self.dim), ("vocab", self.vocab)] {
-            if extent == 0 {
-                return Err(Error::value(name, "at least 1", extent));
-            }
-        }
+        Error::expect_extents(&[("dim", self.dim), ("vocab", self.vocab)])?;
         if i64::try_from(self.vocab).is_err() {
             return Err(Error::value("vocab", "a number of classes that i64 counts", self.vocab));
         }
-        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
-            return Err(Error::value("softcap", "finite and above 0", cap));
-        }
-        if !(self.temperature.is_finite() && self.temperature > 0.0) {
-            return Err(Error::value("temperature", "finite and above 0", self.temperature));
-        }
-        let finite =
-            [("logit_scale", self.logit_scale), ("lse_square_scale", self.lse_square_scale)];
-        if let Some((name, value)) = finite.into_iter().find(|(_, value)| !value.is_finite()) {
-            return Err(Error::value(name, "finite", value));
-        }
+        Error::expect_positive("softcap", self.softcap.unwrap_or(1.0))?;
+        Error::expect_positive("temperature", self.temperature)?;
+        Error::expect_finite("logit_scale", self.logit_scale)?;
+        Error::expect_finite("lse_square_scale", self.lse_square_scale)?;
         if !(0.0..=1.0).contains(&self.label_smoothing) {
             return Err(Error::value("label_smoothing", "in [0, 1]", self.label_smoothing));
         }
@@ -201,22 +191,9 @@ impl LinearCrossEntropy {
         check_sizes(&self.rows(), |axis| self.extent(axis))
     }
 
-    /// The shape of h and of its gradient.
-    pub fn h_shape(&self) -> [usize; 2] {
-        [self.tokens, self.dim]
-    }
-
-    /// The shape of w and of its gradient.
-    pub fn w_shape(&self) -> [usize; 2] {
-        [self.vocab, self.dim]
-    }
-
     /// The shape of the loss: one number, or one per token where nothing is reduced.
     pub fn loss_shape(&self) -> Vec<usize> {
-        match self.reduction {
-            Reduction::None => vec![self.tokens],
-            _ => Vec::new(),
-        }
+        self.loss_axes().iter().map(|&axis| self.extent(axis)).collect()
     }
 
     /// The extent of an axis.
@@ -273,41 +250,41 @@ tensors! {
     }
 }
 
-/// The options, as a chain of calls.
-macro_rules! options {
-    ($($(#[$doc:meta])* $name:ident: $type:ty),* $(,)?) => {
-        impl LinearCrossEntropy {
-            $($(#[$doc])*
-            pub fn $name(mut self, $name: $type) -> Self {
-                self.$name = $name.into();
-                self
-            })*
-        }
-    };
-}
+shapes! { LinearCrossEntropy {
+    /// The shape of h and of its gradient.
+    h_shape: 2 [Targets Dim];
+    /// The shape of w and of its gradient.
+    w_shape: 2 [Classes Dim];
+} }
 
-options! {
+options! { LinearCrossEntropy {
+    /// Adds the operand `bias`.
+    bias() => bias = true;
+    /// Adds the operand `class_weights`.
+    class_weights() => class_weights = true;
+    /// Adds the operand `token_weights`.
+    token_weights() => token_weights = true;
     /// Multiplies h·w + bias, before the cap.
-    logit_scale: f64,
+    logit_scale(scale: f64) => logit_scale = scale;
     /// Caps the logits: c·tanh(·/c), before the temperature.
-    softcap: f64,
+    softcap(cap: f64) => softcap = Some(cap);
     /// Divides the logits, last.
-    temperature: f64,
+    temperature(temperature: f64) => temperature = temperature;
     /// Sets the target of tokens that do not count.
-    ignore_index: i64,
+    ignore_index(target: i64) => ignore_index = target;
     /// Sets α, the part of the target that is spread evenly over all classes.
-    label_smoothing: f64,
+    label_smoothing(alpha: f64) => label_smoothing = alpha;
     /// Sets ζ of the z-loss ζ·lse².
-    lse_square_scale: f64,
+    lse_square_scale(scale: f64) => lse_square_scale = scale;
     /// Sets what the z-loss is weighted by.
-    lse_square_weight: LseSquareWeight,
+    lse_square_weight(weight: LseSquareWeight) => lse_square_weight = weight;
     /// Sets what becomes of the losses of the tokens.
-    reduction: Reduction,
+    reduction(reduction: Reduction) => reduction = reduction;
     /// Sets what `Mean` returns when there is nothing left to average.
-    nothing_left: NothingLeft,
+    nothing_left(result: NothingLeft) => nothing_left = result;
     /// Sets what is returned beside the loss.
-    outputs: TokenOutputs,
-}
+    outputs(outputs: TokenOutputs) => outputs = outputs;
+} }
 
 impl LinearCrossEntropy {
     /// Label smoothing that spreads `alpha` over the *other* classes, as Megatron-LM means it: then
@@ -316,23 +293,5 @@ impl LinearCrossEntropy {
         let classes = self.vocab as f64;
         let alpha = if self.vocab > 1 { alpha * classes / (classes - 1.0) } else { alpha };
         self.label_smoothing(alpha)
-    }
-
-    /// Adds the operand `bias`.
-    pub fn bias(mut self) -> Self {
-        self.bias = true;
-        self
-    }
-
-    /// Adds the operand `class_weights`.
-    pub fn class_weights(mut self) -> Self {
-        self.class_weights = true;
-        self
-    }
-
-    /// Adds the operand `token_weights`.
-    pub fn token_weights(mut self) -> Self {
-        self.token_weights = true;
-        self
     }
 }

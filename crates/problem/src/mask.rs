@@ -256,16 +256,18 @@ impl Mask {
         rows.clone().all(|i| span(i).is_some_and(|span| overlap(&span, cols).is_empty()))
     }
 
-    /// Fails unless the mask fits arrays of these extents.
-    pub(crate) fn check(
-        &self,
-        batch: usize,
-        query_heads: usize,
-        queries: usize,
-        keys: usize,
-    ) -> Result<(), Error> {
-        self.check_depth(0)?;
-        self.try_for_each(&mut |mask| match mask {
+    /// Fails unless the mask fits arrays of these extents: batch elements, query heads, queries, keys.
+    pub(crate) fn check(&self, extents: [usize; 4]) -> Result<(), Error> {
+        self.check_at(0, extents)
+    }
+
+    /// [`Mask::check`] of a node that lies `depth` below the root.
+    fn check_at(&self, depth: usize, extents: [usize; 4]) -> Result<(), Error> {
+        if depth > MAX_DEPTH {
+            return Err(Error::value("mask", format!("nested at most {MAX_DEPTH} deep"), "deeper"));
+        }
+        let [batch, query_heads, queries, keys] = extents;
+        match self {
             Mask::ChunkedCausal { chunk: 0, .. } => {
                 Err(Error::value("mask.chunk", "at least 1", 0))
             }
@@ -280,30 +282,8 @@ impl Mask {
                 };
                 array.check(&[outer(0, batch), outer(1, query_heads), queries, keys])
             }
-            _ => Ok(()),
-        })
-    }
-
-    fn check_depth(&self, depth: usize) -> Result<(), Error> {
-        if depth > MAX_DEPTH {
-            return Err(Error::value("mask", format!("nested at most {MAX_DEPTH} deep"), "deeper"));
-        }
-        match self {
             Mask::And(masks) | Mask::Or(masks) => {
-                masks.iter().try_for_each(|mask| mask.check_depth(depth + 1))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    fn try_for_each(
-        &self,
-        visit: &mut impl FnMut(&Mask) -> Result<(), Error>,
-    ) -> Result<(), Error> {
-        visit(self)?;
-        match self {
-            Mask::And(masks) | Mask::Or(masks) => {
-                masks.iter().try_for_each(|mask| mask.try_for_each(visit))
+                masks.iter().try_for_each(|mask| mask.check_at(depth + 1, extents))
             }
             _ => Ok(()),
         }
@@ -315,9 +295,7 @@ impl Mask {
             Mask::Causal { align }
             | Mask::Window { align, .. }
             | Mask::ChunkedCausal { align, .. } => Some(align),
-            Mask::Full | Mask::Segments { .. } | Mask::Array(_) | Mask::And(_) | Mask::Or(_) => {
-                None
-            }
+            _ => None,
         }
     }
 

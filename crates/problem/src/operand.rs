@@ -61,6 +61,23 @@ macro_rules! symbol {
 }
 pub(crate) use symbol;
 
+/// The shapes of tensors of a problem: so many extents, those of these axes.
+macro_rules! shapes {
+    ($Problem:ident {
+        $($(#[$doc:meta])* $name:ident: $count:literal [$($Axis:ident)*];)*
+    }) => {
+        impl $Problem {
+            $(
+                $(#[$doc])*
+                pub fn $name(&self) -> [usize; $count] {
+                    [$($crate::Axis::$Axis),*].map(|axis| self.extent(axis))
+                }
+            )*
+        }
+    };
+}
+pub(crate) use shapes;
+
 impl Axis {
     /// Its symbol in `docs/notation.md`.
     pub fn symbol(self) -> &'static str {
@@ -190,34 +207,34 @@ pub struct Family {
 /// A row of the table of an algorithm: a tensor of the forward pass, and what belongs to it.
 #[derive(Debug, Clone)]
 pub(crate) struct Row {
-    name: &'static str,
+    pub name: &'static str,
     /// Whether the forward pass reads it; otherwise it returns it.
-    input: bool,
-    axes: Vec<Axis>,
-    precision: Precision,
+    pub input: bool,
+    pub axes: Vec<Axis>,
+    pub precision: Precision,
     /// The option that it belongs to, and whether that is set.
-    option: Option<(&'static str, bool)>,
+    pub option: Option<(&'static str, bool)>,
     /// The names of the tensors that belong to it. Of an input x: dx, ddx, gx, tx; of an output y: dy,
     /// cot_y, gdy, ty. None of a tensor without derivatives.
-    companions: Option<[&'static str; 4]>,
-    /// Of an output: whether the backward pass needs its cotangent.
-    needs_cotangent: bool,
+    pub companions: Option<[&'static str; 4]>,
+    /// Of an output: whether the backward pass needs its cotangent; an absent one is zero otherwise.
+    pub needs_cotangent: bool,
     /// Of an output: whether later passes read it.
-    saved: bool,
+    pub saved: bool,
     /// Of an output: whether a tier may do without it.
-    optional: bool,
+    pub optional: bool,
     /// Of an input: the output that it becomes in a step.
-    becomes: Option<&'static str>,
+    pub becomes: Option<&'static str>,
     /// Of an input that is a number in the problem, and only whose companions are tensors: its value.
-    number: Option<f64>,
+    pub number: Option<f64>,
 }
 
 impl Row {
-    /// An input of the forward pass, always there, without axes and derivatives so far.
-    pub fn input(name: &'static str, precision: Precision) -> Self {
+    /// A tensor that is always there, without axes and derivatives so far.
+    pub fn new(name: &'static str, input: bool, precision: Precision) -> Self {
         Row {
             name,
-            input: true,
+            input,
             axes: Vec::new(),
             precision,
             option: None,
@@ -228,52 +245,6 @@ impl Row {
             becomes: None,
             number: None,
         }
-    }
-
-    /// An output of the forward pass.
-    pub fn output(name: &'static str, precision: Precision) -> Self {
-        Row { input: false, ..Row::input(name, precision) }
-    }
-
-    /// A number in the problem: only its companions are tensors.
-    pub fn number(name: &'static str, value: f64) -> Self {
-        Row { number: Some(value), ..Row::input(name, Precision::Wide) }
-    }
-
-    /// With axes.
-    pub fn axes(self, axes: &[Axis]) -> Self {
-        Row { axes: axes.to_vec(), ..self }
-    }
-
-    /// With the tensors that belong to it in other passes: of an input x, dx, ddx, gx and tx; of an
-    /// output y, dy, cot_y, gdy and ty.
-    pub fn companions(self, names: [&'static str; 4]) -> Self {
-        Row { companions: Some(names), ..self }
-    }
-
-    /// There only where an option is set.
-    pub fn option(self, option: &'static str, set: bool) -> Self {
-        Row { option: Some((option, set)), ..self }
-    }
-
-    /// An output whose cotangent is `needed` in the backward pass, or `zero` where it is absent.
-    pub fn cotangent(self, absent: &str) -> Self {
-        Row { needs_cotangent: absent == "needed", ..self }
-    }
-
-    /// An output that later passes read if it is `saved`.
-    pub fn saved(self, saved: &str) -> Self {
-        Row { saved: saved == "saved", ..self }
-    }
-
-    /// An input that becomes an output in a step.
-    pub fn becomes(self, output: &'static str) -> Self {
-        Row { becomes: Some(output), ..self }
-    }
-
-    /// An output that a tier may do without.
-    pub fn optional(self) -> Self {
-        Row { optional: true, ..self }
     }
 
     /// What a caller may know of the row, where the problem has it.

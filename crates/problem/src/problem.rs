@@ -1,66 +1,47 @@
 //! Any problem of any algorithm.
 
+use crate::named::named;
 use crate::operand::{Family, Row};
 use crate::{
     Attention, AttentionLse, Axis, Error, LazyAttention, LinearAttention, LinearCrossEntropy, Mask,
     NamedArray, Operand, Scores, Table,
 };
-use std::fmt;
-use std::str::FromStr;
 
-/// An algorithm, by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Algorithm {
-    /// Softmax attention.
-    Attention,
-    /// The log-sum-exp of attention scores.
-    AttentionLse,
-    /// Linear attention with decay.
-    LinearAttention,
-    /// Lazy attention.
-    LazyAttention,
-    /// Linear cross-entropy.
-    LinearCrossEntropy,
+named! {
+    /// An algorithm, by name.
+    Algorithm, "algorithm" {
+        /// Softmax attention.
+        Attention = "attention",
+        /// The log-sum-exp of attention scores.
+        AttentionLse = "attention_lse",
+        /// Linear attention with decay.
+        LinearAttention = "linear_attention",
+        /// Lazy attention.
+        LazyAttention = "lazy_attention",
+        /// Linear cross-entropy.
+        LinearCrossEntropy = "linear_cross_entropy",
+    }
 }
 
-/// A pass of an algorithm.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Pass {
-    /// Inputs to outputs.
-    Forward,
-    /// Cotangents of the outputs to gradients of the inputs.
-    Backward,
-    /// Cotangents of the gradients to gradients of the inputs and of the first cotangents.
-    DoubleBackward,
-    /// Tangents of the inputs to tangents of the outputs.
-    Jvp,
-    /// One more token: the state before it to its output and the state after it.
-    Step,
-    /// Inputs, and cotangents that are known before, to outputs and gradients at once.
-    ForwardBackward,
+named! {
+    /// A pass of an algorithm.
+    Pass, "pass" {
+        /// Inputs to outputs.
+        Forward = "forward",
+        /// Cotangents of the outputs to gradients of the inputs.
+        Backward = "backward",
+        /// Cotangents of the gradients to gradients of the inputs and of the first cotangents.
+        DoubleBackward = "double_backward",
+        /// Tangents of the inputs to tangents of the outputs.
+        Jvp = "jvp",
+        /// One more token: the state before it to its output and the state after it.
+        Step = "step",
+        /// Inputs, and cotangents that are known before, to outputs and gradients at once.
+        ForwardBackward = "forward_backward",
+    }
 }
 
 impl Algorithm {
-    /// Every algorithm.
-    pub const ALL: [Algorithm; 5] = [
-        Algorithm::Attention,
-        Algorithm::AttentionLse,
-        Algorithm::LinearAttention,
-        Algorithm::LazyAttention,
-        Algorithm::LinearCrossEntropy,
-    ];
-
-    /// Its name: in Rust, in files and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Algorithm::Attention => "attention",
-            Algorithm::AttentionLse => "attention_lse",
-            Algorithm::LinearAttention => "linear_attention",
-            Algorithm::LazyAttention => "lazy_attention",
-            Algorithm::LinearCrossEntropy => "linear_cross_entropy",
-        }
-    }
-
     /// The passes that it has.
     pub fn passes(self) -> &'static [Pass] {
         use Pass::{Backward, DoubleBackward, Forward, ForwardBackward, Jvp, Step};
@@ -73,62 +54,13 @@ impl Algorithm {
             Algorithm::LinearCrossEntropy => &[Forward, Backward, DoubleBackward, ForwardBackward],
         }
     }
-}
 
-impl Algorithm {
     /// The error of a pass that the algorithm does not have.
     pub fn no_pass(self, pass: Pass) -> Error {
         let passes: Vec<&str> = self.passes().iter().map(|pass| pass.name()).collect();
         Error::value("pass", format!("one of {}", passes.join(", ")), pass)
     }
 }
-
-impl Pass {
-    /// Every pass.
-    pub const ALL: [Pass; 6] = [
-        Pass::Forward,
-        Pass::Backward,
-        Pass::DoubleBackward,
-        Pass::Jvp,
-        Pass::Step,
-        Pass::ForwardBackward,
-    ];
-
-    /// Its name: in Rust, in files and on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Pass::Forward => "forward",
-            Pass::Backward => "backward",
-            Pass::DoubleBackward => "double_backward",
-            Pass::Jvp => "jvp",
-            Pass::Step => "step",
-            Pass::ForwardBackward => "forward_backward",
-        }
-    }
-}
-
-/// `Display` and `FromStr` of a list of named values.
-macro_rules! named {
-    ($type:ty, $what:literal) => {
-        impl fmt::Display for $type {
-            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.pad(self.name())
-            }
-        }
-
-        impl FromStr for $type {
-            type Err = Error;
-            fn from_str(name: &str) -> Result<Self, Error> {
-                <$type>::ALL.into_iter().find(|item| item.name() == name).ok_or_else(|| {
-                    let names = <$type>::ALL.map(|item| item.name());
-                    Error::value($what, format!("one of {}", names.join(", ")), name)
-                })
-            }
-        }
-    };
-}
-named!(Algorithm, "algorithm");
-named!(Pass, "pass");
 
 /// Any problem of any algorithm; in a file the key `algorithm` says which.
 #[derive(Debug, Clone, PartialEq)]
@@ -271,15 +203,7 @@ fn rebind<T>(
     array: &mut NamedArray<T>,
     find: &mut impl FnMut(&str) -> Result<Option<NamedArray<T>>, Error>,
 ) -> Result<(), Error> {
-    match find(&array.name)? {
-        Some(found) => *array = found,
-        None => {
-            return Err(Error::Missing {
-                operand: array.name.clone(),
-                reason: "the mask names it".to_string(),
-            });
-        }
-    }
+    *array = find(&array.name)?.ok_or_else(|| array.missing())?;
     Ok(())
 }
 

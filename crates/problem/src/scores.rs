@@ -1,5 +1,6 @@
 //! The scores of queries against keys, which attention, attention_lse and lazy_attention share.
 
+use crate::operand::shapes;
 use crate::{Axis, Cover, Error, Mask, Sequence, Sequences};
 
 /// The extents of q and k.
@@ -124,21 +125,10 @@ impl Scores {
     /// Fails unless every extent and option is in its domain and every array fits.
     pub fn check(&self) -> Result<(), Error> {
         let e = &self.extents;
-        for (name, extent) in [("key_heads", e.key_heads), ("dim", e.dim)] {
-            if extent == 0 {
-                return Err(Error::value(name, "at least 1", extent));
-            }
-        }
-        if !e.query_heads.is_multiple_of(e.key_heads) {
-            let expected = format!("a multiple of key_heads ({})", e.key_heads);
-            return Err(Error::value("query_heads", expected, e.query_heads));
-        }
-        if let Some(scale) = self.softmax_scale.filter(|scale| !scale.is_finite()) {
-            return Err(Error::value("softmax_scale", "finite", scale));
-        }
-        if let Some(cap) = self.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.0)) {
-            return Err(Error::value("softcap", "finite and above 0", cap));
-        }
+        Error::expect_extents(&[("key_heads", e.key_heads), ("dim", e.dim)])?;
+        Error::expect_groups(e.query_heads, e.key_heads)?;
+        Error::expect_finite("softmax_scale", self.softmax_scale.unwrap_or(1.0))?;
+        Error::expect_positive("softcap", self.softcap.unwrap_or(1.0))?;
         if let Some(bias) = self.bias {
             let full =
                 [("bias.batch", bias.batch, e.batch), ("bias.heads", bias.heads, e.query_heads)];
@@ -149,24 +139,7 @@ impl Scores {
             }
         }
         self.sequences.check(e.batch, e.queries, e.keys)?;
-        self.mask.check(e.batch, e.query_heads, e.queries, e.keys)
-    }
-
-    /// `[B, Hq, N]`: the shape of lse and of every number per query.
-    pub fn row_shape(&self) -> [usize; 3] {
-        [self.extents.batch, self.extents.query_heads, self.extents.queries]
-    }
-
-    /// The shape of q and of its gradient.
-    pub fn q_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.query_heads, e.queries, e.dim]
-    }
-
-    /// The shape of k and of its gradient.
-    pub fn k_shape(&self) -> [usize; 4] {
-        let e = &self.extents;
-        [e.batch, e.key_heads, e.keys, e.dim]
+        self.mask.check([e.batch, e.query_heads, e.queries, e.keys])
     }
 
     /// The shape of the bias and of its gradient, if there is one.
@@ -191,6 +164,17 @@ impl Scores {
         }
     }
 }
+
+shapes! { Scores {
+    /// `[B, Hq, N]`: the shape of lse and of every number per query.
+    row_shape: 3 [Batch QueryHeads Queries];
+    /// `[B, Hq, N, M]`: the shape of everything that has a number per pair.
+    pair_shape: 4 [Batch QueryHeads Queries Keys];
+    /// The shape of q and of its gradient.
+    q_shape: 4 [Batch QueryHeads Queries Dim];
+    /// The shape of k and of its gradient.
+    k_shape: 4 [Batch KeyHeads Keys Dim];
+} }
 
 #[cfg(test)]
 mod tests {

@@ -62,11 +62,8 @@ impl Sequences {
                     return Err(Error::value("batch", "1 with packed sequences", batch));
                 }
                 if cu_query.len() != cu_key.len() {
-                    return Err(Error::value(
-                        "sequences.cu_key",
-                        format!("as many offsets as cu_query ({})", cu_query.len()),
-                        cu_key.len(),
-                    ));
+                    let expected = format!("as many offsets as cu_query ({})", cu_query.len());
+                    return Err(Error::value("sequences.cu_key", expected, cu_key.len()));
                 }
                 check_offsets("sequences.cu_query", cu_query, queries)?;
                 check_offsets("sequences.cu_key", cu_key, keys)

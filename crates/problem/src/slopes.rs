@@ -17,7 +17,7 @@ use crate::Error;
 ///
 /// Source: Press, Smith and Lewis, *Train Short, Test Long* (2022), and its repository.
 pub fn alibi(heads: usize) -> Result<Vec<f64>, Error> {
-    check_heads(heads)?;
+    Error::expect_extents(&[("heads", heads)])?;
     let power = 1 << heads.ilog2();
     list(heads, |h| {
         let exponent = match h.checked_sub(power) {
@@ -47,7 +47,7 @@ pub fn geometric(heads: usize, layer: usize, layers: usize) -> Result<Vec<f64>, 
 /// Source: flash-linear-attention, `lightning_attn`; the rule of Qin et al., *Scaling
 /// TransNormer to 175 Billion Parameters* (2023).
 pub fn linear(heads: usize, layer: usize, layers: usize) -> Result<Vec<f64>, Error> {
-    check_heads(heads)?;
+    Error::expect_extents(&[("heads", heads)])?;
     check_layer(layer, layers)?;
     let step = 8.0 / heads as f64 * (1.0 - layer as f64 / layers as f64);
     list(heads, |h| 0.0 - step * h as f64)
@@ -57,12 +57,8 @@ pub fn linear(heads: usize, layer: usize, layers: usize) -> Result<Vec<f64>, Err
 ///
 /// Source: Sun et al., *Retentive Network* (2023); flash-linear-attention, `retention`.
 pub fn retention(heads: usize) -> Result<Vec<f64>, Error> {
-    check_heads(heads)?;
+    Error::expect_extents(&[("heads", heads)])?;
     list(heads, |h| (-(-5.0 - h as f64).exp2()).ln_1p())
-}
-
-fn check_heads(heads: usize) -> Result<(), Error> {
-    if heads == 0 { Err(Error::value("heads", "at least 1", 0)) } else { Ok(()) }
 }
 
 fn check_layer(layer: usize, layers: usize) -> Result<(), Error> {

@@ -116,8 +116,7 @@ macro_rules! operands {
             $(crate::structs::operand!($p 'a T $axes $when): Copy,)*
         {}
 
-        // A view whose number of axes depends on the problem is no `Copy`.
-        #[allow(clippy::non_canonical_clone_impl)]
+        #[allow(clippy::non_canonical_clone_impl, reason = "one with an `ArrayViewD` is no `Copy`")]
         impl<T: $crate::Scalar> Clone for $Name<'_, T> {
             fn clone(&self) -> Self {
                 $Name { $($field: self.$field.clone(),)* }
@@ -286,29 +285,20 @@ macro_rules! results {
     };
 }
 
-/// A row of the table: an option that decides whether it is there, or nothing.
-macro_rules! when {
-    (always, $row:expr) => {
-        $row
+/// The option that decides whether a row of the table is there.
+macro_rules! option {
+    (($option:literal $set:expr)) => {
+        Some(($option, $set))
     };
-    (needed, $row:expr) => {
-        $row.needed()
-    };
-    (zero, $row:expr) => {
-        $row
-    };
-    (optional, $row:expr) => {
-        $row.optional()
-    };
-    (($option:literal $set:expr), $row:expr) => {
-        $row.option($option, $set)
+    ($when:ident) => {
+        None
     };
 }
 
 /// The axes of a row.
 macro_rules! axes {
-    ([$($axis:ident)*]) => { &[$($crate::Axis::$axis),*] };
-    (($axes:expr)) => { $axes };
+    ([$($axis:ident)*]) => { vec![$($crate::Axis::$axis),*] };
+    (($axes:expr)) => { $axes.to_vec() };
 }
 
 /// The struct of the gradients: `each` is there, or only what is `wanted`.
@@ -411,19 +401,29 @@ macro_rules! tensors {
                 use $crate::operand::Row;
                 let $problem = self;
                 vec![
-                    $(crate::structs::when!($xwhen, Row::input(stringify!($x), $crate::Precision::$xp)
-                        .axes(crate::structs::axes!($xaxes))
-                        $(.becomes(stringify!($becomes)))?
-                        $(.companions([stringify!($dx), stringify!($ddx), stringify!($gx), stringify!($tx)]))?
-                    ),)*
-                    $(Row::number(stringify!($n), $value$(.$part)*)
-                        .companions([stringify!($dn), stringify!($ddn), stringify!($gn), stringify!($tn)]),)*
-                    $(crate::structs::when!($ywhen, Row::output(stringify!($y), $crate::Precision::$yp)
-                        .axes(crate::structs::axes!($yaxes))
-                        .saved(stringify!($ysaved))
-                        $(.cotangent(stringify!($yneed))
-                        .companions([stringify!($dy), stringify!($coty), stringify!($gdy), stringify!($ty)]))?
-                    ),)*
+                    $(Row {
+                        axes: crate::structs::axes!($xaxes),
+                        option: crate::structs::option!($xwhen),
+                        $(becomes: Some(stringify!($becomes)),)?
+                        $(companions: Some([stringify!($dx), stringify!($ddx), stringify!($gx), stringify!($tx)]),)?
+                        ..Row::new(stringify!($x), true, $crate::Precision::$xp)
+                    },)*
+                    $(Row {
+                        number: Some($value$(.$part)*),
+                        companions: Some([stringify!($dn), stringify!($ddn), stringify!($gn), stringify!($tn)]),
+                        ..Row::new(stringify!($n), true, $crate::Precision::Wide)
+                    },)*
+                    $(Row {
+                        axes: crate::structs::axes!($yaxes),
+                        option: crate::structs::option!($ywhen),
+                        optional: stringify!($ywhen) == "optional",
+                        saved: stringify!($ysaved) == "saved",
+                        $(
+                            needs_cotangent: stringify!($yneed) == "needed",
+                            companions: Some([stringify!($dy), stringify!($coty), stringify!($gdy), stringify!($ty)]),
+                        )?
+                        ..Row::new(stringify!($y), false, $crate::Precision::$yp)
+                    },)*
                 ]
             }
         }
@@ -483,6 +483,6 @@ macro_rules! tensors {
 }
 
 pub(crate) use {
-    axes, debug, dimension, directions, element, gradients, operand, operands, place, result,
-    results, saved, setter, shape, tangents, tensors, when,
+    axes, debug, dimension, directions, element, gradients, operand, operands, option, place,
+    result, results, saved, setter, shape, tangents, tensors,
 };

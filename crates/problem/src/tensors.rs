@@ -68,36 +68,33 @@ pub type Place<'a, T> = ByPrecision<
 /// A result beside results of `T`.
 pub type Owned<T> = ByPrecision<ArrayD<T>, ArrayD<<T as Scalar>::Wide>, ArrayD<i64>>;
 
-impl<T: Scalar> Borrowed<'_, T> {
-    /// Its shape.
-    pub fn shape(&self) -> &[usize] {
-        match self {
-            ByPrecision::Storage(x) => x.shape(),
-            ByPrecision::Wide(x) => x.shape(),
-            ByPrecision::Integer(x) => x.shape(),
+/// Applies an expression to the tensor, of whichever precision.
+macro_rules! each {
+    ($any:expr, $x:ident => $body:expr) => {
+        match $any {
+            ByPrecision::Storage($x) => $body,
+            ByPrecision::Wide($x) => $body,
+            ByPrecision::Integer($x) => $body,
         }
-    }
+    };
 }
 
 impl<'a, T: Scalar> Borrowed<'a, T> {
+    /// Its shape.
+    pub fn shape(&self) -> &[usize] {
+        each!(self, x => x.shape())
+    }
+
     /// As the door of a tier takes it, if it takes such numbers.
     pub fn into_view(self) -> Option<View<'a>> {
-        match self {
-            ByPrecision::Storage(x) => T::view(x),
-            ByPrecision::Wide(x) => T::Wide::view(x),
-            ByPrecision::Integer(x) => i64::view(x),
-        }
+        each!(self, x => Scalar::view(x))
     }
 }
 
 impl<'a, T: Scalar> Place<'a, T> {
     /// As the door of a tier takes it, if it takes such numbers.
     pub fn into_view(self) -> Option<ViewMut<'a>> {
-        match self {
-            ByPrecision::Storage(x) => T::view_mut(x),
-            ByPrecision::Wide(x) => T::Wide::view_mut(x),
-            ByPrecision::Integer(x) => i64::view_mut(x),
-        }
+        each!(self, x => Scalar::view_mut(x))
     }
 }
 

@@ -101,11 +101,8 @@ pub(crate) fn check_lengths(
     rows: usize,
 ) -> Result<(), Error> {
     if lengths.len() != batch {
-        return Err(Error::value(
-            name,
-            format!("{batch} lengths, one per batch element"),
-            lengths.len(),
-        ));
+        let expected = format!("{batch} lengths, one per batch element");
+        return Err(Error::value(name, expected, lengths.len()));
     }
     match lengths.iter().find(|&&length| length > rows) {
         Some(length) => Err(Error::value(name, format!("lengths of at most {rows}"), length)),
@@ -116,18 +113,12 @@ pub(crate) fn check_lengths(
 /// Fails unless the offsets begin with 0, ascend, and end within the `rows` of an array.
 pub(crate) fn check_offsets(name: &str, offsets: &[usize], rows: usize) -> Result<(), Error> {
     if offsets.first() != Some(&0) {
-        return Err(Error::value(
-            name,
-            "offsets that begin with 0",
-            format!("{:?}", offsets.first()),
-        ));
+        let found = format!("{:?}", offsets.first());
+        return Err(Error::value(name, "offsets that begin with 0", found));
     }
     if let Some(pair) = offsets.windows(2).find(|pair| pair[0] > pair[1]) {
-        return Err(Error::value(
-            name,
-            "ascending offsets",
-            format!("{} before {}", pair[0], pair[1]),
-        ));
+        let found = format!("{} before {}", pair[0], pair[1]);
+        return Err(Error::value(name, "ascending offsets", found));
     }
     match offsets.last() {
         Some(&last) if last > rows => {

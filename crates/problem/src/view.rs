@@ -258,11 +258,9 @@ impl Table {
                     return Err(Error::missing(operand.name, operand.option));
                 }
                 Role::Saved if !recompute => {
-                    return Err(Error::Missing {
-                        operand: operand.name.to_string(),
-                        reason: "the forward pass returns it; set `recompute` to compute it anew"
-                            .to_string(),
-                    });
+                    let reason = "the forward pass returns it; set `recompute` to compute it anew";
+                    let (operand, reason) = (operand.name.to_string(), reason.to_string());
+                    return Err(Error::Missing { operand, reason });
                 }
                 _ => {}
             }

@@ -1,8 +1,26 @@
 //! Every pass of every algorithm, by name.
 
-use crate::named::Tensors;
+use crate::named::{ByName, Tensors, into_named};
 use crate::scalar::{Quad, Real};
+use crate::second_order::FirstOrder;
+use crate::{attention, attention_lse};
 use etalon_problem::{Error, Pass, Problem};
+
+/// The passes of an algorithm whose second order is written out.
+macro_rules! four_passes {
+    ($algorithm:ident, $problem:expr, $own:expr, $pass:expr, $x:expr) => {
+        match $pass {
+            Pass::Forward => $algorithm::forward($own, &$x.get()?).map(into_named),
+            Pass::Backward => $algorithm::backward($own, &$x.get()?, &$x.get()?).map(into_named),
+            Pass::DoubleBackward => {
+                let second = &$x.get()?;
+                $algorithm::double_backward($own, &$x.get()?, &$x.get()?, second).map(into_named)
+            }
+            Pass::Jvp => $algorithm::jvp($own, &$x.get()?, &$x.get()?).map(into_named),
+            _ => Err($problem.algorithm().no_pass($pass)),
+        }
+    };
+}
 
 /// The outputs of a pass, by name, in the arithmetic of `T`: `x` holds its inputs and cotangents, whole
 /// numbers among them as numbers of `T`. Outputs that the problem does not ask for are absent.
@@ -14,14 +32,17 @@ pub fn evaluate<T: Real>(
     pass: Pass,
     x: &Tensors<T>,
 ) -> Result<Tensors<T>, Error> {
-    problem.check()?;
-    let table = problem.table(pass);
-    if table.operands.is_empty() {
-        return Err(problem.algorithm().no_pass(pass));
-    }
+    let table = problem.checked_table(pass)?;
     let given: Vec<_> = x.iter().map(|(name, x)| (name.as_str(), Some(x.shape()))).collect();
     table.check_all(&given)?;
-    crate::by_algorithm(problem, pass, x)
+    let x = &ByName::new(problem, x);
+    match problem {
+        Problem::Attention(own) => four_passes!(attention, problem, own, pass, x),
+        Problem::AttentionLse(own) => four_passes!(attention_lse, problem, own, pass, x),
+        Problem::LinearAttention(own) => own.evaluate(pass, x),
+        Problem::LazyAttention(own) => own.evaluate(pass, x),
+        Problem::LinearCrossEntropy(own) => own.evaluate(pass, x),
+    }
 }
 
 /// An arithmetic in which the formulas can be evaluated.

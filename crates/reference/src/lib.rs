@@ -46,19 +46,3 @@ mod tensor;
 pub use evaluate::{Arithmetic, evaluate, evaluate_in};
 pub use named::{Named, NamedViews, Shapes, Tensors};
 pub use run::run;
-
-use etalon_problem::{Error, Pass, Problem};
-
-fn by_algorithm<T: scalar::Real>(
-    problem: &Problem,
-    pass: Pass,
-    x: &Tensors<T>,
-) -> Result<Tensors<T>, Error> {
-    match problem {
-        Problem::Attention(problem) => attention::evaluate(problem, pass, x),
-        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, pass, x),
-        Problem::LinearAttention(problem) => linear_attention::evaluate(problem, pass, x),
-        Problem::LazyAttention(problem) => lazy_attention::evaluate(problem, pass, x),
-        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::evaluate(problem, pass, x),
-    }
-}

@@ -2,7 +2,7 @@
 
 use crate::scalar::Real;
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Owned, Results};
-use etalon_problem::{Error, Precision, Table, check_operands};
+use etalon_problem::{Error, Pass, Precision, Problem, Table, check_operands};
 use ndarray::{ArrayD, ArrayViewD};
 use std::collections::BTreeMap;
 
@@ -54,6 +54,29 @@ pub trait Named<'a, T: Real>: Operands<'a, T> {
 }
 
 impl<'a, T: Real, S: Operands<'a, T>> Named<'a, T> for S {}
+
+/// Tensors by name, from which the structs of operands are taken.
+pub(crate) struct ByName<'a, T> {
+    pub tensors: &'a Tensors<T>,
+    integers: Tensors<i64>,
+}
+
+impl<'a, T: Real> ByName<'a, T> {
+    /// Of these tensors, those that hold whole numbers are the problem's.
+    pub fn new(problem: &Problem, tensors: &'a Tensors<T>) -> Self {
+        let inputs = problem.operands(Pass::Forward).into_iter();
+        let integers = inputs.filter(|x| x.precision == Precision::Integer).filter_map(|x| {
+            let whole = tensors.get(x.name)?.mapv(|number| number.to_f64() as i64);
+            Some((x.name.to_string(), whole))
+        });
+        ByName { tensors, integers: integers.collect() }
+    }
+
+    /// The operands of a struct.
+    pub fn get<'s, S: Named<'s, T>>(&'s self) -> Result<S, Error> {
+        S::from_named(self.tensors, &self.integers)
+    }
+}
 
 /// The results that are there, by name.
 pub(crate) fn into_named<T: Real>(results: impl Results<T>) -> Tensors<T> {

@@ -6,6 +6,19 @@ use etalon_problem::{Error, Pass, Problem, View, ViewMut, Views, ViewsMut};
 use half::{bf16, f16};
 use ndarray::{ArrayD, ArrayViewMutD};
 
+/// The numbers of a tensor, or of a place.
+macro_rules! read {
+    ($view:expr, $View:ident) => {
+        match $view {
+            $View::F64(x) => x.to_owned(),
+            $View::F32(x) => x.mapv(f64::from),
+            $View::Bf16(x) => x.mapv(f64::from),
+            $View::F16(x) => x.mapv(f64::from),
+            $View::I64(x) => x.mapv(|x| x as f64),
+        }
+    };
+}
+
 /// Computes a pass: reads `inputs` exactly, computes in f64, and writes those outputs that have a place
 /// in `outputs`, each rounded once to the type of its place. Names and shapes are those of
 /// [`Problem::operands`]; strides may be any. What the forward pass could have saved is computed again,
@@ -36,14 +49,14 @@ pub fn run(
     problem.check_call(pass, inputs, outputs, true)?;
     let mut given = Tensors::new();
     for operand in problem.operands(pass).iter().filter(|operand| operand.role.is_given()) {
-        let in_place = operand.becomes.and_then(|output| outputs.get(output)).map(read_place);
-        if let Some(x) = inputs.get(operand.name).map(read).or(in_place) {
+        let input = inputs.get(operand.name).map(|view| read!(view, View));
+        let place = operand.becomes.and_then(|output| outputs.get(output));
+        if let Some(x) = input.or_else(|| Some(read!(place?, ViewMut))) {
             given.insert(operand.name.to_string(), x);
         }
     }
     let mut results = evaluate_in(Arithmetic::F64, problem, pass, &given)?;
-    let uncomputed = outputs.iter().find(|(name, _)| !results.contains_key(*name));
-    if let Some((name, _)) = uncomputed {
+    if let Some((name, _)) = outputs.iter().find(|(name, _)| !results.contains_key(*name)) {
         return Err(Error::Unsupported {
             what: format!("`{name}`"),
             reason: "the reference saves nothing for later passes".to_string(),
@@ -55,26 +68,6 @@ pub fn run(
         }
     }
     Ok(())
-}
-
-fn read(view: &View<'_>) -> ArrayD<f64> {
-    match view {
-        View::F64(x) => x.to_owned(),
-        View::F32(x) => x.mapv(f64::from),
-        View::Bf16(x) => x.mapv(f64::from),
-        View::F16(x) => x.mapv(f64::from),
-        View::I64(x) => x.mapv(|x| x as f64),
-    }
-}
-
-fn read_place(view: &ViewMut<'_>) -> ArrayD<f64> {
-    match view {
-        ViewMut::F64(x) => x.to_owned(),
-        ViewMut::F32(x) => x.mapv(f64::from),
-        ViewMut::Bf16(x) => x.mapv(f64::from),
-        ViewMut::F16(x) => x.mapv(f64::from),
-        ViewMut::I64(x) => x.mapv(|x| x as f64),
-    }
 }
 
 fn write(place: ViewMut<'_>, values: &ArrayD<f64>) {

@@ -6,7 +6,7 @@
 //! both gives the sum; and one forward pass gives the gradients by dy: how y moves. No formula but
 //! those of the first order is used.
 
-use crate::named::{NamedViews, Tensors, from_named};
+use crate::named::{ByName, NamedViews, Tensors, from_named};
 use crate::scalar::{Dual, Real};
 use crate::tensor::{tangent_of, with_tangent};
 use etalon_problem::tensors::Results;
@@ -17,22 +17,25 @@ use ndarray::{ArrayD, ArrayViewD};
 pub(crate) trait FirstOrder: Clone + Into<Problem> {
     /// The outputs of a pass of the first order, by name. A tensor of the name of a number in the
     /// problem stands for it: it may carry a derivative.
-    fn first_order<T: Real>(&self, pass: Pass, x: &Tensors<T>) -> Result<Tensors<T>, Error>;
+    fn first_order<T: Real>(&self, pass: Pass, x: &ByName<'_, T>) -> Result<Tensors<T>, Error>;
 
     /// The outputs of any pass, by name.
-    fn evaluate<T: Real>(&self, pass: Pass, x: &Tensors<T>) -> Result<Tensors<T>, Error> {
+    fn evaluate<T: Real>(&self, pass: Pass, x: &ByName<'_, T>) -> Result<Tensors<T>, Error> {
         match pass {
             Pass::DoubleBackward => {
-                let x = x.iter().map(|(name, x)| (name.as_str(), x.view()));
+                let x = x.tensors.iter().map(|(name, x)| (name.as_str(), x.view()));
                 second_order(self, &x.collect::<Vec<_>>())
             }
-            Pass::ForwardBackward => {
-                let mut outputs = self.first_order(Pass::Forward, x)?;
-                outputs.extend(self.first_order(Pass::Backward, x)?);
-                Ok(outputs)
-            }
+            Pass::ForwardBackward => self.both(x),
             _ => self.first_order(pass, x),
         }
+    }
+
+    /// The outputs of the forward and of the backward pass, by name.
+    fn both<T: Real>(&self, x: &ByName<'_, T>) -> Result<Tensors<T>, Error> {
+        let mut outputs = self.first_order(Pass::Forward, x)?;
+        outputs.extend(self.first_order(Pass::Backward, x)?);
+        Ok(outputs)
     }
 
     /// The results of the double backward pass of these operands.
@@ -68,8 +71,7 @@ fn second_order<T: Real>(
             moving.insert(name.to_string(), with_tangent(name, &value, motion)?);
         }
     }
-    let mut outputs = algorithm.first_order(Pass::Forward, &moving)?;
-    outputs.extend(algorithm.first_order(Pass::Backward, &moving)?);
+    let mut outputs = algorithm.both(&ByName::new(&problem, &moving))?;
     let mut results = Tensors::new();
     for family in problem.families() {
         let Some([first, _, gradient, _]) = family.companions else { continue };

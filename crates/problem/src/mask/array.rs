@@ -28,21 +28,21 @@ impl<T> NamedArray<T> {
         NamedArray { name: name.into(), shape: Vec::new(), data: Vec::new().into() }
     }
 
+    /// The error of an array that was not found.
+    pub(crate) fn missing(&self) -> Error {
+        Error::Missing { operand: self.name.clone(), reason: "the mask names it".to_string() }
+    }
+
     /// Fails unless the array is bound and has this shape.
     pub(super) fn check(&self, expected: &[usize]) -> Result<(), Error> {
         if self.shape.is_empty() {
-            return Err(Error::Missing {
-                operand: self.name.clone(),
-                reason: "the mask names it".to_string(),
-            });
+            return Err(self.missing());
         }
         Error::expect_shape(&self.name, expected, &self.shape)?;
         if self.shape.iter().try_fold(1usize, |n, &e| n.checked_mul(e)) != Some(self.data.len()) {
-            return Err(Error::value(
-                self.name.as_str(),
-                format!("an array with the elements of shape {:?}", self.shape),
-                format!("{} elements", self.data.len()),
-            ));
+            let expected = format!("an array with the elements of shape {:?}", self.shape);
+            let found = format!("{} elements", self.data.len());
+            return Err(Error::value(self.name.as_str(), expected, found));
         }
         Ok(())
     }

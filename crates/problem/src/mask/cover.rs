@@ -15,29 +15,26 @@ impl Cover {
     /// The cover of a tile by a mask that allows a pair where every one of several masks does, as far
     /// as their covers decide it. Without masks: `All`.
     pub fn all(covers: impl IntoIterator<Item = Cover>) -> Cover {
-        let mut all = Cover::All;
-        for cover in covers {
-            match cover {
-                Cover::None => return Cover::None,
-                Cover::Some => all = Cover::Some,
-                Cover::All => {}
-            }
-        }
-        all
+        Cover::combine(covers, Cover::All, Cover::None)
     }
 
     /// The cover of a tile by a mask that allows a pair where at least one of several masks does, as
     /// far as their covers decide it. Without masks: `None`.
     pub fn any(covers: impl IntoIterator<Item = Cover>) -> Cover {
-        let mut any = Cover::None;
+        Cover::combine(covers, Cover::None, Cover::All)
+    }
+
+    /// `decisive` if one of the covers is, else `Some` if one of them is, else `neutral`.
+    fn combine(covers: impl IntoIterator<Item = Cover>, neutral: Cover, decisive: Cover) -> Cover {
+        let mut combined = neutral;
         for cover in covers {
             match cover {
-                Cover::All => return Cover::All,
-                Cover::Some => any = Cover::Some,
-                Cover::None => {}
+                Cover::Some => combined = Cover::Some,
+                cover if cover == decisive => return decisive,
+                _ => {}
             }
         }
-        any
+        combined
     }
 
     /// The cover of a tile from the covers of its parts. Without parts: `None`.

@@ -21,18 +21,8 @@ use crate::scores::Row;
 use crate::tensor::{Output, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 
-/// The gradients of <dout, o> + <dlse, lse> by the inputs.
-pub fn backward<T: Real>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    cotangents: &Cotangents<'_, T>,
-) -> Result<Gradients<T>, Error> {
-    problem.check()?;
-    backward_any_width(problem, inputs, cotangents)
-}
-
-/// As [`backward`], also where values have no elements.
-pub(crate) fn backward_any_width<T: Real>(
+/// As [`backward`](super::backward()), of a problem that is sound but that values may have no elements.
+pub(crate) fn any_width<T: Real>(
     problem: &Attention,
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,

@@ -28,19 +28,8 @@ use crate::scalar::Real;
 use crate::tensor::{MatrixMut, Output, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 
-/// The gradients of a loss of the gradients (and of the outputs) by everything they come from.
-pub fn double_backward<T: Real>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    cotangents: &Cotangents<'_, T>,
-    second: &SecondCotangents<'_, T>,
-) -> Result<SecondGradients<T>, Error> {
-    problem.check()?;
-    double_backward_any_width(problem, inputs, cotangents, second)
-}
-
-/// As [`double_backward`], also where values have no elements.
-pub(crate) fn double_backward_any_width<T: Real>(
+/// As [`double_backward`](super::double_backward()), of a problem that is sound but that values may have no elements.
+pub(crate) fn any_width<T: Real>(
     problem: &Attention,
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,

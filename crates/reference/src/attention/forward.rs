@@ -14,14 +14,8 @@ use crate::scores::{Bias, Row, ScoreOperands};
 use crate::tensor::{self, Rows, add_scaled};
 use etalon_problem::{Attention, Error, Pass};
 
-/// o and lse.
-pub fn forward<T: Real>(problem: &Attention, inputs: &Inputs<'_, T>) -> Result<Output<T>, Error> {
-    problem.check()?;
-    forward_any_width(problem, inputs)
-}
-
-/// As [`forward`], also where values have no elements.
-pub(crate) fn forward_any_width<T: Real>(
+/// As [`forward`](super::forward()), of a problem that is sound but that values may have no elements.
+pub(crate) fn any_width<T: Real>(
     problem: &Attention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {

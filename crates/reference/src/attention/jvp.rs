@@ -18,18 +18,8 @@ use crate::tensor::{Output, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 use ndarray::{ArrayView1, ArrayView4};
 
-/// How o and lse move when the inputs move along the tangents.
-pub fn jvp<T: Real>(
-    problem: &Attention,
-    inputs: &Inputs<'_, T>,
-    tangents: &Tangents<'_, T>,
-) -> Result<OutputTangents<T>, Error> {
-    problem.check()?;
-    jvp_any_width(problem, inputs, tangents)
-}
-
-/// As [`jvp`], also where values have no elements.
-pub(crate) fn jvp_any_width<T: Real>(
+/// As [`jvp`](super::jvp()), of a problem that is sound but that values may have no elements.
+pub(crate) fn any_width<T: Real>(
     problem: &Attention,
     inputs: &Inputs<'_, T>,
     tangents: &Tangents<'_, T>,

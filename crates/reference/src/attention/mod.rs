@@ -26,23 +26,41 @@
 #![doc = include_str!("../../../../docs/attention.md")]
 #![doc = include_str!("../../../../docs/assets/katex.html")]
 
-mod backward;
-mod double_backward;
-mod evaluate;
-mod forward;
-mod jvp;
+pub(crate) mod backward;
+pub(crate) mod double_backward;
+pub(crate) mod forward;
+pub(crate) mod jvp;
 
-pub use backward::backward;
-pub use double_backward::double_backward;
 pub use etalon_problem::attention::{
     Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
     Tangents,
 };
-pub use evaluate::evaluate;
-pub use forward::forward;
-pub use jvp::jvp;
 
-pub(crate) use backward::backward_any_width;
-pub(crate) use double_backward::double_backward_any_width;
-pub(crate) use forward::forward_any_width;
-pub(crate) use jvp::jvp_any_width;
+use crate::scalar::Real;
+use etalon_problem::{Attention, Error};
+
+/// The passes of a problem that is checked here; `attention_lse` checks its own.
+macro_rules! passes {
+    ($($(#[$doc:meta])* $pass:ident($($x:ident: $Operands:ident),*) -> $Results:ident;)*) => {$(
+        $(#[$doc])*
+        pub fn $pass<T: Real>(
+            problem: &Attention,
+            $($x: &$Operands<'_, T>,)*
+        ) -> Result<$Results<T>, Error> {
+            problem.check()?;
+            $pass::any_width(problem, $($x),*)
+        }
+    )*};
+}
+
+passes! {
+    /// o and lse.
+    forward(inputs: Inputs) -> Output;
+    /// The gradients of <dout, o> + <dlse, lse> by the inputs.
+    backward(inputs: Inputs, cotangents: Cotangents) -> Gradients;
+    /// The gradients of a loss of the gradients (and of the outputs) by everything they come from.
+    double_backward(inputs: Inputs, cotangents: Cotangents, second: SecondCotangents)
+        -> SecondGradients;
+    /// How o and lse move when the inputs move along the tangents.
+    jvp(inputs: Inputs, tangents: Tangents) -> OutputTangents;
+}

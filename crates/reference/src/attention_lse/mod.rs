@@ -26,12 +26,10 @@
 #![doc = include_str!("../../../../docs/attention_lse.md")]
 #![doc = include_str!("../../../../docs/assets/katex.html")]
 
-mod evaluate;
 mod passes;
 
 pub use etalon_problem::attention_lse::{
     Cotangents, Gradients, Inputs, Output, OutputTangents, SecondCotangents, SecondGradients,
     Tangents,
 };
-pub use evaluate::evaluate;
 pub use passes::{backward, double_backward, forward, jvp};

@@ -28,7 +28,7 @@ pub fn forward<T: Real>(
 ) -> Result<Output<T>, Error> {
     problem.check()?;
     let attention::Output { lse, .. } =
-        attention::forward_any_width(&without_values(problem), &valueless(inputs))?;
+        attention::forward::any_width(&without_values(problem), &valueless(inputs))?;
     Ok(Output { lse, gradient: None })
 }
 
@@ -39,7 +39,7 @@ pub fn backward<T: Real>(
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
     problem.check()?;
-    let attention::Gradients { dq, dk, dsinks, dbias, .. } = attention::backward_any_width(
+    let attention::Gradients { dq, dk, dsinks, dbias, .. } = attention::backward::any_width(
         &without_values(problem),
         &valueless(inputs),
         &outputless(inputs, cotangents),
@@ -58,7 +58,7 @@ pub fn double_backward<T: Real>(
     problem.check()?;
     let &SecondCotangents { ddq, ddk, ddsinks, ddbias, cot_lse } = second;
     let attention::SecondGradients { gq, gk, gdlse, gsinks, gbias, .. } =
-        attention::double_backward_any_width(
+        attention::double_backward::any_width(
             &without_values(problem),
             &valueless(inputs),
             &outputless(inputs, cotangents),
@@ -83,7 +83,7 @@ pub fn jvp<T: Real>(
 ) -> Result<OutputTangents<T>, Error> {
     problem.check()?;
     let &Tangents { tq, tk, tsinks, tbias } = tangents;
-    let attention::OutputTangents { tlse, .. } = attention::jvp_any_width(
+    let attention::OutputTangents { tlse, .. } = attention::jvp::any_width(
         &without_values(problem),
         &valueless(inputs),
         &attention::Tangents { tq, tk, tv: None, tsinks, tbias },

@@ -33,9 +33,7 @@ pub fn active_pairs<T: Real>(
     inputs: &Inputs<'_, T>,
 ) -> Result<Array4<bool>, Error> {
     let operands = Operands::checked(problem, inputs)?;
-    let [batch, heads, queries] = problem.scores.row_shape();
-    let shape = [batch, heads, queries, problem.scores.extents.keys];
-    let mut pairs = Output::new("activity", &shape, false)?;
+    let mut pairs = Output::new("activity", &problem.scores.pair_shape(), false)?;
     each_query(
         &problem.scores,
         [&mut pairs],
@@ -59,8 +57,7 @@ pub fn activity<T: Real>(
 ) -> Result<Array4<bool>, Error> {
     let operands = Operands::checked(problem, inputs)?;
     tile.check()?;
-    let [batch, heads, queries] = problem.scores.row_shape();
-    let keys = problem.scores.extents.keys;
+    let [batch, heads, queries, keys] = problem.scores.pair_shape();
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
     let mut map = Output::new("activity", &shape, false)?.finish::<Ix4>()?;
     let parts = operands

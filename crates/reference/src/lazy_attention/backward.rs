@@ -46,9 +46,7 @@ pub fn backward_under<T: Real>(
     activity: &ArrayView4<'_, bool>,
 ) -> Result<Gradients<T>, Error> {
     problem.check()?;
-    let [batch, heads, queries] = problem.scores.row_shape();
-    let expected = [batch, heads, queries, problem.scores.extents.keys];
-    Error::expect_shape("activity", &expected, activity.shape())?;
+    Error::expect_shape("activity", &problem.scores.pair_shape(), activity.shape())?;
     gradients(problem, inputs, cotangents, Some(activity))
 }
 
@@ -63,7 +61,11 @@ fn gradients<T: Real>(
     let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
     let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
     let mut dv = Output::zeros("dv", &problem.v_shape())?;
-    let operands = BackwardOperands::new(problem, inputs, cotangents, activity)?;
+    let operands = BackwardOperands {
+        forward: Operands::new(problem, inputs, activity)?,
+        dout: Rows::new("dout", cotangents.dout.view())?,
+        dlse: Rows::or_zero("dlse", &cotangents.dlse, 1)?,
+    };
     let parts = each_query(
         &problem.scores,
         [&mut dq],
@@ -129,20 +131,7 @@ struct First<T> {
     d_scores: Vec<T>,
 }
 
-impl<'a, T: Real> BackwardOperands<'a, T> {
-    fn new(
-        problem: &'a LazyAttention,
-        inputs: &'a Inputs<'_, T>,
-        cotangents: &'a Cotangents<'_, T>,
-        activity: Option<&'a ArrayView4<'_, bool>>,
-    ) -> Result<Self, Error> {
-        Ok(BackwardOperands {
-            forward: Operands::new(problem, inputs, activity)?,
-            dout: Rows::new("dout", cotangents.dout.view())?,
-            dlse: Rows::or_zero("dlse", &cotangents.dlse, 1)?,
-        })
-    }
-
+impl<T: Real> BackwardOperands<'_, T> {
     /// The row of a query.
     fn row(&self, query: &Query<'_>) -> First<T> {
         let (row, dout) = (self.forward.row(query), self.dout.row(query.row));

@@ -32,7 +32,6 @@
 mod activity;
 mod backward;
 mod double_backward;
-mod evaluate;
 mod forward;
 mod row;
 mod stats;
@@ -43,6 +42,5 @@ pub use double_backward::double_backward;
 pub use etalon_problem::lazy_attention::{
     Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients,
 };
-pub use evaluate::evaluate;
 pub use forward::forward;
 pub use stats::{SpeedUp, Stats, stats};

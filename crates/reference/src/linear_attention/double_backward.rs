@@ -13,11 +13,13 @@
 //! (R19) gσ      = Σ_t (q_t H_t · cot_o_t + (ddq_t H_t + q_t Ḣ_t) · dout_t)
 //! ```
 
-use super::{Cotangents, Inputs, SecondCotangents, SecondGradients};
-use crate::named::Named;
+use super::backward::backward_scaled;
+use super::forward::forward_scaled;
+use super::{Cotangents, Inputs, SecondCotangents, SecondGradients, step};
+use crate::named::{ByName, Named, Tensors, into_named};
 use crate::scalar::Real;
 use crate::second_order::FirstOrder;
-use etalon_problem::{Error, LinearAttention};
+use etalon_problem::{Algorithm, Error, LinearAttention, Pass};
 
 /// The gradients of <ddq, dq> + <ddk, dk> + … + ddscale dσ + <cot_o, o> + <cot_final_state, H_n> by
 /// everything they come from.
@@ -28,4 +30,17 @@ pub fn double_backward<T: Real>(
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
     problem.double_backward([inputs.named(), cotangents.named(), second.named()])
+}
+
+impl FirstOrder for LinearAttention {
+    fn first_order<T: Real>(&self, pass: Pass, x: &ByName<'_, T>) -> Result<Tensors<T>, Error> {
+        let scale = x.tensors.get("scale").and_then(|x| x.first().copied());
+        let scale = scale.unwrap_or_else(|| T::from_f64(self.scale));
+        match pass {
+            Pass::Forward => forward_scaled(self, scale, &x.get()?).map(into_named),
+            Pass::Backward => backward_scaled(self, scale, &x.get()?, &x.get()?).map(into_named),
+            Pass::Step => step(self, &x.get()?).map(into_named),
+            _ => Err(Algorithm::LinearAttention.no_pass(pass)),
+        }
+    }
 }

@@ -33,7 +33,6 @@
 mod backward;
 pub mod chunked;
 mod double_backward;
-mod evaluate;
 mod forward;
 mod heads;
 mod state;
@@ -45,7 +44,6 @@ pub use etalon_problem::linear_attention::{
     Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients, StepInputs,
     StepOutput,
 };
-pub use evaluate::evaluate;
 pub use forward::forward;
 pub use step::step;
 

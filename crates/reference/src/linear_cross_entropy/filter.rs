@@ -72,7 +72,12 @@ pub fn backward<T: Real>(
     let mut dh = tensor::Output::zeros("dh", &problem.h_shape())?;
     let mut dw = tensor::Output::zeros("dw", &problem.w_shape())?;
     let mut dbias = tensor::Output::zeros("dbias", &[problem.vocab])?;
-    let mut bounds = Bounds::new(problem)?;
+    let mut bounds = Bounds {
+        dh: tensor::Output::zeros("the bounds of dh", &[problem.tokens])?,
+        dw: tensor::Output::zeros("the bounds of dw", &[problem.vocab])?,
+        kept: 0,
+        all: 0,
+    };
     for (numbers, h) in shard.tokens.blocks() {
         let tokens = &shard.tokens.counted[numbers.clone()];
         let norms: Vec<T> = h.rows().into_iter().map(norm).collect();
@@ -109,15 +114,6 @@ struct Bounds<T> {
 }
 
 impl<T: Real> Bounds<T> {
-    fn new(problem: &LinearCrossEntropy) -> Result<Self, Error> {
-        Ok(Bounds {
-            dh: tensor::Output::zeros("the bounds of dh", &[problem.tokens])?,
-            dw: tensor::Output::zeros("the bounds of dw", &[problem.vocab])?,
-            kept: 0,
-            all: 0,
-        })
-    }
-
     /// Whether the tile of these tokens, with their ‖h_i‖, is left out; if so, its part of the bounds
     /// is added to them.
     fn leave_out(

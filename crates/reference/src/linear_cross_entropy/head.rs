@@ -36,14 +36,6 @@ pub(super) struct Link<T> {
 }
 
 impl<T: Real> Link<T> {
-    fn new(problem: &LinearCrossEntropy) -> Self {
-        Link {
-            scale: T::from_f64(problem.logit_scale),
-            cap: problem.softcap.map(T::from_f64),
-            temperature: T::from_f64(problem.temperature),
-        }
-    }
-
     /// (C2). A logit of −∞ stays there, however its operands move.
     pub fn logit(&self, a: T) -> T {
         let scaled = self.scale * a;
@@ -71,7 +63,11 @@ impl<'a, T: Real> Head<'a, T> {
             dim: problem.dim,
             w: contiguous("w", inputs.w.view())?,
             bias: bias.map(|bias| contiguous("bias", bias.view())).transpose()?,
-            link: Link::new(problem),
+            link: Link {
+                scale: T::from_f64(problem.logit_scale),
+                cap: problem.softcap.map(T::from_f64),
+                temperature: T::from_f64(problem.temperature),
+            },
         })
     }
 

@@ -37,7 +37,6 @@
 
 mod backward;
 mod double_backward;
-mod evaluate;
 pub mod filter;
 mod forward;
 mod head;
@@ -51,7 +50,6 @@ pub use double_backward::double_backward;
 pub use etalon_problem::linear_cross_entropy::{
     Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients,
 };
-pub use evaluate::evaluate;
 pub use forward::forward;
 
 use crate::scalar::Real;

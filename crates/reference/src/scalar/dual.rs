@@ -1,9 +1,8 @@
 //! Forward-mode derivatives.
 
-use super::Real;
+use super::{Real, operators};
 use etalon_problem::Scalar;
 use std::cmp::Ordering;
-use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// `value + ε·tangent` with ε² = 0: a function of duals returns its derivative along the tangents
 /// of its arguments. `Dual<Dual<T>>` gives second derivatives.
@@ -39,51 +38,15 @@ impl<T: Real> PartialOrd for Dual<T> {
     }
 }
 
-impl<T: Real> Neg for Dual<T> {
-    type Output = Self;
-    fn neg(self) -> Self {
-        Dual::new(-self.value, -self.tangent)
-    }
-}
-
-impl<T: Real> Add for Dual<T> {
-    type Output = Self;
-    fn add(self, y: Self) -> Self {
-        Dual::new(self.value + y.value, self.tangent + y.tangent)
-    }
-}
-
-impl<T: Real> Sub for Dual<T> {
-    type Output = Self;
-    fn sub(self, y: Self) -> Self {
-        Dual::new(self.value - y.value, self.tangent - y.tangent)
-    }
-}
-
-impl<T: Real> Mul for Dual<T> {
-    type Output = Self;
-    fn mul(self, y: Self) -> Self {
-        Dual::new(self.value * y.value, self.value * y.tangent + self.tangent * y.value)
-    }
-}
-
-impl<T: Real> Div for Dual<T> {
-    type Output = Self;
-    fn div(self, y: Self) -> Self {
-        let quotient = self.value / y.value;
-        Dual::new(quotient, (self.tangent - quotient * y.tangent) / y.value)
-    }
-}
-
-impl<T: Real> AddAssign for Dual<T> {
-    fn add_assign(&mut self, y: Self) {
-        *self = *self + y;
-    }
-}
-
-impl<T: Real> SubAssign for Dual<T> {
-    fn sub_assign(&mut self, y: Self) {
-        *self = *self - y;
+operators! {
+    [T: Real] Dual<T>, x, y;
+    neg Dual::new(-x.value, -x.tangent),
+    add Dual::new(x.value + y.value, x.tangent + y.tangent),
+    sub Dual::new(x.value - y.value, x.tangent - y.tangent),
+    mul Dual::new(x.value * y.value, x.value * y.tangent + x.tangent * y.value),
+    div {
+        let quotient = x.value / y.value;
+        Dual::new(quotient, (x.tangent - quotient * y.tangent) / y.value)
     }
 }
 

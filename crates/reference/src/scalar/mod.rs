@@ -90,6 +90,46 @@ pub trait Real:
     }
 }
 
+/// The operators of a type of numbers, from their formulas.
+macro_rules! operators {
+    (
+        [$($generics:tt)*] $Number:ty, $x:ident, $y:ident;
+        neg $neg:expr, add $add:expr, sub $sub:expr, mul $mul:expr, div $div:expr
+    ) => {
+        impl<$($generics)*> std::ops::Neg for $Number {
+            type Output = Self;
+            fn neg(self) -> Self {
+                let $x = self;
+                $neg
+            }
+        }
+        impl<$($generics)*> std::ops::AddAssign for $Number {
+            fn add_assign(&mut self, y: Self) {
+                *self = *self + y;
+            }
+        }
+        impl<$($generics)*> std::ops::SubAssign for $Number {
+            fn sub_assign(&mut self, y: Self) {
+                *self = *self - y;
+            }
+        }
+        operators! { @two [$($generics)*] $Number, $x, $y; Add add $add }
+        operators! { @two [$($generics)*] $Number, $x, $y; Sub sub $sub }
+        operators! { @two [$($generics)*] $Number, $x, $y; Mul mul $mul }
+        operators! { @two [$($generics)*] $Number, $x, $y; Div div $div }
+    };
+    (@two [$($generics:tt)*] $Number:ty, $x:ident, $y:ident; $Op:ident $op:ident $value:expr) => {
+        impl<$($generics)*> std::ops::$Op for $Number {
+            type Output = Self;
+            fn $op(self, $y: Self) -> Self {
+                let $x = self;
+                $value
+            }
+        }
+    };
+}
+use operators;
+
 macro_rules! primitive {
     ($type:ident $($own:item)*) => {
         impl Real for $type {

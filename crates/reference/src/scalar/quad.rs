@@ -1,9 +1,8 @@
 //! Double-double arithmetic.
 
-use super::Real;
+use super::{Real, operators};
 use etalon_problem::Scalar;
 use qd::Quad as Pair;
-use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// An unevaluated sum of two f64: about 31 digits over the range of an f64. The crate `qd` does
 /// the arithmetic on finite numbers; this type adds what IEEE 754 says of infinities and NaN.
@@ -36,54 +35,15 @@ impl Quad {
     }
 }
 
-impl Neg for Quad {
-    type Output = Self;
-    fn neg(self) -> Self {
-        Quad(-self.0)
-    }
-}
-
-impl Add for Quad {
-    type Output = Self;
-    fn add(self, y: Self) -> Self {
-        Quad::where_finite(self.0.0 + y.0.0, || self.0.add_accurate(y.0))
-    }
-}
-
-impl Sub for Quad {
-    type Output = Self;
-    fn sub(self, y: Self) -> Self {
-        self + -y
-    }
-}
-
-impl Mul for Quad {
-    type Output = Self;
-    fn mul(self, y: Self) -> Self {
-        Quad::where_finite(self.0.0 * y.0.0, || self.0 * y.0)
-    }
-}
-
-impl Div for Quad {
-    type Output = Self;
-    fn div(self, y: Self) -> Self {
-        let plain = self.0.0 / y.0.0;
-        if y.0.0.is_infinite() {
-            return Quad::exact(plain);
-        }
-        Quad::where_finite(plain, || self.0 / y.0)
-    }
-}
-
-impl AddAssign for Quad {
-    fn add_assign(&mut self, y: Self) {
-        *self = *self + y;
-    }
-}
-
-impl SubAssign for Quad {
-    fn sub_assign(&mut self, y: Self) {
-        *self = *self - y;
+operators! {
+    [] Quad, x, y;
+    neg Quad(-x.0),
+    add Quad::where_finite(x.0.0 + y.0.0, || x.0.add_accurate(y.0)),
+    sub x + -y,
+    mul Quad::where_finite(x.0.0 * y.0.0, || x.0 * y.0),
+    div match x.0.0 / y.0.0 {
+        plain if y.0.0.is_infinite() => Quad::exact(plain),
+        plain => Quad::where_finite(plain, || x.0 / y.0),
     }
 }
 
