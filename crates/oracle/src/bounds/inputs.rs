@@ -3,7 +3,7 @@
 use super::model::Model;
 use crate::tensor::Values;
 use etalon_problem::{Error, Operand, Pass, Problem};
-use etalon_reference::Tensors;
+use etalon_reference::evaluate;
 use etalon_reference::scalar::Real;
 use std::collections::BTreeMap;
 
@@ -31,18 +31,16 @@ impl<'a> Inputs<'a> {
     }
 
     /// The errors that the reference itself finds, over numbers that know theirs: `number` makes one of
-    /// an element of an operand, `evaluate` is the reference, and `error` reads that of a result. The
-    /// first and the last get the name of the tensor.
+    /// an element of an operand, `error` reads that of a result. Both get the name of the tensor.
     pub fn evaluated<T: Real>(
         &self,
         problem: &Problem,
         number: impl Fn(&str, f64) -> T,
-        evaluate: impl FnOnce(&Tensors<T>) -> Result<Tensors<T>, Error>,
         error: impl Fn(&str, &T) -> f64,
     ) -> Result<Errors, Error> {
         let operands = self.operands.iter();
         let operands = operands.map(|(name, x)| (name.clone(), x.mapv(|x| number(name, x))));
-        let outputs = evaluate(&operands.collect())?;
+        let outputs = evaluate(problem, self.pass, &operands.collect())?;
         let errors = |operand: &Operand| {
             let results = outputs.get(operand.name)?.iter();
             Some((operand.name, results.map(|x| error(operand.name, x)).collect()))

@@ -5,7 +5,6 @@ use super::inputs::{Errors, Inputs};
 use super::model::{Model, floor};
 use crate::tensor::Values;
 use etalon_problem::{Error, LinearAttention, Pass};
-use etalon_reference::linear_attention;
 use etalon_reference::scalar::Dual;
 use ndarray::ArrayD;
 
@@ -45,9 +44,8 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         "g" | "g_gamma" => Dual::new(x, -x),
         _ => Dual::constant(x.abs()),
     };
-    let positive = problem.clone().scale(problem.scale.abs());
-    let evaluate = |x: &_| linear_attention::evaluate(&positive, pass, x);
-    inputs.evaluated(&positive.clone().into(), absolute, evaluate, error)
+    let positive = problem.clone().scale(problem.scale.abs()).into();
+    inputs.evaluated(&positive, absolute, error)
 }
 
 /// The roundings beyond (N22) of outputs that sum over more: over whole states, all tokens or all heads.

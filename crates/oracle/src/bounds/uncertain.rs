@@ -6,7 +6,6 @@ use super::model::{LARGEST_RELATIVE, Model, growth};
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Error, Problem};
 use etalon_reference::scalar::Real;
-use etalon_reference::{attention, attention_lse, linear_cross_entropy};
 use std::cmp::Ordering;
 use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
@@ -21,16 +20,7 @@ pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, E
     }
     let single = model.profile.accumulator != Dtype::F64;
     let exact = |_: &str, x: f64| Uncertain { single, ..Uncertain::from_f64(x) };
-    // Not `etalon_reference::evaluate`, which would compile every algorithm over these numbers.
-    let evaluate = |x: &_| match problem {
-        Problem::Attention(problem) => attention::evaluate(problem, inputs.pass, x),
-        Problem::AttentionLse(problem) => attention_lse::evaluate(problem, inputs.pass, x),
-        Problem::LinearCrossEntropy(problem) => {
-            linear_cross_entropy::evaluate(problem, inputs.pass, x)
-        }
-        other => Err(other.algorithm().no_pass(inputs.pass)),
-    };
-    inputs.evaluated(problem, exact, evaluate, |_, x| x.error(model))
+    inputs.evaluated(problem, exact, |_, x| x.error(model))
 }
 
 /// A value, and how far off a kernel may be that computes it by the same formula with sums in any
