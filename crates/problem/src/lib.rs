@@ -40,7 +40,6 @@ mod mask;
 mod named;
 mod operand;
 mod options;
-mod problem;
 mod scores;
 mod sequences;
 pub mod slopes;
@@ -61,9 +60,236 @@ pub use linear_cross_entropy::{
 };
 pub use mask::{Align, Cover, Mask, NamedArray};
 pub use operand::{Axis, Family, Operand, Precision, Role, Table, check_operands, find};
-pub use problem::{Algorithm, Pass, Problem};
 pub use scores::{BiasExtents, Extents, Scores};
 pub use sequences::{Sequence, Sequences};
 pub use tensors::Scalar;
 pub use tokens::{TokenSequence, TokenSequences};
 pub use view::{Stored, View, ViewMut, Views, ViewsMut};
+
+use named::named;
+use operand::Row;
+
+named! {
+    /// An algorithm, by name.
+    Algorithm, "algorithm" {
+        /// Softmax attention.
+        Attention = "attention",
+        /// The log-sum-exp of attention scores.
+        AttentionLse = "attention_lse",
+        /// Linear attention with decay.
+        LinearAttention = "linear_attention",
+        /// Lazy attention.
+        LazyAttention = "lazy_attention",
+        /// Linear cross-entropy.
+        LinearCrossEntropy = "linear_cross_entropy",
+    }
+}
+
+named! {
+    /// A pass of an algorithm.
+    Pass, "pass" {
+        /// Inputs to outputs.
+        Forward = "forward",
+        /// Cotangents of the outputs to gradients of the inputs.
+        Backward = "backward",
+        /// Cotangents of the gradients to gradients of the inputs and of the first cotangents.
+        DoubleBackward = "double_backward",
+        /// Tangents of the inputs to tangents of the outputs.
+        Jvp = "jvp",
+        /// One more token: the state before it to its output and the state after it.
+        Step = "step",
+        /// Inputs, and cotangents that are known before, to outputs and gradients at once.
+        ForwardBackward = "forward_backward",
+    }
+}
+
+impl Algorithm {
+    /// The passes that it has.
+    pub fn passes(self) -> &'static [Pass] {
+        use Pass::{Backward, DoubleBackward, Forward, ForwardBackward, Jvp, Step};
+        match self {
+            Algorithm::Attention | Algorithm::AttentionLse => {
+                &[Forward, Backward, DoubleBackward, Jvp]
+            }
+            Algorithm::LinearAttention => &[Forward, Backward, DoubleBackward, Step],
+            Algorithm::LazyAttention => &[Forward, Backward, DoubleBackward],
+            Algorithm::LinearCrossEntropy => &[Forward, Backward, DoubleBackward, ForwardBackward],
+        }
+    }
+
+    /// The error of a pass that the algorithm does not have.
+    pub fn no_pass(self, pass: Pass) -> Error {
+        let passes: Vec<&str> = self.passes().iter().map(|pass| pass.name()).collect();
+        Error::value("pass", format!("one of {}", passes.join(", ")), pass)
+    }
+}
+
+/// Any problem of any algorithm; in a file the key `algorithm` says which.
+#[derive(Debug, Clone, PartialEq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(tag = "algorithm", rename_all = "snake_case"))]
+#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+pub enum Problem {
+    /// Softmax attention.
+    Attention(Attention),
+    /// The log-sum-exp of attention scores.
+    AttentionLse(AttentionLse),
+    /// Linear attention with decay.
+    LinearAttention(LinearAttention),
+    /// Lazy attention.
+    LazyAttention(LazyAttention),
+    /// Linear cross-entropy.
+    LinearCrossEntropy(LinearCrossEntropy),
+}
+
+/// Applies an expression to the problem of whichever algorithm.
+macro_rules! each {
+    ($any:expr, $problem:ident => $body:expr) => {
+        match $any {
+            Problem::Attention($problem) => $body,
+            Problem::AttentionLse($problem) => $body,
+            Problem::LinearAttention($problem) => $body,
+            Problem::LazyAttention($problem) => $body,
+            Problem::LinearCrossEntropy($problem) => $body,
+        }
+    };
+}
+
+impl Problem {
+    /// Which algorithm it is a problem of.
+    pub fn algorithm(&self) -> Algorithm {
+        match self {
+            Problem::Attention(_) => Algorithm::Attention,
+            Problem::AttentionLse(_) => Algorithm::AttentionLse,
+            Problem::LinearAttention(_) => Algorithm::LinearAttention,
+            Problem::LazyAttention(_) => Algorithm::LazyAttention,
+            Problem::LinearCrossEntropy(_) => Algorithm::LinearCrossEntropy,
+        }
+    }
+
+    /// The tensors of a pass, with the options of those that it does not have.
+    pub fn table(&self, pass: Pass) -> Table {
+        each!(self, problem => problem.table(pass))
+    }
+
+    /// The tensors of a pass: inputs, what is saved, cotangents and outputs, in this order; none where
+    /// the algorithm does not have the pass. `step` takes one token of every batch element, without
+    /// the axis of the tokens, and the states always.
+    pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+        self.table(pass).operands
+    }
+
+    /// Fails unless every extent and option is in its domain and every array is bound and fits.
+    pub fn check(&self) -> Result<(), Error> {
+        each!(self, problem => problem.check())
+    }
+
+    /// The operand of this name, as the first pass has it that has it.
+    pub fn operand(&self, name: &str) -> Option<Operand> {
+        let passes = self.algorithm().passes().iter();
+        passes.flat_map(|&pass| self.operands(pass)).find(|operand| operand.name == name)
+    }
+
+    /// The table of the algorithm: every tensor of the forward pass that the problem has, with those
+    /// that belong to it in other passes.
+    pub fn families(&self) -> Vec<Family> {
+        each!(self, problem => problem.rows().iter().filter_map(Row::family).collect())
+    }
+
+    /// The extent of an axis; 1 of an axis that the algorithm does not have.
+    pub fn extent(&self, axis: Axis) -> usize {
+        each!(self, problem => problem.extent(axis))
+    }
+
+    /// The scores and which of them count, of an algorithm that has them.
+    pub fn scores(&self) -> Option<&Scores> {
+        match self {
+            Problem::Attention(problem) => Some(&problem.scores),
+            Problem::AttentionLse(problem) => Some(&problem.scores),
+            Problem::LazyAttention(problem) => Some(&problem.scores),
+            Problem::LinearAttention(_) | Problem::LinearCrossEntropy(_) => None,
+        }
+    }
+
+    /// As [`Problem::scores`], to be changed.
+    pub fn scores_mut(&mut self) -> Option<&mut Scores> {
+        match self {
+            Problem::Attention(problem) => Some(&mut problem.scores),
+            Problem::AttentionLse(problem) => Some(&mut problem.scores),
+            Problem::LazyAttention(problem) => Some(&mut problem.scores),
+            Problem::LinearAttention(_) | Problem::LinearCrossEntropy(_) => None,
+        }
+    }
+
+    /// Joins the arrays that the mask names with their elements: `ids` finds integer tensors,
+    /// `flags` boolean ones. Both return `None` for a name that they do not hold.
+    pub fn bind(
+        &mut self,
+        mut ids: impl FnMut(&str) -> Result<Option<NamedArray<i64>>, Error>,
+        mut flags: impl FnMut(&str) -> Result<Option<NamedArray<bool>>, Error>,
+    ) -> Result<(), Error> {
+        let mut result = Ok(());
+        let Some(scores) = self.scores_mut() else { return result };
+        scores.mask.visit_mut(&mut |mask| {
+            let bound = match mask {
+                Mask::Segments { query, key } => {
+                    rebind(query, &mut ids).and_then(|()| rebind(key, &mut ids))
+                }
+                Mask::Array(array) => rebind(array, &mut flags),
+                _ => Ok(()),
+            };
+            if result.is_ok() {
+                result = bound;
+            }
+        });
+        result
+    }
+
+    /// The names and shapes of the arrays that the mask holds, in the order of the tree.
+    pub fn arrays(&self) -> Vec<(String, Vec<usize>)> {
+        let mut names = Vec::new();
+        let Some(scores) = self.scores() else { return names };
+        scores.mask.clone().visit_mut(&mut |mask| match mask {
+            Mask::Segments { query, key } => {
+                names.push((query.name.clone(), query.shape.clone()));
+                names.push((key.name.clone(), key.shape.clone()));
+            }
+            Mask::Array(array) => names.push((array.name.clone(), array.shape.clone())),
+            _ => {}
+        });
+        names
+    }
+}
+
+fn rebind<T>(
+    array: &mut NamedArray<T>,
+    find: &mut impl FnMut(&str) -> Result<Option<NamedArray<T>>, Error>,
+) -> Result<(), Error> {
+    *array = find(&array.name)?.ok_or_else(|| array.missing())?;
+    Ok(())
+}
+
+macro_rules! into_problem {
+    ($($problem:ident)*) => {
+        $(impl From<$problem> for Problem {
+            fn from(problem: $problem) -> Self {
+                Problem::$problem(problem)
+            }
+        }
+
+        impl $problem {
+            /// The tensors of a pass: as [`Problem::operands`].
+            pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+                self.table(pass).operands
+            }
+
+            /// The tensors of a pass, with the options of those that it does not have.
+            pub fn table(&self, pass: Pass) -> Table {
+                let has = Algorithm::$problem.passes().contains(&pass);
+                let rows = if has { self.rows() } else { Vec::new() };
+                Table::new(&rows, pass, |axis| self.extent(axis))
+            }
+        })*
+    };
+}
+into_problem!(Attention AttentionLse LinearAttention LazyAttention LinearCrossEntropy);

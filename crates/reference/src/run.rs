@@ -1,7 +1,7 @@
 //! The door of the tier: every pass of every algorithm, over borrowed tensors of any storage type.
 
-use crate::evaluate::{Arithmetic, evaluate_in};
 use crate::named::Tensors;
+use crate::{Arithmetic, evaluate_in};
 use etalon_problem::{Error, Pass, Problem, View, ViewMut, Views, ViewsMut};
 use half::{bf16, f16};
 use ndarray::{ArrayD, ArrayViewMutD};
