@@ -1,4 +1,4 @@
-//! Attention: [`forward`], [`backward`], [`double_backward`] and [`jvp`], over any scalar.
+//! Attention: [`forward()`], [`backward()`], [`double_backward()`] and [`jvp()`], over any scalar.
 //!
 //! Hand in a problem and views of its tensors; outputs and gradients come back as arrays.
 //!
