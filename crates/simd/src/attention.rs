@@ -39,7 +39,7 @@ pub use etalon_problem::attention::{
 use crate::element::Tensor;
 use crate::run::typed;
 use crate::{Element, Options, Plan, softmax};
-use etalon_problem::{Attention, Error, Pass, Problem};
+use etalon_problem::{Attention, Error, Pass};
 use ndarray::arr0;
 
 typed! {
@@ -82,8 +82,7 @@ typed! {
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
 /// given; and what it allocates for it, [`Plan::workspace_bytes`].
 pub fn plan<T: Element>(problem: &Attention, pass: Pass, options: &Options) -> Result<Plan, Error> {
-    let table = Problem::from(problem.clone()).checked_table(pass)?;
     let zero = arr0(T::ZERO);
     let zero = Tensor::from(zero.view());
-    softmax::plan(&problem.scores, &table, &zero, pass, options)
+    softmax::plan(&problem.clone().into(), &problem.scores, &zero, pass, options)
 }

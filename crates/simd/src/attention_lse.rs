@@ -38,7 +38,7 @@ pub use etalon_problem::attention_lse::{
 use crate::element::Tensor;
 use crate::run::typed;
 use crate::{Element, Options, Plan, softmax};
-use etalon_problem::{AttentionLse, Error, Pass, Problem};
+use etalon_problem::{AttentionLse, Error, Pass};
 use ndarray::arr0;
 
 typed! {
@@ -84,8 +84,7 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    let table = Problem::from(problem.clone()).checked_table(pass)?;
     let zero = arr0(T::ZERO);
     let zero = Tensor::from(zero.view());
-    softmax::plan(&problem.scores, &table, &zero, pass, options)
+    softmax::plan(&problem.clone().into(), &problem.scores, &zero, pass, options)
 }

@@ -1,10 +1,12 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
 use crate::memory::zeros;
+use crate::tiles::check_counts;
 use crate::{Element, Mode, Options, Workspace, linear_attention, softmax};
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
 use etalon_problem::{
-    Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role, Table, Views, ViewsMut, find,
+    Attention, AttentionLse, Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role, Scores,
+    Sequence, Table, TokenSequence, Views, ViewsMut, find,
 };
 use std::sync::Arc;
 
@@ -65,40 +67,51 @@ pub fn run_in(
         });
     }
     match problem {
-        Problem::Attention(p) => softmax::run(workspace, &p.scores, pass, inputs, outputs, options),
-        Problem::AttentionLse(p) => {
-            softmax::run(workspace, &p.scores, pass, inputs, outputs, options)
+        Problem::Attention(Attention { scores, .. })
+        | Problem::AttentionLse(AttentionLse { scores }) => {
+            softmax::run(workspace, &known, scores, inputs, outputs, options)
         }
-        Problem::LinearAttention(p) => {
-            linear_attention::run(workspace, p, pass, inputs, outputs, options)
+        Problem::LinearAttention(problem) => {
+            linear_attention::run(workspace, &known, problem, inputs, outputs, options)
         }
         _ => Ok(()), // refused above
     }
 }
 
-/// What a workspace remembers of a problem and a pass: that the problem is sound, and its tensors.
-struct Known {
+/// What a workspace remembers of a sound problem and a pass: its tensors, and its sequences of queries and
+/// keys, or of tokens.
+pub(crate) struct Known {
     problem: Problem,
-    pass: Pass,
-    table: Table,
+    pub pass: Pass,
+    pub table: Table,
+    pub sequences: Vec<Sequence>,
+    pub tokens: Vec<TokenSequence>,
 }
 
 impl Known {
-    fn of(workspace: &Workspace, problem: &Problem, pass: Pass) -> Result<Arc<Self>, Error> {
+    pub fn of(workspace: &Workspace, problem: &Problem, pass: Pass) -> Result<Arc<Self>, Error> {
         let fits = |known: &Known| known.pass == pass && known.problem == *problem;
         workspace.remember(fits, || {
             let table = problem.checked_table(pass)?;
-            Ok(Known { problem: problem.clone(), pass, table })
+            check_counts(problem.extent(Axis::Batch), problem.extent(Axis::QueryHeads))?;
+            let sequences = problem.scores().map(Scores::sequences).unwrap_or_default();
+            let tokens = match problem {
+                Problem::LinearAttention(problem) => problem.list_sequences(),
+                _ => Vec::new(),
+            };
+            Ok(Known { problem: problem.clone(), pass, table, sequences, tokens })
         })
     }
-}
 
-/// Bytes of what a workspace remembers of the tensors of a call.
-pub(crate) fn table_bytes(table: &Table) -> usize {
-    let axis = size_of::<usize>() + size_of::<Axis>();
-    let shapes = table.operands.iter().map(|operand| operand.shape.len() * axis);
-    let operands = table.operands.capacity() * size_of::<Operand>();
-    shapes.sum::<usize>() + operands + size_of::<Known>()
+    /// Its bytes, with the lists of a workspace and where its regions begin cache lines.
+    pub fn bytes(&self) -> usize {
+        const WORKSPACE: usize = 1024;
+        let axis = size_of::<usize>() + size_of::<Axis>();
+        let shapes = self.table.operands.iter().map(|operand| operand.shape.len() * axis);
+        let operands = self.table.operands.capacity() * size_of::<Operand>();
+        let sequences = size_of_val(&self.sequences[..]) + size_of_val(&self.tokens[..]);
+        shapes.sum::<usize>() + operands + sequences + size_of::<Known>() + WORKSPACE
+    }
 }
 
 /// Fails where the tier has no kernel.

@@ -2,13 +2,14 @@
 
 use super::decays::Logs;
 use super::forward::Forward;
-use super::operands::{Known, Operands, Results};
+use super::operands::{Operands, Results};
 use super::schedule::Schedule;
 use super::step::Step;
 use super::two_sided::TwoSidedSweep;
 use crate::element::Tensor;
 use crate::memory::zeros;
 use crate::named::{Inputs, float_place, place};
+use crate::run::Known;
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearAttention, Pass, Views, ViewsMut};
 use ndarray::{Axis, Ix0, Ix2, Ix3, Ix4};
@@ -16,19 +17,19 @@ use ndarray::{Axis, Ix0, Ix2, Ix3, Ix4};
 /// Runs a pass; its inputs and the places of its outputs have been checked.
 pub fn run(
     workspace: &Workspace,
+    known: &Known,
     problem: &LinearAttention,
-    pass: Pass,
     inputs: &Views<'_>,
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let known = Known::of(workspace, problem)?;
+    let pass = known.pass;
     let operands = operands(Inputs(inputs), pass)?;
     if pass == Pass::Step {
         return step(workspace, problem, operands, out, options);
     }
-    operands.log_decays.check(&known.sequences)?;
-    let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
+    operands.log_decays.check(&known.tokens)?;
+    let schedule = Schedule::new(problem, &known.tokens, pass, options)?;
     if pass == Pass::Forward {
         let (o, state) = (place(out, "o")?, float_place(out, "final_state")?);
         return Forward { schedule, operands }.run(workspace, o, state);

@@ -3,38 +3,9 @@
 use super::decays::{Gates, Logs};
 use super::schedule::Place;
 use super::state::Carry;
-use crate::Workspace;
 use crate::element::{Tensor, TensorMut};
-use crate::tiles::check_counts;
-use etalon_problem::{Error, LinearAttention, TokenSequence};
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
 use std::ops::Range;
-use std::sync::Arc;
-
-/// Bytes of the lists of a workspace, and of where its regions begin cache lines.
-const WORKSPACE: usize = 1024;
-
-/// The sequences of a problem, which a workspace remembers.
-pub struct Known {
-    problem: LinearAttention,
-    pub sequences: Vec<TokenSequence>,
-}
-
-impl Known {
-    /// Those of a problem that passed its check.
-    pub fn of(workspace: &Workspace, problem: &LinearAttention) -> Result<Arc<Self>, Error> {
-        let fits = |known: &Known| known.problem == *problem;
-        workspace.remember(fits, || {
-            check_counts(problem.extents.batch, problem.extents.query_heads)?;
-            Ok(Known { problem: problem.clone(), sequences: problem.list_sequences() })
-        })
-    }
-
-    /// Bytes of its list, and of those that a workspace holds.
-    pub fn bytes(&self) -> usize {
-        self.sequences.len() * size_of::<TokenSequence>() + WORKSPACE
-    }
-}
 
 /// The inputs and cotangents of a pass; each with its tangent, of which the first order has none.
 #[derive(Debug, Clone, Copy)]

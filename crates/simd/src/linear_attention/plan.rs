@@ -1,11 +1,10 @@
 //! What the passes of linear attention will do.
 
-use super::operands::Known;
 use super::schedule::Schedule;
 use super::{forward, step, two_sided};
-use crate::run::table_bytes;
+use crate::run::Known;
 use crate::{Buffer, Element, Options, Plan, Workspace};
-use etalon_problem::{Blocking, Error, LinearAttention, Pass, Problem};
+use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 
 /// What a pass will do in rayon's current pool, every gradient being asked for; and what it allocates
 /// for it, [`Plan::workspace_bytes`]. `blocking` is chunk and micro-chunk.
@@ -14,9 +13,8 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    let table = table_bytes(&Problem::from(problem.clone()).checked_table(pass)?);
-    let known = Known::of(&Workspace::new(), problem)?;
-    let schedule = Schedule::new(problem, &known.sequences, pass, options)?;
+    let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
+    let schedule = Schedule::new(problem, &known.tokens, pass, options)?;
     let (whole, interval) = (schedule.whole(), schedule.interval());
     let again = usize::from(interval > 1);
     let ways = if whole { 1 } else { 2 };
@@ -34,7 +32,7 @@ pub fn plan<T: Element>(
             return Err(Error::value("pass", "one of linear_attention in the simd tier", pass));
         }
     };
-    buffers.push(Buffer::parts("lists of operands and sequences", 1, table + known.bytes()));
+    buffers.push(Buffer::parts("tensors and sequences", 1, known.bytes()));
     Ok(Plan {
         blocking: Blocking { queries: schedule.cut.chunk, keys: schedule.cut.micro },
         mode: None,

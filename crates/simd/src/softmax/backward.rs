@@ -15,7 +15,7 @@ use super::kernels::QueryTile;
 use super::key_sweep::{KeySweep, begin_sums};
 use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
-use super::packs::{Known, Operand, Packing};
+use super::packs::{Operand, Packing};
 use super::schedule::{FIRST_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::stats::RowStats;
@@ -26,7 +26,7 @@ use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::query_rows;
 use crate::{Mode, Options, Workspace};
-use etalon_problem::{BiasExtents, Error, Sequence};
+use etalon_problem::{BiasExtents, Error};
 use ndarray::{Ix4, s};
 
 /// Which gradients of tensors are wanted.
@@ -50,8 +50,7 @@ pub fn run(
     let [dk, dv] = places.keys.each_ref().map(Option::is_some);
     let (dq, dbias) = (places.queries[0].is_some(), places.bias.is_some());
     let wanted = Wanted { dq, dk, dv, dbias };
-    let known = Known::of(workspace, operands.scores)?;
-    let packing = packing(operands, &known.list, wanted, options)?;
+    let packing = packing(operands, wanted, options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let row = if ready.is_some() { operands.scores.extents.dim } else { 0 };
     let mut row = workspace.room(row, "a row")?;
@@ -78,7 +77,7 @@ pub fn run(
         Gradient { ds: true, capped: false },
     )?;
     if let Some((gradient, dq)) = ready {
-        scale_gradient(operands, &known.list, gradient, dq, &mut row);
+        scale_gradient(operands, gradient, dq, &mut row);
     }
     Ok(())
 }
@@ -87,8 +86,7 @@ pub fn run(
 pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan, Error> {
     let (dv, dbias) = (operands.v.is_some(), operands.bias.is_some());
     let wanted = Wanted { dq, dk: true, dv, dbias };
-    let sequences = operands.scores.sequences();
-    let packing = packing(operands, &sequences, wanted, options)?;
+    let packing = packing(operands, wanted, options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let plan = schedule.needs(&packing, operands).plan(&packing);
     // S and, with values, dP; dk and, with values, dv.
@@ -106,13 +104,12 @@ pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan
 /// (L2) dq = dlse · ∂lse/∂q.
 fn scale_gradient(
     operands: &Operands<'_>,
-    sequences: &[Sequence],
     gradient: Tensor<'_, Ix4>,
     mut dq: TensorMut<'_, Ix4>,
     numbers: &mut [f32],
 ) {
     dq.fill(0.0);
-    for sequence in sequences {
+    for sequence in operands.sequences {
         for head in 0..operands.scores.extents.query_heads {
             for row in query_rows(sequence) {
                 let batch = sequence.batch;
@@ -129,11 +126,10 @@ fn scale_gradient(
 
 fn packing<'s>(
     operands: &Operands<'s>,
-    sequences: &'s [Sequence],
     Wanted { dq, dk, dv, .. }: Wanted,
     options: &Options,
 ) -> Result<Packing<'s>, Error> {
-    let Operands { scores, q, k, v, dout, lse, .. } = *operands;
+    let Operands { scores, sequences, q, k, v, dout, lse, .. } = *operands;
     let if_both = |both| if both { Operand::both } else { Operand::across };
     let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
     let queries = [if_both(dk)(Some(q)), if_both(dv)(dout), Operand::NONE, Operand::NONE];

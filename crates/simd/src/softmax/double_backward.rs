@@ -17,7 +17,7 @@ use super::block::Pair;
 use super::cut::Cut;
 use super::kernels::{KeyTile, QueryTile};
 use super::operands::{Operands, blind, number};
-use super::packs::{Known, Operand, Packing};
+use super::packs::{Operand, Packing};
 use super::schedule::{SECOND_ORDER, Schedule};
 use super::scratch::Scratch;
 use super::second::{Second, Tangent};
@@ -29,7 +29,7 @@ use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::tiles;
 use crate::{Options, Workspace};
-use etalon_problem::{Dtype, Error, Sequence};
+use etalon_problem::{Dtype, Error};
 use ndarray::{Ix4, s};
 
 /// Writes what has a place; with places for `gdout` and `gdlse` alone, the tangents of o and lse.
@@ -41,8 +41,7 @@ pub fn run(
 ) -> Result<(), Error> {
     let Places { queries: [gq, _], keys: [gk, gv], bias: gbias, .. } = &places;
     let tangent = [gq, gk, gv, gbias].into_iter().all(Option::is_none);
-    let known = Known::of(workspace, operands.scores)?;
-    let packing = packing(operands, &known.list, tangent, options)?;
+    let packing = packing(operands, tangent, options)?;
     let schedule = schedule(operands, &packing, gbias.is_some());
     Work { operands, packing, schedule, level: options.level }.run(
         workspace,
@@ -61,8 +60,7 @@ pub fn run(
 
 /// How [`run`] will work, all results being wanted, or those of a tangent alone.
 pub fn plan(operands: &Operands<'_>, tangent: bool, options: &Options) -> Result<Plan, Error> {
-    let sequences = operands.scores.sequences();
-    let packing = packing(operands, &sequences, tangent, options)?;
+    let packing = packing(operands, tangent, options)?;
     let schedule = schedule(operands, &packing, operands.bias.is_some() && !tangent);
     let plan = schedule.needs(&packing, operands).plan(&packing);
     Ok(Plan { products: products(operands, tangent, schedule.bias), ..plan })
@@ -71,11 +69,10 @@ pub fn plan(operands: &Operands<'_>, tangent: bool, options: &Options) -> Result
 /// `tangent`: the first sweep alone, which sums q, k and their directions only across, and v along.
 fn packing<'s>(
     operands: &Operands<'s>,
-    sequences: &'s [Sequence],
     tangent: bool,
     options: &Options,
 ) -> Result<Packing<'s>, Error> {
-    let Operands { scores, q, k, v, dout, lse, ddq, ddk, ddv, cot_o, .. } = *operands;
+    let Operands { scores, sequences, q, k, v, dout, lse, ddq, ddk, ddv, cot_o, .. } = *operands;
     let (keys, queries) = if tangent {
         let [k, ddk, q, ddq] = [Some(k), ddk, Some(q), ddq].map(Operand::across);
         let [v, ddv] = [v, ddv].map(Operand::along);

@@ -3,7 +3,7 @@
 use super::cut::Cut;
 use super::forward_tile::{ForwardScratch, ForwardTile};
 use super::operands::Operands;
-use super::packs::{Keys, Known, Operand, Packing};
+use super::packs::{Keys, Operand, Packing};
 use super::rule::ScoreRule;
 use super::schedule::{FIRST_ORDER, Needs};
 use super::tasks::{Task, Tasks};
@@ -16,7 +16,7 @@ use crate::tiles::query_rows;
 use crate::waves::Waves;
 use crate::workspace::Parts;
 use crate::{Level, Options, Workspace};
-use etalon_problem::{Error, Sequence};
+use etalon_problem::Error;
 use ndarray::{ArrayViewMut3, Ix4};
 
 /// Writes o, or with `derivative` ∂lse/∂q in its place, and lse.
@@ -28,8 +28,7 @@ pub fn run(
     options: &Options,
 ) -> Result<(), Error> {
     let pass = Forward { operands, derivative, level: options.level };
-    let known = Known::of(workspace, operands.scores)?;
-    let packing = pass.packing(&known.list, options)?;
+    let packing = pass.packing(options)?;
     let (waves, needs, cut) = (waves(&packing), pass.needs(&packing), packing.cut);
     let lists = workspace.lists(needs.lists(&packing), "lists of tiles")?;
     let mut memory = workspace.room(needs.all(), "the memory of a forward pass")?;
@@ -52,8 +51,7 @@ pub fn run(
 /// How [`run`] will work.
 pub fn plan(operands: &Operands<'_>, derivative: bool, options: &Options) -> Result<Plan, Error> {
     let pass = Forward { operands, derivative, level: options.level };
-    let sequences = operands.scores.sequences();
-    let packing = pass.packing(&sequences, options)?;
+    let packing = pass.packing(options)?;
     let products = if pass.width() == 0 { 1 } else { 2 };
     Ok(Plan { products, ..pass.needs(&packing).plan(&packing) })
 }
@@ -77,8 +75,8 @@ impl<'a> Forward<'a> {
         ForwardScratch::new(parts, cut, self.operands.scores.extents.dim, self.width())
     }
 
-    fn packing(&self, sequences: &'a [Sequence], options: &Options) -> Result<Packing<'a>, Error> {
-        let Operands { scores, k, v, .. } = *self.operands;
+    fn packing(&self, options: &Options) -> Result<Packing<'a>, Error> {
+        let Operands { scores, sequences, k, v, .. } = *self.operands;
         let cut = Cut::new(scores, options, FIRST_ORDER)?;
         let k = if self.derivative { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
         let keys = [k, Operand::along(v), Operand::NONE, Operand::NONE];

@@ -4,7 +4,7 @@ use super::operands::Operands;
 use super::wave::Places;
 use super::{backward, double_backward, forward};
 use crate::named::{Inputs, float_place, place};
-use crate::tiles::check_counts;
+use crate::run::Known;
 use crate::workspace::Region;
 use crate::{Options, Workspace};
 use etalon_problem::{Error, Pass, Scores, Views, ViewsMut};
@@ -13,15 +13,14 @@ use ndarray::{ArrayViewMut, Dimension, IntoDimension, Ix4};
 /// Runs a pass; its inputs and the places of its outputs have been checked.
 pub fn run(
     workspace: &Workspace,
+    known: &Known,
     scores: &Scores,
-    pass: Pass,
     inputs: &Views<'_>,
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    check_counts(scores.extents.batch, scores.extents.query_heads)?;
-    let mut operands = Operands::of(scores, pass, Inputs(inputs))?;
-    if pass == Pass::Forward {
+    let mut operands = Operands::of(known, scores, Inputs(inputs))?;
+    if known.pass == Pass::Forward {
         return run_forward(workspace, &operands, out, options);
     }
     // What the forward pass did not save is computed anew; o is not rounded to the storage type.
@@ -39,8 +38,8 @@ pub fn run(
     }
     operands.o = o.as_ref().map_or(operands.o, |o| Some(o.view().into()));
     operands.lse = lse.as_ref().map_or(operands.lse, |lse| Some(lse.view()));
-    let places = places(out, pass)?;
-    match pass {
+    let places = places(out, known.pass)?;
+    match known.pass {
         Pass::Backward => backward::run(workspace, &operands, places, options),
         _ => double_backward::run(workspace, &operands, places, options),
     }

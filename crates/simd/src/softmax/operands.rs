@@ -2,7 +2,8 @@
 
 use crate::element::{Tensor, View};
 use crate::named;
-use etalon_problem::{Error, Pass, Scores};
+use crate::run::Known;
+use etalon_problem::{Error, Pass, Scores, Sequence};
 use ndarray::{Ix1, Ix3, Ix4};
 
 /// The operands of attention, or of attention_lse, which has no values: those that a pass has.
@@ -10,6 +11,8 @@ use ndarray::{Ix1, Ix3, Ix4};
 pub struct Operands<'a> {
     /// The scores and which of them count.
     pub scores: &'a Scores,
+    /// The sequences of queries and keys.
+    pub sequences: &'a [Sequence],
     /// `[B, Hq, N, D]`.
     pub q: Tensor<'a, Ix4>,
     /// `[B, Hk, M, D]`.
@@ -43,16 +46,17 @@ pub struct Operands<'a> {
 impl<'a> Operands<'a> {
     /// Those of a pass, by name.
     pub fn of(
+        known: &'a Known,
         scores: &'a Scores,
-        pass: Pass,
         x: named::Inputs<'a, '_>,
     ) -> Result<Operands<'a>, Error> {
-        let [ddq, ddk, ddv, ddsinks, ddbias] = match pass {
+        let [ddq, ddk, ddv, ddsinks, ddbias] = match known.pass {
             Pass::Jvp => ["tq", "tk", "tv", "tsinks", "tbias"],
             _ => ["ddq", "ddk", "ddv", "ddsinks", "ddbias"],
         };
         Ok(Operands {
             scores,
+            sequences: &known.sequences,
             q: x.needed("q")?,
             k: x.needed("k")?,
             v: x.tensor("v")?,

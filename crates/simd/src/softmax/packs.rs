@@ -4,17 +4,15 @@
 //! s·Hk + h: sequence s, key head h.
 
 use super::cut::Cut;
-use crate::Workspace;
 use crate::element::{Tensor, View};
 use crate::pack::{JOB, NonFinite, Packed, Source};
 use crate::tiles::{key_rows, query_rows};
 use crate::workspace::{Lists, Parts};
 use bumpalo::boxed::Box;
-use etalon_problem::{Error, Extents, Scores, Sequence, Sequences};
+use etalon_problem::{Error, Scores, Sequence};
 use ndarray::{Ix3, Ix4, s};
 use rayon::prelude::*;
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A matrix, packed for either side of a product. Empty where a pass has no such operand, or does
 /// not multiply it so.
@@ -115,25 +113,6 @@ impl<'a> Operand<'a> {
             source.along_into(cols, &mut both.along);
         }
         non_finite.note(&source);
-    }
-}
-
-/// The sequences of a problem.
-pub struct Known {
-    extents: Extents,
-    sequences: Sequences,
-    pub list: Vec<Sequence>,
-}
-
-impl Known {
-    /// Those of a problem that passed its check.
-    pub fn of(workspace: &Workspace, scores: &Scores) -> Result<Arc<Self>, Error> {
-        let Scores { extents, sequences, .. } = scores;
-        let fits = |known: &Known| known.extents == *extents && known.sequences == *sequences;
-        workspace.remember(fits, || {
-            let (extents, sequences) = (*extents, sequences.clone());
-            Ok(Known { extents, sequences, list: scores.sequences() })
-        })
     }
 }
 

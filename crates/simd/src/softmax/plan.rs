@@ -5,32 +5,31 @@ use super::{backward, double_backward, forward};
 use crate::element::Tensor;
 use crate::named::Inputs;
 use crate::plan::{Buffer, Plan};
-use crate::run::table_bytes;
-use crate::tiles::check_counts;
-use crate::{Mode, Options};
-use etalon_problem::{Error, Pass, Precision, Role, Scores, Table, Views};
+use crate::run::Known;
+use crate::{Mode, Options, Workspace};
+use etalon_problem::{Error, Pass, Precision, Problem, Role, Scores, Views};
 use ndarray::{Ix0, arr0};
 
-/// How a pass with the tensors of `table` will work in rayon's current pool, every
-/// gradient being asked for and every cotangent given, with tensors of the type of `zero`.
+/// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent given,
+/// with tensors of the type of `zero`.
 pub fn plan(
+    problem: &Problem,
     scores: &Scores,
-    table: &Table,
     zero: &Tensor<'_, Ix0>,
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
-    check_counts(scores.extents.batch, scores.extents.query_heads)?;
+    let known = Known::of(&Workspace::new(), problem, pass)?;
     let number = arr0(0.0f32);
     let number = Tensor::from(number.view());
     let mut views = Views::new();
-    for operand in &table.operands {
+    for operand in &known.table.operands {
         if !matches!(operand.role, Role::Output | Role::OptionalOutput) {
             let element = if operand.precision == Precision::Storage { zero } else { &number };
             views.push(operand.name, element.unwritten(&operand.shape, operand.name)?);
         }
     }
-    let operands = Operands::of(scores, pass, Inputs(&views))?;
+    let operands = Operands::of(&known, scores, Inputs(&views))?;
     // Under this mode the forward pass of attention_lse has all that dq needs.
     let gradient = operands.v.is_none() && options.mode == Mode::ForwardGradient;
     let mut plan = match pass {
@@ -41,6 +40,6 @@ pub fn plan(
     if gradient && pass == Pass::Backward {
         plan.mode = Some(Mode::ForwardGradient);
     }
-    plan.buffers.push(Buffer::parts("table of tensors", 1, table_bytes(table)));
+    plan.buffers.push(Buffer::parts("tensors and sequences", 1, known.bytes()));
     Ok(plan)
 }

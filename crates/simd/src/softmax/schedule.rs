@@ -97,9 +97,8 @@ pub struct Needs {
     pub thread: usize,
 }
 
-/// Bytes of what a workspace holds beside, of where its regions begin cache lines, and of the page that
-/// its lists end in.
-const WORKSPACE: usize = 2048 + 4096;
+/// Bytes of the page that the lists end in.
+const PAGE: usize = 4096;
 
 impl Needs {
     /// Elements of everything.
@@ -132,12 +131,10 @@ impl Needs {
         let elements = |name, count, each: usize| {
             Buffer::parts(name, count, each.saturating_mul(size_of::<f32>()))
         };
-        let sequences = size_of_val(packing.sequences);
         let mut buffers = vec![
             elements("packed operands", together, self.slot),
             elements("scratch of the threads", workers, self.scratch),
-            Buffer::parts("lists", 1, self.lists(packing)),
-            Buffer::parts("sequences", 1, sequences.saturating_add(WORKSPACE)),
+            Buffer::parts("lists", 1, self.lists(packing).saturating_add(PAGE)),
         ];
         if self.stats > 0 {
             buffers.push(elements("row statistics", together, self.stats));
