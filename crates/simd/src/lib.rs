@@ -41,6 +41,7 @@ pub mod attention;
 pub mod attention_lse;
 mod element;
 mod exp;
+mod known;
 mod lanes;
 mod level;
 pub mod linear_attention;

@@ -38,7 +38,7 @@ mod decays;
 mod flow;
 mod forward;
 mod gradient;
-mod named;
+pub(crate) mod named;
 mod operands;
 mod plan;
 mod rows;
@@ -52,7 +52,6 @@ pub use etalon_problem::linear_attention::{
     Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, SecondCotangents,
     SecondGradients, SecondGradientsMut, StepInputs, StepOutput, StepOutputMut,
 };
-pub(crate) use named::run;
 pub use plan::{SharedMemory, plan, shared_memory};
 
 use crate::run::typed;

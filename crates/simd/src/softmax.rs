@@ -25,6 +25,7 @@ mod gradient;
 mod kernels;
 mod key_sweep;
 mod named;
+mod needs;
 mod operands;
 mod ordered_sum;
 mod packs;

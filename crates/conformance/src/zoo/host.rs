@@ -75,6 +75,9 @@ impl Host {
             _ => roster::results(&job)?,
         };
         change.into_iter().for_each(|change| change.after(&job, &mut results));
+        if let (Some(Change::SecondOrder(change)), Pass::DoubleBackward) = (change, request.pass) {
+            change(&mut results, roster::results(&job)?);
+        }
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
         outputs.map(|operand| store(operand, &results, request.dtype)).collect()

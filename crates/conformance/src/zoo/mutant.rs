@@ -35,8 +35,8 @@ pub(crate) enum Change {
     Output(&'static str, fn(&mut Rows)),
     /// Outputs are spoilt.
     Outputs(fn(&Job, &mut Results)),
-    /// Outputs of the second order are spoilt.
-    SecondOrder(fn(&Job, &mut Results)),
+    /// Outputs of the second order are spoilt, by results of the first order.
+    SecondOrder(fn(&mut Results, Results)),
 }
 
 impl Change {
@@ -54,7 +54,7 @@ impl Change {
     pub fn after(self, job: &Job, results: &mut Results) {
         match self {
             Change::Output(name, change) => results.get_mut(name).into_iter().for_each(change),
-            Change::Outputs(change) | Change::SecondOrder(change) => change(job, results),
+            Change::Outputs(change) => change(job, results),
             _ => {}
         }
     }

@@ -2,7 +2,7 @@
 
 use super::schedule::Schedule;
 use super::{forward, step, two_sided};
-use crate::run::Known;
+use crate::known::Known;
 use crate::{Buffer, Element, Options, Plan, Workspace};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
 

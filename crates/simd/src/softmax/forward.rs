@@ -2,10 +2,11 @@
 
 use super::cut::Cut;
 use super::forward_tile::{ForwardScratch, ForwardTile};
+use super::needs::Needs;
 use super::operands::Operands;
 use super::packs::{Keys, Operand, Packing};
 use super::rule::ScoreRule;
-use super::schedule::{FIRST_ORDER, Needs};
+use super::schedule::FIRST_ORDER;
 use super::tasks::{Task, Tasks};
 use super::wave::each;
 use crate::element::TensorMut;

@@ -3,8 +3,8 @@
 use super::operands::Operands;
 use super::wave::Places;
 use super::{backward, double_backward, forward};
+use crate::known::Known;
 use crate::named::{Inputs, float_place, place};
-use crate::run::Known;
 use crate::workspace::Region;
 use crate::{Options, Workspace};
 use etalon_problem::{Error, Pass, Scores, Views, ViewsMut};

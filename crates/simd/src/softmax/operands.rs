@@ -1,8 +1,8 @@
 //! What the passes of the softmax algorithms read, of any element type.
 
 use crate::element::{Tensor, View};
+use crate::known::Known;
 use crate::named;
-use crate::run::Known;
 use etalon_problem::{Error, Pass, Scores, Sequence};
 use ndarray::{Ix1, Ix3, Ix4};
 

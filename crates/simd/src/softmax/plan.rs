@@ -3,9 +3,9 @@
 use super::operands::Operands;
 use super::{backward, double_backward, forward};
 use crate::element::Tensor;
+use crate::known::Known;
 use crate::named::Inputs;
 use crate::plan::{Buffer, Plan};
-use crate::run::Known;
 use crate::{Mode, Options, Workspace};
 use etalon_problem::{Error, Pass, Precision, Problem, Role, Scores, Views};
 use ndarray::{Ix0, arr0};

@@ -2,11 +2,12 @@
 
 use super::block::{Body, Pair};
 use super::kernels::BiasTile;
+use super::needs::Needs;
 use super::operands::Operands;
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
 use super::rule::{ScoreRule, pairs_of};
-use super::schedule::{Needs, Schedule};
+use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
 use super::tasks::{BiasTask, Task, Tasks, bias_tasks};

@@ -1,7 +1,5 @@
 //! The known bugs of attention and attention_lse.
 
-use super::backward;
-use super::scores::Heads;
 use crate::zoo::job::Job;
 use crate::zoo::mutant::Change::{Input, Output, Outputs, Request, SecondOrder, Unread};
 use crate::zoo::mutant::mutants;
@@ -191,9 +189,7 @@ fn unscaled(job: &Job, results: &mut Results) {
 }
 
 /// With constant weights, dS times ddk and ddq is all that is left of the second derivative.
-fn with_constant_weights(job: &Job, results: &mut Results) {
-    let (Some(scores), Pass::DoubleBackward) = (job.problem.scores(), job.pass) else { return };
-    let mut first = backward::backward(&Heads::new(job, scores));
+fn with_constant_weights(results: &mut Results, mut first: Results) {
     let pairs = [("gq", "dq"), ("gk", "dk")].into_iter();
     results.extend(pairs.filter_map(|(second, name)| Some((second, first.remove(name)?))));
 }
