@@ -134,7 +134,9 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
         query: &Query<'_>,
         bias: impl Fn(usize) -> T,
     ) -> (Vec<usize>, Vec<T>, Vec<T>) {
-        let (mut keys, mut s, mut scores) = (Vec::new(), Vec::new(), Vec::new());
+        let most = query.sequence.keys;
+        let (mut keys, mut s) = (Vec::with_capacity(most), Vec::with_capacity(most));
+        let mut scores = Vec::with_capacity(most);
         let q = self.q.row(query.row);
         for j in 0..query.sequence.keys {
             if !self.problem.mask.allows(query.sequence, query.head, query.i, j) {

@@ -51,16 +51,17 @@ fn sweep<T: Real>(
     let mut states = States::new(head.initial_state()?, head.tokens, advance)?;
     let mut dscale = T::ZERO;
     for t in (0..head.tokens).rev() {
-        let (before, after) = states.around(t)?;
+        let (before, after) = states.around(t);
         for (member, [dq]) in by_query.iter_mut().enumerate() {
             let (q, dout) = (head.q(member, t), dout.row(head.query(member, t)));
             d.add_outer(head.scale, q, dout); // (R3)
-            let product = after.apply_transposed(dout);
+            let mut product = vec![T::ZERO; q.len()];
+            after.apply_transposed(dout, &mut product);
             add_scaled(dq.row(t), head.scale, &product); // (R4)
             dscale += dot(q, &product); // (R9)
         }
-        dk.row(t).copy_from_slice(&d.apply_transposed(head.v(t))); // (R5)
-        dv.row(t).copy_from_slice(&d.apply(head.k(t))); // (R6)
+        d.apply_transposed(head.v(t), dk.row(t)); // (R5)
+        d.apply(head.k(t), dv.row(t)); // (R6)
         let decay = head.decay(t);
         if let Some(decay) = decay {
             dg.row(t)[0] = decay * d.inner(before); // (R7); at a reset it is 0

@@ -25,10 +25,12 @@ pub(super) fn forward_scaled<T: Real>(
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
     forward_by(problem, scale, inputs, |head, h, o| {
+        let mut read = vec![T::ZERO; problem.value_dim];
         for t in 0..head.tokens {
             head.advance(t, h); // (R1)
             for (member, [o]) in o.iter_mut().enumerate() {
-                add_scaled(o.row(t), head.scale, &h.apply(head.q(member, t))); // (R2)
+                h.apply(head.q(member, t), &mut read);
+                add_scaled(o.row(t), head.scale, &read); // (R2)
             }
         }
     })

@@ -26,6 +26,11 @@ impl<T: Real> State<T> {
         State::new(self.elements.len(), self.width, self.rows())
     }
 
+    /// Becomes `other`.
+    fn set(&mut self, other: &Self) {
+        self.elements.copy_from_slice(&other.elements);
+    }
+
     /// Writes the state into a tensor.
     pub fn write(&self, target: &mut MatrixMut<'_, T>) {
         for (d, row) in self.rows().enumerate() {
@@ -56,18 +61,19 @@ impl<T: Real> State<T> {
         }
     }
 
-    /// x H
-    pub fn apply(&self, x: &[T]) -> Vec<T> {
-        let mut product = vec![T::ZERO; self.width];
+    /// The product x H.
+    pub fn apply(&self, x: &[T], product: &mut [T]) {
+        product.fill(T::ZERO);
         for (row, &x) in self.rows().zip(x) {
-            add_scaled(&mut product, x, row);
+            add_scaled(product, x, row);
         }
-        product
     }
 
-    /// y Hᵀ
-    pub fn apply_transposed(&self, y: &[T]) -> Vec<T> {
-        self.rows().map(|row| dot(y, row)).collect()
+    /// The product y Hᵀ.
+    pub fn apply_transposed(&self, y: &[T], product: &mut [T]) {
+        for (row, product) in self.rows().zip(product) {
+            *product = dot(y, row);
+        }
     }
 
     /// <G, H> = Σ G_de H_de
@@ -84,9 +90,8 @@ pub(super) struct States<T, F> {
     stride: usize,
     /// The states before step 0, `stride`, 2 `stride`, …
     kept: Vec<State<T>>,
-    /// The states before and after the steps of one stretch.
+    /// The states before and after the steps of one stretch, which begins with step `first`.
     stretch: Vec<State<T>>,
-    /// With which step the stretch begins.
     first: Option<usize>,
 }
 
@@ -102,22 +107,22 @@ impl<T: Real, F: Fn(usize, &mut State<T>)> States<T, F> {
             }
             advance(t, &mut state);
         }
-        Ok(States { advance, steps, stride, kept, stretch: Vec::new(), first: None })
+        let stretch = (0..=stride.min(steps)).map(|_| state.copy()).collect::<Result<_, _>>()?;
+        Ok(States { advance, steps, stride, kept, stretch, first: None })
     }
 
     /// The states before and after step `t`, one of the steps.
-    pub fn around(&mut self, t: usize) -> Result<(&State<T>, &State<T>), Error> {
+    pub fn around(&mut self, t: usize) -> (&State<T>, &State<T>) {
         let first = t - t % self.stride;
         if self.first != Some(first) {
             self.first = Some(first);
-            self.stretch.clear();
-            let mut state = self.kept[first / self.stride].copy()?;
+            self.stretch[0].set(&self.kept[first / self.stride]);
             for step in first..self.steps.min(first + self.stride) {
-                self.stretch.push(state.copy()?);
-                (self.advance)(step, &mut state);
+                let (before, after) = self.stretch[step - first..].split_at_mut(1);
+                after[0].set(&before[0]);
+                (self.advance)(step, &mut after[0]);
             }
-            self.stretch.push(state);
         }
-        Ok((&self.stretch[t - first], &self.stretch[t - first + 1]))
+        (&self.stretch[t - first], &self.stretch[t - first + 1])
     }
 }

@@ -41,7 +41,7 @@ pub fn backward<T: Real>(
         let mut states = States::new(head.initial_state()?, chunks.len(), step)?;
         let mut dscale = T::ZERO;
         for (n, tokens) in chunks.iter().enumerate().rev() {
-            let (s, _) = states.around(n)?;
+            let (s, _) = states.around(n);
             let chunk = Chunk { head, dout, tokens };
             for i in tokens.clone() {
                 dscale += chunk.token(i, s, gradients);
@@ -78,7 +78,8 @@ impl<T: Real> Chunk<'_, T> {
                 w.push(scale * a * dov);
             }
             let x = seen.state.map(|alpha| {
-                let of_state = s.apply_transposed(dout);
+                let mut of_state = vec![T::ZERO; q.len()];
+                s.apply_transposed(dout, &mut of_state);
                 add_scaled(&mut sum, alpha, &of_state);
                 scale * alpha * dot(q, &of_state)
             });
@@ -97,10 +98,13 @@ impl<T: Real> Chunk<'_, T> {
         let last = seen(tokens.end - 1);
         let mut y = Vec::new();
         for (j, omega) in last.pairs() {
-            let product = d.apply_transposed(head.v(j));
-            add_scaled(dk.row(j), omega, &product); // (R25)
-            y.push(omega * dot(head.k(j), &product));
-            add_scaled(dv.row(j), omega, &d.apply(head.k(j))); // (R26)
+            let (k, v) = (head.k(j), head.v(j));
+            let (mut of_value, mut of_key) = (vec![T::ZERO; k.len()], vec![T::ZERO; v.len()]);
+            d.apply_transposed(v, &mut of_value);
+            add_scaled(dk.row(j), omega, &of_value); // (R25)
+            y.push(omega * dot(k, &of_value));
+            d.apply(k, &mut of_key);
+            add_scaled(dv.row(j), omega, &of_key); // (R26)
         }
         add_to_gates(&last, last.state.map(|alpha| alpha * s.inner(d)), &y, dg);
         d.decay(last.state); // (R28)

@@ -21,6 +21,7 @@ pub fn forward<T: Real>(
 ) -> Result<Output<T>, Error> {
     check_chunk(chunk)?;
     forward_by(problem, T::from_f64(problem.scale), inputs, |head, s, o| {
+        let mut read = vec![T::ZERO; problem.value_dim];
         for chunk in chunks(head, chunk) {
             for i in chunk.clone() {
                 let seen = Seen::new(head, chunk.start, i);
@@ -31,7 +32,8 @@ pub fn forward<T: Real>(
                         add_scaled(&mut sum, p * dot(q, head.k(j)), head.v(j));
                     }
                     if let Some(alpha) = seen.state {
-                        add_scaled(&mut sum, alpha, &s.apply(q));
+                        s.apply(q, &mut read);
+                        add_scaled(&mut sum, alpha, &read);
                     }
                     add_scaled(o.row(i), head.scale, &sum); // (R21)
                 }
