@@ -12,8 +12,8 @@ use crate::machine::{COMMIT, cpu};
 use crate::outcome::{Failure, Outcome, say};
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, BiasExtents, Extents, LinearAttention, LinearExtents,
-    Scores,
+    Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LinearAttention,
+    LinearExtents, Scores,
 };
 use etalon_simd::{Level, Options, probe};
 use passes::Bench;
@@ -72,8 +72,13 @@ fn all(bench: &mut Bench<'_>) -> Result<(), Failure> {
                     bench.problem(&AttentionLse { scores }.into(), name)?;
                 }
             }
-            for &(decay, name) in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
+            for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
                 let extents = LinearExtents { batch, query_heads, key_heads, tokens: length, dim };
+                let name = match decay {
+                    Decay::None => "no decay",
+                    Decay::PerHead => "decay per head",
+                    Decay::PerToken => "decay per token",
+                };
                 bench.problem(&LinearAttention::new(extents).decay(decay).into(), name)?;
             }
         }

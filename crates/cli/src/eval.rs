@@ -1,7 +1,7 @@
 //! `etalon eval`: one pass on the user's own tensors.
 
 use crate::advice;
-use crate::options;
+use crate::options::{self, one_of};
 use crate::outcome::{Failure, Outcome};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
@@ -21,10 +21,10 @@ are f32 (with f64: f64), targets i64.";
 #[command(after_help = TENSORS)]
 pub struct Arguments {
     /// The algorithm.
-    #[arg(value_parser = options::algorithm())]
+    #[arg(value_parser = one_of(Algorithm::ALL))]
     algorithm: Algorithm,
     /// The pass.
-    #[arg(value_parser = options::pass())]
+    #[arg(value_parser = one_of(Pass::ALL))]
     pass: Pass,
     /// The problem: its extents and options.
     #[arg(long, value_name = "P.json")]
@@ -39,7 +39,7 @@ pub struct Arguments {
     #[arg(long, default_value = "reference")]
     tier: String,
     /// Adds a tensor NAME.bound to each output NAME: the largest error of a kernel with this profile.
-    #[arg(long, value_parser = options::profile())]
+    #[arg(long, value_parser = one_of(Profile::ALL))]
     profile: Option<Profile>,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]

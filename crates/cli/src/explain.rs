@@ -1,7 +1,7 @@
 //! `etalon explain`: a case or a problem in words, and how the simd tier would go about it.
 
 use crate::advice::read_problem;
-use crate::options;
+use crate::options::{self, SIMD_DTYPES, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
 use crate::units::digits;
@@ -25,10 +25,10 @@ pub struct Arguments {
     #[arg(long = "in", value_name = "IN.safetensors", requires = "problem")]
     input: Option<PathBuf>,
     /// The storage type of the problem's tensors.
-    #[arg(long, default_value = "f32", conflicts_with = "case", value_parser = options::simd_dtype())]
+    #[arg(long, default_value = "f32", conflicts_with = "case", value_parser = one_of(SIMD_DTYPES))]
     dtype: Dtype,
     /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L", value_parser = options::level())]
+    #[arg(long, value_name = "L", value_parser = one_of(Level::available().iter().copied()))]
     level: Option<Level>,
     #[command(flatten)]
     threads: options::Threads,

@@ -4,13 +4,12 @@ use crate::advice::did_you_mean;
 use crate::outcome::Failure;
 use crate::progress::Progress;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
-use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Absent;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass};
-use etalon_simd::{Level, Mode};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error};
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use std::fmt::Display;
 use std::time::Duration;
 
 /// A blocking, written `QUERIESxKEYS`.
@@ -54,7 +53,7 @@ impl Threads {
 #[derive(Debug, clap::Args)]
 pub struct Run {
     /// Algorithms; all if absent.
-    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = algorithm())]
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = one_of(Algorithm::ALL))]
     algorithm: Vec<Algorithm>,
     /// The seed of the inputs, decimal or 0x….
     #[arg(long, default_value = "0", value_parser = seed)]
@@ -87,53 +86,19 @@ impl Run {
 }
 
 /// One of these values by its name: clap lists the names and suggests the nearest.
-pub fn one_of<T: Copy + Send + Sync + 'static>(
-    values: impl IntoIterator<Item = (&'static str, T)>,
+pub fn one_of<T: Copy + Display + Send + Sync + 'static>(
+    values: impl IntoIterator<Item = T>,
 ) -> impl TypedValueParser<Value = T> {
-    let values: Vec<_> = values.into_iter().collect();
-    PossibleValuesParser::new(values.iter().map(|(name, _)| *name)).try_map(move |name| {
-        let found = values.iter().find(|(known, _)| *known == name);
-        found.map(|(_, value)| *value).ok_or("unknown name")
+    let values: Vec<T> = values.into_iter().collect();
+    let names: Vec<String> = values.iter().map(T::to_string).collect();
+    PossibleValuesParser::new(names).try_map(move |name| {
+        let found = values.iter().find(|value| value.to_string() == name);
+        found.copied().ok_or("unknown name")
     })
 }
 
-/// An algorithm, by name.
-pub fn algorithm() -> impl TypedValueParser<Value = Algorithm> {
-    one_of(Algorithm::ALL.map(|algorithm| (algorithm.name(), algorithm)))
-}
-
-/// A pass, by name.
-pub fn pass() -> impl TypedValueParser<Value = Pass> {
-    one_of(Pass::ALL.map(|pass| (pass.name(), pass)))
-}
-
-/// A profile, by name.
-pub fn profile() -> impl TypedValueParser<Value = Profile> {
-    one_of(Profile::ALL.map(|profile| (profile.name, profile)))
-}
-
-/// A storage type of the simd tier, by name.
-pub fn simd_dtype() -> impl TypedValueParser<Value = Dtype> {
-    one_of([Dtype::F32, Dtype::Bf16, Dtype::F16].map(|dtype| (dtype.name(), dtype)))
-}
-
-/// A level that this machine has, by name.
-pub fn level() -> impl TypedValueParser<Value = Level> {
-    one_of(Level::available().iter().map(|&level| (level.name(), level)))
-}
-
-/// The modes of a backward pass, by name.
-pub const MODES: [(&str, Mode); 4] = [
-    ("auto", Mode::Auto),
-    ("separate", Mode::Separate),
-    ("fused", Mode::FusedPartials),
-    ("gradient", Mode::ForwardGradient),
-];
-
-/// The name of a mode.
-pub fn mode_name(mode: Mode) -> &'static str {
-    MODES.into_iter().find(|(_, known)| *known == mode).map_or("", |(name, _)| name)
-}
+/// The storage types of the simd tier.
+pub const SIMD_DTYPES: [Dtype; 3] = [Dtype::F32, Dtype::Bf16, Dtype::F16];
 
 /// The tier of that name: `reference`, `simd` (its best level), `simd/LEVEL`, `cuda`.
 pub fn tier(name: &str) -> Result<Box<dyn Tier>, Failure> {

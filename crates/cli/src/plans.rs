@@ -1,6 +1,5 @@
 //! How the simd tier would compute a problem: modes, time and memory.
 
-use crate::options::mode_name;
 use crate::outcome::Failure;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
@@ -88,7 +87,7 @@ fn print(rows: &[Row], flops: f64, options: &Options) -> String {
         let seconds = flops * plan.products as f64 / (SHARE * peak) * 1e-9;
         table.add_row([
             pass.name().to_string(),
-            mode_name(*mode).to_string(),
+            mode.name().to_string(),
             if *chosen && !alone { "chosen" } else { "" }.to_string(),
             plan.products.to_string(),
             format!("{}x{}", plan.blocking.queries, plan.blocking.keys),

@@ -31,7 +31,7 @@ pub struct Arguments {
     #[arg(long, value_name = "L", default_value = "all")]
     level: String,
     /// The number of cases: core takes under a minute on two cores, soak about an hour.
-    #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL.map(|x| (x.name(), x))))]
+    #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL))]
     depth: Depth,
     #[command(flatten)]
     run: options::Run,

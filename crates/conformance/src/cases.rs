@@ -14,37 +14,27 @@ use crate::generate::Stream;
 use crate::roster::each;
 use crate::tensor::{Stored, Tensor, Tensors};
 use axes::Grid;
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, named};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
 use std::sync::OnceLock;
 
-/// How much a run does.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Depth {
-    /// Every pair of the grid once; under a minute on two cores.
-    #[default]
-    Core,
-    /// Every pair of the grid in every storage type, for several seeds.
-    Full,
-    /// As [`Depth::Full`], for as many seeds as an hour or so takes.
-    Soak,
+named! {
+    /// How much a run does.
+    #[derive(Default)]
+    Depth, "depth" {
+        /// Every pair of the grid once; under a minute on two cores.
+        #[default]
+        Core = "core",
+        /// Every pair of the grid in every storage type, for several seeds.
+        Full = "full",
+        /// As [`Depth::Full`], for as many seeds as an hour or so takes.
+        Soak = "soak",
+    }
 }
 
 impl Depth {
-    /// Every depth.
-    pub const ALL: [Depth; 3] = [Depth::Core, Depth::Full, Depth::Soak];
-
-    /// Its name on the command line.
-    pub fn name(self) -> &'static str {
-        match self {
-            Depth::Core => "core",
-            Depth::Full => "full",
-            Depth::Soak => "soak",
-        }
-    }
-
     fn seeds(self) -> u64 {
         match self {
             Depth::Core => 1,

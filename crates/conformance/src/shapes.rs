@@ -1,7 +1,7 @@
 //! Extents in which bugs do not hide: the lattice around register and tile widths, both orders of
 //! N and M, tails of one key, values wider and narrower than keys, groups that are no square.
 
-use crate::cases::axes::{Axis, axis};
+use crate::cases::axes::axis;
 use crate::generate::Stream;
 use etalon_problem::Extents;
 

@@ -1,6 +1,7 @@
 //! Numerics profiles: a declared class of arithmetic, from which every bound follows.
 
 use etalon_problem::{Dtype, Error};
+use std::fmt;
 
 /// With which arithmetic a kernel claims to compute. There is no free tolerance: the bounds of
 /// `docs/numerics.md` are functions of these numbers and of the inputs. "Roundoff" is that of the
@@ -45,6 +46,12 @@ const F32_STRICT: Profile = Profile {
     rescale_keys: 8,
     rescale_lag: 8.0 * std::f64::consts::LN_2, // a rescale only when the maximum grows 2⁸-fold
 };
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(self.name)
+    }
+}
 
 impl Profile {
     /// Every profile, strictest first.

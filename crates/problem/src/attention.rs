@@ -12,15 +12,20 @@ use ndarray::ArrayView4;
 /// o = softmax(S) v, with the log-sum-exp of every row: [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(into = "crate::file::AttentionFile", from = "crate::file::AttentionFile")
-)]
+#[cfg_attr(feature = "serde", serde(into = "AttentionFile", from = "AttentionFile"))]
 pub struct Attention {
     /// The scores and which of them count.
     pub scores: Scores,
     /// E: elements of a value, at least 1.
     pub value_dim: usize,
+}
+
+#[cfg(feature = "serde")]
+crate::file::scores! {
+    softmax
+    /// Softmax attention.
+    AttentionFile: Attention,
+    [value_dim]
 }
 
 impl Attention {

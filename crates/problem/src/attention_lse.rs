@@ -13,13 +13,18 @@ use ndarray::ArrayView4;
 /// [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(into = "crate::file::AttentionLseFile", from = "crate::file::AttentionLseFile")
-)]
+#[cfg_attr(feature = "serde", serde(into = "AttentionLseFile", from = "AttentionLseFile"))]
 pub struct AttentionLse {
     /// The scores and which of them count.
     pub scores: Scores,
+}
+
+#[cfg(feature = "serde")]
+crate::file::scores! {
+    softmax
+    /// The log-sum-exp of attention scores.
+    AttentionLseFile: AttentionLse,
+    []
 }
 
 impl AttentionLse {

@@ -1,6 +1,6 @@
 //! Tile sizes: a hint.
 
-use crate::Error;
+use crate::{Error, named};
 
 /// How many queries and keys a tile holds. A hint: it may change speed and rounding, never the
 /// result beyond rounding. A tier rounds it up to what its registers need and clamps it to the
@@ -28,17 +28,19 @@ impl Blocking {
     }
 }
 
-/// How a backward pass is organised. A hint, as [`Blocking`] is; tiers without the choice ignore it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
-    /// The planner chooses: [`Mode::FusedPartials`], if its sums fit the budget.
-    #[default]
-    Auto,
-    /// dq in one sweep, dk and dv in another: P is computed twice, nothing is kept between.
-    Separate,
-    /// P is computed once; each tile of keys adds its part of dq to sums in memory, in the order of
-    /// the tiles.
-    FusedPartials,
-    /// attention_lse only: the forward pass also returns ∂lse/∂q, and dq needs no sweep.
-    ForwardGradient,
+named! {
+    /// How a backward pass is organised. A hint, as [`Blocking`] is; tiers without the choice ignore it.
+    #[derive(Default)]
+    Mode, "mode" {
+        /// The planner chooses: [`Mode::FusedPartials`], if its sums fit the budget.
+        #[default]
+        Auto = "auto",
+        /// dq in one sweep, dk and dv in another: P is computed twice, nothing is kept between.
+        Separate = "separate",
+        /// P is computed once; each tile of keys adds its part of dq to sums in memory, in the order of
+        /// the tiles.
+        FusedPartials = "fused",
+        /// attention_lse only: the forward pass also returns ∂lse/∂q, and dq needs no sweep.
+        ForwardGradient = "gradient",
+    }
 }

@@ -1,6 +1,6 @@
 //! Element types and the rounding to them.
 
-use crate::named::named;
+use crate::named;
 use half::{bf16, f16};
 
 // Widest first.

@@ -1,10 +1,7 @@
 //! The flat form of a problem, as it stands in a JSON file: options beside extents, defaults left
 //! out, an unknown key refused.
 
-use crate::{
-    Attention, AttentionLse, BiasExtents, Decay, DistanceBias, Extents, LazyAttention,
-    LinearAttention, LinearExtents, Mask, NamedArray, Sequences, TokenSequences,
-};
+use crate::{Mask, NamedArray};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A file, and both ways between it and its problem: each field of the file with its place in the problem.
@@ -18,7 +15,7 @@ macro_rules! flat {
         $($(#[$meta:meta])* $field:ident: $type:ty = $($at:ident).+,)*
     ) => {
         $(#[$doc])*
-        #[derive(Debug, Clone, Serialize, Deserialize)]
+        #[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
         #[serde(deny_unknown_fields)]
         #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
         pub struct $File {
@@ -65,10 +62,12 @@ macro_rules! flat {
     };
 }
 
+pub(crate) use flat;
+
 /// The file of a problem about scores: `flat!` with their extents and options.
 macro_rules! scores {
     (softmax $(#[$doc:meta])* $File:ident: $Problem:ident, [$($value_dim:ident)?]) => {
-        scores! {
+        crate::file::scores! {
             $(#[$doc])*
             $File: $Problem,
             [$($value_dim)?]
@@ -82,7 +81,7 @@ macro_rules! scores {
             #[serde(default, skip_serializing_if = "Option::is_none")]
             bias: Option<BiasExtents> = scores.bias,
             /// Which pairs count; absent: all.
-            #[serde(default, skip_serializing_if = "is_default")]
+            #[serde(default, skip_serializing_if = "crate::file::is_default")]
             mask: Mask = scores.mask,
         }
     };
@@ -92,7 +91,7 @@ macro_rules! scores {
         [$($value_dim:ident)?]
         $($fields:tt)*
     ) => {
-        flat! {
+        crate::file::flat! {
             $(#[$doc])*
             $File: $Problem,
             Extents at scores.extents {
@@ -115,70 +114,13 @@ macro_rules! scores {
             softmax_scale: Option<f64> = scores.softmax_scale,
             $($fields)*
             /// Which rows belong together; absent: dense.
-            #[serde(default, skip_serializing_if = "is_default")]
+            #[serde(default, skip_serializing_if = "crate::file::is_default")]
             sequences: Sequences = scores.sequences,
         }
     };
 }
 
-scores! {
-    softmax
-    /// Softmax attention.
-    AttentionFile: Attention,
-    [value_dim]
-}
-
-scores! {
-    softmax
-    /// The log-sum-exp of attention scores.
-    AttentionLseFile: AttentionLse,
-    []
-}
-
-scores! {
-    /// Lazy attention.
-    LazyAttentionFile: LazyAttention,
-    [value_dim]
-    /// The distances of the tensor `bias` [query_heads, width], if there is one.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    bias: Option<DistanceBias> = bias,
-    /// Which pairs count; absent: causal, aligned at the bottom right.
-    #[serde(default = "Mask::causal", skip_serializing_if = "is_causal")]
-    mask: Mask = scores.mask,
-}
-
-flat! {
-    /// Linear attention with decay.
-    LinearAttentionFile: LinearAttention,
-    LinearExtents at extents {
-        /// B: batch elements.
-        batch,
-        /// Hq: query heads, a multiple of key_heads.
-        query_heads,
-        /// Hk: key and value heads.
-        key_heads,
-        /// N: tokens (packed sequences: of all sequences together).
-        tokens,
-        /// D: elements of a query and of a key.
-        dim,
-    }
-    [value_dim]
-    /// σ; absent: 1.
-    #[serde(default = "one", skip_serializing_if = "is_one")]
-    scale: f64 = scale,
-    /// How states decay; absent: not at all.
-    #[serde(default, skip_serializing_if = "is_default")]
-    decay: Decay = decay,
-    /// Whether there is a tensor `initial_state` [sequences, key_heads, dim, value_dim].
-    #[serde(default, skip_serializing_if = "is_default")]
-    initial_state: bool = initial_state,
-    /// Whether `final_state` is returned.
-    #[serde(default, skip_serializing_if = "is_default")]
-    final_state: bool = final_state,
-    /// Which tokens belong together; absent: dense.
-    #[serde(default, skip_serializing_if = "is_default")]
-    sequences: TokenSequences = sequences,
-}
+pub(crate) use scores;
 
 pub(crate) fn is_default<T: Default + PartialEq>(value: &T) -> bool {
     *value == T::default()
@@ -192,7 +134,7 @@ pub(crate) fn is_one(value: &f64) -> bool {
     *value == 1.0
 }
 
-fn is_causal(mask: &Mask) -> bool {
+pub(crate) fn is_causal(mask: &Mask) -> bool {
     *mask == Mask::causal()
 }
 

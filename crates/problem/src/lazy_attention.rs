@@ -53,10 +53,7 @@ pub fn dtheta(theta: f64, dtau: f64) -> f64 {
 /// o = Σ_j max(P_ij + τ_h/n_i, 0) v_j: [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(into = "crate::file::LazyAttentionFile", from = "crate::file::LazyAttentionFile")
-)]
+#[cfg_attr(feature = "serde", serde(into = "LazyAttentionFile", from = "LazyAttentionFile"))]
 pub struct LazyAttention {
     /// The scores and which of them count. Softcap, sinks and additive bias are not lazy
     /// attention's: the check refuses them.
@@ -65,6 +62,19 @@ pub struct LazyAttention {
     pub bias: Option<DistanceBias>,
     /// E: elements of a value, at least 1.
     pub value_dim: usize,
+}
+
+#[cfg(feature = "serde")]
+crate::file::scores! {
+    /// Lazy attention.
+    LazyAttentionFile: LazyAttention,
+    [value_dim]
+    /// The distances of the tensor `bias` [query_heads, width], if there is one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    bias: Option<DistanceBias> = bias,
+    /// Which pairs count; absent: causal, aligned at the bottom right.
+    #[serde(default = "Mask::causal", skip_serializing_if = "crate::file::is_causal")]
+    mask: Mask = scores.mask,
 }
 
 impl LazyAttention {

@@ -66,24 +66,7 @@ pub use tensors::Scalar;
 pub use tokens::{TokenSequence, TokenSequences};
 pub use view::{Stored, View, ViewMut, Views, ViewsMut};
 
-use named::named;
 use operand::Row;
-
-named! {
-    /// An algorithm, by name.
-    Algorithm, "algorithm" {
-        /// Softmax attention.
-        Attention = "attention",
-        /// The log-sum-exp of attention scores.
-        AttentionLse = "attention_lse",
-        /// Linear attention with decay.
-        LinearAttention = "linear_attention",
-        /// Lazy attention.
-        LazyAttention = "lazy_attention",
-        /// Linear cross-entropy.
-        LinearCrossEntropy = "linear_cross_entropy",
-    }
-}
 
 named! {
     /// A pass of an algorithm.
@@ -103,20 +86,90 @@ named! {
     }
 }
 
-impl Algorithm {
-    /// The passes that it has.
-    pub fn passes(self) -> &'static [Pass] {
-        use Pass::{Backward, DoubleBackward, Forward, ForwardBackward, Jvp, Step};
-        match self {
-            Algorithm::Attention | Algorithm::AttentionLse => {
-                &[Forward, Backward, DoubleBackward, Jvp]
-            }
-            Algorithm::LinearAttention => &[Forward, Backward, DoubleBackward, Step],
-            Algorithm::LazyAttention => &[Forward, Backward, DoubleBackward],
-            Algorithm::LinearCrossEntropy => &[Forward, Backward, DoubleBackward, ForwardBackward],
+/// The algorithms, each with its name, the type of its problems, and its passes.
+macro_rules! algorithms {
+    ($($(#[$doc:meta])* $Problem:ident = $name:literal: $($Pass:ident)*;)*) => {
+        named! {
+            /// An algorithm, by name.
+            Algorithm, "algorithm" { $($(#[$doc])* $Problem = $name,)* }
         }
-    }
 
+        impl Algorithm {
+            /// The passes that it has.
+            pub fn passes(self) -> &'static [Pass] {
+                match self { $(Algorithm::$Problem => &[$(Pass::$Pass),*],)* }
+            }
+        }
+
+        /// Any problem of any algorithm; in a file the key `algorithm` says which.
+        #[derive(Debug, Clone, PartialEq)]
+        #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+        #[cfg_attr(feature = "serde", serde(tag = "algorithm", rename_all = "snake_case"))]
+        #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+        pub enum Problem { $($(#[$doc])* $Problem($Problem),)* }
+
+        /// Applies an expression to the problem of whichever algorithm.
+        macro_rules! each {
+            ($any:expr, $x:ident => $body:expr) => {
+                match $any { $(Problem::$Problem($x) => $body,)* }
+            };
+        }
+
+        impl Problem {
+            /// Which algorithm it is a problem of.
+            pub fn algorithm(&self) -> Algorithm {
+                match self { $(Problem::$Problem(_) => Algorithm::$Problem,)* }
+            }
+        }
+
+        $(
+            impl From<$Problem> for Problem {
+                fn from(problem: $Problem) -> Self {
+                    Problem::$Problem(problem)
+                }
+            }
+
+            impl<'a> TryFrom<&'a Problem> for &'a $Problem {
+                type Error = Error;
+
+                fn try_from(problem: &'a Problem) -> Result<Self, Error> {
+                    match problem {
+                        Problem::$Problem(problem) => Ok(problem),
+                        other => Err(Error::value("algorithm", $name, other.algorithm())),
+                    }
+                }
+            }
+
+            impl $Problem {
+                /// The tensors of a pass: as [`Problem::operands`].
+                pub fn operands(&self, pass: Pass) -> Vec<Operand> {
+                    self.table(pass).operands
+                }
+
+                /// The tensors of a pass, with the options of those that it does not have.
+                pub fn table(&self, pass: Pass) -> Table {
+                    let has = Algorithm::$Problem.passes().contains(&pass);
+                    let rows = if has { self.rows() } else { Vec::new() };
+                    Table::new(&rows, pass, |axis| self.extent(axis))
+                }
+            }
+        )*
+    };
+}
+algorithms! {
+    /// Softmax attention.
+    Attention = "attention": Forward Backward DoubleBackward Jvp;
+    /// The log-sum-exp of attention scores.
+    AttentionLse = "attention_lse": Forward Backward DoubleBackward Jvp;
+    /// Linear attention with decay.
+    LinearAttention = "linear_attention": Forward Backward DoubleBackward Step;
+    /// Lazy attention.
+    LazyAttention = "lazy_attention": Forward Backward DoubleBackward;
+    /// Linear cross-entropy.
+    LinearCrossEntropy = "linear_cross_entropy": Forward Backward DoubleBackward ForwardBackward;
+}
+
+impl Algorithm {
     /// The error of a pass that the algorithm does not have.
     pub fn no_pass(self, pass: Pass) -> Error {
         let passes: Vec<&str> = self.passes().iter().map(|pass| pass.name()).collect();
@@ -124,49 +177,7 @@ impl Algorithm {
     }
 }
 
-/// Any problem of any algorithm; in a file the key `algorithm` says which.
-#[derive(Debug, Clone, PartialEq)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(tag = "algorithm", rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub enum Problem {
-    /// Softmax attention.
-    Attention(Attention),
-    /// The log-sum-exp of attention scores.
-    AttentionLse(AttentionLse),
-    /// Linear attention with decay.
-    LinearAttention(LinearAttention),
-    /// Lazy attention.
-    LazyAttention(LazyAttention),
-    /// Linear cross-entropy.
-    LinearCrossEntropy(LinearCrossEntropy),
-}
-
-/// Applies an expression to the problem of whichever algorithm.
-macro_rules! each {
-    ($any:expr, $problem:ident => $body:expr) => {
-        match $any {
-            Problem::Attention($problem) => $body,
-            Problem::AttentionLse($problem) => $body,
-            Problem::LinearAttention($problem) => $body,
-            Problem::LazyAttention($problem) => $body,
-            Problem::LinearCrossEntropy($problem) => $body,
-        }
-    };
-}
-
 impl Problem {
-    /// Which algorithm it is a problem of.
-    pub fn algorithm(&self) -> Algorithm {
-        match self {
-            Problem::Attention(_) => Algorithm::Attention,
-            Problem::AttentionLse(_) => Algorithm::AttentionLse,
-            Problem::LinearAttention(_) => Algorithm::LinearAttention,
-            Problem::LazyAttention(_) => Algorithm::LazyAttention,
-            Problem::LinearCrossEntropy(_) => Algorithm::LinearCrossEntropy,
-        }
-    }
-
     /// The tensors of a pass, with the options of those that it does not have.
     pub fn table(&self, pass: Pass) -> Table {
         each!(self, problem => problem.table(pass))
@@ -268,28 +279,3 @@ fn rebind<T>(
     *array = find(&array.name)?.ok_or_else(|| array.missing())?;
     Ok(())
 }
-
-macro_rules! into_problem {
-    ($($problem:ident)*) => {
-        $(impl From<$problem> for Problem {
-            fn from(problem: $problem) -> Self {
-                Problem::$problem(problem)
-            }
-        }
-
-        impl $problem {
-            /// The tensors of a pass: as [`Problem::operands`].
-            pub fn operands(&self, pass: Pass) -> Vec<Operand> {
-                self.table(pass).operands
-            }
-
-            /// The tensors of a pass, with the options of those that it does not have.
-            pub fn table(&self, pass: Pass) -> Table {
-                let has = Algorithm::$problem.passes().contains(&pass);
-                let rows = if has { self.rows() } else { Vec::new() };
-                Table::new(&rows, pass, |axis| self.extent(axis))
-            }
-        })*
-    };
-}
-into_problem!(Attention AttentionLse LinearAttention LazyAttention LinearCrossEntropy);

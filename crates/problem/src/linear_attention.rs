@@ -6,7 +6,7 @@
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::{operands, results, tensors};
-use crate::{Axis, Error, Scalar, TokenSequence, TokenSequences};
+use crate::{Axis, Error, Scalar, TokenSequence, TokenSequences, named};
 use ndarray::ArrayView4;
 
 /// The extents of q and k of linear attention.
@@ -24,31 +24,30 @@ pub struct LinearExtents {
     pub dim: usize,
 }
 
-/// By what the state is multiplied before a token is added to it: e to an operand that holds
-/// logarithms, none of them above 0.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
-pub enum Decay {
-    /// Nothing is forgotten.
-    #[default]
-    None,
-    /// The operand `g_gamma` `[Hk]`: one logarithm per head. [`slopes`](crate::slopes) computes
-    /// those that have names.
-    PerHead,
-    /// The operand `g` `[B, Hk, N]`: one logarithm per token. −∞ forgets everything before it.
-    PerToken,
+named! {
+    /// By what the state is multiplied before a token is added to it: e to an operand that holds
+    /// logarithms, none of them above 0.
+    #[derive(Default)]
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
+    Decay, "decay" {
+        /// Nothing is forgotten.
+        #[default]
+        None = "none",
+        /// The operand `g_gamma` `[Hk]`: one logarithm per head. [`slopes`](crate::slopes) computes
+        /// those that have names.
+        PerHead = "per_head",
+        /// The operand `g` `[B, Hk, N]`: one logarithm per token. −∞ forgets everything before it.
+        PerToken = "per_token",
+    }
 }
 
 /// H_t = e^{g_t} H_{t−1} + k_tᵀ v_t and o_t = σ q_t H_t:
 /// [the equations](self).
 #[derive(Debug, Clone, PartialEq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
-#[cfg_attr(
-    feature = "serde",
-    serde(into = "crate::file::LinearAttentionFile", from = "crate::file::LinearAttentionFile")
-)]
+#[cfg_attr(feature = "serde", serde(into = "LinearAttentionFile", from = "LinearAttentionFile"))]
 pub struct LinearAttention {
     /// The extents of q and k.
     pub extents: LinearExtents,
@@ -64,6 +63,40 @@ pub struct LinearAttention {
     pub final_state: bool,
     /// Which tokens belong together. S is their number: B, or that of the packed sequences.
     pub sequences: TokenSequences,
+}
+
+#[cfg(feature = "serde")]
+crate::file::flat! {
+    /// Linear attention with decay.
+    LinearAttentionFile: LinearAttention,
+    LinearExtents at extents {
+        /// B: batch elements.
+        batch,
+        /// Hq: query heads, a multiple of key_heads.
+        query_heads,
+        /// Hk: key and value heads.
+        key_heads,
+        /// N: tokens (packed sequences: of all sequences together).
+        tokens,
+        /// D: elements of a query and of a key.
+        dim,
+    }
+    [value_dim]
+    /// σ; absent: 1.
+    #[serde(default = "crate::file::one", skip_serializing_if = "crate::file::is_one")]
+    scale: f64 = scale,
+    /// How states decay; absent: not at all.
+    #[serde(default, skip_serializing_if = "crate::file::is_default")]
+    decay: Decay = decay,
+    /// Whether there is a tensor `initial_state` [sequences, key_heads, dim, value_dim].
+    #[serde(default, skip_serializing_if = "crate::file::is_default")]
+    initial_state: bool = initial_state,
+    /// Whether `final_state` is returned.
+    #[serde(default, skip_serializing_if = "crate::file::is_default")]
+    final_state: bool = final_state,
+    /// Which tokens belong together; absent: dense.
+    #[serde(default, skip_serializing_if = "crate::file::is_default")]
+    sequences: TokenSequences = sequences,
 }
 
 impl LinearAttention {

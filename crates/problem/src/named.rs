@@ -1,6 +1,22 @@
 //! Enumerations whose values have names.
 
-/// An enumeration with the name of each value: in Rust, in files, in reports and on the command line.
+/// An enumeration with the name of each value, and what it is called in errors.
+///
+/// ```
+/// etalon_problem::named! {
+///     /// The side of a mask.
+///     Side, "side" {
+///         /// Keys before the query.
+///         Left = "left",
+///         /// Keys after it.
+///         Right = "right",
+///     }
+/// }
+/// assert_eq!("right".parse(), Ok(Side::Right));
+/// assert_eq!(Side::ALL.map(Side::name), ["left", "right"]);
+/// assert!("up".parse::<Side>().unwrap_err().to_string().contains("one of left, right"));
+/// ```
+#[macro_export]
 macro_rules! named {
     (
         $(#[$meta:meta])*
@@ -29,14 +45,13 @@ macro_rules! named {
         }
 
         impl std::str::FromStr for $Type {
-            type Err = crate::Error;
-            fn from_str(name: &str) -> Result<Self, crate::Error> {
+            type Err = $crate::Error;
+            fn from_str(name: &str) -> Result<Self, $crate::Error> {
                 <$Type>::ALL.into_iter().find(|item| item.name() == name).ok_or_else(|| {
                     let names = [$($name),*].join(", ");
-                    crate::Error::value($what, format!("one of {names}"), name)
+                    $crate::Error::value($what, format!("one of {names}"), name)
                 })
             }
         }
     };
 }
-pub(crate) use named;

@@ -1,7 +1,7 @@
 //! The arguments of `etalon bench`.
 
 use super::masks::named;
-use crate::options::{self, MODES, algorithm, one_of};
+use crate::options::{self, SIMD_DTYPES, one_of};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Pass};
 use etalon_simd::{Level, Mode};
 use std::path::PathBuf;
@@ -9,13 +9,13 @@ use std::path::PathBuf;
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
     /// Algorithms; all if absent.
-    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = algorithm())]
+    #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = one_of(Algorithm::ALL))]
     pub algorithm: Vec<Algorithm>,
     /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L", value_parser = options::level())]
+    #[arg(long, value_name = "L", value_parser = one_of(Level::available().iter().copied()))]
     pub level: Option<Level>,
     /// The storage type.
-    #[arg(long, default_value = "f32", value_parser = options::simd_dtype())]
+    #[arg(long, default_value = "f32", value_parser = one_of(SIMD_DTYPES))]
     pub dtype: Dtype,
     /// Queries and keys.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [512, 2048])]
@@ -24,7 +24,7 @@ pub struct Arguments {
     #[arg(long, value_name = "D,…", value_delimiter = ',', default_values_t = [64, 128])]
     pub dim: Vec<usize>,
     /// Passes; all if absent.
-    #[arg(long, value_name = "P,…", value_delimiter = ',', value_parser = options::pass())]
+    #[arg(long, value_name = "P,…", value_delimiter = ',', value_parser = one_of(Pass::ALL))]
     pub pass: Vec<Pass>,
     /// Masks: full; causal; window=256, causal and reaching back so many keys; segments=512, causal
     /// within segments of so many; array=512, the same as an array of pairs.
@@ -43,11 +43,11 @@ pub struct Arguments {
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     pub blocking: Option<Blocking>,
     /// The modes of a backward pass; gradient is a mode of attention_lse alone.
-    #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(MODES))]
+    #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(Mode::ALL))]
     pub mode: Vec<Mode>,
     /// How linear_attention decays.
-    #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = one_of(DECAYS))]
-    pub decay: Vec<(Decay, &'static str)>,
+    #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = one_of(Decay::ALL))]
+    pub decay: Vec<Decay>,
     /// c of S = c·tanh(s/c).
     #[arg(long, value_name = "C")]
     pub softcap: Option<f64>,
@@ -66,10 +66,3 @@ pub struct Arguments {
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
 }
-
-/// The decays of linear_attention by name, and in words.
-const DECAYS: [(&str, (Decay, &str)); 3] = [
-    ("none", (Decay::None, "no decay")),
-    ("per_head", (Decay::PerHead, "decay per head")),
-    ("per_token", (Decay::PerToken, "decay per token")),
-];

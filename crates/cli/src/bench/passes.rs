@@ -5,7 +5,6 @@ use super::arguments::Arguments;
 use super::summary::{Bandwidth, Figure};
 use super::tune;
 use crate::noise::Times;
-use crate::options::mode_name;
 use crate::outcome::Failure;
 use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, views, views_mut};
@@ -91,7 +90,7 @@ impl Bench<'_> {
             heads: problem.extent(Axis::QueryHeads),
             key_heads: problem.extent(Axis::KeyHeads),
             pass: pass.name(),
-            mode: mode_name(mode),
+            mode: mode.name(),
             flops,
             times,
             gflops: flops as f64 / ns,

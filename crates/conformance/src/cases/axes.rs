@@ -1,34 +1,15 @@
 //! Axes of a grid: lists of named values, of which a point of the grid takes one each.
 
-use etalon_problem::{Algorithm, Dtype, Error, Operand, Problem};
+use etalon_problem::{Algorithm, Dtype, Operand, Problem};
 use ndarray::ArrayD;
 
 /// What an axis is called, and the names of its values.
 pub(crate) type Names = (&'static str, Vec<&'static str>);
 
-/// An enumeration whose values have names.
-pub trait Axis: Copy + PartialEq + 'static {
-    /// What the axis is called in errors.
-    const AXIS: &'static str;
-
-    /// Every value of the axis.
-    fn all() -> &'static [Self];
-
-    /// Its name in the names of cases.
-    fn name(self) -> &'static str;
-
-    /// The names of its values.
-    fn names() -> Vec<&'static str> {
-        Self::all().iter().map(|value| value.name()).collect()
-    }
-
-    /// The value of that name.
-    fn parse(name: &str) -> Result<Self, Error> {
-        Self::all().iter().copied().find(|value| value.name() == name).ok_or_else(|| {
-            let expected = format!("one of {}", Self::names().join(", "));
-            Error::value(format!("case.{}", Self::AXIS), expected, name)
-        })
-    }
+/// An axis: an enumeration whose values have names.
+pub(crate) trait Axis {
+    /// What it is called, and the names of its values.
+    fn names() -> Names;
 }
 
 /// An axis, declared with the names of its values and, where a function tells it, what each stands for.
@@ -38,19 +19,14 @@ macro_rules! axis {
         $(fn $stands_for:ident($($given:ident: $given_type:ty),*) -> $what:ty)?
         { $($(#[$item:meta])* $value:ident = $name:literal $(=> $meaning:expr)?),* $(,)? }
     ) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-        pub enum $type { $($(#[$item])* $value),* }
+        etalon_problem::named! {
+            $(#[$doc])*
+            $type, $axis { $($(#[$item])* $value = $name,)* }
+        }
 
         impl $crate::cases::axes::Axis for $type {
-            const AXIS: &'static str = $axis;
-
-            fn all() -> &'static [Self] {
-                &[$($type::$value),*]
-            }
-
-            fn name(self) -> &'static str {
-                match self { $($type::$value => $name),* }
+            fn names() -> $crate::cases::axes::Names {
+                ($axis, $type::ALL.map($type::name).to_vec())
             }
         }
 
@@ -99,20 +75,19 @@ macro_rules! grid {
         impl $point {
             /// What its axes are called, and the names of their values.
             pub fn axes() -> Vec<$crate::cases::axes::Names> {
-                use $crate::cases::axes::Axis;
-                vec![$(($type::AXIS, $type::names())),*]
+                vec![$(<$type as $crate::cases::axes::Axis>::names()),*]
             }
 
             /// The names of its values.
             pub fn names(&self) -> Vec<&'static str> {
-                vec![$($crate::cases::axes::Axis::name(self.$axis)),*]
+                vec![$(self.$axis.name()),*]
             }
 
             /// The point of these names, as many as there are axes.
             pub fn parse(names: &[&str]) -> Result<Self, etalon_problem::Error> {
                 let mut names = names.iter().copied();
                 let mut next = || names.next().unwrap_or_default();
-                Ok($point { $($axis: $crate::cases::axes::Axis::parse(next())?),* })
+                Ok($point { $($axis: next().parse()?),* })
             }
         }
     };

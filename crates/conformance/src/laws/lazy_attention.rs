@@ -14,7 +14,7 @@ use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
 use crate::tiers::decisions;
 use etalon_problem::{
-    Attention, BiasExtents, DistanceBias, Dtype, Error, LazyAttention, Pass, Problem, Scores,
+    Attention, BiasExtents, DistanceBias, Dtype, Error, LazyAttention, Pass, Scores,
 };
 use ndarray::{Array4, ArrayD, Dimension, IxDyn};
 
@@ -48,10 +48,7 @@ laws! {
 
 /// The problem of a case of lazy_attention.
 fn lazy(case: &Case) -> Result<&LazyAttention, Error> {
-    match &case.problem {
-        Problem::LazyAttention(problem) => Ok(problem),
-        other => Err(Error::value("algorithm", "lazy_attention", other.algorithm())),
-    }
+    (&case.problem).try_into()
 }
 
 /// Whether there is a bias, for every pair that sequences and mask allow.

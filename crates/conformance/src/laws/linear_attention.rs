@@ -13,7 +13,7 @@ use super::trial::Trial;
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::probes::linear_attention::integer_probe;
-use etalon_problem::{Axis, Decay, Error, LinearAttention, Pass, Problem, TokenSequences};
+use etalon_problem::{Axis, Decay, Error, LinearAttention, Pass, TokenSequences};
 use forms::{
     constant_gates, doubling, normal_range, scale_and_queries, shared_states, token_by_token,
     two_halves,
@@ -69,10 +69,7 @@ laws! {
 
 /// The problem of a case of linear_attention.
 fn linear(case: &Case) -> Result<&LinearAttention, Error> {
-    match &case.problem {
-        Problem::LinearAttention(problem) => Ok(problem),
-        other => Err(Error::value("algorithm", "linear_attention", other.algorithm())),
-    }
+    (&case.problem).try_into()
 }
 
 fn decays(case: &Case, decay: Decay) -> bool {

@@ -39,10 +39,7 @@ laws! {
 
 /// The problem of a case of linear_cross_entropy.
 fn problem(case: &Case) -> Result<&LinearCrossEntropy, Error> {
-    match &case.problem {
-        Problem::LinearCrossEntropy(problem) => Ok(problem),
-        other => Err(Error::value("algorithm", "linear_cross_entropy", other.algorithm())),
-    }
+    (&case.problem).try_into()
 }
 
 fn problem_is(case: &Case, so: impl Fn(&LinearCrossEntropy) -> bool) -> bool {

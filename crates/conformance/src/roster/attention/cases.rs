@@ -3,7 +3,7 @@
 use super::factors::{
     add_bias, array, cap, chunks, cuts, lengths, reach, scale, segments, shared_array, window,
 };
-use crate::cases::axes::{Axis, Grid, Names, grid};
+use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
 use crate::shapes::{Shape, ShapeClass};
 use etalon_problem::Align::{BottomRight, TopLeft};

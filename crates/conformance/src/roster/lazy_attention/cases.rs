@@ -1,6 +1,6 @@
 //! The grid of lazy_attention.
 
-use crate::cases::axes::{Axis, Grid, grid};
+use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
 use crate::roster::attention::{DlseKind, Family, MaskKind, SequenceKind, has_many_pairs, scores};
 use crate::shapes::ShapeClass;
@@ -89,7 +89,7 @@ grid! {
 impl LazyFamily {
     /// The family of attention that q, k, v and the cotangents are drawn from: that of the same name.
     pub(crate) fn of_attention(self) -> Family {
-        Family::parse(self.name()).unwrap_or(Family::Generic)
+        self.name().parse().unwrap_or(Family::Generic)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The grid of linear_attention.
 
-use crate::cases::axes::{Axis, Grid, grid};
+use crate::cases::axes::{Grid, grid};
 use crate::generate::Stream;
 use crate::roster::attention::{SequenceKind, cuts, lengths, zero_half};
 use crate::shapes::{HEADS, LATTICE};
