@@ -327,8 +327,6 @@ impl<'m> LogTangents<'m> {
 struct Exponentials<'a>([&'a mut [f32]; 2], usize);
 
 impl Kernel for Exponentials<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         for list in self.0 {

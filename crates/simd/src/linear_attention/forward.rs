@@ -15,7 +15,6 @@ use super::schedule::{Place, Schedule, States};
 use super::state::{Advance, Shape, combine, pass_on};
 use crate::element::TensorMut;
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
 use crate::products::{Along, Sum};
@@ -103,7 +102,7 @@ impl Forward<'_> {
         scratch.decays.prepare(level, &gates, chunk.clone());
         scratch.k.read(place.rows(k, place.head, chunk));
         scratch.v.read(place.rows(v, place.head, chunk));
-        Pack { len: chunk.len(), output, scratch }.run_at(level);
+        level.run(Pack { len: chunk.len(), output, scratch });
     }
 
     /// The state after a span from the span alone.
@@ -121,7 +120,7 @@ impl Forward<'_> {
         let decay = if n == 0 { 0.0 } else { decays.whole };
         let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;
-        Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens }.run_at(options.level);
+        options.level.run(Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens });
     }
 
     /// o of a span; with `keep`, `scratch.sum` becomes the state after it from the span alone.
@@ -166,7 +165,7 @@ impl Forward<'_> {
         scratch.q.read(place.rows(&self.operands.q, head, chunk));
         // Before the first token of a sequence that begins with 0 there is nothing to read.
         let blank = chunk.start == 0 && self.operands.initial[0].is_none();
-        Outputs { len: chunk.len(), blank, shape, scratch }.run_at(options.level);
+        options.level.run(Outputs { len: chunk.len(), blank, shape, scratch });
         o.write_rows(scratch.o, scratch.stride, problem.scale as f32);
     }
 }
@@ -225,11 +224,7 @@ struct Pack<'a, 'm> {
     scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Pack<'_, '_>);
-
 impl Kernel for Pack<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Scratch { decays, k, v, .. } = self.scratch;
@@ -255,11 +250,7 @@ struct Outputs<'a, 'm> {
     scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Outputs<'_, '_>);
-
 impl Kernel for Outputs<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Outputs { len, blank, shape, scratch } = self;

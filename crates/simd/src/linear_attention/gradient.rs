@@ -27,7 +27,6 @@ use super::rows::{Factor, Panels};
 use super::scratch::{Scratch, Wanted};
 use super::state::{Reading, inner, transpose_states};
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
@@ -40,11 +39,7 @@ pub struct Behind<'a, 'm> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Behind<'_, '_>);
-
 impl Kernel for Behind<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Behind { len, wanted, scratch } = self;
@@ -122,11 +117,7 @@ pub struct Chunk<'a, 'm> {
     pub dscale: &'a mut f64,
 }
 
-compiled_here!(Chunk<'_, '_>);
-
 impl Kernel for Chunk<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (len, micro) = (self.len, self.scratch.micro);

@@ -8,7 +8,6 @@ use super::cut::Cut;
 use super::rows::{Panels, Rows};
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
 use crate::pack::transpose;
 use crate::tile::{MAX_ROWS, Tile};
 use ndarray::{ArrayView2, ArrayViewMut2};
@@ -106,11 +105,7 @@ pub struct Advance<'a> {
     pub tokens: Range<usize>,
 }
 
-compiled_here!(Advance<'_>);
-
 impl Kernel for Advance<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Advance { shape, state, decay, left, right, tokens } = self;
@@ -244,7 +239,7 @@ pub fn pass_on(level: Level, carry: Carry, state: &mut [f32], sum: &[f32]) {
         return state.copy_from_slice(sum);
     }
     let decay = |to: &mut [f32], from: &[f32]| {
-        AddScaled { factor, scaled_to: true, to, from }.run_at(level);
+        level.run(AddScaled { factor, scaled_to: true, to, from });
     };
     if log_tangent == 0.0 {
         return decay(state, sum);
@@ -258,7 +253,7 @@ pub fn pass_on(level: Level, carry: Carry, state: &mut [f32], sum: &[f32]) {
 
 /// to += factor · from.
 pub fn add_to(level: Level, factor: f32, from: &[f32], to: &mut [f32]) {
-    AddScaled { factor, scaled_to: false, to, from }.run_at(level);
+    level.run(AddScaled { factor, scaled_to: false, to, from });
 }
 
 /// to ← to + from, one of which is multiplied by the factor first.
@@ -270,11 +265,7 @@ struct AddScaled<'a> {
     from: &'a [f32],
 }
 
-compiled_here!(AddScaled<'_>);
-
 impl Kernel for AddScaled<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let factor = I::F32::splat(isa, self.factor);

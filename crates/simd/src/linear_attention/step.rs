@@ -5,7 +5,6 @@ use super::schedule::Place;
 use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
 use crate::parallel::share;
 use crate::plan::Buffer;
 use crate::tiles::cut_along;
@@ -90,7 +89,7 @@ impl Step<'_> {
         }
         let decay = self.operands.carry(place, 0..1).decay;
         let mut advance = |state: &mut [f32]| {
-            Token { q, k, v, decay, width, state, o }.run_at(self.options.level);
+            self.options.level.run(Token { q, k, v, decay, width, state, o });
         };
         match state.as_slice_mut() {
             Some(state) => advance(state),
@@ -152,14 +151,10 @@ struct Token<'a> {
     o: &'a mut [f32],
 }
 
-compiled_here!(Token<'_>);
-
 /// Registers of a block of columns.
 const BLOCK: usize = 8;
 
 impl Kernel for Token<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let n = I::F32::N;

@@ -222,7 +222,7 @@ impl<'a> TwoSidedSweep<'a> {
         to.k.read(place.rows(&self.operands.k, place.head, chunk));
         to.v.read(place.rows(&self.operands.v, place.head, chunk));
         let len = chunk.len();
-        PackKeys { len, gradients, scratch: to }.run_at(self.schedule.options.level);
+        self.schedule.options.level.run(PackKeys { len, gradients, scratch: to });
     }
 
     /// Reads the queries and cotangents of a query head in a chunk, for the states alone or for
@@ -251,7 +251,7 @@ impl<'a> TwoSidedSweep<'a> {
             }
             q.scale(len, to.scale);
         }
-        PackQueries { len, gradients, scratch: to }.run_at(options.level);
+        options.level.run(PackQueries { len, gradients, scratch: to });
     }
 
     /// Sᵀ after each chunk of a span, from the span alone. Returns the last.
@@ -279,7 +279,7 @@ impl<'a> TwoSidedSweep<'a> {
         let decay = if n == 0 { 0.0 } else { decays.whole };
         let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Panels<'_>| {
             let tokens = decays.first..len;
-            Advance { shape, state, decay, left, right, tokens }.run_at(options.level);
+            options.level.run(Advance { shape, state, decay, left, right, tokens });
         };
         if order == 2 {
             if decay != 0.0 && !log_tangents.zero {
@@ -328,7 +328,7 @@ impl<'a> TwoSidedSweep<'a> {
         let advance = |state: &mut [f32], left: &Rows<'_>, right: &Panels<'_>| {
             // Tokens from a reset on do not see what is before the chunk.
             let (decay, tokens) = (1.0, 0..decays.reset.min(len));
-            Advance { shape, state, decay, left, right, tokens }.run_at(options.level);
+            options.level.run(Advance { shape, state, decay, left, right, tokens });
         };
         let plain = order == 1 && decays.none;
         advance(value, &q.rows[0], if plain { &dout.along[0] } else { &dout.weighted[0] });
@@ -367,7 +367,7 @@ impl<'a> TwoSidedSweep<'a> {
             let sum = (!last).then_some(&*scratch.back_sum);
             let carry = self.operands.carry(place, chunk.end..end);
             combine(options.level, carry, back, sum, scratch.back);
-            Behind { len, wanted, scratch }.run_at(options.level);
+            options.level.run(Behind { len, wanted, scratch });
             if more {
                 self.decay_back(last, scratch);
             }
@@ -379,7 +379,7 @@ impl<'a> TwoSidedSweep<'a> {
                     self.advance_back(len, scratch);
                 }
                 let dscale = &mut at.sums[1];
-                Chunk { len, wanted, blank, scratch, dscale }.run_at(options.level);
+                options.level.run(Chunk { len, wanted, blank, scratch, dscale });
                 at.finish_queries(self, member, scratch);
             }
             at.finish_keys(wanted, scratch);

@@ -96,8 +96,6 @@ pub struct ForwardTile<'a, 'm> {
 }
 
 impl Kernel for ForwardTile<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         self.scratch.m.fill(f32::NEG_INFINITY);

@@ -22,8 +22,6 @@ pub struct QueryTile<'a, 'm, 'p, B> {
 }
 
 impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let QueryTile { body, pair, rows, scratch } = self;
@@ -74,8 +72,6 @@ pub struct KeyTile<'a, 'm, 'p, B> {
 }
 
 impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let KeyTile { body, pair, rows, cols, share, scratch } = self;
@@ -122,8 +118,6 @@ pub struct ShareTile<'a, 'p> {
 }
 
 impl Kernel for ShareTile<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let ShareTile { pair, rows, cols, dq, share } = self;
@@ -161,8 +155,6 @@ pub struct BiasTile<'a, 'm, B, P> {
 }
 
 impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> Kernel for BiasTile<'_, '_, B, P> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let BiasTile { body, pairs, rows, cols, scratch } = self;
