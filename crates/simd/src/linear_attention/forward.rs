@@ -265,7 +265,7 @@ impl Kernel for Outputs<'_, '_> {
                 tile.store(&mut strip[column..], STRIDE);
             }
             if !decays.none {
-                decays.rows(isa, first, 0..depth, first == 0, p);
+                decays.rows(isa, first, 0..depth, p);
             }
             weigh(isa, decays.none, first, depth, strip, p);
             for number in 0..*stride / width {

@@ -25,7 +25,7 @@
 
 use super::rows::{Factor, Panels};
 use super::scratch::{Scratch, Wanted};
-use super::state::{Reading, inner, transpose_states};
+use super::state::{Reading, inner};
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
@@ -47,11 +47,11 @@ impl Kernel for Behind<'_, '_> {
         let Scratch { state, state_transposed, back, back_transposed, .. } = scratch;
         let (shape, transposed) = (scratch.shape, scratch.transposed);
         if wanted.dout {
-            transpose_states(isa, state_transposed, transposed, state, shape);
+            transposed.turn(isa, state_transposed, state, shape);
         }
         let (weights, [_, log_tangents]) = (&decays.omega[..], log_tangents.lists());
         if wanted.k || wanted.g {
-            transpose_states(isa, back, shape, back_transposed, transposed);
+            shape.turn(isa, back, back_transposed, transposed);
             let (rows, states) = (&v.rows, &back_transposed[..]);
             let read = Reading { len, rows, states, shape: transposed, weights, log_tangents };
             // dq is free until the first query head is worked on.
@@ -192,10 +192,9 @@ impl Chunk<'_, '_> {
             self.multiply(isa, first, at, keys.start..last);
             let Scratch { decays, log_tangents, p, beta, .. } = &mut *self.scratch;
             if !decays.none {
-                let begin = diagonal && first == queries.start;
-                decays.rows(isa, first, keys.clone(), begin, &mut p[at..]);
+                decays.rows(isa, first, keys.clone(), &mut p[at..]);
                 if !log_tangents.zero {
-                    log_tangents.rows(isa, first, keys.clone(), begin, &mut beta[at..]);
+                    log_tangents.rows(isa, first, keys.clone(), &mut beta[at..]);
                 }
             }
             self.weigh(isa, first, at, keys.clone());
@@ -207,7 +206,7 @@ impl Chunk<'_, '_> {
             self.grow_keys(isa, first, from..queries.end, queries.start);
         }
         if self.wanted.g {
-            self.scratch.flow.pair(isa, queries, keys, diagonal);
+            self.scratch.flow.pair(isa, queries, keys);
         }
     }
 

@@ -71,24 +71,18 @@ impl Shape {
             *x = state[self.at(d, e)];
         }
     }
-}
 
-/// The matrices of a state, transposed.
-#[inline(always)]
-pub fn transpose_states<I: Isa>(
-    _: I,
-    from: &[f32],
-    shape: Shape,
-    to: &mut [f32],
-    transposed: Shape,
-) {
-    let cols = I::Tile::COLS;
-    let matrices = from.chunks_exact(shape.len()).zip(to.chunks_exact_mut(transposed.len()));
-    for (from, to) in matrices {
-        for (e, panel) in from.chunks_exact(shape.panel()).enumerate() {
-            for (d, to) in to.chunks_exact_mut(transposed.panel()).enumerate() {
-                let block = &panel[d * cols * cols..];
-                transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
+    /// `to`, of the shape `transposed`, becomes the matrices of a state, transposed.
+    #[inline(always)]
+    pub fn turn<I: Isa>(&self, _: I, from: &[f32], to: &mut [f32], transposed: Shape) {
+        let cols = I::Tile::COLS;
+        let matrices = from.chunks_exact(self.len()).zip(to.chunks_exact_mut(transposed.len()));
+        for (from, to) in matrices {
+            for (e, panel) in from.chunks_exact(self.panel()).enumerate() {
+                for (d, to) in to.chunks_exact_mut(transposed.panel()).enumerate() {
+                    let block = &panel[d * cols * cols..];
+                    transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
+                }
             }
         }
     }
