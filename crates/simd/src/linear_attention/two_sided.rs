@@ -111,8 +111,9 @@ impl<'a> TwoSidedSweep<'a> {
         let mut fronts = States::new(workspace, schedule, schedule.transposed, true)?;
         let mut backs = States::new(workspace, schedule, schedule.shape, false)?;
         let sums = schedule.spans().saturating_mul(size_of::<[f64; 2]>() / size_of::<f32>());
-        let mut sums = workspace.zeros(sums, "sums of spans")?;
+        let mut sums = workspace.room(sums, "sums of spans")?;
         let sums: &mut [[f64; 2]] = bytemuck::cast_slice_mut(&mut sums);
+        sums.fill([0.0; 2]);
         // Nothing has been written yet.
         fronts.begin(&operands.initial);
         backs.begin(&operands.last);
