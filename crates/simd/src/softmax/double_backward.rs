@@ -198,7 +198,7 @@ fn key_sweep(
     wave.key_sweep(scratch, tasks, |task, scratch| {
         for member in 0..operands.scores.group() {
             let pair = wave.pair(task.slot, member, Stats::NONE);
-            for rows in tiles(0..pair.rule.sequence.queries, scratch.cut.queries) {
+            for rows in tiles(0..pair.rule.of.sequence.queries, scratch.cut.queries) {
                 let stats = stats.tile(wave.head(task.slot, member), rows.start);
                 let (pair, cols) = (Pair { stats, ..pair }, task.place.rows.clone());
                 level.run(KeyTile { body, pair, rows, cols, share: 0, scratch });

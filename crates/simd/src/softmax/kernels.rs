@@ -30,7 +30,7 @@ impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
         for term in B::ROWS {
             sums.of(term.to).fill(0.0);
         }
-        for cols in tiles(0..pair.rule.sequence.keys, cut.keys) {
+        for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
             for block in pair.blocks::<I>(&rows, &cols, None) {
                 let Some(strip) = body.weights(isa, &pair, &block, memory) else { continue };
                 let first = block.rows.start - rows.start;
@@ -161,7 +161,7 @@ impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> Kernel for BiasTile<'_, '_, B, P
         let Scratch { tiles: memory, sums, .. } = scratch;
         sums.bias.fill(0.0);
         for pair in pairs {
-            let sequence = pair.rule.sequence;
+            let sequence = pair.rule.of.sequence;
             let rows = rows.start..rows.end.min(sequence.queries);
             let cols = cols.start..cols.end.min(sequence.keys);
             for block in pair.blocks::<I>(&rows, &cols, None) {
