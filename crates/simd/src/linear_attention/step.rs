@@ -87,7 +87,7 @@ impl Step<'_> {
         for (member, q) in q.chunks_mut(dim).enumerate() {
             read(queries, first + member, q);
         }
-        let decay = self.operands.carry(place, 0..1).decay;
+        let decay = self.operands.carry(place).decay;
         let mut advance = |state: &mut [f32]| {
             self.options.level.run(Token { q, k, v, decay, width, state, o });
         };
