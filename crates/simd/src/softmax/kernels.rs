@@ -77,18 +77,21 @@ impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
         let KeyTile { body, pair, rows, cols, share, scratch } = self;
         let Scratch { tiles: memory, sums, .. } = scratch;
         // The rows and columns of the tile that hold a visible pair.
-        let mut seen: Option<(Range<usize>, Range<usize>)> = None;
+        let (mut seen_rows, mut seen_cols) = (0..0, 0..0);
         for block in pair.blocks::<I>(&rows, &cols, Some(share)) {
             let strip = body.weights(isa, &pair, &block, memory);
             if let Some(strip) = &strip {
                 let here = block.rows.start - rows.start..block.rows.end - rows.start;
-                seen = Some(joined(seen, here, &strip.cols));
+                seen_rows = joined(&seen_rows, &here);
+                seen_cols = joined(&seen_cols, &strip.cols);
             }
             let cols = strip.map_or(0..0, |strip| strip.cols);
             memory.shares[share].strips[block.first / I::Tile::ROWS] =
                 [cols.start as u32, cols.end as u32];
         }
-        let Some((seen_rows, seen_cols)) = seen else { return };
+        if seen_rows.is_empty() {
+            return;
+        }
         let columns = Columns {
             rows: seen_rows,
             cols: seen_cols,
