@@ -121,13 +121,9 @@ impl Sums<'_> {
         }
     }
 
-    /// One token more: its number joins all sums, and its own begins with 0. The sums of some columns,
-    /// the first of which is the first token to be passed.
+    /// One token more: its number joins all sums, and its own begins with 0. The sums of some columns.
     #[inline(always)]
     fn pass<I: Isa>(&mut self, isa: I, i: usize, cols: &Range<usize>) -> &[f32] {
-        if i == cols.start {
-            self.between.fill(f32::NEG_INFINITY);
-        }
         let width = cols.len().next_multiple_of(I::F32::N);
         let between = &mut self.between[cols.start..][..width];
         // Beyond the last token are rows that only fill the register block.
@@ -240,6 +236,9 @@ impl Decays<'_> {
             }
             return;
         }
+        if first == cols.start {
+            self.sums.between.fill(f32::NEG_INFINITY);
+        }
         for r in 0..I::Tile::ROWS {
             let sums = self.sums.pass(isa, first + r, &cols).chunks_exact(I::F32::N);
             let p = p[r * STRIDE + cols.start..][..width].chunks_exact_mut(I::F32::N);
@@ -290,6 +289,9 @@ impl<'m> LogTangents<'m> {
     /// Writes those of P_ij as [`Decays::rows`] writes P_ij; anything where j > i.
     #[inline(always)]
     pub fn rows<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, to: &mut [f32]) {
+        if first == cols.start {
+            self.sums.between.fill(f32::NEG_INFINITY);
+        }
         for r in 0..I::Tile::ROWS {
             let sums = self.sums.pass(isa, first + r, &cols);
             to[r * STRIDE + cols.start..][..sums.len()].copy_from_slice(sums);
