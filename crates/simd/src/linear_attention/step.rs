@@ -10,7 +10,7 @@ use crate::plan::Buffer;
 use crate::tiles::cut_along;
 use crate::workspace::{Parts, Workspace};
 use etalon_problem::{Error, LinearAttention, TokenSequence};
-use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4, s};
+use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4};
 
 /// States that are worth a thread of their own, in elements.
 const TASK: usize = 1 << 16;
@@ -79,7 +79,7 @@ impl Step<'_> {
         let (dim, width) = (k.len(), v.len());
         let batch = place.sequence.batch;
         let read = |[operand, _]: &[Option<Tensor<'_, Ix4>>; 2], head: usize, row: &mut [f32]| {
-            operand.iter().for_each(|x| x.slice(s![batch, head, 0, ..]).read(row));
+            operand.iter().for_each(|x| x.read_row([batch, head, 0], row));
         };
         read(keys, place.head, k);
         read(values, place.head, v);
