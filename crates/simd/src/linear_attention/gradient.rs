@@ -23,10 +23,11 @@
 //! has one writer. `flow` has dg, (R27), and gg, which is the sum of the tangents of w, x, y and z. What
 //! a decay of 0 would multiply is absent.
 
-use super::rows::{Factor, Panels};
+use super::rows::Factor;
 use super::scratch::{Scratch, Wanted};
 use super::state::{Reading, inner};
 use crate::lanes::{Isa, Kernel, Lanes};
+use crate::pack::Packed;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
@@ -397,7 +398,7 @@ impl Block<'_> {
         acc: &mut [f32],
         stride: usize,
         finite: bool,
-        terms: &[(&[f32], &Panels<'_>)],
+        terms: &[(&[f32], &Packed<'_>)],
     ) {
         for &(weights, packed) in terms {
             if packed.panels.is_empty() {

@@ -5,10 +5,10 @@
 //! `[width/cols][dim][cols]`, with rows and columns that only fill register blocks.
 
 use super::cut::Cut;
-use super::rows::{Panels, Rows};
+use super::rows::Rows;
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::pack::transpose;
+use crate::pack::{Packed, transpose};
 use crate::tile::{MAX_ROWS, Tile};
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::ops::Range;
@@ -95,7 +95,7 @@ pub struct Advance<'a> {
     pub state: &'a mut [f32],
     pub decay: f32,
     pub left: &'a Rows<'a>,
-    pub right: &'a Panels<'a>,
+    pub right: &'a Packed<'a>,
     pub tokens: Range<usize>,
 }
 

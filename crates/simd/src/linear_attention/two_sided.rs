@@ -22,11 +22,12 @@
 
 use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
-use super::rows::{Panels, Rows};
+use super::rows::Rows;
 use super::schedule::{Place, Schedule, States, portions};
 use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
 use super::state::{Advance, add_to, combine, pass_on};
 use crate::element::{Tensor, TensorMut};
+use crate::pack::Packed;
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
 use crate::products::dot;
@@ -261,7 +262,7 @@ impl<'a> TwoSidedSweep<'a> {
         }
         let (value, tangent) = after[..state].split_at_mut(shape.len());
         let decay = if n == 0 { 0.0 } else { decays.whole };
-        let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Panels<'_>| {
+        let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
             let tokens = decays.first..len;
             options.level.run(Advance { shape, state, decay, left, right, tokens });
         };
@@ -309,7 +310,7 @@ impl<'a> TwoSidedSweep<'a> {
         let Schedule { shape, order, options, .. } = self.schedule;
         let Scratch { decays, q, dout, back_sum, .. } = scratch;
         let (value, tangent) = back_sum.split_at_mut(shape.len());
-        let advance = |state: &mut [f32], left: &Rows<'_>, right: &Panels<'_>| {
+        let advance = |state: &mut [f32], left: &Rows<'_>, right: &Packed<'_>| {
             // Tokens from a reset on do not see what is before the chunk.
             let (decay, tokens) = (1.0, 0..decays.reset.min(len));
             options.level.run(Advance { shape, state, decay, left, right, tokens });
