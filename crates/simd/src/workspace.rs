@@ -110,7 +110,7 @@ impl Workspace {
         let memory = free.map_or_else(|| Aligned::zeros(len, what), Ok)?;
         let asked = len * size_of::<f32>();
         lock(&self.pool.regions).count(asked);
-        Ok(Region { memory, asked, home: Some(Arc::clone(&self.pool)) })
+        Ok(Region { memory, asked, home: Arc::clone(&self.pool) })
     }
 
     /// Memory for lists of `bytes` in all, or the error that there is none. Lists that take more ask for
@@ -184,12 +184,12 @@ impl Regions {
 }
 
 /// Elements that a workspace has lent: they go back when the region is dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Region {
     memory: Aligned,
     /// Bytes that were asked for.
     asked: usize,
-    home: Option<Arc<Pool>>,
+    home: Arc<Pool>,
 }
 
 impl Deref for Region {
@@ -207,11 +207,9 @@ impl DerefMut for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(home) = &self.home {
-            let mut regions = lock(&home.regions);
-            regions.lent -= self.asked;
-            regions.free.push(std::mem::take(&mut self.memory));
-        }
+        let mut regions = lock(&self.home.regions);
+        regions.lent -= self.asked;
+        regions.free.push(std::mem::take(&mut self.memory));
     }
 }
 
