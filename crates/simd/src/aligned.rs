@@ -25,14 +25,9 @@ impl Aligned {
     /// Zeros, or the error that there is no memory for them. Large ones come from the operating
     /// system as they are first touched, by whichever thread does.
     pub fn zeros(len: usize, what: &str) -> Result<Self, Error> {
-        let elements: Vec<f32> = zeroed(Aligned::elements(len), what)?;
+        let elements: Vec<f32> = zeroed(len.saturating_add(SKIPPED), what)?;
         let start = elements.as_ptr().align_offset(LINE).min(SKIPPED);
         Ok(Aligned { elements, start, len })
-    }
-
-    /// Elements of the memory of `len` elements.
-    pub fn elements(len: usize) -> usize {
-        len.saturating_add(SKIPPED)
     }
 
     /// Bytes of its memory.

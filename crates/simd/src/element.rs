@@ -108,6 +108,11 @@ impl<'a> Tensor<'a, Ix4> {
     pub fn rows(&self, batch: usize, head: usize, rows: Range<usize>) -> Tensor<'a, Ix2> {
         (*self).slice(s![batch, head, rows, ..])
     }
+
+    /// Reads one row, `[batch, head, row]`, in f32.
+    pub fn read_row(&self, [batch, head, row]: [usize; 3], into: &mut [f32]) {
+        (*self).slice(s![batch, head, row, ..]).read(into);
+    }
 }
 
 impl Tensor<'_, Ix2> {

@@ -109,12 +109,11 @@ pub trait Tile<I: Isa>: Copy {
     fn row_max(&self, m: &mut [I::F32]);
 }
 
-/// A computation, written once for every instruction set. `run` is `#[inline(always)]`, always.
-pub trait Kernel {
-    /// What it returns.
-    type Output;
+/// A computation that returns a `T`, written once for every instruction set. `run` is
+/// `#[inline(always)]`, always.
+pub trait Kernel<T = ()> {
     /// Runs inside the gate of `isa`.
-    fn run<I: Isa>(self, isa: I) -> Self::Output;
+    fn run<I: Isa>(self, isa: I) -> T;
 }
 
 /// Halves an array of lanes until one is left, with `f`: the order of every horizontal reduction.

@@ -60,8 +60,7 @@ impl Level {
     /// Rows and columns of its register block.
     pub(crate) fn block(self) -> (usize, usize) {
         struct Block;
-        impl Kernel for Block {
-            type Output = (usize, usize);
+        impl Kernel<(usize, usize)> for Block {
             #[inline(always)]
             fn run<I: Isa>(self, _: I) -> (usize, usize) {
                 (I::Tile::ROWS, I::Tile::COLS)
@@ -73,7 +72,7 @@ impl Level {
     /// Runs a kernel with this instruction set. Called inside each task, never around a parallel
     /// loop: a closure handed to another function loses the features of its surroundings.
     #[inline]
-    pub(crate) fn run<K: Kernel>(self, kernel: K) -> K::Output {
+    pub(crate) fn run<T>(self, kernel: impl Kernel<T>) -> T {
         match self.0 {
             Token::Portable(isa) => kernel.run(isa),
             #[cfg(target_arch = "x86_64")]
@@ -95,18 +94,3 @@ impl fmt::Display for Level {
         f.pad(self.name())
     }
 }
-
-/// Gives a kernel a method that is not generic, so that it is compiled in this crate, once, and not
-/// again in every crate that calls a function with an element type of its own.
-macro_rules! compiled_here {
-    ($kernel:ty) => {
-        impl $kernel {
-            /// Runs with the instruction set of `level`.
-            #[inline(never)]
-            pub fn run_at(self, level: $crate::Level) {
-                level.run(self);
-            }
-        }
-    };
-}
-pub(crate) use compiled_here;

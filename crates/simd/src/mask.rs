@@ -9,6 +9,13 @@ use bumpalo::boxed::Box;
 use etalon_problem::{Cover, Error, Mask, Sequence};
 use std::ops::Range;
 
+/// A query head of a sequence, of whose pairs a mask allows some.
+#[derive(Debug, Clone, Copy)]
+pub struct QueryHead<'a> {
+    pub sequence: &'a Sequence,
+    pub head: usize,
+}
+
 /// A mask with an index of its arrays, so that the cover of a tile is found without reading every
 /// element.
 #[derive(Debug)]
@@ -72,20 +79,15 @@ impl<'a> Sight<'a> {
     }
 
     /// As [`Mask::cover`].
-    pub fn cover(
-        &self,
-        sequence: &Sequence,
-        head: usize,
-        rows: Range<usize>,
-        cols: Range<usize>,
-    ) -> Cover {
+    pub fn cover(&self, of: QueryHead<'_>, rows: Range<usize>, cols: Range<usize>) -> Cover {
         if rows.is_empty() || cols.is_empty() {
             return Cover::None;
         }
-        let each = |sight: &Sight<'_>| sight.cover(sequence, head, rows.clone(), cols.clone());
+        let QueryHead { sequence, head } = of;
+        let each = |sight: &Sight<'_>| sight.cover(of, rows.clone(), cols.clone());
         match self {
             Sight::Mask(mask) => mask.cover(sequence, head, rows, cols),
-            Sight::Array(blocks) => blocks.cover(sequence, head, rows, cols),
+            Sight::Array(blocks) => blocks.cover(of, rows, cols),
             Sight::Segments { query, key } => Cover::of_segments(
                 query.of(sequence.batch, sequence.query_start, rows).map(|(id, _)| id),
                 key.of(sequence.batch, sequence.key_start, cols).map(|(id, _)| id),
@@ -96,28 +98,22 @@ impl<'a> Sight<'a> {
     }
 
     /// Writes into `row` 1 for each key of `cols`, at most [`MAX_KEYS`] of them, that query `i` of
-    /// `sequence` sees, and otherwise 0: [`Mask::allows`] for a whole row.
-    pub fn visible_row(
-        &self,
-        sequence: &Sequence,
-        head: usize,
-        i: usize,
-        cols: Range<usize>,
-        row: &mut [u8],
-    ) {
+    /// the sequence sees, and otherwise 0: [`Mask::allows`] for a whole row.
+    pub fn visible_row(&self, of: QueryHead<'_>, i: usize, cols: Range<usize>, row: &mut [u8]) {
+        let QueryHead { sequence, head } = of;
         let combine = |masks: &[Sight<'_>], row: &mut [u8], all: bool| {
             row.fill(u8::from(all));
             let mut part = [0; MAX_KEYS];
             let part = &mut part[..row.len()];
             for mask in masks {
-                mask.visible_row(sequence, head, i, cols.clone(), part);
+                mask.visible_row(of, i, cols.clone(), part);
                 for (visible, &part) in row.iter_mut().zip(&*part) {
                     *visible = if all { *visible & part } else { *visible | part };
                 }
             }
         };
         match self {
-            Sight::Mask(mask) => write_row(mask, sequence, head, i, cols, row),
+            Sight::Mask(mask) => write_row(mask, of, i, cols, row),
             Sight::Array(blocks) => {
                 let first = sequence.key_start + cols.start;
                 let all = blocks.array.row(sequence, head, i);
@@ -138,15 +134,8 @@ impl<'a> Sight<'a> {
 }
 
 /// As [`Sight::visible_row`], by a mask without arrays.
-fn write_row(
-    mask: &Mask,
-    sequence: &Sequence,
-    head: usize,
-    i: usize,
-    cols: Range<usize>,
-    row: &mut [u8],
-) {
-    match mask.row_span(sequence, i) {
+fn write_row(mask: &Mask, of: QueryHead<'_>, i: usize, cols: Range<usize>, row: &mut [u8]) {
+    match mask.row_span(of.sequence, i) {
         Some(span) => {
             let place = |key: usize| key.clamp(cols.start, cols.end) - cols.start;
             row.fill(0);
@@ -154,7 +143,7 @@ fn write_row(
         }
         None => {
             for (visible, j) in row.iter_mut().zip(cols) {
-                *visible = u8::from(mask.allows(sequence, head, i, j));
+                *visible = u8::from(mask.allows(of.sequence, of.head, i, j));
             }
         }
     }
@@ -240,7 +229,8 @@ mod tests {
             let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
             let mut row = vec![9; cols.len()];
             for i in 0..sequence.queries {
-                sight.visible_row(&sequence, 0, i, cols.clone(), &mut row);
+                let of = QueryHead { sequence: &sequence, head: 0 };
+                sight.visible_row(of, i, cols.clone(), &mut row);
                 for (j, &visible) in cols.clone().zip(&row) {
                     let allowed = mask.allows(&sequence, 0, i, j);
                     prop_assert_eq!(visible, u8::from(allowed), "i {} j {}", i, j);
@@ -259,7 +249,7 @@ mod tests {
             let lists = workspace.lists(Sight::bytes(&mask), "test").expect("memory for small arrays");
             let sight = Sight::new(&mask, &lists).expect("memory for small arrays");
             prop_assert_eq!(
-                sight.cover(&sequence, 0, rows.clone(), cols.clone()),
+                sight.cover(QueryHead { sequence: &sequence, head: 0 }, rows.clone(), cols.clone()),
                 mask.cover(&sequence, 0, rows, cols)
             );
         }

@@ -1,7 +1,7 @@
 //! Tensors by name, as kernels take them: of any storage type, or of f32.
 
 use crate::element::{Tensor, TensorMut};
-use etalon_problem::{Error, View, ViewMut, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, View, ViewMut, Views, ViewsMut};
 use ndarray::{ArrayView, ArrayViewMut, Dimension};
 
 /// The inputs of a pass. They have passed [`etalon_problem::Problem::check_call`].
@@ -17,7 +17,7 @@ impl<'s> Inputs<'s, '_> {
             View::F32(x) => Tensor::F32(x.view().into_dimensionality().map_err(axes)?),
             View::Bf16(x) => Tensor::Bf16(x.view().into_dimensionality().map_err(axes)?),
             View::F16(x) => Tensor::F16(x.view().into_dimensionality().map_err(axes)?),
-            View::F64(_) | View::I64(_) => return Err(stored(name, &view.stored().to_string())),
+            View::F64(_) | View::I64(_) => return Err(stored(name, view.stored())),
         }))
     }
 
@@ -28,13 +28,10 @@ impl<'s> Inputs<'s, '_> {
 
     /// A tensor of f32 whatever the storage type, if it is there.
     pub fn float<D: Dimension>(self, name: &str) -> Result<Option<ArrayView<'s, f32, D>>, Error> {
-        match self.0.get(name) {
+        match self.tensor(name)? {
             None => Ok(None),
-            Some(View::F32(x)) => {
-                let typed = x.view().into_dimensionality();
-                typed.map(Some).map_err(|_| misshapen(name, x.ndim()))
-            }
-            Some(other) => Err(stored(name, &other.stored().to_string())),
+            Some(Tensor::F32(x)) => Ok(Some(x)),
+            Some(other) => Err(stored(name, other.dtype())),
         }
     }
 }
@@ -51,7 +48,7 @@ pub fn place<'o, D: Dimension>(
         ViewMut::F32(x) => TensorMut::F32(x.into_dimensionality().map_err(axes)?),
         ViewMut::Bf16(x) => TensorMut::Bf16(x.into_dimensionality().map_err(axes)?),
         ViewMut::F16(x) => TensorMut::F16(x.into_dimensionality().map_err(axes)?),
-        other => return Err(stored(name, &other.stored().to_string())),
+        other => return Err(stored(name, other.stored())),
     }))
 }
 
@@ -60,13 +57,11 @@ pub fn float_place<'o, D: Dimension>(
     out: &mut ViewsMut<'o>,
     name: &str,
 ) -> Result<Option<ArrayViewMut<'o, f32, D>>, Error> {
-    match out.take(name) {
+    match place(out, name)? {
         None => Ok(None),
-        Some(ViewMut::F32(x)) => {
-            let found = x.ndim();
-            x.into_dimensionality().map(Some).map_err(|_| misshapen(name, found))
-        }
-        Some(other) => Err(stored(name, &other.stored().to_string())),
+        Some(TensorMut::F32(x)) => Ok(Some(x)),
+        Some(TensorMut::Bf16(_)) => Err(stored(name, Dtype::Bf16)),
+        Some(TensorMut::F16(_)) => Err(stored(name, Dtype::F16)),
     }
 }
 
@@ -74,7 +69,7 @@ fn misshapen(name: &str, axes: usize) -> Error {
     Error::value(format!("number of axes of `{name}`"), "that of its operand", axes)
 }
 
-fn stored(name: &str, found: &str) -> Error {
+fn stored(name: &str, found: impl ToString) -> Error {
     let expected = "f32, bf16 or f16, which are what simd stores".to_string();
     Error::Dtype { operand: name.to_string(), expected, found: found.to_string() }
 }

@@ -36,9 +36,7 @@ struct Peak {
 /// Independent sums: 2 units × 4 cycles of latency, and half as much again.
 const SUMS: usize = 12;
 
-impl Kernel for Peak {
-    type Output = f64;
-
+impl Kernel<f64> for Peak {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> f64 {
         let factor = I::F32::splat(isa, black_box(0.5));
@@ -79,8 +77,6 @@ pub fn update_gbps(level: Level, bytes: usize) -> f64 {
 struct Update<'a>(&'a mut [f32]);
 
 impl Kernel for Update<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let factor = I::F32::splat(isa, black_box(1.0));

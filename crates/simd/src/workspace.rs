@@ -6,8 +6,8 @@
 //!
 //! How a pass uses it:
 //!
-//! * [`Workspace::room`] and [`Workspace::zeros`] in place of a vector of f32: they lend a [`Region`],
-//!   which goes back when it is dropped.
+//! * [`Workspace::room`] in place of a vector of f32: it lends a [`Region`], which goes back when it is
+//!   dropped.
 //! * [`Parts`] cuts one region into what a thread needs, and says beforehand how long it must be. A
 //!   thread cuts its own part, so that the pages are first touched where they are used.
 //! * [`Workspace::lists`] in place of `Vec` and `collect`, for elements that no region can hold, such
@@ -103,28 +103,14 @@ impl Workspace {
         lock(&self.pool.facts).clear();
     }
 
-    /// `len` elements, whatever they hold; or the error that there is no memory for them.
+    /// `len` elements, whatever they hold; or the error that there is no memory for them. New ones have
+    /// been touched by no thread yet.
     pub(crate) fn room(&self, len: usize, what: &str) -> Result<Region, Error> {
-        self.lend(len, what).map(|(region, _)| region)
-    }
-
-    /// `len` zeros; or the error that there is no memory for them.
-    pub(crate) fn zeros(&self, len: usize, what: &str) -> Result<Region, Error> {
-        let (mut region, fresh) = self.lend(len, what)?;
-        if !fresh {
-            region.fill(0.0);
-        }
-        Ok(region)
-    }
-
-    /// A region, and whether it is new: then it holds zeros, which no thread has touched yet.
-    fn lend(&self, len: usize, what: &str) -> Result<(Region, bool), Error> {
         let free = lock(&self.pool.regions).lend(len);
-        let fresh = free.is_none();
         let memory = free.map_or_else(|| Aligned::zeros(len, what), Ok)?;
         let asked = len * size_of::<f32>();
         lock(&self.pool.regions).count(asked);
-        Ok((Region { memory, asked, home: Some(Arc::clone(&self.pool)) }, fresh))
+        Ok(Region { memory, asked, home: Arc::clone(&self.pool) })
     }
 
     /// Memory for lists of `bytes` in all, or the error that there is none. Lists that take more ask for
@@ -198,12 +184,12 @@ impl Regions {
 }
 
 /// Elements that a workspace has lent: they go back when the region is dropped.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Region {
     memory: Aligned,
     /// Bytes that were asked for.
     asked: usize,
-    home: Option<Arc<Pool>>,
+    home: Arc<Pool>,
 }
 
 impl Deref for Region {
@@ -221,11 +207,9 @@ impl DerefMut for Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(home) = &self.home {
-            let mut regions = lock(&home.regions);
-            regions.lent -= self.asked;
-            regions.free.push(std::mem::take(&mut self.memory));
-        }
+        let mut regions = lock(&self.home.regions);
+        regions.lent -= self.asked;
+        regions.free.push(std::mem::take(&mut self.memory));
     }
 }
 
@@ -375,8 +359,8 @@ mod tests {
             take(&workspace, lens);
             assert_eq!(workspace.bytes(), bytes, "{lens:?}");
         }
-        let region = workspace.zeros(900, "test").unwrap();
-        assert!(region.iter().all(|&x| x == 0.0) && workspace.bytes() < 1000);
+        let region = workspace.room(900, "test").unwrap();
+        assert!(workspace.bytes() < 1000);
         workspace.release();
         assert_eq!(workspace.bytes(), 0);
         drop(region);
@@ -397,7 +381,7 @@ mod tests {
         let workspace = Workspace::new();
         take(&workspace, &[10]);
         assert!(matches!(workspace.room(usize::MAX / 8, "test"), Err(Error::Memory { .. })));
-        assert!(matches!(workspace.zeros(usize::MAX, "test"), Err(Error::Memory { .. })));
+        assert!(matches!(workspace.room(usize::MAX, "test"), Err(Error::Memory { .. })));
         for bytes in [usize::MAX, 1 << 60] {
             assert!(matches!(workspace.lists(bytes, "test"), Err(Error::Memory { .. })));
         }

@@ -11,7 +11,6 @@ struct Map<'a> {
 }
 
 impl Kernel for Map<'_> {
-    type Output = ();
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         for x in self.x.chunks_exact_mut(I::F32::N) {

@@ -14,10 +14,9 @@ struct Apply<'a> {
     c: &'a [f32],
 }
 
-impl Kernel for Apply<'_> {
-    type Output = [Vec<f32>; 8];
+impl Kernel<[Vec<f32>; 8]> for Apply<'_> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) -> Self::Output {
+    fn run<I: Isa>(self, isa: I) -> [Vec<f32>; 8] {
         let mut out = [(); 8].map(|()| vec![0.0; self.a.len()]);
         for at in (0..self.a.len()).step_by(I::F32::N) {
             let load = |x: &[f32]| I::F32::load(isa, &x[at..]);
@@ -111,8 +110,7 @@ proptest! {
 }
 
 struct Reduce<'a>(&'a [f32]);
-impl Kernel for Reduce<'_> {
-    type Output = (f32, f32, usize);
+impl Kernel<(f32, f32, usize)> for Reduce<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> (f32, f32, usize) {
         let x = I::F32::load(isa, self.0);
@@ -124,8 +122,7 @@ struct Scale {
     x: f32,
     n: f32,
 }
-impl Kernel for Scale {
-    type Output = f32;
+impl Kernel<f32> for Scale {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) -> f32 {
         I::F32::splat(isa, self.x).mul_pow2(I::F32::splat(isa, self.n)).reduce_max()
@@ -150,10 +147,9 @@ struct Products<'a> {
     depth: usize,
 }
 
-impl Kernel for Products<'_> {
-    type Output = ([Vec<f32>; 3], usize, usize);
+impl Kernel<([Vec<f32>; 3], usize, usize)> for Products<'_> {
     #[inline(always)]
-    fn run<I: Isa>(self, isa: I) -> Self::Output {
+    fn run<I: Isa>(self, isa: I) -> ([Vec<f32>; 3], usize, usize) {
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
         let b = &self.b[..self.depth * cols];
         let mut out = [(); 3].map(|()| vec![1.0; rows * cols]);

@@ -36,9 +36,9 @@ macro_rules! x86_level {
 
             /// Runs a kernel with the features enabled: the one gate into this instruction set.
             #[inline]
-            pub fn enter<K: Kernel>(self, kernel: K) -> K::Output {
+            pub fn enter<T>(self, kernel: impl Kernel<T>) -> T {
                 #[target_feature(enable = $features)]
-                fn gate<K: Kernel>(isa: $isa, kernel: K) -> K::Output {
+                fn gate<T>(isa: $isa, kernel: impl Kernel<T>) -> T {
                     kernel.run(isa)
                 }
                 // SAFETY: a token exists only where `detect` saw the features.

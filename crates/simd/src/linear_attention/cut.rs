@@ -2,7 +2,6 @@
 
 use crate::Options;
 use crate::tile::MAX_KEYS;
-use crate::tiles::tiles;
 use etalon_problem::{Blocking, Error, LinearAttention, TokenSequence};
 use std::ops::Range;
 
@@ -66,14 +65,6 @@ impl Cut {
         let size = if by_span { self.span(tokens) } else { tokens };
         let count = if by_span { self.spans(tokens) } else { 1 };
         (0..count).map(move |part| part * size..tokens.min((part + 1) * size))
-    }
-
-    /// The chunks of a span.
-    pub fn chunks(
-        &self,
-        span: &Range<usize>,
-    ) -> impl DoubleEndedIterator<Item = Range<usize>> + ExactSizeIterator + use<> {
-        tiles(span.clone(), self.chunk)
     }
 
     /// Chunks of a span, of so many chunks. The states before spans are kept and those within one

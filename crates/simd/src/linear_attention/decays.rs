@@ -121,16 +121,6 @@ impl Sums<'_> {
         }
     }
 
-    /// Before the first token is passed; with those that lie between the first column and the first
-    /// row.
-    #[inline(always)]
-    fn begin<I: Isa>(&mut self, isa: I, first: usize, cols: &Range<usize>) {
-        self.between.fill(f32::NEG_INFINITY);
-        for i in cols.start..first {
-            self.pass(isa, i, cols);
-        }
-    }
-
     /// One token more: its number joins all sums, and its own begins with 0. The sums of some columns.
     #[inline(always)]
     fn pass<I: Isa>(&mut self, isa: I, i: usize, cols: &Range<usize>) -> &[f32] {
@@ -233,16 +223,9 @@ impl Decays<'_> {
 
     /// Writes P_ij for the register block of tokens from `first` on, and the columns `cols`, into rows
     /// [`STRIDE`] apart; 0 where j > i. The blocks of the same columns are to be asked for in
-    /// ascending order, the first with `begin`.
+    /// ascending order, from the one on that begins with the first of the columns.
     #[inline(always)]
-    pub fn rows<I: Isa>(
-        &mut self,
-        isa: I,
-        first: usize,
-        cols: Range<usize>,
-        begin: bool,
-        p: &mut [f32],
-    ) {
+    pub fn rows<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, p: &mut [f32]) {
         let width = cols.len().next_multiple_of(I::F32::N);
         if self.constant.is_some() {
             for r in 0..I::Tile::ROWS {
@@ -253,8 +236,8 @@ impl Decays<'_> {
             }
             return;
         }
-        if begin {
-            self.sums.begin(isa, first, &cols);
+        if first == cols.start {
+            self.sums.between.fill(f32::NEG_INFINITY);
         }
         for r in 0..I::Tile::ROWS {
             let sums = self.sums.pass(isa, first + r, &cols).chunks_exact(I::F32::N);
@@ -305,16 +288,9 @@ impl<'m> LogTangents<'m> {
 
     /// Writes those of P_ij as [`Decays::rows`] writes P_ij; anything where j > i.
     #[inline(always)]
-    pub fn rows<I: Isa>(
-        &mut self,
-        isa: I,
-        first: usize,
-        cols: Range<usize>,
-        begin: bool,
-        to: &mut [f32],
-    ) {
-        if begin {
-            self.sums.begin(isa, first, &cols);
+    pub fn rows<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, to: &mut [f32]) {
+        if first == cols.start {
+            self.sums.between.fill(f32::NEG_INFINITY);
         }
         for r in 0..I::Tile::ROWS {
             let sums = self.sums.pass(isa, first + r, &cols);
@@ -327,8 +303,6 @@ impl<'m> LogTangents<'m> {
 struct Exponentials<'a>([&'a mut [f32]; 2], usize);
 
 impl Kernel for Exponentials<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         for list in self.0 {

@@ -60,15 +60,9 @@ impl Flow<'_> {
 
     /// What passes the gates of a pair of micro-chunks, of those between, and within one.
     #[inline(always)]
-    pub fn pair<I: Isa>(
-        &mut self,
-        isa: I,
-        queries: Range<usize>,
-        keys: Range<usize>,
-        diagonal: bool,
-    ) {
+    pub fn pair<I: Isa>(&mut self, isa: I, queries: Range<usize>, keys: Range<usize>) {
         let Flow { w, dg, row_sums, col_sums, across, micro, .. } = self;
-        if diagonal {
+        if queries.start == keys.start {
             // Sums of columns over the rows from the last one on; w is 0 where j > i.
             let mut sums = [0.0f32; crate::tile::MAX_KEYS];
             for t in queries.clone().rev() {

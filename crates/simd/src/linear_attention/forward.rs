@@ -15,7 +15,6 @@ use super::schedule::{Place, Schedule, States};
 use super::state::{Advance, Shape, combine, pass_on};
 use crate::element::TensorMut;
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
 use crate::products::{Along, Sum};
@@ -64,7 +63,7 @@ impl Forward<'_> {
                 self.sum(&place, scratch);
                 sum.copy_from_slice(scratch.sum);
             });
-            states.scan(|span| operands.carry(span, span.tokens.clone()));
+            states.scan(|span| operands.carry(span));
             threads.share(tasks.zip(states.before()), |((place, o), state), scratch| {
                 self.span(&place, o, state, false, scratch);
             });
@@ -85,32 +84,25 @@ impl Forward<'_> {
             let rows = s![.., span.tokens.clone(), ..];
             let rows = o.as_mut().map(|o| o.view_mut().slice(rows));
             self.span(&span, rows, state, true, scratch);
-            let carry = self.operands.carry(&span, span.tokens.clone());
-            pass_on(self.schedule.options.level, carry, state, scratch.sum);
+            pass_on(self.schedule.options.level, self.operands.carry(&span), state, scratch.sum);
         }
     }
 
     /// Reads the keys and values of a chunk.
-    fn read(
-        &self,
-        place: &Place<'_>,
-        chunk: &Range<usize>,
-        output: bool,
-        scratch: &mut Scratch<'_>,
-    ) {
+    fn read(&self, chunk: &Place<'_>, output: bool, scratch: &mut Scratch<'_>) {
         let (Operands { k, v, .. }, level) = (&self.operands, self.schedule.options.level);
-        let [gates, _] = self.operands.gates(place);
-        scratch.decays.prepare(level, &gates, chunk.clone());
-        scratch.k.read(place.rows(k, place.head, chunk));
-        scratch.v.read(place.rows(v, place.head, chunk));
-        Pack { len: chunk.len(), output, scratch }.run_at(level);
+        let [gates, _] = self.operands.gates(chunk);
+        scratch.decays.prepare(level, &gates, chunk.tokens.clone());
+        scratch.k.read(chunk.rows(k, chunk.head));
+        scratch.v.read(chunk.rows(v, chunk.head));
+        level.run(Pack { len: chunk.tokens.len(), output, scratch });
     }
 
     /// The state after a span from the span alone.
     fn sum(&self, place: &Place<'_>, scratch: &mut Scratch<'_>) {
-        for (n, chunk) in self.schedule.cut.chunks(&place.tokens).enumerate() {
-            self.read(place, &chunk, false, scratch);
-            self.advance(n, chunk.len(), scratch);
+        for (n, chunk) in place.chunks(&self.schedule.cut).enumerate() {
+            self.read(&chunk, false, scratch);
+            self.advance(n, chunk.tokens.len(), scratch);
         }
     }
 
@@ -121,7 +113,7 @@ impl Forward<'_> {
         let decay = if n == 0 { 0.0 } else { decays.whole };
         let right = if decays.none { &v.along[0] } else { &v.weighted[0] };
         let tokens = decays.first..len;
-        Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens }.run_at(options.level);
+        options.level.run(Advance { shape, state: sum, decay, left: &k.rows[0], right, tokens });
     }
 
     /// o of a span; with `keep`, `scratch.sum` becomes the state after it from the span alone.
@@ -134,20 +126,21 @@ impl Forward<'_> {
         scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, cut, options, .. } = self.schedule;
-        let start = place.tokens.start;
-        for (n, chunk) in cut.chunks(&place.tokens).enumerate() {
-            self.read(place, &chunk, o.is_some(), scratch);
+        let Range { start, end } = place.tokens;
+        for (n, chunk) in place.chunks(&cut).enumerate() {
+            let tokens = chunk.tokens.clone();
+            self.read(&chunk, o.is_some(), scratch);
             if let Some(o) = &mut o {
-                let carry = self.operands.carry(place, start..chunk.start);
+                let carry = self.operands.carry(&place.part(start..tokens.start));
                 let begun = (n > 0).then_some(&*scratch.sum);
                 combine(options.level, carry, state, begun, scratch.state);
                 for member in 0..problem.group() {
-                    let rows = s![member, chunk.start - start..chunk.end - start, ..];
-                    self.head(place, &chunk, member, o.view_mut().slice(rows), scratch);
+                    let rows = s![member, tokens.start - start..tokens.end - start, ..];
+                    self.head(&chunk, member, o.view_mut().slice(rows), scratch);
                 }
             }
-            if keep || chunk.end < place.tokens.end {
-                self.advance(n, chunk.len(), scratch);
+            if keep || tokens.end < end {
+                self.advance(n, tokens.len(), scratch);
             }
         }
     }
@@ -155,18 +148,17 @@ impl Forward<'_> {
     /// o of one query head in a chunk.
     fn head(
         &self,
-        place: &Place<'_>,
-        chunk: &Range<usize>,
+        chunk: &Place<'_>,
         member: usize,
         mut o: TensorMut<'_, Ix2>,
         scratch: &mut Scratch<'_>,
     ) {
         let Schedule { problem, shape, options, .. } = self.schedule;
-        let head = place.head * problem.group() + member;
-        scratch.q.read(place.rows(&self.operands.q, head, chunk));
+        let head = chunk.head * problem.group() + member;
+        scratch.q.read(chunk.rows(&self.operands.q, head));
         // Before the first token of a sequence that begins with 0 there is nothing to read.
-        let blank = chunk.start == 0 && self.operands.initial[0].is_none();
-        Outputs { len: chunk.len(), blank, shape, scratch }.run_at(options.level);
+        let blank = chunk.tokens.start == 0 && self.operands.initial[0].is_none();
+        options.level.run(Outputs { len: chunk.tokens.len(), blank, shape, scratch });
         o.write_rows(scratch.o, scratch.stride, problem.scale as f32);
     }
 }
@@ -225,11 +217,7 @@ struct Pack<'a, 'm> {
     scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Pack<'_, '_>);
-
 impl Kernel for Pack<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Scratch { decays, k, v, .. } = self.scratch;
@@ -255,11 +243,7 @@ struct Outputs<'a, 'm> {
     scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Outputs<'_, '_>);
-
 impl Kernel for Outputs<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Outputs { len, blank, shape, scratch } = self;
@@ -274,7 +258,7 @@ impl Kernel for Outputs<'_, '_> {
                 tile.store(&mut strip[column..], STRIDE);
             }
             if !decays.none {
-                decays.rows(isa, first, 0..depth, first == 0, p);
+                decays.rows(isa, first, 0..depth, p);
             }
             weigh(isa, decays.none, first, depth, strip, p);
             for number in 0..*stride / width {

@@ -23,11 +23,11 @@
 //! has one writer. `flow` has dg, (R27), and gg, which is the sum of the tangents of w, x, y and z. What
 //! a decay of 0 would multiply is absent.
 
-use super::rows::{Factor, Panels};
+use super::rows::Factor;
 use super::scratch::{Scratch, Wanted};
-use super::state::{Reading, inner, transpose_states};
+use super::state::{Reading, inner};
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
+use crate::pack::Packed;
 use crate::products::{Along, Sum};
 use crate::tile::{STRIDE, Tile};
 use std::ops::Range;
@@ -40,11 +40,7 @@ pub struct Behind<'a, 'm> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(Behind<'_, '_>);
-
 impl Kernel for Behind<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Behind { len, wanted, scratch } = self;
@@ -52,11 +48,11 @@ impl Kernel for Behind<'_, '_> {
         let Scratch { state, state_transposed, back, back_transposed, .. } = scratch;
         let (shape, transposed) = (scratch.shape, scratch.transposed);
         if wanted.dout {
-            transpose_states(isa, state_transposed, transposed, state, shape);
+            transposed.turn(isa, state_transposed, state, shape);
         }
         let (weights, [_, log_tangents]) = (&decays.omega[..], log_tangents.lists());
         if wanted.k || wanted.g {
-            transpose_states(isa, back, shape, back_transposed, transposed);
+            shape.turn(isa, back, back_transposed, transposed);
             let (rows, states) = (&v.rows, &back_transposed[..]);
             let read = Reading { len, rows, states, shape: transposed, weights, log_tangents };
             // dq is free until the first query head is worked on.
@@ -122,11 +118,7 @@ pub struct Chunk<'a, 'm> {
     pub dscale: &'a mut f64,
 }
 
-compiled_here!(Chunk<'_, '_>);
-
 impl Kernel for Chunk<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (len, micro) = (self.len, self.scratch.micro);
@@ -201,10 +193,9 @@ impl Chunk<'_, '_> {
             self.multiply(isa, first, at, keys.start..last);
             let Scratch { decays, log_tangents, p, beta, .. } = &mut *self.scratch;
             if !decays.none {
-                let begin = diagonal && first == queries.start;
-                decays.rows(isa, first, keys.clone(), begin, &mut p[at..]);
+                decays.rows(isa, first, keys.clone(), &mut p[at..]);
                 if !log_tangents.zero {
-                    log_tangents.rows(isa, first, keys.clone(), begin, &mut beta[at..]);
+                    log_tangents.rows(isa, first, keys.clone(), &mut beta[at..]);
                 }
             }
             self.weigh(isa, first, at, keys.clone());
@@ -216,7 +207,7 @@ impl Chunk<'_, '_> {
             self.grow_keys(isa, first, from..queries.end, queries.start);
         }
         if self.wanted.g {
-            self.scratch.flow.pair(isa, queries, keys, diagonal);
+            self.scratch.flow.pair(isa, queries, keys);
         }
     }
 
@@ -407,7 +398,7 @@ impl Block<'_> {
         acc: &mut [f32],
         stride: usize,
         finite: bool,
-        terms: &[(&[f32], &Panels<'_>)],
+        terms: &[(&[f32], &Packed<'_>)],
     ) {
         for &(weights, packed) in terms {
             if packed.panels.is_empty() {

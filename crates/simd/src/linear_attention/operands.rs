@@ -5,7 +5,6 @@ use super::schedule::Place;
 use super::state::Carry;
 use crate::element::{Tensor, TensorMut};
 use ndarray::{ArrayView4, ArrayViewMut1, ArrayViewMut4, Ix2, Ix4};
-use std::ops::Range;
 
 /// The inputs and cotangents of a pass; each with its tangent, of which the first order has none.
 #[derive(Debug, Clone, Copy)]
@@ -35,23 +34,22 @@ impl<'a> Operands<'a> {
         [self.log_decays, self.log_tangents].map(|logs| logs.of(place.sequence, place.head))
     }
 
-    /// What becomes of a state over some tokens of a place.
-    pub fn carry(&self, place: &Place<'_>, tokens: Range<usize>) -> Carry {
-        let [log, log_tangent] = self.gates(place).map(|gates| gates.sum(tokens.clone()));
+    /// What becomes of a state over the tokens of a place.
+    pub fn carry(&self, place: &Place<'_>) -> Carry {
+        let [log, log_tangent] = self.gates(place).map(|gates| gates.sum(place.tokens.clone()));
         Carry { decay: log.exp() as f32, log_tangent: log_tangent as f32 }
     }
 }
 
 impl Place<'_> {
-    /// Some of its tokens of one head of an operand and of its tangent.
+    /// Its tokens of one head of an operand and of its tangent.
     pub fn rows<'a>(
         &self,
         operand: &[Option<Tensor<'a, Ix4>>; 2],
         head: usize,
-        tokens: &Range<usize>,
     ) -> [Option<Tensor<'a, Ix2>>; 2] {
         let start = self.sequence.start;
-        let tokens = start + tokens.start..start + tokens.end;
+        let tokens = start + self.tokens.start..start + self.tokens.end;
         operand.map(|x| x.map(|x| x.rows(self.sequence.batch, head, tokens.clone())))
     }
 }

@@ -23,9 +23,6 @@ pub struct Rows<'m> {
     dim: usize,
 }
 
-/// Packed rows of a chunk.
-pub type Panels<'m> = Packed<'m>;
-
 impl<'m> Rows<'m> {
     /// For the rows of a chunk of `dim` elements.
     pub fn new(parts: &mut Parts<'m>, cut: &Cut, dim: usize) -> Self {
@@ -136,7 +133,7 @@ impl Rows<'_> {
     /// The first `len` rows along: groups of a register block's columns, `[dim/cols][capacity][cols]`,
     /// each row times its weight.
     #[inline(always)]
-    pub fn along<I: Isa>(&self, isa: I, len: usize, weights: Option<&[f32]>, to: &mut Panels<'_>) {
+    pub fn along<I: Isa>(&self, isa: I, len: usize, weights: Option<&[f32]>, to: &mut Packed<'_>) {
         let width = I::Tile::COLS;
         for group in 0..self.dim.div_ceil(width) {
             let start = group * width;
@@ -167,7 +164,7 @@ impl Rows<'_> {
         value: &Rows<'_>,
         weights: &[f32],
         log_tangent: Option<&[f32]>,
-        to: &mut Panels<'_>,
+        to: &mut Packed<'_>,
     ) {
         let (width, zero) = (I::Tile::COLS, I::F32::splat(isa, 0.0));
         for group in 0..value.dim.div_ceil(width) {
@@ -198,7 +195,7 @@ impl Rows<'_> {
 
     /// The first `len` rows across: groups of as many rows, transposed, `[capacity/cols][dim][cols]`.
     #[inline(always)]
-    pub fn across<I: Isa>(&self, _: I, len: usize, to: &mut Panels<'_>) {
+    pub fn across<I: Isa>(&self, _: I, len: usize, to: &mut Packed<'_>) {
         let width = I::Tile::COLS;
         for group in 0..len.div_ceil(width) {
             let panel = &mut to.panels[group * to.panel..];
@@ -238,10 +235,10 @@ impl Rows<'_> {
 /// that is not there has no columns, and what it would be multiplied with is left out.
 pub struct Factor<'m> {
     pub rows: [Rows<'m>; 2],
-    pub across: [Panels<'m>; 2],
-    pub along: [Panels<'m>; 2],
+    pub across: [Packed<'m>; 2],
+    pub along: [Packed<'m>; 2],
     /// Along, each row times its decay to an end of the chunk.
-    pub weighted: [Panels<'m>; 2],
+    pub weighted: [Packed<'m>; 2],
     /// Whether neither was found to hold a NaN or an infinity.
     pub finite: bool,
 }

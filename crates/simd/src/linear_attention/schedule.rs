@@ -16,7 +16,7 @@ use super::state::{Carry, Shape, add_carried};
 use crate::element::TensorMut;
 use crate::parallel::share;
 use crate::plan::Buffer;
-use crate::tiles::pieces;
+use crate::tiles::{pieces, tiles};
 use crate::workspace::Region;
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearAttention, Pass, TokenSequence};
@@ -74,6 +74,20 @@ impl<'a> Place<'a> {
     /// Its spans, for a place that is a whole sequence.
     pub fn spans(&self, cut: &Cut) -> impl DoubleEndedIterator<Item = Place<'a>> + use<'a> {
         Place::of(self.sequence, self.head, cut, true)
+    }
+
+    /// Its chunks, for a place that is a span.
+    pub fn chunks(
+        &self,
+        cut: &Cut,
+    ) -> impl DoubleEndedIterator<Item = Place<'a>> + ExactSizeIterator + use<'a> {
+        let span = self.clone();
+        tiles(self.tokens.clone(), cut.chunk).map(move |tokens| span.part(tokens))
+    }
+
+    /// Some of its tokens.
+    pub fn part(&self, tokens: Range<usize>) -> Self {
+        Place { tokens, ..*self }
     }
 }
 

@@ -9,7 +9,6 @@ use super::rows::Factor;
 use super::schedule::Schedule;
 use super::state::Shape;
 use crate::lanes::{Isa, Kernel};
-use crate::level::compiled_here;
 use crate::tile::STRIDE;
 use crate::workspace::Parts;
 
@@ -153,11 +152,7 @@ pub struct PackKeys<'a, 'm> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(PackKeys<'_, '_>);
-
 impl Kernel for PackKeys<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let PackKeys { len, gradients, scratch } = self;
@@ -189,11 +184,7 @@ pub struct PackQueries<'a, 'm> {
     pub scratch: &'a mut Scratch<'m>,
 }
 
-compiled_here!(PackQueries<'_, '_>);
-
 impl Kernel for PackQueries<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let PackQueries { len, gradients, scratch } = self;

@@ -5,11 +5,10 @@
 //! `[width/cols][dim][cols]`, with rows and columns that only fill register blocks.
 
 use super::cut::Cut;
-use super::rows::{Panels, Rows};
+use super::rows::Rows;
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
-use crate::pack::transpose;
+use crate::pack::{Packed, transpose};
 use crate::tile::{MAX_ROWS, Tile};
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::ops::Range;
@@ -72,24 +71,18 @@ impl Shape {
             *x = state[self.at(d, e)];
         }
     }
-}
 
-/// The matrices of a state, transposed.
-#[inline(always)]
-pub fn transpose_states<I: Isa>(
-    _: I,
-    from: &[f32],
-    shape: Shape,
-    to: &mut [f32],
-    transposed: Shape,
-) {
-    let cols = I::Tile::COLS;
-    let matrices = from.chunks_exact(shape.len()).zip(to.chunks_exact_mut(transposed.len()));
-    for (from, to) in matrices {
-        for (e, panel) in from.chunks_exact(shape.panel()).enumerate() {
-            for (d, to) in to.chunks_exact_mut(transposed.panel()).enumerate() {
-                let block = &panel[d * cols * cols..];
-                transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
+    /// `to`, of the shape `transposed`, becomes the matrices of a state, transposed.
+    #[inline(always)]
+    pub fn turn<I: Isa>(&self, _: I, from: &[f32], to: &mut [f32], transposed: Shape) {
+        let cols = I::Tile::COLS;
+        let matrices = from.chunks_exact(self.len()).zip(to.chunks_exact_mut(transposed.len()));
+        for (from, to) in matrices {
+            for (e, panel) in from.chunks_exact(self.panel()).enumerate() {
+                for (d, to) in to.chunks_exact_mut(transposed.panel()).enumerate() {
+                    let block = &panel[d * cols * cols..];
+                    transpose(block, cols, cols, &mut to[e * cols * cols..], cols);
+                }
             }
         }
     }
@@ -102,15 +95,11 @@ pub struct Advance<'a> {
     pub state: &'a mut [f32],
     pub decay: f32,
     pub left: &'a Rows<'a>,
-    pub right: &'a Panels<'a>,
+    pub right: &'a Packed<'a>,
     pub tokens: Range<usize>,
 }
 
-compiled_here!(Advance<'_>);
-
 impl Kernel for Advance<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let Advance { shape, state, decay, left, right, tokens } = self;
@@ -244,7 +233,7 @@ pub fn pass_on(level: Level, carry: Carry, state: &mut [f32], sum: &[f32]) {
         return state.copy_from_slice(sum);
     }
     let decay = |to: &mut [f32], from: &[f32]| {
-        AddScaled { factor, scaled_to: true, to, from }.run_at(level);
+        level.run(AddScaled { factor, scaled_to: true, to, from });
     };
     if log_tangent == 0.0 {
         return decay(state, sum);
@@ -258,7 +247,7 @@ pub fn pass_on(level: Level, carry: Carry, state: &mut [f32], sum: &[f32]) {
 
 /// to += factor · from.
 pub fn add_to(level: Level, factor: f32, from: &[f32], to: &mut [f32]) {
-    AddScaled { factor, scaled_to: false, to, from }.run_at(level);
+    level.run(AddScaled { factor, scaled_to: false, to, from });
 }
 
 /// to ← to + from, one of which is multiplied by the factor first.
@@ -270,11 +259,7 @@ struct AddScaled<'a> {
     from: &'a [f32],
 }
 
-compiled_here!(AddScaled<'_>);
-
 impl Kernel for AddScaled<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let factor = I::F32::splat(isa, self.factor);

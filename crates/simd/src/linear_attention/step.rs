@@ -5,13 +5,12 @@ use super::schedule::Place;
 use crate::Options;
 use crate::element::{Tensor, TensorMut};
 use crate::lanes::{Isa, Kernel, Lanes};
-use crate::level::compiled_here;
 use crate::parallel::share;
 use crate::plan::Buffer;
 use crate::tiles::cut_along;
 use crate::workspace::{Parts, Workspace};
 use etalon_problem::{Error, LinearAttention, TokenSequence};
-use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4, s};
+use ndarray::{ArrayViewMut2, ArrayViewMut4, Axis, Ix3, Ix4};
 
 /// States that are worth a thread of their own, in elements.
 const TASK: usize = 1 << 16;
@@ -80,7 +79,7 @@ impl Step<'_> {
         let (dim, width) = (k.len(), v.len());
         let batch = place.sequence.batch;
         let read = |[operand, _]: &[Option<Tensor<'_, Ix4>>; 2], head: usize, row: &mut [f32]| {
-            operand.iter().for_each(|x| x.slice(s![batch, head, 0, ..]).read(row));
+            operand.iter().for_each(|x| x.read_row([batch, head, 0], row));
         };
         read(keys, place.head, k);
         read(values, place.head, v);
@@ -88,9 +87,9 @@ impl Step<'_> {
         for (member, q) in q.chunks_mut(dim).enumerate() {
             read(queries, first + member, q);
         }
-        let decay = self.operands.carry(place, 0..1).decay;
+        let decay = self.operands.carry(place).decay;
         let mut advance = |state: &mut [f32]| {
-            Token { q, k, v, decay, width, state, o }.run_at(self.options.level);
+            self.options.level.run(Token { q, k, v, decay, width, state, o });
         };
         match state.as_slice_mut() {
             Some(state) => advance(state),
@@ -152,14 +151,10 @@ struct Token<'a> {
     o: &'a mut [f32],
 }
 
-compiled_here!(Token<'_>);
-
 /// Registers of a block of columns.
 const BLOCK: usize = 8;
 
 impl Kernel for Token<'_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let n = I::F32::N;

@@ -22,11 +22,12 @@
 
 use super::gradient::{Behind, Chunk};
 use super::operands::{Operands, Results};
-use super::rows::{Panels, Rows};
+use super::rows::Rows;
 use super::schedule::{Place, Schedule, States, portions};
 use super::scratch::{PackKeys, PackQueries, Scratch, Wanted};
 use super::state::{Advance, add_to, combine, pass_on};
 use crate::element::{Tensor, TensorMut};
+use crate::pack::Packed;
 use crate::parallel::{Threaded, Threads};
 use crate::plan::Buffer;
 use crate::products::dot;
@@ -44,9 +45,7 @@ pub struct TwoSidedSweep<'a> {
 
 /// A chunk, and where its results are written.
 struct At<'t, 'o> {
-    place: &'t Place<'t>,
-    /// Its tokens, counted from the begin of its sequence.
-    chunk: Range<usize>,
+    chunk: Place<'t>,
     to: &'t mut Targets<'o>,
     /// What its span adds to the gradient by g_gamma and to that by σ.
     sums: &'t mut [f64; 2],
@@ -111,8 +110,9 @@ impl<'a> TwoSidedSweep<'a> {
         let mut fronts = States::new(workspace, schedule, schedule.transposed, true)?;
         let mut backs = States::new(workspace, schedule, schedule.shape, false)?;
         let sums = schedule.spans().saturating_mul(size_of::<[f64; 2]>() / size_of::<f32>());
-        let mut sums = workspace.zeros(sums, "sums of spans")?;
+        let mut sums = workspace.room(sums, "sums of spans")?;
         let sums: &mut [[f64; 2]] = bytemuck::cast_slice_mut(&mut sums);
+        sums.fill([0.0; 2]);
         // Nothing has been written yet.
         fronts.begin(&operands.initial);
         backs.begin(&operands.last);
@@ -131,8 +131,8 @@ impl<'a> TwoSidedSweep<'a> {
                 self.sum_back(&place, scratch);
                 back.copy_from_slice(scratch.back_sum);
             });
-            fronts.scan(|span| operands.carry(span, span.tokens.clone()));
-            backs.scan(|span| operands.carry(span, span.tokens.clone()));
+            fronts.scan(|span| operands.carry(span));
+            backs.scan(|span| operands.carry(span));
             let tasks = schedule.places(true).zip(targets).zip(&mut *sums);
             let tasks = tasks.zip(fronts.before().zip(backs.before()));
             threads.share(tasks, |(((place, mut to), sums), (front, back)), scratch| {
@@ -188,57 +188,42 @@ impl<'a> TwoSidedSweep<'a> {
             kept.copy_from_slice(front);
             if last || span.tokens.end < place.tokens.end {
                 let sum = self.sum_front(&span, scratch);
-                let carry = self.operands.carry(&span, span.tokens.clone());
-                pass_on(options.level, carry, front, sum);
+                pass_on(options.level, self.operands.carry(&span), front, sum);
             }
         }
         for span in place.spans(&cut).rev() {
             let before = &fronts[span.number * front.len()..][..front.len()];
             self.span(&span, &mut to, &mut sums[span.number], [before, back], true, scratch);
-            let carry = self.operands.carry(&span, span.tokens.clone());
-            pass_on(options.level, carry, back, scratch.back_sum);
+            pass_on(options.level, self.operands.carry(&span), back, scratch.back_sum);
         }
         scratch.fronts = fronts;
     }
 
     /// Reads the decays of a chunk.
-    fn read_decays(&self, place: &Place<'_>, chunk: &Range<usize>, to: &mut Scratch<'_>) {
-        let [gates, tangents] = self.operands.gates(place);
-        to.decays.prepare(self.schedule.options.level, &gates, chunk.clone());
+    fn read_decays(&self, chunk: &Place<'_>, to: &mut Scratch<'_>) {
+        let [gates, tangents] = self.operands.gates(chunk);
+        to.decays.prepare(self.schedule.options.level, &gates, chunk.tokens.clone());
         if to.second {
-            to.log_tangents.prepare(&tangents, chunk.clone());
+            to.log_tangents.prepare(&tangents, chunk.tokens.clone());
         }
     }
 
     /// Reads the keys and values of a chunk, for its state alone or for gradients.
-    fn read_keys(
-        &self,
-        place: &Place<'_>,
-        chunk: &Range<usize>,
-        gradients: bool,
-        to: &mut Scratch<'_>,
-    ) {
-        self.read_decays(place, chunk, to);
-        to.k.read(place.rows(&self.operands.k, place.head, chunk));
-        to.v.read(place.rows(&self.operands.v, place.head, chunk));
-        let len = chunk.len();
-        PackKeys { len, gradients, scratch: to }.run_at(self.schedule.options.level);
+    fn read_keys(&self, chunk: &Place<'_>, gradients: bool, to: &mut Scratch<'_>) {
+        self.read_decays(chunk, to);
+        to.k.read(chunk.rows(&self.operands.k, chunk.head));
+        to.v.read(chunk.rows(&self.operands.v, chunk.head));
+        let len = chunk.tokens.len();
+        self.schedule.options.level.run(PackKeys { len, gradients, scratch: to });
     }
 
     /// Reads the queries and cotangents of a query head in a chunk, for the states alone or for
     /// gradients.
-    fn read_queries(
-        &self,
-        place: &Place<'_>,
-        chunk: &Range<usize>,
-        member: usize,
-        gradients: bool,
-        to: &mut Scratch<'_>,
-    ) {
+    fn read_head(&self, chunk: &Place<'_>, member: usize, gradients: bool, to: &mut Scratch<'_>) {
         let Schedule { problem, options, order, .. } = self.schedule;
-        let (head, len) = (place.head * problem.group() + member, chunk.len());
-        to.q.read(place.rows(&self.operands.q, head, chunk));
-        to.dout.read(place.rows(&self.operands.dout, head, chunk));
+        let (head, len) = (chunk.head * problem.group() + member, chunk.tokens.len());
+        to.q.read(chunk.rows(&self.operands.q, head));
+        to.dout.read(chunk.rows(&self.operands.dout, head));
         if order == 2 {
             // Q̇ = σ ddq + ddσ q
             let ([q, tangent], ddscale) = (&mut to.q.rows, self.operands.ddscale);
@@ -251,16 +236,16 @@ impl<'a> TwoSidedSweep<'a> {
             }
             q.scale(len, to.scale);
         }
-        PackQueries { len, gradients, scratch: to }.run_at(options.level);
+        options.level.run(PackQueries { len, gradients, scratch: to });
     }
 
     /// Sᵀ after each chunk of a span, from the span alone. Returns the last.
     fn sum_front<'t>(&self, place: &Place<'_>, scratch: &'t mut Scratch<'_>) -> &'t [f32] {
-        let chunks = self.schedule.cut.chunks(&place.tokens);
+        let chunks = place.chunks(&self.schedule.cut);
         let last = chunks.len() - 1;
         for (n, chunk) in chunks.enumerate() {
-            self.read_keys(place, &chunk, false, scratch);
-            self.advance_front(n, chunk.len(), scratch);
+            self.read_keys(&chunk, false, scratch);
+            self.advance_front(n, chunk.tokens.len(), scratch);
         }
         let len = self.schedule.transposed.len() * self.schedule.order;
         &scratch.sums[last * len..][..len]
@@ -277,9 +262,9 @@ impl<'a> TwoSidedSweep<'a> {
         }
         let (value, tangent) = after[..state].split_at_mut(shape.len());
         let decay = if n == 0 { 0.0 } else { decays.whole };
-        let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Panels<'_>| {
+        let advance = |state: &mut [f32], decay: f32, left: &Rows<'_>, right: &Packed<'_>| {
             let tokens = decays.first..len;
-            Advance { shape, state, decay, left, right, tokens }.run_at(options.level);
+            options.level.run(Advance { shape, state, decay, left, right, tokens });
         };
         if order == 2 {
             if decay != 0.0 && !log_tangents.zero {
@@ -295,12 +280,12 @@ impl<'a> TwoSidedSweep<'a> {
 
     /// D before the first chunk of a span, from the span alone: `scratch.back_sum`.
     fn sum_back(&self, place: &Place<'_>, scratch: &mut Scratch<'_>) {
-        for (n, chunk) in self.schedule.cut.chunks(&place.tokens).rev().enumerate() {
-            self.read_decays(place, &chunk, scratch);
+        for (n, chunk) in place.chunks(&self.schedule.cut).rev().enumerate() {
+            self.read_decays(&chunk, scratch);
             self.decay_back(n == 0, scratch);
             for member in 0..self.schedule.problem.group() {
-                self.read_queries(place, &chunk, member, false, scratch);
-                self.advance_back(chunk.len(), scratch);
+                self.read_head(&chunk, member, false, scratch);
+                self.advance_back(chunk.tokens.len(), scratch);
             }
         }
     }
@@ -325,10 +310,10 @@ impl<'a> TwoSidedSweep<'a> {
         let Schedule { shape, order, options, .. } = self.schedule;
         let Scratch { decays, q, dout, back_sum, .. } = scratch;
         let (value, tangent) = back_sum.split_at_mut(shape.len());
-        let advance = |state: &mut [f32], left: &Rows<'_>, right: &Panels<'_>| {
+        let advance = |state: &mut [f32], left: &Rows<'_>, right: &Packed<'_>| {
             // Tokens from a reset on do not see what is before the chunk.
             let (decay, tokens) = (1.0, 0..decays.reset.min(len));
-            Advance { shape, state, decay, left, right, tokens }.run_at(options.level);
+            options.level.run(Advance { shape, state, decay, left, right, tokens });
         };
         let plain = order == 1 && decays.none;
         advance(value, &q.rows[0], if plain { &dout.along[0] } else { &dout.weighted[0] });
@@ -353,33 +338,34 @@ impl<'a> TwoSidedSweep<'a> {
     ) {
         let Schedule { problem, cut, options, .. } = self.schedule;
         let (wanted, &Range { start, end }) = (self.wanted, &place.tokens);
-        let chunks = || cut.chunks(&place.tokens).enumerate();
+        let chunks = || place.chunks(&cut).enumerate();
         for (n, chunk) in chunks().take(chunks().len() - 1) {
-            self.read_keys(place, &chunk, false, scratch);
-            self.advance_front(n, chunk.len(), scratch);
+            self.read_keys(&chunk, false, scratch);
+            self.advance_front(n, chunk.tokens.len(), scratch);
         }
         for (n, chunk) in chunks().rev() {
-            let (len, last, more) = (chunk.len(), chunk.end == end, keep || n > 0);
-            self.read_keys(place, &chunk, true, scratch);
+            let (tokens, more) = (chunk.tokens.clone(), keep || n > 0);
+            let (len, last) = (tokens.len(), tokens.end == end);
+            self.read_keys(&chunk, true, scratch);
             let sum = (n > 0).then(|| &scratch.sums[(n - 1) * front.len()..][..front.len()]);
-            let carry = self.operands.carry(place, start..chunk.start);
+            let carry = self.operands.carry(&place.part(start..tokens.start));
             combine(options.level, carry, front, sum, scratch.state_transposed);
             let sum = (!last).then_some(&*scratch.back_sum);
-            let carry = self.operands.carry(place, chunk.end..end);
+            let carry = self.operands.carry(&place.part(tokens.end..end));
             combine(options.level, carry, back, sum, scratch.back);
-            Behind { len, wanted, scratch }.run_at(options.level);
+            options.level.run(Behind { len, wanted, scratch });
             if more {
                 self.decay_back(last, scratch);
             }
-            let blank = chunk.start == 0 && !problem.initial_state;
-            let mut at = At { place, chunk, to, sums };
+            let blank = tokens.start == 0 && !problem.initial_state;
+            let mut at = At { chunk, to, sums };
             for member in 0..problem.group() {
-                self.read_queries(place, &at.chunk, member, true, scratch);
+                self.read_head(&at.chunk, member, true, scratch);
                 if more {
                     self.advance_back(len, scratch);
                 }
                 let dscale = &mut at.sums[1];
-                Chunk { len, wanted, blank, scratch, dscale }.run_at(options.level);
+                options.level.run(Chunk { len, wanted, blank, scratch, dscale });
                 at.finish_queries(self, member, scratch);
             }
             at.finish_keys(wanted, scratch);
@@ -390,7 +376,8 @@ impl<'a> TwoSidedSweep<'a> {
 impl At<'_, '_> {
     /// The rows of the chunk among those of its target.
     fn rows(&self) -> Range<usize> {
-        self.chunk.start - self.to.start..self.chunk.end - self.to.start
+        let Range { start, end } = self.chunk.tokens;
+        start - self.to.start..end - self.to.start
     }
 
     /// Writes the results of the keys of the chunk.
@@ -419,8 +406,8 @@ impl At<'_, '_> {
         }
         write(&mut self.to.dout, member, rows.clone(), scratch.gdout, width, 1.0);
         if sweep.wanted.scale {
-            let head = self.place.head * sweep.schedule.problem.group() + member;
-            self.add_scale(self.place.rows(&operands.q, head, &self.chunk), scratch);
+            let head = self.chunk.head * sweep.schedule.problem.group() + member;
+            self.add_scale(self.chunk.rows(&operands.q, head), scratch);
         }
         // gq = σ · tangent + ddσ · dq / σ
         let ([value, tangent], mut scale, ddscale) =
@@ -438,7 +425,7 @@ impl At<'_, '_> {
         let Scratch { dq: [value, tangent], strides, row, .. } = scratch;
         for (q, with) in q.into_iter().zip([tangent, value]) {
             let Some(q) = q else { continue };
-            for (i, with) in (0..self.chunk.len()).zip(with.chunks(strides[0])) {
+            for (i, with) in (0..self.chunk.tokens.len()).zip(with.chunks(strides[0])) {
                 q.slice(s![i, ..]).read(row);
                 self.sums[1] += f64::from(dot(row, &with[..row.len()]));
             }

@@ -1,7 +1,8 @@
 //! Indices of the arrays of masks: runs of ids, and covers of blocks of pairs.
 
+use super::QueryHead;
 use crate::workspace::Lists;
-use etalon_problem::{Cover, Error, NamedArray, Sequence};
+use etalon_problem::{Cover, Error, NamedArray};
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -83,13 +84,8 @@ impl<'a> Blocks<'a> {
     }
 
     /// As [`NamedArray::cover`].
-    pub fn cover(
-        &self,
-        sequence: &Sequence,
-        head: usize,
-        rows: Range<usize>,
-        cols: Range<usize>,
-    ) -> Cover {
+    pub fn cover(&self, of: QueryHead<'_>, rows: Range<usize>, cols: Range<usize>) -> Cover {
+        let QueryHead { sequence, head } = of;
         let [batches, heads, queries, keys] = [0, 1, 2, 3].map(|axis| self.array.shape[axis]);
         let blocks = |start: usize, range: &Range<usize>| {
             (start + range.start) / SIDE..(start + range.end).div_ceil(SIDE)

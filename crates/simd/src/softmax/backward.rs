@@ -112,13 +112,13 @@ fn scale_gradient(
     for sequence in operands.sequences {
         for head in 0..operands.scores.extents.query_heads {
             for row in query_rows(sequence) {
-                let batch = sequence.batch;
-                if blind(operands.lse, [batch, head, row]) {
+                let at = [sequence.batch, head, row];
+                if blind(operands.lse, at) {
                     continue;
                 }
-                gradient.slice(s![batch, head, row, ..]).read(numbers);
-                let dlse = number(operands.dlse, [batch, head, row]);
-                dq.view_mut().slice(s![batch, head, row, ..]).write(numbers, dlse);
+                gradient.read_row(at, numbers);
+                let mut dq = dq.view_mut().slice(s![sequence.batch, head, row, ..]);
+                dq.write(numbers, number(operands.dlse, at));
             }
         }
     }
@@ -191,12 +191,11 @@ fn delta(operands: &Operands<'_>, at: [usize; 3], [o, dout]: &mut [&mut [f32]; 2
     }
     let mut product = 0.0;
     if let (Some(stored), Some(cotangent)) = (operands.o, operands.dout) {
-        let [batch, head, row] = at;
-        stored.slice(s![batch, head, row, ..]).read(o);
+        stored.read_row(at, o);
         // Where only the sink counts, o = 0 is a constant, whatever dout holds.
-        let only_sink = number(lse, at) == operands.sink(head)[0];
+        let only_sink = number(lse, at) == operands.sink(at[1])[0];
         if !only_sink || o.iter().any(|&o| o != 0.0) {
-            cotangent.slice(s![batch, head, row, ..]).read(dout);
+            cotangent.read_row(at, dout);
             product = dot(o, dout);
         }
     }

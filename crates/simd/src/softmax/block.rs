@@ -116,9 +116,13 @@ impl<'a> Pair<'a> {
     ) -> Option<Strip> {
         let factors = Factors {
             rule: &self.rule,
+            rows: at.rows.clone(),
+            cols: at.cols.clone(),
             q: &self.queries.q.across.panels[at.rows.start * self.dim..],
             k: self.keys.k.across.from(at.cols.start / I::Tile::COLS),
             dim: self.dim,
+            // ddbias may be anything where the bias is −∞.
+            note_visible: at.has_nonfinite || self.ddbias.is_some(),
         };
         let mut block = Block {
             s: &mut memory.p[at.weights::<I>()],
@@ -126,10 +130,7 @@ impl<'a> Pair<'a> {
             visible: &mut memory.shares[at.share].visible[at.first * MAX_KEYS..],
         };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
-        // ddbias may be anything where the bias is −∞.
-        let note_visible = at.has_nonfinite || self.ddbias.is_some();
-        let (rows, cols) = (at.rows.clone(), at.cols.clone());
-        score_block(isa, factors, rows, cols, note_visible, &mut block, &mut max)
+        score_block(isa, &factors, &mut block, &mut max)
     }
 
     /// lse of a block's rows.

@@ -38,11 +38,6 @@ impl Cut {
         })
     }
 
-    /// Queries and keys of a tile.
-    pub fn blocking(&self) -> Blocking {
-        Blocking { queries: self.queries, keys: self.keys }
-    }
-
     /// The distance between two rows of `dim` elements in a sum.
     pub fn stride(&self, dim: usize) -> usize {
         dim.next_multiple_of(self.cols)

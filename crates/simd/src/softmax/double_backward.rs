@@ -24,13 +24,11 @@ use super::second::{Second, Tangent};
 use super::stats::{RowStats, Stats};
 use super::tasks::Task;
 use super::wave::{Memory, Places, Wave, Work, each};
-use crate::element::Tensor;
 use crate::plan::Plan;
 use crate::products::dot;
 use crate::tiles::tiles;
 use crate::{Options, Workspace};
 use etalon_problem::{Dtype, Error};
-use ndarray::{Ix4, s};
 
 /// Writes what has a place; with places for `gdout` and `gdlse` alone, the tangents of o and lse.
 pub fn run(
@@ -148,8 +146,8 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
     if blind(work.operands.lse, at) {
         return [0.0; 3];
     }
-    let ([batch, head, i], lse) = (at, number(work.operands.lse, at));
-    let [sink, ddsink] = work.operands.sink(head);
+    let lse = number(work.operands.lse, at);
+    let [sink, ddsink] = work.operands.sink(at[1]);
     let pi = (f64::from(sink) - f64::from(lse)).exp() as f32;
     let u = scratch.sums.u[r] + if pi == 0.0 { 0.0 } else { pi * ddsink }; // (D4)
     let (mut delta, mut z) = (-number(dlse, at), -number(cot_lse, at));
@@ -157,14 +155,11 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
         let value_dim = work.operands.value_dim();
         let stride = work.schedule.cut.stride(value_dim);
         let here = r * stride..r * stride + value_dim;
-        let read = |operand: Tensor<'_, Ix4>, row: &mut [f32]| {
-            operand.slice(s![batch, head, i, ..]).read(row);
-        };
         let [stored, row] = &mut scratch.rows;
         let o = if work.schedule.o_anew {
             &scratch.sums.o[here.clone()]
         } else {
-            read(o, stored);
+            o.read_row(at, stored);
             stored
         };
         let gdout = &mut scratch.sums.values[here];
@@ -173,12 +168,12 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
         let constant = lse == sink && o.iter().chain(&*gdout).all(|&x| x == 0.0);
         if !constant {
             if let Some(dout) = work.operands.dout {
-                read(dout, row);
+                dout.read_row(at, row);
                 delta += dot(row, o); // (B1)
                 z += dot(row, gdout); // (D6)
             }
             if let Some(cot_o) = work.operands.cot_o {
-                read(cot_o, row);
+                cot_o.read_row(at, row);
                 z += dot(row, o);
             }
         }
@@ -198,7 +193,7 @@ fn key_sweep(
     wave.key_sweep(scratch, tasks, |task, scratch| {
         for member in 0..operands.scores.group() {
             let pair = wave.pair(task.slot, member, Stats::NONE);
-            for rows in tiles(0..pair.rule.sequence.queries, scratch.cut.queries) {
+            for rows in tiles(0..pair.rule.of.sequence.queries, scratch.cut.queries) {
                 let stats = stats.tile(wave.head(task.slot, member), rows.start);
                 let (pair, cols) = (Pair { stats, ..pair }, task.place.rows.clone());
                 level.run(KeyTile { body, pair, rows, cols, share: 0, scratch });

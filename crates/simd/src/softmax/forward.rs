@@ -10,7 +10,7 @@ use super::schedule::FIRST_ORDER;
 use super::tasks::{Task, Tasks};
 use super::wave::each;
 use crate::element::TensorMut;
-use crate::mask::Sight as PreparedMask;
+use crate::mask::{QueryHead, Sight as PreparedMask};
 use crate::pack::{ONE_JOB, Source};
 use crate::plan::Plan;
 use crate::tiles::query_rows;
@@ -117,7 +117,7 @@ impl<'a> Forward<'a> {
         let has_nonfinite = source.is_non_finite();
         source.across_into(packing.cut.rows, &mut scratch.q);
         let tile = ForwardTile {
-            rule: ScoreRule::new(scores, mask, bias, sequence, head),
+            rule: ScoreRule::new(scores, mask, bias, QueryHead { sequence, head }),
             keys,
             derivative: self.derivative,
             has_nonfinite,

@@ -96,14 +96,12 @@ pub struct ForwardTile<'a, 'm> {
 }
 
 impl Kernel for ForwardTile<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         self.scratch.m.fill(f32::NEG_INFINITY);
         self.scratch.l.fill(0.0);
         self.scratch.o.fill(0.0);
-        let keys = self.rule.sequence.keys;
+        let keys = self.rule.of.sequence.keys;
         for cols in tiles(0..keys, self.scratch.cut.keys) {
             if self.rule.cover(self.rows.clone(), cols.clone()) == Cover::None {
                 continue;
@@ -124,20 +122,19 @@ impl ForwardTile<'_, '_> {
     #[inline(always)]
     fn block<I: Isa>(&mut self, isa: I, first: usize, cols: Range<usize>, has_nonfinite: bool) {
         let start = self.rows.start + first;
-        let rows = start..self.rows.end.min(start + I::Tile::ROWS);
-        let panel = I::Tile::COLS;
         let scratch = &mut *self.scratch;
         let factors = Factors {
             rule: &self.rule,
+            rows: start..self.rows.end.min(start + I::Tile::ROWS),
+            cols: cols.clone(),
             q: &scratch.q.panels[first * self.dim..],
-            k: self.keys.k.across.from(cols.start / panel),
+            k: self.keys.k.across.from(cols.start / I::Tile::COLS),
             dim: self.dim,
+            note_visible: has_nonfinite,
         };
         let mut block = Block { s: scratch.s, tanh: scratch.tanh, visible: scratch.visible };
         let mut max = [I::F32::splat(isa, f32::NEG_INFINITY); MAX_ROWS];
-        let strip =
-            score_block(isa, factors, rows, cols.clone(), has_nonfinite, &mut block, &mut max);
-        let Some(strip) = strip else { return };
+        let Some(strip) = score_block(isa, &factors, &mut block, &mut max) else { return };
         self.grow(isa, first, &max);
         self.weigh(isa, first, &strip);
         if self.width > 0 {

@@ -22,8 +22,6 @@ pub struct QueryTile<'a, 'm, 'p, B> {
 }
 
 impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let QueryTile { body, pair, rows, scratch } = self;
@@ -32,7 +30,7 @@ impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
         for term in B::ROWS {
             sums.of(term.to).fill(0.0);
         }
-        for cols in tiles(0..pair.rule.sequence.keys, cut.keys) {
+        for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
             for block in pair.blocks::<I>(&rows, &cols, None) {
                 let Some(strip) = body.weights(isa, &pair, &block, memory) else { continue };
                 let first = block.rows.start - rows.start;
@@ -74,25 +72,26 @@ pub struct KeyTile<'a, 'm, 'p, B> {
 }
 
 impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let KeyTile { body, pair, rows, cols, share, scratch } = self;
         let Scratch { tiles: memory, sums, .. } = scratch;
         // The rows and columns of the tile that hold a visible pair.
-        let mut seen: Option<(Range<usize>, Range<usize>)> = None;
+        let (mut seen_rows, mut seen_cols) = (0..0, 0..0);
         for block in pair.blocks::<I>(&rows, &cols, Some(share)) {
             let strip = body.weights(isa, &pair, &block, memory);
             if let Some(strip) = &strip {
                 let here = block.rows.start - rows.start..block.rows.end - rows.start;
-                seen = Some(joined(seen, here, &strip.cols));
+                seen_rows = joined(&seen_rows, &here);
+                seen_cols = joined(&seen_cols, &strip.cols);
             }
             let cols = strip.map_or(0..0, |strip| strip.cols);
             memory.shares[share].strips[block.first / I::Tile::ROWS] =
                 [cols.start as u32, cols.end as u32];
         }
-        let Some((seen_rows, seen_cols)) = seen else { return };
+        if seen_rows.is_empty() {
+            return;
+        }
         let columns = Columns {
             rows: seen_rows,
             cols: seen_cols,
@@ -122,8 +121,6 @@ pub struct ShareTile<'a, 'p> {
 }
 
 impl Kernel for ShareTile<'_, '_> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let ShareTile { pair, rows, cols, dq, share } = self;
@@ -161,15 +158,13 @@ pub struct BiasTile<'a, 'm, B, P> {
 }
 
 impl<'p, B: Body, P: Iterator<Item = Pair<'p>>> Kernel for BiasTile<'_, '_, B, P> {
-    type Output = ();
-
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
         let BiasTile { body, pairs, rows, cols, scratch } = self;
         let Scratch { tiles: memory, sums, .. } = scratch;
         sums.bias.fill(0.0);
         for pair in pairs {
-            let sequence = pair.rule.sequence;
+            let sequence = pair.rule.of.sequence;
             let rows = rows.start..rows.end.min(sequence.queries);
             let cols = cols.start..cols.end.min(sequence.keys);
             for block in pair.blocks::<I>(&rows, &cols, None) {

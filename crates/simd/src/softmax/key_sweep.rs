@@ -64,7 +64,7 @@ impl KeySweep<'_, '_, '_> {
             let head = self.wave.head(task.slot, member);
             let mut dbias =
                 task.beside.as_mut().map(|bias| bias.view_mut().slice(s![member, .., ..]));
-            let queries = tiles(0..pair.rule.sequence.queries, cut.queries);
+            let queries = tiles(0..pair.rule.of.sequence.queries, cut.queries);
             for (number, rows) in queries.enumerate().rev() {
                 let dbias = dbias.as_mut().map(|to| to.view_mut().slice(s![rows.clone(), ..]));
                 let pair = Pair { stats: self.stats.tile(head, rows.start), ..pair };

@@ -24,7 +24,7 @@ pub fn run(
         return run_forward(workspace, &operands, out, options);
     }
     // What the forward pass did not save is computed anew; o is not rounded to the storage type.
-    let [mut memory_of_o, mut memory_of_lse] = [(); 2].map(|()| Region::default());
+    let (mut memory_of_o, mut memory_of_lse) = (None, None);
     let (mut o, mut lse) = (None, None);
     if operands.v.is_some() && operands.o.is_none() {
         let e = &scores.extents;
@@ -51,7 +51,7 @@ fn run_forward(
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let mut unwanted = Region::default();
+    let mut unwanted = None;
     let lse = match float_place(out, "lse")? {
         Some(lse) => lse,
         None => room(workspace, &mut unwanted, operands.scores.row_shape(), "lse")?,
@@ -85,13 +85,13 @@ fn places<'o>(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Places<'o>, Error> {
 /// An array in memory of a workspace, which `memory` holds; its elements are anything.
 fn room<'m, D: Dimension>(
     workspace: &Workspace,
-    memory: &'m mut Region,
+    memory: &'m mut Option<Region>,
     shape: impl IntoDimension<Dim = D>,
     what: &str,
 ) -> Result<ArrayViewMut<'m, f32, D>, Error> {
     let shape = shape.into_dimension();
     let len = shape.slice().iter().fold(1, |len: usize, &extent| len.saturating_mul(extent));
-    *memory = workspace.room(len, what)?;
-    let array = ArrayViewMut::from_shape(shape, &mut memory[..]);
+    let memory = memory.insert(workspace.room(len, what)?);
+    let array = ArrayViewMut::from_shape(shape, memory);
     array.map_err(|error| Error::value(what, "an addressable array", error))
 }

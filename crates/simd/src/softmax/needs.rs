@@ -10,6 +10,7 @@ use super::tasks::Task;
 use crate::mask::Sight as PreparedMask;
 use crate::plan::{Buffer, Plan};
 use crate::workspace::Parts;
+use etalon_problem::Blocking;
 
 impl Schedule {
     /// What the pass keeps in memory.
@@ -88,7 +89,7 @@ impl Needs {
             buffers.push(elements("sums of dq", together, self.sums));
         }
         Plan {
-            blocking: packing.cut.blocking(),
+            blocking: Blocking { queries: packing.cut.queries, keys: packing.cut.keys },
             mode: None,
             products: 0,
             interval: None,

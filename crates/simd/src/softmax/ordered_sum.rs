@@ -50,7 +50,7 @@ impl Seen<'_> {
 
     /// The first key of the first tile from key `from` on that is seen.
     fn next(&self, from: usize) -> Option<usize> {
-        let keys = self.pair.rule.sequence.keys;
+        let keys = self.pair.rule.of.sequence.keys;
         let mut tiles = tiles(from.min(keys)..keys, self.keys);
         tiles.find(|cols| self.sees(cols)).map(|cols| cols.start)
     }

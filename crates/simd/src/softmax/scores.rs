@@ -34,41 +34,43 @@ pub struct Block<'a> {
     pub visible: &'a mut [u8],
 }
 
-/// The two factors of a block of scores.
-#[derive(Clone, Copy)]
+/// A block of scores to be computed, and its two factors.
 pub struct Factors<'a, 'p> {
     /// Which pairs count, and what is added to their scores.
     pub rule: &'a ScoreRule<'p>,
-    /// A panel of queries, packed across.
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
+    pub cols: Range<usize>,
+    /// The panel of these queries, packed across.
     pub q: &'a [f32],
     /// The panels of keys, packed across, from the tile's first.
     pub k: &'a [f32],
     /// D.
     pub dim: usize,
+    /// Whether the visible pairs are noted even where the mask allows every pair: operands that are not
+    /// finite need it.
+    pub note_visible: bool,
 }
 
-/// Computes the scores of `rows` × `cols` (within the sequence) and the maxima of their rows, or
-/// returns `None` if no pair of the block is visible. With `note_visible`, the visible pairs are noted
-/// even where the mask allows every pair: operands that are not finite need it.
+/// Computes the scores of a block and the maxima of their rows, or returns `None` if no pair of it is
+/// visible.
 #[inline(always)]
 pub fn score_block<I: Isa>(
     isa: I,
-    factors: Factors<'_, '_>,
-    rows: Range<usize>,
-    cols: Range<usize>,
-    note_visible: bool,
+    factors: &Factors<'_, '_>,
     block: &mut Block<'_>,
     max: &mut [I::F32; MAX_ROWS],
 ) -> Option<Strip> {
-    let Factors { rule, dim, .. } = factors;
+    let Factors { rule, rows, cols, q, k, dim, .. } = factors;
     let width = I::Tile::COLS;
-    let strip = strip(rule, &rows, &cols, width, note_visible)?;
+    let strip = strip(factors, width)?;
     let scale = I::F32::splat(isa, rule.scale);
     // Whether the scores are not final when they leave the registers.
     let later = rule.softcap.is_some() || rule.bias.is_some();
     for column in strip.cols.clone().step_by(width) {
         let mut tile = I::Tile::zero(isa);
-        tile.add_panel(isa, factors.q, &factors.k[column * dim..], dim);
+        tile.add_panel(isa, q, &k[column * dim..], *dim);
         let tile = tile.map(
             #[inline(always)]
             |s| s * scale,
@@ -91,7 +93,7 @@ pub fn score_block<I: Isa>(
         memory_max(isa, &strip.open, block.s, max);
     }
     for edge in strip.edges() {
-        hide(rule, &rows, &cols, &edge, I::Tile::ROWS, block);
+        hide(factors, &edge, I::Tile::ROWS, block);
         memory_max(isa, &edge, block.s, max);
     }
     Some(strip)
@@ -109,13 +111,8 @@ fn memory_max<I: Isa>(isa: I, cols: &Range<usize>, s: &[f32], max: &mut [I::F32;
 
 /// The columns from the first panel that holds a visible pair to the last, and those of the first run
 /// of panels within that are visible as a whole.
-fn strip(
-    rule: &ScoreRule<'_>,
-    rows: &Range<usize>,
-    cols: &Range<usize>,
-    width: usize,
-    note_visible: bool,
-) -> Option<Strip> {
+fn strip(factors: &Factors<'_, '_>, width: usize) -> Option<Strip> {
+    let Factors { rule, rows, cols, note_visible, .. } = factors;
     let (mut first, mut end) = (0, cols.len().div_ceil(width));
     // A panel that the keys do not fill is not visible as a whole.
     let mut open = 0..cols.len() / width;
@@ -133,7 +130,7 @@ fn strip(
             open.end = (open.start..open.end).find(|&p| cover(p) != Cover::All).unwrap_or(open.end);
         }
     }
-    if note_visible || open.is_empty() {
+    if *note_visible || open.is_empty() {
         open = first..first;
     }
     let columns = |panels: Range<usize>| panels.start * width..panels.end * width;
@@ -165,19 +162,13 @@ pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
 
 /// (F2) adds the bias, notes which pairs of some columns are visible, and sets S = −∞ where they are
 /// not.
-fn hide(
-    rule: &ScoreRule<'_>,
-    rows: &Range<usize>,
-    cols: &Range<usize>,
-    edge: &Range<usize>,
-    block_rows: usize,
-    block: &mut Block<'_>,
-) {
+fn hide(factors: &Factors<'_, '_>, edge: &Range<usize>, height: usize, block: &mut Block<'_>) {
+    let Factors { rule, rows, cols, .. } = factors;
     if edge.is_empty() {
         return;
     }
     let keys = cols.start + edge.start..cols.end.min(cols.start + edge.end);
-    for r in 0..block_rows {
+    for r in 0..height {
         let s = &mut block.s[r * STRIDE..][edge.clone()];
         let visible = &mut block.visible[r * MAX_KEYS..][edge.clone()];
         let i = rows.start + r;

@@ -12,7 +12,7 @@ use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
 use super::tasks::{BiasTask, Task, Tasks, bias_tasks};
 use crate::element::TensorMut;
-use crate::mask::Sight as PreparedMask;
+use crate::mask::{QueryHead, Sight as PreparedMask};
 use crate::parallel::share;
 use crate::tile::STRIDE;
 use crate::tiles::{Place, tiles};
@@ -160,11 +160,11 @@ impl<'a> Wave<'a> {
     /// A query head of a slot.
     pub fn pair(&self, slot: usize, member: usize, stats: Stats<'a>) -> Pair<'a> {
         let Operands { scores, bias, ddbias, .. } = *self.work.operands;
-        let sequence = self.sequence(slot);
         let head = slot % scores.extents.key_heads * scores.group() + member;
+        let of = QueryHead { sequence: self.sequence(slot), head };
         Pair {
-            rule: ScoreRule::new(scores, self.mask, bias, sequence, head),
-            ddbias: ddbias.map(|ddbias| pairs_of(ddbias, sequence, head)),
+            rule: ScoreRule::new(scores, self.mask, bias, of),
+            ddbias: ddbias.map(|ddbias| pairs_of(ddbias, of)),
             queries: &self.queries[self.head(slot, member)],
             keys: &self.keys[slot - self.first],
             stats,
@@ -241,15 +241,16 @@ impl<'a> Wave<'a> {
         for slot in self.first..self.first + self.keys.len() {
             for member in 0..operands.scores.group() {
                 let Pair { rule, queries, .. } = self.pair(slot, member, Stats::NONE);
-                let sink = f64::from(sinks[rule.head]);
+                let QueryHead { sequence, head } = rule.of;
+                let sink = f64::from(sinks[head]);
                 let mut sum = 0.0f64;
-                for rows in tiles(0..rule.sequence.queries, packing.cut.queries) {
+                for rows in tiles(0..sequence.queries, packing.cut.queries) {
                     let stats = stats.tile(self.head(slot, member), rows.start);
                     for (i, &lse) in queries.lse[rows].iter().enumerate() {
-                        sum -= (sink - f64::from(lse)).exp() * change(&stats, rule.head, i);
+                        sum -= (sink - f64::from(lse)).exp() * change(&stats, head, i);
                     }
                 }
-                sums[rule.head] += sum;
+                sums[head] += sum;
             }
         }
     }

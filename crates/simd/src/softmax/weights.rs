@@ -133,18 +133,9 @@ impl Rows<'_> {
     }
 }
 
-/// The rows and columns of a tile that hold a visible pair, after one more register block.
-pub fn joined(
-    seen: Option<(Range<usize>, Range<usize>)>,
-    rows: Range<usize>,
-    cols: &Range<usize>,
-) -> (Range<usize>, Range<usize>) {
-    match seen {
-        None => (rows, cols.clone()),
-        Some((above, before)) => {
-            (above.start..rows.end, before.start.min(cols.start)..before.end.max(cols.end))
-        }
-    }
+/// The shortest range that holds two, of which the first may be empty.
+pub fn joined(a: &Range<usize>, b: &Range<usize>) -> Range<usize> {
+    if a.is_empty() { b.clone() } else { a.start.min(b.start)..a.end.max(b.end) }
 }
 
 /// The part of a tile of weights that holds visible pairs, seen from the keys.
