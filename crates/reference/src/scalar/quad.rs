@@ -1,12 +1,13 @@
 //! Double-double arithmetic.
 
-use super::{Real, operators};
+use super::Real;
+use crate::operators;
 use etalon_problem::Scalar;
 use qd::Quad as Pair;
 
 /// An unevaluated sum of two f64: about 31 digits over the range of an f64. The crate `qd` does
 /// the arithmetic on finite numbers; this type adds what IEEE 754 says of infinities and NaN.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Debug, Clone, Copy)]
 pub struct Quad(Pair);
 
 /// |x| below which sinh is summed as its series: eleven terms then reach 2·10⁻³² of it.
@@ -37,6 +38,7 @@ impl Quad {
 
 operators! {
     [] Quad, x, y;
+    compare 0,
     neg Quad(-x.0),
     add Quad::where_finite(x.0.0 + y.0.0, || x.0.add_accurate(y.0)),
     sub x + -y,
