@@ -14,11 +14,11 @@
 
 use super::forward::Operands;
 use super::{Cotangents, Gradients, Inputs};
-use crate::heads::{Query, bias_gradient, each_query, sum_over_sinks};
-use crate::named::{Named, check};
+use crate::heads::{Query, bias_gradient, each_query, sum_by_head};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::Row;
-use crate::tensor::{Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 
 /// As [`backward`](super::backward()), of a problem that is sound but that values may have no elements.
@@ -27,16 +27,14 @@ pub(crate) fn any_width<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
-    let scores = &problem.scores;
-    let mut dq = Output::zeros("dq", &scores.q_shape())?;
-    let mut dk = Output::zeros("dk", &scores.k_shape())?;
-    let mut dv = Output::zeros("dv", &problem.v_shape())?;
+    let (scores, given) = (&problem.scores, [inputs.shapes(), cotangents.shapes()]);
+    let mut gradients: Gradients<T> = checked(&problem.table(Pass::Backward), &given)?;
+    let Gradients { dq, dk, dv, dsinks, dbias } = &mut gradients;
     let operands = BackwardOperands::new(problem, inputs, cotangents)?;
-    let dsinks = each_query(
+    let of_sinks = each_query(
         scores,
-        [&mut dq],
-        [&mut dk, &mut dv],
+        [HeadsMut::new(dq)],
+        [HeadsMut::new(dk), HeadsMut::new(dv)],
         |_, _| [T::ZERO],
         |[dsink], query, [dq], [dk, dv]| {
             let First { row, delta, d_scores, .. } = operands.row(query); // (B1)–(B3)
@@ -49,12 +47,12 @@ pub(crate) fn any_width<T: Real>(
             }
         },
     );
-    let dbias = bias_gradient("dbias", scores, |query| {
+    sum_by_head(dsinks.as_mut(), of_sinks);
+    bias_gradient(dbias.as_mut(), scores, |query| {
         let First { row, d_scores, .. } = operands.row(query);
         (row.keys, d_scores) // (B9)
-    })?;
-    let dsinks = sum_over_sinks(scores, dsinks)?;
-    Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dv: dv.finish()?, dsinks, dbias })
+    });
+    Ok(gradients)
 }
 
 /// The operands of the backward pass.

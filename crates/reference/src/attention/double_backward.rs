@@ -22,10 +22,10 @@
 use super::backward::{BackwardOperands, First};
 use super::jvp::{Direction, Motion};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients, Tangents};
-use crate::heads::{Query, bias_gradient, each_query, sum_over_sinks};
-use crate::named::{Named, check};
+use crate::heads::{Query, bias_gradient, each_query, sum_by_head};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
-use crate::tensor::{MatrixMut, Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, MatrixMut, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 
 /// As [`double_backward`](super::double_backward()), of a problem that is sound but that values may have no elements.
@@ -36,13 +36,8 @@ pub(crate) fn any_width<T: Real>(
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
     let given = [inputs.shapes(), cotangents.shapes(), second.shapes()];
-    check(&problem.table(Pass::DoubleBackward), &given)?;
-    let scores = &problem.scores;
-    let mut gq = Output::zeros("gq", &scores.q_shape())?;
-    let mut gk = Output::zeros("gk", &scores.k_shape())?;
-    let mut gv = Output::zeros("gv", &problem.v_shape())?;
-    let mut gdout = Output::zeros("gdout", &problem.o_shape())?;
-    let mut gdlse = Output::zeros("gdlse", &scores.row_shape())?;
+    let mut gradients: SecondGradients<T> = checked(&problem.table(Pass::DoubleBackward), &given)?;
+    let SecondGradients { gq, gk, gv, gsinks, gbias, gdout, gdlse } = &mut gradients;
     let SecondCotangents { ddq, ddk, ddv, ddsinks, ddbias, cot_o, cot_lse } = *second;
     let direction = Tangents { tq: ddq, tk: ddk, tv: ddv, tsinks: ddsinks, tbias: ddbias };
     let operands = SecondOperands {
@@ -51,10 +46,10 @@ pub(crate) fn any_width<T: Real>(
         cot_o: Rows::or_zero("cot_o", &cot_o, problem.value_dim)?,
         cot_lse: Rows::or_zero("cot_lse", &cot_lse, 1)?,
     };
-    let gsinks = each_query(
-        scores,
-        [&mut gq, &mut gdout, &mut gdlse],
-        [&mut gk, &mut gv],
+    let of_sinks = each_query(
+        &problem.scores,
+        [HeadsMut::new(gq), HeadsMut::new(gdout), HeadsMut::new(gdlse)],
+        [HeadsMut::new(gk), HeadsMut::new(gv)],
         |_, _| [T::ZERO],
         |[gsink], query, [gq, gdout, gdlse], [gk, gv]| {
             let second = operands.row(query);
@@ -65,19 +60,12 @@ pub(crate) fn any_width<T: Real>(
             *gsink -= operands.sink_part(query, &second); // (D14)
         },
     );
-    let gbias = bias_gradient("gbias", scores, |query| {
+    sum_by_head(gsinks.as_mut(), of_sinks);
+    bias_gradient(gbias.as_mut(), &problem.scores, |query| {
         let second = operands.row(query);
         (second.first.row.keys, second.x) // (D15)
-    })?;
-    Ok(SecondGradients {
-        gq: gq.finish()?,
-        gk: gk.finish()?,
-        gv: gv.finish()?,
-        gdout: gdout.finish()?,
-        gdlse: gdlse.finish()?,
-        gsinks: sum_over_sinks(scores, gsinks)?,
-        gbias,
-    })
+    });
+    Ok(gradients)
 }
 
 /// The operands of the double backward pass.

@@ -8,10 +8,10 @@
 
 use super::{Inputs, Output};
 use crate::heads::{Query, each_query};
-use crate::named::{Named, check};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::{Bias, Row, ScoreOperands};
-use crate::tensor::{self, Rows, add_scaled};
+use crate::tensor::{HeadsMut, Rows, add_scaled};
 use etalon_problem::{Attention, Error, Pass};
 
 /// As [`forward`](super::forward()), of a problem that is sound but that values may have no elements.
@@ -19,15 +19,12 @@ pub(crate) fn any_width<T: Real>(
     problem: &Attention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
-    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
-    let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
-    // A row of no sequence sees nothing.
-    let unseen = T::from_f64(f64::NEG_INFINITY);
-    let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;
+    let mut output: Output<T> = checked(&problem.table(Pass::Forward), &[inputs.shapes()])?;
+    output.lse.fill(T::from_f64(f64::NEG_INFINITY)); // a row of no sequence sees nothing
     let operands = Operands::new(problem, inputs)?;
     each_query(
         &problem.scores,
-        [&mut o, &mut lse],
+        [HeadsMut::new(&mut output.o), HeadsMut::new(&mut output.lse)],
         [],
         |_, _| (),
         |(), query, [o, lse], []| {
@@ -36,7 +33,7 @@ pub(crate) fn any_width<T: Real>(
             lse[0] = row.lse;
         },
     );
-    Ok(Output { o: o.finish()?, lse: lse.finish()? })
+    Ok(output)
 }
 
 /// The operands of the forward pass.

@@ -11,10 +11,10 @@
 use super::forward::Operands;
 use super::{Inputs, OutputTangents, Tangents};
 use crate::heads::{Query, each_query};
-use crate::named::{Named, check};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::{Row, bias_row};
-use crate::tensor::{Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 use ndarray::{ArrayView1, ArrayView4};
 
@@ -24,14 +24,13 @@ pub(crate) fn any_width<T: Real>(
     inputs: &Inputs<'_, T>,
     tangents: &Tangents<'_, T>,
 ) -> Result<OutputTangents<T>, Error> {
-    check(&problem.table(Pass::Jvp), &[inputs.shapes(), tangents.shapes()])?;
-    let mut to = Output::zeros("to", &problem.o_shape())?;
-    let mut tlse = Output::zeros("tlse", &problem.scores.row_shape())?;
+    let given = [inputs.shapes(), tangents.shapes()];
+    let mut moves: OutputTangents<T> = checked(&problem.table(Pass::Jvp), &given)?;
     let operands = Operands::new(problem, inputs)?;
     let direction = Direction::new(problem, tangents)?;
     each_query(
         &problem.scores,
-        [&mut to, &mut tlse],
+        [HeadsMut::new(&mut moves.to), HeadsMut::new(&mut moves.tlse)],
         [],
         |_, _| (),
         |(), query, [to, tlse], []| {
@@ -42,7 +41,7 @@ pub(crate) fn any_width<T: Real>(
             tlse[0] = motion.u; // (J2)
         },
     );
-    Ok(OutputTangents { to: to.finish()?, tlse: tlse.finish()? })
+    Ok(moves)
 }
 
 /// A direction in which the inputs move: tangents, or cotangents of their gradients. What is absent

@@ -4,9 +4,9 @@ use super::Inputs;
 use super::row::{Operands, Row};
 use crate::heads::{Query, each_query};
 use crate::scalar::Real;
-use crate::tensor::Output;
+use crate::tensor::{HeadsMut, full};
 use etalon_problem::{Blocking, Error, LazyAttention, Sequence};
-use ndarray::{Array4, Ix4};
+use ndarray::Array4;
 use std::collections::BTreeMap;
 
 /// A visible pair, by its places in the arrays, and what decides whether it is active.
@@ -33,10 +33,10 @@ pub fn active_pairs<T: Real>(
     inputs: &Inputs<'_, T>,
 ) -> Result<Array4<bool>, Error> {
     let operands = Operands::checked(problem, inputs)?;
-    let mut pairs = Output::new("activity", &problem.scores.pair_shape(), false)?;
+    let mut pairs = full("activity", problem.scores.pair_shape(), false)?;
     each_query(
         &problem.scores,
-        [&mut pairs],
+        [HeadsMut::new(&mut pairs)],
         [],
         |_, _| (),
         |(), query, [pairs], []| {
@@ -45,7 +45,7 @@ pub fn active_pairs<T: Real>(
             }
         },
     );
-    pairs.finish()
+    Ok(pairs)
 }
 
 /// Whether each tile holds an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on the
@@ -59,7 +59,7 @@ pub fn activity<T: Real>(
     tile.check()?;
     let [batch, heads, queries, keys] = problem.scores.pair_shape();
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
-    let mut map = Output::new("activity", &shape, false)?.finish::<Ix4>()?;
+    let mut map = full("activity", shape, false)?;
     let parts = operands
         .each_row(|_, _| Tiles::new(), |tiles, query, row| add_row(tiles, tile, query, row));
     for (at, active) in parts.into_iter().flatten() {

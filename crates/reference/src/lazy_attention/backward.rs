@@ -17,9 +17,9 @@
 use super::row::{Operands, Row};
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::{Query, each_query, sum_by_head};
-use crate::named::{Named, check};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
-use crate::tensor::{Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot};
 use etalon_problem::{DistanceBias, Error, LazyAttention, Pass, Sequence};
 use ndarray::ArrayView4;
 
@@ -57,10 +57,9 @@ fn gradients<T: Real>(
     activity: Option<&ArrayView4<'_, bool>>,
 ) -> Result<Gradients<T>, Error> {
     problem.check()?;
-    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
-    let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
-    let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
-    let mut dv = Output::zeros("dv", &problem.v_shape())?;
+    let given = [inputs.shapes(), cotangents.shapes()];
+    let mut gradients: Gradients<T> = checked(&problem.table(Pass::Backward), &given)?;
+    let Gradients { dq, dk, dv, dbias, dtau } = &mut gradients;
     let operands = BackwardOperands {
         forward: Operands::new(problem, inputs, activity)?,
         dout: Rows::new("dout", cotangents.dout.view())?,
@@ -68,8 +67,8 @@ fn gradients<T: Real>(
     };
     let parts = each_query(
         &problem.scores,
-        [&mut dq],
-        [&mut dk, &mut dv],
+        [HeadsMut::new(dq)],
+        [HeadsMut::new(dk), HeadsMut::new(dv)],
         |sequence, _| HeadPart::new(problem.bias, sequence),
         |part, query, [dq], [dk, dv]| {
             let first = operands.row(query); // (E7)–(E9)
@@ -81,12 +80,9 @@ fn gradients<T: Real>(
             part.add(query, &first);
         },
     );
-    let dtau = parts.iter().map(|part| [part.dtau]);
-    let dtau = sum_by_head("dtau", &[problem.scores.extents.query_heads], dtau)?;
-    let dbias =
-        |shape: [usize; 2]| sum_by_head("dbias", &shape, parts.iter().map(|part| &part.dbias));
-    let dbias = problem.bias_shape().map(dbias).transpose()?;
-    Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dv: dv.finish()?, dbias, dtau })
+    sum_by_head(dbias.as_mut(), parts.iter().map(|part| &part.dbias));
+    sum_by_head(Some(dtau), parts.iter().map(|part| [part.dtau]));
+    Ok(gradients)
 }
 
 /// What one sequence adds to the gradients that a head's sequences share.
