@@ -38,7 +38,7 @@ pub(crate) fn any_width<T: Real>(
         |_, _| [T::ZERO],
         |[dsink], query, [dq], [dk, dv]| {
             let First { row, delta, d_scores, .. } = operands.row(query); // (B1)–(B3)
-            operands.forward.scores.pull_back(query, &row, &d_scores, dq, dk); // (B4)–(B6)
+            operands.forward.scores.pull_back(&row, &d_scores, dq, dk); // (B4)–(B6)
             for (j, p) in row.weights() {
                 add_scaled(dv.row(j), p, operands.dout.row(query.row)); // (B7)
             }
@@ -64,8 +64,8 @@ pub(super) struct BackwardOperands<'a, T: Real> {
 
 /// A row of the first order; the vectors hold one number for each visible key, o one per value
 /// element.
-pub(super) struct First<T> {
-    pub row: Row<T>,
+pub(super) struct First<'a, T> {
+    pub row: Row<'a, T>,
     pub o: Vec<T>,
     /// δ_i
     pub delta: T,
@@ -89,9 +89,9 @@ impl<'a, T: Real> BackwardOperands<'a, T> {
     }
 
     /// The row of a query.
-    pub fn row(&self, query: &Query<'_>) -> First<T> {
+    pub fn row<'q>(&self, query: &Query<'q>) -> First<'q, T> {
         let (row, dout) = (self.forward.scores.row(query), self.dout.row(query.row));
-        let o = self.forward.output(query, &row); // (F5)
+        let o = self.forward.output(&row); // (F5)
         let mut delta = -self.dlse.scalar(query.row);
         // Without a visible key o is 0 whatever the operands are: dout_i is not read.
         if !row.keys.is_empty() {

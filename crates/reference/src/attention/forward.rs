@@ -7,7 +7,7 @@
 //! ```
 
 use super::{Inputs, Output};
-use crate::heads::{Query, each_query};
+use crate::heads::each_query;
 use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::{Bias, Row, ScoreOperands};
@@ -29,7 +29,7 @@ pub(crate) fn any_width<T: Real>(
         |_, _| (),
         |(), query, [o, lse], []| {
             let row = operands.scores.row(query); // (F1)–(F4)
-            o.copy_from_slice(&operands.output(query, &row)); // (F5)
+            o.copy_from_slice(&operands.output(&row)); // (F5)
             lse[0] = row.lse;
         },
     );
@@ -52,10 +52,10 @@ impl<'a, T: Real> Operands<'a, T> {
     }
 
     /// (F5)
-    pub fn output(&self, query: &Query<'_>, row: &Row<T>) -> Vec<T> {
+    pub fn output(&self, row: &Row<'_, T>) -> Vec<T> {
         let mut o = vec![T::ZERO; self.value_dim];
         for (j, p) in row.weights() {
-            add_scaled(&mut o, p, self.v.row(query.key(j)));
+            add_scaled(&mut o, p, self.v.row(row.query.key(j)));
         }
         o
     }

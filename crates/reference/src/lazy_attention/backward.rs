@@ -73,11 +73,11 @@ fn gradients<T: Real>(
         |part, query, [dq], [dk, dv]| {
             let first = operands.row(query); // (E7)–(E9)
             let First { row, d_scores, .. } = &first;
-            operands.forward.scores.pull_back(query, &row.softmax, d_scores, dq, dk); // (E10), (E11)
+            operands.forward.scores.pull_back(&row.softmax, d_scores, dq, dk); // (E10), (E11)
             for (t, j) in row.active_keys() {
                 add_scaled(dv.row(j), row.e[t], operands.dout.row(query.row)); // (E12)
             }
-            part.add(query, &first);
+            part.add(&first);
         },
     );
     sum_by_head(dbias.as_mut(), parts.iter().map(|part| &part.dbias));
@@ -100,11 +100,12 @@ impl<T: Real> HeadPart<T> {
         HeadPart { reach, dbias: vec![T::ZERO; distances], dtau: T::ZERO }
     }
 
-    fn add(&mut self, query: &Query<'_>, first: &First<T>) {
+    fn add(&mut self, first: &First<'_, T>) {
         self.dtau += first.t; // (E14)
         let Some(reach) = self.reach else { return };
+        let Query { sequence, i, .. } = first.row.softmax.query;
         for (&j, &d_score) in first.row.softmax.keys.iter().zip(&first.d_scores) {
-            if let Some(d) = reach.distance(query.sequence, query.i, j) {
+            if let Some(d) = reach.distance(sequence, i, j) {
                 self.dbias[d] += d_score; // (E13)
             }
         }
@@ -119,8 +120,8 @@ struct BackwardOperands<'a, T: Real> {
 }
 
 /// A row of the first order.
-struct First<T> {
-    row: Row<T>,
+struct First<'a, T> {
+    row: Row<'a, T>,
     /// (1/n_i) Σ_j a_ij g_ij
     t: T,
     /// dS_ij of each visible key.
@@ -129,7 +130,7 @@ struct First<T> {
 
 impl<T: Real> BackwardOperands<'_, T> {
     /// The row of a query.
-    fn row(&self, query: &Query<'_>) -> First<T> {
+    fn row<'q>(&self, query: &Query<'q>) -> First<'q, T> {
         let (row, dout) = (self.forward.row(query), self.dout.row(query.row));
         let p = &row.softmax.p;
         let mut g = vec![T::ZERO; p.len()]; // a_ij g_ij
