@@ -135,10 +135,6 @@ operators! {
     }
 }
 
-impl etalon_problem::Scalar for Uncertain {
-    type Wide = Self;
-}
-
 impl Real for Uncertain {
     const ZERO: Self = Uncertain { value: 0.0, mass: 0.0, terms: 0, ..Self::ONE };
     const ONE: Self =

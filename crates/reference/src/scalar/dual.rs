@@ -1,8 +1,6 @@
 //! Forward-mode derivatives.
 
 use super::Real;
-use crate::operators;
-use etalon_problem::Scalar;
 
 /// `value + ε·tangent` with ε² = 0: a function of duals returns its derivative along the tangents
 /// of its arguments. `Dual<Dual<T>>` gives second derivatives.
@@ -26,7 +24,7 @@ impl<T: Real> Dual<T> {
     }
 }
 
-operators! {
+crate::operators! {
     [T: Real] Dual<T>, x, y;
     compare value,
     neg Dual::new(-x.value, -x.tangent),
@@ -37,10 +35,6 @@ operators! {
         let quotient = x.value / y.value;
         Dual::new(quotient, (x.tangent - quotient * y.tangent) / y.value)
     }
-}
-
-impl<T: Real> Scalar for Dual<T> {
-    type Wide = Self;
 }
 
 impl<T: Real> Real for Dual<T> {

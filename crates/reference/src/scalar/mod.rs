@@ -90,8 +90,8 @@ pub trait Real:
     }
 }
 
-/// The operators of a type of numbers, from their formulas, and their comparison, which is that of one
-/// field.
+/// What makes a type one of numbers: its operators, from their formulas; the comparison, which is that of
+/// one field; and sums of its own type.
 #[macro_export]
 macro_rules! operators {
     (
@@ -99,6 +99,9 @@ macro_rules! operators {
         compare $field:tt,
         neg $neg:expr, add $add:expr, sub $sub:expr, mul $mul:expr, div $div:expr
     ) => {
+        impl<$($generics)*> etalon_problem::Scalar for $Number {
+            type Wide = Self;
+        }
         impl<$($generics)*> PartialEq for $Number {
             fn eq(&self, other: &Self) -> bool {
                 self.$field == other.$field

@@ -1,8 +1,6 @@
 //! Double-double arithmetic.
 
 use super::Real;
-use crate::operators;
-use etalon_problem::Scalar;
 use qd::Quad as Pair;
 
 /// An unevaluated sum of two f64: about 31 digits over the range of an f64. The crate `qd` does
@@ -36,7 +34,7 @@ impl Quad {
     }
 }
 
-operators! {
+crate::operators! {
     [] Quad, x, y;
     compare 0,
     neg Quad(-x.0),
@@ -47,10 +45,6 @@ operators! {
         plain if y.0.0.is_infinite() => Quad::exact(plain),
         plain => Quad::where_finite(plain, || x.0 / y.0),
     }
-}
-
-impl Scalar for Quad {
-    type Wide = Self;
 }
 
 impl Real for Quad {
