@@ -29,6 +29,20 @@ pub enum Data {
     Bool(Vec<bool>),
 }
 
+/// Applies an expression to the elements, whichever numbers they are, or another one to flags.
+macro_rules! each {
+    ($data:expr, $x:ident => $numbers:expr, $flags:ident => $other:expr) => {
+        match $data {
+            Data::F64($x) => $numbers,
+            Data::F32($x) => $numbers,
+            Data::Bf16($x) => $numbers,
+            Data::F16($x) => $numbers,
+            Data::I64($x) => $numbers,
+            Data::Bool($flags) => $other,
+        }
+    };
+}
+
 /// A tensor.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tensor {
@@ -67,14 +81,10 @@ impl Tensor {
     /// Its elements, to be read; an error that names it for flags.
     pub fn view(&self, name: &str) -> Result<View<'_>, Error> {
         let shape = self.shape.as_slice();
-        let view = match &self.data {
-            Data::F64(x) => ArrayViewD::from_shape(shape, x).map(View::F64),
-            Data::F32(x) => ArrayViewD::from_shape(shape, x).map(View::F32),
-            Data::Bf16(x) => ArrayViewD::from_shape(shape, x).map(View::Bf16),
-            Data::F16(x) => ArrayViewD::from_shape(shape, x).map(View::F16),
-            Data::I64(x) => ArrayViewD::from_shape(shape, x).map(View::I64),
-            Data::Bool(_) => return Err(self.no_numbers(name)),
-        };
+        let view = each!(&self.data,
+            x => ArrayViewD::from_shape(shape, x).map(View::from),
+            _flags => return Err(self.no_numbers(name))
+        );
         view.map_err(|_| self.misshapen(name))
     }
 
@@ -82,14 +92,10 @@ impl Tensor {
     pub fn view_mut(&mut self, name: &str) -> Result<ViewMut<'_>, Error> {
         let (no_numbers, misshapen) = (self.no_numbers(name), self.misshapen(name));
         let shape = self.shape.as_slice();
-        let view = match &mut self.data {
-            Data::F64(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::F64),
-            Data::F32(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::F32),
-            Data::Bf16(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::Bf16),
-            Data::F16(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::F16),
-            Data::I64(x) => ArrayViewMutD::from_shape(shape, x).map(ViewMut::I64),
-            Data::Bool(_) => return Err(no_numbers),
-        };
+        let view = each!(&mut self.data,
+            x => ArrayViewMutD::from_shape(shape, x).map(ViewMut::from),
+            _flags => return Err(no_numbers)
+        );
         view.map_err(|_| misshapen)
     }
 
@@ -112,14 +118,7 @@ impl Tensor {
 
     /// Its number of elements.
     pub fn len(&self) -> usize {
-        match &self.data {
-            Data::F64(x) => x.len(),
-            Data::F32(x) => x.len(),
-            Data::Bf16(x) => x.len(),
-            Data::F16(x) => x.len(),
-            Data::I64(x) => x.len(),
-            Data::Bool(x) => x.len(),
-        }
+        each!(&self.data, x => x.len(), flags => flags.len())
     }
 
     /// Whether it has no elements.

@@ -6,9 +6,9 @@
 
 use crate::parallel::map;
 use crate::scalar::Real;
-use crate::tensor::{MatrixMut, Output};
-use etalon_problem::{Error, Scores, Sequence};
-use ndarray::{Array, Array1, Array4, Dimension};
+use crate::tensor::{HeadsMut, MatrixMut};
+use etalon_problem::{Scores, Sequence};
+use ndarray::{Array, Array4, ArrayViewMut1, Axis, RemoveAxis};
 
 /// A query of one head in one sequence, and where its operands lie.
 #[derive(Clone, Copy)]
@@ -78,8 +78,8 @@ fn sequences(problem: &Scores) -> Vec<Sequence> {
 /// are returned sequence by sequence, head by head.
 pub(crate) fn each_query<T: Send, R: Send, const Q: usize, const K: usize>(
     problem: &Scores,
-    by_query: [&mut Output<T>; Q],
-    by_key: [&mut Output<T>; K],
+    by_query: [HeadsMut<'_, T>; Q],
+    by_key: [HeadsMut<'_, T>; K],
     start: impl Fn(&Sequence, usize) -> R + Sync,
     visit: impl Fn(&mut R, &Query<'_>, [&mut [T]; Q], &mut [MatrixMut<'_, T>; K]) + Sync,
 ) -> Vec<R> {
@@ -87,8 +87,8 @@ pub(crate) fn each_query<T: Send, R: Send, const Q: usize, const K: usize>(
     let sequences = sequences(problem);
     let rows: Vec<_> = sequences.iter().map(|s| (s.batch, s.query_start, s.queries)).collect();
     let cols: Vec<_> = sequences.iter().map(|s| (s.batch, s.key_start, s.keys)).collect();
-    let by_query = by_query.map(|output| output.split(&rows));
-    let by_key = by_key.map(|output| output.split(&cols));
+    let by_query = by_query.map(|result| result.split(&rows));
+    let by_key = by_key.map(|result| result.split(&cols));
     let units = units(&sequences, key_heads, group, by_query, by_key);
     let parts = map(units, |(sequence, key_head, Written { by_query, mut by_key })| {
         let heads = (key_head * group..).zip(by_query).map(|(head, mut rows)| {
@@ -104,45 +104,31 @@ pub(crate) fn each_query<T: Send, R: Send, const Q: usize, const K: usize>(
     parts.into_iter().flatten().collect()
 }
 
-/// The gradient of an operand whose outermost axis is the query heads: the sum over the sequences of
-/// what each adds for a head, as [`each_query`] returns it.
-pub(crate) fn sum_by_head<T: Real, D: Dimension>(
-    name: &'static str,
-    shape: &[usize],
+/// The gradient of an operand whose outermost axis is the query heads, if it is wanted: adds to it what
+/// each sequence adds for a head, as [`each_query`] returns it.
+pub(crate) fn sum_by_head<T: Real, D: RemoveAxis>(
+    gradient: Option<&mut Array<T, D>>,
     parts: impl IntoIterator<Item = impl AsRef<[T]>>,
-) -> Result<Array<T, D>, Error> {
-    let mut sums = Output::zeros(name, shape)?;
-    let (heads, width) = (shape[0], shape[1..].iter().product::<usize>());
-    for (part, head) in parts.into_iter().zip((0..heads).cycle()) {
-        let sums = sums.elements()[head * width..].iter_mut();
-        sums.zip(part.as_ref()).for_each(|(sum, &part)| *sum += part);
+) {
+    let Some(gradient) = gradient else { return };
+    for (part, head) in parts.into_iter().zip((0..gradient.shape()[0]).cycle()) {
+        let mut sums = gradient.index_axis_mut(Axis(0), head);
+        sums.iter_mut().zip(part.as_ref()).for_each(|(sum, &part)| *sum += part);
     }
-    sums.finish()
 }
 
-/// [`sum_by_head`] of the gradients of the sinks, if the problem has them.
-pub(crate) fn sum_over_sinks<T: Real>(
-    problem: &Scores,
-    parts: Vec<[T; 1]>,
-) -> Result<Option<Array1<T>>, Error> {
-    let sum = || sum_by_head("gradient of sinks", &[problem.extents.query_heads], parts);
-    problem.sinks.then(sum).transpose()
-}
-
-/// The gradient of the bias, (B9) and (D15), summed over the axes that the bias broadcasts:
-/// `row` returns which keys a query adds to, and what.
+/// The gradient of the bias, (B9) and (D15), summed over the axes that the bias broadcasts, if it is
+/// wanted: `row` returns which keys a query adds to, and what.
 pub(crate) fn bias_gradient<T: Real>(
-    name: &'static str,
+    gradient: Option<&mut Array4<T>>,
     problem: &Scores,
     row: impl Fn(&Query<'_>) -> (Vec<usize>, Vec<T>) + Sync,
-) -> Result<Option<Array4<T>>, Error> {
-    let Some(shape @ [batches, heads, rows, width]) = problem.bias_shape() else {
-        return Ok(None);
-    };
-    let mut gradient = Output::zeros(name, &shape)?;
+) {
+    let Some(gradient) = gradient else { return };
+    let (batches, heads, rows, _) = gradient.dim();
     let sequences = sequences(problem);
-    let lines = gradient.elements().chunks_mut(width.max(1)).enumerate().collect();
-    map(lines, |(line, elements): (usize, &mut [T])| {
+    let lines = gradient.rows_mut().into_iter().enumerate().collect();
+    map(lines, |(line, mut elements): (usize, ArrayViewMut1<'_, T>)| {
         let (batch, head, at) = (line / rows / heads, line / rows % heads, line % rows);
         for sequence in &sequences {
             let own = batches == 1 || batch == sequence.batch;
@@ -160,5 +146,4 @@ pub(crate) fn bias_gradient<T: Real>(
             }
         }
     });
-    gradient.finish().map(Some)
 }

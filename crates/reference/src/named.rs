@@ -1,8 +1,9 @@
 //! Operands and results by name, and the structs whose fields they are.
 
 use crate::scalar::Real;
+use crate::tensor::full;
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Owned, Results};
-use etalon_problem::{Error, Pass, Precision, Problem, Table, check_operands};
+use etalon_problem::{Error, Pass, Precision, Problem, Role, Table, check_operands, find};
 use ndarray::{ArrayD, ArrayViewD};
 use std::collections::BTreeMap;
 
@@ -19,6 +20,25 @@ pub type Shapes = Vec<(&'static str, Option<Vec<usize>>)>;
 pub(crate) fn check(table: &Table, given: &[Shapes]) -> Result<(), Error> {
     let given: Vec<_> = given.iter().flatten().map(|(name, x)| (*name, x.as_deref())).collect();
     check_operands(table, &given)
+}
+
+/// The results that a pass always has, which hold 0 until they are written.
+pub(crate) fn zeros<T: Real, R: Results<T>>(table: &Table) -> Result<R, Error> {
+    R::collect(&mut |name, precision| {
+        let operand = find(&table.operands, name).filter(|operand| operand.role == Role::Output);
+        let Some(shape) = operand.map(|operand| operand.shape.as_slice()) else { return Ok(None) };
+        Ok(Some(match precision {
+            Precision::Storage => ByPrecision::Storage(full(name, shape, T::ZERO)?),
+            Precision::Wide => ByPrecision::Wide(full(name, shape, T::ZERO)?),
+            Precision::Integer => ByPrecision::Integer(full(name, shape, 0)?),
+        }))
+    })
+}
+
+/// [`check`], then [`zeros`].
+pub(crate) fn checked<T: Real, R: Results<T>>(table: &Table, given: &[Shapes]) -> Result<R, Error> {
+    check(table, given)?;
+    zeros(table)
 }
 
 /// A struct of operands, by name.

@@ -43,7 +43,8 @@ pub(crate) enum Bias<'a, T> {
 }
 
 /// A row of scores, over its visible keys alone: every vector holds one number for each of `keys`.
-pub(crate) struct Row<T> {
+pub(crate) struct Row<'a, T> {
+    pub query: Query<'a>,
     /// The visible j, ascending.
     pub keys: Vec<usize>,
     /// s_ij
@@ -56,7 +57,7 @@ pub(crate) struct Row<T> {
     pub pi: Option<T>,
 }
 
-impl<T: Real> Row<T> {
+impl<T: Real> Row<'_, T> {
     /// The visible j, each with its P_ij.
     pub fn weights(&self) -> impl Iterator<Item = (usize, T)> {
         self.keys.iter().copied().zip(self.p.iter().copied())
@@ -95,7 +96,7 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
     }
 
     /// The row of a query.
-    pub fn row(&self, query: &Query<'_>) -> Row<T> {
+    pub fn row<'q>(&self, query: &Query<'q>) -> Row<'q, T> {
         let (keys, s, mut p) = match &self.bias {
             Bias::ByPair(bias) => self.visible_scores(query, bias_row(bias, query)),
             Bias::ByDistance(reach, bias) => self.visible_scores(query, |j| {
@@ -125,7 +126,7 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
             max + sum.ln() // (F3)
         };
         p.iter_mut().chain(&mut pi).for_each(|p| *p = *p / sum); // (F4)
-        Row { keys, s, p, lse, pi }
+        Row { query: *query, keys, s, p, lse, pi }
     }
 
     /// The visible keys of a query, with s and S.
@@ -164,19 +165,18 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
         self.cap.map_or(T::ZERO, |c| T::from_f64(-2.0) * (s / c).tanh() * (s / c).tanh_slope() / c)
     }
 
-    /// From the dS of a query to its dq, and to what it adds to dk.
+    /// From the dS of a row to its dq, and to what it adds to dk.
     pub fn pull_back(
         &self,
-        query: &Query<'_>,
-        row: &Row<T>,
+        row: &Row<'_, T>,
         d_scores: &[T],
         dq: &mut [T],
         dk: &mut MatrixMut<'_, T>,
     ) {
         for (t, &j) in row.keys.iter().enumerate() {
             let ds = self.slope(row.s[t]) * d_scores[t]; // (B4)
-            add_scaled(dq, self.scale * ds, self.k.row(query.key(j))); // (B5)
-            add_scaled(dk.row(j), self.scale * ds, self.q.row(query.row)); // (B6)
+            add_scaled(dq, self.scale * ds, self.k.row(row.query.key(j))); // (B5)
+            add_scaled(dk.row(j), self.scale * ds, self.q.row(row.query.row)); // (B6)
         }
     }
 }

@@ -1,8 +1,8 @@
-//! Tensors as rows: contiguous operands, outputs that can be had, and the arithmetic of rows.
+//! Tensors as rows: contiguous operands, results that can be had, and the arithmetic of rows.
 
 use crate::scalar::{Dual, Real};
 use etalon_problem::Error;
-use ndarray::{Array, ArrayView, Dimension, IxDyn};
+use ndarray::{Array, ArrayView, Dimension, IntoDimension};
 use std::borrow::Cow;
 
 /// An operand as rows in the order of its arrays, or one that is zero everywhere.
@@ -70,50 +70,36 @@ impl<T> MatrixMut<'_, T> {
     }
 }
 
-/// A result while it is being written.
-pub(crate) struct Output<T> {
-    name: &'static str,
-    shape: Vec<usize>,
-    data: Vec<T>,
+/// A result `[B, H, N]` or `[B, H, N, D]` as the rows of its heads.
+pub(crate) struct HeadsMut<'a, T> {
+    data: &'a mut [T],
+    heads: usize,
+    rows: usize,
+    width: usize,
 }
 
-impl<T: Real> Output<T> {
-    /// As [`Output::new`], with zeros.
-    pub fn zeros(name: &'static str, shape: &[usize]) -> Result<Self, Error> {
-        Output::new(name, shape, T::ZERO)
+impl<'a, T> HeadsMut<'a, T> {
+    pub fn new<D: Dimension>(result: &'a mut Array<T, D>) -> Self {
+        let (heads, rows) = (result.shape()[1], result.shape()[2]);
+        let width = result.shape().get(3).copied().unwrap_or(1);
+        let data = result.as_slice_mut().expect("results lie in row-major order");
+        HeadsMut { data, heads, rows, width }
     }
-}
 
-impl<T: Clone> Output<T> {
-    /// A result that holds `fill` until it is written.
-    pub fn new(name: &'static str, shape: &[usize], fill: T) -> Result<Self, Error> {
-        let elements = shape.iter().product();
-        let data = filled(&format!("the result `{name}`"), elements, fill)?;
-        Ok(Output { name, shape: shape.to_vec(), data })
-    }
-}
-
-impl<T> Output<T> {
     /// Whether it has no elements.
     pub fn is_empty(&self) -> bool {
         self.data.is_empty()
     }
 
-    /// Every element, in row-major order.
-    pub fn elements(&mut self) -> &mut [T] {
-        &mut self.data
-    }
-
     /// The rows of every head in every stretch of rows, disjoint, ordered by stretch, then head.
     /// A stretch is (batch element, first row, number of rows); they ascend.
     pub fn split(
-        &mut self,
+        self,
         stretches: &[(usize, usize, usize)],
-    ) -> impl Iterator<Item = MatrixMut<'_, T>> + use<'_, T> {
-        let (heads, rows) = (self.shape[1], self.shape[2]);
-        let width = self.shape.get(3).copied().unwrap_or(1);
+    ) -> impl Iterator<Item = MatrixMut<'a, T>> + use<'a, T> {
+        let HeadsMut { data, heads, rows, width } = self;
         // What is left of every head of every batch element; rows may have no elements.
-        let mut rest: Vec<&mut [T]> = self.data.chunks_mut((rows * width).max(1)).collect();
+        let mut rest: Vec<&mut [T]> = data.chunks_mut((rows * width).max(1)).collect();
         rest.resize_with(stretches.last().map_or(0, |last| last.0 + 1) * heads, Default::default);
         let mut split = Vec::new();
         for &(element, start, length) in stretches {
@@ -125,17 +111,6 @@ impl<T> Output<T> {
             }
         }
         split.into_iter()
-    }
-
-    /// The finished result.
-    pub fn finish<D: Dimension>(self) -> Result<Array<T, D>, Error> {
-        let (expected, found) = (self.shape.clone(), vec![self.data.len()]);
-        let shaped = Array::from_shape_vec(IxDyn(&self.shape), self.data);
-        shaped.and_then(Array::into_dimensionality).map_err(|_| Error::Shape {
-            operand: self.name.to_string(),
-            expected,
-            found,
-        })
     }
 }
 
@@ -154,6 +129,17 @@ pub(crate) fn filled<T: Clone>(what: &str, elements: usize, fill: T) -> Result<V
     let mut data = reserve(what, elements)?;
     data.resize(elements, fill);
     Ok(data)
+}
+
+/// A result that holds `fill` until it is written.
+pub(crate) fn full<T: Clone, S: IntoDimension>(
+    name: &str,
+    shape: S,
+    fill: T,
+) -> Result<Array<T, S::Dim>, Error> {
+    let shape = shape.into_dimension();
+    let data = filled(&format!("the result `{name}`"), shape.size(), fill)?;
+    shaped(name, shape, data)
 }
 
 /// Every element with its tangent; one that is absent is 0.
@@ -209,6 +195,11 @@ pub(crate) fn dot<T: Real>(x: &[T], y: &[T]) -> T {
     }
     let [a, b, c, d, e, f, g, h] = sums;
     ((a + e) + (c + g)) + ((b + f) + (d + h))
+}
+
+/// y += x
+pub(crate) fn add<T: Real>(y: &mut [T], x: &[T]) {
+    y.iter_mut().zip(x).for_each(|(y, &x)| *y += x);
 }
 
 /// y += a x

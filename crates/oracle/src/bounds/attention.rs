@@ -3,7 +3,7 @@
 use super::heads::{self, PairTerms, RowTerms};
 use super::inputs::{Errors, Inputs};
 use super::model::floor;
-use super::scores::{Operands, Pair, Place, Row};
+use super::scores::{Operands, Pair, Row};
 use super::sum::{Sum, dots};
 use etalon_problem::{Pass, Scores};
 
@@ -22,7 +22,8 @@ pub(super) fn errors(scores: &Scores, inputs: &Inputs<'_>) -> Errors {
 
 /// (N8): adds the errors of one row of o. Returns how far the row moves when its last visible key is
 /// forgotten, in bounds: the power of the bound against a mask that is wrong by one.
-fn output(operands: &Operands<'_>, row: &Row, place: Place<'_>, errors: &mut [f64]) -> f64 {
+fn output(row: &Row<'_>, errors: &mut [f64]) -> f64 {
+    let (place, operands) = (row.place, row.place.operands);
     let (model, o) = (operands.model, place.row(operands.o));
     let Some(last) = row.pairs.last() else {
         return f64::NAN; // nothing to sum: o = 0 exactly
@@ -32,7 +33,7 @@ fn output(operands: &Operands<'_>, row: &Row, place: Place<'_>, errors: &mut [f6
     } else {
         for pair in &row.pairs {
             let rounded = pair.p * (row.gamma + model.u_p) + model.eta_p;
-            let v = operands.shared(operands.v, place, pair.key);
+            let v = place.shared(operands.v, pair.key);
             for ((error, &v), &o) in errors.iter_mut().zip(v).zip(o) {
                 *error += pair.p_error * (v - o).abs() + rounded * v.abs();
             }
@@ -46,15 +47,15 @@ fn output(operands: &Operands<'_>, row: &Row, place: Place<'_>, errors: &mut [f6
     if row.pairs.len() < 2 {
         return f64::NAN;
     }
-    let v = operands.shared(operands.v, place, last.key).iter().zip(o).zip(errors);
+    let v = place.shared(operands.v, last.key).iter().zip(o).zip(errors);
     let moves = v.map(|((v, o), error)| last.p / (1.0 - last.p) * (v - o).abs() / *error);
     moves.fold(f64::NAN, f64::max)
 }
 
 /// What a row adds to the gradients.
-fn terms(operands: &Operands<'_>, row: &Row, place: Place<'_>) -> RowTerms {
-    let (model, delta) = (operands.model, Delta::new(operands, row, place));
-    let alone = operands.v.width == 0;
+fn terms(row: &Row<'_>) -> RowTerms {
+    let (operands, delta) = (row.place.operands, Delta::new(row));
+    let (model, alone) = (operands.model, operands.v.width == 0);
     let mut gamma = model.gamma_by_parts(row.pairs.len(), 3);
     if alone {
         // attention_lse may take Σ_j P S′ k_j from its forward pass (N16).
@@ -62,10 +63,10 @@ fn terms(operands: &Operands<'_>, row: &Row, place: Place<'_>) -> RowTerms {
     }
     let pair = |(index, pair): (usize, &Pair)| {
         let weight = row.recomputed(model, pair, 0.0);
-        let (d_score, by_key) = delta.products(operands, pair, index, weight);
+        let (d_score, by_key) = delta.products(pair, index, weight);
         let by_query = if alone {
             let weight = row.recomputed(model, pair, row.streamed(model, pair));
-            delta.products(operands, pair, index, weight).1
+            delta.products(pair, index, weight).1
         } else {
             by_key
         };
@@ -85,7 +86,8 @@ fn terms(operands: &Operands<'_>, row: &Row, place: Place<'_>) -> RowTerms {
 }
 
 /// δ of a row, and the products dout·v of its visible pairs.
-struct Delta {
+struct Delta<'a> {
+    operands: &'a Operands<'a>,
     value: f64,
     error: f64,
     /// γ of the sum over the elements of a value.
@@ -94,11 +96,12 @@ struct Delta {
     dp: Vec<(f64, f64)>,
 }
 
-impl Delta {
+impl<'a> Delta<'a> {
     /// (N11) and (N12).
-    fn new(operands: &Operands<'_>, row: &Row, place: Place<'_>) -> Self {
-        let (model, dlse) = (operands.model, operands.dlse(place));
-        let mut delta = Delta { value: -dlse, error: 0.0, dp: Vec::new(), dot_gamma: 0.0 };
+    fn new(row: &Row<'a>) -> Self {
+        let (place, operands) = (row.place, row.place.operands);
+        let (model, dlse, dp) = (operands.model, place.dlse(), Vec::new());
+        let mut delta = Delta { operands, value: -dlse, error: 0.0, dp, dot_gamma: 0.0 };
         if operands.v.width == 0 {
             return delta;
         }
@@ -108,7 +111,7 @@ impl Delta {
         delta.dot_gamma = model.gamma(dout.len() + 1);
         let (mut streamed, mut rounded) = (row.pi_error * product.abs(), 0.0);
         for pair in &row.pairs {
-            let (dp, size) = dots(dout, operands.shared(operands.v, place, pair.key));
+            let (dp, size) = dots(dout, place.shared(operands.v, pair.key));
             streamed += pair.p_error * (dp - product).abs();
             rounded += (pair.p * (row.gamma + model.u_p) + model.eta_p) * size;
             delta.dp.push((dp, size));
@@ -127,14 +130,8 @@ impl Delta {
 
     /// dS (N13), and ds as it enters the products with q and k (N14), where the weight errs by so
     /// much.
-    fn products(
-        &self,
-        operands: &Operands<'_>,
-        pair: &Pair,
-        index: usize,
-        weight: f64,
-    ) -> (Sum, Sum) {
-        let (model, p) = (operands.model, pair.p);
+    fn products(&self, pair: &Pair, index: usize, weight: f64) -> (Sum, Sum) {
+        let (operands, model, p) = (self.operands, self.operands.model, pair.p);
         let (dp, size) = self.dp.get(index).copied().unwrap_or((0.0, 0.0));
         let difference = (dp - self.value).abs();
         let inner = self.dot_gamma * size

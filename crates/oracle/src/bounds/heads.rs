@@ -13,7 +13,7 @@ use std::ops::Range;
 /// the power of the row, NaN where that says nothing.
 pub(super) fn forward(
     operands: &Operands<'_>,
-    output: impl Fn(&Operands<'_>, &Row, Place<'_>, &mut [f64]) -> f64 + Sync,
+    output: impl Fn(&Row<'_>, &mut [f64]) -> f64 + Sync,
 ) -> Errors {
     let (e, width) = (&operands.scores.extents, operands.v.width);
     let head = |index: usize| {
@@ -21,9 +21,9 @@ pub(super) fn forward(
         let (mut o, mut lse) = (vec![0.0; e.queries * width], vec![0.0; e.queries]);
         let mut powers = Vec::new();
         for place in operands.places(batch, head..head + 1) {
-            let (row, at) = (operands.row(place), place.query());
+            let (row, at) = (Row::new(place), place.query());
             lse[at] = if row.refused { f64::INFINITY } else { row.lse_error };
-            powers.push(output(operands, &row, place, &mut o[at * width..(at + 1) * width]));
+            powers.push(output(&row, &mut o[at * width..(at + 1) * width]));
         }
         (o, lse, powers)
     };
@@ -77,7 +77,7 @@ pub(super) struct Gradients {
 /// what a row adds.
 pub(super) fn backward(
     operands: &Operands<'_>,
-    terms: impl Fn(&Operands<'_>, &Row, Place<'_>) -> RowTerms + Sync,
+    terms: impl Fn(&Row<'_>) -> RowTerms + Sync,
 ) -> Gradients {
     let (e, group) = (&operands.scores.extents, operands.scores.group());
     let mut all = Gradients {
@@ -133,7 +133,7 @@ impl Gradients {
         operands: &Operands<'_>,
         batch: usize,
         heads: Range<usize>,
-        terms: &impl Fn(&Operands<'_>, &Row, Place<'_>) -> RowTerms,
+        terms: &impl Fn(&Row<'_>) -> RowTerms,
     ) -> Self {
         let e = &operands.scores.extents;
         let mut found = Gradients {
@@ -145,21 +145,14 @@ impl Gradients {
         };
         let gammas = key_gammas(operands, batch, &heads);
         for place in operands.places(batch, heads.clone()) {
-            let terms = terms(operands, &operands.row(place), place);
-            found.add(operands, &terms, place, place.head - heads.start, &gammas);
+            found.add(place, &terms(&Row::new(place)), place.head - heads.start, &gammas);
         }
         found
     }
 
     /// Adds what one row, of head `h` of the group, gives to the errors of every gradient.
-    fn add(
-        &mut self,
-        operands: &Operands<'_>,
-        row: &RowTerms,
-        place: Place<'_>,
-        h: usize,
-        gammas: &[f64],
-    ) {
+    fn add(&mut self, place: Place<'_>, row: &RowTerms, h: usize, gammas: &[f64]) {
+        let operands = place.operands;
         let (model, e) = (operands.model, &operands.scores.extents);
         let sigma = operands.scores.scale().abs();
         let (q, dout) = (place.row(operands.q), place.row(operands.dout));
@@ -168,7 +161,7 @@ impl Gradients {
         for pair in &row.pairs {
             let (key, gamma) = (pair.key, gammas[pair.key]);
             let to_query = sigma * (pair.by_query.error + row.gamma * pair.by_query.absolute);
-            accumulate(dq, to_query, operands.shared(operands.k, place, key)); // (N15), (N47)
+            accumulate(dq, to_query, place.shared(operands.k, key)); // (N15), (N47)
             let to_key = sigma * (pair.by_key.error + gamma * pair.by_key.absolute);
             accumulate(&mut self.dk[key * e.dim..(key + 1) * e.dim], to_key, q); // (N17), (N48)
             if let Some((weight, tiny)) = pair.weight {

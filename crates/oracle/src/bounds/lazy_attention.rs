@@ -4,7 +4,7 @@
 use super::heads::{self, PairTerms, RowTerms};
 use super::inputs::{Errors, Inputs};
 use super::model::{Model, floor};
-use super::scores::{self, Operands, Place, Row};
+use super::scores::{self, Operands, Row};
 use super::sum::{Sum, dots};
 use etalon_problem::{LazyAttention, Pass};
 
@@ -12,17 +12,14 @@ use etalon_problem::{LazyAttention, Pass};
 pub(super) fn errors(problem: &LazyAttention, inputs: &Inputs<'_>) -> Errors {
     let operands = Operands::new(&problem.scores, problem.bias, inputs);
     let tau = inputs.rows("tau").data;
-    let pairs = |row: &Row, place: Place<'_>| pairs(inputs.model, row, tau[place.head]);
+    let pairs = |row: &Row<'_>| pairs(inputs.model, row, tau[row.place.head]);
     if inputs.pass == Pass::Forward {
-        return heads::forward(&operands, |operands, row, place, errors| {
-            output(operands, row, &pairs(row, place), place, errors);
+        return heads::forward(&operands, |row, errors| {
+            output(row, &pairs(row), errors);
             f64::NAN
         });
     }
-    let found = heads::backward(&operands, |operands, row, place| {
-        let pairs = pairs(row, place);
-        Gradient::new(operands, row, &pairs, place).terms(operands, row, &pairs)
-    });
+    let found = heads::backward(&operands, |row| Gradient::new(row, &pairs(row)).terms());
     // Each term may pass through a partial of its own.
     let roundings = |sum: &Sum| sum.terms + inputs.model.profile.rescales(sum.terms) + 3;
     found.into_errors(inputs.model, ("dtau", roundings), roundings)
@@ -70,7 +67,7 @@ impl Pair {
 }
 
 /// The visible pairs of a row.
-fn pairs(model: &Model, row: &Row, tau: f64) -> Vec<Pair> {
+fn pairs(model: &Model, row: &Row<'_>, tau: f64) -> Vec<Pair> {
     let offset = tau / row.pairs.len() as f64;
     let pair = |pair: &scores::Pair| {
         Pair::new(model, pair.key, (pair.p, row.recomputed(model, pair, 0.0)), offset)
@@ -79,27 +76,23 @@ fn pairs(model: &Model, row: &Row, tau: f64) -> Vec<Pair> {
 }
 
 /// (N42): adds the errors of one row of o.
-fn output(
-    operands: &Operands<'_>,
-    row: &Row,
-    pairs: &[Pair],
-    place: Place<'_>,
-    errors: &mut [f64],
-) {
-    let model = operands.model;
+fn output(row: &Row<'_>, pairs: &[Pair], errors: &mut [f64]) {
+    let Operands { model, v, .. } = *row.place.operands;
     for pair in pairs.iter().filter(|pair| pair.may_be_active) {
         let weight = pair.e_error
             + row.gamma * pair.terms
             + model.u_p * (pair.e + pair.e_error)
             + model.eta_p;
-        for (error, v) in errors.iter_mut().zip(operands.shared(operands.v, place, pair.key)) {
+        for (error, v) in errors.iter_mut().zip(row.place.shared(v, pair.key)) {
             *error += weight * v.abs() + floor(v.abs(), model.eta);
         }
     }
 }
 
 /// What the gradients of a row know of it.
-struct Gradient {
+struct Gradient<'a> {
+    row: &'a Row<'a>,
+    pairs: &'a [Pair],
     /// g of each pair with Σ_c |dout_c v_c|; both 0 where no kernel reads the value.
     g: Vec<(f64, f64)>,
     /// γ of a product with dout.
@@ -112,20 +105,21 @@ struct Gradient {
     open: f64,
 }
 
-impl Gradient {
+impl<'a> Gradient<'a> {
     /// (N43), (N44).
-    fn new(operands: &Operands<'_>, row: &Row, pairs: &[Pair], place: Place<'_>) -> Self {
-        let (model, dlse) = (operands.model, operands.dlse(place));
+    fn new(row: &'a Row<'_>, pairs: &'a [Pair]) -> Self {
+        let (place, operands) = (row.place, row.place.operands);
+        let (model, dlse) = (operands.model, place.dlse());
         let (dout, o) = (place.row(operands.dout), place.row(operands.o));
         let gamma = model.gamma(dout.len() + 1);
-        let mut found =
-            Gradient { g: Vec::new(), gamma, delta: 0.0, delta_error: 0.0, dlse, open: 0.0 };
+        let (g, delta, delta_error, open) = (Vec::new(), 0.0, 0.0, 0.0);
+        let mut found = Gradient { row, pairs, g, gamma, delta, delta_error, dlse, open };
         for pair in pairs {
             if !pair.may_be_active {
                 found.g.push((0.0, 0.0));
                 continue;
             }
-            let (g, size) = dots(dout, operands.shared(operands.v, place, pair.key));
+            let (g, size) = dots(dout, place.shared(operands.v, pair.key));
             found.g.push((g, size));
             if pair.raised > 0.0 {
                 found.delta += pair.p * g;
@@ -149,7 +143,8 @@ impl Gradient {
     }
 
     /// What the row adds to the gradients.
-    fn terms(&self, operands: &Operands<'_>, row: &Row, pairs: &[Pair]) -> RowTerms {
+    fn terms(&self) -> RowTerms {
+        let (pairs, operands) = (self.pairs, self.row.place.operands);
         let model = operands.model;
         let pair = |(pair, &g): (&Pair, _)| {
             let d_score = self.d_score(model, pair, g);
@@ -161,7 +156,7 @@ impl Gradient {
         RowTerms {
             pairs: pairs.iter().zip(&self.g).map(pair).collect(),
             gamma: model.gamma_by_parts(pairs.len(), 3),
-            head: self.of_tau(model, row, pairs),
+            head: self.of_tau(model),
         }
     }
 
@@ -181,11 +176,11 @@ impl Gradient {
     }
 
     /// (1/n) Σ g over the active pairs, with its error.
-    fn of_tau(&self, model: &Model, row: &Row, pairs: &[Pair]) -> Sum {
-        let n = pairs.len() as f64;
-        let mut sum = Sum { terms: pairs.len().min(1), ..Sum::default() };
-        for (pair, (g, size)) in pairs.iter().zip(&self.g) {
-            let chain = row.gamma + self.gamma + 2.0 * model.u;
+    fn of_tau(&self, model: &Model) -> Sum {
+        let n = self.pairs.len() as f64;
+        let mut sum = Sum { terms: self.pairs.len().min(1), ..Sum::default() };
+        for (pair, (g, size)) in self.pairs.iter().zip(&self.g) {
+            let chain = self.row.gamma + self.gamma + 2.0 * model.u;
             sum.error += (chain * size + floor(*size, model.eta)) / n;
             sum.absolute += size / n;
             sum.error += pair.if_open(g.abs()) / n;

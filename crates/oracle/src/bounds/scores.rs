@@ -9,20 +9,31 @@ use std::ops::Range;
 /// A query of one head in one sequence.
 #[derive(Clone, Copy)]
 pub(super) struct Place<'a> {
+    pub operands: &'a Operands<'a>,
     pub sequence: &'a Sequence,
     pub head: usize,
     pub i: usize,
 }
 
-impl Place<'_> {
+impl<'a> Place<'a> {
     /// Where its query lies in the arrays.
     pub fn query(&self) -> usize {
         self.sequence.query_start + self.i
     }
 
     /// Its row of a tensor that lies as q does.
-    pub fn row<'a>(&self, x: Rows<'a>) -> &'a [f64] {
+    pub fn row(&self, x: Rows<'a>) -> &'a [f64] {
         x.row(self.sequence.batch, self.head, self.query())
+    }
+
+    /// What it sees at array position `key` of a tensor that lies as k does.
+    pub fn shared(&self, x: Rows<'a>, key: usize) -> &'a [f64] {
+        x.row(self.sequence.batch, self.head / self.operands.scores.group(), key)
+    }
+
+    /// The cotangent of its lse.
+    pub fn dlse(&self) -> f64 {
+        self.row(self.operands.dlse).first().copied().unwrap_or(0.0)
     }
 }
 
@@ -119,7 +130,8 @@ pub(super) struct Pair {
 }
 
 /// The visible pairs of one query with the sums over them.
-pub(super) struct Row {
+pub(super) struct Row<'a> {
+    pub place: Place<'a>,
     pub pairs: Vec<Pair>,
     /// lse of the row, as the reference gives it.
     lse: f64,
@@ -170,30 +182,9 @@ impl<'a> Operands<'a> {
     /// The queries of some heads of a batch element.
     pub fn places(&self, batch: usize, heads: Range<usize>) -> impl Iterator<Item = Place<'_>> {
         self.sequences(batch).flat_map(move |sequence| {
-            let places =
-                move |head| (0..sequence.queries).map(move |i| Place { sequence, head, i });
-            heads.clone().flat_map(places)
+            let place = move |head, i| Place { operands: self, sequence, head, i };
+            heads.clone().flat_map(move |head| (0..sequence.queries).map(move |i| place(head, i)))
         })
-    }
-
-    /// What the head of a query sees at array position `key` of a tensor that lies as k does.
-    pub fn shared(&self, x: Rows<'a>, place: Place<'_>, key: usize) -> &'a [f64] {
-        x.row(place.sequence.batch, place.head / self.scores.group(), key)
-    }
-
-    /// The cotangent of the lse of a query.
-    pub fn dlse(&self, place: Place<'_>) -> f64 {
-        place.row(self.dlse).first().copied().unwrap_or(0.0)
-    }
-
-    /// The visible pairs of a query.
-    pub fn row(&self, place: Place<'_>) -> Row {
-        let Place { sequence, head, i } = place;
-        let seen = (0..sequence.keys).filter(|&j| self.scores.mask.allows(sequence, head, i, j));
-        let pairs = seen.map(|j| self.pair(place, sequence.key_start + j));
-        let pairs = pairs.filter(|pair| pair.score != f64::NEG_INFINITY).collect();
-        let sink = self.sinks.data.get(head).copied();
-        Row::new(self.model, pairs, place.row(self.lse)[0], sink)
     }
 
     /// ds as it enters the products with q and k, where it may be stored in a narrower type (N14).
@@ -212,7 +203,7 @@ impl<'a> Operands<'a> {
     /// One score with its errors; the weight is open.
     fn pair(&self, place: Place<'_>, key: usize) -> Pair {
         let (model, sigma) = (self.model, self.scores.scale());
-        let (q, k) = (place.row(self.q), self.shared(self.k, place, key));
+        let (q, k) = (place.row(self.q), place.shared(self.k, key));
         let (dot, absolute) = dots(q, k);
         let largest = absolute * sigma.abs().max(1.0);
         // (N5): D products and their sum, σ itself and the product with it.
@@ -269,9 +260,16 @@ impl Capped {
     }
 }
 
-impl Row {
-    /// The weights and what follows from all of them together.
-    fn new(model: &Model, mut pairs: Vec<Pair>, lse: f64, sink: Option<f64>) -> Self {
+impl<'a> Row<'a> {
+    /// The visible pairs of a query, their weights, and what follows from all of them together.
+    pub fn new(place: Place<'a>) -> Self {
+        let Place { operands, sequence, head, i } = place;
+        let (model, lse) = (operands.model, place.row(operands.lse)[0]);
+        let allows = |j: &usize| operands.scores.mask.allows(sequence, head, i, *j);
+        let pairs = (0..sequence.keys).filter(allows);
+        let pairs = pairs.map(|j| operands.pair(place, sequence.key_start + j));
+        let mut pairs: Vec<Pair> = pairs.filter(|pair| pair.score != f64::NEG_INFINITY).collect();
+        let sink = operands.sinks.data.get(head).copied();
         let terms = pairs.len() + usize::from(sink.is_some());
         let sink = sink.unwrap_or(f64::NEG_INFINITY);
         let max = pairs.iter().map(|pair| pair.score).fold(sink, f64::max);
@@ -292,7 +290,7 @@ impl Row {
             model.lse_error(relative, gamma, max, log) + model.store(lse.abs(), Precision::Wide);
         let largest = relative.max(lse_error);
         let refused = largest.is_nan() || largest > LARGEST_RELATIVE;
-        Row { pairs, lse, sink, pi, pi_error, max, relative, gamma, lse_error, refused }
+        Row { place, pairs, lse, sink, pi, pi_error, max, relative, gamma, lse_error, refused }
     }
 
     /// (1 + A) / (1 − A): what normalising an erroneous sum makes of an error (N8).

@@ -5,9 +5,8 @@ use super::inputs::{Errors, Inputs};
 use super::model::{LARGEST_RELATIVE, Model, growth};
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Error, Problem};
+use etalon_reference::operators;
 use etalon_reference::scalar::Real;
-use std::cmp::Ordering;
-use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub, SubAssign};
 
 /// The errors of the outputs of such a pass.
 pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
@@ -101,91 +100,39 @@ fn times(a: f64, b: f64) -> f64 {
     if a == 0.0 || b == 0.0 { 0.0 } else { a * b }
 }
 
-impl PartialEq for Uncertain {
-    fn eq(&self, y: &Self) -> bool {
-        self.value == y.value
-    }
-}
-
-impl PartialOrd for Uncertain {
-    fn partial_cmp(&self, y: &Self) -> Option<Ordering> {
-        self.value.partial_cmp(&y.value)
-    }
-}
-
-impl Neg for Uncertain {
-    type Output = Self;
-    fn neg(self) -> Self {
-        Uncertain { value: -self.value, ..self }
-    }
-}
-
-impl Add for Uncertain {
-    type Output = Self;
-    fn add(self, y: Self) -> Self {
-        Uncertain {
-            value: self.value + y.value,
-            error: self.error + y.error,
-            mass: self.mass + y.mass,
-            terms: self.added().saturating_add(y.added()),
-            single: self.single | y.single,
-            tiny: self.tiny + y.tiny,
-        }
-    }
-}
-
-impl Sub for Uncertain {
-    type Output = Self;
-    fn sub(self, y: Self) -> Self {
-        self + -y
-    }
-}
-
-impl Mul for Uncertain {
-    type Output = Self;
-    /// (N81)
-    fn mul(self, y: Self) -> Self {
-        let value = self.value * y.value;
-        let product = if self.value == 0.0 || y.value == 0.0 { 0.0 } else { 1.0 };
-        let (x_size, y_size) = (self.value.abs(), y.value.abs());
-        let (ex, ey) = (self.settled(), y.settled());
+operators! {
+    [] Uncertain, x, y;
+    compare value,
+    neg Uncertain { value: -x.value, ..x },
+    add Uncertain {
+        value: x.value + y.value,
+        error: x.error + y.error,
+        mass: x.mass + y.mass,
+        terms: x.added().saturating_add(y.added()),
+        single: x.single | y.single,
+        tiny: x.tiny + y.tiny,
+    },
+    sub x + -y,
+    mul { // (N81)
+        let value = x.value * y.value;
+        let product = if x.value == 0.0 || y.value == 0.0 { 0.0 } else { 1.0 };
+        let (x_size, y_size) = (x.value.abs(), y.value.abs());
+        let (ex, ey) = (x.settled(), y.settled());
         let mut error = times(x_size, ey) + times(ex, y_size);
         if ex != 0.0 && ey != 0.0 {
-            error += ex * ey * roundoff(self.single | y.single);
+            error += ex * ey * roundoff(x.single | y.single);
         }
-        let error = error + value.abs();
-        let tiny = times(x_size, y.tiny) + times(self.tiny, y_size) + product;
-        self.term_with(y, value, error, tiny)
+        let tiny = times(x_size, y.tiny) + times(x.tiny, y_size) + product;
+        x.term_with(y, value, error + value.abs(), tiny)
+    },
+    div { // (N81): a division, or a product with a rounded reciprocal.
+        let (value, y_size) = (x.value / y.value, y.value.abs());
+        let passed_on = x.settled() / y_size
+            + times(value.abs(), y.relative(roundoff(x.single | y.single)));
+        let tiny = (x.tiny + times(value.abs(), y.tiny)) / y_size;
+        let division = f64::from(x.value != 0.0);
+        x.term_with(y, value, passed_on + 2.0 * value.abs(), tiny + division)
     }
-}
-
-impl Div for Uncertain {
-    type Output = Self;
-    /// (N81): a division, or a product with a rounded reciprocal.
-    fn div(self, y: Self) -> Self {
-        let (value, y_size) = (self.value / y.value, y.value.abs());
-        let passed_on = self.settled() / y_size
-            + times(value.abs(), y.relative(roundoff(self.single | y.single)));
-        let tiny = (self.tiny + times(value.abs(), y.tiny)) / y_size;
-        let division = f64::from(self.value != 0.0);
-        self.term_with(y, value, passed_on + 2.0 * value.abs(), tiny + division)
-    }
-}
-
-impl AddAssign for Uncertain {
-    fn add_assign(&mut self, y: Self) {
-        *self = *self + y;
-    }
-}
-
-impl SubAssign for Uncertain {
-    fn sub_assign(&mut self, y: Self) {
-        *self = *self - y;
-    }
-}
-
-impl etalon_problem::Scalar for Uncertain {
-    type Wide = Self;
 }
 
 impl Real for Uncertain {

@@ -14,11 +14,11 @@
 
 use super::forward::Operands;
 use super::{Cotangents, Gradients, Inputs};
-use crate::heads::{Query, bias_gradient, each_query, sum_over_sinks};
-use crate::named::{Named, check};
+use crate::heads::{Query, bias_gradient, each_query, sum_by_head};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::Row;
-use crate::tensor::{Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 
 /// As [`backward`](super::backward()), of a problem that is sound but that values may have no elements.
@@ -27,20 +27,18 @@ pub(crate) fn any_width<T: Real>(
     inputs: &Inputs<'_, T>,
     cotangents: &Cotangents<'_, T>,
 ) -> Result<Gradients<T>, Error> {
-    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
-    let scores = &problem.scores;
-    let mut dq = Output::zeros("dq", &scores.q_shape())?;
-    let mut dk = Output::zeros("dk", &scores.k_shape())?;
-    let mut dv = Output::zeros("dv", &problem.v_shape())?;
+    let (scores, given) = (&problem.scores, [inputs.shapes(), cotangents.shapes()]);
+    let mut gradients: Gradients<T> = checked(&problem.table(Pass::Backward), &given)?;
+    let Gradients { dq, dk, dv, dsinks, dbias } = &mut gradients;
     let operands = BackwardOperands::new(problem, inputs, cotangents)?;
-    let dsinks = each_query(
+    let of_sinks = each_query(
         scores,
-        [&mut dq],
-        [&mut dk, &mut dv],
+        [HeadsMut::new(dq)],
+        [HeadsMut::new(dk), HeadsMut::new(dv)],
         |_, _| [T::ZERO],
         |[dsink], query, [dq], [dk, dv]| {
             let First { row, delta, d_scores, .. } = operands.row(query); // (B1)–(B3)
-            operands.forward.scores.pull_back(query, &row, &d_scores, dq, dk); // (B4)–(B6)
+            operands.forward.scores.pull_back(&row, &d_scores, dq, dk); // (B4)–(B6)
             for (j, p) in row.weights() {
                 add_scaled(dv.row(j), p, operands.dout.row(query.row)); // (B7)
             }
@@ -49,12 +47,12 @@ pub(crate) fn any_width<T: Real>(
             }
         },
     );
-    let dbias = bias_gradient("dbias", scores, |query| {
+    sum_by_head(dsinks.as_mut(), of_sinks);
+    bias_gradient(dbias.as_mut(), scores, |query| {
         let First { row, d_scores, .. } = operands.row(query);
         (row.keys, d_scores) // (B9)
-    })?;
-    let dsinks = sum_over_sinks(scores, dsinks)?;
-    Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dv: dv.finish()?, dsinks, dbias })
+    });
+    Ok(gradients)
 }
 
 /// The operands of the backward pass.
@@ -66,8 +64,8 @@ pub(super) struct BackwardOperands<'a, T: Real> {
 
 /// A row of the first order; the vectors hold one number for each visible key, o one per value
 /// element.
-pub(super) struct First<T> {
-    pub row: Row<T>,
+pub(super) struct First<'a, T> {
+    pub row: Row<'a, T>,
     pub o: Vec<T>,
     /// δ_i
     pub delta: T,
@@ -91,9 +89,9 @@ impl<'a, T: Real> BackwardOperands<'a, T> {
     }
 
     /// The row of a query.
-    pub fn row(&self, query: &Query<'_>) -> First<T> {
+    pub fn row<'q>(&self, query: &Query<'q>) -> First<'q, T> {
         let (row, dout) = (self.forward.scores.row(query), self.dout.row(query.row));
-        let o = self.forward.output(query, &row); // (F5)
+        let o = self.forward.output(&row); // (F5)
         let mut delta = -self.dlse.scalar(query.row);
         // Without a visible key o is 0 whatever the operands are: dout_i is not read.
         if !row.keys.is_empty() {

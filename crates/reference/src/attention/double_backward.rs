@@ -22,10 +22,10 @@
 use super::backward::{BackwardOperands, First};
 use super::jvp::{Direction, Motion};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients, Tangents};
-use crate::heads::{Query, bias_gradient, each_query, sum_over_sinks};
-use crate::named::{Named, check};
+use crate::heads::{Query, bias_gradient, each_query, sum_by_head};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
-use crate::tensor::{MatrixMut, Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, MatrixMut, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 
 /// As [`double_backward`](super::double_backward()), of a problem that is sound but that values may have no elements.
@@ -36,13 +36,8 @@ pub(crate) fn any_width<T: Real>(
     second: &SecondCotangents<'_, T>,
 ) -> Result<SecondGradients<T>, Error> {
     let given = [inputs.shapes(), cotangents.shapes(), second.shapes()];
-    check(&problem.table(Pass::DoubleBackward), &given)?;
-    let scores = &problem.scores;
-    let mut gq = Output::zeros("gq", &scores.q_shape())?;
-    let mut gk = Output::zeros("gk", &scores.k_shape())?;
-    let mut gv = Output::zeros("gv", &problem.v_shape())?;
-    let mut gdout = Output::zeros("gdout", &problem.o_shape())?;
-    let mut gdlse = Output::zeros("gdlse", &scores.row_shape())?;
+    let mut gradients: SecondGradients<T> = checked(&problem.table(Pass::DoubleBackward), &given)?;
+    let SecondGradients { gq, gk, gv, gsinks, gbias, gdout, gdlse } = &mut gradients;
     let SecondCotangents { ddq, ddk, ddv, ddsinks, ddbias, cot_o, cot_lse } = *second;
     let direction = Tangents { tq: ddq, tk: ddk, tv: ddv, tsinks: ddsinks, tbias: ddbias };
     let operands = SecondOperands {
@@ -51,33 +46,26 @@ pub(crate) fn any_width<T: Real>(
         cot_o: Rows::or_zero("cot_o", &cot_o, problem.value_dim)?,
         cot_lse: Rows::or_zero("cot_lse", &cot_lse, 1)?,
     };
-    let gsinks = each_query(
-        scores,
-        [&mut gq, &mut gdout, &mut gdlse],
-        [&mut gk, &mut gv],
+    let of_sinks = each_query(
+        &problem.scores,
+        [HeadsMut::new(gq), HeadsMut::new(gdout), HeadsMut::new(gdlse)],
+        [HeadsMut::new(gk), HeadsMut::new(gv)],
         |_, _| [T::ZERO],
         |[gsink], query, [gq, gdout, gdlse], [gk, gv]| {
             let second = operands.row(query);
-            operands.pull_back(query, &second, gq, gk); // (D9)–(D11)
-            operands.add_value_gradient(query, &second, gv); // (D12)
+            operands.pull_back(&second, gq, gk); // (D9)–(D11)
+            operands.add_value_gradient(&second, gv); // (D12)
             gdout.copy_from_slice(&second.gdout); // (D5)
             gdlse[0] = second.motion.u; // (D13)
-            *gsink -= operands.sink_part(query, &second); // (D14)
+            *gsink -= operands.sink_part(&second); // (D14)
         },
     );
-    let gbias = bias_gradient("gbias", scores, |query| {
+    sum_by_head(gsinks.as_mut(), of_sinks);
+    bias_gradient(gbias.as_mut(), &problem.scores, |query| {
         let second = operands.row(query);
         (second.first.row.keys, second.x) // (D15)
-    })?;
-    Ok(SecondGradients {
-        gq: gq.finish()?,
-        gk: gk.finish()?,
-        gv: gv.finish()?,
-        gdout: gdout.finish()?,
-        gdlse: gdlse.finish()?,
-        gsinks: sum_over_sinks(scores, gsinks)?,
-        gbias,
-    })
+    });
+    Ok(gradients)
 }
 
 /// The operands of the double backward pass.
@@ -90,8 +78,8 @@ struct SecondOperands<'a, T: Real> {
 
 /// A row of the second order; the vectors hold one number for each visible key, gdout one per
 /// value element.
-struct SecondRow<T> {
-    first: First<T>,
+struct SecondRow<'a, T> {
+    first: First<'a, T>,
     motion: Motion<T>,
     gdout: Vec<T>,
     z: T,
@@ -103,13 +91,13 @@ struct SecondRow<T> {
 
 impl<T: Real> SecondOperands<'_, T> {
     /// The row of a query.
-    fn row(&self, query: &Query<'_>) -> SecondRow<T> {
+    fn row<'q>(&self, query: &Query<'q>) -> SecondRow<'q, T> {
         let (dout, cot_o) = (self.backward.dout.row(query.row), self.cot_o.row(query.row));
         let forward = &self.backward.forward;
         let first = self.backward.row(query);
         let First { row, o, delta, dp, .. } = &first;
-        let motion = self.direction.motion(forward, query, row); // (D1), (D2), (D4)
-        let gdout = self.direction.of_output(forward, query, row, &motion, o); // (D5)
+        let motion = self.direction.motion(forward, row); // (D1), (D2), (D4)
+        let gdout = self.direction.of_output(forward, row, &motion, o); // (D5)
         let mut z = -self.cot_lse.scalar(query.row);
         // Without a visible key o is 0 whatever the operands are: dout_i and cot_o_i are not read.
         if !row.keys.is_empty() {
@@ -125,16 +113,11 @@ impl<T: Real> SecondOperands<'_, T> {
         SecondRow { first, motion, gdout, z, p_dot, x }
     }
 
-    /// From the X and dS of a query to its gq, and to what it adds to gk.
-    fn pull_back(
-        &self,
-        query: &Query<'_>,
-        second: &SecondRow<T>,
-        gq: &mut [T],
-        gk: &mut MatrixMut<'_, T>,
-    ) {
+    /// From the X and dS of a row to its gq, and to what it adds to gk.
+    fn pull_back(&self, second: &SecondRow<'_, T>, gq: &mut [T], gk: &mut MatrixMut<'_, T>) {
         let SecondRow { first: First { row, d_scores, .. }, motion, x, .. } = second;
         let (scores, direction) = (&self.backward.forward.scores, &self.direction);
+        let query = &row.query;
         let (q, ddq) = (scores.q.row(query.row), direction.ddq.row(query.row));
         for (t, &j) in row.keys.iter().enumerate() {
             let (k, ddk) = (scores.k.row(query.key(j)), direction.ddk.row(query.key(j)));
@@ -150,22 +133,18 @@ impl<T: Real> SecondOperands<'_, T> {
     }
 
     /// (D12), added to `gv`.
-    fn add_value_gradient(
-        &self,
-        query: &Query<'_>,
-        second: &SecondRow<T>,
-        gv: &mut MatrixMut<'_, T>,
-    ) {
-        for (t, (j, p)) in second.first.row.weights().enumerate() {
-            add_scaled(gv.row(j), second.p_dot[t], self.backward.dout.row(query.row));
-            add_scaled(gv.row(j), p, self.cot_o.row(query.row));
+    fn add_value_gradient(&self, second: &SecondRow<'_, T>, gv: &mut MatrixMut<'_, T>) {
+        let row = &second.first.row;
+        for (t, (j, p)) in row.weights().enumerate() {
+            add_scaled(gv.row(j), second.p_dot[t], self.backward.dout.row(row.query.row));
+            add_scaled(gv.row(j), p, self.cot_o.row(row.query.row));
         }
     }
 
     /// The term of (D14).
-    fn sink_part(&self, query: &Query<'_>, second: &SecondRow<T>) -> T {
+    fn sink_part(&self, second: &SecondRow<'_, T>) -> T {
         let SecondRow { first, motion, z, .. } = second;
-        let moved = self.direction.ddsink(query) - motion.u;
+        let moved = self.direction.ddsink(&first.row.query) - motion.u;
         first.row.pi.map_or(T::ZERO, |pi| pi * (moved * first.delta + *z))
     }
 }

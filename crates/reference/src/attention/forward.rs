@@ -7,11 +7,11 @@
 //! ```
 
 use super::{Inputs, Output};
-use crate::heads::{Query, each_query};
-use crate::named::{Named, check};
+use crate::heads::each_query;
+use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::{Bias, Row, ScoreOperands};
-use crate::tensor::{self, Rows, add_scaled};
+use crate::tensor::{HeadsMut, Rows, add_scaled};
 use etalon_problem::{Attention, Error, Pass};
 
 /// As [`forward`](super::forward()), of a problem that is sound but that values may have no elements.
@@ -19,24 +19,21 @@ pub(crate) fn any_width<T: Real>(
     problem: &Attention,
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
-    check(&problem.table(Pass::Forward), &[inputs.shapes()])?;
-    let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
-    // A row of no sequence sees nothing.
-    let unseen = T::from_f64(f64::NEG_INFINITY);
-    let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;
+    let mut output: Output<T> = checked(&problem.table(Pass::Forward), &[inputs.shapes()])?;
+    output.lse.fill(T::from_f64(f64::NEG_INFINITY)); // a row of no sequence sees nothing
     let operands = Operands::new(problem, inputs)?;
     each_query(
         &problem.scores,
-        [&mut o, &mut lse],
+        [HeadsMut::new(&mut output.o), HeadsMut::new(&mut output.lse)],
         [],
         |_, _| (),
         |(), query, [o, lse], []| {
             let row = operands.scores.row(query); // (F1)–(F4)
-            o.copy_from_slice(&operands.output(query, &row)); // (F5)
+            o.copy_from_slice(&operands.output(&row)); // (F5)
             lse[0] = row.lse;
         },
     );
-    Ok(Output { o: o.finish()?, lse: lse.finish()? })
+    Ok(output)
 }
 
 /// The operands of the forward pass.
@@ -55,10 +52,10 @@ impl<'a, T: Real> Operands<'a, T> {
     }
 
     /// (F5)
-    pub fn output(&self, query: &Query<'_>, row: &Row<T>) -> Vec<T> {
+    pub fn output(&self, row: &Row<'_, T>) -> Vec<T> {
         let mut o = vec![T::ZERO; self.value_dim];
         for (j, p) in row.weights() {
-            add_scaled(&mut o, p, self.v.row(query.key(j)));
+            add_scaled(&mut o, p, self.v.row(row.query.key(j)));
         }
         o
     }

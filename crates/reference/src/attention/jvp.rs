@@ -11,10 +11,10 @@
 use super::forward::Operands;
 use super::{Inputs, OutputTangents, Tangents};
 use crate::heads::{Query, each_query};
-use crate::named::{Named, check};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::{Row, bias_row};
-use crate::tensor::{Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot};
 use etalon_problem::{Attention, Error, Pass};
 use ndarray::{ArrayView1, ArrayView4};
 
@@ -24,25 +24,24 @@ pub(crate) fn any_width<T: Real>(
     inputs: &Inputs<'_, T>,
     tangents: &Tangents<'_, T>,
 ) -> Result<OutputTangents<T>, Error> {
-    check(&problem.table(Pass::Jvp), &[inputs.shapes(), tangents.shapes()])?;
-    let mut to = Output::zeros("to", &problem.o_shape())?;
-    let mut tlse = Output::zeros("tlse", &problem.scores.row_shape())?;
+    let given = [inputs.shapes(), tangents.shapes()];
+    let mut moves: OutputTangents<T> = checked(&problem.table(Pass::Jvp), &given)?;
     let operands = Operands::new(problem, inputs)?;
     let direction = Direction::new(problem, tangents)?;
     each_query(
         &problem.scores,
-        [&mut to, &mut tlse],
+        [HeadsMut::new(&mut moves.to), HeadsMut::new(&mut moves.tlse)],
         [],
         |_, _| (),
         |(), query, [to, tlse], []| {
             let row = operands.scores.row(query);
-            let motion = direction.motion(&operands, query, &row); // (D1), (D2), (D4)
-            let o = operands.output(query, &row);
-            to.copy_from_slice(&direction.of_output(&operands, query, &row, &motion, &o)); // (J1)
+            let motion = direction.motion(&operands, &row); // (D1), (D2), (D4)
+            let o = operands.output(&row);
+            to.copy_from_slice(&direction.of_output(&operands, &row, &motion, &o)); // (J1)
             tlse[0] = motion.u; // (J2)
         },
     );
-    Ok(OutputTangents { to: to.finish()?, tlse: tlse.finish()? })
+    Ok(moves)
 }
 
 /// A direction in which the inputs move: tangents, or cotangents of their gradients. What is absent
@@ -83,9 +82,9 @@ impl<'a, T: Real> Direction<'a, T> {
         self.ddsinks.map_or(T::ZERO, |ddsinks| ddsinks[query.head])
     }
 
-    /// How the scores of a query move.
-    pub fn motion(&self, forward: &Operands<'_, T>, query: &Query<'_>, row: &Row<T>) -> Motion<T> {
-        let scores = &forward.scores;
+    /// How the scores of a row move.
+    pub fn motion(&self, forward: &Operands<'_, T>, row: &Row<'_, T>) -> Motion<T> {
+        let (scores, query) = (&forward.scores, &row.query);
         let (q, ddq) = (scores.q.row(query.row), self.ddq.row(query.row));
         let ddbias = bias_row(&self.ddbias, query);
         let (mut u0, mut big_u) = (Vec::new(), Vec::new());
@@ -103,8 +102,7 @@ impl<'a, T: Real> Direction<'a, T> {
     pub fn of_output(
         &self,
         forward: &Operands<'_, T>,
-        query: &Query<'_>,
-        row: &Row<T>,
+        row: &Row<'_, T>,
         motion: &Motion<T>,
         o: &[T],
     ) -> Vec<T> {
@@ -113,8 +111,8 @@ impl<'a, T: Real> Direction<'a, T> {
             return to; // o stays 0
         }
         for ((j, p), &big_u) in row.weights().zip(&motion.big_u) {
-            add_scaled(&mut to, p * big_u, forward.v.row(query.key(j)));
-            add_scaled(&mut to, p, self.ddv.row(query.key(j)));
+            add_scaled(&mut to, p * big_u, forward.v.row(row.query.key(j)));
+            add_scaled(&mut to, p, self.ddv.row(row.query.key(j)));
         }
         add_scaled(&mut to, -motion.u, o);
         to

@@ -57,20 +57,13 @@ pub fn double_backward<T: Real>(
 ) -> Result<SecondGradients<T>, Error> {
     problem.check()?;
     let &SecondCotangents { ddq, ddk, ddsinks, ddbias, cot_lse } = second;
+    let absent = attention::SecondCotangents::default();
     let attention::SecondGradients { gq, gk, gdlse, gsinks, gbias, .. } =
         attention::double_backward::any_width(
             &without_values(problem),
             &valueless(inputs),
             &outputless(inputs, cotangents),
-            &attention::SecondCotangents {
-                ddq,
-                ddk,
-                ddv: None,
-                ddsinks,
-                ddbias,
-                cot_o: None,
-                cot_lse,
-            },
+            &attention::SecondCotangents { ddq, ddk, ddsinks, ddbias, cot_lse, ..absent },
         )?;
     Ok(SecondGradients { gq, gk, gdlse, gsinks, gbias })
 }
@@ -86,7 +79,7 @@ pub fn jvp<T: Real>(
     let attention::OutputTangents { tlse, .. } = attention::jvp::any_width(
         &without_values(problem),
         &valueless(inputs),
-        &attention::Tangents { tq, tk, tv: None, tsinks, tbias },
+        &attention::Tangents { tq, tk, tsinks, tbias, ..Default::default() },
     )?;
     Ok(OutputTangents { tlse })
 }

@@ -4,9 +4,9 @@ use super::Inputs;
 use super::row::{Operands, Row};
 use crate::heads::{Query, each_query};
 use crate::scalar::Real;
-use crate::tensor::Output;
+use crate::tensor::{HeadsMut, full};
 use etalon_problem::{Blocking, Error, LazyAttention, Sequence};
-use ndarray::{Array4, Ix4};
+use ndarray::Array4;
 use std::collections::BTreeMap;
 
 /// A visible pair, by its places in the arrays, and what decides whether it is active.
@@ -33,10 +33,10 @@ pub fn active_pairs<T: Real>(
     inputs: &Inputs<'_, T>,
 ) -> Result<Array4<bool>, Error> {
     let operands = Operands::checked(problem, inputs)?;
-    let mut pairs = Output::new("activity", &problem.scores.pair_shape(), false)?;
+    let mut pairs = full("activity", problem.scores.pair_shape(), false)?;
     each_query(
         &problem.scores,
-        [&mut pairs],
+        [HeadsMut::new(&mut pairs)],
         [],
         |_, _| (),
         |(), query, [pairs], []| {
@@ -45,7 +45,7 @@ pub fn active_pairs<T: Real>(
             }
         },
     );
-    pairs.finish()
+    Ok(pairs)
 }
 
 /// Whether each tile holds an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`. Tiles lie on the
@@ -59,9 +59,8 @@ pub fn activity<T: Real>(
     tile.check()?;
     let [batch, heads, queries, keys] = problem.scores.pair_shape();
     let shape = [batch, heads, queries.div_ceil(tile.queries), keys.div_ceil(tile.keys)];
-    let mut map = Output::new("activity", &shape, false)?.finish::<Ix4>()?;
-    let parts = operands
-        .each_row(|_, _| Tiles::new(), |tiles, query, row| add_row(tiles, tile, query, row));
+    let mut map = full("activity", shape, false)?;
+    let parts = operands.each_row(|_, _| Tiles::new(), |tiles, row| add_row(tiles, tile, row));
     for (at, active) in parts.into_iter().flatten() {
         map[at] |= active;
     }
@@ -72,8 +71,9 @@ pub fn activity<T: Real>(
 /// it holds an active one.
 pub(super) type Tiles = BTreeMap<[usize; 4], bool>;
 
-/// Adds the row of a query to the tiles.
-pub(super) fn add_row<T: Real>(tiles: &mut Tiles, tile: Blocking, query: &Query<'_>, row: &Row<T>) {
+/// Adds a row to the tiles.
+pub(super) fn add_row<T: Real>(tiles: &mut Tiles, tile: Blocking, row: &Row<'_, T>) {
+    let query = &row.softmax.query;
     let &Sequence { batch, query_start, key_start, .. } = query.sequence;
     let tile_row = (query_start + query.i) / tile.queries;
     let column = |&j: &usize| (key_start + j) / tile.keys;
@@ -97,13 +97,13 @@ pub fn ambiguous<T: Real>(
     let operands = Operands::checked(problem, inputs)?;
     let parts = operands.each_row(
         |_, _| Vec::new(),
-        |pairs, query, row| {
+        |pairs, row| {
+            let Query { sequence, head, i, .. } = row.softmax.query;
             for (j, weight) in row.softmax.weights() {
-                let sequence = query.sequence;
                 let pair = Pair {
                     batch: sequence.batch,
-                    head: query.head,
-                    query: sequence.query_start + query.i,
+                    head,
+                    query: sequence.query_start + i,
                     key: sequence.key_start + j,
                     weight,
                     offset: row.offset,

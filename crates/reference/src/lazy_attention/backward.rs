@@ -17,9 +17,9 @@
 use super::row::{Operands, Row};
 use super::{Cotangents, Gradients, Inputs};
 use crate::heads::{Query, each_query, sum_by_head};
-use crate::named::{Named, check};
+use crate::named::{Named, checked};
 use crate::scalar::Real;
-use crate::tensor::{Output, Rows, add_scaled, dot};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot};
 use etalon_problem::{DistanceBias, Error, LazyAttention, Pass, Sequence};
 use ndarray::ArrayView4;
 
@@ -57,10 +57,9 @@ fn gradients<T: Real>(
     activity: Option<&ArrayView4<'_, bool>>,
 ) -> Result<Gradients<T>, Error> {
     problem.check()?;
-    check(&problem.table(Pass::Backward), &[inputs.shapes(), cotangents.shapes()])?;
-    let mut dq = Output::zeros("dq", &problem.scores.q_shape())?;
-    let mut dk = Output::zeros("dk", &problem.scores.k_shape())?;
-    let mut dv = Output::zeros("dv", &problem.v_shape())?;
+    let given = [inputs.shapes(), cotangents.shapes()];
+    let mut gradients: Gradients<T> = checked(&problem.table(Pass::Backward), &given)?;
+    let Gradients { dq, dk, dv, dbias, dtau } = &mut gradients;
     let operands = BackwardOperands {
         forward: Operands::new(problem, inputs, activity)?,
         dout: Rows::new("dout", cotangents.dout.view())?,
@@ -68,25 +67,22 @@ fn gradients<T: Real>(
     };
     let parts = each_query(
         &problem.scores,
-        [&mut dq],
-        [&mut dk, &mut dv],
+        [HeadsMut::new(dq)],
+        [HeadsMut::new(dk), HeadsMut::new(dv)],
         |sequence, _| HeadPart::new(problem.bias, sequence),
         |part, query, [dq], [dk, dv]| {
             let first = operands.row(query); // (E7)–(E9)
             let First { row, d_scores, .. } = &first;
-            operands.forward.scores.pull_back(query, &row.softmax, d_scores, dq, dk); // (E10), (E11)
+            operands.forward.scores.pull_back(&row.softmax, d_scores, dq, dk); // (E10), (E11)
             for (t, j) in row.active_keys() {
                 add_scaled(dv.row(j), row.e[t], operands.dout.row(query.row)); // (E12)
             }
-            part.add(query, &first);
+            part.add(&first);
         },
     );
-    let dtau = parts.iter().map(|part| [part.dtau]);
-    let dtau = sum_by_head("dtau", &[problem.scores.extents.query_heads], dtau)?;
-    let dbias =
-        |shape: [usize; 2]| sum_by_head("dbias", &shape, parts.iter().map(|part| &part.dbias));
-    let dbias = problem.bias_shape().map(dbias).transpose()?;
-    Ok(Gradients { dq: dq.finish()?, dk: dk.finish()?, dv: dv.finish()?, dbias, dtau })
+    sum_by_head(dbias.as_mut(), parts.iter().map(|part| &part.dbias));
+    sum_by_head(Some(dtau), parts.iter().map(|part| [part.dtau]));
+    Ok(gradients)
 }
 
 /// What one sequence adds to the gradients that a head's sequences share.
@@ -104,11 +100,12 @@ impl<T: Real> HeadPart<T> {
         HeadPart { reach, dbias: vec![T::ZERO; distances], dtau: T::ZERO }
     }
 
-    fn add(&mut self, query: &Query<'_>, first: &First<T>) {
+    fn add(&mut self, first: &First<'_, T>) {
         self.dtau += first.t; // (E14)
         let Some(reach) = self.reach else { return };
+        let Query { sequence, i, .. } = first.row.softmax.query;
         for (&j, &d_score) in first.row.softmax.keys.iter().zip(&first.d_scores) {
-            if let Some(d) = reach.distance(query.sequence, query.i, j) {
+            if let Some(d) = reach.distance(sequence, i, j) {
                 self.dbias[d] += d_score; // (E13)
             }
         }
@@ -123,8 +120,8 @@ struct BackwardOperands<'a, T: Real> {
 }
 
 /// A row of the first order.
-struct First<T> {
-    row: Row<T>,
+struct First<'a, T> {
+    row: Row<'a, T>,
     /// (1/n_i) Σ_j a_ij g_ij
     t: T,
     /// dS_ij of each visible key.
@@ -133,7 +130,7 @@ struct First<T> {
 
 impl<T: Real> BackwardOperands<'_, T> {
     /// The row of a query.
-    fn row(&self, query: &Query<'_>) -> First<T> {
+    fn row<'q>(&self, query: &Query<'q>) -> First<'q, T> {
         let (row, dout) = (self.forward.row(query), self.dout.row(query.row));
         let p = &row.softmax.p;
         let mut g = vec![T::ZERO; p.len()]; // a_ij g_ij

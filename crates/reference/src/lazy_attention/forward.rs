@@ -7,9 +7,10 @@
 use super::row::Operands;
 use super::{Inputs, Output};
 use crate::heads::each_query;
+use crate::named::zeros;
 use crate::scalar::Real;
-use crate::tensor::{self, add_scaled};
-use etalon_problem::{Error, LazyAttention};
+use crate::tensor::{HeadsMut, add_scaled};
+use etalon_problem::{Error, LazyAttention, Pass};
 
 /// o and lse.
 pub fn forward<T: Real>(
@@ -17,13 +18,11 @@ pub fn forward<T: Real>(
     inputs: &Inputs<'_, T>,
 ) -> Result<Output<T>, Error> {
     let operands = Operands::checked(problem, inputs)?;
-    let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
-    // A row of no sequence sees nothing.
-    let unseen = T::from_f64(f64::NEG_INFINITY);
-    let mut lse = tensor::Output::new("lse", &problem.scores.row_shape(), unseen)?;
+    let mut output: Output<T> = zeros(&problem.table(Pass::Forward))?;
+    output.lse.fill(T::from_f64(f64::NEG_INFINITY)); // a row of no sequence sees nothing
     each_query(
         &problem.scores,
-        [&mut o, &mut lse],
+        [HeadsMut::new(&mut output.o), HeadsMut::new(&mut output.lse)],
         [],
         |_, _| (),
         |(), query, [o, lse], []| {
@@ -34,5 +33,5 @@ pub fn forward<T: Real>(
             lse[0] = row.softmax.lse;
         },
     );
-    Ok(Output { o: o.finish()?, lse: lse.finish()?, v_sum: None })
+    Ok(output)
 }

@@ -31,9 +31,9 @@ pub(super) struct Operands<'a, T: Real> {
 }
 
 /// A row of weights, over its visible keys alone.
-pub(super) struct Row<T> {
+pub(super) struct Row<'a, T> {
     /// The visible j, P and lse.
-    pub softmax: scores::Row<T>,
+    pub softmax: scores::Row<'a, T>,
     /// n_i
     pub n: T,
     /// τ/n_i, where n_i > 0.
@@ -44,7 +44,7 @@ pub(super) struct Row<T> {
     pub active: Vec<bool>,
 }
 
-impl<T: Real> Row<T> {
+impl<T: Real> Row<'_, T> {
     /// The active j with their places among the visible ones.
     pub fn active_keys(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         let keys = self.softmax.keys.iter().copied().enumerate();
@@ -77,7 +77,7 @@ impl<'a, T: Real> Operands<'a, T> {
     }
 
     /// The row of a query.
-    pub fn row(&self, query: &Query<'_>) -> Row<T> {
+    pub fn row<'q>(&self, query: &Query<'q>) -> Row<'q, T> {
         let softmax = self.scores.row(query); // (E1)–(E4)
         let n = T::from_f64(softmax.keys.len() as f64);
         let offset = self.tau[query.head] / n;
@@ -95,10 +95,10 @@ impl<'a, T: Real> Operands<'a, T> {
     pub fn each_row<R: Send>(
         &self,
         start: impl Fn(&Sequence, usize) -> R + Sync,
-        visit: impl Fn(&mut R, &Query<'_>, &Row<T>) + Sync,
+        visit: impl Fn(&mut R, &Row<'_, T>) + Sync,
     ) -> Vec<R> {
         each_query::<T, _, 0, 0>(&self.problem.scores, [], [], start, |gathered, query, [], []| {
-            visit(gathered, query, &self.row(query));
+            visit(gathered, &self.row(query));
         })
     }
 }

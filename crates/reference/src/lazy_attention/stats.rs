@@ -55,9 +55,9 @@ pub fn stats<T: Real>(
     tile.check()?;
     let parts = operands.each_row(
         |_, _| (Sums::default(), Tiles::new()),
-        |(sums, tiles), query, row| {
-            sums.add_row(row);
-            add_row(tiles, tile, query, row);
+        |(sums, tiles), row| {
+            sums.add(&Sums::of_row(row));
+            add_row(tiles, tile, row);
         },
     );
     let (mut sums, mut tiles) = (Sums::default(), Tiles::new());
@@ -124,36 +124,29 @@ struct Sums {
 }
 
 impl Sums {
-    fn add_row<T: Real>(&mut self, row: &Row<T>) {
-        let keys = &row.softmax.keys;
+    fn of_row<T: Real>(row: &Row<'_, T>) -> Self {
+        let (keys, mut sums) = (&row.softmax.keys, Sums::default());
         if keys.is_empty() {
-            return;
+            return sums;
         }
-        let (mut active, mut surviving, mut inactive) = (0.0, 0.0, 0.0);
-        for (t, &is_active) in row.active.iter().enumerate() {
-            if is_active {
-                active += 1.0;
-                surviving += row.e[t].to_f64();
+        for (t, &active) in row.active.iter().enumerate() {
+            if active {
+                sums.active += 1.0;
+                sums.surviving += row.e[t].to_f64();
             } else {
-                inactive += row.softmax.p[t].to_f64();
+                sums.inactive += row.softmax.p[t].to_f64();
             }
         }
-        self.rows += 1.0;
-        self.visible += row.n.to_f64();
-        self.active += active;
-        self.surviving += surviving;
-        self.inactive += inactive;
-        if active == 0.0 {
-            self.dead += 1.0;
-        }
+        (sums.rows, sums.visible) = (1.0, row.n.to_f64());
+        sums.dead = f64::from(sums.active == 0.0);
         if keys.len() > 1 {
-            self.long_rows += 1.0;
-            self.long_surviving += surviving;
+            (sums.long_rows, sums.long_surviving) = (1.0, sums.surviving);
             if keys[0] == 0 {
-                self.first_key_weight += row.softmax.p[0].to_f64();
-                self.first_key_kept += if row.active[0] { row.e[0].to_f64() } else { 0.0 };
+                sums.first_key_weight = row.softmax.p[0].to_f64();
+                sums.first_key_kept = if row.active[0] { row.e[0].to_f64() } else { 0.0 };
             }
         }
+        sums
     }
 
     fn add(&mut self, other: &Sums) {

@@ -13,13 +13,12 @@
 
 use super::heads::{Head, Operands, each_head};
 use super::state::{State, States};
-use super::{Cotangents, Gradients, Inputs, check_inputs};
+use super::{Cotangents, Gradients, Inputs, checked};
 use crate::heads::Written;
 use crate::named::Named;
 use crate::scalar::Real;
-use crate::tensor::{Output, Rows, add_scaled, dot};
-use etalon_problem::{Decay, Error, LinearAttention, Pass};
-use ndarray::{Array1, Array3};
+use crate::tensor::{HeadsMut, Rows, add_scaled, dot, full};
+use etalon_problem::{Error, LinearAttention, Pass};
 
 /// The gradients of <dout, o> + <dfinal_state, final_state> by the inputs and by the scale.
 pub fn backward<T: Real>(
@@ -86,42 +85,24 @@ pub(super) fn backward_by<T: Real>(
     sweep: impl Fn(&Head<'_, T>, &Rows<'_, T>, &mut State<T>, &mut Rest<'_, T>) -> Result<T, Error>
     + Sync,
 ) -> Result<Gradients<T>, Error> {
-    check_inputs(problem, Pass::Backward, inputs, cotangents.shapes())?;
-    let mut dq = Output::zeros("dq", &problem.q_shape())?;
-    let mut dk = Output::zeros("dk", &problem.k_shape())?;
-    let mut dv = Output::zeros("dv", &problem.v_shape())?;
-    let mut dg = Output::zeros("dg", &problem.g_shape())?;
-    let dinitial_state = || Output::zeros("dinitial_state", &problem.state_shape());
-    let mut dinitial_state = problem.initial_state.then(dinitial_state).transpose()?;
+    let mut gradients: Gradients<T> =
+        checked(problem, Pass::Backward, inputs, cotangents.shapes())?;
+    let Gradients { dq, dk, dv, dg_gamma, dinitial_state, dscale, .. } = &mut gradients;
+    let mut dg = full("dg", problem.g_shape(), T::ZERO)?;
     let operands = Operands::new(problem, scale, inputs)?;
     let dout = Rows::new("dout", cotangents.dout.view())?;
     let parts = each_head(
         &operands,
         &Rows::or_zero("dfinal_state", &cotangents.dfinal_state, problem.value_dim)?,
-        [&mut dq],
-        [&mut dk, &mut dv, &mut dg],
-        dinitial_state.as_mut(),
+        [HeadsMut::new(dq)],
+        [HeadsMut::new(dk), HeadsMut::new(dv), HeadsMut::new(&mut dg)],
+        dinitial_state.as_mut().map(HeadsMut::new),
         |head, d, mut gradients| sweep(head, &dout, d, &mut gradients),
     )?;
-    let mut dscale = T::ZERO;
-    parts.into_iter().for_each(|part| dscale += part);
-    let dg = dg.finish()?;
-    Ok(Gradients {
-        dq: dq.finish()?,
-        dk: dk.finish()?,
-        dv: dv.finish()?,
-        dg_gamma: (problem.decay == Decay::PerHead).then(|| by_head(&dg)).transpose()?,
-        dg: (problem.decay == Decay::PerToken).then_some(dg),
-        dinitial_state: dinitial_state.map(Output::finish).transpose()?,
-        dscale,
-    })
-}
-
-/// (R7), summed over everything but the heads.
-fn by_head<T: Real>(dg: &Array3<T>) -> Result<Array1<T>, Error> {
-    let mut sums = Output::zeros("dg_gamma", &[dg.dim().1])?;
-    for ((_, head, _), &dg) in dg.indexed_iter() {
-        sums.elements()[head] += dg;
+    parts.into_iter().for_each(|part| *dscale += part);
+    // (R7), summed over everything but the heads
+    if let Some(dg_gamma) = dg_gamma {
+        dg.indexed_iter().for_each(|((_, head, _), &dg)| dg_gamma[head] += dg);
     }
-    sums.finish()
+    Ok(Gradients { dg: gradients.dg.map(|_| dg), ..gradients })
 }

@@ -5,9 +5,9 @@
 
 use super::heads::{Head, Operands, each_head};
 use super::state::State;
-use super::{Inputs, Output, check_inputs};
+use super::{Inputs, Output, checked};
 use crate::scalar::Real;
-use crate::tensor::{self, MatrixMut, add_scaled};
+use crate::tensor::{HeadsMut, MatrixMut, add_scaled};
 use etalon_problem::{Error, LinearAttention, Pass};
 
 /// o, and the final state where the problem asks for it.
@@ -47,16 +47,13 @@ pub(super) fn forward_by<T: Real>(
     inputs: &Inputs<'_, T>,
     sweep: impl Fn(&Head<'_, T>, &mut State<T>, &mut OutputRows<'_, T>) + Sync,
 ) -> Result<Output<T>, Error> {
-    check_inputs(problem, Pass::Forward, inputs, Vec::new())?;
-    let mut o = tensor::Output::zeros("o", &problem.o_shape())?;
-    let final_state = || tensor::Output::zeros("final_state", &problem.state_shape());
-    let mut final_state = problem.final_state.then(final_state).transpose()?;
+    let mut output: Output<T> = checked(problem, Pass::Forward, inputs, Vec::new())?;
     let operands = Operands::new(problem, scale, inputs)?;
-    let first = &operands.initial_state;
-    each_head(&operands, first, [&mut o], [], final_state.as_mut(), |head, h, mut written| {
+    let (first, last) = (&operands.initial_state, output.final_state.as_mut().map(HeadsMut::new));
+    let o = HeadsMut::new(&mut output.o);
+    each_head(&operands, first, [o], [], last, |head, h, mut written| {
         sweep(head, h, &mut written.by_query);
         Ok(())
     })?;
-    let final_state = final_state.map(tensor::Output::finish).transpose()?;
-    Ok(Output { o: o.finish()?, final_state })
+    Ok(output)
 }

@@ -10,7 +10,7 @@ use super::{Inputs, check_log_decay};
 use crate::heads::{Written, units};
 use crate::parallel::try_map;
 use crate::scalar::Real;
-use crate::tensor::{Output, Rows};
+use crate::tensor::{HeadsMut, Rows};
 use etalon_problem::{Decay, Error, LinearAttention, TokenSequence};
 use ndarray::Axis;
 
@@ -150,22 +150,22 @@ impl<'a, T: Real> Head<'a, T> {
 pub(super) fn each_head<T: Real, R: Send, const Q: usize, const K: usize>(
     operands: &Operands<'_, T>,
     first: &Rows<'_, T>,
-    by_query: [&mut Output<T>; Q],
-    by_key: [&mut Output<T>; K],
-    last: Option<&mut Output<T>>,
+    by_query: [HeadsMut<'_, T>; Q],
+    by_key: [HeadsMut<'_, T>; K],
+    last: Option<HeadsMut<'_, T>>,
     sweep: impl Fn(&Head<'_, T>, &mut State<T>, Written<'_, T, Q, K>) -> Result<R, Error> + Sync,
 ) -> Result<Vec<R>, Error> {
-    let mut outputs = by_query.iter().chain(&by_key).chain(&last);
-    if outputs.all(|output| output.is_empty()) {
+    let mut results = by_query.iter().chain(&by_key).chain(&last);
+    if results.all(HeadsMut::is_empty) {
         return Ok(Vec::new()); // a problem without tokens may count sequences without end
     }
     let problem = operands.problem;
     let sequences = problem.list_sequences();
     let tokens: Vec<_> = sequences.iter().map(|s| (s.batch, s.start, s.tokens)).collect();
     let states: Vec<_> = sequences.iter().map(|s| (s.index, 0, problem.extents.dim)).collect();
-    let by_query = by_query.map(|output| output.split(&tokens));
-    let by_key = by_key.map(|output| output.split(&tokens));
-    let mut last = last.map(|output| output.split(&states));
+    let by_query = by_query.map(|result| result.split(&tokens));
+    let by_key = by_key.map(|result| result.split(&tokens));
+    let mut last = last.map(|result| result.split(&states));
     let units = units(&sequences, problem.extents.key_heads, problem.group(), by_query, by_key);
     let units = units.into_iter().map(|unit| (unit, last.as_mut().and_then(Iterator::next)));
     try_map(units.collect(), |((sequence, key_head, written), last)| {

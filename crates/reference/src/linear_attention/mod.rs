@@ -47,23 +47,26 @@ pub use etalon_problem::linear_attention::{
 pub use forward::forward;
 pub use step::step;
 
-use crate::named::{Named, Shapes, check};
+use crate::named::{Named, Shapes, check, zeros};
 use crate::scalar::Real;
+use etalon_problem::tensors::Results;
 use etalon_problem::{Error, LinearAttention, Pass};
 use ndarray::ArrayView1;
 
-/// Fails unless the problem is sound, its inputs and the further operands of the pass fit it, and no
-/// log-decay of a head is positive or NaN. (Those of tokens are looked at where they are read: padding
-/// may hold anything.)
-fn check_inputs<T: Real>(
+/// The results of a pass, which hold 0 until they are written. Fails unless the problem is sound, its
+/// inputs and the further operands of the pass fit it, and no log-decay of a head is positive or NaN.
+/// (Those of tokens are looked at where they are read: padding may hold anything.)
+fn checked<T: Real, R: Results<T>>(
     problem: &LinearAttention,
     pass: Pass,
     inputs: &Inputs<'_, T>,
     further: Shapes,
-) -> Result<(), Error> {
+) -> Result<R, Error> {
     problem.check()?;
-    check(&problem.table(pass), &[inputs.shapes(), further])?;
-    check_g_gamma(&inputs.g_gamma)
+    let table = problem.table(pass);
+    check(&table, &[inputs.shapes(), further])?;
+    check_g_gamma(&inputs.g_gamma)?;
+    zeros(&table)
 }
 
 /// Fails unless the log-decay of every head is at most 0.

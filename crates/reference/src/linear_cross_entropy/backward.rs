@@ -13,15 +13,15 @@
 use super::forward::log_probability;
 use super::head::{matrix, matrix_mut};
 use super::shard::{Partial, Shard};
-use super::tokens::{Token, at};
+use super::tokens::{Token, at, scatter};
 use super::tree::{fold, tiles};
 use super::{Cotangents, Gradients, Inputs, Wanted, weigh};
 use crate::named::{Named, check};
 use crate::parallel::try_map;
 use crate::scalar::Real;
-use crate::tensor::{self, filled};
+use crate::tensor::{add, filled, full, reserve};
 use etalon_problem::{Error, LinearCrossEntropy, Pass};
-use ndarray::{Array2, ArrayView2};
+use ndarray::{Array1, Array2, ArrayView2};
 use std::ops::Range;
 
 /// The gradients of <dloss, loss> + <dlse, lse> + <dlogprob, logprob> + <dentropy, entropy> by
@@ -58,7 +58,7 @@ impl<T: Real> Shard<'_, T> {
     ) -> Result<Vec<Pull<T>>, Error> {
         check(&self.problem.table(Pass::Backward), &[cotangents.shapes()])?;
         let rows = self.totals(totals)?;
-        let mut pulls = tensor::reserve("what tokens pull with", self.tokens.counted.len())?;
+        let mut pulls = reserve("what tokens pull with", self.tokens.counted.len())?;
         pulls.extend(rows.map(|(token, total)| self.pull(token, total, cotangents)));
         Ok(pulls)
     }
@@ -114,8 +114,8 @@ impl<T: Real> Shard<'_, T> {
     fn hidden_gradient(&self, pulls: &[Pull<T>]) -> Result<Array2<T>, Error> {
         let dim = self.problem.dim;
         let tiles = tiles(&self.head.classes);
-        let add = |mut x: Vec<T>, y: Vec<T>| {
-            x.iter_mut().zip(y).for_each(|(x, y)| *x += y);
+        let sum = |mut x: Vec<T>, y: Vec<T>| {
+            add(&mut x, &y);
             Ok(x)
         };
         let blocks = try_map(self.tokens.blocks(), |(numbers, h)| {
@@ -126,24 +126,23 @@ impl<T: Real> Shard<'_, T> {
                 T::add_product(dh, da, self.head.rows(tile));
                 Ok(part)
             };
-            fold(&tiles, &mut leaf, &add)
+            fold(&tiles, &mut leaf, &sum)
         })?;
-        let mut dh = tensor::Output::zeros("dh", &self.problem.h_shape())?;
+        let mut dh = full("dh", self.problem.h_shape(), T::ZERO)?;
         let rows = blocks.iter().flatten().flat_map(|rows| rows.chunks_exact(dim));
-        for (token, row) in self.tokens.counted.iter().zip(rows) {
-            dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
-        }
-        dh.finish()
+        scatter(&mut dh, &self.tokens.counted, rows);
+        Ok(dh)
     }
 
     /// (C18) and (C19), block after block; without dh.
     fn head_gradients(&self, pulls: &[Pull<T>], wanted: Wanted) -> Result<Gradients<T>, Error> {
         let (classes, dim) = (self.head.classes.len(), self.problem.dim);
         let (want_w, want_bias) = (wanted.dw, wanted.dbias && self.problem.bias);
-        let mut dw = tensor::Output::zeros("dw", &[if want_w { classes } else { 0 }, dim])?;
-        let mut dbias = tensor::Output::zeros("dbias", &[if want_bias { classes } else { 0 }])?;
+        let mut dw = want_w.then(|| full("dw", [classes, dim], T::ZERO)).transpose()?;
+        let mut dbias = want_bias.then(|| full("dbias", [classes], T::ZERO)).transpose()?;
         let blocks = self.tokens.blocks();
-        let (mut w_rest, mut bias_rest) = (dw.elements(), dbias.elements());
+        let mut w_rest = dw.as_mut().and_then(Array2::as_slice_mut).unwrap_or_default();
+        let mut bias_rest = dbias.as_mut().and_then(Array1::as_slice_mut).unwrap_or_default();
         let cut = |tile: Range<usize>| {
             // There is nothing to cut off what is not wanted.
             let dw = w_rest.split_off_mut(..tile.len() * dim).unwrap_or_default();
@@ -159,14 +158,11 @@ impl<T: Real> Shard<'_, T> {
                     let da = matrix(&da, tile.len()).reversed_axes();
                     T::add_product(matrix_mut(dw, dim), da, *h);
                 }
-                for row in da.chunks_exact(tile.len()) {
-                    dbias.iter_mut().zip(row).for_each(|(dbias, &da)| *dbias += da);
-                }
+                da.chunks_exact(tile.len()).for_each(|row| add(dbias, row));
             }
             Ok(())
         })?;
-        let dw = want_w.then(|| dw.finish()).transpose()?;
-        Ok(Gradients { dh: None, dw, dbias: want_bias.then(|| dbias.finish()).transpose()? })
+        Ok(Gradients { dh: None, dw, dbias })
     }
 }
 

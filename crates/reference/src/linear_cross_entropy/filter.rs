@@ -7,13 +7,13 @@
 
 use super::head::{matrix, matrix_mut};
 use super::shard::Shard;
-use super::tokens::Token;
+use super::tokens::{Token, scatter};
 use super::tree::tiles;
 use super::{Cotangents, Gradients, Inputs};
 use crate::scalar::Real;
-use crate::tensor::{self, filled};
+use crate::tensor::{filled, full};
 use etalon_problem::{Error, LinearCrossEntropy};
-use ndarray::{Array1, ArrayView1, ArrayView2};
+use ndarray::{Array1, ArrayView1, ArrayView2, Axis, Slice};
 use std::ops::Range;
 
 /// When a tile of at most 64 tokens and 256 classes is left out.
@@ -69,14 +69,13 @@ pub fn backward<T: Real>(
     let shard = Shard::new(problem, 0..problem.vocab, inputs)?;
     let pulls = shard.pulls(&shard.partials()?, cotangents)?;
     let dim = problem.dim;
-    let mut dh = tensor::Output::zeros("dh", &problem.h_shape())?;
-    let mut dw = tensor::Output::zeros("dw", &problem.w_shape())?;
-    let mut dbias = tensor::Output::zeros("dbias", &[problem.vocab])?;
-    let mut bounds = Bounds {
-        dh: tensor::Output::zeros("the bounds of dh", &[problem.tokens])?,
-        dw: tensor::Output::zeros("the bounds of dw", &[problem.vocab])?,
-        kept: 0,
-        all: 0,
+    let mut dh = full("dh", problem.h_shape(), T::ZERO)?;
+    let mut dw = full("dw", problem.w_shape(), T::ZERO)?;
+    let mut dbias = full("dbias", [problem.vocab], T::ZERO)?;
+    let mut certificate = Certificate {
+        dh: full("the bounds of dh", [problem.tokens], T::ZERO)?,
+        dw: full("the bounds of dw", [problem.vocab], T::ZERO)?,
+        tiles: (0, 0),
     };
     for (numbers, h) in shard.tokens.blocks() {
         let tokens = &shard.tokens.counted[numbers.clone()];
@@ -84,36 +83,23 @@ pub fn backward<T: Real>(
         let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
         for tile in tiles(&shard.head.classes) {
             let da = shard.logit_gradients(&pulls[numbers.clone()], h, &tile)?;
-            for row in da.chunks_exact(tile.len()) {
-                let parts = dbias.elements()[tile.clone()].iter_mut().zip(row);
-                parts.for_each(|(dbias, &da)| *dbias += da); // (C19)
-            }
-            let da = matrix(&da, tile.len());
-            if bounds.leave_out(filter, tokens, &norms, &tile, da, shard.head.rows(&tile)) {
+            let (da, w) = (matrix(&da, tile.len()), shard.head.rows(&tile));
+            let classes = Slice::from(tile.clone());
+            let mut sums = dbias.slice_axis_mut(Axis(0), classes);
+            da.rows().into_iter().for_each(|row| sums += &row); // (C19)
+            if certificate.leave_out(filter, tokens, &norms, &tile, da, w) {
                 continue;
             }
-            T::add_product(matrix_mut(&mut rows, dim), da, shard.head.rows(&tile)); // (C17)
-            let dw = &mut dw.elements()[tile.start * dim..tile.end * dim];
-            T::add_product(matrix_mut(dw, dim), da.reversed_axes(), h); // (C18)
+            T::add_product(matrix_mut(&mut rows, dim), da, w); // (C17)
+            T::add_product(dw.slice_axis_mut(Axis(0), classes), da.reversed_axes(), h); // (C18)
         }
-        for (token, row) in tokens.iter().zip(rows.chunks_exact(dim)) {
-            dh.elements()[token.index * dim..][..dim].copy_from_slice(row);
-        }
+        scatter(&mut dh, tokens, rows.chunks_exact(dim));
     }
-    let dbias = problem.bias.then(|| dbias.finish()).transpose()?;
-    let gradients = Gradients { dh: Some(dh.finish()?), dw: Some(dw.finish()?), dbias };
-    Ok((gradients, bounds.finish()?))
+    let gradients = Gradients { dh: Some(dh), dw: Some(dw), dbias: problem.bias.then_some(dbias) };
+    Ok((gradients, certificate))
 }
 
-/// The certificate while it grows.
-struct Bounds<T> {
-    dh: tensor::Output<T>,
-    dw: tensor::Output<T>,
-    kept: usize,
-    all: usize,
-}
-
-impl<T: Real> Bounds<T> {
+impl<T: Real> Certificate<T> {
     /// Whether the tile of these tokens, with their ‖h_i‖, is left out; if so, its part of the bounds
     /// is added to them.
     fn leave_out(
@@ -125,11 +111,13 @@ impl<T: Real> Bounds<T> {
         da: ArrayView2<'_, T>,
         w: ArrayView2<'_, T>,
     ) -> bool {
-        self.all += 1;
+        let (kept, all) = &mut self.tiles;
+        *all += 1;
         let widest = w.rows().into_iter().map(norm).fold(T::ZERO, larger);
         let by_token = |i: usize| absolute_sum(da.row(i)) * widest; // (C37)
         let by_class = |v: usize| weighted_sum(da.column(v), norms); // (C38)
-        let (dh, dw) = (self.dh.elements(), &mut self.dw.elements()[classes.clone()]);
+        let (dh, mut dw) =
+            (&mut self.dh, self.dw.slice_axis_mut(Axis(0), Slice::from(classes.clone())));
         let tokens = tokens.iter().map(|token| token.index).enumerate();
         let small = match filter {
             Filter::Below { eps } => da.iter().all(|&da| magnitude(da) < T::from_f64(eps)),
@@ -143,14 +131,9 @@ impl<T: Real> Bounds<T> {
             tokens.for_each(|(i, index)| dh[index] += by_token(i));
             dw.iter_mut().enumerate().for_each(|(v, dw)| *dw += by_class(v));
         } else {
-            self.kept += 1;
+            *kept += 1;
         }
         small
-    }
-
-    fn finish(self) -> Result<Certificate<T>, Error> {
-        let tiles = (self.kept, self.all);
-        Ok(Certificate { dh: self.dh.finish()?, dw: self.dw.finish()?, tiles })
     }
 }
 

@@ -8,7 +8,7 @@
 
 use super::Inputs;
 use crate::scalar::Real;
-use crate::tensor::{contiguous, filled};
+use crate::tensor::{add, contiguous, filled};
 use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{ArrayView2, ArrayViewMut2};
 use std::borrow::Cow;
@@ -83,9 +83,7 @@ impl<'a, T: Real> Head<'a, T> {
         T::add_product(matrix_mut(&mut a, tile.len()), h, self.rows(tile).reversed_axes());
         if let Some(bias) = &self.bias {
             let bias = &bias[tile.start - self.classes.start..][..tile.len()];
-            for row in a.chunks_exact_mut(tile.len()) {
-                row.iter_mut().zip(bias).for_each(|(a, &bias)| *a += bias);
-            }
+            a.chunks_exact_mut(tile.len()).for_each(|row| add(row, bias));
         }
         Ok(a)
     }

@@ -10,7 +10,7 @@ use super::{Inputs, weigh};
 use crate::scalar::Real;
 use crate::tensor::{contiguous, filled, reserve};
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
-use ndarray::{ArrayView1, ArrayView2, ArrayViewD, Axis};
+use ndarray::{Array2, ArrayView1, ArrayView2, ArrayViewD, Axis, aview1};
 use std::borrow::Cow;
 use std::ops::Range;
 
@@ -186,6 +186,17 @@ fn normalisers<T: Real>(
         LseSquareWeight::Unweighted => (z, T::from_f64(counted.len() as f64)),
         LseSquareWeight::ClassWeight => (z, z),
     })
+}
+
+/// Writes rows of the tokens that count to their places in a tensor `[T, D]`.
+pub(super) fn scatter<'a, T: Real>(
+    tensor: &mut Array2<T>,
+    tokens: &[Token<T>],
+    rows: impl Iterator<Item = &'a [T]>,
+) {
+    for (token, row) in tokens.iter().zip(rows) {
+        tensor.row_mut(token.index).assign(&aview1(row));
+    }
 }
 
 /// The element of a token, of a tensor that counts as zero where it is absent.

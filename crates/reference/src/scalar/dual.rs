@@ -1,8 +1,6 @@
 //! Forward-mode derivatives.
 
-use super::{Real, operators};
-use etalon_problem::Scalar;
-use std::cmp::Ordering;
+use super::Real;
 
 /// `value + ε·tangent` with ε² = 0: a function of duals returns its derivative along the tangents
 /// of its arguments. `Dual<Dual<T>>` gives second derivatives.
@@ -26,20 +24,9 @@ impl<T: Real> Dual<T> {
     }
 }
 
-impl<T: Real> PartialEq for Dual<T> {
-    fn eq(&self, other: &Self) -> bool {
-        self.value == other.value
-    }
-}
-
-impl<T: Real> PartialOrd for Dual<T> {
-    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
-        self.value.partial_cmp(&other.value)
-    }
-}
-
-operators! {
+crate::operators! {
     [T: Real] Dual<T>, x, y;
+    compare value,
     neg Dual::new(-x.value, -x.tangent),
     add Dual::new(x.value + y.value, x.tangent + y.tangent),
     sub Dual::new(x.value - y.value, x.tangent - y.tangent),
@@ -48,10 +35,6 @@ operators! {
         let quotient = x.value / y.value;
         Dual::new(quotient, (x.tangent - quotient * y.tangent) / y.value)
     }
-}
-
-impl<T: Real> Scalar for Dual<T> {
-    type Wide = Self;
 }
 
 impl<T: Real> Real for Dual<T> {

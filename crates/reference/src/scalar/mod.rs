@@ -90,12 +90,28 @@ pub trait Real:
     }
 }
 
-/// The operators of a type of numbers, from their formulas.
+/// What makes a type one of numbers: its operators, from their formulas; the comparison, which is that of
+/// one field; and sums of its own type.
+#[macro_export]
 macro_rules! operators {
     (
         [$($generics:tt)*] $Number:ty, $x:ident, $y:ident;
+        compare $field:tt,
         neg $neg:expr, add $add:expr, sub $sub:expr, mul $mul:expr, div $div:expr
     ) => {
+        impl<$($generics)*> etalon_problem::Scalar for $Number {
+            type Wide = Self;
+        }
+        impl<$($generics)*> PartialEq for $Number {
+            fn eq(&self, other: &Self) -> bool {
+                self.$field == other.$field
+            }
+        }
+        impl<$($generics)*> PartialOrd for $Number {
+            fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
+                PartialOrd::partial_cmp(&self.$field, &other.$field)
+            }
+        }
         impl<$($generics)*> std::ops::Neg for $Number {
             type Output = Self;
             fn neg(self) -> Self {
@@ -113,10 +129,10 @@ macro_rules! operators {
                 *self = *self - y;
             }
         }
-        operators! { @two [$($generics)*] $Number, $x, $y; Add add $add }
-        operators! { @two [$($generics)*] $Number, $x, $y; Sub sub $sub }
-        operators! { @two [$($generics)*] $Number, $x, $y; Mul mul $mul }
-        operators! { @two [$($generics)*] $Number, $x, $y; Div div $div }
+        $crate::operators! { @two [$($generics)*] $Number, $x, $y; Add add $add }
+        $crate::operators! { @two [$($generics)*] $Number, $x, $y; Sub sub $sub }
+        $crate::operators! { @two [$($generics)*] $Number, $x, $y; Mul mul $mul }
+        $crate::operators! { @two [$($generics)*] $Number, $x, $y; Div div $div }
     };
     (@two [$($generics:tt)*] $Number:ty, $x:ident, $y:ident; $Op:ident $op:ident $value:expr) => {
         impl<$($generics)*> std::ops::$Op for $Number {
@@ -128,7 +144,6 @@ macro_rules! operators {
         }
     };
 }
-use operators;
 
 macro_rules! primitive {
     ($type:ident $($own:item)*) => {

@@ -1,12 +1,11 @@
 //! Double-double arithmetic.
 
-use super::{Real, operators};
-use etalon_problem::Scalar;
+use super::Real;
 use qd::Quad as Pair;
 
 /// An unevaluated sum of two f64: about 31 digits over the range of an f64. The crate `qd` does
 /// the arithmetic on finite numbers; this type adds what IEEE 754 says of infinities and NaN.
-#[derive(Debug, Clone, Copy, PartialEq, PartialOrd)]
+#[derive(Debug, Clone, Copy)]
 pub struct Quad(Pair);
 
 /// |x| below which sinh is summed as its series: eleven terms then reach 2·10⁻³² of it.
@@ -35,8 +34,9 @@ impl Quad {
     }
 }
 
-operators! {
+crate::operators! {
     [] Quad, x, y;
+    compare 0,
     neg Quad(-x.0),
     add Quad::where_finite(x.0.0 + y.0.0, || x.0.add_accurate(y.0)),
     sub x + -y,
@@ -45,10 +45,6 @@ operators! {
         plain if y.0.0.is_infinite() => Quad::exact(plain),
         plain => Quad::where_finite(plain, || x.0 / y.0),
     }
-}
-
-impl Scalar for Quad {
-    type Wide = Self;
 }
 
 impl Real for Quad {
