@@ -10,8 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
 
-/// The assembly of the crate, in which every kernel is compiled. Its build shares the release builds
-/// of the dependencies with everybody else's.
+/// The assembly of the crate, in which every kernel is compiled.
 fn assembly() -> &'static str {
     static ASSEMBLY: LazyLock<String> = LazyLock::new(build);
     &ASSEMBLY
@@ -20,7 +19,7 @@ fn assembly() -> &'static str {
 fn build() -> String {
     let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("..");
     let status = Command::new(env!("CARGO"))
-        .args(["rustc", "--release", "--package", "etalon-simd", "--lib"])
+        .args(["rustc", "--profile", "assembly", "--package", "etalon-simd", "--lib"])
         .arg("--target-dir")
         .arg(&target)
         .args(["--", "--emit=asm", "-Ccodegen-units=1", "-Csymbol-mangling-version=v0"])
@@ -36,7 +35,7 @@ fn build() -> String {
             .filter(|path| path.to_string_lossy().contains("etalon_simd"))
             .max_by_key(|path| path.metadata().and_then(|data| data.modified()).ok())
     };
-    let path = newest(target.join("release/deps")).expect("an assembly file");
+    let path = newest(target.join("assembly/deps")).expect("an assembly file");
     std::fs::read_to_string(path).expect("a readable assembly file")
 }
 
