@@ -41,6 +41,15 @@ impl Dtype {
         }
     }
 
+    /// The absolute error of rounding a number too small for this type. Units for f32 and bf16 may flush
+    /// what is below the smallest normal number; conversions to f16 keep its subnormal numbers.
+    pub fn underflow(self) -> f64 {
+        match self {
+            Dtype::F16 => 0.5f64.powi(25),
+            _ => self.min_positive(),
+        }
+    }
+
     /// The smallest positive normal number.
     pub fn min_positive(self) -> f64 {
         match self {

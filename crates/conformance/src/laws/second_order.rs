@@ -9,9 +9,8 @@ use super::sums::{Known, Sum, input};
 use super::tensors::map;
 use super::trial::Trial;
 use crate::bounds::{Bound, Bounds};
-use crate::cases::Case;
 use crate::tensor::Tensors;
-use etalon_problem::{Pass, Problem};
+use etalon_problem::Pass;
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
 
@@ -22,17 +21,9 @@ laws! {
     /// Along v, without dlse: gq = dq, gk = dk, gv = 0, gdout = o.
     Meaning along_v on DOUBLE_BACKWARD if |case, _| has_v(case);
     /// ⟨dout, gdout⟩ + … equals the sum of ⟨ddq, dq⟩, ⟨ddk, dk⟩, …, over all inputs.
-    Meaning contraction of SOFTMAX on DOUBLE_BACKWARD if |case, _| !has_impossible_classes(case);
+    Meaning contraction of SOFTMAX on DOUBLE_BACKWARD;
     /// ⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.
     Meaning adjoint on JVP;
-}
-
-/// A class of logit −∞ may be a target: the logit stands still then, but its row of w has the
-/// gradient of any other target.
-fn has_impossible_classes(case: &Case) -> bool {
-    let bias = case.inputs.get("bias").and_then(|bias| bias.to_f64("bias").ok());
-    matches!(case.problem, Problem::LinearCrossEntropy(_))
-        && bias.is_some_and(|bias| bias.iter().any(|&x| x == f64::NEG_INFINITY))
 }
 
 /// Compares the second gradients with multiples of exact results; what is not named must be 0.

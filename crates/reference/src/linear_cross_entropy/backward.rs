@@ -15,7 +15,7 @@ use super::head::{matrix, matrix_mut};
 use super::shard::{Partial, Shard};
 use super::tokens::{Token, at, scatter};
 use super::tree::{fold, tiles};
-use super::{Cotangents, Gradients, Inputs, Wanted, weigh};
+use super::{Cotangents, Gradients, Inputs, Wanted, expected};
 use crate::named::{Named, check};
 use crate::parallel::try_map;
 use crate::scalar::Real;
@@ -190,7 +190,7 @@ impl<T: Real> Pull<T> {
         let shift = z - self.m;
         let p = (shift - self.ln_l).exp(); // (C4)
         // ln p + entropy, without lse, which would cost digits where all logits are large
-        let surprise = weigh(p, shift - self.mean_shift);
+        let surprise = expected(p, shift - self.mean_shift);
         let pulled = if v == self.target { self.miss } else { p }; // (C20)
         pulled * self.beta + p * self.lambda - self.dentropy * surprise - self.eta * weight
     }

@@ -58,11 +58,11 @@ impl<T: Real> Shard<'_, T> {
         let (alpha, mut sum) = (self.problem.label_smoothing, T::ZERO);
         if alpha < 1.0 {
             let target = weigh(token.class_weight, -log_probability(total));
-            sum += (T::ONE - T::from_f64(alpha)) * target;
+            sum += target.times(T::ONE - T::from_f64(alpha));
         }
         if alpha > 0.0 {
             let classes = T::from_f64(self.problem.vocab as f64);
-            sum += T::from_f64(alpha) / classes * total.spread();
+            sum += total.spread().times(T::from_f64(alpha) / classes);
         }
         sum
     }

@@ -36,18 +36,18 @@ pub(super) struct Link<T> {
 }
 
 impl<T: Real> Link<T> {
-    /// (C2). A logit of −∞ stays there, however its operands move.
+    /// (C2)
     pub fn logit(&self, a: T) -> T {
-        let scaled = self.scale * a;
-        let z = self.cap.map_or(scaled, |cap| cap * (scaled / cap).tanh()) / self.temperature;
-        let impossible = T::from_f64(f64::NEG_INFINITY);
-        if z == impossible { impossible } else { z }
+        let scaled = a.times(self.scale);
+        let z = self.cap.map_or(scaled, |cap| scaled.over(cap).tanh().times(cap));
+        z.over(self.temperature)
     }
 
     /// (C11)
     pub fn slope(&self, a: T) -> T {
-        let bend = self.cap.map_or(T::ONE, |cap| (self.scale * a / cap).tanh_slope());
-        self.scale * bend / self.temperature
+        let scaled = a.times(self.scale);
+        let bend = self.cap.map_or(T::ONE, |cap| scaled.over(cap).tanh_slope());
+        bend.times(self.scale).over(self.temperature)
     }
 }
 

@@ -73,8 +73,17 @@ impl Wanted {
     pub const DH: Wanted = Wanted { dh: true, dw: false, dbias: false };
 }
 
-/// weight · x, but 0·∞ = 0: a class without weight adds nothing, however unlikely it is.
+/// weight · x of a weight that does not move, but 0·∞ = 0: a class without weight adds nothing, however
+/// unlikely it is.
 fn weigh<T: Real>(weight: T, x: T) -> T {
-    let infinite = !x.is_finite() && !x.is_nan();
-    if weight == T::ZERO && infinite { T::ZERO } else { weight * x }
+    if weight == T::ZERO && is_infinite(x) { T::ZERO } else { x.times(weight) }
+}
+
+/// p · x of a probability p and a logit x, but 0 where p is 0 and x infinite: what p ln p tends to.
+fn expected<T: Real>(p: T, x: T) -> T {
+    if p == T::ZERO && is_infinite(x) { T::ZERO } else { p * x }
+}
+
+fn is_infinite<T: Real>(x: T) -> bool {
+    !x.is_finite() && !x.is_nan()
 }

@@ -1,6 +1,6 @@
 //! What a range of classes adds to a row: the elements of a monoid.
 
-use super::weigh;
+use super::{expected, weigh};
 use crate::scalar::Real;
 use etalon_problem::Error;
 
@@ -15,7 +15,7 @@ pub struct Partial<T> {
     pub l: T,
     /// Σ e^{z_v − m} (z_v − m)
     pub u: T,
-    /// Σ cw_v (z_v − m); 0 while m = −∞.
+    /// Σ cw_v (z_v − m); Σ cw_v z_v while m = −∞.
     pub s: T,
     /// Σ cw_v
     pub weight: T,
@@ -66,13 +66,15 @@ impl<T: Real> Partial<T> {
         for (v, &z) in z.iter().enumerate() {
             let weight = class_weights.map_or(T::ONE, |weights| weights[v]);
             all.weight += weight;
-            if !empty {
-                let shift = z - all.m;
-                let e = shift.exp();
-                all.l += e;
-                all.u += weigh(e, shift);
-                all.s += weigh(weight, shift);
+            if empty {
+                all.s += weigh(weight, z);
+                continue;
             }
+            let shift = z - all.m;
+            let e = shift.exp();
+            all.l += e;
+            all.u += expected(e, shift);
+            all.s += weigh(weight, shift);
         }
         all
     }
@@ -106,12 +108,11 @@ impl<T: Real> Partial<T> {
         if self.m == m && !m.is_finite() {
             return [self.l, self.u, self.s]; // ∞ − ∞ is no shift
         }
-        let shift = self.m - m;
-        let s = self.s + weigh(self.weight, shift);
         if self.m == T::from_f64(f64::NEG_INFINITY) {
-            return [T::ZERO, T::ZERO, s]; // (−∞)·0 is no entropy
+            return [T::ZERO, T::ZERO, self.s - weigh(self.weight, m)]; // (−∞)·0 is no entropy
         }
-        let k = shift.exp();
+        let shift = self.m - m;
+        let (k, s) = (shift.exp(), self.s + weigh(self.weight, shift));
         [k * self.l, k * (self.u + shift * self.l), s]
     }
 

@@ -90,7 +90,7 @@ impl<'a, T: Real> Tokens<'a, T> {
     /// x / z, or what the problem wants where there is nothing to average.
     fn share(&self, x: T, z: T) -> T {
         if self.problem.reduction != Reduction::Mean || self.z != T::ZERO {
-            return x / z;
+            return x.over(z);
         }
         match self.problem.nothing_left {
             NothingLeft::Zero => T::ZERO,

@@ -61,4 +61,14 @@ impl<T: Real> Real for Dual<T> {
     fn tanh(self) -> Self {
         Dual::new(self.value.tanh(), self.value.tanh_slope() * self.tangent)
     }
+    fn tanh_slope(self) -> Self {
+        let slope = self.value.tanh_slope();
+        Dual::new(slope, T::from_f64(-2.0) * self.value.tanh() * slope * self.tangent)
+    }
+    fn times(self, c: Self) -> Self {
+        Dual::new(self.value.times(c.value), self.tangent.times(c.value))
+    }
+    fn over(self, c: Self) -> Self {
+        Dual::new(self.value.over(c.value), self.tangent.over(c.value))
+    }
 }

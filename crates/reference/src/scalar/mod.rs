@@ -50,6 +50,17 @@ pub trait Real:
     /// The hyperbolic tangent, accurate relative to itself also near 0.
     fn tanh(self) -> Self;
 
+    /// c · self of a c that does not move. A product with a derivative of 0 has none where self is
+    /// infinite; here that is nothing, and the product moves as self does.
+    fn times(self, c: Self) -> Self {
+        c * self
+    }
+
+    /// self / c of a c that does not move: as [`Real::times`].
+    fn over(self, c: Self) -> Self {
+        self / c
+    }
+
     /// tanh′(x) = 1 − tanh²(x), as 4e^{−2|x|} / (1 + e^{−2|x|})²: where tanh is near 1, the
     /// difference would have no digits left.
     fn tanh_slope(self) -> Self {

@@ -28,9 +28,13 @@ struct Naive<'a> {
     z_lse: f64,
 }
 
-/// 0 · −∞ is no entropy.
+/// 0 · −∞ is no entropy, and no loss of a class without weight.
+fn weigh(p: f64, x: f64) -> f64 {
+    if p == 0.0 { 0.0 } else { p * x }
+}
+
 fn p_ln_p(p: f64) -> f64 {
-    if p == 0.0 { 0.0 } else { p * p.ln() }
+    weigh(p, p.ln())
 }
 
 impl<'a> Naive<'a> {
@@ -118,8 +122,9 @@ impl<'a> Naive<'a> {
     /// (1 − α) cw_y (d − x_y) + (α/V) Σ cw_v (d − x_v): (C7) with lse and z, (C31) with theirs.
     fn cross_entropy(&self, y: usize, d: f64, x: ndarray::ArrayView1<'_, f64>) -> f64 {
         let alpha = self.problem.label_smoothing;
-        let spread: f64 = self.class_weights.iter().zip(x).map(|(cw, x)| cw * (d - x)).sum();
-        (1.0 - alpha) * self.class_weights[y] * (d - x[y]) + alpha / x.len() as f64 * spread
+        let spread: f64 = self.class_weights.iter().zip(x).map(|(&cw, x)| weigh(cw, d - x)).sum();
+        weigh((1.0 - alpha) * self.class_weights[y], d - x[y])
+            + weigh(alpha / x.len() as f64, spread)
     }
 
     /// Σ_i or not, of κ_i (ce_i/Z + ζ ω_i square_i/Z_z): (C9).
@@ -127,7 +132,7 @@ impl<'a> Naive<'a> {
         let term = |(i, y)| {
             let (cross_entropy, square) = terms(i, y);
             let zeta = self.problem.lse_square_scale * self.omega(y);
-            (i, self.kappa(i) * (cross_entropy / self.z_loss + zeta * square / self.z_lse))
+            (i, weigh(self.kappa(i), cross_entropy / self.z_loss + zeta * square / self.z_lse))
         };
         let terms = self.counted().map(term);
         if self.problem.reduction == Reduction::None {
@@ -244,7 +249,8 @@ impl<'a> Naive<'a> {
             let q = p.mapv(f64::ln) + self.entropy[i];
             mu[i] = p.dot(&z_dot); // (C22)
             let p_dot = &p * &(&z_dot - mu[i]); // (C23)
-            entropy_dot[i] = -(&p * &q * z_dot).sum(); // (C24)
+            let pq = ndarray::Zip::from(&p).and(&q).map_collect(|&p, &q| weigh(p, q));
+            entropy_dot[i] = -(&pq * &z_dot).sum(); // (C24)
             let (beta, lambda, _) = self.pull(["dloss", "dlse", "dlogprob"], i, y, self.lse[i]);
             let names = ["cot_loss", "cot_lse", "cot_logprob"];
             let (beta_dot, mut lambda_dot, eta_dot) = self.pull(names, i, y, self.lse[i]);
@@ -254,8 +260,8 @@ impl<'a> Naive<'a> {
                 let own = if v == y { beta_dot } else { 0.0 };
                 let q_dot = z_dot[v] - mu[i] + entropy_dot[i];
                 let moved = (beta_dot + lambda_dot) * p[v] + (beta + lambda) * p_dot[v]
-                    - self.at("cot_entropy", i) * p[v] * q[v]
-                    - self.at("dentropy", i) * (p_dot[v] * q[v] + p[v] * q_dot)
+                    - self.at("cot_entropy", i) * pq[v]
+                    - self.at("dentropy", i) * (pq[v] * (z_dot[v] - mu[i]) + p[v] * q_dot)
                     - eta_dot * self.class_weights[v]
                     - own; // (C26)
                 x[[i, v]] = self.r[[i, v]] * moved + self.r_slope[[i, v]] * a_dot[[i, v]] * dz[v]; // (C27)
@@ -280,29 +286,49 @@ impl<'a> Naive<'a> {
     }
 }
 
+fn assert_agrees(name: &str, problem: &LinearCrossEntropy, pass: Pass, x: &Operands<f64>) {
+    let naive = Naive::new(problem, x);
+    let expected = match pass {
+        Pass::Forward => naive.forward(),
+        Pass::Backward => naive.backward(),
+        _ => naive.double_backward(),
+    };
+    let found = run(problem, pass, x).expect(name);
+    assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
+    for (result, found) in found {
+        // Of numbers near 0, as V = 1 gives, the rounding of the terms remains.
+        let what = format!("{name}: {pass} {result}");
+        assert_near(&found, &expected[&result], TOLERANCE, 1.0, &what);
+    }
+}
+
 #[test]
 fn every_pass_agrees_with_full_matrices() {
     for (name, problem) in cases() {
         for pass in PASSES {
-            let x = operands(&problem, pass, 11);
-            let naive = Naive::new(&problem, &x);
-            let expected = match pass {
-                Pass::Forward => naive.forward(),
-                Pass::Backward => naive.backward(),
-                _ => naive.double_backward(),
-            };
-            let found = run(&problem, pass, &x).expect(name);
-            assert_eq!(found.keys().collect::<Vec<_>>(), expected.keys().collect::<Vec<_>>());
-            for (result, found) in found {
-                // Of numbers near 0, as V = 1 gives, the rounding of the terms remains.
-                assert_near(
-                    &found,
-                    &expected[&result],
-                    TOLERANCE,
-                    1.0,
-                    &format!("{name}: {result}"),
-                );
-            }
+            assert_agrees(name, &problem, pass, &operands(&problem, pass, 11));
         }
     }
+}
+
+/// Classes whose bias makes their logits −∞, targets among them: with a cap they stand at its end,
+/// without one they have no probability, and move all the same.
+#[test]
+fn impossible_classes_agree_with_full_matrices() {
+    let mut of_targets = 0;
+    for (name, problem) in cases().into_iter().filter(|(_, problem)| problem.vocab > 2) {
+        let problem = LinearCrossEntropy { bias: true, ..problem };
+        for pass in PASSES {
+            let mut x = operands(&problem, pass, 12);
+            let bias = x.floats.get_mut("bias").expect(name);
+            for v in [1, problem.vocab - 1] {
+                // A cap has an end on either side.
+                let end = if v > 1 && problem.softcap.is_some() { 1.0 } else { -1.0 };
+                bias[[v]] = end * f64::INFINITY * problem.logit_scale.signum();
+                of_targets += x.targets.iter().filter(|&&y| y == v as i64).count();
+            }
+            assert_agrees(name, &problem, pass, &x);
+        }
+    }
+    assert!(of_targets > 100, "only {of_targets} targets were impossible");
 }
