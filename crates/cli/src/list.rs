@@ -146,13 +146,14 @@ fn offers(all: &[Box<dyn Tier>]) -> Table {
 
 fn profiles() -> Table {
     let mut table =
-        Table::new(["profile", "sums", "P stored", "dS stored", "exp (roundoffs)", "tanh", "ln"]);
+        Table::new(["profile", "sums", "P", "dS", "dk of a head", "exp (roundoffs)", "tanh", "ln"]);
     for profile in Profile::ALL {
         table.add_row([
             profile.name.to_string(),
             profile.accumulator.name().to_string(),
             profile.p_store.name().to_string(),
             profile.ds_store.name().to_string(),
+            profile.group_store.name().to_string(),
             format!("{} + {}·|x|", profile.exp_constant, profile.exp_slope),
             profile.tanh.to_string(),
             profile.log.to_string(),

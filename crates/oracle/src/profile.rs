@@ -16,6 +16,8 @@ pub struct Profile {
     pub p_store: Dtype,
     /// The type in which dS is stored before it multiplies q and k, if not the accumulator's.
     pub ds_store: Dtype,
+    /// The type in which dk and dv of each query head are stored before those of a group are added up.
+    pub group_store: Dtype,
     /// a: the relative error of exp in roundoffs, at 0.
     pub exp_constant: f64,
     /// b: how that error grows with the size of the argument. It includes the roundings of the
@@ -39,6 +41,7 @@ const F32_STRICT: Profile = Profile {
     accumulator: Dtype::F32,
     p_store: Dtype::F32,
     ds_store: Dtype::F32,
+    group_store: Dtype::F32,
     exp_constant: 4.0, // 2 ulp: a polynomial of degree 5 or 6, or ex2.approx
     exp_slope: 4.0,    // three roundings of the argument, and one to spare for folded scales
     tanh: 8.0,         // 1 − 2/(e^{2x} + 1) with such an exp loses up to 7
@@ -46,6 +49,11 @@ const F32_STRICT: Profile = Profile {
     rescale_keys: 8,
     rescale_lag: 8.0 * std::f64::consts::LN_2, // a rescale only when the maximum grows 2⁸-fold
 };
+
+/// Sums in f32; P, dS, and the gradients of each head of a group stored in a narrower type.
+const fn flash(name: &'static str, store: Dtype) -> Profile {
+    Profile { name, p_store: store, ds_store: store, group_store: store, ..F32_STRICT }
+}
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -61,11 +69,12 @@ impl Profile {
             accumulator: Dtype::F64,
             p_store: Dtype::F64,
             ds_store: Dtype::F64,
+            group_store: Dtype::F64,
             ..F32_STRICT
         },
         F32_STRICT,
-        Profile { name: "f16-flash", p_store: Dtype::F16, ds_store: Dtype::F16, ..F32_STRICT },
-        Profile { name: "bf16-flash", p_store: Dtype::Bf16, ds_store: Dtype::Bf16, ..F32_STRICT },
+        flash("f16-flash", Dtype::F16),
+        flash("bf16-flash", Dtype::Bf16),
     ];
 
     /// The profile of this name.

@@ -97,7 +97,7 @@ struct Delta<'a> {
 }
 
 impl<'a> Delta<'a> {
-    /// (N11) and (N12).
+    /// (N11), (N12) and (N85).
     fn new(row: &Row<'a>) -> Self {
         let (place, operands) = (row.place, row.place.operands);
         let (model, dlse, dp) = (operands.model, place.dlse(), Vec::new());
@@ -110,18 +110,25 @@ impl<'a> Delta<'a> {
         delta.value += product;
         delta.dot_gamma = model.gamma(dout.len() + 1);
         let (mut streamed, mut rounded) = (row.pi_error * product.abs(), 0.0);
+        // δ = Σ P dP, of weights that are made again (N85).
+        let mut summed = 0.0;
         for pair in &row.pairs {
             let (dp, size) = dots(dout, place.shared(operands.v, pair.key));
             streamed += pair.p_error * (dp - product).abs();
-            rounded += (pair.p * (row.gamma + model.u_p) + model.eta_p) * size;
+            let chain = (pair.p * (row.gamma + model.u_p) + model.eta_p) * size;
+            rounded += chain;
+            let tiny = floor(size, dout.len() as f64 * model.eta);
+            let dp_error = delta.dot_gamma * size + tiny;
+            let weight = row.recomputed(model, pair, 0.0);
+            summed += weight * (dp.abs() + dp_error) + pair.p * dp_error + chain;
             delta.dp.push((dp, size));
         }
         let own = (streamed + rounded + (row.gamma + 2.0 * model.u) * absolute) * row.normalised();
-        delta.error = own
+        let from_output = own
             + model.stored_product(dout, o)
             + delta.dot_gamma * absolute
-            + model.u * (dlse.abs() + delta.value.abs())
             + floor(absolute, dout.len() as f64 * model.eta);
+        delta.error = from_output.max(summed) + model.u * (dlse.abs() + delta.value.abs());
         if row.refused && !row.pairs.is_empty() {
             delta.error = f64::INFINITY;
         }

@@ -2,7 +2,7 @@
 //! lazy_attention: o and lse, and the gradients (N15) to (N20), (N47) to (N51).
 
 use super::inputs::Errors;
-use super::model::{Model, floor};
+use super::model::Model;
 use super::scores::{Operands, Place, Row};
 use super::sum::{Sum, accumulate};
 use rayon::prelude::*;
@@ -158,24 +158,26 @@ impl Gradients {
         let (q, dout) = (place.row(operands.q), place.row(operands.dout));
         let at = h * e.queries + place.query();
         let dq = &mut self.dq[at * e.dim..(at + 1) * e.dim];
+        // Where several heads share a key, each may store its part of dk and dv.
+        let shared = operands.scores.group() > 1;
+        let (u_g, tiny) = if shared { (model.u_g, model.eta_g) } else { (0.0, model.eta) };
         for pair in &row.pairs {
             let (key, gamma) = (pair.key, gammas[pair.key]);
             let to_query = sigma * (pair.by_query.error + row.gamma * pair.by_query.absolute);
-            accumulate(dq, to_query, place.shared(operands.k, key)); // (N15), (N47)
-            let to_key = sigma * (pair.by_key.error + gamma * pair.by_key.absolute);
-            accumulate(&mut self.dk[key * e.dim..(key + 1) * e.dim], to_key, q); // (N17), (N48)
-            if let Some((weight, tiny)) = pair.weight {
-                let error = weight.error + weight.absolute * (model.u_p + gamma) + tiny;
+            accumulate(dq, to_query, place.shared(operands.k, key), model.eta); // (N15), (N47)
+            let to_key = sigma * (pair.by_key.error + (gamma + u_g) * pair.by_key.absolute);
+            let dk = &mut self.dk[key * e.dim..(key + 1) * e.dim];
+            accumulate(dk, to_key, q, tiny); // (N17), (N48)
+            if let Some((weight, stored)) = pair.weight {
+                let error = weight.error + weight.absolute * (model.u_p + gamma + u_g) + stored;
                 let dv = &mut self.dv[key * dout.len()..(key + 1) * dout.len()];
-                accumulate(dv, error, dout); // (N18), (N49)
+                accumulate(dv, error, dout, tiny); // (N18), (N49)
             }
             let bias = operands.bias.and_then(|x| Some(h * x.size + x.offset(place, key)?));
             if let Some(at) = bias {
                 self.dbias[at].add(pair.d_score);
             }
         }
-        let tiny = row.pairs.len() as f64 * model.eta;
-        dq.iter_mut().for_each(|error| *error += floor(*error, tiny));
         self.by_head[h].add(row.head);
     }
 

@@ -21,6 +21,9 @@ pub(super) struct Model {
     /// η_p and η_ds: the absolute errors of a stored P and dS that underflow.
     pub eta_p: f64,
     pub eta_ds: f64,
+    /// u_g and η_g: the same of the gradient of one head of a group.
+    pub u_g: f64,
+    pub eta_g: f64,
     /// Where no intermediate result overflows: as long as every sum of absolute terms stays below
     /// this, 2²⁴ under the accumulator's largest number. The room is for what a streaming softmax
     /// has not normalised yet: 2¹⁶ keys, each of weight up to 2⁸.
@@ -38,12 +41,13 @@ impl Model {
             .fold(u, f64::max);
         // An f64 kernel is compared with an f64 reference: each may err by the bound.
         let twice = if profile.accumulator == Dtype::F64 { 2.0 } else { 1.0 };
-        let eta = underflow(profile.accumulator);
+        let eta = profile.accumulator.underflow();
         let stored = |dtype: Dtype| {
             let u = if dtype == profile.accumulator { 0.0 } else { dtype.unit_roundoff() };
-            (u, underflow(dtype).max(eta))
+            (u, dtype.underflow().max(eta))
         };
         let ((u_p, eta_p), (u_ds, eta_ds)) = (stored(profile.p_store), stored(profile.ds_store));
+        let (u_g, eta_g) = stored(profile.group_store);
         Model {
             profile: *profile,
             u,
@@ -52,6 +56,8 @@ impl Model {
             u_ds,
             eta_p,
             eta_ds,
+            u_g,
+            eta_g,
             limit: profile.accumulator.max() * 0.5f64.powi(24),
             storage,
             safety: twice * (1.01 + 4.0 * largest), // (N4)
@@ -70,10 +76,18 @@ impl Model {
         (self.profile.exp_constant + self.profile.exp_slope * distance) * self.u
     }
 
-    /// The relative error of a streamed weight exp(S − m) with `rescales` rescales behind it.
-    pub fn streamed_exp(&self, distance: f64, rescales: usize) -> f64 {
-        self.exp(distance + 2.0 * self.profile.rescale_lag)
-            + self.profile.exp_constant * self.u * rescales as f64
+    /// The relative error of a streamed weight exp(S − m) with `rescales` rescales behind it, where the
+    /// running maximum lags by at most `lag`.
+    pub fn streamed_exp(&self, distance: f64, lag: f64, rescales: usize) -> f64 {
+        self.exp(distance + 2.0 * lag) + self.profile.exp_constant * self.u * rescales as f64
+    }
+
+    /// How far the running maximum of some logits may lag behind the true one: it is one of them.
+    pub fn lag(&self, logits: impl Iterator<Item = f64>) -> f64 {
+        let finite = logits.filter(|x| x.is_finite());
+        let ends = (f64::INFINITY, f64::NEG_INFINITY);
+        let (least, most) = finite.fold(ends, |(least, most), x| (least.min(x), most.max(x)));
+        self.profile.rescale_lag.min((most - least).max(0.0))
     }
 
     /// The error of lse = m + ln l before it is stored (N9). `relative` is that of l, and |ln l| is at
@@ -117,7 +131,7 @@ impl Model {
     /// The absolute error of storing one number of about this size.
     pub fn store(&self, magnitude: f64, precision: Precision) -> f64 {
         let Some(dtype) = self.dtype(precision) else { return 0.0 };
-        magnitude * dtype.unit_roundoff() + floor(magnitude, underflow(dtype))
+        magnitude * dtype.unit_roundoff() + floor(magnitude, dtype.underflow())
     }
 
     /// What storing the elements of y costs in Σ_c x_c y_c.
@@ -152,15 +166,6 @@ pub(super) fn growth(rho: f64) -> f64 {
 /// `eta` where something can underflow: a sum of nothing but zeros is exact.
 pub(super) fn floor(magnitude: f64, eta: f64) -> f64 {
     if magnitude > 0.0 { eta } else { 0.0 }
-}
-
-/// The absolute error of a result too small for `dtype`. f32 and bf16 units may flush what is
-/// below the smallest normal number; conversions to f16 keep its denormals everywhere.
-fn underflow(dtype: Dtype) -> f64 {
-    match dtype {
-        Dtype::F16 => 0.5f64.powi(25),
-        _ => dtype.min_positive(),
-    }
 }
 
 #[cfg(test)]

@@ -143,6 +143,8 @@ pub(super) struct Row<'a> {
     pub pi_error: f64,
     /// m: the largest logit of the row.
     max: f64,
+    /// Λ: how far a running maximum may lag behind it.
+    lag: f64,
     /// A: the relative error of the sum of the weights, (N7).
     relative: f64,
     /// γ of a streamed sum over the row.
@@ -228,7 +230,8 @@ impl<'a> Operands<'a> {
         }
         if let Some(bias) = self.bias.map(|bias| bias.at(place, key)) {
             score += bias;
-            error += model.u * (score.abs() + bias.abs());
+            // To base 2: the bias times log₂ e, and the sum.
+            error += model.u * (score.abs() + 2.0 * bias.abs());
         }
         if score.abs() > model.limit {
             error = f64::INFINITY;
@@ -274,9 +277,10 @@ impl<'a> Row<'a> {
         let sink = sink.unwrap_or(f64::NEG_INFINITY);
         let max = pairs.iter().map(|pair| pair.score).fold(sink, f64::max);
         let rescales = model.profile.rescales(terms);
+        let lag = model.lag(pairs.iter().map(|pair| pair.score).chain([sink]));
         let weight = |logit: f64, error: f64| {
             let p = (logit - lse).exp();
-            (p, weight_error(p, error + model.streamed_exp((logit - max).abs(), rescales)))
+            (p, weight_error(p, error + model.streamed_exp((logit - max).abs(), lag, rescales)))
         };
         for pair in &mut pairs {
             (pair.p, pair.p_error) = weight(pair.score, pair.error);
@@ -285,12 +289,12 @@ impl<'a> Row<'a> {
         let gamma = model.gamma(model.profile.chain(terms));
         let weights = pairs.iter().map(|pair| pair.p_error).sum::<f64>();
         let relative = weights + pi_error + terms as f64 * model.eta;
-        let log = (lse - max).abs() + model.profile.rescale_lag;
+        let log = (lse - max).abs() + lag;
         let lse_error =
             model.lse_error(relative, gamma, max, log) + model.store(lse.abs(), Precision::Wide);
         let largest = relative.max(lse_error);
         let refused = largest.is_nan() || largest > LARGEST_RELATIVE;
-        Row { place, pairs, lse, sink, pi, pi_error, max, relative, gamma, lse_error, refused }
+        Row { place, pairs, lse, sink, pi, pi_error, max, lag, relative, gamma, lse_error, refused }
     }
 
     /// (1 + A) / (1 − A): what normalising an erroneous sum makes of an error (N8).
@@ -311,7 +315,7 @@ impl<'a> Row<'a> {
     /// The error of the logarithm of a weight that the forward pass streamed, without ε (N16).
     pub fn streamed(&self, model: &Model, pair: &Pair) -> f64 {
         let rescales = model.profile.rescales(self.pairs.len() + 1);
-        model.streamed_exp((pair.score - self.max).abs(), rescales)
+        model.streamed_exp((pair.score - self.max).abs(), self.lag, rescales)
     }
 
     /// (N10) of the sink's weight.

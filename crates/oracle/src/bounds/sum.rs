@@ -28,10 +28,11 @@ impl Sum {
     }
 }
 
-/// sum_c += weight · |x_c|.
-pub(super) fn accumulate(sum: &mut [f64], weight: f64, x: &[f64]) {
+/// sum_c += weight · |x_c|, and `tiny` where that product may underflow.
+pub(super) fn accumulate(sum: &mut [f64], weight: f64, x: &[f64], tiny: f64) {
     for (sum, x) in sum.iter_mut().zip(x) {
-        *sum += weight * x.abs();
+        let product = weight * x.abs();
+        *sum += product + floor(product, tiny);
     }
 }
 

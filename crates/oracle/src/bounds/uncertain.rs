@@ -175,15 +175,15 @@ impl Real for Uncertain {
     /// (N84)
     fn tanh(self) -> Self {
         let slope = self.value.tanh_slope();
-        let error = slope * self.settled() + FUNCTIONS.tanh;
-        self.term(self.value.tanh(), error, slope * self.tiny)
+        let error = times(slope, self.settled()) + FUNCTIONS.tanh;
+        self.term(self.value.tanh(), error, times(slope, self.tiny))
     }
 
     /// (N84): as 1 − τ², however small it is.
     fn tanh_slope(self) -> Self {
         let (tau, slope) = (self.value.tanh().abs(), self.value.tanh_slope());
-        let of_tau = slope * self.settled() + FUNCTIONS.tanh;
+        let of_tau = times(slope, self.settled()) + FUNCTIONS.tanh;
         let error = 2.0 * tau * of_tau + of_tau * of_tau * self.u() + tau * tau + slope;
-        self.term(slope, error, 2.0 * slope * self.tiny)
+        self.term(slope, error, times(2.0 * slope, self.tiny))
     }
 }

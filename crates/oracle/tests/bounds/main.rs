@@ -6,13 +6,55 @@ use etalon_oracle::bounds::{Bounds, Values, bounds};
 use etalon_oracle::gates;
 use etalon_oracle::gates::Verdict;
 use etalon_oracle::profile::Profile;
-use etalon_oracle::tensor::{Tensor, Tensors};
+use etalon_oracle::tensor::{Data, Tensor, Tensors};
 use etalon_problem::{
-    Algorithm, Align, Attention, AttentionLse, Dtype, Extents, Mask, Pass, Precision, Problem,
-    Sequences,
+    Algorithm, Align, Attention, AttentionLse, Dtype, Extents, LinearCrossEntropy, Mask, Pass,
+    Precision, Problem, Reduction, Sequences,
 };
 use naive::{Style, evaluate};
 use ndarray::{ArrayD, Axis, IxDyn};
+
+/// (C25) of one token and two classes, where tanh′ is taken as 1 − tanh²: it has lost ten digits, which
+/// the bound has to grant.
+#[test]
+fn a_capped_slope_may_be_a_difference() {
+    let (cap, x, ends) = (0.5, 5.0, [1.0, -1.1]);
+    let problem = LinearCrossEntropy::new(1, 1, 2).softcap(cap).reduction(Reduction::Sum);
+    let numbers = |list: &[f64], shape: &[usize]| {
+        Tensor::round(&ArrayD::from_shape_vec(IxDyn(shape), list.to_vec()).unwrap(), Dtype::F64)
+    };
+    let target = Tensor { shape: vec![1], data: Data::I64(vec![0]) };
+    let inputs = Tensors::from([
+        ("h".to_string(), numbers(&[x], &[1, 1])),
+        ("w".to_string(), numbers(&ends, &[2, 1])),
+        ("targets".to_string(), target),
+        ("dloss".to_string(), numbers(&[1.0], &[])),
+        ("ddh".to_string(), numbers(&[1.0], &[1, 1])),
+    ]);
+    let profile = Profile::by_name("f64").unwrap();
+    let bounds =
+        bounds(&problem.into(), Pass::DoubleBackward, Dtype::F64, &profile, &inputs).unwrap();
+    // (C2), (C4), (C11), (C21) to (C28), as they stand.
+    let t = ends.map(|w| f64::tanh(w * x / cap));
+    let slope = t.map(|t| 1.0 - t * t);
+    let e = t.map(|t| (cap * t).exp());
+    let p = e.map(|e_v| e_v / (e[0] + e[1]));
+    let moved = [0, 1].map(|v| slope[v] * ends[v]);
+    let mean = p[0] * moved[0] + p[1] * moved[1];
+    let gh: f64 = [0, 1]
+        .map(|v| {
+            let dz = p[v] - f64::from(v == 0);
+            let bend = -2.0 / cap * t[v] * slope[v] * ends[v];
+            (slope[v] * p[v] * (moved[v] - mean) + bend * dz) * ends[v]
+        })
+        .iter()
+        .sum();
+    let found = &bounds.outputs["gh"];
+    let (value, bound) = (found.value[[0, 0]], found.bound[[0, 0]]);
+    assert!((gh - value).abs() <= bound, "{gh:e}, exact is {value:e} ± {bound:e}");
+    // And it says something: the cap leaves e⁻²⁰ of slopes that are of the size of 1.
+    assert!(bound < 1e-13, "{bound:e}");
+}
 
 /// Normally distributed numbers, reproducibly: a counter through a mixing function.
 struct Random(u64);
@@ -100,13 +142,9 @@ fn honest_kernels_stay_within_their_bounds() {
             for (seed, peak, tile) in [(1, 1.0, 1000), (2, 1.0, 8), (3, 3.0, 16), (4, 0.1, 8)] {
                 let inputs = inputs(&problem, storage, peak, seed);
                 let bounds = bounds_of(&problem, storage, profile, &inputs);
-                for forward_gradient in [false, true] {
-                    let style = Style {
-                        storage,
-                        stored,
-                        tile,
-                        forward_gradient: forward_gradient && lse_alone,
-                    };
+                for (forward_gradient, by_head) in [(false, false), (true, false), (false, true)] {
+                    let forward_gradient = forward_gradient && lse_alone;
+                    let style = Style { storage, stored, tile, forward_gradient, by_head };
                     let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
                     for bounds in &bounds {
                         let judgement = gates::g1(bounds, &got);
@@ -126,7 +164,7 @@ fn an_f64_kernel_stays_within_the_f64_bounds() {
     for (name, problem) in problems() {
         let inputs = inputs(&problem, Dtype::F64, 1.0, 5);
         let (storage, stored) = (Dtype::F64, Dtype::F64);
-        let style = Style { storage, stored, tile: 8, forward_gradient: false };
+        let style = Style { storage, stored, tile: 8, forward_gradient: false, by_head: false };
         let got = tensors(&evaluate::<f64>(&problem, &inputs, style));
         for bounds in bounds_of(&problem, Dtype::F64, "f64", &inputs) {
             assert_eq!(gates::g1(&bounds, &got).verdict, Verdict::Pass, "{name}");
@@ -147,8 +185,9 @@ fn bounds_are_sharp() {
                 };
                 let relative = rms(&bound.bound) / rms(&bound.value);
                 // 24 elements and 41 keys make some 200 roundings of 6e-8 each, on terms that
-                // outweigh the sum fivefold; the gradients contain an own o and lse besides.
-                let largest = if ["o", "lse"].contains(&output.as_str()) { 1e-4 } else { 4e-4 };
+                // outweigh the sum fivefold; the gradients contain an own o and lse besides, or a δ that is
+                // a sum over the keys.
+                let largest = if ["o", "lse"].contains(&output.as_str()) { 1e-4 } else { 5e-4 };
                 assert!(relative < largest, "{name} {output}: {relative:e}");
             }
             // With a scale of 1.5 most rows have one key that outweighs all others.
@@ -183,7 +222,8 @@ fn mistakes_are_out_of_bounds() {
     for (name, wrong, profile) in wrong {
         let storage = if profile == "f32-strict" { Dtype::F32 } else { Dtype::Bf16 };
         let inputs = inputs(&right, storage, 1.0, 7);
-        let style = Style { storage, stored: Dtype::F32, tile: 16, forward_gradient: false };
+        let (stored, forward_gradient, by_head) = (Dtype::F32, false, false);
+        let style = Style { storage, stored, tile: 16, forward_gradient, by_head };
         let got = tensors(&evaluate::<f32>(&wrong, &inputs, style));
         for bounds in bounds_of(&right, storage, profile, &inputs) {
             let verdict = gates::g1(&bounds, &got).verdict;
@@ -262,7 +302,7 @@ fn extents_of_zero_have_bounds_too() {
         for problem in problems {
             let inputs = inputs(&problem, Dtype::F32, 1.0, 11);
             let (storage, stored) = (Dtype::F32, Dtype::F32);
-            let style = Style { storage, stored, tile: 8, forward_gradient: false };
+            let style = Style { storage, stored, tile: 8, forward_gradient: false, by_head: false };
             let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
             for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
                 assert_eq!(gates::g1(&bounds, &got).verdict, Verdict::Pass, "{e:?}");
@@ -281,7 +321,7 @@ fn non_finite_inputs_leave_classes_to_judge() {
             let Some(first) = array.iter_mut().next() else { continue };
             *first = poison;
             let (storage, stored) = (Dtype::F32, Dtype::F32);
-            let style = Style { storage, stored, tile: 8, forward_gradient: false };
+            let style = Style { storage, stored, tile: 8, forward_gradient: false, by_head: false };
             let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
             for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
                 let judgement = gates::g1(&bounds, &got);

@@ -58,6 +58,8 @@ pub struct Style {
     pub tile: usize,
     /// attention_lse: dq from the gradient that the forward pass left.
     pub forward_gradient: bool,
+    /// δ as Σ P dP, and dk and dv of each query head stored before those of a group are added up.
+    pub by_head: bool,
 }
 
 fn round<T: Float>(x: T, dtype: Dtype) -> T {
@@ -206,8 +208,15 @@ impl<T: Float> Arrays<'_, T> {
         let dout = self.get.contains_key("dout").then(|| self.slice("dout", at.row, e));
         let dlse = self.get.get("dlse").map_or(T::of(0.0), |dlse| dlse[at.row]);
         let o = &out.o[at.row * e..(at.row + 1) * e];
-        let delta = dout.map_or(T::of(0.0), |dout| dot(dout, o)) - dlse;
         let lse = out.lse[at.row];
+        let delta = dout.map_or(T::of(0.0), |dout| match self.style.by_head {
+            true => pairs.iter().fold(T::of(0.0), |sum, &(key, score, _)| {
+                let v = self.slice("v", self.key_row(at.s, at.head, key), e);
+                sum + exp(score - lse) * dot(dout, v)
+            }),
+            false => dot(dout, o),
+        });
+        let delta = delta - dlse;
         if let Some(sink) = self.sink(at.head) {
             out.dsinks[at.head] = out.dsinks[at.head] - exp(sink - lse) * delta;
         }
@@ -279,12 +288,24 @@ pub fn evaluate<T: Float>(problem: &Problem, inputs: &Values, style: Style) -> V
     };
     for s in &scores.sequences() {
         for head in 0..e.query_heads {
+            let others = style.by_head.then(|| {
+                let empty = (zeros(out.dk.len()), zeros(out.dv.len()));
+                (std::mem::replace(&mut out.dk, empty.0), std::mem::replace(&mut out.dv, empty.1))
+            });
             for i in 0..s.queries {
                 let row = (s.batch * e.query_heads + head) * e.queries + s.query_start + i;
                 let pairs = arrays.pairs(s, head, i, row);
                 let at = Place { s, head, i, row };
                 arrays.forward(at, &pairs, &mut out);
                 arrays.backward(at, &pairs, &mut out);
+            }
+            if let Some((dk, dv)) = others {
+                let join = |own: &mut [T], others: &[T]| {
+                    let all = own.iter_mut().zip(others);
+                    all.for_each(|(own, &others)| *own = round(*own, style.stored) + others);
+                };
+                join(&mut out.dk, &dk);
+                join(&mut out.dv, &dv);
             }
         }
     }

@@ -84,7 +84,7 @@ fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
     for (v, x) in row.logits.iter().enumerate().filter(|_| alpha > 0.0) {
         let weight = share * operands.class_weight(v).abs();
         if weight > 0.0 {
-            let terms = row.lse.abs() + x.z.abs() + row.m.abs() + model.profile.rescale_lag;
+            let terms = row.lse.abs() + x.z.abs() + row.m.abs() + row.lag;
             error += weight * (row.lse_error + x.error + gamma * terms);
             size += weight * (row.lse - x.z).abs();
         }

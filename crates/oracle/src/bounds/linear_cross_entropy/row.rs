@@ -29,6 +29,8 @@ pub(super) struct Row {
     /// Before they are stored: (N64), (N66).
     pub lse_error: f64,
     pub entropy_error: f64,
+    /// Λ: how far a running maximum may lag behind m.
+    pub lag: f64,
     /// Whether the row has no bound.
     pub lost: bool,
 }
@@ -40,16 +42,17 @@ impl Row {
         let m = logits.iter().fold(f64::NEG_INFINITY, |m, x| m.max(x.z));
         let l: f64 = logits.iter().map(|x| (x.z - m).exp()).sum();
         let rescales = model.profile.rescales(vocab);
+        let lag = model.lag(logits.iter().map(|x| x.z));
         let (mut a, mut mean, mut distance) = (0.0, 0.0, 0.0);
         for x in logits.iter_mut().filter(|x| x.z > f64::NEG_INFINITY) {
             x.p = (x.z - m).exp() / l;
-            let exponent = x.error + model.streamed_exp((x.z - m).abs(), rescales);
+            let exponent = x.error + model.streamed_exp((x.z - m).abs(), lag, rescales);
             x.weight_error = x.p * growth(exponent) + model.eta;
             a += x.weight_error;
             mean += x.p * (x.z - m);
-            distance += x.p * ((x.z - m).abs() + 2.0 * model.profile.rescale_lag);
+            distance += x.p * ((x.z - m).abs() + 2.0 * lag);
         }
-        let log = l.ln() + model.profile.rescale_lag;
+        let log = l.ln() + lag;
         let lse_error = model.lse_error(a, model.gamma(model.profile.chain(vocab)), m, log); // (N64)
         let mut spread = 0.0;
         for x in logits.iter().filter(|x| x.z > f64::NEG_INFINITY) {
@@ -59,10 +62,10 @@ impl Row {
         let entropy_error = (1.0 + a) / (1.0 - a) * spread
             + twice * (1.0 + distance)
             + model.log_error(log)
-            + 3.0 * model.u * (log + mean.abs() + model.profile.rescale_lag); // (N66)
+            + 3.0 * model.u * (log + mean.abs() + lag); // (N66)
         let lost = a > LARGEST_RELATIVE || a.is_nan() || !lse_error.is_finite();
         let (lse, entropy) = (m + l.ln(), l.ln() - mean);
-        Row { logits, m, lse, entropy, lse_error, entropy_error, lost }
+        Row { logits, m, lse, entropy, lse_error, entropy_error, lag, lost }
     }
 }
 
