@@ -170,8 +170,9 @@ fn groups_are_copies(trial: &Trial<'_>) -> Judgement {
         let mut limit = &bounds.outputs[name].bound * TWICE;
         if copies.cuts_along(problem, name, &[Axis::KeyHeads]) {
             // Each copy's gradient is rounded to its storage type before the sum over the group.
-            let rounding = sum_groups(&values.mapv(f64::abs), 1, group);
-            limit = limit + rounding * trial.case.dtype.unit_roundoff();
+            let dtype = outputs[name].dtype().unwrap_or(trial.case.dtype);
+            let stored = |x: f64| x.abs() * dtype.unit_roundoff() + dtype.underflow();
+            limit = limit + sum_groups(&values.mapv(stored), 1, group);
             values = sum_groups(&values, 1, group);
         }
         close(name, &values, &clean.numbers(name)?, &limit)

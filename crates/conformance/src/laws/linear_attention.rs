@@ -15,8 +15,8 @@ use crate::generate::Stream;
 use crate::probes::linear_attention::integer_probe;
 use etalon_problem::{Axis, Decay, Error, LinearAttention, Pass, TokenSequences};
 use forms::{
-    constant_gates, doubling, normal_range, scale_and_queries, shared_states, token_by_token,
-    two_halves,
+    constant_gates, doubling, exact_doubling, normal_range, scale_and_queries, shared_states,
+    token_by_token, two_halves,
 };
 use identities::{euler_of_outputs, euler_of_states, gradient_of_gates};
 use sight::{empty_sequences, later_tokens, padded, padded_tokens, resets, seen_tokens};
@@ -35,6 +35,8 @@ laws! {
     Meaning doubling if |case, _| normal_range(case);
     /// Half of σ with twice q changes nothing but dq, which halves, and dσ, which doubles.
     Meaning scale_and_queries if |case, _| normal_range(case);
+    /// Factors of two are exact: they change no bit but those of the factor.
+    Contract exact_doubling if |case, _| normal_range(case);
     /// A decay per head equals the same decay at every token; no decay equals a decay of 1.
     Meaning constant_gates if |case, _| !decays(case, Decay::PerToken);
     /// A shared state gives the results of one copy for each query head.

@@ -1,6 +1,6 @@
 //! Laws of linear_cross_entropy.
 
-use super::compare::{TWICE, agree, close, exchange};
+use super::compare::{Exchange, Strict, TWICE, agree, close};
 use super::flaw::{Flaw, Judgement, worst};
 use super::law::laws;
 use super::part::Part;
@@ -29,11 +29,13 @@ laws! {
         if |case, _| problem_is(case, |p| p.reduction == Reduction::None);
     /// Twice h with half of w changes nothing but dh, which halves, and dw.
     Meaning h_and_w_exchange if |case, _| case.dtype != Dtype::F16;
+    /// The same, bit by bit.
+    Contract exact_exchange if |case, _| case.dtype != Dtype::F16;
     /// A class of logit −∞ gives the results of a problem without it.
     Meaning impossible_class if |case, _| problem_is(case, |p| p.vocab > 1);
     /// V equal logits have the entropy ln V, and the first class is their argmax.
     Probe equal_logits on FORWARD if |case, _| problem_is(case, |p| p.outputs.argmax);
-    /// A single class has a loss of exactly 0, and no gradients.
+    /// A single class has a loss of 0, and no gradients.
     Probe one_class;
 }
 
@@ -128,12 +130,21 @@ fn losses_add_up(trial: &Trial<'_>) -> Judgement {
 }
 
 fn h_and_w_exchange(trial: &Trial<'_>) -> Judgement {
-    let factor = |name: &str| match name {
+    h_and_w_exchanged(trial, Strict::Bound)
+}
+
+fn exact_exchange(trial: &Trial<'_>) -> Judgement {
+    h_and_w_exchanged(trial, Strict::Bits)
+}
+
+fn h_and_w_exchanged(trial: &Trial<'_>, strict: Strict) -> Judgement {
+    let factor = &|name: &str| match name {
         "dh" => 0.5,
         "dw" => 2.0,
         _ => 1.0,
     };
-    exchange(trial, &trial.case.problem, &[("h", 2.0), ("w", 0.5)], factor, "2 h, w/2")
+    let (problem, inputs) = (&trial.case.problem, &[("h", 2.0), ("w", 0.5)]);
+    Exchange { problem, inputs, factor, what: "2 h, w/2" }.holds(trial, strict)
 }
 
 /// The last class against none, without a cap, which makes −∞ finite, and without smoothing, which
@@ -219,5 +230,10 @@ fn one_class(trial: &Trial<'_>) -> Judgement {
     inputs.insert("targets".to_string(), map(&case.inputs["targets"], |_, _| 0.0)?);
     inputs.remove("dlse"); // lse is the logit
     let zero = ["loss", "logprob", "entropy", "argmax", "dh", "dw", "dbias"];
-    are_zero(&trial.ask(&single.into(), &inputs)?, |name| zero.contains(&name))
+    let single = single.into();
+    let (outputs, bounds) = (trial.ask(&single, &inputs)?, trial.bounds_of(&single, &inputs)?);
+    worst(outputs.iter().filter(|(name, _)| zero.contains(&name.as_str())).map(|(name, got)| {
+        let limit = &bounds.outputs[name].bound;
+        close(name, &got.numbers(name)?, &ArrayD::zeros(limit.raw_dim()), limit)
+    }))
 }

@@ -1,7 +1,7 @@
 //! What becomes of the result when the values change in a known way.
 
-use super::compare::{TWICE, agree, close, exchange};
-use super::flaw::Judgement;
+use super::compare::{Exchange, Strict, TWICE, agree, close};
+use super::flaw::{Judgement, worst};
 use super::identities::has_v;
 use super::law::{laws, scores_are};
 use super::part::{Part, with_scores};
@@ -12,7 +12,7 @@ use crate::cases::Case;
 use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
 use etalon_problem::{Align, Axis, Mask, Pass, Scores};
-use ndarray::ArrayD;
+use ndarray::{ArrayD, Dimension, IxDyn};
 
 laws! {
     SCORES;
@@ -22,13 +22,15 @@ laws! {
     Meaning scale_exchange if |case, _| normal_range(case);
     /// Negated q and k negate dq and dk alone; negated v and dout o and dv alone.
     Meaning signs;
+    /// Factors of two, and signs, are exact: they change no bit but those of the factor.
+    Contract exact_factors;
     /// The order of the keys changes nothing beyond the bound.
     Meaning key_order of ATTENTION if |case, _| {
         case.attention().is_some_and(|point| {
             point.mask == MaskKind::Full && point.sequences == SequenceKind::Dense
         })
     };
-    /// A row with one visible key returns its value bit by bit and its score as lse.
+    /// A row with one visible key returns its value, and its score as lse.
     Meaning one_key of ATTENTION on FORWARD
         if |case, _| scores_are(case, |s| !s.sinks && s.extents.keys > 0);
     /// o lies between the least and the greatest visible value of each column.
@@ -40,32 +42,57 @@ fn normal_range(case: &Case) -> bool {
     !matches!(case.family(), Some(Family::Range | Family::Large))
 }
 
+fn exact_factors(trial: &Trial<'_>) -> Judgement {
+    if normal_range(trial.case) {
+        doubled(trial, Strict::Bits)?;
+        scale_exchanged(trial, Strict::Bits)?;
+    }
+    negated(trial, Strict::Bits)
+}
+
 fn homogeneity(trial: &Trial<'_>) -> Judgement {
+    doubled(trial, Strict::Bound)
+}
+
+fn doubled(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = &trial.case.problem;
     if trial.pass == Pass::Forward {
-        let factor = |name: &str| if name == "o" { 2.0 } else { 1.0 };
-        return exchange(trial, problem, &[("v", 2.0)], factor, "2 v");
+        let factor = &|name: &str| if name == "o" { 2.0 } else { 1.0 };
+        return Exchange { problem, inputs: &[("v", 2.0)], factor, what: "2 v" }
+            .holds(trial, strict);
     }
-    exchange(trial, problem, &[("dout", 2.0), ("dlse", 2.0)], |_| 2.0, "2 dout, 2 dlse")
+    let (inputs, what) = (&[("dout", 2.0), ("dlse", 2.0)], "2 dout, 2 dlse");
+    Exchange { problem, inputs, factor: &|_| 2.0, what }.holds(trial, strict)
 }
 
 fn scale_exchange(trial: &Trial<'_>) -> Judgement {
+    scale_exchanged(trial, Strict::Bound)
+}
+
+fn scale_exchanged(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let scores = trial.case.scores()?;
     let halved = Scores { softmax_scale: Some(0.5 * scores.scale()), ..scores.clone() };
-    let problem = with_scores(&trial.case.problem, halved);
-    let factor = |name: &str| if name == "dq" { 0.5 } else { 1.0 };
-    exchange(trial, &problem, &[("q", 2.0)], factor, "2 q, σ/2")
+    let problem = &with_scores(&trial.case.problem, halved);
+    let factor = &|name: &str| if name == "dq" { 0.5 } else { 1.0 };
+    Exchange { problem, inputs: &[("q", 2.0)], factor, what: "2 q, σ/2" }.holds(trial, strict)
 }
 
 fn signs(trial: &Trial<'_>) -> Judgement {
+    negated(trial, Strict::Bound)
+}
+
+fn negated(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = &trial.case.problem;
-    let sign = |name: &str| if matches!(name, "dq" | "dk") { -1.0 } else { 1.0 };
-    exchange(trial, problem, &[("q", -1.0), ("k", -1.0)], sign, "−q, −k")?;
+    let factor = &|name: &str| if matches!(name, "dq" | "dk") { -1.0 } else { 1.0 };
+    let inputs = &[("q", -1.0), ("k", -1.0)];
+    let of_scores = Exchange { problem, inputs, factor, what: "−q, −k" }.holds(trial, strict)?;
     if !trial.case.inputs.contains_key("v") {
-        return Ok(None);
+        return Ok(of_scores);
     }
-    let sign = |name: &str| if matches!(name, "o" | "dv") { -1.0 } else { 1.0 };
-    exchange(trial, problem, &[("v", -1.0), ("dout", -1.0)], sign, "−v, −dout")
+    let factor = &|name: &str| if matches!(name, "o" | "dv") { -1.0 } else { 1.0 };
+    let inputs = &[("v", -1.0), ("dout", -1.0)];
+    let of_values = Exchange { problem, inputs, factor, what: "−v, −dout" }.holds(trial, strict);
+    worst([Ok(of_scores), of_values])
 }
 
 fn key_order(trial: &Trial<'_>) -> Judgement {
@@ -96,15 +123,15 @@ fn one_key(trial: &Trial<'_>) -> Judgement {
     let visible = Visible::new(&narrow, inputs);
     let problem = with_scores(problem, narrow);
     let outputs = trial.ask(&problem, inputs)?;
-    let lse = &trial.bounds_of(&problem, inputs)?.outputs["lse"];
-    let margin = close("lse", &outputs["lse"].to_f64("lse")?, &lse.value, &lse.bound)?;
-    let (Some(o), Some(v)) = (outputs.get("o"), inputs.get("v")) else { return Ok(margin) };
+    let bounds = trial.bounds_of(&problem, inputs)?.outputs;
+    let lse = &bounds["lse"];
+    let margin = close("lse", &outputs["lse"].to_f64("lse")?, &lse.value, &lse.bound);
+    let (Some(o), Some(v)) = (outputs.get("o"), inputs.get("v")) else { return margin };
     let (o, v) = (o.to_f64("o")?, v.to_f64("v")?);
-    each_element("o", &o, |at, x| {
-        let expected = seen_values(&visible, &v, at).next().unwrap_or(0.0);
-        (x != expected).then(|| format!(", but its one value is {expected:e}"))
-    })?;
-    Ok(margin)
+    let value = |at: IxDyn| seen_values(&visible, &v, at.slice()).next().unwrap_or(0.0);
+    let expected = ArrayD::from_shape_fn(o.raw_dim(), value);
+    // The weight is 1, or e^ε over e^ε.
+    worst([margin, close("o", &o, &expected, &bounds["o"].bound)])
 }
 
 fn hull(trial: &Trial<'_>) -> Judgement {

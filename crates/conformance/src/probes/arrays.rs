@@ -26,6 +26,11 @@ impl Arrays {
         Arrays(operands.map(array).collect())
     }
 
+    /// As many zeros.
+    pub fn zeros(&self) -> Self {
+        Arrays(self.iter().map(|(name, x)| (name.to_string(), x.mapv(|_| 0.0))).collect())
+    }
+
     /// An element.
     pub fn at(&self, name: &str, place: &[usize]) -> f64 {
         self.0.get(name).map_or(0.0, |array| array[place])
@@ -76,6 +81,21 @@ impl Arrays {
         self.add_row("dv", key, x.row("dout", row), weight);
     }
 
+    /// Adds the sizes of what rounds where a row has one key with a weight of 1, made again from a
+    /// score of this size (N82), or perhaps only streamed; `self` has the sizes of results, `x` those of
+    /// inputs.
+    pub fn add_sizes(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], weight: f64) {
+        let dp = x.product(("dout", row), ("v", key));
+        self.add_value(x, row, key, weight);
+        self.add_score(x, row, key, 0.125 * (x.at("dlse", &row) + dp) * weight);
+    }
+
+    /// The same of a key that is next to the one of weight 1, whose dP has the size `dp`.
+    pub fn add_neighbour(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], dp: f64) {
+        self.add_sizes(x, row, key, NEIGHBOUR);
+        self.add_score(x, row, key, 0.125 * dp * NEIGHBOUR);
+    }
+
     /// Every element without its sign.
     pub fn sizes(&self) -> Self {
         Arrays(self.0.iter().map(|(name, array)| (name.clone(), array.mapv(f64::abs))).collect())
@@ -87,9 +107,16 @@ impl Arrays {
     }
 }
 
-/// An exponential that does not flush may leave weights of 2⁻¹²⁷; times the largest sums of a probe
-/// they stay below this.
-const NOTHING: f64 = 8.271_806_125_530_277e-25; // 2⁻⁸⁰
+/// From one score to the next in the probes whose weights are one-hot: what a neighbour weighs is a
+/// quarter of a roundoff of f32, and its weight times the largest score is still far from 1.
+pub(super) const STEP: f64 = 18.0;
+
+/// e⁻¹⁸, the weight of a neighbour, in the 64 roundings of [`compare`].
+const NEIGHBOUR: f64 = 4e-3;
+
+/// What keys beyond the neighbour, of weights of e⁻³⁶ and less, leave behind in the largest sums of a
+/// probe.
+const NOTHING: f64 = 3.814_697_265_625e-6; // 2⁻¹⁸
 
 /// Fails unless every result is the expected one, rounded once to its storage type, where
 /// `counts(name, index)` holds. `sizes` has those of the terms of sums that a kernel may round on the
@@ -107,6 +134,9 @@ pub(super) fn compare(
             let exact = expected[at];
             let room = 64.0 * Dtype::F32.unit_roundoff() * sizes.at(name, at);
             let room = if exact == 0.0 { room + NOTHING } else { room };
+            // Storing either of two numbers that lie so near to each other.
+            let stored = dtype.unit_roundoff() * (exact.abs() + room) + dtype.underflow();
+            let room = if room > 0.0 { room + 2.0 * stored } else { room };
             let rounded = dtype.round(exact);
             let wrong = got != rounded && exceeds((got - rounded).abs(), room);
             (wrong && counts(name, at)).then(|| format!(", expected {rounded:e}"))

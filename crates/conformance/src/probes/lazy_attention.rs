@@ -1,7 +1,7 @@
 //! The probes of lazy_attention: rows of one key, whose weight is exactly 1, and rows in which the
 //! bias gives one key all the weight. With τ and 1/n binary fractions, e is one, too.
 
-use super::arrays::{Arrays, compare};
+use super::arrays::{Arrays, STEP, compare};
 use super::inputs::{fill, place, skeleton};
 use crate::generate::Stream;
 use crate::laws::flaw::{Judgement, worst};
@@ -10,13 +10,16 @@ use crate::laws::tensors::everywhere;
 use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
 use crate::tensor::Tensors;
-use etalon_problem::{DistanceBias, LazyAttention, Mask, Pass, Problem, Scores};
+use etalon_problem::{DistanceBias, LazyAttention, Mask, Problem, Scores};
 use std::collections::BTreeMap;
 
 /// Adds what a pair gives by τ, where its weight P + τ/n is above 0.
 fn add_dtau(y: &mut Arrays, x: &Arrays, row: [usize; 3], key: [usize; 3], n: f64) {
     y.add("dtau", &[row[1]], x.product(("dout", row), ("v", key)) / n);
 }
+
+/// 1, in the 64 roundings of [`compare`].
+const OPEN: f64 = 262_144.0;
 
 /// τ of the heads in turn: below, on and above the kink of a row of one key.
 const AROUND_THE_KINK: [f64; 5] = [-1.0, -0.5, 0.0, 1.0, -2.0];
@@ -41,20 +44,27 @@ pub(super) fn kink_probe(trial: &Trial<'_>) -> Judgement {
     });
     let visible = Visible::new(&scores, &inputs);
     let (x, mut y) = (Arrays::of(&inputs)?, Arrays::results(&problem, trial.pass));
+    let (x_sizes, mut sizes) = (x.sizes(), y.zeros());
     for ((b, h, i, j), _) in visible.pairs.indexed_iter().filter(|(_, seen)| **seen) {
         let (row, key) = ([b, h, i], [b, h / visible.group(), j]);
         let weight = (1.0 + x.at("tau", &[h])).max(0.0);
-        y.set("lse", &row, 0.125 * x.product(("q", row), ("k", key)));
+        let score = 0.125 * x.product(("q", row), ("k", key));
+        y.set("lse", &row, score);
+        sizes.set("lse", &row, score.abs().max(1.0));
+        sizes.add_sizes(&x_sizes, row, key, 1.0 + score.abs() / 8.0);
+        // On the kink a weight of 1 + ε is on either side of it.
+        let open = if weight == 0.0 && x.at("tau", &[h]) == -1.0 { OPEN } else { 1.0 };
+        add_dtau(&mut sizes, &x_sizes, row, key, 1.0 / open);
         y.add_score(&x, row, key, 0.125 * x.at("dlse", &row));
         y.add_value(&x, row, key, weight);
         if weight > 0.0 {
             add_dtau(&mut y, &x, row, key, 1.0);
         }
     }
-    compare(&trial.ask(&problem, &inputs)?, &y, &Arrays::default(), everywhere)
+    compare(&trial.ask(&problem, &inputs)?, &y, &sizes, everywhere)
 }
 
-/// q is 0 and the bias climbs by 110 with each distance: each row's weight lies on the farthest
+/// q is 0 and the bias climbs by 18 with each distance, from 36: each row's weight lies on the farthest
 /// visible key that it reaches. Where n is a power of two, o = (1 + τ/n) v there (and for τ > 0 τ/n
 /// times the other values), lse is that bias, dS is dlse there and 0 elsewhere.
 pub(super) fn reach_probe(trial: &Trial<'_>) -> Judgement {
@@ -77,7 +87,7 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     let small = |salt, at: &[usize]| stream.integer(place(salt, at), -2, 2) as f64;
     let inputs = fill(trial.case, &problem, trial.pass, |x, at| match x.name {
         "tau" => tau,
-        "bias" => 110.0 * (at[1] + 1) as f64,
+        "bias" => STEP * (at[1] + 2) as f64,
         "k" => small(2, at),
         // Neighbours in every direction differ.
         "v" => (1 + (7 * at[2] + 31 * at[1] + 57 * at[0] + 13 * at[3]) % addresses) as f64,
@@ -87,20 +97,32 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
         _ => 0.0,
     });
     let (x, mut y) = (Arrays::of(&inputs)?, Arrays::results(&problem, trial.pass));
-    // dtau need not come out to the last bit: the sizes of its terms.
-    let (without_signs, mut sizes) = (x.sizes(), Arrays::results(&problem, Pass::Backward));
-    for (&row, &(d, edge)) in &edges {
+    let (x_sizes, mut sizes) = (x.sizes(), y.zeros());
+    for (&row, &((d, edge), next)) in &edges {
         let ([b, h, _], n) = (row, counts[row] as f64);
         let key = |j| [b, h / visible.group(), j];
-        y.set("lse", &row, 110.0 * (d + 1) as f64);
+        let score = STEP * (d + 2) as f64;
+        y.set("lse", &row, score);
         y.add("dbias", &[h, d], x.at("dlse", &row));
         y.add_score(&x, row, key(edge), 0.125 * x.at("dlse", &row));
+        sizes.set("lse", &row, score);
+        let again = 1.0 + score / 8.0;
+        let of_edge = x_sizes.product(("dout", row), ("v", key(edge)));
+        let d_score = x_sizes.at("dlse", &row) + 2.0 * of_edge;
+        sizes.add_sizes(&x_sizes, row, key(edge), again);
+        sizes.add("dbias", &[h, d], d_score * again);
+        if let Some((d, next)) = next {
+            sizes.add_neighbour(&x_sizes, row, key(next), of_edge);
+            let dp = x_sizes.product(("dout", row), ("v", key(next)));
+            sizes.add("dbias", &[h, d], d_score + dp);
+        }
         for j in visible.keys(row) {
             let weight = f64::from(j == edge) + tau / n;
             if weight > 0.0 {
                 y.add_value(&x, row, key(j), weight);
                 add_dtau(&mut y, &x, row, key(j), n);
-                add_dtau(&mut sizes, &without_signs, row, key(j), n);
+                add_dtau(&mut sizes, &x_sizes, row, key(j), n);
+                sizes.add_value(&x_sizes, row, key(j), tau.abs() / n);
             }
         }
     }
@@ -108,15 +130,22 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     compare(&outputs, &y, &sizes, |name, at| !matches!(name, "o" | "lse") || counted(at))
 }
 
-/// Of every row that reaches a visible key: the distance of the farthest one, and which it is.
-type Edges = BTreeMap<[usize; 3], (usize, usize)>;
+/// Of every row that reaches a visible key: the distance of the farthest one, and which it is; and the
+/// same of the one before it.
+type Edges = BTreeMap<[usize; 3], ((usize, usize), Option<(usize, usize)>)>;
 
 fn edges(lazy: &LazyAttention, visible: &Visible) -> Edges {
     let mut edges = Edges::new();
     for (pair, d) in at_distances(lazy).into_iter().filter(|(pair, _)| visible.pairs[*pair]) {
         let [b, h, i, j] = pair;
-        let edge = edges.entry([b, h, i]).or_insert((d, j));
-        *edge = (d, j).max(*edge);
+        edges
+            .entry([b, h, i])
+            .and_modify(|(edge, next)| {
+                let second = (d, j).min(*edge);
+                *next = Some(next.map_or(second, |next| next.max(second)));
+                *edge = (d, j).max(*edge);
+            })
+            .or_insert(((d, j), None));
     }
     edges
 }

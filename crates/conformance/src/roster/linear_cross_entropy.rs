@@ -116,14 +116,14 @@ impl Host<'_> {
             }
             (m, l) = (new, factor * l);
             for z in tile {
-                let e = if m == f32::NEG_INFINITY { 0.0 } else { job.exp(z - m) };
+                let e = if m == f32::NEG_INFINITY { 0.0 } else { job.exp(*z, m) };
                 l += e;
                 if e > 0.0 || self.is(bugs::ENTROPY_TIMES_ZERO) {
                     u += e * (z - m);
                 }
             }
         }
-        let lse = m + l.ln();
+        let lse = job.lse(m, l);
         let target = match self.is(bugs::TARGET_BY_MASK) {
             true => logits.iter().enumerate().map(|(v, x)| x.z * f32::from(v == y)).sum(),
             false => logits.get(y).map_or(0.0, |x| x.z),
@@ -274,7 +274,7 @@ impl Host<'_> {
         let beta = g * (1.0 - alpha) * own_weight - dlogprob;
         let lambda = g * smooth * weights + 2.0 * self.divide(square, z_lse) * row.lse + dlse;
         let gradient = |(v, &Logit { z, slope }): (usize, &Logit)| {
-            let p = self.job.exp(z - row.lse);
+            let p = self.job.exp(z, row.lse);
             let pulled = match v == y {
                 true if self.is(bugs::TARGET_ROUNDED) => through_bf16(p) - 1.0,
                 true => p - 1.0,

@@ -54,13 +54,13 @@ impl Host {
             run,
             problem: problem.clone(),
             pass,
-            inputs: inputs.iter().map(|(name, x)| (name.clone(), Rows::of(x))).collect(),
+            inputs: inputs.iter().map(|(name, x)| (name.clone(), self.rows(x))).collect(),
         };
         let later = matches!(pass, Pass::Backward | Pass::DoubleBackward);
         if job.problem.scores().is_some() && later {
             let forward = Request { pass: Pass::Forward, ..*request };
             for (name, x) in self.answer(&forward, run)? {
-                job.inputs.insert(name.clone(), Rows::of(&x.to_f64(&name)?));
+                job.inputs.insert(name.clone(), self.rows(&x.to_f64(&name)?));
             }
         }
         Ok(job)
@@ -80,7 +80,19 @@ impl Host {
         }
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
+        results.values_mut().for_each(|rows| self.keep(rows));
         outputs.map(|operand| store(operand, &results, request.dtype)).collect()
+    }
+
+    fn rows(&self, x: &ArrayD<f64>) -> Rows {
+        let mut rows = Rows::of(x);
+        self.keep(&mut rows);
+        rows
+    }
+
+    /// Every number as the style keeps it.
+    fn keep(&self, rows: &mut Rows) {
+        rows.data.iter_mut().for_each(|x| *x = self.style.kept(*x));
     }
 }
 

@@ -3,6 +3,7 @@
 use super::rows::{Rows, larger};
 use etalon_problem::{Pass, Problem};
 use std::collections::BTreeMap;
+use std::f32::consts::{LN_2, LOG2_E};
 use std::ops::Range;
 
 /// How the softmax runs over the key tiles.
@@ -16,6 +17,17 @@ pub enum Softmax {
     TwoPass,
 }
 
+/// How e^(x − m) is computed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Exp {
+    /// The exponential of the difference.
+    Natural,
+    /// 2 to the difference times log₂ e.
+    Base2,
+    /// 2 to x log₂ e − m log₂ e in one fused operation, so that the product with m alone is rounded.
+    Fused,
+}
+
 /// Ways to compute the same: none of them may trip a law.
 #[derive(Debug, Clone, Copy)]
 pub struct Style {
@@ -25,24 +37,45 @@ pub struct Style {
     pub tile: usize,
     /// How the softmax runs.
     pub softmax: Softmax,
-    /// exp as a power of two.
-    pub base2: bool,
+    /// How weights are computed.
+    pub exp: Exp,
+    /// lse as the logarithm to base 2 times ln 2.
+    pub log2: bool,
+    /// Numbers below the smallest normal one are taken and returned as 0.
+    pub flushes: bool,
     /// Rows are visited from the last to the first, which turns the sums of dk and dv around.
     pub backwards: bool,
 }
 
+impl Style {
+    /// A number as this style keeps it.
+    pub(crate) fn kept(self, x: f32) -> f32 {
+        if self.flushes && x.is_subnormal() { 0.0 } else { x }
+    }
+}
+
 /// The plain host.
-pub const PLAIN: Style =
-    Style { name: "plain", tile: 16, softmax: Softmax::Streaming, base2: false, backwards: false };
+pub const PLAIN: Style = Style {
+    name: "plain",
+    tile: 16,
+    softmax: Softmax::Streaming,
+    exp: Exp::Natural,
+    log2: false,
+    flushes: false,
+    backwards: false,
+};
 
 /// Correct but different: the controls.
-pub const CONTROLS: [Style; 6] = [
+pub const CONTROLS: [Style; 9] = [
     PLAIN,
     Style { name: "tile-of-1", tile: 1, ..PLAIN },
     Style { name: "tile-of-128", tile: 128, ..PLAIN },
     Style { name: "two-pass", softmax: Softmax::TwoPass, tile: 48, ..PLAIN },
     Style { name: "lazy-rescale", softmax: Softmax::Lazy, ..PLAIN },
-    Style { name: "base-2-reversed", base2: true, backwards: true, ..PLAIN },
+    Style { name: "base-2-reversed", exp: Exp::Base2, backwards: true, ..PLAIN },
+    Style { name: "base-2-lse", exp: Exp::Base2, log2: true, ..PLAIN },
+    Style { name: "fused-base-2", exp: Exp::Fused, ..PLAIN },
+    Style { name: "flush-to-zero", flushes: true, ..PLAIN },
 ];
 
 /// A bug that kernels ask for, by the name of its mutant.
@@ -95,12 +128,21 @@ impl Job {
         (0..n).map(move |i| if backwards { n - 1 - i } else { i })
     }
 
-    pub fn exp(&self, x: f32) -> f32 {
-        match self.style.base2 {
-            _ if x == 0.0 => self.exp_of_zero,
-            true => (x * std::f32::consts::LOG2_E).exp2(),
-            false => x.exp(),
-        }
+    /// e^(x − m)
+    pub fn exp(&self, x: f32, m: f32) -> f32 {
+        let e = match self.style.exp {
+            _ if x == f32::NEG_INFINITY => 0.0,
+            Exp::Fused => x.mul_add(LOG2_E, -(m * LOG2_E)).exp2(),
+            _ if x == m => self.exp_of_zero,
+            Exp::Natural => (x - m).exp(),
+            Exp::Base2 => ((x - m) * LOG2_E).exp2(),
+        };
+        self.style.kept(e)
+    }
+
+    /// m + ln l
+    pub fn lse(&self, m: f32, l: f32) -> f32 {
+        if self.style.log2 { m.mul_add(LOG2_E, l.log2()) * LN_2 } else { m + l.ln() }
     }
 
     /// The running maximum after a tile whose maximum is `found`, and the factor by which that
@@ -111,7 +153,7 @@ impl Job {
         match new == m || self.style.softmax == Softmax::Lazy && !far {
             true => (m, 1.0),
             false if m == f32::NEG_INFINITY => (new, 0.0),
-            false => (new, self.exp(m - new)),
+            false => (new, self.exp(m, new)),
         }
     }
 }

@@ -101,7 +101,7 @@ fn pairs(heads: &Heads<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
     let dlse = job.given("dlse").map_or(0.0, |dlse| dlse.row(at)[0]);
     let delta = if empty { 0.0 } else { dot(dout, o) } - dlse;
     if let Some(sinks) = job.given("sinks") {
-        let pi = job.exp(sinks.data[query.h] - lse[0]);
+        let pi = job.exp(sinks.data[query.h], lse[0]);
         let pi = if job.is(bugs::SINK_TERMS_IN_BF16) { through_bf16(pi) } else { pi };
         out.of_heads.data[query.h] -= pi * delta;
     }
@@ -112,7 +112,7 @@ fn pairs(heads: &Heads<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
             continue;
         }
         let key = heads.key(query, j);
-        let p = if score.seen { job.exp(score.s - lse[0]) } else { 0.0 };
+        let p = if score.seen { job.exp(score.s, lse[0]) } else { 0.0 };
         let ds = p * (dot(dout, heads.v.row(key)) - delta);
         if heads.scores.bias.is_some() {
             let shared = out.dbias.shared(at);

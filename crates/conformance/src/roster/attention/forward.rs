@@ -38,27 +38,27 @@ pub(crate) fn stream(heads: &Heads<'_>, query: Query, scores: &[Score], o: &mut 
     let sink = job.given("sinks").map(|sinks| sinks.data[query.h]);
     if let Some(sink) = sink.filter(|_| !job.is(bugs::SINK_NOT_IN_MAXIMUM)) {
         state.m = if state.m.is_nan() { state.m } else { state.m.max(sink) };
-        state.l = job.exp(sink - state.m);
+        state.l = job.exp(sink, state.m);
     }
     for tile in job.tiles(scores.len()) {
         let last = tile.end == scores.len();
         raise(heads, &mut state, &scores[tile.clone()], last);
         for j in tile.filter(|&j| scores[j].seen || job.is(bugs::TIMES_ZERO)) {
-            let p = if scores[j].seen { job.exp(scores[j].s - state.m) } else { 0.0 };
+            let p = if scores[j].seen { job.exp(scores[j].s, state.m) } else { 0.0 };
             state.l += p;
             add(&mut state.acc, p, heads.v.row(heads.key(query, j)));
         }
     }
     if let Some(sink) = sink.filter(|_| job.is(bugs::SINK_NOT_IN_MAXIMUM)) {
-        state.l += job.exp(sink - state.m);
+        state.l += job.exp(sink, state.m);
     }
     // A row without weight keeps o = 0.
     if state.l != 0.0 {
         o.iter_mut().zip(&state.acc).for_each(|(o, acc)| *o = acc / state.l);
     }
     let left_out = sink.filter(|_| job.is(bugs::SINK_NOT_IN_LSE));
-    let l = state.l - left_out.map_or(0.0, |sink| job.exp(sink - state.m));
-    if l == 0.0 { f32::NEG_INFINITY } else { state.m + l.ln() } // (F3)
+    let l = state.l - left_out.map_or(0.0, |sink| job.exp(sink, state.m));
+    if l == 0.0 { f32::NEG_INFINITY } else { job.lse(state.m, l) } // (F3)
 }
 
 /// Raises the maximum to that of a tile, and rescales.

@@ -35,7 +35,7 @@ fn visible(lazy: &Lazy<'_>, query: Query) -> Vec<Visible> {
     // Whether values of inactive pairs enter a gradient.
     let reads_idle = job.is(bugs::DTAU_THROUGH_THE_KINK) || job.is(bugs::GRADIENT_OF_IDLE);
     let pair = |j, s| {
-        let p = job.exp(s - lse);
+        let p = job.exp(s, lse);
         let (e, active) = lazy.raised(query, j, count, p);
         let reads = active || reads_idle;
         let g = if reads { dot(dout, lazy.heads.v.row(lazy.heads.key(query, j))) } else { 0.0 };

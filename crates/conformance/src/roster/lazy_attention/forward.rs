@@ -29,7 +29,7 @@ fn output(lazy: &Lazy<'_>, query: Query, scores: &[Score], lse: f32, o: &mut [f3
             continue;
         }
         for j in tile.filter(|&j| scores[j].seen || job.is(bugs::OFFSET_OF_INVISIBLE)) {
-            let p = if scores[j].seen { job.exp(scores[j].s - lse) } else { 0.0 };
+            let p = if scores[j].seen { job.exp(scores[j].s, lse) } else { 0.0 };
             let (raised, active) = lazy.raised(query, j, count, p);
             if active || job.is(bugs::IDLE_TIMES_ZERO) {
                 let e = if active { raised } else { 0.0 };

@@ -76,7 +76,7 @@ impl Head<'_> {
         let missing = job.style.tile - chunk.len();
         let constant = self.problem.decay == Decay::PerHead;
         if job.is(bugs::TAIL_DECAYS_AS_CHUNK) && constant && missing > 0 {
-            decay(state, Some(job.exp(missing as f32 * self.g[last])));
+            decay(state, Some(job.exp(missing as f32 * self.g[last], 0.0)));
         }
         if job.is(bugs::STATE_IN_BF16) {
             state.iter_mut().for_each(|x| *x = through_bf16(*x));

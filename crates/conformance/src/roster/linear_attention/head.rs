@@ -86,13 +86,13 @@ impl<'a> Head<'a> {
     pub fn left(&self, tokens: Range<usize>) -> Option<f32> {
         let sum: f32 = self.g[tokens].iter().sum();
         let forgets = sum == f32::NEG_INFINITY && !self.job.is(bugs::RESET_TIMES_ZERO);
-        if forgets { None } else { Some(self.job.exp(sum)) }
+        if forgets { None } else { Some(self.job.exp(sum, 0.0)) }
     }
 
     /// (R20): P_ij within a chunk that begins with `start`.
     pub fn pair(&self, start: usize, j: usize, i: usize) -> Option<f32> {
         let sum = |from: usize, to: usize| self.g[from..=to].iter().sum::<f32>();
-        let exp = |x| self.job.exp(x);
+        let exp = |x| self.job.exp(x, 0.0);
         match self.job.bug {
             Some(bugs::INVERSE_DECAY) => Some(exp(sum(start, i)) * (1.0 / exp(sum(start, j)))),
             Some(bugs::PREFIX_DIFFERENCE) => Some(exp(sum(0, i) - sum(0, j))),
