@@ -20,14 +20,14 @@ use lazy_attention::{kink_probe, reach_probe};
 
 laws! {
     ATTENTION;
-    /// With one-hot weights both edges of every row are exact to the last bit.
+    /// With one-hot weights both edges of every row are exact, up to rounding.
     Probe edge_probe if |case, _| scores_are(case, |s| s.extents.dim >= 2 || s.extents.keys <= 256);
     /// With equal scores every row counts its visible keys, tile by tile.
-    Probe count_probe on FORWARD;
+    Probe count_probe on Forward;
     /// With weights 2^−m and integer cotangents the gradients are exact fractions.
-    Probe dyadic_probe on BACKWARD;
-    /// A row of one key has weight 1: e = 1 + τ to the last bit, inactive at τ = −1.
+    Probe dyadic_probe on Backward;
+    /// A row of one key has weight 1: e = 1 + τ up to rounding, inactive at τ = −1.
     Probe kink_probe of LAZY_ATTENTION;
-    /// Where the bias gives one key all weight, e = 1 + τ/n there to the last bit.
+    /// Where the bias gives one key all weight, e = 1 + τ/n there, up to rounding.
     Probe reach_probe of LAZY_ATTENTION;
 }

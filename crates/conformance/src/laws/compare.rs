@@ -82,48 +82,36 @@ pub(crate) fn agree(
 /// that flushes to zero) times operands and lengths, with room to spare.
 const UNDERFLOW: f64 = 7.888_609_052_210_118e-31; // 2⁻¹⁰⁰
 
-/// An exchange of factors: inputs times powers of two and signs, and what that makes of the outputs.
-pub(crate) struct Exchange<'a> {
-    /// The problem that then gives the same.
-    pub problem: &'a Problem,
-    /// The inputs that are multiplied, and by what.
-    pub inputs: &'a [(&'a str, f64)],
-    /// By what each output is multiplied.
-    pub factor: &'a dyn Fn(&str) -> f64,
-    /// In words.
-    pub what: &'a str,
-}
-
-impl Exchange<'_> {
-    /// Multiplies inputs of the case, and fails unless every output is then the clean one times its
-    /// factor. Where something underflows or overflows on the way the product itself rounds: such
-    /// elements are exempt.
-    pub fn holds(&self, trial: &Trial<'_>, strict: Strict) -> Judgement {
-        let &Exchange { problem, inputs, factor, what } = self;
-        let of_input = |name: &str| inputs.iter().find(|x| x.0 == name).map_or(1.0, |x| x.1);
-        let changed = change(&trial.case.inputs, |name, _, x| of_input(name) * x)?;
-        let outputs = trial.ask(problem, &changed)?;
-        worst(trial.clean()?.iter().map(|(name, clean)| {
-            let (dtype, factor) = (clean.dtype().unwrap_or(Dtype::F64), factor(name));
-            let expected = map(clean, |_, x| factor * x)?.numbers(name)?;
-            let got = outputs[name].numbers(name)?;
-            let rounds =
-                |x: f64| x.abs() < 4.0 * dtype.min_positive() || x.abs() > 0.25 * dtype.max();
-            let mut limit = match strict {
-                Strict::Bits => ArrayD::from_elem(got.raw_dim(), UNDERFLOW),
-                Strict::Bound => {
-                    &trial.bounds()?.outputs[name].bound * (TWICE * factor.abs().max(1.0))
-                }
-            };
-            let exempt = |got: f64| factor.abs() != 1.0 && rounds(got);
-            limit.zip_mut_with(&got, |limit, &got| {
-                if exempt(got) {
-                    *limit = f64::INFINITY;
-                }
-            });
-            close(name, &got, &expected, &limit).map_err(|flaw| flaw.of(what))
-        }))
-    }
+/// Multiplies inputs of the case, and fails unless every output of a problem is then the clean one times
+/// `factor(name)`. Where something underflows or overflows on the way the product itself rounds: such
+/// elements are exempt.
+pub(crate) fn exchange(
+    trial: &Trial<'_>,
+    strict: Strict,
+    problem: &Problem,
+    inputs: &[(&str, f64)],
+    factor: impl Fn(&str) -> f64,
+    what: &str,
+) -> Judgement {
+    let of_input = |name: &str| inputs.iter().find(|x| x.0 == name).map_or(1.0, |x| x.1);
+    let changed = change(&trial.case.inputs, |name, _, x| of_input(name) * x)?;
+    let outputs = trial.ask(problem, &changed)?;
+    worst(trial.clean()?.iter().map(|(name, clean)| {
+        let (dtype, factor) = (clean.dtype().unwrap_or(Dtype::F64), factor(name));
+        let expected = map(clean, |_, x| factor * x)?.numbers(name)?;
+        let got = outputs[name].numbers(name)?;
+        let rounds = |x: f64| x.abs() < 4.0 * dtype.min_positive() || x.abs() > 0.25 * dtype.max();
+        let mut limit = match strict {
+            Strict::Bits => ArrayD::from_elem(got.raw_dim(), UNDERFLOW),
+            Strict::Bound => &trial.bounds()?.outputs[name].bound * (TWICE * factor.abs().max(1.0)),
+        };
+        limit.zip_mut_with(&got, |limit, &got| {
+            if factor.abs() != 1.0 && rounds(got) {
+                *limit = f64::INFINITY;
+            }
+        });
+        close(name, &got, &expected, &limit).map_err(|flaw| flaw.of(what))
+    }))
 }
 
 /// The sums over consecutive groups of entries of an axis.

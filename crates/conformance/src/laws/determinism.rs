@@ -11,7 +11,7 @@ use etalon_problem::{Axis, Sequences};
 laws! {
     SCORES;
     /// Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.
-    Contract determinism of EVERY on ANY_PASS;
+    Contract determinism of EVERY on Any;
     /// A batch element gives the same bits alone as in its batch.
     Contract batch_invariance if |case, _| scores_are(case, |s| s.extents.batch > 1);
     /// A key head with its query heads gives the same bits alone and with others.

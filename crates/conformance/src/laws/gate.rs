@@ -12,13 +12,13 @@ use etalon_problem::{Algorithm, Blocking, Mode, Role};
 laws! {
     EVERY;
     /// Every element lies within its proven bound of the exact value.
-    Gate bound on ANY_PASS;
+    Gate bound on Any;
     /// Any tile sizes give results within the bound.
-    Gate blocking on ANY_PASS;
+    Gate blocking on Any;
     /// Every mode of the backward pass gives results within the bound.
-    Gate modes of ATTENTION on BACKWARD;
+    Gate modes of ATTENTION on Backward;
     /// A pass that computes the forward pass again gives results within the bound.
-    Gate recomputed of SCORES on ANY_PASS
+    Gate recomputed of SCORES on Any
         if |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved);
 }
 

@@ -14,16 +14,16 @@ use ndarray::Array3;
 laws! {
     SCORES;
     /// Without sinks Σ_j dv_j = Σ_i dout_i over the rows that are not masked.
-    Meaning sum_dv of ATTENTION on BACKWARD
+    Meaning sum_dv of ATTENTION on Backward
         if |case, _| has_v(case) && scores_are(case, |scores| !scores.sinks);
     /// Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.
-    Meaning sum_dk on BACKWARD if |case, _| scores_are(case, |s| !s.sinks && s.softcap.is_none());
+    Meaning sum_dk on Backward if |case, _| scores_are(case, |s| !s.sinks && s.softcap.is_none());
     /// ⟨dq, q⟩ = ⟨dk, k⟩ for every key head.
-    Meaning euler_qk on BACKWARD;
+    Meaning euler_qk on Backward;
     /// ⟨dv, v⟩ = ⟨dout, o⟩ for every key head.
-    Meaning euler_vo on BACKWARD if |case, _| has_v(case);
+    Meaning euler_vo on Backward if |case, _| has_v(case);
     /// Without sinks the row sums of dbias are dlse.
-    Meaning sum_dbias of ATTENTION on BACKWARD if |case, _| {
+    Meaning sum_dbias of ATTENTION on Backward if |case, _| {
         scores_are(case, |scores| {
             let full = [scores.extents.batch, scores.extents.query_heads];
             !scores.sinks && scores.bias.is_some_and(|x| [x.batch, x.heads] == full)

@@ -41,21 +41,6 @@ pub struct Law {
 /// How a law judges a tier.
 pub type Check = fn(&Trial<'_>) -> Judgement;
 
-/// The forward pass alone.
-pub(crate) const FORWARD: &[Pass] = &[Pass::Forward];
-
-/// The gradients alone.
-pub(crate) const BACKWARD: &[Pass] = &[Pass::Backward];
-
-/// The second derivative alone.
-pub(crate) const DOUBLE_BACKWARD: &[Pass] = &[Pass::DoubleBackward];
-
-/// The tangents alone.
-pub(crate) const JVP: &[Pass] = &[Pass::Jvp];
-
-/// Every pass.
-pub(crate) const ANY_PASS: &[Pass] = &Pass::ALL;
-
 /// Laws that speak of no formula.
 pub(crate) const EVERY: &[Algorithm] = &Algorithm::ALL;
 
@@ -85,18 +70,6 @@ pub(crate) fn scores_are(case: &Case, so: impl Fn(&Scores) -> bool) -> bool {
 }
 
 impl Law {
-    /// A law of the forward pass and the gradients of every case, unless its row says more.
-    pub(crate) const fn new(
-        name: &'static str,
-        statement: &'static str,
-        kind: Kind,
-        of: &'static [Algorithm],
-        check: Check,
-    ) -> Self {
-        let passes = &[Pass::Forward, Pass::Backward];
-        Law { name, statement, kind, of, passes, applies: |_, _| true, check }
-    }
-
     /// Whether it says anything about this pass of this case: one that is judged.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
         self.of.contains(&case.spec.algorithm)
@@ -106,25 +79,49 @@ impl Law {
     }
 }
 
+/// The passes of a row: one, or any; the forward pass and the gradients where it names none.
+macro_rules! passes {
+    () => {
+        &[etalon_problem::Pass::Forward, etalon_problem::Pass::Backward]
+    };
+    (Any) => {
+        &etalon_problem::Pass::ALL
+    };
+    ($pass:ident) => {
+        &[etalon_problem::Pass::$pass]
+    };
+}
+pub(crate) use passes;
+
+/// What a row says, or else what most do.
+macro_rules! or_else {
+    ($most:expr;) => {
+        $most
+    };
+    ($most:expr; $own:expr) => {
+        $own
+    };
+}
+pub(crate) use or_else;
+
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
-/// it presupposes, and the function that judges, whose name is the law's. Then, where it is so, `of`
-/// which other algorithms it speaks, `on` which other passes, and `if` a case must be so.
+/// it presupposes, and the function that judges, whose name is the law's, with what it gets beside the
+/// trial. Then, where it is so, `of` which other algorithms it speaks, `on` which other passes, and `if`
+/// a case must be so.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+
-        $kind:ident $check:ident $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)?;
+        $kind:ident $check:ident $(($argument:expr))?
+            $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)?;
     )*) => {
         pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
-            $(of: $crate::laws::law::$of,)?
-            $(passes: $crate::laws::law::$passes,)?
-            $(applies: $applies,)?
-            ..$crate::laws::Law::new(
-                stringify!($check),
-                concat!($($statement),+).trim_ascii(),
-                $crate::laws::Kind::$kind,
-                $crate::laws::law::$most,
-                $check,
-            )
+            name: stringify!($check),
+            statement: concat!($($statement),+).trim_ascii(),
+            kind: $crate::laws::Kind::$kind,
+            of: $crate::laws::law::or_else!($crate::laws::law::$most; $($crate::laws::law::$of)?),
+            passes: $crate::laws::law::passes!($($passes)?),
+            applies: $crate::laws::law::or_else!(|_, _| true; $($applies)?),
+            check: |trial| $check(trial $(, $argument)?),
         }),*];
     };
 }

@@ -23,21 +23,21 @@ laws! {
     /// With τ = 0 every result equals softmax attention's.
     Meaning softmax_at_zero if |case, _| small(case);
     /// τ > 0 adds τ times the mean of the visible values to o.
-    Meaning mean_above_zero on FORWARD if |case, _| small(case);
+    Meaning mean_above_zero on Forward if |case, _| small(case);
     /// Σ_j e_ij is 1 + τ for τ ≥ 0, and between 0 and 1 below.
-    Meaning left_of_weights on FORWARD if |case, _| small(case);
+    Meaning left_of_weights on Forward if |case, _| small(case);
     /// Σ_j dv_j = Σ_i (Σ_j e_ij) dout_i.
-    Meaning sum_dv_left on BACKWARD if |case, _| small(case);
+    Meaning sum_dv_left on Backward if |case, _| small(case);
     /// If W covers every visible distance, Σ_d dbias_d = Σ_i dlse_i.
-    Meaning sum_distances on BACKWARD if |case, _| lazy(case).is_ok_and(reaches_all);
+    Meaning sum_distances on Backward if |case, _| lazy(case).is_ok_and(reaches_all);
     /// If τ filters every pair, o, dv and dtau are 0, and v and dout are not read.
     Meaning dead_rows;
     /// NaN in a value that no row attends to changes nothing.
     Meaning idle_values if |case, _| small(case) && idle(case).is_ok_and(|idle| !idle.is_empty());
     /// lse does not depend on τ or the values.
-    Contract lse_without_tau on FORWARD;
+    Contract lse_without_tau on Forward;
     /// Without dout no gradient depends on τ and v.
-    Contract scores_without_tau on BACKWARD;
+    Contract scores_without_tau on Backward;
     /// A constant added to a bias that covers every visible pair changes lse alone.
     Meaning shifted_bias if |case, _| small(case) && lazy(case).is_ok_and(reaches_all);
     /// A bias that is 0 for three further distances gives the same numbers.

@@ -4,6 +4,7 @@ mod forms;
 mod identities;
 mod sight;
 
+use super::compare::Strict;
 use super::determinism::same_alone;
 use super::flaw::{Flaw, Judgement};
 use super::law::laws;
@@ -26,15 +27,15 @@ laws! {
     /// With whole numbers and decays of 1 and 0 every result is exact to the last bit.
     Probe integer_probe;
     /// ⟨dq, q⟩ = σ dσ = ⟨dout, o⟩.
-    Meaning euler_of_outputs on BACKWARD;
+    Meaning euler_of_outputs on Backward;
     /// ⟨dk, k⟩ and ⟨dv, v⟩, with ⟨dH_0, H_0⟩, are ⟨dout, o⟩ + ⟨dH_n, H_n⟩.
-    Meaning euler_of_states on BACKWARD;
+    Meaning euler_of_states on Backward;
     /// dg_t is Σ (q·dq − k·dk) from token t on, plus ⟨H_n, dH_n⟩, (R10).
-    Meaning gradient_of_gates on BACKWARD if |case, _| decays(case, Decay::PerToken);
+    Meaning gradient_of_gates on Backward if |case, _| decays(case, Decay::PerToken);
     /// Twice v and H_0 gives twice o and H_n; twice dout and dH_n twice every gradient.
-    Meaning doubling if |case, _| normal_range(case);
+    Meaning doubling(Strict::Bound) if |case, _| normal_range(case);
     /// Half of σ with twice q changes nothing but dq, which halves, and dσ, which doubles.
-    Meaning scale_and_queries if |case, _| normal_range(case);
+    Meaning scale_and_queries(Strict::Bound) if |case, _| normal_range(case);
     /// Factors of two are exact: they change no bit but those of the factor.
     Contract exact_doubling if |case, _| normal_range(case);
     /// A decay per head equals the same decay at every token; no decay equals a decay of 1.
@@ -44,7 +45,7 @@ laws! {
     /// The first tokens, then the others from their final state, give the whole run.
     Meaning two_halves if |case, _| dense_tokens(case).is_some_and(|tokens| tokens > 1);
     /// Steps, each from the previous state, give the forward pass.
-    Meaning token_by_token on FORWARD
+    Meaning token_by_token on Forward
         if |case, _| dense_tokens(case).is_some_and(|tokens| (1..=33).contains(&tokens));
     /// A sequence without tokens returns its state, and its gradient, unchanged.
     Meaning empty_sequences if |case, pass| {
@@ -58,7 +59,7 @@ laws! {
     /// NaN after a token does not reach its o or dq; NaN before it does not reach its dk or dv.
     Meaning later_tokens if |case, _| longest(case) > 1;
     /// NaN in a key reaches o at its token and at every later token up to a reset.
-    Meaning seen_tokens on FORWARD if |case, _| has_queries(case) && longest(case) > 0;
+    Meaning seen_tokens on Forward if |case, _| has_queries(case) && longest(case) > 0;
     /// No value passes a log-decay of −∞, in either direction, not even NaN.
     Meaning resets if |case, _| decays(case, Decay::PerToken) && longest(case) > 1;
     /// A key head of one sequence gives the same bits alone and with others.

@@ -1,6 +1,6 @@
 //! Laws of linear_cross_entropy.
 
-use super::compare::{Exchange, Strict, TWICE, agree, close};
+use super::compare::{Strict, TWICE, agree, close, exchange};
 use super::flaw::{Flaw, Judgement, worst};
 use super::law::laws;
 use super::part::Part;
@@ -17,7 +17,7 @@ laws! {
     /// NaN in the tensors of an ignored token changes nothing.
     Meaning ignored_poison if |case, _| !ignored(case).is_empty();
     /// Without a cap the rows of dw add up to the part that comes through lse alone.
-    Meaning class_sums on BACKWARD
+    Meaning class_sums on Backward
         if |case, _| problem_is(case, |p| p.softcap.is_none() && p.lse_square_scale == 0.0);
     /// The order of the classes changes nothing beyond the bound.
     Meaning class_order if |case, _| problem_is(case, |p| p.vocab > 1);
@@ -25,16 +25,16 @@ laws! {
     Contract token_order
         if |case, _| problem_is(case, |p| p.tokens > 1 && p.reduction == Reduction::None);
     /// Unreduced losses add up to their sum, and to their mean times Z.
-    Meaning losses_add_up on FORWARD
+    Meaning losses_add_up on Forward
         if |case, _| problem_is(case, |p| p.reduction == Reduction::None);
     /// Twice h with half of w changes nothing but dh, which halves, and dw.
-    Meaning h_and_w_exchange if |case, _| case.dtype != Dtype::F16;
+    Meaning h_and_w_exchange(Strict::Bound) if |case, _| case.dtype != Dtype::F16;
     /// The same, bit by bit.
     Contract exact_exchange if |case, _| case.dtype != Dtype::F16;
     /// A class of logit −∞ gives the results of a problem without it.
     Meaning impossible_class if |case, _| problem_is(case, |p| p.vocab > 1);
     /// V equal logits have the entropy ln V, and the first class is their argmax.
-    Probe equal_logits on FORWARD if |case, _| problem_is(case, |p| p.outputs.argmax);
+    Probe equal_logits on Forward if |case, _| problem_is(case, |p| p.outputs.argmax);
     /// A single class has a loss of 0, and no gradients.
     Probe one_class;
 }
@@ -129,22 +129,18 @@ fn losses_add_up(trial: &Trial<'_>) -> Judgement {
     }))
 }
 
-fn h_and_w_exchange(trial: &Trial<'_>) -> Judgement {
-    h_and_w_exchanged(trial, Strict::Bound)
-}
-
 fn exact_exchange(trial: &Trial<'_>) -> Judgement {
-    h_and_w_exchanged(trial, Strict::Bits)
+    h_and_w_exchange(trial, Strict::Bits)
 }
 
-fn h_and_w_exchanged(trial: &Trial<'_>, strict: Strict) -> Judgement {
-    let factor = &|name: &str| match name {
+fn h_and_w_exchange(trial: &Trial<'_>, strict: Strict) -> Judgement {
+    let factor = |name: &str| match name {
         "dh" => 0.5,
         "dw" => 2.0,
         _ => 1.0,
     };
-    let (problem, inputs) = (&trial.case.problem, &[("h", 2.0), ("w", 0.5)]);
-    Exchange { problem, inputs, factor, what: "2 h, w/2" }.holds(trial, strict)
+    let inputs = [("h", 2.0), ("w", 0.5)];
+    exchange(trial, strict, &trial.case.problem, &inputs, factor, "2 h, w/2")
 }
 
 /// The last class against none, without a cap, which makes −∞ finite, and without smoothing, which

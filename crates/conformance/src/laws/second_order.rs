@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 laws! {
     ATTENTION;
     /// Along (q, −k) the scores are constant: gq = −dq, gk = dk, the rest is 0.
-    Meaning along_q_and_k on DOUBLE_BACKWARD;
+    Meaning along_q_and_k on DoubleBackward;
     /// Along v, without dlse: gq = dq, gk = dk, gv = 0, gdout = o.
-    Meaning along_v on DOUBLE_BACKWARD if |case, _| has_v(case);
+    Meaning along_v on DoubleBackward if |case, _| has_v(case);
     /// ⟨dout, gdout⟩ + … equals the sum of ⟨ddq, dq⟩, ⟨ddk, dk⟩, …, over all inputs.
-    Meaning contraction of SOFTMAX on DOUBLE_BACKWARD;
+    Meaning contraction of SOFTMAX on DoubleBackward;
     /// ⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.
-    Meaning adjoint on JVP;
+    Meaning adjoint on Jvp;
 }
 
 /// Compares the second gradients with multiples of exact results; what is not named must be 0.

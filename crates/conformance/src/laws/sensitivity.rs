@@ -11,7 +11,7 @@ use ndarray::Dimension;
 laws! {
     EVERY;
     /// Every output changes with every input that it depends on.
-    Meaning sensitivity on ANY_PASS if |case, _| case.is_smooth() && small(case);
+    Meaning sensitivity on Any if |case, _| case.is_smooth() && small(case);
 }
 
 /// Moves every element of one input by an eighth at random, and asks the reference which elements

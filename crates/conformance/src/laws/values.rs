@@ -1,6 +1,6 @@
 //! What becomes of the result when the values change in a known way.
 
-use super::compare::{Exchange, Strict, TWICE, agree, close};
+use super::compare::{Strict, TWICE, agree, close, exchange};
 use super::flaw::{Judgement, worst};
 use super::identities::has_v;
 use super::law::{laws, scores_are};
@@ -17,11 +17,11 @@ use ndarray::{ArrayD, Dimension, IxDyn};
 laws! {
     SCORES;
     /// Twice v gives twice o; twice dout and dlse give twice every gradient.
-    Meaning homogeneity if |case, _| normal_range(case);
+    Meaning homogeneity(Strict::Bound) if |case, _| normal_range(case);
     /// Twice q with half the scale changes nothing but dq, which halves.
-    Meaning scale_exchange if |case, _| normal_range(case);
+    Meaning scale_exchange(Strict::Bound) if |case, _| normal_range(case);
     /// Negated q and k negate dq and dk alone; negated v and dout o and dv alone.
-    Meaning signs;
+    Meaning signs(Strict::Bound);
     /// Factors of two, and signs, are exact: they change no bit but those of the factor.
     Contract exact_factors;
     /// The order of the keys changes nothing beyond the bound.
@@ -31,10 +31,10 @@ laws! {
         })
     };
     /// A row with one visible key returns its value, and its score as lse.
-    Meaning one_key of ATTENTION on FORWARD
+    Meaning one_key of ATTENTION on Forward
         if |case, _| scores_are(case, |s| !s.sinks && s.extents.keys > 0);
     /// o lies between the least and the greatest visible value of each column.
-    Meaning hull of ATTENTION on FORWARD if |case, _| has_v(case);
+    Meaning hull of ATTENTION on Forward if |case, _| has_v(case);
 }
 
 /// Doubling is exact where nothing is subnormal and nothing overflows.
@@ -44,55 +44,41 @@ fn normal_range(case: &Case) -> bool {
 
 fn exact_factors(trial: &Trial<'_>) -> Judgement {
     if normal_range(trial.case) {
-        doubled(trial, Strict::Bits)?;
-        scale_exchanged(trial, Strict::Bits)?;
+        homogeneity(trial, Strict::Bits)?;
+        scale_exchange(trial, Strict::Bits)?;
     }
-    negated(trial, Strict::Bits)
+    signs(trial, Strict::Bits)
 }
 
-fn homogeneity(trial: &Trial<'_>) -> Judgement {
-    doubled(trial, Strict::Bound)
-}
-
-fn doubled(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn homogeneity(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = &trial.case.problem;
     if trial.pass == Pass::Forward {
-        let factor = &|name: &str| if name == "o" { 2.0 } else { 1.0 };
-        return Exchange { problem, inputs: &[("v", 2.0)], factor, what: "2 v" }
-            .holds(trial, strict);
+        let factor = |name: &str| if name == "o" { 2.0 } else { 1.0 };
+        return exchange(trial, strict, problem, &[("v", 2.0)], factor, "2 v");
     }
-    let (inputs, what) = (&[("dout", 2.0), ("dlse", 2.0)], "2 dout, 2 dlse");
-    Exchange { problem, inputs, factor: &|_| 2.0, what }.holds(trial, strict)
+    let inputs = [("dout", 2.0), ("dlse", 2.0)];
+    exchange(trial, strict, problem, &inputs, |_| 2.0, "2 dout, 2 dlse")
 }
 
-fn scale_exchange(trial: &Trial<'_>) -> Judgement {
-    scale_exchanged(trial, Strict::Bound)
-}
-
-fn scale_exchanged(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn scale_exchange(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let scores = trial.case.scores()?;
     let halved = Scores { softmax_scale: Some(0.5 * scores.scale()), ..scores.clone() };
-    let problem = &with_scores(&trial.case.problem, halved);
-    let factor = &|name: &str| if name == "dq" { 0.5 } else { 1.0 };
-    Exchange { problem, inputs: &[("q", 2.0)], factor, what: "2 q, σ/2" }.holds(trial, strict)
+    let problem = with_scores(&trial.case.problem, halved);
+    let factor = |name: &str| if name == "dq" { 0.5 } else { 1.0 };
+    exchange(trial, strict, &problem, &[("q", 2.0)], factor, "2 q, σ/2")
 }
 
-fn signs(trial: &Trial<'_>) -> Judgement {
-    negated(trial, Strict::Bound)
-}
-
-fn negated(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn signs(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = &trial.case.problem;
-    let factor = &|name: &str| if matches!(name, "dq" | "dk") { -1.0 } else { 1.0 };
-    let inputs = &[("q", -1.0), ("k", -1.0)];
-    let of_scores = Exchange { problem, inputs, factor, what: "−q, −k" }.holds(trial, strict)?;
+    let sign = |name: &str| if matches!(name, "dq" | "dk") { -1.0 } else { 1.0 };
+    let inputs = [("q", -1.0), ("k", -1.0)];
+    let of_scores = exchange(trial, strict, problem, &inputs, sign, "−q, −k");
     if !trial.case.inputs.contains_key("v") {
-        return Ok(of_scores);
+        return of_scores;
     }
-    let factor = &|name: &str| if matches!(name, "o" | "dv") { -1.0 } else { 1.0 };
-    let inputs = &[("v", -1.0), ("dout", -1.0)];
-    let of_values = Exchange { problem, inputs, factor, what: "−v, −dout" }.holds(trial, strict);
-    worst([Ok(of_scores), of_values])
+    let sign = |name: &str| if matches!(name, "o" | "dv") { -1.0 } else { 1.0 };
+    let inputs = [("v", -1.0), ("dout", -1.0)];
+    worst([of_scores, exchange(trial, strict, problem, &inputs, sign, "−v, −dout")])
 }
 
 fn key_order(trial: &Trial<'_>) -> Judgement {

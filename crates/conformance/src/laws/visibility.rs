@@ -16,18 +16,18 @@ use ndarray::{ArrayD, IxDyn};
 laws! {
     SCORES;
     /// NaN in keys, values and rows without a visible pair changes nothing.
-    Meaning unseen_poison
+    Meaning unseen_poison(Strict::Bound)
         if |case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case);
     /// NaN in one key makes the rows that see it NaN and changes no other row.
-    Meaning seen_poison if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
+    Meaning seen_poison(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
     /// NaN in one query reaches the gradients of the keys that it sees and no other.
-    Meaning poisoned_row on BACKWARD
+    Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok());
     /// A NaN that no row sees changes no bit, and neither do other keys and values.
     Contract unseen_bits
         if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
     /// Other keys and values that a row does not see do not change it.
-    Meaning unseen_change if |case, _| allowed(case).is_ok_and(|allowed| has_unseen(&allowed));
+    Meaning unseen_change(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| has_unseen(&allowed));
     /// A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.
     Meaning empty_rows if |case, _| {
         scores_are(case, |scores| {
@@ -74,23 +74,19 @@ fn poisoned(
 
 fn unseen_bits(trial: &Trial<'_>) -> Judgement {
     if lonely(trial.case) {
-        poison_unseen(trial, Strict::Bits)?;
+        unseen_poison(trial, Strict::Bits)?;
     }
-    poison_key(trial, Strict::Bits)?;
+    seen_poison(trial, Strict::Bits)?;
     if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?).is_ok() {
-        poison_row(trial, Strict::Bits)?;
+        poisoned_row(trial, Strict::Bits)?;
     }
     if has_unseen(&allowed(trial.case)?) {
-        change_unseen(trial, Strict::Bits)?;
+        unseen_change(trial, Strict::Bits)?;
     }
     Ok(None)
 }
 
-fn unseen_poison(trial: &Trial<'_>) -> Judgement {
-    poison_unseen(trial, Strict::Bound)
-}
-
-fn poison_unseen(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let case = trial.case;
     let allowed = allowed(case)?;
     let counts = allowed.counts();
@@ -132,11 +128,7 @@ fn split_key(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     Ok([b, h / allowed.group(), j])
 }
 
-fn seen_poison(trial: &Trial<'_>) -> Judgement {
-    poison_key(trial, Strict::Bound)
-}
-
-fn poison_key(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
     let [b, h, j] = split_key(&allowed)?;
     let sees = |row: &[usize]| {
@@ -179,11 +171,7 @@ fn split_row(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     Ok([b, h, i])
 }
 
-fn poisoned_row(trial: &Trial<'_>) -> Judgement {
-    poison_row(trial, Strict::Bound)
-}
-
-fn poison_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
     let [b, h, i] = split_row(&allowed)?;
     let own = |at: &[usize]| at[..3] == [b, h, i];
@@ -199,7 +187,7 @@ fn poison_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
 /// Redraws the keys and values of the later half. In the backward pass also the queries and their
 /// cotangents of the earlier half, in a second run: the gradients of keys that none of those rows
 /// sees stay.
-fn change_unseen(trial: &Trial<'_>, strict: Strict) -> Judgement {
+fn unseen_change(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let case = trial.case;
     let allowed = allowed(case)?;
     let e = case.scores()?.extents;
@@ -227,10 +215,6 @@ fn change_unseen(trial: &Trial<'_>, strict: Strict) -> Judgement {
         !pairs.iter().any(|seen| *seen)
     };
     strict.unchanged(trial, &outputs, |name, at| matches!(name, "dk" | "dv") && unseen(at))
-}
-
-fn unseen_change(trial: &Trial<'_>) -> Judgement {
-    change_unseen(trial, Strict::Bound)
 }
 
 fn empty_rows(trial: &Trial<'_>) -> Judgement {

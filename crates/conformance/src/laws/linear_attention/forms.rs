@@ -5,7 +5,7 @@ use crate::bounds::Bounds;
 use crate::cases::linear_attention::Family;
 use crate::cases::{Case, Point};
 use crate::generate::Stream;
-use crate::laws::compare::{Exchange, Strict, TWICE, agree, close, sum_groups};
+use crate::laws::compare::{Strict, TWICE, agree, close, exchange, sum_groups};
 use crate::laws::flaw::{Flaw, Judgement, worst};
 use crate::laws::forms::copies_of_key_heads;
 use crate::laws::part::Part;
@@ -21,15 +21,11 @@ pub(super) fn normal_range(case: &Case) -> bool {
 }
 
 pub(super) fn exact_doubling(trial: &Trial<'_>) -> Judgement {
-    doubled(trial, Strict::Bits)?;
-    scale_and_queries_exchanged(trial, Strict::Bits)
+    doubling(trial, Strict::Bits)?;
+    scale_and_queries(trial, Strict::Bits)
 }
 
-pub(super) fn doubling(trial: &Trial<'_>) -> Judgement {
-    doubled(trial, Strict::Bound)
-}
-
-fn doubled(trial: &Trial<'_>, strict: Strict) -> Judgement {
+pub(super) fn doubling(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let all: &[(&[(&str, f64)], &str)] = match trial.pass {
         Pass::Forward => &[
             (&[("v", 2.0), ("initial_state", 2.0)], "2 v, 2 H_0"),
@@ -38,23 +34,18 @@ fn doubled(trial: &Trial<'_>, strict: Strict) -> Judgement {
         _ => &[(&[("dout", 2.0), ("dfinal_state", 2.0)], "2 dout, 2 dH_n")],
     };
     let problem = &trial.case.problem;
-    let exchange = |(inputs, what)| Exchange { problem, inputs, factor: &|_| 2.0, what };
-    worst(all.iter().map(|&x| exchange(x).holds(trial, strict)))
+    worst(all.iter().map(|(inputs, what)| exchange(trial, strict, problem, inputs, |_| 2.0, what)))
 }
 
-pub(super) fn scale_and_queries(trial: &Trial<'_>) -> Judgement {
-    scale_and_queries_exchanged(trial, Strict::Bound)
-}
-
-fn scale_and_queries_exchanged(trial: &Trial<'_>, strict: Strict) -> Judgement {
+pub(super) fn scale_and_queries(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let problem = linear(trial.case)?;
-    let problem = &problem.clone().scale(0.5 * problem.scale).into();
-    let factor = &|name: &str| match name {
+    let problem = problem.clone().scale(0.5 * problem.scale).into();
+    let factor = |name: &str| match name {
         "dq" => 0.5,
         "dscale" => 2.0,
         _ => 1.0,
     };
-    Exchange { problem, inputs: &[("q", 2.0)], factor, what: "σ/2, 2 q" }.holds(trial, strict)
+    exchange(trial, strict, &problem, &[("q", 2.0)], factor, "σ/2, 2 q")
 }
 
 /// Compares an output with the sum of parts of another problem.
