@@ -18,9 +18,6 @@ fn add_dtau(y: &mut Arrays, x: &Arrays, row: [usize; 3], key: [usize; 3], n: f64
     y.add("dtau", &[row[1]], x.product(("dout", row), ("v", key)) / n);
 }
 
-/// 1, in the 64 roundings of [`compare`].
-const OPEN: f64 = 262_144.0;
-
 /// τ of the heads in turn: below, on and above the kink of a row of one key.
 const AROUND_THE_KINK: [f64; 5] = [-1.0, -0.5, 0.0, 1.0, -2.0];
 
@@ -34,8 +31,11 @@ pub(super) fn kink_probe(trial: &Trial<'_>) -> Judgement {
     }
     let stream = Stream::new(trial.case.spec.seed, "kink_probe");
     let small = |salt, at: &[usize]| stream.integer(place(salt, at), -2, 2) as f64;
+    let tau = |head: usize| AROUND_THE_KINK[head % AROUND_THE_KINK.len()];
     let inputs = fill(trial.case, &problem, trial.pass, |x, at| match x.name {
-        "tau" => AROUND_THE_KINK[at[0] % AROUND_THE_KINK.len()],
+        "tau" => tau(at[0]),
+        // On the kink the score is 0: in any base its weight is 1, and on one side of it.
+        "q" if tau(at[1]) == -1.0 => 0.0,
         "q" => small(1, at),
         "k" => small(2, at),
         "v" => small(3, at),
@@ -47,14 +47,12 @@ pub(super) fn kink_probe(trial: &Trial<'_>) -> Judgement {
     let (x_sizes, mut sizes) = (x.sizes(), y.zeros());
     for ((b, h, i, j), _) in visible.pairs.indexed_iter().filter(|(_, seen)| **seen) {
         let (row, key) = ([b, h, i], [b, h / visible.group(), j]);
-        let weight = (1.0 + x.at("tau", &[h])).max(0.0);
+        let weight = (1.0 + tau(h)).max(0.0);
         let score = 0.125 * x.product(("q", row), ("k", key));
         y.set("lse", &row, score);
         sizes.set("lse", &row, score.abs().max(1.0));
         sizes.add_sizes(&x_sizes, row, key, 1.0 + score.abs() / 8.0);
-        // On the kink a weight of 1 + ε is on either side of it.
-        let open = if weight == 0.0 && x.at("tau", &[h]) == -1.0 { OPEN } else { 1.0 };
-        add_dtau(&mut sizes, &x_sizes, row, key, 1.0 / open);
+        add_dtau(&mut sizes, &x_sizes, row, key, 1.0);
         y.add_score(&x, row, key, 0.125 * x.at("dlse", &row));
         y.add_value(&x, row, key, weight);
         if weight > 0.0 {

@@ -50,7 +50,6 @@ impl Host {
             style: self.style,
             bug: self.mutant.map(|mutant| Bug(mutant.name)),
             drops_tail: false,
-            exp_of_zero: 1.0,
             run,
             problem: problem.clone(),
             pass,

@@ -89,8 +89,6 @@ pub(crate) struct Job {
     pub bug: Option<Bug>,
     /// Whether the rows after the last whole tile are dropped.
     pub drops_tail: bool,
-    /// e⁰, which is 1 except in a bug.
-    pub exp_of_zero: f32,
     /// How many requests came before it.
     pub run: usize,
     pub problem: Problem,
@@ -133,7 +131,6 @@ impl Job {
         let e = match self.style.exp {
             _ if x == f32::NEG_INFINITY => 0.0,
             Exp::Fused => x.mul_add(LOG2_E, -(m * LOG2_E)).exp2(),
-            _ if x == m => self.exp_of_zero,
             Exp::Natural => (x - m).exp(),
             Exp::Base2 => ((x - m) * LOG2_E).exp2(),
         };

@@ -56,8 +56,6 @@ mutants! {
     THRESHOLD_IN_BF16 = "threshold-in-bf16", "bound", "Fzkuji/flash-lazy-attention@9528efe";
     /// A pair with P + τ/n = 0 is active.
     KINK_IS_ACTIVE = "kink-is-active", "kink_probe", "";
-    /// e⁰ is one unit in the last place above 1.
-    "exp-of-zero", "kink_probe", "", Request(|job| job.exp_of_zero = 1.0 + f32::EPSILON);
     /// The weights that remain are normalised again.
     RENORMALISED = "renormalised", "left_of_weights", "";
     /// τ > 0 raises the weights of keys that are not visible, too.
