@@ -124,9 +124,12 @@ impl Spec {
             .collect()
     }
 
-    /// What the elements are like, in a few words.
+    /// What the elements are like, in a few words: those of their family, or its name.
     pub fn few_words(&self) -> &'static str {
-        each!(&self.point, point => point.few_words())
+        match &self.point {
+            Point::LinearCrossEntropy(point) => point.family.few_words(),
+            other => each!(other, point => point.family.name()),
+        }
     }
 
     /// The case of this point: its problem, and the inputs of the forward and backward pass.

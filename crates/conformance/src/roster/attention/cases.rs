@@ -1,8 +1,6 @@
 //! The grid of attention and attention_lse.
 
-use super::factors::{
-    add_bias, array, cap, chunks, cuts, lengths, reach, scale, segments, shared_array, window,
-};
+use super::factors::{add_bias, array, chunks, cuts, lengths, reach, segments, window};
 use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
 use crate::shapes::{Shape, ShapeClass};
@@ -36,8 +34,11 @@ grid! {
             Chunked = "chunked" => chunks(stream),
             /// Segments, with padding and with ids that come back.
             Segments = "segments" => segments(e, stream),
-            /// A random array, with empty rows.
-            Array = "array" => shared_array(e, stream),
+            /// A random array, with empty rows, that batch elements or heads may share.
+            Array = "array" => {
+                let shared = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
+                array(e, shared, 0.7, stream)
+            },
             /// Causal and segments.
             And = "and" => Mask::And(vec![Mask::causal(), segments(e, stream)]),
             /// A window or a sparse array.
@@ -50,8 +51,9 @@ grid! {
         options: OptionKind = "options" fn set(scores: &mut Scores, stream: &Stream) -> () {
             /// None.
             Plain = "plain" => {},
-            /// A softcap that bends the scores.
-            Softcap = "softcap" => scores.softcap = Some(cap(stream)),
+            /// A softcap that bends the scores: their deviation is about 1, so that tanh does not only
+            /// saturate.
+            Softcap = "softcap" => scores.softcap = Some(stream.pick(0, &[1.5, 2.0, 5.0])),
             /// Sinks.
             Sinks = "sinks" => scores.sinks = true,
             /// A bias of every batch element and head.
@@ -61,12 +63,12 @@ grid! {
             /// A bias per head.
             BiasHeads = "bias_heads" => add_bias(scores, |e| [1, e.query_heads]),
             /// A scale that is not 1/√D.
-            Scale = "scale" => scores.softmax_scale = Some(scale(stream)),
+            Scale = "scale" => scores.softmax_scale = Some(stream.pick(1, &[0.125, 0.3, 0.45])),
             /// Scale, softcap, sinks and a bias per batch element.
             Everything = "everything" => {
-                scores.softmax_scale = Some(scale(stream));
-                scores.softcap = Some(cap(stream));
-                scores.sinks = true;
+                for kind in [Self::Scale, Self::Softcap, Self::Sinks] {
+                    kind.set(scores, stream);
+                }
                 add_bias(scores, |e| [e.batch, 1]);
             },
         },
@@ -150,10 +152,6 @@ impl Grid for Point {
 
     fn given(&self, operand: &Operand) -> bool {
         self.dlse.gives(operand)
-    }
-
-    fn few_words(&self) -> &'static str {
-        self.family.name()
     }
 
     fn is_rich(&self, problem: &Problem) -> bool {

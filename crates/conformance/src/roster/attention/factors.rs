@@ -33,12 +33,6 @@ pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
     }
 }
 
-/// An array that batch elements or heads may share.
-pub(super) fn shared_array(e: &Extents, stream: &Stream) -> Mask {
-    let extents = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
-    array(e, extents, 0.7, stream)
-}
-
 /// Random flags; rows 1, 14, 27, … are empty.
 pub(super) fn array(
     e: &Extents,
@@ -53,15 +47,6 @@ pub(super) fn array(
         })
         .collect();
     Mask::Array(NamedArray::new("mask", &[batch, heads, e.queries, e.keys], flags))
-}
-
-/// Within the scores' deviation of about 1, so that tanh bends and does not only saturate.
-pub(super) fn cap(stream: &Stream) -> f64 {
-    stream.pick(0, &[1.5, 2.0, 5.0])
-}
-
-pub(super) fn scale(stream: &Stream) -> f64 {
-    stream.pick(1, &[0.125, 0.3, 0.45])
 }
 
 /// Adds a bias of these extents of batch and heads.

@@ -128,10 +128,6 @@ impl Grid for Point {
         self.dlse.gives(operand)
     }
 
-    fn few_words(&self) -> &'static str {
-        self.family.name()
-    }
-
     fn is_rich(&self, problem: &Problem) -> bool {
         self.family == LazyFamily::Generic
             && self.sequences == SequenceKind::Dense

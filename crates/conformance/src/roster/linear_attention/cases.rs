@@ -168,10 +168,6 @@ impl Grid for Point {
         operand.name != "dfinal_state" || self.states != StateKind::NoCotangent
     }
 
-    fn few_words(&self) -> &'static str {
-        self.family.name()
-    }
-
     /// Where terms do not cancel, however many they are, the bounds follow the results. (dscale is
     /// one sum over everything, and elsewhere it may come out anywhere near 0.)
     fn is_rich(&self, problem: &Problem) -> bool {
