@@ -173,12 +173,11 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
     let case = exact.case();
     let mut records = Vec::new();
     for pass in Pass::ALL {
-        let laws = || item.laws.iter().filter(|(of, _)| *of == pass).map(|(_, law)| law);
         let offered = |tier: &&dyn Tier| tier.offers(case.spec.algorithm, pass, case.dtype).is_ok();
         for tier in options.tiers.iter().filter(|tier| offered(tier)) {
             let trial = Trial::new(*tier, &exact, pass);
             let finding = OnceLock::new();
-            for law in laws() {
+            for (_, law) in item.laws.iter().filter(|(of, _)| *of == pass) {
                 let start = Instant::now();
                 let (verdict, margin) = match (law.check)(&trial) {
                     Ok(margin) => (Verdict::Pass, margin),

@@ -45,18 +45,14 @@ impl ReferenceIn {
         ReferenceIn { name: "reference/double-double", arithmetic: Arithmetic::DoubleDouble };
 }
 
-/// Whether these tiers leave an algorithm to others, which compute it for their own sake.
-fn has_other_tiers(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse)
-}
-
 impl Tier for ReferenceIn {
     fn name(&self) -> String {
         self.name.to_string()
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        if has_other_tiers(algorithm) {
+        // These are left to other tiers, which compute them for their own sake.
+        if matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse) {
             return Err("the simd tier exercises these bounds".to_string());
         }
         match (dtype == Dtype::F64, self.arithmetic == Arithmetic::DoubleDouble) {
