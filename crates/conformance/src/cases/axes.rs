@@ -18,13 +18,6 @@ macro_rules! axis {
             $type, $axis { $($(#[$item])* $value = $name,)* }
         }
 
-        impl $type {
-            /// What the axis is called, and the names of its values.
-            pub(crate) fn names() -> $crate::cases::axes::Names {
-                ($axis, $type::ALL.map($type::name).to_vec())
-            }
-        }
-
         $crate::cases::axes::meanings! {
             $type $(fn $stands_for($($given: $given_type),*) -> $what)?
             { $($value $(=> $meaning)?,)* }
@@ -70,7 +63,7 @@ macro_rules! grid {
         impl $point {
             /// What its axes are called, and the names of their values.
             pub fn axes() -> Vec<$crate::cases::axes::Names> {
-                vec![$($type::names()),*]
+                vec![$((stringify!($axis), $type::ALL.map($type::name).to_vec())),*]
             }
 
             /// The names of its values.

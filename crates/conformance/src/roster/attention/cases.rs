@@ -1,9 +1,9 @@
 //! The grid of attention and attention_lse.
 
-use super::factors::{add_bias, array, chunks, cuts, lengths, reach, segments, window};
+use super::factors::{add_bias, array, cuts, lengths, reach, segments, window};
 use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
-use crate::shapes::{Shape, ShapeClass};
+use crate::shapes::ShapeClass;
 use etalon_problem::Align::{BottomRight, TopLeft};
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, Dtype, Extents, Mask, Operand, Problem, Role, Scores,
@@ -31,7 +31,10 @@ grid! {
             /// A window with both ends, aligned at the top left.
             WindowTopLeft = "window_top_left" => window(stream, TopLeft),
             /// Causal within chunks.
-            Chunked = "chunked" => chunks(stream),
+            Chunked = "chunked" => Mask::ChunkedCausal {
+                chunk: stream.pick(2, &[1, 3, 8, 16, 29]),
+                align: stream.pick(3, &[BottomRight, TopLeft]),
+            },
             /// Segments, with padding and with ids that come back.
             Segments = "segments" => segments(e, stream),
             /// A random array, with empty rows, that batch elements or heads may share.
@@ -155,9 +158,7 @@ impl Grid for Point {
     }
 
     fn is_rich(&self, problem: &Problem) -> bool {
-        self.family == Family::Generic
-            && self.sequences == SequenceKind::Dense
-            && has_many_pairs(problem)
+        self.family == Family::Generic && has_many_pairs(problem)
     }
 
     fn is_smooth(&self) -> bool {
@@ -172,7 +173,7 @@ pub(crate) fn scores(
     sequences: SequenceKind,
     seed: u64,
 ) -> (Scores, usize) {
-    let Shape { mut extents, value_dim } = shape.draw(seed);
+    let (mut extents, value_dim) = shape.draw(seed);
     if sequences == SequenceKind::Packed {
         extents.batch = 1;
     }
@@ -182,9 +183,10 @@ pub(crate) fn scores(
     (scores, value_dim)
 }
 
-/// Whether rows and columns of scores are long enough for sums of many terms.
+/// Whether rows and columns of scores are dense and long enough for sums of many terms.
 pub(crate) fn has_many_pairs(problem: &Problem) -> bool {
-    problem.scores().is_some_and(|s| s.extents.queries.min(s.extents.keys) > 15)
+    let many = |e: &Extents| e.queries.min(e.keys) > 15;
+    problem.scores().is_some_and(|s| s.sequences == Sequences::Dense && many(&s.extents))
 }
 
 impl DlseKind {

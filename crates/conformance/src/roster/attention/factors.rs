@@ -12,11 +12,6 @@ pub(super) fn window(stream: &Stream, align: Align) -> Mask {
     Mask::Window { left: Some(reach(stream, 0)), right: Some(reach(stream, 1)), align }
 }
 
-pub(super) fn chunks(stream: &Stream) -> Mask {
-    let align = stream.pick(3, &[Align::BottomRight, Align::TopLeft]);
-    Mask::ChunkedCausal { chunk: stream.pick(2, &[1, 3, 8, 16, 29]), align }
-}
-
 /// Ids 0, 1, 2 in runs of 9 and back to 0; every 11th row is padding.
 pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
     let shift = stream.below(6, 9);
