@@ -123,15 +123,10 @@ fn reject_unknown_tensors(problem: &Problem, pass: Pass, tensors: &Tensors) -> R
         !known().any(|known| known == *name) && !arrays.iter().any(|(array, _)| array == *name)
     });
     let Some(name) = unknown else { return Ok(()) };
-    let option = tables.iter().find_map(|table| table.option(name));
-    Err(Error::Unexpected {
-        operand: name.clone(),
-        reason: match option {
-            Some(option) => format!("the problem does not set `{option}`"),
-            None => {
-                let advice = advice::did_you_mean(name, known());
-                format!("{} {pass} has no such tensor{advice}", problem.algorithm())
-            }
-        },
-    })
+    if let Some(option) = tables.iter().find_map(|table| table.option(name)) {
+        return Err(Error::unexpected(name, Some(option)));
+    }
+    let advice = advice::did_you_mean(name, known());
+    let reason = format!("{} {pass} has no such tensor{advice}", problem.algorithm());
+    Err(Error::Unexpected { operand: name.clone(), reason })
 }

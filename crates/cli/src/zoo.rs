@@ -5,7 +5,7 @@ use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::table::Table;
 use crate::units;
-use etalon_conformance::zoo::{CONTROLS, Fate, Matrix, Mutant, Row, Style, kill_matrix, mutants};
+use etalon_conformance::zoo::{CONTROLS, Matrix, Mutant, Row, Style, kill_matrix, mutants};
 use etalon_problem::Algorithm;
 use std::time::Instant;
 
@@ -29,7 +29,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         run.watch(|progress| kill_matrix(seed, &algorithms, &mutants, &controls, progress))?;
     say(&matrix_table(&matrix))?;
     for row in matrix.rows.iter().filter(|_| arguments.verbose) {
-        say(&stories(&matrix, row))?;
+        say(&stories(row))?;
     }
     say(&format!("{}, {}", summary(&matrix), units::time(start.elapsed().as_secs_f64())))?;
     Ok(matrix.sound())
@@ -62,15 +62,10 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
     Ok((algorithms, mutants, controls))
 }
 
-fn kills<'a>(matrix: &'a Matrix, row: &'a Row) -> impl Iterator<Item = (&'static str, &'a Fate)> {
-    let fates = matrix.laws.iter().copied().zip(&row.fates);
-    fates.filter(|(_, fate)| matches!(fate, Fate::Killed { .. }))
-}
-
 fn matrix_table(matrix: &Matrix) -> String {
     let mut table = Table::new(["mutant", "seen in public", "must fall to", "falls to"]);
     for row in &matrix.rows {
-        let laws: Vec<&str> = kills(matrix, row).map(|(law, _)| law).collect();
+        let laws: Vec<&str> = row.kills().map(|(law, ..)| law).collect();
         let (address, killer) = match row.mutant {
             Some(mutant) => (mutant.address, mutant.killer),
             None => ("", "none: it is correct"),
@@ -85,29 +80,23 @@ fn matrix_table(matrix: &Matrix) -> String {
 fn summary(matrix: &Matrix) -> String {
     let (mutants, controls): (Vec<&Row>, Vec<&Row>) =
         matrix.rows.iter().partition(|row| row.mutant.is_some());
-    let by_own_law = |row: &&&Row| {
-        let killer = row.mutant.map(|mutant| mutant.killer);
-        kills(matrix, row).any(|(law, _)| Some(law) == killer)
-    };
     format!(
         "{}: {} of {} mutants fall to the law that must find them, {} of {} controls raise an alarm",
         if matrix.sound() { "PASSED" } else { "FAILED" },
-        mutants.iter().filter(by_own_law).count(),
+        mutants.iter().filter(|row| row.sound()).count(),
         mutants.len(),
-        controls.iter().filter(|row| row.killed()).count(),
+        controls.iter().filter(|row| !row.sound()).count(),
         controls.len()
     )
 }
 
-fn stories(matrix: &Matrix, row: &Row) -> String {
+fn stories(row: &Row) -> String {
     let mut text = format!("\n{}", row.name);
     if let Some(mutant) = row.mutant {
         text += &format!(": {}", mutant.story);
     }
-    for (law, fate) in kills(matrix, row) {
-        if let Fate::Killed { case, text: shown } = fate {
-            text += &format!("\n  {law}, {case}: {shown}");
-        }
+    for (law, case, shown) in row.kills() {
+        text += &format!("\n  {law}, {case}: {shown}");
     }
     text
 }

@@ -124,9 +124,14 @@ impl Spec {
             .collect()
     }
 
-    /// What the elements are like, in a few words.
+    /// What the elements are like, in a few words: those of their family, or its name.
     pub fn few_words(&self) -> &'static str {
-        each!(&self.point, point => point.few_words())
+        match &self.point {
+            Point::Attention(point) => point.family.name(),
+            Point::LinearAttention(point) => point.family.name(),
+            Point::LazyAttention(point) => point.elements.name(),
+            Point::LinearCrossEntropy(point) => point.family.few_words(),
+        }
     }
 
     /// The case of this point: its problem, and the inputs of the forward and backward pass.
@@ -191,7 +196,7 @@ impl Case {
     pub(crate) fn family(&self) -> Option<attention::Family> {
         match &self.spec.point {
             Point::Attention(point) => Some(point.family),
-            Point::LazyAttention(point) => Some(point.family.of_attention()),
+            Point::LazyAttention(point) => Some(point.elements.of_attention()),
             _ => None,
         }
     }

@@ -94,8 +94,8 @@ fn candidates(given: &[f64]) -> Vec<Named> {
     let mut layers: Vec<(usize, usize)> = named_layers(given).map(|(_, at)| at).collect();
     layers.push((0, 1));
     let mut list: Vec<Named> = Vec::new();
-    let of_layers = layers.into_iter().flat_map(|at| [geometric(heads, at), linear(heads, at)]);
-    for named in of_layers.chain([retention(heads)]).flatten() {
+    let of_layers = layers.into_iter().flat_map(|at| of_layer(heads, at));
+    for named in of_layers.chain(retention(heads)) {
         if !list.iter().any(|known| near(&known.log_decays, &named.log_decays)) {
             list.push(named);
         }
@@ -114,10 +114,8 @@ fn names(given: &[f64]) -> Vec<Named> {
 /// layers first.
 fn named_layers(given: &[f64]) -> impl Iterator<Item = (Named, (usize, usize))> {
     let layers = (1..=LAYERS).flat_map(|layers| (0..layers).map(move |layer| (layer, layers)));
-    let named = layers.flat_map(|at| {
-        [geometric(given.len(), at), linear(given.len(), at)].map(|named| Some((named?, at)))
-    });
-    named.flatten().filter(|(named, _)| near(&named.log_decays, given))
+    let named = layers.flat_map(|at| of_layer(given.len(), at).map(move |named| (named, at)));
+    named.filter(|(named, _)| near(&named.log_decays, given))
 }
 
 fn near(a: &[f64], b: &[f64]) -> bool {
@@ -128,18 +126,18 @@ fn within(a: &[f64], b: &[f64], share: f64) -> bool {
     a.iter().zip(b).all(|(a, b)| (a - b).abs() <= share * a.abs().max(b.abs()))
 }
 
-fn geometric(heads: usize, (layer, layers): (usize, usize)) -> Option<Named> {
-    let name = format!(
-        "slopes::geometric({heads}, {layer}, {layers}), those of the original lightning attention"
-    );
-    Some(Named { name, log_decays: slopes::geometric(heads, layer, layers).ok()? })
-}
-
-fn linear(heads: usize, (layer, layers): (usize, usize)) -> Option<Named> {
-    let name = format!(
-        "slopes::linear({heads}, {layer}, {layers}), those of flash-linear-attention's lightning_attn"
-    );
-    Some(Named { name, log_decays: slopes::linear(heads, layer, layers).ok()? })
+/// The log-decays with a name for so many heads of a layer, of so many: geometric ones, then linear.
+fn of_layer(heads: usize, (layer, layers): (usize, usize)) -> impl Iterator<Item = Named> {
+    let [geometric, linear] =
+        [slopes::geometric, slopes::linear].map(|of| of(heads, layer, layers));
+    let list = [
+        ("geometric", geometric, "the original lightning attention"),
+        ("linear", linear, "flash-linear-attention's lightning_attn"),
+    ];
+    list.into_iter().filter_map(move |(name, log_decays, of)| {
+        let name = format!("slopes::{name}({heads}, {layer}, {layers}), those of {of}");
+        Some(Named { name, log_decays: log_decays.ok()? })
+    })
 }
 
 fn retention(heads: usize) -> Option<Named> {
@@ -160,8 +158,8 @@ mod tests {
         for heads in [2, 6, 8, 16] {
             // Of a layer of a model, and of a first layer.
             for at in [(3, 12), (0, 1), (11, 24)] {
-                let (geometric, linear) =
-                    (geometric(heads, at).unwrap(), linear(heads, at).unwrap());
+                let mut both = of_layer(heads, at);
+                let [geometric, linear] = [(); 2].map(|()| both.next().unwrap());
                 for (given, other) in [(&geometric, &linear), (&linear, &geometric)] {
                     let given = rounded(given.log_decays.clone());
                     let found = names(&given).swap_remove(0);

@@ -17,15 +17,6 @@ pub const DIMS: [usize; 14] = [1, 2, 8, 20, 33, 40, 64, 72, 80, 96, 128, 192, 25
 pub const HEADS: [(usize, usize); 8] =
     [(1, 1), (2, 2), (4, 2), (6, 3), (3, 1), (7, 1), (8, 1), (6, 2)];
 
-/// The extents of a case.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    /// Those of q and k.
-    pub extents: Extents,
-    /// E.
-    pub value_dim: usize,
-}
-
 axis! {
     "shape",
     /// A class of extents; the seed draws one of it.
@@ -100,14 +91,14 @@ axis! {
 }
 
 impl ShapeClass {
-    /// One shape of the class.
-    pub fn draw(self, seed: u64) -> Shape {
+    /// Extents of the class: those of q and k, and E.
+    pub fn draw(self, seed: u64) -> (Extents, usize) {
         let stream = Stream::new(seed, self.name());
         let (query_heads, key_heads) = stream.pick(0, &[(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)]);
         let dim = stream.pick(1, &[8, 16, 20, 33, 40]);
         let mut extents = Extents { batch: 1, query_heads, key_heads, queries: 17, keys: 33, dim };
         let mut value_dim = dim;
         self.change(&mut extents, &mut value_dim, &stream);
-        Shape { extents, value_dim }
+        (extents, value_dim)
     }
 }

@@ -24,8 +24,6 @@ pub struct SuiteOptions<'a> {
     pub depth: Depth,
     /// The seed of the inputs.
     pub seed: u64,
-    /// Threads; `None`: one per core.
-    pub threads: Option<usize>,
     /// The kinds of law: others' kernels do not promise [`Kind::Contract`].
     pub kinds: Vec<Kind>,
     /// The profile that is claimed; `None`: what etalon's own tiers promise.
@@ -40,7 +38,6 @@ impl<'a> SuiteOptions<'a> {
             algorithms: Algorithm::ALL.to_vec(),
             depth: Depth::Core,
             seed: 0,
-            threads: None,
             kinds: vec![Kind::Gate, Kind::Probe, Kind::Meaning, Kind::Contract],
             profile: None,
         }
@@ -60,28 +57,20 @@ struct Item {
     laws: Vec<(Pass, Law)>,
 }
 
-/// Runs tiers against laws. `progress` hears, from any thread, of every case that is done: its
-/// number, the number of all, and its name.
+/// Runs tiers against laws, on the threads of the current pool. `progress` hears, from any thread, of
+/// every case that is done: its number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
-    let work = || {
-        let items = plan(options);
-        let done = AtomicUsize::new(0);
-        let judged = items.par_iter().flat_map_iter(|item| {
-            let records = judge(item, options);
-            let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-            progress(done, items.len(), &item.spec.to_string());
-            records
-        });
-        let mut records = not_offered(options);
-        records.extend(judged.collect::<Vec<Record>>());
-        Report { about: about(options), records, absent: Vec::new() }
-    };
-    let pool = options.threads.map(|n| rayon::ThreadPoolBuilder::new().num_threads(n).build());
-    match pool {
-        Some(Ok(pool)) => pool.install(work),
-        // Without a pool of its own the run takes the current one: slower, not wrong.
-        Some(Err(_)) | None => work(),
-    }
+    let items = plan(options);
+    let done = AtomicUsize::new(0);
+    let judged = items.par_iter().flat_map_iter(|item| {
+        let records = judge(item, options);
+        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
+        progress(done, items.len(), &item.spec.to_string());
+        records
+    });
+    let mut records = not_offered(options);
+    records.extend(judged.collect::<Vec<Record>>());
+    Report { about: about(options), records, absent: Vec::new() }
 }
 
 /// What the suite knows of a run.
@@ -184,12 +173,11 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
     let case = exact.case();
     let mut records = Vec::new();
     for pass in Pass::ALL {
-        let laws = || item.laws.iter().filter(|(of, _)| *of == pass).map(|(_, law)| law);
         let offered = |tier: &&dyn Tier| tier.offers(case.spec.algorithm, pass, case.dtype).is_ok();
         for tier in options.tiers.iter().filter(|tier| offered(tier)) {
             let trial = Trial::new(*tier, &exact, pass);
             let finding = OnceLock::new();
-            for law in laws() {
+            for (_, law) in item.laws.iter().filter(|(of, _)| *of == pass) {
                 let start = Instant::now();
                 let (verdict, margin) = match (law.check)(&trial) {
                     Ok(margin) => (Verdict::Pass, margin),

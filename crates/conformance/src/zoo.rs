@@ -38,12 +38,6 @@ pub enum Fate {
     },
 }
 
-impl Fate {
-    fn is_kill(&self) -> bool {
-        matches!(self, Fate::Killed { .. })
-    }
-}
-
 /// A row of the matrix.
 #[derive(Debug, Clone)]
 pub struct Row {
@@ -51,36 +45,39 @@ pub struct Row {
     pub name: String,
     /// The mutant; `None` for a control.
     pub mutant: Option<Mutant>,
-    /// What each law found, in the matrix' order of laws.
-    pub fates: Vec<Fate>,
+    /// What each law, by name, found.
+    pub fates: Vec<(&'static str, Fate)>,
 }
 
 /// Mutants and controls against laws.
 #[derive(Debug, Clone)]
 pub struct Matrix {
-    /// The laws' names.
-    pub laws: Vec<&'static str>,
     /// The mutants, then the controls.
     pub rows: Vec<Row>,
 }
 
 impl Row {
-    /// Whether some law killed it.
-    pub fn killed(&self) -> bool {
-        self.fates.iter().any(Fate::is_kill)
+    /// The laws that killed it: the name, the case's name, and how that showed.
+    pub fn kills(&self) -> impl Iterator<Item = (&'static str, &str, &str)> {
+        self.fates.iter().filter_map(|(law, fate)| match fate {
+            Fate::Killed { case, text } => Some((*law, case.as_str(), text.as_str())),
+            Fate::Alive(_) => None,
+        })
+    }
+
+    /// Whether a mutant was killed by the law that must, or a control by none.
+    pub fn sound(&self) -> bool {
+        match self.mutant {
+            None => self.kills().next().is_none(),
+            Some(mutant) => self.kills().any(|(law, ..)| law == mutant.killer),
+        }
     }
 }
 
 impl Matrix {
     /// Whether every mutant was killed by the law that must, and no control by any.
     pub fn sound(&self) -> bool {
-        self.rows.iter().all(|row| match row.mutant {
-            None => !row.killed(),
-            Some(mutant) => {
-                let mut fates = self.laws.iter().zip(&row.fates);
-                fates.any(|(law, fate)| *law == mutant.killer && fate.is_kill())
-            }
-        })
+        self.rows.iter().all(Row::sound)
     }
 }
 
@@ -102,28 +99,24 @@ pub fn kill_matrix(
     };
     let algorithms: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(concerned).collect();
     let ground = Ground::new(seed, &algorithms);
-    let mutants = mutants.iter().map(|&mutant| (Some(mutant), Host::mutant(mutant)));
-    let controls = controls.iter().map(|&style| (None, Host::sound(style)));
-    let (kinds, tiers): (Vec<_>, Vec<_>) = mutants.chain(controls).unzip();
+    let mutants = mutants.iter().copied().map(Host::mutant);
+    let tiers: Vec<Host> = mutants.chain(controls.iter().copied().map(Host::sound)).collect();
     let fates = ground.hunt(&tiers, |_| true, progress);
-    let row = |((mutant, tier), fates): ((_, &Host), _)| Row { name: tier.name(), mutant, fates };
-    let rows = kinds.into_iter().zip(&tiers).zip(fates).map(row).collect();
-    Matrix { laws: ground.laws.iter().map(|law| law.name).collect(), rows }
+    let row = |(tier, fates): (&Host, _)| Row { name: tier.name(), mutant: tier.mutant, fates };
+    Matrix { rows: tiers.iter().zip(fates).map(row).collect() }
 }
 
 /// Whether the law that must kill a mutant does.
 pub fn killed(mutant: Mutant, ground: &Ground) -> Fate {
     let killer = |law: &Law| law.name == mutant.killer;
     let fates = ground.hunt(&[Host::mutant(mutant)], killer, &|_, _, _| {});
-    // The other laws were not asked.
-    let found = fates.into_iter().flatten().find(|fate| *fate != Fate::Alive(0));
-    found.unwrap_or(Fate::Alive(0))
+    let own = fates.into_iter().flatten().find(|(law, _)| *law == mutant.killer);
+    own.map_or(Fate::Alive(0), |(_, fate)| fate)
 }
 
 /// What every law finds on a control.
 pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
-    let fates = ground.hunt(&[Host::sound(style)], |_| true, &|_, _, _| {});
-    ground.laws.iter().map(|law| law.name).zip(fates.into_iter().flatten()).collect()
+    ground.hunt(&[Host::sound(style)], |_| true, &|_, _, _| {}).concat()
 }
 
 /// The cases of a core run, in f32, with the laws that look at each.
@@ -150,14 +143,14 @@ impl Ground {
         Ground { cases: cases.collect(), laws }
     }
 
-    /// Runs tiers against the laws that `chosen` names: what each law found on each tier. A law
+    /// Runs tiers against the laws that `chosen` names: what every law found on each tier. A law
     /// leaves a tier alone after the first case that kills it.
     fn hunt(
         &self,
         tiers: &[Host],
         chosen: impl Fn(&Law) -> bool + Sync,
         progress: Progress<'_>,
-    ) -> Vec<Vec<Fate>> {
+    ) -> Vec<Vec<(&'static str, Fate)>> {
         let done = AtomicUsize::new(0);
         let nothing = |_: &Law| Mutex::new((usize::MAX, Fate::Alive(0)));
         let of_tier = |_: &Host| self.laws.iter().map(nothing).collect();
@@ -172,9 +165,11 @@ impl Ground {
             let done = done.fetch_add(1, Ordering::Relaxed) + 1;
             progress(done, self.cases.len(), &exact.case().name);
         });
-        let fate =
-            |finding: Finding| finding.into_inner().unwrap_or_else(PoisonError::into_inner).1;
-        findings.into_iter().map(|of_tier| of_tier.into_iter().map(fate).collect()).collect()
+        let fate = |(law, finding): (&Law, Finding)| {
+            (law.name, finding.into_inner().unwrap_or_else(PoisonError::into_inner).1)
+        };
+        let named = |of_tier| self.laws.iter().zip::<Vec<_>>(of_tier).map(fate).collect();
+        findings.into_iter().map(named).collect()
     }
 
     /// The trials of a tier on a case, by laws that no earlier case has led to a kill.

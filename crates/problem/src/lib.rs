@@ -262,8 +262,7 @@ impl Problem {
         let Some(scores) = self.scores() else { return names };
         scores.mask.clone().visit_mut(&mut |mask| match mask {
             Mask::Segments { query, key } => {
-                names.push((query.name.clone(), query.shape.clone()));
-                names.push((key.name.clone(), key.shape.clone()));
+                names.extend([query, key].map(|ids| (ids.name.clone(), ids.shape.clone())));
             }
             Mask::Array(array) => names.push((array.name.clone(), array.shape.clone())),
             _ => {}

@@ -4,6 +4,8 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+#[cfg(feature = "serde")]
+use crate::file::{is_default, is_one, one};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
@@ -88,49 +90,43 @@ pub struct LinearCrossEntropy {
     /// V: classes, at least 1.
     pub vocab: usize,
     /// Whether there is an operand `bias` `[V]`.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub bias: bool,
     /// Whether there is an operand `class_weights` `[V]`.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub class_weights: bool,
     /// Whether there is an operand `token_weights` `[T]`.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub token_weights: bool,
     /// Multiplies h·w + bias, before the cap; absent: 1.
-    #[cfg_attr(
-        feature = "serde",
-        serde(default = "crate::file::one", skip_serializing_if = "crate::file::is_one")
-    )]
+    #[cfg_attr(feature = "serde", serde(default = "one", skip_serializing_if = "is_one"))]
     pub logit_scale: f64,
     /// c: logits become c·tanh(·/c), before the temperature.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub softcap: Option<f64>,
     /// Divides the logits, last; absent: 1.
-    #[cfg_attr(
-        feature = "serde",
-        serde(default = "crate::file::one", skip_serializing_if = "crate::file::is_one")
-    )]
+    #[cfg_attr(feature = "serde", serde(default = "one", skip_serializing_if = "is_one"))]
     pub temperature: f64,
     /// The target of tokens that do not count; absent: −100.
     #[cfg_attr(feature = "serde", serde(default = "ignored", skip_serializing_if = "is_ignored"))]
     pub ignore_index: i64,
     /// α in [0, 1]: the part of the target that is spread evenly over all classes.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub label_smoothing: f64,
     /// ζ: adds ζ·lse² to the loss of each token (z-loss).
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub lse_square_scale: f64,
     /// What ζ·lse² is weighted by.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub lse_square_weight: LseSquareWeight,
     /// What becomes of the losses of the tokens.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub reduction: Reduction,
     /// What `Mean` returns when there is nothing left to average.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub nothing_left: NothingLeft,
     /// What is returned beside the loss.
-    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "crate::file::is_default"))]
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub outputs: TokenOutputs,
 }
 

@@ -256,13 +256,9 @@ impl Mask {
         rows.clone().all(|i| span(i).is_some_and(|span| overlap(&span, cols).is_empty()))
     }
 
-    /// Fails unless the mask fits arrays of these extents: batch elements, query heads, queries, keys.
-    pub(crate) fn check(&self, extents: [usize; 4]) -> Result<(), Error> {
-        self.check_at(0, extents)
-    }
-
-    /// [`Mask::check`] of a node that lies `depth` below the root.
-    fn check_at(&self, depth: usize, extents: [usize; 4]) -> Result<(), Error> {
+    /// Fails unless the mask, which lies `depth` below the root, fits arrays of these extents: batch
+    /// elements, query heads, queries, keys.
+    pub(crate) fn check(&self, depth: usize, extents: [usize; 4]) -> Result<(), Error> {
         if depth > MAX_DEPTH {
             return Err(Error::value("mask", format!("nested at most {MAX_DEPTH} deep"), "deeper"));
         }
@@ -283,7 +279,7 @@ impl Mask {
                 array.check(&[outer(0, batch), outer(1, query_heads), queries, keys])
             }
             Mask::And(masks) | Mask::Or(masks) => {
-                masks.iter().try_for_each(|mask| mask.check_at(depth + 1, extents))
+                masks.iter().try_for_each(|mask| mask.check(depth + 1, extents))
             }
             _ => Ok(()),
         }

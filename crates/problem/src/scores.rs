@@ -139,7 +139,7 @@ impl Scores {
             }
         }
         self.sequences.check(e.batch, e.queries, e.keys)?;
-        self.mask.check([e.batch, e.query_heads, e.queries, e.keys])
+        self.mask.check(0, [e.batch, e.query_heads, e.queries, e.keys])
     }
 
     /// The shape of the bias and of its gradient, if there is one.

@@ -234,22 +234,18 @@ impl Table {
             Some(Stored::Float(dtype)) => dtype,
             _ => Dtype::F32,
         };
-        let check = |name: &str, result, twice, shape: &[usize], stored| {
+        let given = || {
+            let inputs = inputs.iter().map(|(name, x)| (name, false, x.shape(), x.stored()));
+            inputs.chain(outputs.iter().map(|(name, x)| (name, true, x.shape(), x.stored())))
+        };
+        for (at, (name, result, shape, stored)) in given().enumerate() {
             let operand = find(&self.operands, name).filter(|x| is_result(x) == result);
             let operand = operand.ok_or_else(|| Error::unexpected(name, self.option(name)))?;
-            match twice {
-                true if result => Err(Error::value(name, "one place", "two")),
-                true => Err(Error::value(name, "one tensor", "two")),
-                false => check_view(operand, shape, stored, storage, first),
+            if given().take(at).any(|(other, ..)| other == name) {
+                let expected = if result { "one place" } else { "one tensor" };
+                return Err(Error::value(name, expected, "two"));
             }
-        };
-        for (at, (name, view)) in inputs.iter().enumerate() {
-            let twice = inputs.iter().take(at).any(|(other, _)| other == name);
-            check(name, false, twice, view.shape(), view.stored())?;
-        }
-        for (at, (name, view)) in outputs.iter().enumerate() {
-            let twice = outputs.iter().take(at).any(|(other, _)| other == name);
-            check(name, true, twice, view.shape(), view.stored())?;
+            check_view(operand, shape, stored, storage, first)?;
         }
         for operand in self.operands.iter().filter(|x| inputs.get(x.name).is_none()) {
             match operand.role {

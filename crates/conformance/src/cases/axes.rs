@@ -6,12 +6,6 @@ use ndarray::ArrayD;
 /// What an axis is called, and the names of its values.
 pub(crate) type Names = (&'static str, Vec<&'static str>);
 
-/// An axis: an enumeration whose values have names.
-pub(crate) trait Axis {
-    /// What it is called, and the names of its values.
-    fn names() -> Names;
-}
-
 /// An axis, declared with the names of its values and, where a function tells it, what each stands for.
 macro_rules! axis {
     (
@@ -22,12 +16,6 @@ macro_rules! axis {
         etalon_problem::named! {
             $(#[$doc])*
             $type, $axis { $($(#[$item])* $value = $name,)* }
-        }
-
-        impl $crate::cases::axes::Axis for $type {
-            fn names() -> $crate::cases::axes::Names {
-                ($axis, $type::ALL.map($type::name).to_vec())
-            }
         }
 
         $crate::cases::axes::meanings! {
@@ -75,7 +63,7 @@ macro_rules! grid {
         impl $point {
             /// What its axes are called, and the names of their values.
             pub fn axes() -> Vec<$crate::cases::axes::Names> {
-                vec![$(<$type as $crate::cases::axes::Axis>::names()),*]
+                vec![$((stringify!($axis), $type::ALL.map($type::name).to_vec())),*]
             }
 
             /// The names of its values.
@@ -110,9 +98,6 @@ pub(crate) trait Grid {
 
     /// Whether an operand that may be absent is there.
     fn given(&self, operand: &Operand) -> bool;
-
-    /// What the elements are like, in a few words.
-    fn few_words(&self) -> &'static str;
 
     /// Whether the bounds must be small against the results: generic elements, and sums of many.
     fn is_rich(&self, problem: &Problem) -> bool;

@@ -33,7 +33,7 @@ fn cover(sizes: &[usize], seed: u64) -> Vec<Vec<usize>> {
     }
     let mut points = Vec::new();
     let mut draws = 0;
-    while let Some(pair) = nth(&uncovered, stream.below(draws, uncovered.len().max(1))) {
+    while let Some(&pair) = uncovered.iter().nth(stream.below(draws, uncovered.len().max(1))) {
         let mut point: Vec<Option<usize>> = vec![None; sizes.len()];
         (point[pair.0], point[pair.2]) = (Some(pair.1), Some(pair.3));
         for axis in 0..sizes.len() {
@@ -56,10 +56,6 @@ fn cover(sizes: &[usize], seed: u64) -> Vec<Vec<usize>> {
         draws += 1;
     }
     points
-}
-
-fn nth(set: &BTreeSet<Pair>, n: usize) -> Option<Pair> {
-    set.iter().nth(n).copied()
 }
 
 fn gain(uncovered: &BTreeSet<Pair>, point: &[Option<usize>], axis: usize, value: usize) -> usize {

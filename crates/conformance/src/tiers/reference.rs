@@ -32,35 +32,30 @@ impl Tier for Reference {
 /// The reference's formulas in another arithmetic, judged like any tier: in f32 they show what the
 /// bounds leave to a plain kernel, in double-double that the f64 oracle is not the one that errs.
 #[derive(Debug, Clone, Copy)]
-pub struct ReferenceIn(Arithmetic);
+pub struct ReferenceIn {
+    name: &'static str,
+    arithmetic: Arithmetic,
+}
 
 impl ReferenceIn {
     /// In f32, for every storage type but f64.
-    pub const SINGLE: Self = ReferenceIn(Arithmetic::F32);
+    pub const SINGLE: Self = ReferenceIn { name: "reference/f32", arithmetic: Arithmetic::F32 };
     /// In double-double, for f64.
-    pub const DOUBLE_DOUBLE: Self = ReferenceIn(Arithmetic::DoubleDouble);
-}
-
-/// Whether these tiers leave an algorithm to others, which compute it for their own sake.
-fn has_other_tiers(algorithm: Algorithm) -> bool {
-    matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse)
+    pub const DOUBLE_DOUBLE: Self =
+        ReferenceIn { name: "reference/double-double", arithmetic: Arithmetic::DoubleDouble };
 }
 
 impl Tier for ReferenceIn {
     fn name(&self) -> String {
-        match self.0 {
-            Arithmetic::F32 => "reference/f32",
-            Arithmetic::F64 => "reference/f64",
-            Arithmetic::DoubleDouble => "reference/double-double",
-        }
-        .to_string()
+        self.name.to_string()
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        if has_other_tiers(algorithm) {
+        // These are left to other tiers, which compute them for their own sake.
+        if matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse) {
             return Err("the simd tier exercises these bounds".to_string());
         }
-        match (dtype == Dtype::F64, self.0 == Arithmetic::DoubleDouble) {
+        match (dtype == Dtype::F64, self.arithmetic == Arithmetic::DoubleDouble) {
             (true, false) => Err("it computes in f32".to_string()),
             (false, true) => Err("it is for f64".to_string()),
             _ if !judged(algorithm).contains(&pass) => {
@@ -76,7 +71,7 @@ impl Tier for ReferenceIn {
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        Ok(outputs(self.0, request, request.dtype)?)
+        Ok(outputs(self.arithmetic, request, request.dtype)?)
     }
 }
 

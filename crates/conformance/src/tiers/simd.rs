@@ -44,17 +44,13 @@ impl Tier for Simd {
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        use Algorithm::{Attention, AttentionLse, LinearAttention};
-        match (algorithm, pass) {
-            (Attention | AttentionLse, Pass::Step) => {
-                return Err(format!("{algorithm} has no {pass}"));
-            }
-            (Attention | AttentionLse, _) => {}
-            (LinearAttention, Pass::Jvp) => return Err(format!("{algorithm} has no {pass}")),
-            (LinearAttention, _) => {}
+        let absent = match algorithm {
+            Algorithm::Attention | Algorithm::AttentionLse => Pass::Step,
+            Algorithm::LinearAttention => Pass::Jvp,
             _ => return Err("not written yet for simd".to_string()),
-        }
+        };
         match dtype {
+            _ if pass == absent => Err(format!("{algorithm} has no {pass}")),
             Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
             _ => Ok(()),
         }

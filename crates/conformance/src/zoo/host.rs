@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 #[derive(Debug)]
 pub struct Host {
     style: Style,
-    mutant: Option<Mutant>,
+    pub(super) mutant: Option<Mutant>,
     runs: AtomicUsize,
 }
 

@@ -130,11 +130,8 @@ fn windows(job: &mut Job, change: fn(&mut Option<usize>, &mut Option<usize>)) {
 }
 
 fn align_top_left(job: &mut Job) {
-    let change = &mut |mask: &mut Mask| match mask {
-        Mask::Causal { align } | Mask::Window { align, .. } | Mask::ChunkedCausal { align, .. } => {
-            *align = Align::TopLeft;
-        }
-        _ => {}
+    let change = &mut |mask: &mut Mask| {
+        mask.align_mut().into_iter().for_each(|align| *align = Align::TopLeft);
     };
     scores(job, |scores| scores.mask.visit_mut(change));
 }

@@ -1,11 +1,9 @@
 //! The grid of attention and attention_lse.
 
-use super::factors::{
-    add_bias, array, cap, chunks, cuts, lengths, reach, scale, segments, shared_array, window,
-};
+use super::factors::{add_bias, array, cuts, lengths, reach, segments, window};
 use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
-use crate::shapes::{Shape, ShapeClass};
+use crate::shapes::ShapeClass;
 use etalon_problem::Align::{BottomRight, TopLeft};
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, Dtype, Extents, Mask, Operand, Problem, Role, Scores,
@@ -33,11 +31,17 @@ grid! {
             /// A window with both ends, aligned at the top left.
             WindowTopLeft = "window_top_left" => window(stream, TopLeft),
             /// Causal within chunks.
-            Chunked = "chunked" => chunks(stream),
+            Chunked = "chunked" => Mask::ChunkedCausal {
+                chunk: stream.pick(2, &[1, 3, 8, 16, 29]),
+                align: stream.pick(3, &[BottomRight, TopLeft]),
+            },
             /// Segments, with padding and with ids that come back.
             Segments = "segments" => segments(e, stream),
-            /// A random array, with empty rows.
-            Array = "array" => shared_array(e, stream),
+            /// A random array, with empty rows, that batch elements or heads may share.
+            Array = "array" => {
+                let shared = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
+                array(e, shared, 0.7, stream)
+            },
             /// Causal and segments.
             And = "and" => Mask::And(vec![Mask::causal(), segments(e, stream)]),
             /// A window or a sparse array.
@@ -50,8 +54,9 @@ grid! {
         options: OptionKind = "options" fn set(scores: &mut Scores, stream: &Stream) -> () {
             /// None.
             Plain = "plain" => {},
-            /// A softcap that bends the scores.
-            Softcap = "softcap" => scores.softcap = Some(cap(stream)),
+            /// A softcap that bends the scores: their deviation is about 1, so that tanh does not only
+            /// saturate.
+            Softcap = "softcap" => scores.softcap = Some(stream.pick(0, &[1.5, 2.0, 5.0])),
             /// Sinks.
             Sinks = "sinks" => scores.sinks = true,
             /// A bias of every batch element and head.
@@ -61,12 +66,12 @@ grid! {
             /// A bias per head.
             BiasHeads = "bias_heads" => add_bias(scores, |e| [1, e.query_heads]),
             /// A scale that is not 1/√D.
-            Scale = "scale" => scores.softmax_scale = Some(scale(stream)),
+            Scale = "scale" => scores.softmax_scale = Some(stream.pick(1, &[0.125, 0.3, 0.45])),
             /// Scale, softcap, sinks and a bias per batch element.
             Everything = "everything" => {
-                scores.softmax_scale = Some(scale(stream));
-                scores.softcap = Some(cap(stream));
-                scores.sinks = true;
+                for kind in [Self::Scale, Self::Softcap, Self::Sinks] {
+                    kind.set(scores, stream);
+                }
                 add_bias(scores, |e| [e.batch, 1]);
             },
         },
@@ -152,14 +157,8 @@ impl Grid for Point {
         self.dlse.gives(operand)
     }
 
-    fn few_words(&self) -> &'static str {
-        self.family.name()
-    }
-
     fn is_rich(&self, problem: &Problem) -> bool {
-        self.family == Family::Generic
-            && self.sequences == SequenceKind::Dense
-            && has_many_pairs(problem)
+        self.family == Family::Generic && has_many_pairs(problem)
     }
 
     fn is_smooth(&self) -> bool {
@@ -174,7 +173,7 @@ pub(crate) fn scores(
     sequences: SequenceKind,
     seed: u64,
 ) -> (Scores, usize) {
-    let Shape { mut extents, value_dim } = shape.draw(seed);
+    let (mut extents, value_dim) = shape.draw(seed);
     if sequences == SequenceKind::Packed {
         extents.batch = 1;
     }
@@ -184,9 +183,10 @@ pub(crate) fn scores(
     (scores, value_dim)
 }
 
-/// Whether rows and columns of scores are long enough for sums of many terms.
+/// Whether rows and columns of scores are dense and long enough for sums of many terms.
 pub(crate) fn has_many_pairs(problem: &Problem) -> bool {
-    problem.scores().is_some_and(|s| s.extents.queries.min(s.extents.keys) > 15)
+    let many = |e: &Extents| e.queries.min(e.keys) > 15;
+    problem.scores().is_some_and(|s| s.sequences == Sequences::Dense && many(&s.extents))
 }
 
 impl DlseKind {

@@ -12,11 +12,6 @@ pub(super) fn window(stream: &Stream, align: Align) -> Mask {
     Mask::Window { left: Some(reach(stream, 0)), right: Some(reach(stream, 1)), align }
 }
 
-pub(super) fn chunks(stream: &Stream) -> Mask {
-    let align = stream.pick(3, &[Align::BottomRight, Align::TopLeft]);
-    Mask::ChunkedCausal { chunk: stream.pick(2, &[1, 3, 8, 16, 29]), align }
-}
-
 /// Ids 0, 1, 2 in runs of 9 and back to 0; every 11th row is padding.
 pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
     let shift = stream.below(6, 9);
@@ -33,12 +28,6 @@ pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
     }
 }
 
-/// An array that batch elements or heads may share.
-pub(super) fn shared_array(e: &Extents, stream: &Stream) -> Mask {
-    let extents = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
-    array(e, extents, 0.7, stream)
-}
-
 /// Random flags; rows 1, 14, 27, … are empty.
 pub(super) fn array(
     e: &Extents,
@@ -53,15 +42,6 @@ pub(super) fn array(
         })
         .collect();
     Mask::Array(NamedArray::new("mask", &[batch, heads, e.queries, e.keys], flags))
-}
-
-/// Within the scores' deviation of about 1, so that tanh bends and does not only saturate.
-pub(super) fn cap(stream: &Stream) -> f64 {
-    stream.pick(0, &[1.5, 2.0, 5.0])
-}
-
-pub(super) fn scale(stream: &Stream) -> f64 {
-    stream.pick(1, &[0.125, 0.3, 0.45])
 }
 
 /// Adds a bias of these extents of batch and heads.

@@ -50,7 +50,7 @@ grid! {
             },
         },
         /// Families of elements.
-        family: LazyFamily = "elements" {
+        elements: LazyFamily = "elements" {
             /// Mean 0, variance 1.
             Generic = "generic",
             /// Scores with deviation 3.
@@ -111,11 +111,11 @@ impl Grid for Point {
             "tau" => ArrayD::from_shape_fn(shape, |at| self.tau.draw(at[0], stream.uniform(at[0]))),
             "bias" => ArrayD::from_shape_fn(shape, |at| {
                 let x = stream.normal(at[0] * operand.shape[1] + at[1]);
-                if self.family == LazyFamily::Decaying { -0.2 * at[1] as f64 } else { 0.5 * x }
+                if self.elements == LazyFamily::Decaying { -0.2 * at[1] as f64 } else { 0.5 * x }
             }),
             name => {
-                let values = self.family.of_attention().values(scores, operand, dtype, seed);
-                match (self.family, name) {
+                let values = self.elements.of_attention().values(scores, operand, dtype, seed);
+                match (self.elements, name) {
                     (LazyFamily::Uniform, "q") => values * 1e-3,
                     (LazyFamily::Decaying, "q") => values * 0.25,
                     _ => values,
@@ -128,18 +128,12 @@ impl Grid for Point {
         self.dlse.gives(operand)
     }
 
-    fn few_words(&self) -> &'static str {
-        self.family.name()
-    }
-
     fn is_rich(&self, problem: &Problem) -> bool {
-        self.family == LazyFamily::Generic
-            && self.sequences == SequenceKind::Dense
-            && matches!(self.tau, TauKind::Learned | TauKind::Above)
-            && has_many_pairs(problem)
+        let filters = matches!(self.tau, TauKind::Learned | TauKind::Above);
+        self.elements == LazyFamily::Generic && filters && has_many_pairs(problem)
     }
 
     fn is_smooth(&self) -> bool {
-        matches!(self.family, LazyFamily::Generic | LazyFamily::Peaked | LazyFamily::Decaying)
+        matches!(self.elements, LazyFamily::Generic | LazyFamily::Peaked | LazyFamily::Decaying)
     }
 }

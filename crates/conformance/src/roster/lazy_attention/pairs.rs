@@ -12,13 +12,11 @@ pub(super) struct Lazy<'a> {
     pub job: &'a Job,
     pub problem: &'a LazyAttention,
     pub heads: Heads<'a>,
-    tau: &'a [f32],
 }
 
 impl<'a> Lazy<'a> {
     pub fn new(job: &'a Job, problem: &'a LazyAttention) -> Self {
-        let tau = &job.input("tau").data;
-        Lazy { job, problem, heads: Heads::new(job, &problem.scores), tau }
+        Lazy { job, problem, heads: Heads::new(job, &problem.scores) }
     }
 
     /// The column of the bias that belongs to a pair, if it has one.
@@ -51,7 +49,7 @@ impl<'a> Lazy<'a> {
     }
 
     pub fn tau(&self, query: Query) -> f32 {
-        self.tau[query.h]
+        self.job.input("tau").data[query.h]
     }
 
     /// P + τ/n of a row with n visible keys, and whether that is active.

@@ -13,14 +13,7 @@ grid! {
     /// What a case of linear_attention is made of, beside its storage type and seed.
     Point {
         /// How states decay.
-        decay: DecayKind = "decay" fn decay() -> Decay {
-            /// Not at all.
-            None = "none" => Decay::None,
-            /// By a constant of the head.
-            PerHead = "per_head" => Decay::PerHead,
-            /// By a gate of the token.
-            PerToken = "per_token" => Decay::PerToken,
-        },
+        decay: Decay,
         /// Families of log-decays.
         gates: GateKind = "gates" fn log_decay(x: f64, of_five: usize) -> f64 {
             /// Between −1 and −1/16: a state is gone after a chunk.
@@ -143,8 +136,7 @@ impl Grid for Point {
             extents.batch = 1;
         }
         let sequences = sequences(self.sequences, &extents, seed);
-        let mut problem =
-            LinearAttention::new(extents).value_dim(value_dim).decay(self.decay.decay());
+        let mut problem = LinearAttention::new(extents).value_dim(value_dim).decay(self.decay);
         (problem.initial_state, problem.final_state) = self.states.initial_and_final();
         problem.scale(self.scale.draw(extents.dim)).sequences(sequences).into()
     }
@@ -168,10 +160,6 @@ impl Grid for Point {
         operand.name != "dfinal_state" || self.states != StateKind::NoCotangent
     }
 
-    fn few_words(&self) -> &'static str {
-        self.family.name()
-    }
-
     /// Where terms do not cancel, however many they are, the bounds follow the results. (dscale is
     /// one sum over everything, and elsewhere it may come out anywhere near 0.)
     fn is_rich(&self, problem: &Problem) -> bool {
@@ -188,7 +176,7 @@ impl Grid for Point {
         // A gate of 0 or −∞ is not to be moved.
         let gates = matches!(self.gates, GateKind::Usual | GateKind::Weak);
         let elements = !matches!(self.family, Family::Range | Family::Zeros);
-        elements && (gates || self.decay == DecayKind::None)
+        elements && (gates || self.decay == Decay::None)
     }
 }
 

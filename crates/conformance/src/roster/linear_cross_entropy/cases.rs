@@ -142,10 +142,6 @@ impl Grid for Point {
         self.outputs.give(operand.name)
     }
 
-    fn few_words(&self) -> &'static str {
-        self.family.few_words()
-    }
-
     fn is_rich(&self, _: &Problem) -> bool {
         let many = matches!(self.shape, ShapeKind::Ragged | ShapeKind::Long);
         let some = matches!(self.ignored, IgnoredKind::Some | IgnoredKind::None);
