@@ -14,14 +14,14 @@ use ndarray::Array3;
 laws! {
     SCORES;
     /// Without sinks Σ_j dv_j = Σ_i dout_i over the rows that are not masked.
-    Meaning sum_dv of ATTENTION on Backward
+    Meaning sum_dv = sums_over_keys(["dv", "dout"], |_| (1.0, 0.0)) of ATTENTION on Backward
         if |case, _| has_v(case) && scores_are(case, |scores| !scores.sinks);
     /// Without softcap and sinks Σ_j dk_j = σ Σ_i dlse_i q_i.
     Meaning sum_dk on Backward if |case, _| scores_are(case, |s| !s.sinks && s.softcap.is_none());
     /// ⟨dq, q⟩ = ⟨dk, k⟩ for every key head.
-    Meaning euler_qk on Backward;
+    Meaning euler_qk = euler([("dq", "q"), ("dk", "k")]) on Backward;
     /// ⟨dv, v⟩ = ⟨dout, o⟩ for every key head.
-    Meaning euler_vo on Backward if |case, _| has_v(case);
+    Meaning euler_vo = euler([("dv", "v"), ("o", "dout")]) on Backward if |case, _| has_v(case);
     /// Without sinks the row sums of dbias are dlse.
     Meaning sum_dbias of ATTENTION on Backward if |case, _| {
         scores_are(case, |scores| {
@@ -55,14 +55,6 @@ fn euler(trial: &Trial<'_>, pairs: [(&str, &str); 2]) -> Judgement {
     let what = pairs.map(|(result, input)| format!("⟨{result}, {input}⟩")).join(", ");
     let heads = key_heads(trial.case.scores()?).zip(left?.into_iter().zip(right?));
     worst(heads.map(|([b, h], (left, right))| left.meets(right, &format!("{what} of [{b}, {h}]"))))
-}
-
-fn euler_qk(trial: &Trial<'_>) -> Judgement {
-    euler(trial, [("dq", "q"), ("dk", "k")])
-}
-
-fn euler_vo(trial: &Trial<'_>) -> Judgement {
-    euler(trial, [("dv", "v"), ("o", "dout")])
 }
 
 /// A gradient of the keys or values, summed over the keys of each key head, column by column,
@@ -102,10 +94,6 @@ pub(super) fn dlse_of_seeing_rows(trial: &Trial<'_>) -> Result<Array3<f64>, Flaw
         (Some(dlse), 1..) => dlse[[b, h, i]],
         _ => 0.0,
     }))
-}
-
-fn sum_dv(trial: &Trial<'_>) -> Judgement {
-    sums_over_keys(trial, ["dv", "dout"], |_| (1.0, 0.0))
 }
 
 fn sum_dk(trial: &Trial<'_>) -> Judgement {

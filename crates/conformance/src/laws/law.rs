@@ -105,13 +105,13 @@ macro_rules! or_else {
 pub(crate) use or_else;
 
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
-/// it presupposes, and the function that judges, whose name is the law's, with what it gets beside the
-/// trial. Then, where it is so, `of` which other algorithms it speaks, `on` which other passes, and `if`
+/// it presupposes, and the function that judges, whose name is the law's or stands after it, with what
+/// it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on` which other passes, and `if`
 /// a case must be so.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+
-        $kind:ident $check:ident $(($argument:expr))?
+        $kind:ident $check:ident $(= $function:ident)? $(($($argument:expr),+))?
             $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)?;
     )*) => {
         pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
@@ -121,7 +121,7 @@ macro_rules! laws {
             of: $crate::laws::law::or_else!($crate::laws::law::$most; $($crate::laws::law::$of)?),
             passes: $crate::laws::law::passes!($($passes)?),
             applies: $crate::laws::law::or_else!(|_, _| true; $($applies)?),
-            check: |trial| $check(trial $(, $argument)?),
+            check: |trial| $crate::laws::law::or_else!($check; $($function)?)(trial $($(, $argument)+)?),
         }),*];
     };
 }

@@ -126,13 +126,9 @@ fn growth_is_refused(trial: &Trial<'_>) -> Judgement {
         _ => vec![s.batch, last, s.start + s.tokens - 1],
     };
     for bad in [0.0078125, f64::NAN] {
-        let inputs =
-            change(
-                &trial.case.inputs,
-                |other, at, x| {
-                    if other == name && at == place { bad } else { x }
-                },
-            )?;
+        let hit = |other: &str, at: &[usize]| other == name && at == place;
+        let inputs = &trial.case.inputs;
+        let inputs = change(inputs, |other, at, x| if hit(other, at) { bad } else { x })?;
         match trial.ask_with(&inputs) {
             Ok(_) => return Err(Flaw::Fail(format!("{name}{place:?} = {bad} was taken"))),
             Err(Flaw::Fail(text)) if text.starts_with("failed") => {}

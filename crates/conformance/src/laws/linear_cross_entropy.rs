@@ -30,7 +30,7 @@ laws! {
     /// Twice h with half of w changes nothing but dh, which halves, and dw.
     Meaning h_and_w_exchange(Strict::Bound) if |case, _| case.dtype != Dtype::F16;
     /// The same, bit by bit.
-    Contract exact_exchange if |case, _| case.dtype != Dtype::F16;
+    Contract exact_exchange = h_and_w_exchange(Strict::Bits) if |case, _| case.dtype != Dtype::F16;
     /// A class of logit −∞ gives the results of a problem without it.
     Meaning impossible_class if |case, _| problem_is(case, |p| p.vocab > 1);
     /// V equal logits have the entropy ln V, and the first class is their argmax.
@@ -127,10 +127,6 @@ fn losses_add_up(trial: &Trial<'_>) -> Judgement {
         let sum = ArrayD::from_elem(mean.raw_dim(), losses.sum());
         close("Σ loss", &(mean * z), &sum, &(limit * 1.01 + slack))
     }))
-}
-
-fn exact_exchange(trial: &Trial<'_>) -> Judgement {
-    h_and_w_exchange(trial, Strict::Bits)
 }
 
 fn h_and_w_exchange(trial: &Trial<'_>, strict: Strict) -> Judgement {

@@ -46,9 +46,8 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
                 let follows = (new - old) * exact.signum() > 0.0;
                 if !may_overflow && exact.abs() > 4.0 * slack && !follows {
                     let (at, moves) = (index.slice(), new - old);
-                    let text =
-                        format!("{name}{at:?} moves by {moves:e}, not {exact:e}, with {input}");
-                    return Err(Flaw::Fail(text));
+                    let moves = format!("{name}{at:?} moves by {moves:e}, not {exact:e}");
+                    return Err(Flaw::Fail(format!("{moves}, with {input}")));
                 }
             }
         }

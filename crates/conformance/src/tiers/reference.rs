@@ -75,7 +75,8 @@ impl Tier for ReferenceIn {
     }
 }
 
-fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
+/// Whether an algorithm has a pass at all.
+pub(super) fn has(algorithm: Algorithm, pass: Pass) -> Result<(), String> {
     match algorithm.passes().contains(&pass) {
         true => Ok(()),
         false => Err(format!("{algorithm} has no {pass}")),

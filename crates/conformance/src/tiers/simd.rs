@@ -1,6 +1,7 @@
 //! The simd tier: one [`Tier`] per level.
 
 use super::door;
+use super::reference::has;
 use crate::report::Absent;
 use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request, Tier};
@@ -44,14 +45,12 @@ impl Tier for Simd {
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        let absent = match algorithm {
-            Algorithm::Attention | Algorithm::AttentionLse => Pass::Step,
-            Algorithm::LinearAttention => Pass::Jvp,
-            _ => return Err("not written yet for simd".to_string()),
-        };
-        match dtype {
-            _ if pass == absent => Err(format!("{algorithm} has no {pass}")),
-            Dtype::F64 => Err("simd stores f32, bf16 or f16".to_string()),
+        has(algorithm, pass)?;
+        match (algorithm, dtype) {
+            (Algorithm::LazyAttention | Algorithm::LinearCrossEntropy, _) => {
+                Err("not written yet for simd".to_string())
+            }
+            (_, Dtype::F64) => Err("simd stores f32, bf16 or f16".to_string()),
             _ => Ok(()),
         }
     }

@@ -9,7 +9,7 @@ use crate::tensor::{Stored, Tensor, Tensors};
 use crate::tier::{Refusal, Request, Tier};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::ArrayD;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// The host as a tier, sound or with one bug.
@@ -80,7 +80,7 @@ impl Host {
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
         results.values_mut().for_each(|rows| self.keep(rows));
-        outputs.map(|operand| store(operand, &results, request.dtype)).collect()
+        Ok(outputs.map(|operand| store(operand, &results, request.dtype)).collect())
     }
 
     fn rows(&self, x: &ArrayD<f64>) -> Rows {
@@ -102,15 +102,12 @@ fn second_order(&Request { problem, pass, inputs, .. }: &Request<'_>) -> Result<
     Ok(problem.operands(pass).iter().filter_map(rows).collect())
 }
 
-fn store(operand: &Operand, results: &Results, dtype: Dtype) -> Result<(String, Tensor), Error> {
-    let data = &results[operand.name].data;
-    let values = data.iter().map(|&x| f64::from(x)).collect();
-    let array = ArrayD::from_shape_vec(IxDyn(&operand.shape), values).map_err(|_| {
-        let (expected, found) = (operand.shape.clone(), vec![data.len()]);
-        Error::Shape { operand: operand.name.into(), expected, found }
-    })?;
+fn store(operand: &Operand, results: &Results, dtype: Dtype) -> (String, Tensor) {
+    let mut data = results[operand.name].data.iter();
+    let next = || data.next().map_or(f64::NAN, |&x| f64::from(x));
+    let array = ArrayD::from_shape_simple_fn(operand.shape.as_slice(), next);
     let stored = Stored::of(operand.precision, dtype);
-    Ok((operand.name.to_string(), Tensor::store(&array, stored)))
+    (operand.name.to_string(), Tensor::store(&array, stored))
 }
 
 impl Tier for Host {
