@@ -185,8 +185,8 @@ fn bounds_are_sharp() {
                 };
                 let relative = rms(&bound.bound) / rms(&bound.value);
                 // 24 elements and 41 keys make some 200 roundings of 6e-8 each, on terms that
-                // outweigh the sum fivefold; the gradients contain an own o and lse besides, or a δ that is
-                // a sum over the keys.
+                // outweigh the sum fivefold; the gradients contain an own o and lse besides, or a δ
+                // that is a sum over the keys.
                 let largest = if ["o", "lse"].contains(&output.as_str()) { 1e-4 } else { 8e-4 };
                 assert!(relative < largest, "{name} {output}: {relative:e}");
             }
