@@ -131,7 +131,9 @@ type Finding = Mutex<(usize, Fate)>;
 impl Ground {
     /// The cases of a seed and some algorithms.
     pub fn new(seed: u64, algorithms: &[Algorithm]) -> Self {
-        let laws = laws::all();
+        // That factors and unseen keys change no bit is a promise that no bug here breaks.
+        let bits = |law: &Law| law.name.starts_with("exact_") || law.name == "unseen_bits";
+        let laws: Vec<Law> = laws::all().into_iter().filter(|law| !bits(law)).collect();
         let cases = algorithms.iter().flat_map(|&algorithm| {
             let specs = specs(algorithm, Depth::Core, seed);
             let cases = specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }.build());
