@@ -105,9 +105,9 @@ macro_rules! or_else {
 pub(crate) use or_else;
 
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
-/// it presupposes, and the function that judges, whose name is the law's or stands after it, with what
-/// it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on` which other passes, and `if`
-/// a case must be so.
+/// it presupposes, and the function that judges, whose name is the law's or stands after it, with
+/// what it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on`
+/// which other passes, and `if` a case must be so.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+

@@ -112,7 +112,7 @@ impl Arrays {
 pub(super) const STEP: f64 = 18.0;
 
 /// e⁻¹⁸, the weight of a neighbour, in the 64 roundings of [`compare`].
-const NEIGHBOUR: f64 = 4e-3;
+pub(super) const NEIGHBOUR: f64 = 4e-3;
 
 /// What keys beyond the neighbour, of weights of e⁻³⁶ and less, leave behind in the largest sums of a
 /// probe.

@@ -1,7 +1,7 @@
 //! The probes of lazy_attention: rows of one key, whose weight is exactly 1, and rows in which the
 //! bias gives one key all the weight. With τ and 1/n binary fractions, e is one, too.
 
-use super::arrays::{Arrays, STEP, compare};
+use super::arrays::{Arrays, NEIGHBOUR, STEP, compare};
 use super::inputs::{fill, place, skeleton};
 use crate::generate::Stream;
 use crate::laws::flaw::{Judgement, worst};
@@ -112,7 +112,7 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
         if let Some((d, next)) = next {
             sizes.add_neighbour(&x_sizes, row, key(next), of_edge);
             let dp = x_sizes.product(("dout", row), ("v", key(next)));
-            sizes.add("dbias", &[h, d], d_score + dp);
+            sizes.add("dbias", &[h, d], (d_score + dp) * NEIGHBOUR);
         }
         for j in visible.keys(row) {
             let weight = f64::from(j == edge) + tau / n;
