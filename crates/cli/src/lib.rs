@@ -15,6 +15,7 @@ pub mod noise;
 mod options;
 mod outcome;
 mod plans;
+mod power;
 pub mod progress;
 pub mod summary;
 pub mod table;
@@ -43,6 +44,8 @@ enum Command {
     Eval(eval::Arguments),
     /// Shows which known bugs the laws find: the kill matrix.
     Zoo(zoo::Arguments),
+    /// Shows the smallest errors that the gates notice.
+    Power(power::Arguments),
     /// Measures time, GFLOP/s and the share of the peak.
     Bench(bench::Arguments),
     /// Lists algorithms, passes, tensors, tiers, profiles and laws.
@@ -75,6 +78,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments),
         Some(Command::Zoo(arguments)) => zoo::run(&arguments),
+        Some(Command::Power(arguments)) => power::run(&arguments),
         Some(Command::Bench(arguments)) => bench::run(&arguments),
         Some(Command::List(arguments)) => list::run(&arguments),
         Some(Command::Explain(arguments)) => explain::run(&arguments),

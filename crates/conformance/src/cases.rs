@@ -94,6 +94,13 @@ impl Spec {
         each!(&self.point, point => point.names()).join("/")
     }
 
+    /// Its value on every axis, as in `mask=causal`.
+    pub(crate) fn values(&self) -> Vec<String> {
+        let names = each!(&self.point, point => point.names());
+        let axes = Point::axes(self.algorithm).into_iter();
+        axes.zip(names).map(|((axis, _), name)| format!("{axis}={name}")).collect()
+    }
+
     /// A seed of its own: the discrete draws differ between points, but not between storage types.
     fn draw_seed(&self) -> u64 {
         self.seed ^ crate::generate::fnv(&format!("{}/{}", self.algorithm, self.coordinates()))
@@ -169,9 +176,20 @@ impl Case {
         }
     }
 
+    /// Other elements for a pass of the same problem: those of a later seed.
+    pub(crate) fn afresh(&self, pass: Pass, later: u64) -> Tensors {
+        let seed = self.spec.seed.wrapping_add(later);
+        Spec { seed, ..self.spec }.tensors(&self.problem, pass)
+    }
+
     /// Whether its bounds must be small against its results.
     pub(crate) fn is_rich(&self) -> bool {
         each!(&self.spec.point, point => point.is_rich(&self.problem))
+    }
+
+    /// Whether the errors of a kernel are random.
+    pub(crate) fn is_generic(&self) -> bool {
+        each!(&self.spec.point, point => point.is_generic())
     }
 
     /// Whether a small change of any input changes results by about as much.

@@ -21,6 +21,7 @@ mod linear_cross_entropy;
 pub(crate) mod part;
 mod second_order;
 mod sensitivity;
+mod statistics;
 mod sums;
 pub(crate) mod tensors;
 pub(crate) mod trial;
@@ -36,6 +37,7 @@ pub use trial::{Exact, Trial};
 pub fn all() -> Vec<Law> {
     [
         gate::LAWS,
+        statistics::LAWS,
         crate::probes::LAWS,
         determinism::LAWS,
         visibility::LAWS,

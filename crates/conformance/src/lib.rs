@@ -4,12 +4,12 @@
 //! declares with which arithmetic; [`report`] is what a run leaves behind. [`cases`] makes the
 //! questions, [`laws`] judge the answers, [`suite`] runs them, and the [`zoo`] judges the laws.
 
-pub use etalon_oracle::{bounds, gates, profile, tensor};
+pub use etalon_oracle::{bounds, gates, generate, profile, tensor, typical};
 
 pub mod cases;
 mod conventions;
-pub mod generate;
 pub mod laws;
+pub mod power;
 mod probes;
 pub mod report;
 mod roster;
@@ -17,5 +17,6 @@ pub mod shapes;
 pub mod suite;
 pub mod tier;
 pub mod tiers;
+mod vacuity;
 pub mod vectors;
 pub mod zoo;

@@ -7,6 +7,7 @@ use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
 use crate::report::{About, Record, Report, Verdict};
 use crate::tier::Tier;
+use crate::vacuity::{self, Sight, sights};
 use etalon_problem::{Algorithm, Pass};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
@@ -62,14 +63,16 @@ struct Item {
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
     let items = plan(options);
     let done = AtomicUsize::new(0);
-    let judged = items.par_iter().flat_map_iter(|item| {
-        let records = judge(item, options);
+    let judged = items.par_iter().map(|item| {
+        let judged = judge(item, options);
         let done = done.fetch_add(1, Ordering::Relaxed) + 1;
         progress(done, items.len(), &item.spec.to_string());
-        records
+        judged
     });
+    let (judged, sights): (Vec<_>, Vec<_>) = judged.unzip();
     let mut records = not_offered(options);
-    records.extend(judged.collect::<Vec<Record>>());
+    records.extend(judged.into_iter().flatten());
+    records.extend(vacuity::blunt(&sights.concat()));
     Report { about: about(options), records, absent: Vec::new() }
 }
 
@@ -166,7 +169,8 @@ fn spread(place: usize, total: usize) -> bool {
     place * quota / total != (place + 1) * quota / total
 }
 
-fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
+/// The records of a case, and what its bounds show.
+fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
     let case = item.spec.build();
     let profile = options.profile.unwrap_or_else(|| Profile::strict(case.dtype));
     let exact = Exact::new(case, profile);
@@ -198,7 +202,8 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> Vec<Record> {
             }
         }
     }
-    records
+    let seen = sights(&exact, |pass| records.iter().any(|record| record.pass == pass));
+    (records, seen)
 }
 
 #[cfg(test)]

@@ -32,5 +32,8 @@
 
 pub mod bounds;
 pub mod gates;
+pub mod generate;
 pub mod profile;
+
 pub mod tensor;
+pub mod typical;

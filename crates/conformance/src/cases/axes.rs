@@ -102,6 +102,9 @@ pub(crate) trait Grid {
     /// Whether the bounds must be small against the results: generic elements, and sums of many.
     fn is_rich(&self, problem: &Problem) -> bool;
 
+    /// Whether every element is drawn by itself, so that the errors of a kernel are random.
+    fn is_generic(&self) -> bool;
+
     /// Whether a small change of any input changes results by about as much.
     fn is_smooth(&self) -> bool;
 }

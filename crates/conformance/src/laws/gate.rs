@@ -7,7 +7,7 @@ use crate::gates;
 use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::Hints;
-use etalon_problem::{Algorithm, Blocking, Mode, Role};
+use etalon_problem::{Algorithm, Blocking, Dtype, Mode, Role};
 
 laws! {
     EVERY;
@@ -38,6 +38,9 @@ fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
 fn bound(trial: &Trial<'_>) -> Judgement {
     if trial.case.is_rich() {
         gates::informative(trial.bounds()?).map_err(Flaw::Vacuous)?;
+    }
+    if trial.case.is_rich() && trial.case.dtype == Dtype::F32 {
+        gates::powerful(trial.bounds()?).map_err(Flaw::Vacuous)?;
     }
     within(trial, trial.clean()?)
 }

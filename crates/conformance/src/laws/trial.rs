@@ -3,10 +3,12 @@
 use super::flaw::Flaw;
 use crate::bounds::{self, Bounds};
 use crate::cases::Case;
+use crate::gates::{Statistic, g2};
 use crate::profile::Profile;
 use crate::tensor::Tensors;
 use crate::tier::{Hints, Request, Tier};
 use crate::tiers::ask;
+use crate::typical::Typical;
 use etalon_problem::{Operand, Pass, Problem};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -18,17 +20,34 @@ fn by_pass<T>() -> ByPass<T> {
     Pass::ALL.into_iter().map(|pass| (pass, OnceLock::new())).collect()
 }
 
+/// What the slot holds. It is made before the slot is locked, perhaps twice: while it waits for its own
+/// parallel parts, a thread may be handed another trial of this case, and would wait for itself.
+fn once<T>(
+    slot: &OnceLock<Result<T, Flaw>>,
+    make: impl FnOnce() -> Result<T, Flaw>,
+) -> Result<&T, Flaw> {
+    let result = match slot.get() {
+        Some(result) => result,
+        None => {
+            let made = make();
+            slot.get_or_init(|| made)
+        }
+    };
+    result.as_ref().map_err(Clone::clone)
+}
+
 /// A case with its exact results and their bounds: made when first asked for, shared by all tiers.
 pub struct Exact {
     case: Case,
     profile: Profile,
     bounds: ByPass<Bounds>,
+    typical: ByPass<Typical>,
 }
 
 impl Exact {
     /// A case for kernels of a profile.
     pub fn new(case: Case, profile: Profile) -> Self {
-        Exact { case, profile, bounds: by_pass() }
+        Exact { case, profile, bounds: by_pass(), typical: by_pass() }
     }
 
     /// The case.
@@ -36,18 +55,21 @@ impl Exact {
         &self.case
     }
 
-    fn pass(&self, pass: Pass) -> Result<&Bounds, Flaw> {
-        let slot = &self.bounds[&pass];
-        // Made before the slot is locked, perhaps twice: while it waits for its own parallel parts, a
-        // thread may be handed another trial of this case, and would wait for itself.
-        let result = match slot.get() {
-            Some(result) => result,
-            None => {
-                let made = self.of(&self.case.problem, pass, self.case.inputs_of(pass));
-                slot.get_or_init(|| made)
-            }
-        };
-        result.as_ref().map_err(Clone::clone)
+    /// The exact results of a pass of the case, with their bounds.
+    pub(crate) fn pass(&self, pass: Pass) -> Result<&Bounds, Flaw> {
+        once(&self.bounds[&pass], || self.of(&self.case.problem, pass, self.case.inputs_of(pass)))
+    }
+
+    fn typical(&self, pass: Pass) -> Result<&Typical, Flaw> {
+        once(&self.typical[&pass], || {
+            self.simulated(pass, self.case.inputs_of(pass), self.pass(pass)?)
+        })
+    }
+
+    /// The errors of simulated kernels on a pass of the case with other inputs, and with their bounds.
+    fn simulated(&self, pass: Pass, inputs: &Tensors, exact: &Bounds) -> Result<Typical, Flaw> {
+        let case = &self.case;
+        Ok(Typical::new(&case.problem, pass, case.dtype, &self.profile, inputs, exact)?)
     }
 
     fn of(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
@@ -97,6 +119,24 @@ impl<'a> Trial<'a> {
     /// As [`Trial::bounds`], of a pass of its own.
     pub fn bounds_in(&self, pass: Pass) -> Result<&Bounds, Flaw> {
         self.exact.pass(pass)
+    }
+
+    /// What is conspicuous about the errors of results of the pass: of the case, or of other inputs with
+    /// their bounds (gate G2).
+    pub fn conspicuous(
+        &self,
+        outputs: &Tensors,
+        others: Option<(&Tensors, &Bounds)>,
+    ) -> Result<Vec<Statistic>, Flaw> {
+        let operands = self.case.problem.operands(self.pass);
+        let judge = |exact: &Bounds, typical: &Typical| {
+            let found = g2(&operands, &self.exact.profile, exact, typical, outputs);
+            found.into_iter().filter(|statistic| statistic.margin() > 1.0).collect()
+        };
+        Ok(match others {
+            None => judge(self.bounds()?, self.exact.typical(self.pass)?),
+            Some((inputs, exact)) => judge(exact, &self.exact.simulated(self.pass, inputs, exact)?),
+        })
     }
 
     /// Those of another problem, or of other inputs.

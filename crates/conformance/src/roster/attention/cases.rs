@@ -161,8 +161,12 @@ impl Grid for Point {
         self.family == Family::Generic && has_many_pairs(problem)
     }
 
+    fn is_generic(&self) -> bool {
+        self.family == Family::Generic
+    }
+
     fn is_smooth(&self) -> bool {
-        matches!(self.family, Family::Generic | Family::Peaked)
+        self.family == Family::Generic
     }
 }
 

@@ -133,6 +133,10 @@ impl Grid for Point {
         self.elements == LazyFamily::Generic && filters && has_many_pairs(problem)
     }
 
+    fn is_generic(&self) -> bool {
+        self.elements == LazyFamily::Generic
+    }
+
     fn is_smooth(&self) -> bool {
         matches!(self.elements, LazyFamily::Generic | LazyFamily::Peaked | LazyFamily::Decaying)
     }

@@ -172,6 +172,10 @@ impl Grid for Point {
             && problem.scale > 0.0
     }
 
+    fn is_generic(&self) -> bool {
+        matches!(self.family, Family::Generic | Family::Positive)
+    }
+
     fn is_smooth(&self) -> bool {
         // A gate of 0 or −∞ is not to be moved.
         let gates = matches!(self.gates, GateKind::Usual | GateKind::Weak);

@@ -148,6 +148,10 @@ impl Grid for Point {
         many && some && self.family == Family::Generic
     }
 
+    fn is_generic(&self) -> bool {
+        self.family == Family::Generic
+    }
+
     fn is_smooth(&self) -> bool {
         // Where nothing is left, no gradient passes; −∞ does not move by an eighth.
         self.family != Family::Impossible && self.ignored != IgnoredKind::AllNan

@@ -1,0 +1,100 @@
+//! Whether the cases of a run can tell right from wrong: about every output, at every value of every axis
+//! of the grid. A case alone may be blunt: where rows see a key or two, whole gradients cancel.
+
+use crate::bounds::{Bounds, judged};
+use crate::cases::Spec;
+use crate::gates::sharpness;
+use crate::laws::Exact;
+use crate::report::{Record, Verdict};
+use etalon_problem::{Algorithm, Dtype, Pass};
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+/// Of so few elements nothing is asked.
+const FEWEST_ELEMENTS: usize = 5;
+
+/// Nothing is asked of a value that so few cases have, of which each may be blunt by itself.
+const FEWEST_CASES: usize = 4;
+
+/// Of the cases of a value, the least share that must be informative. Where scores are large every
+/// derivative cancels in two cases of three.
+const LEAST: f64 = 0.25;
+
+/// An output of a case: at which point, and whether its bounds are informative.
+#[derive(Clone)]
+pub(crate) struct Sight {
+    spec: Spec,
+    pass: Pass,
+    output: String,
+    informative: bool,
+}
+
+/// What the bounds of a case show about every output of the passes that `asked` names.
+pub(crate) fn sights(exact: &Exact, asked: impl Fn(Pass) -> bool) -> Vec<Sight> {
+    let spec = exact.case().spec;
+    let passes = judged(spec.algorithm).iter().copied().filter(|pass| asked(*pass));
+    let of_pass = |pass: Pass| {
+        let bounds: Option<&Bounds> = exact.pass(pass).ok();
+        let outputs = bounds.into_iter().flat_map(|bounds| &bounds.outputs);
+        outputs.filter_map(move |(name, bound)| {
+            let (sharp, all) = sharpness(bound);
+            // Four elements in five, as of generic inputs.
+            let informative = 5 * sharp >= 4 * all;
+            let output = name.clone();
+            (all >= FEWEST_ELEMENTS).then_some(Sight { spec, pass, output, informative })
+        })
+    };
+    passes.flat_map(of_pass).collect()
+}
+
+/// The values of axes at which the cases say too little about some output.
+pub(crate) fn blunt(sights: &[Sight]) -> Vec<Record> {
+    type Group<'a> = (Algorithm, Pass, &'a str, String);
+    let mut groups: BTreeMap<Group<'_>, (usize, usize)> = BTreeMap::new();
+    for sight in sights {
+        for value in sight.spec.values() {
+            let group = (sight.spec.algorithm, sight.pass, sight.output.as_str(), value);
+            let (informative, all) = groups.entry(group).or_default();
+            *informative += usize::from(sight.informative);
+            *all += 1;
+        }
+    }
+    let blunt = groups.into_iter().filter(|(_, (informative, all))| {
+        *all >= FEWEST_CASES && (*informative as f64) < LEAST * *all as f64
+    });
+    let record = |((algorithm, pass, output, value), (informative, all)): (Group<'_>, _)| Record {
+        tier: "every tier".to_string(),
+        algorithm,
+        pass,
+        dtype: Dtype::F64,
+        check: "informative".to_string(),
+        case: value,
+        verdict: Verdict::Vacuous(format!(
+            "in {informative} of {all} cases the bounds of {output} could notice an error of a tenth"
+        )),
+        margin: None,
+        elapsed: Duration::ZERO,
+    };
+    blunt.map(record).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cases::{Depth, specs};
+
+    #[test]
+    fn a_value_whose_cases_are_blunt_is_named() {
+        let spec = specs(Algorithm::Attention, Depth::Core, 0).next().unwrap();
+        let sight = |informative| {
+            let (pass, output) = (Pass::Forward, "o".to_string());
+            Sight { spec, pass, output, informative }
+        };
+        let one_in = |n: usize| (0..n).map(|at| sight(at == 0)).collect::<Vec<_>>();
+        assert!(blunt(&one_in(4)).is_empty(), "a quarter is enough");
+        let found = blunt(&one_in(5));
+        assert_eq!(found.len(), spec.values().len(), "one for each axis");
+        assert!(found.iter().all(|record| record.verdict.is_negative()));
+        assert!(found.iter().any(|record| record.case.starts_with("family=")));
+    }
+}
