@@ -28,6 +28,7 @@ pub fn wave<T: Element, D: Dimension>(
 /// Declares the flops of a pass: `products` of the visible pairs with `dim` elements each, two
 /// operations a product.
 pub fn flops(group: &mut BenchmarkGroup<'_, WallTime>, scores: &Scores, products: usize) {
-    let flops = 2 * products * scores.visible_pairs() as usize * scores.extents.dim;
-    group.throughput(Throughput::Elements(flops as u64));
+    let pairs = scores.visible_pairs().expect("a problem small enough to be timed");
+    let flops = 2 * products as u64 * pairs * scores.extents.dim as u64;
+    group.throughput(Throughput::Elements(flops));
 }

@@ -5,7 +5,6 @@ use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors::{self, Error};
 use etalon_problem::{Axis, Error as ProblemError, Problem};
 use serde_json::Value;
-use std::fs;
 use std::path::Path;
 
 /// How alike two names are at least, of which one is a slip of the other, between 0 and 1.
@@ -21,11 +20,10 @@ pub fn did_you_mean<'a>(found: &str, names: impl IntoIterator<Item = &'a str>) -
 
 /// Reads a problem and the arrays that its mask names; an error comes with advice.
 pub fn read_problem(path: &Path, input: &Path, tensors: &Tensors) -> Result<Problem, Failure> {
-    vectors::read_problem(path, input, tensors).map_err(|error| match &error {
-        Error::Format { path, reason } => {
-            let text = fs::read_to_string(path).unwrap_or_default();
-            Failure(format!("{error}{}", on_problem(&text, reason)))
-        }
+    // Read once: a second look at a pipe would find nothing, or wait without end.
+    let text = vectors::read_text(path)?;
+    vectors::parse_problem(path, &text, input, tensors).map_err(|error| match &error {
+        Error::Format { reason, .. } => Failure(format!("{error}{}", on_problem(&text, reason))),
         _ => on_tensors(&error, |_| Some(PAIRS.to_vec())),
     })
 }

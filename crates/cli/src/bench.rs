@@ -10,10 +10,11 @@ pub use arguments::Arguments;
 
 use crate::machine::{COMMIT, cpu};
 use crate::outcome::{Failure, Outcome, say};
+use crate::output;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LinearAttention,
-    LinearExtents, Scores,
+    LinearExtents, Problem, Scores,
 };
 use etalon_simd::{Level, Options, probe};
 use passes::Bench;
@@ -24,10 +25,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let pool = arguments.threads.pool()?;
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let threads = pool.current_num_threads();
-    let before = probe::fma_gflops(level, threads);
     let options = Options { level, blocking: arguments.blocking, ..Options::default() };
-    let mut bench = Bench { arguments, options, figures: Vec::new() };
-    pool.install(|| all(&mut bench))?;
+    let mut bench = Bench { arguments, options, figures: Vec::new(), peak: 0.0 };
+    pool.install(|| {
+        // What cannot be timed shows before anything is.
+        problems(arguments, |problem, _| bench.afford(problem))?;
+        bench.peak = probe::fma_gflops(level);
+        problems(arguments, |problem, mask| bench.problem(problem, mask))
+    })?;
     let mut figures = Figures {
         etalon: env!("CARGO_PKG_VERSION"),
         commit: COMMIT,
@@ -35,8 +40,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
         level: level.name(),
         dtype: arguments.dtype.name(),
         threads,
-        peak_gflops: before,
-        peak_gflops_after: probe::fma_gflops(level, threads),
+        peak_gflops: bench.peak,
+        peak_gflops_after: pool.install(|| probe::fma_gflops(level)),
         figures: bench.figures,
     };
     figures.settle();
@@ -44,32 +49,38 @@ pub fn run(arguments: &Arguments) -> Outcome {
         say(&line)?;
     }
     if let Some(draft) = draft {
-        draft.finish(serde_json::to_string_pretty(&figures)?.as_bytes())?;
+        output::finish(draft, serde_json::to_string_pretty(&figures)?.as_bytes())?;
     }
     Ok(true)
 }
 
-/// Times every problem that was asked for.
-fn all(bench: &mut Bench<'_>) -> Result<(), Failure> {
+/// Every problem that was asked for, with its mask or decay in words.
+fn problems(
+    arguments: &Arguments,
+    mut each: impl FnMut(&Problem, &str) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let Arguments { algorithm, length, dim, mask, decay, batch, heads, softcap, bias, .. } =
-        bench.arguments;
+        arguments;
     let wanted = |name| algorithm.is_empty() || algorithm.contains(&name);
     let (batch, query_heads) = (*batch, *heads);
-    let key_heads = bench.arguments.key_heads.unwrap_or(query_heads);
+    let key_heads = arguments.key_heads.unwrap_or(query_heads);
     let bias = bias.then_some(BiasExtents { batch: 1, heads: query_heads });
+    let scores = wanted(Algorithm::Attention) || wanted(Algorithm::AttentionLse);
     for &length in length {
         for &dim in dim {
             let extents =
                 Extents { batch, query_heads, key_heads, queries: length, keys: length, dim };
-            for name in mask {
-                let mask = masks::mask(name, batch, length)?;
-                let scores = Scores { softcap: *softcap, bias, mask, ..Scores::new(extents) };
+            for name in mask.iter().filter(|_| scores) {
+                let plain = Scores { softcap: *softcap, bias, ..Scores::new(extents) };
+                // Before its mask, which may be an array.
+                AttentionLse { scores: plain.clone() }.check()?;
+                let scores = Scores { mask: masks::mask(name, batch, length)?, ..plain };
                 if wanted(Algorithm::Attention) {
                     let problem = Attention { scores: scores.clone(), ..Attention::new(extents) };
-                    bench.problem(&problem.into(), name)?;
+                    each(&problem.into(), name)?;
                 }
                 if wanted(Algorithm::AttentionLse) {
-                    bench.problem(&AttentionLse { scores }.into(), name)?;
+                    each(&AttentionLse { scores }.into(), name)?;
                 }
             }
             for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
@@ -79,7 +90,7 @@ fn all(bench: &mut Bench<'_>) -> Result<(), Failure> {
                     Decay::PerHead => "decay per head",
                     Decay::PerToken => "decay per token",
                 };
-                bench.problem(&LinearAttention::new(extents).decay(decay).into(), name)?;
+                each(&LinearAttention::new(extents).decay(decay).into(), name)?;
             }
         }
     }

@@ -3,6 +3,7 @@
 use crate::advice;
 use crate::options::{self, one_of};
 use crate::outcome::{Failure, Outcome};
+use crate::{memory, needs, output};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tensor::{Tensor, Tensors, views};
@@ -49,7 +50,7 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let tensors = vectors::read_tensors(&arguments.input)?;
+    let tensors = vectors::read_tensors(&arguments.input, memory::available())?;
     let problem = advice::read_problem(&arguments.problem, &arguments.input, &tensors)?;
     if problem.algorithm() != arguments.algorithm {
         let (path, found) = (arguments.problem.display(), problem.algorithm());
@@ -64,10 +65,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
     })?;
     let draft = Draft::new(&arguments.out)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
+    let bounds = arguments.profile.is_some();
+    needs::afford_evaluation(&problem, arguments.pass, dtype, &arguments.tier, bounds)?;
     let request =
         Request { problem: &problem, pass: arguments.pass, dtype, inputs: &inputs, hints };
     let outputs = arguments.threads.pool()?.install(|| evaluate(&request, arguments))?;
-    draft.finish(&vectors::to_bytes(&arguments.out, &outputs)?)?;
+    output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
     Ok(true)
 }
 

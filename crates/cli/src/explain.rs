@@ -5,11 +5,12 @@ use crate::options::{self, SIMD_DTYPES, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
 use crate::units::digits;
+use crate::{memory, needs};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
-use etalon_problem::{Blocking, Dtype, Problem, Scores, Sequences};
+use etalon_problem::{Blocking, Dtype, Error, Problem, Scores, Sequences, shortened};
 use etalon_simd::{Level, Options};
 use std::path::{Path, PathBuf};
 
@@ -46,12 +47,16 @@ pub fn run(arguments: &Arguments) -> Outcome {
         (Some(case), _) => (case.name.clone(), case.problem.clone(), case.dtype),
         (None, Some(path)) => {
             let problem = read(path, arguments.input.as_deref())?;
-            (path.display().to_string(), problem, arguments.dtype)
+            (shortened(&path.display().to_string(), PATH), problem, arguments.dtype)
         }
         (None, None) => return Err(Failure("a case or --problem is needed".to_string())),
     };
+    needs::afford_lists(&problem)?;
     let mut text = format!("{name}: {} in {dtype}\n\n", problem.algorithm());
-    text += &problem.scores().map(pairs).unwrap_or_default();
+    let seen = problem.scores().map(Scores::visible_pairs);
+    if let Some((scores, seen)) = problem.scores().zip(seen.as_ref()) {
+        text += &pairs(scores, seen);
+    }
     if let Some(case) = &case {
         text += &explain(case)?;
     }
@@ -62,13 +67,24 @@ pub fn run(arguments: &Arguments) -> Outcome {
         ..Options::default()
     };
     let pool = arguments.threads.pool()?;
-    let plans = pool.install(|| plans(&problem, dtype, &options))?;
+    let seen = seen.and_then(Result::ok);
+    let plans = pool.install(|| plans(&problem, dtype, &options, seen))?;
     say(&format!("{}{plans}", text.trim_end()))?;
     Ok(true)
 }
 
+/// The most characters of a path, and numbers of a list, that are shown.
+const PATH: usize = 200;
+const LIST: usize = 32;
+
+/// The most characters of a mask in words.
+const MASK: usize = 2000;
+
 fn read(path: &Path, input: Option<&Path>) -> Result<Problem, Failure> {
-    let tensors = input.map_or(Ok(Tensors::new()), vectors::read_tensors)?;
+    let tensors = match input {
+        Some(input) => vectors::read_tensors(input, memory::available())?,
+        None => Tensors::new(),
+    };
     read_problem(path, input.unwrap_or(path), &tensors)
 }
 
@@ -94,15 +110,22 @@ fn explain(case: &Case) -> Result<String, Failure> {
 }
 
 /// Who sees whom, in words.
-fn pairs(scores: &Scores) -> String {
+fn pairs(scores: &Scores, seen: &Result<u64, Error>) -> String {
     let e = &scores.extents;
     let mut text = format!(
         "{} batch element(s), {} query heads on {} key heads, {} queries, {} keys, {} elements in \
          each\n",
         e.batch, e.query_heads, e.key_heads, e.queries, e.keys, e.dim
     );
-    let (seen, all) = (scores.visible_pairs(), e.batch * e.query_heads * e.queries * e.keys);
-    text += &format!("a query sees {}: {seen} of {all} pairs\n", scores.mask.describe());
+    let mask = shortened(&scores.mask.describe(), MASK);
+    text += &match seen {
+        Ok(seen) => {
+            // Each side is addressable, and so below 2⁶⁴.
+            let all = (e.batch * e.query_heads * e.queries) as u128 * e.keys as u128;
+            format!("a query sees {mask}: {seen} of {all} pairs\n")
+        }
+        Err(error) => format!("a query sees {mask}; the pairs are not counted: {error}\n"),
+    };
     text += &format!("sequences: {}\n", sequences(scores));
     text += &format!("scores: {}\n", options(scores));
     text
@@ -112,12 +135,20 @@ fn sequences(scores: &Scores) -> String {
     match &scores.sequences {
         Sequences::Dense => "as long as the arrays".to_string(),
         Sequences::Lengths { query, key } => {
-            format!("padded on the right, of {query:?} queries and {key:?} keys")
+            format!("padded on the right, of {} queries and {} keys", list(query), list(key))
         }
         Sequences::Packed { cu_query, cu_key } => {
-            format!("end to end, queries cut at {cu_query:?} and keys at {cu_key:?}")
+            format!("end to end, queries cut at {} and keys at {}", list(cu_query), list(cu_key))
         }
     }
+}
+
+/// Numbers, of very many the first.
+fn list(numbers: &[usize]) -> String {
+    if numbers.len() <= LIST {
+        return format!("{numbers:?}");
+    }
+    format!("{:?} and {} more", &numbers[..LIST], numbers.len() - LIST)
 }
 
 fn options(scores: &Scores) -> String {

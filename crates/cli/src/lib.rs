@@ -1,7 +1,8 @@
 //! The command `etalon`: arguments, subcommands, exit status. See `etalon --help`.
 //!
 //! 0: all is well. 1: a verdict is negative. 2: the arguments or the input cannot be used, or the
-//! output cannot be written; one line on stderr says why, and no output file is left behind.
+//! output cannot be written, or there is not enough memory; one line on stderr says why, and no output
+//! file is left behind.
 
 mod advice;
 mod bench;
@@ -11,9 +12,12 @@ pub mod junit;
 mod list;
 mod machine;
 pub mod markdown;
+mod memory;
+pub mod needs;
 pub mod noise;
 mod options;
 mod outcome;
+mod output;
 mod plans;
 mod power;
 pub mod progress;
@@ -24,7 +28,9 @@ mod verify;
 mod zoo;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use etalon_problem::shortened;
 use outcome::{Failure, Outcome, written};
+use std::ffi::OsString;
 use std::io::Write;
 use std::process::ExitCode;
 
@@ -56,20 +62,34 @@ enum Command {
 
 /// Parses the arguments and runs the command.
 pub fn main() -> ExitCode {
-    let outcome = match Cli::command().try_get_matches() {
+    let limit = output::fail_at_the_size_limit().map_err(|error| error.to_string());
+    match limit.and_then(|()| answer(std::env::args_os())) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::from(1),
+        Err(line) => {
+            // If nobody reads stderr, the exit status still tells.
+            let _ = writeln!(std::io::stderr(), "error: {line}");
+            ExitCode::from(2)
+        }
+    }
+}
+
+/// Runs a command line, the name of the program first: whether every verdict is positive, or the one line
+/// that says why there is none.
+pub fn answer(arguments: impl IntoIterator<Item = OsString>) -> Result<bool, String> {
+    let outcome = match Cli::command().try_get_matches_from(arguments) {
         Ok(matches) => Cli::from_arg_matches(&matches).map_err(Failure::from).and_then(run),
         Err(error) if error.use_stderr() => Err(Failure::from(error)),
         Err(help_or_version) => written(help_or_version.print()).map(|()| true),
     };
-    match outcome {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
-        Err(Failure(reason)) => {
-            let line = one_line(&reason);
-            // If nobody reads stderr, the exit status still tells.
-            let _ = writeln!(std::io::stderr(), "error: {}", line.trim_start_matches("error: "));
-            ExitCode::from(2)
-        }
+    outcome.map_err(|Failure(reason)| one_line(&reason))
+}
+
+/// Reads a command line as [`answer`] does, and runs nothing.
+pub fn check(arguments: impl IntoIterator<Item = OsString>) -> Result<(), String> {
+    match Cli::try_parse_from(arguments) {
+        Err(error) if error.use_stderr() => Err(one_line(&error.to_string())),
+        _ => Ok(()),
     }
 }
 
@@ -86,12 +106,17 @@ fn run(cli: Cli) -> Outcome {
     }
 }
 
-/// What is wrong, without usage, on one line; a tip of clap's stands behind a semicolon.
+/// The most characters of the line: what it repeats of an argument or a file may have any length.
+const LINE: usize = 2000;
+
+/// What is wrong, without usage, on one line of characters that print; a tip of clap's stands behind a
+/// semicolon.
 fn one_line(text: &str) -> String {
     let lines = text
         .lines()
         .map(str::trim)
         .take_while(|line| !line.starts_with("Usage:") && !line.starts_with("For more information"))
         .filter(|line| !line.is_empty());
-    lines.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ")
+    let line = lines.collect::<Vec<_>>().join(" ").replace(" tip: ", "; ");
+    shortened(line.trim_start_matches("error: "), LINE)
 }

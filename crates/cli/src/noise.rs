@@ -16,14 +16,18 @@ pub struct Times {
     pub max_ns: u64,
 }
 
+/// The most runs whose times are kept: more tell nothing new.
+const MOST: usize = 1 << 20;
+
 impl Times {
-    /// The times of runs for at least so many seconds. The first run, which warms the caches, does not
+    /// The times of runs for at least so many seconds, or of a million. The first run, which warms the caches, does not
     /// count.
     pub fn of<E>(seconds: f64, mut run: impl FnMut() -> Result<(), E>) -> Result<Self, E> {
         run()?;
         let begin = Instant::now();
         let mut times = Vec::new();
-        while times.len() < 3 || begin.elapsed().as_secs_f64() < seconds {
+        let more = |runs| runs < MOST && begin.elapsed().as_secs_f64() < seconds;
+        while times.len() < 3 || more(times.len()) {
             let start = Instant::now();
             run()?;
             times.push(start.elapsed().as_nanos() as u64);

@@ -1,6 +1,7 @@
 //! Arguments that several subcommands share.
 
 use crate::advice::did_you_mean;
+use crate::memory;
 use crate::outcome::Failure;
 use crate::progress::Progress;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
@@ -10,6 +11,7 @@ use etalon_conformance::tiers;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt::Display;
+use std::thread::available_parallelism;
 use std::time::Duration;
 
 /// A blocking, written `QUERIESxKEYS`.
@@ -42,11 +44,40 @@ pub struct Threads {
 impl Threads {
     /// A pool of so many threads.
     pub fn pool(self) -> Result<ThreadPool, Failure> {
-        if self.threads == Some(0) {
-            return Err(Error::value("threads", "at least 1", 0).into());
+        let most = rayon::max_num_threads();
+        match self.threads {
+            Some(0) => return Err(Error::value("threads", "at least 1", 0).into()),
+            Some(threads) if threads > most => {
+                return Err(Error::value("threads", format!("at most {most}"), threads).into());
+            }
+            _ => {}
         }
-        Ok(ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0)).build()?)
+        let pool = ThreadPoolBuilder::new().num_threads(self.threads.unwrap_or(0));
+        let threads = self.threads.unwrap_or_else(|| available_parallelism().map_or(1, Into::into));
+        afford_threads(threads)?;
+        let failed = |error| Failure(format!("{threads} threads cannot be started: {error}"));
+        pool.stack_size(STACK).build().map_err(failed)
     }
+}
+
+/// Bytes of the stack of a thread.
+const STACK: usize = 2 << 20;
+
+/// Bytes of the address space that a thread takes beside its stack: a guard, and a stack for signals.
+const BESIDE: usize = 64 << 10;
+
+/// Bytes of the address space that the C library reserves for the allocations of a thread, as long as
+/// there are fewer of these arenas than eight for each core.
+const ARENA: usize = 64 << 20;
+
+/// Fails where so many threads leave nothing of a limited address space: a thread that starts and then
+/// gets no stack for its signals would end the command.
+fn afford_threads(threads: usize) -> Result<(), Failure> {
+    let Some(space) = memory::address_space() else { return Ok(()) };
+    let cores = available_parallelism().map_or(1, usize::from);
+    let arenas = threads.min(8 * cores) as u128 * ARENA as u128;
+    let needed = threads as u128 * (STACK + BESIDE) as u128 + arenas;
+    memory::within(&format!("starting {threads} thread(s)"), needed, space)
 }
 
 /// The options of a run that judges.

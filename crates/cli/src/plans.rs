@@ -10,7 +10,7 @@ use etalon_simd::{
 use half::{bf16, f16};
 
 /// The share of the peak by which a time is estimated: about that of long sequences.
-const SHARE: f64 = 0.7;
+pub const SHARE: f64 = 0.7;
 
 /// Keys of a tile where every tile of keys has a partial dq of its own, as kernels of accelerators
 /// keep it that know no order of their tiles.
@@ -36,62 +36,78 @@ struct Row {
     plan: Plan,
 }
 
-/// A section on each pass and mode; empty for problems that the simd tier does not compute.
-pub fn plans(problem: &Problem, dtype: Dtype, options: &Options) -> Result<String, Failure> {
+/// A section on each pass and mode; empty for problems that the simd tier does not compute. Without the
+/// number of visible pairs there are no times.
+pub fn plans(
+    problem: &Problem,
+    dtype: Dtype,
+    options: &Options,
+    pairs: Option<u64>,
+) -> Result<String, Failure> {
     if let Problem::LinearAttention(problem) = problem {
-        return Ok(linear_attention(problem, options)?);
+        return Ok(explain_linear(problem, options)?);
     }
-    let plan = match dtype {
-        Dtype::F32 => plan::<f32>,
-        Dtype::Bf16 => plan::<bf16>,
-        Dtype::F16 => plan::<f16>,
-        Dtype::F64 => return Ok(String::new()),
-    };
     let lse = matches!(problem, Problem::AttentionLse(_));
     let mut rows = Vec::new();
     for (pass, mode) in MODES.into_iter().filter(|(_, mode)| lse || *mode != Mode::ForwardGradient)
     {
-        let of = |mode| plan(problem, pass, &Options { mode, ..*options });
+        let of = |mode| plan(problem, pass, dtype, &Options { mode, ..*options });
         if let (Some(plan), Some(auto)) = (of(mode)?, of(Mode::Auto)?) {
             let chosen = mode != Mode::ForwardGradient && plan.mode == auto.mode;
             rows.push(Row { pass, mode, chosen, plan });
         }
     }
-    let scores = problem.scores().filter(|_| !rows.is_empty());
-    Ok(scores.map_or(String::new(), |scores| {
-        let flops = 2.0 * scores.visible_pairs() as f64 * scores.extents.dim as f64;
-        print(&rows, flops, options) + &partials(&scores.extents, &rows)
-    }))
+    let Some(scores) = problem.scores().filter(|_| !rows.is_empty()) else {
+        return Ok(String::new());
+    };
+    let flops = pairs.map(|pairs| 2.0 * pairs as f64 * scores.extents.dim as f64);
+    Ok(print(&rows, flops, options) + &partials(&scores.extents, &rows))
 }
 
-fn plan<T: Element>(
+/// How the simd tier computes a pass, where it does.
+pub fn plan(
     problem: &Problem,
     pass: Pass,
+    dtype: Dtype,
     options: &Options,
 ) -> Result<Option<Plan>, Error> {
-    match problem {
-        Problem::Attention(problem) => attention::plan::<T>(problem, pass, options).map(Some),
-        Problem::AttentionLse(problem) => {
-            attention_lse::plan::<T>(problem, pass, options).map(Some)
-        }
-        _ => Ok(None),
+    match dtype {
+        Dtype::F32 => plan_of::<f32>(problem, pass, options).transpose(),
+        Dtype::Bf16 => plan_of::<bf16>(problem, pass, options).transpose(),
+        Dtype::F16 => plan_of::<f16>(problem, pass, options).transpose(),
+        Dtype::F64 => Ok(None),
     }
 }
 
-fn print(rows: &[Row], flops: f64, options: &Options) -> String {
+fn plan_of<T: Element>(
+    problem: &Problem,
+    pass: Pass,
+    options: &Options,
+) -> Option<Result<Plan, Error>> {
+    match problem {
+        Problem::Attention(problem) => Some(attention::plan::<T>(problem, pass, options)),
+        Problem::AttentionLse(problem) => Some(attention_lse::plan::<T>(problem, pass, options)),
+        Problem::LinearAttention(problem) => {
+            Some(linear_attention::plan::<T>(problem, pass, options))
+        }
+        Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => None,
+    }
+}
+
+fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
     let threads = rayon::current_num_threads();
-    let peak = probe::fma_gflops(options.level, threads);
+    let peak = probe::fma_gflops(options.level);
     let mut table = Table::new(["pass", "mode", "", "products", "tiles", "about", "workspace"]);
     for Row { pass, mode, chosen, plan } in rows {
         let alone = rows.iter().filter(|row| row.pass == *pass).count() == 1;
-        let seconds = flops * plan.products as f64 / (SHARE * peak) * 1e-9;
+        let seconds = |flops| flops * plan.products as f64 / (SHARE * peak) * 1e-9;
         table.add_row([
             pass.name().to_string(),
             mode.name().to_string(),
             if *chosen && !alone { "chosen" } else { "" }.to_string(),
             plan.products.to_string(),
             format!("{}x{}", plan.blocking.queries, plan.blocking.keys),
-            time(seconds),
+            flops.map_or("–".to_string(), |flops| time(seconds(flops))),
             bytes(plan.workspace_bytes()),
         ]);
     }
@@ -112,7 +128,7 @@ fn print(rows: &[Row], flops: f64, options: &Options) -> String {
 }
 
 /// Chunks, kept states, buffers and the shared memory of a GPU.
-fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<String, Error> {
+fn explain_linear(problem: &LinearAttention, options: &Options) -> Result<String, Error> {
     let threads = rayon::current_num_threads();
     let caches = probe::caches();
     let mut text = format!("\n\nThe simd tier, simd/{}, {threads} thread(s)", options.level);
@@ -130,7 +146,7 @@ fn linear_attention(problem: &LinearAttention, options: &Options) -> Result<Stri
                 "chunks of {chunk} tokens, micro-chunks of {micro}; a state kept every {kept}; {} of \
                  {} at once; ",
                 plan.together,
-                problem.list_sequences().len() * problem.extents.key_heads,
+                problem.list_sequences().len() as u128 * problem.extents.key_heads as u128,
             );
         }
         text += &format!("workspace {}\n", bytes(plan.workspace_bytes()));

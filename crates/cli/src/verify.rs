@@ -5,6 +5,7 @@ use crate::machine::{COMMIT, cpu};
 use crate::markdown::markdown;
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
+use crate::output;
 use crate::summary::{self, CELL};
 use crate::table::Table;
 use crate::units;
@@ -70,7 +71,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     report.absent.extend(absent);
     report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };
     for (write, draft) in drafts {
-        draft.finish(write(&report)?.as_bytes())?;
+        output::finish(draft, write(&report)?.as_bytes())?;
     }
     print(&report)?;
     let seconds = start.elapsed().as_secs_f64();

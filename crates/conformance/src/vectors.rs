@@ -1,17 +1,21 @@
 //! Files: tensors as safetensors, problems as JSON, and writing that leaves nothing half done.
 
 mod draft;
+mod read;
 
-pub use draft::Draft;
+pub use draft::{Draft, Unfinished};
 
 use crate::tensor::{Data, Tensor, Tensors};
-use etalon_problem::{Error as ProblemError, NamedArray, Problem};
+use etalon_problem::{Error as ProblemError, NamedArray, Problem, shortened};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as Stored, TensorView};
 use safetensors::{SafeTensors, View};
+use serde_json::Value;
 use std::borrow::Cow;
-use std::fs;
 use std::path::{Path, PathBuf};
+
+/// The most characters of what a parser says about a file, which may repeat any part of it.
+const LINE: usize = 600;
 
 /// What can be wrong with a file. Every message is one line that names the file.
 #[derive(Debug, thiserror::Error)]
@@ -34,7 +38,7 @@ pub enum Error {
         reason: String,
     },
     /// It is not what it should be.
-    #[error("{path}: {reason}")]
+    #[error("{path}: {}", shortened(reason, LINE))]
     Format {
         /// The file.
         path: PathBuf,
@@ -66,23 +70,20 @@ impl Error {
     }
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, Error> {
-    fs::read(path).map_err(|source| Error::Read { path: path.to_path_buf(), source })
-}
-
 /// Reads every tensor of a safetensors file. I32 becomes [`Data::I64`], U8 [`Data::Bool`] if it
 /// holds nothing but 0 and 1; any other type but F64, F32, BF16, F16, I64 and BOOL is an error.
-pub fn read_tensors(path: &Path) -> Result<Tensors, Error> {
-    let bytes = read(path)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| {
-        Error::format(path, format!("no valid safetensors file, or cut short: {error}"))
-    })?;
+///
+/// No more is read than the header of the file announces, and nothing for which there is no memory:
+/// `memory` is what may be used, in bytes.
+pub fn read_tensors(path: &Path, memory: u64) -> Result<Tensors, Error> {
+    let bytes = read::whole(path, memory)?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| read::invalid(path, error))?;
     file.tensors()
         .into_iter()
         .map(|(name, view)| match parse(&view) {
             Some(data) => Ok((name, Tensor { shape: view.shape().to_vec(), data })),
             None => {
-                let dtype = view.dtype();
+                let (name, dtype) = (shortened(&name, 100), view.dtype());
                 let expected = "F64, F32, BF16, F16, I64, I32, BOOL or U8 of 0 and 1";
                 Err(Error::format(path, format!("`{name}` must hold {expected}, found {dtype:?}")))
             }
@@ -160,10 +161,27 @@ impl View for InFile<'_> {
 /// Reads a problem. The arrays that its mask names are bound from `tensors`, which were read from
 /// `tensors_path`.
 pub fn read_problem(path: &Path, tensors_path: &Path, tensors: &Tensors) -> Result<Problem, Error> {
-    let text = String::from_utf8(read(path)?)
-        .map_err(|_| Error::format(path, "no JSON text: it is not UTF-8"))?;
-    let mut problem: Problem = serde_json::from_str(&text)
-        .map_err(|error| Error::format(path, format!("no problem: {error}")))?;
+    parse_problem(path, &read_text(path)?, tensors_path, tensors)
+}
+
+/// The text of a problem file.
+pub fn read_text(path: &Path) -> Result<String, Error> {
+    String::from_utf8(read::at_most(path, read::PROBLEM)?)
+        .map_err(|_| Error::format(path, "no JSON text: it is not UTF-8"))
+}
+
+/// As [`read_problem`], of a text that was read from `path`.
+pub fn parse_problem(
+    path: &Path,
+    text: &str,
+    tensors_path: &Path,
+    tensors: &Tensors,
+) -> Result<Problem, Error> {
+    let wrong = |reason: String| Error::format(path, format!("no problem: {reason}"));
+    let mut problem: Problem =
+        serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    let value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
+    objects_by_key("the problem", &value).map_err(wrong)?;
     let ids = |data: &Data| if let Data::I64(x) = data { Some(x.clone()) } else { None };
     let flags = |data: &Data| if let Data::Bool(x) = data { Some(x.clone()) } else { None };
     problem
@@ -178,6 +196,27 @@ pub fn read_problem(path: &Path, tensors_path: &Path, tensors: &Tensors) -> Resu
         _ => Error::content(path, error),
     })?;
     Ok(problem)
+}
+
+/// The keys whose values are lists.
+const LISTS: [&str; 8] = ["and", "or", "query", "key", "cu_query", "cu_key", "tokens", "cu_tokens"];
+
+/// Fails where an array stands for an object: serde takes the values of a struct in their order, too, but
+/// the schema does not, and a file that omits a key would mean another one.
+fn objects_by_key(name: &str, value: &Value) -> Result<(), String> {
+    match value {
+        Value::Object(members) => {
+            members.iter().try_for_each(|(key, value)| objects_by_key(key, value))
+        }
+        Value::Array(_) if !LISTS.contains(&name) => {
+            Err(format!("`{name}` must be an object with keys, found an array"))
+        }
+        Value::Array(items) => items.iter().try_for_each(|item| match item {
+            Value::Array(_) => Err(format!("an item of `{name}` must be no array")),
+            item => objects_by_key(name, item),
+        }),
+        _ => Ok(()),
+    }
 }
 
 fn named<T>(

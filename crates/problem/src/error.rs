@@ -1,12 +1,14 @@
 //! What can be wrong with a request, as facts in the caller's words.
 
+use std::fmt::Write;
+
 /// Why a problem or its operands cannot be used. Each names the operand or option, what was
 /// expected and what was found.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A tensor that the pass needs was not given.
-    #[error("`{operand}` is missing: {reason}")]
+    #[error("`{}` is missing: {reason}", name(operand))]
     Missing {
         /// The tensor's name.
         operand: String,
@@ -14,7 +16,7 @@ pub enum Error {
         reason: String,
     },
     /// A tensor was given that the problem does not have.
-    #[error("`{operand}` was given, but {reason}")]
+    #[error("`{}` was given, but {reason}", name(operand))]
     Unexpected {
         /// The tensor's name.
         operand: String,
@@ -22,7 +24,7 @@ pub enum Error {
         reason: String,
     },
     /// A tensor has the wrong shape.
-    #[error("`{operand}` must have shape {expected:?}, found {found:?}")]
+    #[error("`{}` must have shape {expected:?}, found {}", name(operand), shape(found))]
     Shape {
         /// The tensor's name.
         operand: String,
@@ -32,7 +34,7 @@ pub enum Error {
         found: Vec<usize>,
     },
     /// A tensor has the wrong element type.
-    #[error("`{operand}` must hold {expected}, found {found}")]
+    #[error("`{}` must hold {expected}, found {found}", name(operand))]
     Dtype {
         /// The tensor's name.
         operand: String,
@@ -42,7 +44,11 @@ pub enum Error {
         found: String,
     },
     /// An option or extent has a value outside its domain.
-    #[error("`{name}` must be {expected}, found {found}")]
+    #[error(
+        "`{}` must be {expected}, found {}",
+        crate::error::name(name),
+        crate::error::name(found)
+    )]
     Value {
         /// The option's name.
         name: String,
@@ -67,6 +73,60 @@ pub enum Error {
         /// How much of it.
         bytes: usize,
     },
+    /// It would take too long.
+    #[error("{what} takes more than {steps} steps")]
+    Work {
+        /// What would.
+        what: String,
+        /// The most steps that are taken for it.
+        steps: u64,
+    },
+}
+
+/// The most characters of a name, and of a value, that an error repeats: those of every table and every
+/// option have fewer.
+const NAME: usize = 100;
+
+/// A name or value of a file as errors repeat it.
+fn name(text: &str) -> String {
+    shortened(text, NAME)
+}
+
+/// A shape as errors repeat it: of very many axes, the first.
+fn shape(extents: &[usize]) -> String {
+    const AXES: usize = 16;
+    if extents.len() <= AXES {
+        return format!("{extents:?}");
+    }
+    format!("{:?} and {} more axes", &extents[..AXES], extents.len() - AXES)
+}
+
+/// A text of a file or an argument as a message may repeat it: characters that do not print (controls,
+/// line ends, marks that turn the direction of writing) are written as `\u{…}`, and of a text that is
+/// longer than `most` characters the middle is left out.
+///
+/// ```
+/// use etalon_problem::shortened;
+/// assert_eq!(shortened("a\u{1b}[31m", 20), "a\\u{1b}[31m");
+/// assert_eq!(shortened(&"k".repeat(1000), 8), "kkkkkk … (992 characters) … kk");
+/// ```
+pub fn shortened(text: &str, most: usize) -> String {
+    let length = text.chars().count();
+    let (head, tail) = if length <= most { (length, 0) } else { (most - most / 4, most / 4) };
+    let mut short = String::new();
+    text.chars().take(head).for_each(|c| print(c, &mut short));
+    if head + tail < length {
+        // Writing to a string does not fail.
+        let _ = write!(short, " … ({} characters) … ", length - head - tail);
+    }
+    text.chars().skip(length - tail).for_each(|c| print(c, &mut short));
+    short
+}
+
+/// Adds a character, or its escape if it does not print.
+fn print(c: char, to: &mut String) {
+    let prints = matches!(c, '"' | '\'' | '\\') || c.escape_debug().len() == 1;
+    if prints { to.push(c) } else { to.extend(c.escape_unicode()) }
 }
 
 impl Error {

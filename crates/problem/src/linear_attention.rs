@@ -118,8 +118,12 @@ impl LinearAttention {
         self.extents.query_heads / self.extents.key_heads.max(1)
     }
 
-    /// The sequences in the order of their tokens. The problem must have passed its check.
+    /// The sequences in the order of their tokens; none where there is neither a token nor a state, since
+    /// no tensor then vouches for the number of batch elements. The problem must have passed its check.
     pub fn list_sequences(&self) -> Vec<TokenSequence> {
+        if self.extents.tokens == 0 && !self.initial_state && !self.final_state {
+            return Vec::new();
+        }
         self.sequences.list(self.extents.batch, self.extents.tokens)
     }
 

@@ -1,7 +1,7 @@
 //! The scores of queries against keys, which attention, attention_lse and lazy_attention share.
 
 use crate::operand::shapes;
-use crate::{Axis, Cover, Error, Mask, Sequence, Sequences};
+use crate::{Axis, Error, Mask, Sequence, Sequences};
 
 /// The extents of q and k.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -78,48 +78,14 @@ impl Scores {
         self.extents.query_heads / self.extents.key_heads.max(1)
     }
 
-    /// The sequences in the order of their rows. The problem must have passed its check.
+    /// The sequences in the order of their rows; none where there is no row to compute, since no tensor
+    /// then vouches for the number of batch elements. The problem must have passed its check.
     pub fn sequences(&self) -> Vec<Sequence> {
+        if self.row_shape().contains(&0) {
+            return Vec::new();
+        }
         let e = &self.extents;
         self.sequences.list(e.batch, e.queries, e.keys)
-    }
-
-    /// The number of pairs that the mask allows, over all sequences and query heads: an ideal kernel
-    /// computes only these. The problem must have passed its check.
-    pub fn visible_pairs(&self) -> u64 {
-        let heads = self.extents.query_heads;
-        let pairs = |sequence: &Sequence| {
-            let spans = (0..sequence.queries).map(|i| self.mask.row_span(sequence, i));
-            match spans.map(|span| Some(span?.len() as u64)).sum::<Option<u64>>() {
-                Some(pairs) => pairs * heads as u64,
-                None => (0..heads).map(|head| self.count_by_tiles(sequence, head)).sum(),
-            }
-        };
-        self.sequences().iter().map(pairs).sum()
-    }
-
-    /// The pairs of one sequence and head that the mask allows. Looks at single pairs only in tiles
-    /// of which the mask allows a part.
-    fn count_by_tiles(&self, sequence: &Sequence, head: usize) -> u64 {
-        const TILE: usize = 64;
-        let tiles = |len: usize| (0..len).step_by(TILE).map(move |at| at..len.min(at + TILE));
-        let mut pairs = 0;
-        for rows in tiles(sequence.queries) {
-            for cols in tiles(sequence.keys) {
-                pairs += match self.mask.cover(sequence, head, rows.clone(), cols.clone()) {
-                    Cover::None => 0,
-                    Cover::All => rows.len() * cols.len(),
-                    Cover::Some => {
-                        let seen = |i| {
-                            let allowed = |&j: &usize| self.mask.allows(sequence, head, i, j);
-                            cols.clone().filter(allowed).count()
-                        };
-                        rows.clone().map(seen).sum()
-                    }
-                };
-            }
-        }
-        pairs as u64
     }
 
     /// Fails unless every extent and option is in its domain and every array fits.
@@ -175,36 +141,3 @@ shapes! { Scores {
     /// The shape of k and of its gradient.
     k_shape: 4 [Batch KeyHeads Keys Dim];
 } }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn visible_pairs_counts_the_pairs_that_the_mask_allows() {
-        // 150 and 200 are whole tiles and a rest; two heads, two sequences of their own lengths.
-        let extents =
-            Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 150, keys: 200, dim: 8 };
-        let masks = [
-            Mask::Full,
-            Mask::causal(),
-            Mask::window(70, 3),
-            Mask::And(vec![Mask::causal(), Mask::window(70, 3)]),
-            Mask::Or(vec![]),
-            Mask::Or(vec![Mask::window(5, 0), Mask::Causal { align: crate::Align::TopLeft }]),
-        ];
-        for mask in masks {
-            let mut scores = Scores::new(extents);
-            scores.mask = mask;
-            scores.sequences = Sequences::Lengths { query: vec![150, 9], key: vec![130, 200] };
-            let mut expected = 0;
-            for s in scores.sequences() {
-                for i in 0..s.queries {
-                    let seen = (0..s.keys).filter(|&j| scores.mask.allows(&s, 0, i, j)).count();
-                    expected += 2 * seen as u64;
-                }
-            }
-            assert_eq!(scores.visible_pairs(), expected, "{:?}", scores.mask);
-        }
-    }
-}

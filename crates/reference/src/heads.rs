@@ -66,10 +66,18 @@ pub(crate) fn units<'a, T: 'a, S: Copy, const Q: usize, const K: usize>(
     units
 }
 
-/// The sequences, unless there is no row to compute. (A problem without rows may count batch
-/// elements without end.)
-fn sequences(problem: &Scores) -> Vec<Sequence> {
-    if problem.row_shape().contains(&0) { Vec::new() } else { problem.sequences() }
+/// The elements of a row, or 0 where there is no row: then no tensor vouches for them, and a row of zeros
+/// might be of any size.
+pub(crate) fn width_of_rows(problem: &Scores, elements: usize) -> usize {
+    if problem.row_shape().contains(&0) { 0 } else { elements }
+}
+
+/// The sequences of a batch element that hold a row of its arrays, among all in their order: one search
+/// where there are many.
+fn with_row(sequences: &[Sequence], batch: usize, row: usize) -> impl Iterator<Item = &Sequence> {
+    let end = |s: &Sequence| (s.batch, s.query_start + s.queries);
+    let first = sequences.partition_point(|s| end(s) <= (batch, row));
+    sequences[first..].iter().take_while(move |s| s.batch == batch && s.query_start <= row)
 }
 
 /// Visits every query of every head and sequence, with its rows of the results: those that lie as q
@@ -84,7 +92,7 @@ pub(crate) fn each_query<T: Send, R: Send, const Q: usize, const K: usize>(
     visit: impl Fn(&mut R, &Query<'_>, [&mut [T]; Q], &mut [MatrixMut<'_, T>; K]) + Sync,
 ) -> Vec<R> {
     let (key_heads, group) = (problem.extents.key_heads, problem.group());
-    let sequences = sequences(problem);
+    let sequences = problem.sequences();
     let rows: Vec<_> = sequences.iter().map(|s| (s.batch, s.query_start, s.queries)).collect();
     let cols: Vec<_> = sequences.iter().map(|s| (s.batch, s.key_start, s.keys)).collect();
     let by_query = by_query.map(|result| result.split(&rows));
@@ -126,16 +134,12 @@ pub(crate) fn bias_gradient<T: Real>(
 ) {
     let Some(gradient) = gradient else { return };
     let (batches, heads, rows, _) = gradient.dim();
-    let sequences = sequences(problem);
+    let sequences = problem.sequences();
     let lines = gradient.rows_mut().into_iter().enumerate().collect();
     map(lines, |(line, mut elements): (usize, ArrayViewMut1<'_, T>)| {
         let (batch, head, at) = (line / rows / heads, line / rows % heads, line % rows);
-        for sequence in &sequences {
-            let own = batches == 1 || batch == sequence.batch;
-            let rows = sequence.query_start..sequence.query_start + sequence.queries;
-            if !own || !rows.contains(&at) {
-                continue;
-            }
+        let among = if batches == 1 { 0..problem.extents.batch } else { batch..batch + 1 };
+        for sequence in among.flat_map(|batch| with_row(&sequences, batch, at)) {
             let every = 0..problem.extents.query_heads;
             for head in if heads == 1 { every } else { head..head + 1 } {
                 let i = at - sequence.query_start;

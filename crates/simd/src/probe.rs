@@ -2,30 +2,27 @@
 
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
+use crate::memory::zeroed;
+use etalon_problem::Error;
 use rayon::prelude::*;
 use std::hint::black_box;
 use std::time::Instant;
 
-/// The peak of fused multiply-adds in f32, in GFLOP/s (2 operations each), of `threads` threads at
-/// once: the best of many tries within a third of a second, which is as long as a clock may take to
-/// rise.
-pub fn fma_gflops(level: Level, threads: usize) -> f64 {
+/// The peak of fused multiply-adds in f32, in GFLOP/s (2 operations each), of all threads of rayon's
+/// current pool at once: the best of many tries within a third of a second, which is as long as a clock
+/// may take to rise.
+pub fn fma_gflops(level: Level) -> f64 {
     let (start, mut best) = (Instant::now(), 0.0f64);
     while start.elapsed().as_secs_f64() < 0.3 {
-        best = best.max(once(level, threads));
+        best = best.max(once(level));
     }
     best
 }
 
-fn once(level: Level, threads: usize) -> f64 {
+fn once(level: Level) -> f64 {
     let start = Instant::now();
-    let flops: f64 = std::thread::scope(|scope| {
-        let work = || level.run(Peak { rounds: 400_000 });
-        let handles: Vec<_> = (1..threads.max(1)).map(|_| scope.spawn(work)).collect();
-        let own = work();
-        own + handles.into_iter().map(|handle| handle.join().unwrap_or(0.0)).sum::<f64>()
-    });
-    flops / start.elapsed().as_secs_f64() * 1e-9
+    let flops: Vec<f64> = rayon::broadcast(|_| level.run(Peak { rounds: 400_000 }));
+    flops.iter().sum::<f64>() / start.elapsed().as_secs_f64() * 1e-9
 }
 
 /// Multiply-adds on registers alone, as many sums as hide the latency.
@@ -58,10 +55,12 @@ impl Kernel<f64> for Peak {
 }
 
 /// GB/s of memory that is read and written in place, as the states of a step are: `bytes` of them, by
-/// one thread of each that rayon's current pool has. The median of many tries.
-pub fn update_gbps(level: Level, bytes: usize) -> f64 {
+/// one thread of each that rayon's current pool has. The median of many tries; or the error that there is
+/// no such memory.
+pub fn update_gbps(level: Level, bytes: usize) -> Result<f64, Error> {
     let threads = rayon::current_num_threads();
-    let mut memory = vec![1.0f32; bytes / size_of::<f32>()];
+    let mut memory = zeroed::<f32>(bytes / size_of::<f32>(), "memory to be measured")?;
+    memory.fill(1.0);
     let part = memory.len().div_ceil(threads).next_multiple_of(16).max(16);
     let mut tries = Vec::new();
     let begin = Instant::now();
@@ -71,7 +70,7 @@ pub fn update_gbps(level: Level, bytes: usize) -> f64 {
         tries.push(2.0 * bytes as f64 / start.elapsed().as_nanos().max(1) as f64);
     }
     tries.sort_by(f64::total_cmp);
-    tries[tries.len() / 2]
+    Ok(tries[tries.len() / 2])
 }
 
 struct Update<'a>(&'a mut [f32]);

@@ -2,7 +2,7 @@
 
 use super::masks::named;
 use crate::options::{self, SIMD_DTYPES, one_of};
-use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Pass};
+use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass};
 use etalon_simd::{Level, Mode};
 use std::path::PathBuf;
 
@@ -60,9 +60,18 @@ pub struct Arguments {
     #[command(flatten)]
     pub threads: options::Threads,
     /// Seconds for the runs of a pass, of which there are at least three; their median counts.
-    #[arg(long, value_name = "S", default_value_t = 2.0)]
+    #[arg(long, value_name = "S", default_value_t = 2.0, value_parser = seconds)]
     pub seconds: f64,
     /// Also writes the figures as JSON.
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
+}
+
+/// The most seconds for a pass: a day.
+const LONGEST: f64 = 86_400.0;
+
+/// A number of seconds that ends.
+fn seconds(text: &str) -> Result<f64, Error> {
+    let number = text.parse::<f64>().ok().filter(|x| (0.0..=LONGEST).contains(x));
+    number.ok_or_else(|| Error::value("seconds", format!("a number from 0 to {LONGEST}"), text))
 }

@@ -1,27 +1,45 @@
 //! Masks by name.
 
+use crate::memory;
+use crate::outcome::Failure;
 use etalon_problem::{Mask, NamedArray};
 
 /// The name, if it is that of a mask.
 pub fn named(name: &str) -> Result<String, String> {
-    mask(name, 1, 1).map(|_| name.to_string())
+    match mask(name, 1, 1) {
+        Ok(_) => Ok(name.to_string()),
+        Err(Failure(reason)) => Err(reason),
+    }
 }
 
 /// The mask of a name for `batch` sequences of `length` queries and keys.
-pub fn mask(name: &str, batch: usize, length: usize) -> Result<Mask, String> {
-    let number = |text: &str| text.parse::<usize>().map_err(|error| format!("{name}: {error}"));
+pub fn mask(name: &str, batch: usize, length: usize) -> Result<Mask, Failure> {
+    let number =
+        |text: &str| text.parse::<usize>().map_err(|error| Failure(format!("{name}: {error}")));
+    // Each array is made, and then shared.
+    let array_of = |rows: usize, bytes: usize| {
+        let bytes = rows as u128 * length as u128 * 2 * bytes as u128;
+        memory::afford(&format!("the mask {name}"), bytes)
+    };
     let positive = |text: &str| match number(text)? {
-        0 => Err(format!("{name}: expected at least 1 key")),
+        0 => Err(Failure(format!("{name}: expected at least 1 key"))),
         number => Ok(number),
     };
     Ok(match name.split_once('=') {
         None if name == "full" => Mask::Full,
         None if name == "causal" => Mask::causal(),
         Some(("window", reach)) => Mask::window(number(reach)?, 0),
-        Some(("segments", keys)) => segments(positive(keys)?, batch, length),
-        Some(("array", keys)) => array(positive(keys)?, length),
+        Some(("segments", keys)) => {
+            array_of(batch, size_of::<i64>())?;
+            segments(positive(keys)?, batch, length)
+        }
+        Some(("array", keys)) => {
+            array_of(length, size_of::<bool>())?;
+            array(positive(keys)?, length)
+        }
         _ => {
-            return Err("one of full, causal, window=KEYS, segments=KEYS, array=KEYS".to_string());
+            let known = "one of full, causal, window=KEYS, segments=KEYS, array=KEYS";
+            return Err(Failure(known.to_string()));
         }
     })
 }

@@ -4,8 +4,11 @@
 use super::arguments::Arguments;
 use super::summary::{Bandwidth, Figure};
 use super::tune;
+use crate::needs;
 use crate::noise::Times;
 use crate::outcome::Failure;
+use crate::plans::SHARE;
+use crate::units::time;
 use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, views, views_mut};
 use etalon_conformance::tier::{Hints, Request};
@@ -15,30 +18,69 @@ use etalon_problem::{
 };
 use etalon_simd::{Mode, Options, Workspace, linear_attention, probe, run_in};
 use ndarray::ArrayD;
+use std::io::{Write, stderr};
 
 /// The figures of a run in the making.
 pub struct Bench<'a> {
     pub arguments: &'a Arguments,
     pub options: Options,
     pub figures: Vec<Figure>,
+    /// GFLOP/s of this machine.
+    pub peak: f64,
 }
+
+/// A run of a pass that takes longer, in seconds, is announced.
+const LONG: f64 = 10.0;
 
 impl Bench<'_> {
     /// Times those passes of a problem that are wanted, with the first length also a step; `mask` is
     /// the mask or the decay in words.
     pub fn problem(&mut self, problem: &Problem, mask: &str) -> Result<(), Failure> {
-        problem.check()?;
-        let wanted = &self.arguments.pass;
-        let first = self.arguments.length.first() == Some(&length(problem));
-        for &pass in problem.algorithm().passes() {
-            if (wanted.is_empty() || wanted.contains(&pass)) && (pass != Pass::Step || first) {
-                for mode in self.modes(problem.algorithm(), pass) {
-                    let figure = self.figure(problem, mask, pass, mode)?;
-                    self.figures.push(figure);
-                }
-            }
+        for (pass, mode) in self.passes(problem) {
+            let figure = self.figure(problem, mask, pass, mode)?;
+            self.figures.push(figure);
         }
         Ok(())
+    }
+
+    /// Fails unless there is memory for every pass of a problem that is wanted.
+    pub fn afford(&self, problem: &Problem) -> Result<(), Failure> {
+        problem.check()?;
+        for (pass, mode) in self.passes(problem) {
+            let options = Options { mode, ..self.options };
+            needs::afford_run(problem, pass, self.arguments.dtype, &options)?;
+        }
+        Ok(())
+    }
+
+    /// The passes of a problem that are wanted, in their modes.
+    fn passes(&self, problem: &Problem) -> Vec<(Pass, Mode)> {
+        let wanted = &self.arguments.pass;
+        let first = self.arguments.length.first() == Some(&length(problem));
+        let passes = problem.algorithm().passes().iter().filter(|&&pass| {
+            (wanted.is_empty() || wanted.contains(&pass)) && (pass != Pass::Step || first)
+        });
+        let modes = |&pass| {
+            let modes = self.modes(problem.algorithm(), pass).into_iter();
+            modes.map(move |mode| (pass, mode))
+        };
+        passes.flat_map(modes).collect()
+    }
+
+    /// Tells beforehand of a pass that will take long.
+    fn announce(&self, problem: &Problem, pass: Pass, flops: u64) {
+        let seconds = flops as f64 / (SHARE * self.peak) * 1e-9;
+        if seconds > LONG {
+            // If nobody reads stderr, nobody waits for the news.
+            let _ = writeln!(
+                stderr(),
+                "{} {pass}, {} × {}: about {} for each of four runs or more",
+                problem.algorithm(),
+                length(problem),
+                problem.extent(Axis::Dim),
+                time(seconds)
+            );
+        }
     }
 
     /// The modes in which a pass is timed: a backward pass in every one that the algorithm has.
@@ -59,6 +101,8 @@ impl Bench<'_> {
     ) -> Result<Figure, Failure> {
         let &Arguments { dtype, seconds, tune, .. } = self.arguments;
         let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
+        let flops = flops(problem, pass, &self.options)?;
+        self.announce(problem, pass, flops);
         let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
         let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
@@ -75,12 +119,13 @@ impl Bench<'_> {
         let linear = matches!(problem, Problem::LinearAttention(_));
         let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));
         let best = best.transpose()?.flatten();
-        let (flops, ns) = (flops(problem, pass, &self.options)?, times.median_ns.max(1) as f64);
-        let gigabytes = (pass == Pass::Step).then(|| {
+        let ns = times.median_ns.max(1) as f64;
+        let bandwidth = || -> Result<Bandwidth, Failure> {
             let bytes = outputs["final_state"].len() * size_of::<f32>();
-            let memory = probe::update_gbps(options.level, bytes);
-            Bandwidth { states: 2.0 * bytes as f64 / ns, memory }
-        });
+            let memory = probe::update_gbps(options.level, bytes)?;
+            Ok(Bandwidth { states: 2.0 * bytes as f64 / ns, memory })
+        };
+        let gigabytes = (pass == Pass::Step).then(bandwidth).transpose()?;
         Ok(Figure {
             algorithm: problem.algorithm().name(),
             mask: mask.to_string(),
@@ -140,7 +185,10 @@ fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error>
         Problem::LinearAttention(problem) => return linear_flops(problem, pass, options),
         other => other.scores(),
     };
-    let product = scores.map_or(0, |x| 2 * x.visible_pairs() * x.extents.dim as u64);
+    let product = match scores {
+        Some(x) => x.visible_pairs()?.saturating_mul(2 * x.extents.dim as u64),
+        None => 0,
+    };
     let with_values = matches!(problem, Problem::Attention(_));
     let products = match (pass, with_values) {
         (Pass::Forward, true) => 2,          // q·k and p·v
@@ -152,7 +200,7 @@ fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error>
         (Pass::DoubleBackward, false) => 13, // 3 for the tangents of lse, 5 by rows, 5 by columns
         (_, false) => 3,                    // q·k, ddq·k and q·ddk
     };
-    Ok(products * product)
+    Ok(product.saturating_mul(products))
 }
 
 fn linear_flops(problem: &LinearAttention, pass: Pass, options: &Options) -> Result<u64, Error> {

@@ -6,35 +6,57 @@ use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use tempfile::{Builder, NamedTempFile};
 
-/// A file in the making. It is created at once, beside its final place and under another name, so
-/// that a place that cannot be written to shows before the work and not after it. Dropped without
-/// [`Draft::finish`], it leaves nothing behind and what stood in its place is untouched.
+/// The place of a file to come. That it can be written to shows at once, before the work and not after
+/// it; what stands there is untouched until [`Unfinished::finish`].
+///
+/// Beside the place a temporary file is made to try, and removed again: a run that is killed leaves
+/// none behind.
 #[derive(Debug)]
 pub struct Draft {
     path: PathBuf,
     target: PathBuf,
+}
+
+/// A file in the making, beside its final place and under another name. Dropped unfinished, it is
+/// removed.
+#[derive(Debug)]
+pub struct Unfinished {
+    draft: Draft,
     file: NamedTempFile,
 }
+
+/// As many links may lead to one another as Linux follows.
+const LINKS: usize = 40;
 
 impl Draft {
     /// A draft of the file `path`.
     pub fn new(path: &Path) -> Result<Self, Error> {
-        let failed = |error: io::Error| Error::write(path, error);
-        // A link is followed: the file that it leads to is replaced, not the link.
-        let target = match fs::metadata(path) {
-            Ok(found) if !found.is_file() => {
-                return Err(Error::write(path, "it is not a regular file"));
-            }
-            Ok(_) => fs::canonicalize(path).map_err(failed)?,
-            Err(_) => path.to_path_buf(),
-        };
-        let folder = match target.parent() {
-            Some(folder) if folder != Path::new("") => folder,
-            _ => Path::new("."),
-        };
+        let target = target(path)?;
         if target.file_name().is_none() {
             return Err(Error::write(path, "it is not the name of a file"));
         }
+        let draft = Draft { path: path.to_path_buf(), target };
+        draft.temporary().map(drop)?;
+        Ok(draft)
+    }
+
+    /// Begins the file.
+    pub fn begin(self) -> Result<Unfinished, Error> {
+        let file = self.temporary()?;
+        Ok(Unfinished { draft: self, file })
+    }
+
+    /// Writes the whole content and puts the file in its place.
+    pub fn finish(self, content: &[u8]) -> Result<(), Error> {
+        self.begin()?.finish(content)
+    }
+
+    /// A new file beside the place, which goes when it is dropped.
+    fn temporary(&self) -> Result<NamedTempFile, Error> {
+        let folder = match self.target.parent() {
+            Some(folder) if folder != Path::new("") => folder,
+            _ => Path::new("."),
+        };
         let mut builder = Builder::new();
         builder.prefix(".etalon-");
         #[cfg(unix)]
@@ -43,18 +65,45 @@ impl Draft {
             // As any new file: what the user's mask leaves of this.
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
-        let file = builder.tempfile_in(folder).map_err(|error| {
+        builder.tempfile_in(folder).map_err(|error| {
             // tempfile's own text names the temporary file, which means nothing to the user.
-            Error::write(path, error.kind())
-        })?;
-        Ok(Draft { path: path.to_path_buf(), target, file })
+            Error::write(&self.path, error.kind())
+        })
+    }
+}
+
+impl Unfinished {
+    /// Where it is while it is unfinished.
+    pub fn path(&self) -> &Path {
+        self.file.path()
     }
 
     /// Writes the whole content and puts the file in its place.
     pub fn finish(mut self, content: &[u8]) -> Result<(), Error> {
-        let path = self.path;
+        let Draft { path, target } = self.draft;
         self.file.write_all(content).map_err(|error| Error::write(&path, error))?;
-        let placed = self.file.persist(&self.target);
+        let placed = self.file.persist(&target);
         placed.map(drop).map_err(|error| Error::write(&path, error.error))
     }
+}
+
+/// Where a file is written to: a link is followed, even to a file that is not there yet, so that what it
+/// leads to is written and the link remains.
+fn target(path: &Path) -> Result<PathBuf, Error> {
+    let failed = |error: io::Error| Error::write(path, error);
+    let mut target = path.to_path_buf();
+    for _ in 0..LINKS {
+        match fs::symlink_metadata(&target) {
+            Ok(found) if found.is_symlink() => {
+                let link = fs::read_link(&target).map_err(failed)?;
+                // A relative link counts from its own folder.
+                target = target.parent().unwrap_or(Path::new("")).join(link);
+            }
+            Ok(found) if !found.is_file() => {
+                return Err(Error::write(path, "it is not a regular file"));
+            }
+            _ => return Ok(target),
+        }
+    }
+    Err(Error::write(path, "too many links lead to one another"))
 }

@@ -2,7 +2,7 @@
 
 use super::model::Model;
 use crate::tensor::Values;
-use etalon_problem::{Error, Operand, Pass, Problem};
+use etalon_problem::{Error, Operand, Pass, Problem, Role};
 use etalon_reference::evaluate;
 use etalon_reference::scalar::Real;
 use std::collections::BTreeMap;
@@ -74,4 +74,14 @@ pub(super) struct Errors {
     pub lists: BTreeMap<&'static str, Vec<f64>>,
     /// As [`crate::bounds::Bounds::power`].
     pub power: Option<f64>,
+}
+
+impl Errors {
+    /// Those of a pass without a row to compute: what it returns is 0, being sums of nothing, however
+    /// many heads there are.
+    pub fn none(problem: &Problem, pass: Pass) -> Self {
+        let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+        let lists = outputs.map(|x| (x.name, vec![0.0; x.len()])).collect();
+        Errors { lists, power: None }
+    }
 }

@@ -17,7 +17,7 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
     let sums = if pass == Pass::DoubleBackward { 3 } else { 1 };
     let plain = sums * ((problem.group().max(1) + 1) * tokens + dim + width + 12); // (N22)
     let largest = largest(problem, operands);
-    let terms = (plain * dim * width) as f64;
+    let terms = plain as f64 * dim as f64 * width as f64;
     let kept = model.eta_p.max(model.eta_ds);
     let kept = if model.stores_low() { kept } else { 0.0 };
     let underflow = (model.eta * terms * terms + kept * plain as f64) * largest; // η of (N24)

@@ -158,13 +158,11 @@ pub(super) struct Row<'a> {
 impl<'a> Operands<'a> {
     /// `reach` is that of a bias by distance.
     pub fn new(scores: &'a Scores, reach: Option<DistanceBias>, inputs: &Inputs<'a>) -> Self {
-        // A problem without rows may count batch elements without end.
-        let no_row = scores.row_shape().contains(&0);
         Operands {
             scores,
             model: inputs.model,
             bias: Bias::new(scores, reach, inputs),
-            sequences: if no_row { Vec::new() } else { scores.sequences() },
+            sequences: scores.sequences(),
             q: inputs.rows("q"),
             k: inputs.rows("k"),
             sinks: inputs.rows("sinks"),
@@ -178,7 +176,9 @@ impl<'a> Operands<'a> {
 
     /// The sequences of a batch element.
     pub fn sequences(&self, batch: usize) -> impl Iterator<Item = &Sequence> {
-        self.sequences.iter().filter(move |sequence| sequence.batch == batch)
+        // They ascend: a search for each of many batch elements is no search of all for each.
+        let first = self.sequences.partition_point(|sequence| sequence.batch < batch);
+        self.sequences[first..].iter().take_while(move |sequence| sequence.batch == batch)
     }
 
     /// The queries of some heads of a batch element.

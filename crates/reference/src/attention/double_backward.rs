@@ -22,7 +22,7 @@
 use super::backward::{BackwardOperands, First};
 use super::jvp::{Direction, Motion};
 use super::{Cotangents, Inputs, SecondCotangents, SecondGradients, Tangents};
-use crate::heads::{Query, bias_gradient, each_query, sum_by_head};
+use crate::heads::{Query, bias_gradient, each_query, sum_by_head, width_of_rows};
 use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::tensor::{HeadsMut, MatrixMut, Rows, add_scaled, dot};
@@ -43,7 +43,7 @@ pub(crate) fn any_width<T: Real>(
     let operands = SecondOperands {
         backward: BackwardOperands::new(problem, inputs, cotangents)?,
         direction: Direction::new(problem, &direction)?,
-        cot_o: Rows::or_zero("cot_o", &cot_o, problem.value_dim)?,
+        cot_o: Rows::or_zero("cot_o", &cot_o, width_of_rows(&problem.scores, problem.value_dim))?,
         cot_lse: Rows::or_zero("cot_lse", &cot_lse, 1)?,
     };
     let of_sinks = each_query(

@@ -10,7 +10,7 @@
 
 use super::forward::Operands;
 use super::{Inputs, OutputTangents, Tangents};
-use crate::heads::{Query, each_query};
+use crate::heads::{Query, each_query, width_of_rows};
 use crate::named::{Named, checked};
 use crate::scalar::Real;
 use crate::scores::{Row, bias_row};
@@ -68,10 +68,11 @@ impl<'a, T: Real> Direction<'a, T> {
     pub fn new(problem: &Attention, tangents: &'a Tangents<'_, T>) -> Result<Self, Error> {
         let Tangents { tq, tk, tv, tsinks, tbias } = tangents;
         let dim = problem.scores.extents.dim;
+        let width = |elements| width_of_rows(&problem.scores, elements);
         Ok(Direction {
-            ddq: Rows::or_zero("the direction of q", tq, dim)?,
-            ddk: Rows::or_zero("the direction of k", tk, dim)?,
-            ddv: Rows::or_zero("the direction of v", tv, problem.value_dim)?,
+            ddq: Rows::or_zero("the direction of q", tq, width(dim))?,
+            ddk: Rows::or_zero("the direction of k", tk, width(dim))?,
+            ddv: Rows::or_zero("the direction of v", tv, width(problem.value_dim))?,
             ddsinks: tsinks.as_ref().map(|tsinks| tsinks.view()),
             ddbias: tbias.as_ref().map(|tbias| tbias.view()),
         })

@@ -11,7 +11,7 @@
 //! (R9)  dσ       = Σ_t q_t H_t · dout_t
 //! ```
 
-use super::heads::{Head, Operands, each_head};
+use super::heads::{Head, Operands, each_head, width_of_states};
 use super::state::{State, States};
 use super::{Cotangents, Gradients, Inputs, checked};
 use crate::heads::Written;
@@ -93,7 +93,7 @@ pub(super) fn backward_by<T: Real>(
     let dout = Rows::new("dout", cotangents.dout.view())?;
     let parts = each_head(
         &operands,
-        &Rows::or_zero("dfinal_state", &cotangents.dfinal_state, problem.value_dim)?,
+        &Rows::or_zero("dfinal_state", &cotangents.dfinal_state, width_of_states(problem))?,
         [HeadsMut::new(dq)],
         [HeadsMut::new(dk), HeadsMut::new(dv), HeadsMut::new(&mut dg)],
         dinitial_state.as_mut().map(HeadsMut::new),

@@ -14,6 +14,16 @@ use crate::tensor::{HeadsMut, Rows};
 use etalon_problem::{Decay, Error, LinearAttention, TokenSequence};
 use ndarray::Axis;
 
+/// E, or 0 where there is no state: then no tensor vouches for E, and a row of zeros might be of any
+/// size.
+pub(super) fn width_of_states(problem: &LinearAttention) -> usize {
+    if problem.extents.batch == 0 || problem.list_sequences().is_empty() {
+        0
+    } else {
+        problem.value_dim
+    }
+}
+
 /// The operands of the forward pass.
 pub(super) struct Operands<'a, T: Real> {
     problem: &'a LinearAttention,
@@ -45,7 +55,7 @@ impl<'a, T: Real> Operands<'a, T> {
             k: Rows::new("k", k.view())?,
             v: Rows::new("v", v.view())?,
             log_decays,
-            initial_state: Rows::or_zero("initial_state", initial_state, problem.value_dim)?,
+            initial_state: Rows::or_zero("initial_state", initial_state, width_of_states(problem))?,
         })
     }
 }

@@ -73,6 +73,12 @@ impl Cut {
     fn interval(&self, chunks: usize) -> usize {
         let least = chunks.isqrt().max(1);
         let kept = |m: usize| (chunks.div_ceil(m) + m).saturating_mul(self.state);
-        (1..least).find(|&m| kept(m) <= KEPT).unwrap_or(least)
+        // Below √c each chunk more in a span saves at least one state: what is kept only shrinks.
+        let (mut few, mut enough) = (1, least);
+        while few < enough {
+            let m = few + (enough - few) / 2;
+            if kept(m) <= KEPT { enough = m } else { few = m + 1 }
+        }
+        enough
     }
 }

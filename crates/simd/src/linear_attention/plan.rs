@@ -5,6 +5,7 @@ use super::{forward, step, two_sided};
 use crate::known::Known;
 use crate::{Buffer, Element, Options, Plan, Workspace};
 use etalon_problem::{Blocking, Error, LinearAttention, Pass};
+use std::iter::successors;
 
 /// What a pass will do in rayon's current pool, every gradient being asked for; and what it allocates
 /// for it, [`Plan::workspace_bytes`]. `blocking` is chunk and micro-chunk.
@@ -80,13 +81,15 @@ impl SharedMemory {
 /// bytes of shared memory; `None` if not even 16 columns and tokens do.
 pub fn shared_memory(problem: &LinearAttention, bytes: usize) -> Option<SharedMemory> {
     let (dim, width) = (problem.extents.dim, problem.value_dim.max(1));
-    let slices =
-        (1..=width.div_ceil(LEAST)).map(|parts| width.div_ceil(parts).next_multiple_of(LEAST));
-    let mut fits = slices.flat_map(|slice| {
-        [64, 32, LEAST]
-            .map(|micro| SharedMemory::new(dim, micro, slice.min(width.next_multiple_of(LEAST))))
-    });
-    fits.find(|plan| plan.bytes() <= bytes)
+    // Of E in equal parts, the widest first, and no part that alone exceeds the memory.
+    let most = (bytes / size_of::<f32>()).min(width.saturating_add(LEAST - 1)) / LEAST * LEAST;
+    let part = |most: usize| width.div_ceil(width.div_ceil(most)).next_multiple_of(LEAST);
+    let first = Some(most).filter(|&most| most > 0).map(part);
+    let mut slices = successors(first, |slice| Some(slice - LEAST).filter(|&x| x > 0).map(part));
+    slices.find_map(|slice| {
+        let plans = [64, 32, LEAST].map(|micro| SharedMemory::new(dim, micro, slice));
+        plans.into_iter().find(|plan| plan.bytes() <= bytes)
+    })
 }
 
 /// Rows and columns of a product of a tensor core.
