@@ -37,16 +37,24 @@ pub(super) fn euler_of_states(trial: &Trial<'_>) -> Judgement {
 }
 
 /// Σ ⟨dd…, d…⟩ over some inputs, of the gradients of the tier's own backward pass; with what else is
-/// added of its forward pass.
+/// added of its forward pass. Both get what the second order does: a cotangent may be absent.
 fn firsts(trial: &Trial<'_>, inputs: &[&str], outputs: &[[&str; 2]]) -> Result<Sum, Flaw> {
+    let gradients: Vec<[String; 2]> =
+        inputs.iter().map(|x| [format!("d{x}"), format!("dd{x}")]).collect();
+    let results: Vec<[String; 2]> = outputs.iter().map(|x| x.map(str::to_string)).collect();
     let mut sum = Sum::default();
-    let gradients = inputs.iter().map(|x| (Pass::Backward, [format!("d{x}"), format!("dd{x}")]));
-    let results = outputs.iter().map(|names| (Pass::Forward, names.map(str::to_string)));
-    for (pass, [result, with]) in gradients.chain(results) {
-        let tensor = trial.clean_in(pass)?.get(&result);
-        if let Some((tensor, with)) = tensor.zip(input(trial.inputs(), &with)?) {
-            let known = Known::new(&result, tensor, trial.bounds_in(pass)?)?;
-            sum.add_product(known.views(), with.view(), 1.0);
+    for (pass, pairs) in [(Pass::Backward, gradients), (Pass::Forward, results)] {
+        if pairs.is_empty() {
+            continue;
+        }
+        let tensors = trial.ask_pass(&trial.case.problem, pass, trial.inputs())?;
+        let bounds = trial.bounds_for(pass, trial.inputs())?;
+        for [result, with] in pairs {
+            let with = input(trial.inputs(), &with)?;
+            if let Some((tensor, with)) = tensors.get(&result).zip(with) {
+                let known = Known::new(&result, tensor, &bounds)?;
+                sum.add_product(known.views(), with.view(), 1.0);
+            }
         }
     }
     Ok(sum)
