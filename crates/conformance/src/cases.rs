@@ -2,11 +2,13 @@
 //!
 //! A case is drawn in two steps. Its discrete structure is a point of a grid (mask × options ×
 //! shape × sequences × family × cotangents × storage type), and a run visits points such that every
-//! pair of values of two axes occurs. All that remains (lengths, widths, ids, elements) follows
+//! pair of values of two axes occurs. Large extents are no part of it: a budget of cost selects cases
+//! of them. All that remains (lengths, widths, ids, elements) follows
 //! from the point's name and the seed by the streams of [`crate::generate`].
 
 pub(crate) mod axes;
 mod covering;
+mod large;
 
 pub use crate::roster::{Point, attention, linear_attention};
 
@@ -14,7 +16,7 @@ use crate::generate::Stream;
 use crate::roster::each;
 use crate::tensor::{Stored, Tensor, Tensors};
 use axes::Grid;
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, named};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, Role, named};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -24,10 +26,11 @@ named! {
     /// How much a run does.
     #[derive(Default)]
     Depth, "depth" {
-        /// Every pair of the grid once; under a minute on two cores.
+        /// Every pair of the grid once, and a few large cases; under a minute on two cores.
         #[default]
         Core = "core",
-        /// Every pair of the grid in every storage type, for several seeds.
+        /// Every pair of the grid in every storage type, and every large shape with every value of each
+        /// axis, for several seeds.
         Full = "full",
         /// As [`Depth::Full`], for as many seeds as an hour or so takes.
         Soak = "soak",
@@ -118,11 +121,24 @@ impl Spec {
         Tensor::store(&values, Stored::of(operand.precision, self.dtype))
     }
 
+    /// Whether its extents are large: gates and contracts alone look at such a case.
+    pub fn is_large(&self) -> bool {
+        let names = each!(&self.point, point => point.names());
+        names.iter().any(|name| Point::large(self.algorithm).contains(name))
+    }
+
+    /// Whether an operand that may be absent is there: in the second order, and of tangents, one in four
+    /// is not, whatever the point.
+    fn given(&self, operand: &Operand, pass: Pass) -> bool {
+        let absent = operand.role == Role::OptionalCotangent
+            && matches!(pass, Pass::DoubleBackward | Pass::Jvp)
+            && Stream::new(self.draw_seed(), operand.name).below(usize::MAX, 4) == 0;
+        operand.role.is_given() && !absent && each!(&self.point, point => point.given(operand))
+    }
+
     /// The inputs and cotangents of a pass.
     pub fn tensors(&self, problem: &Problem, pass: Pass) -> Tensors {
-        let given = |operand: &Operand| {
-            operand.role.is_given() && each!(&self.point, point => point.given(operand))
-        };
+        let given = |operand: &Operand| self.given(operand, pass);
         let operands = problem.operands(pass);
         operands
             .iter()
@@ -220,9 +236,16 @@ impl Case {
     }
 
     /// The tile sizes with which the case is asked, unless a law is about tile sizes: those of the
-    /// tier, or some so small that even a short case has several tiles in both directions.
+    /// tier, or some so small that even a short case has several tiles in both directions; for linear
+    /// attention also several micro-chunks in a chunk. Of a large case those that its shape is about.
     pub fn blocking(&self) -> Option<Blocking> {
-        let sizes = [None, Some(Blocking::new(8, 16)), Some(Blocking::new(24, 64))];
+        if self.spec.is_large() {
+            return each!(&self.spec.point, point => point.blocking());
+        }
+        let mut sizes = vec![None, Some(Blocking::new(8, 16)), Some(Blocking::new(24, 64))];
+        if self.spec.algorithm == Algorithm::LinearAttention {
+            sizes.push(Some(Blocking::new(64, 16)));
+        }
         Stream::new(self.spec.seed, &self.name).pick(0, &sizes)
     }
 }
@@ -236,12 +259,13 @@ pub fn storage(algorithm: Algorithm) -> &'static [Dtype] {
 pub fn specs(algorithm: Algorithm, depth: Depth, seed: u64) -> impl Iterator<Item = Spec> + use<> {
     (0..depth.seeds()).flat_map(move |round| {
         let seed = seed.wrapping_add(round);
-        covering::points(algorithm, seed).into_iter().flat_map(move |spec| {
+        let points = covering::points(algorithm, seed).into_iter().flat_map(move |spec| {
             Point::storage(algorithm)
                 .iter()
                 .filter(move |&&dtype| depth != Depth::Core || dtype == spec.dtype)
                 .map(move |&dtype| Spec { dtype, ..spec })
-        })
+        });
+        points.chain(large::points(algorithm, depth, seed))
     })
 }
 

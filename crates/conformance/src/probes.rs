@@ -8,6 +8,7 @@ mod arrays;
 mod count;
 mod dyadic;
 mod edge;
+pub(crate) mod functions;
 mod inputs;
 mod lazy_attention;
 pub(crate) mod linear_attention;
@@ -16,6 +17,8 @@ use crate::laws::law::{laws, scores_are};
 use count::count_probe;
 use dyadic::dyadic_probe;
 use edge::edge_probe;
+use etalon_problem::Dtype;
+use functions::{exp_probe, log_probe, tanh_probe};
 use lazy_attention::{kink_probe, reach_probe};
 
 laws! {
@@ -26,6 +29,13 @@ laws! {
     Probe count_probe on Forward;
     /// With weights 2^−m and integer cotangents the gradients are exact fractions.
     Probe dyadic_probe on Backward;
+    /// The exponential of a weight is as exact as declared, at many points.
+    Probe exp_probe on Forward
+        if |case, _| case.dtype == Dtype::F32 && case.inputs.contains_key("v");
+    /// The logarithm of lse is as exact as declared, at many points.
+    Probe log_probe on Forward if |case, _| case.dtype != Dtype::F64;
+    /// The hyperbolic tangent of a softcap is as exact as declared, at many points.
+    Probe tanh_probe on Forward if |case, _| case.dtype == Dtype::F32;
     /// A row of one key has weight 1: e = 1 + τ up to rounding, inactive at τ = −1.
     Probe kink_probe of LAZY_ATTENTION;
     /// Where the bias gives one key all weight, e = 1 + τ/n there, up to rounding.

@@ -41,6 +41,18 @@ macro_rules! grids {
                 }
             }
 
+            /// The shapes of an algorithm whose extents are large.
+            pub(crate) fn large(algorithm: Algorithm) -> &'static [&'static str] {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::LARGE),* }
+            }
+
+            /// What a run of an algorithm must have together.
+            pub(crate) fn together(
+                algorithm: Algorithm,
+            ) -> &'static [&'static [(&'static str, &'static str)]] {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::TOGETHER),* }
+            }
+
             /// The point of these names of values.
             pub(crate) fn parse(algorithm: Algorithm, names: &[&str]) -> Result<Self, Error> {
                 match algorithm {

@@ -9,13 +9,25 @@ use etalon_problem::Extents;
 /// (64, 128), and primes that divide none of them.
 pub const LATTICE: [usize; 16] = [1, 2, 3, 7, 15, 16, 17, 31, 32, 33, 47, 63, 64, 65, 71, 97];
 
-/// Head dimensions in use and at the edges of registers.
-pub const DIMS: [usize; 14] = [1, 2, 8, 20, 33, 40, 64, 72, 80, 96, 128, 192, 256, 512];
+/// Head dimensions in use, at the edges of registers, and odd ones.
+pub const DIMS: [usize; 16] = [1, 2, 8, 20, 23, 33, 40, 47, 64, 72, 80, 96, 128, 192, 256, 512];
 
-/// Query and key heads: groups of 1, 2, 3, 7, 8, and several key heads, so that `h / group` and
-/// `h % Hk` differ.
-pub const HEADS: [(usize, usize); 8] =
-    [(1, 1), (2, 2), (4, 2), (6, 3), (3, 1), (7, 1), (8, 1), (6, 2)];
+/// Query and key heads: groups of 1, 2, 3, 4, 5, 7, 8 and 16, and several key heads, so that
+/// `h / group` and `h % Hk` differ.
+pub const HEADS: [(usize, usize); 12] = [
+    (1, 1),
+    (2, 2),
+    (4, 2),
+    (6, 3),
+    (3, 1),
+    (7, 1),
+    (8, 1),
+    (6, 2),
+    (8, 2),
+    (5, 1),
+    (10, 2),
+    (16, 1),
+];
 
 axis! {
     "shape",
@@ -87,15 +99,53 @@ axis! {
             (e.query_heads, e.key_heads) = (2, 1);
             (e.dim, *value_dim) = (16, 16);
         },
+        /// Large: three tiles of 192 in both directions, and the last of them ragged.
+        Tiles = "tiles" => {
+            e.queries = stream.pick(2, &[385, 401, 450]);
+            e.keys = stream.pick(3, &[385, 411, 460]);
+            (e.query_heads, e.key_heads) = (2, 1);
+            (e.dim, *value_dim) = stream.pick(4, &[(8, 8), (23, 16), (16, 47)]);
+        },
+        /// Large: wide rows of so many sequences and heads that they are packed in several waves of
+        /// 4 MiB.
+        Waves = "waves" => {
+            e.batch = stream.pick(2, &[29, 31]);
+            (e.query_heads, e.key_heads) = stream.pick(3, &[(2, 2), (4, 2)]);
+            (e.queries, e.keys) = (stream.pick(4, &[5, 7]), stream.pick(5, &[40, 47]));
+            (e.dim, *value_dim) = (256, 256);
+        },
+        /// Large: more keys than are packed as one piece.
+        KeyPack = "key_pack" => {
+            e.queries = stream.pick(2, &[3, 9]);
+            e.keys = stream.pick(3, &[2049, 2100, 2305]);
+            (e.dim, *value_dim) = stream.pick(4, &[(8, 16), (23, 8)]);
+        },
+        /// Large: more queries than are packed as one piece.
+        QueryPack = "query_pack" => {
+            e.queries = stream.pick(2, &[2049, 2100, 2305]);
+            e.keys = stream.pick(3, &[3, 9]);
+            (e.dim, *value_dim) = stream.pick(4, &[(8, 16), (23, 8)]);
+        },
+        /// Large: wide heads and odd ones, over two tiles.
+        WideHeads = "wide_heads" => {
+            (e.dim, *value_dim) =
+                stream.pick(2, &[(256, 47), (23, 256), (192, 200), (47, 128), (256, 256)]);
+            (e.query_heads, e.key_heads) = (1, 1);
+            e.queries = stream.pick(3, &[97, 130]);
+            e.keys = stream.pick(4, &[97, 193]);
+        },
     }
 }
+
+/// The classes whose extents are large: a budget selects cases of them.
+pub const LARGE: &[&str] = &["tiles", "waves", "key_pack", "query_pack", "wide_heads"];
 
 impl ShapeClass {
     /// Extents of the class: those of q and k, and E.
     pub fn draw(self, seed: u64) -> (Extents, usize) {
         let stream = Stream::new(seed, self.name());
         let (query_heads, key_heads) = stream.pick(0, &[(1, 1), (2, 1), (2, 2), (4, 2), (3, 1)]);
-        let dim = stream.pick(1, &[8, 16, 20, 33, 40]);
+        let dim = stream.pick(1, &[8, 16, 20, 23, 33, 40, 47]);
         let mut extents = Extents { batch: 1, query_heads, key_heads, queries: 17, keys: 33, dim };
         let mut value_dim = dim;
         self.change(&mut extents, &mut value_dim, &stream);

@@ -128,11 +128,15 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let mut items = Vec::new();
     for algorithm in algorithms(options) {
         let specs: Vec<Spec> = specs(algorithm, options.depth, options.seed).collect();
-        let applicable: Vec<Vec<(Pass, usize)>> =
+        let applicable: Vec<Vec<Applies>> =
             specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
-        let chosen = match options.depth {
+        let chosen: Vec<Vec<(Pass, usize)>> = match options.depth {
             Depth::Core => share(&laws, applicable),
-            _ => applicable,
+            _ => {
+                let all =
+                    |of_case: &Vec<Applies>| of_case.iter().map(|of| (of.pass, of.law)).collect();
+                applicable.iter().map(all).collect()
+            }
         };
         for (spec, pairs) in specs.into_iter().zip(chosen) {
             let laws = pairs.into_iter().map(|(pass, law)| (pass, laws[law])).collect();
@@ -142,31 +146,101 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     items
 }
 
-/// The passes of a case with the laws that apply to them, by number.
-pub(crate) fn applicable(laws: &[Law], case: &Case) -> Vec<(Pass, usize)> {
+/// A law, by number, that applies to a pass of a case.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Applies {
+    pub pass: Pass,
+    pub law: usize,
+    /// Whether the law favours the case.
+    pub favoured: bool,
+}
+
+/// The passes of a case with the laws that apply to them.
+pub(crate) fn applicable(laws: &[Law], case: &Case) -> Vec<Applies> {
     let pairs = Pass::ALL.into_iter().flat_map(|pass| (0..laws.len()).map(move |law| (pass, law)));
-    pairs.filter(|&(pass, law)| laws[law].concerns(case, pass)).collect()
+    let concerned = pairs.filter(|&(pass, law)| laws[law].concerns(case, pass));
+    let applies = |(pass, law): (Pass, usize)| Applies {
+        pass,
+        law,
+        favoured: (laws[law].favours)(case, pass),
+    };
+    concerned.map(applies).collect()
 }
 
 /// Of the laws that apply to each case, those that look at it: every law gets its quota of cases,
-/// evenly spread.
-pub(crate) fn share(laws: &[Law], applicable: Vec<Vec<(Pass, usize)>>) -> Vec<Vec<(Pass, usize)>> {
-    let mut totals: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
-    applicable.iter().flatten().for_each(|pair| *totals.entry(*pair).or_default() += 1);
-    let mut seen: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
-    let mut chosen = |pair: &(Pass, usize)| {
-        let (total, place) = (totals[pair], seen.entry(*pair).or_default());
+/// first of those that it favours, evenly spread.
+pub(crate) fn share(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>> {
+    let mut totals: BTreeMap<Applies, usize> = BTreeMap::new();
+    applicable.iter().flatten().for_each(|of| *totals.entry(*of).or_default() += 1);
+    let total = |of: &Applies| totals.get(of).copied().unwrap_or(0);
+    let mut seen: BTreeMap<Applies, usize> = BTreeMap::new();
+    let mut chosen = |of: &Applies| {
+        let place = seen.entry(*of).or_default();
         *place += 1;
-        laws[pair.1].name == EVERY_CASE || spread(*place - 1, total)
+        let favoured = total(&Applies { favoured: true, ..*of }).min(CASES_PER_LAW);
+        let quota = if of.favoured { favoured } else { CASES_PER_LAW - favoured };
+        laws[of.law].name == EVERY_CASE || spread(*place - 1, total(of), quota)
     };
-    let of_case = |pairs: Vec<(Pass, usize)>| pairs.into_iter().filter(&mut chosen).collect();
+    let of_case = |all: Vec<Applies>| {
+        all.into_iter().filter(&mut chosen).map(|of| (of.pass, of.law)).collect()
+    };
     applicable.into_iter().map(of_case).collect()
 }
 
-/// Whether the case at `place` of `total` is one of [`CASES_PER_LAW`], evenly spread.
-fn spread(place: usize, total: usize) -> bool {
-    let quota = CASES_PER_LAW.min(total);
+/// Whether the case at `place` of `total` is one of `quota`, evenly spread.
+fn spread(place: usize, total: usize, quota: usize) -> bool {
+    let quota = quota.min(total);
     place * quota / total != (place + 1) * quota / total
+}
+
+/// How a tier was found wrong first.
+#[derive(Debug, Clone)]
+pub struct Failure {
+    /// The law.
+    pub check: &'static str,
+    /// The case's name.
+    pub case: String,
+    /// How that shows.
+    pub text: String,
+}
+
+/// How each tier of a run is found wrong first, by large cases before others; `None` for a tier that is not.
+/// One request at a time, for tiers that share something; what is found is heard of at once, with the
+/// tier's name.
+pub fn first_failures(
+    options: &SuiteOptions<'_>,
+    hear: &dyn Fn(&str, &Failure),
+) -> Vec<Option<Failure>> {
+    let mut failures: Vec<Option<Failure>> = vec![None; options.tiers.len()];
+    let mut items = plan(options);
+    items.sort_by_key(|item| !item.spec.is_large());
+    for item in items {
+        let left = failures.iter_mut().zip(&options.tiers).filter(|(failure, _)| failure.is_none());
+        let left: Vec<_> = left.collect();
+        if left.is_empty() {
+            break;
+        }
+        let case = item.spec.build();
+        let profile = options.profile.unwrap_or_else(|| Profile::strict(case.dtype));
+        let exact = Exact::new(case, profile);
+        for (failure, tier) in left {
+            *failure = first_failure(&item, *tier, &exact);
+            failure.iter().for_each(|failure| hear(&tier.name(), failure));
+        }
+    }
+    failures
+}
+
+fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure> {
+    let case = exact.case();
+    Pass::ALL.into_iter().find_map(|pass| {
+        tier.offers(case.spec.algorithm, pass, case.dtype).ok()?;
+        let trial = Trial::new(tier, exact, pass);
+        item.laws.iter().filter(|(of, _)| *of == pass).find_map(|(_, law)| {
+            let Err(Flaw::Fail(text)) = (law.check)(&trial) else { return None };
+            Some(Failure { check: law.name, case: case.name.clone(), text })
+        })
+    })
 }
 
 /// The records of a case, and what its bounds show.
@@ -213,8 +287,10 @@ mod tests {
     #[test]
     fn a_spread_has_its_size() {
         for total in [1, 5, CASES_PER_LAW, 100, 157] {
-            let chosen = (0..total).filter(|&place| spread(place, total)).count();
-            assert_eq!(chosen, CASES_PER_LAW.min(total), "of {total}");
+            for quota in [0, 3, CASES_PER_LAW] {
+                let chosen = (0..total).filter(|&place| spread(place, total, quota)).count();
+                assert_eq!(chosen, quota.min(total), "of {total}");
+            }
         }
     }
 }

@@ -1,7 +1,26 @@
 //! A tier: anything that computes the algorithms.
 
 use crate::tensor::Tensors;
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Mode, Pass, Problem};
+use etalon_problem::{Algorithm, Blocking, Dtype, Error, Mode, Pass, Problem, named};
+
+named! {
+    /// How the elements of operands and results lie in memory.
+    #[derive(Default)]
+    Layout, "layout" {
+        /// Row by row, without gaps.
+        #[default]
+        RowMajor = "row_major",
+        /// The first axis is the fastest.
+        Transposed = "transposed",
+        /// Every axis runs backwards: strides are negative.
+        Reversed = "reversed",
+        /// Gaps between elements, and between rows: of results, nobody may write them.
+        Strided = "strided",
+        /// Operands share memory where they may: equal entries of an axis are one (stride 0), and
+        /// rows that are windows of one list overlap. Results lie row by row.
+        Overlapping = "overlapping",
+    }
+}
 
 /// What may change a result's speed and rounding, but not its meaning.
 #[derive(Debug, Clone, Copy, Default)]
@@ -14,6 +33,12 @@ pub struct Hints {
     pub recompute: bool,
     /// Threads; `None`: those of the current pool.
     pub threads: Option<usize>,
+    /// How operands and results lie in memory; a tier that is not called in memory ignores it.
+    pub layout: Layout,
+    /// What the memory of results holds before; `None`: NaN.
+    pub filled: Option<f64>,
+    /// Whether every result is asked for in a call of its own.
+    pub alone: bool,
 }
 
 /// One question to a tier.

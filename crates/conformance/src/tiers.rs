@@ -4,6 +4,7 @@
 mod ask;
 mod cuda;
 mod door;
+mod memory;
 mod reference;
 mod simd;
 

@@ -119,7 +119,8 @@ fn perturbed(operands: &[Operand], inputs: &Values, pass: Pass, size: Size, kern
         };
         let stream = Stream::new(kernel, name);
         let mut x = x.clone();
-        x.iter_mut().enumerate().for_each(|(at, x)| *x += *x * size * stream.normal(at));
+        let elements = x.iter_mut().enumerate().filter(|(_, x)| x.is_finite());
+        elements.for_each(|(at, x)| *x += *x * size * stream.normal(at));
         (name.clone(), x)
     };
     inputs.iter().map(perturbed).collect()

@@ -126,7 +126,13 @@ impl<'a, T: Real> ScoreOperands<'a, T> {
             max + sum.ln() // (F3)
         };
         p.iter_mut().chain(&mut pi).for_each(|p| *p = *p / sum); // (F4)
-        Row { query: *query, keys, s, p, lse, pi }
+        match sink {
+            // Nothing is subtracted from an infinite sink that counts alone.
+            Some(sink) if keys.is_empty() && sink.to_f64() == f64::INFINITY => {
+                Row { query: *query, keys, s, p, lse: sink, pi: Some(T::ONE) }
+            }
+            _ => Row { query: *query, keys, s, p, lse, pi },
+        }
     }
 
     /// The visible keys of a query, with s and S.

@@ -200,7 +200,8 @@ impl<'a, D: RemoveAxis> TensorMut<'a, D> {
 impl TensorMut<'_, Ix2> {
     /// Writes factor · rows that begin `stride` apart, rounded to the nearest.
     pub fn write_rows(&mut self, rows: &[f32], stride: usize, factor: f32) {
-        self.write_each(rows, stride, |x| factor * x);
+        // Nothing is +0, also times a factor below 0.
+        self.write_each(rows, stride, |x| factor * x + 0.0);
     }
 
     /// Writes a function of the elements of rows that begin `stride` apart, rounded to the nearest.

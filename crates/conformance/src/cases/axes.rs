@@ -1,6 +1,6 @@
 //! Axes of a grid: lists of named values, of which a point of the grid takes one each.
 
-use etalon_problem::{Algorithm, Dtype, Operand, Problem};
+use etalon_problem::{Algorithm, Blocking, Dtype, Operand, Problem};
 use ndarray::ArrayD;
 
 /// What an axis is called, and the names of its values.
@@ -87,6 +87,12 @@ pub(crate) trait Grid {
     /// The storage types.
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::F64];
 
+    /// The shapes whose extents are large.
+    const LARGE: &'static [&'static str];
+
+    /// Values of three axes or more that a run must have together, each with the name of its axis.
+    const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[];
+
     /// Takes from the axes the values that an algorithm of the grid does not have.
     fn restrict(_: Algorithm, _: &mut [Names]) {}
 
@@ -98,6 +104,11 @@ pub(crate) trait Grid {
 
     /// Whether an operand that may be absent is there.
     fn given(&self, operand: &Operand) -> bool;
+
+    /// The tile sizes of its shape; `None`: any, so that also short cases have several tiles.
+    fn blocking(&self) -> Option<Blocking> {
+        None
+    }
 
     /// Whether the bounds must be small against the results: generic elements, and sums of many.
     fn is_rich(&self, problem: &Problem) -> bool;

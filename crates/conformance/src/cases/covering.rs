@@ -1,6 +1,7 @@
 //! Points of the grid such that every pair of values of two axes occurs.
 
 use super::{Point, Spec};
+use crate::cases::axes::Names;
 use crate::generate::Stream;
 use etalon_problem::Algorithm;
 use std::collections::BTreeSet;
@@ -9,18 +10,45 @@ use std::collections::BTreeSet;
 type Pair = (usize, usize, usize, usize);
 
 /// Greedy: each point takes an uncovered pair, then on every other axis the value that covers most
-/// further pairs; the seed decides between equals. The storage type is the first axis.
+/// further pairs; the seed decides between equals. The storage type is the first axis. Shapes of large
+/// extents are left to [`super::large`].
 pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
-    let (storage, axes) = (Point::storage(algorithm), Point::axes(algorithm));
+    let (storage, mut axes) = (Point::storage(algorithm), Point::axes(algorithm));
+    for (_, names) in axes.iter_mut().filter(|(axis, _)| *axis == SHAPE) {
+        names.retain(|name| !Point::large(algorithm).contains(name));
+    }
     let mut sizes = vec![storage.len()];
     sizes.extend(axes.iter().map(|(_, names)| names.len()));
+    let mut points = cover(&sizes, seed);
+    let stream = Stream::new(seed, "together");
+    for (number, values) in Point::together(algorithm).iter().enumerate() {
+        let wanted: Vec<(usize, usize)> =
+            values.iter().filter_map(|value| place(&axes, *value)).collect();
+        let has = |point: &Vec<usize>| wanted.iter().all(|&(axis, at)| point[axis] == at);
+        if !points.iter().any(has) {
+            let draw = |(axis, &size): (usize, &usize)| stream.below(64 * number + axis, size);
+            let mut point: Vec<usize> = sizes.iter().enumerate().map(draw).collect();
+            wanted.iter().for_each(|&(axis, at)| point[axis] = at);
+            points.push(point);
+        }
+    }
     let spec = |indices: Vec<usize>| {
         let (dtype, point) = indices.split_first()?;
         let names: Vec<&str> = axes.iter().zip(point).map(|((_, names), &at)| names[at]).collect();
         let point = Point::parse(algorithm, &names).ok()?;
         Some(Spec { algorithm, dtype: storage[*dtype], point, seed })
     };
-    cover(&sizes, seed).into_iter().filter_map(spec).collect()
+    points.into_iter().filter_map(spec).collect()
+}
+
+/// The axis of the shapes.
+pub(super) const SHAPE: &str = "shape";
+
+/// Where a value of an axis stands: the number of the axis, of which the storage type is the first, and
+/// that of the value.
+fn place(axes: &[Names], (axis, value): (&str, &str)) -> Option<(usize, usize)> {
+    let (number, (_, names)) = axes.iter().enumerate().find(|(_, (name, _))| *name == axis)?;
+    Some((number + 1, names.iter().position(|name| *name == value)?))
 }
 
 fn cover(sizes: &[usize], seed: u64) -> Vec<Vec<usize>> {
@@ -83,6 +111,24 @@ mod tests {
             }
         }
         assert!(points.len() < 24, "fewer than the whole grid");
+    }
+
+    #[test]
+    fn what_must_be_together_is() {
+        for algorithm in Algorithm::ALL {
+            for values in Point::together(algorithm) {
+                let axes = Point::axes(algorithm);
+                assert!(values.iter().all(|value| place(&axes, *value).is_some()), "{values:?}");
+                let has = |spec: &Spec| {
+                    let name = spec.to_string();
+                    let names: Vec<&str> = name.split('/').collect();
+                    // The first is the algorithm.
+                    let at = |value| place(&axes, value).map(|(axis, _)| names[axis + 1]);
+                    values.iter().all(|&(axis, value)| at((axis, value)) == Some(value))
+                };
+                assert!(points(algorithm, 3).iter().any(has), "{algorithm} {values:?}");
+            }
+        }
     }
 
     #[test]

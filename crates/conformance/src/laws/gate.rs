@@ -1,7 +1,7 @@
 //! Gate G1 as a law.
 
 use super::flaw::{Flaw, Judgement, worst};
-use super::law::laws;
+use super::law::{laws, many_ways};
 use super::trial::Trial;
 use crate::gates;
 use crate::report::Verdict;
@@ -14,9 +14,11 @@ laws! {
     /// Every element lies within its proven bound of the exact value.
     Gate bound on Any;
     /// Any tile sizes give results within the bound.
-    Gate blocking on Any;
+    Gate blocking on Any, favour many_ways;
     /// Every mode of the backward pass gives results within the bound.
-    Gate modes of ATTENTION on Backward;
+    Gate modes of ATTENTION on Backward, favour many_ways;
+    /// Every result that is asked for alone lies within its bound.
+    Gate alone_results on Any, favour many_ways;
     /// A pass that computes the forward pass again gives results within the bound.
     Gate recomputed of SCORES on Any
         if |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved);
@@ -46,10 +48,12 @@ fn bound(trial: &Trial<'_>) -> Judgement {
 }
 
 fn blocking(trial: &Trial<'_>) -> Judgement {
-    // One row and one key; tiles narrower and wider than a register; a tail in both directions;
-    // larger than any length.
-    let sizes = [(1, 1), (8, 16), (16, 7), (33, 65), (1 << 20, 1 << 20)];
-    worst(sizes.into_iter().map(|(queries, keys)| {
+    // One row and one key; tiles narrower and wider than a register; a tail in both directions; six
+    // micro-chunks in a chunk; larger than any length.
+    let sizes = [(1, 1), (8, 16), (16, 7), (33, 65), (96, 16), (1 << 20, 1 << 20)];
+    // The smallest tiles of a large case are as many as take a minute.
+    let first = usize::from(trial.case.spec.is_large());
+    worst(sizes.into_iter().skip(first).map(|(queries, keys)| {
         let blocking = Some(Blocking::new(queries, keys));
         let outputs = trial.ask_hinted(Hints { blocking, ..Hints::default() })?;
         within(trial, &outputs).map_err(|flaw| flaw.of(&format!("{queries}×{keys}")))
@@ -65,6 +69,10 @@ fn modes(trial: &Trial<'_>) -> Judgement {
         let outputs = trial.ask_hinted(Hints { mode, ..Hints::default() })?;
         within(trial, &outputs).map_err(|flaw| flaw.of(&format!("{mode:?}")))
     }))
+}
+
+fn alone_results(trial: &Trial<'_>) -> Judgement {
+    within(trial, &trial.ask_hinted(Hints { alone: true, ..Hints::default() })?)
 }
 
 fn recomputed(trial: &Trial<'_>) -> Judgement {

@@ -3,8 +3,9 @@
 use super::flaw::Judgement;
 use super::trial::Trial;
 use crate::bounds::judged;
-use crate::cases::Case;
-use etalon_problem::{Algorithm, Pass, Scores};
+use crate::cases::linear_attention::GateKind;
+use crate::cases::{Case, Point};
+use etalon_problem::{Algorithm, Pass, Problem, Scores, Sequences};
 
 /// What a law presupposes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,6 +35,8 @@ pub struct Law {
     pub passes: &'static [Pass],
     /// Whether it says anything about this case, of an algorithm and a pass that it speaks of.
     pub applies: fn(&Case, Pass) -> bool,
+    /// Whether it could well be broken by this case: where it looks at a few cases alone, at such.
+    pub favours: fn(&Case, Pass) -> bool,
     /// Judges a tier.
     pub check: Check,
 }
@@ -75,8 +78,25 @@ impl Law {
         self.of.contains(&case.spec.algorithm)
             && self.passes.contains(&pass)
             && judged(case.spec.algorithm).contains(&pass)
+            && (self.judges_large() || !case.spec.is_large())
             && (self.applies)(case, pass)
     }
+
+    /// Whether it looks at large cases: those laws that evaluate the reference once, or not at all, and
+    /// need no list of all pairs.
+    fn judges_large(&self) -> bool {
+        matches!(self.kind, Kind::Gate | Kind::Contract)
+    }
+}
+
+/// Packed or padded sequences with groups of query heads, resets with a final state, or several default
+/// tiles: what the ways through a kernel differ in.
+pub(crate) fn many_ways(case: &Case, _: Pass) -> bool {
+    case.spec.is_large()
+        || scores_are(case, |s| s.group() > 1 && s.sequences != Sequences::Dense)
+        || matches!((&case.problem, &case.spec.point),
+            (Problem::LinearAttention(x), Point::LinearAttention(point))
+                if x.final_state && (x.group() > 1 || point.gates == GateKind::Resets))
 }
 
 /// The passes of a row: one, or any; the forward pass and the gradients where it names none.
@@ -107,12 +127,12 @@ pub(crate) use or_else;
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
 /// it presupposes, and the function that judges, whose name is the law's or stands after it, with
 /// what it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on`
-/// which other passes, and `if` a case must be so.
+/// which other passes, `if` a case must be so, and which cases it would `favour`.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+
         $kind:ident $check:ident $(= $function:ident)? $(($($argument:expr),+))?
-            $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)?;
+            $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)? $(, favour $favours:expr)?;
     )*) => {
         pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
             name: stringify!($check),
@@ -121,6 +141,7 @@ macro_rules! laws {
             of: $crate::laws::law::or_else!($crate::laws::law::$most; $($crate::laws::law::$of)?),
             passes: $crate::laws::law::passes!($($passes)?),
             applies: $crate::laws::law::or_else!(|_, _| true; $($applies)?),
+            favours: $crate::laws::law::or_else!(|_, _| false; $($favours)?),
             check: |trial| $crate::laws::law::or_else!($check; $($function)?)(trial $($(, $argument)+)?),
         }),*];
     };

@@ -13,23 +13,36 @@ use super::tensors::change;
 use super::trial::Trial;
 use crate::cases::Case;
 use crate::generate::Stream;
+use crate::probes::functions::decay_probe;
 use crate::probes::linear_attention::integer_probe;
-use etalon_problem::{Axis, Decay, Error, LinearAttention, Pass, TokenSequences};
+use etalon_problem::{Axis, Decay, Dtype, Error, LinearAttention, Pass, TokenSequences};
 use forms::{
     constant_gates, doubling, exact_doubling, normal_range, scale_and_queries, shared_states,
     token_by_token, two_halves,
 };
-use identities::{euler_of_outputs, euler_of_states, gradient_of_gates};
-use sight::{empty_sequences, later_tokens, padded, padded_tokens, resets, seen_tokens};
+use identities::{
+    euler_of_outputs, euler_of_states, gradient_of_gates, second_of_outputs, second_of_states,
+};
+use sight::{
+    empty_sequences, later_tokens, padded, padded_tokens, resets, seen_cotangents, seen_tokens,
+};
 
 laws! {
     LINEAR_ATTENTION;
     /// With whole numbers and decays of 1 and 0 every result is exact to the last bit.
     Probe integer_probe;
+    /// e^g of a decay is as exact as declared, at many points.
+    Probe decay_probe on Forward if |case, _| matches!(case.dtype, Dtype::F32 | Dtype::F64);
     /// ⟨dq, q⟩ = σ dσ = ⟨dout, o⟩.
     Meaning euler_of_outputs on Backward;
     /// ⟨dk, k⟩ and ⟨dv, v⟩, with ⟨dH_0, H_0⟩, are ⟨dout, o⟩ + ⟨dH_n, H_n⟩.
     Meaning euler_of_states on Backward;
+    /// ⟨gdout, dout⟩ + ⟨gdH_n, dH_n⟩ is ⟨ddq, dq⟩ + ⟨ddk, dk⟩ + … over all gradients; so are
+    /// ⟨gq, q⟩ + ⟨gdH_n, dH_n⟩ and σ gσ + ⟨gdH_n, dH_n⟩, with ⟨cot_o, o⟩, without those by q, and by σ.
+    Meaning second_of_outputs on DoubleBackward;
+    /// ⟨gk, k⟩ + ⟨gH_0, H_0⟩ and ⟨gv, v⟩ + ⟨gH_0, H_0⟩ are the sum of ⟨dd…, d…⟩ over what is linear in k,
+    /// or in v, and H_0, with ⟨cot_o, o⟩ and ⟨cot_H_n, H_n⟩.
+    Meaning second_of_states on DoubleBackward;
     /// dg_t is Σ (q·dq − k·dk) from token t on, plus ⟨H_n, dH_n⟩, (R10).
     Meaning gradient_of_gates on Backward if |case, _| decays(case, Decay::PerToken);
     /// Twice v and H_0 gives twice o and H_n; twice dout and dH_n twice every gradient.
@@ -60,6 +73,9 @@ laws! {
     Meaning later_tokens if |case, _| longest(case) > 1;
     /// NaN in a key reaches o at its token and at every later token up to a reset.
     Meaning seen_tokens on Forward if |case, _| has_queries(case) && longest(case) > 0;
+    /// NaN in a cotangent reaches dq of its token, dk and dv of its and every earlier token, and dg of
+    /// those between, back to a reset.
+    Meaning seen_cotangents on Backward if |case, _| has_queries(case) && longest(case) > 0;
     /// No value passes a log-decay of −∞, in either direction, not even NaN.
     Meaning resets if |case, _| decays(case, Decay::PerToken) && longest(case) > 1;
     /// A key head of one sequence gives the same bits alone and with others.

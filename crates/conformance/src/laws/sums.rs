@@ -75,9 +75,16 @@ impl Known {
         Known::find(trial, name)?.ok_or_else(|| Flaw::Vacuous(format!("no {name}")))
     }
 
-    /// A result with one of some bounds.
+    /// A result with one of some bounds; where the exact result is not finite, identities say nothing.
     pub fn new(name: &str, tensor: &Tensor, bounds: &Bounds) -> Result<Self, Flaw> {
-        Ok(Known { value: tensor.to_f64(name)?, bound: bounds.outputs[name].bound.clone() })
+        let exact = &bounds.outputs[name];
+        let mut bound = exact.bound.clone();
+        bound.zip_mut_with(&exact.value, |bound, value| {
+            if !value.is_finite() {
+                *bound = f64::INFINITY;
+            }
+        });
+        Ok(Known { value: tensor.to_f64(name)?, bound })
     }
 
     /// The values and the bounds.

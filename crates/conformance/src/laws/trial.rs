@@ -161,7 +161,17 @@ impl<'a> Trial<'a> {
 
     /// What it returns for the case as it is, when it is given hints.
     pub fn ask_hinted(&self, hints: Hints) -> Result<Tensors, Flaw> {
-        self.request(&self.case.problem, self.pass, self.inputs(), hints)
+        self.ask_hinted_with(self.inputs(), hints)
+    }
+
+    /// The same for other inputs.
+    pub fn ask_hinted_with(&self, inputs: &Tensors, hints: Hints) -> Result<Tensors, Flaw> {
+        self.request(&self.case.problem, self.pass, inputs, hints)
+    }
+
+    /// The arithmetic that the tier claims.
+    pub fn profile(&self) -> &Profile {
+        &self.exact.profile
     }
 
     /// As [`Trial::ask`], for a pass of its own.

@@ -8,6 +8,7 @@ use super::part::{Part, with_scores};
 use super::tensors::{each_element, everywhere};
 use super::trial::Trial;
 use super::visible::Visible;
+use crate::bounds::Bound;
 use crate::cases::Case;
 use crate::cases::attention::{Family, MaskKind, SequenceKind};
 use crate::generate::Stream;
@@ -124,7 +125,7 @@ fn hull(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let visible = Visible::new(case.scores()?, &case.inputs);
     let (o, v) = (trial.clean()?["o"].to_f64("o")?, case.inputs["v"].to_f64("v")?);
-    let bound = &trial.bounds()?.outputs["o"].bound;
+    let Bound { value, bound, .. } = &trial.bounds()?.outputs["o"];
     // A sink is a key with value 0.
     let sink = case.scores()?.sinks.then_some(0.0);
     each_element("o", &o, |at, x| {
@@ -132,6 +133,7 @@ fn hull(trial: &Trial<'_>) -> Judgement {
         let (low, high) =
             (seen().fold(f64::INFINITY, f64::min), seen().fold(f64::NEG_INFINITY, f64::max));
         let within = low - bound[at] <= x && x <= high + bound[at];
-        (low <= high && !within).then(|| format!(" outside {low:e} to {high:e}"))
+        (low <= high && value[at].is_finite() && !within)
+            .then(|| format!(" outside {low:e} to {high:e}"))
     })
 }

@@ -20,7 +20,8 @@ laws! {
         if |case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case);
     /// NaN in one key makes the rows that see it NaN and changes no other row.
     Meaning seen_poison(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
-    /// NaN in one query reaches the gradients of the keys that it sees and no other.
+    /// NaN in one query and its cotangent makes the gradients of the keys that it sees NaN and changes
+    /// no other.
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok());
     /// A NaN that no row sees changes no bit, and neither do other keys and values.
@@ -152,11 +153,12 @@ fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     are_nan(&outputs, &["o", "lse", "dq"], sees)
 }
 
-/// Fails unless those of these outputs that are there are NaN where `expected` holds.
+/// Fails unless those of these outputs that are there are NaN where `expected` holds: in rows, or in
+/// keys, that a NaN reaches.
 fn are_nan(outputs: &Tensors, names: &[&str], expected: impl Fn(&[usize]) -> bool) -> Judgement {
     for (name, tensor) in outputs.iter().filter(|(name, _)| names.contains(&name.as_str())) {
         each_element(name, &tensor.to_f64(name)?, |at, x| {
-            (!x.is_nan() && expected(at)).then(|| ", though its row sees NaN".to_string())
+            (!x.is_nan() && expected(at)).then(|| ", though a NaN reaches it".to_string())
         })?;
     }
     Ok(None)
@@ -181,7 +183,12 @@ fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
         "dk" | "dv" => at[..2] != [b, h / allowed.group()] || !allowed.pairs[[b, h, i, at[2]]],
         _ => false, // sums over rows of both kinds
     })?;
-    are_nan(&outputs, &["dq"], own)
+    are_nan(&outputs, &["dq"], own)?;
+    // A bias of −∞ takes a pair away; that of a score that is NaN may do so or not.
+    let seen = Visible::new(trial.case.scores()?, &trial.case.inputs);
+    let sees =
+        |key: &[usize]| key[..2] == [b, h / allowed.group()] && seen.pairs[[b, h, i, key[2]]];
+    are_nan(&outputs, &["dk", "dv"], sees)
 }
 
 /// Redraws the keys and values of the later half. In the backward pass also the queries and their

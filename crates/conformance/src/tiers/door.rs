@@ -1,5 +1,6 @@
 //! Requests of the suite through the door of a tier: `run` over borrowed tensors by name.
 
+use super::memory::Placed;
 use crate::tensor::{Stored, Tensor, Tensors, views, views_mut};
 use crate::tier::Request;
 use etalon_problem::{Dtype, Error, Mode, Operand, Pass, Problem, Role, Views, ViewsMut};
@@ -11,14 +12,36 @@ pub type Run<'a> =
 /// What a tier returns. What the pass reads again of the forward pass is from the tier's own, unless
 /// the request wants it computed again.
 pub(super) fn outputs(request: &Request<'_>, run: Run<'_>) -> Result<Tensors, Error> {
-    let &Request { problem, pass, dtype, .. } = request;
+    let &Request { problem, pass, dtype, hints, .. } = request;
     let saved = saved(request, run)?;
-    let mut inputs = views(request.inputs)?;
-    for (name, tensor) in &saved {
-        inputs = inputs.with(name, tensor.view(name)?);
+    let inputs = request.inputs.iter().chain(&saved);
+    let inputs: Vec<(&str, Placed)> = inputs
+        .map(|(name, x)| Ok((name.as_str(), Placed::input(name, x, hints.layout)?)))
+        .collect::<Result<_, Error>>()?;
+    let mut views = Views::new();
+    for (name, x) in &inputs {
+        views.push(name, x.view(name)?);
     }
-    let mut outputs = unwritten(&problem.operands(pass), dtype, |x| x.role == Role::Output);
-    run(problem, pass, &inputs, &mut views_mut(&mut outputs)?)?;
+    let operands = problem.operands(pass);
+    let wanted: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
+    let together = if hints.alone { 1 } else { wanted.len().max(1) };
+    let mut outputs = Tensors::new();
+    for wanted in wanted.chunks(together) {
+        let place = |x: &&Operand| {
+            let stored = Stored::of(x.precision, dtype);
+            (x.name, Placed::output(&x.shape, stored, hints.layout, hints.filled))
+        };
+        let mut places: Vec<(&str, Placed)> = wanted.iter().map(place).collect();
+        let mut out = ViewsMut::new();
+        for (name, place) in &mut places {
+            out.push(name, place.view_mut(name)?);
+        }
+        run(problem, pass, &views, &mut out)?;
+        drop(out);
+        for (name, place) in places {
+            outputs.insert(name.to_string(), place.into_tensor(name)?);
+        }
+    }
     Ok(outputs)
 }
 

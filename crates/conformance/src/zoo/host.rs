@@ -38,7 +38,8 @@ impl Host {
 
     /// Mutants of the first order are not asked for the second.
     fn has_second_order(&self, algorithm: Algorithm) -> bool {
-        matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse)
+        use Algorithm::{Attention, AttentionLse, LinearAttention};
+        matches!(algorithm, Attention | AttentionLse | LinearAttention)
             && self.mutant.is_none_or(|x| matches!(x.change, Some(Change::SecondOrder(_))))
     }
 

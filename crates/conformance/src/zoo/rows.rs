@@ -104,6 +104,11 @@ pub(crate) fn larger(x: f32, y: f32) -> f32 {
     if x.is_nan() || y.is_nan() { f32::NAN } else { x.max(y) }
 }
 
+/// The factor of what is so many roundoffs too large.
+pub(crate) fn off_by(roundoffs: f32) -> f32 {
+    1.0 + roundoffs * 0.5 * f32::EPSILON
+}
+
 /// Through bf16 and back.
 pub(crate) fn through_bf16(x: f32) -> f32 {
     bf16::from_f32(x).to_f32()

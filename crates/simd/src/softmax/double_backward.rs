@@ -16,7 +16,7 @@
 use super::block::Pair;
 use super::cut::Cut;
 use super::kernels::{KeyTile, QueryTile};
-use super::operands::{Operands, blind, number};
+use super::operands::{Operands, blind, number, sink_weight};
 use super::packs::{Operand, Packing};
 use super::schedule::{SECOND_ORDER, Schedule};
 use super::scratch::Scratch;
@@ -148,7 +148,7 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
     }
     let lse = number(work.operands.lse, at);
     let [sink, ddsink] = work.operands.sink(at[1]);
-    let pi = (f64::from(sink) - f64::from(lse)).exp() as f32;
+    let pi = sink_weight(sink, lse) as f32;
     let u = scratch.sums.u[r] + if pi == 0.0 { 0.0 } else { pi * ddsink }; // (D4)
     let (mut delta, mut z) = (-number(dlse, at), -number(cot_lse, at));
     if let Some(o) = work.operands.o {

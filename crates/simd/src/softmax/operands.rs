@@ -94,6 +94,11 @@ pub fn number(of: Option<View<'_, f32, Ix3>>, at: [usize; 3]) -> f32 {
     of.map_or(0.0, |of| of[at])
 }
 
+/// π of a row: 1 where the sink counts alone, be it infinite.
+pub fn sink_weight(sink: f32, lse: f32) -> f64 {
+    if sink == lse { 1.0 } else { (f64::from(sink) - f64::from(lse)).exp() }
+}
+
 /// Whether a row sees no key: then it counts for nothing, whatever stands in its operands.
 pub fn blind(lse: Option<View<'_, f32, Ix3>>, at: [usize; 3]) -> bool {
     number(lse, at) == f32::NEG_INFINITY

@@ -3,7 +3,7 @@
 use super::block::{Body, Pair};
 use super::kernels::BiasTile;
 use super::needs::Needs;
-use super::operands::Operands;
+use super::operands::{Operands, sink_weight};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
 use super::rule::{ScoreRule, pairs_of};
@@ -242,12 +242,12 @@ impl<'a> Wave<'a> {
             for member in 0..operands.scores.group() {
                 let Pair { rule, queries, .. } = self.pair(slot, member, Stats::NONE);
                 let QueryHead { sequence, head } = rule.of;
-                let sink = f64::from(sinks[head]);
+                let sink = sinks[head];
                 let mut sum = 0.0f64;
                 for rows in tiles(0..sequence.queries, packing.cut.queries) {
                     let stats = stats.tile(self.head(slot, member), rows.start);
                     for (i, &lse) in queries.lse[rows].iter().enumerate() {
-                        sum -= (sink - f64::from(lse)).exp() * change(&stats, head, i);
+                        sum -= sink_weight(sink, lse) * change(&stats, head, i);
                     }
                 }
                 sums[head] += sum;

@@ -164,6 +164,50 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
     })
 }
 
+/// Where a decay may underflow, on the way from one token to another, a kernel may say that nothing is
+/// left: e⁻⁶⁰ is far from that in f32.
+const LEFT: f64 = -60.0;
+
+pub(super) fn seen_cotangents(trial: &Trial<'_>) -> Judgement {
+    let (case, problem) = (trial.case, linear(trial.case)?);
+    let sequences = problem.list_sequences();
+    let Some(s) = sequences.iter().max_by_key(|s| s.tokens).filter(|s| s.tokens > 0) else {
+        return Ok(None);
+    };
+    let stream = Stream::new(case.spec.seed, "seen_cotangents");
+    let head = stream.below(1, problem.extents.query_heads);
+    let (key_head, t) = (head / problem.group(), s.tokens - 1 - stream.below(0, s.tokens) / 2);
+    let struck = [s.batch, head, s.start + t];
+    let hit = |name: &str, at: &[usize]| name == "dout" && at[..3] == struck;
+    let outputs = trial.ask_with(&poison(&case.inputs, hit)?)?;
+    let (g, g_gamma) = (input(&case.inputs, "g")?, input(&case.inputs, "g_gamma")?);
+    let log_decay = |at: usize| {
+        let of_token = g.as_ref().map(|g| g[[s.batch, key_head, s.start + at]]);
+        of_token.or(g_gamma.as_ref().map(|g| g[[key_head]])).unwrap_or(0.0)
+    };
+    // The first token from which something is left at the struck one.
+    let (mut first, mut left) = (t, 0.0);
+    while first > 0 && left + log_decay(first) > LEFT {
+        left += log_decay(first);
+        first -= 1;
+    }
+    let within = |at: &[usize], head: usize, tokens: Range<usize>| {
+        let tokens = s.start + tokens.start..s.start + tokens.end;
+        at[..2] == [s.batch, head] && tokens.contains(&at[2])
+    };
+    worst(outputs.iter().map(|(name, tensor)| {
+        let reached = |at: &[usize]| match name.as_str() {
+            "dq" => within(at, head, t..t + 1),
+            "dk" | "dv" => within(at, key_head, first..t + 1),
+            "dg" => within(at, key_head, first + 1..t + 1),
+            _ => false,
+        };
+        each_element(name, &tensor.to_f64(name)?, |at, x| {
+            (reached(at) && !x.is_nan()).then(|| ", but it sees a NaN".to_string())
+        })
+    }))
+}
+
 pub(super) fn resets(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, linear(trial.case)?);
     let sequences = problem.list_sequences();

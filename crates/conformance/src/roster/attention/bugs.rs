@@ -110,6 +110,12 @@ mutants! {
     EMPTY_TILE_IS_NAN = "empty-tile-is-nan", "bound", "";
     /// The sink's weights are rounded to bf16 before their gradient is summed.
     SINK_TERMS_IN_BF16 = "sink-terms-in-bf16", "bound", "";
+    /// The exponential of a weight is off by 16 roundoffs.
+    EXP_OFF = "exp-off-by-16", "exp_probe", "";
+    /// The logarithm of lse is off by 16 roundoffs.
+    LOG_OFF = "log-off-by-16", "log_probe", "";
+    /// The tanh of a softcap is off by 32 roundoffs.
+    TANH_OFF = "tanh-off-by-32", "tanh_probe", "";
     /// The double backward pass treats the weights of the forward pass as constants.
     "constant-weights", "bound", "", SecondOrder(with_constant_weights);
 }

@@ -1,6 +1,6 @@
 //! The grid of attention and attention_lse.
 
-use super::factors::{add_bias, array, cuts, lengths, reach, segments, window};
+use super::factors::{Flags, add_bias, array, cuts, lengths, reach, segments, window};
 use crate::cases::axes::{Grid, Names, grid};
 use crate::generate::Stream;
 use crate::shapes::ShapeClass;
@@ -23,13 +23,13 @@ grid! {
             /// Causal, the first query aligned with the first key.
             CausalTopLeft = "causal_top_left" => Mask::Causal { align: TopLeft },
             /// A window with both ends.
-            Window = "window" => window(stream, BottomRight),
+            Window = "window" => window(e, stream, BottomRight),
             /// A window open to the right.
-            WindowLeft = "window_left" => Mask::window(reach(stream, 0), None),
+            WindowLeft = "window_left" => Mask::window(reach(e, stream, 0), None),
             /// A window open to the left that reaches into the future.
-            WindowRight = "window_right" => Mask::window(None, reach(stream, 1)),
+            WindowRight = "window_right" => Mask::window(None, reach(e, stream, 1)),
             /// A window with both ends, aligned at the top left.
-            WindowTopLeft = "window_top_left" => window(stream, TopLeft),
+            WindowTopLeft = "window_top_left" => window(e, stream, TopLeft),
             /// Causal within chunks.
             Chunked = "chunked" => Mask::ChunkedCausal {
                 chunk: stream.pick(2, &[1, 3, 8, 16, 29]),
@@ -37,17 +37,18 @@ grid! {
             },
             /// Segments, with padding and with ids that come back.
             Segments = "segments" => segments(e, stream),
-            /// A random array, with empty rows, that batch elements or heads may share.
+            /// A random array, with empty rows, nearly full, or in blocks, that batch elements or heads
+            /// may share.
             Array = "array" => {
                 let shared = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
-                array(e, shared, 0.7, stream)
+                array(e, shared, stream.pick(6, &[Flags::Some(0.7), Flags::Most, Flags::Blocks]), stream)
             },
             /// Causal and segments.
             And = "and" => Mask::And(vec![Mask::causal(), segments(e, stream)]),
             /// A window or a sparse array.
             Or = "or" => Mask::Or(vec![
-                Mask::window(reach(stream, 0), 0),
-                array(e, [1, 1], 0.1, stream),
+                Mask::window(reach(e, stream, 0), 0),
+                array(e, [1, 1], Flags::Some(0.1), stream),
             ]),
         },
         /// Sets of options.
@@ -65,8 +66,10 @@ grid! {
             BiasShared = "bias_shared" => add_bias(scores, |_| [1, 1]),
             /// A bias per head.
             BiasHeads = "bias_heads" => add_bias(scores, |e| [1, e.query_heads]),
-            /// A scale that is not 1/√D.
-            Scale = "scale" => scores.softmax_scale = Some(stream.pick(1, &[0.125, 0.3, 0.45])),
+            /// A scale that is not 1/√D, negative and 0 among them.
+            Scale = "scale" => {
+                scores.softmax_scale = Some(stream.pick(1, &[0.125, 0.3, 0.45, -0.3, 0.0]));
+            },
             /// Scale, softcap, sinks and a bias per batch element.
             Everything = "everything" => {
                 for kind in [Self::Scale, Self::Softcap, Self::Sinks] {
@@ -127,6 +130,7 @@ grid! {
 
 impl Grid for Point {
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16];
+    const LARGE: &'static [&'static str] = crate::shapes::LARGE;
 
     fn restrict(algorithm: Algorithm, axes: &mut [Names]) {
         if let (Algorithm::AttentionLse, Some((_, dlse))) = (algorithm, axes.last_mut()) {

@@ -3,13 +3,17 @@
 use crate::generate::Stream;
 use etalon_problem::{Align, BiasExtents, Extents, Mask, NamedArray, Scores};
 
-/// How far a window reaches to one side.
-pub(super) fn reach(stream: &Stream, side: usize) -> usize {
-    stream.pick(side, &[0, 1, 2, 5, 16, 31])
+/// How far a window reaches to one side: over several tiles, as far as a tile of 96 or 192 or one key
+/// less or more.
+pub(super) fn reach(e: &Extents, stream: &Stream, side: usize) -> usize {
+    match e.queries.min(e.keys) > 300 {
+        true => stream.pick(side, &[0, 31, 95, 96, 97, 191, 192, 193]),
+        false => stream.pick(side, &[0, 1, 2, 5, 16, 31]),
+    }
 }
 
-pub(super) fn window(stream: &Stream, align: Align) -> Mask {
-    Mask::Window { left: Some(reach(stream, 0)), right: Some(reach(stream, 1)), align }
+pub(super) fn window(e: &Extents, stream: &Stream, align: Align) -> Mask {
+    Mask::Window { left: Some(reach(e, stream, 0)), right: Some(reach(e, stream, 1)), align }
 }
 
 /// Ids 0, 1, 2 in runs of 9 and back to 0; every 11th row is padding.
@@ -28,19 +32,38 @@ pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
     }
 }
 
-/// Random flags; rows 1, 14, 27, … are empty.
+/// What the flags of an array are like.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) enum Flags {
+    /// So many of them; rows 1, 14, 27, … are empty.
+    Some(f64),
+    /// Nearly all: of most blocks of pairs all but one or two.
+    Most,
+    /// Blocks of pairs, each as a whole; now and then a pair is otherwise.
+    Blocks,
+}
+
+/// Random flags.
 pub(super) fn array(
     e: &Extents,
     [batch, heads]: [usize; 2],
-    density: f64,
+    flags: Flags,
     stream: &Stream,
 ) -> Mask {
-    let flags: Vec<bool> = (0..batch * heads * e.queries * e.keys)
-        .map(|at| {
-            let row = at / e.keys % e.queries;
-            row % 13 != 1 && stream.uniform(100 + at) < density
-        })
-        .collect();
+    let side = stream.pick(7, &[8, 16, 48]);
+    let flag = |at: usize| {
+        let (matrix, row, col) = (at / e.keys / e.queries, at / e.keys % e.queries, at % e.keys);
+        let rare = stream.uniform(100 + at) >= 0.995;
+        match flags {
+            Flags::Some(density) => row % 13 != 1 && stream.uniform(100 + at) < density,
+            Flags::Most => !rare,
+            Flags::Blocks => {
+                let block = (matrix * 4096 + row / side) * 4096 + col / side;
+                (stream.below(usize::MAX / 2 + block, 2) == 0) != rare
+            }
+        }
+    };
+    let flags: Vec<bool> = (0..batch * heads * e.queries * e.keys).map(flag).collect();
     Mask::Array(NamedArray::new("mask", &[batch, heads, e.queries, e.keys], flags))
 }
 
@@ -50,11 +73,13 @@ pub(super) fn add_bias(scores: &mut Scores, extents: fn(&Extents) -> [usize; 2])
     scores.bias = Some(BiasExtents { batch, heads });
 }
 
-/// Lengths of sequences: the first is whole, the second one row short, the others anything that `draw`
-/// returns for a batch element.
+/// Lengths of sequences: one is whole, not always the first, the next one row short, the others
+/// anything that `draw` returns for a batch element.
 pub(crate) fn lengths(batch: usize, rows: usize, draw: impl Fn(usize) -> usize) -> Vec<usize> {
-    let length = |b| match b {
-        0 if batch > 1 => rows,
+    let whole = draw(batch) % batch.max(1);
+    let length = |b: usize| match (b + batch - whole) % batch {
+        _ if batch == 1 => draw(b),
+        0 => rows,
         1 => rows.saturating_sub(1),
         _ => draw(b),
     };

@@ -26,6 +26,9 @@ impl Family {
                 ("v", _) => element.of_value(self, index[3]),
                 ("bias", _) => element.of_bias(self, [index[0], index[2], index[3]]),
                 ("sinks", _) if self == Family::Large => x - lowest(scores),
+                // A sink of −∞ is none; one of +∞ leaves nothing that is a number.
+                ("sinks", _) if self == Family::Holes && index[0] % 4 == 1 => f64::NEG_INFINITY,
+                ("sinks", _) if self == Family::Holes && index[0] % 4 == 3 => f64::INFINITY,
                 ("sinks", _) => 2.0 * x,
                 ("dout", 4) if self == Family::Zeros => zero_half(x, coin),
                 _ => x,
@@ -46,8 +49,16 @@ struct Element<'a> {
 }
 
 impl Element<'_> {
+    /// What a query and a key have in column 0 for a score of 1; without a scale no score is.
+    fn unit(&self) -> f64 {
+        match self.scores.scale().abs() {
+            0.0 => 1.0,
+            scale => scale.sqrt().recip(),
+        }
+    }
+
     fn of_query(&self, family: Family, c: usize) -> f64 {
-        let unit = self.scores.scale().abs().sqrt().recip();
+        let unit = self.unit();
         match family {
             Family::Peaked => 3.0 * self.x,
             Family::Large if c == 0 => unit * lowest(self.scores).sqrt(),
@@ -57,7 +68,7 @@ impl Element<'_> {
     }
 
     fn of_key(&self, family: Family, j: usize, c: usize, stream: &Stream) -> f64 {
-        let unit = self.scores.scale().abs().sqrt().recip();
+        let unit = self.unit();
         // Half a unit per key: every tile of two keys or more moves the maximum by at least 1.
         let climb = 0.5 * unit * (j as f64 - self.shape[2] as f64 / 2.0);
         match family {

@@ -3,7 +3,7 @@
 use super::bugs;
 use super::scores::{Heads, Query, Score};
 use crate::zoo::job::Softmax;
-use crate::zoo::rows::{Results, Rows, add, larger};
+use crate::zoo::rows::{Results, Rows, add, larger, off_by};
 
 /// The running state of a row: o = acc / l, with weights relative to e^m.
 struct State {
@@ -36,6 +36,9 @@ pub(crate) fn stream(heads: &Heads<'_>, query: Query, scores: &[Score], o: &mut 
         state.m = 10.0;
     }
     let sink = job.given("sinks").map(|sinks| sinks.data[query.h]);
+    if sink == Some(f32::INFINITY) && !scores.iter().any(|score| score.seen) {
+        return f32::INFINITY;
+    }
     if let Some(sink) = sink.filter(|_| !job.is(bugs::SINK_NOT_IN_MAXIMUM)) {
         state.m = if state.m.is_nan() { state.m } else { state.m.max(sink) };
         state.l = job.exp(sink, state.m);
@@ -45,6 +48,8 @@ pub(crate) fn stream(heads: &Heads<'_>, query: Query, scores: &[Score], o: &mut 
         raise(heads, &mut state, &scores[tile.clone()], last);
         for j in tile.filter(|&j| scores[j].seen || job.is(bugs::TIMES_ZERO)) {
             let p = if scores[j].seen { job.exp(scores[j].s, state.m) } else { 0.0 };
+            let off = job.is(bugs::EXP_OFF) && scores[j].s < state.m;
+            let p = if off { p * off_by(16.0) } else { p };
             state.l += p;
             add(&mut state.acc, p, heads.v.row(heads.key(query, j)));
         }
@@ -58,7 +63,11 @@ pub(crate) fn stream(heads: &Heads<'_>, query: Query, scores: &[Score], o: &mut 
     }
     let left_out = sink.filter(|_| job.is(bugs::SINK_NOT_IN_LSE));
     let l = state.l - left_out.map_or(0.0, |sink| job.exp(sink, state.m));
-    if l == 0.0 { f32::NEG_INFINITY } else { job.lse(state.m, l) } // (F3)
+    match l {
+        0.0 => f32::NEG_INFINITY,
+        l if job.is(bugs::LOG_OFF) => state.m + l.ln() * off_by(16.0),
+        l => job.lse(state.m, l), // (F3)
+    }
 }
 
 /// Raises the maximum to that of a tile, and rescales.

@@ -2,7 +2,7 @@
 
 use super::bugs;
 use crate::zoo::job::Job;
-use crate::zoo::rows::{Rows, dot};
+use crate::zoo::rows::{Rows, dot, off_by};
 use etalon_problem::{Scores, Sequence, Sequences};
 
 /// A query of a head of a sequence; `i` counts within the sequence.
@@ -103,7 +103,8 @@ impl<'a> Heads<'a> {
             let (s, slope) = match cap {
                 None => (s + bias, 1.0),
                 Some(cap) => {
-                    let bent = (s / cap).tanh();
+                    let off = if job.is(bugs::TANH_OFF) { off_by(32.0) } else { 1.0 };
+                    let bent = (s / cap).tanh() * off;
                     let slope =
                         if job.is(bugs::NO_SOFTCAP_DERIVATIVE) { 1.0 } else { 1.0 - bent * bent };
                     match job.is(bugs::SOFTCAP_AFTER_BIAS) {

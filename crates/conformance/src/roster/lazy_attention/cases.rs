@@ -94,6 +94,8 @@ impl LazyFamily {
 }
 
 impl Grid for Point {
+    const LARGE: &'static [&'static str] = crate::shapes::LARGE;
+
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
         scores.softmax_scale = self.scale.draw(&Stream::new(seed, "scale"));

@@ -1,9 +1,9 @@
 //! The known bugs of linear_attention.
 
 use crate::zoo::job::Job;
-use crate::zoo::mutant::Change::{Output, Request, Unread};
+use crate::zoo::mutant::Change::{Output, Request, SecondOrder, Unread};
 use crate::zoo::mutant::mutants;
-use crate::zoo::rows::Rows;
+use crate::zoo::rows::{Results, Rows};
 use etalon_problem::{Algorithm, Problem};
 
 mutants! {
@@ -18,6 +18,10 @@ mutants! {
     QUERIES_OF_DIAGONAL = "queries-of-diagonal", "euler_of_outputs", "mcpirate17/HYDRA@57a55dc";
     /// The part within chunks uses chunks half as long as the part between them.
     CHUNKS_OF_TWO_SIZES = "chunks-of-two-sizes", "integer_probe", "mcpirate17/HYDRA@57a55dc";
+    /// The second derivative by dout is not computed.
+    "no-second-gradient-of-dout", "second_of_outputs", "", SecondOrder(without_gdout);
+    /// The exponential of a decay is off by 16 roundoffs.
+    DECAY_OFF = "decay-off-by-16", "decay_probe", "";
     /// The decay is ignored.
     "decay-ignored", "bound", "mcpirate17/HYDRA@57a55dc", Unread(&["g", "g_gamma"]);
     /// The tokens after the last whole chunk are not written.
@@ -82,4 +86,8 @@ fn scale_by_width(job: &mut Job) {
 fn last_slice(x: &mut Rows) {
     let sliced = x.shape[2] > 32;
     x.clear(|[_, _, d, _]| sliced && d < 32);
+}
+
+fn without_gdout(results: &mut Results, _: Results) {
+    results.get_mut("gdout").into_iter().for_each(|x| x.clear(|_| true));
 }

@@ -5,7 +5,8 @@ use crate::generate::Stream;
 use crate::roster::attention::{SequenceKind, cuts, lengths, zero_half};
 use crate::shapes::{HEADS, LATTICE};
 use etalon_problem::{
-    Algorithm, Decay, Dtype, LinearAttention, LinearExtents, Operand, Problem, TokenSequences,
+    Algorithm, Blocking, Decay, Dtype, LinearAttention, LinearExtents, Operand, Problem,
+    TokenSequences,
 };
 use ndarray::{ArrayD, IxDyn};
 
@@ -33,6 +34,8 @@ grid! {
                 1 => 0.0,
                 _ => usual(x),
             },
+            /// All within 2⁻¹² of −1/16: none may stand for another.
+            Near = "near" => -(0.0625 + x * 0.5f64.powi(12)),
         },
         /// Which states go in and come out.
         states: StateKind = "states" fn initial_and_final() -> (bool, bool) {
@@ -92,6 +95,33 @@ grid! {
                 e.batch = stream.pick(4, &[3, 4, 5]);
                 e.tokens = stream.pick(2, &LATTICE).min(33);
             },
+            /// Large: chunks of six micro-chunks.
+            MicroChunks = "micro_chunks" => e.tokens = stream.pick(4, &[193, 250, 290]),
+            /// Large: more states of chunks than are kept, so that a span has several chunks of 8.
+            Spans = "spans" => {
+                (e.query_heads, e.key_heads) = stream.pick(4, &[(1, 1), (2, 1)]);
+                (e.dim, *value_dim) = stream.pick(5, &[(128, 128), (200, 200), (128, 191)]);
+                e.tokens = stream.pick(6, &[145, 161, 177]);
+            },
+            /// Large: the same with chunks of 96, the default.
+            LongSpans = "long_spans" => {
+                (e.query_heads, e.key_heads) = (1, 1);
+                (e.tokens, e.dim, *value_dim) =
+                    stream.pick(4, &[(1501, 128, 128), (590, 200, 200)]);
+            },
+            /// Large: wide states and odd ones.
+            WideStates = "wide_states" => {
+                (e.query_heads, e.key_heads) = (1, 1);
+                (e.dim, *value_dim) = stream.pick(4, &[(256, 47), (23, 256), (193, 100)]);
+                e.tokens = stream.pick(5, &[50, 97, 110]);
+            },
+            /// Large: states of more than 65,536 elements together, of which a step makes several
+            /// tasks.
+            ManyStates = "many_states" => {
+                (e.query_heads, e.key_heads) = stream.pick(4, &[(3, 3), (6, 3)]);
+                (e.batch, e.tokens) = (3, stream.pick(5, &[2, 5]));
+                (e.dim, *value_dim) = stream.pick(6, &[(96, 100), (128, 128)]);
+            },
         },
         /// How tokens divide into sequences.
         sequences: SequenceKind,
@@ -103,6 +133,8 @@ grid! {
             Root = "root" => 1.0 / (dim as f64).sqrt(),
             /// Something negative.
             Negative = "negative" => -0.3,
+            /// 0: o is 0, and most gradients.
+            Zero = "zero" => 0.0,
         },
         /// Families of elements.
         family: Family = "family" fn element(x: f64, coin: f64, channel: f64, least: f64) -> f64 {
@@ -130,6 +162,15 @@ fn channel(column: usize) -> f64 {
 }
 
 impl Grid for Point {
+    const LARGE: &'static [&'static str] =
+        &["micro_chunks", "spans", "long_spans", "wide_states", "many_states"];
+
+    const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
+        &[("decay", "per_token"), ("gates", "resets"), ("states", "final"), ("shape", "long")],
+        &[("decay", "per_token"), ("gates", "resets"), ("states", "both"), ("shape", "long")],
+        &[("decay", "per_head"), ("gates", "near"), ("shape", "groups")],
+    ];
+
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let (mut extents, value_dim) = shape(self.shape, seed);
         if self.sequences == SequenceKind::Packed {
@@ -160,6 +201,14 @@ impl Grid for Point {
         operand.name != "dfinal_state" || self.states != StateKind::NoCotangent
     }
 
+    fn blocking(&self) -> Option<Blocking> {
+        match self.shape {
+            TokenShape::Spans => Some(Blocking::new(8, 8)),
+            TokenShape::MicroChunks => Some(Blocking::new(96, 16)),
+            _ => None,
+        }
+    }
+
     /// Where terms do not cancel, however many they are, the bounds follow the results. (dscale is
     /// one sum over everything, and elsewhere it may come out anywhere near 0.)
     fn is_rich(&self, problem: &Problem) -> bool {
@@ -178,7 +227,7 @@ impl Grid for Point {
 
     fn is_smooth(&self) -> bool {
         // A gate of 0 or −∞ is not to be moved.
-        let gates = matches!(self.gates, GateKind::Usual | GateKind::Weak);
+        let gates = matches!(self.gates, GateKind::Usual | GateKind::Weak | GateKind::Near);
         let elements = !matches!(self.family, Family::Range | Family::Zeros);
         elements && (gates || self.decay == Decay::None)
     }

@@ -2,7 +2,7 @@
 
 use super::bugs;
 use crate::zoo::job::Job;
-use crate::zoo::rows::{Rows, add};
+use crate::zoo::rows::{Rows, add, off_by};
 use etalon_problem::{LinearAttention, TokenSequence};
 use std::ops::Range;
 
@@ -86,7 +86,8 @@ impl<'a> Head<'a> {
     pub fn left(&self, tokens: Range<usize>) -> Option<f32> {
         let sum: f32 = self.g[tokens].iter().sum();
         let forgets = sum == f32::NEG_INFINITY && !self.job.is(bugs::RESET_TIMES_ZERO);
-        if forgets { None } else { Some(self.job.exp(sum, 0.0)) }
+        let off = if self.job.is(bugs::DECAY_OFF) && sum < 0.0 { off_by(16.0) } else { 1.0 };
+        if forgets { None } else { Some(self.job.exp(sum, 0.0) * off) }
     }
 
     /// (R20): P_ij within a chunk that begins with `start`.

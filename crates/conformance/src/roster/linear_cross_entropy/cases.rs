@@ -23,6 +23,8 @@ grid! {
             Wide = "wide" => [4, stream.pick(3, &[3, 8, 33]), 513],
             /// Several blocks of tokens.
             Long = "long" => [67 + stream.below(4, 80), 8, 10],
+            /// Large: several tiles of tokens, of columns and of classes.
+            Big = "big" => [130 + stream.below(5, 80), 47, 1500 + stream.below(6, 40)],
         },
         /// What makes logits of h·w.
         link: LinkKind = "link" fn bias_softcap_scales() -> [bool; 3] {
@@ -111,6 +113,8 @@ grid! {
 const IGNORED_CLASS: i64 = 0;
 
 impl Grid for Point {
+    const LARGE: &'static [&'static str] = &["big"];
+
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let stream = Stream::new(seed, "problem");
         let [tokens, dim, vocab] = self.shape.draw(&stream);

@@ -1,0 +1,139 @@
+//! Cases of large extents: several default tiles and waves, packs of several pieces, wide rows, spans of
+//! several chunks.
+//!
+//! They do not take part in the grid, where each would be paired with every value of every axis. Instead
+//! each large shape meets every value of every axis once in as many rounds as the longest axis has
+//! values, in an order that the seed draws, and a budget of cost says how many of these are cases of a
+//! run: so it takes as long, however many shapes there are.
+
+use super::covering::SHAPE;
+use super::{Depth, Point, Spec};
+use crate::generate::Stream;
+use etalon_problem::{Algorithm, Dtype, Problem, Scores};
+
+/// What a run may spend on the large cases of an algorithm, for each of its seeds, in the units of
+/// [`cost`]; and on one of them.
+fn budget(depth: Depth) -> (f64, f64) {
+    match depth {
+        Depth::Core => (6e7, 3e7),
+        Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
+    }
+}
+
+/// What it costs to judge a problem: the products and sums of a pass as its definition has them, which is
+/// what the reference computes, and every element.
+pub(crate) fn cost(problem: &Problem) -> f64 {
+    let product = |extents: &[usize]| extents.iter().map(|&n| n as f64).product::<f64>();
+    match problem {
+        Problem::Attention(x) => of_scores(&x.scores, x.value_dim),
+        Problem::AttentionLse(x) => of_scores(&x.scores, 0),
+        // Every decision on its own, and in every pass the products of the one before.
+        Problem::LazyAttention(x) => 5.0 * of_scores(&x.scores, x.value_dim),
+        Problem::LinearAttention(x) => {
+            let e = &x.extents;
+            let states = (e.query_heads + 2 * e.key_heads) as f64;
+            let elements = states * product(&[e.batch, e.tokens, e.dim + x.value_dim]);
+            states * product(&[e.batch, e.tokens, e.dim, x.value_dim]) + ELEMENT * elements
+        }
+        // Bounds of the second order carry an error with each logit.
+        Problem::LinearCrossEntropy(x) => 5.0 * product(&[x.tokens, x.dim, x.vocab]),
+    }
+}
+
+/// Every pair is looked at; those that count are multiplied, and weighed.
+fn of_scores(scores: &Scores, value_dim: usize) -> f64 {
+    let e = &scores.extents;
+    let heads = (e.batch * e.query_heads) as f64;
+    let pairs = heads * (e.queries * e.keys) as f64;
+    let rows = heads * (e.queries + e.keys) as f64;
+    let width = (e.dim + value_dim) as f64;
+    let visible = scores.visible_pairs().map_or(pairs, |visible| visible as f64);
+    pairs + visible * (width + WEIGHT) + ELEMENT * rows * width
+}
+
+/// What an element costs, in products: laws copy it, compare it, and change it.
+const ELEMENT: f64 = 10.0;
+
+/// What the exponential of a weight and its error cost, in products.
+const WEIGHT: f64 = 30.0;
+
+/// The large cases of a run.
+pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec> {
+    let (mut left, most) = budget(depth);
+    let mut points = Vec::new();
+    for spec in candidates(algorithm, seed) {
+        let cost = cost(&spec.problem());
+        if cost <= most.min(left) {
+            left -= cost;
+            points.push(spec);
+        }
+    }
+    points
+}
+
+/// Round by round a point of each large shape. On every other axis, the storage type among them, the
+/// value moves on by one with each round.
+fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
+    let axes = Point::axes(algorithm);
+    // No tile of any size is of f64: that is what the reference itself is tested with.
+    let storage: Vec<Dtype> =
+        Point::storage(algorithm).iter().copied().filter(|&dtype| dtype != Dtype::F64).collect();
+    let shapes = Point::large(algorithm);
+    let rounds = axes.iter().filter(|(axis, _)| *axis != SHAPE).map(|(_, names)| names.len()).max();
+    let stream = Stream::new(seed, "large");
+    let turns = (0..rounds.unwrap_or(0))
+        .flat_map(move |round| (0..shapes.len()).map(move |shape| (round, shape)));
+    turns.filter_map(move |(round, shape)| {
+        let value = |axis: usize, len: usize| {
+            let first = stream.below(64 * shape + axis, len);
+            // Axes of one length do not move in step for ever.
+            (first + round * (1 + round / len * axis)) % len
+        };
+        let name = |(axis, (name, names)): (usize, &(&str, Vec<&'static str>))| {
+            if *name == SHAPE { shapes[shape] } else { names[value(axis, names.len())] }
+        };
+        let names: Vec<&str> = axes.iter().enumerate().map(name).collect();
+        let point = Point::parse(algorithm, &names).ok()?;
+        let dtype = storage[value(63, storage.len())];
+        Some(Spec { algorithm, dtype, point, seed })
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn every_large_shape_is_at_every_depth() {
+        for algorithm in Algorithm::ALL {
+            let specs = |depth| points(algorithm, depth, 5);
+            let (core, full) = (specs(Depth::Core), specs(Depth::Full));
+            for shape in Point::large(algorithm) {
+                let has = |specs: &[Spec]| {
+                    let name = format!("/{shape}/");
+                    specs.iter().any(|spec| spec.to_string().contains(&name))
+                };
+                assert!(has(&full), "{algorithm} {shape}");
+                // One that alone costs more than core depth allows is left to full depth.
+                let left_out = ["long_spans", "big"].contains(shape);
+                assert!(has(&core) || left_out || algorithm == Algorithm::LazyAttention, "{shape}");
+            }
+            assert!(core.len() < full.len());
+        }
+    }
+
+    #[test]
+    fn a_shape_meets_every_mask() {
+        let specs = points(Algorithm::Attention, Depth::Full, 1);
+        let masks: BTreeSet<&str> = specs
+            .iter()
+            .filter_map(|spec| match &spec.point {
+                Point::Attention(point) => Some((point.shape.name(), point.mask.name())),
+                _ => None,
+            })
+            .filter_map(|(shape, mask)| (shape == "key_pack").then_some(mask))
+            .collect();
+        assert_eq!(masks.len(), Point::axes(Algorithm::Attention)[0].1.len());
+    }
+}

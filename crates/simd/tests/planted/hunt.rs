@@ -1,0 +1,104 @@
+//! Hunts the planted bugs: which law notices each, and on which case. This file is an example of the
+//! conformance crate in copies of the workspace alone.
+
+use etalon_conformance::cases::Depth;
+use etalon_conformance::suite::{SuiteOptions, first_failures};
+use etalon_conformance::tensor::Tensors;
+use etalon_conformance::tier::{Refusal, Request, Tier};
+use etalon_conformance::tiers::Simd;
+use etalon_problem::{Algorithm, Dtype, Pass};
+use etalon_simd::{Level, planted};
+
+#[path = "bugs.rs"]
+mod bugs;
+
+/// The simd tier with a bug. The switch is one for the process: nothing else may run meanwhile.
+struct Planted {
+    number: usize,
+    name: String,
+    /// Where the bug is.
+    file: String,
+    tier: Simd,
+}
+
+/// The name of no bug.
+const CONTROL: &str = "none";
+
+/// Takes the bug out again, whatever happens.
+struct Out;
+
+impl Drop for Out {
+    fn drop(&mut self) {
+        planted::plant(0);
+    }
+}
+
+impl Tier for Planted {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
+        let linear = algorithm == Algorithm::LinearAttention;
+        if self.file.starts_with(if linear { "softmax/" } else { "linear_attention/" }) {
+            return Err("the bug is in the kernels of other algorithms".to_string());
+        }
+        self.tier.offers(algorithm, pass, dtype)
+    }
+
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
+        let _out = Out;
+        planted::plant(self.number);
+        self.tier.run(request)
+    }
+}
+
+fn main() {
+    // Panics of a bug are what it is noticed by.
+    std::panic::set_hook(Box::new(|_| {}));
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let tier = Simd::new(Level::best());
+    let bugs = bugs::all();
+    let wanted = |name: &String| arguments.is_empty() || arguments.contains(name);
+    let mut left: Vec<Planted> = bugs
+        .iter()
+        .enumerate()
+        .filter(|(_, bug)| wanted(&bug.name))
+        .map(|(at, bug)| Planted {
+            number: at + 1,
+            name: bug.name.clone(),
+            file: bug.file.clone(),
+            tier,
+        })
+        .collect();
+    let all = left.len();
+    // The tier as it is: of what it is found wrong in, nothing can be learnt.
+    let control = || Planted { number: 0, name: CONTROL.to_string(), file: String::new(), tier };
+    left.push(control());
+    println!("| bug | kind | noticed by | depth | on |\n|---|---|---|---|---|");
+    for depth in [Depth::Core, Depth::Full] {
+        let tiers: Vec<&dyn Tier> = left.iter().map(|tier| tier as &dyn Tier).collect();
+        let options = SuiteOptions { depth, ..SuiteOptions::own(tiers) };
+        let found = first_failures(&options, &|tier, failure| {
+            let bug = bugs.iter().find(|bug| bug.name == tier);
+            let kind = bug.map_or("", |bug| bug.kind.as_str());
+            println!("| {tier} | {kind} | {} | {depth} | `{}` |", failure.check, failure.case);
+            eprintln!("{tier}: {}", failure.text);
+        });
+        let mut found = found.into_iter();
+        left.retain(|_| found.next().flatten().is_none());
+        if left.pop().is_none_or(|control| control.number != 0) {
+            eprintln!("the tier without a bug fails");
+            std::process::exit(1);
+        }
+        eprintln!("{} of {all} are left after {depth} depth", left.len());
+        if left.is_empty() {
+            break;
+        }
+        left.push(control());
+    }
+    left.pop();
+    for bug in &left {
+        println!("| {} | | nothing | | |", bug.name);
+    }
+}
