@@ -6,7 +6,7 @@
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
 //!   [`linear_cross_entropy`](crate::linear_cross_entropy).
 //! * [`numerics`]: the error bounds. [`errata`]: known mistakes in these algorithms.
-//! * [`simd`]: how the CPU kernels work. [`benchmarks`]: how fast they are. [`peers`]: how to compare
+//! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`]: how fast they are. [`peers`]: how to compare
 //!   them with PyTorch and ggml.
 
 macro_rules! page {
@@ -24,6 +24,7 @@ page!(guide, "docs/guide.md", "Check your own kernel; all commands and options."
 page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and words.");
 page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
 page!(simd, "docs/simd.md", "How the SIMD kernels work.");
+page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and what was measured.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
 page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
 page!(errata, "docs/errata.md", "Known mistakes in these algorithms.");
