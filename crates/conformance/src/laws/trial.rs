@@ -95,6 +95,11 @@ impl<'a> Trial<'a> {
         Trial { tier, case: &exact.case, pass, exact, clean: by_pass() }
     }
 
+    /// What the tier claims of its arithmetic.
+    pub fn profile(&self) -> &Profile {
+        &self.exact.profile
+    }
+
     /// The inputs and cotangents of the pass.
     pub fn inputs(&self) -> &'a Tensors {
         self.case.inputs_of(self.pass)
