@@ -83,6 +83,9 @@ impl Plan {
         if !matches!(storage, Dtype::Bf16 | Dtype::F16) {
             return Err("its tensor cores multiply bf16 and f16");
         }
+        if !matches!(pass, Pass::Forward | Pass::Backward) {
+            return Err("the second order is not written yet for sm90a");
+        }
         if pass == Pass::Backward && value_dim.is_none() {
             return Err("the backward pass of attention_lse is not written yet for sm90a");
         }

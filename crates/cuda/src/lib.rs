@@ -1,4 +1,4 @@
-//! The CUDA tier: attention and attention_lse, forward and backward, on GPUs. It builds everywhere,
+//! The CUDA tier: attention and attention_lse on GPUs. It builds everywhere,
 //! with no CUDA installed, and loads the driver and the compiler (NVRTC) when it runs. Where one of
 //! them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
@@ -21,6 +21,7 @@ mod options;
 mod portable;
 mod rows;
 mod run;
+mod second;
 mod softmax;
 mod tensors;
 mod variant;

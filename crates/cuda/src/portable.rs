@@ -8,12 +8,12 @@ use etalon_problem::{Error, Scores};
 use std::sync::Arc;
 
 /// Threads of a block.
-const THREADS: u32 = 256;
+pub(crate) const THREADS: u32 = 256;
 
 /// A tensor of four axes whose rows lie side by side: `Tensor` of `pairs.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-struct Tensor {
+pub(crate) struct Tensor {
     data: u64,
     batch: i64,
     head: i64,
@@ -23,7 +23,7 @@ struct Tensor {
 /// What a kernel is told: `Call` of `pairs.cuh`.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
-struct Call {
+pub(crate) struct Call {
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -65,8 +65,29 @@ struct Call {
 // reference of the host.
 unsafe impl DeviceRepr for Call {}
 
+impl Tensor {
+    /// At an address, with the strides of its batch, head and row.
+    pub fn new(data: u64, [batch, head, row]: [i64; 3]) -> Self {
+        Tensor { data, batch, head, row }
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.data != 0
+    }
+}
+
 impl Call {
-    fn new(job: &Job<'_>) -> Call {
+    /// The launch whose accumulators begin at these columns.
+    pub fn at(self, first_dim: i32, first_value: i32) -> Call {
+        Call { first_dim, first_value, ..self }
+    }
+
+    /// Over other tiles.
+    pub fn over(self, tasks: u64) -> Call {
+        Call { tasks, ..self }
+    }
+
+    pub fn new(job: &Job<'_>) -> Call {
         let (e, tables) = (&job.scores.extents, &job.tables);
         let allowed = job.rows.allowed.as_ref();
         let pairs = (e.queries * e.keys) as i64;
@@ -112,7 +133,7 @@ impl Call {
 }
 
 /// A tensor in the order of its shape. An axis of extent 1 has the stride 0: a shared bias.
-fn tensor(job: &Job<'_>, name: &str) -> Tensor {
+pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
     let &[batches, heads, rows, elements] = job.shape(name) else { return Tensor::default() };
     let stride = |extent: usize, stride: usize| if extent == 1 { 0 } else { stride as i64 };
     Tensor {
@@ -123,16 +144,20 @@ fn tensor(job: &Job<'_>, name: &str) -> Tensor {
     }
 }
 
-fn kernels(job: &Job<'_>) -> Result<Arc<Kernels>, Error> {
+/// Whether the problem has a softcap, a bias or an array of flags.
+pub(crate) fn has_options(job: &Job<'_>) -> bool {
     let Scores { softcap, bias, .. } = job.scores;
-    let options = softcap.is_some() || bias.is_some() || job.rows.allowed.is_some();
+    softcap.is_some() || bias.is_some() || job.rows.allowed.is_some()
+}
+
+fn kernels(job: &Job<'_>) -> Result<Arc<Kernels>, Error> {
     let dim = job.scores.extents.dim;
-    let variant = Variant::portable(job.storage, dim, job.value_dim, options);
+    let variant = Variant::portable(job.storage, dim, job.value_dim, has_options(job));
     job.device.kernels(variant, &job.device.architecture())
 }
 
 /// The first columns of the launches that together cover so many.
-fn parts(columns: usize) -> impl Iterator<Item = i32> {
+pub(crate) fn parts(columns: usize) -> impl Iterator<Item = i32> {
     (0..columns).step_by(width(columns)).map(|first| first as i32)
 }
 
@@ -153,7 +178,7 @@ pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
     let blocks = job.rows.by_queries.len() * job.scores.extents.query_heads;
     let columns = job.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
     for first_value in parts(columns) {
-        launch(job, &kernels, "forward", blocks, &Call { first_value, ..call })?;
+        launch(job, &kernels, "forward", blocks, &call.at(0, first_value))?;
     }
     Ok(())
 }
@@ -167,7 +192,7 @@ pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
 fn dq_of(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
     let blocks = job.rows.by_queries.len() * job.scores.extents.query_heads;
     for first_dim in parts(job.scores.extents.dim) {
-        launch(job, kernels, "queries", blocks, &Call { first_dim, ..*call })?;
+        launch(job, kernels, "queries", blocks, &call.at(first_dim, 0))?;
     }
     Ok(())
 }
@@ -187,7 +212,7 @@ pub(crate) fn backward(job: &Job<'_>) -> Result<(), Error> {
     if call.dbias.data != 0 {
         let blocks = job.rows.by_pairs.len() * call.bias_heads as usize;
         let tasks = job.lane.address(job.tables.by_pairs);
-        launch(job, &kernels, "dbias", blocks, &Call { tasks, ..call })?;
+        launch(job, &kernels, "dbias", blocks, &call.over(tasks))?;
     }
     Ok(())
 }
@@ -220,6 +245,6 @@ fn dk_and_dv(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error>
         let beyond = |columns: usize| columns as i32;
         let first_dim = dim.unwrap_or(beyond(job.scores.extents.dim));
         let first_value = value.unwrap_or(beyond(job.value_dim.unwrap_or(0)));
-        launch(job, kernels, "keys", blocks, &Call { tasks, first_dim, first_value, ..*call })?;
+        launch(job, kernels, "keys", blocks, &call.over(tasks).at(first_dim, first_value))?;
     }
 }

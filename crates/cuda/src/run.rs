@@ -82,18 +82,25 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
         (Level::Sm90a, Dtype::F32) => refuse("the tensor cores of sm90a multiply bf16 and f16"),
-        (Level::Sm90a, _) if (algorithm, pass) == (Algorithm::AttentionLse, Pass::Backward) => {
+        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
             refuse("not written yet for sm90a")
         }
         _ => Ok(()),
     }
 }
 
+fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
+    match algorithm {
+        Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
+        _ => pass == Pass::Forward,
+    }
+}
+
 /// Fails where no level has a kernel.
 fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
-        (Algorithm::Attention | Algorithm::AttentionLse, Pass::Forward | Pass::Backward) => Ok(()),
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
+        (Algorithm::Attention | Algorithm::AttentionLse, _) => Ok(()),
         _ => Err(Error::Unsupported {
             what: format!("{algorithm} {pass}"),
             reason: "not written yet for cuda".to_string(),

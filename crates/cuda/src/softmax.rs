@@ -3,6 +3,7 @@
 use crate::lane::{Lane, Layout, Room};
 use crate::options::{Level, Options, Precision};
 use crate::rows::Rows;
+use crate::second::{self, Between};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::Device;
 use crate::{hopper, portable};
@@ -21,6 +22,8 @@ pub(crate) struct Job<'a> {
     pub tables: Tables,
     /// δ of every row, in the backward pass.
     pub delta: Room,
+    /// What the second order keeps between its kernels.
+    between: Option<Between>,
     /// How the tensor cores compute it, if they do.
     hopper: Option<hopper::Plan>,
     operands: Vec<Held>,
@@ -74,6 +77,11 @@ pub(crate) fn run(
         (Pass::Forward, _) if job.address("gradient") != 0 => portable::gradient_of_lse(&job)?,
         (Pass::Backward, Some(plan)) => hopper::backward(&job, plan)?,
         (Pass::Backward, None) => portable::backward(&job)?,
+        (Pass::DoubleBackward | Pass::Jvp, _) => {
+            if let Some(between) = &job.between {
+                second::run(&job, between, pass)?;
+            }
+        }
         _ => {}
     }
     job.lane.finish(device)?;
@@ -146,12 +154,28 @@ impl<'a> Job<'a> {
         let numbers = scores.row_shape().iter().product::<usize>();
         let delta = layout.room(if pass == Pass::Backward { 4 * numbers } else { 0 })?;
         let tables = Tables::new(&rows, &mut layout)?;
+        let between = match pass {
+            Pass::DoubleBackward | Pass::Jvp => Some(Between::new(scores, value_dim, &mut layout)?),
+            _ => None,
+        };
         if let Some(plan) = &mut hopper {
             plan.reserve(scores, value_dim.is_some(), &mut layout)?;
         }
         let mut lane = device.lane()?;
         lane.reserve(device, &layout)?;
-        Ok(Job { scores, value_dim, storage, rows, tables, delta, hopper, operands, device, lane })
+        Ok(Job {
+            scores,
+            value_dim,
+            storage,
+            rows,
+            tables,
+            delta,
+            between,
+            hopper,
+            operands,
+            device,
+            lane,
+        })
     }
 
     /// Copies what is given to the device, and fills what is not: rows of no sequence get 0, and −∞ as

@@ -17,6 +17,8 @@ pub struct Variant {
 pub enum Family {
     /// attention and attention_lse in fused multiply-adds.
     Portable,
+    /// Their second order in fused multiply-adds.
+    Second,
     /// Their forward pass on the tensor cores of compute capability 9.0.
     HopperForward,
     /// The backward pass of attention on them.
@@ -41,6 +43,12 @@ impl Family {
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("portable.cu", include_str!("kernels/portable.cu")),
             ],
+            Family::Second => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("portable_second.cu", include_str!("kernels/portable_second.cu")),
+            ],
             Family::HopperForward => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
@@ -59,7 +67,9 @@ impl Family {
     /// The architectures that CI compiles it for.
     pub fn architectures(self) -> &'static [&'static str] {
         match self {
-            Family::Portable => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
+            Family::Portable | Family::Second => {
+                &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+            }
             Family::HopperForward | Family::HopperBackward => &["sm_90a"],
         }
     }
@@ -79,6 +89,12 @@ impl Variant {
                 ("CE", width(value_dim.unwrap_or(1)).to_string()),
             ],
         }
+    }
+
+    /// The kernels of the second order, as [`Variant::portable`].
+    pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        let family = Family::Second;
+        Variant { family, ..Variant::portable(storage, dim, value_dim, options) }
     }
 
     /// The forward pass on tensor cores, of operands 64 or 128 columns wide.
@@ -117,6 +133,10 @@ impl Variant {
                 &["forward", "delta", "queries", "keys", "dsinks", "dbias"]
             }
             Family::Portable => &["forward", "delta", "queries", "keys", "dsinks"],
+            Family::Second if options => {
+                &["tangents", "rows", "queries", "keys", "gsinks", "gbias"]
+            }
+            Family::Second => &["tangents", "rows", "queries", "keys", "gsinks"],
             Family::HopperForward => &["forward"],
             Family::HopperBackward => {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]

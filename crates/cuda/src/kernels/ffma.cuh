@@ -24,12 +24,8 @@ DEV void stage(float* to, const Rows& rows, int first, int width) {
   }
 }
 
-// product = a·bᵀ over `width` columns.
-DEV void products(Shared& shared, float (&product)[4][4], const Rows& a, const Rows& b, int width) {
-#pragma unroll
-  for (int r = 0; r < 4; r++)
-#pragma unroll
-    for (int c = 0; c < 4; c++) product[r][c] = 0;
+// product += a·bᵀ over `width` columns.
+DEV void add_products(Shared& shared, float (&product)[4][4], const Rows& a, const Rows& b, int width) {
 #pragma unroll 1
   for (int first = 0; first < width; first += DEPTH) {
     __syncthreads();
@@ -45,6 +41,15 @@ DEV void products(Shared& shared, float (&product)[4][4], const Rows& a, const R
         for (int c = 0; c < 4; c++) product[r][c] = fmaf(u[r], w[c], product[r][c]);
     }
   }
+}
+
+// product = a·bᵀ.
+DEV void products(Shared& shared, float (&product)[4][4], const Rows& a, const Rows& b, int width) {
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+#pragma unroll
+    for (int c = 0; c < 4; c++) product[r][c] = 0;
+  add_products(shared, product, a, b, width);
 }
 
 // Writes the factors of a following `accumulate`: those of the reduction's index 4x + c in row 4x + c.
@@ -110,4 +115,31 @@ template <int W> DEV void store(const Tensor& x, int batch, int head, int row, i
       else ((element*)x.data)[at + column] = rounded(value);
     }
   }
+}
+
+// The sum of a number of each thread, in a fixed order, in thread 0.
+DEV float block_sum(float x) {
+  __shared__ float sums[THREADS];
+  sums[threadIdx.x] = x;
+  for (int n = THREADS / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  return sums[0];
+}
+
+DEV float lse_of(const Head& head, int i) { return i < head.s.queries ? head.lse[i] : 0; }
+
+// Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays begin.
+DEV void store_pairs(const Call& c, const Task& task, const Tensor& x, int head, const float (&sum)[4][4]) {
+  const Sequence s = c.sequences[task.first];
+  int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
+#pragma unroll
+  for (int r = 0; r < 4; r++)
+#pragma unroll
+    for (int e = 0; e < 4; e++) {
+      int i = task.row_tile * SIDE + 4 * ty() + r, j = task.key_tile * SIDE + 4 * tx() + e;
+      if (i < rows && j < keys)
+        ((element*)x.data)[s.batch * x.batch + head * x.head + (s.query_start + i) * x.row + s.key_start + j] = rounded(sum[r][e]);
+    }
 }

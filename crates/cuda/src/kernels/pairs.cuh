@@ -69,14 +69,19 @@ struct Head {
   // From the product of a query and a key: S (F2), its slope S', and whether the pair is visible. The roundings are
   // written out: the compiler would contract them in one variant and not in another.
   __device__ __forceinline__ bool score(float product, int i, int j, Span span, float& score, float& slope) const {
+    float curvature;
+    return this->score(product, i, j, span, score, slope, curvature);
+  }
+  // With S'' besides.
+  __device__ __forceinline__ bool score(float product, int i, int j, Span span, float& score, float& slope, float& curvature) const {
     if (j < span.begin || j >= span.end) return false;
     float x = __fmul_rn(c.scale, product);  // (F1)
-    slope = 1;
+    slope = 1, curvature = 0;
 #if OPTIONS
     if (allowed && !allowed[(i64)i * c.keys + j]) return false;
     if (c.cap != 0) {
       float t = tanh_fast(__fmul_rn(x, inverse_cap));
-      x = __fmul_rn(c.cap, t), slope = fmaf(-t, t, 1.0f);
+      x = __fmul_rn(c.cap, t), slope = fmaf(-t, t, 1.0f), curvature = -2 * inverse_cap * t * slope;
     }
     if (bias) x = __fadd_rn(x, read(bias[i * c.bias.row + j]));
 #endif

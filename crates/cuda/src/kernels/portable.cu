@@ -26,7 +26,6 @@ DEV float pair(const Head& head, float product, float dp, int i, int j, Span spa
   return x;
 }
 DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
-DEV float lse_of(const Head& head, int i) { return i < head.s.queries ? head.lse[i] : 0; }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 2) forward(const __grid_constant__ Call c) {
   __shared__ Shared shared;
@@ -259,21 +258,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
       }
     }
   }
-  const Sequence s = c.sequences[task.first];  // sequences that share a bias begin where the arrays begin
-  int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
-#pragma unroll
-  for (int r = 0; r < 4; r++)
-#pragma unroll
-    for (int e = 0; e < 4; e++) {
-      int i = row + 4 * ty() + r, j = key + 4 * tx() + e;
-      if (i < rows && j < keys)
-        ((element*)c.dbias.data)[s.batch * c.dbias.batch + own * c.dbias.head + (s.query_start + i) * c.dbias.row + s.key_start + j] = rounded(sum[r][e]);
-    }
+  store_pairs(c, task, c.dbias, own, sum);
 }
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ Call c) {
-  __shared__ float sums[THREADS];
   const int h = blockIdx.x;
   float sink = c.sinks[h], sum = 0;
   for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
@@ -281,10 +270,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_consta
     i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
     if (sink != -INF) sum = fmaf(weight(sink, c.lse[at]), c.delta[at], sum);
   }
-  sums[threadIdx.x] = sum;
-  for (int n = THREADS / 2; n; n /= 2) {
-    __syncthreads();
-    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
-  }
-  if (threadIdx.x == 0) c.dsinks[h] = -sums[0];
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) c.dsinks[h] = -sum;
 }
