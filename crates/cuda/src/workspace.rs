@@ -54,6 +54,11 @@ impl Workspace {
         Ok(self.device(ordinal)?.capability)
     }
 
+    /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
+    pub fn release(&self) {
+        lock(&self.devices).values().for_each(|device| lock(&device.lanes).clear());
+    }
+
     pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<Device>, Error> {
         let mut devices = lock(&self.devices);
         if let Some(device) = devices.get(&ordinal) {
