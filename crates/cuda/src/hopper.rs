@@ -1,13 +1,13 @@
 //! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/sm90a_forward.cu`, `kernels/sm90a_backward.cu`.
 
-use crate::lane::{Layout, Room};
+use crate::lane::{Lane, Layout, Room};
 use crate::portable;
 use crate::softmax::Job;
 use crate::variant::{Variant, shared_bytes};
 use crate::workspace::{Device, Kernels};
 use cudarc::driver::{DeviceRepr, sys};
-use etalon_problem::{Align, Dtype, Error, Mask, Pass, Scores, Sequences};
+use etalon_problem::{Align, Dtype, Error, Mask, Pass, Scores, Sequence, Sequences};
 use std::sync::Arc;
 
 /// The architecture of the kernels.
@@ -19,6 +19,8 @@ struct Window {
     left: i32,
     right: i32,
     offset: i32,
+    /// Whether the last query is aligned with the last key: then sequences have offsets of their own.
+    bottom: bool,
 }
 
 /// A reach beyond every key. Sums with extents below it stay within 32 bits.
@@ -42,29 +44,34 @@ pub(crate) struct Plan {
     /// The counter from which blocks draw tiles, and whether a number was found that is not finite.
     counter: Room,
     found: Room,
+    /// Queries and keys of each batch element, where they have lengths of their own.
+    lengths: Room,
 }
 
-/// The window of a mask over sequences of one length, if it is one. Ends that reach every key are open:
-/// equal masks have equal windows.
+/// The window of a mask over sequences of at most these lengths, if it is one. Ends that reach every key are
+/// open: equal masks have equal windows.
 fn window(mask: &Mask, queries: usize, keys: usize) -> Option<Window> {
     let offset = |align: &Align| match align {
         Align::TopLeft => 0,
         Align::BottomRight => keys as i64 - queries as i64,
     };
-    let (left, right, offset) = match mask {
-        Mask::Full => (None, None, 0),
-        Mask::Causal { align } => (None, Some(0), offset(align)),
-        Mask::Window { left, right, align } => (*left, *right, offset(align)),
+    let (left, right, align) = match mask {
+        Mask::Full => (None, None, &Align::TopLeft),
+        Mask::Causal { align } => (None, Some(0), align),
+        Mask::Window { left, right, align } => (*left, *right, align),
         _ => return None,
     };
+    let (offset, bottom) = (offset(align), *align == Align::BottomRight);
     let within = |reach: Option<usize>, enough: i64| match reach {
         Some(reach) if (reach as u128) < enough.max(0) as u128 => reach as i32,
         _ => OPEN,
     };
     let left = within(left, queries as i64 - 1 + offset);
     let right = within(right, keys as i64 - 1 - offset);
-    let offset = if left == OPEN && right == OPEN { 0 } else { offset as i32 };
-    Some(Window { left, right, offset })
+    if left == OPEN && right == OPEN {
+        return Some(Window { left, right, offset: 0, bottom: false });
+    }
+    Some(Window { left, right, offset: offset as i32, bottom })
 }
 
 impl Plan {
@@ -96,8 +103,8 @@ impl Plan {
         if scores.softcap.is_some() || scores.bias.is_some() {
             return Err("softcap and bias are not written yet for sm90a");
         }
-        if scores.sequences != Sequences::Dense {
-            return Err("padded and packed sequences are not written yet for sm90a");
+        if matches!(scores.sequences, Sequences::Packed { .. }) {
+            return Err("packed sequences are not written yet for sm90a");
         }
         if scores.scale() as f32 <= 0.0 {
             return Err("softmax_scale must be above 0 for sm90a");
@@ -121,6 +128,7 @@ impl Plan {
             delta: none,
             counter: none,
             found: none,
+            lengths: none,
         })
     }
 
@@ -148,7 +156,24 @@ impl Plan {
             (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
         }
         (self.counter, self.found) = (layout.room(4)?, layout.room(4)?);
+        if job.sequences != Sequences::Dense {
+            self.lengths = layout.room(8 * e.batch)?;
+        }
         Ok(())
+    }
+
+    /// Copies what the kernels need beside the operands to the device.
+    pub fn upload(&self, scores: &Scores, lane: &mut Lane, device: &Device) -> Result<(), Error> {
+        let pair = |s: Sequence| [s.queries as i32, s.keys as i32];
+        let lengths: Vec<[i32; 2]> = scores.sequences().into_iter().map(pair).collect();
+        let wanted = self.lengths.bytes > 0;
+        let lengths = if wanted { bytemuck::cast_slice(&lengths) } else { &[] };
+        lane.upload(device, self.lengths, lengths)
+    }
+
+    /// The compile-time choices that depend on the mask and the sequences.
+    fn flags(&self) -> [bool; 2] {
+        [self.is_windowed(), self.lengths.bytes > 0]
     }
 
     fn is_windowed(&self) -> bool {
@@ -247,7 +272,7 @@ struct Forward {
     shape: Shape,
 }
 
-/// `Shape` of both sources; `padded` is that of the backward pass alone.
+/// `Shape` of both sources.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 struct Shape {
@@ -262,6 +287,8 @@ struct Shape {
     scale: f32,
     heads_per_group: i32,
     padded: i32,
+    bottom: i32,
+    lengths: u64,
 }
 
 /// `Call` of `sm90a_backward.cu`.
@@ -308,6 +335,8 @@ fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
         scale: job.scores.scale() as f32,
         heads_per_group: heads_per_group as i32,
         padded: padded(e.queries) as i32,
+        bottom: i32::from(plan.window.bottom),
+        lengths: job.lane.address(plan.lengths),
     }
 }
 
@@ -330,7 +359,7 @@ fn launch<A: DeviceRepr>(
 /// o and lse.
 pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
     let (e, values) = (&job.scores.extents, job.value_dim.is_some());
-    let variant = Variant::hopper_forward(plan.storage, plan.width, plan.is_windowed(), values);
+    let variant = Variant::hopper_forward(plan.storage, plan.width, plan.flags(), values);
     let kernels = (job.device.kernels(variant.clone(), ARCHITECTURE)?, variant);
     plan.widen(job, "q")?;
     plan.widen(job, "k")?;
@@ -363,7 +392,7 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
 /// The gradients that have places.
 pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
     let (e, device) = (&job.scores.extents, job.device);
-    let variant = Variant::hopper_backward(plan.storage, plan.width, plan.is_windowed());
+    let variant = Variant::hopper_backward(plan.storage, plan.width, plan.flags());
     let kernels = (device.kernels(variant.clone(), ARCHITECTURE)?, variant);
     for name in ["q", "k", "v", "o", "dout"] {
         plan.widen(job, name)?;
@@ -505,11 +534,11 @@ mod tests {
     #[test]
     fn equal_masks_have_equal_windows() {
         let full = window(&Mask::Full, 5, 9);
-        assert_eq!(full, Some(Window { left: OPEN, right: OPEN, offset: 0 }));
+        assert_eq!(full, Some(Window { left: OPEN, right: OPEN, offset: 0, bottom: false }));
         assert_eq!(window(&Mask::window(9, 9), 5, 9), full);
         assert_eq!(window(&Mask::window(usize::MAX, None), 5, 9), full);
         let causal = window(&Mask::causal(), 5, 9);
-        assert_eq!(causal, Some(Window { left: OPEN, right: 0, offset: 4 }));
+        assert_eq!(causal, Some(Window { left: OPEN, right: 0, offset: 4, bottom: true }));
         assert_eq!(window(&Mask::window(8, 0), 5, 9), causal);
         assert_ne!(window(&Mask::window(7, 0), 5, 9), causal);
         assert_eq!(window(&Mask::Or(vec![]), 5, 9), None);

@@ -181,7 +181,7 @@ impl<'a> Job<'a> {
     /// Copies what is given to the device, and fills what is not: rows of no sequence get 0, and −∞ as
     /// their lse.
     fn fill(&mut self, inputs: &Views<'_>) -> Result<(), Error> {
-        let Job { operands, lane, device, rows, tables, .. } = self;
+        let Job { scores, operands, lane, device, rows, tables, hopper, .. } = self;
         for Held { operand, room, given } in operands {
             match inputs.get(operand.name).filter(|_| *given) {
                 Some(view) => with_bytes(operand.name, view, |x| lane.upload(device, *room, x))?,
@@ -190,6 +190,9 @@ impl<'a> Job<'a> {
                     lane.fill(device, *room, nothing.to_bits())?;
                 }
             }
+        }
+        if let Some(plan) = hopper {
+            plan.upload(scores, lane, device)?;
         }
         tables.upload(rows, lane, device)
     }

@@ -97,8 +97,14 @@ impl Variant {
         Variant { family, ..Variant::portable(storage, dim, value_dim, options) }
     }
 
-    /// The forward pass on tensor cores, of operands 64 or 128 columns wide.
-    pub fn hopper_forward(storage: Dtype, width: usize, windowed: bool, values: bool) -> Self {
+    /// The forward pass on tensor cores, of operands 64 or 128 columns wide; whether the mask is a window,
+    /// and whether batch elements have lengths of their own.
+    pub fn hopper_forward(
+        storage: Dtype,
+        width: usize,
+        [windowed, lengths]: [bool; 2],
+        values: bool,
+    ) -> Self {
         // Three warpgroups fit the registers where rows are 64 columns wide.
         let groups = if width == 128 { 2 } else { 3 };
         Variant {
@@ -109,18 +115,20 @@ impl Variant {
                 ("WINDOW", u8::from(windowed).to_string()),
                 ("GROUPS", groups.to_string()),
                 ("VALUES", u8::from(values).to_string()),
+                ("LENGTHS", u8::from(lengths).to_string()),
             ],
         }
     }
 
     /// The backward pass on tensor cores.
-    pub fn hopper_backward(storage: Dtype, width: usize, windowed: bool) -> Self {
+    pub fn hopper_backward(storage: Dtype, width: usize, [windowed, lengths]: [bool; 2]) -> Self {
         Variant {
             family: Family::HopperBackward,
             defines: vec![
                 ("STORAGE", number(storage)),
                 ("D", width.to_string()),
                 ("WINDOW", u8::from(windowed).to_string()),
+                ("LENGTHS", u8::from(lengths).to_string()),
             ],
         }
     }

@@ -13,7 +13,7 @@
 // 0 in the place of NaN, and `merge` takes the results of these kernels where those of the others are finite: what no NaN
 // reaches has the bits that it would have without it.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair).
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own).
 constexpr int STAGES = 3;    // query blocks in flight in keys
 constexpr int Q_KEYS = 128;  // keys of a block in queries
 struct Shape {
@@ -21,7 +21,19 @@ struct Shape {
   int left, right, offset;  // query i sees the keys i + offset - left .. i + offset + right
   float scale;
   int heads_per_group, padded;  // rows of lse2 and delta: queries rounded up to 128
+  int bottom;                   // whether the last query of a sequence is aligned with its last key
+  const int2* lengths;          // queries and keys of each batch element; with LENGTHS alone
 };
+// The extents of a batch element, in a whole warp.
+DEV Shape of_batch(const Shape& shape, int batch) {
+  Shape s = shape;
+  if (LENGTHS) {
+    int2 n = shape.lengths[batch];
+    s.queries = __shfl_sync(~0u, n.x, 0), s.keys = __shfl_sync(~0u, n.y, 0);
+    s.offset = shape.bottom ? s.keys - s.queries : 0;
+  }
+  return s;
+}
 struct Call {
   TensorMap q, k, v, dout, dq, dk, dv;
   float *lse2, *delta;
@@ -121,8 +133,9 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
 #pragma unroll
   for (int n = D / 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
   if (piece == 0) {
-    float x = i < s.queries ? c.lse[head * s.queries + i] : -INF;
-    if (c.dlse && i < s.queries) sum -= c.dlse[head * s.queries + i];
+    int length = LENGTHS ? s.lengths[head / s.heads].x : s.queries;
+    float x = i < length ? c.lse[head * s.queries + i] : -INF;
+    if (c.dlse && i < length) sum -= c.dlse[head * s.queries + i];
     if (x != -INF && !(fabsf(x) + fabsf(sum) < INF)) *c.found = 1;
     c.lse2[row] = x == -INF ? INF : x * LOG2E;
     c.delta[row] = x == -INF ? 0 : sum;
@@ -137,7 +150,6 @@ constexpr u32 AT_V = KV_BYTES, AT_Q = 2 * KV_BYTES, AT_DO = AT_Q + STAGES * Q_BY
 constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, FULL = KV_FULL + 8, EMPTY = FULL + 8 * STAGES;  // + 1024 in all
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ Call call) {
-  const Shape& s = call.shape;
   using namespace keys_pass;
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
@@ -148,7 +160,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
     barrier_init_fence();
   }
   __syncthreads();
-  Work w = work(blockIdx.x, (s.keys + KEYS - 1) / KEYS, s.key_heads, s.heads_per_group, s);  // first key blocks see most queries
+  Work w = work(blockIdx.x, (call.shape.keys + KEYS - 1) / KEYS, call.shape.key_heads, call.shape.heads_per_group, call.shape);  // first key blocks see most queries
+  const Shape s = of_batch(call.shape, w.batch);
   int each = s.heads / s.key_heads, offset = s.offset;
   // Query blocks from `begin` to before `end` see some of these keys; from `open` to before `closed` they see all.
   int begin = 0, open = 0, closed = (s.queries + ROWS - 1) / ROWS, end = closed;
@@ -250,6 +263,11 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
 #pragma unroll
     for (int i = 0; i < D / 2; i++) dk[i] = dv[i] = 0;
   }
+  if (LENGTHS) {  // keys of no sequence
+#pragma unroll
+    for (int i = 0; i < D / 2; i++)
+      if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
+  }
   named_sync(1, 256);  // k and v are no longer read: their space takes the results
   u32 out = base + group * 64 * D * 2;
   stage_out(dk, out, s.scale), stage_out(dv, out + AT_V, 1);
@@ -271,7 +289,6 @@ constexpr u32 AT_DO = Q_BYTES, AT_K = 2 * Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, Q
               K_EMPTY = K_FULL + 16, V_FULL = K_EMPTY + 16, V_EMPTY = V_FULL + 16;
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ Call call) {
-  const Shape& s = call.shape;
   using namespace queries_pass;
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
@@ -285,9 +302,12 @@ extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_consta
     barrier_init_fence();
   }
   __syncthreads();
-  int blocks = (s.queries + ROWS - 1) / ROWS, offset = s.offset;
-  Work w = work(blockIdx.x, blocks, s.heads, s.heads_per_group * (s.heads / s.key_heads), s);
+  const Shape& all = call.shape;
+  int blocks = (all.queries + ROWS - 1) / ROWS;
+  Work w = work(blockIdx.x, blocks, all.heads, all.heads_per_group * (all.heads / all.key_heads), all);
   if (WINDOW) w.block = blocks - 1 - w.block;
+  const Shape s = of_batch(all, w.batch);
+  const int offset = s.offset;
   // Key blocks from `begin` to before `n` are seen; those before `closed` and from `open` on need a mask.
   int begin = 0, closed = 0, open = s.keys / KEYS, n = (s.keys + KEYS - 1) / KEYS;
   if (WINDOW) {

@@ -12,7 +12,7 @@
 // within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on who draws what.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), GROUPS (consumer warpgroups: 2 for D = 128, 3 for
-// D = 64), VALUES (0: attention_lse).
+// D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own).
 constexpr int KEYS = 128, STAGES = 2;
 #define TURNS 1
 #define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
@@ -30,6 +30,8 @@ struct Shape {
   int left, right, offset;  // query i sees the keys i + offset - left .. i + offset + right
   float scale;              // above 0
   int heads_per_group;      // (batch × head)s whose k and v share the L2 at a time
+  int padded, bottom;       // bottom: the last query of a sequence is aligned with its last key
+  const int2* lengths;      // queries and keys of each batch element; with LENGTHS alone
 };
 struct Call {
   TensorMap q, k, v, o;
@@ -47,6 +49,16 @@ DEV Work work(int t, const Shape& s) {
   int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
   int b = r / width, h = first + (r - b * width);
   return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
+}
+// The extents of a batch element. In a whole warp the compiler is told that they are uniform.
+template <bool WARP> DEV Shape of_batch(const Shape& shape, int batch) {
+  Shape s = shape;
+  if (LENGTHS) {
+    int2 n = shape.lengths[batch];
+    s.queries = WARP ? __shfl_sync(~0u, n.x, 0) : n.x, s.keys = WARP ? __shfl_sync(~0u, n.y, 0) : n.y;
+    s.offset = shape.bottom ? s.keys - s.queries : 0;
+  }
+  return s;
 }
 // Key blocks of a query block: those from `begin` to before `end`; those before `closed` and from `open` on need a mask.
 struct Blocks { int begin, closed, open, end; };
@@ -215,7 +227,7 @@ DEV void produce(u32 base, const TensorMap* qm, const TensorMap* km, const Tenso
     int drawn = atomicAdd(counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
     if (drawn == tiles - 1) *counter = 0;                         // each block draws once too often: this is the last draw
     Work w = work(t, shape);
-    Blocks blocks = key_blocks(w.block, shape);
+    Blocks blocks = key_blocks(w.block, of_batch<false>(shape, w.batch));
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
     wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
@@ -255,7 +267,8 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
     t = __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform: no product may stand on a divergent path
     if (t < 0) break;
     Work w = work(t, shape);
-    Blocks blocks = key_blocks(w.block, shape);
+    const Shape own = of_batch<true>(shape, w.batch);
+    Blocks blocks = key_blocks(w.block, own);
     int n = blocks.end;
     int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
     Maxima rows;
@@ -274,13 +287,13 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
       issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(s);
       warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
-      mask<true>(s, n * KEYS, row, shape);
+      mask<true>(s, n * KEYS, row, own);
       soften<true>(s, rows, a, c);
       pack_all(s, p);
       auto step = [&](auto masked) {
         if (VALUES && (n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
           wait(bar + V_FULL + 8 * stage_v, phase_v);
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, row, add, shape);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, row, add, own);
         }
         wait(bar + K_FULL + 8 * stage_k, phase_k);
         my_turn();
@@ -296,7 +309,7 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
         your_turn();
         mma_wait<VALUES>(), pin(s);
         warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
-        mask<decltype(masked)::value>(s, n * KEYS, row, shape);
+        mask<decltype(masked)::value>(s, n * KEYS, row, own);
         bool grown = soften<decltype(masked)::value>(s, rows, a, c);
         if (!VALUES) return;
         order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
@@ -318,7 +331,7 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
       if (VALUES) {
         wait(bar + V_FULL + 8 * stage_v, phase_v);
         if (blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, row, add, shape);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, row, add, own);
         pin(o), pin(p), mma_begin();
         issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
         mma_commit(), mma_wait<0>(), pin(o);
@@ -339,11 +352,16 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
         float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + weight(sink, top);
         sum = top + logf(all), over[r] = seen ? own / all : 0;
       }
-      if (lane % 4 == 0 && row + 8 * r < shape.queries)
+      if (lane % 4 == 0 && row + 8 * r < own.queries)
         lse[((size_t)w.batch * shape.heads + w.head) * shape.queries + row + 8 * r] = sum;
     }
     if (!VALUES) continue;
     multiply(o, over);
+    if (LENGTHS) {  // what q holds beyond a sequence is not to be seen
+#pragma unroll
+      for (int i = 0; i < D / 2; i++)
+        if (row + (i & 2) * 4 >= own.queries) o[i] = 0;
+    }
     if (threadIdx.x % 128 == 0) store_wait_read();
     named_sync(1 + GROUPS + group, 128);
 #pragma unroll
