@@ -25,6 +25,7 @@ mod second;
 mod softmax;
 mod tensors;
 mod variant;
+mod window;
 mod workspace;
 
 pub use cache::Cache;
