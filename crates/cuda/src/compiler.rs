@@ -1,6 +1,6 @@
 //! Kernels from their source to machine code of one architecture: NVRTC, loaded at run time.
 
-use crate::device::{Absent, text};
+use crate::absent::{Absent, text};
 use cudarc::nvrtc::{result, sys};
 use std::ffi::{CStr, CString};
 use std::fs;

@@ -1,12 +1,12 @@
 //! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/sm90a_forward.cu`, `kernels/sm90a_backward.cu`.
 
+use crate::gpu::{Device, Kernels};
+use crate::job::Job;
 use crate::lane::{Lane, Layout, Room};
 use crate::portable;
-use crate::softmax::Job;
 use crate::variant::{Variant, shared_bytes};
 use crate::window::{LONGEST, OPEN, Window, window};
-use crate::workspace::{Device, Kernels};
 use cudarc::driver::{DeviceRepr, sys};
 use etalon_problem::{Dtype, Error, Pass, Scores, Sequence, Sequences};
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! A stream with the device memory of one call.
 
-use crate::workspace::Device;
+use crate::gpu::Device;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUresult};
 use cudarc::driver::{

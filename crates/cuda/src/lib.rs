@@ -12,10 +12,13 @@
 //! [`run()`] takes and fills arrays of the host, by name; [`run_in`] keeps devices, compiled kernels and
 //! device memory between calls in a [`Workspace`].
 
+mod absent;
 mod cache;
 mod compiler;
 mod device;
+mod gpu;
 mod hopper;
+mod job;
 mod lane;
 mod options;
 mod portable;
@@ -28,9 +31,10 @@ mod variant;
 mod window;
 mod workspace;
 
+pub use absent::Absent;
 pub use cache::Cache;
 pub use compiler::{Compiled, Compiler};
-pub use device::{Absent, probe};
+pub use device::probe;
 pub use options::{Level, Options, Precision, Settings};
 pub use run::{has_level, offers, run, run_in};
 pub use variant::{Family, Variant, shared_bytes};

@@ -1,8 +1,8 @@
 //! The portable kernels of attention and attention_lse: `kernels/portable.cu`.
 
-use crate::softmax::Job;
+use crate::gpu::Kernels;
+use crate::job::Job;
 use crate::variant::{Variant, width};
-use crate::workspace::Kernels;
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Scores};
 use std::sync::Arc;

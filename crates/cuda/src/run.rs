@@ -68,8 +68,8 @@ pub fn run_in(
             found: storage.to_string(),
         });
     }
-    let device = workspace.device(options.device)?;
-    softmax::run(&device, problem, (pass, storage), &table, inputs, outputs, options)
+    let held = workspace.device(options.device)?;
+    softmax::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
 }
 
 /// Fails where a level has no kernel for a pass in a storage type, whatever the problem and the device.
@@ -110,8 +110,8 @@ fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
 
 /// Fails where a device cannot run a level.
 pub fn has_level(workspace: &Workspace, device: usize, level: Level) -> Result<(), Error> {
-    let device = workspace.device(device)?;
-    if level == Level::Sm90a && !device.is_hopper() {
+    let held = workspace.device(device)?;
+    if level == Level::Sm90a && !held.device.is_hopper() {
         return Err(Error::Unsupported {
             what: format!("level {level}"),
             reason: "the device is not of compute capability 9.0".to_string(),

@@ -1,8 +1,8 @@
 //! The portable kernels of the second order: `kernels/portable_second.cu`.
 
+use crate::job::Job;
 use crate::lane::{Layout, Room};
 use crate::portable::{Call, THREADS, Tensor, has_options, parts, tensor};
-use crate::softmax::Job;
 use crate::variant::Variant;
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};

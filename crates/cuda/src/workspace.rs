@@ -1,18 +1,12 @@
 //! What is kept between calls: contexts, compiled kernels, streams, device memory.
 
-use crate::cache::Cache;
-use crate::compiler::Compiler;
-use crate::device::{self, Absent};
+use crate::absent::text;
+use crate::gpu::{Device, lock};
 use crate::lane::Lane;
 use crate::options::Settings;
-use crate::variant::{Variant, shared_bytes};
-use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
-use cudarc::driver::{CudaContext, CudaFunction};
-use cudarc::nvrtc::Ptx;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex};
 
 /// Devices, compiled kernels and device memory, to be kept between calls. A call with a kept
 /// workspace compiles nothing that an earlier one compiled, and finds its memory.
@@ -22,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 #[derive(Debug, Default)]
 pub struct Workspace {
     settings: Settings,
-    devices: Mutex<BTreeMap<usize, Arc<Device>>>,
+    devices: Mutex<BTreeMap<usize, Arc<Held>>>,
 }
 
 impl Workspace {
@@ -44,14 +38,14 @@ impl Workspace {
 
     /// The name and the compute capability of a device, such as `NVIDIA H200 (9.0)`.
     pub fn describe(&self, ordinal: usize) -> Result<String, Error> {
-        let device = self.device(ordinal)?;
+        let device = &self.device(ordinal)?.device;
         let name = device.context.name().map_err(|error| device.failed("the device", error))?;
-        Ok(format!("{name} ({})", device::text(device.capability)))
+        Ok(format!("{name} ({})", text(device.capability)))
     }
 
     /// The compute capability of a device.
     pub fn capability(&self, ordinal: usize) -> Result<(i32, i32), Error> {
-        Ok(self.device(ordinal)?.capability)
+        Ok(self.device(ordinal)?.device.capability)
     }
 
     /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
@@ -59,218 +53,38 @@ impl Workspace {
         lock(&self.devices).values().for_each(|device| lock(&device.lanes).clear());
     }
 
-    pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<Device>, Error> {
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<Held>, Error> {
         let mut devices = lock(&self.devices);
-        if let Some(device) = devices.get(&ordinal) {
-            device.check_alive()?;
-            return Ok(device.clone());
+        if let Some(held) = devices.get(&ordinal) {
+            held.device.check_alive()?;
+            return Ok(held.clone());
         }
-        let device = Arc::new(Device::open(ordinal, &self.settings)?);
-        devices.insert(ordinal, device.clone());
-        Ok(device)
+        let device = Device::open(ordinal, &self.settings)?;
+        let held = Arc::new(Held { device, lanes: Mutex::default() });
+        devices.insert(ordinal, held.clone());
+        Ok(held)
     }
 }
 
-/// One device, its context and what was compiled for it.
+/// A device with the streams that no call uses.
 #[derive(Debug)]
-pub(crate) struct Device {
-    pub context: Arc<CudaContext>,
-    pub capability: (i32, i32),
-    ordinal: usize,
-    compiler: Compiler,
-    cache: Option<Cache>,
-    modules: Mutex<BTreeMap<(Variant, String), Arc<Kernels>>>,
-    /// Streams with their memory that no call uses.
+pub(crate) struct Held {
+    pub device: Device,
     lanes: Mutex<Vec<Lane>>,
-    /// The fault that ended the context.
-    lost: OnceLock<String>,
 }
 
-/// The kernels of a module, by name.
-#[derive(Debug)]
-pub(crate) struct Kernels {
-    functions: Vec<(&'static str, CudaFunction)>,
-}
-
-impl Kernels {
-    pub fn get(&self, name: &str) -> Result<&CudaFunction, Error> {
-        let found = self.functions.iter().find(|(other, _)| *other == name);
-        let absent = || Error::Device {
-            what: format!("kernel {name}"),
-            reason: "the module does not have it".to_string(),
-        };
-        found.map(|(_, function)| function).ok_or_else(absent)
-    }
-}
-
-/// A kernel may take as many bytes of shared memory without asking.
-const UNASKED: u32 = 48 << 10;
-
-/// The first compute capability that the kernels are written for.
-const OLDEST: (i32, i32) = (8, 0);
-
-impl Device {
-    fn open(ordinal: usize, settings: &Settings) -> Result<Device, Error> {
-        let devices = device::devices().map_err(absent)?;
-        if ordinal >= devices {
-            let expected = format!("below the number of devices ({devices})");
-            return Err(Error::value("device", expected, ordinal));
-        }
-        let compiler = Compiler::find(settings.nvrtc.as_deref()).map_err(absent)?;
-        let driver = device::driver_version().map_err(absent)?;
-        compiler.check_driver(driver).map_err(absent)?;
-        let what = || format!("device {ordinal}");
-        let context = CudaContext::new(ordinal).map_err(|error| failure(&what(), error))?;
-        // Every call has its stream and its memory: there is nothing to order between streams.
-        // SAFETY: no slice of this context is ever used on another stream than its own.
-        unsafe { context.disable_event_tracking() };
-        let capability = context.compute_capability().map_err(|error| failure(&what(), error))?;
-        if capability < OLDEST {
-            let (oldest, found) = (device::text(OLDEST), device::text(capability));
-            return Err(Error::Unsupported {
-                what: what(),
-                reason: format!("kernels need compute capability {oldest}, and it has {found}"),
-            });
-        }
-        Ok(Device {
-            context,
-            capability,
-            ordinal,
-            compiler,
-            cache: settings.cache.clone(),
-            modules: Mutex::default(),
-            lanes: Mutex::default(),
-            lost: OnceLock::new(),
-        })
-    }
-
-    /// Whether the tensor cores of compute capability 9.0 are there.
-    pub fn is_hopper(&self) -> bool {
-        self.capability == (9, 0)
-    }
-
-    /// Its multiprocessors.
-    pub fn multiprocessors(&self) -> Result<usize, Error> {
-        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = self.context.attribute(count);
-        Ok(count.map_err(|error| self.failed("asking the device", error))?.max(1) as usize)
-    }
-
-    /// The device's architecture, as the compiler names it.
-    pub fn architecture(&self) -> String {
-        format!("sm_{}{}", self.capability.0, self.capability.1)
-    }
-
-    /// The kernels of a variant for an architecture: kept, from the cache, or compiled now.
-    pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
-        let mut modules = lock(&self.modules);
-        let key = (variant, architecture.to_string());
-        if let Some(kernels) = modules.get(&key) {
-            return Ok(kernels.clone());
-        }
-        let kernels = Arc::new(self.load(&key.0, architecture)?);
-        modules.insert(key, kernels.clone());
-        Ok(kernels)
-    }
-
-    fn load(&self, variant: &Variant, architecture: &str) -> Result<Kernels, Error> {
-        let (source, options) = (variant.source(), variant.options(architecture));
-        let key = Cache::key(&[&source, &options.join("\n"), &self.compiler.version()]);
-        let cached = self.cache.as_ref().and_then(|cache| cache.read(&key));
-        if let Some(kernels) = cached.and_then(|image| self.kernels_of(variant, image).ok()) {
-            return Ok(kernels);
-        }
-        let what = format!("kernels for {architecture} ({})", variant.describe());
-        let compiled = self.compiler.compile(&source, &options);
-        let image = compiled.map_err(|log| Error::Device { what, reason: log })?.image;
-        let kernels = self.kernels_of(variant, image.clone())?;
-        if let Some(cache) = &self.cache {
-            // A full disk costs the next process its time, not this one its result.
-            let _ = cache.write(&key, &image);
-        }
-        Ok(kernels)
-    }
-
-    fn kernels_of(&self, variant: &Variant, image: Vec<u8>) -> Result<Kernels, Error> {
-        let load = || {
-            let module = self.context.load_module(Ptx::from_binary(image))?;
-            let functions = variant.kernels().iter().map(|name| {
-                let function = module.load_function(name)?;
-                let bytes = shared_bytes(variant, name);
-                if bytes > UNASKED {
-                    self.context.bind_to_thread()?;
-                    let most =
-                        CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-                    function.set_attribute(most, bytes as i32)?;
-                }
-                Ok((*name, function))
-            });
-            functions.collect()
-        };
-        let functions: Result<_, DriverError> = load();
-        let functions = functions.map_err(|error| self.failed("loading kernels", error))?;
-        Ok(Kernels { functions })
-    }
-
+impl Held {
     /// A stream with memory. It goes back when the call has succeeded; after a failure its work may
     /// still be under way, and it is dropped.
     pub fn lane(&self) -> Result<Lane, Error> {
         if let Some(lane) = lock(&self.lanes).pop() {
             return Ok(lane);
         }
-        let stream = self.context.new_stream();
-        Ok(Lane::new(stream.map_err(|error| self.failed("a stream", error))?))
+        let stream = self.device.context.new_stream();
+        Ok(Lane::new(stream.map_err(|error| self.device.failed("a stream", error))?))
     }
 
     pub fn give_back(&self, lane: Lane) {
         lock(&self.lanes).push(lane);
     }
-
-    /// The error of a call of the driver. A fault that ends the context is remembered.
-    pub fn failed(&self, what: &str, error: DriverError) -> Error {
-        if ends_the_context(error.0) {
-            let _ = self.lost.set(format!("{what}: {:?}", error.0));
-        }
-        failure(what, error)
-    }
-
-    fn check_alive(&self) -> Result<(), Error> {
-        match self.lost.get() {
-            None => Ok(()),
-            Some(fault) => Err(Error::Device {
-                what: format!("device {}", self.ordinal),
-                reason: format!("its context was lost by an earlier fault ({fault})"),
-            }),
-        }
-    }
-}
-
-/// Faults after which every call of the context fails, until the process ends.
-fn ends_the_context(code: CUresult) -> bool {
-    matches!(
-        code,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
-            | CUresult::CUDA_ERROR_LAUNCH_FAILED
-            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
-            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
-            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
-            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
-            | CUresult::CUDA_ERROR_INVALID_PC
-            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
-            | CUresult::CUDA_ERROR_ASSERT
-            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
-            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
-    )
-}
-
-fn failure(what: &str, error: DriverError) -> Error {
-    Error::Device { what: what.to_string(), reason: format!("{:?}", error.0) }
-}
-
-fn absent(absent: Absent) -> Error {
-    Error::Unsupported { what: "the tier cuda".to_string(), reason: absent.to_string() }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
