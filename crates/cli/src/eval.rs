@@ -36,7 +36,7 @@ pub struct Arguments {
     /// The file for the outputs.
     #[arg(long, value_name = "OUT.safetensors")]
     out: PathBuf,
-    /// The tier that evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda.
+    /// The tier that evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda, cuda/LEVEL.
     #[arg(long, default_value = "reference")]
     tier: String,
     /// Adds a tensor NAME.bound to each output NAME: the largest error of a kernel with this profile.

@@ -25,7 +25,7 @@ const SHOWN: usize = 20;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Tiers to check: simd, simd/LEVEL, cuda, reference; all that this machine has if absent.
+    /// Tiers to check: simd, simd/LEVEL, cuda, cuda/LEVEL, reference; all that this machine has if absent.
     #[arg(long, value_name = "T,…", value_delimiter = ',')]
     tier: Vec<String>,
     /// The level of the simd tier: portable, avx2, avx512, or all that this machine has.

@@ -245,14 +245,37 @@ fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure>
 
 /// The records of a case, and what its bounds show.
 fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
-    let case = item.spec.build();
-    let profile = options.profile.unwrap_or_else(|| Profile::strict(case.dtype));
-    let exact = Exact::new(case, profile);
+    let strict = Profile::strict(item.spec.dtype);
+    let claimed =
+        |tier: &dyn Tier| options.profile.unwrap_or_else(|| tier.profile(item.spec.dtype));
+    let mut profiles: Vec<Profile> = Vec::new();
+    for tier in &options.tiers {
+        if !profiles.contains(&claimed(*tier)) {
+            profiles.push(claimed(*tier));
+        }
+    }
+    let (mut records, mut seen) = (Vec::new(), Vec::new());
+    for profile in profiles {
+        let tiers = options.tiers.iter().copied().filter(|tier| claimed(*tier) == profile);
+        let (of, sights) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
+        records.extend(of);
+        // A profile that is wider than the strict one says nothing about the cases.
+        if profile == strict {
+            seen.extend(sights);
+        }
+    }
+    (records, seen)
+}
+
+/// The records of tiers that claim one profile: they share the exact results and their bounds.
+fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>, Vec<Sight>) {
+    let exact = Exact::new(item.spec.build(), profile);
     let case = exact.case();
     let mut records = Vec::new();
     for pass in Pass::ALL {
-        let offered = |tier: &&dyn Tier| tier.offers(case.spec.algorithm, pass, case.dtype).is_ok();
-        for tier in options.tiers.iter().filter(|tier| offered(tier)) {
+        let offered =
+            |tier: &&&dyn Tier| tier.offers(case.spec.algorithm, pass, case.dtype).is_ok();
+        for tier in tiers.iter().filter(offered) {
             let trial = Trial::new(*tier, &exact, pass);
             let finding = OnceLock::new();
             for (_, law) in item.laws.iter().filter(|(of, _)| *of == pass) {

@@ -1,5 +1,6 @@
 //! A tier: anything that computes the algorithms.
 
+use crate::profile::Profile;
 use crate::tensor::Tensors;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Mode, Pass, Problem, named};
 
@@ -87,6 +88,11 @@ pub trait Tier: Sync {
     /// Whether anybody would look for a pass here. Where not, reports do not list its absence.
     fn is_meant_for(&self, _: Algorithm, _: Pass) -> bool {
         true
+    }
+
+    /// With which arithmetic it claims to compute: the bounds follow from it.
+    fn profile(&self, dtype: Dtype) -> Profile {
+        Profile::strict(dtype)
     }
 
     /// Answers a request for what it offers: every output of the pass, by name.

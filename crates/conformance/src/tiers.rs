@@ -26,6 +26,8 @@ pub fn present() -> (Vec<Box<dyn Tier>>, Vec<Absent>) {
     tiers.extend(levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
     tiers.push(Box::new(ReferenceIn::SINGLE));
     tiers.push(Box::new(ReferenceIn::DOUBLE_DOUBLE));
-    absent.push(Absent { tier: Cuda.name(), reason: Cuda::reason() });
+    let (levels, lacking) = Cuda::levels();
+    tiers.extend(levels.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
+    absent.extend(lacking);
     (tiers, absent)
 }

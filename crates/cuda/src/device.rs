@@ -1,30 +1,21 @@
 //! Is there a driver, a device, a compiler? Asked in this order, without a panic.
 
+use crate::absent::{Absent, text};
+use crate::compiler::Compiler;
 use cudarc::driver::{result, sys as driver};
-use cudarc::nvrtc::sys as nvrtc;
 use std::sync::OnceLock;
 
-/// Why the CUDA tier is absent.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum Absent {
-    /// The driver's library cannot be loaded.
-    #[error("no CUDA driver (libcuda) on this machine")]
-    NoDriver,
-    /// The driver is there, but it sees no device.
-    #[error("a CUDA driver, but no device")]
-    NoDevice,
-    /// The driver is there, but cannot be used.
-    #[error("a CUDA driver that cannot be used: {0}")]
-    Driver(String),
-    /// Kernels are compiled on the spot, and the library for that is missing.
-    #[error("no NVRTC library (the package nvidia-cuda-nvrtc has it)")]
-    NoNvrtc,
+/// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC
+/// where the loader looks for libraries. The answer of the first call holds for the life of the
+/// process.
+pub fn probe() -> Result<usize, Absent> {
+    let devices = devices()?;
+    Compiler::find(None)?.check_driver(driver_version()?)?;
+    Ok(devices)
 }
 
-/// The number of devices, at least 1, or why there is none to use. The answer of the first call
-/// holds for the life of the process.
-pub fn probe() -> Result<usize, Absent> {
+/// As [`probe`], without asking for a compiler.
+pub(crate) fn devices() -> Result<usize, Absent> {
     static ANSWER: OnceLock<Result<usize, Absent>> = OnceLock::new();
     ANSWER.get_or_init(ask).clone()
 }
@@ -44,11 +35,20 @@ fn ask() -> Result<usize, Absent> {
         // The bare code: its text would come from the driver that has just failed.
         Err(result::DriverError(code)) => return Err(Absent::Driver(format!("{code:?}"))),
     };
-    // SAFETY: as above, for the compiler's library.
-    if !unsafe { nvrtc::is_culib_present() } {
-        return Err(Absent::NoNvrtc);
+    let version = driver_version()?;
+    if version.0 < 12 {
+        return Err(Absent::OldDriver { found: text(version) });
     }
     Ok(devices)
+}
+
+/// The CUDA version that the driver supports.
+pub(crate) fn driver_version() -> Result<(i32, i32), Absent> {
+    let mut version = 0;
+    // SAFETY: the library is there, and the call writes one number.
+    let result = unsafe { driver::cuDriverGetVersion(&mut version) }.result();
+    result.map_err(|result::DriverError(code)| Absent::Driver(format!("{code:?}")))?;
+    Ok((version / 1000, version % 1000 / 10))
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
-//! The CUDA tier. It builds everywhere, with no CUDA installed, and loads driver and compiler at
-//! run time. It has no kernels yet: today it can only say, without a panic, whether a device
-//! could run them.
+//! The CUDA tier: attention and attention_lse on GPUs. It builds everywhere,
+//! with no CUDA installed, and loads the driver and the compiler (NVRTC) when it runs. Where one of
+//! them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
 //! ```
 //! match etalon_cuda::probe() {
@@ -8,7 +8,34 @@
 //!     Err(absent) => println!("no CUDA: {absent}"),
 //! }
 //! ```
+//!
+//! [`run()`] takes and fills arrays of the host, by name; [`run_in`] keeps devices, compiled kernels and
+//! device memory between calls in a [`Workspace`].
 
+mod absent;
+mod cache;
+mod compiler;
 mod device;
+mod gpu;
+mod hopper;
+mod job;
+mod lane;
+mod options;
+mod portable;
+mod rows;
+mod run;
+mod second;
+mod softmax;
+mod tensors;
+mod variant;
+mod window;
+mod workspace;
 
-pub use device::{Absent, probe};
+pub use absent::Absent;
+pub use cache::Cache;
+pub use compiler::{Compiled, Compiler};
+pub use device::probe;
+pub use options::{Level, Options, Precision, Settings};
+pub use run::{has_level, offers, run, run_in};
+pub use variant::{Family, Variant, shared_bytes};
+pub use workspace::Workspace;

@@ -90,6 +90,13 @@ impl Profile {
         if dtype == Dtype::F64 { Profile::ALL[0] } else { F32_STRICT }
     }
 
+    /// What kernels promise that round P and dS to the storage type: the flash profile of 16-bit types,
+    /// and the strict one of others.
+    pub fn flash(dtype: Dtype) -> Profile {
+        let flash = Profile::ALL.into_iter().find(|profile| profile.p_store == dtype);
+        flash.unwrap_or_else(|| Profile::strict(dtype))
+    }
+
     /// The number of rescales that a streaming softmax over `keys` keys may do.
     pub(crate) fn rescales(&self, keys: usize) -> usize {
         keys.div_ceil(self.rescale_keys.max(1)) + 1

@@ -5,8 +5,10 @@
 //!   [`attention`](crate::attention), [`attention_lse`](crate::attention_lse),
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
 //!   [`linear_cross_entropy`](crate::linear_cross_entropy).
-//! * [`numerics`]: the error bounds. [`suite`]: the cases of the suite, and what they notice. [`errata`]: known mistakes in these algorithms.
-//! * [`simd`]: how the CPU kernels work. [`benchmarks`]: how fast they are. [`peers`]: how to compare
+//! * [`numerics`]: the error bounds. [`suite`]: the cases of the suite, and what they notice. [`errata`]:
+//!   known mistakes in these algorithms.
+//! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`]: how fast they are.
+//!   [`peers`]: how to compare
 //!   them with PyTorch and ggml.
 
 macro_rules! page {
@@ -25,6 +27,7 @@ page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and w
 page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
 page!(suite, "docs/suite.md", "Which cases there are, and which planted bugs they notice.");
 page!(simd, "docs/simd.md", "How the SIMD kernels work.");
+page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and what was measured.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
 page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
 page!(errata, "docs/errata.md", "Known mistakes in these algorithms.");

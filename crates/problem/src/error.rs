@@ -81,6 +81,14 @@ pub enum Error {
         /// The most steps that are taken for it.
         steps: u64,
     },
+    /// A device, its driver or its compiler failed.
+    #[error("{what} failed: {reason}")]
+    Device {
+        /// What was being done.
+        what: String,
+        /// What the driver or the compiler says.
+        reason: String,
+    },
 }
 
 /// The most characters of a name, and of a value, that an error repeats: those of every table and every

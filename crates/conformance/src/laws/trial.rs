@@ -95,6 +95,11 @@ impl<'a> Trial<'a> {
         Trial { tier, case: &exact.case, pass, exact, clean: by_pass() }
     }
 
+    /// What the tier claims of its arithmetic.
+    pub fn profile(&self) -> &Profile {
+        &self.exact.profile
+    }
+
     /// The inputs and cotangents of the pass.
     pub fn inputs(&self) -> &'a Tensors {
         self.case.inputs_of(self.pass)
@@ -167,11 +172,6 @@ impl<'a> Trial<'a> {
     /// The same for other inputs.
     pub fn ask_hinted_with(&self, inputs: &Tensors, hints: Hints) -> Result<Tensors, Flaw> {
         self.request(&self.case.problem, self.pass, inputs, hints)
-    }
-
-    /// The arithmetic that the tier claims.
-    pub fn profile(&self) -> &Profile {
-        &self.exact.profile
     }
 
     /// As [`Trial::ask`], for a pass of its own.

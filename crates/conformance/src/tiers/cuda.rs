@@ -1,33 +1,92 @@
-//! The cuda tier: it has no kernels yet and says so.
+//! The cuda tier: one [`Tier`] per level.
 
+use super::door;
+use super::reference::has;
+use crate::profile::Profile;
+use crate::report::Absent;
 use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request, Tier};
-use etalon_problem::{Algorithm, Dtype, Pass};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace};
+use etalon_problem::{Algorithm, Dtype, Error, Pass};
+use std::sync::LazyLock;
 
-/// The cuda tier.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Cuda;
+/// One level of the cuda tier, on the first device.
+#[derive(Debug, Clone, Copy)]
+pub struct Cuda {
+    level: Level,
+}
+
+/// The devices and what was compiled for them.
+static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| Workspace::with(Settings::user()));
 
 impl Cuda {
-    /// Why the tier is not there.
-    pub fn reason() -> String {
-        match etalon_cuda::probe() {
-            Ok(devices) => format!("{devices} device(s) found, but no kernel is written yet"),
-            Err(absent) => absent.to_string(),
+    /// A level, whether this machine has it or not.
+    pub fn new(level: Level) -> Self {
+        Cuda { level }
+    }
+
+    /// The levels of this machine, and those that it lacks.
+    pub fn levels() -> (Vec<Cuda>, Vec<Absent>) {
+        let (mut present, mut absent) = (Vec::new(), Vec::new());
+        // The last one is what `cuda` alone stands for: the one that every caller may have.
+        for level in [Level::Sm90a, Level::Portable] {
+            let tier = Cuda::new(level);
+            match tier.missing() {
+                None => present.push(tier),
+                Some(reason) => absent.push(Absent { tier: tier.name(), reason }),
+            }
         }
+        (present, absent)
+    }
+
+    /// Why this machine cannot run it.
+    fn missing(self) -> Option<String> {
+        let reason = |error: Error| match error {
+            Error::Unsupported { reason, .. } => reason,
+            error => error.to_string(),
+        };
+        let found =
+            WORKSPACE.check(0).and_then(|()| etalon_cuda::has_level(&WORKSPACE, 0, self.level));
+        found.err().map(reason)
+    }
+
+    fn options(self, recompute: bool) -> Options {
+        let precision = match self.level {
+            Level::Sm90a => Precision::Flash,
+            _ => Precision::Strict,
+        };
+        Options { device: 0, level: self.level, precision, recompute }
     }
 }
 
 impl Tier for Cuda {
     fn name(&self) -> String {
-        "cuda".to_string()
+        format!("cuda/{}", self.level)
     }
 
-    fn offers(&self, _: Algorithm, _: Pass, _: Dtype) -> Result<(), String> {
-        Err(Cuda::reason())
+    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
+        has(algorithm, pass)?;
+        if let Some(reason) = self.missing() {
+            return Err(reason);
+        }
+        let offered = etalon_cuda::offers(self.level, algorithm, pass, dtype);
+        offered.map_err(|error| match error {
+            Error::Unsupported { reason, .. } => reason,
+            error => error.to_string(),
+        })
     }
 
-    fn run(&self, _: &Request<'_>) -> Result<Tensors, Refusal> {
-        Err(Refusal::Unsupported(Cuda::reason()))
+    fn profile(&self, dtype: Dtype) -> Profile {
+        match self.level {
+            Level::Sm90a => Profile::flash(dtype),
+            _ => Profile::strict(dtype),
+        }
+    }
+
+    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
+        let options = self.options(request.hints.recompute);
+        Ok(door::outputs(request, &|problem, pass, inputs, outputs| {
+            etalon_cuda::run_in(&WORKSPACE, problem, pass, inputs, outputs, &options)
+        })?)
     }
 }

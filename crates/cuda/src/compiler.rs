@@ -1,0 +1,161 @@
+//! Kernels from their source to machine code of one architecture: NVRTC, loaded at run time.
+
+use crate::absent::{Absent, text};
+use cudarc::nvrtc::{result, sys};
+use std::ffi::{CStr, CString};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// NVRTC.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Compiler {
+    version: (i32, i32),
+}
+
+/// What the compiler made of a source.
+#[derive(Debug, Clone)]
+pub struct Compiled {
+    /// Machine code (a CUBIN).
+    pub image: Vec<u8>,
+    /// What the compiler and the assembler said: registers, shared memory, spills, warnings.
+    pub log: String,
+}
+
+/// Where toolkits are installed, if the loader does not find the library by its name.
+const USUAL: [&str; 2] = ["/usr/local/cuda/lib64", "/usr/local/cuda/lib"];
+
+/// Where the library lies within a folder that a caller names: the folder itself, a toolkit, or the
+/// site-packages of Python with NVIDIA's wheel.
+const WITHIN: [&str; 5] = ["", "lib", "lib64", "nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"];
+
+impl Compiler {
+    /// NVRTC from this folder, or else from where the loader looks for libraries. A process has one
+    /// NVRTC: the first that was found.
+    pub fn find(folder: Option<&Path>) -> Result<Compiler, Absent> {
+        let folders: Vec<PathBuf> = match folder {
+            Some(folder) => WITHIN.iter().map(|part| folder.join(part)).collect(),
+            None => USUAL.iter().map(PathBuf::from).collect(),
+        };
+        let in_folders = || folders.iter().any(|folder| preload(folder));
+        // What the loader finds by name comes first, unless the caller knows better.
+        let preloaded = if folder.is_some() { in_folders() } else { is_loadable() || in_folders() };
+        if !preloaded || !is_loadable() {
+            let folders = folders.iter().map(|folder| folder.display().to_string());
+            let by_name = folder.is_none().then(|| "the loader's path".to_string());
+            let searched = by_name.into_iter().chain(folders).collect::<Vec<_>>().join(", ");
+            return Err(Absent::NoNvrtc { searched });
+        }
+        let mut version = (0, 0);
+        // SAFETY: the library is there, and the call writes two numbers.
+        let result = unsafe { sys::nvrtcVersion(&mut version.0, &mut version.1) }.result();
+        if result.is_err() || version.0 < 12 {
+            return Err(Absent::OldNvrtc { found: text(version) });
+        }
+        Ok(Compiler { version })
+    }
+
+    /// Its version.
+    pub fn version(&self) -> String {
+        text(self.version)
+    }
+
+    /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of
+    /// one major version runs on every driver for that version and later ones.
+    pub(crate) fn check_driver(&self, driver: (i32, i32)) -> Result<(), Absent> {
+        if self.version.0 > driver.0 {
+            return Err(Absent::NewNvrtc { nvrtc: self.version(), driver: text(driver) });
+        }
+        Ok(())
+    }
+
+    /// Compiles a source; on a failure the compiler's own words.
+    pub fn compile(&self, source: &str, options: &[String]) -> Result<Compiled, String> {
+        let source = CString::new(source).map_err(|_| "a NUL in the source".to_string())?;
+        let program = result::create_program(&source, Some(c"etalon.cu"));
+        let program = Program(program.map_err(|error| error.to_string())?);
+        // SAFETY: the program lives until the end of this function, and so do the options.
+        let compiled = unsafe { result::compile_program(program.0, options) };
+        // SAFETY: as above.
+        let log = unsafe { result::get_program_log(program.0) }.unwrap_or_default();
+        let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
+        let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
+        let log = log.to_string_lossy().into_owned();
+        compiled.map_err(|error| format!("{error}\n{log}"))?;
+        let mut bytes = 0;
+        // SAFETY: the program was compiled; the call writes one number.
+        let size = unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result();
+        size.map_err(|error| error.to_string())?;
+        let mut image = vec![0u8; bytes];
+        // SAFETY: the buffer has the size that the compiler has just named.
+        let read = unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }.result();
+        read.map_err(|error| error.to_string())?;
+        Ok(Compiled { image, log })
+    }
+}
+
+/// A program of NVRTC, destroyed when it is dropped.
+struct Program(sys::nvrtcProgram);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        // SAFETY: it was created by NVRTC and is destroyed once.
+        let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+fn is_loadable() -> bool {
+    // SAFETY: opens a library by name.
+    unsafe { sys::is_culib_present() }
+}
+
+/// Opens the libraries of NVRTC in a folder, so that the loader finds them by name from then on. The
+/// built-in functions come first: some wheels do not say where they lie.
+#[cfg(unix)]
+fn preload(folder: &Path) -> bool {
+    use libloading::os::unix::{Library, RTLD_GLOBAL, RTLD_NOW};
+    let Ok(entries) = fs::read_dir(folder) else { return false };
+    let is_nvrtc = |path: &PathBuf| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        name.starts_with("libnvrtc") && name.contains(".so.") && !name.contains(".alt.")
+    };
+    let is_builtin = |path: &Path| path.to_string_lossy().contains("builtins");
+    let mut paths: Vec<PathBuf> = entries.flatten().map(|x| x.path()).filter(is_nvrtc).collect();
+    paths.sort_by_key(|path| (!is_builtin(path), path.clone()));
+    let mut found = false;
+    for path in paths {
+        // SAFETY: NVIDIA's own libraries, whose initialisers have no conditions. They stay loaded for
+        // the life of the process: cudarc keeps their functions.
+        if let Ok(library) = unsafe { Library::open(Some(&path), RTLD_NOW | RTLD_GLOBAL) } {
+            found |= !is_builtin(&path);
+            std::mem::forget(library);
+        }
+    }
+    found
+}
+
+#[cfg(not(unix))]
+fn preload(_: &Path) -> bool {
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_folder_without_nvrtc_is_named() {
+        let folder = Path::new("/nowhere/at/all");
+        let Err(Absent::NoNvrtc { searched }) = Compiler::find(Some(folder)) else {
+            panic!("there is no such folder");
+        };
+        assert!(searched.contains("/nowhere/at/all/lib64"), "{searched}");
+    }
+
+    #[test]
+    fn a_driver_must_not_be_older_than_the_compiler() {
+        let compiler = Compiler { version: (13, 0) };
+        assert_eq!(compiler.check_driver((13, 2)), Ok(()));
+        let error = compiler.check_driver((12, 9)).unwrap_err().to_string();
+        assert!(error.contains("13.0") && error.contains("12.9"), "{error}");
+    }
+}

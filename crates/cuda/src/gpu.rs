@@ -1,0 +1,202 @@
+//! A device: its context, what was compiled for it, the fault that ended it.
+
+use crate::absent::{Absent, text};
+use crate::cache::Cache;
+use crate::compiler::Compiler;
+use crate::device;
+use crate::options::Settings;
+use crate::variant::{Variant, shared_bytes};
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
+use cudarc::driver::{CudaContext, CudaFunction};
+use cudarc::nvrtc::Ptx;
+use etalon_problem::Error;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+
+/// One device, its context and what was compiled for it.
+#[derive(Debug)]
+pub(crate) struct Device {
+    pub context: Arc<CudaContext>,
+    pub capability: (i32, i32),
+    ordinal: usize,
+    compiler: Compiler,
+    cache: Option<Cache>,
+    modules: Mutex<BTreeMap<(Variant, String), Arc<Kernels>>>,
+    /// The fault that ended the context.
+    lost: OnceLock<String>,
+}
+
+/// The kernels of a module, by name.
+#[derive(Debug)]
+pub(crate) struct Kernels {
+    functions: Vec<(&'static str, CudaFunction)>,
+}
+
+impl Kernels {
+    pub fn get(&self, name: &str) -> Result<&CudaFunction, Error> {
+        let found = self.functions.iter().find(|(other, _)| *other == name);
+        let absent = || Error::Device {
+            what: format!("kernel {name}"),
+            reason: "the module does not have it".to_string(),
+        };
+        found.map(|(_, function)| function).ok_or_else(absent)
+    }
+}
+
+/// A kernel may take as many bytes of shared memory without asking.
+const UNASKED: u32 = 48 << 10;
+
+/// The first compute capability that the kernels are written for.
+const OLDEST: (i32, i32) = (8, 0);
+
+impl Device {
+    pub fn open(ordinal: usize, settings: &Settings) -> Result<Device, Error> {
+        let devices = device::devices().map_err(absent)?;
+        if ordinal >= devices {
+            let expected = format!("below the number of devices ({devices})");
+            return Err(Error::value("device", expected, ordinal));
+        }
+        let compiler = Compiler::find(settings.nvrtc.as_deref()).map_err(absent)?;
+        let driver = device::driver_version().map_err(absent)?;
+        compiler.check_driver(driver).map_err(absent)?;
+        let what = || format!("device {ordinal}");
+        let context = CudaContext::new(ordinal).map_err(|error| failure(&what(), error))?;
+        // Every call has its stream and its memory: there is nothing to order between streams.
+        // SAFETY: no slice of this context is ever used on another stream than its own.
+        unsafe { context.disable_event_tracking() };
+        let capability = context.compute_capability().map_err(|error| failure(&what(), error))?;
+        if capability < OLDEST {
+            let (oldest, found) = (text(OLDEST), text(capability));
+            return Err(Error::Unsupported {
+                what: what(),
+                reason: format!("kernels need compute capability {oldest}, and it has {found}"),
+            });
+        }
+        Ok(Device {
+            context,
+            capability,
+            ordinal,
+            compiler,
+            cache: settings.cache.clone(),
+            modules: Mutex::default(),
+            lost: OnceLock::new(),
+        })
+    }
+
+    /// Whether the tensor cores of compute capability 9.0 are there.
+    pub fn is_hopper(&self) -> bool {
+        self.capability == (9, 0)
+    }
+
+    /// Its multiprocessors.
+    pub fn multiprocessors(&self) -> Result<usize, Error> {
+        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = self.context.attribute(count);
+        Ok(count.map_err(|error| self.failed("asking the device", error))?.max(1) as usize)
+    }
+
+    /// The device's architecture, as the compiler names it.
+    pub fn architecture(&self) -> String {
+        format!("sm_{}{}", self.capability.0, self.capability.1)
+    }
+
+    /// The kernels of a variant for an architecture: kept, from the cache, or compiled now.
+    pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
+        let mut modules = lock(&self.modules);
+        let key = (variant, architecture.to_string());
+        if let Some(kernels) = modules.get(&key) {
+            return Ok(kernels.clone());
+        }
+        let kernels = Arc::new(self.load(&key.0, architecture)?);
+        modules.insert(key, kernels.clone());
+        Ok(kernels)
+    }
+
+    fn load(&self, variant: &Variant, architecture: &str) -> Result<Kernels, Error> {
+        let (source, options) = (variant.source(), variant.options(architecture));
+        let key = Cache::key(&[&source, &options.join("\n"), &self.compiler.version()]);
+        let cached = self.cache.as_ref().and_then(|cache| cache.read(&key));
+        if let Some(kernels) = cached.and_then(|image| self.kernels_of(variant, image).ok()) {
+            return Ok(kernels);
+        }
+        let what = format!("kernels for {architecture} ({})", variant.describe());
+        let compiled = self.compiler.compile(&source, &options);
+        let image = compiled.map_err(|log| Error::Device { what, reason: log })?.image;
+        let kernels = self.kernels_of(variant, image.clone())?;
+        if let Some(cache) = &self.cache {
+            // A full disk costs the next process its time, not this one its result.
+            let _ = cache.write(&key, &image);
+        }
+        Ok(kernels)
+    }
+
+    fn kernels_of(&self, variant: &Variant, image: Vec<u8>) -> Result<Kernels, Error> {
+        let load = || {
+            let module = self.context.load_module(Ptx::from_binary(image))?;
+            let functions = variant.kernels().iter().map(|name| {
+                let function = module.load_function(name)?;
+                let bytes = shared_bytes(variant, name);
+                if bytes > UNASKED {
+                    self.context.bind_to_thread()?;
+                    let most =
+                        CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+                    function.set_attribute(most, bytes as i32)?;
+                }
+                Ok((*name, function))
+            });
+            functions.collect()
+        };
+        let functions: Result<_, DriverError> = load();
+        let functions = functions.map_err(|error| self.failed("loading kernels", error))?;
+        Ok(Kernels { functions })
+    }
+
+    /// The error of a call of the driver. A fault that ends the context is remembered.
+    pub fn failed(&self, what: &str, error: DriverError) -> Error {
+        if ends_the_context(error.0) {
+            let _ = self.lost.set(format!("{what}: {:?}", error.0));
+        }
+        failure(what, error)
+    }
+
+    pub fn check_alive(&self) -> Result<(), Error> {
+        match self.lost.get() {
+            None => Ok(()),
+            Some(fault) => Err(Error::Device {
+                what: format!("device {}", self.ordinal),
+                reason: format!("its context was lost by an earlier fault ({fault})"),
+            }),
+        }
+    }
+}
+
+/// Faults after which every call of the context fails, until the process ends.
+fn ends_the_context(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_LAUNCH_FAILED
+            | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
+            | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
+            | CUresult::CUDA_ERROR_MISALIGNED_ADDRESS
+            | CUresult::CUDA_ERROR_INVALID_ADDRESS_SPACE
+            | CUresult::CUDA_ERROR_INVALID_PC
+            | CUresult::CUDA_ERROR_HARDWARE_STACK_ERROR
+            | CUresult::CUDA_ERROR_ASSERT
+            | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
+    )
+}
+
+fn failure(what: &str, error: DriverError) -> Error {
+    Error::Device { what: what.to_string(), reason: format!("{:?}", error.0) }
+}
+
+fn absent(absent: Absent) -> Error {
+    Error::Unsupported { what: "the tier cuda".to_string(), reason: absent.to_string() }
+}
+
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,275 @@
+// attention and attention_lse on any GPU from sm_80 on, with every option, in f32 arithmetic whatever the storage. Each
+// gradient has one writer and sums in a fixed order, so that bits depend on one sequence and one key head alone.
+//
+//   forward   a block owns 64 queries of one head and walks the keys: S, P, o += P·v, lse       (F1)–(F5), (L1)
+//   delta     one number a row                                                                  (B1)
+//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                 (B2)–(B5)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv   (B6), (B7)
+//   dsinks    a block owns one head                                                             (B8)
+//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias               (B9)
+//
+// Tiles begin where their sequence begins. Compile-time: STORAGE; OPTIONS, 0 where there is no softcap, no bias and no
+// array of flags; VALUES, 0 for attention_lse; CD and CE, the columns
+// of D and E that a block accumulates: 64, 128 or 256.
+
+// Blocks of a multiprocessor that the registers must allow for.
+constexpr int FEW = CD > 64 || CE > 64 || OPTIONS ? 1 : 2;
+
+// A pair's P (F4) and ds (B4), both hidden if it is not visible; returns dS (B3), 0 if it is not visible.
+DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p, float& ds) {
+  float score, slope;
+  p = ds = HIDE;
+  if (!head.score(product, i, j, span, score, slope)) return 0;
+  p = weight(score, lse);
+  float x = __fmul_rn(p, __fsub_rn(dp, delta));
+  ds = shown(__fmul_rn(slope, x));
+  return x;
+}
+DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 2) forward(const __grid_constant__ Call c) {
+  __shared__ Shared shared;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  Rows q = rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries);
+  float o[4][CE / 16], m[4], l[4];
+  bool seen[4] = {};
+  Span spans[4];
+  clear<CE>(o);
+  float sink = c.sinks ? c.sinks[head.head] : -INF;
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    spans[r] = head.span(row + 4 * ty() + r);
+    m[r] = sink;
+    l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
+  }
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float p[4][4], a[4];
+    products(shared, p, q, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      float top = -INF;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        float x, slope;
+        bool visible = head.score(p[r][e], row + 4 * ty() + r, key + 4 * tx() + e, spans[r], x, slope);
+        p[r][e] = visible ? x : -INF;
+        top = max_nan(top, p[r][e]);
+      }
+#pragma unroll
+      for (int n = 8; n; n /= 2) top = max_nan(top, __shfl_xor_sync(~0u, top, n));
+      a[r] = 1;
+      if (top == -INF) {  // the row sees nothing here
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[r][e] = HIDE;
+        continue;
+      }
+      seen[r] = true;
+      top = max_nan(m[r], top);
+      a[r] = weight(m[r], top), m[r] = top;
+      float sum = 0;
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        p[r][e] = p[r][e] == -INF ? HIDE : weight(p[r][e], top);
+        sum += p[r][e];
+      }
+      l[r] = fmaf(l[r], a[r], sum);
+    }
+#if VALUES
+    if (!c.o.data) continue;
+    publish(shared, p);
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+#pragma unroll
+      for (int e = 0; e < CE / 16; e++) o[r][e] *= a[r];
+    accumulate<CE>(shared, o, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.first_value, c.value_dim);
+#endif
+  }
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+#pragma unroll
+    for (int n = 8; n; n /= 2) l[r] += __shfl_xor_sync(~0u, l[r], n);
+    int i = row + 4 * ty() + r;
+    bool any = seen[r] || sink != -INF;
+    if (tx() == 0 && i < s.queries && c.first_value == 0)
+      ((float*)head.lse)[i] = any ? m[r] + logf(l[r]) : -INF;
+  }
+#if VALUES
+  float over[4];
+#pragma unroll
+  for (int r = 0; r < 4; r++) over[r] = seen[r] ? 1 / l[r] : 0;
+  if (c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
+#endif
+}
+
+// A warp for each row of the arrays. Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
+extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ Call c) {
+  i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  if (at >= (i64)c.batch * c.heads * c.queries) return;
+  int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
+  float sum = 0;
+  if (c.spans[(i64)b * c.queries + i].begin >= 0) {
+#if VALUES
+    int h = at / c.queries % c.heads;
+    bool any = false;
+    const element* o = (const element*)c.o.data + b * c.o.batch + h * c.o.head + i * c.o.row;
+    const element* dout = (const element*)c.dout.data + b * c.dout.batch + h * c.dout.head + i * c.dout.row;
+    for (int e = lane; e < c.value_dim; e += 32) {
+      float x = read(o[e]);
+      any |= x != 0;
+      sum = fmaf(read(dout[e]), x, sum);
+    }
+#pragma unroll
+    for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+    float lse = c.lse[at];
+    bool nothing = lse == (c.sinks ? c.sinks[h] : -INF) || lse == -INF;
+    if (!__any_sync(~0u, any) && nothing) sum = 0;
+#endif
+    if (c.dlse) sum -= c.dlse[at];
+  }
+  if (lane == 0) c.delta[at] = sum;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 || OPTIONS ? 1 : 2) queries(const __grid_constant__ Call c) {
+  __shared__ Shared shared;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  Rows q = rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries);
+  float dq[4][CD / 16], lse[4], delta[4], scale[4];
+  Span spans[4];
+  clear<CD>(dq);
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    int i = row + 4 * ty() + r;
+    spans[r] = head.span(i), lse[r] = lse_of(head, i), delta[r] = delta_of(head, i), scale[r] = c.scale;
+  }
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float x[4][4], dp[4][4] = {}, p;
+    Rows k = rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys);
+    products(shared, x, q, k, c.dim);
+#if VALUES
+    products(shared, dp, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries),
+             rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+#endif
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+#pragma unroll
+      for (int e = 0; e < 4; e++)
+        pair(head, x[r][e], dp[r][e], row + 4 * ty() + r, key + 4 * tx() + e, spans[r], lse[r], delta[r], p, x[r][e]);
+    publish(shared, x);
+    accumulate<CD>(shared, dq, k, c.first_dim, c.dim);
+  }
+  store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, c.first_dim, c.dim, c.wide);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_constant__ Call c) {
+  __shared__ Shared shared;
+  Task task = c.tasks[blockIdx.x / c.key_heads];
+  const Sequence s = c.sequences[task.first];
+  const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
+  const bool wants_dk = c.dk.data && c.first_dim < c.dim;
+  Rows k = rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
+  float dk[4][CD / 16], scale[4] = {c.scale, c.scale, c.scale, c.scale};
+  clear<CD>(dk);
+#if VALUES
+  const bool wants_dv = c.dv.data && c.first_value < c.value_dim;
+  Rows v = rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
+  float dv[4][CE / 16], one[4] = {1, 1, 1, 1};
+  clear<CE>(dv);
+#endif
+#pragma unroll 1
+  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+    Head head(c, s, h);
+#pragma unroll 1
+    for (int row = 0; row < s.queries; row += SIDE) {
+      Tile tile = c.tiles[s.first_tile + row / SIDE];
+      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      Rows q = rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries);
+      float x[4][4], dp[4][4] = {}, ds[4][4];
+      products(shared, x, k, q, c.dim);
+#if VALUES
+      Rows dout = rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries);
+      if (wants_dk) products(shared, dp, v, dout, c.value_dim);
+#endif
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int i = row + 4 * tx() + e;
+        Span span = head.span(i);
+        float lse = lse_of(head, i), delta = delta_of(head, i);
+#pragma unroll
+        for (int r = 0; r < 4; r++) pair(head, x[r][e], dp[r][e], i, key + 4 * ty() + r, span, lse, delta, x[r][e], ds[r][e]);
+      }
+#if VALUES
+      if (wants_dv) {
+        publish(shared, x);
+        accumulate<CE>(shared, dv, dout, c.first_value, c.value_dim);
+        __syncthreads();
+      }
+#endif
+      if (wants_dk) {
+        publish(shared, ds);
+        accumulate<CD>(shared, dk, q, c.first_dim, c.dim);
+      }
+    }
+  }
+  if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, c.first_dim, c.dim, false);
+#if VALUES
+  if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, c.first_value, c.value_dim, false);
+#endif
+}
+
+#if OPTIONS
+extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ Call c) {
+  __shared__ Shared shared;
+  Task task = c.tasks[blockIdx.x / c.bias_heads];
+  const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
+  float sum[4][4] = {};
+#pragma unroll 1
+  for (int n = task.first; n < task.first + task.sequences; n++) {
+    const Sequence s = c.sequences[n];
+    if (row >= s.queries || key >= s.keys) continue;
+    Tile tile = c.tiles[s.first_tile + task.row_tile];
+    if (tile.end <= key || tile.begin >= key + SIDE) continue;
+#pragma unroll 1
+    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
+      Head head(c, s, h);
+      float x[4][4], dp[4][4] = {}, p, ds;
+      products(shared, x, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries),
+               rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#if VALUES
+      products(shared, dp, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries),
+               rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+#endif
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        int i = row + 4 * ty() + r;
+        Span span = head.span(i);
+        float lse = lse_of(head, i), delta = delta_of(head, i);
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[r][e] += pair(head, x[r][e], dp[r][e], i, key + 4 * tx() + e, span, lse, delta, p, ds);
+      }
+    }
+  }
+  store_pairs(c, task, c.dbias, own, sum);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ Call c) {
+  const int h = blockIdx.x;
+  float sink = c.sinks[h], sum = 0;
+  for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
+    if (c.spans[n].begin < 0) continue;
+    i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
+    if (sink != -INF) sum = fmaf(weight(sink, c.lse[at]), c.delta[at], sum);
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) c.dsinks[h] = -sum;
+}

@@ -1,0 +1,339 @@
+// The second order of attention and attention_lse on any GPU from sm_80 on, as `portable.cu` computes the first.
+//
+//   tangents  a block owns 64 queries and walks the keys: Σ P U, Σ P (U v + ddv), Σ P v            (D1), (D2), (D4), (D5)
+//   rows      a warp owns a row: delta, u, z, gdout                                         (B1), (D4)–(D6), (J1), (J2)
+//   queries   a block owns 64 queries and walks the keys: gq                                           (D7)–(D10)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: gk, gv          (D11), (D12)
+//   gsinks    a block owns one head                                                                    (D14)
+//   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                      (D15)
+//
+// o is computed again in f32: delta, z and u·o would multiply the rounding of a narrower one. In forward mode the
+// tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
+//
+// Compile-time: as `portable.cu`.
+struct Numbers { float delta, u, z, seen; };  // of a row; seen is 0 where it sees nothing
+
+struct Second {
+  Call c;
+  Tensor ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout;  // data is 0 where there is none
+  Tensor sum, o32;                                                // f32: Σ P (U v + ddv) and o
+  const float *ddsinks, *cot_lse;
+  float *gdlse, *gsinks;
+  Numbers* numbers;                                               // [batch, heads, queries]
+};
+
+DEV Numbers* numbers_of(const Second& a, const Head& head) {
+  return a.numbers + ((i64)head.s.batch * a.c.heads + head.head) * a.c.queries + head.s.query_start;
+}
+DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
+  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
+}
+DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
+  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
+}
+DEV float weight_of_sink(const Second& a, int head, float lse) {
+  float sink = a.c.sinks ? a.c.sinks[head] : -INF;
+  return sink == -INF ? 0 : weight(sink, lse);
+}
+
+// What a pair takes part with; every factor is hidden where it is not visible.
+struct Pair {
+  float p, moved, x, ds;  // P, Ṗ (D7), x (D9), ds (B4)
+  float score;            // X (D8), 0 where it is not visible
+};
+// U of (D2), from the product ddq·k + q·ddk. Roundings are written out here, as in `Head::score`.
+DEV float slide(const Second& a, const Head& head, float product, float slope, int i, int j) {
+  float u = __fmul_rn(slope, __fmul_rn(a.c.scale, product));
+#if OPTIONS
+  if (a.ddbias.data) {
+    const element* at = (const element*)a.ddbias.data + head.s.batch * a.ddbias.batch + head.head * a.ddbias.head;
+    u = __fadd_rn(u, read(at[(head.s.query_start + i) * a.ddbias.row + head.s.key_start + j]));
+  }
+#endif
+  return u;
+}
+DEV Pair second(const Second& a, const Head& head, float s, float u, float dp, float t, int i, int j, Span span, float lse, const Numbers& n) {
+  Pair pair = {HIDE, HIDE, HIDE, HIDE, 0};
+  float score, slope, curvature;
+  if (!head.score(s, i, j, span, score, slope, curvature)) return pair;
+  float p = weight(score, lse), g = __fsub_rn(dp, n.delta), ds = __fmul_rn(p, g);
+  float moved = __fmul_rn(p, __fsub_rn(slide(a, head, u, slope, i, j), n.u));
+  float x = fmaf(moved, g, __fmul_rn(p, __fsub_rn(t, n.z)));
+  pair.p = shown(p), pair.moved = shown(moved), pair.ds = shown(__fmul_rn(slope, ds));
+  pair.x = shown(fmaf(__fmul_rn(curvature, __fmul_rn(a.c.scale, u)), ds, __fmul_rn(slope, x)));
+  pair.score = x;
+  return pair;
+}
+
+// ddq·k + q·ddk, with queries as rows, or with keys as rows.
+DEV void slides(const Second& a, Shared& shared, float (&u)[4][4], const Head& head, int row, int key, bool by_keys) {
+  if (a.ddq.data) {
+    Rows x = query_rows(a.ddq, head, row), y = key_rows(a.c.k, head, key);
+    add_products(shared, u, by_keys ? y : x, by_keys ? x : y, a.c.dim);
+  }
+  if (a.ddk.data) {
+    Rows x = query_rows(a.c.q, head, row), y = key_rows(a.ddk, head, key);
+    add_products(shared, u, by_keys ? y : x, by_keys ? x : y, a.c.dim);
+  }
+}
+// dP of (B2) and T of (D3).
+DEV void turns(const Second& a, Shared& shared, float (&dp)[4][4], float (&t)[4][4], const Head& head, int row, int key, bool by_keys) {
+#if VALUES
+  Rows dout = query_rows(a.c.dout, head, row), v = key_rows(a.c.v, head, key);
+  add_products(shared, dp, by_keys ? v : dout, by_keys ? dout : v, a.c.value_dim);
+  if (a.ddv.data) {
+    Rows y = key_rows(a.ddv, head, key);
+    add_products(shared, t, by_keys ? y : dout, by_keys ? dout : y, a.c.value_dim);
+  }
+  if (a.cot_o.data) {
+    Rows x = query_rows(a.cot_o, head, row);
+    add_products(shared, t, by_keys ? v : x, by_keys ? x : v, a.c.value_dim);
+  }
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ Second a) {
+  __shared__ Shared shared;
+  const Call& c = a.c;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  float u[4] = {}, lse[4];
+  bool seen[4] = {};
+  Span spans[4];
+#if VALUES
+  float sum[4][CE / 16], o[4][CE / 16];
+  clear<CE>(sum), clear<CE>(o);
+#endif
+#pragma unroll
+  for (int r = 0; r < 4; r++) spans[r] = head.span(row + 4 * ty() + r), lse[r] = lse_of(head, row + 4 * ty() + r);
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float p[4][4], moved[4][4] = {};
+    products(shared, p, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+    slides(a, shared, moved, head, row, key, false);
+#pragma unroll
+    for (int r = 0; r < 4; r++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int i = row + 4 * ty() + r, j = key + 4 * tx() + e;
+        float score, slope;
+        if (head.score(p[r][e], i, j, spans[r], score, slope)) {
+          p[r][e] = shown(weight(score, lse[r]));
+          moved[r][e] = shown(__fmul_rn(p[r][e], slide(a, head, moved[r][e], slope, i, j)));
+          u[r] += moved[r][e], seen[r] = true;
+        } else {
+          p[r][e] = moved[r][e] = HIDE;
+        }
+      }
+#if VALUES
+    Rows v = key_rows(c.v, head, key);
+    publish(shared, moved);
+    accumulate<CE>(shared, sum, v, c.first_value, c.value_dim);
+    __syncthreads();
+    publish(shared, p);
+    accumulate<CE>(shared, o, v, c.first_value, c.value_dim);
+    if (a.ddv.data) accumulate<CE>(shared, sum, key_rows(a.ddv, head, key), c.first_value, c.value_dim);
+#endif
+  }
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    u32 some = seen[r];
+#pragma unroll
+    for (int n = 8; n; n /= 2) u[r] += __shfl_xor_sync(~0u, u[r], n), some |= __shfl_xor_sync(~0u, some, n);
+    int i = row + 4 * ty() + r;
+    if (tx() != 0 || i >= head.s.queries) continue;
+    if (a.ddsinks) u[r] += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
+    numbers_of(a, head)[i] = {0, u[r], 0, (float)some};
+  }
+#if VALUES
+  const float one[4] = {1, 1, 1, 1};
+  int count = head.s.queries - row;
+  store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, one, c.first_value, c.value_dim, true);
+  store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, one, c.first_value, c.value_dim, true);
+#endif
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant__ Second a) {
+  const Call& c = a.c;
+  i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  if (at >= (i64)c.batch * c.heads * c.queries) return;
+  int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
+  if (c.spans[(i64)b * c.queries + i].begin < 0) return;
+  Numbers n = a.numbers[at];
+  float delta = 0, z = 0;
+#if VALUES
+  int h = at / c.queries % c.heads;
+  const float *sum = (const float*)a.sum.data + at * c.value_dim, *o = (const float*)a.o32.data + at * c.value_dim;
+  const element* dout = (const element*)c.dout.data + b * c.dout.batch + h * c.dout.head + i * c.dout.row;
+  const element* cot_o = (const element*)a.cot_o.data + b * a.cot_o.batch + h * a.cot_o.head + i * a.cot_o.row;
+  for (int e = lane; e < c.value_dim && n.seen != 0; e += 32) {
+    float g = fmaf(-n.u, o[e], sum[e]);
+    if (a.gdout.data) ((element*)a.gdout.data)[b * a.gdout.batch + h * a.gdout.head + i * a.gdout.row + e] = rounded(g);
+    if (c.dout.data) delta = fmaf(read(dout[e]), o[e], delta), z = fmaf(read(dout[e]), g, z);
+    if (a.cot_o.data) z = fmaf(read(cot_o[e]), o[e], z);
+  }
+#pragma unroll
+  for (int m = 16; m; m /= 2) delta += __shfl_xor_sync(~0u, delta, m), z += __shfl_xor_sync(~0u, z, m);
+#endif
+  if (lane != 0) return;
+  if (c.dlse) delta -= c.dlse[at];
+  if (a.cot_lse) z -= a.cot_lse[at];
+  a.numbers[at] = {delta, n.u, z, n.seen};
+  if (a.gdlse) a.gdlse[at] = n.u;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Second a) {
+  __shared__ Shared shared;
+  const Call& c = a.c;
+  Task task = c.tasks[blockIdx.x / c.heads];
+  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[head.s.first_tile + task.row_tile];
+  float gq[4][CD / 16], scale[4] = {c.scale, c.scale, c.scale, c.scale};
+  clear<CD>(gq);
+#pragma unroll 1
+  for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
+    float s[4][4], u[4][4] = {}, dp[4][4] = {}, t[4][4] = {};
+    products(shared, s, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+    slides(a, shared, u, head, row, key, false);
+    turns(a, shared, dp, t, head, row, key, false);
+#pragma unroll
+    for (int r = 0; r < 4; r++) {
+      int i = row + 4 * ty() + r;
+      Span span = head.span(i);
+      float lse = lse_of(head, i);
+      Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        Pair pair = second(a, head, s[r][e], u[r][e], dp[r][e], t[r][e], i, key + 4 * tx() + e, span, lse, n);
+        s[r][e] = pair.x, u[r][e] = pair.ds;
+      }
+    }
+    publish(shared, s);
+    accumulate<CD>(shared, gq, key_rows(c.k, head, key), c.first_dim, c.dim);
+    if (a.ddk.data) {
+      __syncthreads();
+      publish(shared, u);
+      accumulate<CD>(shared, gq, key_rows(a.ddk, head, key), c.first_dim, c.dim);
+    }
+  }
+  store<CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, scale, c.first_dim, c.dim, false);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) {
+  __shared__ Shared shared;
+  const Call& c = a.c;
+  Task task = c.tasks[blockIdx.x / c.key_heads];
+  const Sequence s = c.sequences[task.first];
+  const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
+  const bool wants_gk = a.gk.data && c.first_dim < c.dim;
+  float gk[4][CD / 16], scale[4] = {c.scale, c.scale, c.scale, c.scale};
+  clear<CD>(gk);
+#if VALUES
+  const bool wants_gv = a.gv.data && c.first_value < c.value_dim;
+  float gv[4][CE / 16], one[4] = {1, 1, 1, 1};
+  clear<CE>(gv);
+#endif
+#pragma unroll 1
+  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+    Head head(c, s, h);
+#pragma unroll 1
+    for (int row = 0; row < s.queries; row += SIDE) {
+      Tile tile = c.tiles[s.first_tile + row / SIDE];
+      if (tile.end <= key || tile.begin >= key + SIDE) continue;
+      float x[4][4], u[4][4] = {}, dp[4][4] = {}, t[4][4] = {};
+      products(shared, x, key_rows(c.k, head, key), query_rows(c.q, head, row), c.dim);
+      slides(a, shared, u, head, row, key, true);
+      turns(a, shared, dp, t, head, row, key, true);
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int i = row + 4 * tx() + e;
+        Span span = head.span(i);
+        float lse = lse_of(head, i);
+        Numbers n = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
+#pragma unroll
+        for (int r = 0; r < 4; r++) {
+          Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + 4 * ty() + r, span, lse, n);
+          x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
+        }
+      }
+      if (wants_gk) {
+        publish(shared, x);
+        accumulate<CD>(shared, gk, query_rows(c.q, head, row), c.first_dim, c.dim);
+        if (a.ddq.data) {
+          __syncthreads();
+          publish(shared, u);
+          accumulate<CD>(shared, gk, query_rows(a.ddq, head, row), c.first_dim, c.dim);
+        }
+      }
+#if VALUES
+      if (wants_gv) {
+        __syncthreads();
+        publish(shared, dp);
+        accumulate<CE>(shared, gv, query_rows(c.dout, head, row), c.first_value, c.value_dim);
+        if (a.cot_o.data) {
+          __syncthreads();
+          publish(shared, t);
+          accumulate<CE>(shared, gv, query_rows(a.cot_o, head, row), c.first_value, c.value_dim);
+        }
+      }
+#endif
+    }
+  }
+  if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, scale, c.first_dim, c.dim, false);
+#if VALUES
+  if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, c.first_value, c.value_dim, false);
+#endif
+}
+
+#if OPTIONS
+extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constant__ Second a) {
+  __shared__ Shared shared;
+  const Call& c = a.c;
+  Task task = c.tasks[blockIdx.x / c.bias_heads];
+  const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
+  float sum[4][4] = {};
+#pragma unroll 1
+  for (int m = task.first; m < task.first + task.sequences; m++) {
+    const Sequence s = c.sequences[m];
+    if (row >= s.queries || key >= s.keys) continue;
+    Tile tile = c.tiles[s.first_tile + task.row_tile];
+    if (tile.end <= key || tile.begin >= key + SIDE) continue;
+#pragma unroll 1
+    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
+      Head head(c, s, h);
+      float x[4][4], u[4][4] = {}, dp[4][4] = {}, t[4][4] = {};
+      products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
+      slides(a, shared, u, head, row, key, false);
+      turns(a, shared, dp, t, head, row, key, false);
+#pragma unroll
+      for (int r = 0; r < 4; r++) {
+        int i = row + 4 * ty() + r;
+        Span span = head.span(i);
+        float lse = lse_of(head, i);
+        Numbers n = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
+#pragma unroll
+        for (int e = 0; e < 4; e++)
+          sum[r][e] += second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + 4 * tx() + e, span, lse, n).score;
+      }
+    }
+  }
+  store_pairs(c, task, a.gbias, own, sum);
+}
+#endif
+
+extern "C" __global__ void __launch_bounds__(THREADS) gsinks(const __grid_constant__ Second a) {
+  const Call& c = a.c;
+  const int h = blockIdx.x;
+  float sum = 0, dds = a.ddsinks ? a.ddsinks[h] : 0;
+  for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
+    if (c.spans[n].begin < 0) continue;
+    i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
+    Numbers x = a.numbers[at];
+    if (c.sinks[h] != -INF) sum = fmaf(weight_of_sink(a, h, c.lse[at]), fmaf(dds - x.u, x.delta, x.z), sum);
+  }
+  sum = block_sum(sum);
+  if (threadIdx.x == 0) a.gsinks[h] = -sum;
+}

@@ -1,0 +1,404 @@
+// attention and attention_lse forward for sm_90a: o and lse of 16-bit operands in f32 sums, with P in the storage type.
+//
+//   producer (one thread of warpgroup 0):  for each work tile: load q; for each key block, last to first: load k, load v
+//   consumer (warpgroups 1..):             64 query rows each; per key block n, last to first:
+//        issue  S' = q·k_nᵀ                 (wgmma, shared × shared)                                   (F1)
+//        issue  o += P·v_{n+1}              (wgmma, registers × shared: P of the block before)         (F5)
+//        wait S';  m, P' = exp2((S' − m)·c), l;  wait o;  o *= exp2((m_old − m)·c);  P = P'            (F3), (F4)
+// The products of one warpgroup run under the exponentials of the other (TURNS: they take turns at the tensor cores), and
+// the previous block's P·v runs under the exponentials of its own warpgroup.
+//
+// A work tile is (query block, query head, batch element); blocks draw tiles from a counter, heaviest query blocks first
+// within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on who draws what.
+//
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), GROUPS (consumer warpgroups: 2 for D = 128, 3 for
+// D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own).
+constexpr int KEYS = 128, STAGES = 2;
+#define TURNS 1
+#define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
+
+constexpr int ROWS = 64 * GROUPS;
+constexpr u32 Q_BYTES = ROWS * D * 2, KV_BYTES = KEYS * D * 2, PANEL = KEYS * 128;
+constexpr u32 STAGING = 8192 * ((KEYS + 63) / 64);  // of each warpgroup: o on its way out, or P for the guard
+constexpr u32 AT_K = Q_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_O = AT_V + STAGES * KV_BYTES, AT_BARRIERS = AT_O + GROUPS * STAGING;
+constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
+              V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
+// Dynamic shared memory: 1024 + AT_BARRIERS + 256 bytes; the base is aligned to 1024 by hand.
+
+struct Shape {
+  int batch, heads, key_heads, queries, keys;
+  int left, right, offset;  // query i sees the keys i + offset - left .. i + offset + right
+  float scale;              // above 0
+  int heads_per_group;      // (batch × head)s whose k and v share the L2 at a time
+  int padded, bottom;       // bottom: the last query of a sequence is aligned with its last key
+  const int2* lengths;      // queries and keys of each batch element; with LENGTHS alone
+};
+struct Call {
+  TensorMap q, k, v, o;
+  float* lse;
+  const float* sinks;  // 0: none
+  u32* counter;
+  Shape shape;
+};
+template <bool B> struct Is { static constexpr bool value = B; };
+struct Work { int block, head, batch; };
+
+DEV Work work(int t, const Shape& s) {
+  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
+  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
+  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
+  int b = r / width, h = first + (r - b * width);
+  return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
+}
+// The extents of a batch element. In a whole warp the compiler is told that they are uniform.
+template <bool WARP> DEV Shape of_batch(const Shape& shape, int batch) {
+  Shape s = shape;
+  if (LENGTHS) {
+    int2 n = shape.lengths[batch];
+    s.queries = WARP ? __shfl_sync(~0u, n.x, 0) : n.x, s.keys = WARP ? __shfl_sync(~0u, n.y, 0) : n.y;
+    s.offset = shape.bottom ? s.keys - s.queries : 0;
+  }
+  return s;
+}
+// Key blocks of a query block: those from `begin` to before `end`; those before `closed` and from `open` on need a mask.
+struct Blocks { int begin, closed, open, end; };
+DEV Blocks key_blocks(int block, const Shape& s) {
+  if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
+  int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
+  int begin = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
+  if (end <= begin) return {0, 0, 0, 0};
+  Blocks b;
+  b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
+  b.open = min(b.end, max(b.begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
+  b.closed = min(b.open, max(b.begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
+  return b;
+}
+// The keys that a row sees.
+DEV int first_key(int row, const Shape& s) { return WINDOW ? max(0, row + s.offset - s.left) : 0; }
+DEV int end_key(int row, const Shape& s) { return WINDOW ? min(s.keys, row + s.offset + s.right + 1) : s.keys; }
+
+struct Maxima {  // of the two rows of this thread, and the sums of their weights
+  float m[2] = {-INF, -INF}, l[2] = {0, 0};
+};
+
+template <bool MASK> DEV void mask(float (&s)[KEYS / 2], int key, int row, const Shape& shape) {
+  if constexpr (MASK) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int from = key + 2 * (lane_id() & 3), end = end_key(row + 8 * r, shape) - from;
+      int begin = first_key(row + 8 * r, shape) - from;
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          if (8 * j + e >= end || (WINDOW && 8 * j + e < begin)) s[4 * j + 2 * r + e] = -INF;
+    }
+  }
+}
+// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by.
+template <bool EXACT> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c) {
+  float top[2];
+  bool grown = false;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float x = s[2 * r], y = s[2 * r + 1];
+#pragma unroll
+    for (int j = 1; j < KEYS / 8; j++) x = fmaxf(x, s[4 * j + 2 * r]), y = fmaxf(y, s[4 * j + 2 * r + 1]);
+    top[r] = fmaxf(rows.m[r], quad_max(fmaxf(x, y)));
+    grown |= LAZY ? (top[r] - rows.m[r]) * c > LAZY : true;  // -inf − -inf is NaN: not grown
+  }
+  if (LAZY) grown = __any_sync(~0u, grown);
+  a[0] = a[1] = 1;
+  if (grown) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself: its bits depend on no other
+      float from = top[r] == -INF ? 0 : top[r];                  // a row that has seen nothing
+      a[r] = exp2_fast((rows.m[r] - from) * c);
+      rows.m[r] = top[r];
+      rows.l[r] *= a[r];
+    }
+  }
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float from = rows.m[r] == -INF ? 0 : rows.m[r], fromc = from * c, sum[2] = {0, 0};
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float& x = s[4 * j + 2 * r + e];
+        x = exp2_fast(EXACT ? (x - from) * c : fmaf(x, c, -fromc));
+        sum[e] += x;
+      }
+    rows.l[r] += sum[0] + sum[1];
+  }
+  return grown;
+}
+DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; i++) p[i] = pack(s[2 * i], s[2 * i + 1]);
+}
+DEV void multiply(float (&o)[D / 2], const float (&a)[2]) {
+#pragma unroll
+  for (int j = 0; j < D / 8; j++) { o[4 * j] *= a[0]; o[4 * j + 1] *= a[0]; o[4 * j + 2] *= a[1]; o[4 * j + 3] *= a[1]; }
+}
+DEV void issue_scores(float (&s)[KEYS / 2], u32 q, u32 k) {  // s = q·kᵀ
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    Mma<KEYS>::ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
+}
+DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int add) {  // o (+)= p·v
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), i > 0 ? 1 : add);
+}
+
+// Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
+// pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
+DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int row, int& add, const Shape& shape) {
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+  u32 most = 0;
+#pragma unroll
+  for (int i = 0; i < int(KV_BYTES / 16 / 128); i++) {
+    uint4 x = load_piece(v + (i * 128 + threadIdx.x % 128) * 16);
+    most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
+  }
+  if (!named_any(1 + GROUPS + group, 128, (most & 0xffff) >= top || most >> 16 >= top)) return;
+  if (threadIdx.x % 128 == 0) store_wait_read();
+  named_sync(1 + GROUPS + group, 128);
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) {  // P to this warpgroup's staging rows, to be read by key
+    int piece = 2 * i + lane / 16;
+    store_blocks(staging + piece / 8 * 8192 + swizzled(warp * 16 + lane % 16, piece % 8), p[4 * i], p[4 * i + 1], p[4 * i + 2], p[4 * i + 3]);
+  }
+  __syncwarp();
+  if (!add) {
+#pragma unroll
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    add = 1;
+  }
+#pragma unroll 1
+  for (int j = 0; j < KEYS; j++) {
+    float x[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int begin = first_key(row + 8 * r, shape), end = end_key(row + 8 * r, shape);
+      float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
+      x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
+    }
+#pragma unroll
+    for (int i = 0; i < D / 8; i++) {
+      float2 y = unpack(load_word(v + i / 8 * PANEL + swizzled(j, i % 8) + lane % 4 * 4));
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        if (x[r] >= 0 && !(fabsf(y.x) < INF)) o[4 * i + 2 * r] += x[r] * y.x;
+        if (x[r] >= 0 && !(fabsf(y.y) < INF)) o[4 * i + 2 * r + 1] += x[r] * y.y;
+      }
+    }
+  }
+  named_sync(15, 128 * GROUPS);
+  for (int i = threadIdx.x - 128; i < int(KV_BYTES / 4); i += 128 * GROUPS) {
+    u32 x = load_word(v + 4 * i), keep = ((x & 0x7fff) < top ? 0xffff : 0) | ((x >> 16 & 0x7fff) < top ? 0xffff0000 : 0);
+    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(v + 4 * i), "r"(x & keep) : "memory");
+  }
+  proxy_fence();
+  named_sync(15, 128 * GROUPS);
+}
+
+DEV void produce(u32 base, const TensorMap* qm, const TensorMap* km, const TensorMap* vm, const Shape& shape, u32* counter) {
+  const u32 bar = base + AT_BARRIERS;
+  int tiles = (shape.queries + ROWS - 1) / ROWS * shape.heads * shape.batch, t = blockIdx.x;
+  u32 stage_k = 0, phase_k = 1, stage_v = 0, phase_v = 1, phase_q = 1;
+  auto load_k = [&](int n, int h, int b) {
+    wait(bar + K_EMPTY + 8 * stage_k, phase_k);
+    expect_bytes(bar + K_FULL + 8 * stage_k, KV_BYTES);
+    load5(base + AT_K + stage_k * KV_BYTES, km, bar + K_FULL + 8 * stage_k, n * KEYS, h, b);
+    if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1;
+  };
+  auto load_v = [&](int n, int h, int b) {
+    if (!VALUES) return;
+    wait(bar + V_EMPTY + 8 * stage_v, phase_v);
+    expect_bytes(bar + V_FULL + 8 * stage_v, KV_BYTES);
+    load5(base + AT_V + stage_v * KV_BYTES, vm, bar + V_FULL + 8 * stage_v, n * KEYS, h, b);
+    if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1;
+  };
+#pragma unroll 1
+  while (t < tiles) {
+    int drawn = atomicAdd(counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
+    if (drawn == tiles - 1) *counter = 0;                         // each block draws once too often: this is the last draw
+    Work w = work(t, shape);
+    Blocks blocks = key_blocks(w.block, of_batch<false>(shape, w.batch));
+    int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
+    wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
+    if (n == blocks.begin) {
+      arrive(bar + Q_FULL);
+    } else {
+      expect_bytes(bar + Q_FULL, Q_BYTES);
+      load5(base, qm, bar + Q_FULL, w.block * ROWS, w.head, w.batch);
+      load_k(--n, kh, w.batch);
+#pragma unroll 1
+      for (; n > blocks.begin; n--) load_k(n - 1, kh, w.batch), load_v(n, kh, w.batch);
+      load_v(n, kh, w.batch);
+    }
+    t = next;
+  }
+  wait(bar + Q_EMPTY, phase_q);
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(-1) : "memory");
+  arrive(bar + Q_FULL);
+}
+
+DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, const Shape& shape) {
+  const u32 bar = base + AT_BARRIERS;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const float c = shape.scale * 1.4426950408889634f;
+  const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
+  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, phase_q = 0;
+  auto my_turn = [&] { if (TURNS) named_sync(1 + group, 256); };
+  auto your_turn = [&] { if (TURNS) named_arrive(1 + (group + 1) % GROUPS, 256); };
+  auto next_k = [&] { if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1; };
+  auto next_v = [&] { if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1; };
+  if (TURNS && group == GROUPS - 1) named_arrive(1, 256);  // group 0 begins
+
+  for (;;) {
+    wait(bar + Q_FULL, phase_q), phase_q ^= 1;
+    int t;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(bar + TILE) : "memory");
+    t = __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform: no product may stand on a divergent path
+    if (t < 0) break;
+    Work w = work(t, shape);
+    const Shape own = of_batch<true>(shape, w.batch);
+    Blocks blocks = key_blocks(w.block, own);
+    int n = blocks.end;
+    int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+    Maxima rows;
+    float o[D / 2];
+    if (n == blocks.begin) {
+#pragma unroll
+      for (int i = 0; i < D / 2; i++) o[i] = 0;
+      warp_arrive(bar + Q_EMPTY);
+    } else {
+      u32 p[KEYS / 4];
+      float a[2], s[KEYS / 2];
+      int add = 0;
+      n--;
+      wait(bar + K_FULL + 8 * stage_k, phase_k);
+      pin(s), mma_begin();
+      issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+      mma_commit(), mma_wait<0>(), pin(s);
+      warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+      mask<true>(s, n * KEYS, row, own);
+      soften<true>(s, rows, a, c);
+      pack_all(s, p);
+      auto step = [&](auto masked) {
+        if (VALUES && (n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
+          wait(bar + V_FULL + 8 * stage_v, phase_v);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, row, add, own);
+        }
+        wait(bar + K_FULL + 8 * stage_k, phase_k);
+        my_turn();
+        pin(s), pin(o), pin(p), mma_begin();
+        issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
+        mma_commit();
+        if (VALUES) {
+          wait(bar + V_FULL + 8 * stage_v, phase_v);
+          mma_begin();
+          issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+          mma_commit();
+        }
+        your_turn();
+        mma_wait<VALUES>(), pin(s);
+        warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
+        mask<decltype(masked)::value>(s, n * KEYS, row, own);
+        bool grown = soften<decltype(masked)::value>(s, rows, a, c);
+        if (!VALUES) return;
+        order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
+        mma_wait<0>(), pin(o);
+        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+        if (grown) multiply(o, a);
+        pack_all(s, p);
+        add = 1;
+      };
+#pragma unroll 1
+      for (n--; n >= max(blocks.open, blocks.begin); n--) step(Is<true>());
+#pragma unroll 1
+      for (; n >= blocks.closed; n--) step(Is<false>());
+#if WINDOW
+#pragma unroll 1
+      for (; n >= blocks.begin; n--) step(Is<true>());
+#endif
+      warp_arrive(bar + Q_EMPTY);
+      if (VALUES) {
+        wait(bar + V_FULL + 8 * stage_v, phase_v);
+        if (blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, row, add, own);
+        pin(o), pin(p), mma_begin();
+        issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
+        mma_commit(), mma_wait<0>(), pin(o);
+        warp_arrive(bar + V_EMPTY + 8 * stage_v), next_v();
+      }
+    }
+
+    // Epilogue: normalise, lse, and o through shared memory to its tensor map, which clips the rows beyond the length.
+    // A sink joins here: it weighs, and has no value.
+    float over[2], sink = sinks ? sinks[w.head] : -INF;
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      float l = quad_sum(rows.l[r]), m = rows.m[r] * shape.scale;
+      bool seen = l != 0;
+      over[r] = seen ? 1 / l : 0;
+      float sum = seen ? m + logf(l) : -INF;
+      if (sink != -INF) {
+        float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + weight(sink, top);
+        sum = top + logf(all), over[r] = seen ? own / all : 0;
+      }
+      if (lane % 4 == 0 && row + 8 * r < own.queries)
+        lse[((size_t)w.batch * shape.heads + w.head) * shape.queries + row + 8 * r] = sum;
+    }
+    if (!VALUES) continue;
+    multiply(o, over);
+    if (LENGTHS) {  // what q holds beyond a sequence is not to be seen
+#pragma unroll
+      for (int i = 0; i < D / 2; i++)
+        if (row + (i & 2) * 4 >= own.queries) o[i] = 0;
+    }
+    if (threadIdx.x % 128 == 0) store_wait_read();
+    named_sync(1 + GROUPS + group, 128);
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+      int r = warp * 16 + lane % 16, piece = 2 * j + lane / 16;
+      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]),
+                   pack(o[8 * j + 2], o[8 * j + 3]), pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
+    }
+    proxy_fence();
+    named_sync(1 + GROUPS + group, 128);
+    if (threadIdx.x % 128 == 0) {
+      store5(om, staging, w.block * ROWS + group * 64, w.head, w.batch);
+      store_commit();
+    }
+  }
+  if (threadIdx.x % 128 == 0) store_wait();
+}
+
+extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(const __grid_constant__ Call c) {
+  extern __shared__ char bytes[];
+  u32 base = (shared(bytes) + 1023) & ~1023u, bar = base + AT_BARRIERS;
+  if (threadIdx.x == 0) {
+    prefetch(&c.q), prefetch(&c.k);
+    if (VALUES) prefetch(&c.v), prefetch(&c.o);
+    barrier_init(bar + Q_FULL, 1), barrier_init(bar + Q_EMPTY, 4 * GROUPS * ARRIVALS);
+    for (int i = 0; i < STAGES; i++) {
+      barrier_init(bar + K_FULL + 8 * i, 1), barrier_init(bar + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+      barrier_init(bar + V_FULL + 8 * i, 1), barrier_init(bar + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if (threadIdx.x < 128) {
+    registers_down<GROUPS == 2 ? 40 : 32>();
+    if (threadIdx.x == 0) produce(base, &c.q, &c.k, &c.v, c.shape, c.counter);
+  } else {
+    registers_up<GROUPS == 2 ? 232 : 160>();
+    consume(base, &c.o, c.lse, c.sinks, c.shape);
+  }
+}

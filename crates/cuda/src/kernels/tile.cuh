@@ -1,0 +1,36 @@
+// What every kernel shares: element types and exponentials. NVRTC compiles this text as it stands; no header is included.
+//
+// Compile-time: STORAGE, the type of the tensors that are not wide: 0 f32, 1 bf16, 2 f16.
+typedef unsigned char u8;
+typedef unsigned short u16;
+typedef unsigned int u32;
+typedef unsigned long long u64;
+typedef long long i64;
+#define DEV static __device__ __forceinline__
+#define INF __int_as_float(0x7f800000)
+constexpr float LOG2E = 1.4426950408889634f;
+
+// ---- elements --------------------------------------------------------------------------------------------------------
+#if STORAGE == 0
+typedef float element;
+DEV float read(element x) { return x; }
+DEV element rounded(float x) { return x; }
+#elif STORAGE == 1
+typedef u16 element;
+DEV float read(element x) { return __uint_as_float((u32)x << 16); }
+DEV element rounded(float x) { element y; asm("cvt.rn.bf16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#else
+typedef u16 element;
+DEV float read(element x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
+DEV element rounded(float x) { element y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
+#endif
+
+// 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.
+DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
+DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m), LOG2E)); }
+// 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
+DEV float tanh_fast(float x) {
+  return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x);
+}
+// The larger; NaN if either is.
+DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }

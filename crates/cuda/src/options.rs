@@ -1,0 +1,71 @@
+//! What a caller may choose.
+
+use crate::cache::Cache;
+use etalon_problem::named;
+use std::path::PathBuf;
+
+named! {
+    /// Which kernels compute.
+    #[derive(Default)]
+    Level, "level" {
+        /// The fastest that the device, the problem and the precision permit.
+        #[default]
+        Auto = "auto",
+        /// Fused multiply-adds in f32: every option, on every device from compute capability 8.0 on.
+        Portable = "portable",
+        /// Tensor cores and the copy engine of compute capability 9.0: [`Precision::Flash`] alone.
+        Sm90a = "sm90a",
+    }
+}
+
+named! {
+    /// How much a pass may round between its inputs and its results. Sums are f32 in either case.
+    #[derive(Default)]
+    Precision, "precision" {
+        /// Nothing is stored in less than f32: the profile `f32-strict` for every storage type.
+        #[default]
+        Strict = "strict",
+        /// P and dS may be rounded to the storage type before they are multiplied: the profiles
+        /// `bf16-flash` and `f16-flash`. For f32 storage the same as [`Precision::Strict`].
+        Flash = "flash",
+    }
+}
+
+/// Options of the cuda tier.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Options {
+    /// The device, by its ordinal.
+    pub device: usize,
+    /// Which kernels compute.
+    pub level: Level,
+    /// How much may be rounded on the way.
+    pub precision: Precision,
+    /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
+    /// saved; otherwise that is an error.
+    pub recompute: bool,
+}
+
+/// What a [`Workspace`](crate::Workspace) needs to know of the machine. The default keeps no compiled
+/// kernels on disk and finds NVRTC by the loader's own path.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    /// Where compiled kernels are kept between processes.
+    pub cache: Option<Cache>,
+    /// The folder with NVRTC: the library's own, that of a toolkit, or the site-packages with the wheel
+    /// `nvidia-cuda-nvrtc`.
+    pub nvrtc: Option<PathBuf>,
+}
+
+impl Settings {
+    /// The most bytes that [`Settings::user`] keeps: some hundred kernels.
+    const LIMIT: u64 = 64 << 20;
+
+    /// The settings of a program that a user runs: kernels are kept in the user's folder for caches
+    /// (`XDG_CACHE_HOME`, or `.cache` in the home folder), at most 64 MiB of them.
+    pub fn user() -> Self {
+        let set = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|x| x.is_absolute());
+        let folder = set.or_else(|| Some(std::env::home_dir()?.join(".cache")));
+        let cache = folder.map(|folder| Cache::new(folder.join("etalon/cuda"), Settings::LIMIT));
+        Settings { cache, nvrtc: None }
+    }
+}

@@ -1,0 +1,250 @@
+//! The portable kernels of attention and attention_lse: `kernels/portable.cu`.
+
+use crate::gpu::Kernels;
+use crate::job::Job;
+use crate::variant::{Variant, width};
+use cudarc::driver::DeviceRepr;
+use etalon_problem::{Error, Scores};
+use std::sync::Arc;
+
+/// Threads of a block.
+pub(crate) const THREADS: u32 = 256;
+
+/// A tensor of four axes whose rows lie side by side: `Tensor` of `pairs.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Tensor {
+    data: u64,
+    batch: i64,
+    head: i64,
+    row: i64,
+}
+
+/// What a kernel is told: `Call` of `pairs.cuh`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Call {
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bias: Tensor,
+    o: Tensor,
+    dout: Tensor,
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    dbias: Tensor,
+    lse: u64,
+    delta: u64,
+    dlse: u64,
+    sinks: u64,
+    dsinks: u64,
+    allowed: u64,
+    allowed_batch: i64,
+    allowed_head: i64,
+    sequences: u64,
+    spans: u64,
+    tiles: u64,
+    tasks: u64,
+    batch: i32,
+    heads: i32,
+    key_heads: i32,
+    queries: i32,
+    keys: i32,
+    dim: i32,
+    value_dim: i32,
+    bias_heads: i32,
+    first_dim: i32,
+    first_value: i32,
+    scale: f32,
+    cap: f32,
+    wide: i32,
+}
+
+// SAFETY: the fields, their types and their order are those of `Call` in `pairs.cuh`, and it holds no
+// reference of the host.
+unsafe impl DeviceRepr for Call {}
+
+impl Tensor {
+    /// At an address, with the strides of its batch, head and row.
+    pub fn new(data: u64, [batch, head, row]: [i64; 3]) -> Self {
+        Tensor { data, batch, head, row }
+    }
+
+    pub fn is_there(&self) -> bool {
+        self.data != 0
+    }
+}
+
+impl Call {
+    /// The launch whose accumulators begin at these columns.
+    pub fn at(self, first_dim: i32, first_value: i32) -> Call {
+        Call { first_dim, first_value, ..self }
+    }
+
+    /// Over other tiles.
+    pub fn over(self, tasks: u64) -> Call {
+        Call { tasks, ..self }
+    }
+
+    pub fn new(job: &Job<'_>) -> Call {
+        let (e, tables) = (&job.scores.extents, &job.tables);
+        let allowed = job.rows.allowed.as_ref();
+        let pairs = (e.queries * e.keys) as i64;
+        let heads = allowed.map_or(1, |allowed| allowed.heads) as i64;
+        Call {
+            q: tensor(job, "q"),
+            k: tensor(job, "k"),
+            v: tensor(job, "v"),
+            bias: tensor(job, "bias"),
+            o: tensor(job, "o"),
+            dout: tensor(job, "dout"),
+            dq: tensor(job, "dq"),
+            dk: tensor(job, "dk"),
+            dv: tensor(job, "dv"),
+            dbias: tensor(job, "dbias"),
+            lse: job.address("lse"),
+            delta: job.lane.address(job.delta),
+            dlse: job.address("dlse"),
+            sinks: job.address("sinks"),
+            dsinks: job.address("dsinks"),
+            allowed: allowed.map_or(0, |_| job.lane.address(tables.allowed)),
+            allowed_batch: heads * pairs,
+            allowed_head: if heads > 1 { pairs } else { 0 },
+            sequences: job.lane.address(tables.sequences),
+            spans: job.lane.address(tables.spans),
+            tiles: job.lane.address(tables.tiles),
+            tasks: job.lane.address(tables.by_queries),
+            batch: e.batch as i32,
+            heads: e.query_heads as i32,
+            key_heads: e.key_heads as i32,
+            queries: e.queries as i32,
+            keys: e.keys as i32,
+            dim: e.dim as i32,
+            value_dim: job.value_dim.unwrap_or(0) as i32,
+            bias_heads: job.scores.bias.map_or(0, |bias| bias.heads as i32),
+            first_dim: 0,
+            first_value: 0,
+            scale: job.scores.scale() as f32,
+            cap: job.scores.softcap.unwrap_or(0.0) as f32,
+            wide: 0,
+        }
+    }
+}
+
+/// A tensor in the order of its shape. An axis of extent 1 has the stride 0: a shared bias.
+pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
+    let &[batches, heads, rows, elements] = job.shape(name) else { return Tensor::default() };
+    let stride = |extent: usize, stride: usize| if extent == 1 { 0 } else { stride as i64 };
+    Tensor {
+        data: job.address(name),
+        batch: stride(batches, heads * rows * elements),
+        head: stride(heads, rows * elements),
+        row: elements as i64,
+    }
+}
+
+/// Whether the problem has a softcap, a bias or an array of flags.
+pub(crate) fn has_options(job: &Job<'_>) -> bool {
+    let Scores { softcap, bias, .. } = job.scores;
+    softcap.is_some() || bias.is_some() || job.rows.allowed.is_some()
+}
+
+fn kernels(job: &Job<'_>) -> Result<Arc<Kernels>, Error> {
+    let dim = job.scores.extents.dim;
+    let variant = Variant::portable(job.storage, dim, job.value_dim, has_options(job));
+    job.device.kernels(variant, &job.device.architecture())
+}
+
+/// The first columns of the launches that together cover so many.
+pub(crate) fn parts(columns: usize) -> impl Iterator<Item = i32> {
+    (0..columns).step_by(width(columns)).map(|first| first as i32)
+}
+
+fn launch(
+    job: &Job<'_>,
+    kernels: &Kernels,
+    name: &str,
+    blocks: usize,
+    call: &Call,
+) -> Result<(), Error> {
+    let kernel = kernels.get(name)?;
+    job.lane.launch(job.device, kernel, blocks as u64, (THREADS, 0), call)
+}
+
+/// o, if it has a place, and lse.
+pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
+    let (kernels, call) = (kernels(job)?, Call::new(job));
+    let blocks = job.rows.by_queries.len() * job.scores.extents.query_heads;
+    let columns = job.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
+    for first_value in parts(columns) {
+        launch(job, &kernels, "forward", blocks, &call.at(0, first_value))?;
+    }
+    Ok(())
+}
+
+/// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
+pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
+    let dq = tensor(job, "gradient");
+    dq_of(job, &*kernels(job)?, &Call { dq, delta: 0, wide: 1, ..Call::new(job) })
+}
+
+fn dq_of(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
+    let blocks = job.rows.by_queries.len() * job.scores.extents.query_heads;
+    for first_dim in parts(job.scores.extents.dim) {
+        launch(job, kernels, "queries", blocks, &call.at(first_dim, 0))?;
+    }
+    Ok(())
+}
+
+/// The gradients that have places.
+pub(crate) fn backward(job: &Job<'_>) -> Result<(), Error> {
+    let (kernels, call, e) = (kernels(job)?, Call::new(job), &job.scores.extents);
+    let rows = e.batch * e.query_heads * e.queries;
+    launch(job, &kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
+    if call.dq.data != 0 {
+        dq_of(job, &kernels, &call)?;
+    }
+    dk_and_dv(job, &kernels, &call)?;
+    if call.dsinks != 0 {
+        launch(job, &kernels, "dsinks", e.query_heads, &call)?;
+    }
+    if call.dbias.data != 0 {
+        let blocks = job.rows.by_pairs.len() * call.bias_heads as usize;
+        let tasks = job.lane.address(job.tables.by_pairs);
+        launch(job, &kernels, "dbias", blocks, &call.over(tasks))?;
+    }
+    Ok(())
+}
+
+/// The gradient of the sinks alone, if it has a place.
+pub(crate) fn dsinks(job: &Job<'_>) -> Result<(), Error> {
+    let (call, e) = (Call::new(job), &job.scores.extents);
+    if call.dsinks == 0 {
+        return Ok(());
+    }
+    let kernels = kernels(job)?;
+    let rows = e.batch * e.query_heads * e.queries;
+    launch(job, &kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
+    launch(job, &kernels, "dsinks", e.query_heads, &call)
+}
+
+fn dk_and_dv(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
+    let wanted = |data: u64, columns: usize| if data == 0 { 0 } else { columns };
+    let dims = wanted(call.dk.data, job.scores.extents.dim);
+    let values = wanted(call.dv.data, job.value_dim.unwrap_or(0));
+    let blocks = job.rows.by_keys.len() * job.scores.extents.key_heads;
+    let tasks = job.lane.address(job.tables.by_keys);
+    let (mut dims, mut values) = (parts(dims), parts(values));
+    loop {
+        let (dim, value) = (dims.next(), values.next());
+        if dim.is_none() && value.is_none() {
+            return Ok(());
+        }
+        // A part that is not wanted any more begins beyond the last column.
+        let beyond = |columns: usize| columns as i32;
+        let first_dim = dim.unwrap_or(beyond(job.scores.extents.dim));
+        let first_value = value.unwrap_or(beyond(job.value_dim.unwrap_or(0)));
+        launch(job, kernels, "keys", blocks, &call.over(tasks).at(first_dim, first_value))?;
+    }
+}

@@ -1,0 +1,211 @@
+//! Which rows belong together and which pairs count, as kernels read it.
+
+use etalon_problem::{Error, Mask, Scores, Sequence};
+
+/// The rows and columns of a tile of the portable kernels.
+pub(crate) const SIDE: usize = 64;
+
+/// The tables of a problem. Positions are those of a sequence, unless a comment says otherwise.
+#[derive(Debug, Default)]
+pub(crate) struct Rows {
+    /// Batch element, first query and number of queries in the arrays, first key and number of keys,
+    /// and the first of the sequence's tiles.
+    pub sequences: Vec<[i32; 6]>,
+    /// For each row of the arrays the range of keys that it may see, in any head; −1 for a row of no
+    /// sequence.
+    pub spans: Vec<[i32; 2]>,
+    /// For each tile of queries of each sequence the range of keys that its rows may see.
+    pub tiles: Vec<[i32; 2]>,
+    /// Work: the first sequence, how many, the tile of queries, the tile of keys.
+    pub by_queries: Vec<[i32; 4]>,
+    pub by_keys: Vec<[i32; 4]>,
+    pub by_pairs: Vec<[i32; 4]>,
+    /// Where the spans do not tell all: a flag for each pair of the arrays.
+    pub allowed: Option<Allowed>,
+}
+
+/// Flags of pairs: `[batch, heads or 1, queries, keys]`, in the order of the arrays.
+#[derive(Debug)]
+pub(crate) struct Allowed {
+    pub flags: Vec<u8>,
+    pub heads: usize,
+}
+
+impl Rows {
+    /// The tables of a problem that has passed its check. Fails where an extent does not fit 32 bits.
+    pub fn new(scores: &Scores) -> Result<Rows, Error> {
+        let e = &scores.extents;
+        let extents = [e.batch, e.query_heads, e.queries, e.keys, e.dim];
+        if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
+            return Err(Error::Unsupported {
+                what: format!("an extent of {extent}"),
+                reason: "the cuda tier counts in 32 bits".to_string(),
+            });
+        }
+        let list = scores.sequences();
+        let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries])?, ..Rows::default() };
+        rows.add_spans(scores, &list)?;
+        for (n, s) in list.iter().enumerate() {
+            let first = rows.tiles.len();
+            let numbers = [s.batch, s.query_start, s.queries, s.key_start, s.keys, first];
+            rows.sequences.push(numbers.map(|x| x as i32));
+            for tile in 0..s.queries.div_ceil(SIDE) {
+                rows.tiles.push(rows.tile(scores, s, tile));
+                rows.by_queries.push([n, 1, tile, 0].map(|x| x as i32));
+            }
+            let tiles = 0..s.keys.div_ceil(SIDE);
+            rows.by_keys.extend(tiles.map(|tile| [n, 1, 0, tile].map(|x| x as i32)));
+        }
+        rows.add_pairs(scores, &list);
+        Ok(rows)
+    }
+
+    fn add_spans(&mut self, scores: &Scores, list: &[Sequence]) -> Result<(), Error> {
+        let e = &scores.extents;
+        let row = |s: &Sequence, i: usize| s.batch * e.queries + s.query_start + i;
+        let mut plain = true;
+        for s in list {
+            for i in 0..s.queries {
+                let span = scores.mask.row_span(s, i);
+                plain &= span.is_some();
+                let span = span.unwrap_or(0..s.keys);
+                self.spans[row(s, i)] = [span.start as i32, span.end as i32];
+            }
+        }
+        if plain {
+            return Ok(());
+        }
+        let heads = if by_head(&scores.mask) { e.query_heads } else { e.query_heads.min(1) };
+        let mut flags = filled(0u8, &[e.batch, heads, e.queries, e.keys])?;
+        for s in list {
+            for i in 0..s.queries {
+                let (mut first, mut end) = (s.keys, 0);
+                for head in 0..heads {
+                    let at = (s.batch * heads + head) * e.queries + s.query_start + i;
+                    let flags = &mut flags[at * e.keys + s.key_start..][..s.keys];
+                    for (j, flag) in flags.iter_mut().enumerate() {
+                        if scores.mask.allows(s, head, i, j) {
+                            *flag = 1;
+                            (first, end) = (first.min(j), end.max(j + 1));
+                        }
+                    }
+                }
+                self.spans[row(s, i)] = [first.min(end) as i32, end as i32];
+            }
+        }
+        self.allowed = Some(Allowed { flags, heads });
+        Ok(())
+    }
+
+    /// The keys that the rows of a tile may see.
+    fn tile(&self, scores: &Scores, s: &Sequence, tile: usize) -> [i32; 2] {
+        let at = s.batch * scores.extents.queries + s.query_start;
+        let rows = tile * SIDE..s.queries.min((tile + 1) * SIDE);
+        let spans = self.spans[at..][rows].iter().filter(|[begin, end]| begin < end);
+        let join = |[a, b]: [i32; 2], [c, d]: [i32; 2]| [a.min(c), b.max(d)];
+        spans.copied().reduce(join).unwrap_or([0, 0])
+    }
+
+    /// Tiles of pairs. Batch elements that share a bias are walked by one block: none of them is packed,
+    /// so that all begin where the arrays begin.
+    fn add_pairs(&mut self, scores: &Scores, list: &[Sequence]) {
+        let Some(bias) = scores.bias else { return };
+        let shared = bias.batch == 1 && scores.extents.batch > 1;
+        let tiles = |n: usize| 0..n.div_ceil(SIDE);
+        let mut add = |first: usize, many: usize, queries: usize, keys: usize| {
+            for row in tiles(queries) {
+                let of_row = tiles(keys).map(|key| [first, many, row, key].map(|x| x as i32));
+                self.by_pairs.extend(of_row);
+            }
+        };
+        if shared {
+            let most = |f: fn(&Sequence) -> usize| list.iter().map(f).max().unwrap_or(0);
+            add(0, list.len(), most(|s| s.queries), most(|s| s.keys));
+        } else {
+            list.iter().enumerate().for_each(|(n, s)| add(n, 1, s.queries, s.keys));
+        }
+    }
+}
+
+/// Whether the heads of a mask differ.
+fn by_head(mask: &Mask) -> bool {
+    match mask {
+        Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),
+        Mask::And(masks) | Mask::Or(masks) => masks.iter().any(by_head),
+        _ => false,
+    }
+}
+
+/// A vector of one value, or the error of memory that cannot be had.
+fn filled<T: Clone>(value: T, shape: &[usize]) -> Result<Vec<T>, Error> {
+    let count = shape.iter().try_fold(1usize, |n, &extent| n.checked_mul(extent));
+    let short = |count: usize| Error::Memory {
+        what: "the mask of a pass".to_string(),
+        bytes: count.saturating_mul(size_of::<T>()),
+    };
+    let count = count.ok_or_else(|| short(usize::MAX))?;
+    let mut list = Vec::new();
+    list.try_reserve_exact(count).map_err(|_| short(count))?;
+    list.resize(count, value);
+    Ok(list)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use etalon_problem::{Align, Extents, Sequences};
+
+    fn scores(mask: Mask, sequences: Sequences) -> Scores {
+        let extents =
+            Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 150, keys: 140, dim: 8 };
+        Scores { mask, sequences, ..Scores::new(extents) }
+    }
+
+    /// What a kernel concludes from the tables must be what the mask allows: a pair outside its tile's
+    /// or row's range, or without its flag, is never computed.
+    fn agrees(scores: &Scores) {
+        let rows = Rows::new(scores).unwrap();
+        let e = scores.extents;
+        for (n, s) in scores.sequences().iter().enumerate() {
+            for (i, j) in (0..s.queries).flat_map(|i| (0..s.keys).map(move |j| (i, j))) {
+                for head in 0..e.query_heads {
+                    let inside = |[begin, end]: [i32; 2]| begin <= j as i32 && (j as i32) < end;
+                    let span = rows.spans[s.batch * e.queries + s.query_start + i];
+                    let tile = rows.tiles[rows.sequences[n][5] as usize + i / SIDE];
+                    let flag = rows.allowed.as_ref().is_none_or(|allowed| {
+                        let head = if allowed.heads == 1 { 0 } else { head };
+                        let row = (s.batch * allowed.heads + head) * e.queries + s.query_start + i;
+                        allowed.flags[row * e.keys + s.key_start + j] == 1
+                    });
+                    let seen = inside(span) && inside(tile) && flag;
+                    assert_eq!(seen, scores.mask.allows(s, head, i, j), "{:?}", scores.mask);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn tables_say_what_the_mask_says() {
+        let packed =
+            Sequences::Packed { cu_query: vec![0, 70, 70, 149], cu_key: vec![0, 0, 66, 130] };
+        let lengths = Sequences::Lengths { query: vec![130], key: vec![65] };
+        for sequences in [Sequences::Dense, packed, lengths] {
+            agrees(&scores(Mask::Full, sequences.clone()));
+            agrees(&scores(Mask::causal(), sequences.clone()));
+            agrees(&scores(Mask::Causal { align: Align::TopLeft }, sequences.clone()));
+            agrees(&scores(Mask::window(20, 3), sequences.clone()));
+            let either = vec![Mask::window(2, 0), Mask::window(None, 0)];
+            agrees(&scores(Mask::Or(either), sequences.clone()));
+            agrees(&scores(Mask::Or(vec![]), sequences));
+        }
+    }
+
+    #[test]
+    fn a_row_of_no_sequence_is_marked() {
+        let lengths = Sequences::Lengths { query: vec![130], key: vec![65] };
+        let rows = Rows::new(&scores(Mask::Full, lengths)).unwrap();
+        assert_eq!(rows.spans[129], [0, 65]);
+        assert_eq!(rows.spans[130], [-1, -1]);
+        assert_eq!((rows.by_queries.len(), rows.by_keys.len()), (3, 2));
+    }
+}

@@ -1,0 +1,121 @@
+//! The door of the tier: every pass of every algorithm, by name.
+
+use crate::options::{Level, Options};
+use crate::softmax;
+use crate::workspace::Workspace;
+use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
+
+/// Computes a pass on a device: reads `inputs` and writes those outputs that have a place in `outputs`,
+/// both by name, of any strides, in the memory of the host.
+///
+/// The tensors of a pass, with their shapes and types, are those of [`Problem::operands`]. What a later
+/// pass reads again of the forward pass (o and lse of attention) is an input; with
+/// [`Options::recompute`] an absent one is computed anew.
+///
+/// On an error nothing has been written, unless a device fails while it hands over its results. Fails
+/// with [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no
+/// kernel; with [`Error::Device`] where a device fails. Compiles the kernels on every call: a caller
+/// with more than one keeps a [`Workspace`] and uses [`run_in`].
+///
+/// ```
+/// use etalon_cuda::{Options, run};
+/// use etalon_problem::{AttentionLse, Error, Extents, Pass, Problem, Views, ViewsMut};
+/// use ndarray::{Array3, Array4};
+///
+/// let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 4, dim: 8 };
+/// let problem: Problem = AttentionLse::new(extents).into();
+/// let (q, k) = (Array4::<f32>::zeros((1, 1, 2, 8)), Array4::<f32>::ones((1, 1, 4, 8)));
+/// let mut lse = Array3::<f32>::zeros((1, 1, 2));
+///
+/// let inputs = Views::new().with("q", &q).with("k", &k);
+/// let mut outputs = ViewsMut::new().with("lse", &mut lse);
+/// match run(&problem, Pass::Forward, &inputs, &mut outputs, &Options::default()) {
+///     Ok(()) => {
+///         drop(outputs); // gives lse back
+///         assert!((lse[[0, 0, 1]] - 4f32.ln()).abs() < 1e-6);
+///     }
+///     Err(Error::Unsupported { reason, .. }) => println!("no CUDA: {reason}"),
+///     Err(error) => return Err(error),
+/// }
+/// # Ok::<(), etalon_problem::Error>(())
+/// ```
+pub fn run(
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Views<'_>,
+    outputs: &mut ViewsMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    run_in(&Workspace::new(), problem, pass, inputs, outputs, options)
+}
+
+/// As [`run`], with the devices, kernels and memory of a workspace that the caller keeps.
+pub fn run_in(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Views<'_>,
+    outputs: &mut ViewsMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    has_kernels(problem.algorithm(), pass)?;
+    let table = problem.checked_table(pass)?;
+    let storage = table.check_call(inputs, outputs, options.recompute)?;
+    if storage == Dtype::F64 {
+        return Err(Error::Dtype {
+            operand: "storage".to_string(),
+            expected: "f32, bf16 or f16".to_string(),
+            found: storage.to_string(),
+        });
+    }
+    let held = workspace.device(options.device)?;
+    softmax::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
+}
+
+/// Fails where a level has no kernel for a pass in a storage type, whatever the problem and the device.
+pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) -> Result<(), Error> {
+    has_kernels(algorithm, pass)?;
+    let refuse = |reason: &str| {
+        let what = format!("{algorithm} {pass} in {storage}");
+        Err(Error::Unsupported { what, reason: reason.to_string() })
+    };
+    match (level, storage) {
+        (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
+        (Level::Sm90a, Dtype::F32) => refuse("the tensor cores of sm90a multiply bf16 and f16"),
+        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
+            refuse("not written yet for sm90a")
+        }
+        _ => Ok(()),
+    }
+}
+
+fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
+    match algorithm {
+        Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
+        _ => pass == Pass::Forward,
+    }
+}
+
+/// Fails where no level has a kernel.
+fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
+    match (algorithm, pass) {
+        (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
+        (Algorithm::Attention | Algorithm::AttentionLse, _) => Ok(()),
+        _ => Err(Error::Unsupported {
+            what: format!("{algorithm} {pass}"),
+            reason: "not written yet for cuda".to_string(),
+        }),
+    }
+}
+
+/// Fails where a device cannot run a level.
+pub fn has_level(workspace: &Workspace, device: usize, level: Level) -> Result<(), Error> {
+    let held = workspace.device(device)?;
+    if level == Level::Sm90a && !held.device.is_hopper() {
+        return Err(Error::Unsupported {
+            what: format!("level {level}"),
+            reason: "the device is not of compute capability 9.0".to_string(),
+        });
+    }
+    Ok(())
+}

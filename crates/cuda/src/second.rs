@@ -1,0 +1,154 @@
+//! The portable kernels of the second order: `kernels/portable_second.cu`.
+
+use crate::job::Job;
+use crate::lane::{Layout, Room};
+use crate::portable::{Call, THREADS, Tensor, has_options, parts, tensor};
+use crate::variant::Variant;
+use cudarc::driver::DeviceRepr;
+use etalon_problem::{Error, Pass, Scores};
+
+/// What the second order keeps of every row between its kernels, in f32.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Between {
+    /// Σ P (U v + ddv) and o.
+    sum: Room,
+    o: Room,
+    /// δ, u, z, and whether the row sees a key.
+    numbers: Room,
+}
+
+impl Between {
+    pub fn new(
+        scores: &Scores,
+        value_dim: Option<usize>,
+        layout: &mut Layout,
+    ) -> Result<Between, Error> {
+        let rows = scores.row_shape().iter().product::<usize>();
+        let elements = 4 * rows * value_dim.unwrap_or(0);
+        Ok(Between {
+            sum: layout.room(elements)?,
+            o: layout.room(elements)?,
+            numbers: layout.room(4 * 4 * rows)?,
+        })
+    }
+}
+
+/// What a kernel is told: `Second` of `portable_second.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Second {
+    call: Call,
+    ddq: Tensor,
+    ddk: Tensor,
+    ddv: Tensor,
+    ddbias: Tensor,
+    cot_o: Tensor,
+    gq: Tensor,
+    gk: Tensor,
+    gv: Tensor,
+    gbias: Tensor,
+    gdout: Tensor,
+    sum: Tensor,
+    o: Tensor,
+    ddsinks: u64,
+    cot_lse: u64,
+    gdlse: u64,
+    gsinks: u64,
+    numbers: u64,
+}
+
+// SAFETY: the fields, their types and their order are those of `Second` in `portable_second.cu`, and it
+// holds no reference of the host.
+unsafe impl DeviceRepr for Second {}
+
+impl Second {
+    /// Of double_backward, or of jvp: there the tangents stand for the cotangents of the gradients.
+    fn new(job: &Job<'_>, between: &Between, pass: Pass) -> Second {
+        let name = |second: &'static str, tangent: &'static str| match pass {
+            Pass::Jvp => tangent,
+            _ => second,
+        };
+        let rows = |room: Room| {
+            let (e, width) = (&job.scores.extents, job.value_dim.unwrap_or(0));
+            let head = e.queries * width;
+            let strides = [e.query_heads * head, head, width].map(|x| x as i64);
+            Tensor::new(job.lane.address(room), strides)
+        };
+        Second {
+            call: Call::new(job),
+            ddq: tensor(job, name("ddq", "tq")),
+            ddk: tensor(job, name("ddk", "tk")),
+            ddv: tensor(job, name("ddv", "tv")),
+            ddbias: tensor(job, name("ddbias", "tbias")),
+            cot_o: tensor(job, "cot_o"),
+            gq: tensor(job, "gq"),
+            gk: tensor(job, "gk"),
+            gv: tensor(job, "gv"),
+            gbias: tensor(job, "gbias"),
+            gdout: tensor(job, name("gdout", "to")),
+            sum: rows(between.sum),
+            o: rows(between.o),
+            ddsinks: job.address(name("ddsinks", "tsinks")),
+            cot_lse: job.address("cot_lse"),
+            gdlse: job.address(name("gdlse", "tlse")),
+            gsinks: job.address("gsinks"),
+            numbers: job.lane.address(between.numbers),
+        }
+    }
+
+    /// The launch whose accumulators begin at these columns.
+    fn at(self, first_dim: i32, first_value: i32) -> Second {
+        Second { call: self.call.at(first_dim, first_value), ..self }
+    }
+
+    /// Over other tiles.
+    fn over(self, tasks: u64) -> Second {
+        Second { call: self.call.over(tasks), ..self }
+    }
+}
+
+/// The outputs of double_backward or jvp that have places.
+pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Error> {
+    let e = &job.scores.extents;
+    let variant = Variant::second(job.storage, e.dim, job.value_dim, has_options(job));
+    let kernels = job.device.kernels(variant, &job.device.architecture())?;
+    let launch = |name: &str, blocks: usize, call: Second| {
+        job.lane.launch(job.device, kernels.get(name)?, blocks as u64, (THREADS, 0), &call)
+    };
+    let call = Second::new(job, between, pass);
+    let by_queries = job.rows.by_queries.len() * e.query_heads;
+    for first in parts(job.value_dim.unwrap_or(1)) {
+        launch("tangents", by_queries, call.at(0, first))?;
+    }
+    let rows = e.batch * e.query_heads * e.queries;
+    launch("rows", rows.div_ceil(THREADS as usize / 32), call)?;
+    if call.gq.is_there() {
+        for first in parts(e.dim) {
+            launch("queries", by_queries, call.at(first, 0))?;
+        }
+    }
+    let wanted = |tensor: Tensor, columns: usize| if tensor.is_there() { columns } else { 0 };
+    let values = job.value_dim.unwrap_or(0);
+    let by_keys = call.over(job.lane.address(job.tables.by_keys));
+    let blocks = job.rows.by_keys.len() * e.key_heads;
+    let mut dims = parts(wanted(call.gk, e.dim));
+    let mut columns = parts(wanted(call.gv, values));
+    loop {
+        let (dim, value) = (dims.next(), columns.next());
+        if dim.is_none() && value.is_none() {
+            break;
+        }
+        // A part that is not wanted any more begins beyond the last column.
+        let at = by_keys.at(dim.unwrap_or(e.dim as i32), value.unwrap_or(values as i32));
+        launch("keys", blocks, at)?;
+    }
+    if call.gsinks != 0 {
+        launch("gsinks", e.query_heads, call)?;
+    }
+    if call.gbias.is_there() {
+        let heads = job.scores.bias.map_or(0, |bias| bias.heads);
+        let by_pairs = call.over(job.lane.address(job.tables.by_pairs));
+        launch("gbias", job.rows.by_pairs.len() * heads, by_pairs)?;
+    }
+    Ok(())
+}

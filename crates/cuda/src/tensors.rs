@@ -1,0 +1,107 @@
+//! Borrowed tensors of the host as bytes in the order of their shape.
+
+use bytemuck::Pod;
+use etalon_problem::{Error, View, ViewMut};
+use ndarray::{ArrayViewD, ArrayViewMutD};
+
+/// Calls `f` with the bytes of a tensor in row-major order; a copy of it where its strides are others.
+pub(crate) fn with_bytes(
+    name: &str,
+    view: &View<'_>,
+    f: impl FnOnce(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match view {
+        View::F32(x) => packed(name, x, f),
+        View::Bf16(x) => packed(name, x, f),
+        View::F16(x) => packed(name, x, f),
+        View::F64(_) | View::I64(_) => Err(stored(name, view.stored())),
+    }
+}
+
+fn packed<T: Pod>(
+    name: &str,
+    view: &ArrayViewD<'_, T>,
+    f: impl FnOnce(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    if let Some(slice) = view.as_slice() {
+        return f(bytemuck::cast_slice(slice));
+    }
+    let mut list = room(name, view.len())?;
+    list.extend(view.iter().copied());
+    f(bytemuck::cast_slice(&list))
+}
+
+/// Writes the bytes that `f` writes, in row-major order, to the place of a result.
+pub(crate) fn write_bytes(
+    name: &str,
+    place: ViewMut<'_>,
+    f: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match place {
+        ViewMut::F32(x) => unpacked(name, x, f),
+        ViewMut::Bf16(x) => unpacked(name, x, f),
+        ViewMut::F16(x) => unpacked(name, x, f),
+        other => Err(stored(name, other.stored())),
+    }
+}
+
+fn unpacked<T: Pod>(
+    name: &str,
+    mut place: ArrayViewMutD<'_, T>,
+    f: impl FnOnce(&mut [u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    if let Some(slice) = place.as_slice_mut() {
+        return f(bytemuck::cast_slice_mut(slice));
+    }
+    let mut list = room(name, place.len())?;
+    list.resize(place.len(), T::zeroed());
+    f(bytemuck::cast_slice_mut(&mut list))?;
+    place.iter_mut().zip(list).for_each(|(to, from)| *to = from);
+    Ok(())
+}
+
+fn room<T>(name: &str, elements: usize) -> Result<Vec<T>, Error> {
+    let mut list = Vec::new();
+    list.try_reserve_exact(elements).map_err(|_| Error::Memory {
+        what: format!("a copy of `{name}`"),
+        bytes: elements.saturating_mul(size_of::<T>()),
+    })?;
+    Ok(list)
+}
+
+fn stored(name: &str, found: impl ToString) -> Error {
+    let expected = "f32, bf16 or f16, which are what cuda stores".to_string();
+    Error::Dtype { operand: name.to_string(), expected, found: found.to_string() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::bf16;
+    use ndarray::{Array2, s};
+
+    #[test]
+    fn bytes_have_the_order_of_the_shape_whatever_the_strides() {
+        let array = Array2::from_shape_fn((3, 4), |(i, j)| bf16::from_f32((4 * i + j) as f32));
+        let turned = array.slice(s![..;-1, 1..;2]);
+        let wanted: Vec<u8> = [9.0f32, 11.0, 5.0, 7.0, 1.0, 3.0]
+            .iter()
+            .flat_map(|&x| bf16::from_f32(x).to_ne_bytes())
+            .collect();
+        let check = |bytes: &[u8]| {
+            assert_eq!(bytes, wanted);
+            Ok(())
+        };
+        with_bytes("x", &turned.into(), check).unwrap();
+
+        let mut back = Array2::from_elem((3, 4), bf16::ZERO);
+        let place = back.slice_mut(s![..;-1, 1..;2]);
+        let write = |bytes: &mut [u8]| {
+            bytes.copy_from_slice(&wanted);
+            Ok(())
+        };
+        write_bytes("x", place.into(), write).unwrap();
+        assert_eq!(back.slice(s![.., 1..;2]), array.slice(s![.., 1..;2]));
+        assert_eq!(back[[1, 0]], bf16::ZERO);
+    }
+}

@@ -1,0 +1,216 @@
+//! The kernels: their sources, and the variants of them that are compiled.
+
+use etalon_problem::Dtype;
+use std::fmt::Write;
+
+/// A source with the values of its compile-time names: one module of kernels.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct Variant {
+    /// Which kernels.
+    pub family: Family,
+    /// Names and values, in the order of the source's comments.
+    pub defines: Vec<(&'static str, String)>,
+}
+
+/// Kernels that are compiled together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// attention and attention_lse in fused multiply-adds.
+    Portable,
+    /// Their second order in fused multiply-adds.
+    Second,
+    /// Their forward pass on the tensor cores of compute capability 9.0.
+    HopperForward,
+    /// The backward pass of attention on them.
+    HopperBackward,
+}
+
+/// The widths of accumulators. Wider operands take several launches.
+const WIDTHS: [usize; 3] = [64, 128, 256];
+
+/// The narrowest accumulator that holds this many columns, or the widest.
+pub(crate) fn width(columns: usize) -> usize {
+    WIDTHS.into_iter().find(|&width| width >= columns).unwrap_or(WIDTHS[2])
+}
+
+impl Family {
+    /// The texts that make its source, in order: rooms of the prelude, then the kernels.
+    fn texts(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Family::Portable => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("portable.cu", include_str!("kernels/portable.cu")),
+            ],
+            Family::Second => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("portable_second.cu", include_str!("kernels/portable_second.cu")),
+            ],
+            Family::HopperForward => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("sm90a_forward.cu", include_str!("kernels/sm90a_forward.cu")),
+            ],
+            Family::HopperBackward => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
+            ],
+        }
+    }
+
+    /// The architectures that CI compiles it for.
+    pub fn architectures(self) -> &'static [&'static str] {
+        match self {
+            Family::Portable | Family::Second => {
+                &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
+            }
+            Family::HopperForward | Family::HopperBackward => &["sm_90a"],
+        }
+    }
+}
+
+impl Variant {
+    /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
+    /// softcap, bias and arrays of flags or without.
+    pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        Variant {
+            family: Family::Portable,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("OPTIONS", u8::from(options).to_string()),
+                ("VALUES", u8::from(value_dim.is_some()).to_string()),
+                ("CD", width(dim).to_string()),
+                ("CE", width(value_dim.unwrap_or(1)).to_string()),
+            ],
+        }
+    }
+
+    /// The kernels of the second order, as [`Variant::portable`].
+    pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        let family = Family::Second;
+        Variant { family, ..Variant::portable(storage, dim, value_dim, options) }
+    }
+
+    /// The forward pass on tensor cores, of operands 64 or 128 columns wide; whether the mask is a window,
+    /// and whether batch elements have lengths of their own.
+    pub fn hopper_forward(
+        storage: Dtype,
+        width: usize,
+        [windowed, lengths]: [bool; 2],
+        values: bool,
+    ) -> Self {
+        // Three warpgroups fit the registers where rows are 64 columns wide.
+        let groups = if width == 128 { 2 } else { 3 };
+        Variant {
+            family: Family::HopperForward,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("D", width.to_string()),
+                ("WINDOW", u8::from(windowed).to_string()),
+                ("GROUPS", groups.to_string()),
+                ("VALUES", u8::from(values).to_string()),
+                ("LENGTHS", u8::from(lengths).to_string()),
+            ],
+        }
+    }
+
+    /// The backward pass on tensor cores.
+    pub fn hopper_backward(storage: Dtype, width: usize, [windowed, lengths]: [bool; 2]) -> Self {
+        Variant {
+            family: Family::HopperBackward,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("D", width.to_string()),
+                ("WINDOW", u8::from(windowed).to_string()),
+                ("LENGTHS", u8::from(lengths).to_string()),
+            ],
+        }
+    }
+
+    /// The names of its kernels.
+    pub fn kernels(&self) -> &'static [&'static str] {
+        let options = self.defines.contains(&("OPTIONS", "1".to_string()));
+        match self.family {
+            Family::Portable if options => {
+                &["forward", "delta", "queries", "keys", "dsinks", "dbias"]
+            }
+            Family::Portable => &["forward", "delta", "queries", "keys", "dsinks"],
+            Family::Second if options => {
+                &["tangents", "rows", "queries", "keys", "gsinks", "gbias"]
+            }
+            Family::Second => &["tangents", "rows", "queries", "keys", "gsinks"],
+            Family::HopperForward => &["forward"],
+            Family::HopperBackward => {
+                &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
+            }
+        }
+    }
+
+    /// The value of a name.
+    fn define(&self, name: &str) -> usize {
+        let found = self.defines.iter().find(|(other, _)| *other == name);
+        found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
+    }
+
+    /// The whole source. Messages of the compiler name the file and its line.
+    pub fn source(&self) -> String {
+        let mut source = String::new();
+        for (name, text) in self.family.texts() {
+            let _ = writeln!(source, "#line 1 \"{name}\"\n{text}");
+        }
+        source
+    }
+
+    /// The options of the compiler, for an architecture.
+    pub fn options(&self, architecture: &str) -> Vec<String> {
+        let mut options = vec![
+            format!("--gpu-architecture={architecture}"),
+            "--std=c++17".to_string(),
+            "-default-device".to_string(),
+            "--ptxas-options=-v".to_string(),
+        ];
+        options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        options
+    }
+
+    /// What tells it from others, in words.
+    pub fn describe(&self) -> String {
+        let defines = self.defines.iter().map(|(name, value)| format!("{name}={value}"));
+        format!("{:?} {}", self.family, defines.collect::<Vec<_>>().join(" "))
+    }
+}
+
+/// How sources number a storage type.
+fn number(storage: Dtype) -> String {
+    let number = match storage {
+        Dtype::Bf16 => 1,
+        Dtype::F16 => 2,
+        _ => 0,
+    };
+    number.to_string()
+}
+
+/// The shared memory of a block of a kernel that its source does not declare: tiles, as the constants of
+/// the source lay them out, with room to align them.
+pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
+    let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
+    let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
+    let bytes = match (variant.family, kernel) {
+        // q; k and v in two stages; P or o of each warpgroup; barriers.
+        (Family::HopperForward, _) => {
+            1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256
+        }
+        // k, v; q, dout and their numbers in three stages; barriers.
+        (Family::HopperBackward, "keys") => 2048 + 2 * rows(128) + 3 * (2 * rows(64) + 512),
+        // q, dout; k and v in two stages; barriers.
+        (Family::HopperBackward, "queries") => 2048 + 2 * rows(128) + 4 * rows(128),
+        _ => 0,
+    };
+    bytes as u32
+}

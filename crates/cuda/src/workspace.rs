@@ -1,0 +1,90 @@
+//! What is kept between calls: contexts, compiled kernels, streams, device memory.
+
+use crate::absent::text;
+use crate::gpu::{Device, lock};
+use crate::lane::Lane;
+use crate::options::Settings;
+use etalon_problem::Error;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// Devices, compiled kernels and device memory, to be kept between calls. A call with a kept
+/// workspace compiles nothing that an earlier one compiled, and finds its memory.
+///
+/// One workspace serves all devices, passes and problems, from any thread. Each call that runs at the
+/// same time as others has a stream and memory of its own.
+#[derive(Debug, Default)]
+pub struct Workspace {
+    settings: Settings,
+    devices: Mutex<BTreeMap<usize, Arc<Held>>>,
+}
+
+impl Workspace {
+    /// Nothing so far.
+    pub fn new() -> Self {
+        Workspace::default()
+    }
+
+    /// Nothing so far, and where to find and keep what is compiled.
+    pub fn with(settings: Settings) -> Self {
+        Workspace { settings, devices: Mutex::default() }
+    }
+
+    /// Whether a device can be used, or why not: the driver, the device, the compiler, and that the
+    /// kernels run on its architecture. Compiles nothing.
+    pub fn check(&self, ordinal: usize) -> Result<(), Error> {
+        self.device(ordinal).map(|_| ())
+    }
+
+    /// The name and the compute capability of a device, such as `NVIDIA H200 (9.0)`.
+    pub fn describe(&self, ordinal: usize) -> Result<String, Error> {
+        let device = &self.device(ordinal)?.device;
+        let name = device.context.name().map_err(|error| device.failed("the device", error))?;
+        Ok(format!("{name} ({})", text(device.capability)))
+    }
+
+    /// The compute capability of a device.
+    pub fn capability(&self, ordinal: usize) -> Result<(i32, i32), Error> {
+        Ok(self.device(ordinal)?.device.capability)
+    }
+
+    /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
+    pub fn release(&self) {
+        lock(&self.devices).values().for_each(|device| lock(&device.lanes).clear());
+    }
+
+    pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<Held>, Error> {
+        let mut devices = lock(&self.devices);
+        if let Some(held) = devices.get(&ordinal) {
+            held.device.check_alive()?;
+            return Ok(held.clone());
+        }
+        let device = Device::open(ordinal, &self.settings)?;
+        let held = Arc::new(Held { device, lanes: Mutex::default() });
+        devices.insert(ordinal, held.clone());
+        Ok(held)
+    }
+}
+
+/// A device with the streams that no call uses.
+#[derive(Debug)]
+pub(crate) struct Held {
+    pub device: Device,
+    lanes: Mutex<Vec<Lane>>,
+}
+
+impl Held {
+    /// A stream with memory. It goes back when the call has succeeded; after a failure its work may
+    /// still be under way, and it is dropped.
+    pub fn lane(&self) -> Result<Lane, Error> {
+        if let Some(lane) = lock(&self.lanes).pop() {
+            return Ok(lane);
+        }
+        let stream = self.device.context.new_stream();
+        Ok(Lane::new(stream.map_err(|error| self.device.failed("a stream", error))?))
+    }
+
+    pub fn give_back(&self, lane: Lane) {
+        lock(&self.lanes).push(lane);
+    }
+}
