@@ -9,8 +9,7 @@ use tempfile::{Builder, NamedTempFile};
 /// The place of a file to come. That it can be written to shows at once, before the work and not after
 /// it; what stands there is untouched until [`Unfinished::finish`].
 ///
-/// Beside the place a temporary file is made to try, and removed again: a run that is killed leaves
-/// none behind.
+/// To try, a file without a name is made in the folder: a run that is killed leaves none behind.
 #[derive(Debug)]
 pub struct Draft {
     path: PathBuf,
@@ -36,7 +35,8 @@ impl Draft {
             return Err(Error::write(path, "it is not the name of a file"));
         }
         let draft = Draft { path: path.to_path_buf(), target };
-        draft.temporary().map(drop)?;
+        let tried = tempfile::tempfile_in(draft.folder());
+        tried.map_err(|error| Error::write(path, error.kind()))?;
         Ok(draft)
     }
 
@@ -51,12 +51,15 @@ impl Draft {
         self.begin()?.finish(content)
     }
 
-    /// A new file beside the place, which goes when it is dropped.
-    fn temporary(&self) -> Result<NamedTempFile, Error> {
-        let folder = match self.target.parent() {
+    fn folder(&self) -> &Path {
+        match self.target.parent() {
             Some(folder) if folder != Path::new("") => folder,
             _ => Path::new("."),
-        };
+        }
+    }
+
+    /// A new file beside the place, which goes when it is dropped.
+    fn temporary(&self) -> Result<NamedTempFile, Error> {
         let mut builder = Builder::new();
         builder.prefix(".etalon-");
         #[cfg(unix)]
@@ -65,7 +68,7 @@ impl Draft {
             // As any new file: what the user's mask leaves of this.
             builder.permissions(fs::Permissions::from_mode(0o666));
         }
-        builder.tempfile_in(folder).map_err(|error| {
+        builder.tempfile_in(self.folder()).map_err(|error| {
             // tempfile's own text names the temporary file, which means nothing to the user.
             Error::write(&self.path, error.kind())
         })

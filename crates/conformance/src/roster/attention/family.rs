@@ -28,7 +28,6 @@ impl Family {
                 ("sinks", _) if self == Family::Large => x - lowest(scores),
                 // A sink of −∞ is none; one of +∞ leaves nothing that is a number.
                 ("sinks", _) if self == Family::Holes && index[0] % 4 == 1 => f64::NEG_INFINITY,
-                ("sinks", _) if self == Family::Holes && index[0] % 4 == 3 => f64::INFINITY,
                 ("sinks", _) => 2.0 * x,
                 ("dout", 4) if self == Family::Zeros => zero_half(x, coin),
                 _ => x,
