@@ -8,7 +8,7 @@ use etalon_conformance::report::{Record, Verdict};
 use etalon_conformance::suite::{SuiteOptions, run};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
-use etalon_problem::{Algorithm, Pass};
+use etalon_problem::{Algorithm, Dtype, Pass};
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::sync::{Arc, OnceLock};
 
@@ -28,6 +28,11 @@ fn main() {
                 let mut storage = storage(algorithm).iter();
                 storage.any(|dtype| tier.offers(algorithm, *pass, *dtype).is_ok())
             };
+            // Of cases in f64 alone, core depth has so few that a law may find none.
+            let few = !judged(algorithm).iter().any(|pass| {
+                let types = [Dtype::F32, Dtype::Bf16, Dtype::F16];
+                types.iter().any(|dtype| tier.offers(algorithm, *pass, *dtype).is_ok())
+            });
             let meant = |law: &laws::Law| {
                 let of_values = without_values && OF_VALUES.contains(&law.name);
                 let asked = |pass: &Pass| judged(algorithm).contains(pass) && offers(pass);
@@ -43,7 +48,7 @@ fn main() {
                             && record.algorithm == algorithm
                             && record.check == law.name
                     });
-                    holds(own)
+                    holds(own, few)
                 }));
             }
         }
@@ -63,7 +68,7 @@ fn core() -> Vec<Record> {
     run(&options, &|_, _, _| {}).records
 }
 
-fn holds<'a>(records: impl Iterator<Item = &'a Record>) -> Result<(), Failed> {
+fn holds<'a>(records: impl Iterator<Item = &'a Record>, few: bool) -> Result<(), Failed> {
     let mut cases = 0;
     for record in records {
         cases += 1;
@@ -73,7 +78,7 @@ fn holds<'a>(records: impl Iterator<Item = &'a Record>) -> Result<(), Failed> {
         }
     }
     match cases {
-        0 => Err(Failed::from("no case")),
+        0 if !few => Err(Failed::from("no case")),
         _ => Ok(()),
     }
 }

@@ -48,7 +48,7 @@ impl Step<'_> {
                 cut_along(o.outer(0), 0, groups)
             })
         });
-        let states = state.exact_chunks_mut([1, 1, dims[0], dims[1]]).into_iter();
+        let states = split(state, Axis(0)).flat_map(|batch| split(batch, Axis(1)));
         let tasks = states.enumerate().map(|(slot, state)| {
             let state = state.index_axis_move(Axis(0), 0).index_axis_move(Axis(0), 0);
             let piece = pieces.as_mut().and_then(Iterator::next);
@@ -233,4 +233,18 @@ impl Token<'_> {
             o[column] = state.chunks_exact(width).zip(q).map(|(row, q)| q * row[column]).sum();
         }
     }
+}
+
+/// The entries of an axis, one by one. (`exact_chunks_mut` does not take an axis that runs backwards.)
+fn split<'a>(
+    states: ArrayViewMut4<'a, f32>,
+    axis: Axis,
+) -> impl Iterator<Item = ArrayViewMut4<'a, f32>> {
+    let entries = states.len_of(axis);
+    let mut left = Some(states);
+    (0..entries).filter_map(move |_| {
+        let (first, others) = left.take()?.split_at(axis, 1);
+        left = Some(others);
+        Some(first)
+    })
 }

@@ -26,7 +26,7 @@ impl Family {
                 ("v", _) => element.of_value(self, index[3]),
                 ("bias", _) => element.of_bias(self, [index[0], index[2], index[3]]),
                 ("sinks", _) if self == Family::Large => x - lowest(scores),
-                // A sink of −∞ is none; one of +∞ leaves nothing that is a number.
+                // A sink of −∞ is none.
                 ("sinks", _) if self == Family::Holes && index[0] % 4 == 1 => f64::NEG_INFINITY,
                 ("sinks", _) => 2.0 * x,
                 ("dout", 4) if self == Family::Zeros => zero_half(x, coin),
