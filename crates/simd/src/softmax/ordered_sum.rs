@@ -80,7 +80,7 @@ impl<'t, 'o> OrderedSum<'t, 'o> {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
         (state.next, state.fresh) = (seen.next(0), true);
         if state.next.is_none() {
-            dq.fill(0.0 * seen.pair.rule.scale); // as if it had been summed
+            dq.fill(0.0);
         }
         state.dq = Some(dq);
     }
