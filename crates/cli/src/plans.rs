@@ -146,7 +146,7 @@ fn explain_linear(problem: &LinearAttention, options: &Options) -> Result<String
                 "chunks of {chunk} tokens, micro-chunks of {micro}; a state kept every {kept}; {} of \
                  {} at once; ",
                 plan.together,
-                problem.list_sequences().len() as u128 * problem.extents.key_heads as u128,
+                problem.sequence_count() as u128 * problem.extents.key_heads as u128,
             );
         }
         text += &format!("workspace {}\n", bytes(plan.workspace_bytes()));

@@ -118,10 +118,19 @@ impl LinearAttention {
         self.extents.query_heads / self.extents.key_heads.max(1)
     }
 
-    /// The sequences in the order of their tokens; none where there is neither a token nor a state, since
-    /// no tensor then vouches for the number of batch elements. The problem must have passed its check.
-    pub fn list_sequences(&self) -> Vec<TokenSequence> {
+    /// How many sequences there are: none where there is neither a token nor a state, since no tensor
+    /// then vouches for the number of batch elements. The problem must have passed its check.
+    pub fn sequence_count(&self) -> usize {
         if self.extents.tokens == 0 && !self.initial_state && !self.final_state {
+            return 0;
+        }
+        self.sequences.count(self.extents.batch)
+    }
+
+    /// The sequences in the order of their tokens, [so many](Self::sequence_count). The problem must
+    /// have passed its check.
+    pub fn list_sequences(&self) -> Vec<TokenSequence> {
+        if self.sequence_count() == 0 {
             return Vec::new();
         }
         self.sequences.list(self.extents.batch, self.extents.tokens)

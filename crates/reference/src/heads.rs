@@ -135,6 +135,9 @@ pub(crate) fn bias_gradient<T: Real>(
     let Some(gradient) = gradient else { return };
     let (batches, heads, rows, _) = gradient.dim();
     let sequences = problem.sequences();
+    if sequences.is_empty() {
+        return; // no tensor vouches for the number of batch elements, which may be without end
+    }
     let lines = gradient.rows_mut().into_iter().enumerate().collect();
     map(lines, |(line, mut elements): (usize, ArrayViewMut1<'_, T>)| {
         let (batch, head, at) = (line / rows / heads, line / rows % heads, line % rows);

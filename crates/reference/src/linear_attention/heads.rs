@@ -17,11 +17,7 @@ use ndarray::Axis;
 /// E, or 0 where there is no state: then no tensor vouches for E, and a row of zeros might be of any
 /// size.
 pub(super) fn width_of_states(problem: &LinearAttention) -> usize {
-    if problem.extents.batch == 0 || problem.list_sequences().is_empty() {
-        0
-    } else {
-        problem.value_dim
-    }
+    if problem.sequence_count() == 0 { 0 } else { problem.value_dim }
 }
 
 /// The operands of the forward pass.
