@@ -354,10 +354,9 @@ fn weigh_row_and_tangents<I: Isa>(isa: I, scratch: &mut Scratch<'_>, row: Range<
     let (p, beta, w) = (&p[row.clone()], &beta[row.clone()], &mut flow.w[row]);
     let zero = I::F32::splat(isa, 0.0);
     for n in (0..p.len()).step_by(I::F32::N) {
-        let [s, mut ds, t, dt, p] = [&*a, &*da, &*b, &*db, p].map(
-            #[inline(always)]
-            |x| I::F32::load(isa, &x[n..]),
-        );
+        let (s, t) = (I::F32::load(isa, &a[n..]), I::F32::load(isa, &b[n..]));
+        let (mut ds, dt) = (I::F32::load(isa, &da[n..]), I::F32::load(isa, &db[n..]));
+        let p = I::F32::load(isa, &p[n..]);
         // P has the tangent β P, once in A and once in B; w has one P.
         let mut tangent = dt;
         if !log_tangents.zero {
