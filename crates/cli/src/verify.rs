@@ -31,7 +31,7 @@ pub struct Arguments {
     /// The level of the simd tier: portable, avx2, avx512, or all that this machine has.
     #[arg(long, value_name = "L", default_value = "all")]
     level: String,
-    /// The number of cases: core takes under a minute on two cores, soak about an hour.
+    /// The number of cases: smoke takes seconds, core under a minute on two cores, soak about an hour.
     #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL))]
     depth: Depth,
     #[command(flatten)]

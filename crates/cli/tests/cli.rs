@@ -469,7 +469,10 @@ fn verify_refuses_before_it_runs() {
     for (arguments, part) in [
         (["--report", report.as_str()], "absent/report.xml: cannot be written: "),
         (["--report", "xml=report.xml"], "`report` must be junit=PATH, json=PATH or md=PATH"),
-        (["--depth", "deep"], "'deep' for '--depth <DEPTH>' [possible values: core, full, soak]"),
+        (
+            ["--depth", "deep"],
+            "'deep' for '--depth <DEPTH>' [possible values: smoke, core, full, soak]",
+        ),
         (["--tier", "abacus"], "`tier` must be one of reference, simd/"),
         (["--level", "avx9"], "`tier` must be one of reference, simd/"),
         (["--algorithm", "attentoin"], "[possible values: attention, attention_lse"),
@@ -500,6 +503,8 @@ fn verify_passes_and_reports() {
         "portable",
         "--algorithm",
         "attention_lse",
+        "--depth",
+        "smoke",
         "--seed",
         "0xFf",
         "--progress",
@@ -526,14 +531,14 @@ fn verify_passes_and_reports() {
         (&file["passed"], &file["schema"], &file["seed"]),
         (&true.into(), &1.into(), &255.into())
     );
-    assert_eq!((&file["depth"], &file["profile"]), (&"core".into(), &"strict".into()));
+    assert_eq!((&file["depth"], &file["profile"]), (&"smoke".into(), &"strict".into()));
     assert!(file["date"].as_str().unwrap().ends_with('Z') && file["threads"].as_u64() > Some(0));
     for pass in ["forward", "backward"] {
         let checked = |record: &&serde_json::Value| {
             (&record["pass"], &record["check"], &record["verdict"])
                 == (&pass.into(), &"bound".into(), &"pass".into())
         };
-        assert!(records.iter().filter(checked).count() >= 24, "{pass}: hardly a case was checked");
+        assert!(records.iter().filter(checked).count() >= 2, "{pass}: hardly a case was checked");
     }
     let xml = fs::read_to_string(path("junit")).unwrap();
     assert!(

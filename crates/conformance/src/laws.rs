@@ -57,18 +57,3 @@ pub fn all() -> Vec<Law> {
 pub fn find(name: &str) -> Option<Law> {
     all().into_iter().find(|law| law.name == name)
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::collections::BTreeSet;
-
-    #[test]
-    fn names_are_unique_and_statements_are_sentences() {
-        let laws = all();
-        let names: BTreeSet<&str> = laws.iter().map(|law| law.name).collect();
-        assert_eq!(names.len(), laws.len());
-        assert!(laws.iter().all(|law| law.statement.ends_with('.')));
-        assert!(laws.iter().all(|law| find(law.name).is_some()));
-    }
-}

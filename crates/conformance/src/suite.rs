@@ -49,6 +49,9 @@ impl<'a> SuiteOptions<'a> {
 /// per algorithm and pass, spread over those that it applies to.
 const CASES_PER_LAW: usize = 40;
 
+/// At smoke depth every law looks at as many cases, where there are as many.
+const CASES_AT_SMOKE: usize = 2;
+
 /// The gate itself, which every case must pass.
 const EVERY_CASE: &str = "bound";
 
@@ -72,7 +75,10 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     let (judged, sights): (Vec<_>, Vec<_>) = judged.unzip();
     let mut records = not_offered(options);
     records.extend(judged.into_iter().flatten());
-    records.extend(vacuity::blunt(&sights.concat()));
+    // Two cases cannot tell whether a value of an axis is informative.
+    if options.depth != Depth::Smoke {
+        records.extend(vacuity::blunt(&sights.concat()));
+    }
     Report { about: about(options), records, absent: Vec::new() }
 }
 
@@ -121,7 +127,8 @@ fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
     records
 }
 
-/// Which law looks at which case. Beyond core depth: every law at every case that it applies to.
+/// Which law looks at which case. Beyond core depth: every law at every case that it applies to. A case
+/// that no law looks at is left out.
 fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
     let laws: Vec<Law> =
         laws::all().into_iter().filter(|law| options.kinds.contains(&law.kind)).collect();
@@ -130,15 +137,9 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
         let specs: Vec<Spec> = specs(algorithm, options.depth, options.seed).collect();
         let applicable: Vec<Vec<Applies>> =
             specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
-        let chosen: Vec<Vec<(Pass, usize)>> = match options.depth {
-            Depth::Core => share(&laws, applicable),
-            _ => {
-                let all =
-                    |of_case: &Vec<Applies>| of_case.iter().map(|of| (of.pass, of.law)).collect();
-                applicable.iter().map(all).collect()
-            }
-        };
-        for (spec, pairs) in specs.into_iter().zip(chosen) {
+        let chosen = choose(options.depth, &laws, applicable);
+        let looked_at = specs.into_iter().zip(chosen).filter(|(_, pairs)| !pairs.is_empty());
+        for (spec, pairs) in looked_at {
             let laws = pairs.into_iter().map(|(pass, law)| (pass, laws[law])).collect();
             items.push(Item { spec, laws });
         }
@@ -167,9 +168,25 @@ pub(crate) fn applicable(laws: &[Law], case: &Case) -> Vec<Applies> {
     concerned.map(applies).collect()
 }
 
+/// Of the laws that apply to each case, those that look at it at that depth.
+pub(crate) fn choose(
+    depth: Depth,
+    laws: &[Law],
+    applicable: Vec<Vec<Applies>>,
+) -> Vec<Vec<(Pass, usize)>> {
+    match depth {
+        Depth::Smoke => few(laws, applicable),
+        Depth::Core => share(laws, applicable),
+        Depth::Full | Depth::Soak => {
+            let pairs = |all: Vec<Applies>| all.iter().map(|of| (of.pass, of.law)).collect();
+            applicable.into_iter().map(pairs).collect()
+        }
+    }
+}
+
 /// Of the laws that apply to each case, those that look at it: every law gets its quota of cases,
 /// first of those that it favours, evenly spread.
-pub(crate) fn share(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>> {
+fn share(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>> {
     let mut totals: BTreeMap<Applies, usize> = BTreeMap::new();
     applicable.iter().flatten().for_each(|of| *totals.entry(*of).or_default() += 1);
     let total = |of: &Applies| totals.get(of).copied().unwrap_or(0);
@@ -183,6 +200,24 @@ pub(crate) fn share(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pas
     };
     let of_case = |all: Vec<Applies>| {
         all.into_iter().filter(&mut chosen).map(|of| (of.pass, of.law)).collect()
+    };
+    applicable.into_iter().map(of_case).collect()
+}
+
+/// Of the laws that apply to each case, those that still lack cases, in the order of the cases: the
+/// first cases serve most laws, others only what they alone show. The gate judges each of them.
+fn few(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>> {
+    let mut seen: BTreeMap<(Pass, usize), usize> = BTreeMap::new();
+    let mut lacks = |of: &(Pass, usize)| {
+        let cases = seen.entry(*of).or_default();
+        *cases += 1;
+        *cases <= CASES_AT_SMOKE
+    };
+    let of_case = |all: Vec<Applies>| {
+        let all = all.into_iter().map(|of| (of.pass, of.law));
+        let (gate, others): (Vec<_>, Vec<_>) = all.partition(|of| laws[of.1].name == EVERY_CASE);
+        let others: Vec<_> = others.into_iter().filter(&mut lacks).collect();
+        if others.is_empty() { others } else { [gate, others].concat() }
     };
     applicable.into_iter().map(of_case).collect()
 }

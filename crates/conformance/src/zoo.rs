@@ -17,7 +17,7 @@ pub use mutant::Mutant;
 use crate::cases::{Depth, Spec, specs};
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
-use crate::suite::{applicable, share};
+use crate::suite::{applicable, choose};
 use crate::tier::Tier;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use rayon::prelude::*;
@@ -98,7 +98,7 @@ pub fn kill_matrix(
         algorithms.contains(of) || mutants.iter().any(|mutant| mutant.of.contains(of))
     };
     let algorithms: Vec<Algorithm> = Algorithm::ALL.into_iter().filter(concerned).collect();
-    let ground = Ground::new(seed, &algorithms);
+    let ground = Ground::new(seed, Depth::Core, &algorithms);
     let mutants = mutants.iter().copied().map(Host::mutant);
     let tiers: Vec<Host> = mutants.chain(controls.iter().copied().map(Host::sound)).collect();
     let fates = ground.hunt(&tiers, |_| true, progress);
@@ -119,7 +119,7 @@ pub fn alarms(style: Style, ground: &Ground) -> Vec<(&'static str, Fate)> {
     ground.hunt(&[Host::sound(style)], |_| true, &|_, _, _| {}).concat()
 }
 
-/// The cases of a core run, in f32, with the laws that look at each.
+/// The cases of a run in f32, without the large ones, with the laws that look at each.
 pub struct Ground {
     laws: Vec<Law>,
     cases: Vec<(Exact, Vec<(Pass, usize)>)>,
@@ -130,20 +130,20 @@ type Finding = Mutex<(usize, Fate)>;
 
 impl Ground {
     /// The cases of a seed and some algorithms.
-    pub fn new(seed: u64, algorithms: &[Algorithm]) -> Self {
+    pub fn new(seed: u64, depth: Depth, algorithms: &[Algorithm]) -> Self {
         // A promise of etalon's own tiers matters here where some bug breaks it.
         let broken = |law: &Law| mutants().iter().any(|mutant| mutant.killer == law.name);
         let matters = |law: &Law| law.kind != Kind::Contract || broken(law);
         let laws: Vec<Law> = laws::all().into_iter().filter(matters).collect();
         let cases = algorithms.iter().flat_map(|&algorithm| {
-            let specs = specs(algorithm, Depth::Core, seed);
+            let specs = specs(algorithm, depth, seed);
             // Large cases are about the tiles and memory of a real kernel.
             let specs = specs.filter(|spec| !spec.is_large());
             let cases = specs.map(|spec| Spec { dtype: Dtype::F32, ..spec }.build());
             let cases: Vec<Exact> =
                 cases.map(|case| Exact::new(case, Profile::strict(Dtype::F32))).collect();
             let pairs = cases.par_iter().map(|exact| applicable(&laws, exact.case())).collect();
-            cases.into_iter().zip(share(&laws, pairs)).collect::<Vec<_>>()
+            cases.into_iter().zip(choose(depth, &laws, pairs)).collect::<Vec<_>>()
         });
         Ground { cases: cases.collect(), laws }
     }

@@ -1,5 +1,5 @@
 //! Every law on every level of the simd tier, one test for each (level, algorithm, law): a run
-//! shows by name what holds where.
+//! shows by name what holds where. At smoke depth: `etalon verify` runs deeper.
 
 use etalon_conformance::bounds::judged;
 use etalon_conformance::cases::{Depth, storage};
@@ -28,7 +28,7 @@ fn main() {
                 let mut storage = storage(algorithm).iter();
                 storage.any(|dtype| tier.offers(algorithm, *pass, *dtype).is_ok())
             };
-            // Of cases in f64 alone, core depth has so few that a law may find none.
+            // Of cases in f64 alone there are so few that a law may find none.
             let few = !judged(algorithm).iter().any(|pass| {
                 let types = [Dtype::F32, Dtype::Bf16, Dtype::F16];
                 types.iter().any(|dtype| tier.offers(algorithm, *pass, *dtype).is_ok())
@@ -42,7 +42,7 @@ fn main() {
                 let (records, tier) = (records.clone(), tier.name());
                 let name = format!("{tier}::{algorithm}::{}", law.name);
                 trials.push(Trial::test(name, move || {
-                    let records = records.get_or_init(core);
+                    let records = records.get_or_init(smoke);
                     let own = records.iter().filter(|record: &&Record| {
                         record.tier == tier
                             && record.algorithm == algorithm
@@ -61,10 +61,10 @@ fn main() {
     libtest_mimic::run(&arguments, trials).exit();
 }
 
-fn core() -> Vec<Record> {
+fn smoke() -> Vec<Record> {
     let (tiers, _) = tiers::present();
     let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| &**tier).collect();
-    let options = SuiteOptions { depth: Depth::Core, ..SuiteOptions::own(tiers) };
+    let options = SuiteOptions { depth: Depth::Smoke, ..SuiteOptions::own(tiers) };
     run(&options, &|_, _, _| {}).records
 }
 

@@ -15,7 +15,7 @@ use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 /// [`cost`]; and on one of them.
 fn budget(depth: Depth) -> (f64, f64) {
     match depth {
-        Depth::Core => (6e7, 3e7),
+        Depth::Smoke | Depth::Core => (6e7, 3e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }
 }

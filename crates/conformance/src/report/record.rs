@@ -77,7 +77,7 @@ pub struct About {
     pub commit: Option<&'static str>,
     /// Threads.
     pub threads: usize,
-    /// How much was checked: core, full or soak.
+    /// How much was checked: smoke, core, full or soak.
     pub depth: &'static str,
     /// The profile that the tiers claim; `strict`: what each tier promises, which is f64 for f64 and f32-strict
     /// for all other types, unless the tier declares another (`cuda/sm90a`: the flash profiles).
