@@ -3,7 +3,7 @@
 
 use etalon_conformance::cases::{Depth, specs, storage};
 use etalon_conformance::tier::{Hints, Request, Tier};
-use etalon_conformance::{bounds, tiers};
+use etalon_conformance::{bounds, laws, tiers};
 use etalon_cuda::Level;
 use etalon_problem::{Algorithm, Dtype, Mask, Problem, Sequence};
 use serde_json::Value;
@@ -133,4 +133,13 @@ fn every_kind_of_mask_has_cases_and_a_formula() {
         };
         assert!(page.lines().any(has_formula), "docs/attention.md has no formula of {kind}");
     }
+}
+
+#[test]
+fn names_of_laws_are_unique_and_statements_are_sentences() {
+    let all = laws::all();
+    let names: BTreeSet<&str> = all.iter().map(|law| law.name).collect();
+    assert_eq!(names.len(), all.len());
+    assert!(all.iter().all(|law| law.statement.ends_with('.')));
+    assert!(all.iter().all(|law| laws::find(law.name).is_some()));
 }

@@ -184,19 +184,19 @@ fn attention_lse(problem: &AttentionLse, options: &Options) -> Vec<(Pass, Plan, 
 
 /// Masks with and without arrays, operands that not every problem has, sequences of several lengths.
 fn problems() -> Vec<Attention> {
-    let extents = extents(1, 301);
+    let extents = extents(1, 201);
     let plain = || Attention::new(extents);
-    let ids = || NamedArray::new("ids", &[1, 301], (0..301).map(|i| i / 40).collect::<Vec<_>>());
-    let seen = (0..301 * 301).map(|i| i % 7 < 5).collect::<Vec<_>>();
-    let seen = Mask::Array(NamedArray::new("seen", &[1, 1, 301, 301], seen));
+    let ids = || NamedArray::new("ids", &[1, 201], (0..201).map(|i| i / 40).collect::<Vec<_>>());
+    let seen = (0..201 * 201).map(|i| i % 7 < 5).collect::<Vec<_>>();
+    let seen = Mask::Array(NamedArray::new("seen", &[1, 1, 201, 201], seen));
     let segments = Mask::Segments { query: ids(), key: ids() };
     let window = Mask::Window { left: Some(30), right: Some(0), align: Align::TopLeft };
     let mut sinks = plain().mask(window);
     sinks.scores.sinks = true;
     let mut packed = plain().mask(Mask::causal());
-    let offsets = vec![0, 100, 100, 180, 290];
+    let offsets = vec![0, 70, 70, 120, 190];
     packed.scores.sequences =
-        Sequences::Packed { cu_query: offsets.clone(), cu_key: vec![0, 120, 150, 200, 301] };
+        Sequences::Packed { cu_query: offsets.clone(), cu_key: vec![0, 80, 100, 140, 201] };
     let of_masks = [Mask::causal(), segments.clone(), Mask::Or(vec![segments, seen.clone()]), seen]
         .map(|mask| plain().mask(mask));
     let of_biases = [plain().bias(1, 1), plain().bias(1, 6), packed.clone().bias(1, 6)];
@@ -236,10 +236,10 @@ fn a_pass_allocates_what_its_plan_says() {
             for mode in [Mode::Separate, Mode::FusedPartials, Mode::ForwardGradient] {
                 let options = Options { mode, ..Options::default() };
                 let what = format!("{threads} threads, {mode:?},");
-                let problem = Attention::new(extents(2, 401)).mask(Mask::causal());
+                let problem = Attention::new(extents(2, 301)).mask(Mask::causal());
                 check(&what, attention(&problem, &options));
                 check(&format!("{what} bias"), attention(&problem.bias(1, 1), &options));
-                let problem = AttentionLse::new(extents(2, 401));
+                let problem = AttentionLse::new(extents(2, 301));
                 check(&format!("{what} lse"), attention_lse(&problem, &options));
             }
         });
@@ -268,12 +268,12 @@ fn a_pass_allocates_what_its_plan_says() {
         let pool = start(threads);
         pool.install(|| {
             // Six heads are left to a thread each; of one head, many spans are worked on at once.
-            for (heads, tokens) in [(6, 6000), (1, 20_000)] {
+            for (heads, tokens) in [(6, 3000), (1, 10_000)] {
                 let what = format!("{threads} threads, {heads} heads, linear attention");
                 check(&what, linear_attention(&linear(heads, tokens), &Options::default()));
             }
             // Lists of many heads that share a state; long rows.
-            for problem in [of(1, 12, 6000, 8), of(1, 1, 200, 2000)] {
+            for problem in [of(1, 12, 3000, 8), of(1, 1, 200, 2000)] {
                 let what = format!("{threads} threads, {:?}", problem.extents);
                 check(&what, linear_attention(&problem, &Options::default()));
             }

@@ -1,0 +1,14 @@
+//! What the reference of linear cross-entropy must satisfy.
+
+mod cases;
+mod derivatives;
+mod determinism;
+mod errors;
+mod filter;
+mod fixtures;
+mod identities;
+mod naive;
+mod precision;
+mod semantics;
+mod shards;
+mod tensors;
