@@ -1,5 +1,5 @@
 //! What the gates notice: of each output of each pass, the smallest error of three kinds that is planted
-//! in the results of a correct kernel, which is simulated.
+//! in the results of a correct kernel, which is Kernelsd.
 
 use crate::bounds::{Bounds, bounds, judged};
 use crate::cases::{Case, Depth, Spec, specs, storage};
@@ -7,7 +7,7 @@ use crate::gates::{g1, g2};
 use crate::profile::Profile;
 use crate::report::Verdict;
 use crate::tensor::{Stored, Tensor, Tensors, Values, values};
-use crate::typical::{KERNELS, Typical, simulate};
+use crate::typical::{KERNELS, Kernels, Typical};
 use etalon_problem::{Algorithm, Dtype, Error, Mask, NamedArray, Operand, Pass, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::{ArrayD, Dimension, IxDyn};
@@ -91,8 +91,7 @@ pub fn power(
     Ok(outputs.par_iter().map(of_output).collect())
 }
 
-/// Of the cases with generic elements, and sums of many, the one with most results and no option that
-/// hides some.
+/// Of the cases with generic elements, and sums of many, the one with most results.
 fn richest(algorithm: Algorithm, pass: Pass, dtype: Dtype, seed: u64) -> Option<Case> {
     let all = (0..ROUNDS).flat_map(|round| specs(algorithm, Depth::Core, seed.wrapping_add(round)));
     let cases = all.map(|spec| Spec { dtype, ..spec }.build()).filter(Case::is_rich);
@@ -103,7 +102,7 @@ fn richest(algorithm: Algorithm, pass: Pass, dtype: Dtype, seed: u64) -> Option<
     })
 }
 
-/// A simulated kernel on one set of elements.
+/// A Kernelsd kernel on one set of elements.
 struct Trial {
     pass: Pass,
     profile: Profile,
@@ -127,10 +126,11 @@ impl Trial {
         let (problem, dtype) = (&case.problem, case.dtype);
         let inputs = case.afresh(pass, later);
         let exact = bounds(problem, pass, dtype, &profile, &inputs)?;
-        let typical = Typical::new(problem, pass, dtype, &profile, &inputs, &exact)?;
+        let kernels = Kernels::new(problem, pass, dtype, &profile, &inputs, &exact)?;
+        let typical = Typical::new(&kernels)?;
         // A kernel whose errors are none of those that the gate compares it with.
-        let errors = simulate(problem, pass, dtype, &profile, &inputs, &exact, KERNELS + later)?;
-        let got = errors.into_iter().map(|(name, error)| {
+        let got = kernels.errors(KERNELS + later)?;
+        let got = got.into_iter().map(|(name, error)| {
             let value = &exact.outputs[&name].value;
             (name, value + error)
         });

@@ -19,58 +19,70 @@ use std::collections::BTreeMap;
 /// element has one of its own, and much better where those of a row share it.
 pub const KERNELS: u64 = 8;
 
-/// The errors of simulated kernels.
-#[derive(Debug, Clone)]
-pub struct Typical {
-    /// By output: of each kernel, got − exact. An output of integers has none.
-    pub errors: BTreeMap<String, Vec<ArrayD<f64>>>,
+/// Simulated kernels of a profile on a pass.
+#[derive(Debug)]
+pub struct Kernels<'a> {
+    problem: &'a Problem,
+    pass: Pass,
+    dtype: Dtype,
+    operands: Vec<Operand>,
+    inputs: Values,
+    size: Size,
+    exact: &'a Bounds,
 }
 
-impl Typical {
-    /// Simulates kernels of a profile on a pass, whose exact results are known.
+impl<'a> Kernels<'a> {
+    /// Of a pass whose exact results are known.
     pub fn new(
-        problem: &Problem,
+        problem: &'a Problem,
         pass: Pass,
         dtype: Dtype,
         profile: &Profile,
         inputs: &Tensors,
-        exact: &Bounds,
+        exact: &'a Bounds,
     ) -> Result<Self, Error> {
+        let operands = problem.operands(pass);
+        let inputs = values(problem, pass, inputs)?;
+        let size = Size::new(profile, &operands, dtype);
+        Ok(Kernels { problem, pass, dtype, operands, inputs, size, exact })
+    }
+
+    /// got − exact of the kernel of that number, by output. An output of integers has none.
+    pub fn errors(&self, kernel: u64) -> Result<Values, Error> {
+        let inputs = perturbed(&self.operands, &self.inputs, self.pass, self.size, kernel);
+        let outputs = evaluate_in(Arithmetic::F64, self.problem, self.pass, &inputs)?;
+        let mut errors = Values::new();
+        for operand in &self.operands {
+            let name = operand.name;
+            let (Some(bound), Some(got)) = (self.exact.outputs.get(name), outputs.get(name)) else {
+                continue;
+            };
+            let Stored::Float(stored) = Stored::of(operand.precision, self.dtype) else { continue };
+            let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
+            errors.insert(name.to_string(), stored_error(bound, got, self.size, stored, stream));
+        }
+        Ok(errors)
+    }
+}
+
+/// The errors of several simulated kernels.
+#[derive(Debug, Clone)]
+pub struct Typical {
+    /// By output, of each kernel.
+    pub errors: BTreeMap<String, Vec<ArrayD<f64>>>,
+}
+
+impl Typical {
+    /// Those of the first [`KERNELS`].
+    pub fn new(kernels: &Kernels<'_>) -> Result<Self, Error> {
         let mut errors = BTreeMap::<String, Vec<ArrayD<f64>>>::new();
         for kernel in 0..KERNELS {
-            for (name, error) in simulate(problem, pass, dtype, profile, inputs, exact, kernel)? {
+            for (name, error) in kernels.errors(kernel)? {
                 errors.entry(name).or_default().push(error);
             }
         }
         Ok(Typical { errors })
     }
-}
-
-/// The errors of a simulated kernel of that number, by output.
-pub fn simulate(
-    problem: &Problem,
-    pass: Pass,
-    dtype: Dtype,
-    profile: &Profile,
-    inputs: &Tensors,
-    exact: &Bounds,
-    kernel: u64,
-) -> Result<Values, Error> {
-    let operands = problem.operands(pass);
-    let size = Size::new(profile, &operands, dtype);
-    let inputs = perturbed(&operands, &values(problem, pass, inputs)?, pass, size, kernel);
-    let outputs = evaluate_in(Arithmetic::F64, problem, pass, &inputs)?;
-    let mut errors = Values::new();
-    for operand in &operands {
-        let name = operand.name;
-        let (Some(bound), Some(got)) = (exact.outputs.get(name), outputs.get(name)) else {
-            continue;
-        };
-        let Stored::Float(stored) = Stored::of(operand.precision, dtype) else { continue };
-        let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
-        errors.insert(name.to_string(), stored_error(bound, got, size, stored, stream));
-    }
-    Ok(errors)
 }
 
 /// Standard deviations of the relative errors of simulated operands.
@@ -93,6 +105,7 @@ impl Size {
         // A rounding errs by up to u, and by u/√3 in the mean; n of them by √n as much.
         let sums =
             profile.accumulator.unit_roundoff() * (profile.chain(longest) as f64 / 3.0).sqrt();
+        let sums = sums.hypot(profile.factor / 3f64.sqrt());
         let types = [profile.p_store, profile.ds_store, profile.group_store];
         let stored = types.map(Dtype::unit_roundoff).into_iter().fold(0.0, f64::max) / 3f64.sqrt();
         let rounded = |x: &&Operand| x.role == Role::Saved && x.precision == Precision::Storage;

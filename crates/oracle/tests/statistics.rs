@@ -5,7 +5,7 @@ use etalon_oracle::gates::{Measure, Part, Statistic, g1, g2};
 use etalon_oracle::generate::Stream;
 use etalon_oracle::profile::Profile;
 use etalon_oracle::tensor::{Stored, Tensor, Tensors};
-use etalon_oracle::typical::{KERNELS, Typical, simulate};
+use etalon_oracle::typical::{KERNELS, Kernels, Typical};
 use etalon_problem::{Attention, Dtype, Extents, Mask, Pass, Problem};
 use ndarray::{ArrayD, Dimension, IxDyn};
 
@@ -35,9 +35,10 @@ impl Trial {
         let inputs: Tensors = given.collect();
         let profile = Profile::by_name(profile).unwrap();
         let exact = bounds(&problem, pass, dtype, &profile, &inputs).unwrap();
-        let typical = Typical::new(&problem, pass, dtype, &profile, &inputs, &exact).unwrap();
+        let kernels = Kernels::new(&problem, pass, dtype, &profile, &inputs, &exact).unwrap();
+        let typical = Typical::new(&kernels).unwrap();
         // Of a number that the gate does not compare with.
-        let errors = simulate(&problem, pass, dtype, &profile, &inputs, &exact, KERNELS).unwrap();
+        let errors = kernels.errors(KERNELS).unwrap();
         let got = errors.into_iter().map(|(name, error)| {
             let got = &exact.outputs[&name].value + error;
             (name, got)

@@ -8,7 +8,7 @@ use crate::profile::Profile;
 use crate::tensor::Tensors;
 use crate::tier::{Hints, Request, Tier};
 use crate::tiers::ask;
-use crate::typical::Typical;
+use crate::typical::{Kernels, Typical};
 use etalon_problem::{Operand, Pass, Problem};
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -69,7 +69,8 @@ impl Exact {
     /// The errors of simulated kernels on a pass of the case with other inputs, and with their bounds.
     fn simulated(&self, pass: Pass, inputs: &Tensors, exact: &Bounds) -> Result<Typical, Flaw> {
         let case = &self.case;
-        Ok(Typical::new(&case.problem, pass, case.dtype, &self.profile, inputs, exact)?)
+        let (problem, dtype) = (&case.problem, case.dtype);
+        Ok(Typical::new(&Kernels::new(problem, pass, dtype, &self.profile, inputs, exact)?)?)
     }
 
     fn of(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
