@@ -11,7 +11,7 @@ use crate::table::Table;
 use crate::units;
 use chrono::{SecondsFormat, Utc};
 use etalon_conformance::cases::Depth;
-use etalon_conformance::report::{About, Absent, Report, json};
+use etalon_conformance::report::{About, Absent, Record, Report, Simplest, json};
 use etalon_conformance::suite::{self, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
@@ -115,6 +115,10 @@ fn print(report: &Report) -> Result<(), Failure> {
     lines.extend(report.negative().take(SHOWN).map(|record| {
         let reason = record.verdict.reason().unwrap_or_default();
         format!("\n{} {} {}: {reason}", record.tier, record.check, record.case)
+    }));
+    lines.extend(report.simplest.iter().map(|simplest| {
+        let Simplest { of: Record { tier, check, pass, .. }, case, reason } = simplest;
+        format!("\nsimplest case for {check} of {pass} on {tier}: {case}: {reason}")
     }));
     let hidden = report.negative().skip(SHOWN).count();
     if hidden > 0 {

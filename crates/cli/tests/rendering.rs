@@ -131,7 +131,7 @@ fn report(verdicts: &[(Verdict, Option<f64>)]) -> Report {
     };
     let records = verdicts.iter().map(|(verdict, margin)| record(verdict.clone(), *margin));
     let absent = Absent { tier: "cuda".to_string(), reason: "no driver".to_string() };
-    Report { about, records: records.collect(), absent: vec![absent] }
+    Report { about, records: records.collect(), absent: vec![absent], ..Report::default() }
 }
 
 fn bad() -> Report {

@@ -10,6 +10,9 @@ pub(crate) mod axes;
 mod covering;
 mod large;
 
+pub(crate) use covering::SHAPE;
+pub(crate) use large::cost;
+
 pub use crate::roster::{Point, attention, linear_attention};
 
 use crate::generate::Stream;
@@ -110,6 +113,21 @@ impl Spec {
         let names = each!(&self.point, point => point.names());
         let axes = Point::axes(self.algorithm).into_iter();
         axes.zip(names).map(|((axis, _), name)| format!("{axis}={name}")).collect()
+    }
+
+    /// The axes of its algorithm, with the values of each.
+    pub(crate) fn choices(&self) -> Vec<(&'static str, Vec<&'static str>)> {
+        Point::axes(self.algorithm)
+    }
+
+    /// The same with other values on some axes.
+    pub(crate) fn with(&self, values: &[(&str, &str)]) -> Option<Spec> {
+        let own = each!(&self.point, point => point.names());
+        let value = |((axis, _), own): ((&'static str, _), &'static str)| {
+            values.iter().find(|(name, _)| *name == axis).map_or(own, |(_, value)| *value)
+        };
+        let names: Vec<&str> = self.choices().into_iter().zip(own).map(value).collect();
+        Some(Spec { point: Point::parse(self.algorithm, &names).ok()?, ..*self })
     }
 
     /// A seed of its own: the discrete draws differ between points, but not between storage types.

@@ -8,12 +8,14 @@ pub use etalon_oracle::{bounds, gates, generate, profile, tensor, typical};
 
 pub mod cases;
 mod conventions;
+pub mod declared;
 pub mod laws;
 pub mod power;
 mod probes;
 pub mod report;
 mod roster;
 pub mod shapes;
+mod shrink;
 pub mod suite;
 pub mod tier;
 pub mod tiers;

@@ -2,7 +2,7 @@
 
 mod record;
 
-pub use record::{About, Absent, Record, Report, Verdict};
+pub use record::{About, Absent, Record, Report, Simplest, Verdict};
 
 use serde::Serialize;
 
@@ -19,6 +19,7 @@ struct File<'a> {
     checks: usize,
     negative: usize,
     records: &'a [Record],
+    simplest: &'a [Simplest],
     absent: &'a [Absent],
 }
 
@@ -32,6 +33,7 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
         checks: report.checks(),
         negative: report.negative().count(),
         records: &report.records,
+        simplest: &report.simplest,
         absent: &report.absent,
     })
 }

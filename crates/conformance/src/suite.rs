@@ -5,7 +5,8 @@ use crate::cases::{Case, Depth, Spec, specs};
 use crate::conventions;
 use crate::laws::{self, Exact, Flaw, Kind, Law, Trial};
 use crate::profile::Profile;
-use crate::report::{About, Record, Report, Verdict};
+use crate::report::{About, Record, Report, Simplest, Verdict};
+use crate::shrink;
 use crate::tier::Tier;
 use crate::vacuity::{self, Sight, sights};
 use etalon_problem::{Algorithm, Pass};
@@ -79,7 +80,42 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     if options.depth != Depth::Smoke {
         records.extend(vacuity::blunt(&sights.concat()));
     }
-    Report { about: about(options), records, absent: Vec::new() }
+    let simplest = simplest(options, &records);
+    Report { about: about(options), records, simplest, absent: Vec::new() }
+}
+
+/// For so many failures a run looks for the simplest case, each of another tier, pass or law.
+const SHRUNK: usize = 3;
+
+fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
+    let laws = laws::all();
+    let mut seen = Vec::new();
+    let failed = records.iter().filter(|record| matches!(record.verdict, Verdict::Fail(_)));
+    let of_another_kind = failed.filter(|record| {
+        let kind = (&record.tier, record.algorithm, record.pass, &record.check);
+        let new = !seen.contains(&kind);
+        seen.push(kind);
+        new
+    });
+    let shrunk = of_another_kind.take(SHRUNK).filter_map(|record| {
+        let tier = options.tiers.iter().find(|tier| tier.name() == record.tier)?;
+        let law = laws.iter().find(|law| law.name == record.check)?;
+        let fails = |spec: &Spec| {
+            let case = spec.build();
+            if !law.concerns(&case, record.pass) {
+                return None;
+            }
+            let profile = options.profile.unwrap_or_else(|| tier.profile(case.dtype));
+            let exact = Exact::new(case, profile);
+            match (law.check)(&Trial::new(*tier, &exact, record.pass)) {
+                Err(Flaw::Fail(text)) => Some(text),
+                _ => None,
+            }
+        };
+        let (spec, reason) = shrink::simplest(record.case.parse().ok()?, fails)?;
+        Some(Simplest { of: record.clone(), case: spec.to_string(), reason })
+    });
+    shrunk.collect()
 }
 
 /// What the suite knows of a run.

@@ -59,6 +59,12 @@ fn judge() -> Vec<(OwnSlopes, Vec<Record>)> {
         ..SuiteOptions::own(tiers.iter().map(|tier| tier as &dyn Tier).collect())
     };
     let report = run(&options, &|_, _, _| {});
+    assert!(!report.simplest.is_empty(), "not every failing case is the simplest one");
+    for simplest in &report.simplest {
+        // Nothing is wrong where there is no decay.
+        assert!(simplest.case.contains("/per_head/"), "{simplest:?}");
+        assert_ne!(simplest.case, simplest.of.case);
+    }
     let of = |tier: OwnSlopes| {
         let meant =
             |record: &&Record| record.tier == tier.name && record.case.contains("/per_head/");

@@ -42,7 +42,7 @@ pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
 }
 
 /// The axis of the shapes.
-pub(super) const SHAPE: &str = "shape";
+pub(crate) const SHAPE: &str = "shape";
 
 /// Where a value of an axis stands: the number of the axis, of which the storage type is the first, and
 /// that of the value.

@@ -86,6 +86,17 @@ pub struct About {
     pub seed: u64,
 }
 
+/// The simplest case in which a failure shows.
+#[derive(Debug, Clone, Serialize)]
+pub struct Simplest {
+    /// The failure, in the case in which the run found it.
+    pub of: Record,
+    /// The simplest case, by its name.
+    pub case: String,
+    /// How it shows there.
+    pub reason: String,
+}
+
 /// A whole run.
 #[derive(Debug, Clone, Default)]
 pub struct Report {
@@ -93,6 +104,9 @@ pub struct Report {
     pub about: About,
     /// Every check.
     pub records: Vec<Record>,
+    /// Of the first failures, each of another tier, pass or law, the simplest cases, where these are
+    /// others.
+    pub simplest: Vec<Simplest>,
     /// Tiers that are not there.
     pub absent: Vec<Absent>,
 }

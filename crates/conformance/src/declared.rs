@@ -1,0 +1,117 @@
+//! Profiles that an author declares, in a JSON file.
+
+use crate::profile::Profile;
+use crate::vectors::{Error, read_text};
+use etalon_problem::{Dtype, Error as ProblemError};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use std::path::Path;
+
+/// A profile's figures: what the file leaves out is as in `base`, or as in f32-strict.
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Declared {
+    base: Option<String>,
+    accumulator: Option<String>,
+    factor: Option<f64>,
+    p_store: Option<String>,
+    ds_store: Option<String>,
+    group_store: Option<String>,
+    exp_constant: Option<f64>,
+    exp_slope: Option<f64>,
+    tanh: Option<f64>,
+    log: Option<f64>,
+    rescale_keys: Option<usize>,
+    rescale_lag: Option<f64>,
+}
+
+/// Reads a profile. Its name is `custom`.
+pub fn read_profile(path: &Path) -> Result<Profile, Error> {
+    let text = read_text(path)?;
+    let wrong = |error: serde_json::Error| Error::Format {
+        path: path.to_path_buf(),
+        reason: format!("no profile: {error}"),
+    };
+    // By way of a map: serde would take the values of a struct from an array, too.
+    let members: Map<String, Value> = serde_json::from_str(&text).map_err(wrong)?;
+    let declared: Declared = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
+    profile(&declared).map_err(|error| Error::content(path, error))
+}
+
+fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
+    let base = Profile::by_name(declared.base.as_deref().unwrap_or("f32-strict"))?;
+    Ok(Profile {
+        name: "custom",
+        accumulator: dtype(&declared.accumulator, base.accumulator)?,
+        // From a tenth on nothing is left to be said of a product.
+        factor: number("factor", declared.factor, base.factor, 0.1)?,
+        p_store: dtype(&declared.p_store, base.p_store)?,
+        ds_store: dtype(&declared.ds_store, base.ds_store)?,
+        group_store: dtype(&declared.group_store, base.group_store)?,
+        exp_constant: number("exp_constant", declared.exp_constant, base.exp_constant, MOST)?,
+        exp_slope: number("exp_slope", declared.exp_slope, base.exp_slope, MOST)?,
+        tanh: number("tanh", declared.tanh, base.tanh, MOST)?,
+        log: number("log", declared.log, base.log, MOST)?,
+        rescale_keys: match declared.rescale_keys.unwrap_or(base.rescale_keys) {
+            0 => return Err(ProblemError::value("rescale_keys", "at least 1", 0)),
+            keys => keys,
+        },
+        rescale_lag: number("rescale_lag", declared.rescale_lag, base.rescale_lag, MOST)?,
+    })
+}
+
+/// The most roundoffs that a function may err by, and the most that a maximum may lag: beyond, bounds
+/// leave what f64 can tell.
+const MOST: f64 = 1e6;
+
+fn dtype(name: &Option<String>, base: Dtype) -> Result<Dtype, ProblemError> {
+    name.as_ref().map_or(Ok(base), |name| name.parse())
+}
+
+fn number(name: &str, x: Option<f64>, base: f64, most: f64) -> Result<f64, ProblemError> {
+    match x.unwrap_or(base) {
+        x if (0.0..=most).contains(&x) => Ok(x),
+        x => Err(ProblemError::value(name, format!("from 0 to {most}"), x)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use tempfile::tempdir;
+
+    fn read(text: &str) -> Result<Profile, String> {
+        let folder = tempdir().unwrap();
+        let path = folder.path().join("mine.json");
+        fs::write(&path, text).unwrap();
+        read_profile(&path).map_err(|error| error.to_string())
+    }
+
+    #[test]
+    fn what_is_left_out_is_the_base() {
+        let named = |profile: Profile| Profile { name: "custom", ..profile };
+        assert_eq!(read("{}"), Ok(named(Profile::by_name("f32-strict").unwrap())));
+        let flash = Profile::by_name("bf16-flash").unwrap();
+        assert_eq!(read(r#"{ "base": "bf16-flash" }"#), Ok(named(flash)));
+        let text = r#"{ "base": "bf16-flash", "group_store": "f32", "exp_slope": 40 }"#;
+        let own = Profile { group_store: Dtype::F32, exp_slope: 40.0, ..flash };
+        assert_eq!(read(text), Ok(named(own)));
+    }
+
+    #[test]
+    fn what_is_wrong_is_said() {
+        for (text, part) in [
+            ("[]", "no profile: invalid type"),
+            (r#"{ "acumulator": "f32" }"#, "unknown field `acumulator`"),
+            (r#"{ "base": "f8-flash" }"#, "one of f64, f32-strict"),
+            (r#"{ "p_store": "f8" }"#, "bf16"),
+            (r#"{ "factor": 0.5 }"#, "`factor` must be from 0 to 0.1, found 0.5"),
+            (r#"{ "tanh": -1 }"#, "`tanh` must be from 0 to 1000000, found -1"),
+            (r#"{ "rescale_keys": 0 }"#, "`rescale_keys` must be at least 1, found 0"),
+        ] {
+            let error = read(text).unwrap_err();
+            assert!(error.contains(part) && error.contains("mine.json"), "{error}");
+        }
+    }
+}
