@@ -39,9 +39,10 @@ pub struct Arguments {
     /// The tier that evaluates: reference (outputs in f64), simd, simd/LEVEL, cuda, cuda/LEVEL.
     #[arg(long, default_value = "reference")]
     tier: String,
-    /// Adds a tensor NAME.bound to each output NAME: the largest error of a kernel with this profile.
-    #[arg(long, value_parser = one_of(Profile::ALL))]
-    profile: Option<Profile>,
+    /// Adds a tensor NAME.bound to each output NAME: the largest error of a kernel with this profile, of
+    /// `etalon list` or declared in a file. Without one: f32-strict for f32, bf16-flash for bf16 and so on.
+    #[arg(long, value_name = "NAME|FILE.json", num_args = 0..=1, default_missing_value = "usual")]
+    profile: Option<String>,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
@@ -63,13 +64,14 @@ pub fn run(arguments: &Arguments) -> Outcome {
         let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
         advice::on_tensors(&vectors::Error::content(&arguments.input, error), axes)
     })?;
+    let profile = profile(arguments, dtype)?;
     let draft = Draft::new(&arguments.out)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
-    let bounds = arguments.profile.is_some();
-    needs::afford_evaluation(&problem, arguments.pass, dtype, &arguments.tier, bounds)?;
+    let tier = &arguments.tier;
+    needs::afford_evaluation(&problem, arguments.pass, dtype, tier, profile.is_some())?;
     let request =
         Request { problem: &problem, pass: arguments.pass, dtype, inputs: &inputs, hints };
-    let outputs = arguments.threads.pool()?.install(|| evaluate(&request, arguments))?;
+    let outputs = arguments.threads.pool()?.install(|| evaluate(&request, tier, profile))?;
     output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
     Ok(true)
 }
@@ -84,12 +86,25 @@ fn inputs(problem: &Problem, pass: Pass, mut tensors: Tensors) -> Result<(Tensor
     Ok((tensors, dtype))
 }
 
-/// The outputs, and their bounds where a profile was named.
-fn evaluate(request: &Request<'_>, arguments: &Arguments) -> Result<Tensors, Failure> {
+/// The profile of the bounds that are asked for.
+fn profile(arguments: &Arguments, dtype: Dtype) -> Result<Option<Profile>, Failure> {
+    let Some(claim) = &arguments.profile else { return Ok(None) };
+    match options::claim(claim)?.of(dtype) {
+        None => Err(Failure("--profile auto needs the results of a kernel".to_string())),
+        profile => Ok(profile),
+    }
+}
+
+/// The outputs, and their bounds where there is a profile.
+fn evaluate(
+    request: &Request<'_>,
+    tier: &str,
+    profile: Option<Profile>,
+) -> Result<Tensors, Failure> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
-    let Some(profile) = &arguments.profile else { return outputs(request, &arguments.tier) };
-    let bounds = bounds::bounds(problem, pass, dtype, profile, inputs)?.outputs;
-    let mut outputs = match arguments.tier.as_str() {
+    let Some(profile) = profile else { return outputs(request, tier) };
+    let bounds = bounds::bounds(problem, pass, dtype, &profile, inputs)?.outputs;
+    let mut outputs = match tier {
         // The bounds know the exact values already.
         "reference" => bounds
             .iter()

@@ -2,6 +2,7 @@
 
 use crate::outcome::{Outcome, say};
 use crate::table::Table;
+use crate::units;
 use etalon_conformance::laws;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tier::Tier;
@@ -145,12 +146,25 @@ fn offers(all: &[Box<dyn Tier>]) -> Table {
 }
 
 fn profiles() -> Table {
-    let mut table =
-        Table::new(["profile", "sums", "P", "dS", "dk of a head", "exp (roundoffs)", "tanh", "ln"]);
+    let mut table = Table::new([
+        "profile",
+        "sums",
+        "factors",
+        "P",
+        "dS",
+        "dk of a head",
+        "exp (roundoffs)",
+        "tanh",
+        "ln",
+    ]);
     for profile in Profile::ALL {
         table.add_row([
             profile.name.to_string(),
             profile.accumulator.name().to_string(),
+            match profile.factor {
+                0.0 => "exact".to_string(),
+                factor => format!("± {}", units::digits(factor)),
+            },
             profile.p_store.name().to_string(),
             profile.ds_store.name().to_string(),
             profile.group_store.name().to_string(),

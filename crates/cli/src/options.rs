@@ -5,12 +5,15 @@ use crate::memory;
 use crate::outcome::Failure;
 use crate::progress::Progress;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
+use etalon_conformance::declared;
+use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Absent;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt::Display;
+use std::path::Path;
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -113,6 +116,43 @@ impl Run {
         let result = pool.install(|| work(&|done, all, what| progress.tell(done, all, what)));
         progress.finish();
         Ok(result)
+    }
+}
+
+/// Which arithmetic is claimed.
+#[derive(Debug, Clone, Copy)]
+pub enum Claim {
+    /// What kernels usually promise of the type of their results.
+    Usual,
+    /// The strictest that holds: no claim, so it decides nothing.
+    Auto,
+    /// This one.
+    Profile(Profile),
+}
+
+impl Claim {
+    /// The profile for results of that type; `None` for the strictest that holds.
+    pub fn of(self, dtype: Dtype) -> Option<Profile> {
+        match self {
+            Claim::Usual => Some(Profile::flash(dtype)),
+            Claim::Auto => None,
+            Claim::Profile(profile) => Some(profile),
+        }
+    }
+}
+
+/// A profile by its name or from a JSON file, whose name ends so; `usual`; `auto`.
+pub fn claim(text: &str) -> Result<Claim, Failure> {
+    match text {
+        "usual" => Ok(Claim::Usual),
+        "auto" => Ok(Claim::Auto),
+        file if file.ends_with(".json") => {
+            Ok(Claim::Profile(declared::read_profile(Path::new(file))?))
+        }
+        name => Profile::by_name(name).map(Claim::Profile).map_err(|error| {
+            let names = Profile::ALL.iter().map(|profile| profile.name).chain(["usual", "auto"]);
+            Failure(format!("{error}, or a file FILE.json{}", did_you_mean(name, names)))
+        }),
     }
 }
 

@@ -12,6 +12,9 @@ pub struct Profile {
     pub name: &'static str,
     /// The type of every sum.
     pub accumulator: Dtype,
+    /// The relative error of a factor of a matrix product: of tensor cores that read ten bits of its
+    /// significand 2⁻¹⁰, of those that read all 0.
+    pub factor: f64,
     /// The type in which the weights P are stored before they multiply v, if not the accumulator's.
     pub p_store: Dtype,
     /// The type in which dS is stored before it multiplies q and k, if not the accumulator's.
@@ -39,6 +42,7 @@ pub struct Profile {
 const F32_STRICT: Profile = Profile {
     name: "f32-strict",
     accumulator: Dtype::F32,
+    factor: 0.0,
     p_store: Dtype::F32,
     ds_store: Dtype::F32,
     group_store: Dtype::F32,
@@ -48,6 +52,13 @@ const F32_STRICT: Profile = Profile {
     log: 4.0,
     rescale_keys: 8,
     rescale_lag: 8.0 * std::f64::consts::LN_2, // a rescale only when the maximum grows 2⁸-fold
+};
+
+/// Sums in f32 of products whose factors lose all but ten bits, rounded or cut off.
+const F32_TF32: Profile = Profile {
+    name: "f32-tf32",
+    factor: 1.0 / 1024.0, // 2⁻¹⁰: cut off; rounded it is half of that
+    ..F32_STRICT
 };
 
 /// Sums in f32; P, dS, and the gradients of each head of a group stored in a narrower type.
@@ -63,7 +74,7 @@ impl fmt::Display for Profile {
 
 impl Profile {
     /// Every profile, strictest first.
-    pub const ALL: [Profile; 4] = [
+    pub const ALL: [Profile; 5] = [
         Profile {
             name: "f64",
             accumulator: Dtype::F64,
@@ -73,6 +84,7 @@ impl Profile {
             ..F32_STRICT
         },
         F32_STRICT,
+        F32_TF32,
         flash("f16-flash", Dtype::F16),
         flash("bf16-flash", Dtype::Bf16),
     ];

@@ -32,8 +32,10 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         }
         let Model { u, profile, .. } = *model;
         let (stored, n) = (model.u_p + model.u_ds, tokens as f64);
+        // A term passes through two products, whatever the form, and (N22) counts it for each sum.
+        let products = (2 * sums - 1) as f64 * model.factors;
         let gamma = model.gamma(plain + further(problem, sums, tokens, name));
-        let roundings = gamma + stored + (profile.exp_constant + 1.0) * n * u;
+        let roundings = gamma + products + stored + (profile.exp_constant + 1.0) * n * u;
         let exponents = (profile.exp_slope + n) * u;
         roundings * mass + exponents * weighted + floor(mass, underflow)
     };

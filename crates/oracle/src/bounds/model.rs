@@ -13,6 +13,8 @@ pub(super) struct Model {
     pub profile: Profile,
     /// u: of the accumulator.
     pub u: f64,
+    /// What a product loses of its two factors, if these are narrowed: 0 where they are not.
+    pub factors: f64,
     /// η: what underflow in the accumulator may cost, once.
     pub eta: f64,
     /// u_p and u_ds: of a stored P and dS, 0 where they stay in the accumulator's type.
@@ -38,7 +40,7 @@ impl Model {
         let largest = [storage, profile.p_store, profile.ds_store]
             .map(Dtype::unit_roundoff)
             .into_iter()
-            .fold(u, f64::max);
+            .fold(u.max(profile.factor), f64::max);
         // An f64 kernel is compared with an f64 reference: each may err by the bound.
         let twice = if profile.accumulator == Dtype::F64 { 2.0 } else { 1.0 };
         let eta = profile.accumulator.underflow();
@@ -51,6 +53,7 @@ impl Model {
         Model {
             profile: *profile,
             u,
+            factors: 2.0 * profile.factor,
             eta,
             u_p,
             u_ds,
@@ -64,9 +67,14 @@ impl Model {
         }
     }
 
-    /// γ_n = n u / (1 − n u): the relative error of a chain of n roundings (N1). Products of two
-    /// such errors are left to the safety factor, which holds 1 %.
+    /// γ_n = n u / (1 − n u) + 2 u_f: the relative error of a chain of n roundings, one of them of a
+    /// product (N1). Products of two such errors are left to the safety factor, which holds 1 %.
     pub fn gamma(&self, n: usize) -> f64 {
+        self.gamma_of_sum(n) + self.factors
+    }
+
+    /// The same of a chain of sums alone.
+    pub fn gamma_of_sum(&self, n: usize) -> f64 {
         let nu = n as f64 * self.u;
         if nu < 0.01 { nu / (1.0 - nu) } else { f64::INFINITY }
     }

@@ -286,12 +286,13 @@ impl<'a> Row<'a> {
             (pair.p, pair.p_error) = weight(pair.score, pair.error);
         }
         let (pi, pi_error) = if sink > f64::NEG_INFINITY { weight(sink, 0.0) } else { (0.0, 0.0) };
-        let gamma = model.gamma(model.profile.chain(terms));
+        let chain = model.profile.chain(terms);
+        let gamma = model.gamma(chain);
         let weights = pairs.iter().map(|pair| pair.p_error).sum::<f64>();
         let relative = weights + pi_error + terms as f64 * model.eta;
         let log = (lse - max).abs() + lag;
-        let lse_error =
-            model.lse_error(relative, gamma, max, log) + model.store(lse.abs(), Precision::Wide);
+        let lse_error = model.lse_error(relative, model.gamma_of_sum(chain), max, log)
+            + model.store(lse.abs(), Precision::Wide);
         let largest = relative.max(lse_error);
         let refused = largest.is_nan() || largest > LARGEST_RELATIVE;
         Row { place, pairs, lse, sink, pi, pi_error, max, lag, relative, gamma, lse_error, refused }

@@ -11,11 +11,19 @@ use etalon_reference::scalar::Real;
 /// The errors of the outputs of such a pass.
 pub(super) fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
     let model = inputs.model;
-    if model.stores_low() {
-        return Err(Error::Unsupported {
-            what: format!("a bound of {} {}", problem.algorithm(), inputs.pass),
-            reason: format!("`{}` stores weights in a low precision", model.profile.name),
-        });
+    let name = model.profile.name;
+    let reason = if model.stores_low() {
+        format!("`{name}` stores weights in a low precision")
+    } else if model.factors > 0.0 {
+        format!("`{name}` narrows the factors of products")
+    } else if !has_our_functions(&model.profile) {
+        format!("`{name}` allows wider errors of functions or sums than `{}`", FUNCTIONS.name)
+    } else {
+        String::new()
+    };
+    if !reason.is_empty() {
+        let what = format!("a bound of {} {}", problem.algorithm(), inputs.pass);
+        return Err(Error::Unsupported { what, reason });
     }
     let single = model.profile.accumulator != Dtype::F64;
     let exact = |_: &str, x: f64| Uncertain { single, ..Uncertain::from_f64(x) };
@@ -39,8 +47,19 @@ struct Uncertain {
     tiny: f64,
 }
 
-/// exp, tanh and ln are the same in every profile.
+/// exp, tanh and ln are the same in every profile that is published.
 const FUNCTIONS: Profile = Profile::ALL[1];
+
+/// Whether all that a profile grants is granted here: sums in f32 or f64 and the [`FUNCTIONS`].
+fn has_our_functions(profile: &Profile) -> bool {
+    matches!(profile.accumulator, Dtype::F32 | Dtype::F64)
+        && profile.exp_constant <= FUNCTIONS.exp_constant
+        && profile.exp_slope <= FUNCTIONS.exp_slope
+        && profile.tanh <= FUNCTIONS.tanh
+        && profile.log <= FUNCTIONS.log
+        && profile.rescale_keys >= FUNCTIONS.rescale_keys
+        && profile.rescale_lag <= FUNCTIONS.rescale_lag
+}
 
 impl Uncertain {
     /// A result that is no sum: its error stands, whatever it will be added to.

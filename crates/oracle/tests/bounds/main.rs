@@ -135,6 +135,7 @@ fn honest_kernels_stay_within_their_bounds() {
         (Dtype::F16, Dtype::F32, "f32-strict"),
         (Dtype::Bf16, Dtype::Bf16, "bf16-flash"),
         (Dtype::F16, Dtype::F16, "f16-flash"),
+        (Dtype::F32, Dtype::F32, "f32-tf32"),
     ];
     for (name, problem) in problems() {
         let lse_alone = problem.algorithm() == Algorithm::AttentionLse;
@@ -144,14 +145,21 @@ fn honest_kernels_stay_within_their_bounds() {
                 let bounds = bounds_of(&problem, storage, profile, &inputs);
                 for (forward_gradient, by_head) in [(false, false), (true, false), (false, true)] {
                     let forward_gradient = forward_gradient && lse_alone;
-                    let style = Style { storage, stored, tile, forward_gradient, by_head };
+                    let narrow = profile == "f32-tf32";
+                    let style = Style { storage, stored, tile, forward_gradient, by_head, narrow };
                     let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
                     for bounds in &bounds {
                         let judgement = gates::g1(bounds, &got);
                         let margin = judgement.margin;
                         assert_eq!(judgement.verdict, Verdict::Pass, "{name} {profile} {style:?}");
-                        // An honest kernel must not come out infinitely better than its bound.
-                        assert!(margin > 5e-3, "{name} {profile} {style:?}: margin {margin:e}");
+                        // An honest kernel must not come out infinitely better than its bound. With
+                        // narrowed factors, scores of the size of 200 err by more than a tenth, and
+                        // such rows carry no requirement.
+                        let lost = narrow && peak > 1.0;
+                        assert!(
+                            lost || margin > 5e-3,
+                            "{name} {profile} {style:?}: margin {margin:e}"
+                        );
                     }
                 }
             }
@@ -159,13 +167,24 @@ fn honest_kernels_stay_within_their_bounds() {
     }
 }
 
+/// Products that lose bits are no f32 arithmetic.
+#[test]
+fn narrowed_factors_are_out_of_the_strict_bounds() {
+    let e = Extents { batch: 1, query_heads: 2, key_heads: 2, queries: 33, keys: 41, dim: 24 };
+    let problem: Problem = Attention::new(e).into();
+    let inputs = inputs(&problem, Dtype::F32, 1.0, 13);
+    let style = Style { narrow: true, ..Style::plain(Dtype::F32) };
+    let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+    for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
+        assert!(matches!(gates::g1(&bounds, &got).verdict, Verdict::Fail(_)));
+    }
+}
+
 #[test]
 fn an_f64_kernel_stays_within_the_f64_bounds() {
     for (name, problem) in problems() {
         let inputs = inputs(&problem, Dtype::F64, 1.0, 5);
-        let (storage, stored) = (Dtype::F64, Dtype::F64);
-        let style = Style { storage, stored, tile: 8, forward_gradient: false, by_head: false };
-        let got = tensors(&evaluate::<f64>(&problem, &inputs, style));
+        let got = tensors(&evaluate::<f64>(&problem, &inputs, Style::plain(Dtype::F64)));
         for bounds in bounds_of(&problem, Dtype::F64, "f64", &inputs) {
             assert_eq!(gates::g1(&bounds, &got).verdict, Verdict::Pass, "{name}");
         }
@@ -222,8 +241,7 @@ fn mistakes_are_out_of_bounds() {
     for (name, wrong, profile) in wrong {
         let storage = if profile == "f32-strict" { Dtype::F32 } else { Dtype::Bf16 };
         let inputs = inputs(&right, storage, 1.0, 7);
-        let (stored, forward_gradient, by_head) = (Dtype::F32, false, false);
-        let style = Style { storage, stored, tile: 16, forward_gradient, by_head };
+        let style = Style { tile: 16, ..Style::plain(storage) };
         let got = tensors(&evaluate::<f32>(&wrong, &inputs, style));
         for bounds in bounds_of(&right, storage, profile, &inputs) {
             let verdict = gates::g1(&bounds, &got).verdict;
@@ -301,9 +319,7 @@ fn extents_of_zero_have_bounds_too() {
         ];
         for problem in problems {
             let inputs = inputs(&problem, Dtype::F32, 1.0, 11);
-            let (storage, stored) = (Dtype::F32, Dtype::F32);
-            let style = Style { storage, stored, tile: 8, forward_gradient: false, by_head: false };
-            let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+            let got = tensors(&evaluate::<f32>(&problem, &inputs, Style::plain(Dtype::F32)));
             for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
                 assert_eq!(gates::g1(&bounds, &got).verdict, Verdict::Pass, "{e:?}");
             }
@@ -320,9 +336,7 @@ fn non_finite_inputs_leave_classes_to_judge() {
             let Some(array) = inputs.get_mut(operand) else { continue };
             let Some(first) = array.iter_mut().next() else { continue };
             *first = poison;
-            let (storage, stored) = (Dtype::F32, Dtype::F32);
-            let style = Style { storage, stored, tile: 8, forward_gradient: false, by_head: false };
-            let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+            let got = tensors(&evaluate::<f32>(&problem, &inputs, Style::plain(Dtype::F32)));
             for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
                 let judgement = gates::g1(&bounds, &got);
                 assert_eq!(judgement.verdict, Verdict::Pass, "{name} {operand} {poison}");

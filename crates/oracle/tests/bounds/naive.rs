@@ -60,6 +60,23 @@ pub struct Style {
     pub forward_gradient: bool,
     /// δ as Σ P dP, and dk and dv of each query head stored before those of a group are added up.
     pub by_head: bool,
+    /// Whether the factors of products lose all but ten bits of their significands.
+    pub narrow: bool,
+}
+
+impl Style {
+    /// A kernel without any of the liberties.
+    pub fn plain(storage: Dtype) -> Self {
+        let stored = if storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
+        let (forward_gradient, by_head, narrow) = (false, false, false);
+        Style { storage, stored, tile: 8, forward_gradient, by_head, narrow }
+    }
+
+    /// A factor as a product reads it.
+    fn factor<T: Float>(self, x: T) -> T {
+        let cut = |x: f32| f32::from_bits(x.to_bits() & !0x1fff);
+        if self.narrow { T::of(f64::from(cut(x.wide() as f32))) } else { x }
+    }
 }
 
 fn round<T: Float>(x: T, dtype: Dtype) -> T {
@@ -100,7 +117,7 @@ impl<T: Float> Arrays<'_, T> {
             let key = s.key_start + j;
             let (q, k) =
                 (self.slice("q", row, width), self.slice("k", self.key_row(s, head, key), width));
-            let mut score = T::of(self.scores.scale()) * dot(q, k);
+            let mut score = T::of(self.scores.scale()) * self.style.dot(q, k);
             let mut slope = T::of(1.0);
             if let Some(cap) = self.scores.softcap.map(T::of) {
                 let tau = (score / cap).tanh();
@@ -140,7 +157,7 @@ impl<T: Float> Arrays<'_, T> {
                 let p = exp(score - max);
                 sum = sum + p;
                 let p = round(p, self.style.stored);
-                acc.iter_mut().zip(x).for_each(|(acc, &x)| *acc = *acc + p * x);
+                self.style.add(&mut acc, p, x);
             }
         }
         if pairs.is_empty() && sink.is_none() {
@@ -155,12 +172,16 @@ fn exp<T: Float>(x: T) -> T {
     (x * T::of(std::f64::consts::LOG2_E)).exp2()
 }
 
-fn dot<T: Float>(x: &[T], y: &[T]) -> T {
-    x.iter().zip(y).fold(T::of(0.0), |sum, (&x, &y)| sum + x * y)
-}
+impl Style {
+    fn dot<T: Float>(self, x: &[T], y: &[T]) -> T {
+        let product = |(&x, &y): (&T, &T)| self.factor(x) * self.factor(y);
+        x.iter().zip(y).map(product).fold(T::of(0.0), |sum, product| sum + product)
+    }
 
-fn add<T: Float>(sum: &mut [T], weight: T, x: &[T]) {
-    sum.iter_mut().zip(x).for_each(|(sum, &x)| *sum = *sum + weight * x);
+    fn add<T: Float>(self, sum: &mut [T], weight: T, x: &[T]) {
+        let weight = self.factor(weight);
+        sum.iter_mut().zip(x).for_each(|(sum, &x)| *sum = *sum + weight * self.factor(x));
+    }
 }
 
 /// The results of both passes, row-major.
@@ -212,9 +233,9 @@ impl<T: Float> Arrays<'_, T> {
         let delta = dout.map_or(T::of(0.0), |dout| match self.style.by_head {
             true => pairs.iter().fold(T::of(0.0), |sum, &(key, score, _)| {
                 let v = self.slice("v", self.key_row(at.s, at.head, key), e);
-                sum + exp(score - lse) * dot(dout, v)
+                sum + exp(score - lse) * self.style.dot(dout, v)
             }),
-            false => dot(dout, o),
+            false => self.style.dot(dout, o),
         });
         let delta = delta - dlse;
         if let Some(sink) = self.sink(at.head) {
@@ -225,25 +246,27 @@ impl<T: Float> Arrays<'_, T> {
         for &(key, score, slope) in pairs {
             let key_row = self.key_row(at.s, at.head, key);
             let p = exp(score - lse);
-            let dp = dout.map_or(T::of(0.0), |dout| dot(dout, self.slice("v", key_row, e)));
+            let dp =
+                dout.map_or(T::of(0.0), |dout| self.style.dot(dout, self.slice("v", key_row, e)));
             let ds = p * (dp - delta);
             if let Some(place) = self.bias_at(at.s, at.head, at.i, key) {
                 out.dbias[place] = out.dbias[place] + ds;
             }
             let ds = round(slope * ds, self.style.stored);
-            add(&mut dq, ds, self.slice("k", key_row, d));
+            self.style.add(&mut dq, ds, self.slice("k", key_row, d));
             let dk = &mut out.dk[key_row * d..(key_row + 1) * d];
-            add(dk, sigma * ds, self.slice("q", at.row, d));
+            self.style.add(dk, sigma * ds, self.slice("q", at.row, d));
             if let Some(dout) = dout {
                 let dv = &mut out.dv[key_row * e..(key_row + 1) * e];
-                add(dv, round(p, self.style.stored), dout);
+                self.style.add(dv, round(p, self.style.stored), dout);
             }
         }
         if self.style.forward_gradient {
             dq = self.forward_gradient(at, pairs);
             dq.iter_mut().for_each(|x| *x = *x * dlse);
         }
-        add(&mut out.dq[at.row * d..(at.row + 1) * d], sigma, &dq);
+        let to = &mut out.dq[at.row * d..(at.row + 1) * d];
+        to.iter_mut().zip(dq).for_each(|(to, dq)| *to = sigma * dq);
     }
 
     /// Σ_j P S′ k_j, streamed as o is.

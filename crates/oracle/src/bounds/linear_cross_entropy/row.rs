@@ -53,7 +53,7 @@ impl Row {
             distance += x.p * ((x.z - m).abs() + 2.0 * lag);
         }
         let log = l.ln() + lag;
-        let lse_error = model.lse_error(a, model.gamma(model.profile.chain(vocab)), m, log); // (N64)
+        let lse_error = model.lse_error(a, model.gamma_of_sum(model.profile.chain(vocab)), m, log); // (N64)
         let mut spread = 0.0;
         for x in logits.iter().filter(|x| x.z > f64::NEG_INFINITY) {
             spread += x.weight_error * (1.0 - (x.z - m - mean)).abs() + x.p * x.error;
