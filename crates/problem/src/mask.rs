@@ -8,7 +8,7 @@
 //! * [`Mask::cover`]: whether a tile may be skipped, or computed without looking at the mask. For
 //!   interval masks it follows from the spans.
 //!
-//! `tests/spans.rs` compares spans with `allows` for all small extents, `tests/cover.rs` compares
+//! `tests/all/spans.rs` compares spans with `allows` for all small extents, `tests/all/cover.rs` compares
 //! covers.
 
 mod array;
