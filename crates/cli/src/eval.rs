@@ -11,7 +11,7 @@ use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
 use etalon_conformance::vectors::{self, Draft};
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass, Problem, ViewsMut};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 const TENSORS: &str = "\
 The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …): `etalon list` has them \
@@ -51,19 +51,8 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let tensors = vectors::read_tensors(&arguments.input, memory::available())?;
-    let problem = advice::read_problem(&arguments.problem, &arguments.input, &tensors)?;
-    if problem.algorithm() != arguments.algorithm {
-        let (path, found) = (arguments.problem.display(), problem.algorithm());
-        return Err(Failure(format!(
-            "{path}: is a problem of {found}, not {}",
-            arguments.algorithm
-        )));
-    }
-    let (inputs, dtype) = inputs(&problem, arguments.pass, tensors).map_err(|error| {
-        let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
-        advice::on_tensors(&vectors::Error::content(&arguments.input, error), axes)
-    })?;
+    let Arguments { algorithm, pass, problem, input, .. } = arguments;
+    let Asked { problem, inputs, dtype } = read(*algorithm, *pass, problem, input)?;
     let profile = profile(arguments, dtype)?;
     let draft = Draft::new(&arguments.out)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
@@ -74,6 +63,28 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let outputs = arguments.threads.pool()?.install(|| evaluate(&request, tier, profile))?;
     output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
     Ok(true)
+}
+
+/// A problem, the operands of a pass of it, checked, and their storage type.
+pub struct Asked {
+    pub problem: Problem,
+    pub inputs: Tensors,
+    pub dtype: Dtype,
+}
+
+/// What two files ask for.
+pub fn read(algorithm: Algorithm, pass: Pass, path: &Path, input: &Path) -> Result<Asked, Failure> {
+    let tensors = vectors::read_tensors(input, memory::available())?;
+    let problem = advice::read_problem(path, input, &tensors)?;
+    if problem.algorithm() != algorithm {
+        let (path, found) = (path.display(), problem.algorithm());
+        return Err(Failure(format!("{path}: is a problem of {found}, not {algorithm}")));
+    }
+    let (inputs, dtype) = inputs(&problem, pass, tensors).map_err(|error| {
+        let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
+        advice::on_tensors(&vectors::Error::content(input, error), axes)
+    })?;
+    Ok(Asked { problem, inputs, dtype })
 }
 
 /// The operands of a pass, checked, and their storage type.

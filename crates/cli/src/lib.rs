@@ -6,6 +6,7 @@
 
 mod advice;
 mod bench;
+mod check;
 mod eval;
 mod explain;
 pub mod junit;
@@ -18,8 +19,10 @@ pub mod noise;
 mod options;
 mod outcome;
 mod output;
+mod page;
 mod plans;
 mod power;
+mod probe;
 pub mod progress;
 pub mod summary;
 pub mod table;
@@ -48,6 +51,10 @@ enum Command {
     Verify(verify::Arguments),
     /// Evaluates one pass on your own tensors.
     Eval(eval::Arguments),
+    /// Judges the results of your own kernel.
+    Check(check::Arguments),
+    /// Writes inputs on which the right results are known, and judges the results put beside them.
+    Probe(probe::Arguments),
     /// Shows which known bugs the laws find: the kill matrix.
     Zoo(zoo::Arguments),
     /// Shows the smallest errors that the gates notice.
@@ -97,6 +104,8 @@ fn run(cli: Cli) -> Outcome {
     match cli.command {
         Some(Command::Verify(arguments)) => verify::run(&arguments),
         Some(Command::Eval(arguments)) => eval::run(&arguments),
+        Some(Command::Check(arguments)) => check::run(&arguments),
+        Some(Command::Probe(arguments)) => probe::run(&arguments),
         Some(Command::Zoo(arguments)) => zoo::run(&arguments),
         Some(Command::Power(arguments)) => power::run(&arguments),
         Some(Command::Bench(arguments)) => bench::run(&arguments),

@@ -32,7 +32,7 @@ pub fn markdown(report: &Report) -> String {
     text
 }
 
-fn line(cells: &[String]) -> String {
+pub(crate) fn line(cells: &[String]) -> String {
     let cells: Vec<String> = cells.iter().map(|cell| escape(cell)).collect();
     format!("| {} |\n", cells.join(" | "))
 }
@@ -46,6 +46,6 @@ fn list(text: &mut String, title: &str, items: impl Iterator<Item = String>) {
 }
 
 /// No character of a message may end a cell, a line or a list.
-fn escape(text: &str) -> String {
+pub(crate) fn escape(text: &str) -> String {
     text.replace('|', "\\|").replace('\n', " ").replace('<', "&lt;")
 }

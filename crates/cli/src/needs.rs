@@ -3,6 +3,8 @@
 use crate::memory::afford;
 use crate::outcome::Failure;
 use crate::plans::plan;
+use etalon_conformance::check;
+use etalon_conformance::typical::KERNELS;
 use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Sequences, TokenSequences};
 use etalon_simd::Options;
 
@@ -53,6 +55,34 @@ pub(crate) fn afford_evaluation(
         needed += workspace(problem, pass, dtype)?;
     }
     afford(&name, needed)
+}
+
+/// Fails where there is no memory to judge the outputs of a pass, beside the tensors that are already
+/// there.
+pub(crate) fn afford_check(problem: &Problem, pass: Pass, dtype: Dtype) -> Result<(), Failure> {
+    afford(&format!("a check of {}", name(problem, pass)), judgement(problem, pass, dtype))
+}
+
+/// Bytes that a check of the outputs of a pass allocates beside its inputs and them: an estimate from
+/// above. Beside the bounds there are the errors of simulated kernels, each number of an output as often as
+/// there are kernels, and once more while statistics are made of it; then on every thread another
+/// evaluation, where the problem is small enough for explanations.
+pub fn judgement(problem: &Problem, pass: Pass, dtype: Dtype) -> u128 {
+    let operands = problem.operands(pass);
+    let of = |given| sum(&operands, |x| if x.role.is_given() == given { elements(x) } else { 0 });
+    let (given, out) = (of(true), of(false));
+    let kernels = u128::from(KERNELS);
+    let simulated = DOUBLE * (2 * given + (2 * kernels + 8) * out);
+    let bounds = evaluation(problem, pass, dtype, "reference", true);
+    let other = match check::explains(problem) {
+        true => {
+            let threads = rayon::current_num_threads() as u128;
+            let tensors = 6 * DOUBLE * (given + out);
+            threads * (evaluation(problem, pass, dtype, "reference", false) + tensors)
+        }
+        false => 0,
+    };
+    bounds + simulated + other
 }
 
 /// Bytes that the evaluation of a pass allocates beside its inputs and the workspace of the simd tier: an

@@ -13,7 +13,7 @@ use etalon_conformance::tiers;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fmt::Display;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread::available_parallelism;
 use std::time::Duration;
 
@@ -166,6 +166,21 @@ pub fn one_of<T: Copy + Display + Send + Sync + 'static>(
         let found = values.iter().find(|value| value.to_string() == name);
         found.copied().ok_or("unknown name")
     })
+}
+
+/// Reads KIND=PATH, where the kind names one of these writers of reports.
+pub fn report_file<W: Copy>(text: &str, forms: &[(&str, W)]) -> Result<(W, PathBuf), Error> {
+    let kinds: Vec<String> = forms.iter().map(|(kind, _)| format!("{kind}=PATH")).collect();
+    let wrong = || {
+        let expected = match kinds.split_last() {
+            Some((last, others)) => format!("{} or {last}", others.join(", ")),
+            None => String::new(),
+        };
+        Error::value("report", expected, text)
+    };
+    let (kind, path) = text.split_once('=').ok_or_else(wrong)?;
+    let (_, write) = forms.iter().find(|(known, _)| *known == kind).ok_or_else(wrong)?;
+    Ok((*write, PathBuf::from(path)))
 }
 
 /// The storage types of the simd tier.

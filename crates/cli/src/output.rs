@@ -2,11 +2,17 @@
 
 use crate::outcome::Failure;
 use etalon_conformance::vectors::Draft;
-use std::io;
-use std::path::PathBuf;
+use etalon_problem::shortened;
+use std::fmt::Display;
+use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::{fs, io};
+use tempfile::{Builder, TempDir};
 
-/// The file that is being written, under its temporary name.
+/// The most characters of a path in an error.
+const SHOWN: usize = 300;
+
+/// The file or folder that is being written, under its temporary name.
 static UNFINISHED: Mutex<Option<PathBuf>> = Mutex::new(None);
 
 fn unfinished() -> MutexGuard<'static, Option<PathBuf>> {
@@ -47,7 +53,7 @@ fn watch() -> io::Result<()> {
     use signal_hook::iterator::Signals;
     use signal_hook::low_level::emulate_default_handler;
     use std::sync::OnceLock;
-    use std::{fs, thread};
+    use std::thread;
 
     static WATCHED: OnceLock<()> = OnceLock::new();
     if WATCHED.set(()).is_err() {
@@ -60,7 +66,7 @@ fn watch() -> io::Result<()> {
             let mut unfinished = unfinished();
             if let Some(path) = unfinished.take() {
                 // If it cannot be removed, there is nobody left to tell.
-                let _ = fs::remove_file(path);
+                let _ = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
             }
             let _ = emulate_default_handler(signal);
         }
@@ -72,4 +78,65 @@ fn watch() -> io::Result<()> {
 #[cfg(not(unix))]
 fn watch() -> io::Result<()> {
     Ok(())
+}
+
+/// A folder that appears when it is complete, and not before.
+pub struct Folder {
+    path: PathBuf,
+    made: TempDir,
+}
+
+impl Folder {
+    /// Begins a folder, which must not be there, or be empty.
+    pub fn new(path: &Path) -> Result<Self, Failure> {
+        let shown = shortened(&path.display().to_string(), SHOWN);
+        let wrong = |reason: &dyn Display| Failure(format!("{shown}: cannot be written: {reason}"));
+        match fs::read_dir(path).map(Iterator::count) {
+            Ok(1..) => return Err(wrong(&"it is a folder that is not empty")),
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(wrong(&error)),
+            _ => {}
+        }
+        let parent = path.parent().filter(|parent| *parent != Path::new(""));
+        let parent = parent.unwrap_or(Path::new("."));
+        if path.file_name().is_none() {
+            return Err(wrong(&"it is not the name of a folder"));
+        }
+        watch().map_err(|error| Failure(format!("signals cannot be waited for: {error}")))?;
+        let mut unfinished = unfinished();
+        let mut builder = Builder::new();
+        builder.prefix(".etalon-");
+        #[cfg(unix)]
+        {
+            use std::os::unix::fs::PermissionsExt;
+            builder.permissions(fs::Permissions::from_mode(0o777));
+        }
+        let made = builder.tempdir_in(parent).map_err(|error| wrong(&error.kind()))?;
+        *unfinished = Some(made.path().to_path_buf());
+        Ok(Folder { path: path.to_path_buf(), made })
+    }
+
+    /// Writes a file in it, and the folders that lead there.
+    pub fn write(&self, name: &str, content: &[u8]) -> Result<(), Failure> {
+        let path = self.made.path().join(name);
+        let wrong = |error: io::Error| {
+            let shown = shortened(&self.path.join(name).display().to_string(), SHOWN);
+            Failure(format!("{shown}: cannot be written: {error}"))
+        };
+        path.parent().map_or(Ok(()), fs::create_dir_all).map_err(wrong)?;
+        fs::write(&path, content).map_err(wrong)
+    }
+
+    /// Puts it in its place.
+    pub fn finish(self) -> Result<(), Failure> {
+        let mut unfinished = unfinished();
+        let moved = fs::rename(self.made.path(), &self.path);
+        *unfinished = None;
+        moved.map_err(|error| {
+            let shown = shortened(&self.path.display().to_string(), SHOWN);
+            Failure(format!("{shown}: cannot be written: {error}"))
+        })?;
+        // Nothing is left to be removed under its first name.
+        let _ = self.made.keep();
+        Ok(())
+    }
 }

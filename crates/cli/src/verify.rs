@@ -46,15 +46,12 @@ type Writer = fn(&Report) -> Result<String, Failure>;
 
 /// Reads KIND=PATH.
 fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
-    let wrong = || Error::value("report", "junit=PATH, json=PATH or md=PATH", text);
-    let (form, path) = text.split_once('=').ok_or_else(wrong)?;
-    let write: Writer = match form {
-        "junit" => |report| Ok(junit(report)?),
-        "json" => |report| Ok(json(report)?),
-        "md" => |report| Ok(markdown(report)),
-        _ => return Err(wrong()),
-    };
-    Ok((write, PathBuf::from(path)))
+    const FORMS: [(&str, Writer); 3] = [
+        ("junit", |report| Ok(junit(report)?)),
+        ("json", |report| Ok(json(report)?)),
+        ("md", |report| Ok(markdown(report))),
+    ];
+    options::report_file(text, &FORMS)
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {

@@ -20,8 +20,10 @@ fn config() -> ProptestConfig {
 }
 
 /// Words of all commands, their options and values that are easily wrong.
-const WORDS: [&str; 62] = [
+const WORDS: [&str; 69] = [
     "verify",
+    "check",
+    "probe",
     "eval",
     "zoo",
     "bench",
@@ -56,6 +58,11 @@ const WORDS: [&str; 62] = [
     "--json",
     "--schema",
     "--verbose",
+    "--got",
+    "--only",
+    "--generic",
+    "--check",
+    "html=",
     "--budget",
     "--dtype",
     "--help",

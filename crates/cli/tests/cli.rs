@@ -8,8 +8,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use tempfile::{TempDir, tempdir};
 
+#[path = "cli/check.rs"]
+mod check;
 #[path = "cli/hostile.rs"]
 mod hostile;
+#[path = "cli/probe.rs"]
+mod probe;
 
 fn etalon(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_etalon")).args(arguments).output().expect("etalon starts")

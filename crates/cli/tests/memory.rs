@@ -4,6 +4,7 @@
 use etalon_cli::needs;
 use etalon_conformance::bounds::bounds;
 use etalon_conformance::cases::{Depth, specs};
+use etalon_conformance::check::check;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
@@ -76,6 +77,25 @@ fn given(problem: &Problem, pass: Pass, dtype: Dtype) -> Tensors {
     problem.operands(pass).iter().filter(|x| x.role.is_given()).map(tensor).collect()
 }
 
+/// The estimate and the peak of a check of results that are twice the exact ones, so that explanations are
+/// looked for.
+fn judgement(problem: &Problem, pass: Pass) -> (u128, usize) {
+    let dtype = Dtype::F32;
+    let inputs = given(problem, pass, dtype);
+    let request = Request { problem, pass, dtype, inputs: &inputs, hints: Hints::default() };
+    let exact = tiers::oracle(&request).expect("the reference");
+    let operands = problem.operands(pass);
+    let twice = |(name, x): (String, Tensor)| {
+        let operand = operands.iter().find(|x| x.name == name).expect("an operand");
+        let values = x.numbers(&name).expect("numbers") * 2.0;
+        (name, Tensor::store(&values, Stored::of(operand.precision, dtype)))
+    };
+    let got: Tensors = exact.into_iter().map(twice).collect();
+    let profile = Profile::strict(dtype);
+    let peak = peak(|| check(&request, &profile, &got, &[]).expect("a check"));
+    (needs::judgement(problem, pass, dtype), peak)
+}
+
 /// One test: the allocator counts what all threads allocate.
 #[test]
 fn estimates_hold_and_are_near() {
@@ -119,6 +139,24 @@ fn estimates_hold_and_are_near() {
                 if peak as u128 > said + SMALL || said > 4 * peak as u128 + 8 * SMALL {
                     wrong.push(format!("{what}: {peak} bytes, not {said}"));
                 }
+            }
+        }
+    }
+    let extents =
+        Extents { batch: 2, query_heads: 4, key_heads: 2, queries: 128, keys: 128, dim: 64 };
+    let linear = LinearExtents { batch: 2, query_heads: 4, key_heads: 2, tokens: 256, dim: 64 };
+    let judged: [Problem; 3] = [
+        Attention::new(extents).mask(Mask::causal()).into(),
+        LinearAttention::new(linear).into(),
+        LinearCrossEntropy::new(128, 64, 256).into(),
+    ];
+    for problem in judged {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let (said, peak) = judgement(&problem, pass);
+            println!("{} {pass}: {peak} bytes, said to be {said}", problem.algorithm());
+            if peak as u128 > said + SMALL || said > 8 * peak as u128 + 8 * SMALL {
+                wrong
+                    .push(format!("a check of {} {pass}: {peak}, not {said}", problem.algorithm()));
             }
         }
     }

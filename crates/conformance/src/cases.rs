@@ -11,9 +11,9 @@ mod covering;
 mod large;
 
 pub(crate) use covering::SHAPE;
-pub(crate) use large::cost;
 
 pub use crate::roster::{Point, attention, linear_attention};
+pub(crate) use large::cost;
 
 use crate::generate::Stream;
 use crate::roster::each;

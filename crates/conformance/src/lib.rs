@@ -7,11 +7,13 @@
 pub use etalon_oracle::{bounds, gates, generate, profile, tensor, typical};
 
 pub mod cases;
-mod conventions;
+pub mod check;
+pub mod conventions;
 pub mod declared;
 pub mod laws;
 pub mod power;
 mod probes;
+pub mod questions;
 pub mod report;
 mod roster;
 pub mod shapes;

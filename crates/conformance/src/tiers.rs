@@ -9,7 +9,7 @@ mod reference;
 mod simd;
 
 pub use crate::tier::Refusal;
-pub use ask::ask;
+pub use ask::{ask, check_outputs};
 pub use cuda::Cuda;
 pub use door::{Run, saved};
 pub(crate) use reference::decisions;

@@ -3,6 +3,7 @@
 mod hints;
 mod statistics;
 
+pub use hints::hint;
 pub use statistics::{Measure, Part, Statistic, g2};
 
 use crate::bounds::{Bound, Bounds};
@@ -81,9 +82,7 @@ fn judge(name: &str, bound: &Bound, outputs: &Tensors) -> Option<(f64, String)> 
         Ok(got) => got,
         Err(text) => return Some((f64::INFINITY, text)),
     };
-    let elements = bound.value.iter().zip(&bound.bound).zip(&got);
-    let margins = elements.map(|((&value, &b), &got)| margin(got, value, b, bound.largest));
-    let margins: Vec<f64> = margins.collect();
+    let margins = margins(bound, &got);
     let all = margins.iter().copied().enumerate();
     let (at, worst) = all.reduce(|worst, next| if next.1 > worst.1 { next } else { worst })?;
     let text = if worst > 1.0 { describe(name, bound, &got, &margins, at) } else { String::new() };
@@ -94,6 +93,13 @@ fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, Str
     let tensor = outputs.get(name).ok_or_else(|| format!("`{name}` was not returned"))?;
     let fits = Error::expect_shape(name, bound.value.shape(), &tensor.shape);
     fits.and_then(|()| tensor.numbers(name)).map_err(|error| error.to_string())
+}
+
+/// The margin of every element of an output that has its shape, in row-major order: |got − value| / bound,
+/// and ∞ for a wrong class. Above 1 an element is off.
+pub fn margins(bound: &Bound, got: &ArrayD<f64>) -> Vec<f64> {
+    let elements = bound.value.iter().zip(&bound.bound).zip(got);
+    elements.map(|((&value, &b), &got)| margin(got, value, b, bound.largest)).collect()
 }
 
 /// |got − value| / bound, and ∞ for a wrong class. Never NaN, so that no comparison can lose it.
@@ -120,7 +126,7 @@ fn describe(name: &str, bound: &Bound, got: &ArrayD<f64>, margins: &[f64], at: u
     let Some((index, &found)) = got.indexed_iter().nth(at) else { return String::new() };
     let (value, b, margin) = (bound.value[&index], bound.bound[&index], margins[at]);
     let bad = margins.iter().filter(|margin| **margin > 1.0).count();
-    let hint = hints::hint(bound, got).map_or(String::new(), |hint| format!("; {hint}"));
+    let hint = hint(bound, got).map_or(String::new(), |hint| format!("; {hint}"));
     format!(
         "{name}{:?} is {found:e}, exact is {value:e} ± {b:e} (margin {margin:.3}); {bad} of {} \
          elements are out of bounds{hint}",

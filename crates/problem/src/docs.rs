@@ -6,7 +6,7 @@
 //!   [`linear_attention`](crate::linear_attention), [`lazy_attention`](crate::lazy_attention),
 //!   [`linear_cross_entropy`](crate::linear_cross_entropy).
 //! * [`numerics`]: the error bounds. [`suite`]: the cases of the suite, and what they notice. [`errata`]:
-//!   known mistakes in these algorithms.
+//!   known mistakes in these algorithms. [`conventions`]: in what libraries differ.
 //! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`]: how fast they are.
 //!   [`peers`]: how to compare
 //!   them with PyTorch and ggml.
@@ -30,4 +30,5 @@ page!(simd, "docs/simd.md", "How the SIMD kernels work.");
 page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and what was measured.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
 page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
+page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
 page!(errata, "docs/errata.md", "Known mistakes in these algorithms.");

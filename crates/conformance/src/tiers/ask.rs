@@ -2,7 +2,7 @@
 
 use crate::tensor::{Data, Stored, Tensors};
 use crate::tier::{Refusal, Request, Tier};
-use etalon_problem::{Operand, Role};
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -18,7 +18,8 @@ pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
         return Err(Refusal::Fault("wrote to its inputs".to_string()));
     }
     let outputs = answer?;
-    check(request, &outputs).map_err(Refusal::Fault)?;
+    check_outputs(request.problem, request.pass, request.dtype, &outputs, &[])
+        .map_err(|error| Refusal::Fault(format!("returned something else: {error}")))?;
     Ok(outputs)
 }
 
@@ -27,25 +28,41 @@ fn message(panic: &(dyn Any + Send)) -> String {
     text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_default()
 }
 
-fn check(request: &Request<'_>, outputs: &Tensors) -> Result<(), String> {
-    let operands = request.problem.operands(request.pass);
+/// Fails unless these are the outputs of a pass: all of them, each in its shape and type, and nothing
+/// else. Of some that `only` names, the others may be absent.
+pub fn check_outputs(
+    problem: &Problem,
+    pass: Pass,
+    dtype: Dtype,
+    outputs: &Tensors,
+    only: &[String],
+) -> Result<(), Error> {
+    let operands = problem.operands(pass);
     let expected: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
-    for operand in &expected {
+    let known = |name: &String| expected.iter().any(|operand| operand.name == name);
+    if let Some(name) = outputs.keys().chain(only).find(|name| !known(name)) {
+        let reason = format!("{} {pass} has no such output", problem.algorithm());
+        return Err(Error::Unexpected { operand: name.clone(), reason });
+    }
+    let wanted = |operand: &&&Operand| only.is_empty() || only.iter().any(|x| x == operand.name);
+    for operand in expected.iter().filter(wanted) {
         let name = operand.name;
-        let tensor = outputs.get(name).ok_or_else(|| format!("`{name}` was not returned"))?;
-        if tensor.shape != operand.shape || tensor.len() != operand.len() {
-            let (expected, found) = (&operand.shape, &tensor.shape);
-            return Err(format!("`{name}` must have shape {expected:?}, found {found:?}"));
-        }
-        let stored = Stored::of(operand.precision, request.dtype);
+        let tensor = outputs.get(name).ok_or_else(|| {
+            let reason = format!("{} {pass} returns it", problem.algorithm());
+            Error::Missing { operand: name.to_string(), reason }
+        })?;
+        Error::expect_shape(name, &operand.shape, &tensor.shape)?;
+        Error::expect_shape(name, &[operand.len()], &[tensor.len()])?;
+        let stored = Stored::of(operand.precision, dtype);
         if tensor.stored() != Some(stored) {
-            return Err(format!("`{name}` must hold {stored}, found {}", tensor.type_name()));
+            return Err(Error::Dtype {
+                operand: name.to_string(),
+                expected: stored.to_string(),
+                found: tensor.type_name().to_string(),
+            });
         }
     }
-    match outputs.keys().find(|name| !expected.iter().any(|operand| operand.name == *name)) {
-        Some(name) => Err(format!("`{name}` is no output of this pass")),
-        None => Ok(()),
-    }
+    Ok(())
 }
 
 /// A hash of names, shapes and bits: quick, since every request is hashed twice.
@@ -74,7 +91,7 @@ mod tests {
     use super::*;
     use crate::tensor::Tensor;
     use crate::tier::Hints;
-    use etalon_problem::{Algorithm, AttentionLse, Dtype, Extents, Pass, Problem};
+    use etalon_problem::{Algorithm, AttentionLse, Extents};
     use ndarray::ArrayD;
 
     /// A tier that answers with whatever it was made with.
@@ -117,7 +134,7 @@ mod tests {
     #[test]
     fn only_the_outputs_of_the_pass_are_taken() {
         assert!(outcome(|| Ok(lse(&[1, 1, 2], Dtype::F32))).is_ok());
-        assert!(fault(|| Ok(Tensors::new())).contains("`lse` was not returned"));
+        assert!(fault(|| Ok(Tensors::new())).contains("`lse` is missing: "));
         assert!(fault(|| Ok(lse(&[1, 2, 1], Dtype::F32))).contains("[1, 1, 2]"));
         assert!(fault(|| Ok(lse(&[1, 1, 2], Dtype::Bf16))).contains("found bf16"));
         let extra = || {
@@ -125,7 +142,7 @@ mod tests {
             outputs.extend(lse(&[1], Dtype::F32).into_values().map(|x| ("o".to_string(), x)));
             Ok(outputs)
         };
-        assert!(fault(extra).contains("`o` is no output"));
+        assert!(fault(extra).contains("`o` was given, but "));
     }
 
     #[test]

@@ -5,7 +5,7 @@ use ndarray::ArrayD;
 use std::f64::consts::{LN_2, LOG2_E};
 
 /// A guess at the mistake, if the results have the marks of a common one.
-pub(super) fn hint(bound: &Bound, got: &ArrayD<f64>) -> Option<String> {
+pub fn hint(bound: &Bound, got: &ArrayD<f64>) -> Option<String> {
     let pairs = || bound.value.iter().copied().zip(got.iter().copied());
     let nan = pairs().filter(|(value, got)| got.is_nan() && !value.is_nan()).count();
     if nan > 0 {

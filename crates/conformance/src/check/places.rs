@@ -1,0 +1,211 @@
+//! Where elements that are off lie, in a sentence or two: which rows, heads and columns, and whether their
+//! numbers follow the tiles of a kernel.
+
+use super::answer::Judged;
+use etalon_problem::Axis;
+use ndarray::Dimension;
+
+/// What kernels process at once: rows and keys in a tile.
+const TILES: [usize; 4] = [16, 32, 64, 128];
+
+/// Of a class of entries that is affected as a whole, this share may seem right by chance.
+const BY_CHANCE: f64 = 0.1;
+
+/// As many entries are listed one by one.
+const LISTED: usize = 6;
+
+/// Sentences about an output: none where nothing is off.
+pub(super) fn sentences(output: &Judged<'_>) -> Vec<String> {
+    let off = output.off();
+    if off == 0 {
+        return Vec::new();
+    }
+    let axes = &output.operand.axes;
+    if off == output.got.len() {
+        return vec!["Every element is off.".to_string()];
+    }
+    let mut parts = Vec::new();
+    let mut whole = Vec::new();
+    for (at, &axis) in axes.iter().enumerate() {
+        let extent = output.operand.shape[at];
+        let hit = hit(output, at, extent);
+        if hit.iter().all(|hit| *hit) {
+            whole.push(plural(axis));
+        } else {
+            parts.push(format!("only in {}", entries(axis, &hit)));
+        }
+    }
+    let many = whole.iter().filter(|name| !name.is_empty()).map(|name| format!("all {name}"));
+    let many: Vec<String> = many.collect();
+    let mut text = match (parts.is_empty(), many.is_empty()) {
+        (true, _) => format!("Spread over {}.", joined(&many)),
+        (false, true) => format!("{}.", joined(&parts)),
+        (false, false) => format!("{}, over {}.", joined(&parts), joined(&many)),
+    };
+    if let Some(first) = text.get(..1) {
+        text = first.to_uppercase() + &text[1..];
+    }
+    let rows = output.own_rows();
+    let count = rows.iter().filter(|row| **row).count();
+    let mut sentences = vec![text];
+    if output.width() > 1 && off < count * output.width() {
+        let width = output.width();
+        let mean = off as f64 / count as f64;
+        sentences.push(format!(
+            "{count} of {} rows have elements that are off, {mean:.1} of {width} in the mean.",
+            rows.len()
+        ));
+    }
+    sentences
+}
+
+/// Which entries of an axis hold an element that is off.
+fn hit(output: &Judged<'_>, at: usize, extent: usize) -> Vec<bool> {
+    let mut hit = vec![false; extent];
+    for ((index, _), margin) in output.got.indexed_iter().zip(&output.margins) {
+        if *margin > 1.0 {
+            hit[index.slice()[at]] = true;
+        }
+    }
+    hit
+}
+
+fn joined(parts: &[String]) -> String {
+    match parts {
+        [] => String::new(),
+        [one] => one.clone(),
+        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+    }
+}
+
+/// Some entries of an axis: one, a range, a class of a tile, or their number.
+fn entries(axis: Axis, hit: &[bool]) -> String {
+    let (name, n) = (plural(axis), hit.len());
+    let list: Vec<usize> = (0..n).filter(|&i| hit[i]).collect();
+    let (Some(&first), Some(&last)) = (list.first(), list.last()) else {
+        return format!("no {name}");
+    };
+    if list.len() == 1 {
+        let end = if last + 1 == n && n > 2 { ", the last" } else { "" };
+        return format!("{} {first} of {n}{end}", singular(axis));
+    }
+    if last + 1 - first == list.len() {
+        return range(name, first, last, n);
+    }
+    if is_cut_into_tiles(axis)
+        && let Some(class) = class(hit)
+    {
+        return format!("{name} {class}");
+    }
+    if list.len() <= LISTED {
+        let list: Vec<String> = list.iter().map(usize::to_string).collect();
+        return format!("{name} {} of {n}", joined(&list));
+    }
+    format!("{} of {n} {name}, {first} to {last}", list.len())
+}
+
+fn range(name: &str, first: usize, last: usize, n: usize) -> String {
+    let count = last + 1 - first;
+    match (first, last + 1 == n) {
+        (0, _) => format!("the first {count} of {n} {name}"),
+        (_, true) => {
+            let tile =
+                TILES.into_iter().find(|&tile| !n.is_multiple_of(tile) && first == n - n % tile);
+            let whole = TILES.into_iter().rev().find(|&tile| first.is_multiple_of(tile));
+            let tail = match (tile, whole) {
+                (Some(tile), _) => format!(": those after the last whole tile of {tile}"),
+                (None, Some(tile)) => format!(": from a multiple of {tile} on"),
+                _ => String::new(),
+            };
+            format!("the last {count} of {n} {name}, from {first} on{tail}")
+        }
+        _ => {
+            let tile = TILES
+                .into_iter()
+                .rev()
+                .find(|&tile| first.is_multiple_of(tile) && (last + 1).is_multiple_of(tile));
+            let tiles = tile.map_or(String::new(), |tile| match count / tile {
+                1 => format!(", a tile of {tile}"),
+                tiles => format!(", {tiles} tiles of {tile}"),
+            });
+            format!("{name} {first} to {last} of {n}{tiles}")
+        }
+    }
+}
+
+/// The entries as those with some remainders by the size of a tile, if they are that: at least two tiles,
+/// and few remainders.
+fn class(hit: &[bool]) -> Option<String> {
+    let n = hit.len();
+    TILES.into_iter().filter(|&tile| n >= 2 * tile).find_map(|tile| {
+        let mut remainders = vec![false; tile];
+        (0..n).filter(|&i| hit[i]).for_each(|i| remainders[i % tile] = true);
+        let chosen: Vec<usize> = (0..tile).filter(|&r| remainders[r]).collect();
+        let all = (0..n).filter(|i| remainders[i % tile]).count();
+        let affected = hit.iter().filter(|hit| **hit).count();
+        let complete = affected as f64 >= (1.0 - BY_CHANCE) * all as f64;
+        if !complete || 4 * chosen.len() > tile {
+            return None;
+        }
+        let list: Vec<String> = chosen.iter().map(usize::to_string).collect();
+        Some(format!("whose number mod {tile} is {}", list.join(", ").replace(", ", " or ")))
+    })
+}
+
+/// Whether kernels cut an axis into tiles.
+fn is_cut_into_tiles(axis: Axis) -> bool {
+    use Axis::{Classes, Dim, Keys, Queries, Targets, Tokens, ValueDim};
+    matches!(axis, Queries | Keys | Tokens | Targets | Classes | Dim | ValueDim)
+}
+
+/// The entries of an axis in words.
+fn plural(axis: Axis) -> &'static str {
+    match axis {
+        Axis::Batch | Axis::BatchOr1 => "batch elements",
+        Axis::QueryHeads | Axis::QueryHeadsOr1 => "query heads",
+        Axis::KeyHeads => "key heads",
+        Axis::Queries => "rows",
+        Axis::Keys => "keys",
+        Axis::Tokens | Axis::Targets => "tokens",
+        Axis::Dim | Axis::ValueDim => "columns",
+        Axis::Distances => "distances",
+        Axis::Sequences => "sequences",
+        Axis::Classes => "classes",
+    }
+}
+
+/// One entry of an axis in words.
+fn singular(axis: Axis) -> &'static str {
+    match axis {
+        Axis::Classes => "class",
+        other => {
+            let name = plural(other);
+            name.strip_suffix('s').unwrap_or(name)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(n: usize, hit: impl Fn(usize) -> bool) -> String {
+        entries(Axis::Queries, &(0..n).map(hit).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn entries_are_named_as_a_kernel_cuts_them() {
+        assert_eq!(words(100, |i| i == 7), "row 7 of 100");
+        assert_eq!(words(100, |i| i < 3), "the first 3 of 100 rows");
+        let tail = "the last 5 of 101 rows, from 96 on: those after the last whole tile of 16";
+        assert_eq!(words(101, |i| i >= 96), tail);
+        let from = "the last 64 of 128 rows, from 64 on: from a multiple of 64 on";
+        assert_eq!(words(128, |i| i >= 64), from);
+        assert_eq!(words(128, |i| (32..64).contains(&i)), "rows 32 to 63 of 128, a tile of 32");
+        assert_eq!(words(128, |i| i % 16 == 15), "rows whose number mod 16 is 15");
+        assert_eq!(words(128, |i| i % 64 == 3), "rows whose number mod 64 is 3");
+        assert_eq!(words(128, |i| [3, 50, 77].contains(&i)), "rows 3, 50 and 77 of 128");
+        let primes = |i: usize| i > 1 && (2..i).all(|d| !i.is_multiple_of(d));
+        assert_eq!(words(40, primes), "12 of 40 rows, 2 to 37");
+    }
+}

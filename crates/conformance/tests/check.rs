@@ -1,0 +1,397 @@
+//! `check` on kernels with a known mistake each: it says where, and what. A right result is explained by
+//! nothing.
+
+use etalon_conformance::check::{Check, Kind, check};
+use etalon_conformance::conventions;
+use etalon_conformance::generate::Stream;
+use etalon_conformance::profile::Profile;
+use etalon_conformance::tensor::{Stored, Tensor, Tensors};
+use etalon_conformance::tier::{Hints, Request};
+use etalon_conformance::tiers;
+use etalon_conformance::zoo::{Host, mutant};
+use etalon_problem::{
+    Align, Attention, AttentionLse, Decay, Dtype, Extents, LinearAttention, LinearCrossEntropy,
+    LinearExtents, Mask, Pass, Precision, Problem, Reduction, slopes,
+};
+use ndarray::{ArrayD, Axis as Along};
+use std::fs;
+use std::path::Path;
+
+const EXTENTS: Extents =
+    Extents { batch: 2, query_heads: 4, key_heads: 2, queries: 37, keys: 41, dim: 16 };
+
+fn attention() -> Attention {
+    Attention::new(EXTENTS).mask(Mask::causal())
+}
+
+fn linear() -> LinearAttention {
+    let extents = LinearExtents { batch: 2, query_heads: 8, key_heads: 4, tokens: 37, dim: 16 };
+    LinearAttention::new(extents).scale(0.25).decay(Decay::PerHead)
+}
+
+/// A question with random inputs; log-decays are negative.
+struct Bench {
+    problem: Problem,
+    pass: Pass,
+    dtype: Dtype,
+    inputs: Tensors,
+}
+
+impl Bench {
+    fn new(problem: impl Into<Problem>, pass: Pass, dtype: Dtype) -> Self {
+        let problem = problem.into();
+        let operands = problem.operands(pass);
+        let given = operands.iter().filter(|x| x.role.is_given());
+        let tensor = |operand: &etalon_problem::Operand| {
+            let stream = Stream::new(1, operand.name);
+            let mut at = 0;
+            let values = ArrayD::from_shape_simple_fn(operand.shape.as_slice(), || {
+                at += 1;
+                match operand.precision {
+                    Precision::Integer => (at % 7) as f64,
+                    _ if operand.name.starts_with("g") => -0.02 - 0.1 * stream.uniform(at),
+                    _ => stream.normal(at),
+                }
+            });
+            let stored = Stored::of(operand.precision, dtype);
+            (operand.name.to_string(), Tensor::store(&values, stored))
+        };
+        let inputs = given.map(tensor).collect();
+        Bench { problem, pass, dtype, inputs }
+    }
+
+    fn request(&self) -> Request<'_> {
+        let Bench { problem, pass, dtype, inputs } = self;
+        Request { problem, pass: *pass, dtype: *dtype, inputs, hints: Hints::default() }
+    }
+
+    /// The exact results of a problem on these inputs, rounded once.
+    fn exact(&self, problem: &Problem, inputs: &Tensors) -> Tensors {
+        let request = Request { problem, inputs, ..self.request() };
+        let exact = tiers::oracle(&request).expect("the reference").into_iter();
+        self.stored(exact.map(|(name, x)| (name.clone(), x.numbers(&name).expect("numbers"))))
+    }
+
+    /// Results, each rounded once to where it is stored.
+    fn stored(&self, results: impl Iterator<Item = (String, ArrayD<f64>)>) -> Tensors {
+        let operands = self.problem.operands(self.pass);
+        let stored = |(name, x): (String, ArrayD<f64>)| {
+            let operand = operands.iter().find(|x| x.name == name).expect("an operand");
+            (name, Tensor::store(&x, Stored::of(operand.precision, self.dtype)))
+        };
+        results.map(stored).collect()
+    }
+
+    /// What a right kernel returns.
+    fn right(&self) -> Tensors {
+        self.exact(&self.problem, &self.inputs)
+    }
+
+    fn check(&self, got: &Tensors) -> Check {
+        check(&self.request(), &Profile::flash(self.dtype), got, &[]).expect("a check")
+    }
+
+    /// The check of right results in which one output is changed.
+    fn changed(&self, name: &str, change: impl FnOnce(ArrayD<f64>) -> ArrayD<f64>) -> Check {
+        let mut got = self.right();
+        let x = got.get_mut(name).expect("an output");
+        *x = Tensor::store(&change(x.numbers(name).expect("numbers")), x.stored().expect("a type"));
+        self.check(&got)
+    }
+}
+
+/// The text of the first explanation, which must have this name.
+fn explained(check: &Check, id: &str) -> String {
+    assert!(!check.passed);
+    let all: Vec<_> = check.explanations.iter().map(|x| (x.id, x.left, &x.text)).collect();
+    let found = check.explanations.iter().find(|x| x.id == id);
+    found.unwrap_or_else(|| panic!("no {id} in {all:?}")).text.clone()
+}
+
+fn place<'a>(check: &'a Check, output: &str) -> &'a str {
+    let output = check.outputs.iter().find(|x| x.name == output).expect("an output");
+    &output.places[0]
+}
+
+#[test]
+fn a_right_result_is_explained_by_nothing() {
+    for dtype in [Dtype::F32, Dtype::Bf16, Dtype::F16, Dtype::F64] {
+        for pass in [Pass::Forward, Pass::Backward] {
+            for problem in [Problem::from(attention()), linear().into()] {
+                let bench = Bench::new(problem, pass, dtype);
+                let check = bench.check(&bench.right());
+                assert!(check.passed && !check.conspicuous, "{dtype} {pass}: {check:?}");
+                assert!(check.explanations.is_empty() && check.not_tried.is_none());
+                for output in &check.outputs {
+                    assert!(output.places.is_empty() && output.off == 0 && output.margin <= 1.0);
+                    assert!(output.worst.is_some() && output.error < 0.01, "{output:?}");
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn correct_kernels_of_other_styles_are_explained_by_nothing() {
+    for style in etalon_conformance::zoo::CONTROLS {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let bench = Bench::new(attention(), pass, Dtype::F32);
+            let got = tiers::ask(&Host::sound(style), &bench.request()).expect("the host");
+            let check = bench.check(&got);
+            assert!(check.passed && check.explanations.is_empty(), "{} {check:?}", style.name);
+        }
+    }
+}
+
+#[test]
+fn factors_have_names() {
+    let bench = Bench::new(attention(), Pass::Backward, Dtype::Bf16);
+    for (factor, words) in [
+        (4.0, "1/the scale"),
+        (0.25, "the scale"),
+        (2.0, "the group size"),
+        (0.5, "½"),
+        (-1.0, "−1"),
+        (std::f64::consts::LN_2, "ln 2"),
+        (std::f64::consts::LOG2_E, "log₂e"),
+        (1.3, "(1/0.769"),
+    ] {
+        let text = explained(&bench.changed("dk", |x| x * factor), "factor");
+        assert!(text.starts_with("dk: ") && text.contains(words), "{factor}: {text}");
+    }
+    let bench = Bench::new(attention(), Pass::Forward, Dtype::F32);
+    let check = bench.changed("lse", |x| x * std::f64::consts::LOG2_E);
+    assert!(explained(&check, "factor").contains("lse-base-2"));
+    explained(&check, "lse-base-2");
+    explained(&check, "lse-in-base-2");
+    assert_eq!(place(&check, "lse"), "Every element is off.");
+}
+
+#[test]
+fn one_head_and_one_tile_are_told() {
+    let bench = Bench::new(attention(), Pass::Forward, Dtype::F32);
+    let check = bench.changed("o", |mut x| {
+        x.index_axis_mut(Along(1), 3).mapv_inplace(|x| 2.0 * x);
+        x
+    });
+    explained(&check, "factor");
+    assert!(place(&check, "o").starts_with("Only in query head 3 of 4"), "{}", place(&check, "o"));
+    let check = bench.changed("o", |mut x| {
+        x.slice_axis_mut(Along(2), (32..).into()).mapv_inplace(|x| x + 1.0);
+        x
+    });
+    let tail = "the last 5 of 37 rows, from 32 on: those after the last whole tile of 16";
+    assert!(place(&check, "o").contains(tail), "{}", place(&check, "o"));
+}
+
+#[test]
+fn shifted_rows_and_permuted_heads_are_told() {
+    let bench = Bench::new(attention(), Pass::Backward, Dtype::Bf16);
+    let shifted = bench.changed("dq", |x| {
+        let from: Vec<usize> = (0..37).map(|i: usize| i.saturating_sub(1)).collect();
+        x.select(Along(2), &from)
+    });
+    assert!(explained(&shifted, "rows-shifted").contains("the row 1 row before it"));
+    let permuted = bench.changed("dq", |x| x.select(Along(1), &[0, 2, 1, 3]));
+    assert!(explained(&permuted, "heads-permuted").contains("1 those of 2, 2 those of 1"));
+    let swapped = bench.changed("dv", |x| x.select(Along(0), &[1, 0]));
+    explained(&swapped, "batch-permuted");
+    let turned = bench.changed("dk", |mut x| {
+        x.invert_axis(Along(2));
+        x
+    });
+    explained(&turned, "rows-reversed");
+}
+
+#[test]
+fn another_layout_is_told() {
+    let bench = Bench::new(attention(), Pass::Forward, Dtype::F32);
+    let check = bench.changed("o", |x| {
+        let shape = x.shape().to_vec();
+        let data: Vec<f64> = x.permuted_axes(vec![0, 2, 1, 3]).iter().copied().collect();
+        ArrayD::from_shape_vec(shape, data).unwrap()
+    });
+    assert!(explained(&check, "layout").contains("[B, N, Hq, E]"));
+}
+
+#[test]
+fn rows_that_are_not_normalised_are_told() {
+    let bench = Bench::new(attention(), Pass::Forward, Dtype::F32);
+    let check = bench.changed("o", |mut x| {
+        for (i, mut row) in x.axis_iter_mut(Along(2)).enumerate() {
+            row *= 1.0 + 0.3 * (i % 5) as f64;
+        }
+        x
+    });
+    assert!(explained(&check, "factor-of-each-row").contains("1.3"));
+    let nan = bench.changed("o", |mut x| {
+        x.index_axis_mut(Along(2), 7).fill(f64::NAN);
+        x
+    });
+    assert!(explained(&nan, "marks").contains("NaN"));
+    assert!(nan.outputs.iter().any(|x| x.worst.as_ref().is_some_and(|x| x.got.is_nan())));
+}
+
+/// Every convention that is another reading of a problem is told by its name, and no other is.
+#[test]
+fn conventions_are_told() {
+    let soft = Attention { value_dim: 24, ..attention().softcap(2.0).sinks() };
+    let biased = attention().bias(1, 4);
+    let windowed = Attention::new(EXTENTS).mask(Mask::window(5, 2));
+    let top_left = Attention::new(EXTENTS).mask(Mask::Causal { align: Align::TopLeft });
+    let mut loss = LinearCrossEntropy::new(23, 16, 29);
+    loss.label_smoothing = 0.1;
+    let summed = LinearCrossEntropy { reduction: Reduction::Sum, ..loss.clone() };
+    let problems: [Problem; 8] = [
+        soft.into(),
+        biased.into(),
+        windowed.into(),
+        top_left.into(),
+        attention().into(),
+        linear().into(),
+        loss.into(),
+        summed.into(),
+    ];
+    let mut told = Vec::new();
+    for problem in problems {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let bench = Bench::new(problem.clone(), pass, Dtype::F32);
+            for reading in conventions::readings(&bench.problem, &bench.inputs) {
+                let results = reading.results(&bench.problem, pass).expect("the reference");
+                let check = bench.check(&bench.stored(results.into_iter()));
+                if check.passed {
+                    continue; // as the sum of no tokens, it makes no difference
+                }
+                explained(&check, reading.id);
+                told.push(reading.id);
+            }
+        }
+    }
+    for convention in conventions::ALL {
+        let id = convention.id;
+        assert!(told.contains(&id) || convention.mutant.is_some(), "nothing shows {id}");
+    }
+}
+
+#[test]
+fn interleaved_heads_are_told() {
+    for (problem, bug) in
+        [(Problem::from(attention()), "head-modulo"), (linear().into(), "state-of-head-modulo")]
+    {
+        let bench = Bench::new(problem, Pass::Forward, Dtype::F32);
+        let host = Host::mutant(mutant(bug).expect("a mutant"));
+        let check = bench.check(&tiers::ask(&host, &bench.request()).expect("the host"));
+        explained(&check, "heads-interleaved");
+        explained(&check, bug);
+    }
+}
+
+#[test]
+fn slopes_of_another_library_are_told() {
+    let own: [(&str, Vec<f64>); 3] = [
+        ("slopes-geometric", slopes::geometric(4, 0, 1).unwrap()),
+        ("slopes-linear", slopes::linear(4, 0, 1).unwrap()),
+        ("slopes-retention", slopes::retention(4).unwrap()),
+    ];
+    for (id, list) in own {
+        let bench = Bench::new(linear(), Pass::Forward, Dtype::Bf16);
+        let mut inputs = bench.inputs.clone();
+        let list = ndarray::Array1::from(list).into_dyn();
+        inputs.insert("g_gamma".to_string(), Tensor::round(&list, Dtype::F32));
+        explained(&bench.check(&bench.exact(&bench.problem, &inputs)), id);
+    }
+}
+
+/// Of the zoo's bugs that show on a case, each is named by itself or by one with the same results.
+#[test]
+fn known_bugs_are_named() {
+    let mask = Mask::window(5, 2);
+    let rich = Attention::new(EXTENTS).mask(mask).softcap(2.0).sinks();
+    let mut named = 0;
+    for (problem, bugs) in [
+        (
+            Problem::from(rich),
+            &["one-row-shifted", "top-left", "sink-not-in-lse", "no-rescale-of-o"][..],
+        ),
+        (linear().into(), &["state-before-use", "one-decay-per-chunk", "scale-by-width"][..]),
+        (
+            AttentionLse::new(EXTENTS).into(),
+            &["key-tail-dropped", "lse-in-base-2", "first-64-of-head"][..],
+        ),
+    ] {
+        let bench = Bench::new(problem, Pass::Forward, Dtype::F32);
+        for bug in bugs {
+            let host = Host::mutant(mutant(bug).expect("a mutant"));
+            let check = bench.check(&tiers::ask(&host, &bench.request()).expect("the host"));
+            if !check.passed {
+                explained(&check, bug);
+                named += 1;
+            }
+        }
+    }
+    // `first-64-of-head` does not show: there are 16.
+    assert_eq!(named, 9);
+}
+
+#[test]
+fn a_uniform_error_within_the_bounds_is_conspicuous() {
+    let bench = Bench::new(attention(), Pass::Backward, Dtype::Bf16);
+    let check = bench.changed("dk", |x| x * 1.01);
+    assert!(check.passed && check.conspicuous, "{check:?}");
+    let dk = check.outputs.iter().find(|x| x.name == "dk").unwrap();
+    assert!((dk.slope.unwrap().value - 0.01).abs() < 0.003, "{dk:?}");
+    assert!(dk.conspicuous[0].contains("too large"), "{dk:?}");
+}
+
+#[test]
+fn what_is_no_output_is_refused() {
+    let bench = Bench::new(attention(), Pass::Forward, Dtype::Bf16);
+    let refused = |got: &Tensors, only: &[String]| {
+        check(&bench.request(), &Profile::flash(Dtype::Bf16), got, only).unwrap_err().to_string()
+    };
+    let mut got = bench.right();
+    let lse = got.remove("lse").unwrap();
+    assert_eq!(refused(&got, &[]), "`lse` is missing: attention forward returns it");
+    let alone = check(&bench.request(), &Profile::flash(Dtype::Bf16), &got, &["o".to_string()]);
+    assert_eq!(alone.unwrap().outputs.len(), 1);
+    let absent = refused(&got, &["dq".to_string()]);
+    assert_eq!(absent, "`dq` was given, but attention forward has no such output");
+    let low = Tensor::round(&lse.to_f64("lse").unwrap(), Dtype::Bf16);
+    got.insert("lse".to_string(), low);
+    assert_eq!(refused(&got, &[]), "`lse` must hold f32, found bf16");
+    got.insert("lse".to_string(), Tensor { shape: vec![2, 37, 4], ..lse });
+    assert_eq!(refused(&got, &[]), "`lse` must have shape [2, 4, 37], found [2, 37, 4]");
+}
+
+/// A problem that is too large for every suspect is judged, and it says what was left out.
+#[test]
+fn what_is_not_tried_is_said() {
+    let extents =
+        Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2600, keys: 2600, dim: 16 };
+    let bench = Bench::new(AttentionLse::new(extents), Pass::Forward, Dtype::F32);
+    assert!(!etalon_conformance::check::explains(&bench.problem));
+    let check = bench.changed("lse", |x| x * 2.0);
+    assert!(
+        check.not_tried.is_some() && check.explanations.iter().all(|x| x.kind == Kind::Pattern)
+    );
+    assert!(bench.check(&bench.right()).not_tried.is_none());
+}
+
+/// `docs/conventions.md` and the registry have the same names, and the page the statements.
+#[test]
+fn the_page_of_conventions_agrees_with_the_registry() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/conventions.md");
+    let page = fs::read_to_string(page).expect("the page");
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `")?.split_once('`'));
+    let rows: Vec<(&str, &str)> = rows.collect();
+    let ids: Vec<&str> = conventions::ALL.iter().map(|convention| convention.id).collect();
+    assert_eq!(rows.iter().map(|row| row.0).collect::<Vec<_>>(), ids);
+    for (convention, (id, row)) in conventions::ALL.iter().zip(rows) {
+        assert!(row.contains(convention.statement), "{id} of the page does not say what it does");
+        assert!(conventions::find(id).is_some());
+        if let Some(name) = convention.mutant {
+            assert!(mutant(name).is_some(), "{id} names {name}, which is no mutant");
+            assert!(row.contains(&format!("`{name}`")), "{id} of the page lacks {name}");
+        }
+    }
+}
