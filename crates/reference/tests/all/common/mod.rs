@@ -1,6 +1,6 @@
 //! What the tests of every algorithm are made of.
-#![allow(dead_code, reason = "no test binary uses all of it")]
 
 pub mod bounded;
 pub mod fixtures;
+pub mod precision;
 pub mod tensors;
