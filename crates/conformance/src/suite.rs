@@ -9,9 +9,9 @@ use crate::report::{About, Record, Report, Simplest, Verdict};
 use crate::shrink;
 use crate::tier::Tier;
 use crate::vacuity::{self, Sight, sights};
-use etalon_problem::{Algorithm, Pass};
+use etalon_problem::{Algorithm, Dtype, Pass};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -43,6 +43,11 @@ impl<'a> SuiteOptions<'a> {
             kinds: vec![Kind::Gate, Kind::Probe, Kind::Meaning, Kind::Contract],
             profile: None,
         }
+    }
+
+    /// What a tier is judged by, with operands of this storage type.
+    fn claimed(&self, tier: &dyn Tier, dtype: Dtype) -> Profile {
+        self.profile.unwrap_or_else(|| tier.profile(dtype))
     }
 }
 
@@ -89,14 +94,10 @@ const SHRUNK: usize = 3;
 
 fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
     let laws = laws::all();
-    let mut seen = Vec::new();
+    let mut seen = BTreeSet::new();
     let failed = records.iter().filter(|record| matches!(record.verdict, Verdict::Fail(_)));
-    let of_another_kind = failed.filter(|record| {
-        let kind = (&record.tier, record.algorithm, record.pass, &record.check);
-        let new = !seen.contains(&kind);
-        seen.push(kind);
-        new
-    });
+    let of_another_kind = failed
+        .filter(|record| seen.insert((&record.tier, record.algorithm, record.pass, &record.check)));
     let shrunk = of_another_kind.take(SHRUNK).filter_map(|record| {
         let tier = options.tiers.iter().find(|tier| tier.name() == record.tier)?;
         let law = laws.iter().find(|law| law.name == record.check)?;
@@ -105,7 +106,7 @@ fn simplest(options: &SuiteOptions<'_>, records: &[Record]) -> Vec<Simplest> {
             if !law.concerns(&case, record.pass) {
                 return None;
             }
-            let profile = options.profile.unwrap_or_else(|| tier.profile(case.dtype));
+            let profile = options.claimed(*tier, case.dtype);
             let exact = Exact::new(case, profile);
             match (law.check)(&Trial::new(*tier, &exact, record.pass)) {
                 Err(Flaw::Fail(text)) => Some(text),
@@ -317,8 +318,7 @@ fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure>
 /// The records of a case, and what its bounds show.
 fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
     let strict = Profile::strict(item.spec.dtype);
-    let claimed =
-        |tier: &dyn Tier| options.profile.unwrap_or_else(|| tier.profile(item.spec.dtype));
+    let claimed = |tier: &dyn Tier| options.claimed(tier, item.spec.dtype);
     let mut profiles: Vec<Profile> = Vec::new();
     for tier in &options.tiers {
         if !profiles.contains(&claimed(*tier)) {

@@ -3,7 +3,8 @@
 use super::cases::{Case, PASSES, attention_problems, cases, extents};
 use super::tensors::{Random, Tensors, assert_same, operands, run};
 use super::visible::{allowed, seeing};
-use etalon_problem::{Attention, Mask, Operand, Pass, Problem, Role};
+use crate::common::tensors::assert_announced;
+use etalon_problem::{Attention, Mask, Pass, Problem};
 use ndarray::{ArrayD, Axis};
 
 /// Whether an operand or result lies as k does, as q does, as the bias does, or by head alone.
@@ -317,12 +318,7 @@ fn results_are_those_that_the_problem_announces() {
     for Case { name, problem } in cases() {
         for pass in PASSES {
             let y = run(&problem, pass, &operands(&problem, pass, 51)).expect(&name);
-            let announced = problem.operands(pass).into_iter().filter(|o| o.role == Role::Output);
-            let announced: Vec<Operand> = announced.collect();
-            assert_eq!(y.len(), announced.len(), "{name}: {pass}");
-            for Operand { name: result, shape, .. } in announced {
-                assert_eq!(y[result].shape(), shape, "{name}: {result}");
-            }
+            assert_announced(problem.operands(pass), &y, &format!("{name}: {pass}"));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Tensors by name: random ones, dual ones, and how two of them are compared.
 
+use etalon_problem::{Operand, Role};
 use etalon_reference::scalar::Dual;
 use ndarray::{ArrayD, ArrayView, Dimension, IxDyn};
 use std::collections::BTreeMap;
@@ -112,5 +113,15 @@ pub fn assert_near(
             same || (found - expected).abs() <= tolerance * scale,
             "{what} at {place:?}: {found:e}, expected {expected:e} (scale {scale:e})"
         );
+    }
+}
+
+/// Every result that a pass announces is there, in its shape, and no other.
+pub fn assert_announced<T>(operands: Vec<Operand>, results: &Tensors<T>, what: &str) {
+    let announced = operands.into_iter().filter(|operand| operand.role == Role::Output);
+    let announced: Vec<Operand> = announced.collect();
+    assert_eq!(results.len(), announced.len(), "{what}");
+    for Operand { name, shape, .. } in announced {
+        assert_eq!(results[name].shape(), shape, "{what}: {name}");
     }
 }

@@ -4,7 +4,8 @@
 use super::cases::{cases, extents};
 use super::naive;
 use super::tensors::{PASSES, Tensors, assert_all_close, assert_same, operands, run};
-use etalon_problem::{LazyAttention, Mask, NamedArray, Operand, Pass, Role};
+use crate::common::tensors::assert_announced;
+use etalon_problem::{LazyAttention, Mask, NamedArray, Pass};
 use ndarray::{ArrayD, Axis, Dimension};
 
 /// Fills the rows of `tensor` `[.., .., rows, ..]` at which `keep` is false.
@@ -199,12 +200,7 @@ fn results_are_those_that_the_problem_announces() {
     for (name, problem) in cases() {
         for pass in PASSES {
             let y = run(&problem, pass, &operands(&problem, pass, 47)).expect(name);
-            let announced = problem.operands(pass).into_iter().filter(|o| o.role == Role::Output);
-            let announced: Vec<Operand> = announced.collect();
-            assert_eq!(y.len(), announced.len(), "{name}: {pass}");
-            for Operand { name: result, shape, .. } in announced {
-                assert_eq!(y[result].shape(), shape, "{name}: {result}");
-            }
+            assert_announced(problem.operands(pass), &y, &format!("{name}: {pass}"));
         }
     }
 }

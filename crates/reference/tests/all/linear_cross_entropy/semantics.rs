@@ -2,7 +2,8 @@
 
 use super::cases::{EVERY_OUTPUT, cases, everything, small};
 use super::tensors::{Operands, PASSES, assert_close, operands, run};
-use etalon_problem::{Error, LinearCrossEntropy, NothingLeft, Operand, Pass, Reduction, Role};
+use crate::common::tensors::assert_announced;
+use etalon_problem::{Error, LinearCrossEntropy, NothingLeft, Pass, Reduction};
 use ndarray::{Axis, arr1};
 
 /// Operands and results that belong to tokens lie as h does.
@@ -289,12 +290,7 @@ fn results_are_those_that_the_problem_announces() {
     for (name, problem) in cases() {
         for pass in PASSES {
             let y = run(&problem, pass, &operands(&problem, pass, 68)).expect(name);
-            let announced = problem.operands(pass).into_iter().filter(|o| o.role == Role::Output);
-            let announced: Vec<Operand> = announced.collect();
-            assert_eq!(y.len(), announced.len(), "{name}: {pass}");
-            for Operand { name: result, shape, .. } in announced {
-                assert_eq!(y[result].shape(), shape, "{name}: {result}");
-            }
+            assert_announced(problem.operands(pass), &y, &format!("{name}: {pass}"));
         }
     }
 }
