@@ -129,12 +129,7 @@ impl Trial {
         let kernels = Kernels::new(problem, pass, dtype, &profile, &inputs, &exact)?;
         let typical = Typical::new(&kernels)?;
         // A kernel whose errors are none of those that the gate compares it with.
-        let got = kernels.errors(KERNELS + later)?;
-        let got = got.into_iter().map(|(name, error)| {
-            let value = &exact.outputs[&name].value;
-            (name, value + error)
-        });
-        let (got, operands) = (got.collect(), problem.operands(pass));
+        let (got, operands) = (kernels.results(KERNELS + later)?, problem.operands(pass));
         Ok(Trial { pass, profile, dtype, operands, inputs, exact, typical, got })
     }
 

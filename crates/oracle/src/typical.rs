@@ -28,6 +28,8 @@ pub struct Kernels<'a> {
     operands: Vec<Operand>,
     inputs: Values,
     size: Size,
+    /// The standard deviation of δ = Σ o dout of each row, where the pass reads an o that was stored.
+    delta: Option<ArrayD<f64>>,
     exact: &'a Bounds,
 }
 
@@ -43,25 +45,72 @@ impl<'a> Kernels<'a> {
     ) -> Result<Self, Error> {
         let operands = problem.operands(pass);
         let inputs = values(problem, pass, inputs)?;
-        let size = Size::new(profile, &operands, dtype);
-        Ok(Kernels { problem, pass, dtype, operands, inputs, size, exact })
+        let size = Size::new(profile, &operands);
+        let delta = deviation_of_delta(problem, &operands, &inputs, size.sums, dtype)?;
+        Ok(Kernels { problem, pass, dtype, operands, inputs, size, delta, exact })
     }
 
-    /// got − exact of the kernel of that number, by output. An output of integers has none.
+    /// What the kernel of that number holds in each output of floating-point numbers before it stores it;
+    /// where that would end farther off than the bound, the exact value.
+    pub fn results(&self, kernel: u64) -> Result<Values, Error> {
+        let mut results = self.sums(kernel)?;
+        self.each_stored(&mut results, |stored, bound, results| {
+            let elements = ndarray::Zip::from(results).and(&bound.value).and(&bound.bound);
+            elements.for_each(|result, &exact, &bound| {
+                let error = (stored.round(*result) - exact).abs();
+                *result = if error <= bound { *result } else { exact };
+            });
+        });
+        Ok(results)
+    }
+
+    /// got − exact of the kernel of that number, by output. An output of integers has none. Farther off
+    /// than its bound no correct kernel is; where the exact result is not finite it errs by nothing.
     pub fn errors(&self, kernel: u64) -> Result<Values, Error> {
-        let inputs = perturbed(&self.operands, &self.inputs, self.pass, self.size, kernel);
-        let outputs = evaluate_in(Arithmetic::F64, self.problem, self.pass, &inputs)?;
-        let mut errors = Values::new();
-        for operand in &self.operands {
-            let name = operand.name;
-            let (Some(bound), Some(got)) = (self.exact.outputs.get(name), outputs.get(name)) else {
-                continue;
-            };
-            let Stored::Float(stored) = Stored::of(operand.precision, self.dtype) else { continue };
-            let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
-            errors.insert(name.to_string(), stored_error(bound, got, self.size, stored, stream));
+        let mut results = self.sums(kernel)?;
+        self.each_stored(&mut results, |stored, bound, results| {
+            let elements = ndarray::Zip::from(results).and(&bound.value).and(&bound.bound);
+            elements.for_each(|result, &exact, &bound| {
+                let error = (stored.round(*result) - exact).max(-bound).min(bound);
+                *result = if bound > 0.0 && error.is_finite() { error } else { 0.0 };
+            });
+        });
+        Ok(results)
+    }
+
+    /// The outputs of the kernel of that number, once their sums have rounded them.
+    fn sums(&self, kernel: u64) -> Result<Values, Error> {
+        let mut inputs = perturbed(&self.operands, &self.inputs, self.pass, self.size, kernel);
+        if let Some(delta) = &self.delta {
+            // dlse is subtracted from δ, and read nowhere else.
+            let stream = Stream::new(kernel, "delta");
+            let mut dlse = inputs.remove("dlse").unwrap_or_else(|| ArrayD::zeros(delta.shape()));
+            let rows = dlse.iter_mut().zip(delta).enumerate();
+            rows.for_each(|(at, (dlse, size))| *dlse += size * stream.normal(at));
+            inputs.insert("dlse".to_string(), dlse);
         }
-        Ok(errors)
+        let mut results = evaluate_in(Arithmetic::F64, self.problem, self.pass, &inputs)?;
+        for (name, results) in &mut results {
+            if let Some(bound) = self.exact.outputs.get(name) {
+                let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
+                summed(bound, results, self.size, stream);
+            }
+        }
+        Ok(results)
+    }
+
+    /// Calls `f` with each output of floating-point numbers, its type and its bound; the others go.
+    fn each_stored(&self, results: &mut Values, f: impl Fn(Dtype, &Bound, &mut ArrayD<f64>)) {
+        results.retain(|name, results| {
+            let operand = self.operands.iter().find(|operand| operand.name == name);
+            let stored = operand.map(|operand| Stored::of(operand.precision, self.dtype));
+            let (Some(Stored::Float(stored)), Some(bound)) = (stored, self.exact.outputs.get(name))
+            else {
+                return false;
+            };
+            f(stored, bound, results);
+            true
+        });
     }
 }
 
@@ -92,29 +141,46 @@ struct Size {
     sums: f64,
     /// The same with the roundings of a stored P, dS, or gradient of a head.
     stored: f64,
-    /// What a pass reads again was stored, and rounded: o enters δ. Where a row cancels, as that of a
-    /// single key, its error is as large as if it did not.
-    saved: f64,
+    /// A rounding of a sum in the accumulator's type.
+    rounding: f64,
 }
 
 impl Size {
     /// (N86)
-    fn new(profile: &Profile, operands: &[Operand], storage: Dtype) -> Self {
+    fn new(profile: &Profile, operands: &[Operand]) -> Self {
         let axes = operands.iter().flat_map(|x| x.shape.iter().rev().take(2));
         let longest = axes.copied().max().unwrap_or(1);
         // A rounding errs by up to u, and by u/√3 in the mean; n of them by √n as much.
-        let sums =
-            profile.accumulator.unit_roundoff() * (profile.chain(longest) as f64 / 3.0).sqrt();
+        let rounding = profile.accumulator.unit_roundoff() / 3f64.sqrt();
+        let sums = rounding * (profile.chain(longest) as f64).sqrt();
         let sums = sums.hypot(profile.factor / 3f64.sqrt());
         let types = [profile.p_store, profile.ds_store, profile.group_store];
         let stored = types.map(Dtype::unit_roundoff).into_iter().fold(0.0, f64::max) / 3f64.sqrt();
-        let rounded = |x: &&Operand| x.role == Role::Saved && x.precision == Precision::Storage;
-        let saved = match operands.iter().find(rounded) {
-            Some(_) => storage.unit_roundoff(),
-            None => profile.accumulator.unit_roundoff(),
-        };
-        Size { sums, stored: sums.hypot(stored), saved: saved / 3f64.sqrt() }
+        Size { sums, stored: sums.hypot(stored), rounding }
     }
+}
+
+/// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the
+/// accumulator's type. `None` where the pass reads no stored o, or has no cotangents beside it.
+fn deviation_of_delta(
+    problem: &Problem,
+    operands: &[Operand],
+    inputs: &Values,
+    sums: f64,
+    storage: Dtype,
+) -> Result<Option<ArrayD<f64>>, Error> {
+    let has = |name: &str, role: Role| operands.iter().any(|x| x.name == name && x.role == role);
+    let reads = has("o", Role::Saved) && has("dlse", Role::OptionalCotangent);
+    let Some(dout) = inputs.get("dout").filter(|_| reads) else { return Ok(None) };
+    let forward = problem.operands(Pass::Forward);
+    let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
+    let given = inputs.iter().filter(|(name, _)| own(name));
+    let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
+    let outputs = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
+    let Some(o) = outputs.get("o") else { return Ok(None) };
+    let size = (storage.unit_roundoff() / 3f64.sqrt()).hypot(sums);
+    let products = (o * dout).mapv(|x| if x.is_finite() { x * x } else { 0.0 });
+    Ok(Some(products.sum_axis(ndarray::Axis(products.ndim() - 1)).mapv(|sum| size * sum.sqrt())))
 }
 
 /// Operands of which every element errs by itself.
@@ -139,29 +205,17 @@ fn perturbed(operands: &[Operand], inputs: &Values, pass: Pass, size: Size, kern
     inputs.iter().map(perturbed).collect()
 }
 
-/// got − exact of every element, once its sum and its storage have rounded it. Where the exact result is
-/// not finite it errs by nothing.
-fn stored_error(
-    bound: &Bound,
-    got: &ArrayD<f64>,
-    size: Size,
-    stored: Dtype,
-    stream: Stream,
-) -> ArrayD<f64> {
+/// Rounds every element as its sum does. Where a row cancels, its error is as large as if it did not.
+fn summed(bound: &Bound, results: &mut ArrayD<f64>, size: Size, stream: Stream) {
     let whole = bound.value.iter().filter(|x| x.is_finite()).map(|x| x * x);
     let whole = (whole.sum::<f64>() / bound.value.len().max(1) as f64).sqrt();
     let mut at = 0;
-    ndarray::Zip::from(&bound.value).and(&bound.bound).and(got).map_collect(
-        |&exact, &bound, &got| {
+    ndarray::Zip::from(results).and(&bound.value).and(&bound.bound).for_each(
+        |result, &exact, &bound| {
             at += 1;
-            if bound == 0.0 {
-                return 0.0; // masked
-            }
-            let summed = got + (exact * size.sums).hypot(whole * size.saved) * stream.normal(at);
-            let error = stored.round(summed) - exact;
-            // Farther off than its bound no correct kernel is.
-            let error = if error.abs() <= bound { error } else { stored.round(exact) - exact };
-            if error.is_finite() { error } else { 0.0 }
+            let error = (exact * size.sums).hypot(whole * size.rounding) * stream.normal(at);
+            // A bound of 0: a masked element.
+            *result = if bound == 0.0 { exact } else { *result + error };
         },
-    )
+    );
 }

@@ -38,12 +38,7 @@ impl Trial {
         let kernels = Kernels::new(&problem, pass, dtype, &profile, &inputs, &exact).unwrap();
         let typical = Typical::new(&kernels).unwrap();
         // Of a number that the gate does not compare with.
-        let errors = kernels.errors(KERNELS).unwrap();
-        let got = errors.into_iter().map(|(name, error)| {
-            let got = &exact.outputs[&name].value + error;
-            (name, got)
-        });
-        let got = got.collect();
+        let got = kernels.results(KERNELS).unwrap().into_iter().collect();
         Trial { problem, pass, dtype, profile, exact, typical, got }
     }
 
@@ -84,11 +79,11 @@ fn chance_is_not_conspicuous() {
     }
 }
 
-/// Errors of 1e-5 in f32 and of 0.3 % in bf16, of which the bounds know nothing.
+/// Errors of 1e-5 in f32 and of 0.2 % in bf16, of which the bounds know nothing.
 #[test]
 fn a_uniform_error_is_a_slope() {
     for trial in trials() {
-        let least = [("f32-strict", 1e-5), ("bf16-flash", 3e-3), ("f16-flash", 5e-4)];
+        let least = [("f32-strict", 1e-5), ("bf16-flash", 2e-3), ("f16-flash", 5e-4)];
         let size = least.iter().find(|x| x.0 == trial.profile.name).unwrap().1;
         for name in trial.got.iter().map(|(name, _)| name) {
             let found = trial.conspicuous(&trial.outputs(name, |_, x| x * (1.0 - size)));

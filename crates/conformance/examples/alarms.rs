@@ -1,0 +1,74 @@
+//! Counts the false alarms of gate G2: the law `statistics` on correct kernels, which are the controls of
+//! the zoo and the levels of the simd tier, over many seeds. Of each seed every sixteenth case of core
+//! depth is judged, another sixteenth with the next one; large cases are left out.
+//!
+//! ```sh
+//! cargo run --release -p etalon-conformance --example alarms -- 1000
+//! ```
+
+use etalon_conformance::cases::{Depth, Spec, specs};
+use etalon_conformance::laws::{Exact, Flaw, Trial, find};
+use etalon_conformance::tier::Tier;
+use etalon_conformance::tiers::Simd;
+use etalon_conformance::zoo::{CONTROLS, Host};
+use etalon_problem::{Algorithm, Pass};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// Of so many cases one is judged.
+const STRIDE: u64 = 16;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let first = arguments.first().map_or("1000", String::as_str);
+    let names = if first.contains('/') { &arguments[..] } else { &[] };
+    let named: Vec<Spec> = names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
+    let seeds: u64 = if named.is_empty() { first.parse()? } else { 0 };
+    let law = find("statistics").ok_or("the law is gone")?;
+    let controls = CONTROLS.iter().copied().map(Host::sound);
+    let mut tiers: Vec<Box<dyn Tier>> =
+        controls.map(|control| Box::new(control) as Box<dyn Tier>).collect();
+    tiers.extend(Simd::levels().0.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
+    let judge = |spec: Spec| {
+        let mut counts: BTreeMap<(String, Pass), (u64, Vec<String>)> = BTreeMap::new();
+        for tier in &tiers {
+            let case = spec.build();
+            let exact = Exact::new(case, tier.profile(spec.dtype));
+            for pass in Pass::ALL {
+                let offered = tier.offers(spec.algorithm, pass, spec.dtype).is_ok();
+                if !offered || !law.concerns(exact.case(), pass) {
+                    continue;
+                }
+                let count = counts.entry((tier.name(), pass)).or_default();
+                count.0 += 1;
+                if let Err(Flaw::Fail(text)) = (law.check)(&Trial::new(&**tier, &exact, pass)) {
+                    count.1.push(format!("{spec} {pass}: {text}"));
+                }
+            }
+        }
+        counts
+    };
+    let of_seed = |seed: u64| {
+        let specs = Algorithm::ALL.into_iter().flat_map(move |of| {
+            let all = specs(of, Depth::Core, seed).filter(|spec| !spec.is_large());
+            all.skip((seed % STRIDE) as usize).step_by(STRIDE as usize)
+        });
+        specs.map(judge).collect::<Vec<_>>()
+    };
+    let mut found: Vec<_> = (0..seeds).into_par_iter().flat_map_iter(of_seed).collect();
+    found.extend(named.into_par_iter().map(judge).collect::<Vec<_>>());
+    let mut sums: BTreeMap<(String, Pass), (u64, Vec<String>)> = BTreeMap::new();
+    for (key, (checks, alarms)) in found.into_iter().flatten() {
+        let sum = sums.entry(key).or_default();
+        sum.0 += checks;
+        sum.1.extend(alarms);
+    }
+    println!("| kernels | pass | checks | alarms |\n|---|---|---|---|");
+    for ((tier, pass), (checks, alarms)) in &sums {
+        println!("| `{tier}` | {pass} | {checks} | {} |", alarms.len());
+        alarms.iter().for_each(|alarm| eprintln!("{tier}: {alarm}"));
+    }
+    let alarms: usize = sums.values().map(|(_, alarms)| alarms.len()).sum();
+    println!("\n{alarms} alarms, {seeds} seeds");
+    Ok(())
+}
