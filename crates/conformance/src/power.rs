@@ -1,5 +1,5 @@
 //! What the gates notice: of each output of each pass, the smallest error of three kinds that is planted
-//! in the results of a correct kernel, which is Kernelsd.
+//! in the results of a correct kernel, which is simulated.
 
 use crate::bounds::{Bounds, bounds, judged};
 use crate::cases::{Case, Depth, Spec, specs, storage};
@@ -94,15 +94,17 @@ pub fn power(
 /// Of the cases with generic elements, and sums of many, the one with most results.
 fn richest(algorithm: Algorithm, pass: Pass, dtype: Dtype, seed: u64) -> Option<Case> {
     let all = (0..ROUNDS).flat_map(|round| specs(algorithm, Depth::Core, seed.wrapping_add(round)));
-    let cases = all.map(|spec| Spec { dtype, ..spec }.build()).filter(Case::is_rich);
-    cases.max_by_key(|case| {
-        let operands = case.problem.operands(pass);
-        let results = operands.iter().filter(|x| x.role == Role::Output);
-        results.map(Operand::len).sum::<usize>()
-    })
+    let results = |spec: &Spec| {
+        let operands = spec.problem().operands(pass).into_iter();
+        operands.filter(|x| x.role == Role::Output).map(|x| x.len()).sum::<usize>()
+    };
+    let mut all: Vec<(usize, Spec)> =
+        all.map(|spec| Spec { dtype, ..spec }).map(|spec| (results(&spec), spec)).collect();
+    all.sort_by_key(|(results, _)| std::cmp::Reverse(*results));
+    all.into_iter().map(|(_, spec)| spec.build()).find(Case::is_rich)
 }
 
-/// A Kernelsd kernel on one set of elements.
+/// A simulated kernel on one set of elements.
 struct Trial {
     pass: Pass,
     profile: Profile,

@@ -13,6 +13,9 @@ const TILE: usize = 64;
 /// What a tile that is looked at as a whole costs, in steps: a row, or a single pair, is one.
 const WHOLE: u64 = 16;
 
+/// As many flags of an array are looked at in a step.
+const FLAGS: u64 = 4;
+
 /// The steps that are left.
 struct Steps(u64);
 
@@ -39,6 +42,9 @@ impl Scores {
         };
         let (by_rows, mut steps) = (!self.mask.has_arrays(), Steps(MOST));
         let heads = self.extents.query_heads;
+        if heads == 0 {
+            return Ok(0); // of however many sequences
+        }
         let (distinct, times) = if self.mask.differs_by_head() { (heads, 1) } else { (1, heads) };
         let mut pairs = 0u64;
         for (sequence, alike) in self.alike(by_rows) {
@@ -98,13 +104,13 @@ impl Scores {
         steps: &mut Steps,
     ) -> Result<u64, Error> {
         let tiles = |len: usize| (0..len).step_by(TILE).map(move |at| at..len.min(at + TILE));
-        let (mut pairs, nodes) = (0, self.mask.nodes());
+        let (mut pairs, nodes, arrays) = (0, self.mask.nodes(), self.mask.arrays());
         steps.take(1)?;
         for rows in tiles(sequence.queries) {
             steps.take(1)?;
             for cols in tiles(sequence.keys) {
                 let all = (rows.len() * cols.len()) as u64;
-                steps.take(nodes * WHOLE)?;
+                steps.take(nodes * WHOLE + arrays * all / FLAGS)?;
                 pairs += match self.mask.cover(sequence, head, rows.clone(), cols.clone()) {
                     Cover::None => 0,
                     Cover::All => all,
@@ -129,6 +135,14 @@ impl Mask {
         match self {
             Mask::And(masks) | Mask::Or(masks) => 1 + masks.iter().map(Mask::nodes).sum::<u64>(),
             _ => 1,
+        }
+    }
+
+    /// The arrays of flags of the tree.
+    fn arrays(&self) -> u64 {
+        match self {
+            Mask::And(masks) | Mask::Or(masks) => masks.iter().map(Mask::arrays).sum(),
+            mask => u64::from(matches!(mask, Mask::Array(_))),
         }
     }
 
@@ -197,6 +211,7 @@ fn overlaps(a: &[Range<usize>], b: &[Range<usize>]) -> Vec<Range<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::NamedArray;
 
     #[test]
     fn visible_pairs_counts_the_pairs_that_the_mask_allows() {
@@ -242,6 +257,21 @@ mod tests {
         let seen = dense(1 << 40, 1, 3, Mask::Full).visible_pairs();
         assert_eq!(seen, Ok((3 * 32) << 40));
         assert_eq!(dense(1 << 58, 0, 3, mask).visible_pairs(), Ok(0));
+        // Without heads nobody looks at their flags, either.
+        let flags = NamedArray::new("flags", &[1, 0, 2, 2], vec![]);
+        let mut scores = dense(1 << 58, 2, 2, Mask::Array(flags));
+        scores.extents.query_heads = 0;
+        assert_eq!(scores.visible_pairs(), Ok(0));
+    }
+
+    #[test]
+    fn flags_that_are_looked_at_are_steps() {
+        let flags = NamedArray::new("flags", &[1, 1, 64, 64], vec![true; 4096]);
+        let scores = dense(1, 64, 64, Mask::Array(flags));
+        let mut steps = Steps(MOST);
+        let sequence = scores.sequences()[0];
+        assert_eq!(scores.count_by_tiles(&sequence, 0, &mut steps), Ok(4096));
+        assert!(MOST - steps.0 >= 4096 / FLAGS);
     }
 
     #[test]
