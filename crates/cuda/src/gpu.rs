@@ -19,13 +19,17 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 pub(crate) struct Device {
     pub context: Arc<CudaContext>,
     pub capability: (i32, i32),
-    ordinal: usize,
+    pub multiprocessors: usize,
+    pub ordinal: usize,
     compiler: Compiler,
     cache: Option<Cache>,
-    modules: Mutex<BTreeMap<(Variant, String), Arc<Kernels>>>,
+    modules: Mutex<BTreeMap<(Variant, String), Arc<Slot>>>,
     /// The fault that ended the context.
     lost: OnceLock<String>,
 }
+
+/// The kernels of a variant, once they have been compiled or loaded.
+type Slot = Mutex<Option<Arc<Kernels>>>;
 
 /// The kernels of a module, by name.
 #[derive(Debug)]
@@ -73,9 +77,12 @@ impl Device {
                 reason: format!("kernels need compute capability {oldest}, and it has {found}"),
             });
         }
+        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
+        let count = context.attribute(count).map_err(|error| failure(&what(), error))?;
         Ok(Device {
             context,
             capability,
+            multiprocessors: count.max(1) as usize,
             ordinal,
             compiler,
             cache: settings.cache.clone(),
@@ -89,13 +96,6 @@ impl Device {
         self.capability == (9, 0)
     }
 
-    /// Its multiprocessors.
-    pub fn multiprocessors(&self) -> Result<usize, Error> {
-        let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = self.context.attribute(count);
-        Ok(count.map_err(|error| self.failed("asking the device", error))?.max(1) as usize)
-    }
-
     /// The device's architecture, as the compiler names it.
     pub fn architecture(&self) -> String {
         format!("sm_{}{}", self.capability.0, self.capability.1)
@@ -103,13 +103,15 @@ impl Device {
 
     /// The kernels of a variant for an architecture: kept, from the cache, or compiled now.
     pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
-        let mut modules = lock(&self.modules);
-        let key = (variant, architecture.to_string());
-        if let Some(kernels) = modules.get(&key) {
+        let key = (variant.clone(), architecture.to_string());
+        let slot = lock(&self.modules).entry(key).or_default().clone();
+        // Who needs the same variant waits for it; others are compiled beside it.
+        let mut slot = lock(&slot);
+        if let Some(kernels) = &*slot {
             return Ok(kernels.clone());
         }
-        let kernels = Arc::new(self.load(&key.0, architecture)?);
-        modules.insert(key, kernels.clone());
+        let kernels = Arc::new(self.load(&variant, architecture)?);
+        *slot = Some(kernels.clone());
         Ok(kernels)
     }
 

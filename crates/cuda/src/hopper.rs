@@ -1,14 +1,16 @@
 //! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0:
 //! `kernels/sm90a_forward.cu`, `kernels/sm90a_backward.cu`.
 
-use crate::gpu::{Device, Kernels};
+use crate::gpu::Kernels;
 use crate::job::Job;
-use crate::lane::{Lane, Layout, Room};
+use crate::moves::{Place, When};
 use crate::portable;
+use crate::prepared::{Part, Prepared, absent};
+use crate::room::{Layout, Room};
 use crate::variant::{Variant, shared_bytes};
 use crate::window::{LONGEST, OPEN, Window, window};
 use cudarc::driver::{DeviceRepr, sys};
-use etalon_problem::{Dtype, Error, Pass, Scores, Sequence, Sequences};
+use etalon_problem::{Dtype, Error, Extents, Pass, Sequences};
 use std::sync::Arc;
 
 /// The architecture of the kernels.
@@ -20,30 +22,38 @@ pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     width: usize,
     window: Window,
+    lengths: bool,
     storage: Dtype,
-    backward: bool,
-    /// Copies that are `width` columns wide.
-    copies: Vec<(&'static str, Room)>,
+    /// Whether operands may hold what is not finite, in the backward pass.
+    guarded: bool,
+    wide: Vec<Wide>,
     lse2: Room,
     delta: Room,
     /// The counter from which blocks draw tiles, and whether a number was found that is not finite.
     counter: Room,
     found: Room,
-    /// Queries and keys of each batch element, where they have lengths of their own.
-    lengths: Room,
+    forward: Option<Module>,
+    backward: Option<Module>,
+}
+
+type Module = (Arc<Kernels>, Variant);
+
+/// Where the tensor cores find an operand.
+#[derive(Debug)]
+struct Wide {
+    name: &'static str,
+    /// A copy with whole columns; without it the copy engine takes the operand where it lies.
+    copy: Option<Room>,
+    /// In the backward pass, the copy in which NaN is 0, or of what was computed from such.
+    clean: Option<Room>,
 }
 
 impl Plan {
     /// How to compute a pass, or why these kernels cannot.
-    pub fn new(
-        device: &Device,
-        scores: &Scores,
-        value_dim: Option<usize>,
-        pass: Pass,
-        storage: Dtype,
-    ) -> Result<Plan, &'static str> {
+    pub fn new(prepared: &Prepared<'_>) -> Result<Plan, &'static str> {
+        let (scores, pass, storage) = (&prepared.scores, prepared.pass, prepared.storage);
         let e = &scores.extents;
-        if !device.is_hopper() {
+        if !prepared.device().is_hopper() {
             return Err("the device is not of compute capability 9.0");
         }
         if !matches!(storage, Dtype::Bf16 | Dtype::F16) {
@@ -52,10 +62,10 @@ impl Plan {
         if !matches!(pass, Pass::Forward | Pass::Backward) {
             return Err("the second order is not written yet for sm90a");
         }
-        if pass == Pass::Backward && value_dim.is_none() {
+        if pass == Pass::Backward && prepared.value_dim.is_none() {
             return Err("the backward pass of attention_lse is not written yet for sm90a");
         }
-        let columns = e.dim.max(value_dim.unwrap_or(1));
+        let columns = e.dim.max(prepared.value_dim.unwrap_or(1));
         if columns > 128 {
             return Err("dim and value_dim must be at most 128 for sm90a");
         }
@@ -80,104 +90,152 @@ impl Plan {
         Ok(Plan {
             width: if columns <= 64 { 64 } else { 128 },
             window,
+            lengths: scores.sequences != Sequences::Dense,
             storage,
-            backward: pass == Pass::Backward,
-            copies: Vec::new(),
+            guarded: false,
+            wide: Vec::new(),
             lse2: none,
             delta: none,
             counter: none,
             found: none,
-            lengths: none,
+            forward: None,
+            backward: None,
         })
     }
 
-    /// Takes rooms for what the kernels need beside the operands.
+    /// Takes rooms for what the kernels need beside the operands. `aligned`: whether all operands begin at
+    /// multiples of 16 bytes.
     pub fn reserve(
         &mut self,
-        job: &Scores,
-        values: bool,
+        prepared: &Prepared<'_>,
+        aligned: bool,
+        finite: bool,
         layout: &mut Layout,
     ) -> Result<(), Error> {
-        let e = &job.extents;
-        let forward = [("q", true), ("k", true), ("v", values), ("o", values)];
-        let backward = ["dout", "dq", "dk", "dv"].map(|name| (name, self.backward));
-        for (name, wanted) in forward.into_iter().chain(backward) {
-            if wanted {
-                let rows = match name {
-                    "k" | "v" | "dk" | "dv" => e.batch * e.key_heads * e.keys,
-                    _ => e.batch * e.query_heads * e.queries,
-                };
-                self.copies.push((name, layout.room(rows * self.width * 2)?));
+        let e = &prepared.scores.extents;
+        let backward = prepared.pass == Pass::Backward;
+        self.guarded = backward && !finite;
+        for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
+            let part = prepared.part(name);
+            // dk and dv are computed together.
+            let beside = match name {
+                "dk" => prepared.part("dv").is_some(),
+                "dv" => prepared.part("dk").is_some(),
+                _ => false,
+            };
+            if part.is_none() && !beside {
+                continue;
             }
+            let (heads, rows) = rows_of(e, name);
+            let mut room = || layout.room(2 * e.batch * heads * rows * self.width);
+            let lies = |part: &Part| self.takes(part.place(0), aligned || !part.is_direct());
+            let direct = part.is_some_and(lies);
+            let copy = if direct { None } else { Some(room()?) };
+            let clean = match copy {
+                _ if !self.guarded || name == "o" => None,
+                None => Some(room()?),
+                copy => copy,
+            };
+            self.wide.push(Wide { name, copy, clean });
         }
-        if self.backward {
+        if backward {
             let numbers = e.batch * e.query_heads * padded(e.queries);
             (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
         }
         (self.counter, self.found) = (layout.room(4)?, layout.room(4)?);
-        if job.sequences != Sequences::Dense {
-            self.lengths = layout.room(8 * e.batch)?;
+        Ok(())
+    }
+
+    /// Compiles or loads the kernels.
+    pub fn load(&mut self, prepared: &Prepared<'_>) -> Result<(), Error> {
+        let (flags, values) = ([self.is_windowed(), self.lengths], prepared.value_dim.is_some());
+        let load = |variant: Variant| -> Result<Option<Module>, Error> {
+            let kernels = prepared.device().kernels(variant.clone(), ARCHITECTURE)?;
+            Ok(Some((kernels, variant)))
+        };
+        if prepared.computes_forward() {
+            self.forward = load(Variant::hopper_forward(self.storage, self.width, flags, values))?;
+        }
+        if prepared.pass == Pass::Backward {
+            self.backward = load(Variant::hopper_backward(self.storage, self.width, flags))?;
         }
         Ok(())
     }
 
-    /// Copies what the kernels need beside the operands to the device.
-    pub fn upload(&self, scores: &Scores, lane: &mut Lane, device: &Device) -> Result<(), Error> {
-        let pair = |s: Sequence| [s.queries as i32, s.keys as i32];
-        let lengths: Vec<[i32; 2]> = scores.sequences().into_iter().map(pair).collect();
-        let wanted = self.lengths.bytes > 0;
-        let lengths = if wanted { bytemuck::cast_slice(&lengths) } else { &[] };
-        lane.upload(device, self.lengths, lengths)
-    }
-
-    /// The compile-time choices that depend on the mask and the sequences.
-    fn flags(&self) -> [bool; 2] {
-        [self.is_windowed(), self.lengths.bytes > 0]
+    /// Whether the copy engine takes a tensor where it lies.
+    fn takes(&self, place: Place, aligned: bool) -> bool {
+        let whole = |axis: usize| {
+            let (extent, stride) = (place.extents[axis], place.strides[axis]);
+            extent == 1 || (stride > 0 && stride % 8 == 0 && stride < 1 << 38)
+        };
+        aligned && place.extents[3] == self.width && place.has_whole_rows() && (0..3).all(whole)
     }
 
     fn is_windowed(&self) -> bool {
         self.window.left != OPEN || self.window.right != OPEN
     }
 
-    fn copy(&self, name: &str) -> Room {
-        self.copies.iter().find(|(other, _)| *other == name).map_or(Room::default(), |(_, x)| *x)
+    fn find(&self, name: &str) -> Option<&Wide> {
+        self.wide.iter().find(|wide| wide.name == name)
     }
 
-    /// Copies an operand of the job to the columns of its wide copy. The columns beyond are 0.
-    fn widen(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
-        let (room, shape) = (self.copy(name), job.shape(name));
-        let columns = shape.last().copied().unwrap_or(0);
-        if columns < self.width {
-            job.lane.fill(job.device, room, 0)?;
+    /// A dense room of whole columns for an operand.
+    fn in_room(&self, job: &Job<'_>, name: &str, room: Room) -> Place {
+        let e = &job.scores().extents;
+        let (heads, rows) = rows_of(e, name);
+        Place::dense(job.at(room), [e.batch, heads, rows, self.width])
+    }
+
+    /// Where the tensor cores find an operand.
+    fn place(&self, job: &Job<'_>, name: &str) -> Place {
+        match self.find(name).and_then(|wide| wide.copy) {
+            Some(room) => self.in_room(job, name, room),
+            None => job.place(name),
         }
-        let rows = shape.iter().rev().skip(1).product();
-        let (from, to) = ((job.room(name), 2 * columns), (room, 2 * self.width));
-        job.lane.copy_rows(job.device, from, to, 2 * columns, rows)
     }
 
-    /// Copies the columns of a wide copy to the result of the job, if that has a place.
-    fn narrow(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
-        if job.address(name) == 0 {
+    /// Where they find it without NaN.
+    fn clean(&self, job: &Job<'_>, name: &str) -> Place {
+        match self.find(name).and_then(|wide| wide.clean) {
+            Some(room) => self.in_room(job, name, room),
+            None => job.place(name),
+        }
+    }
+
+    /// Copies an operand to its wide copy, if it has one. The columns beyond are 0.
+    fn widen(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
+        let (from, to) = (job.place(name), self.place(job, name));
+        if from == to {
             return Ok(());
         }
-        let shape = job.shape(name);
-        let columns = shape.last().copied().unwrap_or(0);
-        let rows = shape.iter().rev().skip(1).product();
-        let (from, to) = ((self.copy(name), 2 * self.width), (job.room(name), 2 * columns));
-        job.lane.copy_rows(job.device, from, to, 2 * columns, rows)
+        job.prepared.moves()?.copy(&job.queue, 2, from, to, When::Always)
     }
 
-    /// The copy engine's map of a wide copy, in boxes of `rows` rows.
-    fn map(&self, job: &Job<'_>, name: &str, rows: u32) -> Result<TensorMap, Error> {
-        let e = &job.scores.extents;
-        let (heads, length) = match name {
-            "k" | "v" | "dk" | "dv" => (e.key_heads, e.keys),
-            _ => (e.query_heads, e.queries),
-        };
+    /// Copies a wide copy, if there is one, to its operand.
+    fn narrow(&self, job: &Job<'_>, name: &str, when: When) -> Result<(), Error> {
+        let (from, to) = (self.place(job, name), job.place(name));
+        if from == to || to.address == 0 {
+            return Ok(());
+        }
+        job.prepared.moves()?.copy(&job.queue, 2, from, to, when)
+    }
+
+    /// The copy engine's map of a tensor of whole columns, in boxes of `rows` rows.
+    fn map(&self, job: &Job<'_>, place: Place, rows: u32) -> Result<TensorMap, Error> {
         let width = self.width as u64;
-        let [length, heads, batch] = [length, heads, e.batch].map(|x| x as u64);
+        let [batch, heads, length, _] = place.extents.map(|x| x as u64);
+        // The stride of an axis of extent 1 is not walked, but must be one.
+        let own = |axis: usize, dense: u64| match place.extents[axis] {
+            1 => dense,
+            _ => 2 * place.strides[axis] as u64,
+        };
         let dims = [64, length, width / 64, heads, batch];
-        let strides = [2 * width, 128, 2 * width * length, 2 * width * length * heads];
+        let strides = [
+            own(2, 2 * width),
+            128,
+            own(1, 2 * width * length),
+            own(0, 2 * width * length * heads),
+        ];
         let boxes = [64, rows, width as u32 / 64, 1, 1];
         let mut map = TensorMap::default();
         let element = match self.storage {
@@ -191,7 +249,7 @@ impl Plan {
                 (&raw mut map).cast(),
                 element,
                 5,
-                job.lane.address(self.copy(name)) as *mut _,
+                place.address as *mut _,
                 dims.as_ptr(),
                 strides.as_ptr(),
                 boxes.as_ptr(),
@@ -202,8 +260,17 @@ impl Plan {
                 sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
             )
         };
-        encoded.result().map_err(|error| job.device.failed("describing a tensor", error))?;
+        let device = job.queue.device;
+        encoded.result().map_err(|error| device.failed("describing a tensor", error))?;
         Ok(map)
+    }
+}
+
+/// Heads and rows of an operand.
+fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
+    match name {
+        "k" | "v" | "dk" | "dv" => (e.key_heads, e.keys),
+        _ => (e.query_heads, e.queries),
     }
 }
 
@@ -250,6 +317,21 @@ struct Shape {
     lengths: u64,
 }
 
+/// `Pieces` of `sm90a_backward.cu`: rows in pieces of 16 bytes.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Pieces {
+    data: u64,
+    strides: [i64; 3],
+}
+
+impl From<Place> for Pieces {
+    fn from(place: Place) -> Self {
+        let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
+        Pieces { data: place.address, strides: [batch, head, row] }
+    }
+}
+
 /// `Call` of `sm90a_backward.cu`.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
@@ -265,13 +347,17 @@ struct Backward {
     delta: u64,
     lse: u64,
     dlse: u64,
-    o: u64,
-    dout_rows: u64,
+    o: Pieces,
+    dout_rows: Pieces,
     found: u64,
-    elements: u64,
+    elements: Pieces,
     pieces: u64,
     result: u64,
-    columns: i64,
+    result_strides: [i64; 3],
+    rows: i32,
+    heads: i32,
+    columns: i32,
+    when: u32,
     shape: Shape,
 }
 
@@ -281,7 +367,7 @@ unsafe impl DeviceRepr for Forward {}
 unsafe impl DeviceRepr for Backward {}
 
 fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
-    let e = &job.scores.extents;
+    let e = &job.scores().extents;
     Shape {
         batch: e.batch as i32,
         heads: e.query_heads as i32,
@@ -291,108 +377,111 @@ fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
         left: plan.window.left,
         right: plan.window.right,
         offset: plan.window.offset,
-        scale: job.scores.scale() as f32,
+        scale: job.scores().scale() as f32,
         heads_per_group: heads_per_group as i32,
         padded: padded(e.queries) as i32,
         bottom: i32::from(plan.window.bottom),
-        lengths: job.lane.address(plan.lengths),
+        lengths: job.table(job.prepared.tables.lengths),
     }
 }
 
 /// The key heads whose k and v share so many bytes of the L2 cache.
 fn heads_in(bytes: usize, job: &Job<'_>, plan: &Plan) -> usize {
-    (bytes / (4 * job.scores.extents.keys * plan.width)).max(1)
+    (bytes / (4 * job.scores().extents.keys * plan.width)).max(1)
 }
 
 fn launch<A: DeviceRepr>(
     job: &Job<'_>,
-    (kernels, variant): &(Arc<Kernels>, Variant),
+    module: &Option<Module>,
     name: &str,
     (blocks, threads): (usize, u32),
     call: &A,
 ) -> Result<(), Error> {
+    let (kernels, variant) = module.as_ref().ok_or_else(|| absent("the level sm90a"))?;
     let shape = (threads, shared_bytes(variant, name));
-    job.lane.launch(job.device, kernels.get(name)?, blocks as u64, shape, call)
+    job.queue.launch(kernels.get(name)?, blocks as u64, shape, call)
 }
 
 /// o and lse.
 pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
-    let (e, values) = (&job.scores.extents, job.value_dim.is_some());
-    let variant = Variant::hopper_forward(plan.storage, plan.width, plan.flags(), values);
-    let kernels = (job.device.kernels(variant.clone(), ARCHITECTURE)?, variant);
+    let (e, values) = (&job.scores().extents, job.prepared.value_dim.is_some());
     plan.widen(job, "q")?;
     plan.widen(job, "k")?;
-    job.lane.fill(job.device, plan.counter, 0)?;
+    job.queue.fill(job.at(plan.counter), 4, 0)?;
     let groups = if plan.width == 128 { 2 } else { 3 };
     let rows = 64 * groups;
     // Measured: causal masks like more heads beside each other than full ones.
     let l2 = if plan.is_windowed() { 32 << 20 } else { 8 << 20 };
-    let together = heads_in(l2, job, plan) * job.scores.group();
+    let together = heads_in(l2, job, plan) * job.scores().group();
+    let map = |name: &str, rows: u32| plan.map(job, plan.place(job, name), rows);
     let mut call = Forward {
-        q: plan.map(job, "q", rows as u32)?,
-        k: plan.map(job, "k", 128)?,
+        q: map("q", rows as u32)?,
+        k: map("k", 128)?,
         lse: job.address("lse"),
         sinks: job.address("sinks"),
-        counter: job.lane.address(plan.counter),
+        counter: job.at(plan.counter),
         shape: shape(job, plan, together.min(e.batch * e.query_heads)),
         ..Forward::default()
     };
     if values {
         plan.widen(job, "v")?;
-        call.v = plan.map(job, "v", 128)?;
-        call.o = plan.map(job, "o", 64)?;
+        call.v = map("v", 128)?;
+        call.o = map("o", 64)?;
     }
     let tiles = e.queries.div_ceil(rows) * e.query_heads * e.batch;
-    let blocks = tiles.min(job.device.multiprocessors()?);
-    launch(job, &kernels, "forward", (blocks, 128 * (groups as u32 + 1)), &call)?;
-    if values { plan.narrow(job, "o") } else { Ok(()) }
+    let blocks = tiles.min(job.queue.device.multiprocessors);
+    launch(job, &plan.forward, "forward", (blocks, 128 * (groups as u32 + 1)), &call)?;
+    if values { plan.narrow(job, "o", When::Always) } else { Ok(()) }
 }
+
+/// The kernels do not look at what was found.
+const ALWAYS: u32 = u32::MAX;
 
 /// The gradients that have places.
 pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
-    let (e, device) = (&job.scores.extents, job.device);
-    let variant = Variant::hopper_backward(plan.storage, plan.width, plan.flags());
-    let kernels = (device.kernels(variant.clone(), ARCHITECTURE)?, variant);
+    let e = &job.scores().extents;
     for name in ["q", "k", "v", "o", "dout"] {
         plan.widen(job, name)?;
     }
     let together = heads_in(16 << 20, job, plan).min(e.batch * e.key_heads);
     let call = Backward {
-        lse2: job.lane.address(plan.lse2),
-        delta: job.lane.address(plan.delta),
+        lse2: job.at(plan.lse2),
+        delta: job.at(plan.delta),
         lse: job.address("lse"),
         dlse: job.address("dlse"),
-        o: job.lane.address(plan.copy("o")),
-        dout_rows: job.lane.address(plan.copy("dout")),
-        found: job.lane.address(plan.found),
+        o: plan.place(job, "o").into(),
+        dout_rows: plan.place(job, "dout").into(),
+        found: job.at(plan.found),
+        when: ALWAYS,
         shape: shape(job, plan, together),
         ..Backward::default()
     };
-    let pass = BackwardPass { job, plan, kernels, call };
-    job.lane.fill(device, plan.found, 0)?;
-    pass.each_piece("inspect")?;
-    let rows = e.batch * e.query_heads * padded(e.queries);
-    pass.launch("delta", (rows * plan.width / 8).div_ceil(256), 256, &call)?;
-    let merges = pass.found()? != 0;
-    if merges {
-        portable::backward(job)?;
-        pass.each_piece("cleanse")?;
-        pass.launch("cleanse_rows", rows.div_ceil(256), 256, &call)?;
-        if pass.found()? > 1 {
-            return Ok(());
+    let pass = BackwardPass { job, plan, call };
+    job.queue.fill(job.at(plan.found), 4, 0)?;
+    if plan.guarded {
+        for name in READ {
+            pass.inspect(name)?;
         }
     }
-    pass.dk_and_dv(merges)?;
-    pass.dq(merges)?;
-    if merges { Ok(()) } else { portable::dsinks(job) }
+    let rows = e.batch * e.query_heads * padded(e.queries);
+    pass.launch("delta", (rows * plan.width / 8).div_ceil(256), 256, &call)?;
+    pass.gradients(&|name| plan.place(job, name), if plan.guarded { 0 } else { ALWAYS })?;
+    let when = if plan.guarded { When::Is(job.at(plan.found), 0) } else { When::Always };
+    for name in WRITTEN {
+        plan.narrow(job, name, when)?;
+    }
+    portable::dsinks(job)?;
+    if plan.guarded { pass.not_finite(rows) } else { Ok(()) }
 }
 
-/// A backward pass on its way. Where an operand holds NaN, the results of the portable kernels are there
-/// already, and these kernels' results take the places of those that are finite.
+/// What the tensor cores read in the backward pass, and what they write.
+const READ: [&str; 4] = ["q", "k", "v", "dout"];
+const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
+
+/// A backward pass on its way.
 struct BackwardPass<'a> {
     job: &'a Job<'a>,
     plan: &'a Plan,
-    kernels: (Arc<Kernels>, Variant),
     call: Backward,
 }
 
@@ -404,84 +493,96 @@ impl BackwardPass<'_> {
         threads: u32,
         call: &Backward,
     ) -> Result<(), Error> {
-        launch(self.job, &self.kernels, name, (blocks, threads), call)
+        launch(self.job, &self.plan.backward, name, (blocks, threads), call)
     }
 
-    /// Runs a kernel over all elements of the operands.
-    fn each_piece(&self, kernel: &str) -> Result<(), Error> {
-        for name in ["q", "k", "v", "dout"] {
-            let room = self.plan.copy(name);
-            let pieces = room.bytes / 16;
+    /// The call of a kernel that looks at all elements of a place, and its blocks.
+    fn looks_at(&self, place: Place) -> (Backward, usize) {
+        let [batch, heads, rows, _] = place.extents;
+        let elements = Pieces::from(place);
+        let call = Backward { elements, rows: rows as i32, heads: heads as i32, ..self.call };
+        (call, rows.div_ceil(LOOK) * heads * batch)
+    }
+
+    /// Looks whether all elements of an operand are finite.
+    fn inspect(&self, name: &str) -> Result<(), Error> {
+        let (call, blocks) = self.looks_at(self.plan.place(self.job, name));
+        self.launch("inspect", blocks, 256, &call)
+    }
+
+    /// Where a number is not finite, the portable kernels have all results. Where none is infinite, the
+    /// results of the tensor cores, with 0 for NaN, take the places of those that are finite.
+    fn not_finite(&self, rows: usize) -> Result<(), Error> {
+        let (job, plan) = (self.job, self.plan);
+        let found = job.at(plan.found);
+        portable::backward(job, found)?;
+        for name in READ {
+            let (own, clean) = (plan.place(job, name), plan.clean(job, name));
+            if own != clean {
+                job.prepared.moves()?.copy(&job.queue, 2, own, clean, When::NotZero(found))?;
+            }
+            let pieces = (clean.elements() / 8) as u64;
             // Some blocks for each multiprocessor: each walks what is left.
-            let blocks = pieces.div_ceil(256 * 8).min(4 * self.job.device.multiprocessors()?);
-            let elements = self.job.lane.address(room);
-            let call = Backward { elements, pieces: pieces as u64, ..self.call };
-            self.launch(kernel, blocks, 256, &call)?;
+            let most = 4 * job.queue.device.multiprocessors;
+            let blocks = (pieces as usize).div_ceil(256 * 8).min(most);
+            let call = Backward { elements: clean.into(), pieces, ..self.call };
+            self.launch("cleanse", blocks, 256, &call)?;
+        }
+        self.launch("cleanse_rows", rows.div_ceil(256), 256, &self.call)?;
+        self.gradients(&|name| plan.clean(job, name), 1)?;
+        WRITTEN.into_iter().try_for_each(|name| self.merge(name))
+    }
+
+    /// dk, dv and dq, those that are wanted, of operands and in places that a function names.
+    fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
+        let (job, plan, e) = (self.job, self.plan, &self.job.scores().extents);
+        let map = |name: &str, rows: u32| plan.map(job, place(name), rows);
+        let call = Backward { when, ..self.call };
+        if job.address("dk") != 0 || job.address("dv") != 0 {
+            let call = Backward {
+                q: map("q", 64)?,
+                k: map("k", 128)?,
+                v: map("v", 128)?,
+                dout: map("dout", 64)?,
+                dk: map("dk", 64)?,
+                dv: map("dv", 64)?,
+                ..call
+            };
+            let blocks = e.keys.div_ceil(128) * e.batch * e.key_heads;
+            self.launch("keys", blocks, 384, &call)?;
+        }
+        if job.address("dq") != 0 {
+            let call = Backward {
+                q: map("q", 128)?,
+                k: map("k", 128)?,
+                v: map("v", 128)?,
+                dout: map("dout", 128)?,
+                dq: map("dq", 64)?,
+                ..call
+            };
+            let blocks = padded(e.queries) / 128 * e.batch * e.query_heads;
+            self.launch("queries", blocks, 384, &call)?;
         }
         Ok(())
     }
 
-    /// What the kernels have found so far: 0, or 1 where a number is not finite, 3 where one is infinite.
-    fn found(&self) -> Result<u32, Error> {
-        let (job, mut found) = (self.job, [0; 4]);
-        job.lane.download(job.device, self.plan.found, &mut found)?;
-        job.lane.finish(job.device)?;
-        Ok(u32::from_ne_bytes(found))
-    }
-
-    fn dk_and_dv(&self, merges: bool) -> Result<(), Error> {
-        let (job, plan, e) = (self.job, self.plan, &self.job.scores.extents);
-        if job.address("dk") == 0 && job.address("dv") == 0 {
+    /// Takes a result that was computed without NaN where that of the portable kernels is finite.
+    fn merge(&self, name: &str) -> Result<(), Error> {
+        let result = self.job.place(name);
+        if result.address == 0 {
             return Ok(());
         }
+        let (call, blocks) = self.looks_at(self.plan.clean(self.job, name));
+        let [batch, head, row, _] = result.strides;
         let call = Backward {
-            q: plan.map(job, "q", 64)?,
-            k: plan.map(job, "k", 128)?,
-            v: plan.map(job, "v", 128)?,
-            dout: plan.map(job, "dout", 64)?,
-            dk: plan.map(job, "dk", 64)?,
-            dv: plan.map(job, "dv", 64)?,
-            ..self.call
+            result: result.address,
+            result_strides: [batch, head, row],
+            columns: result.extents[3] as i32,
+            ..call
         };
-        let blocks = e.keys.div_ceil(128) * e.batch * e.key_heads;
-        self.launch("keys", blocks, 384, &call)?;
-        self.settle("dk", merges)?;
-        self.settle("dv", merges)
-    }
-
-    fn dq(&self, merges: bool) -> Result<(), Error> {
-        let (job, plan, e) = (self.job, self.plan, &self.job.scores.extents);
-        if job.address("dq") == 0 {
-            return Ok(());
-        }
-        let call = Backward {
-            q: plan.map(job, "q", 128)?,
-            k: plan.map(job, "k", 128)?,
-            v: plan.map(job, "v", 128)?,
-            dout: plan.map(job, "dout", 128)?,
-            dq: plan.map(job, "dq", 64)?,
-            ..self.call
-        };
-        let blocks = padded(e.queries) / 128 * e.batch * e.query_heads;
-        self.launch("queries", blocks, 384, &call)?;
-        self.settle("dq", merges)
-    }
-
-    /// Writes a wide copy to its result.
-    fn settle(&self, name: &str, merges: bool) -> Result<(), Error> {
-        let result = self.job.address(name);
-        if !merges || result == 0 {
-            return self.plan.narrow(self.job, name);
-        }
-        let shape = self.job.shape(name);
-        let (elements, columns) = (shape.iter().product::<usize>(), shape[shape.len() - 1]);
-        let call = Backward {
-            elements: self.job.lane.address(self.plan.copy(name)),
-            pieces: elements as u64,
-            result,
-            columns: columns as i64,
-            ..self.call
-        };
-        self.launch("merge", elements.div_ceil(256), 256, &call)
+        self.launch("merge", blocks, 256, &call)
     }
 }
+
+/// Rows of a block that looks at elements.
+const LOOK: usize = 128;

@@ -40,6 +40,9 @@ pub struct Options {
     pub level: Level,
     /// How much may be rounded on the way.
     pub precision: Precision,
+    /// Whether the caller promises that all operands are finite numbers. Without it the tensor cores' backward
+    /// pass looks at all of them first, and leaves what is not finite to the portable kernels.
+    pub assume_finite: bool,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.
     pub recompute: bool,

@@ -2,10 +2,11 @@
 
 use crate::gpu::Kernels;
 use crate::job::Job;
-use crate::variant::{Variant, width};
+use crate::moves::Place;
+use crate::prepared::{Prepared, absent};
+use crate::variant::width;
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Scores};
-use std::sync::Arc;
 
 /// Threads of a block.
 pub(crate) const THREADS: u32 = 256;
@@ -46,6 +47,7 @@ pub(crate) struct Call {
     spans: u64,
     tiles: u64,
     tasks: u64,
+    found: u64,
     batch: i32,
     heads: i32,
     key_heads: i32,
@@ -88,8 +90,9 @@ impl Call {
     }
 
     pub fn new(job: &Job<'_>) -> Call {
-        let (e, tables) = (&job.scores.extents, &job.tables);
-        let allowed = job.rows.allowed.as_ref();
+        let prepared = job.prepared;
+        let (scores, tables) = (job.scores(), &prepared.tables);
+        let (e, allowed) = (&scores.extents, prepared.rows.allowed.as_ref());
         let pairs = (e.queries * e.keys) as i64;
         let heads = allowed.map_or(1, |allowed| allowed.heads) as i64;
         Call {
@@ -104,56 +107,50 @@ impl Call {
             dv: tensor(job, "dv"),
             dbias: tensor(job, "dbias"),
             lse: job.address("lse"),
-            delta: job.lane.address(job.delta),
+            delta: job.at(prepared.delta),
             dlse: job.address("dlse"),
             sinks: job.address("sinks"),
             dsinks: job.address("dsinks"),
-            allowed: allowed.map_or(0, |_| job.lane.address(tables.allowed)),
+            allowed: allowed.map_or(0, |_| job.table(tables.allowed)),
             allowed_batch: heads * pairs,
             allowed_head: if heads > 1 { pairs } else { 0 },
-            sequences: job.lane.address(tables.sequences),
-            spans: job.lane.address(tables.spans),
-            tiles: job.lane.address(tables.tiles),
-            tasks: job.lane.address(tables.by_queries),
+            sequences: job.table(tables.sequences),
+            spans: job.table(tables.spans),
+            tiles: job.table(tables.tiles),
+            tasks: job.table(tables.by_queries),
+            found: 0,
             batch: e.batch as i32,
             heads: e.query_heads as i32,
             key_heads: e.key_heads as i32,
             queries: e.queries as i32,
             keys: e.keys as i32,
             dim: e.dim as i32,
-            value_dim: job.value_dim.unwrap_or(0) as i32,
-            bias_heads: job.scores.bias.map_or(0, |bias| bias.heads as i32),
+            value_dim: prepared.value_dim.unwrap_or(0) as i32,
+            bias_heads: scores.bias.map_or(0, |bias| bias.heads as i32),
             first_dim: 0,
             first_value: 0,
-            scale: job.scores.scale() as f32,
-            cap: job.scores.softcap.unwrap_or(0.0) as f32,
+            scale: scores.scale() as f32,
+            cap: scores.softcap.unwrap_or(0.0) as f32,
             wide: 0,
         }
     }
 }
 
-/// A tensor in the order of its shape. An axis of extent 1 has the stride 0: a shared bias.
+/// An operand of four axes. An axis of extent 1 has the stride 0: a shared bias.
 pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
-    let &[batches, heads, rows, elements] = job.shape(name) else { return Tensor::default() };
-    let stride = |extent: usize, stride: usize| if extent == 1 { 0 } else { stride as i64 };
-    Tensor {
-        data: job.address(name),
-        batch: stride(batches, heads * rows * elements),
-        head: stride(heads, rows * elements),
-        row: elements as i64,
-    }
+    let Place { address, extents, strides } = job.place(name);
+    let stride = |axis: usize| if extents[axis] == 1 { 0 } else { strides[axis] };
+    Tensor { data: address, batch: stride(0), head: stride(1), row: strides[2] }
 }
 
 /// Whether the problem has a softcap, a bias or an array of flags.
-pub(crate) fn has_options(job: &Job<'_>) -> bool {
-    let Scores { softcap, bias, .. } = job.scores;
-    softcap.is_some() || bias.is_some() || job.rows.allowed.is_some()
+pub(crate) fn has_options(prepared: &Prepared<'_>) -> bool {
+    let Scores { softcap, bias, .. } = &*prepared.scores;
+    softcap.is_some() || bias.is_some() || prepared.rows.allowed.is_some()
 }
 
-fn kernels(job: &Job<'_>) -> Result<Arc<Kernels>, Error> {
-    let dim = job.scores.extents.dim;
-    let variant = Variant::portable(job.storage, dim, job.value_dim, has_options(job));
-    job.device.kernels(variant, &job.device.architecture())
+fn kernels<'a>(job: &Job<'a>) -> Result<&'a Kernels, Error> {
+    job.prepared.portable.as_deref().ok_or_else(|| absent("the level portable"))
 }
 
 /// The first columns of the launches that together cover so many.
@@ -169,16 +166,16 @@ fn launch(
     call: &Call,
 ) -> Result<(), Error> {
     let kernel = kernels.get(name)?;
-    job.lane.launch(job.device, kernel, blocks as u64, (THREADS, 0), call)
+    job.queue.launch(kernel, blocks as u64, (THREADS, 0), call)
 }
 
 /// o, if it has a place, and lse.
 pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
     let (kernels, call) = (kernels(job)?, Call::new(job));
-    let blocks = job.rows.by_queries.len() * job.scores.extents.query_heads;
-    let columns = job.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
+    let blocks = job.prepared.rows.by_queries.len() * job.scores().extents.query_heads;
+    let columns = job.prepared.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
     for first_value in parts(columns) {
-        launch(job, &kernels, "forward", blocks, &call.at(0, first_value))?;
+        launch(job, kernels, "forward", blocks, &call.at(0, first_value))?;
     }
     Ok(())
 }
@@ -186,55 +183,58 @@ pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
 pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
     let dq = tensor(job, "gradient");
-    dq_of(job, &*kernels(job)?, &Call { dq, delta: 0, wide: 1, ..Call::new(job) })
+    dq_of(job, kernels(job)?, &Call { dq, delta: 0, wide: 1, ..Call::new(job) })
 }
 
 fn dq_of(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
-    let blocks = job.rows.by_queries.len() * job.scores.extents.query_heads;
-    for first_dim in parts(job.scores.extents.dim) {
+    let e = &job.scores().extents;
+    let blocks = job.prepared.rows.by_queries.len() * e.query_heads;
+    for first_dim in parts(e.dim) {
         launch(job, kernels, "queries", blocks, &call.at(first_dim, 0))?;
     }
     Ok(())
 }
 
-/// The gradients that have places.
-pub(crate) fn backward(job: &Job<'_>) -> Result<(), Error> {
-    let (kernels, call, e) = (kernels(job)?, Call::new(job), &job.scores.extents);
+/// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
+pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
+    let (kernels, e) = (kernels(job)?, &job.scores().extents);
+    let call = Call { found, ..Call::new(job) };
     let rows = e.batch * e.query_heads * e.queries;
-    launch(job, &kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
+    launch(job, kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
     if call.dq.data != 0 {
-        dq_of(job, &kernels, &call)?;
+        dq_of(job, kernels, &call)?;
     }
-    dk_and_dv(job, &kernels, &call)?;
+    dk_and_dv(job, kernels, &call)?;
     if call.dsinks != 0 {
-        launch(job, &kernels, "dsinks", e.query_heads, &call)?;
+        launch(job, kernels, "dsinks", e.query_heads, &call)?;
     }
     if call.dbias.data != 0 {
-        let blocks = job.rows.by_pairs.len() * call.bias_heads as usize;
-        let tasks = job.lane.address(job.tables.by_pairs);
-        launch(job, &kernels, "dbias", blocks, &call.over(tasks))?;
+        let blocks = job.prepared.rows.by_pairs.len() * call.bias_heads as usize;
+        let tasks = job.table(job.prepared.tables.by_pairs);
+        launch(job, kernels, "dbias", blocks, &call.over(tasks))?;
     }
     Ok(())
 }
 
 /// The gradient of the sinks alone, if it has a place.
 pub(crate) fn dsinks(job: &Job<'_>) -> Result<(), Error> {
-    let (call, e) = (Call::new(job), &job.scores.extents);
+    let (call, e) = (Call::new(job), &job.scores().extents);
     if call.dsinks == 0 {
         return Ok(());
     }
     let kernels = kernels(job)?;
     let rows = e.batch * e.query_heads * e.queries;
-    launch(job, &kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
-    launch(job, &kernels, "dsinks", e.query_heads, &call)
+    launch(job, kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
+    launch(job, kernels, "dsinks", e.query_heads, &call)
 }
 
 fn dk_and_dv(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
     let wanted = |data: u64, columns: usize| if data == 0 { 0 } else { columns };
-    let dims = wanted(call.dk.data, job.scores.extents.dim);
-    let values = wanted(call.dv.data, job.value_dim.unwrap_or(0));
-    let blocks = job.rows.by_keys.len() * job.scores.extents.key_heads;
-    let tasks = job.lane.address(job.tables.by_keys);
+    let (e, all_values) = (&job.scores().extents, job.prepared.value_dim.unwrap_or(0));
+    let dims = wanted(call.dk.data, e.dim);
+    let values = wanted(call.dv.data, all_values);
+    let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
+    let tasks = job.table(job.prepared.tables.by_keys);
     let (mut dims, mut values) = (parts(dims), parts(values));
     loop {
         let (dim, value) = (dims.next(), values.next());
@@ -242,9 +242,8 @@ fn dk_and_dv(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error>
             return Ok(());
         }
         // A part that is not wanted any more begins beyond the last column.
-        let beyond = |columns: usize| columns as i32;
-        let first_dim = dim.unwrap_or(beyond(job.scores.extents.dim));
-        let first_value = value.unwrap_or(beyond(job.value_dim.unwrap_or(0)));
+        let first_dim = dim.unwrap_or(e.dim as i32);
+        let first_value = value.unwrap_or(all_values as i32);
         launch(job, kernels, "keys", blocks, &call.over(tasks).at(first_dim, first_value))?;
     }
 }

@@ -61,15 +61,20 @@ pub fn run_in(
     has_kernels(problem.algorithm(), pass)?;
     let table = problem.checked_table(pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
-    if storage == Dtype::F64 {
-        return Err(Error::Dtype {
-            operand: "storage".to_string(),
-            expected: "f32, bf16 or f16".to_string(),
-            found: storage.to_string(),
-        });
-    }
+    check_storage(storage)?;
     let held = workspace.device(options.device)?;
     softmax::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
+}
+
+pub(crate) fn check_storage(storage: Dtype) -> Result<(), Error> {
+    if storage != Dtype::F64 {
+        return Ok(());
+    }
+    Err(Error::Dtype {
+        operand: "storage".to_string(),
+        expected: "f32, bf16 or f16".to_string(),
+        found: storage.to_string(),
+    })
 }
 
 /// Fails where a level has no kernel for a pass in a storage type, whatever the problem and the device.
@@ -97,7 +102,7 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
 }
 
 /// Fails where no level has a kernel.
-fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
+pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
         (Algorithm::Attention | Algorithm::AttentionLse, _) => Ok(()),

@@ -1,9 +1,9 @@
 //! The portable kernels of the second order: `kernels/portable_second.cu`.
 
 use crate::job::Job;
-use crate::lane::{Layout, Room};
-use crate::portable::{Call, THREADS, Tensor, has_options, parts, tensor};
-use crate::variant::Variant;
+use crate::portable::{Call, THREADS, Tensor, parts, tensor};
+use crate::prepared::absent;
+use crate::room::{Layout, Room};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};
 
@@ -69,10 +69,10 @@ impl Second {
             _ => second,
         };
         let rows = |room: Room| {
-            let (e, width) = (&job.scores.extents, job.value_dim.unwrap_or(0));
+            let (e, width) = (&job.scores().extents, job.prepared.value_dim.unwrap_or(0));
             let head = e.queries * width;
             let strides = [e.query_heads * head, head, width].map(|x| x as i64);
-            Tensor::new(job.lane.address(room), strides)
+            Tensor::new(job.at(room), strides)
         };
         Second {
             call: Call::new(job),
@@ -92,7 +92,7 @@ impl Second {
             cot_lse: job.address("cot_lse"),
             gdlse: job.address(name("gdlse", "tlse")),
             gsinks: job.address("gsinks"),
-            numbers: job.lane.address(between.numbers),
+            numbers: job.at(between.numbers),
         }
     }
 
@@ -109,28 +109,27 @@ impl Second {
 
 /// The outputs of double_backward or jvp that have places.
 pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Error> {
-    let e = &job.scores.extents;
-    let variant = Variant::second(job.storage, e.dim, job.value_dim, has_options(job));
-    let kernels = job.device.kernels(variant, &job.device.architecture())?;
+    let (e, rows) = (&job.scores().extents, &job.prepared.rows);
+    let kernels = job.prepared.second.as_deref().ok_or_else(|| absent("the second order"))?;
     let launch = |name: &str, blocks: usize, call: Second| {
-        job.lane.launch(job.device, kernels.get(name)?, blocks as u64, (THREADS, 0), &call)
+        job.queue.launch(kernels.get(name)?, blocks as u64, (THREADS, 0), &call)
     };
     let call = Second::new(job, between, pass);
-    let by_queries = job.rows.by_queries.len() * e.query_heads;
-    for first in parts(job.value_dim.unwrap_or(1)) {
+    let by_queries = rows.by_queries.len() * e.query_heads;
+    for first in parts(job.prepared.value_dim.unwrap_or(1)) {
         launch("tangents", by_queries, call.at(0, first))?;
     }
-    let rows = e.batch * e.query_heads * e.queries;
-    launch("rows", rows.div_ceil(THREADS as usize / 32), call)?;
+    let numbers = e.batch * e.query_heads * e.queries;
+    launch("rows", numbers.div_ceil(THREADS as usize / 32), call)?;
     if call.gq.is_there() {
         for first in parts(e.dim) {
             launch("queries", by_queries, call.at(first, 0))?;
         }
     }
     let wanted = |tensor: Tensor, columns: usize| if tensor.is_there() { columns } else { 0 };
-    let values = job.value_dim.unwrap_or(0);
-    let by_keys = call.over(job.lane.address(job.tables.by_keys));
-    let blocks = job.rows.by_keys.len() * e.key_heads;
+    let values = job.prepared.value_dim.unwrap_or(0);
+    let by_keys = call.over(job.table(job.prepared.tables.by_keys));
+    let blocks = rows.by_keys.len() * e.key_heads;
     let mut dims = parts(wanted(call.gk, e.dim));
     let mut columns = parts(wanted(call.gv, values));
     loop {
@@ -146,9 +145,9 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
         launch("gsinks", e.query_heads, call)?;
     }
     if call.gbias.is_there() {
-        let heads = job.scores.bias.map_or(0, |bias| bias.heads);
-        let by_pairs = call.over(job.lane.address(job.tables.by_pairs));
-        launch("gbias", job.rows.by_pairs.len() * heads, by_pairs)?;
+        let heads = job.scores().bias.map_or(0, |bias| bias.heads);
+        let by_pairs = call.over(job.table(job.prepared.tables.by_pairs));
+        launch("gbias", rows.by_pairs.len() * heads, by_pairs)?;
     }
     Ok(())
 }

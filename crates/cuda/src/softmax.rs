@@ -1,90 +1,58 @@
-//! attention and attention_lse: which kernels compute a pass.
+//! attention and attention_lse for operands in the memory of the host.
 
-use crate::gpu::Device;
 use crate::job::Job;
-use crate::lane::Layout;
-use crate::options::{Level, Options, Precision};
-use crate::second::{self, Between};
+use crate::options::Options;
+use crate::prepared::{Layed, Part, Prepared};
+use crate::room::{ALIGNMENT, Layout, Room};
+use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::Held;
-use crate::{hopper, portable};
-use etalon_problem::{Dtype, Error, Pass, Problem, Scores, Table, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views, ViewsMut};
+use std::sync::Arc;
 
 /// Computes a pass. The call has passed [`Table::check_call`].
 pub(crate) fn run(
-    held: &Held,
+    held: &Arc<Held>,
     problem: &Problem,
-    (pass, storage): (Pass, Dtype),
+    call: (Pass, Dtype),
     table: &Table,
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let (device, parts) = (&held.device, parts(problem)?);
-    let (scores, value_dim) = parts;
-    let mut layout = Layout::default();
-    let mut plan = choose(device, parts, (pass, storage), options)?;
-    if let Some(plan) = &mut plan {
-        plan.reserve(scores, value_dim.is_some(), &mut layout)?;
-    }
-    let between = match pass {
-        Pass::DoubleBackward | Pass::Jvp => Some(Between::new(scores, value_dim, &mut layout)?),
-        _ => None,
+    // On the device they are dense, and begin where rooms begin.
+    let layed = |name: &str, result: bool| {
+        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
+        there.then_some(Layed { strides: None, aligned: true })
     };
-    let lane = held.lane()?;
-    let call = (pass, storage);
-    let mut job = Job::new(device, parts, call, table, inputs, outputs, lane, layout)?;
-    job.fill(inputs)?;
-    if let Some(plan) = &plan {
-        plan.upload(scores, &mut job.lane, device)?;
+    let prepared = Prepared::new(held.clone(), problem, call, table, layed, options)?;
+    let (mut layout, device) = (Layout::default(), &held.device);
+    let tables = layout.room(prepared.tables.bytes)?;
+    let scratch = layout.room(prepared.scratch_bytes)?;
+    let own = |part: &Part| part.bytes * part.operand.len();
+    let rooms: Vec<Room> = prepared
+        .parts
+        .iter()
+        .map(|part| layout.room(if part.is_direct() { own(part) } else { 0 }))
+        .collect::<Result<_, _>>()?;
+    let mut lane = held.lane()?;
+    let base = lane.reserve(device, layout.bytes().max(ALIGNMENT))?;
+    let queue = lane.queue(device);
+    for (part, room) in prepared.parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
+        let Some(view) = inputs.get(part.operand.name) else { continue };
+        with_bytes(part.operand.name, view, |bytes| queue.upload(room.address(base), bytes))?;
     }
-    if pass == Pass::Forward || !job.is_given("lse") || !job.is_given("o") {
-        match &plan {
-            Some(plan) => hopper::forward(&job, plan)?,
-            None => portable::forward(&job)?,
+    prepared.upload(&queue, tables.address(base))?;
+    let addresses = rooms.iter().map(|room| room.address(base)).collect();
+    let (tables, scratch) = (tables.address(base), scratch.address(base));
+    let job = Job { prepared: &prepared, queue, addresses, tables, scratch };
+    prepared.enqueue(&job)?;
+    queue.finish()?;
+    for (part, room) in prepared.parts.iter().zip(&rooms).filter(|(part, _)| part.wanted) {
+        if let Some(place) = outputs.take(part.operand.name) {
+            let read = |bytes: &mut [u8]| queue.download(room.address(base), bytes);
+            write_bytes(part.operand.name, place, read)?;
         }
     }
-    match (pass, &plan, &between) {
-        (Pass::Forward, ..) if job.address("gradient") != 0 => portable::gradient_of_lse(&job)?,
-        (Pass::Backward, Some(plan), _) => hopper::backward(&job, plan)?,
-        (Pass::Backward, None, _) => portable::backward(&job)?,
-        (_, _, Some(between)) => second::run(&job, between, pass)?,
-        _ => {}
-    }
-    job.lane.finish(device)?;
-    job.results(outputs)?;
-    held.give_back(job.lane);
+    held.give_back(lane);
     Ok(())
-}
-
-/// The scores of a problem, and E of attention.
-fn parts(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
-    match problem {
-        Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
-        Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
-        other => Err(Error::value("algorithm", "attention", other.algorithm())),
-    }
-}
-
-/// The plan of the tensor cores; `None`: the portable kernels. Fails where the level that is asked for
-/// cannot compute the pass.
-fn choose(
-    device: &Device,
-    (scores, value_dim): (&Scores, Option<usize>),
-    (pass, storage): (Pass, Dtype),
-    options: &Options,
-) -> Result<Option<hopper::Plan>, Error> {
-    let plan = || match options.precision {
-        Precision::Flash => hopper::Plan::new(device, scores, value_dim, pass, storage),
-        Precision::Strict => Err(
-            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
-        ),
-    };
-    match options.level {
-        Level::Portable => Ok(None),
-        Level::Auto => Ok(plan().ok()),
-        Level::Sm90a => plan().map(Some).map_err(|reason| Error::Unsupported {
-            what: format!("level {}", Level::Sm90a),
-            reason: reason.to_string(),
-        }),
-    }
 }

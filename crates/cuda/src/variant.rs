@@ -23,6 +23,8 @@ pub enum Family {
     HopperForward,
     /// The backward pass of attention on them.
     HopperBackward,
+    /// Copies and fills of tensors with strides.
+    Moves,
 }
 
 /// The widths of accumulators. Wider operands take several launches.
@@ -61,13 +63,14 @@ impl Family {
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
             ],
+            Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
         }
     }
 
     /// The architectures that CI compiles it for.
     pub fn architectures(self) -> &'static [&'static str] {
         match self {
-            Family::Portable | Family::Second => {
+            Family::Portable | Family::Second | Family::Moves => {
                 &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
             }
             Family::HopperForward | Family::HopperBackward => &["sm_90a"],
@@ -133,6 +136,11 @@ impl Variant {
         }
     }
 
+    /// Copies and fills of elements of 2 or 4 bytes.
+    pub fn moves(bytes: usize) -> Self {
+        Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
+    }
+
     /// The names of its kernels.
     pub fn kernels(&self) -> &'static [&'static str] {
         let options = self.defines.contains(&("OPTIONS", "1".to_string()));
@@ -149,6 +157,7 @@ impl Variant {
             Family::HopperBackward => {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
             }
+            Family::Moves => &["move"],
         }
     }
 

@@ -72,7 +72,9 @@ fn matrix() -> Vec<(&'static str, Variant)> {
     let backward = BACKWARD.iter().map(|&(storage, width, flags)| {
         ("sm_90a", Variant::hopper_backward(storage, width, flags))
     });
-    portable.chain(second).chain(forward).chain(backward).collect()
+    let architectures = Family::Moves.architectures().iter().zip([2, 4].into_iter().cycle());
+    let moves = architectures.map(|(&architecture, bytes)| (architecture, Variant::moves(bytes)));
+    portable.chain(second).chain(forward).chain(backward).chain(moves).collect()
 }
 
 /// The shared memory that a block of compute capability 9.0 may have, in bytes.

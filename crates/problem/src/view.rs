@@ -123,7 +123,7 @@ macro_rules! views {
             }
 
             /// Names and views.
-            pub fn iter(&self) -> impl Iterator<Item = (&'a str, &$name<'a>)> {
+            pub fn iter(&self) -> impl Iterator<Item = (&'a str, &$name<'a>)> + Clone {
                 self.list.iter().map(|(name, view)| (*name, view))
             }
 
@@ -229,14 +229,31 @@ impl Table {
         outputs: &ViewsMut<'_>,
         recompute: bool,
     ) -> Result<Dtype, Error> {
+        let inputs = inputs.iter().map(|(name, x)| (name, x.shape(), x.stored()));
+        let outputs = outputs.iter().map(|(name, x)| (name, x.shape(), x.stored()));
+        self.check_tensors(inputs, outputs, recompute)
+    }
+
+    /// As [`Table::check_call`], of tensors that are no views of the host: name, shape and type of each.
+    pub fn check_tensors<'a>(
+        &self,
+        inputs: impl Iterator<Item = (&'a str, &'a [usize], Stored)> + Clone,
+        outputs: impl Iterator<Item = (&'a str, &'a [usize], Stored)> + Clone,
+        recompute: bool,
+    ) -> Result<Dtype, Error> {
         let first = self.operands.first().map_or("", |operand| operand.name);
-        let storage = match inputs.get(first).map(View::stored) {
-            Some(Stored::Float(dtype)) => dtype,
+        let has = |name: &str, result: bool| match result {
+            true => outputs.clone().any(|(other, ..)| other == name),
+            false => inputs.clone().any(|(other, ..)| other == name),
+        };
+        let storage = match inputs.clone().find(|(name, ..)| *name == first) {
+            Some((.., Stored::Float(dtype))) => dtype,
             _ => Dtype::F32,
         };
         let given = || {
-            let inputs = inputs.iter().map(|(name, x)| (name, false, x.shape(), x.stored()));
-            inputs.chain(outputs.iter().map(|(name, x)| (name, true, x.shape(), x.stored())))
+            let inputs = inputs.clone().map(|(name, shape, stored)| (name, false, shape, stored));
+            let outputs = outputs.clone().map(|(name, shape, stored)| (name, true, shape, stored));
+            inputs.chain(outputs)
         };
         for (at, (name, result, shape, stored)) in given().enumerate() {
             let operand = find(&self.operands, name).filter(|x| is_result(x) == result);
@@ -247,9 +264,9 @@ impl Table {
             }
             check_view(operand, shape, stored, storage, first)?;
         }
-        for operand in self.operands.iter().filter(|x| inputs.get(x.name).is_none()) {
+        for operand in self.operands.iter().filter(|x| !has(x.name, false)) {
             match operand.role {
-                Role::Input if operand.becomes.is_some_and(|x| outputs.get(x).is_some()) => {}
+                Role::Input if operand.becomes.is_some_and(|x| has(x, true)) => {}
                 Role::Input | Role::Cotangent => {
                     return Err(Error::missing(operand.name, operand.option));
                 }

@@ -55,7 +55,7 @@ impl Cuda {
             Level::Sm90a => Precision::Flash,
             _ => Precision::Strict,
         };
-        Options { device: 0, level: self.level, precision, recompute }
+        Options { level: self.level, precision, recompute, ..Options::default() }
     }
 }
 

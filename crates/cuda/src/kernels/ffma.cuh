@@ -110,7 +110,7 @@ template <int W> DEV void store(const Tensor& x, int batch, int head, int row, i
     for (int i = 0; i < W / 16; i++) {
       int column = 64 * (i / 4) + 4 * tx() + i % 4;
       if (first + column >= width) continue;
-      float value = factor[r] * sum[r][i];
+      float value = fmaf(factor[r], sum[r][i], 0.0f);  // no -0: what nobody adds to is 0 under any scale
       if (wide) ((float*)x.data)[at + column] = value;
       else ((element*)x.data)[at + column] = rounded(value);
     }

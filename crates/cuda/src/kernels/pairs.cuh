@@ -19,11 +19,14 @@ struct Call {
   const Span* spans;                                 // [batch, queries]
   const Tile* tiles;                                 // of each sequence from first_tile on
   const Task* tasks;
+  const u32* found;                                  // 0, or a number: where it is 0 there is nothing to do
   int batch, heads, key_heads, queries, keys, dim, value_dim, bias_heads;
   int first_dim, first_value;                        // the first column of this launch's accumulators
   float scale, cap;                                  // cap 0: none
   int wide;                                          // whether dq is f32 whatever the storage
 };
+
+DEV bool idle(const Call& c) { return c.found && !*c.found; }
 
 // Rows of a tensor: `count` of them, the others read as 0.
 struct Rows {

@@ -108,6 +108,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 
 
 // A warp for each row of the arrays. Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
 extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
   if (at >= (i64)c.batch * c.heads * c.queries) return;
   int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
@@ -135,6 +136,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constan
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 || OPTIONS ? 1 : 2) queries(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
@@ -171,6 +173,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 || OPTIONS ? 1 : 
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
@@ -228,6 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_con
 
 #if OPTIONS
 extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
@@ -263,6 +267,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 #endif
 
 extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   const int h = blockIdx.x;
   float sink = c.sinks[h], sum = 0;
   for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {

@@ -8,10 +8,11 @@
 //             tile.                                                                                          (B6), (B7)
 //   queries   a block owns 128 queries and walks the key blocks: S, dP, dS, dq += dS·k                            (B5)
 //
-// A forbidden pair has P = dS = 0, which adds nothing only to finite numbers: `inspect` and `delta` say whether all are.
-// Where a number is infinite, the portable kernels compute the pass. Where one is NaN, they compute it too, `cleanse` puts
-// 0 in the place of NaN, and `merge` takes the results of these kernels where those of the others are finite: what no NaN
-// reaches has the bits that it would have without it.
+// A forbidden pair has P = dS = 0, which adds nothing only to finite numbers: `inspect` and `delta` say in `found` whether
+// all are. Where a number is infinite, the portable kernels compute the pass. Where one is NaN, they compute it too, `cleanse`
+// puts 0 in the place of NaN in copies, and `merge` takes the results of these kernels where those of the others are finite:
+// what no NaN reaches has the bits that it would have without it. All that is enqueued in any case; the kernels read `found`
+// and return at once where it is not for them, so that the host need not wait.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own).
 constexpr int STAGES = 3;    // query blocks in flight in keys
@@ -34,18 +35,31 @@ DEV Shape of_batch(const Shape& shape, int batch) {
   }
   return s;
 }
+struct Pieces {  // rows of D elements, in pieces of 16 bytes: strides of batch, head and row
+  uint4* data;
+  i64 batch, head, row;
+};
 struct Call {
   TensorMap q, k, v, dout, dq, dk, dv;
   float *lse2, *delta;
   const float *lse, *dlse;  // dlse 0: none
-  const uint4 *o, *dout_rows;
+  Pieces o, dout_rows;
   u32* found;               // bit 0: a number is not finite; bit 1: one is infinite
-  uint4* elements;          // for inspect, cleanse and merge
-  u64 pieces;
-  u16* result;              // for merge
-  i64 columns;
+  Pieces elements;          // for inspect, cleanse and merge
+  u64 pieces;               // for cleanse
+  u16* result;              // for merge, with the strides of its batch, head and row
+  i64 result_batch, result_head, result_row;
+  int rows, heads, columns; // of the elements; columns of the result
+  u32 when;                 // keys and queries do nothing where `found` is another number; ALWAYS: they do not look
   Shape shape;
 };
+constexpr u32 ALWAYS = ~0u;
+constexpr int LOOK = 128;  // rows of a block that looks at elements
+struct Look { int row, rows, head, batch; };
+DEV Look look(const Call& c) {
+  int tiles = (c.rows + LOOK - 1) / LOOK, tile = blockIdx.x % tiles, head = blockIdx.x / tiles;
+  return {tile * LOOK, min(LOOK, c.rows - tile * LOOK), head % c.heads, head / c.heads};
+}
 struct Work { int block, head, batch; };
 DEV Work work(int t, int blocks, int heads, int heads_per_group, const Shape& s) {  // by groups of heads that share the L2
   int all = s.batch * heads, g = t / (heads_per_group * blocks), r = t - g * heads_per_group * blocks;
@@ -78,9 +92,11 @@ template <bool B> struct Is { static constexpr bool value = B; };
 // ---- what is not finite ------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(256) inspect(const __grid_constant__ Call c) {
   const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+  Look l = look(c);
+  const uint4* rows = c.elements.data + l.batch * c.elements.batch + l.head * c.elements.head + l.row * c.elements.row;
   u32 most = 0;
-  for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < c.pieces; i += gridDim.x * 256ull) {
-    uint4 x = c.elements[i];
+  for (int i = threadIdx.x; i < l.rows * (D / 8); i += 256) {
+    uint4 x = rows[i / (D / 8) * c.elements.row + i % (D / 8)];
     most = max_pair(max_pair(max_pair(most, x.x & 0x7fff7fff), x.y & 0x7fff7fff), max_pair(x.z & 0x7fff7fff, x.w & 0x7fff7fff));
   }
   if ((most & 0xffff) >= top || most >> 16 >= top) *c.found = 1;
@@ -89,7 +105,8 @@ extern "C" __global__ void __launch_bounds__(256) inspect(const __grid_constant_
 // 0 for NaN.
 extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant__ Call c) {
   const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;
-  u16* elements = (u16*)c.elements;
+  if (!*c.found) return;
+  u16* elements = (u16*)c.elements.data;
   for (u64 i = blockIdx.x * 256ull + threadIdx.x; i < 8 * c.pieces; i += gridDim.x * 256ull) {
     u32 x = elements[i] & 0x7fff;
     if (x > top) elements[i] = 0;
@@ -100,7 +117,7 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
 // A row whose scores are NaN weighs nothing; one whose delta is NaN keeps its weights.
 extern "C" __global__ void __launch_bounds__(256) cleanse_rows(const __grid_constant__ Call c) {
   i64 row = blockIdx.x * 256ll + threadIdx.x;
-  if (row >= (i64)c.shape.batch * c.shape.heads * c.shape.padded) return;
+  if (!*c.found || row >= (i64)c.shape.batch * c.shape.heads * c.shape.padded) return;
   float l = c.lse2[row], x = c.delta[row];
   if (isnan(l)) c.lse2[row] = INF;
   if (isnan(x)) c.delta[row] = 0;
@@ -110,9 +127,15 @@ extern "C" __global__ void __launch_bounds__(256) cleanse_rows(const __grid_cons
 // The elements of a wide copy, where the result is finite.
 extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ Call c) {
   const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;
-  u64 i = blockIdx.x * 256ull + threadIdx.x;
-  if (i >= c.pieces || (c.result[i] & 0x7fff) >= top) return;
-  c.result[i] = ((const u16*)c.elements)[i / c.columns * D + i % c.columns];
+  if (*c.found != 1) return;
+  Look l = look(c);
+  const u16* rows = (const u16*)(c.elements.data + l.batch * c.elements.batch + l.head * c.elements.head + l.row * c.elements.row);
+  u16* result = c.result + l.batch * c.result_batch + l.head * c.result_head + l.row * c.result_row;
+  for (int i = threadIdx.x; i < l.rows * c.columns; i += 256) {
+    int row = i / c.columns, column = i - row * c.columns;
+    u16& x = result[row * c.result_row + column];
+    if ((x & 0x7fff) < top) x = rows[row * 8 * c.elements.row + column];
+  }
 }
 
 // ---- delta -----------------------------------------------------------------------------------------------------------
@@ -125,8 +148,9 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
   int i = row % s.padded;
   float sum = 0;
   if (i < s.queries) {
-    i64 at = (head * s.queries + i) * (D / 8) + piece;
-    uint4 a = c.o[at], b = c.dout_rows[at];
+    i64 batch = head / s.heads, h = head - batch * s.heads;
+    uint4 a = c.o.data[batch * c.o.batch + h * c.o.head + i * c.o.row + piece];
+    uint4 b = c.dout_rows.data[batch * c.dout_rows.batch + h * c.dout_rows.head + i * c.dout_rows.row + piece];
     auto dot = [](u32 x, u32 y) { float2 p = unpack(x), q = unpack(y); return p.x * q.x + p.y * q.y; };
     sum = (dot(a.x, b.x) + dot(a.y, b.y)) + (dot(a.z, b.z) + dot(a.w, b.w));
   }
@@ -151,6 +175,7 @@ constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, FULL = KV_FULL + 8, EM
 }
 extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant__ Call call) {
   using namespace keys_pass;
+  if (call.when != ALWAYS && *call.found != call.when) return;
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
@@ -290,6 +315,7 @@ constexpr u32 AT_DO = Q_BYTES, AT_K = 2 * Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, Q
 }
 extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_constant__ Call call) {
   using namespace queries_pass;
+  if (call.when != ALWAYS && *call.found != call.when) return;
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {

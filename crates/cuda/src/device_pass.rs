@@ -1,0 +1,270 @@
+//! The door for operands that lie on a device already.
+
+use crate::gpu::Device;
+use crate::job::Job;
+use crate::lane::device_memory;
+use crate::options::Options;
+use crate::prepared::{Layed, Prepared};
+use crate::queue::Queue;
+use crate::run::has_kernels;
+use crate::workspace::Workspace;
+use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUstream};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use etalon_problem::{Dtype, Error, Pass, Problem, Stored};
+use smallvec::SmallVec;
+
+/// A tensor in the memory of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceTensor {
+    address: CUdeviceptr,
+    shape: SmallVec<[usize; 4]>,
+    /// In elements.
+    strides: SmallVec<[i64; 4]>,
+    dtype: Dtype,
+}
+
+impl DeviceTensor {
+    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative.
+    /// Fails where there are not as many strides as axes.
+    pub fn new(
+        address: u64,
+        shape: &[usize],
+        strides: &[i64],
+        dtype: Dtype,
+    ) -> Result<DeviceTensor, Error> {
+        if shape.len() != strides.len() {
+            return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
+        }
+        Ok(DeviceTensor { address, shape: shape.into(), strides: strides.into(), dtype })
+    }
+
+    /// As [`DeviceTensor::new`], of elements that lie one after the other.
+    pub fn dense(address: u64, shape: &[usize], dtype: Dtype) -> DeviceTensor {
+        let mut strides: SmallVec<[i64; 4]> = SmallVec::from_elem(1, shape.len());
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis].saturating_mul(shape[axis] as i64);
+        }
+        DeviceTensor { address, shape: shape.into(), strides, dtype }
+    }
+
+    /// The dense tensor in a slice of cudarc. Fails where the slice holds fewer elements.
+    pub fn of<T>(
+        slice: &CudaSlice<T>,
+        stream: &CudaStream,
+        shape: &[usize],
+        dtype: Dtype,
+    ) -> Result<DeviceTensor, Error> {
+        let wanted = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent));
+        let found = slice.len() * size_of::<T>();
+        if wanted.is_none_or(|wanted| wanted > found) {
+            let expected = format!("at least those of {shape:?} in {dtype}");
+            return Err(Error::value("bytes of a slice", expected, found));
+        }
+        Ok(DeviceTensor::dense(slice.device_ptr(stream).0, shape, dtype))
+    }
+
+    /// The same elsewhere.
+    pub fn at(self, address: u64) -> DeviceTensor {
+        DeviceTensor { address, ..self }
+    }
+
+    fn layed(&self) -> Layed {
+        Layed { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
+    }
+
+    /// Whether the copy engine may begin there.
+    fn is_aligned(&self) -> bool {
+        self.address.is_multiple_of(16)
+    }
+
+    fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Tensors of a device by name: what a pass reads, or where it writes.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceTensors<'a> {
+    list: Vec<(&'a str, DeviceTensor)>,
+}
+
+impl<'a> DeviceTensors<'a> {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds one.
+    pub fn with(mut self, name: &'a str, tensor: DeviceTensor) -> Self {
+        self.list.push((name, tensor));
+        self
+    }
+
+    fn get(&self, name: &str) -> Option<&DeviceTensor> {
+        self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
+    }
+
+    fn each(&self) -> impl Iterator<Item = (&'a str, &[usize], Stored)> + Clone {
+        self.list.iter().map(|(name, x)| (*name, &x.shape[..], Stored::Float(x.dtype)))
+    }
+}
+
+/// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
+///
+/// All that takes time beside the kernels is done here: kernels are compiled and loaded, the tables of
+/// masks and sequences are made and copied to the device. What is enqueued neither waits nor takes
+/// memory, and may be captured in a graph. The mask, its arrays and the lengths of sequences are those
+/// of the problem; for others another pass is prepared.
+///
+/// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
+#[derive(Debug)]
+pub struct DevicePass {
+    prepared: Prepared<'static>,
+    tables: CudaSlice<u8>,
+    tables_at: u64,
+    inputs: DeviceTensors<'static>,
+    outputs: DeviceTensors<'static>,
+}
+
+impl DevicePass {
+    /// Prepares a pass for tensors of these shapes, types and strides, which may have other addresses when
+    /// it is enqueued. An output without a place is not computed. Waits until the tables are on the device.
+    pub fn new<'t>(
+        workspace: &Workspace,
+        problem: &Problem,
+        pass: Pass,
+        inputs: &'t DeviceTensors<'t>,
+        outputs: &'t DeviceTensors<'t>,
+        options: &Options,
+    ) -> Result<DevicePass, Error> {
+        has_kernels(problem.algorithm(), pass)?;
+        let table = problem.checked_table(pass)?;
+        let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
+        crate::run::check_storage(storage)?;
+        let held = workspace.device(options.device)?;
+        let layed = |name: &str, result: bool| {
+            (if result { outputs } else { inputs }).get(name).map(DeviceTensor::layed)
+        };
+        let prepared =
+            Prepared::new(held.clone(), problem, (pass, storage), &table, layed, options)?;
+        let lane = held.lane()?;
+        let queue = lane.queue(&held.device);
+        let tables = device_memory(&held.device, &lane.stream, prepared.tables.bytes)?;
+        let tables_at = tables.device_ptr(&lane.stream).0;
+        prepared.upload(&queue, tables_at)?;
+        queue.finish()?;
+        held.give_back(lane);
+        // Names of the table live as long as the program.
+        let own = |tensors: &DeviceTensors<'_>| DeviceTensors {
+            list: table
+                .operands
+                .iter()
+                .filter_map(|x| Some((x.name, tensors.get(x.name)?.clone())))
+                .collect(),
+        };
+        let (inputs, outputs) = (own(inputs), own(outputs));
+        Ok(DevicePass { prepared: prepared.into_owned(), tables, tables_at, inputs, outputs })
+    }
+
+    /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.
+    pub fn scratch_bytes(&self) -> usize {
+        self.prepared.scratch_bytes
+    }
+
+    /// The memory that the pass holds on the device for its tables, in bytes.
+    pub fn table_bytes(&self) -> usize {
+        self.tables.len()
+    }
+
+    /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this
+    /// returns. `inputs` and `outputs` have the names, shapes, types and strides that the pass was prepared
+    /// for, and `scratch` is the address of [`DevicePass::scratch_bytes`] bytes.
+    ///
+    /// Fails where a tensor is another, is not in memory of the device, or is less aligned than the one that
+    /// the pass was prepared for; nothing is enqueued then.
+    ///
+    /// # Safety
+    /// The stream must be one of the primary context of the device. Until what is enqueued has run, all
+    /// elements of the tensors and the scratch memory must stay allocated, nothing else may write what the
+    /// pass reads or read what it writes, and the elements of a result must not overlap one another, those
+    /// of another tensor, or the scratch memory.
+    pub unsafe fn enqueue<'t>(
+        &self,
+        stream: CUstream,
+        inputs: &'t DeviceTensors<'t>,
+        outputs: &'t DeviceTensors<'t>,
+        scratch: u64,
+    ) -> Result<(), Error> {
+        let device = self.prepared.device();
+        device.check_alive()?;
+        let addresses = self.addresses(device, inputs, outputs)?;
+        if self.prepared.scratch_bytes > 0 {
+            check_pointer(device, "scratch", scratch)?;
+            if !scratch.is_multiple_of(256) {
+                return Err(Error::value("scratch", "a multiple of 256", scratch));
+            }
+        }
+        // SAFETY: the caller's promise.
+        let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
+        let queue = Queue { device, stream: &stream };
+        let (prepared, tables) = (&self.prepared, self.tables_at);
+        prepared.enqueue(&Job { prepared, queue, addresses, tables, scratch })
+    }
+
+    /// Where each part of the pass is held.
+    fn addresses<'t>(
+        &self,
+        device: &Device,
+        inputs: &'t DeviceTensors<'t>,
+        outputs: &'t DeviceTensors<'t>,
+    ) -> Result<Vec<u64>, Error> {
+        for (own, others) in [(&self.inputs, inputs), (&self.outputs, outputs)] {
+            if let Some((name, _)) = others.list.iter().find(|(name, _)| own.get(name).is_none()) {
+                return Err(Error::unexpected(name, None));
+            }
+        }
+        let of = |name: &str| {
+            let given = self.inputs.get(name).map(|own| (own, inputs.get(name)));
+            given.or_else(|| self.outputs.get(name).map(|own| (own, outputs.get(name))))
+        };
+        let address = |name: &'static str| {
+            let Some((own, found)) = of(name) else { return Ok(0) };
+            let found = found.ok_or_else(|| Error::missing(name, None))?;
+            if (&own.shape, &own.strides, own.dtype) != (&found.shape, &found.strides, found.dtype)
+            {
+                let text = |x: &DeviceTensor| {
+                    format!("{:?} in {} with the strides {:?}", x.shape, x.dtype, x.strides)
+                };
+                return Err(Error::value(name, text(own), text(found)));
+            }
+            if own.is_aligned() && !found.is_aligned() {
+                let expected = "an address that is a multiple of 16, as when it was prepared";
+                return Err(Error::value(name, expected, found.address));
+            }
+            if found.elements() > 0 {
+                check_pointer(device, name, found.address)?;
+            }
+            Ok(found.address)
+        };
+        self.prepared.parts.iter().map(|part| address(part.operand.name)).collect()
+    }
+}
+
+/// Fails unless an address is in the memory of a device.
+fn check_pointer(device: &Device, name: &str, address: u64) -> Result<(), Error> {
+    let mut ordinal = -1i32;
+    // SAFETY: the attribute is one number, and the driver looks the address up without reading there.
+    let known = unsafe {
+        sys::cuPointerGetAttribute(
+            (&raw mut ordinal).cast(),
+            CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL,
+            address,
+        )
+    };
+    let expected = || format!("an address of device {}", device.ordinal);
+    match known.result() {
+        Ok(()) if ordinal as usize == device.ordinal => Ok(()),
+        Ok(()) => Err(Error::value(name, expected(), format!("one of device {ordinal}"))),
+        Err(_) => Err(Error::value(name, expected(), format!("{address:#x}"))),
+    }
+}

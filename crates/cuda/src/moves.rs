@@ -1,0 +1,176 @@
+//! Copies and fills of strided tensors: `kernels/move.cu`.
+
+use crate::gpu::Kernels;
+use crate::queue::Queue;
+use cudarc::driver::DeviceRepr;
+use etalon_problem::Error;
+use std::sync::Arc;
+
+/// A tensor of up to four axes on a device: batch, head, row, column.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub address: u64,
+    pub extents: [usize; 4],
+    /// In elements.
+    pub strides: [i64; 4],
+}
+
+/// The strides of a dense tensor.
+pub(crate) fn dense(extents: [usize; 4]) -> [i64; 4] {
+    let [_, heads, rows, columns] = extents.map(|x| x as i64);
+    [heads * rows * columns, rows * columns, columns, 1]
+}
+
+/// Extents of a shape of up to four axes: of four as they are, of fewer the last one is that of the
+/// columns, and those before are heads and batch elements.
+pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
+    Some(match *shape {
+        [] => [1; 4],
+        [n] => [1, 1, 1, n],
+        [h, n] => [1, h, 1, n],
+        [b, h, n] => [b, h, 1, n],
+        [b, h, n, d] => [b, h, n, d],
+        _ => return None,
+    })
+}
+
+impl Place {
+    /// A dense tensor.
+    pub fn dense(address: u64, extents: [usize; 4]) -> Place {
+        Place { address, extents, strides: dense(extents) }
+    }
+
+    pub fn elements(&self) -> usize {
+        self.extents.iter().product()
+    }
+
+    /// Whether elements lie one after the other, in the order of the shape.
+    pub fn is_dense(&self) -> bool {
+        let wanted = dense(self.extents);
+        let axes = self.extents.iter().zip(self.strides.iter().zip(wanted));
+        self.elements() == 0 || axes.into_iter().all(|(&n, (&own, wanted))| n == 1 || own == wanted)
+    }
+
+    /// Whether the elements of a row lie side by side.
+    pub fn has_whole_rows(&self) -> bool {
+        self.extents[3] <= 1 || self.strides[3] == 1 || self.elements() == 0
+    }
+}
+
+/// When something is done: always, or where a number that a kernel has found says so.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum When {
+    Always,
+    /// The number at the address is this one.
+    Is(u64, u32),
+    /// The number at the address is not 0.
+    NotZero(u64),
+}
+
+/// `Move` of `move.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Move {
+    from: u64,
+    to: u64,
+    from_strides: [i64; 4],
+    to_strides: [i64; 4],
+    heads: u32,
+    rows: u32,
+    width: u32,
+    columns: u32,
+    fill: u32,
+    when: u32,
+    found: u64,
+}
+
+// SAFETY: the fields, their types and their order are those of `Move` in `move.cu`, and it holds no
+// reference of the host.
+unsafe impl DeviceRepr for Move {}
+
+/// The kernels of both widths of elements.
+#[derive(Debug)]
+pub(crate) struct Moves {
+    pub two: Arc<Kernels>,
+    pub four: Arc<Kernels>,
+}
+
+/// Rows of a block.
+const ROWS: usize = 8;
+
+impl Moves {
+    fn run(&self, queue: &Queue<'_>, bytes: usize, to: Place, call: Move) -> Result<(), Error> {
+        if to.elements() == 0 {
+            return Ok(());
+        }
+        let kernels = if bytes == 2 { &self.two } else { &self.four };
+        let [batch, heads, rows, width] = to.extents;
+        let call = Move {
+            to: to.address,
+            to_strides: to.strides,
+            heads: heads as u32,
+            rows: rows as u32,
+            width: width as u32,
+            ..call
+        };
+        let blocks = rows.div_ceil(ROWS) as u64 * (batch * heads) as u64;
+        queue.launch(kernels.get("move")?, blocks, (256, 0), &call)
+    }
+
+    /// Copies elements of so many bytes; columns beyond those of the source are 0.
+    pub fn copy(
+        &self,
+        queue: &Queue<'_>,
+        bytes: usize,
+        from: Place,
+        to: Place,
+        when: When,
+    ) -> Result<(), Error> {
+        let (when, found) = match when {
+            When::Always => (0, 0),
+            When::Is(found, number) => (number, found),
+            When::NotZero(found) => (1 << 31, found),
+        };
+        let call = Move {
+            from: from.address,
+            from_strides: from.strides,
+            columns: from.extents[3].min(to.extents[3]) as u32,
+            when,
+            found,
+            ..NOTHING
+        };
+        self.run(queue, bytes, to, call)
+    }
+
+    /// Fills a tensor of elements of so many bytes with one of this pattern.
+    pub fn fill(
+        &self,
+        queue: &Queue<'_>,
+        bytes: usize,
+        to: Place,
+        pattern: u32,
+    ) -> Result<(), Error> {
+        // Of two bytes none but 0 is asked for.
+        if to.is_dense()
+            && (bytes == 4 || pattern == 0)
+            && (bytes * to.elements()).is_multiple_of(4)
+        {
+            return queue.fill(to.address, bytes * to.elements(), pattern);
+        }
+        self.run(queue, bytes, to, Move { fill: pattern, ..NOTHING })
+    }
+}
+
+const NOTHING: Move = Move {
+    from: 0,
+    to: 0,
+    from_strides: [0; 4],
+    to_strides: [0; 4],
+    heads: 1,
+    rows: 1,
+    width: 1,
+    columns: 0,
+    fill: 0,
+    when: 0,
+    found: 0,
+};

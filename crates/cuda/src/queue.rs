@@ -1,0 +1,95 @@
+//! What is enqueued on a stream: copies, fills, kernels.
+
+use crate::gpu::Device;
+use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::sys;
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+use etalon_problem::Error;
+use std::sync::Arc;
+
+/// A stream of a device.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Queue<'a> {
+    pub device: &'a Device,
+    pub stream: &'a Arc<CudaStream>,
+}
+
+impl Queue<'_> {
+    fn bound(&self) -> Result<sys::CUstream, DriverError> {
+        self.stream.context().bind_to_thread()?;
+        Ok(self.stream.cu_stream())
+    }
+
+    /// Copies bytes from the host to an address that has room for them.
+    pub fn upload(&self, to: u64, bytes: &[u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the callers name memory of this call that has room for so many bytes. What the host's
+        // memory holds is read before the call returns, or is pinned nowhere in this crate.
+        let copied =
+            self.bound().and_then(|stream| unsafe { result::memcpy_htod_async(to, bytes, stream) });
+        copied.map_err(|error| self.device.failed("copying to the device", error))
+    }
+
+    /// Copies bytes from an address to the host, and waits for them.
+    pub fn download(&self, from: u64, bytes: &mut [u8]) -> Result<(), Error> {
+        if bytes.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the callers name memory of this call that holds so many bytes; the wait is below.
+        let copied = self
+            .bound()
+            .and_then(|stream| unsafe { result::memcpy_dtoh_async(bytes, from, stream) });
+        copied.map_err(|error| self.device.failed("copying from the device", error))?;
+        self.finish()
+    }
+
+    /// Fills memory with a 32-bit word, up to the next whole word.
+    pub fn fill(&self, to: u64, bytes: usize, word: u32) -> Result<(), Error> {
+        if bytes == 0 {
+            return Ok(());
+        }
+        let words = bytes.div_ceil(4);
+        // SAFETY: the callers name a room of this call: rooms are whole multiples of 256 bytes.
+        let filled = self
+            .bound()
+            .and_then(|stream| unsafe { sys::cuMemsetD32Async(to, word, words, stream).result() });
+        filled.map_err(|error| self.device.failed("filling device memory", error))
+    }
+
+    /// Runs a kernel over `blocks` blocks; none at all where there is no block.
+    ///
+    /// The argument must be what the kernel takes, and every address in it that of memory in which the
+    /// kernel stays.
+    pub fn launch<A: DeviceRepr>(
+        &self,
+        kernel: &CudaFunction,
+        blocks: u64,
+        (threads, shared): (u32, u32),
+        argument: &A,
+    ) -> Result<(), Error> {
+        if blocks == 0 {
+            return Ok(());
+        }
+        let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
+        let blocks = blocks.ok_or_else(|| Error::Unsupported {
+            what: "a problem of this size".to_string(),
+            reason: "a launch has at most 2³¹ − 1 blocks".to_string(),
+        })?;
+        let grid = LaunchConfig {
+            grid_dim: (blocks, 1, 1),
+            block_dim: (threads, 1, 1),
+            shared_mem_bytes: shared,
+        };
+        // SAFETY: by the condition above; the callers are the passes of this crate, whose argument is the
+        // structure that the source of the kernel declares.
+        let launched = unsafe { self.stream.launch_builder(kernel).arg(argument).launch(grid) };
+        launched.map(|_| ()).map_err(|error| self.device.failed("launching a kernel", error))
+    }
+
+    /// Waits until everything is done.
+    pub fn finish(&self) -> Result<(), Error> {
+        self.stream.synchronize().map_err(|error| self.device.failed("a kernel", error))
+    }
+}

@@ -1,0 +1,45 @@
+//! Where things lie in the memory of a call.
+
+use etalon_problem::Error;
+
+/// Bytes in the memory of a call.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Room {
+    at: usize,
+    pub bytes: usize,
+}
+
+impl Room {
+    /// Its address in memory that begins there.
+    pub fn address(self, base: u64) -> u64 {
+        base + self.at as u64
+    }
+}
+
+/// Rooms of a call, before there is memory for them.
+#[derive(Debug, Default)]
+pub(crate) struct Layout {
+    bytes: usize,
+}
+
+/// Every room begins at a multiple of as many bytes: enough for any vector and for the copy engine.
+pub(crate) const ALIGNMENT: usize = 256;
+
+impl Layout {
+    pub fn room(&mut self, bytes: usize) -> Result<Room, Error> {
+        let at = self.bytes;
+        let end = bytes.checked_next_multiple_of(ALIGNMENT).and_then(|all| at.checked_add(all));
+        self.bytes = end.ok_or_else(|| memory(usize::MAX))?;
+        Ok(Room { at, bytes })
+    }
+
+    /// The bytes of all rooms.
+    pub fn bytes(&self) -> usize {
+        self.bytes
+    }
+}
+
+/// There is not so much device memory.
+pub(crate) fn memory(bytes: usize) -> Error {
+    Error::Memory { what: "device memory of a pass".to_string(), bytes }
+}

@@ -1,0 +1,74 @@
+//! The tables of the rows on the device: which rows belong together, and which pairs count.
+
+use crate::queue::Queue;
+use crate::room::{Layout, Room};
+use crate::rows::Rows;
+use bytemuck::NoUninit;
+use etalon_problem::{Error, Scores, Sequences};
+
+/// Where the tables of the rows lie.
+#[derive(Debug, Default)]
+pub(crate) struct Tables {
+    pub sequences: Room,
+    pub spans: Room,
+    pub tiles: Room,
+    pub by_queries: Room,
+    pub by_keys: Room,
+    pub by_pairs: Room,
+    pub allowed: Room,
+    /// Queries and keys of each batch element, where they have lengths of their own.
+    pub lengths: Room,
+    /// The bytes of all of them.
+    pub bytes: usize,
+}
+
+impl Tables {
+    pub fn new(rows: &Rows, scores: &Scores) -> Result<Tables, Error> {
+        let mut layout = Layout::default();
+        let flags = rows.allowed.as_ref().map_or(0, |allowed| allowed.flags.len());
+        let lengths = match scores.sequences {
+            Sequences::Lengths { .. } => 8 * scores.extents.batch,
+            _ => 0,
+        };
+        let mut tables = Tables {
+            sequences: layout.room(size_of_val(&rows.sequences[..]))?,
+            spans: layout.room(size_of_val(&rows.spans[..]))?,
+            tiles: layout.room(size_of_val(&rows.tiles[..]))?,
+            by_queries: layout.room(size_of_val(&rows.by_queries[..]))?,
+            by_keys: layout.room(size_of_val(&rows.by_keys[..]))?,
+            by_pairs: layout.room(size_of_val(&rows.by_pairs[..]))?,
+            allowed: layout.room(flags)?,
+            lengths: layout.room(lengths)?,
+            bytes: 0,
+        };
+        tables.bytes = layout.bytes();
+        Ok(tables)
+    }
+
+    /// Copies the tables to memory that begins there.
+    pub fn upload(
+        &self,
+        rows: &Rows,
+        scores: &Scores,
+        queue: &Queue<'_>,
+        base: u64,
+    ) -> Result<(), Error> {
+        let put = |room: Room, bytes: &[u8]| queue.upload(room.address(base), bytes);
+        put(self.sequences, bytes(&rows.sequences))?;
+        put(self.spans, bytes(&rows.spans))?;
+        put(self.tiles, bytes(&rows.tiles))?;
+        put(self.by_queries, bytes(&rows.by_queries))?;
+        put(self.by_keys, bytes(&rows.by_keys))?;
+        put(self.by_pairs, bytes(&rows.by_pairs))?;
+        put(self.allowed, rows.allowed.as_ref().map_or(&[], |allowed| &allowed.flags))?;
+        if self.lengths.bytes > 0 {
+            let lengths = scores.sequences().into_iter().map(|s| [s.queries as i32, s.keys as i32]);
+            put(self.lengths, bytes(&lengths.collect::<Vec<_>>()))?;
+        }
+        Ok(())
+    }
+}
+
+fn bytes<T: NoUninit>(list: &[T]) -> &[u8] {
+    bytemuck::cast_slice(list)
+}
