@@ -117,8 +117,9 @@ impl Plan {
         self.guarded = backward && !finite;
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
-            // dk and dv are computed together.
+            // o and lse are computed together, and so are dk and dv.
             let beside = match name {
+                "o" => prepared.value_dim.is_some(),
                 "dk" => prepared.part("dv").is_some(),
                 "dv" => prepared.part("dk").is_some(),
                 _ => false,

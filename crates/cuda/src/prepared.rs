@@ -181,11 +181,12 @@ impl<'a> Prepared<'a> {
         self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
     }
 
-    /// Rows of no sequence get 0, and −∞ as their lse. In a dense batch there are none, and kernels write
-    /// every element.
+    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse; and those of
+    /// the second order rows that see nothing. The first order of a dense batch writes every element.
     fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
-        self.scores.sequences != Sequences::Dense
+        self.between.is_some()
+            || self.scores.sequences != Sequences::Dense
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
