@@ -184,10 +184,10 @@ impl DevicePass {
     /// the pass was prepared for; nothing is enqueued then.
     ///
     /// # Safety
-    /// The stream must be one of the primary context of the device. Until what is enqueued has run, all
-    /// elements of the tensors and the scratch memory must stay allocated, nothing else may write what the
-    /// pass reads or read what it writes, and the elements of a result must not overlap one another, those
-    /// of another tensor, or the scratch memory.
+    /// The stream must be one of the primary context of the device. Until what is enqueued has run, and as
+    /// long as a graph that has captured it may run, this pass, all elements of the tensors and the scratch
+    /// memory must stay; nothing else may write what the pass reads or read what it writes; and the elements
+    /// of a result must not overlap one another, those of another tensor, or the scratch memory.
     pub unsafe fn enqueue<'t>(
         &self,
         stream: CUstream,
