@@ -8,7 +8,7 @@ use super::law::laws;
 use super::sums::{Known, Sum, input};
 use super::tensors::map;
 use super::trial::Trial;
-use crate::bounds::{Bound, Bounds};
+use crate::bounds::Bounds;
 use crate::tensor::Tensors;
 use etalon_problem::Pass;
 use ndarray::ArrayD;
@@ -34,7 +34,7 @@ fn second_is(
 ) -> Judgement {
     let (outputs, bounds) = (trial.ask_with(inputs)?, trial.bounds_for(trial.pass, inputs)?);
     worst(outputs.iter().map(|(name, tensor)| {
-        let bound = &bounds.outputs[name].bound;
+        let Known { bound, .. } = Known::exact(&bounds.outputs[name]);
         let named = expected.iter().find(|(other, ..)| other == name);
         let values = match named {
             Some((_, factor, values)) => *values * *factor,
@@ -80,8 +80,7 @@ fn results(outputs: &Tensors, bounds: &Bounds) -> Result<Results, Flaw> {
 }
 
 fn exact(bounds: &Bounds) -> Results {
-    let known = |x: &Bound| Known { value: x.value.clone(), bound: x.bound.clone() };
-    bounds.outputs.iter().map(|(name, x)| (name.clone(), known(x))).collect()
+    bounds.outputs.iter().map(|(name, x)| (name.clone(), Known::exact(x))).collect()
 }
 
 /// Σ ⟨x, y⟩ over pairs of a result and an input, with the slack of the results.
@@ -91,7 +90,7 @@ fn product(results: &Results, inputs: &Tensors, pairs: &[[&str; 2]]) -> Result<S
         let Some((x, y)) = results.get(*result).zip(input(inputs, name)?) else { continue };
         for ((x, y), bound) in x.value.iter().zip(&y).zip(&x.bound) {
             // Rows that see nothing have an lse of −∞, and stand still.
-            if *y != 0.0 && x.is_finite() {
+            if *y != 0.0 && !x.is_infinite() {
                 sum.add(*x, *y, *bound);
             }
         }

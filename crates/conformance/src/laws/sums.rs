@@ -2,7 +2,7 @@
 
 use super::flaw::{Flaw, Judgement};
 use super::trial::Trial;
-use crate::bounds::Bounds;
+use crate::bounds::{Bound, Bounds};
 use crate::tensor::{Tensor, Tensors};
 use etalon_problem::Pass;
 use ndarray::{ArrayD, ArrayViewD};
@@ -17,7 +17,12 @@ pub(crate) struct Sum {
 impl Sum {
     /// Adds `x · factor`, where x errs by `bound`. The f64 additions here cost 2⁻⁵³ of each term
     /// and each partial sum: 2⁻⁴⁰ covers 4096 of them.
+    /// What may be anything makes the sum anything.
     pub fn add(&mut self, x: f64, factor: f64, bound: f64) {
+        if bound == f64::INFINITY {
+            self.slack = f64::INFINITY;
+            return;
+        }
         self.value += x * factor;
         if factor != 0.0 {
             self.slack += bound * factor.abs() + (x * factor).abs() * 0.5f64.powi(40);
@@ -75,16 +80,20 @@ impl Known {
         Known::find(trial, name)?.ok_or_else(|| Flaw::Vacuous(format!("no {name}")))
     }
 
-    /// A result with one of some bounds; where the exact result is not finite, identities say nothing.
+    /// A result with one of some bounds.
     pub fn new(name: &str, tensor: &Tensor, bounds: &Bounds) -> Result<Self, Flaw> {
-        let exact = &bounds.outputs[name];
+        Ok(Known { value: tensor.to_f64(name)?, ..Known::exact(&bounds.outputs[name]) })
+    }
+
+    /// An exact result; where it is not finite, identities say nothing.
+    pub fn exact(exact: &Bound) -> Self {
         let mut bound = exact.bound.clone();
         bound.zip_mut_with(&exact.value, |bound, value| {
             if !value.is_finite() {
                 *bound = f64::INFINITY;
             }
         });
-        Ok(Known { value: tensor.to_f64(name)?, bound })
+        Known { value: exact.value.clone(), bound }
     }
 
     /// The values and the bounds.
