@@ -44,7 +44,7 @@ impl<'m> Packed<'m> {
     }
 }
 
-/// Which rows hold a NaN or an infinity.
+/// Which rows hold a NaN or an infinity, or have weights that are NaN.
 #[derive(Debug, Default)]
 pub struct NonFinite<'m> {
     /// 1 for those that do; where none does, anything.
@@ -68,12 +68,23 @@ impl<'m> NonFinite<'m> {
         if !source.is_non_finite() {
             return;
         }
-        if !std::mem::replace(&mut self.any, true) {
-            self.rows.fill(0);
-        }
+        self.begin();
         let mut read = [0.0; READ];
         for (i, noted) in self.rows.iter_mut().enumerate().take(source.dim().0) {
             *noted |= u8::from(source.holds_non_finite(i..i + 1, &mut read));
+        }
+    }
+
+    /// Notes a row whose operands may be finite.
+    pub fn note_row(&mut self, i: usize) {
+        self.begin();
+        self.rows[i] = 1;
+    }
+
+    /// Makes the rows mean something.
+    fn begin(&mut self) {
+        if !std::mem::replace(&mut self.any, true) {
+            self.rows.fill(0);
         }
     }
 
@@ -280,5 +291,7 @@ mod tests {
         assert!(noted.touches(2..4) && !noted.touches(2..3));
         noted.clear();
         assert!(!noted.touches(0..5));
+        noted.note_row(4);
+        assert_eq!(noted.rows, [0, 0, 0, 0, 1, 0]);
     }
 }

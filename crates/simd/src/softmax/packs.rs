@@ -250,15 +250,18 @@ impl<'a> Packing<'a> {
         let rows = query_rows(sequence);
         let Queries { q, dout, ddq, cot_o, non_finite, lse } = queries;
         lse[sequence.queries..].fill(f32::INFINITY);
+        non_finite.clear();
         let mut masked = None;
-        for (to, row) in lse.iter_mut().zip(rows.clone()) {
+        for (i, (to, row)) in lse.iter_mut().zip(rows.clone()).enumerate() {
             *to = all[[sequence.batch, head, row]];
             if *to == f32::NEG_INFINITY {
                 *to = f32::INFINITY;
                 masked = Some(all);
+            } else if to.is_nan() {
+                // Of a sink of +∞, or a bias: e^(−∞ − lse) is NaN where a bias hides a pair.
+                non_finite.note_row(i);
             }
         }
-        non_finite.clear();
         for (operand, both) in self.queries.iter().zip([q, dout, ddq, cot_o]) {
             let rows = (sequence.batch, head, rows.clone());
             operand.pack(both, non_finite, self.widths()[1], rows, masked);

@@ -26,8 +26,11 @@ impl Family {
                 ("v", _) => element.of_value(self, index[3]),
                 ("bias", _) => element.of_bias(self, [index[0], index[2], index[3]]),
                 ("sinks", _) if self == Family::Large => x - lowest(scores),
-                // A sink of −∞ is none.
-                ("sinks", _) if self == Family::Holes && index[0] % 4 == 1 => f64::NEG_INFINITY,
+                ("sinks", _) if self == Family::Holes => match index[0] % 4 {
+                    1 => f64::INFINITY,     // leaves NaN in every row of its head that sees a key
+                    2 => f64::NEG_INFINITY, // is none
+                    _ => 2.0 * x,
+                },
                 ("sinks", _) => 2.0 * x,
                 ("dout", 4) if self == Family::Zeros => zero_half(x, coin),
                 _ => x,
