@@ -202,9 +202,10 @@ fn idle(case: &Case) -> Result<Vec<[usize; 3]>, Error> {
     let attended = decisions(lazy(case)?, &case.inputs, 0.01)?;
     let scores = case.scores()?;
     let visible = Visible::new(scores, &case.inputs);
+    let seen = visible.seen_keys();
     let idle = |&[b, h, j]: &[usize; 3]| {
         let column = attended.slice(ndarray::s![b, visible.heads(h), .., j]);
-        visible.seen([b, h, j]) && !column.iter().any(|attended| *attended)
+        seen[[b, h, j]] && !column.iter().any(|attended| *attended)
     };
     Ok(all_keys(scores).filter(idle).collect())
 }

@@ -24,7 +24,8 @@ use identities::{
     euler_of_outputs, euler_of_states, gradient_of_gates, second_of_outputs, second_of_states,
 };
 use sight::{
-    empty_sequences, later_tokens, padded, padded_tokens, resets, seen_cotangents, seen_tokens,
+    between_resets, empty_sequences, has_resets, later_tokens, padded, padded_tokens, resets,
+    seen_cotangents, seen_tokens,
 };
 
 laws! {
@@ -78,6 +79,9 @@ laws! {
     Meaning seen_cotangents on Backward if |case, _| has_queries(case) && longest(case) > 0;
     /// No value passes a log-decay of −∞, in either direction, not even NaN.
     Meaning resets if |case, _| decays(case, Decay::PerToken) && longest(case) > 1;
+    /// NaN between two log-decays of −∞ of the case leaves results before and behind them within their
+    /// bounds.
+    Gate between_resets on Any if has_resets, favour |case, _| case.spec.is_large();
     /// A key head of one sequence gives the same bits alone and with others.
     Contract alone if |case, _| longest(case) > 0;
     /// A log-decay that is positive or NaN is an error, not a result.

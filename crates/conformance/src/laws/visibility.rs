@@ -6,27 +6,29 @@ use super::law::{laws, scores_are};
 use super::sums::input;
 use super::tensors::{change, each_element, everywhere, exceeds, poison};
 use super::trial::Trial;
-use super::visible::{Visible, all_keys};
+use super::visible::Visible;
 use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::Tensors;
 use etalon_problem::{Error, Pass};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, ArrayView4, Axis, IxDyn, s};
 
 laws! {
     SCORES;
     /// NaN in keys, values and rows without a visible pair changes nothing.
     Meaning unseen_poison(Strict::Bound)
         if |case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case);
-    /// NaN in one key makes the rows that see it NaN and changes no other row.
+    /// NaN in one key makes the rows that see it NaN, and the gradients of all keys that these see, and
+    /// changes no other.
     Meaning seen_poison(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
-    /// NaN in one query and its cotangent makes the gradients of the keys that it sees NaN and changes
-    /// no other.
+    /// NaN in one query, without and with its cotangent, makes the gradients of the keys that it sees NaN
+    /// and changes no other.
     Meaning poisoned_row(Strict::Bound) on Backward
         if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok());
     /// A NaN that no row sees changes no bit, and neither do other keys and values.
     Contract unseen_bits
-        if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
+        if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok()),
+        favour |case, _| scores_are(case, |s| s.extents.queries.max(s.extents.keys) > LONG);
     /// Other keys and values that a row does not see do not change it.
     Meaning unseen_change(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| has_unseen(&allowed));
     /// A masked row has o = 0 and lse = −∞ (its sink), and gradient 0.
@@ -37,6 +39,9 @@ laws! {
         })
     };
 }
+
+/// Rows, or keys, of several tiles of any kernel.
+const LONG: usize = 256;
 
 /// Visibility by mask and sequences alone. A bias of −∞ hides only finite scores: NaN − ∞ is NaN.
 fn allowed(case: &Case) -> Result<Visible, Error> {
@@ -55,9 +60,8 @@ fn has_unseen(allowed: &Visible) -> bool {
 
 /// Whether some key is seen by nobody, or some row sees nothing.
 fn lonely(case: &Case) -> bool {
-    let (Some(scores), Ok(allowed)) = (case.problem.scores(), allowed(case)) else { return false };
-    allowed.counts().iter().any(|count| *count == 0)
-        || all_keys(scores).any(|key| !allowed.seen(key))
+    let Ok(allowed) = allowed(case) else { return false };
+    allowed.counts().iter().any(|count| *count == 0) || allowed.seen_keys().iter().any(|seen| !seen)
 }
 
 /// Asks with NaN in the inputs where `hit(name, index)` holds, and fails unless the outputs stay as they
@@ -90,13 +94,13 @@ fn unseen_bits(trial: &Trial<'_>) -> Judgement {
 fn unseen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let case = trial.case;
     let allowed = allowed(case)?;
-    let counts = allowed.counts();
+    let (counts, seen) = (allowed.counts(), allowed.seen_keys());
     let sinks = case.scores()?.sinks;
     // A bias by distance has no element of its own for each pair.
     let bias = case.inputs.get("bias").filter(|bias| bias.shape.len() == 4);
     let read = bias.map(|bias| read_bias(&allowed, &bias.shape));
     let hit = |name: &str, at: &[usize]| match name {
-        "k" | "v" => !allowed.seen([at[0], at[1], at[2]]),
+        "k" | "v" => !seen[[at[0], at[1], at[2]]],
         "q" | "dout" => counts[[at[0], at[1], at[2]]] == 0,
         // With a sink, dlse of an empty row is the gradient of that sink: it is read.
         "dlse" => counts[[at[0], at[1], at[2]]] == 0 && (!sinks || !allowed.rows[[at[0], at[2]]]),
@@ -136,21 +140,26 @@ fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
         row[0] == b && row[1] / allowed.group() == h && allowed.pairs[[b, row[1], row[2], j]]
     };
     // A key is touched where a row sees both it and the poisoned one.
-    let touched = |key: &[usize]| {
-        let rows =
-            allowed.heads(h).flat_map(|head| (0..allowed.pairs.dim().2).map(move |i| [head, i]));
-        let both = |[head, i]: [usize; 2]| {
-            allowed.pairs[[b, head, i, j]] && allowed.pairs[[b, head, i, key[2]]]
-        };
-        key[0] == b && key[1] == h && rows.into_iter().any(both)
+    let touched = |visible: &Visible| -> Vec<bool> {
+        let mut touched = vec![false; visible.pairs.dim().3];
+        let rows = visible.pairs.slice(s![b, visible.heads(h), .., ..]);
+        for row in rows.rows().into_iter().filter(|row| row[j]) {
+            touched.iter_mut().zip(row).for_each(|(touched, seen)| *touched |= seen);
+        }
+        touched
     };
+    let own = |key: &[usize]| key[..2] == [b, h];
     let hit = |name: &str, at: &[usize]| matches!(name, "k" | "v") && at[..3] == [b, h, j];
+    let may = touched(&allowed);
     let outputs = poisoned(trial, strict, hit, |name, at| match name {
         "o" | "lse" | "dq" => !sees(at),
-        "dk" | "dv" => !touched(at),
+        "dk" | "dv" => !(own(at) && may[at[2]]),
         _ => false, // sums over rows of both kinds
     })?;
-    are_nan(&outputs, &["o", "lse", "dq"], sees)
+    are_nan(&outputs, &["o", "lse", "dq"], sees)?;
+    // Every weight of a row that sees a NaN is NaN. A bias of −∞ takes a pair away.
+    let must = touched(&Visible::new(trial.case.scores()?, &trial.case.inputs));
+    are_nan(&outputs, &["dk", "dv"], |key| own(key) && must[key[2]])
 }
 
 /// Fails unless those of these outputs that are there are NaN where `expected` holds: in rows, or in
@@ -164,12 +173,13 @@ fn are_nan(outputs: &Tensors, names: &[&str], expected: impl Fn(&[usize]) -> boo
     Ok(None)
 }
 
-/// A row (batch, head, position) that sees some keys and not others.
+/// The last row (batch, head, position) that sees some keys and not others.
 fn split_row(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     let (.., keys) = allowed.pairs.dim();
     let counts = allowed.counts();
-    let mut rows = counts.indexed_iter().filter(|(_, count)| 0 < **count && **count < keys);
-    let ((b, h, i), _) = rows.next().ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
+    let split = |&(_, &count): &(_, &usize)| 0 < count && count < keys;
+    let last = counts.indexed_iter().filter(split).last();
+    let ((b, h, i), _) = last.ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
     Ok([b, h, i])
 }
 
@@ -177,18 +187,22 @@ fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
     let [b, h, i] = split_row(&allowed)?;
     let own = |at: &[usize]| at[..3] == [b, h, i];
-    let hit = |name: &str, at: &[usize]| matches!(name, "q" | "dout") && own(at);
-    let outputs = poisoned(trial, strict, hit, |name, at| match name {
-        "dq" => !own(at),
-        "dk" | "dv" => at[..2] != [b, h / allowed.group()] || !allowed.pairs[[b, h, i, at[2]]],
-        _ => false, // sums over rows of both kinds
-    })?;
-    are_nan(&outputs, &["dq"], own)?;
     // A bias of −∞ takes a pair away; that of a score that is NaN may do so or not.
     let seen = Visible::new(trial.case.scores()?, &trial.case.inputs);
     let sees =
         |key: &[usize]| key[..2] == [b, h / allowed.group()] && seen.pairs[[b, h, i, key[2]]];
-    are_nan(&outputs, &["dk", "dv"], sees)
+    // A query alone: only weights that are NaN then reach dv.
+    for struck in [&["q"][..], &["q", "dout"]] {
+        let hit = |name: &str, at: &[usize]| struck.contains(&name) && own(at);
+        let outputs = poisoned(trial, strict, hit, |name, at| match name {
+            "dq" => !own(at),
+            "dk" | "dv" => at[..2] != [b, h / allowed.group()] || !allowed.pairs[[b, h, i, at[2]]],
+            _ => false, // sums over rows of both kinds
+        })?;
+        are_nan(&outputs, &["dq"], own)?;
+        are_nan(&outputs, &["dk", "dv"], sees)?;
+    }
+    Ok(None)
 }
 
 /// Redraws the keys and values of the later half. In the backward pass also the queries and their
@@ -209,25 +223,26 @@ fn unseen_change(trial: &Trial<'_>, strict: Strict) -> Judgement {
         trial.ask_with(&inputs?)
     };
     let outputs = redrawn(&|name, at| matches!(name, "k" | "v") && at[2] >= half)?;
-    let blind = |row: &[usize]| allowed.keys([row[0], row[1], row[2]]).all(|j| j < half);
-    strict
-        .unchanged(trial, &outputs, |name, at| matches!(name, "o" | "lse" | "dq") && blind(at))?;
+    let none = |pairs: ArrayView4<'_, bool>, axis: usize| {
+        pairs.map_axis(Axis(axis), |seen| !seen.iter().any(|seen| *seen))
+    };
+    let blind = none(allowed.pairs.slice(s![.., .., .., half..]), 3);
+    strict.unchanged(trial, &outputs, |name, at| {
+        matches!(name, "o" | "lse" | "dq") && blind[[at[0], at[1], at[2]]]
+    })?;
     if trial.pass != Pass::Backward {
         return Ok(None);
     }
     let outputs = redrawn(&|name, at| matches!(name, "q" | "dout" | "dlse") && at[2] < early)?;
-    let unseen = |key: &[usize]| {
-        let heads = allowed.heads(key[1]);
-        let pairs = allowed.pairs.slice(ndarray::s![key[0], heads, ..early, key[2]]);
-        !pairs.iter().any(|seen| *seen)
-    };
-    strict.unchanged(trial, &outputs, |name, at| matches!(name, "dk" | "dv") && unseen(at))
+    let unseen = none(allowed.pairs.slice(s![.., .., ..early, ..]), 2);
+    let by_none = |key: &[usize]| allowed.heads(key[1]).all(|head| unseen[[key[0], head, key[2]]]);
+    strict.unchanged(trial, &outputs, |name, at| matches!(name, "dk" | "dv") && by_none(at))
 }
 
 fn empty_rows(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let visible = Visible::new(case.scores()?, &case.inputs);
-    let counts = visible.counts();
+    let (counts, seen) = (visible.counts(), visible.seen_keys());
     let sinks = input(&case.inputs, "sinks")?;
     let bounds = trial.bounds()?;
     for (name, tensor) in trial.clean()? {
@@ -235,7 +250,7 @@ fn empty_rows(trial: &Trial<'_>) -> Judgement {
         each_element(name, &tensor.to_f64(name)?, |at, x| {
             let empty = match name.as_str() {
                 "o" | "lse" | "dq" => counts[[at[0], at[1], at[2]]] == 0,
-                "dk" | "dv" => !visible.seen([at[0], at[1], at[2]]),
+                "dk" | "dv" => !seen[[at[0], at[1], at[2]]],
                 _ => false,
             };
             // The sink alone is a logarithm of an exponential, which may round.

@@ -12,6 +12,7 @@ pub(crate) struct Visible {
     /// `[B, N]`: whether the row lies in a sequence.
     pub rows: Array2<bool>,
     group: usize,
+    key_heads: usize,
 }
 
 impl Visible {
@@ -33,7 +34,7 @@ impl Visible {
                 }
             }
         }
-        Visible { pairs, rows, group: scores.group() }
+        Visible { pairs, rows, group: scores.group(), key_heads: e.key_heads }
     }
 
     /// Query heads per key head, at least 1.
@@ -57,9 +58,14 @@ impl Visible {
         self.pairs.map_axis(ndarray::Axis(3), |row| row.iter().filter(|seen| **seen).count())
     }
 
-    /// Whether any row of the group of a key (batch, key head, position) sees it.
-    pub fn seen(&self, [b, h, j]: [usize; 3]) -> bool {
-        self.pairs.slice(ndarray::s![b, self.heads(h), .., j]).iter().any(|seen| *seen)
+    /// `[B, Hk, M]`: whether any row of the group sees the key.
+    pub fn seen_keys(&self) -> Array3<bool> {
+        let (batch, .., keys) = self.pairs.dim();
+        let mut seen = Array3::from_elem((batch, self.key_heads, keys), false);
+        for ((b, h, _, j), pair) in self.pairs.indexed_iter() {
+            seen[[b, h / self.group(), j]] |= pair;
+        }
+        seen
     }
 
     /// The flags as a mask of their own.

@@ -233,3 +233,60 @@ pub(super) fn resets(trial: &Trial<'_>) -> Judgement {
         base.stays(trial, hit, |name, at| side(kept, out, name, at), what)
     }))
 }
+
+/// The number of resets up to each token, `[B, Hk, N]`, or that of a step: tokens of a sequence see each
+/// other where it is the same. `None` if there are no resets.
+fn resets_up_to(case: &Case, pass: Pass) -> Option<ArrayD<usize>> {
+    let g = case.inputs_of(pass).get("g")?.to_f64("g").ok()?;
+    let mut counts = g.map(|&g| usize::from(g == f64::NEG_INFINITY));
+    if pass != Pass::Step {
+        let problem = linear(case).ok()?;
+        for s in problem.list_sequences() {
+            let mut here = counts.slice_each_axis_mut(|axis| match axis.axis.index() {
+                0 => (s.batch..s.batch + 1).into(),
+                2 => (s.start..s.start + s.tokens).into(),
+                _ => (..).into(),
+            });
+            here.accumulate_axis_inplace(ndarray::Axis(2), |before, count| *count += before);
+        }
+    }
+    counts.iter().any(|&count| count > 0).then_some(counts)
+}
+
+pub(super) fn has_resets(case: &Case, pass: Pass) -> bool {
+    resets_up_to(case, pass).is_some()
+}
+
+/// Every second stretch between resets, then the others: so every reset is tried, and of a chunk with
+/// several the first and the last.
+pub(super) fn between_resets(trial: &Trial<'_>) -> Judgement {
+    let (case, problem) = (trial.case, linear(trial.case)?);
+    let Some(resets) = resets_up_to(case, trial.pass) else { return Ok(None) };
+    let (sequences, operands) = (problem.list_sequences(), problem.operands(trial.pass));
+    // A sequence without tokens ends with the state that it begins with.
+    let up_to_end = |index: usize, head: usize| {
+        let last = sequences.iter().find(|s| s.index == index).filter(|s| s.tokens > 0);
+        last.map_or(0, |s| resets[&[s.batch, head, s.start + s.tokens - 1][..]])
+    };
+    let is_in = |parity: usize, name: &str, at: &[usize]| {
+        let Some(operand) = find(&operands, name).filter(|operand| operand.name != "g") else {
+            return false;
+        };
+        let group = if operand.has(Axis::QueryHeads) { problem.group() } else { 1 };
+        let number = match (operand.primal, trial.pass) {
+            // A state before the first token has no reset before it.
+            ("initial_state", _) => 0,
+            (_, Pass::Step) if operand.has(Axis::Batch) => resets[&[at[0], at[1] / group][..]],
+            ("final_state", _) => up_to_end(at[0], at[1]),
+            _ if operand.has(Axis::Tokens) => resets[&[at[0], at[1] / group, at[2]][..]],
+            _ => return false, // sums over stretches of both kinds
+        };
+        number % 2 == parity
+    };
+    let base = Base { inputs: trial.inputs(), clean: trial.clean()?, bounds: trial.bounds()? };
+    worst([0, 1].map(|struck| {
+        let what = format!("NaN in stretches {struck}, {}, … between resets", struck + 2);
+        let hit = |name: &str, at: &[usize]| is_in(struck, name, at);
+        base.stays(trial, hit, |name, at| is_in(1 - struck, name, at), &what)
+    }))
+}
