@@ -4,7 +4,8 @@
 //! They do not take part in the grid, where each would be paired with every value of every axis. Instead
 //! each large shape meets every value of every axis once in as many rounds as the longest axis has
 //! values, in an order that the seed draws, and a budget of cost says how many of these are cases of a
-//! run: so it takes as long, however many shapes there are.
+//! run: so it takes as long, however many shapes there are. First come the values that a large shape
+//! must have together: what only they show is tried at every depth.
 
 use super::covering::SHAPE;
 use super::{Depth, Point, Spec};
@@ -15,7 +16,7 @@ use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 /// [`cost`]; and on one of them.
 fn budget(depth: Depth) -> (f64, f64) {
     match depth {
-        Depth::Smoke | Depth::Core => (6e7, 3e7),
+        Depth::Smoke | Depth::Core => (5.2e7, 3e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }
 }
@@ -71,8 +72,14 @@ pub(super) fn points(algorithm: Algorithm, depth: Depth, seed: u64) -> Vec<Spec>
     points
 }
 
-/// Round by round a point of each large shape. On every other axis, the storage type among them, the
-/// value moves on by one with each round.
+/// Whether values that must occur together are those of a large shape.
+pub(super) fn is_large(algorithm: Algorithm, values: &[(&str, &str)]) -> bool {
+    values.iter().any(|(_, value)| Point::large(algorithm).contains(value))
+}
+
+/// Points that have the values that a large shape must have together, then round by round a point of
+/// each large shape. On every other axis, the storage type among them, the value moves on by one with
+/// each round.
 fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
     let axes = Point::axes(algorithm);
     // No tile of any size is of f64: that is what the reference itself is tested with.
@@ -80,17 +87,23 @@ fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
         Point::storage(algorithm).iter().copied().filter(|&dtype| dtype != Dtype::F64).collect();
     let shapes = Point::large(algorithm);
     let rounds = axes.iter().filter(|(axis, _)| *axis != SHAPE).map(|(_, names)| names.len()).max();
-    let stream = Stream::new(seed, "large");
-    let turns = (0..rounds.unwrap_or(0))
-        .flat_map(move |round| (0..shapes.len()).map(move |shape| (round, shape)));
-    turns.filter_map(move |(round, shape)| {
+    let together = Point::together(algorithm).iter().filter(move |x| is_large(algorithm, x));
+    let together =
+        together.enumerate().map(|(at, values)| ("large together", at, 0, values.to_vec()));
+    let turns = (0..rounds.unwrap_or(0)).flat_map(move |round| {
+        let of_shape = move |(at, &shape)| ("large", at, round, vec![(SHAPE, shape)]);
+        shapes.iter().enumerate().map(of_shape)
+    });
+    together.chain(turns).filter_map(move |(stream, at, round, given)| {
+        let stream = Stream::new(seed, stream);
         let value = |axis: usize, len: usize| {
-            let first = stream.below(64 * shape + axis, len);
+            let first = stream.below(64 * at + axis, len);
             // Axes of one length do not move in step for ever.
             (first + round * (1 + round / len * axis)) % len
         };
         let name = |(axis, (name, names)): (usize, &(&str, Vec<&'static str>))| {
-            if *name == SHAPE { shapes[shape] } else { names[value(axis, names.len())] }
+            let given = given.iter().find(|(axis, _)| axis == name);
+            given.map_or_else(|| names[value(axis, names.len())], |(_, value)| *value)
         };
         let names: Vec<&str> = axes.iter().enumerate().map(name).collect();
         let point = Point::parse(algorithm, &names).ok()?;

@@ -132,6 +132,35 @@ impl Grid for Point {
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16];
     const LARGE: &'static [&'static str] = crate::shapes::LARGE;
 
+    const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
+        // A sink of +∞, the second, beside pairs that a bias of −∞ hides and the mask does not, in tiles
+        // that every pair of the mask fills.
+        &[
+            ("mask", "full"),
+            ("options", "sinks"),
+            ("shape", "tail_one"),
+            ("sequences", "dense"),
+            ("family", "holes"),
+        ],
+        // Wide sums are rescaled: every row sees all keys, of which the last are far above the others.
+        &[
+            ("mask", "full"),
+            ("options", "plain"),
+            ("shape", "wide_heads"),
+            ("sequences", "dense"),
+            ("family", "ascending"),
+        ],
+        // The gradient of the sinks is summed over several waves.
+        &[
+            ("mask", "and"),
+            ("options", "sinks"),
+            ("shape", "query_pack"),
+            ("sequences", "packed"),
+            ("family", "descending"),
+            ("dlse", "dlse"),
+        ],
+    ];
+
     fn restrict(algorithm: Algorithm, axes: &mut [Names]) {
         if let (Algorithm::AttentionLse, Some((_, dlse))) = (algorithm, axes.last_mut()) {
             dlse.truncate(1); // only the first, `Present`: without it there is nothing to compute

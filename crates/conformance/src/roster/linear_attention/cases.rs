@@ -34,8 +34,8 @@ grid! {
                 1 => 0.0,
                 _ => usual(x),
             },
-            /// All within 2⁻¹² of −1/16: none may stand for another.
-            Near = "near" => -(0.0625 + x * 0.5f64.powi(12)),
+            /// All within 2⁻¹⁴ of −1/16, a thousandth: none may stand for another.
+            Near = "near" => -(0.0625 + x * 0.5f64.powi(14)),
         },
         /// Which states go in and come out.
         states: StateKind = "states" fn initial_and_final() -> (bool, bool) {
@@ -97,11 +97,13 @@ grid! {
             },
             /// Large: chunks of six micro-chunks.
             MicroChunks = "micro_chunks" => e.tokens = stream.pick(4, &[193, 250, 290]),
-            /// Large: more states of chunks than are kept, so that a span has several chunks of 8.
+            /// Large: more states of chunks than are kept, so that a span has five chunks of 4.
             Spans = "spans" => {
                 (e.query_heads, e.key_heads) = stream.pick(4, &[(1, 1), (2, 1)]);
-                (e.dim, *value_dim) = stream.pick(5, &[(128, 128), (200, 200), (128, 191)]);
-                e.tokens = stream.pick(6, &[145, 161, 177]);
+                // 25 chunks or more, and states of which eleven are more than 1 MiB: five chunks in a
+                // span then keep fewest. Products over either side of a state have more than 128 terms.
+                (e.dim, *value_dim) = stream.pick(5, &[(160, 150), (190, 130), (130, 190)]);
+                e.tokens = stream.pick(6, &[99, 101, 118]);
             },
             /// Large: the same with chunks of 96, the default.
             LongSpans = "long_spans" => {
@@ -169,6 +171,26 @@ impl Grid for Point {
         &[("decay", "per_token"), ("gates", "resets"), ("states", "final"), ("shape", "long")],
         &[("decay", "per_token"), ("gates", "resets"), ("states", "both"), ("shape", "long")],
         &[("decay", "per_head"), ("gates", "near"), ("shape", "groups")],
+        // Over a chunk of 4 a quarter decays: what decays over a chunk too few or too many shows.
+        &[
+            ("decay", "per_token"),
+            ("gates", "near"),
+            ("states", "both"),
+            ("shape", "spans"),
+            ("sequences", "dense"),
+            ("scale", "root"),
+            ("family", "positive"),
+        ],
+        // Several resets in a chunk, and chunks without one.
+        &[
+            ("decay", "per_token"),
+            ("gates", "resets"),
+            ("states", "both"),
+            ("shape", "spans"),
+            ("sequences", "lengths"),
+            ("scale", "one"),
+            ("family", "generic"),
+        ],
     ];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
@@ -203,7 +225,7 @@ impl Grid for Point {
 
     fn blocking(&self) -> Option<Blocking> {
         match self.shape {
-            TokenShape::Spans => Some(Blocking::new(8, 8)),
+            TokenShape::Spans => Some(Blocking::new(4, 4)),
             TokenShape::MicroChunks => Some(Blocking::new(96, 16)),
             _ => None,
         }
