@@ -25,8 +25,8 @@ impl Queue<'_> {
         if bytes.is_empty() {
             return Ok(());
         }
-        // SAFETY: the callers name memory of this call that has room for so many bytes. What the host's
-        // memory holds is read before the call returns, or is pinned nowhere in this crate.
+        // SAFETY: the callers name memory of this call that has room for so many bytes. Pageable memory is
+        // read before the driver returns; where a caller has pinned its own, the pass waits for the stream.
         let copied =
             self.bound().and_then(|stream| unsafe { result::memcpy_htod_async(to, bytes, stream) });
         copied.map_err(|error| self.device.failed("copying to the device", error))
