@@ -10,7 +10,7 @@ pub(crate) mod axes;
 mod covering;
 mod large;
 
-pub(crate) use covering::SHAPE;
+pub(crate) use axes::SHAPE;
 
 pub use crate::roster::{Point, attention, linear_attention};
 pub(crate) use large::cost;

@@ -4,8 +4,9 @@ use crate::gpu::Device;
 use crate::job::Job;
 use crate::lane::device_memory;
 use crate::options::Options;
-use crate::prepared::{Layed, Prepared};
+use crate::prepared::Laid;
 use crate::queue::Queue;
+use crate::ready::Ready;
 use crate::run::has_kernels;
 use crate::workspace::Workspace;
 use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUstream};
@@ -68,8 +69,8 @@ impl DeviceTensor {
         DeviceTensor { address, ..self }
     }
 
-    fn layed(&self) -> Layed {
-        Layed { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
+    fn laid(&self) -> Laid {
+        Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
     }
 
     /// Whether the copy engine may begin there.
@@ -119,7 +120,7 @@ impl<'a> DeviceTensors<'a> {
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
 pub struct DevicePass {
-    prepared: Prepared<'static>,
+    ready: Ready<'static>,
     tables: CudaSlice<u8>,
     tables_at: u64,
     inputs: DeviceTensors<'static>,
@@ -142,16 +143,15 @@ impl DevicePass {
         let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
         crate::run::check_storage(storage)?;
         let held = workspace.device(options.device)?;
-        let layed = |name: &str, result: bool| {
-            (if result { outputs } else { inputs }).get(name).map(DeviceTensor::layed)
+        let laid = |name: &str, result: bool| {
+            (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
         };
-        let prepared =
-            Prepared::new(held.clone(), problem, (pass, storage), &table, layed, options)?;
+        let ready = Ready::new(held.clone(), problem, (pass, storage), &table, laid, options)?;
         let lane = held.lane()?;
         let queue = lane.queue(&held.device);
-        let tables = device_memory(&held.device, &lane.stream, prepared.tables.bytes)?;
+        let tables = device_memory(&held.device, &lane.stream, ready.prepared.tables.bytes)?;
         let tables_at = tables.device_ptr(&lane.stream).0;
-        prepared.upload(&queue, tables_at)?;
+        ready.prepared.upload(&queue, tables_at)?;
         queue.finish()?;
         held.give_back(lane);
         // Names of the table live as long as the program.
@@ -163,12 +163,12 @@ impl DevicePass {
                 .collect(),
         };
         let (inputs, outputs) = (own(inputs), own(outputs));
-        Ok(DevicePass { prepared: prepared.into_owned(), tables, tables_at, inputs, outputs })
+        Ok(DevicePass { ready: ready.into_owned(), tables, tables_at, inputs, outputs })
     }
 
     /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.
     pub fn scratch_bytes(&self) -> usize {
-        self.prepared.scratch_bytes
+        self.ready.scratch_bytes
     }
 
     /// The memory that the pass holds on the device for its tables, in bytes.
@@ -195,10 +195,10 @@ impl DevicePass {
         outputs: &'t DeviceTensors<'t>,
         scratch: u64,
     ) -> Result<(), Error> {
-        let device = self.prepared.device();
+        let device = self.ready.prepared.device();
         device.check_alive()?;
         let addresses = self.addresses(device, inputs, outputs)?;
-        if self.prepared.scratch_bytes > 0 {
+        if self.ready.scratch_bytes > 0 {
             check_pointer(device, "scratch", scratch)?;
             if !scratch.is_multiple_of(256) {
                 return Err(Error::value("scratch", "a multiple of 256", scratch));
@@ -207,8 +207,8 @@ impl DevicePass {
         // SAFETY: the caller's promise.
         let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
         let queue = Queue { device, stream: &stream };
-        let (prepared, tables) = (&self.prepared, self.tables_at);
-        prepared.enqueue(&Job { prepared, queue, addresses, tables, scratch })
+        let (prepared, tables) = (&self.ready.prepared, self.tables_at);
+        self.ready.enqueue(&Job { prepared, queue, addresses, tables, scratch })
     }
 
     /// Where each part of the pass is held.
@@ -246,7 +246,7 @@ impl DevicePass {
             }
             Ok(found.address)
         };
-        self.prepared.parts.iter().map(|part| address(part.operand.name)).collect()
+        self.ready.prepared.parts.iter().map(|part| address(part.operand.name)).collect()
     }
 }
 

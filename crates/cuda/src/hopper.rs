@@ -103,12 +103,10 @@ impl Plan {
         })
     }
 
-    /// Takes rooms for what the kernels need beside the operands. `aligned`: whether all operands begin at
-    /// multiples of 16 bytes.
+    /// Takes rooms for what the kernels need beside the operands.
     pub fn reserve(
         &mut self,
         prepared: &Prepared<'_>,
-        aligned: bool,
         finite: bool,
         layout: &mut Layout,
     ) -> Result<(), Error> {
@@ -129,7 +127,8 @@ impl Plan {
             }
             let (heads, rows) = rows_of(e, name);
             let mut room = || layout.room(2 * e.batch * heads * rows * self.width);
-            let lies = |part: &Part| self.takes(part.place(0), aligned || !part.is_direct());
+            let lies =
+                |part: &Part| self.takes(part.place(0), prepared.aligned || !part.is_direct());
             let direct = part.is_some_and(lies);
             let copy = if direct { None } else { Some(room()?) };
             let clean = match copy {

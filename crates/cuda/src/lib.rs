@@ -26,6 +26,7 @@ mod options;
 mod portable;
 mod prepared;
 mod queue;
+mod ready;
 mod room;
 mod rows;
 mod run;

@@ -1,26 +1,17 @@
-//! A pass of attention or attention_lse before it is enqueued: which kernels compute it, where its
-//! operands lie, and what memory it needs.
+//! A pass of attention or attention_lse: where its operands lie, its tables, its kernels.
 
 use crate::gpu::{Device, Kernels};
-use crate::hopper;
-use crate::job::Job;
 use crate::moves::{Moves, Place, dense, extents};
-use crate::options::{Level, Options, Precision};
-use crate::portable;
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
 use crate::rows::Rows;
-use crate::second::{self, Between};
 use crate::tables::Tables;
-use crate::variant::Variant;
 use crate::workspace::Held;
-use etalon_problem::{
-    Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Stored, Table,
-};
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Stored, Table};
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A pass of a problem, ready to be enqueued for any operands of the same shapes and strides.
+/// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub held: Arc<Held>,
@@ -30,17 +21,15 @@ pub(crate) struct Prepared<'a> {
     pub pass: Pass,
     pub storage: Dtype,
     pub parts: Vec<Part>,
+    /// Whether all operands of the caller begin at multiples of 16 bytes.
+    pub aligned: bool,
     pub rows: Rows,
     pub tables: Tables,
     /// δ of every row, in the backward pass.
     pub delta: Room,
     pub portable: Option<Arc<Kernels>>,
     pub second: Option<Arc<Kernels>>,
-    moves: Option<Moves>,
-    plan: Option<hopper::Plan>,
-    between: Option<Between>,
-    /// The bytes that a call needs beside the tables and the operands.
-    pub scratch_bytes: usize,
+    pub moves: Option<Moves>,
 }
 
 /// An operand that takes part in a call.
@@ -60,7 +49,7 @@ pub(crate) struct Part {
 
 /// How the caller holds an operand: its strides in elements, none where it is dense; and whether it begins
 /// at a multiple of 16 bytes.
-pub(crate) struct Layed {
+pub(crate) struct Laid {
     pub strides: Option<Vec<i64>>,
     pub aligned: bool,
 }
@@ -86,72 +75,49 @@ impl Part {
 }
 
 impl<'a> Prepared<'a> {
-    /// Compiles or loads the kernels of a pass that has passed [`Table::check_call`], and lays its memory out.
-    /// `layed` tells how the caller holds an operand, if at all, as an input or as a result.
+    /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables. `laid`
+    /// tells how the caller holds an operand, if at all, as an input or as a result.
     pub fn new(
         held: Arc<Held>,
         problem: &'a Problem,
         (pass, storage): (Pass, Dtype),
         table: &Table,
-        layed: impl Fn(&str, bool) -> Option<Layed>,
-        options: &Options,
+        laid: impl Fn(&str, bool) -> Option<Laid>,
+        layout: &mut Layout,
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = parts(problem)?;
-        if value_dim.is_some_and(|extent| extent > i32::MAX as usize) {
-            return Err(Error::Unsupported {
-                what: "value_dim".to_string(),
-                reason: "the cuda tier counts in 32 bits".to_string(),
-            });
-        }
-        let mut layout = Layout::default();
-        let mut parts = Vec::new();
-        let mut aligned = true;
+        let (mut parts, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
-            let (read, written) = (layed(operand.name, false), layed(operand.name, true));
+            let (read, written) = (laid(operand.name, false), laid(operand.name, true));
             let (given, wanted) = (read.is_some(), written.is_some());
             // lse is written with o in any case, and what was saved is made again where it is absent.
             let made = operand.role == Role::Saved || operand.name == "lse";
             if !(given || wanted || made) {
                 continue;
             }
-            let layed = read.or(written);
-            aligned &= layed.as_ref().is_none_or(|x| x.aligned);
-            parts.push(part(operand, storage, (given, wanted), layed, &mut layout)?);
+            let laid = read.or(written);
+            aligned &= laid.as_ref().is_none_or(|x| x.aligned);
+            parts.push(part(operand, storage, (given, wanted), laid, layout)?);
         }
         let rows = Rows::new(scores)?;
         let tables = Tables::new(&rows, scores)?;
         let numbers = scores.row_shape().iter().product::<usize>();
         let delta = layout.room(if pass == Pass::Backward { 4 * numbers } else { 0 })?;
-        let between = match pass {
-            Pass::DoubleBackward | Pass::Jvp => Some(Between::new(scores, value_dim, &mut layout)?),
-            _ => None,
-        };
-        let mut prepared = Prepared {
+        Ok(Prepared {
             held,
             scores: Cow::Borrowed(scores),
             value_dim,
             pass,
             storage,
             parts,
+            aligned,
             rows,
             tables,
             delta,
             portable: None,
             second: None,
             moves: None,
-            plan: None,
-            between,
-            scratch_bytes: 0,
-        };
-        let mut plan = choose(&prepared, options)?;
-        if let Some(plan) = &mut plan {
-            plan.reserve(&prepared, aligned, options.assume_finite, &mut layout)?;
-            plan.load(&prepared)?;
-        }
-        prepared.plan = plan;
-        prepared.load(options)?;
-        prepared.scratch_bytes = layout.bytes();
-        Ok(prepared)
+        })
     }
 
     /// The same without the problem that it was made from.
@@ -168,54 +134,17 @@ impl<'a> Prepared<'a> {
     }
 
     /// Whether the caller gave an operand, or the pass has none of this name.
-    fn is_given(&self, name: &str) -> bool {
+    pub fn is_given(&self, name: &str) -> bool {
         self.part(name).is_none_or(|part| part.given)
     }
 
-    fn has(&self, name: &str) -> bool {
+    pub fn has(&self, name: &str) -> bool {
         self.part(name).is_some_and(|part| part.given || part.wanted)
     }
 
     /// Whether o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
         self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
-    }
-
-    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse; and those of
-    /// the second order rows that see nothing. The first order of a dense batch writes every element.
-    fn leaves_rows(&self) -> bool {
-        let e = &self.scores.extents;
-        self.between.is_some()
-            || self.scores.sequences != Sequences::Dense
-            || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
-    }
-
-    fn load(&mut self, options: &Options) -> Result<(), Error> {
-        let device = &self.held.device;
-        let architecture = device.architecture();
-        let dim = self.scores.extents.dim;
-        let options_of_scores = portable::has_options(self);
-        let makes = match &self.plan {
-            None => self.computes_forward() || self.pass == Pass::Backward,
-            // The tensor cores hand over what is not finite, and the gradient of the sinks.
-            Some(_) => {
-                self.pass == Pass::Backward && (!options.assume_finite || self.has("dsinks"))
-            }
-        };
-        if makes || self.has("gradient") {
-            let variant = Variant::portable(self.storage, dim, self.value_dim, options_of_scores);
-            self.portable = Some(device.kernels(variant, &architecture)?);
-        }
-        if self.between.is_some() {
-            let variant = Variant::second(self.storage, dim, self.value_dim, options_of_scores);
-            self.second = Some(device.kernels(variant, &architecture)?);
-        }
-        let copies = |part: &Part| part.room.is_some() && (part.given || part.wanted);
-        if self.leaves_rows() || self.plan.is_some() || self.parts.iter().any(copies) {
-            let kernels = |bytes| device.kernels(Variant::moves(bytes), &architecture);
-            self.moves = Some(Moves { two: kernels(2)?, four: kernels(4)? });
-        }
-        Ok(())
     }
 
     pub fn moves(&self) -> Result<&Moves, Error> {
@@ -225,37 +154,6 @@ impl<'a> Prepared<'a> {
     /// Copies the tables to memory that begins there.
     pub fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
         self.tables.upload(&self.rows, &self.scores, queue, tables)
-    }
-
-    /// Enqueues the pass.
-    pub fn enqueue(&self, job: &Job<'_>) -> Result<(), Error> {
-        for part in self.parts.iter().filter(|part| part.given && part.room.is_some()) {
-            job.gather(part)?;
-        }
-        if self.leaves_rows() {
-            for part in self.parts.iter().filter(|part| !part.given) {
-                let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
-                let place = job.place_of(part);
-                self.moves()?.fill(&job.queue, part.bytes, place, nothing.to_bits())?;
-            }
-        }
-        if self.computes_forward() {
-            match &self.plan {
-                Some(plan) => hopper::forward(job, plan)?,
-                None => portable::forward(job)?,
-            }
-        }
-        match (self.pass, &self.plan, &self.between) {
-            (Pass::Forward, ..) if job.address("gradient") != 0 => portable::gradient_of_lse(job)?,
-            (Pass::Backward, Some(plan), _) => hopper::backward(job, plan)?,
-            (Pass::Backward, None, _) => portable::backward(job, 0)?,
-            (_, _, Some(between)) => second::run(job, between, self.pass)?,
-            _ => {}
-        }
-        for part in self.parts.iter().filter(|part| part.wanted && part.room.is_some()) {
-            job.scatter(part)?;
-        }
-        Ok(())
     }
 }
 
@@ -268,7 +166,7 @@ fn part(
     operand: &Operand,
     storage: Dtype,
     (given, wanted): (bool, bool),
-    layed: Option<Layed>,
+    laid: Option<Laid>,
     layout: &mut Layout,
 ) -> Result<Part, Error> {
     let bytes = match Stored::of(operand.precision, storage) {
@@ -289,7 +187,7 @@ fn part(
         });
     }
     let mut strides = dense(extents);
-    if let Some(own) = layed.as_ref().and_then(|layed| layed.strides.as_ref()) {
+    if let Some(own) = laid.as_ref().and_then(|laid| laid.strides.as_ref()) {
         // The axes that a tensor of fewer has are the last, and before them heads and batch elements.
         let axes: &[usize] = match own.len() {
             1 => &[3],
@@ -302,7 +200,7 @@ fn part(
     let own = Place { address: 0, extents, strides };
     // Rows of numbers are read as they lie, side by side; of four axes those before may lie anywhere.
     let taken = if operand.shape.len() == 4 { own.has_whole_rows() } else { own.is_dense() };
-    let room = match layed.is_some() && taken {
+    let room = match laid.is_some() && taken {
         true => None,
         false => {
             let all = operand.shape.iter().try_fold(bytes, |n, &extent| n.checked_mul(extent));
@@ -322,24 +220,5 @@ fn parts(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
         Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
         Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
         other => Err(Error::value("algorithm", "attention", other.algorithm())),
-    }
-}
-
-/// The plan of the tensor cores; `None`: the portable kernels. Fails where the level that is asked for
-/// cannot compute the pass.
-fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Option<hopper::Plan>, Error> {
-    let plan = || match options.precision {
-        Precision::Flash => hopper::Plan::new(prepared),
-        Precision::Strict => Err(
-            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
-        ),
-    };
-    match options.level {
-        Level::Portable => Ok(None),
-        Level::Auto => Ok(plan().ok()),
-        Level::Sm90a => plan().map(Some).map_err(|reason| Error::Unsupported {
-            what: format!("level {}", Level::Sm90a),
-            reason: reason.to_string(),
-        }),
     }
 }

@@ -2,7 +2,8 @@
 
 use crate::job::Job;
 use crate::options::Options;
-use crate::prepared::{Layed, Part, Prepared};
+use crate::prepared::{Laid, Part};
+use crate::ready::Ready;
 use crate::room::{ALIGNMENT, Layout, Room};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::Held;
@@ -20,14 +21,15 @@ pub(crate) fn run(
     options: &Options,
 ) -> Result<(), Error> {
     // On the device they are dense, and begin where rooms begin.
-    let layed = |name: &str, result: bool| {
+    let laid = |name: &str, result: bool| {
         let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
-        there.then_some(Layed { strides: None, aligned: true })
+        there.then_some(Laid { strides: None, aligned: true })
     };
-    let prepared = Prepared::new(held.clone(), problem, call, table, layed, options)?;
+    let ready = Ready::new(held.clone(), problem, call, table, laid, options)?;
+    let prepared = &ready.prepared;
     let (mut layout, device) = (Layout::default(), &held.device);
     let tables = layout.room(prepared.tables.bytes)?;
-    let scratch = layout.room(prepared.scratch_bytes)?;
+    let scratch = layout.room(ready.scratch_bytes)?;
     let own = |part: &Part| part.bytes * part.operand.len();
     let rooms: Vec<Room> = prepared
         .parts
@@ -44,8 +46,8 @@ pub(crate) fn run(
     prepared.upload(&queue, tables.address(base))?;
     let addresses = rooms.iter().map(|room| room.address(base)).collect();
     let (tables, scratch) = (tables.address(base), scratch.address(base));
-    let job = Job { prepared: &prepared, queue, addresses, tables, scratch };
-    prepared.enqueue(&job)?;
+    let job = Job { prepared, queue, addresses, tables, scratch };
+    ready.enqueue(&job)?;
     queue.finish()?;
     for (part, room) in prepared.parts.iter().zip(&rooms).filter(|(part, _)| part.wanted) {
         if let Some(place) = outputs.take(part.operand.name) {

@@ -3,6 +3,9 @@
 use etalon_problem::{Algorithm, Blocking, Dtype, Operand, Problem};
 use ndarray::ArrayD;
 
+/// The axis of the shapes.
+pub(crate) const SHAPE: &str = "shape";
+
 /// What an axis is called, and the names of its values.
 pub(crate) type Names = (&'static str, Vec<&'static str>);
 

@@ -2,7 +2,7 @@
 
 use super::large::is_large;
 use super::{Point, Spec};
-use crate::cases::axes::Names;
+use crate::cases::axes::{Names, SHAPE};
 use crate::generate::Stream;
 use etalon_problem::Algorithm;
 use std::collections::BTreeSet;
@@ -42,9 +42,6 @@ pub(super) fn points(algorithm: Algorithm, seed: u64) -> Vec<Spec> {
     };
     points.into_iter().filter_map(spec).collect()
 }
-
-/// The axis of the shapes.
-pub(crate) const SHAPE: &str = "shape";
 
 /// Where a value of an axis stands: the number of the axis, of which the storage type is the first, and
 /// that of the value.

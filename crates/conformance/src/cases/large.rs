@@ -7,7 +7,7 @@
 //! run: so it takes as long, however many shapes there are. First come the values that a large shape
 //! must have together: what only they show is tried at every depth.
 
-use super::covering::SHAPE;
+use super::axes::SHAPE;
 use super::{Depth, Point, Spec};
 use crate::generate::Stream;
 use etalon_problem::{Algorithm, Dtype, Problem, Scores};

@@ -94,9 +94,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 
 #pragma unroll
     for (int n = 8; n; n /= 2) l[r] += __shfl_xor_sync(~0u, l[r], n);
     int i = row + 4 * ty() + r;
-    bool any = seen[r] || sink != -INF;
     if (tx() == 0 && i < s.queries && c.first_value == 0)
-      ((float*)head.lse)[i] = any ? m[r] + logf(l[r]) : -INF;
+      ((float*)head.lse)[i] = seen[r] ? m[r] + logf(l[r]) : sink;  // whatever it is
   }
 #if VALUES
   float over[4];
@@ -273,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dsinks(const __grid_consta
   for (i64 n = threadIdx.x; n < (i64)c.batch * c.queries; n += THREADS) {
     if (c.spans[n].begin < 0) continue;
     i64 at = (n / c.queries * c.heads + h) * c.queries + n % c.queries;
-    if (sink != -INF) sum = fmaf(weight(sink, c.lse[at]), c.delta[at], sum);
+    if (sink != -INF) sum = fmaf(weight_of_sink(sink, c.lse[at]), c.delta[at], sum);
   }
   sum = block_sum(sum);
   if (threadIdx.x == 0) c.dsinks[h] = -sum;

@@ -33,7 +33,7 @@ DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
 }
 DEV float weight_of_sink(const Second& a, int head, float lse) {
   float sink = a.c.sinks ? a.c.sinks[head] : -INF;
-  return sink == -INF ? 0 : weight(sink, lse);
+  return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
 }
 
 // What a pair takes part with; every factor is hidden where it is not visible.

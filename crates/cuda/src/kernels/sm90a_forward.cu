@@ -349,7 +349,7 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
       over[r] = seen ? 1 / l : 0;
       float sum = seen ? m + logf(l) : -INF;
       if (sink != -INF) {
-        float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + weight(sink, top);
+        float top = seen ? fmaxf(m, sink) : sink, own = seen ? weight(m, top) : 0, all = own * l + (seen ? weight(sink, top) : 1);
         sum = top + logf(all), over[r] = seen ? own / all : 0;
       }
       if (lane % 4 == 0 && row + 8 * r < own.queries)

@@ -28,6 +28,8 @@ DEV element rounded(float x) { element y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y)
 // 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.
 DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }
 DEV float weight(float x, float m) { return exp2_fast(__fmul_rn(__fsub_rn(x, m), LOG2E)); }
+// That of a sink: 1 in a row that sees nothing else, also where both are infinite.
+DEV float weight_of_sink(float sink, float lse) { return sink == lse ? 1 : weight(sink, lse); }
 // 1 - 2/(e^{2|x|} + 1) with the sign of x: 5 roundoffs of 1 at most, and 0 at 0.
 DEV float tanh_fast(float x) {
   return copysignf(1 - __fdividef(2, exp2_fast(fabsf(x) * (2 * LOG2E)) + 1), x);
