@@ -1,7 +1,7 @@
 //! `etalon check`: a verdict on the results of somebody's kernel.
 
-use crate::eval::{self, Asked};
-use crate::options::{self, one_of};
+use crate::eval::{Asked, Question};
+use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
 use crate::units::digits;
@@ -12,7 +12,7 @@ use etalon_conformance::tensor::Tensors;
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::check_outputs;
 use etalon_conformance::vectors::{self, Draft};
-use etalon_problem::{Algorithm, Error, Pass, Role};
+use etalon_problem::{Error, Role};
 use std::path::{Path, PathBuf};
 
 const TENSORS: &str = "\
@@ -22,18 +22,8 @@ attention forward, dq, dk and dv of backward. `etalon list` has them with shapes
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]
 pub struct Arguments {
-    /// The algorithm.
-    #[arg(value_parser = one_of(Algorithm::ALL))]
-    algorithm: Algorithm,
-    /// The pass.
-    #[arg(value_parser = one_of(Pass::ALL))]
-    pass: Pass,
-    /// The problem: its extents and options.
-    #[arg(long, value_name = "P.json")]
-    problem: PathBuf,
-    /// The inputs and cotangents that the kernel got, and the arrays that the mask names.
-    #[arg(long = "in", value_name = "IN.safetensors")]
-    input: PathBuf,
+    #[command(flatten)]
+    question: Question,
     /// The outputs that it returned.
     #[arg(long, value_name = "GOT.safetensors")]
     got: PathBuf,
@@ -80,9 +70,9 @@ struct Found {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Arguments { algorithm, pass, only, .. } = arguments;
-    let Asked { problem, inputs, dtype } =
-        eval::read(*algorithm, *pass, &arguments.problem, &arguments.input)?;
+    let Arguments { question, only, .. } = arguments;
+    let pass = &question.pass;
+    let Asked { problem, inputs, dtype } = question.read()?;
     let got = vectors::read_tensors(&arguments.got, memory::available())?;
     check_outputs(&problem, *pass, dtype, &got, only).map_err(|error| {
         let outputs = problem.operands(*pass).into_iter().filter(|x| x.role == Role::Output);
@@ -139,7 +129,8 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
         Ok(profile) => profile.to_string(),
         Err(_) => quoted(Path::new(&arguments.profile)),
     };
-    let Arguments { algorithm, pass, problem, input, got, only, generic, .. } = arguments;
+    let Arguments { question, got, only, generic, .. } = arguments;
+    let Question { algorithm, pass, problem, input } = question;
     let [problem, input, got] = [problem, input, got].map(|path| quoted(path));
     let mut line = format!(
         "etalon check {algorithm} {pass} --problem {problem} --in {input} --got {got} --profile {profile}"

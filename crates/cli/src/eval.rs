@@ -11,28 +11,35 @@ use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
 use etalon_conformance::vectors::{self, Draft};
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass, Problem, ViewsMut};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 const TENSORS: &str = "\
 The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …): `etalon list` has them \
 with their shapes. The main tensors share one type, f64, f32, bf16 or f16; sinks, dlse and the like \
 are f32 (with f64: f64), targets i64.";
 
+/// A pass of a problem, and the tensors that it reads.
+#[derive(Debug, clap::Args)]
+pub struct Question {
+    /// The algorithm.
+    #[arg(value_parser = one_of(Algorithm::ALL))]
+    pub algorithm: Algorithm,
+    /// The pass.
+    #[arg(value_parser = one_of(Pass::ALL))]
+    pub pass: Pass,
+    /// The problem: its extents and options.
+    #[arg(long, value_name = "P.json")]
+    pub problem: PathBuf,
+    /// The inputs and cotangents, and the arrays that the mask names.
+    #[arg(long = "in", value_name = "IN.safetensors")]
+    pub input: PathBuf,
+}
+
 #[derive(Debug, clap::Args)]
 #[command(after_help = TENSORS)]
 pub struct Arguments {
-    /// The algorithm.
-    #[arg(value_parser = one_of(Algorithm::ALL))]
-    algorithm: Algorithm,
-    /// The pass.
-    #[arg(value_parser = one_of(Pass::ALL))]
-    pass: Pass,
-    /// The problem: its extents and options.
-    #[arg(long, value_name = "P.json")]
-    problem: PathBuf,
-    /// The inputs and cotangents, and the arrays that the mask names.
-    #[arg(long = "in", value_name = "IN.safetensors")]
-    input: PathBuf,
+    #[command(flatten)]
+    question: Question,
     /// The file for the outputs.
     #[arg(long, value_name = "OUT.safetensors")]
     out: PathBuf,
@@ -51,15 +58,14 @@ pub struct Arguments {
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Arguments { algorithm, pass, problem, input, .. } = arguments;
-    let Asked { problem, inputs, dtype } = read(*algorithm, *pass, problem, input)?;
+    let Asked { problem, inputs, dtype } = arguments.question.read()?;
+    let pass = arguments.question.pass;
     let profile = profile(arguments, dtype)?;
     let draft = Draft::new(&arguments.out)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
     let tier = &arguments.tier;
-    needs::afford_evaluation(&problem, arguments.pass, dtype, tier, profile.is_some())?;
-    let request =
-        Request { problem: &problem, pass: arguments.pass, dtype, inputs: &inputs, hints };
+    needs::afford_evaluation(&problem, pass, dtype, tier, profile.is_some())?;
+    let request = Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
     let outputs = arguments.threads.pool()?.install(|| evaluate(&request, tier, profile))?;
     output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
     Ok(true)
@@ -72,19 +78,22 @@ pub struct Asked {
     pub dtype: Dtype,
 }
 
-/// What two files ask for.
-pub fn read(algorithm: Algorithm, pass: Pass, path: &Path, input: &Path) -> Result<Asked, Failure> {
-    let tensors = vectors::read_tensors(input, memory::available())?;
-    let problem = advice::read_problem(path, input, &tensors)?;
-    if problem.algorithm() != algorithm {
-        let (path, found) = (path.display(), problem.algorithm());
-        return Err(Failure(format!("{path}: is a problem of {found}, not {algorithm}")));
+impl Question {
+    /// What its two files ask for.
+    pub fn read(&self) -> Result<Asked, Failure> {
+        let Question { algorithm, pass, problem: path, input } = self;
+        let tensors = vectors::read_tensors(input, memory::available())?;
+        let problem = advice::read_problem(path, input, &tensors)?;
+        if problem.algorithm() != *algorithm {
+            let (path, found) = (path.display(), problem.algorithm());
+            return Err(Failure(format!("{path}: is a problem of {found}, not {algorithm}")));
+        }
+        let (inputs, dtype) = inputs(&problem, *pass, tensors).map_err(|error| {
+            let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
+            advice::on_tensors(&vectors::Error::content(input, error), axes)
+        })?;
+        Ok(Asked { problem, inputs, dtype })
     }
-    let (inputs, dtype) = inputs(&problem, pass, tensors).map_err(|error| {
-        let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
-        advice::on_tensors(&vectors::Error::content(input, error), axes)
-    })?;
-    Ok(Asked { problem, inputs, dtype })
 }
 
 /// The operands of a pass, checked, and their storage type.

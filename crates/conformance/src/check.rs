@@ -16,6 +16,7 @@ pub use suspects::explains;
 use crate::bounds::{Bounds, bounds};
 use crate::gates::{Measure, Statistic, Verdict, g1, g2};
 use crate::profile::Profile;
+use crate::report::in_words;
 use crate::tensor::Tensors;
 use crate::tier::Request;
 use crate::tiers::check_outputs;
@@ -24,7 +25,6 @@ use answer::{Answer, Judged};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass};
 use serde::{Serialize, Serializer};
 use std::cmp::Ordering;
-use std::fmt::Display;
 
 /// The version of the form of a [`Check`]: it grows when a key changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -147,10 +147,6 @@ pub enum Kind {
 
 /// What an explanation may leave of the difference.
 const LEFT: f64 = 0.1;
-
-fn in_words<S: Serializer>(x: &impl Display, to: S) -> Result<S::Ok, S::Error> {
-    to.collect_str(x)
-}
 
 /// JSON has no word for these numbers; null would not tell them apart.
 fn number<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {

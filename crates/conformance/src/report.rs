@@ -2,6 +2,7 @@
 
 mod record;
 
+pub(crate) use record::in_words;
 pub use record::{About, Absent, Record, Report, Simplest, Verdict};
 
 use serde::Serialize;

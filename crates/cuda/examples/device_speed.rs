@@ -100,14 +100,13 @@ impl Bench {
         let (workspace, problem) = (&self.workspace, &self.problem);
         // lse and o of the forward pass, so that weights are those of a training step.
         if pass == Pass::Backward {
-            let forward = Options { assume_finite: false, ..*options };
             let names = |names: &[&str]| {
                 let some = inputs.iter().filter(|(name, _)| names.contains(name));
                 some.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, self.tensor(x)))
             };
             let (read, written) = (names(&["q", "k", "v"]), names(&["o", "lse"]));
             let first =
-                DevicePass::new(workspace, problem, Pass::Forward, &read, &written, &forward)?;
+                DevicePass::new(workspace, problem, Pass::Forward, &read, &written, options)?;
             self.enqueue(&first, &read, &written, 1)?;
         }
         let prepared = DevicePass::new(workspace, problem, pass, &given, &places, options)?;

@@ -197,6 +197,9 @@ impl DevicePass {
     ) -> Result<(), Error> {
         let device = self.ready.prepared.device();
         device.check_alive()?;
+        // The driver looks addresses up in the context of the thread, which may have none so far.
+        let bound = device.context.bind_to_thread();
+        bound.map_err(|error| device.failed("the context", error))?;
         let addresses = self.addresses(device, inputs, outputs)?;
         if self.ready.scratch_bytes > 0 {
             check_pointer(device, "scratch", scratch)?;

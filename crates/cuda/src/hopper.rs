@@ -537,29 +537,24 @@ impl BackwardPass<'_> {
     fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
         let (job, plan, e) = (self.job, self.plan, &self.job.scores().extents);
         let map = |name: &str, rows: u32| plan.map(job, place(name), rows);
-        let call = Backward { when, ..self.call };
-        if job.address("dk") != 0 || job.address("dv") != 0 {
-            let call = Backward {
-                q: map("q", 64)?,
+        // Operands, those of queries in boxes of so many rows.
+        let reads = |rows: u32| -> Result<Backward, Error> {
+            Ok(Backward {
+                q: map("q", rows)?,
                 k: map("k", 128)?,
                 v: map("v", 128)?,
-                dout: map("dout", 64)?,
-                dk: map("dk", 64)?,
-                dv: map("dv", 64)?,
-                ..call
-            };
+                dout: map("dout", rows)?,
+                when,
+                ..self.call
+            })
+        };
+        if job.address("dk") != 0 || job.address("dv") != 0 {
+            let call = Backward { dk: map("dk", 64)?, dv: map("dv", 64)?, ..reads(64)? };
             let blocks = e.keys.div_ceil(128) * e.batch * e.key_heads;
             self.launch("keys", blocks, 384, &call)?;
         }
         if job.address("dq") != 0 {
-            let call = Backward {
-                q: map("q", 128)?,
-                k: map("k", 128)?,
-                v: map("v", 128)?,
-                dout: map("dout", 128)?,
-                dq: map("dq", 64)?,
-                ..call
-            };
+            let call = Backward { dq: map("dq", 64)?, ..reads(128)? };
             let blocks = padded(e.queries) / 128 * e.batch * e.query_heads;
             self.launch("queries", blocks, 384, &call)?;
         }

@@ -40,10 +40,7 @@ impl Job<'_> {
 
     /// Where kernels find a part.
     pub fn place_of(&self, part: &Part) -> Place {
-        match part.room {
-            Some(room) => part.place(self.at(room)),
-            None => self.caller(part),
-        }
+        part.room.map_or_else(|| self.caller(part), |room| part.place(self.at(room)))
     }
 
     /// Where kernels find an operand; nowhere, without elements, if it is not there.

@@ -23,7 +23,6 @@ impl Lane {
 
     /// Where memory of so many bytes begins: that of calls before, if it is enough.
     pub fn reserve(&mut self, device: &Device, bytes: usize) -> Result<u64, Error> {
-        let bytes = bytes.max(ALIGNMENT);
         if self.memory.as_ref().is_none_or(|memory| memory.len() < bytes) {
             self.memory = None; // what is too small makes room first
             self.memory = Some(device_memory(device, &self.stream, bytes)?);

@@ -4,7 +4,7 @@ use crate::job::Job;
 use crate::options::Options;
 use crate::prepared::{Laid, Part};
 use crate::ready::Ready;
-use crate::room::{ALIGNMENT, Layout, Room};
+use crate::room::{Layout, Room};
 use crate::tensors::{with_bytes, write_bytes};
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views, ViewsMut};
@@ -37,7 +37,7 @@ pub(crate) fn run(
         .map(|part| layout.room(if part.is_direct() { own(part) } else { 0 }))
         .collect::<Result<_, _>>()?;
     let mut lane = held.lane()?;
-    let base = lane.reserve(device, layout.bytes().max(ALIGNMENT))?;
+    let base = lane.reserve(device, layout.bytes())?;
     let queue = lane.queue(device);
     for (part, room) in prepared.parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
         let Some(view) = inputs.get(part.operand.name) else { continue };

@@ -37,7 +37,8 @@ pub struct Record {
     pub elapsed: Duration,
 }
 
-fn in_words<S: Serializer>(x: &impl Display, to: S) -> Result<S::Ok, S::Error> {
+/// As the text that it prints.
+pub(crate) fn in_words<S: Serializer>(x: &impl Display, to: S) -> Result<S::Ok, S::Error> {
     to.collect_str(x)
 }
 
