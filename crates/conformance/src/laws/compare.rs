@@ -1,12 +1,12 @@
 //! How results must stand to those of the case as it is.
 
 use super::flaw::{Flaw, Judgement, worst};
-use super::tensors::{Equality, both, change, exceeds, map, same};
+use super::tensors::{Equality, both, change, change_each, exceeds, index, map, same};
 use super::trial::Trial;
 use crate::bounds::Bounds;
 use crate::tensor::Tensors;
 use etalon_problem::{Dtype, Problem};
-use ndarray::{ArrayD, Dimension};
+use ndarray::ArrayD;
 
 /// Two results that lie within a bound of the same number lie within two of each other.
 pub(crate) const TWICE: f64 = 2.0;
@@ -35,21 +35,21 @@ impl Strict {
     }
 }
 
-/// Fails unless |got − expected| ≤ limit everywhere; returns the largest share of a limit.
+/// Fails unless |got − expected| ≤ its limit everywhere; returns the largest share of a limit.
 pub(crate) fn close(
     name: &str,
     got: &ArrayD<f64>,
     expected: &ArrayD<f64>,
-    limit: &ArrayD<f64>,
+    limits: &ArrayD<f64>,
 ) -> Judgement {
     let mut margin = 0f64;
-    for ((index, limit), (a, b)) in limit.indexed_iter().zip(got.iter().zip(expected)) {
+    for (number, (limit, (a, b))) in limits.iter().zip(got.iter().zip(expected)).enumerate() {
         if a == b || (a.is_nan() && b.is_nan()) || *limit == f64::INFINITY {
             continue; // ∞: nothing is required here
         }
         let share = (a - b).abs() / limit;
         if exceeds(share, 1.0) {
-            let at = index.slice().to_vec();
+            let at = index(limits.shape(), number);
             let text = format!("{name}{at:?} = {a:e}, expected {b:e} within {limit:e}");
             return Err(Flaw::Fail(text));
         }
@@ -69,11 +69,11 @@ pub(crate) fn agree(
 ) -> Judgement {
     worst(both(got, expected).map(|(name, got, expected)| {
         let mut limit = &bounds.outputs[name].bound * times;
-        for (index, limit) in limit.indexed_iter_mut() {
-            if !counts(name, index.slice()) {
+        change_each(&mut limit, |at, limit| {
+            if !counts(name, at) {
                 *limit = f64::INFINITY;
             }
-        }
+        });
         close(name, &got.numbers(name)?, &expected.numbers(name)?, &limit)
     }))
 }

@@ -3,10 +3,10 @@
 use super::flaw::{Flaw, Judgement};
 use super::forms::small;
 use super::law::laws;
-use super::tensors::map;
+use super::tensors::{index, map};
 use super::trial::Trial;
+use crate::bounds::Bound;
 use crate::generate::Stream;
-use ndarray::Dimension;
 
 laws! {
     EVERY;
@@ -38,14 +38,15 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
         for (name, tensor) in clean {
             let (old, new) = (tensor.numbers(name)?, outputs[name].numbers(name)?);
             let (from, to) = (&before.outputs[name], &after.outputs[name]);
-            for ((index, old), new) in old.indexed_iter().zip(&new) {
-                let may_overflow =
-                    [from, to].iter().any(|x| x.value[&index].abs() + x.bound[&index] > x.largest);
-                let exact = to.value[&index] - from.value[&index];
-                let slack = from.bound[&index] + to.bound[&index];
+            let results = old.iter().zip(&new).zip(exacts(from).zip(exacts(to)));
+            for (number, ((old, new), ((before, slack), (after, other)))) in results.enumerate() {
+                let may_overflow = [(before, slack, from), (after, other, to)]
+                    .iter()
+                    .any(|(x, bound, of)| x.abs() + bound > of.largest);
+                let exact = after - before;
                 let follows = (new - old) * exact.signum() > 0.0;
-                if !may_overflow && exact.abs() > 4.0 * slack && !follows {
-                    let (at, moves) = (index.slice(), new - old);
+                if !may_overflow && exact.abs() > 4.0 * (slack + other) && !follows {
+                    let (at, moves) = (index(&tensor.shape, number), new - old);
                     let moves = format!("{name}{at:?} moves by {moves:e}, not {exact:e}");
                     return Err(Flaw::Fail(format!("{moves}, with {input}")));
                 }
@@ -53,4 +54,9 @@ fn sensitivity(trial: &Trial<'_>) -> Judgement {
         }
     }
     Ok(None)
+}
+
+/// The exact elements of an output with their bounds.
+fn exacts(of: &Bound) -> impl Iterator<Item = (f64, f64)> + '_ {
+    of.value.iter().copied().zip(of.bound.iter().copied())
 }

@@ -11,7 +11,7 @@ use crate::tiers::ask;
 use crate::typical::{Kernels, Typical};
 use etalon_problem::{Operand, Pass, Problem};
 use std::collections::BTreeMap;
-use std::sync::OnceLock;
+use std::sync::{Mutex, OnceLock, PoisonError};
 
 /// Something about each pass, made when first asked for.
 type ByPass<T> = BTreeMap<Pass, OnceLock<Result<T, Flaw>>>;
@@ -42,12 +42,22 @@ pub struct Exact {
     profile: Profile,
     bounds: ByPass<Bounds>,
     typical: ByPass<Typical>,
+    others: Mutex<Vec<Other>>,
+}
+
+/// The exact results of a problem that a law makes of a case: each tier is asked the same.
+struct Other {
+    problem: Problem,
+    pass: Pass,
+    inputs: Tensors,
+    bounds: Bounds,
 }
 
 impl Exact {
     /// A case for kernels of a profile.
     pub fn new(case: Case, profile: Profile) -> Self {
-        Exact { case, profile, bounds: by_pass(), typical: by_pass() }
+        let others = Mutex::new(Vec::new());
+        Exact { case, profile, bounds: by_pass(), typical: by_pass(), others }
     }
 
     /// The case.
@@ -75,6 +85,22 @@ impl Exact {
 
     fn of(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
         Ok(bounds::bounds(problem, pass, self.case.dtype, &self.profile, inputs)?)
+    }
+
+    /// As [`Exact::of`], kept for the next tier. What is large is not kept.
+    fn other(&self, problem: &Problem, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
+        if self.case.spec.is_large() {
+            return self.of(problem, pass, inputs);
+        }
+        let others = || self.others.lock().unwrap_or_else(PoisonError::into_inner);
+        let same = |x: &&Other| (x.pass, &x.problem, &x.inputs) == (pass, problem, inputs);
+        if let Some(known) = others().iter().find(same) {
+            return Ok(known.bounds.clone());
+        }
+        let bounds = self.of(problem, pass, inputs)?;
+        let (problem, inputs) = (problem.clone(), inputs.clone());
+        others().push(Other { problem, pass, inputs, bounds: bounds.clone() });
+        Ok(bounds)
     }
 }
 
@@ -147,12 +173,12 @@ impl<'a> Trial<'a> {
 
     /// Those of another problem, or of other inputs.
     pub fn bounds_of(&self, problem: &Problem, inputs: &Tensors) -> Result<Bounds, Flaw> {
-        self.exact.of(problem, self.pass, inputs)
+        self.exact.other(problem, self.pass, inputs)
     }
 
     /// Those of a pass of the case for other inputs.
     pub fn bounds_for(&self, pass: Pass, inputs: &Tensors) -> Result<Bounds, Flaw> {
-        self.exact.of(&self.case.problem, pass, inputs)
+        self.exact.other(&self.case.problem, pass, inputs)
     }
 
     /// What the tier returns for a problem: of `inputs` it gets the operands of the pass.
