@@ -10,7 +10,7 @@ use crate::bounds::{Bound, Bounds};
 use crate::generate::Stream;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
-use etalon_problem::{Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
+use etalon_problem::{Algorithm, Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
@@ -80,7 +80,7 @@ impl<'a> Kernels<'a> {
 
     /// The outputs of the kernel of that number, once their sums have rounded them.
     fn sums(&self, kernel: u64) -> Result<Values, Error> {
-        let mut inputs = perturbed(&self.operands, &self.inputs, self.pass, self.size, kernel);
+        let mut inputs = self.perturbed(kernel);
         if let Some(delta) = &self.delta {
             // dlse is subtracted from δ, and read nowhere else.
             let stream = Stream::new(kernel, "delta");
@@ -97,6 +97,36 @@ impl<'a> Kernels<'a> {
             }
         }
         Ok(results)
+    }
+
+    /// The operands, of which every element errs by itself.
+    fn perturbed(&self, kernel: u64) -> Values {
+        let perturbed = |(name, x): (&String, &ArrayD<f64>)| {
+            let Some(operand) = self.operands.iter().find(|y| y.name == name) else {
+                return (name.clone(), x.clone());
+            };
+            let size = self.size_of(operand);
+            let stream = Stream::new(kernel, name);
+            let mut x = x.clone();
+            let elements = x.iter_mut().enumerate().filter(|(_, x)| x.is_finite());
+            elements.for_each(|(at, x)| *x += *x * size * stream.normal(at));
+            (name.clone(), x)
+        };
+        self.inputs.iter().map(perturbed).collect()
+    }
+
+    /// The standard deviation of the relative errors of an operand.
+    fn size_of(&self, operand: &Operand) -> f64 {
+        // Stored weights multiply values; in later passes dS multiplies everything else.
+        let multiplied = self.pass != Pass::Forward || operand.axes.contains(&Axis::ValueDim);
+        // Scores that decide whether a pair counts are of the accumulator's type.
+        let decides = self.problem.algorithm() == Algorithm::LazyAttention
+            && !operand.axes.contains(&Axis::ValueDim);
+        match operand.precision {
+            Precision::Integer => 0.0,
+            Precision::Storage if multiplied && !decides => self.size.stored,
+            _ => self.size.sums,
+        }
     }
 
     /// Calls `f` with each output of floating-point numbers, its type and its bound; the others go.
@@ -181,28 +211,6 @@ fn deviation_of_delta(
     let size = (storage.unit_roundoff() / 3f64.sqrt()).hypot(sums);
     let products = (o * dout).mapv(|x| if x.is_finite() { x * x } else { 0.0 });
     Ok(Some(products.sum_axis(ndarray::Axis(products.ndim() - 1)).mapv(|sum| size * sum.sqrt())))
-}
-
-/// Operands of which every element errs by itself.
-fn perturbed(operands: &[Operand], inputs: &Values, pass: Pass, size: Size, kernel: u64) -> Values {
-    let perturbed = |(name, x): (&String, &ArrayD<f64>)| {
-        let Some(operand) = operands.iter().find(|y| y.name == name) else {
-            return (name.clone(), x.clone());
-        };
-        // Stored weights multiply values; in later passes dS multiplies everything else.
-        let multiplied = pass != Pass::Forward || operand.axes.contains(&Axis::ValueDim);
-        let size = match operand.precision {
-            Precision::Integer => 0.0,
-            Precision::Storage if multiplied => size.stored,
-            _ => size.sums,
-        };
-        let stream = Stream::new(kernel, name);
-        let mut x = x.clone();
-        let elements = x.iter_mut().enumerate().filter(|(_, x)| x.is_finite());
-        elements.for_each(|(at, x)| *x += *x * size * stream.normal(at));
-        (name.clone(), x)
-    };
-    inputs.iter().map(perturbed).collect()
 }
 
 /// Rounds every element as its sum does. Where a row cancels, its error is as large as if it did not.

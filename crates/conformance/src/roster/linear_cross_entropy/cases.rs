@@ -22,7 +22,7 @@ grid! {
             /// Several tiles of classes, the last with one.
             Wide = "wide" => [4, stream.pick(3, &[3, 8, 33]), 513],
             /// Several blocks of tokens.
-            Long = "long" => [67 + stream.below(4, 80), 8, 10],
+            Long = "long" => [67 + stream.below(4, 80), 8, 40],
             /// Large: several tiles of tokens, of columns and of classes.
             Big = "big" => [130 + stream.below(5, 80), 47, 1500 + stream.below(6, 40)],
         },
