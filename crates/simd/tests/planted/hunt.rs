@@ -72,9 +72,9 @@ fn main() {
         })
         .collect();
     let all = left.len();
-    // The tier as it is: of what it is found wrong in, nothing can be learnt.
-    let control = || Planted { number: 0, name: CONTROL.to_string(), file: String::new(), tier };
-    left.push(control());
+    // The tier as it is: of what it is found wrong in, nothing can be learnt. At full depth, which ends
+    // with the last bug that is noticed, `etalon verify` says so.
+    left.push(Planted { number: 0, name: CONTROL.to_string(), file: String::new(), tier });
     println!("| bug | kind | noticed by | depth | on |\n|---|---|---|---|---|");
     for depth in [Depth::Core, Depth::Full] {
         let tiers: Vec<&dyn Tier> = left.iter().map(|tier| tier as &dyn Tier).collect();
@@ -87,17 +87,12 @@ fn main() {
         });
         let mut found = found.into_iter();
         left.retain(|_| found.next().flatten().is_none());
-        if left.pop().is_none_or(|control| control.number != 0) {
+        if depth == Depth::Core && left.pop().is_none_or(|control| control.number != 0) {
             eprintln!("the tier without a bug fails");
             std::process::exit(1);
         }
         eprintln!("{} of {all} are left after {depth} depth", left.len());
-        if left.is_empty() {
-            break;
-        }
-        left.push(control());
     }
-    left.pop();
     for bug in &left {
         println!("| {} | | nothing | | |", bug.name);
     }
