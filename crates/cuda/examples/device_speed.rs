@@ -51,6 +51,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     bench.time(Pass::Forward, "flash", &flash)?;
     bench.time(Pass::Backward, "flash", &flash)?;
     bench.time(Pass::Backward, "flash, finite", &Options { assume_finite: true, ..flash })?;
+    let any = Options { level: Level::Sm80, ..flash };
+    bench.time(Pass::Forward, "sm80, flash", &any)?;
+    bench.time(Pass::Backward, "sm80, flash", &any)?;
     let portable = Options { level: Level::Portable, ..Options::default() };
     bench.time(Pass::Forward, "portable", &portable)?;
     bench.time(Pass::Backward, "portable", &portable)

@@ -13,6 +13,8 @@ named! {
         Auto = "auto",
         /// Fused multiply-adds in f32: every option, on every device from compute capability 8.0 on.
         Portable = "portable",
+        /// The same tiles on tensor cores, of every device: [`Precision::Flash`] alone.
+        Sm80 = "sm80",
         /// Tensor cores and the copy engine of compute capability 9.0: [`Precision::Flash`] alone.
         Sm90a = "sm90a",
     }

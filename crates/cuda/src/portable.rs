@@ -4,12 +4,15 @@ use crate::gpu::Kernels;
 use crate::job::Job;
 use crate::moves::Place;
 use crate::prepared::{Prepared, absent};
-use crate::variant::width;
+use crate::variant::{Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
-use etalon_problem::{Error, Scores};
+use etalon_problem::{Dtype, Error, Pass, Scores};
 
 /// Threads of a block.
 pub(crate) const THREADS: u32 = 256;
+
+/// Threads of a block of the level sm80.
+const TENSOR_THREADS: u32 = 128;
 
 /// A tensor of four axes whose rows lie side by side: `Tensor` of `pairs.cuh`.
 #[repr(C)]
@@ -143,6 +146,28 @@ pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
     Tensor { data: address, batch: stride(0), head: stride(1), row: strides[2] }
 }
 
+/// Why the kernels of the level sm80 cannot compute a pass, if so.
+pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
+    let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(0));
+    match prepared.pass {
+        _ if !matches!(prepared.storage, Dtype::Bf16 | Dtype::F16) => {
+            Some("its tensor cores multiply bf16 and f16")
+        }
+        Pass::Forward if dim > 256 => Some("dim must be at most 256 for sm80"),
+        Pass::Backward if dim.max(value_dim) > 128 => {
+            Some("dim and value_dim must be at most 128 for the backward pass of sm80")
+        }
+        Pass::Forward | Pass::Backward => None,
+        _ => Some("the second order is not written yet for sm80"),
+    }
+}
+
+/// The kernels of the level sm80 for a pass.
+pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
+    let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
+    Variant::tensor(prepared.storage, dim, prepared.value_dim, options)
+}
+
 /// Whether the problem has a softcap, a bias or an array of flags.
 pub(crate) fn has_options(prepared: &Prepared<'_>) -> bool {
     let Scores { softcap, bias, .. } = &*prepared.scores;
@@ -169,13 +194,26 @@ fn launch(
     job.queue.launch(kernel, blocks as u64, (THREADS, 0), call)
 }
 
+/// Launches a kernel that walks tiles: that of the level sm80 where the pass was prepared with it.
+fn walk(job: &Job<'_>, name: &str, blocks: usize, call: &Call) -> Result<(), Error> {
+    match &job.prepared.tensor {
+        None => launch(job, kernels(job)?, name, blocks, call),
+        Some((kernels, variant)) => {
+            let block = (TENSOR_THREADS, shared_bytes(variant, name));
+            job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
+        }
+    }
+}
+
 /// o, if it has a place, and lse.
 pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
-    let (kernels, call) = (kernels(job)?, Call::new(job));
+    let call = Call::new(job);
     let blocks = job.prepared.rows.by_queries.len() * job.scores().extents.query_heads;
     let columns = job.prepared.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
-    for first_value in parts(columns) {
-        launch(job, kernels, "forward", blocks, &call.at(0, first_value))?;
+    let at_once =
+        if job.prepared.tensor.is_some() { width(columns).min(128) } else { width(columns) };
+    for first_value in (0..columns).step_by(at_once) {
+        walk(job, "forward", blocks, &call.at(0, first_value as i32))?;
     }
     Ok(())
 }
@@ -183,16 +221,15 @@ pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
 /// ∂lse/∂q of attention_lse, from the lse that the forward pass has just written: dq of a dlse of 1.
 pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
     let dq = tensor(job, "gradient");
-    dq_of(job, kernels(job)?, &Call { dq, delta: 0, wide: 1, ..Call::new(job) })
+    let call = Call { dq, delta: 0, wide: 1, ..Call::new(job) };
+    each_dq(job, |blocks, part| launch(job, kernels(job)?, "queries", blocks, &call.at(part, 0)))
 }
 
-fn dq_of(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
+/// Calls `launch` with the number of blocks of the gradient of q and the first column of each part of it.
+fn each_dq(job: &Job<'_>, launch: impl Fn(usize, i32) -> Result<(), Error>) -> Result<(), Error> {
     let e = &job.scores().extents;
     let blocks = job.prepared.rows.by_queries.len() * e.query_heads;
-    for first_dim in parts(e.dim) {
-        launch(job, kernels, "queries", blocks, &call.at(first_dim, 0))?;
-    }
-    Ok(())
+    parts(e.dim).try_for_each(|part| launch(blocks, part))
 }
 
 /// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
@@ -202,9 +239,9 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     let rows = e.batch * e.query_heads * e.queries;
     launch(job, kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
     if call.dq.data != 0 {
-        dq_of(job, kernels, &call)?;
+        each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
     }
-    dk_and_dv(job, kernels, &call)?;
+    dk_and_dv(job, &call)?;
     if call.dsinks != 0 {
         launch(job, kernels, "dsinks", e.query_heads, &call)?;
     }
@@ -228,7 +265,7 @@ pub(crate) fn dsinks(job: &Job<'_>) -> Result<(), Error> {
     launch(job, kernels, "dsinks", e.query_heads, &call)
 }
 
-fn dk_and_dv(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error> {
+fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
     let wanted = |data: u64, columns: usize| if data == 0 { 0 } else { columns };
     let (e, all_values) = (&job.scores().extents, job.prepared.value_dim.unwrap_or(0));
     let dims = wanted(call.dk.data, e.dim);
@@ -244,6 +281,6 @@ fn dk_and_dv(job: &Job<'_>, kernels: &Kernels, call: &Call) -> Result<(), Error>
         // A part that is not wanted any more begins beyond the last column.
         let first_dim = dim.unwrap_or(e.dim as i32);
         let first_value = value.unwrap_or(all_values as i32);
-        launch(job, kernels, "keys", blocks, &call.over(tasks).at(first_dim, first_value))?;
+        walk(job, "keys", blocks, &call.over(tasks).at(first_dim, first_value))?;
     }
 }

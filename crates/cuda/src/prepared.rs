@@ -6,6 +6,7 @@ use crate::queue::Queue;
 use crate::room::{Layout, Room};
 use crate::rows::Rows;
 use crate::tables::Tables;
+use crate::variant::Variant;
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Stored, Table};
 use std::borrow::Cow;
@@ -28,6 +29,8 @@ pub(crate) struct Prepared<'a> {
     /// δ of every row, in the backward pass.
     pub delta: Room,
     pub portable: Option<Arc<Kernels>>,
+    /// The kernels of the level sm80, which take the place of portable ones.
+    pub tensor: Option<(Arc<Kernels>, Variant)>,
     pub second: Option<Arc<Kernels>>,
     pub moves: Option<Moves>,
 }
@@ -115,6 +118,7 @@ impl<'a> Prepared<'a> {
             tables,
             delta,
             portable: None,
+            tensor: None,
             second: None,
             moves: None,
         })

@@ -34,18 +34,27 @@ impl<'a> Ready<'a> {
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
         let mut layout = Layout::default();
-        let prepared = Prepared::new(held, problem, call, table, laid, &mut layout)?;
+        let mut prepared = Prepared::new(held, problem, call, table, laid, &mut layout)?;
         let between = match prepared.pass {
             Pass::DoubleBackward | Pass::Jvp => {
                 Some(Between::new(&prepared.scores, prepared.value_dim, &mut layout)?)
             }
             _ => None,
         };
-        let mut plan = choose(&prepared, options)?;
-        if let Some(plan) = &mut plan {
-            plan.reserve(&prepared, options.assume_finite, &mut layout)?;
-            plan.load(&prepared)?;
-        }
+        let plan = match choose(&prepared, options)? {
+            Way::Portable => None,
+            Way::Tensor => {
+                let (device, variant) = (prepared.device(), portable::tensor_variant(&prepared));
+                let kernels = device.kernels(variant.clone(), &device.architecture())?;
+                prepared.tensor = Some((kernels, variant));
+                None
+            }
+            Way::Hopper(mut plan) => {
+                plan.reserve(&prepared, options.assume_finite, &mut layout)?;
+                plan.load(&prepared)?;
+                Some(plan)
+            }
+        };
         let mut ready = Ready { prepared, plan, between, scratch_bytes: layout.bytes() };
         ready.load(options)?;
         Ok(ready)
@@ -75,6 +84,7 @@ impl<'a> Ready<'a> {
         let dim = prepared.scores.extents.dim;
         let options_of_scores = portable::has_options(prepared);
         let makes = match &self.plan {
+            None if prepared.tensor.is_some() => prepared.pass == Pass::Backward,
             None => prepared.computes_forward() || prepared.pass == Pass::Backward,
             // The tensor cores hand over what is not finite, and the gradient of the sinks.
             Some(_) => {
@@ -132,21 +142,32 @@ impl<'a> Ready<'a> {
     }
 }
 
-/// The plan of the tensor cores; `None`: the portable kernels. Fails where the level that is asked for
-/// cannot compute the pass.
-fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Option<hopper::Plan>, Error> {
-    let plan = || match options.precision {
-        Precision::Flash => hopper::Plan::new(prepared),
+/// Whose kernels compute a pass.
+enum Way {
+    Portable,
+    Tensor,
+    Hopper(hopper::Plan),
+}
+
+/// Fails where the level that is asked for cannot compute the pass.
+fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
+    let flash = match options.precision {
+        Precision::Flash => Ok(()),
         Precision::Strict => Err(
             "tensor cores take P and dS in the storage type, which the precision `flash` permits",
         ),
     };
-    match options.level {
-        Level::Portable => Ok(None),
-        Level::Auto => Ok(plan().ok()),
-        Level::Sm90a => plan().map(Some).map_err(|reason| Error::Unsupported {
-            what: format!("level {}", Level::Sm90a),
-            reason: reason.to_string(),
-        }),
-    }
+    let tensor =
+        || flash.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
+    let hopper = || flash.and_then(|()| hopper::Plan::new(prepared).map(Way::Hopper));
+    let way = match options.level {
+        Level::Portable => Ok(Way::Portable),
+        Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
+        Level::Sm80 => tensor(),
+        Level::Sm90a => hopper(),
+    };
+    way.map_err(|reason| Error::Unsupported {
+        what: format!("level {}", options.level),
+        reason: reason.to_string(),
+    })
 }

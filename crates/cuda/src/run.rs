@@ -86,7 +86,10 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     };
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
-        (Level::Sm90a, Dtype::F32) => refuse("the tensor cores of sm90a multiply bf16 and f16"),
+        (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
+        (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward) => {
+            refuse("not written yet for sm80")
+        }
         (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
             refuse("not written yet for sm90a")
         }

@@ -19,6 +19,8 @@ pub enum Family {
     Portable,
     /// Their second order in fused multiply-adds.
     Second,
+    /// Their first order on tensor cores of any device.
+    Tensor,
     /// Their forward pass on the tensor cores of compute capability 9.0.
     HopperForward,
     /// The backward pass of attention on them.
@@ -51,6 +53,12 @@ impl Family {
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("portable_second.cu", include_str!("kernels/portable_second.cu")),
             ],
+            Family::Tensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("sm80.cu", include_str!("kernels/sm80.cu")),
+            ],
             Family::HopperForward => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
@@ -70,7 +78,7 @@ impl Family {
     /// The architectures that CI compiles it for.
     pub fn architectures(self) -> &'static [&'static str] {
         match self {
-            Family::Portable | Family::Second | Family::Moves => {
+            Family::Portable | Family::Second | Family::Tensor | Family::Moves => {
                 &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
             }
             Family::HopperForward | Family::HopperBackward => &["sm_90a"],
@@ -98,6 +106,19 @@ impl Variant {
     pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         let family = Family::Second;
         Variant { family, ..Variant::portable(storage, dim, value_dim, options) }
+    }
+
+    /// The kernels on tensor cores of any device, as [`Variant::portable`].
+    pub fn tensor(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        let accumulator = |columns: usize| if columns <= 64 { 64 } else { 128 };
+        let columns = width(dim).to_string();
+        let values = accumulator(value_dim.unwrap_or(1)).to_string();
+        let mut variant = Variant::portable(storage, dim, value_dim, options);
+        variant.family = Family::Tensor;
+        for (name, value) in [("CD", columns), ("CE", values)] {
+            variant.defines.iter_mut().filter(|x| x.0 == name).for_each(|x| x.1 = value.clone());
+        }
+        variant
     }
 
     /// The forward pass on tensor cores, of operands 64 or 128 columns wide; whether the mask is a window,
@@ -153,6 +174,8 @@ impl Variant {
                 &["tangents", "rows", "queries", "keys", "gsinks", "gbias"]
             }
             Family::Second => &["tangents", "rows", "queries", "keys", "gsinks"],
+            Family::Tensor if self.define("CD") > 128 => &["forward"],
+            Family::Tensor => &["forward", "queries", "keys"],
             Family::HopperForward => &["forward"],
             Family::HopperBackward => {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
@@ -210,7 +233,15 @@ fn number(storage: Dtype) -> String {
 pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let (width, groups) = (variant.define("D"), variant.define("GROUPS"));
     let rows = |rows: usize| 2 * rows * width; // bytes of so many rows
+    let (cd, ce) = (variant.define("CD"), variant.define("CE"));
     let bytes = match (variant.family, kernel) {
+        // q; k and v in two stages.
+        (Family::Tensor, "forward") => {
+            let (rows, keys) = if cd > 128 { (64, 32) } else { (128, 64) };
+            2 * rows * cd + 4 * keys * (cd + ce)
+        }
+        // What a block owns, and two stages of what it walks.
+        (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce),
         // q; k and v in two stages; P or o of each warpgroup; barriers.
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256

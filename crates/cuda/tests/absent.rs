@@ -57,6 +57,8 @@ fn passes_without_kernels_say_so() {
     assert_eq!(of(Level::Portable, attention, Pass::Jvp, Dtype::F16), Ok(()));
     for (level, algorithm, pass, storage) in [
         (Level::Portable, attention, Pass::Forward, Dtype::F64),
+        (Level::Sm80, attention, Pass::Backward, Dtype::F32),
+        (Level::Sm80, lse, Pass::Jvp, Dtype::F16),
         (Level::Sm90a, attention, Pass::Forward, Dtype::F32),
         (Level::Sm90a, lse, Pass::Backward, Dtype::Bf16),
         (Level::Auto, Algorithm::LazyAttention, Pass::Forward, Dtype::F32),

@@ -36,6 +36,18 @@ const SECOND: [Portable; 6] = [
     ("sm_120", F16, 128, Some(128), true),
 ];
 
+/// On the tensor cores of any device.
+const TENSOR: [Portable; 8] = [
+    ("sm_80", Bf16, 128, Some(128), false),
+    ("sm_86", F16, 128, Some(128), true),
+    ("sm_89", Bf16, 64, Some(64), true),
+    ("sm_90", Bf16, 256, Some(256), true),
+    ("sm_90", F16, 64, Some(64), false),
+    ("sm_90", Bf16, 128, None, true),
+    ("sm_100", Bf16, 64, Some(128), false),
+    ("sm_120", F16, 128, None, false),
+];
+
 /// Of the forward pass on tensor cores: storage, columns, whether the mask is a window and batch elements
 /// have lengths, values.
 const FORWARD: [(Dtype, usize, [bool; 2], bool); 5] = [
@@ -66,6 +78,9 @@ fn matrix() -> Vec<(&'static str, Variant)> {
     let second = SECOND.iter().map(|&(architecture, storage, dim, value_dim, options)| {
         (architecture, Variant::second(storage, dim, value_dim, options))
     });
+    let tensor = TENSOR.iter().map(|&(architecture, storage, dim, value_dim, options)| {
+        (architecture, Variant::tensor(storage, dim, value_dim, options))
+    });
     let forward = FORWARD.iter().map(|&(storage, width, flags, values)| {
         ("sm_90a", Variant::hopper_forward(storage, width, flags, values))
     });
@@ -74,7 +89,7 @@ fn matrix() -> Vec<(&'static str, Variant)> {
     });
     let architectures = Family::Moves.architectures().iter().zip([2, 4].into_iter().cycle());
     let moves = architectures.map(|(&architecture, bytes)| (architecture, Variant::moves(bytes)));
-    portable.chain(second).chain(forward).chain(backward).chain(moves).collect()
+    portable.chain(second).chain(tensor).chain(forward).chain(backward).chain(moves).collect()
 }
 
 /// The shared memory that a block of compute capability 9.0 may have, in bytes.

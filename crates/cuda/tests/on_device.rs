@@ -141,13 +141,16 @@ fn expected(workspace: &Workspace, problem: &Problem, options: &Options) -> Expe
     Expected { inputs, lse, outputs }
 }
 
-/// Both levels where the device has them.
+/// Every level that the device has.
 fn options(workspace: &Workspace) -> Vec<Options> {
-    let mut all = vec![Options { level: Level::Portable, ..Options::default() }];
+    let flash = Options { precision: Precision::Flash, ..Options::default() };
+    let mut all = vec![
+        Options { level: Level::Portable, ..Options::default() },
+        Options { level: Level::Sm80, ..flash },
+    ];
     if has_level(workspace, 0, Level::Sm90a).is_ok() {
-        let flash =
-            Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
-        all.extend([flash, Options { assume_finite: true, ..flash }]);
+        let hopper = Options { level: Level::Sm90a, ..flash };
+        all.extend([hopper, Options { assume_finite: true, ..hopper }]);
     }
     all
 }

@@ -81,7 +81,7 @@ pub struct About {
     /// How much was checked: smoke, core, full or soak.
     pub depth: &'static str,
     /// The profile that the tiers claim; `strict`: what each tier promises, which is f64 for f64 and f32-strict
-    /// for all other types, unless the tier declares another (`cuda/sm90a`: the flash profiles).
+    /// for all other types, unless the tier declares another (`cuda/sm80`, `cuda/sm90a`: the flash profiles).
     pub profile: &'static str,
     /// The seed of the inputs.
     pub seed: u64,

@@ -87,7 +87,6 @@ template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 
 #pragma unroll
   for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
 }
-template <bool B> struct Is { static constexpr bool value = B; };
 
 // ---- what is not finite ------------------------------------------------------------------------------------------------
 extern "C" __global__ void __launch_bounds__(256) inspect(const __grid_constant__ Call c) {

@@ -40,7 +40,6 @@ struct Call {
   u32* counter;
   Shape shape;
 };
-template <bool B> struct Is { static constexpr bool value = B; };
 struct Work { int block, head, batch; };
 
 DEV Work work(int t, const Shape& s) {

@@ -36,3 +36,6 @@ DEV float tanh_fast(float x) {
 }
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
+
+// A condition that the compiler knows, as an argument.
+template <bool B> struct Is { static constexpr bool value = B; };

@@ -1,0 +1,186 @@
+// Products of tiles of 16-bit elements on the tensor cores, from sm_80 on: four warps, f32 sums. A warp owns the rows
+// 16·M·warp .. of a product, as M fragments of 16 rows: thread `lane` has of fragment m the rows 16 m + lane/4 and 8 below,
+// and of every 8 columns the two from 2 (lane % 4) on: x[m][column / 8][2·(row below) + column % 2].
+//
+// A tile in shared memory lies in panels of 64 columns, with rows of 128 bytes whose 16-byte pieces are swizzled.
+constexpr int THREADS = 128;
+#if STORAGE == 1
+#define TYPE "bf16"
+#else
+#define TYPE "f16"
+#endif
+DEV int lane_id() { return threadIdx.x % 32; }
+DEV int warp_id() { return threadIdx.x / 32; }
+DEV u32 shared(const void* x) { return (u32)__cvta_generic_to_shared(x); }
+
+// ---- feed: cp.async --------------------------------------------------------------------------------------------------
+template <int N> DEV u32 place(u32 tile, int row, int piece) { return tile + piece / 8 * N * 128 + row * 128 + ((piece % 8 ^ (row & 7)) << 4); }
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// N rows of W columns, those below `width`; what is not there is 0. Pieces that are not whole come element by element.
+template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
+  constexpr int LANES = W / 8, STEP = THREADS / LANES;  // threads of a row, rows at once
+  const int first = threadIdx.x / LANES, piece = threadIdx.x % LANES;
+  const element* from = x.at + first * x.stride + 8 * piece;
+  if (((u64)x.at | (u64)(2 * x.stride) | (u64)(2 * width)) % 16 == 0) {
+    const u32 here = place<N>(to, first, piece);
+    const int count = 8 * piece < width ? x.count - first : 0;
+#pragma unroll
+    for (int i = 0; i < N / STEP; i++, from += STEP * x.stride) {  // the swizzle repeats every 8 rows
+      bool there = i * STEP < count;
+      u32 at = STEP % 8 ? place<N>(to, first + i * STEP, piece) : here + i * STEP * 128;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(there ? from : x.at), "r"(there ? 16 : 0) : "memory");
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int row = first; row < N; row += STEP, from += STEP * x.stride) {
+#pragma unroll 1
+    for (int e = 0; e < 8; e++) {
+      u16 value = row < x.count && 8 * piece + e < width ? from[e] : (u16)0;
+      asm volatile("st.shared.u16 [%0], %1;" ::"r"(place<N>(to, row, piece) + 2 * e), "h"(value) : "memory");
+    }
+  }
+}
+
+// ---- multiply: mma.sync ----------------------------------------------------------------------------------------------
+DEV void load_blocks(u32 from, u32 (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+DEV void load_transposed(u32 from, u32 (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 × 8) += a (16 × 16)·b (16 × 8)
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+DEV u32 pack(float low, float high) { u32 x; asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low)); return x; }
+
+template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < M * N / 2; i++) x[i / (N / 2)][i / 4 % (N / 8)][i % 4] = 0;
+}
+
+// product = a·bᵀ of tiles W columns wide: 64·M rows of a, N rows of b.
+template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], u32 a, u32 b) {
+  const int lane = lane_id();
+  clear<M, N>(product);
+#pragma unroll
+  for (int i = 0; i < W / 16; i++) {
+    u32 x[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++) load_blocks(place<64 * M>(a, (warp_id() * M + m) * 16 + lane % 16, 2 * i + lane / 16), x[m]);
+#pragma unroll
+    for (int j = 0; j < N / 16; j++) {
+      u32 y[4];
+      load_blocks(place<N>(b, j * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2), y);
+#pragma unroll
+      for (int m = 0; m < M; m++) multiply(product[m][2 * j], x[m], y[0], y[1]), multiply(product[m][2 * j + 1], x[m], y[2], y[3]);
+    }
+  }
+}
+
+// sum += p·x: p rounded to the storage type, x a tile of K rows, W columns wide.
+template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const float (&p)[M][K / 8][4], u32 x) {
+  const int lane = lane_id();
+#pragma unroll
+  for (int i = 0; i < K / 16; i++) {
+    u32 a[M][4];
+#pragma unroll
+    for (int m = 0; m < M; m++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) a[m][e] = pack(p[m][2 * i + e / 2][2 * (e & 1)], p[m][2 * i + e / 2][2 * (e & 1) + 1]);
+#pragma unroll
+    for (int j = 0; j < W / 16; j++) {
+      u32 y[4];
+      load_transposed(place<K>(x, 16 * i + lane / 8 % 2 * 8 + lane % 8, 2 * j + lane / 16), y);
+#pragma unroll
+      for (int m = 0; m < M; m++) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
+    }
+  }
+}
+
+// ---- numbers that are not finite -------------------------------------------------------------------------------------
+constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+DEV u32 load_word(u32 from) { u32 x; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory"); return x; }
+DEV bool is_odd(u32 x) { return (x & 0x7fff) >= TOP || (x >> 16 & 0x7fff) >= TOP; }
+
+// Whether this thread's part of a tile has one.
+template <int N, int W> DEV bool has_odd(u32 tile) {
+  bool odd = false;
+#pragma unroll 4
+  for (int i = threadIdx.x; i < N * W / 2; i += THREADS) odd |= is_odd(load_word(tile + 4 * i));
+  return odd;
+}
+// Adds the products with such elements of x, but those of hidden factors, by ordinary arithmetic.
+template <int M, int K, int W> DEV void add_odd(float (&sum)[M][W / 8][4], float (&p)[M][K / 8][4], u32 x) {
+  const int lane = lane_id();
+#pragma unroll 1
+  for (int block = 0; block < K / 8; block++) {
+#pragma unroll 1
+    for (int at = 0; at < 8; at++) {
+      float factor[2 * M];
+#pragma unroll
+      for (int r = 0; r < 2 * M; r++) {
+        float even = __shfl_sync(~0u, p[r / 2][0][2 * (r & 1)], (lane & 28) | at / 2), odd = __shfl_sync(~0u, p[r / 2][0][2 * (r & 1) + 1], (lane & 28) | at / 2);
+        factor[r] = at % 2 ? odd : even;
+      }
+#pragma unroll
+      for (int i = 0; i < W / 8; i++) {
+        u32 word = load_word(place<K>(x, 8 * block + at, i) + lane % 4 * 4);
+        if (!is_odd(word)) continue;
+        float y[2] = {read((element)word), read((element)(word >> 16))};
+#pragma unroll
+        for (int r = 0; r < 2 * M; r++)
+#pragma unroll
+          for (int e = 0; e < 2; e++)
+            if (!hidden(factor[r]) && !(fabsf(y[e]) < INF)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y[e], sum[r / 2][i][2 * (r & 1) + e]);
+      }
+    }
+    // The next 8 columns of p come first: registers have no index that is not known to the compiler.
+#pragma unroll
+    for (int r = 0; r < 4 * M; r++) {
+      float first = p[r / 4][0][r % 4];
+#pragma unroll
+      for (int j = 0; j + 1 < K / 8; j++) p[r / 4][j][r % 4] = p[r / 4][j + 1][r % 4];
+      p[r / 4][K / 8 - 1][r % 4] = first;
+    }
+  }
+}
+// Puts 0 in their place.
+template <int N, int W> DEV void clear_odd(u32 tile) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < N * W / 2; i += THREADS) {
+    u32 x = load_word(tile + 4 * i);
+    u32 keep = ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
+    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+  }
+}
+
+// ---- rows ------------------------------------------------------------------------------------------------------------
+DEV float quad_max(float x) { x = fmaxf(x, __shfl_xor_sync(~0u, x, 1)); return fmaxf(x, __shfl_xor_sync(~0u, x, 2)); }
+DEV float quad_sum(float x) { x += __shfl_xor_sync(~0u, x, 1); return x + __shfl_xor_sync(~0u, x, 2); }
+// Row r of this thread, of 2·M.
+template <int M> DEV int row_of(int r) { return (warp_id() * M + r / 2) * 16 + r % 2 * 8 + lane_id() / 4; }
+
+// Writes factor[r]·sum to the rows below `count` of a tensor, its columns from `first` on.
+template <int M, int W> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
+                                       const float (&factor)[2 * M], int first, int width) {
+  const bool pairs = ((u64)x.data | (u64)(2 * x.batch) | (u64)(2 * x.head) | (u64)(2 * x.row) | (u64)(2 * width)) % 4 == 0;
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++) {
+    int i = row_of<M>(r);
+    if (i >= count) continue;
+    element* to = (element*)x.data + batch * x.batch + head * x.head + (row + i) * x.row + first;
+#pragma unroll
+    for (int j = 0; j < W / 8; j++) {
+      int column = 8 * j + 2 * (lane_id() % 4);
+      // No -0: what nobody adds to is 0 under any scale.
+      float even = fmaf(factor[r], sum[r / 2][j][2 * (r & 1)], 0.0f), odd = fmaf(factor[r], sum[r / 2][j][2 * (r & 1) + 1], 0.0f);
+      if (pairs && first + column < width) *(u32*)(to + column) = pack(even, odd);
+      if (!pairs && first + column < width) to[column] = rounded(even);
+      if (!pairs && first + column + 1 < width) to[column + 1] = rounded(odd);
+    }
+  }
+}

@@ -1,0 +1,375 @@
+// attention and attention_lse of 16-bit operands on the tensor cores of any GPU from sm_80 on, with every option: the blocks
+// of portable.cu, with P and dS rounded to the storage type before they are multiplied.
+//
+//   forward   a block owns 64·M queries of one head and walks the keys, last to first: S, P, o += P·v, lse   (F1)–(F5), (L1)
+//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                              (B2)–(B5)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv                (B6), (B7)
+//
+// Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags;
+// VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of an accumulator of o: 64 or 128, CD also 256,
+// where the second and third kernel are absent.
+constexpr int SIDE = 64;  // rows of the host's tiles
+
+constexpr float LN2 = 0.6931471805599453f;
+
+// S·log2 e of a visible pair (F2), from the product of a query and a key, and the slope S'; whether the pair is visible. A pair
+// has the same bits with options as without, where these say nothing about it.
+template <bool CUT> DEV bool exponent(const Head& head, float& x, float& slope, int i, int j, Span span) {
+  const Call& c = head.c;
+  slope = 1;
+  if (CUT && (j < span.begin || j >= span.end)) return false;
+  float product = x;
+  x = __fmul_rn(product, c.scale * LOG2E);
+#if OPTIONS
+  if (head.allowed && !head.allowed[(i64)i * c.keys + j]) return false;
+  if (c.cap != 0) {
+    float t = tanh_fast(__fmul_rn(__fmul_rn(c.scale, product), head.inverse_cap));
+    x = __fmul_rn(c.cap * LOG2E, t), slope = fmaf(-t, t, 1.0f);
+  }
+  if (head.bias) x = __fadd_rn(x, __fmul_rn(read(head.bias[i * c.bias.row + j]), LOG2E));
+#endif
+  return x != -INF;
+}
+
+// The order of blocks: all tiles of a head, those with most keys first where the mask is causal.
+struct Place { int task, head; };
+DEV Place drawn(int heads) {
+  int tasks = gridDim.x / heads;
+  return {tasks - 1 - (int)blockIdx.x % tasks, (int)blockIdx.x / tasks};
+}
+
+// ---- forward ---------------------------------------------------------------------------------------------------------
+constexpr int M = CD > 128 ? 1 : 2, ROWS = 64 * M, KEYS = CD > 128 ? 32 : 64;
+constexpr u32 Q_BYTES = ROWS * CD * 2, K_BYTES = KEYS * CD * 2, V_BYTES = KEYS * CE * 2;
+// Dynamic shared memory: Q_BYTES + 2 (K_BYTES + V_BYTES).
+
+// S·log2 e of a tile, -inf where a pair is not visible; whether there is such a pair.
+template <bool CUT> DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, int row, int key, const Span (&spans)[2 * M]) {
+  bool hides = false;
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++)
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++) {
+        float& x = s[r / 2][j][2 * (r & 1) + e];
+        float slope;
+        bool visible = exponent<CUT>(head, x, slope, row + row_of<M>(r), key + 8 * j + 2 * (lane_id() % 4) + e, spans[r]);
+        if (CUT && !visible) x = -INF, hides = true;
+      }
+  return hides;
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ Call c) {
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES;
+  Place own = drawn(c.heads);
+  Task task = c.tasks[own.task];
+  if (task.row_tile % M) return;  // with the tile before
+  Head head(c, c.sequences[task.first], own.head);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  if (M == 2 && row + SIDE < s.queries) {
+    Tile next = c.tiles[s.first_tile + task.row_tile + 1];
+    if (tile.begin == tile.end) tile = next;
+    else if (next.begin != next.end) tile = {min(tile.begin, next.begin), max(tile.end, next.end)};
+  }
+  const int first = tile.begin / KEYS;
+  int n = tile.begin < tile.end ? (tile.end + KEYS - 1) / KEYS : first;
+  auto load_k = [&](int n, int stage) {
+    load_tile<KEYS, CD>(at_k + stage * K_BYTES, rows_of(c.k, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys), c.dim);
+  };
+  auto load_v = [&](int n, int stage) {
+#if VALUES
+    Rows v = rows_of(c.v, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys);
+    v.at += c.first_value;
+    load_tile<KEYS, CE>(at_v + stage * V_BYTES, v, c.value_dim - c.first_value);
+#endif
+  };
+  float o[M][CE / 8][4], m[2 * M], l[2 * M];
+  Span spans[2 * M];
+  clear<M, CE>(o);
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++) m[r] = -INF, l[r] = 0, spans[r] = head.span(row + row_of<M>(r));
+  if (n > first) {
+    load_tile<ROWS, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+    load_k(n - 1, 0), copy_commit();
+    load_v(n - 1, 0), copy_commit();
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (n--; n >= first; n--, stage ^= 1) {
+    copy_wait<1>();
+    __syncthreads();  // k_n is here, and all are done with the other stage
+    if (n > first) load_k(n - 1, stage ^ 1);
+    copy_commit();
+    float p[M][KEYS / 8][4];
+    products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
+    bool cut = false, hides;
+#pragma unroll
+    for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
+    if (OPTIONS || __any_sync(~0u, cut)) hides = scores<true>(p, head, row, n * KEYS, spans);
+    else hides = scores<false>(p, head, row, n * KEYS, spans);
+    float a[2 * M];
+    bool grown = false;
+#pragma unroll
+    for (int r = 0; r < 2 * M; r++) {
+      float top = m[r], sum = 0;
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
+      top = quad_max(top);
+      float from = top == -INF ? 0 : top;  // a row that has seen nothing
+      a[r] = exp2_fast(m[r] - from), m[r] = top;
+      grown |= a[r] != 1;
+#pragma unroll
+      for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          float& x = p[r / 2][j][2 * (r & 1) + e];
+          x = hides && x == -INF ? HIDE : exp2_fast(x - from);
+          sum += x;
+        }
+      l[r] = fmaf(l[r], a[r], sum);
+    }
+#if VALUES
+    if (__any_sync(~0u, grown)) {
+#pragma unroll
+      for (int r = 0; r < 2 * M; r++)
+#pragma unroll
+        for (int j = 0; j < CE / 8; j++) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
+    }
+    const u32 v = at_v + stage * V_BYTES;
+    copy_wait<1>();
+    if (__syncthreads_or(hides)) {  // v_n is here
+      if (__syncthreads_or(has_odd<KEYS, CE>(v))) {
+        add_odd<M, KEYS, CE>(o, p, v);
+        __syncthreads();
+        clear_odd<KEYS, CE>(v);
+        __syncthreads();
+      }
+    }
+    if (n > first) load_v(n - 1, stage ^ 1);
+    copy_commit();
+    accumulate<M, KEYS, CE>(o, p, v);
+#else
+    copy_commit();
+#endif
+  }
+  float over[2 * M], sink = c.sinks ? c.sinks[head.head] : -INF;
+#pragma unroll
+  for (int r = 0; r < 2 * M; r++) {  // a sink joins here: it weighs, and has no value
+    float all = quad_sum(l[r]), top = m[r] * LN2;
+    bool seen = all != 0;
+    over[r] = seen ? 1 / all : 0;
+    float lse = seen ? top + logf(all) : -INF;
+    if (sink != -INF) {
+      float most = seen ? fmaxf(top, sink) : sink, share = seen ? weight(top, most) : 0;
+      float with = share * all + (seen ? weight(sink, most) : 1);
+      lse = most + logf(with), over[r] = seen ? share / with : 0;
+    }
+    int i = row + row_of<M>(r);
+    if (lane_id() % 4 == 0 && i < s.queries && c.first_value == 0) ((float*)head.lse)[i] = lse;
+  }
+#if VALUES
+  if (c.o.data) store<M, CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim);
+#endif
+}
+
+#if CD <= 128
+// ---- backward --------------------------------------------------------------------------------------------------------
+constexpr u32 D_BYTES = SIDE * CD * 2, E_BYTES = VALUES ? SIDE * CE * 2 : 0;
+// Dynamic shared memory of both kernels: 3 (D_BYTES + E_BYTES). What a block owns, and two stages of what it walks.
+
+DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
+
+// From a product of a query and a key, and their dP: P (F4) and ds (B4), both hidden if the pair is not visible. lse2 is in
+// powers of 2.
+template <bool CUT> DEV bool weigh(const Head& head, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
+  float slope;
+  if (!exponent<CUT>(head, x, slope, i, j, span)) {
+    if (CUT) return x = dp = HIDE, true;
+  }
+  x = exp2_fast(__fsub_rn(x, lse2));
+  dp = shown(__fmul_rn(slope, __fmul_rn(x, __fsub_rn(dp, delta))));
+  return false;
+}
+DEV float lse2_of(const Head& head, int i) { return i < head.s.queries ? __fmul_rn(head.lse[i], LOG2E) : 0; }
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) queries(const __grid_constant__ Call c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + 2 * D_BYTES;
+  Place own = drawn(c.heads);
+  Task task = c.tasks[own.task];
+  Head head(c, c.sequences[task.first], own.head);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int first = tile.begin / SIDE, end = tile.begin < tile.end ? (tile.end + SIDE - 1) / SIDE : first;
+  auto load = [&](int n, int stage) {
+    load_tile<SIDE, CD>(at_k + stage * D_BYTES, rows_of(c.k, s.batch, head.key_head, s.key_start + n * SIDE, s.key_start + s.keys), c.dim);
+#if VALUES
+    load_tile<SIDE, CE>(at_v + stage * E_BYTES, rows_of(c.v, s.batch, head.key_head, s.key_start + n * SIDE, s.key_start + s.keys), c.value_dim);
+#endif
+    copy_commit();
+  };
+  float dq[1][CD / 8][4], lse[2], delta[2], scale[2];
+  Span spans[2];
+  clear<1, CD>(dq);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    int i = row + row_of<1>(r);
+    spans[r] = head.span(i), lse[r] = lse2_of(head, i), delta[r] = delta_of(head, i), scale[r] = c.scale;
+  }
+  if (first < end) {
+    load_tile<SIDE, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+#if VALUES
+    load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
+#endif
+    load(first, 0);
+  }
+  int stage = 0;
+#pragma unroll 1
+  for (int n = first; n < end; n++, stage ^= 1) {
+    copy_wait<0>();
+    __syncthreads();  // k_n and v_n are here, and all are done with the other stage
+    if (n + 1 < end) load(n + 1, stage ^ 1);
+    const u32 k = at_k + stage * D_BYTES;
+    float x[1][SIDE / 8][4], ds[1][SIDE / 8][4];
+    products<1, SIDE, CD>(x, at_q, k);
+#if VALUES
+    products<1, SIDE, CE>(ds, at_dout, at_v + stage * E_BYTES);
+#else
+    clear<1, SIDE>(ds);
+#endif
+    bool cut = false, hides = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) cut |= spans[r].begin > n * SIDE || spans[r].end < (n + 1) * SIDE;
+    auto all = [&](auto masked) {
+#pragma unroll
+      for (int i = 0; i < SIDE / 2; i++) {
+        int j = i / 4, r = i / 2 % 2, e = i % 4, key = n * SIDE + 8 * j + 2 * (lane_id() % 4) + i % 2;
+        hides |= weigh<decltype(masked)::value>(head, x[0][j][e], ds[0][j][e], row + row_of<1>(r), key, spans[r], lse[r], delta[r]);
+      }
+    };
+    if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
+    else all(Is<false>());
+    if (__syncthreads_or(hides)) {
+      if (__syncthreads_or(has_odd<SIDE, CD>(k))) {
+        add_odd<1, SIDE, CD>(dq, ds, k);
+        __syncthreads();
+        clear_odd<SIDE, CD>(k);
+        __syncthreads();
+      }
+    }
+    accumulate<1, SIDE, CD>(dq, ds, k);
+  }
+  store<1, CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, 0, c.dim);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, 2) keys(const __grid_constant__ Call c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES, at_dout = at_q + 2 * D_BYTES;
+  Place own = drawn(c.key_heads);
+  Task task = c.tasks[own.task];
+  const Sequence s = c.sequences[task.first];
+  const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + SIDE - 1) / SIDE;
+  const bool wants_dk = c.dk.data, wants_dv = VALUES && c.dv.data;
+  float dk[1][CD / 8][4], scale[2] = {c.scale, c.scale};
+  clear<1, CD>(dk);
+  load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#if VALUES
+  float dv[1][CE / 8][4], one[2] = {1, 1};
+  clear<1, CE>(dv);
+  load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+#endif
+  // Tiles of queries of all heads, those that see a key of the block: from `n` on.
+  auto next = [&](int n) {
+    while (n < group * tiles) {
+      Tile tile = c.tiles[s.first_tile + n % tiles];
+      if (tile.end > key && tile.begin < key + SIDE) break;
+      n++;
+    }
+    return n;
+  };
+  auto load = [&](int n, int stage) {
+    int h = key_head * group + n / tiles, row = n % tiles * SIDE;
+    load_tile<SIDE, CD>(at_q + stage * D_BYTES, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries), c.dim);
+#if VALUES
+    load_tile<SIDE, CE>(at_dout + stage * E_BYTES, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries), c.value_dim);
+#endif
+  };
+  int n = next(0), stage = 0;
+  if (n < group * tiles) load(n, 0);
+  copy_commit();
+#pragma unroll 1
+  while (n < group * tiles) {
+    copy_wait<0>();
+    __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
+    const int following = next(n + 1), row = n % tiles * SIDE;
+    if (following < group * tiles) load(following, stage ^ 1);
+    copy_commit();
+    Head head(c, s, key_head * group + n / tiles);
+    const u32 q = at_q + stage * D_BYTES, dout = at_dout + stage * E_BYTES;
+    float x[1][SIDE / 8][4], ds[1][SIDE / 8][4];
+    products<1, SIDE, CD>(x, at_k, q);
+#if VALUES
+    if (wants_dk) products<1, SIDE, CE>(ds, at_v, dout);
+    else clear<1, SIDE>(ds);
+#else
+    clear<1, SIDE>(ds);
+#endif
+    bool hides = false;
+    auto all = [&](auto masked) {
+#pragma unroll
+      for (int j = 0; j < SIDE / 8; j++)
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          int i = row + 8 * j + 2 * (lane_id() % 4) + e;
+          Span span = masked.value ? head.span(i) : Span{0, 0};
+          float lse = lse2_of(head, i), delta = delta_of(head, i);
+#pragma unroll
+          for (int r = 0; r < 2; r++)
+            hides |= weigh<decltype(masked)::value>(head, x[0][j][2 * r + e], ds[0][j][2 * r + e], i, key + row_of<1>(r), span, lse, delta);
+        }
+    };
+    bool cut = false;
+#pragma unroll
+    for (int half = 0; half < SIDE; half += 32) {
+      Span span = head.span(row + half + lane_id());
+      cut |= span.begin > key || span.end < key + SIDE;
+    }
+    if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
+    else all(Is<false>());
+    if (__syncthreads_or(hides)) {
+      bool odd = has_odd<SIDE, CD>(q);
+#if VALUES
+      odd |= has_odd<SIDE, CE>(dout);
+#endif
+      if (__syncthreads_or(odd)) {
+        add_odd<1, SIDE, CD>(dk, ds, q);
+#if VALUES
+        add_odd<1, SIDE, CE>(dv, x, dout);
+#endif
+        __syncthreads();
+        clear_odd<SIDE, CD>(q);
+#if VALUES
+        clear_odd<SIDE, CE>(dout);
+#endif
+        __syncthreads();
+      }
+    }
+#if VALUES
+    if (wants_dv) accumulate<1, SIDE, CE>(dv, x, dout);
+#endif
+    if (wants_dk) accumulate<1, SIDE, CD>(dk, ds, q);
+    n = following, stage ^= 1;
+  }
+  if (wants_dk) store<1, CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, 0, c.dim);
+#if VALUES
+  if (wants_dv) store<1, CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, 0, c.value_dim);
+#endif
+}
+#endif
