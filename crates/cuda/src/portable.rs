@@ -165,7 +165,17 @@ pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
 /// The kernels of the level sm80 for a pass.
 pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
     let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
-    Variant::tensor(prepared.storage, dim, prepared.value_dim, options)
+    let whole = |name: &&str| {
+        prepared.part(name).is_none_or(|part| {
+            let place = part.place(0);
+            let strides = place.extents.iter().zip(place.strides).take(3);
+            (prepared.aligned || !part.is_direct())
+                && place.extents[3] % 8 == 0
+                && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
+        })
+    };
+    let whole = ["q", "k", "v", "dout"].iter().all(whole);
+    Variant::tensor(prepared.storage, dim, prepared.value_dim, options, whole)
 }
 
 /// Whether the problem has a softcap, a bias or an array of flags.

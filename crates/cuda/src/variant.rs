@@ -109,12 +109,20 @@ impl Variant {
     }
 
     /// The kernels on tensor cores of any device, as [`Variant::portable`].
-    pub fn tensor(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+    /// `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    pub fn tensor(
+        storage: Dtype,
+        dim: usize,
+        value_dim: Option<usize>,
+        options: bool,
+        whole: bool,
+    ) -> Self {
         let accumulator = |columns: usize| if columns <= 64 { 64 } else { 128 };
         let columns = width(dim).to_string();
         let values = accumulator(value_dim.unwrap_or(1)).to_string();
         let mut variant = Variant::portable(storage, dim, value_dim, options);
         variant.family = Family::Tensor;
+        variant.defines.push(("WHOLE", u8::from(whole).to_string()));
         for (name, value) in [("CD", columns), ("CE", values)] {
             variant.defines.iter_mut().filter(|x| x.0 == name).for_each(|x| x.1 = value.clone());
         }
@@ -241,7 +249,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             2 * rows * cd + 4 * keys * (cd + ce)
         }
         // What a block owns, and two stages of what it walks.
-        (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce),
+        (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
         // q; k and v in two stages; P or o of each warpgroup; barriers.
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256

@@ -36,16 +36,16 @@ const SECOND: [Portable; 6] = [
     ("sm_120", F16, 128, Some(128), true),
 ];
 
-/// On the tensor cores of any device.
-const TENSOR: [Portable; 8] = [
-    ("sm_80", Bf16, 128, Some(128), false),
-    ("sm_86", F16, 128, Some(128), true),
-    ("sm_89", Bf16, 64, Some(64), true),
-    ("sm_90", Bf16, 256, Some(256), true),
-    ("sm_90", F16, 64, Some(64), false),
-    ("sm_90", Bf16, 128, None, true),
-    ("sm_100", Bf16, 64, Some(128), false),
-    ("sm_120", F16, 128, None, false),
+/// On the tensor cores of any device, with rows of whole pieces or not.
+const TENSOR: [(Portable, bool); 8] = [
+    (("sm_80", Bf16, 128, Some(128), false), true),
+    (("sm_86", F16, 128, Some(128), true), true),
+    (("sm_89", Bf16, 64, Some(64), true), false),
+    (("sm_90", Bf16, 256, Some(256), true), true),
+    (("sm_90", F16, 64, Some(64), false), true),
+    (("sm_90", Bf16, 128, None, true), false),
+    (("sm_100", Bf16, 64, Some(128), false), false),
+    (("sm_120", F16, 128, None, false), true),
 ];
 
 /// Of the forward pass on tensor cores: storage, columns, whether the mask is a window and batch elements
@@ -78,8 +78,8 @@ fn matrix() -> Vec<(&'static str, Variant)> {
     let second = SECOND.iter().map(|&(architecture, storage, dim, value_dim, options)| {
         (architecture, Variant::second(storage, dim, value_dim, options))
     });
-    let tensor = TENSOR.iter().map(|&(architecture, storage, dim, value_dim, options)| {
-        (architecture, Variant::tensor(storage, dim, value_dim, options))
+    let tensor = TENSOR.iter().map(|&((architecture, storage, dim, value_dim, options), whole)| {
+        (architecture, Variant::tensor(storage, dim, value_dim, options, whole))
     });
     let forward = FORWARD.iter().map(|&(storage, width, flags, values)| {
         ("sm_90a", Variant::hopper_forward(storage, width, flags, values))

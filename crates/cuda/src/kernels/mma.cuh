@@ -18,30 +18,30 @@ template <int N> DEV u32 place(u32 tile, int row, int piece) { return tile + pie
 DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// N rows of W columns, those below `width`; what is not there is 0. Pieces that are not whole come element by element.
+// N rows of W columns, those below `width`; what is not there is 0. WHOLE: rows begin and end at multiples of 16 bytes.
 template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
   constexpr int LANES = W / 8, STEP = THREADS / LANES;  // threads of a row, rows at once
   const int first = threadIdx.x / LANES, piece = threadIdx.x % LANES;
   const element* from = x.at + first * x.stride + 8 * piece;
-  if (((u64)x.at | (u64)(2 * x.stride) | (u64)(2 * width)) % 16 == 0) {
-    const u32 here = place<N>(to, first, piece);
-    const int count = 8 * piece < width ? x.count - first : 0;
+#if WHOLE
+  const u32 here = place<N>(to, first, piece);
+  const int count = 8 * piece < width ? x.count - first : 0;
 #pragma unroll
-    for (int i = 0; i < N / STEP; i++, from += STEP * x.stride) {  // the swizzle repeats every 8 rows
-      bool there = i * STEP < count;
-      u32 at = STEP % 8 ? place<N>(to, first + i * STEP, piece) : here + i * STEP * 128;
-      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(there ? from : x.at), "r"(there ? 16 : 0) : "memory");
-    }
-    return;
+  for (int i = 0; i < N / STEP; i++, from += STEP * x.stride) {  // the swizzle repeats every 8 rows
+    bool there = i * STEP < count;
+    u32 at = STEP % 8 ? place<N>(to, first + i * STEP, piece) : here + i * STEP * 128;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(there ? from : x.at), "r"(there ? 16 : 0) : "memory");
   }
+#else
 #pragma unroll 1
   for (int row = first; row < N; row += STEP, from += STEP * x.stride) {
-#pragma unroll 1
+#pragma unroll
     for (int e = 0; e < 8; e++) {
       u16 value = row < x.count && 8 * piece + e < width ? from[e] : (u16)0;
       asm volatile("st.shared.u16 [%0], %1;" ::"r"(place<N>(to, row, piece) + 2 * e), "h"(value) : "memory");
     }
   }
+#endif
 }
 
 // ---- multiply: mma.sync ----------------------------------------------------------------------------------------------
@@ -65,36 +65,48 @@ template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) {
 // product = a·bᵀ of tiles W columns wide: 64·M rows of a, N rows of b.
 template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], u32 a, u32 b) {
   const int lane = lane_id();
+  // Where the lane's rows begin, and its swizzle: 2i + 0 or 1 swizzled is 2i xor the swizzled 0 or 1.
+  const u32 rows_a = a + (warp_id() * M * 16 + lane % 16) * 128, swizzle_a = (lane / 16 ^ lane % 8) << 4;
+  const u32 rows_b = b + (lane / 16 * 8 + lane % 8) * 128, swizzle_b = (lane / 8 % 2 ^ lane % 8) << 4;
   clear<M, N>(product);
 #pragma unroll
   for (int i = 0; i < W / 16; i++) {
     u32 x[M][4];
 #pragma unroll
-    for (int m = 0; m < M; m++) load_blocks(place<64 * M>(a, (warp_id() * M + m) * 16 + lane % 16, 2 * i + lane / 16), x[m]);
+    for (int m = 0; m < M; m++) load_blocks(rows_a + i / 4 * 64 * M * 128 + m * 2048 + (2 * i % 8 << 4 ^ swizzle_a), x[m]);
 #pragma unroll
     for (int j = 0; j < N / 16; j++) {
       u32 y[4];
-      load_blocks(place<N>(b, j * 16 + lane / 16 * 8 + lane % 8, 2 * i + lane / 8 % 2), y);
+      load_blocks(rows_b + i / 4 * N * 128 + j * 2048 + (2 * i % 8 << 4 ^ swizzle_b), y);
 #pragma unroll
       for (int m = 0; m < M; m++) multiply(product[m][2 * j], x[m], y[0], y[1]), multiply(product[m][2 * j + 1], x[m], y[2], y[3]);
     }
   }
 }
 
-// sum += p·x: p rounded to the storage type, x a tile of K rows, W columns wide.
-template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const float (&p)[M][K / 8][4], u32 x) {
+// Rounds factors to the storage type: the left operand of `accumulate`.
+template <int M, int K> DEV void pack_all(u32 (&to)[M][K / 8][2], const float (&p)[M][K / 8][4]) {
+#pragma unroll
+  for (int i = 0; i < M * K / 4; i++) {
+    const float (&x)[4] = p[i / (K / 4)][i / 2 % (K / 8)];
+    to[i / (K / 4)][i / 2 % (K / 8)][i % 2] = pack(x[2 * (i % 2)], x[2 * (i % 2) + 1]);
+  }
+}
+// sum += p·x: x a tile of K rows, W columns wide.
+template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const u32 (&p)[M][K / 8][2], u32 x) {
   const int lane = lane_id();
+  const u32 rows = x + (lane / 8 % 2 * 8 + lane % 8) * 128, swizzle = (lane / 16 ^ lane % 8) << 4;
 #pragma unroll
   for (int i = 0; i < K / 16; i++) {
     u32 a[M][4];
 #pragma unroll
     for (int m = 0; m < M; m++)
 #pragma unroll
-      for (int e = 0; e < 4; e++) a[m][e] = pack(p[m][2 * i + e / 2][2 * (e & 1)], p[m][2 * i + e / 2][2 * (e & 1) + 1]);
+      for (int e = 0; e < 4; e++) a[m][e] = p[m][2 * i + e / 2][e % 2];
 #pragma unroll
     for (int j = 0; j < W / 16; j++) {
       u32 y[4];
-      load_transposed(place<K>(x, 16 * i + lane / 8 % 2 * 8 + lane % 8, 2 * j + lane / 16), y);
+      load_transposed(rows + j / 4 * K * 128 + i * 2048 + (2 * j % 8 << 4 ^ swizzle), y);
 #pragma unroll
       for (int m = 0; m < M; m++) multiply(sum[m][2 * j], a[m], y[0], y[1]), multiply(sum[m][2 * j + 1], a[m], y[2], y[3]);
     }
@@ -102,60 +114,50 @@ template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], co
 }
 
 // ---- numbers that are not finite -------------------------------------------------------------------------------------
+// A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
+// finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
 constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
 DEV u32 load_word(u32 from) { u32 x; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory"); return x; }
-DEV bool is_odd(u32 x) { return (x & 0x7fff) >= TOP || (x >> 16 & 0x7fff) >= TOP; }
-
-// Whether this thread's part of a tile has one.
-template <int N, int W> DEV bool has_odd(u32 tile) {
+DEV u32 finite(u32 x) {  // the bits of a pair that are kept
+  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
+}
+// Puts 0 in place of such numbers in a tile that all have loaded and none has read by `accumulate`; whether there was one.
+template <int N, int W> DEV bool clear_odd(u32 tile) {
   bool odd = false;
-#pragma unroll 4
-  for (int i = threadIdx.x; i < N * W / 2; i += THREADS) odd |= is_odd(load_word(tile + 4 * i));
-  return odd;
-}
-// Adds the products with such elements of x, but those of hidden factors, by ordinary arithmetic.
-template <int M, int K, int W> DEV void add_odd(float (&sum)[M][W / 8][4], float (&p)[M][K / 8][4], u32 x) {
-  const int lane = lane_id();
-#pragma unroll 1
-  for (int block = 0; block < K / 8; block++) {
-#pragma unroll 1
-    for (int at = 0; at < 8; at++) {
-      float factor[2 * M];
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++) {
-        float even = __shfl_sync(~0u, p[r / 2][0][2 * (r & 1)], (lane & 28) | at / 2), odd = __shfl_sync(~0u, p[r / 2][0][2 * (r & 1) + 1], (lane & 28) | at / 2);
-        factor[r] = at % 2 ? odd : even;
-      }
-#pragma unroll
-      for (int i = 0; i < W / 8; i++) {
-        u32 word = load_word(place<K>(x, 8 * block + at, i) + lane % 4 * 4);
-        if (!is_odd(word)) continue;
-        float y[2] = {read((element)word), read((element)(word >> 16))};
-#pragma unroll
-        for (int r = 0; r < 2 * M; r++)
-#pragma unroll
-          for (int e = 0; e < 2; e++)
-            if (!hidden(factor[r]) && !(fabsf(y[e]) < INF)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y[e], sum[r / 2][i][2 * (r & 1) + e]);
-      }
-    }
-    // The next 8 columns of p come first: registers have no index that is not known to the compiler.
-#pragma unroll
-    for (int r = 0; r < 4 * M; r++) {
-      float first = p[r / 4][0][r % 4];
-#pragma unroll
-      for (int j = 0; j + 1 < K / 8; j++) p[r / 4][j][r % 4] = p[r / 4][j + 1][r % 4];
-      p[r / 4][K / 8 - 1][r % 4] = first;
-    }
-  }
-}
-// Puts 0 in their place.
-template <int N, int W> DEV void clear_odd(u32 tile) {
 #pragma unroll 1
   for (int i = threadIdx.x; i < N * W / 2; i += THREADS) {
-    u32 x = load_word(tile + 4 * i);
-    u32 keep = ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
-    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+    u32 x = load_word(tile + 4 * i), keep = finite(x);
+    if (keep == ~0u) continue;
+    odd = true;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
   }
+  return odd;
+}
+// Whether a row of a tensor has one in the first `width` columns: every warp asks for the same row.
+DEV bool is_odd(const element* x, int width) {
+  bool odd = false;
+  for (int e = lane_id(); e < width; e += 32) odd |= (x[e] & 0x7fff) >= TOP;
+  return __any_sync(~0u, odd);
+}
+// Adds factor[r]·x, the numbers of x that are not finite alone. Every warp comes here with the same x.
+template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float (&factor)[2 * M], const bool (&seen)[2 * M], const element* x, int width) {
+#pragma unroll
+  for (int i = 0; i < W / 8; i++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      int column = 8 * i + 2 * (lane_id() % 4) + e;
+      float y = column < width ? read(x[column]) : 0;
+#pragma unroll
+      for (int r = 0; r < 2 * M; r++)
+        if (seen[r] && !(fabsf(y) < INF)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y, sum[r / 2][i][2 * (r & 1) + e]);
+    }
+}
+// The product of two rows: the four threads of a row have a part each.
+DEV float product_of(const element* x, const element* y, int width) {
+  float sum = 0;
+  for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
 }
 
 // ---- rows ------------------------------------------------------------------------------------------------------------
