@@ -13,8 +13,8 @@ use crate::outcome::{Failure, Outcome, say};
 use crate::output;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LinearAttention,
-    LinearExtents, Problem, Scores,
+    Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LazyAttention,
+    LinearAttention, LinearExtents, Problem, Scores,
 };
 use etalon_simd::{Level, Options, probe};
 use passes::Bench;
@@ -59,13 +59,15 @@ fn problems(
     arguments: &Arguments,
     mut each: impl FnMut(&Problem, &str) -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let Arguments { algorithm, length, dim, mask, decay, batch, heads, softcap, bias, .. } =
-        arguments;
+    let Arguments {
+        algorithm, length, dim, mask, decay, batch, heads, softcap, bias, width, ..
+    } = arguments;
     let wanted = |name| algorithm.is_empty() || algorithm.contains(&name);
     let (batch, query_heads) = (*batch, *heads);
     let key_heads = arguments.key_heads.unwrap_or(query_heads);
     let bias = bias.then_some(BiasExtents { batch: 1, heads: query_heads });
-    let scores = wanted(Algorithm::Attention) || wanted(Algorithm::AttentionLse);
+    let scored = [Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
+    let scores = scored.into_iter().any(wanted);
     for &length in length {
         for &dim in dim {
             let extents =
@@ -77,6 +79,11 @@ fn problems(
                 let scores = Scores { mask: masks::mask(name, batch, length)?, ..plain };
                 if wanted(Algorithm::Attention) {
                     let problem = Attention { scores: scores.clone(), ..Attention::new(extents) };
+                    each(&problem.into(), name)?;
+                }
+                if wanted(Algorithm::LazyAttention) {
+                    let mut problem = LazyAttention::new(extents).bias(*width);
+                    problem.scores.mask = scores.mask.clone();
                     each(&problem.into(), name)?;
                 }
                 if wanted(Algorithm::AttentionLse) {

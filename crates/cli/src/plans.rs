@@ -5,7 +5,7 @@ use crate::table::Table;
 use crate::units::{bytes, digits, time};
 use etalon_problem::{Blocking, Dtype, Error, Extents, LinearAttention, Pass, Problem};
 use etalon_simd::{
-    Element, Mode, Options, Plan, attention, attention_lse, linear_attention, probe,
+    Element, Mode, Options, Plan, attention, attention_lse, lazy_attention, linear_attention, probe,
 };
 use half::{bf16, f16};
 
@@ -16,7 +16,7 @@ pub const SHARE: f64 = 0.7;
 /// keep it that know no order of their tiles.
 const PARTIAL: usize = 128;
 
-/// The passes in their modes; gradient is one of attention_lse alone.
+/// The passes in their modes; gradient is one of attention_lse and lazy_attention alone.
 const MODES: [(Pass, Mode); 7] = [
     (Pass::Forward, Mode::Auto),
     (Pass::Forward, Mode::ForwardGradient),
@@ -47,9 +47,10 @@ pub fn plans(
     if let Problem::LinearAttention(problem) = problem {
         return Ok(explain_linear(problem, options)?);
     }
-    let lse = matches!(problem, Problem::AttentionLse(_));
+    let further = matches!(problem, Problem::AttentionLse(_) | Problem::LazyAttention(_));
     let mut rows = Vec::new();
-    for (pass, mode) in MODES.into_iter().filter(|(_, mode)| lse || *mode != Mode::ForwardGradient)
+    for (pass, mode) in
+        MODES.into_iter().filter(|(_, mode)| further || *mode != Mode::ForwardGradient)
     {
         let of = |mode| plan(problem, pass, dtype, &Options { mode, ..*options });
         if let (Some(plan), Some(auto)) = (of(mode)?, of(Mode::Auto)?) {
@@ -89,6 +90,9 @@ fn plan_of<T: Element>(
         Problem::AttentionLse(problem) => Some(attention_lse::plan::<T>(problem, pass, options)),
         Problem::LinearAttention(problem) => {
             Some(linear_attention::plan::<T>(problem, pass, options))
+        }
+        Problem::LazyAttention(problem) if pass != Pass::DoubleBackward => {
+            Some(lazy_attention::plan::<T>(problem, pass, options))
         }
         Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => None,
     }

@@ -6,7 +6,8 @@
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
-use crate::{Align, Axis, Error, Extents, Mask, Scores, Sequence, Sequences};
+use crate::{Align, Axis, Error, Extents, Mask, Scalar, Scores, Sequence, Sequences};
+use ndarray::{ArrayView1, ArrayView4};
 
 /// A learned bias for each distance d = i′ − j in [0, width); a key farther away, or ahead of the
 /// query, gets none. It never hides a key.
@@ -136,6 +137,25 @@ options! { LazyAttention {
     sequences(sequences: Sequences) => scores.sequences = sequences;
 } }
 
+impl<'a, T: Scalar> Inputs<'a, T> {
+    /// Inputs without a bias.
+    pub fn new(
+        q: ArrayView4<'a, T>,
+        k: ArrayView4<'a, T>,
+        v: ArrayView4<'a, T>,
+        tau: ArrayView1<'a, T::Wide>,
+    ) -> Self {
+        Inputs { q, k, v, bias: None, tau }
+    }
+}
+
+impl<'a, T: Scalar> Cotangents<'a, T> {
+    /// The cotangent of o alone.
+    pub fn new(dout: ArrayView4<'a, T>) -> Self {
+        Cotangents { dout, dlse: None }
+    }
+}
+
 tensors! {
     LazyAttention as problem, gradients each, no_jvp;
     inputs {
@@ -158,7 +178,7 @@ tensors! {
             => needed dout, cot_o, gdout "(E23)", to;
         /// lse of (E3), over every visible key, active or not.
         lse: Wide [Batch QueryHeads Queries] always saved => zero dlse, cot_lse, gdlse "(E21)", tlse;
-        /// V of (E15), if the tier returns it: with it Δ and dτ need no sweep.
-        v_sum: Wide [Batch QueryHeads Queries ValueDim] optional saved;
+        /// Σ_j a_ij P_ij v_j, if the tier returns it: its product with dout is Δ, (E47).
+        pv_sum: Wide [Batch QueryHeads Queries ValueDim] optional saved;
     }
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 /// What a workspace remembers of a sound problem and a pass: its tensors, and its sequences of queries and
 /// keys, or of tokens.
 pub(crate) struct Known {
-    problem: Problem,
+    pub problem: Problem,
     pub pass: Pass,
     pub table: Table,
     pub sequences: Vec<Sequence>,

@@ -43,6 +43,7 @@ mod element;
 mod exp;
 mod known;
 mod lanes;
+pub mod lazy_attention;
 mod level;
 pub mod linear_attention;
 mod mask;

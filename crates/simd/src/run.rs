@@ -6,8 +6,8 @@ use crate::memory::zeros;
 use crate::{Element, Mode, Options, Workspace, softmax};
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
 use etalon_problem::{
-    Attention, AttentionLse, Dtype, Error, Operand, Pass, Precision, Problem, Role, Views,
-    ViewsMut, find,
+    Attention, AttentionLse, Dtype, Error, LazyAttention, Operand, Pass, Precision, Problem, Role,
+    Views, ViewsMut, find,
 };
 
 /// Computes a pass: reads `inputs` and writes those outputs that have a place in `outputs`, both by
@@ -68,6 +68,7 @@ pub fn run_in(
     }
     match problem {
         Problem::Attention(Attention { scores, .. })
+        | Problem::LazyAttention(LazyAttention { scores, .. })
         | Problem::AttentionLse(AttentionLse { scores }) => {
             softmax::run(workspace, &known, scores, inputs, outputs, options)
         }
@@ -81,6 +82,7 @@ pub fn run_in(
 /// Fails where the tier has no kernel.
 fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
     match problem {
+        Problem::LazyAttention(_) if pass != Pass::DoubleBackward => Ok(()),
         Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => Err(Error::Unsupported {
             what: format!("{} {pass}", problem.algorithm()),
             reason: "not written yet for simd".to_string(),

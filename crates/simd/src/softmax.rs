@@ -1,9 +1,9 @@
-//! What the softmax algorithms share: attention and attention_lse check and wrap their tensors, and
-//! the passes here do the work, whatever the element type.
+//! What the softmax algorithms share: attention, attention_lse and lazy_attention check and wrap their
+//! tensors, and the passes here do the work, whatever the element type.
 //!
 //! ```text
-//! forward           forward_tile
-//! backward          key_sweep ─ ordered_sum, gradient  ┐
+//! forward           forward_tile; of lazy attention lazy_forward ─ lazy_tile
+//! backward          key_sweep ─ ordered_sum, gradient; of lazy attention lazy_backward ─ lazy_gradient  ┐
 //! double_backward   second                             ┴ wave ─ kernels ─ block ─ weights, scores
 //! ```
 //!
@@ -18,12 +18,18 @@
 mod backward;
 mod block;
 mod cut;
+mod diagonals;
+mod distances;
 mod double_backward;
 mod forward;
 mod forward_tile;
 mod gradient;
 mod kernels;
 mod key_sweep;
+mod lazy_backward;
+mod lazy_forward;
+mod lazy_gradient;
+mod lazy_tile;
 mod named;
 mod needs;
 mod operands;

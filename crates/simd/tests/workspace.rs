@@ -3,12 +3,12 @@
 //! the process, and one test, because two would count each other's.
 
 use etalon_problem::{
-    Align, Attention, AttentionLse, Blocking, Decay, Dtype, Error, Extents, LinearAttention,
-    LinearExtents, Mask, NamedArray, Operand, Pass, Precision, Problem, Role, Sequences, Views,
-    ViewsMut,
+    Align, Attention, AttentionLse, Blocking, Decay, Dtype, Error, Extents, LazyAttention,
+    LinearAttention, LinearExtents, Mask, NamedArray, Operand, Pass, Precision, Problem, Role,
+    Sequences, Views, ViewsMut,
 };
-use etalon_simd::{Mode, Options, Plan, Workspace, attention, attention_lse, linear_attention};
-use etalon_simd::{run, run_in};
+use etalon_simd::{Mode, Options, Plan, Workspace, run, run_in};
+use etalon_simd::{attention, attention_lse, lazy_attention, linear_attention};
 use half::bf16;
 use ndarray::{Array, ArrayD, ShapeBuilder};
 use peak_alloc::PeakAlloc;
@@ -140,7 +140,8 @@ fn passes_of(
         .iter()
         .map(|&pass| {
             let mut operands = problem.operands(pass);
-            operands.retain(|x| x.name != "gradient" || options.mode == Mode::ForwardGradient);
+            let optional = |x: &Operand| matches!(x.name, "gradient" | "pv_sum");
+            operands.retain(|x| !optional(x) || options.mode == Mode::ForwardGradient);
             given.add(storage, operands.iter().filter(|x| x.role.is_given()));
             let mut results = Tensors::default();
             results.add(storage, operands.iter().filter(is_result));
@@ -179,6 +180,14 @@ fn attention(problem: &Attention, options: &Options) -> Vec<(Pass, Plan, usize)>
 fn attention_lse(problem: &AttentionLse, options: &Options) -> Vec<(Pass, Plan, usize)> {
     passes_of(&problem.clone().into(), SOFTMAX, Dtype::F32, options, |pass| {
         attention_lse::plan::<f32>(problem, pass, options).unwrap()
+    })
+}
+
+/// As [`passes_of`], of lazy attention: all but the double backward pass.
+fn lazy_attention(problem: &LazyAttention, options: &Options) -> Vec<(Pass, Plan, usize)> {
+    let passes = [Pass::Forward, Pass::Backward];
+    passes_of(&problem.clone().into(), &passes, Dtype::F32, options, |pass| {
+        lazy_attention::plan::<f32>(problem, pass, options).unwrap()
     })
 }
 
@@ -241,6 +250,10 @@ fn a_pass_allocates_what_its_plan_says() {
                 check(&format!("{what} bias"), attention(&problem.bias(1, 1), &options));
                 let problem = AttentionLse::new(extents(2, 301));
                 check(&format!("{what} lse"), attention_lse(&problem, &options));
+                let problem = LazyAttention::new(extents(2, 301));
+                check(&format!("{what} lazy"), lazy_attention(&problem, &options));
+                let problem = LazyAttention::new(extents(2, 1301)).bias(200);
+                check(&format!("{what} lazy, bias"), lazy_attention(&problem, &options));
             }
         });
     }

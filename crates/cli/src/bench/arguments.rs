@@ -42,7 +42,7 @@ pub struct Arguments {
     /// Tile sizes, as in 96x128: queries × keys; the measured best if absent.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     pub blocking: Option<Blocking>,
-    /// The modes of a backward pass; gradient is a mode of attention_lse alone.
+    /// The modes of a backward pass; gradient is a mode of attention_lse and lazy_attention alone.
     #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(Mode::ALL))]
     pub mode: Vec<Mode>,
     /// How linear_attention decays.
@@ -54,6 +54,15 @@ pub struct Arguments {
     /// Adds a bias for each head, and its gradient.
     #[arg(long)]
     pub bias: bool,
+    /// The width W of lazy_attention's bias by distance.
+    #[arg(long, value_name = "W", default_value_t = 512)]
+    pub width: usize,
+    /// By how much that bias falls with each distance: it makes tiles inactive.
+    #[arg(long, value_name = "S", default_value_t = 0.0)]
+    pub slope: f64,
+    /// τ of lazy_attention.
+    #[arg(long, value_name = "T", default_value_t = -1.0, allow_negative_numbers = true)]
+    pub tau: f64,
     /// Searches tile sizes for every pass and prints the best, at many times the time.
     #[arg(long, conflicts_with = "blocking")]
     pub tune: bool,

@@ -57,8 +57,11 @@ impl Bench<'_> {
     fn passes(&self, problem: &Problem) -> Vec<(Pass, Mode)> {
         let wanted = &self.arguments.pass;
         let first = self.arguments.length.first() == Some(&length(problem));
+        let lazy = problem.algorithm() == Algorithm::LazyAttention;
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
-            (wanted.is_empty() || wanted.contains(&pass)) && (pass != Pass::Step || first)
+            let wanted = wanted.is_empty() || wanted.contains(&pass);
+            // The simd tier has no second order of lazy attention yet.
+            wanted && (pass != Pass::Step || first) && !(lazy && pass == Pass::DoubleBackward)
         });
         let modes = |&pass| {
             let modes = self.modes(problem.algorithm(), pass).into_iter();
@@ -88,8 +91,23 @@ impl Bench<'_> {
         if pass != Pass::Backward || algorithm == Algorithm::LinearAttention {
             return vec![Mode::Auto];
         }
-        let has = |mode| mode != Mode::ForwardGradient || algorithm == Algorithm::AttentionLse;
+        let further = matches!(algorithm, Algorithm::AttentionLse | Algorithm::LazyAttention);
+        let has = |mode| mode != Mode::ForwardGradient || further;
         self.arguments.mode.iter().copied().filter(|&mode| has(mode)).collect()
+    }
+
+    /// τ and the bias by distance of lazy attention, as they were asked for.
+    fn set_lazy(&self, problem: &Problem, inputs: &mut Tensors) {
+        let &Arguments { slope, tau, .. } = self.arguments;
+        let Problem::LazyAttention(problem) = problem else { return };
+        let heads = [problem.scores.extents.query_heads];
+        let all = [("tau", ArrayD::from_elem(&heads[..], tau))].into_iter();
+        let bias = problem
+            .bias_shape()
+            .map(|shape| ArrayD::from_shape_fn(&shape[..], |at| 0.0 - slope * at[1] as f64));
+        for (name, values) in all.chain(bias.map(|bias| ("bias", bias))) {
+            inputs.insert(name.to_string(), Tensor::round(&values, Dtype::F32));
+        }
     }
 
     fn figure(
@@ -101,10 +119,11 @@ impl Bench<'_> {
     ) -> Result<Figure, Failure> {
         let &Arguments { dtype, seconds, tune, .. } = self.arguments;
         let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
-        let flops = flops(problem, pass, &self.options)?;
+        let flops = flops(problem, pass, &options)?;
         self.announce(problem, pass, flops);
         let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
         let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
+        self.set_lazy(problem, &mut inputs);
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
         inputs.extend(saved(&request, &|problem, pass, inputs, outputs| {
             run_in(&Workspace::new(), problem, pass, inputs, outputs, &options)
@@ -189,6 +208,13 @@ fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error>
         Some(x) => x.visible_pairs()?.saturating_mul(2 * x.extents.dim as u64),
         None => 0,
     };
+    if let Problem::LazyAttention(_) = problem {
+        let further = options.mode == Mode::ForwardGradient;
+        // As if every pair were active: q·k and e·v; then q·k, dout·v and those for dq, dk and dv, and
+        // without a sum of the forward pass also q·k and dout·v for Δ.
+        let products = if pass == Pass::Forward { 2 } else { 7 - 2 * u64::from(further) };
+        return Ok(product.saturating_mul(products));
+    }
     let with_values = matches!(problem, Problem::Attention(_));
     let products = match (pass, with_values) {
         (Pass::Forward, true) => 2,          // q·k and p·v

@@ -8,7 +8,7 @@ use crate::profile::Profile;
 use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::Hints;
-use etalon_problem::{Algorithm, Blocking, Dtype, Mode, Role};
+use etalon_problem::{Blocking, Dtype, Mode, Role};
 
 laws! {
     EVERY;
@@ -17,7 +17,7 @@ laws! {
     /// Any tile sizes give results within the bound.
     Gate blocking on Any, favour many_ways;
     /// Every mode of the backward pass gives results within the bound.
-    Gate modes of ATTENTION on Backward, favour many_ways;
+    Gate modes of SCORES on Backward, favour many_ways;
     /// Every result that is asked for alone lies within its bound.
     Gate alone_results on Any, favour many_ways;
     /// A pass that computes the forward pass again gives results within the bound.
@@ -71,7 +71,8 @@ fn blocking(trial: &Trial<'_>) -> Judgement {
 
 fn modes(trial: &Trial<'_>) -> Judgement {
     let mut modes = vec![Mode::Separate, Mode::FusedPartials];
-    if trial.case.problem.algorithm() == Algorithm::AttentionLse {
+    // The others save nothing that they could do without.
+    if trial.case.problem.operands(trial.pass).iter().any(|x| x.role == Role::OptionalSaved) {
         modes.push(Mode::ForwardGradient);
     }
     worst(modes.into_iter().map(|mode| {

@@ -80,7 +80,7 @@ fn operands_follow_the_pass() {
         ("bias", &[6, 9], Precision::Wide),
         ("tau", &[6], Precision::Wide),
         ("lse", &[2, 6, 5], Precision::Wide),
-        ("v_sum", &[2, 6, 5, 3], Precision::Wide),
+        ("pv_sum", &[2, 6, 5, 3], Precision::Wide),
         ("dout", &[2, 6, 5, 3], Precision::Storage),
         ("dlse", &[2, 6, 5], Precision::Wide),
         ("dq", &[2, 6, 5, 4], Precision::Storage),

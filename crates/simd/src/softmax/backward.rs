@@ -63,11 +63,12 @@ pub fn run(
     Work { operands, packing, schedule, level: options.level }.run(
         workspace,
         places,
-        |wave, Memory { stats, sums, scratch }, queries, keys| {
+        |wave, Memory { stats, sums, scratch, .. }, queries, keys| {
             deltas(operands, wave, scratch, queries, stats);
             if fused {
                 begin_sums(wave, queries, sums);
             }
+            let keys = keys.iter_mut().map(|task| (task, Default::default()));
             KeySweep { wave, body, stats, sums }.run(scratch, keys);
             if dq && !fused {
                 query_sweep(wave, scratch, queries, stats);
@@ -155,8 +156,9 @@ fn schedule(
         Mode::Auto => dq && affordable >= least,
     };
     let (sums, most) = if fused { (sums, affordable) } else { (0, usize::MAX) };
-    let waves = Schedule::waves(packing, (false, bias), sums, most);
-    Schedule { cut: packing.cut, second: false, o_anew: false, fused, bias, waves }
+    let waves = Schedule::waves(packing, (1, bias), sums, most);
+    let (cut, numbers) = (packing.cut, 1);
+    Schedule { cut, second: false, numbers, diagonals: 0, o_anew: false, fused, bias, waves }
 }
 
 /// Whether dbias is dS itself, as the sweeps have it: no heads or sequences share the bias, and no

@@ -5,6 +5,7 @@ use super::rule::ScoreRule;
 use super::scores::{Block, Factors, Strip, score_block};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::stats::Stats;
+use super::weights::VISIBLE;
 use crate::element::Tensor;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::pack::Packed;
@@ -65,6 +66,11 @@ pub trait Body: Copy + Send + Sync {
     /// The weights that are summed to the gradient of the bias.
     const BIAS: Weight;
 
+    /// The pairs that products with a weight may touch where operands are not finite.
+    fn pairs(_: Weight) -> u8 {
+        VISIBLE
+    }
+
     /// Computes the weights of a block, into its rows of the memory. Columns outside the returned
     /// strip are zero, if the body has sums of keys or of the bias.
     fn weights<I: Isa>(
@@ -122,7 +128,7 @@ impl<'a> Pair<'a> {
             k: self.keys.k.across.from(at.cols.start / I::Tile::COLS),
             dim: self.dim,
             // ddbias may be anything where the bias is −∞.
-            note_visible: at.has_nonfinite || self.ddbias.is_some(),
+            note_visible: at.has_nonfinite || self.ddbias.is_some() || self.rule.hides(),
         };
         let mut block = Block {
             s: &mut memory.p[at.weights::<I>()],

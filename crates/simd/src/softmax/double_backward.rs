@@ -84,9 +84,10 @@ fn packing<'s>(
 }
 
 fn schedule(operands: &Operands<'_>, packing: &Packing<'_>, bias: bool) -> Schedule {
-    let waves = Schedule::waves(packing, (true, bias), 0, usize::MAX);
+    let waves = Schedule::waves(packing, (3, bias), 0, usize::MAX);
     let (cut, o_anew) = (packing.cut, o_anew(operands));
-    Schedule { cut, second: true, o_anew, fused: false, bias, waves }
+    let (numbers, diagonals) = (3, 0);
+    Schedule { cut, second: true, numbers, diagonals, o_anew, fused: false, bias, waves }
 }
 
 /// Whether o is computed anew: its rounding would be multiplied by u and dout.
@@ -190,7 +191,8 @@ fn key_sweep(
 ) {
     let Work { operands, level, .. } = *wave.work;
     let body = Second { capped: true };
-    wave.key_sweep(scratch, tasks, |task, scratch| {
+    let tasks = tasks.iter_mut().map(|task| (task, Default::default()));
+    wave.key_sweep(scratch, tasks, |task, _, scratch| {
         for member in 0..operands.scores.group() {
             let pair = wave.pair(task.slot, member, Stats::NONE);
             for rows in tiles(0..pair.rule.of.sequence.queries, scratch.cut.queries) {

@@ -2,16 +2,17 @@
 
 use super::cut::Cut;
 use super::forward_tile::{ForwardScratch, ForwardTile};
+use super::lazy_forward::LazyForward;
 use super::needs::Needs;
 use super::operands::Operands;
 use super::packs::{Keys, Operand, Packing};
-use super::rule::ScoreRule;
+use super::rule::{Prepared, ScoreRule};
 use super::schedule::FIRST_ORDER;
 use super::tasks::{Task, Tasks};
 use super::wave::each;
 use crate::element::TensorMut;
-use crate::mask::{QueryHead, Sight as PreparedMask};
-use crate::pack::{ONE_JOB, Source};
+use crate::mask::QueryHead;
+use crate::pack::{ONE_JOB, Packed, Source};
 use crate::plan::Plan;
 use crate::tiles::query_rows;
 use crate::waves::Waves;
@@ -20,44 +21,147 @@ use crate::{Level, Options, Workspace};
 use etalon_problem::Error;
 use ndarray::{ArrayViewMut3, Ix4};
 
+/// Where the results of a forward pass go.
+pub struct Places<'o> {
+    /// o, or of attention_lse ∂lse/∂q.
+    pub o: Option<TensorMut<'o, Ix4>>,
+    /// Σ a P v, of lazy attention.
+    pub pv: Option<TensorMut<'o, Ix4>>,
+    pub lse: ArrayViewMut3<'o, f32>,
+}
+
 /// Writes o, or with `derivative` ∂lse/∂q in its place, and lse.
 pub fn run(
     workspace: &Workspace,
     operands: &Operands<'_>,
-    (o, lse): (Option<TensorMut<'_, Ix4>>, ArrayViewMut3<'_, f32>),
+    places: Places<'_>,
     derivative: bool,
     options: &Options,
 ) -> Result<(), Error> {
-    let pass = Forward { operands, derivative, level: options.level };
-    let packing = pass.packing(options)?;
-    let (waves, needs, cut) = (waves(&packing), pass.needs(&packing), packing.cut);
+    let (level, pv) = (options.level, places.pv.is_some());
+    match operands.tau {
+        Some(tau) => sweep(workspace, &LazyForward { operands, tau, pv, level }, places, options),
+        None => sweep(workspace, &Forward { operands, derivative, level }, places, options),
+    }
+}
+
+/// How [`run`] will work, with ∂lse/∂q or with Σ a P v if the algorithm has that.
+pub fn plan(operands: &Operands<'_>, derivative: bool, options: &Options) -> Result<Plan, Error> {
+    let level = options.level;
+    match operands.tau {
+        Some(tau) => plan_of(&LazyForward { operands, tau, pv: derivative, level }, options),
+        None => plan_of(&Forward { operands, derivative, level }, options),
+    }
+}
+
+/// What the forward passes of the softmax algorithms differ in.
+pub trait Streamed: Sync {
+    /// The memory of one thread.
+    type Scratch<'m>: Send;
+
+    fn operands(&self) -> &Operands<'_>;
+
+    /// How operands are cut and packed.
+    fn packing(&self, options: &Options) -> Result<Packing<'_>, Error>;
+
+    /// The products of a pair of tiles.
+    fn products(&self) -> usize;
+
+    /// The memory of a thread, for sequences of at most `keys` keys.
+    fn scratch<'m>(&self, parts: &mut Parts<'m>, cut: &Cut, keys: usize) -> Self::Scratch<'m>;
+
+    /// Computes a tile of queries, of which some may not be finite, and writes it.
+    fn tile(&self, task: &mut Task<'_>, tile: Tile<'_>, scratch: &mut Self::Scratch<'_>);
+}
+
+/// A tile of queries with its keys and values.
+pub struct Tile<'a> {
+    pub rule: ScoreRule<'a>,
+    pub keys: &'a Keys<'a>,
+    /// The queries, to be packed across.
+    pub queries: Source<'a>,
+    /// Rows of a panel of them.
+    pub width: usize,
+}
+
+impl Tile<'_> {
+    /// Packs the queries, and says whether one is not finite.
+    pub fn pack(&self, q: &mut Packed<'_>) -> bool {
+        self.queries.across_into(self.width, q);
+        self.queries.is_non_finite()
+    }
+}
+
+fn sweep<P: Streamed>(
+    workspace: &Workspace,
+    pass: &P,
+    Places { o, pv, lse }: Places<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    let (operands, packing) = (pass.operands(), pass.packing(options)?);
+    let (waves, needs, cut) = (waves(&packing), needs(pass, &packing), packing.cut);
     let lists = workspace.lists(needs.lists(&packing), "lists of tiles")?;
     let mut memory = workspace.room(needs.all(), "the memory of a forward pass")?;
     let parts = &mut Parts::of(&mut memory);
     let mut slots = packing.room(parts, &lists, needs.together)?;
-    let scratch = (0..needs.workers).map(|_| pass.scratch(parts, &cut));
+    let scratch = (0..needs.workers).map(|_| pass.scratch(parts, &cut, packing.longest().1));
     let mut scratch = lists.collect(needs.workers, scratch, "the scratch of threads")?;
-    let mask = PreparedMask::new(&operands.scores.mask, &lists)?;
-    let (results, nothing) = ([o, None], f32::NEG_INFINITY);
+    let prepared = Prepared::new(operands, &lists)?;
+    let (results, nothing) = ([o, pv], f32::NEG_INFINITY);
     let mut tasks = Tasks::of_queries(&lists, &packing, waves, results, Some(lse), nothing)?;
     for wave in waves.iter() {
         packing.pack(&mut slots, &wave);
         each(&mut scratch, tasks.wave(&wave).iter_mut(), |task, scratch| {
-            pass.tile(task, &packing, &mask, &slots.keys[task.slot - wave.start], scratch);
+            let keys = &slots.keys[task.slot - wave.start];
+            pass.tile(task, tile(operands, &packing, &prepared, keys, task), scratch);
         });
     }
     Ok(())
 }
 
-/// How [`run`] will work.
-pub fn plan(operands: &Operands<'_>, derivative: bool, options: &Options) -> Result<Plan, Error> {
-    let pass = Forward { operands, derivative, level: options.level };
-    let packing = pass.packing(options)?;
-    let products = if pass.width() == 0 { 1 } else { 2 };
-    Ok(Plan { products, ..pass.needs(&packing).plan(&packing) })
+fn tile<'a>(
+    operands: &'a Operands<'_>,
+    packing: &'a Packing<'_>,
+    prepared: &'a Prepared<'_>,
+    keys: &'a Keys<'_>,
+    task: &Task<'_>,
+) -> Tile<'a> {
+    let (head, rows) = (task.place.head, task.place.rows.clone());
+    let sequence = &packing.sequences[task.place.number];
+    let start = query_rows(sequence).start;
+    let queries = Source {
+        rows: operands.q.rows(sequence.batch, head, start + rows.start..start + rows.end),
+        masked: None,
+        job: ONE_JOB,
+    };
+    let of = QueryHead { sequence, head };
+    let rule = ScoreRule::new(operands.scores, prepared, operands.bias, of);
+    Tile { rule, keys, queries, width: packing.cut.rows }
 }
 
-/// A forward pass.
+fn plan_of<P: Streamed>(pass: &P, options: &Options) -> Result<Plan, Error> {
+    let packing = pass.packing(options)?;
+    Ok(Plan { products: pass.products(), ..needs(pass, &packing).plan(&packing) })
+}
+
+fn needs<P: Streamed>(pass: &P, packing: &Packing<'_>) -> Needs {
+    let keys = packing.longest().1;
+    let scratch = Parts::count(|parts| pass.scratch(parts, &packing.cut, keys));
+    Needs {
+        together: waves(packing).size,
+        workers: packing.workers(),
+        slot: packing.slot(),
+        scratch,
+        thread: size_of::<P::Scratch<'_>>(),
+        stats: 0,
+        sums: 0,
+        diagonals: 0,
+        totals: 0,
+        prepared: Prepared::bytes(pass.operands()),
+    }
+}
+
+/// A forward pass of attention or attention_lse.
 struct Forward<'a> {
     operands: &'a Operands<'a>,
     /// Whether ∂lse/∂q is wanted in place of o.
@@ -65,18 +169,22 @@ struct Forward<'a> {
     level: Level,
 }
 
-impl<'a> Forward<'a> {
+impl Forward<'_> {
     /// Columns of the result.
     fn width(&self) -> usize {
         let operands = self.operands;
         if self.derivative { operands.scores.extents.dim } else { operands.value_dim() }
     }
+}
 
-    fn scratch<'m>(&self, parts: &mut Parts<'m>, cut: &Cut) -> ForwardScratch<'m> {
-        ForwardScratch::new(parts, cut, self.operands.scores.extents.dim, self.width())
+impl Streamed for Forward<'_> {
+    type Scratch<'m> = ForwardScratch<'m>;
+
+    fn operands(&self) -> &Operands<'_> {
+        self.operands
     }
 
-    fn packing(&self, options: &Options) -> Result<Packing<'a>, Error> {
+    fn packing(&self, options: &Options) -> Result<Packing<'_>, Error> {
         let Operands { scores, sequences, k, v, .. } = *self.operands;
         let cut = Cut::new(scores, options, FIRST_ORDER)?;
         let k = if self.derivative { Operand::both(Some(k)) } else { Operand::across(Some(k)) };
@@ -84,50 +192,28 @@ impl<'a> Forward<'a> {
         Ok(Packing { scores, sequences, cut, keys, queries: [Operand::NONE; 4], lse: None })
     }
 
-    fn needs(&self, packing: &Packing<'_>) -> Needs {
-        let scratch = Parts::count(|parts| self.scratch(parts, &packing.cut));
-        Needs {
-            together: waves(packing).size,
-            workers: packing.workers(),
-            slot: packing.slot(),
-            scratch,
-            thread: size_of::<ForwardScratch<'_>>(),
-            stats: 0,
-            sums: 0,
-        }
+    fn products(&self) -> usize {
+        if self.width() == 0 { 1 } else { 2 }
     }
 
-    fn tile(
-        &self,
-        task: &mut Task<'_>,
-        packing: &Packing<'_>,
-        mask: &PreparedMask<'_>,
-        keys: &Keys<'_>,
-        scratch: &mut ForwardScratch<'_>,
-    ) {
-        let Operands { scores, q, bias, sinks, .. } = *self.operands;
-        let (head, rows) = (task.place.head, task.place.rows.clone());
-        let sequence = &packing.sequences[task.place.number];
-        let start = query_rows(sequence).start;
-        let source = Source {
-            rows: q.rows(sequence.batch, head, start + rows.start..start + rows.end),
-            masked: None,
-            job: ONE_JOB,
-        };
-        let has_nonfinite = source.is_non_finite();
-        source.across_into(packing.cut.rows, &mut scratch.q);
-        let tile = ForwardTile {
-            rule: ScoreRule::new(scores, mask, bias, QueryHead { sequence, head }),
-            keys,
+    fn scratch<'m>(&self, parts: &mut Parts<'m>, cut: &Cut, _: usize) -> ForwardScratch<'m> {
+        ForwardScratch::new(parts, cut, self.operands.scores.extents.dim, self.width())
+    }
+
+    fn tile(&self, task: &mut Task<'_>, tile: Tile<'_>, scratch: &mut ForwardScratch<'_>) {
+        let has_nonfinite = tile.pack(&mut scratch.q);
+        let kernel = ForwardTile {
+            rule: tile.rule,
+            keys: tile.keys,
             derivative: self.derivative,
             has_nonfinite,
-            rows,
-            dim: scores.extents.dim,
+            rows: task.place.rows.clone(),
+            dim: self.operands.scores.extents.dim,
             width: self.width(),
-            sink: sinks.map(|sinks| sinks[head]),
+            sink: self.operands.sinks.map(|sinks| sinks[task.place.head]),
             scratch: &mut *scratch,
         };
-        self.level.run(tile);
+        self.level.run(kernel);
         task.write_numbers(scratch.m);
         task.write(0, scratch.o, scratch.stride, 1.0);
     }

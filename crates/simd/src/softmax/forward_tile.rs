@@ -19,7 +19,7 @@ use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{Block, Factors, Strip, score_block, slope};
-use super::weights::Rows;
+use super::weights::{Rows, VISIBLE};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::Packed;
@@ -141,7 +141,7 @@ impl ForwardTile<'_, '_> {
             let ForwardScratch { o, stride, s, visible, .. } = &mut *self.scratch;
             let sum = Sum { acc: &mut o[first * *stride..], stride: *stride };
             let values = if self.derivative { &self.keys.k.along } else { &self.keys.v.along };
-            let weights = Rows { weights: s, visible, has_nonfinite };
+            let weights = Rows { weights: s, visible, pairs: VISIBLE, has_nonfinite };
             weights.grow(isa, sum, values, &cols, &strip.cols); // o ← o + P V
         }
     }

@@ -2,7 +2,7 @@
 
 use super::block::{Body, Pair, Term};
 use super::scratch::{Scratch, Share};
-use super::weights::{Columns, Rows, joined};
+use super::weights::{ACTIVE, Columns, Rows, VISIBLE, joined};
 use crate::lanes::{Isa, Kernel, Tile};
 use crate::products::Sum;
 use crate::tile::{MAX_KEYS, STRIDE};
@@ -45,6 +45,7 @@ impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
                     let rows = Rows {
                         weights: memory.weights(weights, 0),
                         visible: memory.shares[0].visible,
+                        pairs: B::pairs(weights),
                         has_nonfinite: block.has_nonfinite,
                     };
                     rows.grow(isa, sum, keys, &cols, &strip.cols);
@@ -78,6 +79,7 @@ impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
         let Scratch { tiles: memory, sums, .. } = scratch;
         // The rows and columns of the tile that hold a visible pair.
         let (mut seen_rows, mut seen_cols) = (0..0, 0..0);
+        memory.active.fill(0..0);
         for block in pair.blocks::<I>(&rows, &cols, Some(share)) {
             let strip = body.weights(isa, &pair, &block, memory);
             if let Some(strip) = &strip {
@@ -100,8 +102,16 @@ impl<B: Body> Kernel for KeyTile<'_, '_, '_, B> {
             visible: memory.shares[share].visible,
         };
         for &Term { to, weights, rows } in B::COLUMNS {
-            let (weights, rows) = (memory.weights(weights, share), rows(pair.queries));
-            columns.grow(isa, sums.of(to), pair.stride::<I>(to), weights, rows);
+            let (pairs, rows) = (B::pairs(weights), rows(pair.queries));
+            let weights = (memory.weights(weights, share), pairs);
+            let (acc, stride) = (sums.of(to), pair.stride::<I>(to));
+            if pairs != ACTIVE {
+                columns.grow(isa, acc, stride, weights, rows);
+                continue;
+            }
+            for columns in columns.active::<I>(&memory.active) {
+                columns.grow(isa, acc, stride, weights, rows);
+            }
         }
     }
 }
@@ -134,6 +144,7 @@ impl Kernel for ShareTile<'_, '_> {
             let rows = Rows {
                 weights: &share.ds[first * STRIDE..],
                 visible: &share.visible[first * MAX_KEYS..],
+                pairs: VISIBLE,
                 has_nonfinite,
             };
             let sum = Sum { acc: &mut dq[first * stride..], stride };

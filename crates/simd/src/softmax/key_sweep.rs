@@ -1,7 +1,7 @@
 //! The sweep of the keys of a backward pass, which may also add up dq.
 
-use super::block::Pair;
-use super::gradient::Gradient;
+use super::block::{Body, Pair};
+use super::diagonals::DiagonalTile;
 use super::kernels::{KeyTile, ShareTile};
 use super::ordered_sum::{Guard, OrderedSum, Seen};
 use super::schedule::AHEAD;
@@ -15,9 +15,9 @@ use ndarray::s;
 use std::ops::Range;
 
 /// The sweep of the keys: dk, dv, perhaps dbias, and dq where there are sums of it.
-pub struct KeySweep<'a, 't, 'o> {
+pub struct KeySweep<'a, 't, 'o, B> {
     pub wave: Wave<'a>,
-    pub body: Gradient,
+    pub body: B,
     pub stats: &'a RowStats<'a>,
     /// Of the tiles of queries, in the order of the heads of the wave and of rows.
     pub sums: &'a [OrderedSum<'t, 'o>],
@@ -42,26 +42,34 @@ type Waiting<'a, 't, 'o> = (&'a OrderedSum<'t, 'o>, Seen<'a>, usize);
 /// Those of one task, the oldest first.
 type Queue<'a, 't, 'o> = [Option<Waiting<'a, 't, 'o>>; AHEAD];
 
-impl KeySweep<'_, '_, '_> {
-    /// One task per tile of keys.
-    pub fn run(&self, scratch: &mut [Scratch<'_>], tasks: &mut [Task<'_>]) {
-        self.wave.key_sweep(scratch, tasks, |task, scratch| {
+impl<B: Body> KeySweep<'_, '_, '_, B> {
+    /// One task per tile of keys, each with its partial sums of dbias and dτ, if there are such.
+    pub fn run<'k, 'r: 'k>(
+        &self,
+        scratch: &mut [Scratch<'_>],
+        tasks: impl Iterator<Item = (&'k mut Task<'r>, &'k mut [f32])> + Send,
+    ) {
+        self.wave.key_sweep(scratch, tasks, |task, partial, scratch| {
             let _guard = Guard(self.sums);
-            self.tile(task, scratch);
+            self.tile(task, partial, scratch);
         });
     }
 
     /// One tile of keys against all query heads that share the key head. The last queries come
     /// first: so tiles of a band of keys begin with queries that no tile before them sees, and need
     /// not wait for each other.
-    fn tile(&self, task: &mut Task<'_>, scratch: &mut Scratch<'_>) {
+    fn tile(&self, task: &mut Task<'_>, partial: &mut [f32], scratch: &mut Scratch<'_>) {
         let Wave { work, .. } = self.wave;
+        partial.fill(0.0);
+        let mut partials = partial.chunks_mut(work.schedule.diagonals.max(1));
         let (cut, shares) = (work.schedule.cut, work.schedule.shares());
         let (cols, longest) = (task.place.rows.clone(), work.packing.longest_tiles());
         let mut ahead: Queue<'_, '_, '_> = [const { None }; AHEAD];
         for member in 0..work.operands.scores.group() {
             let pair = self.wave.pair(task.slot, member, Stats::NONE);
             let head = self.wave.head(task.slot, member);
+            let partial = partials.next().unwrap_or_default();
+            scratch.tiles.tau = 0.0;
             let mut dbias =
                 task.beside.as_mut().map(|bias| bias.view_mut().slice(s![member, .., ..]));
             let queries = tiles(0..pair.rule.of.sequence.queries, cut.queries);
@@ -84,12 +92,20 @@ impl KeySweep<'_, '_, '_> {
                     // (B9) The sum of one term, 0 + ds, in which zeros have no sign.
                     dbias.write_each(scratch.tiles.shares[share].ds, STRIDE, |ds| 0.0 + ds);
                 }
+                if let Some((_, sums)) = partial.split_last_mut() {
+                    let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
+                    let share = &scratch.tiles.shares[share];
+                    work.level.run(DiagonalTile { pair, rows, cols, share, sums });
+                }
                 let Some(sum) = self.sums.get(head * longest + number) else { continue };
                 if let Some(last) = ahead.iter_mut().find(|waiting| waiting.is_none()) {
                     *last = Some((sum, seen, share));
                 }
                 // One has to be free for what is computed next.
                 self.pass_on(&mut ahead, shares - 1, &cols, scratch);
+            }
+            if let Some((tau, _)) = partial.split_last_mut() {
+                *tau = scratch.tiles.tau as f32;
             }
         }
         self.pass_on(&mut ahead, 0, &cols, scratch);

@@ -2,7 +2,7 @@
 
 use super::operands::Operands;
 use super::wave::Places;
-use super::{backward, double_backward, forward};
+use super::{backward, double_backward, forward, lazy_backward};
 use crate::known::Known;
 use crate::named::{Inputs, float_place, place};
 use crate::workspace::Region;
@@ -26,7 +26,8 @@ pub fn run(
     // What the forward pass did not save is computed anew; o is not rounded to the storage type.
     let (mut memory_of_o, mut memory_of_lse) = (None, None);
     let (mut o, mut lse) = (None, None);
-    if operands.v.is_some() && operands.o.is_none() {
+    // Lazy attention's backward pass does not read o.
+    if operands.v.is_some() && operands.o.is_none() && operands.tau.is_none() {
         let e = &scores.extents;
         let shape = [e.batch, e.query_heads, e.queries, operands.value_dim()];
         o = Some(room(workspace, &mut memory_of_o, shape, "o")?);
@@ -34,12 +35,15 @@ pub fn run(
     if operands.lse.is_none() || o.is_some() {
         let lse = lse.insert(room(workspace, &mut memory_of_lse, scores.row_shape(), "lse")?);
         let o = o.as_mut().map(|o| o.view_mut().into());
-        forward::run(workspace, &operands, (o, lse.view_mut()), false, options)?;
+        let places = forward::Places { o, pv: None, lse: lse.view_mut() };
+        forward::run(workspace, &operands, places, false, options)?;
     }
     operands.o = o.as_ref().map_or(operands.o, |o| Some(o.view().into()));
     operands.lse = lse.as_ref().map_or(operands.lse, |lse| Some(lse.view()));
-    let places = places(out, known.pass)?;
+    let lazy = operands.tau.is_some();
+    let places = places(out, known.pass, lazy)?;
     match known.pass {
+        Pass::Backward if lazy => lazy_backward::run(workspace, &operands, places, options),
         Pass::Backward => backward::run(workspace, &operands, places, options),
         _ => double_backward::run(workspace, &operands, places, options),
     }
@@ -62,14 +66,15 @@ fn run_forward(
         Some(gradient) => Some(gradient.into()),
         None => place(out, "o")?,
     };
-    forward::run(workspace, operands, (o, lse), derivative, options)
+    let pv = float_place::<Ix4>(out, "pv_sum")?.map(Into::into);
+    forward::run(workspace, operands, forward::Places { o, pv, lse }, derivative, options)
 }
 
 /// The places of the results of a pass behind the forward pass.
-fn places<'o>(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Places<'o>, Error> {
-    let [q, k, v, sinks, bias] = match pass {
-        Pass::Backward => ["dq", "dk", "dv", "dsinks", "dbias"],
-        _ => ["gq", "gk", "gv", "gsinks", "gbias"],
+fn places<'o>(out: &mut ViewsMut<'o>, pass: Pass, lazy: bool) -> Result<Places<'o>, Error> {
+    let [q, k, v, sinks, bias, tau] = match pass {
+        Pass::Backward => ["dq", "dk", "dv", "dsinks", "dbias", "dtau"],
+        _ => ["gq", "gk", "gv", "gsinks", "gbias", "gtau"],
     };
     let [dout, dlse] = if pass == Pass::Jvp { ["to", "tlse"] } else { ["gdout", "gdlse"] };
     Ok(Places {
@@ -78,7 +83,9 @@ fn places<'o>(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Places<'o>, Error> {
         keys: [place(out, k)?, place(out, v)?],
         with_keys: None,
         sinks: float_place(out, sinks)?,
-        bias: place(out, bias)?,
+        bias: if lazy { None } else { place(out, bias)? },
+        distances: if lazy { float_place(out, bias)? } else { None },
+        tau: float_place(out, tau)?,
     })
 }
 

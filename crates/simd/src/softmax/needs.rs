@@ -1,13 +1,14 @@
 //! What a pass keeps in memory.
 
+use super::diagonals::Diagonals;
 use super::operands::Operands;
 use super::ordered_sum::OrderedSum;
 use super::packs::Packing;
+use super::rule::Prepared;
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::RowStats;
 use super::tasks::Task;
-use crate::mask::Sight as PreparedMask;
 use crate::plan::{Buffer, Plan};
 use crate::workspace::Parts;
 use etalon_problem::Blocking;
@@ -21,8 +22,11 @@ impl Schedule {
             slot: packing.slot(),
             scratch: Parts::count(|parts| Scratch::new(parts, self, operands)),
             thread: size_of::<Scratch<'_>>(),
-            stats: RowStats::slot(packing, self.second),
+            stats: RowStats::slot(packing, self.numbers),
             sums: if self.fused { OrderedSum::slot(packing) } else { 0 },
+            diagonals: Diagonals::slot(packing, self.diagonals),
+            totals: packing.scores.extents.query_heads.saturating_mul(self.diagonals.max(1)),
+            prepared: Prepared::bytes(operands),
         }
     }
 }
@@ -41,6 +45,12 @@ pub struct Needs {
     pub scratch: usize,
     /// Of a thread, in bytes of lists.
     pub thread: usize,
+    /// Partial sums of dbias and dτ of lazy attention, of a slot.
+    pub diagonals: usize,
+    /// Sums over all slots: of sinks, or of dbias and dτ.
+    pub totals: usize,
+    /// Of the mask and the bias by distance, in bytes of lists.
+    pub prepared: usize,
 }
 
 /// Bytes of the page that the lists end in.
@@ -49,7 +59,9 @@ const PAGE: usize = 4096;
 impl Needs {
     /// Elements of everything.
     pub fn all(&self) -> usize {
-        let stats = Parts::count(|parts| parts.room(self.together.saturating_mul(self.stats)));
+        let together =
+            |each: usize| Parts::count(|parts| parts.room(self.together.saturating_mul(each)));
+        let stats = together(self.stats).saturating_add(together(self.diagonals));
         let slots = self.together.saturating_mul(self.slot.saturating_add(self.sums));
         let threads = self.workers.saturating_mul(self.scratch);
         slots.saturating_add(stats).saturating_add(threads)
@@ -58,13 +70,13 @@ impl Needs {
     /// Bytes of all lists.
     pub fn lists(&self, packing: &Packing<'_>) -> usize {
         let (queries, keys) = packing.tiles();
-        let mut bytes = PreparedMask::bytes(&packing.scores.mask);
+        let mut bytes = self.prepared;
         for (count, each) in [
             (queries.saturating_add(keys), size_of::<Task<'_>>()),
             (packing.sums(self.together), size_of::<OrderedSum<'_, '_>>()),
             (self.together, packing.list()),
             (self.workers, self.thread),
-            (packing.scores.extents.query_heads, size_of::<f64>()),
+            (self.totals, size_of::<f64>()),
         ] {
             bytes = bytes.saturating_add(count.saturating_mul(each));
         }
@@ -84,6 +96,9 @@ impl Needs {
         ];
         if self.stats > 0 {
             buffers.push(elements("row statistics", together, self.stats));
+        }
+        if self.diagonals > 0 {
+            buffers.push(elements("sums of dbias and dtau", together, self.diagonals));
         }
         if self.sums > 0 {
             buffers.push(elements("sums of dq", together, self.sums));

@@ -3,10 +3,11 @@
 use crate::element::{Tensor, View};
 use crate::known::Known;
 use crate::named;
-use etalon_problem::{Error, Pass, Scores, Sequence};
-use ndarray::{Ix1, Ix3, Ix4};
+use etalon_problem::{DistanceBias, Error, Pass, Problem, Scores, Sequence};
+use ndarray::{Ix1, Ix2, Ix3, Ix4};
 
-/// The operands of attention, or of attention_lse, which has no values: those that a pass has.
+/// The operands of attention, of lazy attention, or of attention_lse, which has no values: those that a
+/// pass has.
 #[derive(Clone, Copy)]
 pub struct Operands<'a> {
     /// The scores and which of them count.
@@ -23,6 +24,10 @@ pub struct Operands<'a> {
     pub sinks: Option<View<'a, f32, Ix1>>,
     /// `[B or 1, Hq or 1, N, M]`, where the problem has a bias.
     pub bias: Option<Tensor<'a, Ix4>>,
+    /// `[Hq, W]`, of lazy attention, where the problem has a bias by distance.
+    pub distances: Option<(DistanceBias, View<'a, f32, Ix2>)>,
+    /// τ `[Hq]`, of lazy attention alone.
+    pub tau: Option<View<'a, f32, Ix1>>,
     /// o of the forward pass, `[B, Hq, N, E]`.
     pub o: Option<Tensor<'a, Ix4>>,
     /// lse of the forward pass, `[B, Hq, N]`.
@@ -30,6 +35,9 @@ pub struct Operands<'a> {
     /// ∂lse/∂q of the forward pass, `[B, Hq, N, D]`; of attention_lse, where it was written: then dq
     /// needs no sweep.
     pub gradient: Option<View<'a, f32, Ix4>>,
+    /// Σ a P v of the forward pass of lazy attention, `[B, Hq, N, E]`, where it was written: its product
+    /// with dout is Δ.
+    pub pv: Option<View<'a, f32, Ix4>>,
     pub dout: Option<Tensor<'a, Ix4>>,
     pub dlse: Option<View<'a, f32, Ix3>>,
     /// The direction in which the inputs move, or the cotangents of their gradients: each in the shape
@@ -54,6 +62,14 @@ impl<'a> Operands<'a> {
             Pass::Jvp => ["tq", "tk", "tv", "tsinks", "tbias"],
             _ => ["ddq", "ddk", "ddv", "ddsinks", "ddbias"],
         };
+        let reach = match &known.problem {
+            Problem::LazyAttention(problem) => problem.bias,
+            _ => None,
+        };
+        let (bias, distances) = match reach {
+            Some(reach) => (None, x.float("bias")?.map(|bias| (reach, bias))),
+            None => (x.tensor("bias")?, None),
+        };
         Ok(Operands {
             scores,
             sequences: &known.sequences,
@@ -61,10 +77,13 @@ impl<'a> Operands<'a> {
             k: x.needed("k")?,
             v: x.tensor("v")?,
             sinks: x.float("sinks")?,
-            bias: x.tensor("bias")?,
+            bias,
+            distances,
+            tau: x.float("tau")?,
             o: x.tensor("o")?,
             lse: x.float("lse")?,
             gradient: x.float("gradient")?,
+            pv: x.float("pv_sum")?,
             dout: x.tensor("dout")?,
             dlse: x.float("dlse")?,
             ddq: x.tensor(ddq)?,

@@ -1,7 +1,7 @@
 //! How the passes will work.
 
 use super::operands::Operands;
-use super::{backward, double_backward, forward};
+use super::{backward, double_backward, forward, lazy_backward};
 use crate::element::Tensor;
 use crate::known::Known;
 use crate::named::Inputs;
@@ -30,10 +30,13 @@ pub fn plan(
         }
     }
     let operands = Operands::of(&known, scores, Inputs(&views))?;
-    // Under this mode the forward pass of attention_lse has all that dq needs.
-    let gradient = operands.v.is_none() && options.mode == Mode::ForwardGradient;
+    // Under this mode the forward pass of attention_lse has all that dq needs, and that of lazy attention
+    // all that Δ needs.
+    let (lazy, further) = (operands.tau.is_some(), options.mode == Mode::ForwardGradient);
+    let gradient = operands.v.is_none() && further;
     let mut plan = match pass {
-        Pass::Forward => forward::plan(&operands, gradient, options)?,
+        Pass::Forward => forward::plan(&operands, further && (gradient || lazy), options)?,
+        Pass::Backward if lazy => lazy_backward::plan(&operands, further, options)?,
         Pass::Backward => backward::plan(&operands, !gradient, options)?,
         _ => double_backward::plan(&operands, pass == Pass::Jvp, options)?,
     };

@@ -1,11 +1,62 @@
 //! Which pairs of a query and a key count, and what is added to their scores.
 
+use super::distances::{Distances, Reach, Table};
+use super::operands::Operands;
 use crate::element::Tensor;
 use crate::mask::{QueryHead, Sight as PreparedMask};
 use crate::tiles::{key_rows, query_rows};
-use etalon_problem::{Cover, Scores};
+use crate::workspace::Lists;
+use etalon_problem::{Cover, Error, Scores};
 use ndarray::{Ix2, Ix4, s};
 use std::ops::Range;
+
+/// What is added to scores.
+#[derive(Clone, Copy)]
+pub enum Raise<'a> {
+    /// A number for each pair, `[n, m]`, (F2).
+    Pairs(Tensor<'a, Ix2>),
+    /// A number for each distance, (E2).
+    Distances(Distances<'a>),
+}
+
+impl Raise<'_> {
+    /// Whether a score of a tile may be raised.
+    fn touches(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
+        match self {
+            Raise::Pairs(_) => true,
+            Raise::Distances(bias) => bias.reach.touches(rows, cols),
+        }
+    }
+
+    /// Adds what belongs to query `i` and the keys `cols`.
+    #[inline(always)]
+    pub fn add_row(&self, i: usize, cols: Range<usize>, row: &mut [f32]) {
+        match self {
+            Raise::Pairs(bias) => bias.add_row(i, cols, row),
+            Raise::Distances(bias) => bias.add_row(i, cols, row),
+        }
+    }
+}
+
+/// The mask and the bias by distance, as kernels read them.
+pub struct Prepared<'l> {
+    pub mask: PreparedMask<'l>,
+    distances: Option<Table<'l>>,
+}
+
+impl<'l> Prepared<'l> {
+    /// In memory for [`Prepared::bytes`].
+    pub fn new(operands: &Operands<'l>, lists: &'l Lists) -> Result<Self, Error> {
+        let mask = PreparedMask::new(&operands.scores.mask, lists)?;
+        Ok(Prepared { mask, distances: Table::new(operands, lists)? })
+    }
+
+    /// Bytes of its lists.
+    pub fn bytes(operands: &Operands<'_>) -> usize {
+        let mask = PreparedMask::bytes(&operands.scores.mask);
+        mask.saturating_add(Table::bytes(operands))
+    }
+}
 
 /// Which pairs of one sequence and query head count, and what is added to their scores.
 #[derive(Clone, Copy)]
@@ -15,9 +66,9 @@ pub struct ScoreRule<'a> {
     /// c.
     pub softcap: Option<f32>,
     /// The mask.
-    pub mask: &'a PreparedMask<'a>,
-    /// The bias of this sequence and head, `[n, m]`.
-    pub bias: Option<Tensor<'a, Ix2>>,
+    mask: &'a PreparedMask<'a>,
+    /// The bias of this sequence and head.
+    bias: Option<Raise<'a>>,
     /// The sequence and the query head.
     pub of: QueryHead<'a>,
 }
@@ -26,17 +77,37 @@ impl<'a> ScoreRule<'a> {
     /// The rule of a sequence and head.
     pub fn new(
         scores: &'a Scores,
-        mask: &'a PreparedMask<'a>,
+        prepared: &'a Prepared<'a>,
         bias: Option<Tensor<'a, Ix4>>,
         of: QueryHead<'a>,
     ) -> Self {
+        let distances = prepared.distances.map(|table| Raise::Distances(table.of(of)));
         ScoreRule {
             scale: scores.scale() as f32,
             softcap: scores.softcap.map(|cap| cap as f32),
-            mask,
-            bias: bias.map(|bias| pairs_of(bias, of)),
+            mask: &prepared.mask,
+            bias: bias.map(|bias| Raise::Pairs(pairs_of(bias, of))).or(distances),
             of,
         }
+    }
+
+    /// What is added to the scores of a tile, if anything is.
+    pub fn bias(&self, rows: &Range<usize>, cols: &Range<usize>) -> Option<Raise<'a>> {
+        self.bias.filter(|bias| bias.touches(rows, cols))
+    }
+
+    /// Which pairs are within reach of a bias by distance, if there is one.
+    pub fn reach(&self) -> Option<Reach> {
+        match self.bias {
+            Some(Raise::Distances(bias)) => Some(bias.reach),
+            _ => None,
+        }
+    }
+
+    /// Whether a bias by distance may hide pairs that the mask allows: then what is visible shows only
+    /// pair by pair.
+    pub fn hides(&self) -> bool {
+        matches!(self.bias, Some(Raise::Distances(bias)) if bias.hides)
     }
 
     /// What the mask allows of a tile.

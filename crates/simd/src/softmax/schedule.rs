@@ -24,6 +24,11 @@ pub struct Schedule {
     pub cut: Cut,
     /// Whether the pass is of the second order.
     pub second: bool,
+    /// Numbers of a row that one sweep leaves for the next: see [`Stats`](super::stats::Stats).
+    pub numbers: usize,
+    /// Numbers that a tile of keys and a query head add to dbias and dτ of lazy attention, see
+    /// [`Diagonals`](super::diagonals::Diagonals).
+    pub diagonals: usize,
     /// Whether o is computed anew; of the second order.
     pub o_anew: bool,
     /// Whether dq is summed in the sweep of the keys; otherwise it has a sweep of its own.
@@ -40,7 +45,7 @@ impl Schedule {
     /// are packed at once.
     pub fn waves(
         packing: &Packing<'_>,
-        (second, bias): (bool, bool),
+        (numbers, bias): (usize, bool),
         bytes: usize,
         most: usize,
     ) -> Waves {
@@ -48,7 +53,7 @@ impl Schedule {
         if bias {
             Waves::one(slots)
         } else {
-            let each = packing.slot().saturating_add(RowStats::slot(packing, second));
+            let each = packing.slot().saturating_add(RowStats::slot(packing, numbers));
             let bytes = each.saturating_mul(size_of::<f32>()).saturating_add(bytes);
             let threads = rayon::current_num_threads();
             Waves::new(slots, bytes, packing.tiles().1, threads).at_most(most)

@@ -1,6 +1,6 @@
 //! The scores of a block of queries against a tile of keys: (F1), (F2) and what is visible.
 
-use super::rule::ScoreRule;
+use super::rule::{Raise, ScoreRule};
 use crate::exp::tanh;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
@@ -21,6 +21,34 @@ impl Strip {
     /// a bias may still make a score −∞, whose weight is 0 as its operands are finite.
     pub fn edges(&self) -> [Range<usize>; 2] {
         [self.cols.start..self.open.start, self.open.end..self.cols.end]
+    }
+
+    /// The part of it within some columns of it.
+    pub fn within(&self, cols: &Range<usize>) -> Self {
+        let clamp = |column: usize| column.clamp(cols.start, cols.end);
+        Strip { cols: cols.clone(), open: clamp(self.open.start)..clamp(self.open.end) }
+    }
+
+    /// As numbers, to be kept in the memory of a thread.
+    pub fn to_numbers(&self) -> [u32; 4] {
+        let Strip { cols, open } = self;
+        [cols.start, cols.end, open.start, open.end].map(|column| column as u32)
+    }
+
+    /// As [`Strip::to_numbers`] gave it.
+    pub fn of_numbers(numbers: [u32; 4]) -> Self {
+        let [start, end, first, last] = numbers.map(|column| column as usize);
+        Strip { cols: start..end, open: first..last }
+    }
+
+    /// Adds to `counts` how many pairs of each row are visible, by `visible` in the edges.
+    pub fn count(&self, visible: &[u8], counts: &mut [f32]) {
+        for (count, visible) in counts.iter_mut().zip(visible.chunks(MAX_KEYS)) {
+            let of_edge =
+                |edge: Range<usize>| visible[edge].iter().map(|&x| u32::from(x)).sum::<u32>();
+            let edges: u32 = self.edges().map(of_edge).iter().sum();
+            *count += (self.open.len() as u32 + edges) as f32;
+        }
     }
 }
 
@@ -49,7 +77,7 @@ pub struct Factors<'a, 'p> {
     /// D.
     pub dim: usize,
     /// Whether the visible pairs are noted even where the mask allows every pair: operands that are not
-    /// finite need it.
+    /// finite need it, and a bias that hides pairs.
     pub note_visible: bool,
 }
 
@@ -67,7 +95,8 @@ pub fn score_block<I: Isa>(
     let strip = strip(factors, width)?;
     let scale = I::F32::splat(isa, rule.scale);
     // Whether the scores are not final when they leave the registers.
-    let later = rule.softcap.is_some() || rule.bias.is_some();
+    let bias = rule.bias(rows, cols);
+    let later = rule.softcap.is_some() || bias.is_some();
     for column in strip.cols.clone().step_by(width) {
         let mut tile = I::Tile::zero(isa);
         tile.add_panel(isa, q, &k[column * dim..], *dim);
@@ -83,7 +112,7 @@ pub fn score_block<I: Isa>(
     if let Some(cap) = rule.softcap {
         cap_scores(isa, cap, &strip.cols, block);
     }
-    if let Some(bias) = &rule.bias {
+    if let Some(bias) = &bias {
         let keys = cols.start + strip.open.start..cols.start + strip.open.end;
         for (i, row) in rows.clone().zip(block.s.chunks_mut(STRIDE)) {
             bias.add_row(i, keys.clone(), &mut row[strip.open.clone()]); // (F2)
@@ -93,7 +122,7 @@ pub fn score_block<I: Isa>(
         memory_max(isa, &strip.open, block.s, max);
     }
     for edge in strip.edges() {
-        hide(factors, &edge, I::Tile::ROWS, block);
+        hide(factors, &bias, &edge, I::Tile::ROWS, block);
         memory_max(isa, &edge, block.s, max);
     }
     Some(strip)
@@ -162,7 +191,13 @@ pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
 
 /// (F2) adds the bias, notes which pairs of some columns are visible, and sets S = −∞ where they are
 /// not.
-fn hide(factors: &Factors<'_, '_>, edge: &Range<usize>, height: usize, block: &mut Block<'_>) {
+fn hide(
+    factors: &Factors<'_, '_>,
+    bias: &Option<Raise<'_>>,
+    edge: &Range<usize>,
+    height: usize,
+    block: &mut Block<'_>,
+) {
     let Factors { rule, rows, cols, .. } = factors;
     if edge.is_empty() {
         return;
@@ -178,7 +213,7 @@ fn hide(factors: &Factors<'_, '_>, edge: &Range<usize>, height: usize, block: &m
             let (inside, padding) = visible.split_at_mut(keys.len());
             rule.visible_row(i, keys.clone(), inside);
             padding.fill(0);
-            if let Some(bias) = &rule.bias {
+            if let Some(bias) = bias {
                 bias.add_row(i, keys.clone(), s);
             }
         }

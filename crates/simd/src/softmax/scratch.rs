@@ -3,8 +3,12 @@
 use super::cut::Cut;
 use super::operands::Operands;
 use super::schedule::{AHEAD, Schedule};
-use crate::tile::{MAX_KEYS, STRIDE};
+use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use crate::workspace::Parts;
+use std::ops::Range;
+
+/// The most panels of keys in a tile: of the narrowest register block.
+const MAX_PANELS: usize = MAX_KEYS / 4;
 
 /// The memory of one thread.
 pub struct Scratch<'m> {
@@ -27,6 +31,13 @@ pub struct TileMemory<'m> {
     pub tanh: &'m mut [f32],
     /// u⁰ of a register block.
     pub u0: &'m mut [f32],
+    /// Of lazy attention a sum over each row of a register block: a P g.
+    pub row_sums: [f32; MAX_ROWS],
+    /// Of lazy attention (1/n) Σ a g of the tiles since it was last 0.
+    pub tau: f64,
+    /// Of lazy attention the rows of a tile from the first to the last with an active pair in each panel
+    /// of keys.
+    pub active: [Range<usize>; MAX_PANELS],
     /// The shares of dq that wait for their turn, and room for the next; of the second order one.
     pub shares: [Share<'m>; AHEAD],
 }
@@ -49,7 +60,7 @@ pub struct Sums<'m> {
     pub values: &'m mut [f32],
     /// o of a tile of queries, where it is computed anew.
     pub o: &'m mut [f32],
-    /// Σ P U of every row of a tile.
+    /// Σ P U of every row of a tile; of lazy attention Δ.
     pub u: &'m mut [f32],
     /// dbias or gbias of a tile, rows [`STRIDE`] apart.
     pub bias: &'m mut [f32],
@@ -97,13 +108,16 @@ impl<'m> Scratch<'m> {
             x: parts.room(of(second, tile)),
             tanh: parts.room(block),
             u0: parts.room(of(second, block)),
+            row_sums: [0.0; MAX_ROWS],
+            tau: 0.0,
+            active: [const { 0..0 }; MAX_PANELS],
             shares,
         };
         let sums = Sums {
             wide: parts.room(sum(rows, operands.scores.extents.dim)),
             values: parts.room(sum(rows, value_dim)),
             o: parts.room(of(schedule.o_anew, sum(cut.queries, value_dim))),
-            u: parts.room(of(second, cut.queries)),
+            u: parts.room(of(second || operands.tau.is_some(), cut.queries)),
             bias: parts.room(of(schedule.bias, tile)),
         };
         Scratch { cut, tiles, sums, rows: [(); 2].map(|()| parts.room(value_dim)) }

@@ -116,7 +116,7 @@ impl Body for Second {
     ) -> Option<Strip> {
         let strip = scores(isa, pair, at, memory);
         let here = at.weights::<I>();
-        let TileMemory { p, p_dot, x, tanh, u0, shares } = memory;
+        let TileMemory { p, p_dot, x, tanh, u0, shares, .. } = memory;
         let Share { ds, visible, .. } = &mut shares[at.share];
         let (p, p_dot) = (&mut p[here.clone()], &mut p_dot[here.clone()]);
         let (ds, x) = (&mut ds[here.clone()], &mut x[here]);

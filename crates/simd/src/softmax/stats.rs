@@ -8,11 +8,11 @@ use super::tasks::Task;
 pub struct Stats<'a> {
     /// The row of the first numbers, within the sequence.
     pub first: usize,
-    /// (B1)
+    /// (B1); of lazy attention Δ − dlse.
     pub delta: &'a [f32],
-    /// (D4), of the second order alone.
+    /// Of the second order (D4); of lazy attention τ/n.
     pub u: &'a [f32],
-    /// (D6), of the second order alone.
+    /// Of the second order (D6); of lazy attention 1/n.
     pub z: &'a [f32],
 }
 
@@ -44,26 +44,15 @@ pub struct RowStats<'m> {
 
 impl<'m> RowStats<'m> {
     /// Elements of those of a slot.
-    pub fn slot(packing: &Packing<'_>, second: bool) -> usize {
+    pub fn slot(packing: &Packing<'_>, numbers: usize) -> usize {
         let head = packing.longest_tiles().saturating_mul(packing.cut.queries);
-        head.saturating_mul(packing.scores.group() * RowStats::numbers(second))
+        head.saturating_mul(packing.scores.group() * numbers)
     }
 
-    /// Numbers of a row: without `second` δ alone.
-    fn numbers(second: bool) -> usize {
-        if second { 3 } else { 1 }
-    }
-
-    /// Those of `slots`, in memory for as many.
-    pub fn new(memory: &'m mut [f32], slots: usize, packing: &Packing<'_>, second: bool) -> Self {
+    /// Those of `slots`, `numbers` of a row, in memory for as many.
+    pub fn new(memory: &'m mut [f32], slots: usize, packing: &Packing<'_>, numbers: usize) -> Self {
         let (size, group) = (packing.cut.queries, packing.scores.group());
-        RowStats {
-            memory,
-            heads: slots * group,
-            group,
-            size,
-            part: size * RowStats::numbers(second),
-        }
+        RowStats { memory, heads: slots * group, group, size, part: size * numbers }
     }
 
     /// Of the tile that begins at row `first` of a query head, counted from the first of the wave.

@@ -71,15 +71,16 @@ impl<'l, 'o> Tasks<'l, 'o> {
         Ok(Tasks { list, begun: 0 })
     }
 
-    /// The tiles of keys, if any result of theirs is wanted.
+    /// The tiles of keys, if any result of theirs is wanted, or if they have work `alone`.
     pub fn of_keys(
         lists: &'l Lists,
         packing: &Packing<'_>,
         waves: Waves,
         results: [Option<TensorMut<'o, Ix4>>; 2],
         mut bias: Option<TensorMut<'o, Ix4>>,
+        alone: bool,
     ) -> Result<Self, Error> {
-        if results.iter().all(Option::is_none) {
+        if results.iter().all(Option::is_none) && !alone {
             return Ok(Tasks { list: lists.collect(0, [], "tiles of keys")?, begun: 0 });
         }
         bias.iter_mut().for_each(|bias| clear_pairs(bias, packing));

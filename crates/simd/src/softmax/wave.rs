@@ -1,18 +1,19 @@
 //! The sweeps that passes of first and second order share, wave by wave.
 
 use super::block::{Body, Pair};
+use super::diagonals::{Diagonals, write_totals};
 use super::kernels::BiasTile;
 use super::needs::Needs;
 use super::operands::{Operands, sink_weight};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
-use super::rule::{ScoreRule, pairs_of};
+use super::rule::{Prepared, ScoreRule, pairs_of};
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
 use super::tasks::{BiasTask, Task, Tasks, bias_tasks};
 use crate::element::TensorMut;
-use crate::mask::{QueryHead, Sight as PreparedMask};
+use crate::mask::QueryHead;
 use crate::parallel::share;
 use crate::tile::STRIDE;
 use crate::tiles::{Place, tiles};
@@ -20,7 +21,7 @@ use crate::workspace::{Lists, Parts};
 use crate::{Level, Workspace};
 use bumpalo::boxed::Box;
 use etalon_problem::{Error, Sequence};
-use ndarray::{ArrayViewMut1, ArrayViewMut3, Ix4, s};
+use ndarray::{ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, Ix4, s};
 use std::ops::Range;
 
 /// A pass of first or second order, without its sweeps.
@@ -44,11 +45,16 @@ pub struct Places<'o> {
     pub sinks: Option<ArrayViewMut1<'o, f32>>,
     /// dbias or gbias, where it has a sweep of its own.
     pub bias: Option<TensorMut<'o, Ix4>>,
+    /// dbias `[Hq, W]` of lazy attention.
+    pub distances: Option<ArrayViewMut2<'o, f32>>,
+    /// dτ.
+    pub tau: Option<ArrayViewMut1<'o, f32>>,
 }
 
 /// The memory of the sweeps, which one wave after the other uses.
 pub struct Memory<'m, 'o> {
     pub stats: RowStats<'m>,
+    pub diagonals: Diagonals<'m>,
     /// The sums of dq of the tiles of queries, in the order of slots, heads and rows.
     pub sums: Box<'m, [OrderedSum<'m, 'o>]>,
     /// Of every thread.
@@ -64,13 +70,15 @@ impl<'m> Memory<'m, '_> {
     ) -> Result<Self, Error> {
         let Needs { together, workers, .. } = *needs;
         let stats = parts.room(needs.stats * together);
-        let stats = RowStats::new(stats, together, packing, schedule.second);
+        let stats = RowStats::new(stats, together, packing, schedule.numbers);
+        let diagonals = parts.room(needs.diagonals * together);
+        let diagonals = Diagonals::new(diagonals, together, packing, schedule.diagonals);
         let count = if schedule.fused { packing.sums(together) } else { 0 };
         let sums = (0..count).map(|_| OrderedSum::new(parts.room(OrderedSum::len(packing))));
         let sums = lists.collect(count, sums, "the sums of dq")?;
         let scratch = (0..workers).map(|_| Scratch::new(parts, schedule, operands));
         let scratch = lists.collect(workers, scratch, "the scratch of threads")?;
-        Ok(Memory { stats, sums, scratch })
+        Ok(Memory { stats, diagonals, sums, scratch })
     }
 }
 
@@ -93,16 +101,20 @@ impl Work<'_> {
         let parts = &mut Parts::of(&mut memory);
         let mut slots = packing.room(parts, &lists, needs.together)?;
         let mut memory = Memory::new(parts, &lists, &needs, self)?;
-        let sums = lists.repeat(operands.scores.extents.query_heads, 0.0, "sums of sinks")?;
-        let mask = PreparedMask::new(&operands.scores.mask, &lists)?;
-        let Places { queries, numbers, keys, with_keys, sinks, bias: mut result } = places;
-        let mut keys = Tasks::of_keys(&lists, packing, *waves, keys, with_keys)?;
+        let totals = lists.repeat(needs.totals, 0.0, "sums over sequences")?;
+        let prepared = Prepared::new(operands, &lists)?;
+        let Places { queries, numbers, keys, with_keys, sinks, bias: mut result, .. } = places;
+        let alone = self.schedule.diagonals > 0;
+        let mut keys = Tasks::of_keys(&lists, packing, *waves, keys, with_keys, alone)?;
         let mut queries = Tasks::of_queries(&lists, packing, *waves, queries, numbers, 0.0)?;
         for numbers in waves.iter() {
-            let wave = Wave::pack(self, &mask, &mut slots, &numbers);
+            let wave = Wave::pack(self, &prepared, &mut slots, &numbers);
             sweeps(wave, &mut memory, queries.wave(&numbers), keys.wave(&numbers));
             if sinks.is_some() {
-                wave.sink_sums(sums, &memory.stats, &change);
+                wave.sink_sums(totals, &memory.stats, &change);
+            }
+            if alone {
+                memory.diagonals.add_to(totals, &wave);
             }
             if let Some(result) = result.take() {
                 wave.bias_sweep(&mut memory.scratch, result, bias, &memory.stats);
@@ -110,8 +122,11 @@ impl Work<'_> {
         }
         // Where there are no slots at all.
         result.into_iter().for_each(|mut result| result.fill(0.0));
+        if alone {
+            write_totals(totals, self.schedule.diagonals, places.distances, places.tau);
+        }
         let sinks = sinks.into_iter().flatten();
-        sinks.zip(sums).for_each(|(sink, sum)| *sink = *sum as f32);
+        sinks.zip(totals).for_each(|(sink, sum)| *sink = *sum as f32);
         Ok(())
     }
 }
@@ -120,7 +135,7 @@ impl Work<'_> {
 #[derive(Clone, Copy)]
 pub struct Wave<'a> {
     pub work: &'a Work<'a>,
-    mask: &'a PreparedMask<'a>,
+    prepared: &'a Prepared<'a>,
     pub keys: &'a [Keys<'a>],
     pub queries: &'a [Queries<'a>],
     /// The number of the first slot.
@@ -130,7 +145,7 @@ pub struct Wave<'a> {
 impl<'a> Wave<'a> {
     fn pack(
         work: &'a Work<'a>,
-        mask: &'a PreparedMask<'a>,
+        prepared: &'a Prepared<'a>,
         slots: &'a mut Slots<'_>,
         numbers: &Range<usize>,
     ) -> Self {
@@ -138,7 +153,7 @@ impl<'a> Wave<'a> {
         let Slots { keys, queries } = slots;
         let heads = numbers.len() * work.operands.scores.group();
         let (keys, queries) = (&keys[..numbers.len()], &queries[..heads]);
-        Wave { work, mask, keys, queries, first: numbers.start }
+        Wave { work, prepared, keys, queries, first: numbers.start }
     }
 
     /// The sequence of a slot.
@@ -163,7 +178,7 @@ impl<'a> Wave<'a> {
         let head = slot % scores.extents.key_heads * scores.group() + member;
         let of = QueryHead { sequence: self.sequence(slot), head };
         Pair {
-            rule: ScoreRule::new(scores, self.mask, bias, of),
+            rule: ScoreRule::new(scores, self.prepared, bias, of),
             ddbias: ddbias.map(|ddbias| pairs_of(ddbias, of)),
             queries: &self.queries[self.head(slot, member)],
             keys: &self.keys[slot - self.first],
@@ -174,21 +189,21 @@ impl<'a> Wave<'a> {
     }
 
     /// The sweep of the keys, one task per tile of keys: `tile` grows its sums by what every query
-    /// head adds.
-    pub fn key_sweep(
+    /// head adds, and the numbers that go with the task.
+    pub fn key_sweep<'k, 'r: 'k>(
         &self,
         scratch: &mut [Scratch<'_>],
-        tasks: &mut [Task<'_>],
-        tile: impl Fn(&mut Task<'_>, &mut Scratch<'_>) + Sync,
+        tasks: impl Iterator<Item = (&'k mut Task<'r>, &'k mut [f32])> + Send,
+        tile: impl Fn(&mut Task<'_>, &mut [f32], &mut Scratch<'_>) + Sync,
     ) {
         let (cut, operands) = (self.work.schedule.cut, self.work.operands);
         let strides =
             [operands.scores.extents.dim, operands.value_dim()].map(|dim| cut.stride(dim));
         let scale = operands.scores.scale() as f32;
-        each(scratch, tasks.iter_mut(), |task, scratch| {
+        each(scratch, tasks, |(task, numbers), scratch| {
             scratch.sums.wide.fill(0.0);
             scratch.sums.values.fill(0.0);
-            tile(task, scratch);
+            tile(task, numbers, scratch);
             task.write(0, scratch.sums.wide, strides[0], scale);
             task.write(1, scratch.sums.values, strides[1], 1.0);
         });

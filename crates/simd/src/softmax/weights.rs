@@ -68,28 +68,65 @@ pub fn clear<const W: usize>(
 /// is NaN. So are those of the rows that see no key at all, which are packed as zeros: their scores with
 /// keys that are not finite would be NaN.
 pub fn hide<const W: usize>(
-    mut weights: [&mut [f32]; W],
+    weights: [&mut [f32]; W],
     visible: &mut [u8],
     strip: &Strip,
     lse: &[f32],
 ) {
     for cols in strip.edges() {
+        for (r, _) in lse.iter().enumerate().filter(|(_, lse)| **lse == f32::INFINITY) {
+            visible[r * MAX_KEYS..][cols.clone()].fill(0);
+        }
+    }
+    conceal(weights, visible, strip, lse.len());
+}
+
+/// As [`hide`], for `rows` rows of which none is packed as zeros.
+pub fn conceal<const W: usize>(
+    mut weights: [&mut [f32]; W],
+    visible: &[u8],
+    strip: &Strip,
+    rows: usize,
+) {
+    for cols in strip.edges() {
         if cols.is_empty() {
             continue;
         }
-        for (r, &lse) in lse.iter().enumerate() {
-            let visible = &mut visible[r * MAX_KEYS..][cols.clone()];
-            if lse == f32::INFINITY {
-                visible.fill(0);
-            }
+        for r in 0..rows {
+            let visible = &visible[r * MAX_KEYS..][cols.clone()];
             for weights in &mut weights {
                 let weights = &mut weights[r * STRIDE..][cols.clone()];
-                for (weight, &visible) in weights.iter_mut().zip(&*visible) {
+                for (weight, &visible) in weights.iter_mut().zip(visible) {
                     *weight = if visible != 0 { *weight } else { 0.0 };
                 }
             }
         }
     }
+}
+
+/// What `visible` holds of a pair that is visible.
+pub const VISIBLE: u8 = 1;
+
+/// What it holds beside that of an active pair of lazy attention, where operands are not finite.
+pub const ACTIVE: u8 = 2;
+
+/// Notes which visible pairs are active: those whose weight e in the columns `cols` is not 0.
+pub fn mark_active(e: &[f32], visible: &mut [u8], cols: &Range<usize>, rows: usize) {
+    for r in 0..rows {
+        let e = &e[r * STRIDE..][cols.clone()];
+        let visible = &mut visible[r * MAX_KEYS..][cols.start..cols.end.min(MAX_KEYS)];
+        for (visible, e) in visible.iter_mut().zip(e) {
+            if *visible != 0 && *e != 0.0 {
+                *visible |= ACTIVE;
+            }
+        }
+    }
+}
+
+/// The smallest number above 0: where P + c is not below it, be it NaN, a pair is active.
+#[inline(always)]
+pub fn smallest<I: Isa>(isa: I) -> I::F32 {
+    I::F32::splat(isa, f32::from_bits(1))
 }
 
 /// The weights of one register block of queries.
@@ -98,7 +135,9 @@ pub struct Rows<'a> {
     pub weights: &'a [f32],
     /// Which pairs are visible, rows [`MAX_KEYS`] apart.
     pub visible: &'a [u8],
-    /// Whether an operand is not finite, so that only visible pairs may be touched.
+    /// [`VISIBLE`], or [`ACTIVE`]: the pairs that may be touched.
+    pub pairs: u8,
+    /// Whether an operand is not finite, so that only such pairs may be touched.
     pub has_nonfinite: bool,
 }
 
@@ -123,7 +162,7 @@ impl Rows<'_> {
                 keys,
                 #[inline(always)]
                 |r, j| {
-                    (self.visible[r * MAX_KEYS + start + j] != 0)
+                    (self.visible[r * MAX_KEYS + start + j] & self.pairs != 0)
                         .then(|| self.weights[r * STRIDE + start + j])
                 },
             );
@@ -152,19 +191,40 @@ pub struct Columns<'a> {
     pub visible: &'a [u8],
 }
 
-impl Columns<'_> {
+impl<'a> Columns<'a> {
+    /// The register blocks of keys, each with the rows that hold an active pair: `active` has those of
+    /// each panel. The weights of the others are 0.
+    #[inline(always)]
+    pub fn active<'s, I: Isa>(
+        &'s self,
+        active: &'s [Range<usize>],
+    ) -> impl Iterator<Item = Columns<'a>> + use<'a, 's, I> {
+        let first = self.cols.start / I::Tile::ROWS * I::Tile::ROWS;
+        (first..self.cols.end).step_by(I::Tile::ROWS).map(
+            #[inline(always)]
+            move |key| {
+                let cols = key..self.cols.end.min(key + I::Tile::ROWS);
+                let panels = cols.start / I::Tile::COLS..cols.end.div_ceil(I::Tile::COLS);
+                let rows = active[panels]
+                    .iter()
+                    .fold(0..0, |all, rows| if rows.is_empty() { all } else { joined(&all, rows) });
+                Columns { rows, cols, ..*self }
+            },
+        )
+    }
+
     /// acc ← acc + weightsᵀ · rows, one register block of keys after the other, if the pass has such
-    /// rows.
+    /// rows. `pairs` are those that may be touched, as in [`Rows`].
     #[inline(always)]
     pub fn grow<I: Isa>(
         &self,
         isa: I,
         acc: &mut [f32],
         stride: usize,
-        weights: &[f32],
+        (weights, pairs): (&[f32], u8),
         rows: &Packed<'_>,
     ) {
-        if rows.panels.is_empty() {
+        if rows.panels.is_empty() || self.rows.is_empty() {
             return;
         }
         let rows_here =
@@ -184,7 +244,7 @@ impl Columns<'_> {
                     rows_here,
                     #[inline(always)]
                     |r, i| {
-                        (self.visible[(top + i) * MAX_KEYS + key + r] != 0)
+                        (self.visible[(top + i) * MAX_KEYS + key + r] & pairs != 0)
                             .then(|| weights[(top + i) * STRIDE + key + r])
                     },
                 );

@@ -4,6 +4,7 @@
 mod blind;
 mod common;
 mod errors;
+mod lazy;
 mod linear;
 mod modes;
 mod strides;

@@ -1,0 +1,75 @@
+//! Lazy attention (Elastic-Softmax) on CPUs: [`forward`] and [`backward`], for f32, bf16 and f16.
+//!
+//! Views of the operands may have any strides. Each function with the suffix `_into` writes into
+//! arrays of the caller, with memory that the caller may keep; on an error nothing has been written.
+//! [`plan`] reports what a pass allocates. The tensors are those of [`etalon_problem::lazy_attention`].
+//!
+//! ```
+//! use etalon_problem::{Extents, LazyAttention};
+//! use etalon_simd::{Options, lazy_attention};
+//! use ndarray::{Array1, Array4, array};
+//!
+//! let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 2, dim: 1 };
+//! let problem = LazyAttention::new(extents); // causal
+//! let q: Array4<f32> = array![[[[0.0], [0.0]]]]; // [batch, head, row, element]
+//! let k = array![[[[1.0], [2.0]]]];
+//! let v = array![[[[4.0], [8.0]]]];
+//! let tau: Array1<f32> = array![-0.5];
+//! let inputs = lazy_attention::Inputs::new(q.view(), k.view(), v.view(), tau.view());
+//!
+//! let options = Options::default();
+//!
+//! let out = lazy_attention::forward(&problem, &inputs, &options)?;
+//! assert_eq!(out.o, array![[[[2.0], [3.0]]]]); // weights 1 − 0.5, and 0.5 − 0.25 twice
+//!
+//! let dout = array![[[[1.0], [1.0]]]];
+//! let cotangents = lazy_attention::Cotangents::new(dout.view());
+//! let gradients = lazy_attention::backward(&problem, &inputs, &out, &cotangents, &options)?;
+//! assert_eq!(gradients.dv, array![[[[0.75], [0.25]]]]);
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../docs/lazy_attention.md")]
+#![doc = include_str!("../../../docs/assets/katex.html")]
+
+pub use etalon_problem::lazy_attention::{
+    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef,
+};
+
+use crate::element::Tensor;
+use crate::run::typed;
+use crate::{Element, Options, Plan, softmax};
+use etalon_problem::{Error, LazyAttention, Pass};
+use ndarray::arr0;
+
+typed! {
+    LazyAttention, Forward: (inputs: Inputs);
+    /// o and lse of a problem (E1)–(E6), and under [`crate::Mode::ForwardGradient`] also Σ_j a P v, with
+    /// which the backward pass needs no sweep for Δ.
+    forward -> Output;
+    /// As [`forward`], into arrays of the caller, with memory of a workspace, and Σ_j a P v if there is a
+    /// place for it, whatever the mode.
+    forward_into, out: OutputMut;
+}
+
+typed! {
+    LazyAttention, Backward: (inputs: Inputs, [out], cotangents: Cotangents);
+    /// dq, dk, dv, dtau and, where the problem has a bias, dbias (E7)–(E16), from the outputs of the
+    /// forward pass.
+    backward -> Gradients;
+    /// As [`backward`], into arrays of the caller, and only the gradients that are asked for: dv alone
+    /// needs no dP.
+    backward_into, gradients: GradientsMut;
+}
+
+/// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent
+/// given; and what it allocates for it, [`Plan::workspace_bytes`].
+pub fn plan<T: Element>(
+    problem: &LazyAttention,
+    pass: Pass,
+    options: &Options,
+) -> Result<Plan, Error> {
+    let zero = arr0(T::ZERO);
+    let zero = Tensor::from(zero.view());
+    softmax::plan(&problem.clone().into(), &problem.scores, &zero, pass, options)
+}

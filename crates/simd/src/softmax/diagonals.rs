@@ -1,0 +1,126 @@
+//! dbias and dτ of lazy attention, (E13) and (E14): sums over diagonals, and over everything.
+//!
+//! Every tile of keys has partial sums of its own for each query head that shares its key head: dbias of
+//! every distance in reverse, then dτ. When a wave is done they are added up, sequence by sequence and
+//! tile by tile. So every sum has one order, for any number of threads.
+
+use super::block::Pair;
+use super::packs::Packing;
+use super::scratch::Share;
+use super::tasks::Task;
+use super::wave::Wave;
+use crate::lanes::{Isa, Kernel, Tile};
+use crate::tile::STRIDE;
+use ndarray::{ArrayViewMut1, ArrayViewMut2};
+use std::ops::Range;
+
+/// The partial sums of a wave, in the order of its tasks: first the tiles with which slots begin, then
+/// the tiles behind those.
+pub struct Diagonals<'m> {
+    memory: &'m mut [f32],
+    /// Slots of a wave.
+    slots: usize,
+    /// Numbers of a query head.
+    each: usize,
+    /// Numbers of a task.
+    part: usize,
+    /// Keys of a tile.
+    size: usize,
+}
+
+impl<'m> Diagonals<'m> {
+    /// Elements of those of a slot, with so many numbers of a query head.
+    pub fn slot(packing: &Packing<'_>, each: usize) -> usize {
+        let tiles = packing.longest().1.div_ceil(packing.cut.keys);
+        tiles.saturating_mul(each).saturating_mul(packing.scores.group())
+    }
+
+    /// Those of `slots`, in memory for as many.
+    pub fn new(memory: &'m mut [f32], slots: usize, packing: &Packing<'_>, each: usize) -> Self {
+        let part = each * packing.scores.group();
+        Diagonals { memory, slots, each, part, size: packing.cut.keys }
+    }
+
+    /// The tasks of the wave from slot `first` on, with their partial sums.
+    pub fn with_tasks<'t, 'o>(
+        &'t mut self,
+        tasks: &'t mut [Task<'o>],
+        first: usize,
+    ) -> impl Iterator<Item = (&'t mut Task<'o>, &'t mut [f32])> + Send {
+        let Diagonals { slots, part, size, .. } = *self;
+        let (mut rest, mut from) = (&mut *self.memory, 0);
+        tasks.iter_mut().map(move |task| {
+            let at = (task.place.rows.start / size * slots + task.slot - first) * part;
+            let (_, behind) = std::mem::take(&mut rest).split_at_mut(at - from);
+            let (here, behind) = behind.split_at_mut(part);
+            (rest, from) = (behind, at + part);
+            (task, here)
+        })
+    }
+
+    /// Adds those of a wave to the sums of the query heads.
+    pub fn add_to(&self, totals: &mut [f64], wave: &Wave<'_>) {
+        let (e, group) = (&wave.work.operands.scores.extents, wave.work.operands.scores.group());
+        for slot in wave.first..wave.first + wave.keys.len() {
+            let keys = wave.sequence(slot).keys;
+            for tile in 0..keys.div_ceil(self.size) {
+                let at = (tile * self.slots + slot - wave.first) * self.part;
+                for member in 0..group {
+                    let head = slot % e.key_heads * group + member;
+                    let partial = &self.memory[at + member * self.each..][..self.each];
+                    let totals = &mut totals[head * self.each..][..self.each];
+                    totals.iter_mut().zip(partial).for_each(|(sum, x)| *sum += f64::from(*x));
+                }
+            }
+        }
+    }
+}
+
+/// Writes dbias and dτ, from `each` numbers of every query head.
+pub fn write_totals(
+    totals: &[f64],
+    each: usize,
+    dbias: Option<ArrayViewMut2<'_, f32>>,
+    dtau: Option<ArrayViewMut1<'_, f32>>,
+) {
+    let heads = || totals.chunks(each.max(1)).filter_map(<[f64]>::split_last);
+    if let Some(mut dbias) = dbias {
+        dbias.fill(0.0); // distances that do not occur
+        for (mut row, (_, sums)) in dbias.outer_iter_mut().zip(heads()) {
+            row.iter_mut().zip(sums.iter().rev()).for_each(|(to, sum)| *to = *sum as f32);
+        }
+    }
+    if let Some(mut dtau) = dtau {
+        dtau.iter_mut().zip(heads()).for_each(|(to, (sum, _))| *to = *sum as f32);
+    }
+}
+
+/// What dS of a tile adds to the sums of its diagonals.
+pub struct DiagonalTile<'a, 'p> {
+    /// The head.
+    pub pair: Pair<'p>,
+    /// The queries, within the sequence.
+    pub rows: Range<usize>,
+    /// The keys, within the sequence.
+    pub cols: Range<usize>,
+    /// Where dS is.
+    pub share: &'a Share<'p>,
+    /// The sums, in reverse.
+    pub sums: &'a mut [f32],
+}
+
+impl Kernel for DiagonalTile<'_, '_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, _: I) {
+        let DiagonalTile { pair, rows, cols, share, sums } = self;
+        let reach = pair.rule.reach().filter(|reach| reach.touches(&rows, &cols));
+        let Some(reach) = reach.filter(|_| !sums.is_empty()) else { return };
+        for (r, i) in rows.enumerate() {
+            let [start, end] = share.strips[r / I::Tile::ROWS].map(|col| cols.start + col as usize);
+            let (keys, place) = reach.span(i, &(start..end.min(cols.end)));
+            let ds = &share.ds[r * STRIDE..][keys.start - cols.start..keys.end - cols.start];
+            let sums = &mut sums[place..place + ds.len()];
+            sums.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds);
+        }
+    }
+}

@@ -1,0 +1,252 @@
+//! The backward pass of lazy attention: who writes which tile.
+//!
+//! * One task per tile of queries counts the keys of its rows and finds Δ: from Σ a P v, if the forward
+//!   pass wrote that, or by a sweep of 2 products.
+//! * One task per tile of keys writes dk and dv, and partial sums of dbias and dτ: 4 products. With
+//!   [`Mode::FusedPartials`] it adds its part of dq to sums in memory, which is one product more; with
+//!   [`Mode::Separate`] the tiles of queries write dq in a sweep of their own, of 3 products.
+//!
+//! g and dv take a product only where a pair is active. Every tile that holds a visible pair adds to dq,
+//! dk and dbias: there dS is −P (Δ − dlse) even if no pair is active.
+//!
+//! Every element has one order of summation, the same in both modes and for any number of threads.
+
+use super::block::Pair;
+use super::cut::Cut;
+use super::diagonals::Diagonals;
+use super::distances::Reach;
+use super::kernels::QueryTile;
+use super::key_sweep::{KeySweep, begin_sums};
+use super::lazy_gradient::{LazyGradient, Means, count_by_mask};
+use super::operands::{Operands, blind, number};
+use super::ordered_sum::OrderedSum;
+use super::packs::{Operand, Packing};
+use super::schedule::{FIRST_ORDER, Schedule};
+use super::scratch::{Scratch, TileMemory};
+use super::stats::{RowStats, Stats};
+use super::tasks::Task;
+use super::wave::{Memory, Places, Wave, Work, each};
+use crate::element::Tensor;
+use crate::lanes::{Isa, Kernel};
+use crate::plan::Plan;
+use crate::products::dot;
+use crate::tiles::tiles;
+use crate::{Mode, Options, Workspace};
+use etalon_problem::{Cover, Error};
+use std::ops::Range;
+
+/// Which gradients are wanted.
+#[derive(Debug, Clone, Copy)]
+struct Wanted {
+    dq: bool,
+    dk: bool,
+    dv: bool,
+    dbias: bool,
+    dtau: bool,
+}
+
+impl Wanted {
+    /// Whether Δ is needed.
+    fn delta(self) -> bool {
+        self.dq || self.dk || self.dbias
+    }
+
+    /// Whether the sweep of the keys has a result beside dq.
+    fn keys(self) -> bool {
+        self.dk || self.dv || self.dbias || self.dtau
+    }
+}
+
+/// Writes the gradients that have a place.
+pub fn run(
+    workspace: &Workspace,
+    operands: &Operands<'_>,
+    places: Places<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    let [dk, dv] = places.keys.each_ref().map(Option::is_some);
+    let (dbias, dtau) = (places.distances.is_some(), places.tau.is_some());
+    let wanted = Wanted { dq: places.queries[0].is_some(), dk, dv, dbias, dtau };
+    let packing = packing(operands, wanted, options)?;
+    let schedule = schedule(operands, &packing, wanted, options);
+    let fused = schedule.fused;
+    let body = LazyGradient { g: wanted.delta() || dtau };
+    Work { operands, packing, schedule, level: options.level }.run(
+        workspace,
+        places,
+        |wave, Memory { stats, diagonals, sums, scratch }, queries, keys| {
+            row_numbers(wave, scratch, queries, stats, wanted.delta());
+            if fused {
+                begin_sums(wave, queries, sums);
+            }
+            let keys = diagonals.with_tasks(keys, wave.first);
+            KeySweep { wave, body, stats, sums }.run(scratch, keys);
+            if wanted.dq && !fused {
+                query_sweep(wave, scratch, queries, stats);
+            }
+        },
+        |_, _, _| 0.0, // there are no sinks
+        body,
+    )
+}
+
+/// How [`run`] will work, every gradient being wanted, with Σ a P v or without.
+pub fn plan(operands: &Operands<'_>, pv: bool, options: &Options) -> Result<Plan, Error> {
+    let dbias = operands.distances.is_some();
+    let wanted = Wanted { dq: true, dk: true, dv: true, dbias, dtau: true };
+    let packing = packing(operands, wanted, options)?;
+    let schedule = schedule(operands, &packing, wanted, options);
+    let plan = schedule.needs(&packing, operands).plan(&packing);
+    let (mode, dq) = if schedule.fused { (Mode::FusedPartials, 1) } else { (Mode::Separate, 3) };
+    Ok(Plan { mode: Some(mode), products: 4 + dq + if pv { 0 } else { 2 }, ..plan })
+}
+
+fn packing<'s>(
+    operands: &Operands<'s>,
+    Wanted { dq, dk, dv, .. }: Wanted,
+    options: &Options,
+) -> Result<Packing<'s>, Error> {
+    let Operands { scores, sequences, q, k, v, dout, lse, .. } = *operands;
+    let if_both = |both| if both { Operand::both } else { Operand::across };
+    let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
+    let queries = [if_both(dk)(Some(q)), if_both(dv)(dout), Operand::NONE, Operand::NONE];
+    let cut = Cut::new(scores, options, FIRST_ORDER)?;
+    Ok(Packing { scores, sequences, cut, keys, queries, lse })
+}
+
+fn schedule(
+    operands: &Operands<'_>,
+    packing: &Packing<'_>,
+    wanted: Wanted,
+    options: &Options,
+) -> Schedule {
+    let width = operands.distances.filter(|_| wanted.dbias);
+    let width = width.map_or(0, |(bias, _)| Reach::width(operands, bias));
+    let diagonals = if wanted.dbias || wanted.dtau { width + 1 } else { 0 };
+    let (dq, numbers) = (wanted.dq && wanted.keys(), 3); // alone dq is one sweep anyway
+    let sums = OrderedSum::slot(packing).saturating_mul(size_of::<f32>());
+    let affordable = options.partials_budget / sums.max(1);
+    let fused = match options.mode {
+        Mode::Separate => false,
+        Mode::FusedPartials => dq,
+        Mode::Auto | Mode::ForwardGradient => dq && affordable >= 1,
+    };
+    let partials = Diagonals::slot(packing, diagonals).saturating_mul(size_of::<f32>());
+    let (sums, most) = if fused { (sums, affordable) } else { (0, usize::MAX) };
+    let waves = Schedule::waves(packing, (numbers, false), sums.saturating_add(partials), most);
+    let cut = packing.cut;
+    Schedule { cut, second: false, numbers, diagonals, o_anew: false, fused, bias: false, waves }
+}
+
+/// τ/n and 1/n of every row of a wave, and with `delta` also Δ − dlse. A row that sees no key keeps zeros.
+fn row_numbers(
+    wave: Wave<'_>,
+    scratch: &mut [Scratch<'_>],
+    tasks: &mut [Task<'_>],
+    stats: &mut RowStats<'_>,
+    delta: bool,
+) {
+    let Work { operands, level, schedule: Schedule { cut, .. }, .. } = *wave.work;
+    each(scratch, stats.with_tasks(tasks, wave.first), |(task, part), scratch| {
+        let rows = task.place.rows.clone();
+        let pair = wave.pair(task.slot, task.member, Stats::NONE);
+        part.fill(0.0);
+        let (deltas, rest) = part.split_at_mut(cut.queries);
+        let (offsets, counts) = rest.split_at_mut(cut.queries);
+        let counts = &mut counts[..rows.len()];
+        level.run(CountTile { pair, rows: rows.clone(), scratch, counts: &mut *counts });
+        let tau = operands.tau.map_or(0.0, |tau| tau[task.place.head]);
+        for (r, (offset, count)) in offsets.iter_mut().zip(counts).enumerate() {
+            let seen = *count > 0.0 && !blind(operands.lse, wave.row(&task.place, r));
+            (*offset, *count) = if seen { (tau / *count, 1.0 / *count) } else { (0.0, 0.0) };
+        }
+        if !delta {
+            return;
+        }
+        if operands.pv.is_none() {
+            let stats = Stats { first: rows.start, delta: deltas, u: offsets, z: &[] };
+            let pair = Pair { stats, ..pair };
+            level.run(QueryTile { body: Means, pair, rows: rows.clone(), scratch });
+        }
+        for (r, to) in deltas.iter_mut().enumerate().take(rows.len()) {
+            let at = wave.row(&task.place, r);
+            if !blind(operands.lse, at) {
+                *to = self::delta(operands, at, r, scratch) - number(operands.dlse, at);
+            }
+        }
+    });
+}
+
+/// Δ of row `r` of a tile, (E8): from Σ a P v, or what the sweep has left.
+fn delta(operands: &Operands<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_>) -> f32 {
+    let (Some(pv), Some(cotangent)) = (operands.pv, operands.dout) else {
+        return scratch.sums.u[r];
+    };
+    let [row, dout] = &mut scratch.rows;
+    Tensor::from(pv).read_row(at, row);
+    if row.iter().all(|&x| x == 0.0) {
+        return 0.0; // an inactive row, whatever dout holds
+    }
+    cotangent.read_row(at, dout);
+    dot(row, dout)
+}
+
+/// dq, one task per tile of queries.
+fn query_sweep(
+    wave: Wave<'_>,
+    scratch: &mut [Scratch<'_>],
+    tasks: &mut [Task<'_>],
+    stats: &RowStats<'_>,
+) {
+    let body = LazyGradient { g: true };
+    each(scratch, tasks.iter_mut(), |task, scratch| {
+        let rows = task.place.rows.clone();
+        let stats = stats.tile(wave.head(task.slot, task.member), rows.start);
+        let pair = wave.pair(task.slot, task.member, stats);
+        wave.work.level.run(QueryTile { body, pair, rows, scratch });
+        task.write(0, scratch.sums.wide, scratch.cut.stride(pair.dim), pair.rule.scale);
+    });
+}
+
+/// How many keys each row of a tile of queries sees: n.
+struct CountTile<'a, 'm, 'p> {
+    pair: Pair<'p>,
+    /// The queries, within the sequence.
+    rows: Range<usize>,
+    scratch: &'a mut Scratch<'m>,
+    /// 0 at first.
+    counts: &'a mut [f32],
+}
+
+impl Kernel for CountTile<'_, '_, '_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let CountTile { pair, rows, scratch, counts } = self;
+        let Scratch { cut, tiles: memory, .. } = scratch;
+        for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
+            let by_score = pair.rule.hides() || pair.has_nonfinite(&rows, &cols);
+            match pair.rule.cover(rows.clone(), cols.clone()) {
+                Cover::None => {}
+                _ if by_score => count_by_score(isa, &pair, (&rows, &cols), memory, counts),
+                Cover::All => counts.iter_mut().for_each(|count| *count += cols.len() as f32),
+                Cover::Some => count_by_mask(&pair, &rows, &cols, counts),
+            }
+        }
+    }
+}
+
+/// As [`count_by_mask`], where a score may be −∞.
+#[inline(always)]
+fn count_by_score<I: Isa>(
+    isa: I,
+    pair: &Pair<'_>,
+    (rows, cols): (&Range<usize>, &Range<usize>),
+    memory: &mut TileMemory<'_>,
+    counts: &mut [f32],
+) {
+    for block in pair.blocks::<I>(rows, cols, None) {
+        let Some(strip) = pair.scores(isa, &block, memory) else { continue };
+        let here = block.rows.start - rows.start..block.rows.end - rows.start;
+        strip.count(memory.shares[0].visible, &mut counts[here]);
+    }
+}
