@@ -153,6 +153,40 @@ def linear_double_backward(shape: Shape) -> Run:
     return run
 
 
+# Distances with a bias, as in `etalon bench`.
+WIDTH = 512
+
+
+def lazy_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, bias: torch.Tensor, tau: torch.Tensor) -> torch.Tensor:
+    """Elastic-Softmax with a bias by distance, causal, as it is written in eager code."""
+    rows = torch.arange(q.shape[-2])
+    distance = rows[:, None] - rows
+    table = torch.cat([bias, bias.new_zeros(len(bias), 1)], dim=1)
+    scores = torch.matmul(q * q.shape[-1] ** -0.5, k.transpose(-2, -1)) + table[:, distance.clamp(0, WIDTH)]
+    weights = torch.softmax(scores.masked_fill(distance < 0, -torch.inf), dim=-1)
+    return torch.matmul(torch.relu(weights + tau[:, None, None] / (rows[:, None] + 1)), v)
+
+
+def lazy_forward(shape: Shape) -> Run:
+    q, k, v = matrices(3, shape)
+    bias, tau = torch.zeros(shape.heads, WIDTH), torch.full((shape.heads,), -1.0)
+
+    def run():
+        with torch.inference_mode():
+            return lazy_attention(q, k, v, bias, tau)
+
+    return run
+
+
+def lazy_backward(shape: Shape) -> Run:
+    q, k, v = matrices(3, shape, grad=True)
+    (dout,) = matrices(1, shape)
+    bias = torch.zeros(shape.heads, WIDTH, requires_grad=True)
+    tau = torch.full((shape.heads,), -1.0, requires_grad=True)
+    inputs = (q, k, v, bias, tau)
+    return lambda: torch.autograd.grad(lazy_attention(*inputs), inputs, dout)
+
+
 class Computation(NamedTuple):
     prepare: Callable[[Shape], Run]
     # What the profiler must see, or it is something else that was timed.
@@ -166,6 +200,8 @@ COMPUTATIONS = {
     "math-double-backward": Computation(math_double_backward, ("aten::_scaled_dot_product_attention_math",)),
     "lse-forward": Computation(lse_forward, ("aten::logsumexp",)),
     "lse-backward": Computation(lse_backward, ("aten::logsumexp", "LogsumexpBackward0")),
+    "lazy-forward": Computation(lazy_forward, ("aten::softmax", "aten::relu")),
+    "lazy-backward": Computation(lazy_backward, ("SoftmaxBackward0", "ReluBackward0")),
     "linear-forward": Computation(linear_forward, ("aten::bmm", "aten::cumsum")),
     "linear-backward": Computation(linear_backward, ("aten::bmm", "CumsumBackward0")),
     "linear-double-backward": Computation(linear_double_backward, ("aten::bmm", "CumsumBackward0")),

@@ -5,7 +5,7 @@ use crate::options::{self, SIMD_DTYPES, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
 use crate::units::digits;
-use crate::{memory, needs};
+use crate::{memory, needs, sparsity};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
@@ -22,7 +22,8 @@ pub struct Arguments {
     /// A problem: its extents and options.
     #[arg(long, value_name = "P.json")]
     problem: Option<PathBuf>,
-    /// The arrays that the problem's mask names.
+    /// The arrays that the problem's mask names, and of lazy_attention the inputs of its forward pass: then
+    /// it is told how sparse their weights are.
     #[arg(long = "in", value_name = "IN.safetensors", requires = "problem")]
     input: Option<PathBuf>,
     /// The storage type of the problem's tensors.
@@ -43,10 +44,11 @@ pub struct Arguments {
 
 pub fn run(arguments: &Arguments) -> Outcome {
     let case = arguments.case.map(|spec| spec.build());
+    let mut tensors = Tensors::new();
     let (name, problem, dtype) = match (&case, &arguments.problem) {
         (Some(case), _) => (case.name.clone(), case.problem.clone(), case.dtype),
         (None, Some(path)) => {
-            let problem = read(path, arguments.input.as_deref())?;
+            let problem = read(path, arguments.input.as_deref(), &mut tensors)?;
             (shortened(&path.display().to_string(), PATH), problem, arguments.dtype)
         }
         (None, None) => return Err(Failure("a case or --problem is needed".to_string())),
@@ -69,7 +71,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let pool = arguments.threads.pool()?;
     let seen = seen.and_then(Result::ok);
     let plans = pool.install(|| plans(&problem, dtype, &options, seen))?;
-    say(&format!("{}{plans}", text.trim_end()))?;
+    let sparsity = pool.install(|| sparsity::report(&problem, &tensors, &options))?;
+    say(&format!("{}{plans}{sparsity}", text.trim_end()))?;
     Ok(true)
 }
 
@@ -80,12 +83,12 @@ const LIST: usize = 32;
 /// The most characters of a mask in words.
 const MASK: usize = 2000;
 
-fn read(path: &Path, input: Option<&Path>) -> Result<Problem, Failure> {
-    let tensors = match input {
-        Some(input) => vectors::read_tensors(input, memory::available())?,
-        None => Tensors::new(),
-    };
-    read_problem(path, input.unwrap_or(path), &tensors)
+/// The problem of a file, and the tensors of another.
+fn read(path: &Path, input: Option<&Path>, tensors: &mut Tensors) -> Result<Problem, Failure> {
+    if let Some(input) = input {
+        *tensors = vectors::read_tensors(input, memory::available())?;
+    }
+    read_problem(path, input.unwrap_or(path), tensors)
 }
 
 /// What a case has beside its problem.

@@ -3,6 +3,10 @@
 #![doc = include_str!("../../../docs/lazy_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+mod stats;
+
+pub use stats::{SpeedUp, Stats};
+
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;

@@ -1,11 +1,12 @@
-//! Lazy attention (Elastic-Softmax) on CPUs: [`forward`] and [`backward`], for f32, bf16 and f16.
+//! Lazy attention (Elastic-Softmax) on CPUs: [`forward`] and [`backward`], for f32, bf16 and
+//! f16; and how sparse its weights are: [`stats`], [`activity`].
 //!
 //! Views of the operands may have any strides. Each function with the suffix `_into` writes into
 //! arrays of the caller, with memory that the caller may keep; on an error nothing has been written.
 //! [`plan`] reports what a pass allocates. The tensors are those of [`etalon_problem::lazy_attention`].
 //!
 //! ```
-//! use etalon_problem::{Extents, LazyAttention};
+//! use etalon_problem::{Blocking, Extents, LazyAttention, Views};
 //! use etalon_simd::{Options, lazy_attention};
 //! use ndarray::{Array1, Array4, array};
 //!
@@ -26,6 +27,10 @@
 //! let cotangents = lazy_attention::Cotangents::new(dout.view());
 //! let gradients = lazy_attention::backward(&problem, &inputs, &out, &cotangents, &options)?;
 //! assert_eq!(gradients.dv, array![[[[0.75], [0.25]]]]);
+//!
+//! let by_name = Views::new().with("q", &q).with("k", &k).with("v", &v).with("tau", &tau);
+//! let stats = lazy_attention::stats(&problem, &by_name, Blocking::new(64, 64), &options)?;
+//! assert_eq!((stats.element_density, stats.surviving_mass), (1.0, 0.5));
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
 #![doc = include_str!("../../../docs/assets/links.md")]
@@ -33,14 +38,15 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 pub use etalon_problem::lazy_attention::{
-    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef,
+    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, SpeedUp, Stats,
 };
 
 use crate::element::Tensor;
-use crate::run::typed;
-use crate::{Element, Options, Plan, softmax};
-use etalon_problem::{Error, LazyAttention, Pass};
-use ndarray::arr0;
+use crate::known::Known;
+use crate::run::{refuse_f64, typed};
+use crate::{Element, Options, Plan, Workspace, softmax};
+use etalon_problem::{Blocking, Error, LazyAttention, Pass, Views, ViewsMut};
+use ndarray::{Array4, arr0};
 
 typed! {
     LazyAttention, Forward: (inputs: Inputs);
@@ -60,6 +66,43 @@ typed! {
     /// As [`backward`], into arrays of the caller, and only the gradients that are asked for: dv alone
     /// needs no dP.
     backward_into, gradients: GradientsMut;
+}
+
+/// How sparse the weights are (E37)–(E46), with tiles of this size. The inputs are those of the forward
+/// pass, by name; v is not read.
+pub fn stats(
+    problem: &LazyAttention,
+    inputs: &Views<'_>,
+    tile: Blocking,
+    options: &Options,
+) -> Result<Stats, Error> {
+    let figures = figures(problem, inputs, tile, options)?;
+    Ok(softmax::stats(&problem.scores, &figures, tile))
+}
+
+/// Whether each tile holds an active pair: `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`, as the forward pass decides
+/// it. Tiles lie on the arrays, those of packed sequences across the sequences. The inputs are those of
+/// [`stats`].
+pub fn activity(
+    problem: &LazyAttention,
+    inputs: &Views<'_>,
+    tile: Blocking,
+    options: &Options,
+) -> Result<Array4<bool>, Error> {
+    let figures = figures(problem, inputs, tile, options)?;
+    softmax::activity(&problem.scores, &figures, tile)
+}
+
+fn figures(
+    problem: &LazyAttention,
+    inputs: &Views<'_>,
+    tile: Blocking,
+    options: &Options,
+) -> Result<Array4<f32>, Error> {
+    let known = Known::of(&Workspace::new(), &problem.clone().into(), Pass::Forward)?;
+    let storage = known.table.check_call(inputs, &ViewsMut::new(), false)?;
+    refuse_f64(storage)?;
+    softmax::figures(&known, &problem.scores, inputs, tile, options)
 }
 
 /// How a pass will work in rayon's current pool, every gradient being asked for and every cotangent

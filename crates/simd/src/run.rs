@@ -59,13 +59,7 @@ pub fn run_in(
     offers(problem, pass)?;
     let known = Known::of(workspace, problem, pass)?;
     let storage = known.table.check_call(inputs, outputs, options.recompute)?;
-    if storage == Dtype::F64 {
-        return Err(Error::Dtype {
-            operand: "storage".to_string(),
-            expected: "f32, bf16 or f16".to_string(),
-            found: storage.to_string(),
-        });
-    }
+    refuse_f64(storage)?;
     match problem {
         Problem::Attention(Attention { scores, .. })
         | Problem::LazyAttention(LazyAttention { scores, .. })
@@ -77,6 +71,18 @@ pub fn run_in(
         }
         _ => Ok(()), // refused above
     }
+}
+
+/// Fails where tensors are stored in f64.
+pub(crate) fn refuse_f64(storage: Dtype) -> Result<(), Error> {
+    if storage != Dtype::F64 {
+        return Ok(());
+    }
+    Err(Error::Dtype {
+        operand: "storage".to_string(),
+        expected: "f32, bf16 or f16".to_string(),
+        found: storage.to_string(),
+    })
 }
 
 /// Fails where the tier has no kernel.

@@ -2,9 +2,10 @@
 //! tensors, and the passes here do the work, whatever the element type.
 //!
 //! ```text
-//! forward           forward_tile; of lazy attention lazy_forward ─ lazy_tile
-//! backward          key_sweep ─ ordered_sum, gradient; of lazy attention lazy_backward ─ lazy_gradient  ┐
-//! double_backward   second                             ┴ wave ─ kernels ─ block ─ weights, scores
+//! forward           streamed ─ forward_tile; of lazy attention lazy_forward ─ lazy_tile
+//! backward          key_sweep ─ ordered_sum, gradient                         ┐
+//!   of lazy attention lazy_backward ─ lazy_gradient, diagonals                │
+//! double_backward   second                                                    ┴ wave ─ kernels ─ block ─ weights, scores
 //! ```
 //!
 //! A pass is a module with the functions `run` and `plan` of its [`operands`]. First and second order
@@ -21,6 +22,7 @@ mod cut;
 mod diagonals;
 mod distances;
 mod double_backward;
+mod figures;
 mod forward;
 mod forward_tile;
 mod gradient;
@@ -29,6 +31,7 @@ mod key_sweep;
 mod lazy_backward;
 mod lazy_forward;
 mod lazy_gradient;
+mod lazy_stats;
 mod lazy_tile;
 mod named;
 mod needs;
@@ -42,9 +45,11 @@ mod scores;
 mod scratch;
 mod second;
 mod stats;
+mod streamed;
 mod tasks;
 mod wave;
 mod weights;
 
+pub use lazy_stats::{activity, figures, stats};
 pub use named::run;
 pub use plan::plan;

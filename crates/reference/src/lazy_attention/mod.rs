@@ -40,7 +40,7 @@ pub use activity::{Pair, active_pairs, activity, ambiguous};
 pub use backward::{backward, backward_under};
 pub use double_backward::double_backward;
 pub use etalon_problem::lazy_attention::{
-    Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients,
+    Cotangents, Gradients, Inputs, Output, SecondCotangents, SecondGradients, SpeedUp, Stats,
 };
 pub use forward::forward;
-pub use stats::{SpeedUp, Stats, stats};
+pub use stats::stats;

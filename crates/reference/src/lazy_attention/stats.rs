@@ -4,46 +4,8 @@ use super::Inputs;
 use super::activity::{Tiles, add_row};
 use super::row::{Operands, Row};
 use crate::scalar::Real;
+use etalon_problem::lazy_attention::{SpeedUp, Stats};
 use etalon_problem::{Blocking, Error, LazyAttention};
-
-/// How sparse the weights are, over the visible pairs and the rows that have one. 0/0 counts as 0.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Stats {
-    /// Active pairs among the visible ones, (E37).
-    pub element_density: f64,
-    /// Tiles with an active pair among those with a visible one, (E38).
-    pub tile_density: f64,
-    /// The mean of Σ_j e_ij, (E39).
-    pub surviving_mass: f64,
-    /// The mean of the weight P of the inactive pairs of a row, (E40): what a backward pass loses
-    /// that skips them.
-    pub inactive_mass: f64,
-    /// Rows without an active pair, (E41).
-    pub dead_rows: f64,
-    /// The mean of P_i1 over the rows that see more than one key, (E42).
-    pub first_key_weight: f64,
-    /// The mean of e_i1 over these rows, (E43).
-    pub first_key_kept: f64,
-    /// Σ_i e_i1 / Σ_ij e_ij over these rows, (E44).
-    pub first_key_share: f64,
-    /// What a kernel may gain that skips inactive tiles, (E45).
-    pub by_tiles: SpeedUp,
-    /// What a kernel may gain that skips inactive pairs, (E46).
-    pub by_pairs: SpeedUp,
-}
-
-/// How many times fewer products of matrices a kernel takes than without skipping.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SpeedUp {
-    /// In the forward pass.
-    pub forward: f64,
-    /// In the backward pass.
-    pub backward: f64,
-    /// In both together.
-    pub both: f64,
-    /// In both together, than softmax attention.
-    pub over_attention: f64,
-}
 
 /// The statistics of all rows and heads, with tiles of this size.
 pub fn stats<T: Real>(
@@ -79,8 +41,8 @@ pub fn stats<T: Real>(
         first_key_weight: ratio(sums.first_key_weight, sums.long_rows),
         first_key_kept: ratio(sums.first_key_kept, sums.long_rows),
         first_key_share: ratio(sums.first_key_kept, sums.long_surviving),
-        by_tiles: SpeedUp::new(visible_tiles, [1.0, 3.0], [3.0, 2.0], tile_density),
-        by_pairs: SpeedUp::new(visible_tiles, [1.0, 1.0], [3.0, 2.0], element_density),
+        by_tiles: speed_up(visible_tiles, [1.0, 3.0], [3.0, 2.0], tile_density),
+        by_pairs: speed_up(visible_tiles, [1.0, 1.0], [3.0, 2.0], element_density),
     })
 }
 
@@ -88,22 +50,25 @@ fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
 }
 
-impl SpeedUp {
-    /// Of a kernel whose forward pass takes `f + f_active ρ` products over all visible tiles, and
-    /// its backward pass `b + b_active ρ`.
-    fn new(visible: usize, [f, f_active]: [f64; 2], [b, b_active]: [f64; 2], density: f64) -> Self {
-        /// Q Kᵀ and P V; then Q Kᵀ, dout Vᵀ and the three gradients.
-        const ATTENTION: f64 = 2.0 + 5.0;
-        if visible == 0 {
-            return SpeedUp { forward: 0.0, backward: 0.0, both: 0.0, over_attention: 0.0 };
-        }
-        let (forward, backward) = (f + f_active * density, b + b_active * density);
-        SpeedUp {
-            forward: (f + f_active) / forward,
-            backward: (b + b_active) / backward,
-            both: (f + f_active + b + b_active) / (forward + backward),
-            over_attention: ATTENTION / (forward + backward),
-        }
+/// Of a kernel whose forward pass takes `f + f_active ρ` products over all visible tiles, and
+/// its backward pass `b + b_active ρ`.
+fn speed_up(
+    visible: usize,
+    [f, f_active]: [f64; 2],
+    [b, b_active]: [f64; 2],
+    density: f64,
+) -> SpeedUp {
+    /// Q Kᵀ and P V; then Q Kᵀ, dout Vᵀ and the three gradients.
+    const ATTENTION: f64 = 2.0 + 5.0;
+    if visible == 0 {
+        return SpeedUp { forward: 0.0, backward: 0.0, both: 0.0, over_attention: 0.0 };
+    }
+    let (forward, backward) = (f + f_active * density, b + b_active * density);
+    SpeedUp {
+        forward: (f + f_active) / forward,
+        backward: (b + b_active) / backward,
+        both: (f + f_active + b + b_active) / (forward + backward),
+        over_attention: ATTENTION / (forward + backward),
     }
 }
 

@@ -2,10 +2,9 @@
 
 use super::packs::{Keys, Queries};
 use super::rule::ScoreRule;
-use super::scores::{Block, Factors, Strip, score_block};
+use super::scores::{Block, Factors, Strip, VISIBLE, score_block};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::stats::Stats;
-use super::weights::VISIBLE;
 use crate::element::Tensor;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::pack::Packed;

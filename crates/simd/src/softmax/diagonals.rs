@@ -8,7 +8,6 @@ use super::block::Pair;
 use super::packs::Packing;
 use super::scratch::Share;
 use super::tasks::Task;
-use super::wave::Wave;
 use crate::lanes::{Isa, Kernel, Tile};
 use crate::tile::STRIDE;
 use ndarray::{ArrayViewMut1, ArrayViewMut2};
@@ -58,13 +57,13 @@ impl<'m> Diagonals<'m> {
         })
     }
 
-    /// Adds those of a wave to the sums of the query heads.
-    pub fn add_to(&self, totals: &mut [f64], wave: &Wave<'_>) {
-        let (e, group) = (&wave.work.operands.scores.extents, wave.work.operands.scores.group());
-        for slot in wave.first..wave.first + wave.keys.len() {
-            let keys = wave.sequence(slot).keys;
+    /// Adds those of a wave of slots to the sums of the query heads.
+    pub fn add_to(&self, totals: &mut [f64], packing: &Packing<'_>, wave: &Range<usize>) {
+        let (e, group) = (&packing.scores.extents, packing.scores.group());
+        for slot in wave.clone() {
+            let keys = packing.sequences[slot / e.key_heads].keys;
             for tile in 0..keys.div_ceil(self.size) {
-                let at = (tile * self.slots + slot - wave.first) * self.part;
+                let at = (tile * self.slots + slot - wave.start) * self.part;
                 for member in 0..group {
                     let head = slot % e.key_heads * group + member;
                     let partial = &self.memory[at + member * self.each..][..self.each];

@@ -36,7 +36,7 @@ impl Reach {
     pub fn touches(&self, rows: &Range<usize>, cols: &Range<usize>) -> bool {
         let (first, end) = (rows.start as isize + self.shift, rows.end as isize + self.shift);
         // The least distance is that of the first row from the last key, the largest that of the others.
-        first - (cols.end as isize - 1) < self.width as isize && end - 1 >= cols.start as isize
+        first - (cols.end as isize - 1) < self.width as isize && end > cols.start as isize
     }
 
     /// The keys of `cols` that are within reach of query `i`, and where the number of the first of them

@@ -18,8 +18,8 @@
 use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
-use super::scores::{Block, Factors, Strip, score_block, slope};
-use super::weights::{Rows, VISIBLE};
+use super::scores::{Block, Factors, Strip, VISIBLE, score_block, slope};
+use super::weights::Rows;
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::Packed;

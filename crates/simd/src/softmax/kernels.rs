@@ -1,8 +1,9 @@
 //! The kernels of whole tiles, over the weights of any pass of first or second order.
 
 use super::block::{Body, Pair, Term};
+use super::scores::{ACTIVE, VISIBLE};
 use super::scratch::{Scratch, Share};
-use super::weights::{ACTIVE, Columns, Rows, VISIBLE, joined};
+use super::weights::{Columns, Rows, joined};
 use crate::lanes::{Isa, Kernel, Tile};
 use crate::products::Sum;
 use crate::tile::{MAX_KEYS, STRIDE};

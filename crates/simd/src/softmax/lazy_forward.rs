@@ -1,10 +1,10 @@
 //! The forward pass of lazy attention: who computes which tile.
 
 use super::cut::Cut;
-use super::forward::{Streamed, Tile};
 use super::lazy_tile::{LazyScratch, LazyTile};
 use super::operands::Operands;
 use super::packs::{Operand, Packing};
+use super::streamed::{Streamed, Tile};
 use super::tasks::Task;
 use crate::element::View;
 use crate::workspace::Parts;
@@ -14,7 +14,7 @@ use ndarray::Ix1;
 
 /// The blocking that was measured to be best: the weights of a tile of queries with all keys of a
 /// sequence of a few thousand stay in the L2 cache, beside the keys and values of a tile.
-const BLOCKING: Blocking = Blocking { queries: 48, keys: 192 };
+pub const BLOCKING: Blocking = Blocking { queries: 48, keys: 192 };
 
 /// A forward pass of lazy attention.
 pub struct LazyForward<'a> {
@@ -23,6 +23,26 @@ pub struct LazyForward<'a> {
     /// Whether Σ a P v is wanted beside o.
     pub pv: bool,
     pub level: Level,
+}
+
+impl LazyForward<'_> {
+    /// The kernel of a tile of queries, which it packs.
+    pub fn kernel<'t, 'a, 'm>(
+        &self,
+        task: &Task<'_>,
+        tile: Tile<'a>,
+        scratch: &'t mut LazyScratch<'m>,
+    ) -> LazyTile<'t, 'a, 'm> {
+        LazyTile {
+            has_nonfinite: tile.pack(&mut scratch.q),
+            rule: tile.rule,
+            keys: tile.keys,
+            rows: task.place.rows.clone(),
+            dim: self.operands.scores.extents.dim,
+            tau: self.tau[task.place.head],
+            scratch,
+        }
+    }
 }
 
 impl Streamed for LazyForward<'_> {
@@ -49,17 +69,7 @@ impl Streamed for LazyForward<'_> {
     }
 
     fn tile(&self, task: &mut Task<'_>, tile: Tile<'_>, scratch: &mut LazyScratch<'_>) {
-        let has_nonfinite = tile.pack(&mut scratch.q);
-        let kernel = LazyTile {
-            rule: tile.rule,
-            keys: tile.keys,
-            has_nonfinite,
-            rows: task.place.rows.clone(),
-            dim: self.operands.scores.extents.dim,
-            tau: self.tau[task.place.head],
-            scratch: &mut *scratch,
-        };
-        self.level.run(kernel);
+        self.level.run(self.kernel(task, tile, scratch));
         task.write_numbers(scratch.lse);
         task.write(0, scratch.o, scratch.stride, 1.0);
         task.write(1, scratch.pv, scratch.stride, 1.0);

@@ -14,9 +14,9 @@
 //! Activity is decided once: both have the same S, lse and c, and so the same bits of P + c.
 
 use super::block::{Body, OfKeys, OfQueries, Pair, RegisterBlock, Term};
-use super::scores::Strip;
+use super::scores::{ACTIVE, Strip, VISIBLE};
 use super::scratch::{Share, Sums, Target, TileMemory, Weight};
-use super::weights::{ACTIVE, VISIBLE, clear, hide, joined, mark_active, multiply, smallest};
+use super::weights::{clear, hide, joined, mark_active, multiply, smallest};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};

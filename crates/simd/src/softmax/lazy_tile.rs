@@ -23,11 +23,15 @@
 //! left out changes no bit of o. Tiles beyond those for which there is room compute p anew, with the
 //! same bits.
 
+mod measure;
+
+pub use measure::MeasureTile;
+
 use super::cut::Cut;
 use super::packs::Keys;
 use super::rule::ScoreRule;
-use super::scores::{Block, Factors, Strip, score_block};
-use super::weights::{ACTIVE, Rows, conceal, mark_active, smallest};
+use super::scores::{ACTIVE, Block, Factors, Strip, score_block};
+use super::weights::{Rows, conceal, mark_active, smallest};
 use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes, Tile};
 use crate::pack::Packed;
@@ -144,7 +148,7 @@ impl LazyScratch<'_> {
 }
 
 /// The kernel: one tile of queries against all its keys.
-pub struct LazyTile<'a, 'm> {
+pub struct LazyTile<'t, 'a, 'm> {
     /// Which pairs count.
     pub rule: ScoreRule<'a>,
     /// The keys and values.
@@ -158,7 +162,7 @@ pub struct LazyTile<'a, 'm> {
     /// τ.
     pub tau: f32,
     /// The thread's memory, with the queries packed.
-    pub scratch: &'a mut LazyScratch<'m>,
+    pub scratch: &'t mut LazyScratch<'m>,
 }
 
 /// A register block of queries against a tile of keys.
@@ -173,9 +177,22 @@ struct At {
     has_nonfinite: bool,
 }
 
-impl Kernel for LazyTile<'_, '_> {
+impl Kernel for LazyTile<'_, '_, '_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
+        self.begin(isa);
+        self.sweep(
+            isa,
+            #[inline(always)]
+            |tile, isa, at| tile.add(isa, at),
+        );
+    }
+}
+
+impl LazyTile<'_, '_, '_> {
+    /// The first sweep: lse, and the weights that stay.
+    #[inline(always)]
+    fn begin<I: Isa>(&mut self, isa: I) {
         let Numbers { m, l, n, .. } = &mut self.scratch.numbers;
         m.fill(f32::NEG_INFINITY);
         l.fill(0.0);
@@ -190,15 +207,8 @@ impl Kernel for LazyTile<'_, '_> {
         for r in 0..self.scratch.numbers.m.len() {
             self.finish(isa, r);
         }
-        self.sweep(
-            isa,
-            #[inline(always)]
-            |tile, isa, at| tile.add(isa, at),
-        );
     }
-}
 
-impl<'m> LazyTile<'_, 'm> {
     /// Visits the register blocks of the tiles that hold a visible pair.
     #[inline(always)]
     fn sweep<I: Isa>(&mut self, isa: I, visit: impl Fn(&mut Self, I, &At)) {
@@ -378,8 +388,8 @@ impl<'m> LazyTile<'_, 'm> {
                 if guarded { 1.0 + GUARD * (32.0 + base[r].abs().min(f32::MAX)) } else { 1.0 };
             let [top, f, c] =
                 [top_of[row + r] * guard, factor[r], offset[r]].map(|x| I::F32::splat(isa, x));
-            // Not above 0, unless it is NaN.
-            active |= !(top.mul_add(f, c).reduce_max() <= 0.0);
+            let raised = top.mul_add(f, c).reduce_max();
+            active |= raised > 0.0 || raised.is_nan();
         }
         active
     }

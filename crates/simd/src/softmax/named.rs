@@ -2,7 +2,7 @@
 
 use super::operands::Operands;
 use super::wave::Places;
-use super::{backward, double_backward, forward, lazy_backward};
+use super::{backward, double_backward, forward, lazy_backward, streamed};
 use crate::known::Known;
 use crate::named::{Inputs, float_place, place};
 use crate::workspace::Region;
@@ -35,7 +35,7 @@ pub fn run(
     if operands.lse.is_none() || o.is_some() {
         let lse = lse.insert(room(workspace, &mut memory_of_lse, scores.row_shape(), "lse")?);
         let o = o.as_mut().map(|o| o.view_mut().into());
-        let places = forward::Places { o, pv: None, lse: lse.view_mut() };
+        let places = streamed::Places { o, pv: None, lse: lse.view_mut() };
         forward::run(workspace, &operands, places, false, options)?;
     }
     operands.o = o.as_ref().map_or(operands.o, |o| Some(o.view().into()));
@@ -67,7 +67,7 @@ fn run_forward(
         None => place(out, "o")?,
     };
     let pv = float_place::<Ix4>(out, "pv_sum")?.map(Into::into);
-    forward::run(workspace, operands, forward::Places { o, pv, lse }, derivative, options)
+    forward::run(workspace, operands, streamed::Places { o, pv, lse }, derivative, options)
 }
 
 /// The places of the results of a pass behind the forward pass.

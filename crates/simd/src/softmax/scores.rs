@@ -7,6 +7,12 @@ use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use etalon_problem::Cover;
 use std::ops::Range;
 
+/// What `visible` holds of a pair that is visible.
+pub const VISIBLE: u8 = 1;
+
+/// What it holds beside that of an active pair of lazy attention, where operands are not finite.
+pub const ACTIVE: u8 = 2;
+
 /// Which columns of a block were computed, and how.
 #[derive(Debug, Clone)]
 pub struct Strip {

@@ -114,7 +114,7 @@ impl Work<'_> {
                 wave.sink_sums(totals, &memory.stats, &change);
             }
             if alone {
-                memory.diagonals.add_to(totals, &wave);
+                memory.diagonals.add_to(totals, packing, &numbers);
             }
             if let Some(result) = result.take() {
                 wave.bias_sweep(&mut memory.scratch, result, bias, &memory.stats);

@@ -3,7 +3,7 @@
 
 use super::block::RegisterBlock;
 use super::packs::Both;
-use super::scores::Strip;
+use super::scores::{ACTIVE, Strip};
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::pack::Packed;
 use crate::products::{Along, Sum};
@@ -103,12 +103,6 @@ pub fn conceal<const W: usize>(
         }
     }
 }
-
-/// What `visible` holds of a pair that is visible.
-pub const VISIBLE: u8 = 1;
-
-/// What it holds beside that of an active pair of lazy attention, where operands are not finite.
-pub const ACTIVE: u8 = 2;
 
 /// Notes which visible pairs are active: those whose weight e in the columns `cols` is not 0.
 pub fn mark_active(e: &[f32], visible: &mut [u8], cols: &Range<usize>, rows: usize) {

@@ -1,7 +1,7 @@
 //! Lazy attention: what may not change a bit, and what a kernel may not leave out.
 
 use crate::common::wave;
-use etalon_problem::{Align, Blocking, Extents, LazyAttention, Mask, Sequences};
+use etalon_problem::{Align, Blocking, Extents, LazyAttention, Mask, Sequence, Sequences, Views};
 use etalon_simd::{Mode, Options, Workspace, lazy_attention};
 use lazy_attention::{Cotangents, Gradients, GradientsMut, Inputs, Output};
 use ndarray::{Array1, Array2, Array3, Array4, ArrayD, s};
@@ -195,5 +195,85 @@ fn inactive_tiles_reach_dbias() {
         let size: f32 = row.iter().map(|x| x.abs()).sum();
         assert!(row.sum().abs() <= 1e-4 * size, "{} of {size}", row.sum());
         assert!(row.slice(s![200..250]).iter().all(|&x| x != 0.0));
+    }
+}
+
+/// P and e of every visible pair of a head, by definition.
+fn weights(operands: &Operands, s: &Sequence, head: usize) -> Vec<Vec<(usize, f64, f64)>> {
+    let Operands { problem, q, k, bias, tau, .. } = operands;
+    let score = |i: usize, j: usize| {
+        let q = q.slice(s![s.batch, head, s.query_start + i, ..]);
+        let k = k.slice(s![s.batch, head / 2, s.key_start + j, ..]);
+        let product: f64 = q.iter().zip(k).map(|(q, k)| f64::from(*q) * f64::from(*k)).sum();
+        let d = problem.bias.unwrap().distance(s, i, j);
+        problem.scores.scale() * product + d.map_or(0.0, |d| f64::from(bias[[head, d]]))
+    };
+    let row = |i| {
+        let seen = (0..s.keys).filter(|&j| problem.scores.mask.allows(s, head, i, j));
+        let scores: Vec<_> = seen.map(|j| (j, score(i, j))).collect();
+        let sum: f64 = scores.iter().map(|(_, s)| s.exp()).sum();
+        let offset = f64::from(tau[head]) / scores.len() as f64;
+        let pair = |(j, s): (usize, f64)| (j, s.exp() / sum, (s.exp() / sum + offset).max(0.0));
+        scores.into_iter().map(pair).collect()
+    };
+    (0..s.queries).map(row).collect()
+}
+
+/// Packed sequences, whose tiles of statistics lie across them, and rows that see nothing.
+#[test]
+fn statistics_follow_their_definition() {
+    let packed = Sequences::Packed { cu_query: vec![0, 120, 290], cu_key: vec![0, 100, 320] };
+    let operands = Operands::new(problem(300, 331, 90).sequences(packed), 0.3);
+    let Operands { problem, q, k, v, bias, tau, .. } = &operands;
+    let inputs = Views::new().with("q", q).with("k", k).with("v", v);
+    let inputs = inputs.with("bias", bias).with("tau", tau);
+    let (tile, options) = (Blocking::new(33, 17), Options::default());
+    let stats = lazy_attention::stats(problem, &inputs, tile, &options).unwrap();
+    let activity = lazy_attention::activity(problem, &inputs, tile, &options).unwrap();
+
+    let mut tiles = Array4::from_elem(activity.raw_dim(), None);
+    let [mut visible, mut active, mut rows, mut left, mut lost, mut dead] = [0.0; 6];
+    let [mut long, mut long_left, mut first_p, mut first_e] = [0.0; 4];
+    for (sequence, head) in
+        problem.scores.sequences().iter().flat_map(|s| (0..4).map(move |head| (s, head)))
+    {
+        for (i, row) in weights(&operands, sequence, head).iter().enumerate() {
+            let Some((first, ..)) = row.first() else { continue };
+            let of_row: f64 = row.iter().map(|(_, _, e)| e).sum();
+            rows += 1.0;
+            left += of_row;
+            dead += f64::from(u8::from(of_row == 0.0));
+            if row.len() > 1 {
+                (long, long_left) = (long + 1.0, long_left + of_row);
+                if *first == 0 {
+                    (first_p, first_e) = (first_p + row[0].1, first_e + row[0].2);
+                }
+            }
+            for &(j, p, e) in row {
+                visible += 1.0;
+                active += f64::from(u8::from(e > 0.0));
+                lost += if e > 0.0 { 0.0 } else { p };
+                let at = [(sequence.query_start + i) / 33, (sequence.key_start + j) / 17];
+                let tile = &mut tiles[[0, head, at[0], at[1]]];
+                *tile = Some(tile.unwrap_or(false) || e > 0.0);
+            }
+        }
+    }
+    assert_eq!(activity, tiles.mapv(|tile| tile == Some(true)));
+    let [seen, full] = [tiles.iter().flatten().count(), activity.iter().filter(|&&x| x).count()];
+    assert!(full < seen && dead > 0.0 && rows < 1160.0, "a case that shows something");
+    for (found, expected) in [
+        (stats.element_density, active / visible),
+        (stats.tile_density, full as f64 / seen as f64),
+        (stats.surviving_mass, left / rows),
+        (stats.inactive_mass, lost / rows),
+        (stats.dead_rows, dead / rows),
+        (stats.first_key_weight, first_p / long),
+        (stats.first_key_kept, first_e / long),
+        (stats.first_key_share, first_e / long_left),
+        (stats.by_tiles.forward, 4.0 / (1.0 + 3.0 * stats.tile_density)),
+        (stats.by_pairs.both, 7.0 / (4.0 + 3.0 * stats.element_density)),
+    ] {
+        assert!((found - expected).abs() <= 1e-5, "{found} for {expected} in {stats:?}");
     }
 }

@@ -1,0 +1,40 @@
+//! What tiers report on the sparsity of weights: (E37)–(E46).
+
+/// How sparse the weights are, over the visible pairs and the rows that have one. 0/0 counts as 0.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Stats {
+    /// Active pairs among the visible ones, (E37).
+    pub element_density: f64,
+    /// Tiles with an active pair among those with a visible one, (E38).
+    pub tile_density: f64,
+    /// The mean of Σ_j e_ij, (E39).
+    pub surviving_mass: f64,
+    /// The mean of the weight P of the inactive pairs of a row, (E40): what a backward pass loses
+    /// that skips them.
+    pub inactive_mass: f64,
+    /// Rows without an active pair, (E41).
+    pub dead_rows: f64,
+    /// The mean of P_i1 over the rows that see more than one key, (E42).
+    pub first_key_weight: f64,
+    /// The mean of e_i1 over these rows, (E43).
+    pub first_key_kept: f64,
+    /// Σ_i e_i1 / Σ_ij e_ij over these rows, (E44).
+    pub first_key_share: f64,
+    /// What a kernel may gain that skips inactive tiles, (E45).
+    pub by_tiles: SpeedUp,
+    /// What a kernel may gain that skips inactive pairs, (E46).
+    pub by_pairs: SpeedUp,
+}
+
+/// How many times fewer products of matrices a kernel takes than without skipping.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct SpeedUp {
+    /// In the forward pass.
+    pub forward: f64,
+    /// In the backward pass.
+    pub backward: f64,
+    /// In both together.
+    pub both: f64,
+    /// In both together, than softmax attention.
+    pub over_attention: f64,
+}
