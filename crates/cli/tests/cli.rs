@@ -1,8 +1,9 @@
 //! The real binary on real files.
 
-use etalon_conformance::cases::{Depth, specs};
+use etalon_conformance::cases::{Depth, Spec, specs};
 use etalon_conformance::tensor::{Data, Tensor, Tensors};
 use etalon_conformance::vectors::{read_tensors, write_tensors};
+use etalon_problem::{Algorithm, Dtype};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -261,7 +262,7 @@ fn a_wrong_type_is_told_with_both_types() {
     let bench = Bench::new("options", "attention");
     let f32s = |tensor: &Tensor| {
         let values = tensor.to_f64("").unwrap();
-        Tensor::round(&values, etalon_problem::Dtype::F32)
+        Tensor::round(&values, Dtype::F32)
     };
     bench.edit(|tensors| {
         let wide = f32s(&tensors["k"]);
@@ -272,7 +273,7 @@ fn a_wrong_type_is_told_with_both_types() {
 
     let bench = Bench::new("options", "attention");
     bench.edit(|tensors| {
-        let low = Tensor::round(&tensors["sinks"].to_f64("").unwrap(), etalon_problem::Dtype::Bf16);
+        let low = Tensor::round(&tensors["sinks"].to_f64("").unwrap(), Dtype::Bf16);
         tensors.insert("sinks".to_string(), low);
     });
     let line = bench.refused("forward", &[]);
@@ -561,7 +562,7 @@ fn verify_passes_and_reports() {
 
 #[test]
 fn a_case_is_explained_in_words() {
-    let mut specs = specs(etalon_problem::Algorithm::Attention, Depth::Core, 0);
+    let mut specs = specs(Algorithm::Attention, Depth::Core, 0);
     let name = specs.next().unwrap().to_string();
     let output = etalon(&["explain", &name]);
     let text = String::from_utf8(output.stdout).unwrap();
@@ -614,6 +615,26 @@ fn the_chunks_of_a_problem_are_explained() {
 }
 
 #[test]
+fn the_sparsity_of_tensors_is_explained() {
+    let mut specs = specs(Algorithm::LazyAttention, Depth::Core, 0);
+    let plain = |spec: &Spec| spec.dtype == Dtype::Bf16 && spec.problem().arrays().is_empty();
+    let case = specs.find(plain).unwrap().build();
+    let folder = tempdir().unwrap();
+    let [problem, input] = ["p.json", "in.safetensors"].map(|name| folder.path().join(name));
+    fs::write(&problem, serde_json::to_string(&case.problem).unwrap()).unwrap();
+    write_tensors(&input, &case.inputs).unwrap();
+    let [problem, input] = [&problem, &input].map(|path| path.to_str().unwrap());
+    let explain = ["explain", "--problem", problem, "--threads", "1"];
+    let with = etalon(&[&explain[..], &["--in", input]].concat());
+    let text = String::from_utf8(with.stdout).unwrap();
+    for part in ["active pairs, of the visible ones", "(E46)", "measured", "at tau = 0"] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let without = String::from_utf8(etalon(&explain).stdout).unwrap();
+    assert!(without.contains("backward") && !without.contains("active pairs"), "{without}");
+}
+
+#[test]
 fn a_bench_leaves_its_figures() {
     let folder = tempdir().unwrap();
     let path = folder.path().join("bench.json");
@@ -623,8 +644,8 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let figures = file["figures"].as_array().unwrap();
-    // Four passes of two algorithms, with two masks; four of linear attention.
-    assert_eq!(figures.len(), 20);
+    // Four passes of two algorithms and two of lazy attention, with two masks; four of linear attention.
+    assert_eq!(figures.len(), 24);
     let linear: Vec<_> =
         figures.iter().filter(|figure| figure["algorithm"] == "linear_attention").collect();
     // 2 heads of 32 tokens, of which a chunk has all.
@@ -652,8 +673,9 @@ fn a_bench_leaves_its_figures() {
     let output = etalon(&[&["bench", "--threads", "1"][..], &size, &modes, &options].concat());
     let text = String::from_utf8_lossy(&output.stdout).into_owned();
     let tuned = text.lines().filter(|line| line.contains("Options"));
-    let modes = "two modes of attention, three of attention_lse, and linear_attention";
-    assert_eq!(tuned.count(), 6, "{modes}: {text}");
+    let modes =
+        "two modes of attention, three of attention_lse and of lazy_attention, linear_attention";
+    assert_eq!(tuned.count(), 9, "{modes}: {text}");
     let line = refusal(&etalon(&["bench", "--dtype", "f64"]));
     assert!(line.starts_with("invalid value 'f64' for '--dtype <DTYPE>'"), "{line}");
     let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));

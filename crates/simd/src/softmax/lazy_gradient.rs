@@ -189,8 +189,9 @@ impl<'a, 'p> Panel<'a, 'p> {
     #[inline(always)]
     fn row<I: Isa>(&self, isa: I, r: usize) -> [I::F32; 3] {
         let (i, stats) = (self.at.rows.start + r, &self.pair.stats);
-        [self.pair.queries.lse[i], stats.u[i - stats.first], stats.delta[i - stats.first]]
-            .map(|x| I::F32::splat(isa, x))
+        let lse = I::F32::splat(isa, self.pair.queries.lse[i]);
+        let offset = I::F32::splat(isa, stats.u[i - stats.first]);
+        [lse, offset, I::F32::splat(isa, stats.delta[i - stats.first])]
     }
 
     /// (E4) P of a panel; whether a pair of it is active, unless it is hidden.

@@ -386,8 +386,9 @@ impl LazyTile<'_, '_, '_> {
         for r in at.first..at.first + rows {
             let guard =
                 if guarded { 1.0 + GUARD * (32.0 + base[r].abs().min(f32::MAX)) } else { 1.0 };
-            let [top, f, c] =
-                [top_of[row + r] * guard, factor[r], offset[r]].map(|x| I::F32::splat(isa, x));
+            let top = I::F32::splat(isa, top_of[row + r] * guard);
+            let f = I::F32::splat(isa, factor[r]);
+            let c = I::F32::splat(isa, offset[r]);
             let raised = top.mul_add(f, c).reduce_max();
             active |= raised > 0.0 || raised.is_nan();
         }
