@@ -95,6 +95,17 @@ impl LazyFamily {
 
 impl Grid for Point {
     const LARGE: &'static [&'static str] = crate::shapes::LARGE;
+    const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
+        // dtau is one number a head: what it shows under this mask, it shows where there are many heads, and
+        // every row sees several keys.
+        &[
+            ("mask", "or"),
+            ("shape", "groups"),
+            ("sequences", "dense"),
+            ("tau", "learned"),
+            ("elements", "generic"),
+        ],
+    ];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let (mut scores, value_dim) = scores(self.mask, self.shape, self.sequences, seed);
