@@ -50,7 +50,7 @@ pub fn run(
     let [dk, dv] = places.keys.each_ref().map(Option::is_some);
     let (dq, dbias) = (places.queries[0].is_some(), places.bias.is_some());
     let wanted = Wanted { dq, dk, dv, dbias };
-    let packing = packing(operands, wanted, options)?;
+    let packing = packing(operands, [dq, dk, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let row = if ready.is_some() { operands.scores.extents.dim } else { 0 };
     let mut row = workspace.room(row, "a row")?;
@@ -87,7 +87,7 @@ pub fn run(
 pub fn plan(operands: &Operands<'_>, dq: bool, options: &Options) -> Result<Plan, Error> {
     let (dv, dbias) = (operands.v.is_some(), operands.bias.is_some());
     let wanted = Wanted { dq, dk: true, dv, dbias };
-    let packing = packing(operands, wanted, options)?;
+    let packing = packing(operands, [dq, true, dv], options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let plan = schedule.needs(&packing, operands).plan(&packing);
     // S and, with values, dP; dk and, with values, dv.
@@ -125,9 +125,10 @@ fn scale_gradient(
     }
 }
 
-fn packing<'s>(
+/// The operands of a backward pass with these gradients, of attention or of lazy attention.
+pub fn packing<'s>(
     operands: &Operands<'s>,
-    Wanted { dq, dk, dv, .. }: Wanted,
+    [dq, dk, dv]: [bool; 3],
     options: &Options,
 ) -> Result<Packing<'s>, Error> {
     let Operands { scores, sequences, q, k, v, dout, lse, .. } = *operands;

@@ -11,8 +11,8 @@
 //!
 //! Every element has one order of summation, the same in both modes and for any number of threads.
 
+use super::backward::packing;
 use super::block::Pair;
-use super::cut::Cut;
 use super::diagonals::Diagonals;
 use super::distances::Reach;
 use super::kernels::QueryTile;
@@ -20,8 +20,8 @@ use super::key_sweep::{KeySweep, begin_sums};
 use super::lazy_gradient::{LazyGradient, Means, count_by_mask};
 use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
-use super::packs::{Operand, Packing};
-use super::schedule::{FIRST_ORDER, Schedule};
+use super::packs::Packing;
+use super::schedule::Schedule;
 use super::scratch::{Scratch, TileMemory};
 use super::stats::{RowStats, Stats};
 use super::tasks::Task;
@@ -46,6 +46,11 @@ struct Wanted {
 }
 
 impl Wanted {
+    /// dq, dk and dv.
+    fn tensors(self) -> [bool; 3] {
+        [self.dq, self.dk, self.dv]
+    }
+
     /// Whether Δ is needed.
     fn delta(self) -> bool {
         self.dq || self.dk || self.dbias
@@ -67,7 +72,7 @@ pub fn run(
     let [dk, dv] = places.keys.each_ref().map(Option::is_some);
     let (dbias, dtau) = (places.distances.is_some(), places.tau.is_some());
     let wanted = Wanted { dq: places.queries[0].is_some(), dk, dv, dbias, dtau };
-    let packing = packing(operands, wanted, options)?;
+    let packing = packing(operands, wanted.tensors(), options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let fused = schedule.fused;
     let body = LazyGradient { g: wanted.delta() || dtau };
@@ -94,24 +99,11 @@ pub fn run(
 pub fn plan(operands: &Operands<'_>, pv: bool, options: &Options) -> Result<Plan, Error> {
     let dbias = operands.distances.is_some();
     let wanted = Wanted { dq: true, dk: true, dv: true, dbias, dtau: true };
-    let packing = packing(operands, wanted, options)?;
+    let packing = packing(operands, wanted.tensors(), options)?;
     let schedule = schedule(operands, &packing, wanted, options);
     let plan = schedule.needs(&packing, operands).plan(&packing);
     let (mode, dq) = if schedule.fused { (Mode::FusedPartials, 1) } else { (Mode::Separate, 3) };
     Ok(Plan { mode: Some(mode), products: 4 + dq + if pv { 0 } else { 2 }, ..plan })
-}
-
-fn packing<'s>(
-    operands: &Operands<'s>,
-    Wanted { dq, dk, dv, .. }: Wanted,
-    options: &Options,
-) -> Result<Packing<'s>, Error> {
-    let Operands { scores, sequences, q, k, v, dout, lse, .. } = *operands;
-    let if_both = |both| if both { Operand::both } else { Operand::across };
-    let keys = [if_both(dq)(Some(k)), Operand::across(v), Operand::NONE, Operand::NONE];
-    let queries = [if_both(dk)(Some(q)), if_both(dv)(dout), Operand::NONE, Operand::NONE];
-    let cut = Cut::new(scores, options, FIRST_ORDER)?;
-    Ok(Packing { scores, sequences, cut, keys, queries, lse })
 }
 
 fn schedule(
