@@ -117,16 +117,19 @@ impl Variant {
         options: bool,
         whole: bool,
     ) -> Self {
-        let accumulator = |columns: usize| if columns <= 64 { 64 } else { 128 };
-        let columns = width(dim).to_string();
-        let values = accumulator(value_dim.unwrap_or(1)).to_string();
-        let mut variant = Variant::portable(storage, dim, value_dim, options);
-        variant.family = Family::Tensor;
-        variant.defines.push(("WHOLE", u8::from(whole).to_string()));
-        for (name, value) in [("CD", columns), ("CE", values)] {
-            variant.defines.iter_mut().filter(|x| x.0 == name).for_each(|x| x.1 = value.clone());
+        // Wider results take several launches.
+        let accumulator = width(value_dim.unwrap_or(1)).min(128);
+        Variant {
+            family: Family::Tensor,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("OPTIONS", u8::from(options).to_string()),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("VALUES", u8::from(value_dim.is_some()).to_string()),
+                ("CD", width(dim).to_string()),
+                ("CE", accumulator.to_string()),
+            ],
         }
-        variant
     }
 
     /// The forward pass on tensor cores, of operands 64 or 128 columns wide; whether the mask is a window,
