@@ -141,7 +141,7 @@ impl DevicePass {
         has_kernels(problem.algorithm(), pass)?;
         let table = problem.checked_table(pass)?;
         let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
-        crate::run::check_storage(storage)?;
+        storage.refuse_f64()?;
         let held = workspace.device(options.device)?;
         let laid = |name: &str, result: bool| {
             (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)

@@ -61,20 +61,9 @@ pub fn run_in(
     has_kernels(problem.algorithm(), pass)?;
     let table = problem.checked_table(pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
-    check_storage(storage)?;
+    storage.refuse_f64()?;
     let held = workspace.device(options.device)?;
     softmax::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
-}
-
-pub(crate) fn check_storage(storage: Dtype) -> Result<(), Error> {
-    if storage != Dtype::F64 {
-        return Ok(());
-    }
-    Err(Error::Dtype {
-        operand: "storage".to_string(),
-        expected: "f32, bf16 or f16".to_string(),
-        found: storage.to_string(),
-    })
 }
 
 /// Fails where a level has no kernel for a pass in a storage type, whatever the problem and the device.

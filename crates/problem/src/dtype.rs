@@ -1,6 +1,6 @@
 //! Element types and the rounding to them.
 
-use crate::named;
+use crate::{Error, named};
 use half::{bf16, f16};
 
 // Widest first.
@@ -29,6 +29,18 @@ impl Dtype {
             Dtype::F32 => 4,
             Dtype::Bf16 | Dtype::F16 => 2,
         }
+    }
+
+    /// Fails for f64, which the kernels do not store: the reference does.
+    pub fn refuse_f64(self) -> Result<(), Error> {
+        if self != Dtype::F64 {
+            return Ok(());
+        }
+        Err(Error::Dtype {
+            operand: "storage".to_string(),
+            expected: "f32, bf16 or f16".to_string(),
+            found: self.to_string(),
+        })
     }
 
     /// u: the largest relative error of rounding a normal number to nearest.

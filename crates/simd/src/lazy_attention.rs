@@ -43,7 +43,7 @@ pub use etalon_problem::lazy_attention::{
 
 use crate::element::Tensor;
 use crate::known::Known;
-use crate::run::{refuse_f64, typed};
+use crate::run::typed;
 use crate::{Element, Options, Plan, Workspace, softmax};
 use etalon_problem::{Blocking, Error, LazyAttention, Pass, Views, ViewsMut};
 use ndarray::{Array4, arr0};
@@ -101,7 +101,7 @@ fn figures(
 ) -> Result<Array4<f32>, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), Pass::Forward)?;
     let storage = known.table.check_call(inputs, &ViewsMut::new(), false)?;
-    refuse_f64(storage)?;
+    storage.refuse_f64()?;
     softmax::figures(&known, &problem.scores, inputs, tile, options)
 }
 

@@ -6,8 +6,8 @@ use crate::memory::zeros;
 use crate::{Element, Mode, Options, Workspace, softmax};
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
 use etalon_problem::{
-    Attention, AttentionLse, Dtype, Error, LazyAttention, Operand, Pass, Precision, Problem, Role,
-    Views, ViewsMut, find,
+    Attention, AttentionLse, Error, LazyAttention, Operand, Pass, Precision, Problem, Role, Views,
+    ViewsMut, find,
 };
 
 /// Computes a pass: reads `inputs` and writes those outputs that have a place in `outputs`, both by
@@ -59,7 +59,7 @@ pub fn run_in(
     offers(problem, pass)?;
     let known = Known::of(workspace, problem, pass)?;
     let storage = known.table.check_call(inputs, outputs, options.recompute)?;
-    refuse_f64(storage)?;
+    storage.refuse_f64()?;
     match problem {
         Problem::Attention(Attention { scores, .. })
         | Problem::LazyAttention(LazyAttention { scores, .. })
@@ -71,18 +71,6 @@ pub fn run_in(
         }
         _ => Ok(()), // refused above
     }
-}
-
-/// Fails where tensors are stored in f64.
-pub(crate) fn refuse_f64(storage: Dtype) -> Result<(), Error> {
-    if storage != Dtype::F64 {
-        return Ok(());
-    }
-    Err(Error::Dtype {
-        operand: "storage".to_string(),
-        expected: "f32, bf16 or f16".to_string(),
-        found: storage.to_string(),
-    })
 }
 
 /// Fails where the tier has no kernel.

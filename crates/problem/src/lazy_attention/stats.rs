@@ -38,3 +38,27 @@ pub struct SpeedUp {
     /// In both together, than softmax attention.
     pub over_attention: f64,
 }
+
+impl SpeedUp {
+    /// (E45) and (E46), of a kernel whose forward pass takes `f + f_active ρ` products over all visible tiles,
+    /// and its backward pass `b + b_active ρ`.
+    pub fn new(
+        visible: usize,
+        [f, f_active]: [f64; 2],
+        [b, b_active]: [f64; 2],
+        density: f64,
+    ) -> Self {
+        /// Q Kᵀ and P V; then Q Kᵀ, dout Vᵀ and the three gradients.
+        const ATTENTION: f64 = 2.0 + 5.0;
+        if visible == 0 {
+            return SpeedUp { forward: 0.0, backward: 0.0, both: 0.0, over_attention: 0.0 };
+        }
+        let (forward, backward) = (f + f_active * density, b + b_active * density);
+        SpeedUp {
+            forward: (f + f_active) / forward,
+            backward: (b + b_active) / backward,
+            both: (f + f_active + b + b_active) / (forward + backward),
+            over_attention: ATTENTION / (forward + backward),
+        }
+    }
+}

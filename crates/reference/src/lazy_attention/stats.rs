@@ -41,35 +41,13 @@ pub fn stats<T: Real>(
         first_key_weight: ratio(sums.first_key_weight, sums.long_rows),
         first_key_kept: ratio(sums.first_key_kept, sums.long_rows),
         first_key_share: ratio(sums.first_key_kept, sums.long_surviving),
-        by_tiles: speed_up(visible_tiles, [1.0, 3.0], [3.0, 2.0], tile_density),
-        by_pairs: speed_up(visible_tiles, [1.0, 1.0], [3.0, 2.0], element_density),
+        by_tiles: SpeedUp::new(visible_tiles, [1.0, 3.0], [3.0, 2.0], tile_density),
+        by_pairs: SpeedUp::new(visible_tiles, [1.0, 1.0], [3.0, 2.0], element_density),
     })
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
-}
-
-/// Of a kernel whose forward pass takes `f + f_active ρ` products over all visible tiles, and
-/// its backward pass `b + b_active ρ`.
-fn speed_up(
-    visible: usize,
-    [f, f_active]: [f64; 2],
-    [b, b_active]: [f64; 2],
-    density: f64,
-) -> SpeedUp {
-    /// Q Kᵀ and P V; then Q Kᵀ, dout Vᵀ and the three gradients.
-    const ATTENTION: f64 = 2.0 + 5.0;
-    if visible == 0 {
-        return SpeedUp { forward: 0.0, backward: 0.0, both: 0.0, over_attention: 0.0 };
-    }
-    let (forward, backward) = (f + f_active * density, b + b_active * density);
-    SpeedUp {
-        forward: (f + f_active) / forward,
-        backward: (b + b_active) / backward,
-        both: (f + f_active + b + b_active) / (forward + backward),
-        over_attention: ATTENTION / (forward + backward),
-    }
 }
 
 /// What the statistics are made of.

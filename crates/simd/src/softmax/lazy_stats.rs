@@ -113,28 +113,13 @@ pub fn stats(scores: &Scores, figures: &Array4<f32>, tile: Blocking) -> Stats {
         first_key_weight: ratio(of(Figure::FirstWeight), long),
         first_key_kept: ratio(of(Figure::FirstKept), long),
         first_key_share: ratio(of(Figure::FirstKept), long_surviving),
-        by_tiles: speed_up(seen, [1.0, 3.0], tile_density),
-        by_pairs: speed_up(seen, [1.0, 1.0], element_density),
+        by_tiles: SpeedUp::new(seen, [1.0, 3.0], [3.0, 2.0], tile_density),
+        by_pairs: SpeedUp::new(seen, [1.0, 1.0], [3.0, 2.0], element_density),
     }
 }
 
 fn ratio(part: f64, whole: f64) -> f64 {
     if whole == 0.0 { 0.0 } else { part / whole }
-}
-
-/// (E45) and (E46): of kernels whose forward pass has products over all tiles and products over active
-/// ones; the backward pass of both has three and two.
-fn speed_up(tiles: usize, [all, active]: [f64; 2], density: f64) -> SpeedUp {
-    if tiles == 0 {
-        return SpeedUp { forward: 0.0, backward: 0.0, both: 0.0, over_attention: 0.0 };
-    }
-    let (forward, backward) = (all + active * density, 3.0 + 2.0 * density);
-    SpeedUp {
-        forward: (all + active) / forward,
-        backward: 5.0 / backward,
-        both: (all + active + 5.0) / (forward + backward),
-        over_attention: 7.0 / (forward + backward),
-    }
 }
 
 /// Tiles in which a pair is visible, and those in which one is active.
