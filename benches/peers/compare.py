@@ -61,6 +61,7 @@ LSE_FORWARD = Peer("PyTorch eager", "lse-forward")
 LSE_BACKWARD = Peer("PyTorch eager", "lse-backward")
 LAZY_FORWARD = Peer("PyTorch eager", "lazy-forward")
 LAZY_BACKWARD = Peer("PyTorch eager", "lazy-backward")
+LAZY_DOUBLE_BACKWARD = Peer("PyTorch eager", "lazy-double-backward")
 LINEAR_FORWARD = Peer("PyTorch eager, chunked", "linear-forward")
 LINEAR_BACKWARD = Peer("PyTorch eager, chunked", "linear-backward")
 LINEAR_DOUBLE_BACKWARD = Peer("PyTorch eager, chunked", "linear-double-backward")
@@ -78,6 +79,7 @@ ROWS = [
     Row("lse-backward", "attention_lse", BACKWARD, 2048, 64, LSE_BACKWARD),
     Row("lazy-forward", "lazy_attention", FORWARD, 2048, 64, LAZY_FORWARD),
     Row("lazy-backward", "lazy_attention", BACKWARD, 2048, 64, LAZY_BACKWARD),
+    Row("lazy-double-backward", "lazy_attention", DOUBLE_BACKWARD, 1024, 64, LAZY_DOUBLE_BACKWARD),
     Row("linear-forward", "linear_attention", FORWARD, 4096, 64, LINEAR_FORWARD),
     Row("linear-backward", "linear_attention", BACKWARD, 4096, 64, LINEAR_BACKWARD),
     Row("linear-double-backward", "linear_attention", DOUBLE_BACKWARD, 4096, 64, LINEAR_DOUBLE_BACKWARD),

@@ -187,6 +187,21 @@ def lazy_backward(shape: Shape) -> Run:
     return lambda: torch.autograd.grad(lazy_attention(*inputs), inputs, dout)
 
 
+def lazy_double_backward(shape: Shape) -> Run:
+    """The gradient of <dq, ddq> + … + <dtau, ddtau> with respect to q, k, v, bias, tau and dout."""
+    q, k, v, dout = matrices(4, shape, grad=True)
+    bias = torch.zeros(shape.heads, WIDTH, requires_grad=True)
+    tau = torch.full((shape.heads,), -1.0, requires_grad=True)
+    inputs = (q, k, v, bias, tau)
+    directions = [torch.randn_like(x) for x in inputs]
+
+    def run():
+        first = torch.autograd.grad(lazy_attention(*inputs), inputs, dout, create_graph=True)
+        return torch.autograd.grad(first, (*inputs, dout), directions, allow_unused=True)
+
+    return run
+
+
 class Computation(NamedTuple):
     prepare: Callable[[Shape], Run]
     # What the profiler must see, or it is something else that was timed.
@@ -202,6 +217,7 @@ COMPUTATIONS = {
     "lse-backward": Computation(lse_backward, ("aten::logsumexp", "LogsumexpBackward0")),
     "lazy-forward": Computation(lazy_forward, ("aten::softmax", "aten::relu")),
     "lazy-backward": Computation(lazy_backward, ("SoftmaxBackward0", "ReluBackward0")),
+    "lazy-double-backward": Computation(lazy_double_backward, ("SoftmaxBackward0", "ReluBackward0")),
     "linear-forward": Computation(linear_forward, ("aten::bmm", "aten::cumsum")),
     "linear-backward": Computation(linear_backward, ("aten::bmm", "CumsumBackward0")),
     "linear-double-backward": Computation(linear_double_backward, ("aten::bmm", "CumsumBackward0")),

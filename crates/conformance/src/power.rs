@@ -1,7 +1,7 @@
 //! What the gates notice: of each output of each pass, the smallest error of three kinds that is planted
 //! in the results of a correct kernel, which is simulated.
 
-use crate::bounds::{Bounds, bounds, judged};
+use crate::bounds::{Bounds, bounds};
 use crate::cases::{Case, Depth, Spec, specs, storage};
 use crate::gates::{g1, g2};
 use crate::profile::Profile;
@@ -62,7 +62,7 @@ pub fn power(
     seed: u64,
 ) -> Result<Vec<Power>, Error> {
     let dtype = storage_of(&profile);
-    if !judged(algorithm).contains(&pass) || !storage(algorithm).contains(&dtype) {
+    if !algorithm.passes().contains(&pass) || !storage(algorithm).contains(&dtype) {
         return Ok(Vec::new());
     }
     let mut best: Vec<Power> = Vec::new();

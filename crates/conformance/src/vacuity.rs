@@ -1,7 +1,7 @@
 //! Whether the cases of a run can tell right from wrong: about every output, at every value of every axis
 //! of the grid. A case alone may be blunt: where rows see a key or two, whole gradients cancel.
 
-use crate::bounds::{Bounds, judged};
+use crate::bounds::Bounds;
 use crate::cases::Spec;
 use crate::gates::sharpness;
 use crate::laws::Exact;
@@ -32,7 +32,7 @@ pub(crate) struct Sight {
 /// What the bounds of a case show about every output of the passes that `asked` names.
 pub(crate) fn sights(exact: &Exact, asked: impl Fn(Pass) -> bool) -> Vec<Sight> {
     let spec = exact.case().spec;
-    let passes = judged(spec.algorithm).iter().copied().filter(|pass| asked(*pass));
+    let passes = spec.algorithm.passes().iter().copied().filter(|pass| asked(*pass));
     let of_pass = |pass: Pass| {
         let bounds: Option<&Bounds> = exact.pass(pass).ok();
         let outputs = bounds.into_iter().flat_map(|bounds| &bounds.outputs);

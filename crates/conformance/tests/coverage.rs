@@ -3,7 +3,7 @@
 
 use etalon_conformance::cases::{Depth, specs, storage};
 use etalon_conformance::tier::{Hints, Request, Tier};
-use etalon_conformance::{bounds, laws, tiers};
+use etalon_conformance::{laws, tiers};
 use etalon_cuda::Level;
 use etalon_problem::{Algorithm, Dtype, Mask, Problem, Sequence};
 use serde_json::Value;
@@ -67,10 +67,10 @@ fn an_offer_is_kept_and_a_refusal_too() {
 }
 
 #[test]
-fn every_judged_pass_has_a_tier_in_every_storage_type() {
+fn every_pass_has_a_tier_in_every_storage_type() {
     let (tiers, _) = tiers::present();
     for algorithm in Algorithm::ALL {
-        for &pass in bounds::judged(algorithm) {
+        for &pass in algorithm.passes() {
             for &dtype in storage(algorithm) {
                 let what = format!("{algorithm} {pass} {dtype}");
                 let computes = tiers.iter().any(|tier| tier.offers(algorithm, pass, dtype).is_ok());

@@ -1,7 +1,6 @@
 //! Every law on every level of the simd tier, one test for each (level, algorithm, law): a run
 //! shows by name what holds where. At smoke depth: `etalon verify` runs deeper.
 
-use etalon_conformance::bounds::judged;
 use etalon_conformance::cases::{Depth, storage};
 use etalon_conformance::laws;
 use etalon_conformance::report::{Record, Verdict};
@@ -29,14 +28,13 @@ fn main() {
                 storage.any(|dtype| tier.offers(algorithm, *pass, *dtype).is_ok())
             };
             // Of cases in f64 alone there are so few that a law may find none.
-            let few = !judged(algorithm).iter().any(|pass| {
+            let few = !algorithm.passes().iter().any(|pass| {
                 let types = [Dtype::F32, Dtype::Bf16, Dtype::F16];
                 types.iter().any(|dtype| tier.offers(algorithm, *pass, *dtype).is_ok())
             });
             let meant = |law: &laws::Law| {
                 let of_values = without_values && OF_VALUES.contains(&law.name);
-                let asked = |pass: &Pass| judged(algorithm).contains(pass) && offers(pass);
-                law.of.contains(&algorithm) && !of_values && law.passes.iter().any(asked)
+                law.of.contains(&algorithm) && !of_values && law.passes.iter().any(offers)
             };
             for law in laws::all().into_iter().filter(meant) {
                 let (records, tier) = (records.clone(), tier.name());

@@ -20,7 +20,7 @@ pub use crate::tensor::{Values, values};
 
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
-use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Role};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use inputs::{Errors, Inputs};
 use model::Model;
@@ -53,14 +53,6 @@ pub struct Bounds {
     pub power: Option<f64>,
 }
 
-/// The passes of an algorithm that have proven bounds, and so can be judged element by element.
-pub fn judged(algorithm: Algorithm) -> &'static [Pass] {
-    match algorithm {
-        Algorithm::LazyAttention => &[Pass::Forward, Pass::Backward],
-        _ => algorithm.passes(),
-    }
-}
-
 /// Evaluates the reference and derives the bounds of `pass`. `inputs` holds the operands of the
 /// pass by name, in any floating-point type; `dtype` is the storage type of the judged kernel.
 ///
@@ -72,12 +64,6 @@ pub fn bounds(
     profile: &Profile,
     inputs: &Tensors,
 ) -> Result<Bounds, Error> {
-    if !judged(problem.algorithm()).contains(&pass) {
-        return Err(Error::Unsupported {
-            what: format!("a bound of {} {pass}", problem.algorithm()),
-            reason: "it has no derivation yet".to_string(),
-        });
-    }
     if pass == Pass::ForwardBackward {
         let of = |pass| bounds(problem, pass, dtype, profile, inputs);
         let (mut both, backward) = (of(Pass::Forward)?, of(Pass::Backward)?);

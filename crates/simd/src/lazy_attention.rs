@@ -1,5 +1,5 @@
-//! Lazy attention (Elastic-Softmax) on CPUs: [`forward`] and [`backward`], for f32, bf16 and
-//! f16; and how sparse its weights are: [`stats`], [`activity`].
+//! Lazy attention (Elastic-Softmax) on CPUs: [`forward`], [`backward`] and [`double_backward`], for
+//! f32, bf16 and f16; and how sparse its weights are: [`stats`], [`activity`].
 //!
 //! Views of the operands may have any strides. Each function with the suffix `_into` writes into
 //! arrays of the caller, with memory that the caller may keep; on an error nothing has been written.
@@ -38,7 +38,8 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 pub use etalon_problem::lazy_attention::{
-    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, SpeedUp, Stats,
+    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, OutputRef, SecondCotangents,
+    SecondGradients, SecondGradientsMut, SpeedUp, Stats,
 };
 
 use crate::element::Tensor;
@@ -66,6 +67,17 @@ typed! {
     /// As [`backward`], into arrays of the caller, and only the gradients that are asked for: dv alone
     /// needs no dP.
     backward_into, gradients: GradientsMut;
+}
+
+typed! {
+    LazyAttention, DoubleBackward: (inputs: Inputs, [out], cotangents: Cotangents,
+        second: SecondCotangents);
+    /// The gradients of ⟨ddq, dq⟩ + … + ⟨cot_o, o⟩ + ⟨cot_lse, lse⟩ by everything that the backward
+    /// pass reads (E19)–(E30), from the outputs of the forward pass; away from kinks.
+    /// [`crate::Mode`] changes nothing.
+    double_backward -> SecondGradients;
+    /// As [`double_backward`], into arrays of the caller, and only what is asked for.
+    double_backward_into, gradients: SecondGradientsMut;
 }
 
 /// How sparse the weights are (E37)–(E46), with tiles of this size. The inputs are those of the forward

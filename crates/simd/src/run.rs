@@ -76,8 +76,7 @@ pub fn run_in(
 /// Fails where the tier has no kernel.
 fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
     match problem {
-        Problem::LazyAttention(_) if pass != Pass::DoubleBackward => Ok(()),
-        Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => Err(Error::Unsupported {
+        Problem::LinearCrossEntropy(_) => Err(Error::Unsupported {
             what: format!("{} {pass}", problem.algorithm()),
             reason: "not written yet for simd".to_string(),
         }),

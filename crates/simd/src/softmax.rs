@@ -5,7 +5,8 @@
 //! forward           streamed ─ forward_tile; of lazy attention lazy_forward ─ lazy_tile
 //! backward          key_sweep ─ ordered_sum, gradient                         ┐
 //!   of lazy attention lazy_backward ─ lazy_gradient, diagonals                │
-//! double_backward   second                                                    ┴ wave ─ kernels ─ block ─ weights, scores
+//! double_backward   key_sweep ─ second                                        │
+//!   of lazy attention lazy_double_backward ─ lazy_second, diagonals           ┴ wave ─ kernels ─ block ─ weights, scores
 //! ```
 //!
 //! A pass is a module with the functions `run` and `plan` of its [`operands`]. First and second order
@@ -29,8 +30,11 @@ mod gradient;
 mod kernels;
 mod key_sweep;
 mod lazy_backward;
+mod lazy_counts;
+mod lazy_double_backward;
 mod lazy_forward;
 mod lazy_gradient;
+mod lazy_second;
 mod lazy_stats;
 mod lazy_tile;
 mod named;

@@ -121,7 +121,7 @@ impl Tensors {
     }
 }
 
-/// The passes of the softmax algorithms.
+/// The passes of attention and attention_lse.
 const SOFTMAX: &[Pass] = &[Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
 
 /// The plans of passes, and what these allocated. With a workspace that is kept, later calls allocate
@@ -183,9 +183,9 @@ fn attention_lse(problem: &AttentionLse, options: &Options) -> Vec<(Pass, Plan, 
     })
 }
 
-/// As [`passes_of`], of lazy attention: all but the double backward pass.
+/// As [`passes_of`], of lazy attention.
 fn lazy_attention(problem: &LazyAttention, options: &Options) -> Vec<(Pass, Plan, usize)> {
-    let passes = [Pass::Forward, Pass::Backward];
+    let passes = [Pass::Forward, Pass::Backward, Pass::DoubleBackward];
     passes_of(&problem.clone().into(), &passes, Dtype::F32, options, |pass| {
         lazy_attention::plan::<f32>(problem, pass, options).unwrap()
     })

@@ -57,11 +57,9 @@ impl Bench<'_> {
     fn passes(&self, problem: &Problem) -> Vec<(Pass, Mode)> {
         let wanted = &self.arguments.pass;
         let first = self.arguments.length.first() == Some(&length(problem));
-        let lazy = problem.algorithm() == Algorithm::LazyAttention;
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
             let wanted = wanted.is_empty() || wanted.contains(&pass);
-            // The simd tier has no second order of lazy attention yet.
-            wanted && (pass != Pass::Step || first) && !(lazy && pass == Pass::DoubleBackward)
+            wanted && (pass != Pass::Step || first)
         });
         let modes = |&pass| {
             let modes = self.modes(problem.algorithm(), pass).into_iter();
@@ -211,8 +209,13 @@ fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error>
     if let Problem::LazyAttention(_) = problem {
         let further = options.mode == Mode::ForwardGradient;
         // As if every pair were active: q·k and e·v; then q·k, dout·v and those for dq, dk and dv, and
-        // without a sum of the forward pass also q·k and dout·v for Δ.
-        let products = if pass == Pass::Forward { 2 } else { 7 - 2 * u64::from(further) };
+        // without a sum of the forward pass also q·k and dout·v for Δ. Of the second order the scores with
+        // their motion, dout·v and dout·ddv in each of three sweeps, four products by rows and three by columns.
+        let products = match pass {
+            Pass::Forward => 2,
+            Pass::Backward => 7 - 2 * u64::from(further),
+            _ => 3 * 5 + 4 + 3,
+        };
         return Ok(product.saturating_mul(products));
     }
     let with_values = matches!(problem, Problem::Attention(_));

@@ -2,7 +2,6 @@
 
 use super::flaw::Judgement;
 use super::trial::Trial;
-use crate::bounds::judged;
 use crate::cases::linear_attention::GateKind;
 use crate::cases::{Case, Point};
 use etalon_problem::{Algorithm, Pass, Problem, Scores, Sequences};
@@ -55,8 +54,12 @@ pub(crate) const SCORES: &[Algorithm] =
     &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
 
 /// Laws whose bounds of second order are carried along by the reference itself.
-pub(crate) const SOFTMAX: &[Algorithm] =
-    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
+pub(crate) const SOFTMAX: &[Algorithm] = &[
+    Algorithm::Attention,
+    Algorithm::AttentionLse,
+    Algorithm::LazyAttention,
+    Algorithm::LinearCrossEntropy,
+];
 
 /// Laws of linear_attention.
 pub(crate) const LINEAR_ATTENTION: &[Algorithm] = &[Algorithm::LinearAttention];
@@ -73,11 +76,11 @@ pub(crate) fn scores_are(case: &Case, so: impl Fn(&Scores) -> bool) -> bool {
 }
 
 impl Law {
-    /// Whether it says anything about this pass of this case: one that is judged.
+    /// Whether it says anything about this pass of this case.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
         self.of.contains(&case.spec.algorithm)
             && self.passes.contains(&pass)
-            && judged(case.spec.algorithm).contains(&pass)
+            && case.spec.algorithm.passes().contains(&pass)
             && (self.judges_large() || !case.spec.is_large())
             && (self.applies)(case, pass)
     }

@@ -15,7 +15,7 @@ use ndarray::ArrayD;
 use std::collections::BTreeMap;
 
 laws! {
-    ATTENTION;
+    SCORES;
     /// Along (q, −k) the scores are constant: gq = −dq, gk = dk, the rest is 0.
     Meaning along_q_and_k on DoubleBackward;
     /// Along v, without dlse: gq = dq, gk = dk, gv = 0, gdout = o.
@@ -64,8 +64,8 @@ fn along_v(trial: &Trial<'_>) -> Judgement {
     let (dq, dk, o) = (&exact["dq"], &exact["dk"], &forward["o"]);
     let mut expected =
         vec![("gq", 1.0, &dq.value), ("gk", 1.0, &dk.value), ("gdout", 1.0, &o.value)];
-    // The gradients of sinks and bias are linear in v, too.
-    for (name, of) in [("gsinks", "dsinks"), ("gbias", "dbias")] {
+    // The gradients of sinks, bias and τ are linear in v, too.
+    for (name, of) in [("gsinks", "dsinks"), ("gbias", "dbias"), ("gtau", "dtau")] {
         expected.extend(exact.get(of).map(|x| (name, 1.0, &x.value)));
     }
     second_is(trial, &inputs, &expected)

@@ -47,9 +47,6 @@ impl Tier for Simd {
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
         has(algorithm, pass)?;
         match (algorithm, dtype) {
-            (Algorithm::LazyAttention, _) if pass == Pass::DoubleBackward => {
-                Err("not written yet for simd".to_string())
-            }
             (Algorithm::LinearCrossEntropy, _) => Err("not written yet for simd".to_string()),
             (_, Dtype::F64) => Err("simd stores f32, bf16 or f16".to_string()),
             _ => Ok(()),

@@ -1,5 +1,5 @@
 //! Bounds of passes whose kernels all compute the reference's formulas, whatever the order of their
-//! sums: the reference itself, over numbers that carry their error, (N80) to (N84).
+//! sums: the reference itself, over numbers that carry their error, (N80) to (N84) and (N89).
 
 use super::inputs::{Errors, Inputs};
 use super::model::{LARGEST_RELATIVE, Model, growth};
@@ -46,6 +46,10 @@ struct Uncertain {
     /// What underflow may have cost, in smallest numbers.
     tiny: f64,
 }
+
+/// A decision by the sign of a number is open up to so many of its errors: more than the safety factor
+/// (N4) lets an output have.
+const DOUBT: f64 = 3.0;
 
 /// exp, tanh and ln are the same in every profile that is published.
 const FUNCTIONS: Profile = Profile::ALL[1];
@@ -176,6 +180,17 @@ impl Real for Uncertain {
         let relative = (self.settled() + own + lse) * self.u();
         let error = times(value, growth(relative) / self.u());
         self.term(value, error, times(value, self.tiny) + 1.0)
+    }
+
+    /// (N89) Where the error reaches 0 a kernel may decide either way: 1, and off by 1.
+    fn step(self) -> Option<Self> {
+        let smallest = if self.single { Dtype::F32 } else { Dtype::F64 }.underflow();
+        let reach = DOUBT * (self.settled() * self.u() + self.tiny * smallest);
+        if self.value.is_nan() || self.value > reach {
+            return Some(Self::ONE);
+        }
+        let surely_not = self.value < -reach;
+        (!surely_not).then(|| self.term(1.0, 1.0 / self.u(), 0.0))
     }
 
     /// (N83)

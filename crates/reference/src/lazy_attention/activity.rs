@@ -40,7 +40,7 @@ pub fn active_pairs<T: Real>(
         [],
         |_, _| (),
         |(), query, [pairs], []| {
-            for (_, j) in operands.row(query).active_keys() {
+            for (_, j, _) in operands.row(query).active_keys() {
                 pairs[query.sequence.key_start + j] = true;
             }
         },
@@ -79,7 +79,7 @@ pub(super) fn add_row<T: Real>(tiles: &mut Tiles, tile: Blocking, row: &Row<'_, 
     let column = |&j: &usize| (key_start + j) / tile.keys;
     let mut active = row.active.iter();
     for keys in row.softmax.keys.chunk_by(|a, b| column(a) == column(b)) {
-        let any = active.by_ref().take(keys.len()).fold(false, |any, &active| any | active);
+        let any = active.by_ref().take(keys.len()).fold(false, |any, a| any | a.is_some());
         *tiles.entry([batch, query.head, tile_row, column(&keys[0])]).or_default() |= any;
     }
 }

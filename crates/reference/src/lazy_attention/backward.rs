@@ -74,7 +74,7 @@ fn gradients<T: Real>(
             let first = operands.row(query); // (E7)–(E9)
             let First { row, d_scores, .. } = &first;
             operands.forward.scores.pull_back(&row.softmax, d_scores, dq, dk); // (E10), (E11)
-            for (t, j) in row.active_keys() {
+            for (t, j, _) in row.active_keys() {
                 add_scaled(dv.row(j), row.e[t], operands.dout.row(query.row)); // (E12)
             }
             part.add(&first);
@@ -135,8 +135,8 @@ impl<T: Real> BackwardOperands<'_, T> {
         let p = &row.softmax.p;
         let mut g = vec![T::ZERO; p.len()]; // a_ij g_ij
         let (mut delta, mut sum) = (T::ZERO, T::ZERO);
-        for (t, j) in row.active_keys() {
-            g[t] = dot(dout, self.forward.v.row(query.key(j))); // (E7)
+        for (t, j, a) in row.active_keys() {
+            g[t] = a * dot(dout, self.forward.v.row(query.key(j))); // (E7)
             delta += p[t] * g[t]; // (E8)
             sum += g[t];
         }

@@ -38,17 +38,17 @@ pub(super) struct Row<'a, T> {
     pub n: T,
     /// τ/n_i, where n_i > 0.
     pub offset: T,
-    /// P_ij + τ/n_i, of active pairs: e_ij.
+    /// e_ij
     pub e: Vec<T>,
-    /// Whether each pair is active.
-    pub active: Vec<bool>,
+    /// a_ij of the active pairs.
+    pub active: Vec<Option<T>>,
 }
 
 impl<T: Real> Row<'_, T> {
-    /// The active j with their places among the visible ones.
-    pub fn active_keys(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
+    /// The active j with their places among the visible ones, and a_ij.
+    pub fn active_keys(&self) -> impl Iterator<Item = (usize, usize, T)> + '_ {
         let keys = self.softmax.keys.iter().copied().enumerate();
-        keys.zip(&self.active).filter_map(|(key, &active)| active.then_some(key))
+        keys.zip(&self.active).filter_map(|((t, j), &active)| Some((t, j, active?)))
     }
 }
 
@@ -81,13 +81,17 @@ impl<'a, T: Real> Operands<'a, T> {
         let softmax = self.scores.row(query); // (E1)–(E4)
         let n = T::from_f64(softmax.keys.len() as f64);
         let offset = self.tau[query.head] / n;
-        let e: Vec<T> = softmax.p.iter().map(|&p| p + offset).collect(); // (E5)
         let &Sequence { batch, query_start, key_start, .. } = query.sequence;
-        let active = |(&j, &e): (&usize, &T)| match self.activity {
-            Some(activity) => activity[[batch, query.head, query_start + query.i, key_start + j]],
-            None => e.is_nan() || e > T::ZERO,
+        let active = |(&j, &p): (&usize, &T)| match self.activity {
+            Some(activity) => {
+                let at = [batch, query.head, query_start + query.i, key_start + j];
+                activity[at].then_some(T::ONE)
+            }
+            None => (p + offset).step(),
         };
-        let active = softmax.keys.iter().zip(&e).map(active).collect();
+        let active: Vec<_> = softmax.keys.iter().zip(&softmax.p).map(active).collect();
+        let e = |(&p, a): (&T, &Option<T>)| a.map_or(T::ZERO, |a| a * (p + offset));
+        let e = softmax.p.iter().zip(&active).map(e).collect(); // (E5)
         Row { softmax, n, offset, e, active }
     }
 

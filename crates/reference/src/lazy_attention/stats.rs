@@ -72,8 +72,8 @@ impl Sums {
         if keys.is_empty() {
             return sums;
         }
-        for (t, &active) in row.active.iter().enumerate() {
-            if active {
+        for (t, active) in row.active.iter().enumerate() {
+            if active.is_some() {
                 sums.active += 1.0;
                 sums.surviving += row.e[t].to_f64();
             } else {
@@ -86,7 +86,7 @@ impl Sums {
             (sums.long_rows, sums.long_surviving) = (1.0, sums.surviving);
             if keys[0] == 0 {
                 sums.first_key_weight = row.softmax.p[0].to_f64();
-                sums.first_key_kept = if row.active[0] { row.e[0].to_f64() } else { 0.0 };
+                sums.first_key_kept = row.e[0].to_f64();
             }
         }
         sums

@@ -65,6 +65,9 @@ impl<T: Real> Real for Dual<T> {
         let slope = self.value.tanh_slope();
         Dual::new(slope, T::from_f64(-2.0) * self.value.tanh() * slope * self.tangent)
     }
+    fn step(self) -> Option<Self> {
+        self.value.step().map(Dual::constant)
+    }
     fn times(self, c: Self) -> Self {
         Dual::new(self.value.times(c.value), self.tangent.times(c.value))
     }

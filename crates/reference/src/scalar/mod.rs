@@ -90,6 +90,13 @@ pub trait Real:
         product::plain(c, a, b);
     }
 
+    /// a of max(self, 0) = a·self: 1 above 0, and nothing at 0 and below; it does not move. What is NaN
+    /// counts as above, so that it shows. A number that knows its own error answers with one that may
+    /// be 0 or 1, where that error may decide.
+    fn step(self) -> Option<Self> {
+        (self.is_nan() || self > Self::ZERO).then_some(Self::ONE)
+    }
+
     /// Whether the value is NaN.
     fn is_nan(self) -> bool {
         self.to_f64().is_nan()

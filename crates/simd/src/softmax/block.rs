@@ -1,16 +1,14 @@
 //! A register block of queries against a tile of keys, and which products sums grow by.
 
 use super::packs::{Keys, Queries};
-use super::rule::ScoreRule;
+use super::rule::{Raise, ScoreRule};
 use super::scores::{Block, Factors, Strip, VISIBLE, score_block};
 use super::scratch::{Sums, Target, TileMemory, Weight};
 use super::stats::Stats;
-use crate::element::Tensor;
 use crate::lanes::{Isa, Lanes, Tile};
 use crate::pack::Packed;
 use crate::tile::{MAX_KEYS, MAX_ROWS, STRIDE};
 use etalon_problem::Cover;
-use ndarray::Ix2;
 use std::ops::Range;
 
 /// One query head of a sequence with its key head.
@@ -18,8 +16,10 @@ use std::ops::Range;
 pub struct Pair<'a> {
     /// Which pairs count.
     pub rule: ScoreRule<'a>,
-    /// ddbias of this sequence and head, `[n, m]`.
-    pub ddbias: Option<Tensor<'a, Ix2>>,
+    /// ddbias of this sequence and head.
+    pub ddbias: Option<Raise<'a>>,
+    /// ddτ of this head.
+    pub ddtau: f32,
     /// The queries.
     pub queries: &'a Queries<'a>,
     /// The keys and values.

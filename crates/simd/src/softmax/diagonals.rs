@@ -6,7 +6,6 @@
 
 use super::block::Pair;
 use super::packs::Packing;
-use super::scratch::Share;
 use super::tasks::Task;
 use crate::lanes::{Isa, Kernel, Tile};
 use crate::tile::STRIDE;
@@ -94,7 +93,7 @@ pub fn write_totals(
     }
 }
 
-/// What dS of a tile adds to the sums of its diagonals.
+/// What dS of a tile, or X of the second order, adds to the sums of its diagonals.
 pub struct DiagonalTile<'a, 'p> {
     /// The head.
     pub pair: Pair<'p>,
@@ -102,8 +101,10 @@ pub struct DiagonalTile<'a, 'p> {
     pub rows: Range<usize>,
     /// The keys, within the sequence.
     pub cols: Range<usize>,
-    /// Where dS is.
-    pub share: &'a Share<'p>,
+    /// dS or X, rows [`STRIDE`] apart.
+    pub weights: &'a [f32],
+    /// Where they are computed.
+    pub strips: &'a [[u32; 2]],
     /// The sums, in reverse.
     pub sums: &'a mut [f32],
 }
@@ -111,15 +112,15 @@ pub struct DiagonalTile<'a, 'p> {
 impl Kernel for DiagonalTile<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(self, _: I) {
-        let DiagonalTile { pair, rows, cols, share, sums } = self;
+        let DiagonalTile { pair, rows, cols, weights, strips, sums } = self;
         let reach = pair.rule.reach().filter(|reach| reach.touches(&rows, &cols));
         let Some(reach) = reach.filter(|_| !sums.is_empty()) else { return };
         for (r, i) in rows.enumerate() {
-            let [start, end] = share.strips[r / I::Tile::ROWS].map(|col| cols.start + col as usize);
+            let [start, end] = strips[r / I::Tile::ROWS].map(|col| cols.start + col as usize);
             let (keys, place) = reach.span(i, &(start..end.min(cols.end)));
-            let ds = &share.ds[r * STRIDE..][keys.start - cols.start..keys.end - cols.start];
-            let sums = &mut sums[place..place + ds.len()];
-            sums.iter_mut().zip(ds).for_each(|(sum, ds)| *sum += ds);
+            let weights = &weights[r * STRIDE..][keys.start - cols.start..keys.end - cols.start];
+            let sums = &mut sums[place..place + weights.len()];
+            sums.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += weight);
         }
     }
 }

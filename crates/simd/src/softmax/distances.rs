@@ -1,7 +1,7 @@
 //! Lazy attention's bias by distance, (E2), and the sums of its gradient, (E13): both in reverse, so
 //! that along a row they lie as the keys do, and adding is a sweep over contiguous numbers.
 
-use super::operands::Operands;
+use super::operands::{ByDistance, Operands};
 use crate::mask::QueryHead;
 use crate::workspace::Lists;
 use etalon_problem::{Align, DistanceBias, Error, Sequence};
@@ -85,9 +85,13 @@ pub struct Table<'l> {
 }
 
 impl<'l> Table<'l> {
-    /// That of a problem which has one.
-    pub fn new(operands: &Operands<'_>, lists: &'l Lists) -> Result<Option<Self>, Error> {
-        let Some((bias, values)) = operands.distances else { return Ok(None) };
+    /// That of numbers by distance, if there are such: of the bias, or of its direction.
+    pub fn new(
+        operands: &Operands<'_>,
+        numbers: Option<ByDistance<'_>>,
+        lists: &'l Lists,
+    ) -> Result<Option<Self>, Error> {
+        let Some((bias, values)) = numbers else { return Ok(None) };
         let width = Reach::width(operands, bias);
         let reversed = lists.repeat(values.nrows() * width, 0.0, "the bias by distance")?;
         for (row, values) in reversed.chunks_mut(width.max(1)).zip(values.outer_iter()) {
@@ -98,8 +102,8 @@ impl<'l> Table<'l> {
     }
 
     /// Bytes of its list.
-    pub fn bytes(operands: &Operands<'_>) -> usize {
-        let Some((bias, values)) = operands.distances else { return 0 };
+    pub fn bytes(operands: &Operands<'_>, numbers: Option<ByDistance<'_>>) -> usize {
+        let Some((bias, values)) = numbers else { return 0 };
         let len = values.nrows().saturating_mul(Reach::width(operands, bias));
         len.saturating_mul(size_of::<f32>())
     }

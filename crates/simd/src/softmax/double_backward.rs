@@ -15,7 +15,8 @@
 
 use super::block::Pair;
 use super::cut::Cut;
-use super::kernels::{KeyTile, QueryTile};
+use super::kernels::QueryTile;
+use super::key_sweep::KeySweep;
 use super::operands::{Operands, blind, number, sink_weight};
 use super::packs::{Operand, Packing};
 use super::schedule::{SECOND_ORDER, Schedule};
@@ -26,7 +27,6 @@ use super::tasks::Task;
 use super::wave::{Memory, Places, Wave, Work, each};
 use crate::plan::Plan;
 use crate::products::dot;
-use crate::tiles::tiles;
 use crate::{Options, Workspace};
 use etalon_problem::{Dtype, Error};
 
@@ -46,7 +46,9 @@ pub fn run(
         places,
         |wave, Memory { stats, scratch, .. }, queries, keys| {
             row_sweep(wave, scratch, queries, stats);
-            key_sweep(wave, scratch, keys, stats);
+            let keys = keys.iter_mut().map(|task| (task, Default::default()));
+            let body = Second { capped: true };
+            KeySweep { wave, body, stats, sums: &[] }.run(scratch, keys);
         },
         |stats, head, i| {
             let change = f64::from(operands.sink(head)[1]) - f64::from(stats.u[i]);
@@ -64,8 +66,9 @@ pub fn plan(operands: &Operands<'_>, tangent: bool, options: &Options) -> Result
     Ok(Plan { products: products(operands, tangent, schedule.bias), ..plan })
 }
 
-/// `tangent`: the first sweep alone, which sums q, k and their directions only across, and v along.
-fn packing<'s>(
+/// The operands of a pass of the second order, of attention or of lazy attention. `tangent`: the first
+/// sweep alone, which sums q, k and their directions only across, and v along.
+pub fn packing<'s>(
     operands: &Operands<'s>,
     tangent: bool,
     options: &Options,
@@ -150,7 +153,7 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
     let lse = number(work.operands.lse, at);
     let [sink, ddsink] = work.operands.sink(at[1]);
     let pi = sink_weight(sink, lse) as f32;
-    let u = scratch.sums.u[r] + if pi == 0.0 { 0.0 } else { pi * ddsink }; // (D4)
+    let u = scratch.sums.numbers[r] + if pi == 0.0 { 0.0 } else { pi * ddsink }; // (D4)
     let (mut delta, mut z) = (-number(dlse, at), -number(cot_lse, at));
     if let Some(o) = work.operands.o {
         let value_dim = work.operands.value_dim();
@@ -180,26 +183,4 @@ fn row_stats(work: &Work<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_
         }
     }
     [delta, u, z]
-}
-
-/// gk and gv, one task per tile of keys.
-fn key_sweep(
-    wave: Wave<'_>,
-    scratch: &mut [Scratch<'_>],
-    tasks: &mut [Task<'_>],
-    stats: &RowStats<'_>,
-) {
-    let Work { operands, level, .. } = *wave.work;
-    let body = Second { capped: true };
-    let tasks = tasks.iter_mut().map(|task| (task, Default::default()));
-    wave.key_sweep(scratch, tasks, |task, _, scratch| {
-        for member in 0..operands.scores.group() {
-            let pair = wave.pair(task.slot, member, Stats::NONE);
-            for rows in tiles(0..pair.rule.of.sequence.queries, scratch.cut.queries) {
-                let stats = stats.tile(wave.head(task.slot, member), rows.start);
-                let (pair, cols) = (Pair { stats, ..pair }, task.place.rows.clone());
-                level.run(KeyTile { body, pair, rows, cols, share: 0, scratch });
-            }
-        }
-    });
 }

@@ -27,7 +27,7 @@ impl<B: Body> Kernel for QueryTile<'_, '_, '_, B> {
     fn run<I: Isa>(self, isa: I) {
         let QueryTile { body, pair, rows, scratch } = self;
         let Scratch { cut, tiles: memory, sums, .. } = scratch;
-        sums.u.fill(0.0);
+        sums.numbers.fill(0.0);
         for term in B::ROWS {
             sums.of(term.to).fill(0.0);
         }

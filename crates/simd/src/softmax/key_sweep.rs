@@ -94,8 +94,9 @@ impl<B: Body> KeySweep<'_, '_, '_, B> {
                 }
                 if let Some((_, sums)) = partial.split_last_mut() {
                     let (pair, rows, cols) = (seen.pair, seen.rows.clone(), cols.clone());
-                    let share = &scratch.tiles.shares[share];
-                    work.level.run(DiagonalTile { pair, rows, cols, share, sums });
+                    let weights = scratch.tiles.weights(B::BIAS, share);
+                    let strips = &*scratch.tiles.shares[share].strips;
+                    work.level.run(DiagonalTile { pair, rows, cols, weights, strips, sums });
                 }
                 let Some(sum) = self.sums.get(head * longest + number) else { continue };
                 if let Some(last) = ahead.iter_mut().find(|waiting| waiting.is_none()) {

@@ -17,23 +17,21 @@ use super::diagonals::Diagonals;
 use super::distances::Reach;
 use super::kernels::QueryTile;
 use super::key_sweep::{KeySweep, begin_sums};
-use super::lazy_gradient::{LazyGradient, Means, count_by_mask};
+use super::lazy_counts::write_counts;
+use super::lazy_gradient::{LazyGradient, Means};
 use super::operands::{Operands, blind, number};
 use super::ordered_sum::OrderedSum;
 use super::packs::Packing;
 use super::schedule::Schedule;
-use super::scratch::{Scratch, TileMemory};
+use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
 use super::tasks::Task;
 use super::wave::{Memory, Places, Wave, Work, each};
 use crate::element::Tensor;
-use crate::lanes::{Isa, Kernel};
 use crate::plan::Plan;
 use crate::products::dot;
-use crate::tiles::tiles;
 use crate::{Mode, Options, Workspace};
-use etalon_problem::{Cover, Error};
-use std::ops::Range;
+use etalon_problem::Error;
 
 /// Which gradients are wanted.
 #[derive(Debug, Clone, Copy)]
@@ -115,7 +113,7 @@ fn schedule(
     let width = operands.distances.filter(|_| wanted.dbias);
     let width = width.map_or(0, |(bias, _)| Reach::width(operands, bias));
     let diagonals = if wanted.dbias || wanted.dtau { width + 1 } else { 0 };
-    let (dq, numbers) = (wanted.dq && wanted.keys(), 3); // alone dq is one sweep anyway
+    let (dq, numbers) = (wanted.dq && wanted.keys(), Stats::LAZY); // alone dq is one sweep anyway
     let sums = OrderedSum::slot(packing).saturating_mul(size_of::<f32>());
     let affordable = options.partials_budget / sums.max(1);
     let fused = match options.mode {
@@ -143,24 +141,16 @@ fn row_numbers(
         let rows = task.place.rows.clone();
         let pair = wave.pair(task.slot, task.member, Stats::NONE);
         part.fill(0.0);
-        let (deltas, rest) = part.split_at_mut(cut.queries);
-        let (offsets, counts) = rest.split_at_mut(cut.queries);
-        let counts = &mut counts[..rows.len()];
-        level.run(CountTile { pair, rows: rows.clone(), scratch, counts: &mut *counts });
-        let tau = operands.tau.map_or(0.0, |tau| tau[task.place.head]);
-        for (r, (offset, count)) in offsets.iter_mut().zip(counts).enumerate() {
-            let seen = *count > 0.0 && !blind(operands.lse, wave.row(&task.place, r));
-            (*offset, *count) = if seen { (tau / *count, 1.0 / *count) } else { (0.0, 0.0) };
-        }
+        let of_counts = &mut part[3 * cut.queries..];
+        write_counts(wave, task, pair, scratch, of_counts.split_at_mut(cut.queries).into());
         if !delta {
             return;
         }
         if operands.pv.is_none() {
-            let stats = Stats { first: rows.start, delta: deltas, u: offsets, z: &[] };
-            let pair = Pair { stats, ..pair };
+            let pair = Pair { stats: Stats::of(part, rows.start, cut.queries), ..pair };
             level.run(QueryTile { body: Means, pair, rows: rows.clone(), scratch });
         }
-        for (r, to) in deltas.iter_mut().enumerate().take(rows.len()) {
+        for (r, to) in part.iter_mut().enumerate().take(rows.len()) {
             let at = wave.row(&task.place, r);
             if !blind(operands.lse, at) {
                 *to = self::delta(operands, at, r, scratch) - number(operands.dlse, at);
@@ -172,7 +162,7 @@ fn row_numbers(
 /// Δ of row `r` of a tile, (E8): from Σ a P v, or what the sweep has left.
 fn delta(operands: &Operands<'_>, at: [usize; 3], r: usize, scratch: &mut Scratch<'_>) -> f32 {
     let (Some(pv), Some(cotangent)) = (operands.pv, operands.dout) else {
-        return scratch.sums.u[r];
+        return scratch.sums.numbers[r];
     };
     let [row, dout] = &mut scratch.rows;
     Tensor::from(pv).read_row(at, row);
@@ -198,47 +188,4 @@ fn query_sweep(
         wave.work.level.run(QueryTile { body, pair, rows, scratch });
         task.write(0, scratch.sums.wide, scratch.cut.stride(pair.dim), pair.rule.scale);
     });
-}
-
-/// How many keys each row of a tile of queries sees: n.
-struct CountTile<'a, 'm, 'p> {
-    pair: Pair<'p>,
-    /// The queries, within the sequence.
-    rows: Range<usize>,
-    scratch: &'a mut Scratch<'m>,
-    /// 0 at first.
-    counts: &'a mut [f32],
-}
-
-impl Kernel for CountTile<'_, '_, '_> {
-    #[inline(always)]
-    fn run<I: Isa>(self, isa: I) {
-        let CountTile { pair, rows, scratch, counts } = self;
-        let Scratch { cut, tiles: memory, .. } = scratch;
-        for cols in tiles(0..pair.rule.of.sequence.keys, cut.keys) {
-            let by_score = pair.rule.hides() || pair.has_nonfinite(&rows, &cols);
-            match pair.rule.cover(rows.clone(), cols.clone()) {
-                Cover::None => {}
-                _ if by_score => count_by_score(isa, &pair, (&rows, &cols), memory, counts),
-                Cover::All => counts.iter_mut().for_each(|count| *count += cols.len() as f32),
-                Cover::Some => count_by_mask(&pair, &rows, &cols, counts),
-            }
-        }
-    }
-}
-
-/// As [`count_by_mask`], where a score may be −∞.
-#[inline(always)]
-fn count_by_score<I: Isa>(
-    isa: I,
-    pair: &Pair<'_>,
-    (rows, cols): (&Range<usize>, &Range<usize>),
-    memory: &mut TileMemory<'_>,
-    counts: &mut [f32],
-) {
-    for block in pair.blocks::<I>(rows, cols, None) {
-        let Some(strip) = pair.scores(isa, &block, memory) else { continue };
-        let here = block.rows.start - rows.start..block.rows.end - rows.start;
-        strip.count(memory.shares[0].visible, &mut counts[here]);
-    }
 }

@@ -43,7 +43,7 @@ impl Body for Means {
         let mut sums = [I::F32::splat(isa, 0.0); MAX_ROWS];
         let mut panel = Panel::new(pair, at, memory);
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
-            if panel.weigh(isa, column) {
+            if weigh(isa, pair, at, panel.p, column) {
                 panel.pull(isa, &strip.within(&(column..column + I::Tile::COLS)));
                 panel.each(
                     isa,
@@ -57,7 +57,7 @@ impl Body for Means {
                 );
             }
         }
-        for (to, sum) in memory.row_sums.iter_mut().zip(&sums[..I::Tile::ROWS]) {
+        for (to, sum) in memory.row_sums[0].iter_mut().zip(&sums[..I::Tile::ROWS]) {
             *to = sum.reduce_add();
         }
         Some(strip)
@@ -73,8 +73,8 @@ impl Body for Means {
         memory: &TileMemory<'_>,
         sums: &mut Sums<'_>,
     ) {
-        let sums = sums.u[first..].iter_mut().take(I::Tile::ROWS);
-        sums.zip(&memory.row_sums).for_each(|(sum, of_block)| *sum += of_block);
+        let sums = sums.numbers[first..].iter_mut().take(I::Tile::ROWS);
+        sums.zip(&memory.row_sums[0]).for_each(|(sum, of_block)| *sum += of_block);
     }
 }
 
@@ -117,7 +117,7 @@ impl Body for LazyGradient {
         let mut sums = [zero; MAX_ROWS];
         for column in strip.cols.clone().step_by(I::Tile::COLS) {
             let here = strip.within(&(column..column + I::Tile::COLS));
-            if panel.weigh(isa, column) {
+            if weigh(isa, pair, at, panel.p, column) {
                 let with_active = &mut panel.active[column / I::Tile::COLS];
                 *with_active = joined(with_active, &rows);
                 if self.g {
@@ -148,7 +148,7 @@ impl Body for LazyGradient {
         if at.has_nonfinite {
             mark_active(panel.p, panel.visible, &strip.cols, I::Tile::ROWS);
         }
-        let share = &pair.stats.z[at.rows.start - pair.stats.first..][..I::Tile::ROWS];
+        let share = &pair.stats.share[at.rows.start - pair.stats.first..][..I::Tile::ROWS];
         for (sum, share) in sums.iter().zip(share) {
             memory.tau += f64::from(sum.reduce_add()) * f64::from(*share); // (E14)
         }
@@ -156,10 +156,35 @@ impl Body for LazyGradient {
     }
 }
 
-/// g of a pair, or 0 where it is not active: what is below the smallest number above 0; not what is NaN.
+/// A number of a pair, such as g, or 0 where the pair is not active: where P + c is below the smallest
+/// number above 0; not where it is NaN.
 #[inline(always)]
-fn active<I: Isa>(isa: I, raised: I::F32, g: I::F32) -> I::F32 {
+pub fn active<I: Isa>(isa: I, raised: I::F32, g: I::F32) -> I::F32 {
     raised.select_less(smallest(isa), I::F32::splat(isa, 0.0), g)
+}
+
+/// (E4) P of a panel, from S; whether a pair of it is active, unless it is hidden.
+#[inline(always)]
+pub fn weigh<I: Isa>(
+    isa: I,
+    pair: &Pair<'_>,
+    at: &RegisterBlock,
+    s: &mut [f32],
+    column: usize,
+) -> bool {
+    let zero = I::F32::splat(isa, 0.0);
+    let mut any = zero;
+    for r in 0..I::Tile::ROWS {
+        let i = at.rows.start + r;
+        let lse = I::F32::splat(isa, pair.queries.lse[i]);
+        let c = I::F32::splat(isa, pair.stats.offset[i - pair.stats.first]);
+        for s in s[r * STRIDE + column..][..I::Tile::COLS].chunks_exact_mut(I::F32::N) {
+            let p = exp_difference(isa, I::F32::load(isa, s), lse);
+            any = any + zero.max(p + c);
+            p.store(s);
+        }
+    }
+    any.reduce_add() != 0.0
 }
 
 /// The weights of a register block, panel by panel of keys.
@@ -185,31 +210,6 @@ impl<'a, 'p> Panel<'a, 'p> {
         Panel { pair, at, p, g, visible, active }
     }
 
-    /// Numbers of row `r`: lse, c and δ.
-    #[inline(always)]
-    fn row<I: Isa>(&self, isa: I, r: usize) -> [I::F32; 3] {
-        let (i, stats) = (self.at.rows.start + r, &self.pair.stats);
-        let lse = I::F32::splat(isa, self.pair.queries.lse[i]);
-        let offset = I::F32::splat(isa, stats.u[i - stats.first]);
-        [lse, offset, I::F32::splat(isa, stats.delta[i - stats.first])]
-    }
-
-    /// (E4) P of a panel; whether a pair of it is active, unless it is hidden.
-    #[inline(always)]
-    fn weigh<I: Isa>(&mut self, isa: I, column: usize) -> bool {
-        let zero = I::F32::splat(isa, 0.0);
-        let mut any = zero;
-        for r in 0..I::Tile::ROWS {
-            let [lse, c, _] = self.row(isa, r);
-            for s in self.p[r * STRIDE + column..][..I::Tile::COLS].chunks_exact_mut(I::F32::N) {
-                let p = exp_difference(isa, I::F32::load(isa, s), lse);
-                any = any + zero.max(p + c);
-                p.store(s);
-            }
-        }
-        any.reduce_add() != 0.0
-    }
-
     /// (E7) g of a panel. P and g of pairs that are not visible become 0.
     #[inline(always)]
     fn pull<I: Isa>(&mut self, isa: I, here: &Strip) {
@@ -228,7 +228,9 @@ impl<'a, 'p> Panel<'a, 'p> {
         mut f: impl FnMut(usize, I::F32, I::F32, I::F32, I::F32) -> (I::F32, I::F32),
     ) {
         for r in 0..I::Tile::ROWS {
-            let [_, c, delta] = self.row(isa, r);
+            let (i, stats) = (self.at.rows.start + r, &self.pair.stats);
+            let c = I::F32::splat(isa, stats.offset[i - stats.first]);
+            let delta = I::F32::splat(isa, stats.delta[i - stats.first]);
             let here: Range<usize> = r * STRIDE + column..r * STRIDE + column + I::Tile::COLS;
             let g = self.g[here.clone()].chunks_exact_mut(I::F32::N);
             for (p, g) in self.p[here].chunks_exact_mut(I::F32::N).zip(g) {
@@ -237,20 +239,5 @@ impl<'a, 'p> Panel<'a, 'p> {
                 y.store(g);
             }
         }
-    }
-}
-
-/// How many keys each row of a tile sees, by the mask alone: exact where no score is −∞.
-pub fn count_by_mask(
-    pair: &Pair<'_>,
-    rows: &Range<usize>,
-    cols: &Range<usize>,
-    counts: &mut [f32],
-) {
-    let mut row = [0; MAX_KEYS];
-    let row = &mut row[..cols.len()];
-    for (i, count) in rows.clone().zip(counts) {
-        pair.rule.visible_row(i, cols.clone(), row);
-        *count += row.iter().map(|&x| u32::from(x)).sum::<u32>() as f32;
     }
 }

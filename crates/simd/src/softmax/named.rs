@@ -2,7 +2,7 @@
 
 use super::operands::Operands;
 use super::wave::Places;
-use super::{backward, double_backward, forward, lazy_backward, streamed};
+use super::{backward, double_backward, forward, lazy_backward, lazy_double_backward, streamed};
 use crate::known::Known;
 use crate::named::{Inputs, float_place, place};
 use crate::workspace::Region;
@@ -26,7 +26,7 @@ pub fn run(
     // What the forward pass did not save is computed anew; o is not rounded to the storage type.
     let (mut memory_of_o, mut memory_of_lse) = (None, None);
     let (mut o, mut lse) = (None, None);
-    // Lazy attention's backward pass does not read o.
+    // Later passes of lazy attention do not read o.
     if operands.v.is_some() && operands.o.is_none() && operands.tau.is_none() {
         let e = &scores.extents;
         let shape = [e.batch, e.query_heads, e.queries, operands.value_dim()];
@@ -45,6 +45,7 @@ pub fn run(
     match known.pass {
         Pass::Backward if lazy => lazy_backward::run(workspace, &operands, places, options),
         Pass::Backward => backward::run(workspace, &operands, places, options),
+        _ if lazy => lazy_double_backward::run(workspace, &operands, places, options),
         _ => double_backward::run(workspace, &operands, places, options),
     }
 }

@@ -6,6 +6,9 @@ use crate::named;
 use etalon_problem::{DistanceBias, Error, Pass, Problem, Scores, Sequence};
 use ndarray::{Ix1, Ix2, Ix3, Ix4};
 
+/// A number for each distance below W, `[Hq, W]`.
+pub type ByDistance<'a> = (DistanceBias, View<'a, f32, Ix2>);
+
 /// The operands of attention, of lazy attention, or of attention_lse, which has no values: those that a
 /// pass has.
 #[derive(Clone, Copy)]
@@ -25,7 +28,7 @@ pub struct Operands<'a> {
     /// `[B or 1, Hq or 1, N, M]`, where the problem has a bias.
     pub bias: Option<Tensor<'a, Ix4>>,
     /// `[Hq, W]`, of lazy attention, where the problem has a bias by distance.
-    pub distances: Option<(DistanceBias, View<'a, f32, Ix2>)>,
+    pub distances: Option<ByDistance<'a>>,
     /// τ `[Hq]`, of lazy attention alone.
     pub tau: Option<View<'a, f32, Ix1>>,
     /// o of the forward pass, `[B, Hq, N, E]`.
@@ -47,6 +50,10 @@ pub struct Operands<'a> {
     pub ddv: Option<Tensor<'a, Ix4>>,
     pub ddsinks: Option<View<'a, f32, Ix1>>,
     pub ddbias: Option<Tensor<'a, Ix4>>,
+    /// ddbias of lazy attention, `[Hq, W]`.
+    pub dd_distances: Option<ByDistance<'a>>,
+    /// `[Hq]`, of lazy attention.
+    pub ddtau: Option<View<'a, f32, Ix1>>,
     pub cot_o: Option<Tensor<'a, Ix4>>,
     pub cot_lse: Option<View<'a, f32, Ix3>>,
 }
@@ -66,10 +73,11 @@ impl<'a> Operands<'a> {
             Problem::LazyAttention(problem) => problem.bias,
             _ => None,
         };
-        let (bias, distances) = match reach {
-            Some(reach) => (None, x.float("bias")?.map(|bias| (reach, bias))),
-            None => (x.tensor("bias")?, None),
+        let by_distance = |name| match reach {
+            Some(reach) => Ok(x.float(name)?.map(|numbers| (reach, numbers))),
+            None => Ok(None),
         };
+        let by_pair = |name| if reach.is_none() { x.tensor(name) } else { Ok(None) };
         Ok(Operands {
             scores,
             sequences: &known.sequences,
@@ -77,8 +85,8 @@ impl<'a> Operands<'a> {
             k: x.needed("k")?,
             v: x.tensor("v")?,
             sinks: x.float("sinks")?,
-            bias,
-            distances,
+            bias: by_pair("bias")?,
+            distances: by_distance("bias")?,
             tau: x.float("tau")?,
             o: x.tensor("o")?,
             lse: x.float("lse")?,
@@ -90,7 +98,9 @@ impl<'a> Operands<'a> {
             ddk: x.tensor(ddk)?,
             ddv: x.tensor(ddv)?,
             ddsinks: x.float(ddsinks)?,
-            ddbias: x.tensor(ddbias)?,
+            ddbias: by_pair(ddbias)?,
+            dd_distances: by_distance(ddbias)?,
+            ddtau: x.float("ddtau")?,
             cot_o: x.tensor("cot_o")?,
             cot_lse: x.float("cot_lse")?,
         })

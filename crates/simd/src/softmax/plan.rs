@@ -1,7 +1,7 @@
 //! How the passes will work.
 
 use super::operands::Operands;
-use super::{backward, double_backward, forward, lazy_backward};
+use super::{backward, double_backward, forward, lazy_backward, lazy_double_backward};
 use crate::element::Tensor;
 use crate::known::Known;
 use crate::named::Inputs;
@@ -38,6 +38,7 @@ pub fn plan(
         Pass::Forward => forward::plan(&operands, further && (gradient || lazy), options)?,
         Pass::Backward if lazy => lazy_backward::plan(&operands, further, options)?,
         Pass::Backward => backward::plan(&operands, !gradient, options)?,
+        _ if lazy => lazy_double_backward::plan(&operands, options)?,
         _ => double_backward::plan(&operands, pass == Pass::Jvp, options)?,
     };
     if gradient && pass == Pass::Backward {

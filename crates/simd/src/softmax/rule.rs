@@ -42,19 +42,33 @@ impl Raise<'_> {
 pub struct Prepared<'l> {
     pub mask: PreparedMask<'l>,
     distances: Option<Table<'l>>,
+    dd_distances: Option<Table<'l>>,
 }
 
 impl<'l> Prepared<'l> {
     /// In memory for [`Prepared::bytes`].
     pub fn new(operands: &Operands<'l>, lists: &'l Lists) -> Result<Self, Error> {
         let mask = PreparedMask::new(&operands.scores.mask, lists)?;
-        Ok(Prepared { mask, distances: Table::new(operands, lists)? })
+        let table = |numbers| Table::new(operands, numbers, lists);
+        let [distances, dd_distances] = [operands.distances, operands.dd_distances].map(table);
+        Ok(Prepared { mask, distances: distances?, dd_distances: dd_distances? })
     }
 
     /// Bytes of its lists.
     pub fn bytes(operands: &Operands<'_>) -> usize {
+        let tables = [operands.distances, operands.dd_distances];
+        let tables = tables.map(|numbers| Table::bytes(operands, numbers));
         let mask = PreparedMask::bytes(&operands.scores.mask);
-        mask.saturating_add(Table::bytes(operands))
+        mask.saturating_add(tables[0]).saturating_add(tables[1])
+    }
+
+    /// The direction in which what is added to the scores moves.
+    pub fn direction<'a>(
+        &'a self,
+        ddbias: Option<Tensor<'a, Ix4>>,
+        of: QueryHead<'a>,
+    ) -> Option<Raise<'a>> {
+        raise(ddbias, self.dd_distances, of)
     }
 }
 
@@ -81,12 +95,11 @@ impl<'a> ScoreRule<'a> {
         bias: Option<Tensor<'a, Ix4>>,
         of: QueryHead<'a>,
     ) -> Self {
-        let distances = prepared.distances.map(|table| Raise::Distances(table.of(of)));
         ScoreRule {
             scale: scores.scale() as f32,
             softcap: scores.softcap.map(|cap| cap as f32),
             mask: &prepared.mask,
-            bias: bias.map(|bias| Raise::Pairs(pairs_of(bias, of))).or(distances),
+            bias: raise(bias, prepared.distances, of),
             of,
         }
     }
@@ -121,8 +134,18 @@ impl<'a> ScoreRule<'a> {
     }
 }
 
+/// Numbers of one sequence and head, by pair or by distance.
+fn raise<'a>(
+    pairs: Option<Tensor<'a, Ix4>>,
+    distances: Option<Table<'a>>,
+    of: QueryHead<'_>,
+) -> Option<Raise<'a>> {
+    let distances = distances.map(|table| Raise::Distances(table.of(of)));
+    pairs.map(|pairs| Raise::Pairs(pairs_of(pairs, of))).or(distances)
+}
+
 /// The pairs of one sequence and head, `[n, m]`, of a tensor with the outer axes of a bias.
-pub fn pairs_of<'a>(bias: Tensor<'a, Ix4>, of: QueryHead<'_>) -> Tensor<'a, Ix2> {
+fn pairs_of<'a>(bias: Tensor<'a, Ix4>, of: QueryHead<'_>) -> Tensor<'a, Ix2> {
     let QueryHead { sequence, head } = of;
     let pick = |axis: usize, index: usize| if bias.shape()[axis] == 1 { 0 } else { index };
     let (batch, head) = (pick(0, sequence.batch), pick(1, head));

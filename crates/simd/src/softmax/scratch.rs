@@ -31,9 +31,9 @@ pub struct TileMemory<'m> {
     pub tanh: &'m mut [f32],
     /// u⁰ of a register block.
     pub u0: &'m mut [f32],
-    /// Of lazy attention a sum over each row of a register block: a P g.
-    pub row_sums: [f32; MAX_ROWS],
-    /// Of lazy attention (1/n) Σ a g of the tiles since it was last 0.
+    /// Of lazy attention sums over each row of a register block: those of [`Sums::numbers`].
+    pub row_sums: [[f32; MAX_ROWS]; 3],
+    /// Of lazy attention (1/n) Σ a g, or of the second order (1/n) Σ a T, of the tiles since it was last 0.
     pub tau: f64,
     /// Of lazy attention the rows of a tile from the first to the last with an active pair in each panel
     /// of keys.
@@ -60,8 +60,9 @@ pub struct Sums<'m> {
     pub values: &'m mut [f32],
     /// o of a tile of queries, where it is computed anew.
     pub o: &'m mut [f32],
-    /// Σ P U of every row of a tile; of lazy attention Δ.
-    pub u: &'m mut [f32],
+    /// Σ P U of every row of a tile; of lazy attention Δ; of its second order Σ P U, Δ and
+    /// Σ a P (U g + T), each of all rows.
+    pub numbers: &'m mut [f32],
     /// dbias or gbias of a tile, rows [`STRIDE`] apart.
     pub bias: &'m mut [f32],
 }
@@ -108,16 +109,21 @@ impl<'m> Scratch<'m> {
             x: parts.room(of(second, tile)),
             tanh: parts.room(block),
             u0: parts.room(of(second, block)),
-            row_sums: [0.0; MAX_ROWS],
+            row_sums: [[0.0; MAX_ROWS]; 3],
             tau: 0.0,
             active: [const { 0..0 }; MAX_PANELS],
             shares,
+        };
+        let numbers = match (second, operands.tau) {
+            (true, Some(_)) => 3,
+            (false, None) => 0,
+            _ => 1,
         };
         let sums = Sums {
             wide: parts.room(sum(rows, operands.scores.extents.dim)),
             values: parts.room(sum(rows, value_dim)),
             o: parts.room(of(schedule.o_anew, sum(cut.queries, value_dim))),
-            u: parts.room(of(second || operands.tau.is_some(), cut.queries)),
+            numbers: parts.room(cut.queries * numbers),
             bias: parts.room(of(schedule.bias, tile)),
         };
         Scratch { cut, tiles, sums, rows: [(); 2].map(|()| parts.room(value_dim)) }

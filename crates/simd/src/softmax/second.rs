@@ -76,7 +76,7 @@ impl Body for Tangent {
         memory: &TileMemory<'_>,
         sums: &mut Sums<'_>,
     ) {
-        for (r, u) in sums.u[first..].iter_mut().take(I::Tile::ROWS).enumerate() {
+        for (r, u) in sums.numbers[first..].iter_mut().take(I::Tile::ROWS).enumerate() {
             let mut sum = I::F32::splat(isa, 0.0);
             for pu in memory.p_dot[r * STRIDE..][strip.cols.clone()].chunks_exact(I::F32::N) {
                 sum = sum + I::F32::load(isa, pu);
@@ -162,9 +162,9 @@ impl Body for Second {
     }
 }
 
-/// S and U of a block, in the columns of the strip.
+/// S and U of a block, in the columns of the strip: (D1), (D2), or (E19).
 #[inline(always)]
-fn scores<I: Isa>(
+pub fn scores<I: Isa>(
     isa: I,
     pair: &Pair<'_>,
     at: &RegisterBlock,

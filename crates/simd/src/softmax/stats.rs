@@ -10,21 +10,28 @@ pub struct Stats<'a> {
     pub first: usize,
     /// (B1); of lazy attention Δ − dlse.
     pub delta: &'a [f32],
-    /// Of the second order (D4); of lazy attention τ/n.
+    /// Of the second order: (D4), (E21).
     pub u: &'a [f32],
-    /// Of the second order (D6); of lazy attention 1/n.
+    /// Of the second order: (D6); of lazy attention (E24) less cot_lse.
     pub z: &'a [f32],
+    /// Of lazy attention: τ/n.
+    pub offset: &'a [f32],
+    /// Of lazy attention: 1/n.
+    pub share: &'a [f32],
 }
 
 impl<'a> Stats<'a> {
     /// Of rows of which nothing is known yet.
-    pub const NONE: Stats<'static> = Stats { first: 0, delta: &[], u: &[], z: &[] };
+    pub const NONE: Stats<'static> =
+        Stats { first: 0, delta: &[], u: &[], z: &[], offset: &[], share: &[] };
+    /// As many numbers of a row as there are of lazy attention.
+    pub const LAZY: usize = 5;
 
     /// The numbers in the part of a tile of `size` queries.
     pub fn of(part: &'a [f32], first: usize, size: usize) -> Self {
         let mut numbers = part.chunks_exact(size);
-        let [delta, u, z] = [(); 3].map(|()| numbers.next().unwrap_or_default());
-        Stats { first, delta, u, z }
+        let [delta, u, z, offset, share] = [(); 5].map(|()| numbers.next().unwrap_or_default());
+        Stats { first, delta, u, z, offset, share }
     }
 }
 

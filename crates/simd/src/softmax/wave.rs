@@ -7,7 +7,7 @@ use super::needs::Needs;
 use super::operands::{Operands, sink_weight};
 use super::ordered_sum::OrderedSum;
 use super::packs::{Keys, Packing, Queries, Slots};
-use super::rule::{Prepared, ScoreRule, pairs_of};
+use super::rule::{Prepared, ScoreRule};
 use super::schedule::Schedule;
 use super::scratch::Scratch;
 use super::stats::{RowStats, Stats};
@@ -174,12 +174,13 @@ impl<'a> Wave<'a> {
 
     /// A query head of a slot.
     pub fn pair(&self, slot: usize, member: usize, stats: Stats<'a>) -> Pair<'a> {
-        let Operands { scores, bias, ddbias, .. } = *self.work.operands;
+        let Operands { scores, bias, ddbias, ddtau, .. } = *self.work.operands;
         let head = slot % scores.extents.key_heads * scores.group() + member;
         let of = QueryHead { sequence: self.sequence(slot), head };
         Pair {
             rule: ScoreRule::new(scores, self.prepared, bias, of),
-            ddbias: ddbias.map(|ddbias| pairs_of(ddbias, of)),
+            ddbias: self.prepared.direction(ddbias, of),
+            ddtau: ddtau.map_or(0.0, |ddtau| ddtau[head]),
             queries: &self.queries[self.head(slot, member)],
             keys: &self.keys[slot - self.first],
             stats,
