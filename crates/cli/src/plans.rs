@@ -91,7 +91,7 @@ fn plan_of<T: Element>(
         Problem::LinearAttention(problem) => {
             Some(linear_attention::plan::<T>(problem, pass, options))
         }
-        Problem::LazyAttention(problem) if matches!(pass, Pass::Forward | Pass::Backward) => {
+        Problem::LazyAttention(problem) if pass != Pass::Jvp => {
             Some(lazy_attention::plan::<T>(problem, pass, options))
         }
         Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => None,

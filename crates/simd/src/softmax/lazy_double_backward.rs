@@ -13,6 +13,7 @@
 //! Every element has one writer and one order of summation: results are bitwise reproducible.
 
 use super::block::Pair;
+use super::diagonals::Diagonals;
 use super::distances::Reach;
 use super::double_backward::packing;
 use super::kernels::QueryTile;
@@ -64,7 +65,11 @@ fn schedule(operands: &Operands<'_>, packing: &Packing<'_>, gbias: bool, gtau: b
     let width = operands.distances.filter(|_| gbias);
     let width = width.map_or(0, |(bias, _)| Reach::width(operands, bias));
     let diagonals = if gbias || gtau { width + 1 } else { 0 };
-    Schedule::of_second_order(packing, Stats::LAZY, diagonals)
+    let partials = Diagonals::slot(packing, diagonals).saturating_mul(size_of::<f32>());
+    let (cut, numbers) = (packing.cut, Stats::LAZY);
+    let waves = Schedule::waves(packing, (numbers, false), partials, usize::MAX);
+    let (o_anew, fused, bias) = (false, false, false);
+    Schedule { cut, second: true, numbers, diagonals, o_anew, fused, bias, waves }
 }
 
 /// The products of a pair of tiles, over all sweeps.

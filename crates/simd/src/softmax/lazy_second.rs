@@ -150,10 +150,7 @@ impl Body for LazySecond {
                     #[inline(always)]
                     |r, Weights { p, u, g, t }, row| {
                         let raised = p + row.offset;
-                        let [g, t] = [g, t].map(
-                            #[inline(always)]
-                            |x| active(isa, raised, x),
-                        );
+                        let (g, t) = (active(isa, raised, g), active(isa, raised, t));
                         sums[r] = sums[r] + t;
                         let moved = p * (u - row.u);
                         Weights {
@@ -279,20 +276,22 @@ impl<'a, 'p> Panel<'a, 'p> {
         let Pair { stats, ddtau, .. } = self.pair;
         for r in 0..I::Tile::ROWS {
             let i = self.at.rows.start + r - stats.first;
-            let number = |x: f32| I::F32::splat(isa, x);
-            let of = |numbers: &[f32]| number(numbers.get(i).copied().unwrap_or(0.0));
             let row = Row {
-                offset: of(stats.offset),
-                delta: of(stats.delta),
-                u: of(stats.u),
-                z: of(stats.z),
-                raise: of(stats.share) * number(*ddtau),
+                offset: I::F32::splat(isa, stats.offset[i]),
+                delta: I::F32::splat(isa, stats.delta[i]),
+                u: I::F32::splat(isa, stats.u[i]),
+                z: I::F32::splat(isa, stats.z[i]),
+                raise: I::F32::splat(isa, stats.share[i] * ddtau),
             };
             for at in (column..column + I::Tile::COLS).step_by(I::F32::N) {
                 let here = r * STRIDE + at;
-                let load = |x: &[f32]| I::F32::load(isa, &x[here..]);
-                let [p, u, g, t] = [load(self.p), load(self.u), load(self.g), load(self.t)];
-                let Weights { p, u, g, t } = f(r, Weights { p, u, g, t }, &row);
+                let weights = Weights {
+                    p: I::F32::load(isa, &self.p[here..]),
+                    u: I::F32::load(isa, &self.u[here..]),
+                    g: I::F32::load(isa, &self.g[here..]),
+                    t: I::F32::load(isa, &self.t[here..]),
+                };
+                let Weights { p, u, g, t } = f(r, weights, &row);
                 p.store(&mut self.p[here..]);
                 u.store(&mut self.u[here..]);
                 g.store(&mut self.g[here..]);

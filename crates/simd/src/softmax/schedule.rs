@@ -1,7 +1,6 @@
 //! How the work of a pass is divided.
 
 use super::cut::Cut;
-use super::diagonals::Diagonals;
 use super::packs::Packing;
 use super::stats::RowStats;
 use crate::waves::Waves;
@@ -59,14 +58,6 @@ impl Schedule {
             let threads = rayon::current_num_threads();
             Waves::new(slots, bytes, packing.tiles().1, threads).at_most(most)
         }
-    }
-
-    /// Of a pass of the second order of lazy attention, and of attention where no bias is wanted.
-    pub fn of_second_order(packing: &Packing<'_>, numbers: usize, diagonals: usize) -> Self {
-        let partials = Diagonals::slot(packing, diagonals).saturating_mul(size_of::<f32>());
-        let waves = Schedule::waves(packing, (numbers, false), partials, usize::MAX);
-        let (cut, o_anew, fused, bias) = (packing.cut, false, false, false);
-        Schedule { cut, second: true, numbers, diagonals, o_anew, fused, bias, waves }
     }
 
     /// Shares of dq that a thread has memory for.
