@@ -4,12 +4,14 @@ use crate::gpu::Kernels;
 use crate::job::Job;
 use crate::moves::Place;
 use crate::prepared::{Prepared, absent};
-use crate::variant::{Variant, shared_bytes, width};
+use crate::variant::{self, Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Pass, Scores};
 
 /// Threads of a block.
-pub(crate) const THREADS: u32 = 256;
+fn threads(job: &Job<'_>) -> u32 {
+    variant::threads(false, job.scores().extents.dim, job.prepared.value_dim)
+}
 
 /// Threads of a block of the level sm80.
 const TENSOR_THREADS: u32 = 128;
@@ -201,7 +203,7 @@ fn launch(
     call: &Call,
 ) -> Result<(), Error> {
     let kernel = kernels.get(name)?;
-    job.queue.launch(kernel, blocks as u64, (THREADS, 0), call)
+    job.queue.launch(kernel, blocks as u64, (threads(job), 0), call)
 }
 
 /// Launches a kernel that walks tiles: that of the level sm80 where the pass was prepared with it.
@@ -247,7 +249,7 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     let (kernels, e) = (kernels(job)?, &job.scores().extents);
     let call = Call { found, ..Call::new(job) };
     let rows = e.batch * e.query_heads * e.queries;
-    launch(job, kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
+    launch(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     if call.dq.data != 0 {
         each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
     }
@@ -271,7 +273,7 @@ pub(crate) fn dsinks(job: &Job<'_>) -> Result<(), Error> {
     }
     let kernels = kernels(job)?;
     let rows = e.batch * e.query_heads * e.queries;
-    launch(job, kernels, "delta", rows.div_ceil(THREADS as usize / 32), &call)?;
+    launch(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     launch(job, kernels, "dsinks", e.query_heads, &call)
 }
 

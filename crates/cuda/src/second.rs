@@ -1,9 +1,10 @@
 //! The portable kernels of the second order: `kernels/portable_second.cu`.
 
 use crate::job::Job;
-use crate::portable::{Call, THREADS, Tensor, parts, tensor};
+use crate::portable::{Call, Tensor, parts, tensor};
 use crate::prepared::absent;
 use crate::room::{Layout, Room};
+use crate::variant;
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};
 
@@ -111,8 +112,9 @@ impl Second {
 pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Error> {
     let (e, rows) = (&job.scores().extents, &job.prepared.rows);
     let kernels = job.prepared.second.as_deref().ok_or_else(|| absent("the second order"))?;
+    let threads = variant::threads(true, e.dim, job.prepared.value_dim);
     let launch = |name: &str, blocks: usize, call: Second| {
-        job.queue.launch(kernels.get(name)?, blocks as u64, (THREADS, 0), &call)
+        job.queue.launch(kernels.get(name)?, blocks as u64, (threads, 0), &call)
     };
     let call = Second::new(job, between, pass);
     let by_queries = rows.by_queries.len() * e.query_heads;
@@ -120,7 +122,7 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
         launch("tangents", by_queries, call.at(0, first))?;
     }
     let numbers = e.batch * e.query_heads * e.queries;
-    launch("rows", numbers.div_ceil(THREADS as usize / 32), call)?;
+    launch("rows", numbers.div_ceil(threads as usize / 32), call)?;
     if call.gq.is_there() {
         for first in parts(e.dim) {
             launch("queries", by_queries, call.at(first, 0))?;

@@ -37,6 +37,18 @@ pub(crate) fn width(columns: usize) -> usize {
     WIDTHS.into_iter().find(|&width| width >= columns).unwrap_or(WIDTHS[2])
 }
 
+/// Rows of a tile that a thread of the portable kernels has: 8, or 4 where it would have too few registers.
+fn rows(family: Family, dim: usize, value_dim: Option<usize>) -> usize {
+    let most = if family == Family::Second { 64 } else { 128 };
+    if width(dim.max(value_dim.unwrap_or(1))) > most { 4 } else { 8 }
+}
+
+/// Threads of a block of the portable kernels, of the second order or the first.
+pub(crate) fn threads(second: bool, dim: usize, value_dim: Option<usize>) -> u32 {
+    let family = if second { Family::Second } else { Family::Portable };
+    (64 / rows(family, dim, value_dim) * 16) as u32
+}
+
 impl Family {
     /// The texts that make its source, in order: rooms of the prelude, then the kernels.
     fn texts(self) -> &'static [(&'static str, &'static str)] {
@@ -90,9 +102,24 @@ impl Variant {
     /// The portable kernels of a storage type, of operands with D and E columns (`None`: no values), with
     /// softcap, bias and arrays of flags or without.
     pub fn portable(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        Self::ffma(Family::Portable, storage, (dim, value_dim), options)
+    }
+
+    /// The kernels of the second order, as [`Variant::portable`].
+    pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
+        Self::ffma(Family::Second, storage, (dim, value_dim), options)
+    }
+
+    fn ffma(
+        family: Family,
+        storage: Dtype,
+        (dim, value_dim): (usize, Option<usize>),
+        options: bool,
+    ) -> Self {
         Variant {
-            family: Family::Portable,
+            family,
             defines: vec![
+                ("R", rows(family, dim, value_dim).to_string()),
                 ("STORAGE", number(storage)),
                 ("OPTIONS", u8::from(options).to_string()),
                 ("VALUES", u8::from(value_dim.is_some()).to_string()),
@@ -100,12 +127,6 @@ impl Variant {
                 ("CE", width(value_dim.unwrap_or(1)).to_string()),
             ],
         }
-    }
-
-    /// The kernels of the second order, as [`Variant::portable`].
-    pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
-        let family = Family::Second;
-        Variant { family, ..Variant::portable(storage, dim, value_dim, options) }
     }
 
     /// The kernels on tensor cores of any device, as [`Variant::portable`].

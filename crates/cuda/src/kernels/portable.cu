@@ -10,10 +10,7 @@
 //
 // Tiles begin where their sequence begins. Compile-time: STORAGE; OPTIONS, 0 where there is no softcap, no bias and no
 // array of flags; VALUES, 0 for attention_lse; CD and CE, the columns
-// of D and E that a block accumulates: 64, 128 or 256.
-
-// Blocks of a multiprocessor that the registers must allow for.
-constexpr int FEW = CD > 64 || CE > 64 || OPTIONS ? 1 : 2;
+// of D and E that a block accumulates: 64, 128 or 256; R.
 
 // A pair's P (F4) and ds (B4), both hidden if it is not visible; returns dS (B3), 0 if it is not visible.
 DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p, float& ds) {
@@ -27,7 +24,7 @@ DEV float pair(const Head& head, float product, float dp, int i, int j, Span spa
 }
 DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 2) forward(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ Call c) {
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
@@ -35,28 +32,28 @@ extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[s.first_tile + task.row_tile];
   Rows q = rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries);
-  float o[4][CE / 16], m[4], l[4];
-  bool seen[4] = {};
-  Span spans[4];
+  float o[R][CE / 16], m[R], l[R];
+  bool seen[R] = {};
+  Span spans[R];
   clear<CE>(o);
   float sink = c.sinks ? c.sinks[head.head] : -INF;
 #pragma unroll
-  for (int r = 0; r < 4; r++) {
-    spans[r] = head.span(row + 4 * ty() + r);
+  for (int r = 0; r < R; r++) {
+    spans[r] = head.span(row + R * ty() + r);
     m[r] = sink;
     l[r] = sink != -INF && tx() == 0 ? sink - sink + 1 : 0;  // e^{sink - sink}: NaN of a sink that is not finite
   }
 #pragma unroll 1
   for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
-    float p[4][4], a[4];
+    float p[R][4], a[R];
     products(shared, p, q, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
+    for (int r = 0; r < R; r++) {
       float top = -INF;
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         float x, slope;
-        bool visible = head.score(p[r][e], row + 4 * ty() + r, key + 4 * tx() + e, spans[r], x, slope);
+        bool visible = head.score(p[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], x, slope);
         p[r][e] = visible ? x : -INF;
         top = max_nan(top, p[r][e]);
       }
@@ -83,24 +80,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, CE > 128 || OPTIONS ? 1 : 
     if (!c.o.data) continue;
     publish(shared, p);
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < R; r++)
 #pragma unroll
       for (int e = 0; e < CE / 16; e++) o[r][e] *= a[r];
     accumulate<CE>(shared, o, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.first_value, c.value_dim);
 #endif
   }
 #pragma unroll
-  for (int r = 0; r < 4; r++) {
+  for (int r = 0; r < R; r++) {
 #pragma unroll
     for (int n = 8; n; n /= 2) l[r] += __shfl_xor_sync(~0u, l[r], n);
-    int i = row + 4 * ty() + r;
+    int i = row + R * ty() + r;
     if (tx() == 0 && i < s.queries && c.first_value == 0)
       ((float*)head.lse)[i] = seen[r] ? m[r] + logf(l[r]) : sink;  // whatever it is
   }
 #if VALUES
-  float over[4];
+  float over[R];
 #pragma unroll
-  for (int r = 0; r < 4; r++) over[r] = seen[r] ? 1 / l[r] : 0;
+  for (int r = 0; r < R; r++) over[r] = seen[r] ? 1 / l[r] : 0;
   if (c.o.data) store<CE>(c.o, s.batch, head.head, s.query_start + row, s.queries - row, o, over, c.first_value, c.value_dim, false);
 #endif
 }
@@ -134,7 +131,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constan
   if (lane == 0) c.delta[at] = sum;
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 || OPTIONS ? 1 : 2) queries(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Call c) {
   if (idle(c)) return;
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.heads];
@@ -143,17 +140,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 || OPTIONS ? 1 : 
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[s.first_tile + task.row_tile];
   Rows q = rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries);
-  float dq[4][CD / 16], lse[4], delta[4], scale[4];
-  Span spans[4];
+  float dq[R][CD / 16], lse[R], delta[R];
+  Span spans[R];
   clear<CD>(dq);
 #pragma unroll
-  for (int r = 0; r < 4; r++) {
-    int i = row + 4 * ty() + r;
-    spans[r] = head.span(i), lse[r] = lse_of(head, i), delta[r] = delta_of(head, i), scale[r] = c.scale;
+  for (int r = 0; r < R; r++) {
+    int i = row + R * ty() + r;
+    spans[r] = head.span(i), lse[r] = lse_of(head, i), delta[r] = delta_of(head, i);
   }
 #pragma unroll 1
   for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
-    float x[4][4], dp[4][4] = {}, p;
+    float x[R][4], dp[R][4] = {}, p;
     Rows k = rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys);
     products(shared, x, q, k, c.dim);
 #if VALUES
@@ -161,17 +158,17 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 || OPTIONS ? 1 : 
              rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
 #endif
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < R; r++)
 #pragma unroll
       for (int e = 0; e < 4; e++)
-        pair(head, x[r][e], dp[r][e], row + 4 * ty() + r, key + 4 * tx() + e, spans[r], lse[r], delta[r], p, x[r][e]);
+        pair(head, x[r][e], dp[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], lse[r], delta[r], p, x[r][e]);
     publish(shared, x);
     accumulate<CD>(shared, dq, k, c.first_dim, c.dim);
   }
-  store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, c.first_dim, c.dim, c.wide);
+  store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Call c) {
   if (idle(c)) return;
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.key_heads];
@@ -179,12 +176,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_con
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim;
   Rows k = rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
-  float dk[4][CD / 16], scale[4] = {c.scale, c.scale, c.scale, c.scale};
+  float dk[R][CD / 16];
   clear<CD>(dk);
 #if VALUES
   const bool wants_dv = c.dv.data && c.first_value < c.value_dim;
   Rows v = rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
-  float dv[4][CE / 16], one[4] = {1, 1, 1, 1};
+  float dv[R][CE / 16];
   clear<CE>(dv);
 #endif
 #pragma unroll 1
@@ -195,7 +192,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_con
       Tile tile = c.tiles[s.first_tile + row / SIDE];
       if (tile.end <= key || tile.begin >= key + SIDE) continue;
       Rows q = rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries);
-      float x[4][4], dp[4][4] = {}, ds[4][4];
+      float x[R][4], dp[R][4] = {}, ds[R][4];
       products(shared, x, k, q, c.dim);
 #if VALUES
       Rows dout = rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries);
@@ -207,7 +204,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_con
         Span span = head.span(i);
         float lse = lse_of(head, i), delta = delta_of(head, i);
 #pragma unroll
-        for (int r = 0; r < 4; r++) pair(head, x[r][e], dp[r][e], i, key + 4 * ty() + r, span, lse, delta, x[r][e], ds[r][e]);
+        for (int r = 0; r < R; r++) pair(head, x[r][e], dp[r][e], i, key + R * ty() + r, span, lse, delta, x[r][e], ds[r][e]);
       }
 #if VALUES
       if (wants_dv) {
@@ -222,9 +219,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, FEW) keys(const __grid_con
       }
     }
   }
-  if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, c.first_dim, c.dim, false);
+  if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, Same{c.scale}, c.first_dim, c.dim, false);
 #if VALUES
-  if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, c.first_value, c.value_dim, false);
+  if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
 #endif
 }
 
@@ -234,7 +231,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
   __shared__ Shared shared;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
-  float sum[4][4] = {};
+  float sum[R][4] = {};
 #pragma unroll 1
   for (int n = task.first; n < task.first + task.sequences; n++) {
     const Sequence s = c.sequences[n];
@@ -244,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
 #pragma unroll 1
     for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
       Head head(c, s, h);
-      float x[4][4], dp[4][4] = {}, p, ds;
+      float x[R][4], dp[R][4] = {}, p, ds;
       products(shared, x, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries),
                rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
 #if VALUES
@@ -252,8 +249,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constan
                rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
 #endif
 #pragma unroll
-      for (int r = 0; r < 4; r++) {
-        int i = row + 4 * ty() + r;
+      for (int r = 0; r < R; r++) {
+        int i = row + R * ty() + r;
         Span span = head.span(i);
         float lse = lse_of(head, i), delta = delta_of(head, i);
 #pragma unroll

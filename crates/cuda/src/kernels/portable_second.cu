@@ -65,29 +65,34 @@ DEV Pair second(const Second& a, const Head& head, float s, float u, float dp, f
   return pair;
 }
 
-// ddq·k + q·ddk, with queries as rows, or with keys as rows.
-DEV void slides(const Second& a, Shared& shared, float (&u)[4][4], const Head& head, int row, int key, bool by_keys) {
-  if (a.ddq.data) {
-    Rows x = query_rows(a.ddq, head, row), y = key_rows(a.c.k, head, key);
-    add_products(shared, u, by_keys ? y : x, by_keys ? x : y, a.c.dim);
+// The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.
+template <bool BY_KEYS> DEV void scores(const Second& a, Shared& shared, float (&s)[R][4], float (&u)[R][4], const Head& head, int row, int key) {
+  Rows q = query_rows(a.c.q, head, row), k = key_rows(a.c.k, head, key);
+  Rows ddq = query_rows(a.ddq, head, row), ddk = key_rows(a.ddk, head, key);
+  if (a.ddq.data && a.ddk.data) {
+    if (BY_KEYS) add_products_moved<true, true>(shared, s, u, k, ddk, q, ddq, a.c.dim);
+    else add_products_moved<true, true>(shared, s, u, q, ddq, k, ddk, a.c.dim);
+    return;
   }
-  if (a.ddk.data) {
-    Rows x = query_rows(a.c.q, head, row), y = key_rows(a.ddk, head, key);
-    add_products(shared, u, by_keys ? y : x, by_keys ? x : y, a.c.dim);
-  }
+  add_products(shared, s, BY_KEYS ? k : q, BY_KEYS ? q : k, a.c.dim);
+  if (a.ddq.data) add_products(shared, u, BY_KEYS ? k : ddq, BY_KEYS ? ddq : k, a.c.dim);
+  if (a.ddk.data) add_products(shared, u, BY_KEYS ? ddk : q, BY_KEYS ? q : ddk, a.c.dim);
 }
 // dP of (B2) and T of (D3).
-DEV void turns(const Second& a, Shared& shared, float (&dp)[4][4], float (&t)[4][4], const Head& head, int row, int key, bool by_keys) {
+template <bool BY_KEYS> DEV void turns(const Second& a, Shared& shared, float (&dp)[R][4], float (&t)[R][4], const Head& head, int row, int key) {
 #if VALUES
   Rows dout = query_rows(a.c.dout, head, row), v = key_rows(a.c.v, head, key);
-  add_products(shared, dp, by_keys ? v : dout, by_keys ? dout : v, a.c.value_dim);
-  if (a.ddv.data) {
-    Rows y = key_rows(a.ddv, head, key);
-    add_products(shared, t, by_keys ? y : dout, by_keys ? dout : y, a.c.value_dim);
-  }
-  if (a.cot_o.data) {
-    Rows x = query_rows(a.cot_o, head, row);
-    add_products(shared, t, by_keys ? v : x, by_keys ? x : v, a.c.value_dim);
+  Rows cot_o = query_rows(a.cot_o, head, row), ddv = key_rows(a.ddv, head, key);
+  const int width = a.c.value_dim;
+  if (a.ddv.data && a.cot_o.data) {
+    if (BY_KEYS) add_products_moved<true, true>(shared, dp, t, v, ddv, dout, cot_o, width);
+    else add_products_moved<true, true>(shared, dp, t, dout, cot_o, v, ddv, width);
+  } else if (a.ddv.data) {
+    if (BY_KEYS) add_products_moved<true, false>(shared, dp, t, v, ddv, dout, cot_o, width);
+    else add_products_moved<false, true>(shared, dp, t, dout, cot_o, v, ddv, width);
+  } else {
+    add_products(shared, dp, BY_KEYS ? v : dout, BY_KEYS ? dout : v, width);
+    if (a.cot_o.data) add_products(shared, t, BY_KEYS ? v : cot_o, BY_KEYS ? cot_o : v, width);
   }
 #endif
 }
@@ -99,25 +104,24 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
-  float u[4] = {}, lse[4];
-  bool seen[4] = {};
-  Span spans[4];
+  float u[R] = {}, lse[R];
+  bool seen[R] = {};
+  Span spans[R];
 #if VALUES
-  float sum[4][CE / 16], o[4][CE / 16];
+  float sum[R][CE / 16], o[R][CE / 16];
   clear<CE>(sum), clear<CE>(o);
 #endif
 #pragma unroll
-  for (int r = 0; r < 4; r++) spans[r] = head.span(row + 4 * ty() + r), lse[r] = lse_of(head, row + 4 * ty() + r);
+  for (int r = 0; r < R; r++) spans[r] = head.span(row + R * ty() + r), lse[r] = lse_of(head, row + R * ty() + r);
 #pragma unroll 1
   for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
-    float p[4][4], moved[4][4] = {};
-    products(shared, p, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-    slides(a, shared, moved, head, row, key, false);
+    float p[R][4] = {}, moved[R][4] = {};
+    scores<false>(a, shared, p, moved, head, row, key);
 #pragma unroll
-    for (int r = 0; r < 4; r++)
+    for (int r = 0; r < R; r++)
 #pragma unroll
       for (int e = 0; e < 4; e++) {
-        int i = row + 4 * ty() + r, j = key + 4 * tx() + e;
+        int i = row + R * ty() + r, j = key + 4 * tx() + e;
         float score, slope;
         if (head.score(p[r][e], i, j, spans[r], score, slope)) {
           p[r][e] = shown(weight(score, lse[r]));
@@ -138,20 +142,19 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
 #endif
   }
 #pragma unroll
-  for (int r = 0; r < 4; r++) {
+  for (int r = 0; r < R; r++) {
     u32 some = seen[r];
 #pragma unroll
     for (int n = 8; n; n /= 2) u[r] += __shfl_xor_sync(~0u, u[r], n), some |= __shfl_xor_sync(~0u, some, n);
-    int i = row + 4 * ty() + r;
+    int i = row + R * ty() + r;
     if (tx() != 0 || i >= head.s.queries) continue;
     if (a.ddsinks) u[r] += weight_of_sink(a, head.head, lse[r]) * a.ddsinks[head.head];
     numbers_of(a, head)[i] = {0, u[r], 0, (float)some};
   }
 #if VALUES
-  const float one[4] = {1, 1, 1, 1};
   int count = head.s.queries - row;
-  store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, one, c.first_value, c.value_dim, true);
-  store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, one, c.first_value, c.value_dim, true);
+  store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, Same{1}, c.first_value, c.value_dim, true);
+  store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
 #endif
 }
 
@@ -191,17 +194,16 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
-  float gq[4][CD / 16], scale[4] = {c.scale, c.scale, c.scale, c.scale};
+  float gq[R][CD / 16];
   clear<CD>(gq);
 #pragma unroll 1
   for (int key = tile.begin / SIDE * SIDE; key < tile.end; key += SIDE) {
-    float s[4][4], u[4][4] = {}, dp[4][4] = {}, t[4][4] = {};
-    products(shared, s, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-    slides(a, shared, u, head, row, key, false);
-    turns(a, shared, dp, t, head, row, key, false);
+    float s[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+    scores<false>(a, shared, s, u, head, row, key);
+    turns<false>(a, shared, dp, t, head, row, key);
 #pragma unroll
-    for (int r = 0; r < 4; r++) {
-      int i = row + 4 * ty() + r;
+    for (int r = 0; r < R; r++) {
+      int i = row + R * ty() + r;
       Span span = head.span(i);
       float lse = lse_of(head, i);
       Numbers n = i < head.s.queries ? numbers_of(a, head)[i] : Numbers{};
@@ -219,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
       accumulate<CD>(shared, gq, key_rows(a.ddk, head, key), c.first_dim, c.dim);
     }
   }
-  store<CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, scale, c.first_dim, c.dim, false);
+  store<CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, c.first_dim, c.dim, false);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) {
@@ -229,11 +231,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
-  float gk[4][CD / 16], scale[4] = {c.scale, c.scale, c.scale, c.scale};
+  float gk[R][CD / 16];
   clear<CD>(gk);
 #if VALUES
   const bool wants_gv = a.gv.data && c.first_value < c.value_dim;
-  float gv[4][CE / 16], one[4] = {1, 1, 1, 1};
+  float gv[R][CE / 16];
   clear<CE>(gv);
 #endif
 #pragma unroll 1
@@ -243,10 +245,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
     for (int row = 0; row < s.queries; row += SIDE) {
       Tile tile = c.tiles[s.first_tile + row / SIDE];
       if (tile.end <= key || tile.begin >= key + SIDE) continue;
-      float x[4][4], u[4][4] = {}, dp[4][4] = {}, t[4][4] = {};
-      products(shared, x, key_rows(c.k, head, key), query_rows(c.q, head, row), c.dim);
-      slides(a, shared, u, head, row, key, true);
-      turns(a, shared, dp, t, head, row, key, true);
+      float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+      scores<true>(a, shared, x, u, head, row, key);
+      turns<true>(a, shared, dp, t, head, row, key);
 #pragma unroll
       for (int e = 0; e < 4; e++) {
         int i = row + 4 * tx() + e;
@@ -254,8 +255,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
         float lse = lse_of(head, i);
         Numbers n = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
 #pragma unroll
-        for (int r = 0; r < 4; r++) {
-          Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + 4 * ty() + r, span, lse, n);
+        for (int r = 0; r < R; r++) {
+          Pair pair = second(a, head, x[r][e], u[r][e], dp[r][e], t[r][e], i, key + R * ty() + r, span, lse, n);
           x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
         }
       }
@@ -282,9 +283,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
 #endif
     }
   }
-  if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, scale, c.first_dim, c.dim, false);
+  if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
 #if VALUES
-  if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, one, c.first_value, c.value_dim, false);
+  if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
 #endif
 }
 
@@ -294,7 +295,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
   const Call& c = a.c;
   Task task = c.tasks[blockIdx.x / c.bias_heads];
   const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
-  float sum[4][4] = {};
+  float sum[R][4] = {};
 #pragma unroll 1
   for (int m = task.first; m < task.first + task.sequences; m++) {
     const Sequence s = c.sequences[m];
@@ -304,13 +305,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constan
 #pragma unroll 1
     for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
       Head head(c, s, h);
-      float x[4][4], u[4][4] = {}, dp[4][4] = {}, t[4][4] = {};
-      products(shared, x, query_rows(c.q, head, row), key_rows(c.k, head, key), c.dim);
-      slides(a, shared, u, head, row, key, false);
-      turns(a, shared, dp, t, head, row, key, false);
+      float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+      scores<false>(a, shared, x, u, head, row, key);
+      turns<false>(a, shared, dp, t, head, row, key);
 #pragma unroll
-      for (int r = 0; r < 4; r++) {
-        int i = row + 4 * ty() + r;
+      for (int r = 0; r < R; r++) {
+        int i = row + R * ty() + r;
         Span span = head.span(i);
         float lse = lse_of(head, i);
         Numbers n = i < s.queries ? numbers_of(a, head)[i] : Numbers{};
