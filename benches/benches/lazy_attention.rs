@@ -1,4 +1,4 @@
-//! lazy_attention: forward and backward, with scores without structure and with a bias that falls with
+//! lazy_attention: forward, backward and double backward, with scores without structure and with a bias that falls with
 //! the distance, where most tiles are inactive.
 
 use criterion::{Criterion, criterion_group, criterion_main};
@@ -43,6 +43,29 @@ fn all(c: &mut Criterion) {
                     });
                 });
             }
+            let options = Options { level, ..Options::default() };
+            let out = lazy_attention::forward(&problem, &inputs, &options);
+            let out = out.expect("a valid problem");
+            let second = lazy_attention::SecondCotangents {
+                ddq: Some(k.view()),
+                ddk: Some(q.view()),
+                ddv: Some(v.view()),
+                ..Default::default()
+            };
+            flops(&mut group, &problem.scores, 22);
+            group.bench_function("double backward", |b| {
+                b.iter(|| {
+                    let inputs = black_box(&inputs);
+                    lazy_attention::double_backward(
+                        &problem,
+                        inputs,
+                        &out,
+                        &cotangents,
+                        &second,
+                        &options,
+                    )
+                });
+            });
         }
     }
 }
