@@ -1,16 +1,19 @@
 // Products of tiles of 64 × 64 in f32 fused multiply-adds. Compile-time: R, the rows of a tile that a thread has, 8 or 4:
 // as many as registers hold. Thread (y, x) = (t / 16, t % 16) has rows R·y .. R·y + R - 1 and columns
 // 4x .. 4x + 3 of a product, and of an accumulator W columns wide every 64th group of 4.
-constexpr int SIDE = 64, DEPTH = 32, THREADS = SIDE / R * 16;
-constexpr int PITCH = SIDE + 4;  // 16-byte vectors in every row, and other banks
+//
+// Operands lie in shared memory row by row, in slabs of DEPTH columns: one is copied while the other is multiplied.
+constexpr int SIDE = 64, DEPTH = 16, THREADS = SIDE / R * 16;
+constexpr int SLAB = SIDE * DEPTH + SIDE, FACTORS = SIDE * SIDE + SIDE;  // 4 numbers of padding behind every 4 rows
 
 struct Shared {
   union {
-    struct { float a[DEPTH * PITCH], b[DEPTH * PITCH]; };
-    float four[4][DEPTH / 2 * PITCH];
-    float x[SIDE * SIDE];
+    float slabs[2][4][SLAB];
+    struct {
+      float x[SIDE * SIDE];
+      float p[FACTORS];  // [reduction][row]: of P or dS
+    };
   };
-  float p[SIDE * PITCH];  // [reduction][row]: of P or dS
 };
 DEV int ty() { return threadIdx.x / 16; }
 DEV int tx() { return threadIdx.x % 16; }
@@ -23,17 +26,42 @@ DEV int thread() {
   return t;
 }
 
-// COLUMNS columns from `first` on of 64 rows, transposed.
-template <int COLUMNS> DEV void stage(float* to, const Rows& rows, int first, int width) {
-  int t = thread(), column = t % COLUMNS, from = t / COLUMNS;
+// ---- feed ------------------------------------------------------------------------------------------------------------
+DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
+
+// Whether rows begin at multiples of 16 bytes and hold whole vectors of f32.
+DEV bool whole(const Rows& rows, int width) { return STORAGE == 0 && !((u64)rows.at % 16) && !(rows.stride % 4) && !(width % 4); }
+
+// Four numbers of a row from `column` on, of which those behind `width` and those of rows behind the last are 0.
+DEV void copy_four(float* to, const Rows& rows, int row, int column, int width, bool whole) {
+  if (whole) {
+    bool inside = row < rows.count && column < width;
+    u32 at = (u32)__cvta_generic_to_shared(to);
+    const element* from = inside ? rows.at + row * rows.stride + column : rows.at;
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    return;
+  }
+  float x[4];
 #pragma unroll
-  for (int i = 0; i < SIDE * COLUMNS / THREADS; i++) {
-    int row = from + i * (THREADS / COLUMNS);
-    bool inside = row < rows.count && first + column < width;
-    to[column * PITCH + row] = inside ? read(rows.at[row * rows.stride + first + column]) : 0;
+  for (int i = 0; i < 4; i++)
+    x[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
+  *(float4*)to = make_float4(x[0], x[1], x[2], x[3]);
+}
+
+// DEPTH columns from `first` on of 64 rows. Rows 2k and 2k + 1 share a line of 32 banks.
+DEV int place(int row, int column) { return row / 2 * 32 + row / 4 * 4 + row % 2 * 16 + column; }
+DEV void copy_slab(float* to, const Rows& rows, int first, int width) {
+  const bool whole = ::whole(rows, width);
+  const int t = thread(), column = t % 4 * 4;
+#pragma unroll
+  for (int i = 0; i < SIDE * DEPTH / 4 / THREADS; i++) {
+    int row = t / 4 + i * (THREADS / 4);
+    copy_four(&to[place(row, column)], rows, row, first + column, width, whole);
   }
 }
 
+// ---- multiply --------------------------------------------------------------------------------------------------------
 // Numbers that lie side by side, in vectors of 16 bytes.
 template <int N> DEV void fetch(float (&to)[N], const float* from) {
 #pragma unroll
@@ -43,23 +71,57 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
   }
 }
 
-// product += a·bᵀ over `width` columns.
-DEV void add_products(Shared& shared, float (&product)[R][4], const Rows& a, const Rows& b, int width) {
+// product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory serves
+// several products. A product has the same bits with A1 and B1 as without.
+template <bool A1, bool B1>
+DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const Rows& a, const Rows& a1, const Rows& b,
+                            const Rows& b1, int width) {
+  auto copy = [&](int stage, int first) {
+    auto& slabs = shared.slabs[stage];
+    copy_slab(slabs[0], a, first, width), copy_slab(slabs[1], b, first, width);
+    if (A1) copy_slab(slabs[2], a1, first, width);
+    if (B1) copy_slab(slabs[3], b1, first, width);
+  };
+  __syncthreads();
+  copy(0, 0), copy_commit();
 #pragma unroll 1
-  for (int first = 0; first < width; first += DEPTH) {
+  for (int first = 0, stage = 0; first < width; first += DEPTH, stage ^= 1) {
+    if (first + DEPTH < width) copy(stage ^ 1, first + DEPTH);
+    copy_commit(), copy_wait<1>();
     __syncthreads();
-    stage<DEPTH>(shared.a, a, first, width), stage<DEPTH>(shared.b, b, first, width);
-    __syncthreads();
-#pragma unroll 8
-    for (int d = 0; d < DEPTH; d++) {
-      float u[R], w[4];
-      fetch(u, &shared.a[d * PITCH + R * ty()]), fetch(w, &shared.b[d * PITCH + 4 * tx()]);
+    auto& slabs = shared.slabs[stage];
+    const int y = place(R * ty(), 0), x = place(4 * tx(), 0);
+#pragma unroll 1
+    for (int d = 0; d < DEPTH; d += 4) {
+      float w[4][4], w1[4][4];
 #pragma unroll
-      for (int r = 0; r < R; r++)
+      for (int c = 0; c < 4; c++) {
+        fetch(w[c], &slabs[1][x + place(c, d)]);
+        if (B1) fetch(w1[c], &slabs[3][x + place(c, d)]);
+      }
 #pragma unroll
-        for (int c = 0; c < 4; c++) product[r][c] = fmaf(u[r], w[c], product[r][c]);
+      for (int r = 0; r < R; r++) {
+        float u[4], u1[4];
+        fetch(u, &slabs[0][y + place(r, d)]);
+        if (A1) fetch(u1, &slabs[2][y + place(r, d)]);
+#pragma unroll
+        for (int i = 0; i < 4; i++)
+#pragma unroll
+          for (int c = 0; c < 4; c++) {
+            product[r][c] = fmaf(u[i], w[c][i], product[r][c]);
+            if (A1) moved[r][c] = fmaf(u1[i], w[c][i], moved[r][c]);
+            if (B1) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
+          }
+      }
     }
+    __syncthreads();
   }
+}
+
+// product += a·bᵀ.
+DEV void add_products(Shared& shared, float (&product)[R][4], const Rows& a, const Rows& b, int width) {
+  float none[R][4];
+  add_products_moved<false, false>(shared, product, none, a, a, b, b, width);
 }
 
 // product = a·bᵀ.
@@ -71,38 +133,8 @@ DEV void products(Shared& shared, float (&product)[R][4], const Rows& a, const R
   add_products(shared, product, a, b, width);
 }
 
-// product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1): what is read of shared memory serves several products. A
-// product has the bits that `add_products` gives it.
-template <bool A1, bool B1>
-DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const Rows& a, const Rows& a1, const Rows& b,
-                            const Rows& b1, int width) {
-  constexpr int HALF = DEPTH / 2;
-  auto& four = shared.four;
-#pragma unroll 1
-  for (int first = 0; first < width; first += HALF) {
-    __syncthreads();
-    stage<HALF>(four[0], a, first, width), stage<HALF>(four[1], b, first, width);
-    if (A1) stage<HALF>(four[2], a1, first, width);
-    if (B1) stage<HALF>(four[3], b1, first, width);
-    __syncthreads();
-#pragma unroll 4
-    for (int d = 0; d < HALF; d++) {
-      const int y = d * PITCH + R * ty(), x = d * PITCH + 4 * tx();
-      float u[R], w[4], u1[R], w1[4];
-      fetch(u, &four[0][y]), fetch(w, &four[1][x]);
-      if (A1) fetch(u1, &four[2][y]);
-      if (B1) fetch(w1, &four[3][x]);
-#pragma unroll
-      for (int r = 0; r < R; r++)
-#pragma unroll
-        for (int c = 0; c < 4; c++) {
-          product[r][c] = fmaf(u[r], w[c], product[r][c]);
-          if (A1) moved[r][c] = fmaf(u1[r], w[c], moved[r][c]);
-          if (B1) moved[r][c] = fmaf(u[r], w1[c], moved[r][c]);
-        }
-    }
-  }
-}
+// Where the factors of row `t` of a reduction lie.
+DEV int factors(int t) { return SIDE * t + t / 4 * 4; }
 
 // Writes the factors of a following `accumulate`: those of the reduction's index 4x + c in row 4x + c.
 DEV void publish(Shared& shared, const float (&p)[R][4]) {
@@ -110,42 +142,56 @@ DEV void publish(Shared& shared, const float (&p)[R][4]) {
   for (int c = 0; c < 4; c++)
 #pragma unroll
     for (int r = 0; r < R; r += 4)
-      *(float4*)&shared.p[(4 * tx() + c) * PITCH + R * ty() + r] = make_float4(p[r][c], p[r + 1][c], p[r + 2][c], p[r + 3][c]);
+      *(float4*)&shared.p[factors(4 * tx()) + SIDE * c + R * ty() + r] = make_float4(p[r][c], p[r + 1][c], p[r + 2][c], p[r + 3][c]);
+}
+
+// sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever x
+// holds.
+template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, float (&sum)[R][W / 16], int from) {
+#pragma unroll 1
+  for (int t = 0; t < LENGTH; t += 4)
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      float p[R];
+      fetch(p, &shared.p[factors(from + t) + SIDE * k + R * ty()]);
+#pragma unroll
+      for (int c = 0; c < W / 64; c++) {
+        float y[4];
+        fetch(y, &shared.x[(t + k) * W + 64 * c + 4 * tx()]);
+#pragma unroll
+        for (int r = 0; r < R; r++)
+#pragma unroll
+          for (int e = 0; e < 4; e++)
+            if (!GUARDED || !hidden(p[r])) sum[r][4 * c + e] = fmaf(p[r], y[e], sum[r][4 * c + e]);
+      }
+    }
 }
 
 // sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only where
 // x holds a number that is not finite does that take a branch for each factor.
 template <int W> DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const Rows& x, int first, int width) {
-  constexpr int LENGTH = SIDE * SIDE / W;
+  constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;
+  const bool whole = ::whole(x, width) && first % 4 == 0;
 #pragma unroll 1
   for (int from = 0; from < SIDE; from += LENGTH) {
-    bool odd = false;
-    const int thread = ::thread();
+    const int t = 4 * thread();
     __syncthreads();
 #pragma unroll
-    for (int i = 0; i < LENGTH * W / THREADS; i++) {
-      int at = thread + i * THREADS, row = at / W, column = first + at % W;
-      bool inside = from + row < x.count && column < width;
-      float value = inside ? read(x.at[(from + row) * x.stride + column]) : 0;
-      odd |= !(fabsf(value) < INF);
-      shared.x[at] = value;
+    for (int i = 0; i < PIECES; i++) {
+      int at = t + 4 * i * THREADS;
+      copy_four(&shared.x[at], x, from + at / W, first + at % W, width, whole);
     }
-    odd = __syncthreads_or(odd);
-#pragma unroll 2
-    for (int t = 0; t < LENGTH; t++) {
-      float p[R];
-      fetch(p, &shared.p[(from + t) * PITCH + R * ty()]);
+    copy_commit(), copy_wait<0>();
+    bool odd = false;
 #pragma unroll
-      for (int c = 0; c < W / 64; c++) {
-        float y[4];
-        fetch(y, &shared.x[t * W + 64 * c + 4 * tx()]);
+    for (int i = 0; i < PIECES; i++) {
+      float y[4];
+      fetch(y, &shared.x[t + 4 * i * THREADS]);
 #pragma unroll
-        for (int r = 0; r < R; r++)
-#pragma unroll
-          for (int e = 0; e < 4; e++)
-            if (!odd || !hidden(p[r])) sum[r][4 * c + e] = fmaf(p[r], y[e], sum[r][4 * c + e]);
-      }
+      for (int e = 0; e < 4; e++) odd |= !(fabsf(y[e]) < INF);
     }
+    if (__syncthreads_or(odd)) multiply<W, LENGTH, true>(shared, sum, from);
+    else multiply<W, LENGTH, false>(shared, sum, from);
   }
 }
 template <int W> DEV void clear(float (&sum)[R][W / 16]) {
