@@ -56,20 +56,20 @@ const OLDEST: (i32, i32) = (8, 0);
 
 impl Device {
     pub fn open(ordinal: usize, settings: &Settings) -> Result<Device, Error> {
-        let devices = device::devices().map_err(absent)?;
-        if ordinal >= devices {
-            let expected = format!("below the number of devices ({devices})");
+        let driver = device::driver().map_err(absent)?;
+        if ordinal >= driver.devices {
+            let expected = format!("below the number of devices ({})", driver.devices);
             return Err(Error::value("device", expected, ordinal));
         }
         let compiler = Compiler::find(settings.nvrtc.as_deref()).map_err(absent)?;
-        let driver = device::driver_version().map_err(absent)?;
-        compiler.check_driver(driver).map_err(absent)?;
+        compiler.check_driver(driver.version).map_err(absent)?;
         let what = || format!("device {ordinal}");
-        let context = CudaContext::new(ordinal).map_err(|error| failure(&what(), error))?;
+        let failed = |error| failure(ordinal, &what(), error);
+        let context = CudaContext::new(ordinal).map_err(failed)?;
         // Every call has its stream and its memory: there is nothing to order between streams.
         // SAFETY: no slice of this context is ever used on another stream than its own.
         unsafe { context.disable_event_tracking() };
-        let capability = context.compute_capability().map_err(|error| failure(&what(), error))?;
+        let capability = context.compute_capability().map_err(failed)?;
         if capability < OLDEST {
             let (oldest, found) = (text(OLDEST), text(capability));
             return Err(Error::Unsupported {
@@ -78,7 +78,7 @@ impl Device {
             });
         }
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(|error| failure(&what(), error))?;
+        let count = context.attribute(count).map_err(failed)?;
         Ok(Device {
             context,
             capability,
@@ -159,25 +159,29 @@ impl Device {
         if ends_the_context(error.0) {
             let _ = self.lost.set(format!("{what}: {:?}", error.0));
         }
-        failure(what, error)
+        failure(self.ordinal, what, error)
     }
 
+    /// Fails where an earlier call has met a fault that ended the context, or one that was noticed only
+    /// when memory or kernels were given back.
     pub fn check_alive(&self) -> Result<(), Error> {
-        match self.lost.get() {
-            None => Ok(()),
-            Some(fault) => Err(Error::Device {
-                what: format!("device {}", self.ordinal),
-                reason: format!("its context was lost by an earlier fault ({fault})"),
-            }),
+        if let Some(fault) = self.lost.get() {
+            return Err(Error::ContextLost { device: self.ordinal, fault: fault.clone() });
         }
+        self.context.check_err().map_err(|error| self.failed("giving memory back", error))
     }
 }
 
 /// Faults after which every call of the context fails, until the process ends.
-fn ends_the_context(code: CUresult) -> bool {
+pub(crate) fn ends_the_context(code: CUresult) -> bool {
     matches!(
         code,
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTAINED
+            | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
             | CUresult::CUDA_ERROR_LAUNCH_FAILED
             | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
             | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
@@ -191,7 +195,11 @@ fn ends_the_context(code: CUresult) -> bool {
     )
 }
 
-fn failure(what: &str, error: DriverError) -> Error {
+/// The error of a call of the driver for a device.
+fn failure(ordinal: usize, what: &str, error: DriverError) -> Error {
+    if ends_the_context(error.0) {
+        return Error::ContextLost { device: ordinal, fault: format!("{what}: {:?}", error.0) };
+    }
     Error::Device { what: what.to_string(), reason: format!("{:?}", error.0) }
 }
 

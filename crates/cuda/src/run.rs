@@ -14,7 +14,8 @@ use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
 ///
 /// On an error nothing has been written, unless a device fails while it hands over its results. Fails
 /// with [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no
-/// kernel; with [`Error::Device`] where a device fails. Compiles the kernels on every call: a caller
+/// kernel; with [`Error::Device`] where a device fails, and with [`Error::ContextLost`] from the fault on
+/// that ends its context. Compiles the kernels on every call: a caller
 /// with more than one keeps a [`Workspace`] and uses [`run_in`].
 ///
 /// ```

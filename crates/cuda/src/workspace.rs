@@ -61,6 +61,8 @@ impl Workspace {
         }
         let device = Device::open(ordinal, &self.settings)?;
         let held = Arc::new(Held { device, lanes: Mutex::default() });
+        // A context that an earlier fault of the process has ended can be had, but no stream in it.
+        held.give_back(held.lane()?);
         devices.insert(ordinal, held.clone());
         Ok(held)
     }

@@ -45,7 +45,7 @@ fn a_folder_without_a_compiler_is_an_error_and_no_other_compiler_is_taken() {
         return; // the driver is missed first
     }
     let nvrtc = Some(PathBuf::from("/nowhere/at/all"));
-    let workspace = Workspace::with(Settings { nvrtc, cache: None });
+    let workspace = Workspace::with(Settings { nvrtc, ..Settings::default() });
     let error = workspace.check(0).unwrap_err().to_string();
     assert!(error.contains("nvidia-cuda-nvrtc") && error.contains("/nowhere/at/all"), "{error}");
 }
