@@ -62,6 +62,10 @@ impl Compiler {
         text(self.version)
     }
 
+    pub(crate) fn number(&self) -> (i32, i32) {
+        self.version
+    }
+
     /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of
     /// one major version runs on every driver for that version and later ones.
     pub(crate) fn check_driver(&self, driver: (i32, i32)) -> Result<(), Absent> {

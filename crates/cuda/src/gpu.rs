@@ -1,9 +1,8 @@
 //! A device: its context, what was compiled for it, the fault that ended it.
 
 use crate::absent::{Absent, text};
-use crate::cache::Cache;
-use crate::compiler::Compiler;
 use crate::device;
+use crate::images::Images;
 use crate::options::Settings;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::result::DriverError;
@@ -21,8 +20,7 @@ pub(crate) struct Device {
     pub capability: (i32, i32),
     pub multiprocessors: usize,
     pub ordinal: usize,
-    compiler: Compiler,
-    cache: Option<Cache>,
+    images: Images,
     modules: Mutex<BTreeMap<(Variant, String), Arc<Slot>>>,
     /// The fault that ended the context.
     lost: OnceLock<String>,
@@ -61,8 +59,7 @@ impl Device {
             let expected = format!("below the number of devices ({})", driver.devices);
             return Err(Error::value("device", expected, ordinal));
         }
-        let compiler = Compiler::find(settings.nvrtc.as_deref()).map_err(absent)?;
-        compiler.check_driver(driver.version).map_err(absent)?;
+        let images = Images::new(settings, driver.version)?;
         let what = || format!("device {ordinal}");
         let failed = |error| failure(ordinal, &what(), error);
         let context = CudaContext::new(ordinal).map_err(failed)?;
@@ -84,8 +81,7 @@ impl Device {
             capability,
             multiprocessors: count.max(1) as usize,
             ordinal,
-            compiler,
-            cache: settings.cache.clone(),
+            images,
             modules: Mutex::default(),
             lost: OnceLock::new(),
         })
@@ -101,7 +97,7 @@ impl Device {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
-    /// The kernels of a variant for an architecture: kept, from the cache, or compiled now.
+    /// The kernels of a variant for an architecture: kept, or loaded now.
     pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
         let key = (variant.clone(), architecture.to_string());
         let slot = lock(&self.modules).entry(key).or_default().clone();
@@ -110,32 +106,15 @@ impl Device {
         if let Some(kernels) = &*slot {
             return Ok(kernels.clone());
         }
-        let kernels = Arc::new(self.load(&variant, architecture)?);
+        let load = |image: &[u8]| self.kernels_of(&variant, image);
+        let kernels = Arc::new(self.images.load(&variant, architecture, load)?);
         *slot = Some(kernels.clone());
         Ok(kernels)
     }
 
-    fn load(&self, variant: &Variant, architecture: &str) -> Result<Kernels, Error> {
-        let (source, options) = (variant.source(), variant.options(architecture));
-        let key = Cache::key(&[&source, &options.join("\n"), &self.compiler.version()]);
-        let cached = self.cache.as_ref().and_then(|cache| cache.read(&key));
-        if let Some(kernels) = cached.and_then(|image| self.kernels_of(variant, image).ok()) {
-            return Ok(kernels);
-        }
-        let what = format!("kernels for {architecture} ({})", variant.describe());
-        let compiled = self.compiler.compile(&source, &options);
-        let image = compiled.map_err(|log| Error::Device { what, reason: log })?.image;
-        let kernels = self.kernels_of(variant, image.clone())?;
-        if let Some(cache) = &self.cache {
-            // A full disk costs the next process its time, not this one its result.
-            let _ = cache.write(&key, &image);
-        }
-        Ok(kernels)
-    }
-
-    fn kernels_of(&self, variant: &Variant, image: Vec<u8>) -> Result<Kernels, Error> {
+    fn kernels_of(&self, variant: &Variant, image: &[u8]) -> Result<Kernels, Error> {
         let load = || {
-            let module = self.context.load_module(Ptx::from_binary(image))?;
+            let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
             let functions = variant.kernels().iter().map(|name| {
                 let function = module.load_function(name)?;
                 let bytes = shared_bytes(variant, name);

@@ -30,8 +30,8 @@ impl Workspace {
         Workspace { settings, devices: Mutex::default() }
     }
 
-    /// Whether a device can be used, or why not: the driver, the device, the compiler, and that the
-    /// kernels run on its architecture. Compiles nothing.
+    /// Whether a device can be used, or why not: the driver, the device, an archive or a compiler, and that
+    /// the kernels run on its architecture. Compiles nothing.
     pub fn check(&self, ordinal: usize) -> Result<(), Error> {
         self.device(ordinal).map(|_| ())
     }

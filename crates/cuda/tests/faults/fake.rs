@@ -12,26 +12,42 @@ const NVRTC: &str = include_str!("nvrtc.c");
 
 /// The folder with the libraries, in a child.
 const FOLDER: &str = "ETALON_FAKES";
+/// A folder that the cases of a test share.
+const SHARED: &str = "ETALON_FAKES_SHARED";
 /// The case of the test that a child runs.
 const CASE: &str = "ETALON_FAKES_CASE";
 
 /// Which of the two libraries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Part {
     Driver,
     Nvrtc,
 }
 
 impl Part {
+    const ALL: [Part; 2] = [Part::Driver, Part::Nvrtc];
+
+    fn source(self) -> &'static str {
+        if self == Part::Driver { DRIVER } else { NVRTC }
+    }
+
+    /// The first name under which cudarc looks for it.
+    fn library(self) -> &'static str {
+        if self == Part::Driver { "libcuda.so" } else { "libnvrtc.so" }
+    }
+
+    fn copy(self, from: &Path, to: &Path) -> std::io::Result<u64> {
+        fs::copy(from.join(self.library()), to.join(self.library()))
+    }
+
     /// The functions that the library exports beside those that control it.
     pub fn functions(self) -> Vec<&'static str> {
-        let source = if matches!(self, Part::Driver) { DRIVER } else { NVRTC };
-        let lines = source.lines().filter_map(|line| line.strip_prefix("EXPORT Result "));
+        let lines = self.source().lines().filter_map(|line| line.strip_prefix("EXPORT Result "));
         lines.filter_map(|line| Some(line.split_once('(')?.0)).collect()
     }
 
     fn control(self, name: &str) -> String {
-        let part = if matches!(self, Part::Driver) { "fake" } else { "fake_nvrtc" };
+        let part = if self == Part::Driver { "fake" } else { "fake_nvrtc" };
         format!("{part}_{name}")
     }
 }
@@ -42,14 +58,18 @@ pub struct Fake {
     nvrtc: Option<Library>,
     /// Where they lie.
     pub folder: PathBuf,
+    /// A folder that the cases of a test share.
+    pub shared: PathBuf,
 }
 
 impl Fake {
-    fn open(folder: PathBuf) -> Fake {
+    fn open(folder: PathBuf, shared: PathBuf) -> Fake {
         // SAFETY: libraries of this test; their initialisers do nothing. The loader keeps one of each name,
         // so that these are what the crate calls.
         let open = |name: &str| unsafe { Library::new(folder.join(name)) };
-        Fake { driver: open("libcuda.so.1").unwrap(), nvrtc: open("libnvrtc.so.13").ok(), folder }
+        let [driver, nvrtc] = Part::ALL.map(|part| open(part.library()));
+        let (driver, nvrtc) = (driver.unwrap(), nvrtc.ok());
+        Fake { driver, nvrtc, folder, shared }
     }
 
     fn library(&self, part: Part) -> &Library {
@@ -127,69 +147,76 @@ impl Fake {
 
 /// Builds a library. `lacks`: the function that it does not have.
 fn build(folder: &Path, part: Part, lacks: &str) {
-    let (source, name, library) = match part {
-        Part::Driver => (DRIVER, "driver.c", "libcuda.so.1"),
-        Part::Nvrtc => (NVRTC, "nvrtc.c", "libnvrtc.so.13"),
-    };
+    let (source, library) = (part.source(), part.library());
+    let name = format!("{library}.c");
     fs::write(folder.join("control.h"), include_str!("control.h")).unwrap();
-    fs::write(folder.join(name), source).unwrap();
+    fs::write(folder.join(&name), source).unwrap();
     let mut command = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()));
-    command.args(["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]);
+    command.args(["-shared", "-fPIC", "-Wall", "-Wextra", "-Werror"]);
     command.arg(format!("-Wl,-soname,{library}"));
     if !lacks.is_empty() {
         command.arg(format!("-D{lacks}=lacks_{lacks}"));
     }
-    let built = command.arg("-o").arg(folder.join(library)).arg(folder.join(name)).output();
+    let built = command.arg("-o").arg(folder.join(library)).arg(folder.join(&name)).output();
     let built = built.expect("a C compiler, which Rust's own linker needs, too");
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
 }
 
-/// What a test's processes find.
+/// One of the processes of a test, with the machine that it finds.
 #[derive(Clone, Copy, Debug)]
-pub struct Machine {
+pub struct Case {
+    pub name: &'static str,
+    /// Whether there is a compiler.
     pub nvrtc: bool,
+    /// The library that lacks the function `name`.
+    pub lacks: Option<Part>,
+}
+
+impl Case {
+    /// On a machine that has everything.
+    pub fn new(name: &'static str) -> Case {
+        Case { name, nvrtc: true, lacks: None }
+    }
+
+    /// On a machine with a driver alone.
+    pub fn without_nvrtc(name: &'static str) -> Case {
+        Case { nvrtc: false, ..Case::new(name) }
+    }
 }
 
 /// Runs a test in a process of its own, in which the loader finds the fakes first.
 pub fn alone(test: &str, body: impl FnOnce(&Fake)) {
-    each(test, Machine { nvrtc: true }, &[("", None)], |fake, _| body(fake));
+    each(test, &[Case::new("alone")], |fake, _| body(fake));
 }
 
-/// The same on a machine with a driver alone.
-pub fn without_nvrtc(test: &str, body: impl FnOnce(&Fake)) {
-    each(test, Machine { nvrtc: false }, &[("", None)], |fake, _| body(fake));
-}
-
-/// The same for each case; `lacks` names a library and the function that it lacks.
-pub fn each(
-    test: &str,
-    machine: Machine,
-    cases: &[(&str, Option<Part>)],
-    body: impl FnOnce(&Fake, &str),
-) {
+/// The same for each case, one after the other.
+pub fn each(test: &str, cases: &[Case], body: impl FnOnce(&Fake, &str)) {
     if let Some(folder) = env::var_os(FOLDER) {
-        return body(&Fake::open(folder.into()), &env::var(CASE).unwrap());
+        let shared = env::var_os(SHARED).unwrap().into();
+        return body(&Fake::open(folder.into(), shared), &env::var(CASE).unwrap());
     }
-    for &(case, lacks) in cases {
+    let (shared, whole) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    Part::ALL.iter().for_each(|&part| build(whole.path(), part, ""));
+    for case in cases {
         let folder = tempfile::tempdir().unwrap();
-        let lacks = |part: Part| match (part, lacks) {
-            (Part::Driver, Some(Part::Driver)) | (Part::Nvrtc, Some(Part::Nvrtc)) => case,
-            _ => "",
-        };
-        build(folder.path(), Part::Driver, lacks(Part::Driver));
-        if machine.nvrtc {
-            build(folder.path(), Part::Nvrtc, lacks(Part::Nvrtc));
+        let parts = Part::ALL.iter().filter(|&&part| case.nvrtc || part == Part::Driver);
+        for &part in parts {
+            match case.lacks == Some(part) {
+                true => build(folder.path(), part, case.name),
+                false => _ = part.copy(whole.path(), folder.path()).unwrap(),
+            }
         }
         let child = Command::new(env::current_exe().unwrap())
             .args([test, "--exact", "--nocapture"])
             .env("LD_LIBRARY_PATH", folder.path())
             .env(FOLDER, folder.path())
-            .env(CASE, case)
+            .env(SHARED, shared.path())
+            .env(CASE, case.name)
             .output()
             .unwrap();
         let text = [child.stdout, child.stderr].concat();
         let text = String::from_utf8_lossy(&text);
-        assert!(child.status.success(), "{test} {case}:\n{text}");
+        assert!(child.status.success(), "{test} {}:\n{text}", case.name);
         assert!(text.contains("1 passed"), "there is no test {test}:\n{text}");
     }
 }

@@ -3,12 +3,13 @@
 //! every call says so.
 #![cfg(target_os = "linux")]
 
+mod archive;
 mod fake;
 mod session;
 
 use etalon_cuda::{Absent, Compiler, Options, Settings, Workspace, probe};
 use etalon_problem::{Dtype, Error, Pass};
-use fake::{Fake, Machine, Part, alone, each, without_nvrtc};
+use fake::{Case, Fake, Part, alone, each};
 use session::{OnDevice, host_pass, session};
 
 const OUT_OF_MEMORY: i32 = 2;
@@ -45,8 +46,8 @@ fn a_driver_without_a_device() {
 #[test]
 fn a_driver_that_does_not_start() {
     // No device, the stub of a toolkit, another version than the kernel's module, a device in use.
-    let cases = [("100", None), ("34", None), ("803", None), ("46", None), ("999", None)];
-    each("a_driver_that_does_not_start", Machine { nvrtc: true }, &cases, |fake, case| {
+    let cases = ["100", "34", "803", "46", "999"].map(Case::new);
+    each("a_driver_that_does_not_start", &cases, |fake, case| {
         fake.fail(Part::Driver, "cuInit", 1, case.parse().unwrap());
         let expected = match case {
             "100" => Absent::NoDevice,
@@ -79,10 +80,13 @@ fn a_driver_that_is_older_than_the_compiler() {
 #[test]
 fn functions_that_a_library_lacks() {
     let test = "functions_that_a_library_lacks";
-    let of = |part: Part| part.functions().into_iter().map(move |name| (name, Some(part)));
+    let of = |part: Part| {
+        let lacks = move |name| Case { lacks: Some(part), ..Case::new(name) };
+        part.functions().into_iter().map(lacks)
+    };
     let cases: Vec<_> = of(Part::Driver).chain(of(Part::Nvrtc)).collect();
     assert!(cases.len() > 30, "{cases:?}");
-    each(test, Machine { nvrtc: true }, &cases, |fake, function| {
+    each(test, &cases, |fake, function| {
         let absent = absent_on(fake);
         let expected = format!("it lacks the function {function}");
         match absent {
@@ -122,7 +126,7 @@ fn a_device_that_is_not_there() {
 
 #[test]
 fn no_compiler() {
-    without_nvrtc("no_compiler", |fake| {
+    each("no_compiler", &[Case::without_nvrtc("alone")], |fake, _| {
         let settings = Settings { nvrtc: Some(fake.folder.clone()), ..Settings::default() };
         let found = refusal(Workspace::with(settings).check(0));
         let folder = fake.folder.display().to_string();
