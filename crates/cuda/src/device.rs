@@ -52,16 +52,23 @@ fn ask() -> Result<Driver, Absent> {
     Ok(Driver { devices, version })
 }
 
+/// The UUID of a device below the number of devices.
+pub(crate) fn uuid(ordinal: usize) -> Result<[u8; 16], result::DriverError> {
+    let device = result::device::get(ordinal as i32)?;
+    Ok(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8))
+}
+
 /// The functions of the driver that are called to find out what there is.
 const FIRST: [&str; 3] = ["cuInit", "cuDeviceGetCount", "cuDriverGetVersion"];
 
 /// All others that the tier calls; drivers for CUDA 12.0 have them.
-const LATER: [&str; 24] = [
+const LATER: [&str; 25] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuDeviceGet",
     "cuDeviceGetAttribute",
     "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
     "cuFuncSetAttribute",

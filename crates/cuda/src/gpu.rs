@@ -2,6 +2,7 @@
 
 use crate::absent::{Absent, text};
 use crate::device;
+use crate::device_id::DeviceId;
 use crate::images::Images;
 use crate::options::Settings;
 use crate::variant::{Variant, shared_bytes};
@@ -20,6 +21,7 @@ pub(crate) struct Device {
     pub capability: (i32, i32),
     pub multiprocessors: usize,
     pub ordinal: usize,
+    pub uuid: [u8; 16],
     images: Images,
     modules: Mutex<BTreeMap<(Variant, String), Arc<Slot>>>,
     /// The fault that ended the context.
@@ -74,6 +76,7 @@ impl Device {
                 reason: format!("kernels need compute capability {oldest}, and it has {found}"),
             });
         }
+        let uuid = device::uuid(ordinal).map_err(failed)?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = context.attribute(count).map_err(failed)?;
         Ok(Device {
@@ -81,6 +84,7 @@ impl Device {
             capability,
             multiprocessors: count.max(1) as usize,
             ordinal,
+            uuid,
             images,
             modules: Mutex::default(),
             lost: OnceLock::new(),
@@ -172,6 +176,22 @@ pub(crate) fn ends_the_context(code: CUresult) -> bool {
             | CUresult::CUDA_ERROR_ECC_UNCORRECTABLE
             | CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED
     )
+}
+
+/// The ordinal of the device with a UUID.
+pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
+    let driver = device::driver().map_err(absent)?;
+    let mut known = Vec::new();
+    for ordinal in 0..driver.devices {
+        let failed = |error| failure(ordinal, &format!("device {ordinal}"), error);
+        let own = device::uuid(ordinal).map_err(failed)?;
+        if own == uuid {
+            return Ok(ordinal);
+        }
+        known.push(DeviceId::Uuid(own).to_string());
+    }
+    let expected = format!("one of {}", known.join(", "));
+    Err(Error::value("device", expected, DeviceId::Uuid(uuid)))
 }
 
 /// The error of a call of the driver for a device.

@@ -2,6 +2,7 @@
 
 use crate::archive::Archive;
 use crate::cache::Cache;
+use crate::device_id::DeviceId;
 use etalon_problem::named;
 use std::path::PathBuf;
 
@@ -37,8 +38,8 @@ named! {
 /// Options of the cuda tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The device, by its ordinal.
-    pub device: usize,
+    /// The device, by its ordinal or its UUID; the first one unless set.
+    pub device: DeviceId,
     /// Which kernels compute.
     pub level: Level,
     /// How much may be rounded on the way.

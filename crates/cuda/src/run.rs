@@ -1,5 +1,6 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
+use crate::device_id::DeviceId;
 use crate::options::{Level, Options};
 use crate::softmax;
 use crate::workspace::Workspace;
@@ -107,8 +108,12 @@ pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error>
 }
 
 /// Fails where a device cannot run a level.
-pub fn has_level(workspace: &Workspace, device: usize, level: Level) -> Result<(), Error> {
-    let held = workspace.device(device)?;
+pub fn has_level(
+    workspace: &Workspace,
+    device: impl Into<DeviceId>,
+    level: Level,
+) -> Result<(), Error> {
+    let held = workspace.device(device.into())?;
     if level == Level::Sm90a && !held.device.is_hopper() {
         return Err(Error::Unsupported {
             what: format!("level {level}"),

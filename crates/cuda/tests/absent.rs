@@ -28,7 +28,7 @@ fn what_is_absent_is_an_error_and_leaves_the_outputs_alone() {
     let inputs = Views::new().with("q", &q).with("k", &kv).with("v", &kv);
     let mut outputs = ViewsMut::new().with("lse", &mut lse);
     // No machine has as many devices.
-    let options = Options { device: usize::MAX, ..Options::default() };
+    let options = Options { device: usize::MAX.into(), ..Options::default() };
     let error = run(&problem(), Pass::Forward, &inputs, &mut outputs, &options).unwrap_err();
     drop(outputs);
     assert!(lse.iter().all(|&x| x == 7.0));

@@ -7,7 +7,7 @@ mod archive;
 mod fake;
 mod session;
 
-use etalon_cuda::{Absent, Compiler, Options, Settings, Workspace, probe};
+use etalon_cuda::{Absent, Compiler, DeviceId, Options, Settings, Workspace, probe};
 use etalon_problem::{Dtype, Error, Pass};
 use fake::{Case, Fake, Part, alone, each};
 use session::{OnDevice, host_pass, session};
@@ -121,6 +121,38 @@ fn a_device_that_is_not_there() {
         let found = refusal(workspace.check(0));
         assert_eq!(found, "device 0 failed: CUDA_ERROR_INVALID_DEVICE");
         workspace.check(0).unwrap();
+    });
+}
+
+#[test]
+fn a_device_by_its_uuid() {
+    alone("a_device_by_its_uuid", |fake| {
+        fake.set(Part::Driver, "devices", 2);
+        let [first, second] = [
+            "GPU-f0f1f2f3-f4f5-f6f7-f8f9-fafbfcfdfeff",
+            "GPU-e0e1e2e3-e4e5-e6e7-e8e9-eaebecedeeef",
+        ]
+        .map(|text| text.parse::<DeviceId>().unwrap());
+        let workspace = Workspace::new();
+        workspace.check(second).unwrap();
+        let contexts = |fake: &Fake, device: DeviceId| {
+            fake.fail(Part::Driver, "cuDevicePrimaryCtxRetain", 0, 0);
+            assert_eq!(workspace.uuid(device), workspace.uuid(workspace.uuid(device).unwrap()));
+            fake.calls(Part::Driver)
+        };
+        // One device has one context, by either name.
+        assert_eq!(contexts(fake, DeviceId::Ordinal(1)), 0);
+        assert_eq!(workspace.uuid(1), Ok(second));
+        assert_eq!(contexts(fake, first), 1);
+        assert_eq!(contexts(fake, DeviceId::default()), 0);
+        let options = Options { device: second, ..Options::default() };
+        host_pass(&workspace, Pass::Forward, Dtype::F32, &options).unwrap();
+        let unknown = "GPU-00000000-0000-0000-0000-000000000000";
+        let found = refusal(workspace.check(unknown.parse::<DeviceId>().unwrap()));
+        assert_eq!(found, format!("`device` must be one of {first}, {second}, found {unknown}"));
+        fake.fail(Part::Driver, "cuDeviceGetUuid_v2", 2, UNKNOWN);
+        let found = refusal(Workspace::new().check(second));
+        assert_eq!(found, "device 1 failed: CUDA_ERROR_UNKNOWN");
     });
 }
 
