@@ -49,7 +49,7 @@ pub use compiler::{Compiled, Compiler};
 pub use device::probe;
 pub use device_id::DeviceId;
 pub use device_pass::{DevicePass, DeviceTensor, DeviceTensors};
-pub use matrix::{Compilation, every_variant, pairwise_variants};
+pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
 pub use run::{has_level, offers, run, run_in};
 pub use variant::{Family, Variant, shared_bytes};

@@ -38,36 +38,52 @@ pub type Compilation = (&'static str, Variant);
 /// Variants for architectures in which every pair of choices is made that some variant makes: of two
 /// options, of an option and a width, of any of them and an architecture.
 pub fn pairwise_variants() -> Vec<Compilation> {
-    let every = every_variant();
-    let of = |family: Family| {
-        let own = every.iter().filter(move |variant| variant.family == family);
-        let all = own.flat_map(|variant| {
-            family.architectures().iter().map(move |&architecture| (architecture, variant.clone()))
-        });
-        pairwise(all.collect())
-    };
-    Family::ALL.into_iter().flat_map(of).collect()
+    Family::ALL.into_iter().flat_map(|family| cover(&all_of(family), pairs)).collect()
 }
 
-/// Two choices that a compilation makes, each with its place among them.
-type Pair<'a> = [(usize, &'a str); 2];
+/// Those among [`pairwise_variants`] in which every choice is made.
+pub fn choicewise_variants() -> Vec<Compilation> {
+    Family::ALL
+        .into_iter()
+        .flat_map(|family| cover(&cover(&all_of(family), pairs), choices))
+        .collect()
+}
 
-fn pairs((architecture, variant): &Compilation) -> Vec<Pair<'_>> {
+/// The variants of a family for each of its architectures.
+fn all_of(family: Family) -> Vec<Compilation> {
+    let own = every_variant().into_iter().filter(|variant| variant.family == family);
+    let all = own.flat_map(|variant| {
+        family.architectures().iter().map(move |&architecture| (architecture, variant.clone()))
+    });
+    all.collect()
+}
+
+/// A choice that a compilation makes, with its place among them: the architecture comes first.
+type Choice<'a> = (usize, &'a str);
+
+fn choices((architecture, variant): &Compilation) -> Vec<Choice<'_>> {
     let values = variant.defines.iter().map(|(_, value)| value.as_str());
-    let choices: Vec<_> = [*architecture].into_iter().chain(values).enumerate().collect();
+    [*architecture].into_iter().chain(values).enumerate().collect()
+}
+
+fn pairs(compilation: &Compilation) -> Vec<[Choice<'_>; 2]> {
+    let choices = choices(compilation);
     let all = (0..choices.len()).flat_map(|i| (0..i).map(move |j| (i, j)));
     all.map(|(i, j)| [choices[j], choices[i]]).collect()
 }
 
-/// Takes what makes most pairs that were not made before, until all are.
-fn pairwise(all: Vec<Compilation>) -> Vec<Compilation> {
-    let mut open: BTreeSet<Pair<'_>> = all.iter().flat_map(pairs).collect();
+/// Takes the compilation that has most of what none before it had, until there is nothing more.
+fn cover<'a, T: Ord>(
+    all: &'a [Compilation],
+    of: impl Fn(&'a Compilation) -> Vec<T>,
+) -> Vec<Compilation> {
+    let mut open: BTreeSet<T> = all.iter().flat_map(&of).collect();
     let mut taken = Vec::new();
     while !open.is_empty() {
-        let makes = |x: &&Compilation| pairs(x).iter().filter(|pair| open.contains(*pair)).count();
+        let has = |x: &&'a Compilation| of(x).iter().filter(|one| open.contains(one)).count();
         // Of equals the first.
-        let Some(best) = all.iter().rev().max_by_key(makes) else { break };
-        pairs(best).iter().for_each(|pair| _ = open.remove(pair));
+        let Some(best) = all.iter().rev().max_by_key(has) else { break };
+        of(best).iter().for_each(|one| _ = open.remove(one));
         taken.push(best.clone());
     }
     taken
@@ -79,23 +95,28 @@ mod tests {
 
     #[test]
     fn every_pair_of_choices_is_made_and_the_matrix_is_small() {
-        let (every, chosen) = (every_variant(), pairwise_variants());
+        let chosen = pairwise_variants();
         assert!(chosen.len() <= 200, "{}", chosen.len());
-        let made: BTreeSet<_> = chosen
-            .iter()
-            .flat_map(|x| pairs(x).into_iter().map(|pair| (x.1.family, pair)))
-            .collect();
-        for variant in &every {
-            for &architecture in variant.family.architectures() {
-                let compilation = (architecture, variant.clone());
-                for pair in pairs(&compilation) {
-                    assert!(
-                        made.contains(&(variant.family, pair)),
-                        "{pair:?} of {:?}",
-                        variant.family
-                    );
-                }
+        let of = |family| chosen.iter().filter(move |x| x.1.family == family);
+        for family in Family::ALL {
+            let made: BTreeSet<_> = of(family).flat_map(pairs).collect();
+            for compilation in all_of(family) {
+                assert!(pairs(&compilation).iter().all(|pair| made.contains(pair)));
             }
         }
+    }
+
+    #[test]
+    fn every_choice_is_made_among_the_pairs_for_every_architecture() {
+        let (pairwise, chosen) = (pairwise_variants(), choicewise_variants());
+        assert!(chosen.len() < pairwise.len() / 2, "{}", chosen.len());
+        for compilation in pairwise.iter() {
+            let family = compilation.1.family;
+            let own = chosen.iter().filter(|x| x.1.family == family).flat_map(choices);
+            for choice in choices(compilation) {
+                assert!(own.clone().any(|made| made == choice), "{choice:?} of {family:?}");
+            }
+        }
+        assert!(chosen.iter().all(|compilation| pairwise.contains(compilation)));
     }
 }
