@@ -63,7 +63,7 @@ impl Archive {
     }
 
     /// The machine code of a variant for an architecture, or why it is not here.
-    pub fn find(&self, variant: &Variant, architecture: &str) -> Result<Vec<u8>, String> {
+    pub(crate) fn find(&self, variant: &Variant, architecture: &str) -> Result<Vec<u8>, String> {
         for architecture in compatible(architecture) {
             let key = variant.key(&architecture, &text(self.index.nvrtc));
             if self.index.entries.contains_key(&key) {
