@@ -17,7 +17,7 @@ mod report;
 mod snapshot;
 
 use etalon_cuda::{
-    Compilation, Compiler, Family, Variant, choicewise_variants, every_variant, pairwise_variants,
+    Compilation, Compiler, Family, choicewise_variants, every_variant, pairwise_variants,
     shared_bytes,
 };
 use report::{Kernel, compile, module};
@@ -71,20 +71,25 @@ fn compile_all(compiler: Compiler, work: Vec<Compilation>) -> BTreeMap<String, V
 }
 
 fn check_spills(of: &Compilation, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, String> {
-    let spilt = kernels.iter().filter(|kernel| kernel.spills() && !may_spill(&of.1));
+    let spilt = kernels.iter().filter(|kernel| kernel.spills() && !may_spill(of));
     let spilt: Vec<String> = spilt.map(Kernel::to_string).collect();
     if spilt.is_empty() { Ok(kernels) } else { Err(spilt.join("; ")) }
 }
 
 /// The variants of which kernels may spill: those of the fallback, and those of the tensor cores in which
 /// accumulators leave no register free.
-fn may_spill(variant: &Variant) -> bool {
+fn may_spill((architecture, variant): &Compilation) -> bool {
     let is =
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
         Family::Portable | Family::Second => true,
-        // 128 columns.
-        Family::Tensor => is("CE", "128"),
+        Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
+        Family::Tensor if is("CE", "128") => true,
+        Family::Tensor => match *architecture {
+            "sm_100" => is("CD", "128") || is("OPTIONS", "1") && is("WHOLE", "0"),
+            "sm_80" => is("CD", "128") && is("OPTIONS", "1") && is("WHOLE", "0"),
+            _ => false,
+        },
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
         Family::HopperBackward | Family::Moves => false,
