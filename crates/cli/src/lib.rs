@@ -7,6 +7,7 @@
 mod advice;
 mod bench;
 mod check;
+mod cuda;
 mod eval;
 mod explain;
 pub mod junit;
@@ -62,6 +63,8 @@ enum Command {
     Power(power::Arguments),
     /// Measures time, GFLOP/s and the share of the peak.
     Bench(bench::Arguments),
+    /// Prepares machines with a GPU: an archive of compiled kernels.
+    Cuda(cuda::Arguments),
     /// Lists algorithms, passes, tensors, tiers, profiles and laws.
     List(list::Arguments),
     /// Describes a case or a problem, and how the simd tier would compute it.
@@ -110,6 +113,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Zoo(arguments)) => zoo::run(&arguments),
         Some(Command::Power(arguments)) => power::run(&arguments),
         Some(Command::Bench(arguments)) => bench::run(&arguments),
+        Some(Command::Cuda(arguments)) => cuda::run(&arguments),
         Some(Command::List(arguments)) => list::run(&arguments),
         Some(Command::Explain(arguments)) => explain::run(&arguments),
         None => written(Cli::command().print_help()).map(|()| true),

@@ -20,7 +20,7 @@ fn config() -> ProptestConfig {
 }
 
 /// Words of all commands, their options and values that are easily wrong.
-const WORDS: [&str; 69] = [
+const WORDS: [&str; 73] = [
     "verify",
     "check",
     "probe",
@@ -28,6 +28,10 @@ const WORDS: [&str; 69] = [
     "zoo",
     "bench",
     "list",
+    "cuda",
+    "archive",
+    "--arch",
+    "sm_90a",
     "explain",
     "--tier",
     "--level",

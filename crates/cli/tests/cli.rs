@@ -11,6 +11,8 @@ use tempfile::{TempDir, tempdir};
 
 #[path = "cli/check.rs"]
 mod check;
+#[path = "cli/cuda.rs"]
+mod cuda;
 #[path = "cli/hostile.rs"]
 mod hostile;
 #[path = "cli/probe.rs"]

@@ -28,6 +28,9 @@ pub enum Absent {
         /// Where it was looked for.
         searched: String,
     },
+    /// The compiler is there, but cannot be used.
+    #[error("an NVRTC library that cannot be used: {0} (package nvidia-cuda-nvrtc)")]
+    Nvrtc(String),
     /// The compiler is older than the kernels' language.
     #[error("NVRTC {found} is too old; the kernels need 12.0 or later (package nvidia-cuda-nvrtc)")]
     OldNvrtc {

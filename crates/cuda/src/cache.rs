@@ -12,6 +12,8 @@ use tempfile::NamedTempFile;
 pub struct Cache {
     folder: PathBuf,
     limit: u64,
+    /// Whether others may read it.
+    shared: bool,
 }
 
 /// An entry: this line, the checksum of the rest, the rest.
@@ -22,7 +24,12 @@ impl Cache {
     /// The folder, which is made when first needed, readable by nobody else; and the most bytes that it
     /// may hold: the entries that were written first make room.
     pub fn new(folder: impl Into<PathBuf>, limit: u64) -> Self {
-        Cache { folder: folder.into(), limit }
+        Cache { folder: folder.into(), limit, shared: false }
+    }
+
+    /// A folder without a limit that others may read, as far as the caller's mask of modes permits.
+    pub(crate) fn shared(folder: &Path) -> Self {
+        Cache { folder: folder.to_path_buf(), limit: u64::MAX, shared: true }
     }
 
     /// The name of an entry: a hash of everything that it depends on.
@@ -49,13 +56,24 @@ impl Cache {
 
     /// Writes an entry under a name of its own and then renames it: nobody ever reads half of one.
     pub fn write(&self, key: &str, image: &[u8]) -> io::Result<()> {
-        make_private(&self.folder)?;
-        let mut file = NamedTempFile::new_in(&self.folder)?;
+        make_folder(&self.folder, self.shared)?;
+        let mut file = self.draft()?;
         file.write_all(MAGIC)?;
         file.write_all(&Sha256::digest(image))?;
         file.write_all(image)?;
         file.persist(self.path(key))?;
         self.make_room()
+    }
+
+    /// A file of the folder, under a name of its own.
+    pub(crate) fn draft(&self) -> io::Result<NamedTempFile> {
+        let mut builder = tempfile::Builder::new();
+        #[cfg(unix)]
+        if self.shared {
+            let all = std::os::unix::fs::PermissionsExt::from_mode(0o644);
+            builder.permissions(all);
+        }
+        builder.tempfile_in(&self.folder)
     }
 
     /// Removes the oldest entries until the rest fit the limit.
@@ -81,12 +99,14 @@ impl Cache {
     }
 }
 
-/// Makes a folder that its owner alone may read.
-fn make_private(folder: &Path) -> io::Result<()> {
+/// Makes a folder, which its owner alone may read unless it is shared.
+fn make_folder(folder: &Path, shared: bool) -> io::Result<()> {
     let mut builder = DirBuilder::new();
     builder.recursive(true);
     #[cfg(unix)]
-    std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    if !shared {
+        std::os::unix::fs::DirBuilderExt::mode(&mut builder, 0o700);
+    }
     builder.create(folder)
 }
 
@@ -146,7 +166,10 @@ mod tests {
         use std::os::unix::fs::PermissionsExt;
         let (_folder, cache) = cache(1 << 20);
         cache.write("key", b"code").unwrap();
-        let mode = fs::metadata(&cache.folder).unwrap().permissions().mode();
-        assert_eq!(mode & 0o777, 0o700);
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        assert_eq!(mode(&cache.folder), 0o700);
+        assert_eq!(mode(&cache.path("key")), 0o600);
+        Cache::shared(&cache.folder).write("key", b"code").unwrap();
+        assert_ne!(mode(&cache.path("key")) & 0o040, 0, "unless it is shared");
     }
 }

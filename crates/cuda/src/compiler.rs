@@ -46,17 +46,24 @@ impl Compiler {
             return Err(Absent::NoNvrtc { searched });
         }
         let mut version = (0, 0);
-        // SAFETY: the library is there, and the call writes two numbers.
+        check_functions(&["nvrtcVersion"])?;
+        // SAFETY: the library and the function are there, and the call writes two numbers.
         let result = unsafe { sys::nvrtcVersion(&mut version.0, &mut version.1) }.result();
-        if result.is_err() || version.0 < 12 {
+        result.map_err(|error| Absent::Nvrtc(format!("its version: {:?}", error.0)))?;
+        if version.0 < 12 {
             return Err(Absent::OldNvrtc { found: text(version) });
         }
+        check_functions(&FUNCTIONS)?;
         Ok(Compiler { version })
     }
 
     /// Its version.
     pub fn version(&self) -> String {
         text(self.version)
+    }
+
+    pub(crate) fn number(&self) -> (i32, i32) {
+        self.version
     }
 
     /// Fails if a driver for this version of CUDA cannot load what the compiler makes: machine code of
@@ -71,8 +78,11 @@ impl Compiler {
     /// Compiles a source; on a failure the compiler's own words.
     pub fn compile(&self, source: &str, options: &[String]) -> Result<Compiled, String> {
         let source = CString::new(source).map_err(|_| "a NUL in the source".to_string())?;
+        if options.iter().any(|option| option.contains('\0')) {
+            return Err("a NUL in an option".to_string());
+        }
         let program = result::create_program(&source, Some(c"etalon.cu"));
-        let program = Program(program.map_err(|error| error.to_string())?);
+        let program = Program(program.map_err(said)?);
         // SAFETY: the program lives until the end of this function, and so do the options.
         let compiled = unsafe { result::compile_program(program.0, options) };
         // SAFETY: as above.
@@ -80,17 +90,26 @@ impl Compiler {
         let log: Vec<u8> = log.into_iter().map(|c| c as u8).collect();
         let log = CStr::from_bytes_until_nul(&log).unwrap_or_default();
         let log = log.to_string_lossy().into_owned();
-        compiled.map_err(|error| format!("{error}\n{log}"))?;
+        compiled.map_err(|error| format!("{}\n{log}", said(error)))?;
         let mut bytes = 0;
         // SAFETY: the program was compiled; the call writes one number.
         let size = unsafe { sys::nvrtcGetCUBINSize(program.0, &mut bytes) }.result();
-        size.map_err(|error| error.to_string())?;
+        size.map_err(said)?;
         let mut image = vec![0u8; bytes];
         // SAFETY: the buffer has the size that the compiler has just named.
         let read = unsafe { sys::nvrtcGetCUBIN(program.0, image.as_mut_ptr().cast()) }.result();
-        read.map_err(|error| error.to_string())?;
+        read.map_err(said)?;
+        // The driver reads as much as the header of an image announces.
+        if !image.starts_with(b"\x7fELF") {
+            return Err(format!("the compiler returned {bytes} bytes that are no machine code"));
+        }
         Ok(Compiled { image, log })
     }
+}
+
+/// The name of a code of NVRTC.
+fn said(error: result::NvrtcError) -> String {
+    format!("{:?}", error.0)
 }
 
 /// A program of NVRTC, destroyed when it is dropped.
@@ -100,6 +119,29 @@ impl Drop for Program {
     fn drop(&mut self) {
         // SAFETY: it was created by NVRTC and is destroyed once.
         let _ = unsafe { result::destroy_program(self.0) };
+    }
+}
+
+/// The functions of NVRTC that are called; those of CUDA 12.0 have them.
+const FUNCTIONS: [&str; 7] = [
+    "nvrtcCompileProgram",
+    "nvrtcCreateProgram",
+    "nvrtcDestroyProgram",
+    "nvrtcGetCUBIN",
+    "nvrtcGetCUBINSize",
+    "nvrtcGetProgramLog",
+    "nvrtcGetProgramLogSize",
+];
+
+/// Fails where the library lacks one of these functions: cudarc panics when it calls such a one.
+fn check_functions(names: &[&str]) -> Result<(), Absent> {
+    // SAFETY: opens the library, which is there.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the addresses are looked up, and nothing is called.
+    let lacks = |name: &&&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
+    match names.iter().find(lacks) {
+        Some(name) => Err(Absent::Nvrtc(format!("it lacks the function {name}"))),
+        None => Ok(()),
     }
 }
 

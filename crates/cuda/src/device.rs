@@ -2,34 +2,43 @@
 
 use crate::absent::{Absent, text};
 use crate::compiler::Compiler;
-use cudarc::driver::{result, sys as driver};
+use cudarc::driver::{result, sys};
 use std::sync::OnceLock;
 
 /// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC
 /// where the loader looks for libraries. The answer of the first call holds for the life of the
 /// process.
 pub fn probe() -> Result<usize, Absent> {
-    let devices = devices()?;
-    Compiler::find(None)?.check_driver(driver_version()?)?;
-    Ok(devices)
+    let driver = driver()?;
+    Compiler::find(None)?.check_driver(driver.version)?;
+    Ok(driver.devices)
+}
+
+/// A driver that can be used.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Driver {
+    pub devices: usize,
+    /// The CUDA version that it supports.
+    pub version: (i32, i32),
 }
 
 /// As [`probe`], without asking for a compiler.
-pub(crate) fn devices() -> Result<usize, Absent> {
-    static ANSWER: OnceLock<Result<usize, Absent>> = OnceLock::new();
+pub(crate) fn driver() -> Result<Driver, Absent> {
+    static ANSWER: OnceLock<Result<Driver, Absent>> = OnceLock::new();
     ANSWER.get_or_init(ask).clone()
 }
 
-fn ask() -> Result<usize, Absent> {
+fn ask() -> Result<Driver, Absent> {
     // SAFETY: opens the library by name and closes over nothing; cudarc panics on any later call
     // if it is missing, which is why this is asked first.
-    if !unsafe { driver::is_culib_present() } {
+    if !unsafe { sys::is_culib_present() } {
         return Err(Absent::NoDriver);
     }
+    check_functions(&FIRST)?;
     let devices = result::init().and_then(|()| result::device::get_count());
     let devices = match devices {
         Ok(count) if count > 0 => count as usize,
-        Ok(_) | Err(result::DriverError(driver::CUresult::CUDA_ERROR_NO_DEVICE)) => {
+        Ok(_) | Err(result::DriverError(sys::CUresult::CUDA_ERROR_NO_DEVICE)) => {
             return Err(Absent::NoDevice);
         }
         // The bare code: its text would come from the driver that has just failed.
@@ -39,14 +48,64 @@ fn ask() -> Result<usize, Absent> {
     if version.0 < 12 {
         return Err(Absent::OldDriver { found: text(version) });
     }
-    Ok(devices)
+    check_functions(&LATER)?;
+    Ok(Driver { devices, version })
 }
 
-/// The CUDA version that the driver supports.
-pub(crate) fn driver_version() -> Result<(i32, i32), Absent> {
+/// The UUID of a device below the number of devices.
+pub(crate) fn uuid(ordinal: usize) -> Result<[u8; 16], result::DriverError> {
+    let device = result::device::get(ordinal as i32)?;
+    Ok(result::device::get_uuid(device)?.bytes.map(|byte| byte as u8))
+}
+
+/// The functions of the driver that are called to find out what there is.
+const FIRST: [&str; 3] = ["cuInit", "cuDeviceGetCount", "cuDriverGetVersion"];
+
+/// All others that the tier calls; drivers for CUDA 12.0 have them.
+const LATER: [&str; 25] = [
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetAttribute",
+    "cuDeviceGetName",
+    "cuDeviceGetUuid_v2",
+    "cuDevicePrimaryCtxRelease_v2",
+    "cuDevicePrimaryCtxRetain",
+    "cuFuncSetAttribute",
+    "cuLaunchKernel",
+    "cuMemAllocAsync",
+    "cuMemAlloc_v2",
+    "cuMemFreeAsync",
+    "cuMemFree_v2",
+    "cuMemcpyDtoHAsync_v2",
+    "cuMemcpyHtoDAsync_v2",
+    "cuMemsetD32Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuPointerGetAttribute",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamSynchronize",
+    "cuTensorMapEncodeTiled",
+];
+
+/// Fails where the driver lacks one of these functions: cudarc panics when it calls such a one.
+fn check_functions(names: &[&str]) -> Result<(), Absent> {
+    // SAFETY: opens the library, which is there.
+    let library = unsafe { sys::culib() };
+    // SAFETY: the addresses are looked up, and nothing is called.
+    let lacks = |name: &&&str| unsafe { library.get::<*const ()>(name.as_bytes()) }.is_err();
+    match names.iter().find(lacks) {
+        Some(name) => Err(Absent::Driver(format!("it lacks the function {name}"))),
+        None => Ok(()),
+    }
+}
+
+fn driver_version() -> Result<(i32, i32), Absent> {
     let mut version = 0;
     // SAFETY: the library is there, and the call writes one number.
-    let result = unsafe { driver::cuDriverGetVersion(&mut version) }.result();
+    let result = unsafe { sys::cuDriverGetVersion(&mut version) }.result();
     result.map_err(|result::DriverError(code)| Absent::Driver(format!("{code:?}")))?;
     Ok((version / 1000, version % 1000 / 10))
 }

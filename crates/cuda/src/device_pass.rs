@@ -9,7 +9,8 @@ use crate::queue::Queue;
 use crate::ready::Ready;
 use crate::run::has_kernels;
 use crate::workspace::Workspace;
-use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUstream};
+use cudarc::driver::result::DriverError;
+use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_problem::{Dtype, Error, Pass, Problem, Stored};
 use smallvec::SmallVec;
@@ -268,6 +269,9 @@ fn check_pointer(device: &Device, name: &str, address: u64) -> Result<(), Error>
     match known.result() {
         Ok(()) if ordinal as usize == device.ordinal => Ok(()),
         Ok(()) => Err(Error::value(name, expected(), format!("one of device {ordinal}"))),
-        Err(_) => Err(Error::value(name, expected(), format!("{address:#x}"))),
+        Err(DriverError(CUresult::CUDA_ERROR_INVALID_VALUE)) => {
+            Err(Error::value(name, expected(), format!("{address:#x}")))
+        }
+        Err(error) => Err(device.failed(&format!("looking up the address of `{name}`"), error)),
     }
 }

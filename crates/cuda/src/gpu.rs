@@ -1,9 +1,9 @@
 //! A device: its context, what was compiled for it, the fault that ended it.
 
 use crate::absent::{Absent, text};
-use crate::cache::Cache;
-use crate::compiler::Compiler;
 use crate::device;
+use crate::device_id::DeviceId;
+use crate::images::Images;
 use crate::options::Settings;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::result::DriverError;
@@ -21,8 +21,8 @@ pub(crate) struct Device {
     pub capability: (i32, i32),
     pub multiprocessors: usize,
     pub ordinal: usize,
-    compiler: Compiler,
-    cache: Option<Cache>,
+    pub uuid: [u8; 16],
+    images: Images,
     modules: Mutex<BTreeMap<(Variant, String), Arc<Slot>>>,
     /// The fault that ended the context.
     lost: OnceLock<String>,
@@ -56,20 +56,19 @@ const OLDEST: (i32, i32) = (8, 0);
 
 impl Device {
     pub fn open(ordinal: usize, settings: &Settings) -> Result<Device, Error> {
-        let devices = device::devices().map_err(absent)?;
-        if ordinal >= devices {
-            let expected = format!("below the number of devices ({devices})");
+        let driver = device::driver().map_err(absent)?;
+        if ordinal >= driver.devices {
+            let expected = format!("below the number of devices ({})", driver.devices);
             return Err(Error::value("device", expected, ordinal));
         }
-        let compiler = Compiler::find(settings.nvrtc.as_deref()).map_err(absent)?;
-        let driver = device::driver_version().map_err(absent)?;
-        compiler.check_driver(driver).map_err(absent)?;
+        let images = Images::new(settings, driver.version)?;
         let what = || format!("device {ordinal}");
-        let context = CudaContext::new(ordinal).map_err(|error| failure(&what(), error))?;
+        let failed = |error| failure(ordinal, &what(), error);
+        let context = CudaContext::new(ordinal).map_err(failed)?;
         // Every call has its stream and its memory: there is nothing to order between streams.
         // SAFETY: no slice of this context is ever used on another stream than its own.
         unsafe { context.disable_event_tracking() };
-        let capability = context.compute_capability().map_err(|error| failure(&what(), error))?;
+        let capability = context.compute_capability().map_err(failed)?;
         if capability < OLDEST {
             let (oldest, found) = (text(OLDEST), text(capability));
             return Err(Error::Unsupported {
@@ -77,15 +76,16 @@ impl Device {
                 reason: format!("kernels need compute capability {oldest}, and it has {found}"),
             });
         }
+        let uuid = device::uuid(ordinal).map_err(failed)?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
-        let count = context.attribute(count).map_err(|error| failure(&what(), error))?;
+        let count = context.attribute(count).map_err(failed)?;
         Ok(Device {
             context,
             capability,
             multiprocessors: count.max(1) as usize,
             ordinal,
-            compiler,
-            cache: settings.cache.clone(),
+            uuid,
+            images,
             modules: Mutex::default(),
             lost: OnceLock::new(),
         })
@@ -101,7 +101,7 @@ impl Device {
         format!("sm_{}{}", self.capability.0, self.capability.1)
     }
 
-    /// The kernels of a variant for an architecture: kept, from the cache, or compiled now.
+    /// The kernels of a variant for an architecture: kept, or loaded now.
     pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
         let key = (variant.clone(), architecture.to_string());
         let slot = lock(&self.modules).entry(key).or_default().clone();
@@ -110,32 +110,15 @@ impl Device {
         if let Some(kernels) = &*slot {
             return Ok(kernels.clone());
         }
-        let kernels = Arc::new(self.load(&variant, architecture)?);
+        let load = |image: &[u8]| self.kernels_of(&variant, image);
+        let kernels = Arc::new(self.images.load(&variant, architecture, load)?);
         *slot = Some(kernels.clone());
         Ok(kernels)
     }
 
-    fn load(&self, variant: &Variant, architecture: &str) -> Result<Kernels, Error> {
-        let (source, options) = (variant.source(), variant.options(architecture));
-        let key = Cache::key(&[&source, &options.join("\n"), &self.compiler.version()]);
-        let cached = self.cache.as_ref().and_then(|cache| cache.read(&key));
-        if let Some(kernels) = cached.and_then(|image| self.kernels_of(variant, image).ok()) {
-            return Ok(kernels);
-        }
-        let what = format!("kernels for {architecture} ({})", variant.describe());
-        let compiled = self.compiler.compile(&source, &options);
-        let image = compiled.map_err(|log| Error::Device { what, reason: log })?.image;
-        let kernels = self.kernels_of(variant, image.clone())?;
-        if let Some(cache) = &self.cache {
-            // A full disk costs the next process its time, not this one its result.
-            let _ = cache.write(&key, &image);
-        }
-        Ok(kernels)
-    }
-
-    fn kernels_of(&self, variant: &Variant, image: Vec<u8>) -> Result<Kernels, Error> {
+    fn kernels_of(&self, variant: &Variant, image: &[u8]) -> Result<Kernels, Error> {
         let load = || {
-            let module = self.context.load_module(Ptx::from_binary(image))?;
+            let module = self.context.load_module(Ptx::from_binary(image.to_vec()))?;
             let functions = variant.kernels().iter().map(|name| {
                 let function = module.load_function(name)?;
                 let bytes = shared_bytes(variant, name);
@@ -159,25 +142,29 @@ impl Device {
         if ends_the_context(error.0) {
             let _ = self.lost.set(format!("{what}: {:?}", error.0));
         }
-        failure(what, error)
+        failure(self.ordinal, what, error)
     }
 
+    /// Fails where an earlier call has met a fault that ended the context, or one that was noticed only
+    /// when memory or kernels were given back.
     pub fn check_alive(&self) -> Result<(), Error> {
-        match self.lost.get() {
-            None => Ok(()),
-            Some(fault) => Err(Error::Device {
-                what: format!("device {}", self.ordinal),
-                reason: format!("its context was lost by an earlier fault ({fault})"),
-            }),
+        if let Some(fault) = self.lost.get() {
+            return Err(Error::ContextLost { device: self.ordinal, fault: fault.clone() });
         }
+        self.context.check_err().map_err(|error| self.failed("giving memory back", error))
     }
 }
 
 /// Faults after which every call of the context fails, until the process ends.
-fn ends_the_context(code: CUresult) -> bool {
+pub(crate) fn ends_the_context(code: CUresult) -> bool {
     matches!(
         code,
         CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+            | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
+            | CUresult::CUDA_ERROR_CONTAINED
+            | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
+            | CUresult::CUDA_ERROR_EXTERNAL_DEVICE
+            | CUresult::CUDA_ERROR_MPS_CLIENT_TERMINATED
             | CUresult::CUDA_ERROR_LAUNCH_FAILED
             | CUresult::CUDA_ERROR_LAUNCH_TIMEOUT
             | CUresult::CUDA_ERROR_ILLEGAL_INSTRUCTION
@@ -191,7 +178,27 @@ fn ends_the_context(code: CUresult) -> bool {
     )
 }
 
-fn failure(what: &str, error: DriverError) -> Error {
+/// The ordinal of the device with a UUID.
+pub(crate) fn ordinal_of(uuid: [u8; 16]) -> Result<usize, Error> {
+    let driver = device::driver().map_err(absent)?;
+    let mut known = Vec::new();
+    for ordinal in 0..driver.devices {
+        let failed = |error| failure(ordinal, &format!("device {ordinal}"), error);
+        let own = device::uuid(ordinal).map_err(failed)?;
+        if own == uuid {
+            return Ok(ordinal);
+        }
+        known.push(DeviceId::Uuid(own).to_string());
+    }
+    let expected = format!("one of {}", known.join(", "));
+    Err(Error::value("device", expected, DeviceId::Uuid(uuid)))
+}
+
+/// The error of a call of the driver for a device.
+fn failure(ordinal: usize, what: &str, error: DriverError) -> Error {
+    if ends_the_context(error.0) {
+        return Error::ContextLost { device: ordinal, fault: format!("{what}: {:?}", error.0) };
+    }
     Error::Device { what: what.to_string(), reason: format!("{:?}", error.0) }
 }
 

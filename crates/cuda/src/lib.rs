@@ -13,14 +13,18 @@
 //! device memory between calls in a [`Workspace`].
 
 mod absent;
+mod archive;
 mod cache;
 mod compiler;
 mod device;
+mod device_id;
 mod device_pass;
 mod gpu;
 mod hopper;
+mod images;
 mod job;
 mod lane;
+mod matrix;
 mod moves;
 mod options;
 mod portable;
@@ -39,10 +43,13 @@ mod window;
 mod workspace;
 
 pub use absent::Absent;
+pub use archive::{Archive, ArchiveWriter};
 pub use cache::Cache;
 pub use compiler::{Compiled, Compiler};
 pub use device::probe;
+pub use device_id::DeviceId;
 pub use device_pass::{DevicePass, DeviceTensor, DeviceTensors};
+pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
 pub use run::{has_level, offers, run, run_in};
 pub use variant::{Family, Variant, shared_bytes};

@@ -1,6 +1,8 @@
 //! What a caller may choose.
 
+use crate::archive::Archive;
 use crate::cache::Cache;
+use crate::device_id::DeviceId;
 use etalon_problem::named;
 use std::path::PathBuf;
 
@@ -36,8 +38,8 @@ named! {
 /// Options of the cuda tier.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Options {
-    /// The device, by its ordinal.
-    pub device: usize,
+    /// The device, by its ordinal or its UUID; the first one unless set.
+    pub device: DeviceId,
     /// Which kernels compute.
     pub level: Level,
     /// How much may be rounded on the way.
@@ -50,10 +52,13 @@ pub struct Options {
     pub recompute: bool,
 }
 
-/// What a [`Workspace`](crate::Workspace) needs to know of the machine. The default keeps no compiled
-/// kernels on disk and finds NVRTC by the loader's own path.
+/// What a [`Workspace`](crate::Workspace) needs to know of the machine: kernels are looked for in the
+/// archive, then in the cache, then compiled. The default has neither of the first, and finds NVRTC by the
+/// loader's own path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
+    /// The folder of an [`Archive`](crate::Archive): a machine that has what it needs there needs no NVRTC.
+    pub archive: Option<PathBuf>,
     /// Where compiled kernels are kept between processes.
     pub cache: Option<Cache>,
     /// The folder with NVRTC: the library's own, that of a toolkit, or the site-packages with the wheel
@@ -66,11 +71,25 @@ impl Settings {
     const LIMIT: u64 = 64 << 20;
 
     /// The settings of a program that a user runs: kernels are kept in the user's folder for caches
-    /// (`XDG_CACHE_HOME`, or `.cache` in the home folder), at most 64 MiB of them.
+    /// (`XDG_CACHE_HOME`, or `.cache` in the home folder), at most 64 MiB of them; the archive is the one in
+    /// [`Settings::user_archive`], if there is one.
     pub fn user() -> Self {
-        let set = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|x| x.is_absolute());
-        let folder = set.or_else(|| Some(std::env::home_dir()?.join(".cache")));
-        let cache = folder.map(|folder| Cache::new(folder.join("etalon/cuda"), Settings::LIMIT));
-        Settings { cache, nvrtc: None }
+        let folder = user_folder("XDG_CACHE_HOME", ".cache");
+        let cache = folder.map(|folder| Cache::new(folder, Settings::LIMIT));
+        let archive = Settings::user_archive().filter(|folder| Archive::is_in(folder));
+        Settings { archive, cache, nvrtc: None }
     }
+
+    /// The folder of the user's own archive (`etalon/cuda` in `XDG_DATA_HOME`, or in `.local/share` of the
+    /// home folder), whether there is one or not. `None` without a home folder.
+    pub fn user_archive() -> Option<PathBuf> {
+        user_folder("XDG_DATA_HOME", ".local/share")
+    }
+}
+
+/// A folder of the user's: in the one that a variable names, or else within the home folder.
+fn user_folder(variable: &str, within: &str) -> Option<PathBuf> {
+    let set = std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = set.or_else(|| Some(std::env::home_dir()?.join(within)));
+    Some(folder?.join("etalon/cuda"))
 }

@@ -1,5 +1,6 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
+use crate::device_id::DeviceId;
 use crate::options::{Level, Options};
 use crate::softmax;
 use crate::workspace::Workspace;
@@ -14,7 +15,8 @@ use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
 ///
 /// On an error nothing has been written, unless a device fails while it hands over its results. Fails
 /// with [`Error::Unsupported`] where there is no driver, device or compiler, and where the tier has no
-/// kernel; with [`Error::Device`] where a device fails. Compiles the kernels on every call: a caller
+/// kernel; with [`Error::Device`] where a device fails, and with [`Error::ContextLost`] from the fault on
+/// that ends its context. Compiles the kernels on every call: a caller
 /// with more than one keeps a [`Workspace`] and uses [`run_in`].
 ///
 /// ```
@@ -106,8 +108,12 @@ pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error>
 }
 
 /// Fails where a device cannot run a level.
-pub fn has_level(workspace: &Workspace, device: usize, level: Level) -> Result<(), Error> {
-    let held = workspace.device(device)?;
+pub fn has_level(
+    workspace: &Workspace,
+    device: impl Into<DeviceId>,
+    level: Level,
+) -> Result<(), Error> {
+    let held = workspace.device(device.into())?;
     if level == Level::Sm90a && !held.device.is_hopper() {
         return Err(Error::Unsupported {
             what: format!("level {level}"),

@@ -1,5 +1,6 @@
 //! The kernels: their sources, and the variants of them that are compiled.
 
+use crate::cache::Cache;
 use etalon_problem::Dtype;
 use std::fmt::Write;
 
@@ -30,7 +31,7 @@ pub enum Family {
 }
 
 /// The widths of accumulators. Wider operands take several launches.
-const WIDTHS: [usize; 3] = [64, 128, 256];
+pub(crate) const WIDTHS: [usize; 3] = [64, 128, 256];
 
 /// The narrowest accumulator that holds this many columns, or the widest.
 pub(crate) fn width(columns: usize) -> usize {
@@ -50,6 +51,16 @@ pub(crate) fn threads(second: bool, dim: usize, value_dim: Option<usize>) -> u32
 }
 
 impl Family {
+    /// All of them.
+    pub const ALL: [Family; 6] = [
+        Family::Portable,
+        Family::Second,
+        Family::Tensor,
+        Family::HopperForward,
+        Family::HopperBackward,
+        Family::Moves,
+    ];
+
     /// The texts that make its source, in order: rooms of the prelude, then the kernels.
     fn texts(self) -> &'static [(&'static str, &'static str)] {
         match self {
@@ -84,6 +95,16 @@ impl Family {
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
+        }
+    }
+
+    /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
+    pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
+        match self {
+            Family::HopperForward | Family::HopperBackward => {
+                ((major, minor) == (9, 0)).then(|| "sm_90a".to_string())
+            }
+            _ => Some(format!("sm_{major}{minor}")),
         }
     }
 
@@ -216,6 +237,21 @@ impl Variant {
         }
     }
 
+    /// The storage type; `None` of copies, which take any.
+    pub fn storage(&self) -> Option<Dtype> {
+        let of = |dtype: &Dtype| self.defines.contains(&("STORAGE", number(*dtype)));
+        [Dtype::F32, Dtype::Bf16, Dtype::F16].into_iter().find(of)
+    }
+
+    /// Whether it is compiled for passes whose q and k have so many columns.
+    pub fn serves(&self, dim: usize) -> bool {
+        match self.family {
+            Family::Moves => true,
+            Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
+            _ => width(dim) == self.define("CD"),
+        }
+    }
+
     /// The value of a name.
     fn define(&self, name: &str) -> usize {
         let found = self.defines.iter().find(|(other, _)| *other == name);
@@ -241,6 +277,12 @@ impl Variant {
         ];
         options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
         options
+    }
+
+    /// The name of its machine code in a cache or an archive: a hash of the source, the options, the
+    /// architecture, and the version of the compiler.
+    pub(crate) fn key(&self, architecture: &str, nvrtc: &str) -> String {
+        Cache::key(&[&self.source(), &self.options(architecture).join("\n"), nvrtc])
     }
 
     /// What tells it from others, in words.

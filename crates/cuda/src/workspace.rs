@@ -1,7 +1,8 @@
 //! What is kept between calls: contexts, compiled kernels, streams, device memory.
 
 use crate::absent::text;
-use crate::gpu::{Device, lock};
+use crate::device_id::DeviceId;
+use crate::gpu::{Device, lock, ordinal_of};
 use crate::lane::Lane;
 use crate::options::Settings;
 use etalon_problem::Error;
@@ -30,22 +31,27 @@ impl Workspace {
         Workspace { settings, devices: Mutex::default() }
     }
 
-    /// Whether a device can be used, or why not: the driver, the device, the compiler, and that the
-    /// kernels run on its architecture. Compiles nothing.
-    pub fn check(&self, ordinal: usize) -> Result<(), Error> {
-        self.device(ordinal).map(|_| ())
+    /// Whether a device can be used, or why not: the driver, the device, an archive or a compiler, and that
+    /// the kernels run on its architecture. Compiles nothing.
+    pub fn check(&self, device: impl Into<DeviceId>) -> Result<(), Error> {
+        self.device(device.into()).map(|_| ())
     }
 
     /// The name and the compute capability of a device, such as `NVIDIA H200 (9.0)`.
-    pub fn describe(&self, ordinal: usize) -> Result<String, Error> {
-        let device = &self.device(ordinal)?.device;
+    pub fn describe(&self, device: impl Into<DeviceId>) -> Result<String, Error> {
+        let device = &self.device(device.into())?.device;
         let name = device.context.name().map_err(|error| device.failed("the device", error))?;
         Ok(format!("{name} ({})", text(device.capability)))
     }
 
     /// The compute capability of a device.
-    pub fn capability(&self, ordinal: usize) -> Result<(i32, i32), Error> {
-        Ok(self.device(ordinal)?.device.capability)
+    pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32), Error> {
+        Ok(self.device(device.into())?.device.capability)
+    }
+
+    /// The UUID of a device.
+    pub fn uuid(&self, device: impl Into<DeviceId>) -> Result<DeviceId, Error> {
+        Ok(DeviceId::Uuid(self.device(device.into())?.device.uuid))
     }
 
     /// Gives the memory of all devices back that no call uses; contexts and kernels stay.
@@ -53,14 +59,23 @@ impl Workspace {
         lock(&self.devices).values().for_each(|device| lock(&device.lanes).clear());
     }
 
-    pub(crate) fn device(&self, ordinal: usize) -> Result<Arc<Held>, Error> {
+    pub(crate) fn device(&self, device: DeviceId) -> Result<Arc<Held>, Error> {
         let mut devices = lock(&self.devices);
+        let ordinal = match device {
+            DeviceId::Ordinal(ordinal) => ordinal,
+            DeviceId::Uuid(uuid) => {
+                let held = devices.iter().find(|(_, held)| held.device.uuid == uuid);
+                held.map_or_else(|| ordinal_of(uuid), |(&ordinal, _)| Ok(ordinal))?
+            }
+        };
         if let Some(held) = devices.get(&ordinal) {
             held.device.check_alive()?;
             return Ok(held.clone());
         }
         let device = Device::open(ordinal, &self.settings)?;
         let held = Arc::new(Held { device, lanes: Mutex::default() });
+        // A context that an earlier fault of the process has ended can be had, but no stream in it.
+        held.give_back(held.lane()?);
         devices.insert(ordinal, held.clone());
         Ok(held)
     }

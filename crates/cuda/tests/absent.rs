@@ -28,7 +28,7 @@ fn what_is_absent_is_an_error_and_leaves_the_outputs_alone() {
     let inputs = Views::new().with("q", &q).with("k", &kv).with("v", &kv);
     let mut outputs = ViewsMut::new().with("lse", &mut lse);
     // No machine has as many devices.
-    let options = Options { device: usize::MAX, ..Options::default() };
+    let options = Options { device: usize::MAX.into(), ..Options::default() };
     let error = run(&problem(), Pass::Forward, &inputs, &mut outputs, &options).unwrap_err();
     drop(outputs);
     assert!(lse.iter().all(|&x| x == 7.0));
@@ -45,7 +45,7 @@ fn a_folder_without_a_compiler_is_an_error_and_no_other_compiler_is_taken() {
         return; // the driver is missed first
     }
     let nvrtc = Some(PathBuf::from("/nowhere/at/all"));
-    let workspace = Workspace::with(Settings { nvrtc, cache: None });
+    let workspace = Workspace::with(Settings { nvrtc, ..Settings::default() });
     let error = workspace.check(0).unwrap_err().to_string();
     assert!(error.contains("nvidia-cuda-nvrtc") && error.contains("/nowhere/at/all"), "{error}");
 }

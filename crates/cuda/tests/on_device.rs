@@ -4,8 +4,8 @@
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, has_level,
-    probe, run_in,
+    ArchiveWriter, Compiler, DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision,
+    Settings, Variant, Workspace, has_level, probe, run_in,
 };
 use etalon_problem::{
     Attention, Dtype, Error, Extents, Mask, Pass, Problem, Role, Sequences, Views, ViewsMut,
@@ -218,6 +218,40 @@ fn backward(
             );
         }
     }
+}
+
+#[test]
+fn archived_kernels_on_a_device_named_by_its_uuid_give_the_bits_of_compiled_ones() {
+    let Some((_, workspace)) = device() else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let archive = folder.path().join("archive");
+    let writer = ArchiveWriter::new(&archive, Compiler::find(None).unwrap()).unwrap();
+    let portable = Variant::portable(Dtype::Bf16, 64, Some(64), false);
+    for variant in [portable, Variant::moves(2), Variant::moves(4)] {
+        let architecture = variant.family.architecture_on(workspace.capability(0).unwrap());
+        assert!(writer.add(&variant, &architecture.unwrap()).unwrap());
+    }
+    writer.finish().unwrap();
+    // No compiler lies there: what is not in the archive is refused.
+    let nvrtc = Some(folder.path().join("nowhere"));
+    let settings = Settings { archive: Some(archive), nvrtc, ..Settings::default() };
+    let archived = Workspace::with(settings);
+    let problem = problem(Mask::causal(), Sequences::Dense);
+    let device = workspace.uuid(0).unwrap();
+    let options = Options { level: Level::Portable, device, ..Options::default() };
+    let [compiled, found] = [&workspace, &archived].map(|own| expected(own, &problem, &options));
+    for (name, wanted) in &compiled.outputs {
+        assert_eq!(bits(found.outputs[name].view()), bits(wanted.view()), "{name}");
+    }
+    let options = Options { level: Level::Sm80, precision: Precision::Flash, ..options };
+    let q = numbers(&[2, 4, 150, 64], 1);
+    let kv = numbers(&[2, 2, 170, 64], 2);
+    let mut o = q.clone();
+    let inputs = Views::new().with("q", &q).with("k", &kv).with("v", &kv);
+    let mut outputs = ViewsMut::new().with("o", &mut o);
+    let refused = run_in(&archived, &problem, Pass::Forward, &inputs, &mut outputs, &options);
+    let text = refused.unwrap_err().to_string();
+    assert!(text.contains("nvidia-cuda-nvrtc") && text.contains("sm_"), "{text}");
 }
 
 #[test]

@@ -89,6 +89,17 @@ pub enum Error {
         /// What the driver or the compiler says.
         reason: String,
     },
+    /// A fault ended the context that the process has on a device: the call that met it and all later
+    /// ones fail with this, until the process ends.
+    #[error(
+        "the context of device {device} was lost ({fault}); another process can use the device"
+    )]
+    ContextLost {
+        /// The device's ordinal.
+        device: usize,
+        /// What was being done, and what the driver says.
+        fault: String,
+    },
 }
 
 /// The most characters of a name, and of a value, that an error repeats: those of every table and every

@@ -1,0 +1,239 @@
+//! Kernels that were compiled beforehand, for machines without a compiler: a folder of entries as those of
+//! the cache, and an index that names the compiler which made them.
+
+use crate::absent::text;
+use crate::cache::Cache;
+use crate::compiler::Compiler;
+use crate::variant::Variant;
+use etalon_problem::Error;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The file that makes a folder an archive.
+const INDEX: &str = "archive.txt";
+/// Its first line.
+const TITLE: &str = "etalon archive 1";
+
+/// Kernels compiled beforehand.
+#[derive(Debug)]
+pub struct Archive {
+    folder: PathBuf,
+    index: Index,
+}
+
+/// `archive.txt`: the title, `nvrtc VERSION`, and a line for each entry with its key, its architecture and
+/// what tells it from others.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Index {
+    nvrtc: (i32, i32),
+    entries: BTreeMap<String, String>,
+}
+
+impl Archive {
+    /// The archive in a folder. Fails where [`ArchiveWriter`] has not written one there.
+    pub fn open(folder: impl Into<PathBuf>) -> Result<Archive, Error> {
+        let folder = folder.into();
+        let index = Index::read(&folder)?.ok_or_else(|| {
+            let reason = format!("{}, which has no {INDEX}", folder.display());
+            Error::value("archive", "a folder with compiled kernels", reason)
+        })?;
+        Ok(Archive { folder, index })
+    }
+
+    /// Whether a folder holds an archive.
+    pub(crate) fn is_in(folder: &Path) -> bool {
+        folder.join(INDEX).is_file()
+    }
+
+    /// The version of the compiler that made it.
+    pub(crate) fn nvrtc(&self) -> (i32, i32) {
+        self.index.nvrtc
+    }
+
+    /// The folder, and the architectures of its kernels, in words.
+    pub fn describe(&self) -> String {
+        let architectures: BTreeSet<_> =
+            self.index.entries.values().filter_map(|line| line.split(' ').next()).collect();
+        let architectures = architectures.into_iter().collect::<Vec<_>>().join(", ");
+        format!("{} with kernels for {architectures}", self.folder.display())
+    }
+
+    /// The machine code of a variant for an architecture, or why it is not here.
+    pub(crate) fn find(&self, variant: &Variant, architecture: &str) -> Result<Vec<u8>, String> {
+        for architecture in compatible(architecture) {
+            let key = variant.key(&architecture, &text(self.index.nvrtc));
+            if self.index.entries.contains_key(&key) {
+                let entry = Cache::shared(&self.folder).read(&key);
+                return entry.ok_or_else(|| format!("entry {key} of {INDEX} is absent or damaged"));
+            }
+        }
+        Err("these are not among them".to_string())
+    }
+}
+
+/// The architectures whose machine code runs on one: itself, and earlier ones of the same major version.
+/// Code with a letter (`sm_90a`) runs on its own architecture alone.
+fn compatible(architecture: &str) -> Vec<String> {
+    let number = architecture.strip_prefix("sm_").and_then(|number| number.parse::<u32>().ok());
+    match number {
+        Some(number) => (number / 10 * 10..=number).rev().map(|n| format!("sm_{n}")).collect(),
+        None => vec![architecture.to_string()],
+    }
+}
+
+impl Index {
+    /// The index in a folder, if there is one.
+    fn read(folder: &Path) -> Result<Option<Index>, Error> {
+        let path = folder.join(INDEX);
+        match fs::read_to_string(&path) {
+            Ok(content) => Index::parse(&content).map(Some).map_err(|line| {
+                let found = format!("{} with another line {line}", path.display());
+                Error::value("archive", format!("an index that begins with `{TITLE}`"), found)
+            }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(failed(&path, &error)),
+        }
+    }
+
+    /// Reads the lines, or fails with the number of the first one that is wrong.
+    fn parse(content: &str) -> Result<Index, usize> {
+        let mut lines = content.lines();
+        lines.next().filter(|line| *line == TITLE).ok_or(1usize)?;
+        let version = |line: &str| -> Option<(i32, i32)> {
+            let (major, minor) = line.strip_prefix("nvrtc ")?.split_once('.')?;
+            Some((major.parse().ok()?, minor.parse().ok()?))
+        };
+        let nvrtc = lines.next().and_then(version).ok_or(2usize)?;
+        let mut entries = BTreeMap::new();
+        for (at, line) in lines.enumerate() {
+            let (key, rest) = line.split_once(' ').ok_or(at + 3)?;
+            // The key becomes a file name.
+            if key.len() != 64 || !key.bytes().all(|byte| byte.is_ascii_hexdigit()) {
+                return Err(at + 3);
+            }
+            entries.insert(key.to_string(), rest.to_string());
+        }
+        Ok(Index { nvrtc, entries })
+    }
+
+    fn lines(&self) -> String {
+        let mut lines = format!("{TITLE}\nnvrtc {}\n", text(self.nvrtc));
+        for (key, rest) in &self.entries {
+            // Writing to a string does not fail.
+            let _ = writeln!(lines, "{key} {rest}");
+        }
+        lines
+    }
+}
+
+/// Compiles kernels into an archive.
+#[derive(Debug)]
+pub struct ArchiveWriter {
+    folder: PathBuf,
+    compiler: Compiler,
+    index: Mutex<Index>,
+}
+
+impl ArchiveWriter {
+    /// Begins an archive in a folder, or goes on with the one that is there: what it has is not compiled
+    /// again. Fails where that was made by another version of the compiler.
+    pub fn new(folder: impl Into<PathBuf>, compiler: Compiler) -> Result<ArchiveWriter, Error> {
+        let (folder, nvrtc) = (folder.into(), compiler.number());
+        let new = Index { nvrtc, entries: BTreeMap::new() };
+        let index = Index::read(&folder)?.unwrap_or(new);
+        if index.nvrtc != nvrtc {
+            let expected = format!("one that NVRTC {} has compiled, or none", text(nvrtc));
+            let found = format!("one of NVRTC {} in {}", text(index.nvrtc), folder.display());
+            return Err(Error::value("archive", expected, found));
+        }
+        Ok(ArchiveWriter { folder, compiler, index: Mutex::new(index) })
+    }
+
+    /// Compiles a variant for an architecture, from any thread. Whether it had to be compiled: an entry that
+    /// is there and whole stays.
+    pub fn add(&self, variant: &Variant, architecture: &str) -> Result<bool, Error> {
+        let (cache, version) = (Cache::shared(&self.folder), self.compiler.version());
+        let key = variant.key(architecture, &version);
+        let is_new = cache.read(&key).is_none();
+        if is_new {
+            let compiled = self.compiler.compile(&variant.source(), &variant.options(architecture));
+            let what = format!("compiling kernels for {architecture} ({})", variant.describe());
+            let compiled = compiled.map_err(|reason| Error::Device { what, reason })?;
+            cache.write(&key, &compiled.image).map_err(|error| failed(&self.folder, &error))?;
+        }
+        let line = format!("{architecture} {}", variant.describe());
+        let mut index = self.index.lock().unwrap_or_else(PoisonError::into_inner);
+        index.entries.insert(key, line);
+        Ok(is_new)
+    }
+
+    /// Writes the index: from now on the folder is an archive. The number of its entries.
+    pub fn finish(self) -> Result<usize, Error> {
+        let index = self.index.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let path = self.folder.join(INDEX);
+        let write = || {
+            fs::create_dir_all(&self.folder)?;
+            let mut file = Cache::shared(&self.folder).draft()?;
+            file.write_all(index.lines().as_bytes())?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().map_err(|error: io::Error| failed(&path, &error))?;
+        Ok(index.entries.len())
+    }
+}
+
+fn failed(path: &Path, error: &io::Error) -> Error {
+    let found = format!("{}: {error}", path.display());
+    Error::value("archive", "a folder that can be read and written", found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn code_runs_on_later_devices_of_its_major_version() {
+        assert_eq!(
+            compatible("sm_89"),
+            (80..=89).rev().map(|n| format!("sm_{n}")).collect::<Vec<_>>()
+        );
+        assert_eq!(compatible("sm_90"), ["sm_90"]);
+        assert_eq!(compatible("sm_121"), ["sm_121", "sm_120"]);
+        assert_eq!(compatible("sm_90a"), ["sm_90a"]);
+    }
+
+    #[test]
+    fn an_index_is_read_back_and_a_damaged_line_is_named() {
+        let index = Index {
+            nvrtc: (13, 0),
+            entries: BTreeMap::from([("0f".repeat(32), "sm_80 Moves WORD=2".to_string())]),
+        };
+        let lines = index.lines();
+        assert_eq!(Index::parse(&lines), Ok(index));
+        for (found, line) in [
+            ("", 1),
+            ("etalon archive 2\nnvrtc 13.0\n", 1),
+            ("etalon archive 1\n", 2),
+            ("etalon archive 1\nnvrtc 13\n", 2),
+            ("etalon archive 1\nnvrtc 13.0\n../../etc/passwd sm_80\n", 3),
+            (&lines.replace("0f0f", "0f"), 3),
+        ] {
+            assert_eq!(Index::parse(found), Err(line), "{found}");
+        }
+    }
+
+    #[test]
+    fn a_folder_without_an_index_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let error = Archive::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains(&folder.path().display().to_string()), "{error}");
+        fs::write(folder.path().join(INDEX), "something else").unwrap();
+        let error = Archive::open(folder.path()).unwrap_err().to_string();
+        assert!(error.contains("line 1"), "{error}");
+    }
+}

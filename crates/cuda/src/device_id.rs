@@ -1,0 +1,104 @@
+//! Which device: by its ordinal or its UUID.
+
+use etalon_problem::Error;
+use std::fmt;
+use std::str::FromStr;
+
+/// A device of this machine. Written as its ordinal (`0`), or as its UUID as `nvidia-smi -L` prints it
+/// (`GPU-` or `MIG-`, then 32 hexadecimal digits in five groups).
+///
+/// ```
+/// use etalon_cuda::DeviceId;
+/// let device: DeviceId = "GPU-00112233-4455-6677-8899-aabbccddeeff".parse()?;
+/// assert_eq!(device.to_string(), "GPU-00112233-4455-6677-8899-aabbccddeeff");
+/// assert_eq!("1".parse(), Ok(DeviceId::Ordinal(1)));
+/// # Ok::<(), etalon_problem::Error>(())
+/// ```
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum DeviceId {
+    /// Its place in the driver's order, from 0.
+    Ordinal(usize),
+    /// Its UUID, which it keeps in any order and on any machine.
+    Uuid([u8; 16]),
+}
+
+impl Default for DeviceId {
+    fn default() -> Self {
+        DeviceId::Ordinal(0)
+    }
+}
+
+impl From<usize> for DeviceId {
+    fn from(ordinal: usize) -> Self {
+        DeviceId::Ordinal(ordinal)
+    }
+}
+
+/// The digits of the groups of a UUID.
+const GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+
+impl fmt::Display for DeviceId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let bytes = match self {
+            DeviceId::Ordinal(ordinal) => return ordinal.fmt(f),
+            DeviceId::Uuid(bytes) => bytes,
+        };
+        let digits: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut rest = digits.as_str();
+        let groups = GROUPS.map(|length| {
+            let (group, others) = rest.split_at(length);
+            rest = others;
+            group
+        });
+        f.pad(&format!("GPU-{}", groups.join("-")))
+    }
+}
+
+impl FromStr for DeviceId {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        if let Ok(ordinal) = text.parse() {
+            return Ok(DeviceId::Ordinal(ordinal));
+        }
+        uuid(text).map(DeviceId::Uuid).ok_or_else(|| {
+            let expected = "an ordinal, or a UUID such as GPU-00112233-4455-6677-8899-aabbccddeeff";
+            Error::value("device", expected, text)
+        })
+    }
+}
+
+fn uuid(text: &str) -> Option<[u8; 16]> {
+    let groups = text.strip_prefix("GPU-").or_else(|| text.strip_prefix("MIG-"))?;
+    if !groups.split('-').map(str::len).eq(GROUPS) {
+        return None;
+    }
+    let digits: Vec<u32> =
+        groups.chars().filter(|&c| c != '-').map(|c| c.to_digit(16)).collect::<Option<_>>()?;
+    let bytes: Vec<u8> = digits.chunks(2).map(|pair| (16 * pair[0] + pair[1]) as u8).collect();
+    bytes.try_into().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_uuid_is_read_as_it_is_written_and_nothing_else_is() {
+        let device = DeviceId::Uuid(std::array::from_fn(|i| 17 * i as u8));
+        assert_eq!(device.to_string().parse(), Ok(device));
+        assert_eq!(device.to_string().to_uppercase().parse(), Ok(device));
+        assert_eq!(device.to_string().replace("GPU", "MIG").parse(), Ok(device));
+        let own = device.to_string();
+        for at in 0..own.len() {
+            let (head, tail) = own.split_at(at);
+            let (mut less, more) = (own.clone(), format!("{head}é{tail}"));
+            less.remove(at);
+            for text in [less, more, head.to_string()] {
+                let error = text.parse::<DeviceId>().unwrap_err();
+                assert!(error.to_string().contains("GPU-0011"), "{text}: {error}");
+            }
+        }
+        assert!("-1".parse::<DeviceId>().is_err());
+    }
+}

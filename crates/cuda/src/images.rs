@@ -1,0 +1,102 @@
+//! Where the machine code of kernels comes from: an archive, then the cache, then the compiler.
+
+use crate::absent::{Absent, text};
+use crate::archive::Archive;
+use crate::cache::Cache;
+use crate::compiler::Compiler;
+use crate::options::Settings;
+use crate::variant::Variant;
+use etalon_problem::Error;
+
+/// The sources of machine code for a driver.
+#[derive(Debug)]
+pub(crate) struct Images {
+    /// The archive that the caller has named; or why its code cannot be used.
+    archive: Option<Result<Archive, String>>,
+    cache: Option<Cache>,
+    compiler: Result<Compiler, Absent>,
+}
+
+impl Images {
+    /// Fails where the archive that the caller names is none, and where neither it nor a compiler can be
+    /// used with a driver for this version of CUDA.
+    pub fn new(settings: &Settings, driver: (i32, i32)) -> Result<Images, Error> {
+        let archive = settings.archive.as_ref().map(Archive::open).transpose()?;
+        let archive = archive.map(|archive| usable(archive, driver));
+        let compiler = Compiler::find(settings.nvrtc.as_deref())
+            .and_then(|compiler| compiler.check_driver(driver).map(|()| compiler));
+        let cache = settings.cache.clone();
+        let images = Images { archive, cache, compiler };
+        match (&images.archive, &images.compiler) {
+            (Some(Ok(_)), _) | (_, Ok(_)) => Ok(images),
+            (_, Err(absent)) => Err(images.none("the tier cuda".to_string(), absent, None)),
+        }
+    }
+
+    /// Kernels as `load` makes them of machine code: of the first place that has code which can be loaded.
+    pub fn load<T>(
+        &self,
+        variant: &Variant,
+        architecture: &str,
+        load: impl Fn(&[u8]) -> Result<T, Error>,
+    ) -> Result<T, Error> {
+        let archived = self.archive.as_ref().and_then(|archive| archive.as_ref().ok());
+        let archived = archived.map(|archive| archive.find(variant, architecture));
+        let refused = match archived {
+            None => None,
+            Some(Err(reason)) => Some(reason),
+            Some(Ok(image)) => match load(&image) {
+                Err(Error::Device { reason, .. }) if self.compiler.is_ok() => Some(reason),
+                done => return done,
+            },
+        };
+        let what = || format!("kernels for {architecture} ({})", variant.describe());
+        let compiler = match &self.compiler {
+            Ok(compiler) => compiler,
+            Err(absent) => return Err(self.none(what(), absent, refused)),
+        };
+        let cache = self.cache.as_ref();
+        let cache = cache.map(|cache| (cache, variant.key(architecture, &compiler.version())));
+        let cached = cache.as_ref().and_then(|(cache, key)| cache.read(key));
+        if let Some(image) = cached {
+            match load(&image) {
+                Err(Error::Device { .. }) => {}
+                done => return done,
+            }
+        }
+        let compiled = compiler.compile(&variant.source(), &variant.options(architecture));
+        let failed = |reason| Error::Device { what: what(), reason };
+        let image = compiled.map_err(failed)?.image;
+        let kernels = load(&image)?;
+        if let Some((cache, key)) = cache {
+            // A full disk costs the next process its time, not this one its result.
+            let _ = cache.write(&key, &image);
+        }
+        Ok(kernels)
+    }
+
+    /// There is no compiler, and the archive does not have what is wanted, if there is one.
+    fn none(&self, what: String, absent: &Absent, lacks: Option<String>) -> Error {
+        let archive = match (&self.archive, lacks) {
+            (None, _) => None,
+            (Some(Err(reason)), _) => Some(reason.clone()),
+            (Some(Ok(archive)), lacks) => {
+                let lacks = lacks.map(|lacks| format!(" ({lacks})")).unwrap_or_default();
+                Some(format!("an archive {}{lacks}", archive.describe()))
+            }
+        };
+        let archive = archive.map(|archive| format!("; {archive}")).unwrap_or_default();
+        Error::Unsupported { what, reason: format!("{absent}{archive}") }
+    }
+}
+
+/// An archive, unless a driver for this version of CUDA cannot load what is in it.
+fn usable(archive: Archive, driver: (i32, i32)) -> Result<Archive, String> {
+    if archive.nvrtc().0 <= driver.0 {
+        return Ok(archive);
+    }
+    let (archive, nvrtc, driver) = (archive.describe(), text(archive.nvrtc()), text(driver));
+    Err(format!(
+        "an archive {archive}, of NVRTC {nvrtc}, which a driver for CUDA {driver} cannot load"
+    ))
+}

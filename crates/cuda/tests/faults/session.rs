@@ -1,0 +1,122 @@
+//! What a program does with the tier, from its first call to its last.
+
+use crate::fake::Fake;
+use etalon_cuda::{
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, run_in,
+};
+use etalon_problem::{
+    Attention, Dtype, Error, Extents, Operand, Pass, Problem, Role, Sequences, Stored, Views,
+    ViewsMut,
+};
+use half::bf16;
+use ndarray::{ArrayD, IxDyn};
+
+pub fn problem() -> Problem {
+    let extents = Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 8 };
+    let mut attention = Attention::new(extents);
+    // Rows of no sequence: results are filled before kernels run.
+    attention.scores.sequences = Sequences::Lengths { query: vec![3, 1], key: vec![4, 2] };
+    attention.into()
+}
+
+/// Operands of the host.
+enum Host {
+    Wide(&'static str, ArrayD<f32>),
+    Narrow(&'static str, ArrayD<bf16>),
+}
+
+fn host(operand: &Operand, storage: Dtype) -> Host {
+    let shape = IxDyn(&operand.shape);
+    match Stored::of(operand.precision, storage) {
+        Stored::Float(Dtype::Bf16) => Host::Narrow(operand.name, ArrayD::zeros(shape)),
+        _ => Host::Wide(operand.name, ArrayD::zeros(shape)),
+    }
+}
+
+/// A pass over operands of the host, all of them.
+pub fn host_pass(
+    workspace: &Workspace,
+    pass: Pass,
+    storage: Dtype,
+    options: &Options,
+) -> Result<(), Error> {
+    let problem = problem();
+    let operands = problem.operands(pass);
+    let is_result = |x: &&Operand| x.role == Role::Output;
+    let operands = operands.iter().filter(|x| x.role != Role::OptionalOutput);
+    let (results, given): (Vec<_>, Vec<_>) = operands.partition(is_result);
+    let given: Vec<Host> = given.into_iter().map(|x| host(x, storage)).collect();
+    let mut results: Vec<Host> = results.into_iter().map(|x| host(x, storage)).collect();
+    let inputs = given.iter().fold(Views::new(), |all, x| match x {
+        Host::Wide(name, x) => all.with(name, x),
+        Host::Narrow(name, x) => all.with(name, x),
+    });
+    let mut outputs = results.iter_mut().fold(ViewsMut::new(), |all, x| match x {
+        Host::Wide(name, x) => all.with(name, x),
+        Host::Narrow(name, x) => all.with(name, x),
+    });
+    run_in(workspace, &problem, pass, &inputs, &mut outputs, options)
+}
+
+/// Tensors of a device for a forward pass, and scratch memory, at addresses that stay.
+pub struct OnDevice {
+    inputs: DeviceTensors<'static>,
+    outputs: DeviceTensors<'static>,
+    scratch: u64,
+}
+
+/// More than the scratch memory of these small passes.
+const SCRATCH: usize = 1 << 20;
+
+impl OnDevice {
+    /// On the first device; `elsewhere`: the operand that lies on another device.
+    pub fn new(fake: &Fake, elsewhere: Option<&str>) -> OnDevice {
+        let tensor = |x: &Operand| {
+            let device = i32::from(elsewhere == Some(x.name));
+            let dtype = if x.name == "lse" { Dtype::F32 } else { Dtype::Bf16 };
+            let dense = DeviceTensor::dense(fake.memory(device, 4 * x.len()), &x.shape, dtype);
+            (x.name, dense)
+        };
+        let operands = problem().operands(Pass::Forward);
+        let of = |role: Role| {
+            let own = operands.iter().filter(|x| x.role == role).map(tensor);
+            own.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x))
+        };
+        let device = i32::from(elsewhere == Some("scratch"));
+        OnDevice {
+            inputs: of(Role::Input),
+            outputs: of(Role::Output),
+            scratch: fake.memory(device, SCRATCH),
+        }
+    }
+
+    pub fn prepare(&self, workspace: &Workspace) -> Result<DevicePass, Error> {
+        let (inputs, outputs) = (&self.inputs, &self.outputs);
+        let options = Options { precision: Precision::Flash, ..Options::default() };
+        let problem = problem();
+        let pass = DevicePass::new(workspace, &problem, Pass::Forward, inputs, outputs, &options)?;
+        assert!(pass.scratch_bytes() <= SCRATCH);
+        Ok(pass)
+    }
+
+    pub fn enqueue(&self, pass: &DevicePass) -> Result<(), Error> {
+        let stream = std::ptr::null_mut();
+        // SAFETY: the fake driver's default stream, and memory of it that stays.
+        unsafe { pass.enqueue(stream, &self.inputs, &self.outputs, self.scratch) }
+    }
+}
+
+/// Every kind of call: what a device is, passes of every level over operands of the host, a pass over
+/// operands of the device.
+pub fn session(workspace: &Workspace, on_device: &OnDevice) -> Result<(), Error> {
+    workspace.check(0)?;
+    workspace.describe(0)?;
+    let strict = Options { level: Level::Portable, ..Options::default() };
+    let flash = Options { precision: Precision::Flash, ..strict };
+    host_pass(workspace, Pass::Forward, Dtype::F32, &strict)?;
+    host_pass(workspace, Pass::DoubleBackward, Dtype::Bf16, &strict)?;
+    host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm80, ..flash })?;
+    host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm90a, ..flash })?;
+    let pass = on_device.prepare(workspace)?;
+    on_device.enqueue(&pass)
+}
