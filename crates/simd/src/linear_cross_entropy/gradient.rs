@@ -171,6 +171,8 @@ impl LogitGradients<'_, '_> {
         let (m, ln_l, both, eta) = (read(m), read(ln_l), read(both), read(eta));
         let (dentropy, mean_shift) = (read(dentropy), read(mean_shift));
         let (log2_e, least) = (I::F32::splat(isa, LOG2_E), I::F32::splat(isa, LEAST));
+        // Below it a product takes a hundred times as long; unlikely classes would all lie there.
+        let (zero, least_normal) = (I::F32::splat(isa, 0.0), I::F32::splat(isa, f32::MIN_POSITIVE));
         for v in 0..self.classes {
             let place = &mut self.z[v * BAND + at..];
             let z = I::F32::load(isa, place);
@@ -184,7 +186,9 @@ impl LogitGradients<'_, '_> {
                 let weight = self.weights.map_or(1.0, |weights| weights[v]);
                 dz = dz - eta * I::F32::splat(isa, weight);
             }
-            (self.link.slope(isa, z) * dz).store(place); // (C16)
+            let da = self.link.slope(isa, z) * dz; // (C16)
+            let size = da.max(zero - da);
+            size.select_less(least_normal, zero, da).store(place);
         }
     }
 }
