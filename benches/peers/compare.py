@@ -52,6 +52,7 @@ class Row:
 
 FORWARD = ("forward",)
 BACKWARD = ("forward", "backward")
+BOTH = ("forward_backward",)
 DOUBLE_BACKWARD = ("forward", "backward", "double_backward")
 
 FLASH_FORWARD = Peer("PyTorch flash", "flash-forward")
@@ -65,6 +66,10 @@ LAZY_DOUBLE_BACKWARD = Peer("PyTorch eager", "lazy-double-backward")
 LINEAR_FORWARD = Peer("PyTorch eager, chunked", "linear-forward")
 LINEAR_BACKWARD = Peer("PyTorch eager, chunked", "linear-backward")
 LINEAR_DOUBLE_BACKWARD = Peer("PyTorch eager, chunked", "linear-double-backward")
+CROSS_ENTROPY_FORWARD = Peer("PyTorch eager", "cross-entropy-forward")
+CROSS_ENTROPY_BACKWARD = Peer("PyTorch eager", "cross-entropy-backward")
+CHUNKED_CROSS_ENTROPY_FORWARD = Peer("PyTorch fused", "chunked-cross-entropy-forward")
+CHUNKED_CROSS_ENTROPY_BACKWARD = Peer("PyTorch fused", "chunked-cross-entropy-backward")
 GGML = Peer("ggml")
 
 ROWS = [
@@ -83,6 +88,10 @@ ROWS = [
     Row("linear-forward", "linear_attention", FORWARD, 4096, 64, LINEAR_FORWARD),
     Row("linear-backward", "linear_attention", BACKWARD, 4096, 64, LINEAR_BACKWARD),
     Row("linear-double-backward", "linear_attention", DOUBLE_BACKWARD, 4096, 64, LINEAR_DOUBLE_BACKWARD),
+    Row("cross-entropy-forward", "linear_cross_entropy", FORWARD, 1024, 1024, CROSS_ENTROPY_FORWARD),
+    Row("cross-entropy-forward-fused", "linear_cross_entropy", FORWARD, 1024, 1024, CHUNKED_CROSS_ENTROPY_FORWARD),
+    Row("cross-entropy-backward", "linear_cross_entropy", BOTH, 1024, 1024, CROSS_ENTROPY_BACKWARD),
+    Row("cross-entropy-backward-fused", "linear_cross_entropy", BOTH, 1024, 1024, CHUNKED_CROSS_ENTROPY_BACKWARD),
     Row("ggml-forward", "attention", FORWARD, 2048, 128, GGML),
     Row("ggml-forward", "attention", FORWARD, 2048, 64, GGML),
 ]

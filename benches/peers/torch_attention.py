@@ -18,7 +18,13 @@ from typing import NamedTuple
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.functional import cross_entropy, linear, scaled_dot_product_attention
+
+try:  # PyTorch of late
+    from torch.nn import LinearCrossEntropyOptions
+    from torch.nn.functional import linear_cross_entropy
+except ImportError:
+    pass
 
 Run = Callable[[], object]
 
@@ -202,6 +208,47 @@ def lazy_double_backward(shape: Shape) -> Run:
     return run
 
 
+# Classes of linear cross-entropy, as in `etalon bench`.
+VOCAB = 32_000
+
+
+def head(shape: Shape, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    h = torch.randn(shape.length, shape.dim, requires_grad=grad)
+    w = torch.randn(VOCAB, shape.dim, requires_grad=grad)
+    return h, w, torch.randint(VOCAB, (shape.length,))
+
+
+def cross_entropy_forward(shape: Shape) -> Run:
+    h, w, targets = head(shape)
+
+    def run():
+        with torch.inference_mode():
+            return cross_entropy(linear(h, w), targets)
+
+    return run
+
+
+def cross_entropy_backward(shape: Shape) -> Run:
+    h, w, targets = head(shape, grad=True)
+    return lambda: torch.autograd.grad(cross_entropy(linear(h, w), targets), (h, w))
+
+
+def chunked_cross_entropy_forward(shape: Shape) -> Run:
+    h, w, targets = head(shape)
+
+    def run():
+        with torch.inference_mode():
+            return linear_cross_entropy(h, w, targets, options=LinearCrossEntropyOptions())
+
+    return run
+
+
+def chunked_cross_entropy_backward(shape: Shape) -> Run:
+    h, w, targets = head(shape, grad=True)
+    options = LinearCrossEntropyOptions()
+    return lambda: torch.autograd.grad(linear_cross_entropy(h, w, targets, options=options), (h, w))
+
+
 class Computation(NamedTuple):
     prepare: Callable[[Shape], Run]
     # What the profiler must see, or it is something else that was timed.
@@ -209,6 +256,7 @@ class Computation(NamedTuple):
 
 
 FLASH = "aten::_scaled_dot_product_flash_attention_for_cpu"
+FUSED = "torch_nn::_linear_cross_entropy_batch_chunked"
 COMPUTATIONS = {
     "flash-forward": Computation(flash_forward, (FLASH,)),
     "flash-backward": Computation(flash_backward, (FLASH, f"{FLASH}_backward")),
@@ -220,6 +268,10 @@ COMPUTATIONS = {
     "lazy-double-backward": Computation(lazy_double_backward, ("SoftmaxBackward0", "ReluBackward0")),
     "linear-forward": Computation(linear_forward, ("aten::bmm", "aten::cumsum")),
     "linear-backward": Computation(linear_backward, ("aten::bmm", "CumsumBackward0")),
+    "cross-entropy-forward": Computation(cross_entropy_forward, ("aten::linear", "aten::cross_entropy_loss")),
+    "cross-entropy-backward": Computation(cross_entropy_backward, ("aten::linear", "LogSoftmaxBackward0")),
+    "chunked-cross-entropy-forward": Computation(chunked_cross_entropy_forward, (FUSED,)),
+    "chunked-cross-entropy-backward": Computation(chunked_cross_entropy_backward, (FUSED,)),
     "linear-double-backward": Computation(linear_double_backward, ("aten::bmm", "CumsumBackward0")),
 }
 

@@ -14,7 +14,7 @@ use crate::output;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LazyAttention,
-    LinearAttention, LinearExtents, Problem, Scores,
+    LinearAttention, LinearCrossEntropy, LinearExtents, Problem, Scores,
 };
 use etalon_simd::{Level, Options, probe};
 use passes::Bench;
@@ -25,7 +25,8 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let pool = arguments.threads.pool()?;
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
     let threads = pool.current_num_threads();
-    let options = Options { level, blocking: arguments.blocking, ..Options::default() };
+    let Arguments { blocking, memory: memory_budget, .. } = *arguments;
+    let options = Options { level, blocking, memory_budget, ..Options::default() };
     let mut bench = Bench { arguments, options, figures: Vec::new(), peak: 0.0 };
     pool.install(|| {
         // What cannot be timed shows before anything is.
@@ -89,6 +90,10 @@ fn problems(
                 if wanted(Algorithm::AttentionLse) {
                     each(&AttentionLse { scores }.into(), name)?;
                 }
+            }
+            if wanted(Algorithm::LinearCrossEntropy) {
+                let problem = LinearCrossEntropy::new(length, dim, arguments.vocab);
+                each(&problem.into(), &format!("{} classes", arguments.vocab))?;
             }
             for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {
                 let extents = LinearExtents { batch, query_heads, key_heads, tokens: length, dim };

@@ -40,6 +40,9 @@ pub struct Arguments {
     /// The memory that a fused backward pass may use for partial sums of dq.
     #[arg(long, value_name = "BYTES", default_value_t = Options::default().partials_budget)]
     budget: usize,
+    /// The memory that linear_cross_entropy may hold beside operands, results and 64 bytes for each token.
+    #[arg(long, value_name = "BYTES", default_value_t = Options::default().memory_budget)]
+    memory: usize,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
@@ -66,6 +69,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         level: arguments.level.unwrap_or_else(Level::best),
         blocking: arguments.blocking.or(case.and_then(|case| case.blocking())),
         partials_budget: arguments.budget,
+        memory_budget: arguments.memory,
         ..Options::default()
     };
     let pool = arguments.threads.pool()?;

@@ -3,9 +3,12 @@
 use crate::outcome::Failure;
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
-use etalon_problem::{Blocking, Dtype, Error, Extents, LinearAttention, Pass, Problem};
+use etalon_problem::{
+    Blocking, Dtype, Error, Extents, LinearAttention, LinearCrossEntropy, Pass, Problem,
+};
 use etalon_simd::{
-    Element, Mode, Options, Plan, attention, attention_lse, lazy_attention, linear_attention, probe,
+    Element, Mode, Options, Plan, attention, attention_lse, lazy_attention, linear_attention,
+    linear_cross_entropy, probe,
 };
 use half::{bf16, f16};
 
@@ -46,6 +49,9 @@ pub fn plans(
 ) -> Result<String, Failure> {
     if let Problem::LinearAttention(problem) = problem {
         return Ok(explain_linear(problem, options)?);
+    }
+    if let Problem::LinearCrossEntropy(x) = problem {
+        return Ok(explain_cross_entropy(problem, x, dtype, options)?);
     }
     let further = matches!(problem, Problem::AttentionLse(_) | Problem::LazyAttention(_));
     let mut rows = Vec::new();
@@ -93,6 +99,9 @@ fn plan_of<T: Element>(
         }
         Problem::LazyAttention(problem) if pass != Pass::Jvp => {
             Some(lazy_attention::plan::<T>(problem, pass, options))
+        }
+        Problem::LinearCrossEntropy(problem) if pass != Pass::DoubleBackward => {
+            Some(linear_cross_entropy::plan::<T>(problem, pass, options))
         }
         Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => None,
     }
@@ -179,6 +188,48 @@ fn explain_linear(problem: &LinearAttention, options: &Options) -> Result<String
         table.add_row([format!("{kibibytes} KiB")].into_iter().chain(cells));
     }
     Ok(text + &table.to_string())
+}
+
+/// Of every pass of linear cross-entropy what is held of the logits, and whether they are computed again.
+fn explain_cross_entropy(
+    problem: &Problem,
+    x: &LinearCrossEntropy,
+    dtype: Dtype,
+    options: &Options,
+) -> Result<String, Error> {
+    let threads = rayon::current_num_threads();
+    let peak = probe::fma_gflops(options.level);
+    let product = 2.0 * x.tokens as f64 * x.dim as f64 * x.vocab as f64;
+    let mut text = format!(
+        "\n\nThe simd tier, simd/{}, {threads} thread(s), a budget of {}:\n",
+        options.level,
+        bytes(options.memory_budget)
+    );
+    for pass in [Pass::Forward, Pass::Backward, Pass::ForwardBackward] {
+        let Some(plan) = plan(problem, pass, dtype, options)? else { continue };
+        let Blocking { queries: tokens, keys: classes } = plan.blocking;
+        let strategy = plan.strategy.map(|strategy| format!("{}, ", strategy.name()));
+        text += &format!(
+            "  {pass}: {}{} product(s), {tokens} tokens by {classes} classes at a time, about {}; \
+             workspace {}\n",
+            strategy.unwrap_or_default(),
+            plan.products,
+            time(product * plan.products as f64 / (SHARE * peak) * 1e-9),
+            bytes(plan.workspace_bytes())
+        );
+        for buffer in &plan.buffers {
+            text += &format!("    {}: {}", buffer.name, bytes(buffer.bytes));
+            if buffer.count > 1 {
+                text += &format!(", {} of {}", buffer.count, bytes(buffer.each()));
+            }
+            text += "\n";
+        }
+    }
+    text += &format!(
+        "All logits at once would be {}.",
+        bytes(x.tokens.saturating_mul(x.vocab).saturating_mul(4))
+    );
+    Ok(text)
 }
 
 /// KiB of shared memory of a block: of compute capability 8.6, 8.9 and 12.x, of 8.0, and of 9.0.

@@ -9,7 +9,8 @@ use crate::file::{is_default, is_one, one};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
-use crate::{Axis, Error};
+use crate::{Axis, Error, Scalar};
+use ndarray::{ArrayView1, ArrayView2};
 
 /// What becomes of the losses of the tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
@@ -281,6 +282,19 @@ options! { LinearCrossEntropy {
     /// Sets what is returned beside the loss.
     outputs(outputs: TokenOutputs) => outputs = outputs;
 } }
+
+impl<'a, T: Scalar> Inputs<'a, T> {
+    /// Inputs without bias and weights.
+    pub fn new(h: ArrayView2<'a, T>, w: ArrayView2<'a, T>, targets: ArrayView1<'a, i64>) -> Self {
+        Inputs { h, w, bias: None, targets, class_weights: None, token_weights: None }
+    }
+}
+
+impl<T: Scalar> Default for Cotangents<'_, T> {
+    fn default() -> Self {
+        Cotangents { dloss: None, dlse: None, dlogprob: None, dentropy: None }
+    }
+}
 
 impl LinearCrossEntropy {
     /// Label smoothing that spreads `alpha` over the *other* classes, as Megatron-LM means it: then

@@ -130,6 +130,33 @@ pub trait Results<T: Scalar>: Sized {
     fn into_each(self, f: &mut dyn FnMut(&'static str, Owned<T>));
 }
 
+/// The places of two structs at once.
+impl<'a, T: Scalar, A: Places<'a, T>, B: Places<'a, T>> Places<'a, T> for (A, B) {
+    fn each(self, f: &mut dyn FnMut(&'static str, Place<'a, T>)) {
+        self.0.each(f);
+        self.1.each(f);
+    }
+}
+
+/// Two structs of results at once: of a pass that has both.
+impl<T: Scalar, A: Results<T>, B: Results<T>> Results<T> for (A, B) {
+    fn collect(
+        make: &mut dyn FnMut(&'static str, Precision) -> Result<Option<Owned<T>>, Error>,
+    ) -> Result<Self, Error> {
+        Ok((A::collect(make)?, B::collect(make)?))
+    }
+
+    fn places<'s>(&'s mut self, f: &mut dyn FnMut(&'static str, Place<'s, T>)) {
+        self.0.places(f);
+        self.1.places(f);
+    }
+
+    fn into_each(self, f: &mut dyn FnMut(&'static str, Owned<T>)) {
+        self.0.into_each(f);
+        self.1.into_each(f);
+    }
+}
+
 /// A field of a struct of operands, over elements of `E`.
 pub trait OperandField<'a, E>: Sized {
     /// Its elements, if it is there.

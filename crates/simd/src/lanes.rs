@@ -99,6 +99,12 @@ pub trait Tile<I: Isa>: Copy {
     /// [`crate::tile::STRIDE`].
     fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
 
+    /// As [`Tile::add_rows`], with row stride [`crate::tile::BAND`].
+    fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
+    /// As [`Tile::add_columns`], with B `depth` rows that lie [`crate::tile::BAND`] apart.
+    fn add_columns_band(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+
     /// Replaces every register by a function of it.
     fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;
 

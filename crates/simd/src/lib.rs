@@ -24,7 +24,8 @@
 //! # Ok::<(), etalon_problem::Error>(())
 //! ```
 //!
-//! Each algorithm has a module: [`attention`], [`attention_lse`], [`linear_attention`]. Tensors are
+//! Each algorithm has a module: [`attention`], [`attention_lse`], [`linear_attention`],
+//! [`lazy_attention`], [`linear_cross_entropy`]. Tensors are
 //! f32, bf16 or f16; every sum is f32. Results have the same bits from run to run, for any number
 //! of threads, any other batch elements in the call, and any strides. They may differ between
 //! instruction sets.
@@ -46,6 +47,7 @@ mod lanes;
 pub mod lazy_attention;
 mod level;
 pub mod linear_attention;
+pub mod linear_cross_entropy;
 mod mask;
 mod memory;
 mod named;
@@ -66,7 +68,7 @@ pub use element::{Element, Tensor, TensorMut};
 pub use etalon_problem::Mode;
 pub use level::Level;
 pub use options::Options;
-pub use plan::{Buffer, Plan};
+pub use plan::{Buffer, Plan, Strategy};
 pub use run::{run, run_in};
 pub use workspace::Workspace;
 

@@ -26,6 +26,18 @@ impl<'s> Inputs<'s, '_> {
         self.tensor(name)?.ok_or_else(|| Error::missing(name, None))
     }
 
+    /// A tensor of i64 that every problem has.
+    pub fn integer<D: Dimension>(self, name: &str) -> Result<ArrayView<'s, i64, D>, Error> {
+        match self.0.get(name) {
+            Some(View::I64(x)) => {
+                let axes = |_| misshapen(name, x.shape().len());
+                x.view().into_dimensionality().map_err(axes)
+            }
+            Some(other) => Err(stored(name, other.stored())),
+            None => Err(Error::missing(name, None)),
+        }
+    }
+
     /// A tensor of f32 whatever the storage type, if it is there.
     pub fn float<D: Dimension>(self, name: &str) -> Result<Option<ArrayView<'s, f32, D>>, Error> {
         match self.tensor(name)? {
@@ -62,6 +74,19 @@ pub fn float_place<'o, D: Dimension>(
         Some(TensorMut::F32(x)) => Ok(Some(x)),
         Some(TensorMut::Bf16(_)) => Err(stored(name, Dtype::Bf16)),
         Some(TensorMut::F16(_)) => Err(stored(name, Dtype::F16)),
+    }
+}
+
+/// The place of a result of i64, if it has one.
+pub fn integer_place<'o, D: Dimension>(
+    out: &mut ViewsMut<'o>,
+    name: &str,
+) -> Result<Option<ArrayViewMut<'o, i64, D>>, Error> {
+    let Some(view) = out.take(name) else { return Ok(None) };
+    let found = view.shape().len();
+    match view {
+        ViewMut::I64(x) => Ok(Some(x.into_dimensionality().map_err(|_| misshapen(name, found))?)),
+        other => Err(stored(name, other.stored())),
     }
 }
 

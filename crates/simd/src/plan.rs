@@ -3,10 +3,36 @@
 use crate::Mode;
 use etalon_problem::Blocking;
 
+/// How the gradients of linear cross-entropy come about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Strategy {
+    /// All logits of some tokens are kept, and become gradients in their place: a product for the logits
+    /// and one for each of dh and dw.
+    OnePass,
+    /// The logits are computed twice: for lse, and then for the gradients, those of some tokens and classes
+    /// at a time. One product more, and the memory is that of a few tiles.
+    Recompute,
+    /// As `Recompute`, and once more: dh and dw each have a sweep of their own, where sums of both would
+    /// not fit at once.
+    Separate,
+}
+
+impl Strategy {
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Strategy::OnePass => "one pass",
+            Strategy::Recompute => "recompute",
+            Strategy::Separate => "separate",
+        }
+    }
+}
+
 /// What a pass will do with the given options in the current pool of threads.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Plan {
-    /// Queries and keys in a tile.
+    /// Queries and keys in a tile; of linear cross-entropy tokens and classes whose logits are kept at the
+    /// same time.
     pub blocking: Blocking,
     /// How a backward pass is organised: never [`Mode::Auto`].
     pub mode: Option<Mode>,
@@ -16,6 +42,8 @@ pub struct Plan {
     /// Of linear attention, the chunks of a span of the longest sequence: from one state that a backward
     /// pass keeps to the next, and what threads share out among them.
     pub interval: Option<usize>,
+    /// Of the gradients of linear cross-entropy, whether logits are kept or computed again.
+    pub strategy: Option<Strategy>,
     /// Sequences and key heads whose operands are packed at the same time.
     pub together: usize,
     /// What is allocated beside operands and results. Bytes are rounded up where they depend on how

@@ -2,6 +2,7 @@
 
 use crate::known::Known;
 use crate::linear_attention::named as linear_attention;
+use crate::linear_cross_entropy::named as linear_cross_entropy;
 use crate::memory::zeros;
 use crate::{Element, Mode, Options, Workspace, softmax};
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
@@ -69,14 +70,16 @@ pub fn run_in(
         Problem::LinearAttention(problem) => {
             linear_attention::run(workspace, &known, problem, inputs, outputs, options)
         }
-        _ => Ok(()), // refused above
+        Problem::LinearCrossEntropy(problem) => {
+            linear_cross_entropy::run(workspace, &known, problem, inputs, outputs, options)
+        }
     }
 }
 
 /// Fails where the tier has no kernel.
 fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
     match problem {
-        Problem::LinearCrossEntropy(_) => Err(Error::Unsupported {
+        Problem::LinearCrossEntropy(_) if pass == Pass::DoubleBackward => Err(Error::Unsupported {
             what: format!("{} {pass}", problem.algorithm()),
             reason: "not written yet for simd".to_string(),
         }),

@@ -10,6 +10,10 @@ pub use crate::lanes::Tile;
 /// the same sets of the L1 cache.
 pub const STRIDE: usize = 272;
 
+/// The tokens of a band of logits, which lie side by side: whole register blocks of rows and of columns
+/// at every level.
+pub const BAND: usize = 96;
+
 /// The most keys in a tile of scores.
 pub const MAX_KEYS: usize = 256;
 
@@ -53,17 +57,27 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
 
     #[inline(always)]
     fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, MR>(isa, &mut self.0, a, b, depth);
+        product::<I, MR, NV, 1, MR>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
     }
 
     #[inline(always)]
     fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, STRIDE, 1>(isa, &mut self.0, a, b, depth);
+        product::<I, MR, NV, STRIDE, 1>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
     }
 
     #[inline(always)]
     fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, depth);
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
+    }
+
+    #[inline(always)]
+    fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        product::<I, MR, NV, BAND, 1>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
+    }
+
+    #[inline(always)]
+    fn add_columns_band(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, BAND, depth);
     }
 
     #[inline(always)]

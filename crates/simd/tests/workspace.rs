@@ -4,11 +4,13 @@
 
 use etalon_problem::{
     Align, Attention, AttentionLse, Blocking, Decay, Dtype, Error, Extents, LazyAttention,
-    LinearAttention, LinearExtents, Mask, NamedArray, Operand, Pass, Precision, Problem, Role,
-    Sequences, Views, ViewsMut,
+    LinearAttention, LinearCrossEntropy, LinearExtents, Mask, NamedArray, Operand, Pass, Precision,
+    Problem, Role, Sequences, Views, ViewsMut,
 };
 use etalon_simd::{Mode, Options, Plan, Workspace, run, run_in};
-use etalon_simd::{attention, attention_lse, lazy_attention, linear_attention};
+use etalon_simd::{
+    attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy,
+};
 use half::bf16;
 use ndarray::{Array, ArrayD, ShapeBuilder};
 use peak_alloc::PeakAlloc;
@@ -91,6 +93,7 @@ fn extents(batch: usize, queries: usize) -> Extents {
 struct Tensors {
     wide: BTreeMap<&'static str, ArrayD<f32>>,
     narrow: BTreeMap<&'static str, ArrayD<bf16>>,
+    integers: BTreeMap<&'static str, ArrayD<i64>>,
 }
 
 impl Tensors {
@@ -99,7 +102,12 @@ impl Tensors {
         for Operand { name, shape, precision, .. } in operands {
             // Log-decays are at most 0.
             let values = || wave(&shape[..]).mapv(|x| if *name == "g" { -x.abs() } else { x });
-            if *precision == Precision::Storage && storage == Dtype::Bf16 {
+            if *precision == Precision::Integer {
+                let mut next = 0..;
+                let classes =
+                    || Array::from_shape_simple_fn(&shape[..], || next.next().unwrap_or(0));
+                self.integers.entry(name).or_insert_with(classes);
+            } else if *precision == Precision::Storage && storage == Dtype::Bf16 {
                 self.narrow.entry(name).or_insert_with(|| values().mapv(bf16::from_f32));
             } else {
                 self.wide.entry(name).or_insert_with(values);
@@ -110,6 +118,7 @@ impl Tensors {
     fn views(&self, operands: &[Operand]) -> Views<'_> {
         operands.iter().fold(Views::new(), |views, Operand { name, .. }| {
             let views = views.with_some(name, self.wide.get(name));
+            let views = views.with_some(name, self.integers.get(name));
             views.with_some(name, self.narrow.get(name))
         })
     }
@@ -117,6 +126,7 @@ impl Tensors {
     fn views_mut(&mut self) -> ViewsMut<'_> {
         let views = ViewsMut::new();
         let views = self.wide.iter_mut().fold(views, |views, (name, x)| views.with(name, x));
+        let views = self.integers.iter_mut().fold(views, |views, (name, x)| views.with(name, x));
         self.narrow.iter_mut().fold(views, |views, (name, x)| views.with(name, x))
     }
 }
@@ -188,6 +198,19 @@ fn lazy_attention(problem: &LazyAttention, options: &Options) -> Vec<(Pass, Plan
     let passes = [Pass::Forward, Pass::Backward, Pass::DoubleBackward];
     passes_of(&problem.clone().into(), &passes, Dtype::F32, options, |pass| {
         lazy_attention::plan::<f32>(problem, pass, options).unwrap()
+    })
+}
+
+/// As [`passes_of`], of linear cross-entropy.
+fn cross_entropy(
+    problem: &LinearCrossEntropy,
+    storage: Dtype,
+    options: &Options,
+) -> Vec<(Pass, Plan, usize)> {
+    let passes = [Pass::Forward, Pass::Backward, Pass::ForwardBackward];
+    passes_of(&problem.clone().into(), &passes, storage, options, |pass| match storage {
+        Dtype::Bf16 => linear_cross_entropy::plan::<bf16>(problem, pass, options).unwrap(),
+        _ => linear_cross_entropy::plan::<f32>(problem, pass, options).unwrap(),
     })
 }
 
@@ -310,6 +333,27 @@ fn a_pass_allocates_what_its_plan_says() {
             assert!(long <= 4 * short, "a chunk of 256: {long}, of 64: {short}");
         }
     });
+    // Linear cross-entropy holds its budget and 64 bytes for each token, whatever the number of tokens and
+    // classes; its logits alone would take twice that or more.
+    const SMALL: usize = 16 << 10;
+    for (threads, megabytes) in [(1, 4), (3, 8)] {
+        let pool = start(threads);
+        pool.install(|| {
+            for storage in [Dtype::F32, Dtype::Bf16] {
+                for (tokens, vocab) in [(150, 12_000), (900, 5000)] {
+                    let problem = LinearCrossEntropy::new(tokens, 40, vocab).bias();
+                    let options = Options { memory_budget: megabytes << 20, ..Options::default() };
+                    let what = format!("{threads} threads, {tokens} tokens");
+                    let plans = cross_entropy(&problem, storage, &options);
+                    for (pass, _, bytes) in &plans {
+                        let most = options.memory_budget + 64 * tokens + SMALL;
+                        assert!(*bytes <= most, "{what} {pass}: {bytes} of {most}");
+                    }
+                    check(&what, plans);
+                }
+            }
+        });
+    }
     // Memory is linear in the length, whatever the mode, and independent of the batch.
     let pool = start(1);
     pool.install(|| {

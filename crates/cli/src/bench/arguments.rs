@@ -3,7 +3,7 @@
 use super::masks::named;
 use crate::options::{self, SIMD_DTYPES, one_of};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass};
-use etalon_simd::{Level, Mode};
+use etalon_simd::{Level, Mode, Options};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -17,7 +17,7 @@ pub struct Arguments {
     /// The storage type.
     #[arg(long, default_value = "f32", value_parser = one_of(SIMD_DTYPES))]
     pub dtype: Dtype,
-    /// Queries and keys.
+    /// Queries and keys, or tokens.
     #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [512, 2048])]
     pub length: Vec<usize>,
     /// Elements of a query, a key and a value.
@@ -63,6 +63,12 @@ pub struct Arguments {
     /// τ of lazy_attention.
     #[arg(long, value_name = "T", default_value_t = -1.0, allow_negative_numbers = true)]
     pub tau: f64,
+    /// Classes of linear_cross_entropy.
+    #[arg(long, value_name = "V", default_value_t = 32_000)]
+    pub vocab: usize,
+    /// The bytes that it may hold beside operands, results and 64 for each token.
+    #[arg(long, value_name = "BYTES", default_value_t = Options::default().memory_budget)]
+    pub memory: usize,
     /// Searches tile sizes for every pass and prints the best, at many times the time.
     #[arg(long, conflicts_with = "blocking")]
     pub tune: bool,

@@ -17,7 +17,7 @@ use etalon_problem::{
     Algorithm, Axis, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role,
 };
 use etalon_simd::{Mode, Options, Workspace, linear_attention, probe, run_in};
-use ndarray::ArrayD;
+use ndarray::{ArrayD, IxDyn};
 use std::io::{Write, stderr};
 
 /// The figures of a run in the making.
@@ -59,7 +59,7 @@ impl Bench<'_> {
         let first = self.arguments.length.first() == Some(&length(problem));
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
             let wanted = wanted.is_empty() || wanted.contains(&pass);
-            wanted && (pass != Pass::Step || first)
+            wanted && (pass != Pass::Step || first) && timed(problem, pass)
         });
         let modes = |&pass| {
             let modes = self.modes(problem.algorithm(), pass).into_iter();
@@ -86,7 +86,8 @@ impl Bench<'_> {
 
     /// The modes in which a pass is timed: a backward pass in every one that the algorithm has.
     fn modes(&self, algorithm: Algorithm, pass: Pass) -> Vec<Mode> {
-        if pass != Pass::Backward || algorithm == Algorithm::LinearAttention {
+        let one = matches!(algorithm, Algorithm::LinearAttention | Algorithm::LinearCrossEntropy);
+        if pass != Pass::Backward || one {
             return vec![Mode::Auto];
         }
         let further = matches!(algorithm, Algorithm::AttentionLse | Algorithm::LazyAttention);
@@ -108,6 +109,15 @@ impl Bench<'_> {
         }
     }
 
+    /// The targets of linear cross-entropy: any classes.
+    fn set_targets(problem: &Problem, inputs: &mut Tensors) {
+        let Problem::LinearCrossEntropy(problem) = problem else { return };
+        let stream = Stream::new(0, "targets");
+        let class = |at: IxDyn| stream.below(at[0], problem.vocab) as f64;
+        let targets = ArrayD::from_shape_fn(vec![problem.tokens], class);
+        inputs.insert("targets".to_string(), Tensor::store(&targets, Stored::Integer));
+    }
+
     fn figure(
         &self,
         problem: &Problem,
@@ -122,6 +132,7 @@ impl Bench<'_> {
         let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
         let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
         self.set_lazy(problem, &mut inputs);
+        Self::set_targets(problem, &mut inputs);
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
         inputs.extend(saved(&request, &|problem, pass, inputs, outputs| {
             run_in(&Workspace::new(), problem, pass, inputs, outputs, &options)
@@ -134,6 +145,7 @@ impl Bench<'_> {
         };
         let times = Times::of(seconds, || run(&options))?;
         let linear = matches!(problem, Problem::LinearAttention(_));
+        let tune = tune && !matches!(problem, Problem::LinearCrossEntropy(_)); // its budget decides
         let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));
         let best = best.transpose()?.flatten();
         let ns = times.median_ns.max(1) as f64;
@@ -163,9 +175,14 @@ impl Bench<'_> {
     }
 }
 
+/// Whether the tier has the pass.
+fn timed(problem: &Problem, pass: Pass) -> bool {
+    !matches!(problem, Problem::LinearCrossEntropy(_)) || pass != Pass::DoubleBackward
+}
+
 /// Queries or tokens: a problem has one of the two.
 fn length(problem: &Problem) -> usize {
-    problem.extent(Axis::Queries) * problem.extent(Axis::Tokens)
+    [Axis::Queries, Axis::Tokens, Axis::Targets].map(|axis| problem.extent(axis)).iter().product()
 }
 
 /// Tensors of a pass, of bell-shaped numbers; log-decays between 0 and −0.1.
@@ -183,7 +200,8 @@ fn made(operands: &[Operand], dtype: Dtype, which: impl Fn(&Operand) -> bool) ->
 }
 
 /// Whether a pass is timed with an operand: with every input and needed cotangent, and of the optional
-/// cotangents with those that belong to inputs; with linear attention's also that of o.
+/// cotangents with those that belong to inputs; with linear attention's also that of o, and with that of a
+/// loss.
 fn is_given(problem: &Problem, operand: &Operand) -> bool {
     let linear = matches!(problem, Problem::LinearAttention(_));
     let forward = || problem.operands(Pass::Forward).into_iter();
@@ -191,7 +209,9 @@ fn is_given(problem: &Problem, operand: &Operand) -> bool {
     match operand.role {
         Role::Input => operand.becomes.is_none(),
         Role::Cotangent => true,
-        Role::OptionalCotangent => of_input() || linear && operand.name == "cot_o",
+        Role::OptionalCotangent => {
+            of_input() || linear && operand.name == "cot_o" || operand.name == "dloss"
+        }
         _ => false,
     }
 }
@@ -200,6 +220,12 @@ fn is_given(problem: &Problem, operand: &Operand) -> bool {
 fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error> {
     let scores = match problem {
         Problem::LinearAttention(problem) => return linear_flops(problem, pass, options),
+        Problem::LinearCrossEntropy(x) => {
+            // h·w, and those for dh and dw.
+            let products = if pass == Pass::Forward { 1 } else { 3 };
+            let extents = [2, products, x.tokens, x.dim, x.vocab];
+            return Ok(extents.iter().fold(1, |flops: u64, &n| flops.saturating_mul(n as u64)));
+        }
         other => other.scores(),
     };
     let product = match scores {

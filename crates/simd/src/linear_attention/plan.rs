@@ -39,6 +39,7 @@ pub fn plan<T: Element>(
         mode: None,
         products,
         interval: (pass != Pass::Step).then_some(interval),
+        strategy: None,
         together: if whole { schedule.threads().min(schedule.slots()) } else { schedule.slots() },
         buffers,
     })

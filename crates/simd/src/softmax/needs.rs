@@ -108,6 +108,7 @@ impl Needs {
             mode: None,
             products: 0,
             interval: None,
+            strategy: None,
             together,
             buffers,
         }

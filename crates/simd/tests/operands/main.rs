@@ -3,6 +3,7 @@
 
 mod blind;
 mod common;
+mod cross_entropy;
 mod errors;
 mod lazy;
 mod linear;

@@ -1,0 +1,269 @@
+//! How tokens and classes are cut, so that what a sweep holds fits its budget. No result depends on it.
+
+use super::logits::SLICE;
+use super::partial::{Partials, Stack};
+use super::sums::Sums;
+use crate::tile::{BAND, STRIDE};
+use crate::workspace::Parts;
+use crate::{Buffer, Level};
+use etalon_problem::LinearCrossEntropy;
+
+/// Classes in a tile. Tiles begin at multiples of it; partials and dh are summed along the tree of tiles.
+pub const TILE: usize = 256;
+
+/// Tokens that share what is read of w, at most: their logits in a tile take 1.1 MB, half of an L2 cache.
+pub const RANGE: usize = 11 * BAND;
+
+/// The most tokens of a task of dh: with the lower nodes of the tree it stays in the L2 cache.
+const BLOCK: usize = 3 * BAND;
+
+/// Tasks for each thread, where there is enough to share out.
+const BUSY: usize = 4;
+
+/// What a sweep computes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Asked {
+    /// The partials of tokens.
+    pub totals: bool,
+    pub dh: bool,
+    pub dw: bool,
+    pub dbias: bool,
+    /// Whether sums of dw are kept beside the result, which rounds them or has strides of its own.
+    pub dw_apart: bool,
+}
+
+impl Asked {
+    /// Whether logits are kept.
+    pub fn gradients(&self) -> bool {
+        self.dh || self.dw || self.dbias
+    }
+}
+
+/// A sweep over all tokens and classes: some tokens by some classes at a time.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cut {
+    pub asked: Asked,
+    pub level: Level,
+    /// Rows and columns of a register block.
+    pub rows: usize,
+    pub cols: usize,
+    /// T, D, V.
+    pub tokens: usize,
+    pub dim: usize,
+    pub vocab: usize,
+    /// Tiles of all classes, and rows of a band: those of a tile in whole register blocks.
+    pub tiles: usize,
+    pub padded: usize,
+    /// Tokens that are packed at a time, and of a task; multiples of [`BAND`].
+    pub chunk: usize,
+    pub range: usize,
+    /// Tiles whose logits are kept at a time, and of a task: nodes of the tree.
+    pub span: usize,
+    pub node: usize,
+    /// Tokens of a task of dh: some bands, or all where they are fewer than one.
+    pub block: usize,
+    /// Whether all tokens meet some classes before the next classes come; else the other way round.
+    pub classes_outside: bool,
+    pub threads: usize,
+}
+
+/// The memory of a sweep, beside that of its threads.
+pub struct Shared<'m> {
+    /// h across, and along.
+    pub across: &'m mut [f32],
+    pub along: &'m mut [f32],
+    /// Partials of nodes.
+    pub nodes: &'m mut [f32],
+    /// Logits, and then their gradients: `[range][tile][band][padded][BAND]`.
+    pub store: &'m mut [f32],
+    /// Sums of dh: `[block][slice]`.
+    pub dh: &'m mut [f32],
+    pub dw: &'m mut [f32],
+    pub dbias: &'m mut [f32],
+}
+
+/// What a thread holds while it makes logits.
+pub struct LogitScratch<'m> {
+    /// A slice of w.
+    pub w: &'m mut [f32],
+    /// The logits of a tile, where they are not kept.
+    pub z: &'m mut [f32],
+    pub bias: &'m mut [f32],
+    pub weights: &'m mut [f32],
+    pub stack: Stack<'m>,
+}
+
+impl<'m> LogitScratch<'m> {
+    pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
+        let kept = cut.asked.gradients();
+        LogitScratch {
+            w: parts.room(cut.padded * STRIDE),
+            z: parts.room(if kept { 0 } else { cut.tile_len() }),
+            bias: parts.room(TILE),
+            weights: parts.room(TILE),
+            stack: Stack::cut(parts, cut.node, if cut.asked.totals { cut.range } else { 0 }),
+        }
+    }
+}
+
+/// What a thread holds while it sums up dh, or dw.
+pub struct GradientScratch<'m> {
+    /// Some elements of the rows of w in a tile, or of dw.
+    pub rows: &'m mut [f32],
+    pub sums: Sums<'m>,
+}
+
+impl<'m> GradientScratch<'m> {
+    pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
+        let len = if cut.asked.dh { cut.leaf_len() } else { 0 };
+        GradientScratch {
+            rows: parts.room(cut.padded * STRIDE),
+            sums: Sums::cut(parts, cut.span, len),
+        }
+    }
+}
+
+impl Cut {
+    /// Of so many tokens and tiles at a time.
+    pub fn new(
+        problem: &LinearCrossEntropy,
+        level: Level,
+        asked: Asked,
+        (chunk, span): (usize, usize),
+        threads: usize,
+    ) -> Self {
+        let (rows, cols) = level.block();
+        let tiles = problem.vocab.div_ceil(TILE);
+        // As equal as bands allow.
+        let chunks = problem.tokens.div_ceil(chunk).max(1);
+        let chunk = problem.tokens.div_ceil(chunks).next_multiple_of(BAND).max(BAND);
+        let span = span.min(tiles);
+        let each = (span / (BUSY * threads)).max(1);
+        let node = 1 << each.ilog2();
+        // With few tiles there is a share of the tokens for each thread.
+        let shares = (BUSY * threads).div_ceil(span).min(chunk / BAND);
+        let ranges = chunk.div_ceil(RANGE).max(if span >= 2 * threads { 1 } else { shares });
+        let range = chunk.div_ceil(ranges).next_multiple_of(BAND);
+        let slices = problem.dim.div_ceil(SLICE);
+        let mut block = BLOCK;
+        while block > BAND && chunk.div_ceil(block) * slices < 2 * threads {
+            block -= BAND;
+        }
+        Cut {
+            asked,
+            level,
+            rows,
+            cols,
+            tokens: problem.tokens,
+            dim: problem.dim,
+            vocab: problem.vocab,
+            tiles,
+            padded: TILE.next_multiple_of(rows),
+            chunk,
+            range,
+            span,
+            node,
+            block: block.min(problem.tokens.next_multiple_of(cols).max(cols)),
+            classes_outside: false,
+            threads,
+        }
+    }
+
+    /// Bytes that the sweep holds.
+    pub fn bytes(&self) -> usize {
+        self.shared_bytes().saturating_add(self.scratch_bytes())
+    }
+
+    /// Of those what its threads share.
+    pub fn shared_bytes(&self) -> usize {
+        Parts::count(|parts| self.shared(parts)).saturating_mul(size_of::<f32>())
+    }
+
+    /// And what they have for themselves.
+    pub fn scratch_bytes(&self) -> usize {
+        self.scratch().saturating_mul(self.threads).saturating_mul(size_of::<f32>())
+    }
+
+    /// The same by what it is for.
+    pub fn buffers(&self) -> Vec<Buffer> {
+        let shared = Parts::list(|parts| self.shared(parts));
+        let mut buffers: Vec<Buffer> =
+            shared.into_iter().map(|(name, bytes)| Buffer::parts(name, 1, bytes)).collect();
+        let each = self.scratch().saturating_mul(size_of::<f32>());
+        buffers.push(Buffer::parts("the scratch of threads", self.threads, each));
+        buffers
+    }
+
+    pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
+        let Asked { totals, dh, dw, dbias, dw_apart } = self.asked;
+        let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
+        let chunks = self.tokens.div_ceil(self.chunk).max(1);
+        let dim = self.dim.next_multiple_of(self.cols);
+        let ranges = self.chunk.div_ceil(self.range);
+        let nodes = self.span.div_ceil(self.node).saturating_mul(ranges);
+        let store = self.tile_len().saturating_mul(self.span).saturating_mul(ranges);
+        let blocks = ranges.saturating_mul(self.blocks());
+        let blocks = blocks.saturating_mul(if self.classes_outside { chunks } else { 1 });
+        let slabs = blocks.saturating_mul(self.slices()).saturating_mul(self.slab());
+        let classes =
+            if self.classes_outside { self.span.saturating_mul(TILE) } else { self.vocab };
+        Shared {
+            across: parts.group("h across").room(self.chunk.saturating_mul(self.dim)),
+            along: parts.group("h along").room(when(dw, self.chunk.saturating_mul(dim))),
+            nodes: parts
+                .group("partials of nodes")
+                .room(when(totals, nodes.saturating_mul(Partials::elements(self.range)))),
+            store: parts.group("logits").room(when(self.asked.gradients(), store)),
+            dh: parts.group("sums of dh").room(when(dh, slabs)),
+            dw: parts
+                .group("sums of dw")
+                .room(when(dw && dw_apart, classes.min(self.vocab).saturating_mul(dim))),
+            dbias: parts.group("sums of dbias").room(when(dbias, self.vocab)),
+        }
+    }
+
+    /// Elements of the logits of a tile and a range of tokens.
+    pub fn tile_len(&self) -> usize {
+        self.range.saturating_mul(self.padded)
+    }
+
+    /// Blocks of a range.
+    pub fn blocks(&self) -> usize {
+        self.range.div_ceil(self.block)
+    }
+
+    /// Spans of all classes.
+    pub fn spans(&self) -> usize {
+        self.tiles.div_ceil(self.span)
+    }
+
+    /// Slices of D.
+    pub fn slices(&self) -> usize {
+        self.dim.div_ceil(SLICE)
+    }
+
+    /// Elements of a matrix of dh, transposed: of a block and a slice.
+    pub fn leaf_len(&self) -> usize {
+        SLICE.next_multiple_of(self.rows) * self.block
+    }
+
+    /// Elements of the sums of dh of a block and a slice.
+    pub fn slab(&self) -> usize {
+        match self.spans() {
+            1 => self.leaf_len(),
+            spans => Parts::count(|parts| Sums::cut(parts, spans, self.leaf_len())),
+        }
+    }
+
+    /// Elements of the scratch of a thread: in every phase other ones.
+    pub fn scratch(&self) -> usize {
+        let logits = Parts::count(|parts| LogitScratch::cut(parts, self));
+        let gradients = Parts::count(|parts| GradientScratch::cut(parts, self));
+        logits.max(if self.asked.gradients() { gradients } else { 0 })
+    }
+
+    /// The classes of a tile.
+    pub fn classes(&self, tile: usize) -> std::ops::Range<usize> {
+        tile * TILE..self.vocab.min((tile + 1) * TILE)
+    }
+}

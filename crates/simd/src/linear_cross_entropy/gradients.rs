@@ -1,0 +1,283 @@
+//! What the gradients of kept logits add to dh, dw and dbias: (C16)–(C19).
+
+use super::cut::{GradientScratch, TILE};
+use super::gradient::{LogitGradients, Pull, Pulls};
+use super::logits::SLICE;
+use super::operands::Gradients;
+use super::pack;
+use super::partial::Partial;
+use super::products::{Bands, BiasRows, HeadRows, HiddenLeaf};
+use super::sums::Sums;
+use super::tokens::Token;
+use super::totals::Sweep;
+use crate::element::TensorMut;
+use crate::parallel::share;
+use crate::tile::{BAND, STRIDE};
+use crate::tiles::{cut_along, tiles};
+use crate::workspace::Parts;
+use ndarray::{Ix2, s};
+use std::iter::repeat_with;
+use std::ops::Range;
+
+/// Some tokens of a sweep in a span of tiles, whose logits are kept.
+pub struct Kept<'k> {
+    pub tokens: &'k [Token],
+    pub pulls: &'k [Pull],
+    pub totals: &'k [Partial],
+    pub span: Range<usize>,
+    /// Whether some entropy has a cotangent.
+    pub entropy: bool,
+}
+
+impl Sweep<'_, '_> {
+    /// (C16), in place of the logits.
+    pub fn logit_gradients(&self, kept: &Kept<'_>, store: &mut [f32]) {
+        let cut = self.cut;
+        let totals = kept.totals.chunks(cut.range);
+        let ranges = kept.tokens.chunks(cut.range).zip(kept.pulls.chunks(cut.range)).zip(totals);
+        let stores = store.chunks_mut(kept.span.len() * cut.tile_len());
+        let tasks = ranges.zip(stores).flat_map(|(range, store)| {
+            kept.span.clone().zip(store.chunks_mut(cut.tile_len())).map(move |place| (range, place))
+        });
+        let enter = |_| ([0.0; TILE], [0.0; 6 * BAND]);
+        share(
+            0..cut.threads,
+            enter,
+            tasks,
+            |(((tokens, pulls), totals), (tile, z)), (weights, side)| {
+                let classes = cut.classes(tile);
+                let weights = self.class_weights(&classes, weights);
+                let bands = tokens.chunks(BAND).zip(pulls.chunks(BAND)).zip(totals.chunks(BAND));
+                for (z, ((tokens, pulls), totals)) in z.chunks_mut(cut.padded * BAND).zip(bands) {
+                    let mut side = Pulls::cut(&mut Parts::of(side), BAND);
+                    side.fill(pulls, totals);
+                    cut.level.run(LogitGradients {
+                        link: self.link,
+                        first: classes.start,
+                        weights,
+                        classes: classes.len(),
+                        z,
+                        tokens,
+                        pulls,
+                        totals,
+                        side: &side,
+                        entropy: kept.entropy,
+                        smoothing: self.wanted.s,
+                    });
+                }
+            },
+        );
+    }
+
+    /// (C18) and (C19): added to the rows of dw of the span, which begin with 0 where `fresh`, and to dbias.
+    pub fn head_gradients(
+        &self,
+        kept: &Kept<'_>,
+        (store, along): (&[f32], &[f32]),
+        dw: Option<(&mut [f32], usize)>,
+        dbias: Option<&mut [f32]>,
+        fresh: bool,
+        scratch: &mut [f32],
+    ) {
+        let cut = self.cut;
+        let classes = kept.span.start * TILE..cut.vocab.min(kept.span.end * TILE);
+        // With few tiles, some register blocks of rows each.
+        let parts = (4 * cut.threads).div_ceil(kept.span.len());
+        let part = TILE.div_ceil(parts).next_multiple_of(cut.rows).min(TILE);
+        let stride = dw.as_ref().map_or(0, |(_, stride)| *stride);
+        let mut rows = dw.map(|(dw, stride)| {
+            let tiles = dw.chunks_mut(TILE * stride);
+            tiles.flat_map(move |tile| tile.chunks_mut(part * stride))
+        });
+        let rows = repeat_with(move || rows.as_mut().and_then(Iterator::next));
+        let mut sums = dbias.map(|dbias| {
+            let tiles = dbias[classes.clone()].chunks_mut(TILE);
+            tiles.flat_map(move |tile| tile.chunks_mut(part))
+        });
+        let sums = repeat_with(move || sums.as_mut().and_then(Iterator::next));
+        let places = tiles(classes, TILE).enumerate().flat_map(|(tile, classes)| {
+            tiles(0..classes.len(), part).map(move |rows| (tile, rows))
+        });
+        let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
+        let enter = |room| GradientScratch::cut(&mut Parts::of(room), cut);
+        share(rooms, enter, places.zip(rows).zip(sums), |((place, dw), dbias), scratch| {
+            let (tile, rows) = place;
+            let bands = Bands {
+                store,
+                tiles: kept.span.len(),
+                tile,
+                per_range: cut.range / BAND,
+                padded: cut.padded,
+            };
+            if let Some(sums) = dbias {
+                for (number, tokens) in kept.tokens.chunks(BAND).enumerate() {
+                    let band = bands.from(number, rows.start);
+                    cut.level.run(BiasRows { band, sums, tokens: tokens.len() });
+                }
+            }
+            if let Some(dw) = dw {
+                self.head_rows(kept, bands, rows, along, (dw, stride), fresh, scratch.rows);
+            }
+        });
+    }
+
+    /// (C18) of some rows of a tile, a slice of their elements at a time in memory of the thread.
+    #[allow(clippy::too_many_arguments)]
+    fn head_rows(
+        &self,
+        kept: &Kept<'_>,
+        bands: Bands<'_>,
+        rows: Range<usize>,
+        along: &[f32],
+        (dw, stride): (&mut [f32], usize),
+        fresh: bool,
+        sums: &mut [f32],
+    ) {
+        let cut = self.cut;
+        for elements in tiles(0..cut.dim, SLICE) {
+            if !fresh {
+                for (sums, dw) in sums.chunks_mut(STRIDE).zip(dw.chunks(stride)) {
+                    sums[..elements.len()].copy_from_slice(&dw[elements.clone()]);
+                }
+            }
+            cut.level.run(HeadRows {
+                bands,
+                first: rows.start,
+                classes: rows.len(),
+                tokens: kept.tokens.len(),
+                h: &along[elements.start * cut.chunk..],
+                panel: cut.chunk * cut.cols,
+                elements: elements.len(),
+                sums,
+                fresh,
+            });
+            for (sums, dw) in sums.chunks(STRIDE).zip(dw.chunks_mut(stride)) {
+                dw[elements.clone()].copy_from_slice(&sums[..elements.len()]);
+            }
+        }
+    }
+
+    /// (C17): added to the sums of dh of these tokens.
+    pub fn hidden_gradient(
+        &self,
+        kept: &Kept<'_>,
+        store: &[f32],
+        sums: &mut [f32],
+        scratch: &mut [f32],
+    ) {
+        let cut = self.cut;
+        let blocks =
+            tiles(0..kept.tokens.len(), cut.range).flat_map(|range| tiles(range, cut.block));
+        let places = blocks.flat_map(|block| {
+            tiles(0..cut.dim, SLICE).map(move |elements| (block.clone(), elements))
+        });
+        let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
+        let enter = |room| GradientScratch::cut(&mut Parts::of(room), cut);
+        let tasks = places.zip(sums.chunks_mut(cut.slab()));
+        share(rooms, enter, tasks, |((block, elements), slab), scratch| {
+            let all = self.block(kept, store, block, elements, scratch);
+            let spans = cut.spans();
+            if spans == 1 {
+                return slab.copy_from_slice(all);
+            }
+            let span = kept.span.start / cut.span;
+            let sums = Sums::cut(&mut Parts::of(slab), spans, cut.leaf_len());
+            let mut sums = sums.after(span);
+            sums.push(cut.level, |to| to.copy_from_slice(all));
+            if span + 1 == spans {
+                sums.finish(cut.level);
+            }
+        });
+    }
+
+    /// (C17) of some tokens and elements over the tiles of the span.
+    fn block<'s>(
+        &self,
+        kept: &Kept<'_>,
+        store: &[f32],
+        block: Range<usize>,
+        elements: Range<usize>,
+        scratch: &'s mut GradientScratch<'_>,
+    ) -> &'s [f32] {
+        let cut = self.cut;
+        let (range, within) = (block.start / cut.range, block.start % cut.range);
+        let GradientScratch { rows, sums } = scratch;
+        sums.clear();
+        for (number, tile) in kept.span.clone().enumerate() {
+            let classes = cut.classes(tile);
+            pack::slice(self.operands.w, &classes, elements.clone(), cut.rows, rows);
+            let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
+            sums.push(cut.level, |sums| {
+                cut.level.run(HiddenLeaf {
+                    da: &store[place..],
+                    padded: cut.padded,
+                    classes: classes.len(),
+                    tokens: block.len(),
+                    w: rows,
+                    elements: elements.len(),
+                    sums,
+                    stride: cut.block,
+                });
+            });
+        }
+        sums.finish(cut.level)
+    }
+
+    /// Writes dh of these tokens from their sums. The rows of the others must be 0 already.
+    pub fn write_hidden(&self, tokens: &[Token], sums: &[f32], dh: &mut TensorMut<'_, Ix2>) {
+        let cut = self.cut;
+        let done = match cut.spans() {
+            1 => 0,
+            spans => (1 + spans.trailing_zeros() as usize) * cut.leaf_len(),
+        };
+        let blocks = || tokens.chunks(cut.range).flat_map(|range| range.chunks(cut.block));
+        let spans = blocks().map(|tokens| tokens[0].index..tokens[tokens.len() - 1].index + 1);
+        let rows = cut_along(dh.view_mut(), 0, spans);
+        let tasks = blocks().zip(rows).zip(sums.chunks(cut.slices() * cut.slab()));
+        share(
+            0..cut.threads,
+            |_| [0.0; SLICE],
+            tasks,
+            |((tokens, mut dh), sums), row| {
+                for (elements, sums) in tiles(0..cut.dim, SLICE).zip(sums.chunks(cut.slab())) {
+                    for (i, token) in tokens.iter().enumerate() {
+                        let column = sums[done + i..].iter().step_by(cut.block);
+                        let row = &mut row[..elements.len()];
+                        row.iter_mut().zip(column).for_each(|(x, &sum)| *x = sum);
+                        let at = token.index - tokens[0].index;
+                        let place = dh.view_mut().slice(s![at, elements.clone()]);
+                        { place }.write(row, 1.0);
+                    }
+                }
+            },
+        );
+    }
+
+    /// Writes rows of dw from sums that were kept apart.
+    pub fn write_head(&self, sums: &[f32], dw: TensorMut<'_, Ix2>) {
+        let (classes, stride) = (dw.shape()[0], self.cut.dim.next_multiple_of(self.cut.cols));
+        let rows = cut_along(dw, 0, tiles(0..classes, TILE));
+        let tasks = rows.zip(sums.chunks(TILE * stride));
+        share(
+            0..self.cut.threads,
+            |_| (),
+            tasks,
+            |(mut dw, sums), ()| {
+                dw.write_rows(sums, stride, 1.0);
+            },
+        );
+    }
+}
+
+/// Where dw is written: in place where it is summed, if there it can be.
+pub fn in_place<'d>(dw: &'d mut TensorMut<'_, Ix2>) -> Option<&'d mut [f32]> {
+    match dw {
+        TensorMut::F32(dw) => dw.as_slice_mut(),
+        _ => None,
+    }
+}
+
+/// Whether the sums of dw must be kept beside it.
+pub fn is_apart(gradients: &mut Gradients<'_>) -> bool {
+    gradients.dw.as_mut().is_some_and(|dw| in_place(dw).is_none())
+}

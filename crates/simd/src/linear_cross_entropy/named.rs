@@ -1,0 +1,279 @@
+//! Every pass by name.
+
+use super::cut::{Asked, Cut};
+use super::gradient::Pull;
+use super::gradients::{Kept, in_place, is_apart};
+use super::logits::{Link, Wanted};
+use super::operands::{Cotangents, Gradients, Operands, Outputs};
+use super::output::write;
+use super::partial::Partial;
+use super::sweeps::sweeps;
+use super::tokens::{Token, Tokens};
+use super::totals::Sweep;
+use super::{cut, pack};
+use crate::known::Known;
+use crate::named::Inputs;
+use crate::parallel::share;
+use crate::tiles::tiles;
+use crate::workspace::{Lists, Parts};
+use crate::{Options, Workspace};
+use etalon_problem::{Error, LinearCrossEntropy, Pass, Views, ViewsMut};
+use ndarray::s;
+
+/// Runs a pass; its inputs and the places of its outputs have been checked.
+pub fn run(
+    workspace: &Workspace,
+    known: &Known,
+    problem: &LinearCrossEntropy,
+    inputs: &Views<'_>,
+    out: &mut ViewsMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    let operands = Operands::new(Inputs(inputs))?;
+    let cotangents = match known.pass {
+        Pass::Forward => Cotangents::default(),
+        _ => Cotangents::new(Inputs(inputs))?,
+    };
+    let outputs = match known.pass {
+        Pass::Backward => Outputs::default(),
+        _ => Outputs::new(out)?,
+    };
+    let mut gradients = Gradients::new(out, known.pass)?;
+    let asked = Asked {
+        totals: false,
+        dh: gradients.dh.is_some(),
+        dw: gradients.dw.is_some(),
+        dbias: gradients.dbias.is_some(),
+        dw_apart: is_apart(&mut gradients),
+    };
+    let lists = workspace.lists(lists_bytes(problem), "the tokens that count")?;
+    let tokens = Tokens::new(problem, &operands, &lists)?;
+    let sweeps = sweeps(problem, options, asked);
+    let pass = First { operands, cotangents, tokens, link: Link::new(problem) };
+    pass.run(workspace, &lists, sweeps, outputs, gradients)
+}
+
+/// Bytes of what is kept of every token, and of every tile.
+pub fn lists_bytes(problem: &LinearCrossEntropy) -> usize {
+    let token = size_of::<Token>() + size_of::<Partial>() + size_of::<Pull>();
+    let tiles = problem.vocab.div_ceil(cut::TILE).saturating_mul(size_of::<f32>());
+    problem.tokens.saturating_mul(token).saturating_add(tiles).saturating_add(256)
+}
+
+/// A forward or backward pass, or both at once.
+struct First<'a> {
+    operands: Operands<'a>,
+    cotangents: Cotangents<'a>,
+    tokens: Tokens<'a>,
+    link: Link,
+}
+
+impl First<'_> {
+    fn run(
+        &self,
+        workspace: &Workspace,
+        lists: &Lists,
+        sweeps: [Option<Cut>; 3],
+        outputs: Outputs<'_>,
+        mut gradients: Gradients<'_>,
+    ) -> Result<(), Error> {
+        let (problem, counted) = (self.tokens.problem, self.tokens.counted);
+        let weights = self.tile_weights(lists)?;
+        let zero = Partial { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
+        let totals = lists.repeat(counted.len(), zero, "the totals of tokens")?;
+        let pulls = match sweeps.iter().flatten().any(|cut| cut.asked.gradients()) {
+            true => lists.repeat(counted.len(), Pull::default(), "what tokens pull with")?,
+            false => &mut [],
+        };
+        let bytes = sweeps.iter().flatten().map(Cut::bytes).max().unwrap_or(0);
+        let what = "packed operands, logits, sums and the scratch of threads";
+        let mut room = workspace.room(bytes / size_of::<f32>(), what)?;
+        // From here on nothing fails.
+        clear(&mut gradients, counted.len() < problem.tokens, counted.is_empty());
+        let wanted = Wanted {
+            u: outputs.entropy.is_some() || self.cotangents.dentropy.is_some(),
+            s: problem.label_smoothing > 0.0,
+            argmax: outputs.argmax.is_some(),
+        };
+        for cut in sweeps.iter().flatten() {
+            let sweep = Sweep { cut, operands: &self.operands, link: self.link, wanted, weights };
+            let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
+            self.sweep(&sweep, shared, scratch, (totals, pulls), &mut gradients);
+        }
+        write(&self.tokens, totals, outputs);
+        Ok(())
+    }
+
+    /// Σ cw of every tile.
+    fn tile_weights<'l>(&self, lists: &'l Lists) -> Result<&'l [f32], Error> {
+        let vocab = self.tokens.problem.vocab;
+        let weights = lists.repeat(vocab.div_ceil(cut::TILE), 0.0, "weights of tiles")?;
+        for (weight, classes) in weights.iter_mut().zip(tiles(0..vocab, cut::TILE)) {
+            *weight = match self.operands.class_weights {
+                Some(all) => {
+                    all.slice(s![classes]).iter().map(|&x| f64::from(x)).sum::<f64>() as f32
+                }
+                None => classes.len() as f32,
+            };
+        }
+        Ok(weights)
+    }
+
+    /// One sweep over all tokens and classes.
+    fn sweep(
+        &self,
+        sweep: &Sweep<'_, '_>,
+        room: &mut [f32],
+        scratch: &mut [f32],
+        (totals, pulls): (&mut [Partial], &mut [Pull]),
+        gradients: &mut Gradients<'_>,
+    ) {
+        let (cut, counted) = (sweep.cut, self.tokens.counted);
+        let shared = &mut cut.shared(&mut Parts::of(room));
+        if let Some(sums) = cut.asked.dbias.then_some(&mut *shared.dbias) {
+            sums.fill(0.0);
+        }
+        let chunks = counted.len().div_ceil(cut.chunk);
+        let spans = cut.spans();
+        let mut packed = None;
+        for step in 0..chunks * spans {
+            let (chunk, span) = match cut.classes_outside {
+                true => (step % chunks, step / chunks),
+                false => (step / spans, step % spans),
+            };
+            let here = chunk * cut.chunk..counted.len().min((chunk + 1) * cut.chunk);
+            let tokens = &counted[here.clone()];
+            if packed != Some(chunk) {
+                self.pack(cut, tokens, shared);
+                packed = Some(chunk);
+            }
+            let span = span * cut.span..cut.tiles.min((span + 1) * cut.span);
+            let store = cut.asked.gradients().then_some(&mut *shared.store);
+            sweep.logits(tokens, span.clone(), shared.across, store, shared.nodes, scratch);
+            if cut.asked.totals {
+                sweep.totals(tokens, shared.nodes, &mut totals[here.clone()]);
+                self.pull(cut, tokens, &totals[here.clone()], pulls.get_mut(here.clone()));
+            }
+            if cut.asked.gradients() {
+                let entropy = self.cotangents.dentropy.is_some();
+                let kept = Kept {
+                    tokens,
+                    pulls: &pulls[here.clone()],
+                    totals: &totals[here],
+                    span,
+                    entropy,
+                };
+                self.gradients(sweep, &kept, (chunk, chunks), shared, scratch, gradients);
+            }
+        }
+        self.finish(sweep, shared, gradients);
+    }
+
+    fn pack(&self, cut: &Cut, tokens: &[Token], shared: &mut cut::Shared<'_>) {
+        pack::across(self.operands.h, tokens, cut.cols, cut.threads, shared.across);
+        if cut.asked.dw {
+            let shape = (cut.chunk, cut.cols);
+            pack::along(self.operands.h, tokens, shape, cut.threads, shared.along);
+        }
+    }
+
+    /// (C12)–(C14), where there are places for them.
+    fn pull(&self, cut: &Cut, tokens: &[Token], totals: &[Partial], pulls: Option<&mut [Pull]>) {
+        let tasks = tokens.chunks(1024).zip(totals.chunks(1024));
+        let tasks = tasks.zip(pulls.unwrap_or_default().chunks_mut(1024));
+        share(
+            0..cut.threads,
+            |_| (),
+            tasks,
+            |((tokens, totals), pulls), ()| {
+                for ((token, total), pull) in tokens.iter().zip(totals).zip(pulls) {
+                    *pull = Pull::new(&self.tokens, &self.cotangents, token, total);
+                }
+            },
+        );
+    }
+
+    /// What the logits of some tokens and tiles add to the gradients.
+    fn gradients(
+        &self,
+        sweep: &Sweep<'_, '_>,
+        kept: &Kept<'_>,
+        (chunk, chunks): (usize, usize),
+        shared: &mut cut::Shared<'_>,
+        scratch: &mut [f32],
+        gradients: &mut Gradients<'_>,
+    ) {
+        let (cut, asked) = (sweep.cut, sweep.cut.asked);
+        sweep.logit_gradients(kept, shared.store);
+        let classes = kept.span.start * cut::TILE..cut.vocab.min(kept.span.end * cut::TILE);
+        if asked.dw || asked.dbias {
+            let dw = match gradients.dw.as_mut().filter(|_| asked.dw) {
+                None => None,
+                Some(_) if asked.dw_apart => {
+                    let stride = cut.dim.next_multiple_of(cut.cols);
+                    let first = if cut.classes_outside { 0 } else { classes.start };
+                    Some((&mut shared.dw[first * stride..][..classes.len() * stride], stride))
+                }
+                Some(dw) => in_place(dw)
+                    .map(|dw| (&mut dw[classes.start * cut.dim..classes.end * cut.dim], cut.dim)),
+            };
+            let dbias = asked.dbias.then_some(&mut *shared.dbias);
+            sweep.head_gradients(
+                kept,
+                (shared.store, shared.along),
+                dw,
+                dbias,
+                chunk == 0,
+                scratch,
+            );
+        }
+        if asked.dw_apart && asked.dw && cut.classes_outside && chunk + 1 == chunks {
+            let dw = gradients.dw.as_mut().map(|dw| dw.view_mut().slice(s![classes, ..]));
+            dw.into_iter().for_each(|dw| sweep.write_head(shared.dw, dw));
+        }
+        let Some(dh) = gradients.dh.as_mut().filter(|_| asked.dh) else { return };
+        let sums = match cut.classes_outside {
+            true => {
+                let each = shared.dh.len() / cut.tokens.div_ceil(cut.chunk).max(1);
+                &mut shared.dh[chunk * each..][..each]
+            }
+            false => &mut *shared.dh,
+        };
+        sweep.hidden_gradient(kept, shared.store, sums, scratch);
+        if kept.span.end == cut.tiles {
+            sweep.write_hidden(kept.tokens, sums, dh);
+        }
+    }
+
+    /// Writes what was summed over all tokens.
+    fn finish(
+        &self,
+        sweep: &Sweep<'_, '_>,
+        shared: &cut::Shared<'_>,
+        gradients: &mut Gradients<'_>,
+    ) {
+        let asked = sweep.cut.asked;
+        if self.tokens.counted.is_empty() {
+            return;
+        }
+        if let Some(dw) = gradients.dw.as_mut().filter(|_| asked.dw && asked.dw_apart)
+            && !sweep.cut.classes_outside
+        {
+            sweep.write_head(shared.dw, dw.view_mut());
+        }
+        if let Some(dbias) = gradients.dbias.as_mut().filter(|_| asked.dbias) {
+            dbias.view_mut().write(shared.dbias, 1.0);
+        }
+    }
+}
+
+/// Fills what is not written otherwise with 0: rows of ignored tokens, and all where no token counts.
+fn clear(gradients: &mut Gradients<'_>, some_ignored: bool, all_ignored: bool) {
+    if let Some(dh) = gradients.dh.as_mut().filter(|_| some_ignored) {
+        dh.fill(0.0);
+    }
+    if all_ignored {
+        gradients.dw.iter_mut().for_each(|dw| dw.fill(0.0));
+        gradients.dbias.iter_mut().for_each(|dbias| dbias.fill(0.0));
+    }
+}

@@ -1,0 +1,95 @@
+//! What the passes read and write, without the element types.
+
+use crate::element::{Tensor, TensorMut};
+use crate::named::{Inputs, float_place, integer_place, place};
+use etalon_problem::{Error, Pass, ViewsMut};
+use ndarray::{ArrayView1, ArrayViewD, ArrayViewMut1, ArrayViewMutD, Ix0, Ix1, Ix2};
+
+/// The inputs of a pass; each with its tangent, of which the first order has none.
+#[derive(Clone, Copy)]
+pub struct Operands<'a> {
+    pub h: Tensor<'a, Ix2>,
+    pub w: Tensor<'a, Ix2>,
+    pub bias: Option<Tensor<'a, Ix1>>,
+    pub targets: ArrayView1<'a, i64>,
+    pub class_weights: Option<ArrayView1<'a, f32>>,
+    pub token_weights: Option<ArrayView1<'a, f32>>,
+}
+
+impl<'a> Operands<'a> {
+    pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {
+        Ok(Operands {
+            h: x.needed("h")?,
+            w: x.needed("w")?,
+            bias: x.tensor("bias")?,
+            targets: x.integer("targets")?,
+            class_weights: x.float("class_weights")?,
+            token_weights: x.float("token_weights")?,
+        })
+    }
+}
+
+/// The cotangents of the outputs; what is absent is 0.
+#[derive(Clone, Default)]
+pub struct Cotangents<'a> {
+    pub dloss: Option<ArrayViewD<'a, f32>>,
+    pub dlse: Option<ArrayView1<'a, f32>>,
+    pub dlogprob: Option<ArrayView1<'a, f32>>,
+    pub dentropy: Option<ArrayView1<'a, f32>>,
+}
+
+impl<'a> Cotangents<'a> {
+    pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {
+        Ok(Cotangents {
+            dloss: x.float("dloss")?,
+            dlse: x.float("dlse")?,
+            dlogprob: x.float("dlogprob")?,
+            dentropy: x.float("dentropy")?,
+        })
+    }
+}
+
+/// Where the outputs of the forward pass are written; what has no place is not computed.
+#[derive(Default)]
+pub struct Outputs<'o> {
+    pub loss: Option<ArrayViewMutD<'o, f32>>,
+    pub lse: Option<ArrayViewMut1<'o, f32>>,
+    pub logprob: Option<ArrayViewMut1<'o, f32>>,
+    pub entropy: Option<ArrayViewMut1<'o, f32>>,
+    pub argmax: Option<ArrayViewMut1<'o, i64>>,
+    pub n_valid: Option<&'o mut i64>,
+    pub normaliser: Option<&'o mut f32>,
+}
+
+impl<'o> Outputs<'o> {
+    pub fn new(out: &mut ViewsMut<'o>) -> Result<Self, Error> {
+        let n_valid = integer_place::<Ix0>(out, "n_valid")?;
+        let normaliser = float_place::<Ix0>(out, "normaliser")?;
+        Ok(Outputs {
+            loss: float_place(out, "loss")?,
+            lse: float_place(out, "lse")?,
+            logprob: float_place(out, "logprob")?,
+            entropy: float_place(out, "entropy")?,
+            argmax: integer_place(out, "argmax")?,
+            n_valid: n_valid.map(|x| x.into_scalar()),
+            normaliser: normaliser.map(|x| x.into_scalar()),
+        })
+    }
+}
+
+/// Where the gradients of a backward pass are written.
+#[derive(Default)]
+pub struct Gradients<'o> {
+    pub dh: Option<TensorMut<'o, Ix2>>,
+    pub dw: Option<TensorMut<'o, Ix2>>,
+    pub dbias: Option<TensorMut<'o, Ix1>>,
+}
+
+impl<'o> Gradients<'o> {
+    pub fn new(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Self, Error> {
+        if pass == Pass::Forward {
+            return Ok(Gradients::default());
+        }
+        Ok(Gradients { dh: place(out, "dh")?, dw: place(out, "dw")?, dbias: place(out, "dbias")? })
+    }
+}

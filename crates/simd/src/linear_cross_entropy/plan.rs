@@ -1,0 +1,66 @@
+//! What the passes of linear cross-entropy will do.
+
+use super::cut::{Asked, Cut, TILE};
+use super::named::lists_bytes;
+use super::sweeps::sweeps;
+use crate::known::Known;
+use crate::{Buffer, Element, Options, Plan, Strategy, Workspace};
+use etalon_problem::{Blocking, Dtype, Error, LinearCrossEntropy, Pass};
+
+/// Bytes that are allocated together.
+const PAGE: usize = 4 << 10;
+
+/// What a pass will do in rayon's current pool, every gradient being asked for in arrays whose rows lie end
+/// to end; and what it allocates for it, [`Plan::workspace_bytes`]. `blocking` is tokens and classes whose
+/// logits exist at the same time.
+pub fn plan<T: Element>(
+    problem: &LinearCrossEntropy,
+    pass: Pass,
+    options: &Options,
+) -> Result<Plan, Error> {
+    let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
+    let asked = match pass {
+        Pass::Forward => Asked::default(),
+        Pass::Backward | Pass::ForwardBackward => Asked {
+            totals: false,
+            dh: true,
+            dw: true,
+            dbias: problem.bias,
+            dw_apart: T::DTYPE != Dtype::F32,
+        },
+        _ => {
+            let expected = "one of linear_cross_entropy in the simd tier";
+            return Err(Error::value("pass", expected, pass));
+        }
+    };
+    let sweeps = sweeps(problem, options, asked);
+    let count = sweeps.iter().flatten().count();
+    let strategy = match count {
+        _ if pass == Pass::Forward => None,
+        1 => Some(Strategy::OnePass),
+        2 => Some(Strategy::Recompute),
+        _ => Some(Strategy::Separate),
+    };
+    // The sweeps take turns at the same memory: that of the largest is there.
+    let largest = sweeps.iter().flatten().max_by_key(|cut| cut.bytes());
+    let mut buffers = largest.map(Cut::buffers).unwrap_or_default();
+    // A list takes whole pages.
+    let lists = lists_bytes(problem).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
+    buffers.push(Buffer::parts("sums of tokens", 1, lists));
+    buffers.push(Buffer::parts("tensors", 1, known.bytes()));
+    buffers.retain(|buffer| buffer.bytes > 0);
+    let last = sweeps.iter().flatten().last();
+    let gradients = if pass == Pass::Forward { 0 } else { 2 };
+    Ok(Plan {
+        blocking: Blocking {
+            queries: last.map_or(1, |cut| cut.chunk.min(problem.tokens.max(1))),
+            keys: last.map_or(1, |cut| cut.span.saturating_mul(TILE).min(problem.vocab)),
+        },
+        mode: None,
+        products: count + gradients,
+        interval: None,
+        strategy,
+        together: last.map_or(1, |cut| cut.threads),
+        buffers,
+    })
+}

@@ -1,0 +1,140 @@
+//! The products with the gradients of logits, which lie in bands:
+//!
+//! ```text
+//! (C17) dh_i    = Σ_v da_iv w_v        leaf by leaf: 256 classes at most
+//! (C18) dw_v    = Σ_i da_iv h_i        token by token
+//! (C19) dbias_v = Σ_i da_iv            band by band
+//! ```
+
+use crate::lanes::{Isa, Kernel, Lanes};
+use crate::tile::{BAND, STRIDE, Tile};
+use crate::tiles::tiles;
+
+/// The bands whose tokens a product reads at a time: their columns of h stay in the L1 cache.
+const DEEP: usize = 3;
+
+/// Classes that a product reads at a time: their gradients for some tokens stay in the L1 cache.
+const SHALLOW: usize = 128;
+
+/// Some elements of dh of some tokens, transposed, from one tile of classes.
+pub struct HiddenLeaf<'a> {
+    /// da: bands `[…][padded][BAND]`.
+    pub da: &'a [f32],
+    pub padded: usize,
+    pub classes: usize,
+    pub tokens: usize,
+    /// These elements of the rows of w, [`STRIDE`] apart.
+    pub w: &'a [f32],
+    pub elements: usize,
+    /// A row for every element, and more up to whole register blocks; `stride` tokens, a multiple of COLS.
+    pub sums: &'a mut [f32],
+    pub stride: usize,
+}
+
+impl Kernel for HiddenLeaf<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let HiddenLeaf { da, padded, classes, tokens, w, elements, sums, stride } = self;
+        for part in tiles(0..classes, SHALLOW) {
+            let w = &w[part.start * STRIDE..];
+            for first in (0..tokens).step_by(I::Tile::COLS) {
+                let da = &da[(first / BAND * padded + part.start) * BAND + first % BAND..];
+                for row in (0..elements).step_by(I::Tile::ROWS) {
+                    let sums = &mut sums[row * stride + first..];
+                    let mut tile = match part.start {
+                        0 => I::Tile::zero(isa),
+                        _ => I::Tile::load(isa, sums, stride),
+                    };
+                    tile.add_columns_band(isa, &w[row..], da, part.len());
+                    tile.store(sums, stride);
+                }
+            }
+        }
+    }
+}
+
+/// Where the bands of a tile lie: those of some ranges of tokens, each behind those of other tiles.
+#[derive(Clone, Copy)]
+pub struct Bands<'a> {
+    /// `[range][tile][per_range][padded][BAND]`
+    pub store: &'a [f32],
+    pub tiles: usize,
+    pub tile: usize,
+    pub per_range: usize,
+    pub padded: usize,
+}
+
+impl<'a> Bands<'a> {
+    /// The band of this number, from one of its rows on.
+    #[inline(always)]
+    pub fn from(&self, number: usize, row: usize) -> &'a [f32] {
+        let (range, band) = (number / self.per_range, number % self.per_range);
+        let place = (range * self.tiles + self.tile) * self.per_range + band;
+        &self.store[(place * self.padded + row) * BAND..]
+    }
+}
+
+/// Some elements of dw of some classes of a tile, from all tokens of a chunk.
+pub struct HeadRows<'a> {
+    /// da of the tile, and the first of its classes.
+    pub bands: Bands<'a>,
+    pub first: usize,
+    pub classes: usize,
+    pub tokens: usize,
+    /// These elements of the rows of h along: `[⌈elements/COLS⌉][chunk][COLS]`.
+    pub h: &'a [f32],
+    /// Elements of a panel of h.
+    pub panel: usize,
+    pub elements: usize,
+    /// Rows [`STRIDE`] apart, up to whole register blocks, and whether they begin with 0.
+    pub sums: &'a mut [f32],
+    pub fresh: bool,
+}
+
+impl Kernel for HeadRows<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        let HeadRows { bands, first, classes, tokens, h, panel, elements, sums, fresh } = self;
+        let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
+        for deep in tiles(0..tokens.div_ceil(BAND), DEEP) {
+            let fresh = fresh && deep.start == 0;
+            for col in (0..elements).step_by(cols) {
+                let h = &h[col / cols * panel..];
+                for row in (0..classes).step_by(rows) {
+                    let sums = &mut sums[row * STRIDE + col..];
+                    let mut tile = match fresh {
+                        true => I::Tile::zero(isa),
+                        false => I::Tile::load(isa, sums, STRIDE),
+                    };
+                    for band in deep.clone() {
+                        let (da, start) = (bands.from(band, first + row), band * BAND);
+                        let depth = BAND.min(tokens - start);
+                        tile.add_band_rows(isa, da, &h[start * cols..], depth);
+                    }
+                    tile.store(sums, STRIDE);
+                }
+            }
+        }
+    }
+}
+
+/// (C19) of the rows of one band, added to `sums`.
+pub struct BiasRows<'a> {
+    pub band: &'a [f32],
+    pub sums: &'a mut [f32],
+    /// How many of the band's tokens there are; those up to a whole register hold 0.
+    pub tokens: usize,
+}
+
+impl Kernel for BiasRows<'_> {
+    #[inline(always)]
+    fn run<I: Isa>(self, isa: I) {
+        for (sum, row) in self.sums.iter_mut().zip(self.band.chunks_exact(BAND)) {
+            let mut all = I::F32::splat(isa, 0.0);
+            for first in (0..self.tokens).step_by(I::F32::N) {
+                all = all + I::F32::load(isa, &row[first..]);
+            }
+            *sum += all.reduce_add();
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! Which sweeps a pass makes, within its budget.
+
+use super::cut::{Asked, Cut, RANGE, TILE};
+use crate::tile::BAND;
+use crate::{Level, Options};
+use etalon_problem::LinearCrossEntropy;
+
+/// The sweeps of a pass.
+pub fn sweeps(problem: &LinearCrossEntropy, options: &Options, asked: Asked) -> [Option<Cut>; 3] {
+    let (threads, budget) = (rayon::current_num_threads(), options.memory_budget);
+    match asked.gradients() {
+        true => gradients(problem, options.level, asked, threads, budget),
+        false => [Some(totals(problem, options.level, threads, budget)), None, None],
+    }
+}
+
+/// A sweep for the totals alone, within a budget of bytes.
+fn totals(problem: &LinearCrossEntropy, level: Level, threads: usize, budget: usize) -> Cut {
+    let asked = Asked { totals: true, ..Asked::default() };
+    let cut = |chunk, threads| Cut::new(problem, level, asked, (chunk, usize::MAX), threads);
+    affordable(problem.tokens, threads, budget, 1, cut).unwrap_or_else(|| cut(BAND, 1))
+}
+
+/// The sweeps of a backward pass: one, in which the totals come along, or else a sweep for the totals
+/// and one or two for the gradients.
+fn gradients(
+    problem: &LinearCrossEntropy,
+    level: Level,
+    asked: Asked,
+    threads: usize,
+    budget: usize,
+) -> [Option<Cut>; 3] {
+    let tokens = problem.tokens;
+    let whole = |asked: Asked| {
+        let cut = move |chunk, threads| {
+            Cut::new(problem, level, Asked { totals: true, ..asked }, (chunk, usize::MAX), threads)
+        };
+        affordable(tokens, threads, budget, FEW, cut)
+    };
+    if let Some(cut) = whole(asked) {
+        return [Some(cut), None, None];
+    }
+    let totals = totals(problem, level, threads, budget);
+    if let Some(cut) = again(problem, level, asked, threads, budget) {
+        return [Some(totals), Some(cut), None];
+    }
+    let dh = Asked { dh: true, ..Asked::default() };
+    let dw = Asked { dh: false, ..asked };
+    let least = |asked: Asked| Cut {
+        classes_outside: asked == dw && asked.dw_apart,
+        ..Cut::new(problem, level, asked, (BAND, 1), 1)
+    };
+    let sweep = |part: Asked| {
+        let sweep = again(problem, level, part, threads, budget);
+        part.gradients().then(|| sweep.unwrap_or_else(|| least(part)))
+    };
+    [Some(totals), asked.dh.then(|| sweep(dh)).flatten(), sweep(dw)]
+}
+
+/// A sweep that computes the logits again, as many tokens and classes at a time as fit.
+fn again(
+    problem: &LinearCrossEntropy,
+    level: Level,
+    asked: Asked,
+    threads: usize,
+    budget: usize,
+) -> Option<Cut> {
+    let tiles = problem.vocab.div_ceil(TILE);
+    let apart = asked.dw && asked.dw_apart;
+    let threads = [threads, threads.div_ceil(2), 1];
+    let tokens = [RANGE, 8 * BAND, 6 * BAND, 4 * BAND, 3 * BAND, 2 * BAND, BAND];
+    let tokens = tokens.into_iter().filter(|&chunk| chunk < problem.tokens + BAND);
+    tokens.flat_map(|chunk| threads.map(|threads| (chunk, threads))).find_map(|(chunk, threads)| {
+        let spans = (0..=tiles.ilog2()).rev().map(|k| 1 << k);
+        let mut spans = spans.filter(|&span| span >= LEAST.min(tiles)).map(|span| {
+            let cut = Cut::new(problem, level, asked, (chunk, span), threads);
+            Cut { classes_outside: apart, ..cut }
+        });
+        spans.find(|cut| cut.bytes() <= budget)
+    })
+}
+
+/// Fewer tokens than these are not worth keeping all of their logits: w is read and packed for each lot.
+const FEW: usize = 2 * BAND;
+
+/// Tiles that a sweep takes at a time, at least, if it can.
+const LEAST: usize = 2;
+
+/// The most tokens at a time, at least `few` or all, and then the most threads, that a budget affords.
+fn affordable(
+    tokens: usize,
+    threads: usize,
+    budget: usize,
+    few: usize,
+    cut: impl Fn(usize, usize) -> Cut,
+) -> Option<Cut> {
+    let few = few.min(tokens).max(1);
+    [threads, threads.div_ceil(2), threads.div_ceil(4), 1].into_iter().find_map(|threads| {
+        let mut chunk = tokens.next_multiple_of(BAND).max(BAND);
+        loop {
+            let cut = cut(chunk, threads);
+            let bytes = cut.bytes();
+            if bytes <= budget {
+                return Some(cut);
+            }
+            // In proportion, a little less, and always less.
+            let less = (chunk as f64 * budget as f64 / bytes as f64) as usize;
+            let less = less.max(chunk / 2).min(chunk - 1) / BAND * BAND;
+            if less < few.next_multiple_of(BAND) {
+                return None;
+            }
+            chunk = less;
+        }
+    })
+}

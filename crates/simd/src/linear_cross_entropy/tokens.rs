@@ -1,0 +1,164 @@
+//! The tokens that count, and what they weigh:
+//!
+//! ```text
+//! (C10) Z   = Σ_i κ_i cw_{y_i},  Z_z = n or Z      with `Mean`; the given number with `By`; else 1
+//! (C12) g_i = dloss κ_i / Z,     γ_i = dloss ζ κ_i ω_i / Z_z
+//! ```
+
+use super::operands::Operands;
+use crate::workspace::Lists;
+use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
+use ndarray::{ArrayView1, ArrayViewD};
+
+/// A token that counts.
+#[derive(Clone, Copy, Default)]
+pub struct Token {
+    /// Where it lies in the arrays.
+    pub index: usize,
+    /// y_i
+    pub target: u32,
+    /// cw_{y_i}
+    pub class_weight: f32,
+}
+
+/// The tokens that count, in their order, and by what their losses are divided.
+pub struct Tokens<'a> {
+    pub problem: &'a LinearCrossEntropy,
+    pub counted: &'a [Token],
+    /// Z of (C10).
+    pub z: f64,
+    /// Z_z of (C10).
+    z_lse: f64,
+    /// κ
+    weights: Option<ArrayView1<'a, f32>>,
+    /// Σ_v cw_v
+    pub class_weights: f64,
+}
+
+impl<'a> Tokens<'a> {
+    /// Fails at a target that is no class, and where nothing is left to average if the problem wants that.
+    pub fn new(
+        problem: &'a LinearCrossEntropy,
+        operands: &Operands<'a>,
+        lists: &'a Lists,
+    ) -> Result<Self, Error> {
+        if u32::try_from(problem.vocab).is_err() {
+            let expected = format!("at most {} in the simd tier", u32::MAX);
+            return Err(Error::value("vocab", expected, problem.vocab));
+        }
+        let counted = lists.repeat(problem.tokens, Token::default(), "the tokens that count")?;
+        let mut number = 0;
+        for (index, &target) in operands.targets.iter().enumerate() {
+            if target == problem.ignore_index {
+                continue;
+            }
+            let target = class(problem, index, target)?;
+            counted[number] = Token {
+                index,
+                target,
+                class_weight: operands
+                    .class_weights
+                    .map_or(1.0, |weights| weights[target as usize]),
+            };
+            number += 1;
+        }
+        let counted = &counted[..number];
+        let weights = operands.token_weights;
+        let (z, z_lse) = normalisers(problem, counted, weights)?;
+        let all = |weights: ArrayView1<'_, f32>| weights.iter().map(|&x| f64::from(x)).sum();
+        let class_weights = operands.class_weights.map_or(problem.vocab as f64, all);
+        Ok(Tokens { problem, counted, z, z_lse, weights, class_weights })
+    }
+
+    /// x / z, or what the problem wants where there is nothing to average.
+    fn share(&self, x: f64, z: f64) -> f64 {
+        if self.problem.reduction != Reduction::Mean || self.z != 0.0 {
+            return x / z;
+        }
+        match self.problem.nothing_left {
+            NothingLeft::Zero => 0.0,
+            NothingLeft::Nan | NothingLeft::Error => f64::NAN,
+        }
+    }
+
+    /// κ_i
+    fn weight(&self, token: &Token) -> f64 {
+        weight_of(self.weights, token)
+    }
+
+    /// ζ κ_i ω_i
+    fn lse_square(&self, token: &Token) -> f64 {
+        let weighted = match self.problem.lse_square_weight {
+            LseSquareWeight::Unweighted => 1.0,
+            LseSquareWeight::ClassWeight => f64::from(token.class_weight),
+        };
+        self.problem.lse_square_scale * self.weight(token) * weighted
+    }
+
+    /// κ_i ce_i and ζ κ_i ω_i lse_i², each with 0·∞ = 0.
+    pub fn terms(&self, token: &Token, cross_entropy: f64, lse: f64) -> [f64; 2] {
+        [weigh(self.weight(token), cross_entropy), weigh(self.lse_square(token), lse * lse)]
+    }
+
+    /// (C9), of the sums of both terms.
+    pub fn loss(&self, [cross_entropies, squares]: [f64; 2]) -> f64 {
+        self.share(cross_entropies, self.z) + self.share(squares, self.z_lse)
+    }
+
+    /// g_i and γ_i of (C12).
+    pub fn upstream(&self, dloss: Option<&ArrayViewD<'_, f32>>, token: &Token) -> [f64; 2] {
+        let dloss = dloss.map_or(0.0, |dloss| f64::from(at_place(self.problem, dloss, token)));
+        let g = self.share(dloss * self.weight(token), self.z);
+        [g, self.share(dloss * self.lse_square(token), self.z_lse)]
+    }
+}
+
+/// The element of a tensor in the shape of the loss that belongs to a token.
+fn at_place(problem: &LinearCrossEntropy, x: &ArrayViewD<'_, f32>, token: &Token) -> f32 {
+    let own = [token.index];
+    let place: &[usize] = if problem.reduction == Reduction::None { &own } else { &[] };
+    x[place]
+}
+
+/// The target of a token as a class.
+fn class(problem: &LinearCrossEntropy, index: usize, target: i64) -> Result<u32, Error> {
+    let class = u32::try_from(target).ok().filter(|&class| (class as usize) < problem.vocab);
+    class.ok_or_else(|| {
+        let ignored = problem.ignore_index;
+        let expected = format!("a class below {} or the ignored {ignored}", problem.vocab);
+        Error::value(format!("targets[{index}]"), expected, target)
+    })
+}
+
+/// Z and Z_z of (C10).
+fn normalisers(
+    problem: &LinearCrossEntropy,
+    counted: &[Token],
+    weights: Option<ArrayView1<'_, f32>>,
+) -> Result<(f64, f64), Error> {
+    let weight = |token: &Token| weight_of(weights, token) * f64::from(token.class_weight);
+    let z: f64 = match problem.reduction {
+        Reduction::None | Reduction::Sum => return Ok((1.0, 1.0)),
+        Reduction::By { normaliser } => return Ok((normaliser, normaliser)),
+        // From 0: an empty sum of floats would begin with −0.
+        Reduction::Mean => counted.iter().map(weight).fold(0.0, |sum, x| sum + x),
+    };
+    if z == 0.0 && problem.nothing_left == NothingLeft::Error {
+        let expected = "not 0, as there must be something left to average";
+        return Err(Error::value("normaliser", expected, z));
+    }
+    Ok(match problem.lse_square_weight {
+        LseSquareWeight::Unweighted => (z, counted.len() as f64),
+        LseSquareWeight::ClassWeight => (z, z),
+    })
+}
+
+/// κ_i
+fn weight_of(weights: Option<ArrayView1<'_, f32>>, token: &Token) -> f64 {
+    weights.map_or(1.0, |weights| f64::from(weights[token.index]))
+}
+
+/// weight · x, but 0·∞ = 0: what has no weight adds nothing, however unlikely it is.
+pub fn weigh(weight: f64, x: f64) -> f64 {
+    if weight == 0.0 && x.is_infinite() { 0.0 } else { weight * x }
+}
