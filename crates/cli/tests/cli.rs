@@ -646,8 +646,9 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
     let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
     let figures = file["figures"].as_array().unwrap();
-    // Four passes of two algorithms and three of lazy attention, with two masks; four of linear attention.
-    assert_eq!(figures.len(), 26);
+    // Four passes of two algorithms and three of lazy attention, with two masks; four of linear attention
+    // and three of linear cross-entropy.
+    assert_eq!(figures.len(), 29);
     let linear: Vec<_> =
         figures.iter().filter(|figure| figure["algorithm"] == "linear_attention").collect();
     // 2 heads of 32 tokens, of which a chunk has all.
