@@ -214,7 +214,7 @@ VOCAB = 32_000
 
 def head(shape: Shape, grad: bool = False) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     h = torch.randn(shape.length, shape.dim, requires_grad=grad)
-    w = torch.randn(VOCAB, shape.dim, requires_grad=grad)
+    w = (torch.randn(VOCAB, shape.dim) * shape.dim**-0.5).requires_grad_(grad)  # logits of a variance of 1
     return h, w, torch.randint(VOCAB, (shape.length,))
 
 

@@ -109,13 +109,16 @@ impl Bench<'_> {
         }
     }
 
-    /// The targets of linear cross-entropy: any classes.
-    fn set_targets(problem: &Problem, inputs: &mut Tensors) {
-        let Problem::LinearCrossEntropy(problem) = problem else { return };
+    /// The targets of linear cross-entropy: any classes; and a w that gives logits of a variance of 1.
+    fn set_head(&self, problem: &Problem, inputs: &mut Tensors) -> Result<(), Failure> {
+        let Problem::LinearCrossEntropy(problem) = problem else { return Ok(()) };
+        let w = inputs["w"].numbers("w")? / (problem.dim as f64).sqrt();
+        inputs.insert("w".to_string(), Tensor::round(&w, self.arguments.dtype));
         let stream = Stream::new(0, "targets");
         let class = |at: IxDyn| stream.below(at[0], problem.vocab) as f64;
         let targets = ArrayD::from_shape_fn(vec![problem.tokens], class);
         inputs.insert("targets".to_string(), Tensor::store(&targets, Stored::Integer));
+        Ok(())
     }
 
     fn figure(
@@ -132,7 +135,7 @@ impl Bench<'_> {
         let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
         let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
         self.set_lazy(problem, &mut inputs);
-        Self::set_targets(problem, &mut inputs);
+        self.set_head(problem, &mut inputs)?;
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
         inputs.extend(saved(&request, &|problem, pass, inputs, outputs| {
             run_in(&Workspace::new(), problem, pass, inputs, outputs, &options)
