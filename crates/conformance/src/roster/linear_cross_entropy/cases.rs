@@ -25,6 +25,12 @@ grid! {
             Long = "long" => [67 + stream.below(4, 80), 8, 40],
             /// Large: several tiles of tokens, of columns and of classes.
             Big = "big" => [130 + stream.below(5, 80), 47, 1500 + stream.below(6, 40)],
+            /// Large: more elements than a kernel multiplies at a time.
+            Deep = "deep" => [9, 300 + stream.below(7, 300), 70],
+            /// Large: more tokens than share what is read of w.
+            ManyTokens = "many-tokens" => [1060 + stream.below(8, 100), 5, 300],
+            /// Large: a tree of many tiles of classes.
+            ManyClasses = "many-classes" => [3, 4, 20_000 + stream.below(9, 500)],
         },
         /// What makes logits of h·w.
         link: LinkKind = "link" fn bias_softcap_scales() -> [bool; 3] {
@@ -113,7 +119,7 @@ grid! {
 const IGNORED_CLASS: i64 = 0;
 
 impl Grid for Point {
-    const LARGE: &'static [&'static str] = &["big"];
+    const LARGE: &'static [&'static str] = &["big", "deep", "many-tokens", "many-classes"];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let stream = Stream::new(seed, "problem");
