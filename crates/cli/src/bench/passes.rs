@@ -183,7 +183,7 @@ fn timed(problem: &Problem, pass: Pass) -> bool {
     !matches!(problem, Problem::LinearCrossEntropy(_)) || pass != Pass::DoubleBackward
 }
 
-/// Queries or tokens: a problem has one of the two.
+/// Queries, tokens, or targets: a problem has one of the three.
 fn length(problem: &Problem) -> usize {
     [Axis::Queries, Axis::Tokens, Axis::Targets].map(|axis| problem.extent(axis)).iter().product()
 }
