@@ -67,18 +67,21 @@ impl Family {
             Family::Portable => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("portable.cu", include_str!("kernels/portable.cu")),
             ],
             Family::Second => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("portable_second.cu", include_str!("kernels/portable_second.cu")),
             ],
             Family::Tensor => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
                 ("sm80.cu", include_str!("kernels/sm80.cu")),
             ],

@@ -27,9 +27,6 @@ DEV int thread() {
 }
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
-
 // Whether rows begin at multiples of 16 bytes and hold whole vectors of f32.
 DEV bool whole(const Rows& rows, int width) { return STORAGE == 0 && !((u64)rows.at % 16) && !(rows.stride % 4) && !(width % 4); }
 
@@ -39,7 +36,7 @@ DEV void copy_four(float* to, const Rows& rows, int row, int column, int width, 
     bool inside = row < rows.count && column < width;
     u32 at = (u32)__cvta_generic_to_shared(to);
     const element* from = inside ? rows.at + row * rows.stride + column : rows.at;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(from), "r"(inside ? 16 : 0) : "memory");
+    copy_16(at, from, inside);
     return;
   }
   float x[4];

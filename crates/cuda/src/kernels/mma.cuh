@@ -15,8 +15,6 @@ DEV u32 shared(const void* x) { return (u32)__cvta_generic_to_shared(x); }
 
 // ---- feed: cp.async --------------------------------------------------------------------------------------------------
 template <int N> DEV u32 place(u32 tile, int row, int piece) { return tile + piece / 8 * N * 128 + row * 128 + ((piece % 8 ^ (row & 7)) << 4); }
-DEV void copy_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-template <int N> DEV void copy_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
 // N rows of W columns, those below `width`; what is not there is 0. WHOLE: rows begin and end at multiples of 16 bytes.
 template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
@@ -30,7 +28,7 @@ template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
   for (int i = 0; i < N / STEP; i++, from += STEP * x.stride) {  // the swizzle repeats every 8 rows
     bool there = i * STEP < count;
     u32 at = STEP % 8 ? place<N>(to, first + i * STEP, piece) : here + i * STEP * 128;
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(at), "l"(there ? from : x.at), "r"(there ? 16 : 0) : "memory");
+    copy_16(at, there ? from : x.at, there);
   }
 #else
 #pragma unroll 1
