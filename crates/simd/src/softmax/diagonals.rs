@@ -5,6 +5,8 @@
 //! tile by tile. So every sum has one order, for any number of threads.
 
 use super::block::Pair;
+use super::distances::Reach;
+use super::operands::Operands;
 use super::packs::Packing;
 use super::tasks::Task;
 use crate::lanes::{Isa, Kernel, Tile};
@@ -27,6 +29,13 @@ pub struct Diagonals<'m> {
 }
 
 impl<'m> Diagonals<'m> {
+    /// Numbers of a query head: one for each distance that dbias (or gbias) reaches, and dτ (or gτ).
+    pub fn each(operands: &Operands<'_>, dbias: bool, dtau: bool) -> usize {
+        let width = operands.distances.filter(|_| dbias);
+        let width = width.map_or(0, |(bias, _)| Reach::width(operands, bias));
+        if dbias || dtau { width + 1 } else { 0 }
+    }
+
     /// Elements of those of a slot, with so many numbers of a query head.
     pub fn slot(packing: &Packing<'_>, each: usize) -> usize {
         let tiles = packing.longest().1.div_ceil(packing.cut.keys);

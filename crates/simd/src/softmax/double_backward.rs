@@ -130,7 +130,7 @@ fn row_sweep(
         part.fill(0.0);
         for r in 0..rows.len() {
             let numbers = row_stats(wave.work, wave.row(&task.place, r), r, scratch);
-            part[r..].iter_mut().step_by(cut.queries).zip(numbers).for_each(|(to, x)| *to = x);
+            Stats::write(part, cut.queries, r, numbers);
         }
         let stats = Stats::of(part, rows.start, cut.queries);
         task.write_numbers(stats.u); // (D13)

@@ -14,7 +14,6 @@
 use super::backward::packing;
 use super::block::Pair;
 use super::diagonals::Diagonals;
-use super::distances::Reach;
 use super::kernels::QueryTile;
 use super::key_sweep::{KeySweep, begin_sums};
 use super::lazy_counts::write_counts;
@@ -110,9 +109,7 @@ fn schedule(
     wanted: Wanted,
     options: &Options,
 ) -> Schedule {
-    let width = operands.distances.filter(|_| wanted.dbias);
-    let width = width.map_or(0, |(bias, _)| Reach::width(operands, bias));
-    let diagonals = if wanted.dbias || wanted.dtau { width + 1 } else { 0 };
+    let diagonals = Diagonals::each(operands, wanted.dbias, wanted.dtau);
     let (dq, numbers) = (wanted.dq && wanted.keys(), Stats::LAZY); // alone dq is one sweep anyway
     let sums = OrderedSum::slot(packing).saturating_mul(size_of::<f32>());
     let affordable = options.partials_budget / sums.max(1);
@@ -141,8 +138,7 @@ fn row_numbers(
         let rows = task.place.rows.clone();
         let pair = wave.pair(task.slot, task.member, Stats::NONE);
         part.fill(0.0);
-        let of_counts = &mut part[3 * cut.queries..];
-        write_counts(wave, task, pair, scratch, of_counts.split_at_mut(cut.queries).into());
+        write_counts(wave, task, pair, scratch, Stats::counts(part, cut.queries));
         if !delta {
             return;
         }

@@ -14,7 +14,6 @@
 
 use super::block::Pair;
 use super::diagonals::Diagonals;
-use super::distances::Reach;
 use super::double_backward::packing;
 use super::kernels::QueryTile;
 use super::key_sweep::KeySweep;
@@ -62,9 +61,7 @@ pub fn plan(operands: &Operands<'_>, options: &Options) -> Result<Plan, Error> {
 }
 
 fn schedule(operands: &Operands<'_>, packing: &Packing<'_>, gbias: bool, gtau: bool) -> Schedule {
-    let width = operands.distances.filter(|_| gbias);
-    let width = width.map_or(0, |(bias, _)| Reach::width(operands, bias));
-    let diagonals = if gbias || gtau { width + 1 } else { 0 };
+    let diagonals = Diagonals::each(operands, gbias, gtau);
     let partials = Diagonals::slot(packing, diagonals).saturating_mul(size_of::<f32>());
     let (cut, numbers) = (packing.cut, Stats::LAZY);
     let waves = Schedule::waves(packing, (numbers, false), partials, usize::MAX);
@@ -96,8 +93,7 @@ fn row_sweep(
         let rows = task.place.rows.clone();
         let pair = wave.pair(task.slot, task.member, Stats::NONE);
         part.fill(0.0);
-        let of_counts = &mut part[3 * cut.queries..];
-        write_counts(wave, task, pair, scratch, of_counts.split_at_mut(cut.queries).into());
+        write_counts(wave, task, pair, scratch, Stats::counts(part, cut.queries));
         let stats = Stats::of(part, rows.start, cut.queries);
         let pair_so_far = Pair { stats, ..pair };
         level.run(QueryTile { body: Moments, pair: pair_so_far, rows: rows.clone(), scratch });
@@ -124,8 +120,8 @@ fn row_numbers(wave: Wave<'_>, task: &Task<'_>, sums: &[f32], part: &mut [f32]) 
         }
         let [u, delta, change] = [0, 1, 2].map(|of| sums[of * size + r]);
         let change = change - u * delta; // (E24)
-        part[r] = delta - number(operands.dlse, at);
-        part[size + r] = u;
-        part[2 * size + r] = change - number(operands.cot_lse, at);
+        let delta = delta - number(operands.dlse, at);
+        let z = change - number(operands.cot_lse, at);
+        Stats::write(part, size, r, [delta, u, z]);
     }
 }

@@ -33,6 +33,16 @@ impl<'a> Stats<'a> {
         let [delta, u, z, offset, share] = [(); 5].map(|()| numbers.next().unwrap_or_default());
         Stats { first, delta, u, z, offset, share }
     }
+
+    /// Writes δ, u and z of row `r` into the part of a tile of `size` queries.
+    pub fn write(part: &mut [f32], size: usize, r: usize, numbers: [f32; 3]) {
+        part[r..].iter_mut().step_by(size).zip(numbers).for_each(|(to, x)| *to = x);
+    }
+
+    /// Where τ/n and 1/n of the rows are, in the part of a tile of `size` queries.
+    pub fn counts(part: &mut [f32], size: usize) -> [&mut [f32]; 2] {
+        part[3 * size..].split_at_mut(size).into()
+    }
 }
 
 /// The numbers of the rows of a wave. Those of a tile of queries lie together: first the tiles with
