@@ -19,6 +19,12 @@ use std::collections::BTreeMap;
 /// element has one of its own, and much better where those of a row share it.
 pub const KERNELS: u64 = 8;
 
+/// The slope of a capped logit, 1 − t², errs by the roundings of t, also where t is near 1 and it is small.
+/// No error of an operand makes it err so: with a cap, a gradient of linear cross-entropy errs by so much of
+/// its bound besides. Where that error decides, the bound holds eight roundoffs of tanh, and as many of
+/// other functions; a kernel makes one or two.
+const OF_A_SLOPE: f64 = 1.0 / 16.0;
+
 /// Simulated kernels of a profile on a pass.
 #[derive(Debug)]
 pub struct Kernels<'a> {
@@ -94,9 +100,23 @@ impl<'a> Kernels<'a> {
             if let Some(bound) = self.exact.outputs.get(name) {
                 let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
                 summed(bound, results, self.size, stream);
+                if self.bends(name) {
+                    let stream = Stream::new(kernel, &format!("{name}, by slopes"));
+                    let elements = results.iter_mut().zip(&bound.bound).enumerate();
+                    let bounded = elements.filter(|(_, (_, bound))| bound.is_finite());
+                    bounded.for_each(|(at, (x, bound))| {
+                        *x += OF_A_SLOPE * bound * stream.normal(at);
+                    });
+                }
             }
         }
         Ok(results)
+    }
+
+    /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]).
+    fn bends(&self, name: &str) -> bool {
+        let capped = matches!(self.problem, Problem::LinearCrossEntropy(x) if x.softcap.is_some());
+        capped && self.operands.iter().any(|x| x.name == name && x.primal != name)
     }
 
     /// The operands, of which every element errs by itself.

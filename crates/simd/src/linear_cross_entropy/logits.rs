@@ -61,7 +61,8 @@ impl Link {
             None => slope,
             Some(ratio) => {
                 let t = z / I::F32::splat(isa, ratio);
-                (I::F32::splat(isa, 1.0) - t * t) * slope
+                let minus = I::F32::splat(isa, 0.0) - t;
+                minus.mul_add(t, I::F32::splat(isa, 1.0)) * slope
             }
         }
     }
