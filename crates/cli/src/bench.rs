@@ -92,7 +92,8 @@ fn problems(
                 }
             }
             if wanted(Algorithm::LinearCrossEntropy) {
-                let problem = LinearCrossEntropy::new(length, dim, arguments.vocab);
+                let mut problem = LinearCrossEntropy::new(length, dim, arguments.vocab);
+                problem.wide_gradients = arguments.wide_gradients;
                 each(&problem.into(), &format!("{} classes", arguments.vocab))?;
             }
             for &decay in decay.iter().filter(|_| wanted(Algorithm::LinearAttention)) {

@@ -129,6 +129,10 @@ pub struct LinearCrossEntropy {
     /// What is returned beside the loss.
     #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
     pub outputs: TokenOutputs,
+    /// Whether gradients are f32 (f64 beside f64), whatever the storage type is: for sums over several
+    /// calls.
+    #[cfg_attr(feature = "serde", serde(default, skip_serializing_if = "is_default"))]
+    pub wide_gradients: bool,
 }
 
 #[cfg(feature = "serde")]
@@ -164,6 +168,7 @@ impl LinearCrossEntropy {
             reduction: Reduction::Mean,
             nothing_left: NothingLeft::Zero,
             outputs: TokenOutputs::default(),
+            wide_gradients: false,
         }
     }
 
@@ -210,7 +215,7 @@ impl LinearCrossEntropy {
 }
 
 tensors! {
-    LinearCrossEntropy as problem, gradients wanted, no_jvp;
+    LinearCrossEntropy as problem, gradients wanted (wide problem.wide_gradients), no_jvp;
     inputs {
         /// Hidden states.
         h: Storage [Targets Dim] always => dh "(C17)", ddh, gh "(C28)", th;
@@ -281,6 +286,8 @@ options! { LinearCrossEntropy {
     nothing_left(result: NothingLeft) => nothing_left = result;
     /// Sets what is returned beside the loss.
     outputs(outputs: TokenOutputs) => outputs = outputs;
+    /// Has gradients in f32, whatever the storage type is.
+    wide_gradients() => wide_gradients = true;
 } }
 
 impl<'a, T: Scalar> Inputs<'a, T> {

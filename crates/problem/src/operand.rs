@@ -212,6 +212,8 @@ pub(crate) struct Row {
     pub input: bool,
     pub axes: Vec<Axis>,
     pub precision: Precision,
+    /// Of an input: whether gradients by it have the type of the accumulation.
+    pub wide_gradients: bool,
     /// The option that it belongs to, and whether that is set.
     pub option: Option<(&'static str, bool)>,
     /// The names of the tensors that belong to it. Of an input x: dx, ddx, gx, tx; of an output y: dy,
@@ -237,6 +239,7 @@ impl Row {
             input,
             axes: Vec::new(),
             precision,
+            wide_gradients: false,
             option: None,
             companions: None,
             needs_cotangent: false,
@@ -251,6 +254,12 @@ impl Row {
     pub fn family(&self) -> Option<Family> {
         let &Row { name, input, companions, number: value, .. } = self;
         self.is_set().then_some(Family { name, input, companions, value })
+    }
+
+    /// The type of the tensor of the row that has this part in a pass.
+    fn precision_of(&self, role: Role) -> Precision {
+        let is_gradient = self.input && role == Role::Output;
+        if self.wide_gradients && is_gradient { Precision::Wide } else { self.precision }
     }
 
     fn is_set(&self) -> bool {
@@ -326,7 +335,7 @@ impl Table {
                     shape: axes.iter().map(|&axis| extent(axis)).collect(),
                     axes,
                     role,
-                    precision: row.precision,
+                    precision: row.precision_of(role),
                     option: row.option.map(|(option, _)| option).filter(|_| !state),
                     becomes: row.becomes.filter(|_| pass == Pass::Step),
                 });

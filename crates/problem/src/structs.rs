@@ -376,10 +376,11 @@ macro_rules! saved {
 /// that belong to it, `dx, ddx, gx, tx` of an input and `dy, cot_y, gdy, ty` of an output, with the
 /// equations that define them. `needed` marks an output whose cotangent the backward pass needs; an
 /// absent one otherwise counts as `zero`. What is `saved`, later passes read again. `numbers` are
-/// parameters of the problem that have derivatives.
+/// parameters of the problem that have derivatives. `wide` says whether gradients by the inputs have the
+/// type of the accumulation.
 macro_rules! tensors {
     (
-        $Problem:ident as $problem:ident, gradients $mode:ident, $jvp:ident;
+        $Problem:ident as $problem:ident, gradients $mode:ident $((wide $wide:expr))?, $jvp:ident;
         inputs {$(
             $(#[$xdoc:meta])*
             $x:ident: $xp:ident $xaxes:tt $xwhen:tt $(becomes $becomes:ident)?
@@ -400,12 +401,14 @@ macro_rules! tensors {
             pub(crate) fn rows(&self) -> Vec<$crate::operand::Row> {
                 use $crate::operand::Row;
                 let $problem = self;
+                let wide_gradients = [false, $($wide)?].contains(&true);
                 vec![
                     $(Row {
                         axes: crate::structs::axes!($xaxes),
                         option: crate::structs::option!($xwhen),
                         $(becomes: Some(stringify!($becomes)),)?
                         $(companions: Some([stringify!($dx), stringify!($ddx), stringify!($gx), stringify!($tx)]),)?
+                        wide_gradients,
                         ..Row::new(stringify!($x), true, $crate::Precision::$xp)
                     },)*
                     $(Row {

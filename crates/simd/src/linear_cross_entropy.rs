@@ -5,7 +5,8 @@
 //! them, and of everything else beside operands and results. Views of the operands may have any strides.
 //! Each function with the suffix `_into` writes into arrays of the caller, with memory that the caller may
 //! keep; on an error nothing has been written. [`plan`] reports what a pass allocates. The tensors are
-//! those of [`etalon_problem::linear_cross_entropy`].
+//! those of [`etalon_problem::linear_cross_entropy`]. Gradients have the type of the inputs, or, where the
+//! problem has `wide_gradients`, f32.
 //!
 //! ```
 //! use etalon_problem::LinearCrossEntropy;
@@ -88,8 +89,9 @@ typed! {
     /// The gradients of ⟨dloss, loss⟩ + ⟨dlse, lse⟩ + ⟨dlogprob, logprob⟩ + ⟨dentropy, entropy⟩ by the inputs
     /// (C17)–(C19). It reads nothing of the forward pass.
     backward -> Gradients;
-    /// As [`backward`], into arrays of the caller, and only what is asked for.
-    backward_into, gradients: GradientsMut;
+    /// As [`backward`], into arrays of the caller, and only what is asked for. With
+    /// [`wide_gradients`](LinearCrossEntropy::wide_gradients) these are of f32, whatever the inputs are.
+    backward_into, gradients: GradientsMut of G;
 }
 
 typed! {
@@ -97,6 +99,7 @@ typed! {
     /// The loss and its gradients at once, where the cotangents are known before: what [`backward`] costs
     /// alone.
     forward_backward -> Both;
-    /// As [`forward_backward`], into arrays of the caller, and only what is asked for.
-    forward_backward_into, places: BothMut;
+    /// As [`forward_backward`], into arrays of the caller, and only what is asked for. With
+    /// [`wide_gradients`](LinearCrossEntropy::wide_gradients) gradients are of f32, whatever the inputs are.
+    forward_backward_into, places: BothMut of G;
 }

@@ -88,7 +88,8 @@ fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
 }
 
 /// The two typed functions of a pass over structs of tensors: one has results of its own, one writes into
-/// places of the caller. In brackets: what the forward pass gave, anything that becomes an `OutputRef`.
+/// places of the caller, `of` an element type of their own where a problem may ask for another. In brackets:
+/// what the forward pass gave, anything that becomes an `OutputRef`.
 macro_rules! typed {
     (
         $Problem:ident, $Pass:ident: ($inputs:ident: $Inputs:ident
@@ -96,7 +97,7 @@ macro_rules! typed {
         $(#[$doc:meta])*
         $function:ident -> $Results:ident;
         $(#[$into:meta])*
-        $function_into:ident, $places:ident: $Places:ident;
+        $function_into:ident, $places:ident: $Places:ident $(of $G:ident)?;
     ) => {
         $(#[$doc])*
         #[allow(clippy::extra_unused_lifetimes)] // of a pass without `out`
@@ -115,13 +116,13 @@ macro_rules! typed {
 
         $(#[$into])*
         #[allow(clippy::extra_unused_lifetimes, clippy::too_many_arguments)]
-        pub fn $function_into<'a, T: $crate::Element>(
+        pub fn $function_into<'a, T: $crate::Element $(, $G: $crate::Element)?>(
             workspace: &$crate::Workspace,
             problem: &$Problem,
             $inputs: &$Inputs<'_, T>,
             $($out: impl Into<OutputRef<'a, T>>,)?
             $($given: &$Given<'_, T>,)*
-            $places: $Places<'_, T>,
+            $places: $Places<'_, $crate::run::element!(T $($G)?)>,
             options: &$crate::Options,
         ) -> Result<(), etalon_problem::Error> {
             let call = $crate::run::Call::new(problem, etalon_problem::Pass::$Pass).with($inputs);
@@ -132,6 +133,17 @@ macro_rules! typed {
     };
 }
 pub(crate) use typed;
+
+/// The element type of places: that of the inputs, or one of their own.
+macro_rules! element {
+    ($T:ident) => {
+        $T
+    };
+    ($T:ident $G:ident) => {
+        $G
+    };
+}
+pub(crate) use element;
 
 /// A typed call: structs of tensors in, a struct of results or of places out, through the door.
 pub(crate) struct Call<'s> {

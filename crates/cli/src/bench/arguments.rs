@@ -66,6 +66,9 @@ pub struct Arguments {
     /// Classes of linear_cross_entropy.
     #[arg(long, value_name = "V", default_value_t = 32_000)]
     pub vocab: usize,
+    /// Gradients of linear_cross_entropy in f32, whatever the storage type.
+    #[arg(long)]
+    pub wide_gradients: bool,
     /// The bytes that it may hold beside operands, results and 64 for each token.
     #[arg(long, value_name = "BYTES", default_value_t = Options::default().memory_budget)]
     pub memory: usize,

@@ -189,3 +189,21 @@ mod files {
         }
     }
 }
+
+#[test]
+fn wide_gradients_are_wide_in_every_pass() {
+    let problem = problem().bias().wide_gradients();
+    for (pass, wide) in
+        [(Pass::Backward, ["dh", "dw", "dbias"]), (Pass::DoubleBackward, ["gh", "gw", "gbias"])]
+    {
+        for operand in problem.table(pass).operands {
+            let stored = ["h", "w", "bias", "ddh", "ddw", "ddbias"].contains(&operand.name);
+            let precision = if stored { Precision::Storage } else { Precision::Wide };
+            if operand.name != "targets" {
+                assert_eq!(operand.precision, precision, "{} of {pass}", operand.name);
+            }
+        }
+        let operands = problem.table(pass).operands;
+        assert!(wide.iter().all(|name| operands.iter().any(|x| x.name == *name)));
+    }
+}

@@ -26,7 +26,7 @@ pub fn plan<T: Element>(
             dh: true,
             dw: true,
             dbias: problem.bias,
-            dw_apart: T::DTYPE != Dtype::F32,
+            dw_apart: T::DTYPE != Dtype::F32 && !problem.wide_gradients,
         },
         _ => {
             let expected = "one of linear_cross_entropy in the simd tier";

@@ -4,7 +4,7 @@
 use crate::common::wave;
 use etalon_problem::{LinearCrossEntropy, Reduction, TokenOutputs};
 use etalon_simd::linear_cross_entropy::{
-    Both, Cotangents, GradientsMut, Inputs, Output, OutputMut, backward_into, forward,
+    Both, Cotangents, GradientsMut, Inputs, Output, OutputMut, backward, backward_into, forward,
     forward_backward, forward_into, plan,
 };
 use etalon_simd::{Options, Strategy, Workspace};
@@ -179,6 +179,42 @@ fn each_gradient_alone_has_the_bits_of_all() {
             _ => assert_eq!(Some(dbias), all.dbias),
         }
     }
+}
+
+#[test]
+fn wide_gradients_are_those_that_narrow_ones_round() {
+    let x = Operands::new(everything());
+    let [h, w] = [&x.h, &x.w].map(|x| x.mapv(bf16::from_f32));
+    let bias = x.bias.mapv(bf16::from_f32);
+    let inputs = Inputs {
+        bias: Some(bias.view()),
+        class_weights: Some(x.class_weights.view()),
+        token_weights: Some(x.token_weights.view()),
+        ..Inputs::new(h.view(), w.view(), x.targets.view())
+    };
+    let dloss = arr0(0.7).into_dyn();
+    let cotangents = Cotangents { dloss: Some(dloss.view()), ..Cotangents::default() };
+    let wide = x.problem.clone().wide_gradients();
+    for memory_budget in BUDGETS {
+        let options = Options { memory_budget, ..Options::default() };
+        let (_, narrow) = forward_backward(&x.problem, &inputs, &cotangents, &options).unwrap();
+        let mut dh = Array2::<f32>::zeros(x.problem.h_shape());
+        let mut dw = Array2::<f32>::zeros(x.problem.w_shape());
+        let mut dbias = Array1::<f32>::zeros(x.problem.vocab);
+        let places = GradientsMut {
+            dh: Some(dh.view_mut()),
+            dw: Some(dw.view_mut()),
+            dbias: Some(dbias.view_mut()),
+        };
+        let workspace = Workspace::new();
+        backward_into(&workspace, &wide, &inputs, &cotangents, places, &options).unwrap();
+        assert_eq!(narrow.dh, Some(dh.mapv(bf16::from_f32)), "{memory_budget} bytes");
+        assert_eq!(narrow.dw, Some(dw.mapv(bf16::from_f32)), "{memory_budget} bytes");
+        assert_eq!(narrow.dbias, Some(dbias.mapv(bf16::from_f32)), "{memory_budget} bytes");
+    }
+    // They have places of f32 alone.
+    let error = backward(&wide, &inputs, &cotangents, &Options::default()).unwrap_err();
+    assert_eq!(error.to_string(), "`dh` must hold f32, as h holds bf16, found bf16");
 }
 
 #[test]

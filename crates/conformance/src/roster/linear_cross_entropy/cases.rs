@@ -130,6 +130,7 @@ impl Grid for Point {
         problem.reduction = self.reduction.draw(&stream);
         let all = self.outputs != OutputKind::Loss;
         problem.outputs = TokenOutputs { lse: all, logprob: all, entropy: all, argmax: all };
+        problem.wide_gradients = stream.below(23, 3) == 0;
         match self.ignored {
             IgnoredKind::Class => problem.ignore_index = IGNORED_CLASS,
             IgnoredKind::AllNan => problem.nothing_left = NothingLeft::Nan,
