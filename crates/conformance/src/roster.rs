@@ -89,7 +89,7 @@ pub(crate) fn results(job: &Job) -> Result<Results, Error> {
         | Problem::AttentionLse(AttentionLse { scores }) => Ok(attention::results(job, scores)),
         Problem::LinearAttention(problem) => linear_attention::results(job, problem),
         Problem::LazyAttention(problem) => Ok(lazy_attention::results(job, problem)),
-        Problem::LinearCrossEntropy(problem) => Ok(linear_cross_entropy::results(job, problem)),
+        Problem::LinearCrossEntropy(problem) => linear_cross_entropy::results(job, problem),
     }
 }
 

@@ -9,13 +9,17 @@ use super::tensors::{Equality, change, each_element, everywhere, map, poison, sa
 use super::trial::Trial;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
-use etalon_problem::{Axis, Dtype, Error, LinearCrossEntropy, Problem, Reduction, find};
+use etalon_problem::{
+    Axis, Dtype, Error, LinearCrossEntropy, NothingLeft, Problem, Reduction, find,
+};
 use ndarray::ArrayD;
 
 laws! {
     LINEAR_CROSS_ENTROPY;
     /// NaN in the tensors of an ignored token changes nothing.
     Meaning ignored_poison if |case, _| !ignored(case).is_empty();
+    /// A target that is no class is refused, or shows as a result that is not finite.
+    Meaning no_such_class if |case, _| first_counted(case).is_some();
     /// Without a cap the rows of dw add up to the part that comes through lse alone.
     Meaning class_sums on Backward
         if |case, _| problem_is(case, |p| p.softcap.is_none() && p.lse_square_scale == 0.0);
@@ -54,6 +58,39 @@ fn ignored(case: &Case) -> Vec<usize> {
     let targets = case.inputs.get("targets").and_then(|x| x.numbers("targets").ok());
     let targets = targets.unwrap_or_default().into_iter().enumerate();
     targets.filter(|&(_, y)| y as i64 == index).map(|(i, _)| i).collect()
+}
+
+/// The first token that is not ignored.
+fn first_counted(case: &Case) -> Option<usize> {
+    let tokens = problem(case).map_or(0, |problem| problem.tokens);
+    let ignored = ignored(case);
+    (0..tokens).find(|i| !ignored.contains(i))
+}
+
+fn no_such_class(trial: &Trial<'_>) -> Judgement {
+    let (case, problem) = (trial.case, problem(trial.case)?);
+    let Some(token) = first_counted(case) else { return Ok(None) };
+    let wrong = [problem.vocab as f64, -1.0, 2f64.powi(31), i64::MIN as f64];
+    for target in wrong.into_iter().filter(|&x| x != problem.ignore_index as f64) {
+        let inputs = change(&case.inputs, |name, at, x| match name {
+            "targets" if at[0] == token => target,
+            _ => x,
+        })?;
+        let outputs = match trial.ask_with(&inputs) {
+            Err(Flaw::Fail(_)) => continue, // refused
+            outputs => outputs?,
+        };
+        let mut shows = false;
+        for (name, tensor) in &outputs {
+            shows |= tensor.numbers(name)?.iter().any(|x| !x.is_finite());
+        }
+        if !shows {
+            let text =
+                format!("targets[{token}] = {target} of {} classes shows nowhere", problem.vocab);
+            return Err(Flaw::Fail(text));
+        }
+    }
+    Ok(None)
 }
 
 fn ignored_poison(trial: &Trial<'_>) -> Judgement {
@@ -217,7 +254,7 @@ fn one_class(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let ignore_index = LinearCrossEntropy::IGNORE_INDEX;
     let single = LinearCrossEntropy { vocab: 1, ignore_index, ..problem(case)?.clone() };
-    let single = single.label_smoothing(0.0).lse_square_scale(0.0);
+    let single = single.label_smoothing(0.0).lse_square_scale(0.0).nothing_left(NothingLeft::Zero);
     let mut inputs = Part::of(Axis::Classes, [0]).tensors(&case.problem, &case.inputs);
     inputs.insert("targets".to_string(), map(&case.inputs["targets"], |_, _| 0.0)?);
     inputs.remove("dlse"); // lse is the logit

@@ -8,13 +8,14 @@ pub use cases::Point;
 
 use crate::zoo::job::{Bug, Job, Softmax};
 use crate::zoo::rows::{Results, Rows, add, dot, larger, through_bf16};
-use etalon_problem::{LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Reduction};
+use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Reduction};
 use std::ops::Range;
 
-/// The results of a forward or backward pass.
-pub(super) fn results(job: &Job, problem: &LinearCrossEntropy) -> Results {
+/// The results of a forward or backward pass. Fails at a target that is no class.
+pub(super) fn results(job: &Job, problem: &LinearCrossEntropy) -> Result<Results, Error> {
     let host = Host { problem, job };
-    if job.pass == Pass::Forward { host.forward() } else { host.backward() }
+    host.check_targets()?;
+    Ok(if job.pass == Pass::Forward { host.forward() } else { host.backward() })
 }
 
 struct Host<'a> {
@@ -50,7 +51,20 @@ impl Host<'_> {
 
     fn target(&self, i: usize) -> Option<usize> {
         let target = self.job.input("targets").data[i] as i64;
-        (target != self.problem.ignore_index).then_some(target as usize)
+        let class = target.clamp(0, self.problem.vocab as i64 - 1) as usize;
+        (target != self.problem.ignore_index).then_some(class)
+    }
+
+    fn check_targets(&self) -> Result<(), Error> {
+        let ignored = self.problem.ignore_index;
+        let targets = self.job.input("targets").data.iter().map(|&target| target as i64);
+        let classes = 0..self.problem.vocab as i64;
+        match targets.enumerate().find(|(_, y)| *y != ignored && !classes.contains(y)) {
+            Some((i, target)) if !self.is(bugs::TARGET_CLAMPED) => {
+                Err(Error::value(format!("targets[{i}]"), "a class", target))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// The tokens that count, with their targets.
@@ -137,7 +151,11 @@ impl Host<'_> {
     fn spread(&self, logits: &[Logit], lse: f32) -> f32 {
         let weighted =
             logits.iter().enumerate().map(|(v, x)| (self.weight("class_weights", v), x.z));
-        weighted.filter(|(weight, _)| *weight != 0.0).map(|(weight, z)| weight * (lse - z)).sum()
+        let distance = |z: f32| match self.is(bugs::SMOOTHING_BY_LOG) {
+            true => -(z - lse).exp().ln(),
+            false => lse - z,
+        };
+        weighted.filter(|(weight, _)| *weight != 0.0).map(|(weight, z)| weight * distance(z)).sum()
     }
 
     fn argmax(&self, logits: &[Logit]) -> usize {

@@ -21,6 +21,10 @@ mutants! {
     NO_CAP_DERIVATIVE = "no-cap-derivative", "bound", "";
     /// Ignored tokens have no loss, but the gradients of a row without a target.
     IGNORED_IN_GRADIENT = "ignored-in-gradient", "ignored_poison", "linkedin/Liger-Kernel#974";
+    /// A target that is no class counts as the class next to it.
+    TARGET_CLAMPED = "target-clamped", "no_such_class", "";
+    /// The smoothing term adds up logarithms of probabilities, which are −∞ once these underflow.
+    SMOOTHING_BY_LOG = "smoothing-by-log", "bound", "";
     /// The target's logit is a sum of logits times 0 or 1: NaN beside a logit of −∞.
     TARGET_BY_MASK = "target-by-mask", "impossible_class", "";
     /// Losses are not reduced, but the first token's cotangent is used for all.

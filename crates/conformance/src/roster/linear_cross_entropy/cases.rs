@@ -15,6 +15,8 @@ grid! {
         shape: ShapeKind = "shape" fn draw(stream: &Stream) -> [usize; 3] {
             /// One of each.
             Ones = "ones" => [1, 1, 1],
+            /// No tokens.
+            NoTokens = "no-tokens" => [0, 3, 40],
             /// A few; fewer classes than any tile has.
             Small = "small" => [5, stream.pick(0, &[1, 2, 7]), stream.pick(1, &[2, 3, 8])],
             /// No multiple of any tile.
@@ -69,7 +71,7 @@ grid! {
             /// Their sum.
             Sum = "sum" => Reduction::Sum,
             /// Their sum by a number.
-            By = "by" => Reduction::By { normaliser: stream.pick(22, &[3.0, 1000.0]) },
+            By = "by" => Reduction::By { normaliser: stream.pick(22, &[3.0, 1000.0, 1e6]) },
         },
         /// Which tokens are ignored.
         ignored: IgnoredKind = "ignored" fn ignores(i: usize, stream: &Stream) -> bool {
@@ -107,8 +109,12 @@ grid! {
             Confident = "confident" => "the target's probability near 1",
             /// Logits of deviation 12.
             Peaked = "peaked" => "logits of deviation 12",
-            /// All logits lowered by 300, through the bias where there is one.
+            /// Logits of deviation 60: probabilities underflow.
+            Distant = "distant" => "logits of deviation 60",
+            /// All logits lowered by 300.
             Lowered = "lowered" => "all logits lowered by 300",
+            /// All logits raised by 10,000.
+            Raised = "raised" => "all logits raised by 10,000",
             /// Every fifth class impossible, where there is a bias, and without weight.
             Impossible = "impossible" => "every fifth class impossible and without weight",
         },
@@ -174,10 +180,10 @@ impl Point {
     fn link(&self, problem: &mut LinearCrossEntropy, stream: &Stream) {
         let [bias, softcap, scales] = self.link.bias_softcap_scales();
         problem.bias = bias;
-        problem.softcap = softcap.then(|| stream.pick(10, &[0.5, 2.0, 5.0]));
+        problem.softcap = softcap.then(|| stream.pick(10, &[0.5, 1.0, 2.0, 5.0]));
         if scales {
             problem.logit_scale = stream.pick(11, &[0.6, 1.3, -0.8]);
-            problem.temperature = stream.pick(12, &[0.5, 0.7, 2.0]);
+            problem.temperature = stream.pick(12, &[0.1, 0.5, 0.7, 2.0]);
         }
     }
 
@@ -221,6 +227,8 @@ impl Elements<'_> {
             ("bias", &[v]) => self.bias(v, normal()),
             ("class_weights", &[v]) if self.impossible(v) => 0.0,
             ("class_weights" | "token_weights", _) => 0.25 + 1.5 * stream.uniform(place),
+            // Some tokens have no part in the gradients.
+            ("dloss", &[i]) if stream.below(10_000 + i, 4) == 0 => 0.0,
             _ => normal(),
         }
     }
@@ -233,9 +241,24 @@ impl Elements<'_> {
         }
     }
 
+    /// What is added to all logits.
+    fn shift(&self) -> f64 {
+        match self.point.family {
+            Family::Lowered => -300.0,
+            Family::Raised => 1e4,
+            _ => 0.0,
+        }
+    }
+
+    /// Whether an element of h or w is there to shift the logits, which no bias does.
+    fn shifts(&self, c: usize) -> bool {
+        self.shift() != 0.0 && !self.problem.bias && c == 0 && self.problem.dim > 1
+    }
+
     fn hidden(&self, i: usize, c: usize) -> f64 {
         let normal = self.stream("h").normal(i * 1024 + c);
         match self.point.family {
+            _ if self.shifts(c) => 1.0,
             Family::Dyadic => (normal * 2.0).round() / 2.0,
             Family::Confident => {
                 // 18 along the target's row: p is about 1 − V·10⁻⁸.
@@ -251,9 +274,11 @@ impl Elements<'_> {
         let width = (self.problem.dim as f64).sqrt();
         let normal = |v: usize| self.stream("w").normal(v * 1024 + c) * 1.5 / width;
         match self.point.family {
+            _ if self.shifts(c) => self.shift(),
             Family::Dyadic => (normal(v) * 8.0).round() / 8.0,
             Family::Uniform => normal(0),
             Family::Peaked => 8.0 * normal(v),
+            Family::Distant => 40.0 * normal(v),
             _ => normal(v),
         }
     }
@@ -262,7 +287,7 @@ impl Elements<'_> {
         match self.point.family {
             Family::Uniform => 0.5,
             Family::Dyadic => (normal * 4.0).round() / 4.0,
-            Family::Lowered => 0.5 * normal - 300.0,
+            Family::Lowered | Family::Raised => 0.5 * normal + self.shift(),
             Family::Impossible if self.impossible(v) => f64::NEG_INFINITY,
             _ => 0.5 * normal,
         }
