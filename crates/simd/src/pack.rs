@@ -63,15 +63,12 @@ impl<'m> NonFinite<'m> {
         self.any = false;
     }
 
-    /// Notes the rows of one more operand.
+    /// Notes the rows of one more operand, of which some may be so.
     pub fn note(&mut self, source: &Source<'_>) {
-        if !source.is_non_finite() {
-            return;
-        }
         self.begin();
         let mut read = [0.0; READ];
         for (i, noted) in self.rows.iter_mut().enumerate().take(source.dim().0) {
-            *noted |= u8::from(source.holds_non_finite(i..i + 1, &mut read));
+            *noted |= u8::from(source.is_non_finite(i, &mut read));
         }
     }
 
@@ -93,9 +90,6 @@ impl<'m> NonFinite<'m> {
         self.any && rows.any(|i| self.rows[i] != 0)
     }
 }
-
-/// Rows that are looked through at a time: the element type is then asked for seldom.
-const BLOCK: usize = 8;
 
 /// A row-wise source for packing.
 pub struct Source<'a> {
@@ -123,13 +117,13 @@ impl Source<'_> {
         (self.rows.shape()[0], self.rows.shape()[1])
     }
 
-    /// Groups of `width` rows, transposed.
-    pub fn across_into(&self, width: usize, packed: &mut Packed<'_>) {
+    /// Groups of `width` rows, transposed. Returns whether one holds a NaN or an infinity.
+    pub fn across_into(&self, width: usize, packed: &mut Packed<'_>) -> bool {
         let (len, dim) = self.dim();
         let panel = width * dim;
         packed.panel = panel;
         if panel == 0 {
-            return;
+            return false;
         }
         let pack = |read: &mut [f32; READ], (group, panel): (usize, &mut [f32])| {
             let here = group * width..len.min((group + 1) * width);
@@ -139,57 +133,54 @@ impl Source<'_> {
                 self.read(here.clone(), cols.clone(), read, dim);
                 transpose(read, dim, dim, &mut panel[cols.start * width..], width);
             }
+            holds_non_finite(panel)
         };
         let panels = packed.panels[..len.div_ceil(width) * panel].par_chunks_exact_mut(panel);
         let panels = panels.enumerate().with_min_len(self.job.div_ceil(panel));
-        panels.for_each_init(|| [0.0; READ], pack);
+        panels.map_init(|| [0.0; READ], pack).reduce(|| false, |x, y| x | y)
     }
 
-    /// Groups of `width` columns, row by row.
-    pub fn along_into(&self, width: usize, packed: &mut Packed<'_>) {
+    /// Groups of `width` columns, row by row. Returns whether one holds a NaN or an infinity.
+    pub fn along_into(&self, width: usize, packed: &mut Packed<'_>) -> bool {
         let (len, dim) = self.dim();
         let panel = len * width;
         packed.panel = panel;
         if panel == 0 {
-            return;
+            return false;
         }
         let rows = self.job.div_ceil(width).min(len);
         let panels = packed.panels[..panel * dim.div_ceil(width)].par_chunks_exact_mut(panel);
         let panels = panels.enumerate().with_min_len(self.job.div_ceil(panel));
-        panels.for_each(|(group, panel)| {
+        let pack = |(group, panel): (usize, &mut [f32])| {
             let cols = group * width..dim.min((group + 1) * width);
-            panel.par_chunks_mut(rows * width).enumerate().for_each(|(job, panel)| {
+            let jobs = panel.par_chunks_mut(rows * width).enumerate().map(|(job, panel)| {
                 let here = job * rows..job * rows + panel.len() / width;
                 self.read(here, cols.clone(), panel, width);
                 if cols.len() < width {
                     panel.chunks_exact_mut(width).for_each(|row| row[cols.len()..].fill(0.0));
                 }
+                holds_non_finite(panel)
             });
-        });
-    }
-
-    /// Whether any row holds a NaN or an infinity.
-    pub fn is_non_finite(&self) -> bool {
-        let (len, dim) = self.dim();
-        let block = |read: &mut [f32; READ], block: usize| {
-            self.holds_non_finite(block * BLOCK..len.min((block + 1) * BLOCK), read)
+            jobs.reduce(|| false, |x, y| x | y)
         };
-        let blocks = (0..len.div_ceil(BLOCK)).into_par_iter();
-        let blocks = blocks.with_min_len(self.job.div_ceil((BLOCK * dim).max(1)));
-        blocks.map_init(|| [0.0; READ], block).any(|bad| bad)
+        panels.map(pack).reduce(|| false, |x, y| x | y)
     }
 
-    /// Whether one of these rows, at most [`BLOCK`], does.
-    fn holds_non_finite(&self, rows: Range<usize>, read: &mut [f32; READ]) -> bool {
-        tiles(0..self.dim().1, READ / BLOCK).any(|cols| {
-            let read = &mut read[..rows.len() * cols.len()];
-            self.read(rows.clone(), cols.clone(), read, cols.len());
-            // As integers, and without an early exit: all in one sweep of the vector unit.
-            let largest =
-                read.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
-            largest >= f32::INFINITY.to_bits() as i32
+    /// Whether a row holds a NaN or an infinity.
+    fn is_non_finite(&self, row: usize, read: &mut [f32; READ]) -> bool {
+        tiles(0..self.dim().1, READ).any(|cols| {
+            let read = &mut read[..cols.len()];
+            self.read(row..row + 1, cols.clone(), read, cols.len());
+            holds_non_finite(read)
         })
     }
+}
+
+/// Whether a NaN or an infinity is among them. As integers, and without an early exit: all in one sweep of
+/// the vector unit, over what has just been written.
+fn holds_non_finite(x: &[f32]) -> bool {
+    let largest = x.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
+    largest >= f32::INFINITY.to_bits() as i32
 }
 
 /// `columns[d · width + r]` = `rows[r · stride + d]`, for `width` rows of `dim`: squares of four
@@ -231,7 +222,7 @@ mod tests {
     }
 
     /// Packs across or along into memory that held something else.
-    fn packed(pack: impl FnOnce(&mut Packed<'_>), len: usize) -> Vec<f32> {
+    fn packed<T>(pack: impl FnOnce(&mut Packed<'_>) -> T, len: usize) -> Vec<f32> {
         let mut panels = vec![9.0; len];
         pack(&mut Packed { panels: &mut panels, panel: 0 });
         panels
@@ -265,15 +256,34 @@ mod tests {
     #[test]
     fn rows_too_long_to_be_read_at_once_pack_like_short_ones() {
         let dim = READ / 4 + 5;
-        let mut long = Array2::from_shape_fn((5, dim), |(i, d)| (dim * i + d) as f32);
+        let long = Array2::from_shape_fn((5, dim), |(i, d)| (dim * i + d) as f32);
         let packed = across(long.view(), 4, 8 * dim);
         for (at, &x) in packed.iter().enumerate() {
             let (i, d) = (at / (4 * dim) * 4 + at % 4, at / 4 % dim);
             assert_eq!(x, if i < 5 { long[[i, d]] } else { 0.0 });
         }
-        assert!(!source(long.view()).is_non_finite());
-        long[[3, dim - 1]] = f32::NAN;
-        assert!(source(long.view()).is_non_finite());
+    }
+
+    #[test]
+    fn what_is_not_finite_shows_in_either_packing() {
+        let dim = READ + 5;
+        let mut long = Array2::from_shape_fn((5, dim), |(i, d)| (dim * i + d) as f32);
+        let found = |long: &Array2<f32>| {
+            let (mut across, mut along) = (false, false);
+            packed(|packed| across = source(long.view()).across_into(4, packed), 8 * dim);
+            packed(|packed| along = source(long.view()).along_into(4, packed), 5 * (dim + 3));
+            let rows = (0..5).map(|i| source(long.view()).is_non_finite(i, &mut [0.0; READ]));
+            (across, along, rows.collect::<Vec<_>>())
+        };
+        assert_eq!(found(&long), (false, false, vec![false; 5]));
+        for bad in [f32::NAN, f32::NEG_INFINITY] {
+            for col in [0, dim - 1] {
+                let before = std::mem::replace(&mut long[[3, col]], bad);
+                let rows = vec![false, false, false, true, false];
+                assert_eq!(found(&long), (true, true, rows), "{bad} in column {col}");
+                long[[3, col]] = before;
+            }
+        }
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 /// Bytes of packed operands that are worked on together, if the threads are busy with fewer.
-const WAVE: usize = 4 << 20;
+const WAVE: usize = 1 << 20;
 
 /// Tasks for each thread that keep it busy: the last to end then waits for less than one in this
 /// many.

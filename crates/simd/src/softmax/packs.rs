@@ -106,13 +106,11 @@ impl<'a> Operand<'a> {
         let Some(tensor) = self.tensor else { return };
         let masked = masked.map(|lse| lse.slice_move(s![batch, head, range.clone()]));
         let source = Source { rows: tensor.rows(batch, head, range), masked, job: JOB };
-        if self.across {
-            source.across_into(rows, &mut both.across);
+        let across = self.across && source.across_into(rows, &mut both.across);
+        let along = self.along && source.along_into(cols, &mut both.along);
+        if across || along {
+            non_finite.note(&source);
         }
-        if self.along {
-            source.along_into(cols, &mut both.along);
-        }
-        non_finite.note(&source);
     }
 }
 

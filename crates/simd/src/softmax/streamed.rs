@@ -60,8 +60,7 @@ pub struct Tile<'a> {
 impl Tile<'_> {
     /// Packs the queries, and says whether one is not finite.
     pub fn pack(&self, q: &mut Packed<'_>) -> bool {
-        self.queries.across_into(self.width, q);
-        self.queries.is_non_finite()
+        self.queries.across_into(self.width, q)
     }
 }
 
