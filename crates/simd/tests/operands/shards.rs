@@ -90,6 +90,10 @@ fn each_gradient_of_a_shard_has_the_bits_of_all_wherever_it_is_written() {
     let (wanted, sum) = (all(Dh::Nodes), all(Dh::Sum).dh);
     let nodes = shard.nodes().count();
     assert!(nodes > 2);
+    // From the first node to the last.
+    let parts = wanted.dh.outer_iter();
+    let added = parts.map(|part| part.to_owned()).reduce(|sum, part| sum + part);
+    assert_same(added.iter().flatten(), &sum, "the sum of nodes");
     for which in 0..4 {
         let parts = if which == 3 { 1 } else { nodes };
         let mut dh = Array3::from_elem((parts, problem.tokens, 2 * problem.dim), 7.0);
