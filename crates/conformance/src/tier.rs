@@ -23,6 +23,16 @@ named! {
     }
 }
 
+named! {
+    /// Where the classes of linear_cross_entropy are cut into shards.
+    Cuts, "cuts" {
+        /// Between nodes of the tree over tiles; some shards have no classes.
+        Nodes = "nodes",
+        /// Anywhere; some shards have no classes.
+        Anywhere = "anywhere",
+    }
+}
+
 /// What may change a result's speed and rounding, but not its meaning.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Hints {
@@ -40,6 +50,9 @@ pub struct Hints {
     pub filled: Option<f64>,
     /// Whether every result is asked for in a call of its own.
     pub alone: bool,
+    /// Of the forward and the backward pass of linear_cross_entropy, how classes are cut into shards that
+    /// are computed each by itself and then put together; tiers without shards ignore it.
+    pub shards: Option<Cuts>,
 }
 
 /// One question to a tier.

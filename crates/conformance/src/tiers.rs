@@ -6,6 +6,7 @@ mod cuda;
 mod door;
 mod memory;
 mod reference;
+mod shards;
 mod simd;
 
 pub use crate::tier::Refusal;

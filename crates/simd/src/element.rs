@@ -218,6 +218,13 @@ impl TensorMut<'_, Ix1> {
     pub fn write(&mut self, row: &[f32], factor: f32) {
         typed!(self, x => write_elements(x.view_mut(), row, |x| factor * x))
     }
+
+    /// Adds the first elements of `row`, rounded to the nearest.
+    pub fn add(&mut self, row: &[f32]) {
+        typed!(self, to => to.iter_mut().zip(row).for_each(|(to, &x)| {
+            *to = Element::from_f32(to.to_f32() + x);
+        }))
+    }
 }
 
 /// `row` = `source` in f32, of the same length.

@@ -56,6 +56,7 @@ mod pack;
 mod partial;
 mod plan;
 mod products;
+pub mod shard;
 mod sums;
 mod sweeps;
 mod tokens;

@@ -7,17 +7,21 @@ use etalon_problem::{
     LinearAttention, LinearCrossEntropy, LinearExtents, Mask, NamedArray, Operand, Pass, Precision,
     Problem, Role, Sequences, Views, ViewsMut,
 };
+use etalon_simd::linear_cross_entropy::shard::{
+    GradientsMut, Partial, Shard, backward_shard_into, combine, forward_shard, forward_shard_into,
+};
 use etalon_simd::{Mode, Options, Plan, Workspace, run, run_in};
 use etalon_simd::{
     attention, attention_lse, lazy_attention, linear_attention, linear_cross_entropy,
 };
 use half::bf16;
-use ndarray::{Array, ArrayD, ShapeBuilder};
+use ndarray::{Array, ArrayD, ShapeBuilder, s};
 use peak_alloc::PeakAlloc;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::alloc::{GlobalAlloc, Layout};
 use std::cell::Cell;
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Counts the bytes in use and, of the threads of a running pool, the calls.
@@ -214,6 +218,45 @@ fn cross_entropy(
     })
 }
 
+/// The most bytes that a shard of all but some classes at either end holds at once in its forward and in its
+/// backward pass. With a workspace that is kept, later calls allocate nothing.
+fn shards(problem: &LinearCrossEntropy, options: &Options) -> [usize; 2] {
+    let LinearCrossEntropy { tokens, dim, vocab, .. } = *problem;
+    let (h, w, bias) = (wave((tokens, dim)), wave((vocab, dim)), wave(vocab));
+    let targets = Array::from_shape_fn(tokens, |i| (i % vocab) as i64);
+    let dloss = ArrayD::ones(vec![]);
+    let inputs = |classes: Range<usize>| linear_cross_entropy::Inputs {
+        bias: Some(bias.slice(s![classes.clone()])),
+        ..linear_cross_entropy::Inputs::new(h.view(), w.slice(s![classes, ..]), targets.view())
+    };
+    let whole = Shard::new(problem, 0..vocab).unwrap();
+    let totals = forward_shard(&whole, &inputs(0..vocab), options).unwrap();
+    let totals = combine(problem, &[(0..vocab, totals.view())]).unwrap();
+    let classes = vocab / 10..vocab - 300;
+    let (shard, inputs) = (Shard::new(problem, classes.clone()).unwrap(), inputs(classes.clone()));
+    let cotangents = linear_cross_entropy::Cotangents::default().dloss(dloss.view());
+    let nodes = shard.nodes().count();
+    let mut partials = Array::from_elem((nodes, tokens), Partial::identity());
+    let mut dh = Array::zeros((nodes, tokens, dim));
+    let (mut dw, mut dbias) = (Array::zeros((classes.len(), dim)), Array::zeros(classes.len()));
+    let mut forward = |workspace: &Workspace| {
+        forward_shard_into(workspace, &shard, &inputs, partials.view_mut(), options)
+    };
+    let mut backward = |workspace: &Workspace| {
+        let places = GradientsMut {
+            dh: Some(dh.view_mut()),
+            dw: Some(dw.view_mut()),
+            dbias: Some(dbias.view_mut()),
+        };
+        let totals = totals.view();
+        backward_shard_into(workspace, &shard, &inputs, totals, &cotangents, places, options)
+    };
+    let kept = Workspace::new();
+    assert_eq!(later_calls(|| forward(&kept)), [0; 2], "forward_shard of {problem:?}");
+    assert_eq!(later_calls(|| backward(&kept)), [0; 2], "backward_shard of {problem:?}");
+    [peak(|| forward(&Workspace::new())), peak(|| backward(&Workspace::new()))]
+}
+
 /// Masks with and without arrays, operands that not every problem has, sequences of several lengths.
 fn problems() -> Vec<Attention> {
     let extents = extents(1, 201);
@@ -350,6 +393,12 @@ fn a_pass_allocates_what_its_plan_says() {
                         assert!(*bytes <= most, "{what} {pass}: {bytes} of {most}");
                     }
                     check(&what, plans);
+                    let most = options.memory_budget + 64 * tokens + SMALL;
+                    let bytes = shards(&problem, &options);
+                    assert!(
+                        bytes.iter().all(|x| *x <= most),
+                        "{what}, shards: {bytes:?} of {most}"
+                    );
                 }
             }
         });

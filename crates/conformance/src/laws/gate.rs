@@ -26,7 +26,7 @@ laws! {
 }
 
 /// The worst margin of outputs that all lie within the bounds of the case.
-fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
+pub(super) fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
     let found = gates::g1(trial.bounds()?, outputs);
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),

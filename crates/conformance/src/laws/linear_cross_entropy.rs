@@ -2,6 +2,7 @@
 
 use super::compare::{Strict, TWICE, agree, close, exchange};
 use super::flaw::{Flaw, Judgement, worst};
+use super::gate::within;
 use super::law::laws;
 use super::part::Part;
 use super::sums::input;
@@ -9,9 +10,11 @@ use super::tensors::{Equality, change, each_element, everywhere, map, poison, sa
 use super::trial::Trial;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
+use crate::tier::{Cuts, Hints};
 use etalon_problem::{
-    Axis, Dtype, Error, LinearCrossEntropy, NothingLeft, Problem, Reduction, find,
+    Axis, Dtype, Error, LinearCrossEntropy, NothingLeft, Pass, Problem, Reduction, find,
 };
+use etalon_reference::linear_cross_entropy::shard::TILE;
 use ndarray::ArrayD;
 
 laws! {
@@ -41,6 +44,10 @@ laws! {
     Probe equal_logits on Forward if |case, _| problem_is(case, |p| p.outputs.argmax);
     /// A single class has a loss of 0, and no gradients.
     Probe one_class;
+    /// Shards of the classes that are nodes of the tree over tiles give the bits of the whole.
+    Contract shards_of_nodes, favour several_tiles;
+    /// Shards of the classes, cut anywhere, give results within the bound.
+    Gate shards, favour several_tiles;
 }
 
 /// The problem of a case of linear_cross_entropy.
@@ -50,6 +57,11 @@ fn problem(case: &Case) -> Result<&LinearCrossEntropy, Error> {
 
 fn problem_is(case: &Case, so: impl Fn(&LinearCrossEntropy) -> bool) -> bool {
     problem(case).is_ok_and(so)
+}
+
+/// More classes than a tile has.
+fn several_tiles(case: &Case, _: Pass) -> bool {
+    problem_is(case, |p| p.vocab > TILE)
 }
 
 /// The ignored tokens.
@@ -265,4 +277,15 @@ fn one_class(trial: &Trial<'_>) -> Judgement {
         let limit = &bounds.outputs[name].bound;
         close(name, &got.numbers(name)?, &ArrayD::zeros(limit.raw_dim()), limit)
     }))
+}
+
+fn shards_of_nodes(trial: &Trial<'_>) -> Judgement {
+    let shards = Some(Cuts::Nodes);
+    let outputs = trial.ask_hinted(Hints { shards, ..Hints::default() })?;
+    same(&outputs, trial.clean()?, Equality::Bits, everywhere)
+}
+
+fn shards(trial: &Trial<'_>) -> Judgement {
+    let shards = Some(Cuts::Anywhere);
+    within(trial, &trial.ask_hinted(Hints { shards, ..Hints::default() })?)
 }

@@ -1,7 +1,7 @@
 //! The simd tier: one [`Tier`] per level.
 
-use super::door;
 use super::reference::has;
+use super::{door, shards};
 use crate::report::Absent;
 use crate::tensor::Tensors;
 use crate::tier::{Refusal, Request, Tier};
@@ -64,6 +64,9 @@ impl Tier for Simd {
             ..Options::default()
         };
         let run = || {
+            if let Some((problem, shards)) = shards::of(request) {
+                return shards::simd(request, problem, &shards, &options);
+            }
             door::outputs(request, &|problem, pass, inputs, outputs| {
                 etalon_simd::run(problem, pass, inputs, outputs, &options)
             })

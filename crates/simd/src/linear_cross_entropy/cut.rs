@@ -47,10 +47,12 @@ pub struct Cut {
     /// Rows and columns of a register block.
     pub rows: usize,
     pub cols: usize,
-    /// T, D, V.
+    /// T, D, and the classes of the sweep: V, or those of a node of a shard.
     pub tokens: usize,
     pub dim: usize,
     pub vocab: usize,
+    /// The number of the first of its classes.
+    pub first: usize,
     /// Tiles of all classes, and rows of a band: those of a tile in whole register blocks.
     pub tiles: usize,
     pub padded: usize,
@@ -157,6 +159,7 @@ impl Cut {
             tokens: problem.tokens,
             dim: problem.dim,
             vocab: problem.vocab,
+            first: 0,
             tiles,
             padded: TILE.next_multiple_of(rows),
             chunk,
@@ -262,7 +265,7 @@ impl Cut {
         logits.max(if self.asked.gradients() { gradients } else { 0 })
     }
 
-    /// The classes of a tile.
+    /// The classes of a tile, counted from the first of the sweep.
     pub fn classes(&self, tile: usize) -> std::ops::Range<usize> {
         tile * TILE..self.vocab.min((tile + 1) * TILE)
     }

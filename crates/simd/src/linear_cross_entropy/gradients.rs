@@ -53,7 +53,7 @@ impl Sweep<'_, '_> {
                     side.fill(pulls, totals);
                     cut.level.run(LogitGradients {
                         link: self.link,
-                        first: classes.start,
+                        first: cut.first + classes.start,
                         weights,
                         classes: classes.len(),
                         z,
@@ -223,8 +223,15 @@ impl Sweep<'_, '_> {
         sums.finish(cut.level)
     }
 
-    /// Writes dh of these tokens from their sums. The rows of the others must be 0 already.
-    pub fn write_hidden(&self, tokens: &[Token], sums: &[f32], dh: &mut TensorMut<'_, Ix2>) {
+    /// Writes dh of these tokens from their sums, or adds it to what `dh` holds. The rows of the others must
+    /// be 0 already.
+    pub fn write_hidden(
+        &self,
+        tokens: &[Token],
+        sums: &[f32],
+        dh: &mut TensorMut<'_, Ix2>,
+        adds: bool,
+    ) {
         let cut = self.cut;
         let done = match cut.spans() {
             1 => 0,
@@ -245,8 +252,11 @@ impl Sweep<'_, '_> {
                         let row = &mut row[..elements.len()];
                         row.iter_mut().zip(column).for_each(|(x, &sum)| *x = sum);
                         let at = token.index - tokens[0].index;
-                        let place = dh.view_mut().slice(s![at, elements.clone()]);
-                        { place }.write(row, 1.0);
+                        let mut place = dh.view_mut().slice(s![at, elements.clone()]);
+                        match adds {
+                            true => place.add(row),
+                            false => place.write(row, 1.0),
+                        }
                     }
                 }
             },

@@ -49,7 +49,7 @@ pub fn run(
     let lists = workspace.lists(lists_bytes(problem), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let sweeps = sweeps(problem, options, asked);
-    let pass = First { operands, cotangents, tokens, link: Link::new(problem) };
+    let pass = First { operands, cotangents, tokens: &tokens, link: Link::new(problem) };
     pass.run(workspace, &lists, sweeps, outputs, gradients)
 }
 
@@ -61,14 +61,14 @@ pub fn lists_bytes(problem: &LinearCrossEntropy) -> usize {
 }
 
 /// A forward or backward pass, or both at once.
-struct First<'a> {
-    operands: Operands<'a>,
-    cotangents: Cotangents<'a>,
-    tokens: Tokens<'a>,
-    link: Link,
+pub struct First<'t, 'a> {
+    pub operands: Operands<'a>,
+    pub cotangents: Cotangents<'a>,
+    pub tokens: &'t Tokens<'a>,
+    pub link: Link,
 }
 
-impl First<'_> {
+impl First<'_, '_> {
     fn run(
         &self,
         workspace: &Workspace,
@@ -78,7 +78,8 @@ impl First<'_> {
         mut gradients: Gradients<'_>,
     ) -> Result<(), Error> {
         let (problem, counted) = (self.tokens.problem, self.tokens.counted);
-        let weights = self.tile_weights(lists)?;
+        let tiles = problem.vocab.div_ceil(cut::TILE);
+        let weights = self.tile_weights(lists.repeat(tiles, 0.0, "weights of tiles")?);
         let zero = Partial { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
         let totals = lists.repeat(counted.len(), zero, "the totals of tokens")?;
         let pulls = match sweeps.iter().flatten().any(|cut| cut.asked.gradients()) {
@@ -100,15 +101,14 @@ impl First<'_> {
             let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
             self.sweep(&sweep, shared, scratch, (totals, pulls), &mut gradients);
         }
-        write(&self.tokens, totals, outputs);
+        write(self.tokens, totals, outputs);
         Ok(())
     }
 
     /// Σ cw of every tile.
-    fn tile_weights<'l>(&self, lists: &'l Lists) -> Result<&'l [f32], Error> {
-        let vocab = self.tokens.problem.vocab;
-        let weights = lists.repeat(vocab.div_ceil(cut::TILE), 0.0, "weights of tiles")?;
-        for (weight, classes) in weights.iter_mut().zip(tiles(0..vocab, cut::TILE)) {
+    pub fn tile_weights<'l>(&self, weights: &'l mut [f32]) -> &'l [f32] {
+        let classes = self.operands.w.shape()[0];
+        for (weight, classes) in weights.iter_mut().zip(tiles(0..classes, cut::TILE)) {
             *weight = match self.operands.class_weights {
                 Some(all) => {
                     all.slice(s![classes]).iter().map(|&x| f64::from(x)).sum::<f64>() as f32
@@ -116,11 +116,11 @@ impl First<'_> {
                 None => classes.len() as f32,
             };
         }
-        Ok(weights)
+        weights
     }
 
     /// One sweep over all tokens and classes.
-    fn sweep(
+    pub fn sweep(
         &self,
         sweep: &Sweep<'_, '_>,
         room: &mut [f32],
@@ -152,7 +152,8 @@ impl First<'_> {
             sweep.logits(tokens, span.clone(), shared.across, store, shared.nodes, scratch);
             if cut.asked.totals {
                 sweep.totals(tokens, shared.nodes, &mut totals[here.clone()]);
-                self.pull(cut, tokens, &totals[here.clone()], pulls.get_mut(here.clone()));
+                let pulls = pulls.get_mut(here.clone());
+                self.pull(cut.threads, tokens, &totals[here.clone()], pulls);
             }
             if cut.asked.gradients() {
                 let entropy = self.cotangents.dentropy.is_some();
@@ -178,16 +179,22 @@ impl First<'_> {
     }
 
     /// (C12)–(C14), where there are places for them.
-    fn pull(&self, cut: &Cut, tokens: &[Token], totals: &[Partial], pulls: Option<&mut [Pull]>) {
+    pub fn pull(
+        &self,
+        threads: usize,
+        tokens: &[Token],
+        totals: &[Partial],
+        pulls: Option<&mut [Pull]>,
+    ) {
         let tasks = tokens.chunks(1024).zip(totals.chunks(1024));
         let tasks = tasks.zip(pulls.unwrap_or_default().chunks_mut(1024));
         share(
-            0..cut.threads,
+            0..threads,
             |_| (),
             tasks,
             |((tokens, totals), pulls), ()| {
                 for ((token, total), pull) in tokens.iter().zip(totals).zip(pulls) {
-                    *pull = Pull::new(&self.tokens, &self.cotangents, token, total);
+                    *pull = Pull::new(self.tokens, &self.cotangents, token, total);
                 }
             },
         );
@@ -241,7 +248,7 @@ impl First<'_> {
         };
         sweep.hidden_gradient(kept, shared.store, sums, scratch);
         if kept.span.end == cut.tiles {
-            sweep.write_hidden(kept.tokens, sums, dh);
+            sweep.write_hidden(kept.tokens, sums, dh, gradients.dh_adds);
         }
     }
 
@@ -268,8 +275,9 @@ impl First<'_> {
 }
 
 /// Fills what is not written otherwise with 0: rows of ignored tokens, and all where no token counts.
-fn clear(gradients: &mut Gradients<'_>, some_ignored: bool, all_ignored: bool) {
-    if let Some(dh) = gradients.dh.as_mut().filter(|_| some_ignored) {
+pub fn clear(gradients: &mut Gradients<'_>, some_ignored: bool, all_ignored: bool) {
+    let adds = gradients.dh_adds;
+    if let Some(dh) = gradients.dh.as_mut().filter(|_| some_ignored && !adds) {
         dh.fill(0.0);
     }
     if all_ignored {

@@ -3,7 +3,8 @@
 use crate::element::{Tensor, TensorMut};
 use crate::named::{Inputs, float_place, integer_place, place};
 use etalon_problem::{Error, Pass, ViewsMut};
-use ndarray::{ArrayView1, ArrayViewD, ArrayViewMut1, ArrayViewMutD, Ix0, Ix1, Ix2};
+use ndarray::{ArrayView1, ArrayViewD, ArrayViewMut1, ArrayViewMutD, Ix0, Ix1, Ix2, s};
+use std::ops::Range;
 
 /// The inputs of a pass; each with its tangent, of which the first order has none.
 #[derive(Clone, Copy)]
@@ -17,6 +18,16 @@ pub struct Operands<'a> {
 }
 
 impl<'a> Operands<'a> {
+    /// Those of some classes: rows `rows` of w and bias, which are `classes` of all.
+    pub fn of(&self, rows: Range<usize>, classes: Range<usize>) -> Self {
+        Operands {
+            w: self.w.slice(s![rows.clone(), ..]),
+            bias: self.bias.map(|bias| bias.slice(s![rows])),
+            class_weights: self.class_weights.map(|all| all.slice_move(s![classes])),
+            ..*self
+        }
+    }
+
     pub fn new(x: Inputs<'a, '_>) -> Result<Self, Error> {
         Ok(Operands {
             h: x.needed("h")?,
@@ -83,6 +94,8 @@ pub struct Gradients<'o> {
     pub dh: Option<TensorMut<'o, Ix2>>,
     pub dw: Option<TensorMut<'o, Ix2>>,
     pub dbias: Option<TensorMut<'o, Ix1>>,
+    /// Whether dh is added to what its place holds.
+    pub dh_adds: bool,
 }
 
 impl<'o> Gradients<'o> {
@@ -90,6 +103,7 @@ impl<'o> Gradients<'o> {
         if pass == Pass::Forward {
             return Ok(Gradients::default());
         }
-        Ok(Gradients { dh: place(out, "dh")?, dw: place(out, "dw")?, dbias: place(out, "dbias")? })
+        let (dh, dw, dbias) = (place(out, "dh")?, place(out, "dw")?, place(out, "dbias")?);
+        Ok(Gradients { dh, dw, dbias, dh_adds: false })
     }
 }

@@ -15,7 +15,7 @@ pub fn sweeps(problem: &LinearCrossEntropy, options: &Options, asked: Asked) -> 
 }
 
 /// A sweep for the totals alone, within a budget of bytes.
-fn totals(problem: &LinearCrossEntropy, level: Level, threads: usize, budget: usize) -> Cut {
+pub fn totals(problem: &LinearCrossEntropy, level: Level, threads: usize, budget: usize) -> Cut {
     let asked = Asked { totals: true, ..Asked::default() };
     let cut = |chunk, threads| Cut::new(problem, level, asked, (chunk, usize::MAX), threads);
     affordable(problem.tokens, threads, budget, 1, cut).unwrap_or_else(|| cut(BAND, 1))
@@ -41,8 +41,20 @@ fn gradients(
         return [Some(cut), None, None];
     }
     let totals = totals(problem, level, threads, budget);
+    let [first, second] = after_totals(problem, level, asked, threads, budget);
+    [Some(totals), first, second]
+}
+
+/// The sweeps for the gradients where totals are known: one, or one each for dh and dw.
+pub fn after_totals(
+    problem: &LinearCrossEntropy,
+    level: Level,
+    asked: Asked,
+    threads: usize,
+    budget: usize,
+) -> [Option<Cut>; 2] {
     if let Some(cut) = again(problem, level, asked, threads, budget) {
-        return [Some(totals), Some(cut), None];
+        return [Some(cut), None];
     }
     let dh = Asked { dh: true, ..Asked::default() };
     let dw = Asked { dh: false, ..asked };
@@ -54,7 +66,7 @@ fn gradients(
         let sweep = again(problem, level, part, threads, budget);
         part.gradients().then(|| sweep.unwrap_or_else(|| least(part)))
     };
-    [Some(totals), asked.dh.then(|| sweep(dh)).flatten(), sweep(dw)]
+    [asked.dh.then(|| sweep(dh)).flatten(), sweep(dw)]
 }
 
 /// A sweep that computes the logits again, as many tokens and classes at a time as fit.

@@ -42,10 +42,7 @@ impl<'a> Tokens<'a> {
         operands: &Operands<'a>,
         lists: &'a Lists,
     ) -> Result<Self, Error> {
-        if u32::try_from(problem.vocab).is_err() {
-            let expected = format!("at most {} in the simd tier", u32::MAX);
-            return Err(Error::value("vocab", expected, problem.vocab));
-        }
+        check_vocab(problem)?;
         let counted = lists.repeat(problem.tokens, Token::default(), "the tokens that count")?;
         let mut number = 0;
         for (index, &target) in operands.targets.iter().enumerate() {
@@ -111,6 +108,15 @@ impl<'a> Tokens<'a> {
         let g = self.share(dloss * self.weight(token), self.z);
         [g, self.share(dloss * self.lse_square(token), self.z_lse)]
     }
+}
+
+/// Fails if there are more classes than numbers of 32 bits.
+pub fn check_vocab(problem: &LinearCrossEntropy) -> Result<(), Error> {
+    if u32::try_from(problem.vocab).is_ok() {
+        return Ok(());
+    }
+    let expected = format!("at most {} in the simd tier", u32::MAX);
+    Err(Error::value("vocab", expected, problem.vocab))
 }
 
 /// The element of a tensor in the shape of the loss that belongs to a token.

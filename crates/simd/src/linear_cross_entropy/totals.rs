@@ -86,7 +86,7 @@ impl Sweep<'_, '_> {
             let mut next = task.node.is_some().then(|| stack.next());
             level.run(Rows {
                 link: self.link,
-                first: classes.start,
+                first: self.cut.first + classes.start,
                 bias,
                 weights,
                 classes: classes.len(),
@@ -97,7 +97,8 @@ impl Sweep<'_, '_> {
                 sums: next.as_mut().map(|next| (next, 0)),
             });
             if task.node.is_some() {
-                stack.push(task.tokens, classes.start, self.weights[tile]);
+                let first = self.cut.first + classes.start;
+                stack.push(task.tokens, first, self.weights[tile]);
             }
         }
         if let Some(node) = task.node {
@@ -151,7 +152,8 @@ impl Sweep<'_, '_> {
         Some(into)
     }
 
-    /// The totals of the tokens of a chunk, from the partials of its nodes, which hold all classes.
+    /// The totals of the tokens of a chunk, from the partials of its nodes, which hold all
+    /// classes of the sweep.
     pub fn totals(&self, tokens: &[Token], nodes: &mut [f32], totals: &mut [Partial]) {
         let cut = self.cut;
         let elements = Partials::elements(cut.range);
@@ -170,7 +172,8 @@ impl Sweep<'_, '_> {
                 for (i, (token, total)) in tokens.iter().zip(totals).enumerate() {
                     let leaf = |node: usize| {
                         let place = &nodes[node * elements..][..elements];
-                        (partial::at(place, cut.range, i), weight(node), node * cut.node * TILE)
+                        let first = cut.first + node * cut.node * TILE;
+                        (partial::at(place, cut.range, i), weight(node), first)
                     };
                     let combine = |x: (Partial, f32, usize), y: (Partial, f32, usize)| {
                         let owned = token.target as usize >= y.2;

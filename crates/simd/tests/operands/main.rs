@@ -8,5 +8,6 @@ mod errors;
 mod lazy;
 mod linear;
 mod modes;
+mod shards;
 mod strides;
 mod waves;

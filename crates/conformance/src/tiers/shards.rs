@@ -1,0 +1,249 @@
+//! Linear_cross_entropy with its classes in shards, in the tiers that have them.
+
+use crate::tensor::{Data, Tensor, Tensors, Values};
+use crate::tier::{Cuts, Request};
+use etalon_problem::tensors::{ByPrecision, Operands, Results};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Precision, Problem, Scalar};
+use etalon_reference::linear_cross_entropy::shard as plain;
+use etalon_reference::linear_cross_entropy::shard::TILE;
+use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Wanted};
+use etalon_reference::scalar::{Quad, Real};
+use etalon_reference::{Arithmetic, Named};
+use etalon_simd::linear_cross_entropy::shard;
+use etalon_simd::{Element, Options};
+use half::{bf16, f16};
+use ndarray::{Array1, Array2, ArrayD, ArrayViewD, Axis, concatenate, s};
+use std::ops::Range;
+
+/// The classes of each shard that a request wants, of a pass that has shards.
+pub(super) fn of<'r>(request: &Request<'r>) -> Option<(&'r LinearCrossEntropy, Vec<Range<usize>>)> {
+    let cuts = request.hints.shards?;
+    let Problem::LinearCrossEntropy(problem) = request.problem else { return None };
+    matches!(request.pass, Pass::Forward | Pass::Backward)
+        .then(|| (problem, ranges(cuts, problem.vocab)))
+}
+
+/// All classes in shards.
+fn ranges(cuts: Cuts, vocab: usize) -> Vec<Range<usize>> {
+    let mut borders: Vec<usize> = match cuts {
+        // 1, 1, 2, 4, 8 … tiles.
+        Cuts::Nodes => {
+            let tiles = (0..vocab.div_ceil(TILE)).filter(|&x| x == 0 || x.is_power_of_two());
+            tiles.map(|tile| tile * TILE).collect()
+        }
+        // Three that have classes: the bounds allow any two rescales.
+        Cuts::Anywhere => {
+            let third = (vocab + 1) / 3;
+            vec![third, third, 2 * third]
+        }
+    };
+    borders.extend([0, 0, vocab, vocab]);
+    borders.sort_unstable();
+    borders.windows(2).map(|b| b[0].min(vocab)..b[1].min(vocab)).collect()
+}
+
+/// The inputs of a shard.
+fn part<'a, T: Scalar>(inputs: &'a Inputs<'_, T>, classes: &Range<usize>) -> Inputs<'a, T> {
+    Inputs {
+        h: inputs.h.view(),
+        w: inputs.w.slice(s![classes.clone(), ..]),
+        bias: inputs.bias.as_ref().map(|bias| bias.slice(s![classes.clone()])),
+        targets: inputs.targets.view(),
+        class_weights: inputs.class_weights.as_ref().map(|x| x.view()),
+        token_weights: inputs.token_weights.as_ref().map(|x| x.view()),
+    }
+}
+
+/// What all classes have, of what those of each shard have, in their order.
+fn together<T: Scalar>(
+    dh: Array2<T>,
+    dw: &[Array2<T>],
+    dbias: &[Option<Array1<T>>],
+) -> Result<Gradients<T>, Error> {
+    let misshapen = |error| Error::value("shards", "rows of one length", error);
+    let dw: Vec<_> = dw.iter().map(|x| x.view()).collect();
+    let dbias: Option<Vec<_>> = dbias.iter().map(|x| Some(x.as_ref()?.view())).collect();
+    let dbias = dbias.map(|dbias| concatenate(Axis(0), &dbias).map_err(misshapen));
+    Ok(Gradients {
+        dh: Some(dh),
+        dw: Some(concatenate(Axis(0), &dw).map_err(misshapen)?),
+        dbias: dbias.transpose()?,
+    })
+}
+
+/// What the simd tier returns.
+pub(super) fn simd(
+    request: &Request<'_>,
+    problem: &LinearCrossEntropy,
+    shards: &[Range<usize>],
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let Request { pass, inputs, .. } = *request;
+    match request.dtype {
+        Dtype::F32 => simd_of::<f32>(problem, pass, inputs, shards, options),
+        Dtype::Bf16 => simd_of::<bf16>(problem, pass, inputs, shards, options),
+        Dtype::F16 => simd_of::<f16>(problem, pass, inputs, shards, options),
+        Dtype::F64 => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
+    }
+}
+
+fn simd_of<T: Held>(
+    problem: &LinearCrossEntropy,
+    pass: Pass,
+    tensors: &Tensors,
+    shards: &[Range<usize>],
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let inputs: Inputs<'_, T> = operands(tensors)?;
+    let ranks = shards.iter().map(|classes| shard::Shard::new(problem, classes.clone()));
+    let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+    let parts = shards.iter().map(|classes| part(&inputs, classes)).collect::<Vec<_>>();
+    let partials = ranks.iter().zip(&parts);
+    let partials = partials.map(|(rank, part)| shard::forward_shard(rank, part, options));
+    let partials = partials.collect::<Result<Vec<_>, _>>()?;
+    let partials = shards.iter().cloned().zip(partials.iter().map(|x| x.view()));
+    let totals = shard::combine(problem, &partials.collect::<Vec<_>>())?;
+    if pass == Pass::Forward {
+        let last = ranks.len() - 1;
+        return Ok(stored::<T>(shard::output(&ranks[last], &parts[last], totals.view())?));
+    }
+    let cotangents: Cotangents<'_, T> = operands(tensors)?;
+    let (mut dh, mut dw, mut dbias) = (Vec::new(), Vec::new(), Vec::new());
+    for (rank, part) in ranks.iter().zip(&parts) {
+        let (totals, sum) = (totals.view(), shard::Dh::Sum);
+        let own = shard::backward_shard(rank, part, totals, &cotangents, sum, options)?;
+        dh.push(own.dh);
+        dw.push(own.dw);
+        dbias.push(own.dbias);
+    }
+    let dh = shards.iter().cloned().zip(dh.iter().map(|x| x.view()));
+    let dh = shard::combine_dh(problem, &dh.collect::<Vec<_>>())?;
+    let dbias = if problem.bias { dbias } else { vec![None] };
+    Ok(stored::<T>(together(dh, &dw, &dbias)?))
+}
+
+/// A type of which [`Data`] may hold elements.
+trait Held: Element {
+    fn held(data: &Data) -> Option<&[Self]>;
+}
+
+macro_rules! held {
+    ($($number:ty: $Variant:ident),*) => {$(
+        impl Held for $number {
+            fn held(data: &Data) -> Option<&[Self]> {
+                if let Data::$Variant(x) = data { Some(x) } else { None }
+            }
+        }
+    )*};
+}
+held!(f32: F32, bf16: Bf16, f16: F16);
+
+/// The tensors of a struct.
+fn operands<'a, T: Held, S: Operands<'a, T>>(tensors: &'a Tensors) -> Result<S, Error> {
+    fn shaped<'a, E>(shape: &[usize], x: &'a [E]) -> Option<ArrayViewD<'a, E>> {
+        ArrayViewD::from_shape(shape, x).ok()
+    }
+    S::collect(&mut |name, precision| {
+        let Tensor { shape, data } = tensors.get(name)?;
+        match (precision, data) {
+            (Precision::Integer, Data::I64(x)) => shaped(shape, x).map(ByPrecision::Integer),
+            (Precision::Wide, Data::F32(x)) => shaped(shape, x).map(ByPrecision::Wide),
+            (Precision::Storage, x) => shaped(shape, T::held(x)?).map(ByPrecision::Storage),
+            _ => None,
+        }
+    })
+}
+
+/// Results as the suite stores them: exactly.
+fn stored<T: Element>(results: impl Results<T>) -> Tensors {
+    let mut tensors = Tensors::new();
+    results.into_each(&mut |name, x| {
+        let x = match x {
+            ByPrecision::Storage(x) => Tensor::round(&x.mapv(|x| f64::from(x.to_f32())), T::DTYPE),
+            ByPrecision::Wide(x) => Tensor::round(&x.mapv(f64::from), Dtype::F32),
+            ByPrecision::Integer(x) => {
+                Tensor { shape: x.shape().to_vec(), data: Data::I64(x.iter().copied().collect()) }
+            }
+        };
+        tensors.insert(name.to_string(), x);
+    });
+    tensors
+}
+
+/// What the reference returns in some arithmetic, by name.
+pub(super) fn reference(
+    arithmetic: Arithmetic,
+    problem: &LinearCrossEntropy,
+    pass: Pass,
+    x: &Values,
+    shards: &[Range<usize>],
+) -> Result<Values, Error> {
+    match arithmetic {
+        Arithmetic::F32 => reference_of::<f32>(problem, pass, x, shards),
+        Arithmetic::F64 => reference_of::<f64>(problem, pass, x, shards),
+        Arithmetic::DoubleDouble => reference_of::<Quad>(problem, pass, x, shards),
+    }
+}
+
+fn reference_of<T: Real>(
+    problem: &LinearCrossEntropy,
+    pass: Pass,
+    x: &Values,
+    shards: &[Range<usize>],
+) -> Result<Values, Error> {
+    let whole = x.iter().map(|(name, x)| (name.clone(), x.mapv(|x| x as i64))).collect();
+    let x = x.iter().map(|(name, x)| (name.clone(), x.mapv(T::from_f64))).collect();
+    let inputs = Inputs::from_named(&x, &whole)?;
+    let parts = shards.iter().map(|classes| part(&inputs, classes)).collect::<Vec<_>>();
+    let ranks = shards.iter().zip(&parts);
+    let ranks = ranks.map(|(classes, part)| plain::Shard::new(problem, classes.clone(), part));
+    let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+    let partials = shards.iter().cloned().zip(&ranks);
+    let partials = partials.map(|(classes, rank)| Ok((classes, rank.partials()?)));
+    let totals = plain::combine(partials.collect::<Result<Vec<_>, Error>>()?)?;
+    if pass == Pass::Forward {
+        return Ok(numbers(ranks[ranks.len() - 1].output(&totals)?));
+    }
+    let cotangents = Cotangents::from_named(&x, &whole)?;
+    let (mut dh, mut dw, mut dbias) = (Vec::new(), Vec::new(), Vec::new());
+    for (classes, rank) in shards.iter().zip(&ranks) {
+        let own = rank.backward(&totals, &cotangents, Wanted::ALL)?;
+        dh.extend(own.dh.map(|dh| (classes.clone(), dh)));
+        dw.extend(own.dw);
+        dbias.push(own.dbias);
+    }
+    let dbias = if problem.bias { dbias } else { vec![None] };
+    Ok(numbers(together(plain::combine_dh(dh)?, &dw, &dbias)?))
+}
+
+/// Results in f64.
+fn numbers<T: Real>(results: impl Results<T>) -> Values {
+    let mut values = Values::new();
+    results.into_each(&mut |name, x| {
+        let x: ArrayD<f64> = match x {
+            ByPrecision::Storage(x) => x.mapv(T::to_f64),
+            ByPrecision::Wide(x) => x.mapv(|x| x.to_f64()),
+            ByPrecision::Integer(x) => x.mapv(|x| x as f64),
+        };
+        values.insert(name.to_string(), x);
+    });
+    values
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn shards_are_all_classes() {
+        for cuts in [Cuts::Nodes, Cuts::Anywhere] {
+            for vocab in [1, 2, 5, 256, 257, 20_000] {
+                let ranges = ranges(cuts, vocab);
+                assert_eq!((ranges[0].clone(), ranges[ranges.len() - 1].end), (0..0, vocab));
+                assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
+            }
+        }
+        let nodes = ranges(Cuts::Nodes, 1000);
+        assert_eq!(nodes, [0..0, 0..0, 0..256, 256..512, 512..1000, 1000..1000]);
+    }
+}

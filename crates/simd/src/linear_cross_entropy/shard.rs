@@ -1,0 +1,352 @@
+//! Linear cross-entropy with its classes in shards: each rank holds the rows of w and the biases of some
+//! classes, and the other inputs whole.
+//!
+//! [`forward_shard`] returns what the classes of a rank add to each row: a [`Partial`] for each node of the
+//! [tree](super#shards-of-classes) that they hold. [`combine`] makes the totals of those of all ranks, and
+//! [`output`] the outputs of the totals. With the totals [`backward_shard`] returns the rank's rows of dw
+//! and dbias, and its part of dh in f32; [`combine_dh`] adds up the parts and rounds the sum. How partials
+//! and parts travel is the caller's: [`Partial::to_bytes`] and arrays of f32. An example of the crate,
+//! `shards`, has a process for each rank.
+//!
+//! Where shards begin at multiples of [`TILE`], everything has the bits of the unsharded passes, at the
+//! same [`Level`](crate::Level): dh too, if shards are nodes or return sums of nodes ([`Dh::Nodes`]). With
+//! other cuts everything agrees within the bounds. A shard may have no classes, or all.
+//!
+//! ```
+//! use etalon_problem::LinearCrossEntropy;
+//! use etalon_simd::linear_cross_entropy::shard::{Dh, Shard, backward_shard, combine, combine_dh};
+//! use etalon_simd::linear_cross_entropy::shard::{forward_shard, output};
+//! use etalon_simd::linear_cross_entropy::{Cotangents, Inputs, backward, forward};
+//! use etalon_simd::Options;
+//! use ndarray::{Array2, arr0, array, s};
+//!
+//! let problem = LinearCrossEntropy::new(2, 1, 600); // tokens, elements, classes
+//! let (h, targets) = (array![[1f32], [2.0]], array![2, 599]);
+//! let w = Array2::from_shape_fn((600, 1), |(v, _)| (v as f32).sin());
+//! let (upper, lower) = (w.slice(s![..512, ..]), w.slice(s![512.., ..]));
+//! let inputs = |w| Inputs::new(h.view(), w, targets.view());
+//! let options = Options::default();
+//!
+//! // What each rank does with its rows of w: two nodes of the tree. Then every rank gets the partials of all.
+//! let ranks = [Shard::new(&problem, 0..512)?, Shard::new(&problem, 512..600)?];
+//! let a = forward_shard(&ranks[0], &inputs(upper), &options)?;
+//! let b = forward_shard(&ranks[1], &inputs(lower), &options)?;
+//! let totals = combine(&problem, &[(0..512, a.view()), (512..600, b.view())])?;
+//! let loss = output(&ranks[0], &inputs(upper), totals.view())?.loss;
+//! assert_eq!(loss, forward(&problem, &inputs(w.view()), &options)?.loss);
+//!
+//! let dloss = arr0(1.0).into_dyn();
+//! let cotangents = Cotangents::default().dloss(dloss.view());
+//! let gradients = |rank, w| {
+//!     backward_shard(rank, &inputs(w), totals.view(), &cotangents, Dh::Sum, &options)
+//! };
+//! let (a, b) = (gradients(&ranks[0], upper)?, gradients(&ranks[1], lower)?);
+//! let dh = combine_dh(&problem, &[(0..512, a.dh.view()), (512..600, b.dh.view())])?;
+//! let expected = backward(&problem, &inputs(w.view()), &cotangents, &options)?;
+//! assert_eq!(Some(dh), expected.dh);
+//! assert_eq!(b.dw, expected.dw.unwrap().slice(s![512.., ..]));
+//! # Ok::<(), etalon_problem::Error>(())
+//! ```
+
+mod combine;
+mod partial;
+mod passes;
+mod tree;
+
+pub use super::cut::TILE;
+pub use combine::{combine, combine_dh, combine_dh_into};
+pub use partial::Partial;
+
+use super::operands::{Gradients as Head, Outputs};
+use crate::element::{Element, TensorMut};
+use crate::memory::{reserved, zeros};
+use crate::{Options, Workspace};
+use etalon_problem::linear_cross_entropy::{Cotangents, Inputs, Output, OutputMut};
+use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Places, Results};
+use etalon_problem::{Error, LinearCrossEntropy, Pass, Precision, Table, Views, ViewsMut, find};
+use ndarray::{
+    Array1, Array2, Array3, ArrayView1, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, Axis,
+};
+use std::ops::Range;
+
+/// Some classes of a problem. Its functions take `w` and `bias` of these classes, `[classes]…`, and the
+/// other inputs whole: `targets` are numbers of all classes, `class_weights` those of all.
+#[derive(Debug, Clone)]
+pub struct Shard<'p> {
+    problem: &'p LinearCrossEntropy,
+    classes: Range<usize>,
+}
+
+impl<'p> Shard<'p> {
+    /// `classes` of the problem, perhaps none. Fails if the problem is unsound or lacks some of them.
+    pub fn new(problem: &'p LinearCrossEntropy, classes: Range<usize>) -> Result<Self, Error> {
+        problem.check()?;
+        super::tokens::check_vocab(problem)?;
+        if classes.start > classes.end || classes.end > problem.vocab {
+            let expected = format!("a range within 0..{}", problem.vocab);
+            return Err(Error::value("classes", expected, format!("{classes:?}")));
+        }
+        Ok(Shard { problem, classes })
+    }
+
+    /// Its classes.
+    pub fn classes(&self) -> Range<usize> {
+        self.classes.clone()
+    }
+
+    /// The largest nodes of the tree within its classes, in their order; a part of a tile at either end
+    /// stands by itself. Of n tiles there are at most 2 ⌈log₂ n⌉ + 2. All classes are one node.
+    pub fn nodes(&self) -> impl Iterator<Item = Range<usize>> + use<> {
+        tree::nodes(self.problem.vocab, self.classes())
+    }
+
+    /// Fails unless inputs and places are those of a pass of the shard.
+    fn check(
+        &self,
+        workspace: &Workspace,
+        pass: Pass,
+        inputs: &Views<'_>,
+        places: &ViewsMut<'_>,
+    ) -> Result<(), Error> {
+        let fits = |known: &Known| {
+            known.pass == pass && known.classes == self.classes && known.problem == *self.problem
+        };
+        let known = workspace.remember(fits, || {
+            let (problem, classes) = (self.problem.clone(), self.classes());
+            Ok(Known { table: self.table(pass), problem, pass, classes })
+        })?;
+        known.table.check_call(inputs, places, false).map(|_| ())
+    }
+
+    /// The tensors of a pass, of which some have rows for the classes of the shard alone.
+    fn table(&self, pass: Pass) -> Table {
+        let mut table = self.problem.table(pass);
+        for operand in &mut table.operands {
+            if ["w", "bias", "dw", "dbias"].contains(&operand.name) {
+                operand.shape[0] = self.classes.len();
+            }
+        }
+        table
+    }
+}
+
+/// What a workspace remembers of a shard and a pass.
+struct Known {
+    problem: LinearCrossEntropy,
+    classes: Range<usize>,
+    pass: Pass,
+    table: Table,
+}
+
+/// What a shard returns of dh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Dh {
+    /// The sum over its classes: node after node, from its first class on.
+    Sum,
+    /// The sum over each of its nodes.
+    Nodes,
+}
+
+/// What [`backward_shard`] returns.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Gradients<T> {
+    /// What the classes of the shard add to (C17), `[1][T][D]` or `[nodes][T][D]`; not rounded to `T`.
+    pub dh: Array3<f32>,
+    /// (C18) of its classes, `[classes][D]`.
+    pub dw: Array2<T>,
+    /// (C19) of its classes, `[classes]`.
+    pub dbias: Option<Array1<T>>,
+}
+
+/// Where [`backward_shard_into`] writes; what has no place is not computed.
+#[derive(Debug)]
+pub struct GradientsMut<'a, T> {
+    /// `[1][T][D]` for the sum over all classes of the shard, `[nodes][T][D]` for those over its nodes.
+    pub dh: Option<ArrayViewMut3<'a, f32>>,
+    /// `[classes][D]`
+    pub dw: Option<ArrayViewMut2<'a, T>>,
+    /// `[classes]`
+    pub dbias: Option<ArrayViewMut1<'a, T>>,
+}
+
+impl<T> Default for GradientsMut<'_, T> {
+    fn default() -> Self {
+        GradientsMut { dh: None, dw: None, dbias: None }
+    }
+}
+
+/// What the classes of a shard add to every row: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored
+/// tokens [`Partial::identity`]. Fails at a target that is neither a class of the problem nor ignored.
+pub fn forward_shard<T: Element>(
+    shard: &Shard<'_>,
+    inputs: &Inputs<'_, T>,
+    options: &Options,
+) -> Result<Array2<Partial>, Error> {
+    let workspace = Workspace::new();
+    // What is wrong with the operands is said before memory is asked for.
+    shard.check(&workspace, Pass::Forward, &views(Views::new(), inputs), &ViewsMut::new())?;
+    let shape = (shard.nodes().count(), shard.problem.tokens);
+    let len = shape.0.saturating_mul(shape.1);
+    let mut partials = reserved(len, "partials")?;
+    partials.resize(len, Partial::identity());
+    let shaped = Array2::from_shape_vec(shape, partials);
+    let mut partials =
+        shaped.map_err(|error| Error::value("partials", "an addressable array", error))?;
+    forward_shard_into(&workspace, shard, inputs, partials.view_mut(), options)?;
+    Ok(partials)
+}
+
+/// As [`forward_shard`], into an array of the caller, with memory of a workspace; on an error nothing has
+/// been written.
+pub fn forward_shard_into<T: Element>(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Inputs<'_, T>,
+    partials: ArrayViewMut2<'_, Partial>,
+    options: &Options,
+) -> Result<(), Error> {
+    let inputs = views(Views::new(), inputs);
+    shard.check(workspace, Pass::Forward, &inputs, &ViewsMut::new())?;
+    let shape = [shard.nodes().count(), shard.problem.tokens];
+    Error::expect_shape("partials", &shape, partials.shape())?;
+    passes::forward(workspace, shard, &inputs, partials, options)
+}
+
+/// The outputs, from the totals `[T]` of all classes: on every rank the same. Of the inputs it reads
+/// `targets` and weights alone. Fails where a total is not of all classes, or has no target.
+pub fn output<T: Element>(
+    shard: &Shard<'_>,
+    inputs: &Inputs<'_, T>,
+    totals: ArrayView1<'_, Partial>,
+) -> Result<Output<T>, Error> {
+    let (workspace, table) = (Workspace::new(), shard.table(Pass::Forward));
+    let inputs = views(Views::new(), inputs);
+    shard.check(&workspace, Pass::Forward, &inputs, &ViewsMut::new())?;
+    let mut output = Output::collect(&mut |name, precision| {
+        let Some(operand) = find(&table.operands, name) else { return Ok(None) };
+        let shape = &operand.shape[..];
+        Ok(Some(match precision {
+            Precision::Storage => ByPrecision::Storage(zeros(shape, name)?),
+            Precision::Wide => ByPrecision::Wide(zeros(shape, name)?),
+            Precision::Integer => ByPrecision::Integer(zeros(shape, name)?),
+        }))
+    })?;
+    let mut places = ViewsMut::new();
+    output.places(&mut |name, place| add(&mut places, name, place.into_view()));
+    output_views(&workspace, shard, &inputs, totals, &mut places)?;
+    drop(places);
+    Ok(output)
+}
+
+/// As [`output`], into arrays of the caller, with memory of a workspace; on an error nothing has been
+/// written.
+pub fn output_into<T: Element>(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Inputs<'_, T>,
+    totals: ArrayView1<'_, Partial>,
+    out: OutputMut<'_, T>,
+) -> Result<(), Error> {
+    let mut places = ViewsMut::new();
+    out.each(&mut |name, place| add(&mut places, name, place.into_view()));
+    output_views(workspace, shard, &views(Views::new(), inputs), totals, &mut places)
+}
+
+fn output_views(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Views<'_>,
+    totals: ArrayView1<'_, Partial>,
+    places: &mut ViewsMut<'_>,
+) -> Result<(), Error> {
+    shard.check(workspace, Pass::Forward, inputs, places)?;
+    passes::output(workspace, shard.problem, inputs, totals, Outputs::new(places)?)
+}
+
+/// The gradients of a shard, from the totals `[T]` of all classes: dw and dbias of its classes, and what
+/// they add to dh. Fails as [`output`] does.
+pub fn backward_shard<T: Element>(
+    shard: &Shard<'_>,
+    inputs: &Inputs<'_, T>,
+    totals: ArrayView1<'_, Partial>,
+    cotangents: &Cotangents<'_, T>,
+    dh: Dh,
+    options: &Options,
+) -> Result<Gradients<T>, Error> {
+    let workspace = Workspace::new();
+    let operands = views(views(Views::new(), inputs), cotangents);
+    shard.check(&workspace, Pass::Backward, &operands, &ViewsMut::new())?;
+    let (problem, classes) = (shard.problem, shard.classes.len());
+    let LinearCrossEntropy { tokens, dim, .. } = *problem;
+    let parts = if dh == Dh::Sum { 1 } else { shard.nodes().count() };
+    if parts.checked_mul(4 * tokens * dim).is_none() {
+        return Err(Error::Memory { what: "dh".to_string(), bytes: usize::MAX });
+    }
+    let dbias = problem.bias.then(|| zeros(classes, "dbias"));
+    let mut gradients = Gradients {
+        dh: zeros((parts, tokens, dim), "dh")?,
+        dw: zeros((classes, dim), "dw")?,
+        dbias: dbias.transpose()?,
+    };
+    let Gradients { dh, dw, dbias } = &mut gradients;
+    let places = GradientsMut {
+        dh: Some(dh.view_mut()),
+        dw: Some(dw.view_mut()),
+        dbias: dbias.as_mut().map(|dbias| dbias.view_mut()),
+    };
+    backward_shard_into(&workspace, shard, inputs, totals, cotangents, places, options)?;
+    Ok(gradients)
+}
+
+/// As [`backward_shard`], into arrays of the caller, and only what is asked for, with memory of a
+/// workspace; on an error nothing has been written.
+pub fn backward_shard_into<T: Element>(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Inputs<'_, T>,
+    totals: ArrayView1<'_, Partial>,
+    cotangents: &Cotangents<'_, T>,
+    places: GradientsMut<'_, T>,
+    options: &Options,
+) -> Result<(), Error> {
+    let GradientsMut { dh, mut dw, mut dbias } = places;
+    let inputs = views(views(Views::new(), inputs), cotangents);
+    let mut head = ViewsMut::new();
+    add(&mut head, "dw", dw.as_mut().and_then(|dw| T::view_mut(dw.view_mut().into_dyn())));
+    add(&mut head, "dbias", dbias.as_mut().and_then(|x| T::view_mut(x.view_mut().into_dyn())));
+    shard.check(workspace, Pass::Backward, &inputs, &head)?;
+    drop(head);
+    if let Some(dh) = &dh {
+        let summed = dh.len_of(Axis(0)) == 1;
+        let parts = if summed { 1 } else { shard.nodes().count() };
+        let shape = [parts, shard.problem.tokens, shard.problem.dim];
+        Error::expect_shape("dh", &shape, dh.shape())?;
+    }
+    let (dw, dbias) = (dw.map(TensorMut::from), dbias.map(TensorMut::from));
+    let head = Head { dw, dbias, ..Head::default() };
+    let places = passes::Places { dh, head };
+    passes::backward(workspace, shard, &inputs, totals, places, options)
+}
+
+/// The tensors of a struct, by name, beside others.
+fn views<'s, 'a: 's, T: Element>(
+    mut all: Views<'s>,
+    operands: &'s impl Operands<'a, T>,
+) -> Views<'s> {
+    operands.each(&mut |name, x| {
+        if let Some(view) = x.and_then(Borrowed::into_view) {
+            all.push(name, view);
+        }
+    });
+    all
+}
+
+fn add<'o>(
+    places: &mut ViewsMut<'o>,
+    name: &'static str,
+    view: Option<etalon_problem::ViewMut<'o>>,
+) {
+    if let Some(view) = view {
+        places.push(name, view);
+    }
+}
