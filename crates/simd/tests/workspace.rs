@@ -243,7 +243,7 @@ fn shards(problem: &LinearCrossEntropy, options: &Options) -> [usize; 2] {
         forward_shard_into(workspace, &shard, &inputs, partials.view_mut(), options)
     };
     let mut backward = |workspace: &Workspace| {
-        let places = GradientsMut {
+        let places = GradientsMut::<f32> {
             dh: Some(dh.view_mut()),
             dw: Some(dw.view_mut()),
             dbias: Some(dbias.view_mut()),

@@ -299,21 +299,22 @@ pub fn backward_shard<T: Element>(
 }
 
 /// As [`backward_shard`], into arrays of the caller, and only what is asked for, with memory of a
-/// workspace; on an error nothing has been written.
-pub fn backward_shard_into<T: Element>(
+/// workspace; on an error nothing has been written. With
+/// [`wide_gradients`](LinearCrossEntropy::wide_gradients) dw and dbias are of f32, whatever the inputs are.
+pub fn backward_shard_into<T: Element, G: Element>(
     workspace: &Workspace,
     shard: &Shard<'_>,
     inputs: &Inputs<'_, T>,
     totals: ArrayView1<'_, Partial>,
     cotangents: &Cotangents<'_, T>,
-    places: GradientsMut<'_, T>,
+    places: GradientsMut<'_, G>,
     options: &Options,
 ) -> Result<(), Error> {
     let GradientsMut { dh, mut dw, mut dbias } = places;
     let inputs = views(views(Views::new(), inputs), cotangents);
     let mut head = ViewsMut::new();
-    add(&mut head, "dw", dw.as_mut().and_then(|dw| T::view_mut(dw.view_mut().into_dyn())));
-    add(&mut head, "dbias", dbias.as_mut().and_then(|x| T::view_mut(x.view_mut().into_dyn())));
+    add(&mut head, "dw", dw.as_mut().and_then(|dw| G::view_mut(dw.view_mut().into_dyn())));
+    add(&mut head, "dbias", dbias.as_mut().and_then(|x| G::view_mut(x.view_mut().into_dyn())));
     shard.check(workspace, Pass::Backward, &inputs, &head)?;
     drop(head);
     if let Some(dh) = &dh {

@@ -207,7 +207,7 @@ fn a_shard_without_classes_returns_nothing() {
     }
     // What its place held does not stay.
     let mut dh = Array3::from_elem((1, 5, 3), 7.0);
-    let places = GradientsMut { dh: Some(dh.view_mut()), ..GradientsMut::default() };
+    let places = GradientsMut::<f32> { dh: Some(dh.view_mut()), ..GradientsMut::default() };
     let workspace = Workspace::new();
     x.with_cotangents(|y| {
         backward_shard_into(&workspace, &empty, &inputs, totals.view(), y, places, &options)
