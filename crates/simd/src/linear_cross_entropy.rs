@@ -1,5 +1,5 @@
-//! Linear cross-entropy on CPUs: [`forward`], [`backward`] and [`forward_backward`], for f32, bf16 and
-//! f16; the loss and what comes with it are f32.
+//! Linear cross-entropy on CPUs: [`forward`], [`backward`], [`forward_backward`] and [`double_backward`],
+//! for f32, bf16 and f16; the loss and what comes with it are f32.
 //!
 //! The logits never exist as a whole: [`Options::memory_budget`](crate::Options) bounds what is held of
 //! them, and of everything else beside operands and results. Views of the operands may have any strides.
@@ -55,13 +55,16 @@ mod pack;
 mod partial;
 mod plan;
 mod products;
+mod second;
 mod sums;
 mod sweeps;
 mod tokens;
 mod totals;
+mod tree;
 
 pub use etalon_problem::linear_cross_entropy::{
-    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut,
+    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, SecondCotangents,
+    SecondGradients, SecondGradientsMut,
 };
 pub use plan::plan;
 
@@ -99,4 +102,15 @@ typed! {
     forward_backward -> Both;
     /// As [`forward_backward`], into arrays of the caller, and only what is asked for.
     forward_backward_into, places: BothMut;
+}
+
+typed! {
+    LinearCrossEntropy, DoubleBackward: (inputs: Inputs, cotangents: Cotangents,
+        second: SecondCotangents);
+    /// The gradients of ⟨ddh, dh⟩ + ⟨ddw, dw⟩ + ⟨ddbias, dbias⟩ + ⟨cot_loss, loss⟩ + ⟨cot_lse, lse⟩ +
+    /// ⟨cot_logprob, logprob⟩ + ⟨cot_entropy, entropy⟩ by everything that the backward pass reads
+    /// (C21)–(C32). It reads nothing of the passes before.
+    double_backward -> SecondGradients;
+    /// As [`double_backward`], into arrays of the caller, and only what is asked for.
+    double_backward_into, gradients: SecondGradientsMut;
 }
