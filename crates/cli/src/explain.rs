@@ -40,7 +40,8 @@ pub struct Arguments {
     /// The memory that a fused backward pass may use for partial sums of dq.
     #[arg(long, value_name = "BYTES", default_value_t = Options::default().partials_budget)]
     budget: usize,
-    /// The memory that linear_cross_entropy may hold beside operands, results and 64 bytes for each token.
+    /// The memory that linear_cross_entropy may hold beside operands, results and 64 bytes for each token
+    /// (in a double backward pass 100).
     #[arg(long, value_name = "BYTES", default_value_t = Options::default().memory_budget)]
     memory: usize,
 }

@@ -100,7 +100,7 @@ fn plan_of<T: Element>(
         Problem::LazyAttention(problem) if pass != Pass::Jvp => {
             Some(lazy_attention::plan::<T>(problem, pass, options))
         }
-        Problem::LinearCrossEntropy(problem) if pass != Pass::DoubleBackward => {
+        Problem::LinearCrossEntropy(problem) if pass != Pass::Jvp => {
             Some(linear_cross_entropy::plan::<T>(problem, pass, options))
         }
         Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => None,
@@ -205,7 +205,7 @@ fn explain_cross_entropy(
         options.level,
         bytes(options.memory_budget)
     );
-    for pass in [Pass::Forward, Pass::Backward, Pass::ForwardBackward] {
+    for pass in [Pass::Forward, Pass::Backward, Pass::ForwardBackward, Pass::DoubleBackward] {
         let Some(plan) = plan(problem, pass, dtype, options)? else { continue };
         let Blocking { queries: tokens, keys: classes } = plan.blocking;
         let strategy = plan.strategy.map(|strategy| format!("{}, ", strategy.name()));

@@ -1,5 +1,5 @@
-//! Linear cross-entropy on CPUs: [`forward`], [`backward`] and [`forward_backward`], for f32, bf16 and
-//! f16; the loss and what comes with it are f32.
+//! Linear cross-entropy on CPUs: [`forward`], [`backward`], [`forward_backward`] and [`double_backward`],
+//! for f32, bf16 and f16; the loss and what comes with it are f32.
 //!
 //! The logits never exist as a whole: [`Options::memory_budget`](crate::Options) bounds what is held of
 //! them, and of everything else beside operands and results. Views of the operands may have any strides.
@@ -56,14 +56,17 @@ mod pack;
 mod partial;
 mod plan;
 mod products;
+mod second;
 pub mod shard;
 mod sums;
 mod sweeps;
 mod tokens;
 mod totals;
+mod tree;
 
 pub use etalon_problem::linear_cross_entropy::{
-    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut,
+    Cotangents, Gradients, GradientsMut, Inputs, Output, OutputMut, SecondCotangents,
+    SecondGradients, SecondGradientsMut,
 };
 pub use plan::plan;
 
@@ -103,4 +106,16 @@ typed! {
     /// As [`forward_backward`], into arrays of the caller, and only what is asked for. With
     /// [`wide_gradients`](LinearCrossEntropy::wide_gradients) gradients are of f32, whatever the inputs are.
     forward_backward_into, places: BothMut of G;
+}
+
+typed! {
+    LinearCrossEntropy, DoubleBackward: (inputs: Inputs, cotangents: Cotangents,
+        second: SecondCotangents);
+    /// The gradients of ⟨ddh, dh⟩ + ⟨ddw, dw⟩ + ⟨ddbias, dbias⟩ + ⟨cot_loss, loss⟩ + ⟨cot_lse, lse⟩ +
+    /// ⟨cot_logprob, logprob⟩ + ⟨cot_entropy, entropy⟩ by everything that the backward pass reads
+    /// (C21)–(C32). It reads nothing of the passes before.
+    double_backward -> SecondGradients;
+    /// As [`double_backward`], into arrays of the caller, and only what is asked for. With
+    /// [`wide_gradients`](LinearCrossEntropy::wide_gradients) these are of f32, whatever the inputs are.
+    double_backward_into, gradients: SecondGradientsMut of G;
 }

@@ -17,8 +17,8 @@ pub struct Options {
     /// on together as fit, at least those of one key head, and with dbias all. [`Mode::Auto`] takes
     /// [`Mode::Separate`] where the least is too much. The result does not depend on it.
     pub partials_budget: usize,
-    /// The most bytes that linear cross-entropy takes beside operands, results and 64 bytes for each token:
-    /// packed operands, logits and sums, of as many tokens and classes at a time as fit. Where not even a
+    /// The most bytes that linear cross-entropy takes beside operands, results and 64 bytes for each token, in
+    /// the second order 100: packed operands, logits and sums, of as many tokens and classes at a time as fit. Where not even a
     /// few do, it takes what those need. The result does not depend on it.
     pub memory_budget: usize,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it

@@ -57,7 +57,6 @@ pub fn run_in(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    offers(problem, pass)?;
     let known = Known::of(workspace, problem, pass)?;
     let storage = known.table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
@@ -73,17 +72,6 @@ pub fn run_in(
         Problem::LinearCrossEntropy(problem) => {
             linear_cross_entropy::run(workspace, &known, problem, inputs, outputs, options)
         }
-    }
-}
-
-/// Fails where the tier has no kernel.
-fn offers(problem: &Problem, pass: Pass) -> Result<(), Error> {
-    match problem {
-        Problem::LinearCrossEntropy(_) if pass == Pass::DoubleBackward => Err(Error::Unsupported {
-            what: format!("{} {pass}", problem.algorithm()),
-            reason: "not written yet for simd".to_string(),
-        }),
-        _ => Ok(()),
     }
 }
 

@@ -2,8 +2,11 @@
 
 use std::ops::Range;
 
-/// Bytes of packed operands that are worked on together, if the threads are busy with fewer.
-const WAVE: usize = 1 << 20;
+/// The most bytes of packed operands that are worked on together, if the threads are busy with fewer.
+const WAVE: usize = 4 << 20;
+
+/// What of them stays in the L2 cache of a core, for each thread.
+const CACHE: usize = 1 << 20;
 
 /// Tasks for each thread that keep it busy: the last to end then waits for less than one in this
 /// many.
@@ -20,11 +23,15 @@ pub struct Waves {
 
 impl Waves {
     /// Waves of slots of which each is `bytes` and which all together make `tasks`: as many as fit
-    /// into [`WAVE`], but enough for `threads` threads; one for each is.
+    /// into the caches, more where threads would often wait for each other, but no more than fit into
+    /// [`WAVE`]; and enough for `threads` threads; one for each is.
     pub fn new(slots: usize, bytes: usize, tasks: usize, threads: usize) -> Self {
-        let each = (tasks / slots.max(1)).max(1);
-        let busy = threads.min((BUSY * threads).div_ceil(each));
-        Waves { slots, size: busy.max(WAVE / bytes.max(1)).clamp(1, slots.max(1)) }
+        let (each, bytes) = ((tasks / slots.max(1)).max(1), bytes.max(1));
+        let busy = (BUSY * threads).div_ceil(each);
+        let cached = CACHE.saturating_mul(threads) / bytes;
+        let alone = if threads == 1 { 0 } else { 4 * busy };
+        let size = cached.max(alone).min(WAVE / bytes).max(busy.min(threads));
+        Waves { slots, size: size.clamp(1, slots.max(1)) }
     }
 
     /// The same with waves of at most `size` slots, but one.
@@ -59,7 +66,9 @@ mod tests {
 
     #[test]
     fn a_wave_fits_the_cache_but_occupies_the_threads() {
-        assert_eq!(Waves::new(64, WAVE / 4, 640, 1).size, 4, "as many as fit");
+        assert_eq!(Waves::new(64, CACHE / 4, 640, 1).size, 4, "as many as fit");
+        assert_eq!(Waves::new(64, WAVE / 8, 64, 2).size, 8, "short sequences make few tasks");
+        assert_eq!(Waves::new(64, WAVE / 8, 64 * 64, 2).size, 4, "as many as fit into two caches");
         assert_eq!(Waves::new(64, 2 * WAVE, 640, 1).size, 1, "at least one");
         assert_eq!(Waves::new(64, 2 * WAVE, 640, 8).size, 8, "one for each thread");
         assert_eq!(Waves::new(64, 2 * WAVE, 64 * 64, 8).size, 2, "long sequences make many tasks");

@@ -59,7 +59,7 @@ impl Bench<'_> {
         let first = self.arguments.length.first() == Some(&length(problem));
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
             let wanted = wanted.is_empty() || wanted.contains(&pass);
-            wanted && (pass != Pass::Step || first) && timed(problem, pass)
+            wanted && (pass != Pass::Step || first)
         });
         let modes = |&pass| {
             let modes = self.modes(problem.algorithm(), pass).into_iter();
@@ -178,11 +178,6 @@ impl Bench<'_> {
     }
 }
 
-/// Whether the tier has the pass.
-fn timed(problem: &Problem, pass: Pass) -> bool {
-    !matches!(problem, Problem::LinearCrossEntropy(_)) || pass != Pass::DoubleBackward
-}
-
 /// Queries, tokens, or targets: a problem has one of the three.
 fn length(problem: &Problem) -> usize {
     [Axis::Queries, Axis::Tokens, Axis::Targets].map(|axis| problem.extent(axis)).iter().product()
@@ -224,8 +219,13 @@ fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error>
     let scores = match problem {
         Problem::LinearAttention(problem) => return linear_flops(problem, pass, options),
         Problem::LinearCrossEntropy(x) => {
-            // h·w, and those for dh and dw.
-            let products = if pass == Pass::Forward { 1 } else { 3 };
+            // h·w, and those for dh and dw; of the second order also ddh·w and h·ddw, and those of da with
+            // ddw and ddh.
+            let products = match pass {
+                Pass::Forward => 1,
+                Pass::DoubleBackward => 7,
+                _ => 3,
+            };
             let extents = [2, products, x.tokens, x.dim, x.vocab];
             return Ok(extents.iter().fold(1, |flops: u64, &n| flops.saturating_mul(n as u64)));
         }

@@ -66,7 +66,8 @@ Flops: two for each term of the products of visible pairs, of which a forward pa
 pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3; lazy_attention: 2, 7 and 22, \
 of which with pv_sum a forward pass has 3 and a backward pass 5); of linear_attention \
 4 D E + C (D + E) for each token, C the chunk, 2.5 times that backward, and 36 D E + C (8 D + 7 E) in a \
-double backward pass; of linear_cross_entropy 2 D for each token and class, backward three times that. \
+double backward pass; of linear_cross_entropy 2 D for each token and class, backward three times that, \
+in a double backward pass seven times. \
 What is computed twice or masked away is not counted.";
 
 impl Figures {

@@ -20,16 +20,16 @@ use ndarray::ArrayD;
 laws! {
     LINEAR_CROSS_ENTROPY;
     /// NaN in the tensors of an ignored token changes nothing.
-    Meaning ignored_poison if |case, _| !ignored(case).is_empty();
+    Meaning ignored_poison on Any if |case, _| !ignored(case).is_empty();
     /// A target that is no class is refused, or shows as a result that is not finite.
     Meaning no_such_class if |case, _| first_counted(case).is_some();
     /// Without a cap the rows of dw add up to the part that comes through lse alone.
     Meaning class_sums on Backward
         if |case, _| problem_is(case, |p| p.softcap.is_none() && p.lse_square_scale == 0.0);
     /// The order of the classes changes nothing beyond the bound.
-    Meaning class_order if |case, _| problem_is(case, |p| p.vocab > 1);
+    Meaning class_order on Any if |case, _| problem_is(case, |p| p.vocab > 1);
     /// The results of a token have the same bits in any order of the tokens.
-    Contract token_order
+    Contract token_order on Any
         if |case, _| problem_is(case, |p| p.tokens > 1 && p.reduction == Reduction::None);
     /// Unreduced losses add up to their sum, and to their mean times Z.
     Meaning losses_add_up on Forward
@@ -111,7 +111,7 @@ fn ignored_poison(trial: &Trial<'_>) -> Judgement {
     of_tokens.retain(|operand| operand.has(Axis::Targets) && operand.name != "targets");
     let hit =
         |name: &str, at: &[usize]| find(&of_tokens, name).is_some() && tokens.contains(&at[0]);
-    let outputs = trial.ask_with(&poison(&case.inputs, hit)?)?;
+    let outputs = trial.ask_with(&poison(trial.inputs(), hit)?)?;
     same(&outputs, trial.clean()?, Equality::Numbers, everywhere)
 }
 
@@ -145,14 +145,14 @@ fn class_order(trial: &Trial<'_>) -> Judgement {
     };
     let mut other = problem.clone();
     other.ignore_index = turned(problem.ignore_index as f64) as i64;
-    let outputs = reversed(&trial.ask(&other.into(), &reversed(&case.inputs)?)?)?;
+    let outputs = reversed(&trial.ask(&other.into(), &reversed(trial.inputs())?)?)?;
     agree(&outputs, trial.clean()?, trial.bounds()?, TWICE, everywhere)
 }
 
 fn token_order(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, problem(trial.case)?);
     let reversed = Part::of(Axis::Targets, (0..problem.tokens).rev());
-    let mut outputs = trial.ask_with(&reversed.tensors(&case.problem, &case.inputs))?;
+    let mut outputs = trial.ask_with(&reversed.tensors(&case.problem, trial.inputs()))?;
     outputs.retain(|name, _| reversed.cuts_along(&case.problem, name, &[Axis::Targets]));
     let outputs = reversed.tensors(&case.problem, &outputs);
     same(&outputs, trial.clean()?, Equality::Bits, everywhere)

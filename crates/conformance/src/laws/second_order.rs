@@ -9,8 +9,9 @@ use super::sums::{Known, Sum, input};
 use super::tensors::map;
 use super::trial::Trial;
 use crate::bounds::Bounds;
+use crate::cases::Case;
 use crate::tensor::Tensors;
-use etalon_problem::Pass;
+use etalon_problem::{LinearCrossEntropy, NothingLeft, Pass};
 use ndarray::ArrayD;
 use std::collections::BTreeMap;
 
@@ -20,6 +21,10 @@ laws! {
     Meaning along_q_and_k on DoubleBackward;
     /// Along v, without dlse: gq = dq, gk = dk, gv = 0, gdout = o.
     Meaning along_v on DoubleBackward if |case, _| has_v(case);
+    /// Along (h, −w) the logits are constant: gh = −dh, gw = dw, the rest is 0.
+    Meaning along_h_and_w of LINEAR_CROSS_ENTROPY on DoubleBackward if |case, _| passes_on(case);
+    /// Gradients are linear in the cotangents: along these, gh = dh, gw = dw, gbias = dbias, the rest is 0.
+    Meaning along_cotangents of LINEAR_CROSS_ENTROPY on DoubleBackward if |case, _| passes_on(case);
     /// ⟨dout, gdout⟩ + … equals the sum of ⟨ddq, dq⟩, ⟨ddk, dk⟩, …, over all inputs.
     Meaning contraction of SOFTMAX on DoubleBackward;
     /// ⟨dout, to⟩ + ⟨dlse, tlse⟩ equals the sum of ⟨dq, tq⟩, ⟨dk, tk⟩, …, over all inputs.
@@ -69,6 +74,34 @@ fn along_v(trial: &Trial<'_>) -> Judgement {
         expected.extend(exact.get(of).map(|x| (name, 1.0, &x.value)));
     }
     second_is(trial, &inputs, &expected)
+}
+
+/// Whether the loss does not become NaN, whatever the logits, which then do not stand still.
+fn passes_on(case: &Case) -> bool {
+    let nan = |x: &LinearCrossEntropy| x.nothing_left == NothingLeft::Nan;
+    !(&case.problem).try_into().is_ok_and(nan)
+}
+
+fn along_h_and_w(trial: &Trial<'_>) -> Judgement {
+    let mut inputs = trial.case.inputs.clone();
+    inputs.insert("ddh".to_string(), inputs["h"].clone());
+    inputs.insert("ddw".to_string(), map(&inputs["w"], |_, x| -x)?);
+    let exact = trial.bounds_for(Pass::Backward, &inputs)?.outputs;
+    let (dh, dw) = (&exact["dh"], &exact["dw"]);
+    second_is(trial, &inputs, &[("gh", -1.0, &dh.value), ("gw", 1.0, &dw.value)])
+}
+
+fn along_cotangents(trial: &Trial<'_>) -> Judgement {
+    let mut inputs = trial.case.inputs.clone();
+    for [cotangent, second] in companions(trial, false, [0, 1]) {
+        if let Some(x) = inputs.get(cotangent).cloned() {
+            inputs.insert(second.to_string(), x);
+        }
+    }
+    let exact = trial.bounds_for(Pass::Backward, &inputs)?.outputs;
+    let pairs = companions(trial, true, [0, 2]);
+    let expected = pairs.iter().filter_map(|[of, name]| Some((*name, 1.0, &exact.get(*of)?.value)));
+    second_is(trial, &inputs, &expected.collect::<Vec<_>>())
 }
 
 /// Results with their bounds, by name.

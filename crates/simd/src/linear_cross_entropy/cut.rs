@@ -1,8 +1,8 @@
 //! How tokens and classes are cut, so that what a sweep holds fits its budget. No result depends on it.
 
 use super::logits::SLICE;
-use super::partial::{Partials, Stack};
 use super::sums::Sums;
+use super::tree::{Node, Stack};
 use crate::tile::{BAND, STRIDE};
 use crate::workspace::Parts;
 use crate::{Buffer, Level};
@@ -30,9 +30,20 @@ pub struct Asked {
     pub dbias: bool,
     /// Whether sums of dw are kept beside the result, which rounds them or has strides of its own.
     pub dw_apart: bool,
+    /// Whether it is of the second order: each logit has a motion, and dh stands for gh.
+    pub second: bool,
+    /// Whether h and w move.
+    pub ddh: bool,
+    pub ddw: bool,
 }
 
 impl Asked {
+    /// `part` alone, of the order and with the motions of `self`.
+    pub fn only(self, part: Asked) -> Asked {
+        let Asked { totals, dh, dw, dbias, dw_apart, .. } = part;
+        Asked { totals, dh, dw, dbias, dw_apart, ..self }
+    }
+
     /// Whether logits are kept.
     pub fn gradients(&self) -> bool {
         self.dh || self.dw || self.dbias
@@ -74,10 +85,15 @@ pub struct Shared<'m> {
     /// h across, and along.
     pub across: &'m mut [f32],
     pub along: &'m mut [f32],
+    /// ddh across, and along.
+    pub ddh_across: &'m mut [f32],
+    pub ddh_along: &'m mut [f32],
     /// Partials of nodes.
     pub nodes: &'m mut [f32],
     /// Logits, and then their gradients: `[range][tile][band][padded][BAND]`.
     pub store: &'m mut [f32],
+    /// In the second order the motions of logits, and then gradients of the first order, as `store` lies.
+    pub motion: &'m mut [f32],
     /// Sums of dh: `[block][slice]`.
     pub dh: &'m mut [f32],
     pub dw: &'m mut [f32],
@@ -90,6 +106,8 @@ pub struct LogitScratch<'m> {
     pub w: &'m mut [f32],
     /// The logits of a tile, where they are not kept.
     pub z: &'m mut [f32],
+    /// Their motions.
+    pub motion: &'m mut [f32],
     pub bias: &'m mut [f32],
     pub weights: &'m mut [f32],
     pub stack: Stack<'m>,
@@ -97,13 +115,15 @@ pub struct LogitScratch<'m> {
 
 impl<'m> LogitScratch<'m> {
     pub fn cut(parts: &mut Parts<'m>, cut: &Cut) -> Self {
+        let Asked { totals, second, .. } = cut.asked;
         let kept = cut.asked.gradients();
         LogitScratch {
             w: parts.room(cut.padded * STRIDE),
             z: parts.room(if kept { 0 } else { cut.tile_len() }),
+            motion: parts.room(if kept || !second { 0 } else { cut.tile_len() }),
             bias: parts.room(TILE),
             weights: parts.room(TILE),
-            stack: Stack::cut(parts, cut.node, if cut.asked.totals { cut.range } else { 0 }),
+            stack: Stack::cut(parts, cut.node, if totals { cut.range } else { 0 }, second),
         }
     }
 }
@@ -198,7 +218,7 @@ impl Cut {
     }
 
     pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
-        let Asked { totals, dh, dw, dbias, dw_apart } = self.asked;
+        let Asked { totals, dh, dw, dbias, dw_apart, second, ddh, .. } = self.asked;
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
         let chunks = self.tokens.div_ceil(self.chunk).max(1);
         let dim = self.dim.next_multiple_of(self.cols);
@@ -213,16 +233,30 @@ impl Cut {
         Shared {
             across: parts.group("h across").room(self.chunk.saturating_mul(self.dim)),
             along: parts.group("h along").room(when(dw, self.chunk.saturating_mul(dim))),
+            ddh_across: parts
+                .group("ddh across")
+                .room(when(ddh, self.chunk.saturating_mul(self.dim))),
+            ddh_along: parts
+                .group("ddh along")
+                .room(when(ddh && dw, self.chunk.saturating_mul(dim))),
             nodes: parts
                 .group("partials of nodes")
-                .room(when(totals, nodes.saturating_mul(Partials::elements(self.range)))),
+                .room(when(totals, nodes.saturating_mul(self.node_len()))),
             store: parts.group("logits").room(when(self.asked.gradients(), store)),
+            motion: parts
+                .group("motions of logits")
+                .room(when(self.asked.gradients() && second, store)),
             dh: parts.group("sums of dh").room(when(dh, slabs)),
             dw: parts
                 .group("sums of dw")
                 .room(when(dw && dw_apart, classes.min(self.vocab).saturating_mul(dim))),
             dbias: parts.group("sums of dbias").room(when(dbias, self.vocab)),
         }
+    }
+
+    /// Elements of the partials of a node and a range of tokens, and of their motions.
+    pub fn node_len(&self) -> usize {
+        Node::elements(self.range, self.asked.second)
     }
 
     /// Elements of the logits of a tile and a range of tokens.

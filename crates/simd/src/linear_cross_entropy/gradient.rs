@@ -59,7 +59,7 @@ impl Pull {
     }
 
     /// (C15) of the target, with its weight.
-    fn own(&self, total: &Partial, weight: f32, entropy: bool) -> f32 {
+    pub fn own(&self, total: &Partial, weight: f32, entropy: bool) -> f32 {
         let logprob = total.logprob();
         let (p, miss) = (logprob.exp() as f32, logprob.exp_m1() as f32); // (C20)
         let mut dz = miss * self.beta + p * self.lambda - self.eta * weight;

@@ -1,4 +1,5 @@
-//! What the gradients of kept logits add to dh, dw and dbias: (C16)–(C19).
+//! What the gradients of kept logits add to dh, dw and dbias: (C16)–(C19); in the second order what they and
+//! their motions add to gh, gw and gbias: (C27)–(C30).
 
 use super::cut::{GradientScratch, TILE};
 use super::gradient::{LogitGradients, Pull, Pulls};
@@ -7,6 +8,8 @@ use super::operands::Gradients;
 use super::pack;
 use super::partial::Partial;
 use super::products::{Bands, BiasRows, HeadRows, HiddenLeaf};
+use super::second::gradient::{LogitGradientMotions, SECOND_PULLS, SecondPulls};
+use super::second::motion::Motion;
 use super::sums::Sums;
 use super::tokens::Token;
 use super::totals::Sweep;
@@ -24,12 +27,65 @@ pub struct Kept<'k> {
     pub tokens: &'k [Token],
     pub pulls: &'k [Pull],
     pub totals: &'k [Partial],
+    /// In the second order how these move.
+    pub pull_motions: &'k [Pull],
+    pub motions: &'k [Motion],
     pub span: Range<usize>,
-    /// Whether some entropy has a cotangent.
+    /// Whether some entropy has a cotangent, of either order.
     pub entropy: bool,
 }
 
+/// What multiplies h and w: da, or in the second order x; and what then multiplies ddh and ddw: da.
+#[derive(Clone, Copy)]
+pub struct Factors<'k> {
+    pub store: &'k [f32],
+    pub motion: &'k [f32],
+}
+
 impl Sweep<'_, '_> {
+    /// (C27) in place of the logits, and (C16) in place of their motions.
+    pub fn logit_gradient_motions(
+        &self,
+        kept: &Kept<'_>,
+        (store, motion): (&mut [f32], &mut [f32]),
+    ) {
+        let cut = self.cut;
+        let (len, tile_len) = (kept.span.len() * cut.tile_len(), cut.tile_len());
+        let ranges = tiles(0..kept.tokens.len(), cut.range);
+        let stores = store.chunks_mut(len).zip(motion.chunks_mut(len));
+        let tasks = ranges.zip(stores).flat_map(|(range, (store, motion))| {
+            let planes = store.chunks_mut(tile_len).zip(motion.chunks_mut(tile_len));
+            kept.span.clone().zip(planes).map(move |place| (range.clone(), place))
+        });
+        let enter = |_| ([0.0; TILE], [0.0; SECOND_PULLS]);
+        share(0..cut.threads, enter, tasks, |(range, (tile, (z, motion))), (weights, side)| {
+            let classes = cut.classes(tile);
+            let weights = self.class_weights(&classes, weights);
+            let bands = z.chunks_mut(cut.padded * BAND).zip(motion.chunks_mut(cut.padded * BAND));
+            for (band, (z, motion)) in tiles(range, BAND).zip(bands) {
+                let pulls = [kept.pulls, kept.pull_motions].map(|pulls| &pulls[band.clone()]);
+                let (totals, motions) = (&kept.totals[band.clone()], &kept.motions[band.clone()]);
+                let mut side = SecondPulls::cut(&mut Parts::of(side));
+                side.fill(pulls, (totals, motions));
+                cut.level.run(LogitGradientMotions {
+                    link: self.link,
+                    first: classes.start,
+                    weights,
+                    classes: classes.len(),
+                    z,
+                    motion,
+                    tokens: &kept.tokens[band],
+                    pulls,
+                    totals,
+                    motions,
+                    side: &side,
+                    entropy: kept.entropy,
+                    smoothing: self.wanted.s,
+                });
+            }
+        });
+    }
+
     /// (C16), in place of the logits.
     pub fn logit_gradients(&self, kept: &Kept<'_>, store: &mut [f32]) {
         let cut = self.cut;
@@ -69,11 +125,12 @@ impl Sweep<'_, '_> {
         );
     }
 
-    /// (C18) and (C19): added to the rows of dw of the span, which begin with 0 where `fresh`, and to dbias.
+    /// (C18) and (C19), or (C29) and (C30): added to the rows of dw of the span, which begin with 0 where
+    /// `fresh`, and to dbias.
     pub fn head_gradients(
         &self,
         kept: &Kept<'_>,
-        (store, along): (&[f32], &[f32]),
+        (factors, [along, ddh_along]): (Factors<'_>, [&[f32]; 2]),
         dw: Option<(&mut [f32], usize)>,
         dbias: Option<&mut [f32]>,
         fresh: bool,
@@ -102,13 +159,15 @@ impl Sweep<'_, '_> {
         let enter = |room| GradientScratch::cut(&mut Parts::of(room), cut);
         share(rooms, enter, places.zip(rows).zip(sums), |((place, dw), dbias), scratch| {
             let (tile, rows) = place;
-            let bands = Bands {
+            let bands = |store| Bands {
                 store,
                 tiles: kept.span.len(),
                 tile,
                 per_range: cut.range / BAND,
                 padded: cut.padded,
             };
+            let motion = cut.asked.ddh.then(|| (bands(factors.motion), ddh_along));
+            let bands = bands(factors.store);
             if let Some(sums) = dbias {
                 for (number, tokens) in kept.tokens.chunks(BAND).enumerate() {
                     let band = bands.from(number, rows.start);
@@ -116,19 +175,20 @@ impl Sweep<'_, '_> {
                 }
             }
             if let Some(dw) = dw {
-                self.head_rows(kept, bands, rows, along, (dw, stride), fresh, scratch.rows);
+                let h = (along, motion);
+                self.head_rows(kept, bands, rows, h, (dw, stride), fresh, scratch.rows);
             }
         });
     }
 
-    /// (C18) of some rows of a tile, a slice of their elements at a time in memory of the thread.
+    /// (C18) or (C29) of some rows of a tile, a slice of their elements at a time in memory of the thread.
     #[allow(clippy::too_many_arguments)]
     fn head_rows(
         &self,
         kept: &Kept<'_>,
         bands: Bands<'_>,
         rows: Range<usize>,
-        along: &[f32],
+        (along, motion): (&[f32], Option<(Bands<'_>, &[f32])>),
         (dw, stride): (&mut [f32], usize),
         fresh: bool,
         sums: &mut [f32],
@@ -146,6 +206,7 @@ impl Sweep<'_, '_> {
                 classes: rows.len(),
                 tokens: kept.tokens.len(),
                 h: &along[elements.start * cut.chunk..],
+                motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * cut.chunk..])),
                 panel: cut.chunk * cut.cols,
                 elements: elements.len(),
                 sums,
@@ -157,11 +218,11 @@ impl Sweep<'_, '_> {
         }
     }
 
-    /// (C17): added to the sums of dh of these tokens.
+    /// (C17) or (C28): added to the sums of dh of these tokens.
     pub fn hidden_gradient(
         &self,
         kept: &Kept<'_>,
-        store: &[f32],
+        factors: Factors<'_>,
         sums: &mut [f32],
         scratch: &mut [f32],
     ) {
@@ -175,7 +236,7 @@ impl Sweep<'_, '_> {
         let enter = |room| GradientScratch::cut(&mut Parts::of(room), cut);
         let tasks = places.zip(sums.chunks_mut(cut.slab()));
         share(rooms, enter, tasks, |((block, elements), slab), scratch| {
-            let all = self.block(kept, store, block, elements, scratch);
+            let all = self.block(kept, factors, block, elements, scratch);
             let spans = cut.spans();
             if spans == 1 {
                 return slab.copy_from_slice(all);
@@ -190,11 +251,11 @@ impl Sweep<'_, '_> {
         });
     }
 
-    /// (C17) of some tokens and elements over the tiles of the span.
+    /// (C17) or (C28) of some tokens and elements over the tiles of the span.
     fn block<'s>(
         &self,
         kept: &Kept<'_>,
-        store: &[f32],
+        factors: Factors<'_>,
         block: Range<usize>,
         elements: Range<usize>,
         scratch: &'s mut GradientScratch<'_>,
@@ -205,19 +266,24 @@ impl Sweep<'_, '_> {
         sums.clear();
         for (number, tile) in kept.span.clone().enumerate() {
             let classes = cut.classes(tile);
-            pack::slice(self.operands.w, &classes, elements.clone(), cut.rows, rows);
             let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
+            let of_second = self.operands.ddw.map(|ddw| (factors.motion, ddw));
+            let pairs = [Some((factors.store, self.operands.w)), of_second];
             sums.push(cut.level, |sums| {
-                cut.level.run(HiddenLeaf {
-                    da: &store[place..],
-                    padded: cut.padded,
-                    classes: classes.len(),
-                    tokens: block.len(),
-                    w: rows,
-                    elements: elements.len(),
-                    sums,
-                    stride: cut.block,
-                });
+                for (number, (da, w)) in pairs.into_iter().flatten().enumerate() {
+                    pack::slice(w, &classes, elements.clone(), cut.rows, rows);
+                    cut.level.run(HiddenLeaf {
+                        da: &da[place..],
+                        padded: cut.padded,
+                        classes: classes.len(),
+                        tokens: block.len(),
+                        w: rows,
+                        elements: elements.len(),
+                        sums,
+                        stride: cut.block,
+                        fresh: number == 0,
+                    });
+                }
             });
         }
         sums.finish(cut.level)

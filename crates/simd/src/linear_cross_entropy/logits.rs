@@ -71,6 +71,23 @@ impl Link {
     pub fn slope_of(&self, z: f32) -> f32 {
         self.ratio.map_or(self.slope, |ratio| (1.0 - (z / ratio) * (z / ratio)) * self.slope)
     }
+
+    /// ṙ of (C25) for a motion of 1 of the logit; none without a cap.
+    #[inline(always)]
+    pub fn bend<I: Isa>(&self, isa: I, z: I::F32) -> Option<I::F32> {
+        Some(z * I::F32::splat(isa, self.bend_factor()?))
+    }
+
+    /// The same of one; 0 without a cap.
+    pub fn bend_of(&self, z: f32) -> f32 {
+        self.bend_factor().map_or(0.0, |factor| z * factor)
+    }
+
+    /// −2 (σ/c) θ/c
+    #[inline(always)]
+    fn bend_factor(&self) -> Option<f32> {
+        self.ratio.map(|ratio| -2.0 * self.slope / ratio / ratio)
+    }
 }
 
 /// Adds to (C1) of some classes and tokens what [`SLICE`] elements or less of h and w make of it.
@@ -86,23 +103,24 @@ pub struct Products<'a> {
     /// Rows of a band.
     pub padded: usize,
     pub tokens: usize,
-    /// `[⌈tokens/BAND⌉][padded][BAND]`; before the first elements whatever it holds.
+    /// `[⌈tokens/BAND⌉][padded][BAND]`; where `fresh`, whatever it holds.
     pub z: &'a mut [f32],
+    pub fresh: bool,
 }
 
 impl Kernel for Products<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Products { w, h, dim, elements, classes, padded, tokens, z } = self;
+        let Products { w, h, dim, elements, classes, padded, tokens, z, fresh } = self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
         for first in (0..tokens).step_by(cols) {
             let h = &h[first * dim + elements.start * cols..][..elements.len() * cols];
             let z = &mut z[first / BAND * padded * BAND + first % BAND..];
             for row in (0..classes).step_by(rows) {
                 let sums = &mut z[row * BAND..];
-                let mut tile = match elements.start {
-                    0 => I::Tile::zero(isa),
-                    _ => I::Tile::load(isa, sums, BAND),
+                let mut tile = match fresh {
+                    true => I::Tile::zero(isa),
+                    false => I::Tile::load(isa, sums, BAND),
                 };
                 tile.add_rows(isa, &w[row * STRIDE..], h, elements.len());
                 tile.store(sums, BAND);

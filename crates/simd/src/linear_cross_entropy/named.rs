@@ -2,11 +2,13 @@
 
 use super::cut::{Asked, Cut};
 use super::gradient::Pull;
-use super::gradients::{Kept, in_place, is_apart};
+use super::gradients::{Factors, Kept, in_place, is_apart};
 use super::logits::{Link, Wanted};
-use super::operands::{Cotangents, Gradients, Operands, Outputs};
+use super::operands::{Cotangents, Gradients, Operands, Outputs, SecondOutputs};
 use super::output::write;
 use super::partial::Partial;
+use super::second::motion::Motion;
+use super::second::{self, gradient::pull_motion};
 use super::sweeps::sweeps;
 use super::tokens::{Token, Tokens};
 use super::totals::Sweep;
@@ -19,6 +21,10 @@ use crate::workspace::{Lists, Parts};
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearCrossEntropy, Pass, Views, ViewsMut};
 use ndarray::s;
+use std::ops::Range;
+
+/// Tokens of a task that has no sum over classes.
+const LOT: usize = 1024;
 
 /// Runs a pass; its inputs and the places of its outputs have been checked.
 pub fn run(
@@ -34,9 +40,17 @@ pub fn run(
         Pass::Forward => Cotangents::default(),
         _ => Cotangents::new(Inputs(inputs))?,
     };
+    let second = match known.pass {
+        Pass::DoubleBackward => Some(Cotangents::second(Inputs(inputs))?),
+        _ => None,
+    };
     let outputs = match known.pass {
-        Pass::Backward => Outputs::default(),
+        Pass::Backward | Pass::DoubleBackward => Outputs::default(),
         _ => Outputs::new(out)?,
+    };
+    let motions = match second {
+        Some(_) => SecondOutputs::new(out)?,
+        None => SecondOutputs::default(),
     };
     let mut gradients = Gradients::new(out, known.pass)?;
     let asked = Asked {
@@ -45,64 +59,105 @@ pub fn run(
         dw: gradients.dw.is_some(),
         dbias: gradients.dbias.is_some(),
         dw_apart: is_apart(&mut gradients),
+        second: second.is_some(),
+        ddh: operands.ddh.is_some(),
+        ddw: operands.ddw.is_some(),
     };
-    let lists = workspace.lists(lists_bytes(problem), "the tokens that count")?;
+    let lists = workspace.lists(lists_bytes(problem, asked), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let sweeps = sweeps(problem, options, asked);
-    let pass = First { operands, cotangents, tokens: &tokens, link: Link::new(problem) };
-    pass.run(workspace, &lists, sweeps, outputs, gradients)
+    let tokens = &tokens;
+    let pass = Call { operands, cotangents, second, tokens, link: Link::new(problem) };
+    pass.run(workspace, &lists, sweeps, (outputs, motions), gradients)
 }
 
 /// Bytes of what is kept of every token, and of every tile.
-pub fn lists_bytes(problem: &LinearCrossEntropy) -> usize {
-    let token = size_of::<Token>() + size_of::<Partial>() + size_of::<Pull>();
+pub fn lists_bytes(problem: &LinearCrossEntropy, asked: Asked) -> usize {
+    let first = size_of::<Token>() + size_of::<Partial>() + size_of::<Pull>();
+    let second = size_of::<Motion>() + size_of::<Pull>();
+    let token = if asked.second { first + second } else { first };
     let tiles = problem.vocab.div_ceil(cut::TILE).saturating_mul(size_of::<f32>());
     problem.tokens.saturating_mul(token).saturating_add(tiles).saturating_add(256)
 }
 
-/// A forward or backward pass, or both at once.
-pub struct First<'t, 'a> {
+/// A pass.
+pub struct Call<'t, 'a> {
     pub operands: Operands<'a>,
     pub cotangents: Cotangents<'a>,
+    /// Those of the second order, in that.
+    pub second: Option<Cotangents<'a>>,
     pub tokens: &'t Tokens<'a>,
     pub link: Link,
 }
 
-impl First<'_, '_> {
+/// What is kept of the tokens that count.
+pub struct PerToken<'l> {
+    pub totals: &'l mut [Partial],
+    /// Of a pass with gradients.
+    pub pulls: &'l mut [Pull],
+    /// Of the second order.
+    pub motions: &'l mut [Motion],
+    /// Of the second order with gradients.
+    pub pull_motions: &'l mut [Pull],
+}
+
+impl Call<'_, '_> {
     fn run(
         &self,
         workspace: &Workspace,
         lists: &Lists,
         sweeps: [Option<Cut>; 3],
-        outputs: Outputs<'_>,
+        (outputs, motions): (Outputs<'_>, SecondOutputs<'_>),
         mut gradients: Gradients<'_>,
     ) -> Result<(), Error> {
         let (problem, counted) = (self.tokens.problem, self.tokens.counted);
         let tiles = problem.vocab.div_ceil(cut::TILE);
         let weights = self.tile_weights(lists.repeat(tiles, 0.0, "weights of tiles")?);
-        let zero = Partial { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
-        let totals = lists.repeat(counted.len(), zero, "the totals of tokens")?;
-        let pulls = match sweeps.iter().flatten().any(|cut| cut.asked.gradients()) {
-            true => lists.repeat(counted.len(), Pull::default(), "what tokens pull with")?,
-            false => &mut [],
-        };
+        let mut rows = self.per_token(lists, &sweeps)?;
         let bytes = sweeps.iter().flatten().map(Cut::bytes).max().unwrap_or(0);
         let what = "packed operands, logits, sums and the scratch of threads";
         let mut room = workspace.room(bytes / size_of::<f32>(), what)?;
         // From here on nothing fails.
         clear(&mut gradients, counted.len() < problem.tokens, counted.is_empty());
         let wanted = Wanted {
-            u: outputs.entropy.is_some() || self.cotangents.dentropy.is_some(),
+            u: outputs.entropy.is_some() || motions.gdentropy.is_some() || self.pulls_entropy(),
             s: problem.label_smoothing > 0.0,
             argmax: outputs.argmax.is_some(),
         };
         for cut in sweeps.iter().flatten() {
-            let sweep = Sweep { cut, operands: &self.operands, link: self.link, wanted, weights };
+            let link = self.link;
+            let sweep = Sweep { cut, operands: &self.operands, link, wanted, weights };
             let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
-            self.sweep(&sweep, shared, scratch, (totals, pulls), &mut gradients);
+            self.sweep(&sweep, shared, scratch, &mut rows, &mut gradients);
         }
-        write(self.tokens, totals, outputs);
+        write(self.tokens, rows.totals, outputs);
+        second::output::write(self.tokens, rows.totals, rows.motions, motions);
         Ok(())
+    }
+
+    /// Room for what is kept of the tokens that count.
+    fn per_token<'l>(
+        &self,
+        lists: &'l Lists,
+        sweeps: &[Option<Cut>; 3],
+    ) -> Result<PerToken<'l>, Error> {
+        let zero = Partial { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
+        let second = self.second.is_some();
+        let gradients = sweeps.iter().flatten().any(|cut| cut.asked.gradients());
+        let count = |wanted: bool| if wanted { self.tokens.counted.len() } else { 0 };
+        let pulls = |wanted| lists.repeat(count(wanted), Pull::default(), "what tokens pull with");
+        Ok(PerToken {
+            totals: lists.repeat(count(true), zero, "the totals of tokens")?,
+            pulls: pulls(gradients)?,
+            motions: lists.repeat(count(second), Motion::default(), "the motions of totals")?,
+            pull_motions: pulls(gradients && second)?,
+        })
+    }
+
+    /// Whether some entropy has a cotangent, of either order.
+    fn pulls_entropy(&self) -> bool {
+        let all = [Some(&self.cotangents), self.second.as_ref()];
+        all.into_iter().flatten().any(|cotangents| cotangents.dentropy.is_some())
     }
 
     /// Σ cw of every tile.
@@ -125,7 +180,7 @@ impl First<'_, '_> {
         sweep: &Sweep<'_, '_>,
         room: &mut [f32],
         scratch: &mut [f32],
-        (totals, pulls): (&mut [Partial], &mut [Pull]),
+        rows: &mut PerToken<'_>,
         gradients: &mut Gradients<'_>,
     ) {
         let (cut, counted) = (sweep.cut, self.tokens.counted);
@@ -148,21 +203,21 @@ impl First<'_, '_> {
                 packed = Some(chunk);
             }
             let span = span * cut.span..cut.tiles.min((span + 1) * cut.span);
-            let store = cut.asked.gradients().then_some(&mut *shared.store);
-            sweep.logits(tokens, span.clone(), shared.across, store, shared.nodes, scratch);
+            sweep.logits(tokens, span.clone(), shared, scratch);
             if cut.asked.totals {
-                sweep.totals(tokens, shared.nodes, &mut totals[here.clone()]);
-                let pulls = pulls.get_mut(here.clone());
-                self.pull(cut.threads, tokens, &totals[here.clone()], pulls);
+                let motions = rows.motions.get_mut(here.clone()).unwrap_or_default();
+                sweep.totals(tokens, shared.nodes, &mut rows.totals[here.clone()], motions);
+                self.pull(cut.threads, here.clone(), rows);
             }
             if cut.asked.gradients() {
-                let entropy = self.cotangents.dentropy.is_some();
                 let kept = Kept {
                     tokens,
-                    pulls: &pulls[here.clone()],
-                    totals: &totals[here],
+                    pulls: &rows.pulls[here.clone()],
+                    totals: &rows.totals[here.clone()],
+                    pull_motions: rows.pull_motions.get(here.clone()).unwrap_or_default(),
+                    motions: rows.motions.get(here).unwrap_or_default(),
                     span,
-                    entropy,
+                    entropy: self.pulls_entropy(),
                 };
                 self.gradients(sweep, &kept, (chunk, chunks), shared, scratch, gradients);
             }
@@ -172,22 +227,22 @@ impl First<'_, '_> {
 
     fn pack(&self, cut: &Cut, tokens: &[Token], shared: &mut cut::Shared<'_>) {
         pack::across(self.operands.h, tokens, cut.cols, cut.threads, shared.across);
+        let shape = (cut.chunk, cut.cols);
         if cut.asked.dw {
-            let shape = (cut.chunk, cut.cols);
             pack::along(self.operands.h, tokens, shape, cut.threads, shared.along);
+        }
+        let Some(ddh) = self.operands.ddh else { return };
+        pack::across(ddh, tokens, cut.cols, cut.threads, shared.ddh_across);
+        if cut.asked.dw {
+            pack::along(ddh, tokens, shape, cut.threads, shared.ddh_along);
         }
     }
 
-    /// (C12)–(C14), where there are places for them.
-    pub fn pull(
-        &self,
-        threads: usize,
-        tokens: &[Token],
-        totals: &[Partial],
-        pulls: Option<&mut [Pull]>,
-    ) {
-        let tasks = tokens.chunks(1024).zip(totals.chunks(1024));
-        let tasks = tasks.zip(pulls.unwrap_or_default().chunks_mut(1024));
+    /// (C12)–(C14) of some tokens, and how they move, where there are places for them.
+    pub fn pull(&self, threads: usize, here: Range<usize>, rows: &mut PerToken<'_>) {
+        let (tokens, totals) = (&self.tokens.counted[here.clone()], &rows.totals[here.clone()]);
+        let pulls = rows.pulls.get_mut(here.clone()).unwrap_or_default();
+        let tasks = tokens.chunks(LOT).zip(totals.chunks(LOT)).zip(pulls.chunks_mut(LOT));
         share(
             0..threads,
             |_| (),
@@ -195,6 +250,22 @@ impl First<'_, '_> {
             |((tokens, totals), pulls), ()| {
                 for ((token, total), pull) in tokens.iter().zip(totals).zip(pulls) {
                     *pull = Pull::new(self.tokens, &self.cotangents, token, total);
+                }
+            },
+        );
+        let Some(second) = &self.second else { return };
+        let motions = rows.motions.get(here.clone()).unwrap_or_default();
+        let pulls = rows.pull_motions.get_mut(here).unwrap_or_default();
+        let lots = tokens.chunks(LOT).zip(totals.chunks(LOT)).zip(motions.chunks(LOT));
+        share(
+            0..threads,
+            |_| (),
+            lots.zip(pulls.chunks_mut(LOT)),
+            |(((tokens, totals), motions), pulls), ()| {
+                let rows = tokens.iter().zip(totals.iter().zip(motions));
+                for ((token, total), pull) in rows.zip(pulls) {
+                    let cotangents = [&self.cotangents, second];
+                    *pull = pull_motion(self.tokens, cotangents, token, total);
                 }
             },
         );
@@ -211,7 +282,11 @@ impl First<'_, '_> {
         gradients: &mut Gradients<'_>,
     ) {
         let (cut, asked) = (sweep.cut, sweep.cut.asked);
-        sweep.logit_gradients(kept, shared.store);
+        match asked.second {
+            true => sweep.logit_gradient_motions(kept, (shared.store, shared.motion)),
+            false => sweep.logit_gradients(kept, shared.store),
+        }
+        let factors = Factors { store: shared.store, motion: shared.motion };
         let classes = kept.span.start * cut::TILE..cut.vocab.min(kept.span.end * cut::TILE);
         if asked.dw || asked.dbias {
             let dw = match gradients.dw.as_mut().filter(|_| asked.dw) {
@@ -227,7 +302,7 @@ impl First<'_, '_> {
             let dbias = asked.dbias.then_some(&mut *shared.dbias);
             sweep.head_gradients(
                 kept,
-                (shared.store, shared.along),
+                (factors, [&*shared.along, &*shared.ddh_along]),
                 dw,
                 dbias,
                 chunk == 0,
@@ -246,7 +321,7 @@ impl First<'_, '_> {
             }
             false => &mut *shared.dh,
         };
-        sweep.hidden_gradient(kept, shared.store, sums, scratch);
+        sweep.hidden_gradient(kept, factors, sums, scratch);
         if kept.span.end == cut.tiles {
             sweep.write_hidden(kept.tokens, sums, dh, gradients.dh_adds);
         }

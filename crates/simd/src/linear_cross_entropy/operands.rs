@@ -15,6 +15,9 @@ pub struct Operands<'a> {
     pub targets: ArrayView1<'a, i64>,
     pub class_weights: Option<ArrayView1<'a, f32>>,
     pub token_weights: Option<ArrayView1<'a, f32>>,
+    pub ddh: Option<Tensor<'a, Ix2>>,
+    pub ddw: Option<Tensor<'a, Ix2>>,
+    pub ddbias: Option<Tensor<'a, Ix1>>,
 }
 
 impl<'a> Operands<'a> {
@@ -36,6 +39,9 @@ impl<'a> Operands<'a> {
             targets: x.integer("targets")?,
             class_weights: x.float("class_weights")?,
             token_weights: x.float("token_weights")?,
+            ddh: x.tensor("ddh")?,
+            ddw: x.tensor("ddw")?,
+            ddbias: x.tensor("ddbias")?,
         })
     }
 }
@@ -56,6 +62,16 @@ impl<'a> Cotangents<'a> {
             dlse: x.float("dlse")?,
             dlogprob: x.float("dlogprob")?,
             dentropy: x.float("dentropy")?,
+        })
+    }
+
+    /// Those of the second order.
+    pub fn second(x: Inputs<'a, '_>) -> Result<Self, Error> {
+        Ok(Cotangents {
+            dloss: x.float("cot_loss")?,
+            dlse: x.float("cot_lse")?,
+            dlogprob: x.float("cot_logprob")?,
+            dentropy: x.float("cot_entropy")?,
         })
     }
 }
@@ -88,7 +104,27 @@ impl<'o> Outputs<'o> {
     }
 }
 
-/// Where the gradients of a backward pass are written.
+/// Where the gradients by the cotangents of the outputs are written.
+#[derive(Default)]
+pub struct SecondOutputs<'o> {
+    pub gdloss: Option<ArrayViewMutD<'o, f32>>,
+    pub gdlse: Option<ArrayViewMut1<'o, f32>>,
+    pub gdlogprob: Option<ArrayViewMut1<'o, f32>>,
+    pub gdentropy: Option<ArrayViewMut1<'o, f32>>,
+}
+
+impl<'o> SecondOutputs<'o> {
+    pub fn new(out: &mut ViewsMut<'o>) -> Result<Self, Error> {
+        Ok(SecondOutputs {
+            gdloss: float_place(out, "gdloss")?,
+            gdlse: float_place(out, "gdlse")?,
+            gdlogprob: float_place(out, "gdlogprob")?,
+            gdentropy: float_place(out, "gdentropy")?,
+        })
+    }
+}
+
+/// Where the gradients of a backward pass are written, or those of the second order.
 #[derive(Default)]
 pub struct Gradients<'o> {
     pub dh: Option<TensorMut<'o, Ix2>>,
@@ -100,10 +136,12 @@ pub struct Gradients<'o> {
 
 impl<'o> Gradients<'o> {
     pub fn new(out: &mut ViewsMut<'o>, pass: Pass) -> Result<Self, Error> {
-        if pass == Pass::Forward {
-            return Ok(Gradients::default());
-        }
-        let (dh, dw, dbias) = (place(out, "dh")?, place(out, "dw")?, place(out, "dbias")?);
+        let [dh, dw, dbias] = match pass {
+            Pass::Forward => return Ok(Gradients::default()),
+            Pass::DoubleBackward => ["gh", "gw", "gbias"],
+            _ => ["dh", "dw", "dbias"],
+        };
+        let (dh, dw, dbias) = (place(out, dh)?, place(out, dw)?, place(out, dbias)?);
         Ok(Gradients { dh, dw, dbias, dh_adds: false })
     }
 }

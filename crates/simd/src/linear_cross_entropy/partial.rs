@@ -1,6 +1,6 @@
 //! What a range of classes adds to the rows of some tokens: the elements of a monoid (C33), (C34).
 
-use super::tokens::{Token, weigh};
+use super::tokens::weigh;
 use crate::workspace::Parts;
 
 /// A row of logits over a set of classes. What depends on the classes alone, Σ cw and their number, is
@@ -22,7 +22,7 @@ pub struct Partial {
 }
 
 /// x > y, where NaN counts as the largest.
-fn exceeds(x: f32, y: f32) -> bool {
+pub fn exceeds(x: f32, y: f32) -> bool {
     x > y || (x.is_nan() && !y.is_nan())
 }
 
@@ -126,11 +126,6 @@ pub struct Partials<'m> {
 }
 
 impl<'m> Partials<'m> {
-    /// Elements of memory for `len` tokens, a multiple of those of a cache line.
-    pub fn elements(len: usize) -> usize {
-        Parts::count(|parts| Partials::cut(parts, len))
-    }
-
     /// Those of `len` tokens, from the next part.
     pub fn cut(parts: &mut Parts<'m>, len: usize) -> Self {
         Partials {
@@ -152,107 +147,4 @@ impl<'m> Partials<'m> {
         (self.m[i], self.l[i], self.u[i], self.s[i]) = (x.m, x.l, x.u, x.s);
         (self.target[i], self.argmax[i]) = (x.target, x.argmax);
     }
-}
-
-/// Those of token `i`, in memory that [`Partials`] of `len` tokens take.
-pub fn at(memory: &[f32], len: usize, i: usize) -> Partial {
-    let step = Partials::elements(len) / 6;
-    let x = |column: usize| memory[column * step + i];
-    Partial { m: x(0), l: x(1), u: x(2), s: x(3), target: x(4), argmax: x(5).to_bits() }
-}
-
-/// Puts partials of tiles, in the order of their classes, together along the tree.
-pub struct Stack<'m> {
-    /// The partials of the next tile, and those of nodes of 1, 2, 4 … tiles.
-    memory: &'m mut [f32],
-    len: usize,
-    count: usize,
-    /// Σ cw of a node, and its first class.
-    nodes: [(f32, usize); usize::BITS as usize],
-}
-
-impl<'m> Stack<'m> {
-    /// For so many tiles, and so many tokens.
-    pub fn cut(parts: &mut Parts<'m>, tiles: usize, len: usize) -> Self {
-        let memory = parts.room((levels(tiles) + 1).saturating_mul(Partials::elements(len)));
-        Stack { memory, len, count: 0, nodes: [(0.0, 0); usize::BITS as usize] }
-    }
-
-    pub fn clear(&mut self) {
-        self.count = 0;
-    }
-
-    /// Where the partials of the next tile are written.
-    pub fn next(&mut self) -> Partials<'_> {
-        Partials::cut(&mut Parts::of(&mut *self.memory), self.len)
-    }
-
-    /// Adds the next tile: its first class, and Σ cw.
-    pub fn push(&mut self, tokens: &[Token], first: usize, weight: f32) {
-        let level = self.count.trailing_ones() as usize;
-        let (weight, first) = self.merge(tokens, 0..level, (weight, first));
-        let (next, mut slot) = self.two(level);
-        (0..tokens.len()).for_each(|i| slot.set(i, next.get(i)));
-        self.nodes[level] = (weight, first);
-        self.count += 1;
-    }
-
-    /// Puts what there is together: the partials of all tiles.
-    pub fn finish(&mut self, tokens: &[Token]) -> Partials<'_> {
-        let lowest = self.count.trailing_zeros() as usize;
-        let (mut next, slot) = self.two(lowest);
-        (0..tokens.len()).for_each(|i| next.set(i, slot.get(i)));
-        let levels = usize::BITS as usize - self.count.leading_zeros() as usize;
-        self.merge(tokens, lowest + 1..levels, self.nodes[lowest]);
-        self.next()
-    }
-
-    /// Puts the nodes of some levels in front of what `next` holds.
-    fn merge(
-        &mut self,
-        tokens: &[Token],
-        levels: std::ops::Range<usize>,
-        (mut weight, mut first): (f32, usize),
-    ) -> (f32, usize) {
-        let count = self.count;
-        for level in levels.filter(|level| count >> level & 1 == 1) {
-            let node = self.nodes[level];
-            let (mut next, slot) = self.two(level);
-            for (i, token) in tokens.iter().enumerate() {
-                let owned = token.target as usize >= first;
-                next.set(i, slot.get(i).combine(next.get(i), [node.0, weight], owned));
-            }
-            (weight, first) = (node.0 + weight, node.1);
-        }
-        (weight, first)
-    }
-
-    /// Those of the next tile, and of the node of a level.
-    fn two(&mut self, level: usize) -> (Partials<'_>, Partials<'_>) {
-        let elements = Partials::elements(self.len);
-        let (next, slots) = self.memory.split_at_mut(elements);
-        let slot = &mut slots[level * elements..];
-        (
-            Partials::cut(&mut Parts::of(next), self.len),
-            Partials::cut(&mut Parts::of(slot), self.len),
-        )
-    }
-}
-
-/// The nodes that a stack holds at most at once, of so many tiles.
-pub fn levels(tiles: usize) -> usize {
-    (usize::BITS - tiles.leading_zeros()) as usize
-}
-
-/// What `combine` makes of the elements of a range along the tree.
-pub fn fold<X>(
-    range: std::ops::Range<usize>,
-    leaf: &impl Fn(usize) -> X,
-    combine: &impl Fn(X, X) -> X,
-) -> X {
-    if range.len() <= 1 {
-        return leaf(range.start);
-    }
-    let middle = range.start + range.len().next_power_of_two() / 2;
-    combine(fold(range.start..middle, leaf, combine), fold(middle..range.end, leaf, combine))
 }

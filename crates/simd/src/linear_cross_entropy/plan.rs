@@ -10,7 +10,7 @@ use etalon_problem::{Blocking, Dtype, Error, LinearCrossEntropy, Pass};
 /// Bytes that are allocated together.
 const PAGE: usize = 4 << 10;
 
-/// What a pass will do in rayon's current pool, every gradient being asked for in arrays whose rows lie end
+/// What a pass will do in rayon's current pool, every tangent being given and every gradient asked for in arrays whose rows lie end
 /// to end; and what it allocates for it, [`Plan::workspace_bytes`]. `blocking` is tokens and classes whose
 /// logits exist at the same time.
 pub fn plan<T: Element>(
@@ -19,6 +19,7 @@ pub fn plan<T: Element>(
     options: &Options,
 ) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
+    let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
     let asked = match pass {
         Pass::Forward => Asked::default(),
         Pass::Backward | Pass::ForwardBackward => Asked {
@@ -26,7 +27,18 @@ pub fn plan<T: Element>(
             dh: true,
             dw: true,
             dbias: problem.bias,
-            dw_apart: T::DTYPE != Dtype::F32 && !problem.wide_gradients,
+            dw_apart,
+            ..Asked::default()
+        },
+        Pass::DoubleBackward => Asked {
+            totals: false,
+            dh: true,
+            dw: true,
+            dbias: problem.bias,
+            dw_apart,
+            second: true,
+            ddh: true,
+            ddw: true,
         },
         _ => {
             let expected = "one of linear_cross_entropy in the simd tier";
@@ -45,19 +57,25 @@ pub fn plan<T: Element>(
     let largest = sweeps.iter().flatten().max_by_key(|cut| cut.bytes());
     let mut buffers = largest.map(Cut::buffers).unwrap_or_default();
     // A list takes whole pages.
-    let lists = lists_bytes(problem).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
+    let lists =
+        lists_bytes(problem, asked).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
     buffers.push(Buffer::parts("sums of tokens", 1, lists));
     buffers.push(Buffer::parts("tensors", 1, known.bytes()));
     buffers.retain(|buffer| buffer.bytes > 0);
     let last = sweeps.iter().flatten().last();
-    let gradients = if pass == Pass::Forward { 0 } else { 2 };
+    // Of logits and of their gradients: in the second order also those of h, w with ddw, ddh.
+    let (logits, gradients) = match pass {
+        Pass::Forward => (1, 0),
+        Pass::DoubleBackward => (3, 4),
+        _ => (1, 2),
+    };
     Ok(Plan {
         blocking: Blocking {
             queries: last.map_or(1, |cut| cut.chunk.min(problem.tokens.max(1))),
             keys: last.map_or(1, |cut| cut.span.saturating_mul(TILE).min(problem.vocab)),
         },
         mode: None,
-        products: count + gradients,
+        products: logits * count + gradients,
         interval: None,
         strategy,
         together: last.map_or(1, |cut| cut.threads),

@@ -1,9 +1,12 @@
 //! The products with the gradients of logits, which lie in bands:
 //!
 //! ```text
-//! (C17) dh_i    = Σ_v da_iv w_v        leaf by leaf: 256 classes at most
-//! (C18) dw_v    = Σ_i da_iv h_i        token by token
-//! (C19) dbias_v = Σ_i da_iv            band by band
+//! (C17) dh_i    = Σ_v da_iv w_v                    leaf by leaf: 256 classes at most
+//! (C18) dw_v    = Σ_i da_iv h_i                    token by token
+//! (C19) dbias_v = Σ_i da_iv                        band by band
+//! (C28) gh_i    = Σ_v (x_iv w_v + da_iv ddw_v)     leaf by leaf, the second sum behind the first
+//! (C29) gw_v    = Σ_i (x_iv h_i + da_iv ddh_i)     band by band, the second sum behind the first
+//! (C30) gbias_v = Σ_i x_iv                         band by band
 //! ```
 
 use crate::lanes::{Isa, Kernel, Lanes};
@@ -29,21 +32,23 @@ pub struct HiddenLeaf<'a> {
     /// A row for every element, and more up to whole register blocks; `stride` tokens, a multiple of COLS.
     pub sums: &'a mut [f32],
     pub stride: usize,
+    /// Whether the sums begin with 0.
+    pub fresh: bool,
 }
 
 impl Kernel for HiddenLeaf<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let HiddenLeaf { da, padded, classes, tokens, w, elements, sums, stride } = self;
+        let HiddenLeaf { da, padded, classes, tokens, w, elements, sums, stride, fresh } = self;
         for part in tiles(0..classes, SHALLOW) {
             let w = &w[part.start * STRIDE..];
             for first in (0..tokens).step_by(I::Tile::COLS) {
                 let da = &da[(first / BAND * padded + part.start) * BAND + first % BAND..];
                 for row in (0..elements).step_by(I::Tile::ROWS) {
                     let sums = &mut sums[row * stride + first..];
-                    let mut tile = match part.start {
-                        0 => I::Tile::zero(isa),
-                        _ => I::Tile::load(isa, sums, stride),
+                    let mut tile = match fresh && part.start == 0 {
+                        true => I::Tile::zero(isa),
+                        false => I::Tile::load(isa, sums, stride),
                     };
                     tile.add_columns_band(isa, &w[row..], da, part.len());
                     tile.store(sums, stride);
@@ -83,6 +88,8 @@ pub struct HeadRows<'a> {
     pub tokens: usize,
     /// These elements of the rows of h along: `[⌈elements/COLS⌉][chunk][COLS]`.
     pub h: &'a [f32],
+    /// In the second order da and ddh, which lie likewise: band by band their product follows.
+    pub motion: Option<(Bands<'a>, &'a [f32])>,
     /// Elements of a panel of h.
     pub panel: usize,
     pub elements: usize,
@@ -94,12 +101,14 @@ pub struct HeadRows<'a> {
 impl Kernel for HeadRows<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let HeadRows { bands, first, classes, tokens, h, panel, elements, sums, fresh } = self;
+        let HeadRows { bands, first, classes, tokens, h, motion, panel, elements, sums, fresh } =
+            self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
         for deep in tiles(0..tokens.div_ceil(BAND), DEEP) {
             let fresh = fresh && deep.start == 0;
             for col in (0..elements).step_by(cols) {
                 let h = &h[col / cols * panel..];
+                let motion = motion.map(|(bands, ddh)| (bands, &ddh[col / cols * panel..]));
                 for row in (0..classes).step_by(rows) {
                     let sums = &mut sums[row * STRIDE + col..];
                     let mut tile = match fresh {
@@ -110,6 +119,10 @@ impl Kernel for HeadRows<'_> {
                         let (da, start) = (bands.from(band, first + row), band * BAND);
                         let depth = BAND.min(tokens - start);
                         tile.add_band_rows(isa, da, &h[start * cols..], depth);
+                        if let Some((bands, ddh)) = motion {
+                            let da = bands.from(band, first + row);
+                            tile.add_band_rows(isa, da, &ddh[start * cols..], depth);
+                        }
                     }
                     tile.store(sums, STRIDE);
                 }

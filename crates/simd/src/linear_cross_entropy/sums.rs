@@ -1,6 +1,6 @@
 //! Sums of matrices along the tree of tiles.
 
-use super::partial::levels;
+use super::tree::levels;
 use crate::Level;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::workspace::Parts;
@@ -96,7 +96,7 @@ impl Kernel for Copy<'_> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::partial::fold;
+    use super::super::tree::fold;
     use super::*;
 
     #[test]

@@ -10,13 +10,19 @@ pub fn sweeps(problem: &LinearCrossEntropy, options: &Options, asked: Asked) -> 
     let (threads, budget) = (rayon::current_num_threads(), options.memory_budget);
     match asked.gradients() {
         true => gradients(problem, options.level, asked, threads, budget),
-        false => [Some(totals(problem, options.level, threads, budget)), None, None],
+        false => [Some(totals(problem, options.level, asked, threads, budget)), None, None],
     }
 }
 
 /// A sweep for the totals alone, within a budget of bytes.
-pub fn totals(problem: &LinearCrossEntropy, level: Level, threads: usize, budget: usize) -> Cut {
-    let asked = Asked { totals: true, ..Asked::default() };
+pub fn totals(
+    problem: &LinearCrossEntropy,
+    level: Level,
+    asked: Asked,
+    threads: usize,
+    budget: usize,
+) -> Cut {
+    let asked = asked.only(Asked { totals: true, ..Asked::default() });
     let cut = |chunk, threads| Cut::new(problem, level, asked, (chunk, usize::MAX), threads);
     affordable(problem.tokens, threads, budget, 1, cut).unwrap_or_else(|| cut(BAND, 1))
 }
@@ -40,7 +46,7 @@ fn gradients(
     if let Some(cut) = whole(asked) {
         return [Some(cut), None, None];
     }
-    let totals = totals(problem, level, threads, budget);
+    let totals = totals(problem, level, asked, threads, budget);
     let [first, second] = after_totals(problem, level, asked, threads, budget);
     [Some(totals), first, second]
 }
@@ -56,7 +62,7 @@ pub fn after_totals(
     if let Some(cut) = again(problem, level, asked, threads, budget) {
         return [Some(cut), None];
     }
-    let dh = Asked { dh: true, ..Asked::default() };
+    let dh = asked.only(Asked { dh: true, ..Asked::default() });
     let dw = Asked { dh: false, ..asked };
     let least = |asked: Asked| Cut {
         classes_outside: asked == dw && asked.dw_apart,

@@ -97,6 +97,18 @@ impl<'a> Tokens<'a> {
         [weigh(self.weight(token), cross_entropy), weigh(self.lse_square(token), lse * lse)]
     }
 
+    /// How the terms of (C9) move, from ce and lse and their motions.
+    pub fn term_motions(
+        &self,
+        token: &Token,
+        cross_entropy: [f64; 2],
+        [lse, motion]: [f64; 2],
+    ) -> [f64; 2] {
+        let square = [lse * lse, 2.0 * lse * motion];
+        let weights = [self.weight(token), self.lse_square(token)];
+        [weigh_motion(weights[0], cross_entropy)[1], weigh_motion(weights[1], square)[1]]
+    }
+
     /// (C9), of the sums of both terms.
     pub fn loss(&self, [cross_entropies, squares]: [f64; 2]) -> f64 {
         self.share(cross_entropies, self.z) + self.share(squares, self.z_lse)
@@ -167,4 +179,9 @@ fn weight_of(weights: Option<ArrayView1<'_, f32>>, token: &Token) -> f64 {
 /// weight · x, but 0·∞ = 0: what has no weight adds nothing, however unlikely it is.
 pub fn weigh(weight: f64, x: f64) -> f64 {
     if weight == 0.0 && x.is_infinite() { 0.0 } else { weight * x }
+}
+
+/// The same of a number and its motion: what has no weight does not move, where it is infinite.
+pub fn weigh_motion(weight: f64, [x, motion]: [f64; 2]) -> [f64; 2] {
+    if weight == 0.0 && x.is_infinite() { [0.0; 2] } else { [weight * x, weight * motion] }
 }

@@ -1,15 +1,19 @@
 //! Logits of all classes in a streaming softmax: the totals of tokens, and the logits that are kept.
 
-use super::cut::{Cut, LogitScratch, TILE};
+use super::cut::{Cut, LogitScratch, Shared, TILE};
 use super::logits::{Link, Products, Rows, SLICE, Wanted};
 use super::operands::Operands;
-use super::partial::{Partial, Partials, fold};
+use super::pack;
+use super::partial::Partial;
+use super::second::motion::Motion;
+use super::second::rows::MotionRows;
 use super::tokens::Token;
-use super::{pack, partial};
+use super::tree::{self, Node, combine, fold};
+use crate::element::Tensor;
 use crate::parallel::share;
 use crate::tiles::tiles;
 use crate::workspace::Parts;
-use ndarray::s;
+use ndarray::{Ix1, s};
 use std::iter::repeat_with;
 use std::ops::Range;
 
@@ -24,78 +28,117 @@ pub struct Sweep<'a, 'o> {
     pub weights: &'a [f32],
 }
 
-/// A task: the tokens of a range, some tiles, and where their logits and partials go.
+/// A task: the tokens of a range, some tiles, and where their logits, the motions of these and partials go.
 struct Task<'t> {
     tokens: &'t [Token],
     across: &'t [f32],
+    ddh_across: &'t [f32],
     tiles: Range<usize>,
     store: Option<&'t mut [f32]>,
+    motion: Option<&'t mut [f32]>,
     node: Option<&'t mut [f32]>,
 }
 
+/// The next of some parts of memory, for ever; none of memory that is not there.
+fn in_turn<'m>(
+    memory: Option<impl Iterator<Item = &'m mut [f32]>>,
+) -> impl Iterator<Item = Option<&'m mut [f32]>> {
+    let mut memory = memory;
+    repeat_with(move || memory.as_mut().and_then(Iterator::next))
+}
+
 impl Sweep<'_, '_> {
-    /// The logits of the tokens of a chunk in a span of tiles, kept where there is a `store`; and the
-    /// partials of its nodes, where the sweep is for the totals.
+    /// The logits of the tokens of a chunk in a span of tiles, and in the second order their motions, kept
+    /// where the sweep is for gradients; and the partials of its nodes, where it is for the totals.
     pub fn logits(
         &self,
         tokens: &[Token],
         span: Range<usize>,
-        across: &[f32],
-        store: Option<&mut [f32]>,
-        nodes: &mut [f32],
+        shared: &mut Shared<'_>,
         scratch: &mut [f32],
     ) {
         let cut = self.cut;
-        let (len, node) = (span.len() * cut.tile_len(), cut.node * cut.tile_len());
-        let stores = store.map(|store| store.chunks_mut(len).flat_map(|x| x.chunks_mut(node)));
-        let mut stores = stores;
-        let stores = repeat_with(move || stores.as_mut().and_then(Iterator::next));
-        let nodes = cut.asked.totals.then(|| nodes.chunks_mut(Partials::elements(cut.range)));
-        let mut nodes = nodes;
-        let nodes = repeat_with(move || nodes.as_mut().and_then(Iterator::next));
-        let across = across.chunks(cut.range * cut.dim);
-        let places = tokens.chunks(cut.range).zip(across).flat_map(|(tokens, across)| {
-            tiles(span.clone(), cut.node).map(move |tiles| (tokens, across, tiles))
+        let kept = |memory, wanted: bool| wanted.then(|| self.parts(memory, span.len()));
+        let gradients = cut.asked.gradients();
+        let stores = in_turn(kept(&mut *shared.store, gradients));
+        let motions = in_turn(kept(&mut *shared.motion, gradients && cut.asked.second));
+        let nodes = cut.asked.totals.then(|| shared.nodes.chunks_mut(cut.node_len()));
+        let nodes = in_turn(nodes);
+        let each = cut.range * cut.dim;
+        let (across, ddh_across) = (&*shared.across, &*shared.ddh_across);
+        let ranges = tokens.chunks(cut.range).zip(across.chunks(each)).enumerate();
+        let places = ranges.flat_map(|(range, (tokens, across))| {
+            let ddh_across = ddh_across.get(range * each..).unwrap_or_default();
+            tiles(span.clone(), cut.node).map(move |tiles| (tokens, across, ddh_across, tiles))
         });
-        let tasks = places.zip(stores).zip(nodes);
-        let tasks = tasks.map(|(((tokens, across, tiles), store), node)| Task {
-            tokens,
-            across,
-            tiles,
-            store,
-            node,
+        let tasks = places.zip(stores).zip(motions).zip(nodes);
+        let tasks = tasks.map(|(((place, store), motion), node)| {
+            let (tokens, across, ddh_across, tiles) = place;
+            Task { tokens, across, ddh_across, tiles, store, motion, node }
         });
         let rooms = scratch.chunks_exact_mut(cut.scratch()).take(cut.threads);
         let enter = |room| LogitScratch::cut(&mut Parts::of(room), cut);
         share(rooms, enter, tasks, |task, scratch| self.task(task, scratch));
     }
 
+    /// What is kept of the logits of a span, task by task.
+    fn parts<'m>(
+        &self,
+        memory: &'m mut [f32],
+        tiles: usize,
+    ) -> impl Iterator<Item = &'m mut [f32]> {
+        let (len, node) = (tiles * self.cut.tile_len(), self.cut.node * self.cut.tile_len());
+        memory.chunks_mut(len).flat_map(move |range| range.chunks_mut(node))
+    }
+
     fn task(&self, mut task: Task<'_>, scratch: &mut LogitScratch<'_>) {
         let Cut { level, padded, .. } = *self.cut;
-        let LogitScratch { w, z, bias, weights, stack } = scratch;
+        let LogitScratch { w, z, motion, bias, weights, stack } = scratch;
         stack.clear();
         for (number, tile) in task.tiles.clone().enumerate() {
             let classes = self.cut.classes(tile);
+            let place = number * self.cut.tile_len()..(number + 1) * self.cut.tile_len();
             let z = match task.store.as_deref_mut() {
-                Some(store) => &mut store[number * self.cut.tile_len()..][..self.cut.tile_len()],
+                Some(store) => &mut store[place.clone()],
                 None => &mut *z,
             };
-            self.products((task.tokens, task.across), &classes, w, z);
-            let bias = self.bias(&classes, bias);
+            let motion = match task.motion.as_deref_mut() {
+                Some(store) => &mut store[place],
+                None => &mut *motion,
+            };
+            let across = [task.across, task.ddh_across];
+            self.products(task.tokens.len(), across, &classes, (w, z, motion));
             let weights = self.class_weights(&classes, weights);
             let mut next = task.node.is_some().then(|| stack.next());
             level.run(Rows {
                 link: self.link,
                 first: self.cut.first + classes.start,
-                bias,
+                bias: read_bias(self.operands.bias, &classes, bias),
                 weights,
                 classes: classes.len(),
                 padded,
                 z,
                 tokens: task.tokens,
                 wanted: self.wanted,
-                sums: next.as_mut().map(|next| (next, 0)),
+                sums: next.as_mut().map(|next| (&mut next.rows, 0)),
             });
+            if self.cut.asked.second {
+                let sums =
+                    next.as_mut().and_then(|next| Some((&next.rows, next.motions.as_mut()?)));
+                level.run(MotionRows {
+                    link: self.link,
+                    first: self.cut.first + classes.start,
+                    ddbias: read_bias(self.operands.ddbias, &classes, bias),
+                    weights,
+                    classes: classes.len(),
+                    padded,
+                    z,
+                    motion,
+                    tokens: task.tokens,
+                    wanted: self.wanted,
+                    sums,
+                });
+            }
             if task.node.is_some() {
                 let first = self.cut.first + classes.start;
                 stack.push(task.tokens, first, self.weights[tile]);
@@ -103,41 +146,39 @@ impl Sweep<'_, '_> {
         }
         if let Some(node) = task.node {
             let totals = stack.finish(task.tokens);
-            let mut node = Partials::cut(&mut Parts::of(node), self.cut.range);
+            let mut node = Node::cut(&mut Parts::of(node), self.cut.range, self.cut.asked.second);
             (0..task.tokens.len()).for_each(|i| node.set(i, totals.get(i)));
         }
     }
 
-    /// (C1) without the bias.
+    /// (C1) without the bias, and in the second order (C21) without its motion.
     fn products(
         &self,
-        (tokens, across): (&[Token], &[f32]),
+        tokens: usize,
+        [across, ddh_across]: [&[f32]; 2],
         classes: &Range<usize>,
-        w: &mut [f32],
-        z: &mut [f32],
+        (w, z, motion): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
-        let Cut { level, rows, dim, padded, .. } = *self.cut;
-        for elements in tiles(0..dim, SLICE) {
-            pack::slice(self.operands.w, classes, elements.clone(), rows, w);
-            level.run(Products {
-                w,
-                h: across,
-                dim,
-                elements,
-                classes: classes.len(),
-                padded,
-                tokens: tokens.len(),
-                z,
-            });
+        let Cut { level, rows, dim, padded, asked, .. } = *self.cut;
+        let add = |w: &[f32], h, elements, z: &mut [f32], fresh| {
+            let classes = classes.len();
+            level.run(Products { w, h, dim, elements, classes, padded, tokens, z, fresh });
+        };
+        if asked.second && !asked.ddh && self.operands.ddw.is_none() {
+            motion.fill(0.0);
         }
-    }
-
-    /// The biases of some classes; none where there are none.
-    fn bias<'b>(&self, classes: &Range<usize>, into: &'b mut [f32]) -> &'b [f32] {
-        let Some(bias) = self.operands.bias else { return &[] };
-        let into = &mut into[..classes.len()];
-        bias.slice(s![classes.clone()]).read(into);
-        into
+        for elements in tiles(0..dim, SLICE) {
+            let fresh = elements.start == 0;
+            pack::slice(self.operands.w, classes, elements.clone(), rows, w);
+            add(w, across, elements.clone(), z, fresh);
+            if asked.ddh {
+                add(w, ddh_across, elements.clone(), motion, fresh);
+            }
+            if let Some(ddw) = self.operands.ddw {
+                pack::slice(ddw, classes, elements.clone(), rows, w);
+                add(w, across, elements, motion, fresh && !asked.ddh);
+            }
+        }
     }
 
     /// The weights of some classes.
@@ -152,19 +193,28 @@ impl Sweep<'_, '_> {
         Some(into)
     }
 
-    /// The totals of the tokens of a chunk, from the partials of its nodes, which hold all
-    /// classes of the sweep.
-    pub fn totals(&self, tokens: &[Token], nodes: &mut [f32], totals: &mut [Partial]) {
+    /// The totals of the tokens of a chunk, from the partials of its nodes, which hold all classes of the
+    /// sweep; in the second order with their motions.
+    pub fn totals(
+        &self,
+        tokens: &[Token],
+        nodes: &[f32],
+        totals: &mut [Partial],
+        motions: &mut [Motion],
+    ) {
         let cut = self.cut;
-        let elements = Partials::elements(cut.range);
+        let (elements, second) = (cut.node_len(), cut.asked.second);
         let count = cut.tiles.div_ceil(cut.node);
-        let ranges = nodes.chunks_mut(count * elements);
-        let tasks = tokens.chunks(cut.range).zip(totals.chunks_mut(cut.range)).zip(ranges);
+        let ranges = nodes.chunks(count * elements);
+        let mut motions = motions.chunks_mut(cut.range);
+        let motions = repeat_with(move || motions.next().unwrap_or_default());
+        let tasks = tokens.chunks(cut.range).zip(totals.chunks_mut(cut.range));
+        let tasks = tasks.zip(motions).zip(ranges);
         share(
             0..cut.threads,
             |_| (),
             tasks,
-            |((tokens, totals), nodes), ()| {
+            |(((tokens, totals), motions), nodes), ()| {
                 let weight = |node: usize| {
                     let tiles = node * cut.node..cut.tiles.min((node + 1) * cut.node);
                     fold(tiles, &|tile| self.weights[tile], &|x, y| x + y)
@@ -172,16 +222,31 @@ impl Sweep<'_, '_> {
                 for (i, (token, total)) in tokens.iter().zip(totals).enumerate() {
                     let leaf = |node: usize| {
                         let place = &nodes[node * elements..][..elements];
-                        let first = cut.first + node * cut.node * TILE;
-                        (partial::at(place, cut.range, i), weight(node), first)
+                        let sums = tree::at(place, cut.range, i, second);
+                        (sums, weight(node), cut.first + node * cut.node * TILE)
                     };
-                    let combine = |x: (Partial, f32, usize), y: (Partial, f32, usize)| {
+                    type Sums = ((Partial, Motion), f32, usize);
+                    let combine = |x: Sums, y: Sums| {
                         let owned = token.target as usize >= y.2;
-                        (x.0.combine(y.0, [x.1, y.1], owned), x.1 + y.1, x.2)
+                        (combine(x.0, y.0, [x.1, y.1], owned, second), x.1 + y.1, x.2)
                     };
-                    *total = fold(0..count, &leaf, &combine).0;
+                    let motion;
+                    (*total, motion) = fold(0..count, &leaf, &combine).0;
+                    motions.get_mut(i).into_iter().for_each(|x| *x = motion);
                 }
             },
         );
     }
+}
+
+/// Numbers of some classes; none where there are none.
+fn read_bias<'b>(
+    bias: Option<Tensor<'_, Ix1>>,
+    classes: &Range<usize>,
+    into: &'b mut [f32],
+) -> &'b [f32] {
+    let Some(bias) = bias else { return &[] };
+    let into = &mut into[..classes.len()];
+    bias.slice(s![classes.clone()]).read(into);
+    into
 }

@@ -2,9 +2,10 @@
 //! the gradients asked for; bad targets are named, and ignored tokens are not read.
 
 use crate::common::wave;
-use etalon_problem::{LinearCrossEntropy, Reduction, TokenOutputs};
+use etalon_problem::{Error, LinearCrossEntropy, Pass, Reduction, TokenOutputs};
 use etalon_simd::linear_cross_entropy::{
-    Both, Cotangents, GradientsMut, Inputs, Output, OutputMut, backward, backward_into, forward,
+    Both, Cotangents, GradientsMut, Inputs, Output, OutputMut, SecondCotangents, SecondGradients,
+    SecondGradientsMut, backward, backward_into, double_backward, double_backward_into, forward,
     forward_backward, forward_into, plan,
 };
 use etalon_simd::{Options, Strategy, Workspace};
@@ -80,6 +81,47 @@ impl Operands {
         };
         forward_backward(&self.problem, &self.inputs(h, w), &cotangents, options).unwrap()
     }
+
+    /// Calls a double backward pass with h and w also as their own tangents, the rows of w in reverse.
+    fn call<R>(
+        &self,
+        h: ArrayView2<'_, f32>,
+        w: ArrayView2<'_, f32>,
+        pass: impl FnOnce(
+            &Inputs<'_, f32>,
+            &Cotangents<'_, f32>,
+            &SecondCotangents<'_, f32>,
+        ) -> Result<R, Error>,
+    ) -> R {
+        let (dloss, by_token) = (arr0(0.7).into_dyn(), self.token_weights.view());
+        let cotangents = Cotangents {
+            dloss: Some(dloss.view()),
+            dlse: Some(by_token),
+            dlogprob: Some(by_token),
+            dentropy: Some(by_token),
+        };
+        let second = SecondCotangents {
+            ddh: Some(h),
+            ddw: Some(w.slice_move(s![..;-1, ..])),
+            ddbias: Some(self.class_weights.view()),
+            cot_loss: Some(dloss.view()),
+            cot_lse: Some(by_token),
+            cot_logprob: Some(by_token),
+            cot_entropy: Some(by_token),
+        };
+        pass(&self.inputs(h, w), &cotangents, &second).unwrap()
+    }
+
+    fn second(
+        &self,
+        h: ArrayView2<'_, f32>,
+        w: ArrayView2<'_, f32>,
+        options: &Options,
+    ) -> SecondGradients<f32> {
+        self.call(h, w, |inputs, cotangents, second| {
+            double_backward(&self.problem, inputs, cotangents, second, options)
+        })
+    }
 }
 
 /// Budgets for one pass, for two sweeps, and for the least that there is.
@@ -89,12 +131,15 @@ const BUDGETS: [usize; 4] = [64 << 20, 6 << 20, 3 << 20, 0];
 fn no_bit_depends_on_the_budget_or_on_threads() {
     let x = Operands::new(everything());
     let wanted = x.run(x.h.view(), x.w.view(), &Options::default());
+    let wanted_second = x.second(x.h.view(), x.w.view(), &Options::default());
     for threads in [1, 2, 5] {
         let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
         for memory_budget in BUDGETS {
             let options = Options { memory_budget, ..Options::default() };
             let got = pool.install(|| x.run(x.h.view(), x.w.view(), &options));
             assert_eq!(got, wanted, "{threads} threads, {memory_budget} bytes");
+            let got = pool.install(|| x.second(x.h.view(), x.w.view(), &options));
+            assert_eq!(got, wanted_second, "{threads} threads, {memory_budget} bytes");
         }
     }
 }
@@ -102,16 +147,18 @@ fn no_bit_depends_on_the_budget_or_on_threads() {
 #[test]
 fn every_strategy_is_planned_and_a_larger_budget_is_never_worse() {
     let problem = LinearCrossEntropy::new(2000, 64, 60_000);
-    let strategy = |memory_budget| {
-        let options = Options { memory_budget, ..Options::default() };
-        let plan = plan::<bf16>(&problem, etalon_problem::Pass::Backward, &options).unwrap();
-        (plan.products, plan.strategy)
-    };
-    let all: Vec<_> = (0..96).map(|megabytes| strategy(megabytes << 20)).collect();
-    for strategy in [Strategy::OnePass, Strategy::Recompute, Strategy::Separate] {
-        assert!(all.iter().any(|(_, found)| *found == Some(strategy)), "{strategy:?}: {all:?}");
+    for (pass, most) in [(Pass::Backward, 96), (Pass::DoubleBackward, 192)] {
+        let strategy = |memory_budget| {
+            let options = Options { memory_budget, ..Options::default() };
+            let plan = plan::<bf16>(&problem, pass, &options).unwrap();
+            (plan.products, plan.strategy)
+        };
+        let all: Vec<_> = (0..most).map(|megabytes| strategy(megabytes << 20)).collect();
+        for strategy in [Strategy::OnePass, Strategy::Recompute, Strategy::Separate] {
+            assert!(all.iter().any(|(_, found)| *found == Some(strategy)), "{strategy:?}: {all:?}");
+        }
+        assert!(all.is_sorted_by(|x, y| x.0 >= y.0), "{all:?}");
     }
-    assert!(all.is_sorted_by(|x, y| x.0 >= y.0), "{all:?}");
 }
 
 #[test]
@@ -121,6 +168,8 @@ fn no_bit_depends_on_strides() {
     let transposed = |x: &Array2<f32>| x.t().as_standard_layout().into_owned();
     let (h, w) = (transposed(&x.h), transposed(&x.w));
     assert_eq!(x.run(h.t(), w.t(), &Options::default()), wanted);
+    let second = x.second(x.h.view(), x.w.view(), &Options::default());
+    assert_eq!(x.second(h.t(), w.t(), &Options::default()), second);
     // Results between elements that belong to somebody else: dw is then summed elsewhere.
     let problem = &x.problem;
     let dloss = arr0(0.7).into_dyn();
@@ -144,6 +193,19 @@ fn no_bit_depends_on_strides() {
         backward_into(&Workspace::new(), problem, &inputs, &cotangents, places, &options).unwrap();
         for (got, wanted) in [(&dh, &wanted.1.dh), (&dw, &wanted.1.dw)] {
             assert_eq!(Some(got.slice(s![.., ..;2]).to_owned()), *wanted, "{memory_budget} bytes");
+            assert!(got.slice(s![.., 1..;2]).iter().all(|&x| x == 7.0), "between two elements");
+        }
+        let places = SecondGradientsMut {
+            gh: Some(dh.slice_mut(s![.., ..;2])),
+            gw: Some(dw.slice_mut(s![.., ..;2])),
+            ..SecondGradientsMut::default()
+        };
+        x.call(x.h.view(), x.w.view(), |inputs, first, cotangents| {
+            let workspace = Workspace::new();
+            double_backward_into(&workspace, problem, inputs, first, cotangents, places, &options)
+        });
+        for (got, wanted) in [(&dh, &second.gh), (&dw, &second.gw)] {
+            assert_eq!(got.slice(s![.., ..;2]), *wanted, "{memory_budget} bytes");
             assert!(got.slice(s![.., 1..;2]).iter().all(|&x| x == 7.0), "between two elements");
         }
     }
@@ -218,6 +280,41 @@ fn wide_gradients_are_those_that_narrow_ones_round() {
 }
 
 #[test]
+fn each_second_gradient_alone_has_the_bits_of_all() {
+    let x = Operands::new(everything());
+    let problem = &x.problem;
+    let all = x.second(x.h.view(), x.w.view(), &Options::default());
+    for memory_budget in BUDGETS {
+        let options = Options { memory_budget, ..Options::default() };
+        let write = |places: SecondGradientsMut<'_, f32>| {
+            x.call(x.h.view(), x.w.view(), |inputs, cotangents, second| {
+                let workspace = Workspace::new();
+                double_backward_into(
+                    &workspace, problem, inputs, cotangents, second, places, &options,
+                )
+            });
+        };
+        let mut gh = Array2::zeros(problem.h_shape());
+        let place = Some(gh.view_mut());
+        write(SecondGradientsMut { gh: place, ..SecondGradientsMut::default() });
+        assert_eq!(gh, all.gh, "{memory_budget} bytes");
+        let mut gw = Array2::zeros(problem.w_shape());
+        let place = Some(gw.view_mut());
+        write(SecondGradientsMut { gw: place, ..SecondGradientsMut::default() });
+        assert_eq!(gw, all.gw, "{memory_budget} bytes");
+        let mut gbias = Array1::zeros(problem.vocab);
+        let place = Some(gbias.view_mut());
+        write(SecondGradientsMut { gbias: place, ..SecondGradientsMut::default() });
+        assert_eq!(Some(gbias), all.gbias, "{memory_budget} bytes");
+        // Without gradients of h, w and bias one sweep is enough.
+        let mut gdentropy = Array1::zeros(problem.tokens);
+        let place = Some(gdentropy.view_mut());
+        write(SecondGradientsMut { gdentropy: place, ..SecondGradientsMut::default() });
+        assert_eq!(Some(gdentropy), all.gdentropy, "{memory_budget} bytes");
+    }
+}
+
+#[test]
 fn a_target_that_is_no_class_is_named_and_nothing_is_written() {
     let mut x = Operands::new(everything());
     for target in [1300, -1, i64::MAX, i64::MIN] {
@@ -248,4 +345,25 @@ fn without_tokens_that_count_gradients_are_written_as_zeros() {
         backward_into(&Workspace::new(), &problem, &inputs, &none, places, &options).unwrap();
         assert!(dh.iter().chain(&dw).all(|&x| x == 0.0));
     }
+}
+
+#[test]
+fn a_confident_target_moves_by_what_is_left_of_its_probability() {
+    // Logits of 16 and 0, along h: ż = (16, 0), and ż_y − μ = 16 (1 − p), with 1 − p = 1.1·10⁻⁷.
+    let outputs = TokenOutputs { logprob: true, ..TokenOutputs::default() };
+    let problem = LinearCrossEntropy::new(1, 1, 2).reduction(Reduction::Sum).outputs(outputs);
+    let (h, w) = (Array2::<f32>::ones((1, 1)), ndarray::array![[16.0f32], [0.0]]);
+    let (targets, one) = (Array1::from_elem(1, 0), arr0(1.0).into_dyn());
+    let inputs = Inputs::new(h.view(), w.view(), targets.view());
+    let cotangents = Cotangents::default().dloss(one.view());
+    let along = SecondCotangents { ddh: Some(h.view()), ..SecondCotangents::default() };
+    let got = double_backward(&problem, &inputs, &cotangents, &along, &Options::default()).unwrap();
+    let p = 1.0 / (1.0 + (-16f64).exp());
+    let close = |got: f32, wanted: f64| {
+        assert!((f64::from(got) - wanted).abs() <= 1e-5 * wanted.abs(), "{got} and not {wanted}");
+    };
+    close(got.gdlogprob.unwrap()[0], 16.0 * (1.0 - p));
+    close(got.gh[[0, 0]], 256.0 * p * (1.0 - p)); // the variance of z
+    // x_v h + da_v ddh of the other class
+    close(got.gw[[1, 0]], (1.0 - p) * (1.0 - 16.0 * p));
 }

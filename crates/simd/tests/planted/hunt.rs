@@ -39,8 +39,12 @@ impl Tier for Planted {
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        let linear = algorithm == Algorithm::LinearAttention;
-        if self.file.starts_with(if linear { "softmax/" } else { "linear_attention/" }) {
+        let home = match algorithm {
+            Algorithm::LinearAttention => "linear_attention",
+            Algorithm::LinearCrossEntropy => "linear_cross_entropy",
+            _ => "softmax",
+        };
+        if self.file.split_once('/').is_some_and(|(folder, _)| folder != home) {
             return Err("the bug is in the kernels of other algorithms".to_string());
         }
         self.tier.offers(algorithm, pass, dtype)

@@ -4,13 +4,14 @@ use super::super::cut::{Asked, Cut, TILE};
 use super::super::gradient::Pull;
 use super::super::gradients::is_apart;
 use super::super::logits::{Link, Wanted};
-use super::super::named::{First, clear, lists_bytes};
+use super::super::named::{Call, PerToken, clear, lists_bytes};
 use super::super::operands::{Cotangents, Gradients, Operands, Outputs};
 use super::super::output::write;
-use super::super::partial::{Partial as Sums, fold};
+use super::super::partial::Partial as Sums;
 use super::super::sweeps::{after_totals, totals};
 use super::super::tokens::Tokens;
 use super::super::totals::Sweep;
+use super::super::tree::fold;
 use super::Shard;
 use super::partial::Partial;
 use crate::named::Inputs;
@@ -26,7 +27,7 @@ const NOTHING: Sums = Sums { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax
 
 /// Memory for the lists of a pass.
 fn lists(workspace: &Workspace, problem: &LinearCrossEntropy) -> Result<Lists, Error> {
-    workspace.lists(lists_bytes(problem), "the tokens that count")
+    workspace.lists(lists_bytes(problem, Asked::default()), "the tokens that count")
 }
 
 /// Writes what every node of a shard adds to the rows, `[nodes][T]`.
@@ -42,10 +43,12 @@ pub fn forward(
     let lists = lists(workspace, problem)?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let weights = lists.repeat(shard.most_tiles(), 0.0, "weights of tiles")?;
-    let sums = lists.repeat(tokens.counted.len(), NOTHING, "the totals of tokens")?;
+    let totals_of = lists.repeat(tokens.counted.len(), NOTHING, "the totals of tokens")?;
+    let mut rows = of_tokens(totals_of, &mut []);
     let cut = |node: &Range<usize>| {
         let threads = rayon::current_num_threads();
-        let cut = totals(&of_node(problem, node), options.level, threads, options.memory_budget);
+        let (problem, asked) = (of_node(problem, node), Asked::default());
+        let cut = totals(&problem, options.level, asked, threads, options.memory_budget);
         Cut { first: node.start, ..cut }
     };
     let bytes = shard.nodes().map(|node| cut(&node).bytes()).max().unwrap_or(0);
@@ -58,9 +61,9 @@ pub fn forward(
         let pass = shard.pass(&node, &operands, &Cotangents::default(), &tokens);
         let weights = pass.tile_weights(&mut weights[..node.len().div_ceil(TILE)]);
         let cut = &cut(&node);
-        sweep(&pass, (cut, wanted, weights), &mut room, (sums, &mut []), &mut Gradients::default());
+        sweep(&pass, (cut, wanted, weights), &mut room, &mut rows, &mut Gradients::default());
         let weight = fold(0..weights.len(), &|tile| weights[tile], &|x, y| x + y);
-        for (token, sums) in tokens.counted.iter().zip(&*sums) {
+        for (token, sums) in tokens.counted.iter().zip(&*rows.totals) {
             let owned = node.contains(&(token.target as usize));
             partials[token.index] = Partial::of(*sums, weight, node.len() as u32, owned);
         }
@@ -110,12 +113,14 @@ pub fn backward(
         dw: places.head.dw.is_some(),
         dbias: places.head.dbias.is_some(),
         dw_apart: is_apart(&mut places.head),
+        ..Asked::default()
     };
     if !asked.gradients() {
         return Ok(());
     }
     let weights = lists.repeat(shard.most_tiles(), 0.0, "weights of tiles")?;
     let pulls = lists.repeat(tokens.counted.len(), Pull::default(), "what tokens pull with")?;
+    let mut rows = of_tokens(totals, pulls);
     let threads = rayon::current_num_threads();
     let cuts = |node: &Range<usize>| {
         let (problem, budget) = (of_node(problem, node), options.memory_budget);
@@ -135,13 +140,13 @@ pub fn backward(
         let pass = shard.pass(&node, &operands, &cotangents, &tokens);
         let weights = pass.tile_weights(&mut weights[..node.len().div_ceil(TILE)]);
         if number == 0 {
-            pass.pull(threads, tokens.counted, totals, Some(pulls));
+            pass.pull(threads, 0..tokens.counted.len(), &mut rows);
         }
         let mut gradients = places.of(number, shard.rows(&node));
         let counted = tokens.counted.len();
         clear(&mut gradients, counted < problem.tokens, counted == 0);
         for cut in cuts(&node) {
-            sweep(&pass, (&cut, wanted, weights), &mut room, (totals, pulls), &mut gradients);
+            sweep(&pass, (&cut, wanted, weights), &mut room, &mut rows, &mut gradients);
         }
     }
     Ok(())
@@ -164,6 +169,11 @@ pub fn output(
     Ok(())
 }
 
+/// What is kept of the tokens that count, in the first order.
+fn of_tokens<'l>(totals: &'l mut [Sums], pulls: &'l mut [Pull]) -> PerToken<'l> {
+    PerToken { totals, pulls, motions: &mut [], pull_motions: &mut [] }
+}
+
 /// The problem of which the classes of a node are all classes, as far as memory goes.
 fn of_node(problem: &LinearCrossEntropy, node: &Range<usize>) -> LinearCrossEntropy {
     LinearCrossEntropy { vocab: node.len(), ..problem.clone() }
@@ -171,15 +181,15 @@ fn of_node(problem: &LinearCrossEntropy, node: &Range<usize>) -> LinearCrossEntr
 
 /// One sweep over all tokens and the classes of a node.
 fn sweep(
-    pass: &First<'_, '_>,
+    pass: &Call<'_, '_>,
     (cut, wanted, weights): (&Cut, Wanted, &[f32]),
     room: &mut Region,
-    (totals, pulls): (&mut [Sums], &mut [Pull]),
+    rows: &mut PerToken<'_>,
     gradients: &mut Gradients<'_>,
 ) {
     let sweep = Sweep { cut, operands: &pass.operands, link: pass.link, wanted, weights };
     let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
-    pass.sweep(&sweep, shared, scratch, (totals, pulls), gradients);
+    pass.sweep(&sweep, shared, scratch, rows, gradients);
 }
 
 impl<'p> Shard<'p> {
@@ -200,10 +210,11 @@ impl<'p> Shard<'p> {
         operands: &Operands<'a>,
         cotangents: &Cotangents<'a>,
         tokens: &'t Tokens<'a>,
-    ) -> First<'t, 'a> {
-        First {
+    ) -> Call<'t, 'a> {
+        Call {
             operands: operands.of(self.rows(node), node.clone()),
             cotangents: cotangents.clone(),
+            second: None,
             tokens,
             link: Link::new(self.problem),
         }

@@ -75,7 +75,7 @@ fn below<X>(
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::partial::fold as unsharded;
+    use super::super::super::tree::fold as unsharded;
     use super::*;
 
     fn tiles_of(vocab: usize, tiles: Range<usize>) -> Vec<Range<usize>> {
