@@ -91,20 +91,16 @@ fn plan_of<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Option<Result<Plan, Error>> {
-    match problem {
-        Problem::Attention(problem) => Some(attention::plan::<T>(problem, pass, options)),
-        Problem::AttentionLse(problem) => Some(attention_lse::plan::<T>(problem, pass, options)),
-        Problem::LinearAttention(problem) => {
-            Some(linear_attention::plan::<T>(problem, pass, options))
+    let has = problem.algorithm().passes().contains(&pass);
+    has.then(|| match problem {
+        Problem::Attention(problem) => attention::plan::<T>(problem, pass, options),
+        Problem::AttentionLse(problem) => attention_lse::plan::<T>(problem, pass, options),
+        Problem::LinearAttention(problem) => linear_attention::plan::<T>(problem, pass, options),
+        Problem::LazyAttention(problem) => lazy_attention::plan::<T>(problem, pass, options),
+        Problem::LinearCrossEntropy(problem) => {
+            linear_cross_entropy::plan::<T>(problem, pass, options)
         }
-        Problem::LazyAttention(problem) if pass != Pass::Jvp => {
-            Some(lazy_attention::plan::<T>(problem, pass, options))
-        }
-        Problem::LinearCrossEntropy(problem) if pass != Pass::Jvp => {
-            Some(linear_cross_entropy::plan::<T>(problem, pass, options))
-        }
-        Problem::LazyAttention(_) | Problem::LinearCrossEntropy(_) => None,
-    }
+    })
 }
 
 fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {

@@ -10,9 +10,9 @@ use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Want
 use etalon_reference::scalar::{Quad, Real};
 use etalon_reference::{Arithmetic, Named};
 use etalon_simd::linear_cross_entropy::shard;
-use etalon_simd::{Element, Options};
+use etalon_simd::{Element, Options, Workspace};
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, ArrayD, ArrayViewD, Axis, concatenate, s};
+use ndarray::{Array1, Array2, Array3, ArrayD, ArrayView1, ArrayViewD, Axis, concatenate, s};
 use std::ops::Range;
 
 /// The classes of each shard that a request wants, of a pass that has shards.
@@ -108,18 +108,42 @@ fn simd_of<T: Held>(
         return Ok(stored::<T>(shard::output(&ranks[last], &parts[last], totals.view())?));
     }
     let cotangents: Cotangents<'_, T> = operands(tensors)?;
+    let ranks: Vec<_> = ranks.iter().zip(&parts).collect();
+    Ok(match problem.wide_gradients {
+        true => stored(gradients::<T, f32>(problem, &ranks, totals.view(), &cotangents, options)?),
+        false => stored(gradients::<T, T>(problem, &ranks, totals.view(), &cotangents, options)?),
+    })
+}
+
+/// The gradients of all shards, of `G`.
+fn gradients<T: Element, G: Element>(
+    problem: &LinearCrossEntropy,
+    ranks: &[(&shard::Shard<'_>, &Inputs<'_, T>)],
+    totals: ArrayView1<'_, shard::Partial>,
+    cotangents: &Cotangents<'_, T>,
+    options: &Options,
+) -> Result<Gradients<G>, Error> {
+    let LinearCrossEntropy { tokens, dim, bias, .. } = *problem;
     let (mut dh, mut dw, mut dbias) = (Vec::new(), Vec::new(), Vec::new());
-    for (rank, part) in ranks.iter().zip(&parts) {
-        let (totals, sum) = (totals.view(), shard::Dh::Sum);
-        let own = shard::backward_shard(rank, part, totals, &cotangents, sum, options)?;
-        dh.push(own.dh);
-        dw.push(own.dw);
-        dbias.push(own.dbias);
+    for (rank, part) in ranks {
+        let classes = rank.classes().len();
+        let mut own_dh = Array3::zeros((1, tokens, dim));
+        let mut own_dw = Array2::from_elem((classes, dim), G::ZERO);
+        let mut own_dbias = bias.then(|| Array1::from_elem(classes, G::ZERO));
+        let places = shard::GradientsMut {
+            dh: Some(own_dh.view_mut()),
+            dw: Some(own_dw.view_mut()),
+            dbias: own_dbias.as_mut().map(|x| x.view_mut()),
+        };
+        let workspace = Workspace::new();
+        shard::backward_shard_into(&workspace, rank, part, totals, cotangents, places, options)?;
+        dh.push((rank.classes(), own_dh));
+        dw.push(own_dw);
+        dbias.push(own_dbias);
     }
-    let dh = shards.iter().cloned().zip(dh.iter().map(|x| x.view()));
-    let dh = shard::combine_dh(problem, &dh.collect::<Vec<_>>())?;
-    let dbias = if problem.bias { dbias } else { vec![None] };
-    Ok(stored::<T>(together(dh, &dw, &dbias)?))
+    let dh: Vec<_> = dh.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
+    let dbias = if bias { dbias } else { vec![None] };
+    together(shard::combine_dh(problem, &dh)?, &dw, &dbias)
 }
 
 /// A type of which [`Data`] may hold elements.
