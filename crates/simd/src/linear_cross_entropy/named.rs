@@ -1,5 +1,6 @@
 //! Every pass by name.
 
+use super::choice::{self, CertificateMut, Choice, Limits};
 use super::cut::{Asked, Cut};
 use super::gradient::Pull;
 use super::gradients::{Kept, in_place, is_apart};
@@ -29,6 +30,19 @@ pub fn run(
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
+    run_filtered(workspace, known, problem, inputs, out, None, options)
+}
+
+/// As [`run`], with a filter and its certificate, if there is one: that of a backward pass.
+pub fn run_filtered(
+    workspace: &Workspace,
+    known: &Known,
+    problem: &LinearCrossEntropy,
+    inputs: &Views<'_>,
+    out: &mut ViewsMut<'_>,
+    filter: Option<(Limits, CertificateMut<'_>)>,
+    options: &Options,
+) -> Result<(), Error> {
     let operands = Operands::new(Inputs(inputs))?;
     let cotangents = match known.pass {
         Pass::Forward => Cotangents::default(),
@@ -45,12 +59,15 @@ pub fn run(
         dw: gradients.dw.is_some(),
         dbias: gradients.dbias.is_some(),
         dw_apart: is_apart(&mut gradients),
+        filter: filter.is_some(),
     };
-    let lists = workspace.lists(lists_bytes(problem), "the tokens that count")?;
+    let more = if filter.is_some() { choice::lists_bytes(problem) } else { 0 };
+    let bytes = lists_bytes(problem).saturating_add(more);
+    let lists = workspace.lists(bytes, "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let sweeps = sweeps(problem, options, asked);
     let pass = First { operands, cotangents, tokens: &tokens, link: Link::new(problem) };
-    pass.run(workspace, &lists, sweeps, outputs, gradients)
+    pass.run(workspace, &lists, sweeps, filter, (outputs, gradients))
 }
 
 /// Bytes of what is kept of every token, and of every tile.
@@ -74,8 +91,8 @@ impl First<'_, '_> {
         workspace: &Workspace,
         lists: &Lists,
         sweeps: [Option<Cut>; 3],
-        outputs: Outputs<'_>,
-        mut gradients: Gradients<'_>,
+        filter: Option<(Limits, CertificateMut<'_>)>,
+        (outputs, mut gradients): (Outputs<'_>, Gradients<'_>),
     ) -> Result<(), Error> {
         let (problem, counted) = (self.tokens.problem, self.tokens.counted);
         let tiles = problem.vocab.div_ceil(cut::TILE);
@@ -86,6 +103,8 @@ impl First<'_, '_> {
             true => lists.repeat(counted.len(), Pull::default(), "what tokens pull with")?,
             false => &mut [],
         };
+        let choice = filter.map(|filter| Choice::new(lists, (counted.len(), tiles), filter));
+        let mut choice = choice.transpose()?;
         let bytes = sweeps.iter().flatten().map(Cut::bytes).max().unwrap_or(0);
         let what = "packed operands, logits, sums and the scratch of threads";
         let mut room = workspace.room(bytes / size_of::<f32>(), what)?;
@@ -96,10 +115,14 @@ impl First<'_, '_> {
             s: problem.label_smoothing > 0.0,
             argmax: outputs.argmax.is_some(),
         };
+        if let Some(choice) = &mut choice {
+            choice.read(&self.operands, counted, rayon::current_num_threads());
+        }
         for cut in sweeps.iter().flatten() {
             let sweep = Sweep { cut, operands: &self.operands, link: self.link, wanted, weights };
             let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
-            self.sweep(&sweep, shared, scratch, (totals, pulls), &mut gradients);
+            let choice = choice.as_mut();
+            self.sweep(&sweep, (shared, scratch), (totals, pulls), &mut gradients, choice);
         }
         write(self.tokens, totals, outputs);
         Ok(())
@@ -123,16 +146,19 @@ impl First<'_, '_> {
     pub fn sweep(
         &self,
         sweep: &Sweep<'_, '_>,
-        room: &mut [f32],
-        scratch: &mut [f32],
+        (room, scratch): (&mut [f32], &mut [f32]),
         (totals, pulls): (&mut [Partial], &mut [Pull]),
         gradients: &mut Gradients<'_>,
+        mut filter: Option<&mut Choice<'_, '_>>,
     ) {
         let (cut, counted) = (sweep.cut, self.tokens.counted);
         let shared = &mut cut.shared(&mut Parts::of(room));
         if let Some(sums) = cut.asked.dbias.then_some(&mut *shared.dbias) {
             sums.fill(0.0);
         }
+        // Another sweep makes the same choices anew.
+        filter.iter_mut().for_each(|choice| choice.clear());
+        let measures = std::mem::take(&mut shared.measures);
         let chunks = counted.len().div_ceil(cut.chunk);
         let spans = cut.spans();
         let mut packed = None;
@@ -157,13 +183,19 @@ impl First<'_, '_> {
             }
             if cut.asked.gradients() {
                 let entropy = self.cotangents.dentropy.is_some();
-                let kept = Kept {
+                let mut kept = Kept {
                     tokens,
                     pulls: &pulls[here.clone()],
-                    totals: &totals[here],
-                    span,
+                    totals: &totals[here.clone()],
+                    span: span.clone(),
                     entropy,
+                    chosen: None,
                 };
+                sweep.logit_gradients(&kept, shared.store);
+                if let Some(choice) = filter.as_deref_mut() {
+                    let tokens = (tokens, here.start);
+                    kept.chosen = Some(choice.choose(cut, tokens, span, shared.store, measures));
+                }
                 self.gradients(sweep, &kept, (chunk, chunks), shared, scratch, gradients);
             }
         }
@@ -200,7 +232,7 @@ impl First<'_, '_> {
         );
     }
 
-    /// What the logits of some tokens and tiles add to the gradients.
+    /// What the gradients of the logits of some tokens and tiles add to those of the operands.
     fn gradients(
         &self,
         sweep: &Sweep<'_, '_>,
@@ -211,7 +243,6 @@ impl First<'_, '_> {
         gradients: &mut Gradients<'_>,
     ) {
         let (cut, asked) = (sweep.cut, sweep.cut.asked);
-        sweep.logit_gradients(kept, shared.store);
         let classes = kept.span.start * cut::TILE..cut.vocab.min(kept.span.end * cut::TILE);
         if asked.dw || asked.dbias {
             let dw = match gradients.dw.as_mut().filter(|_| asked.dw) {

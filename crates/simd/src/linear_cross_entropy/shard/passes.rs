@@ -110,6 +110,7 @@ pub fn backward(
         dw: places.head.dw.is_some(),
         dbias: places.head.dbias.is_some(),
         dw_apart: is_apart(&mut places.head),
+        filter: false,
     };
     if !asked.gradients() {
         return Ok(());
@@ -179,7 +180,7 @@ fn sweep(
 ) {
     let sweep = Sweep { cut, operands: &pass.operands, link: pass.link, wanted, weights };
     let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
-    pass.sweep(&sweep, shared, scratch, (totals, pulls), gradients);
+    pass.sweep(&sweep, (shared, scratch), (totals, pulls), gradients, None);
 }
 
 impl<'p> Shard<'p> {
