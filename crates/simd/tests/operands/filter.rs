@@ -220,8 +220,11 @@ fn certificates<T: Element>(level: Level) {
         let most = |x: &Array1<f32>| f64::from(x.iter().copied().fold(0.0, f32::max));
         let (dh, dw) = (most(&all.dh), most(&all.dw));
         assert_eq!((within(0.0, dw), within(dh, 0.0), within(dh, dw)), (18, 18, 0));
-        let half = within(0.5 * dh, dw);
-        assert!(half > 0 && half < 18, "{half}");
+        // Of a budget that all tiles together just exceed, they have used up most before the last.
+        for (dh, dw) in [(0.5 * dh, dw), (dh, 0.5 * dw), (0.999 * dh, dw), (dh, 0.999 * dw)] {
+            let kept = within(dh, dw);
+            assert!(kept > 0 && kept < 18, "{kept}");
+        }
     }
 }
 
@@ -421,6 +424,12 @@ fn what_is_not_finite_is_never_left_out() {
             let (found, certificate) = filtered(&x, filter, &options);
             assert_eq!(certificate.tiles, (6, 18));
             assert!(found.dw.unwrap().iter().all(|x| x.is_nan()));
+            // And where h and w are finite.
+            let mut x = Operands::<f32>::new(problem(230, 24, 5 * TILE + 3));
+            x.token_weights[120] = f32::NAN;
+            assert_eq!(filtered(&x, filter, &options).1.tiles, (6, 18));
+            x.bias[TILE] = f32::NAN;
+            assert_eq!(filtered(&x, filter, &options).1.tiles, (18, 18));
             // At the end of a cap a logit stands still: da = 0, and 0 · ∞ is NaN.
             let mut x = Operands::<f32>::new(problem(230, 24, 5 * TILE + 3));
             x.problem.softcap = Some(5.0);
