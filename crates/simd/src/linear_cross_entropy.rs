@@ -4,7 +4,8 @@
 //! The logits never exist as a whole: [`Options::memory_budget`](crate::Options) bounds what is held of
 //! them, and of everything else beside operands and results. Views of the operands may have any strides.
 //! Each function with the suffix `_into` writes into arrays of the caller, with memory that the caller may
-//! keep; on an error nothing has been written. [`plan`] reports what a pass allocates. The tensors are
+//! keep; on an error nothing has been written. [`plan`] reports what a pass allocates. [`filter`] has a
+//! backward pass that leaves out small gradients of logits. The tensors are
 //! those of [`etalon_problem::linear_cross_entropy`]. Gradients have the type of the inputs, or, where the
 //! problem has `wide_gradients`, f32.
 //!
@@ -45,10 +46,13 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+mod choice;
 mod cut;
+pub mod filter;
 mod gradient;
 mod gradients;
 mod logits;
+mod measure;
 pub(crate) mod named;
 mod operands;
 mod output;

@@ -135,9 +135,9 @@ pub(crate) use element;
 
 /// A typed call: structs of tensors in, a struct of results or of places out, through the door.
 pub(crate) struct Call<'s> {
-    problem: Problem,
-    pass: Pass,
-    inputs: Views<'s>,
+    pub problem: Problem,
+    pub pass: Pass,
+    pub inputs: Views<'s>,
 }
 
 impl<'s> Call<'s> {
@@ -158,6 +158,17 @@ impl<'s> Call<'s> {
     /// Runs the pass, with results of its own. Those that a tier may leave out are computed under
     /// [`Mode::ForwardGradient`] alone.
     pub fn results<T: Element, R: Results<T>>(self, options: &Options) -> Result<R, Error> {
+        self.results_by(options, |call, workspace, outputs| {
+            run_in(workspace, &call.problem, call.pass, &call.inputs, outputs, options)
+        })
+    }
+
+    /// As [`Call::results`], of another function than [`run_in`].
+    pub fn results_by<T: Element, R: Results<T>>(
+        self,
+        options: &Options,
+        run: impl FnOnce(&Self, &Workspace, &mut ViewsMut<'_>) -> Result<(), Error>,
+    ) -> Result<R, Error> {
         let workspace = Workspace::new();
         let table = &Known::of(&workspace, &self.problem, self.pass)?.table;
         // What is wrong with the operands is said before memory is asked for.
@@ -175,7 +186,7 @@ impl<'s> Call<'s> {
         })?;
         let mut outputs = ViewsMut::new();
         results.places(&mut |name, place| add(&mut outputs, name, place));
-        run_in(&workspace, &self.problem, self.pass, &self.inputs, &mut outputs, options)?;
+        run(&self, &workspace, &mut outputs)?;
         drop(outputs);
         Ok(results)
     }
@@ -187,9 +198,20 @@ impl<'s> Call<'s> {
         places: impl Places<'o, T>,
         options: &Options,
     ) -> Result<(), Error> {
+        self.write_by(places, |call, outputs| {
+            run_in(workspace, &call.problem, call.pass, &call.inputs, outputs, options)
+        })
+    }
+
+    /// As [`Call::write`], of another function than [`run_in`].
+    pub fn write_by<'o, T: Element>(
+        self,
+        places: impl Places<'o, T>,
+        run: impl FnOnce(&Self, &mut ViewsMut<'o>) -> Result<(), Error>,
+    ) -> Result<(), Error> {
         let mut outputs = ViewsMut::new();
         places.each(&mut |name, place| add(&mut outputs, name, place));
-        run_in(workspace, &self.problem, self.pass, &self.inputs, &mut outputs, options)
+        run(&self, &mut outputs)
     }
 }
 

@@ -7,6 +7,7 @@ use etalon_problem::{
     LinearAttention, LinearCrossEntropy, LinearExtents, Mask, NamedArray, Operand, Pass, Precision,
     Problem, Role, Sequences, Views, ViewsMut,
 };
+use etalon_simd::linear_cross_entropy::filter::{self, Certificate, Filter};
 use etalon_simd::linear_cross_entropy::shard::{
     GradientsMut, Partial, Shard, backward_shard_into, combine, forward_shard, forward_shard_into,
 };
@@ -257,6 +258,46 @@ fn shards(problem: &LinearCrossEntropy, options: &Options) -> [usize; 2] {
     [peak(|| forward(&Workspace::new())), peak(|| backward(&Workspace::new()))]
 }
 
+/// The plan of a backward pass with a filter, and what it allocated. With a workspace that is kept, later calls
+/// allocate nothing.
+fn filtered(problem: &LinearCrossEntropy, options: &Options) -> (Pass, Plan, usize) {
+    let LinearCrossEntropy { tokens, dim, vocab, .. } = *problem;
+    let (h, w, bias) = (wave((tokens, dim)), wave((vocab, dim)), wave(vocab));
+    let targets = Array::from_shape_fn(tokens, |i| (i % vocab) as i64);
+    let dloss = ArrayD::ones(vec![]);
+    let inputs = linear_cross_entropy::Inputs {
+        bias: Some(bias.view()),
+        ..linear_cross_entropy::Inputs::new(h.view(), w.view(), targets.view())
+    };
+    let cotangents = linear_cross_entropy::Cotangents::default().dloss(dloss.view());
+    let (mut dh, mut dw) = (Array::<f32, _>::zeros((tokens, dim)), Array::zeros((vocab, dim)));
+    let mut dbias = Array::zeros(vocab);
+    let mut bounds =
+        Certificate { dh: Array::zeros(tokens), dw: Array::zeros(vocab), tiles: (0, 0) };
+    let mut backward = |workspace: &Workspace| {
+        let places = linear_cross_entropy::GradientsMut {
+            dh: Some(dh.view_mut()),
+            dw: Some(dw.view_mut()),
+            dbias: Some(dbias.view_mut()),
+        };
+        let (filter, bounds) = (Filter::Below { eps: 1e-7 }, bounds.view_mut());
+        filter::backward_into(
+            workspace,
+            problem,
+            &inputs,
+            &cotangents,
+            filter,
+            places,
+            bounds,
+            options,
+        )
+    };
+    let kept = Workspace::new();
+    assert_eq!(later_calls(|| backward(&kept)), [0; 2], "a filter of {problem:?}");
+    let bytes = peak(|| backward(&Workspace::new()));
+    (Pass::Backward, filter::plan::<f32>(problem, options).unwrap(), bytes)
+}
+
 /// Masks with and without arrays, operands that not every problem has, sequences of several lengths.
 fn problems() -> Vec<Attention> {
     let extents = extents(1, 201);
@@ -376,8 +417,8 @@ fn a_pass_allocates_what_its_plan_says() {
             assert!(long <= 4 * short, "a chunk of 256: {long}, of 64: {short}");
         }
     });
-    // Linear cross-entropy holds its budget and 64 bytes for each token, in the second order 100, whatever
-    // the number of tokens and classes; its logits alone would take twice that or more.
+    // Linear cross-entropy, with a filter or without, holds its budget and 64 bytes for each token, in the second
+    // order 100, whatever the number of tokens and classes; its logits alone would take twice that or more.
     const SMALL: usize = 16 << 10;
     for (threads, megabytes) in [(1, 4), (3, 8)] {
         let pool = start(threads);
@@ -387,7 +428,8 @@ fn a_pass_allocates_what_its_plan_says() {
                     let problem = LinearCrossEntropy::new(tokens, 40, vocab).bias();
                     let options = Options { memory_budget: megabytes << 20, ..Options::default() };
                     let what = format!("{threads} threads, {tokens} tokens");
-                    let plans = cross_entropy(&problem, storage, &options);
+                    let mut plans = cross_entropy(&problem, storage, &options);
+                    plans.push(filtered(&problem, &options));
                     for (pass, _, bytes) in &plans {
                         let each = if *pass == Pass::DoubleBackward { 100 } else { 64 };
                         let most = options.memory_budget + each * tokens + SMALL;

@@ -38,8 +38,8 @@ impl Host {
 
     /// Mutants of the first order are not asked for the second.
     fn has_second_order(&self, algorithm: Algorithm) -> bool {
-        use Algorithm::{Attention, AttentionLse, LinearAttention};
-        matches!(algorithm, Attention | AttentionLse | LinearAttention)
+        // Activity is decided by its own tiles.
+        algorithm != Algorithm::LazyAttention
             && self.mutant.is_none_or(|x| matches!(x.change, Some(Change::SecondOrder(_))))
     }
 

@@ -11,6 +11,10 @@ use etalon_problem::LinearCrossEntropy;
 /// Classes in a tile. Tiles begin at multiples of it; partials and dh are summed along the tree of tiles.
 pub const TILE: usize = 256;
 
+/// Elements that a filter keeps of a band in a tile: whether it is left out, and what it then adds to the
+/// bounds of tokens and of classes.
+pub const MEASURE: usize = 1 + BAND + TILE;
+
 /// Tokens that share what is read of w, at most: their logits in a tile take 1.1 MB, half of an L2 cache.
 pub const RANGE: usize = 11 * BAND;
 
@@ -35,6 +39,8 @@ pub struct Asked {
     /// Whether h and w move.
     pub ddh: bool,
     pub ddw: bool,
+    /// Whether tiles may be left out of dh and dw.
+    pub filter: bool,
 }
 
 impl Asked {
@@ -46,7 +52,7 @@ impl Asked {
 
     /// Whether logits are kept.
     pub fn gradients(&self) -> bool {
-        self.dh || self.dw || self.dbias
+        self.dh || self.dw || self.dbias || self.filter
     }
 }
 
@@ -98,6 +104,8 @@ pub struct Shared<'m> {
     pub dh: &'m mut [f32],
     pub dw: &'m mut [f32],
     pub dbias: &'m mut [f32],
+    /// What a filter measures: `[range][tile][band]`, each [`MEASURE`].
+    pub measures: &'m mut [f32],
 }
 
 /// What a thread holds while it makes logits.
@@ -218,13 +226,15 @@ impl Cut {
     }
 
     pub fn shared<'m>(&self, parts: &mut Parts<'m>) -> Shared<'m> {
-        let Asked { totals, dh, dw, dbias, dw_apart, second, ddh, .. } = self.asked;
+        let Asked { totals, dh, dw, dbias, dw_apart, second, ddh, filter, .. } = self.asked;
         let when = |wanted: bool, len: usize| if wanted { len } else { 0 };
         let chunks = self.tokens.div_ceil(self.chunk).max(1);
         let dim = self.dim.next_multiple_of(self.cols);
         let ranges = self.chunk.div_ceil(self.range);
         let nodes = self.span.div_ceil(self.node).saturating_mul(ranges);
         let store = self.tile_len().saturating_mul(self.span).saturating_mul(ranges);
+        let bands = ranges.saturating_mul(self.range / BAND);
+        let measures = bands.saturating_mul(self.span).saturating_mul(MEASURE);
         let blocks = ranges.saturating_mul(self.blocks());
         let blocks = blocks.saturating_mul(if self.classes_outside { chunks } else { 1 });
         let slabs = blocks.saturating_mul(self.slices()).saturating_mul(self.slab());
@@ -251,6 +261,7 @@ impl Cut {
                 .group("sums of dw")
                 .room(when(dw && dw_apart, classes.min(self.vocab).saturating_mul(dim))),
             dbias: parts.group("sums of dbias").room(when(dbias, self.vocab)),
+            measures: parts.group("sums of the filter").room(when(filter, measures)),
         }
     }
 

@@ -1,6 +1,7 @@
 //! What the gradients of kept logits add to dh, dw and dbias: (C16)–(C19); in the second order what they and
 //! their motions add to gh, gw and gbias: (C27)–(C30).
 
+use super::choice::{Chosen, runs};
 use super::cut::{GradientScratch, TILE};
 use super::gradient::{LogitGradients, Pull, Pulls};
 use super::logits::SLICE;
@@ -33,6 +34,8 @@ pub struct Kept<'k> {
     pub span: Range<usize>,
     /// Whether some entropy has a cotangent, of either order.
     pub entropy: bool,
+    /// What a filter leaves out of dh and dw.
+    pub chosen: Option<Chosen<'k>>,
 }
 
 /// What multiplies h and w: da, or in the second order x; and what then multiplies ddh and ddw: da.
@@ -193,25 +196,36 @@ impl Sweep<'_, '_> {
         fresh: bool,
         sums: &mut [f32],
     ) {
-        let cut = self.cut;
+        let (cut, all) = (self.cut, 0..kept.tokens.len().div_ceil(BAND));
+        let runs = || runs(kept.chosen, all.clone(), bands.tile);
+        if !fresh && runs().next().is_none() {
+            return;
+        }
         for elements in tiles(0..cut.dim, SLICE) {
             if !fresh {
                 for (sums, dw) in sums.chunks_mut(STRIDE).zip(dw.chunks(stride)) {
                     sums[..elements.len()].copy_from_slice(&dw[elements.clone()]);
                 }
             }
-            cut.level.run(HeadRows {
-                bands,
-                first: rows.start,
-                classes: rows.len(),
-                tokens: kept.tokens.len(),
-                h: &along[elements.start * cut.chunk..],
-                motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * cut.chunk..])),
-                panel: cut.chunk * cut.cols,
-                elements: elements.len(),
-                sums,
-                fresh,
-            });
+            let mut fresh = fresh;
+            for run in runs() {
+                cut.level.run(HeadRows {
+                    bands,
+                    first: rows.start,
+                    classes: rows.len(),
+                    tokens: run.start * BAND..kept.tokens.len().min(run.end * BAND),
+                    h: &along[elements.start * cut.chunk..],
+                    motion: motion.map(|(da, ddh)| (da, &ddh[elements.start * cut.chunk..])),
+                    panel: cut.chunk * cut.cols,
+                    elements: elements.len(),
+                    sums,
+                    fresh,
+                });
+                fresh = false;
+            }
+            if fresh {
+                sums.fill(0.0);
+            }
             for (sums, dw) in sums.chunks(STRIDE).zip(dw.chunks_mut(stride)) {
                 dw[elements.clone()].copy_from_slice(&sums[..elements.len()]);
             }
@@ -262,27 +276,39 @@ impl Sweep<'_, '_> {
     ) -> &'s [f32] {
         let cut = self.cut;
         let (range, within) = (block.start / cut.range, block.start % cut.range);
+        let bands = block.start / BAND..block.end.div_ceil(BAND);
         let GradientScratch { rows, sums } = scratch;
         sums.clear();
         for (number, tile) in kept.span.clone().enumerate() {
             let classes = cut.classes(tile);
+            let runs = || runs(kept.chosen, bands.clone(), number);
+            let some = runs().next();
             let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
             let of_second = self.operands.ddw.map(|ddw| (factors.motion, ddw));
             let pairs = [Some((factors.store, self.operands.w)), of_second];
             sums.push(cut.level, |sums| {
+                if some.as_ref() != Some(&bands) {
+                    sums.fill(0.0);
+                }
+                if some.is_none() {
+                    return;
+                }
                 for (number, (da, w)) in pairs.into_iter().flatten().enumerate() {
                     pack::slice(w, &classes, elements.clone(), cut.rows, rows);
-                    cut.level.run(HiddenLeaf {
-                        da: &da[place..],
-                        padded: cut.padded,
-                        classes: classes.len(),
-                        tokens: block.len(),
-                        w: rows,
-                        elements: elements.len(),
-                        sums,
-                        stride: cut.block,
-                        fresh: number == 0,
-                    });
+                    for run in runs() {
+                        let first = run.start * BAND - block.start;
+                        cut.level.run(HiddenLeaf {
+                            da: &da[place + first * cut.padded..],
+                            padded: cut.padded,
+                            classes: classes.len(),
+                            tokens: block.len().min(run.end * BAND - block.start) - first,
+                            w: rows,
+                            elements: elements.len(),
+                            sums: &mut sums[first..],
+                            stride: cut.block,
+                            fresh: number == 0,
+                        });
+                    }
                 }
             });
         }
@@ -356,4 +382,101 @@ pub fn in_place<'d>(dw: &'d mut TensorMut<'_, Ix2>) -> Option<&'d mut [f32]> {
 /// Whether the sums of dw must be kept beside it.
 pub fn is_apart(gradients: &mut Gradients<'_>) -> bool {
     gradients.dw.as_mut().is_some_and(|dw| in_place(dw).is_none())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::choice::place;
+    use super::super::cut::{Asked, Cut, MEASURE};
+    use super::super::logits::{Link, Wanted};
+    use super::super::operands::Operands;
+    use super::*;
+    use crate::{Level, Tensor};
+    use etalon_problem::LinearCrossEntropy;
+    use ndarray::{Array1, Array2};
+
+    /// (C17) and (C18) of bands of gradients that are given, in a span of all tiles.
+    fn products(sweep: &Sweep<'_, '_>, kept: &Kept<'_>, store: &[f32]) -> [Array2<f32>; 2] {
+        let (cut, operands) = (sweep.cut, sweep.operands);
+        let factors = Factors { store, motion: &[] };
+        let mut along = vec![0.0; cut.chunk * cut.dim.next_multiple_of(cut.cols)];
+        pack::along(operands.h, kept.tokens, (cut.chunk, cut.cols), 1, &mut along);
+        let mut scratch = vec![f32::NAN; cut.scratch()];
+        // What is there is kept where nothing is fresh.
+        let mut dw = Array2::from_elem((cut.vocab, cut.dim), 1.0);
+        for fresh in [true, false] {
+            let dw = dw.as_slice_mut().map(|dw| (dw, cut.dim));
+            let h = (factors, [&along[..], &[]]);
+            sweep.head_gradients(kept, h, dw, None, fresh, &mut scratch);
+        }
+        let mut sums = vec![f32::NAN; 3 * cut.blocks() * cut.slices() * cut.slab()];
+        sweep.hidden_gradient(kept, factors, &mut sums, &mut scratch);
+        let mut dh = Array2::zeros((cut.tokens, cut.dim));
+        sweep.write_hidden(kept.tokens, &sums, &mut TensorMut::from(dh.view_mut()), false);
+        [dh, dw]
+    }
+
+    /// NaN in the gradients of a tile that is left out reaches nothing: neither product reads it.
+    #[test]
+    fn tiles_that_are_left_out_are_not_read() {
+        let problem = LinearCrossEntropy::new(250, 300, 700);
+        let wave = |(i, j): (usize, usize)| ((17 * i + 5 * j) as f32).sin();
+        let (h, w) =
+            (Array2::from_shape_fn((250, 300), wave), Array2::from_shape_fn((700, 300), wave));
+        let targets = Array1::zeros(250);
+        let operands = Operands {
+            h: Tensor::from(h.view()),
+            w: Tensor::from(w.view()),
+            bias: None,
+            targets: targets.view(),
+            class_weights: None,
+            token_weights: None,
+            ddh: None,
+            ddw: None,
+            ddbias: None,
+        };
+        let tokens: Vec<_> = (0..250).map(|index| Token { index, ..Token::default() }).collect();
+        // Bands and tiles: of the last tile, and of the second band, nothing is left.
+        let left_out = [(0, 0), (1, 0), (1, 1), (0, 2), (1, 2), (2, 2)];
+        for &level in Level::available() {
+            let asked = Asked { dh: true, dw: true, filter: true, ..Asked::default() };
+            let cut = &Cut::new(&problem, level, asked, (250, 3), 1);
+            let per_range = cut.range / BAND;
+            let (mut measures, band_len) = (vec![0.0; 9 * MEASURE], cut.padded * BAND);
+            let (mut store, mut poisoned) = (vec![0.0; 9 * band_len], vec![0.0; 9 * band_len]);
+            for (band, tile) in (0..3).flat_map(|band| (0..3).map(move |tile| (band, tile))) {
+                let at = place(per_range, 3, band, tile);
+                let here = at / MEASURE * band_len..(at / MEASURE + 1) * band_len;
+                let is_left_out = left_out.contains(&(band, tile));
+                measures[at] = f32::from(u8::from(is_left_out));
+                if is_left_out {
+                    poisoned[here].fill(f32::NAN);
+                    continue;
+                }
+                for v in 0..cut.classes(tile).len() {
+                    for i in 0..BAND.min(250 - band * BAND) {
+                        let da = wave((band * BAND + i, 3 * (tile * TILE + v)));
+                        store[here.start + v * BAND + i] = da;
+                        poisoned[here.start + v * BAND + i] = da;
+                    }
+                }
+            }
+            let wanted = Wanted { u: false, s: false, argmax: false };
+            let link = Link::new(&problem);
+            let sweep = Sweep { cut, operands: &operands, link, wanted, weights: &[] };
+            let kept = |chosen| Kept {
+                tokens: &tokens,
+                pulls: &[],
+                totals: &[],
+                pull_motions: &[],
+                motions: &[],
+                span: 0..3,
+                entropy: false,
+                chosen,
+            };
+            let chosen = Chosen { measures: &measures, tiles: 3, per_range };
+            let found = products(&sweep, &kept(Some(chosen)), &poisoned);
+            assert_eq!(found, products(&sweep, &kept(None), &store), "{level}");
+        }
+    }
 }

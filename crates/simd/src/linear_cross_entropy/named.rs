@@ -1,5 +1,6 @@
 //! Every pass by name.
 
+use super::choice::{self, CertificateMut, Choice, Limits};
 use super::cut::{Asked, Cut};
 use super::gradient::Pull;
 use super::gradients::{Factors, Kept, in_place, is_apart};
@@ -35,6 +36,19 @@ pub fn run(
     out: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
+    run_filtered(workspace, known, problem, inputs, out, None, options)
+}
+
+/// As [`run`], with a filter and its certificate, if there is one: that of a backward pass.
+pub fn run_filtered(
+    workspace: &Workspace,
+    known: &Known,
+    problem: &LinearCrossEntropy,
+    inputs: &Views<'_>,
+    out: &mut ViewsMut<'_>,
+    filter: Option<(Limits, CertificateMut<'_>)>,
+    options: &Options,
+) -> Result<(), Error> {
     let operands = Operands::new(Inputs(inputs))?;
     let cotangents = match known.pass {
         Pass::Forward => Cotangents::default(),
@@ -62,13 +76,16 @@ pub fn run(
         second: second.is_some(),
         ddh: operands.ddh.is_some(),
         ddw: operands.ddw.is_some(),
+        filter: filter.is_some(),
     };
-    let lists = workspace.lists(lists_bytes(problem, asked), "the tokens that count")?;
+    let more = if filter.is_some() { choice::lists_bytes(problem) } else { 0 };
+    let bytes = lists_bytes(problem, asked).saturating_add(more);
+    let lists = workspace.lists(bytes, "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let sweeps = sweeps(problem, options, asked);
     let tokens = &tokens;
     let pass = Call { operands, cotangents, second, tokens, link: Link::new(problem) };
-    pass.run(workspace, &lists, sweeps, (outputs, motions), gradients)
+    pass.run(workspace, &lists, sweeps, filter, (outputs, motions, gradients))
 }
 
 /// Bytes of what is kept of every token, and of every tile.
@@ -107,13 +124,15 @@ impl Call<'_, '_> {
         workspace: &Workspace,
         lists: &Lists,
         sweeps: [Option<Cut>; 3],
-        (outputs, motions): (Outputs<'_>, SecondOutputs<'_>),
-        mut gradients: Gradients<'_>,
+        filter: Option<(Limits, CertificateMut<'_>)>,
+        (outputs, motions, mut gradients): (Outputs<'_>, SecondOutputs<'_>, Gradients<'_>),
     ) -> Result<(), Error> {
         let (problem, counted) = (self.tokens.problem, self.tokens.counted);
         let tiles = problem.vocab.div_ceil(cut::TILE);
         let weights = self.tile_weights(lists.repeat(tiles, 0.0, "weights of tiles")?);
         let mut rows = self.per_token(lists, &sweeps)?;
+        let choice = filter.map(|filter| Choice::new(lists, (counted.len(), tiles), filter));
+        let mut choice = choice.transpose()?;
         let bytes = sweeps.iter().flatten().map(Cut::bytes).max().unwrap_or(0);
         let what = "packed operands, logits, sums and the scratch of threads";
         let mut room = workspace.room(bytes / size_of::<f32>(), what)?;
@@ -124,11 +143,15 @@ impl Call<'_, '_> {
             s: problem.label_smoothing > 0.0,
             argmax: outputs.argmax.is_some(),
         };
+        if let Some(choice) = &mut choice {
+            choice.read(&self.operands, counted, rayon::current_num_threads());
+        }
         for cut in sweeps.iter().flatten() {
             let link = self.link;
             let sweep = Sweep { cut, operands: &self.operands, link, wanted, weights };
             let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
-            self.sweep(&sweep, shared, scratch, &mut rows, &mut gradients);
+            let choice = choice.as_mut();
+            self.sweep(&sweep, (shared, scratch), &mut rows, &mut gradients, choice);
         }
         write(self.tokens, rows.totals, outputs);
         second::output::write(self.tokens, rows.totals, rows.motions, motions);
@@ -178,16 +201,19 @@ impl Call<'_, '_> {
     pub fn sweep(
         &self,
         sweep: &Sweep<'_, '_>,
-        room: &mut [f32],
-        scratch: &mut [f32],
+        (room, scratch): (&mut [f32], &mut [f32]),
         rows: &mut PerToken<'_>,
         gradients: &mut Gradients<'_>,
+        mut filter: Option<&mut Choice<'_, '_>>,
     ) {
         let (cut, counted) = (sweep.cut, self.tokens.counted);
         let shared = &mut cut.shared(&mut Parts::of(room));
         if let Some(sums) = cut.asked.dbias.then_some(&mut *shared.dbias) {
             sums.fill(0.0);
         }
+        // Another sweep makes the same choices anew.
+        filter.iter_mut().for_each(|choice| choice.clear());
+        let measures = std::mem::take(&mut shared.measures);
         let chunks = counted.len().div_ceil(cut.chunk);
         let spans = cut.spans();
         let mut packed = None;
@@ -210,15 +236,24 @@ impl Call<'_, '_> {
                 self.pull(cut.threads, here.clone(), rows);
             }
             if cut.asked.gradients() {
-                let kept = Kept {
+                let mut kept = Kept {
                     tokens,
                     pulls: &rows.pulls[here.clone()],
                     totals: &rows.totals[here.clone()],
                     pull_motions: rows.pull_motions.get(here.clone()).unwrap_or_default(),
-                    motions: rows.motions.get(here).unwrap_or_default(),
-                    span,
+                    motions: rows.motions.get(here.clone()).unwrap_or_default(),
+                    span: span.clone(),
                     entropy: self.pulls_entropy(),
+                    chosen: None,
                 };
+                match cut.asked.second {
+                    true => sweep.logit_gradient_motions(&kept, (shared.store, shared.motion)),
+                    false => sweep.logit_gradients(&kept, shared.store),
+                }
+                if let Some(choice) = filter.as_deref_mut() {
+                    let tokens = (tokens, here.start);
+                    kept.chosen = Some(choice.choose(cut, tokens, span, shared.store, measures));
+                }
                 self.gradients(sweep, &kept, (chunk, chunks), shared, scratch, gradients);
             }
         }
@@ -271,7 +306,7 @@ impl Call<'_, '_> {
         );
     }
 
-    /// What the logits of some tokens and tiles add to the gradients.
+    /// What the gradients of the logits of some tokens and tiles add to those of the operands.
     fn gradients(
         &self,
         sweep: &Sweep<'_, '_>,
@@ -282,10 +317,6 @@ impl Call<'_, '_> {
         gradients: &mut Gradients<'_>,
     ) {
         let (cut, asked) = (sweep.cut, sweep.cut.asked);
-        match asked.second {
-            true => sweep.logit_gradient_motions(kept, (shared.store, shared.motion)),
-            false => sweep.logit_gradients(kept, shared.store),
-        }
         let factors = Factors { store: shared.store, motion: shared.motion };
         let classes = kept.span.start * cut::TILE..cut.vocab.min(kept.span.end * cut::TILE);
         if asked.dw || asked.dbias {

@@ -1,5 +1,6 @@
 //! What the passes of linear cross-entropy will do.
 
+use super::choice;
 use super::cut::{Asked, Cut, TILE};
 use super::named::lists_bytes;
 use super::sweeps::sweeps;
@@ -18,6 +19,16 @@ pub fn plan<T: Element>(
     pass: Pass,
     options: &Options,
 ) -> Result<Plan, Error> {
+    of::<T>(problem, pass, false, options)
+}
+
+/// As [`plan`], with or without a filter.
+pub fn of<T: Element>(
+    problem: &LinearCrossEntropy,
+    pass: Pass,
+    filter: bool,
+    options: &Options,
+) -> Result<Plan, Error> {
     let known = Known::of(&Workspace::new(), &problem.clone().into(), pass)?;
     let dw_apart = T::DTYPE != Dtype::F32 && !problem.wide_gradients;
     let asked = match pass {
@@ -28,6 +39,7 @@ pub fn plan<T: Element>(
             dw: true,
             dbias: problem.bias,
             dw_apart,
+            filter,
             ..Asked::default()
         },
         Pass::DoubleBackward => Asked {
@@ -39,6 +51,7 @@ pub fn plan<T: Element>(
             second: true,
             ddh: true,
             ddw: true,
+            filter: false,
         },
         _ => {
             let expected = "one of linear_cross_entropy in the simd tier";
@@ -57,8 +70,12 @@ pub fn plan<T: Element>(
     let largest = sweeps.iter().flatten().max_by_key(|cut| cut.bytes());
     let mut buffers = largest.map(Cut::buffers).unwrap_or_default();
     // A list takes whole pages.
-    let lists =
-        lists_bytes(problem, asked).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
+    let more = if filter { choice::lists_bytes(problem) } else { 0 };
+    let lists = lists_bytes(problem, asked)
+        .saturating_add(more)
+        .saturating_add(PAGE)
+        .div_ceil(PAGE)
+        .saturating_mul(PAGE);
     buffers.push(Buffer::parts("sums of tokens", 1, lists));
     buffers.push(Buffer::parts("tensors", 1, known.bytes()));
     buffers.retain(|buffer| buffer.bytes > 0);

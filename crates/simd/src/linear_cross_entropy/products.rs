@@ -12,6 +12,7 @@
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::{BAND, STRIDE, Tile};
 use crate::tiles::tiles;
+use std::ops::Range;
 
 /// The bands whose tokens a product reads at a time: their columns of h stay in the L1 cache.
 const DEEP: usize = 3;
@@ -79,13 +80,13 @@ impl<'a> Bands<'a> {
     }
 }
 
-/// Some elements of dw of some classes of a tile, from all tokens of a chunk.
+/// Some elements of dw of some classes of a tile, from the tokens of some bands of a chunk.
 pub struct HeadRows<'a> {
     /// da of the tile, and the first of its classes.
     pub bands: Bands<'a>,
     pub first: usize,
     pub classes: usize,
-    pub tokens: usize,
+    pub tokens: Range<usize>,
     /// These elements of the rows of h along: `[⌈elements/COLS⌉][chunk][COLS]`.
     pub h: &'a [f32],
     /// In the second order da and ddh, which lie likewise: band by band their product follows.
@@ -104,8 +105,9 @@ impl Kernel for HeadRows<'_> {
         let HeadRows { bands, first, classes, tokens, h, motion, panel, elements, sums, fresh } =
             self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
-        for deep in tiles(0..tokens.div_ceil(BAND), DEEP) {
-            let fresh = fresh && deep.start == 0;
+        let bands_of = tokens.start / BAND..tokens.end.div_ceil(BAND);
+        for deep in tiles(bands_of.clone(), DEEP) {
+            let fresh = fresh && deep.start == bands_of.start;
             for col in (0..elements).step_by(cols) {
                 let h = &h[col / cols * panel..];
                 let motion = motion.map(|(bands, ddh)| (bands, &ddh[col / cols * panel..]));
@@ -117,7 +119,7 @@ impl Kernel for HeadRows<'_> {
                     };
                     for band in deep.clone() {
                         let (da, start) = (bands.from(band, first + row), band * BAND);
-                        let depth = BAND.min(tokens - start);
+                        let depth = BAND.min(tokens.end - start);
                         tile.add_band_rows(isa, da, &h[start * cols..], depth);
                         if let Some((bands, ddh)) = motion {
                             let da = bands.from(band, first + row);

@@ -68,11 +68,11 @@ pub fn after_totals(
         classes_outside: asked == dw && asked.dw_apart,
         ..Cut::new(problem, level, asked, (BAND, 1), 1)
     };
-    let sweep = |part: Asked| {
-        let sweep = again(problem, level, part, threads, budget);
-        part.gradients().then(|| sweep.unwrap_or_else(|| least(part)))
-    };
-    [asked.dh.then(|| sweep(dh)).flatten(), sweep(dw)]
+    let sweep =
+        |part: Asked| again(problem, level, part, threads, budget).unwrap_or_else(|| least(part));
+    // A filter alone chooses in the sweep for dh, if there is one.
+    let second = dw.dw || dw.dbias || !asked.dh;
+    [asked.dh.then(|| sweep(dh)), second.then(|| sweep(dw))]
 }
 
 /// A sweep that computes the logits again, as many tokens and classes at a time as fit.

@@ -5,6 +5,7 @@ mod blind;
 mod common;
 mod cross_entropy;
 mod errors;
+mod filter;
 mod lazy;
 mod linear;
 mod modes;

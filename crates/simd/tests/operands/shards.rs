@@ -3,7 +3,7 @@
 
 mod errors;
 mod partials;
-mod tensors;
+pub mod tensors;
 
 use etalon_problem::{LinearCrossEntropy, LseSquareWeight, Reduction};
 use etalon_simd::linear_cross_entropy::shard::{

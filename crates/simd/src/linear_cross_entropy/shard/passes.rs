@@ -189,7 +189,7 @@ fn sweep(
 ) {
     let sweep = Sweep { cut, operands: &pass.operands, link: pass.link, wanted, weights };
     let (shared, scratch) = room.split_at_mut(cut.shared_bytes() / size_of::<f32>());
-    pass.sweep(&sweep, shared, scratch, rows, gradients);
+    pass.sweep(&sweep, (shared, scratch), rows, gradients, None);
 }
 
 impl<'p> Shard<'p> {
