@@ -36,9 +36,8 @@ impl Host {
         self.mutant.map_or(&Algorithm::ALL, |mutant| mutant.of)
     }
 
-    /// Mutants of the first order are not asked for the second.
+    /// Mutants of the first order are not asked for the second, nor is anybody for that of lazy attention.
     fn has_second_order(&self, algorithm: Algorithm) -> bool {
-        // Activity is decided by its own tiles.
         algorithm != Algorithm::LazyAttention
             && self.mutant.is_none_or(|x| matches!(x.change, Some(Change::SecondOrder(_))))
     }
