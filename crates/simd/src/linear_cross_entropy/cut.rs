@@ -44,7 +44,7 @@ pub struct Asked {
 }
 
 impl Asked {
-    /// `part` alone, of the order and with the motions of `self`.
+    /// `part` alone, of the order and with the motions and the filter of `self`.
     pub fn only(self, part: Asked) -> Asked {
         let Asked { totals, dh, dw, dbias, dw_apart, .. } = part;
         Asked { totals, dh, dw, dbias, dw_apart, ..self }

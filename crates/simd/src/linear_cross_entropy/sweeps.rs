@@ -22,7 +22,7 @@ pub fn totals(
     threads: usize,
     budget: usize,
 ) -> Cut {
-    let asked = asked.only(Asked { totals: true, ..Asked::default() });
+    let asked = Asked { filter: false, ..asked.only(Asked { totals: true, ..Asked::default() }) };
     let cut = |chunk, threads| Cut::new(problem, level, asked, (chunk, usize::MAX), threads);
     affordable(problem.tokens, threads, budget, 1, cut).unwrap_or_else(|| cut(BAND, 1))
 }
