@@ -45,8 +45,13 @@ fn second_is(
             Some((_, factor, values)) => *values * *factor,
             None => ArrayD::zeros(bound.raw_dim()),
         };
-        // The two exact values took different ways through f64: 2⁻⁴⁰ is far above that.
-        let limit = bound + values.mapv(|x| x.abs() * 0.5f64.powi(40));
+        let largest = bounds.outputs[name].largest;
+        let limit = ndarray::Zip::from(&bound).and(&values).map_collect(|bound, x| {
+            // The two exact values took different ways through f64: 2⁻⁴⁰ is far above that.
+            let limit = bound + x.abs() * 0.5f64.powi(40);
+            let overflows = x.is_finite() && x.abs() + limit > largest;
+            if overflows { f64::INFINITY } else { limit }
+        });
         close(name, &tensor.to_f64(name)?, &values, &limit)
     }))
 }
