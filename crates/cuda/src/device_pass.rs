@@ -1,12 +1,11 @@
 //! The door for operands that lie on a device already.
 
 use crate::gpu::Device;
-use crate::job::Job;
 use crate::lane::device_memory;
 use crate::options::Options;
-use crate::prepared::Laid;
+use crate::parts::Laid;
 use crate::queue::Queue;
-use crate::ready::Ready;
+use crate::ready::{Ready, ready};
 use crate::run::has_kernels;
 use crate::workspace::Workspace;
 use cudarc::driver::result::DriverError;
@@ -121,7 +120,7 @@ impl<'a> DeviceTensors<'a> {
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
 pub struct DevicePass {
-    ready: Ready<'static>,
+    ready: Box<dyn Ready>,
     tables: CudaSlice<u8>,
     tables_at: u64,
     inputs: DeviceTensors<'static>,
@@ -144,15 +143,15 @@ impl DevicePass {
         let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
         storage.refuse_f64()?;
         let held = workspace.device(options.device)?;
-        let laid = |name: &str, result: bool| {
+        let holds = |name: &str, result: bool| {
             (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
         };
-        let ready = Ready::new(held.clone(), problem, (pass, storage), &table, laid, options)?;
+        let ready = ready(&held, problem, (pass, storage), &table, &holds, options)?;
         let lane = held.lane()?;
         let queue = lane.queue(&held.device);
-        let tables = device_memory(&held.device, &lane.stream, ready.prepared.tables.bytes)?;
+        let tables = device_memory(&held.device, &lane.stream, ready.table_bytes())?;
         let tables_at = tables.device_ptr(&lane.stream).0;
-        ready.prepared.upload(&queue, tables_at)?;
+        ready.upload(&queue, tables_at)?;
         queue.finish()?;
         held.give_back(lane);
         // Names of the table live as long as the program.
@@ -169,7 +168,7 @@ impl DevicePass {
 
     /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.
     pub fn scratch_bytes(&self) -> usize {
-        self.ready.scratch_bytes
+        self.ready.scratch_bytes()
     }
 
     /// The memory that the pass holds on the device for its tables, in bytes.
@@ -196,13 +195,13 @@ impl DevicePass {
         outputs: &'t DeviceTensors<'t>,
         scratch: u64,
     ) -> Result<(), Error> {
-        let device = self.ready.prepared.device();
+        let device = self.ready.parts().device();
         device.check_alive()?;
         // The driver looks addresses up in the context of the thread, which may have none so far.
         let bound = device.context.bind_to_thread();
         bound.map_err(|error| device.failed("the context", error))?;
         let addresses = self.addresses(device, inputs, outputs)?;
-        if self.ready.scratch_bytes > 0 {
+        if self.ready.scratch_bytes() > 0 {
             check_pointer(device, "scratch", scratch)?;
             if !scratch.is_multiple_of(256) {
                 return Err(Error::value("scratch", "a multiple of 256", scratch));
@@ -211,8 +210,7 @@ impl DevicePass {
         // SAFETY: the caller's promise.
         let stream = unsafe { device.context.wrap_borrowed_stream(stream) };
         let queue = Queue { device, stream: &stream };
-        let (prepared, tables) = (&self.ready.prepared, self.tables_at);
-        self.ready.enqueue(&Job { prepared, queue, addresses, tables, scratch })
+        self.ready.enqueue(queue, &addresses, (self.tables_at, scratch))
     }
 
     /// Where each part of the pass is held.
@@ -250,7 +248,7 @@ impl DevicePass {
             }
             Ok(found.address)
         };
-        self.ready.prepared.parts.iter().map(|part| address(part.operand.name)).collect()
+        self.ready.parts().list.iter().map(|part| address(part.operand.name)).collect()
     }
 }
 

@@ -1,173 +1,59 @@
-//! Which kernels compute a pass of attention or attention_lse, and in which order.
+//! A pass of any algorithm that may be enqueued.
 
-use crate::hopper;
 use crate::job::Job;
-use crate::moves::Moves;
-use crate::options::{Level, Options, Precision};
-use crate::portable;
-use crate::prepared::{Laid, Part, Prepared};
-use crate::room::Layout;
-use crate::second::{self, Between};
-use crate::variant::Variant;
+use crate::options::Options;
+use crate::parts::{Holds, Parts};
+use crate::queue::Queue;
+use crate::softmax;
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Pass, Problem, Sequences, Table};
+use etalon_problem::{Dtype, Error, Pass, Problem, Table};
+use std::fmt::Debug;
 use std::sync::Arc;
 
-/// A pass that may be enqueued.
-#[derive(Debug)]
-pub(crate) struct Ready<'a> {
-    pub prepared: Prepared<'a>,
-    plan: Option<hopper::Plan>,
-    between: Option<Between>,
-    /// The bytes that a call needs beside the tables and the operands.
-    pub scratch_bytes: usize,
-}
+/// A pass of an algorithm whose memory is laid out and whose kernels are loaded.
+pub(crate) trait Ready: Debug + Send + Sync {
+    /// Its operands.
+    fn parts(&self) -> &Parts;
 
-impl<'a> Ready<'a> {
-    /// As [`Prepared::new`], with kernels that are compiled or loaded.
-    pub fn new(
-        held: Arc<Held>,
-        problem: &'a Problem,
-        call: (Pass, Dtype),
-        table: &Table,
-        laid: impl Fn(&str, bool) -> Option<Laid>,
-        options: &Options,
-    ) -> Result<Ready<'a>, Error> {
-        let mut layout = Layout::default();
-        let mut prepared = Prepared::new(held, problem, call, table, laid, &mut layout)?;
-        let between = match prepared.pass {
-            Pass::DoubleBackward | Pass::Jvp => {
-                Some(Between::new(&prepared.scores, prepared.value_dim, &mut layout)?)
-            }
-            _ => None,
-        };
-        let plan = match choose(&prepared, options)? {
-            Way::Portable => None,
-            Way::Tensor => {
-                let (device, variant) = (prepared.device(), portable::tensor_variant(&prepared));
-                let kernels = device.kernels(variant.clone(), &device.architecture())?;
-                prepared.tensor = Some((kernels, variant));
-                None
-            }
-            Way::Hopper(mut plan) => {
-                plan.reserve(&prepared, options.assume_finite, &mut layout)?;
-                plan.load(&prepared)?;
-                Some(plan)
-            }
-        };
-        let mut ready = Ready { prepared, plan, between, scratch_bytes: layout.bytes() };
-        ready.load(options)?;
-        Ok(ready)
-    }
+    /// The bytes of its tables, which depend on the problem alone.
+    fn table_bytes(&self) -> usize;
+
+    /// The bytes that a call needs beside the tables and the operands.
+    fn scratch_bytes(&self) -> usize;
+
+    /// Copies the tables to memory that begins there.
+    fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error>;
+
+    /// Enqueues the kernels, between [`Job::gather`] and [`Job::scatter`].
+    fn compute(&self, job: &Job<'_, Parts>) -> Result<(), Error>;
 
     /// The same without the problem that it was made from.
-    pub fn into_owned(self) -> Ready<'static> {
-        let Ready { prepared, plan, between, scratch_bytes } = self;
-        Ready { prepared: prepared.into_owned(), plan, between, scratch_bytes }
-    }
+    fn into_owned(self: Box<Self>) -> Box<dyn Ready>;
+}
 
-    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse; and those of
-    /// the second order rows that see nothing. The first order of a dense batch writes every element.
-    fn leaves_rows(&self) -> bool {
-        let scores = &self.prepared.scores;
-        let e = &scores.extents;
-        self.between.is_some()
-            || scores.sequences != Sequences::Dense
-            || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
-    }
-
-    fn load(&mut self, options: &Options) -> Result<(), Error> {
-        let prepared = &mut self.prepared;
-        let held = prepared.held.clone();
-        let device = &held.device;
-        let architecture = device.architecture();
-        let dim = prepared.scores.extents.dim;
-        let options_of_scores = portable::has_options(prepared);
-        let makes = match &self.plan {
-            None if prepared.tensor.is_some() => prepared.pass == Pass::Backward,
-            None => prepared.computes_forward() || prepared.pass == Pass::Backward,
-            // The tensor cores hand over what is not finite, and the gradient of the sinks.
-            Some(_) => {
-                prepared.pass == Pass::Backward
-                    && (!options.assume_finite || prepared.has("dsinks"))
-            }
-        };
-        if makes || prepared.has("gradient") {
-            let variant =
-                Variant::portable(prepared.storage, dim, prepared.value_dim, options_of_scores);
-            prepared.portable = Some(device.kernels(variant, &architecture)?);
-        }
-        if self.between.is_some() {
-            let variant =
-                Variant::second(prepared.storage, dim, prepared.value_dim, options_of_scores);
-            prepared.second = Some(device.kernels(variant, &architecture)?);
-        }
-        let copies = |part: &Part| part.room.is_some() && (part.given || part.wanted);
-        if self.leaves_rows() || self.plan.is_some() || self.prepared.parts.iter().any(copies) {
-            let kernels = |bytes| device.kernels(Variant::moves(bytes), &architecture);
-            self.prepared.moves = Some(Moves { two: kernels(2)?, four: kernels(4)? });
-        }
-        Ok(())
-    }
-
-    /// Enqueues the pass.
-    pub fn enqueue(&self, job: &Job<'_>) -> Result<(), Error> {
-        for part in self.prepared.parts.iter().filter(|part| part.given && part.room.is_some()) {
-            job.gather(part)?;
-        }
-        if self.leaves_rows() {
-            for part in self.prepared.parts.iter().filter(|part| !part.given) {
-                let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
-                let place = job.place_of(part);
-                self.prepared.moves()?.fill(&job.queue, part.bytes, place, nothing.to_bits())?;
-            }
-        }
-        if self.prepared.computes_forward() {
-            match &self.plan {
-                Some(plan) => hopper::forward(job, plan)?,
-                None => portable::forward(job)?,
-            }
-        }
-        match (self.prepared.pass, &self.plan, &self.between) {
-            (Pass::Forward, ..) if job.address("gradient") != 0 => portable::gradient_of_lse(job)?,
-            (Pass::Backward, Some(plan), _) => hopper::backward(job, plan)?,
-            (Pass::Backward, None, _) => portable::backward(job, 0)?,
-            (_, _, Some(between)) => second::run(job, between, self.prepared.pass)?,
-            _ => {}
-        }
-        for part in self.prepared.parts.iter().filter(|part| part.wanted && part.room.is_some()) {
-            job.scatter(part)?;
-        }
-        Ok(())
+impl dyn Ready + '_ {
+    /// Enqueues the pass on operands at these addresses, one for each of its parts.
+    pub fn enqueue(
+        &self,
+        queue: Queue<'_>,
+        addresses: &[u64],
+        (tables, scratch): (u64, u64),
+    ) -> Result<(), Error> {
+        let job = Job { prepared: self.parts(), queue, addresses, tables, scratch };
+        job.gather()?;
+        self.compute(&job)?;
+        job.scatter()
     }
 }
 
-/// Whose kernels compute a pass.
-enum Way {
-    Portable,
-    Tensor,
-    Hopper(hopper::Plan),
-}
-
-/// Fails where the level that is asked for cannot compute the pass.
-fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
-    let flash = match options.precision {
-        Precision::Flash => Ok(()),
-        Precision::Strict => Err(
-            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
-        ),
-    };
-    let tensor =
-        || flash.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
-    let hopper = || flash.and_then(|()| hopper::Plan::new(prepared).map(Way::Hopper));
-    let way = match options.level {
-        Level::Portable => Ok(Way::Portable),
-        Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
-        Level::Sm80 => tensor(),
-        Level::Sm90a => hopper(),
-    };
-    way.map_err(|reason| Error::Unsupported {
-        what: format!("level {}", options.level),
-        reason: reason.to_string(),
-    })
+/// Prepares a pass that has passed [`Table::check_call`].
+pub(crate) fn ready<'a>(
+    held: &Arc<Held>,
+    problem: &'a Problem,
+    call: (Pass, Dtype),
+    table: &Table,
+    holds: Holds<'_>,
+    options: &Options,
+) -> Result<Box<dyn Ready + 'a>, Error> {
+    Ok(Box::new(softmax::Ready::new(held.clone(), problem, call, table, holds, options)?))
 }

@@ -1,8 +1,8 @@
 //! The door of the tier: every pass of every algorithm, by name.
 
 use crate::device_id::DeviceId;
+use crate::host;
 use crate::options::{Level, Options};
-use crate::softmax;
 use crate::workspace::Workspace;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
 
@@ -65,7 +65,7 @@ pub fn run_in(
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
     let held = workspace.device(options.device)?;
-    softmax::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
+    host::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
 }
 
 /// Fails where a level has no kernel for a pass in a storage type, whatever the problem and the device.

@@ -2,7 +2,7 @@
 
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
-use crate::rows::Rows;
+use crate::softmax::rows::Rows;
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Scores, Sequences};
 

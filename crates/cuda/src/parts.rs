@@ -1,38 +1,24 @@
-//! A pass of attention or attention_lse: where its operands lie, its tables, its kernels.
+//! The operands of a pass: which take part, where the caller holds them, where kernels find them.
 
-use crate::gpu::{Device, Kernels};
+use crate::gpu::Device;
 use crate::moves::{Moves, Place, dense, extents};
-use crate::queue::Queue;
 use crate::room::{Layout, Room};
-use crate::rows::Rows;
-use crate::tables::Tables;
 use crate::variant::Variant;
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Stored, Table};
-use std::borrow::Cow;
+use etalon_problem::{Dtype, Error, Operand, Pass, Stored, Table};
 use std::sync::Arc;
 
-/// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
+/// The operands of a pass that take part in a call, for any memory that holds them with the same shapes and
+/// strides.
 #[derive(Debug)]
-pub(crate) struct Prepared<'a> {
+pub(crate) struct Parts {
     pub held: Arc<Held>,
-    pub scores: Cow<'a, Scores>,
-    /// E; `None` of attention_lse.
-    pub value_dim: Option<usize>,
     pub pass: Pass,
     pub storage: Dtype,
-    pub parts: Vec<Part>,
+    pub list: Vec<Part>,
     /// Whether all operands of the caller begin at multiples of 16 bytes.
     pub aligned: bool,
-    pub rows: Rows,
-    pub tables: Tables,
-    /// δ of every row, in the backward pass.
-    pub delta: Room,
-    pub portable: Option<Arc<Kernels>>,
-    /// The kernels of the level sm80, which take the place of portable ones.
-    pub tensor: Option<(Arc<Kernels>, Variant)>,
-    pub second: Option<Arc<Kernels>>,
-    pub moves: Option<Moves>,
+    moves: Option<Moves>,
 }
 
 /// An operand that takes part in a call.
@@ -57,6 +43,9 @@ pub(crate) struct Laid {
     pub aligned: bool,
 }
 
+/// How the caller holds the operand of a name, if at all: as an input, or (`true`) as a result.
+pub(crate) type Holds<'a> = &'a dyn Fn(&str, bool) -> Option<Laid>;
+
 impl Part {
     /// As the caller holds it, at an address.
     pub fn caller(&self, address: u64) -> Place {
@@ -77,56 +66,35 @@ impl Part {
     }
 }
 
-impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables. `laid`
-    /// tells how the caller holds an operand, if at all, as an input or as a result.
+impl AsRef<Parts> for Parts {
+    fn as_ref(&self) -> &Parts {
+        self
+    }
+}
+
+impl Parts {
+    /// Those of a pass that has passed [`Table::check_call`]: what the caller holds, and what is `made` on
+    /// the way whether the caller holds it or not.
     pub fn new(
         held: Arc<Held>,
-        problem: &'a Problem,
         (pass, storage): (Pass, Dtype),
         table: &Table,
-        laid: impl Fn(&str, bool) -> Option<Laid>,
+        holds: Holds<'_>,
+        made: impl Fn(&Operand) -> bool,
         layout: &mut Layout,
-    ) -> Result<Prepared<'a>, Error> {
-        let (scores, value_dim) = parts(problem)?;
-        let (mut parts, mut aligned) = (Vec::new(), true);
+    ) -> Result<Parts, Error> {
+        let (mut list, mut aligned) = (Vec::new(), true);
         for operand in &table.operands {
-            let (read, written) = (laid(operand.name, false), laid(operand.name, true));
+            let (read, written) = (holds(operand.name, false), holds(operand.name, true));
             let (given, wanted) = (read.is_some(), written.is_some());
-            // lse is written with o in any case, and what was saved is made again where it is absent.
-            let made = operand.role == Role::Saved || operand.name == "lse";
-            if !(given || wanted || made) {
+            if !(given || wanted || made(operand)) {
                 continue;
             }
             let laid = read.or(written);
             aligned &= laid.as_ref().is_none_or(|x| x.aligned);
-            parts.push(part(operand, storage, (given, wanted), laid, layout)?);
+            list.push(part(operand, storage, (given, wanted), laid, layout)?);
         }
-        let rows = Rows::new(scores)?;
-        let tables = Tables::new(&rows, scores)?;
-        let numbers = scores.row_shape().iter().product::<usize>();
-        let delta = layout.room(if pass == Pass::Backward { 4 * numbers } else { 0 })?;
-        Ok(Prepared {
-            held,
-            scores: Cow::Borrowed(scores),
-            value_dim,
-            pass,
-            storage,
-            parts,
-            aligned,
-            rows,
-            tables,
-            delta,
-            portable: None,
-            tensor: None,
-            second: None,
-            moves: None,
-        })
-    }
-
-    /// The same without the problem that it was made from.
-    pub fn into_owned(self) -> Prepared<'static> {
-        Prepared { scores: Cow::Owned(self.scores.into_owned()), ..self }
+        Ok(Parts { held, pass, storage, list, aligned, moves: None })
     }
 
     pub fn device(&self) -> &Device {
@@ -134,7 +102,7 @@ impl<'a> Prepared<'a> {
     }
 
     pub fn part(&self, name: &str) -> Option<&Part> {
-        self.parts.iter().find(|part| part.operand.name == name)
+        self.list.iter().find(|part| part.operand.name == name)
     }
 
     /// Whether the caller gave an operand, or the pass has none of this name.
@@ -146,18 +114,20 @@ impl<'a> Prepared<'a> {
         self.part(name).is_some_and(|part| part.given || part.wanted)
     }
 
-    /// Whether o and lse are computed: as results, or since a later pass lacks them.
-    pub fn computes_forward(&self) -> bool {
-        self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
+    /// Compiles or loads the kernels of copies and fills, if the pass `fills`, or kernels find an operand
+    /// elsewhere than the caller holds it.
+    pub fn load_moves(&mut self, fills: bool) -> Result<(), Error> {
+        let copies = |part: &Part| part.room.is_some() && (part.given || part.wanted);
+        if fills || self.list.iter().any(copies) {
+            let device = self.device();
+            let kernels = |bytes| device.kernels(Variant::moves(bytes), &device.architecture());
+            self.moves = Some(Moves { two: kernels(2)?, four: kernels(4)? });
+        }
+        Ok(())
     }
 
     pub fn moves(&self) -> Result<&Moves, Error> {
         self.moves.as_ref().ok_or_else(|| absent("copies"))
-    }
-
-    /// Copies the tables to memory that begins there.
-    pub fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
-        self.tables.upload(&self.rows, &self.scores, queue, tables)
     }
 }
 
@@ -216,13 +186,4 @@ fn part(
         }
     };
     Ok(Part { operand: operand.clone(), bytes, given, wanted, extents, strides, room })
-}
-
-/// The scores of a problem, and E of attention.
-fn parts(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
-    match problem {
-        Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
-        Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
-        other => Err(Error::value("algorithm", "attention", other.algorithm())),
-    }
 }

@@ -2,13 +2,13 @@
 //! `kernels/sm90a_forward.cu`, `kernels/sm90a_backward.cu`.
 
 use crate::gpu::Kernels;
-use crate::job::Job;
 use crate::moves::{Place, When};
-use crate::portable;
-use crate::prepared::{Part, Prepared, absent};
+use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
+use crate::softmax::prepared::Prepared;
+use crate::softmax::window::{LONGEST, OPEN, Window, window};
+use crate::softmax::{Job, portable};
 use crate::variant::{Variant, shared_bytes};
-use crate::window::{LONGEST, OPEN, Window, window};
 use cudarc::driver::{DeviceRepr, sys};
 use etalon_problem::{Dtype, Error, Extents, Pass, Sequences};
 use std::sync::Arc;

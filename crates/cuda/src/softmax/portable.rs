@@ -1,9 +1,11 @@
 //! The portable kernels of attention and attention_lse: `kernels/portable.cu`.
 
 use crate::gpu::Kernels;
-use crate::job::Job;
 use crate::moves::Place;
-use crate::prepared::{Prepared, absent};
+use crate::parts::absent;
+
+use crate::softmax::Job;
+use crate::softmax::prepared::Prepared;
 use crate::variant::{self, Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Pass, Scores};

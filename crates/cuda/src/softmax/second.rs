@@ -1,9 +1,9 @@
 //! The portable kernels of the second order: `kernels/portable_second.cu`.
 
-use crate::job::Job;
-use crate::portable::{Call, Tensor, parts, tensor};
-use crate::prepared::absent;
+use crate::parts::absent;
 use crate::room::{Layout, Room};
+use crate::softmax::Job;
+use crate::softmax::portable::{Call, Tensor, parts, tensor};
 use crate::variant;
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};

@@ -1,0 +1,95 @@
+//! A pass of attention or attention_lse: where its operands lie, its tables, its kernels.
+
+use crate::gpu::Kernels;
+use crate::parts::{Holds, Parts};
+use crate::room::{Layout, Room};
+use crate::softmax::rows::Rows;
+use crate::softmax::tables::Tables;
+use crate::variant::Variant;
+use crate::workspace::Held;
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Table};
+use std::borrow::Cow;
+use std::ops::Deref;
+use std::sync::Arc;
+
+/// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
+#[derive(Debug)]
+pub(crate) struct Prepared<'a> {
+    pub parts: Parts,
+    pub scores: Cow<'a, Scores>,
+    /// E; `None` of attention_lse.
+    pub value_dim: Option<usize>,
+    pub rows: Rows,
+    pub tables: Tables,
+    /// δ of every row, in the backward pass.
+    pub delta: Room,
+    pub portable: Option<Arc<Kernels>>,
+    /// The kernels of the level sm80, which take the place of portable ones.
+    pub tensor: Option<(Arc<Kernels>, Variant)>,
+    pub second: Option<Arc<Kernels>>,
+}
+
+impl Deref for Prepared<'_> {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
+}
+
+impl AsRef<Parts> for Prepared<'_> {
+    fn as_ref(&self) -> &Parts {
+        &self.parts
+    }
+}
+
+impl<'a> Prepared<'a> {
+    /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables.
+    pub fn new(
+        held: Arc<Held>,
+        problem: &'a Problem,
+        (pass, storage): (Pass, Dtype),
+        table: &Table,
+        holds: Holds<'_>,
+        layout: &mut Layout,
+    ) -> Result<Prepared<'a>, Error> {
+        let (scores, value_dim) = scores_of(problem)?;
+        // lse is written with o in any case, and what was saved is made again where it is absent.
+        let made = |operand: &Operand| operand.role == Role::Saved || operand.name == "lse";
+        let parts = Parts::new(held, (pass, storage), table, holds, made, layout)?;
+        let rows = Rows::new(scores)?;
+        let tables = Tables::new(&rows, scores)?;
+        let numbers = scores.row_shape().iter().product::<usize>();
+        let delta = layout.room(if pass == Pass::Backward { 4 * numbers } else { 0 })?;
+        Ok(Prepared {
+            parts,
+            scores: Cow::Borrowed(scores),
+            value_dim,
+            rows,
+            tables,
+            delta,
+            portable: None,
+            tensor: None,
+            second: None,
+        })
+    }
+
+    /// The same without the problem that it was made from.
+    pub fn into_owned(self) -> Prepared<'static> {
+        Prepared { scores: Cow::Owned(self.scores.into_owned()), ..self }
+    }
+
+    /// Whether o and lse are computed: as results, or since a later pass lacks them.
+    pub fn computes_forward(&self) -> bool {
+        self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
+    }
+}
+
+/// The scores of a problem, and E of attention.
+fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
+    match problem {
+        Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
+        Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
+        other => Err(Error::value("algorithm", "attention", other.algorithm())),
+    }
+}

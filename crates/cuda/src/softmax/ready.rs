@@ -1,0 +1,181 @@
+//! Which kernels compute a pass of attention or attention_lse, and in which order.
+
+use crate::job;
+use crate::options::{Level, Options, Precision};
+use crate::parts::{Holds, Parts};
+use crate::queue::Queue;
+use crate::ready;
+use crate::room::Layout;
+use crate::softmax::prepared::Prepared;
+use crate::softmax::second::{self, Between};
+use crate::softmax::{Job, hopper, portable};
+use crate::variant::Variant;
+use crate::workspace::Held;
+use etalon_problem::{Dtype, Error, Pass, Problem, Sequences, Table};
+use std::sync::Arc;
+
+/// A pass that may be enqueued.
+#[derive(Debug)]
+pub(crate) struct Ready<'a> {
+    prepared: Prepared<'a>,
+    plan: Option<hopper::Plan>,
+    between: Option<Between>,
+    scratch_bytes: usize,
+}
+
+impl<'a> Ready<'a> {
+    /// As [`Prepared::new`], with kernels that are compiled or loaded.
+    pub fn new(
+        held: Arc<Held>,
+        problem: &'a Problem,
+        call: (Pass, Dtype),
+        table: &Table,
+        holds: Holds<'_>,
+        options: &Options,
+    ) -> Result<Ready<'a>, Error> {
+        let mut layout = Layout::default();
+        let mut prepared = Prepared::new(held, problem, call, table, holds, &mut layout)?;
+        let between = match prepared.pass {
+            Pass::DoubleBackward | Pass::Jvp => {
+                Some(Between::new(&prepared.scores, prepared.value_dim, &mut layout)?)
+            }
+            _ => None,
+        };
+        let plan = match choose(&prepared, options)? {
+            Way::Portable => None,
+            Way::Tensor => {
+                let (device, variant) = (prepared.device(), portable::tensor_variant(&prepared));
+                let kernels = device.kernels(variant.clone(), &device.architecture())?;
+                prepared.tensor = Some((kernels, variant));
+                None
+            }
+            Way::Hopper(mut plan) => {
+                plan.reserve(&prepared, options.assume_finite, &mut layout)?;
+                plan.load(&prepared)?;
+                Some(plan)
+            }
+        };
+        let mut ready = Ready { prepared, plan, between, scratch_bytes: layout.bytes() };
+        ready.load(options)?;
+        Ok(ready)
+    }
+
+    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse; and those of
+    /// the second order rows that see nothing. The first order of a dense batch writes every element.
+    fn leaves_rows(&self) -> bool {
+        let scores = &self.prepared.scores;
+        let e = &scores.extents;
+        self.between.is_some()
+            || scores.sequences != Sequences::Dense
+            || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+    }
+
+    fn load(&mut self, options: &Options) -> Result<(), Error> {
+        let prepared = &mut self.prepared;
+        let held = prepared.held.clone();
+        let device = &held.device;
+        let architecture = device.architecture();
+        let dim = prepared.scores.extents.dim;
+        let options_of_scores = portable::has_options(prepared);
+        let makes = match &self.plan {
+            None if prepared.tensor.is_some() => prepared.pass == Pass::Backward,
+            None => prepared.computes_forward() || prepared.pass == Pass::Backward,
+            // The tensor cores hand over what is not finite, and the gradient of the sinks.
+            Some(_) => {
+                prepared.pass == Pass::Backward
+                    && (!options.assume_finite || prepared.has("dsinks"))
+            }
+        };
+        if makes || prepared.has("gradient") {
+            let variant =
+                Variant::portable(prepared.storage, dim, prepared.value_dim, options_of_scores);
+            prepared.portable = Some(device.kernels(variant, &architecture)?);
+        }
+        if self.between.is_some() {
+            let variant =
+                Variant::second(prepared.storage, dim, prepared.value_dim, options_of_scores);
+            prepared.second = Some(device.kernels(variant, &architecture)?);
+        }
+        let fills = self.leaves_rows() || self.plan.is_some();
+        self.prepared.parts.load_moves(fills)
+    }
+}
+
+impl ready::Ready for Ready<'_> {
+    fn parts(&self) -> &Parts {
+        &self.prepared.parts
+    }
+
+    fn table_bytes(&self) -> usize {
+        self.prepared.tables.bytes
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
+        let Prepared { rows, scores, .. } = &self.prepared;
+        self.prepared.tables.upload(rows, scores, queue, tables)
+    }
+
+    fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
+        let Ready { prepared, plan, between, scratch_bytes } = *self;
+        Box::new(Ready { prepared: prepared.into_owned(), plan, between, scratch_bytes })
+    }
+
+    fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
+        let job: &Job<'_> = &job.of(&self.prepared);
+        if self.leaves_rows() {
+            for part in self.prepared.list.iter().filter(|part| !part.given) {
+                let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
+                let place = job.place_of(part);
+                self.prepared.moves()?.fill(&job.queue, part.bytes, place, nothing.to_bits())?;
+            }
+        }
+        if self.prepared.computes_forward() {
+            match &self.plan {
+                Some(plan) => hopper::forward(job, plan)?,
+                None => portable::forward(job)?,
+            }
+        }
+        match (self.prepared.pass, &self.plan, &self.between) {
+            (Pass::Forward, ..) if job.address("gradient") != 0 => portable::gradient_of_lse(job)?,
+            (Pass::Backward, Some(plan), _) => hopper::backward(job, plan)?,
+            (Pass::Backward, None, _) => portable::backward(job, 0)?,
+            (_, _, Some(between)) => second::run(job, between, self.prepared.pass)?,
+            _ => {}
+        }
+        Ok(())
+    }
+}
+
+/// Whose kernels compute a pass.
+enum Way {
+    Portable,
+    Tensor,
+    Hopper(hopper::Plan),
+}
+
+/// Fails where the level that is asked for cannot compute the pass.
+fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
+    let flash = match options.precision {
+        Precision::Flash => Ok(()),
+        Precision::Strict => Err(
+            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
+        ),
+    };
+    let tensor =
+        || flash.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
+    let hopper = || flash.and_then(|()| hopper::Plan::new(prepared).map(Way::Hopper));
+    let way = match options.level {
+        Level::Portable => Ok(Way::Portable),
+        Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
+        Level::Sm80 => tensor(),
+        Level::Sm90a => hopper(),
+    };
+    way.map_err(|reason| Error::Unsupported {
+        what: format!("level {}", options.level),
+        reason: reason.to_string(),
+    })
+}
