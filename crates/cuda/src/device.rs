@@ -3,6 +3,7 @@
 use crate::absent::{Absent, text};
 use crate::compiler::Compiler;
 use cudarc::driver::{result, sys};
+use etalon_problem::Error;
 use std::sync::OnceLock;
 
 /// The number of devices, at least 1, or why there is none to use: no driver, no device, or no NVRTC
@@ -89,6 +90,18 @@ const LATER: [&str; 25] = [
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",
 ];
+
+/// Those that time what a device does; drivers for CUDA 12.8 have them.
+const CLOCK: [&str; 4] =
+    ["cuEventCreate", "cuEventDestroy_v2", "cuEventElapsedTime_v2", "cuEventRecord"];
+
+/// Fails where the driver, which is there, cannot tell how long a device takes.
+pub(crate) fn check_clock() -> Result<(), Error> {
+    check_functions(&CLOCK).map_err(|absent| Error::Unsupported {
+        what: "the device's clock".to_string(),
+        reason: absent.to_string(),
+    })
+}
 
 /// Fails where the driver lacks one of these functions: cudarc panics when it calls such a one.
 fn check_functions(names: &[&str]) -> Result<(), Absent> {

@@ -1,5 +1,6 @@
 //! Which variants there are, and the few of them in which every pair of choices is made.
 
+use crate::peak::Unit;
 use crate::variant::{Family, Variant, WIDTHS};
 use etalon_problem::Dtype::{Bf16, F16, F32};
 use std::collections::BTreeSet;
@@ -8,7 +9,9 @@ const FLAGS: [bool; 2] = [false, true];
 
 /// Every variant that a pass may ask for.
 pub fn every_variant() -> Vec<Variant> {
-    let mut all = vec![Variant::moves(2), Variant::moves(4)];
+    let mut all = vec![Variant::moves(2), Variant::moves(4), Variant::peak(Unit::Ffma, F32)];
+    let tensor_cores = [Unit::Mma, Unit::Wgmma].into_iter();
+    all.extend(tensor_cores.flat_map(|unit| [Bf16, F16].map(|x| Variant::peak(unit, x))));
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
     for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {

@@ -1,6 +1,7 @@
 //! The kernels: their sources, and the variants of them that are compiled.
 
 use crate::cache::Cache;
+use crate::peak::Unit;
 use etalon_problem::Dtype;
 use std::fmt::Write;
 
@@ -28,6 +29,12 @@ pub enum Family {
     HopperBackward,
     /// Copies and fills of tensors with strides.
     Moves,
+    /// The most that fused multiply-adds do.
+    Peak,
+    /// The most that the tensor cores of any device do by `mma.sync`.
+    TensorPeak,
+    /// The most that the tensor cores of compute capability 9.0 do.
+    HopperPeak,
 }
 
 /// The widths of accumulators. Wider operands take several launches.
@@ -52,13 +59,16 @@ pub(crate) fn threads(second: bool, dim: usize, value_dim: Option<usize>) -> u32
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 6] = [
+    pub const ALL: [Family; 9] = [
         Family::Portable,
         Family::Second,
         Family::Tensor,
         Family::HopperForward,
         Family::HopperBackward,
         Family::Moves,
+        Family::Peak,
+        Family::TensorPeak,
+        Family::HopperPeak,
     ];
 
     /// The texts that make its source, in order: rooms of the prelude, then the kernels.
@@ -98,13 +108,29 @@ impl Family {
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
+            Family::Peak => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("peak.cu", include_str!("kernels/peak.cu")),
+            ],
+            Family::TensorPeak => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("peak.cu", include_str!("kernels/peak.cu")),
+            ],
+            Family::HopperPeak => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("peak.cu", include_str!("kernels/peak.cu")),
+            ],
         }
     }
 
     /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
         match self {
-            Family::HopperForward | Family::HopperBackward => {
+            Family::HopperForward | Family::HopperBackward | Family::HopperPeak => {
                 ((major, minor) == (9, 0)).then(|| "sm_90a".to_string())
             }
             _ => Some(format!("sm_{major}{minor}")),
@@ -114,10 +140,8 @@ impl Family {
     /// The architectures that CI compiles it for.
     pub fn architectures(self) -> &'static [&'static str] {
         match self {
-            Family::Portable | Family::Second | Family::Tensor | Family::Moves => {
-                &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"]
-            }
-            Family::HopperForward | Family::HopperBackward => &["sm_90a"],
+            Family::HopperForward | Family::HopperBackward | Family::HopperPeak => &["sm_90a"],
+            _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }
 }
@@ -218,6 +242,17 @@ impl Variant {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
     }
 
+    /// Products on a unit, of numbers of a storage type.
+    pub fn peak(unit: Unit, storage: Dtype) -> Self {
+        let (family, storage) = match unit {
+            Unit::Ffma => (Family::Peak, Dtype::F32),
+            Unit::Mma => (Family::TensorPeak, storage),
+            Unit::Wgmma => (Family::HopperPeak, storage),
+        };
+        let unit = ("UNIT", (unit as u8).to_string());
+        Variant { family, defines: vec![("STORAGE", number(storage)), unit] }
+    }
+
     /// The names of its kernels.
     pub fn kernels(&self) -> &'static [&'static str] {
         let options = self.defines.contains(&("OPTIONS", "1".to_string()));
@@ -237,6 +272,7 @@ impl Variant {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
             }
             Family::Moves => &["move"],
+            Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
     }
 
@@ -249,7 +285,7 @@ impl Variant {
     /// Whether it is compiled for passes whose q and k have so many columns.
     pub fn serves(&self, dim: usize) -> bool {
         match self.family {
-            Family::Moves => true,
+            Family::Moves | Family::Peak | Family::TensorPeak | Family::HopperPeak => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
             _ => width(dim) == self.define("CD"),
         }

@@ -92,7 +92,11 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         },
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
-        Family::HopperBackward | Family::Moves => false,
+        Family::HopperBackward
+        | Family::Moves
+        | Family::Peak
+        | Family::TensorPeak
+        | Family::HopperPeak => false,
     }
 }
 

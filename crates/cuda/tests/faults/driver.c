@@ -12,8 +12,8 @@ static int devices = 1, version = 13000, capability = 90, pools = 1;
 // The device whose context is current, plus 1; the code of the fault that ended all contexts.
 static long current;
 static int lost;
-// What was taken and not given back: contexts, streams, modules.
-static long contexts, streams, modules;
+// What was taken and not given back: contexts, streams, modules, events.
+static long contexts, streams, modules, events;
 
 // Allocations: their device, address and size.
 enum { MOST = 4096 };
@@ -33,7 +33,7 @@ EXPORT void fake_fail(const char *function, long nth, int code) { set_failure(fu
 EXPORT long fake_calls(void) { return calls; }
 EXPORT const char *fake_failed(void) { return failed; }
 EXPORT long fake_held(void) {
-    long held = contexts + streams + modules;
+    long held = contexts + streams + modules + events;
     for (int i = 0; i < MOST; i++) held += memory[i].at != NULL;
     return held;
 }
@@ -128,6 +128,19 @@ EXPORT Result cuStreamCreate(void **to, unsigned flags) {
 EXPORT Result cuStreamDestroy_v2(void *stream) { IN_CONTEXT; (void)stream; streams--; return 0; }
 EXPORT Result cuStreamSynchronize(void *stream) { IN_CONTEXT; (void)stream; return 0; }
 
+EXPORT Result cuEventCreate(void **to, unsigned flags) {
+    IN_CONTEXT;
+    (void)flags;
+    *to = (void *)(intptr_t)++events;
+    return 0;
+}
+EXPORT Result cuEventDestroy_v2(void *event) { IN_CONTEXT; (void)event; events--; return 0; }
+EXPORT Result cuEventRecord(void *event, void *stream) { IN_CONTEXT; (void)stream; return event ? 0 : INVALID_VALUE; }
+EXPORT Result cuEventElapsedTime_v2(float *to, void *begin, void *end) {
+    IN_CONTEXT;
+    *to = 8; // ms
+    return begin && end ? 0 : INVALID_VALUE;
+}
 EXPORT Result cuModuleLoadData(void **to, const void *image) {
     IN_CONTEXT;
     if (memcmp(image, "\x7f" "ELF", 4)) return 200; // CUDA_ERROR_INVALID_IMAGE

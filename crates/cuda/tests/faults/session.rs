@@ -2,7 +2,8 @@
 
 use crate::fake::Fake;
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, run_in,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace,
+    peak_gflops, run_in, time,
 };
 use etalon_problem::{
     Attention, Dtype, Error, Extents, Operand, Pass, Problem, Role, Sequences, Stored, Views,
@@ -10,6 +11,7 @@ use etalon_problem::{
 };
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
+use std::time::Duration;
 
 pub fn problem() -> Problem {
     let extents = Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 8 };
@@ -33,6 +35,13 @@ fn host(operand: &Operand, storage: Dtype) -> Host {
     }
 }
 
+fn views(given: &[Host]) -> Views<'_> {
+    given.iter().fold(Views::new(), |all, x| match x {
+        Host::Wide(name, x) => all.with(name, x),
+        Host::Narrow(name, x) => all.with(name, x),
+    })
+}
+
 /// A pass over operands of the host, all of them.
 pub fn host_pass(
     workspace: &Workspace,
@@ -47,10 +56,7 @@ pub fn host_pass(
     let (results, given): (Vec<_>, Vec<_>) = operands.partition(is_result);
     let given: Vec<Host> = given.into_iter().map(|x| host(x, storage)).collect();
     let mut results: Vec<Host> = results.into_iter().map(|x| host(x, storage)).collect();
-    let inputs = given.iter().fold(Views::new(), |all, x| match x {
-        Host::Wide(name, x) => all.with(name, x),
-        Host::Narrow(name, x) => all.with(name, x),
-    });
+    let inputs = views(&given);
     let mut outputs = results.iter_mut().fold(ViewsMut::new(), |all, x| match x {
         Host::Wide(name, x) => all.with(name, x),
         Host::Narrow(name, x) => all.with(name, x),
@@ -106,6 +112,20 @@ impl OnDevice {
     }
 }
 
+/// What a bench measures.
+fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
+    let problem = problem();
+    let operands = problem.operands(Pass::Forward);
+    let given = operands.iter().filter(|x| x.role == Role::Input).map(|x| host(x, Dtype::F32));
+    let given: Vec<Host> = given.collect();
+    let inputs = views(&given);
+    let timing = time(workspace, &problem, Pass::Forward, &inputs, options, Duration::ZERO)?;
+    assert_eq!(timing.device_ns.len(), 3);
+    let peak = peak_gflops(workspace, 0, Unit::Ffma, Dtype::F32)?;
+    assert!(peak > 0.0);
+    Ok(())
+}
+
 /// Every kind of call: what a device is, passes of every level over operands of the host, a pass over
 /// operands of the device.
 pub fn session(workspace: &Workspace, on_device: &OnDevice) -> Result<(), Error> {
@@ -117,6 +137,7 @@ pub fn session(workspace: &Workspace, on_device: &OnDevice) -> Result<(), Error>
     host_pass(workspace, Pass::DoubleBackward, Dtype::Bf16, &strict)?;
     host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm80, ..flash })?;
     host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm90a, ..flash })?;
+    timed(workspace, &strict)?;
     let pass = on_device.prepare(workspace)?;
     on_device.enqueue(&pass)
 }

@@ -1,0 +1,74 @@
+// What the arithmetic of a device can do at most: products of operands that stay in registers, or in shared memory where
+// the tensor cores read them there. Compile-time: UNIT, 0: fused multiply-adds in f32, 1: mma.sync, 2: wgmma.
+//
+// The operands are random numbers of both signs: the power that a product takes depends on its bits.
+struct Peak {
+  float* sink;  // a number for each block: written where a sum is what it never is, so that sums are computed
+  int rounds;
+};
+DEV float noise(u32 x) {  // in (-1, 1)
+  x = (x ^ x >> 16) * 0x7feb352du, x = (x ^ x >> 15) * 0x846ca68bu;
+  return (int)(x ^ x >> 16) * 0x1p-31f;
+}
+
+#if UNIT == 0
+constexpr int SUMS = 32;
+extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
+  float sums[SUMS], x = noise(threadIdx.x), y = noise(threadIdx.x + 256);
+#pragma unroll
+  for (int i = 0; i < SUMS; i++) sums[i] = noise(blockIdx.x * SUMS + i);
+#pragma unroll 1
+  for (int round = 0; round < c.rounds; round++)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) sums[i] = fmaf(sums[i], x, y);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < SUMS; i++) sum += sums[i];
+  if (sum == 0x1p99f) c.sink[blockIdx.x] = sum;
+}
+#elif UNIT == 1
+constexpr int SUMS = 12;  // fragments of 16 × 8, as many as hide the latency of a product in eight warps
+extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
+  float sums[SUMS][4] = {};
+  u32 a[4], b[SUMS];
+#pragma unroll
+  for (int i = 0; i < 4; i++) a[i] = pack(noise(8 * threadIdx.x + i), noise(8 * threadIdx.x + i + 4));
+#pragma unroll
+  for (int i = 0; i < SUMS; i++) b[i] = pack(noise(threadIdx.x + 512 * i), noise(threadIdx.x + 512 * i + 256));
+#pragma unroll 1
+  for (int round = 0; round < c.rounds; round++)
+#pragma unroll
+    for (int i = 0; i < SUMS; i++) multiply(sums[i], a, b[i], b[(i + 1) % SUMS]);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 4 * SUMS; i++) sum += sums[i / 4][i % 4];
+  if (sum == 0x1p99f) c.sink[blockIdx.x] = sum;
+}
+#else
+extern "C" __global__ void __launch_bounds__(256) peak(const Peak c) {
+  // A row of a for each of 64 rows of a warpgroup, and 128 rows of b: panels of 64 columns.
+  __shared__ __align__(1024) u32 panels[(2 * 64 + 128) * 32];
+  for (int i = threadIdx.x; i < (2 * 64 + 128) * 32; i += 256) panels[i] = pack(noise(2 * i), noise(2 * i + 1));
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+  __syncthreads();
+  const u32 at = (u32)__cvta_generic_to_shared(panels), group = __shfl_sync(~0u, threadIdx.x / 128, 0);
+  const u32 a = at + group * 8192, b = at + 2 * 8192;
+  float sums[2][64] = {};
+#pragma unroll 1
+  for (int round = 0; round < c.rounds; round++)
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+      pin(sums[i]);
+      mma_begin();
+#pragma unroll
+      for (int step = 0; step < 4; step++) Mma<128>::ss<K_MAJOR, K_MAJOR>(sums[i], k_major(a + 32 * step), k_major(b + 32 * step), 1);
+      mma_commit(), mma_wait<1>();
+    }
+  mma_wait<0>();
+  pin(sums[0]), pin(sums[1]);
+  float sum = 0;
+#pragma unroll
+  for (int i = 0; i < 128; i++) sum += sums[i / 64][i % 64];
+  if (sum == 0x1p99f) c.sink[blockIdx.x] = sum;
+}
+#endif
