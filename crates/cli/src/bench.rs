@@ -1,6 +1,7 @@
-//! `etalon bench`: how fast the simd tier is, against the peak measured in the same run.
+//! `etalon bench`: how fast the simd or the cuda tier is, against the peak measured in the same run.
 
 mod arguments;
+mod gpu;
 mod masks;
 mod passes;
 mod summary;
@@ -8,7 +9,6 @@ mod tune;
 
 pub use arguments::Arguments;
 
-use crate::machine::{COMMIT, cpu};
 use crate::outcome::{Failure, Outcome, say};
 use crate::output;
 use etalon_conformance::vectors::Draft;
@@ -16,36 +16,21 @@ use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LazyAttention,
     LinearAttention, LinearCrossEntropy, LinearExtents, Problem, Scores,
 };
-use etalon_simd::{Level, Options, probe};
 use passes::Bench;
 use summary::Figures;
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let level = arguments.level.unwrap_or_else(Level::best);
     let pool = arguments.threads.pool()?;
     let draft = arguments.json.as_deref().map(Draft::new).transpose()?;
-    let threads = pool.current_num_threads();
-    let Arguments { blocking, memory: memory_budget, .. } = *arguments;
-    let options = Options { level, blocking, memory_budget, ..Options::default() };
-    let mut bench = Bench { arguments, options, figures: Vec::new(), peak: 0.0 };
-    pool.install(|| {
+    let mut bench = Bench::new(arguments)?;
+    let figures = pool.install(|| -> Result<Figures, Failure> {
         // What cannot be timed shows before anything is.
         problems(arguments, |problem, _| bench.afford(problem))?;
-        bench.peak = probe::fma_gflops(level);
-        problems(arguments, |problem, mask| bench.problem(problem, mask))
+        bench.peak = bench.measure_peak()?;
+        problems(arguments, |problem, mask| bench.problem(problem, mask))?;
+        let after = bench.measure_peak()?;
+        bench.into_figures(after, pool.current_num_threads())
     })?;
-    let mut figures = Figures {
-        etalon: env!("CARGO_PKG_VERSION"),
-        commit: COMMIT,
-        cpu: cpu(),
-        level: level.name(),
-        dtype: arguments.dtype.name(),
-        threads,
-        peak_gflops: bench.peak,
-        peak_gflops_after: pool.install(|| probe::fma_gflops(level)),
-        figures: bench.figures,
-    };
-    figures.settle();
     for line in figures.lines() {
         say(&line)?;
     }

@@ -25,12 +25,12 @@ pub(crate) fn afford_lists(problem: &Problem) -> Result<(), Failure> {
 }
 
 /// Fails where there is no memory to time a pass: for its tensors, what they are made from, and the
-/// workspace of the tier.
+/// workspace of the simd tier, if that computes it with some options.
 pub(crate) fn afford_run(
     problem: &Problem,
     pass: Pass,
     dtype: Dtype,
-    options: &Options,
+    simd: Option<&Options>,
 ) -> Result<(), Failure> {
     let name = name(problem, pass);
     let operands = problem.operands(pass);
@@ -38,7 +38,8 @@ pub(crate) fn afford_run(
     let tensors = sum(&operands, |x| elements(x) * stored(x, dtype)) + largest * DOUBLE;
     let lists = sequences(problem) * SEQUENCE;
     afford(&name, tensors + lists)?; // before the plan, which lists sequences
-    let workspace = plan(problem, pass, dtype, options)?.map_or(0, |plan| plan.workspace_bytes());
+    let plan = simd.map(|options| plan(problem, pass, dtype, options)).transpose()?.flatten();
+    let workspace = plan.map_or(0, |plan| plan.workspace_bytes());
     afford(&name, tensors + lists + workspace as u128)
 }
 

@@ -27,7 +27,7 @@ pub fn report(problem: &Problem, tensors: &Tensors, options: &Options) -> Result
     }
     let dtype = problem.check_call(Pass::Forward, &views(&inputs)?, &ViewsMut::new(), false)?;
     for pass in [Pass::Forward, Pass::Backward] {
-        needs::afford_run(problem, pass, dtype, options)?;
+        needs::afford_run(problem, pass, dtype, Some(options))?;
     }
     Ok(density(lazy, &inputs, options)? + &speed(lazy, &inputs, dtype, options)?)
 }

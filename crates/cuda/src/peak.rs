@@ -2,7 +2,7 @@
 
 use crate::device_id::DeviceId;
 use crate::lane::device_memory;
-use crate::options::Level;
+use crate::options::{Level, Options, Precision};
 use crate::timing::device_ns;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
@@ -21,13 +21,17 @@ pub enum Unit {
 }
 
 impl Unit {
-    /// That of a level.
-    pub fn of(level: Level) -> Unit {
-        match level {
-            Level::Sm90a => Unit::Wgmma,
-            Level::Sm80 => Unit::Mma,
-            _ => Unit::Ffma,
-        }
+    /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
+    /// such device.
+    pub fn of(workspace: &Workspace, options: &Options, storage: Dtype) -> Result<Unit, Error> {
+        let held = workspace.device(options.device)?;
+        let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
+        Ok(match (options.precision, options.level) {
+            (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
+            _ if !narrow => Unit::Ffma,
+            (_, Level::Sm90a | Level::Auto) if held.device.is_hopper() => Unit::Wgmma,
+            _ => Unit::Mma,
+        })
     }
 
     /// Flops of a thread in a round.

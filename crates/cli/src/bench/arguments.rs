@@ -1,9 +1,11 @@
 //! The arguments of `etalon bench`.
 
+use super::gpu::Tier;
 use super::masks::named;
 use crate::options::{self, SIMD_DTYPES, one_of};
+use etalon_cuda::{DeviceId, Precision};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass};
-use etalon_simd::{Level, Mode, Options};
+use etalon_simd::{Mode, Options};
 use std::path::PathBuf;
 
 #[derive(Debug, clap::Args)]
@@ -11,9 +13,18 @@ pub struct Arguments {
     /// Algorithms; all if absent.
     #[arg(long, value_name = "A,…", value_delimiter = ',', value_parser = one_of(Algorithm::ALL))]
     pub algorithm: Vec<Algorithm>,
-    /// The level of the simd tier; the best of this machine if absent.
-    #[arg(long, value_name = "L", value_parser = one_of(Level::available().iter().copied()))]
-    pub level: Option<Level>,
+    /// The tier that is timed. The times of cuda are those of the device, on operands that lie there.
+    #[arg(long, value_name = "T", default_value = "simd", value_parser = one_of(Tier::ALL))]
+    pub tier: Tier,
+    /// The level of the tier; the best of this machine, or of cuda the best for each pass, if absent.
+    #[arg(long, value_name = "L")]
+    pub level: Option<String>,
+    /// How much cuda may round on the way; strict with the level portable and flash with others if absent.
+    #[arg(long, value_name = "P", value_parser = one_of(Precision::ALL))]
+    pub precision: Option<Precision>,
+    /// The device of cuda: its ordinal or its UUID.
+    #[arg(long, value_name = "ID", default_value = "0", value_parser = str::parse::<DeviceId>)]
+    pub device: DeviceId,
     /// The storage type.
     #[arg(long, default_value = "f32", value_parser = one_of(SIMD_DTYPES))]
     pub dtype: Dtype,

@@ -2,8 +2,10 @@
 //! workspace that is kept.
 
 use super::arguments::Arguments;
-use super::summary::{Bandwidth, Figure};
+use super::gpu::{Gpu, Tier};
+use super::summary::{Bandwidth, Figure, Figures, OnDevice};
 use super::tune;
+use crate::machine::{COMMIT, cpu};
 use crate::needs;
 use crate::noise::Times;
 use crate::outcome::Failure;
@@ -16,15 +18,18 @@ use etalon_conformance::tiers::saved;
 use etalon_problem::{
     Algorithm, Axis, Dtype, Error, LinearAttention, Operand, Pass, Problem, Role,
 };
-use etalon_simd::{Mode, Options, Workspace, linear_attention, probe, run_in};
+use etalon_simd::{Level, Mode, Options, Workspace, linear_attention, probe, run_in};
 use ndarray::{ArrayD, IxDyn};
 use std::io::{Write, stderr};
 
 /// The figures of a run in the making.
 pub struct Bench<'a> {
-    pub arguments: &'a Arguments,
-    pub options: Options,
-    pub figures: Vec<Figure>,
+    arguments: &'a Arguments,
+    /// Of the simd tier.
+    options: Options,
+    /// What is timed in its place.
+    gpu: Option<Gpu>,
+    figures: Vec<Figure>,
     /// GFLOP/s of this machine.
     pub peak: f64,
 }
@@ -32,7 +37,49 @@ pub struct Bench<'a> {
 /// A run of a pass that takes longer, in seconds, is announced.
 const LONG: f64 = 10.0;
 
-impl Bench<'_> {
+impl<'a> Bench<'a> {
+    /// Fails where the tier or the level that was asked for is not there.
+    pub fn new(arguments: &'a Arguments) -> Result<Bench<'a>, Failure> {
+        let &Arguments { tier, blocking, memory: memory_budget, .. } = arguments;
+        let (level, gpu) = match tier {
+            Tier::Simd => (simd_level(arguments)?, None),
+            Tier::Cuda => (Level::best(), Some(Gpu::new(arguments)?)),
+        };
+        let options = Options { level, blocking, memory_budget, ..Options::default() };
+        Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
+    }
+
+    /// GFLOP/s of products and nothing else, measured now.
+    pub fn measure_peak(&self) -> Result<f64, Error> {
+        match &self.gpu {
+            None => Ok(probe::fma_gflops(self.options.level)),
+            Some(gpu) => gpu.peak(),
+        }
+    }
+
+    /// All figures, with the peak before and after they were taken.
+    pub fn into_figures(self, after: f64, threads: usize) -> Result<Figures, Failure> {
+        let Bench { arguments, options, gpu, figures, peak } = self;
+        let (tier, unit) = match &gpu {
+            None => (format!("simd/{}", options.level.name()), "fused multiply-adds"),
+            Some(gpu) => (gpu.describe()?, gpu.unit()),
+        };
+        let mut figures = Figures {
+            etalon: env!("CARGO_PKG_VERSION"),
+            commit: COMMIT,
+            cpu: cpu(),
+            tier,
+            dtype: arguments.dtype.name(),
+            threads,
+            unit,
+            peak_gflops: peak,
+            peak_gflops_after: after,
+            figures,
+        };
+        figures.settle();
+        Ok(figures)
+    }
+
     /// Times those passes of a problem that are wanted, with the first length also a step; `mask` is
     /// the mask or the decay in words.
     pub fn problem(&mut self, problem: &Problem, mask: &str) -> Result<(), Failure> {
@@ -48,7 +95,11 @@ impl Bench<'_> {
         problem.check()?;
         for (pass, mode) in self.passes(problem) {
             let options = Options { mode, ..self.options };
-            needs::afford_run(problem, pass, self.arguments.dtype, &options)?;
+            let simd = self.gpu.is_none().then_some(&options);
+            needs::afford_run(problem, pass, self.arguments.dtype, simd)?;
+            if let Some(gpu) = &self.gpu {
+                gpu.refuses(problem, pass)?;
+            }
         }
         Ok(())
     }
@@ -58,7 +109,11 @@ impl Bench<'_> {
         let wanted = &self.arguments.pass;
         let first = self.arguments.length.first() == Some(&length(problem));
         let passes = problem.algorithm().passes().iter().filter(|&&pass| {
-            let wanted = wanted.is_empty() || wanted.contains(&pass);
+            let wanted = match &self.gpu {
+                // What is not asked for by name may be missing there.
+                Some(gpu) if wanted.is_empty() => gpu.refuses(problem, pass).is_ok(),
+                _ => wanted.is_empty() || wanted.contains(&pass),
+            };
             wanted && (pass != Pass::Step || first)
         });
         let modes = |&pass| {
@@ -87,7 +142,7 @@ impl Bench<'_> {
     /// The modes in which a pass is timed: a backward pass in every one that the algorithm has.
     fn modes(&self, algorithm: Algorithm, pass: Pass) -> Vec<Mode> {
         let one = matches!(algorithm, Algorithm::LinearAttention | Algorithm::LinearCrossEntropy);
-        if pass != Pass::Backward || one {
+        if pass != Pass::Backward || one || self.gpu.is_some() {
             return vec![Mode::Auto];
         }
         let further = matches!(algorithm, Algorithm::AttentionLse | Algorithm::LazyAttention);
@@ -137,9 +192,17 @@ impl Bench<'_> {
         self.set_lazy(problem, &mut inputs);
         self.set_head(problem, &mut inputs)?;
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
-        inputs.extend(saved(&request, &|problem, pass, inputs, outputs| {
-            run_in(&Workspace::new(), problem, pass, inputs, outputs, &options)
+        inputs.extend(saved(&request, &|problem, pass, inputs, outputs| match &self.gpu {
+            None => run_in(&Workspace::new(), problem, pass, inputs, outputs, &options),
+            Some(gpu) => gpu.run(problem, pass, inputs, outputs),
         })?);
+        let blank = self.blank(problem, mask, (pass, mode), flops);
+        if let Some(gpu) = &self.gpu {
+            let timed = gpu.time(problem, pass, &views(&inputs)?, seconds)?;
+            let on_device =
+                OnDevice { enqueue_ns: timed.enqueue_ns, scratch_bytes: timed.scratch_bytes };
+            return Ok(Figure { on_device: Some(on_device), ..blank.with(timed.times) });
+        }
         // A step works in place, so its states have values before the first.
         let mut outputs = made(&operands, dtype, |x| x.role == Role::Output);
         let mut run = |options: &Options| {
@@ -158,7 +221,18 @@ impl Bench<'_> {
             Ok(Bandwidth { states: 2.0 * bytes as f64 / ns, memory })
         };
         let gigabytes = (pass == Pass::Step).then(bandwidth).transpose()?;
-        Ok(Figure {
+        Ok(Figure { gigabytes, best, ..blank.with(times) })
+    }
+
+    /// A figure without its times.
+    fn blank(
+        &self,
+        problem: &Problem,
+        mask: &str,
+        (pass, mode): (Pass, Mode),
+        flops: u64,
+    ) -> Figure {
+        Figure {
             algorithm: problem.algorithm().name(),
             mask: mask.to_string(),
             batch: problem.extent(Axis::Batch),
@@ -169,13 +243,22 @@ impl Bench<'_> {
             pass: pass.name(),
             mode: mode.name(),
             flops,
-            times,
-            gflops: flops as f64 / ns,
+            times: Times::new(Vec::new()),
+            gflops: 0.0,
             share: 0.0, // when the peak is known
-            gigabytes,
-            best,
-        })
+            gigabytes: None,
+            best: None,
+            on_device: None,
+        }
     }
+}
+
+/// The level of the simd tier that was asked for.
+fn simd_level(arguments: &Arguments) -> Result<Level, Error> {
+    let Some(name) = &arguments.level else { return Ok(Level::best()) };
+    let known = || Level::available().iter().map(|level| level.name()).collect::<Vec<_>>();
+    let expected = || format!("one of {} on this machine", known().join(", "));
+    Level::by_name(name).ok_or_else(|| Error::value("level", expected(), name))
 }
 
 /// Queries, tokens, or targets: a problem has one of the three.

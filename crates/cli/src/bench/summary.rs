@@ -3,7 +3,7 @@
 use super::tune::Best;
 use crate::noise::{Times, busy};
 use crate::table::{Table, page};
-use crate::units::{digits, time};
+use crate::units::{bytes, digits, time};
 use serde::Serialize;
 
 /// One pass of one problem, timed.
@@ -32,6 +32,26 @@ pub struct Figure {
     /// The best of the tile sizes that were searched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
+    /// What a device is told and given for a pass.
+    #[serde(flatten, skip_serializing_if = "Option::is_none")]
+    pub on_device: Option<OnDevice>,
+}
+
+impl Figure {
+    /// The same with its times.
+    pub fn with(self, times: Times) -> Figure {
+        let gflops = self.flops as f64 / times.median_ns.max(1) as f64;
+        Figure { times, gflops, ..self }
+    }
+}
+
+/// What a device is told and given for a pass.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct OnDevice {
+    /// The time of the host to enqueue it, the median.
+    pub enqueue_ns: u64,
+    /// Scratch memory.
+    pub scratch_bytes: usize,
 }
 
 /// How fast a step moves the states, and how fast this machine can.
@@ -51,10 +71,13 @@ pub struct Figures {
     pub commit: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpu: Option<String>,
-    pub level: &'static str,
+    /// The tier with its level, and the device.
+    pub tier: String,
     pub dtype: &'static str,
     pub threads: usize,
-    /// GFLOP/s of fused multiply-adds on registers alone, before the figures were taken.
+    /// Whose peak it is.
+    pub unit: &'static str,
+    /// GFLOP/s of products on registers alone, before the figures were taken.
     pub peak_gflops: f64,
     /// The same after it.
     pub peak_gflops_after: f64,
@@ -82,8 +105,8 @@ impl Figures {
         let peak = digits(self.peak_gflops.max(self.peak_gflops_after));
         let mut lines = vec![
             format!(
-                "simd/{}, {}, {} thread(s); peak of fused multiply-adds in this run: {peak} GFLOP/s",
-                self.level, self.dtype, self.threads
+                "{}, {}, {} thread(s); peak of {} in this run: {peak} GFLOP/s",
+                self.tier, self.dtype, self.threads, self.unit
             ),
             self.table(),
         ];
@@ -115,27 +138,44 @@ impl Figures {
     }
 
     fn table(&self) -> String {
-        let header = [
-            "pass", "mode", "mask", "length", "dim", "time", "spread", "runs", "GFLOP/s", "of peak",
-        ];
+        let on_device = self.figures.iter().any(|figure| figure.on_device.is_some());
+        let mode = (!on_device).then_some("mode");
+        let runs = if on_device { "rounds" } else { "runs" };
+        let common = ["mask", "length", "dim", "time", "spread", runs, "GFLOP/s", "of peak"];
+        let further = ["enqueued in", "scratch"].into_iter().filter(|_| on_device);
+        let header = ["pass"].into_iter().chain(mode).chain(common).chain(further);
         let mut table = Table::new(header);
         let mut figures: Vec<&Figure> = self.figures.iter().collect();
         figures.sort_by_key(|figure| figure.algorithm);
         for figure in figures {
             table.add_title(figure.algorithm);
-            table.add_row([
-                figure.pass.to_string(),
-                figure.mode.to_string(),
-                figure.mask.clone(),
-                figure.length.to_string(),
-                figure.dim.to_string(),
-                time(figure.times.median_ns as f64 * 1e-9),
-                format!("{:.1} %", 100.0 * figure.times.spread()),
-                figure.times.runs.to_string(),
-                digits(figure.gflops),
-                format!("{:.0} %", 100.0 * figure.share),
-            ]);
+            table.add_row(figure.row());
         }
         table.to_string()
+    }
+}
+
+impl Figure {
+    /// Its row of the table: a device has no modes, but is told and given something.
+    fn row(&self) -> Vec<String> {
+        let mode = self.on_device.is_none().then(|| self.mode.to_string());
+        let mut row = vec![self.pass.to_string()];
+        row.extend(mode);
+        row.extend([
+            self.mask.clone(),
+            self.length.to_string(),
+            self.dim.to_string(),
+            time(self.times.median_ns as f64 * 1e-9),
+            format!("{:.1} %", 100.0 * self.times.spread()),
+            self.times.runs.to_string(),
+            digits(self.gflops),
+            format!("{:.0} %", 100.0 * self.share),
+        ]);
+        row.extend(
+            self.on_device
+                .into_iter()
+                .flat_map(|x| [time(x.enqueue_ns as f64 * 1e-9), bytes(x.scratch_bytes)]),
+        );
+        row
     }
 }

@@ -51,4 +51,34 @@ fn a_bench_leaves_its_figures() {
     assert!(line.starts_with("invalid value 'f64' for '--dtype <DTYPE>'"), "{line}");
     let line = refusal(&etalon(&["bench", "--json", folder.path().to_str().unwrap()]));
     assert!(line.ends_with("cannot be written: it is not a regular file"), "{line}");
+    let line = refusal(&etalon(&["bench", "--level", "avx9"]));
+    assert!(line.starts_with("`level` must be one of portable"), "{line}");
+}
+
+/// With a device the times are its own; without one the error says what is missing.
+#[test]
+fn a_bench_of_a_device() {
+    let folder = tempdir().unwrap();
+    let path = folder.path().join("bench.json");
+    let json = path.to_str().unwrap();
+    let cuda = ["bench", "--tier", "cuda", "--json", json, "--level", "portable"];
+    let size = ["--length", "32", "--dim", "16", "--heads", "2", "--seconds", "0"];
+    let some = ["--algorithm", "attention", "--mask", "causal"];
+    let output = etalon(&[&cuda[..], &size, &some].concat());
+    if etalon_cuda::probe().is_err() {
+        assert!(refusal(&output).starts_with("the tier cuda is not supported"), "{output:?}");
+        assert!(!path.exists());
+    } else {
+        assert_eq!(output.status.code(), Some(0), "{}", String::from_utf8_lossy(&output.stderr));
+        let file: serde_json::Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        let figures = file["figures"].as_array().unwrap();
+        assert_eq!(figures.len(), 4, "the passes of attention");
+        assert!(figures.iter().all(|figure| figure["median_ns"].as_u64() > Some(0)));
+        assert!(figures.iter().all(|figure| figure["enqueue_ns"].as_u64() > Some(0)));
+        assert_eq!(file["unit"], "fused multiply-adds");
+    }
+    let line = refusal(&etalon(&["bench", "--tier", "cuda", "--tune"]));
+    assert_eq!(line, "--tune is an option of the simd tier: cuda has one way");
+    let line = refusal(&etalon(&["bench", "--tier", "cuda", "--level", "avx2"]));
+    assert!(line.starts_with("`level` must be one of auto, portable, sm80, sm90a"), "{line}");
 }
