@@ -1,8 +1,9 @@
-//! Kernels compile for the architectures that they serve, without a GPU, and take the registers and the
-//! shared memory that the snapshot beside this file says.
+//! Kernels compile for the architectures that they serve, without a GPU, and take the registers, the shared
+//! memory and in their main loops the instructions that the snapshot beside this file says.
 //!
 //! Needs NVRTC, which `ETALON_NVRTC` may name by its folder; without it the tests that compile say that they
-//! were skipped, and fail if `ETALON_NVRTC` is set. The first of these lines compiles every choice for every
+//! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
+//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles every choice for every
 //! architecture, the second every pair of choices, the third every variant there is. The last writes the
 //! snapshot of this version of NVRTC.
 //!
@@ -13,6 +14,7 @@
 //! ETALON_RENEW=1 ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored pair
 //! ```
 
+mod instructions;
 mod report;
 mod snapshot;
 
@@ -20,18 +22,22 @@ use etalon_cuda::{
     Compilation, Compiler, Family, choicewise_variants, every_variant, pairwise_variants,
     shared_bytes,
 };
-use report::{Kernel, compile, module};
+use instructions::disassembler;
+use report::{Kernel, Tools, compile, module};
 use snapshot::Snapshot;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
 
-/// The compiler, or `None` where there is none and none was promised.
-fn compiler() -> Option<Compiler> {
+/// The compiler with the disassembler, if that lies in the same folder, or `None` where there is no compiler and none
+/// was promised.
+fn tools() -> Option<Tools> {
     let folder = std::env::var_os("ETALON_NVRTC").map(PathBuf::from);
     match Compiler::find(folder.as_deref()) {
-        Ok(compiler) => Some(compiler),
+        Ok(compiler) => {
+            Some(Tools { compiler, disassembler: folder.and_then(|folder| disassembler(&folder)) })
+        }
         Err(absent) => {
             assert!(folder.is_none(), "ETALON_NVRTC is set, but: {absent}");
             println!("skipped: {absent}");
@@ -42,13 +48,13 @@ fn compiler() -> Option<Compiler> {
 
 /// What the kernels of these modules take, by module. Fails where one does not compile, waits for its own
 /// products, or spills without being listed.
-fn compile_all(compiler: Compiler, work: Vec<Compilation>) -> BTreeMap<String, Vec<Kernel>> {
-    println!("{} modules by NVRTC {}", work.len(), compiler.version());
+fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Kernel>> {
+    println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
     let (work, done) = (Mutex::new(work), Mutex::new(Vec::new()));
     let next = || work.lock().unwrap().pop();
     let some = || {
         while let Some(compilation) = next() {
-            let kernels = compile(compiler, &compilation);
+            let kernels = compile(tools, &compilation);
             let result = kernels.and_then(|kernels| check_spills(&compilation, kernels));
             done.lock().unwrap().push((module(&compilation), result));
         }
@@ -101,29 +107,36 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
 }
 
 /// Compares with the snapshot of this version of the compiler, or says that there is none.
-fn compare(compiler: Compiler, compiled: &Snapshot) {
-    match Snapshot::read(&compiler.version()) {
-        Some(recorded) => recorded.check(compiled),
-        None => println!("there is no snapshot of NVRTC {}", compiler.version()),
+fn compare(tools: &Tools, compiled: &Snapshot) {
+    match Snapshot::read(&tools.compiler.version()) {
+        Some(recorded) if tools.disassembler.is_some() => recorded.check(compiled),
+        Some(recorded) => {
+            println!("instructions are not compared: there is no nvdisasm");
+            recorded.without_instructions().check(compiled);
+        }
+        None => println!("there is no snapshot of NVRTC {}", tools.compiler.version()),
     }
 }
 
 #[test]
 fn every_choice_compiles_as_recorded() {
-    let Some(compiler) = compiler() else { return };
-    let compiled = compile_all(compiler, choicewise_variants());
-    compare(compiler, &Snapshot::new(&compiler.version(), &compiled));
+    let Some(tools) = tools() else { return };
+    let compiled = compile_all(&tools, choicewise_variants());
+    compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
 }
 
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_pair_of_choices_compiles_as_recorded() {
-    let Some(compiler) = compiler() else { return };
-    let compiled = compile_all(compiler, pairwise_variants());
-    let compiled = Snapshot::new(&compiler.version(), &compiled);
+    let Some(tools) = tools() else { return };
+    let compiled = compile_all(&tools, pairwise_variants());
+    let compiled = Snapshot::new(&tools.compiler.version(), &compiled);
     match std::env::var_os("ETALON_RENEW") {
-        Some(_) => compiled.write(),
-        None => compare(compiler, &compiled),
+        Some(_) => {
+            assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
+            compiled.write();
+        }
+        None => compare(&tools, &compiled),
     }
 }
 
@@ -138,8 +151,8 @@ fn everything(families: &[Family]) -> Vec<Compilation> {
 }
 
 fn compile_families(families: &[Family]) {
-    let Some(compiler) = compiler() else { return };
-    compile_all(compiler, everything(families));
+    let Some(tools) = tools() else { return };
+    compile_all(&tools, everything(families));
 }
 
 #[test]

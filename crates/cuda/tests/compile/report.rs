@@ -1,7 +1,15 @@
 //! What the assembler says of each kernel of a module.
 
+use crate::instructions::main_loops;
 use etalon_cuda::{Compilation, Compiler, Variant, shared_bytes};
 use std::fmt;
+use std::path::PathBuf;
+
+/// What compiles kernels, and what reads their instructions, if it is there.
+pub struct Tools {
+    pub compiler: Compiler,
+    pub disassembler: Option<PathBuf>,
+}
 
 /// What a kernel takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -15,17 +23,25 @@ pub struct Kernel {
     pub spills: [u32; 2],
     /// Shared memory of a block: what the source declares, and what a launch adds, in bytes.
     pub shared: [u32; 2],
+    /// The instructions of its main loop by kind; empty if it has none, or nobody counted.
+    pub main_loop: String,
 }
+
+/// Where a line begins to tell of the main loop.
+pub const LOOP: &str = "; ";
 
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Kernel { name, registers, stack, spills, shared } = self;
+        let Kernel { name, registers, stack, spills, shared, main_loop } = self;
         write!(f, "{name}: {registers} registers, {} + {} bytes shared", shared[0], shared[1])?;
         if *stack > 0 {
             write!(f, ", {stack} bytes of stack")?;
         }
         if *spills != [0, 0] {
             write!(f, ", {} + {} bytes spilt", spills[0], spills[1])?;
+        }
+        if !main_loop.is_empty() {
+            write!(f, "{LOOP}{main_loop}")?;
         }
         Ok(())
     }
@@ -44,21 +60,27 @@ pub fn module((architecture, variant): &Compilation) -> String {
 
 /// Compiles a module and reads what its kernels take, in the order of their names; or what is wrong.
 pub fn compile(
-    compiler: Compiler,
+    tools: &Tools,
     (architecture, variant): &Compilation,
 ) -> Result<Vec<Kernel>, String> {
-    let compiled = compiler.compile(&variant.source(), &variant.options(architecture))?;
+    let compiled = tools.compiler.compile(&variant.source(), &variant.options(architecture))?;
     // C75xx: products of the tensor cores that the assembler made wait for each other.
     if let Some(line) = compiled.log.lines().find(|line| line.contains("(C75")) {
         return Err(line.to_string());
     }
-    let kernels = kernels(&compiled.log, variant)?;
+    let mut kernels = kernels(&compiled.log, variant)?;
     let (mut found, mut expected): (Vec<&str>, Vec<&str>) =
         (kernels.iter().map(|x| x.name.as_str()).collect(), variant.kernels().to_vec());
     found.sort();
     expected.sort();
     if found != expected {
         return Err(format!("kernels {expected:?} were expected, and {found:?} compiled"));
+    }
+    if let Some(disassembler) = &tools.disassembler {
+        let mut loops = main_loops(disassembler, &compiled.image)?;
+        for kernel in &mut kernels {
+            kernel.main_loop = loops.remove(&kernel.name).unwrap_or_default();
+        }
     }
     Ok(kernels)
 }
@@ -70,7 +92,15 @@ fn kernels(log: &str, variant: &Variant) -> Result<Vec<Kernel>, String> {
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
             let name = rest.split('\'').next().unwrap_or_default().to_string();
             let shared = [0, shared_bytes(variant, &name)];
-            kernels.push(Kernel { name, registers: 0, stack: 0, spills: [0, 0], shared });
+            let main_loop = String::new();
+            kernels.push(Kernel {
+                name,
+                registers: 0,
+                stack: 0,
+                spills: [0, 0],
+                shared,
+                main_loop,
+            });
             continue;
         }
         let Some(kernel) = kernels.last_mut() else { continue };

@@ -1,7 +1,7 @@
 //! What kernels take, as it was recorded for a version of the compiler: `nvrtc-VERSION.txt` beside this
 //! file, a line for each kernel of each module.
 
-use crate::report::{Kernel, module};
+use crate::report::{Kernel, LOOP, module};
 use etalon_cuda::Compilation;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -28,6 +28,14 @@ impl Snapshot {
             (key.to_string(), rest.to_string())
         };
         Some(Snapshot { lines: text.lines().map(of).collect(), path })
+    }
+
+    /// The same without what nvdisasm counts.
+    pub fn without_instructions(mut self) -> Snapshot {
+        for rest in self.lines.values_mut() {
+            *rest = rest.split(LOOP).next().unwrap_or_default().to_string();
+        }
+        self
     }
 
     /// All that were recorded.
@@ -89,7 +97,8 @@ impl Snapshot {
     /// The bytes of shared memory of each kernel's block, and its architecture.
     pub fn shared(&self) -> impl Iterator<Item = (&str, &str, u32)> {
         self.lines.iter().map(|(key, rest)| {
-            let part = rest.split(", ").find_map(|part| part.strip_suffix(" bytes shared"));
+            let part =
+                rest.split([',', ';']).find_map(|part| part.trim().strip_suffix(" bytes shared"));
             let bytes =
                 part.expect("shared memory").split(" + ").map(|x| x.parse::<u32>().unwrap());
             (key.split(' ').next().unwrap(), key.as_str(), bytes.sum())
