@@ -25,6 +25,7 @@ mod plans;
 mod power;
 mod probe;
 pub mod progress;
+mod serve;
 mod sparsity;
 pub mod summary;
 pub mod table;
@@ -69,6 +70,9 @@ enum Command {
     List(list::Arguments),
     /// Describes a case or a problem, and how the simd tier would compute it.
     Explain(explain::Arguments),
+    /// Answers the requests of a suite in another process.
+    #[command(hide = true)]
+    Serve,
 }
 
 /// Parses the arguments and runs the command.
@@ -116,6 +120,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::Cuda(arguments)) => cuda::run(&arguments),
         Some(Command::List(arguments)) => list::run(&arguments),
         Some(Command::Explain(arguments)) => explain::run(&arguments),
+        Some(Command::Serve) => serve::run(),
         None => written(Cli::command().print_help()).map(|()| true),
     }
 }

@@ -14,10 +14,11 @@ use etalon_conformance::cases::Depth;
 use etalon_conformance::report::{About, Absent, Record, Report, Simplest, json};
 use etalon_conformance::suite::{self, SuiteOptions};
 use etalon_conformance::tier::Tier;
-use etalon_conformance::tiers;
+use etalon_conformance::tiers::{self, Isolated, Server};
 use etalon_conformance::vectors::Draft;
 use etalon_problem::Error;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Instant;
 
 /// As many negative verdicts are printed; reports hold all of them.
@@ -36,6 +37,10 @@ pub struct Arguments {
     depth: Depth,
     #[command(flatten)]
     run: options::Run,
+    /// Computes cuda in this process, as debuggers want it; else in one of its own, so that a fault that ends the
+    /// context of a device is one negative verdict.
+    #[arg(long)]
+    in_process: bool,
     /// Writes a report: junit=PATH, json=PATH or md=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
     report: Vec<(Writer, PathBuf)>,
@@ -98,6 +103,9 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
         absent.retain(|absent| !other(&absent.tier));
     }
     present.retain(|tier| wanted(&tier.name()));
+    if !arguments.in_process {
+        present = isolated(present)?;
+    }
     absent.retain(|absent| wanted(&absent.tier));
     if present.is_empty() {
         return Err(Failure(
@@ -105,6 +113,23 @@ fn choose(arguments: &Arguments) -> Result<Choice, Failure> {
         ));
     }
     Ok((present, absent))
+}
+
+/// The same with those of cuda in a process of their own.
+fn isolated(tiers: Vec<Box<dyn Tier>>) -> Result<Vec<Box<dyn Tier>>, Failure> {
+    if !tiers.iter().any(|tier| options::is_named(&tier.name(), "cuda")) {
+        return Ok(tiers);
+    }
+    let own = std::env::current_exe().map_err(|error| Failure(format!("this program: {error}")))?;
+    let command = vec![own.into_os_string(), "serve".into()];
+    let server = Arc::new(Server::new(command));
+    let isolate = |tier: Box<dyn Tier>| -> Box<dyn Tier> {
+        match options::is_named(&tier.name(), "cuda") {
+            true => Box::new(Isolated::new(tier, server.clone())),
+            false => tier,
+        }
+    };
+    Ok(tiers.into_iter().map(isolate).collect())
 }
 
 fn print(report: &Report) -> Result<(), Failure> {

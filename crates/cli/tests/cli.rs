@@ -21,6 +21,8 @@ mod explain;
 mod hostile;
 #[path = "cli/probe.rs"]
 mod probe;
+#[path = "cli/serve.rs"]
+mod serve;
 
 fn etalon(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_etalon")).args(arguments).output().expect("etalon starts")

@@ -108,6 +108,11 @@ pub trait Tier: Sync {
         Profile::strict(dtype)
     }
 
+    /// Why it can answer nothing any more until its process ends, if so.
+    fn lost(&self) -> Option<String> {
+        None
+    }
+
     /// Answers a request for what it offers: every output of the pass, by name.
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal>;
 }

@@ -4,6 +4,7 @@
 mod ask;
 mod cuda;
 mod door;
+mod isolated;
 mod memory;
 mod reference;
 mod shards;
@@ -13,6 +14,7 @@ pub use crate::tier::Refusal;
 pub use ask::{ask, check_outputs};
 pub use cuda::Cuda;
 pub use door::{Run, saved};
+pub use isolated::{Isolated, Server, serve};
 pub(crate) use reference::decisions;
 pub use reference::{Reference, ReferenceIn, oracle};
 pub use simd::Simd;

@@ -76,8 +76,12 @@ impl Error {
 /// No more is read than the header of the file announces, and nothing for which there is no memory:
 /// `memory` is what may be used, in bytes.
 pub fn read_tensors(path: &Path, memory: u64) -> Result<Tensors, Error> {
-    let bytes = read::whole(path, memory)?;
-    let file = SafeTensors::deserialize(&bytes).map_err(|error| read::invalid(path, error))?;
+    from_bytes(path, &read::whole(path, memory)?)
+}
+
+/// The tensors in the bytes of a safetensors file, as [`read_tensors`]; `path` is only named in errors.
+pub fn from_bytes(path: &Path, bytes: &[u8]) -> Result<Tensors, Error> {
+    let file = SafeTensors::deserialize(bytes).map_err(|error| read::invalid(path, error))?;
     file.tensors()
         .into_iter()
         .map(|(name, view)| match parse(&view) {

@@ -83,6 +83,14 @@ impl Tier for Cuda {
         }
     }
 
+    fn lost(&self) -> Option<String> {
+        WORKSPACE
+            .check(0)
+            .err()
+            .filter(|error| matches!(error, Error::ContextLost { .. }))
+            .map(|x| x.to_string())
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let options = self.options(request.hints.recompute);
         Ok(door::outputs(request, &|problem, pass, inputs, outputs| {

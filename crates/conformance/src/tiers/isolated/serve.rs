@@ -1,0 +1,150 @@
+//! The process that answers: it asks the tiers of this machine.
+
+use super::wire::{Answer, Message, answer, read_question};
+use crate::tier::{Refusal, Request, Tier};
+use crate::tiers::ask;
+use std::io::{self, Read, Write};
+use std::sync::Mutex;
+
+/// Answers requests until their stream ends, or until a tier can answer nothing any more: then that is the last
+/// answer. Requests are computed in parallel, on the threads of the current pool.
+pub fn serve(
+    tiers: &[Box<dyn Tier>],
+    mut requests: impl Read + Send,
+    answers: impl Write + Send,
+) -> io::Result<()> {
+    let (answers, failed) = (Mutex::new(answers), Mutex::new(None));
+    let lost = || failed.lock().is_ok_and(|failed| failed.is_some());
+    rayon::in_place_scope(|scope| {
+        while let Some(message) = Message::read(&mut requests)? {
+            let (answers, failed) = (&answers, &failed);
+            scope.spawn(move |_| {
+                let ended = reply(tiers, &message, answers);
+                if let (Err(error), Ok(mut failed)) = (ended, failed.lock()) {
+                    failed.get_or_insert(error);
+                }
+            });
+            if lost() {
+                break;
+            }
+        }
+        Ok::<(), io::Error>(())
+    })?;
+    failed.into_inner().ok().flatten().map_or(Ok(()), Err)
+}
+
+/// Answers one request. Fails where nobody reads, or the tier is lost.
+fn reply(
+    tiers: &[Box<dyn Tier>],
+    message: &Message,
+    answers: &Mutex<impl Write>,
+) -> io::Result<()> {
+    let question = read_question(message).map_err(io::Error::other)?;
+    let tier = tiers.iter().find(|tier| tier.name() == question.tier);
+    let answered = match tier {
+        None => {
+            let reason = format!("the process that computes has no tier {}", question.tier);
+            Answer::Refused(Refusal::Fault(reason))
+        }
+        Some(tier) => {
+            let request = Request {
+                problem: &question.problem,
+                pass: question.pass,
+                dtype: question.dtype,
+                inputs: &question.inputs,
+                hints: question.hints,
+            };
+            match (ask(tier.as_ref(), &request), tier.lost()) {
+                (Ok(outputs), _) => Answer::Outputs(outputs),
+                (Err(_), Some(reason)) => Answer::Lost(reason),
+                (Err(refusal), None) => Answer::Refused(refusal),
+            }
+        }
+    };
+    let message = answer(question.id, &answered).map_err(io::Error::other)?;
+    let mut answers = answers.lock().map_err(|_| io::Error::other("a writer panicked"))?;
+    message.write(&mut *answers)?;
+    match answered {
+        Answer::Lost(reason) => Err(io::Error::other(reason)),
+        _ => Ok(()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::{question, read_answer};
+    use super::*;
+    use crate::tensor::{Data, Tensor, Tensors};
+    use crate::tier::Hints;
+    use etalon_problem::{Algorithm, AttentionLse, Dtype, Extents, Pass, Problem};
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    /// Returns lse = 5 for every row, until it is asked for keys of 13 elements.
+    struct Mortal(AtomicBool);
+
+    impl Tier for Mortal {
+        fn name(&self) -> String {
+            "mortal".to_string()
+        }
+
+        fn offers(&self, _: Algorithm, pass: Pass, _: Dtype) -> Result<(), String> {
+            if pass == Pass::Forward { Ok(()) } else { Err("forward alone".to_string()) }
+        }
+
+        fn lost(&self) -> Option<String> {
+            self.0.load(SeqCst).then(|| "dead".to_string())
+        }
+
+        fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
+            self.0.fetch_or(request.inputs["k"].shape[3] == 13, SeqCst);
+            if self.lost().is_some() {
+                return Err(Refusal::Fault("an address".to_string()));
+            }
+            Ok([("lse".to_string(), numbers(&[1, 1, 1], 5.0))].into())
+        }
+    }
+
+    fn numbers(shape: &[usize], x: f32) -> Tensor {
+        Tensor { shape: shape.to_vec(), data: Data::F32(vec![x; shape.iter().product()]) }
+    }
+
+    fn asked(id: u64, tier: &str, pass: Pass, dim: usize) -> Message {
+        let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim };
+        let problem: Problem = AttentionLse::new(extents).into();
+        let inputs = ["q", "k"].map(|name| (name.to_string(), numbers(&[1, 1, 1, dim], 1.0)));
+        let inputs = &inputs.into();
+        let (dtype, hints) = (Dtype::F32, Hints::default());
+        question(id, tier, &Request { problem: &problem, pass, dtype, inputs, hints }).unwrap()
+    }
+
+    #[test]
+    fn a_server_answers_until_its_tier_is_lost() {
+        let tiers: [Box<dyn Tier>; 1] = [Box::new(Mortal(AtomicBool::new(false)))];
+        let mut requests = Vec::new();
+        let mut ask = |id, tier, pass, dim| {
+            asked(id, tier, pass, dim).write(&mut requests).unwrap();
+        };
+        ask(1, "mortal", Pass::Forward, 2);
+        ask(2, "mortal", Pass::Backward, 2);
+        ask(3, "immortal", Pass::Forward, 2);
+        let mut answers = Vec::new();
+        serve(&tiers, &requests[..], &mut answers).unwrap();
+        let mut read: Vec<(u64, Answer)> = Vec::new();
+        let stream = &mut &answers[..];
+        while let Some(message) = Message::read(stream).unwrap() {
+            read.push(read_answer(&message).unwrap());
+        }
+        read.sort_by_key(|(id, _)| *id);
+        let outputs = [("lse".to_string(), numbers(&[1, 1, 1], 5.0))].into();
+        assert_eq!(read[0], (1, Answer::Outputs(outputs)));
+        let unsupported = Refusal::Unsupported("forward alone".to_string());
+        assert_eq!(read[1], (2, Answer::Refused(unsupported)));
+        assert!(matches!(read[2], (3, Answer::Refused(Refusal::Fault(_)))), "{read:?}");
+        let (mut requests, mut answers) = (Vec::new(), Vec::new());
+        asked(4, "mortal", Pass::Forward, 13).write(&mut requests).unwrap();
+        assert_eq!(serve(&tiers, &requests[..], &mut answers).unwrap_err().to_string(), "dead");
+        let message = Message::read(&mut &answers[..]).unwrap().unwrap();
+        assert_eq!(read_answer(&message).unwrap(), (4, Answer::Lost("dead".to_string())));
+        assert!(serve(&tiers, &requests[..9], Vec::new()).is_err(), "a message that was cut");
+    }
+}
