@@ -126,8 +126,10 @@ impl Archive {
     fn wants(&self, variant: &Variant) -> bool {
         let second = |pass: &Pass| matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         let by_family = match variant.family {
-            Family::Portable | Family::Moves => true,
-            Family::Second => self.pass.is_empty() || self.pass.iter().any(second),
+            Family::Portable | Family::Linear | Family::Moves => true,
+            Family::Second | Family::LinearSecond => {
+                self.pass.is_empty() || self.pass.iter().any(second)
+            }
             Family::Tensor => self.level.is_empty() || self.level.contains(&Level::Sm80),
             Family::HopperForward | Family::HopperBackward => {
                 self.level.is_empty() || self.level.contains(&Level::Sm90a)

@@ -4,7 +4,7 @@ use crate::options::Options;
 use crate::parts::{Laid, Part};
 use crate::ready::ready;
 use crate::room::{Layout, Room};
-use crate::tensors::{with_bytes, write_bytes};
+use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views, ViewsMut};
 use std::sync::Arc;
@@ -38,8 +38,12 @@ pub(crate) fn run(
     let base = lane.reserve(device, layout.bytes())?;
     let queue = lane.queue(device);
     for (part, room) in parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
-        let Some(view) = inputs.get(part.operand.name) else { continue };
-        with_bytes(part.operand.name, view, |bytes| queue.upload(room.address(base), bytes))?;
+        let (name, to) = (part.operand.name, room.address(base));
+        match inputs.get(name) {
+            Some(view) => with_bytes(name, view, |bytes| queue.upload(to, bytes))?,
+            // The place of a result that holds what the pass begins with.
+            None => with_bytes_of_place(name, outputs.get(name), |bytes| queue.upload(to, bytes))?,
+        }
     }
     ready.upload(&queue, tables.address(base))?;
     let addresses: Vec<u64> = rooms.iter().map(|room| room.address(base)).collect();

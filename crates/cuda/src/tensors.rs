@@ -18,6 +18,21 @@ pub(crate) fn with_bytes(
     }
 }
 
+/// As [`with_bytes`], of the place of a result, if it is there.
+pub(crate) fn with_bytes_of_place(
+    name: &str,
+    place: Option<&ViewMut<'_>>,
+    f: impl FnOnce(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match place {
+        Some(ViewMut::F32(x)) => packed(name, &x.view(), f),
+        Some(ViewMut::Bf16(x)) => packed(name, &x.view(), f),
+        Some(ViewMut::F16(x)) => packed(name, &x.view(), f),
+        Some(other) => Err(stored(name, other.stored())),
+        None => Ok(()),
+    }
+}
+
 fn packed<T: Pod>(
     name: &str,
     view: &ArrayViewD<'_, T>,
