@@ -1,5 +1,6 @@
 //! Times passes of attention on operands that lie on the device: by events on the stream, and the host's time
-//! to enqueue. Arguments: batch, heads, length, dim, storage, `causal` or `full`.
+//! to enqueue. Arguments: batch, heads, length, dim, storage, `causal` or `full`; or `linear` for
+//! linear_attention with a decay per head.
 //!
 //! ```sh
 //! cargo run --release -p etalon-cuda --example device_speed -- 4 16 4096 128 bf16 causal
@@ -10,7 +11,10 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace,
 };
-use etalon_problem::{Attention, Dtype, Extents, Mask, Operand, Pass, Problem, Role, Stored};
+use etalon_problem::{
+    Attention, Decay, Dtype, Extents, LinearAttention, LinearExtents, Mask, Operand, Pass, Problem,
+    Role, Stored,
+};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
@@ -42,7 +46,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let extents =
         Extents { batch, query_heads: heads, key_heads: heads, queries: length, keys: length, dim };
-    let problem: Problem = Attention::new(extents).mask(mask).into();
+    let problem: Problem = match arguments.get(5).map(String::as_str) {
+        Some("linear") => {
+            let extents =
+                LinearExtents { batch, query_heads: heads, key_heads: heads, tokens: length, dim };
+            LinearAttention::new(extents).decay(Decay::PerHead).into()
+        }
+        _ => Attention::new(extents).mask(mask).into(),
+    };
     let stream = CudaContext::new(0)?.new_stream()?;
     let workspace = Workspace::with(Settings::user());
     let bench = Bench { stream, workspace, problem, storage };
@@ -51,6 +62,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let portable = Options { level: Level::Portable, ..Options::default() };
     for pass in [Pass::Forward, Pass::Backward, Pass::DoubleBackward] {
         bench.time(pass, "portable", &portable)?;
+    }
+    if matches!(bench.problem, Problem::LinearAttention(_)) {
+        bench.time(Pass::Step, "portable", &portable)?;
+        return Ok(());
     }
     if storage == Dtype::F32 {
         return Ok(()); // the others multiply on tensor cores
@@ -77,6 +92,9 @@ impl Bench {
                 at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
                 (at >> 40) as f32 / (1 << 23) as f32 - 1.0
             };
+            // Log-decays are at most 0.
+            let gates = ["g", "g_gamma"].contains(&operand.name);
+            let mut number = || if gates { -0.1 * number().abs() } else { number() };
             let bytes: Vec<u8> = match Stored::of(operand.precision, self.storage) {
                 Stored::Float(Dtype::Bf16) => (0..operand.len())
                     .flat_map(|_| half::bf16::from_f32(number()).to_ne_bytes())
@@ -110,11 +128,12 @@ impl Bench {
                 || ["ddq", "ddk", "ddv"].contains(&x.name)
         };
         let inputs = self.memory(pass, needed)?;
-        let outputs = self.memory(pass, |x| x.role == Role::Output)?;
+        // The gradients of tensors alone: few programs train a scale.
+        let outputs = self.memory(pass, |x| x.role == Role::Output && x.primal != "scale")?;
         let (given, places) = (self.tensors(&inputs), self.tensors(&outputs));
         let (workspace, problem) = (&self.workspace, &self.problem);
         // lse and o of the forward pass, so that weights are those of a training step.
-        if pass != Pass::Forward {
+        if matches!(self.problem, Problem::Attention(_)) && pass != Pass::Forward {
             let names = |names: &[&str]| {
                 let some = inputs.iter().filter(|(name, _)| names.contains(name));
                 some.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, self.tensor(x)))

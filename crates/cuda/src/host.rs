@@ -6,9 +6,9 @@ use crate::parts::{Laid, Part};
 use crate::queue::Queue;
 use crate::ready::{Ready, ready};
 use crate::room::{Layout, Room};
-use crate::tensors::{with_bytes, write_bytes};
+use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut};
 use std::sync::Arc;
 
 /// A pass whose inputs lie in the memory of a lane.
@@ -23,20 +23,24 @@ pub(crate) struct Placed<'a> {
 }
 
 impl<'a> Placed<'a> {
-    /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`], and the
-    /// results of which `wants` knows the name are computed.
+    /// Copies the inputs and the tables of a pass to the device. The call has passed [`Table::check_call`]. The results
+    /// that have places are computed; without any places, all.
     pub fn new(
         held: &Arc<Held>,
         problem: &'a Problem,
         call: (Pass, Dtype),
         table: &Table,
         inputs: &Views<'_>,
-        wants: impl Fn(&str) -> bool,
+        places: Option<&ViewsMut<'_>>,
         options: &Options,
     ) -> Result<Placed<'a>, Error> {
         // On the device they are dense, and begin where rooms begin.
         let holds = |name: &str, result: bool| {
-            let there = if result { wants(name) } else { inputs.get(name).is_some() };
+            let written = || match places {
+                Some(places) => places.get(name).is_some(),
+                None => table.find(name).is_some_and(|x| x.role == Role::Output),
+            };
+            let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(Laid { strides: None, aligned: true })
         };
         let ready = ready(held, problem, call, table, &holds, options)?;
@@ -53,8 +57,16 @@ impl<'a> Placed<'a> {
         let base = lane.reserve(&held.device, layout.bytes())?;
         let queue = lane.queue(&held.device);
         for (part, room) in parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
-            let Some(view) = inputs.get(part.operand.name) else { continue };
-            with_bytes(part.operand.name, view, |bytes| queue.upload(room.address(base), bytes))?;
+            let (name, to) = (part.operand.name, room.address(base));
+            let place = places.and_then(|places| places.get(name));
+            match (inputs.get(name), place) {
+                (Some(view), _) => with_bytes(name, view, |bytes| queue.upload(to, bytes))?,
+                // The place of a result that holds what the pass begins with.
+                (None, Some(place)) => {
+                    with_bytes_of_place(name, place, |bytes| queue.upload(to, bytes))?
+                }
+                (None, None) => queue.fill(to, room.bytes, 0)?,
+            }
         }
         ready.upload(&queue, tables.address(base))?;
         let addresses = rooms.iter().map(|room| room.address(base)).collect();
@@ -102,8 +114,7 @@ pub(crate) fn run(
     outputs: &mut ViewsMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let wants = |name: &str| outputs.get(name).is_some();
-    let placed = Placed::new(held, problem, call, table, inputs, wants, options)?;
+    let placed = Placed::new(held, problem, call, table, inputs, Some(outputs), options)?;
     placed.enqueue()?;
     placed.queue().finish()?;
     placed.read(outputs)?;

@@ -23,6 +23,9 @@ pub fn every_variant() -> Vec<Variant> {
             }
         }
     }
+    for (storage, width) in [F32, Bf16, F16].into_iter().flat_map(|x| WIDTHS.map(|y| (x, y))) {
+        all.extend(FLAGS.map(|second| Variant::linear(storage, width, second)));
+    }
     for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
         for flags in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| [x, y])) {
             all.extend(FLAGS.map(|values| Variant::hopper_forward(storage, width, flags, values)));

@@ -1,6 +1,7 @@
 //! A pass of any algorithm that may be enqueued.
 
 use crate::job::Job;
+use crate::linear_attention;
 use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
@@ -55,5 +56,11 @@ pub(crate) fn ready<'a>(
     holds: Holds<'_>,
     options: &Options,
 ) -> Result<Box<dyn Ready + 'a>, Error> {
-    Ok(Box::new(softmax::Ready::new(held.clone(), problem, call, table, holds, options)?))
+    let held = held.clone();
+    Ok(match problem {
+        Problem::LinearAttention(problem) => {
+            Box::new(linear_attention::Ready::new(held, problem, call, table, holds, options)?)
+        }
+        _ => Box::new(softmax::Ready::new(held, problem, call, table, holds, options)?),
+    })
 }

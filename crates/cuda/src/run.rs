@@ -2,6 +2,7 @@
 
 use crate::device_id::DeviceId;
 use crate::host;
+use crate::linear_attention::check_log_decays;
 use crate::options::{Level, Options};
 use crate::workspace::Workspace;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, Problem, Views, ViewsMut};
@@ -64,6 +65,9 @@ pub fn run_in(
     let table = problem.checked_table(pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
+    if let Problem::LinearAttention(problem) = problem {
+        check_log_decays(problem, pass, inputs)?;
+    }
     let held = workspace.device(options.device)?;
     host::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
 }
@@ -77,6 +81,9 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     };
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
+        (Level::Sm80 | Level::Sm90a, _) if algorithm == Algorithm::LinearAttention => {
+            refuse("not written yet for tensor cores")
+        }
         (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
         (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward) => {
             refuse("not written yet for sm80")
@@ -99,7 +106,7 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
 pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
-        (Algorithm::Attention | Algorithm::AttentionLse, _) => Ok(()),
+        (Algorithm::Attention | Algorithm::AttentionLse | Algorithm::LinearAttention, _) => Ok(()),
         _ => Err(Error::Unsupported {
             what: format!("{algorithm} {pass}"),
             reason: "not written yet for cuda".to_string(),

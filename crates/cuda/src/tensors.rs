@@ -18,6 +18,20 @@ pub(crate) fn with_bytes(
     }
 }
 
+/// As [`with_bytes`], of the place of a result.
+pub(crate) fn with_bytes_of_place(
+    name: &str,
+    place: &ViewMut<'_>,
+    f: impl FnOnce(&[u8]) -> Result<(), Error>,
+) -> Result<(), Error> {
+    match place {
+        ViewMut::F32(x) => packed(name, &x.view(), f),
+        ViewMut::Bf16(x) => packed(name, &x.view(), f),
+        ViewMut::F16(x) => packed(name, &x.view(), f),
+        other => Err(stored(name, other.stored())),
+    }
+}
+
 fn packed<T: Pod>(
     name: &str,
     view: &ArrayViewD<'_, T>,

@@ -52,8 +52,7 @@ pub fn time(
     storage.refuse_f64()?;
     let held = workspace.device(options.device)?;
     let call = (pass, storage);
-    let is_result = |name: &str| results(&table).any(|x| x.name == name);
-    let placed = Placed::new(&held, problem, call, &table, inputs, is_result, options)?;
+    let placed = Placed::new(&held, problem, call, &table, inputs, None, options)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
     // What is compiled and loaded on the way counts nothing, nor does the first round.
     let (first, _) = round(&placed, 1)?;

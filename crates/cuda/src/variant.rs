@@ -27,6 +27,10 @@ pub enum Family {
     HopperForward,
     /// The backward pass of attention on them.
     HopperBackward,
+    /// linear_attention in fused multiply-adds.
+    Linear,
+    /// Its second order in fused multiply-adds.
+    LinearSecond,
     /// Copies and fills of tensors with strides.
     Moves,
     /// The most that fused multiply-adds do.
@@ -57,14 +61,26 @@ pub(crate) fn threads(second: bool, dim: usize, value_dim: Option<usize>) -> u32
     (64 / rows(family, dim, value_dim) * 16) as u32
 }
 
+/// Rows of a tile that a thread of the kernels of linear_attention has.
+fn linear_rows(columns: usize, second: bool) -> usize {
+    if second || width(columns) > 128 { 4 } else { 8 }
+}
+
+/// Threads of a block of the kernels of linear_attention.
+pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
+    (64 / linear_rows(columns, second) * 16) as u32
+}
+
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 9] = [
+    pub const ALL: [Family; 11] = [
         Family::Portable,
         Family::Second,
         Family::Tensor,
         Family::HopperForward,
         Family::HopperBackward,
+        Family::Linear,
+        Family::LinearSecond,
         Family::Moves,
         Family::Peak,
         Family::TensorPeak,
@@ -106,6 +122,27 @@ impl Family {
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
+            ],
+            Family::Linear => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
+                ("linear.cu", include_str!("kernels/linear.cu")),
+                ("linear_totals.cu", include_str!("kernels/linear_totals.cu")),
+            ],
+            Family::LinearSecond => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
+                ("linear_second.cu", include_str!("kernels/linear_second.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[
@@ -237,6 +274,19 @@ impl Variant {
         }
     }
 
+    /// The kernels of linear_attention, or of its second order, for results with so many columns.
+    pub fn linear(storage: Dtype, columns: usize, second: bool) -> Self {
+        let family = if second { Family::LinearSecond } else { Family::Linear };
+        Variant {
+            family,
+            defines: vec![
+                ("R", linear_rows(columns, second).to_string()),
+                ("STORAGE", number(storage)),
+                ("CW", width(columns).to_string()),
+            ],
+        }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -271,6 +321,12 @@ impl Variant {
             Family::HopperBackward => {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
             }
+            Family::Linear => {
+                &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
+            }
+            Family::LinearSecond => {
+                &["tangent_sums", "scan_second", "attend_second", "flow_second"]
+            }
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
@@ -287,6 +343,7 @@ impl Variant {
         match self.family {
             Family::Moves | Family::Peak | Family::TensorPeak | Family::HopperPeak => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
+            Family::Linear | Family::LinearSecond => width(dim) == self.define("CW"),
             _ => width(dim) == self.define("CD"),
         }
     }

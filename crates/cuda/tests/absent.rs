@@ -55,6 +55,7 @@ fn passes_without_kernels_say_so() {
     let of = |level, algorithm, pass, storage| offers(level, algorithm, pass, storage);
     let (attention, lse) = (Algorithm::Attention, Algorithm::AttentionLse);
     assert_eq!(of(Level::Portable, attention, Pass::Jvp, Dtype::F16), Ok(()));
+    assert_eq!(of(Level::Auto, Algorithm::LinearAttention, Pass::Step, Dtype::F16), Ok(()));
     for (level, algorithm, pass, storage) in [
         (Level::Portable, attention, Pass::Forward, Dtype::F64),
         (Level::Sm80, attention, Pass::Backward, Dtype::F32),

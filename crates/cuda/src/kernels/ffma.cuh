@@ -28,14 +28,16 @@ DEV int thread() {
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
 // Whether rows begin at multiples of 16 bytes and hold whole vectors of f32.
-DEV bool whole(const Rows& rows, int width) { return STORAGE == 0 && !((u64)rows.at % 16) && !(rows.stride % 4) && !(width % 4); }
+template <class T> DEV bool whole(const RowsOf<T>& rows, int width) {
+  return sizeof(T) == 4 && !((u64)rows.at % 16) && !(rows.stride % 4) && !(width % 4);
+}
 
 // Four numbers of a row from `column` on, of which those behind `width` and those of rows behind the last are 0.
-DEV void copy_four(float* to, const Rows& rows, int row, int column, int width, bool whole) {
+template <class T> DEV void copy_four(float* to, const RowsOf<T>& rows, int row, int column, int width, bool whole) {
   if (whole) {
     bool inside = row < rows.count && column < width;
     u32 at = (u32)__cvta_generic_to_shared(to);
-    const element* from = inside ? rows.at + row * rows.stride + column : rows.at;
+    const T* from = inside ? rows.at + row * rows.stride + column : rows.at;
     copy_16(at, from, inside);
     return;
   }
@@ -48,7 +50,7 @@ DEV void copy_four(float* to, const Rows& rows, int row, int column, int width, 
 
 // DEPTH columns from `first` on of 64 rows. Rows 2k and 2k + 1 share a line of 32 banks.
 DEV int place(int row, int column) { return row / 2 * 32 + row / 4 * 4 + row % 2 * 16 + column; }
-DEV void copy_slab(float* to, const Rows& rows, int first, int width) {
+template <class T> DEV void copy_slab(float* to, const RowsOf<T>& rows, int first, int width) {
   const bool whole = ::whole(rows, width);
   const int t = thread(), column = t % 4 * 4;
 #pragma unroll
@@ -70,9 +72,9 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
 
 // product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory serves
 // several products. A product has the same bits with A1 and B1 as without.
-template <bool A1, bool B1>
-DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const Rows& a, const Rows& a1, const Rows& b,
-                            const Rows& b1, int width) {
+template <bool A1, bool B1, class T, class U>
+DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const RowsOf<T>& a, const RowsOf<T>& a1,
+                            const RowsOf<U>& b, const RowsOf<U>& b1, int width) {
   auto copy = [&](int stage, int first) {
     auto& slabs = shared.slabs[stage];
     copy_slab(slabs[0], a, first, width), copy_slab(slabs[1], b, first, width);
@@ -116,13 +118,15 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
 }
 
 // product += a·bᵀ.
-DEV void add_products(Shared& shared, float (&product)[R][4], const Rows& a, const Rows& b, int width) {
+template <class T, class U>
+DEV void add_products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
   float none[R][4];
   add_products_moved<false, false>(shared, product, none, a, a, b, b, width);
 }
 
 // product = a·bᵀ.
-DEV void products(Shared& shared, float (&product)[R][4], const Rows& a, const Rows& b, int width) {
+template <class T, class U>
+DEV void products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
 #pragma unroll
   for (int r = 0; r < R; r++)
 #pragma unroll
@@ -166,7 +170,8 @@ template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, flo
 
 // sum += p·x over 64 rows of x, its columns from `first` on. A hidden factor adds nothing, whatever x holds: only where
 // x holds a number that is not finite does that take a branch for each factor.
-template <int W> DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const Rows& x, int first, int width) {
+template <int W, class T>
+DEV void accumulate(Shared& shared, float (&sum)[R][W / 16], const RowsOf<T>& x, int first, int width) {
   constexpr int LENGTH = SIDE * SIDE / W, PIECES = SIDE * SIDE / 4 / THREADS;
   const bool whole = ::whole(x, width) && first % 4 == 0;
 #pragma unroll 1

@@ -29,11 +29,12 @@ struct Call {
 DEV bool idle(const Call& c) { return c.found && !*c.found; }
 
 // Rows of a tensor: `count` of them, the others read as 0.
-struct Rows {
-  const element* at;
+template <class T> struct RowsOf {
+  const T* at;
   i64 stride;
   int count;
 };
+using Rows = RowsOf<element>;
 DEV Rows rows_of(const Tensor& x, int batch, int head, int row, int end) {
   return {(const element*)x.data + batch * x.batch + head * x.head + row * x.row, x.row, end - row};
 }

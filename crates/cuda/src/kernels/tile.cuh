@@ -24,6 +24,9 @@ typedef u16 element;
 DEV float read(element x) { float y; asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x)); return y; }
 DEV element rounded(float x) { element y; asm("cvt.rn.f16.f32 %0, %1;" : "=h"(y) : "f"(x)); return y; }
 #endif
+#if STORAGE != 0
+DEV float read(float x) { return x; }
+#endif
 
 // 2^x: 1 at 0, 0 at -inf, 2 ulp. e^(x - m) is exp2((x - m)·log2 e), subtracted first: 3 roundings of the argument.
 DEV float exp2_fast(float x) { float y; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x)); return y; }

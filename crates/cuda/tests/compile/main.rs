@@ -88,7 +88,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     let is =
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
-        Family::Portable | Family::Second => true,
+        Family::Portable | Family::Second | Family::Linear | Family::LinearSecond => true,
         Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
         Family::Tensor if is("CE", "128") => true,
         Family::Tensor => match *architecture {
@@ -165,6 +165,12 @@ fn every_variant_of_the_portable_kernels() {
 #[ignore = "compiles for ten minutes"]
 fn every_variant_of_the_second_order() {
     compile_families(&[Family::Second]);
+}
+
+#[test]
+#[ignore = "compiles for minutes"]
+fn every_variant_of_linear_attention() {
+    compile_families(&[Family::Linear, Family::LinearSecond]);
 }
 
 #[test]

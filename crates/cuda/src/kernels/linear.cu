@@ -1,0 +1,224 @@
+// linear_attention on any GPU from sm_80 on, in f32 arithmetic whatever the storage: the first order, and what the second
+// shares with it. Each result has one writer and sums in a fixed order; chunks begin where their sequence begins, so that
+// bits depend on one sequence and one key head alone.
+//
+//   fill_gates  sums of log-decays within a chunk                                                    (R20)
+//   sums        of each chunk by itself: Σ_j ω_j k_jᵀ v_j, or σ Σ_i α_i q_iᵀ dout_i over a group      (R22), (R28)
+//   scan        from chunk to chunk: the sums become the states before them, or those behind          (R22), (R28)
+//   attend      o, dq, dk or dv of a micro-chunk, with x_i or y_j of (R27)                            (R21), (R24)–(R26)
+//   flow        dg of a chunk                                                                         (R27)
+//   sum_all, sum_heads   dσ (R9) and dg_gamma from numbers of tokens
+//   step        one token                                                                             (R1), (R2)
+//
+// Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
+
+// 2^x of sums over log-decays: the exponent is rounded once.
+extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
+  __shared__ double each[CHUNK];
+  const Chunk chunk = c.chunks[blockIdx.x / c.key_heads];
+  const int key_head = blockIdx.x % c.key_heads, t = threadIdx.x;
+  const i64 plane = (i64)c.batch * c.key_heads * c.tokens;
+  const i64 at = ((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start + t;
+  for (int tangents = 0; tangents < 2; tangents++) {
+    const float* from = tangents ? c.log_tangents : c.logs;
+    float* to = tangents ? c.slopes : c.gates;
+    if (!to) continue;
+    __syncthreads();
+    each[t] = t < chunk.len ? from[c.by_head ? key_head : at] : 0;
+    __syncthreads();
+    if (t >= chunk.len) continue;
+    const double unit = tangents ? 1 : 1.4426950408889634;
+    for (int level = 0; level <= LEVELS; level++) {
+      const int begin = t >> level << level, odd = t >> level & 1;
+      const int end = min(begin + (1 << level), chunk.len);
+      double sum = 0;
+      if (odd || level == LEVELS)
+        for (int i = begin; i <= t; i++) sum += each[i];
+      else
+        for (int i = t + 1; i < end; i++) sum += each[i];
+      float log = (float)(sum * unit);
+      to[level * plane + at] = level == LEVELS && !tangents ? exp2_fast(log) : log;
+    }
+    double sum = 0;
+    for (int i = t + 1; i < chunk.len; i++) sum += each[i];
+    float log = (float)(sum * unit);
+    to[(LEVELS + 1) * plane + at] = tangents ? log : exp2_fast(log);
+  }
+}
+
+// A block owns 64 rows of the state of a chunk and a key head: y are the left factors, x the right ones.
+extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ Linear c) {
+  __shared__ Shared shared;
+  const int pieces = (c.dim + SIDE - 1) / SIDE, row = blockIdx.x % pieces * SIDE;
+  const int key_head = blockIdx.x / pieces % c.key_heads, number = blockIdx.x / pieces / c.key_heads;
+  const Chunk chunk = c.chunks[number];
+  const Gates gates(c, c.gates, chunk, key_head);
+  const int many = c.back ? group_of(c) : 1;
+  float sum[R][CW / 16];
+  clear<CW>(sum);
+#pragma unroll 1
+  for (int h = key_head * many; h < (key_head + 1) * many; h++)
+#pragma unroll 1
+    for (int t = 0; t < chunk.len; t += SIDE) {
+      Rows left = chunk_rows(c.y, chunk, h, t);
+      auto factor = [&](float (&p)[4], int token, int column, int width) {
+        float weight = gates.reach(t + token, !c.back), x[4];
+        if (weight == 0) return;
+        read_four(x, left, token, column, width);
+#pragma unroll
+        for (int e = 0; e < 4; e++) p[e] = shown(weight * (c.scale * x[e]));
+      };
+      __syncthreads();
+      publish_tokens(shared, t, chunk.len, row, c.dim, factor);
+      accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, t), c.first, c.value_dim);
+    }
+  store_state(c.states + state_at(c, number, key_head), c, row, sum);
+}
+
+// A thread owns an element of the states of a sequence and a key head.
+extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ Linear c) {
+  constexpr int AHEAD = 8;
+  const int elements = c.dim * c.value_dim, pieces = (elements + 255) / 256;
+  const int at = blockIdx.x % pieces * 256 + threadIdx.x, slot = blockIdx.x / pieces;
+  const int key_head = slot % c.key_heads, sequence = slot / c.key_heads;
+  if (at >= elements) return;
+  const Line line = c.lines[sequence];
+  const int d = at / c.value_dim, e = at % c.value_dim;
+  auto place = [&](const Tensor& x) { return (float*)x.data + sequence * x.batch + key_head * x.head + d * x.row + e; };
+  float state = c.begin.data ? *place(c.begin) : 0;
+  for (int n = 0; n < line.chunks; n += AHEAD) {
+    float sum[AHEAD], decay[AHEAD];
+    float* to[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      if (n + i >= line.chunks) break;
+      int number = line.first + (c.back ? line.chunks - 1 - n - i : n + i);
+      const Chunk chunk = c.chunks[number];
+      to[i] = c.states + state_at(c, number, key_head) + at;
+      sum[i] = *to[i];
+      decay[i] = Gates(c, c.gates, chunk, key_head).reach(chunk.len - 1, 0);
+    }
+#pragma unroll
+    for (int i = 0; i < AHEAD; i++) {
+      if (n + i >= line.chunks) break;
+      *to[i] = state;
+      state = decay[i] == 0 ? sum[i] : fmaf(decay[i], state, sum[i]);
+    }
+  }
+  if (c.end.data) *place(c.end) = state;
+}
+
+// What y contributes through a state.
+DEV void read_state(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state) {
+  if (c.turned) {
+#pragma unroll
+    for (int i = 0; i < CW / 64; i++) {
+      int column = c.first + 64 * i;
+      if (column >= c.outer) break;
+      float part[R][4];
+      products(shared, part, y, RowsOf<float>{state + (i64)column * c.inner, c.inner, c.outer - column}, c.inner);
+#pragma unroll
+      for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) sum[r][4 * i + e] = part[r][e];
+    }
+    return;
+  }
+#pragma unroll 1
+  for (int d = 0; d < c.inner; d += SIDE) {
+    __syncthreads();
+    publish_rows(shared, y, d, c.inner, 1);
+    accumulate<CW>(shared, sum, RowsOf<float>{state + (i64)d * c.outer, c.outer, c.inner - d}, c.first, c.outer);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_constant__ Linear c) {
+  __shared__ Shared shared;
+  const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
+  const int key_head = c.back ? head : head / group;
+  const Strip strip = c.strips[blockIdx.x / heads];
+  const Chunk chunk = c.chunks[strip.chunk];
+  const Gates gates(c, c.gates, chunk, key_head);
+  const Rows y = chunk_rows(c.y, chunk, head, strip.row);
+  const bool blank = c.blank && chunk.ends & (c.back ? 2 : 1);
+  float sum[R][CW / 16], number[R];
+  clear<CW>(sum);
+  if (!blank) {
+    read_state(c, shared, sum, y, c.states + state_at(c, strip.chunk, key_head));
+#pragma unroll
+    for (int r = 0; r < R; r++) {
+      int i = strip.row + R * ty() + r;
+      float reach = i < chunk.len ? gates.reach(i, c.back) : 0;
+#pragma unroll
+      for (int e = 0; e < CW / 16; e++) sum[r][e] = reach == 0 ? 0 : sum[r][e] * (reach * c.state_scale);
+    }
+  }
+  if (c.state_dots) {
+    dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
+#pragma unroll
+    for (int r = 0; r < R; r++)
+      if (blank || gates.reach(min(strip.row + R * ty() + r, chunk.len - 1), c.back) == 0) number[r] = 0;
+    put_dots(c, c.state_dots, chunk, heads, head, strip.row, number, c.dot_scale);
+  }
+  const int many = c.x.data ? c.back ? group : 1 : 0;
+  const int begin = c.back ? strip.row : 0, end = c.back ? chunk.len : strip.row + 1;
+#pragma unroll 1
+  for (int n = 0; n < many; n++)
+#pragma unroll 1
+    for (int row = begin; row < end; row += SIDE) {
+      const int h = c.back ? key_head * group + n : key_head;
+      float p[R][4];
+      products(shared, p, y, chunk_rows(c.b, chunk, h, row), c.inner);
+#pragma unroll
+      for (int r = 0; r < R; r++)
+#pragma unroll
+        for (int e = 0; e < 4; e++) {
+          int own = strip.row + R * ty() + r, other = row + 4 * tx() + e;
+          int i = c.back ? other : own, j = c.back ? own : other;
+          float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
+          p[r][e] = decay == 0 ? HIDE : shown(c.scale * (decay * p[r][e]));  // (R23)
+        }
+      publish(shared, p);
+      accumulate<CW>(shared, sum, chunk_rows(c.x, chunk, h, row), c.first, c.outer);
+      __syncthreads();
+    }
+  if (c.dots) {
+    dot_rows<CW>(number, sum, chunk_rows(c.dot, chunk, head, strip.row), c.first, c.outer);
+    put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
+  }
+  if (c.out.data)
+    store<CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, Same{c.store_scale}, c.first, c.outer, false);
+}
+
+// w_ij of the pairs of two micro-chunks, summed over the query heads of a group.
+DEV void flow_of_pairs(const Linear& c, Shared& shared, float (&w)[R][4], const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+  const int group = group_of(c);
+#pragma unroll 1
+  for (int h = key_head * group; h < (key_head + 1) * group; h++) {
+    float a[R][4], b[R][4];
+    products(shared, a, chunk_rows(c.q, chunk, h, row), chunk_rows(c.k, chunk, key_head, key), c.dim);
+    products(shared, b, chunk_rows(c.dout, chunk, h, row), chunk_rows(c.v, chunk, key_head, key), c.value_dim);
+#pragma unroll
+    for (int r = 0; r < R; r++)
+#pragma unroll
+      for (int e = 0; e < 4; e++) {
+        int i = row + R * ty() + r, j = key + 4 * tx() + e;
+        float decay = j <= i && i < chunk.len ? gates.decay(j, i) : 0;
+        if (decay != 0) w[r][e] = fmaf(c.scale * (decay * a[r][e]), b[r][e], w[r][e]);
+      }
+  }
+}
+
+// z: what passes a whole chunk.
+DEV float flow_of_states(const Linear& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
+  const float decay = gates.reach(chunk.len - 1, 0);
+  const i64 at = state_at(c, number, key_head);
+  float sum = 0;
+  if (decay != 0)
+    for (int i = threadIdx.x; i < c.dim * c.value_dim; i += THREADS) sum = fmaf(c.states[at + i], c.other[at + i], sum);
+  return decay == 0 ? 0 : decay * block_sum(sum);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ Linear c) {
+  flow_of_chunk(c, flow_of_pairs, flow_of_states);
+}

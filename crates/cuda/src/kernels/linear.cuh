@@ -1,0 +1,126 @@
+// linear_attention: the problem as the host describes it, decays within a chunk, and what the kernels of both orders share.
+//
+// A sequence is cut into chunks of 128 tokens, a chunk into two micro-chunks of 64, a tile each. Pairs of tokens of one
+// chunk are computed tile by tile and forgotten; what is before or behind a chunk comes through a state. Places i, j and t
+// count from the begin of a chunk.
+
+// ---- the problem -----------------------------------------------------------------------------------------------------
+constexpr int CHUNK = 128, LEVELS = 7;
+
+struct Chunk { int batch, start, len, ends; };  // ends: 1 the first of its sequence, 2 the last
+struct Strip { int chunk, row; };               // a micro-chunk
+struct Line { int first, chunks; };             // the chunks of a sequence
+
+struct Linear {
+  // Every gradient is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
+  // w_ij = P_ij (y_i·b_j). x1, y1, b1, state1 are tangents, of the second order alone. data is 0 where there is none.
+  Tensor y, y1, b, b1, x, x1, out;
+  Tensor q, q1, k, k1, v, v1, dout, dout1;  // what dg is made of; of a step q, k and v
+  Tensor dot;                               // rows that out, or its part from the state, is multiplied with
+  Tensor begin, begin1, end, end1;          // states [sequence, head, row]: what a sweep begins with, and where it ends
+  float *state_dots, *dots;                 // [batch, heads, tokens]; 0: not wanted
+  float *states, *states1, *other, *other1; // [chunk, key head, D, E]: before a chunk, or behind it; `other`: those behind
+  const float *x_dots, *y_dots;             // x and y of (R27)
+  const float *logs, *log_tangents;         // log-decays of heads or tokens, and their tangents; 0: none
+  float *gates, *slopes;                    // tables of `fill_gates`: a plane for each level, then two more; 0: none
+  float *dg, *total;
+  const float* numbers;                     // what `sum_all` and `sum_heads` sum
+  const float* ddscale;
+  const Chunk* chunks;
+  const Strip* strips;
+  const Line* lines;
+  int batch, heads, key_heads, tokens, dim, value_dim;
+  int inner, outer;    // columns of y and b, and of x and out
+  int first;           // the first column of this launch's accumulators
+  int back;            // 1: rows see themselves and later tokens, and are those of key heads
+  int turned;          // 1: y is multiplied with the transposed state
+  int blank;           // 1: before the first chunk (back: behind the last) the state is 0
+  int add;             // 1: dots are added to what is there
+  int by_head;         // 1: a log-decay for each head, not for each token
+  float scale;         // σ, of pairs
+  float state_scale;   // of what is read from the state
+  float store_scale;
+  float dot_scale;     // of state_dots
+};
+
+DEV int group_of(const Linear& c) { return c.heads / c.key_heads; }
+DEV float ddscale_of(const Linear& c) { return c.ddscale ? *c.ddscale : 0; }
+DEV i64 state_at(const Linear& c, int chunk, int key_head) { return ((i64)chunk * c.key_heads + key_head) * c.dim * c.value_dim; }
+
+// The rows of a head from `row` of a chunk on; none of a tensor that is not there.
+DEV Rows chunk_rows(const Tensor& x, const Chunk& chunk, int head, int row) {
+  return rows_of(x, chunk.batch, head, chunk.start + row, chunk.start + chunk.len);
+}
+DEV Rows tangent_rows(const Tensor& x, const Rows& otherwise, const Chunk& chunk, int head, int row) {
+  return x.data ? chunk_rows(x, chunk, head, row) : Rows{otherwise.at, otherwise.stride, 0};
+}
+
+// ---- decays (R20) ----------------------------------------------------------------------------------------------------
+// Sums of the log-decays (to base 2), or of their tangents, of one key head in one chunk. Level n has, for each token t,
+// the sum from the begin of its block of 2^n tokens to t where the block is an odd one, and from behind t to its end
+// where it is even. What lies between j and i is the sum of two of them: of the level at which their blocks meet. So
+// nothing is ever subtracted. Plane 7 has α, of tangents a; plane 8 has ω, of tangents b.
+struct Gates {
+  const float* at;
+  i64 plane;
+  __device__ __forceinline__ Gates(const Linear& c, const float* tables, const Chunk& chunk, int key_head)
+      : at(tables ? tables + ((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start : 0),
+        plane((i64)c.batch * c.key_heads * c.tokens) {}
+  __device__ __forceinline__ float between(int j, int i) const {  // j < i
+    i64 level = (31 - __clz(i ^ j)) * plane;
+    return at[level + i] + at[level + j];
+  }
+  __device__ __forceinline__ float decay(int j, int i) const { return !at || i == j ? 1 : exp2_fast(between(j, i)); }  // P_ij
+  __device__ __forceinline__ float tangent(int j, int i) const { return !at || i == j ? 0 : between(j, i); }           // β_ij
+  __device__ __forceinline__ float reach(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 1; }
+  __device__ __forceinline__ float reach_tangent(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 0; }
+};
+
+// ---- factors ---------------------------------------------------------------------------------------------------------
+// Four numbers of a row, of which those that are not there are 0.
+template <class T> DEV void read_four(float (&to)[4], const RowsOf<T>& rows, int row, int column, int width) {
+#pragma unroll
+  for (int i = 0; i < 4; i++) to[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
+}
+
+// The factors of a following `accumulate`: 64 columns of 64 rows, from `first` on, times `factor`; columns are reduced.
+DEV void publish_rows(Shared& shared, const Rows& rows, int first, int width, float factor) {
+  float p[R][4];
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    read_four(p[r], rows, R * ty() + r, first + 4 * tx(), width);
+#pragma unroll
+    for (int e = 0; e < 4; e++) p[r][e] = shown(factor * p[r][e]);
+  }
+  publish(shared, p);
+}
+
+// out = sum of each row's numbers times those of `with`, in every thread of the row.
+template <int W> DEV void dot_rows(float (&out)[R], const float (&sum)[R][W / 16], const Rows& with, int first, int width) {
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    float all = 0;
+#pragma unroll
+    for (int i = 0; i < W / 64; i++) {
+      float x[4];
+      read_four(x, with, R * ty() + r, first + 64 * i + 4 * tx(), width);
+#pragma unroll
+      for (int e = 0; e < 4; e++) all = fmaf(sum[r][4 * i + e], x[e], all);
+    }
+#pragma unroll
+    for (int n = 8; n; n /= 2) all += __shfl_xor_sync(~0u, all, n);
+    out[r] = all;
+  }
+}
+
+// Writes a number of each row of a micro-chunk, or adds it to what is there: that of an earlier launch.
+DEV void put_dots(const Linear& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[R], float scale) {
+#pragma unroll
+  for (int r = 0; r < R; r++) {
+    int i = row + R * ty() + r;
+    if (tx() || i >= chunk.len) continue;
+    float* at = to + ((i64)chunk.batch * heads + head) * c.tokens + chunk.start + i;
+    float value = scale * x[r];
+    *at = c.first || c.add ? *at + value : value;
+  }
+}

@@ -1,0 +1,73 @@
+// Sums over the tokens of linear_attention, in f64 and in a fixed order; and one token of a step.
+
+// The sum of a number of each thread, in thread 0.
+DEV double sum_block(double x) {
+  __shared__ double sums[256];
+  sums[threadIdx.x] = x;
+  for (int n = 128; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  return sums[0];
+}
+
+// Of every head of queries, dσ (R9).
+extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ Linear c) {
+  double sum = 0;
+  for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
+  sum = sum_block(sum);
+  if (threadIdx.x == 0) *c.total = (float)sum;
+}
+
+// Of each key head, dg_gamma (R7).
+extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constant__ Linear c) {
+  const int head = blockIdx.x;
+  double sum = 0;
+  for (i64 i = threadIdx.x; i < (i64)c.batch * c.tokens; i += 256)
+    sum += c.numbers[(i / c.tokens * c.key_heads + head) * c.tokens + i % c.tokens];
+  sum = sum_block(sum);
+  if (threadIdx.x == 0) c.total[head] = (float)sum;
+}
+
+// A block owns 32 columns of a state; a warp has every eighth row. `begin` and `end` may be the same.
+extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ Linear c) {
+  constexpr int MEMBERS = 4, WARPS = 8;
+  __shared__ float sums[WARPS][MEMBERS][32];
+  const int pieces = (c.value_dim + 31) / 32, slot = blockIdx.x / pieces, key_head = slot % c.key_heads, batch = slot / c.key_heads;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, e = blockIdx.x % pieces * 32 + lane, group = group_of(c);
+  const bool inside = e < c.value_dim;
+  const float decay = c.logs ? exp2_fast(c.logs[c.by_head ? key_head : slot] * LOG2E) : 1;
+  const element* k = (const element*)c.k.data + batch * c.k.batch + key_head * c.k.head;
+  const float value = inside ? read(((const element*)c.v.data)[batch * c.v.batch + key_head * c.v.head + e]) : 0;
+  const float* from = (const float*)c.begin.data + batch * c.begin.batch + key_head * c.begin.head + e;
+  float* to = (float*)c.end.data + batch * c.end.batch + key_head * c.end.head + e;
+  int member = 0;
+  do {
+    float o[MEMBERS] = {};
+    const element* q = (const element*)c.q.data + batch * c.q.batch + (key_head * group + member) * c.q.head;
+#pragma unroll 4
+    for (int d = warp; d < c.dim; d += WARPS) {
+      if (!inside) continue;
+      float state;
+      if (member) state = to[d * c.end.row];
+      else {
+        state = read(k[d]) * value;
+        if (decay != 0) state = fmaf(decay, from[d * c.begin.row], state);
+        to[d * c.end.row] = state;
+      }
+#pragma unroll
+      for (int m = 0; m < MEMBERS; m++)
+        if (member + m < group) o[m] = fmaf(read(q[m * c.q.head + d]), state, o[m]);
+    }
+#pragma unroll
+    for (int m = 0; m < MEMBERS; m++) sums[warp][m][lane] = o[m];
+    __syncthreads();
+    if (warp < MEMBERS && member + warp < group && inside && c.out.data) {
+      float sum = 0;
+#pragma unroll
+      for (int w = 0; w < WARPS; w++) sum += sums[w][warp][lane];
+      ((element*)c.out.data)[batch * c.out.batch + (key_head * group + member + warp) * c.out.head + e] = rounded(c.scale * sum);
+    }
+    __syncthreads();
+  } while ((member += MEMBERS) < group);
+}

@@ -1,0 +1,19 @@
+//! linear_attention: `kernels/linear*.cu*`.
+
+mod call;
+mod log_decays;
+mod passes;
+mod prepared;
+mod ready;
+mod second;
+mod tables;
+
+pub(crate) use log_decays::check_log_decays;
+pub(crate) use ready::Ready;
+
+/// Tokens of a chunk, and of a micro-chunk: a tile.
+const CHUNK: usize = 128;
+const SIDE: usize = 64;
+
+/// A call of a prepared pass.
+type Job<'a> = crate::job::Job<'a, prepared::Prepared<'a>>;
