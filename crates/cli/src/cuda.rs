@@ -126,7 +126,7 @@ impl Archive {
     fn wants(&self, variant: &Variant) -> bool {
         let second = |pass: &Pass| matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         let by_family = match variant.family {
-            Family::Portable | Family::Moves | Family::Peak => true,
+            Family::Portable | Family::CrossEntropy | Family::Moves | Family::Peak => true,
             Family::Second => self.pass.is_empty() || self.pass.iter().any(second),
             Family::Tensor | Family::TensorPeak => {
                 self.level.is_empty() || self.level.contains(&Level::Sm80)

@@ -39,7 +39,7 @@ impl<'a> Placed<'a> {
             let there = if result { wants(name) } else { inputs.get(name).is_some() };
             there.then_some(Laid { strides: None, aligned: true })
         };
-        let ready = ready(held, problem, call, table, &holds, options)?;
+        let ready = ready(held, problem, call, table, &holds, Some(inputs), options)?;
         let parts = &ready.parts().list;
         let mut layout = Layout::default();
         let tables = layout.room(ready.table_bytes())?;

@@ -27,6 +27,8 @@ pub enum Family {
     HopperForward,
     /// The backward pass of attention on them.
     HopperBackward,
+    /// linear_cross_entropy in fused multiply-adds.
+    CrossEntropy,
     /// Copies and fills of tensors with strides.
     Moves,
     /// The most that fused multiply-adds do.
@@ -59,12 +61,13 @@ pub(crate) fn threads(second: bool, dim: usize, value_dim: Option<usize>) -> u32
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 9] = [
+    pub const ALL: [Family; 10] = [
         Family::Portable,
         Family::Second,
         Family::Tensor,
         Family::HopperForward,
         Family::HopperBackward,
+        Family::CrossEntropy,
         Family::Moves,
         Family::Peak,
         Family::TensorPeak,
@@ -106,6 +109,13 @@ impl Family {
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
+            ],
+            Family::CrossEntropy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("gemm.cuh", include_str!("kernels/gemm.cuh")),
+                ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
+                ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[
@@ -237,6 +247,14 @@ impl Variant {
         }
     }
 
+    /// linear_cross_entropy of a storage type, of the second order or the first.
+    pub fn cross_entropy(storage: Dtype, second: bool) -> Self {
+        Variant {
+            family: Family::CrossEntropy,
+            defines: vec![("STORAGE", number(storage)), ("SECOND", u8::from(second).to_string())],
+        }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -271,6 +289,20 @@ impl Variant {
             Family::HopperBackward => {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
             }
+            Family::CrossEntropy if self.define("SECOND") > 0 => &[
+                "logits",
+                "motions",
+                "totals",
+                "finish",
+                "loss",
+                "gradients",
+                "hidden",
+                "head",
+                "bias",
+            ],
+            Family::CrossEntropy => {
+                &["logits", "totals", "finish", "loss", "gradients", "hidden", "head", "bias"]
+            }
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
@@ -285,7 +317,11 @@ impl Variant {
     /// Whether it is compiled for passes whose q and k have so many columns.
     pub fn serves(&self, dim: usize) -> bool {
         match self.family {
-            Family::Moves | Family::Peak | Family::TensorPeak | Family::HopperPeak => true,
+            Family::CrossEntropy
+            | Family::Moves
+            | Family::Peak
+            | Family::TensorPeak
+            | Family::HopperPeak => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
             _ => width(dim) == self.define("CD"),
         }
