@@ -126,7 +126,11 @@ impl Archive {
     fn wants(&self, variant: &Variant) -> bool {
         let second = |pass: &Pass| matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         let by_family = match variant.family {
-            Family::Portable | Family::Linear | Family::Moves | Family::Peak => true,
+            Family::Portable
+            | Family::Linear
+            | Family::CrossEntropy
+            | Family::Moves
+            | Family::Peak => true,
             Family::Second | Family::LinearSecond => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }

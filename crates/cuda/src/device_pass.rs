@@ -146,7 +146,7 @@ impl DevicePass {
         let holds = |name: &str, result: bool| {
             (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
         };
-        let ready = ready(&held, problem, (pass, storage), &table, &holds, options)?;
+        let ready = ready(&held, problem, (pass, storage), &table, &holds, None, options)?;
         let lane = held.lane()?;
         let queue = lane.queue(&held.device);
         let tables = device_memory(&held.device, &lane.stream, ready.table_bytes())?;

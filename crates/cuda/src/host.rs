@@ -8,7 +8,7 @@ use crate::ready::{Ready, ready};
 use crate::room::{Layout, Room};
 use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut, find};
 use std::sync::Arc;
 
 /// A pass whose inputs lie in the memory of a lane.
@@ -38,12 +38,12 @@ impl<'a> Placed<'a> {
         let holds = |name: &str, result: bool| {
             let written = || match places {
                 Some(places) => places.get(name).is_some(),
-                None => table.find(name).is_some_and(|x| x.role == Role::Output),
+                None => find(&table.operands, name).is_some_and(|x| x.role == Role::Output),
             };
             let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(Laid { strides: None, aligned: true })
         };
-        let ready = ready(held, problem, call, table, &holds, options)?;
+        let ready = ready(held, problem, call, table, &holds, Some(inputs), options)?;
         let parts = &ready.parts().list;
         let mut layout = Layout::default();
         let tables = layout.room(ready.table_bytes())?;

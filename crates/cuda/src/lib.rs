@@ -1,4 +1,4 @@
-//! The CUDA tier: attention, attention_lse and linear_attention on GPUs. It builds everywhere,
+//! The CUDA tier: attention, attention_lse, linear_attention and linear_cross_entropy on GPUs. It builds everywhere,
 //! with no CUDA installed, and loads the driver and the compiler (NVRTC) when it runs. Where one of
 //! them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
@@ -16,6 +16,7 @@ mod absent;
 mod archive;
 mod cache;
 mod compiler;
+mod cross_entropy;
 mod device;
 mod device_id;
 mod device_pass;

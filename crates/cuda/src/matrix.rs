@@ -13,6 +13,9 @@ pub fn every_variant() -> Vec<Variant> {
     let tensor_cores = [Unit::Mma, Unit::Wgmma].into_iter();
     all.extend(tensor_cores.flat_map(|unit| [Bf16, F16].map(|x| Variant::peak(unit, x))));
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
+    for (storage, second) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+        all.push(Variant::cross_entropy(storage, second));
+    }
     for (storage, options) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
             all.push(Variant::portable(storage, dim, value_dim, options));

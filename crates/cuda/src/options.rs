@@ -36,7 +36,7 @@ named! {
 }
 
 /// Options of the cuda tier.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// The device, by its ordinal or its UUID; the first one unless set.
     pub device: DeviceId,
@@ -47,9 +47,25 @@ pub struct Options {
     /// Whether the caller promises that all operands are finite numbers. Without it the tensor cores' backward
     /// pass looks at all of them first, and leaves what is not finite to the portable kernels.
     pub assume_finite: bool,
+    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results
+    /// and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes.
+    pub memory_budget: usize,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.
     pub recompute: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Options {
+            device: DeviceId::default(),
+            level: Level::default(),
+            precision: Precision::default(),
+            assume_finite: false,
+            memory_budget: 256 << 20,
+            recompute: false,
+        }
+    }
 }
 
 /// What a [`Workspace`](crate::Workspace) needs to know of the machine: kernels are looked for in the

@@ -1,5 +1,6 @@
 //! A pass of any algorithm that may be enqueued.
 
+use crate::cross_entropy;
 use crate::job::Job;
 use crate::linear_attention;
 use crate::options::Options;
@@ -7,7 +8,7 @@ use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::softmax;
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Pass, Problem, Table};
+use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views};
 use std::fmt::Debug;
 use std::sync::Arc;
 
@@ -47,19 +48,24 @@ impl dyn Ready + '_ {
     }
 }
 
-/// Prepares a pass that has passed [`Table::check_call`].
+/// Prepares a pass that has passed [`Table::check_call`]. `inputs`: those in the memory of the host, if the
+/// operands lie there.
 pub(crate) fn ready<'a>(
     held: &Arc<Held>,
     problem: &'a Problem,
     call: (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
+    inputs: Option<&Views<'_>>,
     options: &Options,
 ) -> Result<Box<dyn Ready + 'a>, Error> {
     let held = held.clone();
     Ok(match problem {
         Problem::LinearAttention(problem) => {
             Box::new(linear_attention::Ready::new(held, problem, call, table, holds, options)?)
+        }
+        Problem::LinearCrossEntropy(problem) => {
+            Box::new(cross_entropy::Ready::new(held, problem, call, table, holds, inputs, options)?)
         }
         _ => Box::new(softmax::Ready::new(held, problem, call, table, holds, options)?),
     })

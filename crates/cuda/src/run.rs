@@ -85,6 +85,9 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
             refuse("not written yet for tensor cores")
         }
         (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
+        (Level::Sm80 | Level::Sm90a, _) if algorithm == Algorithm::LinearCrossEntropy => {
+            refuse("not written yet for tensor cores")
+        }
         (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward) => {
             refuse("not written yet for sm80")
         }
@@ -106,7 +109,13 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
 pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
-        (Algorithm::Attention | Algorithm::AttentionLse | Algorithm::LinearAttention, _) => Ok(()),
+        (
+            Algorithm::Attention
+            | Algorithm::AttentionLse
+            | Algorithm::LinearAttention
+            | Algorithm::LinearCrossEntropy,
+            _,
+        ) => Ok(()),
         _ => Err(Error::Unsupported {
             what: format!("{algorithm} {pass}"),
             reason: "not written yet for cuda".to_string(),

@@ -14,7 +14,8 @@ pub(crate) fn with_bytes(
         View::F32(x) => packed(name, x, f),
         View::Bf16(x) => packed(name, x, f),
         View::F16(x) => packed(name, x, f),
-        View::F64(_) | View::I64(_) => Err(stored(name, view.stored())),
+        View::I64(x) => packed(name, x, f),
+        View::F64(_) => Err(stored(name, view.stored())),
     }
 }
 
@@ -55,6 +56,7 @@ pub(crate) fn write_bytes(
         ViewMut::F32(x) => unpacked(name, x, f),
         ViewMut::Bf16(x) => unpacked(name, x, f),
         ViewMut::F16(x) => unpacked(name, x, f),
+        ViewMut::I64(x) => unpacked(name, x, f),
         other => Err(stored(name, other.stored())),
     }
 }

@@ -31,6 +31,8 @@ pub enum Family {
     Linear,
     /// Its second order in fused multiply-adds.
     LinearSecond,
+    /// linear_cross_entropy in fused multiply-adds.
+    CrossEntropy,
     /// Copies and fills of tensors with strides.
     Moves,
     /// The most that fused multiply-adds do.
@@ -73,7 +75,7 @@ pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 11] = [
+    pub const ALL: [Family; 12] = [
         Family::Portable,
         Family::Second,
         Family::Tensor,
@@ -81,6 +83,7 @@ impl Family {
         Family::HopperBackward,
         Family::Linear,
         Family::LinearSecond,
+        Family::CrossEntropy,
         Family::Moves,
         Family::Peak,
         Family::TensorPeak,
@@ -143,6 +146,13 @@ impl Family {
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
                 ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
                 ("linear_second.cu", include_str!("kernels/linear_second.cu")),
+            ],
+            Family::CrossEntropy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("gemm.cuh", include_str!("kernels/gemm.cuh")),
+                ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
+                ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[
@@ -287,6 +297,14 @@ impl Variant {
         }
     }
 
+    /// linear_cross_entropy of a storage type, of the second order or the first.
+    pub fn cross_entropy(storage: Dtype, second: bool) -> Self {
+        Variant {
+            family: Family::CrossEntropy,
+            defines: vec![("STORAGE", number(storage)), ("SECOND", u8::from(second).to_string())],
+        }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -327,6 +345,20 @@ impl Variant {
             Family::LinearSecond => {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]
             }
+            Family::CrossEntropy if self.define("SECOND") > 0 => &[
+                "logits",
+                "motions",
+                "totals",
+                "finish",
+                "loss",
+                "gradients",
+                "hidden",
+                "head",
+                "bias",
+            ],
+            Family::CrossEntropy => {
+                &["logits", "totals", "finish", "loss", "gradients", "hidden", "head", "bias"]
+            }
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
@@ -341,7 +373,11 @@ impl Variant {
     /// Whether it is compiled for passes whose q and k have so many columns.
     pub fn serves(&self, dim: usize) -> bool {
         match self.family {
-            Family::Moves | Family::Peak | Family::TensorPeak | Family::HopperPeak => true,
+            Family::CrossEntropy
+            | Family::Moves
+            | Family::Peak
+            | Family::TensorPeak
+            | Family::HopperPeak => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
             Family::Linear | Family::LinearSecond => width(dim) == self.define("CW"),
             _ => width(dim) == self.define("CD"),

@@ -88,7 +88,11 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     let is =
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
-        Family::Portable | Family::Second | Family::Linear | Family::LinearSecond => true,
+        Family::Portable
+        | Family::Second
+        | Family::Linear
+        | Family::LinearSecond
+        | Family::CrossEntropy => true,
         Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
         Family::Tensor if is("CE", "128") => true,
         Family::Tensor => match *architecture {

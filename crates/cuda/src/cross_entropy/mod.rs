@@ -1,0 +1,10 @@
+//! linear_cross_entropy.
+
+mod call;
+mod plan;
+mod prepared;
+mod ready;
+mod run;
+mod tokens;
+
+pub(crate) use ready::Ready;

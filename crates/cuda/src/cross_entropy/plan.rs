@@ -1,0 +1,160 @@
+//! How many tokens and classes a chunk has, within a budget of memory.
+
+use crate::room::memory;
+use etalon_problem::Error;
+
+/// Tokens, classes and elements of a tile of a product: `SIDE` of `gemm.cuh`.
+pub(crate) const SIDE: usize = 128;
+
+/// Classes of a leaf of the tree: `TILE` of `cross_entropy.cuh`.
+pub(crate) const TILE: usize = 256;
+
+/// Classes that a chunk should have, so that products have enough tiles.
+const WIDE: usize = 4096;
+
+/// What a pass computes.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Asked {
+    pub dh: bool,
+    pub dw: bool,
+    pub dbias: bool,
+    /// Whether gradients are stored in f32, where they may be summed.
+    pub wide: bool,
+    pub second: bool,
+}
+
+impl Asked {
+    pub fn gradients(self) -> bool {
+        self.dh || self.dw || self.dbias
+    }
+
+    pub fn head(self) -> bool {
+        self.dw || self.dbias
+    }
+
+    /// Bytes of a node of the tree for a token: `Node` of `cross_entropy.cuh`.
+    fn node(self) -> usize {
+        if self.second { 40 } else { 24 }
+    }
+}
+
+/// How a pass walks its tokens and classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Plan {
+    /// Tokens of a chunk, a multiple of [`SIDE`].
+    pub rows: usize,
+    /// Classes of a chunk, a multiple of [`TILE`].
+    pub columns: usize,
+    /// Whether a chunk has all classes: its logits then serve its gradients, too.
+    pub keeps: bool,
+    /// Whether dw and dbias have a sweep of their own, with the classes outside.
+    pub apart: bool,
+    /// Bytes of a plane of logits, of the nodes that wait in the tree, of the sums of dh that wait there, and
+    /// of those of dw and dbias.
+    pub plane: usize,
+    pub nodes: usize,
+    pub hidden: usize,
+    pub head: usize,
+    pub head_bias: usize,
+}
+
+impl Plan {
+    /// For so many tokens that count. Chunks are as large as the budget permits, at least one tile.
+    pub fn new(
+        (counted, dim, vocab): (usize, usize, usize),
+        asked: Asked,
+        budget: usize,
+    ) -> Result<Plan, Error> {
+        let up = |x: usize, to: usize| {
+            x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX))
+        };
+        let (all_rows, all_columns) = (up(counted, SIDE)?, up(vocab, TILE)?);
+        let wide = all_columns.min(WIDE);
+        let mut rows = all_rows;
+        loop {
+            let plan = Plan::of(rows, all_columns, (all_rows, dim, vocab), asked, budget);
+            match plan {
+                Some(plan) if plan.columns >= wide || rows == SIDE => return Ok(plan),
+                None if rows == SIDE => return Err(memory(usize::MAX)),
+                _ => rows = up(rows / 2, SIDE)?,
+            }
+        }
+    }
+
+    /// With so many rows, and as many columns as the budget leaves; none where numbers overflow.
+    fn of(
+        rows: usize,
+        all_columns: usize,
+        (all_rows, dim, vocab): (usize, usize, usize),
+        asked: Asked,
+        budget: usize,
+    ) -> Option<Plan> {
+        let levels = (usize::BITS - vocab.div_ceil(TILE).leading_zeros()) as usize;
+        let several = rows < all_rows;
+        let apart = several && asked.dw && !asked.wide;
+        let nodes = levels.checked_mul(rows)?.checked_mul(asked.node())?;
+        let hidden = match asked.dh {
+            true => {
+                levels.checked_mul(4 * rows)?.checked_mul(dim.checked_next_multiple_of(SIDE)?)?
+            }
+            false => 0,
+        };
+        let head_bias = if several && asked.dbias && !asked.wide { 4 * vocab } else { 0 };
+        let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?;
+        // A column of logits, of their motions, and a row of dw where that is summed apart.
+        let planes = 1 + usize::from(asked.second);
+        let column = (4 * planes).checked_mul(rows)?;
+        let column = column.checked_add(if apart { 4 * dim } else { 0 })?;
+        let columns = budget.saturating_sub(fixed) / column / TILE * TILE;
+        let columns = columns.clamp(TILE, all_columns);
+        Some(Plan {
+            rows,
+            columns,
+            keeps: columns == all_columns,
+            apart,
+            plane: columns.checked_mul(4 * rows)?,
+            nodes,
+            hidden,
+            head: if apart { columns.checked_mul(4 * dim)? } else { 0 },
+            head_bias,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ALL: Asked = Asked { dh: true, dw: true, dbias: true, wide: false, second: false };
+
+    fn bytes(plan: &Plan, planes: usize) -> usize {
+        planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
+    }
+
+    #[test]
+    fn a_small_problem_is_one_chunk() {
+        let plan = Plan::new((5, 7, 300), ALL, 64 << 20).unwrap();
+        assert_eq!((plan.rows, plan.columns), (128, 512));
+        assert!(plan.keeps && !plan.apart && plan.head == 0);
+    }
+
+    #[test]
+    fn chunks_stay_within_the_budget() {
+        for (budget, second, wide) in
+            [(64, false, false), (64, true, false), (256, false, true), (1024, true, true)]
+        {
+            let (asked, budget) = (Asked { second, wide, ..ALL }, budget << 20);
+            let plan = Plan::new((8192, 2304, 256_000), asked, budget).unwrap();
+            assert!(bytes(&plan, 1 + usize::from(second)) <= budget, "{plan:?}");
+            assert!(plan.columns >= WIDE, "{plan:?}");
+            assert_eq!(plan.apart, !wide);
+        }
+    }
+
+    #[test]
+    fn the_smallest_chunk_is_a_tile() {
+        let plan = Plan::new((1000, 64, 10_000), ALL, 0).unwrap();
+        assert_eq!((plan.rows, plan.columns), (SIDE, TILE));
+        assert!(plan.apart && !plan.keeps);
+    }
+}

@@ -1,0 +1,119 @@
+//! A pass of linear_cross_entropy: its operands, its memory, its kernels.
+
+use crate::cross_entropy::plan::{Asked, Plan};
+use crate::cross_entropy::tokens::Tokens;
+use crate::gpu::Kernels;
+use crate::options::{Level, Options};
+use crate::parts::{Holds, Parts};
+use crate::room::{Layout, Room};
+use crate::variant::Variant;
+use crate::workspace::Held;
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// A pass whose memory is laid out and whose kernels are loaded.
+#[derive(Debug)]
+pub(crate) struct Prepared<'a> {
+    pub parts: Parts,
+    pub problem: Cow<'a, LinearCrossEntropy>,
+    pub tokens: Tokens,
+    pub asked: Asked,
+    pub plan: Plan,
+    pub rooms: Rooms,
+    pub kernels: Arc<Kernels>,
+    pub scratch_bytes: usize,
+}
+
+/// Where things lie in scratch memory.
+#[derive(Debug)]
+pub(crate) struct Rooms {
+    pub z: Room,
+    pub motion: Room,
+    pub picked: Room,
+    pub nodes: Room,
+    pub pulls: Room,
+    pub terms: Room,
+    pub hidden: Room,
+    pub head: Room,
+    pub head_bias: Room,
+}
+
+/// Bytes of `Pull` of `cross_entropy.cuh`.
+fn pull(second: bool) -> usize {
+    if second { 56 } else { 28 }
+}
+
+impl Rooms {
+    fn new(plan: &Plan, asked: Asked, counted: usize, layout: &mut Layout) -> Result<Rooms, Error> {
+        let pulls = if asked.gradients() { pull(asked.second) } else { 0 };
+        Ok(Rooms {
+            z: layout.room(plan.plane)?,
+            motion: layout.room(if asked.second { plan.plane } else { 0 })?,
+            picked: layout.room(8 * counted)?,
+            nodes: layout.room(plan.nodes)?,
+            pulls: layout.room(pulls * counted)?,
+            terms: layout.room(16 * counted)?,
+            hidden: layout.room(plan.hidden)?,
+            head: layout.room(plan.head)?,
+            head_bias: layout.room(plan.head_bias)?,
+        })
+    }
+}
+
+impl<'a> Prepared<'a> {
+    /// `inputs`: those that lie in the
+    /// memory of the host.
+    pub fn new(
+        held: Arc<Held>,
+        problem: &'a LinearCrossEntropy,
+        (pass, storage): (Pass, Dtype),
+        table: &Table,
+        holds: Holds<'_>,
+        inputs: Option<&Views<'_>>,
+        options: &Options,
+    ) -> Result<Prepared<'a>, Error> {
+        let refuse = |what: &str, reason: &str| {
+            Err(Error::Unsupported { what: what.to_string(), reason: reason.to_string() })
+        };
+        let Some(inputs) = inputs else {
+            let reason = "targets are checked on the host: call `run_in`";
+            return refuse("linear_cross_entropy of operands on a device", reason);
+        };
+        if !matches!(options.level, Level::Auto | Level::Portable) {
+            let reason = "linear_cross_entropy is not written yet for it";
+            return refuse(&format!("level {}", options.level), reason);
+        }
+        let tokens = Tokens::new(problem, inputs)?;
+        let mut layout = Layout::default();
+        let parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
+        let gradients = match pass {
+            Pass::DoubleBackward => ["gh", "gw", "gbias"],
+            _ => ["dh", "dw", "dbias"],
+        };
+        let [dh, dw, dbias] = gradients.map(|name| parts.has(name));
+        let asked = Asked {
+            dh,
+            dw,
+            dbias,
+            wide: problem.wide_gradients || storage == Dtype::F32,
+            second: pass == Pass::DoubleBackward,
+        };
+        let counted = tokens.counted.len();
+        let sizes = (counted, problem.dim, problem.vocab);
+        let plan = Plan::new(sizes, asked, options.memory_budget)?;
+        let rooms = Rooms::new(&plan, asked, counted, &mut layout)?;
+        let device = parts.device();
+        let variant = Variant::cross_entropy(storage, asked.second);
+        let kernels = device.kernels(variant, &device.architecture())?;
+        let scratch_bytes = layout.bytes();
+        let problem = Cow::Borrowed(problem);
+        Ok(Prepared { parts, problem, tokens, asked, plan, rooms, kernels, scratch_bytes })
+    }
+}
+
+impl AsRef<Parts> for Prepared<'_> {
+    fn as_ref(&self) -> &Parts {
+        &self.parts
+    }
+}

@@ -1,0 +1,248 @@
+//! The kernels of a pass in their order: `kernels/cross_entropy.cu`.
+//!
+//! Chunks of tokens go outside, chunks of classes within: first for the totals of the tokens, then for
+//! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of
+//! its own in which classes go outside.
+
+use crate::cross_entropy::call::{Call, PerToken};
+use crate::cross_entropy::plan::{SIDE, TILE};
+use crate::cross_entropy::prepared::Prepared;
+use crate::job;
+use crate::parts::Part;
+use etalon_problem::{Error, LseSquareWeight, Pass, Reduction};
+use std::ops::Range;
+
+type Job<'a> = job::Job<'a, Prepared<'a>>;
+
+/// A call of a pass, and what its kernels are told.
+struct Run<'j, 'a> {
+    job: &'j Job<'a>,
+    call: Call,
+}
+
+/// Enqueues the pass.
+pub(crate) fn run(job: &Job<'_>) -> Result<(), Error> {
+    clear(job)?;
+    let run = Run { job, call: call(job) };
+    if !job.prepared.tokens.counted.is_empty() {
+        run.by_tokens()?;
+        if job.prepared.plan.apart {
+            run.by_classes()?;
+        }
+    }
+    run.launch("loss", 1, 256, &run.call)
+}
+
+/// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where no token
+/// counts.
+fn clear(job: &Job<'_>) -> Result<(), Error> {
+    let Prepared { parts, tokens, problem, .. } = job.prepared;
+    let none = tokens.counted.is_empty();
+    let ignored = tokens.counted.len() < problem.tokens;
+    let leaves = |part: &Part| match part.operand.name {
+        "dw" | "dbias" | "gw" | "gbias" => none,
+        _ => none || ignored,
+    };
+    for part in parts.list.iter().filter(|part| part.wanted && leaves(part)) {
+        let nothing = if part.operand.name == "argmax" { u32::MAX } else { 0 };
+        let place = job.place_of(part);
+        // What the caller holds on a device is dense, and begins and ends with whole words.
+        job.queue.fill(place.address, part.bytes * place.elements(), nothing)?;
+    }
+    Ok(())
+}
+
+fn call(job: &Job<'_>) -> Call {
+    let Prepared { parts, problem, tokens, asked, plan, rooms, .. } = job.prepared;
+    let at = |name: &str| job.address(name);
+    let pass = |forward: &'static str, second: &'static str| match parts.pass {
+        Pass::DoubleBackward => at(second),
+        _ => at(forward),
+    };
+    let first = PerToken::new(["dloss", "dlse", "dlogprob", "dentropy"], at);
+    let second = PerToken::new(["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"], at);
+    let outputs = PerToken::new(["loss", "lse", "logprob", "entropy"], at);
+    let motions = PerToken::new(["gdloss", "gdlse", "gdlogprob", "gdentropy"], at);
+    let entropies = [first.entropy, second.entropy, outputs.entropy, motions.entropy];
+    let call = Call {
+        h: at("h"),
+        w: at("w"),
+        bias: at("bias"),
+        ddh: at("ddh"),
+        ddw: at("ddw"),
+        ddbias: at("ddbias"),
+        class_weights: at("class_weights"),
+        first,
+        second,
+        outputs,
+        motions,
+        argmax: at("argmax"),
+        n_valid: at("n_valid"),
+        normaliser: at("normaliser"),
+        dh: pass("dh", "gh"),
+        dw: pass("dw", "gw"),
+        dbias: pass("dbias", "gbias"),
+        tokens: job.tables,
+        z: job.at(rooms.z),
+        motion: job.at(rooms.motion),
+        picked: job.at(rooms.picked),
+        nodes: job.at(rooms.nodes),
+        pulls: if asked.gradients() { job.at(rooms.pulls) } else { 0 },
+        terms: job.at(rooms.terms),
+        hidden: job.at(rooms.hidden),
+        class_weight: tokens.class_weights,
+        z_mean: tokens.z,
+        z_lse: tokens.z_lse,
+        square: problem.lse_square_scale,
+        smoothing: problem.label_smoothing,
+        dim: problem.dim as i32,
+        vocab: problem.vocab as i32,
+        counted: tokens.counted.len() as i32,
+        rows: plan.rows as i32,
+        columns: plan.columns as i32,
+        nothing_left: tokens.nothing_left,
+        each: i32::from(problem.reduction == Reduction::None),
+        square_weighted: i32::from(problem.lse_square_weight == LseSquareWeight::ClassWeight),
+        entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
+        whole: i32::from(problem.dim % 4 == 0),
+        wide: i32::from(asked.wide),
+        ..Call::default()
+    };
+    call.linked(problem)
+}
+
+/// The parts of so many elements, each as long as the first.
+fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
+    (0..all).step_by(each).map(move |first| first..all.min(first + each))
+}
+
+impl Run<'_, '_> {
+    fn launch(&self, name: &str, blocks: usize, threads: u32, call: &Call) -> Result<(), Error> {
+        let kernel = self.job.prepared.kernels.get(name)?;
+        self.job.queue.launch(kernel, blocks as u64, (threads, 0), call)
+    }
+
+    fn tokens(&self) -> impl Iterator<Item = Range<usize>> {
+        chunks(self.call.counted as usize, self.job.prepared.plan.rows)
+    }
+
+    fn classes(&self) -> impl Iterator<Item = Range<usize>> {
+        chunks(self.call.vocab as usize, self.job.prepared.plan.columns)
+    }
+
+    /// What the kernels of a chunk are told.
+    fn chunk(&self, tokens: &Range<usize>, classes: &Range<usize>) -> Call {
+        Call {
+            first_token: tokens.start as i32,
+            count: tokens.len() as i32,
+            first_class: classes.start as i32,
+            classes: classes.len() as i32,
+            ..self.call
+        }
+    }
+
+    /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
+    fn by_tokens(&self) -> Result<(), Error> {
+        let Prepared { asked, plan, .. } = self.job.prepared;
+        let head = asked.head() && !plan.apart;
+        for tokens in self.tokens() {
+            for classes in self.classes() {
+                let call = self.chunk(&tokens, &classes);
+                self.logits(&call)?;
+                self.launch("totals", tokens.len(), 256, &call)?;
+            }
+            let all = self.chunk(&tokens, &(0..0));
+            self.launch("finish", tokens.len().div_ceil(128), 128, &all)?;
+            if !(asked.dh || head) {
+                continue;
+            }
+            for classes in self.classes() {
+                let call = self.chunk(&tokens, &classes);
+                if !plan.keeps {
+                    self.logits(&call)?;
+                }
+                self.gradients(&call)?;
+                if asked.dh {
+                    self.hidden(&call, &classes)?;
+                }
+                if head {
+                    self.head(&call, &tokens, &classes)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// dw and dbias, whose sums wait beside them for the next chunk of tokens.
+    fn by_classes(&self) -> Result<(), Error> {
+        for classes in self.classes() {
+            for tokens in self.tokens() {
+                let call = self.chunk(&tokens, &classes);
+                self.logits(&call)?;
+                self.gradients(&call)?;
+                self.head(&call, &tokens, &classes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// (C1), (C2), and in the second order (C21).
+    fn logits(&self, call: &Call) -> Result<(), Error> {
+        let tiles = |x: i32| (x as usize).div_ceil(SIDE);
+        let blocks = tiles(call.count) * tiles(call.classes);
+        self.launch("logits", blocks, 256, call)?;
+        if self.job.prepared.asked.second {
+            self.launch("motions", blocks, 256, call)?;
+        }
+        Ok(())
+    }
+
+    /// (C16), and in the second order (C27).
+    fn gradients(&self, call: &Call) -> Result<(), Error> {
+        let parts = (call.columns as usize).div_ceil(1024);
+        self.launch("gradients", call.count as usize * parts, 256, call)
+    }
+
+    /// (C17) or (C28).
+    fn hidden(&self, call: &Call, classes: &Range<usize>) -> Result<(), Error> {
+        let tiles = |x: i32| (x as usize).div_ceil(SIDE);
+        let ends = i32::from(classes.end == call.vocab as usize);
+        let blocks = tiles(call.count) * tiles(call.dim);
+        self.launch("hidden", blocks, 256, &Call { ends, ..*call })
+    }
+
+    /// (C18) and (C19), or (C29) and (C30).
+    fn head(
+        &self,
+        call: &Call,
+        tokens: &Range<usize>,
+        classes: &Range<usize>,
+    ) -> Result<(), Error> {
+        let Prepared { asked, plan, rooms, .. } = self.job.prepared;
+        let tiles = |x: i32| (x as usize).div_ceil(SIDE);
+        let first = 4 * classes.start as u64;
+        // Where f32 is stored, the sums wait in place.
+        let head = match plan.apart {
+            true => self.job.at(rooms.head),
+            false => call.dw + first * call.dim as u64,
+        };
+        let bias = if asked.wide { call.dbias } else { self.job.at(rooms.head_bias) };
+        let call = Call {
+            head,
+            head_bias: bias + first,
+            begins: i32::from(tokens.start == 0),
+            ends: i32::from(tokens.end == call.counted as usize),
+            ..*call
+        };
+        if asked.dw {
+            self.launch("head", tiles(call.classes) * tiles(call.dim), 256, &call)?;
+        }
+        if asked.dbias {
+            let blocks = (call.classes as usize).div_ceil(32);
+            self.launch("bias", blocks, 256, &call)?;
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(TILE.is_multiple_of(SIDE));

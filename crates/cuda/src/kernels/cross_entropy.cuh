@@ -1,0 +1,120 @@
+// Linear cross-entropy as the host describes it to its kernels, and what a range of classes adds to a token.
+//
+// Compile-time: SECOND, whether the second order is computed: the motions of logits and of their sums.
+
+// ---- the problem -----------------------------------------------------------------------------------------------------
+constexpr int TILE = 256;  // classes of a leaf of the tree
+
+struct Token {  // one that counts
+  int index, target;
+  float weight, class_weight;  // kappa, cw of the target
+};
+
+// What a set of classes adds to a token (C33), and how that moves (C39). W is kept for smoothing alone.
+struct Node {
+  float m, l, u, s, weight;
+  int argmax;
+#if SECOND
+  float m_motion, l_motion, u_motion, s_motion;
+#endif
+};
+
+// What a token pulls its logits with (C12)-(C15), (C26).
+struct Pull {
+  float m, ln_l, mean_shift, both, eta, dentropy;
+  float own;  // da of its target
+#if SECOND
+  float both_motion, eta_motion, cot_entropy, m_motion, mean, entropy_motion;
+  float own_motion;  // x of its target
+#endif
+};
+
+struct Cotangents { const float *loss, *lse, *logprob, *entropy; };  // 0: counts as 0
+struct Outputs { float *loss, *lse, *logprob, *entropy; };           // 0: not wanted
+
+struct Call {
+  const element *h, *w, *bias, *ddh, *ddw, *ddbias;  // bias, ddh, ddw, ddbias: 0 where there are none
+  const float* class_weights;                        // 0: all are 1
+  Cotangents first, second;
+  Outputs outputs, motions;                          // of the forward pass, and gradients by the first cotangents
+  i64 *argmax, *n_valid;
+  float* normaliser;
+  void *dh, *dw, *dbias;
+  const Token* tokens;                               // those that count
+  float *z, *motion;                                 // [rows][columns]: logits, then gradients; their motions
+  float* picked;                                     // [tokens][2]: the logits of targets, and their motions
+  Node* nodes;                                       // [levels][rows]: what waits in the tree
+  Pull* pulls;                                       // [tokens]
+  double* terms;                                     // [tokens][2] of (C9)
+  float* hidden;                                     // sums of dh that wait in the tree
+  float *head, *head_bias;                           // [classes][D] and [classes] of the chunk: sums over the tokens before
+  double class_weight, z_mean, z_lse, square, smoothing;  // sum of cw; Z and Z_z of (C10); zeta; alpha
+  float factor, ratio, slope;                        // of the link; ratio 0: no cap
+  int dim, vocab, counted, rows, columns;
+  int first_token, count, first_class, classes;      // the chunk
+  int nothing_left;                                  // 0: divide; 1: the share of a mean is 0; 2: NaN
+  int each;                                          // whether every token has a loss of its own
+  int square_weighted;                               // whether omega is cw of the target
+  int entropy, whole, wide;                          // entropy: whether it is wanted, or has a cotangent; wide: gradients are f32
+  int begins, ends;                                  // the chunk is the first, the last that adds to its sums
+};
+
+// ---- from a to z -----------------------------------------------------------------------------------------------------
+// (C2)
+DEV float logit(const Call& c, float a) {
+  float scaled = a * c.factor;
+  return c.ratio == 0 ? scaled : tanh_fast(scaled) * c.ratio;
+}
+// (C11), of the logit: at the end of the cap exactly 0.
+DEV float slope(const Call& c, float z) {
+  if (c.ratio == 0) return c.slope;
+  float t = z / c.ratio;
+  return fmaf(-t, t, 1.0f) * c.slope;
+}
+// r' / r of (C25), of the logit.
+DEV float bend(const Call& c, float z) { return c.ratio == 0 ? 0 : z * (-2 * c.slope / c.ratio / c.ratio); }
+
+// ---- weights that may be 0 -------------------------------------------------------------------------------------------
+DEV bool is_nan(float x) { return x != x; }
+// weight * x, but 0 * inf = 0: what has no weight adds nothing, however unlikely it is.
+DEV double weigh(double weight, double x) { return weight == 0 && fabs(x) == (double)INF ? 0 : weight * x; }
+DEV float weigh(float weight, float x) { return weight == 0 && fabsf(x) == INF ? 0 : weight * x; }
+// The same of how x moves.
+DEV double weigh_motion(double weight, double x, double motion) { return weight == 0 && fabs(x) == (double)INF ? 0 : weight * motion; }
+
+// ---- the tree --------------------------------------------------------------------------------------------------------
+// No z - m below this has a weight: e^-200 is 0 in f32. So 0 * (-inf) does not arise. NaN passes.
+DEV float at_least(float shift) { return shift < -200 ? -200 : shift; }
+
+// x > y, where NaN counts as the largest.
+DEV bool exceeds(float x, float y) { return x > y || (is_nan(x) && !is_nan(y)); }
+
+// l, u and s of a node with m in place of its own maximum.
+struct Sums { float l, u, s; };
+DEV Sums relative(const Node& x, float m) {
+  if (x.m == m) return {x.l, x.u, x.s};                              // also where inf - inf is no shift
+  if (x.m == -INF) return {0, 0, x.s - weigh(x.weight, m)};          // (-inf) * 0 is no entropy
+  float shift = x.m - m, k = weight(x.m, m);
+  return {k * x.l, k == 0 ? 0 : k * (x.u + shift * x.l), x.s + weigh(x.weight, shift)};
+}
+#if SECOND
+DEV Sums relative_motion(const Node& x, float m, float motion) {
+  float d = x.m_motion - motion, s = x.s_motion + x.weight * d;
+  if (x.m == -INF) return {0, 0, s};
+  float shift = at_least(x.m - m), k = x.m == m ? 1 : weight(shift, 0);
+  return {k * (x.l_motion + d * x.l), k * ((x.u_motion + shift * x.l_motion) + d * (x.u + shift * x.l)), s};
+}
+#endif
+
+// (C34) and (C40): y is of classes behind those of x.
+DEV Node combined(const Node& x, const Node& y) {
+  const bool second = exceeds(y.m, x.m);
+  Node z = second ? y : x;
+  Sums a = relative(x, z.m), b = relative(y, z.m);
+  z.l = a.l + b.l, z.u = a.u + b.u, z.s = a.s + b.s, z.weight = x.weight + y.weight;
+#if SECOND
+  a = relative_motion(x, z.m, z.m_motion), b = relative_motion(y, z.m, z.m_motion);
+  z.l_motion = a.l + b.l, z.u_motion = a.u + b.u, z.s_motion = a.s + b.s;
+#endif
+  return z;
+}
