@@ -78,9 +78,7 @@ pub fn run_filtered(
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
     };
-    let more = if filter.is_some() { choice::lists_bytes(problem) } else { 0 };
-    let bytes = lists_bytes(problem, asked).saturating_add(more);
-    let lists = workspace.lists(bytes, "the tokens that count")?;
+    let lists = workspace.lists(lists_bytes(problem, asked), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let sweeps = sweeps(problem, options, asked);
     let tokens = &tokens;
@@ -88,13 +86,15 @@ pub fn run_filtered(
     pass.run(workspace, &lists, sweeps, filter, (outputs, motions, gradients))
 }
 
-/// Bytes of what is kept of every token, and of every tile.
+/// Bytes of what is kept of every token, and of every tile; with a filter also of what that keeps.
 pub fn lists_bytes(problem: &LinearCrossEntropy, asked: Asked) -> usize {
     let first = size_of::<Token>() + size_of::<Partial>() + size_of::<Pull>();
     let second = size_of::<Motion>() + size_of::<Pull>();
     let token = if asked.second { first + second } else { first };
     let tiles = problem.vocab.div_ceil(cut::TILE).saturating_mul(size_of::<f32>());
-    problem.tokens.saturating_mul(token).saturating_add(tiles).saturating_add(256)
+    let filter = if asked.filter { choice::lists_bytes(problem) } else { 0 };
+    let tokens = problem.tokens.saturating_mul(token);
+    tokens.saturating_add(tiles).saturating_add(filter).saturating_add(256)
 }
 
 /// A pass.
