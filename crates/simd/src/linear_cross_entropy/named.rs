@@ -18,7 +18,7 @@ use crate::known::Known;
 use crate::named::Inputs;
 use crate::parallel::share;
 use crate::tiles::tiles;
-use crate::workspace::{Lists, Parts};
+use crate::workspace::{Lists, Parts, Region};
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearCrossEntropy, Pass, Views, ViewsMut};
 use ndarray::s;
@@ -97,6 +97,12 @@ pub fn lists_bytes(problem: &LinearCrossEntropy, asked: Asked) -> usize {
     tokens.saturating_add(tiles).saturating_add(filter).saturating_add(256)
 }
 
+/// The memory of a sweep.
+pub fn room(workspace: &Workspace, bytes: usize) -> Result<Region, Error> {
+    let what = "packed operands, logits, sums and the scratch of threads";
+    workspace.room(bytes / size_of::<f32>(), what)
+}
+
 /// A pass.
 pub struct Call<'t, 'a> {
     pub operands: Operands<'a>,
@@ -134,8 +140,7 @@ impl Call<'_, '_> {
         let choice = filter.map(|filter| Choice::new(lists, (counted.len(), tiles), filter));
         let mut choice = choice.transpose()?;
         let bytes = sweeps.iter().flatten().map(Cut::bytes).max().unwrap_or(0);
-        let what = "packed operands, logits, sums and the scratch of threads";
-        let mut room = workspace.room(bytes / size_of::<f32>(), what)?;
+        let mut room = room(workspace, bytes)?;
         // From here on nothing fails.
         clear(&mut gradients, counted.len() < problem.tokens, counted.is_empty());
         let wanted = Wanted {
@@ -164,13 +169,12 @@ impl Call<'_, '_> {
         lists: &'l Lists,
         sweeps: &[Option<Cut>; 3],
     ) -> Result<PerToken<'l>, Error> {
-        let zero = Partial { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
         let second = self.second.is_some();
         let gradients = sweeps.iter().flatten().any(|cut| cut.asked.gradients());
         let count = |wanted: bool| if wanted { self.tokens.counted.len() } else { 0 };
         let pulls = |wanted| lists.repeat(count(wanted), Pull::default(), "what tokens pull with");
         Ok(PerToken {
-            totals: lists.repeat(count(true), zero, "the totals of tokens")?,
+            totals: lists.repeat(count(true), Partial::default(), "the totals of tokens")?,
             pulls: pulls(gradients)?,
             motions: lists.repeat(count(second), Motion::default(), "the motions of totals")?,
             pull_motions: pulls(gradients && second)?,
