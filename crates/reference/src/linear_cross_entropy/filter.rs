@@ -3,7 +3,10 @@
 //! A tile of tokens and classes whose gradients of the logits are small can be left out of (C17)
 //! and (C18). How far the results are then off is known without computing them (C37), (C38): the
 //! [`Certificate`]. Nothing is left out of dbias. Off unless called: a threshold that does no harm
-//! at the end of a training drops every gradient but those of the targets at its beginning.
+//! at the end of a training drops every gradient but those of the targets at its beginning. A tile
+//! has at most 64 tokens and 256 classes.
+
+pub use etalon_problem::linear_cross_entropy::Filter;
 
 use super::head::{matrix, matrix_mut};
 use super::shard::Shard;
@@ -15,37 +18,6 @@ use crate::tensor::{filled, full};
 use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{Array1, ArrayView1, ArrayView2, Axis, Slice};
 use std::ops::Range;
-
-/// When a tile of at most 64 tokens and 256 classes is left out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Filter {
-    /// Where every |da_iv| is below a threshold.
-    Below {
-        /// The threshold; it sees what reaches the tokens through the cotangents, too.
-        eps: f64,
-    },
-    /// As long as no bound of the certificate exceeds these. Tiles are taken block of tokens by
-    /// block of tokens, and classes in their order.
-    Within {
-        /// Of every ‖error of dh_i‖.
-        dh: f64,
-        /// Of every ‖error of dw_v‖.
-        dw: f64,
-    },
-}
-
-impl Filter {
-    fn check(&self) -> Result<(), Error> {
-        let options = match *self {
-            Filter::Below { eps } => vec![("eps", eps)],
-            Filter::Within { dh, dw } => vec![("dh", dh), ("dw", dw)],
-        };
-        let bad = options.into_iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0));
-        bad.map_or(Ok(()), |(name, x)| {
-            Err(Error::value(format!("filter.{name}"), "finite, at least 0", x))
-        })
-    }
-}
 
 /// What was left out at most. It holds in exact arithmetic; the rounding of either side comes on top.
 #[derive(Debug, Clone, PartialEq)]
