@@ -11,10 +11,10 @@ pub use etalon_problem::linear_cross_entropy::Filter;
 use super::head::{matrix, matrix_mut};
 use super::shard::Shard;
 use super::tokens::{Token, scatter};
-use super::tree::tiles;
+use super::tree::{fold, tiles};
 use super::{Cotangents, Gradients, Inputs};
 use crate::scalar::Real;
-use crate::tensor::{filled, full};
+use crate::tensor::{add, filled, full};
 use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{Array1, ArrayView1, ArrayView2, Axis, Slice};
 use std::ops::Range;
@@ -30,7 +30,8 @@ pub struct Certificate<T> {
     pub tiles: (usize, usize),
 }
 
-/// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them.
+/// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them. A threshold
+/// of 0 leaves out nothing and gives the bits of [`backward`](super::backward()).
 pub fn backward<T: Real>(
     problem: &LinearCrossEntropy,
     inputs: &Inputs<'_, T>,
@@ -52,19 +53,25 @@ pub fn backward<T: Real>(
     for (numbers, h) in shard.tokens.blocks() {
         let tokens = &shard.tokens.counted[numbers.clone()];
         let norms: Vec<T> = h.rows().into_iter().map(norm).collect();
-        let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
-        for tile in tiles(&shard.head.classes) {
-            let da = shard.logit_gradients(&pulls[numbers.clone()], h, &tile)?;
-            let (da, w) = (matrix(&da, tile.len()), shard.head.rows(&tile));
+        let mut leaf = |tile: &Range<usize>| {
+            let da = shard.logit_gradients(&pulls[numbers.clone()], h, tile)?;
+            let (da, w) = (matrix(&da, tile.len()), shard.head.rows(tile));
             let classes = Slice::from(tile.clone());
             let mut sums = dbias.slice_axis_mut(Axis(0), classes);
             da.rows().into_iter().for_each(|row| sums += &row); // (C19)
-            if certificate.leave_out(filter, tokens, &norms, &tile, da, w) {
-                continue;
+            let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
+            if !certificate.leave_out(filter, tokens, &norms, tile, da, w) {
+                T::add_product(matrix_mut(&mut rows, dim), da, w); // (C17)
+                T::add_product(dw.slice_axis_mut(Axis(0), classes), da.reversed_axes(), h); // (C18)
             }
-            T::add_product(matrix_mut(&mut rows, dim), da, w); // (C17)
-            T::add_product(dw.slice_axis_mut(Axis(0), classes), da.reversed_axes(), h); // (C18)
-        }
+            Ok(rows)
+        };
+        let sum = |mut x: Vec<T>, y: Vec<T>| {
+            add(&mut x, &y);
+            Ok(x)
+        };
+        // From the first tile to the last, summed along their tree.
+        let rows = fold(&tiles(&shard.head.classes), &mut leaf, &sum)?.unwrap_or_default();
         scatter(&mut dh, tokens, rows.chunks_exact(dim));
     }
     let gradients = Gradients { dh: Some(dh), dw: Some(dw), dbias: problem.bias.then_some(dbias) };
