@@ -214,6 +214,39 @@ impl LinearCrossEntropy {
     }
 }
 
+/// When a backward pass leaves a tile of tokens and classes out of dh (C17) and dw (C18). How many of either
+/// are a tile is the tier's.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Filter {
+    /// Where every |da_iv| is below a threshold (C36).
+    Below {
+        /// The threshold; it sees what reaches the tokens through the cotangents, too.
+        eps: f64,
+    },
+    /// As long as no bound of the certificate exceeds these. Of every block of tokens the tiles take their
+    /// turn in the order of classes, and of every tile of classes in that of tokens.
+    Within {
+        /// Of every ‖error of dh_i‖ (C37).
+        dh: f64,
+        /// Of every ‖error of dw_v‖ (C38).
+        dw: f64,
+    },
+}
+
+impl Filter {
+    /// Fails at a threshold or a budget that is below 0, infinite or NaN.
+    pub fn check(&self) -> Result<(), Error> {
+        let expect = |name: &str, x: f64| match x.is_finite() && x >= 0.0 {
+            true => Ok(()),
+            false => Err(Error::value(format!("filter.{name}"), "finite, at least 0", x)),
+        };
+        match *self {
+            Filter::Below { eps } => expect("eps", eps),
+            Filter::Within { dh, dw } => expect("dh", dh).and_then(|()| expect("dw", dw)),
+        }
+    }
+}
+
 tensors! {
     LinearCrossEntropy as problem, gradients wanted (wide problem.wide_gradients), no_jvp;
     inputs {

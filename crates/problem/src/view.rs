@@ -303,8 +303,9 @@ fn check_view(
     let expected = match operand.precision {
         _ if operand.name == first => "f64, f32, bf16 or f16".to_string(),
         Precision::Integer => stored.to_string(),
-        Precision::Storage => format!("{stored}, as {first} does"),
-        Precision::Wide => format!("{stored}, as {first} holds {storage}"),
+        // f64 beside f64, and f32 beside everything else.
+        Precision::Wide if storage != Dtype::F64 => format!("{stored}, unless {first} holds f64"),
+        Precision::Storage | Precision::Wide => format!("{stored}, as {first} does"),
     };
     let (operand, found) = (operand.name.to_string(), found.to_string());
     Err(Error::Dtype { operand, expected, found })

@@ -7,8 +7,8 @@ use crate::memory::zeros;
 use crate::{Element, Mode, Options, Workspace, softmax};
 use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Place, Places, Results};
 use etalon_problem::{
-    Attention, AttentionLse, Error, LazyAttention, Operand, Pass, Precision, Problem, Role, Views,
-    ViewsMut, find,
+    Attention, AttentionLse, Error, LazyAttention, Operand, Pass, Precision, Problem, Role, Table,
+    Views, ViewsMut, find,
 };
 
 /// Computes a pass: reads `inputs` and writes those outputs that have a place in `outputs`, both by
@@ -147,11 +147,7 @@ impl<'s> Call<'s> {
 
     /// Adds the tensors of a struct.
     pub fn with<'a: 's, T: Element>(mut self, operands: &'s impl Operands<'a, T>) -> Self {
-        operands.each(&mut |name, x| {
-            if let Some(view) = x.and_then(Borrowed::into_view) {
-                self.inputs.push(name, view);
-            }
-        });
+        add_operands(&mut self.inputs, operands);
         self
     }
 
@@ -173,21 +169,8 @@ impl<'s> Call<'s> {
         let table = &Known::of(&workspace, &self.problem, self.pass)?.table;
         // What is wrong with the operands is said before memory is asked for.
         table.check_call(&self.inputs, &ViewsMut::new(), options.recompute)?;
-        let mut results = R::collect(&mut |name, precision| {
-            let operand = find(&table.operands, name).filter(|operand| {
-                operand.role == Role::Output || options.mode == Mode::ForwardGradient
-            });
-            let Some(Operand { shape, .. }) = operand else { return Ok(None) };
-            Ok(Some(match precision {
-                Precision::Storage => ByPrecision::Storage(zeros(&shape[..], name)?),
-                Precision::Wide => ByPrecision::Wide(zeros(&shape[..], name)?),
-                Precision::Integer => ByPrecision::Integer(zeros(&shape[..], name)?),
-            }))
-        })?;
-        let mut outputs = ViewsMut::new();
-        results.places(&mut |name, place| add(&mut outputs, name, place));
-        run(&self, &workspace, &mut outputs)?;
-        drop(outputs);
+        let mut results: R = zero_results(table, options.mode == Mode::ForwardGradient)?;
+        run(&self, &workspace, &mut places_of(&mut results))?;
         Ok(results)
     }
 
@@ -209,13 +192,59 @@ impl<'s> Call<'s> {
         places: impl Places<'o, T>,
         run: impl FnOnce(&Self, &mut ViewsMut<'o>) -> Result<(), Error>,
     ) -> Result<(), Error> {
-        let mut outputs = ViewsMut::new();
-        places.each(&mut |name, place| add(&mut outputs, name, place));
-        run(&self, &mut outputs)
+        run(&self, &mut named_places(places))
     }
 }
 
-fn add<'o, T: Element>(outputs: &mut ViewsMut<'o>, name: &'static str, place: Place<'o, T>) {
+/// Adds the tensors of a struct, by name.
+pub(crate) fn add_operands<'s, 'a: 's, T: Element>(
+    inputs: &mut Views<'s>,
+    operands: &'s impl Operands<'a, T>,
+) {
+    operands.each(&mut |name, x| {
+        if let Some(view) = x.and_then(Borrowed::into_view) {
+            inputs.push(name, view);
+        }
+    });
+}
+
+/// The results of a pass, all 0; with those that a tier may leave out, if `optional`.
+pub(crate) fn zero_results<T: Element, R: Results<T>>(
+    table: &Table,
+    optional: bool,
+) -> Result<R, Error> {
+    R::collect(&mut |name, precision| {
+        let operand = find(&table.operands, name);
+        let operand = operand.filter(|operand| operand.role == Role::Output || optional);
+        let Some(Operand { shape, .. }) = operand else { return Ok(None) };
+        Ok(Some(match precision {
+            Precision::Storage => ByPrecision::Storage(zeros(&shape[..], name)?),
+            Precision::Wide => ByPrecision::Wide(zeros(&shape[..], name)?),
+            Precision::Integer => ByPrecision::Integer(zeros(&shape[..], name)?),
+        }))
+    })
+}
+
+/// Where results lie, by name.
+pub(crate) fn places_of<T: Element, R: Results<T>>(results: &mut R) -> ViewsMut<'_> {
+    let mut outputs = ViewsMut::new();
+    results.places(&mut |name, place| add(&mut outputs, name, place));
+    outputs
+}
+
+/// The places of a struct, by name.
+pub(crate) fn named_places<'o, T: Element>(places: impl Places<'o, T>) -> ViewsMut<'o> {
+    let mut outputs = ViewsMut::new();
+    places.each(&mut |name, place| add(&mut outputs, name, place));
+    outputs
+}
+
+/// Adds a place.
+pub(crate) fn add<'o, T: Element>(
+    outputs: &mut ViewsMut<'o>,
+    name: &'static str,
+    place: Place<'o, T>,
+) {
     if let Some(view) = place.into_view() {
         outputs.push(name, view);
     }

@@ -182,7 +182,7 @@ fn a_wrong_type_is_told_with_both_types() {
         tensors.insert("sinks".to_string(), low);
     });
     let line = bench.refused("forward", &[]);
-    assert_eq!(line, "in.safetensors: `sinks` must hold f32, as q holds bf16, found bf16");
+    assert_eq!(line, "in.safetensors: `sinks` must hold f32, unless q holds f64, found bf16");
 
     let bench = Bench::new("causal", "attention");
     bench.edit(|tensors| {

@@ -328,6 +328,16 @@ fn a_call_is_refused_in_the_words_of_its_operands() {
     );
     assert_eq!(refused(saved().with("q", &q), false), "`q` must be one tensor, found two");
     assert_eq!(refused(given().with("q", &whole), true), "`k` must hold f64, as q does, found f32");
+    let [wide_k, wide_v, wide_dout, wide_o, wide_lse] =
+        [&k, &v, &dout, &o, &lse].map(|x| x.mapv(f64::from));
+    let saved_as = |lse| given().with("q", &q).with("o", &o).with("lse", lse);
+    assert_eq!(
+        refused(saved_as(&wide_lse), false),
+        "`lse` must hold f32, unless q holds f64, found f64"
+    );
+    let wide = Views::new().with("q", &whole).with("k", &wide_k).with("v", &wide_v);
+    let wide = wide.with("dout", &wide_dout).with("o", &wide_o).with("lse", &lse);
+    assert_eq!(refused(wide, false), "`lse` must hold f64, as q does, found f32");
     let outputs = ViewsMut::new().with("dq", &mut dq);
     assert!(problem.check_call(Pass::Backward, &saved(), &outputs, false).is_ok());
     assert!(problem.check_call(Pass::Step, &saved(), &outputs, false).is_err());

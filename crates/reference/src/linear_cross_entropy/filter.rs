@@ -3,49 +3,21 @@
 //! A tile of tokens and classes whose gradients of the logits are small can be left out of (C17)
 //! and (C18). How far the results are then off is known without computing them (C37), (C38): the
 //! [`Certificate`]. Nothing is left out of dbias. Off unless called: a threshold that does no harm
-//! at the end of a training drops every gradient but those of the targets at its beginning.
+//! at the end of a training drops every gradient but those of the targets at its beginning. A tile
+//! has at most 64 tokens and 256 classes.
+
+pub use etalon_problem::linear_cross_entropy::Filter;
 
 use super::head::{matrix, matrix_mut};
 use super::shard::Shard;
 use super::tokens::{Token, scatter};
-use super::tree::tiles;
+use super::tree::{fold, tiles};
 use super::{Cotangents, Gradients, Inputs};
 use crate::scalar::Real;
-use crate::tensor::{filled, full};
+use crate::tensor::{add, filled, full};
 use etalon_problem::{Error, LinearCrossEntropy};
 use ndarray::{Array1, ArrayView1, ArrayView2, Axis, Slice};
 use std::ops::Range;
-
-/// When a tile of at most 64 tokens and 256 classes is left out.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Filter {
-    /// Where every |da_iv| is below a threshold.
-    Below {
-        /// The threshold; it sees what reaches the tokens through the cotangents, too.
-        eps: f64,
-    },
-    /// As long as no bound of the certificate exceeds these. Tiles are taken block of tokens by
-    /// block of tokens, and classes in their order.
-    Within {
-        /// Of every ‖error of dh_i‖.
-        dh: f64,
-        /// Of every ‖error of dw_v‖.
-        dw: f64,
-    },
-}
-
-impl Filter {
-    fn check(&self) -> Result<(), Error> {
-        let options = match *self {
-            Filter::Below { eps } => vec![("eps", eps)],
-            Filter::Within { dh, dw } => vec![("dh", dh), ("dw", dw)],
-        };
-        let bad = options.into_iter().find(|(_, x)| !(x.is_finite() && *x >= 0.0));
-        bad.map_or(Ok(()), |(name, x)| {
-            Err(Error::value(format!("filter.{name}"), "finite, at least 0", x))
-        })
-    }
-}
 
 /// What was left out at most. It holds in exact arithmetic; the rounding of either side comes on top.
 #[derive(Debug, Clone, PartialEq)]
@@ -58,7 +30,8 @@ pub struct Certificate<T> {
     pub tiles: (usize, usize),
 }
 
-/// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them.
+/// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them. A threshold
+/// of 0 leaves out nothing and gives the bits of [`backward`](super::backward()).
 pub fn backward<T: Real>(
     problem: &LinearCrossEntropy,
     inputs: &Inputs<'_, T>,
@@ -80,19 +53,25 @@ pub fn backward<T: Real>(
     for (numbers, h) in shard.tokens.blocks() {
         let tokens = &shard.tokens.counted[numbers.clone()];
         let norms: Vec<T> = h.rows().into_iter().map(norm).collect();
-        let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
-        for tile in tiles(&shard.head.classes) {
-            let da = shard.logit_gradients(&pulls[numbers.clone()], h, &tile)?;
-            let (da, w) = (matrix(&da, tile.len()), shard.head.rows(&tile));
+        let mut leaf = |tile: &Range<usize>| {
+            let da = shard.logit_gradients(&pulls[numbers.clone()], h, tile)?;
+            let (da, w) = (matrix(&da, tile.len()), shard.head.rows(tile));
             let classes = Slice::from(tile.clone());
             let mut sums = dbias.slice_axis_mut(Axis(0), classes);
             da.rows().into_iter().for_each(|row| sums += &row); // (C19)
-            if certificate.leave_out(filter, tokens, &norms, &tile, da, w) {
-                continue;
+            let mut rows = filled("a part of dh", h.len(), T::ZERO)?;
+            if !certificate.leave_out(filter, tokens, &norms, tile, da, w) {
+                T::add_product(matrix_mut(&mut rows, dim), da, w); // (C17)
+                T::add_product(dw.slice_axis_mut(Axis(0), classes), da.reversed_axes(), h); // (C18)
             }
-            T::add_product(matrix_mut(&mut rows, dim), da, w); // (C17)
-            T::add_product(dw.slice_axis_mut(Axis(0), classes), da.reversed_axes(), h); // (C18)
-        }
+            Ok(rows)
+        };
+        let sum = |mut x: Vec<T>, y: Vec<T>| {
+            add(&mut x, &y);
+            Ok(x)
+        };
+        // From the first tile to the last, summed along their tree.
+        let rows = fold(&tiles(&shard.head.classes), &mut leaf, &sum)?.unwrap_or_default();
         scatter(&mut dh, tokens, rows.chunks_exact(dim));
     }
     let gradients = Gradients { dh: Some(dh), dw: Some(dw), dbias: problem.bias.then_some(dbias) };

@@ -310,6 +310,11 @@ impl Cut {
         logits.max(if self.asked.gradients() { gradients } else { 0 })
     }
 
+    /// The number of the first class of a tile, among all classes of the problem.
+    pub fn first_class(&self, tile: usize) -> usize {
+        self.first + tile * TILE
+    }
+
     /// The classes of a tile, counted from the first of the sweep.
     pub fn classes(&self, tile: usize) -> std::ops::Range<usize> {
         tile * TILE..self.vocab.min((tile + 1) * TILE)

@@ -3,9 +3,9 @@
 //! A *tile* is a band of 96 tokens that count, in their order, by 256 classes. The products of a tile whose
 //! gradients of logits are small are left out of dh (C17) and dw (C18): both products of it, so that where
 //! few tiles are kept a call costs little more than the logits. The [`Certificate`] bounds what was left out
-//! without computing it (C37), (C38). Nothing is left out of dbias. Off unless called: a threshold that does
-//! no harm at the end of a training drops every gradient but those of the targets at its
-//! [beginning](super#gradient-filtering).
+//! without computing it (C37), (C38). A tile with a NaN or an infinity is kept, and so is one whose bounds
+//! would be infinite. Nothing is left out of dbias. Off unless called: a threshold that does no harm at the
+//! end of a training drops every gradient but those of the targets at its [beginning](super#gradient-filtering).
 //!
 //! ```
 //! use etalon_problem::LinearCrossEntropy;
@@ -35,8 +35,9 @@
 //! ```
 
 pub use super::choice::CertificateMut;
+pub use etalon_problem::linear_cross_entropy::Filter;
 
-use super::choice::Limits;
+use super::choice::{Limits, up};
 use super::named::run_filtered;
 use crate::element::Element;
 use crate::known::Known;
@@ -47,44 +48,16 @@ use etalon_problem::linear_cross_entropy::{Cotangents, Gradients, GradientsMut, 
 use etalon_problem::{Error, LinearCrossEntropy, Pass, ViewsMut};
 use ndarray::Array1;
 
-/// When a tile is left out. A tile with a NaN or an infinity is kept, and so is one whose bounds would be
-/// infinite.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Filter {
-    /// Where every |da_iv| is below a threshold.
-    Below {
-        /// The threshold; it sees what reaches the tokens through the cotangents, too.
-        eps: f64,
-    },
-    /// As long as no bound of the certificate exceeds these. Of every band of tokens the tiles take their
-    /// turn in the order of classes, and of every tile of classes in that of tokens.
-    Within {
-        /// Of every ‖error of dh_i‖.
-        dh: f64,
-        /// Of every ‖error of dw_v‖.
-        dw: f64,
-    },
-}
-
-impl Filter {
-    /// Fails at a threshold or a budget that is below 0, infinite or NaN.
-    fn limits(&self) -> Result<Limits, Error> {
-        let checked = |name: &str, x: f64| match x.is_finite() && x >= 0.0 {
-            true => Ok(x),
-            false => Err(Error::value(format!("filter.{name}"), "finite, at least 0", x)),
-        };
-        let most = f64::from(f32::MAX);
-        Ok(match *self {
-            Filter::Below { eps } => {
-                Limits { eps: super::choice::up(checked("eps", eps)?), dh: most, dw: most }
-            }
-            Filter::Within { dh, dw } => Limits {
-                eps: f32::INFINITY,
-                dh: checked("dh", dh)?.min(most),
-                dw: checked("dw", dw)?.min(most),
-            },
-        })
-    }
+/// The filter as the kernels know it. Fails where [`Filter::check`] does.
+fn limits(filter: Filter) -> Result<Limits, Error> {
+    filter.check()?;
+    let most = f64::from(f32::MAX);
+    Ok(match filter {
+        Filter::Below { eps } => Limits { eps: up(eps), dh: most, dw: most },
+        Filter::Within { dh, dw } => {
+            Limits { eps: f32::INFINITY, dh: dh.min(most), dw: dw.min(most) }
+        }
+    })
 }
 
 /// What was left out at most: bounds of the distance of exact sums over the tiles that were kept from exact
@@ -118,7 +91,7 @@ pub fn backward<T: Element>(
     filter: Filter,
     options: &Options,
 ) -> Result<(Gradients<T>, Certificate), Error> {
-    let limits = filter.limits()?;
+    let limits = limits(filter)?;
     let mut certificate = Certificate::default();
     let call = Call::new(problem, Pass::Backward).with(inputs).with(cotangents);
     let gradients = call.results_by(options, |call, workspace, outputs| {
@@ -144,7 +117,7 @@ pub fn backward_into<T: Element, G: Element>(
     certificate: CertificateMut<'_>,
     options: &Options,
 ) -> Result<(), Error> {
-    let limits = filter.limits()?;
+    let limits = limits(filter)?;
     let call = Call::new(problem, Pass::Backward).with(inputs).with(cotangents);
     call.write_by(gradients, |call, outputs| {
         run(workspace, problem, call, (limits, certificate), outputs, options)

@@ -72,7 +72,7 @@ impl Sweep<'_, '_> {
                 side.fill(pulls, (totals, motions));
                 cut.level.run(LogitGradientMotions {
                     link: self.link,
-                    first: classes.start,
+                    first: cut.first_class(tile),
                     weights,
                     classes: classes.len(),
                     z,
@@ -112,7 +112,7 @@ impl Sweep<'_, '_> {
                     side.fill(pulls, totals);
                     cut.level.run(LogitGradients {
                         link: self.link,
-                        first: cut.first + classes.start,
+                        first: cut.first_class(tile),
                         weights,
                         classes: classes.len(),
                         z,

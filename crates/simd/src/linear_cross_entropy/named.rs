@@ -18,7 +18,7 @@ use crate::known::Known;
 use crate::named::Inputs;
 use crate::parallel::share;
 use crate::tiles::tiles;
-use crate::workspace::{Lists, Parts};
+use crate::workspace::{Lists, Parts, Region};
 use crate::{Options, Workspace};
 use etalon_problem::{Error, LinearCrossEntropy, Pass, Views, ViewsMut};
 use ndarray::s;
@@ -78,9 +78,7 @@ pub fn run_filtered(
         ddw: operands.ddw.is_some(),
         filter: filter.is_some(),
     };
-    let more = if filter.is_some() { choice::lists_bytes(problem) } else { 0 };
-    let bytes = lists_bytes(problem, asked).saturating_add(more);
-    let lists = workspace.lists(bytes, "the tokens that count")?;
+    let lists = workspace.lists(lists_bytes(problem, asked), "the tokens that count")?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let sweeps = sweeps(problem, options, asked);
     let tokens = &tokens;
@@ -88,13 +86,21 @@ pub fn run_filtered(
     pass.run(workspace, &lists, sweeps, filter, (outputs, motions, gradients))
 }
 
-/// Bytes of what is kept of every token, and of every tile.
+/// Bytes of what is kept of every token, and of every tile; with a filter also of what that keeps.
 pub fn lists_bytes(problem: &LinearCrossEntropy, asked: Asked) -> usize {
     let first = size_of::<Token>() + size_of::<Partial>() + size_of::<Pull>();
     let second = size_of::<Motion>() + size_of::<Pull>();
     let token = if asked.second { first + second } else { first };
     let tiles = problem.vocab.div_ceil(cut::TILE).saturating_mul(size_of::<f32>());
-    problem.tokens.saturating_mul(token).saturating_add(tiles).saturating_add(256)
+    let filter = if asked.filter { choice::lists_bytes(problem) } else { 0 };
+    let tokens = problem.tokens.saturating_mul(token);
+    tokens.saturating_add(tiles).saturating_add(filter).saturating_add(256)
+}
+
+/// The memory of a sweep.
+pub fn room(workspace: &Workspace, bytes: usize) -> Result<Region, Error> {
+    let what = "packed operands, logits, sums and the scratch of threads";
+    workspace.room(bytes / size_of::<f32>(), what)
 }
 
 /// A pass.
@@ -134,8 +140,7 @@ impl Call<'_, '_> {
         let choice = filter.map(|filter| Choice::new(lists, (counted.len(), tiles), filter));
         let mut choice = choice.transpose()?;
         let bytes = sweeps.iter().flatten().map(Cut::bytes).max().unwrap_or(0);
-        let what = "packed operands, logits, sums and the scratch of threads";
-        let mut room = workspace.room(bytes / size_of::<f32>(), what)?;
+        let mut room = room(workspace, bytes)?;
         // From here on nothing fails.
         clear(&mut gradients, counted.len() < problem.tokens, counted.is_empty());
         let wanted = Wanted {
@@ -164,13 +169,12 @@ impl Call<'_, '_> {
         lists: &'l Lists,
         sweeps: &[Option<Cut>; 3],
     ) -> Result<PerToken<'l>, Error> {
-        let zero = Partial { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
         let second = self.second.is_some();
         let gradients = sweeps.iter().flatten().any(|cut| cut.asked.gradients());
         let count = |wanted: bool| if wanted { self.tokens.counted.len() } else { 0 };
         let pulls = |wanted| lists.repeat(count(wanted), Pull::default(), "what tokens pull with");
         Ok(PerToken {
-            totals: lists.repeat(count(true), zero, "the totals of tokens")?,
+            totals: lists.repeat(count(true), Partial::default(), "the totals of tokens")?,
             pulls: pulls(gradients)?,
             motions: lists.repeat(count(second), Motion::default(), "the motions of totals")?,
             pull_motions: pulls(gradients && second)?,

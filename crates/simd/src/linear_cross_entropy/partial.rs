@@ -5,7 +5,7 @@ use crate::workspace::Parts;
 
 /// A row of logits over a set of classes. What depends on the classes alone, Σ cw and their number, is
 /// kept once for all tokens, and of a row that does not hold the target `target` is any number.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct Partial {
     /// The largest logit: −∞ where there is none, NaN where one is.
     pub m: f32,

@@ -1,6 +1,5 @@
 //! What the passes of linear cross-entropy will do.
 
-use super::choice;
 use super::cut::{Asked, Cut, TILE};
 use super::named::lists_bytes;
 use super::sweeps::sweeps;
@@ -70,12 +69,8 @@ pub fn of<T: Element>(
     let largest = sweeps.iter().flatten().max_by_key(|cut| cut.bytes());
     let mut buffers = largest.map(Cut::buffers).unwrap_or_default();
     // A list takes whole pages.
-    let more = if filter { choice::lists_bytes(problem) } else { 0 };
-    let lists = lists_bytes(problem, asked)
-        .saturating_add(more)
-        .saturating_add(PAGE)
-        .div_ceil(PAGE)
-        .saturating_mul(PAGE);
+    let lists =
+        lists_bytes(problem, asked).saturating_add(PAGE).div_ceil(PAGE).saturating_mul(PAGE);
     buffers.push(Buffer::parts("sums of tokens", 1, lists));
     buffers.push(Buffer::parts("tensors", 1, known.bytes()));
     buffers.retain(|buffer| buffer.bytes > 0);

@@ -60,10 +60,11 @@ pub use partial::Partial;
 use super::operands::{Gradients as Head, Outputs};
 use crate::element::{Element, TensorMut};
 use crate::memory::{reserved, zeros};
+use crate::run::{add, add_operands, named_places, places_of, zero_results};
 use crate::{Options, Workspace};
 use etalon_problem::linear_cross_entropy::{Cotangents, Inputs, Output, OutputMut};
-use etalon_problem::tensors::{Borrowed, ByPrecision, Operands, Places, Results};
-use etalon_problem::{Error, LinearCrossEntropy, Pass, Precision, Table, Views, ViewsMut, find};
+use etalon_problem::tensors::Place;
+use etalon_problem::{Error, LinearCrossEntropy, Pass, Table, Views, ViewsMut};
 use ndarray::{
     Array1, Array2, Array3, ArrayView1, ArrayViewMut1, ArrayViewMut2, ArrayViewMut3, Axis,
 };
@@ -184,7 +185,7 @@ pub fn forward_shard<T: Element>(
 ) -> Result<Array2<Partial>, Error> {
     let workspace = Workspace::new();
     // What is wrong with the operands is said before memory is asked for.
-    shard.check(&workspace, Pass::Forward, &views(Views::new(), inputs), &ViewsMut::new())?;
+    shard.check(&workspace, Pass::Forward, &views(inputs), &ViewsMut::new())?;
     let shape = (shard.nodes().count(), shard.problem.tokens);
     let len = shape.0.saturating_mul(shape.1);
     let mut partials = reserved(len, "partials")?;
@@ -205,7 +206,7 @@ pub fn forward_shard_into<T: Element>(
     partials: ArrayViewMut2<'_, Partial>,
     options: &Options,
 ) -> Result<(), Error> {
-    let inputs = views(Views::new(), inputs);
+    let inputs = views(inputs);
     shard.check(workspace, Pass::Forward, &inputs, &ViewsMut::new())?;
     let shape = [shard.nodes().count(), shard.problem.tokens];
     Error::expect_shape("partials", &shape, partials.shape())?;
@@ -220,21 +221,10 @@ pub fn output<T: Element>(
     totals: ArrayView1<'_, Partial>,
 ) -> Result<Output<T>, Error> {
     let (workspace, table) = (Workspace::new(), shard.table(Pass::Forward));
-    let inputs = views(Views::new(), inputs);
+    let inputs = views(inputs);
     shard.check(&workspace, Pass::Forward, &inputs, &ViewsMut::new())?;
-    let mut output = Output::collect(&mut |name, precision| {
-        let Some(operand) = find(&table.operands, name) else { return Ok(None) };
-        let shape = &operand.shape[..];
-        Ok(Some(match precision {
-            Precision::Storage => ByPrecision::Storage(zeros(shape, name)?),
-            Precision::Wide => ByPrecision::Wide(zeros(shape, name)?),
-            Precision::Integer => ByPrecision::Integer(zeros(shape, name)?),
-        }))
-    })?;
-    let mut places = ViewsMut::new();
-    output.places(&mut |name, place| add(&mut places, name, place.into_view()));
-    output_views(&workspace, shard, &inputs, totals, &mut places)?;
-    drop(places);
+    let mut output = zero_results(&table, false)?;
+    output_views(&workspace, shard, &inputs, totals, &mut places_of(&mut output))?;
     Ok(output)
 }
 
@@ -247,9 +237,7 @@ pub fn output_into<T: Element>(
     totals: ArrayView1<'_, Partial>,
     out: OutputMut<'_, T>,
 ) -> Result<(), Error> {
-    let mut places = ViewsMut::new();
-    out.each(&mut |name, place| add(&mut places, name, place.into_view()));
-    output_views(workspace, shard, &views(Views::new(), inputs), totals, &mut places)
+    output_views(workspace, shard, &views(inputs), totals, &mut named_places(out))
 }
 
 fn output_views(
@@ -274,7 +262,8 @@ pub fn backward_shard<T: Element>(
     options: &Options,
 ) -> Result<Gradients<T>, Error> {
     let workspace = Workspace::new();
-    let operands = views(views(Views::new(), inputs), cotangents);
+    let mut operands = views(inputs);
+    add_operands(&mut operands, cotangents);
     shard.check(&workspace, Pass::Backward, &operands, &ViewsMut::new())?;
     let (problem, classes) = (shard.problem, shard.classes.len());
     let LinearCrossEntropy { tokens, dim, .. } = *problem;
@@ -311,10 +300,15 @@ pub fn backward_shard_into<T: Element, G: Element>(
     options: &Options,
 ) -> Result<(), Error> {
     let GradientsMut { dh, mut dw, mut dbias } = places;
-    let inputs = views(views(Views::new(), inputs), cotangents);
+    let mut inputs = views(inputs);
+    add_operands(&mut inputs, cotangents);
     let mut head = ViewsMut::new();
-    add(&mut head, "dw", dw.as_mut().and_then(|dw| G::view_mut(dw.view_mut().into_dyn())));
-    add(&mut head, "dbias", dbias.as_mut().and_then(|x| G::view_mut(x.view_mut().into_dyn())));
+    if let Some(dw) = &mut dw {
+        add(&mut head, "dw", Place::Storage(dw.view_mut().into_dyn()));
+    }
+    if let Some(dbias) = &mut dbias {
+        add(&mut head, "dbias", Place::Storage(dbias.view_mut().into_dyn()));
+    }
     shard.check(workspace, Pass::Backward, &inputs, &head)?;
     drop(head);
     if let Some(dh) = &dh {
@@ -329,25 +323,9 @@ pub fn backward_shard_into<T: Element, G: Element>(
     passes::backward(workspace, shard, &inputs, totals, places, options)
 }
 
-/// The tensors of a struct, by name, beside others.
-fn views<'s, 'a: 's, T: Element>(
-    mut all: Views<'s>,
-    operands: &'s impl Operands<'a, T>,
-) -> Views<'s> {
-    operands.each(&mut |name, x| {
-        if let Some(view) = x.and_then(Borrowed::into_view) {
-            all.push(name, view);
-        }
-    });
-    all
-}
-
-fn add<'o>(
-    places: &mut ViewsMut<'o>,
-    name: &'static str,
-    view: Option<etalon_problem::ViewMut<'o>>,
-) {
-    if let Some(view) = view {
-        places.push(name, view);
-    }
+/// The inputs by name.
+fn views<'s, T: Element>(inputs: &'s Inputs<'_, T>) -> Views<'s> {
+    let mut views = Views::new();
+    add_operands(&mut views, inputs);
+    views
 }

@@ -1,6 +1,6 @@
 //! Logits of all classes in a streaming softmax: the totals of tokens, and the logits that are kept.
 
-use super::cut::{Cut, LogitScratch, Shared, TILE};
+use super::cut::{Cut, LogitScratch, Shared};
 use super::logits::{Link, Products, Rows, SLICE, Wanted};
 use super::operands::Operands;
 use super::pack;
@@ -96,7 +96,7 @@ impl Sweep<'_, '_> {
         let LogitScratch { w, z, motion, bias, weights, stack } = scratch;
         stack.clear();
         for (number, tile) in task.tiles.clone().enumerate() {
-            let classes = self.cut.classes(tile);
+            let (classes, first) = (self.cut.classes(tile), self.cut.first_class(tile));
             let place = number * self.cut.tile_len()..(number + 1) * self.cut.tile_len();
             let z = match task.store.as_deref_mut() {
                 Some(store) => &mut store[place.clone()],
@@ -112,7 +112,7 @@ impl Sweep<'_, '_> {
             let mut next = task.node.is_some().then(|| stack.next());
             level.run(Rows {
                 link: self.link,
-                first: self.cut.first + classes.start,
+                first,
                 bias: read_bias(self.operands.bias, &classes, bias),
                 weights,
                 classes: classes.len(),
@@ -127,7 +127,7 @@ impl Sweep<'_, '_> {
                     next.as_mut().and_then(|next| Some((&next.rows, next.motions.as_mut()?)));
                 level.run(MotionRows {
                     link: self.link,
-                    first: self.cut.first + classes.start,
+                    first,
                     ddbias: read_bias(self.operands.ddbias, &classes, bias),
                     weights,
                     classes: classes.len(),
@@ -140,7 +140,6 @@ impl Sweep<'_, '_> {
                 });
             }
             if task.node.is_some() {
-                let first = self.cut.first + classes.start;
                 stack.push(task.tokens, first, self.weights[tile]);
             }
         }
@@ -223,7 +222,7 @@ impl Sweep<'_, '_> {
                     let leaf = |node: usize| {
                         let place = &nodes[node * elements..][..elements];
                         let sums = tree::at(place, cut.range, i, second);
-                        (sums, weight(node), cut.first + node * cut.node * TILE)
+                        (sums, weight(node), cut.first_class(node * cut.node))
                     };
                     type Sums = ((Partial, Motion), f32, usize);
                     let combine = |x: Sums, y: Sums| {

@@ -10,7 +10,7 @@ use etalon_simd::linear_cross_entropy::{
 };
 use etalon_simd::{Options, Strategy, Workspace};
 use half::bf16;
-use ndarray::{Array1, Array2, ArrayView2, Axis, arr0, s};
+use ndarray::{Array1, Array2, ArrayD, ArrayView2, Axis, arr0, s};
 use rayon::ThreadPoolBuilder;
 
 /// Several bands of tokens and tiles of classes, multiples of nothing; every option.
@@ -37,6 +37,7 @@ struct Operands {
     targets: Array1<i64>,
     class_weights: Array1<f32>,
     token_weights: Array1<f32>,
+    dloss: ArrayD<f32>,
 }
 
 fn matrix([rows, cols]: [usize; 2], speed: f32) -> Array2<f32> {
@@ -56,6 +57,7 @@ impl Operands {
             targets: (0..tokens).map(target).collect(),
             class_weights: row(vocab, 1.7).mapv(f32::abs),
             token_weights: row(tokens, 1.9).mapv(f32::abs),
+            dloss: arr0(0.7).into_dyn(),
             problem,
         }
     }
@@ -71,15 +73,19 @@ impl Operands {
         }
     }
 
-    fn run(&self, h: ArrayView2<'_, f32>, w: ArrayView2<'_, f32>, options: &Options) -> Both<f32> {
-        let (dloss, by_token) = (arr0(0.7).into_dyn(), self.token_weights.view());
-        let cotangents = Cotangents {
-            dloss: Some(dloss.view()),
+    /// Those of everything that has one.
+    fn cotangents(&self) -> Cotangents<'_, f32> {
+        let by_token = self.token_weights.view();
+        Cotangents {
+            dloss: Some(self.dloss.view()),
             dlse: Some(by_token),
             dlogprob: Some(by_token),
             dentropy: Some(by_token),
-        };
-        forward_backward(&self.problem, &self.inputs(h, w), &cotangents, options).unwrap()
+        }
+    }
+
+    fn run(&self, h: ArrayView2<'_, f32>, w: ArrayView2<'_, f32>, options: &Options) -> Both<f32> {
+        forward_backward(&self.problem, &self.inputs(h, w), &self.cotangents(), options).unwrap()
     }
 
     /// Calls a double backward pass with h and w also as their own tangents, the rows of w in reverse.
@@ -93,23 +99,17 @@ impl Operands {
             &SecondCotangents<'_, f32>,
         ) -> Result<R, Error>,
     ) -> R {
-        let (dloss, by_token) = (arr0(0.7).into_dyn(), self.token_weights.view());
-        let cotangents = Cotangents {
-            dloss: Some(dloss.view()),
-            dlse: Some(by_token),
-            dlogprob: Some(by_token),
-            dentropy: Some(by_token),
-        };
+        let by_token = self.token_weights.view();
         let second = SecondCotangents {
             ddh: Some(h),
             ddw: Some(w.slice_move(s![..;-1, ..])),
             ddbias: Some(self.class_weights.view()),
-            cot_loss: Some(dloss.view()),
+            cot_loss: Some(self.dloss.view()),
             cot_lse: Some(by_token),
             cot_logprob: Some(by_token),
             cot_entropy: Some(by_token),
         };
-        pass(&self.inputs(h, w), &cotangents, &second).unwrap()
+        pass(&self.inputs(h, w), &self.cotangents(), &second).unwrap()
     }
 
     fn second(
@@ -172,14 +172,7 @@ fn no_bit_depends_on_strides() {
     assert_eq!(x.second(h.t(), w.t(), &Options::default()), second);
     // Results between elements that belong to somebody else: dw is then summed elsewhere.
     let problem = &x.problem;
-    let dloss = arr0(0.7).into_dyn();
-    let by_token = x.token_weights.view();
-    let cotangents = Cotangents {
-        dloss: Some(dloss.view()),
-        dlse: Some(by_token),
-        dlogprob: Some(by_token),
-        dentropy: Some(by_token),
-    };
+    let cotangents = x.cotangents();
     for memory_budget in BUDGETS {
         let options = Options { memory_budget, ..Options::default() };
         let mut dh = Array2::from_elem((problem.tokens, 2 * problem.dim), 7.0);
@@ -216,13 +209,7 @@ fn each_gradient_alone_has_the_bits_of_all() {
     let x = Operands::new(everything());
     let inputs = x.inputs(x.h.view(), x.w.view());
     let (_, all) = x.run(x.h.view(), x.w.view(), &Options::default());
-    let (dloss, by_token) = (arr0(0.7).into_dyn(), x.token_weights.view());
-    let cotangents = Cotangents {
-        dloss: Some(dloss.view()),
-        dlse: Some(by_token),
-        dlogprob: Some(by_token),
-        dentropy: Some(by_token),
-    };
+    let cotangents = x.cotangents();
     for which in 0..3 {
         let mut dh = Array2::zeros(x.problem.h_shape());
         let mut dw = Array2::zeros(x.problem.w_shape());
@@ -254,8 +241,7 @@ fn wide_gradients_are_those_that_narrow_ones_round() {
         token_weights: Some(x.token_weights.view()),
         ..Inputs::new(h.view(), w.view(), x.targets.view())
     };
-    let dloss = arr0(0.7).into_dyn();
-    let cotangents = Cotangents { dloss: Some(dloss.view()), ..Cotangents::default() };
+    let cotangents = Cotangents::default().dloss(x.dloss.view());
     let wide = x.problem.clone().wide_gradients();
     for memory_budget in BUDGETS {
         let options = Options { memory_budget, ..Options::default() };
@@ -276,7 +262,7 @@ fn wide_gradients_are_those_that_narrow_ones_round() {
     }
     // They have places of f32 alone.
     let error = backward(&wide, &inputs, &cotangents, &Options::default()).unwrap_err();
-    assert_eq!(error.to_string(), "`dh` must hold f32, as h holds bf16, found bf16");
+    assert_eq!(error.to_string(), "`dh` must hold f32, unless h holds f64, found bf16");
 }
 
 #[test]

@@ -65,7 +65,12 @@ fn the_certificate_holds() {
     // Two blocks of tokens (75 count), six tiles of classes: from all to none.
     assert_eq!((kept[0], kept[4]), ((12, 12), (0, 12)));
     assert!(kept.is_sorted_by_key(|(kept, _)| std::cmp::Reverse(*kept)), "{kept:?}");
-    let (_, certificate) = filtered(&problem, &x, Filter::Below { eps: 0.0 });
+    let (found, certificate) = filtered(&problem, &x, Filter::Below { eps: 0.0 });
+    let exact = run(&problem, Pass::Backward, &x).expect("backward");
+    for (name, found) in [("dh", found.dh), ("dw", found.dw)] {
+        assert_eq!(found.expect("a gradient").into_dyn(), exact[name], "{name} of no filter");
+    }
+    assert_eq!(found.dbias.expect("dbias").into_dyn(), exact["dbias"]);
     assert!(certificate.dh.iter().chain(&certificate.dw).all(|&bound| bound == 0.0));
     let mut kept = Vec::new();
     for budget in [0.0, 100.0, 1e9] {

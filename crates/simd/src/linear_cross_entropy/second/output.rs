@@ -2,11 +2,10 @@
 //! and (C32).
 
 use super::super::operands::SecondOutputs;
+use super::super::output::{write_loss, write_rows};
 use super::super::partial::Partial;
 use super::super::tokens::{Token, Tokens, weigh_motion};
 use super::motion::Motion;
-use etalon_problem::Reduction;
-use ndarray::ArrayViewMut1;
 
 /// Writes the outputs that have a place.
 pub fn write(
@@ -15,30 +14,18 @@ pub fn write(
     motions: &[Motion],
     outputs: SecondOutputs<'_>,
 ) {
-    let rows = || tokens.counted.iter().zip(totals.iter().zip(motions));
-    if let Some(mut loss) = outputs.gdloss {
-        loss.fill(0.0);
-        let terms = |(token, (total, motion)): (&Token, (&Partial, &Motion))| {
-            let lse = [total.lse(), motion.lse(total)];
-            tokens.term_motions(token, cross_entropy(tokens, token, total, motion), lse)
-        };
-        if tokens.problem.reduction == Reduction::None {
-            for row in rows() {
-                loss[[row.0.index]] = terms(row).iter().sum::<f64>() as f32;
-            }
-        } else {
-            let sums = rows().map(terms).fold([0.0; 2], |x, y| [x[0] + y[0], x[1] + y[1]]);
-            loss.fill(tokens.loss(sums) as f32);
-        }
-    }
-    let spread = |place: Option<ArrayViewMut1<'_, f32>>, of: fn(&Motion, &Partial) -> f64| {
-        let Some(mut place) = place else { return };
-        place.fill(0.0);
-        rows().for_each(|(token, (total, motion))| place[token.index] = of(motion, total) as f32);
+    let rows = || totals.iter().zip(motions);
+    let terms = |(token, (total, motion)): (&Token, (&Partial, &Motion))| {
+        let lse = [total.lse(), motion.lse(total)];
+        tokens.term_motions(token, cross_entropy(tokens, token, total, motion), lse)
     };
-    spread(outputs.gdlse, Motion::lse);
-    spread(outputs.gdlogprob, Motion::logprob);
-    spread(outputs.gdentropy, Motion::entropy);
+    write_loss(tokens, outputs.gdloss, tokens.counted.iter().zip(rows()).map(terms));
+    let of_all = |of: fn(&Motion, &Partial) -> f64| {
+        rows().map(move |(total, motion)| of(motion, total) as f32)
+    };
+    write_rows(tokens, outputs.gdlse, 0.0, of_all(Motion::lse));
+    write_rows(tokens, outputs.gdlogprob, 0.0, of_all(Motion::logprob));
+    write_rows(tokens, outputs.gdentropy, 0.0, of_all(Motion::entropy));
 }
 
 /// (C7), and how it moves. A part of weight 0 is left out.

@@ -4,7 +4,7 @@ use super::super::cut::{Asked, Cut, TILE};
 use super::super::gradient::Pull;
 use super::super::gradients::is_apart;
 use super::super::logits::{Link, Wanted};
-use super::super::named::{Call, PerToken, clear, lists_bytes};
+use super::super::named::{Call, PerToken, clear, lists_bytes, room};
 use super::super::operands::{Cotangents, Gradients, Operands, Outputs};
 use super::super::output::write;
 use super::super::partial::Partial as Sums;
@@ -20,10 +20,6 @@ use crate::{Options, TensorMut, Workspace};
 use etalon_problem::{Error, LinearCrossEntropy, Views};
 use ndarray::{ArrayView1, ArrayViewMut2, ArrayViewMut3, Axis, s};
 use std::ops::Range;
-
-const ROOM: &str = "packed operands, logits, sums and the scratch of threads";
-
-const NOTHING: Sums = Sums { m: 0.0, l: 0.0, u: 0.0, s: 0.0, target: 0.0, argmax: 0 };
 
 /// Memory for the lists of a pass.
 fn lists(workspace: &Workspace, problem: &LinearCrossEntropy) -> Result<Lists, Error> {
@@ -43,7 +39,7 @@ pub fn forward(
     let lists = lists(workspace, problem)?;
     let tokens = Tokens::new(problem, &operands, &lists)?;
     let weights = lists.repeat(shard.most_tiles(), 0.0, "weights of tiles")?;
-    let totals_of = lists.repeat(tokens.counted.len(), NOTHING, "the totals of tokens")?;
+    let totals_of = lists.repeat(tokens.counted.len(), Sums::default(), "the totals of tokens")?;
     let mut rows = of_tokens(totals_of, &mut []);
     let cut = |node: &Range<usize>| {
         let threads = rayon::current_num_threads();
@@ -52,7 +48,7 @@ pub fn forward(
         Cut { first: node.start, ..cut }
     };
     let bytes = shard.nodes().map(|node| cut(&node).bytes()).max().unwrap_or(0);
-    let mut room = workspace.room(bytes / size_of::<f32>(), ROOM)?;
+    let mut room = room(workspace, bytes)?;
     // From here on nothing fails.
     partials.fill(Partial::identity());
     // All that a partial has is computed, whatever the problem asks for.
@@ -129,7 +125,7 @@ pub fn backward(
         cuts.into_iter().flatten().map(move |cut| Cut { first, ..cut })
     };
     let bytes = shard.nodes().flat_map(|node| cuts(&node)).map(|cut| cut.bytes()).max();
-    let mut room = workspace.room(bytes.unwrap_or(0) / size_of::<f32>(), ROOM)?;
+    let mut room = room(workspace, bytes.unwrap_or(0))?;
     // From here on nothing fails.
     let (u, s) = (cotangents.dentropy.is_some(), problem.label_smoothing > 0.0);
     let wanted = Wanted { u, s, argmax: false };
@@ -246,7 +242,7 @@ fn checked<'l>(
             return Err(Error::value(format!("targets[{i}]"), expected, token.target));
         }
     }
-    let sums = lists.repeat(tokens.counted.len(), NOTHING, "the totals of tokens")?;
+    let sums = lists.repeat(tokens.counted.len(), Sums::default(), "the totals of tokens")?;
     for (token, sums) in tokens.counted.iter().zip(&mut *sums) {
         *sums = totals[token.index].sums();
     }
