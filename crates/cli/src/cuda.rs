@@ -126,9 +126,9 @@ impl Archive {
     fn wants(&self, variant: &Variant) -> bool {
         let second = |pass: &Pass| matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         let by_family = match variant.family {
-            Family::Portable | Family::Moves | Family::Peak => true,
+            Family::Portable | Family::Lazy | Family::Moves | Family::Peak => true,
             Family::Second => self.pass.is_empty() || self.pass.iter().any(second),
-            Family::Tensor | Family::TensorPeak => {
+            Family::Tensor | Family::LazyTensor | Family::TensorPeak => {
                 self.level.is_empty() || self.level.contains(&Level::Sm80)
             }
             Family::HopperForward | Family::HopperBackward | Family::HopperPeak => {

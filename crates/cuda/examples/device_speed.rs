@@ -1,5 +1,6 @@
-//! Times passes of attention on operands that lie on the device: by events on the stream, and the host's time
-//! to enqueue. Arguments: batch, heads, length, dim, storage, `causal` or `full`.
+//! Times passes of attention, or of lazy_attention, on operands that lie on the device: by events on the stream,
+//! and the host's time to enqueue. Arguments: batch, heads, length, dim, storage, `causal` or `full`; and for
+//! lazy_attention the width of its bias.
 //!
 //! ```sh
 //! cargo run --release -p etalon-cuda --example device_speed -- 4 16 4096 128 bf16 causal
@@ -10,7 +11,9 @@ use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace,
 };
-use etalon_problem::{Attention, Dtype, Extents, Mask, Operand, Pass, Problem, Role, Stored};
+use etalon_problem::{
+    Attention, Dtype, Extents, LazyAttention, Mask, Operand, Pass, Problem, Role, Stored,
+};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::sync::Arc;
@@ -42,14 +45,20 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let extents =
         Extents { batch, query_heads: heads, key_heads: heads, queries: length, keys: length, dim };
-    let problem: Problem = Attention::new(extents).mask(mask).into();
+    let width = arguments.get(6).map(|x| x.parse()).transpose()?;
+    let problem: Problem = match width {
+        Some(width) => LazyAttention::new(extents).mask(mask).bias(width).into(),
+        None => Attention::new(extents).mask(mask).into(),
+    };
+    let lazy = width.is_some();
     let stream = CudaContext::new(0)?.new_stream()?;
     let workspace = Workspace::with(Settings::user());
     let bench = Bench { stream, workspace, problem, storage };
     let flash = Options { precision: Precision::Flash, ..Options::default() };
     println!("| pass | options | ms | µs to enqueue | scratch MiB |\n|---|---|---|---|---|");
     let portable = Options { level: Level::Portable, ..Options::default() };
-    for pass in [Pass::Forward, Pass::Backward, Pass::DoubleBackward] {
+    let second = (!lazy).then_some(Pass::DoubleBackward);
+    for pass in [Pass::Forward, Pass::Backward].into_iter().chain(second) {
         bench.time(pass, "portable", &portable)?;
     }
     if storage == Dtype::F32 {
@@ -57,6 +66,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     bench.time(Pass::Forward, "flash", &flash)?;
     bench.time(Pass::Backward, "flash", &flash)?;
+    if lazy {
+        return Ok(()); // sm80 is all it has
+    }
     bench.time(Pass::Backward, "flash, finite", &Options { assume_finite: true, ..flash })?;
     let any = Options { level: Level::Sm80, ..flash };
     bench.time(Pass::Forward, "sm80, flash", &any)?;
@@ -119,7 +131,7 @@ impl Bench {
                 let some = inputs.iter().filter(|(name, _)| names.contains(name));
                 some.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, self.tensor(x)))
             };
-            let (read, written) = (names(&["q", "k", "v"]), names(&["o", "lse"]));
+            let (read, written) = (names(&["q", "k", "v", "bias", "tau"]), names(&["o", "lse"]));
             let first =
                 DevicePass::new(workspace, problem, Pass::Forward, &read, &written, options)?;
             self.enqueue(&first, &read, &written, 1)?;

@@ -1,4 +1,4 @@
-//! The CUDA tier: attention and attention_lse on GPUs. It builds everywhere,
+//! The CUDA tier: attention, attention_lse and lazy_attention on GPUs. It builds everywhere,
 //! with no CUDA installed, and loads the driver and the compiler (NVRTC) when it runs. Where one of
 //! them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
@@ -24,6 +24,7 @@ mod host;
 mod images;
 mod job;
 mod lane;
+pub mod lazy_attention;
 mod matrix;
 mod moves;
 mod options;

@@ -55,5 +55,12 @@ pub(crate) fn ready<'a>(
     holds: Holds<'_>,
     options: &Options,
 ) -> Result<Box<dyn Ready + 'a>, Error> {
-    Ok(Box::new(softmax::Ready::new(held.clone(), problem, call, table, holds, options)?))
+    let held = held.clone();
+    Ok(match problem {
+        Problem::LazyAttention(lazy) => {
+            let problem = (problem, lazy.bias);
+            Box::new(softmax::LazyReady::new(held, problem, call, table, holds, options)?)
+        }
+        _ => Box::new(softmax::Ready::new(held, problem, call, table, holds, options)?),
+    })
 }

@@ -78,9 +78,7 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
         (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
-        (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward) => {
-            refuse("not written yet for sm80")
-        }
+        (Level::Sm80, _) if !has_sm80(algorithm, pass) => refuse("not written yet for sm80"),
         (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
             refuse("not written yet for sm90a")
         }
@@ -88,10 +86,17 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     }
 }
 
+fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
+    use Algorithm::{Attention, AttentionLse, LazyAttention};
+    matches!(algorithm, Attention | AttentionLse | LazyAttention)
+        && matches!(pass, Pass::Forward | Pass::Backward)
+}
+
 fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
-        _ => pass == Pass::Forward,
+        Algorithm::AttentionLse => pass == Pass::Forward,
+        _ => false,
     }
 }
 
@@ -100,6 +105,7 @@ pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error>
     match (algorithm, pass) {
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
         (Algorithm::Attention | Algorithm::AttentionLse, _) => Ok(()),
+        (Algorithm::LazyAttention, Pass::Forward | Pass::Backward) => Ok(()),
         _ => Err(Error::Unsupported {
             what: format!("{algorithm} {pass}"),
             reason: "not written yet for cuda".to_string(),
