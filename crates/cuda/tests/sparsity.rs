@@ -26,7 +26,7 @@ fn expected(
 ) -> (Vec<[f32; Figure::COUNT]>, Array4<u32>) {
     let e = problem.scores.extents;
     let tiles = (e.queries.div_ceil(TILE.queries), e.keys.div_ceil(TILE.keys));
-    let mut states = Array4::zeros((e.batch, e.query_heads, tiles.0, tiles.1));
+    let mut states = Array4::<u32>::zeros((e.batch, e.query_heads, tiles.0, tiles.1));
     let mut figures = Vec::new();
     for s in problem.scores.sequences() {
         for (h, i) in (0..e.query_heads).flat_map(|h| (0..s.queries).map(move |i| (h, i))) {
