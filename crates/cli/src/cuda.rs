@@ -127,6 +127,7 @@ impl Archive {
         let second = |pass: &Pass| matches!(pass, Pass::DoubleBackward | Pass::Jvp);
         let by_family = match variant.family {
             Family::Portable
+            | Family::Lazy
             | Family::Linear
             | Family::CrossEntropy
             | Family::Moves
@@ -134,7 +135,7 @@ impl Archive {
             Family::Second | Family::LinearSecond => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
-            Family::Tensor | Family::TensorPeak => {
+            Family::Tensor | Family::LazyTensor | Family::TensorPeak => {
                 self.level.is_empty() || self.level.contains(&Level::Sm80)
             }
             Family::HopperForward | Family::HopperBackward | Family::HopperPeak => {

@@ -1,6 +1,6 @@
-//! Times passes of attention on operands that lie on the device: by events on the stream, and the host's time
-//! to enqueue. Arguments: batch, heads, length, dim, storage, `causal` or `full`; or `linear` for
-//! linear_attention with a decay per head.
+//! Times passes of attention, lazy_attention or linear_attention on operands that lie on the device: by events on the
+//! stream, and the host's time to enqueue. Arguments: batch, heads, length, dim, storage; `causal` or `full`, after
+//! which the width of its bias makes it lazy_attention; or `linear`, with a decay per head.
 //!
 //! ```sh
 //! cargo run --release -p etalon-cuda --example device_speed -- 4 16 4096 128 bf16 causal
@@ -12,8 +12,8 @@ use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Settings, Workspace,
 };
 use etalon_problem::{
-    Attention, Decay, Dtype, Extents, LinearAttention, LinearExtents, Mask, Operand, Pass, Problem,
-    Role, Stored,
+    Attention, Decay, Dtype, Extents, LazyAttention, LinearAttention, LinearExtents, Mask, Operand,
+    Pass, Problem, Role, Stored,
 };
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -46,21 +46,26 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let extents =
         Extents { batch, query_heads: heads, key_heads: heads, queries: length, keys: length, dim };
-    let problem: Problem = match arguments.get(5).map(String::as_str) {
-        Some("linear") => {
+    let width = arguments.get(6).map(|x| x.parse()).transpose()?;
+    let linear = arguments.get(5).is_some_and(|x| x == "linear");
+    let problem: Problem = match width {
+        _ if linear => {
             let extents =
                 LinearExtents { batch, query_heads: heads, key_heads: heads, tokens: length, dim };
             LinearAttention::new(extents).decay(Decay::PerHead).into()
         }
-        _ => Attention::new(extents).mask(mask).into(),
+        Some(width) => LazyAttention::new(extents).mask(mask).bias(width).into(),
+        None => Attention::new(extents).mask(mask).into(),
     };
+    let lazy = width.is_some();
     let stream = CudaContext::new(0)?.new_stream()?;
     let workspace = Workspace::with(Settings::user());
     let bench = Bench { stream, workspace, problem, storage };
     let flash = Options { precision: Precision::Flash, ..Options::default() };
     println!("| pass | options | ms | µs to enqueue | scratch MiB |\n|---|---|---|---|---|");
     let portable = Options { level: Level::Portable, ..Options::default() };
-    for pass in [Pass::Forward, Pass::Backward, Pass::DoubleBackward] {
+    let second = (!lazy).then_some(Pass::DoubleBackward);
+    for pass in [Pass::Forward, Pass::Backward].into_iter().chain(second) {
         bench.time(pass, "portable", &portable)?;
     }
     if matches!(bench.problem, Problem::LinearAttention(_)) {
@@ -72,6 +77,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     bench.time(Pass::Forward, "flash", &flash)?;
     bench.time(Pass::Backward, "flash", &flash)?;
+    if lazy {
+        return Ok(()); // sm80 is all it has
+    }
     bench.time(Pass::Backward, "flash, finite", &Options { assume_finite: true, ..flash })?;
     let any = Options { level: Level::Sm80, ..flash };
     bench.time(Pass::Forward, "sm80, flash", &any)?;
@@ -138,7 +146,7 @@ impl Bench {
                 let some = inputs.iter().filter(|(name, _)| names.contains(name));
                 some.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, self.tensor(x)))
             };
-            let (read, written) = (names(&["q", "k", "v"]), names(&["o", "lse"]));
+            let (read, written) = (names(&["q", "k", "v", "bias", "tau"]), names(&["o", "lse"]));
             let first =
                 DevicePass::new(workspace, problem, Pass::Forward, &read, &written, options)?;
             self.enqueue(&first, &read, &written, 1)?;

@@ -44,6 +44,16 @@ impl<'a> Placed<'a> {
             there.then_some(Laid { strides: None, aligned: true })
         };
         let ready = ready(held, problem, call, table, &holds, Some(inputs), options)?;
+        Placed::of(held, ready, inputs, places)
+    }
+
+    /// The same, of a pass that was prepared for operands that are dense.
+    pub fn of(
+        held: &Arc<Held>,
+        ready: Box<dyn Ready + 'a>,
+        inputs: &Views<'_>,
+        places: Option<&ViewsMut<'_>>,
+    ) -> Result<Placed<'a>, Error> {
         let parts = &ready.parts().list;
         let mut layout = Layout::default();
         let tables = layout.room(ready.table_bytes())?;
@@ -96,6 +106,11 @@ impl<'a> Placed<'a> {
             }
         }
         Ok(())
+    }
+
+    /// Copies a room of the scratch memory to the host, once it has been computed.
+    pub fn download(&self, room: Room, bytes: &mut [u8]) -> Result<(), Error> {
+        self.queue().download(room.address(self.scratch), bytes)
     }
 
     /// Gives the memory back, after success alone: after a failure its work may still be under way.

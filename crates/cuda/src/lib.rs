@@ -1,4 +1,4 @@
-//! The CUDA tier: attention, attention_lse, linear_attention and linear_cross_entropy on GPUs. It builds everywhere,
+//! The CUDA tier: every algorithm on GPUs. It builds everywhere,
 //! with no CUDA installed, and loads the driver and the compiler (NVRTC) when it runs. Where one of
 //! them is absent or too old, [`run()`] fails with the reason; nothing panics.
 //!
@@ -25,6 +25,7 @@ mod host;
 mod images;
 mod job;
 mod lane;
+pub mod lazy_attention;
 mod linear_attention;
 mod matrix;
 mod moves;

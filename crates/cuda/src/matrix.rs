@@ -20,6 +20,11 @@ pub fn every_variant() -> Vec<Variant> {
         for (dim, value_dim) in WIDTHS.into_iter().flat_map(|x| values.map(|y| (x, y))) {
             all.push(Variant::portable(storage, dim, value_dim, options));
             all.push(Variant::second(storage, dim, value_dim, options));
+            all.extend(value_dim.map(|width| Variant::lazy(storage, dim, width, options)));
+            if let (true, Some(value_dim)) = (storage != F32 && dim <= 128, value_dim) {
+                let lazy = |whole| Variant::lazy_tensor(storage, dim, value_dim, options, whole);
+                all.extend(FLAGS.map(lazy));
+            }
             if storage != F32 {
                 let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
                 all.extend(FLAGS.map(tensor));

@@ -67,6 +67,10 @@ pub(crate) fn ready<'a>(
         Problem::LinearCrossEntropy(problem) => {
             Box::new(cross_entropy::Ready::new(held, problem, call, table, holds, inputs, options)?)
         }
+        Problem::LazyAttention(lazy) => {
+            let problem = (problem, lazy.bias);
+            Box::new(softmax::LazyReady::new(held, problem, call, table, holds, options)?)
+        }
         _ => Box::new(softmax::Ready::new(held, problem, call, table, holds, options)?),
     })
 }

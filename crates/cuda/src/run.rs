@@ -88,9 +88,7 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
         (Level::Sm80 | Level::Sm90a, _) if algorithm == Algorithm::LinearCrossEntropy => {
             refuse("not written yet for tensor cores")
         }
-        (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward) => {
-            refuse("not written yet for sm80")
-        }
+        (Level::Sm80, _) if !has_sm80(algorithm, pass) => refuse("not written yet for sm80"),
         (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
             refuse("not written yet for sm90a")
         }
@@ -98,10 +96,17 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     }
 }
 
+fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
+    use Algorithm::{Attention, AttentionLse, LazyAttention};
+    matches!(algorithm, Attention | AttentionLse | LazyAttention)
+        && matches!(pass, Pass::Forward | Pass::Backward)
+}
+
 fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
-        _ => pass == Pass::Forward,
+        Algorithm::AttentionLse => pass == Pass::Forward,
+        _ => false,
     }
 }
 
@@ -109,6 +114,7 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
 pub(crate) fn has_kernels(algorithm: Algorithm, pass: Pass) -> Result<(), Error> {
     match (algorithm, pass) {
         (algorithm, pass) if !algorithm.passes().contains(&pass) => Err(algorithm.no_pass(pass)),
+        (Algorithm::LazyAttention, Pass::Forward | Pass::Backward) => Ok(()),
         (
             Algorithm::Attention
             | Algorithm::AttentionLse

@@ -21,7 +21,11 @@ pub enum Family {
     Portable,
     /// Their second order in fused multiply-adds.
     Second,
-    /// Their first order on tensor cores of any device.
+    /// lazy_attention in fused multiply-adds.
+    Lazy,
+    /// lazy_attention on tensor cores of any device.
+    LazyTensor,
+    /// The first order of attention and attention_lse on tensor cores of any device.
     Tensor,
     /// Their forward pass on the tensor cores of compute capability 9.0.
     HopperForward,
@@ -53,13 +57,12 @@ pub(crate) fn width(columns: usize) -> usize {
 
 /// Rows of a tile that a thread of the portable kernels has: 8, or 4 where it would have too few registers.
 fn rows(family: Family, dim: usize, value_dim: Option<usize>) -> usize {
-    let most = if family == Family::Second { 64 } else { 128 };
+    let most = if family == Family::Portable { 128 } else { 64 };
     if width(dim.max(value_dim.unwrap_or(1))) > most { 4 } else { 8 }
 }
 
-/// Threads of a block of the portable kernels, of the second order or the first.
-pub(crate) fn threads(second: bool, dim: usize, value_dim: Option<usize>) -> u32 {
-    let family = if second { Family::Second } else { Family::Portable };
+/// Threads of a block of portable kernels.
+pub(crate) fn threads(family: Family, dim: usize, value_dim: Option<usize>) -> u32 {
     (64 / rows(family, dim, value_dim) * 16) as u32
 }
 
@@ -75,9 +78,11 @@ pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 12] = [
+    pub const ALL: [Family; 14] = [
         Family::Portable,
         Family::Second,
+        Family::Lazy,
+        Family::LazyTensor,
         Family::Tensor,
         Family::HopperForward,
         Family::HopperBackward,
@@ -106,6 +111,22 @@ impl Family {
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("portable_second.cu", include_str!("kernels/portable_second.cu")),
+            ],
+            Family::Lazy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("lazy.cuh", include_str!("kernels/lazy.cuh")),
+                ("lazy.cu", include_str!("kernels/lazy.cu")),
+            ],
+            Family::LazyTensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("lazy.cuh", include_str!("kernels/lazy.cuh")),
+                ("lazy_sm80.cu", include_str!("kernels/lazy_sm80.cu")),
             ],
             Family::Tensor => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
@@ -203,6 +224,32 @@ impl Variant {
     /// The kernels of the second order, as [`Variant::portable`].
     pub fn second(storage: Dtype, dim: usize, value_dim: Option<usize>, options: bool) -> Self {
         Self::ffma(Family::Second, storage, (dim, value_dim), options)
+    }
+
+    /// The kernels of lazy_attention, with a bias or an array of flags or without.
+    pub fn lazy(storage: Dtype, dim: usize, value_dim: usize, options: bool) -> Self {
+        Self::ffma(Family::Lazy, storage, (dim, Some(value_dim)), options)
+    }
+
+    /// Those of them that walk tiles, on tensor cores of any device; `whole` as in [`Variant::tensor`].
+    pub fn lazy_tensor(
+        storage: Dtype,
+        dim: usize,
+        value_dim: usize,
+        options: bool,
+        whole: bool,
+    ) -> Self {
+        Variant {
+            family: Family::LazyTensor,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("OPTIONS", u8::from(options).to_string()),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("CD", width(dim).to_string()),
+                // Wider results take several launches.
+                ("CE", width(value_dim).min(128).to_string()),
+            ],
+        }
     }
 
     fn ffma(
@@ -333,6 +380,11 @@ impl Variant {
                 &["tangents", "rows", "queries", "keys", "gsinks", "gbias"]
             }
             Family::Second => &["tangents", "rows", "queries", "keys", "gsinks"],
+            Family::Lazy => &[
+                "scores", "values", "measure", "inspect", "counts", "queries", "keys", "dbias",
+                "dtau",
+            ],
+            Family::LazyTensor => &["scores", "values", "means", "queries", "keys"],
             Family::Tensor if self.define("CD") > 128 => &["forward"],
             Family::Tensor => &["forward", "queries", "keys"],
             Family::HopperForward => &["forward"],
@@ -448,6 +500,12 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         }
         // What a block owns, and two stages of what it walks.
         (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
+        // q; k and its bias in two stages, and v.
+        (Family::LazyTensor, "scores") => 512 * cd + 2 * 768,
+        (Family::LazyTensor, "values") => 512 * cd + 256 * ce + 2 * 768,
+        // What a block owns, and two stages of what it walks, with its bias and numbers of rows.
+        (Family::LazyTensor, "means" | "queries") => 384 * (cd + ce) + 2 * 512,
+        (Family::LazyTensor, _) => 384 * (cd + ce) + 2 * (512 + 768),
         // q; k and v in two stages; P or o of each warpgroup; barriers.
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256

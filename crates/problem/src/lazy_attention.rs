@@ -3,8 +3,10 @@
 #![doc = include_str!("../../../docs/lazy_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+mod figures;
 mod stats;
 
+pub use figures::Figure;
 pub use stats::{SpeedUp, Stats};
 
 use crate::operand::{check_sizes, shapes};

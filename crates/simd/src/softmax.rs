@@ -23,7 +23,6 @@ mod cut;
 mod diagonals;
 mod distances;
 mod double_backward;
-mod figures;
 mod forward;
 mod forward_tile;
 mod gradient;

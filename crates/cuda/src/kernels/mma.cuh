@@ -3,7 +3,7 @@
 // and of every 8 columns the two from 2 (lane % 4) on: x[m][column / 8][2·(row below) + column % 2].
 //
 // A tile in shared memory lies in panels of 64 columns, with rows of 128 bytes whose 16-byte pieces are swizzled.
-constexpr int THREADS = 128;
+constexpr int THREADS = 128, SIDE = 64;  // rows of the host's tiles
 #if STORAGE == 1
 #define TYPE "bf16"
 #else
@@ -11,6 +11,12 @@ constexpr int THREADS = 128;
 #endif
 DEV int lane_id() { return threadIdx.x % 32; }
 DEV int warp_id() { return threadIdx.x / 32; }
+// The order of blocks: all heads of a tile, where the mask is causal that with most keys first.
+struct Place { int task, head; };
+DEV Place drawn(int heads) {
+  int tasks = gridDim.x / heads;
+  return {tasks - 1 - (int)blockIdx.x / heads, (int)blockIdx.x % heads};
+}
 DEV u32 shared(const void* x) { return (u32)__cvta_generic_to_shared(x); }
 
 // ---- feed: cp.async --------------------------------------------------------------------------------------------------

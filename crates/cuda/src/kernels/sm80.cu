@@ -8,7 +8,6 @@
 // Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see `load_tile`;
 // VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of an accumulator of o: 64 or 128, CD also 256,
 // where the second and third kernel are absent.
-constexpr int SIDE = 64;  // rows of the host's tiles
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
 // A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the product of query and key.
@@ -41,13 +40,6 @@ template <bool CUT> DEV bool score(const Head& head, const Unit& unit, float& x,
   if (unit.scale != 1) x = __fmul_rn(unit.scale, x);
 #endif
   return x != -INF;
-}
-
-// The order of blocks: all heads of a tile, where the mask is causal that with most keys first.
-struct Place { int task, head; };
-DEV Place drawn(int heads) {
-  int tasks = gridDim.x / heads;
-  return {tasks - 1 - (int)blockIdx.x / heads, (int)blockIdx.x % heads};
 }
 
 // ---- forward ---------------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
-//! attention and attention_lse.
+//! attention and attention_lse; and lazy_attention, which has their scores.
 
 mod hopper;
+mod lazy;
+mod lazy_ready;
 mod portable;
 mod prepared;
 mod ready;
@@ -9,7 +11,10 @@ mod second;
 mod tables;
 mod window;
 
+pub(crate) use lazy_ready::{LazyReady, LazyStats};
 pub(crate) use ready::Ready;
+
+use etalon_problem::Error;
 
 /// A call of a prepared pass.
 type Job<'a> = crate::job::Job<'a, prepared::Prepared<'a>>;
@@ -17,5 +22,15 @@ type Job<'a> = crate::job::Job<'a, prepared::Prepared<'a>>;
 impl Job<'_> {
     fn scores(&self) -> &etalon_problem::Scores {
         &self.prepared.scores
+    }
+
+    /// Writes 0 to all that is computed, and −∞ to lse: what rows keep that no kernel writes.
+    fn fill_results(&self) -> Result<(), Error> {
+        for part in self.prepared.list.iter().filter(|part| !part.given) {
+            let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
+            let place = self.place_of(part);
+            self.prepared.moves()?.fill(&self.queue, part.bytes, place, nothing.to_bits())?;
+        }
+        Ok(())
     }
 }

@@ -6,17 +6,17 @@ use crate::parts::absent;
 
 use crate::softmax::Job;
 use crate::softmax::prepared::Prepared;
-use crate::variant::{self, Variant, shared_bytes, width};
+use crate::variant::{self, Family, Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Pass, Scores};
 
 /// Threads of a block.
 fn threads(job: &Job<'_>) -> u32 {
-    variant::threads(false, job.scores().extents.dim, job.prepared.value_dim)
+    variant::threads(Family::Portable, job.scores().extents.dim, job.prepared.value_dim)
 }
 
 /// Threads of a block of the level sm80.
-const TENSOR_THREADS: u32 = 128;
+pub(crate) const TENSOR_THREADS: u32 = 128;
 
 /// A tensor of four axes whose rows lie side by side: `Tensor` of `pairs.cuh`.
 #[repr(C)]
@@ -102,17 +102,19 @@ impl Call {
         let (e, allowed) = (&scores.extents, prepared.rows.allowed.as_ref());
         let pairs = (e.queries * e.keys) as i64;
         let heads = allowed.map_or(1, |allowed| allowed.heads) as i64;
+        // Lazy attention has a bias of another shape.
+        let by_pair = |name| scores.bias.map_or(Tensor::default(), |_| tensor(job, name));
         Call {
             q: tensor(job, "q"),
             k: tensor(job, "k"),
             v: tensor(job, "v"),
-            bias: tensor(job, "bias"),
+            bias: by_pair("bias"),
             o: tensor(job, "o"),
             dout: tensor(job, "dout"),
             dq: tensor(job, "dq"),
             dk: tensor(job, "dk"),
             dv: tensor(job, "dv"),
-            dbias: tensor(job, "dbias"),
+            dbias: by_pair("dbias"),
             lse: job.address("lse"),
             delta: job.at(prepared.delta),
             dlse: job.address("dlse"),
@@ -169,6 +171,11 @@ pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
 /// The kernels of the level sm80 for a pass.
 pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
     let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
+    Variant::tensor(prepared.storage, dim, prepared.value_dim, options, has_whole_rows(prepared))
+}
+
+/// Whether rows of q, k, v and dout begin and end at multiples of 16 bytes, of elements of 2.
+pub(crate) fn has_whole_rows(prepared: &Prepared<'_>) -> bool {
     let whole = |name: &&str| {
         prepared.part(name).is_none_or(|part| {
             let place = part.place(0);
@@ -178,8 +185,7 @@ pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
                 && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
         })
     };
-    let whole = ["q", "k", "v", "dout"].iter().all(whole);
-    Variant::tensor(prepared.storage, dim, prepared.value_dim, options, whole)
+    ["q", "k", "v", "dout"].iter().all(whole)
 }
 
 /// Whether the problem has a softcap, a bias or an array of flags.

@@ -1,4 +1,4 @@
-//! A pass of attention or attention_lse: where its operands lie, its tables, its kernels.
+//! A pass of attention, attention_lse or lazy_attention: where its operands lie, its tables, its kernels.
 
 use crate::gpu::Kernels;
 use crate::parts::{Holds, Parts};
@@ -7,7 +7,7 @@ use crate::softmax::rows::Rows;
 use crate::softmax::tables::Tables;
 use crate::variant::Variant;
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Table};
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequences, Table};
 use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ pub(crate) struct Prepared<'a> {
     pub value_dim: Option<usize>,
     pub rows: Rows,
     pub tables: Tables,
-    /// δ of every row, in the backward pass.
+    /// δ of every row, in the backward pass of the first two.
     pub delta: Room,
     pub portable: Option<Arc<Kernels>>,
     /// The kernels of the level sm80, which take the place of portable ones.
@@ -60,7 +60,8 @@ impl<'a> Prepared<'a> {
         let rows = Rows::new(scores)?;
         let tables = Tables::new(&rows, scores)?;
         let numbers = scores.row_shape().iter().product::<usize>();
-        let delta = layout.room(if pass == Pass::Backward { 4 * numbers } else { 0 })?;
+        let has_delta = pass == Pass::Backward && !matches!(problem, Problem::LazyAttention(_));
+        let delta = layout.room(if has_delta { 4 * numbers } else { 0 })?;
         Ok(Prepared {
             parts,
             scores: Cow::Borrowed(scores),
@@ -79,17 +80,26 @@ impl<'a> Prepared<'a> {
         Prepared { scores: Cow::Owned(self.scores.into_owned()), ..self }
     }
 
+    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. The first order
+    /// of a dense batch writes every element.
+    pub fn leaves_rows(&self) -> bool {
+        let e = &self.scores.extents;
+        self.scores.sequences != Sequences::Dense
+            || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+    }
+
     /// Whether o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
         self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
     }
 }
 
-/// The scores of a problem, and E of attention.
+/// The scores of a problem, and E where there are values.
 fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
     match problem {
         Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
         Problem::AttentionLse(problem) => Ok((&problem.scores, None)),
-        other => Err(Error::value("algorithm", "attention", other.algorithm())),
+        Problem::LazyAttention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
+        other => Err(Error::value("algorithm", "one with scores", other.algorithm())),
     }
 }

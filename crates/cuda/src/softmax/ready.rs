@@ -11,7 +11,7 @@ use crate::softmax::second::{self, Between};
 use crate::softmax::{Job, hopper, portable};
 use crate::variant::Variant;
 use crate::workspace::Held;
-use etalon_problem::{Dtype, Error, Pass, Problem, Sequences, Table};
+use etalon_problem::{Dtype, Error, Pass, Problem, Table};
 use std::sync::Arc;
 
 /// A pass that may be enqueued.
@@ -60,14 +60,9 @@ impl<'a> Ready<'a> {
         Ok(ready)
     }
 
-    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse; and those of
-    /// the second order rows that see nothing. The first order of a dense batch writes every element.
+    /// As [`Prepared::leaves_rows`]; and kernels of the second order leave rows out that see nothing.
     fn leaves_rows(&self) -> bool {
-        let scores = &self.prepared.scores;
-        let e = &scores.extents;
-        self.between.is_some()
-            || scores.sequences != Sequences::Dense
-            || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+        self.between.is_some() || self.prepared.leaves_rows()
     }
 
     fn load(&mut self, options: &Options) -> Result<(), Error> {
@@ -127,11 +122,7 @@ impl ready::Ready for Ready<'_> {
     fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
         let job: &Job<'_> = &job.of(&self.prepared);
         if self.leaves_rows() {
-            for part in self.prepared.list.iter().filter(|part| !part.given) {
-                let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
-                let place = job.place_of(part);
-                self.prepared.moves()?.fill(&job.queue, part.bytes, place, nothing.to_bits())?;
-            }
+            job.fill_results()?;
         }
         if self.prepared.computes_forward() {
             match &self.plan {

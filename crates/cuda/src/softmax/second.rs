@@ -4,7 +4,7 @@ use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::portable::{Call, Tensor, parts, tensor};
-use crate::variant;
+use crate::variant::{self, Family};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};
 
@@ -112,7 +112,7 @@ impl Second {
 pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Error> {
     let (e, rows) = (&job.scores().extents, &job.prepared.rows);
     let kernels = job.prepared.second.as_deref().ok_or_else(|| absent("the second order"))?;
-    let threads = variant::threads(true, e.dim, job.prepared.value_dim);
+    let threads = variant::threads(Family::Second, e.dim, job.prepared.value_dim);
     let launch = |name: &str, blocks: usize, call: Second| {
         job.queue.launch(kernels.get(name)?, blocks as u64, (threads, 0), &call)
     };

@@ -90,9 +90,12 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     match variant.family {
         Family::Portable
         | Family::Second
+        | Family::Lazy
         | Family::Linear
         | Family::LinearSecond
         | Family::CrossEntropy => true,
+        // Accumulators of 128 columns; `means`, of which three blocks share a multiprocessor.
+        Family::LazyTensor => true,
         Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
         Family::Tensor if is("CE", "128") => true,
         Family::Tensor => match *architecture {
@@ -162,7 +165,7 @@ fn compile_families(families: &[Family]) {
 #[test]
 #[ignore = "compiles for ten minutes"]
 fn every_variant_of_the_portable_kernels() {
-    compile_families(&[Family::Portable, Family::Moves]);
+    compile_families(&[Family::Portable, Family::Lazy, Family::Moves]);
 }
 
 #[test]
@@ -180,7 +183,7 @@ fn every_variant_of_linear_attention() {
 #[test]
 #[ignore = "compiles for ten minutes"]
 fn every_variant_of_sm80() {
-    compile_families(&[Family::Tensor]);
+    compile_families(&[Family::Tensor, Family::LazyTensor]);
 }
 
 #[test]

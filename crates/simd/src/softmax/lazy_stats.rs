@@ -4,8 +4,8 @@
 //! each query. They are added up in the order of the rows, in f64, whatever the number of threads.
 
 use super::cut::Cut;
-use super::figures::Figure;
 use super::lazy_forward::{BLOCKING, LazyForward};
+use super::lazy_tile::{FULL, SEEN};
 use super::lazy_tile::{LazyScratch, MeasureTile};
 use super::operands::Operands;
 use super::packs::{Operand, Packing};
@@ -16,7 +16,7 @@ use crate::memory::zeros;
 use crate::named::Inputs;
 use crate::workspace::Parts;
 use crate::{Options, Workspace};
-use etalon_problem::lazy_attention::{SpeedUp, Stats};
+use etalon_problem::lazy_attention::{Figure, Stats};
 use etalon_problem::{Blocking, Error, Scores, Views};
 use ndarray::{Array3, Array4};
 
@@ -82,54 +82,18 @@ impl Streamed for Measure<'_> {
 
 /// The statistics in tiles of this size.
 pub fn stats(scores: &Scores, figures: &Array4<f32>, tile: Blocking) -> Stats {
-    let (mut sums, mut rows, mut dead) = ([0.0; Figure::COUNT], 0.0, 0.0);
-    let (mut long, mut long_surviving) = (0.0, 0.0);
-    for row in figures.rows() {
-        let of = |figure: Figure| f64::from(row[figure as usize]);
-        if of(Figure::Visible) == 0.0 {
-            continue;
-        }
-        rows += 1.0;
-        dead += f64::from(u8::from(of(Figure::Active) == 0.0));
-        let is_long = of(Figure::Visible) > 1.0;
-        let of_first = [Figure::FirstWeight as usize, Figure::FirstKept as usize];
-        for (at, (sum, x)) in sums.iter_mut().zip(row).enumerate() {
-            *sum += if is_long || !of_first.contains(&at) { f64::from(*x) } else { 0.0 };
-        }
-        if is_long {
-            (long, long_surviving) = (long + 1.0, long_surviving + of(Figure::Surviving));
-        }
-    }
-    let (seen, full) = count_tiles(scores, figures, tile);
-    let of = |figure: Figure| sums[figure as usize];
-    let element_density = ratio(of(Figure::Active), of(Figure::Visible));
-    let tile_density = ratio(full as f64, seen as f64);
-    Stats {
-        element_density,
-        tile_density,
-        surviving_mass: ratio(of(Figure::Surviving), rows),
-        inactive_mass: ratio(of(Figure::Inactive), rows),
-        dead_rows: ratio(dead, rows),
-        first_key_weight: ratio(of(Figure::FirstWeight), long),
-        first_key_kept: ratio(of(Figure::FirstKept), long),
-        first_key_share: ratio(of(Figure::FirstKept), long_surviving),
-        by_tiles: SpeedUp::new(seen, [1.0, 3.0], [3.0, 2.0], tile_density),
-        by_pairs: SpeedUp::new(seen, [1.0, 1.0], [3.0, 2.0], element_density),
-    }
-}
-
-fn ratio(part: f64, whole: f64) -> f64 {
-    if whole == 0.0 { 0.0 } else { part / whole }
+    let rows = figures.rows().into_iter().map(|row| std::array::from_fn(|figure| row[figure]));
+    Stats::of_rows(rows, count_tiles(scores, figures, tile))
 }
 
 /// Tiles in which a pair is visible, and those in which one is active.
-fn count_tiles(scores: &Scores, figures: &Array4<f32>, tile: Blocking) -> (usize, usize) {
-    let (mut seen, mut full) = (0, 0);
+fn count_tiles(scores: &Scores, figures: &Array4<f32>, tile: Blocking) -> [usize; 2] {
+    let mut count = [0; 2];
     each_tile(scores, figures, tile, |_, state| {
-        seen += usize::from(state >= Figure::SEEN);
-        full += usize::from(state >= Figure::FULL);
+        count[0] += usize::from(state >= SEEN);
+        count[1] += usize::from(state >= FULL);
     });
-    (seen, full)
+    count
 }
 
 /// Whether each tile holds an active pair, `[B, Hq, ⌈N/queries⌉, ⌈M/keys⌉]`.
@@ -142,7 +106,7 @@ pub fn activity(
     let (rows, cols) = (e.queries.div_ceil(tile.queries), e.keys.div_ceil(tile.keys));
     let flags: Array4<u8> = zeros((e.batch, e.query_heads, rows, cols), "activity")?;
     let mut flags = flags.mapv(|flag| flag != 0);
-    each_tile(scores, figures, tile, |at, state| flags[at] = state >= Figure::FULL);
+    each_tile(scores, figures, tile, |at, state| flags[at] = state >= FULL);
     Ok(flags)
 }
 

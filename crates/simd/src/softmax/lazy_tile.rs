@@ -25,7 +25,7 @@
 
 mod measure;
 
-pub use measure::MeasureTile;
+pub use measure::{FULL, MeasureTile, SEEN};
 
 use super::cut::Cut;
 use super::packs::Keys;

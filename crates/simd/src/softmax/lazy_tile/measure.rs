@@ -2,9 +2,14 @@
 
 use super::{At, LazyScratch, LazyTile};
 use crate::lanes::{Isa, Kernel, Tile};
-use crate::softmax::figures::Figure;
 use crate::softmax::scores::Strip;
 use crate::tile::{MAX_KEYS, STRIDE};
+use etalon_problem::lazy_attention::Figure;
+
+/// What is known of a tile of keys, behind the figures of a row: that the row sees a pair in it, and that a
+/// pair is active.
+pub const SEEN: f32 = 1.0;
+pub const FULL: f32 = 2.0;
 
 /// The kernel of the statistics: in place of o it leaves figures of each row.
 pub struct MeasureTile<'t, 'a, 'm> {
@@ -62,7 +67,7 @@ impl LazyTile<'_, '_, '_> {
                 figures[Figure::FirstKept as usize] = if active { raised } else { 0.0 };
             }
             let state = &mut figures[Figure::COUNT + (key_start + key) / keys];
-            *state = state.max(if active { Figure::FULL } else { Figure::SEEN });
+            *state = state.max(if active { FULL } else { SEEN });
         }
     }
 }

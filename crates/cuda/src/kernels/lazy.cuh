@@ -1,0 +1,79 @@
+// What a row and a pair of lazy attention take part with. Equations: docs/lazy_attention.md.
+
+// ---- the problem -----------------------------------------------------------------------------------------------------
+struct Numbers { float offset, share, delta, sum; };  // of a row: τ/n, 1/n, Δ - dlse, (1/n) Σ a g; 0 where it sees nothing
+
+struct Lazy {
+  Call c;                   // without bias, softcap and sinks
+  Tensor pv;                // f32: Σ a P v (E47); where there is one, `values` writes it in place of o
+  const float *bias, *tau;  // [heads, width] and [heads]; no bias: 0
+  float *dbias, *dtau;      // as bias and tau
+  Numbers* numbers;         // [batch, heads, queries]
+  u32* active;              // of each tile of queries and head: which stripes of keys may hold an active pair
+  float* windows;           // [tasks by keys, heads, reach]: what each adds to dbias; 0: not wanted
+  u32* odd;                 // not 0: some operand holds a number that is not finite
+  int width, reach;         // W, and how many distances occur below it
+  int bottom;               // whether distances are counted from the last query and key
+  int windowed;             // tasks by keys
+};
+
+// Tiles of keys in at most 32 stripes of as many tiles each.
+constexpr int STRIPES = 32;
+DEV int stripe_of(const Sequence& s, int key) {
+  int tiles = (s.keys + SIDE - 1) / SIDE;
+  return key / SIDE / ((tiles + STRIPES - 1) / STRIPES);
+}
+
+// One head of one sequence, with its bias by distance.
+struct LazyHead : Head {
+  const Lazy& a;
+  const float* distances;
+  Numbers* numbers;
+  int shift;  // i' - i
+
+  __device__ __forceinline__ LazyHead(const Lazy& lazy, const Sequence& sequence, int h) : Head(lazy.c, sequence, h), a(lazy) {
+    distances = a.bias ? a.bias + (i64)h * a.width : 0;
+    numbers = a.numbers + ((i64)s.batch * c.heads + h) * c.queries + s.query_start;
+    shift = a.bottom ? s.keys - s.queries : 0;
+  }
+  __device__ __forceinline__ Numbers number(int i) const { return i < s.queries ? numbers[i] : Numbers{}; }
+  __device__ __forceinline__ float lse_at(int i) const { return i < s.queries ? lse[i] : 0; }
+  __device__ __forceinline__ float dlse(int i) const { return c.dlse && i < s.queries ? c.dlse[lse - c.lse + i] : 0; }
+  __device__ __forceinline__ u32& stripes(int row) const { return a.active[(i64)(s.first_tile + row / SIDE) * c.heads + head]; }
+
+  // From the product of a query and a key: S (E1), (E2), and whether the pair is visible. Roundings are written out, as in
+  // `Head::score`.
+  __device__ __forceinline__ bool score(float product, int i, int j, Span span, float& score) const {
+    if (j < span.begin || j >= span.end) return false;
+    float x = __fmul_rn(c.scale, product);
+#if OPTIONS
+    if (allowed && !allowed[(i64)i * c.keys + j]) return false;
+    const u32 d = i + shift - j;
+    if (distances && d < (u32)a.width) x = __fadd_rn(x, distances[d]);
+#endif
+    score = x;
+    return x != -INF;
+  }
+  // P (E4), hidden if the pair is not visible.
+  __device__ __forceinline__ float weight_of(float product, int i, int j, Span span, float lse) const {
+    float x;
+    return score(product, i, j, span, x) ? weight(x, lse) : HIDE;
+  }
+};
+DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
+  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
+}
+DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
+  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
+}
+
+// e before its cut at 0, and whether the pair is active (E5): NaN is, so that it shows. Every kernel decides with the same
+// bits of S, lse and τ/n.
+DEV float raised(float p, float offset) { return __fadd_rn(p, offset); }
+DEV bool is_active(float p, float offset) { return !(raised(p, offset) <= 0); }
+// Whether a pair with a score of at most `top` may be active: `weight` need not be monotone, but its errors are below the guard.
+DEV bool may_be_active(float top, float lse, float offset) {
+  return top != -INF && is_active(fmaf(weight(top, lse), 1 + 0x1p-20f, 0x1p-125f), offset);
+}
+// What a row knows when its keys are counted.
+DEV Numbers counted(float tau, int n) { return {n ? __fdiv_rn(tau, n) : 0, n ? __fdiv_rn(1, n) : 0, 0, 0}; }

@@ -1,0 +1,187 @@
+//! Passes of lazy_attention, and its statistics.
+
+use crate::job;
+use crate::options::{Level, Options, Precision};
+use crate::parts::{Holds, Parts};
+use crate::queue::Queue;
+use crate::ready;
+use crate::room::{Layout, Room};
+use crate::softmax::Job;
+use crate::softmax::lazy::{Memory, Passes};
+use crate::softmax::portable::has_whole_rows;
+use crate::softmax::prepared::Prepared;
+use crate::variant::Variant;
+use crate::workspace::Held;
+use etalon_problem::{Blocking, DistanceBias, Dtype, Error, Pass, Problem, Table};
+use std::sync::Arc;
+
+/// A pass that may be enqueued.
+#[derive(Debug)]
+pub(crate) struct LazyReady<'a> {
+    prepared: Prepared<'a>,
+    bias: Option<DistanceBias>,
+    memory: Memory,
+    scratch_bytes: usize,
+}
+
+impl<'a> LazyReady<'a> {
+    /// As [`Prepared::new`], with kernels that are compiled or loaded.
+    pub fn new(
+        held: Arc<Held>,
+        (problem, bias): (&'a Problem, Option<DistanceBias>),
+        call: (Pass, Dtype),
+        table: &Table,
+        holds: Holds<'_>,
+        options: &Options,
+    ) -> Result<LazyReady<'a>, Error> {
+        let mut layout = Layout::default();
+        let mut prepared = Prepared::new(held, problem, call, table, holds, &mut layout)?;
+        let memory = Memory::new(&prepared, bias, &mut layout)?;
+        let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
+        let has_options = bias.is_some() || prepared.rows.allowed.is_some();
+        let tensor_cores = on_tensor_cores(&prepared, options)?;
+        let device = prepared.device();
+        let load = |variant| device.kernels(variant, &device.architecture());
+        let own = Variant::lazy(prepared.storage, dim, value_dim, has_options);
+        let own = load(own)?;
+        let tensor = match tensor_cores {
+            true => {
+                let whole = has_whole_rows(&prepared);
+                let storage = prepared.storage;
+                let variant = Variant::lazy_tensor(storage, dim, value_dim, has_options, whole);
+                Some((load(variant.clone())?, variant))
+            }
+            false => None,
+        };
+        (prepared.portable, prepared.tensor) = (Some(own), tensor);
+        let fills = prepared.leaves_rows();
+        prepared.parts.load_moves(fills)?;
+        Ok(LazyReady { prepared, bias, memory, scratch_bytes: layout.bytes() })
+    }
+
+    fn owned(self) -> LazyReady<'static> {
+        let LazyReady { prepared, bias, memory, scratch_bytes } = self;
+        LazyReady { prepared: prepared.into_owned(), bias, memory, scratch_bytes }
+    }
+}
+
+impl ready::Ready for LazyReady<'_> {
+    fn parts(&self) -> &Parts {
+        &self.prepared.parts
+    }
+
+    fn table_bytes(&self) -> usize {
+        self.prepared.tables.bytes
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
+        let Prepared { rows, scores, .. } = &self.prepared;
+        self.prepared.tables.upload(rows, scores, queue, tables)
+    }
+
+    fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
+        Box::new(self.owned())
+    }
+
+    fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
+        let job: &Job<'_> = &job.of(&self.prepared);
+        if self.prepared.leaves_rows() {
+            job.fill_results()?;
+        }
+        let passes = Passes::new(job, &self.memory, self.bias)?;
+        match self.prepared.pass {
+            Pass::Backward => passes.backward(),
+            _ => passes.forward(),
+        }
+    }
+}
+
+/// The statistics of a problem in place of its forward pass.
+#[derive(Debug)]
+pub(crate) struct LazyStats<'a> {
+    pass: LazyReady<'a>,
+    tile: Blocking,
+    /// Where the kernels leave the figures of every row, and the states of every tile.
+    pub figures: Room,
+    pub states: Room,
+    scratch_bytes: usize,
+}
+
+impl<'a> LazyStats<'a> {
+    /// Of tiles of this size, with room for so many bytes of figures and of states.
+    pub fn new(
+        pass: LazyReady<'a>,
+        tile: Blocking,
+        [figures, states]: [usize; 2],
+    ) -> Result<LazyStats<'a>, Error> {
+        let mut layout = Layout::default();
+        layout.room(pass.scratch_bytes)?; // that of the pass comes first
+        let (figures, states) = (layout.room(figures)?, layout.room(states)?);
+        Ok(LazyStats { pass, tile, figures, states, scratch_bytes: layout.bytes() })
+    }
+}
+
+impl ready::Ready for LazyStats<'_> {
+    fn parts(&self) -> &Parts {
+        self.pass.parts()
+    }
+
+    fn table_bytes(&self) -> usize {
+        self.pass.table_bytes()
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
+        self.pass.upload(queue, tables)
+    }
+
+    fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
+        let LazyStats { pass, tile, figures, states, scratch_bytes } = *self;
+        let pass = pass.owned();
+        Box::new(LazyStats { pass, tile, figures, states, scratch_bytes })
+    }
+
+    fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
+        let at = [self.figures, self.states].map(|room| job.at(room));
+        for (room, at) in [self.figures, self.states].into_iter().zip(at) {
+            job.queue.fill(at, room.bytes, 0)?;
+        }
+        let LazyReady { prepared, bias, memory, .. } = &self.pass;
+        let job: &Job<'_> = &job.of(prepared);
+        Passes::new(job, memory, *bias)?.measure(at, self.tile)
+    }
+}
+
+/// Whether the level sm80 computes the pass. Fails where the level that is asked for cannot.
+fn on_tensor_cores(prepared: &Prepared<'_>, options: &Options) -> Result<bool, Error> {
+    let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
+    let refused = match options.precision {
+        _ if options.level == Level::Sm90a => Some("not written yet for lazy_attention"),
+        Precision::Strict => Some(
+            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
+        ),
+        _ if !matches!(prepared.storage, Dtype::Bf16 | Dtype::F16) => {
+            Some("its tensor cores multiply bf16 and f16")
+        }
+        _ if dim > 128 => Some("dim must be at most 128 for sm80"),
+        _ if prepared.pass == Pass::Backward && value_dim > 128 => {
+            Some("value_dim must be at most 128 for the backward pass of sm80")
+        }
+        Precision::Flash => None,
+    };
+    match (options.level, refused) {
+        (Level::Portable, _) => Ok(false),
+        (Level::Auto, refused) => Ok(refused.is_none()),
+        (_, None) => Ok(true),
+        (level, Some(reason)) => {
+            Err(Error::Unsupported { what: format!("level {level}"), reason: reason.to_string() })
+        }
+    }
+}
