@@ -2,6 +2,7 @@
 
 use crate::profile::Profile;
 use crate::tensor::Tensors;
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Blocking, Dtype, Error, Mode, Pass, Problem, named};
 
 named! {
@@ -71,6 +72,21 @@ pub struct Request<'a> {
     pub hints: Hints,
 }
 
+/// The gradients of a filtered backward pass of linear_cross_entropy, and what is certain of them.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Filtered {
+    /// The gradients, by name.
+    pub outputs: Tensors,
+    /// B_i ≥ ‖error of dh_i‖ (C37), `[T]`.
+    pub dh: Vec<f64>,
+    /// C_v ≥ ‖error of dw_v‖ (C38), `[V]`.
+    pub dw: Vec<f64>,
+    /// Tiles that were kept, and all of them.
+    pub tiles: (usize, usize),
+    /// Classes of a tile, which begins at a multiple of as many.
+    pub classes: usize,
+}
+
 /// Why there are no outputs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Refusal {
@@ -110,4 +126,10 @@ pub trait Tier: Sync {
 
     /// Answers a request for what it offers: every output of the pass, by name.
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal>;
+
+    /// Answers a request for the backward pass of linear_cross_entropy with a filter; nothing where the tier
+    /// has none.
+    fn filtered(&self, _: &Request<'_>, _: Filter) -> Result<Option<Filtered>, Refusal> {
+        Ok(None)
+    }
 }

@@ -4,13 +4,15 @@
 mod ask;
 mod cuda;
 mod door;
+mod filters;
 mod memory;
 mod reference;
 mod shards;
 mod simd;
+mod typed;
 
 pub use crate::tier::Refusal;
-pub use ask::{ask, check_outputs};
+pub use ask::{ask, ask_filtered, check_outputs};
 pub use cuda::Cuda;
 pub use door::{Run, saved};
 pub(crate) use reference::decisions;

@@ -5,7 +5,8 @@ use etalon_conformance::cases::{Depth, specs, storage};
 use etalon_conformance::tier::{Hints, Request, Tier};
 use etalon_conformance::{laws, tiers};
 use etalon_cuda::Level;
-use etalon_problem::{Algorithm, Dtype, Mask, Problem, Sequence};
+use etalon_problem::linear_cross_entropy::Filter;
+use etalon_problem::{Algorithm, Dtype, Mask, Pass, Problem, Sequence};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::mem::discriminant;
@@ -64,6 +65,28 @@ fn an_offer_is_kept_and_a_refusal_too() {
             }
         }
     }
+}
+
+/// A tier without a filter passes the laws of filters unasked: etalon's own are asked.
+#[test]
+fn every_backward_pass_of_linear_cross_entropy_has_a_filter() {
+    let (algorithm, pass) = (Algorithm::LinearCrossEntropy, Pass::Backward);
+    let spec = specs(algorithm, Depth::Core, 0).next().expect("a run has cases");
+    let filter = Filter::Below { eps: 0.0 };
+    let mut asked = 0;
+    for (tier, dtype) in tiers().iter().flat_map(|tier| Dtype::ALL.map(|dtype| (tier, dtype))) {
+        let spec = etalon_conformance::cases::Spec { dtype, ..spec };
+        let problem = spec.problem();
+        let (inputs, hints) = (spec.tensors(&problem, pass), Hints::default());
+        let request = Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
+        if tier.offers(algorithm, pass, dtype).is_err() {
+            continue;
+        }
+        let found = tiers::ask_filtered(&**tier, &request, filter);
+        assert!(matches!(found, Ok(Some(_))), "{dtype} on {}: {found:?}", tier.name());
+        asked += 1;
+    }
+    assert!(asked > Dtype::ALL.len(), "{asked}");
 }
 
 #[test]

@@ -20,11 +20,11 @@ pub use crate::tensor::{Values, values};
 
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
-use etalon_problem::{Dtype, Error, Pass, Problem, Role};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use inputs::{Errors, Inputs};
 use model::Model;
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{Array2, ArrayD, IxDyn};
 use std::collections::BTreeMap;
 
 /// An output: the exact values, and how far off a result may be.
@@ -77,6 +77,24 @@ pub fn bounds(
     let model = Model::new(profile, dtype);
     let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
     finish(problem, pass, &model, errors(problem, &inputs)?, outputs)
+}
+
+/// The size of every gradient of a logit of linear cross-entropy (C16), and how far that of a kernel of the
+/// profile may be off, both `[T][V]`; of ignored tokens 0. ∞: no requirement follows from the profile.
+///
+/// Fails unless the problem is sound and every operand is there in its shape. A target that is no class is
+/// that of none.
+pub fn logit_gradients(
+    problem: &LinearCrossEntropy,
+    dtype: Dtype,
+    profile: &Profile,
+    inputs: &Tensors,
+) -> Result<[Array2<f64>; 2], Error> {
+    let pass = Pass::Backward;
+    let operands = values(&problem.clone().into(), pass, inputs)?;
+    let (model, forward) = (Model::new(profile, dtype), Values::new());
+    let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
+    Ok(linear_cross_entropy::logit_gradients(problem, &inputs))
 }
 
 /// The errors of the outputs before they are stored.

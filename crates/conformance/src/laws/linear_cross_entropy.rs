@@ -1,5 +1,7 @@
 //! Laws of linear_cross_entropy.
 
+mod filter;
+
 use super::compare::{Strict, TWICE, agree, close, exchange};
 use super::flaw::{Flaw, Judgement, worst};
 use super::gate::within;
@@ -15,6 +17,7 @@ use etalon_problem::{
     Axis, Dtype, Error, LinearCrossEntropy, NothingLeft, Pass, Problem, Reduction, find,
 };
 use etalon_reference::linear_cross_entropy::shard::TILE;
+use filter::{filter, filter_of_nothing};
 use ndarray::ArrayD;
 
 laws! {
@@ -48,6 +51,10 @@ laws! {
     Contract shards_of_nodes, favour several_tiles;
     /// Shards of the classes, cut anywhere, give results within the bound.
     Gate shards, favour several_tiles;
+    /// A filter leaves out what is small, says how much that is, and errs by no more.
+    Gate filter on Backward, favour several_tiles;
+    /// A filter with a threshold of 0 gives the bits of the backward pass.
+    Contract filter_of_nothing on Backward, favour several_tiles;
 }
 
 /// The problem of a case of linear_cross_entropy.

@@ -6,12 +6,22 @@ use crate::cases::Case;
 use crate::gates::{Statistic, g2};
 use crate::profile::Profile;
 use crate::tensor::Tensors;
-use crate::tier::{Hints, Request, Tier};
-use crate::tiers::ask;
+use crate::tier::{Filtered, Hints, Request, Tier};
+use crate::tiers::{ask, ask_filtered};
 use crate::typical::{Kernels, Typical};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Operand, Pass, Problem};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
+
+/// Of some tensors those that a pass reads.
+fn given(problem: &Problem, pass: Pass, inputs: &Tensors) -> Tensors {
+    let given = |operand: Operand| {
+        let tensor = inputs.get(operand.name).filter(|_| operand.role.is_given())?;
+        Some((operand.name.to_string(), tensor.clone()))
+    };
+    problem.operands(pass).into_iter().filter_map(given).collect()
+}
 
 /// Something about each pass, made when first asked for.
 type ByPass<T> = BTreeMap<Pass, OnceLock<Result<T, Flaw>>>;
@@ -220,12 +230,17 @@ impl<'a> Trial<'a> {
     ) -> Result<Tensors, Flaw> {
         problem.check()?;
         let hints = Hints { blocking: hints.blocking.or(self.case.blocking()), ..hints };
-        let given = |operand: Operand| {
-            let tensor = inputs.get(operand.name).filter(|_| operand.role.is_given())?;
-            Some((operand.name.to_string(), tensor.clone()))
-        };
-        let inputs: Tensors = problem.operands(pass).into_iter().filter_map(given).collect();
+        let inputs = given(problem, pass, inputs);
         let request = Request { problem, pass, dtype: self.case.dtype, inputs: &inputs, hints };
         Ok(ask(self.tier, &request)?)
+    }
+
+    /// What the tier returns for the case as it is, when it filters; nothing where it has no filter.
+    pub fn ask_filtered(&self, filter: Filter) -> Result<Option<Filtered>, Flaw> {
+        let Case { problem, dtype, .. } = self.case;
+        let (pass, inputs) = (self.pass, given(problem, self.pass, self.inputs()));
+        let hints = Hints { blocking: self.case.blocking(), ..Hints::default() };
+        let request = Request { problem, pass, dtype: *dtype, inputs: &inputs, hints };
+        Ok(ask_filtered(self.tier, &request, filter)?)
     }
 }

@@ -2,6 +2,7 @@
 
 mod bugs;
 mod cases;
+pub(crate) mod filter;
 
 pub(crate) use bugs::MUTANTS;
 pub use cases::Point;
@@ -9,6 +10,7 @@ pub use cases::Point;
 use crate::zoo::job::{Bug, Job, Softmax};
 use crate::zoo::rows::{Results, Rows, add, dot, larger, through_bf16};
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Pass, Reduction};
+use filter::{Filtering, tiles_of};
 use std::ops::Range;
 
 /// The results of a forward or backward pass. Fails at a target that is no class.
@@ -255,24 +257,38 @@ impl Host<'_> {
         let mut dh = Rows::filled(&[1, 1, tokens, dim], 0.0);
         let mut dw = Rows::filled(&[1, 1, vocab, dim], 0.0);
         let mut dbias = Rows::filled(&[vocab], 0.0);
+        let mut filtering = Filtering::new(self.job, tokens, vocab);
+        let w: Vec<&[f32]> = self.vectors("w").collect();
         for i in self.job.order(tokens) {
             let y = match (self.target(i), self.is(bugs::IGNORED_IN_GRADIENT)) {
                 (None, false) => continue,
                 (y, _) => y.unwrap_or(vocab),
             };
             let h = self.vectors("h").nth(i).unwrap_or_default();
-            let gradients = self.logit_gradients(h, i, y).into_iter().zip(self.vectors("w"));
-            for (v, (da, w)) in gradients.enumerate() {
-                dbias.data[v] += da;
-                add(dh.row_mut([0, 0, i]), da, w);
-                let row = dw.row_mut([0, 0, v]);
-                add(row, da, h);
-                if self.is(bugs::DW_IN_BF16) {
-                    row.iter_mut().for_each(|x| *x = through_bf16(*x));
+            let gradients = self.logit_gradients(h, i, y);
+            for classes in tiles_of(vocab, self.job.style.tile) {
+                let (da, w) = (&gradients[classes.clone()], &w[classes.clone()]);
+                let left_out =
+                    filtering.as_mut().is_some_and(|x| x.leave_out(i, &classes, da, h, w));
+                for (v, (&da, w)) in classes.zip(da.iter().zip(w)) {
+                    if !(left_out && self.is(bugs::DBIAS_FILTERED)) {
+                        dbias.data[v] += da;
+                    }
+                    if left_out {
+                        continue;
+                    }
+                    add(dh.row_mut([0, 0, i]), da, w);
+                    let row = dw.row_mut([0, 0, v]);
+                    add(row, da, h);
+                    if self.is(bugs::DW_IN_BF16) {
+                        row.iter_mut().for_each(|x| *x = through_bf16(*x));
+                    }
                 }
             }
         }
-        Results::from([("dh", dh), ("dw", dw), ("dbias", dbias)])
+        let mut results = Results::from([("dh", dh), ("dw", dw), ("dbias", dbias)]);
+        filtering.into_iter().for_each(|filtering| results.extend(filtering.results()));
+        results
     }
 
     /// da of one token; `y` = V where it has no target.

@@ -1,26 +1,62 @@
 //! Asking a tier without trusting it.
 
 use crate::tensor::{Data, Stored, Tensors};
-use crate::tier::{Refusal, Request, Tier};
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role};
+use crate::tier::{Filtered, Refusal, Request, Tier};
+use etalon_problem::linear_cross_entropy::Filter;
+use etalon_problem::{Axis, Dtype, Error, Operand, Pass, Problem, Role};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Asks a tier. Outputs that come back are complete: every output of the pass is there, in its
 /// shape and type, and nothing else; the inputs are untouched.
 pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
+    let outputs = guarded(tier, request, || tier.run(request))?;
+    check_outputs(request.problem, request.pass, request.dtype, &outputs, &[])
+        .map_err(something_else)?;
+    Ok(outputs)
+}
+
+/// The same of a filtered backward pass of linear_cross_entropy: a bound comes back for each token and class.
+pub fn ask_filtered(
+    tier: &dyn Tier,
+    request: &Request<'_>,
+    filter: Filter,
+) -> Result<Option<Filtered>, Refusal> {
+    let Some(found) = guarded(tier, request, || tier.filtered(request, filter))? else {
+        return Ok(None);
+    };
+    let Filtered { outputs, dh, dw, classes, .. } = &found;
+    check_outputs(request.problem, request.pass, request.dtype, outputs, &[])
+        .and_then(|()| {
+            let extent = |axis| request.problem.extent(axis);
+            Error::expect_shape("certificate.dh", &[extent(Axis::Targets)], &[dh.len()])?;
+            Error::expect_shape("certificate.dw", &[extent(Axis::Classes)], &[dw.len()])?;
+            let some = (*classes > 0).then_some(());
+            some.ok_or_else(|| Error::value("classes of a tile", "at least 1", classes))
+        })
+        .map_err(something_else)?;
+    Ok(Some(found))
+}
+
+/// What a tier answers; a fault where it panics or writes to its inputs.
+fn guarded<R>(
+    tier: &dyn Tier,
+    request: &Request<'_>,
+    run: impl FnOnce() -> Result<R, Refusal>,
+) -> Result<R, Refusal> {
     let algorithm = request.problem.algorithm();
     tier.offers(algorithm, request.pass, request.dtype).map_err(Refusal::Unsupported)?;
     let before = hash(request.inputs);
-    let answer = catch_unwind(AssertUnwindSafe(|| tier.run(request)))
+    let answer = catch_unwind(AssertUnwindSafe(run))
         .map_err(|panic| Refusal::Fault(format!("panicked: {}", message(&*panic))))?;
     if hash(request.inputs) != before {
         return Err(Refusal::Fault("wrote to its inputs".to_string()));
     }
-    let outputs = answer?;
-    check_outputs(request.problem, request.pass, request.dtype, &outputs, &[])
-        .map_err(|error| Refusal::Fault(format!("returned something else: {error}")))?;
-    Ok(outputs)
+    answer
+}
+
+fn something_else(error: Error) -> Refusal {
+    Refusal::Fault(format!("returned something else: {error}"))
 }
 
 fn message(panic: &(dyn Any + Send)) -> String {

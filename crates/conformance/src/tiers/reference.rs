@@ -1,8 +1,9 @@
 //! The reference as a tier, and as the oracle.
 
-use super::{door, shards};
-use crate::tensor::{Stored, Tensor, Tensors, values};
-use crate::tier::{Hints, Refusal, Request, Tier};
+use super::{door, filters, shards};
+use crate::tensor::{Stored, Tensor, Tensors, Values, values};
+use crate::tier::{Filtered, Hints, Refusal, Request, Tier};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, Named, evaluate_in, lazy_attention};
 use ndarray::Array4;
@@ -28,6 +29,10 @@ impl Tier for Reference {
         let recompute = Hints { recompute: true, ..request.hints };
         let request = Request { hints: recompute, ..*request };
         Ok(door::outputs(&request, &etalon_reference::run)?)
+    }
+
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
+        Ok(filtered(Arithmetic::F64, request, filter)?)
     }
 }
 
@@ -72,6 +77,10 @@ impl Tier for ReferenceIn {
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         Ok(outputs(self.arithmetic, request, request.dtype)?)
     }
+
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
+        Ok(filtered(self.arithmetic, request, filter)?)
+    }
 }
 
 /// Whether an algorithm has a pass at all.
@@ -95,12 +104,29 @@ fn outputs(arithmetic: Arithmetic, request: &Request<'_>, dtype: Dtype) -> Resul
         Some((own, shards)) => shards::reference(arithmetic, own, pass, &x, &shards)?,
         None => evaluate_in(arithmetic, problem, pass, &x)?,
     };
+    Ok(stored(request, &outputs, dtype))
+}
+
+/// Outputs rounded to where `dtype` stores them.
+fn stored(request: &Request<'_>, outputs: &Values, dtype: Dtype) -> Tensors {
     let store = |x: &Operand| {
         let stored = Stored::of(x.precision, dtype);
         Some((x.name.to_string(), Tensor::store(outputs.get(x.name)?, stored)))
     };
-    let operands = problem.operands(pass);
-    Ok(operands.iter().filter(|x| x.role == Role::Output).filter_map(store).collect())
+    let operands = request.problem.operands(request.pass);
+    operands.iter().filter(|x| x.role == Role::Output).filter_map(store).collect()
+}
+
+/// What some arithmetic returns of a filtered pass, if the request is for one that can be filtered.
+fn filtered(
+    arithmetic: Arithmetic,
+    request: &Request<'_>,
+    filter: Filter,
+) -> Result<Option<Filtered>, Error> {
+    let Some(problem) = filters::of(request) else { return Ok(None) };
+    let x = values(request.problem, request.pass, request.inputs)?;
+    let (outputs, found) = filters::reference(arithmetic, problem, &x, filter)?;
+    Ok(Some(Filtered { outputs: stored(request, &outputs, request.dtype), ..found }))
 }
 
 /// Which pairs of lazy attention are active, or so near to it that |P + τ/n| ≤ margin · (P + |τ/n|).

@@ -1,9 +1,9 @@
 //! Linear_cross_entropy with its classes in shards, in the tiers that have them.
 
-use crate::tensor::{Data, Tensor, Tensors, Values};
+use super::typed::{Held, numbers, operands, stored};
+use crate::tensor::{Tensors, Values};
 use crate::tier::{Cuts, Request};
-use etalon_problem::tensors::{ByPrecision, Operands, Results};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Precision, Problem, Scalar};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Scalar};
 use etalon_reference::linear_cross_entropy::shard as plain;
 use etalon_reference::linear_cross_entropy::shard::TILE;
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Wanted};
@@ -12,7 +12,7 @@ use etalon_reference::{Arithmetic, Named};
 use etalon_simd::linear_cross_entropy::shard;
 use etalon_simd::{Element, Options, Workspace};
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, Array3, ArrayD, ArrayView1, ArrayViewD, Axis, concatenate, s};
+use ndarray::{Array1, Array2, Array3, ArrayView1, Axis, concatenate, s};
 use std::ops::Range;
 
 /// The classes of each shard that a request wants, of a pass that has shards.
@@ -146,54 +146,6 @@ fn gradients<T: Element, G: Element>(
     together(shard::combine_dh(problem, &dh)?, &dw, &dbias)
 }
 
-/// A type of which [`Data`] may hold elements.
-trait Held: Element {
-    fn held(data: &Data) -> Option<&[Self]>;
-}
-
-macro_rules! held {
-    ($($number:ty: $Variant:ident),*) => {$(
-        impl Held for $number {
-            fn held(data: &Data) -> Option<&[Self]> {
-                if let Data::$Variant(x) = data { Some(x) } else { None }
-            }
-        }
-    )*};
-}
-held!(f32: F32, bf16: Bf16, f16: F16);
-
-/// The tensors of a struct.
-fn operands<'a, T: Held, S: Operands<'a, T>>(tensors: &'a Tensors) -> Result<S, Error> {
-    fn shaped<'a, E>(shape: &[usize], x: &'a [E]) -> Option<ArrayViewD<'a, E>> {
-        ArrayViewD::from_shape(shape, x).ok()
-    }
-    S::collect(&mut |name, precision| {
-        let Tensor { shape, data } = tensors.get(name)?;
-        match (precision, data) {
-            (Precision::Integer, Data::I64(x)) => shaped(shape, x).map(ByPrecision::Integer),
-            (Precision::Wide, Data::F32(x)) => shaped(shape, x).map(ByPrecision::Wide),
-            (Precision::Storage, x) => shaped(shape, T::held(x)?).map(ByPrecision::Storage),
-            _ => None,
-        }
-    })
-}
-
-/// Results as the suite stores them: exactly.
-fn stored<T: Element>(results: impl Results<T>) -> Tensors {
-    let mut tensors = Tensors::new();
-    results.into_each(&mut |name, x| {
-        let x = match x {
-            ByPrecision::Storage(x) => Tensor::round(&x.mapv(|x| f64::from(x.to_f32())), T::DTYPE),
-            ByPrecision::Wide(x) => Tensor::round(&x.mapv(f64::from), Dtype::F32),
-            ByPrecision::Integer(x) => {
-                Tensor { shape: x.shape().to_vec(), data: Data::I64(x.iter().copied().collect()) }
-            }
-        };
-        tensors.insert(name.to_string(), x);
-    });
-    tensors
-}
-
 /// What the reference returns in some arithmetic, by name.
 pub(super) fn reference(
     arithmetic: Arithmetic,
@@ -238,20 +190,6 @@ fn reference_of<T: Real>(
     }
     let dbias = if problem.bias { dbias } else { vec![None] };
     Ok(numbers(together(plain::combine_dh(dh)?, &dw, &dbias)?))
-}
-
-/// Results in f64.
-fn numbers<T: Real>(results: impl Results<T>) -> Values {
-    let mut values = Values::new();
-    results.into_each(&mut |name, x| {
-        let x: ArrayD<f64> = match x {
-            ByPrecision::Storage(x) => x.mapv(T::to_f64),
-            ByPrecision::Wide(x) => x.mapv(|x| x.to_f64()),
-            ByPrecision::Integer(x) => x.mapv(|x| x as f64),
-        };
-        values.insert(name.to_string(), x);
-    });
-    values
 }
 
 #[cfg(test)]

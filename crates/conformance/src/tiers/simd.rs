@@ -1,10 +1,11 @@
 //! The simd tier: one [`Tier`] per level.
 
 use super::reference::has;
-use super::{door, shards};
+use super::{door, filters, shards};
 use crate::report::Absent;
 use crate::tensor::Tensors;
-use crate::tier::{Refusal, Request, Tier};
+use crate::tier::{Filtered, Refusal, Request, Tier};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use etalon_simd::{Level, Options};
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -37,6 +38,16 @@ impl Simd {
         });
         (Level::available().iter().copied().map(Simd::new).collect(), absent.collect())
     }
+
+    fn options(&self, request: &Request<'_>) -> Options {
+        Options {
+            level: self.level,
+            blocking: request.hints.blocking,
+            mode: request.hints.mode,
+            recompute: request.hints.recompute,
+            ..Options::default()
+        }
+    }
 }
 
 impl Tier for Simd {
@@ -53,13 +64,7 @@ impl Tier for Simd {
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        let options = Options {
-            level: self.level,
-            blocking: request.hints.blocking,
-            mode: request.hints.mode,
-            recompute: request.hints.recompute,
-            ..Options::default()
-        };
+        let options = self.options(request);
         let run = || {
             if let Some((problem, shards)) = shards::of(request) {
                 return shards::simd(request, problem, &shards, &options);
@@ -74,6 +79,11 @@ impl Tier for Simd {
         // waits here.
         let outputs = thread::scope(|scope| scope.spawn(|| pool.install(run)).join());
         Ok(outputs.unwrap_or_else(|panic| resume_unwind(panic))?)
+    }
+
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
+        let Some(problem) = filters::of(request) else { return Ok(None) };
+        Ok(Some(filters::simd(request, problem, filter, &self.options(request))?))
     }
 }
 

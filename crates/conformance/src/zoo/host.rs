@@ -5,8 +5,10 @@ use super::mutant::{Change, Mutant};
 use super::rows::{Results, Rows};
 use crate::bounds::values;
 use crate::roster;
+use crate::roster::linear_cross_entropy::filter::{BOUNDS_OF_DH, BOUNDS_OF_DW, TILES};
 use crate::tensor::{Stored, Tensor, Tensors};
-use crate::tier::{Refusal, Request, Tier};
+use crate::tier::{Filtered, Refusal, Request, Tier};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::ArrayD;
@@ -53,6 +55,7 @@ impl Host {
             run,
             problem: problem.clone(),
             pass,
+            filter: None,
             inputs: inputs.iter().map(|(name, x)| (name.clone(), self.rows(x))).collect(),
         };
         let later = matches!(pass, Pass::Backward | Pass::DoubleBackward);
@@ -77,10 +80,31 @@ impl Host {
         if let (Some(Change::SecondOrder(change)), Pass::DoubleBackward) = (change, request.pass) {
             change(&mut results, roster::results(&job)?);
         }
+        Ok(self.stored(request, results))
+    }
+
+    /// What linear_cross_entropy returns when it filters.
+    fn filter(&self, request: &Request<'_>, filter: Filter, run: usize) -> Result<Filtered, Error> {
+        let mut job = Job { filter: Some(filter), ..self.job(request, run)? };
+        let change = self.mutant.and_then(|mutant| mutant.change);
+        change.into_iter().for_each(|change| change.before(&mut job));
+        let mut results = roster::results(&job)?;
+        change.into_iter().for_each(|change| change.after(&job, &mut results));
+        let mut list = |name| -> Vec<f64> {
+            let rows = results.remove(name);
+            rows.into_iter().flat_map(|rows| rows.data).map(f64::from).collect()
+        };
+        let (dh, dw, tiles) = (list(BOUNDS_OF_DH), list(BOUNDS_OF_DW), list(TILES));
+        let tiles = (tiles[0] as usize, tiles[1] as usize);
+        let (outputs, classes) = (self.stored(request, results), self.style.tile);
+        Ok(Filtered { outputs, dh, dw, tiles, classes })
+    }
+
+    fn stored(&self, request: &Request<'_>, mut results: Results) -> Tensors {
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
         results.values_mut().for_each(|rows| self.keep(rows));
-        Ok(outputs.map(|operand| store(operand, &results, request.dtype)).collect())
+        outputs.map(|operand| store(operand, &results, request.dtype)).collect()
     }
 
     fn rows(&self, x: &ArrayD<f64>) -> Rows {
@@ -132,5 +156,10 @@ impl Tier for Host {
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         Ok(self.answer(request, self.runs.fetch_add(1, Ordering::Relaxed))?)
+    }
+
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
+        let run = self.runs.fetch_add(1, Ordering::Relaxed);
+        Ok(Some(self.filter(request, filter, run)?))
     }
 }

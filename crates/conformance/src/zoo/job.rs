@@ -1,6 +1,7 @@
 //! One request to the host, and how the host goes about it.
 
 use super::rows::{Rows, larger};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Pass, Problem};
 use std::collections::BTreeMap;
 use std::f32::consts::{LN_2, LOG2_E};
@@ -90,6 +91,8 @@ pub(crate) struct Job {
     pub run: usize,
     pub problem: Problem,
     pub pass: Pass,
+    /// Of a filtered backward pass of linear_cross_entropy, by what it leaves out.
+    pub filter: Option<Filter>,
     /// The inputs of the pass; a later pass also has what the forward pass returned.
     pub inputs: BTreeMap<String, Rows>,
 }

@@ -55,6 +55,14 @@ mutants! {
     ENTROPY_NOT_RESCALED = "entropy-not-rescaled", "bound", "";
     /// p ln p is 0 · −∞ for a class without probability.
     ENTROPY_TIMES_ZERO = "entropy-times-zero", "impossible_class", "";
+    /// A filter compares da itself with its threshold, so that it leaves out what is very negative.
+    THRESHOLD_WITH_SIGN = "threshold-with-sign", "filter", "";
+    /// The bound of dh takes the first row of w in a tile for the longest.
+    BOUND_OF_FIRST_ROW = "bound-of-first-row", "filter", "";
+    /// What a filter leaves out of dh and dw is missing in dbias, too.
+    DBIAS_FILTERED = "dbias-filtered", "filter", "";
+    /// A filter leaves out what is as large as its threshold.
+    THRESHOLD_LEFT_OUT = "threshold-left-out", "filter_of_nothing", "";
     /// Among equal logits the last one is the argmax.
     LAST_OF_EQUALS = "last-of-equals", "equal_logits", "";
 }

@@ -4,6 +4,7 @@ use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
 use crate::bounds::model::{LARGEST_RELATIVE, Model, growth};
 use etalon_problem::{LinearCrossEntropy, Precision};
+use ndarray::Array2;
 use rayon::prelude::*;
 use std::collections::BTreeMap;
 
@@ -18,10 +19,7 @@ struct Term {
 pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
     let LinearCrossEntropy { tokens, dim, vocab, .. } = *operands.problem;
     let (model, counted) = (operands.model, &operands.counted);
-    let normaliser = Normaliser::new(operands);
-    let rows = counted.par_iter().map(|&(i, y)| terms(operands, &normaliser, i, y));
-    let rows: Vec<Vec<Term>> = rows.collect();
-
+    let rows = rows(operands);
     let chain = |n: usize| model.gamma(n + 2 * model.profile.rescales(n) + 3);
     let (over_classes, over_tokens) = (chain(vocab), chain(counted.len()));
     let (mut dh, mut dw) = (vec![0.0; tokens * dim], vec![0.0; vocab * dim]);
@@ -38,6 +36,26 @@ pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>
         }
     }
     BTreeMap::from([("dh", dh), ("dw", dw), ("dbias", dbias)])
+}
+
+/// |da| of every token and class, and how far it may be off (N73), `[T][V]`; of ignored tokens 0.
+pub(super) fn logit_gradients(operands: &Operands<'_>) -> [Array2<f64>; 2] {
+    let LinearCrossEntropy { tokens, vocab, .. } = *operands.problem;
+    let mut all = [(); 2].map(|()| Array2::zeros([tokens, vocab]));
+    for (&(i, _), row) in operands.counted.iter().zip(rows(operands)) {
+        for (v, term) in row.iter().enumerate() {
+            all[0][[i, v]] = term.size;
+            all[1][[i, v]] = operands.model.widened(term.error);
+        }
+    }
+    all
+}
+
+/// Those of the tokens that count.
+fn rows(operands: &Operands<'_>) -> Vec<Vec<Term>> {
+    let normaliser = Normaliser::new(operands);
+    let rows = operands.counted.par_iter().map(|&(i, y)| terms(operands, &normaliser, i, y));
+    rows.collect()
 }
 
 fn terms(operands: &Operands<'_>, normaliser: &Normaliser, i: usize, y: usize) -> Vec<Term> {
