@@ -39,6 +39,7 @@ mod run;
 mod softmax;
 mod tensors;
 mod timing;
+mod unit;
 mod variant;
 mod workspace;
 
@@ -51,8 +52,9 @@ pub use device_id::DeviceId;
 pub use device_pass::{DevicePass, DeviceTensor, DeviceTensors};
 pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
-pub use peak::{Unit, peak_gflops};
+pub use peak::peak_gflops;
 pub use run::{has_level, offers, run, run_in};
 pub use timing::{Timing, time};
+pub use unit::Unit;
 pub use variant::{Family, Variant, shared_bytes};
 pub use workspace::Workspace;

@@ -1,6 +1,6 @@
 //! Which variants there are, and the few of them in which every pair of choices is made.
 
-use crate::peak::Unit;
+use crate::unit::Unit;
 use crate::variant::{Family, Variant, WIDTHS};
 use etalon_problem::Dtype::{Bf16, F16, F32};
 use std::collections::BTreeSet;

@@ -4,21 +4,11 @@ use crate::device_id::DeviceId;
 use crate::lane::device_memory;
 use crate::options::{Level, Options, Precision};
 use crate::timing::device_ns;
+use crate::unit::Unit;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
 use cudarc::driver::{DevicePtr, DeviceRepr};
 use etalon_problem::{Dtype, Error};
-
-/// Which arithmetic multiplies.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unit {
-    /// Fused multiply-adds in f32.
-    Ffma,
-    /// `mma.sync` on 16-bit numbers, with sums in f32.
-    Mma,
-    /// `wgmma` of compute capability 9.0, on 16-bit numbers, with sums in f32.
-    Wgmma,
-}
 
 impl Unit {
     /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
@@ -32,24 +22,6 @@ impl Unit {
             (_, Level::Sm90a | Level::Auto) if held.device.is_hopper() => Unit::Wgmma,
             _ => Unit::Mma,
         })
-    }
-
-    /// Flops of a thread in a round.
-    fn flops(self) -> f64 {
-        match self {
-            Unit::Ffma => 2.0 * 32.0,
-            Unit::Mma => 12.0 * 2.0 * (16 * 8 * 16) as f64 / 32.0,
-            Unit::Wgmma => 8.0 * 2.0 * (64 * 128 * 16) as f64 / 128.0,
-        }
-    }
-
-    /// Blocks that a multiprocessor has at a time.
-    fn blocks(self) -> usize {
-        match self {
-            Unit::Ffma => 6,
-            Unit::Mma => 2,
-            Unit::Wgmma => 1,
-        }
     }
 }
 

@@ -1,7 +1,7 @@
 //! The kernels: their sources, and the variants of them that are compiled.
 
 use crate::cache::Cache;
-use crate::peak::Unit;
+use crate::unit::Unit;
 use etalon_problem::Dtype;
 use std::fmt::Write;
 

@@ -1,12 +1,23 @@
 //! The arguments of `etalon bench`.
 
-use super::gpu::Tier;
 use super::masks::named;
 use crate::options::{self, SIMD_DTYPES, one_of};
 use etalon_cuda::{DeviceId, Precision};
-use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass};
+use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass, named};
 use etalon_simd::{Mode, Options};
 use std::path::PathBuf;
+
+named! {
+    /// Which tier is timed.
+    #[derive(Default)]
+    Tier, "tier" {
+        /// SIMD kernels of this processor.
+        #[default]
+        Simd = "simd",
+        /// CUDA kernels of a device.
+        Cuda = "cuda",
+    }
+}
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {

@@ -4,20 +4,8 @@ use super::arguments::Arguments;
 use crate::noise::Times;
 use crate::outcome::Failure;
 use etalon_cuda::{Level, Options, Precision, Settings, Unit, Workspace, peak_gflops};
-use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut, named};
+use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
 use std::time::Duration;
-
-named! {
-    /// Which tier is timed.
-    #[derive(Default)]
-    Tier, "tier" {
-        /// SIMD kernels of this processor.
-        #[default]
-        Simd = "simd",
-        /// CUDA kernels of a device.
-        Cuda = "cuda",
-    }
-}
 
 /// A device, and how it is asked to compute.
 pub struct Gpu {

@@ -1,8 +1,8 @@
 //! The passes of a problem, timed through the door of the tier: into memory that is kept, with a
 //! workspace that is kept.
 
-use super::arguments::Arguments;
-use super::gpu::{Gpu, Tier};
+use super::arguments::{Arguments, Tier};
+use super::gpu::Gpu;
 use super::summary::{Bandwidth, Figure, Figures, OnDevice};
 use super::tune;
 use crate::machine::{COMMIT, cpu};

@@ -4,8 +4,9 @@
 use etalon_conformance::cases::Depth;
 use etalon_conformance::suite::{SuiteOptions, first_failures};
 use etalon_conformance::tensor::Tensors;
-use etalon_conformance::tier::{Refusal, Request, Tier};
+use etalon_conformance::tier::{Filtered, Refusal, Request, Tier};
 use etalon_conformance::tiers::Simd;
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use etalon_simd::{Level, planted};
 
@@ -54,6 +55,16 @@ impl Tier for Planted {
         let _out = Out;
         planted::plant(self.number);
         self.tier.run(request)
+    }
+
+    fn filtered(
+        &self,
+        request: &Request<'_>,
+        filter: Filter,
+    ) -> Result<Option<Filtered>, Refusal> {
+        let _out = Out;
+        planted::plant(self.number);
+        self.tier.filtered(request, filter)
     }
 }
 

@@ -221,8 +221,13 @@ impl Exact {
 /// What a tier may enlarge a bound by, so that it holds however it is rounded.
 const ENLARGED: f64 = 1.0 / 16_384.0;
 
-fn norm<'a>(row: impl Iterator<Item = &'a f64>) -> f64 {
-    row.map(|x| x * x).sum::<f64>().sqrt()
+/// Relative to the largest element: squares of what is tiny underflow in f64, too.
+fn norm<'a>(row: impl Iterator<Item = &'a f64> + Clone) -> f64 {
+    let largest = row.clone().fold(0.0, |most: f64, x| most.max(x.abs()));
+    if largest == 0.0 || largest == f64::INFINITY {
+        return row.map(|x| x.abs()).sum();
+    }
+    largest * row.map(|x| (x / largest) * (x / largest)).sum::<f64>().sqrt()
 }
 
 /// ‖x − y‖, where numbers of one class that are not finite are equal.
@@ -231,7 +236,8 @@ fn distance(x: ArrayView1<'_, f64>, y: ArrayView1<'_, f64>) -> f64 {
         let same = x == y || (x.is_nan() && y.is_nan());
         if same { 0.0 } else { x - y }
     };
-    x.iter().zip(y).map(difference).map(|x| x * x).sum::<f64>().sqrt()
+    let differences: Vec<f64> = x.iter().zip(y).map(difference).collect();
+    norm(differences.iter())
 }
 
 fn rows(x: ArrayD<f64>) -> Result<Array2<f64>, Error> {
