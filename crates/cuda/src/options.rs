@@ -45,7 +45,8 @@ pub struct Options {
     /// How much may be rounded on the way.
     pub precision: Precision,
     /// Whether the caller promises that all operands are finite numbers. Without it the tensor cores' backward
-    /// pass looks at all of them first, and leaves what is not finite to the portable kernels.
+    /// pass looks at all of them first, and leaves what is not finite to the portable kernels; those of lazy
+    /// attention look at them, too.
     pub assume_finite: bool,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results
     /// and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes.

@@ -36,7 +36,7 @@ impl<'a> LazyReady<'a> {
     ) -> Result<LazyReady<'a>, Error> {
         let mut layout = Layout::default();
         let mut prepared = Prepared::new(held, problem, call, table, holds, &mut layout)?;
-        let memory = Memory::new(&prepared, bias, &mut layout)?;
+        let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
         let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
         let has_options = bias.is_some() || prepared.rows.allowed.is_some();
         let tensor_cores = on_tensor_cores(&prepared, options)?;
