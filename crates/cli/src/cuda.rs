@@ -138,9 +138,10 @@ impl Archive {
             Family::Tensor | Family::LazyTensor | Family::TensorPeak => {
                 self.level.is_empty() || self.level.contains(&Level::Sm80)
             }
-            Family::HopperForward | Family::HopperBackward | Family::HopperPeak => {
-                self.level.is_empty() || self.level.contains(&Level::Sm90a)
-            }
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperCrossEntropy
+            | Family::HopperPeak => self.level.is_empty() || self.level.contains(&Level::Sm90a),
         };
         let of_type = |dtype: Dtype| self.dtype.is_empty() || self.dtype.contains(&dtype);
         let serves = |&dim: &usize| variant.serves(dim);

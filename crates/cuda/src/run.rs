@@ -85,11 +85,8 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
             refuse("not written yet for tensor cores")
         }
         (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
-        (Level::Sm80 | Level::Sm90a, _) if algorithm == Algorithm::LinearCrossEntropy => {
-            refuse("not written yet for tensor cores")
-        }
         (Level::Sm80, _) if !has_sm80(algorithm, pass) => refuse("not written yet for sm80"),
-        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
+        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass, storage) => {
             refuse("not written yet for sm90a")
         }
         _ => Ok(()),
@@ -102,8 +99,13 @@ fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
         && matches!(pass, Pass::Forward | Pass::Backward)
 }
 
-fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
+fn has_tensor_cores(algorithm: Algorithm, pass: Pass, storage: Dtype) -> bool {
     match algorithm {
+        // Its gradients of logits, divided by the number of tokens, are too small for f16.
+        Algorithm::LinearCrossEntropy => match storage {
+            Dtype::Bf16 => pass != Pass::DoubleBackward,
+            _ => pass == Pass::Forward,
+        },
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
         Algorithm::AttentionLse => pass == Pass::Forward,
         _ => false,

@@ -37,6 +37,8 @@ pub enum Family {
     LinearSecond,
     /// linear_cross_entropy in fused multiply-adds.
     CrossEntropy,
+    /// Its first order on the tensor cores of compute capability 9.0.
+    HopperCrossEntropy,
     /// Copies and fills of tensors with strides.
     Moves,
     /// The most that fused multiply-adds do.
@@ -78,7 +80,7 @@ pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 14] = [
+    pub const ALL: [Family; 15] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
@@ -89,6 +91,7 @@ impl Family {
         Family::Linear,
         Family::LinearSecond,
         Family::CrossEntropy,
+        Family::HopperCrossEntropy,
         Family::Moves,
         Family::Peak,
         Family::TensorPeak,
@@ -175,6 +178,14 @@ impl Family {
                 ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
                 ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
             ],
+            Family::HopperCrossEntropy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("cluster.cuh", include_str!("kernels/cluster.cuh")),
+                ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("sm90a_cross_entropy.cu", include_str!("kernels/sm90a_cross_entropy.cu")),
+            ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
@@ -198,9 +209,10 @@ impl Family {
     /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
     pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
         match self {
-            Family::HopperForward | Family::HopperBackward | Family::HopperPeak => {
-                ((major, minor) == (9, 0)).then(|| "sm_90a".to_string())
-            }
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperCrossEntropy
+            | Family::HopperPeak => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
             _ => Some(format!("sm_{major}{minor}")),
         }
     }
@@ -208,7 +220,10 @@ impl Family {
     /// The architectures that CI compiles it for.
     pub fn architectures(self) -> &'static [&'static str] {
         match self {
-            Family::HopperForward | Family::HopperBackward | Family::HopperPeak => &["sm_90a"],
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperCrossEntropy
+            | Family::HopperPeak => &["sm_90a"],
             _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }
@@ -352,6 +367,12 @@ impl Variant {
         }
     }
 
+    /// The first order of linear_cross_entropy on tensor cores.
+    pub fn hopper_cross_entropy(storage: Dtype) -> Self {
+        let defines = vec![("STORAGE", number(storage)), ("SECOND", "0".to_string())];
+        Variant { family: Family::HopperCrossEntropy, defines }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -411,6 +432,9 @@ impl Variant {
             Family::CrossEntropy => {
                 &["logits", "totals", "finish", "loss", "gradients", "hidden", "head", "bias"]
             }
+            Family::HopperCrossEntropy => {
+                &["leaves", "gradient", "hidden", "head", "tree", "gather", "bias"]
+            }
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
@@ -426,6 +450,7 @@ impl Variant {
     pub fn serves(&self, dim: usize) -> bool {
         match self.family {
             Family::CrossEntropy
+            | Family::HopperCrossEntropy
             | Family::Moves
             | Family::Peak
             | Family::TensorPeak
@@ -513,6 +538,9 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         // k, v; q, dout and their numbers in three stages; barriers.
         (Family::HopperBackward, "keys") => 2048 + 2 * rows(128) + 3 * (2 * rows(64) + 512),
         // q, dout; k and v in two stages; barriers.
+        // Panels of both operands in four stages, and of da; barriers.
+        (Family::HopperCrossEntropy, "leaves" | "hidden" | "head") => 1024 + 4 * 49152 + 64,
+        (Family::HopperCrossEntropy, "gradient") => 1024 + 4 * 49152 + 32768 + 64,
         (Family::HopperBackward, "queries") => 2048 + 2 * rows(128) + 4 * rows(128),
         _ => 0,
     };

@@ -75,6 +75,7 @@ pub(crate) struct Call {
     pub entropy: i32,
     pub whole: i32,
     pub wide: i32,
+    pub leaf: i32,
     pub begins: i32,
     pub ends: i32,
 }

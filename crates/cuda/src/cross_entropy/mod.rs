@@ -1,6 +1,8 @@
 //! linear_cross_entropy.
 
 mod call;
+mod hopper;
+mod maps;
 mod plan;
 mod prepared;
 mod ready;

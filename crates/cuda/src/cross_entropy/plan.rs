@@ -21,6 +21,10 @@ pub(crate) struct Asked {
     /// Whether gradients are stored in f32, where they may be summed.
     pub wide: bool,
     pub second: bool,
+    /// Whether tensor cores multiply: gradients of logits are stored in 16 bits, and sums of dh beside the tree.
+    pub tensor: bool,
+    /// Whether they need a copy of the rows of h.
+    pub packs: bool,
 }
 
 impl Asked {
@@ -56,6 +60,8 @@ pub(crate) struct Plan {
     pub hidden: usize,
     pub head: usize,
     pub head_bias: usize,
+    /// Bytes of a copy of the rows of h of a chunk.
+    pub packed: usize,
 }
 
 impl Plan {
@@ -94,29 +100,35 @@ impl Plan {
         let apart = several && asked.dw && !asked.wide;
         let nodes = levels.checked_mul(rows)?.checked_mul(asked.node())?;
         let hidden = match asked.dh {
+            true if asked.tensor => dim.checked_mul(4 * rows)?,
             true => {
                 levels.checked_mul(4 * rows)?.checked_mul(dim.checked_next_multiple_of(SIDE)?)?
             }
             false => 0,
         };
+        let packed = if asked.packs { dim.checked_mul(2 * rows)? } else { 0 };
         let head_bias = if several && asked.dbias && !asked.wide { 4 * vocab } else { 0 };
-        let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?;
+        let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?.checked_add(packed)?;
         // A column of logits, of their motions, and a row of dw where that is summed apart.
+        let element = if asked.tensor { 2 } else { 4 };
         let planes = 1 + usize::from(asked.second);
-        let column = (4 * planes).checked_mul(rows)?;
+        let column = (element * planes).checked_mul(rows)?;
         let column = column.checked_add(if apart { 4 * dim } else { 0 })?;
         let columns = budget.saturating_sub(fixed) / column / TILE * TILE;
-        let columns = columns.clamp(TILE, all_columns);
+        // A plane also holds the leaves of a group of tiles.
+        let least = if asked.tensor { 2 * TILE } else { TILE };
+        let columns = columns.clamp(least.min(all_columns), all_columns);
         Some(Plan {
             rows,
             columns,
-            keeps: columns == all_columns,
+            keeps: columns == all_columns && !asked.tensor,
             apart,
-            plane: columns.checked_mul(4 * rows)?,
+            plane: columns.checked_mul(element * rows)?,
             nodes,
             hidden,
             head: if apart { columns.checked_mul(4 * dim)? } else { 0 },
             head_bias,
+            packed,
         })
     }
 }
@@ -125,10 +137,18 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const ALL: Asked = Asked { dh: true, dw: true, dbias: true, wide: false, second: false };
+    const ALL: Asked = Asked {
+        dh: true,
+        dw: true,
+        dbias: true,
+        wide: false,
+        second: false,
+        tensor: false,
+        packs: false,
+    };
 
     fn bytes(plan: &Plan, planes: usize) -> usize {
-        planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
+        planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias + plan.packed
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use crate::cross_entropy::hopper::Hopper;
 use crate::cross_entropy::plan::{Asked, Plan};
 use crate::cross_entropy::tokens::Tokens;
 use crate::gpu::Kernels;
-use crate::options::{Level, Options};
+use crate::options::{Level, Options, Precision};
 use crate::parts::{Holds, Parts};
 use crate::room::{Layout, Room};
 use crate::variant::Variant;
@@ -22,6 +23,8 @@ pub(crate) struct Prepared<'a> {
     pub plan: Plan,
     pub rooms: Rooms,
     pub kernels: Arc<Kernels>,
+    /// The kernels of the level sm90a, which take the place of those that multiply.
+    pub hopper: Option<Hopper>,
     pub scratch_bytes: usize,
 }
 
@@ -73,17 +76,12 @@ impl<'a> Prepared<'a> {
         inputs: Option<&Views<'_>>,
         options: &Options,
     ) -> Result<Prepared<'a>, Error> {
-        let refuse = |what: &str, reason: &str| {
-            Err(Error::Unsupported { what: what.to_string(), reason: reason.to_string() })
-        };
         let Some(inputs) = inputs else {
-            let reason = "targets are checked on the host: call `run_in`";
-            return refuse("linear_cross_entropy of operands on a device", reason);
+            return Err(Error::Unsupported {
+                what: "linear_cross_entropy of operands on a device".to_string(),
+                reason: "targets are checked on the host: call `run_in`".to_string(),
+            });
         };
-        if !matches!(options.level, Level::Auto | Level::Portable) {
-            let reason = "linear_cross_entropy is not written yet for it";
-            return refuse(&format!("level {}", options.level), reason);
-        }
         let tokens = Tokens::new(problem, inputs)?;
         let mut layout = Layout::default();
         let parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
@@ -98,22 +96,57 @@ impl<'a> Prepared<'a> {
             dbias,
             wide: problem.wide_gradients || storage == Dtype::F32,
             second: pass == Pass::DoubleBackward,
+            ..Asked::default()
         };
+        let mut hopper = choose(&parts, problem, options)?;
         let counted = tokens.counted.len();
+        let asked = Asked {
+            tensor: hopper.is_some(),
+            packs: hopper.is_some() && counted < problem.tokens,
+            ..asked
+        };
         let sizes = (counted, problem.dim, problem.vocab);
         let plan = Plan::new(sizes, asked, options.memory_budget)?;
         let rooms = Rooms::new(&plan, asked, counted, &mut layout)?;
+        if let Some(hopper) = hopper.as_mut().filter(|_| asked.packs) {
+            hopper.packed = Some(layout.room(plan.packed)?);
+        }
         let device = parts.device();
         let variant = Variant::cross_entropy(storage, asked.second);
         let kernels = device.kernels(variant, &device.architecture())?;
         let scratch_bytes = layout.bytes();
         let problem = Cow::Borrowed(problem);
-        Ok(Prepared { parts, problem, tokens, asked, plan, rooms, kernels, scratch_bytes })
+        Ok(Prepared { parts, problem, tokens, asked, plan, rooms, kernels, hopper, scratch_bytes })
     }
 }
 
 impl AsRef<Parts> for Prepared<'_> {
     fn as_ref(&self) -> &Parts {
         &self.parts
+    }
+}
+
+/// The kernels of the level sm90a, if they compute the pass. Fails where the level that is asked for cannot.
+fn choose(
+    parts: &Parts,
+    problem: &LinearCrossEntropy,
+    options: &Options,
+) -> Result<Option<Hopper>, Error> {
+    let strict = options.precision == Precision::Strict;
+    let refused = match options.level {
+        Level::Portable => return Ok(None),
+        Level::Sm80 => Some("linear_cross_entropy is not written yet for it"),
+        _ if strict => {
+            Some("tensor cores take da in the storage type, which the precision `flash` permits")
+        }
+        _ => Hopper::refuses(parts, problem),
+    };
+    match refused {
+        None => Hopper::new(parts).map(Some),
+        Some(_) if options.level == Level::Auto => Ok(None),
+        Some(reason) => Err(Error::Unsupported {
+            what: format!("level {}", options.level),
+            reason: reason.to_string(),
+        }),
     }
 }

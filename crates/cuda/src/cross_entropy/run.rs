@@ -1,10 +1,12 @@
-//! The kernels of a pass in their order: `kernels/cross_entropy.cu`.
+//! The kernels of a pass in their order: `kernels/cross_entropy.cu`, or on tensor cores
+//! `kernels/sm90a_cross_entropy.cu`.
 //!
 //! Chunks of tokens go outside, chunks of classes within: first for the totals of the tokens, then for
 //! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of
 //! its own in which classes go outside.
 
 use crate::cross_entropy::call::{Call, PerToken};
+use crate::cross_entropy::hopper::{GROUP, Hopper};
 use crate::cross_entropy::plan::{SIDE, TILE};
 use crate::cross_entropy::prepared::Prepared;
 use crate::job;
@@ -53,7 +55,7 @@ fn clear(job: &Job<'_>) -> Result<(), Error> {
 }
 
 fn call(job: &Job<'_>) -> Call {
-    let Prepared { parts, problem, tokens, asked, plan, rooms, .. } = job.prepared;
+    let Prepared { parts, problem, tokens, asked, plan, rooms, hopper, .. } = job.prepared;
     let at = |name: &str| job.address(name);
     let pass = |forward: &'static str, second: &'static str| match parts.pass {
         Pass::DoubleBackward => at(second),
@@ -100,6 +102,7 @@ fn call(job: &Job<'_>) -> Call {
         counted: tokens.counted.len() as i32,
         rows: plan.rows as i32,
         columns: plan.columns as i32,
+        leaf: if hopper.is_some() { GROUP * TILE } else { TILE } as i32,
         nothing_left: tokens.nothing_left,
         each: i32::from(problem.reduction == Reduction::None),
         square_weighted: i32::from(problem.lse_square_weight == LseSquareWeight::ClassWeight),
@@ -141,16 +144,20 @@ impl Run<'_, '_> {
         }
     }
 
+    /// Where the tensor cores find the rows of h of a chunk of tokens.
+    fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
+        let Some(hopper) = &self.job.prepared.hopper else { return Ok(0) };
+        let packed = hopper.packed.map(|room| self.job.at(room));
+        hopper.gather(&self.job.queue, &self.chunk(tokens, &(0..0)), packed)
+    }
+
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
     fn by_tokens(&self) -> Result<(), Error> {
         let Prepared { asked, plan, .. } = self.job.prepared;
         let head = asked.head() && !plan.apart;
         for tokens in self.tokens() {
-            for classes in self.classes() {
-                let call = self.chunk(&tokens, &classes);
-                self.logits(&call)?;
-                self.launch("totals", tokens.len(), 256, &call)?;
-            }
+            let h = self.rows(&tokens)?;
+            self.totals(&tokens, h)?;
             let all = self.chunk(&tokens, &(0..0));
             self.launch("finish", tokens.len().div_ceil(128), 128, &all)?;
             if !(asked.dh || head) {
@@ -158,15 +165,12 @@ impl Run<'_, '_> {
             }
             for classes in self.classes() {
                 let call = self.chunk(&tokens, &classes);
-                if !plan.keeps {
-                    self.logits(&call)?;
-                }
-                self.gradients(&call)?;
+                self.gradients(&call, h, plan.keeps)?;
                 if asked.dh {
                     self.hidden(&call, &classes)?;
                 }
                 if head {
-                    self.head(&call, &tokens, &classes)?;
+                    self.head(&call, h, &tokens, &classes)?;
                 }
             }
         }
@@ -177,13 +181,30 @@ impl Run<'_, '_> {
     fn by_classes(&self) -> Result<(), Error> {
         for classes in self.classes() {
             for tokens in self.tokens() {
-                let call = self.chunk(&tokens, &classes);
-                self.logits(&call)?;
-                self.gradients(&call)?;
-                self.head(&call, &tokens, &classes)?;
+                let (call, h) = (self.chunk(&tokens, &classes), self.rows(&tokens)?);
+                self.gradients(&call, h, false)?;
+                self.head(&call, h, &tokens, &classes)?;
             }
         }
         Ok(())
+    }
+
+    /// (C33), (C34) of all classes.
+    fn totals(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
+        let Prepared { plan, hopper, .. } = self.job.prepared;
+        let Some(hopper) = hopper else {
+            for classes in self.classes() {
+                let call = self.chunk(tokens, &classes);
+                self.logits(&call)?;
+                self.launch("totals", tokens.len(), 256, &call)?;
+            }
+            return Ok(());
+        };
+        let vocab = self.call.vocab as usize;
+        let each = Hopper::leaf_columns(plan.plane, plan.rows, vocab);
+        chunks(vocab, each).try_for_each(|classes| {
+            hopper.totals(&self.job.queue, &self.chunk(tokens, &classes), h)
+        })
     }
 
     /// (C1), (C2), and in the second order (C21).
@@ -197,8 +218,14 @@ impl Run<'_, '_> {
         Ok(())
     }
 
-    /// (C16), and in the second order (C27).
-    fn gradients(&self, call: &Call) -> Result<(), Error> {
+    /// (C16), and in the second order (C27); of logits that are `kept`, or computed now.
+    fn gradients(&self, call: &Call, h: u64, kept: bool) -> Result<(), Error> {
+        if let Some(hopper) = &self.job.prepared.hopper {
+            return hopper.gradient(&self.job.queue, call, h);
+        }
+        if !kept {
+            self.logits(call)?;
+        }
         let parts = (call.columns as usize).div_ceil(1024);
         self.launch("gradients", call.count as usize * parts, 256, call)
     }
@@ -206,19 +233,24 @@ impl Run<'_, '_> {
     /// (C17) or (C28).
     fn hidden(&self, call: &Call, classes: &Range<usize>) -> Result<(), Error> {
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
+        let begins = i32::from(classes.start == 0);
         let ends = i32::from(classes.end == call.vocab as usize);
-        let blocks = tiles(call.count) * tiles(call.dim);
-        self.launch("hidden", blocks, 256, &Call { ends, ..*call })
+        let call = Call { begins, ends, ..*call };
+        match &self.job.prepared.hopper {
+            Some(hopper) => hopper.hidden(&self.job.queue, &call),
+            None => self.launch("hidden", tiles(call.count) * tiles(call.dim), 256, &call),
+        }
     }
 
     /// (C18) and (C19), or (C29) and (C30).
     fn head(
         &self,
         call: &Call,
+        h: u64,
         tokens: &Range<usize>,
         classes: &Range<usize>,
     ) -> Result<(), Error> {
-        let Prepared { asked, plan, rooms, .. } = self.job.prepared;
+        let Prepared { asked, plan, rooms, hopper, .. } = self.job.prepared;
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
         let first = 4 * classes.start as u64;
         // Where f32 is stored, the sums wait in place.
@@ -235,11 +267,19 @@ impl Run<'_, '_> {
             ..*call
         };
         if asked.dw {
-            self.launch("head", tiles(call.classes) * tiles(call.dim), 256, &call)?;
+            match hopper {
+                Some(hopper) => hopper.head(&self.job.queue, &call, h)?,
+                None => {
+                    let blocks = tiles(call.classes) * tiles(call.dim);
+                    self.launch("head", blocks, 256, &call)?;
+                }
+            }
         }
         if asked.dbias {
-            let blocks = (call.classes as usize).div_ceil(32);
-            self.launch("bias", blocks, 256, &call)?;
+            match hopper {
+                Some(hopper) => hopper.bias(&self.job.queue, &call)?,
+                None => self.launch("bias", (call.classes as usize).div_ceil(32), 256, &call)?,
+            }
         }
         Ok(())
     }

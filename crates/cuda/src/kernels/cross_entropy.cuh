@@ -56,6 +56,7 @@ struct Call {
   int each;                                          // whether every token has a loss of its own
   int square_weighted;                               // whether omega is cw of the target
   int entropy, whole, wide;                          // entropy: whether it is wanted, or has a cotangent; wide: gradients are f32
+  int leaf;                                          // classes of the nodes that the tree begins with
   int begins, ends;                                  // the chunk is the first, the last that adds to its sums
 };
 
@@ -117,4 +118,11 @@ DEV Node combined(const Node& x, const Node& y) {
   z.l_motion = a.l + b.l, z.u_motion = a.u + b.u, z.s_motion = a.s + b.s;
 #endif
   return z;
+}
+
+// Puts node `number` of those that the tree begins with into it: it waits where nothing is behind it so far.
+DEV void push(const Call& c, int row, int number, Node node) {
+  int level = 0;
+  for (; number >> level & 1; level++) node = combined(c.nodes[(i64)level * c.rows + row], node);
+  c.nodes[(i64)level * c.rows + row] = node;
 }

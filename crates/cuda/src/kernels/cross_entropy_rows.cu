@@ -65,13 +65,6 @@ DEV Node leaf(const Call& c, int row, int tile, const Token& token) {
   return node;
 }
 
-// Puts the node of tile `number` into the tree: it waits where nothing is behind it so far.
-DEV void push(const Call& c, int row, int number, Node node) {
-  int level = 0;
-  for (; number >> level & 1; level++) node = combined(c.nodes[(i64)level * c.rows + row], node);
-  c.nodes[(i64)level * c.rows + row] = node;
-}
-
 // The tiles of the chunk, of one token: eight at a time.
 extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__ Call c) {
   __shared__ Node leaves[8];
@@ -92,7 +85,7 @@ extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__
 
 // All classes of a token.
 DEV Node total(const Call& c, int row) {
-  const int tiles = (c.vocab + TILE - 1) / TILE;
+  const int tiles = (c.vocab + c.leaf - 1) / c.leaf;
   int level = __ffs(tiles) - 1;
   Node node = c.nodes[(i64)level * c.rows + row];
   for (level++; tiles >> level; level++)

@@ -106,6 +106,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
         Family::HopperBackward
+        | Family::HopperCrossEntropy
         | Family::Moves
         | Family::Peak
         | Family::TensorPeak

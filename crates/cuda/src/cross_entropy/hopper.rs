@@ -1,0 +1,188 @@
+//! The kernels of linear_cross_entropy for the tensor cores of compute capability 9.0:
+//! `kernels/sm90a_cross_entropy.cu`.
+
+use crate::cross_entropy::call::Call;
+use crate::cross_entropy::maps::{TensorMap, map};
+use crate::cross_entropy::plan::TILE;
+use crate::gpu::Kernels;
+use crate::parts::Parts;
+use crate::queue::Queue;
+use crate::room::Room;
+use crate::variant::{Variant, shared_bytes};
+use cudarc::driver::DeviceRepr;
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
+use std::sync::Arc;
+
+/// The architecture of the kernels.
+const ARCHITECTURE: &str = "sm_90a";
+
+/// Bytes of a leaf of the tree: `Node` of `cross_entropy.cuh`.
+const LEAF: usize = 24;
+
+/// Tiles of a node of the tree that waits for others.
+pub(crate) const GROUP: usize = 32;
+
+/// Threads of a block of a product.
+const THREADS: u32 = 384;
+
+/// The kernels of a pass, and where they find h.
+#[derive(Debug)]
+pub(crate) struct Hopper {
+    kernels: Arc<Kernels>,
+    variant: Variant,
+    storage: Dtype,
+    /// A copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
+    pub packed: Option<Room>,
+}
+
+/// `Product` of `sm90a_cross_entropy.cu`.
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy)]
+struct Product {
+    a: TensorMap,
+    b: TensorMap,
+    out: TensorMap,
+    call: Call,
+    leaves: u64,
+    from: u64,
+    to: u64,
+}
+
+// SAFETY: the fields, their types and their order are those of `Product` in `sm90a_cross_entropy.cu`, and it
+// holds no reference of the host.
+unsafe impl DeviceRepr for Product {}
+
+impl Product {
+    fn new(call: &Call) -> Product {
+        let none = TensorMap::default();
+        Product { a: none, b: none, out: none, call: *call, leaves: 0, from: 0, to: 0 }
+    }
+}
+
+/// What a product is of: its rows, its columns, and the boxes that the copy engine takes of either operand.
+struct Tiles {
+    name: &'static str,
+    rows: i32,
+    columns: i32,
+}
+
+impl Hopper {
+    /// Why these kernels cannot compute a pass, if so.
+    pub fn refuses(parts: &Parts, problem: &LinearCrossEntropy) -> Option<&'static str> {
+        match parts.storage {
+            _ if !parts.device().is_hopper() => {
+                return Some("the device is not of compute capability 9.0");
+            }
+            Dtype::Bf16 => {}
+            Dtype::F16 if parts.pass == Pass::Forward => {}
+            Dtype::F16 => return Some("gradients of logits are not written yet in f16 for sm90a"),
+            _ => return Some("its tensor cores multiply bf16 and f16"),
+        }
+        match parts.pass {
+            Pass::Forward | Pass::Backward | Pass::ForwardBackward => {}
+            _ => return Some("the second order is not written yet for sm90a"),
+        }
+        (!problem.dim.is_multiple_of(8)).then_some("dim must be a multiple of 8 for sm90a")
+    }
+
+    /// Compiles or loads the kernels.
+    pub fn new(parts: &Parts) -> Result<Hopper, Error> {
+        let variant = Variant::hopper_cross_entropy(parts.storage);
+        let kernels = parts.device().kernels(variant.clone(), ARCHITECTURE)?;
+        Ok(Hopper { kernels, variant, storage: parts.storage, packed: None })
+    }
+
+    /// Classes whose leaves a plane of so many bytes holds, of so many rows: whole groups, or all of them.
+    pub fn leaf_columns(plane: usize, rows: usize, vocab: usize) -> usize {
+        let groups = plane / rows.max(1) / (LEAF * GROUP);
+        if plane / rows.max(1) / LEAF >= vocab.div_ceil(TILE) {
+            return vocab;
+        }
+        groups.max(1).saturating_mul(GROUP * TILE).min(vocab)
+    }
+
+    fn map(
+        &self,
+        queue: &Queue<'_>,
+        address: u64,
+        [rows, columns, stride]: [i32; 3],
+        height: u32,
+    ) -> Result<TensorMap, Error> {
+        map(queue.device, self.storage, address, [rows, columns, stride].map(|x| x as u64), height)
+    }
+
+    /// Launches a product over tiles of 128 × 256, in clusters of two blocks.
+    fn product(&self, queue: &Queue<'_>, tiles: &Tiles, product: &Product) -> Result<(), Error> {
+        let pairs = (tiles.rows as usize).div_ceil(256);
+        let all = 2 * pairs * (tiles.columns as usize).div_ceil(256);
+        let blocks = all.min(queue.device.multiprocessors / 2 * 2);
+        let block = (THREADS, shared_bytes(&self.variant, tiles.name));
+        queue.launch(self.kernels.get(tiles.name)?, blocks as u64, block, product)
+    }
+
+    /// Where the rows of h of the tokens of a chunk lie side by side; copies them there if they do not.
+    pub fn gather(
+        &self,
+        queue: &Queue<'_>,
+        call: &Call,
+        packed: Option<u64>,
+    ) -> Result<u64, Error> {
+        let Some(to) = packed else {
+            return Ok(call.h + 2 * call.first_token as u64 * call.dim as u64);
+        };
+        let product = Product { from: call.h, to, ..Product::new(call) };
+        let pieces = call.count as usize * (call.dim / 8) as usize;
+        let blocks = pieces.div_ceil(256) as u64;
+        queue.launch(self.kernels.get("gather")?, blocks, (256, 0), &product)?;
+        Ok(to)
+    }
+
+    /// The maps of h and of the rows of w of a chunk, as the logits take them.
+    fn logits(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<Product, Error> {
+        let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
+        let a = self.map(queue, h, [call.count, call.dim, call.dim], 128)?;
+        let b = self.map(queue, w, [call.classes, call.dim, call.dim], 128)?;
+        Ok(Product { a, b, ..Product::new(call) })
+    }
+
+    /// (C33), (C34): the leaves of a chunk, put into the tree.
+    pub fn totals(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
+        let product = Product { leaves: call.z, ..self.logits(queue, call, h)? };
+        let tiles = Tiles { name: "leaves", rows: call.count, columns: call.classes };
+        self.product(queue, &tiles, &product)?;
+        let blocks = (call.count as u64).div_ceil(32);
+        queue.launch(self.kernels.get("tree")?, blocks, (256, 0), &product)
+    }
+
+    /// (C16) of a chunk, in the storage type.
+    pub fn gradient(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
+        let out = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
+        let product = Product { out, ..self.logits(queue, call, h)? };
+        let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes };
+        self.product(queue, &tiles, &product)
+    }
+
+    /// (C17)
+    pub fn hidden(&self, queue: &Queue<'_>, call: &Call) -> Result<(), Error> {
+        let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
+        let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 128)?;
+        let b = self.map(queue, w, [call.classes, call.dim, call.dim], 64)?;
+        let tiles = Tiles { name: "hidden", rows: call.count, columns: call.dim };
+        self.product(queue, &tiles, &Product { a, b, ..Product::new(call) })
+    }
+
+    /// (C18)
+    pub fn head(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
+        let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
+        let b = self.map(queue, h, [call.count, call.dim, call.dim], 64)?;
+        let tiles = Tiles { name: "head", rows: call.classes, columns: call.dim };
+        self.product(queue, &tiles, &Product { a, b, ..Product::new(call) })
+    }
+
+    /// (C19)
+    pub fn bias(&self, queue: &Queue<'_>, call: &Call) -> Result<(), Error> {
+        let blocks = (call.classes as u64).div_ceil(32);
+        let product = Product { from: call.z, ..Product::new(call) };
+        queue.launch(self.kernels.get("bias")?, blocks, (256, 0), &product)
+    }
+}
