@@ -1,7 +1,9 @@
 //! linear_cross_entropy in chunks of tokens and classes: with the bits of one chunk, whatever the budget.
 //! Without a device, or a compiler, the tests say that they were skipped.
 
-use etalon_cuda::{DevicePass, DeviceTensors, Level, Options, Precision, Workspace, probe, run_in};
+use etalon_cuda::{
+    DevicePass, DeviceTensors, Level, Options, Precision, Workspace, has_level, probe, run_in,
+};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Operand, Pass, Problem, Stored, TokenOutputs, Views, ViewsMut,
 };
@@ -87,11 +89,11 @@ impl Tensor {
     }
 }
 
-/// The results of a pass within a budget.
+/// The results of a pass.
 fn results(
     workspace: &Workspace,
     (pass, storage): (Pass, Dtype),
-    memory_budget: usize,
+    options: &Options,
 ) -> BTreeMap<&'static str, Vec<f64>> {
     let problem: Problem = problem().into();
     let operands = problem.operands(pass);
@@ -102,8 +104,7 @@ fn results(
     }
     let given = inputs.iter().fold(Views::new(), |all, (name, x)| x.read(all, name));
     let mut places = outputs.iter_mut().fold(ViewsMut::new(), |all, (name, x)| x.write(all, name));
-    let options = Options { memory_budget, ..Options::default() };
-    run_in(workspace, &problem, pass, &given, &mut places, &options).unwrap();
+    run_in(workspace, &problem, pass, &given, &mut places, options).unwrap();
     drop(places);
     outputs.iter().map(|(name, x)| (*name, x.numbers())).collect()
 }
@@ -116,19 +117,56 @@ fn chunks_give_the_bits_of_one() {
     let Some(workspace) = workspace() else { return };
     for pass in [Pass::ForwardBackward, Pass::DoubleBackward] {
         for storage in [Dtype::F32, Dtype::Bf16] {
-            let whole = results(&workspace, (pass, storage), 64 << 20);
+            let within = |memory_budget| {
+                let options = Options { memory_budget, ..Options::default() };
+                results(&workspace, (pass, storage), &options)
+            };
+            let whole = within(64 << 20);
             // One tile of either at a time; all classes of a tile of tokens; some of either.
             for budget in [0, 2 << 20, 900 << 10] {
-                let parts = results(&workspace, (pass, storage), budget);
+                let parts = within(budget);
                 for (name, wanted) in &whole {
-                    let found = &parts[name];
-                    if !SUMMED.contains(name) {
-                        assert_eq!(found, wanted, "{name}, {pass} in {storage}, budget {budget}");
-                    }
-                    let size = wanted.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
-                    let near = |(x, y): (&f64, &f64)| (x - y).abs() <= 1e-2 * size;
-                    assert!(found.iter().zip(wanted).all(near), "{name}, {pass} in {storage}");
+                    let what = format!("{name}, {pass} in {storage}, budget {budget}");
+                    check(&parts[name], wanted, !SUMMED.contains(name), &what);
                 }
+            }
+        }
+    }
+}
+
+/// Equal numbers, or those that differ by a hundredth of the largest at most.
+fn check(found: &[f64], wanted: &[f64], equal: bool, what: &str) {
+    if equal {
+        assert_eq!(found, wanted, "{what}");
+    }
+    let size = wanted.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
+    let near = |(x, y): (&f64, &f64)| (x - y).abs() <= 1e-2 * size;
+    assert!(found.iter().zip(wanted).all(near), "{what}");
+}
+
+#[test]
+fn chunks_on_tensor_cores_give_the_bits_of_one() {
+    let Some(workspace) = workspace() else { return };
+    if let Err(absent) = has_level(&workspace, 0, Level::Sm90a) {
+        println!("skipped: {absent}");
+        return;
+    }
+    let call = (Pass::ForwardBackward, Dtype::Bf16);
+    let portable = results(&workspace, call, &Options::default());
+    let within = |memory_budget| {
+        let options =
+            Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
+        results(&workspace, call, &Options { memory_budget, ..options })
+    };
+    let whole = within(64 << 20);
+    for budget in [0, 700 << 10, 64 << 20] {
+        for (name, found) in &within(budget) {
+            // dh is summed chunk by chunk, too.
+            let equal = budget > 1 << 20 || !["dh", "dw", "dbias"].contains(name);
+            let what = format!("{name}, budget {budget}");
+            check(found, &whole[name], equal, &what);
+            if *name != "argmax" {
+                check(found, &portable[name], false, &what);
             }
         }
     }

@@ -16,9 +16,6 @@ DEV int tx() { return threadIdx.x / 32 % 2 * 8 + threadIdx.x % 8; }
 DEV int spread(int at, int n) { return n / 4 * 64 + 4 * at + n % 4; }
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
-#if STORAGE
-DEV float read(float x) { return x; }
-#endif
 DEV void read_four(float* to, const float* from) {
   float4 x = *(const float4*)from;
   to[0] = x.x, to[1] = x.y, to[2] = x.z, to[3] = x.w;
