@@ -182,6 +182,12 @@ fn every_variant_of_linear_attention() {
 }
 
 #[test]
+#[ignore = "compiles for minutes"]
+fn every_variant_of_linear_cross_entropy() {
+    compile_families(&[Family::CrossEntropy]);
+}
+
+#[test]
 #[ignore = "compiles for ten minutes"]
 fn every_variant_of_sm80() {
     compile_families(&[Family::Tensor, Family::LazyTensor]);
@@ -190,7 +196,7 @@ fn every_variant_of_sm80() {
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_variant_of_sm90a() {
-    compile_families(&[Family::HopperForward, Family::HopperBackward]);
+    compile_families(&[Family::HopperForward, Family::HopperBackward, Family::HopperCrossEntropy]);
 }
 
 #[test]
