@@ -114,7 +114,8 @@ impl Archive {
         let own = every_variant().into_iter().filter(|variant| self.wants(variant));
         let compilations = own.flat_map(|variant| {
             let of = |&device: &(i32, i32)| variant.family.architecture_on(device);
-            let architectures: Vec<String> = self.arch.iter().filter_map(of).collect();
+            let fits = |architecture: &String| variant.fits(architecture);
+            let architectures: Vec<String> = self.arch.iter().filter_map(of).filter(fits).collect();
             architectures.into_iter().map(move |architecture| (variant.clone(), architecture))
         });
         let mut work: Vec<_> = compilations.collect();
@@ -132,10 +133,10 @@ impl Archive {
             | Family::CrossEntropy
             | Family::Moves
             | Family::Peak => true,
-            Family::Second | Family::LinearSecond => {
+            Family::Second | Family::TensorSecond | Family::LinearSecond => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
-            Family::Tensor | Family::LazyTensor | Family::TensorPeak => {
+            Family::Tensor | Family::TensorWide | Family::LazyTensor | Family::TensorPeak => {
                 self.level.is_empty() || self.level.contains(&Level::Sm80)
             }
             Family::HopperForward

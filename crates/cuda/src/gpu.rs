@@ -20,6 +20,8 @@ pub(crate) struct Device {
     pub context: Arc<CudaContext>,
     pub capability: (i32, i32),
     pub multiprocessors: usize,
+    /// The most shared memory that a block may ask for, in bytes.
+    pub shared_memory: u32,
     pub ordinal: usize,
     pub uuid: [u8; 16],
     images: Images,
@@ -79,10 +81,13 @@ impl Device {
         let uuid = device::uuid(ordinal).map_err(failed)?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = context.attribute(count).map_err(failed)?;
+        let shared = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN;
+        let shared = context.attribute(shared).map_err(failed)?;
         Ok(Device {
             context,
             capability,
             multiprocessors: count.max(1) as usize,
+            shared_memory: shared.max(0) as u32,
             ordinal,
             uuid,
             images,

@@ -1,8 +1,9 @@
 //! Which variants there are, and the few of them in which every pair of choices is made.
 
+use crate::softmax::{CONSUMER, Hopper, Lengths};
 use crate::unit::Unit;
 use crate::variant::{Family, Variant, WIDTHS};
-use etalon_problem::Dtype::{Bf16, F16, F32};
+use etalon_problem::Dtype::{self, Bf16, F16, F32};
 use std::collections::BTreeSet;
 
 const FLAGS: [bool; 2] = [false, true];
@@ -31,6 +32,10 @@ pub fn every_variant() -> Vec<Variant> {
             if storage != F32 {
                 let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
                 all.extend(FLAGS.map(tensor));
+                all.extend(wide(storage, dim, value_dim, options));
+            }
+            if storage == Bf16 && dim.max(value_dim.unwrap_or(1)) <= 128 {
+                all.extend(FLAGS.map(|x| Variant::tensor_second(dim, value_dim, [options, x])));
             }
         }
     }
@@ -38,15 +43,34 @@ pub fn every_variant() -> Vec<Variant> {
         all.extend(FLAGS.map(|second| Variant::linear(storage, width, second)));
     }
     for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
-        for flags in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| [x, y])) {
-            all.extend(FLAGS.map(|values| Variant::hopper_forward(storage, width, flags, values)));
-            all.push(Variant::hopper_backward(storage, width, flags));
+        for (windowed, options) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+            for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
+                let of = Hopper { storage, width, windowed, lengths, options }.within();
+                all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
+                all.push(Variant::hopper_backward(of));
+            }
         }
     }
     all.sort();
-    // Wide values of the level sm80 take several launches of the same kernels.
+    // Wide values of the level sm80 take several launches of the same kernels, and some of sm90a are within others.
     all.dedup();
     all
+}
+
+/// The backward pass of wide operands on tensor cores, with two stages and, where not every device has the
+/// shared memory for these, with one.
+fn wide(
+    storage: Dtype,
+    dim: usize,
+    value_dim: Option<usize>,
+    options: bool,
+) -> impl Iterator<Item = Variant> {
+    let is_wide = dim.max(value_dim.unwrap_or(0)) > 128;
+    let all = FLAGS.into_iter().filter(move |_| is_wide).flat_map(move |whole| {
+        let of = |stages| Variant::tensor_wide(storage, dim, value_dim, [options, whole], stages);
+        [of(2), of(1)].into_iter().take(if of(2).shared() > CONSUMER { 2 } else { 1 })
+    });
+    all.into_iter()
 }
 
 /// A variant for an architecture.
@@ -72,7 +96,7 @@ fn all_of(family: Family) -> Vec<Compilation> {
     let all = own.flat_map(|variant| {
         family.architectures().iter().map(move |&architecture| (architecture, variant.clone()))
     });
-    all.collect()
+    all.filter(|(architecture, variant)| variant.fits(architecture)).collect()
 }
 
 /// A choice that a compilation makes, with its place among them: the architecture comes first.
@@ -113,7 +137,7 @@ mod tests {
     #[test]
     fn every_pair_of_choices_is_made_and_the_matrix_is_small() {
         let chosen = pairwise_variants();
-        assert!(chosen.len() <= 200, "{}", chosen.len());
+        assert!(chosen.len() <= 240, "{}", chosen.len());
         let of = |family| chosen.iter().filter(move |x| x.1.family == family);
         for family in Family::ALL {
             let made: BTreeSet<_> = of(family).flat_map(pairs).collect();

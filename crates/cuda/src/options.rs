@@ -17,6 +17,8 @@ named! {
         Portable = "portable",
         /// The same tiles on tensor cores, of every device: [`Precision::Flash`] alone.
         Sm80 = "sm80",
+        /// The same with the shared memory that every device has: at most 101,376 bytes a block.
+        Sm80Narrow = "sm80-99k",
         /// Tensor cores and the copy engine of compute capability 9.0: [`Precision::Flash`] alone.
         Sm90a = "sm90a",
     }

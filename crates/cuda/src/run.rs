@@ -81,11 +81,17 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     };
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
-        (Level::Sm80 | Level::Sm90a, _) if algorithm == Algorithm::LinearAttention => {
+        (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a, _)
+            if algorithm == Algorithm::LinearAttention =>
+        {
             refuse("not written yet for tensor cores")
         }
-        (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
-        (Level::Sm80, _) if !has_sm80(algorithm, pass) => refuse("not written yet for sm80"),
+        (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a, Dtype::F32) => {
+            refuse("tensor cores multiply bf16 and f16")
+        }
+        (Level::Sm80 | Level::Sm80Narrow, _) if !has_sm80(algorithm, pass) => {
+            refuse("not written yet for sm80")
+        }
         (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass, storage) => {
             refuse("not written yet for sm90a")
         }

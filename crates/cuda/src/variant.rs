@@ -27,6 +27,10 @@ pub enum Family {
     LazyTensor,
     /// The first order of attention and attention_lse on tensor cores of any device.
     Tensor,
+    /// Their backward pass on them, of wider operands.
+    TensorWide,
+    /// Their second order on them, of bf16.
+    TensorSecond,
     /// Their forward pass on the tensor cores of compute capability 9.0.
     HopperForward,
     /// The backward pass of attention on them.
@@ -80,12 +84,14 @@ pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 15] = [
+    pub const ALL: [Family; 17] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
         Family::LazyTensor,
         Family::Tensor,
+        Family::TensorWide,
+        Family::TensorSecond,
         Family::HopperForward,
         Family::HopperBackward,
         Family::Linear,
@@ -113,6 +119,7 @@ impl Family {
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("second.cuh", include_str!("kernels/second.cuh")),
                 ("portable_second.cu", include_str!("kernels/portable_second.cu")),
             ],
             Family::Lazy => &[
@@ -136,18 +143,38 @@ impl Family {
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
-                ("sm80.cu", include_str!("kernels/sm80.cu")),
+                ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_forward.cu", include_str!("kernels/sm80_forward.cu")),
+                ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+            ],
+            Family::TensorWide => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+            ],
+            Family::TensorSecond => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("second.cuh", include_str!("kernels/second.cuh")),
+                ("sm80_second.cu", include_str!("kernels/sm80_second.cu")),
             ],
             Family::HopperForward => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("hopper.cuh", include_str!("kernels/hopper.cuh")),
                 ("sm90a_forward.cu", include_str!("kernels/sm90a_forward.cu")),
             ],
             Family::HopperBackward => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("hopper.cuh", include_str!("kernels/hopper.cuh")),
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
             ],
             Family::Linear => &[
@@ -286,66 +313,6 @@ impl Variant {
         }
     }
 
-    /// The kernels on tensor cores of any device, as [`Variant::portable`].
-    /// `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
-    pub fn tensor(
-        storage: Dtype,
-        dim: usize,
-        value_dim: Option<usize>,
-        options: bool,
-        whole: bool,
-    ) -> Self {
-        // Wider results take several launches.
-        let accumulator = width(value_dim.unwrap_or(1)).min(128);
-        Variant {
-            family: Family::Tensor,
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("OPTIONS", u8::from(options).to_string()),
-                ("WHOLE", u8::from(whole).to_string()),
-                ("VALUES", u8::from(value_dim.is_some()).to_string()),
-                ("CD", width(dim).to_string()),
-                ("CE", accumulator.to_string()),
-            ],
-        }
-    }
-
-    /// The forward pass on tensor cores, of operands 64 or 128 columns wide; whether the mask is a window,
-    /// and whether batch elements have lengths of their own.
-    pub fn hopper_forward(
-        storage: Dtype,
-        width: usize,
-        [windowed, lengths]: [bool; 2],
-        values: bool,
-    ) -> Self {
-        // Three warpgroups fit the registers where rows are 64 columns wide.
-        let groups = if width == 128 { 2 } else { 3 };
-        Variant {
-            family: Family::HopperForward,
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("D", width.to_string()),
-                ("WINDOW", u8::from(windowed).to_string()),
-                ("GROUPS", groups.to_string()),
-                ("VALUES", u8::from(values).to_string()),
-                ("LENGTHS", u8::from(lengths).to_string()),
-            ],
-        }
-    }
-
-    /// The backward pass on tensor cores.
-    pub fn hopper_backward(storage: Dtype, width: usize, [windowed, lengths]: [bool; 2]) -> Self {
-        Variant {
-            family: Family::HopperBackward,
-            defines: vec![
-                ("STORAGE", number(storage)),
-                ("D", width.to_string()),
-                ("WINDOW", u8::from(windowed).to_string()),
-                ("LENGTHS", u8::from(lengths).to_string()),
-            ],
-        }
-    }
-
     /// The kernels of linear_attention, or of its second order, for results with so many columns.
     pub fn linear(storage: Dtype, columns: usize, second: bool) -> Self {
         let family = if second { Family::LinearSecond } else { Family::Linear };
@@ -407,7 +374,11 @@ impl Variant {
             ],
             Family::LazyTensor => &["scores", "values", "means", "queries", "keys"],
             Family::Tensor if self.define("CD") > 128 => &["forward"],
+            Family::Tensor if options => &["forward", "queries", "keys", "dbias"],
             Family::Tensor => &["forward", "queries", "keys"],
+            Family::TensorWide if self.define("VALUES") == 0 => &["queries", "keys"],
+            Family::TensorWide => &["queries", "keys", "values"],
+            Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
             Family::HopperForward => &["forward"],
             Family::HopperBackward => {
                 &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
@@ -457,12 +428,13 @@ impl Variant {
             | Family::HopperPeak => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
             Family::Linear | Family::LinearSecond => width(dim) == self.define("CW"),
+            Family::TensorWide => width(dim).max(128) == self.define("CD"),
             _ => width(dim) == self.define("CD"),
         }
     }
 
     /// The value of a name.
-    fn define(&self, name: &str) -> usize {
+    pub(crate) fn define(&self, name: &str) -> usize {
         let found = self.defines.iter().find(|(other, _)| *other == name);
         found.and_then(|(_, value)| value.parse().ok()).unwrap_or(0)
     }
@@ -502,7 +474,7 @@ impl Variant {
 }
 
 /// How sources number a storage type.
-fn number(storage: Dtype) -> String {
+pub(crate) fn number(storage: Dtype) -> String {
     let number = match storage {
         Dtype::Bf16 => 1,
         Dtype::F16 => 2,
@@ -523,6 +495,16 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             let (rows, keys) = if cd > 128 { (64, 32) } else { (128, 64) };
             2 * rows * cd + 4 * keys * (cd + ce)
         }
+        // q, k, dout and v.
+        (Family::Tensor, "dbias") => 4 * 64 * (cd + variant.define("VALUES") * ce),
+        // What a block owns, and what it walks with two numbers a row.
+        (Family::TensorWide, _) => {
+            let columns = cd + variant.define("VALUES") * ce;
+            2 * 64 * columns + variant.define("STAGES") * (2 * 32 * columns + 8 * 32)
+        }
+        // What a block owns, and what it walks: an operand and its tangent.
+        (Family::TensorSecond, "inspect") => 0,
+        (Family::TensorSecond, _) => 4 * (64 + 32) * (cd + variant.define("VALUES") * ce),
         // What a block owns, and two stages of what it walks.
         (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
         // q; k and its bias in two stages, and v.

@@ -29,7 +29,7 @@ impl Cuda {
     pub fn levels() -> (Vec<Cuda>, Vec<Absent>) {
         let (mut present, mut absent) = (Vec::new(), Vec::new());
         // The last one is what `cuda` alone stands for: the one that every caller may have.
-        for level in [Level::Sm90a, Level::Sm80, Level::Portable] {
+        for level in [Level::Sm90a, Level::Sm80, Level::Sm80Narrow, Level::Portable] {
             let tier = Cuda::new(level);
             match tier.missing() {
                 None => present.push(tier),
@@ -52,7 +52,7 @@ impl Cuda {
 
     fn options(self, recompute: bool) -> Options {
         let precision = match self.level {
-            Level::Sm80 | Level::Sm90a => Precision::Flash,
+            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Precision::Flash,
             _ => Precision::Strict,
         };
         Options { level: self.level, precision, recompute, ..Options::default() }
@@ -78,7 +78,7 @@ impl Tier for Cuda {
 
     fn profile(&self, dtype: Dtype) -> Profile {
         match self.level {
-            Level::Sm80 | Level::Sm90a => Profile::flash(dtype),
+            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Profile::flash(dtype),
             _ => Profile::strict(dtype),
         }
     }

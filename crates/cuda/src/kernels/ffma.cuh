@@ -238,8 +238,6 @@ DEV float block_sum(float x) {
   return sums[0];
 }
 
-DEV float lse_of(const Head& head, int i) { return i < head.s.queries ? head.lse[i] : 0; }
-
 // Writes a tile of pairs to a tensor that is shaped as the bias. Sequences that share one begin where the arrays begin.
 DEV void store_pairs(const Call& c, const Task& task, const Tensor& x, int head, const float (&sum)[R][4]) {
   const Sequence s = c.sequences[task.first];

@@ -93,3 +93,4 @@ struct Head {
     return x != -INF;
   }
 };
+DEV float lse_of(const Head& head, int i) { return i < head.s.queries ? head.lse[i] : 0; }

@@ -11,60 +11,6 @@
 // tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
 //
 // Compile-time: as `portable.cu`.
-struct Numbers { float delta, u, z, seen; };  // of a row; seen is 0 where it sees nothing
-
-struct Second {
-  Call c;
-  Tensor ddq, ddk, ddv, ddbias, cot_o, gq, gk, gv, gbias, gdout;  // data is 0 where there is none
-  Tensor sum, o32;                                                // f32: Σ P (U v + ddv) and o
-  const float *ddsinks, *cot_lse;
-  float *gdlse, *gsinks;
-  Numbers* numbers;                                               // [batch, heads, queries]
-};
-
-DEV Numbers* numbers_of(const Second& a, const Head& head) {
-  return a.numbers + ((i64)head.s.batch * a.c.heads + head.head) * a.c.queries + head.s.query_start;
-}
-DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
-  return rows_of(x, head.s.batch, head.head, head.s.query_start + row, head.s.query_start + head.s.queries);
-}
-DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
-  return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
-}
-DEV float weight_of_sink(const Second& a, int head, float lse) {
-  float sink = a.c.sinks ? a.c.sinks[head] : -INF;
-  return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
-}
-
-// What a pair takes part with; every factor is hidden where it is not visible.
-struct Pair {
-  float p, moved, x, ds;  // P, Ṗ (D7), x (D9), ds (B4)
-  float score;            // X (D8), 0 where it is not visible
-};
-// U of (D2), from the product ddq·k + q·ddk. Roundings are written out here, as in `Head::score`.
-DEV float slide(const Second& a, const Head& head, float product, float slope, int i, int j) {
-  float u = __fmul_rn(slope, __fmul_rn(a.c.scale, product));
-#if OPTIONS
-  if (a.ddbias.data) {
-    const element* at = (const element*)a.ddbias.data + head.s.batch * a.ddbias.batch + head.head * a.ddbias.head;
-    u = __fadd_rn(u, read(at[(head.s.query_start + i) * a.ddbias.row + head.s.key_start + j]));
-  }
-#endif
-  return u;
-}
-DEV Pair second(const Second& a, const Head& head, float s, float u, float dp, float t, int i, int j, Span span, float lse, const Numbers& n) {
-  Pair pair = {HIDE, HIDE, HIDE, HIDE, 0};
-  float score, slope, curvature;
-  if (!head.score(s, i, j, span, score, slope, curvature)) return pair;
-  float p = weight(score, lse), g = __fsub_rn(dp, n.delta), ds = __fmul_rn(p, g);
-  float moved = __fmul_rn(p, __fsub_rn(slide(a, head, u, slope, i, j), n.u));
-  float x = fmaf(moved, g, __fmul_rn(p, __fsub_rn(t, n.z)));
-  pair.p = shown(p), pair.moved = shown(moved), pair.ds = shown(__fmul_rn(slope, ds));
-  pair.x = shown(fmaf(__fmul_rn(curvature, __fmul_rn(a.c.scale, u)), ds, __fmul_rn(slope, x)));
-  pair.score = x;
-  return pair;
-}
-
 // The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.
 template <bool BY_KEYS> DEV void scores(const Second& a, Shared& shared, float (&s)[R][4], float (&u)[R][4], const Head& head, int row, int key) {
   Rows q = query_rows(a.c.q, head, row), k = key_rows(a.c.k, head, key);
@@ -102,6 +48,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   const Call& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  if (is_finite(a, head.s.batch, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
   float u[R] = {}, lse[R];
@@ -192,6 +139,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   const Call& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  if (is_finite(a, head.s.batch, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
   float gq[R][CD / 16];
@@ -230,6 +178,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
+  if (is_finite(a, s.batch, key_head)) return;
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
   float gk[R][CD / 16];
   clear<CD>(gk);

@@ -11,8 +11,9 @@
 // A work tile is (query block, query head, batch element); blocks draw tiles from a counter, heaviest query blocks first
 // within a group of heads whose k and v fit the L2. No tile depends on another: results do not depend on who draws what.
 //
-// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), GROUPS (consumer warpgroups: 2 for D = 128, 3 for
-// D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own).
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), GROUPS (consumer warpgroups: 2 or 3, which fit the
+// registers where D = 64), VALUES (0: attention_lse), LENGTHS (1: batch elements have extents of their own; 2:
+// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
 constexpr int KEYS = 128, STAGES = 2;
 #define TURNS 1
 #define LAZY 8       // rescale o only when a row maximum has grown by more than 2^LAZY
@@ -25,43 +26,42 @@ constexpr u32 Q_FULL = 0, Q_EMPTY = 8, K_FULL = 16, K_EMPTY = K_FULL + 8 * STAGE
               V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;  // offsets from AT_BARRIERS
 // Dynamic shared memory: 1024 + AT_BARRIERS + 256 bytes; the base is aligned to 1024 by hand.
 
-struct Shape {
-  int batch, heads, key_heads, queries, keys;
-  int left, right, offset;  // query i sees the keys i + offset - left .. i + offset + right
-  float scale;              // above 0
-  int heads_per_group;      // (batch × head)s whose k and v share the L2 at a time
-  int padded, bottom;       // bottom: the last query of a sequence is aligned with its last key
-  const int2* lengths;      // queries and keys of each batch element; with LENGTHS alone
-};
 struct Call {
   TensorMap q, k, v, o;
   float* lse;
   const float* sinks;  // 0: none
   u32* counter;
   Shape shape;
+  Packed packed;
+  Options options;
+  Elements o_rows;  // o as `o` says, for rows that end within a box
 };
-struct Work { int block, head, batch; };
+struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
 
-DEV Work work(int t, const Shape& s) {
+// How many work tiles there are, and which is which. Those of listed sequences are the host's tasks, of 64 rows: `skips`
+// the ones that belong to the tile before.
+DEV int tiles_of(const Call& c) {
+  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
+}
+DEV bool skips(int t, const Call& c) {
+  return PACKED && c.packed.by_queries[c.packed.tasks - 1 - t / c.shape.heads].row_tile % GROUPS;
+}
+template <bool WARP> DEV Work work(int t, const Call& c) {
+  const Shape& s = c.shape;
+  if (PACKED) {
+    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
+    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
+    return {task.row_tile / GROUPS, t % s.heads, task.first};
+  }
   int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
   int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
   int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
   int b = r / width, h = first + (r - b * width);
   return {WINDOW ? blocks - 1 - b : b, h % s.heads, h / s.heads};
 }
-// The extents of a batch element. In a whole warp the compiler is told that they are uniform.
-template <bool WARP> DEV Shape of_batch(const Shape& shape, int batch) {
-  Shape s = shape;
-  if (LENGTHS) {
-    int2 n = shape.lengths[batch];
-    s.queries = WARP ? __shfl_sync(~0u, n.x, 0) : n.x, s.keys = WARP ? __shfl_sync(~0u, n.y, 0) : n.y;
-    s.offset = shape.bottom ? s.keys - s.queries : 0;
-  }
-  return s;
-}
 // Key blocks of a query block: those from `begin` to before `end`; those before `closed` and from `open` on need a mask.
 struct Blocks { int begin, closed, open, end; };
-DEV Blocks key_blocks(int block, const Shape& s) {
+DEV Blocks key_blocks(int block, const Own& s) {
   if (!WINDOW) return {0, 0, s.keys / KEYS, (s.keys + KEYS - 1) / KEYS};
   int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
   int begin = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
@@ -73,19 +73,22 @@ DEV Blocks key_blocks(int block, const Shape& s) {
   return b;
 }
 // The keys that a row sees.
-DEV int first_key(int row, const Shape& s) { return WINDOW ? max(0, row + s.offset - s.left) : 0; }
-DEV int end_key(int row, const Shape& s) { return WINDOW ? min(s.keys, row + s.offset + s.right + 1) : s.keys; }
+DEV int first_key(int row, const Own& s) { return WINDOW ? max(0, row + s.offset - s.left) : 0; }
+DEV int end_key(int row, const Own& s) { return WINDOW ? min(s.keys, row + s.offset + s.right + 1) : s.keys; }
 
 struct Maxima {  // of the two rows of this thread, and the sums of their weights
   float m[2] = {-INF, -INF}, l[2] = {0, 0};
 };
 
-template <bool MASK> DEV void mask(float (&s)[KEYS / 2], int key, int row, const Shape& shape) {
+// Hides what a row does not see, and says in `cut` of which rows it hides something in this block.
+template <bool MASK> DEV void mask(float (&s)[KEYS / 2], bool (&cut)[2], int key, int row, const Own& own) {
+  cut[0] = cut[1] = false;
   if constexpr (MASK) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int from = key + 2 * (lane_id() & 3), end = end_key(row + 8 * r, shape) - from;
-      int begin = first_key(row + 8 * r, shape) - from;
+      int from = key + 2 * (lane_id() & 3), end = end_key(row + 8 * r, own) - from;
+      int begin = first_key(row + 8 * r, own) - from;
+      cut[r] = end_key(row + 8 * r, own) < key + KEYS || first_key(row + 8 * r, own) > key;
 #pragma unroll
       for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
@@ -94,8 +97,49 @@ template <bool MASK> DEV void mask(float (&s)[KEYS / 2], int key, int row, const
     }
   }
 }
-// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by.
-template <bool EXACT> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c) {
+#if OPTIONS
+// The rows of bias for the two rows of this thread, from the pair of keys that it has in the first 8; 0: none.
+struct Extra {
+  const u16* bias[2];
+  bool pairs;
+};
+DEV Extra extra_of(const Options& o, const Own& own, const Work& w, int row) {
+  Extra x;
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+    x.bias[r] = o.bias.data ? o.bias.at(own.batch, w.head, own.query_start + min(row + 8 * r, own.queries - 1)) + own.key_start + 2 * (lane_id() & 3) : 0;
+  x.pairs = o.bias.has_pairs(x.bias[0]);
+  return x;
+}
+// S over the unit (F2), from products; of which rows the bias hides something.
+template <bool MASK> DEV void extend(float (&s)[KEYS / 2], bool (&hides)[2], int key, const Own& own, const Options& o, const Extra& x) {
+  hides[0] = hides[1] = false;
+  if (o.cap != 0) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.cap, tanh_of(s[i], o));
+  } else if (o.unit.scale != 1) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(o.unit.scale, s[i]);
+  }
+  if (!x.bias[0]) return;
+  const int keys = own.keys - key - 2 * (lane_id() & 3);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++) {
+      float2 b = load_bias(x.bias[r] + key + 8 * j, x.pairs, MASK ? keys - 8 * j : 2);
+      add_bias(s[4 * j + 2 * r], b.x, o.unit), add_bias(s[4 * j + 2 * r + 1], b.y, o.unit);
+      hides[r] |= s[4 * j + 2 * r] == -INF || s[4 * j + 2 * r + 1] == -INF;
+    }
+    hides[r] = __any_sync(0xfu << (lane_id() & 28), hides[r]);
+  }
+}
+#else
+struct Extra {};
+#endif
+// New maxima; s becomes P (unnormalised); returns in a[] what o and the old sums must be multiplied by. The maximum of a row
+// that is cut is subtracted first: a lone key has P = 1. What is cut is the row's own: its bits depend on no other.
+template <bool MASK> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, const bool (&cut)[2]) {
   float top[2];
   bool grown = false;
 #pragma unroll
@@ -111,7 +155,7 @@ template <bool EXACT> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float 
   if (grown) {
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself: its bits depend on no other
+      if (LAZY && !((top[r] - rows.m[r]) * c > LAZY)) continue;  // each row for itself
       float from = top[r] == -INF ? 0 : top[r];                  // a row that has seen nothing
       a[r] = exp2_fast((rows.m[r] - from) * c);
       rows.m[r] = top[r];
@@ -120,18 +164,33 @@ template <bool EXACT> DEV bool soften(float (&s)[KEYS / 2], Maxima& rows, float 
   }
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    float from = rows.m[r] == -INF ? 0 : rows.m[r], fromc = from * c, sum[2] = {0, 0};
+    float from = rows.m[r] == -INF ? 0 : rows.m[r], sum[2] = {0, 0};
+    float first = MASK && cut[r] ? from : 0, then = MASK && cut[r] ? 0 : -from * c;
 #pragma unroll
     for (int j = 0; j < KEYS / 8; j++)
 #pragma unroll
       for (int e = 0; e < 2; e++) {
         float& x = s[4 * j + 2 * r + e];
-        x = exp2_fast(EXACT ? (x - from) * c : fmaf(x, c, -fromc));
+        x = exp2_fast(fmaf(MASK ? __fsub_rn(x, first) : x, c, then));
         sum[e] += x;
       }
     rows.l[r] += sum[0] + sum[1];
   }
   return grown;
+}
+// All of that: scores, mask, weights.
+template <bool MASK> DEV bool weigh(float (&s)[KEYS / 2], Maxima& rows, float (&a)[2], float c, int key, int row, const Own& own, const Call& call, const Extra& x) {
+  bool cut[2];
+#if OPTIONS
+  bool hides[2];
+  extend<MASK>(s, hides, key, own, call.options, x);
+  mask<MASK>(s, cut, key, row, own);
+  cut[0] |= hides[0], cut[1] |= hides[1];
+  return soften<true>(s, rows, a, c, cut);
+#else
+  mask<MASK>(s, cut, key, row, own);
+  return soften<MASK>(s, rows, a, c, cut);
+#endif
 }
 DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
 #pragma unroll
@@ -153,7 +212,7 @@ DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int ad
 
 // Before the product P·v of a block with a mask: if v holds anything but finite numbers, adds those elements over the allowed
 // pairs by ordinary arithmetic and zeroes them in shared memory. Every warpgroup comes here with the same block and verdict.
-DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int row, int& add, const Shape& shape) {
+DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, int key, int row, int& add, const Own& own, const Extra& extra) {
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   const u32 top = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
   u32 most = 0;
@@ -181,9 +240,12 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
     float x[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      int begin = first_key(row + 8 * r, shape), end = end_key(row + 8 * r, shape);
+      int begin = first_key(row + 8 * r, own), end = end_key(row + 8 * r, own);
       float2 y = unpack(load_word(staging + j / 64 * 8192 + swizzled(warp * 16 + lane / 4 + 8 * r, j % 64 / 8) + j % 8 / 2 * 4));
       x[r] = key + j >= begin && key + j < end ? j % 2 ? y.y : y.x : -1;
+#if OPTIONS
+      if (x[r] >= 0 && extra.bias[0] && read(extra.bias[r][key + j - 2 * (lane & 3)]) == -INF) x[r] = -1;
+#endif
     }
 #pragma unroll
     for (int i = 0; i < D / 8; i++) {
@@ -204,29 +266,33 @@ DEV void guard(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, u32 staging, 
   named_sync(15, 128 * GROUPS);
 }
 
-DEV void produce(u32 base, const TensorMap* qm, const TensorMap* km, const TensorMap* vm, const Shape& shape, u32* counter) {
+DEV void produce(u32 base, const Call& c) {
+  const TensorMap *qm = &c.q, *km = &c.k, *vm = &c.v;
+  const Shape& shape = c.shape;
   const u32 bar = base + AT_BARRIERS;
-  int tiles = (shape.queries + ROWS - 1) / ROWS * shape.heads * shape.batch, t = blockIdx.x;
+  int tiles = tiles_of(c), t = blockIdx.x;
   u32 stage_k = 0, phase_k = 1, stage_v = 0, phase_v = 1, phase_q = 1;
-  auto load_k = [&](int n, int h, int b) {
+  auto load_k = [&](int row, int h, int b) {
     wait(bar + K_EMPTY + 8 * stage_k, phase_k);
     expect_bytes(bar + K_FULL + 8 * stage_k, KV_BYTES);
-    load5(base + AT_K + stage_k * KV_BYTES, km, bar + K_FULL + 8 * stage_k, n * KEYS, h, b);
+    load5(base + AT_K + stage_k * KV_BYTES, km, bar + K_FULL + 8 * stage_k, row, h, b);
     if (++stage_k == STAGES) stage_k = 0, phase_k ^= 1;
   };
-  auto load_v = [&](int n, int h, int b) {
+  auto load_v = [&](int row, int h, int b) {
     if (!VALUES) return;
     wait(bar + V_EMPTY + 8 * stage_v, phase_v);
     expect_bytes(bar + V_FULL + 8 * stage_v, KV_BYTES);
-    load5(base + AT_V + stage_v * KV_BYTES, vm, bar + V_FULL + 8 * stage_v, n * KEYS, h, b);
+    load5(base + AT_V + stage_v * KV_BYTES, vm, bar + V_FULL + 8 * stage_v, row, h, b);
     if (++stage_v == STAGES) stage_v = 0, phase_v ^= 1;
   };
 #pragma unroll 1
   while (t < tiles) {
-    int drawn = atomicAdd(counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
-    if (drawn == tiles - 1) *counter = 0;                         // each block draws once too often: this is the last draw
-    Work w = work(t, shape);
-    Blocks blocks = key_blocks(w.block, of_batch<false>(shape, w.batch));
+    int drawn = atomicAdd(c.counter, 1u), next = drawn + gridDim.x;  // early: its latency hides under the tile's loads
+    if (drawn == tiles - 1) *c.counter = 0;                       // each block draws once too often: this is the last draw
+    if (skips(t, c)) { t = next; continue; }
+    Work w = work<false>(t, c);
+    const Own own = of_batch<false>(shape, c.packed, w.batch);
+    Blocks blocks = key_blocks(w.block, own);
     int n = blocks.end, kh = w.head / (shape.heads / shape.key_heads);
     wait(bar + Q_EMPTY, phase_q), phase_q ^= 1;
     asm volatile("st.shared.u32 [%0], %1;" ::"r"(bar + TILE), "r"(t) : "memory");
@@ -234,11 +300,11 @@ DEV void produce(u32 base, const TensorMap* qm, const TensorMap* km, const Tenso
       arrive(bar + Q_FULL);
     } else {
       expect_bytes(bar + Q_FULL, Q_BYTES);
-      load5(base, qm, bar + Q_FULL, w.block * ROWS, w.head, w.batch);
-      load_k(--n, kh, w.batch);
+      load5(base, qm, bar + Q_FULL, own.query_start + w.block * ROWS, w.head, own.batch);
+      load_k(own.key_start + --n * KEYS, kh, own.batch);
 #pragma unroll 1
-      for (; n > blocks.begin; n--) load_k(n - 1, kh, w.batch), load_v(n, kh, w.batch);
-      load_v(n, kh, w.batch);
+      for (; n > blocks.begin; n--) load_k(own.key_start + (n - 1) * KEYS, kh, own.batch), load_v(own.key_start + n * KEYS, kh, own.batch);
+      load_v(own.key_start + n * KEYS, kh, own.batch);
     }
     t = next;
   }
@@ -247,10 +313,16 @@ DEV void produce(u32 base, const TensorMap* qm, const TensorMap* km, const Tenso
   arrive(bar + Q_FULL);
 }
 
-DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, const Shape& shape) {
+DEV void consume(u32 base, const Call& call) {
+  const Shape& shape = call.shape;
   const u32 bar = base + AT_BARRIERS;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
-  const float c = shape.scale * 1.4426950408889634f;
+#if OPTIONS
+  const float unit = call.options.unit.natural;
+#else
+  const float unit = shape.scale;  // of what products are kept over
+#endif
+  const float c = unit * LOG2E;
   const u32 q = base + group * 64 * 128, staging = base + AT_O + group * STAGING;
   u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, phase_q = 0;
   auto my_turn = [&] { if (TURNS) named_sync(1 + group, 256); };
@@ -265,11 +337,18 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
     asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(bar + TILE) : "memory");
     t = __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform: no product may stand on a divergent path
     if (t < 0) break;
-    Work w = work(t, shape);
-    const Shape own = of_batch<true>(shape, w.batch);
+    Work w = work<true>(t, call);
+    const Own own = of_batch<true>(shape, call.packed, w.batch);
     Blocks blocks = key_blocks(w.block, own);
     int n = blocks.end;
     int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
+#if OPTIONS
+    const Extra extra = extra_of(call.options, own, w, row);
+    const bool hides = call.options.bias.data;  // whether any block may hide a pair
+#else
+    const Extra extra;
+    constexpr bool hides = false;
+#endif
     Maxima rows;
     float o[D / 2];
     if (n == blocks.begin) {
@@ -286,13 +365,12 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
       issue_scores(s, q, base + AT_K + stage_k * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(s);
       warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
-      mask<true>(s, n * KEYS, row, own);
-      soften<true>(s, rows, a, c);
+      weigh<true>(s, rows, a, c, n * KEYS, row, own, call, extra);
       pack_all(s, p);
       auto step = [&](auto masked) {
-        if (VALUES && (n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
+        if (VALUES && (hides || n + 1 >= blocks.open || (WINDOW && n + 1 < blocks.closed))) {
           wait(bar + V_FULL + 8 * stage_v, phase_v);
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, row, add, own);
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, (n + 1) * KEYS, row, add, own, extra);
         }
         wait(bar + K_FULL + 8 * stage_k, phase_k);
         my_turn();
@@ -308,8 +386,7 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
         your_turn();
         mma_wait<VALUES>(), pin(s);
         warp_arrive(bar + K_EMPTY + 8 * stage_k), next_k();
-        mask<decltype(masked)::value>(s, n * KEYS, row, own);
-        bool grown = soften<decltype(masked)::value>(s, rows, a, c);
+        bool grown = weigh<decltype(masked)::value>(s, rows, a, c, n * KEYS, row, own, call, extra);
         if (!VALUES) return;
         order_after(rows.l[0] + rows.l[1]);  // or the assembler moves the wait above the exponentials
         mma_wait<0>(), pin(o);
@@ -329,8 +406,8 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
       warp_arrive(bar + Q_EMPTY);
       if (VALUES) {
         wait(bar + V_FULL + 8 * stage_v, phase_v);
-        if (blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
-          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, row, add, own);
+        if (hides || blocks.begin >= blocks.open || (WINDOW && blocks.begin < blocks.closed))
+          guard(o, p, base + AT_V + stage_v * KV_BYTES, staging, blocks.begin * KEYS, row, add, own, extra);
         pin(o), pin(p), mma_begin();
         issue_values(o, p, base + AT_V + stage_v * KV_BYTES, add);
         mma_commit(), mma_wait<0>(), pin(o);
@@ -340,10 +417,10 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
 
     // Epilogue: normalise, lse, and o through shared memory to its tensor map, which clips the rows beyond the length.
     // A sink joins here: it weighs, and has no value.
-    float over[2], sink = sinks ? sinks[w.head] : -INF;
+    float over[2], sink = call.sinks ? call.sinks[w.head] : -INF;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float l = quad_sum(rows.l[r]), m = rows.m[r] * shape.scale;
+      float l = quad_sum(rows.l[r]), m = rows.m[r] * unit;
       bool seen = l != 0;
       over[r] = seen ? 1 / l : 0;
       float sum = seen ? m + logf(l) : -INF;
@@ -352,11 +429,15 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
         sum = top + logf(all), over[r] = seen ? own / all : 0;
       }
       if (lane % 4 == 0 && row + 8 * r < own.queries)
-        lse[((size_t)w.batch * shape.heads + w.head) * shape.queries + row + 8 * r] = sum;
+        call.lse[((size_t)own.batch * shape.heads + w.head) * shape.queries + own.query_start + row + 8 * r] = sum;
     }
     if (!VALUES) continue;
     multiply(o, over);
-    if (LENGTHS) {  // what q holds beyond a sequence is not to be seen
+    if (PACKED && (w.block * ROWS + group * 64 + 64 > own.queries)) {  // rows of the next sequence lie in the box
+      store_rows(call.o_rows, own.batch, w.head, own.query_start, row, own.queries, o, 1);
+      continue;
+    }
+    if (LENGTHS == 1) {  // what q holds beyond a sequence is not to be seen
 #pragma unroll
       for (int i = 0; i < D / 2; i++)
         if (row + (i & 2) * 4 >= own.queries) o[i] = 0;
@@ -372,7 +453,7 @@ DEV void consume(u32 base, const TensorMap* om, float* lse, const float* sinks, 
     proxy_fence();
     named_sync(1 + GROUPS + group, 128);
     if (threadIdx.x % 128 == 0) {
-      store5(om, staging, w.block * ROWS + group * 64, w.head, w.batch);
+      store5(&call.o, staging, own.query_start + w.block * ROWS + group * 64, w.head, own.batch);
       store_commit();
     }
   }
@@ -395,9 +476,9 @@ extern "C" __global__ void __launch_bounds__(128 * (GROUPS + 1), 1) forward(cons
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_down<GROUPS == 2 ? 40 : 32>();
-    if (threadIdx.x == 0) produce(base, &c.q, &c.k, &c.v, c.shape, c.counter);
+    if (threadIdx.x == 0) produce(base, c);
   } else {
     registers_up<GROUPS == 2 ? 232 : 160>();
-    consume(base, &c.o, c.lse, c.sinks, c.shape);
+    consume(base, c);
   }
 }

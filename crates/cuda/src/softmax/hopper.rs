@@ -5,11 +5,16 @@ use crate::gpu::Kernels;
 use crate::moves::{Place, When};
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
+use crate::softmax::hopper_call::{
+    Backward, Forward, Packed, Pieces, Scored, Shape, TensorMap, tensor_map,
+};
 use crate::softmax::prepared::Prepared;
+use crate::softmax::rows::SIDE;
+use crate::softmax::variants::{Hopper, Lengths};
 use crate::softmax::window::{LONGEST, OPEN, Window, window};
 use crate::softmax::{Job, portable};
 use crate::variant::{Variant, shared_bytes};
-use cudarc::driver::{DeviceRepr, sys};
+use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Extents, Pass, Sequences};
 use std::sync::Arc;
 
@@ -22,7 +27,9 @@ pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     width: usize,
     window: Window,
-    lengths: bool,
+    variant: Hopper,
+    /// Rows of lse2 and delta of a head.
+    stats: usize,
     storage: Dtype,
     /// Whether operands may hold what is not finite, in the backward pass.
     guarded: bool,
@@ -69,17 +76,10 @@ impl Plan {
         if columns > 128 {
             return Err("dim and value_dim must be at most 128 for sm90a");
         }
-        if scores.softcap.is_some() || scores.bias.is_some() {
-            return Err("softcap and bias are not written yet for sm90a");
-        }
-        if matches!(scores.sequences, Sequences::Packed { .. }) {
-            return Err("packed sequences are not written yet for sm90a");
-        }
-        if scores.scale() as f32 <= 0.0 {
-            return Err("softmax_scale must be above 0 for sm90a");
-        }
-        if e.batch == 0 || e.query_heads == 0 || e.queries == 0 || e.keys == 0 {
-            return Err("an extent is 0, and there is nothing for sm90a to compute");
+        let rows = &prepared.rows;
+        let empty = e.batch == 0 || e.query_heads == 0 || e.queries == 0 || e.keys == 0;
+        if empty || rows.by_queries.is_empty() || rows.by_keys.is_empty() {
+            return Err("there are no queries or no keys, and nothing for sm90a to compute");
         }
         if e.queries.max(e.keys) > LONGEST {
             return Err("sequences must have at most 2²⁸ rows for sm90a");
@@ -87,10 +87,25 @@ impl Plan {
         let window = window(&scores.mask, e.queries, e.keys);
         let window = window.ok_or("only full, causal and windowed masks are written for sm90a")?;
         let none = Room::default();
+        let lengths = match scores.sequences {
+            Sequences::Dense => Lengths::Equal,
+            Sequences::Lengths { .. } => Lengths::Own,
+            Sequences::Packed { .. } => Lengths::Listed,
+        };
+        // Maxima are those of scores: a scale that turns their order is an option.
+        let options =
+            scores.softcap.is_some() || scores.bias.is_some() || scores.scale() as f32 <= 0.0;
+        let width = if columns <= 64 { 64 } else { 128 };
+        let windowed = window.left != OPEN || window.right != OPEN;
+        let variant = Hopper { storage, width, windowed, lengths, options }.within();
         Ok(Plan {
-            width: if columns <= 64 { 64 } else { 128 },
+            width,
             window,
-            lengths: scores.sequences != Sequences::Dense,
+            variant,
+            stats: match variant.lengths {
+                Lengths::Listed => SIDE * (rows.by_queries.len() + 1),
+                _ => padded(e.queries),
+            },
             storage,
             guarded: false,
             wide: Vec::new(),
@@ -139,7 +154,7 @@ impl Plan {
             self.wide.push(Wide { name, copy, clean });
         }
         if backward {
-            let numbers = e.batch * e.query_heads * padded(e.queries);
+            let numbers = self.stat_rows(e);
             (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
         }
         (self.counter, self.found) = (layout.room(4)?, layout.room(4)?);
@@ -148,16 +163,16 @@ impl Plan {
 
     /// Compiles or loads the kernels.
     pub fn load(&mut self, prepared: &Prepared<'_>) -> Result<(), Error> {
-        let (flags, values) = ([self.is_windowed(), self.lengths], prepared.value_dim.is_some());
         let load = |variant: Variant| -> Result<Option<Module>, Error> {
             let kernels = prepared.device().kernels(variant.clone(), ARCHITECTURE)?;
             Ok(Some((kernels, variant)))
         };
         if prepared.computes_forward() {
-            self.forward = load(Variant::hopper_forward(self.storage, self.width, flags, values))?;
+            let values = prepared.value_dim.is_some();
+            self.forward = load(Variant::hopper_forward(self.variant, values))?;
         }
         if prepared.pass == Pass::Backward {
-            self.backward = load(Variant::hopper_backward(self.storage, self.width, flags))?;
+            self.backward = load(Variant::hopper_backward(self.variant))?;
         }
         Ok(())
     }
@@ -171,8 +186,10 @@ impl Plan {
         aligned && place.extents[3] == self.width && place.has_whole_rows() && (0..3).all(whole)
     }
 
-    fn is_windowed(&self) -> bool {
-        self.window.left != OPEN || self.window.right != OPEN
+    /// Numbers of lse2, and of delta.
+    fn stat_rows(&self, e: &Extents) -> usize {
+        let batch = if self.variant.lengths == Lengths::Listed { 1 } else { e.batch };
+        batch * e.query_heads * self.stats
     }
 
     fn find(&self, name: &str) -> Option<&Wide> {
@@ -202,6 +219,15 @@ impl Plan {
         }
     }
 
+    /// Puts 0 into the copies of a result in which kernels leave rows of no sequence out.
+    fn clear(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
+        let Some(wide) = self.find(name).filter(|_| self.variant.lengths == Lengths::Listed) else {
+            return Ok(());
+        };
+        let rooms = [wide.copy, wide.clean];
+        rooms.into_iter().flatten().try_for_each(|room| job.queue.fill(job.at(room), room.bytes, 0))
+    }
+
     /// Copies an operand to its wide copy, if it has one. The columns beyond are 0.
     fn widen(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
         let (from, to) = (job.place(name), self.place(job, name));
@@ -219,51 +245,6 @@ impl Plan {
         }
         job.prepared.moves()?.copy(&job.queue, 2, from, to, when)
     }
-
-    /// The copy engine's map of a tensor of whole columns, in boxes of `rows` rows.
-    fn map(&self, job: &Job<'_>, place: Place, rows: u32) -> Result<TensorMap, Error> {
-        let width = self.width as u64;
-        let [batch, heads, length, _] = place.extents.map(|x| x as u64);
-        // The stride of an axis of extent 1 is not walked, but must be one.
-        let own = |axis: usize, dense: u64| match place.extents[axis] {
-            1 => dense,
-            _ => 2 * place.strides[axis] as u64,
-        };
-        let dims = [64, length, width / 64, heads, batch];
-        let strides = [
-            own(2, 2 * width),
-            128,
-            own(1, 2 * width * length),
-            own(0, 2 * width * length * heads),
-        ];
-        let boxes = [64, rows, width as u32 / 64, 1, 1];
-        let mut map = TensorMap::default();
-        let element = match self.storage {
-            Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-            _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
-        };
-        // SAFETY: the map has the alignment and the size that the driver asks for; the arrays hold five
-        // numbers, the strides four, and live until the call returns.
-        let encoded = unsafe {
-            sys::cuTensorMapEncodeTiled(
-                (&raw mut map).cast(),
-                element,
-                5,
-                place.address as *mut _,
-                dims.as_ptr(),
-                strides.as_ptr(),
-                boxes.as_ptr(),
-                [1u32; 5].as_ptr(),
-                sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-                sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-                sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-            )
-        };
-        let device = job.queue.device;
-        encoded.result().map_err(|error| device.failed("describing a tensor", error))?;
-        Ok(map)
-    }
 }
 
 /// Heads and rows of an operand.
@@ -279,92 +260,10 @@ fn padded(queries: usize) -> usize {
     queries.next_multiple_of(128)
 }
 
-/// `CUtensorMap`.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-struct TensorMap([u64; 16]);
-
-/// `Call` of `sm90a_forward.cu`.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-struct Forward {
-    q: TensorMap,
-    k: TensorMap,
-    v: TensorMap,
-    o: TensorMap,
-    lse: u64,
-    sinks: u64,
-    counter: u64,
-    shape: Shape,
+/// The copy engine's map of a tensor of whole columns.
+fn map_of(job: &Job<'_>, plan: &Plan, place: Place, rows: u32) -> Result<TensorMap, Error> {
+    tensor_map(job.queue.device, plan.storage, place, rows)
 }
-
-/// `Shape` of both sources.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Shape {
-    batch: i32,
-    heads: i32,
-    key_heads: i32,
-    queries: i32,
-    keys: i32,
-    left: i32,
-    right: i32,
-    offset: i32,
-    scale: f32,
-    heads_per_group: i32,
-    padded: i32,
-    bottom: i32,
-    lengths: u64,
-}
-
-/// `Pieces` of `sm90a_backward.cu`: rows in pieces of 16 bytes.
-#[repr(C)]
-#[derive(Debug, Clone, Copy, Default)]
-struct Pieces {
-    data: u64,
-    strides: [i64; 3],
-}
-
-impl From<Place> for Pieces {
-    fn from(place: Place) -> Self {
-        let [batch, head, row, _] = place.strides.map(|stride| stride / 8);
-        Pieces { data: place.address, strides: [batch, head, row] }
-    }
-}
-
-/// `Call` of `sm90a_backward.cu`.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-struct Backward {
-    q: TensorMap,
-    k: TensorMap,
-    v: TensorMap,
-    dout: TensorMap,
-    dq: TensorMap,
-    dk: TensorMap,
-    dv: TensorMap,
-    lse2: u64,
-    delta: u64,
-    lse: u64,
-    dlse: u64,
-    o: Pieces,
-    dout_rows: Pieces,
-    found: u64,
-    elements: Pieces,
-    pieces: u64,
-    result: u64,
-    result_strides: [i64; 3],
-    rows: i32,
-    heads: i32,
-    columns: i32,
-    when: u32,
-    shape: Shape,
-}
-
-// SAFETY: the fields, their types and their order are those of `Call` in `sm90a_forward.cu`.
-unsafe impl DeviceRepr for Forward {}
-// SAFETY: as above, in `sm90a_backward.cu`.
-unsafe impl DeviceRepr for Backward {}
 
 fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
     let e = &job.scores().extents;
@@ -379,10 +278,32 @@ fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
         offset: plan.window.offset,
         scale: job.scores().scale() as f32,
         heads_per_group: heads_per_group as i32,
-        padded: padded(e.queries) as i32,
+        padded: plan.stats as i32,
         bottom: i32::from(plan.window.bottom),
         lengths: job.table(job.prepared.tables.lengths),
     }
+}
+
+/// The tables of packed sequences.
+fn packed(job: &Job<'_>, plan: &Plan) -> Packed {
+    let (rows, tables) = (&job.prepared.rows, &job.prepared.tables);
+    match plan.variant.lengths {
+        Lengths::Listed => Packed {
+            sequences: job.table(tables.sequences),
+            by_queries: job.table(tables.by_queries),
+            by_keys: job.table(tables.by_keys),
+            tasks: rows.by_queries.len() as i32,
+            key_tasks: rows.by_keys.len() as i32,
+        },
+        _ => Packed::default(),
+    }
+}
+
+/// What scores are made of beside products.
+fn options(job: &Job<'_>) -> Scored {
+    let scale = job.scores().scale() as f32;
+    let cap = job.scores().softcap.unwrap_or(0.0) as f32;
+    Scored::new(job.place("bias"), scale, cap)
 }
 
 /// The key heads whose k and v share so many bytes of the L2 cache.
@@ -407,13 +328,15 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
     let (e, values) = (&job.scores().extents, job.prepared.value_dim.is_some());
     plan.widen(job, "q")?;
     plan.widen(job, "k")?;
+    plan.clear(job, "o")?;
     job.queue.fill(job.at(plan.counter), 4, 0)?;
-    let groups = if plan.width == 128 { 2 } else { 3 };
+    let (_, variant) = plan.forward.as_ref().ok_or_else(|| absent("the level sm90a"))?;
+    let groups = variant.define("GROUPS");
     let rows = 64 * groups;
     // Measured: causal masks like more heads beside each other than full ones.
-    let l2 = if plan.is_windowed() { 32 << 20 } else { 8 << 20 };
+    let l2 = if plan.variant.windowed { 32 << 20 } else { 8 << 20 };
     let together = heads_in(l2, job, plan) * job.scores().group();
-    let map = |name: &str, rows: u32| plan.map(job, plan.place(job, name), rows);
+    let map = |name: &str, rows: u32| map_of(job, plan, plan.place(job, name), rows);
     let mut call = Forward {
         q: map("q", rows as u32)?,
         k: map("k", 128)?,
@@ -421,6 +344,9 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         sinks: job.address("sinks"),
         counter: job.at(plan.counter),
         shape: shape(job, plan, together.min(e.batch * e.query_heads)),
+        packed: packed(job, plan),
+        options: options(job),
+        o_rows: plan.place(job, "o").into(),
         ..Forward::default()
     };
     if values {
@@ -428,7 +354,10 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         call.v = map("v", 128)?;
         call.o = map("o", 64)?;
     }
-    let tiles = e.queries.div_ceil(rows) * e.query_heads * e.batch;
+    let tiles = match plan.variant.lengths {
+        Lengths::Listed => job.prepared.rows.by_queries.len() * e.query_heads,
+        _ => e.queries.div_ceil(rows) * e.query_heads * e.batch,
+    };
     let blocks = tiles.min(job.queue.device.multiprocessors);
     launch(job, &plan.forward, "forward", (blocks, 128 * (groups as u32 + 1)), &call)?;
     if values { plan.narrow(job, "o", When::Always) } else { Ok(()) }
@@ -454,6 +383,8 @@ pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         found: job.at(plan.found),
         when: ALWAYS,
         shape: shape(job, plan, together),
+        packed: packed(job, plan),
+        options: options(job),
         ..Backward::default()
     };
     let pass = BackwardPass { job, plan, call };
@@ -463,14 +394,15 @@ pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
             pass.inspect(name)?;
         }
     }
-    let rows = e.batch * e.query_heads * padded(e.queries);
+    WRITTEN.into_iter().try_for_each(|name| plan.clear(job, name))?;
+    let rows = plan.stat_rows(e);
     pass.launch("delta", (rows * plan.width / 8).div_ceil(256), 256, &call)?;
     pass.gradients(&|name| plan.place(job, name), if plan.guarded { 0 } else { ALWAYS })?;
     let when = if plan.guarded { When::Is(job.at(plan.found), 0) } else { When::Always };
     for name in WRITTEN {
         plan.narrow(job, name, when)?;
     }
-    portable::dsinks(job)?;
+    portable::dsinks_and_dbias(job)?;
     if plan.guarded { pass.not_finite(rows) } else { Ok(()) }
 }
 
@@ -536,7 +468,7 @@ impl BackwardPass<'_> {
     /// dk, dv and dq, those that are wanted, of operands and in places that a function names.
     fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
         let (job, plan, e) = (self.job, self.plan, &self.job.scores().extents);
-        let map = |name: &str, rows: u32| plan.map(job, place(name), rows);
+        let map = |name: &str, rows: u32| map_of(job, plan, place(name), rows);
         // Operands, those of queries in boxes of so many rows.
         let reads = |rows: u32| -> Result<Backward, Error> {
             Ok(Backward {
@@ -549,13 +481,27 @@ impl BackwardPass<'_> {
             })
         };
         if job.address("dk") != 0 || job.address("dv") != 0 {
-            let call = Backward { dk: map("dk", 64)?, dv: map("dv", 64)?, ..reads(64)? };
-            let blocks = e.keys.div_ceil(128) * e.batch * e.key_heads;
+            let call = Backward {
+                dk: map("dk", 64)?,
+                dv: map("dv", 64)?,
+                dk_rows: place("dk").into(),
+                dv_rows: place("dv").into(),
+                ..reads(64)?
+            };
+            let tiles = match plan.variant.lengths {
+                Lengths::Listed => job.prepared.rows.by_keys.len(),
+                _ => e.keys.div_ceil(128) * e.batch,
+            };
+            let blocks = tiles * e.key_heads;
             self.launch("keys", blocks, 384, &call)?;
         }
         if job.address("dq") != 0 {
-            let call = Backward { dq: map("dq", 64)?, ..reads(128)? };
-            let blocks = padded(e.queries) / 128 * e.batch * e.query_heads;
+            let call = Backward { dq: map("dq", 64)?, dq_rows: place("dq").into(), ..reads(128)? };
+            let tiles = match plan.variant.lengths {
+                Lengths::Listed => job.prepared.rows.by_queries.len(),
+                _ => padded(e.queries) / 128 * e.batch,
+            };
+            let blocks = tiles * e.query_heads;
             self.launch("queries", blocks, 384, &call)?;
         }
         Ok(())

@@ -1,6 +1,7 @@
 //! attention and attention_lse; and lazy_attention, which has their scores.
 
 mod hopper;
+mod hopper_call;
 mod lazy;
 mod lazy_ready;
 mod portable;
@@ -9,10 +10,13 @@ mod ready;
 mod rows;
 mod second;
 mod tables;
+mod variants;
 mod window;
 
 pub(crate) use lazy_ready::{LazyReady, LazyStats};
 pub(crate) use ready::Ready;
+pub(crate) use variants::CONSUMER;
+pub use variants::{Hopper, Lengths, most_shared};
 
 use etalon_problem::Error;
 

@@ -3,12 +3,12 @@
 use crate::gpu::Kernels;
 use crate::moves::Place;
 use crate::parts::absent;
-
 use crate::softmax::Job;
 use crate::softmax::prepared::Prepared;
 use crate::variant::{self, Family, Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Pass, Scores};
+use std::sync::Arc;
 
 /// Threads of a block.
 fn threads(job: &Job<'_>) -> u32 {
@@ -91,6 +91,11 @@ impl Call {
         Call { first_dim, first_value, ..self }
     }
 
+    /// Where the number at an address is 0 there is nothing to do.
+    pub fn unless(self, found: u64) -> Call {
+        Call { found, ..self }
+    }
+
     /// Over other tiles.
     pub fn over(self, tasks: u64) -> Call {
         Call { tasks, ..self }
@@ -160,21 +165,47 @@ pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
             Some("its tensor cores multiply bf16 and f16")
         }
         Pass::Forward if dim > 256 => Some("dim must be at most 256 for sm80"),
-        Pass::Backward if dim.max(value_dim) > 128 => {
-            Some("dim and value_dim must be at most 128 for the backward pass of sm80")
+        Pass::Backward if dim.max(value_dim) > 256 => {
+            Some("dim and value_dim must be at most 256 for the backward pass of sm80")
         }
         Pass::Forward | Pass::Backward => None,
         _ => Some("the second order is not written yet for sm80"),
     }
 }
 
-/// The kernels of the level sm80 for a pass.
-pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
-    let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
-    Variant::tensor(prepared.storage, dim, prepared.value_dim, options, has_whole_rows(prepared))
+/// The kernels of the level sm80 for a backward pass of wide operands: their tiles have as many stages as fit
+/// so many bytes of shared memory.
+pub(crate) fn wide_variant(prepared: &Prepared<'_>, most: u32) -> Option<Variant> {
+    if prepared.pass != Pass::Backward || !is_wide(prepared) {
+        return None;
+    }
+    let flags = [has_options(prepared), has_whole_rows(prepared)];
+    let (dim, storage) = (prepared.scores.extents.dim, prepared.storage);
+    let of = |stages| Variant::tensor_wide(storage, dim, prepared.value_dim, flags, stages);
+    Some(if of(2).shared() <= most { of(2) } else { of(1) })
 }
 
-/// Whether rows of q, k, v and dout begin and end at multiples of 16 bytes, of elements of 2.
+/// The kernels of the second order on tensor cores, where they compute it.
+pub(crate) fn tensor_second_variant(prepared: &Prepared<'_>) -> Option<Variant> {
+    let flags = [has_options(prepared), has_whole_rows(prepared)];
+    let dim = prepared.scores.extents.dim;
+    let serves = prepared.storage == Dtype::Bf16 && !is_wide(prepared);
+    serves.then(|| Variant::tensor_second(dim, prepared.value_dim, flags))
+}
+
+/// Whether the backward pass has accumulators of its own.
+pub(crate) fn is_wide(prepared: &Prepared<'_>) -> bool {
+    prepared.scores.extents.dim.max(prepared.value_dim.unwrap_or(0)) > 128
+}
+
+/// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
+pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
+    let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
+    let whole = has_whole_rows(prepared);
+    Variant::tensor(prepared.storage, dim, prepared.value_dim, options, whole)
+}
+
+/// Whether rows of what tensor cores read begin and end at multiples of 16 bytes.
 pub(crate) fn has_whole_rows(prepared: &Prepared<'_>) -> bool {
     let whole = |name: &&str| {
         prepared.part(name).is_none_or(|part| {
@@ -185,7 +216,8 @@ pub(crate) fn has_whole_rows(prepared: &Prepared<'_>) -> bool {
                 && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
         })
     };
-    ["q", "k", "v", "dout"].iter().all(whole)
+    let operands = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
+    operands.iter().all(whole)
 }
 
 /// Whether the problem has a softcap, a bias or an array of flags.
@@ -216,13 +248,26 @@ fn launch(
 
 /// Launches a kernel that walks tiles: that of the level sm80 where the pass was prepared with it.
 fn walk(job: &Job<'_>, name: &str, blocks: usize, call: &Call) -> Result<(), Error> {
-    match &job.prepared.tensor {
+    let has = |module: &&Module| module.1.kernels().contains(&name);
+    let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);
+    match wide.iter().chain(tensor).find(has) {
         None => launch(job, kernels(job)?, name, blocks, call),
-        Some((kernels, variant)) => {
-            let block = (TENSOR_THREADS, shared_bytes(variant, name));
-            job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
-        }
+        Some(module) => launch_tensor(job, module, name, blocks, call),
     }
+}
+
+/// A module, and which one it is.
+type Module = (Arc<Kernels>, Variant);
+
+fn launch_tensor(
+    job: &Job<'_>,
+    (kernels, variant): &Module,
+    name: &str,
+    blocks: usize,
+    call: &Call,
+) -> Result<(), Error> {
+    let block = (TENSOR_THREADS, shared_bytes(variant, name));
+    job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
 }
 
 /// o, if it has a place, and lse.
@@ -231,7 +276,7 @@ pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
     let blocks = job.prepared.rows.by_queries.len() * job.scores().extents.query_heads;
     let columns = job.prepared.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
     let at_once =
-        if job.prepared.tensor.is_some() { width(columns).min(128) } else { width(columns) };
+        if job.prepared.tensor.is_none() { width(columns) } else { width(columns).min(128) };
     for first_value in (0..columns).step_by(at_once) {
         walk(job, "forward", blocks, &call.at(0, first_value as i32))?;
     }
@@ -255,34 +300,42 @@ fn each_dq(job: &Job<'_>, launch: impl Fn(usize, i32) -> Result<(), Error>) -> R
 /// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
 pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     let (kernels, e) = (kernels(job)?, &job.scores().extents);
-    let call = Call { found, ..Call::new(job) };
+    let call = Call::new(job).unless(found);
     let rows = e.batch * e.query_heads * e.queries;
     launch(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     if call.dq.data != 0 {
         each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
     }
     dk_and_dv(job, &call)?;
+    sinks_and_bias(job, &call)
+}
+
+/// The gradients of the sinks and of the bias, if they have places.
+pub(crate) fn dsinks_and_dbias(job: &Job<'_>) -> Result<(), Error> {
+    let (call, e) = (Call::new(job), &job.scores().extents);
+    if call.dsinks == 0 && call.dbias.data == 0 {
+        return Ok(());
+    }
+    let rows = e.batch * e.query_heads * e.queries;
+    launch(job, kernels(job)?, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    sinks_and_bias(job, &call)
+}
+
+/// The same, from the δ of every row.
+fn sinks_and_bias(job: &Job<'_>, call: &Call) -> Result<(), Error> {
+    let kernels = kernels(job)?;
     if call.dsinks != 0 {
-        launch(job, kernels, "dsinks", e.query_heads, &call)?;
+        launch(job, kernels, "dsinks", job.scores().extents.query_heads, call)?;
     }
     if call.dbias.data != 0 {
         let blocks = job.prepared.rows.by_pairs.len() * call.bias_heads as usize;
         let tasks = job.table(job.prepared.tables.by_pairs);
-        launch(job, kernels, "dbias", blocks, &call.over(tasks))?;
+        match &job.prepared.by_pairs {
+            Some(module) => launch_tensor(job, module, "dbias", blocks, &call.over(tasks))?,
+            None => launch(job, kernels, "dbias", blocks, &call.over(tasks))?,
+        }
     }
     Ok(())
-}
-
-/// The gradient of the sinks alone, if it has a place.
-pub(crate) fn dsinks(job: &Job<'_>) -> Result<(), Error> {
-    let (call, e) = (Call::new(job), &job.scores().extents);
-    if call.dsinks == 0 {
-        return Ok(());
-    }
-    let kernels = kernels(job)?;
-    let rows = e.batch * e.query_heads * e.queries;
-    launch(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
-    launch(job, kernels, "dsinks", e.query_heads, &call)
 }
 
 fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
@@ -292,6 +345,13 @@ fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
     let values = wanted(call.dv.data, all_values);
     let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
     let tasks = job.table(job.prepared.tables.by_keys);
+    if job.prepared.wide.is_some() && all_values > 0 {
+        // Of wide operands each has its own kernel.
+        if dims > 0 {
+            walk(job, "keys", blocks, &call.over(tasks))?;
+        }
+        return if values > 0 { walk(job, "values", blocks, &call.over(tasks)) } else { Ok(()) };
+    }
     let (mut dims, mut values) = (parts(dims), parts(values));
     loop {
         let (dim, value) = (dims.next(), values.next());

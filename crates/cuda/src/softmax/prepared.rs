@@ -26,7 +26,13 @@ pub(crate) struct Prepared<'a> {
     pub portable: Option<Arc<Kernels>>,
     /// The kernels of the level sm80, which take the place of portable ones.
     pub tensor: Option<(Arc<Kernels>, Variant)>,
+    /// Those of a backward pass of wide operands.
+    pub wide: Option<(Arc<Kernels>, Variant)>,
+    /// Those for the gradient of the bias.
+    pub by_pairs: Option<(Arc<Kernels>, Variant)>,
     pub second: Option<Arc<Kernels>>,
+    /// The kernels of the second order on tensor cores, which take the place of these where all is finite.
+    pub tensor_second: Option<(Arc<Kernels>, Variant)>,
 }
 
 impl Deref for Prepared<'_> {
@@ -71,7 +77,10 @@ impl<'a> Prepared<'a> {
             delta,
             portable: None,
             tensor: None,
+            wide: None,
+            by_pairs: None,
             second: None,
+            tensor_second: None,
         })
     }
 
@@ -86,6 +95,12 @@ impl<'a> Prepared<'a> {
         let e = &self.scores.extents;
         self.scores.sequences != Sequences::Dense
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+    }
+
+    /// A module for the device, and which one it is.
+    pub fn load(&self, variant: Variant) -> Result<(Arc<Kernels>, Variant), Error> {
+        let device = self.device();
+        Ok((device.kernels(variant.clone(), &device.architecture())?, variant))
     }
 
     /// Whether o and lse are computed: as results, or since a later pass lacks them.

@@ -8,6 +8,7 @@ use crate::ready;
 use crate::room::Layout;
 use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
+use crate::softmax::variants::CONSUMER;
 use crate::softmax::{Job, hopper, portable};
 use crate::variant::Variant;
 use crate::workspace::Held;
@@ -44,15 +45,21 @@ impl<'a> Ready<'a> {
         let plan = match choose(&prepared, options)? {
             Way::Portable => None,
             Way::Tensor => {
-                let (device, variant) = (prepared.device(), portable::tensor_variant(&prepared));
-                let kernels = device.kernels(variant.clone(), &device.architecture())?;
-                prepared.tensor = Some((kernels, variant));
+                let most = match options.level {
+                    Level::Sm80Narrow => CONSUMER,
+                    _ => prepared.device().shared_memory,
+                };
+                let wide = portable::wide_variant(&prepared, most);
+                if wide.is_none() || prepared.computes_forward() {
+                    prepared.tensor = Some(prepared.load(portable::tensor_variant(&prepared))?);
+                }
+                prepared.wide = wide.map(|variant| prepared.load(variant)).transpose()?;
                 None
             }
             Way::Hopper(mut plan) => {
                 plan.reserve(&prepared, options.assume_finite, &mut layout)?;
                 plan.load(&prepared)?;
-                Some(plan)
+                Some(*plan)
             }
         };
         let mut ready = Ready { prepared, plan, between, scratch_bytes: layout.bytes() };
@@ -72,13 +79,14 @@ impl<'a> Ready<'a> {
         let architecture = device.architecture();
         let dim = prepared.scores.extents.dim;
         let options_of_scores = portable::has_options(prepared);
+        let tensor_cores = prepared.tensor.is_some() || prepared.wide.is_some();
         let makes = match &self.plan {
-            None if prepared.tensor.is_some() => prepared.pass == Pass::Backward,
+            None if tensor_cores => prepared.pass == Pass::Backward,
             None => prepared.computes_forward() || prepared.pass == Pass::Backward,
-            // The tensor cores hand over what is not finite, and the gradient of the sinks.
+            // The tensor cores hand over what is not finite, and the gradients of sinks and bias.
             Some(_) => {
-                prepared.pass == Pass::Backward
-                    && (!options.assume_finite || prepared.has("dsinks"))
+                let apart = ["dsinks", "dbias"].into_iter().any(|name| prepared.has(name));
+                prepared.pass == Pass::Backward && (!options.assume_finite || apart)
             }
         };
         if makes || prepared.has("gradient") {
@@ -86,10 +94,19 @@ impl<'a> Ready<'a> {
                 Variant::portable(prepared.storage, dim, prepared.value_dim, options_of_scores);
             prepared.portable = Some(device.kernels(variant, &architecture)?);
         }
+        if (self.plan.is_some() || tensor_cores) && prepared.has("dbias") {
+            let variant = portable::tensor_variant(prepared);
+            if variant.kernels().contains(&"dbias") && !portable::is_wide(prepared) {
+                prepared.by_pairs = Some(prepared.load(variant)?);
+            }
+        }
         if self.between.is_some() {
             let variant =
                 Variant::second(prepared.storage, dim, prepared.value_dim, options_of_scores);
             prepared.second = Some(device.kernels(variant, &architecture)?);
+            if let Some(variant) = portable::tensor_second_variant(prepared) {
+                prepared.tensor_second = Some(prepared.load(variant)?);
+            }
         }
         let fills = self.leaves_rows() || self.plan.is_some();
         self.prepared.parts.load_moves(fills)
@@ -145,7 +162,7 @@ impl ready::Ready for Ready<'_> {
 enum Way {
     Portable,
     Tensor,
-    Hopper(hopper::Plan),
+    Hopper(Box<hopper::Plan>),
 }
 
 /// Fails where the level that is asked for cannot compute the pass.
@@ -158,11 +175,12 @@ fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
     };
     let tensor =
         || flash.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
-    let hopper = || flash.and_then(|()| hopper::Plan::new(prepared).map(Way::Hopper));
+    let hopper =
+        || flash.and_then(|()| hopper::Plan::new(prepared).map(|plan| Way::Hopper(Box::new(plan))));
     let way = match options.level {
         Level::Portable => Ok(Way::Portable),
         Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
-        Level::Sm80 => tensor(),
+        Level::Sm80 | Level::Sm80Narrow => tensor(),
         Level::Sm90a => hopper(),
     };
     way.map_err(|reason| Error::Unsupported {

@@ -1,12 +1,15 @@
-//! The portable kernels of the second order: `kernels/portable_second.cu`.
+//! The second order: `kernels/portable_second.cu`, and on tensor cores `kernels/sm80_second.cu`.
 
+use crate::gpu::Kernels;
+use crate::moves::Place;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
-use crate::softmax::portable::{Call, Tensor, parts, tensor};
-use crate::variant::{self, Family};
+use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
+use crate::variant::{self, Family, Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};
+use std::sync::Arc;
 
 /// What the second order keeps of every row between its kernels, in f32.
 #[derive(Debug, Clone, Copy)]
@@ -16,6 +19,9 @@ pub(crate) struct Between {
     o: Room,
     /// δ, u, z, and whether the row sees a key.
     numbers: Room,
+    /// Of which key heads of each batch element an operand of the tensor cores holds a number that is not
+    /// finite.
+    found: Room,
 }
 
 impl Between {
@@ -30,6 +36,7 @@ impl Between {
             sum: layout.room(elements)?,
             o: layout.room(elements)?,
             numbers: layout.room(4 * 4 * rows)?,
+            found: layout.room(4 * scores.extents.batch * scores.extents.key_heads)?,
         })
     }
 }
@@ -108,6 +115,47 @@ impl Second {
     }
 }
 
+/// `Inspected` of `sm80_second.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Inspected {
+    tensor: Tensor,
+    found: u64,
+    batch: i32,
+    heads: i32,
+    key_heads: i32,
+    rows: i32,
+    columns: i32,
+}
+
+// SAFETY: as above.
+unsafe impl DeviceRepr for Inspected {}
+
+/// Looks whether all that the tensor cores multiply is finite.
+fn inspect(
+    job: &Job<'_>,
+    (kernels, _): &(Arc<Kernels>, Variant),
+    pass: Pass,
+    found: Room,
+) -> Result<(), Error> {
+    let key_heads = job.scores().extents.key_heads as i32;
+    job.queue.fill(job.at(found), found.bytes, 0)?;
+    let found = job.at(found);
+    let moved = if pass == Pass::Jvp { ["tq", "tk", "tv"] } else { ["ddq", "ddk", "ddv"] };
+    for name in ["q", "k", "v", "dout", "cot_o"].into_iter().chain(moved) {
+        let Place { address, extents, .. } = job.place(name);
+        if address == 0 {
+            continue;
+        }
+        let [batch, heads, rows, columns] = extents.map(|x| x as i32);
+        let tensor = tensor(job, name);
+        let call = Inspected { tensor, found, batch, heads, key_heads, rows, columns };
+        let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(TENSOR_THREADS as usize / 32);
+        job.queue.launch(kernels.get("inspect")?, blocks as u64, (TENSOR_THREADS, 0), &call)?;
+    }
+    Ok(())
+}
+
 /// The outputs of double_backward or jvp that have places.
 pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Error> {
     let (e, rows) = (&job.scores().extents, &job.prepared.rows);
@@ -117,15 +165,31 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
         job.queue.launch(kernels.get(name)?, blocks as u64, (threads, 0), &call)
     };
     let call = Second::new(job, between, pass);
+    let tensor = job.prepared.tensor_second.as_ref();
+    let call = match tensor {
+        Some(module) => {
+            inspect(job, module, pass, between.found)?;
+            Second { call: call.call.unless(job.at(between.found)), ..call }
+        }
+        None => call,
+    };
+    // Blocks of either leave what is not theirs.
+    let both = |name: &str, blocks: usize, call: Second| {
+        if let Some((kernels, variant)) = tensor {
+            let block = (TENSOR_THREADS, shared_bytes(variant, name));
+            job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)?;
+        }
+        launch(name, blocks, call)
+    };
     let by_queries = rows.by_queries.len() * e.query_heads;
     for first in parts(job.prepared.value_dim.unwrap_or(1)) {
-        launch("tangents", by_queries, call.at(0, first))?;
+        both("tangents", by_queries, call.at(0, first))?;
     }
     let numbers = e.batch * e.query_heads * e.queries;
     launch("rows", numbers.div_ceil(threads as usize / 32), call)?;
     if call.gq.is_there() {
         for first in parts(e.dim) {
-            launch("queries", by_queries, call.at(first, 0))?;
+            both("queries", by_queries, call.at(first, 0))?;
         }
     }
     let wanted = |tensor: Tensor, columns: usize| if tensor.is_there() { columns } else { 0 };
@@ -141,7 +205,7 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
         }
         // A part that is not wanted any more begins beyond the last column.
         let at = by_keys.at(dim.unwrap_or(e.dim as i32), value.unwrap_or(values as i32));
-        launch("keys", blocks, at)?;
+        both("keys", blocks, at)?;
     }
     if call.gsinks != 0 {
         launch("gsinks", e.query_heads, call)?;

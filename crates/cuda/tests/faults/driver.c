@@ -100,6 +100,7 @@ EXPORT Result cuDeviceGetAttribute(int *to, int attribute, int device) {
     case 16: *to = 4; break; // multiprocessors
     case 75: *to = capability / 10; break;
     case 76: *to = capability % 10; break;
+    case 97: *to = 101376; break; // shared memory of a block
     case 115: *to = pools; break;
     default: return INVALID_VALUE;
     }

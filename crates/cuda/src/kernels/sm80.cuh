@@ -1,0 +1,38 @@
+// attention and attention_lse of 16-bit operands on the tensor cores of any GPU from sm_80 on, with every option: the blocks
+// of portable.cu, with P and dS rounded to the storage type before they are multiplied. Their scores.
+//
+// Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see `load_tile`;
+// VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v.
+constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
+
+// A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the product of query and key.
+struct Unit { float scale, over, log2; };  // of products; 1/unit; unit·log2 e
+DEV Unit unit_of(const Call& c) {
+  if (c.scale > 1e-18f && c.scale < 1e18f) return {1, 1 / c.scale, c.scale * LOG2E};
+  return {c.scale, 1, LOG2E};
+}
+
+// S/unit of a visible pair (F2), from the product of a query and a key, and the slope S'; whether the pair is visible. A pair
+// has the same bits with options as without, where these say nothing about it.
+template <bool CUT> DEV bool score(const Head& head, const Unit& unit, float& x, float& slope, int i, int j, Span span) {
+  slope = 1;
+  if (CUT && (j < span.begin || j >= span.end)) return false;
+#if OPTIONS
+  const Call& c = head.c;
+  float product = x;
+  x = __fmul_rn(unit.scale, x);
+  if (head.allowed && !head.allowed[(i64)i * c.keys + j]) return false;
+  if (c.cap != 0) {
+    float t = tanh_fast(__fmul_rn(__fmul_rn(c.scale, product), head.inverse_cap));
+    x = __fmul_rn(c.cap * unit.over, t), slope = fmaf(-t, t, 1.0f);
+  }
+  if (head.bias) {
+    float bias = read(head.bias[i * c.bias.row + j]);
+    x = __fadd_rn(x, __fmul_rn(bias, unit.over));
+    if (fabsf(x) == INF && fabsf(bias) < INF && fabsf(product) < INF) x = copysignf(LARGEST, x);
+  }
+#else
+  if (unit.scale != 1) x = __fmul_rn(unit.scale, x);
+#endif
+  return x != -INF;
+}

@@ -1,0 +1,337 @@
+// The backward pass on the tensor cores of any GPU from sm_80 on.
+//
+//   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                              (B2)–(B5)
+//   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv                (B6), (B7)
+//   values    the same for dv alone, where the columns of both leave no registers: then `keys` has dk
+//   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
+//
+// Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are walked have
+// 32 rows in so many stages, 2 where a block may have the shared memory.
+#ifdef STAGES
+#define WIDE 1
+#else
+#define WIDE 0
+#define STAGES 2
+#endif
+#if WIDE || CD <= 128
+constexpr int WALK = WIDE ? 32 : SIDE;  // rows of a tile that a block walks
+constexpr u32 D_BYTES = SIDE * CD * 2, E_BYTES = VALUES ? SIDE * CE * 2 : 0, D_STAGE = WALK * CD * 2, E_STAGE = VALUES ? WALK * CE * 2 : 0;
+// Dynamic shared memory: D_BYTES + E_BYTES + STAGES (D_STAGE + E_STAGE + 8 WALK). What a block owns, and what it walks.
+
+DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
+
+// From a product of a query and a key, and their dP: P (F4) and ds (B4), both hidden if the pair is not visible. lse2 is in
+// powers of 2.
+template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x, float& dp, int i, int j, Span span, float lse2, float delta) {
+  float slope;
+  bool visible = score<CUT>(head, unit, x, slope, i, j, span);
+  if (CUT && !visible) return x = dp = HIDE, true;
+  x = exp2_fast(fmaf(x, unit.log2, -lse2));
+  dp = shown(__fmul_rn(slope, __fmul_rn(x, __fsub_rn(dp, delta))));
+  return false;
+}
+DEV float lse2_of(const Head& head, int i) { return i < head.s.queries ? __fmul_rn(head.lse[i], LOG2E) : 0; }
+
+// P and ds of one pair, for `add_odd`; whether it is visible. The four threads of a row ask for the same pair.
+DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p, float& ds) {
+  const Call& c = head.c;
+  const Sequence& s = head.s;
+  p = product_of(rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at, rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0).at, c.dim);
+  ds = 0;
+#if VALUES
+  ds = product_of(rows_of(c.dout, s.batch, head.head, s.query_start + i, 0).at, rows_of(c.v, s.batch, head.key_head, s.key_start + j, 0).at, c.value_dim);
+#endif
+  return !weigh<true>(head, unit, p, ds, i, j, head.span(i), lse2_of(head, i), delta_of(head, i));
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ Call c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
+  Place own = drawn(c.heads);
+  Task task = c.tasks[own.task];
+  Head head(c, c.sequences[task.first], own.head);
+  const Sequence& s = head.s;
+  const int row = task.row_tile * SIDE;
+  Tile tile = c.tiles[s.first_tile + task.row_tile];
+  const int first = tile.begin / WALK, end = tile.begin < tile.end ? (tile.end + WALK - 1) / WALK : first;
+  auto load = [&](int n, int stage) {
+    load_tile<WALK, CD>(at_k + stage * D_STAGE, rows_of(c.k, s.batch, head.key_head, s.key_start + n * WALK, s.key_start + s.keys), c.dim);
+#if VALUES
+    load_tile<WALK, CE>(at_v + stage * E_STAGE, rows_of(c.v, s.batch, head.key_head, s.key_start + n * WALK, s.key_start + s.keys), c.value_dim);
+#endif
+    copy_commit();
+  };
+  float dq[1][CD / 8][4], lse[2], delta[2], scale[2];
+  Span spans[2];
+  clear<1, CD>(dq);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    int i = row + row_of<1>(r);
+    spans[r] = head.span(i), lse[r] = lse2_of(head, i), delta[r] = delta_of(head, i), scale[r] = c.scale;
+  }
+  if (first < end) {
+    load_tile<SIDE, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+#if VALUES
+    load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
+#endif
+    load(first, 0);
+  }
+  const Unit unit = unit_of(c);
+  int stage = 0;
+  bool odd = false;
+#pragma unroll 1
+  for (int n = first; n < end; n++, stage = (stage + 1) % STAGES) {
+    copy_wait<0>();
+    __syncthreads();  // k_n and v_n are here, and all are done with the other stage
+    if (STAGES == 2 && n + 1 < end) load(n + 1, stage ^ 1);
+    const u32 k = at_k + stage * D_STAGE;
+    float x[1][WALK / 8][4], ds[1][WALK / 8][4];
+    products<1, WALK, CD>(x, at_q, k);
+#if VALUES
+    products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
+#else
+    clear<1, WALK>(ds);
+#endif
+    bool cut = false, hides = false;
+#pragma unroll
+    for (int r = 0; r < 2; r++) cut |= spans[r].begin > n * WALK || spans[r].end < (n + 1) * WALK;
+    auto all = [&](auto masked) {
+#pragma unroll
+      for (int i = 0; i < WALK / 2; i++) {
+        int j = i / 4, r = i / 2 % 2, e = i % 4, key = n * WALK + 8 * j + 2 * (lane_id() % 4) + i % 2;
+        hides |= weigh<decltype(masked)::value>(head, unit, x[0][j][e], ds[0][j][e], row + row_of<1>(r), key, spans[r], lse[r], delta[r]);
+      }
+    };
+    if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
+    else all(Is<false>());
+    if (__syncthreads_or(hides)) {
+      odd |= clear_odd<WALK, CD>(k);
+      __syncthreads();
+    }
+    u32 packed[1][WALK / 8][2];
+    pack_all<1, WALK>(packed, ds);
+    accumulate<1, WALK, CD>(dq, packed, k);
+    if (STAGES == 1 && n + 1 < end) {
+      __syncthreads();
+      load(n + 1, 0);
+    }
+  }
+  if (__syncthreads_or(odd)) {
+#pragma unroll 1
+    for (int j = first * WALK; j < min(end * WALK, s.keys); j++) {
+      Rows k = rows_of(c.k, s.batch, head.key_head, s.key_start + j, 0);
+      if (!is_odd(k.at, c.dim)) continue;
+      float p, factor[2];
+      bool seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) seen[r] = weigh_alone(head, unit, min(row + row_of<1>(r), s.queries - 1), j, p, factor[r]);
+      add_odd<1, CD>(dq, factor, seen, k.at, c.dim);
+    }
+  }
+  store<1, CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, 0, c.dim);
+}
+
+// dk and dv, or one of them.
+template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
+  if (idle(c)) return;
+  const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES, at_dout = at_q + STAGES * D_STAGE;
+  float* numbers = (float*)(bytes + D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
+  Place own = drawn(c.key_heads);
+  Task task = c.tasks[own.task];
+  const Sequence s = c.sequences[task.first];
+  const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + WALK - 1) / WALK;
+  const bool wants_dk = DK && c.dk.data, wants_dv = DV && c.dv.data;
+  float dk[1][CD / 8][4], scale[2] = {c.scale, c.scale};  // of what is not asked for nothing is left
+  clear<1, CD>(dk);
+  load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#if VALUES
+  float dv[1][CE / 8][4], one[2] = {1, 1};
+  clear<1, CE>(dv);
+  if (DK) load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+#endif
+  // Tiles of queries of all heads, those that see a key of the block: from `n` on.
+  auto next = [&](int n) {
+    while (n < group * tiles) {
+      Tile tile = c.tiles[s.first_tile + n % tiles / (SIDE / WALK)];
+      if (tile.end > key && tile.begin < key + SIDE) break;
+      n++;
+    }
+    return n;
+  };
+  auto load = [&](int n, int stage) {
+    const Head head(c, s, key_head * group + n / tiles);
+    const int row = n % tiles * WALK, i = row + threadIdx.x % WALK;
+    load_tile<WALK, CD>(at_q + stage * D_STAGE, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+#if VALUES
+    load_tile<WALK, CE>(at_dout + stage * E_STAGE, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
+#endif
+    if (threadIdx.x < 2 * WALK) numbers[stage * 2 * WALK + threadIdx.x] = threadIdx.x < WALK ? lse2_of(head, i) : delta_of(head, i);
+  };
+  const Unit unit = unit_of(c);
+  int n = next(0), stage = 0;
+  bool odd = false;
+  if (n < group * tiles) load(n, 0);
+  copy_commit();
+#pragma unroll 1
+  while (n < group * tiles) {
+    copy_wait<0>();
+    __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
+    const int following = next(n + 1), row = n % tiles * WALK;
+    if (STAGES == 2 && following < group * tiles) load(following, stage ^ 1);
+    copy_commit();
+    Head head(c, s, key_head * group + n / tiles);
+    const u32 q = at_q + stage * D_STAGE, dout = at_dout + stage * E_STAGE;
+    float x[1][WALK / 8][4], ds[1][WALK / 8][4];
+    products<1, WALK, CD>(x, at_k, q);
+#if VALUES
+    if (wants_dk) products<1, WALK, CE>(ds, at_v, dout);
+    else clear<1, WALK>(ds);
+#else
+    clear<1, WALK>(ds);
+#endif
+    bool hides = false;
+    auto all = [&](auto masked) {
+      constexpr bool CUT = decltype(masked)::value;
+#pragma unroll
+      for (int j = 0; j < WALK / 8; j++) {
+        const int column = 8 * j + 2 * (lane_id() % 4);
+        const float2 lse2 = *(const float2*)&numbers[stage * 2 * WALK + column], delta = *(const float2*)&numbers[stage * 2 * WALK + WALK + column];
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          Span span = CUT ? head.span(row + column + e) : Span{0, 0};
+#pragma unroll
+          for (int r = 0; r < 2; r++)
+            hides |= weigh<CUT>(head, unit, x[0][j][2 * r + e], ds[0][j][2 * r + e], row + column + e, key + row_of<1>(r), span,
+                                e ? lse2.y : lse2.x, e ? delta.y : delta.x);
+        }
+      }
+    };
+    bool cut = false;
+#pragma unroll
+    for (int half = 0; half < WALK; half += 32) {
+      Span span = head.span(row + half + lane_id());
+      cut |= span.begin > key || span.end < key + SIDE;
+    }
+    if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
+    else all(Is<false>());
+    if (__syncthreads_or(hides)) {
+      odd |= clear_odd<WALK, CD>(q);
+#if VALUES
+      odd |= clear_odd<WALK, CE>(dout);
+#endif
+      __syncthreads();
+    }
+    u32 packed[1][WALK / 8][2];
+#if VALUES
+    pack_all<1, WALK>(packed, x);
+    if (wants_dv) accumulate<1, WALK, CE>(dv, packed, dout);
+#endif
+    pack_all<1, WALK>(packed, ds);
+    if (wants_dk) accumulate<1, WALK, CD>(dk, packed, q);
+    if (STAGES == 1 && following < group * tiles) {
+      __syncthreads();
+      load(following, 0), copy_commit();
+    }
+    n = following, stage = (stage + 1) % STAGES;
+  }
+  if (__syncthreads_or(odd)) {
+#pragma unroll 1
+    for (int at = 0; at < group * s.queries; at++) {
+      const Head head(c, s, key_head * group + at / s.queries);
+      const int i = at % s.queries;
+      const element* q = rows_of(c.q, s.batch, head.head, s.query_start + i, 0).at;
+      bool found = is_odd(q, c.dim);
+#if VALUES
+      const element* dout = rows_of(c.dout, s.batch, head.head, s.query_start + i, 0).at;
+      found |= is_odd(dout, c.value_dim);
+#endif
+      if (!found) continue;
+      float p[2], factor[2];
+      bool seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) seen[r] = weigh_alone(head, unit, i, min(key + row_of<1>(r), s.keys - 1), p[r], factor[r]);
+      if (DK) add_odd<1, CD>(dk, factor, seen, q, c.dim);
+#if VALUES
+      if (DV) add_odd<1, CE>(dv, p, seen, dout, c.value_dim);
+#endif
+    }
+  }
+  if (wants_dk) store<1, CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, 0, c.dim);
+#if VALUES
+  if (wants_dv) store<1, CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, 0, c.value_dim);
+#endif
+}
+extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ Call c) {
+  extern __shared__ __align__(128) char bytes[];
+  of_keys<true, !WIDE>(c, bytes);
+}
+#if WIDE && VALUES
+extern "C" __global__ void __launch_bounds__(THREADS, 1) values(const __grid_constant__ Call c) {
+  extern __shared__ __align__(128) char bytes[];
+  of_keys<false, true>(c, bytes);
+}
+#endif
+
+#if OPTIONS && !WIDE
+// Dynamic shared memory: 2 (D_BYTES + E_BYTES).
+extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ Call c) {
+  if (idle(c)) return;
+  extern __shared__ __align__(128) char bytes[];
+  const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + D_BYTES;
+  Task task = c.tasks[blockIdx.x / c.bias_heads];
+  const int own = blockIdx.x % c.bias_heads, row = task.row_tile * SIDE, key = task.key_tile * SIDE;
+  const Unit unit = unit_of(c);
+  float sum[1][SIDE / 8][4];
+  clear<1, SIDE>(sum);
+#pragma unroll 1
+  for (int n = task.first; n < task.first + task.sequences; n++) {
+    const Sequence s = c.sequences[n];
+    if (row >= s.queries || key >= s.keys) continue;
+    Tile tile = c.tiles[s.first_tile + task.row_tile];
+    if (tile.end <= key || tile.begin >= key + SIDE) continue;
+#pragma unroll 1
+    for (int h = c.bias_heads == 1 ? 0 : own; h < (c.bias_heads == 1 ? c.heads : own + 1); h++) {
+      Head head(c, s, h);
+      __syncthreads();  // all are done with the tiles before
+      load_tile<SIDE, CD>(at_q, rows_of(c.q, s.batch, h, s.query_start + row, s.query_start + s.queries), c.dim);
+      load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+#if VALUES
+      load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries), c.value_dim);
+      load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, head.key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+#endif
+      copy_commit(), copy_wait<0>();
+      __syncthreads();
+      float x[1][SIDE / 8][4], dp[1][SIDE / 8][4];
+      products<1, SIDE, CD>(x, at_q, at_k);
+#if VALUES
+      products<1, SIDE, CE>(dp, at_dout, at_v);
+#else
+      clear<1, SIDE>(dp);
+#endif
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const int i = row + row_of<1>(r);
+        const Span span = head.span(i);
+        const float lse2 = lse2_of(head, i), delta = delta_of(head, i);
+#pragma unroll
+        for (int j = 0; j < SIDE / 8; j++)
+#pragma unroll
+          for (int e = 2 * r; e < 2 * r + 2; e++) {  // dS (B3); a hidden pair adds nothing
+            float slope, y = x[0][j][e];
+            bool visible = score<true>(head, unit, y, slope, i, key + 8 * j + 2 * (lane_id() % 4) + e % 2, span);
+            if (visible) sum[0][j][e] += __fmul_rn(exp2_fast(fmaf(y, unit.log2, -lse2)), __fsub_rn(dp[0][j][e], delta));
+          }
+      }
+    }
+  }
+  // Sequences that share a bias begin where the arrays begin.
+  const Sequence s = c.sequences[task.first];
+  const int rows = task.sequences > 1 ? c.queries : s.queries, keys = task.sequences > 1 ? c.keys : s.keys;
+  const float one[2] = {1, 1};
+  Tensor to = c.dbias;
+  to.data = (element*)to.data + s.key_start;
+  store<1, SIDE>(to, s.batch, own, s.query_start + row, rows - row, sum, one, key, keys);
+}
+#endif
+#endif

@@ -1,0 +1,158 @@
+//! The variants of the kernels of attention on tensor cores.
+
+use crate::variant::{Family, Variant, number, shared_bytes, width};
+use etalon_problem::Dtype;
+
+/// What the kernels for compute capability 9.0 are compiled for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Hopper {
+    /// bf16 or f16.
+    pub storage: Dtype,
+    /// Columns of every operand: 64 or 128.
+    pub width: usize,
+    /// Whether a mask may hide pairs.
+    pub windowed: bool,
+    /// Whether sequences have lengths of their own.
+    pub lengths: Lengths,
+    /// Whether there is a softcap, a bias, or a scale that is not above 0.
+    pub options: bool,
+}
+
+/// The lengths of sequences.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Lengths {
+    /// Those of the arrays.
+    Equal,
+    /// Of each batch element its own.
+    Own,
+    /// Sequences are listed: packed ones in the only batch element, or those of batch elements.
+    Listed,
+}
+
+impl Hopper {
+    /// That which computes at least what is asked: not every choice is compiled with every other.
+    pub fn within(self) -> Hopper {
+        let lengths = match self.lengths {
+            Lengths::Own if self.options => Lengths::Listed,
+            lengths => lengths,
+        };
+        let windowed = self.windowed || self.options || lengths == Lengths::Listed;
+        Hopper { windowed, lengths, ..self }
+    }
+
+    fn defines(self) -> Vec<(&'static str, String)> {
+        vec![
+            ("STORAGE", number(self.storage)),
+            ("D", self.width.to_string()),
+            ("WINDOW", u8::from(self.windowed).to_string()),
+            ("LENGTHS", (self.lengths as u8).to_string()),
+            ("OPTIONS", u8::from(self.options).to_string()),
+        ]
+    }
+}
+
+/// The shared memory that a block may have on an architecture, in bytes.
+pub fn most_shared(architecture: &str) -> u32 {
+    match architecture {
+        "sm_80" | "sm_87" => 166_912,
+        "sm_86" | "sm_89" | "sm_120" | "sm_121" => CONSUMER,
+        _ => 232_448,
+    }
+}
+
+/// That of devices of compute capability 8.6, 8.9 and 12.0.
+pub(crate) const CONSUMER: u32 = 101_376;
+
+impl Variant {
+    /// The kernels on tensor cores of any device, as [`Variant::portable`].
+    /// `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    pub fn tensor(
+        storage: Dtype,
+        dim: usize,
+        value_dim: Option<usize>,
+        options: bool,
+        whole: bool,
+    ) -> Self {
+        // Wider results take several launches.
+        let accumulator = width(value_dim.unwrap_or(1)).min(128);
+        Variant {
+            family: Family::Tensor,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("OPTIONS", u8::from(options).to_string()),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("VALUES", u8::from(value_dim.is_some()).to_string()),
+                ("CD", width(dim).to_string()),
+                ("CE", accumulator.to_string()),
+            ],
+        }
+    }
+
+    /// Their backward pass where D or E is above 128, with walked tiles in 1 or 2 stages.
+    pub fn tensor_wide(
+        storage: Dtype,
+        dim: usize,
+        value_dim: Option<usize>,
+        [options, whole]: [bool; 2],
+        stages: usize,
+    ) -> Self {
+        let columns = width(dim).max(128);
+        let values = value_dim.map_or(64, |columns| width(columns).max(128));
+        Variant {
+            family: Family::TensorWide,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("OPTIONS", u8::from(options).to_string()),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("VALUES", u8::from(value_dim.is_some()).to_string()),
+                ("CD", columns.to_string()),
+                ("CE", values.to_string()),
+                ("STAGES", stages.to_string()),
+            ],
+        }
+    }
+
+    /// Their second order of bf16, with D and E up to 128.
+    pub fn tensor_second(
+        dim: usize,
+        value_dim: Option<usize>,
+        [options, whole]: [bool; 2],
+    ) -> Self {
+        Variant {
+            family: Family::TensorSecond,
+            defines: vec![
+                ("STORAGE", number(Dtype::Bf16)),
+                ("OPTIONS", u8::from(options).to_string()),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("VALUES", u8::from(value_dim.is_some()).to_string()),
+                ("CD", width(dim).to_string()),
+                ("CE", width(value_dim.unwrap_or(1)).to_string()),
+            ],
+        }
+    }
+
+    /// The forward pass on the tensor cores of compute capability 9.0.
+    pub fn hopper_forward(of: Hopper, values: bool) -> Self {
+        // Three warpgroups fit the registers where rows are 64 columns wide and nothing is asked besides.
+        let three = of.width == 64 && !of.options && of.lengths != Lengths::Listed;
+        let mut defines = of.defines();
+        defines.push(("GROUPS", if three { "3" } else { "2" }.to_string()));
+        defines.push(("VALUES", u8::from(values).to_string()));
+        Variant { family: Family::HopperForward, defines }
+    }
+
+    /// The backward pass on them.
+    pub fn hopper_backward(of: Hopper) -> Self {
+        Variant { family: Family::HopperBackward, defines: of.defines() }
+    }
+
+    /// The shared memory of a block of the kernel that takes most of it.
+    pub(crate) fn shared(&self) -> u32 {
+        self.kernels().iter().map(|kernel| shared_bytes(self, kernel)).max().unwrap_or(0)
+    }
+
+    /// Whether blocks of all its kernels have the shared memory that they take.
+    pub fn fits(&self, architecture: &str) -> bool {
+        self.shared() <= most_shared(architecture)
+    }
+}
