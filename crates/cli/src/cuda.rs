@@ -130,7 +130,9 @@ impl Archive {
             Family::Second | Family::LinearSecond => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
-            Family::Tensor => self.level.is_empty() || self.level.contains(&Level::Sm80),
+            Family::Tensor | Family::LinearTensor => {
+                self.level.is_empty() || self.level.contains(&Level::Sm80)
+            }
             Family::HopperForward | Family::HopperBackward => {
                 self.level.is_empty() || self.level.contains(&Level::Sm90a)
             }

@@ -81,11 +81,8 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     };
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
-        (Level::Sm80 | Level::Sm90a, _) if algorithm == Algorithm::LinearAttention => {
-            refuse("not written yet for tensor cores")
-        }
         (Level::Sm80 | Level::Sm90a, Dtype::F32) => refuse("tensor cores multiply bf16 and f16"),
-        (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward) => {
+        (Level::Sm80, _) if !matches!(pass, Pass::Forward | Pass::Backward | Pass::Step) => {
             refuse("not written yet for sm80")
         }
         (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
@@ -98,6 +95,7 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
 fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
+        Algorithm::LinearAttention => false,
         _ => pass == Pass::Forward,
     }
 }

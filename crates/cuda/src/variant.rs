@@ -30,6 +30,8 @@ pub enum Family {
     Linear,
     /// Its second order in fused multiply-adds.
     LinearSecond,
+    /// Its first order on tensor cores of any device.
+    LinearTensor,
     /// Copies and fills of tensors with strides.
     Moves,
 }
@@ -66,7 +68,7 @@ pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 8] = [
+    pub const ALL: [Family; 9] = [
         Family::Portable,
         Family::Second,
         Family::Tensor,
@@ -74,6 +76,7 @@ impl Family {
         Family::HopperBackward,
         Family::Linear,
         Family::LinearSecond,
+        Family::LinearTensor,
         Family::Moves,
     ];
 
@@ -120,6 +123,7 @@ impl Family {
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("linear.cuh", include_str!("kernels/linear.cuh")),
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_factors.cuh", include_str!("kernels/linear_factors.cuh")),
                 ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
                 ("linear.cu", include_str!("kernels/linear.cu")),
                 ("linear_totals.cu", include_str!("kernels/linear_totals.cu")),
@@ -131,8 +135,18 @@ impl Family {
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("linear.cuh", include_str!("kernels/linear.cuh")),
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_factors.cuh", include_str!("kernels/linear_factors.cuh")),
                 ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
                 ("linear_second.cu", include_str!("kernels/linear_second.cu")),
+            ],
+            Family::LinearTensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_sm80.cu", include_str!("kernels/linear_sm80.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
         }
@@ -261,6 +275,20 @@ impl Variant {
         }
     }
 
+    /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many
+    /// columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    pub fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
+        Variant {
+            family: Family::LinearTensor,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("KW", width(columns[0]).to_string()),
+                ("CW", width(columns[1]).to_string()),
+            ],
+        }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -287,6 +315,7 @@ impl Variant {
             Family::Linear => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
+            Family::LinearTensor => &["sums", "attend", "flow"],
             Family::LinearSecond => {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]
             }
@@ -305,7 +334,9 @@ impl Variant {
         match self.family {
             Family::Moves => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
-            Family::Linear | Family::LinearSecond => width(dim) == self.define("CW"),
+            Family::Linear | Family::LinearSecond | Family::LinearTensor => {
+                width(dim) == self.define("CW")
+            }
             _ => width(dim) == self.define("CD"),
         }
     }
@@ -374,6 +405,18 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         }
         // What a block owns, and two stages of what it walks.
         (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
+        // y; b and x of one tile; the state, or b and x of the next tile.
+        (Family::LinearTensor, "attend") => {
+            let (inner, outer) = (variant.define("KW"), variant.define("CW"));
+            let pair = 128 * (inner + outer);
+            128 * inner + pair + pair.max(2 * inner * outer)
+        }
+        // Both factors of a chunk.
+        (Family::LinearTensor, "sums") => 256 * (variant.define("KW") + variant.define("CW")),
+        // q, k, dout and v of a micro-chunk; w.
+        (Family::LinearTensor, _) => {
+            256 * (variant.define("KW") + variant.define("CW")) + 4 * 64 * 65
+        }
         // q; k and v in two stages; P or o of each warpgroup; barriers.
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256

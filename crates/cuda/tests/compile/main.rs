@@ -83,6 +83,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         |name: &str, value: &str| variant.defines.iter().any(|(n, v)| *n == name && v == value);
     match variant.family {
         Family::Portable | Family::Second | Family::Linear | Family::LinearSecond => true,
+        Family::LinearTensor => true,
         Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
         Family::Tensor if is("CE", "128") => true,
         Family::Tensor => match *architecture {
@@ -153,7 +154,7 @@ fn every_variant_of_the_second_order() {
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_variant_of_linear_attention() {
-    compile_families(&[Family::Linear, Family::LinearSecond]);
+    compile_families(&[Family::Linear, Family::LinearSecond, Family::LinearTensor]);
 }
 
 #[test]
