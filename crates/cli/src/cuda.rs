@@ -136,9 +136,11 @@ impl Archive {
             Family::Second | Family::TensorSecond | Family::LinearSecond => {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
-            Family::Tensor | Family::TensorWide | Family::LazyTensor | Family::TensorPeak => {
-                self.level.is_empty() || self.level.contains(&Level::Sm80)
-            }
+            Family::Tensor
+            | Family::TensorWide
+            | Family::LazyTensor
+            | Family::LinearTensor
+            | Family::TensorPeak => self.level.is_empty() || self.level.contains(&Level::Sm80),
             Family::HopperForward
             | Family::HopperBackward
             | Family::HopperCrossEntropy

@@ -70,6 +70,14 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     if matches!(bench.problem, Problem::LinearAttention(_)) {
         bench.time(Pass::Step, "portable", &portable)?;
+        if storage == Dtype::F32 {
+            return Ok(());
+        }
+        let finite = Options { assume_finite: true, ..flash };
+        for pass in [Pass::Forward, Pass::Backward] {
+            bench.time(pass, "flash", &flash)?;
+            bench.time(pass, "flash, finite", &finite)?;
+        }
         return Ok(());
     }
     if storage == Dtype::F32 {

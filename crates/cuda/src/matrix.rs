@@ -41,6 +41,10 @@ pub fn every_variant() -> Vec<Variant> {
     }
     for (storage, width) in [F32, Bf16, F16].into_iter().flat_map(|x| WIDTHS.map(|y| (x, y))) {
         all.extend(FLAGS.map(|second| Variant::linear(storage, width, second)));
+        for other in [64, 128] {
+            let tensor = |whole| Variant::linear_tensor(storage, [width, other], whole);
+            all.extend(FLAGS.map(tensor).into_iter().filter(|_| storage != F32 && width <= 128));
+        }
     }
     for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
         for (windowed, options) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {

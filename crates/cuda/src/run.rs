@@ -81,11 +81,6 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
     };
     match (level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
-        (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a, _)
-            if algorithm == Algorithm::LinearAttention =>
-        {
-            refuse("not written yet for tensor cores")
-        }
         (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a, Dtype::F32) => {
             refuse("tensor cores multiply bf16 and f16")
         }
@@ -100,9 +95,11 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
 }
 
 fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
-    use Algorithm::{Attention, AttentionLse, LazyAttention};
-    matches!(algorithm, Attention | AttentionLse | LazyAttention)
-        && matches!(pass, Pass::Forward | Pass::Backward)
+    match algorithm {
+        Algorithm::LinearCrossEntropy => false,
+        Algorithm::LinearAttention => pass != Pass::DoubleBackward,
+        _ => matches!(pass, Pass::Forward | Pass::Backward),
+    }
 }
 
 fn has_tensor_cores(algorithm: Algorithm, pass: Pass, storage: Dtype) -> bool {

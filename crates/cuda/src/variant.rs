@@ -43,6 +43,8 @@ pub enum Family {
     CrossEntropy,
     /// Its first order on the tensor cores of compute capability 9.0.
     HopperCrossEntropy,
+    /// Its first order on tensor cores of any device.
+    LinearTensor,
     /// Copies and fills of tensors with strides.
     Moves,
     /// The most that fused multiply-adds do.
@@ -84,7 +86,7 @@ pub(crate) fn linear_threads(columns: usize, second: bool) -> u32 {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 17] = [
+    pub const ALL: [Family; 18] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
@@ -98,6 +100,7 @@ impl Family {
         Family::LinearSecond,
         Family::CrossEntropy,
         Family::HopperCrossEntropy,
+        Family::LinearTensor,
         Family::Moves,
         Family::Peak,
         Family::TensorPeak,
@@ -184,6 +187,7 @@ impl Family {
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("linear.cuh", include_str!("kernels/linear.cuh")),
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_factors.cuh", include_str!("kernels/linear_factors.cuh")),
                 ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
                 ("linear.cu", include_str!("kernels/linear.cu")),
                 ("linear_totals.cu", include_str!("kernels/linear_totals.cu")),
@@ -195,6 +199,7 @@ impl Family {
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
                 ("linear.cuh", include_str!("kernels/linear.cuh")),
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_factors.cuh", include_str!("kernels/linear_factors.cuh")),
                 ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
                 ("linear_second.cu", include_str!("kernels/linear_second.cu")),
             ],
@@ -212,6 +217,15 @@ impl Family {
                 ("cluster.cuh", include_str!("kernels/cluster.cuh")),
                 ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
                 ("sm90a_cross_entropy.cu", include_str!("kernels/sm90a_cross_entropy.cu")),
+            ],
+            Family::LinearTensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_sm80.cu", include_str!("kernels/linear_sm80.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[
@@ -340,6 +354,20 @@ impl Variant {
         Variant { family: Family::HopperCrossEntropy, defines }
     }
 
+    /// The kernels of linear_attention on tensor cores of any device, of factors and results with so many
+    /// columns. `whole`: rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    pub fn linear_tensor(storage: Dtype, columns: [usize; 2], whole: bool) -> Self {
+        Variant {
+            family: Family::LinearTensor,
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("WHOLE", u8::from(whole).to_string()),
+                ("KW", width(columns[0]).to_string()),
+                ("CW", width(columns[1]).to_string()),
+            ],
+        }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -386,6 +414,7 @@ impl Variant {
             Family::Linear => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
+            Family::LinearTensor => &["sums", "attend", "flow"],
             Family::LinearSecond => {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]
             }
@@ -427,7 +456,9 @@ impl Variant {
             | Family::TensorPeak
             | Family::HopperPeak => true,
             Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
-            Family::Linear | Family::LinearSecond => width(dim) == self.define("CW"),
+            Family::Linear | Family::LinearSecond | Family::LinearTensor => {
+                width(dim) == self.define("CW")
+            }
             Family::TensorWide => width(dim).max(128) == self.define("CD"),
             _ => width(dim) == self.define("CD"),
         }
@@ -513,6 +544,18 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         // What a block owns, and two stages of what it walks, with its bias and numbers of rows.
         (Family::LazyTensor, "means" | "queries") => 384 * (cd + ce) + 2 * 512,
         (Family::LazyTensor, _) => 384 * (cd + ce) + 2 * (512 + 768),
+        // y; b and x of one tile; the state, or b and x of the next tile.
+        (Family::LinearTensor, "attend") => {
+            let (inner, outer) = (variant.define("KW"), variant.define("CW"));
+            let pair = 128 * (inner + outer);
+            128 * inner + pair + pair.max(2 * inner * outer)
+        }
+        // Both factors of a chunk.
+        (Family::LinearTensor, "sums") => 256 * (variant.define("KW") + variant.define("CW")),
+        // q, k, dout and v of a micro-chunk; w.
+        (Family::LinearTensor, _) => {
+            256 * (variant.define("KW") + variant.define("CW")) + 4 * 64 * 65
+        }
         // q; k and v in two stages; P or o of each warpgroup; barriers.
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256

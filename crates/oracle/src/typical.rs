@@ -128,11 +128,23 @@ impl<'a> Kernels<'a> {
             let size = self.size_of(operand);
             let stream = Stream::new(kernel, name);
             let mut x = x.clone();
+            let rows = Stream::new(kernel, &format!("{name}, by rows"));
+            let (width, together) = (operand.shape.last().copied(), self.together(operand));
             let elements = x.iter_mut().enumerate().filter(|(_, x)| x.is_finite());
-            elements.for_each(|(at, x)| *x += *x * size * stream.normal(at));
+            elements.for_each(|(at, x)| {
+                let row = at / width.unwrap_or(1).max(1);
+                *x += *x * (size * stream.normal(at) + together * rows.normal(row));
+            });
             (name.clone(), x)
         };
         self.inputs.iter().map(perturbed).collect()
+    }
+
+    /// The standard deviation of the relative errors that all elements of a row have in common. One pair may
+    /// be most of a row of linear attention, and a rounding of its weight is then one of the whole row.
+    fn together(&self, operand: &Operand) -> f64 {
+        let linear = self.problem.algorithm() == Algorithm::LinearAttention;
+        if linear && self.size_of(operand) > self.size.sums { self.size.weights } else { 0.0 }
     }
 
     /// The standard deviation of the relative errors of an operand.
@@ -191,6 +203,8 @@ struct Size {
     sums: f64,
     /// The same with the roundings of a stored P, dS, or gradient of a head.
     stored: f64,
+    /// A rounding of a weight that is stored in less than the accumulator's type.
+    weights: f64,
     /// A rounding of a sum in the accumulator's type.
     rounding: f64,
 }
@@ -206,7 +220,10 @@ impl Size {
         let sums = sums.hypot(profile.factor / 3f64.sqrt());
         let types = [profile.p_store, profile.ds_store, profile.group_store];
         let stored = types.map(Dtype::unit_roundoff).into_iter().fold(0.0, f64::max) / 3f64.sqrt();
-        Size { sums, stored: sums.hypot(stored), rounding }
+        let narrow = profile.p_store.unit_roundoff().max(profile.ds_store.unit_roundoff());
+        let weights =
+            if narrow > profile.accumulator.unit_roundoff() { narrow / 3f64.sqrt() } else { 0.0 };
+        Size { sums, stored: sums.hypot(stored), weights, rounding }
     }
 }
 

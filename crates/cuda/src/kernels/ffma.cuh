@@ -6,7 +6,7 @@
 constexpr int SIDE = 64, DEPTH = 16, THREADS = SIDE / R * 16;
 constexpr int SLAB = SIDE * DEPTH + SIDE, FACTORS = SIDE * SIDE + SIDE;  // 4 numbers of padding behind every 4 rows
 
-struct Shared {
+struct alignas(16) Shared {
   union {
     float slabs[2][4][SLAB];
     struct {

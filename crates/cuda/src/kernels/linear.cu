@@ -12,9 +12,9 @@
 //
 // Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
 
-// 2^x of sums over log-decays: the exponent is rounded once.
+// A block owns a chunk of a key head, a thread a token. Blocks of a level are joined to those of the next.
 extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
-  __shared__ double each[CHUNK];
+  __shared__ double sums[CHUNK];
   const Chunk chunk = c.chunks[blockIdx.x / c.key_heads];
   const int key_head = blockIdx.x % c.key_heads, t = threadIdx.x;
   const i64 plane = (i64)c.batch * c.key_heads * c.tokens;
@@ -23,31 +23,28 @@ extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_cons
     const float* from = tangents ? c.log_tangents : c.logs;
     float* to = tangents ? c.slopes : c.gates;
     if (!to) continue;
-    __syncthreads();
-    each[t] = t < chunk.len ? from[c.by_head ? key_head : at] : 0;
-    __syncthreads();
-    if (t >= chunk.len) continue;
     const double unit = tangents ? 1 : 1.4426950408889634;
-    for (int level = 0; level <= LEVELS; level++) {
-      const int begin = t >> level << level, odd = t >> level & 1;
-      const int end = min(begin + (1 << level), chunk.len);
-      double sum = 0;
-      if (odd || level == LEVELS)
-        for (int i = begin; i <= t; i++) sum += each[i];
-      else
-        for (int i = t + 1; i < end; i++) sum += each[i];
-      float log = (float)(sum * unit);
-      to[level * plane + at] = level == LEVELS && !tangents ? exp2_fast(log) : log;
+    // From the begin of the token's block to it, and from behind it to the end of its block.
+    double until = t < chunk.len ? from[c.by_head ? key_head : at] : 0, after = 0;
+    for (int level = 0; level < LEVELS; level++) {
+      const bool odd = t >> level & 1;
+      if (t < chunk.len) to[level * plane + at] = (float)((odd ? until : after) * unit);
+      __syncthreads();
+      sums[t] = until;
+      __syncthreads();
+      const double other = sums[((t >> level ^ 1) << level) + (1 << level) - 1];
+      (odd ? until : after) += other;
     }
-    double sum = 0;
-    for (int i = t + 1; i < chunk.len; i++) sum += each[i];
-    float log = (float)(sum * unit);
-    to[(LEVELS + 1) * plane + at] = tangents ? log : exp2_fast(log);
+    if (t >= chunk.len) continue;
+    float begin = (float)(until * unit), end = (float)(after * unit);
+    to[LEVELS * plane + at] = tangents ? begin : exp2_fast(begin);
+    to[(LEVELS + 1) * plane + at] = tangents ? end : exp2_fast(end);
   }
 }
 
 // A block owns 64 rows of the state of a chunk and a key head: y are the left factors, x the right ones.
 extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
   __shared__ Shared shared;
   const int pieces = (c.dim + SIDE - 1) / SIDE, row = blockIdx.x % pieces * SIDE;
   const int key_head = blockIdx.x / pieces % c.key_heads, number = blockIdx.x / pieces / c.key_heads;
@@ -77,6 +74,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
 
 // A thread owns an element of the states of a sequence and a key head.
 extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
   constexpr int AHEAD = 8;
   const int elements = c.dim * c.value_dim, pieces = (elements + 255) / 256;
   const int at = blockIdx.x % pieces * 256 + threadIdx.x, slot = blockIdx.x / pieces;
@@ -101,11 +99,12 @@ extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ L
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {
       if (n + i >= line.chunks) break;
-      *to[i] = state;
+      if (c.narrow) c.narrow[to[i] - c.states] = rounded(state);
+      else *to[i] = state;
       state = decay[i] == 0 ? sum[i] : fmaf(decay[i], state, sum[i]);
     }
   }
-  if (c.end.data) *place(c.end) = state;
+  if (c.end.data && writes(c, state, *place(c.end))) *place(c.end) = state;
 }
 
 // What y contributes through a state.
@@ -132,7 +131,8 @@ DEV void read_state(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], c
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
   __shared__ Shared shared;
   const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
@@ -187,12 +187,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend(const __grid_consta
     put_dots(c, c.dots, chunk, heads, head, strip.row, number, 1);
   }
   if (c.out.data)
-    store<CW>(c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, Same{c.store_scale}, c.first, c.outer, false);
+    put<CW>(c, c.out, chunk.batch, head, chunk.start + strip.row, chunk.len - strip.row, sum, c.store_scale, c.first, c.outer);
 }
 
 // w_ij of the pairs of two micro-chunks, summed over the query heads of a group.
-DEV void flow_of_pairs(const Linear& c, Shared& shared, float (&w)[R][4], const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+DEV void flow_of_pairs(const Linear& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
   const int group = group_of(c);
+  float w[R][4] = {};
 #pragma unroll 1
   for (int h = key_head * group; h < (key_head + 1) * group; h++) {
     float a[R][4], b[R][4];
@@ -207,6 +208,7 @@ DEV void flow_of_pairs(const Linear& c, Shared& shared, float (&w)[R][4], const 
         if (decay != 0) w[r][e] = fmaf(c.scale * (decay * a[r][e]), b[r][e], w[r][e]);
       }
   }
+  show_flow(shared.p, w);
 }
 
 // z: what passes a whole chunk.
@@ -216,9 +218,14 @@ DEV float flow_of_states(const Linear& c, const Chunk& chunk, const Gates& gates
   float sum = 0;
   if (decay != 0)
     for (int i = threadIdx.x; i < c.dim * c.value_dim; i += THREADS) sum = fmaf(c.states[at + i], c.other[at + i], sum);
-  return decay == 0 ? 0 : decay * block_sum(sum);
+  return decay == 0 ? 0 : decay * sum_of_block(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ Linear c) {
-  flow_of_chunk(c, flow_of_pairs, flow_of_states);
+  if (idle(c)) return;
+  __shared__ Shared shared;
+  auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+    flow_of_pairs(c, shared, chunk, gates, key_head, row, key);
+  };
+  flow_of_chunk(c, shared.p, pairs, flow_of_states);
 }

@@ -5,7 +5,7 @@
 // count from the begin of a chunk.
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
-constexpr int CHUNK = 128, LEVELS = 7;
+constexpr int CHUNK = 128, MICRO = 64, LEVELS = 7;
 
 struct Chunk { int batch, start, len, ends; };  // ends: 1 the first of its sequence, 2 the last
 struct Strip { int chunk, row; };               // a micro-chunk
@@ -21,6 +21,9 @@ struct Linear {
   float *state_dots, *dots;                 // [batch, heads, tokens]; 0: not wanted
   float *states, *states1, *other, *other1; // [chunk, key head, D, E]: before a chunk, or behind it; `other`: those behind
   const float *x_dots, *y_dots;             // x and y of (R27)
+  element* narrow;                          // as states, rounded: what the tensor cores read
+  const element* other_narrow;
+  u32* found;                               // whether a number is not finite; 0: nobody asks
   const float *logs, *log_tangents;         // log-decays of heads or tokens, and their tangents; 0: none
   float *gates, *slopes;                    // tables of `fill_gates`: a plane for each level, then two more; 0: none
   float *dg, *total;
@@ -37,11 +40,24 @@ struct Linear {
   int blank;           // 1: before the first chunk (back: behind the last) the state is 0
   int add;             // 1: dots are added to what is there
   int by_head;         // 1: a log-decay for each head, not for each token
+  int mode;            // of a launch, see below
   float scale;         // σ, of pairs
   float state_scale;   // of what is read from the state
   float store_scale;
   float dot_scale;     // of state_dots
 };
+
+// Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, so that pairs that see nothing of them would
+// show them. The kernels say whether a result is not finite (mode 0). Where one was, they compute all results again, with 0
+// for such operands (CLEANSE), and the portable kernels write their results over those that are not finite, or where their
+// own are not (MERGE): f16 overflows where f32 does not.
+enum { CLEANSE = 1, MERGE = 2 };
+DEV bool idle(const Linear& c) { return c.mode && !*c.found; }
+DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
+DEV bool writes(const Linear& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }
+DEV void tell(const Linear& c, bool odd) {
+  if (odd && c.found && !c.mode) *c.found = 1;
+}
 
 DEV int group_of(const Linear& c) { return c.heads / c.key_heads; }
 DEV float ddscale_of(const Linear& c) { return c.ddscale ? *c.ddscale : 0; }
@@ -75,52 +91,3 @@ struct Gates {
   __device__ __forceinline__ float reach(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 1; }
   __device__ __forceinline__ float reach_tangent(int t, int back) const { return at ? at[(LEVELS + back) * plane + t] : 0; }
 };
-
-// ---- factors ---------------------------------------------------------------------------------------------------------
-// Four numbers of a row, of which those that are not there are 0.
-template <class T> DEV void read_four(float (&to)[4], const RowsOf<T>& rows, int row, int column, int width) {
-#pragma unroll
-  for (int i = 0; i < 4; i++) to[i] = row < rows.count && column + i < width ? read(rows.at[row * rows.stride + column + i]) : 0;
-}
-
-// The factors of a following `accumulate`: 64 columns of 64 rows, from `first` on, times `factor`; columns are reduced.
-DEV void publish_rows(Shared& shared, const Rows& rows, int first, int width, float factor) {
-  float p[R][4];
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    read_four(p[r], rows, R * ty() + r, first + 4 * tx(), width);
-#pragma unroll
-    for (int e = 0; e < 4; e++) p[r][e] = shown(factor * p[r][e]);
-  }
-  publish(shared, p);
-}
-
-// out = sum of each row's numbers times those of `with`, in every thread of the row.
-template <int W> DEV void dot_rows(float (&out)[R], const float (&sum)[R][W / 16], const Rows& with, int first, int width) {
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    float all = 0;
-#pragma unroll
-    for (int i = 0; i < W / 64; i++) {
-      float x[4];
-      read_four(x, with, R * ty() + r, first + 64 * i + 4 * tx(), width);
-#pragma unroll
-      for (int e = 0; e < 4; e++) all = fmaf(sum[r][4 * i + e], x[e], all);
-    }
-#pragma unroll
-    for (int n = 8; n; n /= 2) all += __shfl_xor_sync(~0u, all, n);
-    out[r] = all;
-  }
-}
-
-// Writes a number of each row of a micro-chunk, or adds it to what is there: that of an earlier launch.
-DEV void put_dots(const Linear& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[R], float scale) {
-#pragma unroll
-  for (int r = 0; r < R; r++) {
-    int i = row + R * ty() + r;
-    if (tx() || i >= chunk.len) continue;
-    float* at = to + ((i64)chunk.batch * heads + head) * c.tokens + chunk.start + i;
-    float value = scale * x[r];
-    *at = c.first || c.add ? *at + value : value;
-  }
-}

@@ -205,10 +205,11 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
 }
 
 // The tangents of w: P_ij (Ȧ_ij / P_ij (u_i·v_j) + σ q_i·k_j (u̇_i·v_j + u_i·v̇_j)).
-DEV void tangents_of_pairs(const Linear& c, Shared& shared, float (&w)[R][4], const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+DEV void tangents_of_pairs(const Linear& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
   const int group = group_of(c);
   const Gates slopes(c, c.slopes, chunk, key_head);
   const float ddscale = ddscale_of(c);
+  float w[R][4] = {};
   const Rows k = chunk_rows(c.k, chunk, key_head, key), k1 = tangent_rows(c.k1, k, chunk, key_head, key);
   const Rows v = chunk_rows(c.v, chunk, key_head, key), v1 = tangent_rows(c.v1, v, chunk, key_head, key);
 #pragma unroll 1
@@ -229,6 +230,7 @@ DEV void tangents_of_pairs(const Linear& c, Shared& shared, float (&w)[R][4], co
         w[r][e] += decay * fmaf(tangent, x[r][e], c.scale * s[r][e] * x1[r][e]);
       }
   }
+  show_flow(shared.p, w);
 }
 
 // The tangent of z.
@@ -242,9 +244,13 @@ DEV float tangent_of_states(const Linear& c, const Chunk& chunk, const Gates& ga
       sum = fmaf(c.states1[at + i], d, fmaf(s, c.other1[at + i], sum));
       if (c.slopes) sum = fmaf(slope * s, d, sum);
     }
-  return decay == 0 ? 0 : decay * block_sum(sum);
+  return decay == 0 ? 0 : decay * sum_of_block(sum);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_constant__ Linear c) {
-  flow_of_chunk(c, tangents_of_pairs, tangent_of_states);
+  __shared__ Shared shared;
+  auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+    tangents_of_pairs(c, shared, chunk, gates, key_head, row, key);
+  };
+  flow_of_chunk(c, shared.p, pairs, tangent_of_states);
 }

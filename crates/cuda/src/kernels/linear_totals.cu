@@ -13,20 +13,22 @@ DEV double sum_block(double x) {
 
 // Of every head of queries, dσ (R9).
 extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
   sum = sum_block(sum);
-  if (threadIdx.x == 0) *c.total = (float)sum;
+  if (threadIdx.x == 0 && writes(c, (float)sum, *c.total)) *c.total = (float)sum;
 }
 
 // Of each key head, dg_gamma (R7).
 extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
   const int head = blockIdx.x;
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.tokens; i += 256)
     sum += c.numbers[(i / c.tokens * c.key_heads + head) * c.tokens + i % c.tokens];
   sum = sum_block(sum);
-  if (threadIdx.x == 0) c.total[head] = (float)sum;
+  if (threadIdx.x == 0 && writes(c, (float)sum, c.total[head])) c.total[head] = (float)sum;
 }
 
 // A block owns 32 columns of a state; a warp has every eighth row. `begin` and `end` may be the same.

@@ -3,9 +3,47 @@
 use super::Job;
 use super::SIDE;
 use super::call::{Call, Tensor, tensor};
-use super::prepared::{Modules, Needs};
-use crate::variant::width;
+use super::prepared::{Modules, Needs, TensorModules};
+use crate::variant::{shared_bytes, width};
 use etalon_problem::Error;
+
+/// Whose kernels compute, and what they do with numbers that are not finite: `linear.cuh`.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Way<'a> {
+    tensor: Option<&'a TensorModules>,
+    mode: i32,
+}
+
+/// The portable kernels alone.
+pub(super) const PORTABLE: Way<'static> = Way { tensor: None, mode: 0 };
+
+const CLEANSE: i32 = 1;
+const MERGE: i32 = 2;
+
+impl Way<'_> {
+    /// What its kernels are told.
+    fn tell(&self, call: &Call) -> Call {
+        let narrow = if self.tensor.is_some() { call.narrow } else { 0 };
+        Call { mode: self.mode, narrow, ..*call }
+    }
+}
+
+/// Calls `compute` with each of the ways that together compute a pass.
+fn each_way(job: &Job<'_>, compute: impl Fn(Way<'_>) -> Result<(), Error>) -> Result<(), Error> {
+    let tensor = job.prepared.tensor.as_ref();
+    if tensor.is_none() {
+        return compute(PORTABLE);
+    }
+    if let Some(found) = job.prepared.rooms.found {
+        job.queue.fill(job.at(found), found.bytes, 0)?;
+    }
+    compute(Way { tensor, mode: 0 })?;
+    if job.prepared.watches {
+        compute(Way { tensor, mode: CLEANSE })?;
+        compute(Way { tensor: None, mode: MERGE })?;
+    }
+    Ok(())
+}
 
 /// A gradient, as o of another problem: docs/linear_attention.md, Closure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -30,9 +68,9 @@ impl Target {
         let rooms = &prepared.rooms;
         let (dim, value_dim) = (c.dim, c.value_dim);
         let back = matches!(self, Target::K | Target::V);
-        let [states, states1] = match back {
-            false => [rooms.before, rooms.before_tangent],
-            true => [rooms.behind, rooms.behind_tangent],
+        let [states, states1, narrow] = match back {
+            false => [rooms.before, rooms.before_tangent, rooms.before_narrow],
+            true => [rooms.behind, rooms.behind_tangent, rooms.behind_narrow],
         };
         let begins = if back { "dfinal_state" } else { "initial_state" };
         let turned = matches!(self, Target::Q | Target::K);
@@ -52,6 +90,7 @@ impl Target {
             x1,
             states: job.room(states),
             states1: job.room(states1),
+            narrow: job.room(narrow),
             inner: if turned { value_dim } else { dim },
             outer: if turned { dim } else { value_dim },
             back: i32::from(back),
@@ -99,16 +138,56 @@ pub(super) fn launch_wide(
     launches.try_for_each(|call| launch(job, modules, (name, columns), (blocks, None), &call))
 }
 
-/// Computes a result, as `call` says, by `attend` or its counterpart of the second order.
-pub(super) fn attend(
+/// Runs a kernel on tensor cores.
+fn launch_tensor(
     job: &Job<'_>,
-    modules: &Modules,
-    (name, result): (&str, Target),
+    modules: &TensorModules,
+    (name, columns): (&str, Columns),
+    blocks: usize,
     call: &Call,
 ) -> Result<(), Error> {
+    let (kernels, variant) = match columns {
+        Columns::Dim => &modules.by_dim,
+        Columns::Value => &modules.by_value,
+    };
+    let block = (TENSOR_THREADS, shared_bytes(variant, name));
+    job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
+}
+
+/// Threads of a block of the level sm80.
+const TENSOR_THREADS: u32 = 128;
+
+/// Computes a result, as `call` says, by `attend_second`.
+pub(super) fn attend_second(
+    job: &Job<'_>,
+    modules: &Modules,
+    target: Target,
+    call: &Call,
+) -> Result<(), Error> {
+    launch_wide(job, modules, ("attend_second", target.columns()), by_strip(job, call), call)
+}
+
+/// Computes a result, as `call` says.
+pub(super) fn attend(
+    job: &Job<'_>,
+    way: Way<'_>,
+    target: Target,
+    call: &Call,
+) -> Result<(), Error> {
+    let (blocks, call) = (by_strip(job, call), way.tell(call));
+    match way.tensor {
+        Some(modules) => launch_tensor(job, modules, ("attend", target.columns()), blocks, &call),
+        None => {
+            let what = ("attend", target.columns());
+            launch_wide(job, &job.prepared.first, what, blocks, &call)
+        }
+    }
+}
+
+/// A block for each micro-chunk of the heads whose rows a call computes.
+fn by_strip(job: &Job<'_>, call: &Call) -> usize {
     let heads = if call.back != 0 { call.key_heads } else { call.heads };
-    let blocks = job.prepared.tables.strips.len() * heads as usize;
-    launch_wide(job, modules, (name, result.columns()), blocks, call)
+    job.prepared.tables.strips.len() * heads as usize
 }
 
 /// A block for each chunk and key head, or for each piece of so many.
@@ -142,11 +221,17 @@ pub(super) fn by_element(job: &Job<'_>) -> usize {
 }
 
 /// S before every chunk, or D behind it, from the state of one end to that of the other.
-fn sum_states(job: &Job<'_>, back: bool, ends: [&str; 2]) -> Result<(), Error> {
+fn sum_states(job: &Job<'_>, way: Way<'_>, back: bool, ends: [&str; 2]) -> Result<(), Error> {
     let [begin, end] = ends.map(|name| tensor(job, name));
-    let (call, first) = (Call { begin, end, ..states(job, back) }, &job.prepared.first);
-    let blocks = by_chunk(job, job.prepared.problem.extents.dim.div_ceil(SIDE));
-    launch_wide(job, first, ("sums", Columns::Value), blocks, &call)?;
+    let call = way.tell(&Call { begin, end, ..states(job, back) });
+    let (first, sums) = (&job.prepared.first, ("sums", Columns::Value));
+    match way.tensor {
+        Some(modules) => launch_tensor(job, modules, sums, by_chunk(job, 1), &call)?,
+        None => {
+            let blocks = by_chunk(job, job.prepared.problem.extents.dim.div_ceil(SIDE));
+            launch_wide(job, first, sums, blocks, &call)?;
+        }
+    }
     launch(job, first, ("scan", Columns::Dim), (by_element(job), Some(256)), &call)
 }
 
@@ -154,44 +239,60 @@ fn sum_states(job: &Job<'_>, back: bool, ends: [&str; 2]) -> Result<(), Error> {
 pub(super) fn forward(job: &Job<'_>) -> Result<(), Error> {
     let call = Target::O.call(job);
     fill_gates(job, &call)?;
-    sum_states(job, false, ["initial_state", "final_state"])?;
     let call = Call { out: tensor(job, "o"), store_scale: call.scale, scale: 1.0, ..call };
-    if !call.out.is_there() {
-        return Ok(());
-    }
-    attend(job, &job.prepared.first, ("attend", Target::O), &call)
+    each_way(job, |way| {
+        sum_states(job, way, false, ["initial_state", "final_state"])?;
+        if call.out.is_there() { attend(job, way, Target::O, &call) } else { Ok(()) }
+    })
 }
 
 /// The gradients that have places.
 pub(super) fn backward(job: &Job<'_>) -> Result<(), Error> {
-    let (prepared, first) = (job.prepared, &job.prepared.first);
-    let (needs, rooms) = (prepared.needs(), &prepared.rooms);
     fill_gates(job, &Call::new(job))?;
-    if needs.before {
-        sum_states(job, false, ["initial_state", ""])?;
-        let call = Target::Q.call(job);
-        let (out, dot) = (tensor(job, "dq"), call.q);
-        let (state_dots, dots) = (job.room(rooms.x), job.room(rooms.by_scale));
-        let sigma = Call { store_scale: call.scale, dot_scale: call.scale, scale: 1.0, ..call };
-        let call =
-            pairs_if(out.is_there() || needs.scale, Call { out, dot, state_dots, dots, ..sigma });
-        attend(job, first, ("attend", Target::Q), &call)?;
-    }
-    if needs.behind {
-        sum_states(job, true, ["dfinal_state", "dinitial_state"])?;
-    }
-    let (out, state_dots) = (tensor(job, "dk"), job.room(rooms.y));
+    each_way(job, |way| {
+        let needs = job.prepared.needs();
+        if needs.before {
+            sum_states(job, way, false, ["initial_state", ""])?;
+            by_queries(job, way, &needs)?;
+        }
+        if needs.behind {
+            sum_states(job, way, true, ["dfinal_state", "dinitial_state"])?;
+        }
+        by_keys(job, way, &needs)?;
+        totals(job, &job.prepared.first, way, &needs, ["dg", "dg_gamma", "dscale"])
+    })
+}
+
+/// dq, x and the parts of dσ.
+fn by_queries(job: &Job<'_>, way: Way<'_>, needs: &Needs) -> Result<(), Error> {
+    let (call, rooms) = (Target::Q.call(job), &job.prepared.rooms);
+    let call = Call {
+        out: tensor(job, "dq"),
+        dot: call.q,
+        state_dots: job.room(rooms.x),
+        dots: job.room(rooms.by_scale),
+        store_scale: call.scale,
+        dot_scale: call.scale,
+        scale: 1.0,
+        ..call
+    };
+    let call = pairs_if(call.out.is_there() || needs.scale, call);
+    attend(job, way, Target::Q, &call)
+}
+
+/// dk, dv and y.
+fn by_keys(job: &Job<'_>, way: Way<'_>, needs: &Needs) -> Result<(), Error> {
+    let (out, state_dots) = (tensor(job, "dk"), job.room(job.prepared.rooms.y));
     if out.is_there() || needs.gates {
         let call = Target::K.call(job);
         let call = pairs_if(out.is_there(), Call { out, dot: call.k, state_dots, ..call });
-        attend(job, first, ("attend", Target::K), &call)?;
+        attend(job, way, Target::K, &call)?;
     }
     let out = tensor(job, "dv");
-    if out.is_there() {
-        let call = Call { out, ..Target::V.call(job) };
-        attend(job, first, ("attend", Target::V), &call)?;
+    if !out.is_there() {
+        return Ok(());
     }
-    totals(job, first, "flow", &needs, ["dg", "dg_gamma", "dscale"])
+    attend(job, way, Target::V, &Call { out, ..Target::V.call(job) })
 }
 
 /// A call without pairs unless they are wanted.
@@ -203,7 +304,7 @@ pub(super) fn pairs_if(wanted: bool, call: Call) -> Call {
 pub(super) fn totals(
     job: &Job<'_>,
     modules: &Modules,
-    flow: &str,
+    way: Way<'_>,
     needs: &Needs,
     [by_token, by_head, scale]: [&str; 3],
 ) -> Result<(), Error> {
@@ -214,13 +315,23 @@ pub(super) fn totals(
         other1: behind.states1,
         x_dots: job.room(rooms.x),
         y_dots: job.room(rooms.y),
-        ..call
+        other_narrow: behind.narrow,
+        ..way.tell(&call)
     };
     if needs.gates {
         let summed = prepared.wants(&[by_head]);
         let dg = if summed { job.room(rooms.by_gate) } else { job.address(by_token) };
         let call = Call { dg, numbers: dg, total: job.address(by_head), ..call };
-        launch(job, modules, (flow, Columns::Dim), (by_chunk(job, 1), None), &call)?;
+        match way.tensor {
+            Some(modules) => {
+                let what = ("flow", Columns::Value);
+                launch_tensor(job, modules, what, by_chunk(job, 1), &call)?;
+            }
+            None => {
+                let name = if prepared.second.is_some() { "flow_second" } else { "flow" };
+                launch(job, modules, (name, Columns::Dim), (by_chunk(job, 1), None), &call)?;
+            }
+        }
         if summed {
             let blocks = prepared.problem.extents.key_heads;
             launch(job, first, ("sum_heads", Columns::Dim), (blocks, Some(256)), &call)?;

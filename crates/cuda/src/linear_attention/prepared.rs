@@ -21,6 +21,18 @@ pub(crate) struct Prepared<'a> {
     pub(super) rooms: Rooms,
     pub(super) first: Modules,
     pub(super) second: Option<Modules>,
+    /// Kernels of the level sm80, which take the place of those of `first`.
+    pub(super) tensor: Option<TensorModules>,
+    /// Whether somebody looks for numbers that are not finite.
+    pub(super) watches: bool,
+}
+
+/// Kernels on tensor cores, with the variants that they are: of factors as wide as D and results as wide as E,
+/// and the other way round.
+#[derive(Debug)]
+pub(super) struct TensorModules {
+    pub by_value: (Arc<Kernels>, Variant),
+    pub by_dim: (Arc<Kernels>, Variant),
 }
 
 /// Kernels whose accumulators are as wide as D, and as E.
@@ -43,6 +55,10 @@ pub(super) struct Rooms {
     pub behind: Option<Room>,
     pub before_tangent: Option<Room>,
     pub behind_tangent: Option<Room>,
+    /// S and D as tensor cores read them, and whether a number is not finite.
+    pub before_narrow: Option<Room>,
+    pub behind_narrow: Option<Room>,
+    pub found: Option<Room>,
     /// x and y of (R27), the parts of the gradient of σ, and the gradient of every gate.
     pub x: Option<Room>,
     pub y: Option<Room>,
@@ -80,6 +96,20 @@ impl Job<'_> {
 }
 
 impl Prepared<'_> {
+    /// Whether rows of q, k, v and dout begin and end at multiples of 16 bytes.
+    pub(super) fn has_whole_rows(&self) -> bool {
+        let whole = |name: &&str| {
+            self.part(name).is_none_or(|part| {
+                let place = part.place(0);
+                let strides = place.extents.iter().zip(place.strides).take(3);
+                (self.aligned || !part.is_direct())
+                    && place.extents[3] % 8 == 0
+                    && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
+            })
+        };
+        ["q", "k", "v", "dout"].iter().all(whole)
+    }
+
     /// Whether any of these is a result.
     pub(super) fn wants(&self, names: &[&str]) -> bool {
         names.iter().any(|name| self.part(name).is_some_and(|part| part.wanted))
@@ -114,6 +144,9 @@ impl Prepared<'_> {
         let states = [self.tables.chunks.len(), e.key_heads, e.dim, self.problem.value_dim];
         let planes = [tokens[0], tokens[1], tokens[2], PLANES];
         let bends = self.has("ddg") || self.has("ddg_gamma");
+        let narrow = self.tensor.is_some();
+        // Elements of two bytes.
+        let halves = [states[0], states[1], (states[2] * states[3]).div_ceil(2)];
         let mut room = |wanted: bool, shape: &[usize]| {
             if !wanted {
                 return Ok(None);
@@ -128,6 +161,9 @@ impl Prepared<'_> {
             behind: room(needs.behind, &states)?,
             before_tangent: room(second && needs.before, &states)?,
             behind_tangent: room(second && needs.behind, &states)?,
+            before_narrow: room(narrow && needs.before, &halves)?,
+            behind_narrow: room(narrow && needs.behind, &halves)?,
+            found: room(narrow && self.watches, &[1])?,
             x: room(needs.gates, &of_queries)?,
             y: room(needs.gates, &tokens)?,
             by_scale: room(needs.scale, &of_queries)?,
@@ -153,5 +189,22 @@ impl Modules {
         let columns = [problem.extents.dim, problem.value_dim];
         let threads = columns.map(|columns| linear_threads(columns, second));
         Ok(Modules { by_dim: load(columns[0])?, by_value: load(columns[1])?, threads })
+    }
+}
+
+impl TensorModules {
+    pub(super) fn load(
+        held: &Held,
+        problem: &LinearAttention,
+        storage: Dtype,
+        whole: bool,
+    ) -> Result<TensorModules, Error> {
+        let (device, architecture) = (&held.device, held.device.architecture());
+        let load = |columns: [usize; 2]| {
+            let variant = Variant::linear_tensor(storage, columns, whole);
+            Ok((device.kernels(variant.clone(), &architecture)?, variant))
+        };
+        let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
+        Ok(TensorModules { by_value: load([dim, value_dim])?, by_dim: load([value_dim, dim])? })
     }
 }

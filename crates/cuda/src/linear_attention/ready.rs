@@ -1,10 +1,10 @@
 //! Which kernels compute a pass of linear_attention.
 
-use super::prepared::{Modules, Prepared, Rooms};
+use super::prepared::{Modules, Prepared, Rooms, TensorModules};
 use super::tables::Tables;
 use super::{Job, passes, second};
 use crate::job;
-use crate::options::{Level, Options};
+use crate::options::{Level, Options, Precision};
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
@@ -31,7 +31,7 @@ impl<'a> Ready<'a> {
         holds: Holds<'_>,
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
-        refuse(problem, options)?;
+        let on_tensor_cores = choose(problem, (pass, storage), options)?;
         let mut layout = Layout::default();
         // A step reads its new state again.
         let made = |operand: &Operand| pass == Pass::Step && operand.name == "final_state";
@@ -48,7 +48,13 @@ impl<'a> Ready<'a> {
         };
         let (tables, rooms) = (Tables::new(problem)?, Rooms::default());
         let problem = Cow::Borrowed(problem);
-        let mut prepared = Prepared { parts, problem, tables, rooms, first, second };
+        let watches = !options.assume_finite;
+        let mut prepared =
+            Prepared { parts, problem, tables, rooms, first, second, tensor: None, watches };
+        if on_tensor_cores {
+            let whole = prepared.has_whole_rows();
+            prepared.tensor = Some(TensorModules::load(&held, &prepared.problem, storage, whole)?);
+        }
         prepared.rooms = prepared.reserve(&mut layout)?;
         let fills = prepared.has_padding();
         prepared.parts.load_moves(fills)?;
@@ -66,21 +72,45 @@ impl<'a> Ready<'a> {
     }
 }
 
-/// Fails where no kernel computes the pass.
-fn refuse(problem: &LinearAttention, options: &Options) -> Result<(), Error> {
+/// Whether tensor cores compute the pass. Fails where the level that is asked for cannot.
+fn choose(
+    problem: &LinearAttention,
+    (pass, storage): (Pass, Dtype),
+    options: &Options,
+) -> Result<bool, Error> {
+    let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
     let unsupported =
         |what: String, reason: &str| Err(Error::Unsupported { what, reason: reason.to_string() });
-    if !matches!(options.level, Level::Auto | Level::Portable) {
-        let reason = "linear_attention is not written yet for tensor cores";
-        return unsupported(format!("level {}", options.level), reason);
-    }
-    let state = problem.extents.dim.checked_mul(problem.value_dim);
-    if state.is_none_or(|elements| elements > i32::MAX as usize) {
-        let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
+    let elements = dim.checked_mul(value_dim);
+    if elements.is_none_or(|elements| elements > i32::MAX as usize) {
         let what = format!("a state of {dim} × {value_dim}");
         return unsupported(what, "the cuda tier counts in 32 bits");
     }
-    Ok(())
+    let refused = match pass {
+        _ if storage == Dtype::F32 => Some("its tensor cores multiply bf16 and f16"),
+        Pass::DoubleBackward => Some("the second order is not written yet for sm80"),
+        _ if options.precision == Precision::Strict => {
+            Some("tensor cores round to the storage type, which the precision `flash` permits")
+        }
+        Pass::Forward | Pass::Backward if dim.max(value_dim) > 128 => {
+            Some("dim and value_dim must be at most 128 for linear_attention of sm80")
+        }
+        _ => None,
+    };
+    // A step has no product of matrices.
+    let products = pass != Pass::Step;
+    match (options.level, refused) {
+        (Level::Portable, _) => Ok(false),
+        (Level::Auto, refused) => Ok(products && refused.is_none()),
+        (Level::Sm80, None) => Ok(products),
+        (level, refused) => {
+            let reason = refused.filter(|_| level == Level::Sm80);
+            unsupported(
+                format!("level {level}"),
+                reason.unwrap_or("linear_attention is not written yet for sm90a"),
+            )
+        }
+    }
 }
 
 impl ready::Ready for Ready<'_> {

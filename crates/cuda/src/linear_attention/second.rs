@@ -4,8 +4,8 @@ use super::Job;
 use super::SIDE;
 use super::call::{Call, Tensor, tensor};
 use super::passes::{
-    Columns, Target, attend, by_chunk, by_element, fill_gates, launch, launch_wide, pairs_if,
-    states, totals,
+    Columns, PORTABLE, Target, attend, attend_second, by_chunk, by_element, fill_gates, launch,
+    launch_wide, pairs_if, states, totals,
 };
 use super::prepared::Modules;
 use crate::parts::absent;
@@ -42,49 +42,49 @@ pub(super) fn double_backward(job: &Job<'_>) -> Result<(), Error> {
     if needs.scale {
         of_scale(job)?;
     }
-    totals(job, modules(job)?, "flow_second", &needs, ["gg", "gg_gamma", "gscale"])
+    totals(job, modules(job)?, PORTABLE, &needs, ["gg", "gg_gamma", "gscale"])
 }
 
 /// gdout and gq, and the tangent of x: of q·(u Sᵀ), in which q and the rest have one each.
 fn by_queries(job: &Job<'_>, gates: bool) -> Result<(), Error> {
-    let (second, first) = (modules(job)?, &job.prepared.first);
+    let second = modules(job)?;
     let out = tensor(job, "gdout");
     if out.is_there() {
         let call = Target::O.call(job);
         let call = Call { out, state_scale: call.scale, ..call };
-        attend(job, second, ("attend_second", Target::O), &call)?;
+        attend_second(job, second, Target::O, &call)?;
     }
     let (out, call) = (tensor(job, "gq"), Target::Q.call(job));
     let state_dots = job.room(job.prepared.rooms.x);
     if out.is_there() || gates {
         let call = Call { out, dot: call.q, state_dots, state_scale: call.scale, ..call };
         let call = pairs_if(out.is_there(), call);
-        attend(job, second, ("attend_second", Target::Q), &call)?;
+        attend_second(job, second, Target::Q, &call)?;
     }
     if gates && call.q1.is_there() {
         let call = Call { dot: call.q1, state_dots, dot_scale: call.scale, add: 1, ..call };
-        attend(job, first, ("attend", Target::Q), &pairs_if(false, call))?;
+        attend(job, PORTABLE, Target::Q, &pairs_if(false, call))?;
     }
     Ok(())
 }
 
 /// gk and gv, and the tangent of y: of k·(v Dᵀ).
 fn by_keys(job: &Job<'_>, gates: bool) -> Result<(), Error> {
-    let (second, first) = (modules(job)?, &job.prepared.first);
+    let second = modules(job)?;
     let (out, call) = (tensor(job, "gk"), Target::K.call(job));
     let state_dots = job.room(job.prepared.rooms.y);
     if out.is_there() || gates {
         let call = pairs_if(out.is_there(), Call { out, dot: call.k, state_dots, ..call });
-        attend(job, second, ("attend_second", Target::K), &call)?;
+        attend_second(job, second, Target::K, &call)?;
     }
     if gates && call.k1.is_there() {
         let call = Call { dot: call.k1, state_dots, add: 1, ..call };
-        attend(job, first, ("attend", Target::K), &pairs_if(false, call))?;
+        attend(job, PORTABLE, Target::K, &pairs_if(false, call))?;
     }
     let out = tensor(job, "gv");
     if out.is_there() {
         let call = Call { out, ..Target::V.call(job) };
-        attend(job, second, ("attend_second", Target::V), &call)?;
+        attend_second(job, second, Target::V, &call)?;
     }
     Ok(())
 }
@@ -94,10 +94,10 @@ fn of_scale(job: &Job<'_>) -> Result<(), Error> {
     let call = Target::Q.call(job);
     let dots = job.room(job.prepared.rooms.by_scale);
     let one = Call { dots, scale: 1.0, ddscale: 0, out: Tensor::default(), ..call };
-    attend(job, modules(job)?, ("attend_second", Target::Q), &Call { dot: call.q, ..one })?;
+    attend_second(job, modules(job)?, Target::Q, &Call { dot: call.q, ..one })?;
     if !call.q1.is_there() {
         return Ok(());
     }
     let call = Call { dot: call.q1, add: 1, ..one };
-    attend(job, &job.prepared.first, ("attend", Target::Q), &call)
+    attend(job, PORTABLE, Target::Q, &call)
 }

@@ -95,7 +95,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         | Family::LinearSecond
         | Family::CrossEntropy => true,
         // Accumulators of 128 columns; `means`, of which three blocks share a multiprocessor.
-        Family::LazyTensor => true,
+        Family::LazyTensor | Family::LinearTensor => true,
         Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
         Family::Tensor if is("CE", "128") => true,
         Family::Tensor => match *architecture {
@@ -180,7 +180,7 @@ fn every_variant_of_the_second_order() {
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_variant_of_linear_attention() {
-    compile_families(&[Family::Linear, Family::LinearSecond]);
+    compile_families(&[Family::Linear, Family::LinearSecond, Family::LinearTensor]);
 }
 
 #[test]
