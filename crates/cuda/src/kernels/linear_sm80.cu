@@ -7,7 +7,6 @@
 //
 // Compile-time: STORAGE (1|2); WHOLE, see `load_tile`; KW and CW, the columns of y and b, and of x and out: 64 or 128. For
 // `sums` and `flow` they are those of D and E.
-constexpr int SIDE = 64;
 constexpr u32 Y_BYTES = SIDE * KW * 2, X_BYTES = SIDE * CW * 2, STATE_BYTES = KW * CW * 2;
 constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES : STATE_BYTES;
 

@@ -102,9 +102,10 @@ fn choose(
     match (options.level, refused) {
         (Level::Portable, _) => Ok(false),
         (Level::Auto, refused) => Ok(products && refused.is_none()),
-        (Level::Sm80, None) => Ok(products),
+        // What a block takes of shared memory fits 99 KiB.
+        (Level::Sm80 | Level::Sm80Narrow, None) => Ok(products),
         (level, refused) => {
-            let reason = refused.filter(|_| level == Level::Sm80);
+            let reason = refused.filter(|_| level != Level::Sm90a);
             unsupported(
                 format!("level {level}"),
                 reason.unwrap_or("linear_attention is not written yet for sm90a"),
