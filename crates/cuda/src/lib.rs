@@ -20,6 +20,7 @@ mod cross_entropy;
 mod device;
 mod device_id;
 mod device_pass;
+mod family;
 mod gpu;
 mod host;
 mod images;
@@ -50,6 +51,7 @@ pub use compiler::{Compiled, Compiler};
 pub use device::probe;
 pub use device_id::DeviceId;
 pub use device_pass::{DevicePass, DeviceTensor, DeviceTensors};
+pub use family::Family;
 pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
 pub use peak::peak_gflops;
@@ -57,5 +59,8 @@ pub use run::{has_level, offers, run, run_in};
 pub use softmax::{Hopper, Lengths, most_shared};
 pub use timing::{Timing, time};
 pub use unit::Unit;
-pub use variant::{Family, Variant, shared_bytes};
+pub use variant::{Variant, shared_bytes};
 pub use workspace::Workspace;
+
+/// The tokens of a chunk of linear_attention, on every level.
+pub const LINEAR_CHUNK: usize = linear_attention::CHUNK;

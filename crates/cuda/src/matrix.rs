@@ -1,8 +1,9 @@
 //! Which variants there are, and the few of them in which every pair of choices is made.
 
+use crate::family::Family;
 use crate::softmax::{CONSUMER, Hopper, Lengths};
 use crate::unit::Unit;
-use crate::variant::{Family, Variant, WIDTHS};
+use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
 use std::collections::BTreeSet;
 

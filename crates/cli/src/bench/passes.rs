@@ -185,7 +185,12 @@ impl<'a> Bench<'a> {
     ) -> Result<Figure, Failure> {
         let &Arguments { dtype, seconds, tune, .. } = self.arguments;
         let (operands, options) = (problem.operands(pass), Options { mode, ..self.options });
-        let flops = flops(problem, pass, &options)?;
+        let flops = match (&self.gpu, problem) {
+            (Some(_), Problem::LinearAttention(linear)) => {
+                linear_flops(linear, pass, etalon_cuda::LINEAR_CHUNK)
+            }
+            _ => flops(problem, pass, &options)?,
+        };
         self.announce(problem, pass, flops);
         let (workspace, hints) = (Workspace::new(), Hints { mode, ..Hints::default() });
         let mut inputs = made(&operands, dtype, |x| is_given(problem, x));
@@ -300,7 +305,10 @@ fn is_given(problem: &Problem, operand: &Operand) -> bool {
 /// The flops of the products of a pass: what a kernel that wastes nothing computes.
 fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error> {
     let scores = match problem {
-        Problem::LinearAttention(problem) => return linear_flops(problem, pass, options),
+        Problem::LinearAttention(problem) => {
+            let plan = linear_attention::plan::<f32>(problem, Pass::Forward, options)?;
+            return Ok(linear_flops(problem, pass, plan.blocking.queries));
+        }
         Problem::LinearCrossEntropy(x) => {
             // h·w, and those for dh and dw; of the second order also ddh·w and h·ddw, and those of da with
             // ddw and ddh.
@@ -344,21 +352,21 @@ fn flops(problem: &Problem, pass: Pass, options: &Options) -> Result<u64, Error>
     Ok(product.saturating_mul(products))
 }
 
-fn linear_flops(problem: &LinearAttention, pass: Pass, options: &Options) -> Result<u64, Error> {
+/// With chunks of so many tokens.
+fn linear_flops(problem: &LinearAttention, pass: Pass, chunk: usize) -> u64 {
     let x = &problem.extents;
     let [batch, heads, d, e] = [x.batch, x.query_heads, x.dim, problem.value_dim].map(|n| n as u64);
     if pass == Pass::Step {
         // q·H for every query head, and the two operations of kᵀ v for every key head.
-        return Ok(2 * (heads + x.key_heads as u64) * batch * d * e);
+        return 2 * (heads + x.key_heads as u64) * batch * d * e;
     }
-    let plan = linear_attention::plan::<f32>(problem, Pass::Forward, options)?;
-    let chunk = plan.blocking.queries.min(x.tokens) as u64;
+    let chunk = chunk.min(x.tokens) as u64;
     let tokens = batch * heads * x.tokens as u64;
     let forward = tokens * (4 * d * e + chunk * (d + e));
-    Ok(match pass {
+    match pass {
         Pass::Forward => forward,
         Pass::Backward => forward * 5 / 2,
         // Fifteen products within a chunk, eighteen with states; of the former eight with D.
         _ => tokens * (36 * d * e + chunk * (8 * d + 7 * e)),
-    })
+    }
 }

@@ -12,7 +12,7 @@ pub(crate) use log_decays::check_log_decays;
 pub(crate) use ready::Ready;
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.
-const CHUNK: usize = 128;
+pub(crate) const CHUNK: usize = 128;
 const SIDE: usize = 64;
 
 /// A call of a prepared pass.

@@ -1,12 +1,13 @@
 //! The kernels of lazy_attention: `kernels/lazy.cu`, and of the level sm80 `kernels/lazy_sm80.cu`.
 
+use crate::family::Family;
 use crate::gpu::Kernels;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
 use crate::softmax::prepared::Prepared;
-use crate::variant::{self, Family, shared_bytes, width};
+use crate::variant::{self, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Align, Blocking, DistanceBias, Error};
 

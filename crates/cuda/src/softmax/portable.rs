@@ -1,11 +1,12 @@
 //! The portable kernels of attention and attention_lse: `kernels/portable.cu`.
 
+use crate::family::Family;
 use crate::gpu::Kernels;
 use crate::moves::Place;
 use crate::parts::absent;
 use crate::softmax::Job;
 use crate::softmax::prepared::Prepared;
-use crate::variant::{self, Family, Variant, shared_bytes, width};
+use crate::variant::{self, Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Pass, Scores};
 use std::sync::Arc;

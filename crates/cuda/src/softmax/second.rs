@@ -1,12 +1,13 @@
 //! The second order: `kernels/portable_second.cu`, and on tensor cores `kernels/sm80_second.cu`.
 
+use crate::family::Family;
 use crate::gpu::Kernels;
 use crate::moves::Place;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
-use crate::variant::{self, Family, Variant, shared_bytes};
+use crate::variant::{self, Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass, Scores};
 use std::sync::Arc;

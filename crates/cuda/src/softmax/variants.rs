@@ -1,6 +1,7 @@
 //! The variants of the kernels of attention on tensor cores.
 
-use crate::variant::{Family, Variant, number, shared_bytes, width};
+use crate::family::Family;
+use crate::variant::{Variant, number, shared_bytes, width};
 use etalon_problem::Dtype;
 
 /// What the kernels for compute capability 9.0 are compiled for.

@@ -1,0 +1,228 @@
+//! Kernels that are compiled together: their sources, and the architectures that they serve.
+
+/// Kernels that are compiled together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Family {
+    /// attention and attention_lse in fused multiply-adds.
+    Portable,
+    /// Their second order in fused multiply-adds.
+    Second,
+    /// lazy_attention in fused multiply-adds.
+    Lazy,
+    /// lazy_attention on tensor cores of any device.
+    LazyTensor,
+    /// The first order of attention and attention_lse on tensor cores of any device.
+    Tensor,
+    /// Their backward pass on them, of wider operands.
+    TensorWide,
+    /// Their second order on them, of bf16.
+    TensorSecond,
+    /// Their forward pass on the tensor cores of compute capability 9.0.
+    HopperForward,
+    /// The backward pass of attention on them.
+    HopperBackward,
+    /// linear_attention in fused multiply-adds.
+    Linear,
+    /// Its second order in fused multiply-adds.
+    LinearSecond,
+    /// linear_cross_entropy in fused multiply-adds.
+    CrossEntropy,
+    /// Its first order on the tensor cores of compute capability 9.0.
+    HopperCrossEntropy,
+    /// Its first order on tensor cores of any device.
+    LinearTensor,
+    /// Copies and fills of tensors with strides.
+    Moves,
+    /// The most that fused multiply-adds do.
+    Peak,
+    /// The most that the tensor cores of any device do by `mma.sync`.
+    TensorPeak,
+    /// The most that the tensor cores of compute capability 9.0 do.
+    HopperPeak,
+}
+
+impl Family {
+    /// All of them.
+    pub const ALL: [Family; 18] = [
+        Family::Portable,
+        Family::Second,
+        Family::Lazy,
+        Family::LazyTensor,
+        Family::Tensor,
+        Family::TensorWide,
+        Family::TensorSecond,
+        Family::HopperForward,
+        Family::HopperBackward,
+        Family::Linear,
+        Family::LinearSecond,
+        Family::CrossEntropy,
+        Family::HopperCrossEntropy,
+        Family::LinearTensor,
+        Family::Moves,
+        Family::Peak,
+        Family::TensorPeak,
+        Family::HopperPeak,
+    ];
+
+    /// The texts that make its source, in order: rooms of the prelude, then the kernels.
+    pub(crate) fn texts(self) -> &'static [(&'static str, &'static str)] {
+        match self {
+            Family::Portable => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("portable.cu", include_str!("kernels/portable.cu")),
+            ],
+            Family::Second => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("second.cuh", include_str!("kernels/second.cuh")),
+                ("portable_second.cu", include_str!("kernels/portable_second.cu")),
+            ],
+            Family::Lazy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("lazy.cuh", include_str!("kernels/lazy.cuh")),
+                ("lazy.cu", include_str!("kernels/lazy.cu")),
+            ],
+            Family::LazyTensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("lazy.cuh", include_str!("kernels/lazy.cuh")),
+                ("lazy_sm80.cu", include_str!("kernels/lazy_sm80.cu")),
+            ],
+            Family::Tensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_forward.cu", include_str!("kernels/sm80_forward.cu")),
+                ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+            ],
+            Family::TensorWide => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+            ],
+            Family::TensorSecond => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("second.cuh", include_str!("kernels/second.cuh")),
+                ("sm80_second.cu", include_str!("kernels/sm80_second.cu")),
+            ],
+            Family::HopperForward => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("hopper.cuh", include_str!("kernels/hopper.cuh")),
+                ("sm90a_forward.cu", include_str!("kernels/sm90a_forward.cu")),
+            ],
+            Family::HopperBackward => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("hopper.cuh", include_str!("kernels/hopper.cuh")),
+                ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
+            ],
+            Family::Linear => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_factors.cuh", include_str!("kernels/linear_factors.cuh")),
+                ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
+                ("linear.cu", include_str!("kernels/linear.cu")),
+                ("linear_totals.cu", include_str!("kernels/linear_totals.cu")),
+            ],
+            Family::LinearSecond => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_factors.cuh", include_str!("kernels/linear_factors.cuh")),
+                ("linear_sums.cuh", include_str!("kernels/linear_sums.cuh")),
+                ("linear_second.cu", include_str!("kernels/linear_second.cu")),
+            ],
+            Family::CrossEntropy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("gemm.cuh", include_str!("kernels/gemm.cuh")),
+                ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
+                ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
+            ],
+            Family::HopperCrossEntropy => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("cluster.cuh", include_str!("kernels/cluster.cuh")),
+                ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("sm90a_cross_entropy.cu", include_str!("kernels/sm90a_cross_entropy.cu")),
+            ],
+            Family::LinearTensor => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("linear.cuh", include_str!("kernels/linear.cuh")),
+                ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
+                ("linear_sm80.cu", include_str!("kernels/linear_sm80.cu")),
+            ],
+            Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
+            Family::Peak => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("peak.cu", include_str!("kernels/peak.cu")),
+            ],
+            Family::TensorPeak => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("peak.cu", include_str!("kernels/peak.cu")),
+            ],
+            Family::HopperPeak => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("peak.cu", include_str!("kernels/peak.cu")),
+            ],
+        }
+    }
+
+    /// What it is compiled for on devices of a compute capability; `None` if it does not run there.
+    pub fn architecture_on(self, (major, minor): (i32, i32)) -> Option<String> {
+        match self {
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperCrossEntropy
+            | Family::HopperPeak => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
+            _ => Some(format!("sm_{major}{minor}")),
+        }
+    }
+
+    /// The architectures that CI compiles it for.
+    pub fn architectures(self) -> &'static [&'static str] {
+        match self {
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperCrossEntropy
+            | Family::HopperPeak => &["sm_90a"],
+            _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
+        }
+    }
+}
