@@ -6,7 +6,7 @@ use crate::options::Options;
 use crate::parts::Laid;
 use crate::queue::Queue;
 use crate::ready::{Ready, ready};
-use crate::run::has_kernels;
+use crate::run::{has_kernels, offers};
 use crate::workspace::Workspace;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
@@ -142,6 +142,7 @@ impl DevicePass {
         let table = problem.checked_table(pass)?;
         let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
         storage.refuse_f64()?;
+        offers(options.level, problem.algorithm(), pass, storage)?;
         let held = workspace.device(options.device)?;
         let holds = |name: &str, result: bool| {
             (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)

@@ -65,6 +65,7 @@ pub fn run_in(
     let table = problem.checked_table(pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
+    offers(options.level, problem.algorithm(), pass, storage)?;
     if let Problem::LinearAttention(problem) = problem {
         check_log_decays(problem, pass, inputs)?;
     }

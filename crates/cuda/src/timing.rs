@@ -4,7 +4,7 @@ use crate::device::check_clock;
 use crate::host::Placed;
 use crate::options::Options;
 use crate::queue::Queue;
-use crate::run::has_kernels;
+use crate::run::{has_kernels, offers};
 use crate::workspace::Workspace;
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
@@ -50,6 +50,7 @@ pub fn time(
     let table = problem.checked_table(pass)?;
     let storage = check(&table, inputs, options.recompute)?;
     storage.refuse_f64()?;
+    offers(options.level, problem.algorithm(), pass, storage)?;
     let held = workspace.device(options.device)?;
     let call = (pass, storage);
     let placed = Placed::new(&held, problem, call, &table, inputs, None, options)?;

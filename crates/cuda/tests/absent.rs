@@ -1,10 +1,16 @@
 //! On a machine without a GPU every call ends in an error with the reason; on one with a GPU these calls
 //! are wrong for other reasons. Nothing panics.
 
-use etalon_cuda::{Level, Options, Settings, Workspace, offers, probe, run, run_in};
-use etalon_problem::{Algorithm, Attention, Dtype, Error, Extents, Pass, Problem, Views, ViewsMut};
-use ndarray::{Array3, Array4};
+use etalon_cuda::{
+    Level, Options, Precision, Settings, Workspace, offers, probe, run, run_in, time,
+};
+use etalon_problem::{
+    Algorithm, Attention, Dtype, Error, Extents, LinearCrossEntropy, Pass, Problem, Views, ViewsMut,
+};
+use half::bf16;
+use ndarray::{Array0, Array2, Array3, Array4, array};
 use std::path::PathBuf;
+use std::time::Duration;
 
 fn problem() -> Problem {
     let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 8 };
@@ -82,4 +88,25 @@ fn passes_without_kernels_say_so() {
     let outputs = &mut ViewsMut::new();
     let refused = run_in(&workspace, &lazy, Pass::DoubleBackward, &inputs, outputs, &options);
     assert!(matches!(refused, Err(Error::Unsupported { .. })));
+}
+
+/// What a level lacks is refused at every door, whatever the machine has.
+#[test]
+fn a_level_that_lacks_a_pass_is_no_other_level() {
+    let problem: Problem = LinearCrossEntropy::new(2, 8, 3).into();
+    let (h, w) = (Array2::<bf16>::zeros((2, 8)), Array2::<bf16>::zeros((3, 8)));
+    let (targets, mut loss) = (array![0i64, 2], Array0::from_elem((), 7f32));
+    let inputs = Views::new().with("h", &h).with("w", &w).with("targets", &targets);
+    let workspace = Workspace::new();
+    for level in [Level::Sm80, Level::Sm80Narrow] {
+        let options = Options { level, precision: Precision::Flash, ..Options::default() };
+        let mut outputs = ViewsMut::new().with("loss", &mut loss);
+        let run = run_in(&workspace, &problem, Pass::Forward, &inputs, &mut outputs, &options);
+        let timed = time(&workspace, &problem, Pass::Forward, &inputs, &options, Duration::ZERO);
+        for refused in [run.err(), timed.err()] {
+            let Some(Error::Unsupported { reason, .. }) = refused else { panic!("{refused:?}") };
+            assert_eq!(reason, "not written yet for sm80");
+        }
+    }
+    assert_eq!(loss[()], 7.0);
 }
