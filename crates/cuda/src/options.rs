@@ -3,7 +3,7 @@
 use crate::archive::Archive;
 use crate::cache::Cache;
 use crate::device_id::DeviceId;
-use etalon_problem::named;
+use etalon_problem::{Error, named};
 use std::path::PathBuf;
 
 named! {
@@ -34,6 +34,33 @@ named! {
         /// P and dS may be rounded to the storage type before they are multiplied: the profiles
         /// `bf16-flash` and `f16-flash`. For f32 storage the same as [`Precision::Strict`].
         Flash = "flash",
+    }
+}
+
+impl Level {
+    /// Whether a level's tensor cores compute a pass that they may refuse for a reason: never those of `portable`,
+    /// those of `auto` where they can. Fails where the level that is asked for cannot.
+    pub(crate) fn takes_tensor_cores(self, refused: Option<&str>) -> Result<bool, Error> {
+        match (self, refused) {
+            (Level::Portable, _) => Ok(false),
+            (Level::Auto, refused) => Ok(refused.is_none()),
+            (_, None) => Ok(true),
+            (level, Some(reason)) => Err(level.refusal(reason)),
+        }
+    }
+
+    /// The error of a level that cannot compute a pass.
+    pub(crate) fn refusal(self, reason: &str) -> Error {
+        Error::Unsupported { what: format!("level {self}"), reason: reason.to_string() }
+    }
+}
+
+impl Precision {
+    /// Why tensor cores may not compute a pass, if so.
+    pub(crate) fn refuses_tensor_cores(self) -> Option<&'static str> {
+        let reason =
+            "tensor cores take factors in the storage type, which the precision `flash` permits";
+        (self == Precision::Strict).then_some(reason)
     }
 }
 

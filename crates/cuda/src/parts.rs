@@ -114,6 +114,21 @@ impl Parts {
         self.part(name).is_some_and(|part| part.given || part.wanted)
     }
 
+    /// Whether kernels find rows of these operands, of two bytes an element, that begin and end at multiples of
+    /// 16 bytes.
+    pub fn have_whole_rows(&self, names: &[&str]) -> bool {
+        let whole = |name: &&str| {
+            self.part(name).is_none_or(|part| {
+                let place = part.place(0);
+                let strides = place.extents.iter().zip(place.strides).take(3);
+                (self.aligned || !part.is_direct())
+                    && place.extents[3] % 8 == 0
+                    && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
+            })
+        };
+        names.iter().all(whole)
+    }
+
     /// Compiles or loads the kernels of copies and fills, if the pass `fills`, or kernels find an operand
     /// elsewhere than the caller holds it.
     pub fn load_moves(&mut self, fills: bool) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use crate::cross_entropy::hopper::Hopper;
 use crate::cross_entropy::plan::{Asked, Plan};
 use crate::cross_entropy::tokens::Tokens;
 use crate::gpu::Kernels;
-use crate::options::{Level, Options, Precision};
+use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::room::{Layout, Room};
 use crate::variant::Variant;
@@ -65,8 +65,8 @@ impl Rooms {
 }
 
 impl<'a> Prepared<'a> {
-    /// `inputs`: those that lie in the
-    /// memory of the host.
+    /// Lays the memory of a pass out that has passed [`Table::check_call`], and loads its kernels. `inputs`: those
+    /// in the memory of the host, of which targets and weights are read here.
     pub fn new(
         held: Arc<Held>,
         problem: &'a LinearCrossEntropy,
@@ -132,21 +132,8 @@ fn choose(
     problem: &LinearCrossEntropy,
     options: &Options,
 ) -> Result<Option<Hopper>, Error> {
-    let strict = options.precision == Precision::Strict;
-    let refused = match options.level {
-        Level::Portable => return Ok(None),
-        Level::Sm80 => Some("linear_cross_entropy is not written yet for it"),
-        _ if strict => {
-            Some("tensor cores take da in the storage type, which the precision `flash` permits")
-        }
-        _ => Hopper::refuses(parts, problem),
-    };
-    match refused {
-        None => Hopper::new(parts).map(Some),
-        Some(_) if options.level == Level::Auto => Ok(None),
-        Some(reason) => Err(Error::Unsupported {
-            what: format!("level {}", options.level),
-            reason: reason.to_string(),
-        }),
-    }
+    let refused = options.precision.refuses_tensor_cores();
+    let refused = refused.or_else(|| Hopper::refuses(parts, problem));
+    let takes = options.level.takes_tensor_cores(refused)?;
+    takes.then(|| Hopper::new(parts)).transpose()
 }

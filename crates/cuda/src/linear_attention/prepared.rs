@@ -96,20 +96,6 @@ impl Job<'_> {
 }
 
 impl Prepared<'_> {
-    /// Whether rows of q, k, v and dout begin and end at multiples of 16 bytes.
-    pub(super) fn has_whole_rows(&self) -> bool {
-        let whole = |name: &&str| {
-            self.part(name).is_none_or(|part| {
-                let place = part.place(0);
-                let strides = place.extents.iter().zip(place.strides).take(3);
-                (self.aligned || !part.is_direct())
-                    && place.extents[3] % 8 == 0
-                    && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
-            })
-        };
-        ["q", "k", "v", "dout"].iter().all(whole)
-    }
-
     /// Whether any of these is a result.
     pub(super) fn wants(&self, names: &[&str]) -> bool {
         names.iter().any(|name| self.part(name).is_some_and(|part| part.wanted))

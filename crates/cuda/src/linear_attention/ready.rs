@@ -4,7 +4,7 @@ use super::prepared::{Modules, Prepared, Rooms, TensorModules};
 use super::tables::Tables;
 use super::{Job, passes, second};
 use crate::job;
-use crate::options::{Level, Options, Precision};
+use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
@@ -52,7 +52,7 @@ impl<'a> Ready<'a> {
         let mut prepared =
             Prepared { parts, problem, tables, rooms, first, second, tensor: None, watches };
         if on_tensor_cores {
-            let whole = prepared.has_whole_rows();
+            let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
             prepared.tensor = Some(TensorModules::load(&held, &prepared.problem, storage, whole)?);
         }
         prepared.rooms = prepared.reserve(&mut layout)?;
@@ -79,39 +79,24 @@ fn choose(
     options: &Options,
 ) -> Result<bool, Error> {
     let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
-    let unsupported =
-        |what: String, reason: &str| Err(Error::Unsupported { what, reason: reason.to_string() });
     let elements = dim.checked_mul(value_dim);
     if elements.is_none_or(|elements| elements > i32::MAX as usize) {
-        let what = format!("a state of {dim} × {value_dim}");
-        return unsupported(what, "the cuda tier counts in 32 bits");
+        return Err(Error::Unsupported {
+            what: format!("a state of {dim} × {value_dim}"),
+            reason: "the cuda tier counts in 32 bits".to_string(),
+        });
     }
     let refused = match pass {
         _ if storage == Dtype::F32 => Some("its tensor cores multiply bf16 and f16"),
         Pass::DoubleBackward => Some("the second order is not written yet for sm80"),
-        _ if options.precision == Precision::Strict => {
-            Some("tensor cores round to the storage type, which the precision `flash` permits")
-        }
         Pass::Forward | Pass::Backward if dim.max(value_dim) > 128 => {
             Some("dim and value_dim must be at most 128 for linear_attention of sm80")
         }
         _ => None,
     };
-    // A step has no product of matrices.
-    let products = pass != Pass::Step;
-    match (options.level, refused) {
-        (Level::Portable, _) => Ok(false),
-        (Level::Auto, refused) => Ok(products && refused.is_none()),
-        // What a block takes of shared memory fits 99 KiB.
-        (Level::Sm80 | Level::Sm80Narrow, None) => Ok(products),
-        (level, refused) => {
-            let reason = refused.filter(|_| level != Level::Sm90a);
-            unsupported(
-                format!("level {level}"),
-                reason.unwrap_or("linear_attention is not written yet for sm90a"),
-            )
-        }
-    }
+    let refused = options.precision.refuses_tensor_cores().or(refused);
+    // A step has no product of matrices. What a block takes of shared memory fits 99 KiB.
+    Ok(options.level.takes_tensor_cores(refused)? && pass != Pass::Step)
 }
 
 impl ready::Ready for Ready<'_> {

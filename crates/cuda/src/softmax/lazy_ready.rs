@@ -1,14 +1,13 @@
 //! Passes of lazy_attention, and its statistics.
 
 use crate::job;
-use crate::options::{Level, Options, Precision};
+use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::lazy::{Memory, Passes};
-use crate::softmax::portable::has_whole_rows;
 use crate::softmax::prepared::Prepared;
 use crate::variant::Variant;
 use crate::workspace::Held;
@@ -40,20 +39,13 @@ impl<'a> LazyReady<'a> {
         let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
         let has_options = bias.is_some() || prepared.rows.allowed.is_some();
         let tensor_cores = on_tensor_cores(&prepared, options)?;
-        let device = prepared.device();
-        let load = |variant| device.kernels(variant, &device.architecture());
         let own = Variant::lazy(prepared.storage, dim, value_dim, has_options);
-        let own = load(own)?;
-        let tensor = match tensor_cores {
-            true => {
-                let whole = has_whole_rows(&prepared);
-                let storage = prepared.storage;
-                let variant = Variant::lazy_tensor(storage, dim, value_dim, has_options, whole);
-                Some((load(variant.clone())?, variant))
-            }
-            false => None,
-        };
-        (prepared.portable, prepared.tensor) = (Some(own), tensor);
+        prepared.portable = Some(prepared.load(own)?.0);
+        if tensor_cores {
+            let (storage, whole) = (prepared.storage, prepared.has_whole_rows());
+            let variant = Variant::lazy_tensor(storage, dim, value_dim, has_options, whole);
+            prepared.tensor = Some(prepared.load(variant)?);
+        }
         let fills = prepared.leaves_rows();
         prepared.parts.load_moves(fills)?;
         Ok(LazyReady { prepared, bias, memory, scratch_bytes: layout.bytes() })
@@ -79,8 +71,7 @@ impl ready::Ready for LazyReady<'_> {
     }
 
     fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
-        let Prepared { rows, scores, .. } = &self.prepared;
-        self.prepared.tables.upload(rows, scores, queue, tables)
+        self.prepared.upload(queue, tables)
     }
 
     fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
@@ -162,26 +153,13 @@ impl ready::Ready for LazyStats<'_> {
 /// Whether the level sm80 computes the pass. Fails where the level that is asked for cannot.
 fn on_tensor_cores(prepared: &Prepared<'_>, options: &Options) -> Result<bool, Error> {
     let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
-    let refused = match options.precision {
-        _ if options.level == Level::Sm90a => Some("not written yet for lazy_attention"),
-        Precision::Strict => Some(
-            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
-        ),
-        _ if !matches!(prepared.storage, Dtype::Bf16 | Dtype::F16) => {
-            Some("its tensor cores multiply bf16 and f16")
-        }
-        _ if dim > 128 => Some("dim must be at most 128 for sm80"),
-        _ if prepared.pass == Pass::Backward && value_dim > 128 => {
+    let refused = || match prepared.storage {
+        Dtype::Bf16 | Dtype::F16 if dim > 128 => Some("dim must be at most 128 for sm80"),
+        Dtype::Bf16 | Dtype::F16 if prepared.pass == Pass::Backward && value_dim > 128 => {
             Some("value_dim must be at most 128 for the backward pass of sm80")
         }
-        Precision::Flash => None,
+        Dtype::Bf16 | Dtype::F16 => None,
+        _ => Some("its tensor cores multiply bf16 and f16"),
     };
-    match (options.level, refused) {
-        (Level::Portable, _) => Ok(false),
-        (Level::Auto, refused) => Ok(refused.is_none()),
-        (_, None) => Ok(true),
-        (level, Some(reason)) => {
-            Err(Error::Unsupported { what: format!("level {level}"), reason: reason.to_string() })
-        }
-    }
+    options.level.takes_tensor_cores(options.precision.refuses_tensor_cores().or_else(refused))
 }

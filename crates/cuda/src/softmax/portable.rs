@@ -180,7 +180,7 @@ pub(crate) fn wide_variant(prepared: &Prepared<'_>, most: u32) -> Option<Variant
     if prepared.pass != Pass::Backward || !is_wide(prepared) {
         return None;
     }
-    let flags = [has_options(prepared), has_whole_rows(prepared)];
+    let flags = [has_options(prepared), prepared.has_whole_rows()];
     let (dim, storage) = (prepared.scores.extents.dim, prepared.storage);
     let of = |stages| Variant::tensor_wide(storage, dim, prepared.value_dim, flags, stages);
     Some(if of(2).shared() <= most { of(2) } else { of(1) })
@@ -188,7 +188,7 @@ pub(crate) fn wide_variant(prepared: &Prepared<'_>, most: u32) -> Option<Variant
 
 /// The kernels of the second order on tensor cores, where they compute it.
 pub(crate) fn tensor_second_variant(prepared: &Prepared<'_>) -> Option<Variant> {
-    let flags = [has_options(prepared), has_whole_rows(prepared)];
+    let flags = [has_options(prepared), prepared.has_whole_rows()];
     let dim = prepared.scores.extents.dim;
     let serves = prepared.storage == Dtype::Bf16 && !is_wide(prepared);
     serves.then(|| Variant::tensor_second(dim, prepared.value_dim, flags))
@@ -202,23 +202,8 @@ pub(crate) fn is_wide(prepared: &Prepared<'_>) -> bool {
 /// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
 pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
     let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
-    let whole = has_whole_rows(prepared);
+    let whole = prepared.has_whole_rows();
     Variant::tensor(prepared.storage, dim, prepared.value_dim, options, whole)
-}
-
-/// Whether rows of what tensor cores read begin and end at multiples of 16 bytes.
-pub(crate) fn has_whole_rows(prepared: &Prepared<'_>) -> bool {
-    let whole = |name: &&str| {
-        prepared.part(name).is_none_or(|part| {
-            let place = part.place(0);
-            let strides = place.extents.iter().zip(place.strides).take(3);
-            (prepared.aligned || !part.is_direct())
-                && place.extents[3] % 8 == 0
-                && strides.filter(|(extent, _)| **extent > 1).all(|(_, stride)| stride % 8 == 0)
-        })
-    };
-    let operands = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
-    operands.iter().all(whole)
 }
 
 /// Whether the problem has a softcap, a bias or an array of flags.

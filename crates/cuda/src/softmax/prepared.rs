@@ -2,6 +2,7 @@
 
 use crate::gpu::Kernels;
 use crate::parts::{Holds, Parts};
+use crate::queue::Queue;
 use crate::room::{Layout, Room};
 use crate::softmax::rows::Rows;
 use crate::softmax::tables::Tables;
@@ -95,6 +96,17 @@ impl<'a> Prepared<'a> {
         let e = &self.scores.extents;
         self.scores.sequences != Sequences::Dense
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
+    }
+
+    /// Copies the tables to memory that begins there.
+    pub fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
+        self.tables.upload(&self.rows, &self.scores, queue, tables)
+    }
+
+    /// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.
+    pub fn has_whole_rows(&self) -> bool {
+        let operands = ["q", "k", "v", "dout", "cot_o", "ddq", "ddk", "ddv", "tq", "tk", "tv"];
+        self.parts.have_whole_rows(&operands)
     }
 
     /// A module for the device, and which one it is.

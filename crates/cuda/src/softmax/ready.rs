@@ -1,7 +1,7 @@
 //! Which kernels compute a pass of attention or attention_lse, and in which order.
 
 use crate::job;
-use crate::options::{Level, Options, Precision};
+use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
@@ -127,8 +127,7 @@ impl ready::Ready for Ready<'_> {
     }
 
     fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
-        let Prepared { rows, scores, .. } = &self.prepared;
-        self.prepared.tables.upload(rows, scores, queue, tables)
+        self.prepared.upload(queue, tables)
     }
 
     fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
@@ -167,12 +166,7 @@ enum Way {
 
 /// Fails where the level that is asked for cannot compute the pass.
 fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
-    let flash = match options.precision {
-        Precision::Flash => Ok(()),
-        Precision::Strict => Err(
-            "tensor cores take P and dS in the storage type, which the precision `flash` permits",
-        ),
-    };
+    let flash = options.precision.refuses_tensor_cores().map_or(Ok(()), Err);
     let tensor =
         || flash.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
     let hopper =
@@ -183,8 +177,5 @@ fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
         Level::Sm80 | Level::Sm80Narrow => tensor(),
         Level::Sm90a => hopper(),
     };
-    way.map_err(|reason| Error::Unsupported {
-        what: format!("level {}", options.level),
-        reason: reason.to_string(),
-    })
+    way.map_err(|reason| options.level.refusal(reason))
 }
