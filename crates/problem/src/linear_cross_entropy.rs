@@ -344,4 +344,37 @@ impl LinearCrossEntropy {
         let alpha = if self.vocab > 1 { alpha * classes / (classes - 1.0) } else { alpha };
         self.label_smoothing(alpha)
     }
+
+    /// The target of a token that counts, as a class. Fails at one that is no class.
+    pub fn class_of(&self, token: usize, target: i64) -> Result<usize, Error> {
+        let class = usize::try_from(target).ok().filter(|&class| class < self.vocab);
+        class.ok_or_else(|| {
+            let ignored = self.ignore_index;
+            let expected = format!("a class below {} or the ignored {ignored}", self.vocab);
+            Error::value(format!("targets[{token}]"), expected, target)
+        })
+    }
+
+    /// Z and Z_z of (C10), from the number of tokens that count and κ_i cw_{y_i} of each. Fails where there is
+    /// nothing left to average, if the problem wants that.
+    pub fn normalisers(
+        &self,
+        counted: usize,
+        weights: impl Iterator<Item = f64>,
+    ) -> Result<(f64, f64), Error> {
+        let z: f64 = match self.reduction {
+            Reduction::None | Reduction::Sum => return Ok((1.0, 1.0)),
+            Reduction::By { normaliser } => return Ok((normaliser, normaliser)),
+            // From 0: an empty sum of floats would begin with −0.
+            Reduction::Mean => weights.fold(0.0, |sum, x| sum + x),
+        };
+        if z == 0.0 && self.nothing_left == NothingLeft::Error {
+            let expected = "not 0, as there must be something left to average";
+            return Err(Error::value("normaliser", expected, z));
+        }
+        Ok(match self.lse_square_weight {
+            LseSquareWeight::Unweighted => (z, counted as f64),
+            LseSquareWeight::ClassWeight => (z, z),
+        })
+    }
 }

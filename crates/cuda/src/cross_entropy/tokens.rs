@@ -5,9 +5,7 @@
 //! ```
 
 use bytemuck::{Pod, Zeroable};
-use etalon_problem::{
-    Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction, View, Views,
-};
+use etalon_problem::{Error, LinearCrossEntropy, NothingLeft, Reduction, View, Views};
 use ndarray::ArrayViewD;
 
 /// A token that counts: `Token` of `cross_entropy.cuh`.
@@ -55,7 +53,7 @@ impl Tokens {
             if target == problem.ignore_index {
                 continue;
             }
-            let class = class(problem, index, target)?;
+            let class = problem.class_of(index, target)?;
             counted.push(Token {
                 index: index as i32,
                 target: class as i32,
@@ -63,7 +61,8 @@ impl Tokens {
                 class_weight: class_weights.map_or(1.0, |all| all[[class]]),
             });
         }
-        let (z, z_lse) = normalisers(problem, &counted)?;
+        let each = |token: &Token| f64::from(token.weight) * f64::from(token.class_weight);
+        let (z, z_lse) = problem.normalisers(counted.len(), counted.iter().map(each))?;
         let all = |weights: &ArrayViewD<'_, f32>| weights.iter().map(|&x| f64::from(x)).sum();
         let nothing = problem.reduction == Reduction::Mean && z == 0.0;
         let nothing_left = match problem.nothing_left {
@@ -81,35 +80,6 @@ fn numbers<'v>(inputs: &'v Views<'_>, name: &str) -> Option<&'v ArrayViewD<'v, f
         Some(View::F32(numbers)) => Some(numbers),
         _ => None,
     }
-}
-
-/// The target of a token as a class.
-fn class(problem: &LinearCrossEntropy, index: usize, target: i64) -> Result<usize, Error> {
-    let class = usize::try_from(target).ok().filter(|&class| class < problem.vocab);
-    class.ok_or_else(|| {
-        let expected =
-            format!("a class below {} or the ignored {}", problem.vocab, problem.ignore_index);
-        Error::value(format!("targets[{index}]"), expected, target)
-    })
-}
-
-/// Z and Z_z of (C10). Fails where there is nothing left to average, if the problem wants that.
-fn normalisers(problem: &LinearCrossEntropy, counted: &[Token]) -> Result<(f64, f64), Error> {
-    let weight = |token: &Token| f64::from(token.weight) * f64::from(token.class_weight);
-    let z: f64 = match problem.reduction {
-        Reduction::None | Reduction::Sum => return Ok((1.0, 1.0)),
-        Reduction::By { normaliser } => return Ok((normaliser, normaliser)),
-        // From 0: an empty sum of floats would begin with −0.
-        Reduction::Mean => counted.iter().map(weight).fold(0.0, |sum, x| sum + x),
-    };
-    if z == 0.0 && problem.nothing_left == NothingLeft::Error {
-        let expected = "not 0, as there must be something left to average";
-        return Err(Error::value("normaliser", expected, z));
-    }
-    Ok(match problem.lse_square_weight {
-        LseSquareWeight::Unweighted => (z, counted.len() as f64),
-        LseSquareWeight::ClassWeight => (z, z),
-    })
 }
 
 #[cfg(test)]

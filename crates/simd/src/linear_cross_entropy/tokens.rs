@@ -49,19 +49,18 @@ impl<'a> Tokens<'a> {
             if target == problem.ignore_index {
                 continue;
             }
-            let target = class(problem, index, target)?;
+            let class = problem.class_of(index, target)?;
             counted[number] = Token {
                 index,
-                target,
-                class_weight: operands
-                    .class_weights
-                    .map_or(1.0, |weights| weights[target as usize]),
+                target: class as u32,
+                class_weight: operands.class_weights.map_or(1.0, |weights| weights[class]),
             };
             number += 1;
         }
         let counted = &counted[..number];
         let weights = operands.token_weights;
-        let (z, z_lse) = normalisers(problem, counted, weights)?;
+        let each = |token: &Token| weight_of(weights, token) * f64::from(token.class_weight);
+        let (z, z_lse) = problem.normalisers(number, counted.iter().map(each))?;
         let all = |weights: ArrayView1<'_, f32>| weights.iter().map(|&x| f64::from(x)).sum();
         let class_weights = operands.class_weights.map_or(problem.vocab as f64, all);
         Ok(Tokens { problem, counted, z, z_lse, weights, class_weights })
@@ -136,39 +135,6 @@ fn at_place(problem: &LinearCrossEntropy, x: &ArrayViewD<'_, f32>, token: &Token
     let own = [token.index];
     let place: &[usize] = if problem.reduction == Reduction::None { &own } else { &[] };
     x[place]
-}
-
-/// The target of a token as a class.
-fn class(problem: &LinearCrossEntropy, index: usize, target: i64) -> Result<u32, Error> {
-    let class = u32::try_from(target).ok().filter(|&class| (class as usize) < problem.vocab);
-    class.ok_or_else(|| {
-        let ignored = problem.ignore_index;
-        let expected = format!("a class below {} or the ignored {ignored}", problem.vocab);
-        Error::value(format!("targets[{index}]"), expected, target)
-    })
-}
-
-/// Z and Z_z of (C10).
-fn normalisers(
-    problem: &LinearCrossEntropy,
-    counted: &[Token],
-    weights: Option<ArrayView1<'_, f32>>,
-) -> Result<(f64, f64), Error> {
-    let weight = |token: &Token| weight_of(weights, token) * f64::from(token.class_weight);
-    let z: f64 = match problem.reduction {
-        Reduction::None | Reduction::Sum => return Ok((1.0, 1.0)),
-        Reduction::By { normaliser } => return Ok((normaliser, normaliser)),
-        // From 0: an empty sum of floats would begin with −0.
-        Reduction::Mean => counted.iter().map(weight).fold(0.0, |sum, x| sum + x),
-    };
-    if z == 0.0 && problem.nothing_left == NothingLeft::Error {
-        let expected = "not 0, as there must be something left to average";
-        return Err(Error::value("normaliser", expected, z));
-    }
-    Ok(match problem.lse_square_weight {
-        LseSquareWeight::Unweighted => (z, counted.len() as f64),
-        LseSquareWeight::ClassWeight => (z, z),
-    })
 }
 
 /// κ_i
