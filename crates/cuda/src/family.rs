@@ -96,7 +96,9 @@ impl Family {
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
                 ("lazy.cuh", include_str!("kernels/lazy.cuh")),
-                ("lazy_sm80.cu", include_str!("kernels/lazy_sm80.cu")),
+                ("lazy_sm80.cuh", include_str!("kernels/lazy_sm80.cuh")),
+                ("lazy_sm80_forward.cu", include_str!("kernels/lazy_sm80_forward.cu")),
+                ("lazy_sm80_backward.cu", include_str!("kernels/lazy_sm80_backward.cu")),
             ],
             Family::Tensor => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),

@@ -1,4 +1,4 @@
-//! The kernels of lazy_attention: `kernels/lazy.cu`, and of the level sm80 `kernels/lazy_sm80.cu`.
+//! The kernels of lazy_attention: `kernels/lazy.cu`, and of the level sm80 `kernels/lazy_sm80*`.
 
 use crate::family::Family;
 use crate::gpu::Kernels;
