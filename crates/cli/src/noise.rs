@@ -21,18 +21,28 @@ const MOST: usize = 1 << 20;
 
 impl Times {
     /// The times of runs for at least so many seconds, or of a million. The first run, which warms the caches, does not
-    /// count.
-    pub fn of<E>(seconds: f64, mut run: impl FnMut() -> Result<(), E>) -> Result<Self, E> {
+    /// count. With them the median of `peak · time` over the runs, `peak` measured before and after each:
+    /// a clock that rises and falls changes both.
+    pub fn beside<E>(
+        seconds: f64,
+        mut run: impl FnMut() -> Result<(), E>,
+        mut peak: impl FnMut() -> f64,
+    ) -> Result<(Self, f64), E> {
         run()?;
         let begin = Instant::now();
-        let mut times = Vec::new();
+        let (mut times, mut products, mut before) = (Vec::new(), Vec::new(), peak());
         let more = |runs| runs < MOST && begin.elapsed().as_secs_f64() < seconds;
         while times.len() < 3 || more(times.len()) {
             let start = Instant::now();
             run()?;
-            times.push(start.elapsed().as_nanos() as u64);
+            let ns = start.elapsed().as_nanos() as u64;
+            let after = peak();
+            times.push(ns);
+            products.push(ns.max(1) as f64 * (before + after) / 2.0);
+            before = after;
         }
-        Ok(Times::new(times))
+        products.sort_by(f64::total_cmp);
+        Ok((Times::new(times), products[products.len() / 2]))
     }
 
     /// The order statistics of some times; of none, zeros.

@@ -34,24 +34,40 @@ const TANH: [f32; 5] = [
 /// Below this, tanh is its polynomial.
 const TANH_SMALL: f32 = 0.6;
 
+/// Adding it to a number of at most 2²² leaves no bits for a fraction: the nearest integer, ties to even.
+const ROUND: f32 = 12_582_912.0; // 1.5·2²³
+
 /// 2ˣ for x ≤ 127; 0 for x ≤ −127; NaN for NaN.
 #[inline(always)]
 pub fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
-    // `max` returns its second operand where either is NaN: so a NaN survives.
-    let x = I::F32::splat(isa, -127.0).max(x);
-    let n = x.round();
-    let f = x - n;
-    let mut p = I::F32::splat(isa, EXP2[5]);
-    for &c in EXP2[..5].iter().rev() {
-        p = p.mul_add(f, I::F32::splat(isa, c));
-    }
-    p.mul_add(f, I::F32::splat(isa, 1.0)).mul_pow2(n)
+    power(isa, x, 1.0)
+}
+
+/// eˣ for x ≤ 88; 0 for x ≤ −88.1; NaN for NaN.
+#[inline(always)]
+pub fn exp<I: Isa>(isa: I, x: I::F32) -> I::F32 {
+    power(isa, x, LOG2_E)
 }
 
 /// e^(s − m): the subtraction first, so that e^(m − m) = 1 exactly whatever m is.
 #[inline(always)]
 pub fn exp_difference<I: Isa>(isa: I, s: I::F32, m: I::F32) -> I::F32 {
-    exp2(isa, (s - m) * I::F32::splat(isa, LOG2_E))
+    exp(isa, s - m)
+}
+
+/// 2^(x·factor). Where lanes fuse, x·factor is not rounded.
+#[inline(always)]
+fn power<I: Isa>(isa: I, x: I::F32, factor: f32) -> I::F32 {
+    // `max` returns its second operand where either is NaN: so a NaN survives.
+    let x = if I::F32::FLUSHES { x } else { I::F32::splat(isa, -127.0 / factor).max(x) };
+    let (factor, round) = (I::F32::splat(isa, factor), I::F32::splat(isa, ROUND));
+    let n = x.mul_add(factor, round) - round;
+    let f = x.mul_sub(factor, n);
+    let mut p = I::F32::splat(isa, EXP2[5]);
+    for &c in EXP2[..5].iter().rev() {
+        p = p.mul_add(f, I::F32::splat(isa, c));
+    }
+    p.mul_add(f, I::F32::splat(isa, 1.0)).mul_pow2(n)
 }
 
 /// tanh x, within 4 units of 2⁻²⁴, relatively; NaN for NaN.

@@ -56,10 +56,13 @@ pub trait Lanes:
     /// The larger of each pair; `b` where either is NaN.
     fn max(self, b: Self) -> Self;
 
-    /// The nearest integer, ties to even, for |self| ≤ 2²²; NaN for NaN.
-    fn round(self) -> Self;
+    /// self · b − c, rounded once where the instruction set can.
+    fn mul_sub(self, b: Self, c: Self) -> Self;
 
-    /// self · 2ⁿ for integral n in [−127, 127], and 0 for n = −127.
+    /// Whether [`Lanes::mul_pow2`] takes any n ≤ 127, and gives 0 for n ≤ −127 whatever self is, be it NaN.
+    const FLUSHES: bool;
+
+    /// self · 2ⁿ for integral n in [−127, 127], and 0 for n = −127; NaN for an n that is NaN.
     fn mul_pow2(self, n: Self) -> Self;
 
     /// `yes` where self < limit, else `no` (also where either is NaN).

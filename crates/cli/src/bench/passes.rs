@@ -214,7 +214,8 @@ impl<'a> Bench<'a> {
             let places = &mut views_mut(&mut outputs)?;
             run_in(&workspace, problem, pass, &views(&inputs)?, places, options)
         };
-        let times = Times::of(seconds, || run(&options))?;
+        let peak = || probe::fma_sample(options.level);
+        let (times, possible) = Times::beside(seconds, || run(&options), peak)?;
         let linear = matches!(problem, Problem::LinearAttention(_));
         let tune = tune && !matches!(problem, Problem::LinearCrossEntropy(_)); // its budget decides
         let best = tune.then(|| tune::best(linear, pass, &options, seconds, &mut run));
@@ -226,7 +227,8 @@ impl<'a> Bench<'a> {
             Ok(Bandwidth { states: 2.0 * bytes as f64 / ns, memory })
         };
         let gigabytes = (pass == Pass::Step).then(bandwidth).transpose()?;
-        Ok(Figure { gigabytes, best, ..blank.with(times) })
+        let share = flops as f64 / possible;
+        Ok(Figure { gigabytes, best, share: Some(share), ..blank.with(times) })
     }
 
     /// A figure without its times.
@@ -250,7 +252,7 @@ impl<'a> Bench<'a> {
             flops,
             times: Times::new(Vec::new()),
             gflops: 0.0,
-            share: 0.0, // when the peak is known
+            share: None, // when the peak is known
             gigabytes: None,
             best: None,
             on_device: None,

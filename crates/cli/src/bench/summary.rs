@@ -24,8 +24,8 @@ pub struct Figure {
     #[serde(flatten)]
     pub times: Times,
     pub gflops: f64,
-    /// Of the peak.
-    pub share: f64,
+    /// Of the peak: of the simd tier the median over the runs, each beside the peak before and after it.
+    pub share: Option<f64>,
     /// GB/s of the states, of a step.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gigabytes: Option<Bandwidth>,
@@ -94,10 +94,13 @@ in a double backward pass seven times. \
 What is computed twice or masked away is not counted.";
 
 impl Figures {
-    /// Fills in the shares of the peak, of which the higher one is nearer to the truth.
+    /// Fills in the shares of the peak that are not known yet; of two peaks the higher one is nearer to the
+    /// truth.
     pub fn settle(&mut self) {
         let peak = self.peak_gflops.max(self.peak_gflops_after);
-        self.figures.iter_mut().for_each(|figure| figure.share = figure.gflops / peak);
+        for figure in &mut self.figures {
+            figure.share.get_or_insert(figure.gflops / peak);
+        }
     }
 
     /// What is printed, paragraph by paragraph.
@@ -169,7 +172,7 @@ impl Figure {
             format!("{:.1} %", 100.0 * self.times.spread()),
             self.times.runs.to_string(),
             digits(self.gflops),
-            format!("{:.0} %", 100.0 * self.share),
+            self.share.map_or(String::new(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
         row.extend(
             self.on_device

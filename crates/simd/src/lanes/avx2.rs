@@ -8,7 +8,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 x86_level! {
     token Avx2: "avx2,fma" if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
-    register F32x8: 8 lanes in __m256;
+    register F32x8: 8 lanes in __m256, flushes: false;
     // 12 sums, a row of 2 registers and a factor: 15 of 16.
     tile Registers<F32x8, 6, 2>;
     memory { splat: _mm256_set1_ps, load: _mm256_loadu_ps, store: _mm256_storeu_ps }
@@ -21,7 +21,7 @@ x86_level! {
     registers {
         fn mul_add(a, b, c) { _mm256_fmadd_ps(a, b, c) }
         fn max(a, b) { _mm256_max_ps(a, b) }
-        fn round(a) { _mm256_round_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+        fn mul_sub(a, b, c) { _mm256_fmsub_ps(a, b, c) }
         fn mul_pow2(a, n) {
             let exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
             _mm256_mul_ps(a, _mm256_castsi256_ps(_mm256_slli_epi32::<23>(exponent)))

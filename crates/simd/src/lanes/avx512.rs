@@ -8,7 +8,7 @@ use std::ops::{Add, Div, Mul, Sub};
 
 x86_level! {
     token Avx512: "avx512f" if is_x86_feature_detected!("avx512f");
-    register F32x16: 16 lanes in __m512;
+    register F32x16: 16 lanes in __m512, flushes: true;
     // 24 sums, a row of 2 registers and a factor: 27 of 32.
     tile Registers<F32x16, 12, 2>;
     memory { splat: _mm512_set1_ps, load: _mm512_loadu_ps, store: _mm512_storeu_ps }
@@ -21,9 +21,9 @@ x86_level! {
     registers {
         fn mul_add(a, b, c) { _mm512_fmadd_ps(a, b, c) }
         fn max(a, b) { _mm512_max_ps(a, b) }
-        fn round(a) { _mm512_roundscale_ps::<{ _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC }>(a) }
+        fn mul_sub(a, b, c) { _mm512_fmsub_ps(a, b, c) }
         fn mul_pow2(a, n) {
-            // Not-or-equal lets a NaN pass; at −127 the mask writes the zero.
+            // Not-or-equal lets a NaN pass; from −127 on down the mask writes the zero.
             let normal = _mm512_cmp_ps_mask::<_CMP_NLE_UQ>(n, _mm512_set1_ps(-127.0));
             _mm512_maskz_scalef_ps(normal, a, n)
         }

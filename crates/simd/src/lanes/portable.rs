@@ -38,6 +38,7 @@ operator!(Add add +, Sub sub -, Mul mul *, Div div /);
 impl Lanes for F32s {
     type Isa = Portable;
     const N: usize = 8;
+    const FLUSHES: bool = false;
 
     #[inline(always)]
     fn splat(_: Portable, x: f32) -> Self {
@@ -73,10 +74,8 @@ impl Lanes for F32s {
     }
 
     #[inline(always)]
-    fn round(self) -> Self {
-        // Adding 1.5·2²³ leaves no bits for a fraction; `wide` itself rounds ties away from zero.
-        let shift = f32x8::splat(12_582_912.0);
-        F32s(self.0 + shift - shift)
+    fn mul_sub(self, b: Self, c: Self) -> Self {
+        F32s(self.0.mul_sub(b.0, c.0))
     }
 
     #[inline(always)]

@@ -24,18 +24,51 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
     let end = (depth - 1).checked_mul(apart).and_then(|last| last.checked_add(width));
     assert!(end.is_some_and(|end| end <= b.len()), "a panel of `b` shorter than its depth");
     let (a, b) = (a.as_ptr(), b.as_ptr());
-    for k in 0..depth {
-        let mut row = [I::F32::splat(isa, 0.0); NV];
-        for (n, register) in row.iter_mut().enumerate() {
-            // SAFETY: k·apart + (n+1)·N ≤ (depth−1)·apart + width ≤ the length of `b`, asserted above.
-            *register = unsafe { I::F32::load_at(isa, b.add(k * apart + n * I::F32::N)) };
+    let whole = depth / UNROLLED * UNROLLED;
+    for k in (0..whole).step_by(UNROLLED) {
+        for k in k..k + UNROLLED {
+            // SAFETY: k < depth, so r·ROW + k·STEP ≤ (MR−1)·ROW + (depth−1)·STEP < the length of `a`, and
+            // k·apart + width ≤ (depth−1)·apart + width ≤ that of `b`, both asserted above.
+            unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
         }
-        for (r, sums) in c.iter_mut().enumerate() {
-            // SAFETY: r·ROW + k·STEP ≤ (MR−1)·ROW + (depth−1)·STEP < the length of `a`.
-            let factor = I::F32::splat(isa, unsafe { *a.add(r * ROW + k * STEP) });
-            for (sum, &register) in sums.iter_mut().zip(&row) {
-                *sum = factor.mul_add(register, *sum);
-            }
+    }
+    for k in whole..depth {
+        // SAFETY: as above.
+        unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
+    }
+}
+
+/// Steps of the loop between two counts of them, which take units that could multiply.
+const UNROLLED: usize = 4;
+
+/// c[r] += a(r, k) · b[k], of which `b` is row k.
+///
+/// # Safety
+/// The NV registers at `b` must be readable, and r·ROW + k·STEP elements behind `a` for every r < MR.
+#[inline(always)]
+unsafe fn add_step<
+    I: Isa,
+    const MR: usize,
+    const NV: usize,
+    const ROW: usize,
+    const STEP: usize,
+>(
+    isa: I,
+    c: &mut [[I::F32; NV]; MR],
+    a: *const f32,
+    b: *const f32,
+    k: usize,
+) {
+    let mut row = [I::F32::splat(isa, 0.0); NV];
+    for (n, register) in row.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for NV registers.
+        *register = unsafe { I::F32::load_at(isa, b.add(n * I::F32::N)) };
+    }
+    for (r, sums) in c.iter_mut().enumerate() {
+        // SAFETY: the caller vouches for it.
+        let factor = I::F32::splat(isa, unsafe { *a.add(r * ROW + k * STEP) });
+        for (sum, &register) in sums.iter_mut().zip(&row) {
+            *sum = factor.mul_add(register, *sum);
         }
     }
 }

@@ -7,7 +7,7 @@
 macro_rules! x86_level {
     (
         token $isa:ident: $features:literal if $detected:expr;
-        register $register:ident: $lanes:literal lanes in $raw:ty;
+        register $register:ident: $lanes:literal lanes in $raw:ty, flushes: $flushes:literal;
         tile $tile:ty;
         memory { splat: $splat:ident, load: $load:ident, store: $store:ident }
         operators { $($trait:ident::$method:ident: $operator:ident),* }
@@ -63,6 +63,7 @@ macro_rules! x86_level {
         impl Lanes for $register {
             type Isa = $isa;
             const N: usize = $lanes;
+            const FLUSHES: bool = $flushes;
 
             #[inline(always)]
             fn splat(_: $isa, x: f32) -> Self {

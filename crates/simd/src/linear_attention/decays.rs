@@ -1,13 +1,12 @@
 //! Decays between two places of a chunk, (R20).
 
 use super::cut::Cut;
-use crate::exp::exp2;
+use crate::exp::exp;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::{STRIDE, Tile};
 use crate::workspace::Parts;
 use etalon_problem::{Error, TokenSequence};
 use ndarray::{ArrayView1, ArrayView3, s};
-use std::f32::consts::LOG2_E;
 use std::ops::Range;
 
 /// The log-decays of a problem, or their tangents.
@@ -243,7 +242,7 @@ impl Decays<'_> {
             let sums = self.sums.pass(isa, first + r, &cols).chunks_exact(I::F32::N);
             let p = p[r * STRIDE + cols.start..][..width].chunks_exact_mut(I::F32::N);
             for (p, sum) in p.zip(sums) {
-                exp2(isa, I::F32::load(isa, sum) * I::F32::splat(isa, LOG2_E)).store(p);
+                exp(isa, I::F32::load(isa, sum)).store(p);
             }
         }
     }
@@ -307,7 +306,7 @@ impl Kernel for Exponentials<'_> {
     fn run<I: Isa>(self, isa: I) {
         for list in self.0 {
             for x in list[..self.1.next_multiple_of(I::F32::N)].chunks_exact_mut(I::F32::N) {
-                exp2(isa, I::F32::load(isa, x) * I::F32::splat(isa, LOG2_E)).store(x);
+                exp(isa, I::F32::load(isa, x)).store(x);
             }
         }
     }

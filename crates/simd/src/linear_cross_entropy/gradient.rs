@@ -14,12 +14,11 @@ use super::logits::{LEAST, Link};
 use super::operands::Cotangents;
 use super::partial::Partial;
 use super::tokens::{Token, Tokens};
-use crate::exp::exp2;
+use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::BAND;
 use crate::workspace::Parts;
 use ndarray::ArrayView1;
-use std::f32::consts::LOG2_E;
 
 /// What a token pulls its logits with.
 #[derive(Debug, Clone, Copy, Default)]
@@ -170,14 +169,14 @@ impl LogitGradients<'_, '_> {
         let Pulls { m, ln_l, both, eta, dentropy, mean_shift } = self.side;
         let (m, ln_l, both, eta) = (read(m), read(ln_l), read(both), read(eta));
         let (dentropy, mean_shift) = (read(dentropy), read(mean_shift));
-        let (log2_e, least) = (I::F32::splat(isa, LOG2_E), I::F32::splat(isa, LEAST));
+        let least = I::F32::splat(isa, LEAST);
         // Below it a product takes a hundred times as long; unlikely classes would all lie there.
         let (zero, least_normal) = (I::F32::splat(isa, 0.0), I::F32::splat(isa, f32::MIN_POSITIVE));
         for v in 0..self.classes {
             let place = &mut self.z[v * BAND + at..];
             let z = I::F32::load(isa, place);
             let shift = z - m;
-            let p = exp2(isa, (shift - ln_l) * log2_e); // (C4)
+            let p = exp_difference(isa, shift, ln_l); // (C4)
             let mut dz = p * both;
             if self.entropy {
                 dz = dz - dentropy * (p * (least.max(shift) - mean_shift));

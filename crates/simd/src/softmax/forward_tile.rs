@@ -32,7 +32,7 @@ use std::ops::Range;
 
 /// The accumulators are rescaled when a maximum grows by more than this: e⁵ < 2⁸, so that no
 /// weight exceeds 2⁸ and nothing can overflow, while on most tiles nothing has to be rescaled.
-const RESCALE: f32 = 5.0;
+pub const RESCALE: f32 = 5.0;
 
 /// The memory of one thread.
 pub struct ForwardScratch<'m> {

@@ -7,9 +7,9 @@
 //! for each tile of keys J that holds a visible pair
 //!     for each register block of queries
 //!         S   = σ·Q Kᵀ + bias, mask                              (E1) (E2)
-//!         m′  = max(m, rowmax S),   l ← l·e^(m−m′)
+//!         m′  = rowmax S where it exceeds m by more than 5, else m,   l ← l·e^(m−m′)
 //!         p   = e^(S−m′),   l ← l + rowsum p,   n ← n + visible pairs
-//!         m_J = m′,   top_J = rowmax p                           p stays, if there is room
+//!         m_J = m′,   top_J = e^(rowmax S − m′), a little raised  p stays, if there is room
 //! lse = m + ln l,   c = τ/n                                      (E3)
 //! for each tile J with a row in which top_J·f + c > 0, where f = e^(m_J−m) / l
 //!     e = max(p·f + c, 0)                                        (E4) (E5)
@@ -19,8 +19,8 @@
 //! If Σ a P v is wanted too, S stays instead of p, and P is e^(S−lse), as in the backward pass: so both
 //! passes hold the same pairs for active, with the same bits.
 //!
-//! p·f + c grows with p, rounded or not: so a tile is left out exactly where every e is 0, and what is
-//! left out changes no bit of o. Tiles beyond those for which there is room compute p anew, with the
+//! p·f + c grows with p, rounded or not: so every e of a tile that is left out is 0, and what is left out
+//! changes no bit of o. Tiles beyond those for which there is room compute p anew, with the
 //! same bits.
 
 mod measure;
@@ -28,6 +28,7 @@ mod measure;
 pub use measure::{FULL, MeasureTile, SEEN};
 
 use super::cut::Cut;
+use super::forward_tile::RESCALE;
 use super::packs::Keys;
 use super::rule::ScoreRule;
 use super::scores::{ACTIVE, Block, Factors, Strip, score_block};
@@ -264,11 +265,13 @@ impl LazyTile<'_, '_, '_> {
         let Some((strip, max)) = found else { return };
         let row = at.tile * self.scratch.numbers.m.len() + at.first;
         let place = self.scratch.row(at);
-        let Numbers { m, l, n, m_of, .. } = &mut self.scratch.numbers;
+        let Numbers { m, l, n, m_of, top_of, .. } = &mut self.scratch.numbers;
+        let mut largest = [f32::NEG_INFINITY; MAX_ROWS];
         for (r, max) in max[..I::Tile::ROWS].iter().enumerate() {
-            let m = &mut m[at.first + r];
-            let grown = max.reduce_max();
-            if grown > *m {
+            let (m, grown) = (&mut m[at.first + r], max.reduce_max());
+            largest[r] = grown;
+            // From m = −∞ every score is growth.
+            if grown > *m + RESCALE {
                 let factor = exp_difference(isa, I::F32::splat(isa, *m), I::F32::splat(isa, grown));
                 let l = &mut l[(at.first + r) * MAX_LANES..][..I::F32::N];
                 (I::F32::load(isa, l) * factor).store(l);
@@ -277,37 +280,35 @@ impl LazyTile<'_, '_, '_> {
             // A row that has seen nothing: any finite m gives the weight e^−∞ = 0.
             m_of[row + r] = if *m == f32::NEG_INFINITY { 0.0 } else { *m };
         }
+        bound(isa, &mut largest, &m_of[row..][..I::Tile::ROWS]);
+        top_of[row..][..I::Tile::ROWS].copy_from_slice(&largest[..I::Tile::ROWS]);
         let visible = &self.scratch.visible[place * MAX_KEYS..];
         strip.count(visible, &mut n[at.first..][..I::Tile::ROWS]);
         self.exponentials(isa, at, &strip, true);
     }
 
-    /// p = e^(S−m_J) of a block, in place of S unless that is read again; with `first` also l and top_J
-    /// of its rows.
+    /// p = e^(S−m_J) of a block, in place of S unless that is read again; with `first` also l of its rows.
     #[inline(always)]
     fn exponentials<I: Isa>(&mut self, isa: I, at: &At, strip: &Strip, first: bool) {
         let place = self.scratch.row(at);
         let LazyScratch { weights, numbers, active, .. } = &mut *self.scratch;
         let keep = !active.is_empty();
-        let Numbers { m, l, m_of, top_of, .. } = numbers;
+        let Numbers { m, l, m_of, .. } = numbers;
         let row = at.tile * m.len() + at.first;
         let weights = &mut weights[place * STRIDE..];
         for r in 0..I::Tile::ROWS {
             let m = I::F32::splat(isa, m_of[row + r]);
             let l = &mut l[(at.first + r) * MAX_LANES..][..I::F32::N];
             let mut sum = I::F32::splat(isa, 0.0);
-            let mut top = sum;
             for s in weights[r * STRIDE..][strip.cols.clone()].chunks_exact_mut(I::F32::N) {
                 let p = exp_difference(isa, I::F32::load(isa, s), m);
                 sum = sum + p;
-                top = p.max(top);
                 if !keep {
                     p.store(s);
                 }
             }
             if first {
                 (I::F32::load(isa, l) + sum).store(l);
-                top_of[row + r] = top.reduce_max();
             }
         }
     }
@@ -376,23 +377,26 @@ impl LazyTile<'_, '_, '_> {
         let Numbers { m, inverse, offset, factor, base, m_of, top_of, .. } =
             &mut self.scratch.numbers;
         let row = at.tile * m.len();
-        let mut active = false;
-        for r in (at.first / I::F32::N * I::F32::N..at.first + rows).step_by(I::F32::N) {
+        let mut raised = [0.0; MAX_ROWS + MAX_LANES];
+        let start = at.first / I::F32::N * I::F32::N;
+        for r in (start..at.first + rows).step_by(I::F32::N) {
             let m_of = I::F32::load(isa, &m_of[row + r..]);
             let f = exp_difference(isa, m_of, I::F32::load(isa, &m[r..]));
             let f = f * I::F32::load(isa, &inverse[r..]);
             f.store(&mut factor[r..]);
+            let mut top = I::F32::load(isa, &top_of[row + r..]);
+            if guarded {
+                let (base, zero) = (I::F32::load(isa, &base[r..]), I::F32::splat(isa, 0.0));
+                let size = (zero - base).max(base);
+                let most = I::F32::splat(isa, f32::MAX);
+                let size = size.select_less(most, size, most);
+                let guard = (size + I::F32::splat(isa, 32.0)) * I::F32::splat(isa, GUARD);
+                top = top.mul_add(guard, top);
+            }
+            let c = I::F32::load(isa, &offset[r..]);
+            top.mul_add(f, c).store(&mut raised[r - start..]);
         }
-        for r in at.first..at.first + rows {
-            let guard =
-                if guarded { 1.0 + GUARD * (32.0 + base[r].abs().min(f32::MAX)) } else { 1.0 };
-            let top = I::F32::splat(isa, top_of[row + r] * guard);
-            let f = I::F32::splat(isa, factor[r]);
-            let c = I::F32::splat(isa, offset[r]);
-            let raised = top.mul_add(f, c).reduce_max();
-            active |= raised > 0.0 || raised.is_nan();
-        }
-        active
+        raised[at.first - start..][..rows].iter().any(|raised| *raised > 0.0 || raised.is_nan())
     }
 
     /// (E5) e = max(p·f + c, 0) of a panel of a block; whether one is above 0, or NaN. If it is wanted,
@@ -403,21 +407,28 @@ impl LazyTile<'_, '_, '_> {
         let LazyScratch { weights, active, numbers: Numbers { factor, offset, .. }, .. } =
             &mut *self.scratch;
         let weights = &mut weights[place * STRIDE..];
+        let factors = factor[at.first..].iter().zip(&offset[at.first..]);
         let zero = I::F32::splat(isa, 0.0);
         let mut any = zero;
-        for r in 0..I::Tile::ROWS {
-            let f = I::F32::splat(isa, factor[at.first + r]);
-            let c = I::F32::splat(isa, offset[at.first + r]);
-            for column in (column..column + I::Tile::COLS).step_by(I::F32::N) {
-                let here = r * STRIDE + column;
-                let p = I::F32::load(isa, &weights[here..]);
-                // `max` returns its second operand where either is NaN: so a NaN shows.
-                let e = zero.max(p.mul_add(f, c));
-                any = any + e;
-                e.store(&mut weights[here..]);
-                if !active.is_empty() {
-                    e.select_less(smallest(isa), zero, p * f).store(&mut active[here..]);
+        for (r, (&f, &c)) in factors.take(I::Tile::ROWS).enumerate() {
+            let (f, c) = (I::F32::splat(isa, f), I::F32::splat(isa, c));
+            let here = r * STRIDE + column;
+            let row = &mut weights[here..][..I::Tile::COLS];
+            if !active.is_empty() {
+                let active = &mut active[here..][..I::Tile::COLS];
+                for (p, active) in
+                    row.chunks_exact(I::F32::N).zip(active.chunks_exact_mut(I::F32::N))
+                {
+                    let p = I::F32::load(isa, p);
+                    let e = p.mul_add(f, c);
+                    zero.max(e).select_less(smallest(isa), zero, p * f).store(active);
                 }
+            }
+            for p in row.chunks_exact_mut(I::F32::N) {
+                // `max` returns its second operand where either is NaN: so a NaN shows.
+                let e = zero.max(I::F32::load(isa, p).mul_add(f, c));
+                any = any + e;
+                e.store(p);
             }
         }
         any.reduce_add() != 0.0
@@ -450,5 +461,18 @@ impl LazyTile<'_, '_, '_> {
                 rows.grow(isa, sum, values, &at.cols, run); // (E6)
             }
         }
+    }
+}
+
+/// The largest score of each row of a block becomes what no weight e^(S−m_J) of the row exceeds: its own
+/// weight, and what two exponentials may err by.
+#[inline(always)]
+fn bound<I: Isa>(isa: I, largest: &mut [f32; MAX_ROWS], m_of: &[f32]) {
+    let mut m = [0.0; MAX_ROWS];
+    m[..m_of.len()].copy_from_slice(m_of);
+    let guard = I::F32::splat(isa, 1.0 + GUARD);
+    for (s, m) in largest.chunks_exact_mut(I::F32::N).zip(m.chunks_exact(I::F32::N)) {
+        let top = exp_difference(isa, I::F32::load(isa, s), I::F32::load(isa, m));
+        (top * guard).store(s);
     }
 }

@@ -15,11 +15,10 @@ use super::super::operands::Cotangents;
 use super::super::partial::Partial;
 use super::super::tokens::{Token, Tokens};
 use super::motion::Motion;
-use crate::exp::exp2;
+use crate::exp::exp_difference;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::BAND;
 use crate::workspace::Parts;
-use std::f32::consts::LOG2_E;
 
 /// β̇, λ̇, ġ α/V and cot_entropy of a token: (C12)–(C14) of the second cotangents, and 2 γ μ.
 pub fn pull_motion(
@@ -204,13 +203,13 @@ impl LogitGradientMotions<'_, '_> {
         let (dentropy, cot_entropy) = (read(side.dentropy), read(side.cot_entropy));
         let (mean_shift, entropy) = (read(side.mean_shift), read(side.entropy));
         let (motion_m, mean) = (read(side.motion), read(side.mean));
-        let (log2_e, least) = (I::F32::splat(isa, LOG2_E), I::F32::splat(isa, LEAST));
+        let least = I::F32::splat(isa, LEAST);
         for v in 0..self.classes {
             let z_place = &mut self.z[v * BAND + at..];
             let motion_place = &mut self.motion[v * BAND + at..];
             let (z, motion) = (I::F32::load(isa, z_place), I::F32::load(isa, motion_place));
             let shift = z - m;
-            let p = exp2(isa, (shift - ln_l) * log2_e); // (C4)
+            let p = exp_difference(isa, shift, ln_l); // (C4)
             let t = (motion - motion_m) - mean; // ż − μ
             let mut dz = p * both;
             let mut x = t.mul_add(both, both_motion);
