@@ -11,7 +11,7 @@ use crate::workspace::Workspace;
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use etalon_problem::{Dtype, Error, Pass, Problem, Stored};
+use etalon_problem::{Error, Pass, Problem, Stored};
 use smallvec::SmallVec;
 
 /// A tensor in the memory of a device.
@@ -21,31 +21,33 @@ pub struct DeviceTensor {
     shape: SmallVec<[usize; 4]>,
     /// In elements.
     strides: SmallVec<[i64; 4]>,
-    dtype: Dtype,
+    stored: Stored,
 }
 
 impl DeviceTensor {
-    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative.
+    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative; of
+    /// floating-point numbers (a [`Dtype`](etalon_problem::Dtype)) or of integers ([`Stored::Integer`]).
     /// Fails where there are not as many strides as axes.
     pub fn new(
         address: u64,
         shape: &[usize],
         strides: &[i64],
-        dtype: Dtype,
+        stored: impl Into<Stored>,
     ) -> Result<DeviceTensor, Error> {
         if shape.len() != strides.len() {
             return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
         }
-        Ok(DeviceTensor { address, shape: shape.into(), strides: strides.into(), dtype })
+        let (shape, strides, stored) = (shape.into(), strides.into(), stored.into());
+        Ok(DeviceTensor { address, shape, strides, stored })
     }
 
     /// As [`DeviceTensor::new`], of elements that lie one after the other.
-    pub fn dense(address: u64, shape: &[usize], dtype: Dtype) -> DeviceTensor {
+    pub fn dense(address: u64, shape: &[usize], stored: impl Into<Stored>) -> DeviceTensor {
         let mut strides: SmallVec<[i64; 4]> = SmallVec::from_elem(1, shape.len());
         for axis in (1..shape.len()).rev() {
             strides[axis - 1] = strides[axis].saturating_mul(shape[axis] as i64);
         }
-        DeviceTensor { address, shape: shape.into(), strides, dtype }
+        DeviceTensor { address, shape: shape.into(), strides, stored: stored.into() }
     }
 
     /// The dense tensor in a slice of cudarc. Fails where the slice holds fewer elements.
@@ -53,15 +55,16 @@ impl DeviceTensor {
         slice: &CudaSlice<T>,
         stream: &CudaStream,
         shape: &[usize],
-        dtype: Dtype,
+        stored: impl Into<Stored>,
     ) -> Result<DeviceTensor, Error> {
-        let wanted = shape.iter().try_fold(dtype.bytes(), |n, &extent| n.checked_mul(extent));
+        let stored = stored.into();
+        let wanted = shape.iter().try_fold(stored.bytes(), |n, &extent| n.checked_mul(extent));
         let found = slice.len() * size_of::<T>();
         if wanted.is_none_or(|wanted| wanted > found) {
-            let expected = format!("at least those of {shape:?} in {dtype}");
+            let expected = format!("at least those of {shape:?} in {stored}");
             return Err(Error::value("bytes of a slice", expected, found));
         }
-        Ok(DeviceTensor::dense(slice.device_ptr(stream).0, shape, dtype))
+        Ok(DeviceTensor::dense(slice.device_ptr(stream).0, shape, stored))
     }
 
     /// The same elsewhere.
@@ -106,7 +109,7 @@ impl<'a> DeviceTensors<'a> {
     }
 
     fn each(&self) -> impl Iterator<Item = (&'a str, &[usize], Stored)> + Clone {
-        self.list.iter().map(|(name, x)| (*name, &x.shape[..], Stored::Float(x.dtype)))
+        self.list.iter().map(|(name, x)| (*name, &x.shape[..], x.stored))
     }
 }
 
@@ -233,10 +236,11 @@ impl DevicePass {
         let address = |name: &'static str| {
             let Some((own, found)) = of(name) else { return Ok(0) };
             let found = found.ok_or_else(|| Error::missing(name, None))?;
-            if (&own.shape, &own.strides, own.dtype) != (&found.shape, &found.strides, found.dtype)
+            if (&own.shape, &own.strides, own.stored)
+                != (&found.shape, &found.strides, found.stored)
             {
                 let text = |x: &DeviceTensor| {
-                    format!("{:?} in {} with the strides {:?}", x.shape, x.dtype, x.strides)
+                    format!("{:?} in {} with the strides {:?}", x.shape, x.stored, x.strides)
                 };
                 return Err(Error::value(name, text(own), text(found)));
             }

@@ -166,6 +166,7 @@ impl Family {
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("gemm.cuh", include_str!("kernels/gemm.cuh")),
                 ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("cross_entropy_tokens.cu", include_str!("kernels/cross_entropy_tokens.cu")),
                 ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
                 ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
             ],

@@ -44,6 +44,13 @@ impl Place {
         self.extents.iter().product()
     }
 
+    /// A tensor of numbers of 8 bytes, of at most three axes, as one of their halves.
+    fn halves(self) -> Place {
+        let ([batch, heads, _, columns], [b, h, _, c]) = (self.extents, self.strides);
+        let strides = [2 * b, 2 * h, 2 * c, 1];
+        Place { address: self.address, extents: [batch, heads, columns, 2], strides }
+    }
+
     /// Whether elements lie one after the other, in the order of the shape.
     pub fn is_dense(&self) -> bool {
         let wanted = dense(self.extents);
@@ -126,6 +133,7 @@ impl Moves {
         to: Place,
         when: When,
     ) -> Result<(), Error> {
+        let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
         let (when, found) = match when {
             When::Always => (0, 0),
             When::Is(found, number) => (number, found),
@@ -154,6 +162,7 @@ impl Moves {
         if to.is_dense()
             && (bytes == 4 || pattern == 0)
             && (bytes * to.elements()).is_multiple_of(4)
+            && to.address.is_multiple_of(4)
         {
             return queue.fill(to.address, bytes * to.elements(), pattern);
         }

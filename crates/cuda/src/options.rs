@@ -77,8 +77,8 @@ pub struct Options {
     /// pass looks at all of them first, and leaves what is not finite to the portable kernels; those of lazy
     /// attention look at them, too.
     pub assume_finite: bool,
-    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results
-    /// and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes.
+    /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
+    /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes.
     pub memory_budget: usize,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.

@@ -114,6 +114,12 @@ impl Parts {
         self.part(name).is_some_and(|part| part.given || part.wanted)
     }
 
+    /// Whether kernels find these operands at multiples of 16 bytes.
+    pub fn begin_aligned(&self, names: &[&str]) -> bool {
+        let aligned = |name: &&str| self.part(name).is_none_or(|part| !part.is_direct());
+        self.aligned || names.iter().all(aligned)
+    }
+
     /// Whether kernels find rows of these operands, of two bytes an element, that begin and end at multiples of
     /// 16 bytes.
     pub fn have_whole_rows(&self, names: &[&str]) -> bool {
@@ -158,10 +164,7 @@ fn part(
     laid: Option<Laid>,
     layout: &mut Layout,
 ) -> Result<Part, Error> {
-    let bytes = match Stored::of(operand.precision, storage) {
-        Stored::Float(dtype) => dtype.bytes(),
-        Stored::Integer => 8,
-    };
+    let bytes = Stored::of(operand.precision, storage).bytes();
     let extents = extents(&operand.shape).ok_or_else(|| {
         Error::value(
             format!("number of axes of `{}`", operand.name),

@@ -88,7 +88,7 @@ pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) ->
         (Level::Sm80 | Level::Sm80Narrow, _) if !has_sm80(algorithm, pass) => {
             refuse("not written yet for sm80")
         }
-        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass, storage) => {
+        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
             refuse("not written yet for sm90a")
         }
         _ => Ok(()),
@@ -103,13 +103,9 @@ fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
     }
 }
 
-fn has_tensor_cores(algorithm: Algorithm, pass: Pass, storage: Dtype) -> bool {
+fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
-        // Its gradients of logits, divided by the number of tokens, are too small for f16.
-        Algorithm::LinearCrossEntropy => match storage {
-            Dtype::Bf16 => pass != Pass::DoubleBackward,
-            _ => pass == Pass::Forward,
-        },
+        Algorithm::LinearCrossEntropy => pass != Pass::DoubleBackward,
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
         Algorithm::AttentionLse => pass == Pass::Forward,
         _ => false,

@@ -193,6 +193,7 @@ impl Variant {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]
             }
             Family::CrossEntropy if self.define("SECOND") > 0 => &[
+                "tokens",
                 "logits",
                 "motions",
                 "totals",
@@ -203,11 +204,19 @@ impl Variant {
                 "head",
                 "bias",
             ],
-            Family::CrossEntropy => {
-                &["logits", "totals", "finish", "loss", "gradients", "hidden", "head", "bias"]
-            }
+            Family::CrossEntropy => &[
+                "tokens",
+                "logits",
+                "totals",
+                "finish",
+                "loss",
+                "gradients",
+                "hidden",
+                "head",
+                "bias",
+            ],
             Family::HopperCrossEntropy => {
-                &["leaves", "gradient", "hidden", "head", "tree", "gather", "bias"]
+                &["leaves", "scale", "gradient", "hidden", "head", "tree", "gather", "bias"]
             }
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],

@@ -44,6 +44,20 @@ impl Stored {
             (Precision::Integer, _) => Stored::Integer,
         }
     }
+
+    /// The bytes of an element.
+    pub fn bytes(self) -> usize {
+        match self {
+            Stored::Float(dtype) => dtype.bytes(),
+            Stored::Integer => size_of::<i64>(),
+        }
+    }
+}
+
+impl From<Dtype> for Stored {
+    fn from(dtype: Dtype) -> Self {
+        Stored::Float(dtype)
+    }
 }
 
 impl fmt::Display for Stored {

@@ -3,11 +3,11 @@
 
 use crate::cross_entropy::call::Call;
 use crate::cross_entropy::maps::{TensorMap, map};
-use crate::cross_entropy::plan::TILE;
+use crate::cross_entropy::plan::{Plan, TILE};
 use crate::gpu::Kernels;
 use crate::parts::Parts;
 use crate::queue::Queue;
-use crate::room::Room;
+use crate::room::{Layout, Room, memory};
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
@@ -33,6 +33,8 @@ pub(crate) struct Hopper {
     storage: Dtype,
     /// A copy of the rows of h of a chunk of tokens; without it they lie side by side in h.
     pub packed: Option<Room>,
+    /// Of f16, what da of each chunk of tokens is multiplied by: numbers of f32.
+    pub scales: Option<Room>,
 }
 
 /// `Product` of `sm90a_cross_entropy.cu`.
@@ -46,6 +48,7 @@ struct Product {
     leaves: u64,
     from: u64,
     to: u64,
+    scale: u64,
 }
 
 // SAFETY: the fields, their types and their order are those of `Product` in `sm90a_cross_entropy.cu`, and it
@@ -55,7 +58,7 @@ unsafe impl DeviceRepr for Product {}
 impl Product {
     fn new(call: &Call) -> Product {
         let none = TensorMap::default();
-        Product { a: none, b: none, out: none, call: *call, leaves: 0, from: 0, to: 0 }
+        Product { a: none, b: none, out: none, call: *call, leaves: 0, from: 0, to: 0, scale: 0 }
     }
 }
 
@@ -73,23 +76,40 @@ impl Hopper {
             _ if !parts.device().is_hopper() => {
                 return Some("the device is not of compute capability 9.0");
             }
-            Dtype::Bf16 => {}
-            Dtype::F16 if parts.pass == Pass::Forward => {}
-            Dtype::F16 => return Some("gradients of logits are not written yet in f16 for sm90a"),
+            Dtype::Bf16 | Dtype::F16 => {}
             _ => return Some("its tensor cores multiply bf16 and f16"),
         }
         match parts.pass {
             Pass::Forward | Pass::Backward | Pass::ForwardBackward => {}
             _ => return Some("the second order is not written yet for sm90a"),
         }
-        (!problem.dim.is_multiple_of(8)).then_some("dim must be a multiple of 8 for sm90a")
+        if !problem.dim.is_multiple_of(8) {
+            return Some("dim must be a multiple of 8 for sm90a");
+        }
+        let begin = parts.begin_aligned(&["h", "w", "dh", "dw"]);
+        (!begin).then_some("h, w, dh and dw must begin at multiples of 16 bytes for sm90a")
     }
 
     /// Compiles or loads the kernels.
     pub fn new(parts: &Parts) -> Result<Hopper, Error> {
         let variant = Variant::hopper_cross_entropy(parts.storage);
         let kernels = parts.device().kernels(variant.clone(), ARCHITECTURE)?;
-        Ok(Hopper { kernels, variant, storage: parts.storage, packed: None })
+        Ok(Hopper { kernels, variant, storage: parts.storage, packed: None, scales: None })
+    }
+
+    /// With scratch memory for so many tokens of so many elements.
+    pub fn with_scratch(
+        self,
+        (tokens, dim, _): (usize, usize, usize),
+        plan: &Plan,
+        ignores: bool,
+        layout: &mut Layout,
+    ) -> Result<Hopper, Error> {
+        let rows = dim.checked_mul(2 * plan.rows).ok_or_else(|| memory(usize::MAX))?;
+        let packed = ignores.then(|| layout.room(rows)).transpose()?;
+        let scales =
+            (self.storage == Dtype::F16).then(|| layout.room(4 * tokens.div_ceil(plan.rows)));
+        Ok(Hopper { packed, scales: scales.transpose()?, ..self })
     }
 
     /// Classes whose leaves a plane of so many bytes holds, of so many rows: whole groups, or all of them.
@@ -154,35 +174,46 @@ impl Hopper {
         queue.launch(self.kernels.get("tree")?, blocks, (256, 0), &product)
     }
 
+    /// What (C16) of a chunk of tokens is multiplied by before it is stored, from their pulls.
+    pub fn scale(&self, queue: &Queue<'_>, call: &Call, scale: u64) -> Result<(), Error> {
+        let product = Product { scale, ..Product::new(call) };
+        queue.launch(self.kernels.get("scale")?, 1, (1024, 0), &product)
+    }
+
     /// (C16) of a chunk, in the storage type.
-    pub fn gradient(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
+    pub fn gradient(
+        &self,
+        queue: &Queue<'_>,
+        call: &Call,
+        [h, scale]: [u64; 2],
+    ) -> Result<(), Error> {
         let out = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
-        let product = Product { out, ..self.logits(queue, call, h)? };
+        let product = Product { out, scale, ..self.logits(queue, call, h)? };
         let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes };
         self.product(queue, &tiles, &product)
     }
 
     /// (C17)
-    pub fn hidden(&self, queue: &Queue<'_>, call: &Call) -> Result<(), Error> {
+    pub fn hidden(&self, queue: &Queue<'_>, call: &Call, scale: u64) -> Result<(), Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
         let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 128)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 64)?;
         let tiles = Tiles { name: "hidden", rows: call.count, columns: call.dim };
-        self.product(queue, &tiles, &Product { a, b, ..Product::new(call) })
+        self.product(queue, &tiles, &Product { a, b, scale, ..Product::new(call) })
     }
 
     /// (C18)
-    pub fn head(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
+    pub fn head(&self, queue: &Queue<'_>, call: &Call, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
         let b = self.map(queue, h, [call.count, call.dim, call.dim], 64)?;
         let tiles = Tiles { name: "head", rows: call.classes, columns: call.dim };
-        self.product(queue, &tiles, &Product { a, b, ..Product::new(call) })
+        self.product(queue, &tiles, &Product { a, b, scale, ..Product::new(call) })
     }
 
     /// (C19)
-    pub fn bias(&self, queue: &Queue<'_>, call: &Call) -> Result<(), Error> {
+    pub fn bias(&self, queue: &Queue<'_>, call: &Call, scale: u64) -> Result<(), Error> {
         let blocks = (call.classes as u64).div_ceil(32);
-        let product = Product { from: call.z, ..Product::new(call) };
+        let product = Product { from: call.z, scale, ..Product::new(call) };
         queue.launch(self.kernels.get("bias")?, blocks, (256, 0), &product)
     }
 }

@@ -23,8 +23,6 @@ pub(crate) struct Asked {
     pub second: bool,
     /// Whether tensor cores multiply: gradients of logits are stored in 16 bits, and sums of dh beside the tree.
     pub tensor: bool,
-    /// Whether they need a copy of the rows of h.
-    pub packs: bool,
 }
 
 impl Asked {
@@ -60,21 +58,19 @@ pub(crate) struct Plan {
     pub hidden: usize,
     pub head: usize,
     pub head_bias: usize,
-    /// Bytes of a copy of the rows of h of a chunk.
-    pub packed: usize,
 }
 
 impl Plan {
-    /// For so many tokens that count. Chunks are as large as the budget permits, at least one tile.
+    /// For so many tokens. Chunks are as large as the budget permits, at least one tile.
     pub fn new(
-        (counted, dim, vocab): (usize, usize, usize),
+        (tokens, dim, vocab): (usize, usize, usize),
         asked: Asked,
         budget: usize,
     ) -> Result<Plan, Error> {
         let up = |x: usize, to: usize| {
             x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX))
         };
-        let (all_rows, all_columns) = (up(counted, SIDE)?, up(vocab, TILE)?);
+        let (all_rows, all_columns) = (up(tokens, SIDE)?, up(vocab, TILE)?);
         let wide = all_columns.min(WIDE);
         let mut rows = all_rows;
         loop {
@@ -106,9 +102,8 @@ impl Plan {
             }
             false => 0,
         };
-        let packed = if asked.packs { dim.checked_mul(2 * rows)? } else { 0 };
         let head_bias = if several && asked.dbias && !asked.wide { 4 * vocab } else { 0 };
-        let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?.checked_add(packed)?;
+        let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?;
         // A column of logits, of their motions, and a row of dw where that is summed apart.
         let element = if asked.tensor { 2 } else { 4 };
         let planes = 1 + usize::from(asked.second);
@@ -128,7 +123,6 @@ impl Plan {
             hidden,
             head: if apart { columns.checked_mul(4 * dim)? } else { 0 },
             head_bias,
-            packed,
         })
     }
 }
@@ -137,18 +131,11 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const ALL: Asked = Asked {
-        dh: true,
-        dw: true,
-        dbias: true,
-        wide: false,
-        second: false,
-        tensor: false,
-        packs: false,
-    };
+    const ALL: Asked =
+        Asked { dh: true, dw: true, dbias: true, wide: false, second: false, tensor: false };
 
     fn bytes(plan: &Plan, planes: usize) -> usize {
-        planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias + plan.packed
+        planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::cross_entropy::hopper::Hopper;
 use crate::cross_entropy::plan::{Asked, Plan};
-use crate::cross_entropy::tokens::Tokens;
+use crate::cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::gpu::Kernels;
 use crate::options::Options;
 use crate::parts::{Holds, Parts};
@@ -18,7 +18,8 @@ use std::sync::Arc;
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: Cow<'a, LinearCrossEntropy>,
-    pub tokens: Tokens,
+    /// Whether some tokens may be ignored.
+    pub ignores: bool,
     pub asked: Asked,
     pub plan: Plan,
     pub rooms: Rooms,
@@ -31,6 +32,8 @@ pub(crate) struct Prepared<'a> {
 /// Where things lie in scratch memory.
 #[derive(Debug)]
 pub(crate) struct Rooms {
+    pub tokens: Room,
+    pub common: Room,
     pub z: Room,
     pub motion: Room,
     pub picked: Room,
@@ -48,15 +51,17 @@ fn pull(second: bool) -> usize {
 }
 
 impl Rooms {
-    fn new(plan: &Plan, asked: Asked, counted: usize, layout: &mut Layout) -> Result<Rooms, Error> {
+    fn new(plan: &Plan, asked: Asked, tokens: usize, layout: &mut Layout) -> Result<Rooms, Error> {
         let pulls = if asked.gradients() { pull(asked.second) } else { 0 };
         Ok(Rooms {
+            tokens: layout.room(TOKEN * tokens)?,
+            common: layout.room(COMMON)?,
             z: layout.room(plan.plane)?,
             motion: layout.room(if asked.second { plan.plane } else { 0 })?,
-            picked: layout.room(8 * counted)?,
+            picked: layout.room(8 * tokens)?,
             nodes: layout.room(plan.nodes)?,
-            pulls: layout.room(pulls * counted)?,
-            terms: layout.room(16 * counted)?,
+            pulls: layout.room(pulls * tokens)?,
+            terms: layout.room(16 * tokens)?,
             hidden: layout.room(plan.hidden)?,
             head: layout.room(plan.head)?,
             head_bias: layout.room(plan.head_bias)?,
@@ -66,7 +71,7 @@ impl Rooms {
 
 impl<'a> Prepared<'a> {
     /// Lays the memory of a pass out that has passed [`Table::check_call`], and loads its kernels. `inputs`: those
-    /// in the memory of the host, of which targets and weights are read here.
+    /// in the memory of the host, of which targets and weights are looked at here; on a device nobody can look.
     pub fn new(
         held: Arc<Held>,
         problem: &'a LinearCrossEntropy,
@@ -76,15 +81,10 @@ impl<'a> Prepared<'a> {
         inputs: Option<&Views<'_>>,
         options: &Options,
     ) -> Result<Prepared<'a>, Error> {
-        let Some(inputs) = inputs else {
-            return Err(Error::Unsupported {
-                what: "linear_cross_entropy of operands on a device".to_string(),
-                reason: "targets are checked on the host: call `run_in`".to_string(),
-            });
-        };
-        let tokens = Tokens::new(problem, inputs)?;
+        let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
+        let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();
-        let parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
+        let mut parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
         let gradients = match pass {
             Pass::DoubleBackward => ["gh", "gw", "gbias"],
             _ => ["dh", "dw", "dbias"],
@@ -98,25 +98,21 @@ impl<'a> Prepared<'a> {
             second: pass == Pass::DoubleBackward,
             ..Asked::default()
         };
-        let mut hopper = choose(&parts, problem, options)?;
-        let counted = tokens.counted.len();
-        let asked = Asked {
-            tensor: hopper.is_some(),
-            packs: hopper.is_some() && counted < problem.tokens,
-            ..asked
-        };
-        let sizes = (counted, problem.dim, problem.vocab);
+        // What fills the rows of dh of ignored tokens, if they need not begin and end with whole words.
+        parts.load_moves(inputs.is_none() && ignores && storage != Dtype::F32)?;
+        let hopper = choose(&parts, problem, options)?;
+        let asked = Asked { tensor: hopper.is_some(), ..asked };
+        let sizes = (problem.tokens, problem.dim, problem.vocab);
         let plan = Plan::new(sizes, asked, options.memory_budget)?;
-        let rooms = Rooms::new(&plan, asked, counted, &mut layout)?;
-        if let Some(hopper) = hopper.as_mut().filter(|_| asked.packs) {
-            hopper.packed = Some(layout.room(plan.packed)?);
-        }
+        let rooms = Rooms::new(&plan, asked, problem.tokens, &mut layout)?;
+        let scratch = |hopper: Hopper| hopper.with_scratch(sizes, &plan, ignores, &mut layout);
+        let hopper = hopper.map(scratch).transpose()?;
         let device = parts.device();
         let variant = Variant::cross_entropy(storage, asked.second);
         let kernels = device.kernels(variant, &device.architecture())?;
         let scratch_bytes = layout.bytes();
         let problem = Cow::Borrowed(problem);
-        Ok(Prepared { parts, problem, tokens, asked, plan, rooms, kernels, hopper, scratch_bytes })
+        Ok(Prepared { parts, problem, ignores, asked, plan, rooms, kernels, hopper, scratch_bytes })
     }
 }
 

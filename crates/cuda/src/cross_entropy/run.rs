@@ -11,7 +11,7 @@ use crate::cross_entropy::plan::{SIDE, TILE};
 use crate::cross_entropy::prepared::Prepared;
 use crate::job;
 use crate::parts::Part;
-use etalon_problem::{Error, LseSquareWeight, Pass, Reduction};
+use etalon_problem::{Error, LseSquareWeight, NothingLeft, Pass, Reduction};
 use std::ops::Range;
 
 type Job<'a> = job::Job<'a, Prepared<'a>>;
@@ -26,36 +26,36 @@ struct Run<'j, 'a> {
 pub(crate) fn run(job: &Job<'_>) -> Result<(), Error> {
     clear(job)?;
     let run = Run { job, call: call(job) };
-    if !job.prepared.tokens.counted.is_empty() {
-        run.by_tokens()?;
-        if job.prepared.plan.apart {
-            run.by_classes()?;
-        }
+    run.launch("tokens", 1, 1024, &run.call)?;
+    run.by_tokens()?;
+    if job.prepared.plan.apart {
+        run.by_classes()?;
     }
     run.launch("loss", 1, 256, &run.call)
 }
 
-/// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where no token
-/// counts.
+/// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where there is no
+/// token.
 fn clear(job: &Job<'_>) -> Result<(), Error> {
-    let Prepared { parts, tokens, problem, .. } = job.prepared;
-    let none = tokens.counted.is_empty();
-    let ignored = tokens.counted.len() < problem.tokens;
+    let Prepared { parts, ignores, problem, .. } = job.prepared;
     let leaves = |part: &Part| match part.operand.name {
-        "dw" | "dbias" | "gw" | "gbias" => none,
-        _ => none || ignored,
+        "dw" | "dbias" | "gw" | "gbias" => problem.tokens == 0,
+        _ => *ignores || problem.tokens == 0,
     };
     for part in parts.list.iter().filter(|part| part.wanted && leaves(part)) {
         let nothing = if part.operand.name == "argmax" { u32::MAX } else { 0 };
         let place = job.place_of(part);
-        // What the caller holds on a device is dense, and begins and ends with whole words.
-        job.queue.fill(place.address, part.bytes * place.elements(), nothing)?;
+        match parts.moves() {
+            Ok(moves) if part.bytes == 2 => moves.fill(&job.queue, 2, place, 0)?,
+            // Memory of this call begins and ends with whole words.
+            _ => job.queue.fill(place.address, part.bytes * place.elements(), nothing)?,
+        }
     }
     Ok(())
 }
 
 fn call(job: &Job<'_>) -> Call {
-    let Prepared { parts, problem, tokens, asked, plan, rooms, hopper, .. } = job.prepared;
+    let Prepared { parts, problem, asked, plan, rooms, hopper, .. } = job.prepared;
     let at = |name: &str| job.address(name);
     let pass = |forward: &'static str, second: &'static str| match parts.pass {
         Pass::DoubleBackward => at(second),
@@ -84,7 +84,10 @@ fn call(job: &Job<'_>) -> Call {
         dh: pass("dh", "gh"),
         dw: pass("dw", "gw"),
         dbias: pass("dbias", "gbias"),
-        tokens: job.tables,
+        targets: at("targets"),
+        token_weights: at("token_weights"),
+        tokens: job.at(rooms.tokens),
+        common: job.at(rooms.common),
         z: job.at(rooms.z),
         motion: job.at(rooms.motion),
         picked: job.at(rooms.picked),
@@ -92,22 +95,26 @@ fn call(job: &Job<'_>) -> Call {
         pulls: if asked.gradients() { job.at(rooms.pulls) } else { 0 },
         terms: job.at(rooms.terms),
         hidden: job.at(rooms.hidden),
-        class_weight: tokens.class_weights,
-        z_mean: tokens.z,
-        z_lse: tokens.z_lse,
+        ignore_index: problem.ignore_index,
+        divisor: if let Reduction::By { normaliser } = problem.reduction {
+            normaliser
+        } else {
+            1.0
+        },
         square: problem.lse_square_scale,
         smoothing: problem.label_smoothing,
         dim: problem.dim as i32,
         vocab: problem.vocab as i32,
-        counted: tokens.counted.len() as i32,
+        all: problem.tokens as i32,
         rows: plan.rows as i32,
         columns: plan.columns as i32,
         leaf: if hopper.is_some() { GROUP * TILE } else { TILE } as i32,
-        nothing_left: tokens.nothing_left,
+        mean: i32::from(problem.reduction == Reduction::Mean),
+        nan_of_nothing: i32::from(problem.nothing_left != NothingLeft::Zero),
         each: i32::from(problem.reduction == Reduction::None),
         square_weighted: i32::from(problem.lse_square_weight == LseSquareWeight::ClassWeight),
         entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
-        whole: i32::from(problem.dim % 4 == 0),
+        whole: i32::from(problem.dim % 4 == 0 && parts.begin_aligned(&["h", "w", "ddh", "ddw"])),
         wide: i32::from(asked.wide),
         ..Call::default()
     };
@@ -126,7 +133,7 @@ impl Run<'_, '_> {
     }
 
     fn tokens(&self) -> impl Iterator<Item = Range<usize>> {
-        chunks(self.call.counted as usize, self.job.prepared.plan.rows)
+        chunks(self.call.all as usize, self.job.prepared.plan.rows)
     }
 
     fn classes(&self) -> impl Iterator<Item = Range<usize>> {
@@ -160,6 +167,7 @@ impl Run<'_, '_> {
             self.totals(&tokens, h)?;
             let all = self.chunk(&tokens, &(0..0));
             self.launch("finish", tokens.len().div_ceil(128), 128, &all)?;
+            self.scale(&all)?;
             if !(asked.dh || head) {
                 continue;
             }
@@ -175,6 +183,21 @@ impl Run<'_, '_> {
             }
         }
         Ok(())
+    }
+
+    /// Where what da of a chunk of tokens is multiplied by lies; 0 if it is not.
+    fn scale_of(&self, call: &Call) -> u64 {
+        let room = self.job.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
+        room.map_or(0, |room| self.job.at(room) + 4 * (call.first_token / call.rows) as u64)
+    }
+
+    /// Finds it.
+    fn scale(&self, call: &Call) -> Result<(), Error> {
+        match (self.scale_of(call), &self.job.prepared.hopper) {
+            (0, _) | (_, None) => Ok(()),
+            _ if !self.job.prepared.asked.gradients() => Ok(()),
+            (scale, Some(hopper)) => hopper.scale(&self.job.queue, call, scale),
+        }
     }
 
     /// dw and dbias, whose sums wait beside them for the next chunk of tokens.
@@ -221,7 +244,7 @@ impl Run<'_, '_> {
     /// (C16), and in the second order (C27); of logits that are `kept`, or computed now.
     fn gradients(&self, call: &Call, h: u64, kept: bool) -> Result<(), Error> {
         if let Some(hopper) = &self.job.prepared.hopper {
-            return hopper.gradient(&self.job.queue, call, h);
+            return hopper.gradient(&self.job.queue, call, [h, self.scale_of(call)]);
         }
         if !kept {
             self.logits(call)?;
@@ -237,7 +260,7 @@ impl Run<'_, '_> {
         let ends = i32::from(classes.end == call.vocab as usize);
         let call = Call { begins, ends, ..*call };
         match &self.job.prepared.hopper {
-            Some(hopper) => hopper.hidden(&self.job.queue, &call),
+            Some(hopper) => hopper.hidden(&self.job.queue, &call, self.scale_of(&call)),
             None => self.launch("hidden", tiles(call.count) * tiles(call.dim), 256, &call),
         }
     }
@@ -263,12 +286,12 @@ impl Run<'_, '_> {
             head,
             head_bias: bias + first,
             begins: i32::from(tokens.start == 0),
-            ends: i32::from(tokens.end == call.counted as usize),
+            ends: i32::from(tokens.end == call.all as usize),
             ..*call
         };
         if asked.dw {
             match hopper {
-                Some(hopper) => hopper.head(&self.job.queue, &call, h)?,
+                Some(hopper) => hopper.head(&self.job.queue, &call, [h, self.scale_of(&call)])?,
                 None => {
                     let blocks = tiles(call.classes) * tiles(call.dim);
                     self.launch("head", blocks, 256, &call)?;
@@ -277,7 +300,7 @@ impl Run<'_, '_> {
         }
         if asked.dbias {
             match hopper {
-                Some(hopper) => hopper.bias(&self.job.queue, &call)?,
+                Some(hopper) => hopper.bias(&self.job.queue, &call, self.scale_of(&call))?,
                 None => self.launch("bias", (call.classes as usize).div_ceil(32), 256, &call)?,
             }
         }

@@ -9,7 +9,7 @@
 // Rows of h, or of how it moves, of the tokens of the chunk.
 DEV Along<element> of_tokens(const Call& c, const element* x, int first) {
   const int row = first + threadIdx.x % SIDE;
-  return {row < c.count ? x + (i64)c.tokens[c.first_token + row].index * c.dim : 0, c.dim, c.whole != 0};
+  return {row < count_of(c) ? x + (i64)c.tokens[c.first_token + row].index * c.dim : 0, c.dim, c.whole != 0};
 }
 // Rows of w, or of how it moves, of the classes of the chunk.
 DEV Along<element> of_classes(const Call& c, const element* x, int first) {
@@ -20,16 +20,17 @@ DEV Along<element> of_classes(const Call& c, const element* x, int first) {
 // A block has the tile of tokens `blockIdx % tiles`: those that run side by side read the same rows of w.
 struct Corner { int token, column; };
 DEV Corner corner(const Call& c) {
-  const int tiles = (c.count + SIDE - 1) / SIDE;
+  const int tiles = (c.count + SIDE - 1) / SIDE;  // those whose tokens do not count have nothing to do
   return {(int)(blockIdx.x % tiles) * SIDE, (int)(blockIdx.x / tiles) * SIDE};
 }
 
 // Calls f(place, class, sum) with four logits of the tile at a time.
 template <class F> DEV void each_four(const Call& c, const Corner& at, const float (&sum)[8][8], F f) {
+  const int count = count_of(c);
 #pragma unroll
   for (int r = 0; r < 8; r++) {
     const int row = at.token + spread(ty(), r);
-    if (row >= c.count) continue;
+    if (row >= count) continue;
 #pragma unroll
     for (int half = 0; half < 8; half += 4) {
       const int column = at.column + spread(tx(), half);
@@ -47,6 +48,7 @@ DEV void add_bias(const Call& c, const element* bias, int column, float (&x)[4])
 extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_constant__ Call c) {
   __shared__ Shared shared;
   const Corner at = corner(c);
+  if (at.token >= count_of(c)) return;
   float sum[8][8];
   clear(sum);
   multiply(shared, sum, of_tokens(c, c.h, at.token), of_classes(c, c.w, at.column), c.dim);
@@ -60,6 +62,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_con
 extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_constant__ Call c) {
   __shared__ Shared shared;
   const Corner at = corner(c);
+  if (at.token >= count_of(c)) return;
   float sum[8][8];
   clear(sum);
   if (c.ddh) multiply(shared, sum, of_tokens(c, c.ddh, at.token), of_classes(c, c.w, at.column), c.dim);
@@ -81,7 +84,7 @@ DEV void store(const Call& c, void* x, i64 at, float value) {
 // sum += the gradients of logits of a tile of classes times its rows of x.
 DEV void add_classes(const Call& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int token, int tile, int column) {
   const int row = token + threadIdx.x % SIDE, first = tile * TILE, classes = min(TILE, c.classes - first);
-  const Along<float> a = {row < c.count ? gradients + (i64)row * c.columns + first : 0, classes, true};
+  const Along<float> a = {row < count_of(c) ? gradients + (i64)row * c.columns + first : 0, classes, true};
   const element* from = x + (i64)(c.first_class + first) * c.dim + column;
   const i64 stride = c.dim;
   multiply(shared, sum, a, across<element>([=](int k) { return from + k * stride; }, classes, c.dim - column, c.whole != 0), classes);
@@ -90,6 +93,7 @@ DEV void add_classes(const Call& c, Shared& shared, float (&sum)[8][8], const fl
 extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_constant__ Call c) {
   __shared__ Shared shared;
   const Corner at = corner(c);
+  if (at.token >= count_of(c)) return;
   const int tiles = (c.classes + TILE - 1) / TILE, all = (c.vocab + TILE - 1) / TILE;
   auto waiting = [&](int level) { return c.hidden + ((i64)level * gridDim.x + blockIdx.x) * (SIDE * SIDE); };
   float sum[8][8];
@@ -116,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
 #pragma unroll
   for (int r = 0; r < 8; r++) {
     const int row = at.token + spread(ty(), r);
-    if (row >= c.count) continue;
+    if (row >= count_of(c)) continue;
     const i64 to = (i64)c.tokens[c.first_token + row].index * c.dim;
 #pragma unroll
     for (int e = 0; e < 8; e++) {
@@ -131,10 +135,11 @@ DEV void add_tokens(const Call& c, Shared& shared, float (&sum)[8][8], const flo
   const float* from = gradients + first;
   const i64 columns = c.columns, stride = c.dim;
   const Token* tokens = c.tokens + c.first_token;
+  const int count = count_of(c);
   const element* to = x + column;
-  auto a = across<float>([=](int k) { return from + k * columns; }, c.count, SIDE, true);
-  auto b = across<element>([=](int k) { return to + tokens[k].index * stride; }, c.count, c.dim - column, c.whole != 0);
-  multiply(shared, sum, a, b, c.count);
+  auto a = across<float>([=](int k) { return from + k * columns; }, count, SIDE, true);
+  auto b = across<element>([=](int k) { return to + tokens[k].index * stride; }, count, c.dim - column, c.whole != 0);
+  multiply(shared, sum, a, b, count);
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_constant__ Call c) {
@@ -165,10 +170,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
 // (C19), (C30): 32 classes a block. Thread (y, x) adds up every eighth token.
 extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ Call c) {
   __shared__ float sums[8][32];
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x;
+  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
   float sum = 0;
 #pragma unroll 8
-  for (int i = y; i < c.count; i += 8) sum += c.z[(i64)i * c.columns + column];
+  for (int i = y; i < count; i += 8) sum += c.z[(i64)i * c.columns + column];
   sums[y][x] = sum;
   for (int n = 4; n; n /= 2) {
     __syncthreads();

@@ -29,6 +29,14 @@ struct Pull {
 #endif
 };
 
+// What all tokens that count have in common: the kernel `tokens` finds it.
+struct Common {
+  double z_mean, z_lse, class_weight;  // Z and Z_z of (C10); sum of cw
+  float largest;                       // the largest |cw|
+  int counted;                         // the tokens that count
+  int nothing_left;                    // 0: divide; 1: the share of a mean is 0; 2: NaN
+};
+
 struct Cotangents { const float *loss, *lse, *logprob, *entropy; };  // 0: counts as 0
 struct Outputs { float *loss, *lse, *logprob, *entropy; };           // 0: not wanted
 
@@ -40,7 +48,10 @@ struct Call {
   i64 *argmax, *n_valid;
   float* normaliser;
   void *dh, *dw, *dbias;
-  const Token* tokens;                               // those that count
+  const i64* targets;
+  const float* token_weights;                        // 0: all are 1
+  Token* tokens;                                     // those that count
+  Common* common;
   float *z, *motion;                                 // [rows][columns]: logits, then gradients; their motions
   float* picked;                                     // [tokens][2]: the logits of targets, and their motions
   Node* nodes;                                       // [levels][rows]: what waits in the tree
@@ -48,17 +59,21 @@ struct Call {
   double* terms;                                     // [tokens][2] of (C9)
   float* hidden;                                     // sums of dh that wait in the tree
   float *head, *head_bias;                           // [classes][D] and [classes] of the chunk: sums over the tokens before
-  double class_weight, z_mean, z_lse, square, smoothing;  // sum of cw; Z and Z_z of (C10); zeta; alpha
+  i64 ignore_index;
+  double divisor, square, smoothing;                 // Z unless it is a mean's; zeta; alpha
   float factor, ratio, slope;                        // of the link; ratio 0: no cap
-  int dim, vocab, counted, rows, columns;
-  int first_token, count, first_class, classes;      // the chunk
-  int nothing_left;                                  // 0: divide; 1: the share of a mean is 0; 2: NaN
+  int dim, vocab, all, rows, columns;                // all: tokens, whether they count or not
+  int first_token, count, first_class, classes;      // the chunk, of as many tokens as may count
+  int mean, nan_of_nothing;                          // whether Z is a mean's, and is NaN where nothing is left
   int each;                                          // whether every token has a loss of its own
   int square_weighted;                               // whether omega is cw of the target
   int entropy, whole, wide;                          // entropy: whether it is wanted, or has a cotangent; wide: gradients are f32
   int leaf;                                          // classes of the nodes that the tree begins with
   int begins, ends;                                  // the chunk is the first, the last that adds to its sums
 };
+
+// The tokens of the chunk that count: the host does not know how many there are.
+DEV int count_of(const Call& c) { return max(0, min(c.count, c.common->counted - c.first_token)); }
 
 // ---- from a to z -----------------------------------------------------------------------------------------------------
 // (C2)

@@ -69,6 +69,7 @@ DEV Node leaf(const Call& c, int row, int tile, const Token& token) {
 extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__ Call c) {
   __shared__ Node leaves[8];
   const int row = blockIdx.x, warp = threadIdx.x / 32, tiles = (c.classes + TILE - 1) / TILE;
+  if (row >= count_of(c)) return;
   const Token token = c.tokens[c.first_token + row];
 #pragma unroll 1
   for (int tile = 0; tile < tiles; tile += 8) {
@@ -118,8 +119,8 @@ DEV Totals totals_of(const Node& x, const float* picked) {
 
 // x / z of (C9) and (C12), or what the problem wants where there is nothing to average.
 DEV double share(const Call& c, double x, double z) {
-  if (c.nothing_left == 0) return x / z;
-  return c.nothing_left == 1 ? 0 : (double)__int_as_float(0x7fffffff);
+  if (c.common->nothing_left == 0) return x / z;
+  return c.common->nothing_left == 1 ? 0 : (double)__int_as_float(0x7fffffff);
 }
 // zeta kappa omega
 DEV double square(const Call& c, const Token& token) {
@@ -129,14 +130,14 @@ DEV double square(const Call& c, const Token& token) {
 // Writes what a token has of the outputs, and its terms of the loss; or how they move.
 DEV void write(const Call& c, const Outputs& o, bool moved, int i, const Token& token, const Node& x, const Totals& t) {
   const double own = (double)token.class_weight, part = c.smoothing / c.vocab;
-  double ce = 0, spread = c.class_weight * t.ln_l - x.s, ce_motion = 0;
+  double ce = 0, spread = c.common->class_weight * t.ln_l - x.s, ce_motion = 0;
   if (c.smoothing < 1) ce += (1 - c.smoothing) * weigh(own, -t.logprob);  // (C7)
   if (c.smoothing > 0) ce += part * spread;
   double terms[2] = {weigh((double)token.weight, ce), weigh(square(c, token), t.lse * t.lse)};
 #if SECOND
   if (moved) {
     if (c.smoothing < 1) ce_motion += (1 - c.smoothing) * weigh_motion(own, -t.logprob, -t.logprob_motion);
-    if (c.smoothing > 0) ce_motion += part * (c.class_weight * t.mean - x.s_motion);
+    if (c.smoothing > 0) ce_motion += part * (c.common->class_weight * t.mean - x.s_motion);
     terms[0] = weigh_motion(token.weight, ce, ce_motion);
     terms[1] = weigh_motion(square(c, token), t.lse * t.lse, 2 * t.lse * t.lse_motion);
   }
@@ -157,12 +158,12 @@ DEV double at(const float* x, int i) { return x ? x[i] : 0; }
 struct Factors { double beta, lambda, eta, dentropy, gamma; };
 DEV Factors factors(const Call& c, const Cotangents& x, const Token& token, double lse) {
   const double dloss = at(x.loss, c.each ? token.index : 0);
-  const double g = share(c, dloss * token.weight, c.z_mean), gamma = share(c, dloss * square(c, token), c.z_lse);
+  const double g = share(c, dloss * token.weight, c.common->z_mean), gamma = share(c, dloss * square(c, token), c.common->z_lse);
   Factors f;
   // Of alpha = 1 and alpha = 0 the other part is left out, whatever it would be.
   f.eta = c.smoothing > 0 ? g * (c.smoothing / c.vocab) : 0;
   f.beta = (c.smoothing < 1 ? g * (1 - c.smoothing) * token.class_weight : 0) - at(x.logprob, token.index);
-  f.lambda = (c.smoothing > 0 ? f.eta * c.class_weight : 0) + (gamma == 0 ? 0 : 2 * gamma * lse) + at(x.lse, token.index);
+  f.lambda = (c.smoothing > 0 ? f.eta * c.common->class_weight : 0) + (gamma == 0 ? 0 : 2 * gamma * lse) + at(x.lse, token.index);
   f.dentropy = at(x.entropy, token.index), f.gamma = gamma;
   return f;
 }
@@ -196,7 +197,7 @@ DEV Pull pull_of(const Call& c, const Token& token, const Node& x, const Totals&
 // From the totals of the tokens of the chunk: outputs, and what the tokens pull with.
 extern "C" __global__ void __launch_bounds__(128) finish(const __grid_constant__ Call c) {
   const int row = blockIdx.x * 128 + threadIdx.x, i = c.first_token + row;
-  if (row >= c.count) return;
+  if (row >= count_of(c)) return;
   const Token token = c.tokens[i];
   const Node x = total(c, row);
   const float* picked = &c.picked[2 * i];
@@ -215,7 +216,7 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
   __shared__ double sums[256][2];
   const int t = threadIdx.x;
   double a = 0, b = 0;
-  for (int i = t; i < c.counted && !c.each; i += 256) a += c.terms[2 * i], b += c.terms[2 * i + 1];
+  for (int i = t; i < c.common->counted && !c.each; i += 256) a += c.terms[2 * i], b += c.terms[2 * i + 1];
   sums[t][0] = a, sums[t][1] = b;
   for (int n = 128; n; n /= 2) {
     __syncthreads();
@@ -223,9 +224,9 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
   }
   if (t) return;
   const Outputs& o = SECOND ? c.motions : c.outputs;
-  if (o.loss && !c.each) *o.loss = (float)(share(c, sums[0][0], c.z_mean) + share(c, sums[0][1], c.z_lse));
-  if (c.n_valid) *c.n_valid = c.counted;
-  if (c.normaliser) *c.normaliser = (float)c.z_mean;
+  if (o.loss && !c.each) *o.loss = (float)(share(c, sums[0][0], c.common->z_mean) + share(c, sums[0][1], c.common->z_lse));
+  if (c.n_valid) *c.n_valid = c.common->counted;
+  if (c.normaliser) *c.normaliser = (float)c.common->z_mean;
 }
 
 // ---- gradients of logits ---------------------------------------------------------------------------------------------
@@ -253,7 +254,7 @@ DEV void gradient(const Call& c, const Pull& y, float cw, float& z, float& motio
 // 1024 classes of a token a block. What lies beyond the last class becomes 0.
 extern "C" __global__ void __launch_bounds__(256) gradients(const __grid_constant__ Call c) {
   const int parts = (c.columns + 1023) / 1024, row = blockIdx.x / parts, first = blockIdx.x % parts * 1024 + threadIdx.x * 4;
-  if (first >= c.columns) return;
+  if (first >= c.columns || row >= count_of(c)) return;
   const int i = c.first_token + row, target = c.tokens[i].target - c.first_class;
   const Pull y = c.pulls[i];
   float* const at = c.z + (i64)row * c.columns + first;

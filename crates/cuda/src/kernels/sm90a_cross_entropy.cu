@@ -24,13 +24,15 @@ struct Product {
   void* leaves;         // [tiles of the chunk][tokens of the chunk]
   const element* from;  // of `bias`: da; of `gather`: h
   element* to;          // of `gather`
+  float* scale;         // of f16: what da of the chunk is multiplied by before it is stored
 };
 struct Corner { int row, column; };
 
 // What a kernel's tiles are of.
-template <Kind K> DEV int row_count(const Call& c) { return K == HEAD ? c.classes : c.count; }
+// `count`: the tokens of the chunk that count.
+template <Kind K> DEV int row_count(const Call& c, int count) { return K == HEAD ? c.classes : count; }
 template <Kind K> DEV int column_count(const Call& c) { return K < HIDDEN ? c.classes : c.dim; }
-template <Kind K> DEV int reduction(const Call& c) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : c.count; }
+template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
 
 DEV Corner corner(int t, int pairs, int columns) {
   int per_group = GROUP * columns, g = t / per_group, r = t - g * per_group, tall = min(GROUP, pairs - g * GROUP), c = r / tall;
@@ -38,10 +40,10 @@ DEV Corner corner(int t, int pairs, int columns) {
 }
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
-template <Kind K> DEV void produce(u32 base, const Product& x, int pairs, int columns) {
+template <Kind K> DEV void produce(u32 base, const Product& x, int count, int pairs, int columns) {
   u32 stage = 0, phase = 1;
   const u32 rank = cluster_rank();
-  const int length = reduction<K>(x.c);
+  const int length = reduction<K>(x.c, count);
 #pragma unroll 1
   for (int t = blockIdx.x / 2; t < pairs * columns; t += gridDim.x / 2) {
     const Corner at = corner(t, pairs, columns);
@@ -140,7 +142,7 @@ DEV Node leaf(const Call& c, const float* z, int first) {
 // Whether leaves have no more than m and l.
 DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
-DEV void write_leaves(const Product& x, float (&z)[COLUMNS / 2], const Corner& at, int row) {
+DEV void write_leaves(const Product& x, float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
   const Call& c = x.c;
   link(c, z, at.column);
   if (at.column + COLUMNS > c.classes)
@@ -148,7 +150,7 @@ DEV void write_leaves(const Product& x, float (&z)[COLUMNS / 2], const Corner& a
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + 8 * r;
-    const bool there = i < c.count;
+    const bool there = i < count;
     const int target = there ? c.tokens[c.first_token + i].target - c.first_class : -1;
     if (any_target(target, at.column))
       each_class(at.column, [&](int k, int v) { if (v == target) c.picked[2 * (c.first_token + i)] = z[2 * r + k]; });
@@ -161,6 +163,38 @@ DEV void write_leaves(const Product& x, float (&z)[COLUMNS / 2], const Corner& a
 }
 
 // ---- gradients of logits ---------------------------------------------------------------------------------------------
+// In f16 da of a chunk is stored times a power of two, so that its largest is near the largest number: a gradient of a mean
+// over many tokens would be 0 else. With |da| <= M, M scale lies in [2^14, 2^15); down to 2^-28 M nothing underflows, and
+// (N73) has room for what does. Both products are divided by it.
+constexpr bool SCALED = STORAGE == 2;
+DEV float scale_of(const Product& x) { return SCALED ? *x.scale : 1; }
+DEV float unscale_of(const Product& x) { return SCALED ? __int_as_float((254 << 23) - __float_as_int(*x.scale)) : 1; }
+DEV Pull scaled(Pull y, float scale) {
+  if (SCALED) y.both *= scale, y.eta *= scale, y.dentropy *= scale, y.own *= scale;
+  return y;
+}
+// |da| of a token is at most this, from (C15): p |ln p| <= 1/e. What is not finite has no say.
+DEV float bound_of(const Call& c, const Pull& y) {
+  const float terms = fabsf(y.both) + fabsf(y.dentropy) * (0.5f + fabsf(y.ln_l - y.mean_shift)) + fabsf(y.eta) * c.common->largest;
+  const float bound = max(fabsf(c.slope) * terms, fabsf(y.own));
+  return bound < INF ? bound : 0;
+}
+extern "C" __global__ void __launch_bounds__(1024) scale(const __grid_constant__ Product x) {
+  __shared__ float warps[32];
+  const Call& c = x.c;
+  const int count = count_of(c);
+  float bound = 0;
+  for (int i = threadIdx.x; i < count; i += 1024) bound = max(bound, bound_of(c, c.pulls[c.first_token + i]));
+#pragma unroll
+  for (int lane = 1; lane < 32; lane *= 2) bound = max(bound, __shfl_xor_sync(~0u, bound, lane));
+  if (lane_id() == 0) warps[threadIdx.x / 32] = bound;
+  __syncthreads();
+  if (threadIdx.x) return;
+  for (int i = 1; i < 32; i++) bound = max(bound, warps[i]);
+  const int exponent = __float_as_int(bound) >> 23;  // of 2^(exponent - 127) <= bound
+  *x.scale = bound == 0 ? 1 : __int_as_float(min(268 - exponent, 227) << 23);
+}
+
 // (C15), (C16) in place of the logits of a row.
 DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target) {
   const float ln_l = y.ln_l * LOG2E, both = y.both * c.slope;
@@ -179,17 +213,20 @@ DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target)
   if (first + COLUMNS > c.classes) each_class(first, [&](int i, int v) { if (v >= c.classes) z[i] = 0; });
 }
 
-DEV void write_gradients(const Product& x, float (&z)[COLUMNS / 2], const Corner& at, int row, u32 to, int group) {
+DEV void write_gradients(const Product& x, float (&z)[COLUMNS / 2], const Corner& at, int row, int count, u32 to, int group) {
   const Call& c = x.c;
   const int warp = threadIdx.x / 32 % 4, lane = lane_id();
+  const float scale = scale_of(x);
   link(c, z, at.column);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + 8 * r;
     Pull y = {};
     int target = -1;
-    if (i < c.count) y = c.pulls[c.first_token + i], target = c.tokens[c.first_token + i].target - c.first_class;
+    if (i < count) y = scaled(c.pulls[c.first_token + i], scale), target = c.tokens[c.first_token + i].target - c.first_class;
     pull_row(c, z + 2 * r, y, at.column, target);
+    // `head` multiplies whole steps: rows without a token are 0.
+    if (i >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });
   }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
@@ -213,11 +250,13 @@ DEV void write_gradients(const Product& x, float (&z)[COLUMNS / 2], const Corner
 
 // ---- gradients of operands -------------------------------------------------------------------------------------------
 // Adds what the chunks before have summed; writes the sum, or the gradient after the last chunk.
-template <Kind K> DEV void write_product(const Call& c, const float (&z)[COLUMNS / 2], const Corner& at, int row) {
+template <Kind K> DEV void write_product(const Product& p, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
+  const Call& c = p.c;
+  const float unscale = unscale_of(p);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + 8 * r;
-    if (i >= row_count<K>(c)) continue;
+    if (i >= row_count<K>(c, count)) continue;
     float* const kept = (K == HIDDEN ? c.hidden : c.head) + (i64)i * c.dim;
     const i64 place = K == HIDDEN ? c.tokens[c.first_token + i].index : c.first_class + i;
     void* const to = K == HIDDEN ? c.dh : c.dw;
@@ -226,6 +265,8 @@ template <Kind K> DEV void write_product(const Call& c, const float (&z)[COLUMNS
       const int column = at.column + column_of(j, 0);
       if (column >= c.dim) continue;
       float2 x = make_float2(z[4 * j + 2 * r], z[4 * j + 2 * r + 1]);
+      if (K == HEAD && count == 0) x = make_float2(0, 0);  // nothing was multiplied
+      if (SCALED) x.x *= unscale, x.y *= unscale;
       if (!c.begins) {
         const float2 y = *(const float2*)(kept + column);
         x.x += y.x, x.y += y.y;
@@ -239,8 +280,8 @@ template <Kind K> DEV void write_product(const Call& c, const float (&z)[COLUMNS
 }
 
 // ---- the loop --------------------------------------------------------------------------------------------------------
-template <Kind K> DEV void consume(u32 base, const Product& x, int pairs, int columns) {
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(x.c);
+template <Kind K> DEV void consume(u32 base, const Product& x, int count, int pairs, int columns) {
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(x.c, count);
   const u32 full = base + AT_BARRIERS<K>, empty = full + 8 * STAGES;
   u32 stage = 0, phase = 0;
   auto release = [&](u32 i) { if (lane < 2) arrive_cluster(empty + 8 * i, lane); };
@@ -263,9 +304,9 @@ template <Kind K> DEV void consume(u32 base, const Product& x, int pairs, int co
     }
     mma_wait<0>(), pin(z);
     release(before);
-    if (K == LEAVES) write_leaves(x, z, at, row);
-    else if (K == GRADIENT) write_gradients(x, z, at, row, base + STAGES * STAGE + group * 2 * PANEL, group);
-    else write_product<K>(x.c, z, at, row);
+    if (K == LEAVES) write_leaves(x, z, at, row, count);
+    else if (K == GRADIENT) write_gradients(x, z, at, row, count, base + STAGES * STAGE + group * 2 * PANEL, group);
+    else write_product<K>(x, z, at, row, count);
   }
   if (K == GRADIENT && threadIdx.x % 128 == 0) store_wait();
 }
@@ -273,7 +314,8 @@ template <Kind K> DEV void consume(u32 base, const Product& x, int pairs, int co
 template <Kind K> DEV void run(const Product& x) {
   extern __shared__ char bytes[];
   const u32 base = (shared(bytes) + 1023) & ~1023u;  // the same in both blocks
-  const int pairs = (row_count<K>(x.c) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
+  const int count = count_of(x.c);
+  const int pairs = (row_count<K>(x.c, count) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
   if (threadIdx.x == 0) {
     prefetch(&x.a), prefetch(&x.b);
     const u32 full = base + AT_BARRIERS<K>;
@@ -283,10 +325,10 @@ template <Kind K> DEV void run(const Product& x) {
   cluster_sync();  // no block sends before the other's barriers exist
   if (threadIdx.x < 128) {
     registers_down<40>();
-    if (threadIdx.x == 0) produce<K>(base, x, pairs, columns);
+    if (threadIdx.x == 0) produce<K>(base, x, count, pairs, columns);
   } else {
     registers_up<232>();
-    consume<K>(base, x, pairs, columns);
+    consume<K>(base, x, count, pairs, columns);
   }
   cluster_sync();  // no block leaves while the other may still arrive at its barriers
 }
@@ -321,10 +363,11 @@ extern "C" __global__ void __launch_bounds__(256) tree(const __grid_constant__ P
   __shared__ Node leaves[32][33], nodes[32];
   const Call& c = x.c;
   const int tiles = (c.classes + TILE - 1) / TILE, warp = threadIdx.x / 32, lane = lane_id(), first = blockIdx.x * 32;
+  const int count = count_of(c);
   for (int group = 0; group < tiles; group += 32) {
     __syncthreads();
     for (int n = warp; n < 32; n += 8) {
-      if (group + n >= tiles || first + lane >= c.count) continue;
+      if (group + n >= tiles || first + lane >= count) continue;
       const i64 at = (i64)(group + n) * c.count + first + lane;
       Node leaf = {};
       if (is_short(c)) {
@@ -336,39 +379,40 @@ extern "C" __global__ void __launch_bounds__(256) tree(const __grid_constant__ P
       leaves[n][lane] = leaf;
     }
     __syncthreads();
-    for (int n = warp; n < 32 && first + n < c.count; n += 8) {
+    for (int n = warp; n < 32 && first + n < count; n += 8) {
       Node node = group_node(c, leaves[lane][n], tiles - group);
       if (lane == 0) nodes[n] = node;
     }
     __syncthreads();
-    if (warp == 0 && first + lane < c.count) push(c, first + lane, c.first_class / (32 * TILE) + group / 32, nodes[lane]);
+    if (warp == 0 && first + lane < count) push(c, first + lane, c.first_class / (32 * TILE) + group / 32, nodes[lane]);
   }
 }
 
-// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes.
+// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts.
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ Product x) {
   const Call& c = x.c;
   const int pieces = c.dim / 8;
   const i64 t = (i64)blockIdx.x * 256 + threadIdx.x, row = t / pieces, piece = t - row * pieces;
   if (row >= c.count) return;
-  ((uint4*)x.to)[row * pieces + piece] = ((const uint4*)x.from)[(i64)c.tokens[c.first_token + row].index * pieces + piece];
+  const bool there = row < count_of(c);
+  ((uint4*)x.to)[row * pieces + piece] = there ? ((const uint4*)x.from)[(i64)c.tokens[c.first_token + row].index * pieces + piece] : make_uint4(0, 0, 0, 0);
 }
 
 // (C19) as `bias` of cross_entropy.cu, of da in the storage type.
 extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ Product p) {
   __shared__ float sums[8][32];
   const Call& c = p.c;
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x;
+  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
   float sum = 0;
 #pragma unroll 8
-  for (int i = y; i < c.count; i += 8) sum += read(p.from[(i64)i * c.columns + column]);
+  for (int i = y; i < count; i += 8) sum += read(p.from[(i64)i * c.columns + column]);
   sums[y][x] = sum;
   for (int n = 4; n; n /= 2) {
     __syncthreads();
     if (y < n) sums[y][x] += sums[y + n][x];
   }
   if (y || column >= c.classes) return;
-  sum = sums[0][x];
+  sum = sums[0][x] * unscale_of(p);
   if (!c.begins) sum = c.head_bias[column] + sum;
   const i64 to = c.first_class + column;
   if (!c.ends) c.head_bias[column] = sum;

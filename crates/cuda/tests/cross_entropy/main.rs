@@ -1,15 +1,17 @@
-//! linear_cross_entropy in chunks of tokens and classes: with the bits of one chunk, whatever the budget.
-//! Without a device, or a compiler, the tests say that they were skipped.
+//! linear_cross_entropy in chunks of tokens and classes: with the bits of one chunk, whatever the budget; and of
+//! operands on the device. Without a device, or a compiler, the tests say that they were skipped.
 
-use etalon_cuda::{
-    DevicePass, DeviceTensors, Level, Options, Precision, Workspace, has_level, probe, run_in,
-};
+mod on_device;
+mod tensor;
+
+use etalon_cuda::{Level, Options, Precision, Workspace, has_level, probe, run_in};
 use etalon_problem::{
-    Dtype, Error, LinearCrossEntropy, Operand, Pass, Problem, Stored, TokenOutputs, Views, ViewsMut,
+    Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
 use std::collections::BTreeMap;
+use tensor::Tensor;
 
 fn workspace() -> Option<Workspace> {
     if let Err(absent) = probe() {
@@ -34,61 +36,6 @@ fn problem() -> LinearCrossEntropy {
         .outputs(outputs)
 }
 
-/// A tensor of any type.
-#[derive(Debug, Clone)]
-enum Tensor {
-    F32(ArrayD<f32>),
-    Bf16(ArrayD<bf16>),
-    I64(ArrayD<i64>),
-}
-
-impl Tensor {
-    /// Small numbers that no rule repeats; targets of which every eleventh is ignored.
-    fn new(operand: &Operand, storage: Dtype, seed: usize) -> Tensor {
-        let mut at = seed;
-        let mut next = || {
-            at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            at >> 40
-        };
-        let shape = IxDyn(&operand.shape);
-        let number = |at: usize| (at % 257) as f32 / 128.0 - 1.0;
-        let class = |at: usize| if at.is_multiple_of(11) { -100 } else { (at % CLASSES) as i64 };
-        match Stored::of(operand.precision, storage) {
-            Stored::Integer => Tensor::I64(ArrayD::from_shape_simple_fn(shape, || class(next()))),
-            Stored::Float(Dtype::Bf16) => {
-                let x = || bf16::from_f32(number(next()));
-                Tensor::Bf16(ArrayD::from_shape_simple_fn(shape, x))
-            }
-            _ => Tensor::F32(ArrayD::from_shape_simple_fn(shape, || number(next()))),
-        }
-    }
-
-    fn read<'a>(&'a self, all: Views<'a>, name: &'a str) -> Views<'a> {
-        match self {
-            Tensor::F32(x) => all.with(name, x),
-            Tensor::Bf16(x) => all.with(name, x),
-            Tensor::I64(x) => all.with(name, x),
-        }
-    }
-
-    fn write<'a>(&'a mut self, all: ViewsMut<'a>, name: &'a str) -> ViewsMut<'a> {
-        match self {
-            Tensor::F32(x) => all.with(name, x),
-            Tensor::Bf16(x) => all.with(name, x),
-            Tensor::I64(x) => all.with(name, x),
-        }
-    }
-
-    /// As numbers, of which those that are equal have the same bits but for the sign of 0.
-    fn numbers(&self) -> Vec<f64> {
-        match self {
-            Tensor::F32(x) => x.iter().map(|&x| f64::from(x)).collect(),
-            Tensor::Bf16(x) => x.iter().map(|x| x.to_f64()).collect(),
-            Tensor::I64(x) => x.iter().map(|&x| x as f64).collect(),
-        }
-    }
-}
-
 /// The results of a pass.
 fn results(
     workspace: &Workspace,
@@ -96,17 +43,38 @@ fn results(
     options: &Options,
 ) -> BTreeMap<&'static str, Vec<f64>> {
     let problem: Problem = problem().into();
+    let (inputs, _) = operands(&problem, (pass, storage));
+    let outputs = outputs(workspace, &problem, (pass, storage), &inputs, options);
+    outputs.into_iter().map(|(name, x)| (name, x.numbers())).collect()
+}
+
+/// Tensors by name.
+type Tensors = Vec<(&'static str, Tensor)>;
+
+/// Inputs and cotangents of a pass, and places for its results.
+fn operands(problem: &Problem, (pass, storage): (Pass, Dtype)) -> (Tensors, Tensors) {
     let operands = problem.operands(pass);
     let (mut inputs, mut outputs) = (Vec::new(), Vec::new());
     for (seed, operand) in operands.iter().enumerate() {
         let list = if !operand.role.is_given() { &mut outputs } else { &mut inputs };
         list.push((operand.name, Tensor::new(operand, storage, seed + 1)));
     }
+    (inputs, outputs)
+}
+
+fn outputs(
+    workspace: &Workspace,
+    problem: &Problem,
+    call: (Pass, Dtype),
+    inputs: &Tensors,
+    options: &Options,
+) -> Tensors {
+    let (_, mut outputs) = operands(problem, call);
     let given = inputs.iter().fold(Views::new(), |all, (name, x)| x.read(all, name));
     let mut places = outputs.iter_mut().fold(ViewsMut::new(), |all, (name, x)| x.write(all, name));
-    run_in(workspace, &problem, pass, &given, &mut places, options).unwrap();
+    run_in(workspace, problem, call.0, &given, &mut places, options).unwrap();
     drop(places);
-    outputs.iter().map(|(name, x)| (*name, x.numbers())).collect()
+    outputs
 }
 
 /// What is summed over tokens in another order where chunks are others: all else has equal bits.
@@ -116,7 +84,7 @@ const SUMMED: [&str; 3] = ["dbias", "gbias", "gw"];
 fn chunks_give_the_bits_of_one() {
     let Some(workspace) = workspace() else { return };
     for pass in [Pass::ForwardBackward, Pass::DoubleBackward] {
-        for storage in [Dtype::F32, Dtype::Bf16] {
+        for storage in [Dtype::F32, Dtype::Bf16, Dtype::F16] {
             let within = |memory_budget| {
                 let options = Options { memory_budget, ..Options::default() };
                 results(&workspace, (pass, storage), &options)
@@ -151,12 +119,17 @@ fn chunks_on_tensor_cores_give_the_bits_of_one() {
         println!("skipped: {absent}");
         return;
     }
-    let call = (Pass::ForwardBackward, Dtype::Bf16);
-    let portable = results(&workspace, call, &Options::default());
+    for storage in [Dtype::Bf16, Dtype::F16] {
+        chunks_on_tensor_cores((Pass::ForwardBackward, storage), &workspace);
+    }
+}
+
+fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
+    let portable = results(workspace, call, &Options::default());
     let within = |memory_budget| {
         let options =
             Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
-        results(&workspace, call, &Options { memory_budget, ..options })
+        results(workspace, call, &Options { memory_budget, ..options })
     };
     let whole = within(64 << 20);
     for budget in [0, 700 << 10, 64 << 20] {
@@ -176,10 +149,7 @@ fn chunks_on_tensor_cores_give_the_bits_of_one() {
 fn what_is_not_written_yet_is_refused_with_its_reason() {
     let Some(workspace) = workspace() else { return };
     let problem: Problem = LinearCrossEntropy::new(1, 1, 2).into();
-    let nothing = DeviceTensors::new();
     let options = Options::default();
-    let pass = DevicePass::new(&workspace, &problem, Pass::Forward, &nothing, &nothing, &options);
-    assert!(pass.is_err());
     let (h, w) = (ArrayD::<bf16>::zeros(IxDyn(&[1, 1])), ArrayD::<bf16>::zeros(IxDyn(&[2, 1])));
     let targets = ArrayD::<i64>::zeros(IxDyn(&[1]));
     let mut loss = ArrayD::<f32>::zeros(IxDyn(&[]));

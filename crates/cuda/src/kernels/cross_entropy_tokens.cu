@@ -1,0 +1,93 @@
+// The tokens that count, and by what their losses are divided (C10), of one block: targets may lie where no host looks.
+constexpr int TOKEN_THREADS = 1024, TOKENS_EACH = 4;
+
+// What comes before the thread's n, and the sum of all.
+struct Before { int own, all; };
+DEV Before before(int n, int (&warps)[TOKEN_THREADS / 32]) {
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  int sum = n;
+#pragma unroll
+  for (int d = 1; d < 32; d *= 2) {
+    int other = __shfl_up_sync(~0u, sum, d);
+    if (lane >= d) sum += other;
+  }
+  __syncthreads();
+  if (lane == 31) warps[warp] = sum;
+  __syncthreads();
+  Before b = {sum - n, 0};
+  for (int w = 0; w < TOKEN_THREADS / 32; w++) {
+    if (w == warp) b.own += b.all;
+    b.all += warps[w];
+  }
+  return b;
+}
+
+// The sum of what all threads have, pairs of halves first. Thread 0 has it.
+DEV double block_sum(double x, double (&sums)[TOKEN_THREADS]) {
+  __syncthreads();
+  sums[threadIdx.x] = x;
+  for (int n = TOKEN_THREADS / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
+  }
+  return sums[0];
+}
+DEV float block_max(float x, double (&sums)[TOKEN_THREADS]) {
+  __syncthreads();
+  sums[threadIdx.x] = x;
+  for (int n = TOKEN_THREADS / 2; n; n /= 2) {
+    __syncthreads();
+    if (threadIdx.x < n) sums[threadIdx.x] = max(sums[threadIdx.x], sums[threadIdx.x + n]);
+  }
+  return (float)sums[0];
+}
+
+// A token whose target is no class weighs NaN: so do its outputs and all that it adds to.
+DEV Token token_of(const Call& c, int i, i64 target) {
+  const float nan = __int_as_float(0x7fffffff);
+  if (target < 0 || target >= c.vocab) return {i, -1, nan, nan};
+  return {i, (int)target, c.token_weights ? c.token_weights[i] : 1, c.class_weights ? c.class_weights[target] : 1};
+}
+
+extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_constant__ Call c) {
+  __shared__ int warps[TOKEN_THREADS / 32];
+  __shared__ double sums[TOKEN_THREADS];
+  int counted = 0;
+#pragma unroll 1
+  for (int first = 0; first < c.all; first += TOKEN_THREADS * TOKENS_EACH) {
+    i64 target[TOKENS_EACH];
+    int n = 0;
+#pragma unroll
+    for (int e = 0; e < TOKENS_EACH; e++) {
+      const int i = first + threadIdx.x * TOKENS_EACH + e;
+      target[e] = i < c.all ? c.targets[i] : c.ignore_index;
+      n += target[e] != c.ignore_index;
+    }
+    const Before b = before(n, warps);
+    int at = counted + b.own;
+#pragma unroll
+    for (int e = 0; e < TOKENS_EACH; e++) {
+      if (target[e] == c.ignore_index) continue;
+      c.tokens[at] = token_of(c, first + threadIdx.x * TOKENS_EACH + e, target[e]);
+      c.picked[2 * at] = c.picked[2 * at + 1] = __int_as_float(0x7fffffff);  // where no tile of classes has the target
+      at++;
+    }
+    counted += b.all;
+  }
+  __syncthreads();
+  // Whatever is ignored between them, the tokens that count are summed alike.
+  double z = 0, weights = 0;
+  float largest = 0;
+  for (int i = threadIdx.x; c.mean && i < counted; i += TOKEN_THREADS) z += (double)c.tokens[i].weight * c.tokens[i].class_weight;
+#pragma unroll 8
+  for (int v = threadIdx.x; c.class_weights && v < c.vocab; v += TOKEN_THREADS) {
+    const float cw = c.class_weights[v];
+    weights += cw, largest = max(largest, fabsf(cw));
+  }
+  z = block_sum(z, sums), weights = block_sum(weights, sums), largest = block_max(largest, sums);
+  if (threadIdx.x) return;
+  Common s = {c.divisor, c.divisor, (double)c.vocab, 1, counted, 0};
+  if (c.class_weights) s.class_weight = weights, s.largest = largest;
+  if (c.mean) s.z_mean = z, s.z_lse = c.square_weighted ? z : counted, s.nothing_left = z == 0 ? 1 + (c.nan_of_nothing != 0) : 0;
+  *c.common = s;
+}
