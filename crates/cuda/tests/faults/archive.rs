@@ -5,7 +5,7 @@ use crate::fake::{Case, Fake, Part, alone, each};
 use crate::refusal;
 use crate::session::{OnDevice, host_pass, session};
 use etalon_cuda::{
-    ArchiveWriter, Cache, Compiler, Family, Options, Settings, Variant, Workspace, every_variant,
+    ArchiveWriter, Cache, Compiler, Options, Settings, Variant, Workspace, every_variant,
 };
 use etalon_problem::{Dtype, Error, Pass};
 use std::fs;
@@ -32,9 +32,8 @@ fn forward(workspace: &Workspace) -> Result<(), Error> {
 fn build(folder: &Path) {
     let writer = ArchiveWriter::new(folder, Compiler::find(None).unwrap()).unwrap();
     for variant in every_variant() {
-        let letter = matches!(variant.family, Family::HopperForward | Family::HopperBackward);
-        let architecture = if letter { "sm_90a" } else { "sm_90" };
-        assert!(writer.add(&variant, architecture).unwrap());
+        let architecture = variant.family.architecture_on((9, 0)).unwrap();
+        assert!(writer.add(&variant, &architecture).unwrap());
     }
     assert_eq!(writer.finish().unwrap(), every_variant().len());
 }

@@ -244,7 +244,7 @@ EXPORT Result cuTensorMapEncodeTiled(
     ANYWHERE; // computes on the host alone
     (void)type, (void)extents, (void)strides, (void)box, (void)steps;
     (void)interleave, (void)swizzle, (void)promotion, (void)fill;
-    if ((uint64_t)map % 64 || (uint64_t)at % 16 || rank != 5) return INVALID_VALUE;
+    if ((uint64_t)map % 64 || (uint64_t)at % 16 || (rank != 5 && rank != 2)) return INVALID_VALUE;
     memset(map, 0, 128);
     return 0;
 }

@@ -6,8 +6,8 @@ use etalon_cuda::{
     peak_gflops, run_in, time,
 };
 use etalon_problem::{
-    Attention, Dtype, Error, Extents, Operand, Pass, Problem, Role, Sequences, Stored, Views,
-    ViewsMut,
+    Attention, Dtype, Error, Extents, LinearCrossEntropy, Operand, Pass, Problem, Role, Sequences,
+    Stored, Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
@@ -64,11 +64,17 @@ pub fn host_pass(
     run_in(workspace, &problem, pass, &inputs, &mut outputs, options)
 }
 
-/// Tensors of a device for a forward pass, and scratch memory, at addresses that stay.
+/// Tensors of a device for forward passes of two problems, and scratch memory, at addresses that stay.
 pub struct OnDevice {
+    calls: [Tensors; 2],
+    scratch: u64,
+}
+
+/// Those of a problem.
+struct Tensors {
+    problem: Problem,
     inputs: DeviceTensors<'static>,
     outputs: DeviceTensors<'static>,
-    scratch: u64,
 }
 
 /// More than the scratch memory of these small passes.
@@ -79,36 +85,46 @@ impl OnDevice {
     pub fn new(fake: &Fake, elsewhere: Option<&str>) -> OnDevice {
         let tensor = |x: &Operand| {
             let device = i32::from(elsewhere == Some(x.name));
-            let dtype = if x.name == "lse" { Dtype::F32 } else { Dtype::Bf16 };
-            let dense = DeviceTensor::dense(fake.memory(device, 4 * x.len()), &x.shape, dtype);
+            let stored = Stored::of(x.precision, Dtype::Bf16);
+            let dense = DeviceTensor::dense(fake.memory(device, 8 * x.len()), &x.shape, stored);
             (x.name, dense)
         };
-        let operands = problem().operands(Pass::Forward);
-        let of = |role: Role| {
-            let own = operands.iter().filter(|x| x.role == role).map(tensor);
-            own.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x))
+        let tensors = |problem: Problem| {
+            let operands = problem.operands(Pass::Forward);
+            let of = |role: Role| {
+                let own = operands.iter().filter(|x| x.role == role).map(tensor);
+                own.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x))
+            };
+            let (inputs, outputs) = (of(Role::Input), of(Role::Output));
+            Tensors { problem, inputs, outputs }
         };
         let device = i32::from(elsewhere == Some("scratch"));
         OnDevice {
-            inputs: of(Role::Input),
-            outputs: of(Role::Output),
+            // The other has targets, which are integers.
+            calls: [problem(), LinearCrossEntropy::new(3, 8, 20).into()].map(tensors),
             scratch: fake.memory(device, SCRATCH),
         }
     }
 
-    pub fn prepare(&self, workspace: &Workspace) -> Result<DevicePass, Error> {
-        let (inputs, outputs) = (&self.inputs, &self.outputs);
+    pub fn prepare(&self, workspace: &Workspace) -> Result<Vec<DevicePass>, Error> {
         let options = Options { precision: Precision::Flash, ..Options::default() };
-        let problem = problem();
-        let pass = DevicePass::new(workspace, &problem, Pass::Forward, inputs, outputs, &options)?;
-        assert!(pass.scratch_bytes() <= SCRATCH);
-        Ok(pass)
+        let prepare = |x: &Tensors| {
+            let pass = Pass::Forward;
+            let (inputs, outputs) = (&x.inputs, &x.outputs);
+            let pass = DevicePass::new(workspace, &x.problem, pass, inputs, outputs, &options)?;
+            assert!(pass.scratch_bytes() <= SCRATCH);
+            Ok(pass)
+        };
+        self.calls.iter().map(prepare).collect()
     }
 
-    pub fn enqueue(&self, pass: &DevicePass) -> Result<(), Error> {
+    pub fn enqueue(&self, passes: &[DevicePass]) -> Result<(), Error> {
         let stream = std::ptr::null_mut();
-        // SAFETY: the fake driver's default stream, and memory of it that stays.
-        unsafe { pass.enqueue(stream, &self.inputs, &self.outputs, self.scratch) }
+        let enqueue = |(pass, x): (&DevicePass, &Tensors)| {
+            // SAFETY: the fake driver's default stream, and memory of it that stays.
+            unsafe { pass.enqueue(stream, &x.inputs, &x.outputs, self.scratch) }
+        };
+        passes.iter().zip(&self.calls).try_for_each(enqueue)
     }
 }
 
