@@ -169,6 +169,7 @@ impl Family {
                 ("cross_entropy_tokens.cu", include_str!("kernels/cross_entropy_tokens.cu")),
                 ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
                 ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
+                ("cross_entropy_filter.cu", include_str!("kernels/cross_entropy_filter.cu")),
             ],
             Family::HopperCrossEntropy => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),

@@ -97,7 +97,7 @@ impl<'a> Placed<'a> {
     }
 
     /// Copies the results to their places, once they have been computed.
-    fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
+    pub fn read(&self, outputs: &mut ViewsMut<'_>) -> Result<(), Error> {
         let parts = self.ready.parts().list.iter().zip(&self.addresses);
         for (part, &address) in parts.filter(|(part, _)| part.wanted) {
             if let Some(place) = outputs.take(part.operand.name) {

@@ -28,6 +28,7 @@ mod job;
 mod lane;
 pub mod lazy_attention;
 mod linear_attention;
+pub mod linear_cross_entropy;
 mod matrix;
 mod moves;
 mod options;

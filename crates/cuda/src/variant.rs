@@ -214,6 +214,10 @@ impl Variant {
                 "hidden",
                 "head",
                 "bias",
+                "norms",
+                "measure",
+                "certify",
+                "choose",
             ],
             Family::HopperCrossEntropy => {
                 &["leaves", "scale", "gradient", "hidden", "head", "tree", "gather", "bias"]

@@ -1,14 +1,16 @@
 //! The cuda tier: one [`Tier`] per level.
 
-use super::door;
 use super::reference::has;
+use super::{door, filters};
 use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
-use crate::tier::{Refusal, Request, Tier};
-use etalon_cuda::{Level, Options, Precision, Settings, Workspace};
+use crate::tier::{Filtered, Refusal, Request, Tier};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, linear_cross_entropy};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, Pass};
-use std::sync::LazyLock;
+use ndarray::Array1;
+use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// One level of the cuda tier, on the first device.
 #[derive(Debug, Clone, Copy)]
@@ -96,5 +98,23 @@ impl Tier for Cuda {
         Ok(door::outputs(request, &|problem, pass, inputs, outputs| {
             etalon_cuda::run_in(&WORKSPACE, problem, pass, inputs, outputs, &options)
         })?)
+    }
+
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
+        let Some(problem) = filters::of(request).filter(|_| self.level == Level::Portable) else {
+            return Ok(None);
+        };
+        let (options, found) = (self.options(request.hints.recompute), Mutex::default());
+        let outputs = door::outputs(request, &|_, _, inputs, outputs| {
+            let certificate = linear_cross_entropy::filtered_backward(
+                &WORKSPACE, problem, inputs, outputs, filter, &options,
+            )?;
+            *found.lock().unwrap_or_else(PoisonError::into_inner) = certificate;
+            Ok(())
+        })?;
+        let found = found.into_inner().unwrap_or_else(PoisonError::into_inner);
+        let numbers = |list: &Array1<f32>| list.iter().map(|&x| f64::from(x)).collect();
+        let (dh, dw, tiles) = (numbers(&found.dh), numbers(&found.dw), found.tiles);
+        Ok(Some(Filtered { outputs, dh, dw, tiles, classes: linear_cross_entropy::TILE }))
     }
 }

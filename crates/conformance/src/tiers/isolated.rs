@@ -8,7 +8,8 @@ pub use serve::serve;
 
 use crate::profile::Profile;
 use crate::tensor::Tensors;
-use crate::tier::{Refusal, Request, Tier};
+use crate::tier::{Filtered, Refusal, Request, Tier};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::HashMap;
 use std::ffi::OsString;
@@ -59,7 +60,17 @@ impl Tier for Isolated {
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        self.server.run(&self.tier.name(), request)
+        match self.server.run(&self.tier.name(), request, None)? {
+            Answer::Outputs(outputs) => Ok(outputs),
+            _ => Err(other_answer()),
+        }
+    }
+
+    fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
+        match self.server.run(&self.tier.name(), request, Some(filter))? {
+            Answer::Filtered(found) => Ok(found),
+            _ => Err(other_answer()),
+        }
     }
 }
 
@@ -71,25 +82,30 @@ impl Server {
 
     /// What a tier of the server answers. A request whose process ends is asked once more, alone, in a new one: so
     /// none is to blame for what another did.
-    fn run(&self, tier: &str, request: &Request<'_>) -> Result<Tensors, Refusal> {
+    fn run(
+        &self,
+        tier: &str,
+        request: &Request<'_>,
+        filter: Option<Filter>,
+    ) -> Result<Answer, Refusal> {
         {
             let _with_others = self.turns.read().unwrap_or_else(PoisonError::into_inner);
-            match self.ask(tier, request)? {
-                Answer::Outputs(outputs) => return Ok(outputs),
+            match self.ask(tier, request, filter)? {
                 Answer::Refused(refusal) => return Err(refusal),
                 Answer::Lost(_) => {}
+                answer => return Ok(answer),
             }
         }
         let _alone = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         // A process that can answer nothing more may still be there.
         self.stop();
-        match self.ask(tier, request)? {
-            Answer::Outputs(outputs) => Ok(outputs),
+        match self.ask(tier, request, filter)? {
             Answer::Refused(refusal) => Err(refusal),
             Answer::Lost(reason) => {
                 self.stop();
                 Err(Refusal::Fault(format!("ended its process: {reason}")))
             }
+            answer => Ok(answer),
         }
     }
 
@@ -98,7 +114,12 @@ impl Server {
     }
 
     /// An answer; that it is lost, if the process ended before it. Fails where no process can be asked.
-    fn ask(&self, tier: &str, request: &Request<'_>) -> Result<Answer, Refusal> {
+    fn ask(
+        &self,
+        tier: &str,
+        request: &Request<'_>,
+        filter: Option<Filter>,
+    ) -> Result<Answer, Refusal> {
         let fault = |what: String| Refusal::Fault(format!("could not be asked: {what}"));
         let running = {
             let mut running = lock(&self.running);
@@ -113,11 +134,16 @@ impl Server {
         };
         let (sender, receiver) = channel();
         let id = running.expect(sender);
-        let message = question(id, tier, request).map_err(fault)?;
+        let message = question(id, tier, request, filter).map_err(fault)?;
         // Where nobody reads, the process has ended, and the reader below says so.
         let _ = running.write(&message);
         Ok(receiver.recv().unwrap_or_else(|_| Answer::Lost(running.end())))
     }
+}
+
+/// The fault of a process that does not answer what it is asked.
+fn other_answer() -> Refusal {
+    Refusal::Fault("answered another question".to_string())
 }
 
 /// A process that answers.

@@ -53,6 +53,7 @@ pub(crate) struct Call {
     pub pulls: u64,
     pub terms: u64,
     pub hidden: u64,
+    pub left_out: u64,
     pub head: u64,
     pub head_bias: u64,
     pub ignore_index: i64,

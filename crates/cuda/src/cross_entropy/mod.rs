@@ -1,6 +1,7 @@
 //! linear_cross_entropy.
 
 mod call;
+mod filter;
 mod hopper;
 mod maps;
 mod plan;
@@ -10,3 +11,7 @@ mod run;
 mod tokens;
 
 pub(crate) use ready::Ready;
+pub(crate) use tokens::counted;
+
+/// Tokens and classes of a tile of a filter.
+pub(crate) const FILTER_TILE: [usize; 2] = [plan::SIDE, plan::TILE];

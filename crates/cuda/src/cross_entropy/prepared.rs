@@ -1,5 +1,6 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
+use crate::cross_entropy::filter::Filtering;
 use crate::cross_entropy::hopper::Hopper;
 use crate::cross_entropy::plan::{Asked, Plan};
 use crate::cross_entropy::tokens::{COMMON, TOKEN, counted};
@@ -9,6 +10,7 @@ use crate::parts::{Holds, Parts};
 use crate::room::{Layout, Room};
 use crate::variant::Variant;
 use crate::workspace::Held;
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -26,6 +28,8 @@ pub(crate) struct Prepared<'a> {
     pub kernels: Arc<Kernels>,
     /// The kernels of the level sm90a, which take the place of those that multiply.
     pub hopper: Option<Hopper>,
+    /// What is left out of dh and dw.
+    pub filter: Option<Filtering>,
     pub scratch_bytes: usize,
 }
 
@@ -112,7 +116,29 @@ impl<'a> Prepared<'a> {
         let kernels = device.kernels(variant, &device.architecture())?;
         let scratch_bytes = layout.bytes();
         let problem = Cow::Borrowed(problem);
-        Ok(Prepared { parts, problem, ignores, asked, plan, rooms, kernels, hopper, scratch_bytes })
+        let filter = None;
+        Ok(Prepared {
+            parts,
+            problem,
+            ignores,
+            asked,
+            plan,
+            rooms,
+            kernels,
+            hopper,
+            filter,
+            scratch_bytes,
+        })
+    }
+}
+
+impl Prepared<'_> {
+    /// The same with a filter, of kernels without tensor cores.
+    pub fn filtered(self, filter: Filter) -> Result<Self, Error> {
+        let mut layout = Layout::default();
+        layout.room(self.scratch_bytes)?; // that of the pass comes first
+        let filter = Filtering::new(filter, &self.problem, &self.plan, &mut layout)?;
+        Ok(Prepared { filter: Some(filter), scratch_bytes: layout.bytes(), ..self })
     }
 }
 

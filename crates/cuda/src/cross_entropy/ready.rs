@@ -7,7 +7,9 @@ use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
+use crate::room::Room;
 use crate::workspace::Held;
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -28,6 +30,14 @@ impl<'a> Ready<'a> {
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
         Prepared::new(held, problem, call, table, holds, inputs, options).map(Ready)
+    }
+
+    /// The same with a filter; where it leaves what it found – the tiles that are left out, B and C – in scratch
+    /// memory.
+    pub fn filtered(self, filter: Filter) -> Result<(Ready<'a>, [Room; 3]), Error> {
+        let prepared = self.0.filtered(filter)?;
+        let rooms = prepared.filter.map(|x| [x.left_out, x.dh, x.dw]).unwrap_or_default();
+        Ok((Ready(prepared), rooms))
     }
 }
 

@@ -27,6 +27,9 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Error> {
     clear(job)?;
     let run = Run { job, call: call(job) };
     run.launch("tokens", 1, 1024, &run.call)?;
+    if let Some(filter) = &job.prepared.filter {
+        filter.begin((&job.queue, &job.prepared.kernels), &run.call, job.scratch)?;
+    }
     run.by_tokens()?;
     if job.prepared.plan.apart {
         run.by_classes()?;
@@ -55,7 +58,7 @@ fn clear(job: &Job<'_>) -> Result<(), Error> {
 }
 
 fn call(job: &Job<'_>) -> Call {
-    let Prepared { parts, problem, asked, plan, rooms, hopper, .. } = job.prepared;
+    let Prepared { parts, problem, filter, asked, plan, rooms, hopper, .. } = job.prepared;
     let at = |name: &str| job.address(name);
     let pass = |forward: &'static str, second: &'static str| match parts.pass {
         Pass::DoubleBackward => at(second),
@@ -95,6 +98,7 @@ fn call(job: &Job<'_>) -> Call {
         pulls: if asked.gradients() { job.at(rooms.pulls) } else { 0 },
         terms: job.at(rooms.terms),
         hidden: job.at(rooms.hidden),
+        left_out: filter.map_or(0, |filter| job.at(filter.left_out)),
         ignore_index: problem.ignore_index,
         divisor: if let Reduction::By { normaliser } = problem.reduction {
             normaliser
@@ -160,7 +164,7 @@ impl Run<'_, '_> {
 
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
     fn by_tokens(&self) -> Result<(), Error> {
-        let Prepared { asked, plan, .. } = self.job.prepared;
+        let Prepared { asked, plan, filter, kernels, .. } = self.job.prepared;
         let head = asked.head() && !plan.apart;
         for tokens in self.tokens() {
             let h = self.rows(&tokens)?;
@@ -168,12 +172,15 @@ impl Run<'_, '_> {
             let all = self.chunk(&tokens, &(0..0));
             self.launch("finish", tokens.len().div_ceil(128), 128, &all)?;
             self.scale(&all)?;
-            if !(asked.dh || head) {
+            if !(asked.dh || head || filter.is_some()) {
                 continue;
             }
             for classes in self.classes() {
                 let call = self.chunk(&tokens, &classes);
                 self.gradients(&call, h, plan.keeps)?;
+                if let Some(filter) = filter {
+                    filter.choose((&self.job.queue, kernels), &call, self.job.scratch)?;
+                }
                 if asked.dh {
                     self.hidden(&call, &classes)?;
                 }

@@ -24,6 +24,12 @@ DEV Corner corner(const Call& c) {
   return {(int)(blockIdx.x % tiles) * SIDE, (int)(blockIdx.x / tiles) * SIDE};
 }
 
+// Where a filter says whether it leaves out a tile of the chunk; a band is 128 tokens.
+DEV i64 flag_of(const Call& c, int band, int tile) {
+  return (i64)(c.first_token / SIDE + band) * ((c.vocab + TILE - 1) / TILE) + c.first_class / TILE + tile;
+}
+DEV bool is_left_out(const Call& c, int band, int tile) { return c.left_out && c.left_out[flag_of(c, band, tile)]; }
+
 // Calls f(place, class, sum) with four logits of the tile at a time.
 template <class F> DEV void each_four(const Call& c, const Corner& at, const float (&sum)[8][8], F f) {
   const int count = count_of(c);
@@ -100,7 +106,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
 #pragma unroll 1
   for (int tile = 0; tile < tiles; tile++) {
     clear(sum);
-    add_classes(c, shared, sum, c.z, c.w, at.token, tile, at.column);
+    if (!is_left_out(c, at.token / SIDE, tile)) add_classes(c, shared, sum, c.z, c.w, at.token, tile, at.column);
 #if SECOND
     if (c.ddw) add_classes(c, shared, sum, c.motion, c.ddw, at.token, tile, at.column);
 #endif
@@ -130,16 +136,22 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
   }
 }
 
-// sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x.
+// sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x. A filter leaves out bands
+// of tokens.
 DEV void add_tokens(const Call& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int first, int column) {
-  const float* from = gradients + first;
   const i64 columns = c.columns, stride = c.dim;
-  const Token* tokens = c.tokens + c.first_token;
-  const int count = count_of(c);
   const element* to = x + column;
-  auto a = across<float>([=](int k) { return from + k * columns; }, count, SIDE, true);
-  auto b = across<element>([=](int k) { return to + tokens[k].index * stride; }, count, c.dim - column, c.whole != 0);
-  multiply(shared, sum, a, b, count);
+  const int count = count_of(c);
+#pragma unroll 1
+  for (int begin = 0, end; begin < count; begin = end) {
+    end = c.left_out ? min(count, begin + SIDE) : count;
+    if (is_left_out(c, begin / SIDE, first / TILE)) continue;
+    const float* from = gradients + begin * columns + first;
+    const Token* tokens = c.tokens + c.first_token + begin;
+    auto a = across<float>([=](int k) { return from + k * columns; }, end - begin, SIDE, true);
+    auto b = across<element>([=](int k) { return to + tokens[k].index * stride; }, end - begin, c.dim - column, c.whole != 0);
+    multiply(shared, sum, a, b, end - begin);
+  }
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_constant__ Call c) {

@@ -58,6 +58,7 @@ struct Call {
   Pull* pulls;                                       // [tokens]
   double* terms;                                     // [tokens][2] of (C9)
   float* hidden;                                     // sums of dh that wait in the tree
+  const u8* left_out;                                // [bands of 128 tokens][tiles of classes]: those of a filter; 0: none
   float *head, *head_bias;                           // [classes][D] and [classes] of the chunk: sums over the tokens before
   i64 ignore_index;
   double divisor, square, smoothing;                 // Z unless it is a mean's; zeta; alpha

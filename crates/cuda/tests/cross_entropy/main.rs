@@ -1,6 +1,7 @@
 //! linear_cross_entropy in chunks of tokens and classes: with the bits of one chunk, whatever the budget; and of
 //! operands on the device. Without a device, or a compiler, the tests say that they were skipped.
 
+mod filter;
 mod on_device;
 mod tensor;
 

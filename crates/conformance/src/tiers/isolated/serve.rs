@@ -2,7 +2,7 @@
 
 use super::wire::{Answer, Message, answer, read_question};
 use crate::tier::{Refusal, Request, Tier};
-use crate::tiers::ask;
+use crate::tiers::{ask, ask_filtered};
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
 
@@ -54,8 +54,12 @@ fn reply(
                 inputs: &question.inputs,
                 hints: question.hints,
             };
-            match (ask(tier.as_ref(), &request), tier.lost()) {
-                (Ok(outputs), _) => Answer::Outputs(outputs),
+            let answered = match question.filter {
+                None => ask(tier.as_ref(), &request).map(Answer::Outputs),
+                Some(filter) => ask_filtered(tier.as_ref(), &request, filter).map(Answer::Filtered),
+            };
+            match (answered, tier.lost()) {
+                (Ok(answer), _) => answer,
                 (Err(_), Some(reason)) => Answer::Lost(reason),
                 (Err(refusal), None) => Answer::Refused(refusal),
             }
@@ -114,7 +118,8 @@ mod tests {
         let inputs = ["q", "k"].map(|name| (name.to_string(), numbers(&[1, 1, 1, dim], 1.0)));
         let inputs = &inputs.into();
         let (dtype, hints) = (Dtype::F32, Hints::default());
-        question(id, tier, &Request { problem: &problem, pass, dtype, inputs, hints }).unwrap()
+        let request = Request { problem: &problem, pass, dtype, inputs, hints };
+        question(id, tier, &request, None).unwrap()
     }
 
     #[test]

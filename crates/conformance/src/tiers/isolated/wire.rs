@@ -2,8 +2,9 @@
 //! length of tensors, the tensors as a safetensors file. Lengths are little-endian, 8 bytes each.
 
 use crate::tensor::{Data, Tensor, Tensors};
-use crate::tier::{Cuts, Hints, Layout, Refusal, Request};
+use crate::tier::{Cuts, Filtered, Hints, Layout, Refusal, Request};
 use crate::vectors::{from_bytes, parse_problem, to_bytes};
+use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Blocking, Dtype, Mask, Mode, Pass, Problem};
 use serde::{Deserialize, Serialize};
 use std::io::{self, Read, Write};
@@ -73,6 +74,9 @@ struct Asked {
     filled: Option<u64>,
     alone: bool,
     shards: Option<String>,
+    /// Of a filtered backward pass, the bits of its threshold, or of its two budgets.
+    #[serde(default)]
+    filter: Vec<u64>,
 }
 
 /// A request that has been read.
@@ -85,10 +89,16 @@ pub struct Question {
     pub dtype: Dtype,
     pub inputs: Tensors,
     pub hints: Hints,
+    pub filter: Option<Filter>,
 }
 
 /// A request to a tier as a message.
-pub fn question(id: u64, tier: &str, request: &Request<'_>) -> Result<Message, String> {
+pub fn question(
+    id: u64,
+    tier: &str,
+    request: &Request<'_>,
+    filter: Option<Filter>,
+) -> Result<Message, String> {
     let &Request { problem, pass, dtype, inputs, hints } = request;
     let (mut problem, mut tensors) = (problem.clone(), inputs.clone());
     detach(&mut problem, &mut tensors);
@@ -106,6 +116,11 @@ pub fn question(id: u64, tier: &str, request: &Request<'_>) -> Result<Message, S
         filled: hints.filled.map(f64::to_bits),
         alone: hints.alone,
         shards: hints.shards.map(|cuts| cuts.to_string()),
+        filter: match filter {
+            None => Vec::new(),
+            Some(Filter::Below { eps }) => vec![eps.to_bits()],
+            Some(Filter::Within { dh, dw }) => vec![dh.to_bits(), dw.to_bits()],
+        },
     };
     let header = serde_json::to_vec(&asked).map_err(said)?;
     Ok(Message { header, tensors: to_bytes(Path::new(WIRE), &tensors).map_err(said)? })
@@ -159,6 +174,12 @@ pub fn read_question(message: &Message) -> Result<Question, String> {
         dtype: asked.dtype.parse().map_err(said)?,
         inputs,
         hints,
+        filter: match asked.filter[..] {
+            [] => None,
+            [eps] => Some(Filter::Below { eps: f64::from_bits(eps) }),
+            [dh, dw] => Some(Filter::Within { dh: f64::from_bits(dh), dw: f64::from_bits(dw) }),
+            _ => return Err(format!("{} numbers of a filter", asked.filter.len())),
+        },
     })
 }
 
@@ -166,6 +187,8 @@ pub fn read_question(message: &Message) -> Result<Question, String> {
 #[derive(Debug, PartialEq)]
 pub enum Answer {
     Outputs(Tensors),
+    /// Of a filtered pass; nothing where the tier has none.
+    Filtered(Option<Filtered>),
     Refused(Refusal),
     /// The tier can answer nothing any more, and the process ends.
     Lost(String),
@@ -183,6 +206,8 @@ struct Answered {
 #[serde(rename_all = "snake_case")]
 enum Outcome {
     Outputs,
+    Filtered,
+    Unfiltered,
     Unsupported,
     Fault,
     Lost,
@@ -195,6 +220,11 @@ pub fn answer(id: u64, answer: &Answer) -> Result<Message, String> {
             let tensors = to_bytes(Path::new(WIRE), tensors).map_err(said)?;
             (Outcome::Outputs, String::new(), tensors)
         }
+        Answer::Filtered(None) => (Outcome::Unfiltered, String::new(), Vec::new()),
+        Answer::Filtered(Some(found)) => {
+            let tensors = to_bytes(Path::new(WIRE), &attach(found)).map_err(said)?;
+            (Outcome::Filtered, String::new(), tensors)
+        }
         Answer::Refused(Refusal::Unsupported(reason)) => {
             (Outcome::Unsupported, reason.clone(), Vec::new())
         }
@@ -205,6 +235,37 @@ pub fn answer(id: u64, answer: &Answer) -> Result<Message, String> {
     Ok(Message { header, tensors })
 }
 
+/// What stands before the names of a certificate's parts, so that none is that of an output.
+const CERTIFICATE: [&str; 3] = ["certificate/dh", "certificate/dw", "certificate/tiles"];
+
+/// The certificate among the outputs.
+fn attach(found: &Filtered) -> Tensors {
+    let Filtered { outputs, dh, dw, tiles: (kept, all), classes } = found;
+    let counts = [kept, all, classes].map(|&x| x as i64).to_vec();
+    let lengths = [dh.len(), dw.len(), counts.len()];
+    let parts = [Data::F64(dh.clone()), Data::F64(dw.clone()), Data::I64(counts)];
+    let mut tensors = outputs.clone();
+    for ((name, data), length) in CERTIFICATE.into_iter().zip(parts).zip(lengths) {
+        tensors.insert(name.to_string(), Tensor { shape: vec![length], data });
+    }
+    tensors
+}
+
+/// The reverse.
+fn certified(mut outputs: Tensors) -> Result<Filtered, String> {
+    let [dh, dw, counts] = CERTIFICATE.map(|name| outputs.remove(name).map(|x| x.data));
+    match (dh, dw, counts) {
+        (Some(Data::F64(dh)), Some(Data::F64(dw)), Some(Data::I64(counts))) => match counts[..] {
+            [kept, all, classes] => {
+                let (tiles, classes) = ((kept as usize, all as usize), classes as usize);
+                Ok(Filtered { outputs, dh, dw, tiles, classes })
+            }
+            _ => Err("a certificate without its counts".to_string()),
+        },
+        _ => Err("a certificate that is not whole".to_string()),
+    }
+}
+
 /// Reads an answer, with the number of its request.
 pub fn read_answer(message: &Message) -> Result<(u64, Answer), String> {
     let Answered { id, outcome, reason } = serde_json::from_slice(&message.header).map_err(said)?;
@@ -212,6 +273,11 @@ pub fn read_answer(message: &Message) -> Result<(u64, Answer), String> {
         Outcome::Outputs => {
             Answer::Outputs(from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?)
         }
+        Outcome::Filtered => {
+            let tensors = from_bytes(Path::new(WIRE), &message.tensors).map_err(said)?;
+            Answer::Filtered(Some(certified(tensors)?))
+        }
+        Outcome::Unfiltered => Answer::Filtered(None),
         Outcome::Unsupported => Answer::Refused(Refusal::Unsupported(reason)),
         Outcome::Fault => Answer::Refused(Refusal::Fault(reason)),
         Outcome::Lost => Answer::Lost(reason),
@@ -256,16 +322,17 @@ mod tests {
             inputs: &inputs,
             hints,
         };
-        let (mut bytes, message) = (Vec::new(), question(7, "simd/x", &request).unwrap());
+        let filter = Some(Filter::Within { dh: 0.1, dw: 3.0 });
+        let (mut bytes, message) = (Vec::new(), question(7, "simd/x", &request, filter).unwrap());
         message.write(&mut bytes).unwrap();
         let stream = &mut &bytes[..];
         let read = read_question(&Message::read(stream).unwrap().unwrap()).unwrap();
         assert!(Message::read(stream).unwrap().is_none());
         let again =
             Request { problem: &read.problem, inputs: &read.inputs, hints: read.hints, ..request };
-        assert_eq!((read.id, read.tier.as_str()), (7, "simd/x"));
-        assert_eq!(question(7, "simd/x", &again).unwrap().header, message.header);
-        assert_eq!(question(7, "simd/x", &again).unwrap().tensors, message.tensors);
+        assert_eq!((read.id, read.tier.as_str(), read.filter), (7, "simd/x", filter));
+        let again = question(7, "simd/x", &again, filter).unwrap();
+        assert_eq!((again.header, again.tensors), (message.header, message.tensors));
         for end in 1..bytes.len() {
             assert!(Message::read(&mut &bytes[..end]).is_err(), "{end}");
         }
@@ -276,7 +343,15 @@ mod tests {
     fn an_answer_is_read_as_it_was_written() {
         let tensor = Tensor { shape: vec![1], data: Data::I64(vec![3]) };
         let answers = [
-            Answer::Outputs([("n".to_string(), tensor)].into()),
+            Answer::Outputs([("n".to_string(), tensor.clone())].into()),
+            Answer::Filtered(None),
+            Answer::Filtered(Some(Filtered {
+                outputs: [("n".to_string(), tensor)].into(),
+                dh: vec![0.1],
+                dw: vec![2.0, f64::INFINITY],
+                tiles: (1, 2),
+                classes: 256,
+            })),
             Answer::Refused(Refusal::Unsupported("a".to_string())),
             Answer::Refused(Refusal::Fault("b".to_string())),
             Answer::Lost("c".to_string()),

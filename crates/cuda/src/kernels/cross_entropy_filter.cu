@@ -1,0 +1,140 @@
+// The gradient filter: which tiles of 128 tokens and 256 classes are left out of dh and dw, and what is certain of that
+// (C36)-(C38). A tile is left out by both products. Never left out are tiles with a number that is not finite.
+//
+//   norms     ||h_i|| of the tokens that count; the largest ||w_v|| of each tile of classes
+//   measure   of each tile of a chunk: its largest |da|, and what leaving it out would add to B_i and to C_v
+//   certify   adds that up, of tiles below the threshold;  choose: takes tiles as long as no bound exceeds its budget
+#if !SECOND
+struct Filter {
+  Call c;
+  u8* left_out;               // as `left_out` of the call
+  float *of_tokens, *of_classes;
+  float *by_token, *by_class;  // of the chunk: [tokens][tiles of classes], [tiles of tokens][columns]
+  float *dh, *dw;              // B [T] and C [V]
+  float eps, most_dh, most_dw;
+};
+
+// A sum of at most 257 terms, rounded to nearest, is at most this; so is what a few roundings make of it.
+DEV float enlarged(float x) { return x * (1 + 1.0f / 32768); }
+DEV float up(float x) { return x * (1 + 1.0f / 4194304); }
+// What products below the normal range may lose.
+constexpr float LOST = 1.7936620343357659e-43f;  // 2^-142
+
+// The norm of a row, rounded up, by a warp; infinite where an element is not finite.
+DEV float norm(const element* row, int dim) {
+  double sum = 0;
+  for (int d = threadIdx.x % 32; d < dim; d += 32) {
+    const double x = read(row[d]);
+    sum += x * x;
+  }
+#pragma unroll
+  for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
+  return sum < (double)INF ? up((float)sqrt(sum)) : INF;
+}
+
+// Blocks of 8 tokens, then of a tile of classes.
+extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ Filter f) {
+  __shared__ float warps[8];
+  const Call& c = f.c;
+  const int tokens = (c.all + 7) / 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  if ((int)blockIdx.x < tokens) {
+    const int i = blockIdx.x * 8 + warp;
+    if (i >= c.common->counted) return;
+    const float x = norm(c.h + (i64)c.tokens[i].index * c.dim, c.dim);
+    if (lane == 0) f.of_tokens[i] = x;
+    return;
+  }
+  const int tile = blockIdx.x - tokens;
+  float most = 0;
+  for (int v = tile * TILE + warp; v < min(c.vocab, tile * TILE + TILE); v += 8) most = max(most, norm(c.w + (i64)v * c.dim, c.dim));
+  if (lane == 0) warps[warp] = most;
+  __syncthreads();
+  if (threadIdx.x) return;
+  for (int n = 1; n < 8; n++) most = max(most, warps[n]);
+  f.of_classes[tile] = most;
+}
+
+// A block has a tile, a warp every eighth of its tokens: a lane sums eight classes.
+extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ Filter f) {
+  __shared__ float sums[8][TILE];
+  const Call& c = f.c;
+  const int tiles = (c.classes + TILE - 1) / TILE, band = blockIdx.x / tiles, tile = blockIdx.x % tiles, count = count_of(c);
+  const int warp = threadIdx.x / 32, first = band * SIDE;
+  if (first >= count) return;
+  const float widest = f.of_classes[c.first_class / TILE + tile];
+  float classes[8] = {}, most = 0;
+  bool kept = false;
+  for (int row = first + warp; row < min(count, first + SIDE); row += 8) {
+    const float size = f.of_tokens[c.first_token + row];
+    float sum = 0;
+#pragma unroll
+    for (int k = 0; k < 8; k += 4) {
+      float x[4];
+      read_four(x, c.z + (i64)row * c.columns + tile * TILE + of_lane(k));
+#pragma unroll
+      for (int e = 0; e < 4; e++) most = max_nan(most, fabsf(x[e])), sum += fabsf(x[e]), classes[k + e] += fabsf(x[e]) * size;
+    }
+    sum = warp_sum(sum);
+    const float bound = sum == 0 && widest < INF ? 0 : up(enlarged(sum) * widest) + LOST;
+    kept |= !(bound < INF);
+    if (threadIdx.x % 32 == 0) f.by_token[(i64)row * tiles + tile] = bound;
+  }
+#pragma unroll
+  for (int k = 0; k < 8; k++) sums[warp][of_lane(k)] = classes[k];
+  __syncthreads();
+  float sum = 0;
+  for (int n = 0; n < 8; n++) sum += sums[n][threadIdx.x];
+  sum = enlarged(sum) + LOST;
+  f.by_class[(i64)band * c.columns + tile * TILE + threadIdx.x] = sum;
+  kept |= !(sum < INF) || !(most < f.eps);
+  kept = __syncthreads_or(kept);
+  if (threadIdx.x == 0) f.left_out[flag_of(c, band, tile)] = !kept;
+}
+
+// A thread has a token, or a class: it adds up what is left out of its row.
+extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant__ Filter f) {
+  const Call& c = f.c;
+  const int t = blockIdx.x * 256 + threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
+  if (t < count) {
+    float& sum = f.dh[c.tokens[c.first_token + t].index];
+    for (int tile = 0; tile < tiles; tile++)
+      if (f.left_out[flag_of(c, t / SIDE, tile)]) sum = up(sum + f.by_token[(i64)t * tiles + tile]);
+  }
+  const int v = t - c.count;
+  if (v >= 0 && v < c.classes) {
+    float& sum = f.dw[c.first_class + v];
+    for (int band = 0; band * SIDE < count; band++)
+      if (f.left_out[flag_of(c, band, v / TILE)]) sum = up(sum + f.by_class[(i64)band * c.columns + v]);
+  }
+}
+
+// One block: of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of
+// tokens. A thread has a class of the tile, half of them a token of the band.
+extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ Filter f) {
+  const Call& c = f.c;
+  const int t = threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
+#pragma unroll 1
+  for (int band = 0; band * SIDE < count; band++) {
+    const int row = band * SIDE + t;
+    const bool has_token = t < SIDE && row < count;
+    const int index = has_token ? c.tokens[c.first_token + row].index : 0;
+    float of_token = has_token ? f.dh[index] : 0;
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; tile++) {
+      const i64 flag = flag_of(c, band, tile);
+      const int v = tile * TILE + t;
+      const bool has_class = v < c.classes, may = f.left_out[flag] != 0;
+      const float b = has_token && may ? up(of_token + f.by_token[(i64)row * tiles + tile]) : 0;
+      const float d = has_class && may ? up(f.dw[c.first_class + v] + f.by_class[(i64)band * c.columns + v]) : 0;
+      const bool kept = __syncthreads_or(!may || !(b <= f.most_dh) || !(d <= f.most_dw));
+      if (!kept) {
+        if (has_token) of_token = b;
+        if (has_class) f.dw[c.first_class + v] = d;
+      } else if (t == 0) {
+        f.left_out[flag] = 0;
+      }
+    }
+    if (has_token) f.dh[index] = of_token;
+  }
+}
+#endif
