@@ -111,8 +111,9 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass, storage: Dtype) -> bool {
             _ => pass == Pass::Forward,
         },
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
+        Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
         Algorithm::AttentionLse => pass == Pass::Forward,
-        _ => false,
+        Algorithm::LazyAttention => false,
     }
 }
 

@@ -14,6 +14,7 @@
 
 // A block owns a chunk of a key head, a thread a token. Blocks of a level are joined to those of the next.
 extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
   __shared__ double sums[CHUNK];
   const Chunk chunk = c.chunks[blockIdx.x / c.key_heads];
   const int key_head = blockIdx.x % c.key_heads, t = threadIdx.x;

@@ -50,8 +50,8 @@ struct Linear {
 // Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, so that pairs that see nothing of them would
 // show them. The kernels say whether a result is not finite (mode 0). Where one was, they compute all results again, with 0
 // for such operands (CLEANSE), and the portable kernels write their results over those that are not finite, or where their
-// own are not (MERGE): f16 overflows where f32 does not.
-enum { CLEANSE = 1, MERGE = 2 };
+// own are not (MERGE): f16 overflows where f32 does not. AFRESH: what they write is no result, and nobody has written it yet.
+enum { CLEANSE = 1, MERGE = 2, AFRESH = 3 };
 DEV bool idle(const Linear& c) { return c.mode && !*c.found; }
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
 DEV bool writes(const Linear& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }

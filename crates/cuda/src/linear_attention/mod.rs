@@ -1,7 +1,9 @@
 //! linear_attention: `kernels/linear*.cu*`.
 
 mod call;
+mod hopper;
 mod log_decays;
+mod maps;
 mod passes;
 mod prepared;
 mod ready;

@@ -105,6 +105,8 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         },
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
+        // A few numbers that are wanted behind the loop.
+        Family::HopperLinear => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
         Family::HopperBackward
