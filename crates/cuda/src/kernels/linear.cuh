@@ -41,6 +41,7 @@ struct Linear {
   int add;             // 1: dots are added to what is there
   int by_head;         // 1: a log-decay for each head, not for each token
   int mode;            // of a launch, see below
+  int blocks;          // that there would be, if each owned one thing only: see `each_block`
   float scale;         // σ, of pairs
   float state_scale;   // of what is read from the state
   float store_scale;
@@ -57,6 +58,15 @@ DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
 DEV bool writes(const Linear& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }
 DEV void tell(const Linear& c, bool odd) {
   if (odd && c.found && !c.mode) *c.found = 1;
+}
+
+// What so many blocks would do: a launch that may have nothing to do has fewer.
+template <class F> DEV void each_block(const Linear& c, const F& compute) {
+#pragma unroll 1
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
+    compute(block);
+    __syncthreads();
+  }
 }
 
 DEV int group_of(const Linear& c) { return c.heads / c.key_heads; }

@@ -31,8 +31,15 @@ template <bool BACK> DEV Path path_of(const Walk& c) {
   return p;
 }
 
+// Where S before a chunk is kept: 16 words of each thread, 256 words apart.
+constexpr int KEPT = 256 * COLUMNS / 4;
+DEV u32* kept_state(const Walk& c, const Path& p, int chunk) {
+  const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
+  return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * KEPT;
+}
+
 // One thread feeds the copy engine.
-template <bool BACK> DEV void feed(const Walk& c, const Path& p, u32 base) {
+template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 base) {
   u32 stage = 0, phase = 1;
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
@@ -46,6 +53,11 @@ template <bool BACK> DEV void feed(const Walk& c, const Path& p, u32 base) {
       for (int i = 0; i < KW / 64; i++) load4(base + stage * Y_BYTES + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
 #pragma unroll
       for (int i = 0; i < KW / 64; i++) load4(base + AT_B + stage * Y_BYTES + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
+      if (DOTS && m == 0) {  // what the threads read by themselves
+        prefetch4(&c.dots, p.half * COLUMNS, row, p.head, p.batch);
+        if (BACK) prefetch_bytes(kept_state(c, p, BACK ? p.chunks - 1 - n : n), 4 * KEPT);
+      }
+      wait(base + EMPTY_X + 8 * stage, phase);
       load4(base + AT_X + stage * PANEL, &c.x, full, p.half * COLUMNS, row, other, p.batch);
       if (++stage == STAGES) stage = 0, phase ^= 1;
     }
@@ -81,12 +93,6 @@ DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const float (&
   }
   return odd;
 }
-// Where a thread keeps S before a chunk: 16 numbers, 256 of them apart.
-DEV u32* kept_state(const Walk& c, const Path& p, int chunk, const Thread& t) {
-  const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
-  return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * (256 * COLUMNS / 4) +
-         (t.group * 128 + t.warp * 32 + t.lane);
-}
 // Rounds the state for both warpgroups, and, if asked, for another walk.
 DEV void show_state(u32 to, const Thread& t, const float (&h)[COLUMNS / 2], u32* keep) {
 #pragma unroll
@@ -101,12 +107,16 @@ DEV void show_state(u32 to, const Thread& t, const float (&h)[COLUMNS / 2], u32*
   }
   proxy_fence();
 }
-// <S, D> of a thread.
-DEV float dot_states(const u32* kept, const float (&h)[COLUMNS / 2]) {
+// What of <S, D> a thread has: z of (R27) but for the decay.
+DEV void load_state(u32 (&to)[COLUMNS / 4], const u32* kept) {
+#pragma unroll
+  for (int i = 0; i < COLUMNS / 4; i++) to[i] = kept[256 * i];
+}
+DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 2]) {
   float sum = 0;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 4; i++) {
-    float2 s = unpack(kept[256 * i]);
+    float2 s = unpack(kept[i]);
     sum = fmaf(s.x, h[2 * i], sum), sum = fmaf(s.y, h[2 * i + 1], sum);
   }
   return sum;
@@ -212,39 +222,60 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
   asm volatile("st.shared.u32 [%0], %1;" ::"r"(zeros + 4 * thread), "r"(0) : "memory");
   begin_state(c, p, t, h);
   const bool keeps = TANGENT && c.states && p.head % (c.heads / c.key_heads) == 0;
-  show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0, t) : 0);
+  show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
+  auto count_of = [&](int n) { return min(CHUNK, p.tokens - (BACK ? p.chunks - 1 - n : n) * CHUNK); };
+  // z of the chunk that the walk comes to next, of numbers that are loaded before.
+  u32 kept[COLUMNS / 4];
+  auto load_kept = [&](int n) {
+    if (DOTS && BACK) load_state(kept, kept_state(c, p, max(p.chunks - 1 - n, 0)) + thread);
+  };
+  auto add_kept = [&](int n) {
+    const int count = t.owns && n < p.chunks ? count_of(n) : 0;
+    if (DOTS && BACK) gamma = fmaf(count ? dot_states(kept, h) * exp2_fast(log * count) : 0, count, gamma);
+  };
+  if (p.chunks) load_kept(0), add_kept(0);
   u32 stage = 0, phase = 0;
+  auto scores = [&](bool there, int count) {
+    const u32 y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES, x = base + AT_X + stage * PANEL;
+    if (there) {
+      wait(base + FULL + 8 * stage, phase);
+      if (c.mode || count < CHUNK) {
+        tidy(y, KW / 64, count, c.mode, thread), tidy(b, KW / 64, count, c.mode, thread), tidy(x, 1, count, c.mode, thread);
+        proxy_fence();
+        named_sync(1, 256);
+      }
+    }
+    pin(s), mma_begin();
+#pragma unroll
+    for (int i = 0; i < KW / 16; i++)
+      Mma<CHUNK>::ss<K_MAJOR, K_MAJOR>(s, k_major(y + t.group * 8192 + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
+    mma_commit();
+  };
+  scores(p.chunks > 0, count_of(0));
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++) {
-    const int number = BACK ? p.chunks - 1 - n : n, chunk_row = number * CHUNK, count = min(CHUNK, p.tokens - chunk_row);
+    const int number = BACK ? p.chunks - 1 - n : n, chunk_row = number * CHUNK, count = count_of(n);
     const u32 state = base + AT_STATE + n % 2 * STATE_BYTES;
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES, x = base + AT_X + stage * PANEL;
+      const u32 own_stage = stage, y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES, x = base + AT_X + stage * PANEL;
+      mma_wait<0>(), pin(s);
       if (DECAY && m == 0) {
         float all = exp2_fast(log * count);
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
         pin(h);
-        if (DOTS && BACK && t.owns) gamma = fmaf(dot_states(kept_state(c, p, number, t), h), count, gamma);  // z
-      }
-      wait(base + FULL + 8 * stage, phase);
-      if (c.mode || count < CHUNK) {
-        tidy(y, KW / 64, count, c.mode, thread), tidy(b, KW / 64, count, c.mode, thread), tidy(x, 1, count, c.mode, thread);
-        proxy_fence();
       }
       named_sync(1, 256);  // both parts of the state are shown, and nobody reads the other buffer any more
-      pin(s), mma_begin();
-#pragma unroll
-      for (int i = 0; i < KW / 16; i++)
-        Mma<CHUNK>::ss<K_MAJOR, K_MAJOR>(s, k_major(y + t.group * 8192 + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
-      mma_commit();
       const u64 from = BACK && m > 0 ? no_state : mn_major(state, 0), step = BACK && m > 0 ? 0 : 2048 >> 4;
       pin(o), mma_begin();
 #pragma unroll
       for (int i = 0; i < KW / 16; i++)
         Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(o, k_major(y + t.group * 8192 + i / 4 * PANEL + i % 4 * 32), from + i * step, BACK ? i > 0 || m > 0 : i > 0);
       mma_commit();
+      if (DOTS)
+        load_rows(dot, c.dot, p.batch * c.dot.batch + p.head * c.dot.head + (p.start + chunk_row + t.row) * c.dot.row + p.half * COLUMNS + t.column,
+                  m == 0 ? count - t.row : 0, c.outer - p.half * COLUMNS);
       if (DECAY) weigh_tokens(a, b + own / 64 * PANEL, decays_at(base + AT_DECAYS, t.column + (BACK ? 1 : 1 - count)), t);
       pin(h), mma_begin();
 #pragma unroll
@@ -253,13 +284,10 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
         else Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + own / 64 * PANEL + i * 2048, 0), mn_major(x + i * 2048, 0), 1);
       }
       mma_commit();
-      mma_wait<2>(), pin(s);
       if (DECAY) weigh_pairs(w, s, pairs);
       else mask_pairs(w, s, t.row - t.column, c.scale);
-      if (DOTS)
-        load_rows(dot, c.dot, p.batch * c.dot.batch + p.head * c.dot.head + (p.start + chunk_row + t.row) * c.dot.row + p.half * COLUMNS + t.column,
-                  m == 0 ? count - t.row : 0, c.outer - p.half * COLUMNS);
       mma_wait<1>(), pin(o);
+      if (DECAY) warp_arrive(base + EMPTY + 8 * own_stage);  // y and b have been read
       float reach[2], steps[2];  // decays, and how many, between the own token and the state
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -276,7 +304,10 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
 #pragma unroll
       for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
       mma_commit();
+      load_kept(n + 1);
       mma_wait<1>(), pin(h);
+      if (m == p.many - 1) add_kept(n + 1);
+      if (!DECAY) warp_arrive(base + EMPTY + 8 * own_stage);
       if (TANGENT) {
         derive_pairs(tangent, w, t.row - t.column);
         pin(o1), pin(tangent), mma_begin();
@@ -285,12 +316,15 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
         mma_commit();
       }
       if (m == p.many - 1)
-        show_state(base + AT_STATE + (n + 1) % 2 * STATE_BYTES, t, h, keeps && n + 1 < p.chunks ? kept_state(c, p, n + 1, t) : 0);
+        show_state(base + AT_STATE + (n + 1) % 2 * STATE_BYTES, t, h, keeps && n + 1 < p.chunks ? kept_state(c, p, n + 1) + thread : 0);
       if (threadIdx.x % 128 == 0) store_wait_read();
-      mma_wait<0>(), pin(o);
-      warp_arrive(base + EMPTY + 8 * stage);
+      if (++stage == STAGES) stage = 0, phase ^= 1;
+      const bool next = m + 1 < p.many;
+      if (TANGENT) mma_wait<0>(), pin(o), pin(o1);
+      scores(next || n + 1 < p.chunks, next ? count : count_of(n + 1));
+      if (!TANGENT) mma_wait<1>(), pin(o);
+      warp_arrive(base + EMPTY_X + 8 * own_stage);
       if (TANGENT) {
-        pin(o1);
 #pragma unroll
         for (int r = 0; r < 2; r++) gamma += dot_rows(dot, o1, r), by_scale += dot_rows(dot, o, r);  // w
       }
@@ -299,9 +333,9 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
         for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
         if (c.rows.data) put(c, p, t, base + AT_OUT + t.group * 8192, o, chunk_row, count);
       }
-      if (++stage == STAGES) stage = 0, phase ^= 1;
     }
   }
+  mma_wait<0>(), pin(s);
   bool strange = odd != 0;
   if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0)) strange |= end_state(c, p, t, h);
   if (DOTS) {
@@ -324,14 +358,14 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
   const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.out);
-    for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS);
+    for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS), barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_down<40>();
     const Path p = path_of<BACK>(c);
-    if (threadIdx.x == 0) feed<BACK>(c, p, base);
+    if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base);
   } else {
     registers_up<232>();
     multiply<DECAY, BACK, DOTS>(c, path_of<BACK>(c), base);

@@ -12,9 +12,9 @@ struct Tensor {  // [batch, head, row, element]: strides in elements, the elemen
 // Every result is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
 // w_ij = P_ij (y_i·b_j), and the state is made of bᵀ x.
 struct Walk {
-  TensorMap y, b, x, out;  // boxes of 128 rows, of out 64; 64 columns
+  TensorMap y, b, x, out, dots;  // boxes of 128 rows, of out 64; 64 columns
   Tensor rows;             // out by its elements; data is 0 where out is not wanted
-  Tensor dot;              // rows that results are multiplied with
+  Tensor dot;              // rows that results are multiplied with, those of `dots`
   Tensor begin, end;       // states [sequence, key head, row]: what the walk begins with, and where it ends
   const float* logs;       // the log-decay of each key head; 0: none
   u32* states;             // S before each chunk, as threads hold it: what `attend_back_dots` reads
@@ -49,6 +49,14 @@ DEV void load4(u32 to, const TensorMap* m, u32 b, int column, int row, int head,
 DEV void store4(const TensorMap* m, u32 from, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5}], [%1];"
                ::"l"(m), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+// To the L2 cache alone.
+DEV void prefetch4(const TensorMap* m, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1,%2,%3,%4}];" ::"l"(m), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+DEV void prefetch_bytes(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 // ---- decays (R20) ------------------------------------------------------------------------------------------------------

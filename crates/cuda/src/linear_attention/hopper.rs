@@ -48,6 +48,7 @@ struct Walk {
     b: TensorMap,
     x: TensorMap,
     out: TensorMap,
+    dots: TensorMap,
     rows: Tensor,
     dot: Tensor,
     begin: Tensor,
@@ -181,9 +182,9 @@ impl Walk {
             place if place.address == 0 => Ok(TensorMap::default()),
             place => map(job.queue.device, prepared.storage, place, height),
         };
-        let dot = match of.target {
-            Target::Q => call.q,
-            _ => call.k,
+        let (dot, dots) = match of.target {
+            Target::Q => (call.q, "q"),
+            _ => (call.k, "k"),
         };
         let e = &prepared.problem.extents;
         let of_queries = parts(prepared) - lines(prepared) * e.dim.div_ceil(COLUMNS);
@@ -193,6 +194,7 @@ impl Walk {
             b: of_rows(b, CHUNK as u32)?,
             x: of_rows(x, CHUNK as u32)?,
             out: of_rows(of.out, CHUNK as u32 / 2)?,
+            dots: if of.dots { of_rows(dots, CHUNK as u32)? } else { TensorMap::default() },
             rows: tensor(job, of.out),
             dot,
             begin: tensor(job, of.begin),

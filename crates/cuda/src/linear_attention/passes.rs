@@ -123,7 +123,18 @@ pub(super) fn launch(
         Columns::Value => (&modules.by_value, modules.threads[1]),
     };
     let block = (threads.unwrap_or(own), 0);
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
+    // The queue refuses what a launch cannot have.
+    let call = Call { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*call };
+    let blocks = if waits(name, &call) { blocks.min(IDLE) } else { blocks };
+    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+}
+
+/// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
+const IDLE: usize = 1024;
+
+/// Whether a kernel may find nothing to do, and has the work of many blocks done by few: `each_block`.
+fn waits(name: &str, call: &Call) -> bool {
+    call.mode != 0 && ["fill_gates", "scan", "flow"].contains(&name)
 }
 
 /// Runs a kernel once for each part of its columns.
