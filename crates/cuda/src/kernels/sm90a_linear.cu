@@ -1,7 +1,8 @@
 // linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay or with one for each head. A
 // block owns 64 columns of a result of one head of one sequence, and walks its chunks of 128 tokens from the first to the
 // last, or back. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
-// memory: in two buffers, so that a chunk needs one barrier. A third warpgroup feeds the copy engine.
+// memory: in two buffers, so that a chunk needs one barrier. A third warpgroup feeds the copy engine. Barriers of a stage: FULL;
+// EMPTY, y and b have been read; EMPTY_X, x has been.
 //
 //   attend_plain      o (R21), (R22), or dq (R24), without a decay
 //   attend            the same with decays
@@ -206,16 +207,62 @@ DEV float sum_of_block(u32 place, float x) {
   return sum;
 }
 
+// Writes the block's parts of dg_gamma and dσ; whether one of them is not finite.
+template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, float gamma, float by_scale) {
+  const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = BACK ? 1 : c.heads / c.key_heads;
+  const int part = p.key_head * c.parts + c.first_part + (p.sequence * group + p.head % group) * halves + p.half;
+  named_sync(1, 256);
+  gamma = c.store_scale * sum_of_block(base + AT_ZEROS, gamma);
+  if (!BACK) by_scale = sum_of_block(base + AT_ZEROS, by_scale);
+  if (threadIdx.x == 128 && c.gammas) c.gammas[part] = gamma;
+  if (threadIdx.x == 128 && !BACK && c.scales) c.scales[blockIdx.x] = by_scale;
+  return is_odd(gamma) || is_odd(by_scale);
+}
+
+// ---- products ---------------------------------------------------------------------------------------------------------------
+// y bᵀ of the rows of a warpgroup.
+DEV void multiply_rows(float (&s)[CHUNK / 2], u32 y, u32 b) {
+  pin(s), mma_begin();
+#pragma unroll
+  for (int i = 0; i < KW / 16; i++)
+    Mma<CHUNK>::ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
+  mma_commit();
+}
+// y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.
+DEV void read_state(float (&o)[COLUMNS / 2], u32 y, u32 state, u32 zeros, bool add) {
+  const u64 from = add ? (u64)((zeros & 0x3ffff) >> 4) | (u64)1 << 62 : mn_major(state, 0), step = add ? 0 : 2048 >> 4;
+  pin(o), mma_begin();
+#pragma unroll
+  for (int i = 0; i < KW / 16; i++) Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(o, k_major(y + i / 4 * PANEL + i % 4 * 32), from + i * step, i > 0 || add);
+  mma_commit();
+}
+// What the state gains: bᵀ x, or weighted bᵀ times x.
+template <bool WEIGHTED> DEV void add_to_state(float (&h)[COLUMNS / 2], const u32 (&a)[CHUNK / 16][4], u32 b, u32 x) {
+  pin(h), mma_begin();
+#pragma unroll
+  for (int i = 0; i < CHUNK / 16; i++) {
+    if (WEIGHTED) Mma<COLUMNS>::rs<MN_MAJOR>(h, a[i], mn_major(x + i * 2048, 0), 1);
+    else Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, 0), 1);
+  }
+  mma_commit();
+}
+// o (+)= w x.
+template <bool ADD> DEV void multiply_pairs(float (&o)[COLUMNS / 2], u32 (&w)[CHUNK / 4], u32 x) {
+  pin(o), pin(w), mma_begin();
+#pragma unroll
+  for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), ADD || i > 0);
+  mma_commit();
+}
+
 // ---- the walk --------------------------------------------------------------------------------------------------------------
 template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, const Path& p, u32 base) {
   const int thread = threadIdx.x - 128, lane = lane_id(), group = thread / 128, warp = thread / 32 % 4;
   const int own = KW == 128 ? 64 * group : 0;
   const Thread t = {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
   constexpr bool TANGENT = DOTS && !BACK;
-  // A decay below e^-10000 is 0 one token on; 0 times it is 0.
+  // Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
   const float log = DECAY && c.logs ? fmaxf(c.logs[p.key_head] * LOG2E, -16384.0f) : 0;
   const u32 pairs = decays_at(base + AT_DECAYS, t.column - t.row), zeros = base + AT_ZEROS;
-  const u64 no_state = (u64)((zeros & 0x3ffff) >> 4) | (u64)1 << 62;  // every 8 rows are the same 8 rows
   float h[COLUMNS / 2], o[COLUMNS / 2], s[CHUNK / 2], odd = 0, gamma = 0, by_scale = 0;
   u32 a[CHUNK / 16][4], w[CHUNK / 4], tangent[CHUNK / 4], dot[COLUMNS / 4];
   if (DECAY || BACK) fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale), fill_decays<BACK>(base + AT_DECAYS, thread + 256, log, c.scale);
@@ -234,6 +281,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
     if (DOTS && BACK) gamma = fmaf(count ? dot_states(kept, h) * exp2_fast(log * count) : 0, count, gamma);
   };
   if (p.chunks) load_kept(0), add_kept(0);
+  // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
   u32 stage = 0, phase = 0;
   auto scores = [&](bool there, int count) {
     const u32 y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES, x = base + AT_X + stage * PANEL;
@@ -245,11 +293,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
         named_sync(1, 256);
       }
     }
-    pin(s), mma_begin();
-#pragma unroll
-    for (int i = 0; i < KW / 16; i++)
-      Mma<CHUNK>::ss<K_MAJOR, K_MAJOR>(s, k_major(y + t.group * 8192 + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
-    mma_commit();
+    multiply_rows(s, y + t.group * 8192, b);
   };
   scores(p.chunks > 0, count_of(0));
 #pragma unroll 1
@@ -267,23 +311,12 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
         pin(h);
       }
       named_sync(1, 256);  // both parts of the state are shown, and nobody reads the other buffer any more
-      const u64 from = BACK && m > 0 ? no_state : mn_major(state, 0), step = BACK && m > 0 ? 0 : 2048 >> 4;
-      pin(o), mma_begin();
-#pragma unroll
-      for (int i = 0; i < KW / 16; i++)
-        Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(o, k_major(y + t.group * 8192 + i / 4 * PANEL + i % 4 * 32), from + i * step, BACK ? i > 0 || m > 0 : i > 0);
-      mma_commit();
+      read_state(o, y + t.group * 8192, state, base + AT_ZEROS, BACK && m > 0);
       if (DOTS)
         load_rows(dot, c.dot, p.batch * c.dot.batch + p.head * c.dot.head + (p.start + chunk_row + t.row) * c.dot.row + p.half * COLUMNS + t.column,
                   m == 0 ? count - t.row : 0, c.outer - p.half * COLUMNS);
       if (DECAY) weigh_tokens(a, b + own / 64 * PANEL, decays_at(base + AT_DECAYS, t.column + (BACK ? 1 : 1 - count)), t);
-      pin(h), mma_begin();
-#pragma unroll
-      for (int i = 0; i < CHUNK / 16; i++) {
-        if (DECAY) Mma<COLUMNS>::rs<MN_MAJOR>(h, a[i], mn_major(x + i * 2048, 0), 1);
-        else Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + own / 64 * PANEL + i * 2048, 0), mn_major(x + i * 2048, 0), 1);
-      }
-      mma_commit();
+      add_to_state<DECAY>(h, a, b + own / 64 * PANEL, x);
       if (DECAY) weigh_pairs(w, s, pairs);
       else mask_pairs(w, s, t.row - t.column, c.scale);
       mma_wait<1>(), pin(o);
@@ -300,20 +333,14 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
       }
       if (DOTS) gamma = fmaf(steps[0], dot_rows(dot, o, 0), fmaf(steps[1], dot_rows(dot, o, 1), gamma));  // x, or y
       float o1[COLUMNS / 2];
-      pin(o), pin(w), mma_begin();
-#pragma unroll
-      for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
-      mma_commit();
+      multiply_pairs<true>(o, w, x);
       load_kept(n + 1);
       mma_wait<1>(), pin(h);
       if (m == p.many - 1) add_kept(n + 1);
       if (!DECAY) warp_arrive(base + EMPTY + 8 * own_stage);
       if (TANGENT) {
         derive_pairs(tangent, w, t.row - t.column);
-        pin(o1), pin(tangent), mma_begin();
-#pragma unroll
-        for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o1, tangent + 4 * i, mn_major(x + i * 2048, 0), i > 0);
-        mma_commit();
+        multiply_pairs<false>(o1, tangent, x);
       }
       if (m == p.many - 1)
         show_state(base + AT_STATE + (n + 1) % 2 * STATE_BYTES, t, h, keeps && n + 1 < p.chunks ? kept_state(c, p, n + 1) + thread : 0);
@@ -338,16 +365,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
   mma_wait<0>(), pin(s);
   bool strange = odd != 0;
   if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0)) strange |= end_state(c, p, t, h);
-  if (DOTS) {
-    const int halves = (c.outer + COLUMNS - 1) / COLUMNS, member = BACK ? 0 : p.head % (c.heads / c.key_heads);
-    const int part = p.key_head * c.parts + c.first_part + (p.sequence * (BACK ? 1 : c.heads / c.key_heads) + member) * halves + p.half;
-    named_sync(1, 256);
-    gamma = c.store_scale * sum_of_block(base + AT_ZEROS, gamma);
-    if (TANGENT) by_scale = sum_of_block(base + AT_ZEROS, by_scale);
-    if (thread == 0 && c.gammas) c.gammas[part] = gamma;
-    if (thread == 0 && TANGENT && c.scales) c.scales[blockIdx.x] = by_scale;
-    strange |= is_odd(gamma) || is_odd(by_scale);
-  }
+  if (DOTS) strange |= end_dots<BACK>(c, p, base, gamma, by_scale);
   if (strange && c.found && !c.mode) *c.found = 1;
   if (threadIdx.x % 128 == 0) store_wait();
 }
@@ -358,7 +376,8 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
   const u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.out);
-    for (int i = 0; i < STAGES; i++) barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS), barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
+    for (int i = 0; i < STAGES; i++)
+      barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS), barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();
