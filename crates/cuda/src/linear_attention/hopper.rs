@@ -1,6 +1,7 @@
 //! The first order on the tensor cores of compute capability 9.0: `kernels/sm90a_linear.cu`.
 
 use super::call::{Call, Tensor, tensor};
+use super::hopper_modules::Hopper;
 use super::maps::{TensorMap, map, takes};
 use super::passes::{
     Columns, FALLBACK, Target, backward_on, forward_on, launch as launch_portable,
@@ -10,13 +11,9 @@ use super::{CHUNK, Job};
 use crate::gpu::{Device, Kernels};
 use crate::room::{Layout, Room, memory};
 use crate::variant::{Variant, shared_bytes};
-use crate::workspace::Held;
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Decay, Dtype, Error, LinearAttention, Pass};
 use std::sync::Arc;
-
-/// The architecture of the kernels.
-const ARCHITECTURE: &str = "sm_90a";
 
 /// Threads of a block, and the columns of a result that it owns.
 const THREADS: u32 = 384;
@@ -28,17 +25,6 @@ const KEPT: usize = 256 * COLUMNS / 4;
 /// The longest sequence that one block walks for each head: longer ones are for kernels that cut it, whatever
 /// the number of heads, on which bits must not depend.
 const LONGEST: usize = 8192;
-
-/// The kernels of a pass, and what they hand to one another.
-#[derive(Debug)]
-pub(super) struct Hopper {
-    by_dim: (Arc<Kernels>, Variant),
-    by_value: (Arc<Kernels>, Variant),
-    /// S before every chunk, rounded; the parts of dg_gamma; those of dσ.
-    states: Option<Room>,
-    gammas: Option<Room>,
-    scales: Option<Room>,
-}
 
 /// `Walk` of `sm90a_linear.cuh`, field by field.
 #[repr(C, align(128))]
@@ -119,35 +105,28 @@ pub(super) fn takes_all(prepared: &Prepared<'_>) -> bool {
 pub(super) const APART: &str =
     "rows must begin and end at multiples of 16 bytes for linear_attention of sm90a";
 
-impl Hopper {
-    pub fn load(held: &Held, problem: &LinearAttention, storage: Dtype) -> Result<Hopper, Error> {
-        let load = |columns: usize| {
-            let variant = Variant::hopper_linear(storage, columns);
-            Ok((held.device.kernels(variant.clone(), ARCHITECTURE)?, variant))
-        };
-        let (by_dim, by_value) = (load(problem.extents.dim)?, load(problem.value_dim)?);
-        Ok(Hopper { by_dim, by_value, states: None, gammas: None, scales: None })
-    }
+/// Takes rooms for what the kernels hand to one another.
+pub(super) fn reserve(
+    hopper: &mut Hopper,
+    prepared: &Prepared<'_>,
+    layout: &mut Layout,
+) -> Result<(), Error> {
+    let (e, needs, lines) = (&prepared.problem.extents, prepared.needs(), lines(prepared));
+    let halves = e.dim.div_ceil(COLUMNS);
+    let mut room = |wanted: bool, shape: [usize; 4]| {
+        let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
+        let bytes = bytes.ok_or_else(|| memory(usize::MAX))?;
+        wanted.then(|| layout.room(bytes)).transpose()
+    };
+    let chunks = prepared.tables.chunks.len();
+    hopper.states = room(needs.gates, [chunks, e.key_heads, halves, KEPT])?;
+    hopper.gammas = room(needs.gates, [e.key_heads, parts(prepared), 1, 1])?;
+    hopper.scales = room(needs.scale, [lines, e.query_heads, halves, 1])?;
+    Ok(())
+}
 
-    /// Takes rooms for what the kernels hand to one another.
-    pub fn reserve(&mut self, prepared: &Prepared<'_>, layout: &mut Layout) -> Result<(), Error> {
-        let (e, needs, lines) = (&prepared.problem.extents, prepared.needs(), lines(prepared));
-        let halves = e.dim.div_ceil(COLUMNS);
-        let mut room = |wanted: bool, shape: [usize; 4]| {
-            let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
-            let bytes = bytes.ok_or_else(|| memory(usize::MAX))?;
-            wanted.then(|| layout.room(bytes)).transpose()
-        };
-        let chunks = prepared.tables.chunks.len();
-        self.states = room(needs.gates, [chunks, e.key_heads, halves, KEPT])?;
-        self.gammas = room(needs.gates, [e.key_heads, parts(prepared), 1, 1])?;
-        self.scales = room(needs.scale, [lines, e.query_heads, halves, 1])?;
-        Ok(())
-    }
-
-    fn module(&self, target: Target) -> &(Arc<Kernels>, Variant) {
-        if matches!(target, Target::Q | Target::K) { &self.by_value } else { &self.by_dim }
-    }
+fn module(hopper: &Hopper, target: Target) -> &(Arc<Kernels>, Variant) {
+    if matches!(target, Target::Q | Target::K) { &hopper.by_value } else { &hopper.by_dim }
 }
 
 fn lines(prepared: &Prepared<'_>) -> usize {
@@ -233,7 +212,7 @@ fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>, mode: i32) -> Result<()
     };
     let heads = if back { call.key_heads } else { call.heads } as usize;
     let blocks = lines(job.prepared) * heads * (call.outer as usize).div_ceil(COLUMNS);
-    let (kernels, variant) = hopper.module(of.target);
+    let (kernels, variant) = module(hopper, of.target);
     let block = (THREADS, shared_bytes(variant, name));
     job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
 }

@@ -2,6 +2,7 @@
 
 mod call;
 mod hopper;
+mod hopper_modules;
 mod log_decays;
 mod maps;
 mod passes;

@@ -3,7 +3,6 @@
 use super::Job;
 use super::SIDE;
 use super::call::{Call, Tensor, tensor};
-use super::hopper;
 use super::prepared::{Modules, Needs, TensorModules};
 use crate::variant::{shared_bytes, width};
 use etalon_problem::Error;
@@ -253,9 +252,6 @@ fn sum_states(job: &Job<'_>, way: Way<'_>, back: bool, ends: [&str; 2]) -> Resul
 
 /// o and the final states, where they have places.
 pub(super) fn forward(job: &Job<'_>) -> Result<(), Error> {
-    if let Some(hopper) = &job.prepared.hopper {
-        return hopper::forward(job, hopper);
-    }
     fill_gates(job, &Call::new(job))?;
     each_way(job, |way| attend_states(job, way))
 }
@@ -275,9 +271,6 @@ fn attend_states(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
 
 /// The gradients that have places.
 pub(super) fn backward(job: &Job<'_>) -> Result<(), Error> {
-    if let Some(hopper) = &job.prepared.hopper {
-        return hopper::backward(job, hopper);
-    }
     fill_gates(job, &Call::new(job))?;
     each_way(job, |way| gradients(job, way))
 }

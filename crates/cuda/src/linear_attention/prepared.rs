@@ -1,7 +1,7 @@
 //! A pass of linear_attention: its operands, its tables, its memory, its kernels.
 
 use super::Job;
-use super::hopper::Hopper;
+use super::hopper_modules::Hopper;
 use super::tables::Tables;
 use crate::gpu::Kernels;
 use crate::parts::Parts;

@@ -1,6 +1,6 @@
 //! Which kernels compute a pass of linear_attention.
 
-use super::hopper::Hopper;
+use super::hopper_modules::Hopper;
 use super::prepared::{Modules, Prepared, Rooms, TensorModules};
 use super::tables::Tables;
 use super::{Job, hopper, passes, second};
@@ -79,7 +79,7 @@ impl<'a> Ready<'a> {
         }
         prepared.rooms = prepared.reserve(&mut layout)?;
         if let Some(mut hopper) = prepared.hopper.take() {
-            hopper.reserve(&prepared, &mut layout)?;
+            hopper::reserve(&mut hopper, &prepared, &mut layout)?;
             prepared.hopper = Some(hopper);
         }
         let fills = prepared.has_padding();
@@ -170,10 +170,12 @@ impl ready::Ready for Ready<'_> {
         if self.prepared.pass != Pass::Step && self.prepared.has_padding() {
             self.fill(job)?;
         }
-        match self.prepared.pass {
-            Pass::Forward => passes::forward(job),
-            Pass::Backward => passes::backward(job),
-            Pass::Step => passes::step(job),
+        match (self.prepared.pass, &self.prepared.hopper) {
+            (Pass::Forward, Some(hopper)) => hopper::forward(job, hopper),
+            (Pass::Backward, Some(hopper)) => hopper::backward(job, hopper),
+            (Pass::Forward, None) => passes::forward(job),
+            (Pass::Backward, None) => passes::backward(job),
+            (Pass::Step, _) => passes::step(job),
             _ => second::double_backward(job),
         }
     }
