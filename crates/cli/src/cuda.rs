@@ -144,6 +144,7 @@ impl Archive {
             Family::HopperForward
             | Family::HopperBackward
             | Family::HopperCrossEntropy
+            | Family::HopperLinear
             | Family::HopperPeak => self.level.is_empty() || self.level.contains(&Level::Sm90a),
         };
         let of_type = |dtype: Dtype| self.dtype.is_empty() || self.dtype.contains(&dtype);

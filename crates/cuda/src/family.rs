@@ -31,6 +31,8 @@ pub enum Family {
     HopperCrossEntropy,
     /// Its first order on tensor cores of any device.
     LinearTensor,
+    /// Its first order on the tensor cores of compute capability 9.0.
+    HopperLinear,
     /// Copies and fills of tensors with strides.
     Moves,
     /// The most that fused multiply-adds do.
@@ -43,7 +45,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 18] = [
+    pub const ALL: [Family; 19] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
@@ -58,6 +60,7 @@ impl Family {
         Family::CrossEntropy,
         Family::HopperCrossEntropy,
         Family::LinearTensor,
+        Family::HopperLinear,
         Family::Moves,
         Family::Peak,
         Family::TensorPeak,
@@ -188,6 +191,13 @@ impl Family {
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
                 ("linear_sm80.cu", include_str!("kernels/linear_sm80.cu")),
             ],
+            Family::HopperLinear => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("sm90a_linear.cuh", include_str!("kernels/sm90a_linear.cuh")),
+                ("sm90a_linear.cu", include_str!("kernels/sm90a_linear.cu")),
+            ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
@@ -214,6 +224,7 @@ impl Family {
             Family::HopperForward
             | Family::HopperBackward
             | Family::HopperCrossEntropy
+            | Family::HopperLinear
             | Family::HopperPeak => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
             _ => Some(format!("sm_{major}{minor}")),
         }
@@ -225,6 +236,7 @@ impl Family {
             Family::HopperForward
             | Family::HopperBackward
             | Family::HopperCrossEntropy
+            | Family::HopperLinear
             | Family::HopperPeak => &["sm_90a"],
             _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }

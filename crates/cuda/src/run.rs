@@ -107,8 +107,9 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
         Algorithm::LinearCrossEntropy => pass != Pass::DoubleBackward,
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
+        Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
         Algorithm::AttentionLse => pass == Pass::Forward,
-        _ => false,
+        Algorithm::LazyAttention => false,
     }
 }
 

@@ -142,6 +142,14 @@ impl Variant {
         }
     }
 
+    /// The kernels of linear_attention for compute capability 9.0, of factors with so many columns: at most 128.
+    pub fn hopper_linear(storage: Dtype, columns: usize) -> Self {
+        Variant {
+            family: Family::HopperLinear,
+            defines: vec![("STORAGE", number(storage)), ("KW", width(columns).to_string())],
+        }
+    }
+
     /// Copies and fills of elements of 2 or 4 bytes.
     pub fn moves(bytes: usize) -> Self {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
@@ -222,6 +230,9 @@ impl Variant {
             Family::HopperCrossEntropy => {
                 &["leaves", "scale", "gradient", "hidden", "head", "tree", "gather", "bias"]
             }
+            Family::HopperLinear => {
+                &["attend_plain", "attend", "attend_dots", "attend_back", "attend_back_dots"]
+            }
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
@@ -246,6 +257,7 @@ impl Variant {
             Family::Linear | Family::LinearSecond | Family::LinearTensor => {
                 width(dim) == self.define("CW")
             }
+            Family::HopperLinear => width(dim) == self.define("KW"),
             Family::TensorWide => width(dim).max(128) == self.define("CD"),
             _ => width(dim) == self.define("CD"),
         }
@@ -353,6 +365,11 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         // Panels of both operands in four stages, and of da; barriers.
         (Family::HopperCrossEntropy, "leaves" | "hidden" | "head") => 1024 + 4 * 49152 + 64,
         (Family::HopperCrossEntropy, "gradient") => 1024 + 4 * 49152 + 32768 + 64,
+        // y and b, and x, in two stages; the state in two; out; zeros, barriers and decays.
+        (Family::HopperLinear, _) => {
+            let inner = variant.define("KW");
+            1024 + 4 * 256 * inner + 2 * 16384 + 2 * 128 * inner + 16384 + 1024 + 48 + 2 * 1056
+        }
         (Family::HopperBackward, "queries") => 2048 + 2 * rows(128) + 4 * rows(128),
         _ => 0,
     };

@@ -13,10 +13,10 @@
 // Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
 
 // A block owns a chunk of a key head, a thread a token. Blocks of a level are joined to those of the next.
-extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
+DEV void gates_of(const Linear& c, int block) {
   __shared__ double sums[CHUNK];
-  const Chunk chunk = c.chunks[blockIdx.x / c.key_heads];
-  const int key_head = blockIdx.x % c.key_heads, t = threadIdx.x;
+  const Chunk chunk = c.chunks[block / c.key_heads];
+  const int key_head = block % c.key_heads, t = threadIdx.x;
   const i64 plane = (i64)c.batch * c.key_heads * c.tokens;
   const i64 at = ((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start + t;
   for (int tangents = 0; tangents < 2; tangents++) {
@@ -73,11 +73,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant
 }
 
 // A thread owns an element of the states of a sequence and a key head.
-extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ Linear c) {
-  if (idle(c)) return;
+DEV void scan_of(const Linear& c, int block) {
   constexpr int AHEAD = 8;
   const int elements = c.dim * c.value_dim, pieces = (elements + 255) / 256;
-  const int at = blockIdx.x % pieces * 256 + threadIdx.x, slot = blockIdx.x / pieces;
+  const int at = block % pieces * 256 + threadIdx.x, slot = block / pieces;
   const int key_head = slot % c.key_heads, sequence = slot / c.key_heads;
   if (at >= elements) return;
   const Line line = c.lines[sequence];
@@ -227,5 +226,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
   auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     flow_of_pairs(c, shared, chunk, gates, key_head, row, key);
   };
-  flow_of_chunk(c, shared.p, pairs, flow_of_states);
+  each_block(c, [&](int block) { flow_of_chunk(c, shared.p, pairs, flow_of_states, block); });
+}
+
+extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
+  each_block(c, [&](int block) { gates_of(c, block); });
+}
+extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
+  each_block(c, [&](int block) { scan_of(c, block); });
 }

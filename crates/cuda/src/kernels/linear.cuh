@@ -41,6 +41,7 @@ struct Linear {
   int add;             // 1: dots are added to what is there
   int by_head;         // 1: a log-decay for each head, not for each token
   int mode;            // of a launch, see below
+  int blocks;          // that there would be, if each owned one thing only: see `each_block`
   float scale;         // σ, of pairs
   float state_scale;   // of what is read from the state
   float store_scale;
@@ -50,13 +51,22 @@ struct Linear {
 // Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, so that pairs that see nothing of them would
 // show them. The kernels say whether a result is not finite (mode 0). Where one was, they compute all results again, with 0
 // for such operands (CLEANSE), and the portable kernels write their results over those that are not finite, or where their
-// own are not (MERGE): f16 overflows where f32 does not.
-enum { CLEANSE = 1, MERGE = 2 };
+// own are not (MERGE): f16 overflows where f32 does not. AFRESH: what they write is no result, and nobody has written it yet.
+enum { CLEANSE = 1, MERGE = 2, AFRESH = 3 };
 DEV bool idle(const Linear& c) { return c.mode && !*c.found; }
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
 DEV bool writes(const Linear& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }
 DEV void tell(const Linear& c, bool odd) {
   if (odd && c.found && !c.mode) *c.found = 1;
+}
+
+// What so many blocks would do: a launch that may have nothing to do has fewer.
+template <class F> DEV void each_block(const Linear& c, const F& compute) {
+#pragma unroll 1
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
+    compute(block);
+    __syncthreads();
+  }
 }
 
 DEV int group_of(const Linear& c) { return c.heads / c.key_heads; }

@@ -19,9 +19,9 @@ DEV float sum_of_block(float x) {
 }
 
 // A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is z.
-template <class P, class Z> DEV void flow_of_chunk(const Linear& c, float* w, const P& pairs, const Z& states) {
+template <class P, class Z> DEV void flow_of_chunk(const Linear& c, float* w, const P& pairs, const Z& states, int block) {
   __shared__ float within[CHUNK], rows[MICRO], columns[MICRO], behind[CHUNK], before[CHUNK], whole;
-  const int number = blockIdx.x / c.key_heads, key_head = blockIdx.x % c.key_heads, t = threadIdx.x, group = group_of(c);
+  const int number = block / c.key_heads, key_head = block % c.key_heads, t = threadIdx.x, group = group_of(c);
   const Chunk chunk = c.chunks[number];
   const Gates gates(c, c.gates, chunk, key_head);
   float z = states(c, chunk, gates, number, key_head);

@@ -252,5 +252,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_c
   auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     tangents_of_pairs(c, shared, chunk, gates, key_head, row, key);
   };
-  flow_of_chunk(c, shared.p, pairs, tangent_of_states);
+  flow_of_chunk(c, shared.p, pairs, tangent_of_states, blockIdx.x);
 }

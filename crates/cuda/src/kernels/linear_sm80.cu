@@ -305,5 +305,5 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
       }
     return decay == 0 ? 0.0f : decay * sum_of_block(sum);
   };
-  flow_of_chunk(c, w, pairs, states);
+  flow_of_chunk(c, w, pairs, states, blockIdx.x);
 }

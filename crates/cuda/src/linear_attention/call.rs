@@ -81,6 +81,7 @@ pub(super) struct Call {
     pub add: i32,
     pub by_head: i32,
     pub mode: i32,
+    pub blocks: i32,
     pub scale: f32,
     pub state_scale: f32,
     pub store_scale: f32,

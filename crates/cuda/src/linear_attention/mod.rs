@@ -1,7 +1,10 @@
 //! linear_attention: `kernels/linear*.cu*`.
 
 mod call;
+mod hopper;
+mod hopper_modules;
 mod log_decays;
+mod maps;
 mod passes;
 mod prepared;
 mod ready;

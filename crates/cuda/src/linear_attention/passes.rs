@@ -19,6 +19,10 @@ pub(super) const PORTABLE: Way<'static> = Way { tensor: None, mode: 0 };
 
 const CLEANSE: i32 = 1;
 const MERGE: i32 = 2;
+const AFRESH: i32 = 3;
+
+/// The portable kernels after those of sm90a, which leave nothing to them but results.
+pub(super) const FALLBACK: Way<'static> = Way { tensor: None, mode: MERGE };
 
 impl Way<'_> {
     /// What its kernels are told.
@@ -118,7 +122,18 @@ pub(super) fn launch(
         Columns::Value => (&modules.by_value, modules.threads[1]),
     };
     let block = (threads.unwrap_or(own), 0);
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
+    // The queue refuses what a launch cannot have.
+    let call = Call { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*call };
+    let blocks = if waits(name, &call) { blocks.min(IDLE) } else { blocks };
+    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+}
+
+/// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
+const IDLE: usize = 1024;
+
+/// Whether a kernel may find nothing to do, and has the work of many blocks done by few: `each_block`.
+fn waits(name: &str, call: &Call) -> bool {
+    call.mode != 0 && ["fill_gates", "scan", "flow"].contains(&name)
 }
 
 /// Runs a kernel once for each part of its columns.
@@ -237,30 +252,46 @@ fn sum_states(job: &Job<'_>, way: Way<'_>, back: bool, ends: [&str; 2]) -> Resul
 
 /// o and the final states, where they have places.
 pub(super) fn forward(job: &Job<'_>) -> Result<(), Error> {
+    fill_gates(job, &Call::new(job))?;
+    each_way(job, |way| attend_states(job, way))
+}
+
+/// The same by kernels that are told what others computed.
+pub(super) fn forward_on(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
+    fill_gates(job, &way.tell(&Call::new(job)))?;
+    attend_states(job, way)
+}
+
+fn attend_states(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
+    sum_states(job, way, false, ["initial_state", "final_state"])?;
     let call = Target::O.call(job);
-    fill_gates(job, &call)?;
     let call = Call { out: tensor(job, "o"), store_scale: call.scale, scale: 1.0, ..call };
-    each_way(job, |way| {
-        sum_states(job, way, false, ["initial_state", "final_state"])?;
-        if call.out.is_there() { attend(job, way, Target::O, &call) } else { Ok(()) }
-    })
+    if call.out.is_there() { attend(job, way, Target::O, &call) } else { Ok(()) }
 }
 
 /// The gradients that have places.
 pub(super) fn backward(job: &Job<'_>) -> Result<(), Error> {
     fill_gates(job, &Call::new(job))?;
-    each_way(job, |way| {
-        let needs = job.prepared.needs();
-        if needs.before {
-            sum_states(job, way, false, ["initial_state", ""])?;
-            by_queries(job, way, &needs)?;
-        }
-        if needs.behind {
-            sum_states(job, way, true, ["dfinal_state", "dinitial_state"])?;
-        }
-        by_keys(job, way, &needs)?;
-        totals(job, &job.prepared.first, way, &needs, ["dg", "dg_gamma", "dscale"])
-    })
+    each_way(job, |way| gradients(job, way))
+}
+
+/// The same by kernels that are told what others computed.
+pub(super) fn backward_on(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
+    fill_gates(job, &way.tell(&Call::new(job)))?;
+    gradients(job, way)
+}
+
+fn gradients(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
+    let needs = job.prepared.needs();
+    if needs.before {
+        sum_states(job, way, false, ["initial_state", ""])?;
+        by_queries(job, way, &needs)?;
+    }
+    if needs.behind {
+        sum_states(job, way, true, ["dfinal_state", "dinitial_state"])?;
+    }
+    by_keys(job, way, &needs)?;
+    totals(job, &job.prepared.first, way, &needs, ["dg", "dg_gamma", "dscale"])
 }
 
 /// dq, x and the parts of dσ.
@@ -322,14 +353,17 @@ pub(super) fn totals(
         let summed = prepared.wants(&[by_head]);
         let dg = if summed { job.room(rooms.by_gate) } else { job.address(by_token) };
         let call = Call { dg, numbers: dg, total: job.address(by_head), ..call };
+        // The kernels of sm90a leave no gradient of every gate to merge with.
+        let afresh = summed && prepared.hopper.is_some();
+        let flow = Call { mode: if afresh { AFRESH } else { call.mode }, ..call };
         match way.tensor {
             Some(modules) => {
                 let what = ("flow", Columns::Value);
-                launch_tensor(job, modules, what, by_chunk(job, 1), &call)?;
+                launch_tensor(job, modules, what, by_chunk(job, 1), &flow)?;
             }
             None => {
                 let name = if prepared.second.is_some() { "flow_second" } else { "flow" };
-                launch(job, modules, (name, Columns::Dim), (by_chunk(job, 1), None), &call)?;
+                launch(job, modules, (name, Columns::Dim), (by_chunk(job, 1), None), &flow)?;
             }
         }
         if summed {

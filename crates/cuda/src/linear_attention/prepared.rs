@@ -1,6 +1,7 @@
 //! A pass of linear_attention: its operands, its tables, its memory, its kernels.
 
 use super::Job;
+use super::hopper_modules::Hopper;
 use super::tables::Tables;
 use crate::gpu::Kernels;
 use crate::parts::Parts;
@@ -23,6 +24,8 @@ pub(crate) struct Prepared<'a> {
     pub(super) second: Option<Modules>,
     /// Kernels of the level sm80, which take the place of those of `first`.
     pub(super) tensor: Option<TensorModules>,
+    /// Kernels of the level sm90a, in which those of `first` add up parts.
+    pub(super) hopper: Option<Hopper>,
     /// Whether somebody looks for numbers that are not finite.
     pub(super) watches: bool,
 }
@@ -129,6 +132,8 @@ impl Prepared<'_> {
         let of_queries = [e.batch, e.query_heads, e.tokens];
         let states = [self.tables.chunks.len(), e.key_heads, e.dim, self.problem.value_dim];
         let planes = [tokens[0], tokens[1], tokens[2], PLANES];
+        // Those of sm90a keep states in registers.
+        let tables = self.hopper.is_none() || self.watches;
         let bends = self.has("ddg") || self.has("ddg_gamma");
         let narrow = self.tensor.is_some();
         // Elements of two bytes.
@@ -141,19 +146,19 @@ impl Prepared<'_> {
             layout.room(bytes.ok_or_else(|| memory(usize::MAX))?).map(Some)
         };
         Ok(Rooms {
-            gates: room(self.problem.decay != Decay::None, &planes)?,
+            gates: room(tables && self.problem.decay != Decay::None, &planes)?,
             slopes: room(second && bends, &planes)?,
-            before: room(needs.before, &states)?,
-            behind: room(needs.behind, &states)?,
+            before: room(tables && needs.before, &states)?,
+            behind: room(tables && needs.behind, &states)?,
             before_tangent: room(second && needs.before, &states)?,
             behind_tangent: room(second && needs.behind, &states)?,
             before_narrow: room(narrow && needs.before, &halves)?,
             behind_narrow: room(narrow && needs.behind, &halves)?,
-            found: room(narrow && self.watches, &[1])?,
-            x: room(needs.gates, &of_queries)?,
-            y: room(needs.gates, &tokens)?,
-            by_scale: room(needs.scale, &of_queries)?,
-            by_gate: room(self.wants(&["dg_gamma", "gg_gamma"]), &tokens)?,
+            found: room((narrow || self.hopper.is_some()) && self.watches, &[1])?,
+            x: room(tables && needs.gates, &of_queries)?,
+            y: room(tables && needs.gates, &tokens)?,
+            by_scale: room(tables && needs.scale, &of_queries)?,
+            by_gate: room(tables && self.wants(&["dg_gamma", "gg_gamma"]), &tokens)?,
         })
     }
 }

@@ -1,10 +1,12 @@
 //! Which kernels compute a pass of linear_attention.
 
+use super::hopper_modules::Hopper;
 use super::prepared::{Modules, Prepared, Rooms, TensorModules};
 use super::tables::Tables;
-use super::{Job, passes, second};
+use super::{Job, hopper, passes, second};
+use crate::gpu::Device;
 use crate::job;
-use crate::options::Options;
+use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
@@ -31,7 +33,7 @@ impl<'a> Ready<'a> {
         holds: Holds<'_>,
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
-        let on_tensor_cores = choose(problem, (pass, storage), options)?;
+        let mut level = choose(&held.device, problem, (pass, storage), options)?;
         let mut layout = Layout::default();
         // A step reads its new state again.
         let made = |operand: &Operand| pass == Pass::Step && operand.name == "final_state";
@@ -49,13 +51,37 @@ impl<'a> Ready<'a> {
         let (tables, rooms) = (Tables::new(problem)?, Rooms::default());
         let problem = Cow::Borrowed(problem);
         let watches = !options.assume_finite;
-        let mut prepared =
-            Prepared { parts, problem, tables, rooms, first, second, tensor: None, watches };
-        if on_tensor_cores {
-            let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
-            prepared.tensor = Some(TensorModules::load(&held, &prepared.problem, storage, whole)?);
+        let mut prepared = Prepared {
+            parts,
+            problem,
+            tables,
+            rooms,
+            first,
+            second,
+            tensor: None,
+            hopper: None,
+            watches,
+        };
+        if level == Level::Sm90a && !hopper::takes_all(&prepared) {
+            let takes = options.level.takes_tensor_cores(Some(hopper::APART))?;
+            level = if takes { level } else { Level::Sm80 };
+        }
+        match level {
+            Level::Sm90a => {
+                prepared.hopper = Some(Hopper::load(&held, &prepared.problem, storage)?)
+            }
+            Level::Sm80 => {
+                let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
+                let tensor = TensorModules::load(&held, &prepared.problem, storage, whole)?;
+                prepared.tensor = Some(tensor);
+            }
+            _ => {}
         }
         prepared.rooms = prepared.reserve(&mut layout)?;
+        if let Some(mut hopper) = prepared.hopper.take() {
+            hopper::reserve(&mut hopper, &prepared, &mut layout)?;
+            prepared.hopper = Some(hopper);
+        }
         let fills = prepared.has_padding();
         prepared.parts.load_moves(fills)?;
         Ok(Ready { prepared, scratch_bytes: layout.bytes() })
@@ -72,12 +98,14 @@ impl<'a> Ready<'a> {
     }
 }
 
-/// Whether tensor cores compute the pass. Fails where the level that is asked for cannot.
+/// Whose kernels compute the pass: those of sm90a, of sm80, or the portable ones. Fails where the level that is
+/// asked for cannot.
 fn choose(
+    device: &Device,
     problem: &LinearAttention,
-    (pass, storage): (Pass, Dtype),
+    call: (Pass, Dtype),
     options: &Options,
-) -> Result<bool, Error> {
+) -> Result<Level, Error> {
     let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
     let elements = dim.checked_mul(value_dim);
     if elements.is_none_or(|elements| elements > i32::MAX as usize) {
@@ -86,17 +114,32 @@ fn choose(
             reason: "the cuda tier counts in 32 bits".to_string(),
         });
     }
-    let refused = match pass {
+    let precise = options.precision.refuses_tensor_cores();
+    if matches!(options.level, Level::Auto | Level::Sm90a) {
+        let refused = precise.or_else(|| hopper::refuses(device, problem, call));
+        if options.level.takes_tensor_cores(refused)? {
+            return Ok(Level::Sm90a);
+        }
+    }
+    let refused = precise.or_else(|| refused_by_sm80(problem, call));
+    // A step has no product of matrices. What a block takes of shared memory fits 99 KiB.
+    let takes = options.level.takes_tensor_cores(refused)? && call.0 != Pass::Step;
+    Ok(if takes { Level::Sm80 } else { Level::Portable })
+}
+
+/// Why the kernels of sm80 cannot compute a pass, if so.
+fn refused_by_sm80(
+    problem: &LinearAttention,
+    (pass, storage): (Pass, Dtype),
+) -> Option<&'static str> {
+    match pass {
         _ if storage == Dtype::F32 => Some("its tensor cores multiply bf16 and f16"),
         Pass::DoubleBackward => Some("the second order is not written yet for sm80"),
-        Pass::Forward | Pass::Backward if dim.max(value_dim) > 128 => {
+        Pass::Forward | Pass::Backward if problem.extents.dim.max(problem.value_dim) > 128 => {
             Some("dim and value_dim must be at most 128 for linear_attention of sm80")
         }
         _ => None,
-    };
-    let refused = options.precision.refuses_tensor_cores().or(refused);
-    // A step has no product of matrices. What a block takes of shared memory fits 99 KiB.
-    Ok(options.level.takes_tensor_cores(refused)? && pass != Pass::Step)
+    }
 }
 
 impl ready::Ready for Ready<'_> {
@@ -127,10 +170,12 @@ impl ready::Ready for Ready<'_> {
         if self.prepared.pass != Pass::Step && self.prepared.has_padding() {
             self.fill(job)?;
         }
-        match self.prepared.pass {
-            Pass::Forward => passes::forward(job),
-            Pass::Backward => passes::backward(job),
-            Pass::Step => passes::step(job),
+        match (self.prepared.pass, &self.prepared.hopper) {
+            (Pass::Forward, Some(hopper)) => hopper::forward(job, hopper),
+            (Pass::Backward, Some(hopper)) => hopper::backward(job, hopper),
+            (Pass::Forward, None) => passes::forward(job),
+            (Pass::Backward, None) => passes::backward(job),
+            (Pass::Step, _) => passes::step(job),
             _ => second::double_backward(job),
         }
     }

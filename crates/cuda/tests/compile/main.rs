@@ -13,6 +13,8 @@
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ETALON_RENEW=1 ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored pair
 //! ```
+//!
+//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone.
 
 mod instructions;
 mod report;
@@ -105,6 +107,8 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         },
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
+        // A few numbers that are wanted behind the loop.
+        Family::HopperLinear => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
         Family::HopperBackward
@@ -139,14 +143,22 @@ fn every_choice_compiles_as_recorded() {
 #[ignore = "compiles for minutes"]
 fn every_pair_of_choices_compiles_as_recorded() {
     let Some(tools) = tools() else { return };
-    let compiled = compile_all(&tools, pairwise_variants());
-    let compiled = Snapshot::new(&tools.compiler.version(), &compiled);
-    match std::env::var_os("ETALON_RENEW") {
-        Some(_) => {
-            assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
-            compiled.write();
-        }
-        None => compare(&tools, &compiled),
+    let (version, renew) = (tools.compiler.version(), std::env::var("ETALON_RENEW").ok());
+    let some = renew.as_deref().filter(|families| *families != "1");
+    let some: Option<Vec<&str>> = some.map(|families| families.split(',').collect());
+    let asked = |compilation: &Compilation| {
+        let family = format!("{:?}", compilation.1.family);
+        some.as_ref().is_none_or(|some| some.contains(&family.as_str()))
+    };
+    let work = pairwise_variants().into_iter().filter(asked).collect();
+    let compiled = Snapshot::new(&version, &compile_all(&tools, work));
+    if renew.is_none() {
+        return compare(&tools, &compiled);
+    }
+    assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
+    match (Snapshot::read(&version), some) {
+        (Some(recorded), Some(some)) => recorded.renewed(compiled, &some).write(),
+        _ => compiled.write(),
     }
 }
 
@@ -198,7 +210,12 @@ fn every_variant_of_sm80() {
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_variant_of_sm90a() {
-    compile_families(&[Family::HopperForward, Family::HopperBackward, Family::HopperCrossEntropy]);
+    compile_families(&[
+        Family::HopperForward,
+        Family::HopperBackward,
+        Family::HopperCrossEntropy,
+        Family::HopperLinear,
+    ]);
 }
 
 #[test]

@@ -61,6 +61,14 @@ impl Snapshot {
         Snapshot { lines: lines.collect(), path: Snapshot::path(version) }
     }
 
+    /// The same with the lines of another in place of those of its families.
+    pub fn renewed(mut self, other: Snapshot, families: &[&str]) -> Snapshot {
+        let is_other = |key: &str| key.split(' ').nth(1).is_some_and(|own| families.contains(&own));
+        self.lines.retain(|key, _| !is_other(key));
+        self.lines.extend(other.lines);
+        self
+    }
+
     pub fn write(&self) {
         let lines = self.lines.iter().map(|(key, rest)| format!("{key}: {rest}\n"));
         fs::write(&self.path, lines.collect::<String>()).unwrap();

@@ -1,0 +1,119 @@
+// linear_attention for compute capability 9.0: a walk along a sequence as the host describes it, decays, rows of threads.
+//
+// Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128.
+
+struct Chunk { int batch, start, len, ends; };  // `Chunk` and `Line` of linear.cuh
+struct Line { int first, chunks; };
+struct Tensor {  // [batch, head, row, element]: strides in elements, the elements of a row side by side
+  void* data;
+  i64 batch, head, row;
+};
+
+// Every result is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
+// w_ij = P_ij (y_i·b_j), and the state is made of bᵀ x.
+struct Walk {
+  TensorMap y, b, x, out, dots;  // boxes of 128 rows, of out 64; 64 columns
+  Tensor rows;             // out by its elements; data is 0 where out is not wanted
+  Tensor dot;              // rows that results are multiplied with, those of `dots`
+  Tensor begin, end;       // states [sequence, key head, row]: what the walk begins with, and where it ends
+  const float* logs;       // the log-decay of each key head; 0: none
+  u32* states;             // S before each chunk, as threads hold it: what `attend_back_dots` reads
+  float* gammas;           // [key head, part]: what dg_gamma is the sum of
+  float* scales;           // [part]: what dσ is the sum of
+  u32* found;              // whether a number is not finite; 0: nobody asks
+  const Chunk* chunks;
+  const Line* lines;
+  int heads, key_heads;
+  int inner, outer;        // columns of y and b, and of x and out: the rows and the columns of the state
+  int turned;              // 1: states in memory are [outer, inner]
+  int parts, first_part;   // of a key head; the first that this launch writes
+  int mode;                // 1: what is not finite is read as 0, where it was found that there is something
+  float scale;             // σ, of pairs and of what the state is made of
+  float store_scale;
+};
+
+constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
+constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;
+// Dynamic shared memory: y, b and x in two stages; the state in two buffers; out; barriers; decays; zeros.
+constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_STATE = AT_X + STAGES * PANEL, AT_OUT = AT_STATE + 2 * STATE_BYTES,
+              AT_ZEROS = AT_OUT + PANEL, FULL = AT_ZEROS + 1024, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES, AT_DECAYS = EMPTY_X + 8 * STAGES;
+
+DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
+
+// ---- bulk tensor copies ------------------------------------------------------------------------------------------------
+// Four axes: (column, row, head, batch). What lies beyond the tensor is read as 0 and not written.
+DEV void load4(u32 to, const TensorMap* m, u32 b, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3,%4,%5,%6}], [%2];"
+               ::"r"(to), "l"(m), "r"(b), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+DEV void store4(const TensorMap* m, u32 from, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2,%3,%4,%5}], [%1];"
+               ::"l"(m), "r"(from), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+
+// To the L2 cache alone.
+DEV void prefetch4(const TensorMap* m, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global [%0, {%1,%2,%3,%4}];" ::"l"(m), "r"(column), "r"(row), "r"(head), "r"(batch) : "memory");
+}
+DEV void prefetch_bytes(const void* from, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+}
+
+// ---- decays (R20) ------------------------------------------------------------------------------------------------------
+// A table of scale·P by the distance t = j - i of other and own token: e^{γ|t|} where the own token sees the other (BACK: is
+// seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever t is.
+constexpr int MIDDLE = 128;
+constexpr u32 SECOND = 1056;
+template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
+  if (thread > 2 * MIDDLE) return;
+  int t = thread - MIDDLE;
+  float x = (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * thread), "f"(x) : "memory");
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + SECOND + 4 * (thread + 1)), "f"(x) : "memory");
+}
+DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even distances from them
+  t += MIDDLE;
+  return table + 4 * t + (t & 1 ? SECOND + 4 : 0);
+}
+
+// ---- tiles -------------------------------------------------------------------------------------------------------------
+constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+DEV u32 finite(u32 x) {                               // the bits of a pair that are kept
+  return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
+}
+// Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of what is
+// not finite.
+DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
+#pragma unroll 1
+  for (int i = thread; i < panels * CHUNK * 32; i += 256) {
+    u32 x = load_word(tile + 4 * i), keep = i / 32 % CHUNK >= count ? 0 : cleanse ? finite(x) : ~0u;
+    if (x & ~keep) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+  }
+}
+
+// ---- rows of a thread's accumulators -------------------------------------------------------------------------------------
+// Two rows, 8 apart, of a tensor: `count` of 16 bits are there from the first on, and `columns`.
+DEV void load_rows(u32 (&to)[COLUMNS / 4], const Tensor& x, i64 at, int count, int columns) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+    for (int r = 0; r < 2; r++) to[2 * j + r] = 8 * r < count && 8 * j < columns ? *(const u32*)((const u16*)x.data + at + 8 * r * x.row + 8 * j) : 0;
+}
+DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float (&o)[COLUMNS / 2], float scale) {
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (8 * r < count && 8 * j < columns)
+        *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
+}
+// The sum of a thread's numbers times those of such rows.
+DEV float dot_rows(const u32 (&x)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int r) {
+  float sum = 0;
+#pragma unroll
+  for (int j = 0; j < COLUMNS / 8; j++) {
+    float2 y = unpack(x[2 * j + r]);
+    sum = fmaf(o[4 * j + 2 * r], y.x, sum), sum = fmaf(o[4 * j + 2 * r + 1], y.y, sum);
+  }
+  return sum;
+}

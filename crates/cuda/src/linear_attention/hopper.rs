@@ -1,0 +1,288 @@
+//! The first order on the tensor cores of compute capability 9.0: `kernels/sm90a_linear.cu`.
+
+use super::call::{Call, Tensor, tensor};
+use super::hopper_modules::Hopper;
+use super::maps::{TensorMap, map, takes};
+use super::passes::{
+    Columns, FALLBACK, Target, backward_on, forward_on, launch as launch_portable,
+};
+use super::prepared::Prepared;
+use super::{CHUNK, Job};
+use crate::gpu::{Device, Kernels};
+use crate::room::{Layout, Room, memory};
+use crate::variant::{Variant, shared_bytes};
+use cudarc::driver::DeviceRepr;
+use etalon_problem::{Decay, Dtype, Error, LinearAttention, Pass};
+use std::sync::Arc;
+
+/// Threads of a block, and the columns of a result that it owns.
+const THREADS: u32 = 384;
+const COLUMNS: usize = 64;
+
+/// Numbers that a thread keeps of a state, in words, and how many threads do.
+const KEPT: usize = 256 * COLUMNS / 4;
+
+/// The longest sequence that one block walks for each head: longer ones are for kernels that cut it, whatever
+/// the number of heads, on which bits must not depend.
+const LONGEST: usize = 8192;
+
+/// `Walk` of `sm90a_linear.cuh`, field by field.
+#[repr(C, align(128))]
+#[derive(Debug, Clone, Copy, Default)]
+struct Walk {
+    y: TensorMap,
+    b: TensorMap,
+    x: TensorMap,
+    out: TensorMap,
+    dots: TensorMap,
+    rows: Tensor,
+    dot: Tensor,
+    begin: Tensor,
+    end: Tensor,
+    logs: u64,
+    states: u64,
+    gammas: u64,
+    scales: u64,
+    found: u64,
+    chunks: u64,
+    lines: u64,
+    heads: i32,
+    key_heads: i32,
+    inner: i32,
+    outer: i32,
+    turned: i32,
+    parts: i32,
+    first_part: i32,
+    mode: i32,
+    scale: f32,
+    store_scale: f32,
+}
+
+// SAFETY: the fields, their types and their order are those of `Walk` in `sm90a_linear.cuh`, and it holds no
+// reference of the host.
+unsafe impl DeviceRepr for Walk {}
+
+/// Why these kernels cannot compute a pass, if so.
+pub(super) fn refuses(
+    device: &Device,
+    problem: &LinearAttention,
+    (pass, storage): (Pass, Dtype),
+) -> Option<&'static str> {
+    let (e, value_dim) = (&problem.extents, problem.value_dim);
+    let longest = problem.list_sequences().into_iter().map(|s| s.tokens).max().unwrap_or(0);
+    match pass {
+        _ if !device.is_hopper() => Some("the device is not of compute capability 9.0"),
+        _ if storage == Dtype::F32 => Some("its tensor cores multiply bf16 and f16"),
+        Pass::DoubleBackward => Some("the second order is not written yet for sm90a"),
+        Pass::Step => Some("a step has no product of matrices"),
+        _ if e.dim.max(value_dim) > 128 => {
+            Some("dim and value_dim must be at most 128 for linear_attention of sm90a")
+        }
+        _ if e.dim % 8 + value_dim % 8 > 0 => {
+            Some("dim and value_dim must be multiples of 8 for linear_attention of sm90a")
+        }
+        _ if problem.decay == Decay::PerToken => {
+            Some("log-decays of tokens are not written yet for sm90a")
+        }
+        _ if longest > LONGEST => {
+            Some("sequences of more than 8192 tokens are not cut yet by linear_attention of sm90a")
+        }
+        _ if [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0) => {
+            Some("there is nothing for sm90a to compute")
+        }
+        _ => None,
+    }
+}
+
+/// Whether the copy engine takes every operand where kernels find it.
+pub(super) fn takes_all(prepared: &Prepared<'_>) -> bool {
+    let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
+    prepared.have_whole_rows(&names)
+        && names.iter().filter_map(|name| prepared.part(name)).all(|part| takes(&part.place(0)))
+}
+
+/// The reason where it does not.
+pub(super) const APART: &str =
+    "rows must begin and end at multiples of 16 bytes for linear_attention of sm90a";
+
+/// Takes rooms for what the kernels hand to one another.
+pub(super) fn reserve(
+    hopper: &mut Hopper,
+    prepared: &Prepared<'_>,
+    layout: &mut Layout,
+) -> Result<(), Error> {
+    let (e, needs, lines) = (&prepared.problem.extents, prepared.needs(), lines(prepared));
+    let halves = e.dim.div_ceil(COLUMNS);
+    let mut room = |wanted: bool, shape: [usize; 4]| {
+        let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
+        let bytes = bytes.ok_or_else(|| memory(usize::MAX))?;
+        wanted.then(|| layout.room(bytes)).transpose()
+    };
+    let chunks = prepared.tables.chunks.len();
+    hopper.states = room(needs.gates, [chunks, e.key_heads, halves, KEPT])?;
+    hopper.gammas = room(needs.gates, [e.key_heads, parts(prepared), 1, 1])?;
+    hopper.scales = room(needs.scale, [lines, e.query_heads, halves, 1])?;
+    Ok(())
+}
+
+fn module(hopper: &Hopper, target: Target) -> &(Arc<Kernels>, Variant) {
+    if matches!(target, Target::Q | Target::K) { &hopper.by_value } else { &hopper.by_dim }
+}
+
+fn lines(prepared: &Prepared<'_>) -> usize {
+    prepared.tables.lines.len()
+}
+
+/// The parts of dg_gamma of a key head: those of every query head, then those of dk.
+fn parts(prepared: &Prepared<'_>) -> usize {
+    let e = &prepared.problem.extents;
+    lines(prepared) * e.dim.div_ceil(COLUMNS) * (e.query_heads / e.key_heads + 1)
+}
+
+/// A result, the state where its walk ends, and whether it adds to dg_gamma and dσ.
+struct Course<'a> {
+    target: Target,
+    out: &'a str,
+    begin: &'a str,
+    end: &'a str,
+    dots: bool,
+}
+
+impl Walk {
+    fn new(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>, mode: i32) -> Result<Walk, Error> {
+        let (prepared, call) = (job.prepared, of.target.call(job));
+        let [y, b, x] = match of.target {
+            Target::O => ["q", "k", "v"],
+            Target::Q => ["dout", "v", "k"],
+            Target::K => ["v", "dout", "q"],
+            Target::V => ["k", "q", "dout"],
+        };
+        let of_rows = |name: &str, height: u32| match job.place(name) {
+            place if place.address == 0 => Ok(TensorMap::default()),
+            place => map(job.queue.device, prepared.storage, place, height),
+        };
+        let (dot, dots) = match of.target {
+            Target::Q => (call.q, "q"),
+            _ => (call.k, "k"),
+        };
+        let e = &prepared.problem.extents;
+        let of_queries = parts(prepared) - lines(prepared) * e.dim.div_ceil(COLUMNS);
+        let back = call.back != 0;
+        Ok(Walk {
+            y: of_rows(y, CHUNK as u32)?,
+            b: of_rows(b, CHUNK as u32)?,
+            x: of_rows(x, CHUNK as u32)?,
+            out: of_rows(of.out, CHUNK as u32 / 2)?,
+            dots: if of.dots { of_rows(dots, CHUNK as u32)? } else { TensorMap::default() },
+            rows: tensor(job, of.out),
+            dot,
+            begin: tensor(job, of.begin),
+            end: tensor(job, of.end),
+            logs: call.logs,
+            states: job.room(hopper.states),
+            gammas: job.room(hopper.gammas),
+            scales: job.room(hopper.scales),
+            found: call.found,
+            chunks: call.chunks,
+            lines: call.lines,
+            heads: call.heads,
+            key_heads: call.key_heads,
+            inner: call.inner,
+            outer: call.outer,
+            turned: call.turned,
+            parts: parts(prepared) as i32,
+            first_part: if back { of_queries as i32 } else { 0 },
+            mode,
+            scale: if back { call.scale } else { 1.0 },
+            store_scale: if back { 1.0 } else { call.scale },
+        })
+    }
+}
+
+/// Walks every sequence for a result.
+fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>, mode: i32) -> Result<(), Error> {
+    let call = Walk::new(job, hopper, of, mode)?;
+    let back = matches!(of.target, Target::K | Target::V);
+    let name = match (back, of.dots) {
+        (true, true) => "attend_back_dots",
+        (true, false) => "attend_back",
+        (false, true) => "attend_dots",
+        (false, false) if call.logs == 0 => "attend_plain",
+        (false, false) => "attend",
+    };
+    let heads = if back { call.key_heads } else { call.heads } as usize;
+    let blocks = lines(job.prepared) * heads * (call.outer as usize).div_ceil(COLUMNS);
+    let (kernels, variant) = module(hopper, of.target);
+    let block = (THREADS, shared_bytes(variant, name));
+    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+}
+
+/// Computes a pass, and what is not finite once more: `linear.cuh` says how.
+fn each_mode(job: &Job<'_>, compute: impl Fn(i32) -> Result<(), Error>) -> Result<(), Error> {
+    if let Some(found) = job.prepared.rooms.found {
+        job.queue.fill(job.at(found), found.bytes, 0)?;
+    }
+    compute(0)?;
+    if job.prepared.watches { compute(1) } else { Ok(()) }
+}
+
+/// o and the final states, where they have places.
+pub(super) fn forward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
+    let (begin, end) = ("initial_state", "final_state");
+    let of = Course { target: Target::O, out: "o", begin, end, dots: false };
+    each_mode(job, |mode| walk(job, hopper, &of, mode))?;
+    if job.prepared.watches { forward_on(job, FALLBACK) } else { Ok(()) }
+}
+
+/// The gradients that have places.
+pub(super) fn backward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
+    let needs = job.prepared.needs();
+    let wants = |name: &str| job.prepared.wants(&[name]);
+    let (front, behind) = ("initial_state", "dfinal_state");
+    each_mode(job, |mode| {
+        let dots = needs.gates || needs.scale;
+        if dots || wants("dq") {
+            let of = Course { target: Target::Q, out: "dq", begin: front, end: "", dots };
+            walk(job, hopper, &of, mode)?;
+        }
+        if needs.gates || wants("dk") {
+            let dots = needs.gates;
+            let of = Course { target: Target::K, out: "dk", begin: behind, end: "", dots };
+            walk(job, hopper, &of, mode)?;
+        }
+        let end = "dinitial_state";
+        if wants(end) || wants("dv") {
+            let of = Course { target: Target::V, out: "dv", begin: behind, end, dots: false };
+            walk(job, hopper, &of, mode)?;
+        }
+        totals(job, hopper, mode)
+    })?;
+    if job.prepared.watches { backward_on(job, FALLBACK) } else { Ok(()) }
+}
+
+/// dg_gamma and dσ, the sums of their parts.
+fn totals(job: &Job<'_>, hopper: &Hopper, mode: i32) -> Result<(), Error> {
+    let prepared = job.prepared;
+    let sum = |name: &str, room: Option<Room>, kernel: &str, heads: usize, numbers: usize| {
+        let Some(room) = room else { return Ok(()) };
+        let (numbers_at, total) = (job.at(room), job.address(name));
+        let (batch, key_heads) = (1, heads as i32);
+        let tokens = numbers as i32;
+        let call = Call {
+            numbers: numbers_at,
+            total,
+            batch,
+            heads: 1,
+            key_heads,
+            tokens,
+            mode,
+            ..Call::new(job)
+        };
+        let work = (heads, Some(256));
+        launch_portable(job, &prepared.first, (kernel, Columns::Dim), work, &call)
+    };
+    let key_heads = prepared.problem.extents.key_heads;
+    sum("dg_gamma", hopper.gammas, "sum_heads", key_heads, parts(prepared))?;
+    let numbers = hopper.scales.map_or(0, |room| room.bytes / 4);
+    sum("dscale", hopper.scales, "sum_all", 1, numbers)
+}

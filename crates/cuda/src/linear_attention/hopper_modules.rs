@@ -1,0 +1,33 @@
+//! The kernels of `kernels/sm90a_linear.cu` that a pass needs, and their rooms.
+
+use crate::gpu::Kernels;
+use crate::room::Room;
+use crate::variant::Variant;
+use crate::workspace::Held;
+use etalon_problem::{Dtype, Error, LinearAttention};
+use std::sync::Arc;
+
+/// The architecture of the kernels.
+const ARCHITECTURE: &str = "sm_90a";
+
+/// The kernels of a pass, and what they hand to one another.
+#[derive(Debug)]
+pub(super) struct Hopper {
+    pub by_dim: (Arc<Kernels>, Variant),
+    pub by_value: (Arc<Kernels>, Variant),
+    /// S before every chunk, rounded; the parts of dg_gamma; those of dσ.
+    pub states: Option<Room>,
+    pub gammas: Option<Room>,
+    pub scales: Option<Room>,
+}
+
+impl Hopper {
+    pub fn load(held: &Held, problem: &LinearAttention, storage: Dtype) -> Result<Hopper, Error> {
+        let load = |columns: usize| {
+            let variant = Variant::hopper_linear(storage, columns);
+            Ok((held.device.kernels(variant.clone(), ARCHITECTURE)?, variant))
+        };
+        let (by_dim, by_value) = (load(problem.extents.dim)?, load(problem.value_dim)?);
+        Ok(Hopper { by_dim, by_value, states: None, gammas: None, scales: None })
+    }
+}
