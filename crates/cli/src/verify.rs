@@ -10,13 +10,16 @@ use crate::summary::{self, CELL};
 use crate::table::Table;
 use crate::units;
 use chrono::{SecondsFormat, Utc};
-use etalon_conformance::cases::Depth;
+use clap::builder::PossibleValuesParser;
+use etalon_conformance::cases::{Depth, Spec};
+use etalon_conformance::laws;
 use etalon_conformance::report::{About, Absent, Record, Report, Simplest, json};
 use etalon_conformance::suite::{self, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers::{self, Isolated, Server};
 use etalon_conformance::vectors::Draft;
 use etalon_problem::Error;
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,6 +40,13 @@ pub struct Arguments {
     depth: Depth,
     #[command(flatten)]
     run: options::Run,
+    /// Judges these cases alone, by every law that applies; their names are those of reports.
+    #[arg(long, value_name = "C,…", value_delimiter = ',', value_parser = str::parse::<Spec>,
+        conflicts_with_all = ["depth", "algorithm", "seed"])]
+    case: Vec<Spec>,
+    /// The laws by which named cases are judged; all if absent.
+    #[arg(long, value_name = "L,…", value_delimiter = ',', requires = "case", value_parser = laws())]
+    law: Vec<String>,
     /// Computes cuda in this process, as debuggers want it; else in one of its own, so that a fault that ends the
     /// context of a device is one negative verdict.
     #[arg(long)]
@@ -48,6 +58,12 @@ pub struct Arguments {
 
 /// Writes a report in one of the forms.
 type Writer = fn(&Report) -> Result<String, Failure>;
+
+/// The names of all laws; some laws share one.
+fn laws() -> PossibleValuesParser {
+    let names: BTreeSet<&str> = laws::all().iter().map(|law| law.name).collect();
+    PossibleValuesParser::new(names)
+}
 
 /// Reads KIND=PATH.
 fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
@@ -69,6 +85,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
     options.depth = arguments.depth;
     options.seed = arguments.run.seed;
     options.algorithms = arguments.run.algorithms();
+    options.laws = arguments.law.clone();
+    if !arguments.case.is_empty() {
+        options.cases = arguments.case.clone();
+        options.algorithms.retain(|of| arguments.case.iter().any(|spec| spec.algorithm == *of));
+    }
     let mut report = arguments.run.watch(|progress| suite::run(&options, progress))?;
     report.absent.extend(absent);
     report.about = About { date: Some(date), cpu: cpu(), commit: COMMIT, ..report.about };

@@ -27,6 +27,10 @@ pub struct SuiteOptions<'a> {
     pub seed: u64,
     /// The kinds of law: others' kernels do not promise [`Kind::Contract`].
     pub kinds: Vec<Kind>,
+    /// The cases, each for every law that applies to it; if empty, those of the depth.
+    pub cases: Vec<Spec>,
+    /// The names of the laws; if empty, all of these kinds.
+    pub laws: Vec<String>,
     /// The profile that is claimed; `None`: what etalon's own tiers promise.
     pub profile: Option<Profile>,
 }
@@ -40,8 +44,15 @@ impl<'a> SuiteOptions<'a> {
             depth: Depth::Core,
             seed: 0,
             kinds: vec![Kind::Gate, Kind::Probe, Kind::Meaning, Kind::Contract],
+            cases: Vec::new(),
+            laws: Vec::new(),
             profile: None,
         }
+    }
+
+    fn has(&self, law: &Law) -> bool {
+        let named = self.laws.is_empty() || self.laws.iter().any(|name| name == law.name);
+        named && self.kinds.contains(&law.kind)
     }
 
     /// What a tier is judged by, with operands of this storage type.
@@ -80,8 +91,8 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     let (judged, sights): (Vec<_>, Vec<_>) = judged.unzip();
     let mut records = not_offered(options);
     records.extend(judged.into_iter().flatten());
-    // Two cases cannot tell whether a value of an axis is informative.
-    if options.depth != Depth::Smoke {
+    // A few cases cannot tell whether a value of an axis is informative.
+    if options.depth != Depth::Smoke && options.cases.is_empty() {
         records.extend(vacuity::blunt(&sights.concat()));
     }
     let simplest = simplest(options, &records);
@@ -162,14 +173,19 @@ fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
 /// Which law looks at which case. Beyond core depth: every law at every case that it applies to. A case
 /// that no law looks at is left out.
 fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
-    let laws: Vec<Law> =
-        laws::all().into_iter().filter(|law| options.kinds.contains(&law.kind)).collect();
+    let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
+    let named = !options.cases.is_empty();
+    let depth = if named { Depth::Full } else { options.depth };
     let mut items = Vec::new();
     for algorithm in algorithms(options) {
-        let specs: Vec<Spec> = specs(algorithm, options.depth, options.seed).collect();
+        let own = || options.cases.iter().filter(|spec| spec.algorithm == algorithm).copied();
+        let specs: Vec<Spec> = match named {
+            true => own().collect(),
+            false => specs(algorithm, depth, options.seed).collect(),
+        };
         let applicable: Vec<Vec<Applies>> =
             specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
-        let chosen = choose(options.depth, &laws, applicable);
+        let chosen = choose(depth, &laws, applicable);
         let looked_at = specs.into_iter().zip(chosen).filter(|(_, pairs)| !pairs.is_empty());
         for (spec, pairs) in looked_at {
             let laws = pairs.into_iter().map(|(pass, law)| (pass, laws[law])).collect();

@@ -287,6 +287,9 @@ impl Variant {
             "--ptxas-options=-v".to_string(),
         ];
         options.extend(self.defines.iter().map(|(name, value)| format!("-D{name}={value}")));
+        if cfg!(feature = "racecheck") {
+            options.push("-DARRIVALS=32".to_string()); // of `feed.cuh`
+        }
         options
     }
 

@@ -4,7 +4,7 @@ use super::masks::named;
 use crate::options::{self, SIMD_DTYPES, one_of};
 use etalon_cuda::{DeviceId, Precision};
 use etalon_problem::{Algorithm, Blocking, Decay, Dtype, Error, Pass, named};
-use etalon_simd::{Mode, Options};
+use etalon_simd::Mode;
 use std::path::PathBuf;
 
 named! {
@@ -33,6 +33,9 @@ pub struct Arguments {
     /// How much cuda may round on the way; strict with the level portable and flash with others if absent.
     #[arg(long, value_name = "P", value_parser = one_of(Precision::ALL))]
     pub precision: Option<Precision>,
+    /// Tells cuda that all operands are finite numbers: it need not look for others.
+    #[arg(long)]
+    pub assume_finite: bool,
     /// The device of cuda: its ordinal or its UUID.
     #[arg(long, value_name = "ID", default_value = "0", value_parser = str::parse::<DeviceId>)]
     pub device: DeviceId,
@@ -91,9 +94,10 @@ pub struct Arguments {
     /// Gradients of linear_cross_entropy in f32, whatever the storage type.
     #[arg(long)]
     pub wide_gradients: bool,
-    /// The bytes that it may hold beside operands, results and 64 for each token.
-    #[arg(long, value_name = "BYTES", default_value_t = Options::default().memory_budget)]
-    pub memory: usize,
+    /// The bytes that it may hold beside operands, results and 64 for each token (cuda: 100); what the tier takes by
+    /// default if absent.
+    #[arg(long, value_name = "BYTES")]
+    pub memory: Option<usize>,
     /// Searches tile sizes for every pass and prints the best, at many times the time.
     #[arg(long, conflicts_with = "blocking")]
     pub tune: bool,

@@ -33,7 +33,11 @@ impl Gpu {
         let level = arguments.level.as_deref().map_or(Ok(Level::Auto), str::parse)?;
         let usual = if level == Level::Portable { Precision::Strict } else { Precision::Flash };
         let precision = arguments.precision.unwrap_or(usual);
-        let options = Options { device: arguments.device, level, precision, ..Options::default() };
+        let (&Arguments { device, assume_finite, memory, .. }, defaults) =
+            (arguments, Options::default());
+        let memory_budget = memory.unwrap_or(defaults.memory_budget);
+        let options =
+            Options { device, level, precision, assume_finite, memory_budget, ..defaults };
         let workspace = Workspace::with(Settings::user());
         let unit = Unit::of(&workspace, &options, arguments.dtype)?;
         Ok(Gpu { workspace, options, unit, dtype: arguments.dtype })
@@ -41,8 +45,10 @@ impl Gpu {
 
     /// The device, the level and the precision, in words.
     pub fn describe(&self) -> Result<String, Error> {
-        let Options { device, level, precision, .. } = self.options;
-        Ok(format!("cuda/{level}, precision {precision}, {}", self.workspace.describe(device)?))
+        let Options { device, level, precision, assume_finite, .. } = self.options;
+        let finite = if assume_finite { ", operands finite" } else { "" };
+        let device = self.workspace.describe(device)?;
+        Ok(format!("cuda/{level}, precision {precision}{finite}, {device}"))
     }
 
     /// GFLOP/s of the fastest arithmetic that passes may use, measured now, and its name.

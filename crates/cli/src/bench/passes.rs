@@ -40,12 +40,14 @@ const LONG: f64 = 10.0;
 impl<'a> Bench<'a> {
     /// Fails where the tier or the level that was asked for is not there.
     pub fn new(arguments: &'a Arguments) -> Result<Bench<'a>, Failure> {
-        let &Arguments { tier, blocking, memory: memory_budget, .. } = arguments;
+        let &Arguments { tier, blocking, memory, .. } = arguments;
         let (level, gpu) = match tier {
             Tier::Simd => (simd_level(arguments)?, None),
             Tier::Cuda => (Level::best(), Some(Gpu::new(arguments)?)),
         };
-        let options = Options { level, blocking, memory_budget, ..Options::default() };
+        let usual = Options::default();
+        let memory_budget = memory.unwrap_or(usual.memory_budget);
+        let options = Options { level, blocking, memory_budget, ..usual };
         Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
     }
 

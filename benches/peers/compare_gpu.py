@@ -1,0 +1,262 @@
+"""Measures etalon's CUDA kernels beside PyTorch's, in one process, on one GPU.
+
+    cargo build --release -p etalon-device
+    python benches/peers/compare_gpu.py --json .peers/gpu.json
+
+A chip that is limited by its power is faster or slower from one minute to the next, and from one process to another. So
+each process computes a row in rounds, in each of them every contender in turn, there and back; and there are several
+processes. A time is that of as many runs in a row as take two milliseconds, between two events on the stream. README.md says
+what is compared with what.
+"""
+
+import argparse
+import fnmatch
+import gc
+import json
+import math
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+LIBRARY = HERE.parents[1] / "target/release/libetalon_device.so"
+
+# Runs in a row take so many milliseconds, where one takes less.
+ROUND_MS = 2.0
+MOST_IN_A_ROW = 64
+
+# Results that are further apart are not the same computation: the error of bf16 is a hundredth of that.
+FAR = 0.05
+
+
+def note(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+# One process.
+
+
+def elapsed_ms(run, times: int) -> float:
+    """The time of a run, of some in a row."""
+    import torch
+
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    # While the device sleeps, the host gets ahead: what is timed does not wait for it.
+    torch.cuda._sleep(1_000_000)
+    begin.record()
+    for _ in range(times):
+        run()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / times
+
+
+def warmed_up(contender) -> tuple | None:
+    """The results of a run; what it raises makes the contender absent."""
+    import torch
+
+    try:
+        results = contender.run()
+        torch.cuda.synchronize()
+        return results
+    except Exception as reason:
+        contender.absent = f"{type(reason).__name__}: {reason}".splitlines()[0]
+        return None
+
+
+def measure(name: str, contenders: list, rounds: int) -> dict:
+    from gpu_rows import distance
+
+    begin = time.monotonic()
+    results = {x.name: warmed_up(x) for x in contenders if x.absent is None}
+    present = [x for x in contenders if x.absent is None]
+    # The first of the peers whose results can be compared.
+    model = next((x.name for x in present if not x.passes and results[x.name] is not None), None)
+    far = {}
+    for each in present:
+        if model is not None and each.name != model and results[each.name] is not None:
+            far[each.name] = distance(results[each.name], results[model])
+    results.clear()
+    times = {x.name: max(1, min(MOST_IN_A_ROW, math.ceil(ROUND_MS / elapsed_ms(x.run, 1)))) for x in present}
+    found = {x.name: [] for x in present}
+    for number in range(rounds):
+        for each in present if number % 2 == 0 else reversed(present):
+            found[each.name].append(elapsed_ms(each.run, times[each.name]))
+    note(f"{name}: {time.monotonic() - begin:.1f} s")
+    return {
+        "row": name,
+        "model": model,
+        "contenders": [
+            {
+                "name": x.name,
+                "absent": x.absent,
+                "ms": found.get(x.name, []),
+                "in_a_row": times.get(x.name),
+                "distance": far.get(x.name),
+                "scratch_bytes": max((y.scratch_bytes for y in x.passes), default=None),
+                "etalon": x.name.startswith("etalon"),
+            }
+            for x in contenders
+        ],
+    }
+
+
+def child(options: argparse.Namespace) -> dict:
+    import torch
+    import torch._functorch.config
+    from etalon_device import Library
+    from gpu_rows import ROWS, Bench
+
+    torch.manual_seed(0)
+    torch._functorch.config.donated_buffer = False  # a compiled backward pass is run again and again
+    bench = Bench(Library(options.library), shrink=options.shrink)
+    rows = []
+    for name in options.row:
+        contenders = ROWS[name](bench)
+        rows.append(measure(name, contenders, options.rounds))
+        for each in (x for y in contenders for x in y.passes):
+            each.forget()
+        del contenders
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+    device = torch.cuda.get_device_properties(0)
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "device": device.name, "rows": rows}
+
+
+# All processes.
+
+
+def run_children(options: argparse.Namespace) -> list[dict]:
+    made = []
+    for number in range(1, options.processes + 1):
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder, "figures.json")
+            command = [sys.executable, __file__, "--child", "--library", str(options.library), "--json", str(path),
+                       "--rounds", str(options.rounds), "--shrink", str(options.shrink), "--row", *options.row]  # fmt: skip
+            if subprocess.run(command).returncode != 0:
+                sys.exit(f"process {number} failed")
+            made.append(json.loads(path.read_text()))
+        note(f"process {number} of {options.processes} is done")
+    return made
+
+
+def joined(processes: list[dict]) -> list[dict]:
+    """For each row the times of all processes."""
+    rows = []
+    for row in processes[0]["rows"]:
+        same = [x for each in processes for x in each["rows"] if x["row"] == row["row"]]
+        contenders = []
+        for at, first in enumerate(row["contenders"]):
+            own = [x["contenders"][at] for x in same]
+            medians = [statistics.median(x["ms"]) for x in own if x["ms"]]
+            contenders.append({
+                **first,
+                "ms": [ms for x in own for ms in x["ms"]],
+                "median_ms": statistics.median(ms for x in own for ms in x["ms"]) if medians else None,
+                "process_medians_ms": medians,
+            })  # fmt: skip
+        # Ratios of one round, to the first of etalon's own that is there.
+        own = next((x for x in contenders if x["etalon"] and x["ms"]), None)
+        for each in contenders:
+            pairs = zip(each["ms"], own["ms"], strict=True) if own and each["ms"] else []
+            ratios = [ms / own_ms for ms, own_ms in pairs]
+            each["ratio"] = statistics.median(ratios) if ratios else None
+        rows.append({**row, "contenders": contenders})
+    return rows
+
+
+def cells(row: dict, each: dict) -> list[str]:
+    if not each["ms"]:
+        return [row["row"], each["name"], "–", "–", "–", f"absent: {each['absent']}"]
+    medians = each["process_medians_ms"]
+    beside = "" if each["distance"] is None else f"{each['distance']:.1e} from {row['model']}"
+    return [
+        row["row"],
+        each["name"],
+        f"{each['median_ms']:.3f}",
+        f"{min(medians):.3f} – {max(medians):.3f}",
+        "" if each["ratio"] is None else f"{each['ratio']:.2f}",
+        beside,
+    ]
+
+
+def table(rows: list[dict]) -> str:
+    lines = [
+        "| row | contender | ms | medians of the processes | ÷ etalon | results |",
+        "|---|---|---:|---:|---:|---|",
+    ]
+    lines += [f"| {' | '.join(cells(row, each))} |" for row in rows for each in row["contenders"]]
+    return "\n".join(lines)
+
+
+# The command.
+
+
+def positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def parse() -> argparse.Namespace:
+    from gpu_rows import ROWS
+
+    parser = argparse.ArgumentParser(
+        description="Measures etalon's CUDA kernels beside PyTorch's, in one process, on one GPU.",
+        epilog=f"Rows: {' '.join(ROWS)}",
+    )
+    add = parser.add_argument
+    add("--library", metavar="PATH", type=Path, default=LIBRARY,
+        help="what `cargo build -p etalon-device` made (default: target/release/libetalon_device.so of this repository)")  # fmt: skip
+    add("--processes", metavar="P", type=positive, default=3, help="processes, one after the other (default: 3)")
+    add("--rounds", metavar="R", type=positive, default=20, help="rounds of each row in a process (default: 20)")
+    add("--row", metavar="NAME", nargs="+", default=["*"], help="only these rows; * stands for anything")
+    add("--shrink", metavar="N", type=positive, default=1, help="N times fewer tokens in every row, to try the script quickly")
+    add("--json", metavar="PATH", type=Path, help="also write everything that was measured")
+    add("--child", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    for pattern in options.row:
+        if not fnmatch.filter(ROWS, pattern):
+            sys.exit(f"no row is called {pattern}; there are: {', '.join(ROWS)}")
+    options.row = [name for name in ROWS if any(fnmatch.fnmatch(name, pattern) for pattern in options.row)]
+    return options
+
+
+def main() -> None:
+    options = parse()
+    if options.child:
+        options.json.write_text(json.dumps(child(options)))
+        return
+    if not options.library.exists():
+        sys.exit(f"{options.library} is not there: cargo build --release -p etalon-device")
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+    processes = run_children(options)
+    report = {
+        **{key: processes[0][key] for key in ["torch", "cuda", "device"]},
+        "processes": options.processes,
+        "rounds": options.rounds,
+        "shrink": options.shrink,
+        "rows": joined(processes),
+    }
+    if options.json is not None:
+        options.json.write_text(json.dumps(report, indent=2) + "\n")
+    heading = f"{report['device']}, PyTorch {report['torch']}; {options.processes} process(es) of {options.rounds} rounds"
+    print(heading, table(report["rows"]), sep="\n\n")
+    wrong = [
+        f"{row['row']}: {each['name']} is {each['distance']:.2g} from {row['model']}"
+        for row in report["rows"]
+        for each in row["contenders"]
+        if each["distance"] is not None and each["distance"] > FAR
+    ]
+    if wrong:
+        sys.exit("not the same computation:\n" + "\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

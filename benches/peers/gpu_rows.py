@@ -1,0 +1,350 @@
+"""What `compare_gpu.py` compares: for each row the same computation by etalon and by its peers, on a GPU.
+
+A row makes its inputs and returns contenders. Etalon's stand first, then the peer that the others' results are compared
+with. What is not the same computation – products alone, copies – has no results.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from etalon_device import Library, Pass, Refused
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+@dataclass
+class Contender:
+    name: str
+    # Enqueues one run and returns its results, which are compared with the others'.
+    run: Callable[[], Tensors | None]
+    # Why it is absent.
+    absent: str | None = None
+    passes: list[Pass] = field(default_factory=list)
+
+
+@dataclass
+class Bench:
+    """Where and of what size rows are computed. Smaller sizes show that a row works."""
+
+    library: Library | None
+    device: str = "cuda"
+    shrink: int = 1
+
+    def size(self, tokens: int) -> int:
+        return max(128, tokens // self.shrink)
+
+    def randn(self, *shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
+        return torch.randn(*shape, device=self.device, dtype=torch.float32).to(dtype)
+
+    def etalon(self, name: str, problem: dict, *calls: tuple[str, dict, dict], results: Tensors, **options) -> Contender:
+        """Some passes in a row, as one run."""
+        try:
+            passes = [Pass(self.library, problem, kind, given, places, **options) for kind, given, places in calls]
+        except Refused as reason:
+            return Contender(name, lambda: None, absent=str(reason))
+
+        def run():
+            for each in passes:
+                each()
+            return results
+
+        return Contender(name, run, passes=passes)
+
+
+def peer(name: str, make: Callable[[], Callable[[], Tensors | None]]) -> Contender:
+    """A contender of other code, which may not be there or may refuse."""
+    try:
+        return Contender(name, make())
+    except Exception as reason:  # whatever it raises, the others are compared
+        return Contender(name, lambda: None, absent=f"{type(reason).__name__}: {reason}".splitlines()[0])
+
+
+def like(*tensors: torch.Tensor) -> Tensors:
+    return tuple(torch.empty_like(x) for x in tensors)
+
+
+FLASH = {"precision": "flash"}
+FINITE = {"precision": "flash", "assume_finite": True}
+SM80 = {"precision": "flash", "level": "sm80"}
+
+
+# attention
+
+
+def heads_problem(algorithm: str, shape: tuple[int, int, int, int], **options) -> dict:
+    batch, heads, length, dim = shape
+    extents = {"batch": batch, "query_heads": heads, "key_heads": heads, "queries": length, "keys": length, "dim": dim}
+    return {"algorithm": algorithm, **extents, **options}
+
+
+CAUSAL = {"mask": {"causal": {}}}
+
+
+def flex(bench: Bench, length: int, causal: bool) -> Callable:
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    mask = None
+    if causal:
+        mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, length, length, device=bench.device)
+    compiled = torch.compile(flex_attention)
+    return lambda q, k, v: compiled(q, k, v, block_mask=mask)
+
+
+def sdpa(backend: SDPBackend, causal: bool) -> Callable:
+    def call(q, k, v):
+        with sdpa_kernel(backend):
+            return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
+
+    return call
+
+
+def attention(bench: Bench, dim: int, causal: bool, backward: bool) -> list[Contender]:
+    shape = (4, 16, bench.size(4096), dim)
+    q, k, v, dout = (bench.randn(*shape) for _ in range(4))
+    problem = heads_problem("attention", shape, **(CAUSAL if causal else {}))
+    o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+    inputs = {"q": q, "k": k, "v": v}
+    forward = ("forward", inputs, {"o": o, "lse": lse})
+    calls = {
+        "PyTorch flash": lambda: sdpa(SDPBackend.FLASH_ATTENTION, causal),
+        "PyTorch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, causal),
+        "PyTorch flex": lambda: flex(bench, shape[2], causal),
+    }
+    if not backward:
+        contenders = [bench.etalon(f"etalon {name}", problem, forward, results=(o,), **options)
+                      for name, options in [("flash", FLASH), ("sm80", SM80)]]  # fmt: skip
+
+        def peer_forward(make):
+            call = make()
+            return lambda: (call(q, k, v),)
+
+        return contenders + [peer(name, lambda make=make: peer_forward(make)) for name, make in calls.items()]
+    first = bench.etalon("", problem, forward, results=(o,), **FLASH)
+    first.run()
+    gradients = like(q, k, v)
+    saved = {**inputs, "o": o, "lse": lse, "dout": dout}
+    second = ("backward", saved, dict(zip(("dq", "dk", "dv"), gradients)))
+    options = [("flash, finite", FINITE), ("flash", FLASH), ("sm80", SM80)]
+    contenders = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x) for name, x in options]
+    wanted = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+
+    def peer_backward(make):
+        out = make()(*wanted)
+        return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
+
+    return contenders + [peer(name, lambda make=make: peer_backward(make)) for name, make in calls.items()]
+
+
+def second_order(bench: Bench, dtype: torch.dtype) -> list[Contender]:
+    """Forward, backward and the gradient of <dq, ddq> + <dk, ddk> + <dv, ddv> to q, k, v and dout."""
+    shape = (2, 8, bench.size(2048), 64)
+    q, k, v, dout, ddq, ddk, ddv = (bench.randn(*shape, dtype=dtype) for _ in range(7))
+    o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+    inputs = {"q": q, "k": k, "v": v}
+    saved = {**inputs, "o": o, "lse": lse, "dout": dout}
+    first, results = like(q, k, v), like(q, k, v, dout)
+    calls = [
+        ("forward", inputs, {"o": o, "lse": lse}),
+        ("backward", saved, dict(zip(("dq", "dk", "dv"), first))),
+        ("double_backward", {**saved, "ddq": ddq, "ddk": ddk, "ddv": ddv},
+            dict(zip(("gq", "gk", "gv", "gdout"), results))),
+    ]  # fmt: skip
+    precision = {} if dtype == torch.float32 else FINITE
+    own = bench.etalon("etalon", heads_problem("attention", shape, **CAUSAL), *calls, results=results, **precision)
+    wanted = [x.detach().clone().requires_grad_() for x in (q, k, v, dout)]
+
+    def math_run():
+        out = sdpa(SDPBackend.MATH, True)(*wanted[:3])
+        grads = torch.autograd.grad(out, wanted[:3], wanted[3], create_graph=True)
+        return torch.autograd.grad(grads, wanted, (ddq, ddk, ddv))
+
+    return [own, peer("PyTorch math", lambda: math_run)]
+
+
+# linear_cross_entropy
+
+
+def cross_entropy(bench: Bench, backward: bool) -> list[Contender]:
+    tokens, dim, vocab = bench.size(8192), bench.size(2304 * 8) // 8, bench.size(256_000)
+    h, w = bench.randn(tokens, dim), bench.randn(vocab, dim) * dim**-0.5
+    targets = torch.randint(vocab, (tokens,), device=bench.device)
+    inputs = {"h": h, "w": w, "targets": targets}
+    problem = {"algorithm": "linear_cross_entropy", "tokens": tokens, "dim": dim, "vocab": vocab}
+    loss = torch.empty((), device=bench.device)
+    dh, dw = like(h, w)
+    logits = torch.empty(tokens, vocab, device=bench.device, dtype=h.dtype)
+
+    def first():
+        torch.mm(h, w.t(), out=logits)
+
+    def gradients():
+        torch.mm(logits, w, out=dh)
+        torch.mm(logits.t(), h, out=dw)
+
+    def four():
+        first(), first(), gradients()
+
+    compiled = torch.compile(lambda h, w: F.cross_entropy(F.linear(h, w), targets))
+    if not backward:
+        own = bench.etalon("etalon", problem, ("forward", inputs, {"loss": loss}), results=(loss,), **FLASH)
+        with_loss = peer("torch.compile", lambda: lambda: (compiled(h, w),))
+        return [own, with_loss, Contender("cuBLAS, 1 product", first)]
+    places = {"loss": loss, "dh": torch.empty_like(h), "dw": torch.empty_like(w)}
+    results = (places["dh"], places["dw"])
+    own = bench.etalon("etalon", problem, ("forward_backward", inputs, places), results=results, **FLASH)
+    wanted = [x.detach().clone().requires_grad_() for x in (h, w)]
+    with_loss = peer("torch.compile", lambda: lambda: torch.autograd.grad(compiled(*wanted), wanted))
+    return [own, with_loss, Contender("cuBLAS, 4 products", four), Contender("cuBLAS, 2 products", gradients)]
+
+
+# lazy_attention
+
+WIDTH = 512
+
+
+def lazy_formula(q, k, v, bias, tau):
+    """Elastic-Softmax with a bias by distance, causal; P and what is kept of it in f32."""
+    rows = torch.arange(q.shape[-2], device=q.device)
+    distance = rows[:, None] - rows
+    table = torch.cat([bias, bias.new_zeros(len(bias), 1)], dim=1)
+    scores = (q @ k.transpose(-2, -1)).float() * q.shape[-1] ** -0.5 + table[:, distance.clamp(0, WIDTH)]
+    weights = torch.softmax(scores.masked_fill(distance < 0, -torch.inf), dim=-1)
+    kept = torch.relu(weights + tau[:, None, None] / (rows[:, None] + 1))
+    return kept.to(v.dtype) @ v
+
+
+def lazy(bench: Bench, backward: bool) -> list[Contender]:
+    shape = (4, 16, bench.size(2048), 64)
+    q, k, v, dout = (bench.randn(*shape) for _ in range(4))
+    bias, tau = 0.1 * bench.randn(16, WIDTH, dtype=torch.float32), torch.full((16,), -1.0, device=bench.device)
+    problem = heads_problem("lazy_attention", shape, bias={"width": WIDTH})
+    o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+    inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
+    forward = ("forward", inputs, {"o": o, "lse": lse})
+    compiled = torch.compile(lazy_formula)
+    if not backward:
+        own = [bench.etalon(f"etalon {name}", problem, forward, results=(o,), **x)
+               for name, x in [("flash, finite", FINITE), ("flash", FLASH)]]  # fmt: skip
+        return [*own, peer("torch.compile", lambda: lambda: (compiled(*inputs.values()),))]
+    bench.etalon("", problem, forward, results=(o,), **FLASH).run()
+    gradients = like(*inputs.values())
+    places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
+    second = ("backward", {**inputs, "lse": lse, "dout": dout}, places)
+    own = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x)
+           for name, x in [("flash, finite", FINITE), ("flash", FLASH)]]  # fmt: skip
+    wanted = [x.detach().clone().requires_grad_() for x in inputs.values()]
+
+    def make():
+        out = compiled(*wanted)
+        return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
+
+    return [*own, peer("torch.compile", make)]
+
+
+# linear_attention
+
+CHUNK = 64
+
+
+def chunked(q, k, v, g):
+    """Linear attention with a decay per head: products over chunks, states by a product with powers of the decay."""
+    length, dtype = q.shape[2], q.dtype
+    q, k, v = (x.unflatten(2, (-1, CHUNK)) for x in (q, k, v))
+    at = torch.arange(CHUNK, device=q.device)
+    apart = (at[:, None] - at).clamp(min=0)
+    within = torch.where(at[:, None] >= at, torch.exp(g[:, None, None] * apart), 0.0).to(dtype)[:, None]
+    to_end = torch.exp(g[:, None] * (CHUNK - 1 - at)).to(dtype)[:, None, :, None]
+    sums = (k * to_end).transpose(-2, -1) @ v
+    number = torch.arange(length // CHUNK, device=q.device)
+    between = number[:, None] - number - 1
+    powers = torch.where(between >= 0, torch.exp(g[:, None, None] * CHUNK * between.clamp(min=0)), 0.0).to(dtype)
+    before = (powers @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
+    from_begin = torch.exp(g[:, None] * (at + 1)).to(dtype)[:, None, :, None]
+    o = ((q @ k.transpose(-2, -1)) * within) @ v + (q * from_begin) @ before
+    return o.flatten(2, 3)
+
+
+def linear(bench: Bench, backward: bool) -> list[Contender]:
+    shape = (4, 16, bench.size(8192), 128)
+    batch, heads, length, dim = shape
+    q, k, v, dout = (bench.randn(*shape) * dim**-0.25 for _ in range(4))
+    g = -(2.0 ** -torch.linspace(3, 9, heads, device=bench.device))
+    problem = {"algorithm": "linear_attention", "batch": batch, "query_heads": heads, "key_heads": heads,
+               "tokens": length, "dim": dim, "decay": "per_head"}  # fmt: skip
+    inputs = {"q": q, "k": k, "v": v, "g_gamma": g}
+    # Half as many bytes are read and written again as the pass reads and writes.
+    source = torch.empty((7 if backward else 4) * q.numel() // 2, device=bench.device, dtype=q.dtype)
+    target = torch.empty_like(source)
+    copy = Contender("copy of the same bytes", lambda: target.copy_(source) and None)
+    kinds = [("flash, finite", FINITE), ("flash", FLASH), ("sm80", SM80)]
+    # The layout that FLA takes.
+    turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+
+    def fla():
+        from fla.ops.simple_gla import chunk_simple_gla
+
+        return lambda q, k, v: chunk_simple_gla(q, k, v, g_gamma=g, scale=1.0)[0]
+
+    def back(x):
+        return x.transpose(1, 2)
+
+    if not backward:
+        o = torch.empty_like(q)
+        own = [bench.etalon(f"etalon {name}", problem, ("forward", inputs, {"o": o}), results=(o,), **x)
+               for name, x in kinds]  # fmt: skip
+
+        def fla_forward():
+            call = fla()
+            return lambda: (back(call(*turned)),)
+
+        plain = peer("PyTorch chunked", lambda: lambda: (chunked(q, k, v, g),))
+        return [*own, plain, peer("FLA", fla_forward), copy]
+    places = dict(zip(("dq", "dk", "dv", "dg_gamma"), like(q, k, v, g)))
+    results = tuple(places.values())[:3]  # FLA has no gradient of the decay
+    own = [bench.etalon(f"etalon {name}", problem, ("backward", {**inputs, "dout": dout}, places), results=results, **x)
+           for name, x in kinds]  # fmt: skip
+    wanted = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+
+    def plain_backward():
+        out = chunked(*wanted, g)
+        return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
+
+    def fla_backward():
+        leaves = [x.requires_grad_() for x in turned]
+        out, given = fla()(*leaves), dout.transpose(1, 2).contiguous()
+        return lambda: tuple(back(x) for x in torch.autograd.grad(out, leaves, given, retain_graph=True))
+
+    return [*own, peer("PyTorch chunked", plain_backward), peer("FLA", fla_backward), copy]
+
+
+Row = Callable[[Bench], list[Contender]]
+
+ROWS: dict[str, Row] = {}
+for _dim, _causal in [(128, True), (64, True), (128, False)]:
+    for _pass in ["forward", "backward"]:
+        _mask = "causal" if _causal else "full"
+        ROWS[f"attention-{_pass}-{_dim}-{_mask}"] = lambda bench, x=(_dim, _causal, _pass == "backward"): attention(bench, *x)
+ROWS |= {
+    "second-order-f32": lambda bench: second_order(bench, torch.float32),
+    "second-order-bf16": lambda bench: second_order(bench, torch.bfloat16),
+    "cross-entropy-forward": lambda bench: cross_entropy(bench, False),
+    "cross-entropy-forward-backward": lambda bench: cross_entropy(bench, True),
+    "lazy-forward": lambda bench: lazy(bench, False),
+    "lazy-backward": lambda bench: lazy(bench, True),
+    "linear-forward": lambda bench: linear(bench, False),
+    "linear-backward": lambda bench: linear(bench, True),
+}
+
+
+def distance(found: Tensors, wanted: Tensors) -> float:
+    """The largest relative distance of a tensor from another one, in the Frobenius norm."""
+    far = 0.0
+    for x, y in zip(found, wanted, strict=True):
+        x, y = x.detach().float(), y.detach().float()
+        far = max(far, ((x - y).norm() / y.norm()).item())
+    return far if not math.isnan(far) else math.inf

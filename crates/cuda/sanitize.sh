@@ -1,0 +1,64 @@
+#!/usr/bin/env bash
+# compute-sanitizer over small cases of every algorithm, level and storage type, on the first device.
+#
+#   cargo build --release -p etalon-cli
+#   crates/cuda/sanitize.sh target/release/etalon memcheck synccheck initcheck
+#   cargo build --release -p etalon-cli --features etalon-cuda/racecheck --target-dir target/racecheck
+#   crates/cuda/sanitize.sh target/racecheck/release/etalon racecheck
+#
+# racecheck follows only the lane of a warp that arrives at a barrier. With the feature `racecheck` kernels are compiled
+# so that all lanes arrive, and racecheck sees what each of them has read.
+#
+# SANITIZER names the program, LEVELS the levels (sm90a sm80 portable), LOGS a folder that keeps what was printed.
+set -uo pipefail
+
+if [ $# -lt 2 ]; then
+    sed -n '2,/^set/p' "$0" | grep '^#' | cut -c3-
+    exit 2
+fi
+etalon=$1
+shift
+sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
+levels=${LEVELS:-sm90a sm80 portable}
+logs=${LOGS:-$(mktemp -d)}
+mkdir -p "$logs"
+
+# What the bound needs, and the paths of numbers that are not finite.
+laws=bound,unseen_poison,seen_poison
+
+# Several tiles in either direction; packed and padded sequences with every option; D 128 and 256; rows that see nothing.
+cases=(
+    attention/bf16/causal/plain/tiles/dense/generic/dlse/0
+    attention/bf16/window/everything/long/packed/generic/dlse/0
+    attention/f16/causal/sinks/long/lengths/generic/dlse/0
+    attention/bf16/full/softcap/dims/lengths/generic/dlse/12
+    attention/bf16/causal/sinks/wide_heads/dense/generic/dlse/0
+    attention/f32/array/bias_heads/groups/dense/holes/dlse/0
+    attention_lse/bf16/causal/plain/long/dense/generic/dlse/0
+    attention_lse/f32/window/bias/square/packed/generic/dlse/0
+    lazy_attention/bf16/causal/long/dense/reach_short/learned/generic/dlse/scale/0
+    lazy_attention/f16/window/dims/lengths/reach_whole/mixed/generic/dlse/default_scale/0
+    lazy_attention/f32/array/groups/packed/reach_beyond/mixed/ties/dlse/default_scale/0
+    linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0
+    linear_attention/f16/per_token/resets/both/spans/packed/root/range/0
+    linear_attention/f32/none/strong/final/micro_chunks/lengths/negative/generic/0
+    linear_cross_entropy/bf16/ragged/everything/everything/mean/some/all/generic/0
+    linear_cross_entropy/bf16/long/plain/plain/mean/none/loss/generic/0
+    linear_cross_entropy/f32/big/bias/smoothing/sum/some/all/generic/0
+)
+list=$(IFS=,; echo "${cases[*]}")
+
+failed=0
+for tool in "$@"; do
+    for level in $levels; do
+        log=$logs/$tool-$level.txt
+        begun=$SECONDS
+        "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 20 -- \
+            "$etalon" verify --in-process --tier "cuda/$level" --law "$laws" --case "$list" --progress 1000 >"$log" 2>&1
+        status=$?
+        [ $status -eq 0 ] || failed=1
+        said=$(grep -hE '^(PASSED|FAILED)|(ERROR|RACECHECK) SUMMARY' "$log" | sed 's/^=* *//' | paste -sd'|' | sed 's/|/; /g')
+        echo "$tool cuda/$level: status $status, $((SECONDS - begun)) s; ${said:-see $log}"
+    done
+done
+exit $failed
