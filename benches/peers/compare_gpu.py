@@ -115,6 +115,7 @@ def child(options: argparse.Namespace) -> dict:
     bench = Bench(Library(options.library), shrink=options.shrink)
     rows = []
     for name in options.row:
+        bench.without = lambda peer, row=name: any(fnmatch.fnmatch(f"{row}/{peer}", x) for x in options.without)
         contenders = ROWS[name](bench)
         rows.append(measure(name, contenders, options.rounds))
         for each in (x for y in contenders for x in y.passes):
@@ -136,11 +137,15 @@ def run_children(options: argparse.Namespace) -> list[dict]:
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "figures.json")
             command = [sys.executable, __file__, "--child", "--library", str(options.library), "--json", str(path),
-                       "--rounds", str(options.rounds), "--shrink", str(options.shrink), "--row", *options.row]  # fmt: skip
+                       "--rounds", str(options.rounds), "--shrink", str(options.shrink), "--row", *options.row,
+                       *(["--without", *options.without] if options.without else [])]  # fmt: skip
             if subprocess.run(command).returncode != 0:
                 sys.exit(f"process {number} failed")
             made.append(json.loads(path.read_text()))
         note(f"process {number} of {options.processes} is done")
+        # Another process may fail, or take too long.
+        if options.json is not None:
+            options.json.write_text(json.dumps(report(options, made), indent=2) + "\n")
     return made
 
 
@@ -167,6 +172,20 @@ def joined(processes: list[dict]) -> list[dict]:
             each["ratio"] = statistics.median(ratios) if ratios else None
         rows.append({**row, "contenders": contenders})
     return rows
+
+
+def report(options: argparse.Namespace, processes: list[dict]) -> dict:
+    return {
+        **{key: processes[0][key] for key in ["torch", "cuda", "device"]},
+        "processes": len(processes),
+        "rounds": options.rounds,
+        "shrink": options.shrink,
+        "rows": joined(processes),
+    }
+
+
+def heading(report: dict) -> str:
+    return f"{report['device']}, PyTorch {report['torch']}; {report['processes']} process(es) of {report['rounds']} rounds"
 
 
 def cells(row: dict, each: dict) -> list[str]:
@@ -216,6 +235,7 @@ def parse() -> argparse.Namespace:
     add("--processes", metavar="P", type=positive, default=3, help="processes, one after the other (default: 3)")
     add("--rounds", metavar="R", type=positive, default=20, help="rounds of each row in a process (default: 20)")
     add("--row", metavar="NAME", nargs="+", default=["*"], help="only these rows; * stands for anything")
+    add("--without", metavar="ROW/PEER", nargs="+", default=[], help="not these peers, as in linear-backward/FLA, which tunes itself for minutes")
     add("--shrink", metavar="N", type=positive, default=1, help="N times fewer tokens in every row, to try the script quickly")
     add("--json", metavar="PATH", type=Path, help="also write everything that was measured")
     add("--child", action="store_true", help=argparse.SUPPRESS)
@@ -236,21 +256,11 @@ def main() -> None:
         sys.exit(f"{options.library} is not there: cargo build --release -p etalon-device")
     if options.json is not None:
         options.json.parent.mkdir(parents=True, exist_ok=True)
-    processes = run_children(options)
-    report = {
-        **{key: processes[0][key] for key in ["torch", "cuda", "device"]},
-        "processes": options.processes,
-        "rounds": options.rounds,
-        "shrink": options.shrink,
-        "rows": joined(processes),
-    }
-    if options.json is not None:
-        options.json.write_text(json.dumps(report, indent=2) + "\n")
-    heading = f"{report['device']}, PyTorch {report['torch']}; {options.processes} process(es) of {options.rounds} rounds"
-    print(heading, table(report["rows"]), sep="\n\n")
+    made = report(options, run_children(options))
+    print(heading(made), table(made["rows"]), sep="\n\n")
     wrong = [
         f"{row['row']}: {each['name']} is {each['distance']:.2g} from {row['model']}"
-        for row in report["rows"]
+        for row in made["rows"]
         for each in row["contenders"]
         if each["distance"] is not None and each["distance"] > FAR
     ]

@@ -34,6 +34,8 @@ class Bench:
     library: Library | None
     device: str = "cuda"
     shrink: int = 1
+    # Whether a peer is left out.
+    without: Callable[[str], bool] = lambda name: False
 
     def size(self, tokens: int) -> int:
         return max(128, tokens // self.shrink)
@@ -55,13 +57,14 @@ class Bench:
 
         return Contender(name, run, passes=passes)
 
-
-def peer(name: str, make: Callable[[], Callable[[], Tensors | None]]) -> Contender:
-    """A contender of other code, which may not be there or may refuse."""
-    try:
-        return Contender(name, make())
-    except Exception as reason:  # whatever it raises, the others are compared
-        return Contender(name, lambda: None, absent=f"{type(reason).__name__}: {reason}".splitlines()[0])
+    def peer(self, name: str, make: Callable[[], Callable[[], Tensors | None]]) -> Contender:
+        """A contender of other code, which may not be there or may refuse."""
+        if self.without(name):
+            return Contender(name, lambda: None, absent="left out")
+        try:
+            return Contender(name, make())
+        except Exception as reason:  # whatever it raises, the others are compared
+            return Contender(name, lambda: None, absent=f"{type(reason).__name__}: {reason}".splitlines()[0])
 
 
 def like(*tensors: torch.Tensor) -> Tensors:
@@ -123,7 +126,7 @@ def attention(bench: Bench, dim: int, causal: bool, backward: bool) -> list[Cont
             call = make()
             return lambda: (call(q, k, v),)
 
-        return contenders + [peer(name, lambda make=make: peer_forward(make)) for name, make in calls.items()]
+        return contenders + [bench.peer(name, lambda make=make: peer_forward(make)) for name, make in calls.items()]
     first = bench.etalon("", problem, forward, results=(o,), **FLASH)
     first.run()
     gradients = like(q, k, v)
@@ -137,7 +140,7 @@ def attention(bench: Bench, dim: int, causal: bool, backward: bool) -> list[Cont
         out = make()(*wanted)
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
 
-    return contenders + [peer(name, lambda make=make: peer_backward(make)) for name, make in calls.items()]
+    return contenders + [bench.peer(name, lambda make=make: peer_backward(make)) for name, make in calls.items()]
 
 
 def second_order(bench: Bench, dtype: torch.dtype) -> list[Contender]:
@@ -163,14 +166,14 @@ def second_order(bench: Bench, dtype: torch.dtype) -> list[Contender]:
         grads = torch.autograd.grad(out, wanted[:3], wanted[3], create_graph=True)
         return torch.autograd.grad(grads, wanted, (ddq, ddk, ddv))
 
-    return [own, peer("PyTorch math", lambda: math_run)]
+    return [own, bench.peer("PyTorch math", lambda: math_run)]
 
 
 # linear_cross_entropy
 
 
 def cross_entropy(bench: Bench, backward: bool) -> list[Contender]:
-    tokens, dim, vocab = bench.size(8192), bench.size(2304 * 8) // 8, bench.size(256_000)
+    tokens, dim, vocab = bench.size(8192), 2304, bench.size(256_000)
     h, w = bench.randn(tokens, dim), bench.randn(vocab, dim) * dim**-0.5
     targets = torch.randint(vocab, (tokens,), device=bench.device)
     inputs = {"h": h, "w": w, "targets": targets}
@@ -192,13 +195,13 @@ def cross_entropy(bench: Bench, backward: bool) -> list[Contender]:
     compiled = torch.compile(lambda h, w: F.cross_entropy(F.linear(h, w), targets))
     if not backward:
         own = bench.etalon("etalon", problem, ("forward", inputs, {"loss": loss}), results=(loss,), **FLASH)
-        with_loss = peer("torch.compile", lambda: lambda: (compiled(h, w),))
+        with_loss = bench.peer("torch.compile", lambda: lambda: (compiled(h, w),))
         return [own, with_loss, Contender("cuBLAS, 1 product", first)]
     places = {"loss": loss, "dh": torch.empty_like(h), "dw": torch.empty_like(w)}
     results = (places["dh"], places["dw"])
     own = bench.etalon("etalon", problem, ("forward_backward", inputs, places), results=results, **FLASH)
     wanted = [x.detach().clone().requires_grad_() for x in (h, w)]
-    with_loss = peer("torch.compile", lambda: lambda: torch.autograd.grad(compiled(*wanted), wanted))
+    with_loss = bench.peer("torch.compile", lambda: lambda: torch.autograd.grad(compiled(*wanted), wanted))
     return [own, with_loss, Contender("cuBLAS, 4 products", four), Contender("cuBLAS, 2 products", gradients)]
 
 
@@ -230,7 +233,7 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
     if not backward:
         own = [bench.etalon(f"etalon {name}", problem, forward, results=(o,), **x)
                for name, x in [("flash, finite", FINITE), ("flash", FLASH)]]  # fmt: skip
-        return [*own, peer("torch.compile", lambda: lambda: (compiled(*inputs.values()),))]
+        return [*own, bench.peer("torch.compile", lambda: lambda: (compiled(*inputs.values()),))]
     bench.etalon("", problem, forward, results=(o,), **FLASH).run()
     gradients = like(*inputs.values())
     places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
@@ -243,7 +246,7 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
         out = compiled(*wanted)
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
 
-    return [*own, peer("torch.compile", make)]
+    return [*own, bench.peer("torch.compile", make)]
 
 
 # linear_attention
@@ -280,7 +283,7 @@ def linear(bench: Bench, backward: bool) -> list[Contender]:
     # Half as many bytes are read and written again as the pass reads and writes.
     source = torch.empty((7 if backward else 4) * q.numel() // 2, device=bench.device, dtype=q.dtype)
     target = torch.empty_like(source)
-    copy = Contender("copy of the same bytes", lambda: target.copy_(source) and None)
+    copy = Contender("copy of the same bytes", lambda: [target.copy_(source)].clear())
     kinds = [("flash, finite", FINITE), ("flash", FLASH), ("sm80", SM80)]
     # The layout that FLA takes.
     turned = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
@@ -302,8 +305,8 @@ def linear(bench: Bench, backward: bool) -> list[Contender]:
             call = fla()
             return lambda: (back(call(*turned)),)
 
-        plain = peer("PyTorch chunked", lambda: lambda: (chunked(q, k, v, g),))
-        return [*own, plain, peer("FLA", fla_forward), copy]
+        plain = bench.peer("PyTorch chunked", lambda: lambda: (chunked(q, k, v, g),))
+        return [*own, plain, bench.peer("FLA", fla_forward), copy]
     places = dict(zip(("dq", "dk", "dv", "dg_gamma"), like(q, k, v, g)))
     results = tuple(places.values())[:3]  # FLA has no gradient of the decay
     own = [bench.etalon(f"etalon {name}", problem, ("backward", {**inputs, "dout": dout}, places), results=results, **x)
@@ -319,7 +322,7 @@ def linear(bench: Bench, backward: bool) -> list[Contender]:
         out, given = fla()(*leaves), dout.transpose(1, 2).contiguous()
         return lambda: tuple(back(x) for x in torch.autograd.grad(out, leaves, given, retain_graph=True))
 
-    return [*own, peer("PyTorch chunked", plain_backward), peer("FLA", fla_backward), copy]
+    return [*own, bench.peer("PyTorch chunked", plain_backward), bench.peer("FLA", fla_backward), copy]
 
 
 Row = Callable[[Bench], list[Contender]]
