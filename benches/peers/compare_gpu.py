@@ -104,7 +104,8 @@ def measure(name: str, contenders: list, rounds: int) -> dict:
     }
 
 
-def child(options: argparse.Namespace) -> dict:
+def child(options: argparse.Namespace) -> None:
+    """Measures the rows, and writes what there is after each of them."""
     import torch
     import torch._functorch.config
     from etalon_device import Library
@@ -113,19 +114,19 @@ def child(options: argparse.Namespace) -> dict:
     torch.manual_seed(0)
     torch._functorch.config.donated_buffer = False  # a compiled backward pass is run again and again
     bench = Bench(Library(options.library), shrink=options.shrink)
-    rows = []
+    device = torch.cuda.get_device_properties(0)
+    made = {"torch": torch.__version__, "cuda": torch.version.cuda, "device": device.name, "rows": []}
     for name in options.row:
         bench.without = lambda peer, row=name: any(fnmatch.fnmatch(f"{row}/{peer}", x) for x in options.without)
         contenders = ROWS[name](bench)
-        rows.append(measure(name, contenders, options.rounds))
+        made["rows"].append(measure(name, contenders, options.rounds))
+        options.json.write_text(json.dumps(made))
         for each in (x for y in contenders for x in y.passes):
             each.forget()
         del contenders
         torch._dynamo.reset()
         gc.collect()
         torch.cuda.empty_cache()
-    device = torch.cuda.get_device_properties(0)
-    return {"torch": torch.__version__, "cuda": torch.version.cuda, "device": device.name, "rows": rows}
 
 
 # All processes.
@@ -250,7 +251,7 @@ def parse() -> argparse.Namespace:
 def main() -> None:
     options = parse()
     if options.child:
-        options.json.write_text(json.dumps(child(options)))
+        child(options)
         return
     if not options.library.exists():
         sys.exit(f"{options.library} is not there: cargo build --release -p etalon-device")

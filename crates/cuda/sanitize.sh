@@ -42,23 +42,42 @@ cases=(
     linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0
     linear_attention/f16/per_token/resets/both/spans/packed/root/range/0
     linear_attention/f32/none/strong/final/micro_chunks/lengths/negative/generic/0
-    linear_cross_entropy/bf16/ragged/everything/everything/mean/some/all/generic/0
+    linear_cross_entropy/bf16/ragged/everything/everything/mean/some/all/dyadic/0
     linear_cross_entropy/bf16/long/plain/plain/mean/none/loss/generic/0
     linear_cross_entropy/f32/big/bias/smoothing/sum/some/all/generic/0
 )
 list=$(IFS=,; echo "${cases[*]}")
 
+# What a tool reports without cause. initcheck does not follow what the copy engine writes to memory: `move`, which spreads
+# such results, and copies to the host read it. And what `totals` reads beyond the last class is not used.
+known() {
+    case "$1 $2" in
+    "initcheck sm90a") echo "move cudaMemcpy" ;;
+    "initcheck portable") echo "totals" ;;
+    esac
+}
+
+# Runs a tool on a level; prints what it found. Fails on what is not known, and where a verdict is negative.
+check() {
+    local tool=$1 level=$2 log=$logs/$1-$2.txt begun=$SECONDS
+    "$sanitizer" --tool "$tool" --error-exitcode 99 --show-backtrace no --print-limit 10000000 \
+        "$etalon" verify --in-process --tier "cuda/$level" --law "$laws" --case "$list" --progress 1000 >"$log" 2>&1
+    local status=$? verdict reported new=""
+    verdict=$(grep -aE '^(PASSED|FAILED)' "$log")
+    reported=$(grep -aoE '(at [a-z0-9_]+\+0x|by cuda[A-Za-z]+)' "$log" | sed -E 's/^(at|by) //; s/\+0x$//' | sort | uniq -c | sort -rn)
+    for name in $(awk '{ print $2 }' <<<"$reported"); do
+        grep -qw "$name" <<<"$(known "$tool" "$level")" || new+=" $name"
+    done
+    echo "$tool cuda/$level: ${verdict:-no verdict, see $log}, $((SECONDS - begun)) s; reports: $(xargs <<<"${reported:-none}")"
+    [[ $verdict == PASSED* && -z $new ]] && { [ $status -eq 0 ] || [ -n "$reported" ]; } && return
+    echo "$tool cuda/$level: FAILED (status $status)${new:+, not known:$new}; see $log"
+    return 1
+}
+
 failed=0
 for tool in "$@"; do
     for level in $levels; do
-        log=$logs/$tool-$level.txt
-        begun=$SECONDS
-        "$sanitizer" --tool "$tool" --error-exitcode 99 --print-limit 20 -- \
-            "$etalon" verify --in-process --tier "cuda/$level" --law "$laws" --case "$list" --progress 1000 >"$log" 2>&1
-        status=$?
-        [ $status -eq 0 ] || failed=1
-        said=$(grep -hE '^(PASSED|FAILED)|(ERROR|RACECHECK) SUMMARY' "$log" | sed 's/^=* *//' | paste -sd'|' | sed 's/|/; /g')
-        echo "$tool cuda/$level: status $status, $((SECONDS - begun)) s; ${said:-see $log}"
+        check "$tool" "$level" || failed=1
     done
 done
 exit $failed

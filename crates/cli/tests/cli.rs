@@ -126,6 +126,8 @@ fn verify_refuses_before_it_runs() {
         (["--algorithm", "attentoin"], "[possible values: attention, attention_lse"),
         (["--seed", "dice"], "`seed` must be a number below 2⁶⁴"),
         (["--seed", "ff"], "`seed` must be a number below 2⁶⁴"),
+        (["--case", "attention/f32/causal"], "`case` must be algorithm/dtype/"),
+        (["--law", "bound"], "the following required arguments were not provided: --case"),
     ] {
         let start = std::time::Instant::now();
         let line = refusal(&etalon(&["verify", arguments[0], arguments[1]]));
@@ -134,6 +136,25 @@ fn verify_refuses_before_it_runs() {
         assert!(start.elapsed().as_secs() < 5, "{arguments:?}: refused only after the run");
     }
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+#[test]
+fn verify_judges_named_cases_by_named_laws() {
+    let cases = "attention_lse/f32/causal/plain/square/dense/generic/dlse/0,\
+                 linear_cross_entropy/f32/small/plain/plain/mean/none/loss/generic/3";
+    let verify = ["verify", "--tier", "simd", "--level", "portable", "--progress", "0"];
+    let named = ["--case", cases, "--law", "bound"];
+    let output = etalon(&[&verify[..], &named].concat());
+    let table = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{table}");
+    // Each case once for each of the four passes of its algorithm.
+    assert!(
+        table.lines().any(|line| line.starts_with("PASSED: 8 checks, 0 negative, ")),
+        "{table}"
+    );
+    assert!(!table.contains("── attention ─"), "{table}");
+    let law = refusal(&etalon(&[&verify[..], &["--case", cases, "--law", "bond"]].concat()));
+    assert!(law.contains("'bond'") && law.contains("bound"), "{law}");
 }
 
 /// A whole core run of the cheapest tier on the cheaper algorithm, with every report.

@@ -15,7 +15,7 @@ DEV float sum_of_block(float x) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
   }
-  return sums[0];
+  return threadIdx.x == 0 ? sums[0] : 0;  // the others would read while it is written
 }
 
 // A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is z.

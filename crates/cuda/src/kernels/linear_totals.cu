@@ -8,7 +8,7 @@ DEV double sum_block(double x) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
   }
-  return sums[0];
+  return threadIdx.x == 0 ? sums[0] : 0;  // the others would read while it is written
 }
 
 // Of every head of queries, dσ (R9).
