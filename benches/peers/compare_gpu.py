@@ -60,6 +60,8 @@ def warmed_up(contender) -> tuple | None:
 
     try:
         results = contender.run()
+        # Contenders of etalon write to the same tensors.
+        results = results and tuple(x.detach().clone() for x in results)
         torch.cuda.synchronize()
         return results
     except Exception as reason:

@@ -199,7 +199,8 @@ def cross_entropy(bench: Bench, backward: bool) -> list[Contender]:
         return [own, with_loss, Contender("cuBLAS, 1 product", first)]
     places = {"loss": loss, "dh": torch.empty_like(h), "dw": torch.empty_like(w)}
     results = (places["dh"], places["dw"])
-    own = bench.etalon("etalon", problem, ("forward_backward", inputs, places), results=results, **FLASH)
+    given = {**inputs, "dloss": torch.ones((), device=bench.device)}
+    own = bench.etalon("etalon", problem, ("forward_backward", given, places), results=results, **FLASH)
     wanted = [x.detach().clone().requires_grad_() for x in (h, w)]
     with_loss = bench.peer("torch.compile", lambda: lambda: torch.autograd.grad(compiled(*wanted), wanted))
     return [own, with_loss, Contender("cuBLAS, 4 products", four), Contender("cuBLAS, 2 products", gradients)]
