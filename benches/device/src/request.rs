@@ -1,7 +1,7 @@
 //! What a caller asks for, in JSON, and the pass that is prepared for it.
 
 use etalon_cuda::{DevicePass, DeviceTensor, DeviceTensors, Options, Settings, Workspace};
-use etalon_problem::{Dtype, Error, Operand, Pass, Problem, find};
+use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Stored, find};
 use serde::Deserialize;
 use std::collections::BTreeMap;
 use std::ffi::c_void;
@@ -58,11 +58,11 @@ struct Tensor {
 
 impl Tensor {
     fn on_device(&self) -> Result<DeviceTensor, Error> {
-        if self.dtype == "i64" {
-            let what = "a tensor of integers on the device".to_string();
-            return Err(Error::Unsupported { what, reason: "not written yet".to_string() });
-        }
-        DeviceTensor::new(self.address, &self.shape, &self.strides, self.dtype.parse::<Dtype>()?)
+        let stored = match self.dtype.as_str() {
+            "i64" => Stored::Integer,
+            float => Stored::Float(float.parse::<Dtype>()?),
+        };
+        DeviceTensor::new(self.address, &self.shape, &self.strides, stored)
     }
 }
 
