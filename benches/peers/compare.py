@@ -152,7 +152,7 @@ def run_etalon(row: Row, options: argparse.Namespace) -> dict:
         sys.exit(f"{row.name}: etalon measured {', '.join(passes)} and not {', '.join(row.passes)}")
     return {
         "version": made["etalon"],
-        "level": made["level"],
+        "level": made["tier"],
         "peak_gflops": made["peak_gflops"],
         "passes_ns": passes,
         "median_ns": sum(passes.values()),

@@ -25,6 +25,13 @@ fn a_bench_leaves_its_figures() {
     assert_eq!(linear[2]["flops"], 2 * 32 * (36 * 16 * 16 + 32 * (8 * 16 + 7 * 16)));
     assert!(linear.iter().any(|figure| figure["gigabytes"]["memory"].as_f64() > Some(0.0)));
     assert!(file["peak_gflops"].as_f64().unwrap() > 0.0);
+    // What the comparison with PyTorch reads of the file.
+    let script = include_str!("../../../../benches/peers/compare.py");
+    for (object, of) in [(&file, "made[\""), (&figures[0], "figure[\"")] {
+        let keys: Vec<_> = script.split(of).skip(1).filter_map(|x| x.split_once('"')).collect();
+        assert!(keys.len() > 1, "compare.py reads {of}");
+        assert!(keys.iter().all(|(key, _)| !object[key].is_null()), "{keys:?} of {object}");
+    }
     let full = &figures[0];
     assert_eq!((&full["algorithm"], &full["mask"]), (&"attention".into(), &"full".into()));
     assert_eq!(full["flops"], 2 * 2 * 2 * 32 * 32 * 16); // 2 heads, q·k and p·v
