@@ -21,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from compare import note, positive
+
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE.parents[1] / "target/release/libetalon_device.so"
 
@@ -30,10 +32,6 @@ MOST_IN_A_ROW = 64
 
 # Results that are further apart are not the same computation: the error of bf16 is a hundredth of that.
 FAR = 0.05
-
-
-def note(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 # One process.
@@ -216,13 +214,6 @@ def table(rows: list[dict]) -> str:
 
 
 # The command.
-
-
-def positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
 
 
 def parse() -> argparse.Namespace:
