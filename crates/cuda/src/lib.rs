@@ -39,6 +39,7 @@ mod ready;
 mod room;
 mod run;
 mod softmax;
+mod tensor_map;
 mod tensors;
 mod timing;
 mod unit;

@@ -2,12 +2,12 @@
 //! `kernels/sm90a_cross_entropy.cu`.
 
 use crate::cross_entropy::call::Call;
-use crate::cross_entropy::maps::{TensorMap, map};
 use crate::cross_entropy::plan::{Plan, TILE};
 use crate::gpu::Kernels;
 use crate::parts::Parts;
 use crate::queue::Queue;
 use crate::room::{Layout, Room, memory};
+use crate::tensor_map::{Boxed, TensorMap};
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
@@ -121,6 +121,8 @@ impl Hopper {
         groups.max(1).saturating_mul(GROUP * TILE).min(vocab)
     }
 
+    /// The map of a matrix with so many rows and columns, and elements from row to row, in boxes of 64 columns and
+    /// `height` rows.
     fn map(
         &self,
         queue: &Queue<'_>,
@@ -128,7 +130,10 @@ impl Hopper {
         [rows, columns, stride]: [i32; 3],
         height: u32,
     ) -> Result<TensorMap, Error> {
-        map(queue.device, self.storage, address, [rows, columns, stride].map(|x| x as u64), height)
+        let [rows, columns, stride] = [rows, columns, stride].map(|x| x as u64);
+        let (extents, strides) = ([columns, rows], [2 * stride, 0]);
+        let boxed = Boxed { address, extents, strides, extents_of_box: [64, height] };
+        boxed.map(queue.device, self.storage)
     }
 
     /// Launches a product over tiles of 128 × 256, in clusters of two blocks.

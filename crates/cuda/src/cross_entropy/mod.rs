@@ -3,7 +3,6 @@
 mod call;
 mod filter;
 mod hopper;
-mod maps;
 mod plan;
 mod prepared;
 mod ready;

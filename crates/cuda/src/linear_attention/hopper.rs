@@ -2,7 +2,7 @@
 
 use super::call::{Call, Tensor, tensor};
 use super::hopper_modules::Hopper;
-use super::maps::{TensorMap, map, takes};
+use super::maps::{map, takes};
 use super::passes::{
     Columns, FALLBACK, Target, backward_on, forward_on, launch as launch_portable,
 };
@@ -10,6 +10,7 @@ use super::prepared::Prepared;
 use super::{CHUNK, Job};
 use crate::gpu::{Device, Kernels};
 use crate::room::{Layout, Room, memory};
+use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Decay, Dtype, Error, LinearAttention, Pass};

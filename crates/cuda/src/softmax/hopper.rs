@@ -5,14 +5,13 @@ use crate::gpu::Kernels;
 use crate::moves::{Place, When};
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
-use crate::softmax::hopper_call::{
-    Backward, Forward, Packed, Pieces, Scored, Shape, TensorMap, tensor_map,
-};
+use crate::softmax::hopper_call::{Backward, Forward, Packed, Pieces, Scored, Shape, tensor_map};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::rows::SIDE;
 use crate::softmax::variants::{Hopper, Lengths};
 use crate::softmax::window::{LONGEST, OPEN, Window, window};
 use crate::softmax::{Job, portable};
+use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, Extents, Pass, Sequences};

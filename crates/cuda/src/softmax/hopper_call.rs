@@ -3,13 +3,9 @@
 
 use crate::gpu::Device;
 use crate::moves::Place;
-use cudarc::driver::{DeviceRepr, sys};
+use crate::tensor_map::{Boxed, TensorMap};
+use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error};
-
-/// `CUtensorMap`.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct TensorMap([u64; 16]);
 
 /// The copy engine's map of a tensor of whole columns, 64 or 128 of them, in boxes of so many rows.
 pub(crate) fn tensor_map(
@@ -24,35 +20,14 @@ pub(crate) fn tensor_map(
         1 => dense,
         _ => 2 * place.strides[axis] as u64,
     };
-    let dims = [64, length, width / 64, heads, batch];
-    let strides =
-        [own(2, 2 * width), 128, own(1, 2 * width * length), own(0, 2 * width * length * heads)];
-    let boxes = [64, rows, width as u32 / 64, 1, 1];
-    let mut map = TensorMap::default();
-    let element = match storage {
-        Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
+    let (rows_apart, heads_apart) = (own(2, 2 * width), own(1, 2 * width * length));
+    let boxed = Boxed {
+        address: place.address,
+        extents: [64, length, width / 64, heads, batch],
+        strides: [rows_apart, 128, heads_apart, own(0, 2 * width * length * heads), 0],
+        extents_of_box: [64, rows, width as u32 / 64, 1, 1],
     };
-    // SAFETY: the map has the alignment and the size that the driver asks for; the arrays hold five
-    // numbers, the strides four, and live until the call returns.
-    let encoded = unsafe {
-        sys::cuTensorMapEncodeTiled(
-            (&raw mut map).cast(),
-            element,
-            5,
-            place.address as *mut _,
-            dims.as_ptr(),
-            strides.as_ptr(),
-            boxes.as_ptr(),
-            [1u32; 5].as_ptr(),
-            sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
-            sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-            sys::CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
-        )
-    };
-    encoded.result().map_err(|error| device.failed("describing a tensor", error))?;
-    Ok(map)
+    boxed.map(device, storage)
 }
 
 /// `Call` of `sm90a_forward.cu`.
