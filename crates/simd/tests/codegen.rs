@@ -1,52 +1,50 @@
-//! The release build calls no operation on registers.
+//! Kernels call no operation on registers.
 //!
 //! The kernels are fast only if every lane operation is inlined into the gate of its instruction
 //! set. A forgotten `#[inline(always)]`, or a closure handed out of a gate, compiles to a call per
 //! register, which no test of results would notice.
 //!
-//! The crate is built as in a release, and read by `objdump` of binutils, which come with gcc.
+//! This program is linked with every kernel and reads itself by `objdump` of binutils, which come with gcc: as
+//! it was built, so with `cargo test --release` what a release has. Its symbols must name the types of generic
+//! functions, which `.cargo/config.toml` asks for.
 
 #![cfg(target_arch = "x86_64")]
 
-use std::path::Path;
-use std::process::{Command, Stdio};
+use etalon_simd::linear_cross_entropy::{filter, shard};
+use std::hint::black_box;
+use std::process::Command;
 use std::sync::LazyLock;
 
-/// The instructions of the crate, in which every kernel is compiled, each relocation on a line after
-/// its instruction.
-fn assembly() -> &'static str {
-    static ASSEMBLY: LazyLock<String> = LazyLock::new(|| disassemble(&build()));
-    &ASSEMBLY
+/// The instructions of this program, or `None` where flags of the caller replaced those that it needs.
+fn assembly() -> Option<&'static str> {
+    static ASSEMBLY: LazyLock<String> = LazyLock::new(disassemble);
+    let named = ASSEMBLY.contains("<_RNv") && ASSEMBLY.contains("11etalon_simd5lanes");
+    let replaced = ["RUSTFLAGS", "CARGO_ENCODED_RUSTFLAGS"].map(std::env::var_os);
+    if !named && replaced.iter().any(Option::is_some) {
+        println!("skipped: RUSTFLAGS replaces the flags of .cargo/config.toml");
+        return None;
+    }
+    assert!(named, "built without -Csymbol-mangling-version=v0, which .cargo/config.toml asks for");
+    Some(&ASSEMBLY)
 }
 
-/// The library's archive, as cargo names it.
-fn build() -> String {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("..");
-    let built = Command::new(env!("CARGO"))
-        .args(["rustc", "--profile", "assembly", "--package", "etalon-simd", "--lib"])
-        .args(["--message-format", "json", "--target-dir"])
-        .arg(&target)
-        .args(["--", "-Csymbol-mangling-version=v0"])
-        .current_dir(env!("CARGO_MANIFEST_DIR"))
-        .env_remove("RUSTFLAGS")
-        .stderr(Stdio::inherit())
-        .output()
-        .expect("cargo runs");
-    assert!(built.status.success(), "the crate must build");
-    let messages = String::from_utf8(built.stdout).expect("text");
-    let of_crate = messages.lines().filter(|line| line.contains("\"name\":\"etalon_simd\""));
-    let archive = of_crate.flat_map(|line| line.split('"')).find(|word| word.ends_with(".rlib"));
-    archive.expect("an archive among the files that cargo names").to_string()
+/// Every kernel is reached from these: the linker leaves out what is not.
+fn keep_kernels() {
+    black_box(etalon_simd::run_in as *const ());
+    black_box(shard::backward_shard_into::<f32, f32> as *const ());
+    black_box(shard::forward_shard_into::<f32> as *const ());
+    black_box(filter::backward_into::<f32, f32> as *const ());
 }
 
-fn disassemble(archive: &str) -> String {
+fn disassemble() -> String {
+    keep_kernels();
+    let program = std::env::current_exe().expect("the path of this program");
     let read = Command::new("objdump")
-        .args(["--disassemble", "--reloc", "--no-show-raw-insn", archive])
+        .args(["--disassemble", "--no-show-raw-insn"])
+        .arg(&program)
         .output()
         .expect("objdump of binutils, which this test needs");
-    let text = String::from_utf8(read.stdout).expect("text");
-    assert!(text.contains("<_R"), "{archive} holds functions of Rust");
-    text
+    String::from_utf8(read.stdout).expect("text")
 }
 
 /// Whether a function is an operation on registers, or generic over them: all of those belong
@@ -57,32 +55,26 @@ fn is_lane_operation(symbol: &str) -> bool {
     ours || name.contains("core_arch") || name.contains("wide::")
 }
 
-/// The functions that are called: what the relocation after a call or a jump names. Every function
-/// has a section of its own, so that none is called without one.
-fn called(assembly: &str) -> impl Iterator<Item = &str> {
-    assembly.lines().zip(assembly.lines().skip(1)).filter_map(|(instruction, relocation)| {
-        let mut words = instruction.split_whitespace().skip(1);
-        let operation = words.next()?;
-        let (_, target) = relocation.split_once("R_X86_64_")?;
-        let calls = operation.starts_with("call") || operation.starts_with("jmp");
-        let symbol = target.split_whitespace().nth(1)?.split(['+', '-']).next()?;
-        (calls && symbol.starts_with('_')).then_some(symbol)
-    })
+/// The functions of the program: what is inlined wherever it is used is none.
+fn functions(assembly: &str) -> impl Iterator<Item = &str> {
+    assembly.lines().filter_map(|line| line.split_once('<')?.1.strip_suffix(">:"))
 }
 
 #[test]
 fn no_lane_operation_is_out_of_line() {
-    let all: Vec<&str> = called(assembly()).collect();
-    assert!(all.len() > 1000, "{} calls are read", all.len());
-    let calls: Vec<&str> = all.into_iter().filter(|symbol| is_lane_operation(symbol)).collect();
+    let Some(assembly) = assembly() else { return };
+    let all: Vec<&str> = functions(assembly).filter(|symbol| symbol.starts_with("_R")).collect();
+    let gates = all.iter().filter(|symbol| symbol.contains("5enter4gate"));
+    assert!(gates.count() > 50, "{} functions are read", all.len());
+    let found: Vec<&str> = all.into_iter().filter(|symbol| is_lane_operation(symbol)).collect();
     let some: Vec<_> =
-        calls.iter().take(5).map(|symbol| rustc_demangle::demangle(symbol)).collect();
-    assert!(calls.is_empty(), "{} calls, such as {some:#?}", calls.len());
+        found.iter().take(5).map(|symbol| rustc_demangle::demangle(symbol)).collect();
+    assert!(found.is_empty(), "{} functions, such as {some:#?}", found.len());
 }
 
 #[test]
 fn every_level_has_its_fused_loop() {
-    let assembly = assembly();
+    let Some(assembly) = assembly() else { return };
     for (level, register) in [("avx2", "%ymm"), ("avx512", "%zmm")] {
         let fused = assembly
             .lines()

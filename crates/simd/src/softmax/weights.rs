@@ -156,8 +156,8 @@ impl Rows<'_> {
                 keys,
                 #[inline(always)]
                 |r, j| {
-                    (self.visible[r * MAX_KEYS + start + j] & self.pairs != 0)
-                        .then(|| self.weights[r * STRIDE + start + j])
+                    let touched = self.visible[r * MAX_KEYS + start + j] & self.pairs != 0;
+                    if touched { Some(self.weights[r * STRIDE + start + j]) } else { None }
                 },
             );
         } else {
@@ -199,9 +199,10 @@ impl<'a> Columns<'a> {
             move |key| {
                 let cols = key..self.cols.end.min(key + I::Tile::ROWS);
                 let panels = cols.start / I::Tile::COLS..cols.end.div_ceil(I::Tile::COLS);
-                let rows = active[panels]
-                    .iter()
-                    .fold(0..0, |all, rows| if rows.is_empty() { all } else { joined(&all, rows) });
+                let mut rows = 0..0;
+                for active in active[panels].iter().filter(|rows| !rows.is_empty()) {
+                    rows = joined(&rows, active);
+                }
                 Columns { rows, cols, ..*self }
             },
         )
@@ -238,8 +239,8 @@ impl<'a> Columns<'a> {
                     rows_here,
                     #[inline(always)]
                     |r, i| {
-                        (self.visible[(top + i) * MAX_KEYS + key + r] & pairs != 0)
-                            .then(|| weights[(top + i) * STRIDE + key + r])
+                        let touched = self.visible[(top + i) * MAX_KEYS + key + r] & pairs != 0;
+                        if touched { Some(weights[(top + i) * STRIDE + key + r]) } else { None }
                     },
                 );
             } else {
