@@ -52,7 +52,9 @@ fn disassemble() -> String {
 fn is_lane_operation(symbol: &str) -> bool {
     let name = format!("{:#}", rustc_demangle::demangle(symbol));
     let ours = name.contains("etalon_simd::lanes::") && !name.contains("::gate::<");
-    ours || name.contains("core_arch") || name.contains("wide::")
+    // Which features there are is asked by a function of its own.
+    let intrinsic = name.contains("core_arch") && !name.contains("xgetbv");
+    ours || intrinsic || name.contains("wide::")
 }
 
 /// The functions of the program: what is inlined wherever it is used is none.

@@ -160,29 +160,48 @@ pub struct Wanted {
 /// No z − m below this has a weight: e^−200 is 0 in f32. So 0·(−∞) does not arise.
 pub const LEAST: f32 = -200.0;
 
+/// Registers of tokens that a sweep over classes takes side by side: whole bands at the widest level, so that
+/// it reads memory in order.
+const SIDE: usize = 6;
+
 impl Kernel for Rows<'_, '_> {
     #[inline(always)]
     fn run<I: Isa>(mut self, isa: I) {
         let (lanes, count) = (I::F32::N, self.tokens.len());
-        for first in (0..count).step_by(lanes) {
-            let z = &mut self.z[first / BAND * self.padded * BAND + first % BAND..];
-            let (link, argmax) = (&self.link, self.wanted.argmax);
-            let (m, best) = link_rows(isa, link, self.bias, self.classes, argmax, z);
-            let Some((sums, start)) = self.sums.as_mut() else { continue };
-            let (l, u, s) = sum_rows(isa, self.wanted, self.weights, self.classes, z, m);
-            // The last lanes may be of no token: there is room for them.
-            let at = *start + first;
-            m.store(&mut sums.m[at..]);
-            l.store(&mut sums.l[at..]);
-            u.store(&mut sums.u[at..]);
-            s.store(&mut sums.s[at..]);
-            best.store(&mut sums.target[at..]);
-            (first..count.min(first + lanes)).for_each(|token| self.finish(token));
+        for start in (0..count).step_by(SIDE * lanes) {
+            if (count - start).div_ceil(lanes) >= SIDE {
+                self.columns::<I, SIDE>(isa, start);
+            } else {
+                for first in (start..count).step_by(lanes) {
+                    self.columns::<I, 1>(isa, first);
+                }
+            }
         }
     }
 }
 
 impl Rows<'_, '_> {
+    /// The tokens of W registers, of one band.
+    #[inline(always)]
+    fn columns<I: Isa, const W: usize>(&mut self, isa: I, first: usize) {
+        let z = &mut self.z[first / BAND * self.padded * BAND + first % BAND..];
+        let (link, argmax) = (&self.link, self.wanted.argmax);
+        let (m, best) = link_rows::<I, W>(isa, link, self.bias, self.classes, argmax, z);
+        let Some((sums, start)) = self.sums.as_mut() else { return };
+        let (l, u, s) = sum_rows::<I, W>(isa, self.wanted, self.weights, self.classes, z, m);
+        // The last lanes may be of no token: there is room for them.
+        for n in 0..W {
+            let at = *start + first + n * I::F32::N;
+            m[n].store(&mut sums.m[at..]);
+            l[n].store(&mut sums.l[at..]);
+            u[n].store(&mut sums.u[at..]);
+            s[n].store(&mut sums.s[at..]);
+            best[n].store(&mut sums.target[at..]);
+        }
+        let end = self.tokens.len().min(first + W * I::F32::N);
+        (first..end).for_each(|token| self.finish(token));
+    }
+
     /// The target and the argmax of one token; and all of its sums where some logit is NaN or +∞, or
     /// none is more than −∞.
     fn finish(&mut self, token: usize) {
@@ -202,58 +221,61 @@ impl Rows<'_, '_> {
     }
 }
 
-/// z in place of a for the tokens of one register, the largest, and the class that has it.
+/// z in place of a for the tokens of W registers, the largest, and the class that has it.
 #[inline(always)]
-fn link_rows<I: Isa>(
+fn link_rows<I: Isa, const W: usize>(
     isa: I,
     link: &Link,
     bias: &[f32],
     classes: usize,
     argmax: bool,
     z: &mut [f32],
-) -> (I::F32, I::F32) {
-    let mut m = I::F32::splat(isa, f32::NEG_INFINITY);
-    let mut best = I::F32::splat(isa, 0.0);
+) -> ([I::F32; W], [I::F32; W]) {
+    let mut m = [I::F32::splat(isa, f32::NEG_INFINITY); W];
+    let mut best = [I::F32::splat(isa, 0.0); W];
     for v in 0..classes {
-        let place = &mut z[v * BAND..];
-        let mut a = I::F32::load(isa, place);
-        if let Some(&bias) = bias.get(v) {
-            a = a + I::F32::splat(isa, bias);
+        let row = &mut z[v * BAND..][..W * I::F32::N];
+        let number = I::F32::splat(isa, v as f32);
+        for (n, place) in row.chunks_exact_mut(I::F32::N).enumerate() {
+            let mut a = I::F32::load(isa, place);
+            if let Some(&bias) = bias.get(v) {
+                a = a + I::F32::splat(isa, bias);
+            }
+            let z = link.logit(isa, a);
+            z.store(place);
+            if argmax {
+                best[n] = m[n].select_less(z, number, best[n]);
+            }
+            m[n] = z.max(m[n]);
         }
-        let z = link.logit(isa, a);
-        z.store(place);
-        if argmax {
-            best = m.select_less(z, I::F32::splat(isa, v as f32), best);
-        }
-        m = z.max(m);
     }
     (m, best)
 }
 
-/// l, u and s of the tokens of one register. NaN where some logit is NaN or +∞, or all are −∞.
+/// l, u and s of the tokens of W registers. NaN where some logit is NaN or +∞, or all are −∞.
 #[inline(always)]
-fn sum_rows<I: Isa>(
+fn sum_rows<I: Isa, const W: usize>(
     isa: I,
     wanted: Wanted,
     weights: Option<&[f32]>,
     classes: usize,
     z: &[f32],
-    m: I::F32,
-) -> (I::F32, I::F32, I::F32) {
-    let zero = I::F32::splat(isa, 0.0);
+    m: [I::F32; W],
+) -> ([I::F32; W], [I::F32; W], [I::F32; W]) {
     let least = I::F32::splat(isa, LEAST);
-    let (mut l, mut u, mut s) = (zero, zero, zero);
+    let [mut l, mut u, mut s] = [[I::F32::splat(isa, 0.0); W]; 3];
     for v in 0..classes {
-        let z = I::F32::load(isa, &z[v * BAND..]);
-        let e = exp_difference(isa, z, m);
-        l = l + e;
-        if wanted.u {
-            u = e.mul_add(least.max(z - m), u);
-        }
-        if wanted.s {
-            let weight = weights.map_or(1.0, |weights| weights[v]);
+        let row = &z[v * BAND..][..W * I::F32::N];
+        let weight = if wanted.s { weights.map_or(1.0, |weights| weights[v]) } else { 0.0 };
+        for (n, z) in row.chunks_exact(I::F32::N).enumerate() {
+            let z = I::F32::load(isa, z);
+            let e = exp_difference(isa, z, m[n]);
+            l[n] = l[n] + e;
+            if wanted.u {
+                u[n] = e.mul_add(least.max(z - m[n]), u[n]);
+            }
             if weight != 0.0 {
-                s = I::F32::splat(isa, weight).mul_add(z - m, s);
+                s[n] = I::F32::splat(isa, weight).mul_add(z - m[n], s[n]);
             }
         }
     }
