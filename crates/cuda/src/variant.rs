@@ -368,10 +368,10 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         // Panels of both operands in four stages, and of da; barriers.
         (Family::HopperCrossEntropy, "leaves" | "hidden" | "head") => 1024 + 4 * 49152 + 64,
         (Family::HopperCrossEntropy, "gradient") => 1024 + 4 * 49152 + 32768 + 64,
-        // y and b, and x, in two stages; the state in two; out; zeros, barriers and decays.
+        // y and b, and x, in two stages; x weighted; the state in two; out; decays and barriers.
         (Family::HopperLinear, _) => {
             let inner = variant.define("KW");
-            1024 + 4 * 256 * inner + 2 * 16384 + 2 * 128 * inner + 16384 + 1024 + 48 + 2 * 1056
+            4 * 256 * inner + 3 * 16384 + 2 * 128 * inner + 16384 + 2568 + 80
         }
         (Family::HopperBackward, "queries") => 2048 + 2 * rows(128) + 4 * rows(128),
         _ => 0,

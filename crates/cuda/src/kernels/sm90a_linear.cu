@@ -1,8 +1,10 @@
 // linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay or with one for each head. A
 // block owns 64 columns of a result of one head of one sequence, and walks its chunks of 128 tokens from the first to the
 // last, or back. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
-// memory: in two buffers, so that a chunk needs one barrier. A third warpgroup feeds the copy engine. Barriers of a stage: FULL;
-// EMPTY, y and b have been read; EMPTY_X, x has been.
+// memory: in two buffers, so that neither waits for the other but for its part of the state, and one multiplies while the other
+// weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x for what the state gains. Barriers of a
+// stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted x: WEIGHTED, it is there; TAKEN, it has been read.
+// Of a buffer of the state: SHOWN. A block whose results are not finite walks once more, with 0 for such operands.
 //
 //   attend_plain      o (R21), (R22), or dq (R24), without a decay
 //   attend            the same with decays
@@ -39,29 +41,80 @@ DEV u32* kept_state(const Walk& c, const Path& p, int chunk) {
   return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * KEPT;
 }
 
+// The stage of a step, and the parities of barriers: a warp's place in its rings, kept from one walk to the next.
+struct Ring {
+  u32 stage, phase, turn;
+  __device__ __forceinline__ void advance() {
+    turn ^= 1;
+    if (++stage == STAGES) stage = 0, phase ^= 1;
+  }
+};
+template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.chunks - 1 - n : n; }
+template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
+
 // One thread feeds the copy engine.
-template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 base) {
-  u32 stage = 0, phase = 1;
+template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 base, Ring& ring) {
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 full = base + FULL + 8 * stage;
-      const int row = p.start + (BACK ? p.chunks - 1 - n : n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
-      wait(base + EMPTY + 8 * stage, phase);
+      const u32 full = base + FULL + 8 * ring.stage, y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES;
+      const int row = p.start + number_of<BACK>(p, n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
+      wait(base + EMPTY + 8 * ring.stage, ring.phase);
       expect_bytes(full, 2 * Y_BYTES + PANEL);
 #pragma unroll
-      for (int i = 0; i < KW / 64; i++) load4(base + stage * Y_BYTES + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
+      for (int i = 0; i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
 #pragma unroll
-      for (int i = 0; i < KW / 64; i++) load4(base + AT_B + stage * Y_BYTES + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
-      if (DOTS && m == 0) {  // what the threads read by themselves
-        prefetch4(&c.dots, p.half * COLUMNS, row, p.head, p.batch);
-        if (BACK) prefetch_bytes(kept_state(c, p, BACK ? p.chunks - 1 - n : n), 4 * KEPT);
+      for (int i = 0; i < KW / 64; i++) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
+      if (DOTS && m == 0 && n + 1 < p.chunks) {
+        prefetch4(&c.dots, p.half * COLUMNS, p.start + number_of<BACK>(p, n + 1) * CHUNK, p.head, p.batch);
+        if (BACK) prefetch_bytes(kept_state(c, p, number_of<BACK>(p, n + 1)), 4 * KEPT);
       }
-      wait(base + EMPTY_X + 8 * stage, phase);
-      load4(base + AT_X + stage * PANEL, &c.x, full, p.half * COLUMNS, row, other, p.batch);
-      if (++stage == STAGES) stage = 0, phase ^= 1;
+      wait(base + EMPTY_X + 8 * ring.stage, ring.phase);
+      load4(base + AT_X + ring.stage * PANEL, &c.x, full, p.half * COLUMNS, row, other, p.batch);
+      ring.advance();
     }
+}
+
+// Three warps write x times the decays of its tokens to an end of the chunk: what the state gains is bᵀ times it.
+template <bool BACK> DEV void weigh_tokens(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+  constexpr int THREADS = 96, MANY = 3;
+  const int thread = threadIdx.x - 32;
+  named_sync(4, THREADS + 256);  // the decays are there
+#pragma unroll 1
+  for (int n = 0; n < p.chunks; n++) {
+    const int count = count_of<BACK>(p, n);
+    const u32 decays = base + AT_DECAYS + 4 * (MIDDLE + (BACK ? 1 : 1 - count));
+#pragma unroll 1
+    for (int m = 0; m < p.many; m++) {
+      const u32 x = base + AT_X + ring.stage * PANEL;
+      wait(base + FULL + 8 * ring.stage, ring.phase ^ 1);
+      if (cleanse || count < CHUNK) tidy<THREADS>(x, 1, count, cleanse, thread), named_sync(7, THREADS);
+      // A thread has every twelfth token, and the same piece of each.
+      const u32 from = x + 16 * thread, to = base + AT_WEIGHTED + 16 * thread, weights = decays + 4 * (thread / 8);
+#pragma unroll 1
+      for (int i = 0; i < CHUNK; i += THREADS / 8 * MANY) {
+        uint4 piece[MANY];
+        float weight[MANY];
+#pragma unroll
+        for (int j = 0; j < MANY; j++) {
+          const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
+          piece[j] = load_piece(from + 128 * token), weight[j] = __uint_as_float(load_word(weights + 4 * token));
+        }
+        if (i == 0) wait(base + TAKEN, ring.turn ^ 1);
+#pragma unroll
+        for (int j = 0; j < MANY; j++) {
+          const int token = min(i + THREADS / 8 * j, CHUNK - 1 - thread / 8);
+          const uint4 own = piece[j];
+          if (i + THREADS / 8 * j + thread / 8 < CHUNK)
+            store_piece(to + 128 * token, make_uint4(times(own.x, weight[j]), times(own.y, weight[j]), times(own.z, weight[j]), times(own.w, weight[j])));
+        }
+      }
+      proxy_fence();
+      warp_arrive(base + WEIGHTED);
+      ring.advance();
+    }
+  }
 }
 
 // ---- what a thread does ----------------------------------------------------------------------------------------------------
@@ -76,12 +129,12 @@ DEV i64 state_at(const Walk& c, const Tensor& x, const Path& p, int row, int col
   i64 at = p.sequence * x.batch + p.key_head * x.head;
   return at + (c.turned ? column * x.row + row : row * x.row + column);
 }
-DEV void begin_state(const Walk& c, const Path& p, const Thread& t, float (&h)[COLUMNS / 2]) {
+DEV void begin_state(const Walk& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
     h[i] = c.begin.data && row < c.inner && column < c.outer ? ((const float*)c.begin.data)[state_at(c, c.begin, p, row, column)] : 0;
-    if (c.mode && is_odd(h[i])) h[i] = 0;
+    if (cleanse && is_odd(h[i])) h[i] = 0;
   }
 }
 DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const float (&h)[COLUMNS / 2]) {
@@ -122,24 +175,6 @@ DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 
   }
   return sum;
 }
-// bᵀ with the decays of its tokens to an end of the chunk, as the left factor of what the state gains.
-DEV void weigh_tokens(u32 (&a)[CHUNK / 16][4], u32 b, u32 decays, const Thread& t) {
-#pragma unroll
-  for (int i = 0; i < CHUNK / 16; i++) {
-    load_blocks_transposed(b + swizzled(16 * i + t.lane / 16 * 8 + t.lane % 8, t.warp * 2 + t.lane / 8 % 2), a[i]);
-#pragma unroll
-    for (int m = 0; m < 2; m++) {
-      float2 w = load_pair(decays + 4 * (16 * i + 8 * m));
-#pragma unroll
-      for (int n = 0; n < 2; n++) {
-        float2 x = unpack(a[i][2 * m + n]);
-        a[i][2 * m + n] = pack(x.x * w.x, x.y * w.y);
-      }
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < CHUNK / 16; i++) pin(a[i]);
-}
 // The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j - r).
 DEV void weigh_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 decays) {
 #pragma unroll
@@ -152,15 +187,20 @@ DEV void weigh_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 deca
     }
   }
 }
-// (i - j) times that: its derivative by the decay.
-DEV void derive_pairs(u32 (&to)[CHUNK / 4], const u32 (&p)[CHUNK / 4], float distance) {
+// The same, and (i - j) times that: its derivative by the decay. `distance`: i - j of the first pair.
+DEV void weigh_pairs(u32 (&to)[CHUNK / 4], u32 (&tangent)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 decays, float distance) {
 #pragma unroll
-  for (int j = 0; j < CHUNK / 8; j++)
+  for (int m = -1; m < CHUNK / 8; m++) {
+    float2 w = load_pair(decays + 32 * m);
+    float2 v = make_float2(w.x * (distance - 8 * m), w.y * (distance - 8 * m - 1));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-      float2 x = unpack(p[2 * j + r]);
-      to[2 * j + r] = pack(x.x * (distance - 8 * (j - r)), x.y * (distance - 8 * (j - r) - 1));
+      const int j = m + r;
+      if (j < 0 || j >= CHUNK / 8) continue;
+      to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
+      tangent[2 * j + r] = pack(p[4 * j + 2 * r] * v.x, p[4 * j + 2 * r + 1] * v.y);
     }
+  }
 }
 // The same without decays.
 DEV void mask_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], int distance, float scale) {
@@ -212,8 +252,8 @@ template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, f
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = BACK ? 1 : c.heads / c.key_heads;
   const int part = p.key_head * c.parts + c.first_part + (p.sequence * group + p.head % group) * halves + p.half;
   named_sync(1, 256);
-  gamma = c.store_scale * sum_of_block(base + AT_ZEROS, gamma);
-  if (!BACK) by_scale = sum_of_block(base + AT_ZEROS, by_scale);
+  gamma = c.store_scale * sum_of_block(base + AT_DECAYS, gamma);
+  if (!BACK) by_scale = sum_of_block(base + AT_DECAYS, by_scale);
   if (threadIdx.x == 128 && c.gammas) c.gammas[part] = gamma;
   if (threadIdx.x == 128 && !BACK && c.scales) c.scales[blockIdx.x] = by_scale;
   return is_odd(gamma) || is_odd(by_scale);
@@ -236,73 +276,82 @@ DEV void read_state(float (&o)[COLUMNS / 2], u32 y, u32 state, u32 zeros, bool a
   for (int i = 0; i < KW / 16; i++) Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(o, k_major(y + i / 4 * PANEL + i % 4 * 32), from + i * step, i > 0 || add);
   mma_commit();
 }
-// What the state gains: bᵀ x, or weighted bᵀ times x.
-template <bool WEIGHTED> DEV void add_to_state(float (&h)[COLUMNS / 2], const u32 (&a)[CHUNK / 16][4], u32 b, u32 x) {
+// What the state gains: bᵀ x.
+DEV void add_to_state(float (&h)[COLUMNS / 2], u32 b, u32 x) {
   pin(h), mma_begin();
 #pragma unroll
-  for (int i = 0; i < CHUNK / 16; i++) {
-    if (WEIGHTED) Mma<COLUMNS>::rs<MN_MAJOR>(h, a[i], mn_major(x + i * 2048, 0), 1);
-    else Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, 0), 1);
-  }
+  for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(h, mn_major(b + i * 2048, 0), mn_major(x + i * 2048, 0), 1);
   mma_commit();
 }
-// o (+)= w x.
-template <bool ADD> DEV void multiply_pairs(float (&o)[COLUMNS / 2], u32 (&w)[CHUNK / 4], u32 x) {
+// o += w x.
+DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[CHUNK / 4], u32 x) {
   pin(o), pin(w), mma_begin();
 #pragma unroll
-  for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), ADD || i > 0);
+  for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
   mma_commit();
 }
 
 // ---- the walk --------------------------------------------------------------------------------------------------------------
-template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, const Path& p, u32 base) {
+// Whether a result is not finite.
+template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
   const int thread = threadIdx.x - 128, lane = lane_id(), group = thread / 128, warp = thread / 32 % 4;
   const int own = KW == 128 ? 64 * group : 0;
   const Thread t = {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
   constexpr bool TANGENT = DOTS && !BACK;
   // Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
   const float log = DECAY && c.logs ? fmaxf(c.logs[p.key_head] * LOG2E, -16384.0f) : 0;
-  const u32 pairs = decays_at(base + AT_DECAYS, t.column - t.row), zeros = base + AT_ZEROS;
-  float h[COLUMNS / 2], o[COLUMNS / 2], s[CHUNK / 2], odd = 0, gamma = 0, by_scale = 0;
-  u32 a[CHUNK / 16][4], w[CHUNK / 4], tangent[CHUNK / 4], dot[COLUMNS / 4];
-  if (DECAY || BACK) fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale), fill_decays<BACK>(base + AT_DECAYS, thread + 256, log, c.scale);
-  asm volatile("st.shared.u32 [%0], %1;" ::"r"(zeros + 4 * thread), "r"(0) : "memory");
-  begin_state(c, p, t, h);
+  const u32 pairs = decays_at(base + AT_DECAYS, t.column - t.row);
+  float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[CHUNK / 2], odd = 0, gamma = 0, by_scale = 0;
+  u32 w[CHUNK / 4], tangent[CHUNK / 4];
+  if (DECAY) {
+    fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
+    named_arrive(4, 96 + 256);
+  }
+  begin_state(c, p, t, cleanse, h);
   const bool keeps = TANGENT && c.states && p.head % (c.heads / c.key_heads) == 0;
   show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
-  auto count_of = [&](int n) { return min(CHUNK, p.tokens - (BACK ? p.chunks - 1 - n : n) * CHUNK); };
-  // z of the chunk that the walk comes to next, of numbers that are loaded before.
-  u32 kept[COLUMNS / 4];
+  // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk before.
+  u32 dot[COLUMNS / 4], kept[COLUMNS / 4];
+  auto load_dot = [&](int n) {
+    if (!DOTS) return;
+    const int first = max(number_of<BACK>(p, n), 0) * CHUNK + t.row, count = n < p.chunks ? p.tokens - first : 0;
+    load_rows(dot, c.dot, p.batch * c.dot.batch + p.head * c.dot.head + (p.start + first) * c.dot.row + p.half * COLUMNS + t.column,
+              count, c.outer - p.half * COLUMNS);
+  };
   auto load_kept = [&](int n) {
-    if (DOTS && BACK) load_state(kept, kept_state(c, p, max(p.chunks - 1 - n, 0)) + thread);
+    if (DOTS && BACK) load_state(kept, kept_state(c, p, max(number_of<BACK>(p, n), 0)) + thread);
   };
   auto add_kept = [&](int n) {
-    const int count = t.owns && n < p.chunks ? count_of(n) : 0;
+    const int count = t.owns && n < p.chunks ? count_of<BACK>(p, n) : 0;
     if (DOTS && BACK) gamma = fmaf(count ? dot_states(kept, h) * exp2_fast(log * count) : 0, count, gamma);
   };
-  if (p.chunks) load_kept(0), add_kept(0);
+  warp_arrive(base + SHOWN + 8 * (shows & 1));
+  // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any more.
+  auto wait_for_state = [&] { wait(base + SHOWN + 8 * (shows & 1), shows >> 1 & 1), shows++; };
+  if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
   // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
-  u32 stage = 0, phase = 0;
   auto scores = [&](bool there, int count) {
-    const u32 y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES, x = base + AT_X + stage * PANEL;
+    const u32 y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES, x = base + AT_X + ring.stage * PANEL;
     if (there) {
-      wait(base + FULL + 8 * stage, phase);
-      if (c.mode || count < CHUNK) {
-        tidy(y, KW / 64, count, c.mode, thread), tidy(b, KW / 64, count, c.mode, thread), tidy(x, 1, count, c.mode, thread);
+      wait(base + FULL + 8 * ring.stage, ring.phase);
+      if (cleanse || count < CHUNK) {
+        tidy(y, KW / 64, count, cleanse, thread), tidy(b, KW / 64, count, cleanse, thread);
+        if (!DECAY) tidy(x, 1, count, cleanse, thread);
         proxy_fence();
         named_sync(1, 256);
       }
     }
     multiply_rows(s, y + t.group * 8192, b);
   };
-  scores(p.chunks > 0, count_of(0));
+  scores(p.chunks > 0, count_of<BACK>(p, 0));
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++) {
-    const int number = BACK ? p.chunks - 1 - n : n, chunk_row = number * CHUNK, count = count_of(n);
+    const int chunk_row = number_of<BACK>(p, n) * CHUNK, count = count_of<BACK>(p, n);
     const u32 state = base + AT_STATE + n % 2 * STATE_BYTES;
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
-      const u32 own_stage = stage, y = base + stage * Y_BYTES, b = base + AT_B + stage * Y_BYTES, x = base + AT_X + stage * PANEL;
+      const u32 own_stage = ring.stage, y = base + own_stage * Y_BYTES, b = base + AT_B + own_stage * Y_BYTES, x = base + AT_X + own_stage * PANEL;
+      const bool last = m == p.many - 1;
       mma_wait<0>(), pin(s);
       if (DECAY && m == 0) {
         float all = exp2_fast(log * count);
@@ -310,84 +359,106 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void multiply(const Walk& c, con
         for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
         pin(h);
       }
-      named_sync(1, 256);  // both parts of the state are shown, and nobody reads the other buffer any more
-      read_state(o, y + t.group * 8192, state, base + AT_ZEROS, BACK && m > 0);
-      if (DOTS)
-        load_rows(dot, c.dot, p.batch * c.dot.batch + p.head * c.dot.head + (p.start + chunk_row + t.row) * c.dot.row + p.half * COLUMNS + t.column,
-                  m == 0 ? count - t.row : 0, c.outer - p.half * COLUMNS);
-      if (DECAY) weigh_tokens(a, b + own / 64 * PANEL, decays_at(base + AT_DECAYS, t.column + (BACK ? 1 : 1 - count)), t);
-      add_to_state<DECAY>(h, a, b + own / 64 * PANEL, x);
-      if (DECAY) weigh_pairs(w, s, pairs);
+      if (n + m == 0 && t.group == 1) named_sync(6, 256);  // it begins when the other multiplies
+      if (m == 0) wait_for_state();
+      read_state(o, y + t.group * 8192, state, base + AT_DECAYS, BACK && m > 0);
+      if (DECAY) wait(base + WEIGHTED, ring.turn);
+      add_to_state(h, b + own / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
+      if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column);
+      else if (DECAY) weigh_pairs(w, s, pairs);
       else mask_pairs(w, s, t.row - t.column, c.scale);
       mma_wait<1>(), pin(o);
-      if (DECAY) warp_arrive(base + EMPTY + 8 * own_stage);  // y and b have been read
       float reach[2], steps[2];  // decays, and how many, between the own token and the state
 #pragma unroll
       for (int r = 0; r < 2; r++) {
-        steps[r] = BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
+        steps[r] = m > 0 ? 0 : BACK ? max(count - 1 - t.row - 8 * r, 0) : t.row + 8 * r + 1;
         reach[r] = m == 0 && DECAY ? exp2_fast(log * steps[r]) : 1;
       }
       if (DECAY) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) o[i] *= reach[i / 2 % 2];
       }
-      if (DOTS) gamma = fmaf(steps[0], dot_rows(dot, o, 0), fmaf(steps[1], dot_rows(dot, o, 1), gamma));  // x, or y
-      float o1[COLUMNS / 2];
-      multiply_pairs<true>(o, w, x);
-      load_kept(n + 1);
-      mma_wait<1>(), pin(h);
-      if (m == p.many - 1) add_kept(n + 1);
-      if (!DECAY) warp_arrive(base + EMPTY + 8 * own_stage);
-      if (TANGENT) {
-        derive_pairs(tangent, w, t.row - t.column);
-        multiply_pairs<false>(o1, tangent, x);
+      if (DOTS && BACK) {
+        gamma = fmaf(steps[0], dot_rows(dot, o, 0), fmaf(steps[1], dot_rows(dot, o, 1), gamma));  // y
+        if (last) load_dot(n + 1);
       }
-      if (m == p.many - 1)
+      if (TANGENT) {
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) o1[i] = steps[i / 2 % 2] * o[i];  // x
+      }
+      if (TANGENT) add_pairs(o1, tangent, x);  // w
+      add_pairs(o, w, x);
+      if (n + m == 0 && t.group == 0) named_arrive(6, 256);
+      if (TANGENT) mma_wait<2>(), pin(h);
+      else mma_wait<1>(), pin(h);
+      warp_arrive(base + EMPTY + 8 * own_stage);
+      if (DECAY) warp_arrive(base + TAKEN);
+      if (last) {
         show_state(base + AT_STATE + (n + 1) % 2 * STATE_BYTES, t, h, keeps && n + 1 < p.chunks ? kept_state(c, p, n + 1) + thread : 0);
+        warp_arrive(base + SHOWN + 8 * (shows & 1));
+      }
       if (threadIdx.x % 128 == 0) store_wait_read();
-      if (++stage == STAGES) stage = 0, phase ^= 1;
-      const bool next = m + 1 < p.many;
+      ring.advance();
       if (TANGENT) mma_wait<0>(), pin(o), pin(o1);
-      scores(next || n + 1 < p.chunks, next ? count : count_of(n + 1));
+      scores(!last || n + 1 < p.chunks, last ? count_of<BACK>(p, n + 1) : count);
+      if (last) add_kept(n + 1), load_kept(n + 2);
       if (!TANGENT) mma_wait<1>(), pin(o);
       warp_arrive(base + EMPTY_X + 8 * own_stage);
       if (TANGENT) {
 #pragma unroll
-        for (int r = 0; r < 2; r++) gamma += dot_rows(dot, o1, r), by_scale += dot_rows(dot, o, r);  // w
+        for (int r = 0; r < 2; r++) gamma += dot_rows(dot, o1, r), by_scale += dot_rows(dot, o, r);
+        load_dot(n + 1);
       }
-      if (m == p.many - 1) {
+      if (last) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
         if (c.rows.data) put(c, p, t, base + AT_OUT + t.group * 8192, o, chunk_row, count);
       }
     }
   }
+  wait_for_state();
   mma_wait<0>(), pin(s);
   bool strange = odd != 0;
   if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0)) strange |= end_state(c, p, t, h);
   if (DOTS) strange |= end_dots<BACK>(c, p, base, gamma, by_scale);
-  if (strange && c.found && !c.mode) *c.found = 1;
   if (threadIdx.x % 128 == 0) store_wait();
+  return strange;
 }
 
 template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
-  if (c.mode && !*c.found) return;
-  extern __shared__ char bytes[];
-  const u32 base = (shared(bytes) + 1023) & ~1023u;
+  extern __shared__ __align__(1024) char bytes[];
+  const u32 base = shared(bytes);
   if (threadIdx.x == 0) {
     prefetch(&c.y), prefetch(&c.b), prefetch(&c.x), prefetch(&c.out);
     for (int i = 0; i < STAGES; i++)
       barrier_init(base + FULL + 8 * i, 1), barrier_init(base + EMPTY + 8 * i, 8 * ARRIVALS), barrier_init(base + EMPTY_X + 8 * i, 8 * ARRIVALS);
+    barrier_init(base + WEIGHTED, 3 * ARRIVALS), barrier_init(base + TAKEN, 8 * ARRIVALS);
+    barrier_init(base + SHOWN, 8 * ARRIVALS), barrier_init(base + SHOWN + 8, 8 * ARRIVALS);
     barrier_init_fence();
   }
   __syncthreads();
   if (threadIdx.x < 128) {
     registers_down<40>();
     const Path p = path_of<BACK>(c);
-    if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base);
+    Ring ring = {0, 1, 0};
+    bool again = false;
+    do {
+      if (threadIdx.x == 0) feed<BACK, DOTS>(c, p, base, ring);
+      else if (DECAY && threadIdx.x >= 32) weigh_tokens<BACK>(c, p, base, again, ring);
+      __syncwarp();
+      again = named_any(5, 384, false);
+    } while (again);
   } else {
     registers_up<232>();
-    multiply<DECAY, BACK, DOTS>(c, path_of<BACK>(c), base);
+    const Path p = path_of<BACK>(c);
+    Ring ring = {0, 0, 0};
+    u32 shows = 0;
+    bool again = false;
+    do {
+      const bool strange = multiply<DECAY, BACK, DOTS>(c, p, base, again, ring, shows);
+      again = named_any(5, 384, strange && c.found && !again);
+      if (again) *c.found = 1;
+    } while (again);
   }
 }
 

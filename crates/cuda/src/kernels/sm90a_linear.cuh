@@ -20,23 +20,23 @@ struct Walk {
   u32* states;             // S before each chunk, as threads hold it: what `attend_back_dots` reads
   float* gammas;           // [key head, part]: what dg_gamma is the sum of
   float* scales;           // [part]: what dσ is the sum of
-  u32* found;              // whether a number is not finite; 0: nobody asks
+  u32* found;              // set where a number is not finite; 0: nobody asks
   const Chunk* chunks;
   const Line* lines;
   int heads, key_heads;
   int inner, outer;        // columns of y and b, and of x and out: the rows and the columns of the state
   int turned;              // 1: states in memory are [outer, inner]
   int parts, first_part;   // of a key head; the first that this launch writes
-  int mode;                // 1: what is not finite is read as 0, where it was found that there is something
   float scale;             // σ, of pairs and of what the state is made of
   float store_scale;
 };
 
 constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
 constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;
-// Dynamic shared memory: y, b and x in two stages; the state in two buffers; out; barriers; decays; zeros.
-constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_STATE = AT_X + STAGES * PANEL, AT_OUT = AT_STATE + 2 * STATE_BYTES,
-              AT_ZEROS = AT_OUT + PANEL, FULL = AT_ZEROS + 1024, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES, AT_DECAYS = EMPTY_X + 8 * STAGES;
+// Dynamic shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers.
+constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
+              AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, FULL = AT_DECAYS + 2568, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES,
+              WEIGHTED = EMPTY_X + 8 * STAGES, TAKEN = WEIGHTED + 8, SHOWN = TAKEN + 8;
 
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
 
@@ -61,19 +61,21 @@ DEV void prefetch_bytes(const void* from, u32 bytes) {
 
 // ---- decays (R20) ------------------------------------------------------------------------------------------------------
 // A table of scale·P by the distance t = j - i of other and own token: e^{γ|t|} where the own token sees the other (BACK: is
-// seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever t is.
-constexpr int MIDDLE = 128;
-constexpr u32 SECOND = 1056;
+// seen by it), else 0. It lies there twice, so that a pair t, t + 1 begins at a multiple of 8 bytes whatever t is. The first
+// begins with further zeros: where BACK, it begins with 1024 bytes of them.
+constexpr int MIDDLE = 256, SECOND = 385, MIDDLE_OF_SECOND = 128;
+static_assert(4 * (SECOND + 257) == FULL - AT_DECAYS, "room for both");
 template <bool BACK> DEV void fill_decays(u32 table, int thread, float log, float scale) {
-  if (thread > 2 * MIDDLE) return;
-  int t = thread - MIDDLE;
-  float x = (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * thread), "f"(x) : "memory");
-  asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + SECOND + 4 * (thread + 1)), "f"(x) : "memory");
+#pragma unroll 1
+  for (int i = thread; i < SECOND; i += 256) {
+    int t = i - MIDDLE;
+    float x = t >= -CHUNK && (BACK ? t >= 0 : t <= 0) ? scale * exp2_fast(log * (BACK ? t : -t)) : 0;
+    asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * i), "f"(x) : "memory");
+    if (t >= -CHUNK) asm volatile("st.shared.f32 [%0], %1;" ::"r"(table + 4 * (SECOND + t + MIDDLE_OF_SECOND)), "f"(x) : "memory");
+  }
 }
 DEV u32 decays_at(u32 table, int t) {  // of t, t + 1, and of those at even distances from them
-  t += MIDDLE;
-  return table + 4 * t + (t & 1 ? SECOND + 4 : 0);
+  return table + 4 * (t + (t & 1 ? SECOND + MIDDLE_OF_SECOND : MIDDLE));
 }
 
 // ---- tiles -------------------------------------------------------------------------------------------------------------
@@ -83,12 +85,19 @@ DEV u32 finite(u32 x) {                               // the bits of a pair that
 }
 // Puts 0 into the rows of a tile from `count` on, which are those of other sequences, and, where asked, in place of what is
 // not finite.
-DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
+template <int THREADS = 256> DEV void tidy(u32 tile, int panels, int count, bool cleanse, int thread) {
 #pragma unroll 1
-  for (int i = thread; i < panels * CHUNK * 32; i += 256) {
+  for (int i = thread; i < panels * CHUNK * 32; i += THREADS) {
     u32 x = load_word(tile + 4 * i), keep = i / 32 % CHUNK >= count ? 0 : cleanse ? finite(x) : ~0u;
     if (x & ~keep) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
   }
+}
+DEV void store_piece(u32 to, uint4 x) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w) : "memory");
+}
+DEV u32 times(u32 x, float weight) {
+  float2 y = unpack(x);
+  return pack(y.x * weight, y.y * weight);
 }
 
 // ---- rows of a thread's accumulators -------------------------------------------------------------------------------------

@@ -54,7 +54,6 @@ struct Walk {
     turned: i32,
     parts: i32,
     first_part: i32,
-    mode: i32,
     scale: f32,
     store_scale: f32,
 }
@@ -150,7 +149,7 @@ struct Course<'a> {
 }
 
 impl Walk {
-    fn new(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>, mode: i32) -> Result<Walk, Error> {
+    fn new(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>) -> Result<Walk, Error> {
         let (prepared, call) = (job.prepared, of.target.call(job));
         let [y, b, x] = match of.target {
             Target::O => ["q", "k", "v"],
@@ -193,7 +192,6 @@ impl Walk {
             turned: call.turned,
             parts: parts(prepared) as i32,
             first_part: if back { of_queries as i32 } else { 0 },
-            mode,
             scale: if back { call.scale } else { 1.0 },
             store_scale: if back { 1.0 } else { call.scale },
         })
@@ -201,8 +199,8 @@ impl Walk {
 }
 
 /// Walks every sequence for a result.
-fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>, mode: i32) -> Result<(), Error> {
-    let call = Walk::new(job, hopper, of, mode)?;
+fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>) -> Result<(), Error> {
+    let call = Walk::new(job, hopper, of)?;
     let back = matches!(of.target, Target::K | Target::V);
     let name = match (back, of.dots) {
         (true, true) => "attend_back_dots",
@@ -218,20 +216,18 @@ fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>, mode: i32) -> Result<()
     job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
 }
 
-/// Computes a pass, and what is not finite once more: `linear.cuh` says how.
-fn each_mode(job: &Job<'_>, compute: impl Fn(i32) -> Result<(), Error>) -> Result<(), Error> {
-    if let Some(found) = job.prepared.rooms.found {
-        job.queue.fill(job.at(found), found.bytes, 0)?;
-    }
-    compute(0)?;
-    if job.prepared.watches { compute(1) } else { Ok(()) }
+/// Nothing is known to be not finite: each block walks once more where its results are, and says so.
+fn find_none(job: &Job<'_>) -> Result<(), Error> {
+    let found = job.prepared.rooms.found;
+    found.map_or(Ok(()), |found| job.queue.fill(job.at(found), found.bytes, 0))
 }
 
 /// o and the final states, where they have places.
 pub(super) fn forward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
     let (begin, end) = ("initial_state", "final_state");
     let of = Course { target: Target::O, out: "o", begin, end, dots: false };
-    each_mode(job, |mode| walk(job, hopper, &of, mode))?;
+    find_none(job)?;
+    walk(job, hopper, &of)?;
     if job.prepared.watches { forward_on(job, FALLBACK) } else { Ok(()) }
 }
 
@@ -240,29 +236,28 @@ pub(super) fn backward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
     let needs = job.prepared.needs();
     let wants = |name: &str| job.prepared.wants(&[name]);
     let (front, behind) = ("initial_state", "dfinal_state");
-    each_mode(job, |mode| {
-        let dots = needs.gates || needs.scale;
-        if dots || wants("dq") {
-            let of = Course { target: Target::Q, out: "dq", begin: front, end: "", dots };
-            walk(job, hopper, &of, mode)?;
-        }
-        if needs.gates || wants("dk") {
-            let dots = needs.gates;
-            let of = Course { target: Target::K, out: "dk", begin: behind, end: "", dots };
-            walk(job, hopper, &of, mode)?;
-        }
-        let end = "dinitial_state";
-        if wants(end) || wants("dv") {
-            let of = Course { target: Target::V, out: "dv", begin: behind, end, dots: false };
-            walk(job, hopper, &of, mode)?;
-        }
-        totals(job, hopper, mode)
-    })?;
+    find_none(job)?;
+    let dots = needs.gates || needs.scale;
+    if dots || wants("dq") {
+        let of = Course { target: Target::Q, out: "dq", begin: front, end: "", dots };
+        walk(job, hopper, &of)?;
+    }
+    if needs.gates || wants("dk") {
+        let dots = needs.gates;
+        let of = Course { target: Target::K, out: "dk", begin: behind, end: "", dots };
+        walk(job, hopper, &of)?;
+    }
+    let end = "dinitial_state";
+    if wants(end) || wants("dv") {
+        let of = Course { target: Target::V, out: "dv", begin: behind, end, dots: false };
+        walk(job, hopper, &of)?;
+    }
+    totals(job, hopper)?;
     if job.prepared.watches { backward_on(job, FALLBACK) } else { Ok(()) }
 }
 
 /// dg_gamma and dσ, the sums of their parts.
-fn totals(job: &Job<'_>, hopper: &Hopper, mode: i32) -> Result<(), Error> {
+fn totals(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
     let prepared = job.prepared;
     let sum = |name: &str, room: Option<Room>, kernel: &str, heads: usize, numbers: usize| {
         let Some(room) = room else { return Ok(()) };
@@ -276,7 +271,6 @@ fn totals(job: &Job<'_>, hopper: &Hopper, mode: i32) -> Result<(), Error> {
             heads: 1,
             key_heads,
             tokens,
-            mode,
             ..Call::new(job)
         };
         let work = (heads, Some(256));

@@ -129,7 +129,7 @@ pub(super) fn launch(
 }
 
 /// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
-const IDLE: usize = 1024;
+const IDLE: usize = 256;
 
 /// Whether a kernel may find nothing to do, and has the work of many blocks done by few: `each_block`.
 fn waits(name: &str, call: &Call) -> bool {
