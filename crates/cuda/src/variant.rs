@@ -227,9 +227,18 @@ impl Variant {
                 "certify",
                 "choose",
             ],
-            Family::HopperCrossEntropy => {
-                &["leaves", "scale", "gradient", "hidden", "head", "tree", "gather", "bias"]
-            }
+            Family::HopperCrossEntropy => &[
+                "leaves",
+                "scale",
+                "gradient",
+                "hidden",
+                "hidden_192",
+                "head",
+                "nodes",
+                "tree",
+                "gather",
+                "bias",
+            ],
             Family::HopperLinear => {
                 &["attend_plain", "attend", "attend_dots", "attend_back", "attend_back_dots"]
             }
@@ -365,9 +374,10 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         // k, v; q, dout and their numbers in three stages; barriers.
         (Family::HopperBackward, "keys") => 2048 + 2 * rows(128) + 3 * (2 * rows(64) + 512),
         // q, dout; k and v in two stages; barriers.
-        // Panels of both operands in four stages, and of da; barriers.
-        (Family::HopperCrossEntropy, "leaves" | "hidden" | "head") => 1024 + 4 * 49152 + 64,
-        (Family::HopperCrossEntropy, "gradient") => 1024 + 4 * 49152 + 32768 + 64,
+        // Panels of both operands in four stages or five, and of what is stored; barriers.
+        (Family::HopperCrossEntropy, "leaves" | "hidden") => 1024 + 4 * 49152 + 64,
+        (Family::HopperCrossEntropy, "hidden_192") => 1024 + 5 * 40960 + 80,
+        (Family::HopperCrossEntropy, "gradient" | "head") => 1024 + 4 * 49152 + 32768 + 64,
         // y and b, and x, in two stages; x weighted; the state in two; out; decays and barriers.
         (Family::HopperLinear, _) => {
             let inner = variant.define("KW");

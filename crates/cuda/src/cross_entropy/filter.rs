@@ -39,6 +39,7 @@ struct Told {
     eps: f32,
     most_dh: f32,
     most_dw: f32,
+    diagonal: i32,
 }
 
 // SAFETY: the fields, their types and their order are those of `Filter` in `cross_entropy_filter.cu`, and it
@@ -89,6 +90,7 @@ impl Filtering {
             eps,
             most_dh,
             most_dw,
+            diagonal: 0,
         }
     }
 
@@ -114,15 +116,21 @@ impl Filtering {
         scratch: u64,
     ) -> Result<(), Error> {
         let told = self.told(call, scratch);
-        let tiles = |x: i32, side: usize| (x as u64).div_ceil(side as u64);
-        let all = tiles(call.count, SIDE) * tiles(call.classes, TILE);
-        queue.launch(kernels.get("measure")?, all, (256, 0), &told)?;
+        let (bands, tiles) = (
+            (call.count as u64).div_ceil(SIDE as u64),
+            (call.classes as u64).div_ceil(TILE as u64),
+        );
+        queue.launch(kernels.get("measure")?, bands * tiles, (256, 0), &told)?;
         match self.filter {
             Filter::Below { .. } => {
                 let blocks = (call.count as u64 + call.classes as u64).div_ceil(256);
                 queue.launch(kernels.get("certify")?, blocks, (256, 0), &told)
             }
-            Filter::Within { .. } => queue.launch(kernels.get("choose")?, 1, (256, 0), &told),
+            Filter::Within { .. } => (0..(bands + tiles).saturating_sub(1)).try_for_each(|at| {
+                let told = Told { diagonal: at as i32, ..told };
+                let first = (at + 1).saturating_sub(tiles);
+                queue.launch(kernels.get("choose")?, bands.min(at + 1) - first, (256, 0), &told)
+            }),
         }
     }
 }

@@ -16,8 +16,11 @@ use std::sync::Arc;
 /// The architecture of the kernels.
 const ARCHITECTURE: &str = "sm_90a";
 
-/// Bytes of a leaf of the tree: `Node` of `cross_entropy.cuh`.
-const LEAF: usize = 24;
+/// Bytes of a leaf of the tree: m and l, or `Node` of `cross_entropy.cuh`.
+fn leaf(call: &Call) -> usize {
+    let short = call.entropy == 0 && call.smoothing == 0.0 && call.argmax == 0;
+    if short { 8 } else { 24 }
+}
 
 /// Tiles of a node of the tree that waits for others.
 pub(crate) const GROUP: usize = 32;
@@ -62,11 +65,12 @@ impl Product {
     }
 }
 
-/// What a product is of: its rows, its columns, and the boxes that the copy engine takes of either operand.
+/// What a product is of: its rows, its columns, and how many of these a tile has.
 struct Tiles {
     name: &'static str,
     rows: i32,
     columns: i32,
+    wide: usize,
 }
 
 impl Hopper {
@@ -112,10 +116,11 @@ impl Hopper {
         Ok(Hopper { packed, scales: scales.transpose()?, ..self })
     }
 
-    /// Classes whose leaves a plane of so many bytes holds, of so many rows: whole groups, or all of them.
-    pub fn leaf_columns(plane: usize, rows: usize, vocab: usize) -> usize {
-        let groups = plane / rows.max(1) / (LEAF * GROUP);
-        if plane / rows.max(1) / LEAF >= vocab.div_ceil(TILE) {
+    /// Classes whose leaves a plane of so many bytes holds: whole groups, or all of them.
+    pub fn leaf_columns(call: &Call, plane: usize) -> usize {
+        let (leaf, rows, vocab) = (leaf(call), call.rows.max(1) as usize, call.vocab as usize);
+        let groups = plane / rows / (leaf * GROUP);
+        if plane / rows / leaf >= vocab.div_ceil(TILE) {
             return vocab;
         }
         groups.max(1).saturating_mul(GROUP * TILE).min(vocab)
@@ -136,10 +141,10 @@ impl Hopper {
         boxed.map(queue.device, self.storage)
     }
 
-    /// Launches a product over tiles of 128 × 256, in clusters of two blocks.
+    /// Launches a product over tiles of 128 rows, in clusters of two blocks.
     fn product(&self, queue: &Queue<'_>, tiles: &Tiles, product: &Product) -> Result<(), Error> {
         let pairs = (tiles.rows as usize).div_ceil(256);
-        let all = 2 * pairs * (tiles.columns as usize).div_ceil(256);
+        let all = 2 * pairs * (tiles.columns as usize).div_ceil(tiles.wide);
         let blocks = all.min(queue.device.multiprocessors / 2 * 2);
         let block = (THREADS, shared_bytes(&self.variant, tiles.name));
         queue.launch(self.kernels.get(tiles.name)?, blocks as u64, block, product)
@@ -173,10 +178,17 @@ impl Hopper {
     /// (C33), (C34): the leaves of a chunk, put into the tree.
     pub fn totals(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
         let product = Product { leaves: call.z, ..self.logits(queue, call, h)? };
-        let tiles = Tiles { name: "leaves", rows: call.count, columns: call.classes };
+        let tiles = Tiles { name: "leaves", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)?;
-        let blocks = (call.count as u64).div_ceil(32);
-        queue.launch(self.kernels.get("tree")?, blocks, (256, 0), &product)
+        let (tokens, nodes) =
+            (call.count as u64, (call.classes as u64).div_ceil((GROUP * TILE) as u64));
+        queue.launch(
+            self.kernels.get("nodes")?,
+            tokens.div_ceil(128) * nodes,
+            (128, 0),
+            &product,
+        )?;
+        queue.launch(self.kernels.get("tree")?, tokens.div_ceil(64), (64, 0), &product)
     }
 
     /// What (C16) of a chunk of tokens is multiplied by before it is stored, from their pulls.
@@ -194,16 +206,23 @@ impl Hopper {
     ) -> Result<(), Error> {
         let out = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
         let product = Product { out, scale, ..self.logits(queue, call, h)? };
-        let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes };
+        let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)
     }
 
-    /// (C17)
-    pub fn hidden(&self, queue: &Queue<'_>, call: &Call, scale: u64) -> Result<(), Error> {
+    /// (C17), in tiles of so many columns.
+    pub fn hidden(
+        &self,
+        queue: &Queue<'_>,
+        call: &Call,
+        scale: u64,
+        wide: usize,
+    ) -> Result<(), Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
         let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 128)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 64)?;
-        let tiles = Tiles { name: "hidden", rows: call.count, columns: call.dim };
+        let name = if wide == TILE { "hidden" } else { "hidden_192" };
+        let tiles = Tiles { name, rows: call.count, columns: call.dim, wide };
         self.product(queue, &tiles, &Product { a, b, scale, ..Product::new(call) })
     }
 
@@ -211,8 +230,17 @@ impl Hopper {
     pub fn head(&self, queue: &Queue<'_>, call: &Call, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
         let b = self.map(queue, h, [call.count, call.dim, call.dim], 64)?;
-        let tiles = Tiles { name: "head", rows: call.classes, columns: call.dim };
-        self.product(queue, &tiles, &Product { a, b, scale, ..Product::new(call) })
+        let product = Product { a, b, scale, ..Product::new(call) };
+        let dw = call.dw + 2 * call.first_class as u64 * call.dim as u64;
+        let product = match call.wide {
+            0 => Product {
+                out: self.map(queue, dw, [call.classes, call.dim, call.dim], 64)?,
+                ..product
+            },
+            _ => product, // threads write f32
+        };
+        let tiles = Tiles { name: "head", rows: call.classes, columns: call.dim, wide: TILE };
+        self.product(queue, &tiles, &product)
     }
 
     /// (C19)

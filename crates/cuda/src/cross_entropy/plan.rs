@@ -23,6 +23,8 @@ pub(crate) struct Asked {
     pub second: bool,
     /// Whether tensor cores multiply: gradients of logits are stored in 16 bits, and sums of dh beside the tree.
     pub tensor: bool,
+    /// How many of their tiles of 256 rows the device computes at a time.
+    pub side_by_side: usize,
 }
 
 impl Asked {
@@ -32,6 +34,34 @@ impl Asked {
 
     pub fn head(self) -> bool {
         self.dw || self.dbias
+    }
+
+    /// How long so many tiles take, of so many columns and of so many steps.
+    fn rounds(self, tiles: usize, columns: usize, steps: usize) -> u128 {
+        tiles.div_ceil(self.side_by_side.max(1)) as u128 * columns as u128 * steps as u128
+    }
+
+    /// Columns of the tiles of dh on tensor cores: 192 where the last tiles to be computed are then more.
+    pub fn columns_of_hidden(self, rows: usize, dim: usize) -> usize {
+        let time = |columns| self.rounds(rows.div_ceil(TILE) * dim.div_ceil(columns), columns, 1);
+        if time(192) < time(TILE) { 192 } else { TILE }
+    }
+
+    /// So many classes or up to half of them, so that the last tiles of a chunk leave little of the device idle.
+    fn whole_rounds(self, rows: usize, dim: usize, columns: usize) -> usize {
+        let (pairs, across) = (rows.div_ceil(TILE), dim.div_ceil(TILE));
+        let time = |tiles: usize| {
+            let wide = self.columns_of_hidden(rows, dim);
+            let hidden = self.rounds(pairs * dim.div_ceil(wide), wide, tiles * TILE);
+            let head = self.rounds(tiles * across, TILE, rows);
+            self.rounds(pairs * tiles, TILE, dim)
+                + if self.dh { hidden } else { 0 }
+                + if self.dw { head } else { 0 }
+        };
+        let most = columns / TILE;
+        let faster = |x: usize, y: usize| time(x) * (y as u128) < time(y) * (x as u128);
+        let best = (most / 2..most).rev().filter(|&x| x > 0);
+        best.fold(most, |best, x| if faster(x, best) { x } else { best }) * TILE
     }
 
     /// Bytes of a node of the tree for a token: `Node` of `cross_entropy.cuh`.
@@ -113,6 +143,11 @@ impl Plan {
         // A plane also holds the leaves of a group of tiles.
         let least = if asked.tensor { 2 * TILE } else { TILE };
         let columns = columns.clamp(least.min(all_columns), all_columns);
+        let columns = if asked.tensor && columns < all_columns {
+            asked.whole_rounds(rows, dim, columns)
+        } else {
+            columns
+        };
         Some(Plan {
             rows,
             columns,
@@ -131,8 +166,15 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const ALL: Asked =
-        Asked { dh: true, dw: true, dbias: true, wide: false, second: false, tensor: false };
+    const ALL: Asked = Asked {
+        dh: true,
+        dw: true,
+        dbias: true,
+        wide: false,
+        second: false,
+        tensor: false,
+        side_by_side: 0,
+    };
 
     fn bytes(plan: &Plan, planes: usize) -> usize {
         planes * plan.plane + plan.nodes + plan.hidden + plan.head + plan.head_bias
@@ -156,6 +198,16 @@ mod tests {
             assert!(plan.columns >= WIDE, "{plan:?}");
             assert_eq!(plan.apart, !wide);
         }
+    }
+
+    #[test]
+    fn chunks_on_tensor_cores_end_with_a_whole_round_of_tiles() {
+        // 66 tiles of classes are 32 rounds of 32 × 66 tiles, and 9 of 66 × 9.
+        let asked = Asked { tensor: true, side_by_side: 66, dbias: false, ..ALL };
+        let plan = Plan::new((8192, 2304, 256_000), asked, 512 << 20).unwrap();
+        assert_eq!((plan.rows, plan.columns), (8192, 66 * TILE));
+        assert_eq!(asked.columns_of_hidden(8192, 2304), 192);
+        assert_eq!(asked.columns_of_hidden(8192, 4096), TILE);
     }
 
     #[test]

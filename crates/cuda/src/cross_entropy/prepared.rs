@@ -105,7 +105,8 @@ impl<'a> Prepared<'a> {
         // What fills the rows of dh of ignored tokens, if they need not begin and end with whole words.
         parts.load_moves(inputs.is_none() && ignores && storage != Dtype::F32)?;
         let hopper = choose(&parts, problem, options)?;
-        let asked = Asked { tensor: hopper.is_some(), ..asked };
+        let side_by_side = parts.device().multiprocessors / 2;
+        let asked = Asked { tensor: hopper.is_some(), side_by_side, ..asked };
         let sizes = (problem.tokens, problem.dim, problem.vocab);
         let plan = Plan::new(sizes, asked, options.memory_budget)?;
         let rooms = Rooms::new(&plan, asked, problem.tokens, &mut layout)?;

@@ -231,7 +231,7 @@ impl Run<'_, '_> {
             return Ok(());
         };
         let vocab = self.call.vocab as usize;
-        let each = Hopper::leaf_columns(plan.plane, plan.rows, vocab);
+        let each = Hopper::leaf_columns(&self.call, plan.plane);
         chunks(vocab, each).try_for_each(|classes| {
             hopper.totals(&self.job.queue, &self.chunk(tokens, &classes), h)
         })
@@ -267,7 +267,11 @@ impl Run<'_, '_> {
         let ends = i32::from(classes.end == call.vocab as usize);
         let call = Call { begins, ends, ..*call };
         match &self.job.prepared.hopper {
-            Some(hopper) => hopper.hidden(&self.job.queue, &call, self.scale_of(&call)),
+            Some(hopper) => {
+                let Prepared { asked, plan, .. } = self.job.prepared;
+                let wide = asked.columns_of_hidden(plan.rows, call.dim as usize);
+                hopper.hidden(&self.job.queue, &call, self.scale_of(&call), wide)
+            }
             None => self.launch("hidden", tiles(call.count) * tiles(call.dim), 256, &call),
         }
     }

@@ -1,4 +1,4 @@
-// Clusters of blocks, tensors of two axes in the copy engine, and products 256 columns wide: beside feed.cuh and wgmma.cuh.
+// Clusters of blocks, tensors of two axes in the copy engine, and products 192 and 256 columns wide: beside feed.cuh and wgmma.cuh.
 
 // ---- clusters ------------------------------------------------------------------------------------------------------
 DEV u32 cluster_rank() { u32 r; asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(r)); return r; }
@@ -31,5 +31,7 @@ DEV void load2_multicast(u32 to, const TensorMap* m, u32 b, int column, int row,
 // ---- wgmma ---------------------------------------------------------------------------------------------------------
 #define LIST96 LIST64 ",%64,%65,%66,%67,%68,%69,%70,%71,%72,%73,%74,%75,%76,%77,%78,%79,%80,%81,%82,%83,%84,%85,%86,%87,%88,%89,%90,%91,%92,%93,%94,%95"
 #define LIST128 LIST96 ",%96,%97,%98,%99,%100,%101,%102,%103,%104,%105,%106,%107,%108,%109,%110,%111,%112,%113,%114,%115,%116,%117,%118,%119,%120,%121,%122,%123,%124,%125,%126,%127"
+#define ACC96(d) ACC64(d), ACC8(d, 64), ACC8(d, 72), ACC8(d, 80), ACC8(d, 88)
 #define ACC128(d) ACC64(d), ACC8(d, 64), ACC8(d, 72), ACC8(d, 80), ACC8(d, 88), ACC8(d, 96), ACC8(d, 104), ACC8(d, 112), ACC8(d, 120)
+MMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
 MMA(256, 128, 128, 129, 130, 131, 132, 133, 134)

@@ -112,7 +112,7 @@ DEV Sums relative(const Node& x, float m) {
   if (x.m == m) return {x.l, x.u, x.s};                              // also where inf - inf is no shift
   if (x.m == -INF) return {0, 0, x.s - weigh(x.weight, m)};          // (-inf) * 0 is no entropy
   float shift = x.m - m, k = weight(x.m, m);
-  return {k * x.l, k == 0 ? 0 : k * (x.u + shift * x.l), x.s + weigh(x.weight, shift)};
+  return {__fmul_rn(k, x.l), k == 0 ? 0 : k * (x.u + shift * x.l), x.s + weigh(x.weight, shift)};
 }
 #if SECOND
 DEV Sums relative_motion(const Node& x, float m, float motion) {

@@ -12,6 +12,7 @@ struct Filter {
   float *by_token, *by_class;  // of the chunk: [tokens][tiles of classes], [tiles of tokens][columns]
   float *dh, *dw;              // B [T] and C [V]
   float eps, most_dh, most_dw;
+  int diagonal;                // of `choose`
 };
 
 // A sum of at most 257 terms, rounded to nearest, is at most this; so is what a few roundings make of it.
@@ -108,33 +109,26 @@ extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant_
   }
 }
 
-// One block: of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of
-// tokens. A thread has a class of the tile, half of them a token of the band.
+// Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of tokens. So those of
+// a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a class of the tile, half of
+// them a token of the band.
 extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ Filter f) {
   const Call& c = f.c;
   const int t = threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
-#pragma unroll 1
-  for (int band = 0; band * SIDE < count; band++) {
-    const int row = band * SIDE + t;
-    const bool has_token = t < SIDE && row < count;
-    const int index = has_token ? c.tokens[c.first_token + row].index : 0;
-    float of_token = has_token ? f.dh[index] : 0;
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; tile++) {
-      const i64 flag = flag_of(c, band, tile);
-      const int v = tile * TILE + t;
-      const bool has_class = v < c.classes, may = f.left_out[flag] != 0;
-      const float b = has_token && may ? up(of_token + f.by_token[(i64)row * tiles + tile]) : 0;
-      const float d = has_class && may ? up(f.dw[c.first_class + v] + f.by_class[(i64)band * c.columns + v]) : 0;
-      const bool kept = __syncthreads_or(!may || !(b <= f.most_dh) || !(d <= f.most_dw));
-      if (!kept) {
-        if (has_token) of_token = b;
-        if (has_class) f.dw[c.first_class + v] = d;
-      } else if (t == 0) {
-        f.left_out[flag] = 0;
-      }
-    }
-    if (has_token) f.dh[index] = of_token;
+  const int band = max(0, f.diagonal - tiles + 1) + blockIdx.x, tile = f.diagonal - band, row = band * SIDE + t, v = tile * TILE + t;
+  if (tile < 0 || band * SIDE >= count) return;
+  const i64 flag = flag_of(c, band, tile);
+  if (!f.left_out[flag]) return;
+  const bool has_token = t < SIDE && row < count, has_class = v < c.classes;
+  float* const of_token = &f.dh[has_token ? c.tokens[c.first_token + row].index : 0];
+  float* const of_class = &f.dw[c.first_class + (has_class ? v : 0)];
+  const float b = has_token ? up(*of_token + f.by_token[(i64)row * tiles + tile]) : 0;
+  const float d = has_class ? up(*of_class + f.by_class[(i64)band * c.columns + v]) : 0;
+  if (__syncthreads_or(!(b <= f.most_dh) || !(d <= f.most_dw))) {
+    if (t == 0) f.left_out[flag] = 0;
+    return;
   }
+  if (has_token) *of_token = b;
+  if (has_class) *of_class = d;
 }
 #endif

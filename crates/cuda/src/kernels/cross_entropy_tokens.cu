@@ -1,25 +1,20 @@
 // The tokens that count, and by what their losses are divided (C10), of one block: targets may lie where no host looks.
-constexpr int TOKEN_THREADS = 1024, TOKENS_EACH = 4;
+constexpr int TOKEN_THREADS = 1024, TOKEN_WARPS = TOKEN_THREADS / 32, TOKENS_EACH = 4;
 
-// What comes before the thread's n, and the sum of all.
+// What comes before the warp's n, and the sum of all.
 struct Before { int own, all; };
-DEV Before before(int n, int (&warps)[TOKEN_THREADS / 32]) {
+DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-  int sum = n;
+  __syncthreads();
+  if (lane == 0) warps[warp] = n;
+  __syncthreads();
+  int sum = warps[lane];
 #pragma unroll
   for (int d = 1; d < 32; d *= 2) {
-    int other = __shfl_up_sync(~0u, sum, d);
+    const int other = __shfl_up_sync(~0u, sum, d);
     if (lane >= d) sum += other;
   }
-  __syncthreads();
-  if (lane == 31) warps[warp] = sum;
-  __syncthreads();
-  Before b = {sum - n, 0};
-  for (int w = 0; w < TOKEN_THREADS / 32; w++) {
-    if (w == warp) b.own += b.all;
-    b.all += warps[w];
-  }
-  return b;
+  return {__shfl_sync(~0u, sum, warp) - n, __shfl_sync(~0u, sum, 31)};
 }
 
 // The sum of what all threads have, pairs of halves first. Thread 0 has it.
@@ -50,27 +45,29 @@ DEV Token token_of(const Call& c, int i, i64 target) {
 }
 
 extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_constant__ Call c) {
-  __shared__ int warps[TOKEN_THREADS / 32];
+  __shared__ int warps[TOKEN_WARPS];
   __shared__ double sums[TOKEN_THREADS];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int counted = 0;
 #pragma unroll 1
   for (int first = 0; first < c.all; first += TOKEN_THREADS * TOKENS_EACH) {
+    const int own = first + warp * 32 * TOKENS_EACH + lane;
     i64 target[TOKENS_EACH];
+    u32 counts[TOKENS_EACH];  // a bit for each lane
     int n = 0;
 #pragma unroll
-    for (int e = 0; e < TOKENS_EACH; e++) {
-      const int i = first + threadIdx.x * TOKENS_EACH + e;
-      target[e] = i < c.all ? c.targets[i] : c.ignore_index;
-      n += target[e] != c.ignore_index;
-    }
+    for (int e = 0; e < TOKENS_EACH; e++) target[e] = own + 32 * e < c.all ? c.targets[own + 32 * e] : c.ignore_index;
+#pragma unroll
+    for (int e = 0; e < TOKENS_EACH; e++) n += __popc(counts[e] = __ballot_sync(~0u, target[e] != c.ignore_index));
     const Before b = before(n, warps);
     int at = counted + b.own;
 #pragma unroll
-    for (int e = 0; e < TOKENS_EACH; e++) {
+    for (int e = 0; e < TOKENS_EACH; at += __popc(counts[e]), e++) {
       if (target[e] == c.ignore_index) continue;
-      c.tokens[at] = token_of(c, first + threadIdx.x * TOKENS_EACH + e, target[e]);
-      c.picked[2 * at] = c.picked[2 * at + 1] = __int_as_float(0x7fffffff);  // where no tile of classes has the target
-      at++;
+      const int to = at + __popc(counts[e] & ((1u << lane) - 1));
+      c.tokens[to] = token_of(c, own + 32 * e, target[e]);
+      const float none = __int_as_float(0x7fffffff);  // where no tile of classes has the target
+      ((float2*)c.picked)[to] = make_float2(none, none);
     }
     counted += b.all;
   }

@@ -1,6 +1,6 @@
 // Linear cross-entropy on the tensor cores of compute capability 9.0.
 //
-// One loop serves four kernels. A block computes tiles of 128 x 256 of a product; its rows are
+// One loop serves four kernels. A block computes tiles of 128 x 256, or 128 x 192, of a product; its rows are
 //
 //   leaves    tokens, its columns classes: of h w^T only the nodes of the tree leave the chip   (C1), (C2), (C33)
 //   gradient  the same; da goes to memory in the storage type, for a chunk of classes           (C15), (C16)
@@ -13,13 +13,18 @@
 //
 // Order of tiles: GROUP pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
 enum Kind { LEAVES, GRADIENT, HIDDEN, HEAD };
-constexpr int ROWS = 128, COLUMNS = 256, STEP = 64, STAGES = 4, GROUP = 16, PANEL = 64 * 128;
-constexpr u32 A_BYTES = ROWS * STEP * 2, B_BYTES = COLUMNS * STEP * 2, STAGE = A_BYTES + B_BYTES;
-// Dynamic shared memory: 1024 + AT_BARRIERS + 16 * STAGES, as `shared_bytes` says.
-template <Kind K> constexpr u32 AT_BARRIERS = STAGES * STAGE + (K == GRADIENT ? 4 * PANEL : 0);
+constexpr int ROWS = 128, STEP = 64, GROUP = 16, PANEL = 64 * 128;
+// Tiles so many columns wide, in stages of STEP of the reduction.
+template <Kind K, int COLUMNS> struct Stages {
+  static constexpr int COUNT = COLUMNS == 256 ? 4 : 5;
+  static constexpr u32 A = ROWS * STEP * 2, B = COLUMNS * STEP * 2, BYTES = A + B;
+  // Two panels for each warpgroup, from which tiles are stored.
+  static constexpr u32 AT_STORE = COUNT * BYTES, AT_BARRIERS = AT_STORE + (K == GRADIENT || K == HEAD ? 4 * PANEL : 0);
+  // Dynamic shared memory: 1024 + AT_BARRIERS + 16 * COUNT, as `shared_bytes` says.
+};
 
 struct Product {
-  TensorMap a, b, out;  // of the chunk: h and w; da and w; da and h. out: da, of `gradient`
+  TensorMap a, b, out;  // of the chunk: h and w; da and w; da and h. out: da, of `gradient`; dw, of `head`
   Call c;
   void* leaves;         // [tiles of the chunk][tokens of the chunk]
   const element* from;  // of `bias`: da; of `gather`: h
@@ -34,49 +39,49 @@ template <Kind K> DEV int row_count(const Call& c, int count) { return K == HEAD
 template <Kind K> DEV int column_count(const Call& c) { return K < HIDDEN ? c.classes : c.dim; }
 template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
 
-DEV Corner corner(int t, int pairs, int columns) {
+template <int COLUMNS> DEV Corner corner(int t, int pairs, int columns) {
   int per_group = GROUP * columns, g = t / per_group, r = t - g * per_group, tall = min(GROUP, pairs - g * GROUP), c = r / tall;
   return {((g * GROUP + r - c * tall) * 2 + (int)cluster_rank()) * ROWS, c * COLUMNS};
 }
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
-template <Kind K> DEV void produce(u32 base, const Product& x, int count, int pairs, int columns) {
+template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int count, int pairs, int columns) {
+  typedef Stages<K, COLUMNS> S;
   u32 stage = 0, phase = 1;
   const u32 rank = cluster_rank();
   const int length = reduction<K>(x.c, count);
 #pragma unroll 1
   for (int t = blockIdx.x / 2; t < pairs * columns; t += gridDim.x / 2) {
-    const Corner at = corner(t, pairs, columns);
+    const Corner at = corner<COLUMNS>(t, pairs, columns);
 #pragma unroll 1
     for (int k = 0; k < length; k += STEP) {
-      const u32 full = base + AT_BARRIERS<K> + 8 * stage, to = base + stage * STAGE;
-      wait(full + 8 * STAGES, phase);  // both blocks have released it: the other's half lands here too
-      expect_bytes(full, STAGE);
+      const u32 full = base + S::AT_BARRIERS + 8 * stage, to = base + stage * S::BYTES, to_b = to + S::A;
+      wait(full + 8 * S::COUNT, phase);  // both blocks have released it: the other's half lands here too
+      expect_bytes(full, S::BYTES);
       if (K == HEAD) load2(to, &x.a, full, at.row, k), load2(to + PANEL, &x.a, full, at.row + 64, k);
       else load2(to, &x.a, full, k, at.row);
       if (K < HIDDEN) {
-        load2_multicast(to + A_BYTES + rank * (B_BYTES / 2), &x.b, full, k, at.column + rank * (COLUMNS / 2), 3);
+        load2_multicast(to_b + rank * (S::B / 2), &x.b, full, k, at.column + rank * (COLUMNS / 2), 3);
       } else {
-#pragma unroll
-        for (int i = 0; i < 2; i++) {
-          const int panel = 2 * rank + i;
-          load2_multicast(to + A_BYTES + panel * PANEL, &x.b, full, at.column + 64 * panel, k, 3);
-        }
+        auto panel = [&](int n) { load2_multicast(to_b + n * PANEL, &x.b, full, at.column + 64 * n, k, 3); };
+        panel(rank);
+        if (COLUMNS == 256) panel(2 + rank);
+        else if ((k / STEP & 1) == rank) panel(2);  // of three panels the last one in turns
       }
-      if (++stage == STAGES) stage = 0, phase ^= 1;
+      if (++stage == S::COUNT) stage = 0, phase ^= 1;
     }
   }
 }
 
 // ---- multiply --------------------------------------------------------------------------------------------------------
 // One step of 64 of a warpgroup's 64 rows.
-template <Kind K> DEV void step(float (&z)[COLUMNS / 2], u32 a, u32 b, int group, bool add) {
+template <Kind K, int COLUMNS> DEV void step(float (&z)[COLUMNS / 2], u32 a, u32 b, bool add) {
+  constexpr int A = K == HEAD ? MN_MAJOR : K_MAJOR, B = K < HIDDEN ? K_MAJOR : MN_MAJOR;
 #pragma unroll
   for (int i = 0; i < STEP / 16; i++) {
-    const int more = add || i;
-    if (K < HIDDEN) Mma<COLUMNS>::ss<K_MAJOR, K_MAJOR>(z, k_major(a + group * PANEL + 32 * i), k_major(b + 32 * i), more);
-    else if (K == HIDDEN) Mma<COLUMNS>::ss<K_MAJOR, MN_MAJOR>(z, k_major(a + group * PANEL + 32 * i), mn_major(b + 2048 * i, PANEL), more);
-    else Mma<COLUMNS>::ss<MN_MAJOR, MN_MAJOR>(z, mn_major(a + group * PANEL + 2048 * i, PANEL), mn_major(b + 2048 * i, PANEL), more);
+    const u64 x = A == MN_MAJOR ? mn_major(a + 2048 * i, PANEL) : k_major(a + 32 * i);
+    const u64 y = B == MN_MAJOR ? mn_major(b + 2048 * i, PANEL) : k_major(b + 32 * i);
+    Mma<COLUMNS>::template ss<A, B>(z, x, y, add || i);
   }
 }
 
@@ -86,14 +91,14 @@ DEV int column_of(int j, int e) { return 8 * j + 2 * (threadIdx.x & 3) + e; }
 // Calls f(i, class) for each accumulator of a row in the chunk's columns from `first` on; i counts from the row's first.
 template <class F> DEV void each_class(int first, F f) {
 #pragma unroll
-  for (int j = 0; j < COLUMNS / 8; j++)
+  for (int j = 0; j < TILE / 8; j++)
 #pragma unroll
     for (int e = 0; e < 2; e++) f(4 * j + e, first + column_of(j, e));
 }
-DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < COLUMNS); }
+DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < TILE); }
 
 // (C1), (C2): logits in place of the accumulators of both rows. What a problem does not have takes no time, here as below.
-DEV void link(const Call& c, float (&z)[COLUMNS / 2], int first) {
+DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
   if (c.bias)
     each_class(first, [&](int i, int v) {
       const float bias = v < c.classes ? read(c.bias[c.first_class + v]) : 0;
@@ -101,36 +106,51 @@ DEV void link(const Call& c, float (&z)[COLUMNS / 2], int first) {
     });
   if (c.ratio != 0 || c.factor != 1)
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) z[i] = logit(c, z[i]);
+    for (int i = 0; i < TILE / 2; i++) z[i] = logit(c, z[i]);
 }
 
 // ---- leaves ----------------------------------------------------------------------------------------------------------
-// (C33) of a row, whose logits of a tile of classes four lanes share. What lies beyond the last class is -inf.
-DEV Node leaf(const Call& c, const float* z, int first) {
-  Node n = {};
-  float m[2] = {-INF, -INF}, l[2] = {}, u = 0, s = 0, w = 0;
-  each_class(first, [&](int i, int) { m[i & 1] = max_nan(m[i & 1], z[i]); });
-  n.m = max_nan(m[0], m[1]);
+// Whether leaves have no more than m and l.
+DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
+
+// m of (C33) of both rows, whose logits of a tile of classes four lanes share.
+DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
+  float m[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
-  for (int lane = 1; lane < 4; lane *= 2) n.m = max_nan(n.m, __shfl_xor_sync(~0u, n.m, lane));
-  const float from = n.m == -INF ? 0 : n.m;
+  for (int i = 0; i < TILE / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
+#pragma unroll
+  for (int r = 0; r < 2; r++) largest[r] = max_nan(m[2 * r], m[2 * r + 1]);
+#pragma unroll
+  for (int lane = 1; lane < 4; lane *= 2)
+#pragma unroll
+    for (int r = 0; r < 2; r++) largest[r] = max_nan(largest[r], __shfl_xor_sync(~0u, largest[r], lane));
+}
+// What differences to m are made of: 0 where no class has a weight.
+DEV float origin(float m) { return m == -INF ? 0 : m; }
+
+// (C33) of a row, given m. What lies beyond the last class is -inf.
+DEV Node leaf(const Call& c, const float* z, float m, int first) {
+  Node n = {};
+  n.m = m;
+  const float from = origin(m);
+  float l[2] = {};
   each_class(first, [&](int i, int) { l[i & 1] += weight(z[i], from); });
   n.l = quad_sum(l[0] + l[1]);
   if (c.entropy) {
-    each_class(first, [&](int i, int) { u += weight(z[i], from) * at_least(z[i] - from); });
-    n.u = quad_sum(u);
+    each_class(first, [&](int i, int) { n.u += weight(z[i], from) * at_least(z[i] - from); });
+    n.u = quad_sum(n.u);
   }
   if (c.smoothing > 0) {
     each_class(first, [&](int i, int v) {
       const float cw = v >= c.classes ? 0 : c.class_weights ? c.class_weights[c.first_class + v] : 1;
-      w += cw, s += weigh(cw, z[i] - from);
+      n.weight += cw, n.s += weigh(cw, z[i] - from);
     });
-    n.s = quad_sum(s), n.weight = quad_sum(w);
+    n.s = quad_sum(n.s), n.weight = quad_sum(n.weight);
   }
   if (c.argmax) {
     int best = 0x7fffffff;
     each_class(first, [&](int i, int v) {
-      if (v < best && (z[i] == n.m || is_nan(z[i]))) best = v;
+      if (v < best && (z[i] == m || is_nan(z[i]))) best = v;
     });
 #pragma unroll
     for (int lane = 1; lane < 4; lane *= 2) best = min(best, __shfl_xor_sync(~0u, best, lane));
@@ -139,26 +159,38 @@ DEV Node leaf(const Call& c, const float* z, int first) {
   return n;
 }
 
-// Whether leaves have no more than m and l.
-DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
+// What is known of both rows of a thread before they are multiplied.
+struct Rows { int target[2]; Pull pull[2]; };
 
-DEV void write_leaves(const Product& x, float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
+DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count) {
   const Call& c = x.c;
   link(c, z, at.column);
-  if (at.column + COLUMNS > c.classes)
+  if (at.column + TILE > c.classes)
     each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
 #pragma unroll
+  for (int r = 0; r < 2; r++)
+    if (any_target(rows.target[r], at.column))
+      each_class(at.column, [&](int k, int v) { if (v == rows.target[r]) c.picked[2 * (c.first_token + row + 8 * r)] = z[2 * r + k]; });
+  float m[2];
+  find_largest(z, m);
+  const i64 to = (i64)(at.column / TILE) * c.count + row;
+  auto writes = [&](int r) { return lane_id() % 4 == 0 && row + 8 * r < count; };
+  if (!is_short(c)) {
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const Node n = leaf(c, z + 2 * r, m[r], at.column);
+      if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
+    }
+    return;
+  }
+  // Both rows at once: their exponentials follow one another without a gap.
+  float l[4] = {};
+#pragma unroll
+  for (int i = 0; i < TILE / 2; i++) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
+#pragma unroll
   for (int r = 0; r < 2; r++) {
-    const int i = row + 8 * r;
-    const bool there = i < count;
-    const int target = there ? c.tokens[c.first_token + i].target - c.first_class : -1;
-    if (any_target(target, at.column))
-      each_class(at.column, [&](int k, int v) { if (v == target) c.picked[2 * (c.first_token + i)] = z[2 * r + k]; });
-    const Node n = leaf(c, z + 2 * r, at.column);
-    if (lane_id() % 4 || !there) continue;
-    const i64 to = (i64)(at.column / COLUMNS) * c.count + i;
-    if (is_short(c)) ((float2*)x.leaves)[to] = make_float2(n.m, n.l);
-    else ((Node*)x.leaves)[to] = n;
+    const float sum = quad_sum(l[2 * r] + l[2 * r + 1]);
+    if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], sum);
   }
 }
 
@@ -210,24 +242,12 @@ DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target)
     });
   }
   if (any_target(target, first)) each_class(first, [&](int i, int v) { if (v == target) z[i] = y.own; });
-  if (first + COLUMNS > c.classes) each_class(first, [&](int i, int v) { if (v >= c.classes) z[i] = 0; });
+  if (first + TILE > c.classes) each_class(first, [&](int i, int v) { if (v >= c.classes) z[i] = 0; });
 }
 
-DEV void write_gradients(const Product& x, float (&z)[COLUMNS / 2], const Corner& at, int row, int count, u32 to, int group) {
-  const Call& c = x.c;
+// Stores the 64 x 256 of a warpgroup in the storage type, in halves.
+DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id();
-  const float scale = scale_of(x);
-  link(c, z, at.column);
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int i = row + 8 * r;
-    Pull y = {};
-    int target = -1;
-    if (i < count) y = scaled(c.pulls[c.first_token + i], scale), target = c.tokens[c.first_token + i].target - c.first_class;
-    pull_row(c, z + 2 * r, y, at.column, target);
-    // `head` multiplies whole steps: rows without a token are 0.
-    if (i >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });
-  }
 #pragma unroll
   for (int half = 0; half < 2; half++) {
     if (threadIdx.x % 128 == 0) store_wait_read();
@@ -242,17 +262,27 @@ DEV void write_gradients(const Product& x, float (&z)[COLUMNS / 2], const Corner
     named_sync(1 + group, 128);
     if (threadIdx.x % 128 == 0) {
       const int column = at.column + half * 128, first = at.row + group * 64;
-      store2(&x.out, to, column, first), store2(&x.out, to + PANEL, column + 64, first);
+      store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
       store_commit();
     }
   }
 }
 
+DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count) {
+  const Call& c = x.c;
+  link(c, z, at.column);
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    pull_row(c, z + 2 * r, rows.pull[r], at.column, rows.target[r]);
+    // `head` multiplies whole steps: rows without a token are 0.
+    if (row + 8 * r >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });
+  }
+}
+
 // ---- gradients of operands -------------------------------------------------------------------------------------------
 // Adds what the chunks before have summed; writes the sum, or the gradient after the last chunk.
-template <Kind K> DEV void write_product(const Product& p, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
+template <Kind K, int COLUMNS> DEV void write_product(const Product& p, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
   const Call& c = p.c;
-  const float unscale = unscale_of(p);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + 8 * r;
@@ -265,8 +295,6 @@ template <Kind K> DEV void write_product(const Product& p, const float (&z)[COLU
       const int column = at.column + column_of(j, 0);
       if (column >= c.dim) continue;
       float2 x = make_float2(z[4 * j + 2 * r], z[4 * j + 2 * r + 1]);
-      if (K == HEAD && count == 0) x = make_float2(0, 0);  // nothing was multiplied
-      if (SCALED) x.x *= unscale, x.y *= unscale;
       if (!c.begins) {
         const float2 y = *(const float2*)(kept + column);
         x.x += y.x, x.y += y.y;
@@ -280,111 +308,156 @@ template <Kind K> DEV void write_product(const Product& p, const float (&z)[COLU
 }
 
 // ---- the loop --------------------------------------------------------------------------------------------------------
-template <Kind K> DEV void consume(u32 base, const Product& x, int count, int pairs, int columns) {
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(x.c, count);
-  const u32 full = base + AT_BARRIERS<K>, empty = full + 8 * STAGES;
+template <Kind K> DEV Rows read_rows(const Product& x, int row, int count) {
+  const Call& c = x.c;
+  Rows rows = {};
+  if (K >= HIDDEN) return rows;
+  const float scale = K == GRADIENT ? scale_of(x) : 1;
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int i = row + 8 * r;
+    rows.target[r] = -1;
+    if (i >= count) continue;
+    rows.target[r] = c.tokens[c.first_token + i].target - c.first_class;
+    if (K == GRADIENT) rows.pull[r] = scaled(c.pulls[c.first_token + i], scale);
+  }
+  return rows;
+}
+
+template <Kind K, int COLUMNS> DEV void consume(u32 base, const Product& x, int count, int pairs, int columns) {
+  typedef Stages<K, COLUMNS> S;
+  const Call& c = x.c;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(c, count);
+  const u32 full = base + S::AT_BARRIERS, empty = full + 8 * S::COUNT, store = base + S::AT_STORE + group * 2 * PANEL;
   u32 stage = 0, phase = 0;
   auto release = [&](u32 i) { if (lane < 2) arrive_cluster(empty + 8 * i, lane); };
 #pragma unroll 1
   for (int t = blockIdx.x / 2; t < pairs * columns; t += gridDim.x / 2) {
-    const Corner at = corner(t, pairs, columns);
+    const Corner at = corner<COLUMNS>(t, pairs, columns);
     const int row = at.row + group * 64 + warp * 16 + lane / 4;
+    const Rows rows = read_rows<K>(x, row, count);
     float z[COLUMNS / 2];
     u32 before = 0;
 #pragma unroll 1
     for (int k = 0; k < length; k += STEP) {
-      const u32 a = base + stage * STAGE;
+      const u32 a = base + stage * S::BYTES;
       wait(full + 8 * stage, phase);
       pin(z), mma_begin();
-      step<K>(z, a, a + A_BYTES, group, k > 0);
+      step<K, COLUMNS>(z, a + group * PANEL, a + S::A, k > 0);
       mma_commit(), mma_wait<1>(), pin(z);  // the step before is done: its stage is free
       if (k) release(before);
       before = stage;
-      if (++stage == STAGES) stage = 0, phase ^= 1;
+      if (++stage == S::COUNT) stage = 0, phase ^= 1;
     }
     mma_wait<0>(), pin(z);
-    release(before);
-    if (K == LEAVES) write_leaves(x, z, at, row, count);
-    else if (K == GRADIENT) write_gradients(x, z, at, row, count, base + STAGES * STAGE + group * 2 * PANEL, group);
-    else write_product<K>(x, z, at, row, count);
+    if (length) release(before);
+    if constexpr (K == LEAVES) {
+      write_leaves(x, z, rows, at, row, count);
+    } else if constexpr (K == GRADIENT) {
+      find_gradients(x, z, rows, at, row, count);
+      store_tile(&x.out, z, at, store, group);
+    } else {
+      const float unscale = unscale_of(x);
+#pragma unroll
+      for (int i = 0; i < COLUMNS / 2; i++) z[i] = length ? SCALED ? z[i] * unscale : z[i] : 0;
+      if constexpr (K == HEAD) {
+        // Where nothing is to be added and rows are of the storage type, the copy engine writes them.
+        if (c.begins && c.ends && !c.wide) {
+          store_tile(&x.out, z, at, store, group);
+          continue;
+        }
+      }
+      write_product<K, COLUMNS>(x, z, at, row, count);
+    }
   }
-  if (K == GRADIENT && threadIdx.x % 128 == 0) store_wait();
+  if (S::AT_STORE != S::AT_BARRIERS && threadIdx.x % 128 == 0) store_wait();
 }
 
-template <Kind K> DEV void run(const Product& x) {
+template <Kind K, int COLUMNS> DEV void run(const Product& x) {
+  typedef Stages<K, COLUMNS> S;
   extern __shared__ char bytes[];
   const u32 base = (shared(bytes) + 1023) & ~1023u;  // the same in both blocks
   const int count = count_of(x.c);
   const int pairs = (row_count<K>(x.c, count) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
   if (threadIdx.x == 0) {
     prefetch(&x.a), prefetch(&x.b);
-    const u32 full = base + AT_BARRIERS<K>;
-    for (int i = 0; i < STAGES; i++) barrier_init(full + 8 * i, 1), barrier_init(full + 8 * STAGES + 8 * i, 2 * 8);
+    const u32 full = base + S::AT_BARRIERS;
+    for (int i = 0; i < S::COUNT; i++) barrier_init(full + 8 * i, 1), barrier_init(full + 8 * S::COUNT + 8 * i, 2 * 8);
     barrier_init_fence();
   }
   cluster_sync();  // no block sends before the other's barriers exist
   if (threadIdx.x < 128) {
     registers_down<40>();
-    if (threadIdx.x == 0) produce<K>(base, x, count, pairs, columns);
+    if (threadIdx.x == 0) produce<K, COLUMNS>(base, x, count, pairs, columns);
   } else {
     registers_up<232>();
-    consume<K>(base, x, count, pairs, columns);
+    consume<K, COLUMNS>(base, x, count, pairs, columns);
   }
   cluster_sync();  // no block leaves while the other may still arrive at its barriers
 }
 
 #define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-KERNEL leaves(const __grid_constant__ Product x) { run<LEAVES>(x); }
-KERNEL gradient(const __grid_constant__ Product x) { run<GRADIENT>(x); }
-KERNEL hidden(const __grid_constant__ Product x) { run<HIDDEN>(x); }
-KERNEL head(const __grid_constant__ Product x) { run<HEAD>(x); }
+KERNEL leaves(const __grid_constant__ Product x) { run<LEAVES, 256>(x); }
+KERNEL gradient(const __grid_constant__ Product x) { run<GRADIENT, 256>(x); }
+KERNEL hidden(const __grid_constant__ Product x) { run<HIDDEN, 256>(x); }
+KERNEL hidden_192(const __grid_constant__ Product x) { run<HIDDEN, 192>(x); }
+KERNEL head(const __grid_constant__ Product x) { run<HEAD, 256>(x); }
 
 // ---- beside the products ---------------------------------------------------------------------------------------------
-// The node of the tiles of a warp's lanes, of which there are `tiles`, in lane 0.
-template <class T> DEV T of_next(T x, int lanes) { return __shfl_down_sync(~0u, x, lanes); }
-DEV Node group_node(const Call& c, Node n, int tiles) {
-  const bool is_short = ::is_short(c);
-#pragma unroll
-  for (int lanes = 1; lanes < 32; lanes *= 2) {
-    Node other = n;
-    other.m = of_next(n.m, lanes), other.l = of_next(n.l, lanes);
-    if (!is_short) {
-      other.u = of_next(n.u, lanes), other.s = of_next(n.s, lanes);
-      other.weight = of_next(n.weight, lanes), other.argmax = of_next(n.argmax, lanes);
-    }
-    if ((int)lane_id() + lanes < tiles) n = combined(n, other);
+// (C34) of m and l alone, with the bits of `combined`.
+DEV float2 combined(float2 x, float2 y) {
+  const float m = exceeds(y.x, x.x) ? y.x : x.x;
+  auto l = [&](float2 n) { return n.x == m ? n.y : n.x == -INF ? 0 : __fmul_rn(weight(n.x, m), n.y); };
+  return make_float2(m, l(x) + l(y));
+}
+// The tree's node of N leaves that lie `count` numbers apart, of which some are there.
+template <int N, class T> DEV T node_of(const T* leaves, int count, int there) {
+  if constexpr (N == 1) {
+    return *leaves;
+  } else {
+    const T left = node_of<N / 2>(leaves, count, there);
+    if (there <= N / 2) return left;
+    return combined(left, node_of<N / 2>(leaves + (i64)(N / 2) * count, count, there - N / 2));
   }
-  return n;
+}
+constexpr int NODE = 32;  // leaves of a node
+template <class T> DEV void put_node(T* leaves, int count, int there) {
+  *leaves = there >= NODE ? node_of<NODE>(leaves, count, NODE) : node_of<NODE>(leaves, count, there);
 }
 
-// Puts the leaves of the chunk into the tree, 32 tiles at a time, of 32 tokens. They are read with a token a lane and put
-// together with a tile a lane; then the nodes of 32 tiles are put into the tree with a token a lane.
-extern "C" __global__ void __launch_bounds__(256) tree(const __grid_constant__ Product x) {
-  __shared__ Node leaves[32][33], nodes[32];
+// Puts 32 leaves of a token together, in place of the first of them. A thread has a token and 32 tiles of classes.
+extern "C" __global__ void __launch_bounds__(128) nodes(const __grid_constant__ Product x) {
   const Call& c = x.c;
-  const int tiles = (c.classes + TILE - 1) / TILE, warp = threadIdx.x / 32, lane = lane_id(), first = blockIdx.x * 32;
-  const int count = count_of(c);
-  for (int group = 0; group < tiles; group += 32) {
-    __syncthreads();
-    for (int n = warp; n < 32; n += 8) {
-      if (group + n >= tiles || first + lane >= count) continue;
-      const i64 at = (i64)(group + n) * c.count + first + lane;
-      Node leaf = {};
-      if (is_short(c)) {
-        const float2 y = ((const float2*)x.leaves)[at];
-        leaf.m = y.x, leaf.l = y.y;
-      } else {
-        leaf = ((const Node*)x.leaves)[at];
-      }
-      leaves[n][lane] = leaf;
-    }
-    __syncthreads();
-    for (int n = warp; n < 32 && first + n < count; n += 8) {
-      Node node = group_node(c, leaves[lane][n], tiles - group);
-      if (lane == 0) nodes[n] = node;
-    }
-    __syncthreads();
-    if (warp == 0 && first + lane < count) push(c, first + lane, c.first_class / (32 * TILE) + group / 32, nodes[lane]);
+  const int tiles = (c.classes + TILE - 1) / TILE, each = (tiles + NODE - 1) / NODE;
+  const int first = blockIdx.x % each * NODE, row = blockIdx.x / each * 128 + threadIdx.x;
+  if (row >= count_of(c)) return;
+  const i64 at = (i64)first * c.count + row;
+  if (is_short(c)) put_node((float2*)x.leaves + at, c.count, tiles - first);
+  else put_node((Node*)x.leaves + at, c.count, tiles - first);
+}
+
+// Puts these nodes into the tree, of a token a thread. Eight of them are read at a time.
+extern "C" __global__ void __launch_bounds__(64) tree(const __grid_constant__ Product x) {
+  const Call& c = x.c;
+  const int nodes = (c.classes + NODE * TILE - 1) / (NODE * TILE), row = blockIdx.x * 64 + threadIdx.x;
+  if (row >= count_of(c)) return;
+  auto read = [&](int n) {
+    const i64 at = (i64)n * NODE * c.count + row;
+    if (!is_short(c)) return ((const Node*)x.leaves)[at];
+    const float2 y = ((const float2*)x.leaves)[at];
+    Node node = {};
+    node.m = y.x, node.l = y.y;
+    return node;
+  };
+#pragma unroll 1
+  for (int first = 0; first < nodes; first += 8) {
+    Node some[8];
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+      if (first + n < nodes) some[n] = read(first + n);
+#pragma unroll
+    for (int n = 0; n < 8; n++)
+      if (first + n < nodes) push(c, row, c.first_class / (NODE * TILE) + first + n, some[n]);
   }
 }
 
