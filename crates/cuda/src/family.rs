@@ -140,7 +140,10 @@ impl Family {
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
                 ("hopper.cuh", include_str!("kernels/hopper.cuh")),
+                ("sm90a_backward.cuh", include_str!("kernels/sm90a_backward.cuh")),
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
+                ("sm90a_backward_keys.cu", include_str!("kernels/sm90a_backward_keys.cu")),
+                ("sm90a_backward_queries.cu", include_str!("kernels/sm90a_backward_queries.cu")),
             ],
             Family::Linear => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),

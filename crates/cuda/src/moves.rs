@@ -70,8 +70,6 @@ pub(crate) enum When {
     Always,
     /// The number at the address is this one.
     Is(u64, u32),
-    /// The number at the address is not 0.
-    NotZero(u64),
 }
 
 /// `Move` of `move.cu`.
@@ -137,7 +135,6 @@ impl Moves {
         let (when, found) = match when {
             When::Always => (0, 0),
             When::Is(found, number) => (number, found),
-            When::NotZero(found) => (1 << 31, found),
         };
         let call = Move {
             from: from.address,

@@ -190,9 +190,7 @@ impl Variant {
             Family::TensorWide => &["queries", "keys", "values"],
             Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
             Family::HopperForward => &["forward"],
-            Family::HopperBackward => {
-                &["inspect", "delta", "keys", "queries", "cleanse", "cleanse_rows", "merge"]
-            }
+            Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
             Family::Linear => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
@@ -371,9 +369,10 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256
         }
-        // k, v; q, dout and their numbers in three stages; barriers.
-        (Family::HopperBackward, "keys") => 2048 + 2 * rows(128) + 3 * (2 * rows(64) + 512),
-        // q, dout; k and v in two stages; barriers.
+        // k and v of two tiles; q, dout and their numbers in three stages; barriers.
+        (Family::HopperBackward, "keys") => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112,
+        // q, dout, dq; k and v in two stages; barriers.
+        (Family::HopperBackward, "queries") => 1024 + 7 * rows(128) + 112,
         // Panels of both operands in four stages or five, and of what is stored; barriers.
         (Family::HopperCrossEntropy, "leaves" | "hidden") => 1024 + 4 * 49152 + 64,
         (Family::HopperCrossEntropy, "hidden_192") => 1024 + 5 * 40960 + 80,
@@ -383,7 +382,6 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             let inner = variant.define("KW");
             4 * 256 * inner + 3 * 16384 + 2 * 128 * inner + 16384 + 2568 + 80
         }
-        (Family::HopperBackward, "queries") => 2048 + 2 * rows(128) + 4 * rows(128),
         _ => 0,
     };
     bytes as u32

@@ -71,8 +71,8 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
 }
 
 // product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory serves
-// several products. A product has the same bits with A1 and B1 as without.
-template <bool A1, bool B1, class T, class U>
+// several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of a slab at a time.
+template <bool A1, bool B1, int UNROLLED = 1, class T, class U>
 DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const RowsOf<T>& a, const RowsOf<T>& a1,
                             const RowsOf<U>& b, const RowsOf<U>& b1, int width) {
   auto copy = [&](int stage, int first) {
@@ -90,7 +90,7 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
     __syncthreads();
     auto& slabs = shared.slabs[stage];
     const int y = place(R * ty(), 0), x = place(4 * tx(), 0);
-#pragma unroll 1
+#pragma unroll UNROLLED
     for (int d = 0; d < DEPTH; d += 4) {
       float w[4][4], w1[4][4];
 #pragma unroll
@@ -118,20 +118,20 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
 }
 
 // product += a·bᵀ.
-template <class T, class U>
+template <int UNROLLED = 1, class T, class U>
 DEV void add_products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
   float none[R][4];
-  add_products_moved<false, false>(shared, product, none, a, a, b, b, width);
+  add_products_moved<false, false, UNROLLED>(shared, product, none, a, a, b, b, width);
 }
 
-// product = a·bᵀ.
+// product = a·bᵀ, of slabs as a whole: with one product at a time the registers suffice.
 template <class T, class U>
 DEV void products(Shared& shared, float (&product)[R][4], const RowsOf<T>& a, const RowsOf<U>& b, int width) {
 #pragma unroll
   for (int r = 0; r < R; r++)
 #pragma unroll
     for (int c = 0; c < 4; c++) product[r][c] = 0;
-  add_products(shared, product, a, b, width);
+  add_products<DEPTH / 4>(shared, product, a, b, width);
 }
 
 // Where the factors of row `t` of a reduction lie.
@@ -149,7 +149,7 @@ DEV void publish(Shared& shared, const float (&p)[R][4]) {
 // sum += p·x over LENGTH rows of x, whose factors begin at row `from`. GUARDED: a hidden factor adds nothing, whatever x
 // holds.
 template <int W, int LENGTH, bool GUARDED> DEV void multiply(Shared& shared, float (&sum)[R][W / 16], int from) {
-#pragma unroll 1
+#pragma unroll 2
   for (int t = 0; t < LENGTH; t += 4)
 #pragma unroll
     for (int k = 0; k < 4; k++) {

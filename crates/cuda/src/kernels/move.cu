@@ -20,11 +20,11 @@ struct Move {
   u32 columns;                         // of the source
   u32 fill;
   u32 when;
-  const u32* found;                    // 0, or where a number must be `when`; the highest bit of `when`: must not be 0
+  const u32* found;                    // 0, or where a number must be `when`
 };
 
 extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ Move m) {
-  if (m.found && (m.when >> 31 ? *m.found == 0 : *m.found != m.when)) return;
+  if (m.found && *m.found != m.when) return;
   u32 tiles = (m.rows + ROWS - 1) / ROWS, row = blockIdx.x % tiles * ROWS, head = blockIdx.x / tiles, batch = head / m.heads;
   head -= batch * m.heads;
   u32 rows = min((u32)ROWS, m.rows - row);

@@ -24,6 +24,7 @@ struct Call {
   int first_dim, first_value;                        // the first column of this launch's accumulators
   float scale, cap;                                  // cap 0: none
   int wide;                                          // whether dq is f32 whatever the storage
+  int blocks;                                        // of the work of `delta`, `queries` and `keys`: those of a launch may be fewer
 };
 
 DEV bool idle(const Call& c) { return c.found && !*c.found; }

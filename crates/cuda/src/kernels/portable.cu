@@ -103,9 +103,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_const
 }
 
 // A warp for each row of the arrays. Where a row saw nothing, o is 0 whatever its operands are, and dout is not read.
-extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ Call c) {
-  if (idle(c)) return;
-  i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+DEV void delta_of_rows(const Call& c, int block) {
+  i64 at = (i64)block * (THREADS / 32) + threadIdx.x / 32;
   if (at >= (i64)c.batch * c.heads * c.queries) return;
   int lane = threadIdx.x % 32, i = at % c.queries, b = at / c.queries / c.heads;
   float sum = 0;
@@ -130,12 +129,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constan
   }
   if (lane == 0) c.delta[at] = sum;
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) delta(const __grid_constant__ Call c) {
   if (idle(c)) return;
-  __shared__ Shared shared;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+#pragma unroll 1
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) delta_of_rows(c, block);
+}
+
+DEV void queries_of(const Call& c, Shared& shared, int block) {
+  Task task = c.tasks[block / c.heads];
+  Head head(c, c.sequences[task.first], block % c.heads);
   const Sequence& s = head.s;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[s.first_tile + task.row_tile];
@@ -167,13 +169,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   }
   store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
 }
-
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Call c) {
   if (idle(c)) return;
   __shared__ Shared shared;
-  Task task = c.tasks[blockIdx.x / c.key_heads];
+#pragma unroll 1
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) queries_of(c, shared, block);
+}
+
+DEV void keys_of(const Call& c, Shared& shared, int block) {
+  Task task = c.tasks[block / c.key_heads];
   const Sequence s = c.sequences[task.first];
-  const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
+  const int key_head = block % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim;
   Rows k = rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
   float dk[R][CD / 16];
@@ -223,6 +229,12 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
 #if VALUES
   if (wants_dv) store<CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, Same{1}, c.first_value, c.value_dim, false);
 #endif
+}
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Call c) {
+  if (idle(c)) return;
+  __shared__ Shared shared;
+#pragma unroll 1
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) keys_of(c, shared, block);
 }
 
 #if OPTIONS

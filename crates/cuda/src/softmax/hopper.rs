@@ -5,7 +5,8 @@ use crate::gpu::Kernels;
 use crate::moves::{Place, When};
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
-use crate::softmax::hopper_call::{Backward, Forward, Packed, Pieces, Scored, Shape, tensor_map};
+use crate::softmax::hopper_call::{Backward, Forward, Packed, Scored, Shape, tensor_map};
+use crate::softmax::mend::{Cleansed, Mend, Merged};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::rows::SIDE;
 use crate::softmax::variants::{Hopper, Lengths};
@@ -35,8 +36,8 @@ pub(crate) struct Plan {
     wide: Vec<Wide>,
     lse2: Room,
     delta: Room,
-    /// The counter from which blocks draw tiles, and whether a number was found that is not finite.
-    counter: Room,
+    /// Whether a number was found that is not finite, and counters from which blocks draw tiles: one
+    /// for each kernel.
     found: Room,
     forward: Option<Module>,
     backward: Option<Module>,
@@ -110,7 +111,6 @@ impl Plan {
             wide: Vec::new(),
             lse2: none,
             delta: none,
-            counter: none,
             found: none,
             forward: None,
             backward: None,
@@ -156,7 +156,7 @@ impl Plan {
             let numbers = self.stat_rows(e);
             (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
         }
-        (self.counter, self.found) = (layout.room(4)?, layout.room(4)?);
+        self.found = layout.room(4 * 3)?;
         Ok(())
     }
 
@@ -189,6 +189,11 @@ impl Plan {
     fn stat_rows(&self, e: &Extents) -> usize {
         let batch = if self.variant.lengths == Lengths::Listed { 1 } else { e.batch };
         batch * e.query_heads * self.stats
+    }
+
+    /// The counter of a kernel.
+    fn counter(&self, job: &Job<'_>, kernel: u64) -> u64 {
+        job.at(self.found) + 4 * (1 + kernel)
     }
 
     fn find(&self, name: &str) -> Option<&Wide> {
@@ -328,7 +333,7 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
     plan.widen(job, "q")?;
     plan.widen(job, "k")?;
     plan.clear(job, "o")?;
-    job.queue.fill(job.at(plan.counter), 4, 0)?;
+    job.queue.fill(job.at(plan.found), plan.found.bytes, 0)?;
     let (_, variant) = plan.forward.as_ref().ok_or_else(|| absent("the level sm90a"))?;
     let groups = variant.define("GROUPS");
     let rows = 64 * groups;
@@ -341,7 +346,7 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         k: map("k", 128)?,
         lse: job.address("lse"),
         sinks: job.address("sinks"),
-        counter: job.at(plan.counter),
+        counter: plan.counter(job, 0),
         shape: shape(job, plan, together.min(e.batch * e.query_heads)),
         packed: packed(job, plan),
         options: options(job),
@@ -387,22 +392,17 @@ pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         ..Backward::default()
     };
     let pass = BackwardPass { job, plan, call };
-    job.queue.fill(job.at(plan.found), 4, 0)?;
-    if plan.guarded {
-        for name in READ {
-            pass.inspect(name)?;
-        }
-    }
+    job.queue.fill(job.at(plan.found), plan.found.bytes, 0)?;
     WRITTEN.into_iter().try_for_each(|name| plan.clear(job, name))?;
     let rows = plan.stat_rows(e);
     pass.launch("delta", (rows * plan.width / 8).div_ceil(256), 256, &call)?;
-    pass.gradients(&|name| plan.place(job, name), if plan.guarded { 0 } else { ALWAYS })?;
+    pass.gradients(&|name| plan.place(job, name), ALWAYS)?;
     let when = if plan.guarded { When::Is(job.at(plan.found), 0) } else { When::Always };
     for name in WRITTEN {
         plan.narrow(job, name, when)?;
     }
     portable::dsinks_and_dbias(job)?;
-    if plan.guarded { pass.not_finite(rows) } else { Ok(()) }
+    if plan.guarded { pass.not_finite() } else { Ok(()) }
 }
 
 /// What the tensor cores read in the backward pass, and what they write.
@@ -427,41 +427,33 @@ impl BackwardPass<'_> {
         launch(self.job, &self.plan.backward, name, (blocks, threads), call)
     }
 
-    /// The call of a kernel that looks at all elements of a place, and its blocks.
-    fn looks_at(&self, place: Place) -> (Backward, usize) {
-        let [batch, heads, rows, _] = place.extents;
-        let elements = Pieces::from(place);
-        let call = Backward { elements, rows: rows as i32, heads: heads as i32, ..self.call };
-        (call, rows.div_ceil(LOOK) * heads * batch)
-    }
-
-    /// Looks whether all elements of an operand are finite.
-    fn inspect(&self, name: &str) -> Result<(), Error> {
-        let (call, blocks) = self.looks_at(self.plan.place(self.job, name));
-        self.launch("inspect", blocks, 256, &call)
-    }
-
     /// Where a number is not finite, the portable kernels have all results. Where none is infinite, the
     /// results of the tensor cores, with 0 for NaN, take the places of those that are finite.
-    fn not_finite(&self, rows: usize) -> Result<(), Error> {
+    fn not_finite(&self) -> Result<(), Error> {
         let (job, plan) = (self.job, self.plan);
-        let found = job.at(plan.found);
-        portable::backward(job, found)?;
-        for name in READ {
-            let (own, clean) = (plan.place(job, name), plan.clean(job, name));
-            if own != clean {
-                job.prepared.moves()?.copy(&job.queue, 2, own, clean, When::NotZero(found))?;
-            }
-            let pieces = (clean.elements() / 8) as u64;
-            // Some blocks for each multiprocessor: each walks what is left.
-            let most = 4 * job.queue.device.multiprocessors;
-            let blocks = (pieces as usize).div_ceil(256 * 8).min(most);
-            let call = Backward { elements: clean.into(), pieces, ..self.call };
-            self.launch("cleanse", blocks, 256, &call)?;
-        }
-        self.launch("cleanse_rows", rows.div_ceil(256), 256, &self.call)?;
+        portable::backward(job, job.at(plan.found))?;
+        let operand = |name| Cleansed::new(plan.place(job, name), plan.clean(job, name));
+        let result = |name| Merged::new(plan.clean(job, name), job.place(name));
+        let mend = Mend {
+            operands: READ.map(operand),
+            results: WRITTEN.map(result),
+            lse2: job.at(plan.lse2),
+            delta: job.at(plan.delta),
+            stats: plan.stat_rows(&job.scores().extents) as i64,
+            found: job.at(plan.found),
+        };
+        // Some blocks for each multiprocessor: each walks what is left.
+        let blocks = 4 * job.queue.device.multiprocessors;
+        launch(job, &plan.backward, "cleanse", (blocks, 256), &mend)?;
         self.gradients(&|name| plan.clean(job, name), 1)?;
-        WRITTEN.into_iter().try_for_each(|name| self.merge(name))
+        launch(job, &plan.backward, "merge", (blocks, 256), &mend)
+    }
+
+    /// One of the kernels that draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
+    fn draw(&self, name: &str, kernel: u64, tiles: usize, call: Backward) -> Result<(), Error> {
+        let blocks = tiles.min(self.job.queue.device.multiprocessors);
+        let counter = self.plan.counter(self.job, kernel);
+        self.launch(name, blocks, 384, &Backward { tiles: tiles as i32, counter, ..call })
     }
 
     /// dk, dv and dq, those that are wanted, of operands and in places that a function names.
@@ -481,8 +473,8 @@ impl BackwardPass<'_> {
         };
         if job.address("dk") != 0 || job.address("dv") != 0 {
             let call = Backward {
-                dk: map("dk", 64)?,
-                dv: map("dv", 64)?,
+                dk: map("dk", 128)?,
+                dv: map("dv", 128)?,
                 dk_rows: place("dk").into(),
                 dv_rows: place("dv").into(),
                 ..reads(64)?
@@ -491,38 +483,16 @@ impl BackwardPass<'_> {
                 Lengths::Listed => job.prepared.rows.by_keys.len(),
                 _ => e.keys.div_ceil(128) * e.batch,
             };
-            let blocks = tiles * e.key_heads;
-            self.launch("keys", blocks, 384, &call)?;
+            self.draw("keys", 0, tiles * e.key_heads, call)?;
         }
         if job.address("dq") != 0 {
-            let call = Backward { dq: map("dq", 64)?, dq_rows: place("dq").into(), ..reads(128)? };
+            let call = Backward { dq: map("dq", 128)?, dq_rows: place("dq").into(), ..reads(128)? };
             let tiles = match plan.variant.lengths {
                 Lengths::Listed => job.prepared.rows.by_queries.len(),
                 _ => padded(e.queries) / 128 * e.batch,
             };
-            let blocks = tiles * e.query_heads;
-            self.launch("queries", blocks, 384, &call)?;
+            self.draw("queries", 1, tiles * e.query_heads, call)?;
         }
         Ok(())
     }
-
-    /// Takes a result that was computed without NaN where that of the portable kernels is finite.
-    fn merge(&self, name: &str) -> Result<(), Error> {
-        let result = self.job.place(name);
-        if result.address == 0 {
-            return Ok(());
-        }
-        let (call, blocks) = self.looks_at(self.plan.clean(self.job, name));
-        let [batch, head, row, _] = result.strides;
-        let call = Backward {
-            result: result.address,
-            result_strides: [batch, head, row],
-            columns: result.extents[3] as i32,
-            ..call
-        };
-        self.launch("merge", blocks, 256, &call)
-    }
 }
-
-/// Rows of a block that looks at elements.
-const LOOK: usize = 128;

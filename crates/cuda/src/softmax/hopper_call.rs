@@ -1,5 +1,5 @@
 //! What the kernels for compute capability 9.0 are told: the structures of `hopper.cuh`, `sm90a_forward.cu` and
-//! `sm90a_backward.cu`.
+//! `sm90a_backward.cuh`.
 
 use crate::gpu::Device;
 use crate::moves::Place;
@@ -114,7 +114,7 @@ impl Scored {
     }
 }
 
-/// `Pieces` of `sm90a_backward.cu`: rows in pieces of 16 bytes.
+/// `Pieces` of `sm90a_backward.cuh`: rows in pieces of 16 bytes.
 #[repr(C)]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Pieces {
@@ -129,7 +129,7 @@ impl From<Place> for Pieces {
     }
 }
 
-/// `Call` of `sm90a_backward.cu`.
+/// `Call` of `sm90a_backward.cuh`.
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backward {
@@ -147,13 +147,8 @@ pub(crate) struct Backward {
     pub o: Pieces,
     pub dout_rows: Pieces,
     pub found: u64,
-    pub elements: Pieces,
-    pub pieces: u64,
-    pub result: u64,
-    pub result_strides: [i64; 3],
-    pub rows: i32,
-    pub heads: i32,
-    pub columns: i32,
+    pub counter: u64,
+    pub tiles: i32,
     pub when: u32,
     pub shape: Shape,
     pub packed: Packed,
@@ -165,5 +160,5 @@ pub(crate) struct Backward {
 
 // SAFETY: the fields, their types and their order are those of `Call` in `sm90a_forward.cu`.
 unsafe impl DeviceRepr for Forward {}
-// SAFETY: as above, in `sm90a_backward.cu`.
+// SAFETY: as above, in `sm90a_backward.cuh`.
 unsafe impl DeviceRepr for Backward {}

@@ -4,6 +4,7 @@ mod hopper;
 mod hopper_call;
 mod lazy;
 mod lazy_ready;
+mod mend;
 mod portable;
 mod prepared;
 mod ready;

@@ -69,6 +69,7 @@ pub(crate) struct Call {
     scale: f32,
     cap: f32,
     wide: i32,
+    blocks: i32,
 }
 
 // SAFETY: the fields, their types and their order are those of `Call` in `pairs.cuh`, and it holds no
@@ -147,6 +148,7 @@ impl Call {
             scale: scores.scale() as f32,
             cap: scores.softcap.unwrap_or(0.0) as f32,
             wide: 0,
+            blocks: 0,
         }
     }
 }
@@ -232,12 +234,24 @@ fn launch(
     job.queue.launch(kernel, blocks as u64, (threads(job), 0), call)
 }
 
+/// Launches a kernel whose blocks may do the work of several: where it may have nothing to do, there are few.
+fn launch_few(
+    job: &Job<'_>,
+    kernels: &Kernels,
+    name: &str,
+    blocks: usize,
+    call: &Call,
+) -> Result<(), Error> {
+    let most = if call.found == 0 { blocks } else { 4 * job.queue.device.multiprocessors };
+    launch(job, kernels, name, blocks.min(most), &Call { blocks: blocks as i32, ..*call })
+}
+
 /// Launches a kernel that walks tiles: that of the level sm80 where the pass was prepared with it.
 fn walk(job: &Job<'_>, name: &str, blocks: usize, call: &Call) -> Result<(), Error> {
     let has = |module: &&Module| module.1.kernels().contains(&name);
     let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);
     match wide.iter().chain(tensor).find(has) {
-        None => launch(job, kernels(job)?, name, blocks, call),
+        None => launch_few(job, kernels(job)?, name, blocks, call),
         Some(module) => launch_tensor(job, module, name, blocks, call),
     }
 }
@@ -273,7 +287,9 @@ pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
 pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
     let dq = tensor(job, "gradient");
     let call = Call { dq, delta: 0, wide: 1, ..Call::new(job) };
-    each_dq(job, |blocks, part| launch(job, kernels(job)?, "queries", blocks, &call.at(part, 0)))
+    each_dq(job, |blocks, part| {
+        launch_few(job, kernels(job)?, "queries", blocks, &call.at(part, 0))
+    })
 }
 
 /// Calls `launch` with the number of blocks of the gradient of q and the first column of each part of it.
@@ -288,7 +304,7 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     let (kernels, e) = (kernels(job)?, &job.scores().extents);
     let call = Call::new(job).unless(found);
     let rows = e.batch * e.query_heads * e.queries;
-    launch(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    launch_few(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     if call.dq.data != 0 {
         each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
     }
@@ -303,7 +319,7 @@ pub(crate) fn dsinks_and_dbias(job: &Job<'_>) -> Result<(), Error> {
         return Ok(());
     }
     let rows = e.batch * e.query_heads * e.queries;
-    launch(job, kernels(job)?, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    launch_few(job, kernels(job)?, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     sinks_and_bias(job, &call)
 }
 

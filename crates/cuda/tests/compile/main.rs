@@ -107,12 +107,11 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         },
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
-        // A few numbers that are wanted behind the loop.
-        Family::HopperLinear => true,
+        // A few numbers that are wanted behind the loop; of the thread that loads, which has 24 registers.
+        Family::HopperLinear | Family::HopperBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
-        Family::HopperBackward
-        | Family::HopperCrossEntropy
+        Family::HopperCrossEntropy
         | Family::Moves
         | Family::Peak
         | Family::TensorPeak

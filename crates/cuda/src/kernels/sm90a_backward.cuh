@@ -1,0 +1,120 @@
+// attention backward for sm_90a in passes with one writer for each gradient: deterministic without atomics, 7 products in
+// place of 5, because scores and dP are computed twice. P and dS are rounded to the storage type; sums are f32.
+//
+//   delta     lse2 = lse·log2 e (+inf where a row saw nothing or is padding: P = 0), delta = Σ dout ⊙ o − dlse     (B1)
+//   keys      a tile is 128 keys of one key head, 64 a warpgroup, and walks the query blocks of all its query heads:
+//             Sᵀ = k·qᵀ,  dPᵀ = v·doutᵀ,  Pᵀ = exp2(c·Sᵀ − lse2),  dv += Pᵀ·dout,  dSᵀ = Pᵀ ⊙ (dPᵀ − delta),  dk += dSᵀ·q
+//             Scores are transposed, so Pᵀ and dSᵀ are A operands from registers; q and dout are read both ways from one
+//             tile.                                                                                          (B6), (B7)
+//   queries   a tile is 128 queries and walks the key blocks: S, dP, dS, dq += dS·k                               (B5)
+//
+// There are as many blocks as multiprocessors, and they draw tiles from a counter. While two warpgroups multiply, one thread loads
+// what they read next, of the next tile too, and another writes the results of the tile before.
+//
+// A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; else the results are not finite, which `keys` and
+// `queries` say in `found`, and `delta` of lse and of its sums. Then the portable kernels compute the pass. `cleanse` puts 0 in
+// the place of NaN in copies of the operands, these kernels compute all again, and `merge` takes their results where both are
+// finite: what no NaN reaches has the bits that it would have without it. With an infinite operand the portable results are
+// all. All that is enqueued in any case; the kernels read `found` and return at once, so that the host need not wait.
+//
+// Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own; 2:
+// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
+constexpr int STAGES = 3;    // query blocks in flight in keys
+constexpr int Q_KEYS = 128;  // keys of a block in queries
+struct Pieces {  // rows of D elements, in pieces of 16 bytes: strides of batch, head and row
+  uint4* data;
+  i64 batch, head, row;
+};
+struct Call {
+  TensorMap q, k, v, dout, dq, dk, dv;
+  float *lse2, *delta;
+  const float *lse, *dlse;  // dlse 0: none
+  Pieces o, dout_rows;
+  u32* found;               // bit 0: a number is not finite; bit 1: one is infinite
+  u32* counter;             // of tiles, 0 between launches
+  int tiles;                // of keys or of queries
+  u32 when;                 // keys and queries do nothing where `found` is another number; ALWAYS: they do not look
+  Shape shape;
+  Packed packed;
+  Options options;
+  Elements dq_rows, dk_rows, dv_rows;  // as the maps say, for rows that end within a box
+};
+constexpr u32 ALWAYS = ~0u;
+// Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
+DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
+DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch * s.heads + head) * s.padded + s.tile * 64; }
+struct Work { int block, head, batch; };  // of listed sequences the number in place of the batch element
+// Those of listed sequences are the host's tasks: block 2n of 64 rows, and the next; an odd one is none.
+template <bool WARP> DEV Work packed_work(int t, const Task* tasks, int count, bool by_keys, int heads) {
+  Task task = tasks[by_keys ? t / heads : count - 1 - t / heads];
+  auto uniform = [](int x) { return WARP ? __shfl_sync(~0u, x, 0) : x; };
+  int tile = uniform(by_keys ? task.key_tile : task.row_tile);
+  return {tile % 2 ? -1 : tile / 2, t % heads, uniform(task.first)};
+}
+DEV Work work(int t, int blocks, int heads, int heads_per_group, const Shape& s) {  // by groups of heads that share the L2
+  int all = s.batch * heads, g = t / (heads_per_group * blocks), r = t - g * heads_per_group * blocks;
+  int width = min(heads_per_group, all - g * heads_per_group), b = r / width, h = g * heads_per_group + r - b * width;
+  return {b, h % heads, h / heads};
+}
+#if OPTIONS
+#define UNIT call.options.unit.natural
+// From a product S over the unit (F2) and its slope S' (B4).
+DEV void extend(float& x, float& slope, const Options& o, float bias) {
+  slope = 1;
+  if (o.cap != 0) {
+    float t = tanh_of(x, o);
+    x = __fmul_rn(o.cap, t), slope = fmaf(-t, t, 1.0f);
+  } else if (o.unit.scale != 1) {
+    x = __fmul_rn(o.unit.scale, x);
+  }
+  if (o.bias.data) add_bias(x, bias, o.unit);
+}
+#else
+#define UNIT s.scale
+#endif
+// Rows of this warpgroup (64×D accumulators, scaled) to the panels of a tile of 128 rows.
+DEV void stage_out(const float (&d)[D / 2], u32 to, float scale) {
+  int warp = threadIdx.x / 32 % 4, lane = lane_id();
+#pragma unroll
+  for (int j = 0; j < D / 16; j++) {
+    int piece = 2 * j + lane / 16;
+    u32 x[4];
+#pragma unroll
+    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i] * scale, d[8 * j + 2 * i + 1] * scale);
+    store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
+  }
+}
+// Whether the numbers of a thread's accumulators are finite in the rows that are there.
+DEV bool is_finite(const float (&d)[D / 2], int row, int rows) {
+  float zero[2] = {0, 0};
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) zero[i / 2 % 2] = fmaf(d[i], 0.0f, zero[i / 2 % 2]);  // NaN
+  return (row >= rows || zero[0] == 0) && (row + 8 >= rows || zero[1] == 0);
+}
+template <int N, int A_ROWS, int B_ROWS> DEV void issue_shared(float (&s)[N / 2], u32 a, u32 b) {  // s = a·bᵀ over D
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    Mma<N>::template ss<K_MAJOR, K_MAJOR>(s, k_major(a + (i / 4) * A_ROWS * 128 + (i % 4) * 32), k_major(b + (i / 4) * B_ROWS * 128 + (i % 4) * 32), i > 0);
+}
+template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 4], u32 b, int add) {  // d (+)= a·b, b: N rows
+#pragma unroll
+  for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), i > 0 ? 1 : add);
+}
+
+// Blocks draw tiles from a counter, those that see most first; no tile depends on another. The first draw is the block's number.
+DEV int draw(const Call& c) {
+  int drawn = atomicAdd(c.counter, 1u);
+  if (drawn + 1 == c.tiles) *c.counter = 0;  // each block draws once too often: this is the last draw
+  return drawn + gridDim.x;
+}
+// The same number, from which the compiler computes nothing beforehand: what it would keep over a loop does not fit the registers.
+template <class T> DEV T hidden(T x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+DEV void put_tile(u32 at, int t) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(t) : "memory"); }
+template <bool WARP> DEV int tile_at(u32 at) {
+  int t;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(t) : "r"(at) : "memory");
+  return WARP ? __shfl_sync(~0u, t, 0) : t;
+}
