@@ -188,7 +188,7 @@ impl Rows<'_, '_> {
         let (link, argmax) = (&self.link, self.wanted.argmax);
         let (m, best) = link_rows::<I, W>(isa, link, self.bias, self.classes, argmax, z);
         let Some((sums, start)) = self.sums.as_mut() else { return };
-        let (l, u, s) = sum_rows::<I, W>(isa, self.wanted, self.weights, self.classes, z, m);
+        let [l, u, s] = sum_rows::<I, W>(isa, self.wanted, self.weights, self.classes, z, m);
         // The last lanes may be of no token: there is room for them.
         for n in 0..W {
             let at = *start + first + n * I::F32::N;
@@ -261,7 +261,7 @@ fn sum_rows<I: Isa, const W: usize>(
     classes: usize,
     z: &[f32],
     m: [I::F32; W],
-) -> ([I::F32; W], [I::F32; W], [I::F32; W]) {
+) -> [[I::F32; W]; 3] {
     let least = I::F32::splat(isa, LEAST);
     let [mut l, mut u, mut s] = [[I::F32::splat(isa, 0.0); W]; 3];
     for v in 0..classes {
@@ -279,5 +279,5 @@ fn sum_rows<I: Isa, const W: usize>(
             }
         }
     }
-    (l, u, s)
+    [l, u, s]
 }
