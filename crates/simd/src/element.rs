@@ -4,6 +4,7 @@
 //! [`Tensor`] and writes results through [`TensorMut`], which ask for the element type once for each
 //! block of rows: so no pass is compiled for every type of storage.
 
+use crate::lanes::prefetch::prefetch;
 use etalon_problem::{Dtype, Error, Scalar};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -115,6 +116,10 @@ impl<'a> Tensor<'a, Ix4> {
     }
 }
 
+/// Rows are asked for so many rows before they are read: what is done between two groups of rows hides how
+/// long the next ones take.
+const AHEAD: usize = 16;
+
 impl Tensor<'_, Ix2> {
     /// Reads the columns `cols` of some rows in f32, into rows that begin `stride` apart.
     pub fn read_rows(
@@ -126,6 +131,9 @@ impl Tensor<'_, Ix2> {
     ) {
         let rows = rows.zip(into.chunks_mut(stride.max(1)));
         typed!(self, x => for (i, into) in rows {
+            if i + AHEAD < x.nrows() && let Some(row) = x.row(i + AHEAD).to_slice() {
+                prefetch(&row[cols.clone()]);
+            }
             let (row, into) = (x.row(i), &mut into[..cols.len()]);
             // To slice an array costs more than to read a short row.
             match row.to_slice() {

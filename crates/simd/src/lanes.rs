@@ -12,6 +12,7 @@ pub mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub mod avx512;
 pub mod portable;
+pub mod prefetch;
 pub mod product;
 #[cfg(target_arch = "x86_64")]
 mod x86;
@@ -113,6 +114,9 @@ pub trait Tile<I: Isa>: Copy {
 
     /// Row r times `factors[r]`; a row whose factor is 0 becomes 0, whatever it holds.
     fn scale_rows(self, isa: I, factors: &[f32]) -> Self;
+
+    /// Row r plus the first COLS elements of what `rows` has for it.
+    fn raise<'a>(self, isa: I, rows: impl Fn(usize) -> &'a [f32]) -> Self;
 
     /// The larger of `m[r]` and the registers of row r, for every row.
     fn row_max(&self, m: &mut [I::F32]);

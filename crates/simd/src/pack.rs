@@ -177,11 +177,15 @@ impl Source<'_> {
 }
 
 /// Whether a NaN or an infinity is among them. As integers, and without an early exit: all in one sweep of
-/// the vector unit, over what has just been written.
+/// the vector unit, over what has just been written. An exponent of ones carries into the sign.
 fn holds_non_finite(x: &[f32]) -> bool {
-    let largest = x.iter().fold(0, |largest, x| largest.max(x.to_bits() as i32 & i32::MAX));
-    largest >= f32::INFINITY.to_bits() as i32
+    const ONE: u32 = 1 << (f32::MANTISSA_DIGITS - 1);
+    let carried = x.iter().fold(0, |carried, x| carried | ((x.to_bits() & !SIGN) + ONE));
+    carried & SIGN != 0
 }
+
+/// The bit of the sign.
+const SIGN: u32 = 1 << 31;
 
 /// `columns[d · width + r]` = `rows[r · stride + d]`, for `width` rows of `dim`: squares of four
 /// through registers, what is left one by one.

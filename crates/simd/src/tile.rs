@@ -103,6 +103,17 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
     }
 
     #[inline(always)]
+    fn raise<'a>(mut self, isa: I, rows: impl Fn(usize) -> &'a [f32]) -> Self {
+        for (r, row) in self.0.iter_mut().enumerate() {
+            let more = &rows(r)[..NV * I::F32::N];
+            for (n, register) in row.iter_mut().enumerate() {
+                *register = *register + I::F32::load(isa, &more[n * I::F32::N..]);
+            }
+        }
+        self
+    }
+
+    #[inline(always)]
     fn row_max(&self, m: &mut [I::F32]) {
         for (m, row) in m[..MR].iter_mut().zip(&self.0) {
             for &register in row {

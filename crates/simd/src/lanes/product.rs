@@ -1,5 +1,6 @@
 //! The one inner loop: a block of registers += A · B.
 
+use super::prefetch::prefetch_line;
 use super::{Isa, Lanes};
 
 /// c[r] += Σ_k a(r, k) · b[k], for MR rows of NV registers and `depth` steps k.
@@ -27,6 +28,9 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
     let whole = depth / UNROLLED * UNROLLED;
     for k in (0..whole).step_by(UNROLLED) {
         for k in k..k + UNROLLED {
+            for n in 0..NV {
+                prefetch_line(b.wrapping_add((k + AHEAD) * apart + n * I::F32::N));
+            }
             // SAFETY: k < depth, so r·ROW + k·STEP ≤ (MR−1)·ROW + (depth−1)·STEP < the length of `a`, and
             // k·apart + width ≤ (depth−1)·apart + width ≤ that of `b`, both asserted above.
             unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
@@ -37,6 +41,9 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
         unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
     }
 }
+
+/// Rows of `b` are asked for so many steps before they are read.
+const AHEAD: usize = 8;
 
 /// Steps of the loop between two counts of them, which take units that could multiply.
 const UNROLLED: usize = 4;

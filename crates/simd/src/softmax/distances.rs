@@ -54,6 +54,16 @@ impl Reach {
     }
 }
 
+/// What a bias adds to the scores of a block.
+pub enum Near<'a> {
+    Nothing,
+    /// A number for each pair: these numbers end with those of the first row, those of the next row one number
+    /// before, and so on.
+    Rows(&'a [f32]),
+    /// A number for some of the pairs.
+    Some,
+}
+
 /// The bias of one head.
 #[derive(Debug, Clone, Copy)]
 pub struct Distances<'a> {
@@ -65,6 +75,23 @@ pub struct Distances<'a> {
 }
 
 impl Distances<'_> {
+    /// What the bias adds to some queries and the keys `cols`, in blocks of `height` rows.
+    #[inline(always)]
+    pub fn near(&self, rows: &Range<usize>, height: usize, cols: &Range<usize>) -> Near<'_> {
+        let Reach { width, shift } = self.reach;
+        if !self.reach.touches(rows, cols) {
+            return Near::Nothing;
+        }
+        let aligned = rows.start as isize + shift;
+        // Where the number of the first pair lies; those of the next rows lie before it.
+        let place = cols.start as isize + width as isize - 1 - aligned;
+        if cols.end as isize - 1 <= aligned && place + 1 >= height as isize {
+            Near::Rows(&self.reversed[..place as usize + cols.len()])
+        } else {
+            Near::Some
+        }
+    }
+
     /// Adds the bias of query `i` to its scores with the keys `cols`.
     #[inline(always)]
     pub fn add_row(&self, i: usize, cols: Range<usize>, row: &mut [f32]) {

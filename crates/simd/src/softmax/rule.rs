@@ -1,6 +1,6 @@
 //! Which pairs of a query and a key count, and what is added to their scores.
 
-use super::distances::{Distances, Reach, Table};
+use super::distances::{Distances, Near, Reach, Table};
 use super::operands::Operands;
 use crate::element::Tensor;
 use crate::mask::{QueryHead, Sight as PreparedMask};
@@ -25,6 +25,15 @@ impl Raise<'_> {
         match self {
             Raise::Pairs(_) => true,
             Raise::Distances(bias) => bias.reach.touches(rows, cols),
+        }
+    }
+
+    /// What is added to some queries and the keys `cols`, in blocks of `height` rows.
+    #[inline(always)]
+    pub fn near(&self, rows: &Range<usize>, height: usize, cols: &Range<usize>) -> Near<'_> {
+        match self {
+            Raise::Pairs(_) => Near::Some,
+            Raise::Distances(bias) => bias.near(rows, height, cols),
         }
     }
 

@@ -1,5 +1,6 @@
 //! The scores of a block of queries against a tile of keys: (F1), (F2) and what is visible.
 
+use super::distances::Near;
 use super::rule::{Raise, ScoreRule};
 use crate::exp::tanh;
 use crate::lanes::{Isa, Lanes, Tile};
@@ -100,9 +101,9 @@ pub fn score_block<I: Isa>(
     let width = I::Tile::COLS;
     let strip = strip(factors, width)?;
     let scale = I::F32::splat(isa, rule.scale);
-    // Whether the scores are not final when they leave the registers.
     let bias = rule.bias(rows, cols);
-    let later = rule.softcap.is_some() || bias.is_some();
+    // Whether the scores are not final when they leave the registers.
+    let later = rule.softcap.is_some() || matches!(bias, Some(Raise::Pairs(_)));
     for column in strip.cols.clone().step_by(width) {
         let mut tile = I::Tile::zero(isa);
         tile.add_panel(isa, q, &k[column * dim..], *dim);
@@ -110,28 +111,60 @@ pub fn score_block<I: Isa>(
             #[inline(always)]
             |s| s * scale,
         );
-        tile.store(&mut block.s[column..], STRIDE); // (F1)
-        if !later && strip.open.contains(&column) {
-            tile.row_max(max);
+        // (F1), and in columns that the mask leaves open (E2).
+        if later || !strip.open.contains(&column) {
+            tile.store(&mut block.s[column..], STRIDE);
+            continue;
+        }
+        let keys = cols.start + column..cols.start + column + width;
+        let near = match &bias {
+            Some(bias) => bias.near(rows, I::Tile::ROWS, &keys),
+            None => Near::Nothing,
+        };
+        match near {
+            Near::Nothing => {
+                tile.store(&mut block.s[column..], STRIDE);
+                tile.row_max(max);
+            }
+            Near::Rows(numbers) => {
+                let first = numbers.len() - width;
+                let tile = tile.raise(
+                    isa,
+                    #[inline(always)]
+                    |r| &numbers[first - r..],
+                );
+                tile.store(&mut block.s[column..], STRIDE);
+                tile.row_max(max);
+            }
+            Near::Some => {
+                tile.store(&mut block.s[column..], STRIDE);
+                raise(&bias, rows, &keys, &mut block.s[column..]);
+                memory_max(isa, &(column..column + width), block.s, max);
+            }
         }
     }
     if let Some(cap) = rule.softcap {
         cap_scores(isa, cap, &strip.cols, block);
     }
-    if let Some(bias) = &bias {
-        let keys = cols.start + strip.open.start..cols.start + strip.open.end;
-        for (i, row) in rows.clone().zip(block.s.chunks_mut(STRIDE)) {
-            bias.add_row(i, keys.clone(), &mut row[strip.open.clone()]); // (F2)
-        }
-    }
     if later {
+        let keys = cols.start + strip.open.start..cols.start + strip.open.end;
+        raise(&bias, rows, &keys, &mut block.s[strip.open.start..]); // (F2)
         memory_max(isa, &strip.open, block.s, max);
     }
     for edge in strip.edges() {
-        hide(factors, &bias, &edge, I::Tile::ROWS, block);
+        hide::<I>(factors, &bias, &edge, block);
         memory_max(isa, &edge, block.s, max);
     }
     Some(strip)
+}
+
+/// Adds a bias to the scores of `rows` with `keys`.
+#[inline(always)]
+fn raise(bias: &Option<Raise<'_>>, rows: &Range<usize>, keys: &Range<usize>, s: &mut [f32]) {
+    let Some(bias) = bias else { return };
+    for (i, row) in rows.clone().zip(s.chunks_mut(STRIDE)) {
+        bias.add_row(i, keys.clone(), &mut row[..keys.len()]);
+    }
 }
 
 /// The maxima of rows of scores in memory.
@@ -197,11 +230,11 @@ pub fn slope<I: Isa>(isa: I, tanh: I::F32) -> I::F32 {
 
 /// (F2) adds the bias, notes which pairs of some columns are visible, and sets S = −∞ where they are
 /// not.
-fn hide(
+#[inline(always)]
+fn hide<I: Isa>(
     factors: &Factors<'_, '_>,
     bias: &Option<Raise<'_>>,
     edge: &Range<usize>,
-    height: usize,
     block: &mut Block<'_>,
 ) {
     let Factors { rule, rows, cols, .. } = factors;
@@ -209,7 +242,7 @@ fn hide(
         return;
     }
     let keys = cols.start + edge.start..cols.end.min(cols.start + edge.end);
-    for r in 0..height {
+    for r in 0..I::Tile::ROWS {
         let s = &mut block.s[r * STRIDE..][edge.clone()];
         let visible = &mut block.visible[r * MAX_KEYS..][edge.clone()];
         let i = rows.start + r;
