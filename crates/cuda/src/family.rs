@@ -75,6 +75,7 @@ impl Family {
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("fused.cuh", include_str!("kernels/fused.cuh")),
                 ("portable.cu", include_str!("kernels/portable.cu")),
             ],
             Family::Second => &[
@@ -82,6 +83,7 @@ impl Family {
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("fused.cuh", include_str!("kernels/fused.cuh")),
                 ("second.cuh", include_str!("kernels/second.cuh")),
                 ("portable_second.cu", include_str!("kernels/portable_second.cu")),
             ],

@@ -169,11 +169,24 @@ impl Variant {
     /// The names of its kernels.
     pub fn kernels(&self) -> &'static [&'static str] {
         let options = self.defines.contains(&("OPTIONS", "1".to_string()));
+        let fuses = self.define("CD") == 64 && self.define("CE") == 64;
         match self.family {
+            Family::Portable if fuses && options => {
+                &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks", "dbias"]
+            }
+            Family::Portable if fuses => {
+                &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks"]
+            }
             Family::Portable if options => {
                 &["forward", "delta", "queries", "keys", "dsinks", "dbias"]
             }
             Family::Portable => &["forward", "delta", "queries", "keys", "dsinks"],
+            Family::Second if fuses && options => {
+                &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks", "gbias"]
+            }
+            Family::Second if fuses => {
+                &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks"]
+            }
             Family::Second if options => {
                 &["tangents", "rows", "queries", "keys", "gsinks", "gbias"]
             }

@@ -72,7 +72,9 @@ template <int N> DEV void fetch(float (&to)[N], const float* from) {
 
 // product += a·bᵀ, and moved += a1·bᵀ (if A1) + a·b1ᵀ (if B1), over `width` columns: what is read of shared memory serves
 // several products. A product has the same bits with A1 and B1 as without. UNROLLED: groups of four columns of a slab at a time.
-template <bool A1, bool B1, int UNROLLED = 1, class T, class U>
+// B_FIRST: a·b1ᵀ is added first: with a and b exchanged the sum has the same bits.
+// ROLLED: the first copy by the instructions of the others.
+template <bool A1, bool B1, int UNROLLED = 1, bool B_FIRST = false, bool ROLLED = false, class T, class U>
 DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&moved)[R][4], const RowsOf<T>& a, const RowsOf<T>& a1,
                             const RowsOf<U>& b, const RowsOf<U>& b1, int width) {
   auto copy = [&](int stage, int first) {
@@ -82,11 +84,13 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
     if (B1) copy_slab(slabs[3], b1, first, width);
   };
   __syncthreads();
-  copy(0, 0), copy_commit();
+  if (!ROLLED) copy(0, 0), copy_commit();
 #pragma unroll 1
-  for (int first = 0, stage = 0; first < width; first += DEPTH, stage ^= 1) {
+  for (int first = ROLLED ? -DEPTH : 0, stage = ROLLED; first < width; first += DEPTH, stage ^= 1) {
     if (first + DEPTH < width) copy(stage ^ 1, first + DEPTH);
-    copy_commit(), copy_wait<1>();
+    copy_commit();
+    if (ROLLED && first < 0) continue;
+    copy_wait<1>();
     __syncthreads();
     auto& slabs = shared.slabs[stage];
     const int y = place(R * ty(), 0), x = place(4 * tx(), 0);
@@ -108,8 +112,9 @@ DEV void add_products_moved(Shared& shared, float (&product)[R][4], float (&move
 #pragma unroll
           for (int c = 0; c < 4; c++) {
             product[r][c] = fmaf(u[i], w[c][i], product[r][c]);
+            if (B1 && B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
             if (A1) moved[r][c] = fmaf(u1[i], w[c][i], moved[r][c]);
-            if (B1) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
+            if (B1 && !B_FIRST) moved[r][c] = fmaf(u[i], w1[c][i], moved[r][c]);
           }
       }
     }

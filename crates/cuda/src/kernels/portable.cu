@@ -5,6 +5,7 @@
 //   delta     one number a row                                                                  (B1)
 //   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                 (B2)–(B5)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv   (B6), (B7)
+//   fused     as `keys`, with what its keys add to dq, which `collect` adds up                  (B2)–(B7)
 //   dsinks    a block owns one head                                                             (B8)
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias               (B9)
 //
@@ -26,8 +27,9 @@ DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head
 
 extern "C" __global__ void __launch_bounds__(THREADS) forward(const __grid_constant__ Call c) {
   __shared__ Shared shared;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const int block = last_first();
+  Task task = c.tasks[block / c.heads];
+  Head head(c, c.sequences[task.first], block % c.heads);
   const Sequence& s = head.s;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[s.first_tile + task.row_tile];
@@ -165,7 +167,7 @@ DEV void queries_of(const Call& c, Shared& shared, int block) {
       for (int e = 0; e < 4; e++)
         pair(head, x[r][e], dp[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], lse[r], delta[r], p, x[r][e]);
     publish(shared, x);
-    accumulate<CD>(shared, dq, k, c.first_dim, c.dim);
+    add_tile<CD>(dq, [&](float (&sum)[R][CD / 16]) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
   }
   store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
 }
@@ -173,11 +175,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   if (idle(c)) return;
   __shared__ Shared shared;
 #pragma unroll 1
-  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) queries_of(c, shared, block);
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) queries_of(c, shared, c.blocks - 1 - block);
 }
 
-DEV void keys_of(const Call& c, Shared& shared, int block) {
+// With SLOTS also what these keys add to the gradient of q.
+template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block, const SLOTS& slots) {
+  constexpr bool FUSED = SLOTS::FUSED;
   Task task = c.tasks[block / c.key_heads];
+  if (slots.lacks(task.key_tile)) return;
   const Sequence s = c.sequences[task.first];
   const int key_head = block % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
   const bool wants_dk = c.dk.data && c.first_dim < c.dim;
@@ -202,7 +207,7 @@ DEV void keys_of(const Call& c, Shared& shared, int block) {
       products(shared, x, k, q, c.dim);
 #if VALUES
       Rows dout = rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries);
-      if (wants_dk) products(shared, dp, v, dout, c.value_dim);
+      if (FUSED || wants_dk) products(shared, dp, v, dout, c.value_dim);
 #endif
 #pragma unroll
       for (int e = 0; e < 4; e++) {
@@ -223,6 +228,14 @@ DEV void keys_of(const Call& c, Shared& shared, int block) {
         publish(shared, ds);
         accumulate<CD>(shared, dk, q, c.first_dim, c.dim);
       }
+      if constexpr (FUSED) {
+        float dq[R][CD / 16];
+        clear<CD>(dq);
+        if (wants_dk) __syncthreads();
+        publish_across(shared, ds);
+        accumulate<CD>(shared, dq, k, c.first_dim, c.dim);
+        leave(c, slots, s, h, row, task.key_tile, dq);
+      }
     }
   }
   if (wants_dk) store<CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, Same{c.scale}, c.first_dim, c.dim, false);
@@ -234,8 +247,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   if (idle(c)) return;
   __shared__ Shared shared;
 #pragma unroll 1
-  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) keys_of(c, shared, block);
+  for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) keys_of(c, shared, block, NoSlots());
 }
+
+#if CD == 64 && CE == 64
+extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ Collected a) {
+  __shared__ Shared shared;
+  keys_of(a.c, shared, blockIdx.x, a.slots);
+}
+#endif
 
 #if OPTIONS
 extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ Call c) {

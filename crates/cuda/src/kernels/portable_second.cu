@@ -4,10 +4,11 @@
 //   rows      a warp owns a row: delta, u, z, gdout                                         (B1), (D4)–(D6), (J1), (J2)
 //   queries   a block owns 64 queries and walks the keys: gq                                           (D7)–(D10)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: gk, gv          (D11), (D12)
+//   fused     as `keys`, with what its keys add to gq, which `collect` adds up                         (D7)–(D12)
 //   gsinks    a block owns one head                                                                    (D14)
 //   gbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                      (D15)
 //
-// o is computed again in f32: delta, z and u·o would multiply the rounding of a narrower one. In forward mode the
+// Where o is not stored in f32, it is computed again: delta, z and u·o would multiply the rounding of a narrower one. In forward mode the
 // tangents stand for ddq, ddk, ddv, ddsinks and ddbias, and the first two kernels are all.
 //
 // Compile-time: as `portable.cu`.
@@ -16,8 +17,8 @@ template <bool BY_KEYS> DEV void scores(const Second& a, Shared& shared, float (
   Rows q = query_rows(a.c.q, head, row), k = key_rows(a.c.k, head, key);
   Rows ddq = query_rows(a.ddq, head, row), ddk = key_rows(a.ddk, head, key);
   if (a.ddq.data && a.ddk.data) {
-    if (BY_KEYS) add_products_moved<true, true>(shared, s, u, k, ddk, q, ddq, a.c.dim);
-    else add_products_moved<true, true>(shared, s, u, q, ddq, k, ddk, a.c.dim);
+    if (BY_KEYS) add_products_moved<true, true, 1, true, true>(shared, s, u, k, ddk, q, ddq, a.c.dim);
+    else add_products_moved<true, true, 1, false, true>(shared, s, u, q, ddq, k, ddk, a.c.dim);
     return;
   }
   add_products(shared, s, BY_KEYS ? k : q, BY_KEYS ? q : k, a.c.dim);
@@ -31,11 +32,11 @@ template <bool BY_KEYS> DEV void turns(const Second& a, Shared& shared, float (&
   Rows cot_o = query_rows(a.cot_o, head, row), ddv = key_rows(a.ddv, head, key);
   const int width = a.c.value_dim;
   if (a.ddv.data && a.cot_o.data) {
-    if (BY_KEYS) add_products_moved<true, true>(shared, dp, t, v, ddv, dout, cot_o, width);
-    else add_products_moved<true, true>(shared, dp, t, dout, cot_o, v, ddv, width);
+    if (BY_KEYS) add_products_moved<true, true, 1, true, true>(shared, dp, t, v, ddv, dout, cot_o, width);
+    else add_products_moved<true, true, 1, false, true>(shared, dp, t, dout, cot_o, v, ddv, width);
   } else if (a.ddv.data) {
-    if (BY_KEYS) add_products_moved<true, false>(shared, dp, t, v, ddv, dout, cot_o, width);
-    else add_products_moved<false, true>(shared, dp, t, dout, cot_o, v, ddv, width);
+    if (BY_KEYS) add_products_moved<true, false, 1, false, true>(shared, dp, t, v, ddv, dout, cot_o, width);
+    else add_products_moved<false, true, 1, false, true>(shared, dp, t, dout, cot_o, v, ddv, width);
   } else {
     add_products(shared, dp, BY_KEYS ? v : dout, BY_KEYS ? dout : v, width);
     if (a.cot_o.data) add_products(shared, t, BY_KEYS ? v : cot_o, BY_KEYS ? cot_o : v, width);
@@ -43,11 +44,15 @@ template <bool BY_KEYS> DEV void turns(const Second& a, Shared& shared, float (&
 #endif
 }
 
+// Whether o of the forward pass is there in f32.
+DEV bool has_o(const Second& a) { return STORAGE == 0 && a.c.o.data; }
+
 extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_constant__ Second a) {
   __shared__ Shared shared;
   const Call& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const int block = last_first();
+  Task task = c.tasks[block / c.heads];
+  Head head(c, c.sequences[task.first], block % c.heads);
   if (is_finite(a, head.s.batch, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
@@ -80,12 +85,17 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
       }
 #if VALUES
     Rows v = key_rows(c.v, head, key);
-    publish(shared, moved);
-    accumulate<CE>(shared, sum, v, c.first_value, c.value_dim);
-    __syncthreads();
-    publish(shared, p);
-    accumulate<CE>(shared, o, v, c.first_value, c.value_dim);
-    if (a.ddv.data) accumulate<CE>(shared, sum, key_rows(a.ddv, head, key), c.first_value, c.value_dim);
+#pragma unroll 1
+    for (int term = 0; term < (a.ddv.data ? 2 : 1); term++) {
+      if (term == 0) publish(shared, moved);
+      else publish(shared, p);
+      accumulate<CE>(shared, sum, term == 0 ? v : key_rows(a.ddv, head, key), c.first_value, c.value_dim);
+      __syncthreads();
+    }
+    if (!has_o(a)) {
+      publish(shared, p);
+      accumulate<CE>(shared, o, v, c.first_value, c.value_dim);
+    }
 #endif
   }
 #pragma unroll
@@ -101,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
 #if VALUES
   int count = head.s.queries - row;
   store<CE>(a.sum, head.s.batch, head.head, head.s.query_start + row, count, sum, Same{1}, c.first_value, c.value_dim, true);
-  store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
+  if (!has_o(a)) store<CE>(a.o32, head.s.batch, head.head, head.s.query_start + row, count, o, Same{1}, c.first_value, c.value_dim, true);
 #endif
 }
 
@@ -115,12 +125,14 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant
   float delta = 0, z = 0;
 #if VALUES
   int h = at / c.queries % c.heads;
-  const float *sum = (const float*)a.sum.data + at * c.value_dim, *o = (const float*)a.o32.data + at * c.value_dim;
+  const float* sum = (const float*)a.sum.data + at * c.value_dim;
+  const float* o = has_o(a) ? (const float*)c.o.data + b * c.o.batch + h * c.o.head + i * c.o.row : (const float*)a.o32.data + at * c.value_dim;
   const element* dout = (const element*)c.dout.data + b * c.dout.batch + h * c.dout.head + i * c.dout.row;
   const element* cot_o = (const element*)a.cot_o.data + b * a.cot_o.batch + h * a.cot_o.head + i * a.cot_o.row;
-  for (int e = lane; e < c.value_dim && n.seen != 0; e += 32) {
-    float g = fmaf(-n.u, o[e], sum[e]);
+  for (int e = lane; e < c.value_dim; e += 32) {
+    float g = n.seen != 0 ? fmaf(-n.u, o[e], sum[e]) : 0;
     if (a.gdout.data) ((element*)a.gdout.data)[b * a.gdout.batch + h * a.gdout.head + i * a.gdout.row + e] = rounded(g);
+    if (n.seen == 0) continue;
     if (c.dout.data) delta = fmaf(read(dout[e]), o[e], delta), z = fmaf(read(dout[e]), g, z);
     if (a.cot_o.data) z = fmaf(read(cot_o[e]), o[e], z);
   }
@@ -137,8 +149,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) rows(const __grid_constant
 extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_constant__ Second a) {
   __shared__ Shared shared;
   const Call& c = a.c;
-  Task task = c.tasks[blockIdx.x / c.heads];
-  Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
+  const int block = last_first();
+  Task task = c.tasks[block / c.heads];
+  Head head(c, c.sequences[task.first], block % c.heads);
   if (is_finite(a, head.s.batch, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
@@ -161,24 +174,29 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
         s[r][e] = pair.x, u[r][e] = pair.ds;
       }
     }
-    publish(shared, s);
-    accumulate<CD>(shared, gq, key_rows(c.k, head, key), c.first_dim, c.dim);
-    if (a.ddk.data) {
-      __syncthreads();
-      publish(shared, u);
-      accumulate<CD>(shared, gq, key_rows(a.ddk, head, key), c.first_dim, c.dim);
-    }
+    auto add_pairs = [&](float (&sum)[R][CD / 16]) {
+#pragma unroll 1
+      for (int term = 0; term < (a.ddk.data ? 2 : 1); term++) {
+        if (term == 0) publish(shared, s);
+        else publish(shared, u);
+        accumulate<CD>(shared, sum, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
+        __syncthreads();
+      }
+    };
+    add_tile<CD>(gq, add_pairs);
   }
   store<CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, c.first_dim, c.dim, false);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) {
+// With SLOTS also what these keys add to gq.
+template <class SLOTS> DEV void keys_of(const Second& a, const SLOTS& slots) {
+  constexpr bool FUSED = SLOTS::FUSED;
   __shared__ Shared shared;
   const Call& c = a.c;
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
-  if (is_finite(a, s.batch, key_head)) return;
+  if (is_finite(a, s.batch, key_head) || slots.lacks(task.key_tile)) return;
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
   float gk[R][CD / 16];
   clear<CD>(gk);
@@ -195,6 +213,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
       Tile tile = c.tiles[s.first_tile + row / SIDE];
       if (tile.end <= key || tile.begin >= key + SIDE) continue;
       float x[R][4] = {}, u[R][4] = {}, dp[R][4] = {}, t[R][4] = {};
+      float gq[R][CD / 16];
       scores<true>(a, shared, x, u, head, row, key);
       turns<true>(a, shared, dp, t, head, row, key);
 #pragma unroll
@@ -209,27 +228,35 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
           x[r][e] = pair.x, u[r][e] = pair.ds, dp[r][e] = pair.moved, t[r][e] = pair.p;
         }
       }
-      if (wants_gk) {
-        publish(shared, x);
-        accumulate<CD>(shared, gk, query_rows(c.q, head, row), c.first_dim, c.dim);
-        if (a.ddq.data) {
-          __syncthreads();
-          publish(shared, u);
-          accumulate<CD>(shared, gk, query_rows(a.ddq, head, row), c.first_dim, c.dim);
-        }
-      }
 #if VALUES
       if (wants_gv) {
-        __syncthreads();
-        publish(shared, dp);
-        accumulate<CE>(shared, gv, query_rows(c.dout, head, row), c.first_value, c.value_dim);
-        if (a.cot_o.data) {
+#pragma unroll 1
+        for (int term = 0; term < (a.cot_o.data ? 2 : 1); term++) {
+          if (term == 0) publish(shared, dp);
+          else publish(shared, t);
+          accumulate<CE>(shared, gv, query_rows(term == 0 ? c.dout : a.cot_o, head, row), c.first_value, c.value_dim);
           __syncthreads();
-          publish(shared, t);
-          accumulate<CE>(shared, gv, query_rows(a.cot_o, head, row), c.first_value, c.value_dim);
         }
       }
 #endif
+      if (FUSED) clear<CD>(gq);
+      // Both terms by the same instructions: twice as many would not fit the cache of instructions.
+#pragma unroll 1
+      for (int term = 0; term < 2; term++) {
+        if (wants_gk && (term == 0 || a.ddq.data)) {
+          if (term == 0) publish(shared, x);
+          else publish(shared, u);
+          accumulate<CD>(shared, gk, query_rows(term == 0 ? c.q : a.ddq, head, row), c.first_dim, c.dim);
+          __syncthreads();
+        }
+        if (FUSED && (term == 0 || a.ddk.data)) {
+          if (term == 0) publish_across(shared, x);
+          else publish_across(shared, u);
+          accumulate<CD>(shared, gq, key_rows(term == 0 ? c.k : a.ddk, head, key), c.first_dim, c.dim);
+          __syncthreads();
+        }
+      }
+      if constexpr (FUSED) leave(c, slots, s, h, row, task.key_tile, gq);
     }
   }
   if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
@@ -237,6 +264,15 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   if (wants_gv) store<CE>(a.gv, s.batch, key_head, s.key_start + key, s.keys - key, gv, Same{1}, c.first_value, c.value_dim, false);
 #endif
 }
+extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) { keys_of(a, NoSlots()); }
+
+#if CD == 64 && CE == 64
+struct FusedSecond {
+  Second a;
+  Slots slots;
+};
+extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ FusedSecond f) { keys_of(f.a, f.slots); }
+#endif
 
 #if OPTIONS
 extern "C" __global__ void __launch_bounds__(THREADS) gbias(const __grid_constant__ Second a) {

@@ -10,6 +10,7 @@ mod prepared;
 mod ready;
 mod rows;
 mod second;
+mod slots;
 mod tables;
 mod variants;
 mod window;

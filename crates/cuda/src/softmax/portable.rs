@@ -98,6 +98,11 @@ impl Call {
         Call { found, ..self }
     }
 
+    /// With another place for the gradient of q.
+    pub fn with_dq(self, dq: Tensor) -> Call {
+        Call { dq, ..self }
+    }
+
     /// Over other tiles.
     pub fn over(self, tasks: u64) -> Call {
         Call { tasks, ..self }
@@ -305,10 +310,18 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     let call = Call::new(job).unless(found);
     let rows = e.batch * e.query_heads * e.queries;
     launch_few(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
-    if call.dq.data != 0 {
-        each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
+    match &job.prepared.slots {
+        Some(slots) => {
+            let fused = call.over(job.table(job.prepared.tables.by_keys));
+            slots.run(job, kernels, threads(job), fused, (call, call.dq))?;
+        }
+        None => {
+            if call.dq.data != 0 {
+                each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
+            }
+            dk_and_dv(job, &call)?;
+        }
     }
-    dk_and_dv(job, &call)?;
     sinks_and_bias(job, &call)
 }
 

@@ -13,6 +13,17 @@ use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
 
+/// What tiles of keys add to the gradient of q, in memory that holds some tiles at a time.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slots {
+    pub room: Room,
+    /// The sums of the tiles before.
+    pub totals: Room,
+    /// The tiles of keys of the longest sequence, and those that the memory holds.
+    pub tiles: usize,
+    pub held: usize,
+}
+
 /// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
@@ -24,6 +35,8 @@ pub(crate) struct Prepared<'a> {
     pub tables: Tables,
     /// δ of every row, in the backward pass of the first two.
     pub delta: Room,
+    /// Where the portable kernels compute the gradient of q in the pass by keys.
+    pub slots: Option<Slots>,
     pub portable: Option<Arc<Kernels>>,
     /// The kernels of the level sm80, which take the place of portable ones.
     pub tensor: Option<(Arc<Kernels>, Variant)>,
@@ -76,6 +89,7 @@ impl<'a> Prepared<'a> {
             rows,
             tables,
             delta,
+            slots: None,
             portable: None,
             tensor: None,
             wide: None,
@@ -90,8 +104,8 @@ impl<'a> Prepared<'a> {
         Prepared { scores: Cow::Owned(self.scores.into_owned()), ..self }
     }
 
-    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. The first order
-    /// of a dense batch writes every element.
+    /// Whether kernels leave elements out: rows of no sequence, which get 0, and −∞ as their lse. In a dense
+    /// batch they write every element.
     pub fn leaves_rows(&self) -> bool {
         let e = &self.scores.extents;
         self.scores.sequences != Sequences::Dense

@@ -6,7 +6,7 @@ use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
 use crate::room::Layout;
-use crate::softmax::prepared::Prepared;
+use crate::softmax::prepared::{Prepared, Slots};
 use crate::softmax::second::{self, Between};
 use crate::softmax::variants::CONSUMER;
 use crate::softmax::{Job, hopper, portable};
@@ -43,7 +43,10 @@ impl<'a> Ready<'a> {
             _ => None,
         };
         let plan = match choose(&prepared, options)? {
-            Way::Portable => None,
+            Way::Portable => {
+                prepared.slots = slots(&prepared, &mut layout)?;
+                None
+            }
             Way::Tensor => {
                 let most = match options.level {
                     Level::Sm80Narrow => CONSUMER,
@@ -65,11 +68,6 @@ impl<'a> Ready<'a> {
         let mut ready = Ready { prepared, plan, between, scratch_bytes: layout.bytes() };
         ready.load(options)?;
         Ok(ready)
-    }
-
-    /// As [`Prepared::leaves_rows`]; and kernels of the second order leave rows out that see nothing.
-    fn leaves_rows(&self) -> bool {
-        self.between.is_some() || self.prepared.leaves_rows()
     }
 
     fn load(&mut self, options: &Options) -> Result<(), Error> {
@@ -108,7 +106,7 @@ impl<'a> Ready<'a> {
                 prepared.tensor_second = Some(prepared.load(variant)?);
             }
         }
-        let fills = self.leaves_rows() || self.plan.is_some();
+        let fills = self.prepared.leaves_rows() || self.plan.is_some();
         self.prepared.parts.load_moves(fills)
     }
 }
@@ -137,7 +135,7 @@ impl ready::Ready for Ready<'_> {
 
     fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
         let job: &Job<'_> = &job.of(&self.prepared);
-        if self.leaves_rows() {
+        if self.prepared.leaves_rows() {
             job.fill_results()?;
         }
         if self.prepared.computes_forward() {
@@ -155,6 +153,21 @@ impl ready::Ready for Ready<'_> {
         }
         Ok(())
     }
+}
+
+/// Slots for the gradient of q, where the portable kernels alone compute it.
+fn slots(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<Slots>, Error> {
+    let (own, others) = match prepared.pass {
+        Pass::Backward => ("dq", ["dk", "dv"]),
+        Pass::DoubleBackward => ("gq", ["gk", "gv"]),
+        _ => return Ok(None),
+    };
+    let on_tensor_cores = prepared.pass == Pass::DoubleBackward
+        && portable::tensor_second_variant(prepared).is_some();
+    if on_tensor_cores || !prepared.has(own) {
+        return Ok(None);
+    }
+    Slots::new(prepared, others, layout)
 }
 
 /// Whose kernels compute a pass.

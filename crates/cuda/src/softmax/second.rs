@@ -188,6 +188,11 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
     }
     let numbers = e.batch * e.query_heads * e.queries;
     launch("rows", numbers.div_ceil(threads as usize / 32), call)?;
+    let by_keys = call.over(job.table(job.prepared.tables.by_keys));
+    if let Some(slots) = &job.prepared.slots {
+        slots.run(job, kernels, threads, by_keys, (call.call, call.gq))?;
+        return sinks_and_bias(job, kernels, threads, call);
+    }
     if call.gq.is_there() {
         for first in parts(e.dim) {
             both("queries", by_queries, call.at(first, 0))?;
@@ -195,7 +200,6 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
     }
     let wanted = |tensor: Tensor, columns: usize| if tensor.is_there() { columns } else { 0 };
     let values = job.prepared.value_dim.unwrap_or(0);
-    let by_keys = call.over(job.table(job.prepared.tables.by_keys));
     let blocks = rows.by_keys.len() * e.key_heads;
     let mut dims = parts(wanted(call.gk, e.dim));
     let mut columns = parts(wanted(call.gv, values));
@@ -208,13 +212,26 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
         let at = by_keys.at(dim.unwrap_or(e.dim as i32), value.unwrap_or(values as i32));
         both("keys", blocks, at)?;
     }
+    sinks_and_bias(job, kernels, threads, call)
+}
+
+/// The gradients of the sinks and of the bias, if they have places.
+fn sinks_and_bias(
+    job: &Job<'_>,
+    kernels: &Kernels,
+    threads: u32,
+    call: Second,
+) -> Result<(), Error> {
+    let launch = |name: &str, blocks: usize, call: Second| {
+        job.queue.launch(kernels.get(name)?, blocks as u64, (threads, 0), &call)
+    };
     if call.gsinks != 0 {
-        launch("gsinks", e.query_heads, call)?;
+        launch("gsinks", job.scores().extents.query_heads, call)?;
     }
     if call.gbias.is_there() {
         let heads = job.scores().bias.map_or(0, |bias| bias.heads);
         let by_pairs = call.over(job.table(job.prepared.tables.by_pairs));
-        launch("gbias", rows.by_pairs.len() * heads, by_pairs)?;
+        launch("gbias", job.prepared.rows.by_pairs.len() * heads, by_pairs)?;
     }
     Ok(())
 }
