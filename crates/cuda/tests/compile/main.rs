@@ -111,6 +111,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::HopperLinear | Family::HopperBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
+        Family::TensorF32 => is("CE", "128"),
         Family::HopperCrossEntropy
         | Family::Moves
         | Family::Peak
