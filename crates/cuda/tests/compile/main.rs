@@ -204,7 +204,7 @@ fn every_variant_of_linear_cross_entropy() {
 #[test]
 #[ignore = "compiles for ten minutes"]
 fn every_variant_of_sm80() {
-    compile_families(&[Family::Tensor, Family::TensorWide, Family::LazyTensor]);
+    compile_families(&[Family::Tensor, Family::TensorWide, Family::TensorF32, Family::LazyTensor]);
 }
 
 #[test]
