@@ -74,6 +74,7 @@ def like(*tensors: torch.Tensor) -> Tensors:
 FLASH = {"precision": "flash"}
 FINITE = {"precision": "flash", "assume_finite": True}
 SM80 = {"precision": "flash", "level": "sm80"}
+F32 = {"tf32": {"precision": "tf32"}, "bf16x3": {"precision": "bf16x3"}, "strict": {}}
 
 
 # attention
@@ -106,9 +107,9 @@ def sdpa(backend: SDPBackend, causal: bool) -> Callable:
     return call
 
 
-def attention(bench: Bench, dim: int, causal: bool, backward: bool) -> list[Contender]:
+def attention(bench: Bench, dim: int, causal: bool, backward: bool, dtype: torch.dtype = torch.bfloat16) -> list[Contender]:
     shape = (4, 16, bench.size(4096), dim)
-    q, k, v, dout = (bench.randn(*shape) for _ in range(4))
+    q, k, v, dout = (bench.randn(*shape, dtype=dtype) for _ in range(4))
     problem = heads_problem("attention", shape, **(CAUSAL if causal else {}))
     o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
     inputs = {"q": q, "k": k, "v": v}
@@ -118,21 +119,25 @@ def attention(bench: Bench, dim: int, causal: bool, backward: bool) -> list[Cont
         "PyTorch cuDNN": lambda: sdpa(SDPBackend.CUDNN_ATTENTION, causal),
         "PyTorch flex": lambda: flex(bench, shape[2], causal),
     }
+    if dtype == torch.float32:
+        calls = {"PyTorch efficient": lambda: sdpa(SDPBackend.EFFICIENT_ATTENTION, causal)}
     if not backward:
         contenders = [bench.etalon(f"etalon {name}", problem, forward, results=(o,), **options)
-                      for name, options in [("flash", FLASH), ("sm80", SM80)]]  # fmt: skip
+                      for name, options in (F32.items() if dtype == torch.float32 else [("flash", FLASH), ("sm80", SM80)])]  # fmt: skip
 
         def peer_forward(make):
             call = make()
             return lambda: (call(q, k, v),)
 
         return contenders + [bench.peer(name, lambda make=make: peer_forward(make)) for name, make in calls.items()]
-    first = bench.etalon("", problem, forward, results=(o,), **FLASH)
+    first = bench.etalon("", problem, forward, results=(o,), **FLASH)  # of f32 the same as strict
     first.run()
     gradients = like(q, k, v)
     saved = {**inputs, "o": o, "lse": lse, "dout": dout}
     second = ("backward", saved, dict(zip(("dq", "dk", "dv"), gradients)))
     options = [("flash, finite", FINITE), ("flash", FLASH), ("sm80", SM80)]
+    if dtype == torch.float32:
+        options = F32.items()
     contenders = [bench.etalon(f"etalon {name}", problem, second, results=gradients, **x) for name, x in options]
     wanted = [x.detach().clone().requires_grad_() for x in (q, k, v)]
 
@@ -334,6 +339,8 @@ for _dim, _causal in [(128, True), (64, True), (128, False)]:
     for _pass in ["forward", "backward"]:
         _mask = "causal" if _causal else "full"
         ROWS[f"attention-{_pass}-{_dim}-{_mask}"] = lambda bench, x=(_dim, _causal, _pass == "backward"): attention(bench, *x)
+for _pass in ["forward", "backward"]:
+    ROWS[f"attention-{_pass}-f32"] = lambda bench, x=(128, True, _pass == "backward"): attention(bench, *x, torch.float32)
 ROWS |= {
     "second-order-f32": lambda bench: second_order(bench, torch.float32),
     "second-order-bf16": lambda bench: second_order(bench, torch.bfloat16),

@@ -9,7 +9,7 @@
 # racecheck follows only the lane of a warp that arrives at a barrier. With the feature `racecheck` kernels are compiled
 # so that all lanes arrive, and racecheck sees what each of them has read.
 #
-# SANITIZER names the program, LEVELS the levels (sm90a sm80 portable), LOGS a folder that keeps what was printed.
+# SANITIZER names the program, LEVELS the levels (sm90a sm80 tf32 bf16x3 portable), LOGS a folder that keeps what was printed.
 set -uo pipefail
 
 if [ $# -lt 2 ]; then
@@ -19,7 +19,7 @@ fi
 etalon=$1
 shift
 sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
-levels=${LEVELS:-sm90a sm80 portable}
+levels=${LEVELS:-sm90a sm80 tf32 bf16x3 portable}
 logs=${LOGS:-$(mktemp -d)}
 mkdir -p "$logs"
 

@@ -138,6 +138,7 @@ impl Archive {
             }
             Family::Tensor
             | Family::TensorWide
+            | Family::TensorF32
             | Family::LazyTensor
             | Family::LinearTensor
             | Family::TensorPeak => self.level.is_empty() || self.level.contains(&Level::Sm80),

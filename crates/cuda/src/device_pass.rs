@@ -145,7 +145,7 @@ impl DevicePass {
         let table = problem.checked_table(pass)?;
         let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
         storage.refuse_f64()?;
-        offers(options.level, problem.algorithm(), pass, storage)?;
+        offers(options, problem.algorithm(), pass, storage)?;
         let held = workspace.device(options.device)?;
         let holds = |name: &str, result: bool| {
             (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)

@@ -15,6 +15,8 @@ pub enum Family {
     Tensor,
     /// Their backward pass on them, of wider operands.
     TensorWide,
+    /// Their first order on them, of f32.
+    TensorF32,
     /// Their second order on them, of bf16.
     TensorSecond,
     /// Their forward pass on the tensor cores of compute capability 9.0.
@@ -45,13 +47,14 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 19] = [
+    pub const ALL: [Family; 20] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
         Family::LazyTensor,
         Family::Tensor,
         Family::TensorWide,
+        Family::TensorF32,
         Family::TensorSecond,
         Family::HopperForward,
         Family::HopperBackward,
@@ -99,7 +102,9 @@ impl Family {
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
                 ("lazy.cuh", include_str!("kernels/lazy.cuh")),
                 ("lazy_sm80.cuh", include_str!("kernels/lazy_sm80.cuh")),
                 ("lazy_sm80_forward.cu", include_str!("kernels/lazy_sm80_forward.cu")),
@@ -109,7 +114,9 @@ impl Family {
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
                 ("sm80.cuh", include_str!("kernels/sm80.cuh")),
                 ("sm80_forward.cu", include_str!("kernels/sm80_forward.cu")),
                 ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
@@ -118,15 +125,30 @@ impl Family {
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
                 ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+            ],
+            Family::TensorF32 => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
+                ("mma_f32.cuh", include_str!("kernels/mma_f32.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
+                ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_forward.cu", include_str!("kernels/sm80_forward.cu")),
                 ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
             ],
             Family::TensorSecond => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
                 ("second.cuh", include_str!("kernels/second.cuh")),
                 ("sm80_second.cu", include_str!("kernels/sm80_second.cu")),
             ],
@@ -191,7 +213,9 @@ impl Family {
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
                 ("linear.cuh", include_str!("kernels/linear.cuh")),
                 ("linear_flow.cuh", include_str!("kernels/linear_flow.cuh")),
                 ("linear_sm80.cu", include_str!("kernels/linear_sm80.cu")),
@@ -212,6 +236,7 @@ impl Family {
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
                 ("peak.cu", include_str!("kernels/peak.cu")),
             ],
@@ -243,6 +268,8 @@ impl Family {
             | Family::HopperCrossEntropy
             | Family::HopperLinear
             | Family::HopperPeak => &["sm_90a"],
+            // Whatever the architecture, the same shared memory and the same tiles.
+            Family::TensorF32 => &["sm_80", "sm_90", "sm_120"],
             _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }

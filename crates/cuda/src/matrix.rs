@@ -40,6 +40,14 @@ pub fn every_variant() -> Vec<Variant> {
             }
         }
     }
+    for (dim, value_dim) in
+        [64, 128].into_iter().flat_map(|x| [None, Some(64), Some(128)].map(|y| (x, y)))
+    {
+        for (bf16x3, options) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
+            let of = |whole| Variant::tensor_f32(bf16x3, dim, value_dim, [options, whole]);
+            all.extend(FLAGS.map(of));
+        }
+    }
     for (storage, width) in [F32, Bf16, F16].into_iter().flat_map(|x| WIDTHS.map(|y| (x, y))) {
         all.extend(FLAGS.map(|second| Variant::linear(storage, width, second)));
         for other in [64, 128] {

@@ -15,7 +15,8 @@ named! {
         Auto = "auto",
         /// Fused multiply-adds in f32: every option, on every device from compute capability 8.0 on.
         Portable = "portable",
-        /// The same tiles on tensor cores, of every device: [`Precision::Flash`] alone.
+        /// The same tiles on tensor cores, of every device: [`Precision::Flash`], and of f32 [`Precision::Tf32`]
+        /// and [`Precision::Bf16x3`].
         Sm80 = "sm80",
         /// The same with the shared memory that every device has: at most 101,376 bytes a block.
         Sm80Narrow = "sm80-99k",
@@ -25,7 +26,8 @@ named! {
 }
 
 named! {
-    /// How much a pass may round between its inputs and its results. Sums are f32 in either case.
+    /// How much a pass may round between its inputs and its results. Sums are f32 in any case. What a precision
+    /// permits is done where there are such kernels; others are stricter.
     #[derive(Default)]
     Precision, "precision" {
         /// Nothing is stored in less than f32: the profile `f32-strict` for every storage type.
@@ -34,6 +36,12 @@ named! {
         /// P and dS may be rounded to the storage type before they are multiplied: the profiles
         /// `bf16-flash` and `f16-flash`. For f32 storage the same as [`Precision::Strict`].
         Flash = "flash",
+        /// For f32 storage, factors of matrix products may be rounded to tf32, which has 11 bits: the profile
+        /// `f32-tf32`. For others the same as [`Precision::Strict`].
+        Tf32 = "tf32",
+        /// For f32 storage, factors of matrix products may be sums of two numbers in bf16, and their product three
+        /// products of these: the profile `f32-bf16x3`. For others the same as [`Precision::Strict`].
+        Bf16x3 = "bf16x3",
     }
 }
 
@@ -56,11 +64,16 @@ impl Level {
 }
 
 impl Precision {
-    /// Why tensor cores may not compute a pass, if so.
+    /// Why tensor cores may not multiply factors in the storage type, if so.
     pub(crate) fn refuses_tensor_cores(self) -> Option<&'static str> {
         let reason =
             "tensor cores take factors in the storage type, which the precision `flash` permits";
-        (self == Precision::Strict).then_some(reason)
+        (self != Precision::Flash).then_some(reason)
+    }
+
+    /// Whether tensor cores may multiply f32.
+    pub(crate) fn narrows_f32(self) -> bool {
+        matches!(self, Precision::Tf32 | Precision::Bf16x3)
     }
 }
 

@@ -18,7 +18,8 @@ impl Unit {
         let narrow = matches!(storage, Dtype::Bf16 | Dtype::F16);
         Ok(match (options.precision, options.level) {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
-            _ if !narrow => Unit::Ffma,
+            (precision, _) if !narrow && precision.narrows_f32() => Unit::Mma,
+            (precision, _) if !narrow || precision != Precision::Flash => Unit::Ffma,
             (_, Level::Sm90a | Level::Auto) if held.device.is_hopper() => Unit::Wgmma,
             _ => Unit::Mma,
         })
@@ -46,7 +47,7 @@ const TIMES: usize = 3;
 /// A time is at least so many ns, so that launching is no part of it.
 const ENOUGH: f64 = 2e6;
 
-/// GFLOP/s of a unit on numbers of a storage type. It is measured anew with every call, in some milliseconds; a device
+/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with every call, in some milliseconds; a device
 /// that is limited by its power does less over seconds. Fails where the device does not have the unit.
 pub fn peak_gflops(
     workspace: &Workspace,

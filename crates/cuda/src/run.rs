@@ -65,7 +65,7 @@ pub fn run_in(
     let table = problem.checked_table(pass)?;
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
-    offers(options.level, problem.algorithm(), pass, storage)?;
+    offers(options, problem.algorithm(), pass, storage)?;
     if let Problem::LinearAttention(problem) = problem {
         check_log_decays(problem, pass, inputs)?;
     }
@@ -73,17 +73,32 @@ pub fn run_in(
     host::run(&held, problem, (pass, storage), &table, inputs, outputs, options)
 }
 
-/// Fails where a level has no kernel for a pass in a storage type, whatever the problem and the device.
-pub fn offers(level: Level, algorithm: Algorithm, pass: Pass, storage: Dtype) -> Result<(), Error> {
+/// Fails where the level of the options has no kernel for a pass in a storage type with their precision, whatever
+/// the problem and the device.
+pub fn offers(
+    options: &Options,
+    algorithm: Algorithm,
+    pass: Pass,
+    storage: Dtype,
+) -> Result<(), Error> {
     has_kernels(algorithm, pass)?;
     let refuse = |reason: &str| {
         let what = format!("{algorithm} {pass} in {storage}");
         Err(Error::Unsupported { what, reason: reason.to_string() })
     };
-    match (level, storage) {
+    match (options.level, storage) {
         (_, Dtype::F64) => refuse("cuda stores f32, bf16 or f16"),
+        (Level::Sm80 | Level::Sm80Narrow, Dtype::F32) if options.precision.narrows_f32() => {
+            match (algorithm, pass) {
+                (
+                    Algorithm::Attention | Algorithm::AttentionLse,
+                    Pass::Forward | Pass::Backward,
+                ) => Ok(()),
+                _ => refuse("tensor cores multiply f32 in the first order of attention alone"),
+            }
+        }
         (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a, Dtype::F32) => {
-            refuse("tensor cores multiply bf16 and f16")
+            refuse("tensor cores multiply bf16 and f16, and f32 on sm80 with `tf32` and `bf16x3`")
         }
         (Level::Sm80 | Level::Sm80Narrow, _) if !has_sm80(algorithm, pass) => {
             refuse("not written yet for sm80")

@@ -50,7 +50,7 @@ pub fn time(
     let table = problem.checked_table(pass)?;
     let storage = check(&table, inputs, options.recompute)?;
     storage.refuse_f64()?;
-    offers(options.level, problem.algorithm(), pass, storage)?;
+    offers(options, problem.algorithm(), pass, storage)?;
     let held = workspace.device(options.device)?;
     let call = (pass, storage);
     let placed = Placed::new(&held, problem, call, &table, inputs, None, options)?;

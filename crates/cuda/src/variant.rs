@@ -162,6 +162,9 @@ impl Variant {
             Unit::Mma => (Family::TensorPeak, storage),
             Unit::Wgmma => (Family::HopperPeak, storage),
         };
+        // tf32 has half of the rate of bf16, three products of bf16 a third.
+        let storage =
+            if unit != Unit::Ffma && storage == Dtype::F32 { Dtype::Bf16 } else { storage };
         let unit = ("UNIT", (unit as u8).to_string());
         Variant { family, defines: vec![("STORAGE", number(storage)), unit] }
     }
@@ -199,6 +202,7 @@ impl Variant {
             Family::Tensor if self.define("CD") > 128 => &["forward"],
             Family::Tensor if options => &["forward", "queries", "keys", "dbias"],
             Family::Tensor => &["forward", "queries", "keys"],
+            Family::TensorF32 => &["forward", "queries", "keys"],
             Family::TensorWide if self.define("VALUES") == 0 => &["queries", "keys"],
             Family::TensorWide => &["queries", "keys", "values"],
             Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
@@ -347,6 +351,17 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::Tensor, "forward") => {
             let (rows, keys) = if cd > 128 { (64, 32) } else { (128, 64) };
             2 * rows * cd + 4 * keys * (cd + ce)
+        }
+        // q; k and v, or two stages of k.
+        (Family::TensorF32, "forward") => {
+            let walked = if variant.define("VALUES") > 0 { cd + ce } else { 2 * cd };
+            4 * 128 * cd + 4 * 32 * walked
+        }
+        // What a block owns, and what it walks with two numbers a row.
+        (Family::TensorF32, _) => {
+            let columns = cd + variant.define("VALUES") * ce;
+            let stages = if columns > 192 { 1 } else { 2 };
+            4 * 64 * columns + stages * (4 * 32 * columns + 8 * 32)
         }
         // q, k, dout and v.
         (Family::Tensor, "dbias") => 4 * 64 * (cd + variant.define("VALUES") * ce),

@@ -58,7 +58,9 @@ fn a_folder_without_a_compiler_is_an_error_and_no_other_compiler_is_taken() {
 
 #[test]
 fn passes_without_kernels_say_so() {
-    let of = |level, algorithm, pass, storage| offers(level, algorithm, pass, storage);
+    let of = |level, algorithm, pass, storage| {
+        offers(&Options { level, ..Options::default() }, algorithm, pass, storage)
+    };
     let (attention, lse) = (Algorithm::Attention, Algorithm::AttentionLse);
     assert_eq!(of(Level::Portable, attention, Pass::Jvp, Dtype::F16), Ok(()));
     assert_eq!(of(Level::Auto, Algorithm::LinearAttention, Pass::Step, Dtype::F16), Ok(()));
@@ -74,6 +76,11 @@ fn passes_without_kernels_say_so() {
         let refused = of(level, algorithm, pass, storage);
         assert!(matches!(refused, Err(Error::Unsupported { .. })), "{algorithm} {pass} {level}");
     }
+    let tf32 = Options { level: Level::Sm80, precision: Precision::Tf32, ..Options::default() };
+    let of_tf32 = |algorithm, pass| offers(&tf32, algorithm, pass, Dtype::F32);
+    assert_eq!(of_tf32(attention, Pass::Backward), Ok(()));
+    assert!(of_tf32(attention, Pass::Jvp).is_err());
+    assert!(of_tf32(Algorithm::LazyAttention, Pass::Forward).is_err());
     let q = Array4::<f32>::zeros((1, 2, 3, 8));
     let lazy: Problem = etalon_problem::LazyAttention::new(Extents {
         batch: 1,

@@ -54,6 +54,14 @@ const F32_STRICT: Profile = Profile {
     rescale_lag: 8.0 * std::f64::consts::LN_2, // a rescale only when the maximum grows 2⁸-fold
 };
 
+/// Sums in f32 of products whose factors are each the sum of two numbers in bf16, without the products of
+/// the two smaller ones.
+const F32_BF16X3: Profile = Profile {
+    name: "f32-bf16x3",
+    factor: 1.0 / 65536.0, // 2⁻¹⁶: 2⁻¹⁷ that both numbers miss, and half of the product left out
+    ..F32_STRICT
+};
+
 /// Sums in f32 of products whose factors lose all but ten bits, rounded or cut off.
 const F32_TF32: Profile = Profile {
     name: "f32-tf32",
@@ -74,7 +82,7 @@ impl fmt::Display for Profile {
 
 impl Profile {
     /// Every profile, strictest first.
-    pub const ALL: [Profile; 5] = [
+    pub const ALL: [Profile; 6] = [
         Profile {
             name: "f64",
             accumulator: Dtype::F64,
@@ -84,6 +92,7 @@ impl Profile {
             ..F32_STRICT
         },
         F32_STRICT,
+        F32_BF16X3,
         F32_TF32,
         flash("f16-flash", Dtype::F16),
         flash("bf16-flash", Dtype::Bf16),
@@ -100,6 +109,16 @@ impl Profile {
     /// What etalon's own tiers promise for operands stored in `dtype`.
     pub fn strict(dtype: Dtype) -> Profile {
         if dtype == Dtype::F64 { Profile::ALL[0] } else { F32_STRICT }
+    }
+
+    /// What kernels promise that multiply f32 rounded to tf32.
+    pub fn tf32() -> Profile {
+        F32_TF32
+    }
+
+    /// What kernels promise that multiply f32 as sums of two numbers in bf16.
+    pub fn bf16x3() -> Profile {
+        F32_BF16X3
     }
 
     /// What kernels promise that round P and dS to the storage type: the flash profile of 16-bit types,

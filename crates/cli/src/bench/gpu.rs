@@ -96,6 +96,6 @@ impl Gpu {
 
     /// Why the tier has no kernel for a pass, if so.
     pub fn refuses(&self, problem: &Problem, pass: Pass) -> Result<(), Error> {
-        etalon_cuda::offers(self.options.level, problem.algorithm(), pass, self.dtype)
+        etalon_cuda::offers(&self.options, problem.algorithm(), pass, self.dtype)
     }
 }

@@ -353,7 +353,10 @@ fn unknown_names_are_answered_with_the_known_ones() {
     let line = bench.refused("forward", &["--tier", "simd/avx"]);
     assert!(line.contains(", found simd/avx; did you mean \"simd/avx"), "{line}");
     let line = bench.refused("forward", &["--profile", "f8-flash"]);
-    assert!(line.starts_with("`profile` must be one of f64, f32-strict, f32-tf32"), "{line}");
+    assert!(
+        line.starts_with("`profile` must be one of f64, f32-strict, f32-bf16x3, f32-tf32"),
+        "{line}"
+    );
     assert!(line.contains("did you mean \"f16-flash\"?"), "{line}");
     let line = bench.refused("forward", &["--profile", "auto"]);
     assert_eq!(line, "--profile auto needs the results of a kernel");

@@ -34,8 +34,9 @@ pub(super) fn count_probe(trial: &Trial<'_>) -> Judgement {
         wrong.then(|| format!(" counts {} keys, not {n}", got.exp()))
     })?;
     let Some(o) = outputs.get("o") else { return Ok(None) };
-    // Eight roundings of the storage type or of f32.
-    let relative = 8.0 * o.dtype().unwrap_or(Dtype::F32).unit_roundoff();
+    // Eight roundings of the storage type or of f32, and what factors lose.
+    let stored = 8.0 * o.dtype().unwrap_or(Dtype::F32).unit_roundoff();
+    let relative = stored + 2.0 * trial.profile().factor;
     let o = o.to_f64("o")?;
     for ((b, h, i), &n) in counts.indexed_iter() {
         let mut tiles = vec![0; columns];

@@ -28,11 +28,11 @@ fn one_way(trial: &Trial<'_>, zero: &str) -> Judgement {
     let x = Arrays::of(&inputs)?;
     let sums = gradients(&problem, &x, &visible, -1.0);
     let sizes = gradients(&problem, &x.sizes(), &visible, 1.0);
-    // A profile may round P and dS once more before they are multiplied.
+    // A profile may round P and dS once more before they are multiplied, or as they are.
     let profile = trial.profile();
     let stored =
         [profile.p_store, profile.ds_store].into_iter().filter(|x| *x != profile.accumulator);
-    let stored = stored.map(Dtype::unit_roundoff).fold(0.0, f64::max);
+    let stored = stored.map(Dtype::unit_roundoff).fold(2.0 * profile.factor, f64::max);
     worst(sums.iter().zip(sizes.iter()).map(|((name, sums), (_, sizes))| {
         let u = outputs[name].dtype().unwrap_or(Dtype::F32).unit_roundoff();
         // P errs by the rounding of lse (up to ln 512 = 6.2), of exp and of its argument.

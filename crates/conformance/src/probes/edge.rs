@@ -88,5 +88,5 @@ fn one_way(trial: &Trial<'_>, parity: usize) -> Judgement {
             sizes.add_neighbour(&x_sizes, row, [b, h / visible.group(), next], dp);
         }
     }
-    compare(&trial.ask(&problem, &inputs)?, &y, &sizes, everywhere)
+    compare((&trial.ask(&problem, &inputs)?, trial.profile()), &y, &sizes, everywhere)
 }

@@ -66,6 +66,11 @@ fn declared(profile: &Profile, x: f64) -> f64 {
     profile.exp_constant + profile.exp_slope * x.abs()
 }
 
+/// What a product loses of its factors, in roundoffs of a type.
+fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
+    2.0 * profile.factor / dtype.unit_roundoff()
+}
+
 /// Whether weights are kept as exactly as they are computed.
 fn keeps_weights(profile: &Profile) -> bool {
     profile.accumulator == Dtype::F32 && profile.p_store == Dtype::F32
@@ -76,6 +81,7 @@ pub(super) fn exp_probe(trial: &Trial<'_>) -> Judgement {
         return Ok(None);
     }
     let (points, mut errors) = (points(), Errors::of(Dtype::F32));
+    let behind = BEHIND + narrowed(trial.profile(), Dtype::F32);
     // The first key has the larger score, so that no maximum grows.
     for [sign, first, second] in [[-1.0, 0.0, 1.0], [1.0, 1.0, 0.0]] {
         let mut scores = Scores::new(extents(points.len(), 2));
@@ -89,7 +95,7 @@ pub(super) fn exp_probe(trial: &Trial<'_>) -> Judgement {
         let o = trial.ask(&problem, &inputs)?["o"].to_f64("o")?;
         for (i, &x) in points.iter().enumerate() {
             let got = o[[0, 0, i, 1]] / o[[0, 0, i, 0]] * x.exp();
-            errors.add("e^−x · exp", -x, got, 1.0, declared(trial.profile(), x) + BEHIND);
+            errors.add("e^−x · exp", -x, got, 1.0, declared(trial.profile(), x) + behind);
         }
     }
     errors.judgement()
@@ -153,6 +159,7 @@ const BEHIND_DECAY: f64 = 5.0;
 pub(crate) fn decay_probe(trial: &Trial<'_>) -> Judgement {
     let points: Vec<f64> = points().into_iter().filter(|x| *x < 80.0).step_by(2).collect();
     let mut errors = Errors::of(trial.case.dtype);
+    let behind = BEHIND_DECAY + narrowed(trial.profile(), trial.case.dtype);
     for (decay, batch, heads) in
         [(Decay::PerToken, points.len(), 1), (Decay::PerHead, 1, points.len())]
     {
@@ -165,7 +172,7 @@ pub(crate) fn decay_probe(trial: &Trial<'_>) -> Judgement {
             for name in ["o", "final_state"] {
                 let got = outputs[name].to_f64(name)?;
                 for (&x, &got) in points.iter().zip(&got) {
-                    let limit = declared(trial.profile(), x) + x + BEHIND_DECAY;
+                    let limit = declared(trial.profile(), x) + x + behind;
                     errors.add("e^−x · exp", -x, got * x.exp(), 1.0, limit);
                 }
             }

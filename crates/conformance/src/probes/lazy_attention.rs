@@ -59,7 +59,7 @@ pub(super) fn kink_probe(trial: &Trial<'_>) -> Judgement {
             add_dtau(&mut y, &x, row, key, 1.0);
         }
     }
-    compare(&trial.ask(&problem, &inputs)?, &y, &sizes, everywhere)
+    compare((&trial.ask(&problem, &inputs)?, trial.profile()), &y, &sizes, everywhere)
 }
 
 /// q is 0 and the bias climbs by 18 with each distance, from 36: each row's weight lies on the farthest
@@ -128,7 +128,9 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
         }
     }
     let outputs = trial.ask(&problem, &inputs)?;
-    compare(&outputs, &y, &sizes, |name, at| !matches!(name, "o" | "lse") || counted(at))
+    compare((&outputs, trial.profile()), &y, &sizes, |name, at| {
+        !matches!(name, "o" | "lse") || counted(at)
+    })
 }
 
 /// Of every row that reaches a visible key: the distance of the farthest one, and which it is; and the

@@ -12,10 +12,11 @@ use etalon_problem::{Algorithm, Dtype, Error, Pass};
 use ndarray::Array1;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
-/// One level of the cuda tier, on the first device.
+/// One level of the cuda tier, or a precision of f32 on the level sm80, on the first device.
 #[derive(Debug, Clone, Copy)]
 pub struct Cuda {
     level: Level,
+    precision: Precision,
 }
 
 /// The devices and what was compiled for them.
@@ -24,15 +25,25 @@ static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| Workspace::with(Setting
 impl Cuda {
     /// A level, whether this machine has it or not.
     pub fn new(level: Level) -> Self {
-        Cuda { level }
+        let precision = match level {
+            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Precision::Flash,
+            _ => Precision::Strict,
+        };
+        Cuda { level, precision }
+    }
+
+    /// The tensor cores of every device on f32, as a precision lets them multiply it.
+    fn of_f32(precision: Precision) -> Self {
+        Cuda { level: Level::Sm80, precision }
     }
 
     /// The levels of this machine, and those that it lacks.
     pub fn levels() -> (Vec<Cuda>, Vec<Absent>) {
         let (mut present, mut absent) = (Vec::new(), Vec::new());
+        let flash = [Level::Sm90a, Level::Sm80, Level::Sm80Narrow].map(Cuda::new);
+        let of_f32 = [Precision::Tf32, Precision::Bf16x3].map(Cuda::of_f32);
         // The last one is what `cuda` alone stands for: the one that every caller may have.
-        for level in [Level::Sm90a, Level::Sm80, Level::Sm80Narrow, Level::Portable] {
-            let tier = Cuda::new(level);
+        for tier in flash.into_iter().chain(of_f32).chain([Cuda::new(Level::Portable)]) {
             match tier.missing() {
                 None => present.push(tier),
                 Some(reason) => absent.push(Absent { tier: tier.name(), reason }),
@@ -53,17 +64,17 @@ impl Cuda {
     }
 
     fn options(self, recompute: bool) -> Options {
-        let precision = match self.level {
-            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Precision::Flash,
-            _ => Precision::Strict,
-        };
-        Options { level: self.level, precision, recompute, ..Options::default() }
+        let Cuda { level, precision } = self;
+        Options { level, precision, recompute, ..Options::default() }
     }
 }
 
 impl Tier for Cuda {
     fn name(&self) -> String {
-        format!("cuda/{}", self.level)
+        match self.precision {
+            Precision::Tf32 | Precision::Bf16x3 => format!("cuda/{}", self.precision),
+            _ => format!("cuda/{}", self.level),
+        }
     }
 
     fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
@@ -71,7 +82,11 @@ impl Tier for Cuda {
         if let Some(reason) = self.missing() {
             return Err(reason);
         }
-        let offered = etalon_cuda::offers(self.level, algorithm, pass, dtype);
+        let of_f32 = matches!(self.precision, Precision::Tf32 | Precision::Bf16x3);
+        if of_f32 && dtype != Dtype::F32 {
+            return Err(format!("`{}` is a precision of f32", self.precision));
+        }
+        let offered = etalon_cuda::offers(&self.options(false), algorithm, pass, dtype);
         offered.map_err(|error| match error {
             Error::Unsupported { reason, .. } => reason,
             error => error.to_string(),
@@ -79,9 +94,11 @@ impl Tier for Cuda {
     }
 
     fn profile(&self, dtype: Dtype) -> Profile {
-        match self.level {
-            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Profile::flash(dtype),
-            _ => Profile::strict(dtype),
+        match self.precision {
+            Precision::Strict => Profile::strict(dtype),
+            Precision::Flash => Profile::flash(dtype),
+            Precision::Tf32 => Profile::tf32(),
+            Precision::Bf16x3 => Profile::bf16x3(),
         }
     }
 

@@ -1,27 +1,11 @@
-// Products of tiles of 16-bit elements on the tensor cores, from sm_80 on: four warps, f32 sums. A warp owns the rows
-// 16·M·warp .. of a product, as M fragments of 16 rows: thread `lane` has of fragment m the rows 16 m + lane/4 and 8 below,
-// and of every 8 columns the two from 2 (lane % 4) on: x[m][column / 8][2·(row below) + column % 2].
-//
-// A tile in shared memory lies in panels of 64 columns, with rows of 128 bytes whose 16-byte pieces are swizzled.
-constexpr int THREADS = 128, SIDE = 64;  // rows of the host's tiles
+// Products of tiles of 16-bit elements. A panel of a tile has 64 columns.
 #if STORAGE == 1
 #define TYPE "bf16"
 #else
 #define TYPE "f16"
 #endif
-DEV int lane_id() { return threadIdx.x % 32; }
-DEV int warp_id() { return threadIdx.x / 32; }
-// The order of blocks: all heads of a tile, where the mask is causal that with most keys first.
-struct Place { int task, head; };
-DEV Place drawn(int heads) {
-  int tasks = gridDim.x / heads;
-  return {tasks - 1 - (int)blockIdx.x / heads, (int)blockIdx.x % heads};
-}
-DEV u32 shared(const void* x) { return (u32)__cvta_generic_to_shared(x); }
 
 // ---- feed: cp.async --------------------------------------------------------------------------------------------------
-template <int N> DEV u32 place(u32 tile, int row, int piece) { return tile + piece / 8 * N * 128 + row * 128 + ((piece % 8 ^ (row & 7)) << 4); }
-
 // N rows of W columns, those below `width`; what is not there is 0. WHOLE: rows begin and end at multiples of 16 bytes.
 template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
   constexpr int LANES = W / 8, STEP = THREADS / LANES;  // threads of a row, rows at once
@@ -49,9 +33,6 @@ template <int N, int W> DEV void load_tile(u32 to, const Rows& x, int width) {
 }
 
 // ---- multiply: mma.sync ----------------------------------------------------------------------------------------------
-DEV void load_blocks(u32 from, u32 (&x)[4]) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
-}
 DEV void load_transposed(u32 from, u32 (&x)[4]) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
 }
@@ -60,11 +41,6 @@ DEV void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {  // d (16 
                : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 DEV u32 pack(float low, float high) { u32 x; asm("cvt.rn." TYPE "x2.f32 %0, %1, %2;" : "=r"(x) : "f"(high), "f"(low)); return x; }
-
-template <int M, int N> DEV void clear(float (&x)[M][N / 8][4]) {
-#pragma unroll
-  for (int i = 0; i < M * N / 2; i++) x[i / (N / 2)][i / 4 % (N / 8)][i % 4] = 0;
-}
 
 // product = a·bᵀ of tiles W columns wide: 64·M rows of a, N rows of b.
 template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], u32 a, u32 b) {
@@ -89,7 +65,8 @@ template <int M, int N, int W> DEV void products(float (&product)[M][N / 8][4], 
 }
 
 // Rounds factors to the storage type: the left operand of `accumulate`.
-template <int M, int K> DEV void pack_all(u32 (&to)[M][K / 8][2], const float (&p)[M][K / 8][4]) {
+template <int M, int K> using Factors = u32[M][K / 8][2];
+template <int M, int K> DEV void pack_all(Factors<M, K>& to, const float (&p)[M][K / 8][4]) {
 #pragma unroll
   for (int i = 0; i < M * K / 4; i++) {
     const float (&x)[4] = p[i / (K / 4)][i / 2 % (K / 8)];
@@ -97,7 +74,7 @@ template <int M, int K> DEV void pack_all(u32 (&to)[M][K / 8][2], const float (&
   }
 }
 // sum += p·x: x a tile of K rows, W columns wide.
-template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const u32 (&p)[M][K / 8][2], u32 x) {
+template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], const Factors<M, K>& p, u32 x) {
   const int lane = lane_id();
   const u32 rows = x + (lane / 8 % 2 * 8 + lane % 8) * 128, swizzle = (lane / 16 ^ lane % 8) << 4;
 #pragma unroll
@@ -120,8 +97,8 @@ template <int M, int K, int W> DEV void accumulate(float (&sum)[M][W / 8][4], co
 // ---- numbers that are not finite -------------------------------------------------------------------------------------
 // A hidden factor adds nothing, whatever it multiplies, but 0·inf is NaN. Where a tile hides a pair, numbers that are not
 // finite are 0 for the tensor cores; what they add to the pairs that see them follows after the last tile, by `add_odd`.
+DEV bool adds(float factor, float y) { return !(fabsf(y) < INF); }
 constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
-DEV u32 load_word(u32 from) { u32 x; asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(from) : "memory"); return x; }
 DEV u32 finite(u32 x) {  // the bits of a pair that are kept
   return ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
 }
@@ -143,50 +120,7 @@ DEV bool is_odd(const element* x, int width) {
   for (int e = lane_id(); e < width; e += 32) odd |= (x[e] & 0x7fff) >= TOP;
   return __any_sync(~0u, odd);
 }
-// Adds factor[r]·x, the numbers of x that are not finite alone. Every warp comes here with the same x.
-template <int M, int W> DEV void add_odd(float (&sum)[M][W / 8][4], const float (&factor)[2 * M], const bool (&seen)[2 * M], const element* x, int width) {
-#pragma unroll
-  for (int i = 0; i < W / 8; i++)
-#pragma unroll
-    for (int e = 0; e < 2; e++) {
-      int column = 8 * i + 2 * (lane_id() % 4) + e;
-      float y = column < width ? read(x[column]) : 0;
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++)
-        if (seen[r] && !(fabsf(y) < INF)) sum[r / 2][i][2 * (r & 1) + e] = fmaf(factor[r], y, sum[r / 2][i][2 * (r & 1) + e]);
-    }
-}
-// The product of two rows: the four threads of a row have a part each.
-DEV float product_of(const element* x, const element* y, int width) {
-  float sum = 0;
-  for (int e = lane_id() % 4; e < width; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
-  sum += __shfl_xor_sync(~0u, sum, 1);
-  return sum + __shfl_xor_sync(~0u, sum, 2);
-}
 
-// ---- rows ------------------------------------------------------------------------------------------------------------
-DEV float quad_max(float x) { x = fmaxf(x, __shfl_xor_sync(~0u, x, 1)); return fmaxf(x, __shfl_xor_sync(~0u, x, 2)); }
-DEV float quad_sum(float x) { x += __shfl_xor_sync(~0u, x, 1); return x + __shfl_xor_sync(~0u, x, 2); }
-// Row r of this thread, of 2·M.
-template <int M> DEV int row_of(int r) { return (warp_id() * M + r / 2) * 16 + r % 2 * 8 + lane_id() / 4; }
-
-// Writes factor[r]·sum to the rows below `count` of a tensor, its columns from `first` on.
-template <int M, int W> DEV void store(const Tensor& x, int batch, int head, int row, int count, const float (&sum)[M][W / 8][4],
-                                       const float (&factor)[2 * M], int first, int width) {
-  const bool pairs = ((u64)x.data | (u64)(2 * x.batch) | (u64)(2 * x.head) | (u64)(2 * x.row) | (u64)(2 * width)) % 4 == 0;
-#pragma unroll
-  for (int r = 0; r < 2 * M; r++) {
-    int i = row_of<M>(r);
-    if (i >= count) continue;
-    element* to = (element*)x.data + batch * x.batch + head * x.head + (row + i) * x.row + first;
-#pragma unroll
-    for (int j = 0; j < W / 8; j++) {
-      int column = 8 * j + 2 * (lane_id() % 4);
-      // No -0: what nobody adds to is 0 under any scale.
-      float even = fmaf(factor[r], sum[r / 2][j][2 * (r & 1)], 0.0f), odd = fmaf(factor[r], sum[r / 2][j][2 * (r & 1) + 1], 0.0f);
-      if (pairs && first + column < width) *(u32*)(to + column) = pack(even, odd);
-      if (!pairs && first + column < width) to[column] = rounded(even);
-      if (!pairs && first + column + 1 < width) to[column + 1] = rounded(odd);
-    }
-  }
-}
+// ---- results ---------------------------------------------------------------------------------------------------------
+typedef u32 Packed;
+DEV Packed pack_pair(float even, float odd) { return pack(even, odd); }

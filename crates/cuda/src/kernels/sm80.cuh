@@ -1,8 +1,12 @@
-// attention and attention_lse of 16-bit operands on the tensor cores of any GPU from sm_80 on, with every option: the blocks
-// of portable.cu, with P and dS rounded to the storage type before they are multiplied. Their scores.
+// attention and attention_lse on the tensor cores of any GPU from sm_80 on, with every option: the blocks of portable.cu. P
+// and dS of 16-bit operands are rounded to the storage type before they are multiplied, those of f32 as all that `mma_f32.cuh`
+// multiplies. Their scores.
 //
-// Compile-time: STORAGE (1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see `load_tile`;
+// Compile-time: STORAGE (0|1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see `load_tile`;
 // VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v.
+// Whether a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those that hide a pair.
+constexpr bool TWICE = STORAGE == 0;
+constexpr int BYTES = sizeof(element);
 constexpr float LN2 = 0.6931471805599453f, LARGEST = 3.402823466e38f;
 
 // A score is kept over a unit, the scale where that is above 0 and of usual size: then without options it is the product of query and key.

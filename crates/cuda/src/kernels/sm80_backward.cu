@@ -6,16 +6,17 @@
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
 //
 // Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are walked have
-// 32 rows in so many stages, 2 where a block may have the shared memory.
+// 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too.
 #ifdef STAGES
 #define WIDE 1
 #else
 #define WIDE 0
-#define STAGES 2
+#define STAGES (STORAGE == 0 && CD + VALUES * CE > 192 ? 1 : 2)
 #endif
 #if WIDE || CD <= 128
-constexpr int WALK = WIDE ? 32 : SIDE;  // rows of a tile that a block walks
-constexpr u32 D_BYTES = SIDE * CD * 2, E_BYTES = VALUES ? SIDE * CE * 2 : 0, D_STAGE = WALK * CD * 2, E_STAGE = VALUES ? WALK * CE * 2 : 0;
+constexpr int WALK = WIDE || STORAGE == 0 ? 32 : SIDE;  // rows of a tile that a block walks
+constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
+constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 // Dynamic shared memory: D_BYTES + E_BYTES + STAGES (D_STAGE + E_STAGE + 8 WALK). What a block owns, and what it walks.
 
 DEV float delta_of(const Head& head, int i) { return !head.delta ? -1 : i < head.s.queries ? head.delta[i] : 0; }
@@ -31,6 +32,13 @@ template <bool CUT> DEV bool weigh(const Head& head, const Unit& unit, float& x,
   return false;
 }
 DEV float lse2_of(const Head& head, int i) { return i < head.s.queries ? __fmul_rn(head.lse[i], LOG2E) : 0; }
+
+// Whether numbers that are not finite are cleared in the tiles at hand, which all have read.
+DEV bool clears(bool hides, bool again) {
+  if (!TWICE) return __syncthreads_or(hides);
+  if (again) __syncthreads();
+  return again;
+}
 
 // P and ds of one pair, for `add_odd`; whether it is visible. The four threads of a row ask for the same pair.
 DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p, float& ds) {
@@ -64,7 +72,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   };
   float dq[1][CD / 8][4], lse[2], delta[2], scale[2];
   Span spans[2];
-  clear<1, CD>(dq);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     int i = row + row_of<1>(r);
@@ -75,48 +82,59 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
 #if VALUES
     load_tile<SIDE, CE>(at_dout, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
 #endif
-    load(first, 0);
   }
   const Unit unit = unit_of(c);
-  int stage = 0;
-  bool odd = false;
+  bool odd, again = false;
+  do {
+    clear<1, CD>(dq);
+    if (first < end) load(first, 0);
+    int stage = 0;
+    odd = false;
 #pragma unroll 1
-  for (int n = first; n < end; n++, stage = (stage + 1) % STAGES) {
-    copy_wait<0>();
-    __syncthreads();  // k_n and v_n are here, and all are done with the other stage
-    if (STAGES == 2 && n + 1 < end) load(n + 1, stage ^ 1);
-    const u32 k = at_k + stage * D_STAGE;
-    float x[1][WALK / 8][4], ds[1][WALK / 8][4];
-    products<1, WALK, CD>(x, at_q, k);
+    for (int n = first; n < end; n++, stage = (stage + 1) % STAGES) {
+      copy_wait<0>();
+      __syncthreads();  // k_n and v_n are here, and all are done with the other stage
+      if (STAGES == 2 && n + 1 < end) load(n + 1, stage ^ 1);
+      const u32 k = at_k + stage * D_STAGE;
+      float x[1][WALK / 8][4], ds[1][WALK / 8][4];
+      products<1, WALK, CD>(x, at_q, k);
 #if VALUES
-    products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
+      products<1, WALK, CE>(ds, at_dout, at_v + stage * E_STAGE);
 #else
-    clear<1, WALK>(ds);
+      clear<1, WALK>(ds);
 #endif
-    bool cut = false, hides = false;
+      bool cut = false, hides = false;
 #pragma unroll
-    for (int r = 0; r < 2; r++) cut |= spans[r].begin > n * WALK || spans[r].end < (n + 1) * WALK;
-    auto all = [&](auto masked) {
+      for (int r = 0; r < 2; r++) cut |= spans[r].begin > n * WALK || spans[r].end < (n + 1) * WALK;
+      auto all = [&](auto masked) {
 #pragma unroll
-      for (int i = 0; i < WALK / 2; i++) {
-        int j = i / 4, r = i / 2 % 2, e = i % 4, key = n * WALK + 8 * j + 2 * (lane_id() % 4) + i % 2;
-        hides |= weigh<decltype(masked)::value>(head, unit, x[0][j][e], ds[0][j][e], row + row_of<1>(r), key, spans[r], lse[r], delta[r]);
+        for (int i = 0; i < WALK / 2; i++) {
+          int j = i / 4, r = i / 2 % 2, e = i % 4, key = n * WALK + 8 * j + 2 * (lane_id() % 4) + i % 2;
+          hides |= weigh<decltype(masked)::value>(head, unit, x[0][j][e], ds[0][j][e], row + row_of<1>(r), key, spans[r], lse[r], delta[r]);
+        }
+      };
+      if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
+      else all(Is<false>());
+      if (clears(hides, again)) {
+        odd |= clear_odd<WALK, CD>(k);
+        __syncthreads();
       }
-    };
-    if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
-    else all(Is<false>());
-    if (__syncthreads_or(hides)) {
-      odd |= clear_odd<WALK, CD>(k);
-      __syncthreads();
+      Factors<1, WALK> packed;
+#if STORAGE == 0
+      if (again) drop_odd<1, WALK>(ds);
+#endif
+      pack_all<1, WALK>(packed, ds);
+      accumulate<1, WALK, CD>(dq, packed, k);
+      if (STAGES == 1 && n + 1 < end) {
+        __syncthreads();
+        load(n + 1, 0);
+      }
     }
-    u32 packed[1][WALK / 8][2];
-    pack_all<1, WALK>(packed, ds);
-    accumulate<1, WALK, CD>(dq, packed, k);
-    if (STAGES == 1 && n + 1 < end) {
-      __syncthreads();
-      load(n + 1, 0);
-    }
-  }
+#if STORAGE == 0
+  } while (!again && (again = __syncthreads_or(has_odd<1, CD>(dq))));
+#else
+  } while (false);
+#endif
   if (__syncthreads_or(odd)) {
 #pragma unroll 1
     for (int j = first * WALK; j < min(end * WALK, s.keys); j++) {
@@ -143,11 +161,9 @@ template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
   const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + WALK - 1) / WALK;
   const bool wants_dk = DK && c.dk.data, wants_dv = DV && c.dv.data;
   float dk[1][CD / 8][4], scale[2] = {c.scale, c.scale};  // of what is not asked for nothing is left
-  clear<1, CD>(dk);
   load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
 #if VALUES
   float dv[1][CE / 8][4], one[2] = {1, 1};
-  clear<1, CE>(dv);
   if (DK) load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
 #endif
   // Tiles of queries of all heads, those that see a key of the block: from `n` on.
@@ -169,72 +185,90 @@ template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
     if (threadIdx.x < 2 * WALK) numbers[stage * 2 * WALK + threadIdx.x] = threadIdx.x < WALK ? lse2_of(head, i) : delta_of(head, i);
   };
   const Unit unit = unit_of(c);
-  int n = next(0), stage = 0;
-  bool odd = false;
-  if (n < group * tiles) load(n, 0);
-  copy_commit();
-#pragma unroll 1
-  while (n < group * tiles) {
-    copy_wait<0>();
-    __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
-    const int following = next(n + 1), row = n % tiles * WALK;
-    if (STAGES == 2 && following < group * tiles) load(following, stage ^ 1);
+  bool odd, again = false;
+  do {
+    clear<1, CD>(dk);
+#if VALUES
+    clear<1, CE>(dv);
+#endif
+    int n = next(0), stage = 0;
+    odd = false;
+    if (n < group * tiles) load(n, 0);
     copy_commit();
-    Head head(c, s, key_head * group + n / tiles);
-    const u32 q = at_q + stage * D_STAGE, dout = at_dout + stage * E_STAGE;
-    float x[1][WALK / 8][4], ds[1][WALK / 8][4];
-    products<1, WALK, CD>(x, at_k, q);
+#pragma unroll 1
+    while (n < group * tiles) {
+      copy_wait<0>();
+      __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
+      const int following = next(n + 1), row = n % tiles * WALK;
+      if (STAGES == 2 && following < group * tiles) load(following, stage ^ 1);
+      copy_commit();
+      Head head(c, s, key_head * group + n / tiles);
+      const u32 q = at_q + stage * D_STAGE, dout = at_dout + stage * E_STAGE;
+      float x[1][WALK / 8][4], ds[1][WALK / 8][4];
+      products<1, WALK, CD>(x, at_k, q);
 #if VALUES
-    if (wants_dk) products<1, WALK, CE>(ds, at_v, dout);
-    else clear<1, WALK>(ds);
+      if (wants_dk) products<1, WALK, CE>(ds, at_v, dout);
+      else clear<1, WALK>(ds);
 #else
-    clear<1, WALK>(ds);
+      clear<1, WALK>(ds);
 #endif
-    bool hides = false;
-    auto all = [&](auto masked) {
-      constexpr bool CUT = decltype(masked)::value;
+      bool hides = false;
+      auto all = [&](auto masked) {
+        constexpr bool CUT = decltype(masked)::value;
 #pragma unroll
-      for (int j = 0; j < WALK / 8; j++) {
-        const int column = 8 * j + 2 * (lane_id() % 4);
-        const float2 lse2 = *(const float2*)&numbers[stage * 2 * WALK + column], delta = *(const float2*)&numbers[stage * 2 * WALK + WALK + column];
+        for (int j = 0; j < WALK / 8; j++) {
+          const int column = 8 * j + 2 * (lane_id() % 4);
+          const float2 lse2 = *(const float2*)&numbers[stage * 2 * WALK + column], delta = *(const float2*)&numbers[stage * 2 * WALK + WALK + column];
 #pragma unroll
-        for (int e = 0; e < 2; e++) {
-          Span span = CUT ? head.span(row + column + e) : Span{0, 0};
+          for (int e = 0; e < 2; e++) {
+            Span span = CUT ? head.span(row + column + e) : Span{0, 0};
 #pragma unroll
-          for (int r = 0; r < 2; r++)
-            hides |= weigh<CUT>(head, unit, x[0][j][2 * r + e], ds[0][j][2 * r + e], row + column + e, key + row_of<1>(r), span,
-                                e ? lse2.y : lse2.x, e ? delta.y : delta.x);
+            for (int r = 0; r < 2; r++)
+              hides |= weigh<CUT>(head, unit, x[0][j][2 * r + e], ds[0][j][2 * r + e], row + column + e, key + row_of<1>(r), span,
+                                  e ? lse2.y : lse2.x, e ? delta.y : delta.x);
+          }
         }
-      }
-    };
-    bool cut = false;
+      };
+      bool cut = false;
 #pragma unroll
-    for (int half = 0; half < WALK; half += 32) {
-      Span span = head.span(row + half + lane_id());
-      cut |= span.begin > key || span.end < key + SIDE;
-    }
-    if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
-    else all(Is<false>());
-    if (__syncthreads_or(hides)) {
-      odd |= clear_odd<WALK, CD>(q);
+      for (int half = 0; half < WALK; half += 32) {
+        Span span = head.span(row + half + lane_id());
+        cut |= span.begin > key || span.end < key + SIDE;
+      }
+      if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
+      else all(Is<false>());
+      if (clears(hides, again)) {
+        odd |= clear_odd<WALK, CD>(q);
 #if VALUES
-      odd |= clear_odd<WALK, CE>(dout);
+        odd |= clear_odd<WALK, CE>(dout);
 #endif
-      __syncthreads();
-    }
-    u32 packed[1][WALK / 8][2];
+        __syncthreads();
+      }
+      Factors<1, WALK> packed;
+#if STORAGE == 0
+      if (again) drop_odd<1, WALK>(x), drop_odd<1, WALK>(ds);
+#endif
 #if VALUES
-    pack_all<1, WALK>(packed, x);
-    if (wants_dv) accumulate<1, WALK, CE>(dv, packed, dout);
+      pack_all<1, WALK>(packed, x);
+      if (wants_dv) accumulate<1, WALK, CE>(dv, packed, dout);
 #endif
-    pack_all<1, WALK>(packed, ds);
-    if (wants_dk) accumulate<1, WALK, CD>(dk, packed, q);
-    if (STAGES == 1 && following < group * tiles) {
-      __syncthreads();
-      load(following, 0), copy_commit();
+      pack_all<1, WALK>(packed, ds);
+      if (wants_dk) accumulate<1, WALK, CD>(dk, packed, q);
+      if (STAGES == 1 && following < group * tiles) {
+        __syncthreads();
+        load(following, 0), copy_commit();
+      }
+      n = following, stage = (stage + 1) % STAGES;
     }
-    n = following, stage = (stage + 1) % STAGES;
-  }
+#if STORAGE == 0
+#if VALUES
+  } while (!again && (again = __syncthreads_or(has_odd<1, CD>(dk) || has_odd<1, CE>(dv))));
+#else
+  } while (!again && (again = __syncthreads_or(has_odd<1, CD>(dk))));
+#endif
+#else
+  } while (false);
+#endif
   if (__syncthreads_or(odd)) {
 #pragma unroll 1
     for (int at = 0; at < group * s.queries; at++) {
@@ -273,7 +307,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) values(const __grid_con
 }
 #endif
 
-#if OPTIONS && !WIDE
+#if OPTIONS && !WIDE && STORAGE != 0
 // Dynamic shared memory: 2 (D_BYTES + E_BYTES).
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ Call c) {
   if (idle(c)) return;

@@ -1,10 +1,12 @@
 // The forward pass on the tensor cores of any GPU from sm_80 on: a block owns 64·M queries of one head and walks the keys, last
 // to first: S, P, o += P·v, lse                                                                         (F1)–(F5), (L1)
 //
-// Compile-time: as `sm80.cuh`. CD is 64, 128 or 256, CE 64 or 128: the columns that a launch accumulates.
-constexpr int M = CD > 128 ? 1 : 2, ROWS = 64 * M, KEYS = CD > 128 ? 32 : 64;
-constexpr u32 Q_BYTES = ROWS * CD * 2, K_BYTES = KEYS * CD * 2, V_BYTES = KEYS * CE * 2;
-// Dynamic shared memory: Q_BYTES + 2 (K_BYTES + V_BYTES).
+// Compile-time: as `sm80.cuh`. CD is 64, 128 or, of 16-bit operands, 256, CE 64 or 128: the columns that a launch accumulates.
+constexpr int M = CD > 128 ? 1 : 2, ROWS = 64 * M, KEYS = CD > 128 || STORAGE == 0 ? 32 : 64;
+constexpr u32 Q_BYTES = ROWS * CD * BYTES, K_BYTES = KEYS * CD * BYTES, V_BYTES = KEYS * CE * BYTES;
+// Of f32 every device has room for one stage: v is loaded while S is computed, the next k while v is multiplied.
+constexpr int FEEDS = STORAGE == 0 && VALUES ? 1 : 2;
+// Dynamic shared memory: Q_BYTES + FEEDS (K_BYTES + V_BYTES).
 
 // S/unit of a tile, -inf where a pair is not visible; whether there is such a pair.
 template <bool CUT>
@@ -26,7 +28,7 @@ DEV bool scores(float (&s)[M][KEYS / 8][4], const Head& head, const Unit& unit, 
 
 extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(const __grid_constant__ Call c) {
   extern __shared__ __align__(128) char bytes[];
-  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + 2 * K_BYTES;
+  const u32 at_q = shared(bytes), at_k = at_q + Q_BYTES, at_v = at_k + FEEDS * K_BYTES;
   Place own = drawn(c.heads);
   Task task = c.tasks[own.task];
   if (task.row_tile % M) return;  // with the tile before
@@ -40,7 +42,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
     else if (next.begin != next.end) tile = {min(tile.begin, next.begin), max(tile.end, next.end)};
   }
   const int first = tile.begin / KEYS;
-  int n = tile.begin < tile.end ? (tile.end + KEYS - 1) / KEYS : first;
+  const int last = tile.begin < tile.end ? (tile.end + KEYS - 1) / KEYS : first, end = last * KEYS;
   auto load_k = [&](int n, int stage) {
     load_tile<KEYS, CD>(at_k + stage * K_BYTES, rows_of(c.k, s.batch, head.key_head, s.key_start + n * KEYS, s.key_start + s.keys), c.dim);
   };
@@ -53,72 +55,82 @@ extern "C" __global__ void __launch_bounds__(THREADS, CD > 128 ? 1 : 2) forward(
   };
   float o[M][CE / 8][4], m[2 * M], l[2 * M];
   Span spans[2 * M];
-  clear<M, CE>(o);
 #pragma unroll
-  for (int r = 0; r < 2 * M; r++) m[r] = -INF, l[r] = 0, spans[r] = head.span(row + row_of<M>(r));
+  for (int r = 0; r < 2 * M; r++) spans[r] = head.span(row + row_of<M>(r));
   const Unit unit = unit_of(c);
-  if (n > first) {
-    load_tile<ROWS, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
-    load_k(n - 1, 0), copy_commit();
-    load_v(n - 1, 0), copy_commit();
-  }
-  const int end = n * KEYS;
-  int stage = 0;
-  bool odd = false;
-#pragma unroll 1
-  for (n--; n >= first; n--, stage ^= 1) {
-    copy_wait<1>();
-    __syncthreads();  // k_n is here, and all are done with the other stage
-    if (n > first) load_k(n - 1, stage ^ 1);
-    copy_commit();
-    u32 packed[M][KEYS / 8][2];
-    float a[2 * M];
-    bool cut = false, hides = false;
-    {
-      float p[M][KEYS / 8][4];
-      products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
+  if (last > first) load_tile<ROWS, CD>(at_q, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+  bool odd, again = false;
+  do {
+    clear<M, CE>(o);
 #pragma unroll
-      for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
-      if (OPTIONS || __any_sync(~0u, cut)) hides = scores<true>(p, head, unit, row, n * KEYS, spans);
-      else scores<false>(p, head, unit, row, n * KEYS, spans);
-#pragma unroll
-      for (int r = 0; r < 2 * M; r++) {
-        float top = m[r], sum = 0;
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
-        top = quad_max(top);
-        float most = top == -INF ? 0 : top, from = most * unit.log2;  // a row that has seen nothing
-        a[r] = exp2_fast((m[r] - most) * unit.log2), m[r] = top;  // 1 where the maximum stays
-#pragma unroll
-        for (int j = 0; j < KEYS / 8; j++)
-#pragma unroll
-          for (int e = 0; e < 2; e++) {
-            float& x = p[r / 2][j][2 * (r & 1) + e];
-            x = exp2_fast(fmaf(x, unit.log2, -from));
-            sum += x;
-          }
-        l[r] = fmaf(l[r], a[r], sum);
-      }
-      pack_all<M, KEYS>(packed, p);
+    for (int r = 0; r < 2 * M; r++) m[r] = -INF, l[r] = 0;
+    if (last > first) {
+      load_k(last - 1, 0), copy_commit();
+      if (FEEDS == 2) load_v(last - 1, 0), copy_commit();
     }
+    int stage = 0;
+    odd = false;
+#pragma unroll 1
+    for (int n = last - 1; n >= first; n--, stage ^= FEEDS - 1) {
+      copy_wait<FEEDS - 1>();
+      __syncthreads();  // k_n is here, and all are done with the other stage, or with v
+      if (FEEDS == 1) load_v(n, 0);
+      else if (n > first) load_k(n - 1, stage ^ 1);
+      copy_commit();
+      Factors<M, KEYS> packed;
+      float a[2 * M];
+      bool cut = false, hides = false;
+      {
+        float p[M][KEYS / 8][4];
+        products<M, KEYS, CD>(p, at_q, at_k + stage * K_BYTES);
+#pragma unroll
+        for (int r = 0; r < 2 * M; r++) cut |= spans[r].begin > n * KEYS || spans[r].end < (n + 1) * KEYS;
+        if (OPTIONS || __any_sync(~0u, cut)) hides = scores<true>(p, head, unit, row, n * KEYS, spans);
+        else scores<false>(p, head, unit, row, n * KEYS, spans);
+#pragma unroll
+        for (int r = 0; r < 2 * M; r++) {
+          float top = m[r], sum = 0;
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++) top = fmaxf(top, fmaxf(p[r / 2][j][2 * (r & 1)], p[r / 2][j][2 * (r & 1) + 1]));
+          top = quad_max(top);
+          float most = top == -INF ? 0 : top, from = most * unit.log2;  // a row that has seen nothing
+          a[r] = exp2_fast((m[r] - most) * unit.log2), m[r] = top;  // 1 where the maximum stays
+#pragma unroll
+          for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+            for (int e = 0; e < 2; e++) {
+              float& x = p[r / 2][j][2 * (r & 1) + e];
+              x = exp2_fast(fmaf(x, unit.log2, -from));
+              sum += x;
+            }
+          l[r] = fmaf(l[r], a[r], sum);
+        }
+        pack_all<M, KEYS>(packed, p);
+      }
 #if VALUES
 #pragma unroll
-    for (int r = 0; r < 2 * M; r++)
+      for (int r = 0; r < 2 * M; r++)
 #pragma unroll
-      for (int j = 0; j < CE / 8; j++) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
-    const u32 v = at_v + stage * V_BYTES;
-    copy_wait<1>();
-    if (__syncthreads_or(hides)) {  // v_n is here
-      odd |= clear_odd<KEYS, CE>(v);
-      __syncthreads();
-    }
-    if (n > first) load_v(n - 1, stage ^ 1);
-    copy_commit();
-    accumulate<M, KEYS, CE>(o, packed, v);
+        for (int j = 0; j < CE / 8; j++) o[r / 2][j][2 * (r & 1)] *= a[r], o[r / 2][j][2 * (r & 1) + 1] *= a[r];
+      const u32 v = at_v + stage * V_BYTES;
+      copy_wait<FEEDS - 1>();
+      if (__syncthreads_or(TWICE ? again : hides)) {  // v_n is here
+        odd |= clear_odd<KEYS, CE>(v);
+        __syncthreads();
+      }
+      if (FEEDS == 1 && n > first) load_k(n - 1, 0);
+      if (FEEDS == 2 && n > first) load_v(n - 1, stage ^ 1);
+      copy_commit();
+      accumulate<M, KEYS, CE>(o, packed, v);
 #else
-    copy_commit();
+      copy_commit();
 #endif
-  }
+    }
+#if STORAGE == 0 && VALUES
+  } while (!again && (again = __syncthreads_or(has_odd<M, CE>(o))));
+#else
+  } while (false);
+#endif
 #if VALUES
   if (__syncthreads_or(odd)) {
 #pragma unroll 1

@@ -3,6 +3,7 @@
 use crate::family::Family;
 use crate::gpu::Kernels;
 use crate::moves::Place;
+use crate::options::Precision;
 use crate::parts::absent;
 use crate::softmax::Job;
 use crate::softmax::prepared::Prepared;
@@ -168,9 +169,11 @@ pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
 /// Why the kernels of the level sm80 cannot compute a pass, if so.
 pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
     let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(0));
+    let f32 = prepared.storage == Dtype::F32;
     match prepared.pass {
-        _ if !matches!(prepared.storage, Dtype::Bf16 | Dtype::F16) => {
-            Some("its tensor cores multiply bf16 and f16")
+        Pass::Forward if f32 && dim > 128 => Some("dim must be at most 128 for f32 on sm80"),
+        Pass::Backward if f32 && dim.max(value_dim) > 128 => {
+            Some("dim and value_dim must be at most 128 for the backward pass of f32 on sm80")
         }
         Pass::Forward if dim > 256 => Some("dim must be at most 256 for sm80"),
         Pass::Backward if dim.max(value_dim) > 256 => {
@@ -207,9 +210,13 @@ pub(crate) fn is_wide(prepared: &Prepared<'_>) -> bool {
 }
 
 /// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
-pub(crate) fn tensor_variant(prepared: &Prepared<'_>) -> Variant {
+pub(crate) fn tensor_variant(prepared: &Prepared<'_>, precision: Precision) -> Variant {
     let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
     let whole = prepared.has_whole_rows();
+    if prepared.storage == Dtype::F32 {
+        let bf16x3 = precision == Precision::Bf16x3;
+        return Variant::tensor_f32(bf16x3, dim, prepared.value_dim, [options, whole]);
+    }
     Variant::tensor(prepared.storage, dim, prepared.value_dim, options, whole)
 }
 

@@ -54,7 +54,9 @@ impl<'a> Ready<'a> {
                 };
                 let wide = portable::wide_variant(&prepared, most);
                 if wide.is_none() || prepared.computes_forward() {
-                    prepared.tensor = Some(prepared.load(portable::tensor_variant(&prepared))?);
+                    prepared.tensor = Some(
+                        prepared.load(portable::tensor_variant(&prepared, options.precision))?,
+                    );
                 }
                 prepared.wide = wide.map(|variant| prepared.load(variant)).transpose()?;
                 None
@@ -93,7 +95,7 @@ impl<'a> Ready<'a> {
             prepared.portable = Some(device.kernels(variant, &architecture)?);
         }
         if (self.plan.is_some() || tensor_cores) && prepared.has("dbias") {
-            let variant = portable::tensor_variant(prepared);
+            let variant = portable::tensor_variant(prepared, options.precision);
             if variant.kernels().contains(&"dbias") && !portable::is_wide(prepared) {
                 prepared.by_pairs = Some(prepared.load(variant)?);
             }
@@ -180,8 +182,13 @@ enum Way {
 /// Fails where the level that is asked for cannot compute the pass.
 fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
     let flash = options.precision.refuses_tensor_cores().map_or(Ok(()), Err);
+    let narrow = match prepared.storage {
+        Dtype::F32 if options.precision.narrows_f32() => Ok(()),
+        Dtype::F32 => Err("tensor cores multiply f32 with the precisions `tf32` and `bf16x3`"),
+        _ => flash,
+    };
     let tensor =
-        || flash.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
+        || narrow.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
     let hopper =
         || flash.and_then(|()| hopper::Plan::new(prepared).map(|plan| Way::Hopper(Box::new(plan))));
     let way = match options.level {

@@ -89,6 +89,24 @@ impl Variant {
         }
     }
 
+    /// Those of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, D up to 128, as
+    /// [`Variant::tensor`].
+    pub fn tensor_f32(
+        bf16x3: bool,
+        dim: usize,
+        value_dim: Option<usize>,
+        [options, whole]: [bool; 2],
+    ) -> Self {
+        let flags = [("BF16X3", bf16x3), ("OPTIONS", options), ("WHOLE", whole)];
+        let mut defines = vec![("STORAGE", number(Dtype::F32))];
+        defines.extend(flags.map(|(name, flag)| (name, u8::from(flag).to_string())));
+        defines.push(("VALUES", u8::from(value_dim.is_some()).to_string()));
+        defines.push(("CD", width(dim).to_string()));
+        // Wider results take several launches.
+        defines.push(("CE", width(value_dim.unwrap_or(1)).min(128).to_string()));
+        Variant { family: Family::TensorF32, defines }
+    }
+
     /// Their backward pass where D or E is above 128, with walked tiles in 1 or 2 stages.
     pub fn tensor_wide(
         storage: Dtype,

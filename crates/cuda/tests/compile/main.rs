@@ -111,6 +111,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::HopperLinear | Family::HopperBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
+        Family::TensorF32 => is("CE", "128"),
         Family::HopperCrossEntropy
         | Family::Moves
         | Family::Peak
@@ -203,7 +204,7 @@ fn every_variant_of_linear_cross_entropy() {
 #[test]
 #[ignore = "compiles for ten minutes"]
 fn every_variant_of_sm80() {
-    compile_families(&[Family::Tensor, Family::TensorWide, Family::LazyTensor]);
+    compile_families(&[Family::Tensor, Family::TensorWide, Family::TensorF32, Family::LazyTensor]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use etalon_problem::{
     Algorithm, Align, Attention, AttentionLse, Dtype, Extents, LinearCrossEntropy, Mask, Pass,
     Precision, Problem, Reduction, Sequences,
 };
-use naive::{Style, evaluate};
+use naive::{Factors, Style, evaluate};
 use ndarray::{ArrayD, Axis, IxDyn};
 
 /// (C25) of one token and two classes, where tanh′ is taken as 1 − tanh²: it has lost ten digits, which
@@ -136,6 +136,7 @@ fn honest_kernels_stay_within_their_bounds() {
         (Dtype::Bf16, Dtype::Bf16, "bf16-flash"),
         (Dtype::F16, Dtype::F16, "f16-flash"),
         (Dtype::F32, Dtype::F32, "f32-tf32"),
+        (Dtype::F32, Dtype::F32, "f32-bf16x3"),
     ];
     for (name, problem) in problems() {
         let lse_alone = problem.algorithm() == Algorithm::AttentionLse;
@@ -145,8 +146,12 @@ fn honest_kernels_stay_within_their_bounds() {
                 let bounds = bounds_of(&problem, storage, profile, &inputs);
                 for (forward_gradient, by_head) in [(false, false), (true, false), (false, true)] {
                     let forward_gradient = forward_gradient && lse_alone;
-                    let narrow = profile == "f32-tf32";
-                    let style = Style { storage, stored, tile, forward_gradient, by_head, narrow };
+                    let factors = match profile {
+                        "f32-tf32" => Factors::TenBits,
+                        "f32-bf16x3" => Factors::TwoParts,
+                        _ => Factors::Whole,
+                    };
+                    let style = Style { storage, stored, tile, forward_gradient, by_head, factors };
                     let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
                     for bounds in &bounds {
                         let judgement = gates::g1(bounds, &got);
@@ -155,7 +160,7 @@ fn honest_kernels_stay_within_their_bounds() {
                         // An honest kernel must not come out infinitely better than its bound. With
                         // narrowed factors, scores of the size of 200 err by more than a tenth, and
                         // such rows carry no requirement.
-                        let lost = narrow && peak > 1.0;
+                        let lost = factors == Factors::TenBits && peak > 1.0;
                         assert!(
                             lost || margin > 5e-3,
                             "{name} {profile} {style:?}: margin {margin:e}"
@@ -167,16 +172,19 @@ fn honest_kernels_stay_within_their_bounds() {
     }
 }
 
-/// Products that lose bits are no f32 arithmetic.
+/// Products that read ten bits are no f32 arithmetic, nor that of two numbers in bf16.
 #[test]
 fn narrowed_factors_are_out_of_the_strict_bounds() {
     let e = Extents { batch: 1, query_heads: 2, key_heads: 2, queries: 33, keys: 41, dim: 24 };
     let problem: Problem = Attention::new(e).into();
     let inputs = inputs(&problem, Dtype::F32, 1.0, 13);
-    let style = Style { narrow: true, ..Style::plain(Dtype::F32) };
-    let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
-    for bounds in bounds_of(&problem, Dtype::F32, "f32-strict", &inputs) {
-        assert!(matches!(gates::g1(&bounds, &got).verdict, Verdict::Fail(_)));
+    for profile in ["f32-strict", "f32-bf16x3"] {
+        let style = Style { factors: Factors::TenBits, ..Style::plain(Dtype::F32) };
+        let got = tensors(&evaluate::<f32>(&problem, &inputs, style));
+        for bounds in bounds_of(&problem, Dtype::F32, profile, &inputs) {
+            let verdict = gates::g1(&bounds, &got).verdict;
+            assert!(matches!(verdict, Verdict::Fail(_)), "{profile}");
+        }
     }
 }
 

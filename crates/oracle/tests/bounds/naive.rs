@@ -60,22 +60,38 @@ pub struct Style {
     pub forward_gradient: bool,
     /// δ as Σ P dP, and dk and dv of each query head stored before those of a group are added up.
     pub by_head: bool,
-    /// Whether the factors of products lose all but ten bits of their significands.
-    pub narrow: bool,
+    /// What products read of their factors.
+    pub factors: Factors,
+}
+
+/// What a product reads of its factors.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum Factors {
+    Whole,
+    /// Ten bits of each significand.
+    TenBits,
+    /// Each is the sum of two numbers in bf16, and the product of the smaller ones is left out.
+    TwoParts,
 }
 
 impl Style {
     /// A kernel without any of the liberties.
     pub fn plain(storage: Dtype) -> Self {
         let stored = if storage == Dtype::F64 { Dtype::F64 } else { Dtype::F32 };
-        let (forward_gradient, by_head, narrow) = (false, false, false);
-        Style { storage, stored, tile: 8, forward_gradient, by_head, narrow }
+        let (forward_gradient, by_head) = (false, false);
+        Style { storage, stored, tile: 8, forward_gradient, by_head, factors: Factors::Whole }
     }
 
-    /// A factor as a product reads it.
-    fn factor<T: Float>(self, x: T) -> T {
-        let cut = |x: f32| f32::from_bits(x.to_bits() & !0x1fff);
-        if self.narrow { T::of(f64::from(cut(x.wide() as f32))) } else { x }
+    /// A product of what is read of two factors.
+    fn product<T: Float>(self, x: T, y: T) -> T {
+        let cut = |x: T| T::of(f64::from(f32::from_bits((x.wide() as f32).to_bits() & !0x1fff)));
+        let high = |x: T| round(x, Dtype::Bf16);
+        let low = |x: T| high(x - high(x));
+        match self.factors {
+            Factors::Whole => x * y,
+            Factors::TenBits => cut(x) * cut(y),
+            Factors::TwoParts => low(x) * high(y) + high(x) * low(y) + high(x) * high(y),
+        }
     }
 }
 
@@ -174,13 +190,12 @@ fn exp<T: Float>(x: T) -> T {
 
 impl Style {
     fn dot<T: Float>(self, x: &[T], y: &[T]) -> T {
-        let product = |(&x, &y): (&T, &T)| self.factor(x) * self.factor(y);
+        let product = |(&x, &y): (&T, &T)| self.product(x, y);
         x.iter().zip(y).map(product).fold(T::of(0.0), |sum, product| sum + product)
     }
 
     fn add<T: Float>(self, sum: &mut [T], weight: T, x: &[T]) {
-        let weight = self.factor(weight);
-        sum.iter_mut().zip(x).for_each(|(sum, &x)| *sum = *sum + weight * self.factor(x));
+        sum.iter_mut().zip(x).for_each(|(sum, &x)| *sum = *sum + self.product(weight, x));
     }
 }
 
