@@ -19,7 +19,9 @@ impl Unit {
         Ok(match (options.precision, options.level) {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
             _ if !narrow => Unit::Ffma,
-            (_, Level::Sm90a | Level::Auto) if held.device.is_hopper() => Unit::Wgmma,
+            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if held.device.is_hopper() => {
+                Unit::Wgmma
+            }
             _ => Unit::Mma,
         })
     }

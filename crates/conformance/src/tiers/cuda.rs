@@ -18,6 +18,10 @@ pub struct Cuda {
     level: Level,
 }
 
+/// All levels. The last one is what `cuda` alone stands for: the one that every caller may have.
+const LEVELS: [Level; 5] =
+    [Level::Sm90a, Level::Sm90aSegments, Level::Sm80, Level::Sm80Narrow, Level::Portable];
+
 /// The devices and what was compiled for them.
 static WORKSPACE: LazyLock<Workspace> = LazyLock::new(|| Workspace::with(Settings::user()));
 
@@ -30,8 +34,7 @@ impl Cuda {
     /// The levels of this machine, and those that it lacks.
     pub fn levels() -> (Vec<Cuda>, Vec<Absent>) {
         let (mut present, mut absent) = (Vec::new(), Vec::new());
-        // The last one is what `cuda` alone stands for: the one that every caller may have.
-        for level in [Level::Sm90a, Level::Sm80, Level::Sm80Narrow, Level::Portable] {
+        for level in LEVELS {
             let tier = Cuda::new(level);
             match tier.missing() {
                 None => present.push(tier),
@@ -54,8 +57,8 @@ impl Cuda {
 
     fn options(self, recompute: bool) -> Options {
         let precision = match self.level {
-            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Precision::Flash,
-            _ => Precision::Strict,
+            Level::Auto | Level::Portable => Precision::Strict,
+            _ => Precision::Flash,
         };
         Options { level: self.level, precision, recompute, ..Options::default() }
     }
@@ -80,8 +83,8 @@ impl Tier for Cuda {
 
     fn profile(&self, dtype: Dtype) -> Profile {
         match self.level {
-            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Profile::flash(dtype),
-            _ => Profile::strict(dtype),
+            Level::Auto | Level::Portable => Profile::strict(dtype),
+            _ => Profile::flash(dtype),
         }
     }
 

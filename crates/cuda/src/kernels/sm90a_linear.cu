@@ -1,6 +1,6 @@
 // linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay or with one for each head. A
-// block owns 64 columns of a result of one head of one sequence, and walks its chunks of 128 tokens from the first to the
-// last, or back. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
+// block owns 64 columns of a result of one head of one segment of a sequence, and walks its chunks of 128 tokens from the first
+// to the last, or back: most sequences are one segment, for others see sm90a_linear_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
 // memory: in two buffers, so that neither waits for the other but for its part of the state, and one multiplies while the other
 // weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x for what the state gains. Barriers of a
 // stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted x: WEIGHTED, it is there; TAKEN, it has been read.
@@ -14,17 +14,17 @@
 
 // ---- the path of a block -------------------------------------------------------------------------------------------------
 struct Path {
-  int sequence, head, key_head, half;
-  int batch, start, tokens, chunks, first_chunk;  // of the sequence
+  int segment, head, key_head, half;
+  int batch, start, tokens, chunks, first_chunk;  // of the segment
   int many;                                       // query heads that a chunk of a key head is walked with
 };
 template <bool BACK> DEV Path path_of(const Walk& c) {
   Path p;
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = BACK ? c.key_heads : c.heads, group = c.heads / c.key_heads;
-  p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads, p.sequence = blockIdx.x / halves / heads;
+  p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads, p.segment = blockIdx.x / halves / heads;
   p.key_head = BACK ? p.head : p.head / group, p.many = BACK ? group : 1;
-  Line line = c.lines[p.sequence];
-  p.first_chunk = __shfl_sync(~0u, line.first, 0), p.chunks = __shfl_sync(~0u, line.chunks, 0);
+  Segment own = c.segments[p.segment];
+  p.first_chunk = __shfl_sync(~0u, own.first, 0), p.chunks = __shfl_sync(~0u, own.chunks, 0);
   p.batch = p.start = p.tokens = 0;
   if (p.chunks) {
     Chunk first = c.chunks[p.first_chunk], last = c.chunks[p.first_chunk + p.chunks - 1];
@@ -52,8 +52,13 @@ struct Ring {
 template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.chunks - 1 - n : n; }
 template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
 
-// One thread feeds the copy engine.
-template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 base, Ring& ring) {
+// Whether the sequence begins (1) or ends (2) with the segment.
+DEV bool is_at(const Walk& c, const Path& p, int end) {
+  return !p.chunks || c.chunks[p.first_chunk + (end == 1 ? 0 : p.chunks - 1)].ends & end;
+}
+
+// One thread feeds the copy engine. ROWS: with y.
+template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const Walk& c, const Path& p, u32 base, Ring& ring) {
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
 #pragma unroll 1
@@ -61,9 +66,9 @@ template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 
       const u32 full = base + FULL + 8 * ring.stage, y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES;
       const int row = p.start + number_of<BACK>(p, n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
       wait(base + EMPTY + 8 * ring.stage, ring.phase);
-      expect_bytes(full, 2 * Y_BYTES + PANEL);
+      expect_bytes(full, (ROWS ? 2 : 1) * Y_BYTES + PANEL);
 #pragma unroll
-      for (int i = 0; i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
+      for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
 #pragma unroll
       for (int i = 0; i < KW / 64; i++) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
       if (DOTS && m == 0 && n + 1 < p.chunks) {
@@ -124,26 +129,38 @@ struct Thread {
   int state_row;    // of its first accumulator of the state
   bool owns;        // whether its part of the state counts: two warpgroups have the same one where that has 64 rows
 };
-
-DEV i64 state_at(const Walk& c, const Tensor& x, const Path& p, int row, int column) {
-  i64 at = p.sequence * x.batch + p.key_head * x.head;
-  return at + (c.turned ? column * x.row + row : row * x.row + column);
+DEV Thread this_thread() {
+  const int thread = threadIdx.x - 128, lane = lane_id(), group = thread / 128, warp = thread / 32 % 4, own = KW == 128 ? 64 * group : 0;
+  return {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
 }
-DEV void begin_state(const Walk& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
+// Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
+DEV float log_of(const Walk& c, int key_head) { return c.logs ? fmaxf(c.logs[key_head] * LOG2E, -16384.0f) : 0; }
+
+struct State {  // of a key head of a sequence or a segment; data is 0 where there is none
+  float* data;
+  i64 row;
+};
+DEV State state_of(const Tensor& x, int number, int key_head) {
+  return {x.data ? (float*)x.data + number * x.batch + key_head * x.head : 0, x.row};
+}
+DEV i64 state_at(const Walk& c, const State& x, int row, int column) { return c.turned ? column * x.row + row : row * x.row + column; }
+template <bool BACK> DEV void begin_state(const Walk& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
+  const bool given = is_at(c, p, BACK ? 2 : 1);
+  const State from = state_of(given ? c.begin : c.between, given ? c.segments[p.segment].sequence : p.segment, p.key_head);
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
-    h[i] = c.begin.data && row < c.inner && column < c.outer ? ((const float*)c.begin.data)[state_at(c, c.begin, p, row, column)] : 0;
+    h[i] = from.data && row < c.inner && column < c.outer ? from.data[state_at(c, from, row, column)] : 0;
     if (cleanse && is_odd(h[i])) h[i] = 0;
   }
 }
-DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const float (&h)[COLUMNS / 2]) {
+DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const State& to, const float (&h)[COLUMNS / 2]) {
   bool odd = false;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
     if (row >= c.inner || column >= c.outer) continue;
-    ((float*)c.end.data)[state_at(c, c.end, p, row, column)] = h[i], odd |= is_odd(h[i]);
+    to.data[state_at(c, to, row, column)] = h[i], odd |= is_odd(h[i]);
   }
   return odd;
 }
@@ -250,7 +267,7 @@ DEV float sum_of_block(u32 place, float x) {
 // Writes the block's parts of dg_gamma and dσ; whether one of them is not finite.
 template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, float gamma, float by_scale) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = BACK ? 1 : c.heads / c.key_heads;
-  const int part = p.key_head * c.parts + c.first_part + (p.sequence * group + p.head % group) * halves + p.half;
+  const int part = p.key_head * c.parts + c.first_part + (p.segment * group + p.head % group) * halves + p.half;
   named_sync(1, 256);
   gamma = c.store_scale * sum_of_block(base + AT_DECAYS, gamma);
   if (!BACK) by_scale = sum_of_block(base + AT_DECAYS, by_scale);
@@ -294,12 +311,11 @@ DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[CHUNK / 4], u32 x) {
 // ---- the walk --------------------------------------------------------------------------------------------------------------
 // Whether a result is not finite.
 template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
-  const int thread = threadIdx.x - 128, lane = lane_id(), group = thread / 128, warp = thread / 32 % 4;
-  const int own = KW == 128 ? 64 * group : 0;
-  const Thread t = {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
+  const int thread = threadIdx.x - 128;
+  const Thread t = this_thread();
+  const int own = KW == 128 ? 64 * t.group : 0;
   constexpr bool TANGENT = DOTS && !BACK;
-  // Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
-  const float log = DECAY && c.logs ? fmaxf(c.logs[p.key_head] * LOG2E, -16384.0f) : 0;
+  const float log = DECAY ? log_of(c, p.key_head) : 0;
   const u32 pairs = decays_at(base + AT_DECAYS, t.column - t.row);
   float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[CHUNK / 2], odd = 0, gamma = 0, by_scale = 0;
   u32 w[CHUNK / 4], tangent[CHUNK / 4];
@@ -307,7 +323,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
     fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
     named_arrive(4, 96 + 256);
   }
-  begin_state(c, p, t, cleanse, h);
+  begin_state<BACK>(c, p, t, cleanse, h);
   const bool keeps = TANGENT && c.states && p.head % (c.heads / c.key_heads) == 0;
   show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
   // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk before.
@@ -419,13 +435,14 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
   wait_for_state();
   mma_wait<0>(), pin(s);
   bool strange = odd != 0;
-  if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0)) strange |= end_state(c, p, t, h);
+  if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0) && is_at(c, p, BACK ? 1 : 2))
+    strange |= end_state(c, p, t, state_of(c.end, c.segments[p.segment].sequence, p.key_head), h);
   if (DOTS) strange |= end_dots<BACK>(c, p, base, gamma, by_scale);
   if (threadIdx.x % 128 == 0) store_wait();
   return strange;
 }
 
-template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
+DEV u32 begin_barriers(const Walk& c) {
   extern __shared__ __align__(1024) char bytes[];
   const u32 base = shared(bytes);
   if (threadIdx.x == 0) {
@@ -437,6 +454,11 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
     barrier_init_fence();
   }
   __syncthreads();
+  return base;
+}
+
+template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
+  const u32 base = begin_barriers(c);
   if (threadIdx.x < 128) {
     registers_down<40>();
     const Path p = path_of<BACK>(c);
