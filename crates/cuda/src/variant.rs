@@ -191,9 +191,21 @@ impl Variant {
             Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
             Family::HopperForward => &["forward"],
             Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
-            Family::Linear => {
+            Family::Linear if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
+            Family::Linear => &[
+                "fill_gates",
+                "sums",
+                "scan",
+                "attend",
+                "flow",
+                "sum_all",
+                "sum_heads",
+                "step",
+                "mend_sums",
+                "mend",
+            ],
             Family::LinearTensor => &["sums", "attend", "flow"],
             Family::LinearSecond => {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]

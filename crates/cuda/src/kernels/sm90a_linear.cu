@@ -193,36 +193,36 @@ DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 
   return sum;
 }
 // The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j - r).
-DEV void weigh_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 decays) {
+template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays) {
 #pragma unroll
-  for (int m = -1; m < CHUNK / 8; m++) {
+  for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int j = m + r;
-      if (j >= 0 && j < CHUNK / 8) to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
+      if (j >= 0 && j < WORDS / 2) to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
     }
   }
 }
 // The same, and (i - j) times that: its derivative by the decay. `distance`: i - j of the first pair.
-DEV void weigh_pairs(u32 (&to)[CHUNK / 4], u32 (&tangent)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 decays, float distance) {
+template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], u32 (&tangent)[WORDS], const float (&p)[2 * WORDS], u32 decays, float distance) {
 #pragma unroll
-  for (int m = -1; m < CHUNK / 8; m++) {
+  for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
     float2 v = make_float2(w.x * (distance - 8 * m), w.y * (distance - 8 * m - 1));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int j = m + r;
-      if (j < 0 || j >= CHUNK / 8) continue;
+      if (j < 0 || j >= WORDS / 2) continue;
       to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
       tangent[2 * j + r] = pack(p[4 * j + 2 * r] * v.x, p[4 * j + 2 * r + 1] * v.y);
     }
   }
 }
 // The same without decays.
-DEV void mask_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], int distance, float scale) {
+template <int WORDS> DEV void mask_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], int distance, float scale) {
 #pragma unroll
-  for (int j = 0; j < CHUNK / 8; j++)
+  for (int j = 0; j < WORDS / 2; j++)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       float x = scale * p[4 * j + 2 * r], y = scale * p[4 * j + 2 * r + 1];
@@ -277,12 +277,12 @@ template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, f
 }
 
 // ---- products ---------------------------------------------------------------------------------------------------------------
-// y bᵀ of the rows of a warpgroup.
-DEV void multiply_rows(float (&s)[CHUNK / 2], u32 y, u32 b) {
+// y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
+template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) {
   pin(s), mma_begin();
 #pragma unroll
   for (int i = 0; i < KW / 16; i++)
-    Mma<CHUNK>::ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
+    Mma<2 * PAIRS>::template ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
   mma_commit();
 }
 // y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.
@@ -301,24 +301,24 @@ DEV void add_to_state(float (&h)[COLUMNS / 2], u32 b, u32 x) {
   mma_commit();
 }
 // o += w x.
-DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[CHUNK / 4], u32 x) {
+template <int WORDS> DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[WORDS], u32 x) {
   pin(o), pin(w), mma_begin();
 #pragma unroll
-  for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
+  for (int i = 0; i < WORDS / 4; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
   mma_commit();
 }
 
 // ---- the walk --------------------------------------------------------------------------------------------------------------
-// Whether a result is not finite.
-template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
+// Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
+template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
-  const int own = KW == 128 ? 64 * t.group : 0;
+  constexpr int OWN = KW == 128 ? 64 * GROUP : 0, SEEN = GROUP == BACK ? 64 : 128, FIRST = GROUP && BACK ? 64 : 0;
   constexpr bool TANGENT = DOTS && !BACK;
   const float log = DECAY ? log_of(c, p.key_head) : 0;
-  const u32 pairs = decays_at(base + AT_DECAYS, t.column - t.row);
-  float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[CHUNK / 2], odd = 0, gamma = 0, by_scale = 0;
-  u32 w[CHUNK / 4], tangent[CHUNK / 4];
+  const u32 pairs = decays_at(base + AT_DECAYS, t.column + FIRST - t.row);
+  float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[SEEN / 2], odd = 0, gamma = 0, by_scale = 0;
+  u32 w[SEEN / 4], tangent[SEEN / 4];
   if (DECAY) {
     fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
     named_arrive(4, 96 + 256);
@@ -357,7 +357,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
         named_sync(1, 256);
       }
     }
-    multiply_rows(s, y + t.group * 8192, b);
+    multiply_rows(s, y + GROUP * 8192, b + 128 * FIRST);
   };
   scores(p.chunks > 0, count_of<BACK>(p, 0));
 #pragma unroll 1
@@ -375,14 +375,14 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
         for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
         pin(h);
       }
-      if (n + m == 0 && t.group == 1) named_sync(6, 256);  // it begins when the other multiplies
+      if (GROUP == 1 && n + m == 0) named_sync(6, 256);  // it begins when the other multiplies
       if (m == 0) wait_for_state();
-      read_state(o, y + t.group * 8192, state, base + AT_DECAYS, BACK && m > 0);
+      read_state(o, y + GROUP * 8192, state, base + AT_DECAYS, BACK && m > 0);
       if (DECAY) wait(base + WEIGHTED, ring.turn);
-      add_to_state(h, b + own / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
-      if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column);
+      add_to_state(h, b + OWN / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
+      if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column - FIRST);
       else if (DECAY) weigh_pairs(w, s, pairs);
-      else mask_pairs(w, s, t.row - t.column, c.scale);
+      else mask_pairs(w, s, t.row - t.column - FIRST, c.scale);
       mma_wait<1>(), pin(o);
       float reach[2], steps[2];  // decays, and how many, between the own token and the state
 #pragma unroll
@@ -402,9 +402,9 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) o1[i] = steps[i / 2 % 2] * o[i];  // x
       }
-      if (TANGENT) add_pairs(o1, tangent, x);  // w
-      add_pairs(o, w, x);
-      if (n + m == 0 && t.group == 0) named_arrive(6, 256);
+      if (TANGENT) add_pairs(o1, tangent, x + 128 * FIRST);  // w
+      add_pairs(o, w, x + 128 * FIRST);
+      if (GROUP == 0 && n + m == 0) named_arrive(6, 256);
       if (TANGENT) mma_wait<2>(), pin(h);
       else mma_wait<1>(), pin(h);
       warp_arrive(base + EMPTY + 8 * own_stage);
@@ -428,7 +428,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
       if (last) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
-        if (c.rows.data) put(c, p, t, base + AT_OUT + t.group * 8192, o, chunk_row, count);
+        if (c.rows.data) put(c, p, t, base + AT_OUT + GROUP * 8192, o, chunk_row, count);
       }
     }
   }
@@ -477,7 +477,9 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
     u32 shows = 0;
     bool again = false;
     do {
-      const bool strange = multiply<DECAY, BACK, DOTS>(c, p, base, again, ring, shows);
+      bool strange;
+      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, ring, shows);
+      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, ring, shows);
       again = named_any(5, 384, strange && c.found && !again);
       if (again) *c.found = 1;
     } while (again);
