@@ -258,30 +258,30 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
 
 # linear_attention
 
-CHUNK = 64
 
-
-def chunked(q, k, v, g):
+def chunked(q, k, v, g, chunk):
     """Linear attention with a decay per head: products over chunks, states by a product with powers of the decay."""
     length, dtype = q.shape[2], q.dtype
-    q, k, v = (x.unflatten(2, (-1, CHUNK)) for x in (q, k, v))
-    at = torch.arange(CHUNK, device=q.device)
+    q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))
+    at = torch.arange(chunk, device=q.device)
     apart = (at[:, None] - at).clamp(min=0)
     within = torch.where(at[:, None] >= at, torch.exp(g[:, None, None] * apart), 0.0).to(dtype)[:, None]
-    to_end = torch.exp(g[:, None] * (CHUNK - 1 - at)).to(dtype)[:, None, :, None]
+    to_end = torch.exp(g[:, None] * (chunk - 1 - at)).to(dtype)[:, None, :, None]
     sums = (k * to_end).transpose(-2, -1) @ v
-    number = torch.arange(length // CHUNK, device=q.device)
+    number = torch.arange(length // chunk, device=q.device)
     between = number[:, None] - number - 1
-    powers = torch.where(between >= 0, torch.exp(g[:, None, None] * CHUNK * between.clamp(min=0)), 0.0).to(dtype)
+    powers = torch.where(between >= 0, torch.exp(g[:, None, None] * chunk * between.clamp(min=0)), 0.0).to(dtype)
     before = (powers @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
     from_begin = torch.exp(g[:, None] * (at + 1)).to(dtype)[:, None, :, None]
     o = ((q @ k.transpose(-2, -1)) * within) @ v + (q * from_begin) @ before
     return o.flatten(2, 3)
 
 
-def linear(bench: Bench, backward: bool) -> list[Contender]:
-    shape = (4, 16, bench.size(8192), 128)
-    batch, heads, length, dim = shape
+def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool) -> list[Contender]:
+    batch, heads, length = sizes
+    shape = batch, heads, length, dim = (batch, heads, bench.size(length), 128)
+    # States by a product of as many rows as there are chunks: fewer where the sequence is long.
+    chunk = 64 if length <= 8192 else 512
     q, k, v, dout = (bench.randn(*shape) * dim**-0.25 for _ in range(4))
     g = -(2.0 ** -torch.linspace(3, 9, heads, device=bench.device))
     problem = {"algorithm": "linear_attention", "batch": batch, "query_heads": heads, "key_heads": heads,
@@ -312,7 +312,7 @@ def linear(bench: Bench, backward: bool) -> list[Contender]:
             call = fla()
             return lambda: (back(call(*turned)),)
 
-        plain = bench.peer("PyTorch chunked", lambda: lambda: (chunked(q, k, v, g),))
+        plain = bench.peer("PyTorch chunked", lambda: lambda: (chunked(q, k, v, g, chunk),))
         return [*own, plain, bench.peer("FLA", fla_forward), copy]
     places = dict(zip(("dq", "dk", "dv", "dg_gamma"), like(q, k, v, g)))
     results = tuple(places.values())[:3]  # FLA has no gradient of the decay
@@ -321,7 +321,7 @@ def linear(bench: Bench, backward: bool) -> list[Contender]:
     wanted = [x.detach().clone().requires_grad_() for x in (q, k, v)]
 
     def plain_backward():
-        out = chunked(*wanted, g)
+        out = chunked(*wanted, g, chunk)
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
 
     def fla_backward():
@@ -348,8 +348,10 @@ ROWS |= {
     "cross-entropy-forward-backward": lambda bench: cross_entropy(bench, True),
     "lazy-forward": lambda bench: lazy(bench, False),
     "lazy-backward": lambda bench: lazy(bench, True),
-    "linear-forward": lambda bench: linear(bench, False),
-    "linear-backward": lambda bench: linear(bench, True),
+    "linear-forward": lambda bench: linear(bench, (4, 16, 8192), False),
+    "linear-backward": lambda bench: linear(bench, (4, 16, 8192), True),
+    "linear-long-forward": lambda bench: linear(bench, (1, 1, 1 << 20), False),
+    "linear-long-backward": lambda bench: linear(bench, (1, 1, 1 << 20), True),
 }
 
 

@@ -226,6 +226,7 @@ impl Family {
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
                 ("sm90a_linear.cuh", include_str!("kernels/sm90a_linear.cuh")),
                 ("sm90a_linear.cu", include_str!("kernels/sm90a_linear.cu")),
+                ("sm90a_linear_segments.cu", include_str!("kernels/sm90a_linear_segments.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[

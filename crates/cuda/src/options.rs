@@ -22,6 +22,8 @@ named! {
         Sm80Narrow = "sm80-99k",
         /// Tensor cores and the copy engine of compute capability 9.0: [`Precision::Flash`] alone.
         Sm90a = "sm90a",
+        /// The same of linear_attention with short sequences cut into segments, as long ones are.
+        Sm90aSegments = "sm90a-segments",
     }
 }
 
@@ -46,6 +48,11 @@ named! {
 }
 
 impl Level {
+    /// Whether it insists on the kernels of compute capability 9.0.
+    pub(crate) fn is_hopper(self) -> bool {
+        matches!(self, Level::Sm90a | Level::Sm90aSegments)
+    }
+
     /// Whether a level's tensor cores compute a pass that they may refuse for a reason: never those of `portable`,
     /// those of `auto` where they can. Fails where the level that is asked for cannot.
     pub(crate) fn takes_tensor_cores(self, refused: Option<&str>) -> Result<bool, Error> {

@@ -20,7 +20,9 @@ impl Unit {
             (Precision::Strict, _) | (_, Level::Portable) => Unit::Ffma,
             (precision, _) if !narrow && precision.narrows_f32() => Unit::Mma,
             (precision, _) if !narrow || precision != Precision::Flash => Unit::Ffma,
-            (_, Level::Sm90a | Level::Auto) if held.device.is_hopper() => Unit::Wgmma,
+            (_, Level::Auto | Level::Sm90a | Level::Sm90aSegments) if held.device.is_hopper() => {
+                Unit::Wgmma
+            }
             _ => Unit::Mma,
         })
     }

@@ -97,13 +97,16 @@ pub fn offers(
                 _ => refuse("tensor cores multiply f32 in the first order of attention alone"),
             }
         }
-        (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a, Dtype::F32) => {
+        (Level::Sm80 | Level::Sm80Narrow | Level::Sm90a | Level::Sm90aSegments, Dtype::F32) => {
             refuse("tensor cores multiply bf16 and f16, and f32 on sm80 with `tf32` and `bf16x3`")
         }
         (Level::Sm80 | Level::Sm80Narrow, _) if !has_sm80(algorithm, pass) => {
             refuse("not written yet for sm80")
         }
-        (Level::Sm90a, _) if !has_tensor_cores(algorithm, pass) => {
+        (Level::Sm90aSegments, _) if algorithm != Algorithm::LinearAttention => {
+            refuse("segments are those of linear_attention")
+        }
+        (Level::Sm90a | Level::Sm90aSegments, _) if !has_tensor_cores(algorithm, pass) => {
             refuse("not written yet for sm90a")
         }
         _ => Ok(()),
@@ -154,7 +157,7 @@ pub fn has_level(
     level: Level,
 ) -> Result<(), Error> {
     let held = workspace.device(device.into())?;
-    if level == Level::Sm90a && !held.device.is_hopper() {
+    if level.is_hopper() && !held.device.is_hopper() {
         return Err(Error::Unsupported {
             what: format!("level {level}"),
             reason: "the device is not of compute capability 9.0".to_string(),

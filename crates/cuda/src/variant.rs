@@ -208,9 +208,21 @@ impl Variant {
             Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
             Family::HopperForward => &["forward"],
             Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
-            Family::Linear => {
+            Family::Linear if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
             }
+            Family::Linear => &[
+                "fill_gates",
+                "sums",
+                "scan",
+                "attend",
+                "flow",
+                "sum_all",
+                "sum_heads",
+                "step",
+                "mend_sums",
+                "mend",
+            ],
             Family::LinearTensor => &["sums", "attend", "flow"],
             Family::LinearSecond => {
                 &["tangent_sums", "scan_second", "attend_second", "flow_second"]
@@ -254,9 +266,16 @@ impl Variant {
                 "gather",
                 "bias",
             ],
-            Family::HopperLinear => {
-                &["attend_plain", "attend", "attend_dots", "attend_back", "attend_back_dots"]
-            }
+            Family::HopperLinear => &[
+                "attend_plain",
+                "attend",
+                "attend_dots",
+                "attend_back",
+                "attend_back_dots",
+                "sums",
+                "sums_back",
+                "scan",
+            ],
             Family::Moves => &["move"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
@@ -405,6 +424,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperCrossEntropy, "leaves" | "hidden") => 1024 + 4 * 49152 + 64,
         (Family::HopperCrossEntropy, "hidden_192") => 1024 + 5 * 40960 + 80,
         (Family::HopperCrossEntropy, "gradient" | "head") => 1024 + 4 * 49152 + 32768 + 64,
+        (Family::HopperLinear, "scan") => 0,
         // y and b, and x, in two stages; x weighted; the state in two; out; decays and barriers.
         (Family::HopperLinear, _) => {
             let inner = variant.define("KW");

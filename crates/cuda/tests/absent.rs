@@ -70,6 +70,8 @@ fn passes_without_kernels_say_so() {
         (Level::Sm80, lse, Pass::Jvp, Dtype::F16),
         (Level::Sm90a, attention, Pass::Forward, Dtype::F32),
         (Level::Sm90a, lse, Pass::Backward, Dtype::Bf16),
+        (Level::Sm90aSegments, attention, Pass::Forward, Dtype::Bf16),
+        (Level::Sm90aSegments, Algorithm::LinearAttention, Pass::Forward, Dtype::F32),
         (Level::Sm90a, Algorithm::LinearAttention, Pass::Step, Dtype::Bf16),
         (Level::Auto, Algorithm::LazyAttention, Pass::DoubleBackward, Dtype::F32),
     ] {

@@ -26,8 +26,8 @@ impl Cuda {
     /// A level, whether this machine has it or not.
     pub fn new(level: Level) -> Self {
         let precision = match level {
-            Level::Sm80 | Level::Sm80Narrow | Level::Sm90a => Precision::Flash,
-            _ => Precision::Strict,
+            Level::Auto | Level::Portable => Precision::Strict,
+            _ => Precision::Flash,
         };
         Cuda { level, precision }
     }
@@ -40,7 +40,8 @@ impl Cuda {
     /// The levels of this machine, and those that it lacks.
     pub fn levels() -> (Vec<Cuda>, Vec<Absent>) {
         let (mut present, mut absent) = (Vec::new(), Vec::new());
-        let flash = [Level::Sm90a, Level::Sm80, Level::Sm80Narrow].map(Cuda::new);
+        let flash =
+            [Level::Sm90a, Level::Sm90aSegments, Level::Sm80, Level::Sm80Narrow].map(Cuda::new);
         let of_f32 = [Precision::Tf32, Precision::Bf16x3].map(Cuda::of_f32);
         // The last one is what `cuda` alone stands for: the one that every caller may have.
         for tier in flash.into_iter().chain(of_f32).chain([Cuda::new(Level::Portable)]) {

@@ -6,6 +6,7 @@
 //   sums        of each chunk by itself: Σ_j ω_j k_jᵀ v_j, or σ Σ_i α_i q_iᵀ dout_i over a group      (R22), (R28)
 //   scan        from chunk to chunk: the sums become the states before them, or those behind          (R22), (R28)
 //   attend      o, dq, dk or dv of a micro-chunk, with x_i or y_j of (R27)                            (R21), (R24)–(R26)
+//   mend_sums, mend   sums and attend behind kernels on tensor cores, which rarely leave them anything
 //   flow        dg of a chunk                                                                         (R27)
 //   sum_all, sum_heads   dσ (R9) and dg_gamma from numbers of tokens
 //   step        one token                                                                             (R1), (R2)
@@ -43,11 +44,9 @@ DEV void gates_of(const Linear& c, int block) {
 }
 
 // A block owns 64 rows of the state of a chunk and a key head: y are the left factors, x the right ones.
-extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ Linear c) {
-  if (idle(c)) return;
-  __shared__ Shared shared;
-  const int pieces = (c.dim + SIDE - 1) / SIDE, row = blockIdx.x % pieces * SIDE;
-  const int key_head = blockIdx.x / pieces % c.key_heads, number = blockIdx.x / pieces / c.key_heads;
+DEV void sums_of(const Linear& c, Shared& shared, u32 block) {
+  const int pieces = (c.dim + SIDE - 1) / SIDE, row = block % pieces * SIDE;
+  const int key_head = block / pieces % c.key_heads, number = block / pieces / c.key_heads;
   const Chunk chunk = c.chunks[number];
   const Gates gates(c, c.gates, chunk, key_head);
   const int many = c.back ? group_of(c) : 1;
@@ -130,12 +129,10 @@ DEV void read_state(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], c
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(const __grid_constant__ Linear c) {
-  if (idle(c)) return;
-  __shared__ Shared shared;
-  const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
+DEV void attend_of(const Linear& c, Shared& shared, u32 block) {
+  const int heads = c.back ? c.key_heads : c.heads, head = block % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
-  const Strip strip = c.strips[blockIdx.x / heads];
+  const Strip strip = c.strips[block / heads];
   const Chunk chunk = c.chunks[strip.chunk];
   const Gates gates(c, c.gates, chunk, key_head);
   const Rows y = chunk_rows(c.y, chunk, head, strip.row);
@@ -229,6 +226,28 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
   each_block(c, [&](int block) { flow_of_chunk(c, shared.p, pairs, flow_of_states, block); });
 }
 
+extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ Linear c) {
+  __shared__ Shared shared;
+  sums_of(c, shared, blockIdx.x);
+}
+extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(const __grid_constant__ Linear c) {
+  __shared__ Shared shared;
+  attend_of(c, shared, blockIdx.x);
+}
+
+// The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few blocks.
+#if STORAGE
+extern "C" __global__ void __launch_bounds__(THREADS) mend_sums(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
+  __shared__ Shared shared;
+  each_block(c, [&](int block) { sums_of(c, shared, block); });
+}
+extern "C" __global__ void __launch_bounds__(THREADS) mend(const __grid_constant__ Linear c) {
+  if (idle(c)) return;
+  __shared__ Shared shared;
+  each_block(c, [&](int block) { attend_of(c, shared, block); });
+}
+#endif
 extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
   if (idle(c)) return;
   each_block(c, [&](int block) { gates_of(c, block); });

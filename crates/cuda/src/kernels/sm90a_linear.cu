@@ -1,6 +1,6 @@
 // linear_attention of bf16 and f16 on the tensor cores of compute capability 9.0, without a decay or with one for each head. A
-// block owns 64 columns of a result of one head of one sequence, and walks its chunks of 128 tokens from the first to the
-// last, or back. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
+// block owns 64 columns of a result of one head of one segment of a sequence, and walks its chunks of 128 tokens from the first
+// to the last, or back: most sequences are one segment, for others see sm90a_linear_segments.cu. The state stays in the accumulators of two warpgroups, in f32, and is shown to both, rounded, in shared
 // memory: in two buffers, so that neither waits for the other but for its part of the state, and one multiplies while the other
 // weighs. Of a third warpgroup a thread feeds the copy engine, and three warps weigh x for what the state gains. Barriers of a
 // stage: FULL; EMPTY, y and b have been read; EMPTY_X, x has been. Of weighted x: WEIGHTED, it is there; TAKEN, it has been read.
@@ -14,17 +14,17 @@
 
 // ---- the path of a block -------------------------------------------------------------------------------------------------
 struct Path {
-  int sequence, head, key_head, half;
-  int batch, start, tokens, chunks, first_chunk;  // of the sequence
+  int segment, head, key_head, half;
+  int batch, start, tokens, chunks, first_chunk;  // of the segment
   int many;                                       // query heads that a chunk of a key head is walked with
 };
 template <bool BACK> DEV Path path_of(const Walk& c) {
   Path p;
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = BACK ? c.key_heads : c.heads, group = c.heads / c.key_heads;
-  p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads, p.sequence = blockIdx.x / halves / heads;
+  p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads, p.segment = blockIdx.x / halves / heads;
   p.key_head = BACK ? p.head : p.head / group, p.many = BACK ? group : 1;
-  Line line = c.lines[p.sequence];
-  p.first_chunk = __shfl_sync(~0u, line.first, 0), p.chunks = __shfl_sync(~0u, line.chunks, 0);
+  Segment own = c.segments[p.segment];
+  p.first_chunk = __shfl_sync(~0u, own.first, 0), p.chunks = __shfl_sync(~0u, own.chunks, 0);
   p.batch = p.start = p.tokens = 0;
   if (p.chunks) {
     Chunk first = c.chunks[p.first_chunk], last = c.chunks[p.first_chunk + p.chunks - 1];
@@ -52,8 +52,13 @@ struct Ring {
 template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.chunks - 1 - n : n; }
 template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
 
-// One thread feeds the copy engine.
-template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 base, Ring& ring) {
+// Whether the sequence begins (1) or ends (2) with the segment.
+DEV bool is_at(const Walk& c, const Path& p, int end) {
+  return !p.chunks || c.chunks[p.first_chunk + (end == 1 ? 0 : p.chunks - 1)].ends & end;
+}
+
+// One thread feeds the copy engine. ROWS: with y.
+template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const Walk& c, const Path& p, u32 base, Ring& ring) {
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
 #pragma unroll 1
@@ -61,9 +66,9 @@ template <bool BACK, bool DOTS> DEV void feed(const Walk& c, const Path& p, u32 
       const u32 full = base + FULL + 8 * ring.stage, y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES;
       const int row = p.start + number_of<BACK>(p, n) * CHUNK, other = BACK ? p.key_head * p.many + m : p.key_head;
       wait(base + EMPTY + 8 * ring.stage, ring.phase);
-      expect_bytes(full, 2 * Y_BYTES + PANEL);
+      expect_bytes(full, (ROWS ? 2 : 1) * Y_BYTES + PANEL);
 #pragma unroll
-      for (int i = 0; i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
+      for (int i = 0; ROWS && i < KW / 64; i++) load4(y + i * PANEL, &c.y, full, 64 * i, row, p.head, p.batch);
 #pragma unroll
       for (int i = 0; i < KW / 64; i++) load4(b + i * PANEL, &c.b, full, 64 * i, row, other, p.batch);
       if (DOTS && m == 0 && n + 1 < p.chunks) {
@@ -124,26 +129,38 @@ struct Thread {
   int state_row;    // of its first accumulator of the state
   bool owns;        // whether its part of the state counts: two warpgroups have the same one where that has 64 rows
 };
-
-DEV i64 state_at(const Walk& c, const Tensor& x, const Path& p, int row, int column) {
-  i64 at = p.sequence * x.batch + p.key_head * x.head;
-  return at + (c.turned ? column * x.row + row : row * x.row + column);
+DEV Thread this_thread() {
+  const int thread = threadIdx.x - 128, lane = lane_id(), group = thread / 128, warp = thread / 32 % 4, own = KW == 128 ? 64 * group : 0;
+  return {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
 }
-DEV void begin_state(const Walk& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
+// Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
+DEV float log_of(const Walk& c, int key_head) { return c.logs ? fmaxf(c.logs[key_head] * LOG2E, -16384.0f) : 0; }
+
+struct State {  // of a key head of a sequence or a segment; data is 0 where there is none
+  float* data;
+  i64 row;
+};
+DEV State state_of(const Tensor& x, int number, int key_head) {
+  return {x.data ? (float*)x.data + number * x.batch + key_head * x.head : 0, x.row};
+}
+DEV i64 state_at(const Walk& c, const State& x, int row, int column) { return c.turned ? column * x.row + row : row * x.row + column; }
+template <bool BACK> DEV void begin_state(const Walk& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
+  const bool given = is_at(c, p, BACK ? 2 : 1);
+  const State from = state_of(given ? c.begin : c.between, given ? c.segments[p.segment].sequence : p.segment, p.key_head);
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
-    h[i] = c.begin.data && row < c.inner && column < c.outer ? ((const float*)c.begin.data)[state_at(c, c.begin, p, row, column)] : 0;
+    h[i] = from.data && row < c.inner && column < c.outer ? from.data[state_at(c, from, row, column)] : 0;
     if (cleanse && is_odd(h[i])) h[i] = 0;
   }
 }
-DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const float (&h)[COLUMNS / 2]) {
+DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const State& to, const float (&h)[COLUMNS / 2]) {
   bool odd = false;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) {
     int row = t.state_row + 8 * (i / 2 % 2), column = p.half * COLUMNS + t.column + i / 4 * 8 + i % 2;
     if (row >= c.inner || column >= c.outer) continue;
-    ((float*)c.end.data)[state_at(c, c.end, p, row, column)] = h[i], odd |= is_odd(h[i]);
+    to.data[state_at(c, to, row, column)] = h[i], odd |= is_odd(h[i]);
   }
   return odd;
 }
@@ -176,36 +193,36 @@ DEV float dot_states(const u32 (&kept)[COLUMNS / 4], const float (&h)[COLUMNS / 
   return sum;
 }
 // The left factor P_ij (y_i·b_j) of a product with x: r rows of 8 and j columns of 8 on, the distance changes by 8 (j - r).
-DEV void weigh_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 decays) {
+template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], u32 decays) {
 #pragma unroll
-  for (int m = -1; m < CHUNK / 8; m++) {
+  for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int j = m + r;
-      if (j >= 0 && j < CHUNK / 8) to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
+      if (j >= 0 && j < WORDS / 2) to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
     }
   }
 }
 // The same, and (i - j) times that: its derivative by the decay. `distance`: i - j of the first pair.
-DEV void weigh_pairs(u32 (&to)[CHUNK / 4], u32 (&tangent)[CHUNK / 4], const float (&p)[CHUNK / 2], u32 decays, float distance) {
+template <int WORDS> DEV void weigh_pairs(u32 (&to)[WORDS], u32 (&tangent)[WORDS], const float (&p)[2 * WORDS], u32 decays, float distance) {
 #pragma unroll
-  for (int m = -1; m < CHUNK / 8; m++) {
+  for (int m = -1; m < WORDS / 2; m++) {
     float2 w = load_pair(decays + 32 * m);
     float2 v = make_float2(w.x * (distance - 8 * m), w.y * (distance - 8 * m - 1));
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const int j = m + r;
-      if (j < 0 || j >= CHUNK / 8) continue;
+      if (j < 0 || j >= WORDS / 2) continue;
       to[2 * j + r] = pack(p[4 * j + 2 * r] * w.x, p[4 * j + 2 * r + 1] * w.y);
       tangent[2 * j + r] = pack(p[4 * j + 2 * r] * v.x, p[4 * j + 2 * r + 1] * v.y);
     }
   }
 }
 // The same without decays.
-DEV void mask_pairs(u32 (&to)[CHUNK / 4], const float (&p)[CHUNK / 2], int distance, float scale) {
+template <int WORDS> DEV void mask_pairs(u32 (&to)[WORDS], const float (&p)[2 * WORDS], int distance, float scale) {
 #pragma unroll
-  for (int j = 0; j < CHUNK / 8; j++)
+  for (int j = 0; j < WORDS / 2; j++)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       float x = scale * p[4 * j + 2 * r], y = scale * p[4 * j + 2 * r + 1];
@@ -250,7 +267,7 @@ DEV float sum_of_block(u32 place, float x) {
 // Writes the block's parts of dg_gamma and dσ; whether one of them is not finite.
 template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, float gamma, float by_scale) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = BACK ? 1 : c.heads / c.key_heads;
-  const int part = p.key_head * c.parts + c.first_part + (p.sequence * group + p.head % group) * halves + p.half;
+  const int part = p.key_head * c.parts + c.first_part + (p.segment * group + p.head % group) * halves + p.half;
   named_sync(1, 256);
   gamma = c.store_scale * sum_of_block(base + AT_DECAYS, gamma);
   if (!BACK) by_scale = sum_of_block(base + AT_DECAYS, by_scale);
@@ -260,12 +277,12 @@ template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, f
 }
 
 // ---- products ---------------------------------------------------------------------------------------------------------------
-// y bᵀ of the rows of a warpgroup.
-DEV void multiply_rows(float (&s)[CHUNK / 2], u32 y, u32 b) {
+// y bᵀ of the rows of a warpgroup, and of as many rows of b as a thread has pairs.
+template <int PAIRS> DEV void multiply_rows(float (&s)[PAIRS], u32 y, u32 b) {
   pin(s), mma_begin();
 #pragma unroll
   for (int i = 0; i < KW / 16; i++)
-    Mma<CHUNK>::ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
+    Mma<2 * PAIRS>::template ss<K_MAJOR, K_MAJOR>(s, k_major(y + i / 4 * PANEL + i % 4 * 32), k_major(b + i / 4 * PANEL + i % 4 * 32), i > 0);
   mma_commit();
 }
 // y S, or more of nothing where `add`: then every 8 rows of the state are the same 8 rows of zeros.
@@ -284,30 +301,29 @@ DEV void add_to_state(float (&h)[COLUMNS / 2], u32 b, u32 x) {
   mma_commit();
 }
 // o += w x.
-DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[CHUNK / 4], u32 x) {
+template <int WORDS> DEV void add_pairs(float (&o)[COLUMNS / 2], u32 (&w)[WORDS], u32 x) {
   pin(o), pin(w), mma_begin();
 #pragma unroll
-  for (int i = 0; i < CHUNK / 16; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
+  for (int i = 0; i < WORDS / 4; i++) Mma<COLUMNS>::rs<MN_MAJOR>(o, w + 4 * i, mn_major(x + i * 2048, 0), 1);
   mma_commit();
 }
 
 // ---- the walk --------------------------------------------------------------------------------------------------------------
-// Whether a result is not finite.
-template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
-  const int thread = threadIdx.x - 128, lane = lane_id(), group = thread / 128, warp = thread / 32 % 4;
-  const int own = KW == 128 ? 64 * group : 0;
-  const Thread t = {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
+// Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
+template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
+  const int thread = threadIdx.x - 128;
+  const Thread t = this_thread();
+  constexpr int OWN = KW == 128 ? 64 * GROUP : 0, SEEN = GROUP == BACK ? 64 : 128, FIRST = GROUP && BACK ? 64 : 0;
   constexpr bool TANGENT = DOTS && !BACK;
-  // Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
-  const float log = DECAY && c.logs ? fmaxf(c.logs[p.key_head] * LOG2E, -16384.0f) : 0;
-  const u32 pairs = decays_at(base + AT_DECAYS, t.column - t.row);
-  float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[CHUNK / 2], odd = 0, gamma = 0, by_scale = 0;
-  u32 w[CHUNK / 4], tangent[CHUNK / 4];
+  const float log = DECAY ? log_of(c, p.key_head) : 0;
+  const u32 pairs = decays_at(base + AT_DECAYS, t.column + FIRST - t.row);
+  float h[COLUMNS / 2], o[COLUMNS / 2], o1[COLUMNS / 2], s[SEEN / 2], odd = 0, gamma = 0, by_scale = 0;
+  u32 w[SEEN / 4], tangent[SEEN / 4];
   if (DECAY) {
     fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
     named_arrive(4, 96 + 256);
   }
-  begin_state(c, p, t, cleanse, h);
+  begin_state<BACK>(c, p, t, cleanse, h);
   const bool keeps = TANGENT && c.states && p.head % (c.heads / c.key_heads) == 0;
   show_state(base + AT_STATE, t, h, keeps && p.chunks ? kept_state(c, p, 0) + thread : 0);
   // Rows that results are multiplied with, and z of the chunk that the walk comes to next: both are loaded a chunk before.
@@ -341,7 +357,7 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
         named_sync(1, 256);
       }
     }
-    multiply_rows(s, y + t.group * 8192, b);
+    multiply_rows(s, y + GROUP * 8192, b + 128 * FIRST);
   };
   scores(p.chunks > 0, count_of<BACK>(p, 0));
 #pragma unroll 1
@@ -359,14 +375,14 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
         for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
         pin(h);
       }
-      if (n + m == 0 && t.group == 1) named_sync(6, 256);  // it begins when the other multiplies
+      if (GROUP == 1 && n + m == 0) named_sync(6, 256);  // it begins when the other multiplies
       if (m == 0) wait_for_state();
-      read_state(o, y + t.group * 8192, state, base + AT_DECAYS, BACK && m > 0);
+      read_state(o, y + GROUP * 8192, state, base + AT_DECAYS, BACK && m > 0);
       if (DECAY) wait(base + WEIGHTED, ring.turn);
-      add_to_state(h, b + own / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
-      if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column);
+      add_to_state(h, b + OWN / 64 * PANEL, DECAY ? base + AT_WEIGHTED : x);
+      if (TANGENT) weigh_pairs(w, tangent, s, pairs, t.row - t.column - FIRST);
       else if (DECAY) weigh_pairs(w, s, pairs);
-      else mask_pairs(w, s, t.row - t.column, c.scale);
+      else mask_pairs(w, s, t.row - t.column - FIRST, c.scale);
       mma_wait<1>(), pin(o);
       float reach[2], steps[2];  // decays, and how many, between the own token and the state
 #pragma unroll
@@ -386,9 +402,9 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) o1[i] = steps[i / 2 % 2] * o[i];  // x
       }
-      if (TANGENT) add_pairs(o1, tangent, x);  // w
-      add_pairs(o, w, x);
-      if (n + m == 0 && t.group == 0) named_arrive(6, 256);
+      if (TANGENT) add_pairs(o1, tangent, x + 128 * FIRST);  // w
+      add_pairs(o, w, x + 128 * FIRST);
+      if (GROUP == 0 && n + m == 0) named_arrive(6, 256);
       if (TANGENT) mma_wait<2>(), pin(h);
       else mma_wait<1>(), pin(h);
       warp_arrive(base + EMPTY + 8 * own_stage);
@@ -412,20 +428,21 @@ template <bool DECAY, bool BACK, bool DOTS> DEV bool multiply(const Walk& c, con
       if (last) {
 #pragma unroll
         for (int i = 0; i < COLUMNS / 2; i++) odd = fmaf(o[i], 0.0f, odd);
-        if (c.rows.data) put(c, p, t, base + AT_OUT + t.group * 8192, o, chunk_row, count);
+        if (c.rows.data) put(c, p, t, base + AT_OUT + GROUP * 8192, o, chunk_row, count);
       }
     }
   }
   wait_for_state();
   mma_wait<0>(), pin(s);
   bool strange = odd != 0;
-  if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0)) strange |= end_state(c, p, t, h);
+  if (c.end.data && t.owns && (BACK || p.head % (c.heads / c.key_heads) == 0) && is_at(c, p, BACK ? 1 : 2))
+    strange |= end_state(c, p, t, state_of(c.end, c.segments[p.segment].sequence, p.key_head), h);
   if (DOTS) strange |= end_dots<BACK>(c, p, base, gamma, by_scale);
   if (threadIdx.x % 128 == 0) store_wait();
   return strange;
 }
 
-template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
+DEV u32 begin_barriers(const Walk& c) {
   extern __shared__ __align__(1024) char bytes[];
   const u32 base = shared(bytes);
   if (threadIdx.x == 0) {
@@ -437,6 +454,11 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
     barrier_init_fence();
   }
   __syncthreads();
+  return base;
+}
+
+template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
+  const u32 base = begin_barriers(c);
   if (threadIdx.x < 128) {
     registers_down<40>();
     const Path p = path_of<BACK>(c);
@@ -455,7 +477,9 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
     u32 shows = 0;
     bool again = false;
     do {
-      const bool strange = multiply<DECAY, BACK, DOTS>(c, p, base, again, ring, shows);
+      bool strange;
+      if (threadIdx.x < 256) strange = multiply<DECAY, BACK, DOTS, 0>(c, p, base, again, ring, shows);
+      else strange = multiply<DECAY, BACK, DOTS, 1>(c, p, base, again, ring, shows);
       again = named_any(5, 384, strange && c.found && !again);
       if (again) *c.found = 1;
     } while (again);

@@ -2,8 +2,9 @@
 //
 // Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128.
 
-struct Chunk { int batch, start, len, ends; };  // `Chunk` and `Line` of linear.cuh
-struct Line { int first, chunks; };
+struct Chunk { int batch, start, len, ends; };  // `Chunk` of linear.cuh
+struct Segment { int first, chunks, sequence; };  // its chunks; those of sequences of several segments come first
+struct Run { int first, segments, sequence; };    // the segments of such a sequence
 struct Tensor {  // [batch, head, row, element]: strides in elements, the elements of a row side by side
   void* data;
   i64 batch, head, row;
@@ -15,18 +16,21 @@ struct Walk {
   TensorMap y, b, x, out, dots;  // boxes of 128 rows, of out 64; 64 columns
   Tensor rows;             // out by its elements; data is 0 where out is not wanted
   Tensor dot;              // rows that results are multiplied with, those of `dots`
-  Tensor begin, end;       // states [sequence, key head, row]: what the walk begins with, and where it ends
+  Tensor begin, end;       // states [sequence, key head, row]: what a sequence begins with, and where it ends
+  Tensor between;          // [segment, key head, row of D]: the states that other segments begin with
   const float* logs;       // the log-decay of each key head; 0: none
   u32* states;             // S before each chunk, as threads hold it: what `attend_back_dots` reads
   float* gammas;           // [key head, part]: what dg_gamma is the sum of
   float* scales;           // [part]: what dσ is the sum of
   u32* found;              // set where a number is not finite; 0: nobody asks
   const Chunk* chunks;
-  const Line* lines;
+  const Segment* segments;
+  const Run* runs;
   int heads, key_heads;
   int inner, outer;        // columns of y and b, and of x and out: the rows and the columns of the state
   int turned;              // 1: states in memory are [outer, inner]
   int parts, first_part;   // of a key head; the first that this launch writes
+  int back;                // 1: `scan` goes from the last segment to the first
   float scale;             // σ, of pairs and of what the state is made of
   float store_scale;
 };

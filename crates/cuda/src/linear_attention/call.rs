@@ -18,6 +18,12 @@ impl Tensor {
     pub fn is_there(&self) -> bool {
         self.data != 0
     }
+
+    /// States of so many key heads, side by side.
+    pub fn states(data: u64, key_heads: usize, dim: usize, value_dim: usize) -> Tensor {
+        let (row, head) = (value_dim as i64, (dim * value_dim) as i64);
+        Tensor { data, batch: key_heads as i64 * head, head, row }
+    }
 }
 
 /// `Linear` of `linear.cuh`, field by field.

@@ -9,6 +9,7 @@ use super::passes::{
 use super::prepared::Prepared;
 use super::{CHUNK, Job};
 use crate::gpu::{Device, Kernels};
+use crate::options::Level;
 use crate::room::{Layout, Room, memory};
 use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
@@ -23,9 +24,26 @@ const COLUMNS: usize = 64;
 /// Numbers that a thread keeps of a state, in words, and how many threads do.
 const KEPT: usize = 256 * COLUMNS / 4;
 
-/// The longest sequence that one block walks for each head: longer ones are for kernels that cut it, whatever
-/// the number of heads, on which bits must not depend.
-const LONGEST: usize = 8192;
+/// Elements of a state that a block of `scan` takes from segment to segment.
+const SCANNED: usize = 128;
+
+/// Tokens of a segment of a sequence of so many: a block walks it for each head. Up to 8192 tokens are not cut; longer sequences
+/// have 64 segments of at least 2048 tokens, or more of 8192. It depends on nothing else, since bits depend on it.
+fn segment(tokens: usize) -> usize {
+    let of_many =
+        tokens.div_ceil(64).checked_next_power_of_two().map_or(8192, |n| n.clamp(2048, 8192));
+    if tokens <= 8192 { tokens } else { of_many }
+}
+
+/// The same where short sequences are cut as long ones are: into four segments of at least 128 tokens.
+fn short_segment(tokens: usize) -> usize {
+    tokens.div_ceil(4).checked_next_power_of_two().map_or(tokens, |n| n.max(CHUNK))
+}
+
+/// How a level cuts sequences.
+pub(super) fn cut(level: Level) -> fn(usize) -> usize {
+    if level == Level::Sm90aSegments { short_segment } else { segment }
+}
 
 /// `Walk` of `sm90a_linear.cuh`, field by field.
 #[repr(C, align(128))]
@@ -40,13 +58,15 @@ struct Walk {
     dot: Tensor,
     begin: Tensor,
     end: Tensor,
+    between: Tensor,
     logs: u64,
     states: u64,
     gammas: u64,
     scales: u64,
     found: u64,
     chunks: u64,
-    lines: u64,
+    segments: u64,
+    runs: u64,
     heads: i32,
     key_heads: i32,
     inner: i32,
@@ -54,6 +74,7 @@ struct Walk {
     turned: i32,
     parts: i32,
     first_part: i32,
+    back: i32,
     scale: f32,
     store_scale: f32,
 }
@@ -69,7 +90,6 @@ pub(super) fn refuses(
     (pass, storage): (Pass, Dtype),
 ) -> Option<&'static str> {
     let (e, value_dim) = (&problem.extents, problem.value_dim);
-    let longest = problem.list_sequences().into_iter().map(|s| s.tokens).max().unwrap_or(0);
     match pass {
         _ if !device.is_hopper() => Some("the device is not of compute capability 9.0"),
         _ if storage == Dtype::F32 => Some("its tensor cores multiply bf16 and f16"),
@@ -83,9 +103,6 @@ pub(super) fn refuses(
         }
         _ if problem.decay == Decay::PerToken => {
             Some("log-decays of tokens are not written yet for sm90a")
-        }
-        _ if longest > LONGEST => {
-            Some("sequences of more than 8192 tokens are not cut yet by linear_attention of sm90a")
         }
         _ if [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0) => {
             Some("there is nothing for sm90a to compute")
@@ -111,7 +128,8 @@ pub(super) fn reserve(
     prepared: &Prepared<'_>,
     layout: &mut Layout,
 ) -> Result<(), Error> {
-    let (e, needs, lines) = (&prepared.problem.extents, prepared.needs(), lines(prepared));
+    let (e, needs) = (&prepared.problem.extents, prepared.needs());
+    let (segments, cut) = (segments(prepared), cut_segments(prepared));
     let halves = e.dim.div_ceil(COLUMNS);
     let mut room = |wanted: bool, shape: [usize; 4]| {
         let bytes = shape.iter().try_fold(4usize, |n, &extent| n.checked_mul(extent));
@@ -119,9 +137,11 @@ pub(super) fn reserve(
         wanted.then(|| layout.room(bytes)).transpose()
     };
     let chunks = prepared.tables.chunks.len();
+    let value_dim = prepared.problem.value_dim;
+    hopper.between = room(cut > 0, [cut, e.key_heads, e.dim, value_dim])?;
     hopper.states = room(needs.gates, [chunks, e.key_heads, halves, KEPT])?;
     hopper.gammas = room(needs.gates, [e.key_heads, parts(prepared), 1, 1])?;
-    hopper.scales = room(needs.scale, [lines, e.query_heads, halves, 1])?;
+    hopper.scales = room(needs.scale, [segments, e.query_heads, halves, 1])?;
     Ok(())
 }
 
@@ -129,14 +149,19 @@ fn module(hopper: &Hopper, target: Target) -> &(Arc<Kernels>, Variant) {
     if matches!(target, Target::Q | Target::K) { &hopper.by_value } else { &hopper.by_dim }
 }
 
-fn lines(prepared: &Prepared<'_>) -> usize {
-    prepared.tables.lines.len()
+fn segments(prepared: &Prepared<'_>) -> usize {
+    prepared.tables.segments.len()
+}
+
+/// Segments of sequences that have several: the first ones.
+fn cut_segments(prepared: &Prepared<'_>) -> usize {
+    prepared.tables.runs.iter().map(|run| run[1] as usize).sum()
 }
 
 /// The parts of dg_gamma of a key head: those of every query head, then those of dk.
 fn parts(prepared: &Prepared<'_>) -> usize {
     let e = &prepared.problem.extents;
-    lines(prepared) * e.dim.div_ceil(COLUMNS) * (e.query_heads / e.key_heads + 1)
+    segments(prepared) * e.dim.div_ceil(COLUMNS) * (e.query_heads / e.key_heads + 1)
 }
 
 /// A result, the state where its walk ends, and whether it adds to dg_gamma and dσ.
@@ -166,8 +191,10 @@ impl Walk {
             _ => (call.k, "k"),
         };
         let e = &prepared.problem.extents;
-        let of_queries = parts(prepared) - lines(prepared) * e.dim.div_ceil(COLUMNS);
+        let of_queries = parts(prepared) - segments(prepared) * e.dim.div_ceil(COLUMNS);
         let back = call.back != 0;
+        let [segments, runs] = prepared.tables.cuts(job.tables);
+        let (between, value_dim) = (job.room(hopper.between), prepared.problem.value_dim);
         Ok(Walk {
             y: of_rows(y, CHUNK as u32)?,
             b: of_rows(b, CHUNK as u32)?,
@@ -178,13 +205,15 @@ impl Walk {
             dot,
             begin: tensor(job, of.begin),
             end: tensor(job, of.end),
+            between: Tensor::states(between, e.key_heads, e.dim, value_dim),
             logs: call.logs,
             states: job.room(hopper.states),
             gammas: job.room(hopper.gammas),
             scales: job.room(hopper.scales),
             found: call.found,
             chunks: call.chunks,
-            lines: call.lines,
+            segments,
+            runs,
             heads: call.heads,
             key_heads: call.key_heads,
             inner: call.inner,
@@ -192,6 +221,7 @@ impl Walk {
             turned: call.turned,
             parts: parts(prepared) as i32,
             first_part: if back { of_queries as i32 } else { 0 },
+            back: call.back,
             scale: if back { call.scale } else { 1.0 },
             store_scale: if back { 1.0 } else { call.scale },
         })
@@ -210,10 +240,34 @@ fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>) -> Result<(), Error> {
         (false, false) => "attend",
     };
     let heads = if back { call.key_heads } else { call.heads } as usize;
-    let blocks = lines(job.prepared) * heads * (call.outer as usize).div_ceil(COLUMNS);
+    let blocks = segments(job.prepared) * heads * (call.outer as usize).div_ceil(COLUMNS);
     let (kernels, variant) = module(hopper, of.target);
     let block = (THREADS, shared_bytes(variant, name));
     job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+}
+
+/// The states with which segments of long sequences begin: S before them, or D behind.
+fn sum_segments(job: &Job<'_>, hopper: &Hopper, back: bool) -> Result<(), Error> {
+    let (prepared, key_heads) = (job.prepared, job.prepared.problem.extents.key_heads);
+    let (cut, runs) = (cut_segments(prepared), prepared.tables.runs.len());
+    if cut == 0 {
+        return Ok(());
+    }
+    let (target, begin, name) = match back {
+        false => (Target::O, "initial_state", "sums"),
+        true => (Target::V, "dfinal_state", "sums_back"),
+    };
+    let call = Walk::new(job, hopper, &Course { target, out: "", begin, end: "", dots: false })?;
+    // S is that of key heads.
+    let heads = if back { call.heads } else { call.key_heads };
+    let call = Walk { heads, ..call };
+    let (kernels, variant) = module(hopper, target);
+    let blocks = cut * key_heads * (call.outer as usize).div_ceil(COLUMNS);
+    let block = (THREADS, shared_bytes(variant, name));
+    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)?;
+    let elements = prepared.problem.extents.dim * prepared.problem.value_dim;
+    let blocks = runs * key_heads * elements.div_ceil(SCANNED);
+    job.queue.launch(kernels.get("scan")?, blocks as u64, (SCANNED as u32, 0), &call)
 }
 
 /// Nothing is known to be not finite: each block walks once more where its results are, and says so.
@@ -227,6 +281,7 @@ pub(super) fn forward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
     let (begin, end) = ("initial_state", "final_state");
     let of = Course { target: Target::O, out: "o", begin, end, dots: false };
     find_none(job)?;
+    sum_segments(job, hopper, false)?;
     walk(job, hopper, &of)?;
     if job.prepared.watches { forward_on(job, FALLBACK) } else { Ok(()) }
 }
@@ -239,15 +294,19 @@ pub(super) fn backward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
     find_none(job)?;
     let dots = needs.gates || needs.scale;
     if dots || wants("dq") {
+        sum_segments(job, hopper, false)?;
         let of = Course { target: Target::Q, out: "dq", begin: front, end: "", dots };
         walk(job, hopper, &of)?;
+    }
+    let end = "dinitial_state";
+    if needs.gates || wants("dk") || wants(end) || wants("dv") {
+        sum_segments(job, hopper, true)?;
     }
     if needs.gates || wants("dk") {
         let dots = needs.gates;
         let of = Course { target: Target::K, out: "dk", begin: behind, end: "", dots };
         walk(job, hopper, &of)?;
     }
-    let end = "dinitial_state";
     if wants(end) || wants("dv") {
         let of = Course { target: Target::V, out: "dv", begin: behind, end, dots: false };
         walk(job, hopper, &of)?;
@@ -280,4 +339,18 @@ fn totals(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
     sum("dg_gamma", hopper.gammas, "sum_heads", key_heads, parts(prepared))?;
     let numbers = hopper.scales.map_or(0, |room| room.bytes / 4);
     sum("dscale", hopper.scales, "sum_all", 1, numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_segment_depends_on_the_length_of_its_sequence() {
+        let of = |n| segment(n);
+        assert_eq!([1, 8192, 8193, 131_072].map(of), [1, 8192, 2048, 2048]);
+        assert_eq!([131_073, 262_144, 262_145, 1 << 20].map(of), [4096, 4096, 8192, 8192]);
+        assert_eq!([0, 128, 513, 1501].map(short_segment), [128, 128, 256, 512]);
+        assert_eq!(short_segment(usize::MAX), 1 << (usize::BITS - 2));
+    }
 }

@@ -15,6 +15,8 @@ const ARCHITECTURE: &str = "sm_90a";
 pub(super) struct Hopper {
     pub by_dim: (Arc<Kernels>, Variant),
     pub by_value: (Arc<Kernels>, Variant),
+    /// The states that segments of long sequences begin with.
+    pub between: Option<Room>,
     /// S before every chunk, rounded; the parts of dg_gamma; those of dσ.
     pub states: Option<Room>,
     pub gammas: Option<Room>,
@@ -28,6 +30,7 @@ impl Hopper {
             Ok((held.device.kernels(variant.clone(), ARCHITECTURE)?, variant))
         };
         let (by_dim, by_value) = (load(problem.extents.dim)?, load(problem.value_dim)?);
-        Ok(Hopper { by_dim, by_value, states: None, gammas: None, scales: None })
+        let [between, states, gammas, scales] = [None; 4];
+        Ok(Hopper { by_dim, by_value, between, states, gammas, scales })
     }
 }

@@ -124,16 +124,22 @@ pub(super) fn launch(
     let block = (threads.unwrap_or(own), 0);
     // The queue refuses what a launch cannot have.
     let call = Call { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*call };
-    let blocks = if waits(name, &call) { blocks.min(IDLE) } else { blocks };
+    let (name, waits) = waits(name, &call);
+    let blocks = if waits { blocks.min(IDLE) } else { blocks };
     job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
 }
 
 /// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
 const IDLE: usize = 256;
 
-/// Whether a kernel may find nothing to do, and has the work of many blocks done by few: `each_block`.
-fn waits(name: &str, call: &Call) -> bool {
-    call.mode != 0 && ["fill_gates", "scan", "flow"].contains(&name)
+/// The kernel to launch, and whether it may find nothing to do and has the work of many blocks done by few: `each_block`.
+fn waits<'a>(name: &'a str, call: &Call) -> (&'a str, bool) {
+    match name {
+        _ if call.mode == 0 => (name, false),
+        "sums" => ("mend_sums", true),
+        "attend" => ("mend", true),
+        _ => (name, ["fill_gates", "scan", "flow"].contains(&name)),
+    }
 }
 
 /// Runs a kernel once for each part of its columns.

@@ -48,7 +48,7 @@ impl<'a> Ready<'a> {
             Pass::DoubleBackward => Some(Modules::load(&held, problem, storage, true)?),
             _ => None,
         };
-        let (tables, rooms) = (Tables::new(problem)?, Rooms::default());
+        let (tables, rooms) = (Tables::new(problem, hopper::cut(options.level))?, Rooms::default());
         let problem = Cow::Borrowed(problem);
         let watches = !options.assume_finite;
         let mut prepared = Prepared {
@@ -115,7 +115,7 @@ fn choose(
         });
     }
     let precise = options.precision.refuses_tensor_cores();
-    if matches!(options.level, Level::Auto | Level::Sm90a) {
+    if options.level == Level::Auto || options.level.is_hopper() {
         let refused = precise.or_else(|| hopper::refuses(device, problem, call));
         if options.level.takes_tensor_cores(refused)? {
             return Ok(Level::Sm90a);

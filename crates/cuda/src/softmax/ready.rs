@@ -195,7 +195,7 @@ fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
         Level::Portable => Ok(Way::Portable),
         Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
         Level::Sm80 | Level::Sm80Narrow => tensor(),
-        Level::Sm90a => hopper(),
+        Level::Sm90a | Level::Sm90aSegments => hopper(),
     };
     way.map_err(|reason| options.level.refusal(reason))
 }
