@@ -31,6 +31,12 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
             for n in 0..NV {
                 prefetch_line(b.wrapping_add((k + AHEAD) * apart + n * I::F32::N));
             }
+            if STEP > MR {
+                // A column: pieces of rows that lie apart, in one cache line or two.
+                for r in [0, MR - 1] {
+                    prefetch_line(a.wrapping_add((k + AHEAD) * STEP + r * ROW));
+                }
+            }
             // SAFETY: k < depth, so r·ROW + k·STEP ≤ (MR−1)·ROW + (depth−1)·STEP < the length of `a`, and
             // k·apart + width ≤ (depth−1)·apart + width ≤ that of `b`, both asserted above.
             unsafe { add_step::<I, MR, NV, ROW, STEP>(isa, c, a, b.add(k * apart), k) };
@@ -42,7 +48,7 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
     }
 }
 
-/// Rows of `b` are asked for so many steps before they are read.
+/// Rows of `b`, and pieces of rows of `a` that is read by columns, are asked for so many steps before they are read.
 const AHEAD: usize = 8;
 
 /// Steps of the loop between two counts of them, which take units that could multiply.

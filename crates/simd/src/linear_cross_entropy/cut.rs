@@ -19,7 +19,7 @@ pub const MEASURE: usize = 1 + BAND + TILE;
 pub const RANGE: usize = 11 * BAND;
 
 /// The most tokens of a task of dh: with the lower nodes of the tree it stays in the L2 cache.
-const BLOCK: usize = 3 * BAND;
+const BLOCK: usize = 4 * BAND;
 
 /// Tasks for each thread, where there is enough to share out.
 const BUSY: usize = 4;
@@ -179,6 +179,8 @@ impl Cut {
         while block > BAND && chunk.div_ceil(block) * slices < 2 * threads {
             block -= BAND;
         }
+        // As equal as bands allow: each reads and copies w anew.
+        let block = range.div_ceil(range.div_ceil(block)).next_multiple_of(BAND);
         Cut {
             asked,
             level,

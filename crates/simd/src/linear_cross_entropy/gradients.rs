@@ -15,6 +15,7 @@ use super::sums::Sums;
 use super::tokens::Token;
 use super::totals::Sweep;
 use crate::element::TensorMut;
+use crate::lanes::prefetch::prefetch;
 use crate::parallel::share;
 use crate::tile::{BAND, STRIDE};
 use crate::tiles::{cut_along, tiles};
@@ -203,8 +204,9 @@ impl Sweep<'_, '_> {
         }
         for elements in tiles(0..cut.dim, SLICE) {
             if !fresh {
-                for (sums, dw) in sums.chunks_mut(STRIDE).zip(dw.chunks(stride)) {
-                    sums[..elements.len()].copy_from_slice(&dw[elements.clone()]);
+                for (row, sums) in sums.chunks_mut(STRIDE).take(rows.len()).enumerate() {
+                    ask_for(dw, stride, row + AHEAD, &elements);
+                    sums[..elements.len()].copy_from_slice(&dw[row * stride..][elements.clone()]);
                 }
             }
             let mut fresh = fresh;
@@ -226,8 +228,9 @@ impl Sweep<'_, '_> {
             if fresh {
                 sums.fill(0.0);
             }
-            for (sums, dw) in sums.chunks(STRIDE).zip(dw.chunks_mut(stride)) {
-                dw[elements.clone()].copy_from_slice(&sums[..elements.len()]);
+            for (row, sums) in sums.chunks(STRIDE).take(rows.len()).enumerate() {
+                ask_for(dw, stride, row + AHEAD, &elements);
+                dw[row * stride..][elements.clone()].copy_from_slice(&sums[..elements.len()]);
             }
         }
     }
@@ -369,6 +372,15 @@ impl Sweep<'_, '_> {
             },
         );
     }
+}
+
+/// Rows of dw are asked for so many rows before they are read or written.
+const AHEAD: usize = 8;
+
+/// Asks for some elements of a row, if there is such a row.
+fn ask_for(x: &[f32], stride: usize, row: usize, elements: &Range<usize>) {
+    let row = x.get(row * stride..).and_then(|row| row.get(elements.clone()));
+    row.into_iter().for_each(prefetch);
 }
 
 /// Where dw is written: in place where it is summed, if there it can be.

@@ -14,7 +14,7 @@ use crate::tile::{BAND, STRIDE, Tile};
 use crate::tiles::tiles;
 use std::ops::Range;
 
-/// The bands whose tokens a product reads at a time: their columns of h stay in the L1 cache.
+/// The most bands whose tokens a product reads at a time: their columns of h stay in the L1 cache.
 const DEEP: usize = 3;
 
 /// Classes that a product reads at a time: their gradients for some tokens stay in the L1 cache.
@@ -106,7 +106,8 @@ impl Kernel for HeadRows<'_> {
             self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
         let bands_of = tokens.start / BAND..tokens.end.div_ceil(BAND);
-        for deep in tiles(bands_of.clone(), DEEP) {
+        let reads = bands_of.len().div_ceil(DEEP).max(1);
+        for deep in tiles(bands_of.clone(), bands_of.len().div_ceil(reads).max(1)) {
             let fresh = fresh && deep.start == bands_of.start;
             for col in (0..elements).step_by(cols) {
                 let h = &h[col / cols * panel..];
