@@ -17,7 +17,7 @@ DEV Before before(int n, int (&warps)[TOKEN_WARPS]) {
   return {__shfl_sync(~0u, sum, warp) - n, __shfl_sync(~0u, sum, 31)};
 }
 
-// The sum of what all threads have, pairs of halves first. Thread 0 has it.
+// The sum of what all threads have, pairs of halves first.
 DEV double block_sum(double x, double (&sums)[TOKEN_THREADS]) {
   __syncthreads();
   sums[threadIdx.x] = x;
@@ -25,6 +25,7 @@ DEV double block_sum(double x, double (&sums)[TOKEN_THREADS]) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
   }
+  __syncthreads();
   return sums[0];
 }
 DEV float block_max(float x, double (&sums)[TOKEN_THREADS]) {
@@ -34,6 +35,7 @@ DEV float block_max(float x, double (&sums)[TOKEN_THREADS]) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] = max(sums[threadIdx.x], sums[threadIdx.x + n]);
   }
+  __syncthreads();
   return (float)sums[0];
 }
 

@@ -232,7 +232,7 @@ template <int W, class F> DEV void store(const Tensor& x, int batch, int head, i
   }
 }
 
-// The sum of a number of each thread, in a fixed order, in thread 0.
+// The sum of a number of each thread, in a fixed order. Once in a kernel.
 DEV float block_sum(float x) {
   __shared__ float sums[THREADS];
   sums[threadIdx.x] = x;
@@ -240,6 +240,7 @@ DEV float block_sum(float x) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
   }
+  __syncthreads();
   return sums[0];
 }
 

@@ -7,7 +7,7 @@
 // w of two micro-chunks in shared memory: 64 rows, PITCH numbers apart.
 constexpr int PITCH = 65;
 
-// The sum of a number of each thread, in a fixed order, in thread 0.
+// The sum of a number of each thread, in a fixed order. Once in a kernel.
 DEV float sum_of_block(float x) {
   __shared__ float sums[THREADS];
   sums[threadIdx.x] = x;
@@ -15,7 +15,8 @@ DEV float sum_of_block(float x) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
   }
-  return threadIdx.x == 0 ? sums[0] : 0;  // the others would read while it is written
+  __syncthreads();
+  return sums[0];
 }
 
 // A block owns a chunk of a key head. `pairs` puts w of two micro-chunks into `w`, for all threads to see; `states` is z.

@@ -1,6 +1,6 @@
 // Sums over the tokens of linear_attention, in f64 and in a fixed order; and one token of a step.
 
-// The sum of a number of each thread, in thread 0.
+// The sum of a number of each thread. Once in a kernel.
 DEV double sum_block(double x) {
   __shared__ double sums[256];
   sums[threadIdx.x] = x;
@@ -8,7 +8,8 @@ DEV double sum_block(double x) {
     __syncthreads();
     if (threadIdx.x < n) sums[threadIdx.x] += sums[threadIdx.x + n];
   }
-  return threadIdx.x == 0 ? sums[0] : 0;  // the others would read while it is written
+  __syncthreads();
+  return sums[0];
 }
 
 // Of every head of queries, dσ (R9).
