@@ -4,7 +4,7 @@
 //! [`Tensor`] and writes results through [`TensorMut`], which ask for the element type once for each
 //! block of rows: so no pass is compiled for every type of storage.
 
-use crate::lanes::prefetch::prefetch;
+use crate::lanes::prefetch::{Lines, prefetch};
 use etalon_problem::{Dtype, Error, Scalar};
 use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
@@ -121,6 +121,18 @@ impl<'a> Tensor<'a, Ix4> {
 const AHEAD: usize = 16;
 
 impl Tensor<'_, Ix2> {
+    /// The cache lines of the columns `cols` of some rows, which may be none; none where the elements of a row
+    /// do not lie side by side.
+    pub fn lines(&self, rows: Range<usize>, cols: Range<usize>) -> Lines {
+        typed!(self, x => match x.strides() {
+            [stride, 1] if *stride > 0 && !rows.is_empty() => {
+                let at = x.as_ptr().wrapping_add(rows.start * *stride as usize + cols.start);
+                Lines::new(at, (rows.len(), cols.len()), *stride as usize)
+            }
+            _ => Lines::NONE,
+        })
+    }
+
     /// Reads the columns `cols` of some rows in f32, into rows that begin `stride` apart.
     pub fn read_rows(
         &self,

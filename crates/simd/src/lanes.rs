@@ -17,6 +17,7 @@ pub mod product;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
+use prefetch::Ask;
 use std::ops::{Add, Div, Mul, Sub};
 
 /// An instruction set, proven present.
@@ -97,17 +98,24 @@ pub trait Tile<I: Isa>: Copy {
     fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
 
     /// += A · B with A the first ROWS rows of a matrix with row stride [`crate::tile::STRIDE`].
-    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+    #[inline(always)]
+    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
+        self.add_rows_then(isa, a, b, depth, &mut ());
+    }
+
+    /// The same; meanwhile it asks for what will be read then.
+    fn add_rows_then(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);
 
     /// += Aᵀ · B with A the first `depth` rows and ROWS columns of a matrix with row stride
     /// [`crate::tile::STRIDE`].
     fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
 
-    /// As [`Tile::add_rows`], with row stride [`crate::tile::BAND`].
-    fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+    /// As [`Tile::add_rows_then`], with row stride [`crate::tile::BAND`].
+    fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);
 
-    /// As [`Tile::add_columns`], with B `depth` rows that lie [`crate::tile::BAND`] apart.
-    fn add_columns_band(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize);
+    /// As [`Tile::add_columns`], with B `depth` rows that lie [`crate::tile::BAND`] apart; meanwhile it asks
+    /// for what will be read then.
+    fn add_columns_band(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask);
 
     /// Replaces every register by a function of it.
     fn map(self, f: impl FnMut(I::F32) -> I::F32) -> Self;

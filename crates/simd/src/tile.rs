@@ -1,5 +1,6 @@
 //! A block of registers, and the layout of a tile of scores in memory.
 
+use crate::lanes::prefetch::Ask;
 use crate::lanes::product::product;
 use crate::lanes::{Isa, Lanes};
 
@@ -57,27 +58,34 @@ impl<I: Isa, const MR: usize, const NV: usize> Tile<I> for Registers<I::F32, MR,
 
     #[inline(always)]
     fn add_panel(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, MR>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
+        product::<I, MR, NV, 1, MR>(isa, &mut self.0, a, b, NV * I::F32::N, depth, &mut ());
     }
 
     #[inline(always)]
-    fn add_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, STRIDE, 1>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
+    fn add_rows_then(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask) {
+        product::<I, MR, NV, STRIDE, 1>(isa, &mut self.0, a, b, NV * I::F32::N, depth, then);
     }
 
     #[inline(always)]
     fn add_columns(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, NV * I::F32::N, depth, &mut ());
     }
 
     #[inline(always)]
-    fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, BAND, 1>(isa, &mut self.0, a, b, NV * I::F32::N, depth);
+    fn add_band_rows(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize, then: &mut impl Ask) {
+        product::<I, MR, NV, BAND, 1>(isa, &mut self.0, a, b, NV * I::F32::N, depth, then);
     }
 
     #[inline(always)]
-    fn add_columns_band(&mut self, isa: I, a: &[f32], b: &[f32], depth: usize) {
-        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, BAND, depth);
+    fn add_columns_band(
+        &mut self,
+        isa: I,
+        a: &[f32],
+        b: &[f32],
+        depth: usize,
+        then: &mut impl Ask,
+    ) {
+        product::<I, MR, NV, 1, STRIDE>(isa, &mut self.0, a, b, BAND, depth, then);
     }
 
     #[inline(always)]

@@ -15,9 +15,116 @@ pub fn prefetch_line<T>(at: *const T) {
     let _ = at;
 }
 
+/// The same, of a line that is not read so soon: into the L2 cache.
+#[inline(always)]
+fn prefetch_line_later<T>(at: *const T) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
+        // SAFETY: as above.
+        unsafe { _mm_prefetch::<_MM_HINT_T1>(at.cast()) };
+    }
+    let _ = at;
+}
+
+/// What a product asks for while it multiplies, every few steps.
+pub trait Ask {
+    /// Asks for what comes next, if anything does.
+    fn ask(&mut self);
+}
+
+/// Nothing.
+impl Ask for () {
+    #[inline(always)]
+    fn ask(&mut self) {}
+}
+
+/// The cache lines of rows that lie apart, in their order.
+#[derive(Debug, Clone, Copy)]
+pub struct Lines {
+    at: *const u8,
+    /// Rows that are left, and lines of the first of them.
+    rows: usize,
+    left: usize,
+    /// Lines of a row, and bytes from the end of one to the next.
+    each: usize,
+    step: usize,
+}
+
+impl Lines {
+    /// None.
+    pub const NONE: Lines = Lines { at: std::ptr::null(), rows: 0, left: 0, each: 0, step: 0 };
+
+    /// Of `rows` rows of `len` elements, of which the first begins at `at`, `stride` elements from one to
+    /// the next. Nothing is read: they may lie anywhere.
+    pub fn new<T>(at: *const T, (rows, len): (usize, usize), stride: usize) -> Self {
+        if len == 0 {
+            return Self::NONE;
+        }
+        let within = at.addr() % LINE;
+        let each = (within + len * size_of::<T>()).div_ceil(LINE);
+        let step = (stride * size_of::<T>()).wrapping_sub(each * LINE);
+        Lines { at: at.cast::<u8>().wrapping_sub(within), rows, left: each, each, step }
+    }
+
+    /// What products are too short to ask for: so many of them, that ask `asks` times each.
+    pub fn beyond(&self, products: usize, asks: usize) -> usize {
+        self.rows.saturating_mul(self.each).div_ceil(products.max(1)).saturating_sub(asks)
+    }
+
+    /// Asks for so many lines.
+    #[inline(always)]
+    pub fn ask_for(&mut self, count: usize) {
+        (0..count).for_each(|_| self.ask());
+    }
+
+    #[inline(always)]
+    fn next(&mut self) {
+        prefetch_line_later(self.at);
+        self.at = self.at.wrapping_add(LINE);
+        self.left -= 1;
+        if self.left == 0 {
+            self.at = self.at.wrapping_add(self.step);
+            (self.rows, self.left) = (self.rows - 1, self.each);
+        }
+    }
+}
+
+impl Ask for Lines {
+    #[inline(always)]
+    fn ask(&mut self) {
+        if self.rows > 0 {
+            self.next();
+        }
+    }
+}
+
 /// Asks for the cache lines of a slice.
 #[inline(always)]
 pub fn prefetch<T>(x: &[T]) {
     let line = (LINE / size_of::<T>().max(1)).max(1);
     x.chunks(line).for_each(|line| prefetch_line(line.as_ptr()));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_are_those_of_the_rows() {
+        // Rows of 80 bytes that begin 16 bytes behind the begin of a line, 256 bytes apart.
+        let base = std::ptr::without_provenance::<f32>(0x1000 + 16);
+        let mut lines = Lines::new(base, (3, 20), 64);
+        let mut asked = vec![];
+        while lines.rows > 0 {
+            asked.push(lines.at.addr());
+            lines.ask();
+        }
+        assert_eq!(asked, [0x1000, 0x1040, 0x1100, 0x1140, 0x1200, 0x1240]);
+        lines.ask_for(2);
+        assert_eq!(lines.rows, 0, "there is nothing left to ask for");
+        // Six lines in two products: one that asks once leaves two.
+        assert_eq!(Lines::new(base, (3, 20), 64).beyond(2, 1), 2);
+        assert_eq!(Lines::new(base, (3, 0), 64).rows, 0);
+    }
 }

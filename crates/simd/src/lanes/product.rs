@@ -1,14 +1,15 @@
 //! The one inner loop: a block of registers += A · B.
 
-use super::prefetch::prefetch_line;
+use super::prefetch::{Ask, prefetch_line};
 use super::{Isa, Lanes};
 
 /// c[r] += Σ_k a(r, k) · b[k], for MR rows of NV registers and `depth` steps k.
 ///
 /// `a(r, k)` is `a[r·ROW + k·STEP]`: with ROW = 1 and STEP = MR a packed panel, with STEP = 1 the
 /// rows of a matrix, with ROW = 1 its columns. `b` holds `depth` rows of NV registers, `apart` elements from
-/// one to the next.
+/// one to the next. `then` is what will be read afterwards.
 #[inline(always)]
+#[allow(clippy::too_many_arguments)]
 pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const STEP: usize>(
     isa: I,
     c: &mut [[I::F32; NV]; MR],
@@ -16,6 +17,7 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
     b: &[f32],
     apart: usize,
     depth: usize,
+    then: &mut impl Ask,
 ) {
     if depth == 0 {
         return;
@@ -27,6 +29,7 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
     let (a, b) = (a.as_ptr(), b.as_ptr());
     let whole = depth / UNROLLED * UNROLLED;
     for k in (0..whole).step_by(UNROLLED) {
+        then.ask();
         for k in k..k + UNROLLED {
             for n in 0..NV {
                 prefetch_line(b.wrapping_add((k + AHEAD) * apart + n * I::F32::N));
@@ -50,6 +53,11 @@ pub fn product<I: Isa, const MR: usize, const NV: usize, const ROW: usize, const
 
 /// Rows of `b`, and pieces of rows of `a` that is read by columns, are asked for so many steps before they are read.
 const AHEAD: usize = 8;
+
+/// How often a product of this depth asks for what is read afterwards.
+pub fn asks(depth: usize) -> usize {
+    depth / UNROLLED
+}
 
 /// Steps of the loop between two counts of them, which take units that could multiply.
 const UNROLLED: usize = 4;

@@ -15,7 +15,7 @@ use super::sums::Sums;
 use super::tokens::Token;
 use super::totals::Sweep;
 use crate::element::TensorMut;
-use crate::lanes::prefetch::prefetch;
+use crate::lanes::prefetch::{Lines, prefetch};
 use crate::parallel::share;
 use crate::tile::{BAND, STRIDE};
 use crate::tiles::{cut_along, tiles};
@@ -210,6 +210,9 @@ impl Sweep<'_, '_> {
                 }
             }
             let mut fresh = fresh;
+            let next = elements.end..cut.dim.min(elements.end + SLICE);
+            let at = dw.as_ptr().wrapping_add(next.start);
+            let then = Lines::new(at, (rows.len(), next.len()), stride);
             for run in runs() {
                 cut.level.run(HeadRows {
                     bands,
@@ -222,6 +225,7 @@ impl Sweep<'_, '_> {
                     elements: elements.len(),
                     sums,
                     fresh,
+                    then,
                 });
                 fresh = false;
             }
@@ -283,7 +287,7 @@ impl Sweep<'_, '_> {
         let GradientScratch { rows, sums } = scratch;
         sums.clear();
         for (number, tile) in kept.span.clone().enumerate() {
-            let classes = cut.classes(tile);
+            let (classes, next) = (cut.classes(tile), cut.classes((tile + 1).min(kept.span.end)));
             let runs = || runs(kept.chosen, bands.clone(), number);
             let some = runs().next();
             let place = (range * kept.span.len() + number) * cut.tile_len() + within * cut.padded;
@@ -298,6 +302,7 @@ impl Sweep<'_, '_> {
                 }
                 for (number, (da, w)) in pairs.into_iter().flatten().enumerate() {
                     pack::slice(w, &classes, elements.clone(), cut.rows, rows);
+                    let then = w.lines(next.clone(), elements.clone());
                     for run in runs() {
                         let first = run.start * BAND - block.start;
                         cut.level.run(HiddenLeaf {
@@ -310,6 +315,7 @@ impl Sweep<'_, '_> {
                             sums: &mut sums[first..],
                             stride: cut.block,
                             fresh: number == 0,
+                            then,
                         });
                     }
                 }

@@ -13,6 +13,8 @@
 use super::partial::{Partial, Partials};
 use super::tokens::Token;
 use crate::exp::{exp_difference, tanh};
+use crate::lanes::prefetch::Lines;
+use crate::lanes::product::asks;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::{BAND, STRIDE, Tile};
 use etalon_problem::LinearCrossEntropy;
@@ -106,13 +108,17 @@ pub struct Products<'a> {
     /// `[⌈tokens/BAND⌉][padded][BAND]`; where `fresh`, whatever it holds.
     pub z: &'a mut [f32],
     pub fresh: bool,
+    /// What is read of w then.
+    pub then: Lines,
 }
 
 impl Kernel for Products<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let Products { w, h, dim, elements, classes, padded, tokens, z, fresh } = self;
+        let Products { w, h, dim, elements, classes, padded, tokens, z, fresh, mut then } = self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
+        let blocks = tokens.div_ceil(cols) * classes.div_ceil(rows);
+        let beyond = then.beyond(blocks, asks(elements.len()));
         for first in (0..tokens).step_by(cols) {
             let h = &h[first * dim + elements.start * cols..][..elements.len() * cols];
             let z = &mut z[first / BAND * padded * BAND + first % BAND..];
@@ -122,8 +128,9 @@ impl Kernel for Products<'_> {
                     true => I::Tile::zero(isa),
                     false => I::Tile::load(isa, sums, BAND),
                 };
-                tile.add_rows(isa, &w[row * STRIDE..], h, elements.len());
+                tile.add_rows_then(isa, &w[row * STRIDE..], h, elements.len(), &mut then);
                 tile.store(sums, BAND);
+                then.ask_for(beyond);
             }
         }
     }

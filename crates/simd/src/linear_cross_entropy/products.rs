@@ -9,6 +9,7 @@
 //! (C30) gbias_v = Σ_i x_iv                         band by band
 //! ```
 
+use crate::lanes::prefetch::Lines;
 use crate::lanes::{Isa, Kernel, Lanes};
 use crate::tile::{BAND, STRIDE, Tile};
 use crate::tiles::tiles;
@@ -35,12 +36,15 @@ pub struct HiddenLeaf<'a> {
     pub stride: usize,
     /// Whether the sums begin with 0.
     pub fresh: bool,
+    /// What is read of w then.
+    pub then: Lines,
 }
 
 impl Kernel for HiddenLeaf<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let HiddenLeaf { da, padded, classes, tokens, w, elements, sums, stride, fresh } = self;
+        let HiddenLeaf { da, padded, classes, tokens, w, elements, sums, stride, fresh, mut then } =
+            self;
         for part in tiles(0..classes, SHALLOW) {
             let w = &w[part.start * STRIDE..];
             for first in (0..tokens).step_by(I::Tile::COLS) {
@@ -51,7 +55,7 @@ impl Kernel for HiddenLeaf<'_> {
                         true => I::Tile::zero(isa),
                         false => I::Tile::load(isa, sums, stride),
                     };
-                    tile.add_columns_band(isa, &w[row..], da, part.len());
+                    tile.add_columns_band(isa, &w[row..], da, part.len(), &mut then);
                     tile.store(sums, stride);
                 }
             }
@@ -97,13 +101,15 @@ pub struct HeadRows<'a> {
     /// Rows [`STRIDE`] apart, up to whole register blocks, and whether they begin with 0.
     pub sums: &'a mut [f32],
     pub fresh: bool,
+    /// What is read of dw then.
+    pub then: Lines,
 }
 
 impl Kernel for HeadRows<'_> {
     #[inline(always)]
     fn run<I: Isa>(self, isa: I) {
-        let HeadRows { bands, first, classes, tokens, h, motion, panel, elements, sums, fresh } =
-            self;
+        let HeadRows { bands, first, classes, tokens, h, motion, panel, elements, .. } = self;
+        let HeadRows { sums, fresh, mut then, .. } = self;
         let (rows, cols) = (I::Tile::ROWS, I::Tile::COLS);
         let bands_of = tokens.start / BAND..tokens.end.div_ceil(BAND);
         let reads = bands_of.len().div_ceil(DEEP).max(1);
@@ -121,10 +127,10 @@ impl Kernel for HeadRows<'_> {
                     for band in deep.clone() {
                         let (da, start) = (bands.from(band, first + row), band * BAND);
                         let depth = BAND.min(tokens.end - start);
-                        tile.add_band_rows(isa, da, &h[start * cols..], depth);
+                        tile.add_band_rows(isa, da, &h[start * cols..], depth, &mut then);
                         if let Some((bands, ddh)) = motion {
                             let da = bands.from(band, first + row);
-                            tile.add_band_rows(isa, da, &ddh[start * cols..], depth);
+                            tile.add_band_rows(isa, da, &ddh[start * cols..], depth, &mut then);
                         }
                     }
                     tile.store(sums, STRIDE);

@@ -1,6 +1,7 @@
 //! Which sweeps a pass makes, within its budget.
 
 use super::cut::{Asked, Cut, RANGE, TILE};
+use super::logits::SLICE;
 use crate::tile::BAND;
 use crate::{Level, Options};
 use etalon_problem::LinearCrossEntropy;
@@ -41,7 +42,7 @@ fn gradients(
         let cut = move |chunk, threads| {
             Cut::new(problem, level, Asked { totals: true, ..asked }, (chunk, usize::MAX), threads)
         };
-        affordable(tokens, threads, budget, FEW, cut)
+        affordable(tokens, threads, budget, few(problem, threads), cut)
     };
     if let Some(cut) = whole(asked) {
         return [Some(cut), None, None];
@@ -98,8 +99,10 @@ fn again(
     })
 }
 
-/// Fewer tokens than these are not worth keeping all of their logits: w is read and packed for each lot.
-const FEW: usize = 2 * BAND;
+/// Fewer tokens than these are not worth keeping all of their logits: not every thread has a part of dh.
+fn few(problem: &LinearCrossEntropy, threads: usize) -> usize {
+    threads.div_ceil(problem.dim.div_ceil(SLICE).max(1)).saturating_mul(BAND)
+}
 
 /// Tiles that a sweep takes at a time, at least, if it can.
 const LEAST: usize = 2;

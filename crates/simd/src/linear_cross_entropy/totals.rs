@@ -10,6 +10,7 @@ use super::second::rows::MotionRows;
 use super::tokens::Token;
 use super::tree::{self, Node, combine, fold};
 use crate::element::Tensor;
+use crate::lanes::prefetch::Lines;
 use crate::parallel::share;
 use crate::tiles::tiles;
 use crate::workspace::Parts;
@@ -107,7 +108,8 @@ impl Sweep<'_, '_> {
                 None => &mut *motion,
             };
             let across = [task.across, task.ddh_across];
-            self.products(task.tokens.len(), across, &classes, (w, z, motion));
+            let next = self.cut.classes((tile + 1).min(task.tiles.end));
+            self.products(task.tokens.len(), across, [&classes, &next], (w, z, motion));
             let weights = self.class_weights(&classes, weights);
             let mut next = task.node.is_some().then(|| stack.next());
             level.run(Rows {
@@ -150,18 +152,18 @@ impl Sweep<'_, '_> {
         }
     }
 
-    /// (C1) without the bias, and in the second order (C21) without its motion.
+    /// (C1) without the bias, and in the second order (C21) without its motion; the classes `next` come then.
     fn products(
         &self,
         tokens: usize,
         [across, ddh_across]: [&[f32]; 2],
-        classes: &Range<usize>,
+        [classes, next]: [&Range<usize>; 2],
         (w, z, motion): (&mut [f32], &mut [f32], &mut [f32]),
     ) {
         let Cut { level, rows, dim, padded, asked, .. } = *self.cut;
-        let add = |w: &[f32], h, elements, z: &mut [f32], fresh| {
+        let add = |w: &[f32], h, elements: Range<usize>, z: &mut [f32], (fresh, then)| {
             let classes = classes.len();
-            level.run(Products { w, h, dim, elements, classes, padded, tokens, z, fresh });
+            level.run(Products { w, h, dim, elements, classes, padded, tokens, z, fresh, then });
         };
         if asked.second && !asked.ddh && self.operands.ddw.is_none() {
             motion.fill(0.0);
@@ -169,13 +171,18 @@ impl Sweep<'_, '_> {
         for elements in tiles(0..dim, SLICE) {
             let fresh = elements.start == 0;
             pack::slice(self.operands.w, classes, elements.clone(), rows, w);
-            add(w, across, elements.clone(), z, fresh);
+            let then = match elements.end < dim {
+                true => (classes, elements.end..dim.min(elements.end + SLICE)),
+                false => (next, 0..dim.min(SLICE)),
+            };
+            let then = self.operands.w.lines(then.0.clone(), then.1);
+            add(w, across, elements.clone(), z, (fresh, then));
             if asked.ddh {
-                add(w, ddh_across, elements.clone(), motion, fresh);
+                add(w, ddh_across, elements.clone(), motion, (fresh, Lines::NONE));
             }
             if let Some(ddw) = self.operands.ddw {
                 pack::slice(ddw, classes, elements.clone(), rows, w);
-                add(w, across, elements, motion, fresh && !asked.ddh);
+                add(w, across, elements, motion, (fresh && !asked.ddh, Lines::NONE));
             }
         }
     }
