@@ -44,12 +44,24 @@ fn gradients(
         };
         affordable(tokens, threads, budget, few(problem, threads), cut)
     };
-    if let Some(cut) = whole(asked) {
-        return [Some(cut), None, None];
-    }
     let totals = totals(problem, level, asked, threads, budget);
     let [first, second] = after_totals(problem, level, asked, threads, budget);
-    [Some(totals), first, second]
+    let again = [Some(totals), first, second];
+    match whole(asked).map(|cut| [Some(cut), None, None]) {
+        Some(once) if time(&once) <= time(&again) => once,
+        _ => again,
+    }
+}
+
+/// What the products of some sweeps take, against one of the first order on one thread.
+fn time(sweeps: &[Option<Cut>; 3]) -> f64 {
+    let of = |cut: &Cut| {
+        let Asked { dh, dw, second, .. } = cut.asked;
+        let gradients = usize::from(dh) + usize::from(dw);
+        let products = if second { 3 + 2 * gradients } else { 1 + gradients };
+        products as f64 / cut.threads as f64
+    };
+    sweeps.iter().flatten().map(of).sum()
 }
 
 /// The sweeps for the gradients where totals are known: one, or one each for dh and dw.
@@ -99,9 +111,10 @@ fn again(
     })
 }
 
-/// Fewer tokens than these are not worth keeping all of their logits: not every thread has a part of dh.
+/// Fewer tokens than these are not worth keeping all of their logits: half of the threads have no part of dh.
 fn few(problem: &LinearCrossEntropy, threads: usize) -> usize {
-    threads.div_ceil(problem.dim.div_ceil(SLICE).max(1)).saturating_mul(BAND)
+    let slices = problem.dim.div_ceil(SLICE).max(1);
+    threads.div_ceil(2 * slices).saturating_mul(BAND)
 }
 
 /// Tiles that a sweep takes at a time, at least, if it can.
