@@ -121,11 +121,11 @@ impl<'a> Tensor<'a, Ix4> {
 const AHEAD: usize = 16;
 
 impl Tensor<'_, Ix2> {
-    /// The cache lines of the columns `cols` of some rows, which may be none; none where the elements of a row
-    /// do not lie side by side.
+    /// The cache lines of the columns `cols` of some rows; none where the elements of a row do not lie side by
+    /// side.
     pub fn lines(&self, rows: Range<usize>, cols: Range<usize>) -> Lines {
         typed!(self, x => match x.strides() {
-            [stride, 1] if *stride > 0 && !rows.is_empty() => {
+            [stride, 1] if *stride > 0 => {
                 let at = x.as_ptr().wrapping_add(rows.start * *stride as usize + cols.start);
                 Lines::new(at, (rows.len(), cols.len()), *stride as usize)
             }

@@ -74,7 +74,7 @@ impl Lines {
 
     /// Asks for so many lines.
     #[inline(always)]
-    pub fn ask_for(&mut self, count: usize) {
+    pub fn ask_more(&mut self, count: usize) {
         (0..count).for_each(|_| self.ask());
     }
 
@@ -121,7 +121,7 @@ mod tests {
             lines.ask();
         }
         assert_eq!(asked, [0x1000, 0x1040, 0x1100, 0x1140, 0x1200, 0x1240]);
-        lines.ask_for(2);
+        lines.ask_more(2);
         assert_eq!(lines.rows, 0, "there is nothing left to ask for");
         // Six lines in two products: one that asks once leaves two.
         assert_eq!(Lines::new(base, (3, 20), 64).beyond(2, 1), 2);

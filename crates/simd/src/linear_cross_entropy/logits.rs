@@ -130,7 +130,7 @@ impl Kernel for Products<'_> {
                 };
                 tile.add_rows_then(isa, &w[row * STRIDE..], h, elements.len(), &mut then);
                 tile.store(sums, BAND);
-                then.ask_for(beyond);
+                then.ask_more(beyond);
             }
         }
     }

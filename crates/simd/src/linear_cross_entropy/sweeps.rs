@@ -147,3 +147,26 @@ fn affordable(
         }
     })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// With 16 MiB, the logits of 96 tokens are kept where they leave room for every thread. On eight threads two
+    /// of them may find room: more products on more of them take less time.
+    #[test]
+    fn logits_are_kept_where_enough_threads_fit() {
+        let problem = LinearCrossEntropy::new(1024, 1024, 32_000);
+        let asked = Asked { dh: true, dw: true, ..Asked::default() };
+        for &level in Level::available() {
+            let of = |threads| gradients(&problem, level, asked, threads, 16 << 20);
+            for threads in [1, 2] {
+                let [Some(cut), None, None] = of(threads) else { panic!("{level}: logits twice") };
+                assert_eq!((cut.chunk, cut.threads), (BAND, threads), "{level}");
+            }
+            let [first, second] = after_totals(&problem, level, asked, 8, 16 << 20);
+            let again = [Some(totals(&problem, level, asked, 8, 16 << 20)), first, second];
+            assert!(time(&of(8)) <= time(&again), "{level}: the logits again take less");
+        }
+    }
+}
