@@ -256,6 +256,43 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
     return [*own, bench.peer("torch.compile", make)]
 
 
+def tile_density(q, k, bias, tau, tile: int = 64) -> float:
+    """The share of the visible tiles of `tile` x `tile` pairs that hold an active one, in the first batch element."""
+    length, heads = q.shape[-2], []
+    rows = torch.arange(length, device=q.device)
+    distance = rows[:, None] - rows
+    for head in range(q.shape[1]):
+        table = torch.cat([bias[head], bias.new_zeros(1)])
+        scores = (q[0, head] @ k[0, head].T).float() * q.shape[-1] ** -0.5 + table[distance.clamp(0, WIDTH)]
+        weights = torch.softmax(scores.masked_fill(distance < 0, -torch.inf), dim=-1)
+        active = (weights + tau[head] / (rows[:, None] + 1) > 0) & (distance >= 0)
+        heads.append(F.max_pool2d(active[None].float(), tile, ceil_mode=True).sum())
+    tiles = -(-length // tile)
+    return (sum(heads) / len(heads) / (tiles * (tiles + 1) / 2)).item()
+
+
+def lazy_sparse(bench: Bench, backward: bool) -> list[Contender]:
+    """Forward, or forward and backward, where every tile of 64 x 64 pairs holds an active pair, and where a bias that
+    falls from 7.2 to 0 over its width leaves two fifths of them."""
+    shape = (4, 16, bench.size(2048), 64)
+    q, k, v, dout = (bench.randn(*shape) for _ in range(4))
+    tau = torch.full((16,), -1.0, device=bench.device)
+    falling = 7.2 * (1 - torch.arange(WIDTH, device=bench.device) / WIDTH)
+    problem = heads_problem("lazy_attention", shape, bias={"width": WIDTH}, **CAUSAL)
+    contenders = []
+    for bias in [torch.zeros(16, WIDTH, device=bench.device), falling.expand(16, WIDTH).contiguous()]:
+        o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+        inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
+        calls = [("forward", inputs, {"o": o, "lse": lse})]
+        gradients = like(*inputs.values())
+        if backward:
+            places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
+            calls.append(("backward", {**inputs, "lse": lse, "dout": dout}, places))
+        name = f"etalon, {tile_density(q, k, bias, tau):.2f} of the tiles active"
+        contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **FINITE))
+    return contenders
+
+
 # linear_attention
 
 
@@ -348,6 +385,8 @@ ROWS |= {
     "cross-entropy-forward-backward": lambda bench: cross_entropy(bench, True),
     "lazy-forward": lambda bench: lazy(bench, False),
     "lazy-backward": lambda bench: lazy(bench, True),
+    "lazy-sparse-forward": lambda bench: lazy_sparse(bench, False),
+    "lazy-sparse-both": lambda bench: lazy_sparse(bench, True),
     "linear-forward": lambda bench: linear(bench, (4, 16, 8192), False),
     "linear-backward": lambda bench: linear(bench, (4, 16, 8192), True),
     "linear-long-forward": lambda bench: linear(bench, (1, 1, 1 << 20), False),
