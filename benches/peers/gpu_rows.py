@@ -334,7 +334,9 @@ def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool) -> list[Co
 
     def fla():
         from fla.ops.simple_gla import chunk_simple_gla
+        from fla_tuning import tune
 
+        tune(heads, dim)
         return lambda q, k, v: chunk_simple_gla(q, k, v, g_gamma=g, scale=1.0)[0]
 
     def back(x):

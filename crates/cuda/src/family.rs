@@ -225,8 +225,11 @@ impl Family {
                 ("feed.cuh", include_str!("kernels/feed.cuh")),
                 ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
                 ("sm90a_linear.cuh", include_str!("kernels/sm90a_linear.cuh")),
+                ("sm90a_linear_parts.cuh", include_str!("kernels/sm90a_linear_parts.cuh")),
+                ("sm90a_linear_gates.cuh", include_str!("kernels/sm90a_linear_gates.cuh")),
                 ("sm90a_linear.cu", include_str!("kernels/sm90a_linear.cu")),
                 ("sm90a_linear_segments.cu", include_str!("kernels/sm90a_linear_segments.cu")),
+                ("sm90a_linear_flow.cu", include_str!("kernels/sm90a_linear_flow.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
             Family::Peak => &[

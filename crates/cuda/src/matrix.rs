@@ -56,7 +56,7 @@ pub fn every_variant() -> Vec<Variant> {
         }
     }
     for (storage, width) in [Bf16, F16].into_iter().flat_map(|x| [64, 128].map(|y| (x, y))) {
-        all.push(Variant::hopper_linear(storage, width));
+        all.extend(FLAGS.map(|by_token| Variant::hopper_linear(storage, width, by_token)));
         for (windowed, options) in FLAGS.into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
             for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
                 let of = Hopper { storage, width, windowed, lengths, options }.within();

@@ -143,10 +143,15 @@ impl Variant {
     }
 
     /// The kernels of linear_attention for compute capability 9.0, of factors with so many columns: at most 128.
-    pub fn hopper_linear(storage: Dtype, columns: usize) -> Self {
+    /// `by_token`: with a log-decay for each token.
+    pub fn hopper_linear(storage: Dtype, columns: usize, by_token: bool) -> Self {
         Variant {
             family: Family::HopperLinear,
-            defines: vec![("STORAGE", number(storage)), ("KW", width(columns).to_string())],
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("KW", width(columns).to_string()),
+                ("BY_TOKEN", u8::from(by_token).to_string()),
+            ],
         }
     }
 
@@ -265,6 +270,16 @@ impl Variant {
                 "tree",
                 "gather",
                 "bias",
+            ],
+            Family::HopperLinear if self.define("BY_TOKEN") > 0 => &[
+                "attend",
+                "attend_dots",
+                "attend_back",
+                "attend_back_dots",
+                "sums",
+                "sums_back",
+                "scan",
+                "flow",
             ],
             Family::HopperLinear => &[
                 "attend_plain",
@@ -425,6 +440,10 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperCrossEntropy, "hidden_192") => 1024 + 5 * 40960 + 80,
         (Family::HopperCrossEntropy, "gradient" | "head") => 1024 + 4 * 49152 + 32768 + 64,
         (Family::HopperLinear, "scan") => 0,
+        // q and k, or dout and v, three times or six; two tables of decays; sums of columns and rows, w of blocks; barriers.
+        (Family::HopperLinear, "flow") => {
+            196_608 + 2 * 8464 + 4608 + 8704 + 64 + 16 * (384 / variant.define("KW")) + 32
+        }
         // y and b, and x, in two stages; x weighted; the state in two; out; decays and barriers.
         (Family::HopperLinear, _) => {
             let inner = variant.define("KW");

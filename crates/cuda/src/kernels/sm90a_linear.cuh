@@ -1,6 +1,7 @@
 // linear_attention for compute capability 9.0: a walk along a sequence as the host describes it, decays, rows of threads.
 //
-// Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128.
+// Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128; BY_TOKEN, a log-decay for each token, not for
+// each head.
 
 struct Chunk { int batch, start, len, ends; };  // `Chunk` of linear.cuh
 struct Segment { int first, chunks, sequence; };  // its chunks; those of sequences of several segments come first
@@ -18,16 +19,21 @@ struct Walk {
   Tensor dot;              // rows that results are multiplied with, those of `dots`
   Tensor begin, end;       // states [sequence, key head, row]: what a sequence begins with, and where it ends
   Tensor between;          // [segment, key head, row of D]: the states that other segments begin with
-  const float* logs;       // the log-decay of each key head; 0: none
+  const float* logs;       // the log-decay of each key head, or [batch, key head, token]; 0: none
   u32* states;             // S before each chunk, as threads hold it: what `attend_back_dots` reads
   float* gammas;           // [key head, part]: what dg_gamma is the sum of
   float* scales;           // [part]: what dσ is the sum of
+  float* decays;           // [segment, key head]: BY_TOKEN, of a whole segment
+  float *x_dots, *y_dots;  // x and y of (R27), BY_TOKEN: [batch, head, token, half]; of what a block owns, 0: not wanted
+  float* z_dots;           // <S, D> of each chunk: [chunk, key head, half, warp]
+  float* dg;
   u32* found;              // set where a number is not finite; 0: nobody asks
   const Chunk* chunks;
   const Segment* segments;
   const Run* runs;
-  int heads, key_heads;
+  int heads, key_heads, tokens;
   int inner, outer;        // columns of y and b, and of x and out: the rows and the columns of the state
+  int items;               // of `flow`: chunks of key heads
   int turned;              // 1: states in memory are [outer, inner]
   int parts, first_part;   // of a key head; the first that this launch writes
   int back;                // 1: `scan` goes from the last segment to the first
@@ -37,10 +43,12 @@ struct Walk {
 
 constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
 constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;
-// Dynamic shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers.
+// Dynamic shared memory: y, b and x in two stages; x weighted; the state in two buffers; out; decays; barriers. BY_TOKEN out has no
+// place, so that decays have more.
 constexpr u32 AT_B = STAGES * Y_BYTES, AT_X = 2 * AT_B, AT_WEIGHTED = AT_X + STAGES * PANEL, AT_STATE = AT_WEIGHTED + PANEL,
               AT_OUT = AT_STATE + 2 * STATE_BYTES, AT_DECAYS = AT_OUT + PANEL, FULL = AT_DECAYS + 2568, EMPTY = FULL + 8 * STAGES, EMPTY_X = EMPTY + 8 * STAGES,
               WEIGHTED = EMPTY_X + 8 * STAGES, TAKEN = WEIGHTED + 8, SHOWN = TAKEN + 8;
+constexpr u32 AT_ZEROS = BY_TOKEN ? AT_OUT : AT_DECAYS, AT_TABLES = AT_OUT + 1024;  // zeros: eight rows of a state that is none
 
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
 
@@ -119,6 +127,38 @@ DEV void store_rows(const Tensor& x, i64 at, int count, int columns, const float
     for (int r = 0; r < 2; r++)
       if (8 * r < count && 8 * j < columns)
         *(u32*)((u16*)x.data + at + 8 * r * x.row + 8 * j) = pack(fmaf(o[4 * j + 2 * r], scale, 0.0f), fmaf(o[4 * j + 2 * r + 1], scale, 0.0f));
+}
+// Of a quad's four words in each lane, those of word q of all four in lane q.
+DEV void turn_quad(u32 (&x)[4]) {
+  const bool odd = lane_id() & 1, high = lane_id() & 2;
+#pragma unroll
+  for (int i = 0; i < 4; i += 2) {
+    const u32 keep = odd ? x[i + 1] : x[i], other = __shfl_xor_sync(~0u, odd ? x[i] : x[i + 1], 1);
+    x[i] = odd ? other : keep, x[i + 1] = odd ? keep : other;
+  }
+#pragma unroll
+  for (int i = 0; i < 2; i++) {
+    const u32 keep = high ? x[2 + i] : x[i], other = __shfl_xor_sync(~0u, high ? x[i] : x[2 + i], 2);
+    x[i] = high ? other : keep, x[2 + i] = high ? keep : other;
+  }
+}
+// All rows, in pieces of 16 bytes. `at`: of the thread's first row and the block's first column.
+DEV void store_pieces(const Tensor& x, i64 at, int columns, const float (&o)[COLUMNS / 2], float scale) {
+  const int lane = lane_id() & 3;
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+#pragma unroll
+    for (int j = 0; j < COLUMNS / 8; j += 4) {
+      u32 piece[4];
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        const int k = 4 * (j + i) + 2 * r;
+        piece[i] = pack(fmaf(o[k], scale, 0.0f), fmaf(o[k + 1], scale, 0.0f));
+      }
+      turn_quad(piece);
+      if (8 * (j + lane) < columns)
+        *(uint4*)((u16*)x.data + at + 8 * r * x.row + 8 * (j + lane)) = make_uint4(piece[0], piece[1], piece[2], piece[3]);
+    }
 }
 // The sum of a thread's numbers times those of such rows.
 DEV float dot_rows(const u32 (&x)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int r) {

@@ -11,17 +11,15 @@ template <bool BACK> DEV bool add_tokens(const Walk& c, const Path& p, u32 base,
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
   const float log = log_of(c, p.key_head);
-  float h[COLUMNS / 2];
+  float h[COLUMNS / 2], whole = 1;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) h[i] = 0;
-  fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
+  if (BY_TOKEN) clear_tables(base, thread);
+  else fill_decays<BACK>(base + AT_DECAYS, thread, log, c.scale);
   named_arrive(4, 96 + 256);
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++) {
     const int count = count_of<BACK>(p, n);
-    const float all = exp2_fast(log * count);
-#pragma unroll
-    for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
 #pragma unroll 1
     for (int m = 0; m < p.many; m++) {
       const u32 stage = ring.stage, b = base + AT_B + stage * Y_BYTES;
@@ -32,6 +30,12 @@ template <bool BACK> DEV bool add_tokens(const Walk& c, const Path& p, u32 base,
         named_sync(1, 256);
       }
       wait(base + WEIGHTED, ring.turn);
+      if (m == 0) {
+        const float all = BY_TOKEN ? number_at(table_of(base, n), ALL) : exp2_fast(log * count);
+#pragma unroll
+        for (int i = 0; i < COLUMNS / 2; i++) h[i] *= all;
+        whole *= all;
+      }
       warp_arrive(base + EMPTY_X + 8 * stage);  // x has been read
       add_to_state(h, b + (KW == 128 ? t.group * PANEL : 0), base + AT_WEIGHTED);
       mma_wait<0>(), pin(h);
@@ -40,6 +44,7 @@ template <bool BACK> DEV bool add_tokens(const Walk& c, const Path& p, u32 base,
       ring.advance();
     }
   }
+  if (BY_TOKEN && p.chunks && p.half + thread == 0) c.decays[p.segment * c.key_heads + p.key_head] = whole;
   return p.chunks && t.owns && end_state(c, p, t, state_of(c.between, p.segment, p.key_head), h);
 }
 
@@ -52,7 +57,7 @@ template <bool BACK> DEV Path path_to_next(const Walk& c) {
 template <bool BACK> DEV void sum_segment(const Walk& c) {
   const u32 base = begin_barriers(c);
   if (threadIdx.x < 128) {
-    registers_down<40>();
+    registers_down<BY_TOKEN ? 56 : 40>();
     const Path p = path_to_next<BACK>(c);
     Ring ring = {0, 1, 0};
     bool again = false;
@@ -63,7 +68,7 @@ template <bool BACK> DEV void sum_segment(const Walk& c) {
       again = named_any(5, 384, false);
     } while (again);
   } else {
-    registers_up<232>();
+    registers_up<BY_TOKEN ? 224 : 232>();
     const Path p = path_to_next<BACK>(c);
     Ring ring = {0, 0, 0};
     bool again = false;
@@ -102,7 +107,8 @@ extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant
       const Chunk first = c.chunks[own.first], last = c.chunks[own.first + own.chunks - 1];
       to[i] = state_of(c.between, number, key_head).data + at;
       sum[i] = n + i + 1 < run.segments ? *to[i] : 0;
-      decay[i] = exp2_fast(log * (last.start + last.len - first.start));
+      if (!BY_TOKEN) decay[i] = exp2_fast(log * (last.start + last.len - first.start));
+      else decay[i] = n + i + 1 < run.segments ? c.decays[number * c.key_heads + key_head] : 1;
     }
 #pragma unroll
     for (int i = 0; i < AHEAD; i++) {

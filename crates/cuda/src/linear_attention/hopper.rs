@@ -4,7 +4,7 @@ use super::call::{Call, Tensor, tensor};
 use super::hopper_modules::Hopper;
 use super::maps::{map, takes};
 use super::passes::{
-    Columns, FALLBACK, Target, backward_on, forward_on, launch as launch_portable,
+    Columns, FALLBACK, Target, backward_on, by_chunk, forward_on, launch as launch_portable,
 };
 use super::prepared::Prepared;
 use super::{CHUNK, Job};
@@ -20,6 +20,9 @@ use std::sync::Arc;
 /// Threads of a block, and the columns of a result that it owns.
 const THREADS: u32 = 384;
 const COLUMNS: usize = 64;
+
+/// Warps of a block that multiply.
+const WARPS: usize = 8;
 
 /// Numbers that a thread keeps of a state, in words, and how many threads do.
 const KEPT: usize = 256 * COLUMNS / 4;
@@ -63,14 +66,21 @@ struct Walk {
     states: u64,
     gammas: u64,
     scales: u64,
+    decays: u64,
+    x_dots: u64,
+    y_dots: u64,
+    z_dots: u64,
+    dg: u64,
     found: u64,
     chunks: u64,
     segments: u64,
     runs: u64,
     heads: i32,
     key_heads: i32,
+    tokens: i32,
     inner: i32,
     outer: i32,
+    items: i32,
     turned: i32,
     parts: i32,
     first_part: i32,
@@ -100,9 +110,6 @@ pub(super) fn refuses(
         }
         _ if e.dim % 8 + value_dim % 8 > 0 => {
             Some("dim and value_dim must be multiples of 8 for linear_attention of sm90a")
-        }
-        _ if problem.decay == Decay::PerToken => {
-            Some("log-decays of tokens are not written yet for sm90a")
         }
         _ if [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0) => {
             Some("there is nothing for sm90a to compute")
@@ -139,8 +146,14 @@ pub(super) fn reserve(
     let chunks = prepared.tables.chunks.len();
     let value_dim = prepared.problem.value_dim;
     hopper.between = room(cut > 0, [cut, e.key_heads, e.dim, value_dim])?;
+    let by_token = prepared.problem.decay == Decay::PerToken;
+    hopper.decays = room(cut > 0 && by_token, [cut, e.key_heads, 1, 1])?;
     hopper.states = room(needs.gates, [chunks, e.key_heads, halves, KEPT])?;
-    hopper.gammas = room(needs.gates, [e.key_heads, parts(prepared), 1, 1])?;
+    let [of_tokens, of_heads] = [by_token, !by_token].map(|x| x && needs.gates);
+    hopper.x_dots = room(of_tokens, [e.batch, e.query_heads, e.tokens, halves])?;
+    hopper.y_dots = room(of_tokens, [e.batch, e.key_heads, e.tokens, halves])?;
+    hopper.z_dots = room(of_tokens, [chunks, e.key_heads, halves, WARPS])?;
+    hopper.gammas = room(of_heads, [e.key_heads, parts(prepared), 1, 1])?;
     hopper.scales = room(needs.scale, [segments, e.query_heads, halves, 1])?;
     Ok(())
 }
@@ -210,14 +223,21 @@ impl Walk {
             states: job.room(hopper.states),
             gammas: job.room(hopper.gammas),
             scales: job.room(hopper.scales),
+            decays: job.room(hopper.decays),
+            x_dots: job.room(hopper.x_dots),
+            y_dots: job.room(hopper.y_dots),
+            z_dots: job.room(hopper.z_dots),
+            dg: 0,
             found: call.found,
             chunks: call.chunks,
             segments,
             runs,
             heads: call.heads,
             key_heads: call.key_heads,
+            tokens: call.tokens,
             inner: call.inner,
             outer: call.outer,
+            items: 0,
             turned: call.turned,
             parts: parts(prepared) as i32,
             first_part: if back { of_queries as i32 } else { 0 },
@@ -311,8 +331,28 @@ pub(super) fn backward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
         let of = Course { target: Target::V, out: "dv", begin: behind, end, dots: false };
         walk(job, hopper, &of)?;
     }
+    flow(job, hopper)?;
     totals(job, hopper)?;
     if job.prepared.watches { backward_on(job, FALLBACK) } else { Ok(()) }
+}
+
+/// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in turns.
+fn flow(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
+    if hopper.x_dots.is_none() {
+        return Ok(());
+    }
+    let (prepared, device) = (job.prepared, job.queue.device);
+    let of = Course { target: Target::Q, out: "", begin: "", end: "", dots: false };
+    let call = Walk::new(job, hopper, &of)?;
+    let [y, b] = ["q", "k"].map(|x| map(device, prepared.storage, job.place(x), CHUNK as u32));
+    let (items, scale) = (by_chunk(job, 1), call.store_scale);
+    let [x, dots] = [call.y, call.b];
+    let (y, b, dg) = (y?, b?, job.address("dg"));
+    let call = Walk { y, b, x, dots, dg, scale, items: items as i32, ..call };
+    let wide = prepared.problem.extents.dim >= prepared.problem.value_dim;
+    let (kernels, variant) = if wide { &hopper.by_dim } else { &hopper.by_value };
+    let block = (THREADS, shared_bytes(variant, "flow"));
+    job.queue.launch(kernels.get("flow")?, items.min(device.multiprocessors) as u64, block, &call)
 }
 
 /// dg_gamma and dσ, the sums of their parts.
