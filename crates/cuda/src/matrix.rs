@@ -17,6 +17,9 @@ pub fn every_variant() -> Vec<Variant> {
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
     for (storage, second) in [F32, Bf16, F16].into_iter().flat_map(|x| FLAGS.map(|y| (x, y))) {
         all.push(Variant::cross_entropy(storage, second));
+        if !second {
+            all.push(Variant::cross_entropy_shards(storage));
+        }
         if storage != F32 && !second {
             all.push(Variant::hopper_cross_entropy(storage));
         }

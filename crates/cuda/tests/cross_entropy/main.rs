@@ -3,6 +3,7 @@
 
 mod filter;
 mod on_device;
+mod shards;
 mod tensor;
 
 use etalon_cuda::{Level, Options, Precision, Workspace, has_level, probe, run_in};
