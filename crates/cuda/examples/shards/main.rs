@@ -165,7 +165,7 @@ impl Machine<'_> {
         rounds: usize,
     ) -> Outcome<Measured> {
         let barrier = Arc::new(Barrier::new(shards.len()));
-        let rank = |number: usize, exchange: Exchange| {
+        let rank = |number: usize, exchange: Exchange| -> Outcome<([Duration; 2], Results)> {
             let options = Options { device: (number % self.gpus).into(), ..*options };
             let memory = self.memory(number)?;
             let shard = (number, shards, kind);
@@ -174,13 +174,13 @@ impl Machine<'_> {
                 [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
             Ok((times, work.results()?))
         };
-        let ranks: Vec<Outcome<_>> = thread::scope(|scope| {
+        let ranks: Vec<Outcome<([Duration; 2], Results)>> = thread::scope(|scope| {
             let threads = self.exchanges().into_iter().enumerate().map(|(number, exchange)| {
                 let rank = &rank;
                 scope.spawn(move || {
+                    let done = rank(number, exchange);
                     // The other ranks would wait for this one for ever.
-                    let fails = |error: &_| end(number, error);
-                    rank(number, exchange).inspect_err(fails)
+                    done.inspect_err(|error| end(number, &error.to_string()))
                 })
             });
             let threads: Vec<_> = threads.collect();
@@ -254,7 +254,7 @@ impl Machine<'_> {
 }
 
 /// Ends the process.
-fn end(rank: usize, error: &(dyn std::error::Error + Send + Sync)) {
+fn end(rank: usize, error: &str) {
     eprintln!("rank {rank}: {error}");
     std::process::exit(1);
 }

@@ -282,19 +282,24 @@ fn on_device(
         let to = DeviceTensor::dense(at, &[own, tokens, 9], Dtype::F32);
         let from = memory.tensors(&part(&forward, &rank.classes()));
         let call = (from, none().with("partials", to));
-        let prepare = |x: &_, y: &_| prepare_forward(workspace, rank, x, y, options).unwrap();
+        let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
+            prepare_forward(workspace, rank, x, y, options).unwrap()
+        };
         steps.push(Prepared::new(memory, call, prepare));
         before += own;
     }
     let all = DeviceTensor::dense(partials, &[nodes, tokens, 9], Dtype::F32);
     let call = (none().with("partials", all), none().with("totals", totals.clone()));
-    let prepare =
-        |x: &_, y: &_| prepare_combine(workspace, problem, shards, x, y, options).unwrap();
+    let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
+        prepare_combine(workspace, problem, shards, x, y, options).unwrap()
+    };
     steps.push(Prepared::new(memory, call, prepare));
     let (_, outputs) = operands(&whole, (Pass::Forward, storage));
     let from = memory.tensors(&part(&forward, &shards[0])).with("totals", totals.clone());
     let call = (from, memory.tensors(&outputs));
-    let prepare = |x: &_, y: &_| prepare_output(workspace, &ranks[0], x, y, options).unwrap();
+    let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
+        prepare_output(workspace, &ranks[0], x, y, options).unwrap()
+    };
     steps.push(Prepared::new(memory, call, prepare));
     let mut found: Vec<(&'static str, usize, Vec<u64>)> =
         outputs.iter().map(|(name, x)| (*name, x.bytes().len(), Vec::new())).collect();
@@ -316,8 +321,9 @@ fn on_device(
         heads.extend(
             head.iter().enumerate().map(|(at, (name, x))| (*name, first + at, x.bytes().len())),
         );
-        let prepare =
-            |x: &_, y: &_| prepare_backward(workspace, rank, x, y, Dh::Nodes, options).unwrap();
+        let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
+            prepare_backward(workspace, rank, x, y, Dh::Nodes, options).unwrap()
+        };
         steps.push(Prepared::new(memory, (from, to), prepare));
         before += own;
     }
@@ -326,8 +332,9 @@ fn on_device(
     let dh_at = memory.held.len();
     let call = (none().with("parts", all), none().with("dh", memory.tensor(&dh)));
     let sum = (shards, Dh::Nodes);
-    let prepare =
-        |x: &_, y: &_| prepare_combine_dh(workspace, problem, sum, x, y, options).unwrap();
+    let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
+        prepare_combine_dh(workspace, problem, sum, x, y, options).unwrap()
+    };
     steps.push(Prepared::new(memory, call, prepare));
     let enqueue = || {
         for step in &steps {
