@@ -49,9 +49,11 @@ struct Told {
 // no reference of the host.
 unsafe impl DeviceRepr for Told {}
 
-/// Bytes of `Node` of `cross_entropy.cuh`, and of `Partial` of `cross_entropy_shards.cu`.
+/// Bytes of `Node` of `cross_entropy.cuh`.
 pub(super) const NODE: usize = 24;
-const PARTIAL: u64 = 36;
+
+/// Numbers of 32 bits in a partial: `Partial` of `cross_entropy_shards.cu`.
+pub(crate) const WORDS: usize = 9;
 
 /// A pass of a shard that may be enqueued.
 #[derive(Debug)]
@@ -214,7 +216,7 @@ impl Walk<'_, '_, '_> {
                 let run = self.of(number, span);
                 run.totals(&tokens, h)?;
                 let told = self.told(&run.chunk(&tokens, &(0..0)));
-                let before = PARTIAL * (number * self.problem().tokens) as u64;
+                let before = (4 * WORDS * number * self.problem().tokens) as u64;
                 let told = Told { partials: out + before, first: span.start as i32, ..told };
                 self.launch("partials", tokens.len().div_ceil(128), 128, &told)?;
             }

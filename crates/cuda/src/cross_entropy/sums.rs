@@ -1,7 +1,7 @@
 //! What shards of the classes return, put together along the tree: `combine` and `sum` of
 //! `kernels/cross_entropy_shards.cu`.
 
-use crate::cross_entropy::shard::NODE;
+use crate::cross_entropy::shard::{NODE, WORDS};
 use crate::cross_entropy::tree::{depth, merges};
 use crate::gpu::Kernels;
 use crate::job::Job;
@@ -70,7 +70,7 @@ impl Sums {
             device.kernels(Variant::cross_entropy_shards(storage), &device.architecture())?;
         let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
         let is_dh = parts.has("dh");
-        let count = if is_dh { of("dh") } else { of("totals") / super::WORDS };
+        let count = if is_dh { of("dh") } else { of("totals") / WORDS };
         let told = Told {
             partials: 0,
             totals: 0,

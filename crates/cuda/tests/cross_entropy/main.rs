@@ -6,9 +6,7 @@ mod on_device;
 mod shards;
 mod tensor;
 
-use etalon_cuda::{
-    Level, Options, Precision, Settings, Workspace, has_level, probe, run_in,
-};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe, run_in};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
 };
