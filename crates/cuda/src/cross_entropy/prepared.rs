@@ -77,15 +77,13 @@ impl<'a> Prepared<'a> {
     /// Lays the memory of a pass out that has passed [`Table::check_call`], and loads its kernels. `inputs`: those
     /// in the memory of the host, of which targets and weights are looked at here; on a device nobody can look.
     /// `shard`: of the shard that the table is of the classes, and the most of them that are walked at a time.
-    #[allow(clippy::too_many_arguments)]
     pub fn new(
         held: Arc<Held>,
-        problem: &'a LinearCrossEntropy,
+        (problem, shard): (&'a LinearCrossEntropy, Option<(usize, usize)>),
         (pass, storage): (Pass, Dtype),
         table: &Table,
         holds: Holds<'_>,
         inputs: Option<&Views<'_>>,
-        shard: Option<(usize, usize)>,
         options: &Options,
     ) -> Result<Prepared<'a>, Error> {
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;

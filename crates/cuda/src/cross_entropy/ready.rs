@@ -29,7 +29,8 @@ impl<'a> Ready<'a> {
         inputs: Option<&Views<'_>>,
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
-        Prepared::new(held, problem, call, table, holds, inputs, None, options).map(Ready)
+        let problem = (problem, None);
+        Prepared::new(held, problem, call, table, holds, inputs, options).map(Ready)
     }
 
     /// The same with a filter; where it leaves what it found – the tiles that are left out, B and C – in scratch

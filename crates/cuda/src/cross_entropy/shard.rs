@@ -88,9 +88,10 @@ impl<'a> ShardReady<'a> {
         let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
         let (call, all) = ((pass, storage), classes.len());
         let of = |widest| {
-            let (held, shard) = (held.clone(), Some((all, widest)));
-            Prepared::new(held, problem, call, table, holds, inputs, shard, &options)
+            let (held, of) = (held.clone(), (problem, Some((all, widest))));
+            Prepared::new(held, of, call, table, holds, inputs, &options)
         };
+        // Whether tensor cores compute it is known from now on.
         let mut prepared = of(widest)?;
         // Tensor cores sum dh chunk by chunk whatever the nodes are; and dw does not know of them.
         let nodes_matter = match step {
