@@ -131,6 +131,7 @@ impl Archive {
             | Family::Lazy
             | Family::Linear
             | Family::CrossEntropy
+            | Family::CrossEntropyShards
             | Family::Moves
             | Family::Peak => true,
             Family::Second | Family::TensorSecond | Family::LinearSecond => {

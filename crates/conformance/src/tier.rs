@@ -129,6 +129,12 @@ pub trait Tier: Sync {
         None
     }
 
+    /// Whether dh of shards of classes that are nodes of the tree has the bits of the whole; where not, it lies
+    /// within the bound.
+    fn sums_dh_along_the_tree(&self) -> bool {
+        true
+    }
+
     /// Answers a request for what it offers: every output of the pass, by name.
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal>;
 

@@ -7,11 +7,11 @@ use crate::parts::Laid;
 use crate::queue::Queue;
 use crate::ready::{Ready, ready};
 use crate::run::{has_kernels, offers};
-use crate::workspace::Workspace;
+use crate::workspace::{Held, Workspace};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use etalon_problem::{Error, Pass, Problem, Stored};
+use etalon_problem::{Error, Pass, Problem, Stored, Table};
 use smallvec::SmallVec;
 
 /// A tensor in the memory of a device.
@@ -72,7 +72,7 @@ impl DeviceTensor {
         DeviceTensor { address, ..self }
     }
 
-    fn laid(&self) -> Laid {
+    pub(crate) fn laid(&self) -> Laid {
         Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
     }
 
@@ -104,11 +104,11 @@ impl<'a> DeviceTensors<'a> {
         self
     }
 
-    fn get(&self, name: &str) -> Option<&DeviceTensor> {
+    pub(crate) fn get(&self, name: &str) -> Option<&DeviceTensor> {
         self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
     }
 
-    fn each(&self) -> impl Iterator<Item = (&'a str, &[usize], Stored)> + Clone {
+    pub(crate) fn each(&self) -> impl Iterator<Item = (&'a str, &[usize], Stored)> + Clone {
         self.list.iter().map(|(name, x)| (*name, &x.shape[..], x.stored))
     }
 }
@@ -151,6 +151,17 @@ impl DevicePass {
             (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
         };
         let ready = ready(&held, problem, (pass, storage), &table, &holds, None, options)?;
+        DevicePass::of(&held, ready, &table, inputs, outputs)
+    }
+
+    /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
+    pub(crate) fn of<'t>(
+        held: &Held,
+        ready: Box<dyn Ready + '_>,
+        table: &Table,
+        inputs: &'t DeviceTensors<'t>,
+        outputs: &'t DeviceTensors<'t>,
+    ) -> Result<DevicePass, Error> {
         let lane = held.lane()?;
         let queue = lane.queue(&held.device);
         let tables = device_memory(&held.device, &lane.stream, ready.table_bytes())?;

@@ -29,6 +29,8 @@ pub enum Family {
     LinearSecond,
     /// linear_cross_entropy in fused multiply-adds.
     CrossEntropy,
+    /// What shards of its classes need besides.
+    CrossEntropyShards,
     /// Its first order on the tensor cores of compute capability 9.0.
     HopperCrossEntropy,
     /// Its first order on tensor cores of any device.
@@ -47,7 +49,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 20] = [
+    pub const ALL: [Family; 21] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
@@ -61,6 +63,7 @@ impl Family {
         Family::Linear,
         Family::LinearSecond,
         Family::CrossEntropy,
+        Family::CrossEntropyShards,
         Family::HopperCrossEntropy,
         Family::LinearTensor,
         Family::HopperLinear,
@@ -200,6 +203,11 @@ impl Family {
                 ("cross_entropy_rows.cu", include_str!("kernels/cross_entropy_rows.cu")),
                 ("cross_entropy.cu", include_str!("kernels/cross_entropy.cu")),
                 ("cross_entropy_filter.cu", include_str!("kernels/cross_entropy_filter.cu")),
+            ],
+            Family::CrossEntropyShards => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
+                ("cross_entropy_shards.cu", include_str!("kernels/cross_entropy_shards.cu")),
             ],
             Family::HopperCrossEntropy => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),

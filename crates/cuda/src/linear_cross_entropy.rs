@@ -1,6 +1,8 @@
-//! The backward pass of linear cross-entropy with a filter, on a device: [`filtered_backward`]. Its passes are those of
-//! [`run_in`](crate::run_in).
+//! The backward pass of linear cross-entropy with a filter, on a device: [`filtered_backward`]; and its classes in
+//! shards: [`shard`]. Its passes are those of [`run_in`](crate::run_in).
 #![doc = include_str!("../../../docs/assets/links.md")]
+
+pub mod shard;
 
 pub use etalon_problem::linear_cross_entropy::Filter;
 
@@ -82,16 +84,16 @@ struct Found {
 fn room_for(problem: &LinearCrossEntropy) -> Result<Found, Error> {
     let tiles = problem.tokens.div_ceil(FILTER_TILE[0]).checked_mul(problem.vocab.div_ceil(TILE));
     Ok(Found {
-        left_out: zeros(tiles.unwrap_or(usize::MAX))?,
-        dh: zeros(problem.tokens)?,
-        dw: zeros(problem.vocab)?,
+        left_out: zeros(tiles.unwrap_or(usize::MAX), "a certificate")?,
+        dh: zeros(problem.tokens, "a certificate")?,
+        dw: zeros(problem.vocab, "a certificate")?,
     })
 }
 
-fn zeros<T: Copy + Default>(count: usize) -> Result<Vec<T>, Error> {
+fn zeros<T: Copy + Default>(count: usize, what: &str) -> Result<Vec<T>, Error> {
     let mut list = Vec::new();
     let bytes = count.saturating_mul(size_of::<T>());
-    let memory = |_| Error::Memory { what: "a certificate".to_string(), bytes };
+    let memory = |_| Error::Memory { what: what.to_string(), bytes };
     list.try_reserve_exact(count).map_err(memory)?;
     list.resize(count, T::default());
     Ok(list)

@@ -122,6 +122,12 @@ impl Variant {
         }
     }
 
+    /// What shards of the classes of linear_cross_entropy need besides.
+    pub fn cross_entropy_shards(storage: Dtype) -> Self {
+        let defines = vec![("STORAGE", number(storage)), ("SECOND", "0".to_string())];
+        Variant { family: Family::CrossEntropyShards, defines }
+    }
+
     /// The first order of linear_cross_entropy on tensor cores.
     pub fn hopper_cross_entropy(storage: Dtype) -> Self {
         let defines = vec![("STORAGE", number(storage)), ("SECOND", "0".to_string())];
@@ -259,6 +265,9 @@ impl Variant {
                 "certify",
                 "choose",
             ],
+            Family::CrossEntropyShards => {
+                &["place", "identities", "partials", "combine", "recall", "add", "sum"]
+            }
             Family::HopperCrossEntropy => &[
                 "leaves",
                 "scale",
@@ -306,6 +315,7 @@ impl Variant {
     pub fn serves(&self, dim: usize) -> bool {
         match self.family {
             Family::CrossEntropy
+            | Family::CrossEntropyShards
             | Family::HopperCrossEntropy
             | Family::Moves
             | Family::Peak

@@ -1,7 +1,7 @@
 //! The cuda tier: one [`Tier`] per level.
 
 use super::reference::has;
-use super::{door, filters};
+use super::{door, filters, shards};
 use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
@@ -111,8 +111,15 @@ impl Tier for Cuda {
             .map(|x| x.to_string())
     }
 
+    fn sums_dh_along_the_tree(&self) -> bool {
+        self.level == Level::Portable
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let options = self.options(request.hints.recompute);
+        if let Some((problem, classes)) = shards::of(request) {
+            return Ok(shards::cuda(request, problem, &classes, &WORKSPACE, &options)?);
+        }
         Ok(door::outputs(request, &|problem, pass, inputs, outputs| {
             etalon_cuda::run_in(&WORKSPACE, problem, pass, inputs, outputs, &options)
         })?)

@@ -59,6 +59,10 @@ impl Tier for Isolated {
         self.tier.profile(dtype)
     }
 
+    fn sums_dh_along_the_tree(&self) -> bool {
+        self.tier.sums_dh_along_the_tree()
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         match self.server.run(&self.tier.name(), request, None)? {
             Answer::Outputs(outputs) => Ok(outputs),

@@ -1,9 +1,13 @@
 //! Linear_cross_entropy with its classes in shards, in the tiers that have them.
 
 use super::typed::{Held, numbers, operands, stored};
-use crate::tensor::{Tensors, Values};
+use crate::tensor::{Stored, Tensor, Tensors, Values, views_mut};
 use crate::tier::{Cuts, Request};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Scalar};
+use etalon_cuda::linear_cross_entropy::shard as device;
+use etalon_problem::tensors::Operands;
+use etalon_problem::{
+    Dtype, Error, LinearCrossEntropy, Operand, Pass, Problem, Role, Scalar, Views, ViewsMut,
+};
 use etalon_reference::linear_cross_entropy::shard as plain;
 use etalon_reference::linear_cross_entropy::shard::TILE;
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Wanted};
@@ -144,6 +148,96 @@ fn gradients<T: Element, G: Element>(
     let dh: Vec<_> = dh.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
     let dbias = if bias { dbias } else { vec![None] };
     together(shard::combine_dh(problem, &dh)?, &dw, &dbias)
+}
+
+/// What the cuda tier returns.
+pub(super) fn cuda(
+    request: &Request<'_>,
+    problem: &LinearCrossEntropy,
+    shards: &[Range<usize>],
+    workspace: &etalon_cuda::Workspace,
+    options: &etalon_cuda::Options,
+) -> Result<Tensors, Error> {
+    let call = (workspace, options);
+    match (request.dtype, problem.wide_gradients) {
+        (Dtype::F32, _) => cuda_of::<f32, f32>(request, problem, shards, call),
+        (Dtype::Bf16, true) => cuda_of::<bf16, f32>(request, problem, shards, call),
+        (Dtype::Bf16, false) => cuda_of::<bf16, bf16>(request, problem, shards, call),
+        (Dtype::F16, true) => cuda_of::<f16, f32>(request, problem, shards, call),
+        (Dtype::F16, false) => cuda_of::<f16, f16>(request, problem, shards, call),
+        (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
+    }
+}
+
+/// The same of operands of `T` and gradients of `G`.
+fn cuda_of<T: Held, G: Element>(
+    request: &Request<'_>,
+    problem: &LinearCrossEntropy,
+    shards: &[Range<usize>],
+    (workspace, options): (&etalon_cuda::Workspace, &etalon_cuda::Options),
+) -> Result<Tensors, Error> {
+    let inputs: Inputs<'_, T> = operands(request.inputs)?;
+    let ranks = shards.iter().map(|classes| device::Shard::new(problem, classes.clone()));
+    let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
+    let parts = shards.iter().map(|classes| part(&inputs, classes)).collect::<Vec<_>>();
+    let mut partials = Vec::new();
+    for (rank, part) in ranks.iter().zip(&parts) {
+        let own = device::forward_shard(workspace, rank, &by_name(part, Views::new()), options)?;
+        partials.push((rank.classes(), own));
+    }
+    let partials: Vec<_> = partials.iter().map(|(at, x)| (at.clone(), x.view())).collect();
+    let totals = device::combine(workspace, problem, &partials, options)?;
+    let totals = totals.view();
+    if request.pass == Pass::Forward {
+        let of = |x: &Operand| {
+            let stored = Stored::of(x.precision, request.dtype);
+            (x.name.to_string(), Tensor::unwritten(&x.shape, stored))
+        };
+        let operands = request.problem.operands(Pass::Forward);
+        let mut outputs: Tensors =
+            operands.iter().filter(|x| x.role == Role::Output).map(of).collect();
+        let (last, part) = (&ranks[ranks.len() - 1], &parts[parts.len() - 1]);
+        let (inputs, mut places) = (by_name(part, Views::new()), views_mut(&mut outputs)?);
+        device::output(workspace, last, &inputs, totals, &mut places, options)?;
+        drop(places);
+        return Ok(outputs);
+    }
+    let cotangents: Cotangents<'_, T> = operands(request.inputs)?;
+    // Not 0: what is not written shows.
+    let nan = |shape: [usize; 2]| Array2::from_elem(shape, G::from_f32(f32::NAN));
+    let (mut dh, mut dw) = (nan(problem.h_shape()), nan(problem.w_shape()));
+    let mut dbias = problem.bias.then(|| Array1::from_elem(problem.vocab, G::from_f32(f32::NAN)));
+    let mut sums = Vec::new();
+    for (rank, part) in ranks.iter().zip(&parts) {
+        let inputs = by_name(&cotangents, by_name(part, Views::new()));
+        let (classes, [tokens, dim]) = (rank.classes(), problem.h_shape());
+        let mut own = Array3::from_elem((1, tokens, dim), f32::NAN);
+        let mut places = ViewsMut::new().with("dh", &mut own);
+        let rows = dw.slice_mut(s![classes.clone(), ..]).into_dyn();
+        places = places.with_some("dw", Scalar::view_mut(rows));
+        if let Some(dbias) = &mut dbias {
+            let own = Scalar::view_mut(dbias.slice_mut(s![classes.clone()]).into_dyn());
+            places = places.with_some("dbias", own);
+        }
+        let kind = device::Dh::Sum;
+        device::backward_shard(workspace, rank, &inputs, totals, &mut places, kind, options)?;
+        drop(places);
+        sums.push((classes, own));
+    }
+    let sums: Vec<_> = sums.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
+    if let Some(place) = Scalar::view_mut(dh.view_mut().into_dyn()) {
+        device::combine_dh(workspace, problem, &sums, place, options)?;
+    }
+    Ok(stored(Gradients { dh: Some(dh), dw: Some(dw), dbias }))
+}
+
+/// Some views, and those of a struct.
+fn by_name<'s, T: Held>(operands: &'s impl Operands<'s, T>, mut views: Views<'s>) -> Views<'s> {
+    operands.each(&mut |name, x| {
+        let view = x.and_then(|x| x.into_view());
+        view.into_iter().for_each(|view| views.push(name, view));
+    });
+    views
 }
 
 /// What the reference returns in some arithmetic, by name.

@@ -7,10 +7,16 @@ mod plan;
 mod prepared;
 mod ready;
 mod run;
+mod shard;
+mod sums;
 mod tokens;
+mod tree;
 
 pub(crate) use ready::Ready;
+pub(crate) use shard::{ShardReady, Step, WORDS};
+pub(crate) use sums::Sums;
 pub(crate) use tokens::counted;
+pub(crate) use tree::nodes;
 
 /// Tokens and classes of a tile of a filter.
 pub(crate) const FILTER_TILE: [usize; 2] = [plan::SIDE, plan::TILE];

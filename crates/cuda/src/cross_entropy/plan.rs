@@ -113,6 +113,23 @@ impl Plan {
         }
     }
 
+    /// The same rows, over at most `widest` classes at a time of a shard that has so many: what is summed over
+    /// tokens has the bits of the pass over all classes.
+    pub fn of_shard(
+        (tokens, dim, vocab): (usize, usize, usize),
+        asked: Asked,
+        budget: usize,
+        (classes, widest): (usize, usize),
+    ) -> Result<Plan, Error> {
+        let whole = Plan::new((tokens, dim, vocab), asked, budget)?;
+        let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to);
+        let plan = up(tokens, SIDE).zip(up(widest, TILE)).and_then(|(all_rows, columns)| {
+            Plan::of(whole.rows, columns, (all_rows, dim, classes), asked, budget)
+        });
+        // Its logits are computed for the totals in one pass, and for gradients in another.
+        plan.map(|plan| Plan { keeps: false, ..plan }).ok_or_else(|| memory(usize::MAX))
+    }
+
     /// With so many rows, and as many columns as the budget leaves; none where numbers overflow.
     fn of(
         rows: usize,
@@ -208,6 +225,20 @@ mod tests {
         assert_eq!((plan.rows, plan.columns), (8192, 66 * TILE));
         assert_eq!(asked.columns_of_hidden(8192, 2304), 192);
         assert_eq!(asked.columns_of_hidden(8192, 4096), TILE);
+    }
+
+    #[test]
+    fn a_shard_has_the_rows_of_the_whole() {
+        let sizes = (8192, 2304, 256_000);
+        for (tensor, budget) in [(true, 512), (true, 32), (false, 64)] {
+            let (asked, budget) = (Asked { tensor, side_by_side: 66, ..ALL }, budget << 20);
+            let whole = Plan::new(sizes, asked, budget).unwrap();
+            for classes in [0, 1, 1000, 128_000] {
+                let plan = Plan::of_shard(sizes, asked, budget, (classes, classes)).unwrap();
+                assert_eq!((plan.rows, plan.apart, plan.keeps), (whole.rows, whole.apart, false));
+                assert!(plan.columns <= classes.max(1).next_multiple_of(TILE));
+            }
+        }
     }
 
     #[test]

@@ -76,9 +76,10 @@ impl Rooms {
 impl<'a> Prepared<'a> {
     /// Lays the memory of a pass out that has passed [`Table::check_call`], and loads its kernels. `inputs`: those
     /// in the memory of the host, of which targets and weights are looked at here; on a device nobody can look.
+    /// `shard`: of the shard that the table is of the classes, and the most of them that are walked at a time.
     pub fn new(
         held: Arc<Held>,
-        problem: &'a LinearCrossEntropy,
+        (problem, shard): (&'a LinearCrossEntropy, Option<(usize, usize)>),
         (pass, storage): (Pass, Dtype),
         table: &Table,
         holds: Holds<'_>,
@@ -108,7 +109,10 @@ impl<'a> Prepared<'a> {
         let side_by_side = parts.device().multiprocessors / 2;
         let asked = Asked { tensor: hopper.is_some(), side_by_side, ..asked };
         let sizes = (problem.tokens, problem.dim, problem.vocab);
-        let plan = Plan::new(sizes, asked, options.memory_budget)?;
+        let plan = match shard {
+            Some(classes) => Plan::of_shard(sizes, asked, options.memory_budget, classes)?,
+            None => Plan::new(sizes, asked, options.memory_budget)?,
+        };
         let rooms = Rooms::new(&plan, asked, problem.tokens, &mut layout)?;
         let scratch = |hopper: Hopper| hopper.with_scratch(sizes, &plan, ignores, &mut layout);
         let hopper = hopper.map(scratch).transpose()?;

@@ -29,6 +29,7 @@ impl<'a> Ready<'a> {
         inputs: Option<&Views<'_>>,
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
+        let problem = (problem, None);
         Prepared::new(held, problem, call, table, holds, inputs, options).map(Ready)
     }
 

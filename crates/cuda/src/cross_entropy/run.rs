@@ -17,15 +17,19 @@ use std::ops::Range;
 type Job<'a> = job::Job<'a, Prepared<'a>>;
 
 /// A call of a pass, and what its kernels are told.
-struct Run<'j, 'a> {
-    job: &'j Job<'a>,
-    call: Call,
+pub(super) struct Run<'j, 'a> {
+    pub job: &'j Job<'a>,
+    pub call: Call,
+    /// Whether dh is f32, whatever the type of the other gradients.
+    pub wide_hidden: bool,
+    /// Where sums of dbias wait for the next chunk of tokens.
+    pub head_bias: u64,
 }
 
 /// Enqueues the pass.
 pub(crate) fn run(job: &Job<'_>) -> Result<(), Error> {
     clear(job)?;
-    let run = Run { job, call: call(job) };
+    let run = Run::new(job);
     run.launch("tokens", 1, 1024, &run.call)?;
     if let Some(filter) = &job.prepared.filter {
         filter.begin((&job.queue, &job.prepared.kernels), &run.call, job.scratch)?;
@@ -39,10 +43,11 @@ pub(crate) fn run(job: &Job<'_>) -> Result<(), Error> {
 
 /// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where there is no
 /// token.
-fn clear(job: &Job<'_>) -> Result<(), Error> {
+pub(super) fn clear(job: &Job<'_>) -> Result<(), Error> {
     let Prepared { parts, ignores, problem, .. } = job.prepared;
     let leaves = |part: &Part| match part.operand.name {
         "dw" | "dbias" | "gw" | "gbias" => problem.tokens == 0,
+        "partials" => false, // whose numbers for ignored tokens are not all 0
         _ => *ignores || problem.tokens == 0,
     };
     for part in parts.list.iter().filter(|part| part.wanted && leaves(part)) {
@@ -130,13 +135,28 @@ fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
     (0..all).step_by(each).map(move |first| first..all.min(first + each))
 }
 
+impl<'j, 'a> Run<'j, 'a> {
+    /// Of all classes of the problem.
+    pub fn new(job: &'j Job<'a>) -> Self {
+        let call = call(job);
+        let head_bias = job.at(job.prepared.rooms.head_bias);
+        Run { job, call, wide_hidden: job.prepared.asked.wide, head_bias }
+    }
+}
+
 impl Run<'_, '_> {
-    fn launch(&self, name: &str, blocks: usize, threads: u32, call: &Call) -> Result<(), Error> {
+    pub fn launch(
+        &self,
+        name: &str,
+        blocks: usize,
+        threads: u32,
+        call: &Call,
+    ) -> Result<(), Error> {
         let kernel = self.job.prepared.kernels.get(name)?;
         self.job.queue.launch(kernel, blocks as u64, (threads, 0), call)
     }
 
-    fn tokens(&self) -> impl Iterator<Item = Range<usize>> {
+    pub fn tokens(&self) -> impl Iterator<Item = Range<usize>> {
         chunks(self.call.all as usize, self.job.prepared.plan.rows)
     }
 
@@ -145,7 +165,7 @@ impl Run<'_, '_> {
     }
 
     /// What the kernels of a chunk are told.
-    fn chunk(&self, tokens: &Range<usize>, classes: &Range<usize>) -> Call {
+    pub fn chunk(&self, tokens: &Range<usize>, classes: &Range<usize>) -> Call {
         Call {
             first_token: tokens.start as i32,
             count: tokens.len() as i32,
@@ -156,7 +176,7 @@ impl Run<'_, '_> {
     }
 
     /// Where the tensor cores find the rows of h of a chunk of tokens.
-    fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
+    pub fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
         let Some(hopper) = &self.job.prepared.hopper else { return Ok(0) };
         let packed = hopper.packed.map(|room| self.job.at(room));
         hopper.gather(&self.job.queue, &self.chunk(tokens, &(0..0)), packed)
@@ -164,29 +184,35 @@ impl Run<'_, '_> {
 
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
     fn by_tokens(&self) -> Result<(), Error> {
-        let Prepared { asked, plan, filter, kernels, .. } = self.job.prepared;
-        let head = asked.head() && !plan.apart;
         for tokens in self.tokens() {
             let h = self.rows(&tokens)?;
             self.totals(&tokens, h)?;
             let all = self.chunk(&tokens, &(0..0));
             self.launch("finish", tokens.len().div_ceil(128), 128, &all)?;
             self.scale(&all)?;
-            if !(asked.dh || head || filter.is_some()) {
-                continue;
+            self.pull(&tokens, h)?;
+        }
+        Ok(())
+    }
+
+    /// The gradients of a chunk of tokens, from what these pull with.
+    pub fn pull(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
+        let Prepared { asked, plan, filter, kernels, .. } = self.job.prepared;
+        let head = asked.head() && !plan.apart;
+        if !(asked.dh || head || filter.is_some()) {
+            return Ok(());
+        }
+        for classes in self.classes() {
+            let call = self.chunk(tokens, &classes);
+            self.gradients(&call, h, plan.keeps)?;
+            if let Some(filter) = filter {
+                filter.choose((&self.job.queue, kernels), &call, self.job.scratch)?;
             }
-            for classes in self.classes() {
-                let call = self.chunk(&tokens, &classes);
-                self.gradients(&call, h, plan.keeps)?;
-                if let Some(filter) = filter {
-                    filter.choose((&self.job.queue, kernels), &call, self.job.scratch)?;
-                }
-                if asked.dh {
-                    self.hidden(&call, &classes)?;
-                }
-                if head {
-                    self.head(&call, h, &tokens, &classes)?;
-                }
+            if asked.dh {
+                self.hidden(&call, &classes)?;
+            }
+            if head {
+                self.head(&call, h, tokens, &classes)?;
             }
         }
         Ok(())
@@ -199,7 +225,7 @@ impl Run<'_, '_> {
     }
 
     /// Finds it.
-    fn scale(&self, call: &Call) -> Result<(), Error> {
+    pub fn scale(&self, call: &Call) -> Result<(), Error> {
         match (self.scale_of(call), &self.job.prepared.hopper) {
             (0, _) | (_, None) => Ok(()),
             _ if !self.job.prepared.asked.gradients() => Ok(()),
@@ -208,7 +234,7 @@ impl Run<'_, '_> {
     }
 
     /// dw and dbias, whose sums wait beside them for the next chunk of tokens.
-    fn by_classes(&self) -> Result<(), Error> {
+    pub fn by_classes(&self) -> Result<(), Error> {
         for classes in self.classes() {
             for tokens in self.tokens() {
                 let (call, h) = (self.chunk(&tokens, &classes), self.rows(&tokens)?);
@@ -220,7 +246,7 @@ impl Run<'_, '_> {
     }
 
     /// (C33), (C34) of all classes.
-    fn totals(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
+    pub fn totals(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
         let Prepared { plan, hopper, .. } = self.job.prepared;
         let Some(hopper) = hopper else {
             for classes in self.classes() {
@@ -265,7 +291,7 @@ impl Run<'_, '_> {
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
         let begins = i32::from(classes.start == 0);
         let ends = i32::from(classes.end == call.vocab as usize);
-        let call = Call { begins, ends, ..*call };
+        let call = Call { begins, ends, wide: i32::from(self.wide_hidden), ..*call };
         match &self.job.prepared.hopper {
             Some(hopper) => {
                 let Prepared { asked, plan, .. } = self.job.prepared;
@@ -292,7 +318,7 @@ impl Run<'_, '_> {
             true => self.job.at(rooms.head),
             false => call.dw + first * call.dim as u64,
         };
-        let bias = if asked.wide { call.dbias } else { self.job.at(rooms.head_bias) };
+        let bias = if asked.wide { call.dbias } else { self.head_bias };
         let call = Call {
             head,
             head_bias: bias + first,

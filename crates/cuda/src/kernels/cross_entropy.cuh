@@ -142,3 +142,13 @@ DEV void push(const Call& c, int row, int number, Node node) {
   for (; number >> level & 1; level++) node = combined(c.nodes[(i64)level * c.rows + row], node);
   c.nodes[(i64)level * c.rows + row] = node;
 }
+
+// All classes of a token.
+DEV Node total(const Call& c, int row) {
+  const int tiles = (c.vocab + c.leaf - 1) / c.leaf;
+  int level = __ffs(tiles) - 1;
+  Node node = c.nodes[(i64)level * c.rows + row];
+  for (level++; tiles >> level; level++)
+    if (tiles >> level & 1) node = combined(c.nodes[(i64)level * c.rows + row], node);
+  return node;
+}

@@ -84,16 +84,6 @@ extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__
   }
 }
 
-// All classes of a token.
-DEV Node total(const Call& c, int row) {
-  const int tiles = (c.vocab + c.leaf - 1) / c.leaf;
-  int level = __ffs(tiles) - 1;
-  Node node = c.nodes[(i64)level * c.rows + row];
-  for (level++; tiles >> level; level++)
-    if (tiles >> level & 1) node = combined(c.nodes[(i64)level * c.rows + row], node);
-  return node;
-}
-
 // ---- outputs and pulls -----------------------------------------------------------------------------------------------
 // A total, as far as the outputs need it, relative to m.
 struct Totals {

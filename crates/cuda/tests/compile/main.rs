@@ -112,7 +112,8 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
         Family::TensorF32 => is("CE", "128"),
-        Family::HopperCrossEntropy
+        Family::CrossEntropyShards
+        | Family::HopperCrossEntropy
         | Family::Moves
         | Family::Peak
         | Family::TensorPeak
@@ -198,7 +199,7 @@ fn every_variant_of_linear_attention() {
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_variant_of_linear_cross_entropy() {
-    compile_families(&[Family::CrossEntropy]);
+    compile_families(&[Family::CrossEntropy, Family::CrossEntropyShards]);
 }
 
 #[test]

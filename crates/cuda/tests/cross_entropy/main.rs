@@ -3,9 +3,10 @@
 
 mod filter;
 mod on_device;
+mod shards;
 mod tensor;
 
-use etalon_cuda::{Level, Options, Precision, Workspace, has_level, probe, run_in};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe, run_in};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
 };
@@ -19,7 +20,7 @@ fn workspace() -> Option<Workspace> {
         println!("skipped: {absent}");
         return None;
     }
-    Some(Workspace::new())
+    Some(Workspace::with(Settings::user()))
 }
 
 const CLASSES: usize = 1500;

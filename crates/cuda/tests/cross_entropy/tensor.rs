@@ -2,9 +2,10 @@
 
 use super::CLASSES;
 use bytemuck::Pod;
-use etalon_problem::{Dtype, Operand, Stored, Views, ViewsMut};
+use etalon_problem::{Dtype, Operand, Stored, ViewMut, Views, ViewsMut};
 use half::{bf16, f16};
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, Axis, IxDyn, Slice};
+use std::ops::Range;
 
 /// A tensor of any type.
 #[derive(Debug, Clone)]
@@ -40,6 +41,35 @@ impl Tensor {
         }
     }
 
+    /// Some rows of it.
+    pub fn rows(&self, rows: Range<usize>) -> Tensor {
+        let rows = Slice::from(rows);
+        match self {
+            Tensor::F32(x) => Tensor::F32(x.slice_axis(Axis(0), rows).to_owned()),
+            Tensor::Bf16(x) => Tensor::Bf16(x.slice_axis(Axis(0), rows).to_owned()),
+            Tensor::F16(x) => Tensor::F16(x.slice_axis(Axis(0), rows).to_owned()),
+            Tensor::I64(x) => Tensor::I64(x.slice_axis(Axis(0), rows).to_owned()),
+        }
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Tensor::F32(x) => x.shape(),
+            Tensor::Bf16(x) => x.shape(),
+            Tensor::F16(x) => x.shape(),
+            Tensor::I64(x) => x.shape(),
+        }
+    }
+
+    pub fn view_mut(&mut self) -> ViewMut<'_> {
+        match self {
+            Tensor::F32(x) => x.into(),
+            Tensor::Bf16(x) => x.into(),
+            Tensor::F16(x) => x.into(),
+            Tensor::I64(x) => x.into(),
+        }
+    }
+
     pub fn read<'a>(&'a self, all: Views<'a>, name: &'a str) -> Views<'a> {
         match self {
             Tensor::F32(x) => all.with(name, x),
@@ -50,12 +80,7 @@ impl Tensor {
     }
 
     pub fn write<'a>(&'a mut self, all: ViewsMut<'a>, name: &'a str) -> ViewsMut<'a> {
-        match self {
-            Tensor::F32(x) => all.with(name, x),
-            Tensor::Bf16(x) => all.with(name, x),
-            Tensor::F16(x) => all.with(name, x),
-            Tensor::I64(x) => all.with(name, x),
-        }
+        all.with(name, self.view_mut())
     }
 
     /// As numbers, of which those that are equal have the same bits but for the sign of 0.

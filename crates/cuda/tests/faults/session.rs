@@ -1,6 +1,7 @@
 //! What a program does with the tier, from its first call to its last.
 
 use crate::fake::Fake;
+use etalon_cuda::linear_cross_entropy::shard::{self, Dh, Shard};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace,
     peak_gflops, run_in, time,
@@ -68,6 +69,7 @@ pub fn host_pass(
 pub struct OnDevice {
     calls: [Tensors; 2],
     scratch: u64,
+    shards: u64,
 }
 
 /// Those of a problem.
@@ -79,6 +81,9 @@ struct Tensors {
 
 /// More than the scratch memory of these small passes.
 const SCRATCH: usize = 1 << 20;
+
+/// As much as the operands of a shard's passes.
+const SHARDS: usize = 32 << 10;
 
 impl OnDevice {
     /// On the first device; `elsewhere`: the operand that lies on another device.
@@ -103,6 +108,7 @@ impl OnDevice {
             // The other has targets, which are integers.
             calls: [problem(), LinearCrossEntropy::new(3, 8, 20).into()].map(tensors),
             scratch: fake.memory(device, SCRATCH),
+            shards: fake.memory(0, SHARDS),
         }
     }
 
@@ -142,6 +148,63 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
+/// A shard's passes over operands of the device, which lie at an address that has room for them.
+fn shards(workspace: &Workspace, at: u64, scratch: u64, options: &Options) -> Result<(), Error> {
+    let problem = LinearCrossEntropy::new(3, 4, 600);
+    let (shard, all) = (Shard::new(&problem, 0..512)?, [0..512, 512..600]);
+    let mut end = at;
+    let mut tensor = |shape: &[usize], stored: Stored| {
+        let begin = end;
+        end += (8 * shape.iter().product::<usize>()).next_multiple_of(256) as u64;
+        DeviceTensor::dense(begin, shape, stored)
+    };
+    let f32 = Stored::from(Dtype::F32);
+    let inputs = DeviceTensors::new()
+        .with("h", tensor(&[3, 4], f32))
+        .with("w", tensor(&[512, 4], f32))
+        .with("targets", tensor(&[3], Stored::Integer));
+    let mut one =
+        |name: &'static str, shape: &[usize]| DeviceTensors::new().with(name, tensor(shape, f32));
+    let (partials, gathered) = (one("partials", &[1, 3, 9]), one("partials", &[2, 3, 9]));
+    let (totals, loss) = (tensor(&[3, 9], f32), tensor(&[], f32));
+    let (dh, parts, sum) = (tensor(&[1, 3, 4], f32), tensor(&[2, 3, 4], f32), tensor(&[3, 4], f32));
+    let none = DeviceTensors::new;
+    let (to_totals, to_loss) =
+        (none().with("totals", totals.clone()), none().with("loss", loss.clone()));
+    let (known, to_dh) = (inputs.clone().with("totals", totals), none().with("dh", dh));
+    let given = known.clone().with("dloss", loss);
+    let (from, to_sum) = (none().with("parts", parts), none().with("dh", sum));
+    let kind = Dh::Sum;
+    let passes = [
+        (
+            shard::prepare_forward(workspace, &shard, &inputs, &partials, options)?,
+            &inputs,
+            &partials,
+        ),
+        (
+            shard::prepare_combine(workspace, &problem, &all, &gathered, &to_totals, options)?,
+            &gathered,
+            &to_totals,
+        ),
+        (shard::prepare_output(workspace, &shard, &known, &to_loss, options)?, &known, &to_loss),
+        (
+            shard::prepare_backward(workspace, &shard, &given, &to_dh, kind, options)?,
+            &given,
+            &to_dh,
+        ),
+        (
+            shard::prepare_combine_dh(workspace, &problem, (&all, kind), &from, &to_sum, options)?,
+            &from,
+            &to_sum,
+        ),
+    ];
+    passes.iter().try_for_each(|(pass, inputs, outputs)| {
+        assert!(pass.scratch_bytes() <= SCRATCH);
+        // SAFETY: the fake driver's default stream, and memory of it that stays.
+        unsafe { pass.enqueue(std::ptr::null_mut(), inputs, outputs, scratch) }
+    })
+}
+
 /// Every kind of call: what a device is, passes of every level over operands of the host, a pass over
 /// operands of the device.
 pub fn session(workspace: &Workspace, on_device: &OnDevice) -> Result<(), Error> {
@@ -153,6 +216,8 @@ pub fn session(workspace: &Workspace, on_device: &OnDevice) -> Result<(), Error>
     host_pass(workspace, Pass::DoubleBackward, Dtype::Bf16, &strict)?;
     host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm80, ..flash })?;
     host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm90a, ..flash })?;
+    let small = Options { memory_budget: 0, ..strict };
+    shards(workspace, on_device.shards, on_device.scratch, &small)?;
     timed(workspace, &strict)?;
     let pass = on_device.prepare(workspace)?;
     on_device.enqueue(&pass)

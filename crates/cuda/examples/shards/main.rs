@@ -1,0 +1,308 @@
+//! Linear cross-entropy with its classes in shards, one for each GPU of the machine: the results are compared with
+//! those of one GPU, and the times with its.
+//!
+//! `cargo run --release -p etalon-cuda --example shards` has a thread for each GPU. It computes the partials of its
+//! classes, gets those of all over NCCL, finishes the loss, and computes the gradients of its rows of w; of dh every
+//! rank adds up the parts of some tokens and sends them to all. First a small problem in f32, of uneven shards, must
+//! have the bits of one GPU and lie near f64. Then a large one in bf16 is timed: T 8192, D 2304, V 256,000.
+//!
+//! `--ranks N` for other than all GPUs: more ranks than GPUs share them, and copy in place of NCCL, as they do with
+//! `--copies` or where NCCL fails; `--tokens --dim --vocab` for another large problem; `--grain TILES`: shards begin at
+//! multiples of so many tiles of 256 classes; `--rounds N`; `--small`: the small problem alone. The exit status is not
+//! 0 if a bit differs that should not, or a number is far off.
+
+mod exchange;
+mod memory;
+mod ranks;
+mod tensors;
+
+use cudarc::driver::CudaContext;
+use etalon_cuda::linear_cross_entropy::shard::{Dh, TILE};
+use etalon_cuda::{Level, Options, Precision, Settings, Workspace, has_level, probe};
+use etalon_problem::{Dtype, LinearCrossEntropy, TokenOutputs};
+use exchange::{Exchange, Outcome, by_copies, by_nccl};
+use memory::Memory;
+use ranks::{Alone, Rank, Results, Work};
+use std::ops::Range;
+use std::process::ExitCode;
+use std::sync::{Arc, Barrier};
+use std::thread;
+use std::time::{Duration, Instant};
+use tensors::{Host, distance, numbers};
+
+/// What the command line asks for.
+struct Arguments {
+    ranks: usize,
+    tokens: usize,
+    dim: usize,
+    vocab: usize,
+    grain: Option<usize>,
+    rounds: usize,
+    copies: bool,
+    small: bool,
+}
+
+impl Arguments {
+    fn read(gpus: usize) -> Outcome<Arguments> {
+        let mut all = Arguments {
+            ranks: gpus,
+            tokens: 8192,
+            dim: 2304,
+            vocab: 256_000,
+            grain: None,
+            rounds: 20,
+            copies: false,
+            small: false,
+        };
+        let mut list = std::env::args().skip(1);
+        while let Some(name) = list.next() {
+            let mut number = || -> Outcome<usize> {
+                let text = list.next().ok_or_else(|| format!("{name} needs a number"))?;
+                let number = text.parse().ok().filter(|&x| x > 0);
+                Ok(number.ok_or_else(|| format!("{name} needs a number above 0, not {text}"))?)
+            };
+            match name.as_str() {
+                "--ranks" => all.ranks = number()?,
+                "--tokens" => all.tokens = number()?,
+                "--dim" => all.dim = number()?,
+                "--vocab" => all.vocab = number()?,
+                "--grain" => all.grain = Some(number()?),
+                "--rounds" => all.rounds = number()?,
+                "--copies" => all.copies = true,
+                "--small" => all.small = true,
+                _ => return Err(format!("unknown argument {name}").into()),
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn main() -> ExitCode {
+    match run() {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("{error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run() -> Outcome<bool> {
+    let gpus = match probe() {
+        Ok(gpus) => gpus,
+        Err(absent) => {
+            println!("skipped: {absent}");
+            return Ok(true);
+        }
+    };
+    let arguments = Arguments::read(gpus)?;
+    let workspace = Workspace::with(Settings::user());
+    for gpu in 0..gpus.min(arguments.ranks) {
+        println!("GPU {gpu}: {}", workspace.describe(gpu)?);
+    }
+    let machine = Machine { workspace: &workspace, gpus, arguments: &arguments };
+    let small = machine.small()?;
+    if arguments.small {
+        return Ok(small);
+    }
+    if has_level(&workspace, 0, Level::Sm90a).is_err() {
+        println!("the large problem is for compute capability 9.0");
+        return Ok(small);
+    }
+    Ok(machine.large()? && small)
+}
+
+/// The GPUs, and what they share.
+struct Machine<'a> {
+    workspace: &'a Workspace,
+    gpus: usize,
+    arguments: &'a Arguments,
+}
+
+/// Times and results of a problem.
+struct Measured {
+    /// Of the forward pass, and of both passes.
+    times: [Duration; 2],
+    /// Of every rank.
+    results: Vec<Results>,
+}
+
+impl Machine<'_> {
+    fn memory(&self, rank: usize) -> Outcome<Memory> {
+        let context = CudaContext::new(rank % self.gpus)?;
+        // SAFETY: no slice of this context is used on another stream than its own.
+        unsafe { context.disable_event_tracking() };
+        Ok(Memory::new(context.new_stream()?))
+    }
+
+    /// A way for the ranks to each other: NCCL if it is there, and every rank has a GPU of its own.
+    fn exchanges(&self) -> Vec<Exchange> {
+        let ranks = self.arguments.ranks;
+        if ranks <= self.gpus && !self.arguments.copies {
+            match by_nccl(&(0..ranks).collect::<Vec<_>>()) {
+                Ok(exchanges) => return exchanges,
+                Err(error) => println!("no NCCL: {error}"),
+            }
+        }
+        by_copies(ranks)
+    }
+
+    /// One GPU with all classes.
+    fn alone(&self, host: &Host, options: &Options, rounds: usize) -> Outcome<Measured> {
+        let work = Alone::new(self.workspace, self.memory(0)?, host, options)?;
+        let barrier = Barrier::new(1);
+        let times = [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
+        Ok(Measured { times, results: vec![work.results()?] })
+    }
+
+    /// All ranks, each in a thread.
+    fn together(
+        &self,
+        host: &Host,
+        (shards, kind): (&[Range<usize>], Dh),
+        options: &Options,
+        rounds: usize,
+    ) -> Outcome<Measured> {
+        let barrier = Arc::new(Barrier::new(shards.len()));
+        let rank = |number: usize, exchange: Exchange| -> Outcome<([Duration; 2], Results)> {
+            let options = Options { device: (number % self.gpus).into(), ..*options };
+            let memory = self.memory(number)?;
+            let shard = (number, shards, kind);
+            let work = Rank::new(self.workspace, memory, host, shard, exchange, &options)?;
+            let times =
+                [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
+            Ok((times, work.results()?))
+        };
+        let ranks: Vec<Outcome<([Duration; 2], Results)>> = thread::scope(|scope| {
+            let threads = self.exchanges().into_iter().enumerate().map(|(number, exchange)| {
+                let rank = &rank;
+                scope.spawn(move || {
+                    let done = rank(number, exchange);
+                    // The other ranks would wait for this one for ever.
+                    done.inspect_err(|error| end(number, &error.to_string()))
+                })
+            });
+            let threads: Vec<_> = threads.collect();
+            let joined = threads.into_iter().map(|x| x.join());
+            joined.map(|x| x.unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
+        });
+        let ranks = ranks.into_iter().collect::<Outcome<Vec<_>>>()?;
+        // A round ends with its last rank.
+        let slowest =
+            |at: usize| ranks.iter().map(|(times, _)| times[at]).max().unwrap_or_default();
+        Ok(Measured {
+            times: [slowest(0), slowest(1)],
+            results: ranks.into_iter().map(|(_, results)| results).collect(),
+        })
+    }
+
+    /// f32 on the portable level: every bit is that of one GPU.
+    fn small(&self) -> Outcome<bool> {
+        let outputs = TokenOutputs { lse: true, ..TokenOutputs::default() };
+        let problem = LinearCrossEntropy::new(300, 64, 11 * TILE + 99).outputs(outputs);
+        let options = Options { level: Level::Portable, ..Options::default() };
+        let (tiles, ranks) = (problem.vocab.div_ceil(TILE), self.arguments.ranks);
+        if ranks > tiles {
+            return Err(format!("at most {tiles} ranks").into());
+        }
+        // Uneven, and no nodes of the tree.
+        let border = |rank: usize| problem.vocab.min((rank * tiles).div_ceil(ranks) * TILE);
+        let shards: Vec<_> = (0..ranks).map(|rank| border(rank)..border(rank + 1)).collect();
+        println!("\nf32, portable: T 300, D 64, classes {shards:?}");
+        let host = Host::new(problem, Dtype::F32, true);
+        let alone = self.alone(&host, &options, 1)?;
+        let together = self.together(&host, (&shards, Dh::Nodes), &options, 1)?;
+        let same = compare(&host, &shards, &alone.results[0], &together.results, 0.0);
+        let mut near = true;
+        for (name, distance) in host.distances(&alone.results[0]) {
+            println!("  {name}: {distance:.1e} of the largest from f64");
+            near &= distance < 1e-5;
+        }
+        Ok(same && near)
+    }
+
+    /// bf16 on the level sm90a: dh is summed in another order than on one GPU.
+    fn large(&self) -> Outcome<bool> {
+        let Arguments { tokens, dim, vocab, ranks, rounds, .. } = *self.arguments;
+        let outputs = TokenOutputs { lse: true, ..TokenOutputs::default() };
+        let problem = LinearCrossEntropy::new(tokens, dim, vocab).outputs(outputs);
+        let (level, precision) = (Level::Sm90a, Precision::Flash);
+        let options = Options { level, precision, memory_budget: 768 << 20, ..Options::default() };
+        let tiles = vocab.div_ceil(TILE);
+        let grain =
+            self.arguments.grain.unwrap_or((tiles / (8 * ranks)).max(1).next_power_of_two());
+        let border = |rank: usize| {
+            let tile = (rank * tiles + ranks * grain / 2) / (ranks * grain) * grain;
+            if rank == ranks { vocab } else { vocab.min(tile * TILE) }
+        };
+        let shards: Vec<_> = (0..ranks).map(|rank| border(rank)..border(rank + 1)).collect();
+        println!("\nbf16, sm90a: T {tokens}, D {dim}, classes {shards:?}");
+        let host = Host::new(problem, Dtype::Bf16, false);
+        let alone = self.alone(&host, &options, rounds)?;
+        let together = self.together(&host, (&shards, Dh::Sum), &options, rounds)?;
+        for (what, at) in [("forward", 0), ("forward, dh, dw", 1)] {
+            let [one, all] = [&alone, &together].map(|x| 1e3 * x.times[at].as_secs_f64());
+            println!(
+                "  {what}: {one:.3} ms on one GPU, {all:.3} ms on {ranks}: {:.2} x",
+                one / all
+            );
+        }
+        // Two roundings to bf16, of sums of 256,000 terms in f32.
+        Ok(compare(&host, &shards, &alone.results[0], &together.results, 1e-2))
+    }
+}
+
+/// Ends the process.
+fn end(rank: usize, error: &str) {
+    eprintln!("rank {rank}: {error}");
+    std::process::exit(1);
+}
+
+/// The median time of a round, in which all ranks begin together; after two that count nothing.
+fn time(work: &dyn Work, gradients: bool, rounds: usize, barrier: &Barrier) -> Outcome<Duration> {
+    let mut times = Vec::new();
+    for round in 0..rounds + 2 {
+        work.memory().stream.synchronize()?;
+        barrier.wait();
+        let begin = Instant::now();
+        work.enqueue(gradients)?;
+        work.memory().stream.synchronize()?;
+        times.extend((round >= 2).then(|| begin.elapsed()));
+    }
+    times.sort_unstable();
+    Ok(times[times.len() / 2])
+}
+
+/// Says of each result whether the ranks have the bits of one GPU. dh may be as far off as `dh_off` of its largest.
+fn compare(
+    host: &Host,
+    shards: &[Range<usize>],
+    alone: &Results,
+    together: &[Results],
+    dh_off: f64,
+) -> bool {
+    let mut right = true;
+    for (&name, wanted) in alone {
+        let row = host.problem.dim * host.storage.bytes();
+        let of = |rank: usize| match name {
+            "dw" => &wanted[shards[rank].start * row..shards[rank].end * row],
+            _ => &wanted[..],
+        };
+        let same = together.iter().enumerate().all(|(rank, own)| own[name] == of(rank));
+        let equal = together.windows(2).all(|pair| name == "dw" || pair[0][name] == pair[1][name]);
+        if same {
+            println!("  {name}: the bits of one GPU");
+        } else {
+            let storage = if name == "dh" { host.storage } else { Dtype::F32 };
+            let off = distance(&numbers(&together[0][name], storage), &numbers(of(0), storage));
+            println!("  {name}: other bits than one GPU, {off:.1e} of the largest off");
+            right &= name == "dh" && off <= dh_off;
+        }
+        if !equal {
+            println!("  {name}: OTHER BITS on some rank");
+        }
+        right &= equal;
+    }
+    right
+}

@@ -1,0 +1,159 @@
+//! Passes of shards on operands that lie on a device.
+
+use super::{Dh, Shard, check_shards, table};
+use crate::cross_entropy::{ShardReady, Step, Sums};
+use crate::device_pass::{DevicePass, DeviceTensor, DeviceTensors};
+use crate::options::Options;
+use crate::run::offers;
+use crate::workspace::Workspace;
+use etalon_problem::{Algorithm, Dtype, Error, LinearCrossEntropy, Pass, Stored, Table};
+use std::ops::Range;
+
+/// The tensors of a call: what it reads, and where it writes.
+type Tensors<'t> = (&'t DeviceTensors<'t>, &'t DeviceTensors<'t>);
+
+/// Prepares the forward pass of a shard: reads the inputs of the forward pass, `w` and `bias` of the shard's classes,
+/// and writes `partials`, f32 `[nodes][T][9]`, for each of [`Shard::nodes`]. See [`DevicePass::new`].
+pub fn prepare_forward<'t>(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &'t DeviceTensors<'t>,
+    outputs: &'t DeviceTensors<'t>,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    prepare(workspace, shard, Step::Forward, (inputs, outputs), options)
+}
+
+/// Prepares what makes `totals`, f32 `[T][9]`, of the `partials` of all shards, `[nodes of all][T][9]`, those of each
+/// shard behind those of the shard before. Fails unless these are all classes, each once. Two owners of a target, and
+/// partials of other classes, show as NaN in what follows from the totals.
+pub fn prepare_combine<'t>(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    shards: &[Range<usize>],
+    inputs: &'t DeviceTensors<'t>,
+    outputs: &'t DeviceTensors<'t>,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    let nodes = parts(problem, shards, Dh::Nodes)?;
+    let table = table::of_combine(problem, nodes.len());
+    table.check_tensors(inputs.each(), outputs.each(), false)?;
+    sums(workspace, problem, (&nodes, Dtype::F32), &table, (inputs, outputs), options)
+}
+
+/// Prepares what makes outputs of the forward pass of `totals`, `[T][9]`: on every device the same. It also takes the
+/// inputs of [`prepare_forward`], of which it reads `targets` and weights alone.
+pub fn prepare_output<'t>(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &'t DeviceTensors<'t>,
+    outputs: &'t DeviceTensors<'t>,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    prepare(workspace, shard, Step::Output, (inputs, outputs), options)
+}
+
+/// Prepares the backward pass of a shard: reads the inputs of the backward pass, `w` and `bias` of the shard's classes,
+/// and `totals`, `[T][9]`; writes `dw` and `dbias` of the shard's classes, and what these add to `dh`, f32 `[1][T][D]`
+/// or `[nodes][T][D]`, whatever the type of the inputs.
+pub fn prepare_backward<'t>(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &'t DeviceTensors<'t>,
+    outputs: &'t DeviceTensors<'t>,
+    dh: Dh,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    let step = Step::Backward { summed: dh == Dh::Sum };
+    prepare(workspace, shard, step, (inputs, outputs), options)
+}
+
+/// Prepares what adds up the parts of dh that all shards have returned: reads `parts`, f32 `[parts][tokens][D]`, those
+/// of each shard behind those of the shard before, and writes `dh`, `[tokens][D]`, of any type. Of [`Dh::Sum`] a
+/// shard without classes has no part. The tokens may be some of the problem's: devices may share the sum out.
+pub fn prepare_combine_dh<'t>(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    (shards, dh): (&[Range<usize>], Dh),
+    inputs: &'t DeviceTensors<'t>,
+    outputs: &'t DeviceTensors<'t>,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    let parts = parts(problem, shards, dh)?;
+    let place = outputs.each().find(|(name, ..)| *name == "dh");
+    let (_, shape, stored) = place.ok_or_else(|| Error::missing("dh", None))?;
+    let storage = match stored {
+        Stored::Float(dtype) => dtype,
+        Stored::Integer => Dtype::F64, // refused below
+    };
+    storage.refuse_f64()?;
+    let tokens = shape.first().copied().unwrap_or(0);
+    let table = table::of_combine_dh(problem, [parts.len(), tokens]);
+    // The type of dh is the caller's: it is checked as if it were that of the parts.
+    let same = |(name, shape, _)| (name, shape, Stored::Float(Dtype::F32));
+    table.check_tensors(inputs.each(), outputs.each().map(same), false)?;
+    sums(workspace, problem, (&parts, storage), &table, (inputs, outputs), options)
+}
+
+/// The classes of what all shards return.
+fn parts(
+    problem: &LinearCrossEntropy,
+    shards: &[Range<usize>],
+    dh: Dh,
+) -> Result<Vec<Range<usize>>, Error> {
+    check_shards(problem, shards.iter())?;
+    let of = |classes: &Range<usize>| dh.parts(&Shard { problem, classes: classes.clone() });
+    Ok(shards.iter().flat_map(of).collect())
+}
+
+fn prepare(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    step: Step,
+    (inputs, outputs): Tensors<'_>,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    let table = shard.table(step);
+    let storage = table.check_tensors(inputs.each(), outputs.each(), false)?;
+    check(step, storage, options)?;
+    let held = workspace.device(options.device)?;
+    let holds = |name: &str, result: bool| {
+        let tensors = if result { outputs } else { inputs };
+        tensors.get(name).filter(|_| is_read(step, name)).map(DeviceTensor::laid)
+    };
+    let (of, call) = ((shard.problem, shard.classes()), (step, storage));
+    let ready = ShardReady::new(held.clone(), of, call, &table, &holds, None, options)?;
+    DevicePass::of(&held, Box::new(ready), &table, inputs, outputs)
+}
+
+fn sums(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    call: (&[Range<usize>], Dtype),
+    table: &Table,
+    (inputs, outputs): Tensors<'_>,
+    options: &Options,
+) -> Result<DevicePass, Error> {
+    let held = workspace.device(options.device)?;
+    let holds = |name: &str, result: bool| {
+        (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
+    };
+    let ready = Sums::new(held.clone(), problem, call, table, &holds)?;
+    DevicePass::of(&held, Box::new(ready), table, inputs, outputs)
+}
+
+/// Fails where the level has no kernel for a step.
+pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<(), Error> {
+    storage.refuse_f64()?;
+    let pass = match step {
+        Step::Forward => Pass::Forward,
+        Step::Backward { .. } => Pass::Backward,
+        Step::Output => return Ok(()),
+    };
+    offers(options, Algorithm::LinearCrossEntropy, pass, storage)
+}
+
+/// Whether a step reads an input at all, where it is given.
+pub(super) fn is_read(step: Step, name: &str) -> bool {
+    step != Step::Output || !["h", "w", "bias"].contains(&name)
+}

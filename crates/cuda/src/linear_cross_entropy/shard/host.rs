@@ -1,0 +1,294 @@
+//! Passes of shards on operands of the host.
+
+use super::super::zeros;
+use super::device::{check, is_read};
+use super::partial::Partial;
+use super::{Dh, Shard, check_shards, table};
+use crate::cross_entropy::{ShardReady, Step, Sums, WORDS};
+use crate::host::Placed;
+use crate::options::Options;
+use crate::parts::Laid;
+use crate::ready::Ready;
+use crate::workspace::{Held, Workspace};
+use etalon_problem::{
+    Dtype, Error, LinearCrossEntropy, Stored, Table, View, ViewMut, Views, ViewsMut,
+};
+use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis};
+use std::ops::Range;
+use std::sync::Arc;
+
+/// What the classes of a shard add to every token: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored tokens
+/// [`Partial::identity`]. `inputs` are those of the forward pass by name, `w` and `bias` of the shard's classes. Fails
+/// at a target that is neither a class of the problem nor ignored, and as [`run_in`](crate::run_in) does.
+pub fn forward_shard(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Views<'_>,
+    options: &Options,
+) -> Result<Array2<Partial>, Error> {
+    let shape = [shard.nodes().count(), shard.problem.tokens];
+    let mut words = words_for(shape)?;
+    let mut places = ViewsMut::new().with("partials", &mut words);
+    run(workspace, shard, Step::Forward, inputs, &mut places, options)?;
+    drop(places);
+    shaped(shape, partials_of(&words)?)
+}
+
+/// The totals of all tokens `[T]`, from what all shards returned, `[nodes][T]` each, in the order of their classes.
+/// Fails unless these are all classes, each once; unless each partial has the classes of its node or, of an ignored
+/// token, none; and where two own a target, whose token it names.
+pub fn combine(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    shards: &[(Range<usize>, ArrayView2<'_, Partial>)],
+    options: &Options,
+) -> Result<Array1<Partial>, Error> {
+    let tokens = problem.tokens;
+    check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
+    let mut nodes = Vec::new();
+    for (number, (classes, rows)) in shards.iter().enumerate() {
+        let own: Vec<_> = Shard { problem, classes: classes.clone() }.nodes().collect();
+        Error::expect_shape(&format!("shards[{number}]"), &[own.len(), tokens], rows.shape())?;
+        nodes.extend(own.into_iter().zip(rows.outer_iter()));
+    }
+    check_rows(tokens, &nodes)?;
+    let mut words = words_for([nodes.len(), tokens])?;
+    let all = nodes.iter().flat_map(|(_, rows)| rows);
+    for (mut words, partial) in words.rows_mut().into_iter().zip(all) {
+        words.iter_mut().zip(partial.words()).for_each(|(to, word)| *to = word);
+    }
+    let mut totals = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
+    let inputs = Views::new().with("partials", &words);
+    let mut places = ViewsMut::new().with("totals", &mut totals);
+    let table = table::of_combine(problem, nodes.len());
+    let classes: Vec<_> = nodes.into_iter().map(|(node, _)| node).collect();
+    sums(workspace, problem, (&classes, Dtype::F32), &table, (&inputs, &mut places), options)?;
+    drop(places);
+    Ok(Array1::from_vec(partials_of(&totals.insert_axis(Axis(0)))?))
+}
+
+/// Writes those outputs of the forward pass that have a place in `outputs`, from the totals `[T]` of all classes: on
+/// every rank the same. `inputs` are those of [`forward_shard`], of which it reads `targets` and weights alone. Fails
+/// where a total is not of all classes, or has no target.
+pub fn output(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Views<'_>,
+    totals: ArrayView1<'_, Partial>,
+    outputs: &mut ViewsMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    let words = checked(shard.problem, inputs, totals)?;
+    let inputs = with_totals(inputs, &words);
+    run(workspace, shard, Step::Output, &inputs, outputs, options)
+}
+
+/// Writes those gradients of a shard that have a place in `outputs`, from the totals `[T]` of all classes: `dw` and
+/// `dbias` of its classes, and what these add to `dh`, f32 `[1][T][D]` or `[nodes][T][D]`. `inputs` are those of
+/// [`forward_shard`] with the cotangents of the outputs. Fails as [`output`] does.
+pub fn backward_shard(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    inputs: &Views<'_>,
+    totals: ArrayView1<'_, Partial>,
+    outputs: &mut ViewsMut<'_>,
+    dh: Dh,
+    options: &Options,
+) -> Result<(), Error> {
+    let words = checked(shard.problem, inputs, totals)?;
+    let inputs = with_totals(inputs, &words);
+    let step = Step::Backward { summed: dh == Dh::Sum };
+    run(workspace, shard, step, &inputs, outputs, options)
+}
+
+/// Writes the gradient of h `[T][D]`, from what all shards returned of it, in the order of their classes: of each the
+/// sum over its classes, `[1][T][D]`, or those over its nodes, `[nodes][T][D]`. It is added up in f32 and rounded once.
+/// Fails unless the shards are all classes, each once.
+pub fn combine_dh(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    shards: &[(Range<usize>, ArrayView3<'_, f32>)],
+    dh: ViewMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    check_shards(problem, shards.iter().map(|(classes, _)| classes))?;
+    Error::expect_shape("dh", &problem.h_shape(), dh.shape())?;
+    let storage = match dh.stored() {
+        Stored::Float(dtype) => dtype,
+        Stored::Integer => Dtype::F64, // refused below
+    };
+    storage.refuse_f64()?;
+    let [tokens, dim] = problem.h_shape();
+    let (mut classes, mut matrices) = (Vec::new(), Vec::new());
+    for (number, (own, rows)) in shards.iter().enumerate() {
+        let shard = Shard { problem, classes: own.clone() };
+        let kind = if rows.len_of(Axis(0)) == 1 { Dh::Sum } else { Dh::Nodes };
+        let expected = [kind.count(&shard), tokens, dim];
+        Error::expect_shape(&format!("shards[{number}]"), &expected, rows.shape())?;
+        // A shard without classes adds nothing.
+        let own = kind.parts(&shard);
+        matrices.extend(rows.outer_iter().take(own.len()));
+        classes.extend(own);
+    }
+    let elements = classes.len().saturating_mul(tokens).saturating_mul(dim);
+    let mut list = zeros(elements, "parts of dh")?;
+    list.iter_mut().zip(matrices.iter().flatten()).for_each(|(to, &x)| *to = x);
+    let shape = (classes.len(), tokens, dim);
+    let parts = Array3::from_shape_vec(shape, list);
+    let parts = parts.map_err(|error| Error::value("parts", "an addressable array", error))?;
+    let inputs = Views::new().with("parts", &parts);
+    let mut places = ViewsMut::new().with("dh", dh);
+    let table = table::of_combine_dh(problem, [classes.len(), tokens]);
+    sums(workspace, problem, (&classes, storage), &table, (&inputs, &mut places), options)
+}
+
+/// Computes a step.
+fn run(
+    workspace: &Workspace,
+    shard: &Shard<'_>,
+    step: Step,
+    inputs: &Views<'_>,
+    outputs: &mut ViewsMut<'_>,
+    options: &Options,
+) -> Result<(), Error> {
+    let table = shard.table(step);
+    let storage = table.check_call(inputs, outputs, false)?;
+    check(step, storage, options)?;
+    let held = workspace.device(options.device)?;
+    let holds = |name: &str, result: bool| {
+        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
+        (there && is_read(step, name)).then_some(Laid { strides: None, aligned: true })
+    };
+    let (of, call) = ((shard.problem, shard.classes()), (step, storage));
+    let ready = ShardReady::new(held.clone(), of, call, &table, &holds, Some(inputs), options)?;
+    compute(&held, Box::new(ready), inputs, outputs)
+}
+
+/// Puts together what all shards returned.
+fn sums(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    call: (&[Range<usize>], Dtype),
+    table: &Table,
+    (inputs, outputs): (&Views<'_>, &mut ViewsMut<'_>),
+    options: &Options,
+) -> Result<(), Error> {
+    let held = workspace.device(options.device)?;
+    let holds = |_: &str, _: bool| Some(Laid { strides: None, aligned: true });
+    let given = |name: &str, result: bool| {
+        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
+        holds(name, result).filter(|_| there)
+    };
+    let ready = Sums::new(held.clone(), problem, call, table, &given)?;
+    compute(&held, Box::new(ready), inputs, outputs)
+}
+
+fn compute(
+    held: &Arc<Held>,
+    ready: Box<dyn Ready + '_>,
+    inputs: &Views<'_>,
+    outputs: &mut ViewsMut<'_>,
+) -> Result<(), Error> {
+    let placed = Placed::of(held, ready, inputs, Some(outputs))?;
+    placed.enqueue()?;
+    placed.queue().finish()?;
+    placed.read(outputs)?;
+    placed.finish();
+    Ok(())
+}
+
+/// Fails where a partial has not the classes of its node, or a target has two owners.
+fn check_rows(
+    tokens: usize,
+    nodes: &[(Range<usize>, ArrayView1<'_, Partial>)],
+) -> Result<(), Error> {
+    for i in 0..tokens {
+        let mut owner = None;
+        for (node, rows) in nodes {
+            let Partial { classes, target, .. } = rows[i];
+            if classes != 0 && classes as usize != node.len() {
+                let name = format!("partial of token {i} and classes {node:?}");
+                return Err(Error::value(name, format!("of {} classes", node.len()), classes));
+            }
+            let other = target.and_then(|_| owner.replace(node));
+            if let Some(other) = other {
+                let found = format!("one with {other:?} and one with {node:?}");
+                return Err(Error::value(format!("owner of targets[{i}]"), "one shard", found));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// The totals as they lie on a device. Fails where that of a token that counts is not of all classes, or has no target.
+fn checked(
+    problem: &LinearCrossEntropy,
+    inputs: &Views<'_>,
+    totals: ArrayView1<'_, Partial>,
+) -> Result<Array2<f32>, Error> {
+    let LinearCrossEntropy { tokens, vocab, ignore_index, .. } = *problem;
+    Error::expect_shape("totals", &[tokens], totals.shape())?;
+    let Some(View::I64(targets)) = inputs.get("targets") else {
+        return Err(Error::missing("targets", None));
+    };
+    Error::expect_shape("targets", &[tokens], targets.shape())?;
+    let mut words = words_for([1, tokens])?.index_axis_move(Axis(0), 0);
+    for ((i, total), (&target, mut words)) in
+        totals.iter().enumerate().zip(targets.iter().zip(words.rows_mut()))
+    {
+        if target != ignore_index {
+            problem.class_of(i, target)?;
+            if total.classes as usize != vocab {
+                let expected = format!("of all {vocab} classes");
+                return Err(Error::value(format!("totals[{i}]"), expected, total.classes));
+            }
+            if total.target.is_none() {
+                let expected = "a class of one of the shards";
+                return Err(Error::value(format!("targets[{i}]"), expected, target));
+            }
+        }
+        words.iter_mut().zip(total.words()).for_each(|(to, word)| *to = word);
+    }
+    Ok(words)
+}
+
+/// The inputs, and the totals.
+fn with_totals<'v>(inputs: &'v Views<'_>, totals: &'v Array2<f32>) -> Views<'v> {
+    let mut all = Views::new().with("totals", totals);
+    for (name, view) in inputs.iter() {
+        let view = match view {
+            View::F64(x) => x.view().into(),
+            View::F32(x) => x.view().into(),
+            View::Bf16(x) => x.view().into(),
+            View::F16(x) => x.view().into(),
+            View::I64(x) => x.view().into(),
+        };
+        all.push(name, view);
+    }
+    all
+}
+
+/// Room for partials as they lie on a device.
+fn words_for([nodes, tokens]: [usize; 2]) -> Result<Array3<f32>, Error> {
+    let list = zeros(nodes.saturating_mul(tokens).saturating_mul(WORDS), "partials")?;
+    let array = Array3::from_shape_vec((nodes, tokens, WORDS), list);
+    array.map_err(|error| Error::value("partials", "an addressable array", error))
+}
+
+/// The partials of these words, in their order.
+fn partials_of(words: &Array3<f32>) -> Result<Vec<Partial>, Error> {
+    let mut list = Vec::new();
+    let rows = words.rows();
+    let bytes = rows.into_iter().len().saturating_mul(size_of::<Partial>());
+    let memory = |_| Error::Memory { what: "partials".to_string(), bytes };
+    list.try_reserve_exact(words.len() / WORDS).map_err(memory)?;
+    for row in words.rows() {
+        list.push(Partial::of(std::array::from_fn(|at| row[at]))?);
+    }
+    Ok(list)
+}
+
+fn shaped(shape: [usize; 2], partials: Vec<Partial>) -> Result<Array2<Partial>, Error> {
+    let array = Array2::from_shape_vec((shape[0], shape[1]), partials);
+    array.map_err(|error| Error::value("partials", "an addressable array", error))
+}

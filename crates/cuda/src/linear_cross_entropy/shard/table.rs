@@ -1,0 +1,63 @@
+//! The tensors of the passes of a shard.
+
+use super::{Dh, Shard};
+use crate::cross_entropy::{Step, WORDS};
+use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
+
+/// A tensor that only shards have.
+fn tensor(name: &'static str, shape: Vec<usize>, role: Role, precision: Precision) -> Operand {
+    let (axes, option, becomes) = (Vec::new(), None, None);
+    Operand { name, primal: name, axes, shape, role, precision, option, becomes }
+}
+
+impl Shard<'_> {
+    /// Those of a step.
+    pub(super) fn table(&self, step: Step) -> Table {
+        let (problem, nodes) = (self.problem, self.nodes().count());
+        let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
+        let mut table = problem.table(pass);
+        for operand in &mut table.operands {
+            if ["w", "bias", "dw", "dbias"].contains(&operand.name) {
+                operand.shape[0] = self.classes.len();
+            }
+        }
+        let totals = tensor("totals", vec![problem.tokens, WORDS], Role::Input, Precision::Wide);
+        match step {
+            Step::Forward => {
+                table.operands.retain(|operand| operand.role == Role::Input);
+                let shape = vec![nodes, problem.tokens, WORDS];
+                table.operands.push(tensor("partials", shape, Role::Output, Precision::Wide));
+            }
+            Step::Output => table.operands.push(totals),
+            Step::Backward { summed } => {
+                table.operands.push(totals);
+                let dh = if summed { Dh::Sum } else { Dh::Nodes };
+                let shape = vec![dh.count(self), problem.tokens, problem.dim];
+                table.operands.retain(|operand| operand.name != "dh");
+                table.operands.push(tensor("dh", shape, Role::Output, Precision::Wide));
+            }
+        }
+        table
+    }
+}
+
+/// Those of [`combine`](super::combine), of so many nodes.
+pub(super) fn of_combine(problem: &LinearCrossEntropy, nodes: usize) -> Table {
+    let (tokens, wide) = (problem.tokens, Precision::Wide);
+    let mut table = problem.table(Pass::Forward);
+    table.operands = vec![
+        tensor("partials", vec![nodes, tokens, WORDS], Role::Input, wide),
+        tensor("totals", vec![tokens, WORDS], Role::Output, wide),
+    ];
+    table
+}
+
+/// Those of [`combine_dh`](super::combine_dh), of so many parts and tokens.
+pub(super) fn of_combine_dh(problem: &LinearCrossEntropy, [parts, tokens]: [usize; 2]) -> Table {
+    let mut table = problem.table(Pass::Forward);
+    table.operands = vec![
+        tensor("parts", vec![parts, tokens, problem.dim], Role::Input, Precision::Wide),
+        tensor("dh", vec![tokens, problem.dim], Role::Output, Precision::Storage),
+    ];
+    table
+}
