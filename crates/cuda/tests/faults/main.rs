@@ -29,10 +29,16 @@ fn refusal<T>(result: Result<T, Error>) -> String {
 /// A machine's reason not to be used, which `probe` and a workspace must agree on.
 fn absent_on(fake: &Fake) -> Absent {
     let absent = probe().unwrap_err();
-    assert_eq!(
-        Workspace::new().check(0),
-        Err(Error::Unsupported { what: "the tier cuda".to_string(), reason: absent.to_string() })
-    );
+    // Of a device whose compiler is missing the error says what it is.
+    let what = match absent {
+        Absent::NoNvrtc { .. }
+        | Absent::Nvrtc(_)
+        | Absent::OldNvrtc { .. }
+        | Absent::NewNvrtc { .. } => "the tier cuda on sm_90",
+        _ => "the tier cuda",
+    };
+    let expected = Error::Unsupported { what: what.to_string(), reason: absent.to_string() };
+    assert_eq!(Workspace::new().check(0), Err(expected));
     fake.fail(Part::Driver, "", 0, 0);
     absent
 }
@@ -170,7 +176,9 @@ fn no_compiler() {
         let settings = Settings { nvrtc: Some(fake.folder.clone()), ..Settings::default() };
         let found = refusal(Workspace::with(settings).check(0));
         let folder = fake.folder.display().to_string();
-        assert!(found.contains("nvidia-cuda-nvrtc") && found.contains(&folder), "{found}");
+        for part in ["sm_90", "nvidia-cuda-nvrtc", &folder] {
+            assert!(found.contains(part), "{part}: {found}");
+        }
     });
 }
 
