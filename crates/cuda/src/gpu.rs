@@ -96,6 +96,11 @@ impl Device {
         })
     }
 
+    /// Makes its context that of the thread.
+    pub fn bind(&self) -> Result<(), Error> {
+        self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
+    }
+
     /// Whether the tensor cores of compute capability 9.0 are there.
     pub fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
@@ -160,16 +165,16 @@ impl Device {
     }
 }
 
-/// Faults after which every call of the context fails, until the process ends.
-pub(crate) fn ends_the_context(code: CUresult) -> bool {
-    matches!(
-        code,
-        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
 /// The architecture of a compute capability, as the compiler names it.
 fn architecture((major, minor): (i32, i32)) -> String {
     format!("sm_{major}{minor}")
 }
 
+/// Faults after which every call of the context fails, until the process ends.
+pub(crate) fn ends_the_context(code: CUresult) -> bool {
+    matches!(
+        code,
+        CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
             | CUresult::CUDA_ERROR_NVLINK_UNCORRECTABLE
             | CUresult::CUDA_ERROR_CONTAINED
             | CUresult::CUDA_ERROR_TENSOR_MEMORY_LEAK
