@@ -8,6 +8,7 @@
 //! * [`Kind::Meaning`]: what follows from the definition alone, whoever wrote the kernel;
 //! * [`Kind::Contract`]: what etalon's own tiers promise beyond that: bitwise reproducibility.
 
+mod beside;
 pub(crate) mod compare;
 mod determinism;
 pub(crate) mod flaw;
@@ -40,6 +41,7 @@ pub fn all() -> Vec<Law> {
         statistics::LAWS,
         crate::probes::LAWS,
         determinism::LAWS,
+        beside::LAWS,
         visibility::LAWS,
         forms::LAWS,
         values::LAWS,

@@ -63,7 +63,6 @@ impl Device {
             let expected = format!("below the number of devices ({})", driver.devices);
             return Err(Error::value("device", expected, ordinal));
         }
-        let images = Images::new(settings, driver.version)?;
         let what = || format!("device {ordinal}");
         let failed = |error| failure(ordinal, &what(), error);
         let context = CudaContext::new(ordinal).map_err(failed)?;
@@ -78,6 +77,7 @@ impl Device {
                 reason: format!("kernels need compute capability {oldest}, and it has {found}"),
             });
         }
+        let images = Images::new(settings, driver.version, &architecture(capability))?;
         let uuid = device::uuid(ordinal).map_err(failed)?;
         let count = CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT;
         let count = context.attribute(count).map_err(failed)?;
@@ -96,6 +96,11 @@ impl Device {
         })
     }
 
+    /// Makes its context that of the thread.
+    pub fn bind(&self) -> Result<(), Error> {
+        self.context.bind_to_thread().map_err(|error| self.failed("the context", error))
+    }
+
     /// Whether the tensor cores of compute capability 9.0 are there.
     pub fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
@@ -103,7 +108,7 @@ impl Device {
 
     /// The device's architecture, as the compiler names it.
     pub fn architecture(&self) -> String {
-        format!("sm_{}{}", self.capability.0, self.capability.1)
+        architecture(self.capability)
     }
 
     /// The kernels of a variant for an architecture: kept, or loaded now.
@@ -158,6 +163,11 @@ impl Device {
         }
         self.context.check_err().map_err(|error| self.failed("giving memory back", error))
     }
+}
+
+/// The architecture of a compute capability, as the compiler names it.
+fn architecture((major, minor): (i32, i32)) -> String {
+    format!("sm_{major}{minor}")
 }
 
 /// Faults after which every call of the context fails, until the process ends.

@@ -1,6 +1,6 @@
 //! Operands of the host, copied to the device: the door that computes a pass of them, and the one that times it.
 
-use crate::lane::Lane;
+use crate::lane::{Lane, device_memory};
 use crate::options::Options;
 use crate::parts::{Laid, Part};
 use crate::queue::Queue;
@@ -8,6 +8,7 @@ use crate::ready::{Ready, ready};
 use crate::room::{Layout, Room};
 use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;
+use cudarc::driver::CudaSlice;
 use etalon_problem::{Dtype, Error, Pass, Problem, Role, Table, Views, ViewsMut, find};
 use std::sync::Arc;
 
@@ -65,7 +66,7 @@ impl<'a> Placed<'a> {
             .collect::<Result<_, _>>()?;
         let mut lane = held.lane()?;
         let base = lane.reserve(&held.device, layout.bytes())?;
-        let queue = lane.queue(&held.device);
+        let queue = lane.queue(&held.device)?;
         for (part, room) in parts.iter().zip(&rooms).filter(|(part, _)| part.given) {
             let (name, to) = (part.operand.name, room.address(base));
             let place = places.and_then(|places| places.get(name));
@@ -84,7 +85,7 @@ impl<'a> Placed<'a> {
         Ok(Placed { ready, held: held.clone(), lane, addresses, tables, scratch })
     }
 
-    pub fn queue(&self) -> Queue<'_> {
+    pub fn queue(&self) -> Result<Queue<'_>, Error> {
         self.lane.queue(&self.held.device)
     }
 
@@ -92,8 +93,27 @@ impl<'a> Placed<'a> {
         self.ready.scratch_bytes()
     }
 
+    /// Where the scratch memory begins, and its bytes.
+    pub fn scratch(&self) -> (u64, usize) {
+        (self.scratch, self.scratch_bytes())
+    }
+
+    /// Memory beside that of the lane.
+    pub fn memory(&self, bytes: usize) -> Result<CudaSlice<u8>, Error> {
+        device_memory(&self.held.device, &self.lane.stream, bytes)
+    }
+
+    /// The parts of the pass, and where they lie.
+    pub fn parts(&self) -> impl Iterator<Item = (&Part, u64)> {
+        self.ready.parts().list.iter().zip(self.addresses.iter().copied())
+    }
+
+    pub fn storage(&self) -> Dtype {
+        self.ready.parts().storage
+    }
+
     pub fn enqueue(&self) -> Result<(), Error> {
-        self.ready.enqueue(self.queue(), &self.addresses, (self.tables, self.scratch))
+        self.ready.enqueue(self.queue()?, &self.addresses, (self.tables, self.scratch))
     }
 
     /// Copies the results to their places, once they have been computed.
@@ -101,7 +121,7 @@ impl<'a> Placed<'a> {
         let parts = self.ready.parts().list.iter().zip(&self.addresses);
         for (part, &address) in parts.filter(|(part, _)| part.wanted) {
             if let Some(place) = outputs.take(part.operand.name) {
-                let read = |bytes: &mut [u8]| self.queue().download(address, bytes);
+                let read = |bytes: &mut [u8]| self.queue()?.download(address, bytes);
                 write_bytes(part.operand.name, place, read)?;
             }
         }
@@ -110,7 +130,7 @@ impl<'a> Placed<'a> {
 
     /// Copies a room of the scratch memory to the host, once it has been computed.
     pub fn download(&self, room: Room, bytes: &mut [u8]) -> Result<(), Error> {
-        self.queue().download(room.address(self.scratch), bytes)
+        self.queue()?.download(room.address(self.scratch), bytes)
     }
 
     /// Gives the memory back, after success alone: after a failure its work may still be under way.
@@ -131,7 +151,7 @@ pub(crate) fn run(
 ) -> Result<(), Error> {
     let placed = Placed::new(held, problem, call, table, inputs, Some(outputs), options)?;
     placed.enqueue()?;
-    placed.queue().finish()?;
+    placed.queue()?.finish()?;
     placed.read(outputs)?;
     placed.finish();
     Ok(())

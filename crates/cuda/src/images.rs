@@ -19,8 +19,12 @@ pub(crate) struct Images {
 
 impl Images {
     /// Fails where the archive that the caller names is none, and where neither it nor a compiler can be
-    /// used with a driver for this version of CUDA.
-    pub fn new(settings: &Settings, driver: (i32, i32)) -> Result<Images, Error> {
+    /// used with a driver for this version of CUDA: then a device of an architecture has no kernels.
+    pub fn new(
+        settings: &Settings,
+        driver: (i32, i32),
+        architecture: &str,
+    ) -> Result<Images, Error> {
         let archive = settings.archive.as_ref().map(Archive::open).transpose()?;
         let archive = archive.map(|archive| usable(archive, driver));
         let compiler = Compiler::find(settings.nvrtc.as_deref())
@@ -29,7 +33,9 @@ impl Images {
         let images = Images { archive, cache, compiler };
         match (&images.archive, &images.compiler) {
             (Some(Ok(_)), _) | (_, Ok(_)) => Ok(images),
-            (_, Err(absent)) => Err(images.none("the tier cuda".to_string(), absent, None)),
+            (_, Err(absent)) => {
+                Err(images.none(format!("the tier cuda on {architecture}"), absent, None))
+            }
         }
     }
 

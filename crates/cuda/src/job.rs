@@ -40,21 +40,17 @@ impl<P: AsRef<Parts>> Job<'_, P> {
         self.prepared.as_ref()
     }
 
-    fn caller(&self, part: &Part) -> Place {
-        let own = |other: &Part| std::ptr::eq(other, part);
-        let at = self.parts().list.iter().position(own);
-        part.caller(at.map_or(0, |at| self.addresses[at]))
-    }
-
-    /// Where kernels find a part.
-    pub fn place_of(&self, part: &Part) -> Place {
-        part.room.map_or_else(|| self.caller(part), |room| part.place(self.at(room)))
+    /// Where kernels find the part that the caller holds at an address.
+    fn placed(&self, part: &Part, address: u64) -> Place {
+        part.room.map_or_else(|| part.caller(address), |room| part.place(self.at(room)))
     }
 
     /// Where kernels find an operand; nowhere, without elements, if it is not there.
     pub fn place(&self, name: &str) -> Place {
         let nothing = Place { address: 0, extents: [0; 4], strides: [0; 4] };
-        self.parts().part(name).map_or(nothing, |part| self.place_of(part))
+        let mut parts = self.parts().list.iter().zip(self.addresses);
+        let found = parts.find(|(part, _)| part.operand.name == name);
+        found.map_or(nothing, |(part, &address)| self.placed(part, address))
     }
 
     /// The address of an operand; 0 if it is not there.
@@ -64,18 +60,22 @@ impl<P: AsRef<Parts>> Job<'_, P> {
 
     /// Copies what the caller holds elsewhere than kernels find it.
     pub fn gather(&self) -> Result<(), Error> {
-        let apart = self.parts().list.iter().filter(|part| part.given && !part.is_direct());
-        apart
-            .into_iter()
-            .try_for_each(|part| self.copy(part, self.caller(part), self.place_of(part)))
+        self.apart(|part| part.given).try_for_each(|(part, address)| {
+            self.copy(part, part.caller(address), self.placed(part, address))
+        })
     }
 
     /// Copies what kernels wrote elsewhere than the caller wants it.
     pub fn scatter(&self) -> Result<(), Error> {
-        let apart = self.parts().list.iter().filter(|part| part.wanted && !part.is_direct());
-        apart
-            .into_iter()
-            .try_for_each(|part| self.copy(part, self.place_of(part), self.caller(part)))
+        self.apart(|part| part.wanted).try_for_each(|(part, address)| {
+            self.copy(part, self.placed(part, address), part.caller(address))
+        })
+    }
+
+    /// The parts that the caller holds elsewhere than kernels find them, and where.
+    fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (&Part, u64)> {
+        let parts = self.parts().list.iter().zip(self.addresses.iter().copied());
+        parts.filter(move |(part, _)| which(part) && !part.is_direct())
     }
 
     fn copy(&self, part: &Part, from: Place, to: Place) -> Result<(), Error> {

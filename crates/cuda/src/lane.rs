@@ -1,7 +1,7 @@
 //! A stream with the device memory of one call of the host's door.
 
 use crate::gpu::Device;
-use crate::queue::Queue;
+use crate::queue::{Enqueued, Queue};
 use crate::room::{ALIGNMENT, memory};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::CUresult;
@@ -14,11 +14,12 @@ use std::sync::Arc;
 pub(crate) struct Lane {
     pub stream: Arc<CudaStream>,
     memory: Option<CudaSlice<u8>>,
+    enqueued: Enqueued,
 }
 
 impl Lane {
     pub fn new(stream: Arc<CudaStream>) -> Self {
-        Lane { stream, memory: None }
+        Lane { stream, memory: None, enqueued: Enqueued::default() }
     }
 
     /// Where memory of so many bytes begins: that of calls before, if it is enough.
@@ -30,8 +31,8 @@ impl Lane {
         Ok(self.memory.as_ref().map_or(0, |memory| memory.device_ptr(&self.stream).0))
     }
 
-    pub fn queue<'a>(&'a self, device: &'a Device) -> Queue<'a> {
-        Queue { device, stream: &self.stream }
+    pub fn queue<'a>(&'a self, device: &'a Device) -> Result<Queue<'a>, Error> {
+        Queue::new(device, &self.stream, &self.enqueued)
     }
 }
 

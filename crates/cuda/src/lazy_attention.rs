@@ -77,7 +77,7 @@ fn measure(
     let (figures, states) = (ready.figures, ready.states);
     let placed = Placed::of(&held, Box::new(ready), inputs, None)?;
     placed.enqueue()?;
-    placed.queue().finish()?;
+    placed.queue()?.finish()?;
     placed.download(figures, bytemuck::cast_slice_mut(&mut found.figures))?;
     if let Some(to) = found.states.as_slice_mut() {
         placed.download(states, bytemuck::cast_slice_mut(to))?;

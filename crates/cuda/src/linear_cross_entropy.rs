@@ -61,7 +61,7 @@ pub fn filtered_backward(
     let (ready, [left_out, dh, dw]) = ready.filtered(filter)?;
     let placed = Placed::of(&held, Box::new(ready), inputs, Some(outputs))?;
     placed.enqueue()?;
-    placed.queue().finish()?;
+    placed.queue()?.finish()?;
     placed.download(left_out, &mut found.left_out)?;
     for (room, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
         placed.download(room, bytemuck::cast_slice_mut(to))?;

@@ -141,7 +141,7 @@ impl Settings {
     /// [`Settings::user_archive`], if there is one.
     pub fn user() -> Self {
         let folder = user_folder("XDG_CACHE_HOME", ".cache");
-        let cache = folder.map(|folder| Cache::new(folder, Settings::LIMIT));
+        let cache = folder.map(|folder| Cache::of_user(folder, Settings::LIMIT));
         let archive = Settings::user_archive().filter(|folder| Archive::is_in(folder));
         Settings { archive, cache, nvrtc: None }
     }

@@ -74,7 +74,7 @@ pub fn peak_gflops(
     let blocks = unit.blocks() * device.multiprocessors;
     let sink = device_memory(device, &lane.stream, 4 * blocks)?;
     let sink_at = sink.device_ptr(&lane.stream).0;
-    let queue = lane.queue(device);
+    let queue = lane.queue(device)?;
     let run = |rounds: i32| {
         let call = Peak { sink: sink_at, rounds };
         device_ns(&queue, || queue.launch(kernels.get("peak")?, blocks as u64, (THREADS, 0), &call))

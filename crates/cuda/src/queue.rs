@@ -1,23 +1,41 @@
 //! What is enqueued on a stream: copies, fills, kernels.
 
 use crate::gpu::Device;
-use cudarc::driver::result::{self, DriverError};
+use cudarc::driver::result;
 use cudarc::driver::sys;
-use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr, LaunchConfig, PushKernelArg};
+use cudarc::driver::{CudaFunction, CudaStream, DeviceRepr};
 use etalon_problem::Error;
+use std::cell::Cell;
 use std::sync::Arc;
 
-/// A stream of a device.
+/// What was enqueued.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Enqueued {
+    pub launches: Cell<usize>,
+    pub fills: Cell<usize>,
+}
+
+/// A stream of a device whose context is that of the thread: it is made current once, and a queue stays on its
+/// thread, since [`Enqueued`] does.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Queue<'a> {
     pub device: &'a Device,
-    pub stream: &'a Arc<CudaStream>,
+    stream: &'a Arc<CudaStream>,
+    enqueued: &'a Enqueued,
 }
 
-impl Queue<'_> {
-    fn bound(&self) -> Result<sys::CUstream, DriverError> {
-        self.stream.context().bind_to_thread()?;
-        Ok(self.stream.cu_stream())
+impl<'a> Queue<'a> {
+    pub fn new(
+        device: &'a Device,
+        stream: &'a Arc<CudaStream>,
+        enqueued: &'a Enqueued,
+    ) -> Result<Self, Error> {
+        device.bind()?;
+        Ok(Queue { device, stream, enqueued })
+    }
+
+    pub fn stream(&self) -> &'a Arc<CudaStream> {
+        self.stream
     }
 
     /// Copies bytes from the host to an address that has room for them.
@@ -27,8 +45,7 @@ impl Queue<'_> {
         }
         // SAFETY: the callers name memory of this call that has room for so many bytes. Pageable memory is
         // read before the driver returns; where a caller has pinned its own, the pass waits for the stream.
-        let copied =
-            self.bound().and_then(|stream| unsafe { result::memcpy_htod_async(to, bytes, stream) });
+        let copied = unsafe { result::memcpy_htod_async(to, bytes, self.stream.cu_stream()) };
         copied.map_err(|error| self.device.failed("copying to the device", error))
     }
 
@@ -38,9 +55,7 @@ impl Queue<'_> {
             return Ok(());
         }
         // SAFETY: the callers name memory of this call that holds so many bytes; the wait is below.
-        let copied = self
-            .bound()
-            .and_then(|stream| unsafe { result::memcpy_dtoh_async(bytes, from, stream) });
+        let copied = unsafe { result::memcpy_dtoh_async(bytes, from, self.stream.cu_stream()) };
         copied.map_err(|error| self.device.failed("copying from the device", error))?;
         self.finish()
     }
@@ -52,10 +67,9 @@ impl Queue<'_> {
         }
         let words = bytes.div_ceil(4);
         // SAFETY: the callers name a room of this call: rooms are whole multiples of 256 bytes.
-        let filled = self
-            .bound()
-            .and_then(|stream| unsafe { sys::cuMemsetD32Async(to, word, words, stream).result() });
-        filled.map_err(|error| self.device.failed("filling device memory", error))
+        let filled = unsafe { sys::cuMemsetD32Async(to, word, words, self.stream.cu_stream()) };
+        self.enqueued.fills.set(self.enqueued.fills.get() + 1);
+        filled.result().map_err(|error| self.device.failed("filling device memory", error))
     }
 
     /// Runs a kernel over `blocks` blocks; none at all where there is no block.
@@ -77,15 +91,27 @@ impl Queue<'_> {
             what: "a problem of this size".to_string(),
             reason: "a launch has at most 2³¹ − 1 blocks".to_string(),
         })?;
-        let grid = LaunchConfig {
-            grid_dim: (blocks, 1, 1),
-            block_dim: (threads, 1, 1),
-            shared_mem_bytes: shared,
-        };
+        let mut arguments = [(&raw const *argument).cast_mut().cast()];
         // SAFETY: by the condition above; the callers are the passes of this crate, whose argument is the
-        // structure that the source of the kernel declares.
-        let launched = unsafe { self.stream.launch_builder(kernel).arg(argument).launch(grid) };
-        launched.map(|_| ()).map_err(|error| self.device.failed("launching a kernel", error))
+        // structure that the source of the kernel declares. The driver copies it, without writing, before it
+        // returns, and the list of arguments, which has one as the kernel does, lives until then.
+        let launched = unsafe {
+            sys::cuLaunchKernel(
+                kernel.cu_function(),
+                blocks,
+                1,
+                1,
+                threads,
+                1,
+                1,
+                shared,
+                self.stream.cu_stream(),
+                arguments.as_mut_ptr(),
+                std::ptr::null_mut(),
+            )
+        };
+        self.enqueued.launches.set(self.enqueued.launches.get() + 1);
+        launched.result().map_err(|error| self.device.failed("launching a kernel", error))
     }
 
     /// Waits until everything is done.

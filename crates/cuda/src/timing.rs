@@ -1,13 +1,15 @@
 //! How long a pass takes on a device, and what the device could do at most.
 
 use crate::device::check_clock;
+use crate::device_pass::{DevicePass, DeviceTensor, DeviceTensors};
 use crate::host::Placed;
 use crate::options::Options;
-use crate::queue::Queue;
+use crate::queue::{Enqueued, Queue};
 use crate::run::{has_kernels, offers};
 use crate::workspace::Workspace;
 use cudarc::driver::sys;
 use cudarc::driver::sys::CUevent_flags::CU_EVENT_DEFAULT;
+use cudarc::driver::{CudaSlice, DevicePtr};
 use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Stored, Table, View, Views};
 use std::time::{Duration, Instant};
 
@@ -17,8 +19,13 @@ pub struct Timing {
     /// Of each round the time of a pass on the device, by its own clock, in ns: that of some passes in a row,
     /// divided by their number.
     pub device_ns: Vec<f64>,
-    /// Of each round the time that the host took to enqueue a pass, in ns.
+    /// Of some rounds the time that the host took for a call of [`DevicePass::enqueue`](crate::DevicePass::enqueue), in ns, while
+    /// the device was busy.
     pub enqueue_ns: Vec<f64>,
+    /// The kernels that such a call launches.
+    pub launches: usize,
+    /// The fills that it enqueues beside them.
+    pub fills: usize,
     /// The scratch memory of a call, in bytes.
     pub scratch_bytes: usize,
 }
@@ -56,18 +63,93 @@ pub fn time(
     let placed = Placed::new(&held, problem, call, &table, inputs, None, options)?;
     let mut timing = Timing { scratch_bytes: placed.scratch_bytes(), ..Timing::default() };
     // What is compiled and loaded on the way counts nothing, nor does the first round.
-    let (first, _) = round(&placed, 1)?;
+    let first = round(&placed, 1)?;
     let passes = ((ROUND / first.max(1.0)).ceil() as usize).clamp(1, ROW);
     round(&placed, passes)?;
     let begin = Instant::now();
     let more = |rounds| rounds < ROUNDS || rounds < MOST && begin.elapsed() < duration;
     while more(timing.device_ns.len()) {
-        let (device, host) = round(&placed, passes)?;
-        timing.device_ns.push(device);
-        timing.enqueue_ns.push(host);
+        timing.device_ns.push(round(&placed, passes)?);
     }
+    let call = DeviceCall::new(workspace, problem, pass, &placed, options)?;
+    call.time(first, &mut timing)?;
+    drop(call);
     placed.finish();
     Ok(timing)
+}
+
+/// A pass over the operands that were placed, through the door for operands of a device.
+struct DeviceCall<'a> {
+    placed: &'a Placed<'a>,
+    pass: DevicePass,
+    inputs: DeviceTensors<'static>,
+    outputs: DeviceTensors<'static>,
+    scratch: u64,
+    /// Scratch memory of its own, where it needs more than the other door.
+    _own: Option<CudaSlice<u8>>,
+}
+
+/// Rounds that are told, and the most that the device computes meanwhile, in ns.
+const CALLS: usize = 64;
+const BUSY: f64 = 100e6;
+
+/// The most commands of a round, of those that a stream holds before the host must wait.
+const COMMANDS: usize = 512;
+
+impl<'a> DeviceCall<'a> {
+    fn new(
+        workspace: &Workspace,
+        problem: &Problem,
+        pass: Pass,
+        placed: &'a Placed<'a>,
+        options: &Options,
+    ) -> Result<Self, Error> {
+        let (mut inputs, mut outputs) = (DeviceTensors::new(), DeviceTensors::new());
+        for (part, address) in placed.parts() {
+            let stored = Stored::of(part.operand.precision, placed.storage());
+            let tensor = DeviceTensor::dense(address, &part.operand.shape, stored);
+            let name = part.operand.name;
+            if part.given {
+                inputs = inputs.with(name, tensor.clone());
+            }
+            if part.wanted {
+                outputs = outputs.with(name, tensor);
+            }
+        }
+        let pass = DevicePass::new(workspace, problem, pass, &inputs, &outputs, options)?;
+        let (scratch, bytes) = placed.scratch();
+        let own = (pass.scratch_bytes() > bytes).then(|| placed.memory(pass.scratch_bytes()));
+        let own = own.transpose()?;
+        let stream = placed.queue()?.stream();
+        let scratch = own.as_ref().map_or(scratch, |own| own.device_ptr(stream).0);
+        Ok(DeviceCall { placed, pass, inputs, outputs, scratch, _own: own })
+    }
+
+    fn enqueue(&self, queue: &Queue<'_>) -> Result<Enqueued, Error> {
+        let stream = queue.stream().cu_stream();
+        // SAFETY: the stream and the memory are those of the lane, of the context of the device, and stay until
+        // the stream has been waited for.
+        unsafe { self.pass.enqueue_counted(stream, &self.inputs, &self.outputs, self.scratch) }
+    }
+
+    /// Times it. A pass takes the device about so many ns.
+    fn time(&self, pass_ns: f64, timing: &mut Timing) -> Result<(), Error> {
+        let queue = self.placed.queue()?;
+        let enqueued = self.enqueue(&queue)?;
+        queue.finish()?;
+        (timing.launches, timing.fills) = (enqueued.launches.get(), enqueued.fills.get());
+        let commands = (timing.launches + timing.fills).max(1);
+        let calls = (COMMANDS / commands).clamp(2, 16) - 1;
+        let rounds = BUSY / (pass_ns.max(1.0) * (calls + 1) as f64);
+        for _ in 0..(rounds as usize).clamp(ROUNDS, CALLS) {
+            self.enqueue(&queue)?; // the device is busy
+            let start = Instant::now();
+            (0..calls).try_for_each(|_| self.enqueue(&queue).map(|_| ()))?;
+            timing.enqueue_ns.push(start.elapsed().as_nanos() as f64 / calls as f64);
+            queue.finish()?;
+        }
+        Ok(())
+    }
 }
 
 /// What the pass writes.
@@ -87,16 +169,10 @@ fn check(table: &Table, inputs: &Views<'_>, recompute: bool) -> Result<Dtype, Er
     table.check_tensors(given, places, recompute)
 }
 
-/// The time of a pass on the device and that of the host to enqueue it, in ns, of some in a row.
-fn round(placed: &Placed<'_>, passes: usize) -> Result<(f64, f64), Error> {
-    let mut host = 0.0;
-    let device = device_ns(&placed.queue(), || {
-        let start = Instant::now();
-        (0..passes).try_for_each(|_| placed.enqueue())?;
-        host = start.elapsed().as_nanos() as f64;
-        Ok(())
-    })?;
-    Ok((device / passes as f64, host / passes as f64))
+/// The time of a pass on the device, in ns, of some in a row.
+fn round(placed: &Placed<'_>, passes: usize) -> Result<f64, Error> {
+    let enqueue = || (0..passes).try_for_each(|_| placed.enqueue());
+    Ok(device_ns(&placed.queue()?, enqueue)? / passes as f64)
 }
 
 /// The time that the device takes for what is enqueued, in ns. Waits for it.
@@ -106,7 +182,7 @@ pub(crate) fn device_ns(
 ) -> Result<f64, Error> {
     check_clock()?;
     let failed = |error| queue.device.failed("the device's clock", error);
-    let event = || queue.stream.record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
+    let event = || queue.stream().record_event(Some(CU_EVENT_DEFAULT)).map_err(failed);
     let begin = event()?;
     enqueue()?;
     let end = event()?;

@@ -20,6 +20,9 @@ pub struct Timed {
     pub times: Times,
     /// Of the host, for a pass: the median.
     pub enqueue_ns: u64,
+    /// What it enqueues: kernels, and fills.
+    pub launches: usize,
+    pub fills: usize,
     pub scratch_bytes: usize,
 }
 
@@ -90,6 +93,8 @@ impl Gpu {
         Ok(Timed {
             times: whole(timing.device_ns),
             enqueue_ns: whole(timing.enqueue_ns).median_ns,
+            launches: timing.launches,
+            fills: timing.fills,
             scratch_bytes: timing.scratch_bytes,
         })
     }

@@ -206,8 +206,12 @@ impl<'a> Bench<'a> {
         let blank = self.blank(problem, mask, (pass, mode), flops);
         if let Some(gpu) = &self.gpu {
             let timed = gpu.time(problem, pass, &views(&inputs)?, seconds)?;
-            let on_device =
-                OnDevice { enqueue_ns: timed.enqueue_ns, scratch_bytes: timed.scratch_bytes };
+            let on_device = OnDevice {
+                enqueue_ns: timed.enqueue_ns,
+                launches: timed.launches,
+                fills: timed.fills,
+                scratch_bytes: timed.scratch_bytes,
+            };
             return Ok(Figure { on_device: Some(on_device), ..blank.with(timed.times) });
         }
         // A step works in place, so its states have values before the first.

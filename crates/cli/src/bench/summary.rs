@@ -50,6 +50,9 @@ impl Figure {
 pub struct OnDevice {
     /// The time of the host to enqueue it, the median.
     pub enqueue_ns: u64,
+    /// What it enqueues: kernels, and fills.
+    pub launches: usize,
+    pub fills: usize,
     /// Scratch memory.
     pub scratch_bytes: usize,
 }
@@ -145,7 +148,8 @@ impl Figures {
         let mode = (!on_device).then_some("mode");
         let runs = if on_device { "rounds" } else { "runs" };
         let common = ["mask", "length", "dim", "time", "spread", runs, "GFLOP/s", "of peak"];
-        let further = ["enqueued in", "scratch"].into_iter().filter(|_| on_device);
+        let further =
+            ["enqueued in", "kernels + fills", "scratch"].into_iter().filter(|_| on_device);
         let header = ["pass"].into_iter().chain(mode).chain(common).chain(further);
         let mut table = Table::new(header);
         let mut figures: Vec<&Figure> = self.figures.iter().collect();
@@ -174,11 +178,10 @@ impl Figure {
             digits(self.gflops),
             self.share.map_or(String::new(), |share| format!("{:.0} %", 100.0 * share)),
         ]);
-        row.extend(
-            self.on_device
-                .into_iter()
-                .flat_map(|x| [time(x.enqueue_ns as f64 * 1e-9), bytes(x.scratch_bytes)]),
-        );
+        row.extend(self.on_device.into_iter().flat_map(|x| {
+            let enqueued = format!("{} + {}", x.launches, x.fills);
+            [time(x.enqueue_ns as f64 * 1e-9), enqueued, bytes(x.scratch_bytes)]
+        }));
         row
     }
 }

@@ -82,6 +82,7 @@ fn a_bench_of_a_device() {
         assert_eq!(figures.len(), 4, "the passes of attention");
         assert!(figures.iter().all(|figure| figure["median_ns"].as_u64() > Some(0)));
         assert!(figures.iter().all(|figure| figure["enqueue_ns"].as_u64() > Some(0)));
+        assert!(figures.iter().all(|figure| figure["launches"].as_u64() > Some(0)));
         assert_eq!(file["unit"], "fused multiply-adds");
     }
     let line = refusal(&etalon(&["bench", "--tier", "cuda", "--tune"]));

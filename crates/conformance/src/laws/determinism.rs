@@ -5,10 +5,11 @@ use super::law::{laws, many_ways, scores_are};
 use super::part::Part;
 use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
+use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Hints, Layout};
-use etalon_problem::{Axis, Sequences};
+use etalon_problem::{Axis, Pass, Role, Sequences};
 use ndarray::{ArrayD, IxDyn};
 
 laws! {
@@ -20,6 +21,8 @@ laws! {
     Contract layouts of EVERY on Any, favour many_ways;
     /// What the memory of results holds before changes no bit.
     Contract filled_places of EVERY on Any, favour many_ways;
+    /// A result that is asked for alone has the bits that it has with the others.
+    Contract each_alone of EVERY on Any if |case, pass| results(case, pass) > 1, favour many_ways;
     /// A batch element gives the same bits alone as in its batch.
     Contract batch_invariance
         if |case, _| scores_are(case, |s| s.extents.batch > 1), favour many_ways;
@@ -91,6 +94,16 @@ fn filled_places(trial: &Trial<'_>) -> Judgement {
     let filled = Some(1e30);
     let outputs = trial.ask_hinted(Hints { filled, ..Hints::default() })?;
     same(&outputs, trial.clean()?, Equality::Bits, everywhere).map_err(|flaw| flaw.of("1e30"))
+}
+
+/// The number of results of a pass.
+fn results(case: &Case, pass: Pass) -> usize {
+    case.problem.operands(pass).iter().filter(|x| x.role == Role::Output).count()
+}
+
+fn each_alone(trial: &Trial<'_>) -> Judgement {
+    let outputs = trial.ask_hinted(Hints { alone: true, ..Hints::default() })?;
+    same(&outputs, trial.clean()?, Equality::Bits, everywhere)
 }
 
 /// Runs a part alone and compares it with its place in the whole: outputs that it cuts along one of

@@ -52,7 +52,7 @@ pub(super) fn clear(job: &Job<'_>) -> Result<(), Error> {
     };
     for part in parts.list.iter().filter(|part| part.wanted && leaves(part)) {
         let nothing = if part.operand.name == "argmax" { u32::MAX } else { 0 };
-        let place = job.place_of(part);
+        let place = job.place(part.operand.name);
         match parts.moves() {
             Ok(moves) if part.bytes == 2 => moves.fill(&job.queue, 2, place, 0)?,
             // Memory of this call begins and ends with whole words.

@@ -53,7 +53,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   const int block = last_first();
   Task task = c.tasks[block / c.heads];
   Head head(c, c.sequences[task.first], block % c.heads);
-  if (is_finite(a, head.s.batch, head.key_head)) return;
+  if (is_finite(a, task.first, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
   float u[R] = {}, lse[R];
@@ -152,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   const int block = last_first();
   Task task = c.tasks[block / c.heads];
   Head head(c, c.sequences[task.first], block % c.heads);
-  if (is_finite(a, head.s.batch, head.key_head)) return;
+  if (is_finite(a, task.first, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
   float gq[R][CD / 16];
@@ -196,7 +196,7 @@ template <class SLOTS> DEV void keys_of(const Second& a, const SLOTS& slots) {
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
-  if (is_finite(a, s.batch, key_head) || slots.lacks(task.key_tile)) return;
+  if (is_finite(a, task.first, key_head) || slots.lacks(task.key_tile)) return;
   const bool wants_gk = a.gk.data && c.first_dim < c.dim;
   float gk[R][CD / 16];
   clear<CD>(gk);

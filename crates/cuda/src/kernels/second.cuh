@@ -24,9 +24,9 @@ DEV float weight_of_sink(const Second& a, int head, float lse) {
   return sink == -INF ? 0 : ::weight_of_sink(sink, lse);
 }
 
-// Whose kernels compute the rows and keys of a key head of a batch element: with `found`, those on tensor cores where it is 0,
-// and the others where not all numbers are finite; without, the others.
-DEV bool is_finite(const Second& a, int batch, int key_head) { return a.c.found && !a.c.found[batch * a.c.key_heads + key_head]; }
+// Whose kernels compute the rows and keys of a key head of a sequence: with `found`, those on tensor cores where it is 0, and the
+// others where not all numbers are finite; without, the others.
+DEV bool is_finite(const Second& a, int sequence, int key_head) { return a.c.found && !a.c.found[sequence * a.c.key_heads + key_head]; }
 
 // What a pair takes part with; every factor is hidden where it is not visible.
 struct Pair {

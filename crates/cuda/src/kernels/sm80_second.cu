@@ -13,15 +13,30 @@ typedef float Tile32[1][WALK / 8][4];  // of the pairs of a thread
 
 struct Inspected {
   Tensor tensor;
-  u32* found;  // of the key heads of each batch element
+  u32* found;  // of the key heads of each sequence
+  const Sequence* sequences;
   int batch, heads, key_heads, rows, columns;
+  int count, by_keys;  // of sequences; whether rows are those of k
 };
+// The sequence of a row; -1: none.
+DEV int sequence_of(const Inspected& x, int batch, int row) {
+  auto start = [&](const Sequence& s) { return x.by_keys ? s.key_start : s.query_start; };
+  const int number = last_where(x.count, [&](int n) {
+    const Sequence& s = x.sequences[n];
+    return s.batch < batch || s.batch == batch && start(s) <= row;
+  });
+  if (number < 0) return -1;
+  const Sequence& s = x.sequences[number];
+  return s.batch == batch && row < start(s) + (x.by_keys ? s.keys : s.queries) ? number : -1;
+}
 // Whether every element is finite: a warp looks at a row.
 extern "C" __global__ void __launch_bounds__(THREADS) inspect(const __grid_constant__ Inspected x) {
   i64 at = (i64)blockIdx.x * (THREADS / 32) + warp_id();
   if (at >= (i64)x.batch * x.heads * x.rows) return;
   int row = at % x.rows, head = at / x.rows % x.heads, batch = at / x.rows / x.heads;
-  if (is_odd(rows_of(x.tensor, batch, head, row, 0).at, x.columns)) x.found[batch * x.key_heads + head / (x.heads / x.key_heads)] = 1;
+  if (!is_odd(rows_of(x.tensor, batch, head, row, 0).at, x.columns)) return;
+  const int sequence = sequence_of(x, batch, row);
+  if (sequence >= 0) x.found[sequence * x.key_heads + head / (x.heads / x.key_heads)] = 1;
 }
 
 // A tile of an operand, if it is there.
@@ -126,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangents(const __grid_cons
   const Call& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
-  if (!is_finite(a, head.s.batch, head.key_head)) return;
+  if (!is_finite(a, task.first, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
   float moves[2] = {}, lse[2];
@@ -185,7 +200,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   const Call& c = a.c;
   Task task = c.tasks[blockIdx.x / c.heads];
   Head head(c, c.sequences[task.first], blockIdx.x % c.heads);
-  if (!is_finite(a, head.s.batch, head.key_head)) return;
+  if (!is_finite(a, task.first, head.key_head)) return;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[head.s.first_tile + task.row_tile];
   float gq[1][CD / 8][4], lse[2], scale[2] = {c.scale, c.scale};
@@ -226,7 +241,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   Task task = c.tasks[blockIdx.x / c.key_heads];
   const Sequence s = c.sequences[task.first];
   const int key_head = blockIdx.x % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
-  if (!is_finite(a, s.batch, key_head)) return;
+  if (!is_finite(a, task.first, key_head)) return;
   float gk[1][CD / 8][4], scale[2] = {c.scale, c.scale};
   clear<1, CD>(gk);
 #if VALUES

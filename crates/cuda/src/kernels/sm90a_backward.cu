@@ -8,10 +8,11 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
   if (row >= stat_rows(s)) return;
   i64 head = row / s.padded;
   i64 batch = PACKED ? 0 : head / s.heads, h = head - batch * s.heads;
-  int i = row % s.padded, end = s.queries;
+  int i = row % s.padded, end = s.queries, number = batch;
   if (PACKED) {  // tiles of the sequences follow each other
     Task task = c.packed.by_queries[min(i / 64, c.packed.tasks - 1)];
-    Sequence own = c.packed.sequences[task.first];
+    number = task.first;
+    Sequence own = c.packed.sequences[number];
     end = i / 64 < c.packed.tasks ? own.query_start + own.queries : 0;
     i = own.query_start + task.row_tile * 64 + i % 64, batch = own.batch;
   }
@@ -29,7 +30,7 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
     i64 at = (batch * s.heads + h) * s.queries + i;
     float x = i < length ? c.lse[at] : -INF;
     if (c.dlse && i < length) sum -= c.dlse[at];
-    if (x != -INF && !(fabsf(x) + fabsf(sum) < INF)) *c.found = 1;
+    if (x != -INF && !(fabsf(x) + fabsf(sum) < INF)) tell(c, number, h / (s.heads / s.key_heads));
     c.lse2[row] = x == -INF ? INF : x * LOG2E;
     c.delta[row] = x == -INF ? 0 : sum;
   }
@@ -39,13 +40,13 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
 struct Cleansed {  // an operand, and a dense copy of it, which may be itself
   Pieces from;
   uint4* to;
-  int heads, rows;
+  int heads, rows, by_keys;  // by_keys: its rows are those of k
   u64 pieces;
 };
 struct Merged {  // a result of whole columns, computed without NaN, and the tensor that has that of the portable kernels
   const u16* from;
   Elements to;  // data 0: it is not wanted
-  int heads, rows, columns;
+  int heads, rows, columns, by_keys;
   u64 elements;
 };
 struct Mend {
@@ -54,26 +55,66 @@ struct Mend {
   float *lse2, *delta;
   i64 stats;
   u32* found;
+  Shape shape;
+  Packed packed;
+  int sequences;
 };
 constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
 
-// 0 for NaN. A row whose scores are NaN weighs nothing; one whose delta is NaN keeps its weights.
+// The group of a row of an operand or a result; -1 where it belongs to no sequence.
+DEV int group_of(const Mend& m, bool by_keys, int batch, int head, int row) {
+  const Shape& s = m.shape;
+  int number = batch, end = by_keys ? s.keys : s.queries;
+  if (PACKED) {
+    auto start = [&](const Sequence& x) { return by_keys ? x.key_start : x.query_start; };
+    number = last_where(m.sequences, [&](int n) {
+      const Sequence& x = m.packed.sequences[n];
+      return x.batch < batch || x.batch == batch && start(x) <= row;
+    });
+    if (number < 0) return -1;
+    const Sequence& own = m.packed.sequences[number];
+    end = own.batch < batch ? 0 : start(own) + (by_keys ? own.keys : own.queries);
+  } else if (LENGTHS) {
+    end = by_keys ? s.lengths[batch].y : s.lengths[batch].x;
+  }
+  return row < end ? number * s.key_heads + (by_keys ? head : head / (s.heads / s.key_heads)) : -1;
+}
+// That of a row of lse2 and delta.
+DEV int group_of_stats(const Mend& m, i64 row) {
+  const Shape& s = m.shape;
+  int head = row / s.padded, number = head / s.heads, tile = row % s.padded / 64;
+  if (PACKED) number = tile < m.packed.tasks ? m.packed.by_queries[tile].first : -1;
+  return number < 0 ? -1 : number * s.key_heads + head % s.heads / (s.heads / s.key_heads);
+}
+// An operand of a group is infinite. Where nothing was found of its results, nobody sees that operand. Whoever writes, writes
+// the same.
+DEV void tell_infinite(const Mend& m, int group) {
+  u32& found = m.found[FIRST_GROUP + group];
+  if (found) found = INFINITE;
+}
+DEV bool is_infinite(u32 x) { return (x & 0x7fff) == TOP || (x >> 16 & 0x7fff) == TOP; }
+DEV u32 without_nan(u32 x) { return x & (((x & 0x7fff) > TOP ? 0 : 0xffff) | ((x >> 16 & 0x7fff) > TOP ? 0 : 0xffff0000)); }
+
+// 0 for NaN, and for what is infinite in a row that belongs to no sequence. A row whose scores are NaN weighs nothing; one whose delta is NaN
+// keeps its weights.
 extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant__ Mend m) {
   if (!*m.found) return;
   const u64 first = blockIdx.x * 256ull + threadIdx.x, step = gridDim.x * 256ull;
-  bool infinite = false;
-  auto clean = [&](u32 x) {
-    infinite |= (x & 0x7fff) == TOP || (x >> 16 & 0x7fff) == TOP;
-    return x & (((x & 0x7fff) > TOP ? 0 : 0xffff) | ((x >> 16 & 0x7fff) > TOP ? 0 : 0xffff0000));
-  };
 #pragma unroll 1
   for (int n = 0; n < 4; n++) {
     const Cleansed& c = m.operands[n];
 #pragma unroll 1
     for (u64 i = first; i < c.pieces; i += step) {
       const u64 line = i / (D / 8), head = line / c.rows;
-      uint4 x = c.from.data[head / c.heads * c.from.batch + head % c.heads * c.from.head + line % c.rows * c.from.row + i % (D / 8)];
-      c.to[i] = make_uint4(clean(x.x), clean(x.y), clean(x.z), clean(x.w));
+      const int batch = head / c.heads, h = head % c.heads, row = line % c.rows;
+      const uint4 x = c.from.data[batch * c.from.batch + h * c.from.head + row * c.from.row + i % (D / 8)];
+      uint4 y = make_uint4(without_nan(x.x), without_nan(x.y), without_nan(x.z), without_nan(x.w));
+      const bool infinite = is_infinite(x.x) || is_infinite(x.y) || is_infinite(x.z) || is_infinite(x.w);
+      if (infinite) {
+        const int group = group_of(m, c.by_keys, batch, h, row);
+        if (group < 0) y = make_uint4(0, 0, 0, 0); else tell_infinite(m, group);
+      }
+      c.to[i] = y;
     }
   }
 #pragma unroll 1
@@ -81,23 +122,28 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
     float l = m.lse2[i], x = m.delta[i];
     if (isnan(l)) m.lse2[i] = INF;
     if (isnan(x)) m.delta[i] = 0;
-    infinite |= l == -INF || fabsf(x) == INF;
+    if (l == -INF || fabsf(x) == INF) {
+      const int group = group_of_stats(m, i);
+      if (group >= 0) tell_infinite(m, group);
+    }
   }
-  if (infinite) *m.found = 3;
 }
 
-// Results that were computed without NaN, where both are finite.
+// Results that were computed without NaN: in a group where nothing was found all, else where both are finite.
 extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ Mend m) {
-  if (*m.found != 1) return;
+  if (!*m.found) return;
 #pragma unroll 1
   for (int n = 0; n < 3; n++) {
     const Merged& r = m.results[n];
 #pragma unroll 1
     for (u64 i = blockIdx.x * 256ull + threadIdx.x; r.to.data && i < r.elements; i += gridDim.x * 256ull) {
       const u64 line = i / r.columns, head = line / r.rows;
-      u16& x = r.to.at(head / r.heads, head % r.heads, line % r.rows)[i % r.columns];
+      const int batch = head / r.heads, h = head % r.heads, row = line % r.rows;
+      const int group = group_of(m, r.by_keys, batch, h, row);
+      const u32 found = group < 0 ? STRANGE : m.found[FIRST_GROUP + group];
+      u16& x = r.to.at(batch, h, row)[i % r.columns];
       const u16 y = r.from[line * D + i % r.columns];
-      if ((x & 0x7fff) < TOP && (y & 0x7fff) < TOP) x = y;
+      if (found == 0 || found == STRANGE && (x & 0x7fff) < TOP && (y & 0x7fff) < TOP) x = y;
     }
   }
 }

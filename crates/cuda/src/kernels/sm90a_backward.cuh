@@ -12,10 +12,12 @@
 // what they read next, of the next tile too, and another writes the results of the tile before.
 //
 // A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; else the results are not finite, which `keys` and
-// `queries` say in `found`, and `delta` of lse and of its sums. Then the portable kernels compute the pass. `cleanse` puts 0 in
-// the place of NaN in copies of the operands, these kernels compute all again, and `merge` takes their results where both are
-// finite: what no NaN reaches has the bits that it would have without it. With an infinite operand the portable results are
-// all. All that is enqueued in any case; the kernels read `found` and return at once, so that the host need not wait.
+// `queries` say in `found`, and `delta` of lse and of its sums: of the pass, and of the group, the key head of one sequence. Then
+// the portable kernels compute the pass. `cleanse` puts 0 in the place of NaN, and of infinities in rows of no sequence, in
+// copies of the operands, these kernels compute all again, and `merge` takes their results: in a group where nothing was found
+// all of them, else those where both are finite. What no NaN reaches has the bits that it would have without it, and a group has
+// the bits that it has alone. Of a group with an infinite operand the portable results are all. All that is enqueued in any
+// case; the kernels read `found` and return at once, so that the host need not wait.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own; 2:
 // sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
@@ -30,7 +32,7 @@ struct Call {
   float *lse2, *delta;
   const float *lse, *dlse;  // dlse 0: none
   Pieces o, dout_rows;
-  u32* found;               // bit 0: a number is not finite; bit 1: one is infinite
+  u32* found;               // 1: a number is not finite. Behind it the counters, and from FIRST_GROUP on what was found of each group
   u32* counter;             // of tiles, 0 between launches
   int tiles;                // of keys or of queries
   u32 when;                 // keys and queries do nothing where `found` is another number; ALWAYS: they do not look
@@ -40,6 +42,12 @@ struct Call {
   Elements dq_rows, dk_rows, dv_rows;  // as the maps say, for rows that end within a box
 };
 constexpr u32 ALWAYS = ~0u;
+constexpr int FIRST_GROUP = 3;
+constexpr u32 STRANGE = 1, INFINITE = 2;  // of a group: a number is not finite; an operand is infinite
+// A number of the group of a key head is not finite. `number`: of the sequence.
+DEV void tell(const Call& c, int number, int key_head) {
+  if (c.when == ALWAYS) *c.found = 1, c.found[FIRST_GROUP + number * c.shape.key_heads + key_head] = STRANGE;
+}
 // Rows of lse2 and delta: of every head, or of listed sequences tile after tile.
 DEV i64 stat_rows(const Shape& s) { return (PACKED ? 1ll : s.batch) * s.heads * s.padded; }
 DEV i64 stat_row(const Own& s, int head) { return (i64)(PACKED ? head : s.batch * s.heads + head) * s.padded + s.tile * 64; }

@@ -189,7 +189,7 @@ DEV void consume(u32 base, const Call& call) {
       for (int i = 0; i < D / 2; i++)
         if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
     }
-    if (!is_finite(dk, key, s.keys) || !is_finite(dv, key, s.keys)) *call.found = 1;
+    if (!is_finite(dk, key, s.keys) || !is_finite(dv, key, s.keys)) tell(call, w.batch, w.head);
     if (is_cut(w, s)) {  // keys of the next sequence lie in the box
       store_rows(call.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
       store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);

@@ -175,7 +175,7 @@ DEV void consume(u32 base, const Call& call) {
       for (int i = 0; i < D / 2; i++)
         if (row + (i & 2) * 4 >= s.queries) dq[i] = 0;
     }
-    if (!is_finite(dq, row, s.queries)) *call.found = 1;
+    if (!is_finite(dq, row, s.queries)) tell(call, w.batch, w.head / (s.heads / s.key_heads));
     if (is_cut(w, s)) {  // rows of the next sequence lie in the box
       store_rows(call.dq_rows, s.batch, w.head, s.query_start, row, s.queries, dq, s.scale);
     } else {

@@ -40,5 +40,14 @@ DEV float tanh_fast(float x) {
 // The larger; NaN if either is.
 DEV float max_nan(float x, float y) { float z; asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y)); return z; }
 
+// Of so many numbers the last for which something holds that holds for the first ones alone; -1: for none.
+template <class F> DEV int last_where(int count, const F& holds) {
+  int first = -1;
+  for (int end = count; first + 1 < end;) {
+    const int middle = (first + end) / 2;
+    if (holds(middle)) first = middle; else end = middle;
+  }
+  return first;
+}
 // A condition that the compiler knows, as an argument.
 template <bool B> struct Is { static constexpr bool value = B; };

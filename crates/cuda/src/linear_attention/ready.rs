@@ -90,7 +90,7 @@ impl<'a> Ready<'a> {
     /// 0 at tokens of no sequence.
     fn fill(&self, job: &Job<'_>) -> Result<(), Error> {
         for part in self.prepared.list.iter().filter(|part| !part.given) {
-            self.prepared.moves()?.fill(&job.queue, part.bytes, job.place_of(part), 0)?;
+            self.prepared.moves()?.fill(&job.queue, part.bytes, job.place(part.operand.name), 0)?;
         }
         let Rooms { by_scale, by_gate, .. } = self.prepared.rooms;
         let sums = [by_scale, by_gate].into_iter().flatten();

@@ -36,8 +36,8 @@ pub(crate) struct Plan {
     wide: Vec<Wide>,
     lse2: Room,
     delta: Room,
-    /// Whether a number was found that is not finite, and counters from which blocks draw tiles: one
-    /// for each kernel.
+    /// Whether a number was found that is not finite; counters from which blocks draw tiles, one for each
+    /// kernel; and what was found of each key head of each sequence.
     found: Room,
     forward: Option<Module>,
     backward: Option<Module>,
@@ -156,7 +156,8 @@ impl Plan {
             let numbers = self.stat_rows(e);
             (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
         }
-        self.found = layout.room(4 * 3)?;
+        let groups = if backward { prepared.rows.sequences.len() * e.key_heads } else { 0 };
+        self.found = layout.room(4 * (3 + groups))?;
         Ok(())
     }
 
@@ -251,12 +252,14 @@ impl Plan {
     }
 }
 
+/// Whether the rows of an operand are those of k.
+fn by_keys(name: &str) -> bool {
+    matches!(name, "k" | "v" | "dk" | "dv")
+}
+
 /// Heads and rows of an operand.
 fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
-    match name {
-        "k" | "v" | "dk" | "dv" => (e.key_heads, e.keys),
-        _ => (e.query_heads, e.queries),
-    }
+    if by_keys(name) { (e.key_heads, e.keys) } else { (e.query_heads, e.queries) }
 }
 
 /// Queries rounded up to whole tiles.
@@ -427,13 +430,15 @@ impl BackwardPass<'_> {
         launch(self.job, &self.plan.backward, name, (blocks, threads), call)
     }
 
-    /// Where a number is not finite, the portable kernels have all results. Where none is infinite, the
-    /// results of the tensor cores, with 0 for NaN, take the places of those that are finite.
+    /// Where a number is not finite, the portable kernels have all results. In key heads of a sequence without
+    /// an infinite one, the results of the tensor cores, with 0 for NaN, take the places of those that are
+    /// finite.
     fn not_finite(&self) -> Result<(), Error> {
         let (job, plan) = (self.job, self.plan);
         portable::backward(job, job.at(plan.found))?;
-        let operand = |name| Cleansed::new(plan.place(job, name), plan.clean(job, name));
-        let result = |name| Merged::new(plan.clean(job, name), job.place(name));
+        let operand =
+            |name| Cleansed::new(plan.place(job, name), plan.clean(job, name), by_keys(name));
+        let result = |name| Merged::new(plan.clean(job, name), job.place(name), by_keys(name));
         let mend = Mend {
             operands: READ.map(operand),
             results: WRITTEN.map(result),
@@ -441,6 +446,9 @@ impl BackwardPass<'_> {
             delta: job.at(plan.delta),
             stats: plan.stat_rows(&job.scores().extents) as i64,
             found: job.at(plan.found),
+            shape: self.call.shape,
+            packed: self.call.packed,
+            sequences: job.prepared.rows.sequences.len() as i32,
         };
         // Some blocks for each multiprocessor: each walks what is left.
         let blocks = 4 * job.queue.device.multiprocessors;

@@ -1,7 +1,7 @@
 //! What the backward pass of `sm90a_backward.cu` does where a number is not finite: its structures.
 
 use crate::moves::Place;
-use crate::softmax::hopper_call::{Elements, Pieces};
+use crate::softmax::hopper_call::{Elements, Packed, Pieces, Shape};
 use cudarc::driver::DeviceRepr;
 
 /// An operand, and a dense copy of it in which NaN is 0.
@@ -12,11 +12,13 @@ pub(crate) struct Cleansed {
     to: u64,
     heads: i32,
     rows: i32,
+    by_keys: i32,
     pieces: u64,
 }
 
 impl Cleansed {
-    pub fn new(from: Place, to: Place) -> Self {
+    /// `by_keys`: its rows are those of k.
+    pub fn new(from: Place, to: Place, by_keys: bool) -> Self {
         let [_, heads, rows, _] = to.extents;
         let pieces = (to.elements() / 8) as u64;
         Cleansed {
@@ -24,6 +26,7 @@ impl Cleansed {
             to: to.address,
             heads: heads as i32,
             rows: rows as i32,
+            by_keys: by_keys.into(),
             pieces,
         }
     }
@@ -38,11 +41,13 @@ pub(crate) struct Merged {
     heads: i32,
     rows: i32,
     columns: i32,
+    by_keys: i32,
     elements: u64,
 }
 
 impl Merged {
-    pub fn new(from: Place, to: Place) -> Self {
+    /// `by_keys`: its rows are those of k.
+    pub fn new(from: Place, to: Place, by_keys: bool) -> Self {
         let [_, heads, rows, columns] = to.extents;
         Merged {
             from: from.address,
@@ -50,6 +55,7 @@ impl Merged {
             heads: heads as i32,
             rows: rows as i32,
             columns: columns as i32,
+            by_keys: by_keys.into(),
             elements: to.elements() as u64,
         }
     }
@@ -67,6 +73,9 @@ pub(crate) struct Mend {
     pub delta: u64,
     pub stats: i64,
     pub found: u64,
+    pub shape: Shape,
+    pub packed: Packed,
+    pub sequences: i32,
 }
 
 // SAFETY: the fields, their types and their order are those of `Mend` in `sm90a_backward.cu`, and it holds no

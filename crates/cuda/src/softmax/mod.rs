@@ -34,7 +34,7 @@ impl Job<'_> {
     fn fill_results(&self) -> Result<(), Error> {
         for part in self.prepared.list.iter().filter(|part| !part.given) {
             let nothing = if part.operand.name == "lse" { f32::NEG_INFINITY } else { 0.0 };
-            let place = self.place_of(part);
+            let place = self.place(part.operand.name);
             self.prepared.moves()?.fill(&self.queue, part.bytes, place, nothing.to_bits())?;
         }
         Ok(())

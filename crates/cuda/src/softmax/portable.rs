@@ -334,10 +334,10 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
 
 /// The gradients of the sinks and of the bias, if they have places.
 pub(crate) fn dsinks_and_dbias(job: &Job<'_>) -> Result<(), Error> {
-    let (call, e) = (Call::new(job), &job.scores().extents);
-    if call.dsinks == 0 && call.dbias.data == 0 {
+    if job.address("dsinks") == 0 && job.address("dbias") == 0 {
         return Ok(());
     }
+    let (call, e) = (Call::new(job), &job.scores().extents);
     let rows = e.batch * e.query_heads * e.queries;
     launch_few(job, kernels(job)?, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     sinks_and_bias(job, &call)

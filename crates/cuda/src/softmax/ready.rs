@@ -37,9 +37,7 @@ impl<'a> Ready<'a> {
         let mut layout = Layout::default();
         let mut prepared = Prepared::new(held, problem, call, table, holds, &mut layout)?;
         let between = match prepared.pass {
-            Pass::DoubleBackward | Pass::Jvp => {
-                Some(Between::new(&prepared.scores, prepared.value_dim, &mut layout)?)
-            }
+            Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
             _ => None,
         };
         let plan = match choose(&prepared, options)? {

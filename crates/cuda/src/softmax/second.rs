@@ -7,9 +7,10 @@ use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
+use crate::softmax::prepared::Prepared;
 use crate::variant::{self, Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
-use etalon_problem::{Error, Pass, Scores};
+use etalon_problem::{Error, Pass};
 use std::sync::Arc;
 
 /// What the second order keeps of every row between its kernels, in f32.
@@ -20,24 +21,20 @@ pub(crate) struct Between {
     o: Room,
     /// δ, u, z, and whether the row sees a key.
     numbers: Room,
-    /// Of which key heads of each batch element an operand of the tensor cores holds a number that is not
-    /// finite.
+    /// Of which key heads of each sequence an operand of the tensor cores holds a number that is not finite.
     found: Room,
 }
 
 impl Between {
-    pub fn new(
-        scores: &Scores,
-        value_dim: Option<usize>,
-        layout: &mut Layout,
-    ) -> Result<Between, Error> {
+    pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between, Error> {
+        let (scores, sequences) = (&prepared.scores, prepared.rows.sequences.len());
         let rows = scores.row_shape().iter().product::<usize>();
-        let elements = 4 * rows * value_dim.unwrap_or(0);
+        let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
         Ok(Between {
             sum: layout.room(elements)?,
             o: layout.room(elements)?,
             numbers: layout.room(4 * 4 * rows)?,
-            found: layout.room(4 * scores.extents.batch * scores.extents.key_heads)?,
+            found: layout.room(4 * sequences * scores.extents.key_heads)?,
         })
     }
 }
@@ -122,11 +119,14 @@ impl Second {
 struct Inspected {
     tensor: Tensor,
     found: u64,
+    sequences: u64,
     batch: i32,
     heads: i32,
     key_heads: i32,
     rows: i32,
     columns: i32,
+    count: i32,
+    by_keys: i32,
 }
 
 // SAFETY: as above.
@@ -142,6 +142,8 @@ fn inspect(
     let key_heads = job.scores().extents.key_heads as i32;
     job.queue.fill(job.at(found), found.bytes, 0)?;
     let found = job.at(found);
+    let sequences = job.table(job.prepared.tables.sequences);
+    let count = job.prepared.rows.sequences.len() as i32;
     let moved = if pass == Pass::Jvp { ["tq", "tk", "tv"] } else { ["ddq", "ddk", "ddv"] };
     for name in ["q", "k", "v", "dout", "cot_o"].into_iter().chain(moved) {
         let Place { address, extents, .. } = job.place(name);
@@ -150,7 +152,19 @@ fn inspect(
         }
         let [batch, heads, rows, columns] = extents.map(|x| x as i32);
         let tensor = tensor(job, name);
-        let call = Inspected { tensor, found, batch, heads, key_heads, rows, columns };
+        let by_keys = i32::from(matches!(name, "k" | "v" | "ddk" | "ddv" | "tk" | "tv"));
+        let call = Inspected {
+            tensor,
+            found,
+            sequences,
+            batch,
+            heads,
+            key_heads,
+            rows,
+            columns,
+            count,
+            by_keys,
+        };
         let blocks = (extents[0] * extents[1] * extents[2]).div_ceil(TENSOR_THREADS as usize / 32);
         job.queue.launch(kernels.get("inspect")?, blocks as u64, (TENSOR_THREADS, 0), &call)?;
     }

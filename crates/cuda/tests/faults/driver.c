@@ -123,7 +123,7 @@ EXPORT Result cuCtxSetCurrent(void *context) {
 EXPORT Result cuStreamCreate(void **to, unsigned flags) {
     IN_CONTEXT;
     (void)flags;
-    *to = (void *)(intptr_t)++streams;
+    *to = (void *)(intptr_t)(4096 * ++streams); // 1 and 2 are default streams
     return 0;
 }
 EXPORT Result cuStreamDestroy_v2(void *stream) { IN_CONTEXT; (void)stream; streams--; return 0; }
@@ -242,9 +242,13 @@ EXPORT Result cuTensorMapEncodeTiled(
     const unsigned *box, const unsigned *steps, int interleave, int swizzle, int promotion, int fill
 ) {
     ANYWHERE; // computes on the host alone
-    (void)type, (void)extents, (void)strides, (void)box, (void)steps;
-    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
-    if ((uint64_t)map % 64 || (uint64_t)at % 16 || (rank != 5 && rank != 2)) return INVALID_VALUE;
+    (void)type, (void)interleave, (void)promotion, (void)fill;
+    if ((uint64_t)map % 64 || (uint64_t)at % 16 || rank < 1 || rank > 5) return INVALID_VALUE;
+    for (unsigned i = 0; i < rank; i++) {
+        if (!extents[i] || extents[i] > 1ull << 32 || !box[i] || box[i] > 256 || steps[i] != 1) return INVALID_VALUE;
+        if (i + 1 < rank && (strides[i] % 16 || strides[i] >= 1ull << 40)) return INVALID_VALUE;
+    }
+    if (swizzle == 3 && 2 * box[0] > 128) return INVALID_VALUE; // a row of 128 bytes
     memset(map, 0, 128);
     return 0;
 }

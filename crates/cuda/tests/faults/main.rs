@@ -4,11 +4,12 @@
 #![cfg(target_os = "linux")]
 
 mod archive;
+mod enqueue;
 mod fake;
 mod session;
 
 use etalon_cuda::{
-    Absent, Compiler, DeviceId, Options, Settings, Unit, Workspace, peak_gflops, probe,
+    Absent, Cache, Compiler, DeviceId, Options, Settings, Unit, Workspace, peak_gflops, probe,
 };
 use etalon_problem::{Dtype, Error, Pass};
 use fake::{Case, Fake, Part, alone, each};
@@ -29,10 +30,16 @@ fn refusal<T>(result: Result<T, Error>) -> String {
 /// A machine's reason not to be used, which `probe` and a workspace must agree on.
 fn absent_on(fake: &Fake) -> Absent {
     let absent = probe().unwrap_err();
-    assert_eq!(
-        Workspace::new().check(0),
-        Err(Error::Unsupported { what: "the tier cuda".to_string(), reason: absent.to_string() })
-    );
+    // Of a device whose compiler is missing the error says what it is.
+    let what = match absent {
+        Absent::NoNvrtc { .. }
+        | Absent::Nvrtc(_)
+        | Absent::OldNvrtc { .. }
+        | Absent::NewNvrtc { .. } => "the tier cuda on sm_90",
+        _ => "the tier cuda",
+    };
+    let expected = Error::Unsupported { what: what.to_string(), reason: absent.to_string() };
+    assert_eq!(Workspace::new().check(0), Err(expected));
     fake.fail(Part::Driver, "", 0, 0);
     absent
 }
@@ -170,7 +177,9 @@ fn no_compiler() {
         let settings = Settings { nvrtc: Some(fake.folder.clone()), ..Settings::default() };
         let found = refusal(Workspace::with(settings).check(0));
         let folder = fake.folder.display().to_string();
-        assert!(found.contains("nvidia-cuda-nvrtc") && found.contains(&folder), "{found}");
+        for part in ["sm_90", "nvidia-cuda-nvrtc", &folder] {
+            assert!(found.contains(part), "{part}: {found}");
+        }
     });
 }
 
@@ -220,6 +229,21 @@ fn a_compiler_that_fails() {
             let found = refusal(forward(&Workspace::new()));
             assert!(found.contains(&format!("{size} bytes that are no machine code")), "{found}");
         }
+    });
+}
+
+#[test]
+fn a_file_in_the_place_of_the_cache() {
+    alone("a_file_in_the_place_of_the_cache", |fake| {
+        let file = fake.folder.join("cache");
+        std::fs::write(&file, "no folder").unwrap();
+        // Within the file there is no folder, either.
+        for folder in [file.clone(), file.join("etalon")] {
+            let cache = Some(Cache::new(folder, 1 << 20));
+            let workspace = Workspace::with(Settings { cache, ..Settings::default() });
+            host_pass(&workspace, Pass::Forward, Dtype::F32, &Options::default()).unwrap();
+        }
+        assert_eq!(std::fs::read_to_string(&file).unwrap(), "no folder");
     });
 }
 
@@ -329,7 +353,10 @@ fn a_prepared_pass_ends_with_its_context() {
             for function in ["cuLaunchKernel", "cuPointerGetAttribute", "cuCtxGetCurrent"] {
                 let workspace = Workspace::new();
                 let pass = on_device.prepare(&workspace).unwrap();
-                on_device.enqueue(&pass).unwrap();
+                // An address is looked up once.
+                if function != "cuPointerGetAttribute" {
+                    on_device.enqueue(&pass).unwrap();
+                }
                 fake.fail(Part::Driver, function, 1, code);
                 for _ in 0..2 {
                     let found = on_device.enqueue(&pass);
@@ -342,6 +369,36 @@ fn a_prepared_pass_ends_with_its_context() {
                 // What was lost stays lost, whatever the driver says later.
                 assert!(matches!(on_device.enqueue(&pass), Err(Error::ContextLost { .. })));
                 assert!(matches!(workspace.check(0), Err(Error::ContextLost { .. })));
+            }
+        }
+    });
+}
+
+/// What every pass enqueues: kernels, and fills.
+const LAUNCHES: &str = include_str!("launches.txt");
+
+#[test]
+fn what_is_enqueued_neither_waits_nor_allocates() {
+    alone("what_is_enqueued_neither_waits_nor_allocates", |fake| {
+        let found = enqueue::launches(fake);
+        assert!(found == LAUNCHES, "launches.txt has other numbers than\n{found}");
+    });
+}
+
+#[test]
+fn memory_grows_no_faster_than_the_number_of_tokens() {
+    alone("memory_grows_no_faster_than_the_number_of_tokens", |_| {
+        // Beyond what fills the memory for partial sums, which is the same for any length.
+        let [small, large] = [1 << 14, 1 << 15].map(enqueue::bytes);
+        for ((name, small), (_, large)) in small.iter().zip(&large) {
+            for (what, small, large) in
+                [("scratch memory", small[0], large[0]), ("tables", small[1], large[1])]
+            {
+                // Rooms are rounded up to 256 bytes, and there are few.
+                assert!(
+                    large <= 2 * small + (1 << 14),
+                    "{name}: {what} of {small} and {large} bytes"
+                );
             }
         }
     });

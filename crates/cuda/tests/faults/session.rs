@@ -1,14 +1,16 @@
 //! What a program does with the tier, from its first call to its last.
 
+use crate::enqueue::{self, SCRATCH, Tensors};
 use crate::fake::Fake;
 use etalon_cuda::linear_cross_entropy::shard::{self, Dh, Shard};
+use etalon_cuda::linear_cross_entropy::{Filter, filtered_backward};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace,
-    peak_gflops, run_in, time,
+    lazy_attention, peak_gflops, run_in, time,
 };
 use etalon_problem::{
-    Attention, Dtype, Error, Extents, LinearCrossEntropy, Operand, Pass, Problem, Role, Sequences,
-    Stored, Views, ViewsMut,
+    Algorithm, Attention, Blocking, Dtype, Error, Extents, LazyAttention, LinearCrossEntropy,
+    Operand, Pass, Problem, Role, Sequences, Stored, Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, IxDyn};
@@ -26,12 +28,14 @@ pub fn problem() -> Problem {
 enum Host {
     Wide(&'static str, ArrayD<f32>),
     Narrow(&'static str, ArrayD<bf16>),
+    Whole(&'static str, ArrayD<i64>),
 }
 
 fn host(operand: &Operand, storage: Dtype) -> Host {
     let shape = IxDyn(&operand.shape);
     match Stored::of(operand.precision, storage) {
         Stored::Float(Dtype::Bf16) => Host::Narrow(operand.name, ArrayD::zeros(shape)),
+        Stored::Integer => Host::Whole(operand.name, ArrayD::zeros(shape)),
         _ => Host::Wide(operand.name, ArrayD::zeros(shape)),
     }
 }
@@ -40,17 +44,29 @@ fn views(given: &[Host]) -> Views<'_> {
     given.iter().fold(Views::new(), |all, x| match x {
         Host::Wide(name, x) => all.with(name, x),
         Host::Narrow(name, x) => all.with(name, x),
+        Host::Whole(name, x) => all.with(name, x),
     })
 }
 
-/// A pass over operands of the host, all of them.
+/// A pass of attention over operands of the host, all of them.
 pub fn host_pass(
     workspace: &Workspace,
     pass: Pass,
     storage: Dtype,
     options: &Options,
 ) -> Result<(), Error> {
-    let problem = problem();
+    of_host(&problem(), pass, storage, |inputs, outputs| {
+        run_in(workspace, &problem(), pass, inputs, outputs, options)
+    })
+}
+
+/// What is done with operands of the host, all of a pass.
+fn of_host(
+    problem: &Problem,
+    pass: Pass,
+    storage: Dtype,
+    run: impl FnOnce(&Views<'_>, &mut ViewsMut<'_>) -> Result<(), Error>,
+) -> Result<(), Error> {
     let operands = problem.operands(pass);
     let is_result = |x: &&Operand| x.role == Role::Output;
     let operands = operands.iter().filter(|x| x.role != Role::OptionalOutput);
@@ -61,26 +77,31 @@ pub fn host_pass(
     let mut outputs = results.iter_mut().fold(ViewsMut::new(), |all, x| match x {
         Host::Wide(name, x) => all.with(name, x),
         Host::Narrow(name, x) => all.with(name, x),
+        Host::Whole(name, x) => all.with(name, x),
     });
-    run_in(workspace, &problem, pass, &inputs, &mut outputs, options)
+    run(&inputs, &mut outputs)
 }
 
-/// Tensors of a device for forward passes of two problems, and scratch memory, at addresses that stay.
+/// What only the portable level does: a filtered backward pass, and statistics of lazy attention.
+fn tools(workspace: &Workspace, options: &Options) -> Result<(), Error> {
+    let entropy = LinearCrossEntropy::new(3, 8, 20);
+    of_host(&entropy.clone().into(), Pass::Backward, Dtype::F32, |inputs, outputs| {
+        let filter = Filter::Below { eps: 0.5 };
+        filtered_backward(workspace, &entropy, inputs, outputs, filter, options).map(|_| ())
+    })?;
+    let extents = Extents { batch: 1, query_heads: 2, key_heads: 1, queries: 3, keys: 4, dim: 8 };
+    let lazy = LazyAttention::new(extents);
+    of_host(&lazy.clone().into(), Pass::Forward, Dtype::F32, |inputs, _| {
+        lazy_attention::stats(workspace, &lazy, inputs, Blocking::new(2, 2), options).map(|_| ())
+    })
+}
+
+/// Passes over operands of a device, of several algorithms.
 pub struct OnDevice {
-    calls: [Tensors; 2],
-    scratch: u64,
-    shards: u64,
+    calls: Vec<Tensors>,
+    /// Operands of a shard's passes, and their scratch memory.
+    shards: [u64; 2],
 }
-
-/// Those of a problem.
-struct Tensors {
-    problem: Problem,
-    inputs: DeviceTensors<'static>,
-    outputs: DeviceTensors<'static>,
-}
-
-/// More than the scratch memory of these small passes.
-const SCRATCH: usize = 1 << 20;
 
 /// As much as the operands of a shard's passes.
 const SHARDS: usize = 32 << 10;
@@ -88,49 +109,29 @@ const SHARDS: usize = 32 << 10;
 impl OnDevice {
     /// On the first device; `elsewhere`: the operand that lies on another device.
     pub fn new(fake: &Fake, elsewhere: Option<&str>) -> OnDevice {
-        let tensor = |x: &Operand| {
-            let device = i32::from(elsewhere == Some(x.name));
-            let stored = Stored::of(x.precision, Dtype::Bf16);
-            let dense = DeviceTensor::dense(fake.memory(device, 8 * x.len()), &x.shape, stored);
-            (x.name, dense)
-        };
-        let tensors = |problem: Problem| {
-            let operands = problem.operands(Pass::Forward);
-            let of = |role: Role| {
-                let own = operands.iter().filter(|x| x.role == role).map(tensor);
-                own.fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x))
-            };
-            let (inputs, outputs) = (of(Role::Input), of(Role::Output));
-            Tensors { problem, inputs, outputs }
-        };
-        let device = i32::from(elsewhere == Some("scratch"));
+        let flash = Options { precision: Precision::Flash, ..Options::default() };
+        let linear = enqueue::problem(Algorithm::LinearAttention, 3);
+        let calls = [
+            (problem(), Pass::Forward),
+            // It has targets, which are integers.
+            (LinearCrossEntropy::new(3, 8, 20).into(), Pass::Backward),
+            (linear, Pass::Backward),
+            (enqueue::problem(Algorithm::LazyAttention, 3), Pass::Backward),
+        ];
+        let tensors =
+            |(problem, pass)| Tensors::new(fake, problem, (pass, Dtype::Bf16), flash, elsewhere);
         OnDevice {
-            // The other has targets, which are integers.
-            calls: [problem(), LinearCrossEntropy::new(3, 8, 20).into()].map(tensors),
-            scratch: fake.memory(device, SCRATCH),
-            shards: fake.memory(0, SHARDS),
+            calls: calls.into_iter().map(tensors).collect(),
+            shards: [SHARDS, SCRATCH].map(|bytes| fake.memory(0, bytes)),
         }
     }
 
     pub fn prepare(&self, workspace: &Workspace) -> Result<Vec<DevicePass>, Error> {
-        let options = Options { precision: Precision::Flash, ..Options::default() };
-        let prepare = |x: &Tensors| {
-            let pass = Pass::Forward;
-            let (inputs, outputs) = (&x.inputs, &x.outputs);
-            let pass = DevicePass::new(workspace, &x.problem, pass, inputs, outputs, &options)?;
-            assert!(pass.scratch_bytes() <= SCRATCH);
-            Ok(pass)
-        };
-        self.calls.iter().map(prepare).collect()
+        self.calls.iter().map(|x| x.prepare(workspace)).collect()
     }
 
     pub fn enqueue(&self, passes: &[DevicePass]) -> Result<(), Error> {
-        let stream = std::ptr::null_mut();
-        let enqueue = |(pass, x): (&DevicePass, &Tensors)| {
-            // SAFETY: the fake driver's default stream, and memory of it that stays.
-            unsafe { pass.enqueue(stream, &x.inputs, &x.outputs, self.scratch) }
-        };
-        passes.iter().zip(&self.calls).try_for_each(enqueue)
+        passes.iter().zip(&self.calls).try_for_each(|(pass, x)| x.enqueue(pass))
     }
 }
 
@@ -143,13 +144,16 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     let inputs = views(&given);
     let timing = time(workspace, &problem, Pass::Forward, &inputs, options, Duration::ZERO)?;
     assert_eq!(timing.device_ns.len(), 3);
+    assert!(timing.enqueue_ns.len() >= 3);
+    // The results of rows that belong to no sequence are filled beforehand.
+    assert_eq!((timing.launches, timing.fills), (1, 2));
     let peak = peak_gflops(workspace, 0, Unit::Ffma, Dtype::F32)?;
     assert!(peak > 0.0);
     Ok(())
 }
 
 /// A shard's passes over operands of the device, which lie at an address that has room for them.
-fn shards(workspace: &Workspace, at: u64, scratch: u64, options: &Options) -> Result<(), Error> {
+fn shards(workspace: &Workspace, [at, scratch]: [u64; 2], options: &Options) -> Result<(), Error> {
     let problem = LinearCrossEntropy::new(3, 4, 600);
     let (shard, all) = (Shard::new(&problem, 0..512)?, [0..512, 512..600]);
     let mut end = at;
@@ -217,7 +221,8 @@ pub fn session(workspace: &Workspace, on_device: &OnDevice) -> Result<(), Error>
     host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm80, ..flash })?;
     host_pass(workspace, Pass::Backward, Dtype::Bf16, &Options { level: Level::Sm90a, ..flash })?;
     let small = Options { memory_budget: 0, ..strict };
-    shards(workspace, on_device.shards, on_device.scratch, &small)?;
+    shards(workspace, on_device.shards, &small)?;
+    tools(workspace, &strict)?;
     timed(workspace, &strict)?;
     let pass = on_device.prepare(workspace)?;
     on_device.enqueue(&pass)
