@@ -145,6 +145,8 @@ impl Archive {
             | Family::TensorPeak => self.level.is_empty() || self.level.contains(&Level::Sm80),
             Family::HopperForward
             | Family::HopperBackward
+            | Family::HopperLazyForward
+            | Family::HopperLazyBackward
             | Family::HopperCrossEntropy
             | Family::HopperLinear
             | Family::HopperPeak => self.level.is_empty() || self.level.contains(&Level::Sm90a),

@@ -11,6 +11,10 @@ pub enum Family {
     Lazy,
     /// lazy_attention on tensor cores of any device.
     LazyTensor,
+    /// The forward pass of lazy_attention on the tensor cores of compute capability 9.0.
+    HopperLazyForward,
+    /// Its backward pass on them.
+    HopperLazyBackward,
     /// The first order of attention and attention_lse on tensor cores of any device.
     Tensor,
     /// Their backward pass on them, of wider operands.
@@ -49,11 +53,13 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 21] = [
+    pub const ALL: [Family; 23] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
         Family::LazyTensor,
+        Family::HopperLazyForward,
+        Family::HopperLazyBackward,
         Family::Tensor,
         Family::TensorWide,
         Family::TensorF32,
@@ -98,6 +104,7 @@ impl Family {
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("activity.cuh", include_str!("kernels/activity.cuh")),
                 ("lazy.cuh", include_str!("kernels/lazy.cuh")),
                 ("lazy.cu", include_str!("kernels/lazy.cu")),
             ],
@@ -108,10 +115,32 @@ impl Family {
                 ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
                 ("rows.cuh", include_str!("kernels/rows.cuh")),
+                ("activity.cuh", include_str!("kernels/activity.cuh")),
                 ("lazy.cuh", include_str!("kernels/lazy.cuh")),
                 ("lazy_sm80.cuh", include_str!("kernels/lazy_sm80.cuh")),
                 ("lazy_sm80_forward.cu", include_str!("kernels/lazy_sm80_forward.cu")),
                 ("lazy_sm80_backward.cu", include_str!("kernels/lazy_sm80_backward.cu")),
+            ],
+            Family::HopperLazyForward => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("hopper.cuh", include_str!("kernels/hopper.cuh")),
+                ("activity.cuh", include_str!("kernels/activity.cuh")),
+                ("sm90a_lazy.cuh", include_str!("kernels/sm90a_lazy.cuh")),
+                ("sm90a_lazy_feed.cuh", include_str!("kernels/sm90a_lazy_feed.cuh")),
+                ("sm90a_lazy_forward.cu", include_str!("kernels/sm90a_lazy_forward.cu")),
+            ],
+            Family::HopperLazyBackward => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("feed.cuh", include_str!("kernels/feed.cuh")),
+                ("wgmma.cuh", include_str!("kernels/wgmma.cuh")),
+                ("hopper.cuh", include_str!("kernels/hopper.cuh")),
+                ("activity.cuh", include_str!("kernels/activity.cuh")),
+                ("sm90a_lazy.cuh", include_str!("kernels/sm90a_lazy.cuh")),
+                ("sm90a_lazy_feed.cuh", include_str!("kernels/sm90a_lazy_feed.cuh")),
+                ("sm90a_lazy_queries.cu", include_str!("kernels/sm90a_lazy_queries.cu")),
+                ("sm90a_lazy_keys.cu", include_str!("kernels/sm90a_lazy_keys.cu")),
             ],
             Family::Tensor => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
@@ -265,6 +294,8 @@ impl Family {
         match self {
             Family::HopperForward
             | Family::HopperBackward
+            | Family::HopperLazyForward
+            | Family::HopperLazyBackward
             | Family::HopperCrossEntropy
             | Family::HopperLinear
             | Family::HopperPeak => ((major, minor) == (9, 0)).then(|| "sm_90a".to_string()),
@@ -277,6 +308,8 @@ impl Family {
         match self {
             Family::HopperForward
             | Family::HopperBackward
+            | Family::HopperLazyForward
+            | Family::HopperLazyBackward
             | Family::HopperCrossEntropy
             | Family::HopperLinear
             | Family::HopperPeak => &["sm_90a"],

@@ -127,7 +127,7 @@ fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
         Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
         Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
         Algorithm::AttentionLse => pass == Pass::Forward,
-        Algorithm::LazyAttention => false,
+        Algorithm::LazyAttention => matches!(pass, Pass::Forward | Pass::Backward),
     }
 }
 

@@ -82,6 +82,29 @@ impl Variant {
         }
     }
 
+    /// Its forward pass, or its backward pass, for compute capability 9.0, of operands with so many columns: 64 or
+    /// 128. `listed`: sequences are not those of the arrays.
+    pub fn hopper_lazy(storage: Dtype, columns: usize, listed: bool, backward: bool) -> Self {
+        let families = [Family::HopperLazyForward, Family::HopperLazyBackward];
+        Variant {
+            family: families[usize::from(backward)],
+            defines: vec![
+                ("STORAGE", number(storage)),
+                ("D", columns.to_string()),
+                ("LENGTHS", if listed { "2" } else { "0" }.to_string()),
+            ],
+        }
+    }
+
+    /// The warpgroups of one of its kernels: 64 queries each.
+    pub(crate) fn lazy_groups(&self, kernel: &str) -> usize {
+        match kernel {
+            "scores" => 3,
+            "values" | "sums" if self.define("D") == 64 => 3,
+            _ => 2,
+        }
+    }
+
     fn ffma(
         family: Family,
         storage: Dtype,
@@ -218,6 +241,8 @@ impl Variant {
             Family::TensorWide => &["queries", "keys", "values"],
             Family::TensorSecond => &["inspect", "tangents", "queries", "keys"],
             Family::HopperForward => &["forward"],
+            Family::HopperLazyForward => &["scores", "values", "sums"],
+            Family::HopperLazyBackward => &["queries", "keys"],
             Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
             Family::Linear if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
@@ -321,7 +346,10 @@ impl Variant {
             | Family::Peak
             | Family::TensorPeak
             | Family::HopperPeak => true,
-            Family::HopperForward | Family::HopperBackward => dim <= self.define("D"),
+            Family::HopperForward
+            | Family::HopperBackward
+            | Family::HopperLazyForward
+            | Family::HopperLazyBackward => dim <= self.define("D"),
             Family::Linear | Family::LinearSecond | Family::LinearTensor => {
                 width(dim) == self.define("CW")
             }
@@ -441,6 +469,21 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256
         }
+        // q; k and its bias in two stages, and v; the largest scores of rows by stripe, or o; barriers.
+        (Family::HopperLazyForward, _) => {
+            let queries = 64 * variant.lazy_groups(kernel);
+            let out = match kernel {
+                "scores" => 128 * queries,
+                _ => 2 * rows(128) + rows(queries),
+            };
+            1024 + rows(queries) + 2 * rows(128) + out + 8 * (queries + 128) + 88
+        }
+        // k and v; q, dout, their numbers and bias in three stages; sums of diagonals; barriers.
+        (Family::HopperLazyBackward, "keys") => {
+            1024 + 2 * rows(128) + 3 * (2 * rows(64) + 1024 + 768) + 16 * (32 * 72 + 64) + 84
+        }
+        // q and dout; k and its bias, and v, in two stages; barriers.
+        (Family::HopperLazyBackward, _) => 1024 + 6 * rows(128) + 8 * (128 + 128) + 88,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         (Family::HopperBackward, "keys") => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112,
         // q, dout, dq; k and v in two stages; barriers.

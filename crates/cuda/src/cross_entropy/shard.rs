@@ -247,7 +247,7 @@ impl Walk<'_, '_, '_> {
             let dh = self.own.prepared.parts.part("dh").filter(|part| part.wanted);
             return dh.map_or(Ok(()), |part| {
                 let bytes = part.bytes * part.operand.len();
-                self.job.queue.fill(self.job.place_of(part).address, bytes, 0)
+                self.job.queue.fill(self.job.address("dh"), bytes, 0)
             });
         }
         self.finish()?;

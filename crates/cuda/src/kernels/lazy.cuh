@@ -1,8 +1,6 @@
 // What a row and a pair of lazy attention take part with. Equations: docs/lazy_attention.md.
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
-struct Numbers { float offset, share, delta, sum; };  // of a row: τ/n, 1/n, Δ - dlse, (1/n) Σ a g; 0 where it sees nothing
-
 struct Lazy {
   Call c;                   // without bias, softcap and sinks
   Tensor pv;                // f32: Σ a P v (E47); where there is one, `values` writes it in place of o
@@ -17,8 +15,7 @@ struct Lazy {
   int windowed;             // tasks by keys
 };
 
-// Tiles of keys in at most 32 stripes of as many tiles each.
-constexpr int STRIPES = 32;
+// Tiles of keys in stripes of as many tiles each.
 DEV int stripe_of(const Sequence& s, int key) {
   int tiles = (s.keys + SIDE - 1) / SIDE;
   return key / SIDE / ((tiles + STRIPES - 1) / STRIPES);
@@ -66,14 +63,3 @@ DEV Rows query_rows(const Tensor& x, const Head& head, int row) {
 DEV Rows key_rows(const Tensor& x, const Head& head, int key) {
   return rows_of(x, head.s.batch, head.key_head, head.s.key_start + key, head.s.key_start + head.s.keys);
 }
-
-// e before its cut at 0, and whether the pair is active (E5): NaN is, so that it shows. Every kernel decides with the same
-// bits of S, lse and τ/n.
-DEV float raised(float p, float offset) { return __fadd_rn(p, offset); }
-DEV bool is_active(float p, float offset) { return !(raised(p, offset) <= 0); }
-// Whether a pair with a score of at most `top` may be active: `weight` need not be monotone, but its errors are below the guard.
-DEV bool may_be_active(float top, float lse, float offset) {
-  return top != -INF && is_active(fmaf(weight(top, lse), 1 + 0x1p-20f, 0x1p-125f), offset);
-}
-// What a row knows when its keys are counted.
-DEV Numbers counted(float tau, int n) { return {n ? __fdiv_rn(tau, n) : 0, n ? __fdiv_rn(1, n) : 0, 0, 0}; }

@@ -19,7 +19,7 @@ use etalon_problem::{Dtype, Error, Extents, Pass, Sequences};
 use std::sync::Arc;
 
 /// The architecture of the kernels.
-const ARCHITECTURE: &str = "sm_90a";
+pub(super) const ARCHITECTURE: &str = "sm_90a";
 
 /// How these kernels compute a pass, and where they keep what they need.
 #[derive(Debug)]
@@ -27,7 +27,7 @@ pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
     width: usize,
     window: Window,
-    variant: Hopper,
+    pub(super) variant: Hopper,
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
@@ -124,9 +124,26 @@ impl Plan {
         finite: bool,
         layout: &mut Layout,
     ) -> Result<(), Error> {
-        let e = &prepared.scores.extents;
         let backward = prepared.pass == Pass::Backward;
         self.guarded = backward && !finite;
+        self.reserve_operands(prepared, layout)?;
+        if backward {
+            let numbers = self.stat_rows(&prepared.scores.extents);
+            (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
+        }
+        let key_heads = prepared.scores.extents.key_heads;
+        let groups = if backward { prepared.rows.sequences.len() * key_heads } else { 0 };
+        self.found = layout.room(4 * (3 + groups))?;
+        Ok(())
+    }
+
+    /// Takes rooms for copies of operands.
+    pub(super) fn reserve_operands(
+        &mut self,
+        prepared: &Prepared<'_>,
+        layout: &mut Layout,
+    ) -> Result<(), Error> {
+        let e = &prepared.scores.extents;
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
             // o and lse are computed together, and so are dk and dv.
@@ -152,12 +169,6 @@ impl Plan {
             };
             self.wide.push(Wide { name, copy, clean });
         }
-        if backward {
-            let numbers = self.stat_rows(e);
-            (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
-        }
-        let groups = if backward { prepared.rows.sequences.len() * e.key_heads } else { 0 };
-        self.found = layout.room(4 * (3 + groups))?;
         Ok(())
     }
 
@@ -209,7 +220,7 @@ impl Plan {
     }
 
     /// Where the tensor cores find an operand.
-    fn place(&self, job: &Job<'_>, name: &str) -> Place {
+    pub(super) fn place(&self, job: &Job<'_>, name: &str) -> Place {
         match self.find(name).and_then(|wide| wide.copy) {
             Some(room) => self.in_room(job, name, room),
             None => job.place(name),
@@ -225,7 +236,7 @@ impl Plan {
     }
 
     /// Puts 0 into the copies of a result in which kernels leave rows of no sequence out.
-    fn clear(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
+    pub(super) fn clear(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
         let Some(wide) = self.find(name).filter(|_| self.variant.lengths == Lengths::Listed) else {
             return Ok(());
         };
@@ -234,7 +245,7 @@ impl Plan {
     }
 
     /// Copies an operand to its wide copy, if it has one. The columns beyond are 0.
-    fn widen(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
+    pub(super) fn widen(&self, job: &Job<'_>, name: &str) -> Result<(), Error> {
         let (from, to) = (job.place(name), self.place(job, name));
         if from == to {
             return Ok(());
@@ -243,7 +254,7 @@ impl Plan {
     }
 
     /// Copies a wide copy, if there is one, to its operand.
-    fn narrow(&self, job: &Job<'_>, name: &str, when: When) -> Result<(), Error> {
+    pub(super) fn narrow(&self, job: &Job<'_>, name: &str, when: When) -> Result<(), Error> {
         let (from, to) = (self.place(job, name), job.place(name));
         if from == to || to.address == 0 {
             return Ok(());
@@ -268,11 +279,21 @@ fn padded(queries: usize) -> usize {
 }
 
 /// The copy engine's map of a tensor of whole columns.
-fn map_of(job: &Job<'_>, plan: &Plan, place: Place, rows: u32) -> Result<TensorMap, Error> {
-    tensor_map(job.queue.device, plan.storage, place, rows)
+pub(super) fn map_of(
+    job: &Job<'_>,
+    plan: &Plan,
+    place: Place,
+    rows: u32,
+) -> Result<TensorMap, Error> {
+    tensor_map(job.queue.device, plan.storage, place, rows, false)
 }
 
-fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
+/// The same in boxes of 64 rows and 64 columns.
+pub(super) fn panel_map_of(job: &Job<'_>, plan: &Plan, place: Place) -> Result<TensorMap, Error> {
+    tensor_map(job.queue.device, plan.storage, place, 64, true)
+}
+
+pub(super) fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
     let e = &job.scores().extents;
     Shape {
         batch: e.batch as i32,
@@ -292,7 +313,7 @@ fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape {
 }
 
 /// The tables of packed sequences.
-fn packed(job: &Job<'_>, plan: &Plan) -> Packed {
+pub(super) fn packed(job: &Job<'_>, plan: &Plan) -> Packed {
     let (rows, tables) = (&job.prepared.rows, &job.prepared.tables);
     match plan.variant.lengths {
         Lengths::Listed => Packed {
@@ -314,7 +335,7 @@ fn options(job: &Job<'_>) -> Scored {
 }
 
 /// The key heads whose k and v share so many bytes of the L2 cache.
-fn heads_in(bytes: usize, job: &Job<'_>, plan: &Plan) -> usize {
+pub(super) fn heads_in(bytes: usize, job: &Job<'_>, plan: &Plan) -> usize {
     (bytes / (4 * job.scores().extents.keys * plan.width)).max(1)
 }
 

@@ -7,12 +7,14 @@ use crate::tensor_map::{Boxed, TensorMap};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error};
 
-/// The copy engine's map of a tensor of whole columns, 64 or 128 of them, in boxes of so many rows.
+/// The copy engine's map of a tensor of whole columns, 64 or 128 of them, in boxes of so many rows and of 64 columns
+/// or all.
 pub(crate) fn tensor_map(
     device: &Device,
     storage: Dtype,
     place: Place,
     rows: u32,
+    narrow: bool,
 ) -> Result<TensorMap, Error> {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
     // The stride of an axis of extent 1 is not walked, but must be one.
@@ -25,7 +27,7 @@ pub(crate) fn tensor_map(
         address: place.address,
         extents: [64, length, width / 64, heads, batch],
         strides: [rows_apart, 128, heads_apart, own(0, 2 * width * length * heads), 0],
-        extents_of_box: [64, rows, width as u32 / 64, 1, 1],
+        extents_of_box: [64, rows, if narrow { 1 } else { width as u32 / 64 }, 1, 1],
     };
     boxed.map(device, storage)
 }

@@ -5,6 +5,7 @@ use crate::gpu::Kernels;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
+use crate::softmax::hopper_lazy::{Kept, LazyPlan};
 use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
 use crate::softmax::prepared::Prepared;
 use crate::variant::{self, shared_bytes, width};
@@ -123,7 +124,10 @@ unsafe impl DeviceRepr for Measure {}
 pub(crate) struct Passes<'a> {
     job: &'a Job<'a>,
     memory: &'a Memory,
+    bias: Option<DistanceBias>,
     kernels: &'a Kernels,
+    /// Those of the level sm90a, where the pass was prepared with them.
+    hopper: Option<&'a LazyPlan>,
     call: Lazy,
 }
 
@@ -132,9 +136,10 @@ impl<'a> Passes<'a> {
         job: &'a Job<'a>,
         memory: &'a Memory,
         bias: Option<DistanceBias>,
+        hopper: Option<&'a LazyPlan>,
     ) -> Result<Self, Error> {
         let kernels = job.prepared.portable.as_deref().ok_or_else(|| absent("lazy_attention"))?;
-        Ok(Passes { job, memory, kernels, call: Lazy::new(job, memory, bias) })
+        Ok(Passes { job, memory, bias, kernels, hopper, call: Lazy::new(job, memory, bias) })
     }
 
     fn threads(&self) -> u32 {
@@ -172,13 +177,28 @@ impl<'a> Passes<'a> {
         self.launch("inspect", heads * each, self.call)
     }
 
+    /// What the kernels of sm90a are told of the memory that all levels share.
+    fn kept(&self) -> Kept {
+        let wanted = self.job.address("dbias") != 0;
+        let windows = if wanted { self.job.at(self.memory.windows) } else { 0 };
+        let Lazy { numbers, odd, reach, .. } = self.call;
+        Kept { numbers, odd, windows, reach }
+    }
+
     /// lse, the numbers of every row, and the stripes that may hold an active pair.
     fn scores(&self) -> Result<(), Error> {
+        if let Some(plan) = self.hopper {
+            return plan.scores(self.job, self.bias, self.kept());
+        }
         self.walk("scores", self.by_queries(), self.call)
     }
 
     /// lse, and those of o and Σ a P v that have places.
     pub fn forward(&self) -> Result<(), Error> {
+        if let Some(plan) = self.hopper {
+            self.inspect()?;
+            return plan.forward(self.job, self.bias, self.kept());
+        }
         let tensor_cores = self.job.prepared.tensor.is_some();
         if tensor_cores {
             self.inspect()?;
@@ -218,6 +238,14 @@ impl<'a> Passes<'a> {
             true => self.launch("counts", self.by_queries(), self.call)?,
             false => self.scores()?,
         }
+        if let Some(plan) = self.hopper {
+            if wants("dbias") {
+                let room = self.memory.windows;
+                self.job.queue.fill(self.job.at(room), room.bytes, 0)?;
+            }
+            plan.backward(self.job, self.bias, self.kept())?;
+            return self.sums();
+        }
         if ["dq", "dk", "dbias", "dtau"].into_iter().any(wants) {
             let dims = if wants("dq") { self.job.scores().extents.dim } else { 0 };
             if prepared.tensor.is_some() {
@@ -230,6 +258,12 @@ impl<'a> Passes<'a> {
             }
         }
         self.keys()?;
+        self.sums()
+    }
+
+    /// dbias and dtau, of what the kernels before left for them.
+    fn sums(&self) -> Result<(), Error> {
+        let wants = |name: &str| self.job.address(name) != 0;
         if wants("dbias") {
             let groups = (self.call.width as usize).div_ceil(32);
             let windows = self.job.at(self.memory.windows);

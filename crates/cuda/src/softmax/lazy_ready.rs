@@ -1,12 +1,13 @@
 //! Passes of lazy_attention, and its statistics.
 
 use crate::job;
-use crate::options::Options;
+use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
+use crate::softmax::hopper_lazy::LazyPlan;
 use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
 use crate::variant::Variant;
@@ -20,6 +21,7 @@ pub(crate) struct LazyReady<'a> {
     prepared: Prepared<'a>,
     bias: Option<DistanceBias>,
     memory: Memory,
+    plan: Option<LazyPlan>,
     scratch_bytes: usize,
 }
 
@@ -38,22 +40,30 @@ impl<'a> LazyReady<'a> {
         let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
         let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
         let has_options = bias.is_some() || prepared.rows.allowed.is_some();
-        let tensor_cores = on_tensor_cores(&prepared, options)?;
+        let mut plan = match choose(&prepared, options)? {
+            Way::Hopper(plan) => Some(*plan),
+            Way::Tensor => {
+                let (storage, whole) = (prepared.storage, prepared.has_whole_rows());
+                let variant = Variant::lazy_tensor(storage, dim, value_dim, has_options, whole);
+                prepared.tensor = Some(prepared.load(variant)?);
+                None
+            }
+            Way::Portable => None,
+        };
+        if let Some(plan) = &mut plan {
+            plan.reserve(&prepared, &mut layout)?;
+            plan.load(&prepared)?;
+        }
         let own = Variant::lazy(prepared.storage, dim, value_dim, has_options);
         prepared.portable = Some(prepared.load(own)?.0);
-        if tensor_cores {
-            let (storage, whole) = (prepared.storage, prepared.has_whole_rows());
-            let variant = Variant::lazy_tensor(storage, dim, value_dim, has_options, whole);
-            prepared.tensor = Some(prepared.load(variant)?);
-        }
-        let fills = prepared.leaves_rows();
+        let fills = prepared.leaves_rows() || plan.is_some();
         prepared.parts.load_moves(fills)?;
-        Ok(LazyReady { prepared, bias, memory, scratch_bytes: layout.bytes() })
+        Ok(LazyReady { prepared, bias, memory, plan, scratch_bytes: layout.bytes() })
     }
 
     fn owned(self) -> LazyReady<'static> {
-        let LazyReady { prepared, bias, memory, scratch_bytes } = self;
-        LazyReady { prepared: prepared.into_owned(), bias, memory, scratch_bytes }
+        let LazyReady { prepared, bias, memory, plan, scratch_bytes } = self;
+        LazyReady { prepared: prepared.into_owned(), bias, memory, plan, scratch_bytes }
     }
 }
 
@@ -83,7 +93,7 @@ impl ready::Ready for LazyReady<'_> {
         if self.prepared.leaves_rows() {
             job.fill_results()?;
         }
-        let passes = Passes::new(job, &self.memory, self.bias)?;
+        let passes = Passes::new(job, &self.memory, self.bias, self.plan.as_ref())?;
         match self.prepared.pass {
             Pass::Backward => passes.backward(),
             _ => passes.forward(),
@@ -146,20 +156,41 @@ impl ready::Ready for LazyStats<'_> {
         }
         let LazyReady { prepared, bias, memory, .. } = &self.pass;
         let job: &Job<'_> = &job.of(prepared);
-        Passes::new(job, memory, *bias)?.measure(at, self.tile)
+        Passes::new(job, memory, *bias, None)?.measure(at, self.tile)
     }
 }
 
-/// Whether the level sm80 computes the pass. Fails where the level that is asked for cannot.
-fn on_tensor_cores(prepared: &Prepared<'_>, options: &Options) -> Result<bool, Error> {
+/// Whose kernels compute a pass.
+enum Way {
+    Portable,
+    Tensor,
+    Hopper(Box<LazyPlan>),
+}
+
+/// Fails where the level that is asked for cannot compute the pass.
+fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
+    let flash = options.precision.refuses_tensor_cores().map_or(Ok(()), Err);
+    let tensor = || flash.and_then(|()| refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
+    let hopper =
+        || flash.and_then(|()| LazyPlan::new(prepared).map(|plan| Way::Hopper(Box::new(plan))));
+    let way = match options.level {
+        Level::Portable => Ok(Way::Portable),
+        Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
+        Level::Sm80 | Level::Sm80Narrow => tensor(),
+        Level::Sm90a | Level::Sm90aSegments => hopper(),
+    };
+    way.map_err(|reason| options.level.refusal(reason))
+}
+
+/// Why the kernels of the level sm80 cannot compute a pass, if so.
+fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
     let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
-    let refused = || match prepared.storage {
+    match prepared.storage {
         Dtype::Bf16 | Dtype::F16 if dim > 128 => Some("dim must be at most 128 for sm80"),
         Dtype::Bf16 | Dtype::F16 if prepared.pass == Pass::Backward && value_dim > 128 => {
             Some("value_dim must be at most 128 for the backward pass of sm80")
         }
         Dtype::Bf16 | Dtype::F16 => None,
         _ => Some("its tensor cores multiply bf16 and f16"),
-    };
-    options.level.takes_tensor_cores(options.precision.refuses_tensor_cores().or_else(refused))
+    }
 }

@@ -2,6 +2,7 @@
 
 mod hopper;
 mod hopper_call;
+mod hopper_lazy;
 mod lazy;
 mod lazy_ready;
 mod mend;

@@ -191,7 +191,7 @@ fn compute(
 ) -> Result<(), Error> {
     let placed = Placed::of(held, ready, inputs, Some(outputs))?;
     placed.enqueue()?;
-    placed.queue().finish()?;
+    placed.queue()?.finish()?;
     placed.read(outputs)?;
     placed.finish();
     Ok(())

@@ -1,0 +1,183 @@
+// What the kernels of lazy_attention for sm_90a share: work tiles, scores with the bias by distance (E1), (E2), which pairs a
+// row sees, and numbers that are not finite. Every kernel takes the same bits of S, lse and τ/n, and so decides alike.
+//
+// Compile-time: STORAGE (1|2), D (64|128): D and E, rounded up; LENGTHS (2: sequences are listed; 0: all are those of the arrays).
+constexpr int KEYS = 128, SIDE = 64;  // keys of a block; rows of the host's tiles
+constexpr u32 PANEL = KEYS * 128, KV_BYTES = KEYS * D * 2;
+
+struct Wide {  // f32, [batch, head, row, column]: strides in elements; data is 0 where there is none
+  float* data;
+  i64 batch, head, row;
+};
+struct Call {
+  TensorMap q, k, v, o, dout, dq, dk, dv;
+  Elements q_rows, k_rows, v_rows, o_rows, dout_rows, dq_rows, dk_rows, dv_rows;  // as the maps say
+  Wide pv;                                  // Σ a P v (E47)
+  float* lse;
+  const float* dlse;                        // 0: none
+  float* windows;                           // [tasks by keys, heads, reach]: what each adds to dbias; 0: not wanted
+  const float *bias, *tau;                  // [heads, width] and [heads]; no bias: 0
+  Numbers* numbers;                         // [batch, heads, queries]
+  u32* active;                              // which stripes of keys may hold an active pair: forward of every 16 rows of a head, backward of 64
+  const u32* odd;                           // not 0: some operand holds a number that is not finite
+  u32* counter;                             // of tiles, 0 between launches
+  int width, bottom;                        // W; whether distances are counted from the last query and key
+  int columns, reach;                       // E; how many distances occur below W
+  int tiles;                                // of keys
+  int means, wants_dq, wants_dk, wants_dv;  // whether Δ and Σ a g are; and which gradients
+  Shape shape;
+  Packed packed;
+};
+
+// ---- work tiles ------------------------------------------------------------------------------------------------------
+// A work tile is a block of 64·GROUPS queries, a query head, and a batch element or a listed sequence. Blocks draw tiles from a
+// counter, those that see most keys first within groups of heads whose k and v fit the L2; no tile depends on another.
+struct Work { int block, head, batch; };
+template <int GROUPS> DEV int tiles_of(const Call& c) {
+  constexpr int ROWS = 64 * GROUPS;
+  return PACKED ? c.packed.tasks * c.shape.heads : (c.shape.queries + ROWS - 1) / ROWS * c.shape.heads * c.shape.batch;
+}
+// Those of listed sequences are the host's tasks, of 64 rows: a negative block belongs to the tile before.
+template <int GROUPS, bool WARP> DEV Work work(int t, const Call& c) {
+  constexpr int ROWS = 64 * GROUPS;
+  const Shape& s = c.shape;
+  if (PACKED) {
+    Task task = c.packed.by_queries[c.packed.tasks - 1 - t / s.heads];
+    if (WARP) task.row_tile = __shfl_sync(~0u, task.row_tile, 0), task.first = __shfl_sync(~0u, task.first, 0);
+    return {task.row_tile % GROUPS ? -1 : task.row_tile / GROUPS, t % s.heads, task.first};
+  }
+  int blocks = (s.queries + ROWS - 1) / ROWS, all = s.batch * s.heads;
+  int per_group = s.heads_per_group * blocks, g = t / per_group, r = t - g * per_group;
+  int first = g * s.heads_per_group, width = min(s.heads_per_group, all - first);
+  int b = r / width, h = first + (r - b * width);
+  return {blocks - 1 - b, h % s.heads, h / s.heads};
+}
+// Extents of a sequence; its tiles follow those of the sequences before.
+template <bool WARP> DEV Own sequence_of(const Call& c, int number) {
+  Own s = of_batch<WARP>(c.shape, c.packed, number);
+  if (!PACKED) s.tile = number * ((c.shape.queries + SIDE - 1) / SIDE);
+  return s;
+}
+// Key blocks of a query block: those from `begin` to before `end`; those before `closed` and from `open` on hide a pair.
+struct Blocks { int begin, closed, open, end; };
+template <int GROUPS> DEV Blocks key_blocks(int block, const Own& s) {
+  constexpr int ROWS = 64 * GROUPS;
+  int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
+  int begin = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
+  if (end <= begin) return {0, 0, 0, 0};
+  Blocks b;
+  b.begin = begin / KEYS, b.end = (end + KEYS - 1) / KEYS;
+  b.open = min(b.end, max(b.begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
+  b.closed = min(b.open, max(b.begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
+  return b;
+}
+// The keys that a row sees.
+DEV int first_key(int row, const Own& s) { return max(0, row + s.offset - s.left); }
+DEV int end_key(int row, const Own& s) { return min(s.keys, row + s.offset + s.right + 1); }
+// Blocks of keys in at most 32 stripes of as many blocks each.
+DEV int stripe_blocks(const Own& s) { return ((s.keys + KEYS - 1) / KEYS + STRIPES - 1) / STRIPES; }
+DEV i64 row_at(const Call& c, const Own& s, int head, int row) {
+  return ((i64)s.batch * c.shape.heads + head) * c.shape.queries + s.query_start + row;
+}
+
+// ---- scores ----------------------------------------------------------------------------------------------------------
+// The distance of the first query of some rows and the first key of a block; whether some pair of them has a bias.
+DEV int distance_of(const Call& c, const Own& s, int row, int key) { return row + (c.bottom ? s.keys - s.queries : 0) - key; }
+DEV bool is_near(const Call& c, int distance, int rows) { return c.bias && distance + rows > 0 && distance - KEYS < c.width; }
+// The bias of such a block, that of query i and key j of it at KEYS - 1 + i - j; 0 where there is none. For a warp.
+template <int ROWS> DEV void put_bias(float* to, const Call& c, int head, int distance) {
+  if (!is_near(c, distance, ROWS)) return;
+  const float* from = c.bias + (i64)head * c.width;
+  const int first = distance - (KEYS - 1) + (int)lane_id();
+#pragma unroll
+  for (int t = 0; t < (ROWS + KEYS) / 32; t++) {
+    const u32 d = first + 32 * t;
+    to[32 * t + lane_id()] = d < (u32)c.width ? from[d] : 0;
+  }
+}
+// S (E1), (E2) from products of 64 queries and a block of keys, rounded once: a bias of 0 changes no bit. `bias`: that of this
+// thread's first row and column.
+DEV void score(float (&s)[KEYS / 2], float scale, bool near, const float* bias) {
+  if (!near) {
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(scale, s[i]);
+    return;
+  }
+#pragma unroll
+  for (int d = 1; d > -KEYS / 8; d--)  // pairs on a diagonal of the thread's groups of 8 share their bias
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const float b = bias[8 * d - e];
+      if (d <= 0) s[-4 * d + e] = __fmaf_rn(scale, s[-4 * d + e], b);
+      if (1 - d < KEYS / 8) s[4 * (1 - d) + 2 + e] = __fmaf_rn(scale, s[4 * (1 - d) + 2 + e], b);
+    }
+}
+// Puts -inf where a row does not see a key.
+DEV void hide(float (&s)[KEYS / 2], const int (&begin)[2], const int (&end)[2], int key) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    const int from = key + 2 * (lane_id() & 3), first = begin[r] - from, last = end[r] - from;
+#pragma unroll
+    for (int j = 0; j < KEYS / 8; j++)
+#pragma unroll
+      for (int e = 0; e < 2; e++)
+        if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
+  }
+}
+template <int ROWS> DEV void issue_scores(float (&s)[KEYS / 2], u32 q, u32 k) {  // s = q·kᵀ
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    Mma<KEYS>::ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
+}
+// What is subtracted of scores: that of a row that sees nothing is any finite number.
+DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }
+
+// A pair in the storage type, 0 in place of what is below; NaN stays.
+DEV u32 pack_above(float low, float high) { u32 r; asm("cvt.rn.relu." TYPE "x2.f32 %0, %1, %2;" : "=r"(r) : "f"(high), "f"(low)); return r; }
+
+// ---- numbers that are not finite -------------------------------------------------------------------------------------
+// A factor of 0 adds nothing, whatever it multiplies, but 0·inf is NaN. Where `odd` says that some number is not finite, those in
+// a tile that is multiplied by factors are 0, and what they add to the pairs that see them follows at the end.
+constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
+// Puts 0 in place of such numbers in a tile in shared memory: a part of it for each of so many threads.
+DEV void clear_odd(u32 tile, u32 bytes, int thread, int threads) {
+#pragma unroll 1
+  for (int i = thread; i < int(bytes / 4); i += threads) {
+    u32 x = load_word(tile + 4 * i), keep = ((x & 0x7fff) < TOP ? 0xffff : 0) | ((x >> 16 & 0x7fff) < TOP ? 0xffff0000 : 0);
+    if (keep != ~0u) asm volatile("st.shared.u32 [%0], %1;" ::"r"(tile + 4 * i), "r"(x & keep) : "memory");
+  }
+}
+// Whether a row holds one: every lane of a warp asks for the same row.
+DEV bool is_odd(const u16* x) {
+  bool odd = false;
+#pragma unroll
+  for (int e = 0; e < D / 32; e++) odd |= (x[32 * e + lane_id()] & 0x7fff) >= TOP;
+  return __any_sync(~0u, odd);
+}
+// The product of two rows: the four lanes that share a row of an accumulator ask for the same.
+DEV float product_of(const u16* x, const u16* y) {
+  float sum = 0;
+#pragma unroll 1
+  for (int e = lane_id() & 3; e < D; e += 4) sum = fmaf(read(x[e]), read(y[e]), sum);
+  sum += __shfl_xor_sync(~0u, sum, 1);
+  return sum + __shfl_xor_sync(~0u, sum, 2);
+}
+// S of a single pair, as `score`; -inf if it is not visible.
+DEV float score_alone(const Call& c, const Own& s, int head, int i, int j) {
+  const u16 *q = c.q_rows.at(s.batch, head, s.query_start + i), *k = c.k_rows.at(s.batch, head / (s.heads / s.key_heads), s.key_start + j);
+  const u32 d = distance_of(c, s, i, j);
+  const float x = __fmaf_rn(c.shape.scale, product_of(q, k), c.bias && d < (u32)c.width ? c.bias[(i64)head * c.width + d] : 0);
+  return j >= first_key(i, s) && j < end_key(i, s) ? x : -INF;
+}
+// Adds factor[r]·x to the rows that see it, the numbers of x that are not finite alone.
+DEV void add_odd(float (&sum)[D / 2], const float (&factor)[2], const bool (&seen)[2], const u16* x) {
+#pragma unroll
+  for (int j = 0; j < D / 8; j++)
+#pragma unroll
+    for (int e = 0; e < 2; e++) {
+      const float y = read(x[8 * j + 2 * (lane_id() & 3) + e]);
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        if (seen[r] && !(fabsf(y) < INF)) sum[4 * j + 2 * r + e] = fmaf(factor[r], y, sum[4 * j + 2 * r + e]);
+    }
+}

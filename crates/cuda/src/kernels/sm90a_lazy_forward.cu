@@ -1,0 +1,294 @@
+// lazy_attention forward for sm_90a, of 16-bit operands in f32 sums, with e rounded to the storage type before it is multiplied.
+//
+//   scores    a tile is 192 queries of one head and walks the keys: lse, n, and the largest score of each row in each stripe of
+//             keys, which tells the stripes that may hold an active pair of 16 rows                   (E1)–(E3), (E18)
+//   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys in which one of them may attend to a key: S
+//             again, e, o += e·v                                                                       (E4)–(E6)
+//   sums      the same with P in place of e: Σ a P v, in f32                                           (E47)
+//
+// A warpgroup has 64 rows; while one waits for its products the others take exponentials.
+
+// ---- lse, n and stripes ------------------------------------------------------------------------------------------------
+constexpr int SCORE_GROUPS = 3;
+using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
+
+struct Maxima {  // of the two rows of this thread
+  float m[2] = {-INF, -INF}, l[2] = {0, 0}, top[2];
+  int seen[2] = {0, 0};
+};
+// Takes the scores of a block: maxima, those of the stripe among them, and the sums of weights.
+DEV void take(const float (&s)[KEYS / 2], Maxima& rows, bool counts) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float top = s[2 * r], other = s[2 * r + 1], sum[2] = {0, 0};
+#pragma unroll
+    for (int j = 1; j < KEYS / 8; j++) top = max_nan(top, s[4 * j + 2 * r]), other = max_nan(other, s[4 * j + 2 * r + 1]);
+    top = max_nan(top, other);
+    top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+    rows.top[r] = max_nan(rows.top[r], top);
+    if (counts)
+#pragma unroll
+      for (int j = 0; j < KEYS / 4; j++) rows.seen[r] += s[4 * (j / 2) + 2 * r + j % 2] != -INF;
+    top = max_nan(rows.m[r], top);
+    const float most = base_of(top);
+#pragma unroll
+    for (int j = 0; j < KEYS / 4; j++) sum[j % 2] += weight(s[4 * (j / 2) + 2 * r + j % 2], most);
+    rows.l[r] = fmaf(rows.l[r], weight(rows.m[r], most), sum[0] + sum[1]), rows.m[r] = top;
+  }
+}
+
+DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
+  constexpr int ROWS = ScoreFeed::ROWS;
+  const u32 base = feed.base;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
+  const u32 q = base + group * 64 * 128;
+  const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
+  const bool odd = *c.odd;
+  float* const tops = feed.tops() + warp * 16 + lane / 4;
+  u32 stage = 0, phase = 0, q_phase = 0;
+  for (;;) {
+    wait(base + ScoreFeed::Q_FULL, q_phase), q_phase ^= 1;
+    u32 all;
+    const int t = tile_at(base + ScoreFeed::TILE, all);
+    if (t < 0) break;
+    const Work w = work<SCORE_GROUPS, true>(t, c);
+    const Own s = sequence_of<true>(c, w.batch);
+    Blocks blocks = key_blocks<SCORE_GROUPS>(w.block, s);
+    if (odd) blocks.open = blocks.closed = blocks.begin;  // a bias of -inf hides pairs
+    const Rows own(w, s, ROWS);
+    const int each = stripe_blocks(s);
+    Maxima rows;
+    int n = blocks.end - 1, stripe = STRIPES;
+    auto step = [&](auto masked) {
+      float x[KEYS / 2];
+      wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
+      pin(x), mma_begin();
+      issue_scores<ROWS>(x, q, base + ScoreFeed::AT_K + stage * KV_BYTES);
+      mma_commit(), mma_wait<0>(), pin(x);
+      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
+      warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
+      if (++stage == 2) stage = 0, phase ^= 1;
+      if (decltype(masked)::value) hide(x, own.begin, own.end, n * KEYS);
+      if (n / each != stripe) stripe = n / each, rows.top[0] = rows.top[1] = -INF;
+      take(x, rows, decltype(masked)::value && odd);
+      if (lane % 4 == 0) tops[stripe * ROWS] = rows.top[0], tops[stripe * ROWS + 8] = rows.top[1];
+    };
+#pragma unroll 1
+    for (; n >= max(blocks.open, blocks.begin); n--) step(Is<true>());
+#pragma unroll 1
+    for (; n >= blocks.closed; n--) step(Is<false>());
+#pragma unroll 1
+    for (; n >= blocks.begin; n--) step(Is<true>());
+    warp_arrive(base + ScoreFeed::Q_EMPTY);
+    float lse[2], offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      int seen = max(own.end[r] - own.begin[r], 0);
+      if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
+      const float sum = quad_sum(rows.l[r]);
+      const Numbers numbers = counted(c.tau[w.head], seen);
+      lse[r] = seen ? rows.m[r] + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
+      if (lane % 4 || own.row + 8 * r >= s.queries) continue;
+      const i64 at = row_at(c, s, w.head, own.row + 8 * r);
+      c.lse[at] = lse[r], c.numbers[at] = numbers;
+    }
+    u32 bits = 0;
+#pragma unroll 1
+    for (int i = stripe + lane % 4; i <= (blocks.end - 1) / each; i += 4)  // (E18)
+#pragma unroll
+      for (int r = 0; r < 2; r++)
+        if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
+    bits = __reduce_or_sync(~0u, bits);
+    __syncwarp();
+    const int tile = w.block * SCORE_GROUPS + group;
+    if (lane == 0 && tile * SIDE < s.queries) c.active[((i64)(s.tile + tile) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
+  }
+}
+extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ Call c) {
+  ScoreFeed feed;
+  if (threadIdx.x < 128) {
+    registers_down<32>();
+    if (threadIdx.x < 32) feed.produce(c);
+  } else {
+    registers_up<160>();
+    consume_scores(feed, c);
+  }
+}
+
+// ---- o and Σ a P v -----------------------------------------------------------------------------------------------------
+constexpr int VALUE_GROUPS = D == 64 ? 3 : 2;  // what fits the registers
+using ValueFeed = Feed<VALUE_GROUPS, VALUES>;
+
+// What multiplies v where it is above 0: e, or P where Σ a P v is wanted, from S (E4), (E5).
+template <bool MASKED, bool PV> DEV void activate(float (&s)[KEYS / 2], const float (&base)[2], const float (&offset)[2]) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 2; i++) {
+    const float x = s[i], p = weight(x, base[i / 2 % 2]), e = raised(p, offset[i / 2 % 2]);
+    s[i] = PV ? (e <= 0 ? 0 : p) : e;
+    if (MASKED && x == -INF) s[i] = 0;
+  }
+}
+DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
+#pragma unroll
+  for (int i = 0; i < KEYS / 4; i++) p[i] = pack_above(s[2 * i], s[2 * i + 1]);
+}
+DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int add) {  // o (+)= p·v
+#pragma unroll
+  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), i > 0 ? 1 : add);
+}
+// What values that are not finite add: every key of the blocks that were walked.
+template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const Call& c, const Own& s, const Work& w, const Rows& own, const Blocks& blocks, u32 stripes,
+                                           const float (&base)[2], const float (&offset)[2]) {
+#pragma unroll 1
+  for (int n = blocks.begin; n < blocks.end; n++) {
+    if (!(stripes >> n / stripe_blocks(s) & 1)) continue;
+#pragma unroll 1
+    for (int j = n * KEYS; j < min(n * KEYS + KEYS, s.keys); j++) {
+      const u16* v = c.v_rows.at(s.batch, w.head / (s.heads / s.key_heads), s.key_start + j);
+      if (!is_odd(v)) continue;
+      float factor[2];
+      bool seen[2];
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        const float x = score_alone(c, s, w.head, min(own.row + 8 * r, s.queries - 1), j), p = weight(x, base[r]);
+        seen[r] = x != -INF && is_active(p, offset[r]);
+        factor[r] = PV ? p : raised(p, offset[r]);
+      }
+      add_odd(o, factor, seen, v);
+    }
+  }
+}
+// Σ a P v of this thread's rows.
+DEV void store_wide(const Call& c, const Own& s, const Work& w, int row, const float (&o)[D / 2]) {
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float* to = c.pv.data + s.batch * c.pv.batch + w.head * c.pv.head + (s.query_start + row + 8 * r) * c.pv.row;
+#pragma unroll
+    for (int j = 0; j < D / 4; j++) {
+      const int column = 8 * (j / 2) + 2 * (lane_id() & 3) + j % 2;
+      if (row + 8 * r < s.queries && column < c.columns) to[column] = o[4 * (j / 2) + 2 * r + j % 2];
+    }
+  }
+}
+
+template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c) {
+  constexpr int ROWS = ValueFeed::ROWS;
+  const u32 base = feed.base;
+  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
+  const u32 q = base + group * 64 * 128, staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
+  const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
+  const bool odd = *c.odd;
+  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, q_phase = 0;
+  for (;;) {
+    wait(base + ValueFeed::Q_FULL, q_phase), q_phase ^= 1;
+    u32 stripes;
+    const int t = tile_at(base + ValueFeed::TILE, stripes);
+    if (t < 0) break;
+    const Work w = work<VALUE_GROUPS, true>(t, c);
+    const Own s = sequence_of<true>(c, w.batch);
+    const Blocks blocks = key_blocks<VALUE_GROUPS>(w.block, s);
+    const Rows own(w, s, ROWS);
+    const int each = stripe_blocks(s);
+    float o[D / 2], lse[2], offset[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+      const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
+      lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
+    }
+    int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each);
+    if (n < blocks.begin) {
+#pragma unroll
+      for (int i = 0; i < D / 2; i++) o[i] = 0;
+      warp_arrive(base + ValueFeed::Q_EMPTY);
+    } else {
+      float x[KEYS / 2];
+      u32 p[KEYS / 4];
+      int add = 0;
+      // From products to what multiplies v; the block of keys is no longer read.
+      auto weigh = [&] {
+        score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage_k) + near);
+        warp_arrive(base + ValueFeed::K_EMPTY + 8 * stage_k);
+        if (++stage_k == 2) stage_k = 0, phase_k ^= 1;
+        if (odd || n >= blocks.open || n < blocks.closed) {
+          hide(x, own.begin, own.end, n * KEYS);
+          activate<true, PV>(x, lse, offset);
+        } else {
+          activate<false, PV>(x, lse, offset);
+        }
+        pack_all(x, p);
+      };
+      // v of the block: its numbers that are not finite are cleared by all warpgroups together.
+      auto wait_v = [&] {
+        wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
+        if (!odd) return;
+        named_sync(15, 128 * VALUE_GROUPS);
+        clear_odd(base + ValueFeed::AT_V + stage_v * KV_BYTES, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
+        proxy_fence();
+        named_sync(15, 128 * VALUE_GROUPS);
+      };
+      auto leave_v = [&] {
+        warp_arrive(base + ValueFeed::V_EMPTY + 8 * stage_v);
+        if (++stage_v == 2) stage_v = 0, phase_v ^= 1;
+      };
+      wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
+      pin(x), mma_begin();
+      issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + stage_k * KV_BYTES);
+      mma_commit(), mma_wait<0>(), pin(x);
+      weigh();
+#pragma unroll 1
+      for (n = ValueFeed::next(n - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
+        wait_v();
+        wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
+        pin(x), pin(o), pin(p), mma_begin();
+        issue_values(o, p, base + ValueFeed::AT_V + stage_v * KV_BYTES, add);
+        issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + stage_k * KV_BYTES);
+        mma_commit(), mma_wait<0>(), pin(x), pin(o);
+        add = 1;
+        leave_v();
+        weigh();
+      }
+      warp_arrive(base + ValueFeed::Q_EMPTY);
+      wait_v();
+      pin(o), pin(p), mma_begin();
+      issue_values(o, p, base + ValueFeed::AT_V + stage_v * KV_BYTES, add);  // (E6)
+      mma_commit(), mma_wait<0>(), pin(o);
+      leave_v();
+    }
+    if (odd) add_odd_values<PV>(o, c, s, w, own, blocks, stripes, lse, offset);
+    if (PV) {
+      store_wide(c, s, w, own.row, o);
+      continue;
+    }
+    if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
+      store_rows(c.o_rows, s.batch, w.head, s.query_start, own.row, s.queries, o, 1);
+      continue;
+    }
+    if (threadIdx.x % 128 == 0) store_wait_read();
+    named_sync(1 + group, 128);
+#pragma unroll
+    for (int j = 0; j < D / 16; j++) {
+      int r = warp % 4 * 16 + lane % 16, piece = 2 * j + lane / 16;
+      store_blocks(staging + piece / 8 * 8192 + swizzled(r, piece % 8), pack(o[8 * j], o[8 * j + 1]), pack(o[8 * j + 2], o[8 * j + 3]),
+                   pack(o[8 * j + 4], o[8 * j + 5]), pack(o[8 * j + 6], o[8 * j + 7]));
+    }
+    proxy_fence();
+    named_sync(1 + group, 128);
+    if (threadIdx.x % 128 == 0) {
+      store5(&c.o, staging, s.query_start + w.block * ROWS + group * 64, w.head, s.batch);
+      store_commit();
+    }
+  }
+  if (threadIdx.x % 128 == 0) store_wait();
+}
+template <bool PV> DEV void all_values(const Call& c) {
+  ValueFeed feed;
+  if (threadIdx.x < 128) {
+    registers_down<VALUE_GROUPS == 2 ? 40 : 32>();
+    if (threadIdx.x < 32) feed.produce(c);
+  } else {
+    registers_up<VALUE_GROUPS == 2 ? 232 : 160>();
+    consume_values<PV>(feed, c);
+  }
+}
+extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) values(const __grid_constant__ Call c) { all_values<false>(c); }
+extern "C" __global__ void __launch_bounds__(128 * (VALUE_GROUPS + 1), 1) sums(const __grid_constant__ Call c) { all_values<true>(c); }
