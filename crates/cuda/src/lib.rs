@@ -56,6 +56,7 @@ pub use device::probe;
 pub use device_id::DeviceId;
 pub use device_pass::{DevicePass, DeviceTensor, DeviceTensors};
 pub use family::Family;
+pub use linear_attention::{LinearKernel, linear_shared};
 pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
 pub use peak::peak_gflops;
@@ -65,7 +66,7 @@ pub use softmax::{Hopper, Lengths, most_shared};
 pub use target::Target;
 pub use timing::{Timing, time};
 pub use unit::Unit;
-pub use variant::{Variant, shared_bytes};
+pub use variant::{Variant, declared_bytes, shared_bytes};
 pub use workspace::Workspace;
 
 /// The tokens of a chunk of linear_attention, on every level.

@@ -460,3 +460,21 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     };
     bytes as u32
 }
+
+/// The shared memory of a block of a kernel that its source declares; `None` of kernels of which nobody asks.
+pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
+    // `Shared` of `ffma.cuh`; what `flow` keeps of a chunk beside it, and a number of each thread.
+    const SLABS: u32 = 34_816;
+    match (variant.family, kernel) {
+        (Family::Portable, "forward" | "queries" | "keys" | "fused" | "dbias") => Some(SLABS),
+        (Family::Portable, "delta" | "scale" | "collect") => Some(0),
+        (Family::Linear, "attend" | "sums") => Some(SLABS),
+        (Family::Linear, "flow") => {
+            Some(SLABS + if variant.define("R") == 8 { 2576 } else { 3088 })
+        }
+        (Family::LinearTensor, "flow") => Some(2688),
+        (Family::LinearTensor, "attend" | "sums") => Some(0),
+        (Family::TensorFused, _) => Some(0),
+        _ => None,
+    }
+}

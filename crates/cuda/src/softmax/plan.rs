@@ -12,14 +12,11 @@ use crate::softmax::way::{TensorVariants, Way, choose, on_level, tensor_variants
 use crate::softmax::{blocks, hopper};
 use crate::target::Target;
 use crate::unit::Unit;
-use crate::variant::{Variant, shared_bytes, threads, width};
+use crate::variant::{Variant, declared_bytes, shared_bytes, threads, width};
 use etalon_problem::{Dtype, Error, Mode, Pass, Problem};
 
 /// The levels, the fastest first.
 const LEVELS: [Level; 3] = [Level::Sm90a, Level::Sm80, Level::Portable];
-
-/// The shared memory of a block of the portable kernels that walk tiles: `Shared` of `ffma.cuh`.
-const SLABS: u32 = 34_816;
 
 /// How a pass works on a device, every result being asked for.
 pub(crate) fn plan(
@@ -114,13 +111,16 @@ impl Steps<'_> {
     fn portable(&self, kernel: &'static str, blocks: usize, walks: bool, terms: usize) -> Step {
         let second = !matches!(self.asked.pass, Pass::Forward | Pass::Backward);
         let family = if second { Family::Second } else { Family::Portable };
+        let variant = Variant::portable(Dtype::F32, self.dims(), self.asked.value_dim, true);
+        // Those of the second order have the same slabs.
+        let slabs = declared_bytes(&variant, "forward").unwrap_or(0);
         Step {
             kernel,
             level: Level::Portable,
             launches: 1,
             blocks,
             threads: threads(family, self.dims(), self.asked.value_dim),
-            shared_bytes: if walks { SLABS } else { 0 },
+            shared_bytes: if walks { slabs } else { 0 },
             terms,
             unit: Unit::Ffma,
             partials: 0.0,
@@ -204,6 +204,10 @@ impl Steps<'_> {
                     partials,
                     ..collect
                 });
+                if on_tensor_cores {
+                    // Of key heads whose keys are not finite.
+                    steps.push(walk("queries", by_queries, 0));
+                }
             }
             None => {
                 if self.gradient {

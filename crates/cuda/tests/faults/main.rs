@@ -5,6 +5,7 @@
 
 mod archive;
 mod fake;
+mod plan;
 mod session;
 
 use etalon_cuda::{
