@@ -99,7 +99,7 @@ fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String 
         Some(Rates { products: [ffma, mma, wgmma], memory }) => {
             let [ffma, mma, wgmma, memory] = [ffma, mma, wgmma, memory].map(|x| x * 1e-12);
             format!(
-                "at the rates that kernels of long sequences reached on an H200: {ffma} TFLOP/s by fused\n\
+                "at the rates that kernels of long sequences reached on an H100: {ffma} TFLOP/s by fused\n\
                  multiply-adds, {mma} by mma.sync, {wgmma} by wgmma, and {memory} TB/s for partial sums; \
                  etalon bench --tune\nmeasures"
             )

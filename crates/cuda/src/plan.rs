@@ -10,6 +10,8 @@ use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
 /// What a pass of attention or attention_lse will do, every result being asked for, its operands dense and finite.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
+    /// The device that is thought of.
+    pub target: Target,
     /// The level whose kernels compute it.
     pub level: Level,
     /// The other levels that cannot compute it, and why.
@@ -48,6 +50,10 @@ pub struct Step {
     pub unit: Unit,
     /// Bytes of partial sums that are written or read for each visible pair.
     pub partials: f64,
+    /// Bytes of sums that are read and written beside.
+    pub sums: usize,
+    /// The blocks of a launch that have something to do, about.
+    pub working: usize,
 }
 
 /// A part of the scratch memory.
@@ -69,9 +75,9 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Those that the kernels of long sequences reached on an H200 (docs/gpu.md); of other devices nothing was measured.
+    /// Those that the kernels of long sequences reached on an H100 (docs/gpu.md); of other devices nothing was measured.
     pub fn stated(target: &Target) -> Option<Rates> {
-        let rates = Rates { products: [26e12, 260e12, 600e12], memory: 3.5e12 };
+        let rates = Rates { products: [27e12, 260e12, 550e12], memory: 3.2e12 };
         target.is_hopper().then_some(rates)
     }
 
@@ -96,9 +102,13 @@ impl Plan {
         // A kernel begins when the one before has ended.
         const GAP: f64 = 3e-6;
         let step = |step: &Step| {
-            let products = 2.0 * step.terms as f64 / rates.of(step.unit);
-            let partials = step.partials / rates.memory;
-            GAP * step.launches as f64 + pairs as f64 * products.max(partials)
+            // Blocks that a multiprocessor has at a time; where there are fewer, it waits.
+            let at_once = if step.unit == Unit::Wgmma { 1 } else { 2 };
+            let full = (at_once * self.target.multiprocessors) as f64;
+            let busy = (step.working as f64 / full).min(1.0);
+            let products = pairs as f64 * 2.0 * step.terms as f64 / (rates.of(step.unit) * busy);
+            let partials = (pairs as f64 * step.partials + step.sums as f64) / rates.memory;
+            GAP * step.launches as f64 + products + partials
         };
         self.steps.iter().map(step).sum()
     }

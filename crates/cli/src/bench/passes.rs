@@ -211,7 +211,9 @@ impl<'a> Bench<'a> {
             let on_device =
                 OnDevice { enqueue_ns: timed.enqueue_ns, scratch_bytes: timed.scratch_bytes };
             let search = || gpu.tune(problem, pass, &views(&inputs)?, seconds);
-            let tried = if tune { search()? } else { Vec::new() };
+            // It is the same in every mode.
+            let first = self.arguments.mode.first() == Some(&mode) || pass != Pass::Backward;
+            let tried = if tune && first { search()? } else { Vec::new() };
             return Ok(Figure { on_device: Some(on_device), tried, ..blank.with(timed.times) });
         }
         // A step works in place, so its states have values before the first.

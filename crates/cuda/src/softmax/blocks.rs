@@ -1,8 +1,9 @@
 //! The sizes of tiles that there are kernels for: queries by keys.
 
+use crate::options::Options;
 use crate::softmax::asked::Asked;
 use crate::softmax::variants::{Hopper, Lengths};
-use etalon_problem::{Blocking, Dtype, Pass};
+use etalon_problem::{Blocking, Dtype, Mode, Pass};
 
 fn tile(queries: usize, keys: usize) -> Blocking {
     Blocking { queries, keys }
@@ -15,7 +16,7 @@ pub(crate) fn of_portable() -> Vec<Blocking> {
 
 /// Those of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile and walks
 /// the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
-pub(crate) fn of_tensor(asked: &Asked<'_>) -> Vec<Blocking> {
+pub(crate) fn of_tensor(asked: &Asked<'_>, mode: Mode) -> Vec<Blocking> {
     let narrow = asked.storage != Dtype::F32;
     match asked.pass {
         Pass::Forward if narrow && asked.scores.extents.dim <= 128 => {
@@ -23,15 +24,16 @@ pub(crate) fn of_tensor(asked: &Asked<'_>) -> Vec<Blocking> {
         }
         Pass::Forward if narrow => vec![tile(64, 32)],
         Pass::Forward => vec![tile(128, 32)],
+        _ if asked.insists(mode) => vec![tile(64, 64)],
         _ if narrow && !asked.is_wide() => vec![tile(64, 64), tile(64, 32)],
         _ => vec![tile(64, 32)],
     }
 }
 
 /// The number by which sources know a tile of the level sm80: TILES of `sm80.cuh`.
-pub(crate) fn number(asked: &Asked<'_>, hint: Option<Blocking>) -> usize {
-    let list = of_tensor(asked);
-    match chosen(&list, hint) {
+pub(crate) fn number(asked: &Asked<'_>, options: &Options) -> usize {
+    let list = of_tensor(asked, options.mode);
+    match chosen(&list, options.blocking) {
         _ if list.len() == 1 => 0,
         Blocking { keys: 32, .. } => 1,
         Blocking { queries: 64, .. } if asked.pass == Pass::Forward => 2,

@@ -51,11 +51,12 @@ pub(crate) fn plan(
     let steps = Steps { asked: &asked, shares, gradient, options };
     let blockings = match &way {
         Way::Portable => blocks::of_portable(),
-        Way::Tensor => blocks::of_tensor(&asked),
+        Way::Tensor => blocks::of_tensor(&asked, options.mode),
         Way::Hopper(plan) => blocks::of_hopper(&asked, plan.variant),
     };
     let refusal = |level| Some((level, on_level(&asked, level, options).err()?));
     Ok(Plan {
+        target: *target,
         level,
         refusals: LEVELS.into_iter().filter_map(refusal).collect(),
         mode: (pass == Pass::Backward).then_some(mode),
@@ -124,6 +125,8 @@ impl Steps<'_> {
             terms,
             unit: Unit::Ffma,
             partials: 0.0,
+            sums: 0,
+            working: blocks,
         }
     }
 
@@ -139,6 +142,8 @@ impl Steps<'_> {
             terms,
             unit: Unit::Mma,
             partials: 0.0,
+            sums: 0,
+            working: blocks,
         }
     }
 
@@ -195,14 +200,20 @@ impl Steps<'_> {
                     false => self.portable("fused", by_keys, true, terms),
                 };
                 let threads = fused.threads;
-                steps.push(Step { launches: turns * of_both, partials, ..fused.clone() });
-                let collect = Step { kernel: "collect", blocks: 4 * by_queries, threads, ..fused };
+                let working = shares.working(asked);
+                let launches = turns * of_both;
+                steps.push(Step { launches, partials, working, ..fused.clone() });
                 steps.push(Step {
+                    kernel: "collect",
                     launches: turns,
+                    blocks: 4 * by_queries,
+                    threads,
                     shared_bytes: 0,
                     terms: 0,
                     partials,
-                    ..collect
+                    sums: shares.sums(),
+                    working: 4 * by_queries,
+                    ..fused
                 });
                 if on_tensor_cores {
                     // Of key heads whose keys are not finite.
@@ -287,10 +298,11 @@ impl Steps<'_> {
             Some(shares) => {
                 let terms = scores + turns + 4 * dims + 2 * values;
                 let (launches, partials) = (shares.turns(), 4.0);
+                let (working, sums) = (shares.working(asked), shares.sums());
                 let fused = self.portable("fused", by_keys, true, terms);
-                steps.push(Step { launches, partials, ..fused });
+                steps.push(Step { launches, partials, working, ..fused });
                 let collect = self.portable("collect", 4 * by_queries, false, 0);
-                steps.push(Step { launches, partials, ..collect });
+                steps.push(Step { launches, partials, sums, ..collect });
             }
             None => {
                 let launches = parts(dims).count();
@@ -317,6 +329,8 @@ impl Steps<'_> {
             terms,
             unit: Unit::Wgmma,
             partials: 0.0,
+            sums: 0,
+            working: tiles.min(self.asked.target.multiprocessors),
         }
     }
 

@@ -219,7 +219,7 @@ pub(crate) fn tensor_variant(asked: &Asked<'_>, options: &Options) -> Variant {
         return Variant::tensor_f32(bf16x3, dim, asked.value_dim, flags);
     }
     let variant = Variant::tensor(asked.storage, dim, asked.value_dim, flags[0], flags[1]);
-    variant.with("TILES", blocks::number(asked, options.blocking))
+    variant.with("TILES", blocks::number(asked, options))
 }
 
 /// Those for its pass by keys with what these add to dq.

@@ -24,13 +24,18 @@ impl Shares {
     /// gets two slots at least: one of a tile, one of the sums of the tiles before.
     pub fn new(asked: &Asked<'_>, mode: Mode, budget: usize) -> Option<Shares> {
         let e = &asked.scores.extents;
-        // The second order has such kernels of narrow operands alone, and there the mode is a hint.
-        let insists =
-            mode == Mode::FusedPartials && (asked.pass == Pass::Backward || asked.columns() <= 64);
-        let may = insists || mode == Mode::Auto && asked.columns() <= 64;
+        // The second order has such kernels of narrow operands alone, and there the mode is a hint; wider ones of the first
+        // order were measured up to 128 columns.
+        let backward = asked.pass == Pass::Backward;
+        let columns = asked.columns();
+        let may = match mode {
+            Mode::Auto => columns <= if backward { 128 } else { 64 },
+            Mode::FusedPartials => backward || columns <= 64,
+            Mode::Separate | Mode::ForwardGradient => false,
+        };
+        let insists = mode == Mode::FusedPartials;
         let rows = asked.scores.row_shape().iter().product::<usize>();
-        let columns = e.dim.next_multiple_of(64);
-        let each = rows.checked_mul(4 * columns).filter(|&each| each > 0)?;
+        let each = rows.checked_mul(4 * e.dim.next_multiple_of(64)).filter(|&each| each > 0)?;
         let tiles = asked.counts.longest;
         if !asked.both || !may || tiles == 0 {
             return None;
@@ -40,15 +45,25 @@ impl Shares {
         }
         // One holds the sums of the tiles before.
         let held = (budget / each).saturating_sub(1);
-        let blocks = held * (asked.counts.by_keys / tiles) * e.key_heads;
-        let busy = held > 0 && blocks >= 2 * asked.target.multiprocessors;
+        let shares = Shares { each, tiles, held };
+        let busy = held > 0 && shares.working(asked) >= 2 * asked.target.multiprocessors;
         let held = if insists { held.clamp(1, tiles) } else { held };
         (insists || busy).then_some(Shares { each, tiles, held })
+    }
+
+    /// The blocks of a launch that have slots, about.
+    pub fn working(self, asked: &Asked<'_>) -> usize {
+        self.held * (asked.counts.by_keys / self.tiles) * asked.scores.extents.key_heads
     }
 
     /// How often the pass by keys is launched.
     pub fn turns(self) -> usize {
         self.tiles.div_ceil(self.held)
+    }
+
+    /// The bytes of sums of the tiles before that are read and written between turns.
+    pub fn sums(self) -> usize {
+        self.each.saturating_mul(2 * (self.turns() - 1))
     }
 
     /// The bytes of all slots, and of the sums of the tiles before.
