@@ -4,7 +4,7 @@ use crate::options::one_of;
 use crate::outcome::Failure;
 use crate::plans::SHARED;
 use crate::table::Table;
-use crate::units::{bytes, time};
+use crate::units::{bytes, digits, time};
 use etalon_cuda::{Level, Options, Plan, Precision, Rates, Target, plan};
 use etalon_problem::{Blocking, Dtype, Error, LinearAttention, Mode, Pass, Problem};
 
@@ -97,7 +97,7 @@ fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String 
     let (major, minor) = target.capability;
     let rates = match Rates::stated(target) {
         Some(Rates { products: [ffma, mma, wgmma], memory }) => {
-            let [ffma, mma, wgmma, memory] = [ffma, mma, wgmma, memory].map(|x| x * 1e-12);
+            let [ffma, mma, wgmma, memory] = [ffma, mma, wgmma, memory].map(|x| digits(x * 1e-12));
             format!(
                 "at the rates that kernels of long sequences reached on an H100: {ffma} TFLOP/s by fused\n\
                  multiply-adds, {mma} by mma.sync, {wgmma} by wgmma, and {memory} TB/s for partial sums; \
@@ -107,7 +107,7 @@ fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String 
         None => "nothing was measured on such a device".to_string(),
     };
     format!(
-        "\n\nThe cuda tier on compute capability {major}.{minor} ({} multiprocessors, {} for a block), precision {}, \
+        "\n\nThe cuda tier on compute capability {major}.{minor} ({} multiprocessors, {} for a block), precision {},\n\
          a budget of {} for partial sums:\nTime: {rates}.\n",
         target.multiprocessors,
         bytes(target.shared_memory as usize),
@@ -118,7 +118,7 @@ fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String 
 
 /// A row for each pass in each mode, then what is refused.
 fn modes(rows: &[Row], about: impl Fn(&Plan) -> String) -> String {
-    let header = ["pass", "mode", "", "level", "products", "tiles", "about", "workspace"];
+    let header = ["pass", "mode", "", "level", "terms", "tiles", "about", "workspace"];
     let (mut table, mut refused) = (Table::new(header), String::new());
     for Row { pass, mode, chosen, plan } in rows {
         let plan = match plan {
@@ -141,7 +141,7 @@ fn modes(rows: &[Row], about: impl Fn(&Plan) -> String) -> String {
         ]);
     }
     format!(
-        "{table}\nProducts: multiplications and additions for each visible pair. Workspace: the scratch memory of a call.\n{refused}"
+        "{table}\nTerms: multiplications and additions for each visible pair. Workspace: the scratch memory of a call.\n{refused}"
     )
 }
 
@@ -207,13 +207,13 @@ fn linear(problem: &LinearAttention, dtype: Dtype) -> String {
     let header = ["kernel", "level", "a block"].into_iter().chain(room.iter().map(String::as_str));
     let mut table = Table::new(header);
     for kernel in etalon_cuda::linear_shared(problem, dtype) {
-        // The system keeps 1 KiB for each block.
-        let blocks =
-            SHARED.map(|kibibytes| match (kibibytes << 10) / (kernel.bytes as usize + 1024) {
-                0 if kernel.bytes as usize <= kibibytes << 10 => "1".to_string(),
+        // A multiprocessor has 1 KiB more than a block may have, and keeps as much for each.
+        let blocks = SHARED.map(|kibibytes| {
+            match ((kibibytes + 1) << 10) / (kernel.bytes as usize + 1024) {
                 0 => "–".to_string(),
                 blocks => blocks.to_string(),
-            });
+            }
+        });
         let own = [kernel.name, kernel.level.name()].map(str::to_string);
         table.add_row(own.into_iter().chain([bytes(kernel.bytes as usize)]).chain(blocks));
     }

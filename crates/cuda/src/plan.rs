@@ -105,7 +105,7 @@ impl Plan {
             // Blocks that a multiprocessor has at a time; where there are fewer, it waits.
             let at_once = if step.unit == Unit::Wgmma { 1 } else { 2 };
             let full = (at_once * self.target.multiprocessors) as f64;
-            let busy = (step.working as f64 / full).min(1.0);
+            let busy = (step.working.max(1) as f64 / full).min(1.0);
             let products = pairs as f64 * 2.0 * step.terms as f64 / (rates.of(step.unit) * busy);
             let partials = (pairs as f64 * step.partials + step.sums as f64) / rates.memory;
             GAP * step.launches as f64 + products + partials
