@@ -118,6 +118,7 @@ impl Chosen {
             assume_finite: self.assume_finite,
             memory_budget: self.memory_budget.unwrap_or(usual.memory_budget),
             recompute: false,
+            ..usual
         })
     }
 }

@@ -138,6 +138,7 @@ impl Archive {
                 self.pass.is_empty() || self.pass.iter().any(second)
             }
             Family::Tensor
+            | Family::TensorFused
             | Family::TensorWide
             | Family::TensorF32
             | Family::LazyTensor

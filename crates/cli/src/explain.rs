@@ -1,11 +1,11 @@
-//! `etalon explain`: a case or a problem in words, and how the simd tier would go about it.
+//! `etalon explain`: a case or a problem in words, and how the simd tier and the cuda tier would go about it.
 
 use crate::advice::read_problem;
 use crate::options::{self, SIMD_DTYPES, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
 use crate::units::digits;
-use crate::{memory, needs, sparsity};
+use crate::{device_plans, memory, needs, sparsity};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::tensor::Tensors;
@@ -34,6 +34,8 @@ pub struct Arguments {
     level: Option<Level>,
     #[command(flatten)]
     threads: options::Threads,
+    #[command(flatten)]
+    device: device_plans::Arguments,
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
@@ -75,9 +77,11 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let pool = arguments.threads.pool()?;
     let seen = seen.and_then(Result::ok);
+    let of_device = arguments.device.options(options.blocking, options.partials_budget);
+    let on_device = device_plans::plans(&problem, dtype, &arguments.device, &of_device, seen)?;
     let plans = pool.install(|| plans(&problem, dtype, &options, seen))?;
     let sparsity = pool.install(|| sparsity::report(&problem, &tensors, &options))?;
-    say(&format!("{}{plans}{sparsity}", text.trim_end()))?;
+    say(&format!("{}{plans}{on_device}{sparsity}", text.trim_end()))?;
     Ok(true)
 }
 

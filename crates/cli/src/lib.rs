@@ -8,6 +8,7 @@ mod advice;
 mod bench;
 mod check;
 mod cuda;
+mod device_plans;
 mod eval;
 mod explain;
 pub mod junit;

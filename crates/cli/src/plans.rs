@@ -229,7 +229,7 @@ fn explain_cross_entropy(
 }
 
 /// KiB of shared memory of a block: of compute capability 8.6, 8.9 and 12.x, of 8.0, and of 9.0.
-const SHARED: [usize; 3] = [99, 163, 227];
+pub const SHARED: [usize; 3] = [99, 163, 227];
 
 /// What the sums of dq take, and what partials would.
 fn partials(e: &Extents, rows: &[Row]) -> String {

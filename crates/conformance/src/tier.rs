@@ -41,6 +41,8 @@ pub struct Hints {
     pub blocking: Option<Blocking>,
     /// How the backward pass is organised; tiers without the choice ignore it.
     pub mode: Mode,
+    /// The most bytes of partial sums of dq; `None`: as many as the tier likes. Tiers without such sums ignore it.
+    pub partials_budget: Option<usize>,
     /// Whether a later pass is to compute again what the forward pass could have saved.
     pub recompute: bool,
     /// Threads; `None`: those of the current pool.

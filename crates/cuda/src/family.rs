@@ -17,6 +17,8 @@ pub enum Family {
     HopperLazyBackward,
     /// The first order of attention and attention_lse on tensor cores of any device.
     Tensor,
+    /// Their backward pass on them in one pass by keys, with what these add to dq in memory.
+    TensorFused,
     /// Their backward pass on them, of wider operands.
     TensorWide,
     /// Their first order on them, of f32.
@@ -53,7 +55,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 23] = [
+    pub const ALL: [Family; 24] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
@@ -61,6 +63,7 @@ impl Family {
         Family::HopperLazyForward,
         Family::HopperLazyBackward,
         Family::Tensor,
+        Family::TensorFused,
         Family::TensorWide,
         Family::TensorF32,
         Family::TensorSecond,
@@ -87,17 +90,21 @@ impl Family {
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("slots.cuh", include_str!("kernels/slots.cuh")),
                 ("fused.cuh", include_str!("kernels/fused.cuh")),
                 ("portable.cu", include_str!("kernels/portable.cu")),
+                ("collect.cu", include_str!("kernels/collect.cu")),
             ],
             Family::Second => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("pairs.cuh", include_str!("kernels/pairs.cuh")),
                 ("copies.cuh", include_str!("kernels/copies.cuh")),
                 ("ffma.cuh", include_str!("kernels/ffma.cuh")),
+                ("slots.cuh", include_str!("kernels/slots.cuh")),
                 ("fused.cuh", include_str!("kernels/fused.cuh")),
                 ("second.cuh", include_str!("kernels/second.cuh")),
                 ("portable_second.cu", include_str!("kernels/portable_second.cu")),
+                ("collect.cu", include_str!("kernels/collect.cu")),
             ],
             Family::Lazy => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
@@ -149,6 +156,7 @@ impl Family {
                 ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
                 ("rows.cuh", include_str!("kernels/rows.cuh")),
+                ("slots.cuh", include_str!("kernels/slots.cuh")),
                 ("sm80.cuh", include_str!("kernels/sm80.cuh")),
                 ("sm80_forward.cu", include_str!("kernels/sm80_forward.cu")),
                 ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
@@ -160,8 +168,23 @@ impl Family {
                 ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma.cuh", include_str!("kernels/mma.cuh")),
                 ("rows.cuh", include_str!("kernels/rows.cuh")),
+                ("slots.cuh", include_str!("kernels/slots.cuh")),
                 ("sm80.cuh", include_str!("kernels/sm80.cuh")),
                 ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+            ],
+            Family::TensorFused => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("pairs.cuh", include_str!("kernels/pairs.cuh")),
+                ("copies.cuh", include_str!("kernels/copies.cuh")),
+                ("warps.cuh", include_str!("kernels/warps.cuh")),
+                ("mma.cuh", include_str!("kernels/mma.cuh")),
+                ("rows.cuh", include_str!("kernels/rows.cuh")),
+                ("slots.cuh", include_str!("kernels/slots.cuh")),
+                ("sm80.cuh", include_str!("kernels/sm80.cuh")),
+                ("sm80_slots.cuh", include_str!("kernels/sm80_slots.cuh")),
+                ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
+                ("sm80_fused.cu", include_str!("kernels/sm80_fused.cu")),
+                ("collect.cu", include_str!("kernels/collect.cu")),
             ],
             Family::TensorF32 => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
@@ -170,6 +193,7 @@ impl Family {
                 ("warps.cuh", include_str!("kernels/warps.cuh")),
                 ("mma_f32.cuh", include_str!("kernels/mma_f32.cuh")),
                 ("rows.cuh", include_str!("kernels/rows.cuh")),
+                ("slots.cuh", include_str!("kernels/slots.cuh")),
                 ("sm80.cuh", include_str!("kernels/sm80.cuh")),
                 ("sm80_forward.cu", include_str!("kernels/sm80_forward.cu")),
                 ("sm80_backward.cu", include_str!("kernels/sm80_backward.cu")),
@@ -314,7 +338,7 @@ impl Family {
             | Family::HopperLinear
             | Family::HopperPeak => &["sm_90a"],
             // Whatever the architecture, the same shared memory and the same tiles.
-            Family::TensorF32 => &["sm_80", "sm_90", "sm_120"],
+            Family::TensorF32 | Family::TensorFused => &["sm_80", "sm_90", "sm_120"],
             _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }

@@ -5,6 +5,7 @@ use crate::device;
 use crate::device_id::DeviceId;
 use crate::images::Images;
 use crate::options::Settings;
+use crate::target::Target;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::result::DriverError;
 use cudarc::driver::sys::{CUdevice_attribute, CUfunction_attribute, CUresult};
@@ -104,6 +105,12 @@ impl Device {
     /// Whether the tensor cores of compute capability 9.0 are there.
     pub fn is_hopper(&self) -> bool {
         self.capability == (9, 0)
+    }
+
+    /// What decides which kernels it runs.
+    pub fn target(&self) -> Target {
+        let Device { capability, multiprocessors, shared_memory, .. } = *self;
+        Target { capability, multiprocessors, shared_memory }
     }
 
     /// The device's architecture, as the compiler names it.

@@ -35,7 +35,11 @@ pub fn every_variant() -> Vec<Variant> {
             }
             if storage != F32 {
                 let tensor = |whole| Variant::tensor(storage, dim, value_dim, options, whole);
-                all.extend(FLAGS.map(tensor));
+                let tiles = if dim <= 128 { 0..3 } else { 0..1 };
+                all.extend(tiles.flat_map(|n| FLAGS.map(|x| tensor(x).with("TILES", n))));
+                let narrow = dim.max(value_dim.unwrap_or(1)) <= 128;
+                let fused = |x| Variant::tensor_fused(storage, dim, value_dim, [options, x]);
+                all.extend(FLAGS.map(fused).into_iter().filter(|_| narrow));
                 all.extend(wide(storage, dim, value_dim, options));
             }
             if storage == Bf16 && dim.max(value_dim.unwrap_or(1)) <= 128 {
@@ -67,6 +71,8 @@ pub fn every_variant() -> Vec<Variant> {
             for lengths in [Lengths::Equal, Lengths::Own, Lengths::Listed] {
                 let of = Hopper { storage, width, windowed, lengths, options }.within();
                 all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
+                let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
+                all.extend(FLAGS.map(two));
                 all.push(Variant::hopper_backward(of));
             }
         }

@@ -3,7 +3,7 @@
 use crate::archive::Archive;
 use crate::cache::Cache;
 use crate::device_id::DeviceId;
-use etalon_problem::{Error, named};
+use etalon_problem::{Blocking, Error, Mode, named};
 use std::path::PathBuf;
 
 named! {
@@ -97,6 +97,17 @@ pub struct Options {
     /// pass looks at all of them first, and leaves what is not finite to the portable kernels; those of lazy
     /// attention look at them, too.
     pub assume_finite: bool,
+    /// Queries and keys of a tile, of attention and attention_lse: rounded up to one that the level has kernels for
+    /// ([`plan`](crate::plan) lists them); `None`: what was measured to be best. Other algorithms have one way.
+    pub blocking: Option<Blocking>,
+    /// How the backward pass of attention and attention_lse is organised. [`Mode::Separate`] and [`Mode::FusedPartials`]
+    /// insist: a level that lacks the second refuses, and [`Level::Auto`] takes one that has it. It changes nothing
+    /// where no gradient beside that of q is asked for.
+    pub mode: Mode,
+    /// The most bytes of partial sums of dq that [`Mode::FusedPartials`] may keep: those of as many tiles of 64 keys at a
+    /// time as fit, at least those of one and the sums of the tiles before. [`Mode::Auto`] takes [`Mode::Separate`]
+    /// where what fits would not keep the device busy. The result does not depend on it.
+    pub partials_budget: usize,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
     /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes.
     pub memory_budget: usize,
@@ -112,6 +123,9 @@ impl Default for Options {
             level: Level::default(),
             precision: Precision::default(),
             assume_finite: false,
+            blocking: None,
+            mode: Mode::Auto,
+            partials_budget: 256 << 20,
             memory_budget: 256 << 20,
             recompute: false,
         }

@@ -59,6 +59,7 @@ pub(crate) fn ready<'a>(
     inputs: Option<&Views<'_>>,
     options: &Options,
 ) -> Result<Box<dyn Ready + 'a>, Error> {
+    options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     let held = held.clone();
     Ok(match problem {
         Problem::LinearAttention(problem) => {

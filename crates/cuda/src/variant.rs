@@ -203,21 +203,32 @@ impl Variant {
         Variant { family, defines: vec![("STORAGE", number(storage)), unit] }
     }
 
+    /// The same with another value of a name that it has.
+    pub(crate) fn with(mut self, name: &str, value: usize) -> Self {
+        self.defines.iter_mut().filter(|x| x.0 == name).for_each(|x| x.1 = value.to_string());
+        self
+    }
+
     /// The names of its kernels.
     pub fn kernels(&self) -> &'static [&'static str] {
         let options = self.defines.contains(&("OPTIONS", "1".to_string()));
         let fuses = self.define("CD") == 64 && self.define("CE") == 64;
         match self.family {
-            Family::Portable if fuses && options => {
-                &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks", "dbias"]
-            }
-            Family::Portable if fuses => {
-                &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks"]
-            }
-            Family::Portable if options => {
-                &["forward", "delta", "queries", "keys", "dsinks", "dbias"]
-            }
-            Family::Portable => &["forward", "delta", "queries", "keys", "dsinks"],
+            Family::Portable => match (options, self.define("VALUES")) {
+                (true, 0) => &[
+                    "forward", "delta", "queries", "scale", "keys", "fused", "collect", "dsinks",
+                    "dbias",
+                ],
+                (true, _) => {
+                    &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks", "dbias"]
+                }
+                (false, 0) => {
+                    &["forward", "delta", "queries", "scale", "keys", "fused", "collect", "dsinks"]
+                }
+                (false, _) => {
+                    &["forward", "delta", "queries", "keys", "fused", "collect", "dsinks"]
+                }
+            },
             Family::Second if fuses && options => {
                 &["tangents", "rows", "queries", "keys", "fused", "collect", "gsinks", "gbias"]
             }
@@ -236,6 +247,7 @@ impl Variant {
             Family::Tensor if self.define("CD") > 128 => &["forward"],
             Family::Tensor if options => &["forward", "queries", "keys", "dbias"],
             Family::Tensor => &["forward", "queries", "keys"],
+            Family::TensorFused => &["fused", "collect"],
             Family::TensorF32 => &["forward", "queries", "keys"],
             Family::TensorWide if self.define("VALUES") == 0 => &["queries", "keys"],
             Family::TensorWide => &["queries", "keys", "values"],
@@ -421,7 +433,12 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
     let bytes = match (variant.family, kernel) {
         // q; k and v in two stages.
         (Family::Tensor, "forward") => {
-            let (rows, keys) = if cd > 128 { (64, 32) } else { (128, 64) };
+            let (rows, keys) = match variant.define("TILES") {
+                _ if cd > 128 => (64, 32),
+                1 => (128, 32),
+                2 => (64, 64),
+                _ => (128, 64),
+            };
             2 * rows * cd + 4 * keys * (cd + ce)
         }
         // q; k and v, or two stages of k.
@@ -445,7 +462,16 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         // What a block owns, and what it walks: an operand and its tangent.
         (Family::TensorSecond, "inspect") => 0,
         (Family::TensorSecond, _) => 4 * (64 + 32) * (cd + variant.define("VALUES") * ce),
-        // What a block owns, and two stages of what it walks.
+        // As `keys`, with dS of a tile where no dout has room for it.
+        (Family::TensorFused, "fused") => {
+            let values = variant.define("VALUES");
+            6 * 64 * (cd + values * ce) + 16 * 64 + (1 - values.min(1)) * 2 * 64 * 64
+        }
+        (Family::TensorFused, _) => 0,
+        // What a block owns, and two stages of what it walks: 64 rows of 64 or 32.
+        (Family::Tensor, _) if variant.define("TILES") == 1 => {
+            4 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 32
+        }
         (Family::Tensor, _) => 6 * 64 * (cd + variant.define("VALUES") * ce) + 16 * 64,
         // q; k and its bias in two stages, and v.
         (Family::LazyTensor, "scores") => 512 * cd + 2 * 768,
@@ -505,4 +531,22 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         _ => 0,
     };
     bytes as u32
+}
+
+/// The shared memory of a block of a kernel that its source declares; `None` of kernels of which nobody asks.
+pub fn declared_bytes(variant: &Variant, kernel: &str) -> Option<u32> {
+    // `Shared` of `ffma.cuh`; what `flow` keeps of a chunk beside it, and a number of each thread.
+    const SLABS: u32 = 34_816;
+    match (variant.family, kernel) {
+        (Family::Portable, "forward" | "queries" | "keys" | "fused" | "dbias") => Some(SLABS),
+        (Family::Portable, "delta" | "scale" | "collect") => Some(0),
+        (Family::Linear, "attend" | "sums") => Some(SLABS),
+        (Family::Linear, "flow") => {
+            Some(SLABS + if variant.define("R") == 8 { 2576 } else { 3088 })
+        }
+        (Family::LinearTensor, "flow") => Some(2688),
+        (Family::LinearTensor, "attend" | "sums") => Some(0),
+        (Family::TensorFused, _) => Some(0),
+        _ => None,
+    }
 }

@@ -5,6 +5,7 @@ use crate::device_id::DeviceId;
 use crate::gpu::{Device, lock, ordinal_of};
 use crate::lane::Lane;
 use crate::options::Settings;
+use crate::target::Target;
 use etalon_problem::Error;
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -47,6 +48,11 @@ impl Workspace {
     /// The compute capability of a device.
     pub fn capability(&self, device: impl Into<DeviceId>) -> Result<(i32, i32), Error> {
         Ok(self.device(device.into())?.device.capability)
+    }
+
+    /// What decides which kernels a device runs.
+    pub fn target(&self, device: impl Into<DeviceId>) -> Result<Target, Error> {
+        Ok(self.device(device.into())?.device.target())
     }
 
     /// The UUID of a device.

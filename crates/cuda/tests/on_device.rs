@@ -8,7 +8,7 @@ use etalon_cuda::{
     Settings, Variant, Workspace, has_level, probe, run_in,
 };
 use etalon_problem::{
-    Attention, Dtype, Error, Extents, Mask, Pass, Problem, Role, Sequences, Views, ViewsMut,
+    Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
 };
 use half::bf16;
 use ndarray::{ArrayD, ArrayViewD, IxDyn};
@@ -216,6 +216,49 @@ fn backward(
                 options.level,
                 options.assume_finite
             );
+        }
+    }
+}
+
+/// Portable kernels give the bits of both modes, whatever the budget; those of sm80 the same bits with any budget.
+#[test]
+fn modes_and_budgets_give_the_bits_that_are_promised() {
+    let Some((_, workspace)) = device() else { return };
+    let flash = Options { precision: Precision::Flash, ..Options::default() };
+    let lengths = Sequences::Lengths { query: vec![150, 33], key: vec![9, 170] };
+    for (mask, sequences) in [(Mask::causal(), Sequences::Dense), (Mask::Full, lengths)] {
+        let problem = problem(mask, sequences);
+        for level in [Level::Portable, Level::Sm80] {
+            let fused = Options { level, mode: Mode::FusedPartials, ..flash };
+            let wanted = expected(&workspace, &problem, &fused);
+            let mut others =
+                [1, 400_000].map(|bytes| Options { partials_budget: bytes, ..fused }).to_vec();
+            if level == Level::Portable {
+                others.push(Options { mode: Mode::Separate, ..fused });
+            }
+            for options in others {
+                let found = expected(&workspace, &problem, &options);
+                for (name, wanted) in &wanted.outputs {
+                    assert_eq!(
+                        bits(found.outputs[name].view()),
+                        bits(wanted.view()),
+                        "{name} {options:?}"
+                    );
+                }
+            }
+        }
+        if has_level(&workspace, 0, Level::Sm90a).is_ok() {
+            let options = Options { level: Level::Sm90a, mode: Mode::FusedPartials, ..flash };
+            let q = numbers(&[2, 4, 150, 64], 1);
+            let (kv, lse) = (numbers(&[2, 2, 170, 64], 2), ArrayD::<f32>::zeros(vec![2, 4, 150]));
+            let (mut dq, mut dk) = (q.clone(), kv.clone());
+            let inputs = [("q", &q), ("k", &kv), ("v", &kv), ("o", &q), ("dout", &q)];
+            let inputs = inputs.into_iter().fold(Views::new(), |all, (name, x)| all.with(name, x));
+            let inputs = inputs.with("lse", &lse);
+            let mut outputs = ViewsMut::new().with("dq", &mut dq).with("dk", &mut dk);
+            let refused =
+                run_in(&workspace, &problem, Pass::Backward, &inputs, &mut outputs, &options);
+            assert!(refused.unwrap_err().to_string().contains("one mode"));
         }
     }
 }

@@ -64,12 +64,15 @@ pub struct Arguments {
     /// Key heads; as many as there are query heads if absent.
     #[arg(long, value_name = "H")]
     pub key_heads: Option<usize>,
-    /// Tile sizes, as in 96x128: queries × keys; the measured best if absent.
+    /// Tile sizes, as in 96x128: queries × keys; the measured best if absent. cuda rounds them up to tiles that it has kernels for.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     pub blocking: Option<Blocking>,
     /// The modes of a backward pass; gradient is a mode of attention_lse and lazy_attention alone.
     #[arg(long, value_name = "M,…", value_delimiter = ',', default_value = "auto", value_parser = one_of(Mode::ALL))]
     pub mode: Vec<Mode>,
+    /// The bytes of partial sums of dq that a fused backward pass may keep; what the tier takes by default if absent.
+    #[arg(long, value_name = "BYTES")]
+    pub budget: Option<usize>,
     /// How linear_attention decays.
     #[arg(long, value_name = "D,…", value_delimiter = ',', default_value = "none", value_parser = one_of(Decay::ALL))]
     pub decay: Vec<Decay>,
@@ -98,7 +101,7 @@ pub struct Arguments {
     /// default if absent.
     #[arg(long, value_name = "BYTES")]
     pub memory: Option<usize>,
-    /// Searches tile sizes for every pass and prints the best, at many times the time.
+    /// Searches tile sizes for every pass, and of cuda modes, and prints the best, at many times the time.
     #[arg(long, conflicts_with = "blocking")]
     pub tune: bool,
     #[command(flatten)]

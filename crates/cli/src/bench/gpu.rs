@@ -1,10 +1,11 @@
 //! A device of the cuda tier as a bench uses it.
 
 use super::arguments::Arguments;
+use super::tune::Tried;
 use crate::noise::Times;
 use crate::outcome::Failure;
 use etalon_cuda::{Level, Options, Precision, Settings, Unit, Workspace, peak_gflops};
-use etalon_problem::{Dtype, Error, Pass, Problem, Views, ViewsMut};
+use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Views, ViewsMut};
 use std::time::Duration;
 
 /// A device, and how it is asked to compute.
@@ -14,6 +15,9 @@ pub struct Gpu {
     unit: Unit,
     dtype: Dtype,
 }
+
+/// How often each way is timed by a search, in turns with the others.
+const TURNS: usize = 3;
 
 /// What the device took, and what is told beside.
 pub struct Timed {
@@ -29,18 +33,21 @@ pub struct Timed {
 impl Gpu {
     /// The device that was asked for. Fails where it is not there.
     pub fn new(arguments: &Arguments) -> Result<Gpu, Failure> {
-        let simd = [("--tune", arguments.tune), ("--blocking", arguments.blocking.is_some())];
-        if let Some((name, _)) = simd.into_iter().find(|(_, given)| *given) {
-            return Err(Failure(format!("{name} is an option of the simd tier: cuda has one way")));
-        }
         let level = arguments.level.as_deref().map_or(Ok(Level::Auto), str::parse)?;
         let usual = if level == Level::Portable { Precision::Strict } else { Precision::Flash };
         let precision = arguments.precision.unwrap_or(usual);
-        let (&Arguments { device, assume_finite, memory, .. }, defaults) =
-            (arguments, Options::default());
-        let memory_budget = memory.unwrap_or(defaults.memory_budget);
-        let options =
-            Options { device, level, precision, assume_finite, memory_budget, ..defaults };
+        let &Arguments { device, assume_finite, memory, blocking, budget, .. } = arguments;
+        let defaults = Options::default();
+        let options = Options {
+            device,
+            level,
+            precision,
+            assume_finite,
+            blocking,
+            partials_budget: budget.unwrap_or(defaults.partials_budget),
+            memory_budget: memory.unwrap_or(defaults.memory_budget),
+            ..defaults
+        };
         let workspace = Workspace::with(Settings::user());
         let unit = Unit::of(&workspace, &options, arguments.dtype)?;
         Ok(Gpu { workspace, options, unit, dtype: arguments.dtype })
@@ -67,28 +74,40 @@ impl Gpu {
         }
     }
 
-    /// Computes a pass on operands of the host.
+    /// Computes a pass in a mode on operands of the host.
     pub fn run(
         &self,
         problem: &Problem,
-        pass: Pass,
+        (pass, mode): (Pass, Mode),
         inputs: &Views<'_>,
         outputs: &mut ViewsMut<'_>,
     ) -> Result<(), Error> {
-        etalon_cuda::run_in(&self.workspace, problem, pass, inputs, outputs, &self.options)
+        let options = Options { mode, ..self.options };
+        etalon_cuda::run_in(&self.workspace, problem, pass, inputs, outputs, &options)
     }
 
-    /// Times a pass on operands that lie on the device.
+    /// Times a pass in a mode on operands that lie on the device.
     pub fn time(
+        &self,
+        problem: &Problem,
+        (pass, mode): (Pass, Mode),
+        inputs: &Views<'_>,
+        seconds: f64,
+    ) -> Result<Timed, Error> {
+        let options = Options { mode, ..self.options };
+        self.time_with(problem, pass, inputs, &options, seconds)
+    }
+
+    fn time_with(
         &self,
         problem: &Problem,
         pass: Pass,
         inputs: &Views<'_>,
+        options: &Options,
         seconds: f64,
     ) -> Result<Timed, Error> {
         let duration = Duration::from_secs_f64(seconds);
-        let (workspace, options) = (&self.workspace, &self.options);
-        let timing = etalon_cuda::time(workspace, problem, pass, inputs, options, duration)?;
+        let timing = etalon_cuda::time(&self.workspace, problem, pass, inputs, options, duration)?;
         let whole = |list: Vec<f64>| Times::new(list.into_iter().map(|ns| ns as u64).collect());
         Ok(Timed {
             times: whole(timing.device_ns),
@@ -97,6 +116,57 @@ impl Gpu {
             fills: timing.fills,
             scratch_bytes: timing.scratch_bytes,
         })
+    }
+
+    /// Times a pass in every mode and with every tile that there is a kernel for, in turns; nothing where there is one way.
+    pub fn tune(
+        &self,
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Views<'_>,
+        seconds: f64,
+    ) -> Result<Vec<Tried>, Error> {
+        let target = self.workspace.target(self.options.device)?;
+        let plan_of =
+            |options: &Options| etalon_cuda::plan(problem, pass, self.dtype, options, &target);
+        let Some(usual) = plan_of(&Options { blocking: None, ..self.options })? else {
+            return Ok(Vec::new());
+        };
+        let modes: &[Mode] = match pass {
+            Pass::Backward => &[Mode::Separate, Mode::FusedPartials],
+            _ => &[Mode::Auto],
+        };
+        let mut tried = Vec::new();
+        for &mode in modes {
+            let options = Options { mode, blocking: None, ..self.options };
+            let plan = match plan_of(&options) {
+                Ok(Some(plan)) => plan,
+                Ok(None) => continue,
+                Err(Error::Unsupported { reason, .. }) => {
+                    tried.push(Tried::refused(mode, reason));
+                    continue;
+                }
+                Err(error) => return Err(error),
+            };
+            for &blocking in &plan.blockings {
+                let is_usual =
+                    (usual.level, usual.mode, usual.blocking) == (plan.level, plan.mode, blocking);
+                let options = Options { blocking: Some(blocking), ..options };
+                tried.push(Tried::new(options, plan.level, is_usual));
+            }
+        }
+        if tried.len() < 2 {
+            return Ok(Vec::new());
+        }
+        let turns = TURNS * tried.len();
+        for n in 0..turns {
+            let of = n % tried.len();
+            let Some(options) = tried[of].options else { continue };
+            let timed = self.time_with(problem, pass, inputs, &options, seconds / turns as f64)?;
+            tried[of].add(timed);
+        }
+        tried.sort_by_key(|x| if x.options.is_some() { x.median_ns() } else { u64::MAX });
+        Ok(tried)
     }
 
     /// Why the tier has no kernel for a pass, if so.

@@ -40,14 +40,15 @@ const LONG: f64 = 10.0;
 impl<'a> Bench<'a> {
     /// Fails where the tier or the level that was asked for is not there.
     pub fn new(arguments: &'a Arguments) -> Result<Bench<'a>, Failure> {
-        let &Arguments { tier, blocking, memory, .. } = arguments;
+        let &Arguments { tier, blocking, budget, memory, .. } = arguments;
         let (level, gpu) = match tier {
             Tier::Simd => (simd_level(arguments)?, None),
             Tier::Cuda => (Level::best(), Some(Gpu::new(arguments)?)),
         };
         let usual = Options::default();
         let memory_budget = memory.unwrap_or(usual.memory_budget);
-        let options = Options { level, blocking, memory_budget, ..usual };
+        let partials_budget = budget.unwrap_or(usual.partials_budget);
+        let options = Options { level, blocking, partials_budget, memory_budget, ..usual };
         Ok(Bench { arguments, options, gpu, figures: Vec::new(), peak: 0.0 })
     }
 
@@ -144,10 +145,11 @@ impl<'a> Bench<'a> {
     /// The modes in which a pass is timed: a backward pass in every one that the algorithm has.
     fn modes(&self, algorithm: Algorithm, pass: Pass) -> Vec<Mode> {
         let one = matches!(algorithm, Algorithm::LinearAttention | Algorithm::LinearCrossEntropy);
-        if pass != Pass::Backward || one || self.gpu.is_some() {
+        let lazy = algorithm == Algorithm::LazyAttention;
+        if pass != Pass::Backward || one || lazy && self.gpu.is_some() {
             return vec![Mode::Auto];
         }
-        let further = matches!(algorithm, Algorithm::AttentionLse | Algorithm::LazyAttention);
+        let further = lazy || algorithm == Algorithm::AttentionLse;
         let has = |mode| mode != Mode::ForwardGradient || further;
         self.arguments.mode.iter().copied().filter(|&mode| has(mode)).collect()
     }
@@ -201,18 +203,22 @@ impl<'a> Bench<'a> {
         let request = Request { problem, pass, dtype, inputs: &inputs, hints };
         inputs.extend(saved(&request, &|problem, pass, inputs, outputs| match &self.gpu {
             None => run_in(&Workspace::new(), problem, pass, inputs, outputs, &options),
-            Some(gpu) => gpu.run(problem, pass, inputs, outputs),
+            Some(gpu) => gpu.run(problem, (pass, mode), inputs, outputs),
         })?);
         let blank = self.blank(problem, mask, (pass, mode), flops);
         if let Some(gpu) = &self.gpu {
-            let timed = gpu.time(problem, pass, &views(&inputs)?, seconds)?;
+            let timed = gpu.time(problem, (pass, mode), &views(&inputs)?, seconds)?;
             let on_device = OnDevice {
                 enqueue_ns: timed.enqueue_ns,
                 launches: timed.launches,
                 fills: timed.fills,
                 scratch_bytes: timed.scratch_bytes,
             };
-            return Ok(Figure { on_device: Some(on_device), ..blank.with(timed.times) });
+            let search = || gpu.tune(problem, pass, &views(&inputs)?, seconds);
+            // It is the same in every mode.
+            let first = self.arguments.mode.first() == Some(&mode) || pass != Pass::Backward;
+            let tried = if tune && first { search()? } else { Vec::new() };
+            return Ok(Figure { on_device: Some(on_device), tried, ..blank.with(timed.times) });
         }
         // A step works in place, so its states have values before the first.
         let mut outputs = made(&operands, dtype, |x| x.role == Role::Output);
@@ -261,6 +267,7 @@ impl<'a> Bench<'a> {
             share: None, // when the peak is known
             gigabytes: None,
             best: None,
+            tried: Vec::new(),
             on_device: None,
         }
     }

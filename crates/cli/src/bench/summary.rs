@@ -1,6 +1,6 @@
 //! The figures of a run, as a table and as JSON, and whether they can be trusted.
 
-use super::tune::Best;
+use super::tune::{self, Best, Tried};
 use crate::noise::{Times, busy};
 use crate::table::{Table, page};
 use crate::units::{bytes, digits, time};
@@ -32,6 +32,9 @@ pub struct Figure {
     /// The best of the tile sizes that were searched.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub best: Option<Best>,
+    /// The ways of a device that were searched.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub tried: Vec<Tried>,
     /// What a device is told and given for a pass.
     #[serde(flatten, skip_serializing_if = "Option::is_none")]
     pub on_device: Option<OnDevice>,
@@ -124,7 +127,7 @@ impl Figures {
             )));
         }
         lines.push(page(FLOPS));
-        for Figure { algorithm, mask, length, dim, pass, mode, gigabytes, best, .. } in
+        for Figure { algorithm, mask, length, dim, pass, mode, gigabytes, best, tried, .. } in
             &self.figures
         {
             let what = format!("{algorithm} {pass} ({mode}), {mask}");
@@ -134,6 +137,9 @@ impl Figures {
                     digits(*states),
                     digits(*memory)
                 )));
+            }
+            if !tried.is_empty() {
+                lines.push(format!("{what}, {length} × {dim}:\n{}", tune::table(tried)));
             }
             lines.extend(best.as_ref().map(|best| format!("{what}, {length} × {dim}: {best}")));
         }
@@ -145,12 +151,11 @@ impl Figures {
 
     fn table(&self) -> String {
         let on_device = self.figures.iter().any(|figure| figure.on_device.is_some());
-        let mode = (!on_device).then_some("mode");
         let runs = if on_device { "rounds" } else { "runs" };
         let common = ["mask", "length", "dim", "time", "spread", runs, "GFLOP/s", "of peak"];
         let further =
             ["enqueued in", "kernels + fills", "scratch"].into_iter().filter(|_| on_device);
-        let header = ["pass"].into_iter().chain(mode).chain(common).chain(further);
+        let header = ["pass", "mode"].into_iter().chain(common).chain(further);
         let mut table = Table::new(header);
         let mut figures: Vec<&Figure> = self.figures.iter().collect();
         figures.sort_by_key(|figure| figure.algorithm);
@@ -163,11 +168,9 @@ impl Figures {
 }
 
 impl Figure {
-    /// Its row of the table: a device has no modes, but is told and given something.
+    /// Its row of the table: a device is told and given something.
     fn row(&self) -> Vec<String> {
-        let mode = self.on_device.is_none().then(|| self.mode.to_string());
-        let mut row = vec![self.pass.to_string()];
-        row.extend(mode);
+        let mut row = vec![self.pass.to_string(), self.mode.to_string()];
         row.extend([
             self.mask.clone(),
             self.length.to_string(),

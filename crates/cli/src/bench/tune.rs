@@ -1,6 +1,9 @@
-//! The search for the best tiles.
+//! The search for the best tiles, and of a device for the best mode.
 
-use etalon_problem::{Blocking, Error, Pass};
+use super::gpu::Timed;
+use crate::table::Table;
+use crate::units::{bytes, time};
+use etalon_problem::{Blocking, Error, Mode, Pass};
 use etalon_simd::Options;
 use serde::Serialize;
 use std::fmt;
@@ -94,4 +97,86 @@ fn once(options: &Options, run: &mut Run<'_>) -> Result<Duration, Error> {
     let start = Instant::now();
     run(options)?;
     Ok(start.elapsed())
+}
+
+/// A way of the cuda tier to compute a pass, timed beside the others.
+#[derive(Debug, Clone, Serialize)]
+pub struct Tried {
+    /// `None`: it is refused.
+    #[serde(skip)]
+    pub options: Option<etalon_cuda::Options>,
+    mode: &'static str,
+    level: Option<&'static str>,
+    blocking: Option<Blocking>,
+    /// Whether it is what the tier does unasked.
+    usual: bool,
+    refusal: Option<String>,
+    /// Of each turn the median.
+    times_ns: Vec<u64>,
+    scratch_bytes: usize,
+}
+
+impl Tried {
+    pub fn new(options: etalon_cuda::Options, level: etalon_cuda::Level, usual: bool) -> Tried {
+        let (mode, blocking) = (options.mode.name(), options.blocking);
+        Tried {
+            options: Some(options),
+            mode,
+            level: Some(level.name()),
+            blocking,
+            usual,
+            refusal: None,
+            times_ns: Vec::new(),
+            scratch_bytes: 0,
+        }
+    }
+
+    pub fn refused(mode: Mode, reason: String) -> Tried {
+        Tried {
+            options: None,
+            mode: mode.name(),
+            level: None,
+            blocking: None,
+            usual: false,
+            refusal: Some(reason),
+            times_ns: Vec::new(),
+            scratch_bytes: 0,
+        }
+    }
+
+    pub fn add(&mut self, timed: Timed) {
+        self.times_ns.push(timed.times.median_ns);
+        self.scratch_bytes = timed.scratch_bytes;
+    }
+
+    pub fn median_ns(&self) -> u64 {
+        let mut times = self.times_ns.clone();
+        times.sort_unstable();
+        times.get(times.len() / 2).copied().unwrap_or(0)
+    }
+}
+
+/// What a search found, the fastest first.
+pub fn table(tried: &[Tried]) -> String {
+    let mut table = Table::new(["mode", "level", "tiles", "time", "of the usual", "scratch", ""]);
+    let usual = tried.iter().find(|x| x.usual).map(|x| x.median_ns() as f64);
+    for x in tried.iter().filter(|x| x.refusal.is_none()) {
+        let ns = x.median_ns() as f64;
+        table.add_row([
+            x.mode.to_string(),
+            x.level.unwrap_or_default().to_string(),
+            x.blocking.map_or(String::new(), |x| format!("{}x{}", x.queries, x.keys)),
+            time(ns * 1e-9),
+            usual.map_or(String::new(), |usual| format!("{:.2}", ns / usual.max(1.0))),
+            bytes(x.scratch_bytes),
+            if x.usual { "usual" } else { "" }.to_string(),
+        ]);
+    }
+    let mut text = table.to_string();
+    for x in tried {
+        if let Some(reason) = &x.refusal {
+            text += &format!("\nmode {}: {reason}", x.mode);
+        }
+    }
+    text
 }

@@ -85,8 +85,6 @@ fn a_bench_of_a_device() {
         assert!(figures.iter().all(|figure| figure["launches"].as_u64() > Some(0)));
         assert_eq!(file["unit"], "fused multiply-adds");
     }
-    let line = refusal(&etalon(&["bench", "--tier", "cuda", "--tune"]));
-    assert_eq!(line, "--tune is an option of the simd tier: cuda has one way");
     let line = refusal(&etalon(&["bench", "--tier", "cuda", "--level", "avx2"]));
     assert!(line.starts_with("`level` must be one of auto, portable"), "{line}");
 }

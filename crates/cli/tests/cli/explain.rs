@@ -47,6 +47,40 @@ fn the_memory_of_a_problem_is_explained() {
     assert!(line.contains("--problem"), "{line}");
 }
 
+/// Without a device.
+#[test]
+fn a_pass_of_a_device_is_explained() {
+    let path = format!("{}/../../docs/examples/attention-8192.json", env!("CARGO_MANIFEST_DIR"));
+    let explain = |more: &[&str]| {
+        let own = ["explain", "--problem", &path, "--threads", "1"];
+        String::from_utf8(etalon(&[&own[..], more].concat()).stdout).unwrap()
+    };
+    let text = explain(&["--dtype", "bf16"]);
+    for part in [
+        "The cuda tier on compute capability 9.0 (132 multiprocessors, 227 KiB for a block)",
+        "Tiles of forward sm90a: 192x128, 128x128",
+        "  not sm80: the second order is not written yet for sm80",
+        "partial sums of dq: ",
+    ] {
+        assert!(text.contains(part), "{part} is not in\n{text}");
+    }
+    let row = |text: &str, words: &[&str]| {
+        let found = text.lines().find(|line| words.iter().all(|word| line.contains(word)));
+        found.unwrap_or_else(|| panic!("{words:?} are not in\n{text}")).to_string()
+    };
+    assert!(row(&text, &["backward", "separate", "sm90a"]).contains("chosen"), "{text}");
+    assert!(!text.contains("NaN"), "{text}");
+    // 64 bytes a query, head and tile of 64 keys fit: 32 · 8192 · 64 · 4 · 128 bytes.
+    let text = explain(&["--arch", "sm_86", "--budget", "9000000000"]);
+    assert!(row(&text, &["backward", "fused", "portable"]).contains("chosen"), "{text}");
+    assert!(text.contains("  partial sums of dq: 8.00 GiB"), "{text}");
+    assert!(text.contains("nothing was measured on such a device"), "{text}");
+    let text = explain(&["--dtype", "bf16", "--cuda-level", "sm90a"]);
+    assert!(text.contains("backward, fused: the backward pass of sm90a has one mode"), "{text}");
+    let line = refusal(&etalon(&["explain", "--problem", &path, "--arch", "sm_75"]));
+    assert!(line.contains("sm_90"), "{line}");
+}
+
 #[test]
 fn the_chunks_of_a_problem_are_explained() {
     let path = format!("{}/../../docs/examples/linear-4096.json", env!("CARGO_MANIFEST_DIR"));
@@ -59,6 +93,11 @@ fn the_chunks_of_a_problem_are_explained() {
     // What the seed of the project printed as 76 KB: with micro-chunks of 32, 96 KiB at D = E = 64.
     let row = text.lines().find(|line| line.trim_start().starts_with("99 KiB")).unwrap();
     assert!(row.contains("96.0 KiB"), "{text}");
+    // Of the kernels for devices beside it: docs/linear_attention.md.
+    let text =
+        String::from_utf8(etalon(&[&chunks[..], &["--dtype", "bf16"]].concat()).stdout).unwrap();
+    let row = text.lines().find(|line| line.contains("flow ") && line.contains("sm80")).unwrap();
+    assert!(row.contains("50.9 KiB"), "{text}");
 }
 
 #[test]

@@ -9,7 +9,7 @@ use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::{Tensor, Tensors};
 use crate::tier::{Hints, Layout};
-use etalon_problem::{Axis, Pass, Role, Sequences};
+use etalon_problem::{Axis, Mode, Pass, Role, Sequences};
 use ndarray::{ArrayD, IxDyn};
 
 laws! {
@@ -19,6 +19,8 @@ laws! {
     /// Operands and results that lie in memory as columns, backwards, with gaps, or operands that overlap
     /// give the same bits, and nothing is written beside results.
     Contract layouts of EVERY on Any, favour many_ways;
+    /// Partial sums of dq that have other memory, as little as a byte, give the same bits.
+    Contract partials on Backward, favour many_ways;
     /// What the memory of results holds before changes no bit.
     Contract filled_places of EVERY on Any, favour many_ways;
     /// A result that is asked for alone has the bits that it has with the others.
@@ -88,6 +90,19 @@ fn shared(trial: &Trial<'_>) -> Result<Tensors, Flaw> {
         Ok((name.clone(), Tensor::store(&values, stored)))
     });
     inputs.collect()
+}
+
+fn partials(trial: &Trial<'_>) -> Judgement {
+    let ask = |partials_budget| {
+        let mode = Mode::FusedPartials;
+        trial.ask_hinted(Hints { mode, partials_budget, ..Hints::default() })
+    };
+    let usual = ask(None)?;
+    for bytes in [1, 50_000] {
+        same(&ask(Some(bytes))?, &usual, Equality::Bits, everywhere)
+            .map_err(|flaw| flaw.of(&format!("{bytes} bytes")))?;
+    }
+    Ok(None)
 }
 
 fn filled_places(trial: &Trial<'_>) -> Judgement {

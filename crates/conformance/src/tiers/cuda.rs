@@ -5,7 +5,7 @@ use super::{door, filters, shards};
 use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
-use crate::tier::{Filtered, Refusal, Request, Tier};
+use crate::tier::{Filtered, Hints, Refusal, Request, Tier};
 use etalon_cuda::{Level, Options, Precision, Settings, Workspace, linear_cross_entropy};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, Pass};
@@ -64,9 +64,17 @@ impl Cuda {
         found.err().map(reason)
     }
 
-    fn options(self, recompute: bool) -> Options {
-        let Cuda { level, precision } = self;
-        Options { level, precision, recompute, ..Options::default() }
+    fn options(self, hints: Hints) -> Options {
+        let (Cuda { level, precision }, usual) = (self, Options::default());
+        Options {
+            level,
+            precision,
+            blocking: hints.blocking,
+            mode: hints.mode,
+            partials_budget: hints.partials_budget.unwrap_or(usual.partials_budget),
+            recompute: hints.recompute,
+            ..usual
+        }
     }
 }
 
@@ -87,7 +95,7 @@ impl Tier for Cuda {
         if of_f32 && dtype != Dtype::F32 {
             return Err(format!("`{}` is a precision of f32", self.precision));
         }
-        let offered = etalon_cuda::offers(&self.options(false), algorithm, pass, dtype);
+        let offered = etalon_cuda::offers(&self.options(Hints::default()), algorithm, pass, dtype);
         offered.map_err(|error| match error {
             Error::Unsupported { reason, .. } => reason,
             error => error.to_string(),
@@ -116,7 +124,7 @@ impl Tier for Cuda {
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        let options = self.options(request.hints.recompute);
+        let options = self.options(request.hints);
         if let Some((problem, classes)) = shards::of(request) {
             return Ok(shards::cuda(request, problem, &classes, &WORKSPACE, &options)?);
         }
@@ -129,7 +137,7 @@ impl Tier for Cuda {
         let Some(problem) = filters::of(request).filter(|_| self.level == Level::Portable) else {
             return Ok(None);
         };
-        let (options, found) = (self.options(request.hints.recompute), Mutex::default());
+        let (options, found) = (self.options(request.hints), Mutex::default());
         let outputs = door::outputs(request, &|_, _, inputs, outputs| {
             let certificate = linear_cross_entropy::filtered_backward(
                 &WORKSPACE, problem, inputs, outputs, filter, &options,

@@ -40,12 +40,14 @@ impl Simd {
     }
 
     fn options(&self, request: &Request<'_>) -> Options {
+        let usual = Options::default();
         Options {
             level: self.level,
             blocking: request.hints.blocking,
             mode: request.hints.mode,
+            partials_budget: request.hints.partials_budget.unwrap_or(usual.partials_budget),
             recompute: request.hints.recompute,
-            ..Options::default()
+            ..usual
         }
     }
 }

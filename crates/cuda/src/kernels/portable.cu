@@ -4,6 +4,7 @@
 //   forward   a block owns 64 queries of one head and walks the keys: S, P, o += P·v, lse       (F1)–(F5), (L1)
 //   delta     one number a row                                                                  (B1)
 //   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                 (B2)–(B5)
+//   scale     a warp owns a row: dq of attention_lse from what its forward pass saved           (L2)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv   (B6), (B7)
 //   fused     as `keys`, with what its keys add to dq, which `collect` adds up                  (B2)–(B7)
 //   dsinks    a block owns one head                                                             (B8)
@@ -12,6 +13,7 @@
 // Tiles begin where their sequence begins. Compile-time: STORAGE; OPTIONS, 0 where there is no softcap, no bias and no
 // array of flags; VALUES, 0 for attention_lse; CD and CE, the columns
 // of D and E that a block accumulates: 64, 128 or 256; R.
+#define FUSES 1
 
 // A pair's P (F4) and ds (B4), both hidden if it is not visible; returns dS (B3), 0 if it is not visible.
 DEV float pair(const Head& head, float product, float dp, int i, int j, Span span, float lse, float delta, float& p, float& ds) {
@@ -167,7 +169,7 @@ DEV void queries_of(const Call& c, Shared& shared, int block) {
       for (int e = 0; e < 4; e++)
         pair(head, x[r][e], dp[r][e], row + R * ty() + r, key + 4 * tx() + e, spans[r], lse[r], delta[r], p, x[r][e]);
     publish(shared, x);
-    add_tile<CD>(dq, [&](float (&sum)[R][CD / 16]) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
+    add_tile<CD, true>(dq, [&](float (&sum)[R][CD / 16]) { accumulate<CD>(shared, sum, k, c.first_dim, c.dim); });
   }
   store<CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, Same{c.scale}, c.first_dim, c.dim, c.wide);
 }
@@ -178,6 +180,25 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
   for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) queries_of(c, shared, c.blocks - 1 - block);
 }
 
+#if !VALUES
+// (L2) from the gradient of lse by q, which lies in the place of q, in f32. A warp has a row of the arrays; where a row saw nothing, dlse
+// is not read.
+extern "C" __global__ void __launch_bounds__(THREADS) scale(const __grid_constant__ Call c) {
+  const i64 at = (i64)blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+  if (at >= (i64)c.batch * c.heads * c.queries) return;
+  const int lane = threadIdx.x % 32, i = at % c.queries, h = at / c.queries % c.heads, b = at / c.queries / c.heads;
+  if (c.spans[(i64)b * c.queries + i].begin < 0) return;
+  const float* from = (const float*)c.q.data + b * c.q.batch + h * c.q.head + i * c.q.row;
+  element* to = (element*)c.dq.data + b * c.dq.batch + h * c.dq.head + i * c.dq.row;
+  bool any = false;
+  for (int e = lane; e < c.dim; e += 32) any |= from[e] != 0;
+  const float lse = c.lse[at];
+  const bool nothing = lse == -INF || c.sinks && lse == c.sinks[h] && !__any_sync(~0u, any);
+  const float dlse = nothing ? 0 : c.dlse[at];
+  for (int e = lane; e < c.dim; e += 32) to[e] = rounded(nothing ? 0 : fmaf(dlse, from[e], 0.0f));  // no -0, as `store`
+}
+#endif
+
 // With SLOTS also what these keys add to the gradient of q.
 template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block, const SLOTS& slots) {
   constexpr bool FUSED = SLOTS::FUSED;
@@ -185,7 +206,7 @@ template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block
   if (slots.lacks(task.key_tile)) return;
   const Sequence s = c.sequences[task.first];
   const int key_head = block % c.key_heads, group = c.heads / c.key_heads, key = task.key_tile * SIDE;
-  const bool wants_dk = c.dk.data && c.first_dim < c.dim;
+  const bool wants_dk = c.dk.data && c.first_dim < c.dim, wants_dq = FUSED && (NARROW || c.first_dim < c.dim);
   Rows k = rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys);
   float dk[R][CD / 16];
   clear<CD>(dk);
@@ -207,7 +228,7 @@ template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block
       products(shared, x, k, q, c.dim);
 #if VALUES
       Rows dout = rows_of(c.dout, s.batch, h, s.query_start + row, s.query_start + s.queries);
-      if (FUSED || wants_dk) products(shared, dp, v, dout, c.value_dim);
+      if (wants_dq || wants_dk) products(shared, dp, v, dout, c.value_dim);
 #endif
 #pragma unroll
       for (int e = 0; e < 4; e++) {
@@ -228,13 +249,17 @@ template <class SLOTS> DEV void keys_of(const Call& c, Shared& shared, int block
         publish(shared, ds);
         accumulate<CD>(shared, dk, q, c.first_dim, c.dim);
       }
-      if constexpr (FUSED) {
-        float dq[R][CD / 16];
-        clear<CD>(dq);
+      if (wants_dq) {
         if (wants_dk) __syncthreads();
         publish_across(shared, ds);
-        accumulate<CD>(shared, dq, k, c.first_dim, c.dim);
-        leave(c, slots, s, h, row, task.key_tile, dq);
+#pragma unroll 1
+        for (int first = c.first_dim; first < (NARROW ? 1 : min(c.first_dim + CD, c.dim)); first += 64) {
+          float dq[R][4];
+          clear<64>(dq);
+          accumulate<64>(shared, dq, k, first, c.dim);
+          if constexpr (FUSED) leave(c, slots, s, h, row, task.key_tile, first, dq);
+          if (!NARROW) __syncthreads();
+        }
       }
     }
   }
@@ -250,12 +275,10 @@ extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant
   for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) keys_of(c, shared, block, NoSlots());
 }
 
-#if CD == 64 && CE == 64
 extern "C" __global__ void __launch_bounds__(THREADS) fused(const __grid_constant__ Collected a) {
   __shared__ Shared shared;
   keys_of(a.c, shared, blockIdx.x, a.slots);
 }
-#endif
 
 #if OPTIONS
 extern "C" __global__ void __launch_bounds__(THREADS) dbias(const __grid_constant__ Call c) {

@@ -13,6 +13,7 @@
 //
 // Compile-time: as `portable.cu`.
 // The product s = q·k of (F1) and that of its motion, u = ddq·k + q·ddk, with queries or with keys as rows.
+#define FUSES (CD == 64 && CE == 64)
 template <bool BY_KEYS> DEV void scores(const Second& a, Shared& shared, float (&s)[R][4], float (&u)[R][4], const Head& head, int row, int key) {
   Rows q = query_rows(a.c.q, head, row), k = key_rows(a.c.k, head, key);
   Rows ddq = query_rows(a.ddq, head, row), ddk = key_rows(a.ddk, head, key);
@@ -183,7 +184,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) queries(const __grid_const
         __syncthreads();
       }
     };
-    add_tile<CD>(gq, add_pairs);
+    add_tile<CD, NARROW>(gq, add_pairs);
   }
   store<CD>(a.gq, head.s.batch, head.head, head.s.query_start + row, head.s.queries - row, gq, Same{c.scale}, c.first_dim, c.dim, false);
 }
@@ -256,7 +257,7 @@ template <class SLOTS> DEV void keys_of(const Second& a, const SLOTS& slots) {
           __syncthreads();
         }
       }
-      if constexpr (FUSED) leave(c, slots, s, h, row, task.key_tile, gq);
+      if constexpr (FUSED) leave(c, slots, s, h, row, task.key_tile, 0, gq);
     }
   }
   if (wants_gk) store<CD>(a.gk, s.batch, key_head, s.key_start + key, s.keys - key, gk, Same{c.scale}, c.first_dim, c.dim, false);
@@ -266,7 +267,7 @@ template <class SLOTS> DEV void keys_of(const Second& a, const SLOTS& slots) {
 }
 extern "C" __global__ void __launch_bounds__(THREADS) keys(const __grid_constant__ Second a) { keys_of(a, NoSlots()); }
 
-#if CD == 64 && CE == 64
+#if FUSES
 struct FusedSecond {
   Second a;
   Slots slots;

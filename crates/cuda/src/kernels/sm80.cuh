@@ -3,7 +3,11 @@
 // multiplies. Their scores.
 //
 // Compile-time: STORAGE (0|1|2); OPTIONS, 0 where there is no softcap, no bias and no array of flags; WHOLE, see `load_tile`;
-// VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v.
+// VALUES, 0 for attention_lse; CD and CE, the columns of a row of q and of v; TILES, of 16-bit operands with CD up to 128: 0, forward 128
+// queries by 64 keys and backward 64 by 64; 1, walked tiles of 32 rows; 2, forward 64 queries by 64 keys.
+#ifndef TILES
+#define TILES 0
+#endif
 // Whether a block that finds a sum that is not finite walks again, and clears tiles only then; else it clears those that hide a pair.
 constexpr bool TWICE = STORAGE == 0;
 constexpr int BYTES = sizeof(element);

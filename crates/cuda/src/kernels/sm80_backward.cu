@@ -6,7 +6,8 @@
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
 //
 // Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are walked have
-// 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too.
+// 32 rows in so many stages, 2 where a block may have the shared memory. Those of f32 have 32 rows, too. FUSES: in place of these
+// kernels that of `sm80_fused.cu`.
 #ifdef STAGES
 #define WIDE 1
 #else
@@ -14,7 +15,7 @@
 #define STAGES (STORAGE == 0 && CD + VALUES * CE > 192 ? 1 : 2)
 #endif
 #if WIDE || CD <= 128
-constexpr int WALK = WIDE || STORAGE == 0 ? 32 : SIDE;  // rows of a tile that a block walks
+constexpr int WALK = WIDE || STORAGE == 0 || TILES == 1 ? 32 : SIDE;  // rows of a tile that a block walks
 constexpr u32 D_BYTES = SIDE * CD * BYTES, E_BYTES = VALUES ? SIDE * CE * BYTES : 0;
 constexpr u32 D_STAGE = WALK * CD * BYTES, E_STAGE = VALUES ? WALK * CE * BYTES : 0;
 // Dynamic shared memory: D_BYTES + E_BYTES + STAGES (D_STAGE + E_STAGE + 8 WALK). What a block owns, and what it walks.
@@ -52,13 +53,14 @@ DEV bool weigh_alone(const Head& head, const Unit& unit, int i, int j, float& p,
   return !weigh<true>(head, unit, p, ds, i, j, head.span(i), lse2_of(head, i), delta_of(head, i));
 }
 
+#if !FUSES
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(const __grid_constant__ Call c) {
-  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_dout = at_q + D_BYTES, at_k = at_dout + E_BYTES, at_v = at_k + STAGES * D_STAGE;
   Place own = drawn(c.heads);
   Task task = c.tasks[own.task];
   Head head(c, c.sequences[task.first], own.head);
+  if (c.found && !c.found[task.first * c.key_heads + head.key_head]) return;  // here a number for each sequence and key head
   const Sequence& s = head.s;
   const int row = task.row_tile * SIDE;
   Tile tile = c.tiles[s.first_tile + task.row_tile];
@@ -149,14 +151,16 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
   }
   store<1, CD>(c.dq, s.batch, head.head, s.query_start + row, s.queries - row, dq, scale, 0, c.dim);
 }
+#endif
 
-// dk and dv, or one of them.
-template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
-  if (idle(c)) return;
+// dk and dv, or one of them; with SLOTS also what these keys add to dq, of D and E up to 128.
+template <bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* bytes, const SLOTS& slots) {
+  constexpr bool FUSED = SLOTS::FUSED;
   const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES, at_dout = at_q + STAGES * D_STAGE;
   float* numbers = (float*)(bytes + D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
   Place own = drawn(c.key_heads);
   Task task = c.tasks[own.task];
+  if (slots.lacks(task.key_tile)) return;
   const Sequence s = c.sequences[task.first];
   const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + WALK - 1) / WALK;
   const bool wants_dk = DK && c.dk.data, wants_dv = DV && c.dv.data;
@@ -184,6 +188,9 @@ template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
 #endif
     if (threadIdx.x < 2 * WALK) numbers[stage * 2 * WALK + threadIdx.x] = threadIdx.x < WALK ? lse2_of(head, i) : delta_of(head, i);
   };
+#if FUSES
+  find_odd<CD>(slots, task.first * c.key_heads + key_head, at_k);
+#endif
   const Unit unit = unit_of(c);
   bool odd, again = false;
   do {
@@ -207,7 +214,7 @@ template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
       float x[1][WALK / 8][4], ds[1][WALK / 8][4];
       products<1, WALK, CD>(x, at_k, q);
 #if VALUES
-      if (wants_dk) products<1, WALK, CE>(ds, at_v, dout);
+      if (FUSED || wants_dk) products<1, WALK, CE>(ds, at_v, dout);
       else clear<1, WALK>(ds);
 #else
       clear<1, WALK>(ds);
@@ -253,7 +260,17 @@ template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
       if (wants_dv) accumulate<1, WALK, CE>(dv, packed, dout);
 #endif
       pack_all<1, WALK>(packed, ds);
+#if FUSES
+      // There is room for dS where dout was, which all have read, or behind the numbers.
+      const u32 across = VALUES ? dout : at_q + STAGES * (D_STAGE + 8 * WALK);
+      __syncthreads();
+      put<WALK>(across, packed);
+#endif
       if (wants_dk) accumulate<1, WALK, CD>(dk, packed, q);
+#if FUSES
+      __syncthreads();
+      leave(c, slots, head, row, task.key_tile, across, at_k);
+#endif
       if (STAGES == 1 && following < group * tiles) {
         __syncthreads();
         load(following, 0), copy_commit();
@@ -296,18 +313,22 @@ template <bool DK, bool DV> DEV void of_keys(const Call& c, char* bytes) {
   if (wants_dv) store<1, CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, 0, c.value_dim);
 #endif
 }
+#if !FUSES
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
-  of_keys<true, !WIDE>(c, bytes);
+  of_keys<true, !WIDE>(c, bytes, NoSlots());
 }
+#endif
 #if WIDE && VALUES
 extern "C" __global__ void __launch_bounds__(THREADS, 1) values(const __grid_constant__ Call c) {
+  if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
-  of_keys<false, true>(c, bytes);
+  of_keys<false, true>(c, bytes, NoSlots());
 }
 #endif
 
-#if OPTIONS && !WIDE && STORAGE != 0
+#if OPTIONS && !WIDE && !FUSES && STORAGE != 0
 // Dynamic shared memory: 2 (D_BYTES + E_BYTES).
 extern "C" __global__ void __launch_bounds__(THREADS, 2) dbias(const __grid_constant__ Call c) {
   if (idle(c)) return;

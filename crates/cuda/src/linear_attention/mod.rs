@@ -9,10 +9,12 @@ mod passes;
 mod prepared;
 mod ready;
 mod second;
+mod shared;
 mod tables;
 
 pub(crate) use log_decays::check_log_decays;
 pub(crate) use ready::Ready;
+pub use shared::{LinearKernel, linear_shared};
 
 /// Tokens of a chunk, and of a micro-chunk: a tile.
 pub(crate) const CHUNK: usize = 128;

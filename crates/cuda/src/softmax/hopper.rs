@@ -3,19 +3,21 @@
 
 use crate::gpu::Kernels;
 use crate::moves::{Place, When};
+use crate::options::Options;
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
+use crate::softmax::asked::Asked;
 use crate::softmax::hopper_call::{Backward, Forward, Packed, Scored, Shape, tensor_map};
 use crate::softmax::mend::{Cleansed, Mend, Merged};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::rows::SIDE;
 use crate::softmax::variants::{Hopper, Lengths};
 use crate::softmax::window::{LONGEST, OPEN, Window, window};
-use crate::softmax::{Job, portable};
+use crate::softmax::{Job, blocks, portable};
 use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
-use etalon_problem::{Dtype, Error, Extents, Pass, Sequences};
+use etalon_problem::{Blocking, Dtype, Error, Extents, Pass, Sequences};
 use std::sync::Arc;
 
 /// The architecture of the kernels.
@@ -25,9 +27,11 @@ pub(super) const ARCHITECTURE: &str = "sm_90a";
 #[derive(Debug)]
 pub(crate) struct Plan {
     /// The columns of every operand: D and E, rounded up to 64 or 128.
-    width: usize,
+    pub width: usize,
     window: Window,
-    pub(super) variant: Hopper,
+    pub variant: Hopper,
+    /// Queries and keys of a tile, forward.
+    pub tile: Blocking,
     /// Rows of lse2 and delta of a head.
     stats: usize,
     storage: Dtype,
@@ -57,10 +61,10 @@ struct Wide {
 
 impl Plan {
     /// How to compute a pass, or why these kernels cannot.
-    pub fn new(prepared: &Prepared<'_>) -> Result<Plan, &'static str> {
-        let (scores, pass, storage) = (&prepared.scores, prepared.pass, prepared.storage);
+    pub fn new(asked: &Asked<'_>, options: &Options) -> Result<Plan, &'static str> {
+        let (scores, pass, storage) = (asked.scores, asked.pass, asked.storage);
         let e = &scores.extents;
-        if !prepared.device().is_hopper() {
+        if !asked.target.is_hopper() {
             return Err("the device is not of compute capability 9.0");
         }
         if !matches!(storage, Dtype::Bf16 | Dtype::F16) {
@@ -69,16 +73,19 @@ impl Plan {
         if !matches!(pass, Pass::Forward | Pass::Backward) {
             return Err("the second order is not written yet for sm90a");
         }
-        if pass == Pass::Backward && prepared.value_dim.is_none() {
+        if pass == Pass::Backward && asked.value_dim.is_none() {
             return Err("the backward pass of attention_lse is not written yet for sm90a");
         }
-        let columns = e.dim.max(prepared.value_dim.unwrap_or(1));
+        if asked.insists(options.mode) {
+            return Err("the backward pass of sm90a has one mode, `separate`");
+        }
+        let columns = asked.columns();
         if columns > 128 {
             return Err("dim and value_dim must be at most 128 for sm90a");
         }
-        let rows = &prepared.rows;
+        let counts = asked.counts;
         let empty = e.batch == 0 || e.query_heads == 0 || e.queries == 0 || e.keys == 0;
-        if empty || rows.by_queries.is_empty() || rows.by_keys.is_empty() {
+        if empty || counts.by_queries == 0 || counts.by_keys == 0 {
             return Err("there are no queries or no keys, and nothing for sm90a to compute");
         }
         if e.queries.max(e.keys) > LONGEST {
@@ -93,17 +100,19 @@ impl Plan {
             Sequences::Packed { .. } => Lengths::Listed,
         };
         // Maxima are those of scores: a scale that turns their order is an option.
-        let options =
+        let scored =
             scores.softcap.is_some() || scores.bias.is_some() || scores.scale() as f32 <= 0.0;
         let width = if columns <= 64 { 64 } else { 128 };
         let windowed = window.left != OPEN || window.right != OPEN;
-        let variant = Hopper { storage, width, windowed, lengths, options }.within();
+        let variant = Hopper { storage, width, windowed, lengths, options: scored }.within();
+        let tile = blocks::chosen(&blocks::of_hopper(asked, variant), options.blocking);
         Ok(Plan {
             width,
             window,
             variant,
+            tile,
             stats: match variant.lengths {
-                Lengths::Listed => SIDE * (rows.by_queries.len() + 1),
+                Lengths::Listed => SIDE * (counts.by_queries + 1),
                 _ => padded(e.queries),
             },
             storage,
@@ -180,7 +189,7 @@ impl Plan {
         };
         if prepared.computes_forward() {
             let values = prepared.value_dim.is_some();
-            self.forward = load(Variant::hopper_forward(self.variant, values))?;
+            self.forward = load(Variant::hopper_forward_of(self.variant, values, self.tile))?;
         }
         if prepared.pass == Pass::Backward {
             self.backward = load(Variant::hopper_backward(self.variant))?;
@@ -198,7 +207,7 @@ impl Plan {
     }
 
     /// Numbers of lse2, and of delta.
-    fn stat_rows(&self, e: &Extents) -> usize {
+    pub fn stat_rows(&self, e: &Extents) -> usize {
         let batch = if self.variant.lengths == Lengths::Listed { 1 } else { e.batch };
         batch * e.query_heads * self.stats
     }
@@ -269,7 +278,7 @@ fn by_keys(name: &str) -> bool {
 }
 
 /// Heads and rows of an operand.
-fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
+pub(crate) fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
     if by_keys(name) { (e.key_heads, e.keys) } else { (e.query_heads, e.queries) }
 }
 

@@ -2,6 +2,7 @@
 
 use crate::gpu::Kernels;
 use crate::moves::When;
+use crate::options::Options;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
@@ -92,8 +93,8 @@ pub(crate) struct Kept {
 
 impl LazyPlan {
     /// How to compute a pass, or why these kernels cannot.
-    pub fn new(prepared: &Prepared<'_>) -> Result<LazyPlan, &'static str> {
-        let mut operands = Plan::new(prepared)?;
+    pub fn new(prepared: &Prepared<'_>, options: &Options) -> Result<LazyPlan, &'static str> {
+        let mut operands = Plan::new(&prepared.asked(), options)?;
         // Sequences are those of the arrays, or listed; and any scale will do.
         operands.variant = Hopper { options: true, ..operands.variant }.within();
         let none = Room::default();

@@ -171,8 +171,10 @@ enum Way {
 fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
     let flash = options.precision.refuses_tensor_cores().map_or(Ok(()), Err);
     let tensor = || flash.and_then(|()| refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
-    let hopper =
-        || flash.and_then(|()| LazyPlan::new(prepared).map(|plan| Way::Hopper(Box::new(plan))));
+    let hopper = || {
+        flash
+            .and_then(|()| LazyPlan::new(prepared, options).map(|plan| Way::Hopper(Box::new(plan))))
+    };
     let way = match options.level {
         Level::Portable => Ok(Way::Portable),
         Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),

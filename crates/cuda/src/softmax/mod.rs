@@ -1,11 +1,14 @@
 //! attention and attention_lse; and lazy_attention, which has their scores.
 
+mod asked;
+mod blocks;
 mod hopper;
 mod hopper_call;
 mod hopper_lazy;
 mod lazy;
 mod lazy_ready;
 mod mend;
+mod plan;
 mod portable;
 mod prepared;
 mod ready;
@@ -14,9 +17,11 @@ mod second;
 mod slots;
 mod tables;
 mod variants;
+mod way;
 mod window;
 
 pub(crate) use lazy_ready::{LazyReady, LazyStats};
+pub(crate) use plan::plan;
 pub(crate) use ready::Ready;
 pub(crate) use variants::CONSUMER;
 pub use variants::{Hopper, Lengths, most_shared};

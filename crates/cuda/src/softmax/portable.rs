@@ -3,13 +3,14 @@
 use crate::family::Family;
 use crate::gpu::Kernels;
 use crate::moves::Place;
-use crate::options::Precision;
+use crate::options::{Options, Precision};
 use crate::parts::absent;
-use crate::softmax::Job;
-use crate::softmax::prepared::Prepared;
+use crate::softmax::asked::Asked;
+use crate::softmax::slots::{By, Slots};
+use crate::softmax::{Job, blocks};
 use crate::variant::{self, Variant, shared_bytes, width};
 use cudarc::driver::DeviceRepr;
-use etalon_problem::{Dtype, Error, Pass, Scores};
+use etalon_problem::{Dtype, Error, Mode, Pass};
 use std::sync::Arc;
 
 /// Threads of a block.
@@ -167,10 +168,10 @@ pub(crate) fn tensor(job: &Job<'_>, name: &str) -> Tensor {
 }
 
 /// Why the kernels of the level sm80 cannot compute a pass, if so.
-pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
-    let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(0));
-    let f32 = prepared.storage == Dtype::F32;
-    match prepared.pass {
+pub(crate) fn refuses_tensor(asked: &Asked<'_>, mode: Mode) -> Option<&'static str> {
+    let (dim, value_dim) = (asked.scores.extents.dim, asked.value_dim.unwrap_or(0));
+    let f32 = asked.storage == Dtype::F32;
+    match asked.pass {
         Pass::Forward if f32 && dim > 128 => Some("dim must be at most 128 for f32 on sm80"),
         Pass::Backward if f32 && dim.max(value_dim) > 128 => {
             Some("dim and value_dim must be at most 128 for the backward pass of f32 on sm80")
@@ -179,6 +180,12 @@ pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
         Pass::Backward if dim.max(value_dim) > 256 => {
             Some("dim and value_dim must be at most 256 for the backward pass of sm80")
         }
+        _ if asked.insists(mode) && f32 => {
+            Some("the mode `fused` is not written for f32 on sm80, which computes it in two sweeps")
+        }
+        _ if asked.insists(mode) && asked.is_wide() => {
+            Some("dim and value_dim must be at most 128 for the mode `fused` of sm80")
+        }
         Pass::Forward | Pass::Backward => None,
         _ => Some("the second order is not written yet for sm80"),
     }
@@ -186,44 +193,39 @@ pub(crate) fn refuses_tensor(prepared: &Prepared<'_>) -> Option<&'static str> {
 
 /// The kernels of the level sm80 for a backward pass of wide operands: their tiles have as many stages as fit
 /// so many bytes of shared memory.
-pub(crate) fn wide_variant(prepared: &Prepared<'_>, most: u32) -> Option<Variant> {
-    if prepared.pass != Pass::Backward || !is_wide(prepared) {
+pub(crate) fn wide_variant(asked: &Asked<'_>, most: u32) -> Option<Variant> {
+    if asked.pass != Pass::Backward || !asked.is_wide() {
         return None;
     }
-    let flags = [has_options(prepared), prepared.has_whole_rows()];
-    let (dim, storage) = (prepared.scores.extents.dim, prepared.storage);
-    let of = |stages| Variant::tensor_wide(storage, dim, prepared.value_dim, flags, stages);
+    let flags = [asked.has_options(), asked.whole];
+    let (dim, storage) = (asked.scores.extents.dim, asked.storage);
+    let of = |stages| Variant::tensor_wide(storage, dim, asked.value_dim, flags, stages);
     Some(if of(2).shared() <= most { of(2) } else { of(1) })
 }
 
 /// The kernels of the second order on tensor cores, where they compute it.
-pub(crate) fn tensor_second_variant(prepared: &Prepared<'_>) -> Option<Variant> {
-    let flags = [has_options(prepared), prepared.has_whole_rows()];
-    let dim = prepared.scores.extents.dim;
-    let serves = prepared.storage == Dtype::Bf16 && !is_wide(prepared);
-    serves.then(|| Variant::tensor_second(dim, prepared.value_dim, flags))
-}
-
-/// Whether the backward pass has accumulators of its own.
-pub(crate) fn is_wide(prepared: &Prepared<'_>) -> bool {
-    prepared.scores.extents.dim.max(prepared.value_dim.unwrap_or(0)) > 128
+pub(crate) fn tensor_second_variant(asked: &Asked<'_>) -> Option<Variant> {
+    let flags = [asked.has_options(), asked.whole];
+    let dim = asked.scores.extents.dim;
+    let serves = asked.storage == Dtype::Bf16 && !asked.is_wide();
+    serves.then(|| Variant::tensor_second(dim, asked.value_dim, flags))
 }
 
 /// The kernels of the level sm80 for the forward pass, and for the backward pass that is not wide.
-pub(crate) fn tensor_variant(prepared: &Prepared<'_>, precision: Precision) -> Variant {
-    let (dim, options) = (prepared.scores.extents.dim, has_options(prepared));
-    let whole = prepared.has_whole_rows();
-    if prepared.storage == Dtype::F32 {
-        let bf16x3 = precision == Precision::Bf16x3;
-        return Variant::tensor_f32(bf16x3, dim, prepared.value_dim, [options, whole]);
+pub(crate) fn tensor_variant(asked: &Asked<'_>, options: &Options) -> Variant {
+    let (dim, flags) = (asked.scores.extents.dim, [asked.has_options(), asked.whole]);
+    if asked.storage == Dtype::F32 {
+        let bf16x3 = options.precision == Precision::Bf16x3;
+        return Variant::tensor_f32(bf16x3, dim, asked.value_dim, flags);
     }
-    Variant::tensor(prepared.storage, dim, prepared.value_dim, options, whole)
+    let variant = Variant::tensor(asked.storage, dim, asked.value_dim, flags[0], flags[1]);
+    variant.with("TILES", blocks::number(asked, options))
 }
 
-/// Whether the problem has a softcap, a bias or an array of flags.
-pub(crate) fn has_options(prepared: &Prepared<'_>) -> bool {
-    let Scores { softcap, bias, .. } = &*prepared.scores;
-    softcap.is_some() || bias.is_some() || prepared.rows.allowed.is_some()
+/// Those for its pass by keys with what these add to dq.
+pub(crate) fn fused_variant(asked: &Asked<'_>) -> Variant {
+    let flags = [asked.has_options(), asked.whole];
+    Variant::tensor_fused(asked.storage, asked.scores.extents.dim, asked.value_dim, flags)
 }
 
 fn kernels<'a>(job: &Job<'a>) -> Result<&'a Kernels, Error> {
@@ -318,18 +320,48 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     let rows = e.batch * e.query_heads * e.queries;
     launch_few(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
     match &job.prepared.slots {
-        Some(slots) => {
-            let fused = call.over(job.table(job.prepared.tables.by_keys));
-            slots.run(job, kernels, threads(job), fused, (call, call.dq))?;
-        }
+        Some(slots) => fused(job, slots, &call)?,
         None => {
-            if call.dq.data != 0 {
+            if call.dq.data != 0 && job.prepared.has_gradient() {
+                let call = Call { q: tensor(job, "gradient"), ..call };
+                let blocks = rows.div_ceil(threads(job) as usize / 32);
+                launch(job, kernels, "scale", blocks, &call)?;
+            } else if call.dq.data != 0 {
                 each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
             }
             dk_and_dv(job, &call)?;
         }
     }
     sinks_and_bias(job, &call)
+}
+
+/// dq beside dk and dv, from slots.
+fn fused(job: &Job<'_>, slots: &Slots, call: &Call) -> Result<(), Error> {
+    let over = call.over(job.table(job.prepared.tables.by_keys));
+    let dims = job.scores().extents.dim;
+    let calls: Vec<Call> =
+        by_keys(job, call, dims).map(|[dim, value]| over.at(dim, value)).collect();
+    let by = match &job.prepared.fused {
+        Some((kernels, variant)) => By {
+            fused: kernels.get("fused")?,
+            collect: kernels.get("collect")?,
+            threads: TENSOR_THREADS,
+            shared: shared_bytes(variant, "fused"),
+        },
+        None => {
+            let (kernels, threads) = (kernels(job)?, threads(job));
+            By {
+                fused: kernels.get("fused")?,
+                collect: kernels.get("collect")?,
+                threads,
+                shared: 0,
+            }
+        }
+    };
+    slots.run(job, &by, &calls, (*call, call.dq))?;
+    let Some(odd) = slots.odd(job) else { return Ok(()) };
+    // Blocks of key heads whose keys are finite have nothing to do.
+    each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.unless(odd).at(part, 0)))
 }
 
 /// The gradients of the sinks and of the bias, if they have places.
@@ -361,28 +393,33 @@ fn sinks_and_bias(job: &Job<'_>, call: &Call) -> Result<(), Error> {
 }
 
 fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
-    let wanted = |data: u64, columns: usize| if data == 0 { 0 } else { columns };
-    let (e, all_values) = (&job.scores().extents, job.prepared.value_dim.unwrap_or(0));
-    let dims = wanted(call.dk.data, e.dim);
-    let values = wanted(call.dv.data, all_values);
+    let (e, values) = (&job.scores().extents, wanted(call.dv, job.prepared.value_dim.unwrap_or(0)));
+    let dims = wanted(call.dk, e.dim);
     let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
-    let tasks = job.table(job.prepared.tables.by_keys);
-    if job.prepared.wide.is_some() && all_values > 0 {
+    let over = call.over(job.table(job.prepared.tables.by_keys));
+    if job.prepared.wide.is_some() && job.prepared.value_dim.is_some_and(|columns| columns > 0) {
         // Of wide operands each has its own kernel.
         if dims > 0 {
-            walk(job, "keys", blocks, &call.over(tasks))?;
+            walk(job, "keys", blocks, &over)?;
         }
-        return if values > 0 { walk(job, "values", blocks, &call.over(tasks)) } else { Ok(()) };
+        return if values > 0 { walk(job, "values", blocks, &over) } else { Ok(()) };
     }
-    let (mut dims, mut values) = (parts(dims), parts(values));
-    loop {
-        let (dim, value) = (dims.next(), values.next());
-        if dim.is_none() && value.is_none() {
-            return Ok(());
-        }
-        // A part that is not wanted any more begins beyond the last column.
-        let first_dim = dim.unwrap_or(e.dim as i32);
-        let first_value = value.unwrap_or(all_values as i32);
-        walk(job, "keys", blocks, &call.over(tasks).at(first_dim, first_value))?;
-    }
+    let mut launches = by_keys(job, call, dims);
+    launches.try_for_each(|[dim, value]| walk(job, "keys", blocks, &over.at(dim, value)))
+}
+
+/// The columns of what is wanted.
+fn wanted(tensor: Tensor, columns: usize) -> usize {
+    if tensor.is_there() { columns } else { 0 }
+}
+
+/// The first columns of D and of E of the launches that together cover so many of D, and those of dv. A part that is not wanted
+/// any more begins beyond the last column.
+fn by_keys(job: &Job<'_>, call: &Call, dims: usize) -> impl Iterator<Item = [i32; 2]> + use<> {
+    let (dim, value_dim) = (job.scores().extents.dim, job.prepared.value_dim.unwrap_or(0));
+    let (mut dims, mut values) = (parts(dims), parts(wanted(call.dv, value_dim)));
+    std::iter::from_fn(move || match (dims.next(), values.next()) {
+        (None, None) => None,
+        (first, value) => Some([first.unwrap_or(dim as i32), value.unwrap_or(value_dim as i32)]),
+    })
 }

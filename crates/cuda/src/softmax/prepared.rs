@@ -4,7 +4,9 @@ use crate::gpu::Kernels;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
+use crate::softmax::asked::{Asked, Counts};
 use crate::softmax::rows::Rows;
+use crate::softmax::slots::Slots;
 use crate::softmax::tables::Tables;
 use crate::variant::Variant;
 use crate::workspace::Held;
@@ -12,17 +14,6 @@ use etalon_problem::{Dtype, Error, Operand, Pass, Problem, Role, Scores, Sequenc
 use std::borrow::Cow;
 use std::ops::Deref;
 use std::sync::Arc;
-
-/// What tiles of keys add to the gradient of q, in memory that holds some tiles at a time.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Slots {
-    pub room: Room,
-    /// The sums of the tiles before.
-    pub totals: Room,
-    /// The tiles of keys of the longest sequence, and those that the memory holds.
-    pub tiles: usize,
-    pub held: usize,
-}
 
 /// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
 #[derive(Debug)]
@@ -35,8 +26,10 @@ pub(crate) struct Prepared<'a> {
     pub tables: Tables,
     /// δ of every row, in the backward pass of the first two.
     pub delta: Room,
-    /// Where the portable kernels compute the gradient of q in the pass by keys.
+    /// Where the gradient of q is computed in the pass by keys.
     pub slots: Option<Slots>,
+    /// The kernels of the level sm80 for that.
+    pub fused: Option<(Arc<Kernels>, Variant)>,
     pub portable: Option<Arc<Kernels>>,
     /// The kernels of the level sm80, which take the place of portable ones.
     pub tensor: Option<(Arc<Kernels>, Variant)>,
@@ -90,6 +83,7 @@ impl<'a> Prepared<'a> {
             tables,
             delta,
             slots: None,
+            fused: None,
             portable: None,
             tensor: None,
             wide: None,
@@ -97,6 +91,30 @@ impl<'a> Prepared<'a> {
             second: None,
             tensor_second: None,
         })
+    }
+
+    /// What decides how the pass is computed.
+    pub fn asked(&self) -> Asked<'_> {
+        let (own, others) = match self.pass {
+            Pass::DoubleBackward => ("gq", ["gk", "gv"]),
+            _ => ("dq", ["dk", "dv"]),
+        };
+        let both = self.has(own) && others.into_iter().any(|name| self.has(name));
+        Asked {
+            scores: &self.scores,
+            value_dim: self.value_dim,
+            pass: self.pass,
+            storage: self.storage,
+            counts: Counts::of_rows(&self.rows),
+            whole: self.has_whole_rows(),
+            both: both && !self.has_gradient(),
+            target: self.device().target(),
+        }
+    }
+
+    /// Whether the backward pass of attention_lse is given ∂lse/∂q, of which dq is a multiple.
+    pub fn has_gradient(&self) -> bool {
+        self.pass == Pass::Backward && self.part("gradient").is_some_and(|part| part.given)
     }
 
     /// The same without the problem that it was made from.
@@ -136,7 +154,7 @@ impl<'a> Prepared<'a> {
 }
 
 /// The scores of a problem, and E where there are values.
-fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
+pub(crate) fn scores_of(problem: &Problem) -> Result<(&Scores, Option<usize>), Error> {
     match problem {
         Problem::Attention(problem) => Ok((&problem.scores, Some(problem.value_dim))),
         Problem::AttentionLse(problem) => Ok((&problem.scores, None)),

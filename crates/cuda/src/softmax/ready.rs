@@ -1,14 +1,15 @@
 //! Which kernels compute a pass of attention or attention_lse, and in which order.
 
 use crate::job;
-use crate::options::{Level, Options};
+use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
 use crate::room::Layout;
-use crate::softmax::prepared::{Prepared, Slots};
+use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
-use crate::softmax::variants::CONSUMER;
+use crate::softmax::slots::Slots;
+use crate::softmax::way::{self, Way};
 use crate::softmax::{Job, hopper, portable};
 use crate::variant::Variant;
 use crate::workspace::Held;
@@ -40,23 +41,21 @@ impl<'a> Ready<'a> {
             Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
             _ => None,
         };
-        let plan = match choose(&prepared, options)? {
-            Way::Portable => {
-                prepared.slots = slots(&prepared, &mut layout)?;
-                None
-            }
+        let way = way::choose(&prepared.asked(), options)?;
+        let shares = way.shares(&prepared.asked(), options);
+        prepared.slots = shares
+            .map(|shares| Slots::new(shares, &prepared.asked(), way.is_tensor(), &mut layout))
+            .transpose()?;
+        let plan = match way {
+            Way::Portable => None,
             Way::Tensor => {
-                let most = match options.level {
-                    Level::Sm80Narrow => CONSUMER,
-                    _ => prepared.device().shared_memory,
-                };
-                let wide = portable::wide_variant(&prepared, most);
-                if wide.is_none() || prepared.computes_forward() {
-                    prepared.tensor = Some(
-                        prepared.load(portable::tensor_variant(&prepared, options.precision))?,
-                    );
-                }
-                prepared.wide = wide.map(|variant| prepared.load(variant)).transpose()?;
+                let variants = way::tensor_variants(&prepared.asked(), options);
+                let forward = prepared.computes_forward();
+                let tensor = Some(variants.tensor).filter(|_| variants.wide.is_none() || forward);
+                prepared.tensor = tensor.map(|variant| prepared.load(variant)).transpose()?;
+                prepared.wide = variants.wide.map(|variant| prepared.load(variant)).transpose()?;
+                let fused = prepared.slots.map(|_| portable::fused_variant(&prepared.asked()));
+                prepared.fused = fused.map(|variant| prepared.load(variant)).transpose()?;
                 None
             }
             Way::Hopper(mut plan) => {
@@ -76,7 +75,7 @@ impl<'a> Ready<'a> {
         let device = &held.device;
         let architecture = device.architecture();
         let dim = prepared.scores.extents.dim;
-        let options_of_scores = portable::has_options(prepared);
+        let options_of_scores = prepared.asked().has_options();
         let tensor_cores = prepared.tensor.is_some() || prepared.wide.is_some();
         let makes = match &self.plan {
             None if tensor_cores => prepared.pass == Pass::Backward,
@@ -93,8 +92,9 @@ impl<'a> Ready<'a> {
             prepared.portable = Some(device.kernels(variant, &architecture)?);
         }
         if (self.plan.is_some() || tensor_cores) && prepared.has("dbias") {
-            let variant = portable::tensor_variant(prepared, options.precision);
-            if variant.kernels().contains(&"dbias") && !portable::is_wide(prepared) {
+            let asked = prepared.asked();
+            let variant = portable::tensor_variant(&asked, options);
+            if variant.kernels().contains(&"dbias") && !asked.is_wide() {
                 prepared.by_pairs = Some(prepared.load(variant)?);
             }
         }
@@ -102,7 +102,7 @@ impl<'a> Ready<'a> {
             let variant =
                 Variant::second(prepared.storage, dim, prepared.value_dim, options_of_scores);
             prepared.second = Some(device.kernels(variant, &architecture)?);
-            if let Some(variant) = portable::tensor_second_variant(prepared) {
+            if let Some(variant) = portable::tensor_second_variant(&prepared.asked()) {
                 prepared.tensor_second = Some(prepared.load(variant)?);
             }
         }
@@ -153,47 +153,4 @@ impl ready::Ready for Ready<'_> {
         }
         Ok(())
     }
-}
-
-/// Slots for the gradient of q, where the portable kernels alone compute it.
-fn slots(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Option<Slots>, Error> {
-    let (own, others) = match prepared.pass {
-        Pass::Backward => ("dq", ["dk", "dv"]),
-        Pass::DoubleBackward => ("gq", ["gk", "gv"]),
-        _ => return Ok(None),
-    };
-    let on_tensor_cores = prepared.pass == Pass::DoubleBackward
-        && portable::tensor_second_variant(prepared).is_some();
-    if on_tensor_cores || !prepared.has(own) {
-        return Ok(None);
-    }
-    Slots::new(prepared, others, layout)
-}
-
-/// Whose kernels compute a pass.
-enum Way {
-    Portable,
-    Tensor,
-    Hopper(Box<hopper::Plan>),
-}
-
-/// Fails where the level that is asked for cannot compute the pass.
-fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
-    let flash = options.precision.refuses_tensor_cores().map_or(Ok(()), Err);
-    let narrow = match prepared.storage {
-        Dtype::F32 if options.precision.narrows_f32() => Ok(()),
-        Dtype::F32 => Err("tensor cores multiply f32 with the precisions `tf32` and `bf16x3`"),
-        _ => flash,
-    };
-    let tensor =
-        || narrow.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
-    let hopper =
-        || flash.and_then(|()| hopper::Plan::new(prepared).map(|plan| Way::Hopper(Box::new(plan))));
-    let way = match options.level {
-        Level::Portable => Ok(Way::Portable),
-        Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
-        Level::Sm80 | Level::Sm80Narrow => tensor(),
-        Level::Sm90a | Level::Sm90aSegments => hopper(),
-    };
-    way.map_err(|reason| options.level.refusal(reason))
 }

@@ -8,6 +8,7 @@ use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
 use crate::softmax::prepared::Prepared;
+use crate::softmax::slots::By;
 use crate::variant::{self, Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Error, Pass};
@@ -204,7 +205,9 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
     launch("rows", numbers.div_ceil(threads as usize / 32), call)?;
     let by_keys = call.over(job.table(job.prepared.tables.by_keys));
     if let Some(slots) = &job.prepared.slots {
-        slots.run(job, kernels, threads, by_keys, (call.call, call.gq))?;
+        let (fused, collect) = (kernels.get("fused")?, kernels.get("collect")?);
+        let by = By { fused, collect, threads, shared: 0 };
+        slots.run(job, &by, &[by_keys], (call.call, call.gq))?;
         return sinks_and_bias(job, kernels, threads, call);
     }
     if call.gq.is_there() {

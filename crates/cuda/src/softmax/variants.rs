@@ -1,8 +1,9 @@
 //! The variants of the kernels of attention on tensor cores.
 
 use crate::family::Family;
+use crate::softmax::blocks::has_three;
 use crate::variant::{Variant, number, shared_bytes, width};
-use etalon_problem::Dtype;
+use etalon_problem::{Blocking, Dtype};
 
 /// What the kernels for compute capability 9.0 are compiled for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -85,8 +86,21 @@ impl Variant {
                 ("VALUES", u8::from(value_dim.is_some()).to_string()),
                 ("CD", width(dim).to_string()),
                 ("CE", accumulator.to_string()),
+                ("TILES", "0".to_string()),
             ],
         }
+    }
+
+    /// Their pass by keys with what these add to dq, D and E up to 128.
+    pub fn tensor_fused(
+        storage: Dtype,
+        dim: usize,
+        value_dim: Option<usize>,
+        [options, whole]: [bool; 2],
+    ) -> Self {
+        let plain = Self::tensor(storage, dim, value_dim, options, whole);
+        let defines = plain.defines.into_iter().filter(|(name, _)| *name != "TILES").collect();
+        Variant { family: Family::TensorFused, defines }
     }
 
     /// Those of f32, with factors as sums of two numbers in `bf16` or rounded to tf32, D up to 128, as
@@ -152,12 +166,15 @@ impl Variant {
 
     /// The forward pass on the tensor cores of compute capability 9.0.
     pub fn hopper_forward(of: Hopper, values: bool) -> Self {
-        // Three warpgroups fit the registers where rows are 64 columns wide and nothing is asked besides.
-        let three = of.width == 64 && !of.options && of.lengths != Lengths::Listed;
         let mut defines = of.defines();
-        defines.push(("GROUPS", if three { "3" } else { "2" }.to_string()));
+        defines.push(("GROUPS", if has_three(of) { "3" } else { "2" }.to_string()));
         defines.push(("VALUES", u8::from(values).to_string()));
         Variant { family: Family::HopperForward, defines }
+    }
+
+    /// The same with tiles of so many queries: 64 for each warpgroup.
+    pub(crate) fn hopper_forward_of(of: Hopper, values: bool, tile: Blocking) -> Self {
+        Self::hopper_forward(of, values).with("GROUPS", tile.queries / 64)
     }
 
     /// The backward pass on them.

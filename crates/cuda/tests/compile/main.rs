@@ -21,8 +21,8 @@ mod report;
 mod snapshot;
 
 use etalon_cuda::{
-    Compilation, Compiler, Family, choicewise_variants, every_variant, most_shared,
-    pairwise_variants, shared_bytes,
+    Compilation, Compiler, Family, Variant, choicewise_variants, declared_bytes, every_variant,
+    most_shared, pairwise_variants, shared_bytes,
 };
 use instructions::disassembler;
 use report::{Kernel, Tools, compile, module};
@@ -58,6 +58,7 @@ fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Ke
         while let Some(compilation) = next() {
             let kernels = compile(tools, &compilation);
             let result = kernels.and_then(|kernels| check_spills(&compilation, kernels));
+            let result = result.and_then(|kernels| check_declared(&compilation.1, kernels));
             done.lock().unwrap().push((module(&compilation), result));
         }
     };
@@ -82,6 +83,20 @@ fn check_spills(of: &Compilation, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, S
     let spilt = kernels.iter().filter(|kernel| kernel.spills() && !may_spill(of));
     let spilt: Vec<String> = spilt.map(Kernel::to_string).collect();
     if spilt.is_empty() { Ok(kernels) } else { Err(spilt.join("; ")) }
+}
+
+/// Fails where a source declares other shared memory than plans tell.
+fn check_declared(variant: &Variant, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, String> {
+    for kernel in &kernels {
+        let told = declared_bytes(variant, &kernel.name).unwrap_or(kernel.shared[0]);
+        if told != kernel.shared[0] {
+            return Err(format!(
+                "{}: {} bytes are declared, {told} told",
+                kernel.name, kernel.shared[0]
+            ));
+        }
+    }
+    Ok(kernels)
 }
 
 /// The variants of which kernels may spill: those of the fallback, and those of the tensor cores in which
@@ -113,7 +128,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::HopperLinear | Family::HopperBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
-        Family::TensorF32 => is("CE", "128"),
+        Family::TensorF32 | Family::TensorFused => is("CE", "128"),
         Family::CrossEntropyShards
         | Family::HopperCrossEntropy
         | Family::Moves

@@ -6,6 +6,7 @@
 mod archive;
 mod enqueue;
 mod fake;
+mod plan;
 mod session;
 
 use etalon_cuda::{

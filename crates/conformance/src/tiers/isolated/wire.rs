@@ -67,6 +67,7 @@ struct Asked {
     dtype: String,
     blocking: Option<[usize; 2]>,
     mode: String,
+    partials_budget: Option<usize>,
     recompute: bool,
     threads: Option<usize>,
     layout: String,
@@ -110,6 +111,7 @@ pub fn question(
         dtype: dtype.to_string(),
         blocking: hints.blocking.map(|x| [x.queries, x.keys]),
         mode: hints.mode.to_string(),
+        partials_budget: hints.partials_budget,
         recompute: hints.recompute,
         threads: hints.threads,
         layout: hints.layout.to_string(),
@@ -159,6 +161,7 @@ pub fn read_question(message: &Message) -> Result<Question, String> {
     let hints = Hints {
         blocking: asked.blocking.map(|[queries, keys]| Blocking::new(queries, keys)),
         mode: asked.mode.parse::<Mode>().map_err(said)?,
+        partials_budget: asked.partials_budget,
         recompute: asked.recompute,
         threads: asked.threads,
         layout: asked.layout.parse::<Layout>().map_err(said)?,
@@ -308,6 +311,8 @@ mod tests {
             .into();
         let hints = Hints {
             blocking: Some(Blocking::new(3, 4)),
+            mode: Mode::FusedPartials,
+            partials_budget: Some(5),
             threads: Some(2),
             layout: Layout::Reversed,
             filled: Some(f64::NAN),

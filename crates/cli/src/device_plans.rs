@@ -1,0 +1,227 @@
+//! How the cuda tier would compute a problem: levels, kernels, modes, time and memory, with a device or without.
+
+use crate::options::one_of;
+use crate::outcome::Failure;
+use crate::plans::SHARED;
+use crate::table::Table;
+use crate::units::{bytes, digits, time};
+use etalon_cuda::{Level, Options, Plan, Precision, Rates, Target, plan};
+use etalon_problem::{Blocking, Dtype, Error, LinearAttention, Mode, Pass, Problem};
+
+/// The device that is thought of, and how it is asked to compute.
+#[derive(Debug, clap::Args)]
+pub struct Arguments {
+    /// The architecture of the device of cuda: it need not be there.
+    #[arg(long, value_name = "A", default_value = "sm_90", value_parser = Target::of)]
+    arch: Target,
+    /// The level of cuda; the best for each pass if absent.
+    #[arg(long, value_name = "L", default_value = "auto", value_parser = one_of(Level::ALL))]
+    cuda_level: Level,
+    /// How much cuda may round on the way.
+    #[arg(long, value_name = "P", default_value = "flash", value_parser = one_of(Precision::ALL))]
+    precision: Precision,
+}
+
+impl Arguments {
+    /// The options of the cuda tier.
+    pub fn options(&self, blocking: Option<Blocking>, partials_budget: usize) -> Options {
+        let &Arguments { cuda_level: level, precision, .. } = self;
+        Options { level, precision, blocking, partials_budget, ..Options::default() }
+    }
+}
+
+/// The passes in their modes; gradient is one of attention_lse alone.
+const MODES: [(Pass, Mode); 7] = [
+    (Pass::Forward, Mode::Auto),
+    (Pass::Forward, Mode::ForwardGradient),
+    (Pass::Backward, Mode::Separate),
+    (Pass::Backward, Mode::FusedPartials),
+    (Pass::Backward, Mode::ForwardGradient),
+    (Pass::DoubleBackward, Mode::Auto),
+    (Pass::Jvp, Mode::Auto),
+];
+
+/// A pass in a mode: its plan, or why there is none.
+struct Row {
+    pass: Pass,
+    mode: Mode,
+    /// Whether it is what [`Mode::Auto`] does.
+    chosen: bool,
+    plan: Result<Plan, String>,
+}
+
+/// A section on each pass and mode; empty for problems of which nothing is told. Without the number of visible pairs
+/// there are no times.
+pub fn plans(
+    problem: &Problem,
+    dtype: Dtype,
+    arguments: &Arguments,
+    options: &Options,
+    pairs: Option<u64>,
+) -> Result<String, Failure> {
+    if let Problem::LinearAttention(problem) = problem {
+        return Ok(linear(problem, dtype));
+    }
+    if dtype == Dtype::F64 || !matches!(problem, Problem::Attention(_) | Problem::AttentionLse(_)) {
+        return Ok(String::new());
+    }
+    let target = &arguments.arch;
+    let of = |pass, mode| plan(problem, pass, dtype, &Options { mode, ..*options }, target);
+    let further = matches!(problem, Problem::AttentionLse(_));
+    let mut rows = Vec::new();
+    for (pass, mode) in MODES.into_iter().filter(|x| further || x.1 != Mode::ForwardGradient) {
+        let usual = of(pass, Mode::Auto).ok().flatten();
+        let plan = match of(pass, mode) {
+            Ok(Some(plan)) => Ok(plan),
+            Ok(None) => continue,
+            Err(Error::Unsupported { reason, .. }) => Err(reason),
+            Err(error) => return Err(error.into()),
+        };
+        let is = |plan: &Plan| usual.as_ref() == Some(plan);
+        let chosen = mode != Mode::ForwardGradient && plan.as_ref().is_ok_and(is);
+        rows.push(Row { pass, mode, chosen, plan });
+    }
+    let rates = Rates::stated(target);
+    let about = |plan: &Plan| {
+        let seconds = pairs.zip(rates.as_ref()).map(|(pairs, rates)| plan.seconds(pairs, rates));
+        seconds.map_or("–".to_string(), time)
+    };
+    Ok(heading(target, arguments, options)
+        + &modes(&rows, about)
+        + &choices(&rows)
+        + &kernels(&rows)
+        + &memory(&rows))
+}
+
+fn heading(target: &Target, arguments: &Arguments, options: &Options) -> String {
+    let (major, minor) = target.capability;
+    let rates = match Rates::stated(target) {
+        Some(Rates { products: [ffma, mma, wgmma], memory }) => {
+            let [ffma, mma, wgmma, memory] = [ffma, mma, wgmma, memory].map(|x| digits(x * 1e-12));
+            format!(
+                "at the rates that kernels of long sequences reached on an H100: {ffma} TFLOP/s by fused\n\
+                 multiply-adds, {mma} by mma.sync, {wgmma} by wgmma, and {memory} TB/s for partial sums; \
+                 etalon bench --tune\nmeasures"
+            )
+        }
+        None => "nothing was measured on such a device".to_string(),
+    };
+    format!(
+        "\n\nThe cuda tier on compute capability {major}.{minor} ({} multiprocessors, {} for a block), precision {},\n\
+         a budget of {} for partial sums:\nTime: {rates}.\n",
+        target.multiprocessors,
+        bytes(target.shared_memory as usize),
+        arguments.precision,
+        bytes(options.partials_budget),
+    )
+}
+
+/// A row for each pass in each mode, then what is refused.
+fn modes(rows: &[Row], about: impl Fn(&Plan) -> String) -> String {
+    let header = ["pass", "mode", "", "level", "terms", "tiles", "about", "workspace"];
+    let (mut table, mut refused) = (Table::new(header), String::new());
+    for Row { pass, mode, chosen, plan } in rows {
+        let plan = match plan {
+            Ok(plan) => plan,
+            Err(reason) => {
+                refused += &format!("{pass}, {mode}: {reason}\n");
+                continue;
+            }
+        };
+        let alone = rows.iter().filter(|row| row.pass == *pass).count() == 1;
+        table.add_row([
+            pass.name().to_string(),
+            mode.name().to_string(),
+            if *chosen && !alone { "chosen" } else { "" }.to_string(),
+            plan.level.name().to_string(),
+            plan.terms().to_string(),
+            format!("{}x{}", plan.blocking.queries, plan.blocking.keys),
+            about(plan),
+            bytes(plan.workspace_bytes()),
+        ]);
+    }
+    format!(
+        "{table}\nTerms: multiplications and additions for each visible pair. Workspace: the scratch memory of a call.\n{refused}"
+    )
+}
+
+/// Which tiles may be asked for, and why levels are not taken.
+fn choices(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for (number, row) in rows.iter().enumerate() {
+        let Ok(plan) = &row.plan else { continue };
+        let words = plan.blockings.iter().map(|x| format!("{}x{}", x.queries, x.keys));
+        let tiles = words.collect::<Vec<_>>().join(", ");
+        let of = |other: &Row| {
+            other.pass == row.pass && other.plan.as_ref().is_ok_and(|x| x.level == plan.level)
+        };
+        if !rows[..number].iter().any(of) {
+            text += &format!("Tiles of {} {}: {tiles}\n", row.pass, plan.level);
+        }
+        for (level, reason) in plan.refusals.iter().filter(|_| row.chosen) {
+            text += &format!("  not {level}: {reason}\n");
+        }
+    }
+    text
+}
+
+/// The kernels of what is chosen, in their order.
+fn kernels(rows: &[Row]) -> String {
+    let header =
+        ["pass", "mode", "kernel", "level", "launches", "blocks", "threads", "shared memory"];
+    let mut table = Table::new(header);
+    for Row { pass, mode, plan, .. } in rows {
+        for step in plan.iter().flat_map(|plan| &plan.steps) {
+            table.add_row([
+                pass.name().to_string(),
+                mode.name().to_string(),
+                step.kernel.to_string(),
+                step.level.name().to_string(),
+                step.launches.to_string(),
+                step.blocks.to_string(),
+                step.threads.to_string(),
+                bytes(step.shared_bytes as usize),
+            ]);
+        }
+    }
+    format!("{table}\n")
+}
+
+/// What the backward passes hold.
+fn memory(rows: &[Row]) -> String {
+    let mut text = String::new();
+    for Row { pass, mode, plan, .. } in rows.iter().filter(|row| row.pass == Pass::Backward) {
+        let Ok(plan) = plan else { continue };
+        text += &format!("The {pass} pass, {mode}, has:\n");
+        for buffer in &plan.buffers {
+            text += &format!("  {}: {}\n", buffer.name, bytes(buffer.bytes));
+        }
+    }
+    text.trim_end().to_string()
+}
+
+/// The shared memory of the kernels of linear attention, and how many of their blocks have room in that of a
+/// multiprocessor, beside what the seed of the project has.
+fn linear(problem: &LinearAttention, dtype: Dtype) -> String {
+    let room = SHARED.map(|kibibytes| format!("{kibibytes} KiB"));
+    let header = ["kernel", "level", "a block"].into_iter().chain(room.iter().map(String::as_str));
+    let mut table = Table::new(header);
+    for kernel in etalon_cuda::linear_shared(problem, dtype) {
+        // A multiprocessor has 1 KiB more than a block may have, and keeps as much for each.
+        let blocks = SHARED.map(|kibibytes| {
+            match ((kibibytes + 1) << 10) / (kernel.bytes as usize + 1024) {
+                0 => "–".to_string(),
+                blocks => blocks.to_string(),
+            }
+        });
+        let own = [kernel.name, kernel.level.name()].map(str::to_string);
+        table.add_row(own.into_iter().chain([bytes(kernel.bytes as usize)]).chain(blocks));
+    }
+    format!(
+        "\n\nThe cuda tier, {dtype}: the shared memory of a block, and the blocks that have room in that of a \
+         multiprocessor:\n{table}\n\
+         The seed's table has 76 KB for a chunk of 64 tokens with D = E = 64 in f32, all buffers of which take 160 KiB, \
+         of a\nmicro-chunk of 16 30 KiB, and 32 KiB more of states: docs/errata.md. These kernels keep no state of f32 in \
+         shared memory."
+    )
+}

@@ -1,0 +1,35 @@
+// The gradient of q in the pass by keys: a block leaves what its 64 keys add to a tile of queries in a slot of its own, in f32, and
+// `collect` adds the slots of a row in the order of the keys. Slots hold some tiles of keys at a time, in the memory that the host
+// has for them; whatever that is, the sums are the same.
+
+// The number of the block, those of the last rows first: under a causal mask they walk the most tiles.
+DEV int last_first() { return gridDim.x - 1 - blockIdx.x; }
+
+// In place of slots, where the gradient of q is not computed.
+struct NoSlots {
+  static constexpr bool FUSED = false;
+  __device__ __forceinline__ bool lacks(int) const { return false; }
+};
+
+struct Slots {
+  float* at;        // [key tiles, batch, heads, queries, columns]: the tiles of keys first .. end
+  float* totals;    // [batch, heads, queries, columns]: the sums of the tiles before; 0 where there are none
+  u32* odd;         // on tensor cores, for each sequence and key head: whether k holds a number that is not finite
+  int first, end;
+  int last;         // whether there are no tiles behind
+  static constexpr bool FUSED = true;
+  __device__ __forceinline__ bool lacks(int tile) const { return tile < first || tile >= end; }
+};
+
+struct Collected {
+  Call c;
+  Slots slots;
+};
+
+// The columns of a slot: those of q, rounded up to groups of 64.
+DEV int slot_columns(const Call& c) { return CD == 64 ? 64 : (c.dim + 63) / 64 * 64; }
+// Where a row of a head begins in a slot.
+DEV i64 slot_row(const Call& c, const Sequence& s, int head, int row) {
+  return (((i64)s.batch * c.heads + head) * c.queries + s.query_start + row) * slot_columns(c);
+}
+DEV i64 slot_size(const Call& c) { return (i64)c.batch * c.heads * c.queries * slot_columns(c); }

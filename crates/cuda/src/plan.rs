@@ -1,0 +1,156 @@
+//! What a pass will do on a device, and the memory that it takes: told without one.
+
+use crate::options::{Level, Options};
+use crate::run::offers;
+use crate::softmax;
+use crate::target::Target;
+use crate::unit::Unit;
+use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
+
+/// What a pass of attention or attention_lse will do, every result being asked for, its operands dense and finite.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Plan {
+    /// The device that is thought of.
+    pub target: Target,
+    /// The level whose kernels compute it.
+    pub level: Level,
+    /// The other levels that cannot compute it, and why.
+    pub refusals: Vec<(Level, &'static str)>,
+    /// How a backward pass is organised: never [`Mode::Auto`].
+    pub mode: Option<Mode>,
+    /// Queries and keys of a tile.
+    pub blocking: Blocking,
+    /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`] asks for another.
+    pub blockings: Vec<Blocking>,
+    /// The kernels, in their order.
+    pub steps: Vec<Step>,
+    /// What is in the scratch memory.
+    pub buffers: Vec<Buffer>,
+}
+
+/// A kernel of a pass.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Step {
+    /// Its name.
+    pub kernel: &'static str,
+    /// The level that it is one of.
+    pub level: Level,
+    /// How often it is launched.
+    pub launches: usize,
+    /// The blocks of a launch, and the threads of a block.
+    pub blocks: usize,
+    /// Threads of a block.
+    pub threads: u32,
+    /// The shared memory of a block, in bytes.
+    pub shared_bytes: u32,
+    /// Multiplications and additions of products for each visible pair of a query and a key, in all launches; and what
+    /// they are computed by.
+    pub terms: usize,
+    /// Which arithmetic computes them.
+    pub unit: Unit,
+    /// Bytes of partial sums that are written or read for each visible pair.
+    pub partials: f64,
+    /// Bytes of sums that are read and written beside.
+    pub sums: usize,
+    /// The blocks of a launch that have something to do, about.
+    pub working: usize,
+}
+
+/// A part of the scratch memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Buffer {
+    /// What is in it.
+    pub name: &'static str,
+    /// Its size.
+    pub bytes: usize,
+}
+
+/// How fast the kernels of a device are.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Rates {
+    /// Flops a second of products by fused multiply-adds, by `mma.sync` and by `wgmma`.
+    pub products: [f64; 3],
+    /// Bytes a second of memory.
+    pub memory: f64,
+}
+
+impl Rates {
+    /// Those that the kernels of long sequences reached on an H100 (docs/gpu.md); of other devices nothing was measured.
+    pub fn stated(target: &Target) -> Option<Rates> {
+        let rates = Rates { products: [27e12, 260e12, 550e12], memory: 3.2e12 };
+        target.is_hopper().then_some(rates)
+    }
+
+    fn of(&self, unit: Unit) -> f64 {
+        self.products[unit as usize]
+    }
+}
+
+impl Plan {
+    /// The most bytes that the pass holds beside operands, results and tables.
+    pub fn workspace_bytes(&self) -> usize {
+        self.buffers.iter().fold(0, |sum, buffer| sum.saturating_add(buffer.bytes))
+    }
+
+    /// Multiplications and additions of products for each visible pair.
+    pub fn terms(&self) -> usize {
+        self.steps.iter().map(|step| step.terms).sum()
+    }
+
+    /// About how long it takes with so many visible pairs, in seconds.
+    pub fn seconds(&self, pairs: u64, rates: &Rates) -> f64 {
+        // A kernel begins when the one before has ended.
+        const GAP: f64 = 3e-6;
+        let step = |step: &Step| {
+            // Blocks that a multiprocessor has at a time; where there are fewer, it waits.
+            let at_once = if step.unit == Unit::Wgmma { 1 } else { 2 };
+            let full = (at_once * self.target.multiprocessors) as f64;
+            let busy = (step.working.max(1) as f64 / full).min(1.0);
+            let products = pairs as f64 * 2.0 * step.terms as f64 / (rates.of(step.unit) * busy);
+            let partials = (pairs as f64 * step.partials + step.sums as f64) / rates.memory;
+            GAP * step.launches as f64 + products + partials
+        };
+        self.steps.iter().map(step).sum()
+    }
+}
+
+/// How a pass of attention or attention_lse will work on a device like `target`, whether there is one or not. Fails as
+/// [`run`](crate::run()) does where it cannot be computed; `None` for other algorithms.
+///
+/// ```
+/// use etalon_cuda::{Level, Options, Precision, Target, plan};
+/// use etalon_problem::{Attention, Dtype, Extents, Mode, Pass};
+///
+/// let extents = Extents { batch: 4, query_heads: 16, key_heads: 16, queries: 4096, keys: 4096, dim: 128 };
+/// let problem = Attention::new(extents).into();
+/// let options = Options { precision: Precision::Flash, ..Options::default() };
+/// let of = |mode| {
+///     let options = Options { mode, ..options };
+///     plan(&problem, Pass::Backward, Dtype::Bf16, &options, &Target::of("sm_90")?)
+/// };
+/// let plan = of(Mode::Auto)?.unwrap();
+/// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::Separate)));
+/// // Partial sums take as many bytes as they may, and the level must have a kernel that leaves them.
+/// let plan = of(Mode::FusedPartials)?.unwrap();
+/// assert_eq!((plan.level, plan.mode), (Level::Sm80, Some(Mode::FusedPartials)));
+/// assert!(plan.workspace_bytes() > 256 << 20);
+/// # Ok::<(), etalon_problem::Error>(())
+/// ```
+pub fn plan(
+    problem: &Problem,
+    pass: Pass,
+    storage: Dtype,
+    options: &Options,
+    target: &Target,
+) -> Result<Option<Plan>, Error> {
+    problem.checked_table(pass)?;
+    storage.refuse_f64()?;
+    offers(options, problem.algorithm(), pass, storage)?;
+    options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
+    match problem {
+        Problem::Attention(_) | Problem::AttentionLse(_) => {
+            softmax::plan(problem, (pass, storage), options, target).map(Some)
+        }
+        _ => Ok(None),
+    }
+}

@@ -1,0 +1,83 @@
+//! The sizes of tiles that there are kernels for: queries by keys.
+
+use crate::options::Options;
+use crate::softmax::asked::Asked;
+use crate::softmax::variants::{Hopper, Lengths};
+use etalon_problem::{Blocking, Dtype, Mode, Pass};
+
+fn tile(queries: usize, keys: usize) -> Blocking {
+    Blocking { queries, keys }
+}
+
+/// Those of the portable kernels, whatever the pass.
+pub(crate) fn of_portable() -> Vec<Blocking> {
+    vec![tile(64, 64)]
+}
+
+/// Those of the level sm80: the first is taken unless another is asked for. Forward, a block has all queries of a tile and walks
+/// the keys; backward it has 64 queries or keys, and walks 64 or 32 of the others.
+pub(crate) fn of_tensor(asked: &Asked<'_>, mode: Mode) -> Vec<Blocking> {
+    let narrow = asked.storage != Dtype::F32;
+    match asked.pass {
+        Pass::Forward if narrow && asked.scores.extents.dim <= 128 => {
+            vec![tile(128, 64), tile(128, 32), tile(64, 64)]
+        }
+        Pass::Forward if narrow => vec![tile(64, 32)],
+        Pass::Forward => vec![tile(128, 32)],
+        _ if asked.insists(mode) => vec![tile(64, 64)],
+        _ if narrow && !asked.is_wide() => vec![tile(64, 64), tile(64, 32)],
+        _ => vec![tile(64, 32)],
+    }
+}
+
+/// The number by which sources know a tile of the level sm80: TILES of `sm80.cuh`.
+pub(crate) fn number(asked: &Asked<'_>, options: &Options) -> usize {
+    let list = of_tensor(asked, options.mode);
+    match chosen(&list, options.blocking) {
+        _ if list.len() == 1 => 0,
+        Blocking { keys: 32, .. } => 1,
+        Blocking { queries: 64, .. } if asked.pass == Pass::Forward => 2,
+        _ => 0,
+    }
+}
+
+/// Those of the level sm90a: two warpgroups with 64 queries each, or three where these fit the registers.
+pub(crate) fn of_hopper(asked: &Asked<'_>, variant: Hopper) -> Vec<Blocking> {
+    match asked.pass {
+        Pass::Forward if has_three(variant) => vec![tile(192, 128), tile(128, 128)],
+        _ => vec![tile(128, 128)],
+    }
+}
+
+/// Whether three warpgroups fit the registers: rows are 64 columns wide and nothing is asked besides.
+pub(crate) fn has_three(of: Hopper) -> bool {
+    of.width == 64 && !of.options && of.lengths != Lengths::Listed
+}
+
+/// The tile of a list that a hint means: the smallest that holds as many queries and keys, or else the largest; without a hint
+/// the first.
+pub(crate) fn chosen(list: &[Blocking], hint: Option<Blocking>) -> Blocking {
+    let first = list.first().copied().unwrap_or(tile(64, 64));
+    let Some(hint) = hint else { return first };
+    let area = |x: &&Blocking| (x.queries * x.keys, x.queries);
+    let holds = |x: &&Blocking| x.queries >= hint.queries && x.keys >= hint.keys;
+    let smallest = list.iter().filter(holds).min_by_key(area);
+    *smallest.or_else(|| list.iter().max_by_key(area)).unwrap_or(&first)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_hint_is_rounded_up_to_a_tile_that_exists() {
+        let list = [tile(128, 64), tile(128, 32), tile(64, 64)];
+        let of = |queries, keys| chosen(&list, Some(tile(queries, keys)));
+        assert_eq!(chosen(&list, None), tile(128, 64));
+        assert_eq!(of(1, 1), tile(64, 64));
+        assert_eq!(of(96, 16), tile(128, 32));
+        assert_eq!(of(128, 33), tile(128, 64));
+        assert_eq!(of(33, 65), tile(128, 64));
+        assert_eq!(of(1 << 20, 1 << 20), tile(128, 64));
+    }
+}
