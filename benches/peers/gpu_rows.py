@@ -314,7 +314,26 @@ def chunked(q, k, v, g, chunk):
     return o.flatten(2, 3)
 
 
-def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool) -> list[Contender]:
+def chunked_by_token(q, k, v, g, chunk):
+    """The same with a decay per token: differences of sums, as long as a chunk is and as there are chunks."""
+    dtype = q.dtype
+    q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))
+    until = g.unflatten(2, (-1, chunk)).cumsum(-1)
+    whole = until[..., -1]
+
+    def decays(to, begin, diagonal):
+        apart = to[..., :, None] - begin[..., None, :]
+        hidden = torch.ones(apart.shape[-2:], device=q.device, dtype=torch.bool).triu(diagonal)
+        return apart.masked_fill(hidden, -math.inf).exp().to(dtype)
+
+    sums = (k * (whole[..., None] - until).exp().to(dtype)[..., None]).transpose(-2, -1) @ v
+    ends = whole.cumsum(-1)
+    before = (decays(ends - whole, ends, 0) @ sums.flatten(-2)).unflatten(-1, sums.shape[-2:])
+    o = ((q @ k.transpose(-2, -1)) * decays(until, until, 1)) @ v + (q * until.exp().to(dtype)[..., None]) @ before
+    return o.flatten(2, 3)
+
+
+def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool, by_token: bool = False) -> list[Contender]:
     batch, heads, length = sizes
     shape = batch, heads, length, dim = (batch, heads, bench.size(length), 128)
     # States by a product of as many rows as there are chunks: fewer where the sequence is long.
@@ -322,8 +341,12 @@ def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool) -> list[Co
     q, k, v, dout = (bench.randn(*shape) * dim**-0.25 for _ in range(4))
     g = -(2.0 ** -torch.linspace(3, 9, heads, device=bench.device))
     problem = {"algorithm": "linear_attention", "batch": batch, "query_heads": heads, "key_heads": heads,
-               "tokens": length, "dim": dim, "decay": "per_head"}  # fmt: skip
-    inputs = {"q": q, "k": k, "v": v, "g_gamma": g}
+               "tokens": length, "dim": dim, "decay": "per_token" if by_token else "per_head"}  # fmt: skip
+    if by_token:  # the same decays on the average
+        g = g[:, None] * -torch.rand(batch, heads, length, device=bench.device).log()
+    products = chunked_by_token if by_token else chunked
+    decay, name = ("g", "dg") if by_token else ("g_gamma", "dg_gamma")
+    inputs = {"q": q, "k": k, "v": v, decay: g}
     # Half as many bytes are read and written again as the pass reads and writes.
     source = torch.empty((7 if backward else 4) * q.numel() // 2, device=bench.device, dtype=q.dtype)
     target = torch.empty_like(source)
@@ -336,8 +359,12 @@ def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool) -> list[Co
         from fla.ops.simple_gla import chunk_simple_gla
         from fla_tuning import tune
 
-        tune(heads, dim)
-        return lambda q, k, v: chunk_simple_gla(q, k, v, g_gamma=g, scale=1.0)[0]
+        tune(heads, dim, by_token, backward)
+        if by_token:
+            return lambda q, k, v, g: chunk_simple_gla(q, k, v, g=g, scale=1.0)[0]
+        return lambda q, k, v, _: chunk_simple_gla(q, k, v, g_gamma=g, scale=1.0)[0]
+
+    given = g.transpose(1, 2).contiguous() if by_token else None
 
     def back(x):
         return x.transpose(1, 2)
@@ -349,24 +376,24 @@ def linear(bench: Bench, sizes: tuple[int, int, int], backward: bool) -> list[Co
 
         def fla_forward():
             call = fla()
-            return lambda: (back(call(*turned)),)
+            return lambda: (back(call(*turned, given)),)
 
-        plain = bench.peer("PyTorch chunked", lambda: lambda: (chunked(q, k, v, g, chunk),))
+        plain = bench.peer("PyTorch chunked", lambda: lambda: (products(q, k, v, g, chunk),))
         return [*own, plain, bench.peer("FLA", fla_forward), copy]
-    places = dict(zip(("dq", "dk", "dv", "dg_gamma"), like(q, k, v, g)))
-    results = tuple(places.values())[:3]  # FLA has no gradient of the decay
+    places = dict(zip(("dq", "dk", "dv", name), like(q, k, v, g)))
+    results = tuple(places.values())[: 4 if by_token else 3]  # FLA has no gradient of the decay of a head
     own = [bench.etalon(f"etalon {name}", problem, ("backward", {**inputs, "dout": dout}, places), results=results, **x)
            for name, x in kinds]  # fmt: skip
-    wanted = [x.detach().clone().requires_grad_() for x in (q, k, v)]
+    wanted = [x.detach().clone().requires_grad_() for x in ((q, k, v, g) if by_token else (q, k, v))]
 
     def plain_backward():
-        out = chunked(*wanted, g, chunk)
+        out = products(*wanted[:3], wanted[3] if by_token else g, chunk)
         return lambda: torch.autograd.grad(out, wanted, dout, retain_graph=True)
 
     def fla_backward():
-        leaves = [x.requires_grad_() for x in turned]
-        out, given = fla()(*leaves), dout.transpose(1, 2).contiguous()
-        return lambda: tuple(back(x) for x in torch.autograd.grad(out, leaves, given, retain_graph=True))
+        call, leaves = fla(), [x.requires_grad_() for x in [*turned, *([given] if by_token else [])]]
+        out, cotangent = call(*leaves[:3], given), dout.transpose(1, 2).contiguous()
+        return lambda: tuple(back(x) for x in torch.autograd.grad(out, leaves, cotangent, retain_graph=True))
 
     return [*own, bench.peer("PyTorch chunked", plain_backward), bench.peer("FLA", fla_backward), copy]
 
@@ -391,6 +418,8 @@ ROWS |= {
     "lazy-sparse-both": lambda bench: lazy_sparse(bench, True),
     "linear-forward": lambda bench: linear(bench, (4, 16, 8192), False),
     "linear-backward": lambda bench: linear(bench, (4, 16, 8192), True),
+    "linear-token-forward": lambda bench: linear(bench, (4, 16, 8192), False, by_token=True),
+    "linear-token-backward": lambda bench: linear(bench, (4, 16, 8192), True, by_token=True),
     "linear-long-forward": lambda bench: linear(bench, (1, 1, 1 << 20), False),
     "linear-long-backward": lambda bench: linear(bench, (1, 1, 1 << 20), True),
 }

@@ -40,6 +40,7 @@ cases=(
     lazy_attention/f16/window/dims/lengths/reach_whole/mixed/generic/dlse/default_scale/0
     lazy_attention/f32/array/groups/packed/reach_beyond/mixed/ties/dlse/default_scale/0
     linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0
+    linear_attention/bf16/per_token/strong/both/micro_chunks/dense/one/generic/0
     linear_attention/f16/per_token/resets/both/spans/packed/root/range/0
     linear_attention/f32/none/strong/final/micro_chunks/lengths/negative/generic/0
     linear_cross_entropy/bf16/ragged/everything/everything/mean/some/all/dyadic/0

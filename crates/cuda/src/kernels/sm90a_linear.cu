@@ -129,8 +129,7 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
   warp_arrive(base + SHOWN + 8 * (shows & 1));
   // Both parts of the state are shown, and who shows one has read the one before: nobody reads the other buffer any more.
   auto wait_for_state = [&] { wait(base + SHOWN + 8 * (shows & 1), shows >> 1 & 1), shows++; };
-  if (p.chunks) load_kept(0), add_kept(0), load_dot(0);
-  if (p.chunks && !BY_TOKEN) load_kept(1);  // BY_TOKEN it is loaded when it is wanted: no registers are left
+  if (p.chunks) load_kept(0), add_kept(0), load_kept(1), load_dot(0);
   // The scores of a step whose tiles are the next ones: issued a step ahead, and behind the last one for nobody.
   auto scores = [&](bool there, int count) {
     const u32 y = base + ring.stage * Y_BYTES, b = base + AT_B + ring.stage * Y_BYTES, x = base + AT_X + ring.stage * PANEL;
@@ -213,10 +212,9 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
       ring.advance();
       if (TANGENT) mma_wait<0>(), pin(o), pin(o1);
       scores(!last || n + 1 < p.chunks, last ? count_of<BACK>(p, n + 1) : count);
-      if (last && !BY_TOKEN) add_kept(n + 1), load_kept(n + 2);
+      if (last) add_kept(n + 1), load_kept(n + 2);
       if (!TANGENT) mma_wait<1>(), pin(o);
       warp_arrive(base + EMPTY_X + 8 * own_stage);
-      if (last && BY_TOKEN) load_kept(n + 1), add_kept(n + 1);
       if (DOTS && !BACK) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
