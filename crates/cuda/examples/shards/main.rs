@@ -122,24 +122,24 @@ struct Machine<'a> {
 
 /// Times and results of a problem.
 struct Measured {
-    /// Of the forward pass, and of both passes.
-    times: [Duration; 2],
+    /// Of the forward pass, and of both passes; and of these without what the ranks send to each other.
+    times: [Duration; 4],
     /// Of every rank.
     results: Vec<Results>,
 }
 
 impl Machine<'_> {
-    fn memory(&self, rank: usize) -> Outcome<Memory> {
-        let context = CudaContext::new(rank % self.gpus)?;
+    fn memory(&self, gpu: usize) -> Outcome<Memory> {
+        let context = CudaContext::new(gpu)?;
         // SAFETY: no slice of this context is used on another stream than its own.
         unsafe { context.disable_event_tracking() };
         Ok(Memory::new(context.new_stream()?))
     }
 
     /// A way for the ranks to each other: NCCL if it is there, and every rank has a GPU of its own.
-    fn exchanges(&self) -> Vec<Exchange> {
+    fn exchanges(&self, gpus: usize) -> Vec<Exchange> {
         let ranks = self.arguments.ranks;
-        if ranks <= self.gpus && !self.arguments.copies {
+        if ranks <= gpus && !self.arguments.copies {
             match by_nccl(&(0..ranks).collect::<Vec<_>>()) {
                 Ok(exchanges) => return exchanges,
                 Err(error) => println!("no NCCL: {error}"),
@@ -152,30 +152,29 @@ impl Machine<'_> {
     fn alone(&self, host: &Host, options: &Options, rounds: usize) -> Outcome<Measured> {
         let work = Alone::new(self.workspace, self.memory(0)?, host, options)?;
         let barrier = Barrier::new(1);
-        let times = [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
+        let times = times(&work, rounds, &barrier)?;
         Ok(Measured { times, results: vec![work.results()?] })
     }
 
-    /// All ranks, each in a thread.
+    /// All ranks, each in a thread, on so many GPUs.
     fn together(
         &self,
         host: &Host,
         (shards, kind): (&[Range<usize>], Dh),
         options: &Options,
-        rounds: usize,
+        (gpus, rounds): (usize, usize),
     ) -> Outcome<Measured> {
         let barrier = Arc::new(Barrier::new(shards.len()));
-        let rank = |number: usize, exchange: Exchange| -> Outcome<([Duration; 2], Results)> {
-            let options = Options { device: (number % self.gpus).into(), ..*options };
-            let memory = self.memory(number)?;
+        let rank = |number: usize, exchange: Exchange| -> Outcome<([Duration; 4], Results)> {
+            let gpu = number % gpus;
+            let options = Options { device: gpu.into(), ..*options };
+            let memory = self.memory(gpu)?;
             let shard = (number, shards, kind);
             let work = Rank::new(self.workspace, memory, host, shard, exchange, &options)?;
-            let times =
-                [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
-            Ok((times, work.results()?))
+            Ok((times(&work, rounds, &barrier)?, work.results()?))
         };
-        let ranks: Vec<Outcome<([Duration; 2], Results)>> = thread::scope(|scope| {
-            let threads = self.exchanges().into_iter().enumerate().map(|(number, exchange)| {
+        let ranks: Vec<Outcome<([Duration; 4], Results)>> = thread::scope(|scope| {
+            let threads = self.exchanges(gpus).into_iter().enumerate().map(|(number, exchange)| {
                 let rank = &rank;
                 scope.spawn(move || {
                     let done = rank(number, exchange);
@@ -192,7 +191,7 @@ impl Machine<'_> {
         let slowest =
             |at: usize| ranks.iter().map(|(times, _)| times[at]).max().unwrap_or_default();
         Ok(Measured {
-            times: [slowest(0), slowest(1)],
+            times: [0, 1, 2, 3].map(slowest),
             results: ranks.into_iter().map(|(_, results)| results).collect(),
         })
     }
@@ -212,7 +211,7 @@ impl Machine<'_> {
         println!("\nf32, portable: T 300, D 64, classes {shards:?}");
         let host = Host::new(problem, Dtype::F32, true);
         let alone = self.alone(&host, &options, 1)?;
-        let together = self.together(&host, (&shards, Dh::Nodes), &options, 1)?;
+        let together = self.together(&host, (&shards, Dh::Nodes), &options, (self.gpus, 1))?;
         let same = compare(&host, &shards, &alone.results[0], &together.results, 0.0);
         let mut near = true;
         for (name, distance) in host.distances(&alone.results[0]) {
@@ -240,16 +239,28 @@ impl Machine<'_> {
         println!("\nbf16, sm90a: T {tokens}, D {dim}, classes {shards:?}");
         let host = Host::new(problem, Dtype::Bf16, false);
         let alone = self.alone(&host, &options, rounds)?;
-        let together = self.together(&host, (&shards, Dh::Sum), &options, rounds)?;
+        let gpus = self.gpus.min(ranks);
+        let together = self.together(&host, (&shards, Dh::Sum), &options, (gpus, rounds))?;
         for (what, at) in [("forward", 0), ("forward, dh, dw", 1)] {
             let [one, all] = [&alone, &together].map(|x| 1e3 * x.times[at].as_secs_f64());
-            println!(
-                "  {what}: {one:.3} ms on one GPU, {all:.3} ms on {ranks}: {:.2} x",
-                one / all
-            );
+            let apart = 1e3 * together.times[at + 2].as_secs_f64();
+            let times =
+                format!("{one:.3} ms on one GPU, {all:.3} ms on {gpus}: {:.2} x", one / all);
+            println!("  {what}: {times}; {apart:.3} ms without exchange");
         }
         // Two roundings to bf16, of sums of 256,000 terms in f32.
-        Ok(compare(&host, &shards, &alone.results[0], &together.results, 1e-2))
+        let near = compare(&host, &shards, &alone.results[0], &together.results, 1e-2);
+        if gpus == 1 {
+            return Ok(near);
+        }
+        let again = self.together(&host, (&shards, Dh::Sum), &options, (1, 1))?;
+        let mut same = true;
+        for (number, (x, y)) in again.results.iter().zip(&together.results).enumerate() {
+            same &= x == y;
+            let bits = if x == y { "the bits of" } else { "OTHER BITS than" };
+            println!("  rank {number}: {bits} the same shards on one GPU");
+        }
+        Ok(near && same)
     }
 }
 
@@ -259,14 +270,25 @@ fn end(rank: usize, error: &str) {
     std::process::exit(1);
 }
 
+/// Those of [`Measured`].
+fn times(work: &dyn Work, rounds: usize, barrier: &Barrier) -> Outcome<[Duration; 4]> {
+    let of = |gradients, apart| time(work, (gradients, apart), rounds, barrier);
+    Ok([of(false, false)?, of(true, false)?, of(false, true)?, of(true, true)?])
+}
+
 /// The median time of a round, in which all ranks begin together; after two that count nothing.
-fn time(work: &dyn Work, gradients: bool, rounds: usize, barrier: &Barrier) -> Outcome<Duration> {
+fn time(
+    work: &dyn Work,
+    (gradients, apart): (bool, bool),
+    rounds: usize,
+    barrier: &Barrier,
+) -> Outcome<Duration> {
     let mut times = Vec::new();
     for round in 0..rounds + 2 {
         work.memory().stream.synchronize()?;
         barrier.wait();
         let begin = Instant::now();
-        work.enqueue(gradients)?;
+        work.enqueue(gradients, apart)?;
         work.memory().stream.synchronize()?;
         times.extend((round >= 2).then(|| begin.elapsed()));
     }
