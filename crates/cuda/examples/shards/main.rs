@@ -25,7 +25,7 @@ use memory::Memory;
 use ranks::{Alone, Rank, Results, Work};
 use std::ops::Range;
 use std::process::ExitCode;
-use std::sync::{Arc, Barrier};
+use std::sync::Barrier;
 use std::thread;
 use std::time::{Duration, Instant};
 use tensors::{Host, distance, numbers};
@@ -122,24 +122,29 @@ struct Machine<'a> {
 
 /// Times and results of a problem.
 struct Measured {
-    /// Of the forward pass, and of both passes.
-    times: [Duration; 2],
+    /// Of one GPU, of all ranks, and of these without what they send to each other.
+    times: Times,
+    /// Of one GPU, if it was asked for.
+    alone: Option<Results>,
     /// Of every rank.
     results: Vec<Results>,
 }
 
+/// Three times of the forward pass and of both passes.
+type Times = [[Duration; 2]; 3];
+
 impl Machine<'_> {
-    fn memory(&self, rank: usize) -> Outcome<Memory> {
-        let context = CudaContext::new(rank % self.gpus)?;
+    fn memory(&self, gpu: usize) -> Outcome<Memory> {
+        let context = CudaContext::new(gpu)?;
         // SAFETY: no slice of this context is used on another stream than its own.
         unsafe { context.disable_event_tracking() };
         Ok(Memory::new(context.new_stream()?))
     }
 
     /// A way for the ranks to each other: NCCL if it is there, and every rank has a GPU of its own.
-    fn exchanges(&self) -> Vec<Exchange> {
+    fn exchanges(&self, gpus: usize) -> Vec<Exchange> {
         let ranks = self.arguments.ranks;
-        if ranks <= self.gpus && !self.arguments.copies {
+        if ranks <= gpus && !self.arguments.copies {
             match by_nccl(&(0..ranks).collect::<Vec<_>>()) {
                 Ok(exchanges) => return exchanges,
                 Err(error) => println!("no NCCL: {error}"),
@@ -148,34 +153,29 @@ impl Machine<'_> {
         by_copies(ranks)
     }
 
-    /// One GPU with all classes.
-    fn alone(&self, host: &Host, options: &Options, rounds: usize) -> Outcome<Measured> {
-        let work = Alone::new(self.workspace, self.memory(0)?, host, options)?;
-        let barrier = Barrier::new(1);
-        let times = [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
-        Ok(Measured { times, results: vec![work.results()?] })
-    }
-
-    /// All ranks, each in a thread.
-    fn together(
+    /// All ranks, each in a thread, on so many GPUs; and one GPU with all classes, if it `compares`.
+    fn measure(
         &self,
         host: &Host,
         (shards, kind): (&[Range<usize>], Dh),
         options: &Options,
-        rounds: usize,
+        (gpus, rounds, compares): (usize, usize, bool),
     ) -> Outcome<Measured> {
-        let barrier = Arc::new(Barrier::new(shards.len()));
-        let rank = |number: usize, exchange: Exchange| -> Outcome<([Duration; 2], Results)> {
-            let options = Options { device: (number % self.gpus).into(), ..*options };
-            let memory = self.memory(number)?;
+        let barrier = Barrier::new(shards.len());
+        type Found = (Times, Option<Results>, Results);
+        let rank = |number: usize, exchange: Exchange| -> Outcome<Found> {
+            let options = Options { device: (number % gpus).into(), ..*options };
+            let memory = || self.memory(number % gpus);
+            let alone = (number == 0 && compares)
+                .then(|| Alone::new(self.workspace, memory()?, host, &options))
+                .transpose()?;
             let shard = (number, shards, kind);
-            let work = Rank::new(self.workspace, memory, host, shard, exchange, &options)?;
-            let times =
-                [time(&work, false, rounds, &barrier)?, time(&work, true, rounds, &barrier)?];
-            Ok((times, work.results()?))
+            let rank = Rank::new(self.workspace, memory()?, host, shard, exchange, &options)?;
+            let times = times(alone.as_ref(), &rank, rounds, &barrier)?;
+            Ok((times, alone.map(|x| x.results()).transpose()?, rank.results()?))
         };
-        let ranks: Vec<Outcome<([Duration; 2], Results)>> = thread::scope(|scope| {
-            let threads = self.exchanges().into_iter().enumerate().map(|(number, exchange)| {
+        let found: Vec<Outcome<Found>> = thread::scope(|scope| {
+            let threads = self.exchanges(gpus).into_iter().enumerate().map(|(number, exchange)| {
                 let rank = &rank;
                 scope.spawn(move || {
                     let done = rank(number, exchange);
@@ -187,14 +187,16 @@ impl Machine<'_> {
             let joined = threads.into_iter().map(|x| x.join());
             joined.map(|x| x.unwrap_or_else(|_| Err("a rank panicked".into()))).collect()
         });
-        let ranks = ranks.into_iter().collect::<Outcome<Vec<_>>>()?;
+        let found = found.into_iter().collect::<Outcome<Vec<_>>>()?;
         // A round ends with its last rank.
-        let slowest =
-            |at: usize| ranks.iter().map(|(times, _)| times[at]).max().unwrap_or_default();
-        Ok(Measured {
-            times: [slowest(0), slowest(1)],
-            results: ranks.into_iter().map(|(_, results)| results).collect(),
-        })
+        let slowest = |of: usize, at: usize| found.iter().map(|x| x.0[of][at]).max();
+        let times = [0, 1, 2].map(|of| [0, 1].map(|at| slowest(of, at).unwrap_or_default()));
+        let (mut alone, mut results) = (None, Vec::new());
+        for (_, of_alone, own) in found {
+            alone = alone.or(of_alone);
+            results.push(own);
+        }
+        Ok(Measured { times, alone, results })
     }
 
     /// f32 on the portable level: every bit is that of one GPU.
@@ -211,11 +213,12 @@ impl Machine<'_> {
         let shards: Vec<_> = (0..ranks).map(|rank| border(rank)..border(rank + 1)).collect();
         println!("\nf32, portable: T 300, D 64, classes {shards:?}");
         let host = Host::new(problem, Dtype::F32, true);
-        let alone = self.alone(&host, &options, 1)?;
-        let together = self.together(&host, (&shards, Dh::Nodes), &options, 1)?;
-        let same = compare(&host, &shards, &alone.results[0], &together.results, 0.0);
+        let gpus = self.gpus.min(ranks);
+        let found = self.measure(&host, (&shards, Dh::Nodes), &options, (gpus, 1, true))?;
+        let alone = found.alone.unwrap_or_default();
+        let same = compare(&host, &shards, &alone, &found.results, 0.0);
         let mut near = true;
-        for (name, distance) in host.distances(&alone.results[0]) {
+        for (name, distance) in host.distances(&alone) {
             println!("  {name}: {distance:.1e} of the largest from f64");
             near &= distance < 1e-5;
         }
@@ -231,7 +234,7 @@ impl Machine<'_> {
         let options = Options { level, precision, memory_budget: 768 << 20, ..Options::default() };
         let tiles = vocab.div_ceil(TILE);
         let grain =
-            self.arguments.grain.unwrap_or((tiles / (8 * ranks)).max(1).next_power_of_two());
+            self.arguments.grain.unwrap_or((tiles / (32 * ranks)).max(1).next_power_of_two());
         let border = |rank: usize| {
             let tile = (rank * tiles + ranks * grain / 2) / (ranks * grain) * grain;
             if rank == ranks { vocab } else { vocab.min(tile * TILE) }
@@ -239,17 +242,28 @@ impl Machine<'_> {
         let shards: Vec<_> = (0..ranks).map(|rank| border(rank)..border(rank + 1)).collect();
         println!("\nbf16, sm90a: T {tokens}, D {dim}, classes {shards:?}");
         let host = Host::new(problem, Dtype::Bf16, false);
-        let alone = self.alone(&host, &options, rounds)?;
-        let together = self.together(&host, (&shards, Dh::Sum), &options, rounds)?;
+        let gpus = self.gpus.min(ranks);
+        let found = self.measure(&host, (&shards, Dh::Sum), &options, (gpus, rounds, true))?;
         for (what, at) in [("forward", 0), ("forward, dh, dw", 1)] {
-            let [one, all] = [&alone, &together].map(|x| 1e3 * x.times[at].as_secs_f64());
-            println!(
-                "  {what}: {one:.3} ms on one GPU, {all:.3} ms on {ranks}: {:.2} x",
-                one / all
-            );
+            let [one, all, apart] = found.times.map(|x| 1e3 * x[at].as_secs_f64());
+            let times =
+                format!("{one:.3} ms on one GPU, {all:.3} ms on {gpus}: {:.2} x", one / all);
+            println!("  {what}: {times}; {apart:.3} ms without exchange");
         }
         // Two roundings to bf16, of sums of 256,000 terms in f32.
-        Ok(compare(&host, &shards, &alone.results[0], &together.results, 1e-2))
+        let alone = found.alone.unwrap_or_default();
+        let near = compare(&host, &shards, &alone, &found.results, 1e-2);
+        if gpus == 1 {
+            return Ok(near);
+        }
+        let again = self.measure(&host, (&shards, Dh::Sum), &options, (1, 1, false))?;
+        let mut same = true;
+        for (number, (x, y)) in again.results.iter().zip(&found.results).enumerate() {
+            same &= x == y;
+            let bits = if x == y { "the bits of" } else { "OTHER BITS than" };
+            println!("  rank {number}: {bits} the same shards on one GPU");
+        }
+        Ok(near && same)
     }
 }
 
@@ -259,19 +273,29 @@ fn end(rank: usize, error: &str) {
     std::process::exit(1);
 }
 
-/// The median time of a round, in which all ranks begin together; after two that count nothing.
-fn time(work: &dyn Work, gradients: bool, rounds: usize, barrier: &Barrier) -> Outcome<Duration> {
-    let mut times = Vec::new();
+/// The median times of rounds in which all ranks begin together; after two that count nothing. A round has every kind of
+/// work once, so that all meet the same clocks.
+fn times(alone: Option<&Alone>, rank: &Rank, rounds: usize, barrier: &Barrier) -> Outcome<Times> {
+    let (alone, rank) = (alone.map(|x| x as &dyn Work), rank as &dyn Work);
+    let work = [alone, Some(rank), Some(rank)];
+    let mut all: [[Vec<Duration>; 2]; 3] = Default::default();
     for round in 0..rounds + 2 {
-        work.memory().stream.synchronize()?;
-        barrier.wait();
-        let begin = Instant::now();
-        work.enqueue(gradients)?;
-        work.memory().stream.synchronize()?;
-        times.extend((round >= 2).then(|| begin.elapsed()));
+        for (of, at) in [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)] {
+            barrier.wait();
+            let begin = Instant::now();
+            if let Some(work) = work[of] {
+                work.enqueue(at == 1, of == 2)?;
+                work.memory().stream.synchronize()?;
+            }
+            all[of][at].extend((round >= 2).then(|| begin.elapsed()));
+        }
     }
-    times.sort_unstable();
-    Ok(times[times.len() / 2])
+    Ok(all.map(|of| {
+        of.map(|mut times| {
+            times.sort_unstable();
+            times[times.len() / 2]
+        })
+    }))
 }
 
 /// Says of each result whether the ranks have the bits of one GPU. dh may be as far off as `dh_off` of its largest.

@@ -47,8 +47,9 @@ impl Step {
 
 /// What a device computes again and again.
 pub trait Work {
-    /// Enqueues the forward pass, and with `gradients` the backward pass.
-    fn enqueue(&self, gradients: bool) -> Outcome<()>;
+    /// Enqueues the forward pass, and with `gradients` the backward pass. `apart`: with what the ranks have sent to each
+    /// other before.
+    fn enqueue(&self, gradients: bool, apart: bool) -> Outcome<()>;
     fn memory(&self) -> &Memory;
     /// What it has computed last: the loss, lse, dh and dw of its classes.
     fn results(&self) -> Outcome<Results>;
@@ -119,7 +120,7 @@ impl Alone {
 }
 
 impl Work for Alone {
-    fn enqueue(&self, gradients: bool) -> Outcome<()> {
+    fn enqueue(&self, gradients: bool, _: bool) -> Outcome<()> {
         (if gradients { &self.both } else { &self.forward }).enqueue(&self.memory)
     }
 
@@ -268,16 +269,17 @@ fn behind(lengths: impl Iterator<Item = usize>) -> Vec<Range<usize>> {
 }
 
 impl Work for Rank {
-    fn enqueue(&self, gradients: bool) -> Outcome<()> {
+    fn enqueue(&self, gradients: bool, apart: bool) -> Outcome<()> {
+        let swap = |plan| if apart { Ok(()) } else { self.swap(plan) };
         self.forward.enqueue(&self.memory)?;
-        self.swap(&self.partials)?;
+        swap(&self.partials)?;
         self.combine.enqueue(&self.memory)?;
         self.output.enqueue(&self.memory)?;
         if gradients {
             self.backward.enqueue(&self.memory)?;
-            self.swap(&self.parts)?;
+            swap(&self.parts)?;
             self.combine_dh.enqueue(&self.memory)?;
-            self.swap(&self.rows)?;
+            swap(&self.rows)?;
         }
         Ok(())
     }
