@@ -3,11 +3,16 @@
 enum Pass { SCORES, VALUES, QUERIES };
 template <int GROUPS, Pass PASS> struct Feed {
   static constexpr int ROWS = 64 * GROUPS, NEAR = ROWS + KEYS;
-  static constexpr u32 Q_BYTES = ROWS * D * 2, AT_K = Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * 2 * KV_BYTES;
-  // The largest scores of rows by stripe; o of each warpgroup; or dout.
-  static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : Q_BYTES), Q_FULL = AT_BIAS + 2 * NEAR * 4, Q_EMPTY = Q_FULL + 8,
-                       K_FULL = Q_EMPTY + 8, K_EMPTY = K_FULL + 16, V_FULL = K_EMPTY + 16, V_EMPTY = V_FULL + 16, TILE = V_EMPTY + 16;
-  // Dynamic shared memory: 1024 + TILE + 8; the base is aligned to 1024 by hand.
+  // Blocks of keys in flight, and tiles of queries: as many as fit.
+  static constexpr int STAGES = D == 64 ? 4 : 2, TILES = D == 64 ? 2 : 1;
+  // q, in `queries` with dout.
+  static constexpr u32 Q_BYTES = ROWS * D * 2, TILE_BYTES = PASS == QUERIES ? 2 * Q_BYTES : Q_BYTES;
+  static constexpr u32 AT_K = TILES * TILE_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * STAGES * KV_BYTES;
+  // The largest scores of rows by stripe; or o of each warpgroup.
+  static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), Q_FULL = AT_BIAS + STAGES * NEAR * 4;
+  static constexpr u32 Q_EMPTY = Q_FULL + 8 * TILES, K_FULL = Q_EMPTY + 8 * TILES, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
+                       V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;
+  // Dynamic shared memory: 1024 + TILE + 8·TILES; the base is aligned to 1024 by hand.
   u32 base;
   float* numbers;  // the same address
 
@@ -16,8 +21,8 @@ template <int GROUPS, Pass PASS> struct Feed {
     const u32 at = shared(bytes);
     base = (at + 1023) & ~1023u, numbers = (float*)(bytes + (base - at));
     if (threadIdx.x == 0) {
-      barrier_init(base + Q_FULL, 1), barrier_init(base + Q_EMPTY, 4 * GROUPS * ARRIVALS);
-      for (int i = 0; i < 2; i++) {
+      for (int i = 0; i < TILES; i++) barrier_init(base + Q_FULL + 8 * i, 1), barrier_init(base + Q_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
+      for (int i = 0; i < STAGES; i++) {
         barrier_init(base + K_FULL + 8 * i, 1 + ARRIVALS), barrier_init(base + K_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
         barrier_init(base + V_FULL + 8 * i, 1), barrier_init(base + V_EMPTY + 8 * i, 4 * GROUPS * ARRIVALS);
       }
@@ -48,7 +53,7 @@ template <int GROUPS, Pass PASS> struct Feed {
   __device__ __forceinline__ void produce(const Call& c) {
     const int tiles = tiles_of<GROUPS>(c);
     const bool first_lane = lane_id() == 0;
-    u32 stage = 0, phase = 1, q_phase = 1;
+    u32 stage = 0, phase = 1, tile = 0, q_phase = 1;
     int t = blockIdx.x;
 #pragma unroll 1
     while (t < tiles) {
@@ -64,15 +69,16 @@ template <int GROUPS, Pass PASS> struct Feed {
         const u32 active = stripes(c, s, w);
         const int each = stripe_blocks(s), key_head = w.head / (s.heads / s.key_heads);
         int n = next(blocks.end - 1, blocks.begin, active, each);
-        wait(base + Q_EMPTY, q_phase), q_phase ^= 1;
+        const u32 q = base + tile * TILE_BYTES, full = base + Q_FULL + 8 * tile;
+        wait(base + Q_EMPTY + 8 * tile, q_phase);
         if (first_lane) {
-          asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + TILE), "r"(t), "r"(active) : "memory");
+          asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + TILE + 8 * tile), "r"(t), "r"(active) : "memory");
           if (n < blocks.begin) {
-            arrive(base + Q_FULL);
+            arrive(full);
           } else {
-            expect_bytes(base + Q_FULL, PASS == QUERIES ? 2 * Q_BYTES : Q_BYTES);
-            load5(base, &c.q, base + Q_FULL, s.query_start + w.block * ROWS, w.head, s.batch);
-            if (PASS == QUERIES) load5(base + AT_OUT, &c.dout, base + Q_FULL, s.query_start + w.block * ROWS, w.head, s.batch);
+            expect_bytes(full, TILE_BYTES);
+            load5(q, &c.q, full, s.query_start + w.block * ROWS, w.head, s.batch);
+            if (PASS == QUERIES) load5(q + Q_BYTES, &c.dout, full, s.query_start + w.block * ROWS, w.head, s.batch);
           }
         }
         const int first = n;
@@ -94,15 +100,16 @@ template <int GROUPS, Pass PASS> struct Feed {
               load5(base + AT_V + stage * KV_BYTES, &c.v, base + V_FULL + 8 * stage, s.key_start + n * KEYS, key_head, s.batch);
             }
           }
-          if (++stage == 2) stage = 0, phase ^= 1;
+          if (++stage == STAGES) stage = 0, phase ^= 1;
         }
+        if (++tile == TILES) tile = 0, q_phase ^= 1;
       }
       t = __shfl_sync(~0u, drawn, 0) + gridDim.x;
     }
-    wait(base + Q_EMPTY, q_phase);
+    wait(base + Q_EMPTY + 8 * tile, q_phase);
     if (first_lane) {
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE), "r"(-1) : "memory");
-      arrive(base + Q_FULL);
+      asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE + 8 * tile), "r"(-1) : "memory");
+      arrive(base + Q_FULL + 8 * tile);
     }
   }
 };

@@ -41,15 +41,14 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
   const u32 base = feed.base;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
-  const u32 q = base + group * 64 * 128;
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
   float* const tops = feed.tops() + warp * 16 + lane / 4;
-  u32 stage = 0, phase = 0, q_phase = 0;
+  u32 stage = 0, phase = 0, tile = 0, q_phase = 0;
   for (;;) {
-    wait(base + ScoreFeed::Q_FULL, q_phase), q_phase ^= 1;
+    wait(base + ScoreFeed::Q_FULL + 8 * tile, q_phase);
     u32 all;
-    const int t = tile_at(base + ScoreFeed::TILE, all);
+    const int t = tile_at(base + ScoreFeed::TILE + 8 * tile, all);
     if (t < 0) break;
     const Work w = work<SCORE_GROUPS, true>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
@@ -58,6 +57,7 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     const Rows own(w, s, ROWS);
     const int each = stripe_blocks(s);
     Maxima rows;
+    const u32 q = base + tile * ScoreFeed::TILE_BYTES + group * 64 * 128;
     int n = blocks.end - 1, stripe = STRIPES;
     auto step = [&](auto masked) {
       float x[KEYS / 2];
@@ -67,7 +67,7 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
       mma_commit(), mma_wait<0>(), pin(x);
       score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
       warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
-      if (++stage == 2) stage = 0, phase ^= 1;
+      if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
       if (decltype(masked)::value) hide(x, own.begin, own.end, n * KEYS);
       if (n / each != stripe) stripe = n / each, rows.top[0] = rows.top[1] = -INF;
       take(x, rows, decltype(masked)::value && odd);
@@ -79,7 +79,8 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     for (; n >= blocks.closed; n--) step(Is<false>());
 #pragma unroll 1
     for (; n >= blocks.begin; n--) step(Is<true>());
-    warp_arrive(base + ScoreFeed::Q_EMPTY);
+    warp_arrive(base + ScoreFeed::Q_EMPTY + 8 * tile);
+    if (++tile == ScoreFeed::TILES) tile = 0, q_phase ^= 1;
     float lse[2], offset[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -100,8 +101,8 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
         if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
     bits = __reduce_or_sync(~0u, bits);
     __syncwarp();
-    const int tile = w.block * SCORE_GROUPS + group;
-    if (lane == 0 && tile * SIDE < s.queries) c.active[((i64)(s.tile + tile) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
+    const int at = w.block * SCORE_GROUPS + group;
+    if (lane == 0 && at * SIDE < s.queries) c.active[((i64)(s.tile + at) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
   }
 }
 extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ Call c) {
@@ -175,20 +176,22 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
   constexpr int ROWS = ValueFeed::ROWS;
   const u32 base = feed.base;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
-  const u32 q = base + group * 64 * 128, staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
+  const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
-  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, q_phase = 0;
+  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, tile = 0, q_phase = 0;
   for (;;) {
-    wait(base + ValueFeed::Q_FULL, q_phase), q_phase ^= 1;
+    wait(base + ValueFeed::Q_FULL + 8 * tile, q_phase);
     u32 stripes;
-    const int t = tile_at(base + ValueFeed::TILE, stripes);
+    const int t = tile_at(base + ValueFeed::TILE + 8 * tile, stripes);
     if (t < 0) break;
     const Work w = work<VALUE_GROUPS, true>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
     const Blocks blocks = key_blocks<VALUE_GROUPS>(w.block, s);
     const Rows own(w, s, ROWS);
     const int each = stripe_blocks(s);
+    const u32 q = base + tile * ValueFeed::TILE_BYTES + group * 64 * 128, q_empty = base + ValueFeed::Q_EMPTY + 8 * tile;
+    if (++tile == ValueFeed::TILES) tile = 0, q_phase ^= 1;
     float o[D / 2], lse[2], offset[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -199,7 +202,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
     if (n < blocks.begin) {
 #pragma unroll
       for (int i = 0; i < D / 2; i++) o[i] = 0;
-      warp_arrive(base + ValueFeed::Q_EMPTY);
+      warp_arrive(q_empty);
     } else {
       float x[KEYS / 2];
       u32 p[KEYS / 4];
@@ -208,7 +211,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
       auto weigh = [&] {
         score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage_k) + near);
         warp_arrive(base + ValueFeed::K_EMPTY + 8 * stage_k);
-        if (++stage_k == 2) stage_k = 0, phase_k ^= 1;
+        if (++stage_k == ValueFeed::STAGES) stage_k = 0, phase_k ^= 1;
         if (odd || n >= blocks.open || n < blocks.closed) {
           hide(x, own.begin, own.end, n * KEYS);
           activate<true, PV>(x, lse, offset);
@@ -228,7 +231,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
       };
       auto leave_v = [&] {
         warp_arrive(base + ValueFeed::V_EMPTY + 8 * stage_v);
-        if (++stage_v == 2) stage_v = 0, phase_v ^= 1;
+        if (++stage_v == ValueFeed::STAGES) stage_v = 0, phase_v ^= 1;
       };
       wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
       pin(x), mma_begin();
@@ -247,7 +250,7 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
         leave_v();
         weigh();
       }
-      warp_arrive(base + ValueFeed::Q_EMPTY);
+      warp_arrive(q_empty);
       wait_v();
       pin(o), pin(p), mma_begin();
       issue_values(o, p, base + ValueFeed::AT_V + stage_v * KV_BYTES, add);  // (E6)

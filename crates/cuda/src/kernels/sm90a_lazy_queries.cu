@@ -59,18 +59,18 @@ struct Walk {
   const Call& c;
   const int group, warp, lane, near;
   const bool odd;
-  const u32 base, q, dout;
-  u32 stage = 0, phase = 0, q_phase = 0;
+  const u32 base;
+  u32 q, dout, stage = 0, phase = 0, tile = 0, q_phase = 0;
 
   __device__ __forceinline__ Walk(const Feed& f, const Call& call)
       : feed(f), c(call), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)),
-        odd(*call.odd), base(f.base), q(base + group * 64 * 128), dout(q + Feed::AT_OUT) {}
+        odd(*call.odd), base(f.base) {}
   __device__ __forceinline__ u32 k() const { return base + Feed::AT_K + stage * KV_BYTES; }
   __device__ __forceinline__ u32 v() const { return base + Feed::AT_V + stage * KV_BYTES; }
   __device__ __forceinline__ void leave_k() const { warp_arrive(base + Feed::K_EMPTY + 8 * stage); }
   __device__ __forceinline__ void leave_v() const { warp_arrive(base + Feed::V_EMPTY + 8 * stage); }
   __device__ __forceinline__ void next() {
-    if (++stage == 2) stage = 0, phase ^= 1;
+    if (++stage == Feed::STAGES) stage = 0, phase ^= 1;
   }
   // S, then P, of the block n; whether a pair of this thread is active.
   template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
@@ -161,10 +161,13 @@ struct Walk {
 
   __device__ __forceinline__ void all() {
     for (;;) {
-      wait(base + Feed::Q_FULL, q_phase), q_phase ^= 1;
+      wait(base + Feed::Q_FULL + 8 * tile, q_phase);
       u32 unused;
-      const int t = tile_at(base + Feed::TILE, unused);
+      const int t = tile_at(base + Feed::TILE + 8 * tile, unused);
       if (t < 0) break;
+      q = base + tile * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
+      const u32 q_empty = base + Feed::Q_EMPTY + 8 * tile;
+      if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
       const Work w = work<GROUPS, true>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
       Blocks blocks = key_blocks<GROUPS>(w.block, s);
@@ -201,10 +204,10 @@ struct Walk {
         __syncwarp(0xfu << (lane & 28));
         if (lane % 4 == 0) c.numbers[at] = {offset[r], lse[r], delta[r], __fmul_rn(share, sum[r])};
       }
-      const int tile = w.block * GROUPS + group;
-      if (threadIdx.x % 128 == 0 && tile * SIDE < s.queries) c.active[(i64)(s.tile + tile) * c.shape.heads + w.head] = active;
+      const int at = w.block * GROUPS + group;
+      if (threadIdx.x % 128 == 0 && at * SIDE < s.queries) c.active[(i64)(s.tile + at) * c.shape.heads + w.head] = active;
       if (!c.wants_dq) {
-        warp_arrive(base + Feed::Q_EMPTY);
+        warp_arrive(q_empty);
         continue;
       }
       float dq[D / 2];
@@ -231,7 +234,7 @@ struct Walk {
           store_commit(), store_wait_read();
         }
       }
-      warp_arrive(base + Feed::Q_EMPTY);
+      warp_arrive(q_empty);
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }
