@@ -12,36 +12,77 @@ pub fn disassembler(folder: &Path) -> Option<PathBuf> {
     path.is_file().then_some(path)
 }
 
-/// The main loop of each kernel of an image that has one, in words.
-pub fn main_loops(disassembler: &Path, image: &[u8]) -> Result<BTreeMap<String, String>, String> {
+/// The main loops of the kernels of each of these images, in words, by the kernel's name. All are of one
+/// architecture: what the disassembler does before the first instruction takes as long as some thousand of them.
+pub fn main_loops(
+    disassembler: &Path,
+    architecture: &str,
+    images: &[Vec<u8>],
+) -> Result<Vec<BTreeMap<String, String>>, String> {
+    let kernels: Option<Vec<_>> = images.iter().map(|image| kernels(image)).collect();
+    let kernels = kernels.ok_or("an image is no ELF file")?;
+    let all: Vec<u8> = kernels.iter().flatten().flat_map(|(_, code)| *code).copied().collect();
     let folder = tempfile::tempdir().map_err(|error| error.to_string())?;
-    let path = folder.path().join("kernels.cubin");
-    std::fs::write(&path, image).map_err(|error| error.to_string())?;
-    let output = Command::new(disassembler).args(["-c", "-json"]).arg(&path).output();
+    let path = folder.path().join("kernels");
+    std::fs::write(&path, all).map_err(|error| error.to_string())?;
+    let name = architecture.replace("sm_", "SM");
+    let output = Command::new(disassembler).args(["-json", "--binary", &name]).arg(&path).output();
     let output = output.map_err(|error| format!("{}: {error}", disassembler.display()))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
-    read(&output.stdout).map_err(|what| format!("nvdisasm wrote no {what}"))
+    let json: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
+    let code = instructions(&json).map_err(|what| format!("nvdisasm wrote no {what}"))?;
+    let expected = kernels.iter().flatten().map(|(_, code)| code.len() / BYTES).sum::<usize>();
+    if code.len() != expected {
+        return Err(format!("nvdisasm wrote {} of {expected} instructions", code.len()));
+    }
+    let mut first = 0;
+    let mut loops = |(name, bytes): (String, &[u8])| {
+        let own = first..first + bytes.len() / BYTES;
+        first = own.end;
+        Some((name, main_loop(&code[own.clone()], own.start)?))
+    };
+    Ok(kernels.into_iter().map(|own| own.into_iter().filter_map(&mut loops).collect()).collect())
 }
 
-fn read(json: &[u8]) -> Result<BTreeMap<String, String>, &'static str> {
-    let json: Value = serde_json::from_slice(json).map_err(|_| "JSON")?;
-    let functions = json.get(1).and_then(Value::as_array).ok_or("list of functions")?;
-    let mut loops = BTreeMap::new();
-    for function in functions {
-        let name = function["function-name"].as_str().ok_or("name of a function")?;
-        let code = function["sass-instructions"].as_array().ok_or("instructions")?;
-        let code: Vec<(&str, &str)> = code
-            .iter()
-            .map(|x| Some((x["opcode"].as_str()?, x["operands"].as_str().unwrap_or_default())))
-            .collect::<Option<_>>()
-            .ok_or("opcode")?;
-        if let Some(main) = main_loop(&code) {
-            loops.insert(name.to_string(), main);
+/// The kernels of an image with their machine code: its sections `.text.NAME`.
+fn kernels(image: &[u8]) -> Option<Vec<(String, &[u8])>> {
+    let number = |at: usize, bytes: usize| {
+        let own = image.get(at..at + bytes)?;
+        Some(own.iter().rev().fold(0, |number, &byte| number << 8 | usize::from(byte)))
+    };
+    // A 64-bit ELF file: where the headers of sections begin, their size, their number, and which has the names.
+    let (headers, size) = (number(0x28, 8)?, number(0x3a, 2)?);
+    let (sections, names) = (number(0x3c, 2)?, number(0x3e, 2)?);
+    let body = |section: usize| {
+        let header = headers + section * size;
+        let (start, bytes) = (number(header + 0x18, 8)?, number(header + 0x20, 8)?);
+        Some((start, number(header, 4)?, bytes))
+    };
+    let (names, ..) = body(names)?;
+    let mut kernels = Vec::new();
+    for section in 0..sections {
+        let (start, name, bytes) = body(section)?;
+        let name = image.get(names + name..)?.split(|&byte| byte == 0).next()?;
+        if let Some(name) = std::str::from_utf8(name).ok()?.strip_prefix(".text.") {
+            kernels.push((name.to_string(), image.get(start..start + bytes)?));
         }
     }
-    Ok(loops)
+    Some(kernels)
+}
+
+/// The opcodes and operands of a file without functions.
+fn instructions(json: &Value) -> Result<Vec<(&str, &str)>, &'static str> {
+    let functions = json.get(1).and_then(Value::as_array).ok_or("list of functions")?;
+    let [function] = functions.as_slice() else { return Err("list of one function") };
+    let code = function["sass-instructions"].as_array().ok_or("instructions")?;
+    let of = |x| Some((text(x, "opcode")?, text(x, "operands").unwrap_or_default()));
+    code.iter().map(of).collect::<Option<_>>().ok_or("opcode")
+}
+
+fn text<'a>(instruction: &'a Value, key: &str) -> Option<&'a str> {
+    instruction[key].as_str()
 }
 
 /// Bytes of an instruction.
@@ -61,15 +102,17 @@ fn kind(opcode: &str) -> &str {
     opcode.split('.').next().unwrap_or_default()
 }
 
-/// Of the innermost loops the one with the most products: its instructions by kind.
-fn main_loop(code: &[(&str, &str)]) -> Option<String> {
+/// Of the innermost loops the one with the most products: its instructions by kind. Branches name the number of an
+/// instruction in the file, in which this code begins at `first`.
+fn main_loop(code: &[(&str, &str)], first: usize) -> Option<String> {
     let target = |operands: &str| {
         let last = operands.split(',').next_back()?.trim();
         Some(usize::from_str_radix(last.strip_prefix("0x")?, 16).ok()? / BYTES)
     };
     let backward = |(at, &(opcode, operands)): (usize, &(&str, &str))| {
-        let first = (kind(opcode) == "BRA").then(|| target(operands)).flatten()?;
-        (first < at).then_some(first..at + 1)
+        let target = (kind(opcode) == "BRA").then(|| target(operands)).flatten()?;
+        let begin = target.checked_sub(first)?;
+        (begin < at).then_some(begin..at + 1)
     };
     let loops: Vec<_> = code.iter().enumerate().filter_map(backward).collect();
     let products = |range: &std::ops::Range<usize>| {
@@ -112,7 +155,10 @@ fn the_innermost_loop_with_the_most_products_is_the_main_one() {
         ("BRA", "0xa0"),                   // 0x90: forward
         ("EXIT", ""),                      // 0xa0
     ];
-    assert_eq!(main_loop(&code).unwrap(), "loop of 4 FFMA 2 LDS 1");
-    assert_eq!(main_loop(&code[9..]), None);
-    assert!(read(b"[]").is_err());
+    assert_eq!(main_loop(&code, 0).unwrap(), "loop of 4 FFMA 2 LDS 1");
+    // Behind the code of another kernel.
+    assert_eq!(main_loop(&code[4..], 4).unwrap(), "loop of 4 FFMA 2 LDS 1");
+    assert_eq!(main_loop(&code[9..], 9), None);
+    assert!(instructions(&serde_json::json!([{}, []])).is_err());
+    assert!(kernels(b"\x7fELF").is_none());
 }

@@ -3,19 +3,21 @@
 //!
 //! Needs NVRTC, which `ETALON_NVRTC` may name by its folder; without it the tests that compile say that they
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
-//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles every choice for every
-//! architecture, the second every pair of choices, the third every variant there is. The last writes the
-//! snapshot of this version of NVRTC.
+//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles every family for each of its
+//! architectures, every option of a family and every kernel; the second the list in which there are also every pair of options, every
+//! kernel for each architecture and every option in each kernel. The third writes the snapshot of this version of
+//! NVRTC. The last compiles every variant there is: see `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored pair
-//! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ETALON_RENEW=1 ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored pair
+//! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
 //! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone.
 
+mod every;
 mod instructions;
 mod report;
 mod snapshot;
@@ -24,13 +26,21 @@ use etalon_cuda::{
     Compilation, Compiler, Family, Variant, choicewise_variants, declared_bytes, every_variant,
     most_shared, pairwise_variants, shared_bytes,
 };
-use instructions::disassembler;
-use report::{Kernel, Tools, compile, module};
+use every::Run;
+use instructions::{disassembler, main_loops};
+use report::{Kernel, compile, module};
 use snapshot::Snapshot;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
+use std::time::Instant;
+
+/// What compiles kernels, and what reads their instructions, if it is there.
+struct Tools {
+    compiler: Compiler,
+    disassembler: Option<PathBuf>,
+}
 
 /// The compiler with the disassembler, if that lies in the same folder, or `None` where there is no compiler and none
 /// was promised.
@@ -48,18 +58,14 @@ fn tools() -> Option<Tools> {
     }
 }
 
-/// What the kernels of these modules take, by module. Fails where one does not compile, waits for its own
-/// products, or spills without being listed.
-fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Kernel>> {
-    println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
+/// Does each piece of work, on all cores.
+fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> Vec<R> {
     let (work, done) = (Mutex::new(work), Mutex::new(Vec::new()));
     let next = || work.lock().unwrap().pop();
     let some = || {
-        while let Some(compilation) = next() {
-            let kernels = compile(tools, &compilation);
-            let result = kernels.and_then(|kernels| check_spills(&compilation, kernels));
-            let result = result.and_then(|kernels| check_declared(&compilation.1, kernels));
-            done.lock().unwrap().push((module(&compilation), result));
+        while let Some(one) = next() {
+            let result = each(one);
+            done.lock().unwrap().push(result);
         }
     };
     thread::scope(|scope| {
@@ -67,16 +73,72 @@ fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Ke
             scope.spawn(some);
         }
     });
-    let (mut modules, mut faults) = (BTreeMap::new(), Vec::new());
-    for (module, result) in done.into_inner().unwrap() {
-        match result {
-            Ok(kernels) => _ = modules.insert(module, kernels),
-            Err(fault) => faults.push(format!("{module}: {fault}")),
-        }
-    }
+    done.into_inner().unwrap()
+}
+
+/// A module with what its kernels take and with their machine code. Fails where one does not compile, waits for its
+/// own products, or spills without being listed.
+fn compile_one(
+    compiler: &Compiler,
+    of: &Compilation,
+) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
+    let named = |fault| format!("{}: {fault}", module(of));
+    let (kernels, image) = compile(compiler, of).map_err(named)?;
+    let kernels = check_spills(of, kernels).and_then(|kernels| check_declared(&of.1, kernels));
+    Ok((module(of), kernels.map_err(named)?, image))
+}
+
+/// Fails if there are faults, with all of them.
+fn check_faults(mut faults: Vec<String>) {
     faults.sort();
     assert!(faults.is_empty(), "{}", faults.join("\n"));
-    modules
+}
+
+/// What the kernels of these modules take, by module.
+fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Kernel>> {
+    println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
+    let compiled = in_parallel(work, |one| (one.0, compile_one(&tools.compiler, &one)));
+    let (mut modules, mut faults) = (BTreeMap::<_, Vec<_>>::new(), Vec::new());
+    for (architecture, result) in compiled {
+        match result {
+            Ok(module) => modules.entry(architecture).or_default().push(module),
+            Err(fault) => faults.push(fault),
+        }
+    }
+    check_faults(faults);
+    let mut kernels = BTreeMap::new();
+    let mut parts = Vec::new();
+    for (architecture, mut modules) in modules {
+        while !modules.is_empty() {
+            parts.push((architecture, modules.split_off(modules.len().saturating_sub(TOGETHER))));
+        }
+    }
+    for part in in_parallel(parts, |(architecture, part)| count(tools, architecture, part)) {
+        kernels.extend(part.unwrap());
+    }
+    kernels
+}
+
+/// Modules that are disassembled at once: more take more memory and save less time each.
+const TOGETHER: usize = 8;
+
+/// Counts the instructions of main loops, if there is a disassembler.
+fn count(
+    tools: &Tools,
+    architecture: &str,
+    modules: Vec<(String, Vec<Kernel>, Vec<u8>)>,
+) -> Result<Vec<(String, Vec<Kernel>)>, String> {
+    let (mut modules, images): (Vec<_>, Vec<_>) =
+        modules.into_iter().map(|(module, kernels, image)| ((module, kernels), image)).unzip();
+    if let Some(disassembler) = &tools.disassembler {
+        let loops = main_loops(disassembler, architecture, &images)?;
+        for ((_, kernels), mut loops) in modules.iter_mut().zip(loops) {
+            for kernel in kernels {
+                kernel.main_loop = loops.remove(&kernel.name).unwrap_or_default();
+            }
+        }
+    }
+    Ok(modules)
 }
 
 fn check_spills(of: &Compilation, kernels: Vec<Kernel>) -> Result<Vec<Kernel>, String> {
@@ -180,62 +242,51 @@ fn every_pair_of_choices_compiles_as_recorded() {
     }
 }
 
-/// Every variant of some families, for each of their architectures.
-fn everything(families: &[Family]) -> Vec<Compilation> {
-    let own = every_variant().into_iter().filter(|variant| families.contains(&variant.family));
-    let all = own.flat_map(|variant| {
+/// Every variant, for each architecture that it serves.
+fn everything() -> Vec<Compilation> {
+    let all = every_variant().into_iter().flat_map(|variant| {
         let architectures = variant.family.architectures().iter();
         architectures.map(move |&architecture| (architecture, variant.clone()))
     });
     all.filter(|(architecture, variant)| variant.fits(architecture)).collect()
 }
 
-fn compile_families(families: &[Family]) {
-    let Some(tools) = tools() else { return };
-    compile_all(&tools, everything(families));
-}
-
 #[test]
-#[ignore = "compiles for ten minutes"]
-fn every_variant_of_the_portable_kernels() {
-    compile_families(&[Family::Portable, Family::Lazy, Family::Moves]);
-}
-
-#[test]
-#[ignore = "compiles for ten minutes"]
-fn every_variant_of_the_second_order() {
-    compile_families(&[Family::Second, Family::TensorSecond]);
-}
-
-#[test]
-#[ignore = "compiles for minutes"]
-fn every_variant_of_linear_attention() {
-    compile_families(&[Family::Linear, Family::LinearSecond, Family::LinearTensor]);
-}
-
-#[test]
-#[ignore = "compiles for minutes"]
-fn every_variant_of_linear_cross_entropy() {
-    compile_families(&[Family::CrossEntropy, Family::CrossEntropyShards]);
-}
-
-#[test]
-#[ignore = "compiles for ten minutes"]
-fn every_variant_of_sm80() {
-    compile_families(&[Family::Tensor, Family::TensorWide, Family::TensorF32, Family::LazyTensor]);
-}
-
-#[test]
-#[ignore = "compiles for minutes"]
-fn every_variant_of_sm90a() {
-    compile_families(&[
-        Family::HopperForward,
-        Family::HopperBackward,
-        Family::HopperLazyForward,
-        Family::HopperLazyBackward,
-        Family::HopperCrossEntropy,
-        Family::HopperLinear,
-    ]);
+#[ignore = "compiles for hours"]
+fn every_variant_compiles() {
+    let Some(Tools { compiler, .. }) = tools() else { return };
+    let (run, start, version) = (Run::new(), Instant::now(), compiler.version());
+    let all = run.part(everything());
+    let (there, work): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| run.is_done(x, &version));
+    let ((part, parts), modules) = (run.part, work.len());
+    let compiled = in_parallel(work, |one| {
+        let result = (!run.is_over()).then(|| compile_one(&compiler, &one))?;
+        Some(result.map(|(_, kernels, _)| {
+            run.note(&one, &version);
+            kernels.iter().map(|kernel| [1, usize::from(kernel.spills())]).collect::<Vec<_>>()
+        }))
+    });
+    let (mut kernels, mut spilling, mut faults) = (0, 0, Vec::new());
+    let mut left = modules;
+    for result in compiled.into_iter().flatten() {
+        left -= 1;
+        match result {
+            Ok(own) => {
+                own.iter().for_each(|[x, y]| (kernels, spilling) = (kernels + x, spilling + y))
+            }
+            Err(fault) => faults.push(fault),
+        }
+    }
+    println!(
+        "part {part} of {parts}: NVRTC {version} compiled {} modules in {:.0} s, {} before, {left} are left; {} are wrong; \
+         of {kernels} kernels {spilling} spill, as listed",
+        modules - left,
+        start.elapsed().as_secs_f64(),
+        there.len(),
+        faults.len(),
+    );
+    check_faults(faults);
+    assert!(left == 0, "the time was over: run it again with the same ETALON_DONE");
 }
 
 #[test]
@@ -247,7 +298,7 @@ fn snapshots_are_of_the_matrix() {
 
 #[test]
 fn shared_memory_is_within_the_limit() {
-    for compilation in everything(&Family::ALL) {
+    for compilation in everything() {
         let (architecture, variant) = &compilation;
         for kernel in variant.kernels() {
             let bytes = shared_bytes(variant, kernel);

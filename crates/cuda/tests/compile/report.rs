@@ -1,15 +1,7 @@
 //! What the assembler says of each kernel of a module.
 
-use crate::instructions::main_loops;
 use etalon_cuda::{Compilation, Compiler, Variant, shared_bytes};
 use std::fmt;
-use std::path::PathBuf;
-
-/// What compiles kernels, and what reads their instructions, if it is there.
-pub struct Tools {
-    pub compiler: Compiler,
-    pub disassembler: Option<PathBuf>,
-}
 
 /// What a kernel takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -58,17 +50,18 @@ pub fn module((architecture, variant): &Compilation) -> String {
     format!("{architecture} {}", variant.describe())
 }
 
-/// Compiles a module and reads what its kernels take, in the order of their names; or what is wrong.
+/// Compiles a module and reads what its kernels take, in the order of their names, with their machine code; or what
+/// is wrong.
 pub fn compile(
-    tools: &Tools,
+    compiler: &Compiler,
     (architecture, variant): &Compilation,
-) -> Result<Vec<Kernel>, String> {
-    let compiled = tools.compiler.compile(&variant.source(), &variant.options(architecture))?;
+) -> Result<(Vec<Kernel>, Vec<u8>), String> {
+    let compiled = compiler.compile(&variant.source(), &variant.options(architecture))?;
     // C75xx: products of the tensor cores that the assembler made wait for each other.
     if let Some(line) = compiled.log.lines().find(|line| line.contains("(C75")) {
         return Err(line.to_string());
     }
-    let mut kernels = kernels(&compiled.log, variant)?;
+    let kernels = kernels(&compiled.log, variant)?;
     let (mut found, mut expected): (Vec<&str>, Vec<&str>) =
         (kernels.iter().map(|x| x.name.as_str()).collect(), variant.kernels().to_vec());
     found.sort();
@@ -76,13 +69,7 @@ pub fn compile(
     if found != expected {
         return Err(format!("kernels {expected:?} were expected, and {found:?} compiled"));
     }
-    if let Some(disassembler) = &tools.disassembler {
-        let mut loops = main_loops(disassembler, &compiled.image)?;
-        for kernel in &mut kernels {
-            kernel.main_loop = loops.remove(&kernel.name).unwrap_or_default();
-        }
-    }
-    Ok(kernels)
+    Ok((kernels, compiled.image))
 }
 
 /// Reads the lines of `--ptxas-options=-v`.

@@ -15,8 +15,10 @@ pub struct Snapshot {
 
 impl Snapshot {
     fn path(version: &str) -> PathBuf {
-        let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
-        folder.join(format!("nvrtc-{version}.txt"))
+        // The variable as cargo sets it, or whoever runs the program on a machine without cargo.
+        let crate_folder = std::env::var_os("CARGO_MANIFEST_DIR").map(PathBuf::from);
+        let crate_folder = crate_folder.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+        crate_folder.join("tests/compile").join(format!("nvrtc-{version}.txt"))
     }
 
     /// That of a version of the compiler, if one was recorded.
