@@ -5,11 +5,14 @@
 #   crates/cuda/sanitize.sh target/release/etalon memcheck synccheck initcheck
 #   cargo build --release -p etalon-cli --features etalon-cuda/racecheck --target-dir target/racecheck
 #   crates/cuda/sanitize.sh target/racecheck/release/etalon racecheck
+#   TESTS=$(ls -t target/release/deps/sparsity-* | grep -v '\.d$' | head -n 1) crates/cuda/sanitize.sh target/release/etalon memcheck
 #
 # racecheck follows only the lane of a warp that arrives at a barrier. With the feature `racecheck` kernels are compiled
 # so that all lanes arrive, and racecheck sees what each of them has read.
 #
-# SANITIZER names the program, LEVELS the levels (sm90a sm80 tf32 bf16x3 portable), LOGS a folder that keeps what was printed.
+# SANITIZER names the program, LEVELS the levels (sm90a sm90a-segments sm80 sm80-99k tf32 bf16x3 portable; where portable is one, also its
+# filter of linear_cross_entropy), TESTS programs of tests on a device that are run under each tool, too (those of `cargo test --release -p
+# etalon-cuda --test sparsity --no-run`), LOGS a folder that keeps what was printed.
 set -uo pipefail
 
 if [ $# -lt 2 ]; then
@@ -19,7 +22,7 @@ fi
 etalon=$1
 shift
 sanitizer=${SANITIZER:-$(command -v compute-sanitizer || echo /usr/local/cuda/bin/compute-sanitizer)}
-levels=${LEVELS:-sm90a sm80 tf32 bf16x3 portable}
+levels=${LEVELS:-sm90a sm90a-segments sm80 sm80-99k tf32 bf16x3 portable}
 logs=${LOGS:-$(mktemp -d)}
 mkdir -p "$logs"
 
@@ -48,6 +51,10 @@ cases=(
     linear_cross_entropy/f32/big/bias/smoothing/sum/some/all/generic/0
 )
 list=$(IFS=,; echo "${cases[*]}")
+# Kernels of their own: what is left out of a gradient, and how much that is.
+filtered=linear_cross_entropy/f32/big/bias/smoothing/sum/some/all/generic/0
+# Level sm90a-segments computes nothing but these: several segments of either kind of decay.
+segments=linear_attention/bf16/per_head/usual/both/micro_chunks/dense/one/generic/0,linear_attention/f16/none/strong/final/micro_chunks/lengths/negative/generic/0
 
 # What a tool reports without cause. initcheck does not follow what the copy engine writes to memory: `move` and `merge`, which
 # spread and mend such results, and copies to the host read it. And what `totals` and `gradients` read beyond the last class is
@@ -55,31 +62,45 @@ list=$(IFS=,; echo "${cases[*]}")
 known() {
     case "$1 $2" in
     "initcheck sm90a") echo "move merge cudaMemcpy" ;;
-    "initcheck portable") echo "totals gradients" ;;
+    "initcheck portable" | "initcheck filter") echo "totals gradients" ;;
     esac
 }
 
-# Runs a tool on a level; prints what it found. Fails on what is not known, and where a verdict is negative.
+# Runs a program under a tool and prints what was found. Fails on what is not known, and where a verdict is negative.
 check() {
-    local tool=$1 level=$2 log=$logs/$1-$2.txt begun=$SECONDS
-    "$sanitizer" --tool "$tool" --error-exitcode 99 --show-backtrace no --print-limit 10000000 \
-        "$etalon" verify --in-process --tier "cuda/$level" --law "$laws" --case "$list" --progress 1000 >"$log" 2>&1
+    local tool=$1 what=$2 log=$logs/$1-$2.txt begun=$SECONDS
+    shift 2
+    "$sanitizer" --tool "$tool" --error-exitcode 99 --show-backtrace no --print-limit 10000000 "$@" >"$log" 2>&1
     local status=$? verdict reported new=""
-    verdict=$(grep -aE '^(PASSED|FAILED)' "$log")
+    verdict=$(grep -aE '^(PASSED|FAILED|test result)' "$log")
     reported=$(grep -aoE '(at [a-z0-9_]+\+0x|by cuda[A-Za-z]+)' "$log" | sed -E 's/^(at|by) //; s/\+0x$//' | sort | uniq -c | sort -rn)
     for name in $(awk '{ print $2 }' <<<"$reported"); do
-        grep -qw "$name" <<<"$(known "$tool" "$level")" || new+=" $name"
+        grep -qw "$name" <<<"$(known "$tool" "$what")" || new+=" $name"
     done
-    echo "$tool cuda/$level: ${verdict:-no verdict, see $log}, $((SECONDS - begun)) s; reports: $(xargs <<<"${reported:-none}")"
-    [[ $verdict == PASSED* && -z $new ]] && { [ $status -eq 0 ] || [ -n "$reported" ]; } && return
-    echo "$tool cuda/$level: FAILED (status $status)${new:+, not known:$new}; see $log"
+    echo "$tool $what: ${verdict:-no verdict, see $log}, $((SECONDS - begun)) s; reports: $(xargs <<<"${reported:-none}")"
+    [[ $verdict =~ ^(PASSED|test result: ok) && -z $new ]] && { [ $status -eq 0 ] || [ -n "$reported" ]; } && return
+    echo "$tool $what: FAILED (status $status)${new:+, not known:$new}; see $log"
     return 1
+}
+
+# The verdict of the suite on a level.
+verify() {
+    local tool=$1 what=$2 level=$3 laws=$4 cases=$5
+    check "$tool" "$what" "$etalon" verify --in-process --tier "cuda/$level" --law "$laws" --case "$cases" --progress 1000
 }
 
 failed=0
 for tool in "$@"; do
     for level in $levels; do
-        check "$tool" "$level" || failed=1
+        cases=$list
+        [ "$level" = sm90a-segments ] && cases=$segments
+        verify "$tool" "$level" "$level" "$laws" "$cases" || failed=1
+        if [ "$level" = portable ]; then
+            verify "$tool" filter portable filter "$filtered" || failed=1
+        fi
+    done
+    for test in ${TESTS:-}; do
+        check "$tool" "$(basename "$test")" "$test" --test-threads 1 || failed=1
     done
 done
 exit $failed

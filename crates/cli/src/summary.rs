@@ -1,7 +1,7 @@
 //! A run in tables and lines, for a terminal and for Markdown.
 
 use crate::units::digits;
-use etalon_conformance::report::{Record, Report, Verdict};
+use etalon_conformance::report::{About, Record, Report, Verdict};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -100,6 +100,9 @@ pub fn headline(report: &Report) -> String {
     let verdict = if report.passed() { "PASSED" } else { "FAILED" };
     let (checks, negative) = (report.checks(), report.negative().count());
     let lacking = report.records.len() - checks;
-    let seed = report.about.seed;
-    format!("{verdict}: {checks} checks, {negative} negative, {lacking} not offered, seed {seed}")
+    let About { seed, part, .. } = &report.about;
+    let part = part.as_ref().map(|part| format!(", part {part}")).unwrap_or_default();
+    format!(
+        "{verdict}: {checks} checks, {negative} negative, {lacking} not offered, seed {seed}{part}"
+    )
 }

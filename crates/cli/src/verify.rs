@@ -14,7 +14,7 @@ use clap::builder::PossibleValuesParser;
 use etalon_conformance::cases::{Depth, Spec};
 use etalon_conformance::laws;
 use etalon_conformance::report::{About, Absent, Record, Report, Simplest, json};
-use etalon_conformance::suite::{self, SuiteOptions};
+use etalon_conformance::suite::{self, Part, SuiteOptions};
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers::{self, Isolated, Server};
 use etalon_conformance::vectors::Draft;
@@ -38,6 +38,9 @@ pub struct Arguments {
     /// The number of cases: smoke takes seconds, core under a minute on two cores, soak about an hour.
     #[arg(long, default_value = "core", value_parser = options::one_of(Depth::ALL))]
     depth: Depth,
+    /// Judges one part of the cases alone, such as 2/5; all parts together are the whole run.
+    #[arg(long, value_name = "K/N", value_parser = str::parse::<Part>)]
+    part: Option<Part>,
     #[command(flatten)]
     run: options::Run,
     /// Judges these cases alone, by every law that applies; their names are those of reports.
@@ -86,6 +89,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     options.seed = arguments.run.seed;
     options.algorithms = arguments.run.algorithms();
     options.laws = arguments.law.clone();
+    options.part = arguments.part;
     if !arguments.case.is_empty() {
         options.cases = arguments.case.clone();
         options.algorithms.retain(|of| arguments.case.iter().any(|spec| spec.algorithm == *of));

@@ -23,6 +23,8 @@ mod hostile;
 mod probe;
 #[path = "cli/serve.rs"]
 mod serve;
+#[path = "cli/verify.rs"]
+mod verify;
 
 fn etalon(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_etalon")).args(arguments).output().expect("etalon starts")

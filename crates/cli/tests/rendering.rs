@@ -126,6 +126,7 @@ fn report(verdicts: &[(Verdict, Option<f64>)]) -> Report {
         commit: None,
         threads: 2,
         depth: "core",
+        part: None,
         profile: "strict",
         seed: 7,
     };

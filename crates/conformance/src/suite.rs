@@ -8,9 +8,11 @@ use crate::report::{About, Record, Report, Simplest, Verdict};
 use crate::shrink;
 use crate::tier::Tier;
 use crate::vacuity::{self, Sight, sights};
-use etalon_problem::{Algorithm, Dtype, Pass};
+use etalon_problem::{Algorithm, Dtype, Error, Pass};
 use rayon::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::str::FromStr;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -31,6 +33,8 @@ pub struct SuiteOptions<'a> {
     pub cases: Vec<Spec>,
     /// The names of the laws; if empty, all of these kinds.
     pub laws: Vec<String>,
+    /// Of all cases those of one part; `None`: all.
+    pub part: Option<Part>,
     /// The profile that is claimed; `None`: what etalon's own tiers promise.
     pub profile: Option<Profile>,
 }
@@ -46,6 +50,7 @@ impl<'a> SuiteOptions<'a> {
             kinds: vec![Kind::Gate, Kind::Probe, Kind::Meaning, Kind::Contract],
             cases: Vec::new(),
             laws: Vec::new(),
+            part: None,
             profile: None,
         }
     }
@@ -58,6 +63,41 @@ impl<'a> SuiteOptions<'a> {
     /// What a tier is judged by, with operands of this storage type.
     fn claimed(&self, tier: &dyn Tier, dtype: Dtype) -> Profile {
         self.profile.unwrap_or_else(|| tier.profile(dtype))
+    }
+}
+
+/// One of several parts of a run, which have every case between them: that with the number `i` of a run, in its fixed
+/// order, is in part `i mod of`. A run that was cut goes on with the parts that are missing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Part {
+    /// From 1 to `of`.
+    number: usize,
+    of: usize,
+}
+
+impl fmt::Display for Part {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.number, self.of)
+    }
+}
+
+impl FromStr for Part {
+    type Err = Error;
+
+    /// Reads `K/N`.
+    fn from_str(text: &str) -> Result<Part, Error> {
+        let numbers = text.split_once('/').and_then(|(number, of)| {
+            Some(Part { number: number.parse().ok()?, of: of.parse().ok()? })
+        });
+        let part = numbers.filter(|part| (1..=part.of).contains(&part.number));
+        part.ok_or_else(|| Error::value("part", "K/N with K from 1 to N", text))
+    }
+}
+
+impl Part {
+    /// Those of a list that are its own.
+    fn of<T>(self, list: Vec<T>) -> Vec<T> {
+        list.into_iter().skip(self.number - 1).step_by(self.of).collect()
     }
 }
 
@@ -80,7 +120,10 @@ struct Item {
 /// Runs tiers against laws, on the threads of the current pool. `progress` hears, from any thread, of
 /// every case that is done: its number, the number of all, and its name.
 pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + Sync)) -> Report {
-    let items = plan(options);
+    let items = match options.part {
+        Some(part) => part.of(plan(options)),
+        None => plan(options),
+    };
     let done = AtomicUsize::new(0);
     let judged = items.par_iter().map(|item| {
         let judged = judge(item, options);
@@ -92,7 +135,7 @@ pub fn run(options: &SuiteOptions<'_>, progress: &(dyn Fn(usize, usize, &str) + 
     let mut records = not_offered(options);
     records.extend(judged.into_iter().flatten());
     // A few cases cannot tell whether a value of an axis is informative.
-    if options.depth != Depth::Smoke && options.cases.is_empty() {
+    if options.depth != Depth::Smoke && options.cases.is_empty() && options.part.is_none() {
         records.extend(vacuity::blunt(&sights.concat()));
     }
     let simplest = simplest(options, &records);
@@ -134,6 +177,7 @@ fn about(options: &SuiteOptions<'_>) -> About {
     About {
         threads: rayon::current_num_threads(),
         depth: options.depth.name(),
+        part: options.part.map(|part| part.to_string()),
         profile: options.profile.map_or("strict", |profile| profile.name),
         seed: options.seed,
         ..About::default()

@@ -134,7 +134,7 @@ pub struct DevicePass {
     known: Mutex<HashSet<u64>>,
 }
 
-/// As many addresses are remembered: looking one up takes the driver a tenth of what a launch takes.
+/// As many addresses are remembered, those of some passes over buffers that take turns.
 const KNOWN: usize = 256;
 
 impl DevicePass {

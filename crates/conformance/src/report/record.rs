@@ -80,6 +80,9 @@ pub struct About {
     pub threads: usize,
     /// How much was checked: smoke, core, full or soak.
     pub depth: &'static str,
+    /// Which part of that, such as 2/5, if it was not all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
     /// The profile that the tiers claim; `strict`: what each tier promises, which is f64 for f64 and f32-strict
     /// for all other types, unless the tier declares another (`cuda/sm80`, `cuda/sm90a`: the flash profiles).
     pub profile: &'static str,
