@@ -64,7 +64,7 @@ enum Command {
     /// Shows the smallest errors that the gates notice.
     Power(power::Arguments),
     /// Measures time, GFLOP/s and the share of the peak.
-    Bench(bench::Arguments),
+    Bench(Box<bench::Arguments>),
     /// Prepares machines with a GPU: an archive of compiled kernels.
     Cuda(cuda::Arguments),
     /// Lists algorithms, passes, tensors, tiers, profiles and laws.

@@ -139,7 +139,9 @@ fn all_of(family: Family) -> Vec<Compilation> {
     let all = own.flat_map(|variant| {
         family.architectures().iter().map(move |&architecture| (architecture, variant.clone()))
     });
-    all.filter(|(architecture, variant)| variant.fits(architecture)).collect()
+    // Tiles that are taken where they are asked for alone: on the architecture on which they are timed.
+    let usual = |x: &Compilation| x.0 == "sm_90" || x.1.define("TILES") == 0;
+    all.filter(|x| x.1.fits(x.0) && usual(x)).collect()
 }
 
 /// What a compilation has, with its place: the architecture, then the values of its options, then its kernels.
