@@ -295,7 +295,9 @@ fn on_device(
     };
     steps.push(Prepared::new(memory, call, prepare));
     let (_, outputs) = operands(&whole, (Pass::Forward, storage));
-    let from = memory.tensors(&part(&forward, &shards[0])).with("totals", totals.clone());
+    let needed = |x: &&(&'static str, Tensor)| !["h", "w", "bias"].contains(&x.0);
+    let needed: Tensors = forward.iter().filter(needed).cloned().collect();
+    let from = memory.tensors(&needed).with("totals", totals.clone());
     let call = (from, memory.tensors(&outputs));
     let prepare = |x: &DeviceTensors<'_>, y: &DeviceTensors<'_>| {
         prepare_output(workspace, &ranks[0], x, y, options).unwrap()

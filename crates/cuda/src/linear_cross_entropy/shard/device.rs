@@ -1,6 +1,7 @@
 //! Passes of shards on operands that lie on a device.
 
-use super::{Dh, Shard, check_shards, table};
+use super::table::{self, is_read};
+use super::{Dh, Shard, check_shards};
 use crate::cross_entropy::{ShardReady, Step, Sums};
 use crate::device_pass::{DevicePass, DeviceTensor, DeviceTensors};
 use crate::options::Options;
@@ -41,8 +42,8 @@ pub fn prepare_combine<'t>(
     sums(workspace, problem, (&nodes, Dtype::F32), &table, (inputs, outputs), options)
 }
 
-/// Prepares what makes outputs of the forward pass of `totals`, `[T][9]`: on every device the same. It also takes the
-/// inputs of [`prepare_forward`], of which it reads `targets` and weights alone.
+/// Prepares what makes outputs of the forward pass of `totals`, `[T][9]`: on every device the same. Of the inputs of
+/// [`prepare_forward`] it reads `targets` and weights; the others may be absent.
 pub fn prepare_output<'t>(
     workspace: &Workspace,
     shard: &Shard<'_>,
@@ -151,9 +152,4 @@ pub(super) fn check(step: Step, storage: Dtype, options: &Options) -> Result<(),
         Step::Output => return Ok(()),
     };
     offers(options, Algorithm::LinearCrossEntropy, pass, storage)
-}
-
-/// Whether a step reads an input at all, where it is given.
-pub(super) fn is_read(step: Step, name: &str) -> bool {
-    step != Step::Output || !["h", "w", "bias"].contains(&name)
 }

@@ -1,9 +1,10 @@
 //! Passes of shards on operands of the host.
 
 use super::super::zeros;
-use super::device::{check, is_read};
+use super::device::check;
 use super::partial::Partial;
-use super::{Dh, Shard, check_shards, table};
+use super::table::{self, is_read};
+use super::{Dh, Shard, check_shards};
 use crate::cross_entropy::{ShardReady, Step, Sums, WORDS};
 use crate::host::Placed;
 use crate::options::Options;
@@ -68,7 +69,7 @@ pub fn combine(
 }
 
 /// Writes those outputs of the forward pass that have a place in `outputs`, from the totals `[T]` of all classes: on
-/// every rank the same. `inputs` are those of [`forward_shard`], of which it reads `targets` and weights alone. Fails
+/// every rank the same. Of the `inputs` of [`forward_shard`] it reads `targets` and weights; the others may be absent. Fails
 /// where a total is not of all classes, or has no target.
 pub fn output(
     workspace: &Workspace,

@@ -4,6 +4,11 @@ use super::{Dh, Shard};
 use crate::cross_entropy::{Step, WORDS};
 use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
+/// Whether a step reads an input at all, where it is given.
+pub(super) fn is_read(step: Step, name: &str) -> bool {
+    step != Step::Output || !["h", "w", "bias"].contains(&name)
+}
+
 /// A tensor that only shards have.
 fn tensor(name: &'static str, shape: Vec<usize>, role: Role, precision: Precision) -> Operand {
     let (axes, option, becomes) = (Vec::new(), None, None);
@@ -28,7 +33,12 @@ impl Shard<'_> {
                 let shape = vec![nodes, problem.tokens, WORDS];
                 table.operands.push(tensor("partials", shape, Role::Output, Precision::Wide));
             }
-            Step::Output => table.operands.push(totals),
+            Step::Output => {
+                let unread = |x: &&mut Operand| !is_read(step, x.name);
+                let unread = table.operands.iter_mut().filter(unread);
+                unread.for_each(|operand| operand.role = Role::OptionalSaved);
+                table.operands.push(totals);
+            }
             Step::Backward { summed } => {
                 table.operands.push(totals);
                 let dh = if summed { Dh::Sum } else { Dh::Nodes };
