@@ -508,7 +508,7 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
                 _ => (rows(queries), 2 * rows(128), rows(queries)),
             };
             let near = 4 * (queries + 128);
-            1024 + tiles * (own + 24) + stages * (walked + near + 32) + out
+            1024 + tiles * (own + 32) + stages * (walked + near + 32) + out
         }
         // k and v; q, dout, their numbers and bias in three stages; sums of diagonals; barriers.
         (Family::HopperLazyBackward, _) => {

@@ -1,5 +1,6 @@
 // How tiles come to the kernels of sm_90a that own queries of lazy_attention: a producer warp feeds the copy engine, and copies
 // the bias of a block, by distance, beside its keys.
+DEV void put_word(u32 at, u32 x) { asm volatile("st.shared.u32 [%0], %1;" ::"r"(at), "r"(x) : "memory"); }
 enum Pass { SCORES, VALUES, QUERIES };
 template <int GROUPS, Pass PASS> struct Feed {
   static constexpr int ROWS = 64 * GROUPS, NEAR = ROWS + KEYS;
@@ -9,10 +10,10 @@ template <int GROUPS, Pass PASS> struct Feed {
   static constexpr u32 Q_BYTES = ROWS * D * 2, TILE_BYTES = PASS == QUERIES ? 2 * Q_BYTES : Q_BYTES;
   static constexpr u32 AT_K = TILES * TILE_BYTES, AT_V = AT_K + STAGES * KV_BYTES, AT_OUT = AT_V + (PASS != SCORES) * STAGES * KV_BYTES;
   // The largest scores of rows by stripe; or o of each warpgroup.
-  static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), Q_FULL = AT_BIAS + STAGES * NEAR * 4;
-  static constexpr u32 Q_EMPTY = Q_FULL + 8 * TILES, K_FULL = Q_EMPTY + 8 * TILES, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
-                       V_EMPTY = V_FULL + 8 * STAGES, TILE = V_EMPTY + 8 * STAGES;
-  // Dynamic shared memory: 1024 + TILE + 8·TILES; the base is aligned to 1024 by hand.
+  static constexpr u32 AT_BIAS = AT_OUT + (PASS == SCORES ? ROWS * STRIPES * 4 : PASS == VALUES ? Q_BYTES : 0), TILE = AT_BIAS + STAGES * NEAR * 4;
+  static constexpr u32 Q_FULL = TILE + 16 * TILES, Q_EMPTY = Q_FULL + 8 * TILES, K_FULL = Q_EMPTY + 8 * TILES, K_EMPTY = K_FULL + 8 * STAGES, V_FULL = K_EMPTY + 8 * STAGES,
+                       V_EMPTY = V_FULL + 8 * STAGES;
+  // Dynamic shared memory: 1024 + V_EMPTY + 8·STAGES; the base is aligned to 1024 by hand.
   u32 base;
   float* numbers;  // the same address
 
@@ -33,12 +34,14 @@ template <int GROUPS, Pass PASS> struct Feed {
   __device__ __forceinline__ float* bias(u32 stage) const { return numbers + AT_BIAS / 4 + stage * NEAR; }
   __device__ __forceinline__ float* tops() const { return numbers + AT_OUT / 4; }
 
-  // Which stripes of keys the rows of a tile may attend to. For a warp.
+  // Which stripes of keys the 64 rows of a warpgroup may attend to, in lane 4·group. For a warp.
   __device__ __forceinline__ u32 stripes(const Call& c, const Own& s, const Work& w) const {
     if (PASS != VALUES) return ~0u;
     const int tile = w.block * GROUPS + lane_id() / 4;
     const bool there = lane_id() < 4 * GROUPS && tile * SIDE < s.queries;
-    return __reduce_or_sync(~0u, there ? c.active[((i64)(s.tile + tile) * c.shape.heads + w.head) * 4 + lane_id() % 4] : 0);
+    u32 x = there ? c.active[((i64)(s.tile + tile) * c.shape.heads + w.head) * 4 + lane_id() % 4] : 0;
+    x |= __shfl_xor_sync(~0u, x, 1);
+    return x | __shfl_xor_sync(~0u, x, 2);
   }
   // The next block of keys of such stripes, from n on downwards; below `begin` there is none.
   static __device__ __forceinline__ int next(int n, int begin, u32 stripes, int each) {
@@ -66,13 +69,15 @@ template <int GROUPS, Pass PASS> struct Feed {
       if (w.block >= 0) {
         const Own s = sequence_of<true>(c, w.batch);
         const Blocks blocks = key_blocks<GROUPS>(w.block, s);
-        const u32 active = stripes(c, s, w);
+        const u32 own = stripes(c, s, w), active = __reduce_or_sync(~0u, own);
         const int each = stripe_blocks(s), key_head = w.head / (s.heads / s.key_heads);
         int n = next(blocks.end - 1, blocks.begin, active, each);
         const u32 q = base + tile * TILE_BYTES, full = base + Q_FULL + 8 * tile;
         wait(base + Q_EMPTY + 8 * tile, q_phase);
+        if (PASS == VALUES && lane_id() % 4 == 0 && lane_id() < 12) put_word(base + TILE + 16 * tile + 4 + lane_id(), own);
+        __syncwarp();
         if (first_lane) {
-          asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(base + TILE + 8 * tile), "r"(t), "r"(active) : "memory");
+          put_word(base + TILE + 16 * tile, t);
           if (n < blocks.begin) {
             arrive(full);
           } else {
@@ -108,7 +113,7 @@ template <int GROUPS, Pass PASS> struct Feed {
     }
     wait(base + Q_EMPTY + 8 * tile, q_phase);
     if (first_lane) {
-      asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + TILE + 8 * tile), "r"(-1) : "memory");
+      put_word(base + TILE + 16 * tile, ~0u);
       arrive(base + Q_FULL + 8 * tile);
     }
   }
@@ -116,17 +121,21 @@ template <int GROUPS, Pass PASS> struct Feed {
 
 // A warpgroup's rows of a work tile.
 struct Rows {
-  int row, begin[2], end[2];  // the first of this thread's two, and the keys that they see
+  int row, begin[2], end[2];             // the first of this thread's two, and the keys that they see
+  int all_begin, all_end, from, to;      // the keys that some row of the warpgroup sees, and those that all see
   __device__ __forceinline__ Rows(const Work& w, const Own& s, int rows) {
-    row = w.block * rows + (threadIdx.x / 32 - 4) * 16 + lane_id() / 4;
+    const int first = w.block * rows + (threadIdx.x / 128 - 1) * 64, last = min(first + 63, s.queries - 1);
+    row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
+    all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
+  }
+  // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
+  __device__ __forceinline__ bool sees(int key) const { return key < all_end && key + KEYS > all_begin; }
+  __device__ __forceinline__ bool sees_all(int key) const { return key >= from && key + KEYS <= to; }
+  __device__ __forceinline__ bool is_cut(int key) const {
+    return __any_sync(~0u, begin[0] > key || begin[1] > key || end[0] < key + KEYS || end[1] < key + KEYS);
   }
 };
-// The number of a work tile, below 0 after the last, and which stripes of keys it walks.
-DEV int tile_at(u32 at, u32& stripes) {
-  int t;
-  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(t), "=r"(stripes) : "r"(at) : "memory");
-  stripes = __shfl_sync(~0u, stripes, 0);
-  return __shfl_sync(~0u, t, 0);  // tells the compiler that it is uniform
-}
+// The number of a work tile, below 0 after the last.
+DEV int tile_at(u32 at) { return __shfl_sync(~0u, load_word(at), 0); }  // tells the compiler that it is uniform

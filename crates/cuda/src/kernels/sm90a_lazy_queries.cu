@@ -36,15 +36,20 @@ template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 
 #pragma unroll
   for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), 1);
 }
-// Rows of this warpgroup, scaled, to its rows of a tile of 128.
-DEV void stage_out(const float (&d)[D / 2], u32 to, float scale) {
+// Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
+DEV void settle(float (&d)[D / 2], float scale) {
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
+}
+// Rows of this warpgroup to its rows of a tile of 128.
+DEV void stage_out(const float (&d)[D / 2], u32 to) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id();
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
     const int piece = 2 * j + lane / 16;
     u32 x[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = pack(fmaf(d[8 * j + 2 * i], scale, 0.0f), fmaf(d[8 * j + 2 * i + 1], scale, 0.0f));
+    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
     store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
   }
 }
@@ -71,6 +76,11 @@ struct Walk {
   __device__ __forceinline__ void leave_v() const { warp_arrive(base + Feed::V_EMPTY + 8 * stage); }
   __device__ __forceinline__ void next() {
     if (++stage == Feed::STAGES) stage = 0, phase ^= 1;
+  }
+  // Leaves out a block of which no row of the warpgroup sees a key.
+  __device__ __forceinline__ void pass() {
+    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
+    leave_k(), leave_v(), next();
   }
   // S, then P, of the block n; whether a pair of this thread is active.
   template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
@@ -162,16 +172,14 @@ struct Walk {
   __device__ __forceinline__ void all() {
     for (;;) {
       wait(base + Feed::Q_FULL + 8 * tile, q_phase);
-      u32 unused;
-      const int t = tile_at(base + Feed::TILE + 8 * tile, unused);
+      const int t = tile_at(base + Feed::TILE + 16 * tile);
       if (t < 0) break;
       q = base + tile * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
       const u32 q_empty = base + Feed::Q_EMPTY + 8 * tile;
       if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
       const Work w = work<GROUPS, true>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      Blocks blocks = key_blocks<GROUPS>(w.block, s);
-      if (odd) blocks.open = blocks.closed = blocks.begin;  // a bias of -inf hides pairs
+      const Blocks blocks = key_blocks<GROUPS>(w.block, s);
       const Rows own(w, s, ROWS);
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
@@ -188,8 +196,9 @@ struct Walk {
         int n = blocks.end - 1;
 #pragma unroll 1
         for (; n >= blocks.begin; n--) {
-          if (n >= blocks.open || n < blocks.closed) visit(n, Is<true>());
-          else visit(n, Is<false>());
+          if (odd || own.sees(n * KEYS) && !own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
+          else if (own.sees(n * KEYS)) visit(n, Is<false>());
+          else pass();
         }
       }
 #pragma unroll
@@ -216,16 +225,18 @@ struct Walk {
 #pragma unroll 1
       for (int n = blocks.end - 1; n >= blocks.begin; n--) {
         const bool holds = active >> n / each & 1;
-        if (n >= blocks.open || n < blocks.closed) step<true, true>(dq, w, s, own, n, lse, offset, delta);
+        if (!odd && !own.sees(n * KEYS)) pass();
+        else if (odd || !own.sees_all(n * KEYS)) step<true, true>(dq, w, s, own, n, lse, offset, delta);
         else if (holds) step<false, true>(dq, w, s, own, n, lse, offset, delta);
         else step<false, false>(dq, w, s, own, n, lse, offset, delta);
       }
       if (odd) add_odd_keys(dq, w, s, own, blocks, lse, offset, delta);
+      settle(dq, s.scale);
       if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, s.scale);
+        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, 1);
       } else {
         named_sync(1 + group, 128);  // q of this warpgroup is no longer read: dq takes its place
-        stage_out(dq, q, s.scale);
+        stage_out(dq, q);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
