@@ -8,6 +8,7 @@ use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Error, Extents, LazyAttention,
     LinearAttention, LinearCrossEntropy, LinearExtents, Operand, Pass, Problem, Role, Stored,
 };
+use std::time::Instant;
 
 /// A problem of an algorithm with so many tokens, D = E = 64.
 pub fn problem(algorithm: Algorithm, tokens: usize) -> Problem {
@@ -159,22 +160,47 @@ fn enqueued(fake: &Fake, name: &str, tensors: &Tensors, pass: &DevicePass) -> St
     format!("{} + {}", calls("cuLaunchKernel"), calls("cuMemsetD32Async"))
 }
 
-/// Enqueues every pass, and returns what each launches and fills: of a problem without options, and for the gradients
-/// of attention also of one with sinks and a bias.
-pub fn launches(fake: &Fake) -> String {
+/// Calls `body` for every way with a problem without options and, of attention, with all: its name, the tensors and the pass.
+fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
     let workspace = Workspace::new();
-    let mut text = String::new();
     each_way(|name, algorithm, call, options| {
-        let of = |problem: Problem| {
+        let mut of = |name: &str, problem: Problem| {
             let tensors = Tensors::new(fake, problem, call, options, None);
             let pass = tensors.prepare(&workspace);
-            let pass = pass.unwrap_or_else(|error| panic!("{name}: {error}"));
-            enqueued(fake, name, &tensors, &pass)
+            body(name, &tensors, &pass.unwrap_or_else(|error| panic!("{name}: {error}")));
         };
-        let plain = of(problem(algorithm, 100));
-        let all = of(with_options(algorithm, 100));
-        let all = if all == plain { String::new() } else { format!(", with options {all}") };
-        text += &format!("{name}: {plain}{all}\n");
+        of(name, problem(algorithm, 100));
+        if matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse) {
+            of(&format!("{name} with options"), with_options(algorithm, 100));
+        }
+    });
+}
+
+/// Enqueues every pass, and returns what each launches and fills: of a problem without options, and of attention also of
+/// one with sinks and a bias.
+pub fn launches(fake: &Fake) -> String {
+    let mut text = String::new();
+    each_pass(fake, |name, tensors, pass| {
+        text += &format!("{name}: {}\n", enqueued(fake, name, tensors, pass));
+    });
+    text
+}
+
+/// Calls of which the shortest counts, in rounds of so many.
+const ROUNDS: [usize; 2] = [20, 50];
+
+/// The time of each pass to be enqueued with a driver that does nothing: what the crate itself takes.
+pub fn own_time(fake: &Fake) -> String {
+    let mut text = String::new();
+    each_pass(fake, |name, tensors, pass| {
+        let [rounds, calls] = ROUNDS;
+        let round = || {
+            let begin = Instant::now();
+            (0..calls).for_each(|_| tensors.enqueue(pass).unwrap());
+            begin.elapsed().as_nanos() / calls as u128
+        };
+        let best = (0..rounds).map(|_| round()).min().unwrap_or(0);
+        text += &format!("{name}: {best} ns for {}\n", enqueued(fake, name, tensors, pass));
     });
     text
 }

@@ -207,7 +207,7 @@ pub fn each(test: &str, cases: &[Case], body: impl FnOnce(&Fake, &str)) {
             }
         }
         let child = Command::new(env::current_exe().unwrap())
-            .args([test, "--exact", "--nocapture"])
+            .args([test, "--exact", "--nocapture", "--include-ignored"])
             .env("LD_LIBRARY_PATH", folder.path())
             .env(FOLDER, folder.path())
             .env(SHARED, shared.path())
@@ -218,5 +218,6 @@ pub fn each(test: &str, cases: &[Case], body: impl FnOnce(&Fake, &str)) {
         let text = String::from_utf8_lossy(&text);
         assert!(child.status.success(), "{test} {}:\n{text}", case.name);
         assert!(text.contains("1 passed"), "there is no test {test}:\n{text}");
+        print!("{text}"); // which only `--nocapture` shows
     }
 }

@@ -386,6 +386,13 @@ fn what_is_enqueued_neither_waits_nor_allocates() {
     });
 }
 
+/// `cargo test --release -p etalon-cuda --test faults -- --ignored --nocapture` prints it.
+#[test]
+#[ignore = "a time, on which nothing is decided"]
+fn what_the_crate_itself_takes_to_enqueue() {
+    alone("what_the_crate_itself_takes_to_enqueue", |fake| println!("{}", enqueue::own_time(fake)));
+}
+
 #[test]
 fn memory_grows_no_faster_than_the_number_of_tokens() {
     alone("memory_grows_no_faster_than_the_number_of_tokens", |_| {

@@ -1,0 +1,46 @@
+// What the kernels `cleanse` and `merge` need of CUDA, for a compiler of the host. Threads run one after the other.
+#include <algorithm>
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <vector>
+
+struct int2 { int x, y; };
+struct float2 { float x, y; };
+struct uint4 { unsigned x, y, z, w; };
+static struct { unsigned x; } blockIdx, threadIdx, gridDim;
+static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __shared__ static
+
+template <class To, class From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
+static float __int_as_float(int x) { return bits<float>(x); }
+static float __uint_as_float(unsigned x) { return bits<float>(x); }
+static float __fmul_rn(float x, float y) { return x * y; }
+static float __fadd_rn(float x, float y) { return x + y; }
+static float __fsub_rn(float x, float y) { return x - y; }
+static float __fdividef(float x, float y) { return x / y; }
+template <class T> static T __shfl_sync(unsigned, T x, int) { return x; }
+template <class T> static T __shfl_xor_sync(unsigned, T x, int) { return x; }
+static int atomicAdd(unsigned* to, unsigned x) { unsigned old = *to; *to += x; return old; }
+using std::isnan, std::min, std::max;
+
+// Names of the rooms feed and multiply, which these two do not call.
+struct TensorMap { unsigned long long words[16]; };
+static int lane_id() { return threadIdx.x % 32; }
+static unsigned pack(float, float) { return 0; }
+static float2 unpack(unsigned) { return {0, 0}; }
+static void store_blocks(unsigned, unsigned, unsigned, unsigned, unsigned) {}
+static unsigned swizzled(int, int) { return 0; }
+static unsigned long long k_major(unsigned) { return 0; }
+static unsigned long long mn_major(unsigned, int) { return 0; }
+enum { K_MAJOR, MN_MAJOR };
+template <int N> struct Mma {
+  template <int A, int B> static void ss(...) {}
+  template <int A> static void rs(...) {}
+};
