@@ -24,13 +24,11 @@ impl Shares {
     /// gets two slots at least: one of a tile, one of the sums of the tiles before.
     pub fn new(asked: &Asked<'_>, mode: Mode, budget: usize) -> Option<Shares> {
         let e = &asked.scores.extents;
-        // The second order has such kernels of narrow operands alone, and there the mode is a hint; wider ones of the first
-        // order were measured up to 128 columns.
-        let backward = asked.pass == Pass::Backward;
-        let columns = asked.columns();
+        // The second order has such kernels of narrow operands alone, and there the mode is a hint.
+        let narrow = asked.columns() <= 64;
         let may = match mode {
-            Mode::Auto => columns <= if backward { 128 } else { 64 },
-            Mode::FusedPartials => backward || columns <= 64,
+            Mode::Auto => narrow,
+            Mode::FusedPartials => narrow || asked.pass == Pass::Backward,
             Mode::Separate | Mode::ForwardGradient => false,
         };
         let insists = mode == Mode::FusedPartials;

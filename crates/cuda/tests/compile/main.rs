@@ -190,7 +190,8 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::HopperLinear | Family::HopperBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
-        Family::TensorF32 | Family::TensorFused => is("CE", "128"),
+        Family::TensorF32 => is("CE", "128"),
+        Family::TensorFused => is("CD", "128") || is("CE", "128"),
         Family::CrossEntropyShards
         | Family::HopperCrossEntropy
         | Family::Moves
