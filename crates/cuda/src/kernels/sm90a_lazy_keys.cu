@@ -297,12 +297,13 @@ struct Consumer {
         }
       }
       if (pass.odd) add_odd_queries(dk, dv, w, s, key, range);
+      settle(dk, s.scale), settle(dv, 1);
       if (PACKED && w.block * KEYS + KEYS > s.keys) {  // keys of the next sequence lie in the box
-        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
+        if (c.wants_dk) store_rows(c.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, 1);
         if (c.wants_dv) store_rows(c.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
       } else {
         named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read: dk and dv take their places
-        stage_out(dk, k, s.scale), stage_out(dv, k + AT_V, 1);
+        stage_out(dk, k), stage_out(dv, k + AT_V);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {

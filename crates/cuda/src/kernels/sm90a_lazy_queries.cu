@@ -36,15 +36,20 @@ template <int N> DEV void issue_registers(float (&d)[D / 2], const u32 (&a)[N / 
 #pragma unroll
   for (int i = 0; i < N / 16; i++) Mma<D>::rs<MN_MAJOR>(d, a + 4 * i, mn_major(b + i * 2048, N * 128), 1);
 }
-// Rows of this warpgroup, scaled, to its rows of a tile of 128.
-DEV void stage_out(const float (&d)[D / 2], u32 to, float scale) {
+// Results are scaled, and have no -0: what nobody adds to is 0 under any scale.
+DEV void settle(float (&d)[D / 2], float scale) {
+#pragma unroll
+  for (int i = 0; i < D / 2; i++) d[i] = fmaf(d[i], scale, 0.0f);
+}
+// Rows of this warpgroup to its rows of a tile of 128.
+DEV void stage_out(const float (&d)[D / 2], u32 to) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id();
 #pragma unroll
   for (int j = 0; j < D / 16; j++) {
     const int piece = 2 * j + lane / 16;
     u32 x[4];
 #pragma unroll
-    for (int i = 0; i < 4; i++) x[i] = pack(fmaf(d[8 * j + 2 * i], scale, 0.0f), fmaf(d[8 * j + 2 * i + 1], scale, 0.0f));
+    for (int i = 0; i < 4; i++) x[i] = pack(d[8 * j + 2 * i], d[8 * j + 2 * i + 1]);
     store_blocks(to + piece / 8 * (128 * 128) + swizzled(warp * 16 + lane % 16, piece % 8), x[0], x[1], x[2], x[3]);
   }
 }
@@ -218,11 +223,12 @@ struct Walk {
         else step<false, false>(dq, w, s, own, n, lse, offset, delta);
       }
       if (odd) add_odd_keys(dq, w, s, own, blocks, lse, offset, delta);
+      settle(dq, s.scale);
       if (PACKED && w.block * ROWS + group * 64 + 64 > s.queries) {  // rows of the next sequence lie in the box
-        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, s.scale);
+        store_rows(c.dq_rows, s.batch, w.head, s.query_start, own.row, s.queries, dq, 1);
       } else {
         named_sync(1 + group, 128);  // q of this warpgroup is no longer read: dq takes its place
-        stage_out(dq, q, s.scale);
+        stage_out(dq, q);
         proxy_fence();
         named_sync(1 + group, 128);
         if (threadIdx.x % 128 == 0) {
