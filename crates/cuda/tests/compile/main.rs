@@ -185,9 +185,8 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
         Family::HopperLazyForward => is("D", "64"),
-        Family::HopperLazyBackward => is("D", "128"),
         // A few numbers that are wanted behind the loop; of the thread that loads, which has 24 registers.
-        Family::HopperLinear | Family::HopperBackward => true,
+        Family::HopperLinear | Family::HopperBackward | Family::HopperLazyBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
         Family::TensorF32 => is("CE", "128"),
