@@ -125,11 +125,11 @@ DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
 // Whether leaves have no more than m and l.
 DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
-// m of (C33) of both rows, of the first COUNT classes of a tile, which four lanes share.
-template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
+// m of (C33) of both rows, of a tile that four lanes share.
+DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
   float m[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
-  for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
+  for (int i = 0; i < TILE / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
 #pragma unroll
   for (int r = 0; r < 2; r++) largest[r] = max_nan(m[2 * r], m[2 * r + 1]);
 #pragma unroll
@@ -202,20 +202,6 @@ DEV void pick(const Call& c, const float* z, int target, int first, int token) {
 }
 // Whether logits are the accumulators themselves, and of them no more than m and l are asked for, or da.
 DEV bool is_plain(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1 && is_short(c); }
-// What a class may weigh relative to m: e^(z - m) <= 2^8, the lag that (N63) has room for. A sum that is no larger has no class that weighs more.
-constexpr float MOST_LAG = 256;
-
-// m and l of both rows of a whole tile of plain logits, relative to the largest of a quarter of its classes: the others are not
-// compared. Returns for which rows that one lags too far behind.
-struct Lags { bool of[2]; };
-DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
-  find_largest<TILE / 4>(z, m);
-  find_sums(z, m, l);
-  Lags lags;
-#pragma unroll
-  for (int r = 0; r < 2; r++) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
-  return lags;
-}
 
 DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
   const Call& c = x.c;
@@ -227,36 +213,26 @@ DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, 
       if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], l[r]);
   };
   float m[2], l[2];
-  Lags lags = {true, true};
   if (plain && at.column + TILE <= c.classes) {
-    lags = find_leaves(z, m, l);
-    const bool rare = lags.of[0] || lags.of[1] || (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
-    if (!__any_sync(~0u, rare)) return write(m, l);
+    const bool has_target = (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
+    find_largest(z, m), find_sums(z, m, l);
+    if (!__any_sync(~0u, has_target)) return write(m, l);
   } else {
     link(c, z, at.column);
     if (at.column + TILE > c.classes)
       each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
+    find_largest(z, m);
+    if (is_short(c)) find_sums(z, m, l);
   }
 #pragma unroll
   for (int r = 0; r < 2; r++)
     if (any_target(rows.target[r], at.column)) pick(c, z + 2 * r, rows.target[r], at.column, c.first_token + row + 8 * r);
-  float largest[2], sums[2];
-  find_largest<TILE>(z, largest);
-  if (!is_short(c)) {
+  if (is_short(c)) return write(m, l);
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const Node n = leaf(c, z + 2 * r, largest[r], at.column);
-      if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
-    }
-    return;
+  for (int r = 0; r < 2; r++) {
+    const Node n = leaf(c, z + 2 * r, m[r], at.column);
+    if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
   }
-  if (__any_sync(~0u, lags.of[0] || lags.of[1])) {
-    find_sums(z, largest, sums);
-#pragma unroll
-    for (int r = 0; r < 2; r++)
-      if (lags.of[r]) m[r] = largest[r], l[r] = sums[r];
-  }
-  write(m, l);
 }
 
 // ---- gradients of logits ---------------------------------------------------------------------------------------------
