@@ -18,7 +18,7 @@ pub struct Plan {
     pub mode: Option<Mode>,
     /// Queries and keys of a tile.
     pub blocking: Blocking,
-    /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`] asks for another.
+    /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`](crate::Options::blocking) asks for another.
     pub blockings: Vec<Blocking>,
     /// The kernels, in their order.
     pub steps: Vec<Step>,
