@@ -236,7 +236,7 @@ impl Plan {
         }
     }
 
-    /// Where they find it without NaN.
+    /// Where they find it without what is not finite.
     fn clean(&self, job: &Job<'_>, name: &str) -> Place {
         match self.find(name).and_then(|wide| wide.clean) {
             Some(room) => self.in_room(job, name, room),
@@ -461,7 +461,7 @@ impl BackwardPass<'_> {
     }
 
     /// Where a number is not finite, the portable kernels have all results. In key heads of a sequence without
-    /// an infinite one, the results of the tensor cores, with 0 for NaN, take the places of those that are
+    /// an infinite one, the results of the tensor cores, with 0 for what is not finite, take the places of those that are
     /// finite.
     fn not_finite(&self) -> Result<(), Error> {
         let (job, plan) = (self.job, self.plan);
