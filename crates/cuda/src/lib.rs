@@ -59,7 +59,7 @@ pub use family::Family;
 pub use linear_attention::{LinearKernel, linear_shared};
 pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
-pub use peak::peak_gflops;
+pub use peak::{launch_ns, peak_gflops};
 pub use plan::{Buffer, Plan, Rates, Step};
 pub use run::{has_level, offers, plan, run, run_in};
 pub use softmax::{Hopper, Lengths, most_shared};

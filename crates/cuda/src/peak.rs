@@ -1,14 +1,18 @@
 //! What the arithmetic of a device can do at most: `kernels/peak.cu`.
 
 use crate::device_id::DeviceId;
+use crate::gpu::Kernels;
 use crate::lane::device_memory;
 use crate::options::{Level, Options, Precision};
+use crate::queue::Queue;
 use crate::timing::device_ns;
 use crate::unit::Unit;
 use crate::variant::Variant;
 use crate::workspace::Workspace;
 use cudarc::driver::{DevicePtr, DeviceRepr};
 use etalon_problem::{Dtype, Error};
+use std::sync::Arc;
+use std::time::Instant;
 
 impl Unit {
     /// The fastest that passes with these options may use, for operands of a storage type. Fails where there is no
@@ -49,15 +53,46 @@ const TIMES: usize = 3;
 /// A time is at least so many ns, so that launching is no part of it.
 const ENOUGH: f64 = 2e6;
 
-/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with every call, in some milliseconds; a device
-/// that is limited by its power does less over seconds. Fails where the device does not have the unit.
-pub fn peak_gflops(
+/// Kernels that are launched without work, in rounds of which the median counts.
+const LAUNCHES: [usize; 2] = [33, 100];
+
+/// Products of a unit on a device, and where they leave a number.
+struct Products<'a> {
+    kernels: Arc<Kernels>,
+    queue: Queue<'a>,
+    blocks: usize,
+    sink: u64,
+}
+
+impl Products<'_> {
+    fn enqueue(&self, blocks: usize, rounds: i32) -> Result<(), Error> {
+        let kernel = self.kernels.get("peak")?;
+        self.queue.launch(kernel, blocks as u64, (THREADS, 0), &Peak { sink: self.sink, rounds })
+    }
+
+    /// The time of so many rounds, in ns.
+    fn time(&self, rounds: i32) -> Result<f64, Error> {
+        device_ns(&self.queue, || self.enqueue(self.blocks, rounds))
+    }
+
+    /// Rounds that take [`ENOUGH`].
+    fn enough(&self) -> Result<i32, Error> {
+        let mut rounds = 1 << 10;
+        while self.time(rounds)? < ENOUGH && rounds < 1 << 24 {
+            rounds *= 2;
+        }
+        Ok(rounds)
+    }
+}
+
+/// Does something with products of a unit. Fails where the device does not have the unit.
+fn with_products<T>(
     workspace: &Workspace,
-    device: impl Into<DeviceId>,
-    unit: Unit,
-    storage: Dtype,
-) -> Result<f64, Error> {
-    let held = workspace.device(device.into())?;
+    device: DeviceId,
+    (unit, storage): (Unit, Dtype),
+    body: impl FnOnce(&Products<'_>) -> Result<T, Error>,
+) -> Result<T, Error> {
+    let held = workspace.device(device)?;
     let device = &held.device;
     if unit == Unit::Wgmma && !device.is_hopper() {
         return Err(Error::Unsupported {
@@ -72,20 +107,54 @@ pub fn peak_gflops(
     let kernels = device.kernels(Variant::peak(unit, storage), &architecture)?;
     let lane = held.lane()?;
     let blocks = unit.blocks() * device.multiprocessors;
-    let sink = device_memory(device, &lane.stream, 4 * blocks)?;
-    let sink_at = sink.device_ptr(&lane.stream).0;
+    let memory = device_memory(device, &lane.stream, 4 * blocks)?;
+    let sink = memory.device_ptr(&lane.stream).0;
     let queue = lane.queue(device)?;
-    let run = |rounds: i32| {
-        let call = Peak { sink: sink_at, rounds };
-        device_ns(&queue, || queue.launch(kernels.get("peak")?, blocks as u64, (THREADS, 0), &call))
-    };
-    let mut rounds = 1 << 10;
-    while run(rounds)? < ENOUGH && rounds < 1 << 24 {
-        rounds *= 2;
-    }
-    let best =
-        (0..TIMES).try_fold(f64::INFINITY, |best, _| Ok::<f64, Error>(best.min(run(rounds)?)))?;
-    drop(sink);
+    let result = body(&Products { kernels, queue, blocks, sink })?;
+    drop(memory);
     held.give_back(lane);
-    Ok(unit.flops() * f64::from(THREADS) * blocks as f64 * f64::from(rounds) / best)
+    Ok(result)
+}
+
+/// GFLOP/s of a unit on numbers of a storage type, of tensor cores on bf16 where that is f32. It is measured anew with every call, in some milliseconds; a device
+/// that is limited by its power does less over seconds. Fails where the device does not have the unit.
+pub fn peak_gflops(
+    workspace: &Workspace,
+    device: impl Into<DeviceId>,
+    unit: Unit,
+    storage: Dtype,
+) -> Result<f64, Error> {
+    with_products(workspace, device.into(), (unit, storage), |products| {
+        let rounds = products.enough()?;
+        let best = (0..TIMES).try_fold(f64::INFINITY, |best, _| {
+            Ok::<f64, Error>(best.min(products.time(rounds)?))
+        })?;
+        let flops = unit.flops() * f64::from(THREADS) * products.blocks as f64 * f64::from(rounds);
+        Ok(flops / best)
+    })
+}
+
+/// The host's time to enqueue a kernel of one block that does nothing, while the device is busy, in ns: what the driver takes, of
+/// which the crate's own part is 0.1 to 0.4 µs. A pass of n kernels cannot be enqueued in less than n times that.
+/// Fails where the device does not have the unit, whose kernel it is.
+pub fn launch_ns(
+    workspace: &Workspace,
+    device: impl Into<DeviceId>,
+    unit: Unit,
+    storage: Dtype,
+) -> Result<f64, Error> {
+    let [rounds, launches] = LAUNCHES;
+    with_products(workspace, device.into(), (unit, storage), |products| {
+        let busy = products.enough()?;
+        let mut times = Vec::with_capacity(rounds);
+        for _ in 0..rounds {
+            products.enqueue(products.blocks, busy)?;
+            let start = Instant::now();
+            (0..launches).try_for_each(|_| products.enqueue(1, 0))?;
+            times.push(start.elapsed().as_nanos() as f64 / launches as f64);
+            products.queue.finish()?;
+        }
+        times.sort_by(f64::total_cmp);
+        Ok(times[rounds / 2])
+    })
 }

@@ -4,7 +4,7 @@ use super::arguments::Arguments;
 use super::tune::Tried;
 use crate::noise::Times;
 use crate::outcome::Failure;
-use etalon_cuda::{Level, Options, Precision, Settings, Unit, Workspace, peak_gflops};
+use etalon_cuda::{Level, Options, Precision, Settings, Unit, Workspace, launch_ns, peak_gflops};
 use etalon_problem::{Dtype, Error, Mode, Pass, Problem, Views, ViewsMut};
 use std::time::Duration;
 
@@ -64,6 +64,11 @@ impl Gpu {
     /// GFLOP/s of the fastest arithmetic that passes may use, measured now, and its name.
     pub fn peak(&self) -> Result<f64, Error> {
         peak_gflops(&self.workspace, self.options.device, self.unit, self.dtype)
+    }
+
+    /// The host's time to enqueue a kernel that does nothing, in ns.
+    pub fn launch(&self) -> Result<f64, Error> {
+        launch_ns(&self.workspace, self.options.device, self.unit, self.dtype)
     }
 
     pub fn unit(&self) -> &'static str {

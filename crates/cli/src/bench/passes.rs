@@ -77,6 +77,7 @@ impl<'a> Bench<'a> {
             unit,
             peak_gflops: peak,
             peak_gflops_after: after,
+            launch_ns: gpu.as_ref().map(Gpu::launch).transpose()?.map(|ns| ns as u64),
             figures,
         };
         figures.settle();

@@ -87,6 +87,9 @@ pub struct Figures {
     pub peak_gflops: f64,
     /// The same after it.
     pub peak_gflops_after: f64,
+    /// Of a device: the host's time to enqueue a kernel that does nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub launch_ns: Option<u64>,
     pub figures: Vec<Figure>,
 }
 
@@ -119,6 +122,12 @@ impl Figures {
             ),
             self.table(),
         ];
+        lines.extend(self.launch_ns.map(|ns| {
+            let own = time(ns as f64 * 1e-9);
+            page(&format!(
+                "Enqueued in: by the host. A kernel that does nothing is enqueued in {own}."
+            ))
+        }));
         if let Some(figure) = self.figures.first() {
             lines.push(page(&format!(
                 "{} heads ({} of keys), {} batch element(s). Time: the median of the runs, the middle \

@@ -5,7 +5,7 @@ use crate::fake::Fake;
 use etalon_cuda::linear_cross_entropy::shard::{self, Dh, Shard};
 use etalon_cuda::linear_cross_entropy::{Filter, filtered_backward};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace,
+    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Unit, Workspace, launch_ns,
     lazy_attention, peak_gflops, run_in, time,
 };
 use etalon_problem::{
@@ -152,16 +152,16 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
-/// Times every pass there is, on every level.
+/// Times every pass there is, on every level, and a launch without work.
 pub fn each_pass_is_timed() {
     let workspace = Workspace::new();
+    assert!(launch_ns(&workspace, 0, Unit::Ffma, Dtype::F32).unwrap() > 0.0);
     enqueue::each_way(|name, algorithm, (pass, storage), options| {
         let problem = enqueue::problem(algorithm, 100);
         let operands = problem.operands(pass);
         // A step finds its state in the place of the new one.
-        let needed = |x: &&Operand| {
-            (x.role.is_given() || x.role == Role::Saved) && x.becomes.is_none()
-        };
+        let needed =
+            |x: &&Operand| (x.role.is_given() || x.role == Role::Saved) && x.becomes.is_none();
         let given: Vec<Host> = operands.iter().filter(needed).map(|x| host(x, storage)).collect();
         let inputs = views(&given);
         let timing = time(&workspace, &problem, pass, &inputs, &options, Duration::ZERO);
