@@ -17,7 +17,7 @@ class Library:
     """The library that `cargo build --release -p etalon-device` makes."""
 
     def __init__(self, path: Path):
-        c = ctypes.CDLL(str(path))
+        c = ctypes.CDLL(str(Path(path).resolve()))
         c.etalon_prepare.argtypes = [ctypes.c_char_p, ctypes.c_size_t]
         c.etalon_prepare.restype = ctypes.c_uint64
         c.etalon_scratch_bytes.argtypes = [ctypes.c_uint64]
