@@ -53,8 +53,7 @@ impl<P: AsRef<Parts>> Job<'_, P> {
 
     /// Where kernels find an operand; nowhere, without elements, if it is not there.
     pub fn place(&self, name: &str) -> Place {
-        let nothing = Place { address: 0, extents: [0; 4], strides: [0; 4] };
-        self.parts().part(name).map_or(nothing, |part| self.place_of(part))
+        self.parts().part(name).map_or(Place::NOWHERE, |part| self.place_of(part))
     }
 
     /// The address of an operand; 0 if it is not there.

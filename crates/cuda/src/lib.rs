@@ -58,7 +58,7 @@ pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_varia
 pub use options::{Level, Options, Precision, Settings};
 pub use peak::peak_gflops;
 pub use run::{has_level, offers, run, run_in};
-pub use softmax::{Hopper, Lengths, most_shared};
+pub use softmax::{Hopper, Lengths, Results, most_shared};
 pub use timing::{Timing, time};
 pub use unit::Unit;
 pub use variant::{Variant, shared_bytes};

@@ -124,9 +124,9 @@ fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
 fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
         Algorithm::LinearCrossEntropy => pass != Pass::DoubleBackward,
-        Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
-        Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
-        Algorithm::AttentionLse => pass == Pass::Forward,
+        Algorithm::Attention | Algorithm::AttentionLse | Algorithm::LinearAttention => {
+            matches!(pass, Pass::Forward | Pass::Backward)
+        }
         Algorithm::LazyAttention => false,
     }
 }

@@ -20,6 +20,8 @@ laws! {
     Contract layouts of EVERY on Any, favour many_ways;
     /// What the memory of results holds before changes no bit.
     Contract filled_places of EVERY on Any, favour many_ways;
+    /// A result that is asked for alone has the bits that it has beside the others, where all are finite.
+    Contract alone_bits of ATTENTION on Any, favour many_ways;
     /// A batch element gives the same bits alone as in its batch.
     Contract batch_invariance
         if |case, _| scores_are(case, |s| s.extents.batch > 1), favour many_ways;
@@ -41,6 +43,21 @@ fn determinism(trial: &Trial<'_>) -> Judgement {
             .map_err(|flaw| flaw.of(&threads))?;
     }
     Ok(None)
+}
+
+fn alone_bits(trial: &Trial<'_>) -> Judgement {
+    let together = trial.clean()?;
+    let finite = |(name, x): (&String, &Tensor)| {
+        Ok::<_, Flaw>(x.numbers(name)?.iter().all(|number| number.is_finite()))
+    };
+    // What is not finite may be mended after other results.
+    for result in together {
+        if !finite(result)? {
+            return Ok(None);
+        }
+    }
+    let alone = trial.ask_hinted(Hints { alone: true, ..Hints::default() })?;
+    same(&alone, together, Equality::Bits, everywhere)
 }
 
 fn layouts(trial: &Trial<'_>) -> Judgement {

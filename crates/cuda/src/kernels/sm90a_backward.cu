@@ -16,7 +16,7 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
     i = own.query_start + task.row_tile * 64 + i % 64, batch = own.batch;
   }
   float sum = 0;
-  if (i < end) {
+  if (i < end && c.o.data) {
     uint4 a = c.o.data[batch * c.o.batch + h * c.o.head + i * c.o.row + piece];
     uint4 b = c.dout_rows.data[batch * c.dout_rows.batch + h * c.dout_rows.head + i * c.dout_rows.row + piece];
     auto dot = [](u32 x, u32 y) { float2 p = unpack(x), q = unpack(y); return p.x * q.x + p.y * q.y; };

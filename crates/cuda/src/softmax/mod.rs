@@ -1,6 +1,7 @@
 //! attention and attention_lse; and lazy_attention, which has their scores.
 
 mod hopper;
+mod hopper_backward;
 mod hopper_call;
 mod lazy;
 mod lazy_ready;
@@ -18,7 +19,7 @@ mod window;
 pub(crate) use lazy_ready::{LazyReady, LazyStats};
 pub(crate) use ready::Ready;
 pub(crate) use variants::CONSUMER;
-pub use variants::{Hopper, Lengths, most_shared};
+pub use variants::{Hopper, Lengths, Results, most_shared};
 
 use etalon_problem::Error;
 

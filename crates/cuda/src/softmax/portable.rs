@@ -129,7 +129,7 @@ impl Call {
             dv: tensor(job, "dv"),
             dbias: by_pair("dbias"),
             lse: job.address("lse"),
-            delta: job.at(prepared.delta),
+            delta: prepared.delta.map_or(0, |room| job.at(room)),
             dlse: job.address("dlse"),
             sinks: job.address("sinks"),
             dsinks: job.address("dsinks"),
@@ -313,10 +313,8 @@ fn each_dq(job: &Job<'_>, launch: impl Fn(usize, i32) -> Result<(), Error>) -> R
 
 /// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
 pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
-    let (kernels, e) = (kernels(job)?, &job.scores().extents);
-    let call = Call::new(job).unless(found);
-    let rows = e.batch * e.query_heads * e.queries;
-    launch_few(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    let (kernels, call) = (kernels(job)?, Call::new(job).unless(found));
+    delta(job, &call)?;
     match &job.prepared.slots {
         Some(slots) => {
             let fused = call.over(job.table(job.prepared.tables.by_keys));
@@ -332,14 +330,21 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
     sinks_and_bias(job, &call)
 }
 
+/// δ of every row, if something needs it.
+fn delta(job: &Job<'_>, call: &Call) -> Result<(), Error> {
+    let e = &job.scores().extents;
+    let rows = e.batch * e.query_heads * e.queries;
+    let blocks = rows.div_ceil(threads(job) as usize / 32);
+    if call.delta == 0 { Ok(()) } else { launch_few(job, kernels(job)?, "delta", blocks, call) }
+}
+
 /// The gradients of the sinks and of the bias, if they have places.
 pub(crate) fn dsinks_and_dbias(job: &Job<'_>) -> Result<(), Error> {
-    let (call, e) = (Call::new(job), &job.scores().extents);
+    let call = Call::new(job);
     if call.dsinks == 0 && call.dbias.data == 0 {
         return Ok(());
     }
-    let rows = e.batch * e.query_heads * e.queries;
-    launch_few(job, kernels(job)?, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    delta(job, &call)?;
     sinks_and_bias(job, &call)
 }
 
@@ -367,8 +372,10 @@ fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
     let values = wanted(call.dv.data, all_values);
     let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
     let tasks = job.table(job.prepared.tables.by_keys);
-    if job.prepared.wide.is_some() && all_values > 0 {
-        // Of wide operands each has its own kernel.
+    let apart = |module: &Module| module.1.kernels().contains(&"values");
+    let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);
+    if wide.as_ref().is_some_and(apart) || dims == 0 && tensor.as_ref().is_some_and(apart) {
+        // Of wide operands each has its own kernel, and dv where dk is not asked for.
         if dims > 0 {
             walk(job, "keys", blocks, &call.over(tasks))?;
         }

@@ -31,10 +31,11 @@ pub(crate) struct Prepared<'a> {
     pub scores: Cow<'a, Scores>,
     /// E; `None` of attention_lse.
     pub value_dim: Option<usize>,
+    is_lazy: bool,
     pub rows: Rows,
     pub tables: Tables,
-    /// δ of every row, in the backward pass of the first two.
-    pub delta: Room,
+    /// δ of every row, in the backward pass of the first two, if that needs it.
+    pub delta: Option<Room>,
     /// Where the portable kernels compute the gradient of q in the pass by keys.
     pub slots: Option<Slots>,
     pub portable: Option<Arc<Kernels>>,
@@ -80,12 +81,16 @@ impl<'a> Prepared<'a> {
         let rows = Rows::new(scores)?;
         let tables = Tables::new(&rows, scores)?;
         let numbers = scores.row_shape().iter().product::<usize>();
-        let has_delta = pass == Pass::Backward && !matches!(problem, Problem::LazyAttention(_));
-        let delta = layout.room(if has_delta { 4 * numbers } else { 0 })?;
+        let is_lazy = matches!(problem, Problem::LazyAttention(_));
+        let has_delta = pass == Pass::Backward && !is_lazy;
+        // dv alone needs none, nor o.
+        let wanted = ["dq", "dk", "dsinks", "dbias"].into_iter().any(|name| parts.has(name));
+        let delta = if has_delta && wanted { Some(layout.room(4 * numbers)?) } else { None };
         Ok(Prepared {
             parts,
             scores: Cow::Borrowed(scores),
             value_dim,
+            is_lazy,
             rows,
             tables,
             delta,
@@ -129,9 +134,16 @@ impl<'a> Prepared<'a> {
         Ok((device.kernels(variant.clone(), &device.architecture())?, variant))
     }
 
+    /// Whether the pass reads o: for dv alone it does not.
+    pub fn needs_o(&self) -> bool {
+        self.pass != Pass::Backward || self.is_lazy || self.delta.is_some()
+    }
+
     /// Whether o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
-        self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
+        self.pass == Pass::Forward
+            || !self.is_given("lse")
+            || (self.needs_o() && !self.is_given("o"))
     }
 }
 

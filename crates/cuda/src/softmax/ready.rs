@@ -9,7 +9,7 @@ use crate::room::Layout;
 use crate::softmax::prepared::{Prepared, Slots};
 use crate::softmax::second::{self, Between};
 use crate::softmax::variants::CONSUMER;
-use crate::softmax::{Job, hopper, portable};
+use crate::softmax::{Job, hopper, hopper_backward, portable};
 use crate::variant::Variant;
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Pass, Problem, Table};
@@ -148,7 +148,7 @@ impl ready::Ready for Ready<'_> {
         }
         match (self.prepared.pass, &self.plan, &self.between) {
             (Pass::Forward, ..) if job.address("gradient") != 0 => portable::gradient_of_lse(job)?,
-            (Pass::Backward, Some(plan), _) => hopper::backward(job, plan)?,
+            (Pass::Backward, Some(plan), _) => hopper_backward::backward(job, plan)?,
             (Pass::Backward, None, _) => portable::backward(job, 0)?,
             (_, _, Some(between)) => second::run(job, between, self.prepared.pass)?,
             _ => {}
