@@ -172,7 +172,8 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
     for (int h = KEYS ? w.head * each : w.head, heads = KEYS ? each : 1; heads; h++, heads--) {
 #pragma unroll 1
       for (int n = range.begin; n < range.end; n++) {
-        if (n >= range.open && n < range.closed) step(h, n, Is<false>());
+        // With options a mask is little beside the rest, and a second loop twice the time to compile.
+        if (!OPTIONS && n >= range.open && n < range.closed) step(h, n, Is<false>());
         else step(h, n, Is<true>());
       }
     }

@@ -130,7 +130,7 @@ impl Plan {
         self.guarded = backward && !finite;
         // For dv alone nobody reads them.
         let left_out: &[_] =
-            if prepared.needs_o() || prepared.computes_forward() { &[] } else { &["v", "o"] };
+            if prepared.reads_o || prepared.computes_forward() { &[] } else { &["v", "o"] };
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
             // o and lse are computed together.

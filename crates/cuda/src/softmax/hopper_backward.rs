@@ -64,7 +64,7 @@ fn reads(job: &Job<'_>, name: &str) -> bool {
     match name {
         "q" | "k" => true,
         "dout" => job.prepared.value_dim.is_some(),
-        _ => job.prepared.value_dim.is_some() && job.prepared.needs_o(),
+        _ => job.prepared.value_dim.is_some() && job.prepared.reads_o,
     }
 }
 
