@@ -43,6 +43,8 @@ pub(crate) struct Plan {
     pub backward: Option<Module>,
     /// dk or dv without the other.
     pub alone: Option<Module>,
+    /// Whether dk and dv are computed together though one alone is asked for.
+    pub together: bool,
 }
 
 /// Kernels, and which ones they are.
@@ -59,8 +61,8 @@ struct Wide {
 }
 
 impl Plan {
-    /// How to compute a pass, or why these kernels cannot.
-    pub fn new(prepared: &Prepared<'_>) -> Result<Plan, &'static str> {
+    /// How to compute a pass, or why these kernels cannot; by those alone that the suite has `judged` on a device, or by all.
+    pub fn new(prepared: &Prepared<'_>, judged: bool) -> Result<Plan, &'static str> {
         let (scores, pass, storage) = (&prepared.scores, prepared.pass, prepared.storage);
         let e = &scores.extents;
         if !prepared.device().is_hopper() {
@@ -71,6 +73,9 @@ impl Plan {
         }
         if !matches!(pass, Pass::Forward | Pass::Backward) {
             return Err("the second order is not written yet for sm90a");
+        }
+        if judged && pass == Pass::Backward && prepared.value_dim.is_none() {
+            return Err("its backward pass of attention_lse was not judged on a device yet");
         }
         let columns = e.dim.max(prepared.value_dim.unwrap_or(1));
         if columns > 128 {
@@ -115,6 +120,7 @@ impl Plan {
             forward: None,
             backward: None,
             alone: None,
+            together: judged,
         })
     }
 
@@ -128,15 +134,17 @@ impl Plan {
         let e = &prepared.scores.extents;
         let backward = prepared.pass == Pass::Backward;
         self.guarded = backward && !finite;
-        // For dv alone nobody reads them.
-        let left_out: &[_] =
-            if prepared.reads_o || prepared.computes_forward() { &[] } else { &["v", "o"] };
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
-            // o and lse are computed together.
-            if left_out.contains(&name)
-                || part.is_none() && !(name == "o" && prepared.value_dim.is_some())
-            {
+            // o and lse are computed together, and so may be dk and dv.
+            let beside = match name {
+                "o" => prepared.value_dim.is_some() && prepared.computes_forward(),
+                "dk" => self.together && prepared.part("dv").is_some(),
+                "dv" => self.together && prepared.part("dk").is_some(),
+                _ => false,
+            };
+            let read = !backward || prepared.computes_forward() || self.reads(prepared, name);
+            if part.is_none() && !beside || !read {
                 continue;
             }
             let (heads, rows) = rows_of(e, name);
@@ -175,14 +183,26 @@ impl Plan {
             let load = |results| load(Variant::hopper_backward(of, results));
             let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| prepared.has(name));
             let values = prepared.value_dim.is_some();
-            if dq || dk && (dv || !values) {
+            if dq || dk && (dv || !values) || self.together && (dk || dv) {
                 self.backward = load(if values { Results::All } else { Results::Lse })?;
             }
-            if values && dk != dv {
+            if values && dk != dv && !self.together {
                 self.alone = load(Results::Alone)?;
             }
         }
         Ok(())
+    }
+
+    /// Whether the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
+    /// attention_lse none of values.
+    pub fn reads(&self, prepared: &Prepared<'_>, name: &str) -> bool {
+        let values = prepared.value_dim.is_some();
+        match name {
+            "dout" => values,
+            "o" => values && prepared.reads_o,
+            "v" => values && (prepared.reads_o || self.together),
+            _ => true,
+        }
     }
 
     /// Whether the copy engine takes a tensor where it lies.

@@ -21,11 +21,12 @@ pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         return portable::dsinks_and_dbias(job);
     }
     let e = &job.scores().extents;
-    for name in READ.into_iter().chain(["o"]).filter(|name| reads(job, name)) {
+    for name in READ.into_iter().chain(["o"]).filter(|name| plan.reads(job.prepared, name)) {
         plan.widen(job, name)?;
     }
     let together = heads_in(16 << 20, job, plan).min(e.batch * e.key_heads);
-    let read = |name| if reads(job, name) { plan.place(job, name) } else { Place::NOWHERE };
+    let read =
+        |name| if plan.reads(job.prepared, name) { plan.place(job, name) } else { Place::NOWHERE };
     let call = Backward {
         lse2: job.at(plan.lse2),
         delta: job.at(plan.delta),
@@ -59,15 +60,6 @@ pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
 const READ: [&str; 4] = ["q", "k", "v", "dout"];
 const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
 
-/// Whether a backward pass reads an operand: for dv alone neither o nor v, of attention_lse none of values.
-fn reads(job: &Job<'_>, name: &str) -> bool {
-    match name {
-        "q" | "k" => true,
-        "dout" => job.prepared.value_dim.is_some(),
-        _ => job.prepared.value_dim.is_some() && job.prepared.reads_o,
-    }
-}
-
 /// A backward pass on its way.
 struct BackwardPass<'a> {
     job: &'a Job<'a>,
@@ -86,7 +78,7 @@ impl BackwardPass<'_> {
     fn not_finite(&self) -> Result<(), Error> {
         let (job, plan) = (self.job, self.plan);
         portable::backward(job, job.at(plan.found))?;
-        let operand = |name| match reads(job, name) {
+        let operand = |name| match plan.reads(job.prepared, name) {
             true => Cleansed::new(plan.place(job, name), plan.clean(job, name)),
             false => Cleansed::new(Place::NOWHERE, Place::NOWHERE),
         };
@@ -124,8 +116,11 @@ impl BackwardPass<'_> {
     fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
         let (job, plan, e) = (self.job, self.plan, &self.job.scores().extents);
         let map = |name: &str, rows: u32| map_of(job, plan, place(name), rows);
-        let [dq, dk, dv] = WRITTEN.map(|name| job.address(name) != 0);
-        let read = |name: &str, rows: u32| match reads(job, name) {
+        let [dq, mut dk, mut dv] = WRITTEN.map(|name| job.address(name) != 0);
+        if plan.together {
+            (dk, dv) = (dk || dv, dk || dv);
+        }
+        let read = |name: &str, rows: u32| match plan.reads(job.prepared, name) {
             true => map(name, rows),
             false => Ok(TensorMap::default()),
         };

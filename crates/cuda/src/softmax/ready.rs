@@ -189,13 +189,15 @@ fn choose(prepared: &Prepared<'_>, options: &Options) -> Result<Way, Error> {
     };
     let tensor =
         || narrow.and_then(|()| portable::refuses_tensor(prepared).map_or(Ok(Way::Tensor), Err));
-    let hopper =
-        || flash.and_then(|()| hopper::Plan::new(prepared).map(|plan| Way::Hopper(Box::new(plan))));
+    let hopper = |judged| {
+        let plan = flash.and_then(|()| hopper::Plan::new(prepared, judged));
+        plan.map(|plan| Way::Hopper(Box::new(plan)))
+    };
     let way = match options.level {
         Level::Portable => Ok(Way::Portable),
-        Level::Auto => Ok(hopper().or_else(|_| tensor()).unwrap_or(Way::Portable)),
+        Level::Auto => Ok(hopper(true).or_else(|_| tensor()).unwrap_or(Way::Portable)),
         Level::Sm80 | Level::Sm80Narrow => tensor(),
-        Level::Sm90a | Level::Sm90aSegments => hopper(),
+        Level::Sm90a | Level::Sm90aSegments => hopper(false),
     };
     way.map_err(|reason| options.level.refusal(reason))
 }
