@@ -2,7 +2,7 @@
 
 use crate::options::one_of;
 use crate::outcome::Failure;
-use crate::plans::SHARED;
+use crate::plans::{MODES, SHARED};
 use crate::table::Table;
 use crate::units::{bytes, digits, time};
 use etalon_cuda::{Level, Options, Plan, Precision, Rates, Target, plan};
@@ -29,17 +29,6 @@ impl Arguments {
         Options { level, precision, blocking, partials_budget, ..Options::default() }
     }
 }
-
-/// The passes in their modes; gradient is one of attention_lse alone.
-const MODES: [(Pass, Mode); 7] = [
-    (Pass::Forward, Mode::Auto),
-    (Pass::Forward, Mode::ForwardGradient),
-    (Pass::Backward, Mode::Separate),
-    (Pass::Backward, Mode::FusedPartials),
-    (Pass::Backward, Mode::ForwardGradient),
-    (Pass::DoubleBackward, Mode::Auto),
-    (Pass::Jvp, Mode::Auto),
-];
 
 /// A pass in a mode: its plan, or why there is none.
 struct Row {

@@ -20,7 +20,7 @@ pub const SHARE: f64 = 0.7;
 const PARTIAL: usize = 128;
 
 /// The passes in their modes; gradient is one of attention_lse and lazy_attention alone.
-const MODES: [(Pass, Mode); 7] = [
+pub const MODES: [(Pass, Mode); 7] = [
     (Pass::Forward, Mode::Auto),
     (Pass::Forward, Mode::ForwardGradient),
     (Pass::Backward, Mode::Separate),

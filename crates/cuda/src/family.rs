@@ -270,6 +270,10 @@ impl Family {
                 ("cluster.cuh", include_str!("kernels/cluster.cuh")),
                 ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
                 ("sm90a_cross_entropy.cu", include_str!("kernels/sm90a_cross_entropy.cu")),
+                (
+                    "sm90a_cross_entropy_tree.cu",
+                    include_str!("kernels/sm90a_cross_entropy_tree.cu"),
+                ),
             ],
             Family::LinearTensor => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),

@@ -1,11 +1,9 @@
 //! What a pass will do on a device, and the memory that it takes: told without one.
 
-use crate::options::{Level, Options};
-use crate::run::offers;
-use crate::softmax;
+use crate::options::Level;
 use crate::target::Target;
 use crate::unit::Unit;
-use etalon_problem::{Blocking, Dtype, Error, Mode, Pass, Problem};
+use etalon_problem::{Blocking, Mode};
 
 /// What a pass of attention or attention_lse will do, every result being asked for, its operands dense and finite.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +18,7 @@ pub struct Plan {
     pub mode: Option<Mode>,
     /// Queries and keys of a tile.
     pub blocking: Blocking,
-    /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`] asks for another.
+    /// The tiles that the level has kernels for; the first is taken unless [`Options::blocking`](crate::Options::blocking) asks for another.
     pub blockings: Vec<Blocking>,
     /// The kernels, in their order.
     pub steps: Vec<Step>,
@@ -111,46 +109,5 @@ impl Plan {
             GAP * step.launches as f64 + products + partials
         };
         self.steps.iter().map(step).sum()
-    }
-}
-
-/// How a pass of attention or attention_lse will work on a device like `target`, whether there is one or not. Fails as
-/// [`run`](crate::run()) does where it cannot be computed; `None` for other algorithms.
-///
-/// ```
-/// use etalon_cuda::{Level, Options, Precision, Target, plan};
-/// use etalon_problem::{Attention, Dtype, Extents, Mode, Pass};
-///
-/// let extents = Extents { batch: 4, query_heads: 16, key_heads: 16, queries: 4096, keys: 4096, dim: 128 };
-/// let problem = Attention::new(extents).into();
-/// let options = Options { precision: Precision::Flash, ..Options::default() };
-/// let of = |mode| {
-///     let options = Options { mode, ..options };
-///     plan(&problem, Pass::Backward, Dtype::Bf16, &options, &Target::of("sm_90")?)
-/// };
-/// let plan = of(Mode::Auto)?.unwrap();
-/// assert_eq!((plan.level, plan.mode), (Level::Sm90a, Some(Mode::Separate)));
-/// // Partial sums take as many bytes as they may, and the level must have a kernel that leaves them.
-/// let plan = of(Mode::FusedPartials)?.unwrap();
-/// assert_eq!((plan.level, plan.mode), (Level::Sm80, Some(Mode::FusedPartials)));
-/// assert!(plan.workspace_bytes() > 256 << 20);
-/// # Ok::<(), etalon_problem::Error>(())
-/// ```
-pub fn plan(
-    problem: &Problem,
-    pass: Pass,
-    storage: Dtype,
-    options: &Options,
-    target: &Target,
-) -> Result<Option<Plan>, Error> {
-    problem.checked_table(pass)?;
-    storage.refuse_f64()?;
-    offers(options, problem.algorithm(), pass, storage)?;
-    options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
-    match problem {
-        Problem::Attention(_) | Problem::AttentionLse(_) => {
-            softmax::plan(problem, (pass, storage), options, target).map(Some)
-        }
-        _ => Ok(None),
     }
 }

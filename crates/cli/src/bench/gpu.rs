@@ -163,7 +163,7 @@ impl Gpu {
             let of = n % tried.len();
             let Some(options) = tried[of].options else { continue };
             let timed = self.time_with(problem, pass, inputs, &options, seconds / turns as f64)?;
-            tried[of].add(timed);
+            tried[of].add(timed.times.median_ns, timed.scratch_bytes);
         }
         tried.sort_by_key(|x| if x.options.is_some() { x.median_ns() } else { u64::MAX });
         Ok(tried)

@@ -1,6 +1,5 @@
 //! The search for the best tiles, and of a device for the best mode.
 
-use super::gpu::Timed;
 use crate::table::Table;
 use crate::units::{bytes, time};
 use etalon_problem::{Blocking, Error, Mode, Pass};
@@ -144,9 +143,9 @@ impl Tried {
         }
     }
 
-    pub fn add(&mut self, timed: Timed) {
-        self.times_ns.push(timed.times.median_ns);
-        self.scratch_bytes = timed.scratch_bytes;
+    pub fn add(&mut self, median_ns: u64, scratch_bytes: usize) {
+        self.times_ns.push(median_ns);
+        self.scratch_bytes = scratch_bytes;
     }
 
     pub fn median_ns(&self) -> u64 {

@@ -39,10 +39,22 @@ template <Kind K> DEV int row_count(const Call& c, int count) { return K == HEAD
 template <Kind K> DEV int column_count(const Call& c) { return K < HIDDEN ? c.classes : c.dim; }
 template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
 
-template <int COLUMNS> DEV Corner corner(int t, int pairs, int columns) {
-  int per_group = GROUP * columns, g = t / per_group, r = t - g * per_group, tall = min(GROUP, pairs - g * GROUP), c = r / tall;
-  return {((g * GROUP + r - c * tall) * 2 + (int)cluster_rank()) * ROWS, c * COLUMNS};
-}
+// Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
+template <int COLUMNS> struct Walk {
+  int pairs, columns, group, rest;
+  __device__ __forceinline__ Walk(int pairs, int columns) : pairs(pairs), columns(columns), group(0), rest(blockIdx.x / 2) { into_group(); }
+  __device__ __forceinline__ void into_group() {
+#pragma unroll 1
+    for (; rest >= GROUP * columns; rest -= GROUP * columns) group++;
+  }
+  __device__ __forceinline__ void next() { rest += gridDim.x / 2, into_group(); }
+  __device__ __forceinline__ int tall() const { return min(GROUP, pairs - group * GROUP); }
+  __device__ __forceinline__ bool there() const { return rest < tall() * columns; }
+  __device__ __forceinline__ Corner corner() const {
+    const int high = tall(), c = high == GROUP ? rest / GROUP : rest / high;
+    return {((group * GROUP + rest - c * high) * 2 + (int)cluster_rank()) * ROWS, c * COLUMNS};
+  }
+};
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
 template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int count, int pairs, int columns) {
@@ -51,8 +63,8 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
   const u32 rank = cluster_rank();
   const int length = reduction<K>(x.c, count);
 #pragma unroll 1
-  for (int t = blockIdx.x / 2; t < pairs * columns; t += gridDim.x / 2) {
-    const Corner at = corner<COLUMNS>(t, pairs, columns);
+  for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
+    const Corner at = walk.corner();
 #pragma unroll 1
     for (int k = 0; k < length; k += STEP) {
       const u32 full = base + S::AT_BARRIERS + 8 * stage, to = base + stage * S::BYTES, to_b = to + S::A;
@@ -113,7 +125,7 @@ DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
 // Whether leaves have no more than m and l.
 DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
-// m of (C33) of both rows, whose logits of a tile of classes four lanes share.
+// m of (C33) of both rows, of a tile that four lanes share.
 DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
   float m[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
@@ -127,6 +139,15 @@ DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
 }
 // What differences to m are made of: 0 where no class has a weight.
 DEV float origin(float m) { return m == -INF ? 0 : m; }
+
+// l of both rows. Their exponentials follow one another without a gap.
+DEV void find_sums(const float (&z)[TILE / 2], const float (&m)[2], float (&sums)[2]) {
+  float l[4] = {};
+#pragma unroll
+  for (int i = 0; i < TILE / 2; i++) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
+#pragma unroll
+  for (int r = 0; r < 2; r++) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
+}
 
 // (C33) of a row, given m. What lies beyond the last class is -inf.
 DEV Node leaf(const Call& c, const float* z, float m, int first) {
@@ -162,35 +183,55 @@ DEV Node leaf(const Call& c, const float* z, float m, int first) {
 // What is known of both rows of a thread before they are multiplied.
 struct Rows { int target[2]; Pull pull[2]; };
 
-DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count) {
-  const Call& c = x.c;
-  link(c, z, at.column);
-  if (at.column + TILE > c.classes)
-    each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
+// Element i of 2N, by halves.
+template <int N> DEV float element_of(const float (&x)[2 * N], int i) {
+  float half[N];
 #pragma unroll
-  for (int r = 0; r < 2; r++)
-    if (any_target(rows.target[r], at.column))
-      each_class(at.column, [&](int k, int v) { if (v == rows.target[r]) c.picked[2 * (c.first_token + row + 8 * r)] = z[2 * r + k]; });
-  float m[2];
-  find_largest(z, m);
+  for (int k = 0; k < N; k++) half[k] = i & N ? x[k + N] : x[k];
+  if constexpr (N == 1) return half[0];
+  else return element_of<N / 2>(half, i);
+}
+// The logit of the target of a row, if the tile has it: of 256,000 classes a warp meets one in every 60th tile.
+DEV void pick(const Call& c, const float* z, int target, int first, int token) {
+  const u32 i = target - first;
+  float of_lane[64];
+#pragma unroll
+  for (int k = 0; k < 64; k++) of_lane[k] = z[4 * (k % 32) + k / 32];
+  const float picked = element_of<32>(of_lane, i / 8 + 32 * (i & 1));
+  if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
+}
+// Whether logits are the accumulators themselves, and of them no more than m and l are asked for, or da.
+DEV bool is_plain(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1 && is_short(c); }
+
+DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
+  const Call& c = x.c;
   const i64 to = (i64)(at.column / TILE) * c.count + row;
   auto writes = [&](int r) { return lane_id() % 4 == 0 && row + 8 * r < count; };
-  if (!is_short(c)) {
+  auto write = [&](const float (&m)[2], const float (&l)[2]) {
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-      const Node n = leaf(c, z + 2 * r, m[r], at.column);
-      if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
-    }
-    return;
+    for (int r = 0; r < 2; r++)
+      if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], l[r]);
+  };
+  float m[2], l[2];
+  if (plain && at.column + TILE <= c.classes) {
+    const bool has_target = (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
+    find_largest(z, m), find_sums(z, m, l);
+    if (!__any_sync(~0u, has_target)) return write(m, l);
+  } else {
+    link(c, z, at.column);
+    if (at.column + TILE > c.classes)
+      each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
+    find_largest(z, m);
+    if (is_short(c)) find_sums(z, m, l);
   }
-  // Both rows at once: their exponentials follow one another without a gap.
-  float l[4] = {};
 #pragma unroll
-  for (int i = 0; i < TILE / 2; i++) l[i & 3] += weight(z[i], origin(m[i / 2 & 1]));
+  for (int r = 0; r < 2; r++)
+    if (any_target(rows.target[r], at.column)) pick(c, z + 2 * r, rows.target[r], at.column, c.first_token + row + 8 * r);
+  if (is_short(c)) return write(m, l);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const float sum = quad_sum(l[2 * r] + l[2 * r + 1]);
-    if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], sum);
+    const Node n = leaf(c, z + 2 * r, m[r], at.column);
+    if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
   }
 }
 
@@ -227,21 +268,26 @@ extern "C" __global__ void __launch_bounds__(1024) scale(const __grid_constant__
   *x.scale = bound == 0 ? 1 : __int_as_float(min(268 - exponent, 227) << 23);
 }
 
+// (C4)
+DEV float probability(float z, const Pull& y, float ln_l) { return exp2_fast(fmaf(z - y.m, LOG2E, -ln_l)); }
+DEV void put_own(float* z, const Pull& y, int first, int target) {
+  if (any_target(target, first)) each_class(first, [&](int i, int v) { if (v == target) z[i] = y.own; });
+}
 // (C15), (C16) in place of the logits of a row.
 DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target) {
   const float ln_l = y.ln_l * LOG2E, both = y.both * c.slope;
-  auto p = [&](float z) { return exp2_fast(fmaf(z - y.m, LOG2E, -ln_l)); };  // (C4)
   if (c.ratio == 0 && !c.entropy && !(c.smoothing > 0)) {
-    each_class(first, [&](int i, int) { z[i] = p(z[i]) * both; });
+    each_class(first, [&](int i, int) { z[i] = probability(z[i], y, ln_l) * both; });
   } else {
     each_class(first, [&](int i, int v) {
-      float dz = p(z[i]) * y.both;
-      if (c.entropy) dz -= y.dentropy * (p(z[i]) * (at_least(z[i] - y.m) - y.mean_shift));
+      const float p = probability(z[i], y, ln_l);
+      float dz = p * y.both;
+      if (c.entropy) dz -= y.dentropy * (p * (at_least(z[i] - y.m) - y.mean_shift));
       if (c.smoothing > 0 && v < c.classes) dz -= y.eta * (c.class_weights ? c.class_weights[c.first_class + v] : 1);
       z[i] = slope(c, z[i]) * dz;
     });
   }
-  if (any_target(target, first)) each_class(first, [&](int i, int v) { if (v == target) z[i] = y.own; });
+  put_own(z, y, first, target);
   if (first + TILE > c.classes) each_class(first, [&](int i, int v) { if (v >= c.classes) z[i] = 0; });
 }
 
@@ -268,8 +314,20 @@ DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corn
   }
 }
 
-DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count) {
+DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
   const Call& c = x.c;
+  if (plain && at.column + TILE <= c.classes && at.row + ROWS <= count) {
+    const float ln_l[2] = {rows.pull[0].ln_l * LOG2E, rows.pull[1].ln_l * LOG2E};
+    const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};
+#pragma unroll
+    for (int i = 0; i < TILE / 2; i++) {
+      const int r = i / 2 & 1;
+      z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
+    return;
+  }
   link(c, z, at.column);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -329,13 +387,14 @@ template <Kind K, int COLUMNS> DEV void consume(u32 base, const Product& x, int 
   const Call& c = x.c;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(c, count);
   const u32 full = base + S::AT_BARRIERS, empty = full + 8 * S::COUNT, store = base + S::AT_STORE + group * 2 * PANEL;
+  const bool plain = is_plain(c);
   u32 stage = 0, phase = 0;
   auto release = [&](u32 i) { if (lane < 2) arrive_cluster(empty + 8 * i, lane); };
 #pragma unroll 1
-  for (int t = blockIdx.x / 2; t < pairs * columns; t += gridDim.x / 2) {
-    const Corner at = corner<COLUMNS>(t, pairs, columns);
+  for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
+    const Corner at = walk.corner();
     const int row = at.row + group * 64 + warp * 16 + lane / 4;
-    const Rows rows = read_rows<K>(x, row, count);
+    Rows rows = {};
     float z[COLUMNS / 2];
     u32 before = 0;
 #pragma unroll 1
@@ -344,7 +403,9 @@ template <Kind K, int COLUMNS> DEV void consume(u32 base, const Product& x, int 
       wait(full + 8 * stage, phase);
       pin(z), mma_begin();
       step<K, COLUMNS>(z, a + group * PANEL, a + S::A, k > 0);
-      mma_commit(), mma_wait<1>(), pin(z);  // the step before is done: its stage is free
+      mma_commit();
+      if (K < HIDDEN && k == 0) rows = read_rows<K>(x, row, count);  // under the first products
+      mma_wait<1>(), pin(z);  // the step before is done: its stage is free
       if (k) release(before);
       before = stage;
       if (++stage == S::COUNT) stage = 0, phase ^= 1;
@@ -352,9 +413,9 @@ template <Kind K, int COLUMNS> DEV void consume(u32 base, const Product& x, int 
     mma_wait<0>(), pin(z);
     if (length) release(before);
     if constexpr (K == LEAVES) {
-      write_leaves(x, z, rows, at, row, count);
+      write_leaves(x, z, rows, at, row, count, plain);
     } else if constexpr (K == GRADIENT) {
-      find_gradients(x, z, rows, at, row, count);
+      find_gradients(x, z, rows, at, row, count, plain);
       store_tile(&x.out, z, at, store, group);
     } else {
       const float unscale = unscale_of(x);
@@ -402,93 +463,3 @@ KERNEL gradient(const __grid_constant__ Product x) { run<GRADIENT, 256>(x); }
 KERNEL hidden(const __grid_constant__ Product x) { run<HIDDEN, 256>(x); }
 KERNEL hidden_192(const __grid_constant__ Product x) { run<HIDDEN, 192>(x); }
 KERNEL head(const __grid_constant__ Product x) { run<HEAD, 256>(x); }
-
-// ---- beside the products ---------------------------------------------------------------------------------------------
-// (C34) of m and l alone, with the bits of `combined`.
-DEV float2 combined(float2 x, float2 y) {
-  const float m = exceeds(y.x, x.x) ? y.x : x.x;
-  auto l = [&](float2 n) { return n.x == m ? n.y : n.x == -INF ? 0 : __fmul_rn(weight(n.x, m), n.y); };
-  return make_float2(m, l(x) + l(y));
-}
-// The tree's node of N leaves that lie `count` numbers apart, of which some are there.
-template <int N, class T> DEV T node_of(const T* leaves, int count, int there) {
-  if constexpr (N == 1) {
-    return *leaves;
-  } else {
-    const T left = node_of<N / 2>(leaves, count, there);
-    if (there <= N / 2) return left;
-    return combined(left, node_of<N / 2>(leaves + (i64)(N / 2) * count, count, there - N / 2));
-  }
-}
-constexpr int NODE = 32;  // leaves of a node
-template <class T> DEV void put_node(T* leaves, int count, int there) {
-  *leaves = there >= NODE ? node_of<NODE>(leaves, count, NODE) : node_of<NODE>(leaves, count, there);
-}
-
-// Puts 32 leaves of a token together, in place of the first of them. A thread has a token and 32 tiles of classes.
-extern "C" __global__ void __launch_bounds__(128) nodes(const __grid_constant__ Product x) {
-  const Call& c = x.c;
-  const int tiles = (c.classes + TILE - 1) / TILE, each = (tiles + NODE - 1) / NODE;
-  const int first = blockIdx.x % each * NODE, row = blockIdx.x / each * 128 + threadIdx.x;
-  if (row >= count_of(c)) return;
-  const i64 at = (i64)first * c.count + row;
-  if (is_short(c)) put_node((float2*)x.leaves + at, c.count, tiles - first);
-  else put_node((Node*)x.leaves + at, c.count, tiles - first);
-}
-
-// Puts these nodes into the tree, of a token a thread. Eight of them are read at a time.
-extern "C" __global__ void __launch_bounds__(64) tree(const __grid_constant__ Product x) {
-  const Call& c = x.c;
-  const int nodes = (c.classes + NODE * TILE - 1) / (NODE * TILE), row = blockIdx.x * 64 + threadIdx.x;
-  if (row >= count_of(c)) return;
-  auto read = [&](int n) {
-    const i64 at = (i64)n * NODE * c.count + row;
-    if (!is_short(c)) return ((const Node*)x.leaves)[at];
-    const float2 y = ((const float2*)x.leaves)[at];
-    Node node = {};
-    node.m = y.x, node.l = y.y;
-    return node;
-  };
-#pragma unroll 1
-  for (int first = 0; first < nodes; first += 8) {
-    Node some[8];
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-      if (first + n < nodes) some[n] = read(first + n);
-#pragma unroll
-    for (int n = 0; n < 8; n++)
-      if (first + n < nodes) push(c, row, c.first_class / (NODE * TILE) + first + n, some[n]);
-  }
-}
-
-// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts.
-extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ Product x) {
-  const Call& c = x.c;
-  const int pieces = c.dim / 8;
-  const i64 t = (i64)blockIdx.x * 256 + threadIdx.x, row = t / pieces, piece = t - row * pieces;
-  if (row >= c.count) return;
-  const bool there = row < count_of(c);
-  ((uint4*)x.to)[row * pieces + piece] = there ? ((const uint4*)x.from)[(i64)c.tokens[c.first_token + row].index * pieces + piece] : make_uint4(0, 0, 0, 0);
-}
-
-// (C19) as `bias` of cross_entropy.cu, of da in the storage type.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ Product p) {
-  __shared__ float sums[8][32];
-  const Call& c = p.c;
-  const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
-  float sum = 0;
-#pragma unroll 8
-  for (int i = y; i < count; i += 8) sum += read(p.from[(i64)i * c.columns + column]);
-  sums[y][x] = sum;
-  for (int n = 4; n; n /= 2) {
-    __syncthreads();
-    if (y < n) sums[y][x] += sums[y + n][x];
-  }
-  if (y || column >= c.classes) return;
-  sum = sums[0][x] * unscale_of(p);
-  if (!c.begins) sum = c.head_bias[column] + sum;
-  const i64 to = c.first_class + column;
-  if (!c.ends) c.head_bias[column] = sum;
-  else if (c.wide) ((float*)c.dbias)[to] = sum;
-  else ((element*)c.dbias)[to] = rounded(sum);
-}

@@ -8,7 +8,7 @@
 //! These take and return arrays of the host. Of operands that lie on a device `prepare_forward`, `prepare_combine`,
 //! `prepare_output`, `prepare_backward` and `prepare_combine_dh` make a [`DevicePass`](crate::DevicePass) each: what is
 //! enqueued neither waits nor allocates, so that collectives of NCCL may lie between them on the same stream. The
-//! example `shards` of the crate does that.
+//! example `gpu_shards` of the crate does that.
 //!
 //! Where shards begin at multiples of [`TILE`], loss, lse, logprob, entropy, argmax, dw and dbias have the bits of the
 //! pass over all classes, with the same options on devices of one kind. On the portable level so has dh, if shards are

@@ -54,9 +54,8 @@ impl Counts {
             by_keys: list.iter().map(|s| tiles(s.keys)).sum(),
             longest: list.iter().map(|s| tiles(s.keys)).max().unwrap_or(0),
             sequences: list.len(),
-            flags: list
-                .iter()
-                .any(|s| (0..s.queries).any(|i| scores.mask.row_span(s, i).is_none())),
+            // Of no mask some rows are spans and others not.
+            flags: list.iter().any(|s| s.queries > 0 && scores.mask.row_span(s, 0).is_none()),
         }
     }
 }

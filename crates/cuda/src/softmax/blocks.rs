@@ -2,7 +2,7 @@
 
 use crate::options::Options;
 use crate::softmax::asked::Asked;
-use crate::softmax::variants::{Hopper, Lengths};
+use crate::softmax::variants::{Hopper, has_three};
 use etalon_problem::{Blocking, Dtype, Mode, Pass};
 
 fn tile(queries: usize, keys: usize) -> Blocking {
@@ -47,11 +47,6 @@ pub(crate) fn of_hopper(asked: &Asked<'_>, variant: Hopper) -> Vec<Blocking> {
         Pass::Forward if has_three(variant) => vec![tile(192, 128), tile(128, 128)],
         _ => vec![tile(128, 128)],
     }
-}
-
-/// Whether three warpgroups fit the registers: rows are 64 columns wide and nothing is asked besides.
-pub(crate) fn has_three(of: Hopper) -> bool {
-    of.width == 64 && !of.options && of.lengths != Lengths::Listed
 }
 
 /// The tile of a list that a hint means: the smallest that holds as many queries and keys, or else the largest; without a hint

@@ -7,6 +7,7 @@ use crate::room::ALIGNMENT;
 use crate::softmax::asked::{Asked, Counts};
 use crate::softmax::portable::{TENSOR_THREADS, fused_variant, parts, tensor_second_variant};
 use crate::softmax::prepared::scores_of;
+use crate::softmax::rows::Rows;
 use crate::softmax::slots::Shares;
 use crate::softmax::variants::Results;
 use crate::softmax::way::{TensorVariants, Way, choose, on_level, tensor_variants};
@@ -27,6 +28,7 @@ pub(crate) fn plan(
     target: &Target,
 ) -> Result<Plan, Error> {
     let (scores, value_dim) = scores_of(problem)?;
+    Rows::check_extents(scores)?;
     let e = &scores.extents;
     let gradient = options.mode == Mode::ForwardGradient && value_dim.is_none();
     let asked = Asked {
@@ -386,7 +388,7 @@ impl Steps<'_> {
         if second {
             add("sums of rows", 2 * 4 * rows * self.values());
             add("numbers of rows", 4 * 4 * rows);
-            add("heads that are not finite", 4 * e.batch * e.key_heads);
+            add("heads that are not finite", 4 * asked.counts.sequences * e.key_heads);
         }
         if let Some([slots, sums]) = self.shares.and_then(Shares::bytes) {
             add("partial sums of dq", slots);
@@ -405,7 +407,8 @@ impl Steps<'_> {
             if backward {
                 add("lse and delta of rows", 2 * 4 * plan.stat_rows(e));
             }
-            let groups = if backward { asked.counts.sequences * e.key_heads } else { 0 };
+            // And what is not finite of each key head of each sequence.
+            let groups = if backward { self.asked.counts.sequences * e.key_heads } else { 0 };
             add("counters of tiles, and what was found of key heads", 4 * (3 + groups));
         }
         list

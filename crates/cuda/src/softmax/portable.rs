@@ -376,7 +376,7 @@ fn fused(job: &Job<'_>, slots: &Slots, call: &Call) -> Result<(), Error> {
             }
         }
     };
-    slots.run(job, &by, &calls, (*call, call.dq))?;
+    slots.run(job, &by, &calls, call.with_dq(call.dq))?;
     let Some(odd) = slots.odd(job) else { return Ok(()) };
     // Blocks of key heads whose keys are finite have nothing to do.
     each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.unless(odd).at(part, 0)))

@@ -32,8 +32,8 @@ pub(crate) struct Allowed {
 }
 
 impl Rows {
-    /// The tables of a problem that has passed its check. Fails where an extent does not fit 32 bits.
-    pub fn new(scores: &Scores) -> Result<Rows, Error> {
+    /// Fails where an extent does not fit 32 bits.
+    pub fn check_extents(scores: &Scores) -> Result<(), Error> {
         let e = &scores.extents;
         let extents = [e.batch, e.query_heads, e.queries, e.keys, e.dim];
         if let Some(extent) = extents.into_iter().find(|&extent| extent > i32::MAX as usize) {
@@ -42,6 +42,13 @@ impl Rows {
                 reason: "the cuda tier counts in 32 bits".to_string(),
             });
         }
+        Ok(())
+    }
+
+    /// The tables of a problem that has passed its check. Fails where an extent does not fit 32 bits.
+    pub fn new(scores: &Scores) -> Result<Rows, Error> {
+        let e = &scores.extents;
+        Rows::check_extents(scores)?;
         let list = scores.sequences();
         let mut rows = Rows { spans: filled([-1; 2], &[e.batch, e.queries])?, ..Rows::default() };
         rows.add_spans(scores, &list)?;

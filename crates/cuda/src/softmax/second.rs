@@ -207,7 +207,7 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
     if let Some(slots) = &job.prepared.slots {
         let (fused, collect) = (kernels.get("fused")?, kernels.get("collect")?);
         let by = By { fused, collect, threads, shared: 0 };
-        slots.run(job, &by, &[by_keys], (call.call, call.gq))?;
+        slots.run(job, &by, &[by_keys], call.call.with_dq(call.gq))?;
         return sinks_and_bias(job, kernels, threads, call);
     }
     if call.gq.is_there() {

@@ -3,7 +3,6 @@
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
 use crate::softmax::asked::Asked;
-use crate::softmax::portable::{Call, Tensor};
 use cudarc::driver::{CudaFunction, DeviceRepr};
 use etalon_problem::{Error, Mode, Pass};
 use std::ops::Range;
@@ -24,13 +23,11 @@ impl Shares {
     /// gets two slots at least: one of a tile, one of the sums of the tiles before.
     pub fn new(asked: &Asked<'_>, mode: Mode, budget: usize) -> Option<Shares> {
         let e = &asked.scores.extents;
-        // The second order has such kernels of narrow operands alone, and there the mode is a hint; wider ones of the first
-        // order were measured up to 128 columns.
-        let backward = asked.pass == Pass::Backward;
-        let columns = asked.columns();
+        // The second order has such kernels of narrow operands alone, and there the mode is a hint.
+        let narrow = asked.columns() <= 64;
         let may = match mode {
-            Mode::Auto => columns <= if backward { 128 } else { 64 },
-            Mode::FusedPartials => backward || columns <= 64,
+            Mode::Auto => narrow,
+            Mode::FusedPartials => narrow || asked.pass == Pass::Backward,
             Mode::Separate | Mode::ForwardGradient => false,
         };
         let insists = mode == Mode::FusedPartials;
@@ -134,20 +131,19 @@ impl Slots {
         })
     }
 
-    /// Launches `fused` with calls for the pass by keys, one for each part of the columns, and adds up what its blocks leave: to
-    /// `to`, by a call for the pass by queries.
-    pub fn run<T: DeviceRepr + Copy>(
+    /// Launches `fused` with calls for the pass by keys, one for each part of the columns, and adds up what its blocks leave by
+    /// `collected`, the call for the pass by queries with the place of that sum.
+    pub fn run<T: DeviceRepr + Copy, C: DeviceRepr + Copy>(
         &self,
         job: &Job<'_>,
         by: &By<'_>,
         calls: &[T],
-        (call, to): (Call, Tensor),
+        collected: C,
     ) -> Result<(), Error> {
         let (e, rows) = (&job.scores().extents, &job.prepared.rows);
         let by_keys = (rows.by_keys.len() * e.key_heads) as u64;
         let by_rows = 4 * (rows.by_queries.len() * e.query_heads) as u64; // blocks of 16 rows
         let Shares { tiles, held, .. } = self.shares;
-        let collected = call.with_dq(to);
         job.queue.fill(job.at(self.odd), self.odd.bytes, 0)?;
         for first in (0..tiles).step_by(held) {
             let slots = self.held(job, first..tiles.min(first + held));

@@ -1,7 +1,6 @@
 //! The variants of the kernels of attention on tensor cores.
 
 use crate::family::Family;
-use crate::softmax::blocks::has_three;
 use crate::variant::{Variant, number, shared_bytes, width};
 use etalon_problem::{Blocking, Dtype};
 
@@ -62,6 +61,11 @@ impl Hopper {
             ("OPTIONS", u8::from(self.options).to_string()),
         ]
     }
+}
+
+/// Whether three warpgroups fit the registers: rows are 64 columns wide and nothing is asked besides.
+pub(crate) fn has_three(of: Hopper) -> bool {
+    of.width == 64 && !of.options && of.lengths != Lengths::Listed
 }
 
 /// The shared memory that a block may have on an architecture, in bytes.

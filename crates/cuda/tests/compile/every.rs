@@ -115,7 +115,8 @@ fn parts_have_every_module_once() {
     };
     let mut parts: Vec<Compilation> = (1..=3).flat_map(|part| of(part, &[])).collect();
     let mut expected = all.clone();
-    (parts.sort(), expected.sort());
+    parts.sort();
+    expected.sort();
     assert_eq!(parts, expected);
     let some = (1..=3).flat_map(|part| of(part, &only)).collect::<Vec<_>>();
     let is = |x: &&Compilation| x.0 == "sm_90a" || x.1.family == etalon_cuda::Family::Linear;

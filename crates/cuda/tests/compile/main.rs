@@ -15,7 +15,8 @@
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile -- --ignored every_variant
 //! ```
 //!
-//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone.
+//! `ETALON_RENEW=Linear,HopperLinear` compiles and writes the rows of these families alone, `ETALON_RENEW=absent` those
+//! that the snapshot lacks.
 
 mod every;
 mod instructions;
@@ -185,12 +186,12 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         // Three warpgroups.
         Family::HopperForward => is("D", "64") && is("LENGTHS", "1") && is("VALUES", "1"),
         Family::HopperLazyForward => is("D", "64"),
-        Family::HopperLazyBackward => is("D", "128"),
         // A few numbers that are wanted behind the loop; of the thread that loads, which has 24 registers.
-        Family::HopperLinear | Family::HopperBackward => true,
+        Family::HopperLinear | Family::HopperBackward | Family::HopperLazyBackward => true,
         // Accumulators of 256 columns, and of two gradients beside four products.
         Family::TensorWide | Family::TensorSecond => true,
-        Family::TensorF32 | Family::TensorFused => is("CE", "128"),
+        Family::TensorF32 => is("CE", "128"),
+        Family::TensorFused => is("CD", "128") || is("CE", "128"),
         Family::CrossEntropyShards
         | Family::HopperCrossEntropy
         | Family::Moves
@@ -224,21 +225,23 @@ fn every_choice_compiles_as_recorded() {
 fn every_pair_of_choices_compiles_as_recorded() {
     let Some(tools) = tools() else { return };
     let (version, renew) = (tools.compiler.version(), std::env::var("ETALON_RENEW").ok());
-    let some = renew.as_deref().filter(|families| *families != "1");
-    let some: Option<Vec<&str>> = some.map(|families| families.split(',').collect());
-    let asked = |compilation: &Compilation| {
-        let family = format!("{:?}", compilation.1.family);
-        some.as_ref().is_none_or(|some| some.contains(&family.as_str()))
+    let (matrix, recorded) = (pairwise_variants(), Snapshot::read(&version));
+    let is_asked = |compilation: &Compilation| match renew.as_deref() {
+        None | Some("1") => true,
+        Some("absent") => recorded.as_ref().is_none_or(|recorded| !recorded.has(compilation)),
+        Some(families) => {
+            families.split(',').any(|family| family == format!("{:?}", compilation.1.family))
+        }
     };
-    let work = pairwise_variants().into_iter().filter(asked).collect();
+    let work = matrix.iter().filter(|x| is_asked(x)).cloned().collect();
     let compiled = Snapshot::new(&version, &compile_all(&tools, work));
     if renew.is_none() {
         return compare(&tools, &compiled);
     }
     assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
-    match (Snapshot::read(&version), some) {
-        (Some(recorded), Some(some)) => recorded.renewed(compiled, &some).write(),
-        _ => compiled.write(),
+    match recorded {
+        Some(recorded) => recorded.renewed(compiled, &matrix).write(),
+        None => compiled.write(),
     }
 }
 

@@ -63,12 +63,17 @@ impl Snapshot {
         Snapshot { lines: lines.collect(), path: Snapshot::path(version) }
     }
 
-    /// The same with the lines of another in place of those of its families.
-    pub fn renewed(mut self, other: Snapshot, families: &[&str]) -> Snapshot {
-        let is_other = |key: &str| key.split(' ').nth(1).is_some_and(|own| families.contains(&own));
-        self.lines.retain(|key, _| !is_other(key));
+    /// What it has of this matrix, with the lines of another in place of its own.
+    pub fn renewed(mut self, other: Snapshot, matrix: &[Compilation]) -> Snapshot {
+        let kernels = kernels(matrix);
+        self.lines.retain(|key, _| kernels.contains(key));
         self.lines.extend(other.lines);
         self
+    }
+
+    /// Whether it has every kernel of a module.
+    pub fn has(&self, compilation: &Compilation) -> bool {
+        kernels(std::slice::from_ref(compilation)).iter().all(|key| self.lines.contains_key(key))
     }
 
     pub fn write(&self) {
@@ -93,12 +98,8 @@ impl Snapshot {
 
     /// Fails unless it is about the kernels of this matrix and no others.
     pub fn check_matrix(&self, matrix: &[Compilation]) {
-        let kernels = matrix.iter().flat_map(|compilation| {
-            let name = |kernel: &&str| format!("{} {kernel}", module(compilation));
-            compilation.1.kernels().iter().map(name).collect::<Vec<_>>()
-        });
-        let (kernels, own): (BTreeSet<String>, BTreeSet<String>) =
-            (kernels.collect(), self.lines.keys().cloned().collect());
+        let (kernels, own): (_, BTreeSet<String>) =
+            (kernels(matrix), self.lines.keys().cloned().collect());
         let path = self.path.display();
         assert_eq!(kernels.difference(&own).collect::<Vec<_>>(), [""; 0], "absent from {path}");
         assert_eq!(own.difference(&kernels).collect::<Vec<_>>(), [""; 0], "in {path} alone");
@@ -114,6 +115,15 @@ impl Snapshot {
             (key.split(' ').next().unwrap(), key.as_str(), bytes.sum())
         })
     }
+}
+
+/// The kernels of a matrix, as lines name them.
+fn kernels(matrix: &[Compilation]) -> BTreeSet<String> {
+    let of = |compilation: &Compilation| {
+        let name = |kernel: &&str| format!("{} {kernel}", module(compilation));
+        compilation.1.kernels().iter().map(name).collect::<Vec<_>>()
+    };
+    matrix.iter().flat_map(of).collect()
 }
 
 #[test]

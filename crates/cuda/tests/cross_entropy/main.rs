@@ -11,7 +11,7 @@ use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Pass, Problem, TokenOutputs, Views, ViewsMut,
 };
 use half::bf16;
-use ndarray::{ArrayD, IxDyn};
+use ndarray::{ArrayD, Axis, IxDyn};
 use std::collections::BTreeMap;
 use tensor::Tensor;
 
@@ -144,6 +144,41 @@ fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
                 check(found, &portable[name], false, &what);
             }
         }
+    }
+}
+
+/// Tensor cores find m of plain logits among the first 64 classes of a tile, and of all of them where others are far above.
+#[test]
+fn a_class_far_above_the_others_counts_wherever_it_lies_in_its_tile() {
+    let Some(workspace) = workspace() else { return };
+    if let Err(absent) = has_level(&workspace, 0, Level::Sm90a) {
+        println!("skipped: {absent}");
+        return;
+    }
+    let outputs_of = TokenOutputs { lse: true, logprob: true, ..TokenOutputs::default() };
+    let problem: Problem = LinearCrossEntropy::new(300, 40, CLASSES).outputs(outputs_of).into();
+    let call = (Pass::ForwardBackward, Dtype::Bf16);
+    let (mut inputs, _) = operands(&problem, call);
+    for (name, tensor) in &mut inputs {
+        match (*name, tensor) {
+            ("h", Tensor::Bf16(h)) => h.mapv_inplace(|x| bf16::from_f32(x.to_f32().abs())),
+            // Behind the first 64 classes of a tile, a little above and far; among them; in the last tile.
+            ("w", Tensor::Bf16(w)) => {
+                for (class, x) in [(200, 0.25), (700, 0.75), (900, 3.0), (300, 1.5), (1400, 2.0)] {
+                    w.index_axis_mut(Axis(0), class).fill(bf16::from_f32(x));
+                }
+            }
+            _ => {}
+        }
+    }
+    let portable = outputs(&workspace, &problem, call, &inputs, &Options::default());
+    let flash = Options { level: Level::Sm90a, precision: Precision::Flash, ..Options::default() };
+    let found = outputs(&workspace, &problem, call, &inputs, &flash);
+    for ((name, found), (_, wanted)) in found.iter().zip(&portable) {
+        let (found, wanted) = (found.numbers(), wanted.numbers());
+        let size = wanted.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
+        let most = if matches!(*name, "dh" | "dw") { 1e-2 } else { 1e-5 } * size;
+        assert!(found.iter().zip(&wanted).all(|(x, y)| (x - y).abs() <= most), "{name}");
     }
 }
 

@@ -16,7 +16,7 @@ static int lost;
 static long contexts, streams, modules, events;
 
 // Allocations: their device, address and size.
-enum { MOST = 4096 };
+enum { MOST = 8192 };
 static struct { int device; char *at; size_t bytes; } memory[MOST];
 
 // ---- for the tests ----

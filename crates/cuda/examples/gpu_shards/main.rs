@@ -1,7 +1,7 @@
 //! Linear cross-entropy with its classes in shards, one for each GPU of the machine: the results are compared with
 //! those of one GPU, and the times with its.
 //!
-//! `cargo run --release -p etalon-cuda --example shards` has a thread for each GPU. It computes the partials of its
+//! `cargo run --release -p etalon-cuda --example gpu_shards` has a thread for each GPU. It computes the partials of its
 //! classes, gets those of all over NCCL, finishes the loss, and computes the gradients of its rows of w; of dh every
 //! rank adds up the parts of some tokens and sends them to all. First a small problem in f32, of uneven shards, must
 //! have the bits of one GPU and lie near f64. Then a large one in bf16 is timed: T 8192, D 2304, V 256,000.
