@@ -109,7 +109,8 @@ impl<'a> DeviceCall<'a> {
             let stored = Stored::of(part.operand.precision, placed.storage());
             let tensor = DeviceTensor::dense(address, &part.operand.shape, stored);
             let name = part.operand.name;
-            if part.given {
+            // A step's state lies in the place of the new one.
+            if part.given && part.operand.role != Role::Output {
                 inputs = inputs.with(name, tensor.clone());
             }
             if part.wanted {

@@ -43,7 +43,7 @@ struct Cleansed {  // an operand, and a dense copy of it, which may be itself
   int heads, rows, by_keys;  // by_keys: its rows are those of k
   u64 pieces;
 };
-struct Merged {  // a result of whole columns, computed without NaN, and the tensor that has that of the portable kernels
+struct Merged {  // a result of whole columns, computed of finite numbers, and the tensor that has that of the portable kernels
   const u16* from;
   Elements to;  // data 0: it is not wanted
   int heads, rows, columns, by_keys;
@@ -93,10 +93,10 @@ DEV void tell_infinite(const Mend& m, int group, u32 what) {
   if (found) atomicMax(&found, what);
 }
 DEV bool is_infinite(u32 x) { return (x & 0x7fff) == TOP || (x >> 16 & 0x7fff) == TOP; }
-DEV u32 without_nan(u32 x) { return x & (((x & 0x7fff) > TOP ? 0 : 0xffff) | ((x >> 16 & 0x7fff) > TOP ? 0 : 0xffff0000)); }
+DEV u32 finite(u32 x) { return x & (((x & 0x7fff) >= TOP ? 0 : 0xffff) | ((x >> 16 & 0x7fff) >= TOP ? 0 : 0xffff0000)); }
 
-// 0 for NaN, and for what is infinite in a row that belongs to no sequence. A row whose scores are NaN weighs nothing; one whose delta is NaN
-// keeps its weights.
+// 0 for what is not finite: a tile of listed sequences also holds rows of their neighbours, and of no sequence. A row whose scores are NaN
+// weighs nothing; one whose delta is NaN keeps its weights.
 extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant__ Mend m) {
   if (!*m.found) return;
   const u64 first = blockIdx.x * 256ull + threadIdx.x, step = gridDim.x * 256ull;
@@ -108,13 +108,11 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
       const u64 line = i / (D / 8), head = line / c.rows;
       const int batch = head / c.heads, h = head % c.heads, row = line % c.rows;
       const uint4 x = c.from.data[batch * c.from.batch + h * c.from.head + row * c.from.row + i % (D / 8)];
-      uint4 y = make_uint4(without_nan(x.x), without_nan(x.y), without_nan(x.z), without_nan(x.w));
-      const bool infinite = is_infinite(x.x) || is_infinite(x.y) || is_infinite(x.z) || is_infinite(x.w);
-      if (infinite) {
+      c.to[i] = make_uint4(finite(x.x), finite(x.y), finite(x.z), finite(x.w));
+      if (is_infinite(x.x) || is_infinite(x.y) || is_infinite(x.z) || is_infinite(x.w)) {
         const int group = group_of(m, c.by_keys, batch, h, row);
-        if (group < 0) y = make_uint4(0, 0, 0, 0); else tell_infinite(m, group, n == OPERAND_V ? BESIDE_DV : INFINITE);
+        if (group >= 0) tell_infinite(m, group, n == OPERAND_V ? BESIDE_DV : INFINITE);
       }
-      c.to[i] = y;
     }
   }
 #pragma unroll 1
@@ -129,7 +127,7 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
   }
 }
 
-// Results that were computed without NaN: in a group where nothing was found all, else where both are finite.
+// Results that were computed of finite numbers: in a group where nothing was found all, else where both are finite.
 extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ Mend m) {
   if (!*m.found) return;
 #pragma unroll 1

@@ -15,12 +15,12 @@
 //
 // A forbidden pair has P = dS = 0, which adds nothing only to finite numbers; else the results are not finite, which `keys` and
 // `queries` say in `found`, and `delta` of lse and of its sums: of the pass, and of the group, the key head of one sequence. Then
-// the portable kernels compute the pass. `cleanse` puts 0 in the place of NaN, and of infinities in rows of no sequence, in
-// copies of the operands, these kernels compute all again, and `merge` takes their results: in a group where nothing was found
-// all of them, else those where both are finite. What no NaN reaches has the bits that it would have without it, and a group has
-// the bits that it has alone. Of a group with an infinite operand the portable results are all, but that dv, which may be computed
-// alone without them, does not depend on v and delta. All that is enqueued in any case; the kernels read `found` and return at
-// once, so that the host need not wait.
+// the portable kernels compute the pass. `cleanse` puts 0 in the place of what is not finite in copies of the operands, these
+// kernels compute all again, and `merge` takes their results: in a group where nothing was found all of them, else those where
+// both are finite. What no NaN reaches has the bits that it would have without it, and a group has the bits that it has alone,
+// whatever rows of its neighbours lie in a tile of listed sequences. Of a group with an infinite operand the portable results are
+// all, but that dv, which may be computed alone without them, does not depend on v and delta. All that is enqueued in any case;
+// the kernels read `found` and return at once, so that the host need not wait.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own; 2:
 // sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and `queries` for dq, of

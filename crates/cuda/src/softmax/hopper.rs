@@ -271,7 +271,7 @@ impl Plan {
         }
     }
 
-    /// Where they find it without NaN.
+    /// Where they find it without what is not finite.
     pub fn clean(&self, job: &Job<'_>, name: &str) -> Place {
         match self.find(name).and_then(|wide| wide.clean) {
             Some(room) => self.in_room(job, name, room),

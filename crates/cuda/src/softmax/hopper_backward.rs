@@ -82,8 +82,8 @@ impl BackwardPass<'_> {
     }
 
     /// Where a number is not finite, the portable kernels have all results. In key heads of a sequence without
-    /// an infinite one, the results of the tensor cores, with 0 for NaN, take the places of those that are
-    /// finite.
+    /// an infinite one, the results of the tensor cores, with 0 for what is not finite, take the places of
+    /// those that are finite.
     fn not_finite(&self) -> Result<(), Error> {
         let (job, plan) = (self.job, self.plan);
         portable::backward(job, job.at(plan.found))?;

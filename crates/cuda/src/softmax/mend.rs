@@ -32,7 +32,7 @@ impl Cleansed {
     }
 }
 
-/// A result of whole columns that was computed without NaN, and where that of the portable kernels lies.
+/// A result of whole columns that was computed of finite numbers, and where that of the portable kernels lies.
 #[repr(C)]
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Merged {

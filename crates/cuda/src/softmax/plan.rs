@@ -401,7 +401,7 @@ impl Steps<'_> {
             let backward = asked.pass == Pass::Backward;
             let guarded = backward && !self.options.assume_finite;
             add(
-                "operands and results in whole columns, or without NaN",
+                "operands and results in whole columns, or of finite numbers",
                 self.copies(plan, guarded),
             );
             if backward {

@@ -56,7 +56,12 @@ pub fn compile(
     compiler: &Compiler,
     (architecture, variant): &Compilation,
 ) -> Result<(Vec<Kernel>, Vec<u8>), String> {
-    let compiled = compiler.compile(&variant.source(), &variant.options(architecture))?;
+    let mut options = variant.options(architecture);
+    // What NVRTC finds in its cache, which it keeps where there is a driver, it says nothing of.
+    if compiler.version().as_str() >= "13" {
+        options.push("--no-cache".to_string());
+    }
+    let compiled = compiler.compile(&variant.source(), &options)?;
     // C75xx: products of the tensor cores that the assembler made wait for each other.
     if let Some(line) = compiled.log.lines().find(|line| line.contains("(C75")) {
         return Err(line.to_string());

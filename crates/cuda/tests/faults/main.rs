@@ -386,6 +386,11 @@ fn what_is_enqueued_neither_waits_nor_allocates() {
     });
 }
 
+#[test]
+fn each_pass_is_timed() {
+    alone("each_pass_is_timed", |_| session::each_pass_is_timed());
+}
+
 /// `cargo test --release -p etalon-cuda --test faults -- --ignored --nocapture` prints it.
 #[test]
 #[ignore = "a time, on which nothing is decided"]

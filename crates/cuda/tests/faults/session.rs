@@ -152,6 +152,24 @@ fn timed(workspace: &Workspace, options: &Options) -> Result<(), Error> {
     Ok(())
 }
 
+/// Times every pass there is, on every level.
+pub fn each_pass_is_timed() {
+    let workspace = Workspace::new();
+    enqueue::each_way(|name, algorithm, (pass, storage), options| {
+        let problem = enqueue::problem(algorithm, 100);
+        let operands = problem.operands(pass);
+        // A step finds its state in the place of the new one.
+        let needed = |x: &&Operand| {
+            (x.role.is_given() || x.role == Role::Saved) && x.becomes.is_none()
+        };
+        let given: Vec<Host> = operands.iter().filter(needed).map(|x| host(x, storage)).collect();
+        let inputs = views(&given);
+        let timing = time(&workspace, &problem, pass, &inputs, &options, Duration::ZERO);
+        let timing = timing.unwrap_or_else(|error| panic!("{name}: {error}"));
+        assert!(timing.launches > 0 && timing.enqueue_ns.len() >= 3, "{name}");
+    });
+}
+
 /// A shard's passes over operands of the device, which lie at an address that has room for them.
 fn shards(workspace: &Workspace, [at, scratch]: [u64; 2], options: &Options) -> Result<(), Error> {
     let problem = LinearCrossEntropy::new(3, 4, 600);
