@@ -3,7 +3,7 @@
 
 use crate::gpu::Kernels;
 use crate::moves::{Place, When};
-use crate::options::{Level, Options};
+use crate::options::Options;
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
 use crate::softmax::asked::Asked;
@@ -47,8 +47,6 @@ pub(crate) struct Plan {
     pub backward: Option<Module>,
     /// dk or dv without the other.
     pub alone: Option<Module>,
-    /// Whether dk and dv are computed together though one alone is asked for.
-    pub together: bool,
 }
 
 /// Kernels, and which ones they are.
@@ -65,10 +63,9 @@ struct Wide {
 }
 
 impl Plan {
-    /// How to compute a pass, or why these kernels cannot. The level `auto` takes those alone that the suite has judged on a device.
+    /// How to compute a pass, or why these kernels cannot.
     pub fn new(asked: &Asked<'_>, options: &Options) -> Result<Plan, &'static str> {
         let (scores, pass, storage) = (asked.scores, asked.pass, asked.storage);
-        let judged = options.level == Level::Auto;
         let e = &scores.extents;
         if !asked.target.is_hopper() {
             return Err("the device is not of compute capability 9.0");
@@ -78,9 +75,6 @@ impl Plan {
         }
         if !matches!(pass, Pass::Forward | Pass::Backward) {
             return Err("the second order is not written yet for sm90a");
-        }
-        if judged && pass == Pass::Backward && asked.value_dim.is_none() {
-            return Err("its backward pass of attention_lse was not judged on a device yet");
         }
         if asked.insists(options.mode) {
             return Err("the backward pass of sm90a has one mode, `separate`");
@@ -130,7 +124,6 @@ impl Plan {
             forward: None,
             backward: None,
             alone: None,
-            together: judged,
         })
     }
 
@@ -164,13 +157,9 @@ impl Plan {
         let backward = prepared.pass == Pass::Backward;
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
-            // o and lse are computed together, and so may be dk and dv.
-            let beside = match name {
-                "o" => prepared.value_dim.is_some() && prepared.computes_forward(),
-                "dk" => self.together && prepared.part("dv").is_some(),
-                "dv" => self.together && prepared.part("dk").is_some(),
-                _ => false,
-            };
+            // o and lse are computed together.
+            let beside =
+                name == "o" && prepared.value_dim.is_some() && prepared.computes_forward();
             let used = match name {
                 "dq" => !prepared.has_gradient(),
                 _ => !backward || prepared.computes_forward() || self.reads(prepared, name),
@@ -210,10 +199,10 @@ impl Plan {
             let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| prepared.has(name));
             let dq = dq && !prepared.has_gradient();
             let values = prepared.value_dim.is_some();
-            if dq || dk && (dv || !values) || self.together && (dk || dv) {
+            if dq || dk && (dv || !values) {
                 self.backward = load(if values { Results::All } else { Results::Lse })?;
             }
-            if values && dk != dv && !self.together {
+            if values && dk != dv {
                 self.alone = load(Results::Alone)?;
             }
         }
@@ -226,8 +215,7 @@ impl Plan {
         let values = prepared.value_dim.is_some();
         match name {
             "dout" => values,
-            "o" => values && prepared.reads_o,
-            "v" => values && (prepared.reads_o || self.together),
+            "o" | "v" => values && prepared.reads_o,
             _ => true,
         }
     }

@@ -131,10 +131,7 @@ impl BackwardPass<'_> {
     fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
         let (job, plan, e) = (self.job, self.plan, &self.job.scores().extents);
         let map = |name: &str, rows: u32| map_of(job, plan, place(name), rows);
-        let [dq, mut dk, mut dv] = WRITTEN.map(|name| pass_writes(job, name));
-        if plan.together {
-            (dk, dv) = (dk || dv, dk || dv);
-        }
+        let [dq, dk, dv] = WRITTEN.map(|name| pass_writes(job, name));
         let read = |name: &str, rows: u32| match plan.reads(job.prepared, name) {
             true => map(name, rows),
             false => Ok(TensorMap::default()),
