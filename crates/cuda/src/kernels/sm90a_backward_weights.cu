@@ -84,6 +84,11 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
   const Shape& all = call.shape;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id();
   u32 stage = 0, phase = 0;
+  // The warpgroups take turns at the tensor cores, so that the products of one run under the exponentials of the other. A turn is
+  // what the weights of a block add, and the scores of the next block.
+  auto my_turn = [&] { named_sync(3 + group, 256); };
+  auto your_turn = [&] { named_arrive(4 - group, 256); };
+  if (group == 1) named_arrive(3, 256);  // group 0 begins
 #pragma unroll 1
   for (u32 done = 0;; done++) {
     const u32 buffer = done & 1;
@@ -124,6 +129,7 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
       wait(base + Y_FULL + 8 * stage, phase);
       pin(p), mma_begin();
       issue_shared<OWN, OWN, OWN>(p, hidden(own), base + AT_Y + stage * BYTES), mma_commit();
+      if (any) your_turn();
       mma_wait<1>(), pin(weights);  // the product of the block before: its operand's registers are free
       if (any) warp_arrive(base + (LSE ? Y_EMPTY : X_EMPTY) + 8 * before);
       mma_wait<0>(), pin(p);
@@ -163,6 +169,7 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
       for (int i = 0; i < OWN / 4; i++) weights[i] = pack(p[2 * i], p[2 * i + 1]);
       if (!LSE) warp_arrive(base + Y_EMPTY + 8 * stage);
       if (!LSE) wait(base + X_FULL + 8 * stage, phase);
+      my_turn();
       pin(weights), mma_begin();
       issue_registers<OWN>(out, weights, base + AT_X + stage * BYTES, 1), mma_commit();
       before = stage, any = true;
@@ -177,6 +184,7 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
         else step(h, n, Is<true>());
       }
     }
+    if (any) your_turn();
     mma_wait<0>(), pin(out);
     if (any) warp_arrive(base + (LSE ? Y_EMPTY : X_EMPTY) + 8 * before);
     const int rows = KEYS ? s.keys : s.queries;
