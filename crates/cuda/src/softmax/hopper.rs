@@ -158,8 +158,7 @@ impl Plan {
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
             // o and lse are computed together.
-            let beside =
-                name == "o" && prepared.value_dim.is_some() && prepared.computes_forward();
+            let beside = name == "o" && prepared.value_dim.is_some() && prepared.computes_forward();
             let used = match name {
                 "dq" => !prepared.has_gradient(),
                 _ => !backward || prepared.computes_forward() || self.reads(prepared, name),
