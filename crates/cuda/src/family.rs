@@ -27,7 +27,7 @@ pub enum Family {
     TensorSecond,
     /// Their forward pass on the tensor cores of compute capability 9.0.
     HopperForward,
-    /// The backward pass of attention on them.
+    /// Their backward pass on them.
     HopperBackward,
     /// linear_attention in fused multiply-adds.
     Linear,
@@ -224,6 +224,7 @@ impl Family {
                 ("sm90a_backward.cu", include_str!("kernels/sm90a_backward.cu")),
                 ("sm90a_backward_keys.cu", include_str!("kernels/sm90a_backward_keys.cu")),
                 ("sm90a_backward_queries.cu", include_str!("kernels/sm90a_backward_queries.cu")),
+                ("sm90a_backward_weights.cu", include_str!("kernels/sm90a_backward_weights.cu")),
             ],
             Family::Linear => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),

@@ -47,10 +47,9 @@ impl<P: AsRef<Parts>> Job<'_, P> {
 
     /// Where kernels find an operand; nowhere, without elements, if it is not there.
     pub fn place(&self, name: &str) -> Place {
-        let nothing = Place { address: 0, extents: [0; 4], strides: [0; 4] };
         let mut parts = self.parts().list.iter().zip(self.addresses);
         let found = parts.find(|(part, _)| part.operand.name == name);
-        found.map_or(nothing, |(part, &address)| self.placed(part, address))
+        found.map_or(Place::NOWHERE, |(part, &address)| self.placed(part, address))
     }
 
     /// The address of an operand; 0 if it is not there.

@@ -62,7 +62,7 @@ pub use options::{Level, Options, Precision, Settings};
 pub use peak::{launch_ns, peak_gflops};
 pub use plan::{Buffer, Plan, Rates, Step};
 pub use run::{has_level, offers, plan, run, run_in};
-pub use softmax::{Hopper, Lengths, most_shared};
+pub use softmax::{Hopper, Lengths, Results, most_shared};
 pub use target::Target;
 pub use timing::{Timing, time};
 pub use unit::Unit;

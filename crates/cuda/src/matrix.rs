@@ -1,7 +1,7 @@
 //! Which variants there are, and the few of them in which every pair of choices is made.
 
 use crate::family::Family;
-use crate::softmax::{CONSUMER, Hopper, Lengths};
+use crate::softmax::{CONSUMER, Hopper, Lengths, Results};
 use crate::unit::Unit;
 use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
@@ -74,7 +74,8 @@ pub fn every_variant() -> Vec<Variant> {
                 all.extend(FLAGS.map(|values| Variant::hopper_forward(of, values)));
                 let two = |values| Variant::hopper_forward(of, values).with("GROUPS", 2);
                 all.extend(FLAGS.map(two));
-                all.push(Variant::hopper_backward(of));
+                let results = [Results::Lse, Results::All, Results::Alone];
+                all.extend(results.map(|results| Variant::hopper_backward(of, results)));
             }
         }
     }

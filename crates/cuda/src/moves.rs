@@ -35,6 +35,9 @@ pub(crate) fn extents(shape: &[usize]) -> Option<[usize; 4]> {
 }
 
 impl Place {
+    /// Nowhere, without elements.
+    pub const NOWHERE: Place = Place { address: 0, extents: [0; 4], strides: [0; 4] };
+
     /// A dense tensor.
     pub fn dense(address: u64, extents: [usize; 4]) -> Place {
         Place { address, extents, strides: dense(extents) }

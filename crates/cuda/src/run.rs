@@ -127,10 +127,10 @@ fn has_sm80(algorithm: Algorithm, pass: Pass) -> bool {
 fn has_tensor_cores(algorithm: Algorithm, pass: Pass) -> bool {
     match algorithm {
         Algorithm::LinearCrossEntropy => pass != Pass::DoubleBackward,
-        Algorithm::Attention => matches!(pass, Pass::Forward | Pass::Backward),
-        Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
-        Algorithm::AttentionLse => pass == Pass::Forward,
-        Algorithm::LazyAttention => matches!(pass, Pass::Forward | Pass::Backward),
+        Algorithm::Attention
+        | Algorithm::AttentionLse
+        | Algorithm::LazyAttention
+        | Algorithm::LinearAttention => matches!(pass, Pass::Forward | Pass::Backward),
     }
 }
 

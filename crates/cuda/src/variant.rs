@@ -212,6 +212,7 @@ impl Variant {
     /// The names of its kernels.
     pub fn kernels(&self) -> &'static [&'static str] {
         let options = self.defines.contains(&("OPTIONS", "1".to_string()));
+        let values = self.define("VALUES") > 0;
         let fuses = self.define("CD") == 64 && self.define("CE") == 64;
         match self.family {
             Family::Portable => match (options, self.define("VALUES")) {
@@ -245,7 +246,11 @@ impl Variant {
             ],
             Family::LazyTensor => &["scores", "values", "means", "queries", "keys"],
             Family::Tensor if self.define("CD") > 128 => &["forward"],
+            Family::Tensor if options && values => {
+                &["forward", "queries", "keys", "values", "dbias"]
+            }
             Family::Tensor if options => &["forward", "queries", "keys", "dbias"],
+            Family::Tensor if values => &["forward", "queries", "keys", "values"],
             Family::Tensor => &["forward", "queries", "keys"],
             Family::TensorFused => &["fused", "collect"],
             Family::TensorF32 => &["forward", "queries", "keys"],
@@ -255,6 +260,9 @@ impl Variant {
             Family::HopperForward => &["forward"],
             Family::HopperLazyForward => &["scores", "values", "sums"],
             Family::HopperLazyBackward => &["queries", "keys"],
+            Family::HopperBackward if self.define("RESULTS") == 2 => {
+                &["delta", "keys", "values", "cleanse", "merge"]
+            }
             Family::HopperBackward => &["delta", "keys", "queries", "cleanse", "merge"],
             Family::Linear if self.define("STORAGE") == 0 => {
                 &["fill_gates", "sums", "scan", "attend", "flow", "sum_all", "sum_heads", "step"]
@@ -452,6 +460,8 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             let stages = if columns > 192 { 1 } else { 2 };
             4 * 64 * columns + stages * (4 * 32 * columns + 8 * 32)
         }
+        // What a block owns, and two stages of what it walks with two numbers a row.
+        (Family::Tensor, "values") => 2 * 128 * cd + 2 * (2 * 32 * (cd + ce) + 8 * 32),
         // q, k, dout and v.
         (Family::Tensor, "dbias") => 4 * 64 * (cd + variant.define("VALUES") * ce),
         // What a block owns, and what it walks with two numbers a row.
@@ -508,6 +518,11 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperLazyBackward, "keys") => {
             1024 + 2 * rows(128) + 3 * (2 * rows(64) + 1024 + 768) + 16 * (32 * 72 + 64) + 84
         }
+        // What two tiles own; what they walk and its numbers in four stages, or two of dout beside; barriers.
+        (Family::HopperBackward, "keys" | "queries") if variant.define("RESULTS") == 0 => {
+            1024 + 6 * rows(128) + 4 * (1024 + 32) + 56
+        }
+        (Family::HopperBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56,
         // q and dout; k and its bias, and v, in two stages; barriers.
         (Family::HopperLazyBackward, _) => 1024 + 6 * rows(128) + 8 * (128 + 128) + 88,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.

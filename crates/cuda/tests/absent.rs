@@ -64,12 +64,13 @@ fn passes_without_kernels_say_so() {
     let (attention, lse) = (Algorithm::Attention, Algorithm::AttentionLse);
     assert_eq!(of(Level::Portable, attention, Pass::Jvp, Dtype::F16), Ok(()));
     assert_eq!(of(Level::Auto, Algorithm::LinearAttention, Pass::Step, Dtype::F16), Ok(()));
+    assert_eq!(of(Level::Sm90a, lse, Pass::Backward, Dtype::Bf16), Ok(()));
     for (level, algorithm, pass, storage) in [
         (Level::Portable, attention, Pass::Forward, Dtype::F64),
         (Level::Sm80, attention, Pass::Backward, Dtype::F32),
         (Level::Sm80, lse, Pass::Jvp, Dtype::F16),
         (Level::Sm90a, attention, Pass::Forward, Dtype::F32),
-        (Level::Sm90a, lse, Pass::Backward, Dtype::Bf16),
+        (Level::Sm90a, lse, Pass::DoubleBackward, Dtype::Bf16),
         (Level::Sm90aSegments, attention, Pass::Forward, Dtype::Bf16),
         (Level::Sm90aSegments, Algorithm::LinearAttention, Pass::Forward, Dtype::F32),
         (Level::Sm90a, Algorithm::LinearAttention, Pass::Step, Dtype::Bf16),

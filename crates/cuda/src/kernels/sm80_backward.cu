@@ -2,7 +2,7 @@
 //
 //   queries   a block owns 64 queries and walks the keys: S, dP, dS, dq += ds·k                              (B2)–(B5)
 //   keys      a block owns 64 keys of one key head and walks the queries of its heads: dk, dv                (B6), (B7)
-//   values    the same for dv alone, where the columns of both leave no registers: then `keys` has dk
+//   values    the same for dv alone: where dk is not asked for, and where the columns of both leave no registers: then `keys` has dk
 //   dbias     a block owns a tile of 64 × 64 pairs and walks what shares its bias                            (B9)
 //
 // Compile-time: as `sm80.cuh`. CD and CE are 64 or 128. With STAGES, one of them is 256 and none 64: tiles that are walked have
@@ -153,40 +153,46 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) queries(cons
 }
 #endif
 
-// dk and dv, or one of them; with SLOTS also what these keys add to dq, of D and E up to 128.
-template <bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* bytes, const SLOTS& slots) {
+// dk and dv, or one of them, of 64·M keys, which walk tiles of W queries: neither changes a bit. With SLOTS also what these keys
+// add to dq, of D and E up to 128, with M = 1 and W = WALK.
+template <int M, int W, bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* bytes, const SLOTS& slots) {
   constexpr bool FUSED = SLOTS::FUSED;
-  const u32 at_k = shared(bytes), at_v = at_k + D_BYTES, at_q = at_v + E_BYTES, at_dout = at_q + STAGES * D_STAGE;
-  float* numbers = (float*)(bytes + D_BYTES + E_BYTES + STAGES * (D_STAGE + E_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
+  constexpr int OWN = SIDE * M;
+  constexpr u32 OWN_K = M * D_BYTES, OWN_V = DK ? M * E_BYTES : 0, Q_STAGE = W * CD * BYTES, DOUT_STAGE = VALUES ? W * CE * BYTES : 0;
+  const u32 at_k = shared(bytes), at_v = at_k + OWN_K, at_q = at_v + OWN_V, at_dout = at_q + STAGES * Q_STAGE;
+  float* numbers = (float*)(bytes + OWN_K + OWN_V + STAGES * (Q_STAGE + DOUT_STAGE));  // of each stage: lse in powers of 2, and delta, of its queries
   Place own = drawn(c.key_heads);
   Task task = c.tasks[own.task];
   if (slots.lacks(task.key_tile)) return;
+  if (task.key_tile % M) return;  // of the block of a tile before
   const Sequence s = c.sequences[task.first];
-  const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + WALK - 1) / WALK;
+  const int key_head = own.head, group = c.heads / c.key_heads, key = task.key_tile * SIDE, tiles = (s.queries + W - 1) / W;
   const bool wants_dk = DK && c.dk.data, wants_dv = DV && c.dv.data;
-  float dk[1][CD / 8][4], scale[2] = {c.scale, c.scale};  // of what is not asked for nothing is left
-  load_tile<SIDE, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
+  float dk[M][CD / 8][4], scale[2 * M];  // of what is not asked for nothing is left
+  load_tile<OWN, CD>(at_k, rows_of(c.k, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.dim);
 #if VALUES
-  float dv[1][CE / 8][4], one[2] = {1, 1};
-  if (DK) load_tile<SIDE, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+  float dv[M][CE / 8][4], one[2 * M];
+  if (DK) load_tile<OWN, CE>(at_v, rows_of(c.v, s.batch, key_head, s.key_start + key, s.key_start + s.keys), c.value_dim);
+  for (int r = 0; r < 2 * M; r++) one[r] = 1;
 #endif
+  for (int r = 0; r < 2 * M; r++) scale[r] = c.scale;
   // Tiles of queries of all heads, those that see a key of the block: from `n` on.
   auto next = [&](int n) {
     while (n < group * tiles) {
-      Tile tile = c.tiles[s.first_tile + n % tiles / (SIDE / WALK)];
-      if (tile.end > key && tile.begin < key + SIDE) break;
+      Tile tile = c.tiles[s.first_tile + n % tiles / (SIDE / W)];
+      if (tile.end > key && tile.begin < key + OWN) break;
       n++;
     }
     return n;
   };
   auto load = [&](int n, int stage) {
     const Head head(c, s, key_head * group + n / tiles);
-    const int row = n % tiles * WALK, i = row + threadIdx.x % WALK;
-    load_tile<WALK, CD>(at_q + stage * D_STAGE, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
+    const int row = n % tiles * W, i = row + threadIdx.x % W;
+    load_tile<W, CD>(at_q + stage * Q_STAGE, rows_of(c.q, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.dim);
 #if VALUES
-    load_tile<WALK, CE>(at_dout + stage * E_STAGE, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
+    load_tile<W, CE>(at_dout + stage * DOUT_STAGE, rows_of(c.dout, s.batch, head.head, s.query_start + row, s.query_start + s.queries), c.value_dim);
 #endif
-    if (threadIdx.x < 2 * WALK) numbers[stage * 2 * WALK + threadIdx.x] = threadIdx.x < WALK ? lse2_of(head, i) : delta_of(head, i);
+    if (threadIdx.x < 2 * W) numbers[stage * 2 * W + threadIdx.x] = threadIdx.x < W ? lse2_of(head, i) : delta_of(head, i);
   };
 #if FUSES
   find_odd<CD>(slots, task.first * c.key_heads + key_head, at_k);
@@ -194,9 +200,9 @@ template <bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* b
   const Unit unit = unit_of(c);
   bool odd, again = false;
   do {
-    clear<1, CD>(dk);
+    clear<M, CD>(dk);
 #if VALUES
-    clear<1, CE>(dv);
+    clear<M, CE>(dv);
 #endif
     int n = next(0), stage = 0;
     odd = false;
@@ -206,67 +212,67 @@ template <bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* b
     while (n < group * tiles) {
       copy_wait<0>();
       __syncthreads();  // q and dout of tile n are here, and all are done with the other stage
-      const int following = next(n + 1), row = n % tiles * WALK;
+      const int following = next(n + 1), row = n % tiles * W;
       if (STAGES == 2 && following < group * tiles) load(following, stage ^ 1);
       copy_commit();
       Head head(c, s, key_head * group + n / tiles);
-      const u32 q = at_q + stage * D_STAGE, dout = at_dout + stage * E_STAGE;
-      float x[1][WALK / 8][4], ds[1][WALK / 8][4];
-      products<1, WALK, CD>(x, at_k, q);
+      const u32 q = at_q + stage * Q_STAGE, dout = at_dout + stage * DOUT_STAGE;
+      float x[M][W / 8][4], ds[M][W / 8][4];
+      products<M, W, CD>(x, at_k, q);
 #if VALUES
-      if (FUSED || wants_dk) products<1, WALK, CE>(ds, at_v, dout);
-      else clear<1, WALK>(ds);
+      if (FUSED || wants_dk) products<M, W, CE>(ds, at_v, dout);
+      else clear<M, W>(ds);
 #else
-      clear<1, WALK>(ds);
+      clear<M, W>(ds);
 #endif
       bool hides = false;
       auto all = [&](auto masked) {
         constexpr bool CUT = decltype(masked)::value;
 #pragma unroll
-        for (int j = 0; j < WALK / 8; j++) {
+        for (int j = 0; j < W / 8; j++) {
           const int column = 8 * j + 2 * (lane_id() % 4);
-          const float2 lse2 = *(const float2*)&numbers[stage * 2 * WALK + column], delta = *(const float2*)&numbers[stage * 2 * WALK + WALK + column];
+          const float2 lse2 = *(const float2*)&numbers[stage * 2 * W + column], delta = *(const float2*)&numbers[stage * 2 * W + W + column];
 #pragma unroll
           for (int e = 0; e < 2; e++) {
             Span span = CUT ? head.span(row + column + e) : Span{0, 0};
 #pragma unroll
-            for (int r = 0; r < 2; r++)
-              hides |= weigh<CUT>(head, unit, x[0][j][2 * r + e], ds[0][j][2 * r + e], row + column + e, key + row_of<1>(r), span,
+            for (int r = 0; r < 2 * M; r++)
+              hides |= weigh<CUT>(head, unit, x[r / 2][j][2 * (r % 2) + e], ds[r / 2][j][2 * (r % 2) + e], row + column + e, key + row_of<M>(r), span,
                                   e ? lse2.y : lse2.x, e ? delta.y : delta.x);
           }
         }
       };
       bool cut = false;
 #pragma unroll
-      for (int half = 0; half < WALK; half += 32) {
+      for (int half = 0; half < W; half += 32) {
         Span span = head.span(row + half + lane_id());
-        cut |= span.begin > key || span.end < key + SIDE;
+        cut |= span.begin > key || span.end < key + OWN;
       }
       if (OPTIONS || __any_sync(~0u, cut)) all(Is<true>());
       else all(Is<false>());
       if (clears(hides, again)) {
-        odd |= clear_odd<WALK, CD>(q);
+        odd |= clear_odd<W, CD>(q);
 #if VALUES
-        odd |= clear_odd<WALK, CE>(dout);
+        odd |= clear_odd<W, CE>(dout);
 #endif
         __syncthreads();
       }
-      Factors<1, WALK> packed;
+      Factors<M, W> packed;
 #if STORAGE == 0
-      if (again) drop_odd<1, WALK>(x), drop_odd<1, WALK>(ds);
+      if (again) drop_odd<M, W>(x), drop_odd<M, W>(ds);
 #endif
 #if VALUES
-      pack_all<1, WALK>(packed, x);
-      if (wants_dv) accumulate<1, WALK, CE>(dv, packed, dout);
+      pack_all<M, W>(packed, x);
+      if (wants_dv) accumulate<M, W, CE>(dv, packed, dout);
 #endif
-      pack_all<1, WALK>(packed, ds);
+      pack_all<M, W>(packed, ds);
 #if FUSES
       // There is room for dS where dout was, which all have read, or behind the numbers.
       const u32 across = VALUES ? dout : at_q + STAGES * (D_STAGE + 8 * WALK);
       __syncthreads();
       put<WALK>(across, packed);
 #endif
-      if (wants_dk) accumulate<1, WALK, CD>(dk, packed, q);
+      if (wants_dk) accumulate<M, W, CD>(dk, packed, q);
 #if FUSES
       __syncthreads();
       leave(c, slots, head, row, task.key_tile, across, at_k);
@@ -279,9 +285,9 @@ template <bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* b
     }
 #if STORAGE == 0
 #if VALUES
-  } while (!again && (again = __syncthreads_or(has_odd<1, CD>(dk) || has_odd<1, CE>(dv))));
+  } while (!again && (again = __syncthreads_or(has_odd<M, CD>(dk) || has_odd<M, CE>(dv))));
 #else
-  } while (!again && (again = __syncthreads_or(has_odd<1, CD>(dk))));
+  } while (!again && (again = __syncthreads_or(has_odd<M, CD>(dk))));
 #endif
 #else
   } while (false);
@@ -298,33 +304,35 @@ template <bool DK, bool DV, class SLOTS> DEV void of_keys(const Call& c, char* b
       found |= is_odd(dout, c.value_dim);
 #endif
       if (!found) continue;
-      float p[2], factor[2];
-      bool seen[2];
+      float p[2 * M], factor[2 * M];
+      bool seen[2 * M];
 #pragma unroll
-      for (int r = 0; r < 2; r++) seen[r] = weigh_alone(head, unit, i, min(key + row_of<1>(r), s.keys - 1), p[r], factor[r]);
-      if (DK) add_odd<1, CD>(dk, factor, seen, q, c.dim);
+      for (int r = 0; r < 2 * M; r++) seen[r] = weigh_alone(head, unit, i, min(key + row_of<M>(r), s.keys - 1), p[r], factor[r]);
+      if (DK) add_odd<M, CD>(dk, factor, seen, q, c.dim);
 #if VALUES
-      if (DV) add_odd<1, CE>(dv, p, seen, dout, c.value_dim);
+      if (DV) add_odd<M, CE>(dv, p, seen, dout, c.value_dim);
 #endif
     }
   }
-  if (wants_dk) store<1, CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, 0, c.dim);
+  if (wants_dk) store<M, CD>(c.dk, s.batch, key_head, s.key_start + key, s.keys - key, dk, scale, 0, c.dim);
 #if VALUES
-  if (wants_dv) store<1, CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, 0, c.value_dim);
+  if (wants_dv) store<M, CE>(c.dv, s.batch, key_head, s.key_start + key, s.keys - key, dv, one, 0, c.value_dim);
 #endif
 }
 #if !FUSES
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const __grid_constant__ Call c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
-  of_keys<true, !WIDE>(c, bytes, NoSlots());
+  of_keys<1, WALK, true, !WIDE>(c, bytes, NoSlots());
 }
 #endif
-#if WIDE && VALUES
-extern "C" __global__ void __launch_bounds__(THREADS, 1) values(const __grid_constant__ Call c) {
+#if VALUES && !FUSES && (WIDE || STORAGE != 0)
+// Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory.
+// Dynamic shared memory if not WIDE: 2 D_BYTES + STAGES (32 (CD + CE) BYTES + 8·32).
+extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ Call c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
-  of_keys<false, true>(c, bytes, NoSlots());
+  of_keys<WIDE ? 1 : 2, 32, false, true>(c, bytes, NoSlots());
 }
 #endif
 

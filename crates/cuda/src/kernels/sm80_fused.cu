@@ -4,5 +4,5 @@
 // without VALUES.
 extern "C" __global__ void __launch_bounds__(THREADS, 2) fused(const __grid_constant__ Collected a) {
   extern __shared__ __align__(128) char bytes[];
-  of_keys<true, true>(a.c, bytes, a.slots);
+  of_keys<1, WALK, true, true>(a.c, bytes, a.slots);
 }

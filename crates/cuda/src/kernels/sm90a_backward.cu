@@ -17,7 +17,7 @@ extern "C" __global__ void __launch_bounds__(256) delta(const __grid_constant__ 
     i = own.query_start + task.row_tile * 64 + i % 64, batch = own.batch;
   }
   float sum = 0;
-  if (i < end) {
+  if (i < end && c.o.data) {
     uint4 a = c.o.data[batch * c.o.batch + h * c.o.head + i * c.o.row + piece];
     uint4 b = c.dout_rows.data[batch * c.dout_rows.batch + h * c.dout_rows.head + i * c.dout_rows.row + piece];
     auto dot = [](u32 x, u32 y) { float2 p = unpack(x), q = unpack(y); return p.x * q.x + p.y * q.y; };
@@ -59,6 +59,7 @@ struct Mend {
   Packed packed;
   int sequences;
 };
+constexpr int OPERAND_V = 2, RESULT_DV = 2;  // the number of v among the operands, and of dv among the results
 constexpr u32 TOP = STORAGE == 1 ? 0x7f80 : 0x7c00;  // the exponent of infinities and NaN
 
 // The group of a row of an operand or a result; -1 where it belongs to no sequence.
@@ -86,11 +87,10 @@ DEV int group_of_stats(const Mend& m, i64 row) {
   if (PACKED) number = tile < m.packed.tasks ? m.packed.by_queries[tile].first : -1;
   return number < 0 ? -1 : number * s.key_heads + head % s.heads / (s.heads / s.key_heads);
 }
-// An operand of a group is infinite. Where nothing was found of its results, nobody sees that operand. Whoever writes, writes
-// the same.
-DEV void tell_infinite(const Mend& m, int group) {
+// An operand of a group is infinite, `what` says of which results. Where nothing was found of these, nobody sees that operand.
+DEV void tell_infinite(const Mend& m, int group, u32 what) {
   u32& found = m.found[FIRST_GROUP + group];
-  if (found) found = INFINITE;
+  if (found) atomicMax(&found, what);
 }
 DEV bool is_infinite(u32 x) { return (x & 0x7fff) == TOP || (x >> 16 & 0x7fff) == TOP; }
 DEV u32 finite(u32 x) { return x & (((x & 0x7fff) >= TOP ? 0 : 0xffff) | ((x >> 16 & 0x7fff) >= TOP ? 0 : 0xffff0000)); }
@@ -111,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
       c.to[i] = make_uint4(finite(x.x), finite(x.y), finite(x.z), finite(x.w));
       if (is_infinite(x.x) || is_infinite(x.y) || is_infinite(x.z) || is_infinite(x.w)) {
         const int group = group_of(m, c.by_keys, batch, h, row);
-        if (group >= 0) tell_infinite(m, group);
+        if (group >= 0) tell_infinite(m, group, n == OPERAND_V ? BESIDE_DV : INFINITE);
       }
     }
   }
@@ -122,7 +122,7 @@ extern "C" __global__ void __launch_bounds__(256) cleanse(const __grid_constant_
     if (isnan(x)) m.delta[i] = 0;
     if (l == -INF || fabsf(x) == INF) {
       const int group = group_of_stats(m, i);
-      if (group >= 0) tell_infinite(m, group);
+      if (group >= 0) tell_infinite(m, group, l == -INF ? INFINITE : BESIDE_DV);
     }
   }
 }
@@ -141,7 +141,7 @@ extern "C" __global__ void __launch_bounds__(256) merge(const __grid_constant__ 
       const u32 found = group < 0 ? STRANGE : m.found[FIRST_GROUP + group];
       u16& x = r.to.at(batch, h, row)[i % r.columns];
       const u16 y = r.from[line * D + i % r.columns];
-      if (found == 0 || found == STRANGE && (x & 0x7fff) < TOP && (y & 0x7fff) < TOP) x = y;
+      if (found == 0 || found < (n == RESULT_DV ? INFINITE : BESIDE_DV) && (x & 0x7fff) < TOP && (y & 0x7fff) < TOP) x = y;
     }
   }
 }

@@ -7,6 +7,8 @@
 //             Scores are transposed, so Pᵀ and dSᵀ are A operands from registers; q and dout are read both ways from one
 //             tile.                                                                                          (B6), (B7)
 //   queries   a tile is 128 queries and walks the key blocks: S, dP, dS, dq += dS·k                               (B5)
+//   values    dv where dk is not asked for: Sᵀ, Pᵀ, dv += Pᵀ·dout                                                    (B6)
+// Of attention_lse dS is P ⊙ dlse (L2), and delta = -dlse: `keys` and `queries` have the loop of `values`.
 //
 // There are as many blocks as multiprocessors, and they draw tiles from a counter. While two warpgroups multiply, one thread loads
 // what they read next, of the next tile too, and another writes the results of the tile before.
@@ -17,12 +19,15 @@
 // kernels compute all again, and `merge` takes their results: in a group where nothing was found all of them, else those where
 // both are finite. What no NaN reaches has the bits that it would have without it, and a group has the bits that it has alone,
 // whatever rows of its neighbours lie in a tile of listed sequences. Of a group with an infinite operand the portable results are
-// all. All that is enqueued in any case; the kernels read `found` and return at once, so that the host need not wait.
+// all, but that dv, which may be computed alone without them, does not depend on v and delta. All that is enqueued in any case;
+// the kernels read `found` and return at once, so that the host need not wait.
 //
 // Compile-time: STORAGE (1|2), D (64|128), WINDOW (0: every pair), LENGTHS (1: batch elements have extents of their own; 2:
-// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0).
-constexpr int STAGES = 3;    // query blocks in flight in keys
-constexpr int Q_KEYS = 128;  // keys of a block in queries
+// sequences are listed), OPTIONS (0: no softcap, no bias, a scale above 0), RESULTS (0: `keys` for dk and `queries` for dq, of
+// attention_lse; 1: `keys` for dk and dv, `queries` for dq; 2: `keys` for dk alone, `values` for dv alone).
+constexpr bool LSE = RESULTS == 0;
+constexpr int STAGES = 3;  // query blocks in flight in keys
+constexpr int OWN = 128;   // rows of a tile
 struct Pieces {  // rows of D elements, in pieces of 16 bytes: strides of batch, head and row
   uint4* data;
   i64 batch, head, row;
@@ -43,7 +48,8 @@ struct Call {
 };
 constexpr u32 ALWAYS = ~0u;
 constexpr int FIRST_GROUP = 3;
-constexpr u32 STRANGE = 1, INFINITE = 2;  // of a group: a number is not finite; an operand is infinite
+// Of a group: a number is not finite; v or delta is infinite, of which dv knows nothing; what all results are computed of is.
+constexpr u32 STRANGE = 1, BESIDE_DV = 2, INFINITE = 3;
 // A number of the group of a key head is not finite. `number`: of the sequence.
 DEV void tell(const Call& c, int number, int key_head) {
   if (c.when == ALWAYS) *c.found = 1, c.found[FIRST_GROUP + number * c.shape.key_heads + key_head] = STRANGE;
@@ -64,6 +70,53 @@ DEV Work work(int t, int blocks, int heads, int heads_per_group, const Shape& s)
   int width = min(heads_per_group, all - g * heads_per_group), b = r / width, h = g * heads_per_group + r - b * width;
   return {b, h % heads, h / heads};
 }
+
+// Of a tile that owns keys, or queries: the blocks of the others from `begin` to before `end` see some of it; from `open` to
+// before `closed` they see all, and others need a mask. A tile that ends with its sequence, and not with the arrays, `is_cut`:
+// threads write its rows.
+struct Range { int begin, open, closed, end; };
+struct ByKeys {
+  template <bool WARP> DEV Work work_of(int t, const Call& c) {  // the first key blocks see most queries
+    if (PACKED) return packed_work<WARP>(t, c.packed.by_keys, c.packed.key_tasks, true, c.shape.key_heads);
+    return work(t, (c.shape.keys + OWN - 1) / OWN, c.shape.key_heads, c.shape.heads_per_group, c.shape);
+  }
+  DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * OWN + OWN > s.keys; }
+  template <int ROWS> DEV Range blocks(int block, const Own& s) {  // of so many queries
+    int begin = 0, open = 0, closed = (s.queries + ROWS - 1) / ROWS, end = closed;
+    if (WINDOW) {
+      int first = block * OWN - s.offset, last = first + OWN - 1;
+      end = min(end, (max(0, last + s.left + 1) + ROWS - 1) / ROWS);
+      begin = min(end, max(0, first - s.right) / ROWS);
+      open = min(end, max(begin, (max(0, last - s.right) + ROWS - 1) / ROWS));
+      closed = min(end, max(open, max(0, first + s.left + 1) / ROWS));
+      if (PACKED) closed = max(open, min(closed, s.queries / ROWS));  // the next sequence's rows are hidden
+    }
+    return {begin, open, closed, end};
+  }
+};
+struct ByQueries {
+  DEV int tiles(const Call& c) { return (c.shape.queries + OWN - 1) / OWN; }
+  template <bool WARP> DEV Work work_of(int t, const Call& c) {
+    const Shape& s = c.shape;
+    if (PACKED) return packed_work<WARP>(t, c.packed.by_queries, c.packed.tasks, false, s.heads);
+    Work w = work(t, tiles(c), s.heads, s.heads_per_group * (s.heads / s.key_heads), s);
+    if (WINDOW) w.block = tiles(c) - 1 - w.block;  // the last query blocks see most keys
+    return w;
+  }
+  DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * OWN + OWN > s.queries; }
+  template <int KEYS> DEV Range blocks(int block, const Own& s) {  // of so many keys
+    int begin = 0, open = 0, closed = s.keys / KEYS, n = (s.keys + KEYS - 1) / KEYS;
+    if (WINDOW) {
+      int first = block * OWN + s.offset, last = min((block + 1) * OWN, s.queries) - 1 + s.offset;
+      int from = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
+      if (end <= from) end = from = 0;
+      begin = from / KEYS, n = (end + KEYS - 1) / KEYS;
+      closed = min(n, max(begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
+      open = min(closed, max(begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
+    }
+    return {begin, open, closed, n};
+  }
+};
 #if OPTIONS
 #define UNIT call.options.unit.natural
 // From a product S over the unit (F2) and its slope S' (B4).

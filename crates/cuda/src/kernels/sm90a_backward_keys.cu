@@ -1,42 +1,22 @@
 // ---- dk, dv ----------------------------------------------------------------------------------------------------------
+#if RESULTS
 namespace keys_pass {
-constexpr int KEYS = 128, ROWS = 64;
+constexpr bool DV = RESULTS == 1;  // or dk alone: no bit of it is another
+constexpr int KEYS = OWN, ROWS = 64;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 // k and v of two tiles: dv and dk of a tile take their places. q and dout of query blocks, in stages.
 constexpr u32 AT_V = KV_BYTES, PAIR = 2 * KV_BYTES, AT_Q = 2 * PAIR, AT_DO = AT_Q + STAGES * Q_BYTES, AT_STATS = AT_DO + STAGES * Q_BYTES;
 constexpr u32 KV_FULL = AT_STATS + STAGES * 2 * ROWS * 4, KV_EMPTY = KV_FULL + 16, OUT_FULL = KV_EMPTY + 16, FULL = OUT_FULL + 16,
               EMPTY = FULL + 8 * STAGES, TILE = EMPTY + 8 * STAGES;  // + 8, and 1024 to align all
-template <bool WARP> DEV Work work_of(int t, const Call& c) {  // the first key blocks see most queries
-  if (PACKED) return packed_work<WARP>(t, c.packed.by_keys, c.packed.key_tasks, true, c.shape.key_heads);
-  return work(t, (c.shape.keys + KEYS - 1) / KEYS, c.shape.key_heads, c.shape.heads_per_group, c.shape);
-}
-// Whether a tile ends with its sequence, and not with the arrays: threads write its rows.
-DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * KEYS + KEYS > s.keys; }
-
-// Query blocks from `begin` to before `end` see some of a tile's keys; from `open` to before `closed` they see all.
-struct Range { int begin, open, closed, end; };
-DEV Range query_blocks(int block, const Own& s) {
-  int begin = 0, open = 0, closed = (s.queries + ROWS - 1) / ROWS, end = closed;
-  if (WINDOW) {
-    int first = block * KEYS - s.offset, last = first + KEYS - 1;
-    end = min(end, (max(0, last + s.left + 1) + ROWS - 1) / ROWS);
-    begin = min(end, max(0, first - s.right) / ROWS);
-    open = min(end, max(begin, (max(0, last - s.right) + ROWS - 1) / ROWS));
-    closed = min(end, max(open, max(0, first + s.left + 1) / ROWS));
-    if (PACKED) closed = max(open, min(closed, s.queries / ROWS));  // the next sequence's rows are hidden
-  }
-  return {begin, open, closed, end};
-}
-
 DEV void produce(u32 base, const Call& call) {
   u32 stage = 0, phase = 1, done = 0;
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
     const u32 buffer = done & 1;
-    const Work w = work_of<false>(t, call);
+    const Work w = ByKeys::work_of<false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = query_blocks(w.block, s);
+    const Range range = ByKeys::blocks<ROWS>(w.block, s);
     const u32 k = base + buffer * PAIR, loaded = base + KV_FULL + 8 * buffer;
     wait(base + KV_EMPTY + 8 * buffer, (done >> 1 & 1) ^ 1);
     put_tile(base + TILE + 4 * buffer, t);
@@ -73,12 +53,12 @@ DEV void store(u32 base, const Call& call) {
     wait(base + KV_FULL + 8 * buffer, phase);
     const int t = tile_at<false>(base + TILE + 4 * buffer);
     if (t < 0) break;
-    const Work w = work_of<false>(t, call);
+    const Work w = ByKeys::work_of<false>(t, call);
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
     wait(base + OUT_FULL + 8 * buffer, phase);
-    if (!is_cut(w, s)) {
+    if (!ByKeys::is_cut(w, s)) {
       store5(&call.dk, base + buffer * PAIR, s.key_start + w.block * KEYS, w.head, s.batch);
-      store5(&call.dv, base + buffer * PAIR + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
+      if (DV) store5(&call.dv, base + buffer * PAIR + AT_V, s.key_start + w.block * KEYS, w.head, s.batch);
       store_commit(), store_wait_read();
     }
     arrive(base + KV_EMPTY + 8 * buffer);
@@ -97,7 +77,7 @@ DEV void consume(u32 base, const Call& call) {
     wait(base + KV_FULL + 8 * buffer, done >> 1 & 1);
     const int t = tile_at<true>(base + TILE + 4 * buffer);
     if (t < 0) return;
-    const Work w = work_of<true>(t, call);
+    const Work w = ByKeys::work_of<true>(t, call);
     const Own s = of_batch<true>(all, call.packed, w.batch);
     const float c = UNIT * LOG2E;
     const u32 own = base + buffer * PAIR + group * 64 * 128;
@@ -122,7 +102,8 @@ DEV void consume(u32 base, const Call& call) {
       wait(base + FULL + 8 * stage, phase);
       pin(p), mma_begin();
       issue_shared<ROWS, KEYS, ROWS>(p, k, q), mma_commit();
-      mma_wait<1>(), pin(dsp), pin(pp);  // the products of the block before: their operands' registers are free
+      mma_wait<1>(), pin(dsp);  // the products of the block before: their operands' registers are free
+      if (DV) pin(pp);
       if (any) warp_arrive(base + EMPTY + 8 * (stage ? stage - 1 : STAGES - 1));
       pin(ds), mma_begin();
       issue_shared<ROWS, KEYS, ROWS>(ds, v, dout), mma_commit();
@@ -149,15 +130,17 @@ DEV void consume(u32 base, const Call& call) {
             if (8 * j + 1 < first || 8 * j + 1 > last) p[4 * j + 2 * r + 1] = 0;
           }
         }
-        pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
+        if (DV) pp[2 * j] = pack(p[4 * j], p[4 * j + 1]), pp[2 * j + 1] = pack(p[4 * j + 2], p[4 * j + 3]);
 #if OPTIONS
 #pragma unroll
         for (int e = 0; e < 4; e++) p[4 * j + e] *= slope[e];
 #endif
       }
-      pin(pp), mma_begin();
-      issue_registers<ROWS>(dv, pp, dout, 1), mma_commit();
-      mma_wait<1>(), pin(ds);  // dP; dv runs under what follows
+      if (DV) {
+        pin(pp), mma_begin();
+        issue_registers<ROWS>(dv, pp, dout, 1), mma_commit();
+      }
+      mma_wait<DV>(), pin(ds);  // dP; dv runs under what follows
 #pragma unroll
       for (int j = 0; j < ROWS / 8; j++) {
         float2 x = load_pair(stats + ROWS * 4 + 32 * j);
@@ -169,7 +152,7 @@ DEV void consume(u32 base, const Call& call) {
       any = true;
       if (++stage == STAGES) stage = 0, phase ^= 1;
     };
-    const Range range = query_blocks(w.block, s);
+    const Range range = ByKeys::blocks<ROWS>(w.block, s);
 #pragma unroll 1
     for (int h = 0; h < each; h++) {
       int i = range.begin;
@@ -182,20 +165,22 @@ DEV void consume(u32 base, const Call& call) {
       for (; i < range.end; i++) step(h, i, Is<true>());
 #endif
     }
-    mma_wait<0>(), pin(dk), pin(dv);
+    mma_wait<0>(), pin(dk);
+    if (DV) pin(dv);
     if (any) warp_arrive(base + EMPTY + 8 * (stage ? stage - 1 : STAGES - 1));
     if (LENGTHS == 1) {  // keys of no sequence
 #pragma unroll
       for (int i = 0; i < D / 2; i++)
         if (key + (i & 2) * 4 >= s.keys) dk[i] = dv[i] = 0;
     }
-    if (!is_finite(dk, key, s.keys) || !is_finite(dv, key, s.keys)) tell(call, w.batch, w.head);
-    if (is_cut(w, s)) {  // keys of the next sequence lie in the box
+    if (!is_finite(dk, key, s.keys) || (DV && !is_finite(dv, key, s.keys))) tell(call, w.batch, w.head);
+    if (ByKeys::is_cut(w, s)) {  // keys of the next sequence lie in the box
       store_rows(call.dk_rows, s.batch, w.head, s.key_start, key, s.keys, dk, s.scale);
-      store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
+      if (DV) store_rows(call.dv_rows, s.batch, w.head, s.key_start, key, s.keys, dv, 1);
     } else {
       named_sync(1 + group, 128);  // k and v of this warpgroup are no longer read
-      stage_out(dk, own, s.scale), stage_out(dv, own + AT_V, 1);
+      stage_out(dk, own, s.scale);
+      if (DV) stage_out(dv, own + AT_V, 1);
       proxy_fence();
     }
     warp_arrive(base + OUT_FULL + 8 * buffer);
@@ -208,7 +193,8 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
   extern __shared__ char bytes[];
   u32 base = (shared(bytes) + 1023) & ~1023u;
   if (threadIdx.x == 0) {
-    prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk), prefetch(&call.dv);
+    prefetch(&call.q), prefetch(&call.k), prefetch(&call.v), prefetch(&call.dout), prefetch(&call.dk);
+    if (DV) prefetch(&call.dv);
     for (int i = 0; i < 2; i++) {
       barrier_init(base + KV_FULL + 8 * i, 1), barrier_init(base + KV_EMPTY + 8 * i, 1);
       barrier_init(base + OUT_FULL + 8 * i, 8 * ARRIVALS);
@@ -226,3 +212,4 @@ extern "C" __global__ void __launch_bounds__(384, 1) keys(const __grid_constant_
     consume(base, call);
   }
 }
+#endif

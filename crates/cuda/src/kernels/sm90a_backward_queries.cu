@@ -1,43 +1,19 @@
 // ---- dq --------------------------------------------------------------------------------------------------------------
+#if RESULTS == 1
 namespace queries_pass {
-constexpr int KEYS = Q_KEYS, ROWS = 128;
+constexpr int KEYS = 128, ROWS = OWN;
 constexpr u32 KV_BYTES = KEYS * D * 2, Q_BYTES = ROWS * D * 2;
 constexpr u32 AT_DO = Q_BYTES, AT_K = 2 * Q_BYTES, AT_V = AT_K + 2 * KV_BYTES, AT_DQ = AT_V + 2 * KV_BYTES;
 constexpr u32 Q_FULL = AT_DQ + Q_BYTES, Q_EMPTY = Q_FULL + 8, OUT_FULL = Q_EMPTY + 8, OUT_EMPTY = OUT_FULL + 8, K_FULL = OUT_EMPTY + 8,
               K_EMPTY = K_FULL + 16, V_FULL = K_EMPTY + 16, V_EMPTY = V_FULL + 16, TILE = V_EMPTY + 16;  // + 8, and 1024 to align all
-DEV int blocks_of(const Call& c) { return (c.shape.queries + ROWS - 1) / ROWS; }
-template <bool WARP> DEV Work work_of(int t, const Call& c) {
-  const Shape& s = c.shape;
-  if (PACKED) return packed_work<WARP>(t, c.packed.by_queries, c.packed.tasks, false, s.heads);
-  Work w = work(t, blocks_of(c), s.heads, s.heads_per_group * (s.heads / s.key_heads), s);
-  if (WINDOW) w.block = blocks_of(c) - 1 - w.block;  // the last query blocks see most keys
-  return w;
-}
-DEV bool is_cut(const Work& w, const Own& s) { return PACKED && w.block * ROWS + ROWS > s.queries; }
-
-// Key blocks from `begin` to before `end` are seen; those before `closed` and from `open` on need a mask.
-struct Range { int begin, closed, open, end; };
-DEV Range key_blocks(int block, const Own& s) {
-  int begin = 0, closed = 0, open = s.keys / KEYS, n = (s.keys + KEYS - 1) / KEYS;
-  if (WINDOW) {
-    int first = block * ROWS + s.offset, last = min((block + 1) * ROWS, s.queries) - 1 + s.offset;
-    int from = max(0, first - s.left), end = min(s.keys, last + s.right + 1);
-    if (end <= from) end = from = 0;
-    begin = from / KEYS, n = (end + KEYS - 1) / KEYS;
-    open = min(n, max(begin, min(s.keys, max(0, first + s.right + 1)) / KEYS));
-    closed = min(open, max(begin, (max(0, last - s.left) + KEYS - 1) / KEYS));
-  }
-  return {begin, closed, open, n};
-}
-
 DEV void produce(u32 base, const Call& call) {
   u32 stage = 0, phase = 1, q_phase = 1;
 #pragma unroll 1
   for (int t = blockIdx.x; t < call.tiles; t = draw(call)) {
-    const Work w = work_of<false>(t, call);
+    const Work w = ByQueries::work_of<false>(t, call);
     if (w.block < 0) continue;
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
-    const Range range = key_blocks(w.block, s);
+    const Range range = ByQueries::blocks<KEYS>(w.block, s);
     wait(base + Q_EMPTY, q_phase), q_phase ^= 1;
     put_tile(base + TILE, t);
     expect_bytes(base + Q_FULL, 2 * Q_BYTES);
@@ -69,10 +45,10 @@ DEV void store(u32 base, const Call& call) {
     const int t = tile_at<false>(base + TILE);
     if (t < 0) break;
     arrive(base + Q_EMPTY);
-    const Work w = work_of<false>(t, call);
+    const Work w = ByQueries::work_of<false>(t, call);
     const Own s = of_batch<false>(call.shape, call.packed, w.batch);
     wait(base + OUT_FULL, phase);
-    if (!is_cut(w, s)) {
+    if (!ByQueries::is_cut(w, s)) {
       store5(&call.dq, base + AT_DQ, s.query_start + w.block * ROWS, w.head, s.batch);
       store_commit(), store_wait_read();
     }
@@ -91,7 +67,7 @@ DEV void consume(u32 base, const Call& call) {
     wait(base + Q_FULL, q_phase);
     int t = tile_at<true>(base + TILE);
     if (t < 0) return;
-    Work w = work_of<true>(t, call);
+    Work w = ByQueries::work_of<true>(t, call);
     Own s = of_batch<true>(all, call.packed, w.batch);
     const float c = UNIT * LOG2E;
     const int row = w.block * ROWS + group * 64 + warp * 16 + lane / 4;
@@ -104,7 +80,7 @@ DEV void consume(u32 base, const Call& call) {
     for (int r = 0; r < 2; r++)
       bias[r] = all_bias.data ? all_bias.at(s.batch, w.head, s.query_start + min(row + 8 * r, s.queries - 1)) + s.key_start + 2 * (lane & 3) : 0;
 #endif
-    const Range range = key_blocks(w.block, s);
+    const Range range = ByQueries::blocks<KEYS>(w.block, s);
     float dq[D / 2], p[KEYS / 2], ds[KEYS / 2];
     u32 dsp[KEYS / 4];
     int n = range.end - 1, add = 0;
@@ -157,9 +133,9 @@ DEV void consume(u32 base, const Call& call) {
       if (++stage == 2) stage = 0, phase ^= 1;
     };
 #pragma unroll 1
-    for (; n >= range.open; n--) step(Is<true>());
+    for (; n >= range.closed; n--) step(Is<true>());
 #pragma unroll 1
-    for (; n >= range.closed; n--) step(Is<false>());
+    for (; n >= range.open; n--) step(Is<false>());
 #if WINDOW
 #pragma unroll 1
     for (; n >= range.begin; n--) step(Is<true>());
@@ -176,7 +152,7 @@ DEV void consume(u32 base, const Call& call) {
         if (row + (i & 2) * 4 >= s.queries) dq[i] = 0;
     }
     if (!is_finite(dq, row, s.queries)) tell(call, w.batch, w.head / (s.heads / s.key_heads));
-    if (is_cut(w, s)) {  // rows of the next sequence lie in the box
+    if (ByQueries::is_cut(w, s)) {  // rows of the next sequence lie in the box
       store_rows(call.dq_rows, s.batch, w.head, s.query_start, row, s.queries, dq, s.scale);
     } else {
       wait(base + OUT_EMPTY, q_phase ^ 1);
@@ -212,3 +188,4 @@ extern "C" __global__ void __launch_bounds__(384, 1) queries(const __grid_consta
     consume(base, call);
   }
 }
+#endif

@@ -1,5 +1,5 @@
-//! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0:
-//! `kernels/sm90a_forward.cu`, `kernels/sm90a_backward.cu`.
+//! The kernels of attention and attention_lse for the tensor cores of compute capability 9.0, and the forward pass:
+//! `kernels/sm90a_forward.cu`.
 
 use crate::gpu::Kernels;
 use crate::moves::{Place, When};
@@ -7,13 +7,12 @@ use crate::options::Options;
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
 use crate::softmax::asked::Asked;
-use crate::softmax::hopper_call::{Backward, Forward, Packed, Scored, Shape, tensor_map};
-use crate::softmax::mend::{Cleansed, Mend, Merged};
+use crate::softmax::hopper_call::{Forward, Packed, Scored, Shape, tensor_map};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::rows::SIDE;
-use crate::softmax::variants::{Hopper, Lengths};
+use crate::softmax::variants::{Hopper, Lengths, Results};
 use crate::softmax::window::{LONGEST, OPEN, Window, window};
-use crate::softmax::{Job, blocks, portable};
+use crate::softmax::{Job, blocks};
 use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
@@ -36,18 +35,22 @@ pub(crate) struct Plan {
     stats: usize,
     storage: Dtype,
     /// Whether operands may hold what is not finite, in the backward pass.
-    guarded: bool,
+    pub guarded: bool,
     wide: Vec<Wide>,
-    lse2: Room,
-    delta: Room,
+    pub lse2: Room,
+    pub delta: Room,
     /// Whether a number was found that is not finite; counters from which blocks draw tiles, one for each
     /// kernel; and what was found of each key head of each sequence.
-    found: Room,
+    pub found: Room,
     forward: Option<Module>,
-    backward: Option<Module>,
+    /// The gradients that are computed together, of attention_lse all.
+    pub backward: Option<Module>,
+    /// dk or dv without the other.
+    pub alone: Option<Module>,
 }
 
-type Module = (Arc<Kernels>, Variant);
+/// Kernels, and which ones they are.
+pub(crate) type Module = (Arc<Kernels>, Variant);
 
 /// Where the tensor cores find an operand.
 #[derive(Debug)]
@@ -72,9 +75,6 @@ impl Plan {
         }
         if !matches!(pass, Pass::Forward | Pass::Backward) {
             return Err("the second order is not written yet for sm90a");
-        }
-        if pass == Pass::Backward && asked.value_dim.is_none() {
-            return Err("the backward pass of attention_lse is not written yet for sm90a");
         }
         if asked.insists(options.mode) {
             return Err("the backward pass of sm90a has one mode, `separate`");
@@ -123,6 +123,7 @@ impl Plan {
             found: none,
             forward: None,
             backward: None,
+            alone: None,
         })
     }
 
@@ -153,16 +154,16 @@ impl Plan {
         layout: &mut Layout,
     ) -> Result<(), Error> {
         let e = &prepared.scores.extents;
+        let backward = prepared.pass == Pass::Backward;
         for name in ["q", "k", "v", "o", "dout", "dq", "dk", "dv"] {
             let part = prepared.part(name);
-            // o and lse are computed together, and so are dk and dv.
-            let beside = match name {
-                "o" => prepared.value_dim.is_some(),
-                "dk" => prepared.part("dv").is_some(),
-                "dv" => prepared.part("dk").is_some(),
-                _ => false,
+            // o and lse are computed together.
+            let beside = name == "o" && prepared.value_dim.is_some() && prepared.computes_forward();
+            let used = match name {
+                "dq" => !prepared.has_gradient(),
+                _ => !backward || prepared.computes_forward() || self.reads(prepared, name),
             };
-            if part.is_none() && !beside {
+            if part.is_none() && !beside || !used {
                 continue;
             }
             let (heads, rows) = rows_of(e, name);
@@ -192,9 +193,30 @@ impl Plan {
             self.forward = load(Variant::hopper_forward_of(self.variant, values, self.tile))?;
         }
         if prepared.pass == Pass::Backward {
-            self.backward = load(Variant::hopper_backward(self.variant))?;
+            let of = self.variant;
+            let load = |results| load(Variant::hopper_backward(of, results));
+            let [dq, dk, dv] = ["dq", "dk", "dv"].map(|name| prepared.has(name));
+            let dq = dq && !prepared.has_gradient();
+            let values = prepared.value_dim.is_some();
+            if dq || dk && (dv || !values) {
+                self.backward = load(if values { Results::All } else { Results::Lse })?;
+            }
+            if values && dk != dv {
+                self.alone = load(Results::Alone)?;
+            }
         }
         Ok(())
+    }
+
+    /// Whether the kernels of a backward pass read an operand, if it is one: for dv alone neither o nor v, of
+    /// attention_lse none of values.
+    pub fn reads(&self, prepared: &Prepared<'_>, name: &str) -> bool {
+        let values = prepared.value_dim.is_some();
+        match name {
+            "dout" => values,
+            "o" | "v" => values && prepared.reads_o,
+            _ => true,
+        }
     }
 
     /// Whether the copy engine takes a tensor where it lies.
@@ -213,7 +235,7 @@ impl Plan {
     }
 
     /// The counter of a kernel.
-    fn counter(&self, job: &Job<'_>, kernel: u64) -> u64 {
+    pub fn counter(&self, job: &Job<'_>, kernel: u64) -> u64 {
         job.at(self.found) + 4 * (1 + kernel)
     }
 
@@ -237,7 +259,7 @@ impl Plan {
     }
 
     /// Where they find it without what is not finite.
-    fn clean(&self, job: &Job<'_>, name: &str) -> Place {
+    pub fn clean(&self, job: &Job<'_>, name: &str) -> Place {
         match self.find(name).and_then(|wide| wide.clean) {
             Some(room) => self.in_room(job, name, room),
             None => job.place(name),
@@ -273,7 +295,7 @@ impl Plan {
 }
 
 /// Whether the rows of an operand are those of k.
-fn by_keys(name: &str) -> bool {
+pub(super) fn by_keys(name: &str) -> bool {
     matches!(name, "k" | "v" | "dk" | "dv")
 }
 
@@ -283,7 +305,7 @@ pub(crate) fn rows_of(e: &Extents, name: &str) -> (usize, usize) {
 }
 
 /// Queries rounded up to whole tiles.
-fn padded(queries: usize) -> usize {
+pub(crate) fn padded(queries: usize) -> usize {
     queries.next_multiple_of(128)
 }
 
@@ -337,7 +359,7 @@ pub(super) fn packed(job: &Job<'_>, plan: &Plan) -> Packed {
 }
 
 /// What scores are made of beside products.
-fn options(job: &Job<'_>) -> Scored {
+pub(super) fn options(job: &Job<'_>) -> Scored {
     let scale = job.scores().scale() as f32;
     let cap = job.scores().softcap.unwrap_or(0.0) as f32;
     Scored::new(job.place("bias"), scale, cap)
@@ -348,7 +370,7 @@ pub(super) fn heads_in(bytes: usize, job: &Job<'_>, plan: &Plan) -> usize {
     (bytes / (4 * job.scores().extents.keys * plan.width)).max(1)
 }
 
-fn launch<A: DeviceRepr>(
+pub(super) fn launch<A: DeviceRepr>(
     job: &Job<'_>,
     module: &Option<Module>,
     name: &str,
@@ -398,139 +420,4 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
     let blocks = tiles.min(job.queue.device.multiprocessors);
     launch(job, &plan.forward, "forward", (blocks, 128 * (groups as u32 + 1)), &call)?;
     if values { plan.narrow(job, "o", When::Always) } else { Ok(()) }
-}
-
-/// The kernels do not look at what was found.
-const ALWAYS: u32 = u32::MAX;
-
-/// The gradients that have places.
-pub(crate) fn backward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
-    let e = &job.scores().extents;
-    for name in ["q", "k", "v", "o", "dout"] {
-        plan.widen(job, name)?;
-    }
-    let together = heads_in(16 << 20, job, plan).min(e.batch * e.key_heads);
-    let call = Backward {
-        lse2: job.at(plan.lse2),
-        delta: job.at(plan.delta),
-        lse: job.address("lse"),
-        dlse: job.address("dlse"),
-        o: plan.place(job, "o").into(),
-        dout_rows: plan.place(job, "dout").into(),
-        found: job.at(plan.found),
-        when: ALWAYS,
-        shape: shape(job, plan, together),
-        packed: packed(job, plan),
-        options: options(job),
-        ..Backward::default()
-    };
-    let pass = BackwardPass { job, plan, call };
-    job.queue.fill(job.at(plan.found), plan.found.bytes, 0)?;
-    WRITTEN.into_iter().try_for_each(|name| plan.clear(job, name))?;
-    let rows = plan.stat_rows(e);
-    pass.launch("delta", (rows * plan.width / 8).div_ceil(256), 256, &call)?;
-    pass.gradients(&|name| plan.place(job, name), ALWAYS)?;
-    let when = if plan.guarded { When::Is(job.at(plan.found), 0) } else { When::Always };
-    for name in WRITTEN {
-        plan.narrow(job, name, when)?;
-    }
-    portable::dsinks_and_dbias(job)?;
-    if plan.guarded { pass.not_finite() } else { Ok(()) }
-}
-
-/// What the tensor cores read in the backward pass, and what they write.
-const READ: [&str; 4] = ["q", "k", "v", "dout"];
-const WRITTEN: [&str; 3] = ["dq", "dk", "dv"];
-
-/// A backward pass on its way.
-struct BackwardPass<'a> {
-    job: &'a Job<'a>,
-    plan: &'a Plan,
-    call: Backward,
-}
-
-impl BackwardPass<'_> {
-    fn launch(
-        &self,
-        name: &str,
-        blocks: usize,
-        threads: u32,
-        call: &Backward,
-    ) -> Result<(), Error> {
-        launch(self.job, &self.plan.backward, name, (blocks, threads), call)
-    }
-
-    /// Where a number is not finite, the portable kernels have all results. In key heads of a sequence without
-    /// an infinite one, the results of the tensor cores, with 0 for what is not finite, take the places of those that are
-    /// finite.
-    fn not_finite(&self) -> Result<(), Error> {
-        let (job, plan) = (self.job, self.plan);
-        portable::backward(job, job.at(plan.found))?;
-        let operand =
-            |name| Cleansed::new(plan.place(job, name), plan.clean(job, name), by_keys(name));
-        let result = |name| Merged::new(plan.clean(job, name), job.place(name), by_keys(name));
-        let mend = Mend {
-            operands: READ.map(operand),
-            results: WRITTEN.map(result),
-            lse2: job.at(plan.lse2),
-            delta: job.at(plan.delta),
-            stats: plan.stat_rows(&job.scores().extents) as i64,
-            found: job.at(plan.found),
-            shape: self.call.shape,
-            packed: self.call.packed,
-            sequences: job.prepared.rows.sequences.len() as i32,
-        };
-        // Some blocks for each multiprocessor: each walks what is left.
-        let blocks = 4 * job.queue.device.multiprocessors;
-        launch(job, &plan.backward, "cleanse", (blocks, 256), &mend)?;
-        self.gradients(&|name| plan.clean(job, name), 1)?;
-        launch(job, &plan.backward, "merge", (blocks, 256), &mend)
-    }
-
-    /// One of the kernels that draw tiles: as many blocks as there are multiprocessors, if there are as many tiles.
-    fn draw(&self, name: &str, kernel: u64, tiles: usize, call: Backward) -> Result<(), Error> {
-        let blocks = tiles.min(self.job.queue.device.multiprocessors);
-        let counter = self.plan.counter(self.job, kernel);
-        self.launch(name, blocks, 384, &Backward { tiles: tiles as i32, counter, ..call })
-    }
-
-    /// dk, dv and dq, those that are wanted, of operands and in places that a function names.
-    fn gradients(&self, place: &dyn Fn(&str) -> Place, when: u32) -> Result<(), Error> {
-        let (job, plan, e) = (self.job, self.plan, &self.job.scores().extents);
-        let map = |name: &str, rows: u32| map_of(job, plan, place(name), rows);
-        // Operands, those of queries in boxes of so many rows.
-        let reads = |rows: u32| -> Result<Backward, Error> {
-            Ok(Backward {
-                q: map("q", rows)?,
-                k: map("k", 128)?,
-                v: map("v", 128)?,
-                dout: map("dout", rows)?,
-                when,
-                ..self.call
-            })
-        };
-        if job.address("dk") != 0 || job.address("dv") != 0 {
-            let call = Backward {
-                dk: map("dk", 128)?,
-                dv: map("dv", 128)?,
-                dk_rows: place("dk").into(),
-                dv_rows: place("dv").into(),
-                ..reads(64)?
-            };
-            let tiles = match plan.variant.lengths {
-                Lengths::Listed => job.prepared.rows.by_keys.len(),
-                _ => e.keys.div_ceil(128) * e.batch,
-            };
-            self.draw("keys", 0, tiles * e.key_heads, call)?;
-        }
-        if job.address("dq") != 0 {
-            let call = Backward { dq: map("dq", 128)?, dq_rows: place("dq").into(), ..reads(128)? };
-            let tiles = match plan.variant.lengths {
-                Lengths::Listed => job.prepared.rows.by_queries.len(),
-                _ => padded(e.queries) / 128 * e.batch,
-            };
-            self.draw("queries", 1, tiles * e.query_heads, call)?;
-        }
-        Ok(())
-    }
 }

@@ -3,6 +3,7 @@
 mod asked;
 mod blocks;
 mod hopper;
+mod hopper_backward;
 mod hopper_call;
 mod hopper_lazy;
 mod lazy;
@@ -24,7 +25,7 @@ pub(crate) use lazy_ready::{LazyReady, LazyStats};
 pub(crate) use plan::plan;
 pub(crate) use ready::Ready;
 pub(crate) use variants::CONSUMER;
-pub use variants::{Hopper, Lengths, most_shared};
+pub use variants::{Hopper, Lengths, Results, most_shared};
 
 use etalon_problem::Error;
 

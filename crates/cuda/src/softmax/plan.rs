@@ -9,6 +9,7 @@ use crate::softmax::portable::{TENSOR_THREADS, fused_variant, parts, tensor_seco
 use crate::softmax::prepared::scores_of;
 use crate::softmax::rows::Rows;
 use crate::softmax::slots::Shares;
+use crate::softmax::variants::Results;
 use crate::softmax::way::{TensorVariants, Way, choose, on_level, tensor_variants};
 use crate::softmax::{blocks, hopper};
 use crate::target::Target;
@@ -347,7 +348,9 @@ impl Steps<'_> {
     }
 
     fn hopper_backward(&self, plan: &hopper::Plan) -> Vec<Step> {
-        let (e, variant) = (&self.asked.scores.extents, Variant::hopper_backward(plan.variant));
+        let e = &self.asked.scores.extents;
+        let results = if self.asked.value_dim.is_some() { Results::All } else { Results::Lse };
+        let variant = Variant::hopper_backward(plan.variant, results);
         let (dims, values) = (self.dims(), self.values());
         let (by_keys, by_queries) = (e.keys.div_ceil(128), e.queries.div_ceil(128));
         let delta = self.hopper(&variant, "delta", 0, 0);
@@ -355,13 +358,12 @@ impl Steps<'_> {
         let mut steps = vec![
             Step { blocks: numbers.div_ceil(256), threads: 256, shared_bytes: 0, ..delta },
             self.hopper(&variant, "keys", by_keys * e.batch * e.key_heads, 2 * (dims + values)),
-            self.hopper(
-                &variant,
-                "queries",
-                by_queries * e.batch * e.query_heads,
-                2 * dims + values,
-            ),
         ];
+        let tiles = by_queries * e.batch * e.query_heads;
+        steps.push(match self.gradient {
+            true => self.of_rows("scale", self.rows()),
+            false => self.hopper(&variant, "queries", tiles, 2 * dims + values),
+        });
         if self.asked.scores.sinks || self.asked.scores.bias.is_some() {
             steps.push(self.of_rows("delta", self.rows()));
         }
@@ -407,7 +409,7 @@ impl Steps<'_> {
             }
             // And what is not finite of each key head of each sequence.
             let groups = if backward { self.asked.counts.sequences * e.key_heads } else { 0 };
-            add("counters of tiles", 4 * (3 + groups));
+            add("counters of tiles, and what was found of key heads", 4 * (3 + groups));
         }
         list
     }
@@ -422,7 +424,9 @@ impl Steps<'_> {
         let copied = |name: &&str| {
             let of_values = matches!(*name, "v" | "o" | "dout" | "dv");
             let columns = if of_values { self.values() } else { self.dims() };
-            (columns != plan.width || guarded && *name != "o") && (columns > 0 || !of_values)
+            let given = *name == "dq" && self.gradient;
+            let copied = columns != plan.width || guarded && *name != "o";
+            copied && !given && (columns > 0 || !of_values)
         };
         let bytes = |name: &str| {
             let (heads, rows) = hopper::rows_of(e, name);

@@ -130,7 +130,7 @@ impl Call {
             dv: tensor(job, "dv"),
             dbias: by_pair("dbias"),
             lse: job.address("lse"),
-            delta: job.at(prepared.delta),
+            delta: prepared.delta.map_or(0, |room| job.at(room)),
             dlse: job.address("dlse"),
             sinks: job.address("sinks"),
             dsinks: job.address("dsinks"),
@@ -315,17 +315,13 @@ fn each_dq(job: &Job<'_>, launch: impl Fn(usize, i32) -> Result<(), Error>) -> R
 
 /// The gradients that have places. With the address of a number, kernels do nothing where that is 0.
 pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
-    let (kernels, e) = (kernels(job)?, &job.scores().extents);
     let call = Call::new(job).unless(found);
-    let rows = e.batch * e.query_heads * e.queries;
-    launch_few(job, kernels, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    delta(job, &call)?;
     match &job.prepared.slots {
         Some(slots) => fused(job, slots, &call)?,
         None => {
             if call.dq.data != 0 && job.prepared.has_gradient() {
-                let call = Call { q: tensor(job, "gradient"), ..call };
-                let blocks = rows.div_ceil(threads(job) as usize / 32);
-                launch(job, kernels, "scale", blocks, &call)?;
+                scale(job, &call)?;
             } else if call.dq.data != 0 {
                 each_dq(job, |blocks, part| walk(job, "queries", blocks, &call.at(part, 0)))?;
             }
@@ -333,6 +329,28 @@ pub(crate) fn backward(job: &Job<'_>, found: u64) -> Result<(), Error> {
         }
     }
     sinks_and_bias(job, &call)
+}
+
+/// Blocks of kernels that have a row for each warp.
+fn by_rows(job: &Job<'_>) -> usize {
+    job.scores().row_shape().iter().product::<usize>().div_ceil(threads(job) as usize / 32)
+}
+
+/// δ of every row, if something needs it.
+fn delta(job: &Job<'_>, call: &Call) -> Result<(), Error> {
+    let needed = call.delta != 0;
+    if needed { launch_few(job, kernels(job)?, "delta", by_rows(job), call) } else { Ok(()) }
+}
+
+/// dq of attention_lse from the `gradient` that is given.
+fn scale(job: &Job<'_>, call: &Call) -> Result<(), Error> {
+    let call = Call { q: tensor(job, "gradient"), ..*call };
+    launch(job, kernels(job)?, "scale", by_rows(job), &call)
+}
+
+/// The same as a pass on tensor cores computes it.
+pub(crate) fn scaled_gradient(job: &Job<'_>) -> Result<(), Error> {
+    scale(job, &Call::new(job))
 }
 
 /// dq beside dk and dv, from slots.
@@ -369,9 +387,8 @@ pub(crate) fn dsinks_and_dbias(job: &Job<'_>) -> Result<(), Error> {
     if job.address("dsinks") == 0 && job.address("dbias") == 0 {
         return Ok(());
     }
-    let (call, e) = (Call::new(job), &job.scores().extents);
-    let rows = e.batch * e.query_heads * e.queries;
-    launch_few(job, kernels(job)?, "delta", rows.div_ceil(threads(job) as usize / 32), &call)?;
+    let call = Call::new(job);
+    delta(job, &call)?;
     sinks_and_bias(job, &call)
 }
 
@@ -397,8 +414,10 @@ fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
     let dims = wanted(call.dk, e.dim);
     let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
     let over = call.over(job.table(job.prepared.tables.by_keys));
-    if job.prepared.wide.is_some() && job.prepared.value_dim.is_some_and(|columns| columns > 0) {
-        // Of wide operands each has its own kernel.
+    let apart = |module: &Module| module.1.kernels().contains(&"values");
+    let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);
+    if wide.as_ref().is_some_and(apart) || dims == 0 && tensor.as_ref().is_some_and(apart) {
+        // Of wide operands each has its own kernel, and dv where dk is not asked for.
         if dims > 0 {
             walk(job, "keys", blocks, &over)?;
         }

@@ -22,10 +22,12 @@ pub(crate) struct Prepared<'a> {
     pub scores: Cow<'a, Scores>,
     /// E; `None` of attention_lse.
     pub value_dim: Option<usize>,
+    /// Whether the pass reads o, if it has one: for dv alone it does not.
+    pub reads_o: bool,
     pub rows: Rows,
     pub tables: Tables,
-    /// δ of every row, in the backward pass of the first two.
-    pub delta: Room,
+    /// δ of every row, in the backward pass of the first two, if that needs it.
+    pub delta: Option<Room>,
     /// Where the gradient of q is computed in the pass by keys.
     pub slots: Option<Slots>,
     /// The kernels of the level sm80 for that.
@@ -67,18 +69,30 @@ impl<'a> Prepared<'a> {
         layout: &mut Layout,
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = scores_of(problem)?;
-        // lse is written with o in any case, and what was saved is made again where it is absent.
-        let made = |operand: &Operand| operand.role == Role::Saved || operand.name == "lse";
+        let is_lazy = matches!(problem, Problem::LazyAttention(_));
+        let is_backward = pass == Pass::Backward && !is_lazy;
+        let needs_ds =
+            ["dq", "dk", "dsinks", "dbias"].into_iter().any(|name| holds(name, true).is_some());
+        let reads_o = !is_backward || needs_ds;
+        // lse is written with o in any case, and what was saved is made again where it is absent and read.
+        let made = |operand: &Operand| match operand.name {
+            "lse" => true,
+            "o" => operand.role == Role::Saved && reads_o,
+            _ => operand.role == Role::Saved,
+        };
         let parts = Parts::new(held, (pass, storage), table, holds, made, layout)?;
         let rows = Rows::new(scores)?;
         let tables = Tables::new(&rows, scores)?;
         let numbers = scores.row_shape().iter().product::<usize>();
-        let has_delta = pass == Pass::Backward && !matches!(problem, Problem::LazyAttention(_));
-        let delta = layout.room(if has_delta { 4 * numbers } else { 0 })?;
+        let delta = match is_backward && needs_ds {
+            true => Some(layout.room(4 * numbers)?),
+            false => None,
+        };
         Ok(Prepared {
             parts,
             scores: Cow::Borrowed(scores),
             value_dim,
+            reads_o,
             rows,
             tables,
             delta,
@@ -149,7 +163,7 @@ impl<'a> Prepared<'a> {
 
     /// Whether o and lse are computed: as results, or since a later pass lacks them.
     pub fn computes_forward(&self) -> bool {
-        self.pass == Pass::Forward || !self.is_given("lse") || !self.is_given("o")
+        self.pass == Pass::Forward || !self.is_given("lse") || (self.reads_o && !self.is_given("o"))
     }
 }
 

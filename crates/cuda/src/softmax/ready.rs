@@ -10,7 +10,7 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
 use crate::softmax::slots::Slots;
 use crate::softmax::way::{self, Way};
-use crate::softmax::{Job, hopper, portable};
+use crate::softmax::{Job, hopper, hopper_backward, portable};
 use crate::variant::Variant;
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Pass, Problem, Table};
@@ -146,7 +146,7 @@ impl ready::Ready for Ready<'_> {
         }
         match (self.prepared.pass, &self.plan, &self.between) {
             (Pass::Forward, ..) if job.address("gradient") != 0 => portable::gradient_of_lse(job)?,
-            (Pass::Backward, Some(plan), _) => hopper::backward(job, plan)?,
+            (Pass::Backward, Some(plan), _) => hopper_backward::backward(job, plan)?,
             (Pass::Backward, None, _) => portable::backward(job, 0)?,
             (_, _, Some(between)) => second::run(job, between, self.prepared.pass)?,
             _ => {}

@@ -30,6 +30,17 @@ pub enum Lengths {
     Listed,
 }
 
+/// What kernels of the backward pass for compute capability 9.0 compute.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Results {
+    /// dq and dk of attention_lse, each on its own.
+    Lse,
+    /// dq, and dk with dv.
+    All,
+    /// dk or dv, without the other.
+    Alone,
+}
+
 impl Hopper {
     /// That which computes at least what is asked: not every choice is compiled with every other.
     pub fn within(self) -> Hopper {
@@ -182,8 +193,10 @@ impl Variant {
     }
 
     /// The backward pass on them.
-    pub fn hopper_backward(of: Hopper) -> Self {
-        Variant { family: Family::HopperBackward, defines: of.defines() }
+    pub fn hopper_backward(of: Hopper, results: Results) -> Self {
+        let mut defines = of.defines();
+        defines.push(("RESULTS", (results as u8).to_string()));
+        Variant { family: Family::HopperBackward, defines }
     }
 
     /// The shared memory of a block of the kernel that takes most of it.

@@ -27,9 +27,8 @@ fn options() -> Vec<Options> {
     let strict = Options { level: Level::Portable, ..Options::default() };
     let flash = Options { precision: Precision::Flash, assume_finite: true, ..strict };
     let mut all = Vec::new();
-    for options in
-        [strict, Options { level: Level::Sm80, ..flash }, Options { level: Level::Auto, ..flash }]
-    {
+    let levels = [Level::Sm80, Level::Sm90a, Level::Auto];
+    for options in [strict].into_iter().chain(levels.map(|level| Options { level, ..flash })) {
         for mode in [Mode::Auto, Mode::Separate, Mode::FusedPartials] {
             // All tiles of keys at once, few, and one.
             let budgets = [256 << 20, 2_000_000, 1];

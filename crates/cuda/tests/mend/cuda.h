@@ -28,6 +28,7 @@ static float __fdividef(float x, float y) { return x / y; }
 template <class T> static T __shfl_sync(unsigned, T x, int) { return x; }
 template <class T> static T __shfl_xor_sync(unsigned, T x, int) { return x; }
 static int atomicAdd(unsigned* to, unsigned x) { unsigned old = *to; *to += x; return old; }
+static unsigned atomicMax(unsigned* to, unsigned x) { unsigned old = *to; *to = std::max(old, x); return old; }
 using std::isnan, std::min, std::max;
 
 // Names of the rooms feed and multiply, which these two do not call.

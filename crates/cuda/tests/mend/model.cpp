@@ -3,6 +3,7 @@
 #define D 64
 #define WINDOW 0
 #define OPTIONS 0
+#define RESULTS 1
 #include "cuda.h"
 #include "kernels.inc"
 
@@ -76,7 +77,12 @@ static void run(int round) {
   found[0] = 1;
   for (int g = 0; g < groups; g++) found[FIRST_GROUP + g] = below(2);  // what the kernels for tiles have told
   std::vector<u32> wanted = found;
-  auto infinite = [&](int group) { if (group >= 0 && wanted[FIRST_GROUP + group]) wanted[FIRST_GROUP + group] = INFINITE; };
+  auto infinite = [&](int group, bool beside_dv) {
+    if (group < 0 || !wanted[FIRST_GROUP + group]) return;
+    u32& told = wanted[FIRST_GROUP + group];
+    if (!beside_dv) told = INFINITE;
+    else if (told != INFINITE) told = BESIDE_DV;
+  };
   Mend m{};
   m.shape.batch = p.batch, m.shape.heads = p.heads(false), m.shape.key_heads = p.key_heads;
   m.shape.queries = p.queries, m.shape.keys = p.keys, m.shape.lengths = p.lengths.data();
@@ -101,7 +107,7 @@ static void run(int round) {
       const int group = p.group_of(by_keys, b, h, row);
       for (int piece = 0; piece < D; piece += 8) {
         const bool odd = std::any_of(x + piece, x + piece + 8, is_inf);
-        if (odd) infinite(group);
+        if (odd) infinite(group, n == 2);
         for (int c = piece; c < piece + 8; c++) clean[n][line * D + c] = is_number(x[c]) ? x[c] : 0;
       }
     });
@@ -114,8 +120,9 @@ static void run(int round) {
   if (below(2)) {
     const Sequence& s = p.sequences[number];
     const i64 head = LENGTHS == 2 ? h : s.batch * m.shape.heads + h, row = LENGTHS == 2 ? 64 * task : 64 * p.by_queries[task].row_tile;
-    (below(2) ? delta : lse2)[head * m.shape.padded + row] = -INFINITY;
-    infinite(number * p.key_heads + h / p.group);
+    const bool of_delta = below(2);
+    (of_delta ? delta : lse2)[head * m.shape.padded + row] = -INFINITY;
+    infinite(number * p.key_heads + h / p.group, of_delta);
   }
   m.lse2 = lse2.data(), m.delta = delta.data();
 
@@ -140,7 +147,7 @@ static void run(int round) {
       const u32 told = group < 0 ? STRANGE : wanted[FIRST_GROUP + group];
       for (int c = 0; c < columns; c++) {
         u16 &x = merged[n][line * stride + c], y = ours[n][line * D + c];
-        if (told == 0 || told == STRANGE && is_number(x) && is_number(y)) x = y;
+        if (told == 0 || (told == STRANGE || told == BESIDE_DV && n == 2) && is_number(x) && is_number(y)) x = y;
       }
     });
     m.results[n] = {ours[n].data(), {theirs[n].data(), (i64)heads * rows * stride, (i64)rows * stride, stride}, heads, rows, columns, by_keys, (u64)p.batch * heads * rows * columns};
