@@ -17,7 +17,8 @@ struct Maxima {  // of the two rows of this thread
   int seen[2] = {0, 0};
 };
 // Takes the scores of a block: maxima, those of the stripe among them, and the sums of weights.
-DEV void take(const float (&s)[KEYS / 2], Maxima& rows, bool counts) {
+// A row from which the block hides a key subtracts its maximum before it multiplies: a lone key has the weight 1.
+DEV void take(const float (&s)[KEYS / 2], Maxima& rows, bool counts, const bool (&cut)[2]) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float top = s[2 * r], other = s[2 * r + 1], sum[2] = {0, 0};
@@ -30,56 +31,77 @@ DEV void take(const float (&s)[KEYS / 2], Maxima& rows, bool counts) {
 #pragma unroll
       for (int j = 0; j < KEYS / 4; j++) rows.seen[r] += s[4 * (j / 2) + 2 * r + j % 2] != -INF;
     top = max_nan(rows.m[r], top);
-    const float most = base_of(top);
+    const float most = base_of(top), log2 = -__fmul_rn(most, LOG2E);
+    if (cut[r]) {
 #pragma unroll
-    for (int j = 0; j < KEYS / 4; j++) sum[j % 2] += weight(s[4 * (j / 2) + 2 * r + j % 2], most);
+      for (int j = 0; j < KEYS / 4; j++) sum[j % 2] += weight(s[4 * (j / 2) + 2 * r + j % 2], most);
+    } else {
+#pragma unroll
+      for (int j = 0; j < KEYS / 4; j++) sum[j % 2] += exp2_fast(fmaf(s[4 * (j / 2) + 2 * r + j % 2], LOG2E, log2));
+    }
     rows.l[r] = fmaf(rows.l[r], weight(rows.m[r], most), sum[0] + sum[1]), rows.m[r] = top;
   }
+}
+
+// Whether a row of a block holds -inf.
+DEV bool hides(const float (&s)[KEYS / 2], int r) {
+  bool any = false;
+#pragma unroll
+  for (int j = 0; j < KEYS / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
+  return __any_sync(0xfu << (lane_id() & 28), any);
 }
 
 DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
   const u32 base = feed.base;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
-  const u32 q = base + group * 64 * 128;
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
   float* const tops = feed.tops() + warp * 16 + lane / 4;
-  u32 stage = 0, phase = 0, q_phase = 0;
+  u32 stage = 0, phase = 0, tile = 0, q_phase = 0;
   for (;;) {
-    wait(base + ScoreFeed::Q_FULL, q_phase), q_phase ^= 1;
-    u32 all;
-    const int t = tile_at(base + ScoreFeed::TILE, all);
+    wait(base + ScoreFeed::Q_FULL + 8 * tile, q_phase);
+    const int t = tile_at(base + ScoreFeed::TILE + 16 * tile);
     if (t < 0) break;
     const Work w = work<SCORE_GROUPS, true>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
-    Blocks blocks = key_blocks<SCORE_GROUPS>(w.block, s);
-    if (odd) blocks.open = blocks.closed = blocks.begin;  // a bias of -inf hides pairs
+    const Blocks blocks = key_blocks<SCORE_GROUPS>(w.block, s);
     const Rows own(w, s, ROWS);
     const int each = stripe_blocks(s);
     Maxima rows;
-    int n = blocks.end - 1, stripe = STRIPES;
-    auto step = [&](auto masked) {
+    const u32 q = base + tile * ScoreFeed::TILE_BYTES + group * 64 * 128;
+    int stripe = STRIPES, highest = -1;
+#pragma unroll 1
+    for (int n = blocks.end - 1; n >= blocks.begin; n--) {
       float x[KEYS / 2];
       wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
+      if (!own.sees(n * KEYS)) {
+        warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
+        if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
+        continue;
+      }
       pin(x), mma_begin();
       issue_scores<ROWS>(x, q, base + ScoreFeed::AT_K + stage * KV_BYTES);
       mma_commit(), mma_wait<0>(), pin(x);
       score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
       warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
-      if (++stage == 2) stage = 0, phase ^= 1;
-      if (decltype(masked)::value) hide(x, own.begin, own.end, n * KEYS);
-      if (n / each != stripe) stripe = n / each, rows.top[0] = rows.top[1] = -INF;
-      take(x, rows, decltype(masked)::value && odd);
+      if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
+      bool cut[2] = {};
+      if (own.is_cut(n * KEYS)) {
+        hide(x, own.begin, own.end, n * KEYS);
+#pragma unroll
+        for (int r = 0; r < 2; r++) cut[r] = own.begin[r] > n * KEYS || own.end[r] < n * KEYS + KEYS;
+      }
+      if (odd) {  // a bias of -inf hides pairs
+#pragma unroll
+        for (int r = 0; r < 2; r++) cut[r] |= hides(x, r);
+      }
+      if (n / each != stripe) stripe = n / each, rows.top[0] = rows.top[1] = -INF, highest = max(highest, stripe);
+      take(x, rows, odd, cut);
       if (lane % 4 == 0) tops[stripe * ROWS] = rows.top[0], tops[stripe * ROWS + 8] = rows.top[1];
-    };
-#pragma unroll 1
-    for (; n >= max(blocks.open, blocks.begin); n--) step(Is<true>());
-#pragma unroll 1
-    for (; n >= blocks.closed; n--) step(Is<false>());
-#pragma unroll 1
-    for (; n >= blocks.begin; n--) step(Is<true>());
-    warp_arrive(base + ScoreFeed::Q_EMPTY);
+    }
+    warp_arrive(base + ScoreFeed::Q_EMPTY + 8 * tile);
+    if (++tile == ScoreFeed::TILES) tile = 0, q_phase ^= 1;
     float lse[2], offset[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -94,14 +116,14 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     }
     u32 bits = 0;
 #pragma unroll 1
-    for (int i = stripe + lane % 4; i <= (blocks.end - 1) / each; i += 4)  // (E18)
+    for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
 #pragma unroll
       for (int r = 0; r < 2; r++)
         if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
     bits = __reduce_or_sync(~0u, bits);
     __syncwarp();
-    const int tile = w.block * SCORE_GROUPS + group;
-    if (lane == 0 && tile * SIDE < s.queries) c.active[((i64)(s.tile + tile) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
+    const int at = w.block * SCORE_GROUPS + group;
+    if (lane == 0 && at * SIDE < s.queries) c.active[((i64)(s.tile + at) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
   }
 }
 extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ Call c) {
@@ -132,9 +154,9 @@ DEV void pack_all(const float (&s)[KEYS / 2], u32 (&p)[KEYS / 4]) {
 #pragma unroll
   for (int i = 0; i < KEYS / 4; i++) p[i] = pack_above(s[2 * i], s[2 * i + 1]);
 }
-DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v, int add) {  // o (+)= p·v
+DEV void issue_values(float (&o)[D / 2], const u32 (&p)[KEYS / 4], u32 v) {  // o += p·v
 #pragma unroll
-  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), i > 0 ? 1 : add);
+  for (int i = 0; i < KEYS / 16; i++) Mma<D>::rs<MN_MAJOR>(o, p + 4 * i, mn_major(v + i * 2048, PANEL), 1);
 }
 // What values that are not finite add: every key of the blocks that were walked.
 template <bool PV> DEV void add_odd_values(float (&o)[D / 2], const Call& c, const Own& s, const Work& w, const Rows& own, const Blocks& blocks, u32 stripes,
@@ -175,85 +197,83 @@ template <bool PV> DEV void consume_values(const ValueFeed& feed, const Call& c)
   constexpr int ROWS = ValueFeed::ROWS;
   const u32 base = feed.base;
   const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
-  const u32 q = base + group * 64 * 128, staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
+  const u32 staging = base + ValueFeed::AT_OUT + group * 64 * D * 2;
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
-  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, q_phase = 0;
+  u32 stage_k = 0, phase_k = 0, stage_v = 0, phase_v = 0, tile = 0, q_phase = 0;
   for (;;) {
-    wait(base + ValueFeed::Q_FULL, q_phase), q_phase ^= 1;
-    u32 stripes;
-    const int t = tile_at(base + ValueFeed::TILE, stripes);
+    wait(base + ValueFeed::Q_FULL + 8 * tile, q_phase);
+    const u32 words = base + ValueFeed::TILE + 16 * tile;
+    const int t = tile_at(words);
     if (t < 0) break;
     const Work w = work<VALUE_GROUPS, true>(t, c);
     const Own s = sequence_of<true>(c, w.batch);
     const Blocks blocks = key_blocks<VALUE_GROUPS>(w.block, s);
     const Rows own(w, s, ROWS);
     const int each = stripe_blocks(s);
+    // Which stripes the warpgroups walk, and this one attends to.
+    const u32 stripes = tile_at(words + 4) | tile_at(words + 8) | tile_at(words + 12), mine = tile_at(words + 4 + 4 * group);
+    const u32 q = base + tile * ValueFeed::TILE_BYTES + group * 64 * 128, q_empty = base + ValueFeed::Q_EMPTY + 8 * tile;
+    if (++tile == ValueFeed::TILES) tile = 0, q_phase ^= 1;
     float o[D / 2], lse[2], offset[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
       const i64 at = row_at(c, s, w.head, min(own.row + 8 * r, s.queries - 1));
       lse[r] = base_of(c.lse[at]), offset[r] = c.numbers[at].offset;
     }
-    int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each);
-    if (n < blocks.begin) {
 #pragma unroll
-      for (int i = 0; i < D / 2; i++) o[i] = 0;
-      warp_arrive(base + ValueFeed::Q_EMPTY);
-    } else {
-      float x[KEYS / 2];
-      u32 p[KEYS / 4];
-      int add = 0;
-      // From products to what multiplies v; the block of keys is no longer read.
-      auto weigh = [&] {
-        score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage_k) + near);
-        warp_arrive(base + ValueFeed::K_EMPTY + 8 * stage_k);
-        if (++stage_k == 2) stage_k = 0, phase_k ^= 1;
-        if (odd || n >= blocks.open || n < blocks.closed) {
-          hide(x, own.begin, own.end, n * KEYS);
-          activate<true, PV>(x, lse, offset);
-        } else {
-          activate<false, PV>(x, lse, offset);
-        }
-        pack_all(x, p);
-      };
-      // v of the block: its numbers that are not finite are cleared by all warpgroups together.
-      auto wait_v = [&] {
-        wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
-        if (!odd) return;
-        named_sync(15, 128 * VALUE_GROUPS);
-        clear_odd(base + ValueFeed::AT_V + stage_v * KV_BYTES, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
-        proxy_fence();
-        named_sync(15, 128 * VALUE_GROUPS);
-      };
-      auto leave_v = [&] {
-        warp_arrive(base + ValueFeed::V_EMPTY + 8 * stage_v);
-        if (++stage_v == 2) stage_v = 0, phase_v ^= 1;
-      };
+    for (int i = 0; i < D / 2; i++) o[i] = 0;
+    u32 p[KEYS / 4];
+    bool flies = false;  // whether the product of the block before is on its way
+    auto land = [&] {
+      flies = false;
+      warp_arrive(base + ValueFeed::V_EMPTY + 8 * stage_v);
+      if (++stage_v == ValueFeed::STAGES) stage_v = 0, phase_v ^= 1;
+    };
+    auto leave_k = [&] {
+      warp_arrive(base + ValueFeed::K_EMPTY + 8 * stage_k);
+      if (++stage_k == ValueFeed::STAGES) stage_k = 0, phase_k ^= 1;
+    };
+#pragma unroll 1
+    for (int n = ValueFeed::next(blocks.end - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
       wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
+      if (!odd && !(mine >> n / each & 1 && own.sees(n * KEYS))) {
+        mma_wait<0>(), pin(o), pin(p);
+        if (flies) land();
+        leave_k();
+        wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
+        land();
+        continue;
+      }
+      float x[KEYS / 2];
       pin(x), mma_begin();
       issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + stage_k * KV_BYTES);
-      mma_commit(), mma_wait<0>(), pin(x);
-      weigh();
-#pragma unroll 1
-      for (n = ValueFeed::next(n - 1, blocks.begin, stripes, each); n >= blocks.begin; n = ValueFeed::next(n - 1, blocks.begin, stripes, each)) {
-        wait_v();
-        wait(base + ValueFeed::K_FULL + 8 * stage_k, phase_k);
-        pin(x), pin(o), pin(p), mma_begin();
-        issue_values(o, p, base + ValueFeed::AT_V + stage_v * KV_BYTES, add);
-        issue_scores<ROWS>(x, q, base + ValueFeed::AT_K + stage_k * KV_BYTES);
-        mma_commit(), mma_wait<0>(), pin(x), pin(o);
-        add = 1;
-        leave_v();
-        weigh();
+      mma_commit(), mma_wait<0>(), pin(x), pin(o), pin(p);
+      if (flies) land();
+      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage_k) + near);
+      leave_k();
+      if (odd || own.is_cut(n * KEYS)) {
+        hide(x, own.begin, own.end, n * KEYS);
+        activate<true, PV>(x, lse, offset);
+      } else {
+        activate<false, PV>(x, lse, offset);
       }
-      warp_arrive(base + ValueFeed::Q_EMPTY);
-      wait_v();
+      pack_all(x, p);
+      wait(base + ValueFeed::V_FULL + 8 * stage_v, phase_v);
+      const u32 v = base + ValueFeed::AT_V + stage_v * KV_BYTES;
+      if (odd) {  // all warpgroups together
+        named_sync(15, 128 * VALUE_GROUPS);
+        clear_odd(v, KV_BYTES, threadIdx.x - 128, 128 * VALUE_GROUPS);
+        proxy_fence();
+        named_sync(15, 128 * VALUE_GROUPS);
+      }
       pin(o), pin(p), mma_begin();
-      issue_values(o, p, base + ValueFeed::AT_V + stage_v * KV_BYTES, add);  // (E6)
-      mma_commit(), mma_wait<0>(), pin(o);
-      leave_v();
+      issue_values(o, p, v), mma_commit();  // (E6)
+      flies = true;
     }
+    mma_wait<0>(), pin(o), pin(p);
+    if (flies) land();
+    warp_arrive(q_empty);
     if (odd) add_odd_values<PV>(o, c, s, w, own, blocks, stripes, lse, offset);
     if (PV) {
       store_wide(c, s, w, own.row, o);
