@@ -124,18 +124,18 @@ struct Rows {
   int row, begin[2], end[2];             // the first of this thread's two, and the keys that they see
   int all_begin, all_end, from, to;      // the keys that some row of the warpgroup sees, and those that all see
   __device__ __forceinline__ Rows(const Work& w, const Own& s, int rows) {
-    const int first = w.block * rows + (threadIdx.x / 128 - 1) * 64, last = min(first + 63, s.queries - 1);
+    const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), first = w.block * rows + group * 64, last = min(first + 63, s.queries - 1);
     row = first + threadIdx.x / 32 % 4 * 16 + lane_id() / 4;
 #pragma unroll
     for (int r = 0; r < 2; r++) begin[r] = first_key(row + 8 * r, s), end[r] = row + 8 * r < s.queries ? end_key(row + 8 * r, s) : 0;
     all_begin = first_key(first, s), all_end = first <= last ? end_key(last, s) : 0, from = first_key(last, s), to = end_key(first, s);
   }
   // Of a block of keys: whether some row of the warpgroup sees some of it, whether all see all, and this for the rows of a warp.
-  __device__ __forceinline__ bool sees(int key) const { return key < all_end && key + KEYS > all_begin; }
-  __device__ __forceinline__ bool sees_all(int key) const { return key >= from && key + KEYS <= to; }
-  __device__ __forceinline__ bool is_cut(int key) const {
-    return __any_sync(~0u, begin[0] > key || begin[1] > key || end[0] < key + KEYS || end[1] < key + KEYS);
-  }
+  __device__ __forceinline__ bool sees(int key, int keys = KEYS) const { return key < all_end && key + keys > all_begin; }
+  __device__ __forceinline__ bool sees_all(int key, int keys = KEYS) const { return key >= from && key + keys <= to; }
+  __device__ __forceinline__ bool is_cut(int key) const { return __any_sync(~0u, cuts(0, key, KEYS) || cuts(1, key, KEYS)); }
+  // Whether one of this thread's rows does not see them all.
+  __device__ __forceinline__ bool cuts(int r, int key, int keys) const { return begin[r] > key || end[r] < key + keys; }
 };
 // The number of a work tile, below 0 after the last.
 DEV int tile_at(u32 at) { return __shfl_sync(~0u, load_word(at), 0); }  // tells the compiler that it is uniform

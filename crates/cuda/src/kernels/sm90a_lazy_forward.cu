@@ -12,52 +12,69 @@
 constexpr int SCORE_GROUPS = 3;
 using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
 
-struct Maxima {  // of the two rows of this thread
-  float m[2] = {-INF, -INF}, l[2] = {0, 0}, top[2];
-  int seen[2] = {0, 0};
-};
-// Takes the scores of a block: maxima, those of the stripe among them, and the sums of weights.
-// A row from which the block hides a key subtracts its maximum before it multiplies: a lone key has the weight 1.
-DEV void take(const float (&s)[KEYS / 2], Maxima& rows, bool counts, const bool (&cut)[2]) {
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    float top = s[2 * r], other = s[2 * r + 1], sum[2] = {0, 0};
-#pragma unroll
-    for (int j = 1; j < KEYS / 8; j++) top = max_nan(top, s[4 * j + 2 * r]), other = max_nan(other, s[4 * j + 2 * r + 1]);
-    top = max_nan(top, other);
-    top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
-    rows.top[r] = max_nan(rows.top[r], top);
-    if (counts)
-#pragma unroll
-      for (int j = 0; j < KEYS / 4; j++) rows.seen[r] += s[4 * (j / 2) + 2 * r + j % 2] != -INF;
-    top = max_nan(rows.m[r], top);
-    const float most = base_of(top), log2 = -__fmul_rn(most, LOG2E);
-    if (cut[r]) {
-#pragma unroll
-      for (int j = 0; j < KEYS / 4; j++) sum[j % 2] += weight(s[4 * (j / 2) + 2 * r + j % 2], most);
-    } else {
-#pragma unroll
-      for (int j = 0; j < KEYS / 4; j++) sum[j % 2] += exp2_fast(fmaf(s[4 * (j / 2) + 2 * r + j % 2], LOG2E, log2));
-    }
-    rows.l[r] = fmaf(rows.l[r], weight(rows.m[r], most), sum[0] + sum[1]), rows.m[r] = top;
-  }
-}
+constexpr int HALF = KEYS / 2;        // keys that are weighed while the products of the next so many are on their way
+constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
 
-// Whether a row of a block holds -inf.
-DEV bool hides(const float (&s)[KEYS / 2], int r) {
+// Of the two rows of a thread and the keys whose scores it holds. Lanes meet when a tile is done.
+struct Sums {
+  float base[2] = {-INF, -INF}, log2[2] = {0, 0};  // what is subtracted of scores, and -base·log2 e: 0 for -inf
+  float limit[2] = {-INF, -INF};                   // a score above it raises the base
+  float l[2] = {0, 0}, top[2];                     // the weights; the largest score of the stripe
+  int seen[2] = {0, 0};
+  __device__ __forceinline__ void raise(int r, float top) {
+    const float next = max_nan(base[r], top);
+    l[r] = __fmul_rn(l[r], weight(base[r], base_of(next)));
+    base[r] = next, log2[r] = -__fmul_rn(base_of(next), LOG2E), limit[r] = next + LAG;
+  }
+};
+// Whether a row of half a block holds -inf.
+DEV bool hides(const float (&s)[HALF / 2], int r) {
   bool any = false;
 #pragma unroll
-  for (int j = 0; j < KEYS / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
+  for (int j = 0; j < HALF / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
   return __any_sync(0xfu << (lane_id() & 28), any);
+}
+// Takes the scores of half a block: the largest of them, and the sums of weights.
+// A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight 1.
+DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
+  float top[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    float other = s[2 * r + 1];
+    top[r] = s[2 * r];
+#pragma unroll
+    for (int j = 1; j < HALF / 8; j++) top[r] = max_nan(top[r], s[4 * j + 2 * r]), other = max_nan(other, s[4 * j + 2 * r + 1]);
+    top[r] = max_nan(top[r], other), rows.top[r] = max_nan(rows.top[r], top[r]);
+  }
+  if (__any_sync(~0u, top[0] > rows.limit[0] || top[1] > rows.limit[1])) {
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (top[r] > rows.limit[r]) rows.raise(r, top[r]);
+  }
+  auto add = [&](auto weigh) {
+    float sum[4] = {0, 0, 0, 0};
+#pragma unroll
+    for (int i = 0; i < HALF / 2; i++) sum[i % 4] += weigh(s[i], i / 2 % 2);
+#pragma unroll
+    for (int r = 0; r < 2; r++) rows.l[r] += sum[2 * r] + sum[2 * r + 1];
+  };
+    if (some) add([&](float x, int r) {
+    const float apart = __fmul_rn(__fsub_rn(x, base_of(rows.base[r])), LOG2E), at_once = fmaf(x, LOG2E, rows.log2[r]);
+    return exp2_fast(cut[r] ? apart : at_once);
+  });
+  else add([&](float x, int r) { return exp2_fast(fmaf(x, LOG2E, rows.log2[r])); });
 }
 
 DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
-  const u32 base = feed.base;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 - 4, lane = lane_id();
+  u32 base = feed.base;
+  keep(base);
+  const int group = __shfl_sync(~0u, threadIdx.x / 128 - 1, 0), warp = threadIdx.x / 32 - 4, lane = lane_id();
   const int near = KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3);
   const bool odd = *c.odd;
   float* const tops = feed.tops() + warp * 16 + lane / 4;
+  u32 k_first = k_major(base + ScoreFeed::AT_K);
+  keep(k_first);
   u32 stage = 0, phase = 0, tile = 0, q_phase = 0;
   for (;;) {
     wait(base + ScoreFeed::Q_FULL + 8 * tile, q_phase);
@@ -67,39 +84,74 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     const Own s = sequence_of<true>(c, w.batch);
     const Blocks blocks = key_blocks<SCORE_GROUPS>(w.block, s);
     const Rows own(w, s, ROWS);
-    const int each = stripe_blocks(s);
-    Maxima rows;
-    const u32 q = base + tile * ScoreFeed::TILE_BYTES + group * 64 * 128;
-    int stripe = STRIPES, highest = -1;
-#pragma unroll 1
-    for (int n = blocks.end - 1; n >= blocks.begin; n--) {
-      float x[KEYS / 2];
-      wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
-      if (!own.sees(n * KEYS)) {
-        warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
-        if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
-        continue;
-      }
-      pin(x), mma_begin();
-      issue_scores<ROWS>(x, q, base + ScoreFeed::AT_K + stage * KV_BYTES);
-      mma_commit(), mma_wait<0>(), pin(x);
-      score(x, c.shape.scale, is_near(c, distance_of(c, s, w.block * ROWS + group * 64, n * KEYS), 64), feed.bias(stage) + near);
+    const int each = stripe_blocks(s), distance = distance_of(c, s, w.block * ROWS + group * 64, 0);
+    // A half of a block whose first key lies between them has a bias.
+    int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
+    keep(near_after), keep(near_before);
+    Sums rows;
+    const u32 q = __shfl_sync(~0u, (u32)k_major(base + tile * ScoreFeed::TILE_BYTES + group * 64 * 128), 0);
+    int n = blocks.end - 1;
+    auto leave = [&] {
       warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
       if (++stage == ScoreFeed::STAGES) stage = 0, phase ^= 1;
-      bool cut[2] = {};
-      if (own.is_cut(n * KEYS)) {
-        hide(x, own.begin, own.end, n * KEYS);
+    };
+    // Leaves out blocks of which no row of the warpgroup sees a key.
+    auto pass = [&] {
+#pragma unroll 1
+      for (; n >= blocks.begin && !own.sees(n * KEYS); n--) wait(base + ScoreFeed::K_FULL + 8 * stage, phase), leave();
+    };
+    // The keys of the block from `from` on.
+    auto weigh = [&](float (&x)[HALF / 2], int from, const float* bias) {
+      const int key = n * KEYS + from;
+      if (!own.sees(key, HALF)) return;
+      score(x, c.shape.scale, near_after < key && key < near_before, bias - from);
+      bool cut[2] = {}, some = odd;
+      if (!own.sees_all(key, HALF)) {
+        hide(x, own.begin, own.end, key), some = true;
 #pragma unroll
-        for (int r = 0; r < 2; r++) cut[r] = own.begin[r] > n * KEYS || own.end[r] < n * KEYS + KEYS;
+        for (int r = 0; r < 2; r++) cut[r] = own.cuts(r, key, HALF);
       }
       if (odd) {  // a bias of -inf hides pairs
 #pragma unroll
-        for (int r = 0; r < 2; r++) cut[r] |= hides(x, r);
+        for (int r = 0; r < 2; r++) {
+          cut[r] |= hides(x, r);
+#pragma unroll
+          for (int j = 0; j < HALF / 4; j++) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
+        }
       }
-      if (n / each != stripe) stripe = n / each, rows.top[0] = rows.top[1] = -INF, highest = max(highest, stripe);
-      take(x, rows, odd, cut);
-      if (lane % 4 == 0) tops[stripe * ROWS] = rows.top[0], tops[stripe * ROWS + 8] = rows.top[1];
+      take(x, rows, some, cut);
+    };
+    auto issue = [&](float (&x)[HALF / 2], u32 k) {
+      pin(x), mma_begin();
+      issue_scores_of<ROWS>(x, q, k);
+      mma_commit();
+    };
+    pass();
+    int stripe = n >= blocks.begin ? n / each : STRIPES, rest = n - stripe * each;
+    const int highest = n >= blocks.begin ? stripe : -1;
+    rows.top[0] = rows.top[1] = -INF;
+#pragma unroll 1
+    for (; n >= blocks.begin && own.sees(n * KEYS); n--) {
+      float high[HALF / 2], low[HALF / 2];
+      wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
+      const u32 k = __shfl_sync(~0u, k_first + stage * (KV_BYTES / 16), 0);
+      issue(high, k + HALF * 128 / 16), issue(low, k);
+      const float* const bias = feed.bias(stage) + near;
+      if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
+      rest--;
+      mma_wait<1>(), pin(high);
+      weigh(high, HALF, bias);
+      mma_wait<0>(), pin(low);
+      weigh(low, 0, bias);
+      leave();
+#pragma unroll
+      for (int r = 0; r < 2; r++) {
+        float top = rows.top[r];
+        top = max_nan(top, __shfl_xor_sync(~0u, top, 1)), top = max_nan(top, __shfl_xor_sync(~0u, top, 2));
+        if (lane % 4 == 0) tops[stripe * ROWS + 8 * r] = top;
+      }
     }
+    pass();
     warp_arrive(base + ScoreFeed::Q_EMPTY + 8 * tile);
     if (++tile == ScoreFeed::TILES) tile = 0, q_phase ^= 1;
     float lse[2], offset[2];
@@ -107,9 +159,11 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     for (int r = 0; r < 2; r++) {
       int seen = max(own.end[r] - own.begin[r], 0);
       if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
-      const float sum = quad_sum(rows.l[r]);
+      float most = rows.base[r];
+      most = max_nan(most, __shfl_xor_sync(~0u, most, 1)), most = max_nan(most, __shfl_xor_sync(~0u, most, 2));
+      const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
       const Numbers numbers = counted(c.tau[w.head], seen);
-      lse[r] = seen ? rows.m[r] + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
+      lse[r] = seen ? most + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
       if (lane % 4 || own.row + 8 * r >= s.queries) continue;
       const i64 at = row_at(c, s, w.head, own.row + 8 * r);
       c.lse[at] = lse[r], c.numbers[at] = numbers;
