@@ -14,6 +14,10 @@ using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
 
 constexpr int HALF = KEYS / 2;        // keys that are weighed while the products of the next so many are on their way
 constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
+// Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was subtracted so far is a
+// score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by less than
+// adding it may.
+constexpr float FAINT = LAG + 17;
 
 // Of the two rows of a thread and the keys whose scores it holds. Lanes meet when a tile is done.
 struct Sums {
@@ -34,10 +38,12 @@ DEV bool hides(const float (&s)[HALF / 2], int r) {
   for (int j = 0; j < HALF / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
   return __any_sync(0xfu << (lane_id() & 28), any);
 }
-// Takes the scores of half a block: the largest of them, and the sums of weights.
+// Takes the scores of half a block: the largest of them, and the sums of weights. Whether they add nothing for any row of the warp,
+// if `asks`: then weights are not computed, which changes no bit.
 // A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight 1.
-DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
+DEV bool take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2], bool asks) {
   float top[2];
+  bool faint[2];
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     float other = s[2 * r + 1];
@@ -45,7 +51,9 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
 #pragma unroll
     for (int j = 1; j < HALF / 8; j++) top[r] = max_nan(top[r], s[4 * j + 2 * r]), other = max_nan(other, s[4 * j + 2 * r + 1]);
     top[r] = max_nan(top[r], other), rows.top[r] = max_nan(rows.top[r], top[r]);
+    faint[r] = top[r] < rows.limit[r] - FAINT;
   }
+  if (asks && __all_sync(~0u, faint[0] && faint[1])) return true;
   if (__any_sync(~0u, top[0] > rows.limit[0] || top[1] > rows.limit[1])) {
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -56,13 +64,14 @@ DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
 #pragma unroll
     for (int i = 0; i < HALF / 2; i++) sum[i % 4] += weigh(s[i], i / 2 % 2);
 #pragma unroll
-    for (int r = 0; r < 2; r++) rows.l[r] += sum[2 * r] + sum[2 * r + 1];
+    for (int r = 0; r < 2; r++) rows.l[r] += faint[r] ? 0 : sum[2 * r] + sum[2 * r + 1];
   };
-    if (some) add([&](float x, int r) {
+  if (some) add([&](float x, int r) {
     const float apart = __fmul_rn(__fsub_rn(x, base_of(rows.base[r])), LOG2E), at_once = fmaf(x, LOG2E, rows.log2[r]);
     return exp2_fast(cut[r] ? apart : at_once);
   });
   else add([&](float x, int r) { return exp2_fast(fmaf(x, LOG2E, rows.log2[r])); });
+  return false;
 }
 
 DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
@@ -89,6 +98,7 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
     keep(near_after), keep(near_before);
     Sums rows;
+    bool watches = false;  // whether the half before was left out; else one in four is asked
     const u32 q = __shfl_sync(~0u, (u32)k_major(base + tile * ScoreFeed::TILE_BYTES + group * 64 * 128), 0);
     int n = blocks.end - 1;
     auto leave = [&] {
@@ -119,7 +129,7 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
           for (int j = 0; j < HALF / 4; j++) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
         }
       }
-      take(x, rows, some, cut);
+      watches = take(x, rows, some, cut, watches || n % 2 == 0 && from == 0);
     };
     auto issue = [&](float (&x)[HALF / 2], u32 k) {
       pin(x), mma_begin();
