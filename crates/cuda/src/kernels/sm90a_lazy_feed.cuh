@@ -53,6 +53,10 @@ template <int GROUPS, Pass PASS> struct Feed {
   // How often `queries` walks the keys.
   static __device__ __forceinline__ int sweeps(const Call& c) { return c.means + c.wants_dq; }
 
+  // Nobody waits for ever: the producer and every warp of a consumer go through the same blocks in the same order, and at each block every
+  // warp arrives once at K_EMPTY, and at V_EMPTY where v is loaded, also for a block that it leaves out, after it has seen the block full: an
+  // arrival never counts for another phase. v of a block is left after the scores of the next at the latest, which wait for k alone, and k
+  // of a block is loaded before v of it: two stages are enough. q is left when its last block is.
   __device__ __forceinline__ void produce(const Call& c) {
     const int tiles = tiles_of<GROUPS>(c);
     const bool first_lane = lane_id() == 0;

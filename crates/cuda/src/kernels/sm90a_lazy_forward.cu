@@ -74,6 +74,36 @@ DEV bool take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
   return false;
 }
 
+// lse and n of the rows of a tile, and which of the stripes from `stripe` to `highest` may hold an active pair.
+DEV void settle_rows(const Call& c, const Own& s, const Work& w, const Rows& own, const Sums& rows, bool odd, int group, const float* tops, int stripe, int highest) {
+  constexpr int ROWS = ScoreFeed::ROWS;
+  const int warp = threadIdx.x / 32 - 4, lane = lane_id();
+  float lse[2], offset[2];
+#pragma unroll
+  for (int r = 0; r < 2; r++) {
+    int seen = max(own.end[r] - own.begin[r], 0);
+    if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
+    float most = rows.base[r];
+    most = max_nan(most, __shfl_xor_sync(~0u, most, 1)), most = max_nan(most, __shfl_xor_sync(~0u, most, 2));
+    const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
+    const Numbers numbers = counted(c.tau[w.head], seen);
+    lse[r] = seen ? most + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
+    if (lane % 4 || own.row + 8 * r >= s.queries) continue;
+    const i64 at = row_at(c, s, w.head, own.row + 8 * r);
+    c.lse[at] = lse[r], c.numbers[at] = numbers;
+  }
+  u32 bits = 0;
+#pragma unroll 1
+  for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
+  bits = __reduce_or_sync(~0u, bits);
+  __syncwarp();
+  const int at = w.block * SCORE_GROUPS + group;
+  if (lane == 0 && at * SIDE < s.queries) c.active[((i64)(s.tile + at) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
+}
+
 DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
   u32 base = feed.base;
@@ -164,30 +194,7 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     pass();
     warp_arrive(base + ScoreFeed::Q_EMPTY + 8 * tile);
     if (++tile == ScoreFeed::TILES) tile = 0, q_phase ^= 1;
-    float lse[2], offset[2];
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-      int seen = max(own.end[r] - own.begin[r], 0);
-      if (odd) seen = rows.seen[r], seen += __shfl_xor_sync(~0u, seen, 1), seen += __shfl_xor_sync(~0u, seen, 2);
-      float most = rows.base[r];
-      most = max_nan(most, __shfl_xor_sync(~0u, most, 1)), most = max_nan(most, __shfl_xor_sync(~0u, most, 2));
-      const float sum = quad_sum(__fmul_rn(rows.l[r], weight(rows.base[r], base_of(most))));
-      const Numbers numbers = counted(c.tau[w.head], seen);
-      lse[r] = seen ? most + logf(sum) : -INF, offset[r] = numbers.offset;  // (E3)
-      if (lane % 4 || own.row + 8 * r >= s.queries) continue;
-      const i64 at = row_at(c, s, w.head, own.row + 8 * r);
-      c.lse[at] = lse[r], c.numbers[at] = numbers;
-    }
-    u32 bits = 0;
-#pragma unroll 1
-    for (int i = stripe + lane % 4; i <= highest; i += 4)  // (E18)
-#pragma unroll
-      for (int r = 0; r < 2; r++)
-        if (own.row + 8 * r < s.queries && may_be_active(tops[i * ROWS + 8 * r], lse[r], offset[r])) bits |= 1u << i;
-    bits = __reduce_or_sync(~0u, bits);
-    __syncwarp();
-    const int at = w.block * SCORE_GROUPS + group;
-    if (lane == 0 && at * SIDE < s.queries) c.active[((i64)(s.tile + at) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
+    settle_rows(c, s, w, own, rows, odd, group, tops, stripe, highest);
   }
 }
 extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores(const __grid_constant__ Call c) {
