@@ -505,17 +505,23 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperForward, _) => {
             1024 + rows(64 * groups) + 4 * rows(128) + groups * 16384 + 256
         }
-        // q; k and its bias in two stages, and v; the largest scores of rows by stripe, or o; barriers.
-        (Family::HopperLazyForward, _) => {
+        // q of some tiles, with dout; in stages k and its bias, and v; the largest scores of rows by stripe, or o; barriers.
+        (
+            Family::HopperLazyForward | Family::HopperLazyBackward,
+            "scores" | "values" | "sums" | "queries",
+        ) => {
             let queries = 64 * variant.lazy_groups(kernel);
-            let out = match kernel {
-                "scores" => 128 * queries,
-                _ => 2 * rows(128) + rows(queries),
+            let (tiles, stages) = if width == 64 { (2, 4) } else { (1, 2) };
+            let (own, walked, out) = match kernel {
+                "scores" => (rows(queries), rows(128), 128 * queries),
+                "queries" => (2 * rows(queries), 2 * rows(128), 0),
+                _ => (rows(queries), 2 * rows(128), rows(queries)),
             };
-            1024 + rows(queries) + 2 * rows(128) + out + 8 * (queries + 128) + 88
+            let near = 4 * (queries + 128);
+            1024 + tiles * (own + 32) + stages * (walked + near + 32) + out
         }
         // k and v; q, dout, their numbers and bias in three stages; sums of diagonals; barriers.
-        (Family::HopperLazyBackward, "keys") => {
+        (Family::HopperLazyBackward, _) => {
             1024 + 2 * rows(128) + 3 * (2 * rows(64) + 1024 + 768) + 16 * (32 * 72 + 64) + 84
         }
         // What two tiles own; what they walk and its numbers in four stages, or two of dout beside; barriers.
@@ -523,8 +529,6 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             1024 + 6 * rows(128) + 4 * (1024 + 32) + 56
         }
         (Family::HopperBackward, "values") => 1024 + 6 * rows(128) + 2 * (1024 + 32) + 56,
-        // q and dout; k and its bias, and v, in two stages; barriers.
-        (Family::HopperLazyBackward, _) => 1024 + 6 * rows(128) + 8 * (128 + 128) + 88,
         // k and v of two tiles; q, dout and their numbers in three stages; barriers.
         (Family::HopperBackward, "keys") => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112,
         // q, dout, dq; k and v in two stages; barriers.

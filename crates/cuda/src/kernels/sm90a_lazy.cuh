@@ -95,39 +95,49 @@ template <int ROWS> DEV void put_bias(float* to, const Call& c, int head, int di
     to[32 * t + lane_id()] = d < (u32)c.width ? from[d] : 0;
   }
 }
-// S (E1), (E2) from products of 64 queries and a block of keys, rounded once: a bias of 0 changes no bit. `bias`: that of this
-// thread's first row and column.
-DEV void score(float (&s)[KEYS / 2], float scale, bool near, const float* bias) {
+// S (E1), (E2) from products of 64 queries and a block of keys, or half of one, rounded once: a bias of 0 changes no bit. `bias`:
+// that of this thread's first row and column.
+template <int R> DEV void score(float (&s)[R], float scale, bool near, const float* bias) {
   if (!near) {
 #pragma unroll
-    for (int i = 0; i < KEYS / 2; i++) s[i] = __fmul_rn(scale, s[i]);
+    for (int i = 0; i < R; i++) s[i] = __fmul_rn(scale, s[i]);
     return;
   }
 #pragma unroll
-  for (int d = 1; d > -KEYS / 8; d--)  // pairs on a diagonal of the thread's groups of 8 share their bias
+  for (int d = 1; d > -R / 4; d--)  // pairs on a diagonal of the thread's groups of 8 share their bias
 #pragma unroll
     for (int e = 0; e < 2; e++) {
       const float b = bias[8 * d - e];
       if (d <= 0) s[-4 * d + e] = __fmaf_rn(scale, s[-4 * d + e], b);
-      if (1 - d < KEYS / 8) s[4 * (1 - d) + 2 + e] = __fmaf_rn(scale, s[4 * (1 - d) + 2 + e], b);
+      if (1 - d < R / 4) s[4 * (1 - d) + 2 + e] = __fmaf_rn(scale, s[4 * (1 - d) + 2 + e], b);
     }
 }
 // Puts -inf where a row does not see a key.
-DEV void hide(float (&s)[KEYS / 2], const int (&begin)[2], const int (&end)[2], int key) {
+template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (&end)[2], int key) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int from = key + 2 * (lane_id() & 3), first = begin[r] - from, last = end[r] - from;
 #pragma unroll
-    for (int j = 0; j < KEYS / 8; j++)
+    for (int j = 0; j < R / 4; j++)
 #pragma unroll
       for (int e = 0; e < 2; e++)
         if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
   }
 }
-template <int ROWS> DEV void issue_scores(float (&s)[KEYS / 2], u32 q, u32 k) {  // s = q·kᵀ
+// The same from the lower words of descriptors.
+template <int ROWS, int R> DEV void issue_scores_of(float (&s)[R], u32 q, u32 k) {
+  const u64 upper = k_major(0) >> 32 << 32;
 #pragma unroll
   for (int i = 0; i < D / 16; i++)
-    Mma<KEYS>::ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
+    Mma<2 * R>::template ss<K_MAJOR, K_MAJOR>(s, upper | (q + ((i / 4) * ROWS * 128 + (i % 4) * 32) / 16), upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
+}
+// Keeps a number in a register: the compiler would rather compute it again each time.
+DEV void keep(int& x) { asm volatile("" : "+r"(x)); }
+DEV void keep(u32& x) { asm volatile("" : "+r"(x)); }
+template <int ROWS, int R> DEV void issue_scores(float (&s)[R], u32 q, u32 k) {  // by their addresses
+#pragma unroll
+  for (int i = 0; i < D / 16; i++)
+    Mma<2 * R>::template ss<K_MAJOR, K_MAJOR>(s, k_major(q + (i / 4) * ROWS * 128 + (i % 4) * 32), k_major(k + (i / 4) * PANEL + (i % 4) * 32), i > 0);
 }
 // What is subtracted of scores: that of a row that sees nothing is any finite number.
 DEV float base_of(float lse) { return lse == -INF ? 0 : lse; }

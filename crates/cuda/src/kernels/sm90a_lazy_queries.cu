@@ -64,18 +64,23 @@ struct Walk {
   const Call& c;
   const int group, warp, lane, near;
   const bool odd;
-  const u32 base, q, dout;
-  u32 stage = 0, phase = 0, q_phase = 0;
+  const u32 base;
+  u32 q, dout, stage = 0, phase = 0, tile = 0, q_phase = 0;
 
   __device__ __forceinline__ Walk(const Feed& f, const Call& call)
       : feed(f), c(call), group(threadIdx.x / 128 - 1), warp(threadIdx.x / 32 - 4), lane(lane_id()), near(KEYS - 1 + warp * 16 + lane / 4 - 2 * (lane & 3)),
-        odd(*call.odd), base(f.base), q(base + group * 64 * 128), dout(q + Feed::AT_OUT) {}
+        odd(*call.odd), base(f.base) {}
   __device__ __forceinline__ u32 k() const { return base + Feed::AT_K + stage * KV_BYTES; }
   __device__ __forceinline__ u32 v() const { return base + Feed::AT_V + stage * KV_BYTES; }
   __device__ __forceinline__ void leave_k() const { warp_arrive(base + Feed::K_EMPTY + 8 * stage); }
   __device__ __forceinline__ void leave_v() const { warp_arrive(base + Feed::V_EMPTY + 8 * stage); }
   __device__ __forceinline__ void next() {
-    if (++stage == 2) stage = 0, phase ^= 1;
+    if (++stage == Feed::STAGES) stage = 0, phase ^= 1;
+  }
+  // Leaves out a block of which no row of the warpgroup sees a key.
+  __device__ __forceinline__ void pass() {
+    wait(base + Feed::K_FULL + 8 * stage, phase), wait(base + Feed::V_FULL + 8 * stage, phase);
+    leave_k(), leave_v(), next();
   }
   // S, then P, of the block n; whether a pair of this thread is active.
   template <bool MASKED> __device__ __forceinline__ bool weights(float (&x)[KEYS / 2], const Work& w, const Own& s, const Rows& own, int n, const float (&lse)[2],
@@ -166,14 +171,15 @@ struct Walk {
 
   __device__ __forceinline__ void all() {
     for (;;) {
-      wait(base + Feed::Q_FULL, q_phase), q_phase ^= 1;
-      u32 unused;
-      const int t = tile_at(base + Feed::TILE, unused);
+      wait(base + Feed::Q_FULL + 8 * tile, q_phase);
+      const int t = tile_at(base + Feed::TILE + 16 * tile);
       if (t < 0) break;
+      q = base + tile * Feed::TILE_BYTES + group * 64 * 128, dout = q + Feed::Q_BYTES;
+      const u32 q_empty = base + Feed::Q_EMPTY + 8 * tile;
+      if (++tile == Feed::TILES) tile = 0, q_phase ^= 1;
       const Work w = work<GROUPS, true>(t, c);
       const Own s = sequence_of<true>(c, w.batch);
-      Blocks blocks = key_blocks<GROUPS>(w.block, s);
-      if (odd) blocks.open = blocks.closed = blocks.begin;  // a bias of -inf hides pairs
+      const Blocks blocks = key_blocks<GROUPS>(w.block, s);
       const Rows own(w, s, ROWS);
       const int each = stripe_blocks(s);
       float lse[2], offset[2], delta[2] = {0, 0}, sum[2] = {0, 0};
@@ -190,8 +196,9 @@ struct Walk {
         int n = blocks.end - 1;
 #pragma unroll 1
         for (; n >= blocks.begin; n--) {
-          if (n >= blocks.open || n < blocks.closed) visit(n, Is<true>());
-          else visit(n, Is<false>());
+          if (odd || own.sees(n * KEYS) && !own.sees_all(n * KEYS)) visit(n, Is<true>());  // odd: a bias of -inf hides pairs
+          else if (own.sees(n * KEYS)) visit(n, Is<false>());
+          else pass();
         }
       }
 #pragma unroll
@@ -206,10 +213,10 @@ struct Walk {
         __syncwarp(0xfu << (lane & 28));
         if (lane % 4 == 0) c.numbers[at] = {offset[r], lse[r], delta[r], __fmul_rn(share, sum[r])};
       }
-      const int tile = w.block * GROUPS + group;
-      if (threadIdx.x % 128 == 0 && tile * SIDE < s.queries) c.active[(i64)(s.tile + tile) * c.shape.heads + w.head] = active;
+      const int at = w.block * GROUPS + group;
+      if (threadIdx.x % 128 == 0 && at * SIDE < s.queries) c.active[(i64)(s.tile + at) * c.shape.heads + w.head] = active;
       if (!c.wants_dq) {
-        warp_arrive(base + Feed::Q_EMPTY);
+        warp_arrive(q_empty);
         continue;
       }
       float dq[D / 2];
@@ -218,7 +225,8 @@ struct Walk {
 #pragma unroll 1
       for (int n = blocks.end - 1; n >= blocks.begin; n--) {
         const bool holds = active >> n / each & 1;
-        if (n >= blocks.open || n < blocks.closed) step<true, true>(dq, w, s, own, n, lse, offset, delta);
+        if (!odd && !own.sees(n * KEYS)) pass();
+        else if (odd || !own.sees_all(n * KEYS)) step<true, true>(dq, w, s, own, n, lse, offset, delta);
         else if (holds) step<false, true>(dq, w, s, own, n, lse, offset, delta);
         else step<false, false>(dq, w, s, own, n, lse, offset, delta);
       }
@@ -237,7 +245,7 @@ struct Walk {
           store_commit(), store_wait_read();
         }
       }
-      warp_arrive(base + Feed::Q_EMPTY);
+      warp_arrive(q_empty);
     }
     if (threadIdx.x % 128 == 0) store_wait();
   }

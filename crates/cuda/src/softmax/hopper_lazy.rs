@@ -23,8 +23,6 @@ pub(crate) struct LazyPlan {
     operands: Plan,
     /// Which stripes of keys may hold an active pair, of every 16 rows of a tile of queries and head.
     active: Room,
-    /// Counters from which blocks draw tiles: one for each kernel.
-    counters: Room,
     forward: Option<Module>,
     backward: Option<Module>,
 }
@@ -79,10 +77,10 @@ struct Call {
 unsafe impl DeviceRepr for Call {}
 
 /// Kernels, by their counters.
-const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
+pub(crate) const KERNELS: [&str; 5] = ["scores", "values", "sums", "queries", "keys"];
 
-/// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite, what the
-/// tiles of keys add to dbias (0: nothing), and how many distances occur.
+/// What the passes of every level keep: where the numbers of the rows lie, whether some number is not finite and behind it
+/// the counters from which blocks draw tiles, what the tiles of keys add to dbias (0: nothing), and how many distances occur.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kept {
     pub numbers: u64,
@@ -97,8 +95,7 @@ impl LazyPlan {
         let mut operands = Plan::new(&prepared.asked(), options)?;
         // Sequences are those of the arrays, or listed; and any scale will do.
         operands.variant = Hopper { options: true, ..operands.variant }.within();
-        let none = Room::default();
-        Ok(LazyPlan { operands, active: none, counters: none, forward: None, backward: None })
+        Ok(LazyPlan { operands, active: Room::default(), forward: None, backward: None })
     }
 
     /// Takes rooms for what the kernels need beside the operands.
@@ -106,7 +103,6 @@ impl LazyPlan {
         self.operands.reserve_operands(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
         self.active = layout.room(16 * prepared.rows.by_queries.len() * heads)?;
-        self.counters = layout.room(4 * KERNELS.len())?;
         Ok(())
     }
 
@@ -182,7 +178,7 @@ impl LazyPlan {
         let call = Call {
             q: map("q")?,
             dout: if self.backward.is_some() { map("dout")? } else { call.dout },
-            counter: job.at(self.counters) + 4 * at as u64,
+            counter: call.odd + 4 * (1 + at as u64),
             tiles: tiles as i32,
             ..call
         };
@@ -198,7 +194,6 @@ impl LazyPlan {
         bias: Option<DistanceBias>,
         kept: Kept,
     ) -> Result<(), Error> {
-        job.queue.fill(job.at(self.counters), self.counters.bytes, 0)?;
         self.operands.widen(job, "q")?;
         self.operands.widen(job, "k")?;
         let call = self.call(job, bias, kept)?;
@@ -242,7 +237,6 @@ impl LazyPlan {
         kept: Kept,
     ) -> Result<(), Error> {
         let plan = &self.operands;
-        job.queue.fill(job.at(self.counters), self.counters.bytes, 0)?;
         for name in ["q", "k", "v", "dout"] {
             plan.widen(job, name)?;
         }

@@ -5,7 +5,7 @@ use crate::gpu::Kernels;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
-use crate::softmax::hopper_lazy::{Kept, LazyPlan};
+use crate::softmax::hopper_lazy::{KERNELS, Kept, LazyPlan};
 use crate::softmax::portable::{Call, TENSOR_THREADS, Tensor, parts, tensor};
 use crate::softmax::prepared::Prepared;
 use crate::variant::{self, shared_bytes, width};
@@ -21,7 +21,7 @@ pub(crate) struct Memory {
     active: Room,
     /// What each tile of keys adds to dbias.
     windows: Room,
-    /// Whether some operand holds a number that is not finite.
+    /// Whether some operand holds a number that is not finite, and a counter for each kernel of sm90a.
     odd: Room,
     /// Whether nobody looks: the caller says that there is none.
     assume_finite: bool,
@@ -43,7 +43,7 @@ impl Memory {
             numbers: layout.room(16 * scores.row_shape().iter().product::<usize>())?,
             active: layout.room(4 * rows.by_queries.len() * heads)?,
             windows: layout.room(windows.unwrap_or(usize::MAX))?,
-            odd: layout.room(4)?,
+            odd: layout.room(4 * (1 + KERNELS.len()))?,
             assume_finite,
         })
     }
@@ -168,7 +168,7 @@ impl<'a> Passes<'a> {
     /// Looks for numbers that are not finite.
     fn inspect(&self) -> Result<(), Error> {
         let (job, e) = (self.job, &self.job.scores().extents);
-        job.queue.fill(self.call.odd, 4, 0)?;
+        job.queue.fill(self.call.odd, self.memory.odd.bytes, 0)?;
         if self.memory.assume_finite {
             return Ok(());
         }
