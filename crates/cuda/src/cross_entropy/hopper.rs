@@ -19,7 +19,7 @@ const ARCHITECTURE: &str = "sm_90a";
 /// Bytes of a leaf of the tree: m and l, or `Node` of `cross_entropy.cuh`.
 fn leaf(call: &Call) -> usize {
     let short = call.entropy == 0 && call.smoothing == 0.0 && call.argmax == 0;
-    if short { 8 } else { 24 }
+    if short { 8 } else { 28 }
 }
 
 /// Tiles of a node of the tree that waits for others.
@@ -52,6 +52,7 @@ struct Product {
     from: u64,
     to: u64,
     scale: u64,
+    block: u32,
 }
 
 // SAFETY: the fields, their types and their order are those of `Product` in `sm90a_cross_entropy.cu`, and it
@@ -61,7 +62,17 @@ unsafe impl DeviceRepr for Product {}
 impl Product {
     fn new(call: &Call) -> Product {
         let none = TensorMap::default();
-        Product { a: none, b: none, out: none, call: *call, leaves: 0, from: 0, to: 0, scale: 0 }
+        Product {
+            a: none,
+            b: none,
+            out: none,
+            call: *call,
+            leaves: 0,
+            from: 0,
+            to: 0,
+            scale: 0,
+            block: 0,
+        }
     }
 }
 
@@ -141,6 +152,11 @@ impl Hopper {
         boxed.map(queue.device, self.storage)
     }
 
+    /// The map of da of a chunk, in boxes of 64 classes and so many tokens.
+    fn gradients(&self, queue: &Queue<'_>, call: &Call, height: u32) -> Result<TensorMap, Error> {
+        self.map(queue, call.z, [call.count, call.columns, call.columns], height)
+    }
+
     /// Launches a product over tiles of 128 rows, in clusters of two blocks.
     fn product(&self, queue: &Queue<'_>, tiles: &Tiles, product: &Product) -> Result<(), Error> {
         let pairs = (tiles.rows as usize).div_ceil(256);
@@ -204,31 +220,35 @@ impl Hopper {
         call: &Call,
         [h, scale]: [u64; 2],
     ) -> Result<(), Error> {
-        let out = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
+        let out = self.gradients(queue, call, 64)?;
         let product = Product { out, scale, ..self.logits(queue, call, h)? };
         let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)
     }
 
-    /// (C17), in tiles of so many columns.
+    /// (C17), in tiles of so many columns, and blocks of so many classes.
     pub fn hidden(
         &self,
         queue: &Queue<'_>,
         call: &Call,
         scale: u64,
-        wide: usize,
+        (wide, block): (usize, usize),
     ) -> Result<(), Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
-        let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 128)?;
+        let a = self.gradients(queue, call, 128)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 64)?;
         let name = if wide == TILE { "hidden" } else { "hidden_192" };
         let tiles = Tiles { name, rows: call.count, columns: call.dim, wide };
-        self.product(queue, &tiles, &Product { a, b, scale, ..Product::new(call) })
+        self.product(
+            queue,
+            &tiles,
+            &Product { a, b, scale, block: block as u32, ..Product::new(call) },
+        )
     }
 
     /// (C18)
     pub fn head(&self, queue: &Queue<'_>, call: &Call, [h, scale]: [u64; 2]) -> Result<(), Error> {
-        let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
+        let a = self.gradients(queue, call, 64)?;
         let b = self.map(queue, h, [call.count, call.dim, call.dim], 64)?;
         let product = Product { a, b, scale, ..Product::new(call) };
         let dw = call.dw + 2 * call.first_class as u64 * call.dim as u64;

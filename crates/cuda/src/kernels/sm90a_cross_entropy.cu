@@ -12,8 +12,10 @@
 //   producer: one thread;  consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
 //
 // Order of tiles: GROUP pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
+//
+// Sums that go on in another launch are loaded as accumulators: so their order, and their bits, do not depend on chunks.
 enum Kind { LEAVES, GRADIENT, HIDDEN, HEAD };
-constexpr int ROWS = 128, STEP = 64, GROUP = 16, PANEL = 64 * 128;
+constexpr int ROWS = 128, STEP = 64, GROUP = 8, PANEL = 64 * 128;
 // Tiles so many columns wide, in stages of STEP of the reduction.
 template <Kind K, int COLUMNS> struct Stages {
   static constexpr int COUNT = COLUMNS == 256 ? 4 : 5;
@@ -30,6 +32,7 @@ struct Product {
   const element* from;  // of `bias`: da; of `gather`: h
   element* to;          // of `gather`
   float* scale;         // of f16: what da of the chunk is multiplied by before it is stored
+  u32 block;            // classes that dh is summed over one after the other; a power of two
 };
 struct Corner { int row, column; };
 
@@ -125,11 +128,11 @@ DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
 // Whether leaves have no more than m and l.
 DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
-// m of (C33) of both rows, of a tile that four lanes share.
-DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
+// The largest logit of both rows, of the first COUNT classes of a tile, which four lanes share.
+template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
   float m[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
-  for (int i = 0; i < TILE / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
+  for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
 #pragma unroll
   for (int r = 0; r < 2; r++) largest[r] = max_nan(m[2 * r], m[2 * r + 1]);
 #pragma unroll
@@ -149,14 +152,11 @@ DEV void find_sums(const float (&z)[TILE / 2], const float (&m)[2], float (&sums
   for (int r = 0; r < 2; r++) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
 }
 
-// (C33) of a row, given m. What lies beyond the last class is -inf.
-DEV Node leaf(const Call& c, const float* z, float m, int first) {
+// (C33) of a row, given m, l and its largest logit. What lies beyond the last class is -inf.
+DEV Node leaf(const Call& c, const float* z, float m, float l, float largest, int first) {
   Node n = {};
-  n.m = m;
+  n.m = m, n.l = l, n.largest = largest;
   const float from = origin(m);
-  float l[2] = {};
-  each_class(first, [&](int i, int) { l[i & 1] += weight(z[i], from); });
-  n.l = quad_sum(l[0] + l[1]);
   if (c.entropy) {
     each_class(first, [&](int i, int) { n.u += weight(z[i], from) * at_least(z[i] - from); });
     n.u = quad_sum(n.u);
@@ -171,7 +171,7 @@ DEV Node leaf(const Call& c, const float* z, float m, int first) {
   if (c.argmax) {
     int best = 0x7fffffff;
     each_class(first, [&](int i, int v) {
-      if (v < best && (z[i] == m || is_nan(z[i]))) best = v;
+      if (v < best && (z[i] == largest || is_nan(z[i]))) best = v;
     });
 #pragma unroll
     for (int lane = 1; lane < 4; lane *= 2) best = min(best, __shfl_xor_sync(~0u, best, lane));
@@ -200,8 +200,24 @@ DEV void pick(const Call& c, const float* z, int target, int first, int token) {
   const float picked = element_of<32>(of_lane, i / 8 + 32 * (i & 1));
   if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
 }
-// Whether logits are the accumulators themselves, and of them no more than m and l are asked for, or da.
-DEV bool is_plain(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1 && is_short(c); }
+// Whether logits are the accumulators themselves.
+DEV bool is_bare(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
+// The same, and of them no more than m and l are asked for, or da.
+DEV bool is_plain(const Call& c) { return is_bare(c) && is_short(c); }
+// What a class may weigh relative to m: e^(z - m) <= 2^8, the lag that (N63) has room for. A sum that is no larger has no class that weighs more.
+constexpr float MOST_LAG = 256;
+
+// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns for which rows
+// that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the largest of all for m.
+struct Lags { bool of[2]; };
+DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
+  find_largest<TILE / 4>(z, m);
+  find_sums(z, m, l);
+  Lags lags;
+#pragma unroll
+  for (int r = 0; r < 2; r++) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
+  return lags;
+}
 
 DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
   const Call& c = x.c;
@@ -213,24 +229,32 @@ DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, 
       if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], l[r]);
   };
   float m[2], l[2];
+  Lags lags = {true, true};
   if (plain && at.column + TILE <= c.classes) {
-    const bool has_target = (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
-    find_largest(z, m), find_sums(z, m, l);
-    if (!__any_sync(~0u, has_target)) return write(m, l);
+    lags = find_leaves(z, m, l);
+    const bool rare = lags.of[0] || lags.of[1] || (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
+    if (!__any_sync(~0u, rare)) return write(m, l);
   } else {
     link(c, z, at.column);
     if (at.column + TILE > c.classes)
       each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
-    find_largest(z, m);
-    if (is_short(c)) find_sums(z, m, l);
+    if (is_bare(c)) lags = find_leaves(z, m, l);
   }
 #pragma unroll
   for (int r = 0; r < 2; r++)
     if (any_target(rows.target[r], at.column)) pick(c, z + 2 * r, rows.target[r], at.column, c.first_token + row + 8 * r);
+  float largest[2], sums[2];
+  find_largest<TILE>(z, largest);
+  if (__any_sync(~0u, lags.of[0] || lags.of[1])) {
+    find_sums(z, largest, sums);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (lags.of[r]) m[r] = largest[r], l[r] = sums[r];
+  }
   if (is_short(c)) return write(m, l);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const Node n = leaf(c, z + 2 * r, m[r], at.column);
+    const Node n = leaf(c, z + 2 * r, m[r], l[r], largest[r], at.column);
     if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
   }
 }
@@ -291,41 +315,49 @@ DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target)
   if (first + TILE > c.classes) each_class(first, [&](int i, int v) { if (v >= c.classes) z[i] = 0; });
 }
 
-// Stores the 64 x 256 of a warpgroup in the storage type, in halves.
-DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
+// Stores a half of the 64 x 256 of a warpgroup, in the storage type.
+DEV void store_half(const TensorMap* out, const float* z, const Corner& at, u32 to, int group, int half) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id();
+  if (threadIdx.x % 128 == 0) store_wait_read();
+  named_sync(1 + group, 128);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    if (threadIdx.x % 128 == 0) store_wait_read();
-    named_sync(1 + group, 128);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const float* y = z + 64 * half + 8 * j;
-      store_blocks(to + j / 4 * PANEL + swizzled(warp * 16 + lane % 16, (2 * j + lane / 16) % 8), pack(y[0], y[1]), pack(y[2], y[3]),
-                   pack(y[4], y[5]), pack(y[6], y[7]));
-    }
-    proxy_fence();
-    named_sync(1 + group, 128);
-    if (threadIdx.x % 128 == 0) {
-      const int column = at.column + half * 128, first = at.row + group * 64;
-      store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
-      store_commit();
-    }
+  for (int j = 0; j < 8; j++) {
+    const float* y = z + 64 * half + 8 * j;
+    store_blocks(to + j / 4 * PANEL + swizzled(warp * 16 + lane % 16, (2 * j + lane / 16) % 8), pack(y[0], y[1]), pack(y[2], y[3]),
+                 pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+  proxy_fence();
+  named_sync(1 + group, 128);
+  if (threadIdx.x % 128 == 0) {
+    const int column = at.column + half * 128, first = at.row + group * 64;
+    store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
+    store_commit();
   }
 }
+DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) store_half(out, z, at, to, group, half);
+}
 
-DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
+// da of a tile, and stores it.
+DEV void write_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain, u32 to,
+                         int group) {
   const Call& c = x.c;
   if (plain && at.column + TILE <= c.classes && at.row + ROWS <= count) {
     const float ln_l[2] = {rows.pull[0].ln_l * LOG2E, rows.pull[1].ln_l * LOG2E};
     const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};
+    // A half is copied while the other is computed.
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++) {
-      const int r = i / 2 & 1;
-      z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int i = 64 * half; i < 64 * half + 64; i++) {
+        const int r = i / 2 & 1;
+        z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
+      store_half(&x.out, z, at, to, group, half);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
     return;
   }
   link(c, z, at.column);
@@ -335,32 +367,84 @@ DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows
     // `head` multiplies whole steps: rows without a token are 0.
     if (row + 8 * r >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });
   }
+  store_tile(&x.out, z, at, to, group);
 }
 
+// A consumer's warpgroup, and the first of its two rows in a tile.
+DEV int own_group() { return threadIdx.x / 128 - 1; }
+DEV int own_row() { return 64 * own_group() + threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }
+
 // ---- gradients of operands -------------------------------------------------------------------------------------------
-// Adds what the chunks before have summed; writes the sum, or the gradient after the last chunk.
-template <Kind K, int COLUMNS> DEV void write_product(const Product& p, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
-  const Call& c = p.c;
+// dw. Calls f(element, accumulator) for each pair of columns of a thread that the classes of the chunk have.
+template <class F> DEV void each_pair(const Call& c, const Corner& at, int row, F f) {
+#pragma unroll
+  for (int r = 0; r < 2; r++)
+#pragma unroll
+    for (int j = 0; j < TILE / 8; j++) {
+      const int column = at.column + column_of(j, 0);
+      if (row + 8 * r < c.classes && column < c.dim) f((i64)(row + 8 * r) * c.dim + column, 4 * j + 2 * r);
+    }
+}
+// The sums over the chunks of tokens before.
+DEV void read_head(const Call& c, float (&z)[TILE / 2], const Corner& at, int row, float scale) {
+  each_pair(c, at, row, [&](i64 to, int i) {
+    const float2 x = *(const float2*)(c.head + to);
+    z[i] = SCALED ? x.x * scale : x.x, z[i + 1] = SCALED ? x.y * scale : x.y;
+  });
+}
+DEV void write_head(const Call& c, const float (&z)[TILE / 2], const Corner& at, int row) {
+  const i64 first = (i64)c.first_class * c.dim;
+  each_pair(c, at, row, [&](i64 to, int i) {
+    if (!c.ends) *(float2*)(c.head + to) = make_float2(z[i], z[i + 1]);
+    else if (c.wide) *(float2*)((float*)c.dw + first + to) = make_float2(z[i], z[i + 1]);
+    else *(u32*)((element*)c.dw + first + to) = pack(z[i], z[i + 1]);
+  });
+}
+
+// dh is summed over the classes of a block one after the other, and over blocks along the tree. What waits for other classes lies as
+// threads hold it: [waiting][tile][warpgroup][accumulators / 4][thread]. As many sums of blocks wait before block n as n has bits,
+// and behind them the sum that goes on in the next chunk.
+template <int COLUMNS> struct Waiting {
+  float4* first;
+  i64 each;  // from one to the next
+  __device__ __forceinline__ Waiting(const Call& c, const Corner& at, int pairs, int columns) {
+    const i64 tile = (i64)(at.row / ROWS) * columns + at.column / COLUMNS;
+    first = (float4*)c.hidden + (2 * tile + own_group()) * (COLUMNS / 8 * 128) + threadIdx.x % 128;
+    each = (i64)pairs * columns * (COLUMNS / 8 * 512);
+  }
+  __device__ __forceinline__ void get(int n, float (&z)[COLUMNS / 2]) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 4) {
+      const float4 x = first[n * each + i * 32];
+      z[i] = x.x, z[i + 1] = x.y, z[i + 2] = x.z, z[i + 3] = x.w;
+    }
+  }
+  __device__ __forceinline__ void put(int n, const float (&z)[COLUMNS / 2]) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 4) first[n * each + i * 32] = make_float4(z[i], z[i + 1], z[i + 2], z[i + 3]);
+  }
+  __device__ __forceinline__ void add(int n, float (&z)[COLUMNS / 2]) const {
+#pragma unroll
+    for (int i = 0; i < COLUMNS / 2; i += 4) {
+      const float4 x = first[n * each + i * 32];
+      z[i] += x.x, z[i + 1] += x.y, z[i + 2] += x.z, z[i + 3] += x.w;
+    }
+  }
+};
+
+template <int COLUMNS> DEV void write_hidden(const Call& c, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + 8 * r;
-    if (i >= row_count<K>(c, count)) continue;
-    float* const kept = (K == HIDDEN ? c.hidden : c.head) + (i64)i * c.dim;
-    const i64 place = K == HIDDEN ? c.tokens[c.first_token + i].index : c.first_class + i;
-    void* const to = K == HIDDEN ? c.dh : c.dw;
+    if (i >= count) continue;
+    const i64 to = (i64)c.tokens[c.first_token + i].index * c.dim;
 #pragma unroll
     for (int j = 0; j < COLUMNS / 8; j++) {
       const int column = at.column + column_of(j, 0);
       if (column >= c.dim) continue;
-      float2 x = make_float2(z[4 * j + 2 * r], z[4 * j + 2 * r + 1]);
-      if (!c.begins) {
-        const float2 y = *(const float2*)(kept + column);
-        x.x += y.x, x.y += y.y;
-      }
-      const i64 out = place * c.dim + column;
-      if (!c.ends) *(float2*)(kept + column) = x;
-      else if (c.wide) *(float2*)((float*)to + out) = x;
-      else *(u32*)((element*)to + out) = pack(x.x, x.y);
+      const float x = z[4 * j + 2 * r], y = z[4 * j + 2 * r + 1];
+      if (c.wide) *(float2*)((float*)c.dh + to + column) = make_float2(x, y);
+      else *(u32*)((element*)c.dh + to + column) = pack(x, y);
     }
   }
 }
@@ -369,7 +453,6 @@ template <Kind K, int COLUMNS> DEV void write_product(const Product& p, const fl
 template <Kind K> DEV Rows read_rows(const Product& x, int row, int count) {
   const Call& c = x.c;
   Rows rows = {};
-  if (K >= HIDDEN) return rows;
   const float scale = K == GRADIENT ? scale_of(x) : 1;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -382,56 +465,132 @@ template <Kind K> DEV Rows read_rows(const Product& x, int row, int count) {
   return rows;
 }
 
-template <Kind K, int COLUMNS> DEV void consume(u32 base, const Product& x, int count, int pairs, int columns) {
+// A consumer's place in the ring of stages.
+template <Kind K, int COLUMNS> struct Ring {
   typedef Stages<K, COLUMNS> S;
+  u32 base, stage, phase;
+  __device__ __forceinline__ u32 full() const { return base + S::AT_BARRIERS + 8 * stage; }
+  __device__ __forceinline__ u32 a() const { return base + stage * S::BYTES; }
+  __device__ __forceinline__ void next() { if (++stage == S::COUNT) stage = 0, phase ^= 1; }
+  __device__ __forceinline__ void release(u32 i) const {
+    if (lane_id() < 2) arrive_cluster(base + S::AT_BARRIERS + 8 * (S::COUNT + i), lane_id());
+  }
+};
+
+// Multiplies `length` of the reduction, which is not 0. ADD: to what z holds. `beside` runs under the first products.
+template <bool ADD, Kind K, int COLUMNS, class F>
+DEV void multiply(float (&z)[COLUMNS / 2], Ring<K, COLUMNS>& ring, int group, int length, F beside) {
+  u32 before = 0;
+  auto begin = [&](bool add) {
+    wait(ring.full(), ring.phase);
+    pin(z), mma_begin();
+    step<K, COLUMNS>(z, ring.a() + group * PANEL, ring.a() + Stages<K, COLUMNS>::A, add);
+    mma_commit();
+  };
+  int k = 0;
+  if (ADD) {  // outside the loop: else the assembler serializes its products
+    begin(true);
+    before = ring.stage, ring.next(), k = STEP;
+  }
+#pragma unroll 1
+  for (; k < length; k += STEP) {
+    begin(ADD || k);
+    if (k == 0) beside();
+    mma_wait<1>(), pin(z);  // the step before is done: its stage is free
+    if (k) ring.release(before);
+    before = ring.stage, ring.next();
+  }
+  mma_wait<0>(), pin(z);
+  ring.release(before);
+}
+template <int N> DEV void clear(float (&z)[N]) {
+#pragma unroll
+  for (int i = 0; i < N; i++) z[i] = 0;
+}
+template <int N> DEV void unscale(float (&z)[N], const Product& x) {
+  const float factor = unscale_of(x);
+#pragma unroll
+  for (int i = 0; i < N; i++) z[i] = SCALED ? z[i] * factor : z[i];
+}
+
+template <Kind K> DEV void consume_logits(u32 base, const Product& x, int count, int pairs, int columns) {
+  const u32 store = base + Stages<K, TILE>::AT_STORE + own_group() * 2 * PANEL;
+  const bool plain = is_plain(x.c);
+  Ring<K, TILE> ring = {base, 0, 0};
+#pragma unroll 1
+  for (Walk<TILE> walk(pairs, columns); walk.there(); walk.next()) {
+    const Corner at = walk.corner();
+    const int row = at.row + own_row();
+    Rows rows = {};
+    float z[TILE / 2];
+    multiply<false>(z, ring, own_group(), x.c.dim, [&] { rows = read_rows<K>(x, row, count); });
+    if (K == LEAVES) write_leaves(x, z, rows, at, row, count, plain);
+    else write_gradients(x, z, rows, at, row, count, plain, store, own_group());
+  }
+}
+
+// The tiles of dh, block after block of the classes of the chunk.
+template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int count, int pairs, int columns) {
   const Call& c = x.c;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(c, count);
-  const u32 full = base + S::AT_BARRIERS, empty = full + 8 * S::COUNT, store = base + S::AT_STORE + group * 2 * PANEL;
-  const bool plain = is_plain(c);
-  u32 stage = 0, phase = 0;
-  auto release = [&](u32 i) { if (lane < 2) arrive_cluster(empty + 8 * i, lane); };
+  Ring<HIDDEN, COLUMNS> ring = {base, 0, 0};
 #pragma unroll 1
   for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
-    const Corner at = walk.corner();
-    const int row = at.row + group * 64 + warp * 16 + lane / 4;
-    Rows rows = {};
-    float z[COLUMNS / 2];
-    u32 before = 0;
 #pragma unroll 1
-    for (int k = 0; k < length; k += STEP) {
-      const u32 a = base + stage * S::BYTES;
-      wait(full + 8 * stage, phase);
-      pin(z), mma_begin();
-      step<K, COLUMNS>(z, a + group * PANEL, a + S::A, k > 0);
-      mma_commit();
-      if (K < HIDDEN && k == 0) rows = read_rows<K>(x, row, count);  // under the first products
-      mma_wait<1>(), pin(z);  // the step before is done: its stage is free
-      if (k) release(before);
-      before = stage;
-      if (++stage == S::COUNT) stage = 0, phase ^= 1;
-    }
-    mma_wait<0>(), pin(z);
-    if (length) release(before);
-    if constexpr (K == LEAVES) {
-      write_leaves(x, z, rows, at, row, count, plain);
-    } else if constexpr (K == GRADIENT) {
-      find_gradients(x, z, rows, at, row, count, plain);
-      store_tile(&x.out, z, at, store, group);
-    } else {
-      const float unscale = unscale_of(x);
-#pragma unroll
-      for (int i = 0; i < COLUMNS / 2; i++) z[i] = length ? SCALED ? z[i] * unscale : z[i] : 0;
-      if constexpr (K == HEAD) {
-        // Where nothing is to be added and rows are of the storage type, the copy engine writes them.
-        if (c.begins && c.ends && !c.wide) {
-          store_tile(&x.out, z, at, store, group);
-          continue;
-        }
+    for (int from = 0; from < c.classes;) {
+      const u32 within = (c.first_class + from) % x.block;
+      float z[COLUMNS / 2];
+      if (within) Waiting<COLUMNS>(c, walk.corner(), pairs, columns).get(__popc((c.first_class + from) / x.block), z);
+      else clear(z);
+      const int length = min((u32)(c.classes - from), x.block - within);
+      multiply<true>(z, ring, own_group(), length, [] {});
+      // Found again, as registers are few beside the accumulators.
+      const Corner at = walk.corner();
+      const Waiting<COLUMNS> waiting(c, at, pairs, columns);
+      from += length;
+      const u32 end = c.first_class + from, block = (end - 1) / x.block;
+      const int before = __popc(block);
+      const bool ends = c.ends && from == c.classes;
+      if (end % x.block && !ends) {
+        waiting.put(before, z);
+        continue;
       }
-      write_product<K, COLUMNS>(x, z, at, row, count);
+      unscale(z, x);
+      const int folds = ends ? before : before - __popc(block & (block + 1));
+#pragma unroll 1
+      for (int n = 1; n <= folds; n++) waiting.add(before - n, z);
+      if (ends) write_hidden<COLUMNS>(c, z, at, at.row + own_row(), count);
+      else waiting.put(before - folds, z);
     }
   }
-  if (S::AT_STORE != S::AT_BARRIERS && threadIdx.x % 128 == 0) store_wait();
+}
+
+// dw. Where no token of a chunk counts, nothing is multiplied.
+DEV void write_nothing(const Call& c, int pairs, int columns) {
+  for (Walk<TILE> walk(pairs, columns); walk.there(); walk.next()) {
+    const Corner at = walk.corner();
+    float z[TILE / 2];
+    clear(z);
+    if (!c.begins) read_head(c, z, at, at.row + own_row(), 1);
+    write_head(c, z, at, at.row + own_row());
+  }
+}
+DEV void consume_head(u32 base, const Product& x, int count, int pairs, int columns) {
+  const Call& c = x.c;
+  const u32 store = base + Stages<HEAD, TILE>::AT_STORE + own_group() * 2 * PANEL;
+  Ring<HEAD, TILE> ring = {base, 0, 0};
+#pragma unroll 1
+  for (Walk<TILE> walk(pairs, columns); walk.there(); walk.next()) {
+    const Corner at = walk.corner();
+    const int row = at.row + own_row();
+    float z[TILE / 2];
+    clear(z);
+    if (!c.begins) read_head(c, z, at, row, scale_of(x));
+    multiply<true>(z, ring, own_group(), count, [] {});
+    unscale(z, x);
+    // Where nothing else is to be added and rows are of the storage type, the copy engine writes them.
+    if (c.begins && c.ends && !c.wide) store_tile(&x.out, z, at, store, own_group());
+    else write_head(c, z, at, row);
+  }
 }
 
 template <Kind K, int COLUMNS> DEV void run(const Product& x) {
@@ -452,7 +611,11 @@ template <Kind K, int COLUMNS> DEV void run(const Product& x) {
     if (threadIdx.x == 0) produce<K, COLUMNS>(base, x, count, pairs, columns);
   } else {
     registers_up<232>();
-    consume<K, COLUMNS>(base, x, count, pairs, columns);
+    if constexpr (K < HIDDEN) consume_logits<K>(base, x, count, pairs, columns);
+    else if constexpr (K == HIDDEN) consume_hidden<COLUMNS>(base, x, count, pairs, columns);
+    else if (count) consume_head(base, x, count, pairs, columns);
+    else write_nothing(x.c, pairs, columns);
+    if (S::AT_STORE != S::AT_BARRIERS && threadIdx.x % 128 == 0) store_wait();
   }
   cluster_sync();  // no block leaves while the other may still arrive at its barriers
 }
