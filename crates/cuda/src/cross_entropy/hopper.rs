@@ -47,6 +47,7 @@ struct Product {
     a: TensorMap,
     b: TensorMap,
     out: TensorMap,
+    in_place: TensorMap,
     call: Call,
     leaves: u64,
     from: u64,
@@ -66,6 +67,7 @@ impl Product {
             a: none,
             b: none,
             out: none,
+            in_place: none,
             call: *call,
             leaves: 0,
             from: 0,
@@ -74,6 +76,11 @@ impl Product {
             block: 0,
         }
     }
+}
+
+/// Where the rows of h of a chunk lie if all tokens count.
+fn in_place(call: &Call) -> u64 {
+    call.h + 2 * call.first_token as u64 * call.dim as u64
 }
 
 /// What a product is of: its rows, its columns, and how many of these a tile has.
@@ -166,7 +173,7 @@ impl Hopper {
         queue.launch(self.kernels.get(tiles.name)?, blocks as u64, block, product)
     }
 
-    /// Where the rows of h of the tokens of a chunk lie side by side; copies them there if they do not.
+    /// Where the rows of h of the tokens of a chunk lie side by side; copies them there if some may be ignored, and are.
     pub fn gather(
         &self,
         queue: &Queue<'_>,
@@ -174,7 +181,7 @@ impl Hopper {
         packed: Option<u64>,
     ) -> Result<u64, Error> {
         let Some(to) = packed else {
-            return Ok(call.h + 2 * call.first_token as u64 * call.dim as u64);
+            return Ok(in_place(call));
         };
         let product = Product { from: call.h, to, ..Product::new(call) };
         let pieces = call.count as usize * (call.dim / 8) as usize;
@@ -186,9 +193,11 @@ impl Hopper {
     /// The maps of h and of the rows of w of a chunk, as the logits take them.
     fn logits(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<Product, Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
-        let a = self.map(queue, h, [call.count, call.dim, call.dim], 128)?;
+        let shape = [call.count, call.dim, call.dim];
+        let a = self.map(queue, h, shape, 128)?;
+        let in_place = self.map(queue, in_place(call), shape, 128)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 128)?;
-        Ok(Product { a, b, ..Product::new(call) })
+        Ok(Product { a, b, in_place, ..Product::new(call) })
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
@@ -249,8 +258,10 @@ impl Hopper {
     /// (C18)
     pub fn head(&self, queue: &Queue<'_>, call: &Call, [h, scale]: [u64; 2]) -> Result<(), Error> {
         let a = self.gradients(queue, call, 64)?;
-        let b = self.map(queue, h, [call.count, call.dim, call.dim], 64)?;
-        let product = Product { a, b, scale, ..Product::new(call) };
+        let shape = [call.count, call.dim, call.dim];
+        let b = self.map(queue, h, shape, 64)?;
+        let in_place = self.map(queue, in_place(call), shape, 64)?;
+        let product = Product { a, b, in_place, scale, ..Product::new(call) };
         let dw = call.dw + 2 * call.first_class as u64 * call.dim as u64;
         let product = match call.wide {
             0 => Product {

@@ -27,6 +27,7 @@ template <Kind K, int COLUMNS> struct Stages {
 
 struct Product {
   TensorMap a, b, out;  // of the chunk: h and w; da and w; da and h. out: da, of `gradient`; dw, of `head`
+  TensorMap in_place;   // in place of h where all tokens count: its rows need not be copied side by side
   Call c;
   void* leaves;         // [tiles of the chunk][tokens of the chunk]
   const element* from;  // of `bias`: da; of `gather`: h
@@ -41,6 +42,8 @@ struct Corner { int row, column; };
 template <Kind K> DEV int row_count(const Call& c, int count) { return K == HEAD ? c.classes : count; }
 template <Kind K> DEV int column_count(const Call& c) { return K < HIDDEN ? c.classes : c.dim; }
 template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
+
+DEV bool all_count(const Call& c) { return c.common->counted == c.all; }
 
 // Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
 template <int COLUMNS> struct Walk {
@@ -65,6 +68,9 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
   u32 stage = 0, phase = 1;
   const u32 rank = cluster_rank();
   const int length = reduction<K>(x.c, count);
+  const bool in_place = K != HIDDEN && all_count(x.c);
+  const TensorMap* const a = in_place && K != HEAD ? &x.in_place : &x.a;
+  const TensorMap* const b = in_place && K == HEAD ? &x.in_place : &x.b;
 #pragma unroll 1
   for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
@@ -73,12 +79,12 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
       const u32 full = base + S::AT_BARRIERS + 8 * stage, to = base + stage * S::BYTES, to_b = to + S::A;
       wait(full + 8 * S::COUNT, phase);  // both blocks have released it: the other's half lands here too
       expect_bytes(full, S::BYTES);
-      if (K == HEAD) load2(to, &x.a, full, at.row, k), load2(to + PANEL, &x.a, full, at.row + 64, k);
-      else load2(to, &x.a, full, k, at.row);
+      if (K == HEAD) load2(to, a, full, at.row, k), load2(to + PANEL, a, full, at.row + 64, k);
+      else load2(to, a, full, k, at.row);
       if (K < HIDDEN) {
-        load2_multicast(to_b + rank * (S::B / 2), &x.b, full, k, at.column + rank * (COLUMNS / 2), 3);
+        load2_multicast(to_b + rank * (S::B / 2), b, full, k, at.column + rank * (COLUMNS / 2), 3);
       } else {
-        auto panel = [&](int n) { load2_multicast(to_b + n * PANEL, &x.b, full, at.column + 64 * n, k, 3); };
+        auto panel = [&](int n) { load2_multicast(to_b + n * PANEL, b, full, at.column + 64 * n, k, 3); };
         panel(rank);
         if (COLUMNS == 256) panel(2 + rank);
         else if ((k / STEP & 1) == rank) panel(2);  // of three panels the last one in turns
