@@ -139,9 +139,10 @@ DEV Node combined(const Node& x, const Node& y) {
   return z;
 }
 
-// Puts node `number` of a level into the tree: it waits where nothing is behind it so far. Level 0 are those that it begins with.
-DEV void push(const Call& c, int row, int number, Node node, int level = 0) {
-  for (; number & 1; number >>= 1, level++) node = combined(c.nodes[(i64)level * c.rows + row], node);
+// Puts node `number` of those that the tree begins with into it: it waits where nothing is behind it so far.
+DEV void push(const Call& c, int row, int number, Node node) {
+  int level = 0;
+  for (; number >> level & 1; level++) node = combined(c.nodes[(i64)level * c.rows + row], node);
   c.nodes[(i64)level * c.rows + row] = node;
 }
 

@@ -32,7 +32,7 @@ extern "C" __global__ void __launch_bounds__(128) nodes(const __grid_constant__ 
   else put_node((Node*)x.leaves + at, c.count, tiles - first);
 }
 
-// Puts these nodes into the tree, of a token a thread. Eight of them are read at a time, and put together before if they are a node.
+// Puts these nodes into the tree, of a token a thread. Eight of them are read at a time.
 extern "C" __global__ void __launch_bounds__(64) tree(const __grid_constant__ Product x) {
   const Call& c = x.c;
   const int nodes = (c.classes + NODE * TILE - 1) / (NODE * TILE), row = blockIdx.x * 64 + threadIdx.x;
@@ -51,14 +51,9 @@ extern "C" __global__ void __launch_bounds__(64) tree(const __grid_constant__ Pr
 #pragma unroll
     for (int n = 0; n < 8; n++)
       if (first + n < nodes) some[n] = read(first + n);
-    const int number = c.first_class / (NODE * TILE) + first;
-    if (first + 8 <= nodes && number % 8 == 0) {
-      push(c, row, number / 8, node_of<8>(some, 1, 8), 3);
-      continue;
-    }
 #pragma unroll
     for (int n = 0; n < 8; n++)
-      if (first + n < nodes) push(c, row, number + n, some[n]);
+      if (first + n < nodes) push(c, row, c.first_class / (NODE * TILE) + first + n, some[n]);
   }
 }
 
