@@ -29,6 +29,8 @@ named! {
     Cuts, "cuts" {
         /// Between nodes of the tree over tiles; some shards have no classes.
         Nodes = "nodes",
+        /// At quarters of the tree; some shards have no classes.
+        Quarters = "quarters",
         /// Anywhere; some shards have no classes.
         Anywhere = "anywhere",
     }
@@ -131,8 +133,8 @@ pub trait Tier: Sync {
         None
     }
 
-    /// Whether dh of shards of classes that are nodes of the tree has the bits of the whole; where not, it lies
-    /// within the bound.
+    /// Whether dh of shards of classes that are nodes of the tree has the bits of the whole, whatever nodes; where not,
+    /// those that are quarters of the tree have, and others lie within the bound.
     fn sums_dh_along_the_tree(&self) -> bool {
         true
     }

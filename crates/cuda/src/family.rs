@@ -271,6 +271,10 @@ impl Family {
                 ("cross_entropy.cuh", include_str!("kernels/cross_entropy.cuh")),
                 ("sm90a_cross_entropy.cu", include_str!("kernels/sm90a_cross_entropy.cu")),
                 (
+                    "sm90a_cross_entropy_loop.cu",
+                    include_str!("kernels/sm90a_cross_entropy_loop.cu"),
+                ),
+                (
                     "sm90a_cross_entropy_tree.cu",
                     include_str!("kernels/sm90a_cross_entropy_tree.cu"),
                 ),

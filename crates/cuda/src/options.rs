@@ -109,7 +109,8 @@ pub struct Options {
     /// where what fits would not keep the device busy. The result does not depend on it.
     pub partials_budget: usize,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
-    /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes.
+    /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
+    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it.
     pub memory_budget: usize,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.
@@ -126,7 +127,7 @@ impl Default for Options {
             blocking: None,
             mode: Mode::Auto,
             partials_budget: 256 << 20,
-            memory_budget: 256 << 20,
+            memory_budget: 512 << 20,
             recompute: false,
         }
     }

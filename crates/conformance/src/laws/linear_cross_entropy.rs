@@ -48,7 +48,7 @@ laws! {
     /// A single class has a loss of 0, and no gradients.
     Probe one_class;
     /// Shards of the classes that are nodes of the tree over tiles give the bits of the whole; dh, where a tier does
-    /// not sum along the tree, results within the bound.
+    /// not sum along all of the tree, results within the bound, unless nodes are quarters.
     Contract shards_of_nodes, favour several_tiles;
     /// Shards of the classes, cut anywhere, give results within the bound.
     Gate shards, favour several_tiles;
@@ -288,6 +288,9 @@ fn one_class(trial: &Trial<'_>) -> Judgement {
 }
 
 fn shards_of_nodes(trial: &Trial<'_>) -> Judgement {
+    let shards = Some(Cuts::Quarters);
+    let outputs = trial.ask_hinted(Hints { shards, ..Hints::default() })?;
+    same(&outputs, trial.clean()?, Equality::Bits, |_: &str, _: &[usize]| true)?;
     let shards = Some(Cuts::Nodes);
     let outputs = trial.ask_hinted(Hints { shards, ..Hints::default() })?;
     let along_the_tree = trial.tier.sums_dh_along_the_tree();

@@ -35,6 +35,11 @@ fn ranges(cuts: Cuts, vocab: usize) -> Vec<Range<usize>> {
             let tiles = (0..vocab.div_ceil(TILE)).filter(|&x| x == 0 || x.is_power_of_two());
             tiles.map(|tile| tile * TILE).collect()
         }
+        // Of the tree that has all classes.
+        Cuts::Quarters => {
+            let quarter = (vocab.div_ceil(TILE).next_power_of_two() / 4).max(1) * TILE;
+            (0..vocab).step_by(quarter).collect()
+        }
         // Three that have classes: the bounds allow any two rescales.
         Cuts::Anywhere => {
             let third = (vocab + 1) / 3;
@@ -292,7 +297,7 @@ mod tests {
 
     #[test]
     fn shards_are_all_classes() {
-        for cuts in [Cuts::Nodes, Cuts::Anywhere] {
+        for cuts in [Cuts::Nodes, Cuts::Quarters, Cuts::Anywhere] {
             for vocab in [1, 2, 5, 256, 257, 20_000] {
                 let ranges = ranges(cuts, vocab);
                 assert_eq!((ranges[0].clone(), ranges[ranges.len() - 1].end), (0..0, vocab));
@@ -301,5 +306,7 @@ mod tests {
         }
         let nodes = ranges(Cuts::Nodes, 1000);
         assert_eq!(nodes, [0..0, 0..0, 0..256, 256..512, 512..1000, 1000..1000]);
+        let quarters = ranges(Cuts::Quarters, 1100);
+        assert_eq!(quarters, [0..0, 0..0, 0..512, 512..1024, 1024..1100, 1100..1100]);
     }
 }

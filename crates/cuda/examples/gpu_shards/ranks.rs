@@ -179,7 +179,7 @@ impl Rank {
         let blocks = behind(counts.iter().map(|count| count * node));
         let at = memory.room(node * counts.iter().sum::<usize>())?;
         let of = |address: u64, count: usize| {
-            DeviceTensor::dense(address, &[count, tokens, 9], Dtype::F32)
+            DeviceTensor::dense(address, &[count, tokens, Partial::BYTES / 4], Dtype::F32)
         };
         let own = of(at + blocks[number].start as u64, counts[number]);
         let forward = Step::new(&memory, (read.clone(), none().with("partials", own)), |x, y| {
@@ -188,7 +188,7 @@ impl Rank {
         let sends = vec![vec![blocks[number].clone()]; shards.len()];
         let receives = blocks.into_iter().map(|block| vec![block]).collect();
         let partials = Plan { from: at, sends, to: at, receives };
-        let totals = memory.tensor(&[tokens, 9], Dtype::F32)?;
+        let totals = memory.tensor(&[tokens, Partial::BYTES / 4], Dtype::F32)?;
         let all = none().with("partials", of(at, counts.iter().sum()));
         let call = (all, none().with("totals", totals.clone()));
         let combine = Step::new(&memory, call, |x, y| {

@@ -19,7 +19,7 @@ const ARCHITECTURE: &str = "sm_90a";
 /// Bytes of a leaf of the tree: m and l, or `Node` of `cross_entropy.cuh`.
 fn leaf(call: &Call) -> usize {
     let short = call.entropy == 0 && call.smoothing == 0.0 && call.argmax == 0;
-    if short { 8 } else { 24 }
+    if short { 8 } else { 28 }
 }
 
 /// Tiles of a node of the tree that waits for others.
@@ -47,11 +47,13 @@ struct Product {
     a: TensorMap,
     b: TensorMap,
     out: TensorMap,
+    in_place: TensorMap,
     call: Call,
     leaves: u64,
     from: u64,
     to: u64,
     scale: u64,
+    block: u32,
 }
 
 // SAFETY: the fields, their types and their order are those of `Product` in `sm90a_cross_entropy.cu`, and it
@@ -61,8 +63,24 @@ unsafe impl DeviceRepr for Product {}
 impl Product {
     fn new(call: &Call) -> Product {
         let none = TensorMap::default();
-        Product { a: none, b: none, out: none, call: *call, leaves: 0, from: 0, to: 0, scale: 0 }
+        Product {
+            a: none,
+            b: none,
+            out: none,
+            in_place: none,
+            call: *call,
+            leaves: 0,
+            from: 0,
+            to: 0,
+            scale: 0,
+            block: 0,
+        }
     }
+}
+
+/// Where the rows of h of a chunk lie if all tokens count.
+fn in_place(call: &Call) -> u64 {
+    call.h + 2 * call.first_token as u64 * call.dim as u64
 }
 
 /// What a product is of: its rows, its columns, and how many of these a tile has.
@@ -141,6 +159,11 @@ impl Hopper {
         boxed.map(queue.device, self.storage)
     }
 
+    /// The map of da of a chunk, in boxes of 64 classes and so many tokens.
+    fn gradients(&self, queue: &Queue<'_>, call: &Call, height: u32) -> Result<TensorMap, Error> {
+        self.map(queue, call.z, [call.count, call.columns, call.columns], height)
+    }
+
     /// Launches a product over tiles of 128 rows, in clusters of two blocks.
     fn product(&self, queue: &Queue<'_>, tiles: &Tiles, product: &Product) -> Result<(), Error> {
         let pairs = (tiles.rows as usize).div_ceil(256);
@@ -150,7 +173,7 @@ impl Hopper {
         queue.launch(self.kernels.get(tiles.name)?, blocks as u64, block, product)
     }
 
-    /// Where the rows of h of the tokens of a chunk lie side by side; copies them there if they do not.
+    /// Where the rows of h of the tokens of a chunk lie side by side; copies them there if some may be ignored, and are.
     pub fn gather(
         &self,
         queue: &Queue<'_>,
@@ -158,7 +181,7 @@ impl Hopper {
         packed: Option<u64>,
     ) -> Result<u64, Error> {
         let Some(to) = packed else {
-            return Ok(call.h + 2 * call.first_token as u64 * call.dim as u64);
+            return Ok(in_place(call));
         };
         let product = Product { from: call.h, to, ..Product::new(call) };
         let pieces = call.count as usize * (call.dim / 8) as usize;
@@ -170,9 +193,11 @@ impl Hopper {
     /// The maps of h and of the rows of w of a chunk, as the logits take them.
     fn logits(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<Product, Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
-        let a = self.map(queue, h, [call.count, call.dim, call.dim], 128)?;
+        let shape = [call.count, call.dim, call.dim];
+        let a = self.map(queue, h, shape, 128)?;
+        let in_place = self.map(queue, in_place(call), shape, 128)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 128)?;
-        Ok(Product { a, b, ..Product::new(call) })
+        Ok(Product { a, b, in_place, ..Product::new(call) })
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
@@ -204,33 +229,39 @@ impl Hopper {
         call: &Call,
         [h, scale]: [u64; 2],
     ) -> Result<(), Error> {
-        let out = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
+        let out = self.gradients(queue, call, 64)?;
         let product = Product { out, scale, ..self.logits(queue, call, h)? };
         let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)
     }
 
-    /// (C17), in tiles of so many columns.
+    /// (C17), in tiles of so many columns, and blocks of so many classes.
     pub fn hidden(
         &self,
         queue: &Queue<'_>,
         call: &Call,
         scale: u64,
-        wide: usize,
+        (wide, block): (usize, usize),
     ) -> Result<(), Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
-        let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 128)?;
+        let a = self.gradients(queue, call, 128)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 64)?;
         let name = if wide == TILE { "hidden" } else { "hidden_192" };
         let tiles = Tiles { name, rows: call.count, columns: call.dim, wide };
-        self.product(queue, &tiles, &Product { a, b, scale, ..Product::new(call) })
+        self.product(
+            queue,
+            &tiles,
+            &Product { a, b, scale, block: block as u32, ..Product::new(call) },
+        )
     }
 
     /// (C18)
     pub fn head(&self, queue: &Queue<'_>, call: &Call, [h, scale]: [u64; 2]) -> Result<(), Error> {
-        let a = self.map(queue, call.z, [call.count, call.columns, call.columns], 64)?;
-        let b = self.map(queue, h, [call.count, call.dim, call.dim], 64)?;
-        let product = Product { a, b, scale, ..Product::new(call) };
+        let a = self.gradients(queue, call, 64)?;
+        let shape = [call.count, call.dim, call.dim];
+        let b = self.map(queue, h, shape, 64)?;
+        let in_place = self.map(queue, in_place(call), shape, 64)?;
+        let product = Product { a, b, in_place, scale, ..Product::new(call) };
         let dw = call.dw + 2 * call.first_class as u64 * call.dim as u64;
         let product = match call.wide {
             0 => Product {

@@ -9,8 +9,32 @@ pub(crate) const SIDE: usize = 128;
 /// Classes of a leaf of the tree: `TILE` of `cross_entropy.cuh`.
 pub(crate) const TILE: usize = 256;
 
-/// Classes that a chunk should have, so that products have enough tiles.
+/// Classes that a chunk should have, so that products have enough tiles; on tensor cores where fewer tokens at a time
+/// would cost dw a sweep of its own.
 const WIDE: usize = 4096;
+const LEAST_WIDE: usize = 2048;
+
+/// Classes that dh is summed over one after the other on tensor cores, of so many: a quarter of the tree, so that up to
+/// four shards give the bits of one device, whatever chunks these have.
+pub(crate) fn block(vocab: usize) -> usize {
+    (vocab.div_ceil(TILE).next_power_of_two() / 4).max(1) * TILE
+}
+
+/// How many sums of blocks there may be at a time, of so many classes: those that wait, and the one that is added to.
+fn sums(classes: usize, block: usize) -> usize {
+    let blocks = classes.div_ceil(block).max(1);
+    (0..blocks).map(|before| before.count_ones() as usize + 1).max().unwrap_or(1)
+}
+
+/// What a shard walks of its classes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Walked {
+    /// All of them, and the most that are walked at a time.
+    pub classes: usize,
+    pub widest: usize,
+    /// Whether these are nodes of the tree, in which dh has blocks; else all are one block.
+    pub nodes: bool,
+}
 
 /// What a pass computes.
 #[derive(Debug, Clone, Copy, Default)]
@@ -66,7 +90,7 @@ impl Asked {
 
     /// Bytes of a node of the tree for a token: `Node` of `cross_entropy.cuh`.
     fn node(self) -> usize {
-        if self.second { 40 } else { 24 }
+        if self.second { 44 } else { 28 }
     }
 }
 
@@ -77,6 +101,8 @@ pub(crate) struct Plan {
     pub rows: usize,
     /// Classes of a chunk, a multiple of [`TILE`].
     pub columns: usize,
+    /// Classes that dh is summed over one after the other on tensor cores.
+    pub block: usize,
     /// Whether a chunk has all classes: its logits then serve its gradients, too.
     pub keeps: bool,
     /// Whether dw and dbias have a sweep of their own, with the classes outside.
@@ -101,10 +127,12 @@ impl Plan {
             x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX))
         };
         let (all_rows, all_columns) = (up(tokens, SIDE)?, up(vocab, TILE)?);
-        let wide = all_columns.min(WIDE);
+        let narrow = asked.tensor && asked.dw && !asked.wide;
+        let wide = all_columns.min(if narrow { LEAST_WIDE } else { WIDE });
+        let (block, classes) = (block(vocab), all_columns);
         let mut rows = all_rows;
         loop {
-            let plan = Plan::of(rows, all_columns, (all_rows, dim, vocab), asked, budget);
+            let plan = Plan::of(rows, (classes, block), (all_rows, dim, vocab), asked, budget);
             match plan {
                 Some(plan) if plan.columns >= wide || rows == SIDE => return Ok(plan),
                 None if rows == SIDE => return Err(memory(usize::MAX)),
@@ -113,18 +141,20 @@ impl Plan {
         }
     }
 
-    /// The same rows, over at most `widest` classes at a time of a shard that has so many: what is summed over
-    /// tokens has the bits of the pass over all classes.
+    /// The same rows, over some classes at a time of a shard: what is summed over tokens has the bits of the pass over
+    /// all classes.
     pub fn of_shard(
         (tokens, dim, vocab): (usize, usize, usize),
         asked: Asked,
         budget: usize,
-        (classes, widest): (usize, usize),
+        walked: Walked,
     ) -> Result<Plan, Error> {
         let whole = Plan::new((tokens, dim, vocab), asked, budget)?;
         let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to);
+        let Walked { classes, widest, nodes } = walked;
         let plan = up(tokens, SIDE).zip(up(widest, TILE)).and_then(|(all_rows, columns)| {
-            Plan::of(whole.rows, columns, (all_rows, dim, classes), asked, budget)
+            let block = if nodes { whole.block } else { columns.next_power_of_two() };
+            Plan::of(whole.rows, (columns, block), (all_rows, dim, classes), asked, budget)
         });
         // Its logits are computed for the totals in one pass, and for gradients in another.
         plan.map(|plan| Plan { keeps: false, ..plan }).ok_or_else(|| memory(usize::MAX))
@@ -133,7 +163,7 @@ impl Plan {
     /// With so many rows, and as many columns as the budget leaves; none where numbers overflow.
     fn of(
         rows: usize,
-        all_columns: usize,
+        (all_columns, block): (usize, usize),
         (all_rows, dim, vocab): (usize, usize, usize),
         asked: Asked,
         budget: usize,
@@ -143,7 +173,12 @@ impl Plan {
         let apart = several && asked.dw && !asked.wide;
         let nodes = levels.checked_mul(rows)?.checked_mul(asked.node())?;
         let hidden = match asked.dh {
-            true if asked.tensor => dim.checked_mul(4 * rows)?,
+            true if asked.tensor => {
+                // As the threads hold them, in whole tiles.
+                let wide = dim.checked_next_multiple_of(asked.columns_of_hidden(rows, dim))?;
+                let matrix = wide.checked_mul(4 * rows.checked_next_multiple_of(TILE)?)?;
+                matrix.checked_mul(sums(all_columns, block))?
+            }
             true => {
                 levels.checked_mul(4 * rows)?.checked_mul(dim.checked_next_multiple_of(SIDE)?)?
             }
@@ -168,6 +203,7 @@ impl Plan {
         Some(Plan {
             rows,
             columns,
+            block,
             keeps: columns == all_columns && !asked.tensor,
             apart,
             plane: columns.checked_mul(element * rows)?,
@@ -234,11 +270,23 @@ mod tests {
             let (asked, budget) = (Asked { tensor, side_by_side: 66, ..ALL }, budget << 20);
             let whole = Plan::new(sizes, asked, budget).unwrap();
             for classes in [0, 1, 1000, 128_000] {
-                let plan = Plan::of_shard(sizes, asked, budget, (classes, classes)).unwrap();
+                let walked = Walked { classes, widest: classes, nodes: true };
+                let plan = Plan::of_shard(sizes, asked, budget, walked).unwrap();
                 assert_eq!((plan.rows, plan.apart, plan.keeps), (whole.rows, whole.apart, false));
                 assert!(plan.columns <= classes.max(1).next_multiple_of(TILE));
             }
         }
+    }
+
+    #[test]
+    fn sums_of_dh_wait_for_others_of_a_tree_of_four_blocks() {
+        assert_eq!(
+            [1, 256, 257, 1000, 1025, 256_000].map(block),
+            [256, 256, 256, 256, 512, 65_536]
+        );
+        // One after the other, the first two, the third beside them, and the fourth.
+        assert_eq!([1, 512, 513, 1024, 1025, 2048].map(|x| sums(x, 512)), [1, 1, 2, 2, 2, 3]);
+        assert_eq!(sums(8 * 512, 512), 4);
     }
 
     #[test]

@@ -2,7 +2,7 @@
 
 use crate::cross_entropy::filter::Filtering;
 use crate::cross_entropy::hopper::Hopper;
-use crate::cross_entropy::plan::{Asked, Plan};
+use crate::cross_entropy::plan::{Asked, Plan, Walked};
 use crate::cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::gpu::Kernels;
 use crate::options::Options;
@@ -76,10 +76,10 @@ impl Rooms {
 impl<'a> Prepared<'a> {
     /// Lays the memory of a pass out that has passed [`Table::check_call`], and loads its kernels. `inputs`: those
     /// in the memory of the host, of which targets and weights are looked at here; on a device nobody can look.
-    /// `shard`: of the shard that the table is of the classes, and the most of them that are walked at a time.
+    /// `shard`: what is walked of the shard that the table is of.
     pub fn new(
         held: Arc<Held>,
-        (problem, shard): (&'a LinearCrossEntropy, Option<(usize, usize)>),
+        (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
         (pass, storage): (Pass, Dtype),
         table: &Table,
         holds: Holds<'_>,
@@ -110,7 +110,7 @@ impl<'a> Prepared<'a> {
         let asked = Asked { tensor: hopper.is_some(), side_by_side, ..asked };
         let sizes = (problem.tokens, problem.dim, problem.vocab);
         let plan = match shard {
-            Some(classes) => Plan::of_shard(sizes, asked, options.memory_budget, classes)?,
+            Some(walked) => Plan::of_shard(sizes, asked, options.memory_budget, walked)?,
             None => Plan::new(sizes, asked, options.memory_budget)?,
         };
         let rooms = Rooms::new(&plan, asked, problem.tokens, &mut layout)?;

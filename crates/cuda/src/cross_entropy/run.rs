@@ -296,7 +296,7 @@ impl Run<'_, '_> {
             Some(hopper) => {
                 let Prepared { asked, plan, .. } = self.job.prepared;
                 let wide = asked.columns_of_hidden(plan.rows, call.dim as usize);
-                hopper.hidden(&self.job.queue, &call, self.scale_of(&call), wide)
+                hopper.hidden(&self.job.queue, &call, self.scale_of(&call), (wide, plan.block))
             }
             None => self.launch("hidden", tiles(call.count) * tiles(call.dim), 256, &call),
         }

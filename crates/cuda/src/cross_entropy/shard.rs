@@ -2,6 +2,7 @@
 //! all: `kernels/cross_entropy_shards.cu` beside the kernels of the pass.
 
 use crate::cross_entropy::call::{Call, PerToken};
+use crate::cross_entropy::plan::Walked;
 use crate::cross_entropy::prepared::Prepared;
 use crate::cross_entropy::run::{Run, clear};
 use crate::cross_entropy::tree::nodes;
@@ -50,10 +51,10 @@ struct Told {
 unsafe impl DeviceRepr for Told {}
 
 /// Bytes of `Node` of `cross_entropy.cuh`.
-pub(super) const NODE: usize = 24;
+pub(super) const NODE: usize = 28;
 
 /// Numbers of 32 bits in a partial: `Partial` of `cross_entropy_shards.cu`.
-pub(crate) const WORDS: usize = 9;
+pub(crate) const WORDS: usize = 10;
 
 /// A pass of a shard that may be enqueued.
 #[derive(Debug)]
@@ -87,13 +88,14 @@ impl<'a> ShardReady<'a> {
         let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
         let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
         let (call, all) = ((pass, storage), classes.len());
-        let of = |widest| {
-            let (held, of) = (held.clone(), (problem, Some((all, widest))));
+        let of = |widest, nodes| {
+            let walked = Walked { classes: all, widest, nodes };
+            let (held, of) = (held.clone(), (problem, Some(walked)));
             Prepared::new(held, of, call, table, holds, inputs, &options)
         };
         // Whether tensor cores compute it is known from now on.
-        let mut prepared = of(widest)?;
-        // Tensor cores sum dh chunk by chunk whatever the nodes are; and dw does not know of them.
+        let mut prepared = of(widest, true)?;
+        // Tensor cores sum dh over all classes of a shard as over a block, if they are no node; and dw does not know of nodes.
         let nodes_matter = match step {
             Step::Forward => true,
             Step::Output => false,
@@ -102,7 +104,7 @@ impl<'a> ShardReady<'a> {
             }
         };
         if !nodes_matter && widest < all {
-            prepared = of(all)?;
+            prepared = of(all, false)?;
         }
         let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
         let spans = if nodes_matter { own } else { whole.collect() };

@@ -10,9 +10,10 @@ struct Token {  // one that counts
   float weight, class_weight;  // kappa, cw of the target
 };
 
-// What a set of classes adds to a token (C33), and how that moves (C39). W is kept for smoothing alone.
+// What a set of classes adds to a token (C33), and how that moves (C39). W is kept for smoothing alone. m may lag behind the
+// largest logit, which is kept for argmax.
 struct Node {
-  float m, l, u, s, weight;
+  float m, l, u, s, weight, largest;
   int argmax;
 #if SECOND
   float m_motion, l_motion, u_motion, s_motion;
@@ -127,6 +128,8 @@ DEV Sums relative_motion(const Node& x, float m, float motion) {
 DEV Node combined(const Node& x, const Node& y) {
   const bool second = exceeds(y.m, x.m);
   Node z = second ? y : x;
+  if (exceeds(y.largest, x.largest)) z.largest = y.largest, z.argmax = y.argmax;
+  else z.largest = x.largest, z.argmax = x.argmax;
   Sums a = relative(x, z.m), b = relative(y, z.m);
   z.l = a.l + b.l, z.u = a.u + b.u, z.s = a.s + b.s, z.weight = x.weight + y.weight;
 #if SECOND

@@ -31,6 +31,7 @@ DEV Node leaf(const Call& c, int row, int tile, const Token& token) {
     int argmax = __shfl_xor_sync(~0u, node.argmax, n);
     if (exceeds(m, node.m) || (!exceeds(node.m, m) && argmax < node.argmax)) node.m = m, node.argmax = argmax;
   }
+  node.largest = node.m;
 #if SECOND
   float moved[8];
 #pragma unroll

@@ -7,15 +7,16 @@
 //   recall              totals where `finish` finds those of one device
 //   add, sum            dh: of the nodes of a shard in their order, of all shards along the tree        (C17)
 
-// As it travels: nine words. What no output of the problem needs is 0, and argmax then none.
+// As it travels: ten words. What no output of the problem needs is 0; argmax is then none, and the largest logit -inf.
 struct Partial {
   float m, l, u, s, weight;
   u32 classes;
   float target;  // z_y, if it is one of the classes
   u32 owned, argmax;
+  float largest;
 };
 constexpr u32 NO_CLASS = ~0u;
-DEV Partial identity() { return {-INF, 0, 0, 0, 0, 0, 0, 0, NO_CLASS}; }
+DEV Partial identity() { return {-INF, 0, 0, 0, 0, 0, 0, 0, NO_CLASS, -INF}; }
 #define NAN_F __int_as_float(0x7fffffff)
 
 struct Shards {
@@ -60,9 +61,9 @@ extern "C" __global__ void __launch_bounds__(128) partials(const __grid_constant
   const Token token = c.tokens[i];
   const Node n = total(c, row);
   const bool owned = (u32)token.target < (u32)c.vocab;
-  Partial p = {n.m, n.l, c.entropy ? n.u : 0, 0, 0, (u32)c.vocab, owned ? c.picked[2 * i] : 0, owned, NO_CLASS};
+  Partial p = {n.m, n.l, c.entropy ? n.u : 0, 0, 0, (u32)c.vocab, owned ? c.picked[2 * i] : 0, owned, NO_CLASS, -INF};
   if (c.smoothing > 0) p.s = n.s, p.weight = n.weight;
-  if (x.argmax) p.argmax = (u32)(x.first + n.argmax);
+  if (x.argmax) p.argmax = (u32)(x.first + n.argmax), p.largest = n.largest;
   x.partials[token.index] = p;
 }
 
@@ -77,7 +78,7 @@ extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__
 #pragma unroll 1
   for (int k = 0; k < f.parts; k++) {
     const Partial p = f.partials[k * f.count + i];
-    Node node = {p.m, p.l, p.u, p.s, p.weight, (int)p.argmax};
+    Node node = {p.m, p.l, p.u, p.s, p.weight, p.largest, (int)p.argmax};
     for (u32 n = f.merges[k]; n; n--) node = combined(waiting[32 * --top], node);
     waiting[32 * top++] = node;
     all.classes += p.classes, all.owned += p.owned;
@@ -88,7 +89,7 @@ extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__
     all.m = n.m, all.l = n.l;
     if (f.entropy) all.u = n.u;
     if (f.smoothing) all.s = n.s, all.weight = n.weight;
-    if (f.argmax) all.argmax = (u32)n.argmax;
+    if (f.argmax) all.argmax = (u32)n.argmax, all.largest = n.largest;
   }
   f.totals[i] = all;
 }
@@ -100,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(128) recall(const __grid_constant__
   if (i >= c.common->counted) return;
   const Partial p = x.partials[c.tokens[i].index];
   const bool all = p.classes == (u32)x.vocab;
-  c.nodes[i] = {all ? p.m : NAN_F, all ? p.l : NAN_F, p.u, p.s, p.weight, (int)p.argmax};
+  c.nodes[i] = {all ? p.m : NAN_F, all ? p.l : NAN_F, p.u, p.s, p.weight, p.largest, (int)p.argmax};
   c.picked[2 * i] = all && p.owned == 1 ? p.target : NAN_F;
 }
 

@@ -12,8 +12,10 @@
 //   producer: one thread;  consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
 //
 // Order of tiles: GROUP pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
+//
+// Sums that go on in another launch are loaded as accumulators: so their order, and their bits, do not depend on chunks.
 enum Kind { LEAVES, GRADIENT, HIDDEN, HEAD };
-constexpr int ROWS = 128, STEP = 64, GROUP = 16, PANEL = 64 * 128;
+constexpr int ROWS = 128, STEP = 64, GROUP = 8, PANEL = 64 * 128;
 // Tiles so many columns wide, in stages of STEP of the reduction.
 template <Kind K, int COLUMNS> struct Stages {
   static constexpr int COUNT = COLUMNS == 256 ? 4 : 5;
@@ -25,11 +27,13 @@ template <Kind K, int COLUMNS> struct Stages {
 
 struct Product {
   TensorMap a, b, out;  // of the chunk: h and w; da and w; da and h. out: da, of `gradient`; dw, of `head`
+  TensorMap in_place;   // in place of h where all tokens count: its rows need not be copied side by side
   Call c;
   void* leaves;         // [tiles of the chunk][tokens of the chunk]
   const element* from;  // of `bias`: da; of `gather`: h
   element* to;          // of `gather`
   float* scale;         // of f16: what da of the chunk is multiplied by before it is stored
+  u32 block;            // classes that dh is summed over one after the other; a power of two
 };
 struct Corner { int row, column; };
 
@@ -38,6 +42,8 @@ struct Corner { int row, column; };
 template <Kind K> DEV int row_count(const Call& c, int count) { return K == HEAD ? c.classes : count; }
 template <Kind K> DEV int column_count(const Call& c) { return K < HIDDEN ? c.classes : c.dim; }
 template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
+
+DEV bool all_count(const Call& c) { return c.common->counted == c.all; }
 
 // Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
 template <int COLUMNS> struct Walk {
@@ -62,6 +68,9 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
   u32 stage = 0, phase = 1;
   const u32 rank = cluster_rank();
   const int length = reduction<K>(x.c, count);
+  const bool in_place = K != HIDDEN && all_count(x.c);
+  const TensorMap* const a = in_place && K != HEAD ? &x.in_place : &x.a;
+  const TensorMap* const b = in_place && K == HEAD ? &x.in_place : &x.b;
 #pragma unroll 1
   for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
@@ -70,12 +79,12 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
       const u32 full = base + S::AT_BARRIERS + 8 * stage, to = base + stage * S::BYTES, to_b = to + S::A;
       wait(full + 8 * S::COUNT, phase);  // both blocks have released it: the other's half lands here too
       expect_bytes(full, S::BYTES);
-      if (K == HEAD) load2(to, &x.a, full, at.row, k), load2(to + PANEL, &x.a, full, at.row + 64, k);
-      else load2(to, &x.a, full, k, at.row);
+      if (K == HEAD) load2(to, a, full, at.row, k), load2(to + PANEL, a, full, at.row + 64, k);
+      else load2(to, a, full, k, at.row);
       if (K < HIDDEN) {
-        load2_multicast(to_b + rank * (S::B / 2), &x.b, full, k, at.column + rank * (COLUMNS / 2), 3);
+        load2_multicast(to_b + rank * (S::B / 2), b, full, k, at.column + rank * (COLUMNS / 2), 3);
       } else {
-        auto panel = [&](int n) { load2_multicast(to_b + n * PANEL, &x.b, full, at.column + 64 * n, k, 3); };
+        auto panel = [&](int n) { load2_multicast(to_b + n * PANEL, b, full, at.column + 64 * n, k, 3); };
         panel(rank);
         if (COLUMNS == 256) panel(2 + rank);
         else if ((k / STEP & 1) == rank) panel(2);  // of three panels the last one in turns
@@ -125,11 +134,11 @@ DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
 // Whether leaves have no more than m and l.
 DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
-// m of (C33) of both rows, of a tile that four lanes share.
-DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
+// The largest logit of both rows, of the first COUNT classes of a tile, which four lanes share.
+template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
   float m[4] = {-INF, -INF, -INF, -INF};
 #pragma unroll
-  for (int i = 0; i < TILE / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
+  for (int i = 0; i < COUNT / 2; i++) m[i & 3] = max_nan(m[i & 3], z[i]);
 #pragma unroll
   for (int r = 0; r < 2; r++) largest[r] = max_nan(m[2 * r], m[2 * r + 1]);
 #pragma unroll
@@ -149,14 +158,11 @@ DEV void find_sums(const float (&z)[TILE / 2], const float (&m)[2], float (&sums
   for (int r = 0; r < 2; r++) sums[r] = quad_sum(l[2 * r] + l[2 * r + 1]);
 }
 
-// (C33) of a row, given m. What lies beyond the last class is -inf.
-DEV Node leaf(const Call& c, const float* z, float m, int first) {
+// (C33) of a row, given m, l and its largest logit. What lies beyond the last class is -inf.
+DEV Node leaf(const Call& c, const float* z, float m, float l, float largest, int first) {
   Node n = {};
-  n.m = m;
+  n.m = m, n.l = l, n.largest = largest;
   const float from = origin(m);
-  float l[2] = {};
-  each_class(first, [&](int i, int) { l[i & 1] += weight(z[i], from); });
-  n.l = quad_sum(l[0] + l[1]);
   if (c.entropy) {
     each_class(first, [&](int i, int) { n.u += weight(z[i], from) * at_least(z[i] - from); });
     n.u = quad_sum(n.u);
@@ -171,7 +177,7 @@ DEV Node leaf(const Call& c, const float* z, float m, int first) {
   if (c.argmax) {
     int best = 0x7fffffff;
     each_class(first, [&](int i, int v) {
-      if (v < best && (z[i] == m || is_nan(z[i]))) best = v;
+      if (v < best && (z[i] == largest || is_nan(z[i]))) best = v;
     });
 #pragma unroll
     for (int lane = 1; lane < 4; lane *= 2) best = min(best, __shfl_xor_sync(~0u, best, lane));
@@ -200,8 +206,24 @@ DEV void pick(const Call& c, const float* z, int target, int first, int token) {
   const float picked = element_of<32>(of_lane, i / 8 + 32 * (i & 1));
   if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
 }
-// Whether logits are the accumulators themselves, and of them no more than m and l are asked for, or da.
-DEV bool is_plain(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1 && is_short(c); }
+// Whether logits are the accumulators themselves.
+DEV bool is_bare(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
+// The same, and of them no more than m and l are asked for, or da.
+DEV bool is_plain(const Call& c) { return is_bare(c) && is_short(c); }
+// What a class may weigh relative to m: e^(z - m) <= 2^8, the lag that (N63) has room for. A sum that is no larger has no class that weighs more.
+constexpr float MOST_LAG = 256;
+
+// m and l of both rows, relative to the largest of the first quarter of a tile: the others are not compared. Returns for which rows
+// that one lags too far behind. Bare logits have these m and l whatever else is asked for, others the largest of all for m.
+struct Lags { bool of[2]; };
+DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
+  find_largest<TILE / 4>(z, m);
+  find_sums(z, m, l);
+  Lags lags;
+#pragma unroll
+  for (int r = 0; r < 2; r++) lags.of[r] = !(l[r] <= MOST_LAG && fabsf(m[r]) < INF);
+  return lags;
+}
 
 DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
   const Call& c = x.c;
@@ -213,24 +235,32 @@ DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, 
       if (writes(r)) ((float2*)x.leaves)[to + 8 * r] = make_float2(m[r], l[r]);
   };
   float m[2], l[2];
+  Lags lags = {true, true};
   if (plain && at.column + TILE <= c.classes) {
-    const bool has_target = (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
-    find_largest(z, m), find_sums(z, m, l);
-    if (!__any_sync(~0u, has_target)) return write(m, l);
+    lags = find_leaves(z, m, l);
+    const bool rare = lags.of[0] || lags.of[1] || (u32)(rows.target[0] - at.column) < TILE || (u32)(rows.target[1] - at.column) < TILE;
+    if (!__any_sync(~0u, rare)) return write(m, l);
   } else {
     link(c, z, at.column);
     if (at.column + TILE > c.classes)
       each_class(at.column, [&](int i, int v) { if (v >= c.classes) z[i] = z[i + 2] = -INF; });
-    find_largest(z, m);
-    if (is_short(c)) find_sums(z, m, l);
+    if (is_bare(c)) lags = find_leaves(z, m, l);
   }
 #pragma unroll
   for (int r = 0; r < 2; r++)
     if (any_target(rows.target[r], at.column)) pick(c, z + 2 * r, rows.target[r], at.column, c.first_token + row + 8 * r);
+  float largest[2], sums[2];
+  find_largest<TILE>(z, largest);
+  if (__any_sync(~0u, lags.of[0] || lags.of[1])) {
+    find_sums(z, largest, sums);
+#pragma unroll
+    for (int r = 0; r < 2; r++)
+      if (lags.of[r]) m[r] = largest[r], l[r] = sums[r];
+  }
   if (is_short(c)) return write(m, l);
 #pragma unroll
   for (int r = 0; r < 2; r++) {
-    const Node n = leaf(c, z + 2 * r, m[r], at.column);
+    const Node n = leaf(c, z + 2 * r, m[r], l[r], largest[r], at.column);
     if (writes(r)) ((Node*)x.leaves)[to + 8 * r] = n;
   }
 }
@@ -291,41 +321,49 @@ DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target)
   if (first + TILE > c.classes) each_class(first, [&](int i, int v) { if (v >= c.classes) z[i] = 0; });
 }
 
-// Stores the 64 x 256 of a warpgroup in the storage type, in halves.
-DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
+// Stores a half of the 64 x 256 of a warpgroup, in the storage type.
+DEV void store_half(const TensorMap* out, const float* z, const Corner& at, u32 to, int group, int half) {
   const int warp = threadIdx.x / 32 % 4, lane = lane_id();
+  if (threadIdx.x % 128 == 0) store_wait_read();
+  named_sync(1 + group, 128);
 #pragma unroll
-  for (int half = 0; half < 2; half++) {
-    if (threadIdx.x % 128 == 0) store_wait_read();
-    named_sync(1 + group, 128);
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-      const float* y = z + 64 * half + 8 * j;
-      store_blocks(to + j / 4 * PANEL + swizzled(warp * 16 + lane % 16, (2 * j + lane / 16) % 8), pack(y[0], y[1]), pack(y[2], y[3]),
-                   pack(y[4], y[5]), pack(y[6], y[7]));
-    }
-    proxy_fence();
-    named_sync(1 + group, 128);
-    if (threadIdx.x % 128 == 0) {
-      const int column = at.column + half * 128, first = at.row + group * 64;
-      store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
-      store_commit();
-    }
+  for (int j = 0; j < 8; j++) {
+    const float* y = z + 64 * half + 8 * j;
+    store_blocks(to + j / 4 * PANEL + swizzled(warp * 16 + lane % 16, (2 * j + lane / 16) % 8), pack(y[0], y[1]), pack(y[2], y[3]),
+                 pack(y[4], y[5]), pack(y[6], y[7]));
+  }
+  proxy_fence();
+  named_sync(1 + group, 128);
+  if (threadIdx.x % 128 == 0) {
+    const int column = at.column + half * 128, first = at.row + group * 64;
+    store2(out, to, column, first), store2(out, to + PANEL, column + 64, first);
+    store_commit();
   }
 }
+DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corner& at, u32 to, int group) {
+#pragma unroll
+  for (int half = 0; half < 2; half++) store_half(out, z, at, to, group, half);
+}
 
-DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
+// da of a tile, and stores it.
+DEV void write_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain, u32 to,
+                         int group) {
   const Call& c = x.c;
   if (plain && at.column + TILE <= c.classes && at.row + ROWS <= count) {
     const float ln_l[2] = {rows.pull[0].ln_l * LOG2E, rows.pull[1].ln_l * LOG2E};
     const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};
+    // A half is copied while the other is computed.
 #pragma unroll
-    for (int i = 0; i < TILE / 2; i++) {
-      const int r = i / 2 & 1;
-      z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
+    for (int half = 0; half < 2; half++) {
+#pragma unroll
+      for (int i = 64 * half; i < 64 * half + 64; i++) {
+        const int r = i / 2 & 1;
+        z[i] = probability(z[i], rows.pull[r], ln_l[r]) * both[r];
+      }
+#pragma unroll
+      for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
+      store_half(&x.out, z, at, to, group, half);
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) put_own(z + 2 * r, rows.pull[r], at.column, rows.target[r]);
     return;
   }
   link(c, z, at.column);
@@ -335,131 +373,9 @@ DEV void find_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows
     // `head` multiplies whole steps: rows without a token are 0.
     if (row + 8 * r >= count) each_class(at.column, [&](int k, int) { z[2 * r + k] = 0; });
   }
+  store_tile(&x.out, z, at, to, group);
 }
 
-// ---- gradients of operands -------------------------------------------------------------------------------------------
-// Adds what the chunks before have summed; writes the sum, or the gradient after the last chunk.
-template <Kind K, int COLUMNS> DEV void write_product(const Product& p, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
-  const Call& c = p.c;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int i = row + 8 * r;
-    if (i >= row_count<K>(c, count)) continue;
-    float* const kept = (K == HIDDEN ? c.hidden : c.head) + (i64)i * c.dim;
-    const i64 place = K == HIDDEN ? c.tokens[c.first_token + i].index : c.first_class + i;
-    void* const to = K == HIDDEN ? c.dh : c.dw;
-#pragma unroll
-    for (int j = 0; j < COLUMNS / 8; j++) {
-      const int column = at.column + column_of(j, 0);
-      if (column >= c.dim) continue;
-      float2 x = make_float2(z[4 * j + 2 * r], z[4 * j + 2 * r + 1]);
-      if (!c.begins) {
-        const float2 y = *(const float2*)(kept + column);
-        x.x += y.x, x.y += y.y;
-      }
-      const i64 out = place * c.dim + column;
-      if (!c.ends) *(float2*)(kept + column) = x;
-      else if (c.wide) *(float2*)((float*)to + out) = x;
-      else *(u32*)((element*)to + out) = pack(x.x, x.y);
-    }
-  }
-}
-
-// ---- the loop --------------------------------------------------------------------------------------------------------
-template <Kind K> DEV Rows read_rows(const Product& x, int row, int count) {
-  const Call& c = x.c;
-  Rows rows = {};
-  if (K >= HIDDEN) return rows;
-  const float scale = K == GRADIENT ? scale_of(x) : 1;
-#pragma unroll
-  for (int r = 0; r < 2; r++) {
-    const int i = row + 8 * r;
-    rows.target[r] = -1;
-    if (i >= count) continue;
-    rows.target[r] = c.tokens[c.first_token + i].target - c.first_class;
-    if (K == GRADIENT) rows.pull[r] = scaled(c.pulls[c.first_token + i], scale);
-  }
-  return rows;
-}
-
-template <Kind K, int COLUMNS> DEV void consume(u32 base, const Product& x, int count, int pairs, int columns) {
-  typedef Stages<K, COLUMNS> S;
-  const Call& c = x.c;
-  const int group = threadIdx.x / 128 - 1, warp = threadIdx.x / 32 % 4, lane = lane_id(), length = reduction<K>(c, count);
-  const u32 full = base + S::AT_BARRIERS, empty = full + 8 * S::COUNT, store = base + S::AT_STORE + group * 2 * PANEL;
-  const bool plain = is_plain(c);
-  u32 stage = 0, phase = 0;
-  auto release = [&](u32 i) { if (lane < 2) arrive_cluster(empty + 8 * i, lane); };
-#pragma unroll 1
-  for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
-    const Corner at = walk.corner();
-    const int row = at.row + group * 64 + warp * 16 + lane / 4;
-    Rows rows = {};
-    float z[COLUMNS / 2];
-    u32 before = 0;
-#pragma unroll 1
-    for (int k = 0; k < length; k += STEP) {
-      const u32 a = base + stage * S::BYTES;
-      wait(full + 8 * stage, phase);
-      pin(z), mma_begin();
-      step<K, COLUMNS>(z, a + group * PANEL, a + S::A, k > 0);
-      mma_commit();
-      if (K < HIDDEN && k == 0) rows = read_rows<K>(x, row, count);  // under the first products
-      mma_wait<1>(), pin(z);  // the step before is done: its stage is free
-      if (k) release(before);
-      before = stage;
-      if (++stage == S::COUNT) stage = 0, phase ^= 1;
-    }
-    mma_wait<0>(), pin(z);
-    if (length) release(before);
-    if constexpr (K == LEAVES) {
-      write_leaves(x, z, rows, at, row, count, plain);
-    } else if constexpr (K == GRADIENT) {
-      find_gradients(x, z, rows, at, row, count, plain);
-      store_tile(&x.out, z, at, store, group);
-    } else {
-      const float unscale = unscale_of(x);
-#pragma unroll
-      for (int i = 0; i < COLUMNS / 2; i++) z[i] = length ? SCALED ? z[i] * unscale : z[i] : 0;
-      if constexpr (K == HEAD) {
-        // Where nothing is to be added and rows are of the storage type, the copy engine writes them.
-        if (c.begins && c.ends && !c.wide) {
-          store_tile(&x.out, z, at, store, group);
-          continue;
-        }
-      }
-      write_product<K, COLUMNS>(x, z, at, row, count);
-    }
-  }
-  if (S::AT_STORE != S::AT_BARRIERS && threadIdx.x % 128 == 0) store_wait();
-}
-
-template <Kind K, int COLUMNS> DEV void run(const Product& x) {
-  typedef Stages<K, COLUMNS> S;
-  extern __shared__ char bytes[];
-  const u32 base = (shared(bytes) + 1023) & ~1023u;  // the same in both blocks
-  const int count = count_of(x.c);
-  const int pairs = (row_count<K>(x.c, count) + 2 * ROWS - 1) / (2 * ROWS), columns = (column_count<K>(x.c) + COLUMNS - 1) / COLUMNS;
-  if (threadIdx.x == 0) {
-    prefetch(&x.a), prefetch(&x.b);
-    const u32 full = base + S::AT_BARRIERS;
-    for (int i = 0; i < S::COUNT; i++) barrier_init(full + 8 * i, 1), barrier_init(full + 8 * S::COUNT + 8 * i, 2 * 8);
-    barrier_init_fence();
-  }
-  cluster_sync();  // no block sends before the other's barriers exist
-  if (threadIdx.x < 128) {
-    registers_down<40>();
-    if (threadIdx.x == 0) produce<K, COLUMNS>(base, x, count, pairs, columns);
-  } else {
-    registers_up<232>();
-    consume<K, COLUMNS>(base, x, count, pairs, columns);
-  }
-  cluster_sync();  // no block leaves while the other may still arrive at its barriers
-}
-
-#define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-KERNEL leaves(const __grid_constant__ Product x) { run<LEAVES, 256>(x); }
-KERNEL gradient(const __grid_constant__ Product x) { run<GRADIENT, 256>(x); }
-KERNEL hidden(const __grid_constant__ Product x) { run<HIDDEN, 256>(x); }
-KERNEL hidden_192(const __grid_constant__ Product x) { run<HIDDEN, 192>(x); }
-KERNEL head(const __grid_constant__ Product x) { run<HEAD, 256>(x); }
+// A consumer's warpgroup, and the first of its two rows in a tile.
+DEV int own_group() { return threadIdx.x / 128 - 1; }
+DEV int own_row() { return 64 * own_group() + threadIdx.x / 32 % 4 * 16 + lane_id() / 4; }

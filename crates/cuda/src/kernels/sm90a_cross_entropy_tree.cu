@@ -57,12 +57,12 @@ extern "C" __global__ void __launch_bounds__(64) tree(const __grid_constant__ Pr
   }
 }
 
-// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts.
+// The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all do, they lie so.
 extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ Product x) {
   const Call& c = x.c;
   const int pieces = c.dim / 8;
   const i64 t = (i64)blockIdx.x * 256 + threadIdx.x, row = t / pieces, piece = t - row * pieces;
-  if (row >= c.count) return;
+  if (row >= c.count || all_count(c)) return;
   const bool there = row < count_of(c);
   ((uint4*)x.to)[row * pieces + piece] = there ? ((const uint4*)x.from)[(i64)c.tokens[c.first_token + row].index * pieces + piece] : make_uint4(0, 0, 0, 0);
 }

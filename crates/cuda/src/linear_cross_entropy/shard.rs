@@ -12,8 +12,9 @@
 //!
 //! Where shards begin at multiples of [`TILE`], loss, lse, logprob, entropy, argmax, dw and dbias have the bits of the
 //! pass over all classes, with the same options on devices of one kind. On the portable level so has dh, if shards are
-//! nodes or return sums of nodes ([`Dh::Nodes`]). Tensor cores sum dh chunk by chunk: there it lies within the bounds,
-//! and has the bits of the same shards on one device. With other cuts everything agrees within the bounds.
+//! nodes or return sums of nodes ([`Dh::Nodes`]). Tensor cores sum dh class after class in quarters of the tree: there
+//! that holds for shards that begin at such quarters. Of others it lies within the bounds, and has the bits of the same
+//! shards on one device. With other cuts everything agrees within the bounds.
 //!
 //! ```
 //! use etalon_cuda::linear_cross_entropy::shard::{Shard, combine, forward_shard, output};

@@ -136,8 +136,12 @@ fn chunks_on_tensor_cores(call: (Pass, Dtype), workspace: &Workspace) {
     let whole = within(64 << 20);
     for budget in [0, 700 << 10, 64 << 20] {
         for (name, found) in &within(budget) {
-            // dh is summed chunk by chunk, too.
-            let equal = budget > 1 << 20 || !["dh", "dw", "dbias"].contains(name);
+            // Chunks of tokens are terms of dbias, and in f16 have factors of their own, with which little of da underflows.
+            let summed = match call.1 {
+                Dtype::F16 => &["dh", "dw", "dbias"][..],
+                _ => &["dbias"],
+            };
+            let equal = budget > 1 << 20 || !summed.contains(name);
             let what = format!("{name}, budget {budget}");
             check(found, &whole[name], equal, &what);
             if *name != "argmax" {
@@ -156,7 +160,8 @@ fn a_class_far_above_the_others_counts_wherever_it_lies_in_its_tile() {
         return;
     }
     let outputs_of = TokenOutputs { lse: true, logprob: true, ..TokenOutputs::default() };
-    let problem: Problem = LinearCrossEntropy::new(300, 40, CLASSES).outputs(outputs_of).into();
+    let asks = |outputs| Problem::from(LinearCrossEntropy::new(300, 40, CLASSES).outputs(outputs));
+    let problem = asks(outputs_of);
     let call = (Pass::ForwardBackward, Dtype::Bf16);
     let (mut inputs, _) = operands(&problem, call);
     for (name, tensor) in &mut inputs {
@@ -179,6 +184,24 @@ fn a_class_far_above_the_others_counts_wherever_it_lies_in_its_tile() {
         let size = wanted.iter().fold(0.0, |size: f64, x| size.max(x.abs()));
         let most = if matches!(*name, "dh" | "dw") { 1e-2 } else { 1e-5 } * size;
         assert!(found.iter().zip(&wanted).all(|(x, y)| (x - y).abs() <= most), "{name}");
+    }
+    // Whatever is computed beside them, they have the same bits.
+    let forward = |outputs, options: &Options| {
+        let problem = asks(outputs);
+        let (given, _) = operands(&problem, (Pass::Forward, Dtype::Bf16));
+        let of = |name| inputs.iter().find(|(own, _)| *own == name).cloned();
+        let given = given.into_iter().map(|(name, x)| of(name).unwrap_or((name, x))).collect();
+        let call = (Pass::Forward, Dtype::Bf16);
+        let found = self::outputs(&workspace, &problem, call, &given, options);
+        found.into_iter().map(|(name, x)| (name, x.numbers())).collect::<BTreeMap<_, _>>()
+    };
+    let alone = forward(outputs_of, &flash);
+    let argmax = TokenOutputs { argmax: true, ..outputs_of };
+    let all = TokenOutputs { entropy: true, ..argmax };
+    for outputs in [argmax, all] {
+        let found = forward(outputs, &flash);
+        assert!(alone.iter().all(|(name, x)| *x == found[name]), "{outputs:?}");
+        assert_eq!(found["argmax"], forward(outputs, &Options::default())["argmax"]);
     }
 }
 

@@ -187,8 +187,8 @@ fn shards(workspace: &Workspace, [at, scratch]: [u64; 2], options: &Options) -> 
         .with("targets", tensor(&[3], Stored::Integer));
     let mut one =
         |name: &'static str, shape: &[usize]| DeviceTensors::new().with(name, tensor(shape, f32));
-    let (partials, gathered) = (one("partials", &[1, 3, 9]), one("partials", &[2, 3, 9]));
-    let (totals, loss) = (tensor(&[3, 9], f32), tensor(&[], f32));
+    let (partials, gathered) = (one("partials", &[1, 3, 10]), one("partials", &[2, 3, 10]));
+    let (totals, loss) = (tensor(&[3, 10], f32), tensor(&[], f32));
     let (dh, parts, sum) = (tensor(&[1, 3, 4], f32), tensor(&[2, 3, 4], f32), tensor(&[3, 4], f32));
     let none = DeviceTensors::new;
     let (to_totals, to_loss) =

@@ -14,7 +14,7 @@ use std::ops::Range;
 type Tensors<'t> = (&'t DeviceTensors<'t>, &'t DeviceTensors<'t>);
 
 /// Prepares the forward pass of a shard: reads the inputs of the forward pass, `w` and `bias` of the shard's classes,
-/// and writes `partials`, f32 `[nodes][T][9]`, for each of [`Shard::nodes`]. See [`DevicePass::new`].
+/// and writes `partials`, f32 `[nodes][T][10]`, for each of [`Shard::nodes`]. See [`DevicePass::new`].
 pub fn prepare_forward<'t>(
     workspace: &Workspace,
     shard: &Shard<'_>,
@@ -25,7 +25,7 @@ pub fn prepare_forward<'t>(
     prepare(workspace, shard, Step::Forward, (inputs, outputs), options)
 }
 
-/// Prepares what makes `totals`, f32 `[T][9]`, of the `partials` of all shards, `[nodes of all][T][9]`, those of each
+/// Prepares what makes `totals`, f32 `[T][10]`, of the `partials` of all shards, `[nodes of all][T][10]`, those of each
 /// shard behind those of the shard before. Fails unless these are all classes, each once. Two owners of a target, and
 /// partials of other classes, show as NaN in what follows from the totals.
 pub fn prepare_combine<'t>(
@@ -42,7 +42,7 @@ pub fn prepare_combine<'t>(
     sums(workspace, problem, (&nodes, Dtype::F32), &table, (inputs, outputs), options)
 }
 
-/// Prepares what makes outputs of the forward pass of `totals`, `[T][9]`: on every device the same. Of the inputs of
+/// Prepares what makes outputs of the forward pass of `totals`, `[T][10]`: on every device the same. Of the inputs of
 /// [`prepare_forward`] it reads `targets` and weights; the others may be absent.
 pub fn prepare_output<'t>(
     workspace: &Workspace,
@@ -55,7 +55,7 @@ pub fn prepare_output<'t>(
 }
 
 /// Prepares the backward pass of a shard: reads the inputs of the backward pass, `w` and `bias` of the shard's classes,
-/// and `totals`, `[T][9]`; writes `dw` and `dbias` of the shard's classes, and what these add to `dh`, f32 `[1][T][D]`
+/// and `totals`, `[T][10]`; writes `dw` and `dbias` of the shard's classes, and what these add to `dh`, f32 `[1][T][D]`
 /// or `[nodes][T][D]`, whatever the type of the inputs.
 pub fn prepare_backward<'t>(
     workspace: &Workspace,

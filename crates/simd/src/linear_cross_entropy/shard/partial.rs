@@ -1,13 +1,14 @@
 //! What some classes add to a row, as shards send it to each other.
 
-use super::super::partial::Partial as Sums;
+use super::super::partial::{Partial as Sums, exceeds};
 use etalon_problem::Error;
 
 /// A row of logits over a set of classes, as far as the outputs need it (C33): plain numbers, which
 /// [`Partial::to_bytes`] writes down. [`Partial::combine`] puts disjoint sets together (C34).
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Partial {
-    /// The largest logit: −∞ where there is none, NaN where one is.
+    /// What logits are relative to: −∞ where there is none, NaN where one is. In this tier it is the largest; in
+    /// partials of other tiers it may lag behind that, by ln 2⁸ at most.
     pub m: f32,
     /// Σ e^{z_v − m}
     pub l: f32,
@@ -21,8 +22,11 @@ pub struct Partial {
     pub classes: u32,
     /// z_y, if the target is one of the classes: then they own it.
     pub target: Option<f32>,
-    /// The class whose logit is m, the first of equals; none without classes.
+    /// The class of the largest logit, the first of equals; none without classes, and in a partial of another tier
+    /// whose problem does not ask for it.
     pub argmax: Option<u32>,
+    /// The largest logit, by which sets of classes are compared for `argmax`.
+    pub largest: f32,
 }
 
 /// Without classes: [`Partial::argmax`] as bytes.
@@ -30,7 +34,7 @@ const NO_CLASS: u32 = u32::MAX;
 
 impl Partial {
     /// The length of [`Partial::to_bytes`].
-    pub const BYTES: usize = 36;
+    pub const BYTES: usize = 40;
 
     /// No classes: the identity of [`Partial::combine`].
     pub fn identity() -> Self {
@@ -43,6 +47,7 @@ impl Partial {
             classes: 0,
             target: None,
             argmax: None,
+            largest: f32::NEG_INFINITY,
         }
     }
 
@@ -62,27 +67,30 @@ impl Partial {
 
     /// As [`Partial::combine`], where neither can be.
     pub(super) fn join(self, other: Self) -> Self {
-        let (first, second) = match (self.argmax, other.argmax) {
-            (_, None) => return self,
-            (None, _) => return other,
+        let (first, second) = match (self, other) {
+            (_, other) if other.classes == 0 => return self,
+            (own, _) if own.classes == 0 => return other,
             // Of equal maxima the first class counts.
-            (Some(v), Some(w)) if w < v => (other, self),
-            _ => (self, other),
+            (own, other) if other.argmax < own.argmax => (other, own),
+            both => both,
         };
+        let best = if exceeds(second.largest, first.largest) { second } else { first };
         let weights = [first.weight, second.weight];
         let both = first.sums().combine(second.sums(), weights, second.target.is_some());
         let classes = first.classes.saturating_add(second.classes);
         Partial {
             target: first.target.or(second.target),
+            argmax: first.argmax.and(second.argmax).and(best.argmax),
+            largest: best.largest,
             ..Partial::of(both, first.weight + second.weight, classes, false)
         }
     }
 
-    /// What the kernels know of it.
+    /// What the kernels know of it, whose m is the largest logit.
     pub(super) fn of(sums: Sums, weight: f32, classes: u32, owned: bool) -> Self {
         let Sums { m, l, u, s, target, argmax } = sums;
         let target = owned.then_some(target);
-        Partial { m, l, u, s, weight, classes, target, argmax: Some(argmax) }
+        Partial { m, l, u, s, weight, classes, target, argmax: Some(argmax), largest: m }
     }
 
     /// As the kernels hold it.
@@ -91,11 +99,11 @@ impl Partial {
         Sums { m, l, u, s, target: target.unwrap_or(0.0), argmax: argmax.unwrap_or(0) }
     }
 
-    /// Nine numbers of four bytes each, least significant byte first: m, l, u, s, weight (f32), classes
+    /// Ten numbers of four bytes each, least significant byte first: m, l, u, s, weight (f32), classes
     /// (u32), z_y (f32, 0 where another set owns the target), whether it is owned (u32, 1 or 0), argmax
-    /// (u32; 2³² − 1: none).
+    /// (u32; 2³² − 1: none), the largest logit (f32).
     pub fn to_bytes(self) -> [u8; Self::BYTES] {
-        let Partial { m, l, u, s, weight, classes, target, argmax } = self;
+        let Partial { m, l, u, s, weight, classes, target, argmax, largest } = self;
         let float = f32::to_bits;
         let words = [
             float(m),
@@ -107,6 +115,7 @@ impl Partial {
             float(target.unwrap_or(0.0)),
             u32::from(target.is_some()),
             argmax.unwrap_or(NO_CLASS),
+            float(largest),
         ];
         let mut bytes = [0; Self::BYTES];
         for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
@@ -122,7 +131,7 @@ impl Partial {
         for (word, bytes) in words.iter_mut().zip(bytes.as_chunks().0) {
             *word = u32::from_le_bytes(*bytes);
         }
-        let [m, l, u, s, weight, classes, target, owned, argmax] = words;
+        let [m, l, u, s, weight, classes, target, owned, argmax, largest] = words;
         if owned > 1 {
             return Err(Error::value("bytes of a partial", "with 0 or 1 as eighth word", owned));
         }
@@ -136,6 +145,7 @@ impl Partial {
             classes,
             target: (owned == 1).then(|| float(target)),
             argmax: (argmax != NO_CLASS).then_some(argmax),
+            largest: float(largest),
         })
     }
 }

@@ -63,3 +63,22 @@ fn partials_are_a_monoid() {
     let nan = partial(4..6, &[f32::NAN, infinity], 1);
     assert_eq!([d.combine(nan), nan.combine(d)].map(|x| x.unwrap().argmax), [Some(4); 2]);
 }
+
+/// In partials of other tiers m may lag behind the largest logit, and argmax may be left out.
+#[test]
+fn the_largest_logit_decides_argmax_whatever_m_is() {
+    let own = partial(0..2, &[1.0, 0.5], 1);
+    // Logits 0 and 1.5, relative to the first.
+    let other = Partial { l: 1.0 + 1.5f32.exp(), ..partial(2..4, &[0.0, 0.0], 1) };
+    let other = Partial { largest: 1.5, argmax: Some(3), ..other };
+    for both in [own.combine(other).unwrap(), other.combine(own).unwrap()] {
+        assert_eq!((both.m, both.largest, both.argmax), (1.0, 1.5, Some(3)));
+        let wanted = [1.0f64, 0.5, 0.0, 1.5].map(f64::exp).iter().sum::<f64>().ln();
+        let lse = f64::from(both.m) + f64::from(both.l).ln();
+        assert!((lse - wanted).abs() < 1e-6, "{lse} for {wanted}");
+        assert_eq!(Partial::from_bytes(&both.to_bytes()), Ok(both));
+    }
+    let unasked = Partial { largest: f32::NEG_INFINITY, argmax: None, ..other };
+    let both = own.combine(unasked).unwrap();
+    assert_eq!((both.classes, both.argmax), (4, None));
+}
