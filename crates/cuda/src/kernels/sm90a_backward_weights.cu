@@ -160,8 +160,9 @@ template <class TILES> DEV void consume(u32 base, const Call& call) {
             extend(y, slope, call.options, e ? b.y : b.x);
 #endif
             y = exp2_fast(fmaf(y, c, -(!KEYS ? l[r] : e ? lse.y : lse.x)));
-            if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
             if (LSE) y *= -slope * (!KEYS ? x[r] : e ? delta.y : delta.x);
+            // Last: a row of the next listed sequence may have an infinite dlse.
+            if (MASKED && (8 * j + e < first || 8 * j + e > last)) y = 0;
           }
         }
       }

@@ -78,10 +78,10 @@ template <int GROUPS, Pass PASS> struct Feed {
         int n = next(blocks.end - 1, blocks.begin, active, each);
         const u32 q = base + tile * TILE_BYTES, full = base + Q_FULL + 8 * tile;
         wait(base + Q_EMPTY + 8 * tile, q_phase);
-        if (PASS == VALUES && lane_id() % 4 == 0 && lane_id() < 12) put_word(base + TILE + 16 * tile + 4 + lane_id(), own);
-        __syncwarp();
+        const u32 words = base + TILE + 16 * tile, second = __shfl_sync(~0u, own, 4), third = __shfl_sync(~0u, own, 8);
         if (first_lane) {
-          put_word(base + TILE + 16 * tile, t);
+          put_word(words, t);
+          if (PASS == VALUES) put_word(words + 4, own), put_word(words + 8, second), put_word(words + 12, third);
           if (n < blocks.begin) {
             arrive(full);
           } else {
