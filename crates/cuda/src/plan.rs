@@ -73,7 +73,7 @@ pub struct Rates {
 }
 
 impl Rates {
-    /// Those that the kernels of long sequences reached on an H100 (docs/gpu.md); of other devices nothing was measured.
+    /// Those that the kernels of long sequences reached on an H100 (docs/gpu_results.md); of other devices nothing was measured.
     pub fn stated(target: &Target) -> Option<Rates> {
         let rates = Rates { products: [27e12, 260e12, 550e12], memory: 3.2e12 };
         target.is_hopper().then_some(rates)

@@ -7,7 +7,8 @@
 //!   [`linear_cross_entropy`](crate::linear_cross_entropy).
 //! * [`numerics`]: the error bounds. [`suite`]: the cases of the suite, and what they notice. [`errata`]:
 //!   known mistakes in these algorithms. [`conventions`]: in what libraries differ.
-//! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`]: how fast they are.
+//! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`] and
+//!   [`gpu_results`]: how fast they are.
 //!   [`peers`]: how to compare
 //!   them with PyTorch and ggml.
 
@@ -27,7 +28,8 @@ page!(notation, "docs/notation.md", "Symbols, tensors, shapes, conventions and w
 page!(numerics, "docs/numerics.md", "How the error bounds follow from the arithmetic of a kernel.");
 page!(suite, "docs/suite.md", "Which cases there are, and which planted bugs they notice.");
 page!(simd, "docs/simd.md", "How the SIMD kernels work.");
-page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and what was measured.");
+page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how they work.");
+page!(gpu_results, "docs/gpu_results.md", "What the CUDA kernels were found to do.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
 page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
