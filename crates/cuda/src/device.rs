@@ -63,7 +63,7 @@ pub(crate) fn uuid(ordinal: usize) -> Result<[u8; 16], result::DriverError> {
 const FIRST: [&str; 3] = ["cuInit", "cuDeviceGetCount", "cuDriverGetVersion"];
 
 /// All others that the tier calls; drivers for CUDA 12.0 have them.
-const LATER: [&str; 25] = [
+const LATER: [&str; 31] = [
     "cuCtxGetCurrent",
     "cuCtxSetCurrent",
     "cuDeviceGet",
@@ -73,6 +73,10 @@ const LATER: [&str; 25] = [
     "cuDevicePrimaryCtxRelease_v2",
     "cuDevicePrimaryCtxRetain",
     "cuFuncSetAttribute",
+    "cuGraphDestroy",
+    "cuGraphExecDestroy",
+    "cuGraphInstantiateWithFlags",
+    "cuGraphLaunch",
     "cuLaunchKernel",
     "cuMemAllocAsync",
     "cuMemAlloc_v2",
@@ -85,8 +89,10 @@ const LATER: [&str; 25] = [
     "cuModuleLoadData",
     "cuModuleUnload",
     "cuPointerGetAttribute",
+    "cuStreamBeginCapture_v2",
     "cuStreamCreate",
     "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
     "cuStreamSynchronize",
     "cuTensorMapEncodeTiled",
 ];

@@ -189,6 +189,10 @@ impl DevicePass {
         Ok(DevicePass { ready, tables, tables_at, inputs, outputs, known })
     }
 
+    pub(crate) fn device(&self) -> &Device {
+        self.ready.parts().device()
+    }
+
     /// The scratch memory that a call needs, in bytes. It must begin at a multiple of 256.
     pub fn scratch_bytes(&self) -> usize {
         self.ready.scratch_bytes()
@@ -234,7 +238,7 @@ impl DevicePass {
         outputs: &'t DeviceTensors<'t>,
         scratch: u64,
     ) -> Result<Enqueued, Error> {
-        let (device, enqueued) = (self.ready.parts().device(), Enqueued::default());
+        let (device, enqueued) = (self.device(), Enqueued::default());
         device.check_alive()?;
         // SAFETY: the caller's promise.
         let stream = unsafe { device.context.wrap_borrowed_stream(stream) };

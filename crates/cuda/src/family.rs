@@ -346,11 +346,6 @@ impl Family {
             | Family::HopperCrossEntropy
             | Family::HopperLinear
             | Family::HopperPeak => &["sm_90a"],
-            // Whatever the architecture, the same shared memory and the same tiles.
-            Family::TensorF32 => &["sm_80", "sm_90", "sm_120"],
-            Family::TensorFused => &["sm_80", "sm_90"],
-            // Registers alone.
-            Family::Peak | Family::TensorPeak => &["sm_80", "sm_90", "sm_120"],
             _ => &["sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120"],
         }
     }

@@ -37,6 +37,7 @@ mod peak;
 mod plan;
 mod queue;
 mod ready;
+mod recorded;
 mod room;
 mod run;
 mod softmax;
@@ -61,6 +62,7 @@ pub use matrix::{Compilation, choicewise_variants, every_variant, pairwise_varia
 pub use options::{Level, Options, Precision, Settings};
 pub use peak::{launch_ns, peak_gflops};
 pub use plan::{Buffer, Plan, Rates, Step};
+pub use recorded::RecordedPass;
 pub use run::{has_level, offers, plan, run, run_in};
 pub use softmax::{Hopper, Lengths, Results, most_shared};
 pub use target::Target;

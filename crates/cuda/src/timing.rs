@@ -22,6 +22,8 @@ pub struct Timing {
     /// Of some rounds the time that the host took for a call of [`DevicePass::enqueue`](crate::DevicePass::enqueue), in ns, while
     /// the device was busy.
     pub enqueue_ns: Vec<f64>,
+    /// The same for a call of [`RecordedPass::enqueue`](crate::RecordedPass::enqueue).
+    pub recorded_ns: Vec<f64>,
     /// The kernels that such a call launches.
     pub launches: usize,
     /// The fills that it enqueues beside them.
@@ -139,18 +141,37 @@ impl<'a> DeviceCall<'a> {
         let enqueued = self.enqueue(&queue)?;
         queue.finish()?;
         (timing.launches, timing.fills) = (enqueued.launches.get(), enqueued.fills.get());
-        let commands = (timing.launches + timing.fills).max(1);
-        let calls = (COMMANDS / commands).clamp(2, 16) - 1;
-        let rounds = BUSY / (pass_ns.max(1.0) * (calls + 1) as f64);
-        for _ in 0..(rounds as usize).clamp(ROUNDS, CALLS) {
-            self.enqueue(&queue)?; // the device is busy
-            let start = Instant::now();
-            (0..calls).try_for_each(|_| self.enqueue(&queue).map(|_| ()))?;
-            timing.enqueue_ns.push(start.elapsed().as_nanos() as f64 / calls as f64);
-            queue.finish()?;
-        }
+        let commands = timing.launches + timing.fills;
+        timing.enqueue_ns =
+            calls_ns(&queue, (pass_ns, commands), || self.enqueue(&queue).map(|_| ()))?;
+        // SAFETY: as above.
+        let mut recorded = unsafe { self.pass.record(&self.inputs, &self.outputs, self.scratch) }?;
+        let stream = queue.stream().cu_stream();
+        // SAFETY: as above.
+        let enqueue = || unsafe { recorded.enqueue(stream) };
+        timing.recorded_ns = calls_ns(&queue, (pass_ns, commands), enqueue)?;
         Ok(())
     }
+}
+
+/// The host's time for a call, in ns, of some rounds of calls that enqueue a pass of about so many ns and of so many
+/// commands.
+fn calls_ns(
+    queue: &Queue<'_>,
+    (pass_ns, commands): (f64, usize),
+    mut call: impl FnMut() -> Result<(), Error>,
+) -> Result<Vec<f64>, Error> {
+    let calls = (COMMANDS / commands.max(1)).clamp(2, 16) - 1;
+    let rounds = BUSY / (pass_ns.max(1.0) * (calls + 1) as f64);
+    let mut round = || {
+        call()?; // the device is busy
+        let start = Instant::now();
+        (0..calls).try_for_each(|_| call())?;
+        let ns = start.elapsed().as_nanos() as f64 / calls as f64;
+        queue.finish()?;
+        Ok(ns)
+    };
+    (0..(rounds as usize).clamp(ROUNDS, CALLS)).map(|_| round()).collect()
 }
 
 /// What the pass writes.

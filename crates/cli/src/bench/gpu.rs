@@ -24,6 +24,8 @@ pub struct Timed {
     pub times: Times,
     /// Of the host, for a pass: the median.
     pub enqueue_ns: u64,
+    /// The same for a recorded pass.
+    pub recorded_ns: u64,
     /// What it enqueues: kernels, and fills.
     pub launches: usize,
     pub fills: usize,
@@ -117,6 +119,7 @@ impl Gpu {
         Ok(Timed {
             times: whole(timing.device_ns),
             enqueue_ns: whole(timing.enqueue_ns).median_ns,
+            recorded_ns: whole(timing.recorded_ns).median_ns,
             launches: timing.launches,
             fills: timing.fills,
             scratch_bytes: timing.scratch_bytes,

@@ -211,6 +211,7 @@ impl<'a> Bench<'a> {
             let timed = gpu.time(problem, (pass, mode), &views(&inputs)?, seconds)?;
             let on_device = OnDevice {
                 enqueue_ns: timed.enqueue_ns,
+                recorded_ns: timed.recorded_ns,
                 launches: timed.launches,
                 fills: timed.fills,
                 scratch_bytes: timed.scratch_bytes,

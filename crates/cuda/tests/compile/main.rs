@@ -179,7 +179,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::Tensor if is("VALUES", "0") || is("CD", "256") => false,
         Family::Tensor if is("CE", "128") => true,
         Family::Tensor => match *architecture {
-            "sm_100" => is("CD", "128") || is("OPTIONS", "1") && is("WHOLE", "0"),
+            "sm_100" => is("CD", "128") || is("OPTIONS", "1"),
             "sm_80" => is("CD", "128") && is("OPTIONS", "1") && is("WHOLE", "0"),
             _ => false,
         },

@@ -13,7 +13,7 @@ static int devices = 1, version = 13000, capability = 90, pools = 1;
 static long current;
 static int lost;
 // What was taken and not given back: contexts, streams, modules, events.
-static long contexts, streams, modules, events;
+static long contexts, streams, modules, events, graphs;
 
 // Allocations: their device, address and size.
 enum { MOST = 8192 };
@@ -33,7 +33,7 @@ EXPORT void fake_fail(const char *function, long nth, int code) { set_failure(fu
 EXPORT long fake_calls(void) { return calls; }
 EXPORT const char *fake_failed(void) { return failed; }
 EXPORT long fake_held(void) {
-    long held = contexts + streams + modules + events;
+    long held = contexts + streams + modules + events + graphs;
     for (int i = 0; i < MOST; i++) held += memory[i].at != NULL;
     return held;
 }
@@ -128,6 +128,26 @@ EXPORT Result cuStreamCreate(void **to, unsigned flags) {
 }
 EXPORT Result cuStreamDestroy_v2(void *stream) { IN_CONTEXT; (void)stream; streams--; return 0; }
 EXPORT Result cuStreamSynchronize(void *stream) { IN_CONTEXT; (void)stream; return 0; }
+
+EXPORT Result cuStreamBeginCapture_v2(void *stream, int mode) {
+    IN_CONTEXT;
+    return stream && mode == 1 ? 0 : INVALID_VALUE; // what other threads call does not matter
+}
+EXPORT Result cuStreamEndCapture(void *stream, void **to) {
+    IN_CONTEXT;
+    graphs++;
+    *to = (void *)4096;
+    return stream ? 0 : INVALID_VALUE;
+}
+EXPORT Result cuGraphInstantiateWithFlags(void **to, void *graph, unsigned long long flags) {
+    IN_CONTEXT;
+    graphs++;
+    *to = (void *)8192;
+    return graph && !flags ? 0 : INVALID_VALUE;
+}
+EXPORT Result cuGraphLaunch(void *graph, void *stream) { IN_CONTEXT; (void)stream; return graph ? 0 : INVALID_VALUE; }
+EXPORT Result cuGraphExecDestroy(void *graph) { IN_CONTEXT; (void)graph; graphs--; return 0; }
+EXPORT Result cuGraphDestroy(void *graph) { IN_CONTEXT; (void)graph; graphs--; return 0; }
 
 EXPORT Result cuEventCreate(void **to, unsigned flags) {
     IN_CONTEXT;

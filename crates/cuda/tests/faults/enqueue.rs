@@ -79,6 +79,15 @@ impl Tensors {
         // SAFETY: the fake driver's default stream, and memory of it that stays.
         unsafe { pass.enqueue(stream, &self.inputs, &self.outputs, self.scratch) }
     }
+
+    /// Records the pass, and enqueues what was recorded twice.
+    pub fn record(&self, pass: &DevicePass) -> Result<(), Error> {
+        let stream = std::ptr::null_mut();
+        // SAFETY: the fake driver's default stream, and memory of it that stays.
+        let mut recorded = unsafe { pass.record(&self.inputs, &self.outputs, self.scratch) }?;
+        // SAFETY: as above.
+        (0..2).try_for_each(|_| unsafe { recorded.enqueue(stream) })
+    }
 }
 
 /// All operands of a pass, each where `place` puts so many bytes.

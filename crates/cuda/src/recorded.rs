@@ -1,0 +1,94 @@
+//! A pass as a graph: however many kernels it launches, one call of the driver enqueues it.
+
+use crate::device_pass::{DevicePass, DeviceTensors};
+use crate::gpu::Device;
+use cudarc::driver::result::graph;
+use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};
+use cudarc::driver::{CudaGraph, CudaStream};
+use etalon_problem::Error;
+use std::fmt;
+use std::sync::Arc;
+
+/// A prepared pass whose tensors and scratch memory lie where they lay when it was recorded. What it enqueues is
+/// what [`DevicePass::enqueue`] does, with the same bits.
+///
+/// The driver runs what was enqueued so one after the other, also on several streams, since it has one scratch
+/// memory.
+pub struct RecordedPass<'p> {
+    pass: &'p DevicePass,
+    graph: CudaGraph,
+}
+
+// SAFETY: the driver lets a graph be used by any thread, as long as it is one at a time: what uses it here borrows it
+// exclusively or owns it. The rest of it may be shared.
+unsafe impl Send for RecordedPass<'_> {}
+
+/// The driver's memory for what is enqueued is taken when it is recorded.
+const FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags(0);
+
+impl DevicePass {
+    /// Records the pass for these tensors and this scratch memory, on a stream of its own. Nothing is computed.
+    /// Fails as [`DevicePass::enqueue`] does.
+    ///
+    /// # Safety
+    /// That of [`DevicePass::enqueue`], of every time that what was recorded is enqueued.
+    pub unsafe fn record<'t>(
+        &self,
+        inputs: &'t DeviceTensors<'t>,
+        outputs: &'t DeviceTensors<'t>,
+        scratch: u64,
+    ) -> Result<RecordedPass<'_>, Error> {
+        let device = self.device();
+        device.check_alive()?;
+        device.bind()?;
+        let stream = device.context.new_stream().map_err(|error| failed(device, error))?;
+        let graph = captured(device, &stream, || {
+            // SAFETY: the caller's promise; the stream is of the context, and runs nothing while it is captured.
+            unsafe { self.enqueue(stream.cu_stream(), inputs, outputs, scratch) }
+        })?;
+        Ok(RecordedPass { pass: self, graph })
+    }
+}
+
+/// What is enqueued on a stream meanwhile, as a graph. The capture ends, whatever fails.
+fn captured(
+    device: &Device,
+    stream: &Arc<CudaStream>,
+    enqueue: impl FnOnce() -> Result<(), Error>,
+) -> Result<CudaGraph, Error> {
+    // What other threads call meanwhile is of no account.
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+    stream.begin_capture(mode).map_err(|error| failed(device, error))?;
+    let enqueued = enqueue();
+    let graph = stream.end_capture(FLAGS);
+    enqueued?;
+    let none = || Error::Device { what: WHAT.to_string(), reason: "there is no graph".to_string() };
+    graph.map_err(|error| failed(device, error))?.ok_or_else(none)
+}
+
+const WHAT: &str = "recording a pass";
+
+fn failed(device: &Device, error: cudarc::driver::DriverError) -> Error {
+    device.failed(WHAT, error)
+}
+
+impl RecordedPass<'_> {
+    /// Enqueues the pass on a stream of the device's primary context: nothing has been computed when this returns.
+    ///
+    /// # Safety
+    /// That of [`DevicePass::enqueue`], with the tensors and the scratch memory that were recorded.
+    pub unsafe fn enqueue(&mut self, stream: CUstream) -> Result<(), Error> {
+        let device = self.pass.device();
+        device.check_alive()?;
+        device.bind()?;
+        // SAFETY: the graph lives, nobody else uses it now, and the stream is of its context by the caller's promise.
+        let launched = unsafe { graph::launch(self.graph.cu_graph_exec(), stream) };
+        launched.map_err(|error| device.failed("launching a recorded pass", error))
+    }
+}
+
+impl fmt::Debug for RecordedPass<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RecordedPass").field("pass", self.pass).finish_non_exhaustive()
+    }
+}
