@@ -256,31 +256,47 @@ def lazy(bench: Bench, backward: bool) -> list[Contender]:
     return [*own, bench.peer("torch.compile", make)]
 
 
-def tile_density(q, k, bias, tau, tile: int = 64) -> float:
-    """The share of the visible tiles of `tile` x `tile` pairs that hold an active one, in the first batch element."""
-    length, heads = q.shape[-2], []
+# The tiles of queries and keys of the sm90a kernel's `values` with D = 64: of what it loads, and of a warpgroup's products.
+LAZY_TILES = [(192, 128), (64, 128)]
+# With it two fifths of the tiles that are loaded hold an active pair.
+SLOPE = 0.024
+
+
+def tile_densities(q, k, bias, tau) -> list[float]:
+    """The shares of the visible tiles of each size that hold an active pair, in the first batch element."""
+    length, width = q.shape[-2], bias.shape[-1]
     rows = torch.arange(length, device=q.device)
     distance = rows[:, None] - rows
+
+    def tiles(pairs, size):
+        return F.max_pool2d(pairs[None].float(), size, ceil_mode=True).sum().item()
+
+    held = [0.0 for _ in LAZY_TILES]
     for head in range(q.shape[1]):
         table = torch.cat([bias[head], bias.new_zeros(1)])
-        scores = (q[0, head] @ k[0, head].T).float() * q.shape[-1] ** -0.5 + table[distance.clamp(0, WIDTH)]
+        scores = (q[0, head].float() @ k[0, head].float().T) * q.shape[-1] ** -0.5 + table[distance.clamp(0, width)]
         weights = torch.softmax(scores.masked_fill(distance < 0, -torch.inf), dim=-1)
         active = (weights + tau[head] / (rows[:, None] + 1) > 0) & (distance >= 0)
-        heads.append(F.max_pool2d(active[None].float(), tile, ceil_mode=True).sum())
-    tiles = -(-length // tile)
-    return (sum(heads) / len(heads) / (tiles * (tiles + 1) / 2)).item()
+        held = [sum + tiles(active, size) for sum, size in zip(held, LAZY_TILES)]
+    return [sum / q.shape[1] / tiles(distance >= 0, size) for sum, size in zip(held, LAZY_TILES)]
 
 
 def lazy_sparse(bench: Bench, backward: bool) -> list[Contender]:
-    """Forward, or forward and backward, where every tile of 64 x 64 pairs holds an active pair, and where a bias that
-    falls from 7.2 to 0 over its width leaves two fifths of them."""
+    """Forward, or forward and backward, with a bias of zeros, where every tile holds an active pair, and with one that falls by
+    SLOPE from each distance to the next, where two fifths do."""
     shape = (4, 16, bench.size(2048), 64)
+    width = shape[2]
     q, k, v, dout = (bench.randn(*shape) for _ in range(4))
     tau = torch.full((16,), -1.0, device=bench.device)
-    falling = 7.2 * (1 - torch.arange(WIDTH, device=bench.device) / WIDTH)
-    problem = heads_problem("lazy_attention", shape, bias={"width": WIDTH}, **CAUSAL)
+    falling = -SLOPE * torch.arange(width, device=bench.device, dtype=torch.float32)
+    problem = heads_problem("lazy_attention", shape, bias={"width": width}, **CAUSAL)
     contenders = []
-    for bias in [torch.zeros(16, WIDTH, device=bench.device), falling.expand(16, WIDTH).contiguous()]:
+    for bias, options, note in [
+        (torch.zeros(16, width, device=bench.device), FINITE, "finite"),
+        (falling.expand(16, width).contiguous(), FINITE, "finite"),
+        (torch.zeros(16, width, device=bench.device), FLASH, "any number"),
+        (falling.expand(16, width).contiguous(), FLASH, "any number"),
+    ]:
         o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
         inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
         calls = [("forward", inputs, {"o": o, "lse": lse})]
@@ -288,8 +304,10 @@ def lazy_sparse(bench: Bench, backward: bool) -> list[Contender]:
         if backward:
             places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
             calls.append(("backward", {**inputs, "lse": lse, "dout": dout}, places))
-        name = f"etalon, {tile_density(q, k, bias, tau):.2f} of the tiles active"
-        contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **FINITE))
+        loaded, multiplied = tile_densities(q, k, bias, tau)
+        kind = "sparse" if bias.any() else "dense"
+        name = f"etalon {kind}, {note}, {loaded:.2f} of the tiles loaded, {multiplied:.2f} multiplied"
+        contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **options))
     return contenders
 
 
