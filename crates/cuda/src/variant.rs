@@ -461,7 +461,10 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
             4 * 64 * columns + stages * (4 * 32 * columns + 8 * 32)
         }
         // What a block owns, and two stages of what it walks with two numbers a row.
-        (Family::Tensor, "values") => 2 * 128 * cd + 2 * (2 * 32 * (cd + ce) + 8 * 32),
+        (Family::Tensor, "values") => {
+            let walked = if (cd, ce) == (64, 64) { 64 } else { 32 };
+            2 * 128 * cd + 2 * (2 * walked * (cd + ce) + 8 * walked)
+        }
         // q, k, dout and v.
         (Family::Tensor, "dbias") => 4 * 64 * (cd + variant.define("VALUES") * ce),
         // What a block owns, and what it walks with two numbers a row.

@@ -327,12 +327,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) keys(const _
 }
 #endif
 #if VALUES && !FUSES && (WIDE || STORAGE != 0)
-// Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory.
-// Dynamic shared memory if not WIDE: 2 D_BYTES + STAGES (32 (CD + CE) BYTES + 8·32).
+// Without accumulators of dk there are registers for twice as many keys, which halves what is read of shared memory, and, of 64
+// columns, for 64 queries at a time, which halves the barriers. Dynamic shared memory if not WIDE:
+// 2 D_BYTES + STAGES (WALK_VALUES (CD + CE) BYTES + 8 WALK_VALUES).
+constexpr int WALK_VALUES = !WIDE && CD == 64 && CE == 64 ? 64 : 32;
 extern "C" __global__ void __launch_bounds__(THREADS, WIDE ? 1 : 2) values(const __grid_constant__ Call c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
-  of_keys<WIDE ? 1 : 2, 32, false, true>(c, bytes, NoSlots());
+  of_keys<WIDE ? 1 : 2, WALK_VALUES, false, true>(c, bytes, NoSlots());
 }
 #endif
 
