@@ -199,7 +199,7 @@ def cells(row: dict, each: dict) -> list[str]:
         each["name"],
         f"{each['median_ms']:.3f}",
         f"{min(medians):.3f} – {max(medians):.3f}",
-        "" if each["ratio"] is None else f"{each['ratio']:.2f}",
+        "" if each["ratio"] is None else f"{each['ratio']:.3f}",
         beside,
     ]
 
