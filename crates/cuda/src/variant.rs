@@ -320,7 +320,6 @@ impl Variant {
                 "hidden",
                 "hidden_192",
                 "head",
-                "nodes",
                 "tree",
                 "gather",
                 "bias",

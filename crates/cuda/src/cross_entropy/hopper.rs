@@ -28,6 +28,10 @@ pub(crate) const GROUP: usize = 32;
 /// Threads of a block of a product.
 const THREADS: u32 = 384;
 
+/// Tokens and threads of a block of the kernel `tree`.
+const TREE_TOKENS: u64 = 32;
+const TREE_THREADS: u32 = 512;
+
 /// The kernels of a pass, and where they find h.
 #[derive(Debug)]
 pub(crate) struct Hopper {
@@ -185,7 +189,8 @@ impl Hopper {
         };
         let product = Product { from: call.h, to, ..Product::new(call) };
         let pieces = call.count as usize * (call.dim / 8) as usize;
-        let blocks = pieces.div_ceil(256) as u64;
+        // As many as run side by side: where all tokens count there is nothing for them to do.
+        let blocks = pieces.div_ceil(256).min(8 * queue.device.multiprocessors) as u64;
         queue.launch(self.kernels.get("gather")?, blocks, (256, 0), &product)?;
         Ok(to)
     }
@@ -205,15 +210,8 @@ impl Hopper {
         let product = Product { leaves: call.z, ..self.logits(queue, call, h)? };
         let tiles = Tiles { name: "leaves", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)?;
-        let (tokens, nodes) =
-            (call.count as u64, (call.classes as u64).div_ceil((GROUP * TILE) as u64));
-        queue.launch(
-            self.kernels.get("nodes")?,
-            tokens.div_ceil(128) * nodes,
-            (128, 0),
-            &product,
-        )?;
-        queue.launch(self.kernels.get("tree")?, tokens.div_ceil(64), (64, 0), &product)
+        let blocks = (call.count as u64).div_ceil(TREE_TOKENS);
+        queue.launch(self.kernels.get("tree")?, blocks, (TREE_THREADS, 0), &product)
     }
 
     /// What (C16) of a chunk of tokens is multiplied by before it is stored, from their pulls.

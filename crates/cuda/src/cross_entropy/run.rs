@@ -47,6 +47,9 @@ pub(super) fn clear(job: &Job<'_>) -> Result<(), Error> {
     let Prepared { parts, ignores, problem, .. } = job.prepared;
     let leaves = |part: &Part| match part.operand.name {
         "dw" | "dbias" | "gw" | "gbias" => problem.tokens == 0,
+        // What `loss` writes, whatever counts.
+        "loss" => problem.reduction == Reduction::None && (*ignores || problem.tokens == 0),
+        "n_valid" | "normaliser" => false,
         "partials" => false, // whose numbers for ignored tokens are not all 0
         _ => *ignores || problem.tokens == 0,
     };

@@ -207,7 +207,18 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
   __shared__ double sums[256][2];
   const int t = threadIdx.x;
   double a = 0, b = 0;
-  for (int i = t; i < c.common->counted && !c.each; i += 256) a += c.terms[2 * i], b += c.terms[2 * i + 1];
+  const int counted = c.each ? 0 : c.common->counted;
+  const double2* const terms = (const double2*)c.terms;
+  int i = t;
+#pragma unroll 1
+  for (; i + 15 * 256 < counted; i += 16 * 256) {
+    double2 some[16];  // read side by side
+#pragma unroll
+    for (int k = 0; k < 16; k++) some[k] = terms[i + 256 * k];
+#pragma unroll
+    for (int k = 0; k < 16; k++) a += some[k].x, b += some[k].y;
+  }
+  for (; i < counted; i += 256) a += terms[i].x, b += terms[i].y;
   sums[t][0] = a, sums[t][1] = b;
   for (int n = 128; n; n /= 2) {
     __syncthreads();

@@ -1,5 +1,5 @@
 // The tokens that count, and by what their losses are divided (C10), of one block: targets may lie where no host looks.
-constexpr int TOKEN_THREADS = 1024, TOKEN_WARPS = TOKEN_THREADS / 32, TOKENS_EACH = 4;
+constexpr int TOKEN_THREADS = 1024, TOKEN_WARPS = TOKEN_THREADS / 32, TOKENS_EACH = 8;
 
 // What comes before the warp's n, and the sum of all.
 struct Before { int own, all; };
@@ -51,6 +51,7 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
   __shared__ double sums[TOKEN_THREADS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   int counted = 0;
+  bool wrong = false;  // whether a target is no class
 #pragma unroll 1
   for (int first = 0; first < c.all; first += TOKEN_THREADS * TOKENS_EACH) {
     const int own = first + warp * 32 * TOKENS_EACH + lane;
@@ -67,23 +68,31 @@ extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_
     for (int e = 0; e < TOKENS_EACH; at += __popc(counts[e]), e++) {
       if (target[e] == c.ignore_index) continue;
       const int to = at + __popc(counts[e] & ((1u << lane) - 1));
-      c.tokens[to] = token_of(c, own + 32 * e, target[e]);
+      const Token token = token_of(c, own + 32 * e, target[e]);
+      c.tokens[to] = token, wrong |= token.target < 0;
       const float none = __int_as_float(0x7fffffff);  // where no tile of classes has the target
       ((float2*)c.picked)[to] = make_float2(none, none);
     }
     counted += b.all;
   }
-  __syncthreads();
   // Whatever is ignored between them, the tokens that count are summed alike.
   double z = 0, weights = 0;
   float largest = 0;
-  for (int i = threadIdx.x; c.mean && i < counted; i += TOKEN_THREADS) z += (double)c.tokens[i].weight * c.tokens[i].class_weight;
-#pragma unroll 8
-  for (int v = threadIdx.x; c.class_weights && v < c.vocab; v += TOKEN_THREADS) {
-    const float cw = c.class_weights[v];
-    weights += cw, largest = max(largest, fabsf(cw));
+  if (c.mean && !c.token_weights && !c.class_weights) {  // ones, or NaN
+    z = __syncthreads_or(wrong) ? __int_as_float(0x7fffffff) : counted;
+  } else if (c.mean) {
+    __syncthreads();
+    for (int i = threadIdx.x; i < counted; i += TOKEN_THREADS) z += (double)c.tokens[i].weight * c.tokens[i].class_weight;
+    z = block_sum(z, sums);
   }
-  z = block_sum(z, sums), weights = block_sum(weights, sums), largest = block_max(largest, sums);
+  if (c.class_weights) {
+#pragma unroll 8
+    for (int v = threadIdx.x; v < c.vocab; v += TOKEN_THREADS) {
+      const float cw = c.class_weights[v];
+      weights += cw, largest = max(largest, fabsf(cw));
+    }
+    weights = block_sum(weights, sums), largest = block_max(largest, sums);
+  }
   if (threadIdx.x) return;
   Common s = {c.divisor, c.divisor, (double)c.vocab, 1, counted, 0};
   if (c.class_weights) s.class_weight = weights, s.largest = largest;

@@ -11,11 +11,11 @@
 //     b, which it sends to both: 32 instead of 48 KiB of reads from the L2 a block and step of 64
 //   producer: one thread;  consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
 //
-// Order of tiles: GROUP pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
+// Order of tiles: a group of pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
 //
 // Sums that go on in another launch are loaded as accumulators: so their order, and their bits, do not depend on chunks.
 enum Kind { LEAVES, GRADIENT, HIDDEN, HEAD };
-constexpr int ROWS = 128, STEP = 64, GROUP = 8, PANEL = 64 * 128;
+constexpr int ROWS = 128, STEP = 64, PANEL = 64 * 128;
 // Tiles so many columns wide, in stages of STEP of the reduction.
 template <Kind K, int COLUMNS> struct Stages {
   static constexpr int COUNT = COLUMNS == 256 ? 4 : 5;
@@ -46,7 +46,8 @@ template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDE
 DEV bool all_count(const Call& c) { return c.common->counted == c.all; }
 
 // Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
-template <int COLUMNS> struct Walk {
+template <Kind K, int COLUMNS> struct Walk {
+  static constexpr int GROUP = K == LEAVES ? 32 : 8;
   int pairs, columns, group, rest;
   __device__ __forceinline__ Walk(int pairs, int columns) : pairs(pairs), columns(columns), group(0), rest(blockIdx.x / 2) { into_group(); }
   __device__ __forceinline__ void into_group() {
@@ -72,7 +73,7 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
   const TensorMap* const a = in_place && K != HEAD ? &x.in_place : &x.a;
   const TensorMap* const b = in_place && K == HEAD ? &x.in_place : &x.b;
 #pragma unroll 1
-  for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
+  for (Walk<K, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
 #pragma unroll 1
     for (int k = 0; k < length; k += STEP) {

@@ -144,7 +144,7 @@ template <Kind K> DEV void consume_logits(u32 base, const Product& x, int count,
   const bool plain = is_plain(x.c);
   Ring<K, TILE> ring = {base, 0, 0};
 #pragma unroll 1
-  for (Walk<TILE> walk(pairs, columns); walk.there(); walk.next()) {
+  for (Walk<K, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     const int row = at.row + own_row();
     Rows rows = {};
@@ -160,7 +160,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int c
   const Call& c = x.c;
   Ring<HIDDEN, COLUMNS> ring = {base, 0, 0};
 #pragma unroll 1
-  for (Walk<COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
+  for (Walk<HIDDEN, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
 #pragma unroll 1
     for (int from = 0; from < c.classes;) {
       const u32 within = (c.first_class + from) % x.block;
@@ -192,7 +192,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int c
 
 // dw. Where no token of a chunk counts, nothing is multiplied.
 DEV void write_nothing(const Call& c, int pairs, int columns) {
-  for (Walk<TILE> walk(pairs, columns); walk.there(); walk.next()) {
+  for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     float z[TILE / 2];
     clear(z);
@@ -205,7 +205,7 @@ DEV void consume_head(u32 base, const Product& x, int count, int pairs, int colu
   const u32 store = base + Stages<HEAD, TILE>::AT_STORE + own_group() * 2 * PANEL;
   Ring<HEAD, TILE> ring = {base, 0, 0};
 #pragma unroll 1
-  for (Walk<TILE> walk(pairs, columns); walk.there(); walk.next()) {
+  for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     const int row = at.row + own_row();
     float z[TILE / 2];
