@@ -195,19 +195,24 @@ impl Hopper {
         Ok(to)
     }
 
-    /// The maps of h and of the rows of w of a chunk, as the logits take them.
-    fn logits(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<Product, Error> {
+    /// The maps of h, in boxes of so many rows, and of the rows of w of a chunk, as the logits take them.
+    fn logits(
+        &self,
+        queue: &Queue<'_>,
+        call: &Call,
+        (h, height): (u64, u32),
+    ) -> Result<Product, Error> {
         let w = call.w + 2 * call.first_class as u64 * call.dim as u64;
         let shape = [call.count, call.dim, call.dim];
-        let a = self.map(queue, h, shape, 128)?;
-        let in_place = self.map(queue, in_place(call), shape, 128)?;
+        let a = self.map(queue, h, shape, height)?;
+        let in_place = self.map(queue, in_place(call), shape, height)?;
         let b = self.map(queue, w, [call.classes, call.dim, call.dim], 128)?;
         Ok(Product { a, b, in_place, ..Product::new(call) })
     }
 
     /// (C33), (C34): the leaves of a chunk, put into the tree.
     pub fn totals(&self, queue: &Queue<'_>, call: &Call, h: u64) -> Result<(), Error> {
-        let product = Product { leaves: call.z, ..self.logits(queue, call, h)? };
+        let product = Product { leaves: call.z, ..self.logits(queue, call, (h, 64))? };
         let tiles = Tiles { name: "leaves", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)?;
         let blocks = (call.count as u64).div_ceil(TREE_TOKENS);
@@ -228,7 +233,7 @@ impl Hopper {
         [h, scale]: [u64; 2],
     ) -> Result<(), Error> {
         let out = self.gradients(queue, call, 64)?;
-        let product = Product { out, scale, ..self.logits(queue, call, h)? };
+        let product = Product { out, scale, ..self.logits(queue, call, (h, 128))? };
         let tiles = Tiles { name: "gradient", rows: call.count, columns: call.classes, wide: TILE };
         self.product(queue, &tiles, &product)
     }

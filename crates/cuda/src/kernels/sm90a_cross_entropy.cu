@@ -9,7 +9,7 @@
 //
 //   cluster of two blocks: two tiles of rows, the same columns; each block loads its own panel of a and half of the panel of
 //     b, which it sends to both: 32 instead of 48 KiB of reads from the L2 a block and step of 64
-//   producer: one thread;  consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
+//   producer: one thread, of `leaves` one for each ring;  consumers: two warpgroups, each 64 x 256 (128 accumulators a thread)
 //
 // Order of tiles: a group of pairs of row tiles x all columns, so that tiles that run side by side share a and b in the L2.
 //
@@ -23,6 +23,25 @@ template <Kind K, int COLUMNS> struct Stages {
   // Two panels for each warpgroup, from which tiles are stored.
   static constexpr u32 AT_STORE = COUNT * BYTES, AT_BARRIERS = AT_STORE + (K == GRADIENT || K == HEAD ? 4 * PANEL : 0);
   // Dynamic shared memory: 1024 + AT_BARRIERS + 16 * COUNT, as `shared_bytes` says.
+};
+
+// `leaves` has a ring for b and one for each warpgroup's 64 rows of a: only what is loaded for both blocks waits for both.
+struct Rings {
+  static constexpr int COUNT_A = 4, COUNT_B = 5;
+  static constexpr u32 B = TILE * STEP * 2, AT_B = COUNT_A * 2 * PANEL, AT_BARRIERS = AT_B + COUNT_B * B;
+  // Dynamic shared memory: 1024 + AT_BARRIERS + 32 * COUNT_A + 16 * COUNT_B.
+  u32 base;
+  __device__ __forceinline__ u32 a(int group, u32 i) const { return base + (2 * i + group) * PANEL; }
+  __device__ __forceinline__ u32 b(u32 i) const { return base + AT_B + i * B; }
+  __device__ __forceinline__ u32 full_a(int group, u32 i) const { return base + AT_BARRIERS + 8 * (group * COUNT_A + i); }
+  __device__ __forceinline__ u32 empty_a(int group, u32 i) const { return full_a(group + 2, i); }
+  __device__ __forceinline__ u32 full_b(u32 i) const { return full_a(4, i); }
+  __device__ __forceinline__ u32 empty_b(u32 i) const { return full_b(COUNT_B + i); }
+  // Released by the 4 warps of a group, or by the 8 of both blocks.
+  __device__ __forceinline__ void begin() const {
+    for (int i = 0; i < 2 * COUNT_A; i++) barrier_init(full_a(0, i), 1), barrier_init(empty_a(0, i), 4);
+    for (int i = 0; i < COUNT_B; i++) barrier_init(full_b(i), 1), barrier_init(empty_b(i), 2 * 8);
+  }
 };
 
 struct Product {
@@ -91,6 +110,32 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
         else if ((k / STEP & 1) == rank) panel(2);  // of three panels the last one in turns
       }
       if (++stage == S::COUNT) stage = 0, phase ^= 1;
+    }
+  }
+}
+
+// The same for `leaves`: of warpgroup `ring`, or, as 2, of b. Boxes of a have 64 rows.
+DEV void produce_ring(Rings s, const Product& x, int pairs, int columns, int ring) {
+  u32 stage = 0, phase = 1;
+  const u32 rank = cluster_rank();
+  const int count = ring < 2 ? Rings::COUNT_A : Rings::COUNT_B;
+  const TensorMap* const a = all_count(x.c) ? &x.in_place : &x.a;
+#pragma unroll 1
+  for (Walk<LEAVES, TILE> walk(pairs, columns); walk.there(); walk.next()) {
+    const Corner at = walk.corner();
+#pragma unroll 1
+    for (int k = 0; k < x.c.dim; k += STEP) {
+      if (ring < 2) {
+        const u32 full = s.full_a(ring, stage);
+        wait(s.empty_a(ring, stage), phase);
+        expect_bytes(full, PANEL), load2(s.a(ring, stage), a, full, k, at.row + 64 * ring);
+      } else {
+        const u32 full = s.full_b(stage);
+        wait(s.empty_b(stage), phase);  // both blocks have released it: the other's half lands here too
+        expect_bytes(full, Rings::B);
+        load2_multicast(s.b(stage) + rank * (Rings::B / 2), &x.b, full, k, at.column + rank * (TILE / 2), 3);
+      }
+      if (++stage == count) stage = 0, phase ^= 1;
     }
   }
 }

@@ -95,28 +95,49 @@ template <Kind K> DEV Rows read_rows(const Product& x, int row, int count) {
 template <Kind K, int COLUMNS> struct Ring {
   typedef Stages<K, COLUMNS> S;
   u32 base, stage, phase;
-  __device__ __forceinline__ u32 full() const { return base + S::AT_BARRIERS + 8 * stage; }
-  __device__ __forceinline__ u32 a() const { return base + stage * S::BYTES; }
+  __device__ __forceinline__ Ring(u32 base) : base(base), stage(0), phase(0) {}
+  __device__ __forceinline__ void wait_full() const { wait(base + S::AT_BARRIERS + 8 * stage, phase); }
+  __device__ __forceinline__ u32 a() const { return base + stage * S::BYTES + own_group() * PANEL; }
+  __device__ __forceinline__ u32 b() const { return base + stage * S::BYTES + S::A; }
+  __device__ __forceinline__ u32 at() const { return stage; }
   __device__ __forceinline__ void next() { if (++stage == S::COUNT) stage = 0, phase ^= 1; }
   __device__ __forceinline__ void release(u32 i) const {
     if (lane_id() < 2) arrive_cluster(base + S::AT_BARRIERS + 8 * (S::COUNT + i), lane_id());
   }
 };
+// The same in the rings of `leaves`.
+template <> struct Ring<LEAVES, TILE> {
+  Rings s;
+  u32 a_stage, b_stage, a_phase, b_phase;
+  __device__ __forceinline__ Ring(u32 base) : s{base}, a_stage(0), b_stage(0), a_phase(0), b_phase(0) {}
+  __device__ __forceinline__ void wait_full() const { wait(s.full_a(own_group(), a_stage), a_phase), wait(s.full_b(b_stage), b_phase); }
+  __device__ __forceinline__ u32 a() const { return s.a(own_group(), a_stage); }
+  __device__ __forceinline__ u32 b() const { return s.b(b_stage); }
+  __device__ __forceinline__ u32 at() const { return a_stage | b_stage << 8; }
+  __device__ __forceinline__ void next() {
+    if (++a_stage == Rings::COUNT_A) a_stage = 0, a_phase ^= 1;
+    if (++b_stage == Rings::COUNT_B) b_stage = 0, b_phase ^= 1;
+  }
+  __device__ __forceinline__ void release(u32 at) const {
+    if (lane_id() < 2) arrive_cluster(s.empty_b(at >> 8), lane_id());
+    else if (lane_id() == 2) arrive(s.empty_a(own_group(), at & 255));
+  }
+};
 
 // Multiplies `length` of the reduction, which is not 0. ADD: to what z holds. `beside` runs under the first products.
 template <bool ADD, Kind K, int COLUMNS, class F>
-DEV void multiply(float (&z)[COLUMNS / 2], Ring<K, COLUMNS>& ring, int group, int length, F beside) {
+DEV void multiply(float (&z)[COLUMNS / 2], Ring<K, COLUMNS>& ring, int length, F beside) {
   u32 before = 0;
   auto begin = [&](bool add) {
-    wait(ring.full(), ring.phase);
+    ring.wait_full();
     pin(z), mma_begin();
-    step<K, COLUMNS>(z, ring.a() + group * PANEL, ring.a() + Stages<K, COLUMNS>::A, add);
+    step<K, COLUMNS>(z, ring.a(), ring.b(), add);
     mma_commit();
   };
   int k = 0;
   if (ADD) {  // outside the loop: else the assembler serializes its products
     begin(true);
-    before = ring.stage, ring.next(), k = STEP;
+    before = ring.at(), ring.next(), k = STEP;
   }
 #pragma unroll 1
   for (; k < length; k += STEP) {
@@ -124,7 +145,7 @@ DEV void multiply(float (&z)[COLUMNS / 2], Ring<K, COLUMNS>& ring, int group, in
     if (k == 0) beside();
     mma_wait<1>(), pin(z);  // the step before is done: its stage is free
     if (k) ring.release(before);
-    before = ring.stage, ring.next();
+    before = ring.at(), ring.next();
   }
   mma_wait<0>(), pin(z);
   ring.release(before);
@@ -142,14 +163,14 @@ template <int N> DEV void unscale(float (&z)[N], const Product& x) {
 template <Kind K> DEV void consume_logits(u32 base, const Product& x, int count, int pairs, int columns) {
   const u32 store = base + Stages<K, TILE>::AT_STORE + own_group() * 2 * PANEL;
   const bool plain = is_plain(x.c);
-  Ring<K, TILE> ring = {base, 0, 0};
+  Ring<K, TILE> ring(base);
 #pragma unroll 1
   for (Walk<K, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     const int row = at.row + own_row();
     Rows rows = {};
     float z[TILE / 2];
-    multiply<false>(z, ring, own_group(), x.c.dim, [&] { rows = read_rows<K>(x, row, count); });
+    multiply<false>(z, ring, x.c.dim, [&] { rows = read_rows<K>(x, row, count); });
     if (K == LEAVES) write_leaves(x, z, rows, at, row, count, plain);
     else write_gradients(x, z, rows, at, row, count, plain, store, own_group());
   }
@@ -158,7 +179,7 @@ template <Kind K> DEV void consume_logits(u32 base, const Product& x, int count,
 // The tiles of dh, block after block of the classes of the chunk.
 template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int count, int pairs, int columns) {
   const Call& c = x.c;
-  Ring<HIDDEN, COLUMNS> ring = {base, 0, 0};
+  Ring<HIDDEN, COLUMNS> ring(base);
 #pragma unroll 1
   for (Walk<HIDDEN, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
 #pragma unroll 1
@@ -168,7 +189,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int c
       if (within) Waiting<COLUMNS>(c, walk.corner(), pairs, columns).get(__popc((c.first_class + from) / x.block), z);
       else clear(z);
       const int length = min((u32)(c.classes - from), x.block - within);
-      multiply<true>(z, ring, own_group(), length, [] {});
+      multiply<true>(z, ring, length, [] {});
       // Found again, as registers are few beside the accumulators.
       const Corner at = walk.corner();
       const Waiting<COLUMNS> waiting(c, at, pairs, columns);
@@ -203,7 +224,7 @@ DEV void write_nothing(const Call& c, int pairs, int columns) {
 DEV void consume_head(u32 base, const Product& x, int count, int pairs, int columns) {
   const Call& c = x.c;
   const u32 store = base + Stages<HEAD, TILE>::AT_STORE + own_group() * 2 * PANEL;
-  Ring<HEAD, TILE> ring = {base, 0, 0};
+  Ring<HEAD, TILE> ring(base);
 #pragma unroll 1
   for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
@@ -211,7 +232,7 @@ DEV void consume_head(u32 base, const Product& x, int count, int pairs, int colu
     float z[TILE / 2];
     clear(z);
     if (!c.begins) read_head(c, z, at, row, scale_of(x));
-    multiply<true>(z, ring, own_group(), count, [] {});
+    multiply<true>(z, ring, count, [] {});
     unscale(z, x);
     // Where nothing else is to be added and rows are of the storage type, the copy engine writes them.
     if (c.begins && c.ends && !c.wide) store_tile(&x.out, z, at, store, own_group());
@@ -228,13 +249,15 @@ template <Kind K, int COLUMNS> DEV void run(const Product& x) {
   if (threadIdx.x == 0) {
     prefetch(&x.a), prefetch(&x.b);
     const u32 full = base + S::AT_BARRIERS;
-    for (int i = 0; i < S::COUNT; i++) barrier_init(full + 8 * i, 1), barrier_init(full + 8 * S::COUNT + 8 * i, 2 * 8);
+    if (K == LEAVES) Rings{base}.begin();
+    for (int i = 0; i < S::COUNT && K != LEAVES; i++) barrier_init(full + 8 * i, 1), barrier_init(full + 8 * S::COUNT + 8 * i, 2 * 8);
     barrier_init_fence();
   }
   cluster_sync();  // no block sends before the other's barriers exist
   if (threadIdx.x < 128) {
     registers_down<40>();
-    if (threadIdx.x == 0) produce<K, COLUMNS>(base, x, count, pairs, columns);
+    if (K != LEAVES && threadIdx.x == 0) produce<K, COLUMNS>(base, x, count, pairs, columns);
+    if (K == LEAVES && threadIdx.x < 96 && lane_id() == 0) produce_ring({base}, x, pairs, columns, threadIdx.x / 32);
   } else {
     registers_up<232>();
     if constexpr (K < HIDDEN) consume_logits<K>(base, x, count, pairs, columns);
