@@ -5,7 +5,7 @@
 // ---- the problem -----------------------------------------------------------------------------------------------------
 constexpr int TILE = 256;  // classes of a leaf of the tree
 
-struct Token {  // one that counts
+struct __align__(16) Token {  // one that counts
   int index, target;
   float weight, class_weight;  // kappa, cw of the target
 };
