@@ -99,6 +99,7 @@ impl Variant {
     /// The warpgroups of one of its kernels: 64 queries each.
     pub(crate) fn lazy_groups(&self, kernel: &str) -> usize {
         match kernel {
+            "scores" if self.define("D") == 64 => 4,
             "scores" => 3,
             "values" | "sums" if self.define("D") == 64 => 3,
             _ => 2,

@@ -124,13 +124,6 @@ template <int R> DEV void hide(float (&s)[R], const int (&begin)[2], const int (
         if (8 * j + e < first || 8 * j + e >= last) s[4 * j + 2 * r + e] = -INF;
   }
 }
-// The same from the lower words of descriptors.
-template <int ROWS, int R> DEV void issue_scores_of(float (&s)[R], u32 q, u32 k) {
-  const u64 upper = k_major(0) >> 32 << 32;
-#pragma unroll
-  for (int i = 0; i < D / 16; i++)
-    Mma<2 * R>::template ss<K_MAJOR, K_MAJOR>(s, upper | (q + ((i / 4) * ROWS * 128 + (i % 4) * 32) / 16), upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
-}
 // Keeps a number in a register: the compiler would rather compute it again each time.
 DEV void keep(int& x) { asm volatile("" : "+r"(x)); }
 DEV void keep(u32& x) { asm volatile("" : "+r"(x)); }

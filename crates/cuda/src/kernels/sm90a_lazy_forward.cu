@@ -1,6 +1,6 @@
 // lazy_attention forward for sm_90a, of 16-bit operands in f32 sums, with e rounded to the storage type before it is multiplied.
 //
-//   scores    a tile is 192 queries of one head and walks the keys: lse, n, and the largest score of each row in each stripe of
+//   scores    a tile is 64·GROUPS queries of one head and walks the keys: lse, n, and the largest score of each row in each stripe of
 //             keys, which tells the stripes that may hold an active pair of 16 rows                   (E1)–(E3), (E18)
 //   values    a tile is 64·GROUPS queries of one head and walks the blocks of keys in which one of them may attend to a key: S
 //             again, e, o += e·v                                                                       (E4)–(E6)
@@ -9,10 +9,10 @@
 // A warpgroup has 64 rows; while one waits for its products the others take exponentials.
 
 // ---- lse, n and stripes ------------------------------------------------------------------------------------------------
-constexpr int SCORE_GROUPS = 3;
+constexpr int SCORE_GROUPS = D == 64 ? 4 : 3;  // what fits the registers
 using ScoreFeed = Feed<SCORE_GROUPS, SCORES>;
 
-constexpr int HALF = KEYS / 2;        // keys that are weighed while the products of the next so many are on their way
+constexpr int HALF = KEYS / 2;        // keys whose scores a warpgroup holds at a time
 constexpr float LAG = 8 / LOG2E;      // how far a score may exceed what is subtracted: weights are at most 2^8
 // Half a block whose scores all lie so far below the limit adds nothing to a thread's sum of a row. What was subtracted so far is a
 // score of this row, so that each of these weights is below e^-17 < 2^-24 of the row's sum, and leaving it out errs by less than
@@ -38,10 +38,10 @@ DEV bool hides(const float (&s)[HALF / 2], int r) {
   for (int j = 0; j < HALF / 4; j++) any |= s[4 * (j / 2) + 2 * r + j % 2] == -INF;
   return __any_sync(0xfu << (lane_id() & 28), any);
 }
-// Takes the scores of half a block: the largest of them, and the sums of weights. Whether they add nothing for any row of the warp,
-// if `asks`: then weights are not computed, which changes no bit.
+// Takes the scores of half a block: the largest of them, and the sums of weights. Where they add nothing for any row of the warp
+// weights are not computed, which changes no bit.
 // A row from which it hides a key (`some`: one of the warp) subtracts before it multiplies: a lone key has the weight 1.
-DEV bool take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2], bool asks) {
+DEV void take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cut)[2]) {
   float top[2];
   bool faint[2];
 #pragma unroll
@@ -53,7 +53,7 @@ DEV bool take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
     top[r] = max_nan(top[r], other), rows.top[r] = max_nan(rows.top[r], top[r]);
     faint[r] = top[r] < rows.limit[r] - FAINT;
   }
-  if (asks && __all_sync(~0u, faint[0] && faint[1])) return true;
+  if (__all_sync(~0u, faint[0] && faint[1])) return;
   if (__any_sync(~0u, top[0] > rows.limit[0] || top[1] > rows.limit[1])) {
 #pragma unroll
     for (int r = 0; r < 2; r++)
@@ -71,7 +71,6 @@ DEV bool take(const float (&s)[HALF / 2], Sums& rows, bool some, const bool (&cu
     return exp2_fast(cut[r] ? apart : at_once);
   });
   else add([&](float x, int r) { return exp2_fast(fmaf(x, LOG2E, rows.log2[r])); });
-  return false;
 }
 
 // lse and n of the rows of a tile, and which of the stripes from `stripe` to `highest` may hold an active pair.
@@ -104,6 +103,26 @@ DEV void settle_rows(const Call& c, const Own& s, const Work& w, const Rows& own
   if (lane == 0 && at * SIDE < s.queries) c.active[((i64)(s.tile + at) * c.shape.heads + w.head) * 4 + warp % 4] = bits;
 }
 
+DEV void load_blocks(u32 from, u32 (&x)[4]) {  // as `store_blocks`
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];" : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3]) : "r"(from) : "memory");
+}
+// The 16 rows of q of a warp, as the factor that products take from registers.
+DEV void load_queries(u32 (&q)[D / 4], u32 tile, int row) {
+#pragma unroll
+  for (int i = 0; i < D / 16; i++) {
+    u32 x[4];
+    load_blocks(tile + i / 4 * ScoreFeed::ROWS * 128 + swizzled(row + lane_id() % 16, 2 * (i % 4) + lane_id() / 16), x);
+#pragma unroll
+    for (int e = 0; e < 4; e++) q[4 * i + e] = x[e];
+  }
+}
+// Products with half a block of keys, from the lower word of its descriptor.
+DEV void issue_half(float (&s)[HALF / 2], const u32 (&q)[D / 4], u32 k) {
+  const u64 upper = k_major(0) >> 32 << 32;
+#pragma unroll
+  for (int i = 0; i < D / 16; i++) Mma<HALF>::rs<K_MAJOR>(s, q + 4 * i, upper | (k + ((i / 4) * PANEL + (i % 4) * 32) / 16), i > 0);
+}
+
 DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
   constexpr int ROWS = ScoreFeed::ROWS;
   u32 base = feed.base;
@@ -128,8 +147,8 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     int near_after = c.bias ? distance - HALF - c.width : 0, near_before = c.bias ? distance + 64 : 0;
     keep(near_after), keep(near_before);
     Sums rows;
-    bool watches = false;  // whether the half before was left out; else one in four is asked
-    const u32 q = __shfl_sync(~0u, (u32)k_major(base + tile * ScoreFeed::TILE_BYTES + group * 64 * 128), 0);
+    u32 q[D / 4];
+    load_queries(q, base + tile * ScoreFeed::TILE_BYTES, warp * 16);
     int n = blocks.end - 1;
     auto leave = [&] {
       warp_arrive(base + ScoreFeed::K_EMPTY + 8 * stage);
@@ -159,12 +178,12 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
           for (int j = 0; j < HALF / 4; j++) rows.seen[r] += x[4 * (j / 2) + 2 * r + j % 2] != -INF;
         }
       }
-      watches = take(x, rows, some, cut, watches || n % 2 == 0 && from == 0);
+      take(x, rows, some, cut);
     };
-    auto issue = [&](float (&x)[HALF / 2], u32 k) {
-      pin(x), mma_begin();
-      issue_scores_of<ROWS>(x, q, k);
-      mma_commit();
+    auto multiply = [&](float (&x)[HALF / 2], u32 k) {
+      pin(x), pin(q), mma_begin();
+      issue_half(x, q, k);
+      mma_commit(), mma_wait<0>(), pin(x);
     };
     pass();
     int stripe = n >= blocks.begin ? n / each : STRIPES, rest = n - stripe * each;
@@ -172,17 +191,16 @@ DEV void consume_scores(const ScoreFeed& feed, const Call& c) {
     rows.top[0] = rows.top[1] = -INF;
 #pragma unroll 1
     for (; n >= blocks.begin && own.sees(n * KEYS); n--) {
-      float high[HALF / 2], low[HALF / 2];
+      float x[HALF / 2];
       wait(base + ScoreFeed::K_FULL + 8 * stage, phase);
       const u32 k = __shfl_sync(~0u, k_first + stage * (KV_BYTES / 16), 0);
-      issue(high, k + HALF * 128 / 16), issue(low, k);
       const float* const bias = feed.bias(stage) + near;
       if (rest < 0) stripe--, rest = each - 1, rows.top[0] = rows.top[1] = -INF;
       rest--;
-      mma_wait<1>(), pin(high);
-      weigh(high, HALF, bias);
-      mma_wait<0>(), pin(low);
-      weigh(low, 0, bias);
+      multiply(x, k + HALF * 128 / 16);
+      weigh(x, HALF, bias);
+      multiply(x, k);
+      weigh(x, 0, bias);
       leave();
 #pragma unroll
       for (int r = 0; r < 2; r++) {
@@ -203,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(128 * (SCORE_GROUPS + 1), 1) scores
     registers_down<32>();
     if (threadIdx.x < 32) feed.produce(c);
   } else {
-    registers_up<160>();
+    registers_up<SCORE_GROUPS == 4 ? 112 : 160>();
     consume_scores(feed, c);
   }
 }
