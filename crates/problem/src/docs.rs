@@ -8,9 +8,8 @@
 //! * [`numerics`]: the error bounds. [`suite`]: the cases of the suite, and what they notice. [`errata`]:
 //!   known mistakes in these algorithms. [`conventions`]: in what libraries differ.
 //! * [`simd`]: how the CPU kernels work. [`gpu`]: the CUDA kernels. [`benchmarks`] and
-//!   [`gpu_results`]: how fast they are.
-//!   [`peers`]: how to compare
-//!   them with PyTorch and ggml.
+//!   [`gpu_results`]: how fast they are. [`gpu_tuning`]: what made CUDA kernels faster, and what did not.
+//!   [`peers`]: how to compare them with PyTorch and ggml.
 
 macro_rules! page {
     ($name:ident, $file:literal, $title:literal) => {
@@ -30,6 +29,7 @@ page!(suite, "docs/suite.md", "Which cases there are, and which planted bugs the
 page!(simd, "docs/simd.md", "How the SIMD kernels work.");
 page!(gpu, "docs/gpu.md", "The CUDA kernels: what runs where, and how they work.");
 page!(gpu_results, "docs/gpu_results.md", "What the CUDA kernels were found to do.");
+page!(gpu_tuning, "docs/gpu_tuning.md", "How CUDA kernels came to their speed.");
 page!(benchmarks, "docs/benchmarks.md", "How fast the SIMD kernels are.");
 page!(peers, "benches/peers/README.md", "How to compare with PyTorch and ggml.");
 page!(conventions, "docs/conventions.md", "Conventions in which libraries differ, by name.");
