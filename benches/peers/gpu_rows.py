@@ -291,23 +291,19 @@ def lazy_sparse(bench: Bench, backward: bool) -> list[Contender]:
     falling = -SLOPE * torch.arange(width, device=bench.device, dtype=torch.float32)
     problem = heads_problem("lazy_attention", shape, bias={"width": width}, **CAUSAL)
     contenders = []
-    for bias, options, note in [
-        (torch.zeros(16, width, device=bench.device), FINITE, "finite"),
-        (falling.expand(16, width).contiguous(), FINITE, "finite"),
-        (torch.zeros(16, width, device=bench.device), FLASH, "any number"),
-        (falling.expand(16, width).contiguous(), FLASH, "any number"),
-    ]:
-        o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
-        inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
-        calls = [("forward", inputs, {"o": o, "lse": lse})]
-        gradients = like(*inputs.values())
-        if backward:
-            places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
-            calls.append(("backward", {**inputs, "lse": lse, "dout": dout}, places))
+    for kind, bias in [("dense", torch.zeros(width, device=bench.device)), ("sparse", falling)]:
+        bias = bias.expand(16, width).contiguous()
         loaded, multiplied = tile_densities(q, k, bias, tau)
-        kind = "sparse" if bias.any() else "dense"
-        name = f"etalon {kind}, {note}, {loaded:.2f} of the tiles loaded, {multiplied:.2f} multiplied"
-        contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **options))
+        for note, options in [("finite", FINITE), ("any number", FLASH)]:
+            o, lse = torch.empty_like(q), torch.empty(shape[:3], device=bench.device)
+            inputs = {"q": q, "k": k, "v": v, "bias": bias, "tau": tau}
+            calls = [("forward", inputs, {"o": o, "lse": lse})]
+            gradients = like(*inputs.values())
+            if backward:
+                places = dict(zip(("dq", "dk", "dv", "dbias", "dtau"), gradients))
+                calls.append(("backward", {**inputs, "lse": lse, "dout": dout}, places))
+            name = f"etalon {kind}, {note}, {loaded:.2f} of the tiles loaded, {multiplied:.2f} multiplied"
+            contenders.append(bench.etalon(name, problem, *calls, results=gradients if backward else (o,), **options))
     return contenders
 
 

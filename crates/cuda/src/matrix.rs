@@ -7,6 +7,7 @@ use crate::variant::{Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::LazyLock;
 
 const FLAGS: [bool; 2] = [false, true];
 
@@ -107,14 +108,18 @@ pub type Compilation = (&'static str, Variant);
 /// A list of at most 200 compilations in which every pair of choices is made that some variant makes: every
 /// kernel for every architecture that it serves, every option in every kernel, and every pair of options.
 pub fn pairwise_variants() -> Vec<Compilation> {
-    Family::ALL.into_iter().flat_map(|family| lists(&all_of(family))[1].clone()).collect()
+    LISTED.iter().flat_map(|[_, pairs]| pairs.clone()).collect()
 }
 
 /// Those among [`pairwise_variants`] that CI compiles: every family for every architecture that it serves, every
 /// option of the family, and every kernel, in the variants that take the compiler least time.
 pub fn choicewise_variants() -> Vec<Compilation> {
-    Family::ALL.into_iter().flat_map(|family| lists(&all_of(family))[0].clone()).collect()
+    LISTED.iter().flat_map(|[choices, _]| choices.clone()).collect()
 }
+
+/// [`lists`] of each family: they take a second or two.
+static LISTED: LazyLock<Vec<[Vec<Compilation>; 2]>> =
+    LazyLock::new(|| Family::ALL.into_iter().map(|family| lists(&all_of(family))).collect());
 
 /// What CI compiles of a family, and a list in which every pair is made: the shortest, with what takes least time in it;
 /// or what takes least time of all and what it lacks, if that saves CI [`WORTH`].

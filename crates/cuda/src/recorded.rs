@@ -13,7 +13,7 @@ use std::sync::Arc;
 /// what [`DevicePass::enqueue`] does, with the same bits.
 ///
 /// The driver runs what was enqueued so one after the other, also on several streams, since it has one scratch
-/// memory.
+/// memory. It holds what the driver needs to launch it, a little memory of the host and of the device, until it is dropped.
 pub struct RecordedPass<'p> {
     pass: &'p DevicePass,
     graph: CudaGraph,

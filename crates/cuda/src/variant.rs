@@ -536,9 +536,9 @@ pub fn shared_bytes(variant: &Variant, kernel: &str) -> u32 {
         (Family::HopperBackward, "keys") => 1024 + 4 * rows(128) + 3 * (2 * rows(64) + 512) + 112,
         // q, dout, dq; k and v in two stages; barriers.
         (Family::HopperBackward, "queries") => 1024 + 7 * rows(128) + 112,
-        // Panels of both operands in four stages or five, and of what is stored; barriers.
         // Four stages of a and five of b; barriers.
         (Family::HopperCrossEntropy, "leaves") => 1024 + 4 * 16384 + 5 * 32768 + 4 * 32 + 5 * 16,
+        // Panels of both operands in four stages or five, and of what is stored; barriers.
         (Family::HopperCrossEntropy, "hidden") => 1024 + 4 * 49152 + 64,
         (Family::HopperCrossEntropy, "hidden_192") => 1024 + 5 * 40960 + 80,
         (Family::HopperCrossEntropy, "gradient" | "head") => 1024 + 4 * 49152 + 32768 + 64,
