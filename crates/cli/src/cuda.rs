@@ -133,6 +133,7 @@ impl Archive {
             | Family::CrossEntropy
             | Family::CrossEntropyShards
             | Family::Moves
+            | Family::Tables
             | Family::Peak => true,
             Family::Second | Family::TensorSecond | Family::LinearSecond => {
                 self.pass.is_empty() || self.pass.iter().any(second)

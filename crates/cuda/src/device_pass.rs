@@ -1,126 +1,40 @@
 //! The door for operands that lie on a device already.
 
+use crate::device_tensor::{DeviceTensor, DeviceTensors, Element};
 use crate::gpu::{Device, lock};
 use crate::lane::device_memory;
 use crate::options::Options;
-use crate::parts::Laid;
 use crate::queue::{Enqueued, Queue};
-use crate::ready::{Ready, ready};
+use crate::ready::{Operands, Ready, ready};
 use crate::run::{has_kernels, offers};
+use crate::softmax::{Array, GivenArray, arrays};
 use crate::workspace::{Held, Workspace};
 use cudarc::driver::result::DriverError;
-use cudarc::driver::sys::{self, CUdeviceptr, CUpointer_attribute, CUresult, CUstream};
-use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use etalon_problem::{Error, Pass, Problem, Stored, Table};
-use smallvec::SmallVec;
+use cudarc::driver::sys::{self, CUpointer_attribute, CUresult, CUstream};
+use cudarc::driver::{CudaSlice, DevicePtr};
+use etalon_problem::{Error, Pass, Problem, Stored, Table, find};
 use std::collections::HashSet;
 use std::sync::Mutex;
-
-/// A tensor in the memory of a device.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct DeviceTensor {
-    address: CUdeviceptr,
-    shape: SmallVec<[usize; 4]>,
-    /// In elements.
-    strides: SmallVec<[i64; 4]>,
-    stored: Stored,
-}
-
-impl DeviceTensor {
-    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative; of
-    /// floating-point numbers (a [`Dtype`](etalon_problem::Dtype)) or of integers ([`Stored::Integer`]).
-    /// Fails where there are not as many strides as axes.
-    pub fn new(
-        address: u64,
-        shape: &[usize],
-        strides: &[i64],
-        stored: impl Into<Stored>,
-    ) -> Result<DeviceTensor, Error> {
-        if shape.len() != strides.len() {
-            return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
-        }
-        let (shape, strides, stored) = (shape.into(), strides.into(), stored.into());
-        Ok(DeviceTensor { address, shape, strides, stored })
-    }
-
-    /// As [`DeviceTensor::new`], of elements that lie one after the other.
-    pub fn dense(address: u64, shape: &[usize], stored: impl Into<Stored>) -> DeviceTensor {
-        let mut strides: SmallVec<[i64; 4]> = SmallVec::from_elem(1, shape.len());
-        for axis in (1..shape.len()).rev() {
-            strides[axis - 1] = strides[axis].saturating_mul(shape[axis] as i64);
-        }
-        DeviceTensor { address, shape: shape.into(), strides, stored: stored.into() }
-    }
-
-    /// The dense tensor in a slice of cudarc. Fails where the slice holds fewer elements.
-    pub fn of<T>(
-        slice: &CudaSlice<T>,
-        stream: &CudaStream,
-        shape: &[usize],
-        stored: impl Into<Stored>,
-    ) -> Result<DeviceTensor, Error> {
-        let stored = stored.into();
-        let wanted = shape.iter().try_fold(stored.bytes(), |n, &extent| n.checked_mul(extent));
-        let found = slice.len() * size_of::<T>();
-        if wanted.is_none_or(|wanted| wanted > found) {
-            let expected = format!("at least those of {shape:?} in {stored}");
-            return Err(Error::value("bytes of a slice", expected, found));
-        }
-        Ok(DeviceTensor::dense(slice.device_ptr(stream).0, shape, stored))
-    }
-
-    /// The same elsewhere.
-    pub fn at(self, address: u64) -> DeviceTensor {
-        DeviceTensor { address, ..self }
-    }
-
-    pub(crate) fn laid(&self) -> Laid {
-        Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
-    }
-
-    /// Whether the copy engine may begin there.
-    fn is_aligned(&self) -> bool {
-        self.address.is_multiple_of(16)
-    }
-
-    fn elements(&self) -> usize {
-        self.shape.iter().product()
-    }
-}
-
-/// Tensors of a device by name: what a pass reads, or where it writes.
-#[derive(Debug, Clone, Default)]
-pub struct DeviceTensors<'a> {
-    list: Vec<(&'a str, DeviceTensor)>,
-}
-
-impl<'a> DeviceTensors<'a> {
-    /// None.
-    pub fn new() -> Self {
-        Self::default()
-    }
-
-    /// Adds one.
-    pub fn with(mut self, name: &'a str, tensor: DeviceTensor) -> Self {
-        self.list.push((name, tensor));
-        self
-    }
-
-    pub(crate) fn get(&self, name: &str) -> Option<&DeviceTensor> {
-        self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
-    }
-
-    pub(crate) fn each(&self) -> impl Iterator<Item = (&'a str, &[usize], Stored)> + Clone {
-        self.list.iter().map(|(name, x)| (*name, &x.shape[..], x.stored))
-    }
-}
 
 /// A pass of a problem, prepared once for operands on a device, and enqueued as often as wanted.
 ///
 /// All that takes time beside the kernels is done here: kernels are compiled and loaded, the tables of
 /// masks and sequences are made and copied to the device. What is enqueued neither waits nor takes
-/// memory, and may be captured in a graph. The mask, its arrays and the lengths of sequences are those
-/// of the problem; for others another pass is prepared.
+/// memory, and may be captured in a graph.
+///
+/// Of attention, attention_lse and lazy_attention the lengths or offsets of the sequences and the arrays of the mask may lie on
+/// the device, too. They are given among the inputs, dense, under these names:
+///
+/// | array | name | elements |
+/// |---|---|---|
+/// | lengths | `sequences.query`, `sequences.key` | i32 or i64 |
+/// | offsets of packed sequences | `sequences.cu_query`, `sequences.cu_key` | i32 or i64 |
+/// | an array of the mask | its own | flags of one byte; ids i32 or i64 |
+///
+/// What the problem holds in their place is not read, but for its shape: how many sequences there are. The device reads them anew
+/// in every call and makes the tables, in room for the most tiles that there may be. Lengths and offsets beyond the arrays are
+/// cut to these, and an offset below one before it is taken as equal to that. Where the problem has such arrays and none
+/// is given, they are those of the problem, once and for all; so are those of the other algorithms.
 ///
 /// One prepared pass serves calls on any streams at the same time, each with scratch memory of its own.
 #[derive(Debug)]
@@ -130,6 +44,8 @@ pub struct DevicePass {
     tables_at: u64,
     inputs: DeviceTensors<'static>,
     outputs: DeviceTensors<'static>,
+    /// Arrays of the problem that calls give.
+    arrays: Vec<(String, DeviceTensor)>,
     /// Addresses that the driver has found on the device.
     known: Mutex<HashSet<u64>>,
 }
@@ -150,15 +66,24 @@ impl DevicePass {
     ) -> Result<DevicePass, Error> {
         has_kernels(problem.algorithm(), pass)?;
         let table = problem.checked_table(pass)?;
-        let storage = table.check_tensors(inputs.each(), outputs.each(), options.recompute)?;
+        let (inputs, arrays) = split(problem, &table, inputs)?;
+        let given = [inputs.operands()?, outputs.operands()?];
+        let [reads, writes] = given.each_ref().map(|list| list.iter().copied());
+        let storage = table.check_tensors(reads, writes, options.recompute)?;
         storage.refuse_f64()?;
         offers(options, problem.algorithm(), pass, storage)?;
         let held = workspace.device(options.device)?;
         let holds = |name: &str, result: bool| {
-            (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
+            (if result { outputs } else { &inputs }).get(name).map(DeviceTensor::laid)
         };
-        let ready = ready(&held, problem, (pass, storage), &table, &holds, None, options)?;
-        DevicePass::of(&held, ready, &table, inputs, outputs)
+        let given = |(name, x): &(String, DeviceTensor)| GivenArray {
+            name: name.clone(),
+            element: x.element,
+        };
+        let given: Vec<GivenArray> = arrays.iter().map(given).collect();
+        let operands = Operands::Device(&given);
+        let ready = ready(&held, problem, (pass, storage), &table, &holds, operands, options)?;
+        Ok(DevicePass { arrays, ..DevicePass::of(&held, ready, &table, &inputs, outputs)? })
     }
 
     /// Of a pass that was prepared for these tensors, which have passed [`Table::check_tensors`].
@@ -185,8 +110,8 @@ impl DevicePass {
                 .collect(),
         };
         let (inputs, outputs) = (own(inputs), own(outputs));
-        let (ready, known) = (ready.into_owned(), Mutex::default());
-        Ok(DevicePass { ready, tables, tables_at, inputs, outputs, known })
+        let (ready, arrays, known) = (ready.into_owned(), Vec::new(), Mutex::default());
+        Ok(DevicePass { ready, tables, tables_at, inputs, outputs, arrays, known })
     }
 
     pub(crate) fn device(&self) -> &Device {
@@ -198,7 +123,7 @@ impl DevicePass {
         self.ready.scratch_bytes()
     }
 
-    /// The memory that the pass holds on the device for its tables, in bytes.
+    /// The memory that the pass holds on the device for its tables, or for what calls make them of, in bytes.
     pub fn table_bytes(&self) -> usize {
         self.tables.len()
     }
@@ -269,44 +194,120 @@ impl DevicePass {
         Ok(())
     }
 
-    /// Where each part of the pass is held.
+    /// Where each part of the pass is held, and then each array.
     fn addresses<'t>(
         &self,
         device: &Device,
         inputs: &'t DeviceTensors<'t>,
         outputs: &'t DeviceTensors<'t>,
     ) -> Result<Vec<u64>, Error> {
-        for (own, others) in [(&self.inputs, inputs), (&self.outputs, outputs)] {
-            if let Some((name, _)) = others.list.iter().find(|(name, _)| own.get(name).is_none()) {
-                return Err(Error::unexpected(name, None));
-            }
+        let is_array = |name: &str| self.arrays.iter().any(|(own, _)| own == name);
+        let known = |name: &str| self.inputs.get(name).is_some() || is_array(name);
+        if let Some((name, _)) = inputs.list.iter().find(|(name, _)| !known(name)) {
+            return Err(Error::unexpected(name, None));
         }
-        let of = |name: &str| {
+        if let Some((name, _)) = outputs.list.iter().find(|(x, _)| self.outputs.get(x).is_none()) {
+            return Err(Error::unexpected(name, None));
+        }
+        let of_part = |name: &str| {
             let given = self.inputs.get(name).map(|own| (own, inputs.get(name)));
-            given.or_else(|| self.outputs.get(name).map(|own| (own, outputs.get(name))))
+            let place = || self.outputs.get(name).map(|own| (own, outputs.get(name)));
+            let Some((own, found)) = given.or_else(place) else { return Ok(0) };
+            self.address(device, name, own, found)
         };
-        let address = |name: &'static str| {
-            let Some((own, found)) = of(name) else { return Ok(0) };
-            let found = found.ok_or_else(|| Error::missing(name, None))?;
-            if (&own.shape, &own.strides, own.stored)
-                != (&found.shape, &found.strides, found.stored)
-            {
-                let text = |x: &DeviceTensor| {
-                    format!("{:?} in {} with the strides {:?}", x.shape, x.stored, x.strides)
-                };
-                return Err(Error::value(name, text(own), text(found)));
-            }
-            if own.is_aligned() && !found.is_aligned() {
-                let expected = "an address that is a multiple of 16, as when it was prepared";
-                return Err(Error::value(name, expected, found.address));
-            }
-            if found.elements() > 0 {
-                self.check_address(device, name, found.address)?;
-            }
-            Ok(found.address)
+        let parts = self.ready.parts().list.iter().map(|part| of_part(part.operand.name));
+        let array = |(name, own): &(String, DeviceTensor)| {
+            self.address(device, name, own, inputs.get(name))
         };
-        self.ready.parts().list.iter().map(|part| address(part.operand.name)).collect()
+        parts.chain(self.arrays.iter().map(array)).collect()
     }
+
+    /// Where a tensor begins. Fails unless it is like the one that the pass was prepared for.
+    fn address(
+        &self,
+        device: &Device,
+        name: &str,
+        own: &DeviceTensor,
+        found: Option<&DeviceTensor>,
+    ) -> Result<u64, Error> {
+        let found = found.ok_or_else(|| Error::missing(name, None))?;
+        if own.clone().at(found.address) != *found {
+            let text = |x: &DeviceTensor| {
+                format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides)
+            };
+            return Err(Error::value(name, text(own), text(found)));
+        }
+        if own.is_aligned() && !found.is_aligned() {
+            let expected = "an address that is a multiple of 16, as when it was prepared";
+            return Err(Error::value(name, expected, found.address));
+        }
+        check_whole(name, found)?;
+        if found.elements() > 0 {
+            self.check_address(device, name, found.address)?;
+        }
+        Ok(found.address)
+    }
+}
+
+/// Fails unless an address is a multiple of what an element takes.
+fn check_whole(name: &str, tensor: &DeviceTensor) -> Result<(), Error> {
+    let bytes = tensor.element.bytes() as u64;
+    if !tensor.address.is_multiple_of(bytes) {
+        return Err(Error::value(
+            name,
+            format!("an address that is a multiple of {bytes}"),
+            tensor.address,
+        ));
+    }
+    Ok(())
+}
+
+/// The operands among some tensors, and the arrays of the problem, which must be dense and of its shape.
+fn split<'t>(
+    problem: &Problem,
+    table: &Table,
+    inputs: &DeviceTensors<'t>,
+) -> Result<(DeviceTensors<'t>, Vec<(String, DeviceTensor)>), Error> {
+    let arrays = arrays(problem);
+    let is_array = |name: &str| {
+        find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name)
+    };
+    let (given, list): (Vec<_>, Vec<_>) =
+        inputs.list.iter().cloned().partition(|(name, _)| is_array(name));
+    let is_other = |element| !matches!(element, Element::Stored(_));
+    if let Some((name, _)) =
+        list.iter().find(|(name, x)| is_other(x.element) && find(&table.operands, name).is_none())
+    {
+        return Err(Error::unexpected(name, None));
+    }
+    for (at, (name, tensor)) in given.iter().enumerate() {
+        if given.iter().take(at).any(|(other, _)| other == name) {
+            return Err(Error::value(*name, "one tensor", "two"));
+        }
+        arrays.iter().filter(|x| x.name == *name).try_for_each(|x| check_array(x, tensor))?;
+    }
+    let given = given.into_iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
+    Ok((DeviceTensors { list }, given))
+}
+
+fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {
+    let name = array.name.as_str();
+    let (expected, fits) = match array.flags {
+        true => ("bool", tensor.element == Element::Bool),
+        false => {
+            let integers = [Element::I32, Element::Stored(Stored::Integer)];
+            ("i32 or i64", integers.contains(&tensor.element))
+        }
+    };
+    if !fits {
+        return Err(Error::value(name, expected, tensor.element));
+    }
+    Error::expect_shape(name, &array.shape, &tensor.shape)?;
+    if !tensor.is_dense() {
+        let expected = "elements that lie one after the other";
+        return Err(Error::value(name, expected, format!("strides {:?}", tensor.strides)));
+    }
+    check_whole(name, tensor)
 }
 
 /// Fails unless an address is in the memory of a device.

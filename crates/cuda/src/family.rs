@@ -45,6 +45,8 @@ pub enum Family {
     HopperLinear,
     /// Copies and fills of tensors with strides.
     Moves,
+    /// The tables of lengths, offsets and masks that lie on the device.
+    Tables,
     /// The most that fused multiply-adds do.
     Peak,
     /// The most that the tensor cores of any device do by `mma.sync`.
@@ -55,7 +57,7 @@ pub enum Family {
 
 impl Family {
     /// All of them.
-    pub const ALL: [Family; 24] = [
+    pub const ALL: [Family; 25] = [
         Family::Portable,
         Family::Second,
         Family::Lazy,
@@ -77,6 +79,7 @@ impl Family {
         Family::LinearTensor,
         Family::HopperLinear,
         Family::Moves,
+        Family::Tables,
         Family::Peak,
         Family::TensorPeak,
         Family::HopperPeak,
@@ -302,6 +305,10 @@ impl Family {
                 ("sm90a_linear_flow.cu", include_str!("kernels/sm90a_linear_flow.cu")),
             ],
             Family::Moves => &[("move.cu", include_str!("kernels/move.cu"))],
+            Family::Tables => &[
+                ("tile.cuh", include_str!("kernels/tile.cuh")),
+                ("tables.cu", include_str!("kernels/tables.cu")),
+            ],
             Family::Peak => &[
                 ("tile.cuh", include_str!("kernels/tile.cuh")),
                 ("peak.cu", include_str!("kernels/peak.cu")),

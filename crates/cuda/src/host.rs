@@ -4,7 +4,7 @@ use crate::lane::{Lane, device_memory};
 use crate::options::Options;
 use crate::parts::{Laid, Part};
 use crate::queue::Queue;
-use crate::ready::{Ready, ready};
+use crate::ready::{Operands, Ready, ready};
 use crate::room::{Layout, Room};
 use crate::tensors::{with_bytes, with_bytes_of_place, write_bytes};
 use crate::workspace::Held;
@@ -44,7 +44,7 @@ impl<'a> Placed<'a> {
             let there = if result { written() } else { inputs.get(name).is_some() };
             there.then_some(Laid { strides: None, aligned: true })
         };
-        let ready = ready(held, problem, call, table, &holds, Some(inputs), options)?;
+        let ready = ready(held, problem, call, table, &holds, Operands::Host(inputs), options)?;
         Placed::of(held, ready, inputs, places)
     }
 

@@ -10,7 +10,7 @@ use etalon_problem::Error;
 pub(crate) struct Job<'a, P> {
     pub prepared: &'a P,
     pub queue: Queue<'a>,
-    /// Where the caller holds each part of the pass; 0 where it does not.
+    /// Where the caller holds each part of the pass, 0 where it does not; then the arrays that it gives besides.
     pub addresses: &'a [u64],
     /// Where the tables and the scratch memory begin.
     pub tables: u64,
@@ -38,6 +38,11 @@ impl<'a, P> Job<'a, P> {
 impl<P: AsRef<Parts>> Job<'_, P> {
     fn parts(&self) -> &Parts {
         self.prepared.as_ref()
+    }
+
+    /// Where an array lies that the caller gives beside the parts.
+    pub fn beside(&self, number: usize) -> u64 {
+        self.addresses.get(self.parts().list.len() + number).copied().unwrap_or(0)
     }
 
     /// Where kernels find the part that the caller holds at an address.

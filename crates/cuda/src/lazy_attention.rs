@@ -70,7 +70,8 @@ fn measure(
     };
     let portable = Options { level: Level::Portable, ..*options };
     let call = (Pass::Forward, storage);
-    let ready = LazyReady::new(held.clone(), (&problem, bias), call, &table, &holds, &portable)?;
+    let ready =
+        LazyReady::new(held.clone(), (&problem, bias), call, &table, (&holds, &[]), &portable)?;
     let mut found = room_for(&problem, tile)?;
     let bytes = [size_of_val(&found.figures[..]), 4 * found.states.len()];
     let ready = LazyStats::new(ready, tile, bytes)?;

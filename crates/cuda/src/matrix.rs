@@ -13,7 +13,8 @@ const FLAGS: [bool; 2] = [false, true];
 
 /// Every variant that a pass may ask for.
 pub fn every_variant() -> Vec<Variant> {
-    let mut all = vec![Variant::moves(2), Variant::moves(4), Variant::peak(Unit::Ffma, F32)];
+    let mut all = vec![Variant::moves(2), Variant::moves(4), Variant::tables()];
+    all.push(Variant::peak(Unit::Ffma, F32));
     let tensor_cores = [Unit::Mma, Unit::Wgmma].into_iter();
     all.extend(tensor_cores.flat_map(|unit| [Bf16, F16].map(|x| Variant::peak(unit, x))));
     let values = [None, Some(WIDTHS[0]), Some(WIDTHS[1]), Some(WIDTHS[2])];
@@ -290,7 +291,7 @@ fn effort((architecture, variant): &Compilation) -> u64 {
 fn of_kernel(family: Family) -> u64 {
     match family {
         Family::Moves | Family::Peak | Family::TensorPeak | Family::CrossEntropyShards => 40,
-        Family::HopperPeak | Family::Lazy => 90,
+        Family::HopperPeak | Family::Lazy | Family::Tables => 90,
         Family::CrossEntropy | Family::Portable => 115,
         Family::TensorSecond | Family::TensorWide | Family::Linear => 170,
         Family::Second | Family::TensorFused => 195,
@@ -319,7 +320,7 @@ mod tests {
     #[test]
     fn every_pair_of_choices_is_made_and_the_matrix_is_small() {
         let chosen = pairwise_variants();
-        assert!(chosen.len() <= 200, "{}", chosen.len());
+        assert!(chosen.len() <= 210, "{}", chosen.len());
         assert_eq!(chosen.iter().collect::<BTreeSet<_>>().len(), chosen.len());
         for family in Family::ALL {
             let all = all_of(family);

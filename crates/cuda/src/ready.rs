@@ -6,7 +6,7 @@ use crate::linear_attention;
 use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
-use crate::softmax;
+use crate::softmax::{self, GivenArray};
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Pass, Problem, Table, Views};
 use std::fmt::Debug;
@@ -34,7 +34,7 @@ pub(crate) trait Ready: Debug + Send + Sync {
 }
 
 impl dyn Ready + '_ {
-    /// Enqueues the pass on operands at these addresses, one for each of its parts.
+    /// Enqueues the pass on operands at these addresses, one for each of its parts, and then for each given array.
     pub fn enqueue(
         &self,
         queue: Queue<'_>,
@@ -48,19 +48,31 @@ impl dyn Ready + '_ {
     }
 }
 
-/// Prepares a pass that has passed [`Table::check_call`]. `inputs`: those in the memory of the host, if the
-/// operands lie there.
+/// Where the operands of a pass lie.
+#[derive(Clone, Copy)]
+pub(crate) enum Operands<'a, 'v> {
+    /// In the memory of the host, as these inputs do.
+    Host(&'a Views<'v>),
+    /// On the device, with these arrays of the problem.
+    Device(&'a [GivenArray]),
+}
+
+/// Prepares a pass that has passed [`Table::check_call`].
 pub(crate) fn ready<'a>(
     held: &Arc<Held>,
     problem: &'a Problem,
     call: (Pass, Dtype),
     table: &Table,
     holds: Holds<'_>,
-    inputs: Option<&Views<'_>>,
+    operands: Operands<'_, '_>,
     options: &Options,
 ) -> Result<Box<dyn Ready + 'a>, Error> {
     options.blocking.map_or(Ok(()), |blocking| blocking.check())?;
     let held = held.clone();
+    let (inputs, given) = match operands {
+        Operands::Host(inputs) => (Some(inputs), &[][..]),
+        Operands::Device(given) => (None, given),
+    };
     Ok(match problem {
         Problem::LinearAttention(problem) => {
             Box::new(linear_attention::Ready::new(held, problem, call, table, holds, options)?)
@@ -70,8 +82,8 @@ pub(crate) fn ready<'a>(
         }
         Problem::LazyAttention(lazy) => {
             let problem = (problem, lazy.bias);
-            Box::new(softmax::LazyReady::new(held, problem, call, table, holds, options)?)
+            Box::new(softmax::LazyReady::new(held, problem, call, table, (holds, given), options)?)
         }
-        _ => Box::new(softmax::Ready::new(held, problem, call, table, holds, options)?),
+        _ => Box::new(softmax::Ready::new(held, problem, call, table, (holds, given), options)?),
     })
 }

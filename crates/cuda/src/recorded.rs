@@ -1,6 +1,7 @@
 //! A pass as a graph: however many kernels it launches, one call of the driver enqueues it.
 
-use crate::device_pass::{DevicePass, DeviceTensors};
+use crate::device_pass::DevicePass;
+use crate::device_tensor::DeviceTensors;
 use crate::gpu::Device;
 use cudarc::driver::result::graph;
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstream, CUstreamCaptureMode};

@@ -1,7 +1,8 @@
 //! How long a pass takes on a device, and what the device could do at most.
 
 use crate::device::check_clock;
-use crate::device_pass::{DevicePass, DeviceTensor, DeviceTensors};
+use crate::device_pass::DevicePass;
+use crate::device_tensor::{DeviceTensor, DeviceTensors};
 use crate::host::Placed;
 use crate::options::Options;
 use crate::queue::{Enqueued, Queue};

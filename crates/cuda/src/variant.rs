@@ -190,6 +190,11 @@ impl Variant {
         Variant { family: Family::Moves, defines: vec![("WORD", bytes.to_string())] }
     }
 
+    /// The tables of lengths, offsets and masks that lie on the device.
+    pub fn tables() -> Self {
+        Variant { family: Family::Tables, defines: Vec::new() }
+    }
+
     /// Products on a unit, of numbers of a storage type.
     pub fn peak(unit: Unit, storage: Dtype) -> Self {
         let (family, storage) = match unit {
@@ -346,6 +351,7 @@ impl Variant {
                 "scan",
             ],
             Family::Moves => &["move"],
+            Family::Tables => &["sequences", "rows"],
             Family::Peak | Family::TensorPeak | Family::HopperPeak => &["peak"],
         }
     }
@@ -363,6 +369,7 @@ impl Variant {
             | Family::CrossEntropyShards
             | Family::HopperCrossEntropy
             | Family::Moves
+            | Family::Tables
             | Family::Peak
             | Family::TensorPeak
             | Family::HopperPeak => true,
@@ -417,8 +424,8 @@ impl Variant {
 
     /// What tells it from others, in words.
     pub fn describe(&self) -> String {
-        let defines = self.defines.iter().map(|(name, value)| format!("{name}={value}"));
-        format!("{:?} {}", self.family, defines.collect::<Vec<_>>().join(" "))
+        let defines = self.defines.iter().map(|(name, value)| format!(" {name}={value}"));
+        format!("{:?}{}", self.family, defines.collect::<String>())
     }
 }
 

@@ -142,7 +142,7 @@ impl Plan {
             (self.lse2, self.delta) = (layout.room(4 * numbers)?, layout.room(4 * numbers)?);
         }
         let key_heads = prepared.scores.extents.key_heads;
-        let groups = if backward { prepared.rows.sequences.len() * key_heads } else { 0 };
+        let groups = if backward { prepared.counts.sequences * key_heads } else { 0 };
         self.found = layout.room(4 * (3 + groups))?;
         Ok(())
     }
@@ -345,14 +345,14 @@ pub(super) fn shape(job: &Job<'_>, plan: &Plan, heads_per_group: usize) -> Shape
 
 /// The tables of packed sequences.
 pub(super) fn packed(job: &Job<'_>, plan: &Plan) -> Packed {
-    let (rows, tables) = (&job.prepared.rows, &job.prepared.tables);
+    let (counts, tables) = (&job.prepared.counts, &job.prepared.tables);
     match plan.variant.lengths {
         Lengths::Listed => Packed {
             sequences: job.table(tables.sequences),
             by_queries: job.table(tables.by_queries),
             by_keys: job.table(tables.by_keys),
-            tasks: rows.by_queries.len() as i32,
-            key_tasks: rows.by_keys.len() as i32,
+            tasks: counts.by_queries as i32,
+            key_tasks: counts.by_keys as i32,
         },
         _ => Packed::default(),
     }
@@ -414,7 +414,7 @@ pub(crate) fn forward(job: &Job<'_>, plan: &Plan) -> Result<(), Error> {
         call.o = map("o", 64)?;
     }
     let tiles = match plan.variant.lengths {
-        Lengths::Listed => job.prepared.rows.by_queries.len() * e.query_heads,
+        Lengths::Listed => job.prepared.counts.by_queries * e.query_heads,
         _ => e.queries.div_ceil(rows) * e.query_heads * e.batch,
     };
     let blocks = tiles.min(job.queue.device.multiprocessors);

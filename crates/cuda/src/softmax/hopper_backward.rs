@@ -104,7 +104,7 @@ impl BackwardPass<'_> {
             found: job.at(plan.found),
             shape: self.call.shape,
             packed: self.call.packed,
-            sequences: job.prepared.rows.sequences.len() as i32,
+            sequences: job.prepared.counts.sequences as i32,
         };
         // Some blocks for each multiprocessor: each walks what is left.
         let blocks = 4 * job.queue.device.multiprocessors;
@@ -163,7 +163,7 @@ impl BackwardPass<'_> {
                 (call.dv, call.dv_rows) = (map("dv", 128)?, place("dv").into());
             }
             let tiles = match plan.variant.lengths {
-                Lengths::Listed => job.prepared.rows.by_keys.len(),
+                Lengths::Listed => job.prepared.counts.by_keys,
                 _ => e.keys.div_ceil(128) * e.batch,
             };
             self.draw((module, name), 0, tiles * e.key_heads, call)?;
@@ -172,7 +172,7 @@ impl BackwardPass<'_> {
             let own = (map("dq", 128)?, place("dq").into());
             let call = Backward { dq: own.0, dq_rows: own.1, ..operands(128)? };
             let tiles = match plan.variant.lengths {
-                Lengths::Listed => job.prepared.rows.by_queries.len(),
+                Lengths::Listed => job.prepared.counts.by_queries,
                 _ => padded(e.queries) / 128 * e.batch,
             };
             self.draw((&plan.backward, "queries"), 1, tiles * e.query_heads, call)?;

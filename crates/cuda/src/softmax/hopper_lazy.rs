@@ -102,7 +102,7 @@ impl LazyPlan {
     pub fn reserve(&mut self, prepared: &Prepared<'_>, layout: &mut Layout) -> Result<(), Error> {
         self.operands.reserve_operands(prepared, layout)?;
         let heads = prepared.scores.extents.query_heads;
-        self.active = layout.room(16 * prepared.rows.by_queries.len() * heads)?;
+        self.active = layout.room(16 * prepared.counts.tiles * heads)?;
         Ok(())
     }
 
@@ -163,14 +163,14 @@ impl LazyPlan {
         let module =
             if ["queries", "keys"].contains(&name) { &self.backward } else { &self.forward };
         let (kernels, variant) = module.as_ref().ok_or_else(|| absent("the level sm90a"))?;
-        let (plan, e, rows) = (&self.operands, &job.scores().extents, &job.prepared.rows);
+        let (plan, e, counts) = (&self.operands, &job.scores().extents, &job.prepared.counts);
         let listed = plan.variant.lengths == Lengths::Listed;
         let groups = variant.lazy_groups(name);
         let own = 64 * groups;
         let (tiles, boxed) = match (name, listed) {
-            ("keys", true) => (rows.by_keys.len() * e.key_heads, 64),
+            ("keys", true) => (counts.by_keys * e.key_heads, 64),
             ("keys", false) => (e.keys.div_ceil(own) * e.key_heads * e.batch, 64),
-            (_, true) => (rows.by_queries.len() * e.query_heads, own),
+            (_, true) => (counts.by_queries * e.query_heads, own),
             (_, false) => (e.queries.div_ceil(own) * e.query_heads * e.batch, own),
         };
         let map = |name: &str| hopper::map_of(job, plan, plan.place(job, name), boxed as u32);

@@ -34,14 +34,14 @@ impl Memory {
         assume_finite: bool,
         layout: &mut Layout,
     ) -> Result<Memory, Error> {
-        let (scores, rows) = (&prepared.scores, &prepared.rows);
+        let (scores, counts) = (&prepared.scores, &prepared.counts);
         let heads = scores.extents.query_heads;
         let windows = if prepared.has("dbias") { reach(prepared, bias) } else { 0 };
-        let windows = [4, rows.by_keys.len(), heads, windows];
+        let windows = [4, counts.by_keys, heads, windows];
         let windows = windows.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
         Ok(Memory {
             numbers: layout.room(16 * scores.row_shape().iter().product::<usize>())?,
-            active: layout.room(4 * rows.by_queries.len() * heads)?,
+            active: layout.room(4 * counts.tiles * heads)?,
             windows: layout.room(windows.unwrap_or(usize::MAX))?,
             odd: layout.room(4 * (1 + KERNELS.len()))?,
             assume_finite,
@@ -95,7 +95,7 @@ impl Lazy {
             width: bias.map_or(0, |bias| bias.width) as i32,
             reach: reach(job.prepared, bias) as i32,
             bottom: bias.is_some_and(|bias| bias.align == Align::BottomRight).into(),
-            windowed: job.prepared.rows.by_keys.len() as i32,
+            windowed: job.prepared.counts.by_keys as i32,
         }
     }
 
@@ -162,7 +162,7 @@ impl<'a> Passes<'a> {
 
     /// Blocks of a kernel that owns tiles of queries.
     fn by_queries(&self) -> usize {
-        self.job.prepared.rows.by_queries.len() * self.job.scores().extents.query_heads
+        self.job.prepared.counts.by_queries * self.job.scores().extents.query_heads
     }
 
     /// Looks for numbers that are not finite.
@@ -286,7 +286,7 @@ impl<'a> Passes<'a> {
         let mut windows = if job.address("dbias") == 0 { 0 } else { job.at(self.memory.windows) };
         let call =
             Lazy { call: self.call.call.over(job.table(job.prepared.tables.by_keys)), ..self.call };
-        let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
+        let blocks = job.prepared.counts.by_keys * e.key_heads;
         loop {
             let (dim, value) = (dims.next(), values.next());
             if dim.is_none() && value.is_none() && windows == 0 {

@@ -7,6 +7,7 @@ use crate::queue::Queue;
 use crate::ready;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
+use crate::softmax::given::GivenArray;
 use crate::softmax::hopper_lazy::LazyPlan;
 use crate::softmax::lazy::{Memory, Passes};
 use crate::softmax::prepared::Prepared;
@@ -32,14 +33,14 @@ impl<'a> LazyReady<'a> {
         (problem, bias): (&'a Problem, Option<DistanceBias>),
         call: (Pass, Dtype),
         table: &Table,
-        holds: Holds<'_>,
+        (holds, given): (Holds<'_>, &[GivenArray]),
         options: &Options,
     ) -> Result<LazyReady<'a>, Error> {
         let mut layout = Layout::default();
-        let mut prepared = Prepared::new(held, problem, call, table, holds, &mut layout)?;
+        let mut prepared = Prepared::new(held, problem, call, table, (holds, given), &mut layout)?;
         let memory = Memory::new(&prepared, bias, options.assume_finite, &mut layout)?;
         let (dim, value_dim) = (prepared.scores.extents.dim, prepared.value_dim.unwrap_or(1));
-        let has_options = bias.is_some() || prepared.rows.allowed.is_some();
+        let has_options = bias.is_some() || prepared.counts.flags.is_some();
         let mut plan = match choose(&prepared, options)? {
             Way::Hopper(plan) => Some(*plan),
             Way::Tensor => {
@@ -73,7 +74,7 @@ impl ready::Ready for LazyReady<'_> {
     }
 
     fn table_bytes(&self) -> usize {
-        self.prepared.tables.bytes
+        self.prepared.table_bytes()
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -89,7 +90,7 @@ impl ready::Ready for LazyReady<'_> {
     }
 
     fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
-        let job: &Job<'_> = &job.of(&self.prepared);
+        let job: &Job<'_> = &Prepared::begin(job.of(&self.prepared))?;
         if self.prepared.leaves_rows() {
             job.fill_results()?;
         }
@@ -155,7 +156,7 @@ impl ready::Ready for LazyStats<'_> {
             job.queue.fill(at, room.bytes, 0)?;
         }
         let LazyReady { prepared, bias, memory, .. } = &self.pass;
-        let job: &Job<'_> = &job.of(prepared);
+        let job: &Job<'_> = &Prepared::begin(job.of(prepared))?;
         Passes::new(job, memory, *bias, None)?.measure(at, self.tile)
     }
 }

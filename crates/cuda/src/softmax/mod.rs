@@ -2,6 +2,7 @@
 
 mod asked;
 mod blocks;
+mod given;
 mod hopper;
 mod hopper_backward;
 mod hopper_call;
@@ -21,6 +22,7 @@ mod variants;
 mod way;
 mod window;
 
+pub(crate) use given::{Array, GivenArray, arrays};
 pub(crate) use lazy_ready::{LazyReady, LazyStats};
 pub(crate) use plan::plan;
 pub(crate) use ready::Ready;

@@ -113,9 +113,9 @@ impl Call {
     pub fn new(job: &Job<'_>) -> Call {
         let prepared = job.prepared;
         let (scores, tables) = (job.scores(), &prepared.tables);
-        let (e, allowed) = (&scores.extents, prepared.rows.allowed.as_ref());
+        let (e, flags) = (&scores.extents, prepared.counts.flags);
         let pairs = (e.queries * e.keys) as i64;
-        let heads = allowed.map_or(1, |allowed| allowed.heads) as i64;
+        let heads = flags.unwrap_or(1) as i64;
         // Lazy attention has a bias of another shape.
         let by_pair = |name| scores.bias.map_or(Tensor::default(), |_| tensor(job, name));
         Call {
@@ -134,7 +134,7 @@ impl Call {
             dlse: job.address("dlse"),
             sinks: job.address("sinks"),
             dsinks: job.address("dsinks"),
-            allowed: allowed.map_or(0, |_| job.table(tables.allowed)),
+            allowed: flags.map_or(0, |_| job.table(tables.allowed)),
             allowed_batch: heads * pairs,
             allowed_head: if heads > 1 { pairs } else { 0 },
             sequences: job.table(tables.sequences),
@@ -287,7 +287,7 @@ fn launch_tensor(
 /// o, if it has a place, and lse.
 pub(crate) fn forward(job: &Job<'_>) -> Result<(), Error> {
     let call = Call::new(job);
-    let blocks = job.prepared.rows.by_queries.len() * job.scores().extents.query_heads;
+    let blocks = job.prepared.counts.by_queries * job.scores().extents.query_heads;
     let columns = job.prepared.value_dim.filter(|_| call.o.data != 0).unwrap_or(1);
     let at_once =
         if job.prepared.tensor.is_none() { width(columns) } else { width(columns).min(128) };
@@ -309,7 +309,7 @@ pub(crate) fn gradient_of_lse(job: &Job<'_>) -> Result<(), Error> {
 /// Calls `launch` with the number of blocks of the gradient of q and the first column of each part of it.
 fn each_dq(job: &Job<'_>, launch: impl Fn(usize, i32) -> Result<(), Error>) -> Result<(), Error> {
     let e = &job.scores().extents;
-    let blocks = job.prepared.rows.by_queries.len() * e.query_heads;
+    let blocks = job.prepared.counts.by_queries * e.query_heads;
     parts(e.dim).try_for_each(|part| launch(blocks, part))
 }
 
@@ -399,7 +399,7 @@ fn sinks_and_bias(job: &Job<'_>, call: &Call) -> Result<(), Error> {
         launch(job, kernels, "dsinks", job.scores().extents.query_heads, call)?;
     }
     if call.dbias.data != 0 {
-        let blocks = job.prepared.rows.by_pairs.len() * call.bias_heads as usize;
+        let blocks = job.prepared.counts.by_pairs * call.bias_heads as usize;
         let tasks = job.table(job.prepared.tables.by_pairs);
         match &job.prepared.by_pairs {
             Some(module) => launch_tensor(job, module, "dbias", blocks, &call.over(tasks))?,
@@ -412,7 +412,7 @@ fn sinks_and_bias(job: &Job<'_>, call: &Call) -> Result<(), Error> {
 fn dk_and_dv(job: &Job<'_>, call: &Call) -> Result<(), Error> {
     let (e, values) = (&job.scores().extents, wanted(call.dv, job.prepared.value_dim.unwrap_or(0)));
     let dims = wanted(call.dk, e.dim);
-    let blocks = job.prepared.rows.by_keys.len() * e.key_heads;
+    let blocks = job.prepared.counts.by_keys * e.key_heads;
     let over = call.over(job.table(job.prepared.tables.by_keys));
     let apart = |module: &Module| module.1.kernels().contains(&"values");
     let (wide, tensor) = (&job.prepared.wide, &job.prepared.tensor);

@@ -4,7 +4,9 @@ use crate::gpu::Kernels;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
+use crate::softmax::Job;
 use crate::softmax::asked::{Asked, Counts};
+use crate::softmax::given::{Given, GivenArray};
 use crate::softmax::rows::Rows;
 use crate::softmax::slots::Slots;
 use crate::softmax::tables::Tables;
@@ -24,8 +26,9 @@ pub(crate) struct Prepared<'a> {
     pub value_dim: Option<usize>,
     /// Whether the pass reads o, if it has one: for dv alone it does not.
     pub reads_o: bool,
-    pub rows: Rows,
+    pub counts: Counts,
     pub tables: Tables,
+    origin: Origin,
     /// δ of every row, in the backward pass of the first two, if that needs it.
     pub delta: Option<Room>,
     /// Where the gradient of q is computed in the pass by keys.
@@ -44,6 +47,15 @@ pub(crate) struct Prepared<'a> {
     pub tensor_second: Option<(Arc<Kernels>, Variant)>,
 }
 
+/// Where the tables come from.
+#[derive(Debug)]
+enum Origin {
+    /// They were made here, and are copied once.
+    Host(Box<Rows>),
+    /// The device makes them in every call.
+    Device(Box<Given>),
+}
+
 impl Deref for Prepared<'_> {
     type Target = Parts;
 
@@ -59,13 +71,14 @@ impl AsRef<Parts> for Prepared<'_> {
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables.
+    /// Lays the memory of a pass out that has passed [`Table::check_call`], and makes its tables, unless calls give arrays
+    /// that they are made of.
     pub fn new(
         held: Arc<Held>,
         problem: &'a Problem,
         (pass, storage): (Pass, Dtype),
         table: &Table,
-        holds: Holds<'_>,
+        (holds, given): (Holds<'_>, &[GivenArray]),
         layout: &mut Layout,
     ) -> Result<Prepared<'a>, Error> {
         let (scores, value_dim) = scores_of(problem)?;
@@ -81,8 +94,22 @@ impl<'a> Prepared<'a> {
             _ => operand.role == Role::Saved,
         };
         let parts = Parts::new(held, (pass, storage), table, holds, made, layout)?;
-        let rows = Rows::new(scores)?;
-        let tables = Tables::new(&rows, scores)?;
+        Rows::check_extents(scores)?;
+        let counts = match given {
+            [] => Counts::of_scores(scores),
+            _ => Counts::most(scores)?,
+        };
+        let tables = Tables::new(&counts, scores)?;
+        let origin = match given {
+            [] => Origin::Host(Box::new(Rows::new(scores)?)),
+            _ => Origin::Device(Box::new(Given::new(
+                &parts,
+                scores,
+                given,
+                (&counts, &tables),
+                layout,
+            )?)),
+        };
         let numbers = scores.row_shape().iter().product::<usize>();
         let delta = match is_backward && needs_ds {
             true => Some(layout.room(4 * numbers)?),
@@ -93,8 +120,9 @@ impl<'a> Prepared<'a> {
             scores: Cow::Borrowed(scores),
             value_dim,
             reads_o,
-            rows,
+            counts,
             tables,
+            origin,
             delta,
             slots: None,
             fused: None,
@@ -105,6 +133,14 @@ impl<'a> Prepared<'a> {
             second: None,
             tensor_second: None,
         })
+    }
+
+    /// A call of the pass, once its tables are there.
+    pub fn begin<'j>(job: Job<'j>) -> Result<Job<'j>, Error> {
+        match &job.prepared.origin {
+            Origin::Host(_) => Ok(job),
+            Origin::Device(given) => given.make(job),
+        }
     }
 
     /// What decides how the pass is computed.
@@ -119,7 +155,7 @@ impl<'a> Prepared<'a> {
             value_dim: self.value_dim,
             pass: self.pass,
             storage: self.storage,
-            counts: Counts::of_rows(&self.rows),
+            counts: self.counts,
             whole: self.has_whole_rows(),
             both: both && !self.has_gradient(),
             target: self.device().target(),
@@ -144,9 +180,20 @@ impl<'a> Prepared<'a> {
             || [e.batch, e.query_heads, e.key_heads, e.queries, e.keys].contains(&0)
     }
 
-    /// Copies the tables to memory that begins there.
+    /// The bytes that the pass keeps: its tables, or what they are made of.
+    pub fn table_bytes(&self) -> usize {
+        match &self.origin {
+            Origin::Host(_) => self.tables.bytes,
+            Origin::Device(given) => given.bytes,
+        }
+    }
+
+    /// Copies them to memory that begins there.
     pub fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
-        self.tables.upload(&self.rows, &self.scores, queue, tables)
+        match &self.origin {
+            Origin::Host(rows) => self.tables.upload(rows, &self.scores, queue, tables),
+            Origin::Device(given) => given.upload(queue, tables),
+        }
     }
 
     /// Whether rows of what kernels multiply begin and end at multiples of 16 bytes.

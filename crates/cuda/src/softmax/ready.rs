@@ -6,6 +6,7 @@ use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
 use crate::ready;
 use crate::room::Layout;
+use crate::softmax::given::GivenArray;
 use crate::softmax::prepared::Prepared;
 use crate::softmax::second::{self, Between};
 use crate::softmax::slots::Slots;
@@ -32,11 +33,11 @@ impl<'a> Ready<'a> {
         problem: &'a Problem,
         call: (Pass, Dtype),
         table: &Table,
-        holds: Holds<'_>,
+        (holds, given): (Holds<'_>, &[GivenArray]),
         options: &Options,
     ) -> Result<Ready<'a>, Error> {
         let mut layout = Layout::default();
-        let mut prepared = Prepared::new(held, problem, call, table, holds, &mut layout)?;
+        let mut prepared = Prepared::new(held, problem, call, table, (holds, given), &mut layout)?;
         let between = match prepared.pass {
             Pass::DoubleBackward | Pass::Jvp => Some(Between::new(&prepared, &mut layout)?),
             _ => None,
@@ -117,7 +118,7 @@ impl ready::Ready for Ready<'_> {
     }
 
     fn table_bytes(&self) -> usize {
-        self.prepared.tables.bytes
+        self.prepared.table_bytes()
     }
 
     fn scratch_bytes(&self) -> usize {
@@ -134,7 +135,7 @@ impl ready::Ready for Ready<'_> {
     }
 
     fn compute(&self, job: &job::Job<'_, Parts>) -> Result<(), Error> {
-        let job: &Job<'_> = &job.of(&self.prepared);
+        let job: &Job<'_> = &Prepared::begin(job.of(&self.prepared))?;
         if self.prepared.leaves_rows() {
             job.fill_results()?;
         }

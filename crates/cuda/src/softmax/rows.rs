@@ -1,6 +1,7 @@
 //! Which rows belong together and which pairs count, as kernels read it.
 
-use etalon_problem::{Error, Mask, Scores, Sequence};
+use crate::softmax::asked::{Counts, is_shared};
+use etalon_problem::{Error, Scores, Sequence};
 
 /// The rows and columns of a tile of the portable kernels.
 pub(crate) const SIDE: usize = 64;
@@ -20,15 +21,8 @@ pub(crate) struct Rows {
     pub by_queries: Vec<[i32; 4]>,
     pub by_keys: Vec<[i32; 4]>,
     pub by_pairs: Vec<[i32; 4]>,
-    /// Where the spans do not tell all: a flag for each pair of the arrays.
-    pub allowed: Option<Allowed>,
-}
-
-/// Flags of pairs: `[batch, heads or 1, queries, keys]`, in the order of the arrays.
-#[derive(Debug)]
-pub(crate) struct Allowed {
-    pub flags: Vec<u8>,
-    pub heads: usize,
+    /// Where the spans do not tell all, a flag for each pair: `[batch, heads or 1, queries, keys]`, in the order of the arrays.
+    pub allowed: Option<Vec<u8>>,
 }
 
 impl Rows {
@@ -82,7 +76,7 @@ impl Rows {
         if plain {
             return Ok(());
         }
-        let heads = if by_head(&scores.mask) { e.query_heads } else { e.query_heads.min(1) };
+        let heads = Counts::of_scores(scores).flags.unwrap_or(0);
         let mut flags = filled(0u8, &[e.batch, heads, e.queries, e.keys])?;
         for s in list {
             for i in 0..s.queries {
@@ -100,7 +94,7 @@ impl Rows {
                 self.spans[row(s, i)] = [first.min(end) as i32, end as i32];
             }
         }
-        self.allowed = Some(Allowed { flags, heads });
+        self.allowed = Some(flags);
         Ok(())
     }
 
@@ -117,7 +111,7 @@ impl Rows {
     /// so that all begin where the arrays begin.
     fn add_pairs(&mut self, scores: &Scores, list: &[Sequence]) {
         let Some(bias) = scores.bias else { return };
-        let shared = bias.batch == 1 && scores.extents.batch > 1;
+        let shared = is_shared(scores, bias);
         let tiles = |n: usize| 0..n.div_ceil(SIDE);
         let mut add = |first: usize, many: usize, queries: usize, keys: usize| {
             for row in tiles(queries) {
@@ -131,15 +125,6 @@ impl Rows {
         } else {
             list.iter().enumerate().for_each(|(n, s)| add(n, 1, s.queries, s.keys));
         }
-    }
-}
-
-/// Whether the heads of a mask differ.
-fn by_head(mask: &Mask) -> bool {
-    match mask {
-        Mask::Array(array) => array.shape.get(1).is_some_and(|&heads| heads > 1),
-        Mask::And(masks) | Mask::Or(masks) => masks.iter().any(by_head),
-        _ => false,
     }
 }
 
@@ -160,7 +145,7 @@ fn filled<T: Clone>(value: T, shape: &[usize]) -> Result<Vec<T>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etalon_problem::{Align, Extents, Sequences};
+    use etalon_problem::{Align, Extents, Mask, Sequences};
 
     fn scores(mask: Mask, sequences: Sequences) -> Scores {
         let extents =
@@ -179,10 +164,11 @@ mod tests {
                     let inside = |[begin, end]: [i32; 2]| begin <= j as i32 && (j as i32) < end;
                     let span = rows.spans[s.batch * e.queries + s.query_start + i];
                     let tile = rows.tiles[rows.sequences[n][5] as usize + i / SIDE];
-                    let flag = rows.allowed.as_ref().is_none_or(|allowed| {
-                        let head = if allowed.heads == 1 { 0 } else { head };
-                        let row = (s.batch * allowed.heads + head) * e.queries + s.query_start + i;
-                        allowed.flags[row * e.keys + s.key_start + j] == 1
+                    let flag = rows.allowed.as_ref().is_none_or(|flags| {
+                        let heads = Counts::of_scores(scores).flags.unwrap();
+                        let head = if heads == 1 { 0 } else { head };
+                        let row = (s.batch * heads + head) * e.queries + s.query_start + i;
+                        flags[row * e.keys + s.key_start + j] == 1
                     });
                     let seen = inside(span) && inside(tile) && flag;
                     assert_eq!(seen, scores.mask.allows(s, head, i, j), "{:?}", scores.mask);

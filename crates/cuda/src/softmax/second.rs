@@ -28,7 +28,7 @@ pub(crate) struct Between {
 
 impl Between {
     pub fn new(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<Between, Error> {
-        let (scores, sequences) = (&prepared.scores, prepared.rows.sequences.len());
+        let (scores, sequences) = (&prepared.scores, prepared.counts.sequences);
         let rows = scores.row_shape().iter().product::<usize>();
         let elements = 4 * rows * prepared.value_dim.unwrap_or(0);
         Ok(Between {
@@ -144,7 +144,7 @@ fn inspect(
     job.queue.fill(job.at(found), found.bytes, 0)?;
     let found = job.at(found);
     let sequences = job.table(job.prepared.tables.sequences);
-    let count = job.prepared.rows.sequences.len() as i32;
+    let count = job.prepared.counts.sequences as i32;
     let moved = if pass == Pass::Jvp { ["tq", "tk", "tv"] } else { ["ddq", "ddk", "ddv"] };
     for name in ["q", "k", "v", "dout", "cot_o"].into_iter().chain(moved) {
         let Place { address, extents, .. } = job.place(name);
@@ -174,7 +174,7 @@ fn inspect(
 
 /// The outputs of double_backward or jvp that have places.
 pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Error> {
-    let (e, rows) = (&job.scores().extents, &job.prepared.rows);
+    let (e, counts) = (&job.scores().extents, &job.prepared.counts);
     let kernels = job.prepared.second.as_deref().ok_or_else(|| absent("the second order"))?;
     let threads = variant::threads(Family::Second, e.dim, job.prepared.value_dim);
     let launch = |name: &str, blocks: usize, call: Second| {
@@ -197,7 +197,7 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
         }
         launch(name, blocks, call)
     };
-    let by_queries = rows.by_queries.len() * e.query_heads;
+    let by_queries = counts.by_queries * e.query_heads;
     for first in parts(job.prepared.value_dim.unwrap_or(1)) {
         both("tangents", by_queries, call.at(0, first))?;
     }
@@ -217,7 +217,7 @@ pub(crate) fn run(job: &Job<'_>, between: &Between, pass: Pass) -> Result<(), Er
     }
     let wanted = |tensor: Tensor, columns: usize| if tensor.is_there() { columns } else { 0 };
     let values = job.prepared.value_dim.unwrap_or(0);
-    let blocks = rows.by_keys.len() * e.key_heads;
+    let blocks = counts.by_keys * e.key_heads;
     let mut dims = parts(wanted(call.gk, e.dim));
     let mut columns = parts(wanted(call.gv, values));
     loop {
@@ -248,7 +248,7 @@ fn sinks_and_bias(
     if call.gbias.is_there() {
         let heads = job.scores().bias.map_or(0, |bias| bias.heads);
         let by_pairs = call.over(job.table(job.prepared.tables.by_pairs));
-        launch("gbias", job.prepared.rows.by_pairs.len() * heads, by_pairs)?;
+        launch("gbias", job.prepared.counts.by_pairs * heads, by_pairs)?;
     }
     Ok(())
 }

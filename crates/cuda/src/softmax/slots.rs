@@ -140,9 +140,9 @@ impl Slots {
         calls: &[T],
         collected: C,
     ) -> Result<(), Error> {
-        let (e, rows) = (&job.scores().extents, &job.prepared.rows);
-        let by_keys = (rows.by_keys.len() * e.key_heads) as u64;
-        let by_rows = 4 * (rows.by_queries.len() * e.query_heads) as u64; // blocks of 16 rows
+        let (e, counts) = (&job.scores().extents, &job.prepared.counts);
+        let by_keys = (counts.by_keys * e.key_heads) as u64;
+        let by_rows = 4 * (counts.by_queries * e.query_heads) as u64; // blocks of 16 rows
         let Shares { tiles, held, .. } = self.shares;
         job.queue.fill(job.at(self.odd), self.odd.bytes, 0)?;
         for first in (0..tiles).step_by(held) {

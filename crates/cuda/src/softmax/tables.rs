@@ -2,6 +2,7 @@
 
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
+use crate::softmax::asked::Counts;
 use crate::softmax::rows::Rows;
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Scores, Sequences};
@@ -23,22 +24,27 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    pub fn new(rows: &Rows, scores: &Scores) -> Result<Tables, Error> {
+    /// Of so many tiles.
+    pub fn new(counts: &Counts, scores: &Scores) -> Result<Tables, Error> {
         let mut layout = Layout::default();
-        let flags = rows.allowed.as_ref().map_or(0, |allowed| allowed.flags.len());
+        let e = &scores.extents;
+        let mut list = |each: &[usize]| {
+            let bytes = each.iter().try_fold(1usize, |n, &x| n.checked_mul(x));
+            layout.room(bytes.unwrap_or(usize::MAX))
+        };
         let lengths = match scores.sequences {
-            Sequences::Lengths { .. } => 8 * scores.extents.batch,
+            Sequences::Lengths { .. } => e.batch,
             _ => 0,
         };
         let mut tables = Tables {
-            sequences: layout.room(size_of_val(&rows.sequences[..]))?,
-            spans: layout.room(size_of_val(&rows.spans[..]))?,
-            tiles: layout.room(size_of_val(&rows.tiles[..]))?,
-            by_queries: layout.room(size_of_val(&rows.by_queries[..]))?,
-            by_keys: layout.room(size_of_val(&rows.by_keys[..]))?,
-            by_pairs: layout.room(size_of_val(&rows.by_pairs[..]))?,
-            allowed: layout.room(flags)?,
-            lengths: layout.room(lengths)?,
+            sequences: list(&[24, counts.sequences])?,
+            spans: list(&[8, e.batch, e.queries])?,
+            tiles: list(&[8, counts.tiles])?,
+            by_queries: list(&[16, counts.by_queries])?,
+            by_keys: list(&[16, counts.by_keys])?,
+            by_pairs: list(&[16, counts.by_pairs])?,
+            allowed: list(&[e.batch, counts.flags.unwrap_or(0), e.queries, e.keys])?,
+            lengths: list(&[8, lengths])?,
             bytes: 0,
         };
         tables.bytes = layout.bytes();
@@ -60,7 +66,7 @@ impl Tables {
         put(self.by_queries, bytes(&rows.by_queries))?;
         put(self.by_keys, bytes(&rows.by_keys))?;
         put(self.by_pairs, bytes(&rows.by_pairs))?;
-        put(self.allowed, rows.allowed.as_ref().map_or(&[], |allowed| &allowed.flags))?;
+        put(self.allowed, rows.allowed.as_deref().unwrap_or_default())?;
         if self.lengths.bytes > 0 {
             let lengths = scores.sequences().into_iter().map(|s| [s.queries as i32, s.keys as i32]);
             put(self.lengths, bytes(&lengths.collect::<Vec<_>>()))?;
@@ -69,6 +75,7 @@ impl Tables {
     }
 }
 
-fn bytes<T: NoUninit>(list: &[T]) -> &[u8] {
+/// The bytes of a list.
+pub(crate) fn bytes<T: NoUninit>(list: &[T]) -> &[u8] {
     bytemuck::cast_slice(list)
 }

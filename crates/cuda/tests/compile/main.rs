@@ -195,6 +195,7 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
         Family::CrossEntropyShards
         | Family::HopperCrossEntropy
         | Family::Moves
+        | Family::Tables
         | Family::Peak
         | Family::TensorPeak
         | Family::HopperPeak => false,

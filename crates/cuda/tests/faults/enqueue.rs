@@ -2,11 +2,12 @@
 
 use crate::fake::{Fake, Part};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision, Workspace, offers,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
 };
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Dtype, Error, Extents, LazyAttention,
-    LinearAttention, LinearCrossEntropy, LinearExtents, Operand, Pass, Problem, Role, Stored,
+    LinearAttention, LinearCrossEntropy, LinearExtents, Operand, Pass, Problem, Role, Sequences,
+    Stored,
 };
 use std::time::Instant;
 
@@ -36,6 +37,14 @@ fn with_options(algorithm: Algorithm, tokens: usize) -> Problem {
         scores.bias = Some(BiasExtents { batch: 1, heads: 2 });
     }
     problem
+}
+
+/// The same of packed sequences, whose offsets lie on the device.
+fn packed(algorithm: Algorithm, tokens: usize) -> Option<Problem> {
+    let mut problem = problem(algorithm, tokens);
+    let cu = vec![0, tokens / 3, tokens];
+    problem.scores_mut()?.sequences = Sequences::Packed { cu_query: cu.clone(), cu_key: cu };
+    Some(problem)
 }
 
 /// Tensors of a device for a pass of a problem, at addresses that stay, with scratch memory.
@@ -105,7 +114,13 @@ fn tensors(
         })
     };
     let given = |x: &Operand| x.role.is_given() || x.role == Role::Saved;
-    (of(&given), of(&|x| x.role == Role::Output))
+    let sequences = problem.scores().map(|scores| &scores.sequences);
+    let is_packed = matches!(sequences, Some(Sequences::Packed { .. }));
+    let offsets = ["sequences.cu_query", "sequences.cu_key"].into_iter().filter(|_| is_packed);
+    let inputs = offsets.fold(of(&given), |all, name| {
+        all.with(name, DeviceTensor::dense(place(name, 12), &[3], Element::I32))
+    });
+    (inputs, of(&|x| x.role == Role::Output))
 }
 
 /// Every level, with the storage types and the precisions that differ there.
@@ -182,11 +197,14 @@ fn each_pass(fake: &Fake, mut body: impl FnMut(&str, &Tensors, &DevicePass)) {
         if matches!(algorithm, Algorithm::Attention | Algorithm::AttentionLse) {
             of(&format!("{name} with options"), with_options(algorithm, 100));
         }
+        if let Some(problem) = packed(algorithm, 100) {
+            of(&format!("{name} with offsets"), problem);
+        }
     });
 }
 
-/// Enqueues every pass, and returns what each launches and fills: of a problem without options, and of attention also of
-/// one with sinks and a bias.
+/// Enqueues every pass, and returns what each launches and fills: of a problem without options, of attention also of
+/// one with sinks and a bias, and of what has scores of packed sequences, whose offsets calls give.
 pub fn launches(fake: &Fake) -> String {
     let mut text = String::new();
     each_pass(fake, |name, tensors, pass| {

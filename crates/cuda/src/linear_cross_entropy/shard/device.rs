@@ -3,7 +3,8 @@
 use super::table::{self, is_read};
 use super::{Dh, Shard, check_shards};
 use crate::cross_entropy::{ShardReady, Step, Sums};
-use crate::device_pass::{DevicePass, DeviceTensor, DeviceTensors};
+use crate::device_pass::DevicePass;
+use crate::device_tensor::{DeviceTensor, DeviceTensors};
 use crate::options::Options;
 use crate::run::offers;
 use crate::workspace::Workspace;
@@ -38,7 +39,8 @@ pub fn prepare_combine<'t>(
 ) -> Result<DevicePass, Error> {
     let nodes = parts(problem, shards, Dh::Nodes)?;
     let table = table::of_combine(problem, nodes.len());
-    table.check_tensors(inputs.each(), outputs.each(), false)?;
+    let (reads, writes) = (inputs.operands()?, outputs.operands()?);
+    table.check_tensors(reads.into_iter(), writes.into_iter(), false)?;
     sums(workspace, problem, (&nodes, Dtype::F32), &table, (inputs, outputs), options)
 }
 
@@ -81,8 +83,9 @@ pub fn prepare_combine_dh<'t>(
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let parts = parts(problem, shards, dh)?;
-    let place = outputs.each().find(|(name, ..)| *name == "dh");
-    let (_, shape, stored) = place.ok_or_else(|| Error::missing("dh", None))?;
+    let (reads, writes) = (inputs.operands()?, outputs.operands()?);
+    let place = writes.iter().find(|(name, ..)| *name == "dh");
+    let &(_, shape, stored) = place.ok_or_else(|| Error::missing("dh", None))?;
     let storage = match stored {
         Stored::Float(dtype) => dtype,
         Stored::Integer => Dtype::F64, // refused below
@@ -91,8 +94,8 @@ pub fn prepare_combine_dh<'t>(
     let tokens = shape.first().copied().unwrap_or(0);
     let table = table::of_combine_dh(problem, [parts.len(), tokens]);
     // The type of dh is the caller's: it is checked as if it were that of the parts.
-    let same = |(name, shape, _)| (name, shape, Stored::Float(Dtype::F32));
-    table.check_tensors(inputs.each(), outputs.each().map(same), false)?;
+    let same = |&(name, shape, _)| (name, shape, Stored::Float(Dtype::F32));
+    table.check_tensors(reads.iter().copied(), writes.iter().map(same), false)?;
     sums(workspace, problem, (&parts, storage), &table, (inputs, outputs), options)
 }
 
@@ -115,7 +118,8 @@ fn prepare(
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let table = shard.table(step);
-    let storage = table.check_tensors(inputs.each(), outputs.each(), false)?;
+    let (reads, writes) = (inputs.operands()?, outputs.operands()?);
+    let storage = table.check_tensors(reads.into_iter(), writes.into_iter(), false)?;
     check(step, storage, options)?;
     let held = workspace.device(options.device)?;
     let holds = |name: &str, result: bool| {

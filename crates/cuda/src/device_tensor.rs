@@ -1,0 +1,164 @@
+//! Tensors in the memory of a device.
+
+use crate::parts::Laid;
+use cudarc::driver::sys::CUdeviceptr;
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use etalon_problem::{Dtype, Error, Stored};
+use smallvec::SmallVec;
+use std::fmt;
+
+/// What the elements of a tensor are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Element {
+    /// Those of an operand.
+    Stored(Stored),
+    /// Integers of 32 bits: lengths, offsets or ids of segments, which may also be i64.
+    I32,
+    /// Flags of a mask: bytes, of which 0 hides a pair.
+    Bool,
+}
+
+impl Element {
+    /// The bytes of one.
+    pub fn bytes(self) -> usize {
+        match self {
+            Element::Stored(stored) => stored.bytes(),
+            Element::I32 => 4,
+            Element::Bool => 1,
+        }
+    }
+}
+
+impl From<Dtype> for Element {
+    fn from(dtype: Dtype) -> Self {
+        Element::Stored(dtype.into())
+    }
+}
+
+impl From<Stored> for Element {
+    fn from(stored: Stored) -> Self {
+        Element::Stored(stored)
+    }
+}
+
+impl fmt::Display for Element {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Element::Stored(stored) => stored.fmt(f),
+            Element::I32 => f.write_str("i32"),
+            Element::Bool => f.write_str("bool"),
+        }
+    }
+}
+
+/// A tensor in the memory of a device.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DeviceTensor {
+    pub(crate) address: CUdeviceptr,
+    pub(crate) shape: SmallVec<[usize; 4]>,
+    /// In elements.
+    pub(crate) strides: SmallVec<[i64; 4]>,
+    pub(crate) element: Element,
+}
+
+impl DeviceTensor {
+    /// The tensor of a shape that begins at an address; strides count elements and may be 0 or negative; of
+    /// floating-point numbers (a [`Dtype`]), of integers ([`Stored::Integer`]), or of another [`Element`].
+    /// Fails where there are not as many strides as axes.
+    pub fn new(
+        address: u64,
+        shape: &[usize],
+        strides: &[i64],
+        element: impl Into<Element>,
+    ) -> Result<DeviceTensor, Error> {
+        if shape.len() != strides.len() {
+            return Err(Error::value("number of strides", shape.len().to_string(), strides.len()));
+        }
+        let (shape, strides, element) = (shape.into(), strides.into(), element.into());
+        Ok(DeviceTensor { address, shape, strides, element })
+    }
+
+    /// As [`DeviceTensor::new`], of elements that lie one after the other.
+    pub fn dense(address: u64, shape: &[usize], element: impl Into<Element>) -> DeviceTensor {
+        let mut strides: SmallVec<[i64; 4]> = SmallVec::from_elem(1, shape.len());
+        for axis in (1..shape.len()).rev() {
+            strides[axis - 1] = strides[axis].saturating_mul(shape[axis] as i64);
+        }
+        DeviceTensor { address, shape: shape.into(), strides, element: element.into() }
+    }
+
+    /// The dense tensor in a slice of cudarc. Fails where the slice holds fewer elements.
+    pub fn of<T>(
+        slice: &CudaSlice<T>,
+        stream: &CudaStream,
+        shape: &[usize],
+        element: impl Into<Element>,
+    ) -> Result<DeviceTensor, Error> {
+        let element = element.into();
+        let wanted = shape.iter().try_fold(element.bytes(), |n, &extent| n.checked_mul(extent));
+        let found = slice.len() * size_of::<T>();
+        if wanted.is_none_or(|wanted| wanted > found) {
+            let expected = format!("at least those of {shape:?} in {element}");
+            return Err(Error::value("bytes of a slice", expected, found));
+        }
+        Ok(DeviceTensor::dense(slice.device_ptr(stream).0, shape, element))
+    }
+
+    /// The same elsewhere.
+    pub fn at(self, address: u64) -> DeviceTensor {
+        DeviceTensor { address, ..self }
+    }
+
+    pub(crate) fn laid(&self) -> Laid {
+        Laid { strides: Some(self.strides.to_vec()), aligned: self.is_aligned() }
+    }
+
+    /// Whether the copy engine may begin there.
+    pub(crate) fn is_aligned(&self) -> bool {
+        self.address.is_multiple_of(16)
+    }
+
+    /// Whether elements lie one after the other.
+    pub(crate) fn is_dense(&self) -> bool {
+        *self == DeviceTensor::dense(self.address, &self.shape, self.element)
+    }
+
+    pub(crate) fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+}
+
+/// Name, shape and type of an operand.
+type Listed<'a, 't> = (&'a str, &'t [usize], Stored);
+
+/// Tensors of a device by name: what a pass reads, or where it writes.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceTensors<'a> {
+    pub(crate) list: Vec<(&'a str, DeviceTensor)>,
+}
+
+impl<'a> DeviceTensors<'a> {
+    /// None.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds one.
+    pub fn with(mut self, name: &'a str, tensor: DeviceTensor) -> Self {
+        self.list.push((name, tensor));
+        self
+    }
+
+    pub(crate) fn get(&self, name: &str) -> Option<&DeviceTensor> {
+        self.list.iter().find(|(other, _)| *other == name).map(|(_, tensor)| tensor)
+    }
+
+    /// All of them. Fails where one has elements that no operand has.
+    pub(crate) fn operands(&self) -> Result<Vec<Listed<'a, '_>>, Error> {
+        let each = self.list.iter().map(|(name, x)| match x.element {
+            Element::Stored(stored) => Ok((*name, &x.shape[..], stored)),
+            other => Err(Error::value(*name, "floating-point numbers or i64", other)),
+        });
+        each.collect()
+    }
+}

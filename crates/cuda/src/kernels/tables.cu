@@ -1,0 +1,212 @@
+// The tables of a call whose lengths, offsets or masks' arrays lie on the device: there, in every call, what rows.rs makes of those
+// of the host.
+//
+//   sequences   one block: the sequences, and which tiles are theirs
+//   rows        a block has a tile of 64 queries: its place in the lists, the keys that its rows see, and the flags of their pairs
+//
+// Whatever the numbers are, no row is read or written beyond the arrays: lengths and offsets are cut to them, and an offset below one
+// before it is taken as equal to that. Lists have room for the most tiles that there may be. Those that are none belong to a sequence
+// without rows behind the others, and are odd ones, which kernels of sm_90a leave to the tile before.
+struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
+struct Tile { int begin, end; };
+struct Span { int begin, end; };
+struct Task { int first, sequences, row_tile, key_tile; };
+
+struct Numbers {  // integers of 64 bits, if they are wide, or of 32; or flags of 8
+  const void* data;
+  i64 wide;
+};
+// A node of the mask: Window and Chunk look at positions, Segments and Flags at arrays; All and Any begin a list that End ends.
+enum Kind { WINDOW, CHUNK, SEGMENTS, FLAGS, ALL, ANY, END };
+struct Node {
+  int kind, bottom;   // bottom: the last query is aligned with the last key
+  i64 left, right;    // of a window, -1: open; `left` of a chunk is its length, which fits 32 bits
+  int query, key;     // which arrays
+  i64 batch, head;    // strides of flags
+};
+struct Tables {
+  Numbers query, key;      // lengths of each batch element, or offsets of packed sequences; data 0: all have all rows
+  Numbers arrays[16];
+  const Node* nodes;
+  Sequence* sequences;     // `count` of them, and one without rows
+  int* firsts;             // [3][count + 1]: the tiles of queries, of keys and of pairs before each sequence, and of all
+  Span* spans;             // [batch, queries]; -1 at first
+  Tile* tiles;             // one more than `query_tiles`
+  Task *by_queries, *by_keys, *by_pairs;
+  u8* allowed;             // [batch, heads, queries, keys]
+  int2* lengths;           // queries and keys of each batch element; 0: nobody reads them
+  int batch, queries, keys, count, packed;
+  int heads;               // of flags; 0: spans tell all
+  int node_count, shared;  // shared: batch elements share a bias
+  int query_tiles, key_tiles, pair_tiles;  // the most
+};
+constexpr int SIDE = 64, SCAN = 1024, THREADS = 512;
+DEV int tiles_of(int rows) { return (rows + SIDE - 1) / SIDE; }
+DEV i64 number(const Numbers& x, i64 at) { return x.wide ? ((const i64*)x.data)[at] : ((const int*)x.data)[at]; }
+DEV int cut(i64 x, int most) { return x < 0 ? 0 : x > most ? most : (int)x; }
+
+// ---- sequences -------------------------------------------------------------------------------------------------------
+struct Extent { int start, count; };
+// The rows of a sequence. `before`: the largest offset so far.
+DEV Extent extent(const Tables& a, const Numbers& x, int all, int s, int& before) {
+  if (!a.packed) return {0, x.data ? cut(number(x, s), all) : all};
+  before = max(before, cut(number(x, s), all));
+  return {before, max(before, cut(number(x, s + 1), all)) - before};
+}
+// The sum of what the threads before this one have, or the largest.
+DEV i64 before(i64 own, bool largest) {
+  __shared__ i64 room[SCAN];
+  auto join = [&](i64 x, i64 y) { return largest ? max(x, y) : x + y; };
+  const int t = threadIdx.x;
+  room[t] = own;
+  __syncthreads();
+  for (int n = 1; n < SCAN; n *= 2) {
+    const i64 x = t >= n ? join(room[t - n], room[t]) : room[t];
+    __syncthreads();
+    room[t] = x;
+    __syncthreads();
+  }
+  const i64 all = t ? room[t - 1] : 0;
+  __syncthreads();
+  return all;
+}
+extern "C" __global__ void __launch_bounds__(SCAN) sequences(const __grid_constant__ Tables a) {
+  const int each = (a.count + SCAN - 1) / SCAN, first = min((int)threadIdx.x * each, a.count), end = min(first + each, a.count);
+  int query = 0, key = 0;
+  if (a.packed) {
+    for (int s = first; s < end; s++) query = max(query, cut(number(a.query, s), a.queries)), key = max(key, cut(number(a.key, s), a.keys));
+    query = before(query, true), key = before(key, true);
+  }
+  i64 of[3] = {};
+  int at[2] = {query, key};
+  for (int s = first; s < end; s++) {
+    const int n = tiles_of(extent(a, a.query, a.queries, s, at[0]).count), m = tiles_of(extent(a, a.key, a.keys, s, at[1]).count);
+    of[0] += n, of[1] += m, of[2] += (i64)n * m;
+  }
+  for (int i = 0; i < 3; i++) of[i] = before(of[i], false);
+  auto put = [&](int s) { for (int i = 0; i < 3; i++) a.firsts[i * (a.count + 1) + s] = (int)of[i]; };
+  for (int s = first; s < end; s++) {
+    const Extent q = extent(a, a.query, a.queries, s, query), k = extent(a, a.key, a.keys, s, key);
+    a.sequences[s] = {a.packed ? 0 : s, q.start, q.count, k.start, k.count, (int)of[0]};
+    if (a.lengths) a.lengths[s] = make_int2(q.count, k.count);
+    put(s);
+    const int n = tiles_of(q.count), m = tiles_of(k.count);
+    of[0] += n, of[1] += m, of[2] += (i64)n * m;
+  }
+  if (threadIdx.x < SCAN - 1) return;
+  // Behind all others, so that they stay in the order of their rows; its tile behind all tiles.
+  a.sequences[a.count] = {a.packed ? 0 : a.batch, a.packed ? a.queries : 0, 0, a.packed ? a.keys : 0, 0, max(a.query_tiles - 1, 0)};
+  put(a.count);
+}
+
+// ---- which pairs count -----------------------------------------------------------------------------------------------
+// The key with which a query is aligned.
+DEV i64 aligned(const Node& x, const Sequence& s, int i) { return x.bottom ? (i64)i + s.keys - s.queries : i; }
+// The keys that a node lets a query see.
+DEV Span span_of(const Node& x, const Sequence& s, int i) {
+  const i64 own = aligned(x, s, i);
+  i64 first = 0, last = s.keys;
+  if (x.kind == WINDOW) {
+    if (x.left >= 0) first = own - x.left;
+    if (x.right >= 0) last = own + x.right;
+  } else {
+    const int chunk = x.left, rest = (int)own % chunk;
+    first = own - (rest < 0 ? rest + chunk : rest), last = own;
+  }
+  const int begin = cut(first, s.keys);
+  return {begin, max(begin, cut(last + 1, s.keys))};
+}
+DEV bool is_span(const Node& x) { return x.kind == WINDOW || x.kind == CHUNK; }
+// Of a mask whose nodes are spans, and lists of which all must hold.
+DEV Span span_of(const Tables& a, const Sequence& s, int i) {
+  Span all = {0, s.keys};
+  for (int n = 0; n < a.node_count; n++) {
+    if (!is_span(a.nodes[n])) continue;
+    const Span own = span_of(a.nodes[n], s, i);
+    all.begin = max(all.begin, own.begin), all.end = max(all.begin, min(all.end, own.end));
+  }
+  return all;
+}
+DEV bool holds(const Tables& a, const Node& x, const Sequence& s, int head, int i, int j) {
+  if (is_span(x)) {
+    const Span own = span_of(x, s, i);
+    return own.begin <= j && j < own.end;
+  }
+  const int row = s.query_start + i, column = s.key_start + j;
+  if (x.kind == SEGMENTS) {
+    const i64 id = number(a.arrays[x.query], (i64)s.batch * a.queries + row);
+    return id >= 0 && id == number(a.arrays[x.key], (i64)s.batch * a.keys + column);
+  }
+  return ((const u8*)a.arrays[x.query].data)[s.batch * x.batch + head * x.head + (i64)row * a.keys + column];
+}
+// Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are at most 32 deep.
+DEV bool allows(const Tables& a, const Sequence& s, int head, int i, int j) {
+  u64 all = 1, any = 0;
+  for (int n = 0; n < a.node_count; n++) {
+    const Node& x = a.nodes[n];
+    if (x.kind == ALL || x.kind == ANY) {
+      all = all << 1 | (x.kind == ALL), any = any << 1 | (x.kind == ANY);
+      continue;
+    }
+    bool own = all & 1;
+    if (x.kind == END) all >>= 1, any >>= 1;
+    else own = holds(a, x, s, head, i, j);
+    if (any & 1) all |= own; else if (!own) all &= ~1ull;
+  }
+  return all & 1;
+}
+// Writes the flags of a row, whose keys a warp shares, and finds the span that holds those of all heads.
+DEV Span flagged(const Tables& a, const Sequence& s, int i) {
+  int begin = s.keys, end = 0;
+  for (int head = 0; head < a.heads; head++) {
+    u8* flags = a.allowed + (((i64)s.batch * a.heads + head) * a.queries + s.query_start + i) * a.keys + s.key_start;
+    for (int j = threadIdx.x % 32; j < s.keys; j += 32) {
+      const bool own = allows(a, s, head, i, j);
+      flags[j] = own;
+      if (own) begin = min(begin, j), end = max(end, j + 1);
+    }
+  }
+  begin = __reduce_min_sync(~0u, begin), end = __reduce_max_sync(~0u, end);
+  return {min(begin, end), end};
+}
+
+// ---- tiles -----------------------------------------------------------------------------------------------------------
+// The sequence of a tile of queries (0), keys (1) or pairs (2); `count` where it is none, which has `NONE`.
+DEV int find(const Tables& a, int of, int tile) {
+  const int* first = a.firsts + of * (a.count + 1);
+  return tile < first[a.count] ? last_where(a.count, [&](int s) { return first[s] <= tile; }) : a.count;
+}
+DEV Task none(const Tables& a) { return {a.count, 0, 1, 1}; }
+DEV Task pair_of(const Tables& a, int tile) {
+  if (a.shared) return {0, a.count, tile / tiles_of(a.keys), tile % tiles_of(a.keys)};
+  const int s = find(a, 2, tile);
+  if (s == a.count) return none(a);
+  const int own = tile - a.firsts[2 * (a.count + 1) + s], keys = tiles_of(a.sequences[s].keys);
+  return {s, 1, own / keys, own % keys};
+}
+extern "C" __global__ void __launch_bounds__(THREADS, 1) rows(const __grid_constant__ Tables a) {
+  __shared__ Tile seen;
+  const int tile = blockIdx.x;
+  for (i64 t = (i64)tile * THREADS + threadIdx.x; t < a.pair_tiles; t += (i64)gridDim.x * THREADS) a.by_pairs[t] = pair_of(a, t);
+  if (threadIdx.x == 0 && tile < a.key_tiles) {
+    const int s = find(a, 1, tile);
+    a.by_keys[tile] = s < a.count ? Task{s, 1, 0, tile - a.firsts[a.count + 1 + s]} : none(a);
+  }
+  if (tile > a.query_tiles) return;
+  const int n = find(a, 0, tile);
+  const Sequence s = a.sequences[n];
+  const int own = n < a.count ? tile - s.first_tile : 0;
+  if (threadIdx.x == 0) seen = {s.keys, 0};
+  __syncthreads();
+  for (int r = threadIdx.x / 32; r < SIDE && own * SIDE + r < s.queries; r += THREADS / 32) {
+    const int i = own * SIDE + r;
+    const Span span = a.heads ? flagged(a, s, i) : span_of(a, s, i);
+    if (threadIdx.x % 32) continue;
+    a.spans[(i64)s.batch * a.queries + s.query_start + i] = span;
+    if (span.begin < span.end) atomicMin(&seen.begin, span.begin), atomicMax(&seen.end, span.end);
+  }
+  __syncthreads();
+  if (threadIdx.x) return;
+  if (tile < a.query_tiles) a.by_queries[tile] = n < a.count ? Task{n, 1, own, 0} : none(a);
+  a.tiles[tile] = seen.begin < seen.end ? seen : Tile{0, 0};
+}

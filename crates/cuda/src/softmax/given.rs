@@ -1,0 +1,364 @@
+//! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
+//! `kernels/tables.cu`.
+
+use crate::device_tensor::Element;
+use crate::gpu::Kernels;
+use crate::parts::Parts;
+use crate::queue::Queue;
+use crate::room::{Layout, Room};
+use crate::softmax::Job;
+use crate::softmax::asked::{Counts, is_shared};
+use crate::softmax::tables::{Tables, bytes};
+use crate::variant::Variant;
+use bytemuck::{NoUninit, Zeroable};
+use cudarc::driver::DeviceRepr;
+use etalon_problem::{Align, Error, Mask, NamedArray, Problem, Scores, Sequences};
+use std::sync::Arc;
+
+/// An array that a call gives, which has passed its check.
+#[derive(Debug, Clone)]
+pub(crate) struct GivenArray {
+    pub name: String,
+    pub element: Element,
+}
+
+/// An array of a problem that a caller may give.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Array {
+    pub name: String,
+    pub shape: Vec<usize>,
+    /// Whether its elements are flags, or integers.
+    pub flags: bool,
+}
+
+/// The arrays of a problem: lengths or offsets of sequences, and those of its mask by their names.
+pub(crate) fn arrays(problem: &Problem) -> Vec<Array> {
+    let Some(scores) = problem.scores() else { return Vec::new() };
+    let mut list = Vec::new();
+    let mut add = |name: &str, shape: &[usize], flags| {
+        list.push(Array { name: name.to_string(), shape: shape.to_vec(), flags });
+    };
+    match &scores.sequences {
+        Sequences::Dense => {}
+        Sequences::Lengths { query, key } => {
+            add("sequences.query", &[query.len()], false);
+            add("sequences.key", &[key.len()], false);
+        }
+        Sequences::Packed { cu_query, cu_key } => {
+            add("sequences.cu_query", &[cu_query.len()], false);
+            add("sequences.cu_key", &[cu_key.len()], false);
+        }
+    }
+    scores.mask.clone().visit_mut(&mut |mask| match mask {
+        Mask::Segments { query, key } => {
+            [query, key].into_iter().for_each(|ids| add(&ids.name, &ids.shape, false));
+        }
+        Mask::Array(array) => add(&array.name, &array.shape, true),
+        _ => {}
+    });
+    list
+}
+
+/// `Numbers` of `tables.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Default)]
+struct Numbers {
+    data: u64,
+    wide: i64,
+}
+
+/// The kinds of nodes of `tables.cu`.
+#[derive(Debug, Clone, Copy)]
+enum Kind {
+    Window,
+    Chunk,
+    Segments,
+    Flags,
+    All,
+    Any,
+    End,
+}
+
+/// `Node` of `tables.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy, Zeroable, NoUninit)]
+struct Node {
+    kind: i32,
+    bottom: i32,
+    left: i64,
+    right: i64,
+    query: i32,
+    key: i32,
+    batch: i64,
+    head: i64,
+}
+
+/// The arrays of masks that a kernel is told of.
+const ARRAYS: usize = 16;
+
+/// What the kernels are told: `Tables` of `tables.cu`.
+#[repr(C)]
+#[derive(Debug, Clone, Copy)]
+struct Call {
+    query: Numbers,
+    key: Numbers,
+    arrays: [Numbers; ARRAYS],
+    nodes: u64,
+    sequences: u64,
+    firsts: u64,
+    spans: u64,
+    tiles: u64,
+    by_queries: u64,
+    by_keys: u64,
+    by_pairs: u64,
+    allowed: u64,
+    lengths: u64,
+    batch: i32,
+    queries: i32,
+    keys: i32,
+    count: i32,
+    packed: i32,
+    heads: i32,
+    node_count: i32,
+    shared: i32,
+    query_tiles: i32,
+    key_tiles: i32,
+    pair_tiles: i32,
+}
+
+// SAFETY: the fields, their types and their order are those of `Tables` in `tables.cu`, and it holds no reference of the
+// host.
+unsafe impl DeviceRepr for Call {}
+
+/// Where the kernels find an array: the number of one that the call gives, or a room of the pass, which has its copy.
+#[derive(Debug, Clone, Copy)]
+enum Source {
+    Call(usize, Element),
+    Copy(Room, Element),
+}
+
+/// How the tables are made.
+#[derive(Debug)]
+pub(crate) struct Given {
+    kernels: Arc<Kernels>,
+    /// Lengths or offsets; none of a dense batch.
+    sequences: Option<[Source; 2]>,
+    arrays: Vec<Source>,
+    nodes: Vec<Node>,
+    nodes_at: Room,
+    /// Arrays of the problem that no call gives, and where they lie among the tables of the pass.
+    copies: Vec<(Room, Vec<u8>)>,
+    /// The bytes of all that the pass keeps.
+    pub bytes: usize,
+    /// Where in the scratch memory the tables lie, and what the kernels tell each other of them.
+    made: Room,
+    firsts: Room,
+}
+
+impl Given {
+    /// Of the arrays that calls give: the others are those of the problem. Takes rooms for the tables.
+    pub fn new(
+        parts: &Parts,
+        scores: &Scores,
+        given: &[GivenArray],
+        (counts, tables): (&Counts, &Tables),
+        layout: &mut Layout,
+    ) -> Result<Given, Error> {
+        let mut sources = Sources { given, ..Sources::default() };
+        let sequences = match &scores.sequences {
+            Sequences::Dense => None,
+            Sequences::Lengths { query, key } => Some([
+                sources.numbers("sequences.query", query)?,
+                sources.numbers("sequences.key", key)?,
+            ]),
+            Sequences::Packed { cu_query, cu_key } => Some([
+                sources.numbers("sequences.cu_query", cu_query)?,
+                sources.numbers("sequences.cu_key", cu_key)?,
+            ]),
+        };
+        sources.add(&scores.mask)?;
+        let Sources { layout: mut own, copies, arrays, nodes, .. } = sources;
+        if arrays.len() > ARRAYS {
+            return Err(Error::Unsupported {
+                what: format!("a mask of {} arrays, some of them on the device", arrays.len()),
+                reason: format!("kernels are told of at most {ARRAYS}"),
+            });
+        }
+        let nodes_at = own.room(size_of_val(&nodes[..]))?;
+        let device = parts.device();
+        Ok(Given {
+            kernels: device.kernels(Variant::tables(), &device.architecture())?,
+            sequences,
+            arrays,
+            nodes,
+            nodes_at,
+            copies,
+            bytes: own.bytes(),
+            made: layout.room(tables.bytes)?,
+            firsts: layout.room(3 * 4 * counts.sequences)?,
+        })
+    }
+
+    /// Copies what the pass keeps to memory that begins there.
+    pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
+        queue.upload(self.nodes_at.address(base), bytes(&self.nodes))?;
+        self.copies.iter().try_for_each(|(room, own)| queue.upload(room.address(base), own))
+    }
+
+    /// Enqueues the kernels that make the tables, for a call that keeps them in its scratch memory.
+    pub fn make<'a>(&self, job: Job<'a>) -> Result<Job<'a>, Error> {
+        let kept = job.tables;
+        let job = Job { tables: job.at(self.made), ..job };
+        let (counts, tables) = (&job.prepared.counts, &job.prepared.tables);
+        job.queue.fill(job.table(tables.spans), tables.spans.bytes, u32::MAX)?;
+        let call = self.call(&job, kept);
+        job.queue.launch(self.kernels.get("sequences")?, 1, (1024, 0), &call)?;
+        let blocks = counts.tiles.max(counts.by_keys) as u64;
+        job.queue.launch(self.kernels.get("rows")?, blocks, (512, 0), &call)?;
+        Ok(job)
+    }
+
+    /// `kept`: where the pass keeps what it keeps.
+    fn call(&self, job: &Job<'_>, kept: u64) -> Call {
+        let (scores, counts, tables) = (job.scores(), &job.prepared.counts, &job.prepared.tables);
+        let e = &scores.extents;
+        let numbers = |source: &Source| {
+            let (data, element) = match *source {
+                Source::Call(number, element) => (job.beside(number), element),
+                Source::Copy(room, element) => (room.address(kept), element),
+            };
+            Numbers { data, wide: (element.bytes() == 8).into() }
+        };
+        let mut arrays = [Numbers::default(); ARRAYS];
+        arrays.iter_mut().zip(&self.arrays).for_each(|(to, source)| *to = numbers(source));
+        let [query, key] = self
+            .sequences
+            .as_ref()
+            .map_or([Numbers::default(); 2], |own| own.each_ref().map(numbers));
+        Call {
+            query,
+            key,
+            arrays,
+            nodes: self.nodes_at.address(kept),
+            sequences: job.table(tables.sequences),
+            firsts: job.at(self.firsts),
+            spans: job.table(tables.spans),
+            tiles: job.table(tables.tiles),
+            by_queries: job.table(tables.by_queries),
+            by_keys: job.table(tables.by_keys),
+            by_pairs: job.table(tables.by_pairs),
+            allowed: job.table(tables.allowed),
+            lengths: if tables.lengths.bytes > 0 { job.table(tables.lengths) } else { 0 },
+            batch: e.batch as i32,
+            queries: e.queries as i32,
+            keys: e.keys as i32,
+            count: counts.sequences as i32 - 1,
+            packed: matches!(scores.sequences, Sequences::Packed { .. }).into(),
+            heads: counts.flags.unwrap_or(0) as i32,
+            node_count: self.nodes.len() as i32,
+            shared: scores.bias.is_some_and(|bias| is_shared(scores, bias)).into(),
+            query_tiles: counts.by_queries as i32,
+            key_tiles: counts.by_keys as i32,
+            pair_tiles: counts.by_pairs as i32,
+        }
+    }
+}
+
+/// What a walk over a problem finds.
+#[derive(Default)]
+struct Sources<'a> {
+    given: &'a [GivenArray],
+    layout: Layout,
+    copies: Vec<(Room, Vec<u8>)>,
+    arrays: Vec<Source>,
+    nodes: Vec<Node>,
+}
+
+impl Sources<'_> {
+    /// The array of this name, or a copy of the problem's.
+    fn find(
+        &mut self,
+        name: &str,
+        element: Element,
+        own: impl FnOnce() -> Vec<u8>,
+    ) -> Result<Source, Error> {
+        if let Some(number) = self.given.iter().position(|given| given.name == name) {
+            return Ok(Source::Call(number, self.given[number].element));
+        }
+        let own = own();
+        let room = self.layout.room(own.len())?;
+        self.copies.push((room, own));
+        Ok(Source::Copy(room, element))
+    }
+
+    fn numbers(&mut self, name: &str, own: &[usize]) -> Result<Source, Error> {
+        // Extents fit 32 bits.
+        let own = || bytes(&own.iter().map(|&x| x as i32).collect::<Vec<_>>()).to_vec();
+        self.find(name, Element::I32, own)
+    }
+
+    fn ids(&mut self, array: &NamedArray<i64>) -> Result<i32, Error> {
+        let integers = Element::Stored(etalon_problem::Stored::Integer);
+        let source = self.find(&array.name, integers, || bytes(&array.data).to_vec())?;
+        self.arrays.push(source);
+        Ok(self.arrays.len() as i32 - 1)
+    }
+
+    /// The nodes of a mask.
+    fn add(&mut self, mask: &Mask) -> Result<(), Error> {
+        let reach = |x: Option<usize>| x.map_or(-1, distance);
+        match mask {
+            Mask::Full => self.push(Node { left: -1, right: -1, ..node(Kind::Window, None) }),
+            Mask::Causal { align } => {
+                self.push(Node { left: -1, ..node(Kind::Window, Some(align)) });
+            }
+            Mask::Window { left, right, align } => {
+                let (left, right) = (reach(*left), reach(*right));
+                self.push(Node { left, right, ..node(Kind::Window, Some(align)) });
+            }
+            Mask::ChunkedCausal { chunk, align } => {
+                self.push(Node { left: distance(*chunk), ..node(Kind::Chunk, Some(align)) });
+            }
+            Mask::Segments { query, key } => {
+                let (query, key) = (self.ids(query)?, self.ids(key)?);
+                self.push(Node { query, key, ..node(Kind::Segments, None) });
+            }
+            Mask::Array(array) => {
+                let own = || array.data.iter().map(|&x| x.into()).collect();
+                let source = self.find(&array.name, Element::Bool, own)?;
+                let query = self.arrays.len() as i32;
+                self.arrays.push(source);
+                let [batches, heads, queries, keys] =
+                    [0, 1, 2, 3].map(|axis| array.shape.get(axis).map_or(0, |&x| x as i64));
+                let stride = |extent, own| if extent == 1 { 0 } else { own };
+                let (batch, head) =
+                    (stride(batches, heads * queries * keys), stride(heads, queries * keys));
+                self.push(Node { query, batch, head, ..node(Kind::Flags, None) });
+            }
+            Mask::And(masks) => return self.add_list(Kind::All, masks),
+            Mask::Or(masks) => return self.add_list(Kind::Any, masks),
+        }
+        Ok(())
+    }
+
+    fn add_list(&mut self, kind: Kind, masks: &[Mask]) -> Result<(), Error> {
+        self.push(node(kind, None));
+        masks.iter().try_for_each(|mask| self.add(mask))?;
+        self.push(node(Kind::End, None));
+        Ok(())
+    }
+
+    fn push(&mut self, node: Node) {
+        self.nodes.push(node);
+    }
+}
+
+fn node(kind: Kind, align: Option<&Align>) -> Node {
+    let bottom = (align == Some(&Align::BottomRight)).into();
+    Node { kind: kind as i32, bottom, ..Node::zeroed() }
+}
+
+/// A reach or a length: no sequence has so many rows, and all greater ones do the same.
+fn distance(x: usize) -> i64 {
+    x.min(i32::MAX as usize) as i64
+}

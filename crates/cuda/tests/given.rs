@@ -1,0 +1,644 @@
+//! Lengths, offsets and arrays of masks that lie on a device: one prepared pass gives, whatever they hold, the bits of the
+//! problem that has them. Without a device, or a compiler, a test says that it was skipped.
+
+use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+use etalon_cuda::{
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace,
+    has_level, offers, probe, run_in,
+};
+use etalon_problem::{
+    Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents, LazyAttention, Mask,
+    NamedArray, Operand, Pass, Problem, Role, Scores, Sequences, Stored, Views, ViewsMut,
+};
+use half::bf16;
+use ndarray::{ArrayD, IxDyn};
+use std::collections::BTreeMap;
+use std::sync::{Arc, LazyLock};
+use std::time::Instant;
+
+/// A device with its stream, and a workspace.
+fn device() -> Option<(Arc<CudaStream>, &'static Workspace)> {
+    static KEPT: LazyLock<Workspace> = LazyLock::new(Workspace::new);
+    if let Err(absent) = probe() {
+        println!("skipped: {absent}");
+        return None;
+    }
+    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
+    Some((stream, &KEPT))
+}
+
+/// An operand on the host.
+#[derive(Debug, Clone)]
+enum Tensor {
+    Bf16(ArrayD<bf16>),
+    F32(ArrayD<f32>),
+}
+
+impl Tensor {
+    /// Small numbers that no rule repeats.
+    fn random(operand: &Operand, seed: usize) -> Tensor {
+        let mut at = seed;
+        let x = ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {
+            at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((at >> 40) % 257) as f32 / 128.0 - 1.0
+        });
+        match Stored::of(operand.precision, Dtype::Bf16) {
+            Stored::Float(Dtype::Bf16) => Tensor::Bf16(x.mapv(bf16::from_f32)),
+            _ => Tensor::F32(x),
+        }
+    }
+
+    /// What no pass leaves.
+    fn blank(operand: &Operand) -> Tensor {
+        match Tensor::random(operand, 0) {
+            Tensor::Bf16(x) => Tensor::Bf16(x.mapv(|_| bf16::NAN)),
+            Tensor::F32(x) => Tensor::F32(x.mapv(|_| f32::NAN)),
+        }
+    }
+
+    fn bytes(&self) -> Vec<u8> {
+        match self {
+            Tensor::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
+            Tensor::F32(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
+        }
+    }
+
+    fn element(&self) -> Element {
+        match self {
+            Tensor::Bf16(_) => Dtype::Bf16.into(),
+            Tensor::F32(_) => Dtype::F32.into(),
+        }
+    }
+
+    fn shape(&self) -> &[usize] {
+        match self {
+            Tensor::Bf16(x) => x.shape(),
+            Tensor::F32(x) => x.shape(),
+        }
+    }
+}
+
+type Tensors = BTreeMap<&'static str, Tensor>;
+
+fn views(tensors: &Tensors) -> Views<'_> {
+    tensors.iter().fold(Views::new(), |all, (name, x)| match x {
+        Tensor::Bf16(x) => all.with(name, x),
+        Tensor::F32(x) => all.with(name, x),
+    })
+}
+
+/// The results of a pass by the host's door.
+fn by_host(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Tensors,
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+    let mut outputs: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
+    let mut places = ViewsMut::new();
+    for (name, x) in &mut outputs {
+        places = match x {
+            Tensor::Bf16(x) => places.with(name, x),
+            Tensor::F32(x) => places.with(name, x),
+        };
+    }
+    run_in(workspace, problem, pass, &views(inputs), &mut places, options)?;
+    drop(places);
+    Ok(outputs)
+}
+
+/// What a pass reads: random numbers, and what the forward pass of the problem saves.
+fn inputs(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let random = |pass: Pass| -> Tensors {
+        let operands = problem.operands(pass).into_iter().enumerate();
+        let own = operands.filter(|(_, x)| matches!(x.role, Role::Input | Role::Cotangent));
+        own.map(|(seed, x)| (x.name, Tensor::random(&x, seed + 1))).collect()
+    };
+    let mut all = random(pass);
+    let saved: Vec<_> =
+        problem.operands(pass).into_iter().filter(|x| x.role == Role::Saved).collect();
+    if !saved.is_empty() {
+        let own = random(Pass::Forward).into_keys().map(|name| (name, all[name].clone()));
+        let own = own.collect();
+        let made = by_host(workspace, problem, Pass::Forward, &own, options)?;
+        all.extend(saved.iter().map(|x| (x.name, made[x.name].clone())));
+    }
+    Ok(all)
+}
+
+/// What a pass reads and returns.
+fn computed(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    options: &Options,
+) -> Result<[Tensors; 2], Error> {
+    let inputs = inputs(workspace, problem, pass, options)?;
+    let outputs = by_host(workspace, problem, pass, &inputs, options)?;
+    Ok([inputs, outputs])
+}
+
+/// A tensor on the device, and what keeps its memory.
+struct Held {
+    memory: CudaSlice<u8>,
+    shape: Vec<usize>,
+    element: Element,
+}
+
+impl Held {
+    fn new(stream: &Arc<CudaStream>, bytes: &[u8], shape: &[usize], element: Element) -> Held {
+        let mut memory = stream.alloc_zeros::<u8>(bytes.len().max(16)).unwrap();
+        stream.memcpy_htod(bytes, &mut memory).unwrap();
+        Held { memory, shape: shape.to_vec(), element }
+    }
+
+    fn put(&mut self, stream: &Arc<CudaStream>, bytes: &[u8]) {
+        stream.memcpy_htod(bytes, &mut self.memory).unwrap();
+    }
+
+    fn tensor(&self, stream: &CudaStream) -> DeviceTensor {
+        DeviceTensor::dense(self.memory.device_ptr(stream).0, &self.shape, self.element)
+    }
+
+    fn get(&self, stream: &Arc<CudaStream>, bytes: usize) -> Vec<u8> {
+        let mut all = stream.clone_dtoh(&self.memory).unwrap();
+        all.truncate(bytes);
+        all
+    }
+}
+
+/// An array of a problem as a call gives it.
+struct Given {
+    name: String,
+    shape: Vec<usize>,
+    element: Element,
+    bytes: Vec<u8>,
+}
+
+/// Integers of 32 bits, or of 64.
+fn integers(name: &str, shape: &[usize], list: &[i64], wide: bool) -> Given {
+    let bytes = |x: &i64| match wide {
+        true => x.to_le_bytes().to_vec(),
+        false => (*x as i32).to_le_bytes().to_vec(),
+    };
+    let element = if wide { Stored::Integer.into() } else { Element::I32 };
+    let (name, bytes) = (name.to_string(), list.iter().flat_map(bytes).collect());
+    Given { name, shape: shape.to_vec(), element, bytes }
+}
+
+/// The arrays of a problem.
+fn arrays(problem: &Problem, wide: bool) -> Vec<Given> {
+    let mut all = Vec::new();
+    let mut lengths = |name: &str, list: &[usize]| {
+        let list: Vec<i64> = list.iter().map(|&x| x as i64).collect();
+        all.push(integers(name, &[list.len()], &list, wide));
+    };
+    match &problem.scores().unwrap().sequences {
+        Sequences::Dense => {}
+        Sequences::Lengths { query, key } => {
+            lengths("sequences.query", query);
+            lengths("sequences.key", key);
+        }
+        Sequences::Packed { cu_query, cu_key } => {
+            lengths("sequences.cu_query", cu_query);
+            lengths("sequences.cu_key", cu_key);
+        }
+    }
+    problem.scores().unwrap().mask.clone().visit_mut(&mut |mask| match mask {
+        Mask::Segments { query, key } => {
+            for ids in [query, key] {
+                all.push(integers(&ids.name, &ids.shape, &ids.data, wide));
+            }
+        }
+        Mask::Array(array) => all.push(Given {
+            name: array.name.clone(),
+            shape: array.shape.clone(),
+            element: Element::Bool,
+            bytes: array.data.iter().map(|&x| x.into()).collect(),
+        }),
+        _ => {}
+    });
+    all
+}
+
+/// Every level that the device has.
+fn options(workspace: &Workspace) -> Vec<Options> {
+    let flash = Options { precision: Precision::Flash, ..Options::default() };
+    let mut all = vec![
+        Options { level: Level::Portable, ..Options::default() },
+        Options { level: Level::Sm80, ..flash },
+    ];
+    if has_level(workspace, 0, Level::Sm90a).is_ok() {
+        let hopper = Options { level: Level::Sm90a, ..flash };
+        all.extend([hopper, Options { assume_finite: true, ..hopper }]);
+    }
+    all
+}
+
+/// The tensors of a call on the device, each with what keeps its memory.
+struct Call<'a> {
+    stream: &'a Arc<CudaStream>,
+    inputs: BTreeMap<&'static str, Held>,
+    arrays: Vec<(String, Held)>,
+    outputs: BTreeMap<&'static str, Held>,
+    blank: Tensors,
+}
+
+impl<'a> Call<'a> {
+    /// Of the operands of a pass; the arrays hold numbers that no problem has, until they are put there.
+    fn new(
+        stream: &'a Arc<CudaStream>,
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Tensors,
+        arrays: &[Given],
+    ) -> Self {
+        let hold = |(name, x): (&&'static str, &Tensor)| {
+            (*name, Held::new(stream, &x.bytes(), x.shape(), x.element()))
+        };
+        let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+        let blank: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
+        let array = |x: &Given| {
+            let memory = vec![0x55; x.bytes.len()];
+            (x.name.clone(), Held::new(stream, &memory, &x.shape, x.element))
+        };
+        Call {
+            stream,
+            inputs: inputs.iter().map(hold).collect(),
+            arrays: arrays.iter().map(array).collect(),
+            outputs: blank.iter().map(hold).collect(),
+            blank,
+        }
+    }
+
+    /// What a pass is told of them.
+    fn tensors(&self) -> [DeviceTensors<'_>; 2] {
+        let inputs = self.inputs.iter().map(|(name, x)| (*name, x));
+        let arrays = self.arrays.iter().map(|(name, x)| (&name[..], x));
+        let outputs = self.outputs.iter().map(|(name, x)| (*name, x));
+        let list = [inputs.chain(arrays).collect::<Vec<_>>(), outputs.collect()];
+        list.map(|list| {
+            list.into_iter()
+                .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(self.stream)))
+        })
+    }
+
+    fn put(&mut self, inputs: &Tensors, arrays: &[Given]) {
+        for (name, x) in inputs {
+            self.inputs.get_mut(name).unwrap().put(self.stream, &x.bytes());
+        }
+        for (x, (name, held)) in arrays.iter().zip(&mut self.arrays) {
+            assert_eq!(&x.name, name);
+            held.put(self.stream, &x.bytes);
+        }
+    }
+
+    /// Writes to every result what no pass leaves there.
+    fn blank(&mut self) {
+        for (name, x) in &mut self.outputs {
+            x.put(self.stream, &self.blank[name].bytes());
+        }
+    }
+
+    /// Fails unless the results have these bits.
+    fn check(&self, wanted: &Tensors, what: &str) {
+        self.stream.synchronize().unwrap();
+        for (name, wanted) in wanted {
+            let found = self.outputs[name].get(self.stream, wanted.bytes().len());
+            assert!(found == wanted.bytes(), "{name} {what}");
+        }
+    }
+}
+
+/// A pass that was prepared for the first of some problems computes all of them, which differ in their arrays; so does its
+/// graph. Returns whether the level computes it.
+fn check(
+    (stream, workspace): (&Arc<CudaStream>, &Workspace),
+    problems: &[Problem],
+    pass: Pass,
+    options: &Options,
+) -> bool {
+    let first = match computed(workspace, &problems[0], pass, options) {
+        Err(Error::Unsupported { .. }) => return false,
+        first => first.unwrap(),
+    };
+    let wide = pass == Pass::Forward;
+    let mut call = Call::new(stream, &problems[0], pass, &first[0], &arrays(&problems[0], wide));
+    let [reads, writes] = call.tensors();
+    let prepared =
+        DevicePass::new(workspace, &problems[0], pass, &reads, &writes, options).unwrap();
+    let scratch = stream.alloc_zeros::<u8>(prepared.scratch_bytes().max(256)).unwrap();
+    let at = scratch.device_ptr(stream).0;
+    // SAFETY: all tensors and the scratch memory live until the stream has been waited for, no two of them overlap, and
+    // the stream is of the primary context.
+    let mut recorded = unsafe { prepared.record(&reads, &writes, at) }.unwrap();
+    for problem in problems {
+        // Where no sequence has a row, levels refuse the problem; the device finds that too late, and has the same zeros.
+        let portable =
+            Options { level: Level::Portable, precision: Precision::default(), ..*options };
+        let [own, wanted] = computed(workspace, problem, pass, options)
+            .or_else(|_| computed(workspace, problem, pass, &portable))
+            .unwrap();
+        let (algorithm, level) = (problem.algorithm(), options.level);
+        let what =
+            format!("of {algorithm} {pass} by {level}: {:?}", problem.scores().unwrap().sequences);
+        call.put(&own, &arrays(problem, wide));
+        call.blank();
+        let [reads, writes] = call.tensors();
+        // SAFETY: as above.
+        unsafe { prepared.enqueue(stream.cu_stream(), &reads, &writes, at) }.unwrap();
+        call.check(&wanted, &what);
+        call.blank();
+        // SAFETY: as above.
+        unsafe { recorded.enqueue(stream.cu_stream()) }.unwrap();
+        call.check(&wanted, &format!("{what}, recorded"));
+    }
+    true
+}
+
+/// Every pass by every level. At least one level computes each of these passes.
+fn check_all(problems: &[Problem], passes: &[Pass]) {
+    let Some((stream, workspace)) = device() else { return };
+    for &pass in passes {
+        let mut done = 0;
+        for options in options(workspace) {
+            if offers(&options, problems[0].algorithm(), pass, Dtype::Bf16).is_ok() {
+                done += usize::from(check((&stream, workspace), problems, pass, &options));
+            }
+        }
+        assert!(done > 0, "{pass}");
+    }
+}
+
+const FIRST: [Pass; 2] = [Pass::Forward, Pass::Backward];
+
+fn extents(batch: usize, dim: usize) -> Extents {
+    Extents { batch, query_heads: 4, key_heads: 2, queries: 300, keys: 280, dim }
+}
+
+fn packed() -> Vec<Sequences> {
+    let of = |cu_query: &[usize], cu_key: &[usize]| Sequences::Packed {
+        cu_query: cu_query.to_vec(),
+        cu_key: cu_key.to_vec(),
+    };
+    vec![
+        of(&[0, 100, 100, 230, 300], &[0, 64, 90, 200, 280]),
+        of(&[0, 0, 1, 2, 129], &[0, 128, 129, 130, 131]),
+        of(&[0, 300, 300, 300, 300], &[0, 0, 0, 280, 280]),
+        of(&[0, 64, 128, 192, 256], &[0, 64, 128, 192, 256]),
+    ]
+}
+
+fn lengths() -> Vec<Sequences> {
+    let of = |query: [usize; 3], key: [usize; 3]| Sequences::Lengths {
+        query: query.to_vec(),
+        key: key.to_vec(),
+    };
+    vec![of([300, 17, 0], [280, 280, 64]), of([64, 128, 300], [0, 129, 280]), of([0; 3], [1; 3])]
+}
+
+#[test]
+fn packed_sequences_on_the_device_give_the_bits_of_the_problem() {
+    for mask in [Mask::causal(), Mask::window(70, 3)] {
+        for (dim, value_dim) in [(64, 64), (40, 128)] {
+            let of = |sequences| {
+                let plain =
+                    Scores { mask: mask.clone(), sequences, ..Scores::new(extents(1, dim)) };
+                Problem::from(Attention { scores: plain, value_dim })
+            };
+            check_all(&packed().into_iter().map(of).collect::<Vec<_>>(), &FIRST);
+        }
+    }
+}
+
+#[test]
+fn lengths_on_the_device_give_the_bits_of_the_problem() {
+    let bias = BiasExtents { batch: 1, heads: 4 };
+    for (mask, options) in [(Mask::causal(), false), (Mask::window(None, 40), true)] {
+        let of = |sequences| {
+            let mut plain = Scores { mask: mask.clone(), sequences, ..Scores::new(extents(3, 64)) };
+            plain.sinks = options;
+            (plain.softcap, plain.bias) = (options.then_some(2.0), options.then_some(bias));
+            Problem::from(Attention { scores: plain, value_dim: 64 })
+        };
+        check_all(&lengths().into_iter().map(of).collect::<Vec<_>>(), &FIRST);
+    }
+}
+
+#[test]
+fn a_bias_of_packed_sequences_has_its_gradient() {
+    let of = |sequences| {
+        let bias = Some(BiasExtents { batch: 1, heads: 2 }).map(|x| BiasExtents { heads: 4, ..x });
+        let plain = Scores { bias, sequences, ..Scores::new(extents(1, 64)) };
+        Problem::from(Attention { scores: plain, value_dim: 64 })
+    };
+    check_all(&packed().into_iter().map(of).collect::<Vec<_>>(), &FIRST);
+}
+
+/// Some flags, and ids of segments.
+fn masks(batch: usize, heads: usize, seed: usize) -> Mask {
+    let Extents { queries, keys, .. } = extents(batch, 64);
+    let mut at = seed;
+    let mut random = move |n: usize| {
+        at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (at >> 33) % n
+    };
+    let mut ids = |rows: usize| -> Vec<i64> {
+        (0..batch * rows).map(|i| (i % rows / 50) as i64 - random(2) as i64).collect()
+    };
+    let segments = Mask::Segments {
+        query: NamedArray::new("query_ids", &[batch, queries], ids(queries)),
+        key: NamedArray::new("key_ids", &[batch, keys], ids(keys)),
+    };
+    let flags: Vec<bool> = (0..heads * queries * keys).map(|_| random(3) > 0).collect();
+    let array = Mask::Array(NamedArray::new("flags", &[1, heads, queries, keys], flags));
+    let chunks = Mask::ChunkedCausal { chunk: 33, align: etalon_problem::Align::TopLeft };
+    Mask::Or(vec![
+        Mask::And(vec![Mask::causal(), array]),
+        Mask::And(vec![segments, Mask::Or(vec![chunks, Mask::window(5, 5)])]),
+    ])
+}
+
+#[test]
+fn arrays_of_masks_on_the_device_give_the_bits_of_the_problem() {
+    for (batch, heads) in [(2, 4), (2, 1)] {
+        let of = |seed: usize| {
+            let mask = masks(batch, heads, seed);
+            let plain = Scores { mask, ..Scores::new(extents(batch, 64)) };
+            Problem::from(Attention { scores: plain, value_dim: 64 })
+        };
+        check_all(&[of(1), of(2)], &FIRST);
+    }
+    let of = |(seed, sequences)| {
+        let plain = Scores { mask: masks(1, 4, seed), sequences, ..Scores::new(extents(1, 64)) };
+        Problem::from(Attention { scores: plain, value_dim: 64 })
+    };
+    check_all(&packed().into_iter().enumerate().map(of).collect::<Vec<_>>(), &FIRST);
+}
+
+#[test]
+fn every_pass_and_algorithm_takes_them() {
+    let second = [Pass::Forward, Pass::Backward, Pass::DoubleBackward, Pass::Jvp];
+    let small = Extents { queries: 90, keys: 75, ..extents(1, 64) };
+    let of = |cu: [usize; 4]| {
+        let cu_key = cu.iter().map(|&x| x * 5 / 6).collect();
+        let sequences = Sequences::Packed { cu_query: cu.to_vec(), cu_key };
+        Scores { mask: Mask::causal(), sequences, ..Scores::new(small) }
+    };
+    let cuts = [[0, 30, 66, 90], [0, 0, 70, 71]];
+    let attention = cuts.map(|cu| Attention { scores: of(cu), value_dim: 64 }.into());
+    check_all(&attention, &second);
+    let lse = cuts.map(|cu| AttentionLse { scores: of(cu) }.into());
+    check_all(&lse, &second);
+    let bias = DistanceBias { width: 20, align: etalon_problem::Align::BottomRight };
+    for sequences in [packed(), lengths()] {
+        let of = |sequences: Sequences| {
+            let batch = if matches!(sequences, Sequences::Packed { .. }) { 1 } else { 3 };
+            let plain =
+                Scores { mask: Mask::causal(), sequences, ..Scores::new(extents(batch, 64)) };
+            Problem::from(LazyAttention { scores: plain, bias: Some(bias), value_dim: 64 })
+        };
+        check_all(&sequences.into_iter().map(of).collect::<Vec<_>>(), &FIRST);
+    }
+}
+
+/// What the documentation says of numbers beyond the arrays, and of offsets that descend.
+#[test]
+fn offsets_beyond_the_arrays_are_cut() {
+    let Some((stream, workspace)) = device() else { return };
+    let of = |cu_query: &[usize], cu_key: &[usize]| {
+        let sequences = Sequences::Packed { cu_query: cu_query.to_vec(), cu_key: cu_key.to_vec() };
+        let plain = Scores { mask: Mask::causal(), sequences, ..Scores::new(extents(1, 64)) };
+        Problem::from(Attention { scores: plain, value_dim: 64 })
+    };
+    let meant = of(&[0, 200, 200, 300], &[0, 280, 280, 280]);
+    let told = [[-7, 200, 100, 1 << 33], [0, 1 << 40, 5, 280]];
+    let options = Options::default();
+    let [own, wanted] = computed(workspace, &meant, Pass::Forward, &options).unwrap();
+    let names = ["sequences.cu_query", "sequences.cu_key"];
+    let given = [0, 1].map(|i| integers(names[i], &[4], &told[i], true));
+    let mut call = Call::new(&stream, &meant, Pass::Forward, &own, &given);
+    call.put(&own, &given);
+    let [reads, writes] = call.tensors();
+    let pass =
+        DevicePass::new(workspace, &meant, Pass::Forward, &reads, &writes, &options).unwrap();
+    let scratch = stream.alloc_zeros::<u8>(pass.scratch_bytes().max(256)).unwrap();
+    let at = scratch.device_ptr(&stream).0;
+    // SAFETY: as in `check`.
+    unsafe { pass.enqueue(stream.cu_stream(), &reads, &writes, at) }.unwrap();
+    call.check(&wanted, "of offsets beyond the arrays");
+}
+
+/// An array of another shape or type, one too many or too few, is refused when the pass is prepared or enqueued.
+#[test]
+fn wrong_arrays_are_refused() {
+    let Some((stream, workspace)) = device() else { return };
+    let problem = Problem::from(Attention {
+        scores: Scores { sequences: packed()[0].clone(), ..Scores::new(extents(1, 64)) },
+        value_dim: 64,
+    });
+    let options = Options::default();
+    let own = inputs(workspace, &problem, Pass::Forward, &options).unwrap();
+    let call = Call::new(&stream, &problem, Pass::Forward, &own, &[]);
+    let cu = Held::new(&stream, &[0; 40], &[5], Element::I32);
+    let [_, writes] = call.tensors();
+    let reads = || {
+        let [reads, _] = call.tensors();
+        reads
+    };
+    let name = "sequences.cu_query";
+    let prepare = |reads: &DeviceTensors<'_>| {
+        DevicePass::new(workspace, &problem, Pass::Forward, reads, &writes, &options)
+    };
+    let refused = |tensor: DeviceTensor, text: &str| {
+        let error = prepare(&reads().with(name, tensor)).unwrap_err().to_string();
+        assert!(error.contains(name) && error.contains(text), "{error}");
+    };
+    let at = cu.memory.device_ptr(&stream).0;
+    refused(DeviceTensor::dense(at, &[4], Element::I32), "[5]");
+    refused(DeviceTensor::dense(at, &[5], Element::Bool), "i32 or i64");
+    refused(DeviceTensor::dense(at, &[5], Dtype::F32), "i32 or i64");
+    refused(DeviceTensor::new(at, &[5], &[2], Element::I32).unwrap(), "one after the other");
+    refused(DeviceTensor::dense(at + 2, &[5], Element::I32), "multiple of 4");
+    let twice = reads().with(name, cu.tensor(&stream)).with(name, cu.tensor(&stream));
+    assert!(prepare(&twice).unwrap_err().to_string().contains("one tensor"));
+    let other = reads().with("sequences.query", cu.tensor(&stream));
+    assert!(prepare(&other).unwrap_err().to_string().contains("sequences.query"));
+    let pass = prepare(&reads().with(name, cu.tensor(&stream))).unwrap();
+    let scratch = stream.alloc_zeros::<u8>(pass.scratch_bytes().max(256)).unwrap();
+    let at = scratch.device_ptr(&stream).0;
+    // SAFETY: as in `check`; what is refused is not enqueued.
+    let missing = unsafe { pass.enqueue(stream.cu_stream(), &reads(), &writes, at) };
+    assert!(missing.unwrap_err().to_string().contains(name));
+}
+
+/// Prints what the tables cost: the time of a pass that makes them in every call beside one that was given them.
+#[test]
+#[ignore = "measures"]
+fn what_the_tables_cost() {
+    let Some((stream, workspace)) = device() else { return };
+    let extents =
+        Extents { batch: 1, query_heads: 4, key_heads: 4, queries: 16384, keys: 16384, dim: 128 };
+    let cu: Vec<usize> = (0..=8).map(|s| 2048 * s).collect();
+    let sequences = Sequences::Packed { cu_query: cu.clone(), cu_key: cu };
+    let packed = Scores { mask: Mask::causal(), sequences, ..Scores::new(extents) };
+    let square = Extents { queries: 4096, keys: 4096, ..extents };
+    let flags: Vec<bool> = (0..4096 * 4096).map(|i| i % 7 != 0).collect();
+    let flags = NamedArray::new("flags", &[1, 1, 4096, 4096], flags);
+    let masked = Scores { mask: Mask::Array(flags), ..Scores::new(square) };
+    for scores in [packed, masked] {
+        let problem = Problem::from(Attention { scores, value_dim: 128 });
+        let options = Options { precision: Precision::Flash, ..Options::default() };
+        for pass in FIRST {
+            let own = problem
+                .operands(pass)
+                .into_iter()
+                .enumerate()
+                .filter(|(_, x)| matches!(x.role, Role::Input | Role::Cotangent | Role::Saved));
+            let own = own.map(|(seed, x)| (x.name, Tensor::random(&x, seed + 1))).collect();
+            let times = [true, false].map(|on_device| {
+                let arrays = if on_device { arrays(&problem, false) } else { Vec::new() };
+                let mut call = Call::new(&stream, &problem, pass, &own, &arrays);
+                call.put(&own, &arrays);
+                milliseconds(&call, workspace, &problem, pass, &options)
+            });
+            let [own, kept] = times;
+            let what = problem.scores().unwrap().mask.describe();
+            println!("{pass} with {what}: {own:.3} ms, {kept:.3} ms with tables that are kept");
+        }
+    }
+}
+
+/// The least time of a recorded pass, of some.
+fn milliseconds(
+    call: &Call<'_>,
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    options: &Options,
+) -> f64 {
+    let [reads, writes] = call.tensors();
+    let prepared = DevicePass::new(workspace, problem, pass, &reads, &writes, options).unwrap();
+    let scratch = call.stream.alloc_zeros::<u8>(prepared.scratch_bytes().max(256)).unwrap();
+    let at = scratch.device_ptr(call.stream).0;
+    // SAFETY: as in `check`.
+    let mut recorded = unsafe { prepared.record(&reads, &writes, at) }.unwrap();
+    let mut round = || {
+        let start = Instant::now();
+        for _ in 0..20 {
+            // SAFETY: as in `check`.
+            unsafe { recorded.enqueue(call.stream.cu_stream()) }.unwrap();
+        }
+        call.stream.synchronize().unwrap();
+        start.elapsed().as_secs_f64() * 1e3 / 20.0
+    };
+    round();
+    (0..10).map(|_| round()).fold(f64::INFINITY, f64::min)
+}
