@@ -110,8 +110,7 @@ DEV Span span_of(const Node& x, const Sequence& s, int i) {
     if (x.left >= 0) first = own - x.left;
     if (x.right >= 0) last = own + x.right;
   } else {
-    const int chunk = x.left, rest = (int)own % chunk;
-    first = own - (rest < 0 ? rest + chunk : rest), last = own;
+    first = own - (int)own % (int)x.left, last = own;  // before the first key the row is empty in any case
   }
   const int begin = cut(first, s.keys);
   return {begin, max(begin, cut(last + 1, s.keys))};
@@ -139,7 +138,7 @@ DEV bool holds(const Tables& a, const Node& x, const Sequence& s, int head, int 
   }
   return ((const u8*)a.arrays[x.query].data)[s.batch * x.batch + head * x.head + (i64)row * a.keys + column];
 }
-// Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are at most 32 deep.
+// Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are at most 33 deep.
 DEV bool allows(const Tables& a, const Sequence& s, int head, int i, int j) {
   u64 all = 1, any = 0;
   for (int n = 0; n < a.node_count; n++) {

@@ -1,18 +1,18 @@
 //! Lengths, offsets and arrays of masks that lie on a device: one prepared pass gives, whatever they hold, the bits of the
 //! problem that has them. Without a device, or a compiler, a test says that it was skipped.
 
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+mod call;
+
+use call::{Call, Held, Tensor, arrays, computed, inputs, integers};
+use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
 use etalon_cuda::{
     DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace,
-    has_level, offers, probe, run_in,
+    has_level, offers, probe,
 };
 use etalon_problem::{
-    Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents, LazyAttention, Mask,
-    NamedArray, Operand, Pass, Problem, Role, Scores, Sequences, Stored, Views, ViewsMut,
+    Align, Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents,
+    LazyAttention, Mask, NamedArray, Pass, Problem, Role, Scores, Sequences,
 };
-use half::bf16;
-use ndarray::{ArrayD, IxDyn};
-use std::collections::BTreeMap;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
@@ -27,207 +27,6 @@ fn device() -> Option<(Arc<CudaStream>, &'static Workspace)> {
     Some((stream, &KEPT))
 }
 
-/// An operand on the host.
-#[derive(Debug, Clone)]
-enum Tensor {
-    Bf16(ArrayD<bf16>),
-    F32(ArrayD<f32>),
-}
-
-impl Tensor {
-    /// Small numbers that no rule repeats.
-    fn random(operand: &Operand, seed: usize) -> Tensor {
-        let mut at = seed;
-        let x = ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {
-            at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
-            ((at >> 40) % 257) as f32 / 128.0 - 1.0
-        });
-        match Stored::of(operand.precision, Dtype::Bf16) {
-            Stored::Float(Dtype::Bf16) => Tensor::Bf16(x.mapv(bf16::from_f32)),
-            _ => Tensor::F32(x),
-        }
-    }
-
-    /// What no pass leaves.
-    fn blank(operand: &Operand) -> Tensor {
-        match Tensor::random(operand, 0) {
-            Tensor::Bf16(x) => Tensor::Bf16(x.mapv(|_| bf16::NAN)),
-            Tensor::F32(x) => Tensor::F32(x.mapv(|_| f32::NAN)),
-        }
-    }
-
-    fn bytes(&self) -> Vec<u8> {
-        match self {
-            Tensor::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-            Tensor::F32(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
-        }
-    }
-
-    fn element(&self) -> Element {
-        match self {
-            Tensor::Bf16(_) => Dtype::Bf16.into(),
-            Tensor::F32(_) => Dtype::F32.into(),
-        }
-    }
-
-    fn shape(&self) -> &[usize] {
-        match self {
-            Tensor::Bf16(x) => x.shape(),
-            Tensor::F32(x) => x.shape(),
-        }
-    }
-}
-
-type Tensors = BTreeMap<&'static str, Tensor>;
-
-fn views(tensors: &Tensors) -> Views<'_> {
-    tensors.iter().fold(Views::new(), |all, (name, x)| match x {
-        Tensor::Bf16(x) => all.with(name, x),
-        Tensor::F32(x) => all.with(name, x),
-    })
-}
-
-/// The results of a pass by the host's door.
-fn by_host(
-    workspace: &Workspace,
-    problem: &Problem,
-    pass: Pass,
-    inputs: &Tensors,
-    options: &Options,
-) -> Result<Tensors, Error> {
-    let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-    let mut outputs: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
-    let mut places = ViewsMut::new();
-    for (name, x) in &mut outputs {
-        places = match x {
-            Tensor::Bf16(x) => places.with(name, x),
-            Tensor::F32(x) => places.with(name, x),
-        };
-    }
-    run_in(workspace, problem, pass, &views(inputs), &mut places, options)?;
-    drop(places);
-    Ok(outputs)
-}
-
-/// What a pass reads: random numbers, and what the forward pass of the problem saves.
-fn inputs(
-    workspace: &Workspace,
-    problem: &Problem,
-    pass: Pass,
-    options: &Options,
-) -> Result<Tensors, Error> {
-    let random = |pass: Pass| -> Tensors {
-        let operands = problem.operands(pass).into_iter().enumerate();
-        let own = operands.filter(|(_, x)| matches!(x.role, Role::Input | Role::Cotangent));
-        own.map(|(seed, x)| (x.name, Tensor::random(&x, seed + 1))).collect()
-    };
-    let mut all = random(pass);
-    let saved: Vec<_> =
-        problem.operands(pass).into_iter().filter(|x| x.role == Role::Saved).collect();
-    if !saved.is_empty() {
-        let own = random(Pass::Forward).into_keys().map(|name| (name, all[name].clone()));
-        let own = own.collect();
-        let made = by_host(workspace, problem, Pass::Forward, &own, options)?;
-        all.extend(saved.iter().map(|x| (x.name, made[x.name].clone())));
-    }
-    Ok(all)
-}
-
-/// What a pass reads and returns.
-fn computed(
-    workspace: &Workspace,
-    problem: &Problem,
-    pass: Pass,
-    options: &Options,
-) -> Result<[Tensors; 2], Error> {
-    let inputs = inputs(workspace, problem, pass, options)?;
-    let outputs = by_host(workspace, problem, pass, &inputs, options)?;
-    Ok([inputs, outputs])
-}
-
-/// A tensor on the device, and what keeps its memory.
-struct Held {
-    memory: CudaSlice<u8>,
-    shape: Vec<usize>,
-    element: Element,
-}
-
-impl Held {
-    fn new(stream: &Arc<CudaStream>, bytes: &[u8], shape: &[usize], element: Element) -> Held {
-        let mut memory = stream.alloc_zeros::<u8>(bytes.len().max(16)).unwrap();
-        stream.memcpy_htod(bytes, &mut memory).unwrap();
-        Held { memory, shape: shape.to_vec(), element }
-    }
-
-    fn put(&mut self, stream: &Arc<CudaStream>, bytes: &[u8]) {
-        stream.memcpy_htod(bytes, &mut self.memory).unwrap();
-    }
-
-    fn tensor(&self, stream: &CudaStream) -> DeviceTensor {
-        DeviceTensor::dense(self.memory.device_ptr(stream).0, &self.shape, self.element)
-    }
-
-    fn get(&self, stream: &Arc<CudaStream>, bytes: usize) -> Vec<u8> {
-        let mut all = stream.clone_dtoh(&self.memory).unwrap();
-        all.truncate(bytes);
-        all
-    }
-}
-
-/// An array of a problem as a call gives it.
-struct Given {
-    name: String,
-    shape: Vec<usize>,
-    element: Element,
-    bytes: Vec<u8>,
-}
-
-/// Integers of 32 bits, or of 64.
-fn integers(name: &str, shape: &[usize], list: &[i64], wide: bool) -> Given {
-    let bytes = |x: &i64| match wide {
-        true => x.to_le_bytes().to_vec(),
-        false => (*x as i32).to_le_bytes().to_vec(),
-    };
-    let element = if wide { Stored::Integer.into() } else { Element::I32 };
-    let (name, bytes) = (name.to_string(), list.iter().flat_map(bytes).collect());
-    Given { name, shape: shape.to_vec(), element, bytes }
-}
-
-/// The arrays of a problem.
-fn arrays(problem: &Problem, wide: bool) -> Vec<Given> {
-    let mut all = Vec::new();
-    let mut lengths = |name: &str, list: &[usize]| {
-        let list: Vec<i64> = list.iter().map(|&x| x as i64).collect();
-        all.push(integers(name, &[list.len()], &list, wide));
-    };
-    match &problem.scores().unwrap().sequences {
-        Sequences::Dense => {}
-        Sequences::Lengths { query, key } => {
-            lengths("sequences.query", query);
-            lengths("sequences.key", key);
-        }
-        Sequences::Packed { cu_query, cu_key } => {
-            lengths("sequences.cu_query", cu_query);
-            lengths("sequences.cu_key", cu_key);
-        }
-    }
-    problem.scores().unwrap().mask.clone().visit_mut(&mut |mask| match mask {
-        Mask::Segments { query, key } => {
-            for ids in [query, key] {
-                all.push(integers(&ids.name, &ids.shape, &ids.data, wide));
-            }
-        }
-        Mask::Array(array) => all.push(Given {
-            name: array.name.clone(),
-            shape: array.shape.clone(),
-            element: Element::Bool,
-            bytes: array.data.iter().map(|&x| x.into()).collect(),
-        }),
-        _ => {}
-    });
-    all
-}
-
 /// Every level that the device has.
 fn options(workspace: &Workspace) -> Vec<Options> {
     let flash = Options { precision: Precision::Flash, ..Options::default() };
@@ -240,81 +39,6 @@ fn options(workspace: &Workspace) -> Vec<Options> {
         all.extend([hopper, Options { assume_finite: true, ..hopper }]);
     }
     all
-}
-
-/// The tensors of a call on the device, each with what keeps its memory.
-struct Call<'a> {
-    stream: &'a Arc<CudaStream>,
-    inputs: BTreeMap<&'static str, Held>,
-    arrays: Vec<(String, Held)>,
-    outputs: BTreeMap<&'static str, Held>,
-    blank: Tensors,
-}
-
-impl<'a> Call<'a> {
-    /// Of the operands of a pass; the arrays hold numbers that no problem has, until they are put there.
-    fn new(
-        stream: &'a Arc<CudaStream>,
-        problem: &Problem,
-        pass: Pass,
-        inputs: &Tensors,
-        arrays: &[Given],
-    ) -> Self {
-        let hold = |(name, x): (&&'static str, &Tensor)| {
-            (*name, Held::new(stream, &x.bytes(), x.shape(), x.element()))
-        };
-        let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-        let blank: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
-        let array = |x: &Given| {
-            let memory = vec![0x55; x.bytes.len()];
-            (x.name.clone(), Held::new(stream, &memory, &x.shape, x.element))
-        };
-        Call {
-            stream,
-            inputs: inputs.iter().map(hold).collect(),
-            arrays: arrays.iter().map(array).collect(),
-            outputs: blank.iter().map(hold).collect(),
-            blank,
-        }
-    }
-
-    /// What a pass is told of them.
-    fn tensors(&self) -> [DeviceTensors<'_>; 2] {
-        let inputs = self.inputs.iter().map(|(name, x)| (*name, x));
-        let arrays = self.arrays.iter().map(|(name, x)| (&name[..], x));
-        let outputs = self.outputs.iter().map(|(name, x)| (*name, x));
-        let list = [inputs.chain(arrays).collect::<Vec<_>>(), outputs.collect()];
-        list.map(|list| {
-            list.into_iter()
-                .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(self.stream)))
-        })
-    }
-
-    fn put(&mut self, inputs: &Tensors, arrays: &[Given]) {
-        for (name, x) in inputs {
-            self.inputs.get_mut(name).unwrap().put(self.stream, &x.bytes());
-        }
-        for (x, (name, held)) in arrays.iter().zip(&mut self.arrays) {
-            assert_eq!(&x.name, name);
-            held.put(self.stream, &x.bytes);
-        }
-    }
-
-    /// Writes to every result what no pass leaves there.
-    fn blank(&mut self) {
-        for (name, x) in &mut self.outputs {
-            x.put(self.stream, &self.blank[name].bytes());
-        }
-    }
-
-    /// Fails unless the results have these bits.
-    fn check(&self, wanted: &Tensors, what: &str) {
-        self.stream.synchronize().unwrap();
-        for (name, wanted) in wanted {
-            let found = self.outputs[name].get(self.stream, wanted.bytes().len());
-            assert!(found == wanted.bytes(), "{name} {what}");
-        }
-    }
 }
 
 /// A pass that was prepared for the first of some problems computes all of them, which differ in their arrays; so does its
@@ -435,7 +159,7 @@ fn lengths_on_the_device_give_the_bits_of_the_problem() {
 #[test]
 fn a_bias_of_packed_sequences_has_its_gradient() {
     let of = |sequences| {
-        let bias = Some(BiasExtents { batch: 1, heads: 2 }).map(|x| BiasExtents { heads: 4, ..x });
+        let bias = Some(BiasExtents { batch: 1, heads: 4 });
         let plain = Scores { bias, sequences, ..Scores::new(extents(1, 64)) };
         Problem::from(Attention { scores: plain, value_dim: 64 })
     };
@@ -459,7 +183,7 @@ fn masks(batch: usize, heads: usize, seed: usize) -> Mask {
     };
     let flags: Vec<bool> = (0..heads * queries * keys).map(|_| random(3) > 0).collect();
     let array = Mask::Array(NamedArray::new("flags", &[1, heads, queries, keys], flags));
-    let chunks = Mask::ChunkedCausal { chunk: 33, align: etalon_problem::Align::TopLeft };
+    let chunks = Mask::ChunkedCausal { chunk: 33, align: Align::TopLeft };
     Mask::Or(vec![
         Mask::And(vec![Mask::causal(), array]),
         Mask::And(vec![segments, Mask::Or(vec![chunks, Mask::window(5, 5)])]),
@@ -497,7 +221,7 @@ fn every_pass_and_algorithm_takes_them() {
     check_all(&attention, &second);
     let lse = cuts.map(|cu| AttentionLse { scores: of(cu) }.into());
     check_all(&lse, &second);
-    let bias = DistanceBias { width: 20, align: etalon_problem::Align::BottomRight };
+    let bias = DistanceBias { width: 20, align: Align::BottomRight };
     for sequences in [packed(), lengths()] {
         let of = |sequences: Sequences| {
             let batch = if matches!(sequences, Sequences::Packed { .. }) { 1 } else { 3 };

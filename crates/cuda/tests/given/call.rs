@@ -1,0 +1,287 @@
+//! Operands and arrays of a problem, on the host and on the device.
+
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
+use etalon_cuda::{DeviceTensor, DeviceTensors, Element, Options, Workspace, run_in};
+use etalon_problem::{
+    Dtype, Error, Mask, Operand, Pass, Problem, Role, Sequences, Stored, Views, ViewsMut,
+};
+use half::bf16;
+use ndarray::{ArrayD, IxDyn};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+/// An operand on the host.
+#[derive(Debug, Clone)]
+pub enum Tensor {
+    Bf16(ArrayD<bf16>),
+    F32(ArrayD<f32>),
+}
+
+impl Tensor {
+    /// Small numbers that no rule repeats.
+    pub fn random(operand: &Operand, seed: usize) -> Tensor {
+        let mut at = seed;
+        let x = ArrayD::from_shape_simple_fn(IxDyn(&operand.shape), || {
+            at = at.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+            ((at >> 40) % 257) as f32 / 128.0 - 1.0
+        });
+        match Stored::of(operand.precision, Dtype::Bf16) {
+            Stored::Float(Dtype::Bf16) => Tensor::Bf16(x.mapv(bf16::from_f32)),
+            _ => Tensor::F32(x),
+        }
+    }
+
+    /// What no pass leaves.
+    pub fn blank(operand: &Operand) -> Tensor {
+        match Tensor::random(operand, 0) {
+            Tensor::Bf16(x) => Tensor::Bf16(x.mapv(|_| bf16::NAN)),
+            Tensor::F32(x) => Tensor::F32(x.mapv(|_| f32::NAN)),
+        }
+    }
+
+    pub fn bytes(&self) -> Vec<u8> {
+        match self {
+            Tensor::Bf16(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
+            Tensor::F32(x) => x.iter().flat_map(|x| x.to_bits().to_le_bytes()).collect(),
+        }
+    }
+
+    pub fn element(&self) -> Element {
+        match self {
+            Tensor::Bf16(_) => Dtype::Bf16.into(),
+            Tensor::F32(_) => Dtype::F32.into(),
+        }
+    }
+
+    pub fn shape(&self) -> &[usize] {
+        match self {
+            Tensor::Bf16(x) => x.shape(),
+            Tensor::F32(x) => x.shape(),
+        }
+    }
+}
+
+pub type Tensors = BTreeMap<&'static str, Tensor>;
+
+fn views(tensors: &Tensors) -> Views<'_> {
+    tensors.iter().fold(Views::new(), |all, (name, x)| match x {
+        Tensor::Bf16(x) => all.with(name, x),
+        Tensor::F32(x) => all.with(name, x),
+    })
+}
+
+/// The results of a pass by the host's door.
+pub fn by_host(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    inputs: &Tensors,
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+    let mut outputs: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
+    let mut places = ViewsMut::new();
+    for (name, x) in &mut outputs {
+        places = match x {
+            Tensor::Bf16(x) => places.with(name, x),
+            Tensor::F32(x) => places.with(name, x),
+        };
+    }
+    run_in(workspace, problem, pass, &views(inputs), &mut places, options)?;
+    drop(places);
+    Ok(outputs)
+}
+
+/// What a pass reads: random numbers, and what the forward pass of the problem saves.
+pub fn inputs(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    options: &Options,
+) -> Result<Tensors, Error> {
+    let random = |pass: Pass| -> Tensors {
+        let operands = problem.operands(pass).into_iter().enumerate();
+        let own = operands.filter(|(_, x)| matches!(x.role, Role::Input | Role::Cotangent));
+        own.map(|(seed, x)| (x.name, Tensor::random(&x, seed + 1))).collect()
+    };
+    let mut all = random(pass);
+    let saved: Vec<_> =
+        problem.operands(pass).into_iter().filter(|x| x.role == Role::Saved).collect();
+    if !saved.is_empty() {
+        let own = random(Pass::Forward).into_keys().map(|name| (name, all[name].clone()));
+        let own = own.collect();
+        let made = by_host(workspace, problem, Pass::Forward, &own, options)?;
+        all.extend(saved.iter().map(|x| (x.name, made[x.name].clone())));
+    }
+    Ok(all)
+}
+
+/// What a pass reads and returns.
+pub fn computed(
+    workspace: &Workspace,
+    problem: &Problem,
+    pass: Pass,
+    options: &Options,
+) -> Result<[Tensors; 2], Error> {
+    let inputs = inputs(workspace, problem, pass, options)?;
+    let outputs = by_host(workspace, problem, pass, &inputs, options)?;
+    Ok([inputs, outputs])
+}
+
+/// A tensor on the device, and what keeps its memory.
+pub struct Held {
+    pub memory: CudaSlice<u8>,
+    shape: Vec<usize>,
+    element: Element,
+}
+
+impl Held {
+    pub fn new(stream: &Arc<CudaStream>, bytes: &[u8], shape: &[usize], element: Element) -> Held {
+        let mut memory = stream.alloc_zeros::<u8>(bytes.len().max(16)).unwrap();
+        stream.memcpy_htod(bytes, &mut memory).unwrap();
+        Held { memory, shape: shape.to_vec(), element }
+    }
+
+    pub fn put(&mut self, stream: &Arc<CudaStream>, bytes: &[u8]) {
+        stream.memcpy_htod(bytes, &mut self.memory).unwrap();
+    }
+
+    pub fn tensor(&self, stream: &CudaStream) -> DeviceTensor {
+        DeviceTensor::dense(self.memory.device_ptr(stream).0, &self.shape, self.element)
+    }
+
+    fn get(&self, stream: &Arc<CudaStream>, bytes: usize) -> Vec<u8> {
+        let mut all = stream.clone_dtoh(&self.memory).unwrap();
+        all.truncate(bytes);
+        all
+    }
+}
+
+/// An array of a problem as a call gives it.
+pub struct Given {
+    pub name: String,
+    pub shape: Vec<usize>,
+    pub element: Element,
+    pub bytes: Vec<u8>,
+}
+
+/// Integers of 32 bits, or of 64.
+pub fn integers(name: &str, shape: &[usize], list: &[i64], wide: bool) -> Given {
+    let bytes = |x: &i64| match wide {
+        true => x.to_le_bytes().to_vec(),
+        false => (*x as i32).to_le_bytes().to_vec(),
+    };
+    let element = if wide { Stored::Integer.into() } else { Element::I32 };
+    let (name, bytes) = (name.to_string(), list.iter().flat_map(bytes).collect());
+    Given { name, shape: shape.to_vec(), element, bytes }
+}
+
+/// The arrays of a problem.
+pub fn arrays(problem: &Problem, wide: bool) -> Vec<Given> {
+    let mut all = Vec::new();
+    let mut lengths = |name: &str, list: &[usize]| {
+        let list: Vec<i64> = list.iter().map(|&x| x as i64).collect();
+        all.push(integers(name, &[list.len()], &list, wide));
+    };
+    match &problem.scores().unwrap().sequences {
+        Sequences::Dense => {}
+        Sequences::Lengths { query, key } => {
+            lengths("sequences.query", query);
+            lengths("sequences.key", key);
+        }
+        Sequences::Packed { cu_query, cu_key } => {
+            lengths("sequences.cu_query", cu_query);
+            lengths("sequences.cu_key", cu_key);
+        }
+    }
+    problem.scores().unwrap().mask.clone().visit_mut(&mut |mask| match mask {
+        Mask::Segments { query, key } => {
+            for ids in [query, key] {
+                all.push(integers(&ids.name, &ids.shape, &ids.data, wide));
+            }
+        }
+        Mask::Array(array) => all.push(Given {
+            name: array.name.clone(),
+            shape: array.shape.clone(),
+            element: Element::Bool,
+            bytes: array.data.iter().map(|&x| x.into()).collect(),
+        }),
+        _ => {}
+    });
+    all
+}
+
+/// The tensors of a call on the device, each with what keeps its memory.
+pub struct Call<'a> {
+    pub stream: &'a Arc<CudaStream>,
+    inputs: BTreeMap<&'static str, Held>,
+    arrays: Vec<(String, Held)>,
+    outputs: BTreeMap<&'static str, Held>,
+    blank: Tensors,
+}
+
+impl<'a> Call<'a> {
+    /// Of the operands of a pass; the arrays hold numbers that no problem has, until they are put there.
+    pub fn new(
+        stream: &'a Arc<CudaStream>,
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Tensors,
+        arrays: &[Given],
+    ) -> Self {
+        let hold = |(name, x): (&&'static str, &Tensor)| {
+            (*name, Held::new(stream, &x.bytes(), x.shape(), x.element()))
+        };
+        let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
+        let blank: Tensors = outputs.map(|x| (x.name, Tensor::blank(&x))).collect();
+        let array = |x: &Given| {
+            let memory = vec![0x55; x.bytes.len()];
+            (x.name.clone(), Held::new(stream, &memory, &x.shape, x.element))
+        };
+        Call {
+            stream,
+            inputs: inputs.iter().map(hold).collect(),
+            arrays: arrays.iter().map(array).collect(),
+            outputs: blank.iter().map(hold).collect(),
+            blank,
+        }
+    }
+
+    /// What a pass is told of them.
+    pub fn tensors(&self) -> [DeviceTensors<'_>; 2] {
+        let inputs = self.inputs.iter().map(|(name, x)| (*name, x));
+        let arrays = self.arrays.iter().map(|(name, x)| (&name[..], x));
+        let outputs = self.outputs.iter().map(|(name, x)| (*name, x));
+        let list = [inputs.chain(arrays).collect::<Vec<_>>(), outputs.collect()];
+        list.map(|list| {
+            list.into_iter()
+                .fold(DeviceTensors::new(), |all, (name, x)| all.with(name, x.tensor(self.stream)))
+        })
+    }
+
+    pub fn put(&mut self, inputs: &Tensors, arrays: &[Given]) {
+        for (name, x) in inputs {
+            self.inputs.get_mut(name).unwrap().put(self.stream, &x.bytes());
+        }
+        for (x, (name, held)) in arrays.iter().zip(&mut self.arrays) {
+            assert_eq!(&x.name, name);
+            held.put(self.stream, &x.bytes);
+        }
+    }
+
+    /// Writes to every result what no pass leaves there.
+    pub fn blank(&mut self) {
+        for (name, x) in &mut self.outputs {
+            x.put(self.stream, &self.blank[name].bytes());
+        }
+    }
+
+    /// Fails unless the results have these bits.
+    pub fn check(&self, wanted: &Tensors, what: &str) {
+        self.stream.synchronize().unwrap();
+        for (name, wanted) in wanted {
+            let found = self.outputs[name].get(self.stream, wanted.bytes().len());
+            assert!(found == wanted.bytes(), "{name} {what}");
+        }
+    }
+}
