@@ -7,7 +7,7 @@ use crate::parts::Parts;
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
 use crate::softmax::Job;
-use crate::softmax::asked::{Counts, is_shared};
+use crate::softmax::counts::{Counts, is_shared};
 use crate::softmax::tables::{Tables, bytes};
 use crate::variant::Variant;
 use bytemuck::{NoUninit, Zeroable};

@@ -2,6 +2,7 @@
 
 mod asked;
 mod blocks;
+mod counts;
 mod given;
 mod hopper;
 mod hopper_backward;

@@ -1,10 +1,7 @@
 //! Which rows belong together and which pairs count, as kernels read it.
 
-use crate::softmax::asked::{Counts, is_shared};
+use crate::softmax::counts::{Counts, SIDE, is_shared};
 use etalon_problem::{Error, Scores, Sequence};
-
-/// The rows and columns of a tile of the portable kernels.
-pub(crate) const SIDE: usize = 64;
 
 /// The tables of a problem. Positions are those of a sequence, unless a comment says otherwise.
 #[derive(Debug, Default)]

@@ -2,7 +2,7 @@
 
 use crate::queue::Queue;
 use crate::room::{Layout, Room};
-use crate::softmax::asked::Counts;
+use crate::softmax::counts::Counts;
 use crate::softmax::rows::Rows;
 use bytemuck::NoUninit;
 use etalon_problem::{Error, Scores, Sequences};
