@@ -40,7 +40,7 @@ struct Tables {
   int node_count, shared;  // shared: batch elements share a bias
   int query_tiles, key_tiles, pair_tiles;  // the most
 };
-constexpr int SIDE = 64, SCAN = 1024, THREADS = 512;
+constexpr int SIDE = 64, SCAN = 1024, THREADS = 512, AT_ONCE = 8;
 DEV int tiles_of(int rows) { return (rows + SIDE - 1) / SIDE; }
 DEV i64 number(const Numbers& x, i64 at) { return x.wide ? ((const i64*)x.data)[at] : ((const int*)x.data)[at]; }
 DEV int cut(i64 x, int most) { return x < 0 ? 0 : x > most ? most : (int)x; }
@@ -159,10 +159,16 @@ DEV Span flagged(const Tables& a, const Sequence& s, int i) {
   int begin = s.keys, end = 0;
   for (int head = 0; head < a.heads; head++) {
     u8* flags = a.allowed + (((i64)s.batch * a.heads + head) * a.queries + s.query_start + i) * a.keys + s.key_start;
-    for (int j = threadIdx.x % 32; j < s.keys; j += 32) {
-      const bool own = allows(a, s, head, i, j);
-      flags[j] = own;
-      if (own) begin = min(begin, j), end = max(end, j + 1);
+    for (int first = threadIdx.x % 32; first < s.keys; first += 32 * AT_ONCE) {
+      bool own[AT_ONCE];  // before any is written: nodes and arrays are loaded for all of them
+#pragma unroll
+      for (int e = 0; e < AT_ONCE; e++) own[e] = first + 32 * e < s.keys && allows(a, s, head, i, first + 32 * e);
+#pragma unroll
+      for (int e = 0; e < AT_ONCE; e++) {
+        const int j = first + 32 * e;
+        if (j < s.keys) flags[j] = own[e];
+        if (own[e]) begin = min(begin, j), end = max(end, j + 1);
+      }
     }
   }
   begin = __reduce_min_sync(~0u, begin), end = __reduce_max_sync(~0u, end);
