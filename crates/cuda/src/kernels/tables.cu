@@ -126,33 +126,50 @@ DEV Span span_of(const Tables& a, const Sequence& s, int i) {
   }
   return all;
 }
-DEV bool holds(const Tables& a, const Node& x, const Sequence& s, int head, int i, int j) {
-  if (is_span(x)) {
-    const Span own = span_of(x, s, i);
-    return own.begin <= j && j < own.end;
-  }
-  const int row = s.query_start + i, column = s.key_start + j;
-  if (x.kind == SEGMENTS) {
-    const i64 id = number(a.arrays[x.query], (i64)s.batch * a.queries + row);
-    return id >= 0 && id == number(a.arrays[x.key], (i64)s.batch * a.keys + column);
-  }
-  return ((const u8*)a.arrays[x.query].data)[s.batch * x.batch + head * x.head + (i64)row * a.keys + column];
+// Of AT_ONCE keys of a sequence, 32 from each to the next: their loads overlap.
+typedef bool Some[AT_ONCE];
+template <class F> DEV void each(Some& own, int first, int keys, const F& holds) {
+#pragma unroll
+  for (int e = 0; e < AT_ONCE; e++) own[e] = first + 32 * e < keys && holds(first + 32 * e);
 }
-// Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are at most 33 deep.
-DEV bool allows(const Tables& a, const Sequence& s, int head, int i, int j) {
-  u64 all = 1, any = 0;
-  for (int n = 0; n < a.node_count; n++) {
-    const Node& x = a.nodes[n];
-    if (x.kind == ALL || x.kind == ANY) {
-      all = all << 1 | (x.kind == ALL), any = any << 1 | (x.kind == ANY);
-      continue;
-    }
-    bool own = all & 1;
-    if (x.kind == END) all >>= 1, any >>= 1;
-    else own = holds(a, x, s, head, i, j);
-    if (any & 1) all |= own; else if (!own) all &= ~1ull;
+DEV void holds(const Tables& a, const Node& x, const Sequence& s, int head, int i, int first, Some& own) {
+  const i64 row = (i64)s.query_start + i;
+  if (is_span(x)) {
+    const Span span = span_of(x, s, i);
+    each(own, first, s.keys, [&](int j) { return span.begin <= j && j < span.end; });
+  } else if (x.kind == SEGMENTS) {
+    const i64 id = number(a.arrays[x.query], s.batch * (i64)a.queries + row), at = s.batch * (i64)a.keys + s.key_start;
+    const Numbers ids = a.arrays[x.key];
+    each(own, first, s.keys, [&](int j) { return id >= 0 && number(ids, at + j) == id; });
+  } else {
+    const u8* flags = (const u8*)a.arrays[x.query].data + s.batch * x.batch + head * x.head + row * a.keys + s.key_start;
+    each(own, first, s.keys, [&](int j) { return flags[j] != 0; });
   }
-  return all & 1;
+}
+// Which keys a query sees. Bit 0 of `all` is what the innermost list has come to, bit 0 of `any` whether one is enough: lists are
+// at most 33 deep.
+DEV void allows(const Tables& a, const Sequence& s, int head, int i, int first, Some& own) {
+  u64 all[AT_ONCE], any = 0;
+#pragma unroll
+  for (int e = 0; e < AT_ONCE; e++) all[e] = 1;
+  for (int n = 0; n < a.node_count; n++) {
+    const Node x = a.nodes[n];
+    const bool begins = x.kind == ALL || x.kind == ANY, ends = x.kind == END;
+    if (begins) any = any << 1 | (x.kind == ANY);
+    else if (ends) any >>= 1;
+    else holds(a, x, s, head, i, first, own);
+#pragma unroll
+    for (int e = 0; e < AT_ONCE; e++) {
+      if (begins) {
+        all[e] = all[e] << 1 | (x.kind == ALL);
+        continue;
+      }
+      if (ends) own[e] = all[e] & 1, all[e] >>= 1;
+      if (any & 1) all[e] |= own[e]; else if (!own[e]) all[e] &= ~1ull;
+    }
+  }
+#pragma unroll
+  for (int e = 0; e < AT_ONCE; e++) own[e] = all[e] & 1;
 }
 // Writes the flags of a row, whose keys a warp shares, and finds the span that holds those of all heads.
 DEV Span flagged(const Tables& a, const Sequence& s, int i) {
@@ -160,13 +177,13 @@ DEV Span flagged(const Tables& a, const Sequence& s, int i) {
   for (int head = 0; head < a.heads; head++) {
     u8* flags = a.allowed + (((i64)s.batch * a.heads + head) * a.queries + s.query_start + i) * a.keys + s.key_start;
     for (int first = threadIdx.x % 32; first < s.keys; first += 32 * AT_ONCE) {
-      bool own[AT_ONCE];  // before any is written: nodes and arrays are loaded for all of them
-#pragma unroll
-      for (int e = 0; e < AT_ONCE; e++) own[e] = first + 32 * e < s.keys && allows(a, s, head, i, first + 32 * e);
+      Some own;
+      allows(a, s, head, i, first, own);
 #pragma unroll
       for (int e = 0; e < AT_ONCE; e++) {
         const int j = first + 32 * e;
-        if (j < s.keys) flags[j] = own[e];
+        if (j >= s.keys) break;
+        flags[j] = own[e];
         if (own[e]) begin = min(begin, j), end = max(end, j + 1);
       }
     }
