@@ -1,6 +1,5 @@
 //! What the main loop of a kernel executes, by nvdisasm.
 
-use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
@@ -26,13 +25,13 @@ pub fn main_loops(
     let path = folder.path().join("kernels");
     std::fs::write(&path, all).map_err(|error| error.to_string())?;
     let name = architecture.replace("sm_", "SM");
-    let output = Command::new(disassembler).args(["-json", "--binary", &name]).arg(&path).output();
+    let output = Command::new(disassembler).args(["--binary", &name]).arg(&path).output();
     let output = output.map_err(|error| format!("{}: {error}", disassembler.display()))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
     }
-    let json: Value = serde_json::from_slice(&output.stdout).map_err(|error| error.to_string())?;
-    let code = instructions(&json).map_err(|what| format!("nvdisasm wrote no {what}"))?;
+    let text = String::from_utf8(output.stdout).map_err(|error| error.to_string())?;
+    let code: Vec<_> = text.lines().filter_map(instruction).collect();
     let expected = kernels.iter().flatten().map(|(_, code)| code.len() / BYTES).sum::<usize>();
     if code.len() != expected {
         return Err(format!("nvdisasm wrote {} of {expected} instructions", code.len()));
@@ -72,17 +71,12 @@ fn kernels(image: &[u8]) -> Option<Vec<(String, &[u8])>> {
     Some(kernels)
 }
 
-/// The opcodes and operands of a file without functions.
-fn instructions(json: &Value) -> Result<Vec<(&str, &str)>, &'static str> {
-    let functions = json.get(1).and_then(Value::as_array).ok_or("list of functions")?;
-    let [function] = functions.as_slice() else { return Err("list of one function") };
-    let code = function["sass-instructions"].as_array().ok_or("instructions")?;
-    let of = |x| Some((text(x, "opcode")?, text(x, "operands").unwrap_or_default()));
-    code.iter().map(of).collect::<Option<_>>().ok_or("opcode")
-}
-
-fn text<'a>(instruction: &'a Value, key: &str) -> Option<&'a str> {
-    instruction[key].as_str()
+/// The opcode and the operands of a line, if it is an instruction: behind its place, `/*0a80*/`, and its predicate.
+fn instruction(line: &str) -> Option<(&str, &str)> {
+    let (_, rest) = line.trim_start().strip_prefix("/*")?.split_once("*/")?;
+    let rest = rest.trim_end_matches(';').trim();
+    let rest = if rest.starts_with('@') { rest.split_once(' ')?.1.trim_start() } else { rest };
+    Some(rest.split_once(' ').unwrap_or((rest, "")))
 }
 
 /// Bytes of an instruction.
@@ -159,6 +153,13 @@ fn the_innermost_loop_with_the_most_products_is_the_main_one() {
     // Behind the code of another kernel.
     assert_eq!(main_loop(&code[4..], 4).unwrap(), "loop of 4 FFMA 2 LDS 1");
     assert_eq!(main_loop(&code[9..], 9), None);
-    assert!(instructions(&serde_json::json!([{}, []])).is_err());
+    let lines = [
+        "	.headerflags	@\"EF_CUDA_SM90\"",
+        "        /*0010*/              @!P0 BRA 0x18f0 ;",
+        "        /*0020*/                   LDC R1, c[0x0][0x28] ;",
+        "        /*0030*/               @P1 EXIT ;",
+    ];
+    let found: Vec<_> = lines.into_iter().filter_map(instruction).collect();
+    assert_eq!(found, [("BRA", "0x18f0"), ("LDC", "R1, c[0x0][0x28]"), ("EXIT", "")]);
     assert!(kernels(b"\x7fELF").is_none());
 }

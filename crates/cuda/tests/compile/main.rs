@@ -3,10 +3,11 @@
 //!
 //! Needs NVRTC, which `ETALON_NVRTC` may name by its folder; without it the tests that compile say that they
 //! were skipped, and fail if `ETALON_NVRTC` is set. Where nvdisasm lies in the same folder (the wheel
-//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles every family for each of its
-//! architectures, every option of a family and every kernel; the second the list in which there are also every pair of options, every
-//! kernel for each architecture and every option in each kernel. The third writes the snapshot of this version of
-//! NVRTC. The last compiles every variant there is: see `every.rs`.
+//! `nvidia-cuda-nvdisasm`), the instructions of main loops are compared, too. The first of these lines compiles every
+//! kernel for each architecture that it serves and with each value of each of its options: modules with the kernels
+//! that were chosen, the others left out. The second compiles whole modules in which there is also every pair of options.
+//! The third writes the snapshot of this version of NVRTC, which has both. The last compiles every variant there is: see
+//! `every.rs`.
 //!
 //! ```sh
 //! ETALON_NVRTC=DIR cargo test -p etalon-cuda --test compile
@@ -24,14 +25,14 @@ mod report;
 mod snapshot;
 
 use etalon_cuda::{
-    Compilation, Compiler, Family, Variant, choicewise_variants, declared_bytes, every_variant,
-    most_shared, pairwise_variants, shared_bytes,
+    Compilation, Compiler, Excerpt, Family, Variant, declared_bytes, every_variant,
+    kernelwise_variants, most_shared, pairwise_variants, shared_bytes,
 };
 use every::Run;
 use instructions::{disassembler, main_loops};
 use report::{Kernel, compile, module};
 use snapshot::Snapshot;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::thread;
@@ -77,14 +78,14 @@ fn in_parallel<T: Send, R: Send>(work: Vec<T>, each: impl Fn(T) -> R + Sync) -> 
     done.into_inner().unwrap()
 }
 
-/// A module with what its kernels take and with their machine code. Fails where one does not compile, waits for its
-/// own products, or spills without being listed.
+/// A module with what these of its kernels take and with their machine code. Fails where one does not compile, waits
+/// for its own products, or spills without being listed.
 fn compile_one(
     compiler: &Compiler,
-    of: &Compilation,
+    (of, kernels): &Excerpt,
 ) -> Result<(String, Vec<Kernel>, Vec<u8>), String> {
     let named = |fault| format!("{}: {fault}", module(of));
-    let (kernels, image) = compile(compiler, of).map_err(named)?;
+    let (kernels, image) = compile(compiler, of, kernels).map_err(named)?;
     let kernels = check_spills(of, kernels).and_then(|kernels| check_declared(&of.1, kernels));
     Ok((module(of), kernels.map_err(named)?, image))
 }
@@ -96,9 +97,9 @@ fn check_faults(mut faults: Vec<String>) {
 }
 
 /// What the kernels of these modules take, by module.
-fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Kernel>> {
+fn compile_all(tools: &Tools, work: Vec<Excerpt>) -> BTreeMap<String, Vec<Kernel>> {
     println!("{} modules by NVRTC {}", work.len(), tools.compiler.version());
-    let compiled = in_parallel(work, |one| (one.0, compile_one(&tools.compiler, &one)));
+    let compiled = in_parallel(work, |one| (one.0.0, compile_one(&tools.compiler, &one)));
     let (mut modules, mut faults) = (BTreeMap::<_, Vec<_>>::new(), Vec::new());
     for (architecture, result) in compiled {
         match result {
@@ -114,6 +115,10 @@ fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Ke
             parts.push((architecture, modules.split_off(modules.len().saturating_sub(TOGETHER))));
         }
     }
+    // The last is taken first: what takes longest does not begin when all else is done.
+    let code =
+        |part: &[(String, Vec<Kernel>, Vec<u8>)]| part.iter().map(|x| x.2.len()).sum::<usize>();
+    parts.sort_by_key(|(_, part)| code(part));
     for part in in_parallel(parts, |(architecture, part)| count(tools, architecture, part)) {
         kernels.extend(part.unwrap());
     }
@@ -121,7 +126,7 @@ fn compile_all(tools: &Tools, work: Vec<Compilation>) -> BTreeMap<String, Vec<Ke
 }
 
 /// Modules that are disassembled at once: more take more memory and save less time each.
-const TOGETHER: usize = 8;
+const TOGETHER: usize = 32;
 
 /// Counts the instructions of main loops, if there is a disassembler.
 fn count(
@@ -215,31 +220,52 @@ fn compare(tools: &Tools, compiled: &Snapshot) {
 }
 
 #[test]
-fn every_choice_compiles_as_recorded() {
+fn every_kernel_compiles_as_recorded() {
     let Some(tools) = tools() else { return };
-    let compiled = compile_all(&tools, choicewise_variants());
+    let compiled = compile_all(&tools, kernelwise_variants());
     compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
+}
+
+/// A compilation with all of its kernels.
+fn whole(compilation: Compilation) -> Excerpt {
+    let kernels = compilation.1.kernels().to_vec();
+    (compilation, kernels)
+}
+
+/// What the snapshot tells of: the modules of every pair of choices, and kernels of others.
+fn matrix() -> Vec<Excerpt> {
+    let mut all: Vec<Excerpt> = pairwise_variants().into_iter().map(whole).collect();
+    let pairs: BTreeSet<Compilation> = all.iter().map(|x| x.0.clone()).collect();
+    all.extend(kernelwise_variants().into_iter().filter(|x| !pairs.contains(&x.0)));
+    all
 }
 
 #[test]
 #[ignore = "compiles for minutes"]
 fn every_pair_of_choices_compiles_as_recorded() {
     let Some(tools) = tools() else { return };
-    let (version, renew) = (tools.compiler.version(), std::env::var("ETALON_RENEW").ok());
-    let (matrix, recorded) = (pairwise_variants(), Snapshot::read(&version));
-    let is_asked = |compilation: &Compilation| match renew.as_deref() {
-        None | Some("1") => true,
-        Some("absent") => recorded.as_ref().is_none_or(|recorded| !recorded.has(compilation)),
-        Some(families) => {
-            families.split(',').any(|family| family == format!("{:?}", compilation.1.family))
+    let version = tools.compiler.version();
+    match std::env::var("ETALON_RENEW") {
+        Ok(which) => renew(&tools, &which),
+        Err(_) => {
+            let all = pairwise_variants().into_iter().map(whole).collect();
+            compare(&tools, &Snapshot::new(&version, &compile_all(&tools, all)));
         }
+    }
+}
+
+/// Writes the snapshot with these rows anew.
+fn renew(tools: &Tools, which: &str) {
+    assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
+    let version = tools.compiler.version();
+    let (matrix, recorded) = (matrix(), Snapshot::read(&version));
+    let is_asked = |excerpt: &Excerpt| match which {
+        "1" => true,
+        "absent" => recorded.as_ref().is_none_or(|recorded| !recorded.has(excerpt)),
+        families => families.split(',').any(|name| name == format!("{:?}", excerpt.0.1.family)),
     };
     let work = matrix.iter().filter(|x| is_asked(x)).cloned().collect();
-    let compiled = Snapshot::new(&version, &compile_all(&tools, work));
-    if renew.is_none() {
-        return compare(&tools, &compiled);
-    }
-    assert!(tools.disassembler.is_some(), "a snapshot has the counts of nvdisasm");
+    let compiled = Snapshot::new(&version, &compile_all(tools, work));
     match recorded {
         Some(recorded) => recorded.renewed(compiled, &matrix).write(),
         None => compiled.write(),
@@ -264,7 +290,7 @@ fn every_variant_compiles() {
     let (there, work): (Vec<_>, Vec<_>) = all.into_iter().partition(|x| run.is_done(x, &version));
     let ((part, parts), modules) = (run.part, work.len());
     let compiled = in_parallel(work, |one| {
-        let result = (!run.is_over()).then(|| compile_one(&compiler, &one))?;
+        let result = (!run.is_over()).then(|| compile_one(&compiler, &whole(one.clone())))?;
         Some(result.map(|(_, kernels, _)| {
             run.note(&one, &version);
             kernels.iter().map(|kernel| [1, usize::from(kernel.spills())]).collect::<Vec<_>>()
@@ -297,7 +323,7 @@ fn every_variant_compiles() {
 fn snapshots_are_of_the_matrix() {
     let snapshots = Snapshot::all();
     assert!(!snapshots.is_empty());
-    snapshots.iter().for_each(|snapshot| snapshot.check_matrix(&pairwise_variants()));
+    snapshots.iter().for_each(|snapshot| snapshot.check_matrix(&matrix()));
 }
 
 #[test]

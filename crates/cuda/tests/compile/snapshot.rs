@@ -2,7 +2,7 @@
 //! file, a line for each kernel of each module.
 
 use crate::report::{Kernel, LOOP, module};
-use etalon_cuda::Compilation;
+use etalon_cuda::Excerpt;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::PathBuf;
@@ -64,16 +64,16 @@ impl Snapshot {
     }
 
     /// What it has of this matrix, with the lines of another in place of its own.
-    pub fn renewed(mut self, other: Snapshot, matrix: &[Compilation]) -> Snapshot {
+    pub fn renewed(mut self, other: Snapshot, matrix: &[Excerpt]) -> Snapshot {
         let kernels = kernels(matrix);
         self.lines.retain(|key, _| kernels.contains(key));
         self.lines.extend(other.lines);
         self
     }
 
-    /// Whether it has every kernel of a module.
-    pub fn has(&self, compilation: &Compilation) -> bool {
-        kernels(std::slice::from_ref(compilation)).iter().all(|key| self.lines.contains_key(key))
+    /// Whether it has each of these kernels of a module.
+    pub fn has(&self, excerpt: &Excerpt) -> bool {
+        kernels(std::slice::from_ref(excerpt)).iter().all(|key| self.lines.contains_key(key))
     }
 
     pub fn write(&self) {
@@ -97,7 +97,7 @@ impl Snapshot {
     }
 
     /// Fails unless it is about the kernels of this matrix and no others.
-    pub fn check_matrix(&self, matrix: &[Compilation]) {
+    pub fn check_matrix(&self, matrix: &[Excerpt]) {
         let (kernels, own): (_, BTreeSet<String>) =
             (kernels(matrix), self.lines.keys().cloned().collect());
         let path = self.path.display();
@@ -118,10 +118,10 @@ impl Snapshot {
 }
 
 /// The kernels of a matrix, as lines name them.
-fn kernels(matrix: &[Compilation]) -> BTreeSet<String> {
-    let of = |compilation: &Compilation| {
+fn kernels(matrix: &[Excerpt]) -> BTreeSet<String> {
+    let of = |(compilation, kernels): &Excerpt| {
         let name = |kernel: &&str| format!("{} {kernel}", module(compilation));
-        compilation.1.kernels().iter().map(name).collect::<Vec<_>>()
+        kernels.iter().map(name).collect::<Vec<_>>()
     };
     matrix.iter().flat_map(of).collect()
 }
