@@ -42,7 +42,14 @@ use std::time::Instant;
 struct Tools {
     compiler: Compiler,
     disassembler: Option<PathBuf>,
+    /// The architectures whose instructions nobody reads.
+    unread: &'static [&'static str],
 }
+
+/// Those whose main loops CI leaves to the command for pairs, since they are like those of sm_80 and sm_100: it takes a tenth
+/// of the time to read them all.
+const ALIKE: [&str; 3] = ["sm_86", "sm_89", "sm_120"];
+const ARCHITECTURES: [&str; 7] = ["sm_80", "sm_86", "sm_89", "sm_90", "sm_90a", "sm_100", "sm_120"];
 
 /// The compiler with the disassembler, if that lies in the same folder, or `None` where there is no compiler and none
 /// was promised.
@@ -50,7 +57,9 @@ fn tools() -> Option<Tools> {
     let folder = std::env::var_os("ETALON_NVRTC").map(PathBuf::from);
     match Compiler::find(folder.as_deref()) {
         Ok(compiler) => {
-            Some(Tools { compiler, disassembler: folder.and_then(|folder| disassembler(&folder)) })
+            let disassembler = folder.and_then(|folder| disassembler(&folder));
+            let unread: &[_] = if disassembler.is_some() { &[] } else { &ARCHITECTURES };
+            Some(Tools { compiler, disassembler, unread })
         }
         Err(absent) => {
             assert!(folder.is_none(), "ETALON_NVRTC is set, but: {absent}");
@@ -136,7 +145,8 @@ fn count(
 ) -> Result<Vec<(String, Vec<Kernel>)>, String> {
     let (mut modules, images): (Vec<_>, Vec<_>) =
         modules.into_iter().map(|(module, kernels, image)| ((module, kernels), image)).unzip();
-    if let Some(disassembler) = &tools.disassembler {
+    let is_read = !tools.unread.contains(&architecture);
+    if let Some(disassembler) = tools.disassembler.as_ref().filter(|_| is_read) {
         let loops = main_loops(disassembler, architecture, &images)?;
         for ((_, kernels), mut loops) in modules.iter_mut().zip(loops) {
             for kernel in kernels {
@@ -207,13 +217,14 @@ fn may_spill((architecture, variant): &Compilation) -> bool {
     }
 }
 
-/// Compares with the snapshot of this version of the compiler, or says that there is none.
+/// Compares with the snapshot of this version of the compiler, or says that there is none, or of what it does not compare.
 fn compare(tools: &Tools, compiled: &Snapshot) {
     match Snapshot::read(&tools.compiler.version()) {
-        Some(recorded) if tools.disassembler.is_some() => recorded.check(compiled),
         Some(recorded) => {
-            println!("instructions are not compared: there is no nvdisasm");
-            recorded.without_instructions().check(compiled);
+            if !tools.unread.is_empty() {
+                println!("main loops are not compared for {}", tools.unread.join(", "));
+            }
+            recorded.without_instructions(tools.unread).check(compiled);
         }
         None => println!("there is no snapshot of NVRTC {}", tools.compiler.version()),
     }
@@ -221,7 +232,10 @@ fn compare(tools: &Tools, compiled: &Snapshot) {
 
 #[test]
 fn every_kernel_compiles_as_recorded() {
-    let Some(tools) = tools() else { return };
+    let Some(mut tools) = tools() else { return };
+    if tools.disassembler.is_some() {
+        tools.unread = &ALIKE;
+    }
     let compiled = compile_all(&tools, kernelwise_variants());
     compare(&tools, &Snapshot::new(&tools.compiler.version(), &compiled));
 }
