@@ -1,7 +1,7 @@
 //! How long kernels take to compile.
 
 use crate::family::Family;
-use crate::matrix::Compilation;
+use crate::variant::Compilation;
 
 /// How long NVRTC 13.0 takes about for a kernel of a compilation, in µs, by the times of 1800 kernels.
 pub(crate) fn effort((architecture, variant): &Compilation, kernel: &str) -> u64 {

@@ -62,7 +62,7 @@ pub use device_pass::DevicePass;
 pub use device_tensor::{DeviceTensor, DeviceTensors, Element};
 pub use family::Family;
 pub use linear_attention::{LinearKernel, linear_shared};
-pub use matrix::{Compilation, Excerpt, every_variant, kernelwise_variants, pairwise_variants};
+pub use matrix::{Excerpt, every_variant, kernelwise_variants, pairwise_variants};
 pub use options::{Level, Options, Precision, Settings};
 pub use peak::{launch_ns, peak_gflops};
 pub use plan::{Buffer, Plan, Rates, Step};
@@ -72,7 +72,7 @@ pub use softmax::{Hopper, Lengths, Results, most_shared};
 pub use target::Target;
 pub use timing::{Timing, time};
 pub use unit::Unit;
-pub use variant::{Variant, declared_bytes, shared_bytes};
+pub use variant::{Compilation, Variant, declared_bytes, shared_bytes};
 pub use workspace::Workspace;
 
 /// The tokens of a chunk of linear_attention, on every level.

@@ -5,7 +5,7 @@ use crate::effort::effort;
 use crate::family::Family;
 use crate::softmax::{CONSUMER, Hopper, Lengths, Results};
 use crate::unit::Unit;
-use crate::variant::{Variant, WIDTHS};
+use crate::variant::{Compilation, Variant, WIDTHS};
 use etalon_problem::Dtype::{self, Bf16, F16, F32};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
@@ -104,9 +104,6 @@ fn wide(
     });
     all.into_iter()
 }
-
-/// A variant for an architecture.
-pub type Compilation = (&'static str, Variant);
 
 /// Some kernels of a variant for an architecture.
 pub type Excerpt = (Compilation, Vec<&'static str>);

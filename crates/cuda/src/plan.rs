@@ -5,7 +5,8 @@ use crate::target::Target;
 use crate::unit::Unit;
 use etalon_problem::{Blocking, Mode};
 
-/// What a pass of attention or attention_lse will do, every result being asked for, its operands dense and finite.
+/// What a pass of attention or attention_lse will do, every result being asked for, its operands dense and finite, its sequences and its mask
+/// those of the problem.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     /// The device that is thought of.

@@ -142,7 +142,7 @@ fn filled<T: Clone>(value: T, shape: &[usize]) -> Result<Vec<T>, Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use etalon_problem::{Align, Extents, Mask, Sequences};
+    use etalon_problem::{Align, BiasExtents, Extents, Mask, Sequences};
 
     fn scores(mask: Mask, sequences: Sequences) -> Scores {
         let extents =
@@ -197,5 +197,81 @@ mod tests {
         assert_eq!(rows.spans[129], [0, 65]);
         assert_eq!(rows.spans[130], [-1, -1]);
         assert_eq!((rows.by_queries.len(), rows.by_keys.len()), (3, 2));
+    }
+
+    /// Those of the tables themselves.
+    fn of_rows(rows: &Rows, e: &Extents) -> Counts {
+        let pairs = e.batch * e.queries * e.keys;
+        Counts {
+            by_queries: rows.by_queries.len(),
+            by_keys: rows.by_keys.len(),
+            by_pairs: rows.by_pairs.len(),
+            longest: rows.by_keys.iter().map(|task| task[3] as usize + 1).max().unwrap_or(0),
+            sequences: rows.sequences.len(),
+            tiles: rows.tiles.len(),
+            flags: rows.allowed.as_ref().map(|flags| flags.len() / pairs),
+        }
+    }
+
+    /// Problems of lengths, offsets and masks.
+    fn cases() -> Vec<Scores> {
+        let extents =
+            Extents { batch: 2, query_heads: 2, key_heads: 1, queries: 150, keys: 200, dim: 8 };
+        let one = Extents { batch: 1, ..extents };
+        let lengths = |query: [usize; 2], key: [usize; 2]| Sequences::Lengths {
+            query: query.into(),
+            key: key.into(),
+        };
+        let packed =
+            |cu_query: Vec<usize>, cu_key: Vec<usize>| Sequences::Packed { cu_query, cu_key };
+        let sequences = [
+            (extents, Sequences::Dense),
+            (extents, lengths([130, 0], [65, 200])),
+            (extents, lengths([0, 0], [0, 0])),
+            (one, packed(vec![0, 1, 66, 131, 150], vec![0, 1, 66, 131, 200])),
+            (one, packed(vec![0, 0, 150], vec![0, 200, 200])),
+            (one, packed((0..=150).collect(), (0..=150).collect())),
+        ];
+        let either = Mask::Or(vec![Mask::window(2, 0), Mask::window(None, 0)]);
+        let masks = [Mask::Full, Mask::causal(), either];
+        let biases = [
+            None,
+            Some(BiasExtents { batch: 1, heads: 1 }),
+            Some(BiasExtents { batch: 2, heads: 1 }),
+        ];
+        let mut all = Vec::new();
+        for (extents, sequences) in sequences {
+            for (mask, bias) in masks.iter().flat_map(|mask| biases.map(|bias| (mask, bias))) {
+                let bias = bias.filter(|bias| bias.batch <= extents.batch);
+                let plain = Scores { mask: mask.clone(), bias, ..Scores::new(extents) };
+                all.push(Scores { sequences: sequences.clone(), ..plain });
+            }
+        }
+        all
+    }
+
+    #[test]
+    fn tiles_are_counted_without_their_tables() {
+        for scores in cases() {
+            let rows = Rows::new(&scores).unwrap();
+            assert_eq!(Counts::of_scores(&scores), of_rows(&rows, &scores.extents), "{scores:?}");
+        }
+    }
+
+    #[test]
+    fn no_lengths_have_more_tiles_than_the_most() {
+        for scores in cases() {
+            let (own, most) = (Counts::of_scores(&scores), Counts::most(&scores).unwrap());
+            let pairs = [
+                (own.by_queries, most.by_queries),
+                (own.by_keys, most.by_keys),
+                (own.by_pairs, most.by_pairs),
+                (own.longest, most.longest),
+            ];
+            assert!(pairs.iter().all(|(own, most)| own <= most), "{pairs:?} {scores:?}");
+        }
+        // Nor more than these by far.
+        let longest = cases().iter().map(|x| Counts::most(x).unwrap().by_queries).max();
+        assert_eq!(longest, Some((150 + 63 * 150) / 64));
     }
 }
