@@ -1,6 +1,6 @@
 //! The door for operands that lie on a device already.
 
-use crate::device_tensor::{DeviceTensor, DeviceTensors, Element};
+use crate::device_tensor::{self, DeviceTensor, DeviceTensors, Element};
 use crate::gpu::{Device, lock};
 use crate::lane::device_memory;
 use crate::options::Options;
@@ -45,7 +45,7 @@ pub struct DevicePass {
     inputs: DeviceTensors<'static>,
     outputs: DeviceTensors<'static>,
     /// Arrays of the problem that calls give.
-    arrays: Vec<(String, DeviceTensor)>,
+    arrays: Vec<GivenArray>,
     /// Addresses that the driver has found on the device.
     known: Mutex<HashSet<u64>>,
 }
@@ -67,21 +67,14 @@ impl DevicePass {
         has_kernels(problem.algorithm(), pass)?;
         let table = problem.checked_table(pass)?;
         let (inputs, arrays) = split(problem, &table, inputs)?;
-        let given = [inputs.operands()?, outputs.operands()?];
-        let [reads, writes] = given.each_ref().map(|list| list.iter().copied());
-        let storage = table.check_tensors(reads, writes, options.recompute)?;
+        let storage = device_tensor::check(&table, &inputs, outputs, options.recompute)?;
         storage.refuse_f64()?;
         offers(options, problem.algorithm(), pass, storage)?;
         let held = workspace.device(options.device)?;
         let holds = |name: &str, result: bool| {
             (if result { outputs } else { &inputs }).get(name).map(DeviceTensor::laid)
         };
-        let given = |(name, x): &(String, DeviceTensor)| GivenArray {
-            name: name.clone(),
-            element: x.element,
-        };
-        let given: Vec<GivenArray> = arrays.iter().map(given).collect();
-        let operands = Operands::Device(&given);
+        let operands = Operands::Device(&arrays);
         let ready = ready(&held, problem, (pass, storage), &table, &holds, operands, options)?;
         Ok(DevicePass { arrays, ..DevicePass::of(&held, ready, &table, &inputs, outputs)? })
     }
@@ -201,7 +194,7 @@ impl DevicePass {
         inputs: &'t DeviceTensors<'t>,
         outputs: &'t DeviceTensors<'t>,
     ) -> Result<Vec<u64>, Error> {
-        let is_array = |name: &str| self.arrays.iter().any(|(own, _)| own == name);
+        let is_array = |name: &str| self.arrays.iter().any(|array| array.name == name);
         let known = |name: &str| self.inputs.get(name).is_some() || is_array(name);
         if let Some((name, _)) = inputs.list.iter().find(|(name, _)| !known(name)) {
             return Err(Error::unexpected(name, None));
@@ -216,9 +209,7 @@ impl DevicePass {
             self.address(device, name, own, found)
         };
         let parts = self.ready.parts().list.iter().map(|part| of_part(part.operand.name));
-        let array = |(name, own): &(String, DeviceTensor)| {
-            self.address(device, name, own, inputs.get(name))
-        };
+        let array = |x: &GivenArray| self.address(device, &x.name, &x.tensor, inputs.get(&x.name));
         parts.chain(self.arrays.iter().map(array)).collect()
     }
 
@@ -231,7 +222,7 @@ impl DevicePass {
         found: Option<&DeviceTensor>,
     ) -> Result<u64, Error> {
         let found = found.ok_or_else(|| Error::missing(name, None))?;
-        if own.clone().at(found.address) != *found {
+        if !own.is_like(found) {
             let text = |x: &DeviceTensor| {
                 format!("{:?} in {} with the strides {:?}", x.shape, x.element, x.strides)
             };
@@ -267,7 +258,7 @@ fn split<'t>(
     problem: &Problem,
     table: &Table,
     inputs: &DeviceTensors<'t>,
-) -> Result<(DeviceTensors<'t>, Vec<(String, DeviceTensor)>), Error> {
+) -> Result<(DeviceTensors<'t>, Vec<GivenArray>), Error> {
     let arrays = arrays(problem);
     let is_array = |name: &str| {
         find(&table.operands, name).is_none() && arrays.iter().any(|array| array.name == name)
@@ -286,8 +277,8 @@ fn split<'t>(
         }
         arrays.iter().filter(|x| x.name == *name).try_for_each(|x| check_array(x, tensor))?;
     }
-    let given = given.into_iter().map(|(name, tensor)| (name.to_string(), tensor)).collect();
-    Ok((DeviceTensors { list }, given))
+    let given = given.into_iter().map(|(name, tensor)| GivenArray { name: name.into(), tensor });
+    Ok((DeviceTensors { list }, given.collect()))
 }
 
 fn check_array(array: &Array, tensor: &DeviceTensor) -> Result<(), Error> {

@@ -3,7 +3,7 @@
 use crate::parts::Laid;
 use cudarc::driver::sys::CUdeviceptr;
 use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
-use etalon_problem::{Dtype, Error, Stored};
+use etalon_problem::{Dtype, Error, Stored, Table};
 use smallvec::SmallVec;
 use std::fmt;
 
@@ -118,9 +118,14 @@ impl DeviceTensor {
         self.address.is_multiple_of(16)
     }
 
+    /// Whether another one differs in its address alone.
+    pub(crate) fn is_like(&self, other: &DeviceTensor) -> bool {
+        (&self.shape, &self.strides, self.element) == (&other.shape, &other.strides, other.element)
+    }
+
     /// Whether elements lie one after the other.
     pub(crate) fn is_dense(&self) -> bool {
-        *self == DeviceTensor::dense(self.address, &self.shape, self.element)
+        self.is_like(&DeviceTensor::dense(0, &self.shape, self.element))
     }
 
     pub(crate) fn elements(&self) -> usize {
@@ -161,4 +166,15 @@ impl<'a> DeviceTensors<'a> {
         });
         each.collect()
     }
+}
+
+/// As [`Table::check_tensors`], of tensors of a device.
+pub(crate) fn check(
+    table: &Table,
+    inputs: &DeviceTensors<'_>,
+    outputs: &DeviceTensors<'_>,
+    recompute: bool,
+) -> Result<Dtype, Error> {
+    let (reads, writes) = (inputs.operands()?, outputs.operands()?);
+    table.check_tensors(reads.into_iter(), writes.into_iter(), recompute)
 }

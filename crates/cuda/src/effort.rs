@@ -23,7 +23,7 @@ pub(crate) fn effort((architecture, variant): &Compilation, kernel: &str) -> u64
 /// The number that follows a word.
 fn number(text: &str, word: &str) -> Option<u64> {
     let rest = text.split(' ').find_map(|part| part.strip_prefix(word)?.strip_prefix(':'))?;
-    Some(rest.parse().expect("a number"))
+    rest.parse().ok()
 }
 
 /// What options do to the time, of a kernel that is named or of each, and architectures beside what they do in every family.

@@ -1,11 +1,13 @@
 //! Operands in the memory of a device: any strides, any stream, in a graph, with the bits of the host's
 //! door. Without a device, or a compiler, a test says that it was skipped.
 
+mod gpu;
+
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use cudarc::driver::{CudaContext, CudaSlice, CudaStream, DevicePtr};
+use cudarc::driver::{CudaSlice, CudaStream, DevicePtr};
 use etalon_cuda::{
     ArchiveWriter, Compiler, DevicePass, DeviceTensor, DeviceTensors, Level, Options, Precision,
-    Settings, Variant, Workspace, has_level, probe, run_in,
+    Settings, Variant, Workspace, has_level, run_in,
 };
 use etalon_problem::{
     Attention, Dtype, Error, Extents, Mask, Mode, Pass, Problem, Role, Sequences, Views, ViewsMut,
@@ -17,12 +19,7 @@ use std::sync::Arc;
 
 /// A device with its stream, and a workspace.
 fn device() -> Option<(Arc<CudaStream>, Workspace)> {
-    if let Err(absent) = probe() {
-        println!("skipped: {absent}");
-        return None;
-    }
-    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
-    Some((stream, Workspace::new()))
+    Some((gpu::stream()?, Workspace::new()))
 }
 
 fn problem(mask: Mask, sequences: Sequences) -> Problem {
@@ -144,27 +141,13 @@ fn expected(workspace: &Workspace, problem: &Problem, options: &Options) -> Expe
     Expected { inputs, lse, outputs }
 }
 
-/// Every level that the device has.
-fn options(workspace: &Workspace) -> Vec<Options> {
-    let flash = Options { precision: Precision::Flash, ..Options::default() };
-    let mut all = vec![
-        Options { level: Level::Portable, ..Options::default() },
-        Options { level: Level::Sm80, ..flash },
-    ];
-    if has_level(workspace, 0, Level::Sm90a).is_ok() {
-        let hopper = Options { level: Level::Sm90a, ..flash };
-        all.extend([hopper, Options { assume_finite: true, ..hopper }]);
-    }
-    all
-}
-
 #[test]
 fn strides_streams_and_graphs_give_the_bits_of_the_host_door() {
     let Some((stream, workspace)) = device() else { return };
     let lengths = Sequences::Lengths { query: vec![150, 33], key: vec![9, 170] };
     for (mask, sequences) in [(Mask::causal(), Sequences::Dense), (Mask::Full, lengths)] {
         let problem = problem(mask, sequences);
-        for options in options(&workspace) {
+        for options in gpu::options(&workspace) {
             let expected = expected(&workspace, &problem, &options);
             for lies in LAYS {
                 backward(&stream, &workspace, &problem, &options, &expected, lies);

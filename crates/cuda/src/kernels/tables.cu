@@ -193,7 +193,7 @@ DEV Span flagged(const Tables& a, const Sequence& s, int i) {
 }
 
 // ---- tiles -----------------------------------------------------------------------------------------------------------
-// The sequence of a tile of queries (0), keys (1) or pairs (2); `count` where it is none, which has `NONE`.
+// The sequence of a tile of queries (0), keys (1) or pairs (2); `count` where it is none.
 DEV int find(const Tables& a, int of, int tile) {
   const int* first = a.firsts + of * (a.count + 1);
   return tile < first[a.count] ? last_where(a.count, [&](int s) { return first[s] <= tile; }) : a.count;

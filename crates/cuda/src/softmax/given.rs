@@ -1,7 +1,7 @@
 //! Tables that the device makes in every call, of lengths, offsets and arrays of masks that lie there:
 //! `kernels/tables.cu`.
 
-use crate::device_tensor::Element;
+use crate::device_tensor::{DeviceTensor, Element};
 use crate::gpu::Kernels;
 use crate::parts::Parts;
 use crate::queue::Queue;
@@ -15,11 +15,11 @@ use cudarc::driver::DeviceRepr;
 use etalon_problem::{Align, Error, Mask, NamedArray, Problem, Scores, Sequences};
 use std::sync::Arc;
 
-/// An array that a call gives, which has passed its check.
-#[derive(Debug, Clone)]
+/// An array that calls give, as it was when the pass was prepared. It has passed its check.
+#[derive(Debug)]
 pub(crate) struct GivenArray {
     pub name: String,
-    pub element: Element,
+    pub tensor: DeviceTensor,
 }
 
 /// An array of a problem that a caller may give.
@@ -283,7 +283,7 @@ impl Sources<'_> {
         own: impl FnOnce() -> Vec<u8>,
     ) -> Result<Source, Error> {
         if let Some(number) = self.given.iter().position(|given| given.name == name) {
-            return Ok(Source::Call(number, self.given[number].element));
+            return Ok(Source::Call(number, self.given[number].tensor.element));
         }
         let own = own();
         let room = self.layout.room(own.len())?;

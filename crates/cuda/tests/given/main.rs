@@ -2,12 +2,13 @@
 //! problem that has them. Without a device, or a compiler, a test says that it was skipped.
 
 mod call;
+#[path = "../gpu/mod.rs"]
+mod gpu;
 
 use call::{Call, Held, Tensor, arrays, computed, inputs, integers};
-use cudarc::driver::{CudaContext, CudaStream, DevicePtr};
+use cudarc::driver::{CudaStream, DevicePtr};
 use etalon_cuda::{
-    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace,
-    has_level, offers, probe,
+    DevicePass, DeviceTensor, DeviceTensors, Element, Level, Options, Precision, Workspace, offers,
 };
 use etalon_problem::{
     Align, Attention, AttentionLse, BiasExtents, DistanceBias, Dtype, Error, Extents,
@@ -19,26 +20,7 @@ use std::time::Instant;
 /// A device with its stream, and a workspace.
 fn device() -> Option<(Arc<CudaStream>, &'static Workspace)> {
     static KEPT: LazyLock<Workspace> = LazyLock::new(Workspace::new);
-    if let Err(absent) = probe() {
-        println!("skipped: {absent}");
-        return None;
-    }
-    let stream = CudaContext::new(0).unwrap().new_stream().unwrap();
-    Some((stream, &KEPT))
-}
-
-/// Every level that the device has.
-fn options(workspace: &Workspace) -> Vec<Options> {
-    let flash = Options { precision: Precision::Flash, ..Options::default() };
-    let mut all = vec![
-        Options { level: Level::Portable, ..Options::default() },
-        Options { level: Level::Sm80, ..flash },
-    ];
-    if has_level(workspace, 0, Level::Sm90a).is_ok() {
-        let hopper = Options { level: Level::Sm90a, ..flash };
-        all.extend([hopper, Options { assume_finite: true, ..hopper }]);
-    }
-    all
+    Some((gpu::stream()?, &KEPT))
 }
 
 /// A pass that was prepared for the first of some problems computes all of them, which differ in their arrays; so does its
@@ -92,7 +74,7 @@ fn check_all(problems: &[Problem], passes: &[Pass]) {
     let Some((stream, workspace)) = device() else { return };
     for &pass in passes {
         let mut done = 0;
-        for options in options(workspace) {
+        for options in gpu::options(workspace) {
             if offers(&options, problems[0].algorithm(), pass, Dtype::Bf16).is_ok() {
                 done += usize::from(check((&stream, workspace), problems, pass, &options));
             }

@@ -1,35 +1,17 @@
 // What the kernels `cleanse` and `merge` need of CUDA, for a compiler of the host. Threads run one after the other.
-#include <algorithm>
-#include <cmath>
-#include <cstdio>
-#include <cstring>
-#include <vector>
+#include "host.h"
 
-struct int2 { int x, y; };
 struct float2 { float x, y; };
 struct uint4 { unsigned x, y, z, w; };
 static struct { unsigned x; } blockIdx, threadIdx, gridDim;
 static uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__ static
-
-template <class To, class From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
-static float __int_as_float(int x) { return bits<float>(x); }
-static float __uint_as_float(unsigned x) { return bits<float>(x); }
-static float __fmul_rn(float x, float y) { return x * y; }
 static float __fadd_rn(float x, float y) { return x + y; }
-static float __fsub_rn(float x, float y) { return x - y; }
-static float __fdividef(float x, float y) { return x / y; }
 template <class T> static T __shfl_sync(unsigned, T x, int) { return x; }
 template <class T> static T __shfl_xor_sync(unsigned, T x, int) { return x; }
 static int atomicAdd(unsigned* to, unsigned x) { unsigned old = *to; *to += x; return old; }
 static unsigned atomicMax(unsigned* to, unsigned x) { unsigned old = *to; *to = std::max(old, x); return old; }
-using std::isnan, std::min, std::max;
+using std::isnan;
 
 // Names of the rooms feed and multiply, which these two do not call.
 struct TensorMap { unsigned long long words[16]; };

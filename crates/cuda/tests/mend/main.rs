@@ -45,6 +45,7 @@ fn each_key_head_of_each_sequence_is_mended_for_itself() {
     let folder = tempfile::tempdir().unwrap();
     let kernels: String = TEXTS.iter().map(|text| without_assembler(text)).collect();
     fs::write(folder.path().join("kernels.inc"), kernels).unwrap();
+    fs::write(folder.path().join("host.h"), include_str!("../host.h")).unwrap();
     fs::write(folder.path().join("cuda.h"), include_str!("cuda.h")).unwrap();
     fs::write(folder.path().join("model.cpp"), include_str!("model.cpp")).unwrap();
     (0..3).for_each(|lengths| run(folder.path(), lengths));

@@ -1,42 +1,23 @@
 // What the kernels of tables.cu need of CUDA, for a compiler of the host. The threads of a block have stacks of their own and
 // leave the processor to each other where they wait at a barrier or for the reduction of a warp; in between they run in a random
 // order.
-#include <algorithm>
-#include <cmath>
+#include "host.h"
 #include <csetjmp>
-#include <cstdio>
 #include <cstdlib>
-#include <cstring>
 #include <functional>
 #include <numeric>
 #include <ucontext.h>
-#include <vector>
 
 static unsigned long long state;
 static unsigned random_word() { return (state = state * 6364136223846793005ull + 1442695040888963407ull) >> 33; }
 static int below(int n) { return random_word() % n; }
 
-struct int2 { int x, y; };
 static int2 make_int2(int x, int y) { return {x, y}; }
 struct Index { unsigned x; };
 Index blockIdx, threadIdx, gridDim;
 
-#define __device__
-#define __global__
-#define __forceinline__ inline
-#define __launch_bounds__(...)
-#define __grid_constant__
-#define __shared__ static
-
-template <class To, class From> static To bits(From x) { To y; memcpy(&y, &x, sizeof y); return y; }
-static float __int_as_float(int x) { return bits<float>(x); }
-static float __uint_as_float(unsigned x) { return bits<float>(x); }
-static float __fmul_rn(float x, float y) { return x * y; }
-static float __fsub_rn(float x, float y) { return x - y; }
-static float __fdividef(float x, float y) { return x / y; }
 static void atomicMin(int* to, int x) { *to = std::min(*to, x); }
 static void atomicMax(int* to, int x) { *to = std::max(*to, x); }
-using std::min, std::max;
 
 // ---- threads ---------------------------------------------------------------------------------------------------------
 enum Wait { RUNS, AT_BARRIER, FOR_LEAST, FOR_LARGEST, DONE };

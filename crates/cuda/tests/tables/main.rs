@@ -5,9 +5,10 @@
 use std::fs;
 use std::process::Command;
 
-const TEXTS: [(&str, &str); 5] = [
+const TEXTS: [(&str, &str); 6] = [
     ("tile.cuh", include_str!("../../src/kernels/tile.cuh")),
     ("tables.cu", include_str!("../../src/kernels/tables.cu")),
+    ("host.h", include_str!("../host.h")),
     ("cuda.h", include_str!("cuda.h")),
     ("memory.h", include_str!("memory.h")),
     ("model.cpp", include_str!("model.cpp")),

@@ -4,7 +4,7 @@ use super::table::{self, is_read};
 use super::{Dh, Shard, check_shards};
 use crate::cross_entropy::{ShardReady, Step, Sums};
 use crate::device_pass::DevicePass;
-use crate::device_tensor::{DeviceTensor, DeviceTensors};
+use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
 use crate::options::Options;
 use crate::run::offers;
 use crate::workspace::Workspace;
@@ -39,8 +39,7 @@ pub fn prepare_combine<'t>(
 ) -> Result<DevicePass, Error> {
     let nodes = parts(problem, shards, Dh::Nodes)?;
     let table = table::of_combine(problem, nodes.len());
-    let (reads, writes) = (inputs.operands()?, outputs.operands()?);
-    table.check_tensors(reads.into_iter(), writes.into_iter(), false)?;
+    check_tensors(&table, inputs, outputs, false)?;
     sums(workspace, problem, (&nodes, Dtype::F32), &table, (inputs, outputs), options)
 }
 
@@ -118,8 +117,7 @@ fn prepare(
     options: &Options,
 ) -> Result<DevicePass, Error> {
     let table = shard.table(step);
-    let (reads, writes) = (inputs.operands()?, outputs.operands()?);
-    let storage = table.check_tensors(reads.into_iter(), writes.into_iter(), false)?;
+    let storage = check_tensors(&table, inputs, outputs, false)?;
     check(step, storage, options)?;
     let held = workspace.device(options.device)?;
     let holds = |name: &str, result: bool| {
