@@ -11,6 +11,7 @@ pub use arguments::Arguments;
 
 use crate::outcome::{Failure, Outcome, say};
 use crate::output;
+use etalon_conformance::report::Status;
 use etalon_conformance::vectors::Draft;
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, BiasExtents, Decay, Extents, LazyAttention,
@@ -37,7 +38,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     if let Some(draft) = draft {
         output::finish(draft, serde_json::to_string_pretty(&figures)?.as_bytes())?;
     }
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 /// Every problem that was asked for, with its mask or decay in words.

@@ -4,10 +4,11 @@ use crate::eval::{Asked, Question};
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
-use crate::units::digits;
+use crate::units::{counted, digits};
 use crate::{advice, memory, needs, output};
 use etalon_conformance::check::{Check, Explanation, Kind, Output, check, strictest};
 use etalon_conformance::profile::Profile;
+use etalon_conformance::report::Status;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::check_outputs;
@@ -102,7 +103,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         output::finish(draft, write(&found)?.as_bytes())?;
     }
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
-    Ok(found.passed() || auto)
+    Ok(if found.passed() || auto { Status::Passed } else { Status::Failed })
 }
 
 /// An error about the file of the outputs, with advice.
@@ -220,10 +221,6 @@ impl Found {
 const CONSPICUOUS: &str = "On random inputs this is a systematic error that the bounds are too wide to see; on \
     structured ones it may be none. Check other random inputs: if it shows again, it is one. With --generic it \
     fails.";
-
-fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
-}
 
 /// The table of the outputs, its header first.
 fn rows(check: &Check) -> Vec<Vec<String>> {

@@ -4,6 +4,7 @@ use crate::options::{Threads, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::progress::Progress;
 use crate::units;
+use etalon_conformance::report::Status;
 use etalon_cuda::{ArchiveWriter, Compiler, Family, Level, Settings, Variant, every_variant};
 use etalon_problem::{Dtype, Error, Pass};
 use rayon::prelude::*;
@@ -105,7 +106,7 @@ fn archive(arguments: &Archive) -> Outcome {
         units::time(start.elapsed().as_secs_f64()),
         folder.display(),
     ))?;
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 impl Archive {

@@ -6,6 +6,7 @@ use crate::outcome::{Failure, Outcome};
 use crate::{memory, needs, output};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
+use etalon_conformance::report::Status;
 use etalon_conformance::tensor::{Tensor, Tensors, views};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
@@ -68,7 +69,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let request = Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
     let outputs = arguments.threads.pool()?.install(|| evaluate(&request, tier, profile))?;
     output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 /// A problem, the operands of a pass of it, checked, and their storage type.

@@ -8,6 +8,7 @@ use crate::units::digits;
 use crate::{device_plans, memory, needs, sparsity};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
+use etalon_conformance::report::Status;
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
 use etalon_problem::{Blocking, Dtype, Error, Problem, Scores, Sequences, shortened};
@@ -82,7 +83,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let plans = pool.install(|| plans(&problem, dtype, &options, seen))?;
     let sparsity = pool.install(|| sparsity::report(&problem, &tensors, &options))?;
     say(&format!("{}{plans}{on_device}{sparsity}", text.trim_end()))?;
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 /// The most characters of a path, and numbers of a list, that are shown.

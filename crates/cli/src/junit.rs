@@ -1,7 +1,7 @@
 //! A run as JUnit XML: what every CI system reads.
 
-use crate::units;
-use etalon_conformance::report::{Record, Report, Verdict};
+use crate::units::{self, counted};
+use etalon_conformance::report::{Record, Report, Status, Verdict};
 use quick_junit::{NonSuccessKind, TestCase, TestCaseStatus, TestSuite};
 use std::collections::BTreeMap;
 
@@ -33,14 +33,16 @@ pub fn junit(report: &Report) -> Result<String, quick_junit::SerializeError> {
     xml.to_string()
 }
 
-/// How the cases of a law ended: a failure where one is, else an error where a case is at fault,
-/// which is the suite's, else a skip where nothing was checked. Its text names the cases.
+/// How the cases of a law ended: a failure where one is; else an error where a case is undecided, or at fault,
+/// which is the suite's; else a skip where nothing was checked. Its text names the cases.
 fn status(records: &[&Record]) -> TestCaseStatus {
     let reason = |record: &Record| record.verdict.reason().unwrap_or_default().to_string();
-    let negative: Vec<&&Record> = records.iter().filter(|x| x.verdict.is_negative()).collect();
-    let vacuous = |record: &&&Record| matches!(record.verdict, Verdict::Vacuous(_));
+    let is_error =
+        |record: &&&Record| matches!(record.verdict, Verdict::Vacuous(_) | Verdict::Undecided(_));
     let convention = |record: &&&Record| matches!(record.verdict, Verdict::Convention(_));
-    let Some(first) = negative.iter().find(|x| !vacuous(x)).or(negative.first()) else {
+    let unsound = |record: &&&Record| record.verdict.status() != Status::Passed;
+    let unsound: Vec<&&Record> = records.iter().filter(unsound).collect();
+    let Some(first) = unsound.iter().find(|x| !is_error(x)).or(unsound.first()) else {
         if records.iter().any(|record| record.verdict == Verdict::Pass) {
             return TestCaseStatus::success();
         }
@@ -48,17 +50,17 @@ fn status(records: &[&Record]) -> TestCaseStatus {
         status.set_message(records.first().map(|record| reason(record)).unwrap_or_default());
         return status;
     };
-    let kind = match negative.iter().all(vacuous) {
+    let kind = match unsound.iter().all(is_error) {
         true => NonSuccessKind::Error,
         false => NonSuccessKind::Failure,
     };
     let mut status = TestCaseStatus::non_success(kind);
-    let count = format!("{} of {} cases", negative.len(), records.len());
+    let count = format!("{} of {}", unsound.len(), counted(records.len(), "case"));
     status.set_message(format!("{count}, the first {}: {}", first.case, reason(first)));
-    if negative.iter().all(convention) {
+    if unsound.iter().all(convention) {
         status.set_type("convention");
     }
-    let lines = negative
+    let lines = unsound
         .iter()
         .map(|record| format!("{} {}: {}", record.verdict.name(), record.case, reason(record)));
     status.set_description(lines.collect::<Vec<_>>().join("\n"));

@@ -1,8 +1,8 @@
 //! The command `etalon`: arguments, subcommands, exit status. See `etalon --help`.
 //!
-//! 0: all is well. 1: a verdict is negative. 2: the arguments or the input cannot be used, or the
-//! output cannot be written, or there is not enough memory; one line on stderr says why, and no output
-//! file is left behind.
+//! 0: all is well. 1: a verdict is negative. 3: nothing is wrong, but something could not be judged. 2: the
+//! arguments or the input cannot be used, or the output cannot be written, or there is not enough memory; one
+//! line on stderr says why, and no output file is left behind.
 
 mod advice;
 mod bench;
@@ -35,6 +35,7 @@ mod verify;
 mod zoo;
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use etalon_conformance::report::Status;
 use etalon_problem::shortened;
 use outcome::{Failure, Outcome, written};
 use std::ffi::OsString;
@@ -80,8 +81,7 @@ enum Command {
 pub fn main() -> ExitCode {
     let limit = output::fail_at_the_size_limit().map_err(|error| error.to_string());
     match limit.and_then(|()| answer(std::env::args_os())) {
-        Ok(true) => ExitCode::SUCCESS,
-        Ok(false) => ExitCode::from(1),
+        Ok(status) => ExitCode::from(status.exit_status()),
         Err(line) => {
             // If nobody reads stderr, the exit status still tells.
             let _ = writeln!(std::io::stderr(), "error: {line}");
@@ -90,13 +90,13 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// Runs a command line, the name of the program first: whether every verdict is positive, or the one line
-/// that says why there is none.
-pub fn answer(arguments: impl IntoIterator<Item = OsString>) -> Result<bool, String> {
+/// Runs a command line, the name of the program first: how its verdict ends, or the one line that says why
+/// there is none.
+pub fn answer(arguments: impl IntoIterator<Item = OsString>) -> Result<Status, String> {
     let outcome = match Cli::command().try_get_matches_from(arguments) {
         Ok(matches) => Cli::from_arg_matches(&matches).map_err(Failure::from).and_then(run),
         Err(error) if error.use_stderr() => Err(Failure::from(error)),
-        Err(help_or_version) => written(help_or_version.print()).map(|()| true),
+        Err(help_or_version) => written(help_or_version.print()).map(|()| Status::Passed),
     };
     outcome.map_err(|Failure(reason)| one_line(&reason))
 }
@@ -122,7 +122,7 @@ fn run(cli: Cli) -> Outcome {
         Some(Command::List(arguments)) => list::run(&arguments),
         Some(Command::Explain(arguments)) => explain::run(&arguments),
         Some(Command::Serve) => serve::run(),
-        None => written(Cli::command().print_help()).map(|()| true),
+        None => written(Cli::command().print_help()).map(|()| Status::Passed),
     }
 }
 

@@ -5,6 +5,7 @@ use crate::table::Table;
 use crate::units;
 use etalon_conformance::laws;
 use etalon_conformance::profile::Profile;
+use etalon_conformance::report::Status;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
 use etalon_problem::{
@@ -23,10 +24,10 @@ pub struct Arguments {
 pub fn run(arguments: &Arguments) -> Outcome {
     if arguments.schema {
         say(&serde_json::to_string_pretty(&schemars::schema_for!(Problem))?)?;
-        return Ok(true);
+        return Ok(Status::Passed);
     }
     say(&everything())?;
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 fn everything() -> String {

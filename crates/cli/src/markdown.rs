@@ -1,14 +1,14 @@
 //! A run as Markdown: for a pull request or a CI summary.
 
 use crate::summary;
-use etalon_conformance::report::Report;
+use etalon_conformance::report::{Record, Report};
 
 /// As many negative verdicts are written out; the rest is counted.
 const SHOWN: usize = 50;
 
 /// The report as Markdown.
 pub fn markdown(report: &Report) -> String {
-    let verdict = if report.passed() { "passed" } else { "failed" };
+    let verdict = report.status().name();
     let mut text = format!("# etalon: {verdict}\n\n{}.\n\n", summary::headline(report));
     text += &format!("{}\n\n", summary::CELL);
     for (index, row) in summary::rows(report).iter().enumerate() {
@@ -17,12 +17,13 @@ pub fn markdown(report: &Report) -> String {
             text += &line(&vec!["---".to_string(); row.len()]);
         }
     }
-    let negative = report.negative().take(SHOWN).map(|record| {
-        let reason = escape(record.verdict.reason().unwrap_or_default());
-        format!("`{}` {} `{}`: {reason}", record.tier, record.check, record.case)
-    });
-    list(&mut text, "Negative", negative);
+    list(&mut text, "Negative", report.negative().take(SHOWN).map(line_of));
     let hidden = report.negative().skip(SHOWN).count();
+    if hidden > 0 {
+        text += &format!("- and {hidden} more\n");
+    }
+    list(&mut text, "Undecided", report.undecided().take(SHOWN).map(line_of));
+    let hidden = report.undecided().skip(SHOWN).count();
     if hidden > 0 {
         text += &format!("- and {hidden} more\n");
     }
@@ -30,6 +31,12 @@ pub fn markdown(report: &Report) -> String {
     let absent = report.absent.iter().map(|x| format!("{}: {}", x.tier, escape(&x.reason)));
     list(&mut text, "Absent", absent);
     text
+}
+
+/// A record with its reason.
+fn line_of(record: &Record) -> String {
+    let reason = escape(record.verdict.reason().unwrap_or_default());
+    format!("`{}` {} `{}`: {reason}", record.tier, record.check, record.case)
 }
 
 pub(crate) fn line(cells: &[String]) -> String {

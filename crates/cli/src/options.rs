@@ -36,6 +36,12 @@ pub fn seed(text: &str) -> Result<u64, Error> {
     parsed.map_err(|_| Error::value("seed", "a number below 2⁶⁴, decimal or 0x…", text))
 }
 
+/// A share, from 0 to 1.
+pub fn share(text: &str) -> Result<f64, Error> {
+    let share = text.parse::<f64>().ok().filter(|share| (0.0..=1.0).contains(share));
+    share.ok_or_else(|| Error::value("share", "a number from 0 to 1", text))
+}
+
 /// The option for the number of threads.
 #[derive(Debug, Clone, Copy, clap::Args)]
 pub struct Threads {

@@ -1,5 +1,6 @@
 //! How a subcommand ends, and how it prints.
 
+use etalon_conformance::report::Status;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
 
@@ -13,8 +14,8 @@ impl<E: fmt::Display> From<E> for Failure {
     }
 }
 
-/// Whether every verdict is positive.
-pub type Outcome = Result<bool, Failure>;
+/// The status that decides the exit status.
+pub type Outcome = Result<Status, Failure>;
 
 /// Prints a line to standard output.
 pub fn say(text: &str) -> Result<(), Failure> {

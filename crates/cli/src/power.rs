@@ -5,6 +5,7 @@ use crate::outcome::{Outcome, say};
 use crate::table::Table;
 use etalon_conformance::power::{Power, power};
 use etalon_conformance::profile::Profile;
+use etalon_conformance::report::Status;
 use etalon_problem::Error;
 
 const MEANING: &str = "\
@@ -40,7 +41,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Ok(found)
     })??;
     say(&table(&found))?;
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 fn table(found: &[Power]) -> String {

@@ -8,7 +8,7 @@ use crate::{advice, memory, output};
 use etalon_conformance::cases::storage;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::questions::{Answers, Probe, Question, probes};
-use etalon_conformance::report::Verdict;
+use etalon_conformance::report::{Status, Verdict};
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::vectors;
 use etalon_problem::{Algorithm, Dtype, Error, Pass, shortened};
@@ -119,7 +119,7 @@ fn write(arguments: &Arguments, folder: &Path) -> Outcome {
     let answers = "Answer each with outputs.safetensors in its folder, then:";
     say(&page(&format!("{probes} probes, {number} questions. {answers}")))?;
     say(&format!("  etalon probe --check {}", quoted(folder)))?;
-    Ok(true)
+    Ok(Status::Passed)
 }
 
 fn write_question(draft: &output::Folder, name: &str, question: &Question) -> Result<(), Failure> {
@@ -217,7 +217,7 @@ fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
     }
     let word = if failed == 0 { "PASSED" } else { "FAILED" };
     say(&format!("{word}: {passed} probes hold, {failed} do not, {silent} are not answered"))?;
-    Ok(failed == 0)
+    Ok(if failed == 0 { Status::Passed } else { Status::Failed })
 }
 
 /// Probes by law and pass: how many hold, do not, and are not answered.
@@ -228,7 +228,7 @@ fn table(verdicts: &[(&Probe, &Vec<String>, Verdict)]) -> String {
         let counts = counts.entry((algorithm, &probe.law, &probe.pass)).or_default();
         let at = match verdict {
             Verdict::Pass => 0,
-            Verdict::Unsupported(_) => 2,
+            Verdict::Unsupported(_) | Verdict::NotAsked(_) => 2,
             _ => 1,
         };
         counts[at] += 1;

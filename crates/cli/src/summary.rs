@@ -1,7 +1,7 @@
 //! A run in tables and lines, for a terminal and for Markdown.
 
-use crate::units::digits;
-use etalon_conformance::report::{About, Record, Report, Verdict};
+use crate::units::{counted, digits};
+use etalon_conformance::report::{About, Record, Report, Status, Verdict};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Display;
@@ -15,7 +15,7 @@ type Place<'a> = (Algorithm, Pass, &'a str);
 /// type, and the header before them.
 pub fn rows(report: &Report) -> Vec<Vec<String>> {
     let mut groups: BTreeMap<Place<'_>, BTreeMap<Dtype, Vec<&Record>>> = BTreeMap::new();
-    let made = |record: &&Record| !matches!(record.verdict, Verdict::Unsupported(_));
+    let made = |record: &&Record| record.verdict.is_check();
     for record in report.records.iter().filter(made) {
         let row = groups.entry((record.algorithm, record.pass, &record.tier)).or_default();
         row.entry(record.dtype).or_default().push(record);
@@ -36,18 +36,19 @@ fn cell(records: &[&Record]) -> String {
     let checks = records.len();
     let count = |name| records.iter().filter(|record| record.verdict.name() == name).count();
     let margin = records.iter().filter_map(|record| record.margin).max_by(f64::total_cmp);
-    match (count("fail"), count("convention"), count("vacuous")) {
-        (0, 0, 0) => format!("{} ({checks})", margin.map_or("–".to_string(), digits)),
-        (0, 0, vacuous) => format!("{vacuous} of {checks} VACUOUS"),
-        (0, conventions, _) => format!("{conventions} of {checks} ANOTHER CONVENTION"),
-        (failed, ..) => format!("{failed} of {checks} FAIL"),
+    let worst =
+        ["fail", "convention", "vacuous", "undecided"].into_iter().map(|name| (name, count(name)));
+    match worst.into_iter().find(|(_, count)| *count > 0) {
+        None => format!("{} ({checks})", margin.map_or("–".to_string(), digits)),
+        Some(("convention", count)) => format!("{count} of {checks} ANOTHER CONVENTION"),
+        Some((name, count)) => format!("{count} of {checks} {}", name.to_uppercase()),
     }
 }
 
 /// What was not checked, and why: a line for each reason.
 pub fn not_checked(report: &Report) -> Vec<String> {
     let reasons = report.records.iter().filter_map(|record| match &record.verdict {
-        Verdict::Unsupported(reason) => {
+        Verdict::Unsupported(reason) | Verdict::NotAsked(reason) => {
             Some((reason, (record.algorithm, record.pass, record.tier.as_str())))
         }
         _ => None,
@@ -97,12 +98,20 @@ fn join(names: &BTreeSet<impl Display>) -> String {
 
 /// The run in one line.
 pub fn headline(report: &Report) -> String {
-    let verdict = if report.passed() { "PASSED" } else { "FAILED" };
-    let (checks, negative) = (report.checks(), report.negative().count());
-    let lacking = report.records.len() - checks;
-    let About { seed, part, .. } = &report.about;
+    let (status, checks, negative) = (report.status(), report.checks(), report.negative().count());
+    let count = |wanted: fn(&Verdict) -> bool| {
+        report.records.iter().filter(|record| wanted(&record.verdict)).count()
+    };
+    let undecided = count(|verdict| matches!(verdict, Verdict::Undecided(_)));
+    let lacking = count(|verdict| matches!(verdict, Verdict::Unsupported(_)));
+    let About { seed, part, allow_undecided, .. } = &report.about;
     let part = part.as_ref().map(|part| format!(", part {part}")).unwrap_or_default();
+    let allowed = match undecided > 0 && status == Status::Passed {
+        true => format!(" ({} % allowed)", digits(100.0 * allow_undecided)),
+        false => String::new(),
+    };
     format!(
-        "{verdict}: {checks} checks, {negative} negative, {lacking} not offered, seed {seed}{part}"
+        "{status}: {}, {negative} negative, {undecided} undecided{allowed}, {lacking} not offered, seed {seed}{part}",
+        counted(checks, "check")
     )
 }

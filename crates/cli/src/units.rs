@@ -35,3 +35,8 @@ pub fn bytes(bytes: usize) -> String {
     }
     unit.map_or(format!("{bytes} B"), |unit| format!("{} {unit}", digits(size)))
 }
+
+/// A number of things: "1 check", "2 checks".
+pub fn counted(n: usize, what: &str) -> String {
+    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
+}

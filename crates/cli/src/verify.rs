@@ -50,6 +50,9 @@ pub struct Arguments {
     /// The laws by which named cases are judged; all if absent.
     #[arg(long, value_name = "L,…", value_delimiter = ',', requires = "case", value_parser = laws())]
     law: Vec<String>,
+    /// Passes though this share of the checks, from 0 to 1, is undecided.
+    #[arg(long, value_name = "SHARE", default_value = "0", value_parser = options::share)]
+    allow_undecided: f64,
     /// Computes cuda in this process, as debuggers want it; else in one of its own, so that a fault that ends the
     /// context of a device is one negative verdict.
     #[arg(long)]
@@ -90,6 +93,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     options.algorithms = arguments.run.algorithms();
     options.laws = arguments.law.clone();
     options.part = arguments.part;
+    options.allow_undecided = arguments.allow_undecided;
     if !arguments.case.is_empty() {
         options.cases = arguments.case.clone();
         options.algorithms.retain(|of| arguments.case.iter().any(|spec| spec.algorithm == *of));
@@ -103,7 +107,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
     print(&report)?;
     let seconds = start.elapsed().as_secs_f64();
     say(&format!("{}, {}", summary::headline(&report), units::time(seconds)))?;
-    Ok(report.passed())
+    Ok(report.status())
 }
 
 /// Tiers that are to be judged, and those that are not there.
@@ -159,15 +163,16 @@ fn isolated(tiers: Vec<Box<dyn Tier>>) -> Result<Vec<Box<dyn Tier>>, Failure> {
 
 fn print(report: &Report) -> Result<(), Failure> {
     let mut lines = vec![table(report), CELL.to_string()];
-    lines.extend(report.negative().take(SHOWN).map(|record| {
+    lines.extend(report.negative().chain(report.undecided()).take(SHOWN).map(|record| {
         let reason = record.verdict.reason().unwrap_or_default();
-        format!("\n{} {} {}: {reason}", record.tier, record.check, record.case)
+        let (tier, check, case) = (&record.tier, &record.check, &record.case);
+        format!("\n{} {tier} {check} {case}: {reason}", record.verdict.status())
     }));
     lines.extend(report.simplest.iter().map(|simplest| {
         let Simplest { of: Record { tier, check, pass, .. }, case, reason } = simplest;
         format!("\nsimplest case for {check} of {pass} on {tier}: {case}: {reason}")
     }));
-    let hidden = report.negative().skip(SHOWN).count();
+    let hidden = report.negative().chain(report.undecided()).skip(SHOWN).count();
     if hidden > 0 {
         lines.push(format!("\n… and {hidden} more; a report holds them all"));
     }

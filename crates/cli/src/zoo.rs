@@ -5,6 +5,7 @@ use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::table::Table;
 use crate::units;
+use etalon_conformance::report::Status;
 use etalon_conformance::zoo::{CONTROLS, Matrix, Mutant, Row, Style, kill_matrix, mutants};
 use etalon_problem::Algorithm;
 use std::time::Instant;
@@ -32,7 +33,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         say(&stories(row))?;
     }
     say(&format!("{}, {}", summary(&matrix), units::time(start.elapsed().as_secs_f64())))?;
-    Ok(matrix.sound())
+    Ok(if matrix.sound() { Status::Passed } else { Status::Failed })
 }
 
 type Choice = (Vec<Algorithm>, Vec<Mutant>, Vec<Style>);

@@ -7,7 +7,7 @@ use etalon_cli::progress::Lines;
 use etalon_cli::summary::{headline, not_checked, rows};
 use etalon_cli::table::{Table, fold};
 use etalon_cli::units::{bytes, digits, time};
-use etalon_conformance::report::{About, Absent, Record, Report, Verdict, json};
+use etalon_conformance::report::{About, Absent, Record, Report, Status, Verdict, json};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::time::Duration;
 
@@ -129,6 +129,7 @@ fn report(verdicts: &[(Verdict, Option<f64>)]) -> Report {
         part: None,
         profile: "strict",
         seed: 7,
+        allow_undecided: 0.0,
     };
     let records = verdicts.iter().map(|(verdict, margin)| record(verdict.clone(), *margin));
     let absent = Absent { tier: "cuda".to_string(), reason: "no driver".to_string() };
@@ -147,11 +148,47 @@ fn bad() -> Report {
 
 #[test]
 fn a_report_passes_when_nothing_is_negative() {
-    let unsupported = Verdict::Unsupported(String::new());
-    assert!(report(&[(Verdict::Pass, None), (unsupported, None)]).passed());
-    assert!(!report(&[(Verdict::Fail(String::new()), None)]).passed());
-    assert!(!report(&[(Verdict::Vacuous(String::new()), None)]).passed());
-    assert!(!report(&[(Verdict::Convention(String::new()), None)]).passed());
+    let status = |verdicts: &[Verdict]| {
+        let verdicts: Vec<_> = verdicts.iter().map(|verdict| (verdict.clone(), None)).collect();
+        report(&verdicts).status()
+    };
+    let text = String::new;
+    let (open, unasked) = (Verdict::Undecided(text()), Verdict::NotAsked(text()));
+    assert_eq!(
+        status(&[Verdict::Pass, Verdict::Unsupported(text()), unasked.clone()]),
+        Status::Passed
+    );
+    for negative in [Verdict::Fail(text()), Verdict::Vacuous(text()), Verdict::Convention(text())] {
+        assert_eq!(status(&[Verdict::Pass, open.clone(), negative]), Status::Failed);
+    }
+    assert_eq!(status(&[Verdict::Pass, open]), Status::Undecided);
+    assert_eq!(status(&[]), Status::Undecided, "nothing was checked");
+    assert_eq!(status(&[unasked]), Status::Undecided, "nothing was checked");
+}
+
+/// One undecided check in four passes where a quarter is allowed, and the headline says so.
+#[test]
+fn an_allowed_share_of_undecided_checks_passes() {
+    let open = Verdict::Undecided("no bound".to_string());
+    let verdicts =
+        [Verdict::Pass, Verdict::Pass, Verdict::Pass, open].map(|verdict| (verdict, None));
+    let mut report = report(&verdicts);
+    for (share, status) in
+        [(0.0, Status::Undecided), (0.24, Status::Undecided), (0.25, Status::Passed)]
+    {
+        report.about.allow_undecided = share;
+        assert_eq!(report.status(), status, "{share}");
+    }
+    let line = headline(&report);
+    assert!(
+        line.starts_with("PASSED: 4 checks, 0 negative, 1 undecided (25.0 % allowed), "),
+        "{line}"
+    );
+    assert!(
+        markdown(&report).contains("## Undecided\n\n- `simd/portable` bound `a|b`: no bound\n")
+    );
+    let xml = junit(&report).unwrap();
+    assert!(xml.contains(r#"skipped="0" failures="0" errors="1""#), "{xml}");
 }
 
 #[test]
@@ -172,9 +209,12 @@ fn cells_count_what_was_checked() {
 
 #[test]
 fn the_headline_has_the_verdict_and_the_counts() {
-    assert_eq!(headline(&bad()), "FAILED: 4 checks, 2 negative, 1 not offered, seed 7");
+    assert_eq!(
+        headline(&bad()),
+        "FAILED: 4 checks, 2 negative, 0 undecided, 1 not offered, seed 7"
+    );
     let good = report(&[(Verdict::Pass, None)]);
-    assert_eq!(headline(&good), "PASSED: 1 checks, 0 negative, 0 not offered, seed 7");
+    assert_eq!(headline(&good), "PASSED: 1 check, 0 negative, 0 undecided, 0 not offered, seed 7");
 }
 
 #[test]
@@ -241,7 +281,9 @@ fn json_holds_everything() {
         ("depth", "core".into()),
         ("profile", "strict".into()),
         ("seed", 7.into()),
+        ("status", "failed".into()),
         ("passed", false.into()),
+        ("undecided", 0.into()),
         ("checks", 4.into()),
         ("negative", 2.into()),
     ] {

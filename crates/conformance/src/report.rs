@@ -3,7 +3,7 @@
 mod record;
 
 pub(crate) use record::in_words;
-pub use record::{About, Absent, Record, Report, Simplest, Verdict};
+pub use record::{About, Absent, Record, Report, Simplest, Status, Verdict};
 
 use serde::Serialize;
 
@@ -16,9 +16,11 @@ struct File<'a> {
     etalon: &'static str,
     #[serde(flatten)]
     about: &'a About,
+    status: &'static str,
     passed: bool,
     checks: usize,
     negative: usize,
+    undecided: usize,
     records: &'a [Record],
     simplest: &'a [Simplest],
     absent: &'a [Absent],
@@ -30,9 +32,11 @@ pub fn json(report: &Report) -> Result<String, serde_json::Error> {
         schema: SCHEMA,
         etalon: env!("CARGO_PKG_VERSION"),
         about: &report.about,
-        passed: report.passed(),
+        status: report.status().name(),
+        passed: report.status() == Status::Passed,
         checks: report.checks(),
         negative: report.negative().count(),
+        undecided: report.undecided().count(),
         records: &report.records,
         simplest: &report.simplest,
         absent: &report.absent,

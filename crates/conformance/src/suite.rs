@@ -37,6 +37,8 @@ pub struct SuiteOptions<'a> {
     pub part: Option<Part>,
     /// The profile that is claimed; `None`: what etalon's own tiers promise.
     pub profile: Option<Profile>,
+    /// The share of the checks that may be undecided in a run that passes.
+    pub allow_undecided: f64,
 }
 
 impl<'a> SuiteOptions<'a> {
@@ -52,6 +54,7 @@ impl<'a> SuiteOptions<'a> {
             laws: Vec::new(),
             part: None,
             profile: None,
+            allow_undecided: 0.0,
         }
     }
 
@@ -180,6 +183,7 @@ fn about(options: &SuiteOptions<'_>) -> About {
         part: options.part.map(|part| part.to_string()),
         profile: options.profile.map_or("strict", |profile| profile.name),
         seed: options.seed,
+        allow_undecided: options.allow_undecided,
         ..About::default()
     }
 }

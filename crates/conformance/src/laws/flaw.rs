@@ -9,6 +9,10 @@ use etalon_problem::Error;
 pub enum Flaw {
     /// The law is broken: how that shows.
     Fail(String),
+    /// Neither right nor wrong can be told: of what, and what would decide.
+    Undecided(String),
+    /// The tier was not asked, since the question does not concern it: why.
+    NotAsked(String),
     /// The tier does not offer this, and why.
     Unsupported(String),
     /// The case or the suite is at fault: it could not tell right from wrong.
@@ -47,6 +51,8 @@ impl Flaw {
     pub fn verdict(self) -> Verdict {
         match self {
             Flaw::Fail(text) => Verdict::Fail(text),
+            Flaw::Undecided(text) => Verdict::Undecided(text),
+            Flaw::NotAsked(text) => Verdict::NotAsked(text),
             Flaw::Unsupported(text) => Verdict::Unsupported(text),
             Flaw::Vacuous(text) => Verdict::Vacuous(text),
         }

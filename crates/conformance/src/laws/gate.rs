@@ -31,6 +31,8 @@ pub(super) fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),
         Verdict::Fail(text) | Verdict::Convention(text) => Err(Flaw::Fail(text)),
+        Verdict::Undecided(text) => Err(Flaw::Undecided(text)),
+        Verdict::NotAsked(text) => Err(Flaw::NotAsked(text)),
         Verdict::Unsupported(text) => Err(Flaw::Unsupported(text)),
         Verdict::Vacuous(text) => Err(Flaw::Vacuous(text)),
     }

@@ -1,6 +1,6 @@
 //! The records of a run.
 
-pub use etalon_oracle::gates::Verdict;
+pub use etalon_oracle::gates::{Status, Verdict};
 
 use etalon_problem::{Algorithm, Dtype, Pass};
 use serde::Serialize;
@@ -88,6 +88,8 @@ pub struct About {
     pub profile: &'static str,
     /// The seed of the inputs.
     pub seed: u64,
+    /// The share of the checks that may be undecided in a run that passes.
+    pub allow_undecided: f64,
 }
 
 /// The simplest case in which a failure shows.
@@ -116,9 +118,18 @@ pub struct Report {
 }
 
 impl Report {
-    /// Whether every verdict is a pass or a declared absence.
-    pub fn passed(&self) -> bool {
-        self.negative().next().is_none()
+    /// The worst verdict. Undecided also where nothing was checked, and where more than the allowed share of
+    /// the checks is.
+    pub fn status(&self) -> Status {
+        let (checks, undecided) = (self.checks(), self.undecided().count());
+        let allowed = self.about.allow_undecided * checks as f64;
+        if self.negative().next().is_some() {
+            Status::Failed
+        } else if checks == undecided || undecided as f64 > allowed {
+            Status::Undecided
+        } else {
+            Status::Passed
+        }
     }
 
     /// The records whose verdict is negative.
@@ -126,9 +137,13 @@ impl Report {
         self.records.iter().filter(|record| record.verdict.is_negative())
     }
 
-    /// The number of checks that were made: those that a tier does not offer do not count.
+    /// The records whose verdict is undecided.
+    pub fn undecided(&self) -> impl Iterator<Item = &Record> {
+        self.records.iter().filter(|record| matches!(record.verdict, Verdict::Undecided(_)))
+    }
+
+    /// The number of checks that were made: neither what a tier does not offer, nor what it was not asked.
     pub fn checks(&self) -> usize {
-        let made = |record: &&Record| !matches!(record.verdict, Verdict::Unsupported(_));
-        self.records.iter().filter(made).count()
+        self.records.iter().filter(|record| record.verdict.is_check()).count()
     }
 }
