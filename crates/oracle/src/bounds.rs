@@ -17,6 +17,7 @@ mod sum;
 mod uncertain;
 
 pub use crate::tensor::{Values, values};
+pub use model::NoBound;
 
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
@@ -41,6 +42,11 @@ pub struct Bound {
     /// The largest finite number of its storage type: a result whose value and bound reach beyond
     /// it may overflow.
     pub largest: f64,
+    /// How many elements have no bound, by the reason.
+    pub no_bound: BTreeMap<NoBound, usize>,
+    /// Of whole numbers: which others are as right, since rounding decides, by the place of the element in
+    /// row-major order.
+    pub as_right: BTreeMap<usize, Vec<usize>>,
 }
 
 /// The bounds of every output of a pass.
@@ -122,6 +128,7 @@ fn finish(
     mut outputs: Values,
 ) -> Result<Bounds, Error> {
     let mut bounds = BTreeMap::new();
+    let mut as_right = std::mem::take(&mut errors.as_right);
     for operand in problem.operands(pass).iter().filter(|operand| operand.role == Role::Output) {
         let missing = || Error::Missing {
             operand: operand.name.to_string(),
@@ -130,12 +137,22 @@ fn finish(
         let value = outputs.remove(operand.name).ok_or_else(missing)?;
         Error::expect_shape(operand.name, &operand.shape, value.shape())?;
         let errors = errors.lists.remove(operand.name).ok_or_else(missing)?;
-        let bound = value.iter().zip(errors);
-        let bound = bound.map(|(&x, error)| model.finish(x, error, operand.precision)).collect();
+        let mut no_bound = BTreeMap::new();
+        let bound = value.iter().zip(errors).map(|(&x, error)| {
+            let bound = model.finish(x, error, operand.precision);
+            if bound == f64::INFINITY {
+                let reason = model.no_bound(error).unwrap_or(NoBound::Sum);
+                *no_bound.entry(reason).or_default() += 1;
+            }
+            bound
+        });
+        let bound = bound.collect();
         let bound = ArrayD::from_shape_vec(IxDyn(&operand.shape), bound).map_err(|_| missing())?;
         let largest = model.dtype(operand.precision).map_or(f64::INFINITY, Dtype::max);
         let stored = Stored::of(operand.precision, Dtype::F64);
-        bounds.insert(operand.name.to_string(), Bound { value, bound, stored, largest });
+        let as_right = as_right.remove(operand.name).unwrap_or_default();
+        let bound = Bound { value, bound, stored, largest, no_bound, as_right };
+        bounds.insert(operand.name.to_string(), bound);
     }
     Ok(Bounds { outputs: bounds, power: errors.power })
 }

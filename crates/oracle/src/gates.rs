@@ -55,8 +55,14 @@ fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, Str
 /// The margin of every element of an output that has its shape, in row-major order: |got − value| / bound,
 /// and ∞ for a wrong class. Above 1 an element is off.
 pub fn margins(bound: &Bound, got: &ArrayD<f64>) -> Vec<f64> {
-    let elements = bound.value.iter().zip(&bound.bound).zip(got);
-    elements.map(|((&value, &b), &got)| margin(got, value, b, bound.largest)).collect()
+    let elements = bound.value.iter().zip(&bound.bound).zip(got).enumerate();
+    let as_right = |at: usize, got: f64| {
+        bound.as_right.get(&at).is_some_and(|others| others.iter().any(|&x| x as f64 == got))
+    };
+    let margin = |(at, ((&value, &b), &got)): (usize, ((&f64, &f64), &f64))| {
+        if as_right(at, got) { 0.0 } else { margin(got, value, b, bound.largest) }
+    };
+    elements.map(margin).collect()
 }
 
 /// |got − value| / bound, and ∞ for a wrong class. Never NaN, so that no comparison can lose it.

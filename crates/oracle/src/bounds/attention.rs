@@ -3,7 +3,7 @@
 use super::heads::{self, PairTerms, RowTerms};
 use super::inputs::{Errors, Inputs};
 use super::model::floor;
-use super::scores::{Operands, Pair, Row};
+use super::scores::{Average, Hull, Operands, Pair, Row};
 use super::sum::{Sum, dots};
 use etalon_problem::{Pass, Scores};
 
@@ -28,19 +28,22 @@ fn output(row: &Row<'_>, errors: &mut [f64]) -> f64 {
     let Some(last) = row.pairs.last() else {
         return f64::NAN; // nothing to sum: o = 0 exactly
     };
-    if row.refused {
+    if row.overflows {
         errors.fill(f64::INFINITY);
     } else {
+        let mut rounded = vec![0.0; o.len()];
         for pair in &row.pairs {
-            let rounded = pair.p * (row.gamma + model.u_p) + model.eta_p;
-            let v = place.shared(operands.v, pair.key);
-            for ((error, &v), &o) in errors.iter_mut().zip(v).zip(o) {
-                *error += pair.p_error * (v - o).abs() + rounded * v.abs();
+            let (v, weight) = (place.shared(operands.v, pair.key), row.rounded(model, pair));
+            for (((apart, rounded), &v), &o) in errors.iter_mut().zip(&mut rounded).zip(v).zip(o) {
+                *apart += pair.p_error * (v - o).abs();
+                *rounded += weight * v.abs();
             }
         }
-        for (error, &o) in errors.iter_mut().zip(o) {
-            *error += (row.pi_error + row.gamma + 2.0 * model.u) * o.abs();
-            *error *= row.normalised();
+        let hulls = row.rough.then(|| hulls(row));
+        for (c, (error, rounded)) in errors.iter_mut().zip(rounded).enumerate() {
+            let hull = hulls.as_ref().map(|hulls| hulls[c]);
+            let average = Average { value: o[c], apart: *error, rounded, hull };
+            *error = row.average(model, &average, o[c].abs());
             *error += floor(*error, row.pairs.len() as f64 * model.eta);
         }
     }
@@ -50,6 +53,16 @@ fn output(row: &Row<'_>, errors: &mut [f64]) -> f64 {
     let v = place.shared(operands.v, last.key).iter().zip(o).zip(errors);
     let moves = v.map(|((v, o), error)| last.p / (1.0 - last.p) * (v - o).abs() / *error);
     moves.fold(f64::NAN, f64::max)
+}
+
+/// Of each column of the values that a row sees.
+fn hulls(row: &Row<'_>) -> Vec<Hull> {
+    let v = row.place.operands.v;
+    let mut hulls = vec![Hull::EMPTY; v.width];
+    for pair in &row.pairs {
+        hulls.iter_mut().zip(row.place.shared(v, pair.key)).for_each(|(hull, &v)| hull.add(v));
+    }
+    hulls
 }
 
 /// What a row adds to the gradients.
@@ -109,27 +122,31 @@ impl<'a> Delta<'a> {
         let (product, absolute) = dots(dout, o);
         delta.value += product;
         delta.dot_gamma = model.gamma(dout.len() + 1);
-        let (mut streamed, mut rounded) = (row.pi_error * product.abs(), 0.0);
+        let (mut apart, mut rounded, mut hull) = (0.0, 0.0, Hull::EMPTY);
         // δ = Σ P dP, of weights that are made again (N85).
         let mut summed = 0.0;
         for pair in &row.pairs {
             let (dp, size) = dots(dout, place.shared(operands.v, pair.key));
-            streamed += pair.p_error * (dp - product).abs();
-            let chain = (pair.p * (row.gamma + model.u_p) + model.eta_p) * size;
-            rounded += chain;
+            apart += pair.p_error * (dp - product).abs();
+            rounded += row.rounded(model, pair) * size;
+            hull.add(dp);
             let tiny = floor(size, dout.len() as f64 * model.eta);
             let dp_error = delta.dot_gamma * size + tiny;
             let weight = row.recomputed(model, pair, 0.0);
-            summed += weight * (dp.abs() + dp_error) + pair.p * dp_error + chain;
+            let chain = (pair.p + weight) * model.rounded_weight(row.gamma) + model.eta_p;
+            summed += weight * (dp.abs() + dp_error) + pair.p * dp_error + chain * size;
             delta.dp.push((dp, size));
         }
-        let own = (streamed + rounded + (row.gamma + 2.0 * model.u) * absolute) * row.normalised();
-        let from_output = own
-            + model.stored_product(dout, o)
-            + delta.dot_gamma * absolute
+        // A rough row may move its o beyond its size before it is stored and multiplied.
+        let hull = row.rough.then_some(hull);
+        let average = Average { value: product, apart, rounded, hull };
+        let moved = row.average(model, &average, absolute);
+        let grown = if row.rough && absolute > 0.0 { 1.0 + moved / absolute } else { 1.0 };
+        let from_output = moved
+            + grown * (model.stored_product(dout, o) + delta.dot_gamma * absolute)
             + floor(absolute, dout.len() as f64 * model.eta);
         delta.error = from_output.max(summed) + model.u * (dlse.abs() + delta.value.abs());
-        if row.refused && !row.pairs.is_empty() {
+        if row.overflows {
             delta.error = f64::INFINITY;
         }
         delta

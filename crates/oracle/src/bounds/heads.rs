@@ -6,7 +6,6 @@ use super::model::Model;
 use super::scores::{Operands, Place, Row};
 use super::sum::{Sum, accumulate};
 use rayon::prelude::*;
-use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// The errors of o and of lse; heads in parallel. `output` adds the errors of a row of o, and returns
@@ -22,7 +21,7 @@ pub(super) fn forward(
         let mut powers = Vec::new();
         for place in operands.places(batch, head..head + 1) {
             let (row, at) = (Row::new(place), place.query());
-            lse[at] = if row.refused { f64::INFINITY } else { row.lse_error };
+            lse[at] = row.lse_error;
             powers.push(output(&row, &mut o[at * width..(at + 1) * width]));
         }
         (o, lse, powers)
@@ -34,7 +33,7 @@ pub(super) fn forward(
     let power = (all > 0).then(|| strong as f64 / all as f64);
     let o = heads.iter().flat_map(|(o, ..)| o).copied().collect();
     let lse = heads.iter().flat_map(|(_, lse, _)| lse).copied().collect();
-    Errors { lists: BTreeMap::from([("o", o), ("lse", lse)]), power }
+    Errors { power, ..Errors::of([("o", o), ("lse", lse)]) }
 }
 
 /// What a pair adds to the gradients.
@@ -163,13 +162,13 @@ impl Gradients {
         let (u_g, tiny) = if shared { (model.u_g, model.eta_g) } else { (0.0, model.eta) };
         for pair in &row.pairs {
             let (key, gamma) = (pair.key, gammas[pair.key]);
-            let to_query = sigma * (pair.by_query.error + row.gamma * pair.by_query.absolute);
+            let to_query = sigma * pair.by_query.summed(row.gamma);
             accumulate(dq, to_query, place.shared(operands.k, key), model.eta); // (N15), (N47)
-            let to_key = sigma * (pair.by_key.error + (gamma + u_g) * pair.by_key.absolute);
+            let to_key = sigma * pair.by_key.summed(gamma + u_g);
             let dk = &mut self.dk[key * e.dim..(key + 1) * e.dim];
             accumulate(dk, to_key, q, tiny); // (N17), (N48)
             if let Some((weight, stored)) = pair.weight {
-                let error = weight.error + weight.absolute * (model.u_p + gamma + u_g) + stored;
+                let error = weight.summed(model.u_p + gamma + u_g) + stored;
                 let dv = &mut self.dv[key * dout.len()..(key + 1) * dout.len()];
                 accumulate(dv, error, dout, tiny); // (N18), (N49)
             }
@@ -197,6 +196,6 @@ impl Gradients {
             (of_heads, by_head), // (N19), (N51)
             ("dbias", dbias),    // (N20), (N50)
         ];
-        Errors { lists: BTreeMap::from(lists), power: None }
+        Errors::of(lists)
     }
 }

@@ -45,8 +45,7 @@ impl<'a> Inputs<'a> {
             let results = outputs.get(operand.name)?.iter();
             Some((operand.name, results.map(|x| error(operand.name, x)).collect()))
         };
-        let lists = problem.operands(self.pass).iter().filter_map(errors).collect();
-        Ok(Errors { lists, power: None })
+        Ok(Errors::of(problem.operands(self.pass).iter().filter_map(errors)))
     }
 }
 
@@ -74,14 +73,21 @@ pub(super) struct Errors {
     pub lists: BTreeMap<&'static str, Vec<f64>>,
     /// As [`crate::bounds::Bounds::power`].
     pub power: Option<f64>,
+    /// As [`crate::bounds::Bound::as_right`], by name.
+    pub as_right: BTreeMap<&'static str, BTreeMap<usize, Vec<usize>>>,
 }
 
 impl Errors {
+    /// These lists alone.
+    pub fn of(lists: impl IntoIterator<Item = (&'static str, Vec<f64>)>) -> Self {
+        let lists = lists.into_iter().collect();
+        Errors { lists, power: None, as_right: BTreeMap::new() }
+    }
+
     /// Those of a pass without a row to compute: what it returns is 0, being sums of nothing, however
     /// many heads there are.
     pub fn none(problem: &Problem, pass: Pass) -> Self {
         let outputs = problem.operands(pass).into_iter().filter(|x| x.role == Role::Output);
-        let lists = outputs.map(|x| (x.name, vec![0.0; x.len()])).collect();
-        Errors { lists, power: None }
+        Errors::of(outputs.map(|x| (x.name, vec![0.0; x.len()])))
     }
 }

@@ -80,7 +80,7 @@ fn output(row: &Row<'_>, pairs: &[Pair], errors: &mut [f64]) {
     let Operands { model, v, .. } = *row.place.operands;
     for pair in pairs.iter().filter(|pair| pair.may_be_active) {
         let weight = pair.e_error
-            + row.gamma * pair.terms
+            + row.gamma * (pair.terms + pair.e_error)
             + model.u_p * (pair.e + pair.e_error)
             + model.eta_p;
         for (error, v) in errors.iter_mut().zip(row.place.shared(v, pair.key)) {
@@ -127,7 +127,7 @@ impl<'a> Gradient<'a> {
             found.open += pair.if_open(pair.p * g.abs());
             // By (E8), or by (E16) from o and the sum of the active values.
             let moved = (pair.p_error + 3.0 * model.u * pair.terms) * (g.abs() + gamma * size);
-            let rounded = (row.gamma + gamma) * pair.terms
+            let rounded = (row.gamma + gamma) * (pair.terms + pair.e_error)
                 + model.u_p * (pair.e + pair.e_error)
                 + model.eta_p;
             found.delta_error +=

@@ -22,6 +22,8 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
     let kept = if model.stores_low() { kept } else { 0.0 };
     let underflow = (model.eta * terms * terms + kept * plain as f64) * largest; // η of (N24)
     let overflows = terms * terms * largest > model.limit;
+    // The relative error of a logarithm of a decay.
+    let exponents = (model.profile.exp_slope + tokens as f64) * model.u;
     // (N23): the error of a result whose terms have this mass.
     let error = |name: &str, &Dual { value: mass, tangent: weighted }: &Dual<f64>| {
         if mass == 0.0 {
@@ -35,15 +37,15 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         // A term passes through two products, whatever the form, and (N22) counts it for each sum.
         let products = (2 * sums - 1) as f64 * model.factors;
         let gamma = model.gamma(plain + further(problem, sums, tokens, name));
-        let roundings = gamma + products + stored + (profile.exp_constant + 1.0) * n * u;
-        let exponents = (profile.exp_slope + n) * u;
-        roundings * mass + exponents * weighted + floor(mass, underflow)
+        let others = products + stored + (profile.exp_constant + 1.0) * n * u;
+        let roundings = gamma + others * (1.0 + gamma);
+        roundings * mass + exponents * (1.0 + roundings) * weighted + floor(mass, underflow)
     };
     // (N21): for each output the sum M of the absolute terms, and as its tangent W, in which each
     // term is weighted with |G|, the size of the logarithm of the decay in it: d/dτ e^{(1−τ)G} = |G|
-    // e^G at τ = 0.
+    // e^{(1−τ)G}, at the τ by which a logarithm may err.
     let absolute = |name: &str, x: f64| match name {
-        "g" | "g_gamma" => Dual::new(x, -x),
+        "g" | "g_gamma" => Dual::new(x * (1.0 - exponents.min(1.0)), -x),
         _ => Dual::constant(x.abs()),
     };
     let positive = problem.clone().scale(problem.scale.abs()).into();

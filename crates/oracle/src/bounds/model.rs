@@ -2,10 +2,48 @@
 
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Precision, Stored};
+use std::fmt;
 
-/// Above this sum of relative errors a row's bound says nothing that could be relied on, and is
-/// withdrawn: the element then carries no requirement.
-pub(super) const LARGEST_RELATIVE: f64 = 0.1;
+/// Why an element has no bound.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum NoBound {
+    /// A sum may overflow its type, or has more terms than its roundoff can count (n u ≥ 1).
+    Sum,
+    /// The logarithm of a weight is so uncertain that e^ρ leaves the range of f64.
+    Exponential,
+    /// The error of a divisor reaches the divisor.
+    Divisor,
+}
+
+impl NoBound {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            NoBound::Sum => "sum",
+            NoBound::Exponential => "exponential",
+            NoBound::Divisor => "divisor",
+        }
+    }
+}
+
+/// As a reason: "no bound, since …".
+impl fmt::Display for NoBound {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(match self {
+            NoBound::Sum => "a sum may overflow its type or has too many terms",
+            NoBound::Exponential => "the scores are too uncertain for any bound of a weight",
+            NoBound::Divisor => "the error of a divisor reaches it",
+        })
+    }
+}
+
+/// The error of a weight P e^ρ that f64 cannot hold, and of a quotient whose divisor may be 0. Sums of
+/// infinite terms are infinite. In between lie [`BEYOND`]s by which [`Model::no_bound`] tells them apart,
+/// whatever operands of up to 10³⁸ they are multiplied by.
+pub(super) const UNCERTAIN_WEIGHT: f64 = 1e170;
+/// See [`UNCERTAIN_WEIGHT`].
+pub(super) const UNCERTAIN_DIVISOR: f64 = 1e250;
+const BEYOND: [f64; 2] = [1e130, 1e210];
 
 /// The numbers of a profile together with the storage type.
 #[derive(Debug, Clone, Copy)]
@@ -68,7 +106,7 @@ impl Model {
     }
 
     /// γ_n = n u / (1 − n u) + 2 u_f: the relative error of a chain of n roundings, one of them of a
-    /// product (N1). Products of two such errors are left to the safety factor, which holds 1 %.
+    /// product (N1).
     pub fn gamma(&self, n: usize) -> f64 {
         self.gamma_of_sum(n) + self.factors
     }
@@ -76,7 +114,7 @@ impl Model {
     /// The same of a chain of sums alone.
     pub fn gamma_of_sum(&self, n: usize) -> f64 {
         let nu = n as f64 * self.u;
-        if nu < 0.01 { nu / (1.0 - nu) } else { f64::INFINITY }
+        if nu < 1.0 { nu / (1.0 - nu) } else { f64::INFINITY }
     }
 
     /// The relative error of exp(x), `distance` = |x| (N3).
@@ -98,13 +136,10 @@ impl Model {
         self.profile.rescale_lag.min((most - least).max(0.0))
     }
 
-    /// The error of lse = m + ln l before it is stored (N9). `relative` is that of l, and |ln l| is at
-    /// most `log`, however far the maximum lags.
-    pub fn lse_error(&self, relative: f64, gamma: f64, max: f64, log: f64) -> f64 {
-        relative / (1.0 - relative).max(0.0)
-            + gamma
-            + self.log_error(log)
-            + 3.0 * self.u * (max.abs() + log)
+    /// The error of lse = m + ln l before it is stored (N9). Errors of the weights move ln l by at most
+    /// `moved`, and |ln l| is at most `log`, however far the maximum lags.
+    pub fn lse_error(&self, moved: f64, gamma: f64, max: f64, log: f64) -> f64 {
+        moved + gamma + self.log_error(log) + 3.0 * self.u * (max.abs() + log)
     }
 
     /// The error of a logarithm of size `log`.
@@ -121,6 +156,11 @@ impl Model {
     /// How far an error may reach in a decision: as far as (N4) lets it in an output.
     pub fn widened(&self, error: f64) -> f64 {
         self.safety * error
+    }
+
+    /// The relative error of a term P v of a sum: the rounding of a stored P, and γ of the sum.
+    pub fn rounded_weight(&self, gamma: f64) -> f64 {
+        gamma + self.u_p * (1.0 + gamma)
     }
 
     /// Whether weights or dS are rounded to less than the accumulator's type.
@@ -158,17 +198,45 @@ impl Model {
         if precision == Precision::Integer {
             return error; // 0, or ∞ where rounding decides which number it is
         }
-        if error > self.u * self.limit {
+        if self.no_bound(error).is_some() {
             return f64::INFINITY;
         }
-        let bound = self.safety * (error + self.store(value.abs() + error, precision));
-        if bound.is_nan() { f64::INFINITY } else { bound }
+        self.safety * (error + self.store(value.abs() + error, precision))
+    }
+
+    /// Why a result of such an error has no bound, if it has none.
+    pub fn no_bound(&self, error: f64) -> Option<NoBound> {
+        if error <= self.u * self.limit.min(BEYOND[0]) {
+            return None;
+        }
+        Some(match error {
+            error if error > BEYOND[1] && error < f64::INFINITY => NoBound::Divisor,
+            error if error > BEYOND[0] && error < f64::INFINITY => NoBound::Exponential,
+            _ => NoBound::Sum,
+        })
     }
 }
 
 /// e^ρ − 1 from above (N2): by how much a weight may grow whose logarithm errs by ρ.
 pub(super) fn growth(rho: f64) -> f64 {
     if rho <= 1.0 { rho * (1.0 + rho) } else { rho.exp_m1() }
+}
+
+/// The error of a weight e^`log` whose logarithm errs by `rho` (N2): e^log (e^ρ − 1). ∞ where nothing is known
+/// of the logarithm.
+pub(super) fn weight_error(log: f64, rho: f64) -> f64 {
+    if rho <= 1.0 {
+        log.exp() * growth(rho)
+    } else if rho == f64::INFINITY {
+        f64::INFINITY
+    } else {
+        (log + rho).exp().min(UNCERTAIN_WEIGHT)
+    }
+}
+
+/// The relative error of a quotient whose divisor errs by `relative` of itself: r / (1 − r).
+pub(super) fn divided(relative: f64) -> f64 {
+    if relative < 1.0 { relative / (1.0 - relative) } else { UNCERTAIN_DIVISOR }
 }
 
 /// `eta` where something can underflow: a sum of nothing but zeros is exact.

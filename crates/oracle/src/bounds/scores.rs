@@ -1,7 +1,7 @@
 //! The scores and weights of one row with their errors: equations (N5) to (N10).
 
 use super::inputs::{Inputs, Rows};
-use super::model::{LARGEST_RELATIVE, Model, floor, growth};
+use super::model::{Model, floor, weight_error};
 use super::sum::{Sum, dots};
 use etalon_problem::{DistanceBias, Extents, Precision, Scores, Sequence};
 use std::ops::Range;
@@ -123,7 +123,8 @@ pub(super) struct Pair {
     pub slope: f64,
     /// ε′: the error of S′, (N6).
     pub slope_error: f64,
-    /// P, (F4).
+    /// ln P and P, (F4).
+    log: f64,
     pub p: f64,
     /// e: the error of a streamed P before its sum normalises it, (N7).
     pub p_error: f64,
@@ -145,14 +146,65 @@ pub(super) struct Row<'a> {
     max: f64,
     /// Λ: how far a running maximum may lag behind it.
     lag: f64,
-    /// A: the relative error of the sum of the weights, (N7).
-    relative: f64,
-    /// γ of a streamed sum over the row.
+    /// A⁻: the least that the sum of the weights may become, which is 1 (N7).
+    least: f64,
+    /// γ of a streamed sum over the row, of products and of the weights alone.
     pub gamma: f64,
+    sum_gamma: f64,
     /// The error of the stored lse, (N9).
     pub lse_error: f64,
-    /// Whether the row's errors are too large to bound anything.
-    pub refused: bool,
+    /// Whether weights may err by so much that their average is bounded by its hull, too.
+    pub rough: bool,
+    /// Whether a score may overflow: nothing is known of the row.
+    pub overflows: bool,
+}
+
+/// The logarithm of the sum of the weights may move by so much before the hull of the values is the better
+/// bound anywhere: it costs a pass over the values.
+const ROUGH: f64 = 0.1;
+
+/// An average y of numbers x_j with the weights of a row, as its bound (N8) reads it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Average {
+    /// y.
+    pub value: f64,
+    /// Σ e_j |x_j − y|.
+    pub apart: f64,
+    /// What rounding the weights and the sum costs: Σ w_j |x_j| with w of [`Row::rounded`].
+    pub rounded: f64,
+    /// Where the x_j lie; of rough rows.
+    pub hull: Option<Hull>,
+}
+
+/// The least and the largest of some numbers.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Hull {
+    low: f64,
+    high: f64,
+}
+
+impl Hull {
+    pub const EMPTY: Hull = Hull { low: f64::INFINITY, high: f64::NEG_INFINITY };
+
+    pub fn add(&mut self, x: f64) {
+        (self.low, self.high) = (self.low.min(x), self.high.max(x));
+    }
+}
+
+/// A weight P with its error, and what it contributes to A⁺ and A⁻.
+struct Weight {
+    p: f64,
+    error: f64,
+    most: f64,
+    least: f64,
+}
+
+impl Weight {
+    /// e^`log`, whose logarithm errs by ρ.
+    fn new(log: f64, rho: f64) -> Self {
+        let (p, error) = (log.exp(), weight_error(log, rho));
+        Weight { p, error, most: p + error, least: (log - rho).exp() }
+    }
 }
 
 impl<'a> Operands<'a> {
@@ -196,7 +248,7 @@ impl<'a> Operands<'a> {
         // Either ds or σ ds is what a kernel stores; without a scale neither reaches a gradient.
         let unscaled = if scale > 0.0 { scale.recip().max(1.0) } else { 1.0 };
         error += floor(ds.absolute + error, model.eta_ds * unscaled);
-        if ds.absolute * scale.max(1.0) > model.profile.ds_store.max() {
+        if (ds.absolute + error) * scale.max(1.0) > model.profile.ds_store.max() {
             error = f64::INFINITY;
         }
         Sum { error, ..ds }
@@ -236,7 +288,8 @@ impl<'a> Operands<'a> {
         if score.abs() > model.limit {
             error = f64::INFINITY;
         }
-        Pair { key, score, error, slope, slope_error, p: 0.0, p_error: 0.0 }
+        let (log, p, p_error) = (f64::NEG_INFINITY, 0.0, 0.0);
+        Pair { key, score, error, slope, slope_error, log, p, p_error }
     }
 }
 
@@ -256,7 +309,9 @@ impl Capped {
         let u = model.u;
         // |ln S′| changes by at most 2/c for each unit of s.
         let steepest = (slope * (2.0 * error / cap).exp()).min(1.0);
-        let moved = steepest * error;
+        // Nor does it leave the range of the cap, unless nothing is known of s.
+        let range = if error < f64::INFINITY { cap * (1.0 + tau.abs()) } else { f64::INFINITY };
+        let moved = (steepest * error).min(range);
         let tau_error = moved / cap + model.profile.tanh * u;
         let slope_error = (2.0 * tau.abs() + tau_error) * tau_error + u * (tau * tau + slope);
         Capped { moved, tau_error, slope_error }
@@ -279,38 +334,76 @@ impl<'a> Row<'a> {
         let rescales = model.profile.rescales(terms);
         let lag = model.lag(pairs.iter().map(|pair| pair.score).chain([sink]));
         let weight = |logit: f64, error: f64| {
-            let p = (logit - lse).exp();
-            (p, weight_error(p, error + model.streamed_exp((logit - max).abs(), lag, rescales)))
+            let rho = error + model.streamed_exp((logit - max).abs(), lag, rescales);
+            Weight::new(logit - lse, rho)
         };
+        let (mut most, mut least) = (terms as f64 * model.eta, 0.0);
         for pair in &mut pairs {
-            (pair.p, pair.p_error) = weight(pair.score, pair.error);
+            let weight = weight(pair.score, pair.error);
+            (pair.log, pair.p, pair.p_error) = (pair.score - lse, weight.p, weight.error);
+            (most, least) = (most + weight.most, least + weight.least);
         }
-        let (pi, pi_error) = if sink > f64::NEG_INFINITY { weight(sink, 0.0) } else { (0.0, 0.0) };
+        let (mut pi, mut pi_error) = (0.0, 0.0);
+        if sink > f64::NEG_INFINITY {
+            let weight = weight(sink, 0.0);
+            (pi, pi_error) = (weight.p, weight.error);
+            (most, least) = (most + weight.most, least + weight.least);
+        }
         let chain = model.profile.chain(terms);
-        let gamma = model.gamma(chain);
-        let weights = pairs.iter().map(|pair| pair.p_error).sum::<f64>();
-        let relative = weights + pi_error + terms as f64 * model.eta;
+        let (gamma, sum_gamma) = (model.gamma(chain), model.gamma_of_sum(chain));
+        // Roundings of P itself leave the sums a little beside 1.
+        let moved = most.ln().max(-least.ln()).max(0.0);
         let log = (lse - max).abs() + lag;
-        let lse_error = model.lse_error(relative, model.gamma_of_sum(chain), max, log)
-            + model.store(lse.abs(), Precision::Wide);
-        let largest = relative.max(lse_error);
-        let refused = largest.is_nan() || largest > LARGEST_RELATIVE;
-        Row { place, pairs, lse, sink, pi, pi_error, max, lag, relative, gamma, lse_error, refused }
+        let lse_error =
+            model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), Precision::Wide);
+        let overflows = pairs.iter().any(|pair| !pair.error.is_finite());
+        let rough = moved > ROUGH;
+        Row {
+            place,
+            pairs,
+            lse,
+            sink,
+            pi,
+            pi_error,
+            max,
+            lag,
+            least,
+            gamma,
+            sum_gamma,
+            lse_error,
+            rough,
+            overflows,
+        }
     }
 
-    /// (1 + A) / (1 − A): what normalising an erroneous sum makes of an error (N8).
-    pub fn normalised(&self) -> f64 {
-        (1.0 + self.relative) / (1.0 - self.relative).max(0.0)
+    /// What the rounding of a stored P and of the sums costs of P v, for each |v| (N8).
+    pub fn rounded(&self, model: &Model, pair: &Pair) -> f64 {
+        (pair.p + pair.p_error) * model.rounded_weight(self.gamma) + model.eta_p
+    }
+
+    /// (N8): the error of an average with the weights of the row. `size` is that of what the division rounds:
+    /// |y|, or the sum of the sizes of the parts of y.
+    pub fn average(&self, model: &Model, terms: &Average, size: f64) -> f64 {
+        let mut moved = (terms.apart + self.pi_error * terms.value.abs()) / self.least;
+        let mut rounded = terms.rounded / self.least;
+        if let Some(Hull { low, high }) = terms.hull {
+            // Whatever the weights are, their average lies between the values, and 0 where there is a sink.
+            let zero = if self.sink > f64::NEG_INFINITY { 0.0 } else { terms.value };
+            let (low, high) = (low.min(zero), high.max(zero));
+            moved = moved.min((high - terms.value).max(terms.value - low));
+            let tiny = self.pairs.len() as f64 * model.eta_p;
+            let largest = low.abs().max(high.abs()).max(size);
+            rounded = rounded.min((model.rounded_weight(self.gamma) + tiny) * largest);
+        }
+        let division = (self.sum_gamma + 2.0 * model.u) * size;
+        (moved + rounded + division) / (1.0 - self.sum_gamma).max(0.0)
     }
 
     /// (N10): the error of a P that is computed anew from the stored lse. `more` is added to that of
     /// its logarithm.
     pub fn recomputed(&self, model: &Model, pair: &Pair, more: f64) -> f64 {
-        if self.refused {
-            return f64::INFINITY;
-        }
         let exp = model.exp((pair.score - self.lse).abs());
-        weight_error(pair.p, pair.error + self.lse_error + exp + more) + model.eta
+        weight_error(pair.log, pair.error + self.lse_error + exp + more) + model.eta
     }
 
     /// The error of the logarithm of a weight that the forward pass streamed, without ε (N16).
@@ -321,22 +414,7 @@ impl<'a> Row<'a> {
 
     /// (N10) of the sink's weight.
     pub fn recomputed_sink(&self, model: &Model) -> f64 {
-        if self.refused {
-            return f64::INFINITY;
-        }
         let rho = self.lse_error + model.exp((self.sink - self.lse).abs());
-        weight_error(self.pi, rho) + floor(self.pi, model.eta)
-    }
-}
-
-/// The error of a weight whose logarithm errs by `rho` (N2). A weight that is 0 in f64 is far
-/// below every floor, unless nothing is known of its logarithm.
-fn weight_error(p: f64, rho: f64) -> f64 {
-    if rho == f64::INFINITY {
-        f64::INFINITY
-    } else if p == 0.0 {
-        0.0
-    } else {
-        p * growth(rho)
+        weight_error(self.sink - self.lse, rho) + floor(self.pi, model.eta)
     }
 }

@@ -22,9 +22,14 @@ impl Sum {
         self.terms += other.terms;
     }
 
+    /// The error once each term has been rounded by up to `gamma` of itself.
+    pub fn summed(self, gamma: f64) -> f64 {
+        self.error + gamma * (self.absolute + self.error)
+    }
+
     /// The error of the sum where no term passes through more than so many roundings.
     pub fn chained(self, model: &Model, roundings: usize) -> f64 {
-        self.error + model.gamma(roundings) * self.absolute + floor(self.absolute, model.eta)
+        self.summed(model.gamma(roundings)) + floor(self.absolute, model.eta)
     }
 }
 

@@ -2,7 +2,7 @@
 //! sums: the reference itself, over numbers that carry their error, (N80) to (N84) and (N89).
 
 use super::inputs::{Errors, Inputs};
-use super::model::{LARGEST_RELATIVE, Model, growth};
+use super::model::{Model, UNCERTAIN_DIVISOR, weight_error};
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Error, Problem};
 use etalon_reference::operators;
@@ -90,7 +90,10 @@ impl Uncertain {
         if self.terms <= 1 {
             self.error
         } else {
-            self.error + FUNCTIONS.chain(self.terms as usize) as f64 * self.mass
+            // γ, in roundoffs, of the terms and of their errors.
+            let (n, u) = (FUNCTIONS.chain(self.terms as usize) as f64, self.u());
+            let gamma = if n * u < 1.0 { n / (1.0 - n * u) } else { f64::INFINITY };
+            self.error + gamma * (self.mass + self.error * u)
         }
     }
 
@@ -108,8 +111,8 @@ impl Uncertain {
         let streamed = if self.terms > 1 { 2.0 * streamed } else { 0.0 };
         let relative = self.settled() / self.value.abs() + streamed;
         match relative * u {
-            small if small <= LARGEST_RELATIVE => relative / (1.0 - small),
-            _ => f64::INFINITY,
+            small if small < 1.0 => relative / (1.0 - small),
+            _ => UNCERTAIN_DIVISOR,
         }
     }
 }
@@ -150,8 +153,9 @@ operators! {
     },
     div { // (N81): a division, or a product with a rounded reciprocal.
         let (value, y_size) = (x.value / y.value, y.value.abs());
-        let passed_on = x.settled() / y_size
-            + times(value.abs(), y.relative(roundoff(x.single | y.single)));
+        let u = roundoff(x.single | y.single);
+        let relative = y.relative(u);
+        let passed_on = x.settled() / y_size * (1.0 + relative * u) + times(value.abs(), relative);
         let tiny = (x.tiny + times(value.abs(), y.tiny)) / y_size;
         let division = f64::from(x.value != 0.0);
         x.term_with(y, value, passed_on + 2.0 * value.abs(), tiny + division)
@@ -178,7 +182,7 @@ impl Real for Uncertain {
         let own = FUNCTIONS.exp_constant + FUNCTIONS.exp_slope * self.value.abs();
         let lse = 4.0 * self.mass;
         let relative = (self.settled() + own + lse) * self.u();
-        let error = times(value, growth(relative) / self.u());
+        let error = weight_error(self.value, relative) / self.u();
         self.term(value, error, times(value, self.tiny) + 1.0)
     }
 

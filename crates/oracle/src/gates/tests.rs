@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 fn shaped(shape: &[usize], value: &[f64], bound: &[f64]) -> Bounds {
     let array = |list: &[f64]| ArrayD::from_shape_vec(shape, list.to_vec()).unwrap();
     let (value, bound, stored) = (array(value), array(bound), Stored::Float(Dtype::F64));
-    let bound = Bound { value, bound, stored, largest: 65504.0 }; // as if stored in f16
+    let (largest, no_bound, as_right) = (65504.0, BTreeMap::new(), BTreeMap::new()); // as if stored in f16
+    let bound = Bound { value, bound, stored, largest, no_bound, as_right };
     Bounds { outputs: BTreeMap::from([("o".to_string(), bound)]), power: None }
 }
 

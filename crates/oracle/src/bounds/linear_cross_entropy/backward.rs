@@ -2,11 +2,11 @@
 
 use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
-use crate::bounds::model::{LARGEST_RELATIVE, Model, growth};
+use crate::bounds::inputs::Errors;
+use crate::bounds::model::{Model, divided, weight_error};
 use etalon_problem::{LinearCrossEntropy, Precision};
 use ndarray::Array2;
 use rayon::prelude::*;
-use std::collections::BTreeMap;
 
 /// da of a token and a class: its error, |da|, and the absolute terms that it is the sum of.
 #[derive(Clone, Copy)]
@@ -16,7 +16,7 @@ struct Term {
     parts: f64,
 }
 
-pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
+pub(super) fn errors(operands: &Operands<'_>) -> Errors {
     let LinearCrossEntropy { tokens, dim, vocab, .. } = *operands.problem;
     let (model, counted) = (operands.model, &operands.counted);
     let rows = rows(operands);
@@ -26,8 +26,8 @@ pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>
     let mut dbias = vec![0.0; vocab];
     for (&(i, _), row) in counted.iter().zip(&rows) {
         for (v, term) in row.iter().enumerate() {
-            let to_h = term.error + over_classes * term.parts;
-            let to_w = term.error + over_tokens * term.size;
+            let to_h = term.error + over_classes * (term.parts + term.error);
+            let to_w = term.error + over_tokens * (term.size + term.error);
             for c in 0..dim {
                 dh[i * dim + c] += to_h * operands.w[v * dim + c].abs() + model.eta; // (N74)
                 dw[v * dim + c] += to_w * operands.h[i * dim + c].abs() + model.eta; // (N75)
@@ -35,7 +35,7 @@ pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>
             dbias[v] += to_w;
         }
     }
-    BTreeMap::from([("dh", dh), ("dw", dw), ("dbias", dbias)])
+    Errors::of([("dh", dh), ("dw", dw), ("dbias", dbias)])
 }
 
 /// |da| of every token and class, and how far it may be off (N73), `[T][V]`; of ignored tokens 0.
@@ -61,10 +61,8 @@ fn rows(operands: &Operands<'_>) -> Vec<Vec<Term>> {
 fn terms(operands: &Operands<'_>, normaliser: &Normaliser, i: usize, y: usize) -> Vec<Term> {
     let row = Row::new(operands, i);
     let pull = Pull::new(operands, normaliser, &row, i, y);
-    let lost = row.lost || !pull.is_bounded();
     let term = |(v, x): (usize, &Logit)| {
-        let term = pull.term(x, if v == y { 1.0 } else { 0.0 }, operands.class_weight(v));
-        if lost { Term { error: f64::INFINITY, ..term } } else { term }
+        pull.term(x, if v == y { 1.0 } else { 0.0 }, operands.class_weight(v))
     };
     row.logits.iter().enumerate().map(term).collect()
 }
@@ -104,7 +102,7 @@ impl<'a> Pull<'a> {
             dloss * operands.token_weight(i) / normaliser.z,
             dloss * operands.lse_square(i, y) / normaliser.z_lse,
         );
-        let relative = growth(normaliser.relative) + 5.0 * u; // (N71)
+        let relative = divided(normaliser.relative) + 5.0 * u; // (N71)
         let (alpha, classes) = (problem.label_smoothing, problem.vocab);
         let (dlse, dlogprob) = (operands.cotangent("dlse", i), operands.cotangent("dlogprob", i));
         let target = g * (1.0 - alpha) * operands.class_weight(y);
@@ -130,25 +128,20 @@ impl<'a> Pull<'a> {
         }
     }
 
-    fn is_bounded(&self) -> bool {
-        let entropy = if self.dentropy == 0.0 { 0.0 } else { self.entropy_error };
-        let errors = [self.beta.error, self.lambda.error, self.eta.error, entropy];
-        self.lse_error <= LARGEST_RELATIVE && errors.iter().all(|x| x.is_finite())
-    }
-
     /// (N72), (N73); `own` is 1 for the target.
     fn term(&self, x: &Logit, own: f64, weight: f64) -> Term {
         let &Pull { model, row, beta, lambda, eta, dentropy, lse_error, entropy_error } = self;
         let (u, p) = (model.u, x.p);
         // A weight that is made anew, or one that is kept from the forward pass.
-        let again = p * growth(x.error + lse_error + model.exp((x.z - row.lse).abs()));
-        let p_error = if p > 0.0 { again.max(2.0 * x.weight_error) + model.eta } else { 0.0 };
+        let exponent = (x.error + model.exp((x.z - row.lse).abs())).max(x.exponent) + lse_error;
+        let visible = x.z > f64::NEG_INFINITY;
+        let p_error = if visible { weight_error(x.z - row.lse, exponent) + model.eta } else { 0.0 };
         let both = beta.value + lambda.value;
         let mut value = (p - own) * beta.value + p * lambda.value - eta.value * weight;
         let mut parts = (p * both).abs() + own * beta.value.abs() + (eta.value * weight).abs();
         let mut error = p_error * both.abs()
-            + (own - p).abs() * beta.error
-            + p * lambda.error
+            + ((own - p).abs() + p_error) * beta.error
+            + (p + p_error) * lambda.error
             + eta.error * weight.abs();
         if dentropy != 0.0 && p > 0.0 {
             let surprise = x.z - row.lse + row.entropy;
@@ -158,7 +151,7 @@ impl<'a> Pull<'a> {
                 + 3.0 * u * (x.z.abs() + row.lse.abs() + row.entropy.abs());
             value -= dentropy * p * surprise;
             parts += (dentropy * p * surprise).abs();
-            error += dentropy.abs() * (p_error * surprise.abs() + p * surprise_error);
+            error += dentropy.abs() * (p_error * surprise.abs() + (p + p_error) * surprise_error);
         }
         let error = error + 5.0 * u * parts + model.eta; // (N72)
         let size = (x.slope * value).abs();

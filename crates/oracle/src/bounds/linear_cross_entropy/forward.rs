@@ -1,8 +1,9 @@
 //! The outputs of the forward pass: (N67) to (N70).
 
 use super::operands::{Normaliser, Operands};
-use super::row::Row;
-use crate::bounds::model::growth;
+use super::row::{Logit, Row};
+use crate::bounds::inputs::Errors;
+use crate::bounds::model::divided;
 use crate::bounds::sum::Sum;
 use etalon_problem::Reduction;
 use rayon::prelude::*;
@@ -14,12 +15,13 @@ struct Token {
     lse: f64,
     logprob: f64,
     entropy: f64,
-    argmax: f64,
+    /// The other classes that a kernel may take for the largest.
+    argmax: Vec<usize>,
     cross_entropy: Sum,
     square: Sum,
 }
 
-pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>> {
+pub(super) fn errors(operands: &Operands<'_>) -> Errors {
     let normaliser = Normaliser::new(operands);
     let tokens = operands.counted.par_iter().map(|&(i, y)| token(operands, i, y));
     let tokens: Vec<Token> = tokens.collect();
@@ -36,15 +38,18 @@ pub(super) fn errors(operands: &Operands<'_>) -> BTreeMap<&'static str, Vec<f64>
     } else {
         vec![reduced(operands, &normaliser, &tokens)]
     };
-    BTreeMap::from([
+    let lists = BTreeMap::from([
         ("loss", loss),
         ("lse", per_token(&|token| token.lse)),
         ("logprob", per_token(&|token| token.logprob)),
         ("entropy", per_token(&|token| token.entropy)),
-        ("argmax", per_token(&|token| token.argmax)),
+        ("argmax", vec![0.0; operands.problem.tokens]),
         ("n_valid", vec![0.0]),
         ("normaliser", vec![normaliser.error]), // (N65)
-    ])
+    ]);
+    let several = tokens.into_iter().filter(|token| !token.argmax.is_empty());
+    let as_right = several.map(|token| (token.i, token.argmax)).collect();
+    Errors { lists, power: None, as_right: BTreeMap::from([("argmax", as_right)]) }
 }
 
 /// (N70)
@@ -58,7 +63,8 @@ fn reduced(operands: &Operands<'_>, normaliser: &Normaliser, tokens: &[Token]) -
         let mut sum = Sum::default();
         tokens.iter().for_each(|token| sum.add(of(token)));
         let (size, error) = (sum.absolute / z.abs(), sum.error / z.abs());
-        error + (gamma + growth(relative)) * (size + error)
+        let divided = divided(relative);
+        error + (gamma + divided + gamma * divided) * (size + error)
     };
     let &Normaliser { z, z_lse, relative, .. } = normaliser;
     let of_square = if z == z_lse { relative } else { 0.0 };
@@ -68,7 +74,6 @@ fn reduced(operands: &Operands<'_>, normaliser: &Normaliser, tokens: &[Token]) -
 fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
     let (problem, model) = (operands.problem, operands.model);
     let row = Row::new(operands, i);
-    let unless_lost = |error: f64| if row.lost { f64::INFINITY } else { error };
     let target = &row.logits[y];
     let logprob = row.lse_error + target.error + 2.0 * model.u * (target.z.abs() + row.lse.abs()); // (N67)
 
@@ -85,33 +90,35 @@ fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
         let weight = share * operands.class_weight(v).abs();
         if weight > 0.0 {
             let terms = row.lse.abs() + x.z.abs() + row.m.abs() + row.lag;
-            error += weight * (row.lse_error + x.error + gamma * terms);
+            let own = row.lse_error + x.error;
+            error += weight * (own + gamma * (terms + own));
             size += weight * (row.lse - x.z).abs();
         }
     }
     let error = error + 6.0 * model.u * size; // (N68)
     let kappa = operands.token_weight(i).abs();
-    let cross_entropy = Sum::term(unless_lost(kappa * error), kappa * size);
+    let cross_entropy = Sum::term(kappa * error, kappa * size);
 
     let scale = operands.lse_square(i, y).abs();
     let size = scale * row.lse * row.lse;
     let error = scale * (2.0 * row.lse.abs() + row.lse_error) * row.lse_error; // (N69)
-    let error = if scale > 0.0 { unless_lost(error + 6.0 * model.u * size) } else { 0.0 };
+    let error = if scale > 0.0 { error + 6.0 * model.u * size } else { 0.0 };
     Token {
         i,
-        lse: unless_lost(row.lse_error),
-        logprob: unless_lost(logprob),
-        entropy: unless_lost(row.entropy_error),
+        lse: row.lse_error,
+        logprob,
+        entropy: row.entropy_error,
         argmax: argmax(&row),
         cross_entropy,
         square: Sum::term(error, size),
     }
 }
 
-/// 0, or ∞ where rounding decides.
-fn argmax(row: &Row) -> f64 {
-    let Some(best) = row.logits.iter().position(|x| x.z == row.m) else { return 0.0 };
-    let reach = row.logits[best].error;
-    let mut others = row.logits.iter().enumerate().filter(|(v, _)| *v != best);
-    if others.any(|(_, x)| x.z + x.error + reach >= row.m) { f64::INFINITY } else { 0.0 }
+/// The classes whose logits come within both errors of the largest, which is not among them.
+fn argmax(row: &Row) -> Vec<usize> {
+    let best = row.logits.iter().position(|x| x.z == row.m);
+    // The largest that is certain: another class must reach it.
+    let certain = row.logits.iter().map(|x| x.z - x.error).fold(f64::NEG_INFINITY, f64::max);
+    let reaches = |(v, x): &(usize, &Logit)| Some(*v) != best && x.z + x.error >= certain;
+    row.logits.iter().enumerate().filter(reaches).map(|(v, _)| v).collect()
 }

@@ -1,7 +1,7 @@
 //! A row of logits: how far off each, its weight, and the row's lse and entropy may be.
 
 use super::operands::Operands;
-use crate::bounds::model::{LARGEST_RELATIVE, growth};
+use crate::bounds::model::weight_error;
 use crate::bounds::scores::Capped;
 use crate::bounds::sum::dots;
 use etalon_reference::scalar::Real;
@@ -16,8 +16,10 @@ pub(super) struct Logit {
     pub slope_error: f64,
     /// p
     pub p: f64,
-    /// Of the streamed weight, in units of the normaliser (N63).
-    pub weight_error: f64,
+    /// Of the logarithm of the streamed weight (N63).
+    pub exponent: f64,
+    /// Of the weight itself, in units of the normaliser.
+    weight_error: f64,
 }
 
 /// A row, as far as classes of −∞ do not count.
@@ -31,8 +33,6 @@ pub(super) struct Row {
     pub entropy_error: f64,
     /// Λ: how far a running maximum may lag behind m.
     pub lag: f64,
-    /// Whether the row has no bound.
-    pub lost: bool,
 }
 
 impl Row {
@@ -43,29 +43,36 @@ impl Row {
         let l: f64 = logits.iter().map(|x| (x.z - m).exp()).sum();
         let rescales = model.profile.rescales(vocab);
         let lag = model.lag(logits.iter().map(|x| x.z));
-        let (mut a, mut mean, mut distance) = (0.0, 0.0, 0.0);
-        for x in logits.iter_mut().filter(|x| x.z > f64::NEG_INFINITY) {
-            x.p = (x.z - m).exp() / l;
-            let exponent = x.error + model.streamed_exp((x.z - m).abs(), lag, rescales);
-            x.weight_error = x.p * growth(exponent) + model.eta;
+        let log_l = l.ln();
+        let (mut most, mut least, mut a) = (vocab as f64 * model.eta, 0.0, 0.0);
+        let (mut mean, mut distance) = (0.0, 0.0);
+        let visible = |x: &&mut Logit| x.z > f64::NEG_INFINITY;
+        for x in logits.iter_mut().filter(visible) {
+            let log = x.z - m - log_l;
+            x.p = log.exp();
+            x.exponent = x.error + model.streamed_exp((x.z - m).abs(), lag, rescales);
+            x.weight_error = weight_error(log, x.exponent) + model.eta;
             a += x.weight_error;
+            most += x.p + x.weight_error;
+            least += (log - x.exponent).exp();
             mean += x.p * (x.z - m);
-            distance += x.p * ((x.z - m).abs() + 2.0 * lag);
+            distance += (x.p + x.weight_error) * ((x.z - m).abs() + x.error + 2.0 * lag);
         }
-        let log = l.ln() + lag;
-        let lse_error = model.lse_error(a, model.gamma_of_sum(model.profile.chain(vocab)), m, log); // (N64)
-        let mut spread = 0.0;
+        let moved = most.ln().max(-least.ln()).max(0.0);
+        let log = log_l + lag;
+        let chain = model.profile.chain(vocab);
+        let lse_error = model.lse_error(moved, model.gamma_of_sum(chain), m, log); // (N64)
+        let mut spread = a * a;
         for x in logits.iter().filter(|x| x.z > f64::NEG_INFINITY) {
-            spread += x.weight_error * (1.0 - (x.z - m - mean)).abs() + x.p * x.error;
+            let apart = x.weight_error * (1.0 - (x.z - m - mean)).abs();
+            spread += apart + (x.p + x.weight_error) * x.error;
         }
-        let twice = model.gamma(2 * model.profile.chain(vocab));
-        let entropy_error = (1.0 + a) / (1.0 - a) * spread
-            + twice * (1.0 + distance)
+        let entropy_error = spread / least
+            + model.gamma(2 * chain) * (1.0 + distance / least)
             + model.log_error(log)
             + 3.0 * model.u * (log + mean.abs() + lag); // (N66)
-        let lost = a > LARGEST_RELATIVE || a.is_nan() || !lse_error.is_finite();
-        let (lse, entropy) = (m + l.ln(), l.ln() - mean);
-        Row { logits, m, lse, entropy, lse_error, entropy_error, lag, lost }
+        let (lse, entropy) = (m + log_l, log_l - mean);
+        Row { logits, m, lse, entropy, lse_error, entropy_error, lag }
     }
 }
 
@@ -76,9 +83,12 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     let (dot, absolute) = dots(h, w);
     let bias = operands.bias(v);
     let a = dot + bias;
-    let a_error = model.gamma(dim + 2) * (absolute + bias.abs()) + dim as f64 * model.eta; // (N60)
+    let mut a_error = model.gamma(dim + 2) * (absolute + bias.abs()) + dim as f64 * model.eta; // (N60)
     let (scale, theta) = (problem.logit_scale, problem.temperature);
     let ratio = (scale / theta).abs();
+    if (absolute + bias.abs()) * scale.abs().max(1.0) > model.limit {
+        a_error = f64::INFINITY;
+    }
     let scaled = scale * a;
     let (z, error, bend, bend_error) = match problem.softcap {
         None => (scaled / theta, ratio * a_error, 1.0, 0.0),
@@ -96,6 +106,7 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
         slope,
         slope_error: ratio * bend_error + 5.0 * u * slope.abs(), // (N62)
         p: 0.0,
+        exponent: 0.0,
         weight_error: 0.0,
     }
 }
