@@ -29,15 +29,21 @@ pub struct Arguments {
     #[arg(long, value_name = "GOT.safetensors")]
     got: PathBuf,
     /// The arithmetic of the kernel: a profile of `etalon list` or declared in a file; usual: the one that
-    /// goes with the type of q; auto: the strictest that holds, which decides no exit status.
+    /// goes with the type of q; auto: the strictest that holds.
     #[arg(long, value_name = "NAME|FILE.json", default_value = "usual")]
     profile: String,
     /// Judges these outputs alone; the others may be absent.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     only: Vec<String>,
-    /// The inputs are random: fails also where the errors are conspicuous (gate G2).
-    #[arg(long)]
+    /// The inputs are random, whatever they look like: what is conspicuous or cannot be judged is a failure.
+    #[arg(long, conflicts_with = "structured")]
     generic: bool,
+    /// The inputs are not random, whatever they look like: what is conspicuous or cannot be judged is undecided.
+    #[arg(long)]
+    structured: bool,
+    /// Passes though this share of the elements, from 0 to 1, is undecided.
+    #[arg(long, value_name = "SHARE", default_value = "0", value_parser = options::share)]
+    allow_undecided: f64,
     /// Writes a report: json=PATH, md=PATH or html=PATH. May be given several times.
     #[arg(long, value_name = "KIND=PATH", value_parser = report_file)]
     report: Vec<(Writer, PathBuf)>,
@@ -63,8 +69,8 @@ fn report_file(text: &str) -> Result<(Writer, PathBuf), Error> {
 struct Found {
     #[serde(flatten)]
     check: Check,
-    /// Whether what is conspicuous counts.
-    generic: bool,
+    /// The share of the elements that may be undecided in results that pass.
+    allow_undecided: f64,
     /// Whether the profile is the strictest that holds, and no claim.
     auto: bool,
     command: String,
@@ -96,14 +102,18 @@ pub fn run(arguments: &Arguments) -> Outcome {
         Ok(check(&request, &profile, got, only)?)
     };
     let check = pool.install(|| judged(&got))?;
-    let (generic, command) = (arguments.generic, command(arguments, &check.profile));
-    let auto = claim.of(dtype).is_none();
-    let found = Found { check, generic, auto, command };
+    let check = match (arguments.generic, arguments.structured) {
+        (false, false) => check,
+        (generic, _) => check.on_inputs(generic),
+    };
+    let command = command(arguments, &check.profile);
+    let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
+    let found = Found { check, allow_undecided, auto, command };
     for (write, draft) in drafts {
         output::finish(draft, write(&found)?.as_bytes())?;
     }
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
-    Ok(if found.passed() || auto { Status::Passed } else { Status::Failed })
+    Ok(found.status())
 }
 
 /// An error about the file of the outputs, with advice.
@@ -130,7 +140,7 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
         Ok(profile) => profile.to_string(),
         Err(_) => quoted(Path::new(&arguments.profile)),
     };
-    let Arguments { question, got, only, generic, .. } = arguments;
+    let Arguments { question, got, only, generic, structured, allow_undecided, .. } = arguments;
     let Question { algorithm, pass, problem, input } = question;
     let [problem, input, got] = [problem, input, got].map(|path| quoted(path));
     let mut line = format!(
@@ -139,15 +149,22 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
     if !only.is_empty() {
         line += &format!(" --only {}", only.join(","));
     }
-    if *generic {
-        line += " --generic";
+    for (given, name) in [(generic, " --generic"), (structured, " --structured")] {
+        line += if *given { name } else { "" };
+    }
+    if *allow_undecided > 0.0 {
+        line += &format!(" --allow-undecided {allow_undecided}");
     }
     line
 }
 
 impl Found {
-    fn passed(&self) -> bool {
-        self.check.passed && !(self.generic && self.check.conspicuous)
+    /// That of the check, where what is undecided is not allowed.
+    fn status(&self) -> Status {
+        match self.check.status {
+            Status::Undecided if self.check.undecided() <= self.allow_undecided => Status::Passed,
+            status => status,
+        }
     }
 
     fn title(&self) -> String {
@@ -156,27 +173,30 @@ impl Found {
 
     fn verdict(&self) -> String {
         let Check { algorithm, pass, dtype, profile, outputs, .. } = &self.check;
-        let of = format!("{algorithm} {pass} in {dtype}");
-        let off = outputs.iter().filter(|output| output.off > 0).count();
-        match (off, self.passed()) {
-            (0, _) if self.auto => {
+        let (status, of) = (self.status(), format!("{algorithm} {pass} in {dtype}"));
+        let count = |so: fn(&Output) -> bool| outputs.iter().filter(|output| so(output)).count();
+        let all = counted(outputs.len(), "output");
+        let off = count(|output| output.off > 0);
+        let doubtful = count(|output| output.undecided > 0);
+        let bounds = format!("the bounds of {profile}");
+        let text = match (off, self.check.status) {
+            (0, Status::Passed) if self.auto => {
                 format!("{profile} is the strictest profile that holds for {of}")
             }
+            (0, Status::Passed) => format!("{all} of {of} within {bounds}"),
+            (0, _) if status == Status::Passed => format!(
+                "{all} of {of} within {bounds}, {} % undecided ({} % allowed)",
+                digits(100.0 * self.check.undecided()),
+                digits(100.0 * self.allow_undecided)
+            ),
+            (0, _) if doubtful == 0 => format!("errors of {of} are conspicuous, within {bounds}"),
+            (0, _) => format!("{bounds} cannot judge {doubtful} of {all} of {of}"),
             (_, _) if self.auto => {
                 format!("no profile holds for {of}; this is what {profile} says")
             }
-            (0, true) => format!(
-                "PASSED: {} of {of} within the bounds of {profile}",
-                counted(outputs.len(), "output")
-            ),
-            (0, false) => {
-                format!("FAILED: errors of {of} are conspicuous, within the bounds of {profile}")
-            }
-            _ => format!(
-                "FAILED: {off} of {} of {of} beyond the bounds of {profile}",
-                counted(outputs.len(), "output")
-            ),
-        }
+            _ => format!("{off} of {all} of {of} beyond {bounds}"),
+        };
+        format!("{status}: {text}")
     }
 
     /// All but the verdict; little of it where all is well.
@@ -187,23 +207,45 @@ impl Found {
             blocks.push(Block::Title(format!("{}: {}", output.name, worst(output))));
             blocks.push(Block::Items(output.places.clone()));
         }
+        let within = || check.outputs.iter().filter(|output| output.off == 0);
+        let doubts: Vec<String> = within().filter_map(|output| output.doubt.clone()).collect();
+        if !doubts.is_empty() {
+            blocks.push(Block::Title("What the bounds cannot judge:".to_string()));
+            blocks.push(Block::Items(doubts));
+        }
         // Of an output that is off there is more to say than that its errors are unusual.
-        let within = check.outputs.iter().filter(|output| output.off == 0);
-        let conspicuous: Vec<String> =
-            within.flat_map(|output| output.conspicuous.clone()).collect();
+        let conspicuous = within().flat_map(|output| output.conspicuous.clone());
+        let conspicuous: Vec<String> = conspicuous.collect();
         if !conspicuous.is_empty() {
             blocks.push(Block::Title("Conspicuous errors (gate G2):".to_string()));
             blocks.push(Block::Items(conspicuous));
         }
-        if check.conspicuous && check.passed {
-            blocks.push(Block::Text(CONSPICUOUS.to_string()));
-        }
+        blocks.extend(self.what_would_decide().map(Block::Text));
         blocks.extend(self.explained());
-        if !self.passed() {
+        if self.status() != Status::Passed {
             blocks.push(Block::Text("To see it again:".to_string()));
             blocks.push(Block::Command(self.command.clone()));
         }
         blocks
+    }
+
+    /// What is to be done where nothing is off, but something could be wrong.
+    fn what_would_decide(&self) -> Option<String> {
+        let check = &self.check;
+        let off = check.outputs.iter().any(|output| output.off > 0);
+        if off || check.status == Status::Passed {
+            return None;
+        }
+        let inputs = match &check.structured {
+            _ if check.generic => {
+                "The inputs are random: a correct kernel does not err so.".to_string()
+            }
+            Some(reason) => {
+                format!("The inputs are not random ({reason}), so that this may be no error.")
+            }
+            None => "The inputs count as structured, so that this may be no error.".to_string(),
+        };
+        Some(format!("{inputs} {DECIDES}"))
     }
 
     fn explained(&self) -> Vec<Block> {
@@ -218,9 +260,8 @@ impl Found {
     }
 }
 
-const CONSPICUOUS: &str = "On random inputs this is a systematic error that the bounds are too wide to see; on \
-    structured ones it may be none. Check other random inputs: if it shows again, it is one. With --generic it \
-    fails.";
+const DECIDES: &str = "What would decide: random inputs with a mean of 0 and scores of a deviation of about 1, a \
+    narrower --profile, or `etalon probe`, whose right answers are known exactly.";
 
 /// The table of the outputs, its header first.
 fn rows(check: &Check) -> Vec<Vec<String>> {

@@ -14,9 +14,10 @@ mod suspects;
 pub use suspects::explains;
 
 use crate::bounds::{Bounds, bounds};
-use crate::gates::{Measure, Statistic, Verdict, g1, g2};
+use crate::gates::{Blunt, Measure, Statistic, Status, Verdict, blunt, g1, g2, generic, has_blunt};
 use crate::profile::Profile;
 use crate::report::in_words;
+use crate::stochastic;
 use crate::tensor::Tensors;
 use crate::tier::Request;
 use crate::tiers::check_outputs;
@@ -25,6 +26,7 @@ use answer::{Answer, Judged};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass};
 use serde::{Serialize, Serializer};
 use std::cmp::Ordering;
+use std::collections::BTreeMap;
 
 /// The version of the form of a [`Check`]: it grows when a key changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -48,10 +50,19 @@ pub struct Check {
     /// The profile whose bounds these are.
     #[serde(serialize_with = "in_words")]
     pub profile: Profile,
-    /// Whether every output lies within its bounds.
+    /// Failed where an element is off; on generic inputs also where errors are conspicuous or not those of
+    /// correct kernels, which on others leaves it undecided.
+    #[serde(serialize_with = "status_name")]
+    pub status: Status,
+    /// Whether it passed.
     pub passed: bool,
     /// Whether errors are conspicuous, though perhaps within the bounds.
     pub conspicuous: bool,
+    /// Whether the inputs count as generic.
+    pub generic: bool,
+    /// What is not generic about the inputs, where something is.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub structured: Option<String>,
     /// Every output.
     pub outputs: Vec<Output>,
     /// What explains the difference, the best first; empty where nothing is wrong.
@@ -74,6 +85,16 @@ pub struct Output {
     pub off: usize,
     /// How many elements it has.
     pub elements: usize,
+    /// How many elements are blunt: their bounds exceed half of the scale of their row, or are missing.
+    pub blunt: usize,
+    /// How many of these do not err as correct kernels do: they could be wrong.
+    pub undecided: usize,
+    /// How many have no bound, by the reason.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub no_bound: BTreeMap<&'static str, usize>,
+    /// The undecided elements in a sentence.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doubt: Option<String>,
     /// The largest error divided by its bound; null in JSON where it is infinite.
     pub margin: f64,
     /// The element of that margin, unless there are no elements.
@@ -170,12 +191,12 @@ pub fn check(
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
     let statistics = statistics(request, profile, &operands, &exact, outputs)?;
+    let doubts = doubts(request, profile, &operands, &exact, outputs)?;
     let outputs: Vec<Output> =
-        answer.outputs.iter().map(|output| describe(output, &statistics)).collect();
-    let passed = outputs.iter().all(|output| output.off == 0);
+        answer.outputs.iter().map(|output| describe(output, &statistics, &doubts)).collect();
     let conspicuous = outputs.iter().any(|output| !output.conspicuous.is_empty());
     let (mut explanations, mut not_tried) = (Vec::new(), None);
-    if !passed {
+    if outputs.iter().any(|output| output.off > 0) {
         explanations = answer.outputs.iter().flat_map(|x| patterns::all(problem, x)).collect();
         let (suspects, missing) = suspects::all(request, &answer);
         explanations.extend(suspects);
@@ -184,24 +205,62 @@ pub fn check(
     explanations.retain(|x| x.left.is_none_or(|left| left <= LEFT));
     // A pattern is the plainest explanation, a mutant the most special one.
     explanations.sort_by(|x, y| (x.kind as u8).cmp(&(y.kind as u8)).then(by_rest(x, y)));
-    Ok(Check {
+    let structured = generic(problem, pass, inputs).err();
+    let check = Check {
         schema: SCHEMA,
         etalon: env!("CARGO_PKG_VERSION"),
         algorithm: problem.algorithm(),
         pass,
         dtype,
         profile: *profile,
-        passed,
+        status: Status::Passed,
+        passed: true,
         conspicuous,
+        generic: structured.is_none(),
+        structured,
         outputs,
         explanations,
         not_tried,
-    })
+    };
+    let generic = check.generic;
+    Ok(check.on_inputs(generic))
 }
 
-/// The strictest profile within whose bounds the outputs lie, of those that have bounds of the pass. Of
-/// results that are stored in less than f64 no profile of sums in f64 is tried: storing them hides what
-/// would tell.
+impl Check {
+    /// The same where the inputs count as generic, or do not, whatever they look like.
+    pub fn on_inputs(mut self, generic: bool) -> Self {
+        let off = self.outputs.iter().any(|output| output.off > 0);
+        let doubtful = self.conspicuous || self.outputs.iter().any(|output| output.undecided > 0);
+        self.generic = generic;
+        self.status = match (off, doubtful) {
+            (true, _) => Status::Failed,
+            (false, true) if generic => Status::Failed,
+            (false, true) => Status::Undecided,
+            (false, false) => Status::Passed,
+        };
+        self.passed = self.status == Status::Passed;
+        self
+    }
+
+    /// The share of the elements that are undecided. Of an output whose errors are conspicuous that is all.
+    pub fn undecided(&self) -> f64 {
+        let undecided = |output: &Output| match output.conspicuous.is_empty() {
+            true => output.undecided,
+            false => output.elements,
+        };
+        let elements: usize = self.outputs.iter().map(|output| output.elements).sum();
+        let undecided: usize = self.outputs.iter().map(undecided).sum();
+        undecided as f64 / elements.max(1) as f64
+    }
+}
+
+fn status_name<S: Serializer>(status: &Status, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(status.name())
+}
+
+/// The strictest profile that holds: within whose bounds the outputs lie, and which judges them. Where there is
+/// none, the strictest of those that leave them undecided. Of results that are stored in less than f64 no
+/// profile of sums in f64 is tried: storing them hides what would tell.
 pub fn strictest(
     request: &Request<'_>,
     outputs: &Tensors,
@@ -210,17 +269,41 @@ pub fn strictest(
     let &Request { problem, pass, dtype, inputs, .. } = request;
     check_outputs(problem, pass, dtype, outputs, only)?;
     let tells = |profile: &Profile| profile.accumulator != Dtype::F64 || dtype == Dtype::F64;
+    let (operands, mut undecided) = (problem.operands(pass), None);
     for profile in Profile::ALL.into_iter().filter(tells) {
         let mut exact = match bounds(problem, pass, dtype, &profile, inputs) {
             Err(Error::Unsupported { .. }) => continue,
             exact => exact?,
         };
         exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
-        if g1(&exact, outputs).verdict == Verdict::Pass {
+        if g1(&exact, outputs).verdict != Verdict::Pass {
+            continue;
+        }
+        let statistics = statistics(request, &profile, &operands, &exact, outputs)?;
+        let doubts = doubts(request, &profile, &operands, &exact, outputs)?;
+        let conspicuous = statistics.iter().any(|statistic| statistic.margin() > 1.0);
+        if !conspicuous && doubts.iter().all(|blunt| blunt.undecided == 0) {
             return Ok(Some(profile));
         }
+        undecided = undecided.or(Some(profile));
     }
-    Ok(None)
+    Ok(undecided)
+}
+
+/// Of outputs with blunt elements, whether these err as correct kernels do.
+fn doubts(
+    request: &Request<'_>,
+    profile: &Profile,
+    operands: &[Operand],
+    exact: &Bounds,
+    outputs: &Tensors,
+) -> Result<Vec<Blunt>, Error> {
+    let &Request { problem, pass, dtype, inputs, .. } = request;
+    if !has_blunt(exact) {
+        return Ok(Vec::new());
+    }
+    let simulated = stochastic::errors(problem, pass, dtype, profile, inputs, exact)?;
+    Ok(blunt(operands, exact, &simulated, outputs))
 }
 
 /// What leaves less stands first.
@@ -242,8 +325,10 @@ fn statistics(
     Ok(g2(operands, profile, exact, &typical, outputs))
 }
 
-fn describe(output: &Judged<'_>, statistics: &[Statistic]) -> Output {
+fn describe(output: &Judged<'_>, statistics: &[Statistic], doubts: &[Blunt]) -> Output {
     let own = || statistics.iter().filter(|statistic| statistic.output == output.operand.name);
+    let blunt = doubts.iter().find(|blunt| blunt.output == output.operand.name);
+    let no_bound = blunt.into_iter().flat_map(|blunt| &blunt.no_bound);
     let whole = own().find(|x| x.measure == Measure::Slope && x.part == crate::gates::Part::All);
     Output {
         name: output.operand.name,
@@ -251,6 +336,10 @@ fn describe(output: &Judged<'_>, statistics: &[Statistic]) -> Output {
         shape: output.operand.shape.clone(),
         off: output.off(),
         elements: output.got.len(),
+        blunt: blunt.map_or(0, |blunt| blunt.elements),
+        undecided: blunt.map_or(0, |blunt| blunt.undecided),
+        no_bound: no_bound.map(|(reason, n)| (reason.name(), *n)).collect(),
+        doubt: blunt.filter(|blunt| blunt.undecided > 0).map(Blunt::to_string),
         margin: output.margins.iter().copied().fold(0.0, f64::max),
         worst: output.worst(),
         error: output.error(),

@@ -1,9 +1,13 @@
 //! Gate G1: every element within its proven bound.
 
+mod blunt;
+mod generic;
 mod hints;
 mod statistics;
 mod verdict;
 
+pub use blunt::{Blunt, blunt, has_blunt};
+pub use generic::generic;
 pub use hints::hint;
 pub use statistics::{Measure, Part, Statistic, g2};
 pub use verdict::{Status, Verdict};
@@ -136,24 +140,34 @@ pub fn powerful(bounds: &Bounds) -> Result<(), String> {
 
 /// How many elements have a bound below a tenth of their row's scale, of how many.
 pub fn sharpness(bound: &Bound) -> (usize, usize) {
-    // One scale for each row of the last axis. A row in which nearly everything cancels (the
-    // gradient of a query with a single key) is measured against the whole output instead.
-    let width = match bound.value.ndim() {
-        0 | 1 => bound.value.len(),
-        axes => bound.value.shape()[axes - 1],
-    };
+    let width = row_width(bound);
     let (Some(values), Some(bounds)) = (bound.value.as_slice(), bound.bound.as_slice()) else {
         return (0, bound.value.len());
     };
     let whole = rms(values);
     let (mut sharp, mut all) = (0, 0);
-    for (values, bounds) in values.chunks(width.max(1)).zip(bounds.chunks(width.max(1))) {
-        let own = rms(values);
-        let scale = if own < 0.1 * whole { whole } else { own };
+    for (values, bounds) in values.chunks(width).zip(bounds.chunks(width)) {
+        let scale = scale_of_row(values, whole);
         all += values.len();
         sharp += bounds.iter().filter(|&&b| b <= 0.1 * scale).count();
     }
     (sharp, all)
+}
+
+/// The elements of a row, at least 1: those of the last axis, or all of a list.
+fn row_width(bound: &Bound) -> usize {
+    let width = match bound.value.ndim() {
+        0 | 1 => bound.value.len(),
+        axes => bound.value.shape()[axes - 1],
+    };
+    width.max(1)
+}
+
+/// The scale of a row: its root mean square. A row in which nearly everything cancels (the gradient of a query
+/// with a single key) is measured against the whole output instead.
+fn scale_of_row(values: &[f64], whole: f64) -> f64 {
+    let own = rms(values);
+    if own < 0.1 * whole { whole } else { own }
 }
 
 fn rms(values: &[f64]) -> f64 {

@@ -34,6 +34,7 @@ pub mod bounds;
 pub mod gates;
 pub mod generate;
 pub mod profile;
+pub mod stochastic;
 
 pub mod tensor;
 pub mod typical;

@@ -12,7 +12,8 @@ use etalon_problem::{Blocking, Dtype, Mode, Role};
 
 laws! {
     EVERY;
-    /// Every element lies within its proven bound of the exact value.
+    /// Every element lies within its proven bound of the exact value, and errs as correct kernels do where
+    /// that bound is wide.
     Gate bound on Any;
     /// Any tile sizes give results within the bound.
     Gate blocking on Any, favour many_ways;
@@ -55,7 +56,13 @@ fn bound(trial: &Trial<'_>) -> Judgement {
             gates::powerful(trial.bounds()?).map_err(Flaw::Vacuous)?;
         }
     }
-    within(trial, clean)
+    let margin = within(trial, clean)?;
+    let doubts = trial.doubts(clean)?;
+    match doubts.iter().find(|blunt| blunt.undecided > 0) {
+        Some(blunt) if trial.case.is_generic() => Err(Flaw::Fail(blunt.to_string())),
+        Some(blunt) => Err(Flaw::Undecided(blunt.to_string())),
+        None => Ok(margin),
+    }
 }
 
 fn blocking(trial: &Trial<'_>) -> Judgement {

@@ -3,14 +3,16 @@
 use super::flaw::Flaw;
 use crate::bounds::{self, Bounds};
 use crate::cases::Case;
-use crate::gates::{Statistic, g2};
+use crate::gates::{self, Blunt, Statistic, g2};
 use crate::profile::Profile;
+use crate::stochastic;
 use crate::tensor::Tensors;
 use crate::tier::{Filtered, Hints, Request, Tier};
 use crate::tiers::{ask, ask_filtered};
 use crate::typical::{Kernels, Typical};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Operand, Pass, Problem};
+use ndarray::ArrayD;
 use std::collections::BTreeMap;
 use std::sync::{Mutex, OnceLock, PoisonError};
 
@@ -46,12 +48,16 @@ fn once<T>(
     result.as_ref().map_err(Clone::clone)
 }
 
+/// The errors of simulated kernels, by output ([`stochastic::errors`]).
+type Simulated = BTreeMap<String, Vec<ArrayD<f64>>>;
+
 /// A case with its exact results and their bounds: made when first asked for, shared by all tiers.
 pub struct Exact {
     case: Case,
     profile: Profile,
     bounds: ByPass<Bounds>,
     typical: ByPass<Typical>,
+    simulated: ByPass<Simulated>,
     others: Mutex<Vec<Other>>,
 }
 
@@ -67,7 +73,7 @@ impl Exact {
     /// A case for kernels of a profile.
     pub fn new(case: Case, profile: Profile) -> Self {
         let others = Mutex::new(Vec::new());
-        Exact { case, profile, bounds: by_pass(), typical: by_pass(), others }
+        Exact { case, profile, bounds: by_pass(), typical: by_pass(), simulated: by_pass(), others }
     }
 
     /// The case.
@@ -179,6 +185,20 @@ impl<'a> Trial<'a> {
             None => judge(self.bounds()?, self.exact.typical(self.pass)?),
             Some((inputs, exact)) => judge(exact, &self.exact.simulated(self.pass, inputs, exact)?),
         })
+    }
+
+    /// Of outputs of the case that are blunt, whether they err as correct kernels do.
+    pub fn doubts(&self, outputs: &Tensors) -> Result<Vec<Blunt>, Flaw> {
+        let (exact, operands) = (self.bounds()?, self.case.problem.operands(self.pass));
+        if !gates::has_blunt(exact) {
+            return Ok(Vec::new());
+        }
+        let simulated = once(&self.exact.simulated[&self.pass], || {
+            let Case { problem, dtype, .. } = self.case;
+            let (pass, profile) = (self.pass, self.profile());
+            Ok(stochastic::errors(problem, pass, *dtype, profile, self.inputs(), exact)?)
+        })?;
+        Ok(gates::blunt(&operands, exact, simulated, outputs))
     }
 
     /// Those of another problem, or of other inputs.

@@ -149,15 +149,15 @@ pub fn g2(
 }
 
 /// How an output divides into heads, rows and columns.
-struct Layout {
+pub(super) struct Layout {
     /// The extents of the axes before the rows.
     heads: Vec<usize>,
     rows: usize,
-    width: usize,
+    pub width: usize,
 }
 
 impl Layout {
-    fn new(operand: &Operand) -> Self {
+    pub fn new(operand: &Operand) -> Self {
         let mut heads = operand.shape.clone();
         let by_columns = operand.axes.last().is_some_and(|axis| {
             matches!(axis, Axis::Dim | Axis::ValueDim | Axis::Keys | Axis::Distances)
@@ -172,6 +172,14 @@ impl Layout {
         }
         let rows = heads.pop().unwrap_or(1);
         Layout { heads, rows, width }
+    }
+
+    /// The index of a row, counted over all heads.
+    pub fn index(&self, row: usize) -> Vec<usize> {
+        let rows = self.rows.max(1);
+        let mut at = self.head(row / rows);
+        at.push(row % rows);
+        at
     }
 
     /// The index of head `at`.
@@ -329,10 +337,8 @@ impl<'a> Errors<'a> {
             let range = first * layout.width..last * layout.width;
             let samples: Vec<&[f64]> = self.samples.iter().map(|x| &x[range.clone()]).collect();
             let (value, limit) = chi(&self.own[range], &samples)?;
-            let mut at = layout.head(first / layout.rows.max(1));
-            at.push(first % layout.rows.max(1));
-            let output = name.to_string();
-            Some(Statistic { output, part: Part::Row(at), measure: Measure::Chi, value, limit })
+            let (output, part) = (name.to_string(), Part::Row(layout.index(first)));
+            Some(Statistic { output, part, measure: Measure::Chi, value, limit })
         };
         let worst = groups.filter_map(chi).max_by(|a, b| a.margin().total_cmp(&b.margin()));
         worst.filter(|row| row.margin() > 1.0)
@@ -341,7 +347,7 @@ impl<'a> Errors<'a> {
 
 impl Layout {
     /// The elements of a row.
-    fn range(&self, row: usize) -> Range<usize> {
+    pub fn range(&self, row: usize) -> Range<usize> {
         row * self.width..(row + 1) * self.width
     }
 }

@@ -1,0 +1,270 @@
+//! The verdict never passes what it did not judge: where bounds are wide or missing, only errors that correct
+//! kernels make are right.
+
+use etalon_conformance::check::{Check, check, strictest};
+use etalon_conformance::gates::Status;
+use etalon_conformance::generate::Stream;
+use etalon_conformance::profile::Profile;
+use etalon_conformance::tensor::{Stored, Tensor, Tensors};
+use etalon_conformance::tier::{Hints, Request};
+use etalon_conformance::tiers::{ask, oracle};
+use etalon_conformance::zoo::{CONTROLS, Host};
+use etalon_problem::{
+    Attention, Dtype, Extents, LinearCrossEntropy, Mask, Pass, Precision, Problem, Role,
+};
+use ndarray::{Array2, ArrayD, Axis, Ix2};
+
+/// A question whose element `at` of an operand is `draw(name, at, ξ)` of a normal ξ.
+struct Question {
+    problem: Problem,
+    pass: Pass,
+    dtype: Dtype,
+    inputs: Tensors,
+}
+
+impl Question {
+    fn new(
+        problem: impl Into<Problem>,
+        (pass, dtype): (Pass, Dtype),
+        seed: u64,
+        draw: impl Fn(&str, usize, f64) -> f64,
+    ) -> Self {
+        let problem = problem.into();
+        let mut question = Question { problem, pass, dtype, inputs: Tensors::new() };
+        for operand in question.problem.operands(pass).iter().filter(|x| x.role.is_given()) {
+            let (stream, mut at) = (Stream::new(seed, operand.name), 0..);
+            let values = ArrayD::from_shape_simple_fn(operand.shape.as_slice(), || {
+                let at = at.next().unwrap_or(0);
+                match operand.precision {
+                    Precision::Integer => stream.below(at, 7) as f64,
+                    _ => draw(operand.name, at, stream.normal(at)),
+                }
+            });
+            let stored = Stored::of(operand.precision, dtype);
+            question.inputs.insert(operand.name.to_string(), Tensor::store(&values, stored));
+        }
+        let saved = |role| matches!(role, Role::Saved | Role::OptionalSaved);
+        let names: Vec<_> =
+            question.problem.operands(pass).into_iter().filter(|x| saved(x.role)).collect();
+        if !names.is_empty() {
+            let forward = Question {
+                pass: Pass::Forward,
+                inputs: question.of(Pass::Forward),
+                ..question.again()
+            };
+            let results = forward.right();
+            question
+                .inputs
+                .extend(names.iter().map(|x| (x.name.to_string(), results[x.name].clone())));
+        }
+        question
+    }
+
+    fn again(&self) -> Self {
+        let (problem, inputs) = (self.problem.clone(), self.inputs.clone());
+        Question { problem, inputs, ..*self }
+    }
+
+    /// Of its inputs those of another pass.
+    fn of(&self, pass: Pass) -> Tensors {
+        let operands = self.problem.operands(pass);
+        let given = |name: &String| operands.iter().any(|x| x.name == name && x.role.is_given());
+        self.inputs
+            .iter()
+            .filter(|(name, _)| given(name))
+            .map(|(name, x)| (name.clone(), x.clone()))
+            .collect()
+    }
+
+    fn request(&self) -> Request<'_> {
+        let Question { problem, pass, dtype, inputs } = self;
+        Request { problem, pass: *pass, dtype: *dtype, inputs, hints: Hints::default() }
+    }
+
+    /// The exact results, each rounded once.
+    fn right(&self) -> Tensors {
+        let operands = self.problem.operands(self.pass);
+        let stored = |(name, x): (String, Tensor)| {
+            let operand = operands.iter().find(|x| x.name == name).expect("an operand");
+            let x = x.numbers(&name).expect("numbers");
+            (name, Tensor::store(&x, Stored::of(operand.precision, self.dtype)))
+        };
+        oracle(&self.request()).expect("the reference").into_iter().map(stored).collect()
+    }
+
+    fn check(&self, profile: &str, got: &Tensors, only: &[&str]) -> Check {
+        let only: Vec<String> = only.iter().map(|name| name.to_string()).collect();
+        let profile = Profile::by_name(profile).expect("a profile");
+        check(&self.request(), &profile, got, &only).expect("a check")
+    }
+
+    /// Right results of which one output is changed.
+    fn changed(&self, name: &str, change: impl FnOnce(&mut ArrayD<f64>)) -> Tensors {
+        let mut got = self.right();
+        let stored = got[name].stored().expect("a type");
+        let mut x = got[name].numbers(name).expect("numbers");
+        change(&mut x);
+        got.insert(name.to_string(), Tensor::store(&x, stored));
+        got
+    }
+}
+
+const SMALL: Extents =
+    Extents { batch: 1, query_heads: 2, key_heads: 2, queries: 8, keys: 48, dim: 64 };
+
+/// Channel 3 of q is 448, and of k about −547: all scores are about −30,000.
+fn massive(name: &str, at: usize, x: f64) -> f64 {
+    match (name, at % SMALL.dim) {
+        ("q", 3) => 448.0 + x,
+        ("k", 3) => -547.0 + x,
+        _ => x,
+    }
+}
+
+/// The row of zeros that a mask value of −50,000 leaves of such scores.
+#[test]
+fn a_zero_row_of_massive_activations_fails() {
+    let question = Question::new(Attention::new(SMALL), (Pass::Forward, Dtype::Bf16), 1, massive);
+    assert_eq!(question.check("bf16-flash", &question.right(), &["o"]).status, Status::Passed);
+    let zeros = question.changed("o", |o| o.index_axis_mut(Axis(2), 5).fill(0.0));
+    let found = question.check("bf16-flash", &zeros, &["o"]);
+    assert_eq!(found.status, Status::Failed);
+    assert!(found.outputs[0].places.iter().any(|place| place.contains("row 5")), "{found:?}");
+}
+
+/// TF32 leaves ten bits of scores of a deviation of 16.
+#[test]
+fn a_constant_is_no_average_of_values() {
+    let wide = |name: &str, _: usize, x: f64| if name == "q" { 16.0 * x } else { x };
+    let question = Question::new(Attention::new(SMALL), (Pass::Forward, Dtype::F32), 2, wide);
+    assert_eq!(question.check("f32-tf32", &question.right(), &[]).status, Status::Passed);
+    let constant = question.changed("o", |o| o.fill(1000.0));
+    let found = question.check("f32-tf32", &constant, &["o"]);
+    assert_eq!((found.status, found.outputs[0].off), (Status::Failed, found.outputs[0].elements));
+}
+
+/// Logits deviate by 4, of which TF32 leaves 0.01 or less: gradients of 0 may lie within the bounds, but no
+/// correct kernel returns them.
+#[test]
+fn gradients_of_zero_do_not_pass() {
+    let problem = LinearCrossEntropy::new(24, 256, 40).logit_scale(0.25);
+    let ones = |name: &str, _: usize, x: f64| if name == "dloss" { 1.0 } else { x };
+    let question = Question::new(problem, (Pass::ForwardBackward, Dtype::F32), 3, ones);
+    assert_eq!(question.check("f32-tf32", &question.right(), &[]).status, Status::Passed);
+    for name in ["dh", "dw"] {
+        let zeros = question.changed(name, |x| x.fill(0.0));
+        assert_ne!(question.check("f32-tf32", &zeros, &[]).status, Status::Passed, "{name}");
+    }
+}
+
+/// 2100 terms, of which f16 can count 2048: no element has a bound. Those of a right result err less than those of
+/// simulated kernels, others could be anything.
+#[test]
+fn without_a_bound_nothing_passes_by_itself() {
+    let extents =
+        Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 2, keys: 2100, dim: 8 };
+    let question =
+        Question::new(Attention::new(extents), (Pass::Forward, Dtype::F16), 4, |_, _, x| x);
+    let profile = Profile { accumulator: Dtype::F16, ..Profile::by_name("f32-strict").unwrap() };
+    let judge = |got: &Tensors| check(&question.request(), &profile, got, &[]).expect("a check");
+    let right = judge(&question.right());
+    assert_eq!(right.status, Status::Passed, "{right:?}");
+    let wrong = judge(&question.changed("o", |o| o.fill(9.0)));
+    let o = wrong.outputs.iter().find(|x| x.name == "o").unwrap();
+    assert_eq!((o.off, o.undecided, o.no_bound.get("sum")), (0, o.elements, Some(&o.elements)));
+    assert_eq!(wrong.clone().on_inputs(true).status, Status::Failed);
+    assert_eq!(wrong.clone().on_inputs(false).status, Status::Undecided);
+    let doubt = o.doubt.as_ref().unwrap();
+    assert!(
+        doubt.contains("16 of 16 elements of o are undecided") && doubt.contains("too many terms"),
+        "{doubt}"
+    );
+}
+
+/// The sum of dS over keys is 0, so that an offset of all keys changes nothing but the bounds.
+#[test]
+fn a_negative_dq_on_keys_with_an_offset_is_undecided() {
+    let offset = |name: &str, _: usize, x: f64| if name == "k" { x + 100.0 } else { x };
+    let extents = Extents { queries: 40, ..SMALL };
+    let question = Question::new(Attention::new(extents), (Pass::Backward, Dtype::Bf16), 5, offset);
+    let right = question.check("bf16-flash", &question.right(), &[]);
+    assert_eq!(right.status, Status::Passed, "{right:?}");
+    assert!(right.structured.as_ref().unwrap().starts_with("k: "), "{right:?}");
+    let found =
+        question.check("bf16-flash", &question.changed("dq", |dq| dq.mapv_inplace(|x| -x)), &[]);
+    assert_eq!(found.status, Status::Undecided, "{found:?}");
+}
+
+#[test]
+fn a_conspicuous_error_on_random_inputs_fails() {
+    let problem = Attention::new(Extents { queries: 48, ..SMALL }).mask(Mask::causal());
+    let question = Question::new(problem, (Pass::Backward, Dtype::Bf16), 6, |_, _, x| x);
+    let right = question.check("bf16-flash", &question.right(), &[]);
+    assert_eq!((right.status, right.structured), (Status::Passed, None));
+    let found = question.check("bf16-flash", &question.changed("dk", |dk| *dk *= 1.01), &[]);
+    assert!(found.outputs.iter().all(|x| x.off == 0) && found.conspicuous, "{found:?}");
+    assert_eq!(found.status, Status::Failed);
+    assert_eq!(found.on_inputs(false).status, Status::Undecided);
+}
+
+/// dh and dw of weights p e^(lse − lse′), where lse′ is that of logits in bf16.
+fn rounded_forward_only(question: &Question) -> Tensors {
+    let numbers = |name: &str| question.inputs[name].numbers(name).expect("numbers");
+    let matrix = |name: &str| numbers(name).into_dimensionality::<Ix2>().expect("a matrix");
+    let (h, w, targets) = (matrix("h"), matrix("w"), numbers("targets"));
+    let mut dz = h.dot(&w.t());
+    let tokens = dz.nrows() as f64;
+    for (mut z, &target) in dz.rows_mut().into_iter().zip(&targets) {
+        let lse = z.iter().map(|&z| Dtype::Bf16.round(z).exp()).sum::<f64>().ln();
+        z.mapv_inplace(|z| (z - lse).exp());
+        z[target as usize] -= 1.0;
+        z /= tokens;
+    }
+    let results = [("dh", dz.dot(&w)), ("dw", dz.t().dot(&h))];
+    let stored = |(name, x): (&str, Array2<f64>)| {
+        (name.to_string(), Tensor::round(&x.into_dyn(), Dtype::Bf16))
+    };
+    results.map(stored).into()
+}
+
+/// lse of logits that are rounded to bf16, p of logits that are not: the bounds of TF32 hold both, being wider.
+#[test]
+fn auto_names_no_profile_that_does_not_judge() {
+    let problem = LinearCrossEntropy::new(32, 64, 300);
+    let ones = |name: &str, _: usize, x: f64| if name == "dloss" { 1.0 } else { x };
+    let question = Question::new(problem, (Pass::Backward, Dtype::Bf16), 7, ones);
+    let got = rounded_forward_only(&question);
+    let found = strictest(&question.request(), &got, &[])
+        .expect("a profile")
+        .expect("one that does not fail");
+    let found = check(&question.request(), &found, &got, &[]).expect("a check");
+    assert_eq!(found.status, Status::Undecided, "{found:?}");
+    assert_eq!(
+        strictest(&question.request(), &question.right(), &[]).unwrap().unwrap().name,
+        "f32-strict"
+    );
+}
+
+/// Controls of the zoo, which compute in f32 in several orders, on generic, massive and peaked inputs: the example
+/// `alarms` counts as much over many more seeds.
+#[test]
+fn correct_kernels_are_not_undecided() {
+    let peaked = |name: &str, _: usize, x: f64| if name == "q" { 8.0 * x } else { x };
+    let families: [&dyn Fn(&str, usize, f64) -> f64; 3] = [&|_, _, x| x, &massive, &peaked];
+    let problems: [Problem; 2] = [
+        Attention::new(SMALL).mask(Mask::causal()).into(),
+        Attention::new(SMALL).softcap(20.0).sinks().into(),
+    ];
+    for (seed, (problem, family)) in
+        problems.iter().flat_map(|x| families.map(|y| (x, y))).enumerate()
+    {
+        for pass in [Pass::Forward, Pass::Backward] {
+            let question = Question::new(problem.clone(), (pass, Dtype::Bf16), seed as u64, family);
+            for style in CONTROLS {
+                let got = ask(&Host::sound(style), &question.request()).expect("the host");
+                let found = question.check("f32-strict", &got, &[]);
+                assert_eq!(found.status, Status::Passed, "{seed} {pass} {}: {found:?}", style.name);
+            }
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Correct kernels, simulated operation by operation: the reference over numbers of which every operation
+//! rounds at random, as far as a profile lets it (Monte Carlo arithmetic, Parker 1997).
+//!
+//! A sum of n terms then errs as one in some order does, scores that are large err by more than small ones,
+//! and an error of a score changes its weight as it would in a kernel. [`crate::typical`] simulates kernels
+//! by errors of their operands instead: at the price of one evaluation each, but only where scores are of a
+//! moderate size.
+
+use crate::bounds::Bounds;
+use crate::profile::Profile;
+use crate::tensor::{Stored, Tensors, Values, values};
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
+use etalon_reference::scalar::Real;
+use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
+use ndarray::{ArrayD, Axis};
+use rayon::prelude::*;
+use std::collections::BTreeMap;
+
+/// How many kernels are simulated.
+pub const KERNELS: u32 = 16;
+
+/// The errors of simulated kernels on a pass: by output of floating-point numbers, of each kernel, got − exact
+/// once it is stored. Where the exact result is not finite it is 0. No error is beyond its bound: farther off
+/// no correct kernel is.
+pub fn errors(
+    problem: &Problem,
+    pass: Pass,
+    dtype: Dtype,
+    profile: &Profile,
+    inputs: &Tensors,
+    exact: &Bounds,
+) -> Result<BTreeMap<String, Vec<ArrayD<f64>>>, Error> {
+    if pass == Pass::ForwardBackward {
+        let of = |pass| errors(problem, pass, dtype, profile, inputs, exact);
+        let mut both = of(Pass::Forward)?;
+        both.extend(of(Pass::Backward)?);
+        return Ok(both);
+    }
+    let inputs = values(problem, pass, inputs)?;
+    let kernels = (0..KERNELS).into_par_iter().map(|kernel| {
+        let rounding = Rounding::new(profile, problem.algorithm(), pass, kernel);
+        let mut results = stored(problem, pass, dtype, &inputs, rounding)?;
+        results.retain(|name, _| exact.outputs.contains_key(name));
+        for (name, result) in &mut results {
+            let bound = &exact.outputs[name];
+            let elements = ndarray::Zip::from(result).and(&bound.value).and(&bound.bound);
+            elements.for_each(|result, &exact, &bound| {
+                let error = (*result - exact).clamp(-bound, bound);
+                *result = if exact.is_finite() && error.is_finite() { error } else { 0.0 };
+            });
+        }
+        Ok(results)
+    });
+    let kernels: Vec<Values> = kernels.collect::<Result<_, Error>>()?;
+    let mut errors = BTreeMap::<String, Vec<ArrayD<f64>>>::new();
+    for (name, error) in kernels.into_iter().flatten() {
+        errors.entry(name).or_default().push(error);
+    }
+    Ok(errors)
+}
+
+/// The outputs of one kernel, in their storage types; whole numbers are left out. What a pass reads of the
+/// forward pass is the kernel's own.
+fn stored(
+    problem: &Problem,
+    pass: Pass,
+    dtype: Dtype,
+    inputs: &Values,
+    rounding: Rounding,
+) -> Result<Values, Error> {
+    let operands = problem.operands(pass);
+    let mut inputs = inputs.clone();
+    if operands.iter().any(|x| x.role == Role::Saved) {
+        keep_saved(problem, dtype, &operands, &mut inputs, rounding)?;
+    }
+    let numbers = inputs.iter().map(|(name, x)| {
+        let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };
+        (name.clone(), x.map(number))
+    });
+    let results = evaluate(problem, pass, &numbers.collect())?;
+    let output = |(name, x): (String, ArrayD<Stochastic>)| {
+        let operand = operands.iter().find(|operand| operand.name == name)?;
+        match Stored::of(operand.precision, dtype) {
+            Stored::Float(dtype) => Some((name, x.mapv(|x| dtype.round(x.value)))),
+            Stored::Integer => None,
+        }
+    };
+    Ok(results.into_iter().filter_map(output).collect())
+}
+
+/// Puts what the kernel saved in its forward pass in the place of what is given. The reference takes δ of the
+/// weights, where a kernel takes Σ o dout of its stored o: the difference enters as one of dlse, which is
+/// subtracted from δ and read nowhere else.
+fn keep_saved(
+    problem: &Problem,
+    dtype: Dtype,
+    operands: &[Operand],
+    inputs: &mut Values,
+    rounding: Rounding,
+) -> Result<(), Error> {
+    let forward = problem.operands(Pass::Forward);
+    let own = |name: &String| forward.iter().any(|x| x.name == name && x.role.is_given());
+    let given = inputs.iter().filter(|(name, _)| own(name));
+    let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
+    let saved = stored(problem, Pass::Forward, dtype, &given, rounding)?;
+    let reads = |name: &str| operands.iter().find(|operand| operand.name == name);
+    if let (Some(o), Some(dout), Some(dlse)) = (saved.get("o"), inputs.get("dout"), reads("dlse")) {
+        let exact = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
+        let apart = exact.get("o").map(|exact| (o - exact) * dout);
+        let absent = || ArrayD::zeros(dlse.shape.as_slice());
+        let mut off = inputs.remove("dlse").unwrap_or_else(absent);
+        if let Some(apart) = apart {
+            let apart = apart.mapv(|x| if x.is_finite() { x } else { 0.0 });
+            off -= &apart.sum_axis(Axis(apart.ndim() - 1));
+        }
+        inputs.insert("dlse".to_string(), off);
+    }
+    inputs.extend(saved.into_iter().filter(|(name, _)| reads(name).is_some()));
+    Ok(())
+}
+
+/// How far off operations may be, relative to their results.
+#[derive(Debug, Clone, Copy)]
+struct Rounding {
+    /// Of the accumulator.
+    unit: f32,
+    /// Of a product, if its factors are narrowed.
+    product: f32,
+    /// Of a weight, if it is stored.
+    weight: f32,
+    kernel: u32,
+}
+
+impl Rounding {
+    const NONE: Rounding = Rounding { unit: 0.0, product: 0.0, weight: 0.0, kernel: 0 };
+
+    fn new(profile: &Profile, algorithm: Algorithm, pass: Pass, kernel: u32) -> Self {
+        let unit = profile.accumulator.unit_roundoff();
+        let narrow =
+            |dtype: Dtype| if dtype.unit_roundoff() > unit { dtype.unit_roundoff() } else { 0.0 };
+        // The weights of linear_cross_entropy multiply nothing in its forward pass. dS and da are products
+        // of weights, and gradients of heads are sums of these.
+        let multiplies = pass != Pass::Forward || algorithm != Algorithm::LinearCrossEntropy;
+        let later = if pass == Pass::Forward { 0.0 } else { narrow(profile.ds_store) };
+        let weight = if multiplies { narrow(profile.p_store).max(later) } else { 0.0 };
+        // Two factors, which err each by itself.
+        let product = unit + 2f64.sqrt() * profile.factor;
+        let [unit, product, weight] = [unit, product, weight].map(|x| x as f32);
+        Rounding { unit, product, weight, kernel }
+    }
+
+    /// Of a division, or of a product with a rounded reciprocal.
+    fn of_quotient(self) -> f32 {
+        2.0 * self.unit
+    }
+
+    /// The same number for the same operation on the same operands, from −1 to 1.
+    fn random(self, operation: u64, x: f64, y: f64) -> f64 {
+        let seed = (u64::from(self.kernel) << 8 | operation).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        let mut word = x.to_bits() ^ y.to_bits().rotate_left(29) ^ seed;
+        word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        ((word ^ (word >> 31)) >> 11) as f64 * 0.5f64.powi(52) - 1.0
+    }
+}
+
+/// A number whose operations round at random.
+#[derive(Debug, Clone, Copy)]
+struct Stochastic {
+    value: f64,
+    /// That of a constant of the formula is [`Rounding::NONE`] until it meets an operand.
+    rounding: Rounding,
+}
+
+impl Stochastic {
+    /// A result of an operation on this number, off by up to `error`.
+    fn off(self, value: f64, error: f64, operation: u64, other: f64) -> Self {
+        let random = self.rounding.random(operation, self.value, other);
+        Stochastic { value: value + error * random, ..self }
+    }
+
+    /// A result of two numbers, off by up to `units` roundoffs of itself.
+    fn with(self, y: Self, value: f64, relative: impl Fn(Rounding) -> f32, operation: u64) -> Self {
+        let rounding = if self.rounding.unit > 0.0 { self.rounding } else { y.rounding };
+        let x = Stochastic { rounding, ..self };
+        x.off(value, value.abs() * f64::from(relative(rounding)), operation, y.value)
+    }
+
+    fn unit(self) -> f64 {
+        f64::from(self.rounding.unit)
+    }
+}
+
+operators! {
+    [] Stochastic, x, y;
+    compare value,
+    neg Stochastic { value: -x.value, ..x },
+    add x.with(y, x.value + y.value, |of| of.unit, 1),
+    sub x + -y,
+    mul x.with(y, x.value * y.value, |of| of.product, 2),
+    div x.with(y, x.value / y.value, Rounding::of_quotient, 3)
+}
+
+impl Real for Stochastic {
+    const ZERO: Self = Stochastic { value: 0.0, rounding: Rounding::NONE };
+    const ONE: Self = Stochastic { value: 1.0, rounding: Rounding::NONE };
+
+    fn from_f64(x: f64) -> Self {
+        Stochastic { value: x, ..Self::ZERO }
+    }
+
+    fn to_f64(self) -> f64 {
+        self.value
+    }
+
+    /// A polynomial and a rounded argument, then the storing of a weight.
+    fn exp(self) -> Self {
+        let value = self.value.exp();
+        let function = (2.0 + self.value.abs()) * self.unit();
+        let computed = self.off(value, value * function, 4, 0.0);
+        computed.off(computed.value, value * f64::from(self.rounding.weight), 5, self.value)
+    }
+
+    fn ln(self) -> Self {
+        let value = self.value.ln();
+        self.off(value, value.abs().max(1.0) * self.unit(), 6, 0.0)
+    }
+
+    fn sqrt(self) -> Self {
+        let value = self.value.sqrt();
+        self.off(value, value * self.unit(), 7, 0.0)
+    }
+
+    fn tanh(self) -> Self {
+        let value = self.value.tanh();
+        self.off(value, 4.0 * self.unit(), 8, 0.0)
+    }
+
+    /// As 1 − τ².
+    fn tanh_slope(self) -> Self {
+        let value = self.value.tanh_slope();
+        self.off(value, 8.0 * self.unit(), 9, 0.0)
+    }
+}
