@@ -44,8 +44,8 @@ pub struct Bound {
     pub largest: f64,
     /// How many elements have no bound, by the reason.
     pub no_bound: BTreeMap<NoBound, usize>,
-    /// Of whole numbers: which others are as right, since rounding decides, by the place of the element in
-    /// row-major order.
+    /// Of whole numbers whose bound is ∞, since rounding decides: which others are as right, by the place of the
+    /// element in row-major order.
     pub as_right: BTreeMap<usize, Vec<usize>>,
 }
 
@@ -138,9 +138,10 @@ fn finish(
         Error::expect_shape(operand.name, &operand.shape, value.shape())?;
         let errors = errors.lists.remove(operand.name).ok_or_else(missing)?;
         let mut no_bound = BTreeMap::new();
-        let bound = value.iter().zip(errors).map(|(&x, error)| {
+        let as_right = as_right.remove(operand.name).unwrap_or_default();
+        let bound = value.iter().zip(errors).enumerate().map(|(at, (&x, error))| {
             let bound = model.finish(x, error, operand.precision);
-            if bound == f64::INFINITY {
+            if bound == f64::INFINITY && !as_right.contains_key(&at) {
                 let reason = model.no_bound(error).unwrap_or(NoBound::Sum);
                 *no_bound.entry(reason).or_default() += 1;
             }
@@ -150,7 +151,6 @@ fn finish(
         let bound = ArrayD::from_shape_vec(IxDyn(&operand.shape), bound).map_err(|_| missing())?;
         let largest = model.dtype(operand.precision).map_or(f64::INFINITY, Dtype::max);
         let stored = Stored::of(operand.precision, Dtype::F64);
-        let as_right = as_right.remove(operand.name).unwrap_or_default();
         let bound = Bound { value, bound, stored, largest, no_bound, as_right };
         bounds.insert(operand.name.to_string(), bound);
     }

@@ -60,11 +60,12 @@ fn read(name: &str, bound: &Bound, outputs: &Tensors) -> Result<ArrayD<f64>, Str
 /// and ∞ for a wrong class. Above 1 an element is off.
 pub fn margins(bound: &Bound, got: &ArrayD<f64>) -> Vec<f64> {
     let elements = bound.value.iter().zip(&bound.bound).zip(got).enumerate();
-    let as_right = |at: usize, got: f64| {
-        bound.as_right.get(&at).is_some_and(|others| others.iter().any(|&x| x as f64 == got))
-    };
     let margin = |(at, ((&value, &b), &got)): (usize, ((&f64, &f64), &f64))| {
-        if as_right(at, got) { 0.0 } else { margin(got, value, b, bound.largest) }
+        let Some(others) = bound.as_right.get(&at) else {
+            return margin(got, value, b, bound.largest);
+        };
+        let right = got == value || others.iter().any(|&x| x as f64 == got);
+        if right { 0.0 } else { f64::INFINITY }
     };
     elements.map(margin).collect()
 }

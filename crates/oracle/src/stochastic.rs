@@ -38,8 +38,7 @@ pub fn errors(
     }
     let inputs = values(problem, pass, inputs)?;
     let kernels = (0..KERNELS).into_par_iter().map(|kernel| {
-        let rounding = Rounding::new(profile, problem.algorithm(), pass, kernel);
-        let mut results = stored(problem, pass, dtype, &inputs, rounding)?;
+        let mut results = stored(problem, pass, dtype, &inputs, (profile, kernel))?;
         results.retain(|name, _| exact.outputs.contains_key(name));
         for (name, result) in &mut results {
             let bound = &exact.outputs[name];
@@ -66,12 +65,13 @@ fn stored(
     pass: Pass,
     dtype: Dtype,
     inputs: &Values,
-    rounding: Rounding,
+    (profile, kernel): (&Profile, u32),
 ) -> Result<Values, Error> {
+    let rounding = Rounding::new(profile, problem.algorithm(), pass, kernel);
     let operands = problem.operands(pass);
     let mut inputs = inputs.clone();
     if operands.iter().any(|x| x.role == Role::Saved) {
-        keep_saved(problem, dtype, &operands, &mut inputs, rounding)?;
+        keep_saved(problem, dtype, &operands, &mut inputs, (profile, kernel))?;
     }
     let numbers = inputs.iter().map(|(name, x)| {
         let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };
@@ -96,13 +96,13 @@ fn keep_saved(
     dtype: Dtype,
     operands: &[Operand],
     inputs: &mut Values,
-    rounding: Rounding,
+    kernel: (&Profile, u32),
 ) -> Result<(), Error> {
     let forward = problem.operands(Pass::Forward);
     let own = |name: &String| forward.iter().any(|x| x.name == name && x.role.is_given());
     let given = inputs.iter().filter(|(name, _)| own(name));
     let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
-    let saved = stored(problem, Pass::Forward, dtype, &given, rounding)?;
+    let saved = stored(problem, Pass::Forward, dtype, &given, kernel)?;
     let reads = |name: &str| operands.iter().find(|operand| operand.name == name);
     if let (Some(o), Some(dout), Some(dlse)) = (saved.get("o"), inputs.get("dout"), reads("dlse")) {
         let exact = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
@@ -128,11 +128,13 @@ struct Rounding {
     product: f32,
     /// Of a weight, if it is stored.
     weight: f32,
+    /// Of lse, relative to the largest logit, if it is stored: of three sums and the storing.
+    lse: f32,
     kernel: u32,
 }
 
 impl Rounding {
-    const NONE: Rounding = Rounding { unit: 0.0, product: 0.0, weight: 0.0, kernel: 0 };
+    const NONE: Rounding = Rounding { unit: 0.0, product: 0.0, weight: 0.0, lse: 0.0, kernel: 0 };
 
     fn new(profile: &Profile, algorithm: Algorithm, pass: Pass, kernel: u32) -> Self {
         let unit = profile.accumulator.unit_roundoff();
@@ -145,8 +147,9 @@ impl Rounding {
         let weight = if multiplies { narrow(profile.p_store).max(later) } else { 0.0 };
         // Two factors, which err each by itself.
         let product = unit + 2f64.sqrt() * profile.factor;
-        let [unit, product, weight] = [unit, product, weight].map(|x| x as f32);
-        Rounding { unit, product, weight, kernel }
+        let lse = if pass == Pass::Forward { 0.0 } else { 4.0 * unit };
+        let [unit, product, weight, lse] = [unit, product, weight, lse].map(|x| x as f32);
+        Rounding { unit, product, weight, lse, kernel }
     }
 
     /// Of a division, or of a product with a rounded reciprocal.
@@ -168,6 +171,10 @@ impl Rounding {
 #[derive(Debug, Clone, Copy)]
 struct Stochastic {
     value: f64,
+    /// The size of the largest term of the sum that it is; of others their own.
+    size: f64,
+    /// Of a sum of exponentials the largest [`size`](Self::size) of an argument; else 0.
+    logit: f64,
     /// That of a constant of the formula is [`Rounding::NONE`] until it meets an operand.
     rounding: Rounding,
 }
@@ -176,7 +183,7 @@ impl Stochastic {
     /// A result of an operation on this number, off by up to `error`.
     fn off(self, value: f64, error: f64, operation: u64, other: f64) -> Self {
         let random = self.rounding.random(operation, self.value, other);
-        Stochastic { value: value + error * random, ..self }
+        Stochastic { value: value + error * random, size: value.abs(), logit: 0.0, ..self }
     }
 
     /// A result of two numbers, off by up to `units` roundoffs of itself.
@@ -195,30 +202,42 @@ operators! {
     [] Stochastic, x, y;
     compare value,
     neg Stochastic { value: -x.value, ..x },
-    add x.with(y, x.value + y.value, |of| of.unit, 1),
+    add Stochastic {
+        size: x.size.max(y.size),
+        logit: x.logit.max(y.logit),
+        ..x.with(y, x.value + y.value, |of| of.unit, 1)
+    },
     sub x + -y,
     mul x.with(y, x.value * y.value, |of| of.product, 2),
-    div x.with(y, x.value / y.value, Rounding::of_quotient, 3)
+    div {
+        // By an l that a kernel keeps in lse, whose rounding all quotients share.
+        let lse = f64::from(y.rounding.lse) * y.logit;
+        let y = y.off(y.value, y.value * lse, 10, 0.0);
+        x.with(y, x.value / y.value, Rounding::of_quotient, 3)
+    }
 }
 
 impl Real for Stochastic {
-    const ZERO: Self = Stochastic { value: 0.0, rounding: Rounding::NONE };
-    const ONE: Self = Stochastic { value: 1.0, rounding: Rounding::NONE };
+    const ZERO: Self = Stochastic { value: 0.0, size: 0.0, logit: 0.0, rounding: Rounding::NONE };
+    const ONE: Self = Stochastic { value: 1.0, size: 1.0, logit: 0.0, rounding: Rounding::NONE };
 
     fn from_f64(x: f64) -> Self {
-        Stochastic { value: x, ..Self::ZERO }
+        Stochastic { value: x, size: x.abs(), ..Self::ZERO }
     }
 
     fn to_f64(self) -> f64 {
         self.value
     }
 
-    /// A polynomial and a rounded argument, then the storing of a weight.
+    /// A polynomial and a rounded argument, then the storing of a weight. The argument is a logit less a
+    /// maximum; a kernel may subtract a stored lse instead, whose rounding is of the size of the two.
     fn exp(self) -> Self {
         let value = self.value.exp();
-        let function = (2.0 + self.value.abs()) * self.unit();
+        let function = (2.0 + self.value.abs() + self.size) * self.unit();
         let computed = self.off(value, value * function, 4, 0.0);
-        computed.off(computed.value, value * f64::from(self.rounding.weight), 5, self.value)
+        let kept =
+            computed.off(computed.value, value * f64::from(self.rounding.weight), 5, self.value);
+        Stochastic { logit: self.size, ..kept }
     }
 
     fn ln(self) -> Self {

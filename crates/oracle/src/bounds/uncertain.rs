@@ -130,13 +130,16 @@ operators! {
     [] Uncertain, x, y;
     compare value,
     neg Uncertain { value: -x.value, ..x },
-    add Uncertain {
-        value: x.value + y.value,
-        error: x.error + y.error,
-        mass: x.mass + y.mass,
-        terms: x.added().saturating_add(y.added()),
-        single: x.single | y.single,
-        tiny: x.tiny + y.tiny,
+    add match x.value + y.value {
+        infinite if infinite.is_infinite() => x.term_with(y, infinite, 0.0, 0.0),
+        value => Uncertain {
+            value,
+            error: x.error + y.error,
+            mass: x.mass + y.mass,
+            terms: x.added().saturating_add(y.added()),
+            single: x.single | y.single,
+            tiny: x.tiny + y.tiny,
+        },
     },
     sub x + -y,
     mul { // (N81)
@@ -178,6 +181,9 @@ impl Real for Uncertain {
     /// (N82). The argument is a logit less a maximum; a kernel may subtract a stored lse instead,
     /// whose roundings are of the size of the two.
     fn exp(self) -> Self {
+        if self.value == f64::NEG_INFINITY {
+            return self.term(0.0, 0.0, 0.0);
+        }
         let value = self.value.exp();
         let own = FUNCTIONS.exp_constant + FUNCTIONS.exp_slope * self.value.abs();
         let lse = 4.0 * self.mass;

@@ -92,6 +92,8 @@ fn blunt_elements(bound: &Bound) -> Option<Vec<bool>> {
         let widest = if scale > 0.0 { HALF * scale } else { f64::MAX };
         elements.for_each(|((x, bound), blunt)| *blunt = x.is_finite() && *bound > widest);
     }
+    // What may be one of several numbers is judged as each of them.
+    bound.as_right.keys().for_each(|&at| blunt[at] = false);
     blunt.contains(&true).then_some(blunt)
 }
 

@@ -38,12 +38,14 @@ pub(super) fn errors(operands: &Operands<'_>) -> Errors {
     } else {
         vec![reduced(operands, &normaliser, &tokens)]
     };
+    // Which of several it is no distance tells.
+    let argmax = per_token(&|token| if token.argmax.is_empty() { 0.0 } else { f64::INFINITY });
     let lists = BTreeMap::from([
         ("loss", loss),
         ("lse", per_token(&|token| token.lse)),
         ("logprob", per_token(&|token| token.logprob)),
         ("entropy", per_token(&|token| token.entropy)),
-        ("argmax", vec![0.0; operands.problem.tokens]),
+        ("argmax", argmax),
         ("n_valid", vec![0.0]),
         ("normaliser", vec![normaliser.error]), // (N65)
     ]);

@@ -86,14 +86,17 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     let mut a_error = model.gamma(dim + 2) * (absolute + bias.abs()) + dim as f64 * model.eta; // (N60)
     let (scale, theta) = (problem.logit_scale, problem.temperature);
     let ratio = (scale / theta).abs();
-    if (absolute + bias.abs()) * scale.abs().max(1.0) > model.limit {
+    if a.is_infinite() && dot.is_finite() {
+        a_error = 0.0; // an impossible class, exactly
+    } else if (absolute + bias.abs()) * scale.abs().max(1.0) > model.limit {
         a_error = f64::INFINITY;
     }
     let scaled = scale * a;
     let (z, error, bend, bend_error) = match problem.softcap {
         None => (scaled / theta, ratio * a_error, 1.0, 0.0),
         Some(cap) => {
-            let reached = scale.abs() * a_error + 5.0 * u * scaled.abs();
+            let rounded = if scaled.is_finite() { 5.0 * u * scaled.abs() } else { 0.0 };
+            let reached = scale.abs() * a_error + rounded;
             let (tau, bend) = ((scaled / cap).tanh(), (scaled / cap).tanh_slope());
             let capped = Capped::new(model, cap, (tau, bend), reached);
             (cap * tau / theta, cap / theta * capped.tau_error, bend, capped.slope_error)
