@@ -4,14 +4,17 @@
 //! [`check`] judges the outputs of one pass on given inputs. Where one is wrong it says which rows, heads
 //! and columns are affected, and looks for an explanation: a change of the exact results (a factor, a
 //! shift, another layout), another reading of the problem ([`crate::conventions`]), a known bug
-//! ([`crate::zoo`]). An [`Explanation`] is measured by what it leaves unexplained.
+//! ([`crate::zoo`]). An [`Explanation`] must leave nothing beyond the bounds, or says which part it explains.
 
 mod answer;
+mod candidate;
+mod explain;
+mod judge;
 mod patterns;
 mod places;
-mod suspects;
+mod sample;
 
-pub use suspects::explains;
+pub use explain::explains;
 
 use crate::bounds::{Bounds, bounds};
 use crate::gates::{Measure, Statistic, Verdict, g1, g2};
@@ -22,9 +25,9 @@ use crate::tier::Request;
 use crate::tiers::check_outputs;
 use crate::typical::{Kernels, Typical};
 use answer::{Answer, Judged};
-use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass};
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Setting, SettingKind};
+use explain::Found;
 use serde::{Serialize, Serializer};
-use std::cmp::Ordering;
 
 /// The version of the form of a [`Check`]: it grows when a key changes its meaning or goes.
 const SCHEMA: u32 = 1;
@@ -56,10 +59,30 @@ pub struct Check {
     pub outputs: Vec<Output>,
     /// What explains the difference, the best first; empty where nothing is wrong.
     pub explanations: Vec<Explanation>,
-    /// Why some explanations were not tried, if they were not.
+    /// The parts of the problem on which explanations were tried, where that was not all of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<String>,
+    /// Which explanations were not tried, and why, if some were not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_tried: Option<String>,
+    /// What to do next where nothing explains what is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// Products that the check took, about.
+    pub products: Products,
 }
+
+/// How many products something took, about.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Products {
+    /// To judge the outputs.
+    pub judged: f64,
+    /// To explain them.
+    pub explained: f64,
+}
+
+/// Hears how far a check is: how many steps are done, of how many, and which is next.
+pub type Tell<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
 
 /// What was found about one output.
 #[derive(Debug, Clone, Serialize)]
@@ -120,17 +143,21 @@ pub struct Share {
 pub struct Explanation {
     /// What kind of explanation it is.
     pub kind: Kind,
-    /// Its stable name: of a pattern, a convention or a mutant.
-    pub id: &'static str,
+    /// Its stable name: of a pattern, a convention or a mutant; or an option or a tensor and what happened
+    /// to it.
+    pub id: String,
     /// The output that it is about; absent where it is about all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<&'static str>,
     /// A sentence or two.
     pub text: String,
-    /// The share of the difference that it leaves: rms(got − explained) / rms(got − exact). Absent of what
-    /// only describes the results.
+    /// The share of the difference that it leaves: rms(got − explained) / rms(got − exact) over the elements
+    /// that are off of the outputs that it explains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left: Option<f64>,
+    /// Which part of what is off it explains, where that is not all: a clause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
 }
 
 /// Kinds of explanation.
@@ -144,9 +171,6 @@ pub enum Kind {
     /// The results of a kernel with a known bug.
     Mutant,
 }
-
-/// What an explanation may leave of the difference.
-const LEFT: f64 = 0.1;
 
 /// JSON has no word for these numbers; null would not tell them apart.
 fn number<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
@@ -163,27 +187,39 @@ pub fn check(
     outputs: &Tensors,
     only: &[String],
 ) -> Result<Check, Error> {
+    check_told(request, profile, outputs, only, &|_, _, _| {})
+}
+
+/// As [`check`], and tells how far it is.
+pub fn check_told(
+    request: &Request<'_>,
+    profile: &Profile,
+    outputs: &Tensors,
+    only: &[String],
+    tell: Tell<'_>,
+) -> Result<Check, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
     check_outputs(problem, pass, dtype, outputs, only)?;
+    tell(0, STEPS, "exact results and bounds");
     let mut exact = bounds(problem, pass, dtype, profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
+    tell(1, STEPS, "typical errors");
     let statistics = statistics(request, profile, &operands, &exact, outputs)?;
     let outputs: Vec<Output> =
-        answer.outputs.iter().map(|output| describe(output, &statistics)).collect();
+        answer.outputs.iter().map(|output| describe(problem, output, &statistics)).collect();
     let passed = outputs.iter().all(|output| output.off == 0);
     let conspicuous = outputs.iter().any(|output| !output.conspicuous.is_empty());
-    let (mut explanations, mut not_tried) = (Vec::new(), None);
+    let mut found = Found::default();
+    let mut next = None;
     if !passed {
-        explanations = answer.outputs.iter().flat_map(|x| patterns::all(problem, x)).collect();
-        let (suspects, missing) = suspects::all(request, &answer);
-        explanations.extend(suspects);
-        not_tried = missing;
+        tell(2, STEPS, "explanations");
+        found = explain::explain(request, &answer, tell)?;
+        next = found.explanations.is_empty().then(|| next_step(request, found.tried));
     }
-    explanations.retain(|x| x.left.is_none_or(|left| left <= LEFT));
-    // A pattern is the plainest explanation, a mutant the most special one.
-    explanations.sort_by(|x, y| (x.kind as u8).cmp(&(y.kind as u8)).then(by_rest(x, y)));
+    let Found { explanations, parts, not_tried, products: explained, .. } = found;
+    let judged = explain::products_of_a_check(problem, pass);
     Ok(Check {
         schema: SCHEMA,
         etalon: env!("CARGO_PKG_VERSION"),
@@ -195,8 +231,35 @@ pub fn check(
         conspicuous,
         outputs,
         explanations,
+        parts,
         not_tried,
+        next,
+        products: Products { judged, explained },
     })
+}
+
+/// Steps of a check of right results.
+const STEPS: usize = 2;
+
+/// What to do where nothing explains what is wrong.
+fn next_step(request: &Request<'_>, tried: usize) -> String {
+    let &Request { problem, dtype, .. } = request;
+    let algorithm = problem.algorithm();
+    let set = |x: &Setting| !x.others.is_empty() && x.kind == SettingKind::Value;
+    let options: Vec<&str> = problem.settings().iter().filter(|x| set(x)).map(|x| x.name).collect();
+    let options = match options.as_slice() {
+        [] => String::new(),
+        list => format!(
+            " Then the same problem without one of its options ({}): the first without which it passes \
+             is the one.",
+            list.join(", ")
+        ),
+    };
+    format!(
+        "Nothing that is known explains this: none of {tried} candidates leaves nothing beyond the bounds. \
+         Next: `etalon probe --out probes --algorithm {algorithm} --dtype {dtype}` asks questions that show \
+         one mistake each.{options}"
+    )
 }
 
 /// The strictest profile within whose bounds the outputs lie, of those that have bounds of the pass. Of
@@ -223,12 +286,6 @@ pub fn strictest(
     Ok(None)
 }
 
-/// What leaves less stands first.
-fn by_rest(x: &Explanation, y: &Explanation) -> Ordering {
-    let left = |x: &Explanation| x.left.unwrap_or(LEFT);
-    left(x).total_cmp(&left(y))
-}
-
 /// The statistics of gate G2: of outputs that the simulation of kernels does not reach there are none.
 fn statistics(
     request: &Request<'_>,
@@ -242,7 +299,7 @@ fn statistics(
     Ok(g2(operands, profile, exact, &typical, outputs))
 }
 
-fn describe(output: &Judged<'_>, statistics: &[Statistic]) -> Output {
+fn describe(problem: &Problem, output: &Judged<'_>, statistics: &[Statistic]) -> Output {
     let own = || statistics.iter().filter(|statistic| statistic.output == output.operand.name);
     let whole = own().find(|x| x.measure == Measure::Slope && x.part == crate::gates::Part::All);
     Output {
@@ -256,6 +313,6 @@ fn describe(output: &Judged<'_>, statistics: &[Statistic]) -> Output {
         error: output.error(),
         slope: whole.map(|x| Share { value: x.value, limit: x.limit }),
         conspicuous: own().filter(|x| x.margin() > 1.0).map(Statistic::to_string).collect(),
-        places: places::sentences(output),
+        places: places::sentences(problem, output),
     }
 }
