@@ -166,8 +166,10 @@ pub struct Explanation {
 pub enum Kind {
     /// The exact results with a change.
     Pattern,
-    /// The exact results of another reading of the problem.
+    /// The exact results of another convention.
     Convention,
+    /// The exact results where an option or a tensor is read otherwise.
+    Reading,
     /// The results of a kernel with a known bug.
     Mutant,
 }

@@ -14,7 +14,7 @@ mod slopes;
 mod tails;
 
 pub use edit::Edit;
-pub(crate) use edit::{Exchange, gather};
+pub(crate) use edit::{Exchange, gather, pick};
 pub(crate) use slopes::broken;
 
 use crate::tensor::{Tensors, Values, values};

@@ -2,10 +2,11 @@
 
 use super::Element;
 use crate::bounds::{Bound, Bounds};
+use crate::conventions::pick;
 use crate::gates::margins;
 use crate::tensor::Tensors;
 use etalon_problem::{Axis, Error, Operand};
-use ndarray::{ArrayD, Axis as Along, Dimension};
+use ndarray::{ArrayD, Dimension};
 use std::borrow::Cow;
 
 /// Every output that is judged.
@@ -55,12 +56,7 @@ impl Judged<'_> {
 
     /// The entries `picks` of each axis.
     pub fn select(&self, picks: &[Vec<usize>]) -> Judged<'static> {
-        let of = |x: &ArrayD<f64>| {
-            picks
-                .iter()
-                .enumerate()
-                .fold(x.clone(), |x, (axis, picks)| x.select(Along(axis), picks))
-        };
+        let of = |x: &ArrayD<f64>| pick(x, picks);
         let shape = picks.iter().map(Vec::len).collect();
         let operand = Operand { shape, ..self.operand.as_ref().clone() };
         let Bound { value, bound, stored, largest } = self.bound.as_ref();

@@ -74,8 +74,12 @@ impl Candidate<'_> {
     }
 
     /// The explanation, if what it leaves of the outputs of these names is little enough; and how well it
-    /// does.
-    pub fn explanation(&self, lefts: &[(&'static str, Left)]) -> Option<(Explanation, Place)> {
+    /// does. Of `unseen` outputs nothing is known.
+    pub fn explanation(
+        &self,
+        lefts: &[(&'static str, Left)],
+        unseen: &[&str],
+    ) -> Option<(Explanation, Place)> {
         let grades: Vec<Grade> = lefts.iter().map(|(_, left)| left.grade(self.fitted())).collect();
         let graded =
             || lefts.iter().zip(&grades).map(|((name, left), grade)| (*name, left, *grade));
@@ -101,6 +105,17 @@ impl Candidate<'_> {
             kind: self.kind,
             left: all.share().unwrap_or(0.0),
         };
+        let not_compared = (!unseen.is_empty()).then(|| {
+            let verb = if unseen.len() == 1 { "was" } else { "were" };
+            format!(
+                "{}, of which no part can be computed by itself, {verb} not compared",
+                joined(unseen)
+            )
+        });
+        let part = match (part, not_compared) {
+            (Some(part), Some(more)) => Some(format!("{part}; {more}")),
+            (part, more) => part.or(more),
+        };
         let (id, text) = (self.id.clone(), self.text.clone());
         Some((Explanation { kind: self.kind, id, output, text, left: all.share(), part }, place))
     }
@@ -119,10 +134,10 @@ fn part(
     for (name, left, grade) in explained {
         match grade {
             Grade::Rows => parts.push(format!(
-                "of {name} only the rows that are off: others that it would change are right"
+                "only the rows of {name} that are off: others that it would change are right"
             )),
             Grade::Most => parts.push(format!(
-                "of {name} {} of {} elements that are off",
+                "{} of the {} elements of {name} that are off",
                 left.explained, left.off
             )),
             _ => {}

@@ -92,22 +92,33 @@ pub(super) fn explain(
     let others = Others::new(request, answer)?;
     others.run(&mut found, &mut ranked, tell);
     ranked.sort_by(|x, y| x.1.order(&y.1));
-    // Where something explains all, nobody needs what explains a part or fits a number to each row.
-    let whole = |place: &Place, output: Option<&str>| {
-        ranked.iter().any(|(x, other)| {
-            !other.partial
-                && !other.is_fitted()
-                && (x.output.is_none() || x.output == output)
-                && (place.partial || place.is_fitted())
-        })
+    // Where something explains all of an output, nobody needs what explains a part or fits a number to each
+    // row.
+    let whole = |(x, place): &(Explanation, Place), name: &str| {
+        let own = x.output.is_none() || x.output == Some(name);
+        own && !place.partial && !place.is_fitted()
     };
-    let keep: Vec<bool> = ranked.iter().map(|(x, place)| !whole(place, x.output)).collect();
+    let known: Vec<&str> = judges
+        .iter()
+        .filter(|judge| judge.output().off() > 0)
+        .map(|judge| judge.output().operand.name)
+        .filter(|name| ranked.iter().any(|x| whole(x, name)))
+        .collect();
+    let off = judges.iter().filter(|judge| judge.output().off() > 0).count();
+    let keep: Vec<bool> = ranked
+        .iter()
+        .map(|(x, place)| match x.output {
+            _ if !place.partial && !place.is_fitted() => true,
+            Some(name) => !known.contains(&name),
+            None => known.len() < off,
+        })
+        .collect();
     let mut kinds = BTreeMap::<u8, usize>::new();
     for ((explanation, _), keep) in ranked.into_iter().zip(keep) {
         let named = kinds.entry(explanation.kind as u8).or_default();
         let most = match explanation.kind {
             Kind::Pattern => usize::MAX,
-            Kind::Convention => READINGS,
+            Kind::Convention | Kind::Reading => READINGS,
             Kind::Mutant => NAMED,
         };
         if keep && *named < most {
@@ -121,8 +132,8 @@ pub(super) fn explain(
 /// What a pattern explains: first in some rows, then in all.
 fn of_pattern(candidate: &Candidate<'_>, judge: &Judge<'_>) -> Option<(Explanation, Place)> {
     let How::Change(change) = &candidate.how else { return None };
-    let left = |change: &Change<'_>| judge.left(change.rows.iter().copied(), 0.0, &change.at);
-    candidate.explanation(&[(judge.output().operand.name, left(change))])
+    let left = |change: &Change<'_>| judge.left(change.rows.iter().copied(), &change.at);
+    candidate.explanation(&[(judge.output().operand.name, left(change))], &[])
 }
 
 /// Candidates other than patterns, and where they are evaluated.
@@ -134,13 +145,16 @@ struct Others<'a> {
     /// By rank and cost.
     candidates: Vec<Candidate<'a>>,
     budget: f64,
+    /// Products that making the candidates took.
+    made: f64,
 }
 
 impl<'a> Others<'a> {
     fn new(request: &'a Request<'a>, answer: &'a Answer<'a>) -> Result<Self, Error> {
         let &Request { problem, pass, dtype, inputs, .. } = request;
         let own = factor(pass) * cost(problem);
-        let budget = (SHARE * products_of_a_check(problem, pass)).max(FEW);
+        let share = SHARE * products_of_a_check(problem, pass);
+        let budget = if explains(problem) { share.max(FEW) } else { share };
         let readings = all_readings(problem, pass, dtype, inputs)?;
         let bugs = mutants().into_iter().filter(|x| x.of.contains(&problem.algorithm()));
         let bugs: Vec<Mutant> = bugs.collect();
@@ -154,7 +168,7 @@ impl<'a> Others<'a> {
             false => parts.iter().map(|part| factor(pass) * part.cost(problem)).sum(),
         };
         let reading = |reading: Reading| Candidate {
-            kind: Kind::Convention,
+            kind: if reading.of.is_some() { Kind::Reading } else { Kind::Convention },
             id: reading.id.clone(),
             text: match reading.of {
                 Some(_) => format!("{}. These are the results where {}", reading.id, reading.text),
@@ -191,12 +205,15 @@ impl<'a> Others<'a> {
         });
         let parts = parts.collect();
         let inputs = values(problem, pass, inputs)?;
-        Ok(Others { request, inputs, parts, whole: answer, candidates, budget })
+        // Those of saved tensors evaluated the forward pass, perhaps twice.
+        let made = if pass == Pass::Backward { 2.0 * cost(problem) } else { 0.0 };
+        Ok(Others { made, request, inputs, parts, whole: answer, candidates, budget })
     }
 
     /// Tries the candidates, rank by rank, as far as the budget goes. Inputs that were taken from elsewhere
     /// are tried where nothing else explains all.
     fn run(&self, found: &mut Found, ranked: &mut Vec<(Explanation, Place)>, tell: Tell<'_>) {
+        found.products = self.made;
         if !matches!(self.parts[0].0, Part::Whole) {
             found.parts = self.parts.iter().map(|(part, _)| part.describe()).collect();
         }
@@ -234,6 +251,7 @@ impl<'a> Others<'a> {
             found.tried += chosen.len();
             let try_one = |candidate: &&Candidate<'_>| {
                 tell(done.fetch_add(1, Ordering::Relaxed), self.candidates.len(), &candidate.id);
+                let mut unseen: Vec<&str> = Vec::new();
                 let lefts = match &candidate.how {
                     How::Reading(reading) => self.of_reading(reading, &judges),
                     How::Mutant(mutant) => {
@@ -241,7 +259,9 @@ impl<'a> Others<'a> {
                     }
                     How::Change(_) => return None,
                 };
-                candidate.explanation(&lefts)
+                let seen = |name: &&&str| !lefts.iter().any(|(other, _)| other == *name);
+                unseen.extend(off.iter().filter(seen));
+                candidate.explanation(&lefts, &unseen)
             };
             // A large problem is evaluated by all threads, and one evaluation at a time needs less memory.
             let large = !explains(self.request.problem) && matches!(self.parts[0].0, Part::Whole);
@@ -300,9 +320,9 @@ fn add(lefts: &mut Vec<(&'static str, Left)>, judges: &[Judge<'_>], results: &Va
             .map(|other| other.iter().copied().collect());
         let rows = patterns::every_row(judge);
         let left = match other {
-            Some(other) => judge.left(rows, 0.0, |at| other[at]),
+            Some(other) => judge.left(rows, |at| other[at]),
             // It says nothing of this output.
-            None => judge.left(rows, 0.0, |at| judge.exact()[at]),
+            None => judge.left(rows, |at| judge.exact()[at]),
         };
         match lefts.iter_mut().find(|(name, _)| *name == operand.name) {
             Some((_, all)) => all.join(&left),

@@ -147,11 +147,10 @@ impl<'a> Judge<'a> {
         self.output.margins[at] > 1.0
     }
 
-    /// What other values leave of some rows; `slack` widens every bound by so much of the other value.
+    /// What other values leave of some rows.
     pub fn left(
         &self,
         rows: impl IntoIterator<Item = usize>,
-        slack: f64,
         other: impl Fn(usize) -> f64,
     ) -> Left {
         let mut left = Left::default();
@@ -160,12 +159,12 @@ impl<'a> Judge<'a> {
             let start = row * self.width;
             others.clear();
             others.extend((start..start + self.width).map(&other));
-            self.row(start, slack, &others, &mut left);
+            self.row(start, &others, &mut left);
         }
         left
     }
 
-    fn row(&self, start: usize, slack: f64, others: &[f64], left: &mut Left) {
+    fn row(&self, start: usize, others: &[f64], left: &mut Left) {
         let range = start..start + self.width;
         let (exact, bounds) = (&self.exact[range.clone()], &self.bounds[range.clone()]);
         let own = rms(bounds) / rms(exact);
@@ -177,7 +176,7 @@ impl<'a> Judge<'a> {
             if bound == f64::INFINITY {
                 continue; // nothing is required of it
             }
-            let within = bound.max(moved).max(slack * other.abs());
+            let within = bound.max(moved);
             let same = got == other || (got.is_nan() && other.is_nan());
             let near = same || (got - other).abs() <= within;
             match self.is_off(at) {

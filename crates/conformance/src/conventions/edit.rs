@@ -1,7 +1,7 @@
 //! Changes of a tensor that are applied as its elements are read, so that a part of a large tensor can be
 //! read without the whole.
 
-use ndarray::{ArrayD, Dimension, IxDyn};
+use ndarray::{ArrayD, Axis, Dimension, IxDyn, Slice};
 use std::sync::Arc;
 
 /// A change of a tensor.
@@ -82,8 +82,7 @@ pub(crate) fn gather(
         }
     };
     if edits.is_empty() {
-        let part = picks.iter().enumerate();
-        return Some(part.fold(x.clone(), |x, (axis, picks)| x.select(ndarray::Axis(axis), picks)));
+        return Some(pick(x, picks));
     }
     let shape: Vec<usize> = picks.iter().map(Vec::len).collect();
     let mut own = vec![0; shape.len()];
@@ -91,6 +90,22 @@ pub(crate) fn gather(
         own.iter_mut().zip(at.slice()).zip(picks).for_each(|((own, &at), picks)| *own = picks[at]);
         read(x, &edits, &mut own)
     }))
+}
+
+/// The entries `picks` of each axis. Ranges are cut out first, which copies nothing.
+pub(crate) fn pick(x: &ArrayD<f64>, picks: &[Vec<usize>]) -> ArrayD<f64> {
+    let mut view = x.view();
+    let mut rest = Vec::new();
+    for (axis, picks) in picks.iter().enumerate() {
+        let range = picks.first().map(|first| *first..first + picks.len());
+        match range.filter(|range| range.clone().eq(picks.iter().copied())) {
+            Some(range) => view.slice_axis_inplace(Axis(axis), Slice::from(range)),
+            None => rest.push((Axis(axis), picks)),
+        }
+    }
+    let mut rest = rest.into_iter();
+    let Some((axis, picks)) = rest.next() else { return view.as_standard_layout().into_owned() };
+    rest.fold(view.select(axis, picks), |x, (axis, picks)| x.select(axis, picks))
 }
 
 /// An edit that can be applied to one element.

@@ -37,11 +37,22 @@ pub(super) fn all<'a>(problem: &Problem, judge: &'a Judge<'a>, rows: &Rows) -> V
     list
 }
 
-/// ⟨got, exact⟩ / ⟨exact, exact⟩ over finite pairs.
-fn ratio(judge: &Judge<'_>, elements: impl Iterator<Item = usize>) -> Option<f64> {
+/// How far from the ratio in the middle elements may lie that tell it.
+const NEAR: f64 = 0.05;
+
+/// ⟨got, exact⟩ / ⟨exact, exact⟩ over elements whose ratio is near the one in the middle of those that are
+/// off: something else may be off beside.
+fn ratio(judge: &Judge<'_>, elements: impl Iterator<Item = usize> + Clone) -> Option<f64> {
     let (got, exact) = (judge.got(), judge.exact());
-    let finite = elements.filter(|&at| got[at].is_finite() && exact[at].is_finite());
-    let (xy, xx) = finite
+    let off = elements.clone().filter(|&at| judge.is_off(at));
+    let mut ratios: Vec<f64> =
+        off.map(|at| got[at] / exact[at]).filter(|x| x.is_finite()).collect();
+    ratios.sort_by(f64::total_cmp);
+    let middle = *ratios.get(ratios.len() / 2)?;
+    let near =
+        |at: &usize| (got[*at] - middle * exact[*at]).abs() <= NEAR * (middle * exact[*at]).abs();
+    let (xy, xx) = elements
+        .filter(near)
         .fold((0.0, 0.0), |(xy, xx), at| (xy + exact[at] * got[at], xx + exact[at] * exact[at]));
     Some(xy / xx).filter(|ratio| ratio.is_finite() && *ratio != 0.0)
 }

@@ -31,12 +31,10 @@ pub(super) fn all<'a>(judge: &'a Judge<'a>, rows: &Rows) -> Vec<Candidate<'a>> {
         if own > 0 {
             let text = match () {
                 () if got.iter().all(|x| has(*x)) => format!("every element is {words}"),
-                () if own == off.len() => {
-                    format!(
-                        "the {} off {words}",
-                        counted(own, "element that is", "elements that are")
-                    )
-                }
+                () if own == off.len() => format!(
+                    "the {} {words}",
+                    counted(own, "element that is off is", "elements that are off are")
+                ),
                 () => {
                     let place = places::of(judge.output(), &|at| judge.is_off(at) && has(got[at]));
                     let place = place.first().cloned().unwrap_or_default();
@@ -86,7 +84,7 @@ fn coarse<'a>(judge: &'a Judge<'a>, rows: &Rows) -> Option<Candidate<'a>> {
     let (dtype, name) = types.into_iter().find(|(dtype, _)| fits(*dtype))?;
     // Of a type that is as narrow every result is a number.
     let narrow = elements().all(|at| !got[at].is_finite() || dtype.round(got[at]) == got[at]);
-    let sharp = judge.output().bound.largest > dtype.max() || dtype == Dtype::Bf16;
+    let sharp = judge.output().bound.largest > dtype.max();
     (narrow && sharp).then(|| {
         let text =
             format!("every row that is off holds numbers of {name}: it was rounded on the way");

@@ -17,14 +17,19 @@ pub(super) fn name(problem: &Problem, operand: &Operand, ratio: f64) -> Option<S
         (LN_2, "ln 2: an exponential to base 2, or a logarithm taken for one to base 2?".into()),
         (-1.0, "−1: a sign?".into()),
     ];
-    for (number, words) in numbers(problem) {
-        if (number - 1.0).abs() > NEAR && number != 0.0 {
-            known.push((number, format!("{words} ({number:.4}): applied once too often?")));
-            known.push((1.0 / number, format!("1/{words} (1/{number:.4}): not applied?")));
+    let of_problem = |(number, words): (f64, String)| {
+        if (number - 1.0).abs() <= NEAR || number == 0.0 {
+            return Vec::new();
         }
-    }
+        vec![
+            (number, format!("{words} ({number:.4}): applied once too often?")),
+            (1.0 / number, format!("1/{words} (1/{number:.4}): not applied?")),
+        ]
+    };
+    known.extend(factors(problem).into_iter().flat_map(of_problem));
     known.push((2.0, "2: counted twice?".into()));
     known.push((0.5, "½: half of it is missing?".into()));
+    known.extend(extents(problem).into_iter().flat_map(of_problem));
     let mut names =
         known.into_iter().filter(|(x, _)| (ratio / x - 1.0).abs() < NEAR).map(|(_, name)| name);
     let first = names.next()?;
@@ -32,27 +37,30 @@ pub(super) fn name(problem: &Problem, operand: &Operand, ratio: f64) -> Option<S
     Some(names.take(2).fold(first, |all, name| format!("{all} Or {name}")))
 }
 
-/// The numbers of a problem by which something may be multiplied: its scale, its group, and the extent of
-/// every axis, by which sums and means differ.
-fn numbers(problem: &Problem) -> Vec<(f64, String)> {
+/// The numbers of a problem by which something is multiplied.
+fn factors(problem: &Problem) -> Vec<(f64, String)> {
     let (scale, group, dim) = match problem {
         Problem::LinearAttention(x) => (x.scale, x.group(), x.extents.dim),
         Problem::LinearCrossEntropy(x) => (x.logit_scale / x.temperature, 1, x.dim),
         _ => problem.scores().map_or((1.0, 1, 1), |x| (x.scale(), x.group(), x.extents.dim)),
     };
-    let mut list = vec![
+    vec![
         (scale, "the scale".to_string()),
         (group as f64, "the group size, Hq/Hk".to_string()),
         ((dim as f64).sqrt(), "√D".to_string()),
-    ];
-    let operands = problem.operands(Pass::Forward);
+    ]
+}
+
+/// The extent of every axis, by which sums and means differ.
+fn extents(problem: &Problem) -> Vec<(f64, String)> {
     let mut axes: Vec<Axis> = Vec::new();
-    for axis in operands.iter().flat_map(|operand| operand.axes.iter().copied()) {
-        let known = axes.iter().any(|other| other.symbol() == axis.symbol());
-        if !known && !matches!(axis, Axis::BatchOr1 | Axis::QueryHeadsOr1) {
-            axes.push(axis);
+    for operand in problem.operands(Pass::Forward) {
+        for axis in operand.axes {
+            let known = axes.iter().any(|other| other.symbol() == axis.symbol());
+            if !known && !matches!(axis, Axis::BatchOr1 | Axis::QueryHeadsOr1) {
+                axes.push(axis);
+            }
         }
     }
-    list.extend(axes.iter().map(|&axis| (problem.extent(axis) as f64, axis.symbol().to_string())));
-    list
+    axes.iter().map(|&axis| (problem.extent(axis) as f64, axis.symbol().to_string())).collect()
 }
