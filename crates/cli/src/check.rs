@@ -4,9 +4,10 @@ use crate::eval::{Asked, Question};
 use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
+use crate::progress::Progress;
 use crate::units::{counted, digits};
 use crate::{advice, memory, needs, output};
-use etalon_conformance::check::{Check, Explanation, Kind, Output, check, strictest};
+use etalon_conformance::check::{Check, Explanation, Kind, Output, check_told, strictest};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tensor::Tensors;
@@ -15,6 +16,7 @@ use etalon_conformance::tiers::check_outputs;
 use etalon_conformance::vectors::{self, Draft};
 use etalon_problem::{Error, Role};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 const TENSORS: &str = "\
 IN holds what `eval` takes, GOT the outputs of your kernel under the names of the formulas: o and lse of \
@@ -50,6 +52,9 @@ pub struct Arguments {
     #[command(flatten)]
     threads: options::Threads,
 }
+
+/// How far apart lines of progress are.
+const INTERVAL: Duration = Duration::from_secs(10);
 
 /// Writes a report in one of the forms.
 type Writer = fn(&Found) -> Result<String, Failure>;
@@ -99,7 +104,12 @@ pub fn run(arguments: &Arguments) -> Outcome {
         };
         // If none holds, what the usual one says is of most use.
         let profile = profile.unwrap_or_else(|| Profile::flash(dtype));
-        Ok(check(&request, &profile, got, only)?)
+        let progress = Progress::on_terminal(INTERVAL);
+        let told = check_told(&request, &profile, got, only, &|done, all, what| {
+            progress.tell(done, all, what);
+        });
+        progress.finish();
+        Ok(told?)
     };
     let check = pool.install(|| judged(&got))?;
     let check = match (arguments.generic, arguments.structured) {
@@ -213,9 +223,8 @@ impl Found {
             blocks.push(Block::Title("What the bounds cannot judge:".to_string()));
             blocks.push(Block::Items(doubts));
         }
-        // Of an output that is off there is more to say than that its errors are unusual.
-        let conspicuous = within().flat_map(|output| output.conspicuous.clone());
-        let conspicuous: Vec<String> = conspicuous.collect();
+        let conspicuous: Vec<String> =
+            check.outputs.iter().flat_map(|output| output.conspicuous.clone()).collect();
         if !conspicuous.is_empty() {
             blocks.push(Block::Title("Conspicuous errors (gate G2):".to_string()));
             blocks.push(Block::Items(conspicuous));
@@ -255,6 +264,13 @@ impl Found {
             blocks.push(Block::Title("What explains it:".to_string()));
             blocks.push(Block::Items(check.explanations.iter().map(explanation).collect()));
         }
+        blocks.extend(check.next.clone().map(Block::Text));
+        if !check.parts.is_empty() {
+            let parts = check.parts.join("; ");
+            let text =
+                format!("The problem is large: explanations were tried on parts of it, {parts}.");
+            blocks.push(Block::Text(text));
+        }
         blocks.extend(check.not_tried.clone().map(Block::Text));
         blocks
     }
@@ -289,11 +305,12 @@ fn worst(output: &Output) -> String {
 }
 
 fn explanation(explanation: &Explanation) -> String {
-    let Explanation { kind, id, text, left, .. } = explanation;
+    let Explanation { kind, id, text, left, part, .. } = explanation;
     let name = match kind {
-        Kind::Pattern | Kind::Convention => String::new(),
+        Kind::Pattern | Kind::Convention | Kind::Reading => String::new(),
         Kind::Mutant => format!("{id}, "),
     };
     let left = left.map(|left| format!(" (leaves {} % of the difference)", digits(100.0 * left)));
-    format!("{name}{text}{}", left.unwrap_or_default())
+    let part = part.as_ref().map_or(String::new(), |part| format!("; {part}"));
+    format!("{name}{text}{}{part}", left.unwrap_or_default())
 }

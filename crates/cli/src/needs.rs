@@ -68,8 +68,8 @@ pub(crate) fn afford_check(problem: &Problem, pass: Pass, dtype: Dtype) -> Resul
 
 /// Bytes that a check of the outputs of a pass allocates beside its inputs and them: an estimate from
 /// above. Beside the bounds there are the errors of simulated kernels, each number of an output as often as
-/// there are kernels, and once more while statistics are made of it; then on every thread another
-/// evaluation, where the problem is small enough for explanations.
+/// there are kernels, and once more while statistics are made of it; then what explanations are judged by,
+/// and another evaluation: of a small problem on every thread.
 pub fn judgement(problem: &Problem, pass: Pass, dtype: Dtype) -> u128 {
     let operands = problem.operands(pass);
     let of = |given| sum(&operands, |x| if x.role.is_given() == given { elements(x) } else { 0 });
@@ -77,15 +77,12 @@ pub fn judgement(problem: &Problem, pass: Pass, dtype: Dtype) -> u128 {
     let kernels = u128::from(KERNELS);
     let simulated = DOUBLE * (2 * given + (2 * kernels + 8) * out);
     let bounds = evaluation(problem, pass, dtype, "reference", true);
-    let other = match check::explains(problem) {
-        true => {
-            let threads = rayon::current_num_threads() as u128;
-            let tensors = 6 * DOUBLE * (given + out);
-            threads * (evaluation(problem, pass, dtype, "reference", false) + tensors)
-        }
-        false => 0,
-    };
-    bounds + simulated + other
+    let threads = if check::explains(problem) { rayon::current_num_threads() as u128 } else { 1 };
+    let tensors = 6 * DOUBLE * (given + out);
+    let other = threads * (evaluation(problem, pass, dtype, "reference", false) + tensors);
+    // Each output as a list and once more as the judges of a part hold it, and every input in f64.
+    let judged = DOUBLE * (given + 12 * out);
+    bounds + simulated + judged + other
 }
 
 /// Bytes that the evaluation of a pass allocates beside its inputs and the workspace of the simd tier: an

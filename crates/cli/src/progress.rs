@@ -23,6 +23,14 @@ impl Progress {
         Progress { bar: ProgressBar::hidden(), lines: Some(Mutex::new(lines)) }
     }
 
+    /// Begins a bar where stderr is a terminal; elsewhere nothing is told.
+    pub fn on_terminal(interval: Duration) -> Self {
+        match stderr().is_terminal() {
+            true => Progress::new(interval),
+            false => Progress { bar: ProgressBar::hidden(), lines: None },
+        }
+    }
+
     /// Tells that `done` of `all` are done, of which `what` was the last.
     pub fn tell(&self, done: usize, all: usize, what: &str) {
         self.bar.set_length(all as u64);

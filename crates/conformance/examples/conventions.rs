@@ -3,7 +3,7 @@
 
 use etalon_conformance::conventions::{self, Reading};
 use etalon_conformance::generate::Stream;
-use etalon_conformance::tensor::{Stored, Tensor, Tensors};
+use etalon_conformance::tensor::{Stored, Tensor, Tensors, values};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::oracle;
 use etalon_problem::{
@@ -38,7 +38,8 @@ fn main() -> Result<(), Error> {
         let exact = results(&problem, &inputs)?;
         for reading in conventions::readings(&problem, &inputs) {
             let Reading { id, .. } = reading;
-            let other = reading.results(&problem, Pass::Forward)?;
+            let other =
+                reading.results(Pass::Forward, &values(&problem, Pass::Forward, &inputs)?)?;
             let errors = exact.iter().map(|(name, x)| (name.clone(), error(x, &other[name])));
             let worst = errors.filter(|(_, error)| *error > 0.0).max_by(|x, y| x.1.total_cmp(&y.1));
             costs.entry(id).or_insert(worst);

@@ -4,28 +4,33 @@
 //! [`check`] judges the outputs of one pass on given inputs. Where one is wrong it says which rows, heads
 //! and columns are affected, and looks for an explanation: a change of the exact results (a factor, a
 //! shift, another layout), another reading of the problem ([`crate::conventions`]), a known bug
-//! ([`crate::zoo`]). An [`Explanation`] is measured by what it leaves unexplained.
+//! ([`crate::zoo`]). An [`Explanation`] must leave nothing beyond the bounds, or says which part it explains.
 
 mod answer;
+mod candidate;
+mod explain;
+mod judge;
 mod patterns;
 mod places;
-mod suspects;
+mod sample;
+mod status;
 
-pub use suspects::explains;
+pub use explain::explains;
+pub use status::strictest;
 
 use crate::bounds::{Bounds, bounds};
-use crate::gates::{Blunt, Measure, Statistic, Status, Verdict, blunt, g1, g2, generic, has_blunt};
+use crate::gates::{Blunt, Measure, Statistic, Status, g2, generic};
 use crate::profile::Profile;
 use crate::report::in_words;
-use crate::stochastic;
 use crate::tensor::Tensors;
 use crate::tier::Request;
 use crate::tiers::check_outputs;
 use crate::typical::{Kernels, Typical};
 use answer::{Answer, Judged};
-use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass};
+use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Setting, SettingKind};
+use explain::Found;
 use serde::{Serialize, Serializer};
-use std::cmp::Ordering;
+use status::doubts;
 use std::collections::BTreeMap;
 
 /// The version of the form of a [`Check`]: it grows when a key changes its meaning or goes.
@@ -52,7 +57,7 @@ pub struct Check {
     pub profile: Profile,
     /// Failed where an element is off; on generic inputs also where errors are conspicuous or not those of
     /// correct kernels, which on others leaves it undecided.
-    #[serde(serialize_with = "status_name")]
+    #[serde(serialize_with = "status::name")]
     pub status: Status,
     /// Whether it passed.
     pub passed: bool,
@@ -67,10 +72,30 @@ pub struct Check {
     pub outputs: Vec<Output>,
     /// What explains the difference, the best first; empty where nothing is wrong.
     pub explanations: Vec<Explanation>,
-    /// Why some explanations were not tried, if they were not.
+    /// The parts of the problem on which explanations were tried, where that was not all of it.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub parts: Vec<String>,
+    /// Which explanations were not tried, and why, if some were not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub not_tried: Option<String>,
+    /// What to do next where nothing explains what is wrong.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub next: Option<String>,
+    /// Products that the check took, about.
+    pub products: Products,
 }
+
+/// How many products something took, about.
+#[derive(Debug, Clone, Copy, Serialize)]
+pub struct Products {
+    /// To judge the outputs.
+    pub judged: f64,
+    /// To explain them.
+    pub explained: f64,
+}
+
+/// Hears how far a check is: how many steps are done, of how many, and which is next.
+pub type Tell<'a> = &'a (dyn Fn(usize, usize, &str) + Sync);
 
 /// What was found about one output.
 #[derive(Debug, Clone, Serialize)]
@@ -141,17 +166,21 @@ pub struct Share {
 pub struct Explanation {
     /// What kind of explanation it is.
     pub kind: Kind,
-    /// Its stable name: of a pattern, a convention or a mutant.
-    pub id: &'static str,
+    /// Its stable name: of a pattern, a convention or a mutant; or an option or a tensor and what happened
+    /// to it.
+    pub id: String,
     /// The output that it is about; absent where it is about all.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub output: Option<&'static str>,
     /// A sentence or two.
     pub text: String,
-    /// The share of the difference that it leaves: rms(got − explained) / rms(got − exact). Absent of what
-    /// only describes the results.
+    /// The share of the difference that it leaves: rms(got − explained) / rms(got − exact) over the elements
+    /// that are off of the outputs that it explains.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub left: Option<f64>,
+    /// Which part of what is off it explains, where that is not all: a clause.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub part: Option<String>,
 }
 
 /// Kinds of explanation.
@@ -160,14 +189,13 @@ pub struct Explanation {
 pub enum Kind {
     /// The exact results with a change.
     Pattern,
-    /// The exact results of another reading of the problem.
+    /// The exact results of another convention.
     Convention,
+    /// The exact results where an option or a tensor is read otherwise.
+    Reading,
     /// The results of a kernel with a known bug.
     Mutant,
 }
-
-/// What an explanation may leave of the difference.
-const LEFT: f64 = 0.1;
 
 /// JSON has no word for these numbers; null would not tell them apart.
 fn number<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
@@ -184,27 +212,42 @@ pub fn check(
     outputs: &Tensors,
     only: &[String],
 ) -> Result<Check, Error> {
+    check_told(request, profile, outputs, only, &|_, _, _| {})
+}
+
+/// As [`check`], and tells how far it is.
+pub fn check_told(
+    request: &Request<'_>,
+    profile: &Profile,
+    outputs: &Tensors,
+    only: &[String],
+    tell: Tell<'_>,
+) -> Result<Check, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
     check_outputs(problem, pass, dtype, outputs, only)?;
+    tell(0, STEPS, "exact results and bounds");
     let mut exact = bounds(problem, pass, dtype, profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
+    tell(1, STEPS, "typical errors");
     let statistics = statistics(request, profile, &operands, &exact, outputs)?;
     let doubts = doubts(request, profile, &operands, &exact, outputs)?;
-    let outputs: Vec<Output> =
-        answer.outputs.iter().map(|output| describe(output, &statistics, &doubts)).collect();
+    let outputs: Vec<Output> = answer
+        .outputs
+        .iter()
+        .map(|output| describe(problem, output, &statistics, &doubts))
+        .collect();
     let conspicuous = outputs.iter().any(|output| !output.conspicuous.is_empty());
-    let (mut explanations, mut not_tried) = (Vec::new(), None);
+    let mut found = Found::default();
+    let mut next = None;
     if outputs.iter().any(|output| output.off > 0) {
-        explanations = answer.outputs.iter().flat_map(|x| patterns::all(problem, x)).collect();
-        let (suspects, missing) = suspects::all(request, &answer);
-        explanations.extend(suspects);
-        not_tried = missing;
+        tell(2, STEPS, "explanations");
+        found = explain::explain(request, &answer, tell)?;
+        next = found.explanations.is_empty().then(|| next_step(request, found.tried));
     }
-    explanations.retain(|x| x.left.is_none_or(|left| left <= LEFT));
-    // A pattern is the plainest explanation, a mutant the most special one.
-    explanations.sort_by(|x, y| (x.kind as u8).cmp(&(y.kind as u8)).then(by_rest(x, y)));
+    let Found { explanations, parts, not_tried, products: explained, .. } = found;
+    let judged = explain::products_of_a_check(problem, pass);
     let structured = generic(problem, pass, inputs).err();
     let check = Check {
         schema: SCHEMA,
@@ -220,96 +263,37 @@ pub fn check(
         structured,
         outputs,
         explanations,
+        parts,
         not_tried,
+        next,
+        products: Products { judged, explained },
     };
     let generic = check.generic;
     Ok(check.on_inputs(generic))
 }
 
-impl Check {
-    /// The same where the inputs count as generic, or do not, whatever they look like.
-    pub fn on_inputs(mut self, generic: bool) -> Self {
-        let off = self.outputs.iter().any(|output| output.off > 0);
-        let doubtful = self.conspicuous || self.outputs.iter().any(|output| output.undecided > 0);
-        self.generic = generic;
-        self.status = match (off, doubtful) {
-            (true, _) => Status::Failed,
-            (false, true) if generic => Status::Failed,
-            (false, true) => Status::Undecided,
-            (false, false) => Status::Passed,
-        };
-        self.passed = self.status == Status::Passed;
-        self
-    }
+/// Steps of a check of right results.
+const STEPS: usize = 2;
 
-    /// The share of the elements that are undecided. Of an output whose errors are conspicuous that is all.
-    pub fn undecided(&self) -> f64 {
-        let undecided = |output: &Output| match output.conspicuous.is_empty() {
-            true => output.undecided,
-            false => output.elements,
-        };
-        let elements: usize = self.outputs.iter().map(|output| output.elements).sum();
-        let undecided: usize = self.outputs.iter().map(undecided).sum();
-        undecided as f64 / elements.max(1) as f64
-    }
-}
-
-fn status_name<S: Serializer>(status: &Status, to: S) -> Result<S::Ok, S::Error> {
-    to.serialize_str(status.name())
-}
-
-/// The strictest profile that holds: within whose bounds the outputs lie, and which judges them. Where there is
-/// none, the strictest of those that leave them undecided. Of results that are stored in less than f64 no
-/// profile of sums in f64 is tried: storing them hides what would tell.
-pub fn strictest(
-    request: &Request<'_>,
-    outputs: &Tensors,
-    only: &[String],
-) -> Result<Option<Profile>, Error> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
-    check_outputs(problem, pass, dtype, outputs, only)?;
-    let tells = |profile: &Profile| profile.accumulator != Dtype::F64 || dtype == Dtype::F64;
-    let (operands, mut undecided) = (problem.operands(pass), None);
-    for profile in Profile::ALL.into_iter().filter(tells) {
-        let mut exact = match bounds(problem, pass, dtype, &profile, inputs) {
-            Err(Error::Unsupported { .. }) => continue,
-            exact => exact?,
-        };
-        exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
-        if g1(&exact, outputs).verdict != Verdict::Pass {
-            continue;
-        }
-        let statistics = statistics(request, &profile, &operands, &exact, outputs)?;
-        let doubts = doubts(request, &profile, &operands, &exact, outputs)?;
-        let conspicuous = statistics.iter().any(|statistic| statistic.margin() > 1.0);
-        if !conspicuous && doubts.iter().all(|blunt| blunt.undecided == 0) {
-            return Ok(Some(profile));
-        }
-        undecided = undecided.or(Some(profile));
-    }
-    Ok(undecided)
-}
-
-/// Of outputs with blunt elements, whether these err as correct kernels do.
-fn doubts(
-    request: &Request<'_>,
-    profile: &Profile,
-    operands: &[Operand],
-    exact: &Bounds,
-    outputs: &Tensors,
-) -> Result<Vec<Blunt>, Error> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
-    if !has_blunt(exact) {
-        return Ok(Vec::new());
-    }
-    let simulated = stochastic::errors(problem, pass, dtype, profile, inputs, exact)?;
-    Ok(blunt(operands, exact, &simulated, outputs))
-}
-
-/// What leaves less stands first.
-fn by_rest(x: &Explanation, y: &Explanation) -> Ordering {
-    let left = |x: &Explanation| x.left.unwrap_or(LEFT);
-    left(x).total_cmp(&left(y))
+/// What to do where nothing explains what is wrong.
+fn next_step(request: &Request<'_>, tried: usize) -> String {
+    let &Request { problem, dtype, .. } = request;
+    let algorithm = problem.algorithm();
+    let set = |x: &Setting| !x.others.is_empty() && x.kind == SettingKind::Value;
+    let options: Vec<&str> = problem.settings().iter().filter(|x| set(x)).map(|x| x.name).collect();
+    let options = match options.as_slice() {
+        [] => String::new(),
+        list => format!(
+            " Then the same problem without one of its options ({}): the first without which it passes \
+             is the one.",
+            list.join(", ")
+        ),
+    };
+    format!(
+        "Nothing that is known explains this: none of {tried} candidates leaves nothing beyond the bounds. \
+         Next: `etalon probe --out probes --algorithm {algorithm} --dtype {dtype}` asks questions that show \
+         one mistake each.{options}"
+    )
 }
 
 /// The statistics of gate G2: of outputs that the simulation of kernels does not reach there are none.
@@ -325,7 +309,12 @@ fn statistics(
     Ok(g2(operands, profile, exact, &typical, outputs))
 }
 
-fn describe(output: &Judged<'_>, statistics: &[Statistic], doubts: &[Blunt]) -> Output {
+fn describe(
+    problem: &Problem,
+    output: &Judged<'_>,
+    statistics: &[Statistic],
+    doubts: &[Blunt],
+) -> Output {
     let own = || statistics.iter().filter(|statistic| statistic.output == output.operand.name);
     let blunt = doubts.iter().find(|blunt| blunt.output == output.operand.name);
     let no_bound = blunt.into_iter().flat_map(|blunt| &blunt.no_bound);
@@ -345,6 +334,6 @@ fn describe(output: &Judged<'_>, statistics: &[Statistic], doubts: &[Blunt]) -> 
         error: output.error(),
         slope: whole.map(|x| Share { value: x.value, limit: x.limit }),
         conspicuous: own().filter(|x| x.margin() > 1.0).map(Statistic::to_string).collect(),
-        places: places::sentences(output),
+        places: places::sentences(problem, output),
     }
 }

@@ -2,19 +2,27 @@
 //! for another one than the problem's.
 //!
 //! `docs/conventions.md` says of each who uses it and what it costs to mix it up; a test holds the page
-//! against this list. A [`Reading`] is the problem as such a kernel reads it.
+//! against this list. A [`Reading`] is the problem as such a kernel reads it. Further readings follow from
+//! the options and the tensors of a problem ([`all_readings`]): what is absent, doubled, taken from its
+//! neighbour.
 
+mod derived;
+mod edit;
+mod garbled;
+mod saved;
 mod slopes;
+mod tails;
 
+pub use edit::Edit;
+pub(crate) use edit::{Exchange, gather, pick};
 pub(crate) use slopes::broken;
 
-use crate::laws::tensors::take;
-use crate::tensor::{Tensor, Tensors, Values, values};
+use crate::tensor::{Tensors, Values, values};
 use etalon_problem::{
-    Align, Axis, Error, LinearCrossEntropy, Mask, Operand, Pass, Problem, Reduction, Role, Scores,
+    Align, Axis, Dtype, Error, LinearCrossEntropy, Mask, Operand, Pass, Problem, Reduction, Role,
+    Scores,
 };
 use etalon_reference::{Arithmetic, evaluate_in};
-use ndarray::Axis as Along;
 use std::f64::consts::{LN_2, LOG2_E};
 
 /// A convention that is not the problem's.
@@ -29,15 +37,18 @@ pub struct Convention {
     read: Read,
 }
 
+/// Changes of tensors, by name.
+type Edits = Vec<(String, Edit)>;
+
 /// How another reading of a problem comes about.
 #[derive(Debug, Clone, Copy)]
 enum Read {
     /// The kernel answers another problem.
     Problem(fn(&mut Problem)),
     /// It takes an input for another number.
-    Inputs(fn(&Problem, &mut Tensors)),
-    /// It returns lse as another number.
-    Lse(fn(f64) -> f64),
+    Inputs(fn(&Problem) -> Edits),
+    /// It returns an output as another number.
+    Outputs(fn(&Problem) -> Edits),
     /// Its query heads share key heads in another order.
     Heads,
     /// It decays by other slopes (`slopes`).
@@ -46,18 +57,25 @@ enum Read {
     Mutant,
 }
 
-/// A problem as a kernel of a convention reads it.
+/// A problem as a kernel reads it that was written for another convention, or has a mistake.
 #[derive(Debug, Clone)]
 pub struct Reading {
-    /// The name of the convention.
-    pub id: &'static str,
+    /// Its name: that of a convention, or of an option or tensor and what happened to it.
+    pub id: String,
     /// It in words.
     pub text: String,
+    /// The option or tensor that is read otherwise, where it was derived from one.
+    pub of: Option<&'static str>,
     /// The problem.
     pub problem: Problem,
-    /// Its inputs.
-    pub inputs: Tensors,
-    read: Read,
+    /// Whether an input was taken from elsewhere, or lies otherwise in memory: readings that are tried last.
+    pub is_late: bool,
+    /// What becomes of the inputs.
+    pub(crate) edits: Edits,
+    /// What becomes of the outputs.
+    pub(crate) finish: Edits,
+    /// Whether query head h uses key head h mod Hk.
+    pub(crate) is_interleaved: bool,
 }
 
 /// The table of conventions.
@@ -98,29 +116,29 @@ conventions! {
     /// The softcap also bends the bias: it comes after it.
     "softcap-after-bias" = Read::Mutant, "softcap-after-bias";
     /// The bias is scaled with the scores: it is added before the scale.
-    "bias-scaled" = Read::Inputs(|problem, inputs| {
+    "bias-scaled" = Read::Inputs(|problem| {
         let scale = problem.scores().map_or(1.0, Scores::scale);
-        each(inputs, "bias", |x| x * scale);
+        each("bias", move |x| x * scale)
     });
     /// There is no bias.
-    "bias-absent" = Read::Inputs(|_, inputs| each(inputs, "bias", |_| 0.0));
+    "bias-absent" = Read::Inputs(|_| each("bias", |_| 0.0));
     /// There are no sinks.
-    "sinks-absent" = Read::Inputs(|_, inputs| each(inputs, "sinks", |_| f64::NEG_INFINITY));
+    "sinks-absent" = Read::Inputs(|_| each("sinks", |_| f64::NEG_INFINITY));
     /// lse does not count the sink.
     "lse-without-sink" = Read::Mutant, "sink-not-in-lse";
     /// lse is a logarithm to base 2.
-    "lse-base-2" = Read::Lse(|x| x * LOG2_E), "lse-in-base-2";
+    "lse-base-2" = Read::Outputs(|_| each("lse", |x| x * LOG2_E)), "lse-in-base-2";
     /// A row without a visible key is NaN.
     "masked-rows-nan" = Read::Mutant, "empty-row-is-nan";
     /// Query head h uses key head h mod Hk.
     "heads-interleaved" = Read::Heads, "head-modulo";
     /// Decays are taken to base 2: a state decays by 2^g.
-    "decay-base-2" = Read::Inputs(|_, inputs| {
-        ["g", "g_gamma"].iter().for_each(|name| each(inputs, name, |g| g * LN_2));
+    "decay-base-2" = Read::Inputs(|_| {
+        ["g", "g_gamma"].into_iter().flat_map(|name| each(name, |g| g * LN_2)).collect()
     });
     /// There are no decays.
-    "decay-absent" = Read::Inputs(|_, inputs| {
-        ["g", "g_gamma"].iter().for_each(|name| each(inputs, name, |_| 0.0));
+    "decay-absent" = Read::Inputs(|_| {
+        ["g", "g_gamma"].into_iter().flat_map(|name| each(name, |_| 0.0)).collect()
     }), "decay-ignored";
     /// The slopes of the original lightning attention, whatever `g_gamma` is.
     "slopes-geometric" = Read::Slopes;
@@ -143,60 +161,142 @@ pub fn find(id: &str) -> Option<&'static Convention> {
     ALL.iter().find(|convention| convention.id == id)
 }
 
-/// The other readings of a problem: those that differ from it.
+/// A reading in which nothing is changed yet.
+fn plain(id: impl Into<String>, text: impl Into<String>, problem: &Problem) -> Reading {
+    Reading {
+        id: id.into(),
+        text: text.into(),
+        of: None,
+        problem: problem.clone(),
+        is_late: false,
+        edits: Vec::new(),
+        finish: Vec::new(),
+        is_interleaved: false,
+    }
+}
+
+/// The readings of a problem that are conventions with a name, as far as they differ from it on these
+/// inputs.
 pub fn readings(problem: &Problem, inputs: &Tensors) -> Vec<Reading> {
     let own = |convention: &Convention| {
         let Convention { id, statement, read, .. } = *convention;
-        let mut reading = Reading {
-            id,
-            text: format!("{id}. {statement}"),
-            problem: problem.clone(),
-            inputs: inputs.clone(),
-            read,
-        };
+        let mut reading = plain(id, format!("{id}. {statement}"), problem);
         match read {
             Read::Problem(change) => change(&mut reading.problem),
-            Read::Inputs(change) => change(problem, &mut reading.inputs),
-            Read::Heads => take_heads(&mut reading)?,
-            Read::Lse(_) => {}
+            Read::Inputs(edits) => reading.edits = edits(problem),
+            Read::Outputs(edits) => reading.finish = edits(problem),
+            Read::Heads => reading.is_interleaved = has_interleaved(problem),
             Read::Slopes | Read::Mutant => return None,
         }
-        let same = reading.problem == *problem && reading.inputs == *inputs;
-        (!same || matches!(read, Read::Lse(_))).then_some(reading)
+        reading.edits.retain(|(name, _)| inputs.contains_key(name));
+        reading.differs(problem).then_some(reading)
     };
     let mut readings: Vec<Reading> = ALL.iter().filter_map(own).collect();
     readings.extend(slopes::readings(problem, inputs));
     readings
 }
 
+/// Every reading of a pass: the conventions, then those that follow from the options and the tensors of the
+/// problem. `inputs` are those of the pass, `exact` its exact forward results where it reads some again.
+pub fn all_readings(
+    problem: &Problem,
+    pass: Pass,
+    dtype: Dtype,
+    inputs: &Tensors,
+) -> Result<Vec<Reading>, Error> {
+    let mut list = readings(problem, inputs);
+    let values = values(problem, pass, inputs)?;
+    let own = Own { problem, pass, dtype, inputs: &values, operands: problem.operands(pass) };
+    let mut more = derived::all(&own);
+    more.extend(saved::all(&own));
+    more.extend(tails::all(&own));
+    more.extend(garbled::all(&own));
+    for reading in more {
+        let known = |x: &Reading| x.id == reading.id || x.is_same(&reading);
+        if reading.differs(problem) && !list.iter().any(known) {
+            list.push(reading);
+        }
+    }
+    Ok(list)
+}
+
+/// What readings are derived from.
+struct Own<'a> {
+    problem: &'a Problem,
+    pass: Pass,
+    dtype: Dtype,
+    inputs: &'a Values,
+    operands: Vec<Operand>,
+}
+
 impl Reading {
-    /// What a kernel of the convention returns for a pass of `problem`, the one that was asked.
-    pub fn results(&self, problem: &Problem, pass: Pass) -> Result<Values, Error> {
+    /// With an edit of an input.
+    fn edit(mut self, name: &str, edit: Edit) -> Self {
+        self.edits.push((name.to_string(), edit));
+        self
+    }
+
+    /// With the option or tensor that it was derived from.
+    fn of(mut self, name: &'static str) -> Self {
+        self.of = Some(name);
+        self
+    }
+
+    /// To be tried last.
+    fn late(mut self) -> Self {
+        self.is_late = true;
+        self
+    }
+
+    /// Whether it is another one than the problem.
+    fn differs(&self, problem: &Problem) -> bool {
+        let edited = !self.edits.is_empty() || !self.finish.is_empty() || self.is_interleaved;
+        edited || self.problem != *problem
+    }
+
+    /// Whether another one has the same results, as far as problems tell.
+    fn is_same(&self, other: &Reading) -> bool {
+        let plain = |x: &Reading| x.edits.is_empty() && x.finish.is_empty() && !x.is_interleaved;
+        plain(self) && plain(other) && self.problem == other.problem
+    }
+
+    /// What a kernel of the reading returns for a pass, of these inputs of the problem that was asked.
+    pub fn results(&self, pass: Pass, inputs: &Values) -> Result<Values, Error> {
         self.problem.check()?;
-        let operands = values(&self.problem, pass, &self.inputs)?;
-        let mut results = evaluate_in(Arithmetic::F64, &self.problem, pass, &operands)?;
-        self.finish(problem, pass, &mut results);
+        let operands = self.problem.operands(pass);
+        let order = |back: bool| interleaved(&self.problem, back);
+        let heads = |operand: &Operand, back: bool| {
+            let axis = query_heads(operand).filter(|_| self.is_interleaved)?;
+            Some(Edit::Take { axis, order: order(back).into(), beyond: f64::NAN })
+        };
+        let mut own = Values::new();
+        for operand in operands.iter().filter(|operand| operand.role.is_given()) {
+            let heads = heads(operand, false);
+            let mut edits = self.edits_of(operand.name);
+            edits.extend(&heads);
+            let x = gather(inputs.get(operand.name), &edits, None);
+            own.extend(x.map(|x| (operand.name.to_string(), x)));
+        }
+        let mut results = evaluate_in(Arithmetic::F64, &self.problem, pass, &own)?;
+        for operand in operands.iter().filter(|operand| operand.role == Role::Output) {
+            let heads = heads(operand, true);
+            let mut edits: Vec<&Edit> = heads.iter().collect();
+            edits.extend(self.finish_of(operand.name));
+            if let Some(x) = results.get_mut(operand.name).filter(|_| !edits.is_empty()) {
+                *x = gather(Some(x), &edits, None).unwrap_or_else(|| x.clone());
+            }
+        }
         Ok(results)
     }
 
-    /// Turns the results of the problem as it is read into those that the kernel returns, where
-    /// `problem` is the one that was asked.
-    fn finish(&self, problem: &Problem, pass: Pass, results: &mut Values) {
-        match self.read {
-            Read::Lse(change) => {
-                results.get_mut("lse").into_iter().for_each(|lse| lse.mapv_inplace(change));
-            }
-            Read::Heads => {
-                let order = interleaved(problem, true);
-                for operand in problem.operands(pass).iter().filter(|x| x.role == Role::Output) {
-                    let along = query_heads(operand);
-                    if let Some((at, x)) = along.zip(results.get_mut(operand.name)) {
-                        *x = x.select(Along(at), &order);
-                    }
-                }
-            }
-            _ => {}
-        }
+    /// What becomes of an input.
+    pub(crate) fn edits_of(&self, name: &str) -> Vec<&Edit> {
+        self.edits.iter().filter(|(own, _)| own == name).map(|(_, edit)| edit).collect()
+    }
+
+    /// What becomes of an output.
+    pub(crate) fn finish_of(&self, name: &str) -> Vec<&Edit> {
+        self.finish.iter().filter(|(own, _)| own == name).map(|(_, edit)| edit).collect()
     }
 }
 
@@ -260,24 +360,16 @@ fn without_softcap(problem: &mut Problem) {
     scores(problem, |x| x.softcap = None);
 }
 
-/// Replaces every number of an input, if it is there.
-fn each(inputs: &mut Tensors, name: &str, change: impl Fn(f64) -> f64) {
-    if let Some(tensor) = inputs.get_mut(name)
-        && let (Ok(values), Some(stored)) = (tensor.to_f64(name), tensor.stored())
-    {
-        *tensor = Tensor::store(&values.mapv(change), stored);
-    }
+/// Replaces every number of a tensor.
+fn each(name: &str, change: impl Fn(f64) -> f64 + Send + Sync + 'static) -> Edits {
+    vec![(name.to_string(), Edit::map(change))]
 }
 
-fn shift_targets(problem: &Problem, inputs: &mut Tensors) {
-    let Problem::LinearCrossEntropy(loss) = problem else { return };
-    let Some(targets) = inputs.get_mut("targets") else { return };
-    if let (Ok(values), Some(stored)) = (targets.numbers("targets"), targets.stored()) {
-        let mut next: Vec<f64> = values.iter().skip(1).copied().collect();
-        next.push(loss.ignore_index as f64);
-        let next = ndarray::Array1::from(next).into_dyn();
-        *targets = Tensor::store(&next, stored);
-    }
+fn shift_targets(problem: &Problem) -> Edits {
+    let Problem::LinearCrossEntropy(loss) = problem else { return Vec::new() };
+    let order = (1..=loss.tokens).collect();
+    let beyond = loss.ignore_index as f64;
+    vec![("targets".to_string(), Edit::Take { axis: 0, order, beyond })]
 }
 
 /// Where the query heads of a tensor lie, if it has an axis of all of them.
@@ -298,21 +390,10 @@ fn interleaved(problem: &Problem, back: bool) -> Vec<usize> {
     (0..query).map(place).collect()
 }
 
-/// Puts the query heads in the order of [`interleaved`]; none where there is one order only, or where a
+/// Whether query heads could share key heads in another order: not where there is one order only, or where a
 /// mask tells heads apart.
-fn take_heads(reading: &mut Reading) -> Option<()> {
-    let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| reading.problem.extent(axis));
-    let by_heads =
-        reading.problem.arrays().iter().any(|(_, shape)| shape.len() == 4 && shape[1] > 1);
-    if key < 2 || query <= key || by_heads {
-        return None;
-    }
-    let order = interleaved(&reading.problem, false);
-    for (name, tensor) in &mut reading.inputs {
-        let operand = reading.problem.operand(name);
-        if let Some(at) = operand.as_ref().and_then(query_heads) {
-            *tensor = take(tensor, at, &order);
-        }
-    }
-    Some(())
+fn has_interleaved(problem: &Problem) -> bool {
+    let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| problem.extent(axis));
+    let by_heads = problem.arrays().iter().any(|(_, shape)| shape.len() == 4 && shape[1] > 1);
+    key >= 2 && query > key && !by_heads
 }

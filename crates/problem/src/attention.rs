@@ -4,7 +4,6 @@
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
 use crate::operand::{check_sizes, shapes};
-use crate::options::options;
 use crate::structs::tensors;
 use crate::{Axis, BiasExtents, Error, Extents, Mask, Scalar, Scores, Sequences};
 use ndarray::ArrayView4;
@@ -82,31 +81,34 @@ tensors! {
 
 /// The options that attention and attention_lse share, as a chain of calls.
 macro_rules! score_options {
-    ($Problem:ident) => {
+    ($Problem:ident $($more:tt)*) => {
         crate::options::options! { $Problem {
             /// Sets σ; without it 1/√D.
-            softmax_scale(scale: f64) => scores.softmax_scale = Some(scale);
+            softmax_scale(scale: f64) => scores.softmax_scale = Some(scale),
+                or others(x => crate::alternatives::set(crate::alternatives::factors(x.scores.scale())));
             /// Caps the scores: c·tanh(s/c).
-            softcap(cap: f64) => scores.softcap = Some(cap);
+            softcap(cap: f64) => scores.softcap = Some(cap),
+                or others(x => crate::alternatives::limits(x.scores.softcap));
             /// Adds the operand `sinks`, a logit per head without a value.
-            sinks() => scores.sinks = true;
+            sinks() => scores.sinks = true, or tensor;
             /// Adds the operand `bias` with these outer extents (each 1, or the problem's own).
-            bias(batch: usize, heads: usize) => scores.bias = Some(BiasExtents { batch, heads });
+            bias(batch: usize, heads: usize) => scores.bias = Some(BiasExtents { batch, heads }),
+                or tensor;
             /// Sets which pairs count.
-            mask(mask: Mask) => scores.mask = mask;
+            mask(mask: Mask) => scores.mask = mask, or others(x => crate::mask::others(&x.scores));
             /// Sets which rows belong together.
-            sequences(sequences: Sequences) => scores.sequences = sequences;
+            sequences(sequences: Sequences) => scores.sequences = sequences,
+                or others(x => crate::alternatives::sequences(&x.scores));
+            $($more)*
         } }
     };
 }
 pub(crate) use score_options;
 
-score_options!(Attention);
-
-options! { Attention {
+score_options!(Attention
     /// Sets E, the elements of a value.
-    value_dim(elements: usize) => value_dim = elements;
-} }
+    value_dim(elements: usize) => value_dim = elements, or none;
+);
 
 impl<'a, T: Scalar> Inputs<'a, T> {
     /// Inputs without sinks and bias.

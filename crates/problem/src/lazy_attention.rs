@@ -9,10 +9,11 @@ mod stats;
 pub use figures::Figure;
 pub use stats::{SpeedUp, Stats};
 
+use crate::alternatives::{self, distances, factors, set};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
-use crate::{Align, Axis, Error, Extents, Mask, Scalar, Scores, Sequence, Sequences};
+use crate::{Align, Axis, Error, Extents, Mask, Scalar, Scores, Sequence, Sequences, mask};
 use ndarray::{ArrayView1, ArrayView4};
 
 /// A learned bias for each distance d = i′ − j in [0, width); a key farther away, or ahead of the
@@ -132,15 +133,18 @@ shapes! { LazyAttention {
 
 options! { LazyAttention {
     /// Sets E, the elements of a value.
-    value_dim(elements: usize) => value_dim = elements;
+    value_dim(elements: usize) => value_dim = elements, or none;
     /// Sets σ; without it 1/√D.
-    softmax_scale(scale: f64) => scores.softmax_scale = Some(scale);
+    softmax_scale(scale: f64) => scores.softmax_scale = Some(scale),
+        or others(x => set(factors(x.scores.scale())));
     /// Adds the operand `bias` for distances below `width`, counted from the last query and key.
-    bias(width: usize) => bias = Some(DistanceBias { width, align: Align::BottomRight });
+    bias(width: usize) => bias = Some(DistanceBias { width, align: Align::BottomRight }),
+        or others(x => distances(x.bias));
     /// Sets which pairs count.
-    mask(mask: Mask) => scores.mask = mask;
+    mask(mask: Mask) => scores.mask = mask, or others(x => mask::others(&x.scores));
     /// Sets which rows belong together.
-    sequences(sequences: Sequences) => scores.sequences = sequences;
+    sequences(sequences: Sequences) => scores.sequences = sequences,
+        or others(x => alternatives::sequences(&x.scores));
 } }
 
 impl<'a, T: Scalar> Inputs<'a, T> {

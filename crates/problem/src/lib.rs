@@ -25,6 +25,7 @@
 // `docs/assets/links.md` names the pages by the name of this crate, in every crate.
 extern crate self as etalon_problem;
 
+mod alternatives;
 pub mod attention;
 pub mod attention_lse;
 mod blocking;
@@ -49,6 +50,7 @@ pub mod tensors;
 mod tokens;
 mod view;
 
+pub use alternatives::{Alternative, Setting, SettingKind};
 pub use attention::Attention;
 pub use attention_lse::AttentionLse;
 pub use blocking::{Blocking, Mode};

@@ -3,6 +3,7 @@
 #![doc = include_str!("../../../docs/linear_attention.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+use crate::alternatives::{factors, token_sequences};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::{operands, results, tensors};
@@ -180,17 +181,18 @@ shapes! { LinearAttention {
 
 options! { LinearAttention {
     /// Sets E, the elements of a value.
-    value_dim(elements: usize) => value_dim = elements;
+    value_dim(elements: usize) => value_dim = elements, or none;
     /// Sets σ.
-    scale(scale: f64) => scale = scale;
+    scale(scale: f64) => scale = scale, or others(x => factors(x.scale));
     /// Sets how states decay.
-    decay(decay: Decay) => decay = decay;
+    decay(decay: Decay) => decay = decay, or tensor;
     /// Adds the operand `initial_state`.
-    initial_state() => initial_state = true;
+    initial_state() => initial_state = true, or tensor;
     /// Adds the result `final_state`.
-    final_state() => final_state = true;
+    final_state() => final_state = true, or none;
     /// Sets which tokens belong together.
-    sequences(sequences: TokenSequences) => sequences = sequences;
+    sequences(sequences: TokenSequences) => sequences = sequences,
+        or others(x => token_sequences(&x.sequences));
 } }
 
 tensors! {

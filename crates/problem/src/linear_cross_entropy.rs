@@ -4,6 +4,7 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
+use crate::alternatives::{factors, limits, reductions, smoothing, square_weights, summands};
 #[cfg(feature = "serde")]
 use crate::file::{is_default, is_one, one};
 use crate::operand::{check_sizes, shapes};
@@ -294,33 +295,37 @@ shapes! { LinearCrossEntropy {
 
 options! { LinearCrossEntropy {
     /// Adds the operand `bias`.
-    bias() => bias = true;
+    bias() => bias = true, or tensor;
     /// Adds the operand `class_weights`.
-    class_weights() => class_weights = true;
+    class_weights() => class_weights = true, or tensor;
     /// Adds the operand `token_weights`.
-    token_weights() => token_weights = true;
+    token_weights() => token_weights = true, or tensor;
     /// Multiplies h·w + bias, before the cap.
-    logit_scale(scale: f64) => logit_scale = scale;
+    logit_scale(scale: f64) => logit_scale = scale, or others(x => factors(x.logit_scale));
     /// Caps the logits: c·tanh(·/c), before the temperature.
-    softcap(cap: f64) => softcap = Some(cap);
+    softcap(cap: f64) => softcap = Some(cap), or others(x => limits(x.softcap));
     /// Divides the logits, last.
-    temperature(temperature: f64) => temperature = temperature;
+    temperature(temperature: f64) => temperature = temperature,
+        or others(x => factors(x.temperature));
     /// Sets the target of tokens that do not count.
-    ignore_index(target: i64) => ignore_index = target;
+    ignore_index(target: i64) => ignore_index = target, or tensor;
     /// Sets α, the part of the target that is spread evenly over all classes.
-    label_smoothing(alpha: f64) => label_smoothing = alpha;
+    label_smoothing(alpha: f64) => label_smoothing = alpha, or others(x => smoothing(x));
     /// Sets ζ of the z-loss ζ·lse².
-    lse_square_scale(scale: f64) => lse_square_scale = scale;
+    lse_square_scale(scale: f64) => lse_square_scale = scale,
+        or others(x => summands(x.lse_square_scale));
     /// Sets what the z-loss is weighted by.
-    lse_square_weight(weight: LseSquareWeight) => lse_square_weight = weight;
+    lse_square_weight(weight: LseSquareWeight) => lse_square_weight = weight,
+        or others(x => square_weights(x.lse_square_weight));
     /// Sets what becomes of the losses of the tokens.
-    reduction(reduction: Reduction) => reduction = reduction;
+    reduction(reduction: Reduction) => reduction = reduction,
+        or others(x => reductions(x.reduction));
     /// Sets what `Mean` returns when there is nothing left to average.
-    nothing_left(result: NothingLeft) => nothing_left = result;
+    nothing_left(result: NothingLeft) => nothing_left = result, or none;
     /// Sets what is returned beside the loss.
-    outputs(outputs: TokenOutputs) => outputs = outputs;
+    outputs(outputs: TokenOutputs) => outputs = outputs, or none;
     /// Has gradients in f32, whatever the storage type is.
-    wide_gradients() => wide_gradients = true;
+    wide_gradients() => wide_gradients = true, or none;
 } }
 
 impl<'a, T: Scalar> Inputs<'a, T> {

@@ -13,12 +13,14 @@
 
 mod array;
 mod cover;
+mod others;
 
 use crate::{Error, Sequence};
 use std::ops::Range;
 
 pub use array::NamedArray;
 pub use cover::Cover;
+pub(crate) use others::others;
 
 /// How the diagonal of a mask lies when a sequence has n queries and m ≠ n keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]

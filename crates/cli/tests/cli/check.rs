@@ -102,6 +102,38 @@ fn what_is_conspicuous_fails_where_inputs_are_random() {
     assert!(text.contains("--profile bf16-flash --generic"), "{text}");
 }
 
+/// Also of an output that has an element beyond its bound.
+#[test]
+fn what_is_conspicuous_stands_in_every_form() {
+    let bench = answered("backward");
+    change(&bench, |got| {
+        scale(got, "dv", 1.005);
+        let mut values = got["dv"].to_f64("dv").unwrap();
+        values[[0, 0, 0, 0]] += 7.0;
+        got.insert("dv".to_string(), Tensor::store(&values, got["dv"].stored().unwrap()));
+    });
+    let paths = ["json", "md", "html"].map(|kind| (kind, bench.path(&format!("r.{kind}"))));
+    let reports = paths.each_ref().map(|(kind, path)| format!("{kind}={}", path.display()));
+    let mut more = vec!["--profile", "bf16-flash"];
+    reports.iter().for_each(|report| more.extend(["--report", report.as_str()]));
+    let (text, status) = said(&check(&bench, "backward", &more));
+    assert_eq!(status, Some(1), "{text}");
+    let [json, md, html] = paths.each_ref().map(|(_, path)| fs::read_to_string(path).unwrap());
+    let report: serde_json::Value = serde_json::from_str(&json).unwrap();
+    let outputs = report["outputs"].as_array().unwrap().iter();
+    let sentences: Vec<&str> = outputs
+        .flat_map(|output| output["conspicuous"].as_array().unwrap())
+        .map(|sentence| sentence.as_str().unwrap())
+        .collect();
+    assert!(sentences.iter().any(|sentence| sentence.contains("dv, all elements")), "{json}");
+    let words = |text: &str| text.split_whitespace().collect::<Vec<_>>().join(" ");
+    for sentence in sentences {
+        for form in [&text, &md, &html] {
+            assert!(words(form).contains(&words(sentence)), "{sentence} in {form}");
+        }
+    }
+}
+
 #[test]
 fn the_strictest_profile_is_named_and_decides_nothing() {
     let bench = answered("backward");

@@ -1,21 +1,24 @@
-//! Outputs beside their exact values, and how far one set of results is from another.
+//! Outputs beside their exact values.
 
 use super::Element;
 use crate::bounds::{Bound, Bounds};
+use crate::conventions::pick;
 use crate::gates::margins;
-use crate::tensor::{Tensors, Values};
+use crate::tensor::Tensors;
 use etalon_problem::{Axis, Error, Operand};
 use ndarray::{ArrayD, Dimension};
+use std::borrow::Cow;
+use std::collections::BTreeMap;
 
 /// Every output that is judged.
 pub(super) struct Answer<'a> {
     pub outputs: Vec<Judged<'a>>,
 }
 
-/// An output with its exact values and margins.
+/// An output, or some of its entries, with exact values and margins.
 pub(super) struct Judged<'a> {
-    pub operand: &'a Operand,
-    pub bound: &'a Bound,
+    pub operand: Cow<'a, Operand>,
+    pub bound: Cow<'a, Bound>,
     pub got: ArrayD<f64>,
     /// In row-major order.
     pub margins: Vec<f64>,
@@ -32,36 +35,41 @@ impl<'a> Answer<'a> {
             let (bound, got) = (exact.outputs.get(operand.name)?, outputs.get(operand.name)?);
             Some(got.numbers(operand.name).map(|got| {
                 let margins = margins(bound, &got);
+                let (operand, bound) = (Cow::Borrowed(operand), Cow::Borrowed(bound));
                 Judged { operand, bound, got, margins }
             }))
         };
         let outputs: Result<Vec<_>, Error> = operands.iter().filter_map(judged).collect();
         Ok(Answer { outputs: outputs? })
     }
-
-    /// What other results leave of the difference from the exact ones, over all outputs, in the rows that
-    /// are off, or in which the other results are: rms(got − other) / rms(got − exact). None where an
-    /// output is missing.
-    pub fn left(&self, other: &Values) -> Option<f64> {
-        let (mut own, mut left) = (0.0, 0.0);
-        for output in &self.outputs {
-            let other = other.get(output.operand.name)?;
-            let rows = output.rows_off(other)?;
-            let (error, rest) = output.differences(other, &rows);
-            own += error;
-            left += rest;
-        }
-        share(left, own)
-    }
-}
-
-/// √(left / own), if it is a number.
-fn share(left: f64, own: f64) -> Option<f64> {
-    let share = (left / own).sqrt();
-    share.is_finite().then_some(share)
 }
 
 impl Judged<'_> {
+    /// The same, borrowed.
+    pub fn borrowed(&self) -> Judged<'_> {
+        Judged {
+            operand: Cow::Borrowed(self.operand.as_ref()),
+            bound: Cow::Borrowed(self.bound.as_ref()),
+            got: self.got.clone(),
+            margins: self.margins.clone(),
+        }
+    }
+
+    /// The entries `picks` of each axis.
+    pub fn select(&self, picks: &[Vec<usize>]) -> Judged<'static> {
+        let of = |x: &ArrayD<f64>| pick(x, picks);
+        let shape = picks.iter().map(Vec::len).collect();
+        let operand = Operand { shape, ..self.operand.as_ref().clone() };
+        let Bound { value, bound, stored, largest, as_right, .. } = self.bound.as_ref();
+        let others = picked(as_right, value.shape(), picks);
+        let (value, bound, no_bound) = (of(value), of(bound), BTreeMap::new());
+        let (stored, largest) = (*stored, *largest);
+        let bound = Bound { value, bound, stored, largest, no_bound, as_right: others };
+        let got = of(&self.got);
+        let margins = margins(&bound, &got);
+        Judged { operand: Cow::Owned(operand), bound: Cow::Owned(bound), got, margins }
+    }
+
     /// Elements of a row: of an array without columns each element is a row of its own.
     pub fn width(&self) -> usize {
         let columns = |axis: &&Axis| {
@@ -80,16 +88,6 @@ impl Judged<'_> {
     /// The rows in which an element is off, in row-major order.
     pub fn own_rows(&self) -> Vec<bool> {
         self.margins.chunks(self.width()).map(|row| row.iter().any(|x| *x > 1.0)).collect()
-    }
-
-    /// The rows in which an element is off, here or in other results. None of another shape.
-    fn rows_off(&self, other: &ArrayD<f64>) -> Option<Vec<bool>> {
-        if other.shape() != self.got.shape() {
-            return None;
-        }
-        let others = margins(self.bound, other);
-        let others = others.chunks(self.width()).map(|row| row.iter().any(|x| *x > 1.0));
-        Some(self.own_rows().into_iter().zip(others).map(|(own, other)| own || other).collect())
     }
 
     /// The element with the largest margin.
@@ -112,33 +110,21 @@ impl Judged<'_> {
         }
         if errors == 0.0 { 0.0 } else { f64::sqrt(errors / exacts) }
     }
-
-    /// Σ (got − exact)² and Σ (got − other)² over some rows, in units of the mean square of the exact
-    /// results.
-    fn differences(&self, other: &ArrayD<f64>, rows: &[bool]) -> (f64, f64) {
-        let value = &self.bound.value;
-        let squares = value.iter().filter(|x| x.is_finite()).map(|x| x * x).sum::<f64>();
-        let unit = (squares / value.len().max(1) as f64).sqrt();
-        let unit = if unit > 0.0 { unit } else { 1.0 };
-        let width = self.width();
-        let all = self.got.iter().zip(value).zip(other).enumerate();
-        let wanted = all.filter(|(at, _)| rows[at / width]);
-        wanted.fold((0.0, 0.0), |(own, left), (_, ((&got, &exact), &other))| {
-            (own + apart(got, exact, unit), left + apart(got, other, unit))
-        })
-    }
-
-    /// What other values leave of the difference from the exact ones, in the rows that are off.
-    pub fn left(&self, other: &ArrayD<f64>) -> Option<f64> {
-        let (own, left) = self.differences(other, &self.own_rows());
-        share(left, own)
-    }
 }
 
-/// The squared difference of two numbers; of two that are not both finite, 1 or 0.
-fn apart(x: f64, y: f64, unit: f64) -> f64 {
-    if x == y || (x.is_nan() && y.is_nan()) {
-        return 0.0;
+/// Of lists by place in an array of this shape those of the entries `picks`, by their new places.
+fn picked(
+    lists: &BTreeMap<usize, Vec<usize>>,
+    shape: &[usize],
+    picks: &[Vec<usize>],
+) -> BTreeMap<usize, Vec<usize>> {
+    if lists.is_empty() {
+        return BTreeMap::new();
     }
-    if x.is_finite() && y.is_finite() { ((x - y) / unit).powi(2) } else { 1.0 }
+    let mut places = 0..;
+    let places =
+        ArrayD::from_shape_simple_fn(shape, || places.next().map_or(0.0, |at: u32| at.into()));
+    let places = pick(&places, picks);
+    let list = |(to, from): (usize, &f64)| Some((to, lists.get(&(*from as usize))?.clone()));
+    places.iter().enumerate().filter_map(list).collect()
 }

@@ -1,9 +1,11 @@
 //! Where elements that are off lie, in a sentence or two: which rows, heads and columns, and whether their
 //! numbers follow the tiles of a kernel.
 
+mod unseen;
+
 use super::answer::Judged;
-use etalon_problem::Axis;
-use ndarray::Dimension;
+use super::candidate::joined;
+use etalon_problem::{Axis, Problem};
 
 /// What kernels process at once: rows and keys in a tile.
 const TILES: [usize; 4] = [16, 32, 64, 128];
@@ -14,40 +16,22 @@ const BY_CHANCE: f64 = 0.1;
 /// As many entries are listed one by one.
 const LISTED: usize = 6;
 
+/// As many groups of batch elements or heads are described one by one.
+const GROUPS: usize = 4;
+
 /// Sentences about an output: none where nothing is off.
-pub(super) fn sentences(output: &Judged<'_>) -> Vec<String> {
+pub(super) fn sentences(problem: &Problem, output: &Judged<'_>) -> Vec<String> {
     let off = output.off();
     if off == 0 {
         return Vec::new();
     }
-    let axes = &output.operand.axes;
     if off == output.got.len() {
         return vec!["Every element is off.".to_string()];
     }
-    let mut parts = Vec::new();
-    let mut whole = Vec::new();
-    for (at, &axis) in axes.iter().enumerate() {
-        let extent = output.operand.shape[at];
-        let hit = hit(output, at, extent);
-        if hit.iter().all(|hit| *hit) {
-            whole.push(plural(axis));
-        } else {
-            parts.push(format!("only in {}", entries(axis, &hit)));
-        }
-    }
-    let many = whole.iter().filter(|name| !name.is_empty()).map(|name| format!("all {name}"));
-    let many: Vec<String> = many.collect();
-    let mut text = match (parts.is_empty(), many.is_empty()) {
-        (true, _) => format!("Spread over {}.", joined(&many)),
-        (false, true) => format!("{}.", joined(&parts)),
-        (false, false) => format!("{}, over {}.", joined(&parts), joined(&many)),
-    };
-    if let Some(first) = text.get(..1) {
-        text = first.to_uppercase() + &text[1..];
-    }
+    let mut sentences = of(output, &|at| output.margins[at] > 1.0);
+    sentences.extend(unseen::sentences(problem, output));
     let rows = output.own_rows();
     let count = rows.iter().filter(|row| **row).count();
-    let mut sentences = vec![text];
     if output.width() > 1 && off < count * output.width() {
         let width = output.width();
         let mean = off as f64 / count as f64;
@@ -59,22 +43,89 @@ pub(super) fn sentences(output: &Judged<'_>) -> Vec<String> {
     sentences
 }
 
-/// Which entries of an axis hold an element that is off.
-fn hit(output: &Judged<'_>, at: usize, extent: usize) -> Vec<bool> {
-    let mut hit = vec![false; extent];
-    for ((index, _), margin) in output.got.indexed_iter().zip(&output.margins) {
-        if *margin > 1.0 {
-            hit[index.slice()[at]] = true;
+/// Where some elements of an output lie. What lies otherwise in one batch element or head than in another is
+/// told of each, as far as there are few.
+pub(super) fn of(output: &Judged<'_>, has: &dyn Fn(usize) -> bool) -> Vec<String> {
+    let shape = &output.operand.shape;
+    let hits: Vec<usize> = (0..output.got.len()).filter(|&at| has(at)).collect();
+    let all: Vec<usize> = (0..shape.len()).collect();
+    for (at, &axis) in output.operand.axes.iter().enumerate() {
+        let splits =
+            matches!(axis, Axis::Batch | Axis::QueryHeads | Axis::KeyHeads | Axis::Sequences);
+        if !splits || shape[at] < 2 || is_product(output, &hits) {
+            continue;
+        }
+        let inner: Vec<usize> = all.iter().copied().filter(|&other| other != at).collect();
+        let stride: usize = shape[at + 1..].iter().product();
+        let mut groups: Vec<(String, Vec<bool>)> = Vec::new();
+        let mut by_entry = vec![Vec::new(); shape[at]];
+        hits.iter().for_each(|&hit| by_entry[hit / stride % shape[at]].push(hit));
+        for (entry, hits) in by_entry.iter().enumerate().filter(|(_, hits)| !hits.is_empty()) {
+            let text = sentence(output, &inner, hits);
+            match groups.iter_mut().find(|(other, _)| *other == text) {
+                Some((_, entries)) => entries[entry] = true,
+                None => {
+                    let mut own = vec![false; shape[at]];
+                    own[entry] = true;
+                    groups.push((text, own));
+                }
+            }
+        }
+        if (2..=GROUPS).contains(&groups.len()) {
+            let words =
+                groups.iter().map(|(text, own)| format!("In {}: {text}", entries(axis, own)));
+            return words.collect();
         }
     }
-    hit
+    let mut text = sentence(output, &all, &hits);
+    if !is_product(output, &hits) && text.contains("only in") {
+        text = text.trim_end_matches('.').to_string() + ", not in each of them the same.";
+    }
+    if let Some(first) = text.get(..1) {
+        text = first.to_uppercase() + &text[1..];
+    }
+    vec![text]
 }
 
-fn joined(parts: &[String]) -> String {
-    match parts {
-        [] => String::new(),
-        [one] => one.clone(),
-        [first @ .., last] => format!("{} and {last}", first.join(", ")),
+/// Whether rows that are hit are those that every list of entries of the axes before the columns has in
+/// common: none is missing but by chance.
+fn is_product(output: &Judged<'_>, hits: &[usize]) -> bool {
+    let (shape, width) = (&output.operand.shape, output.width());
+    let axes = if width > 1 { shape.len() - 1 } else { shape.len() };
+    let mut entries: Vec<Vec<bool>> =
+        shape[..axes].iter().map(|&extent| vec![false; extent]).collect();
+    let mut rows = vec![false; output.got.len() / width];
+    for hit in hits {
+        rows[hit / width] = true;
+        let mut left = hit / width;
+        for (entries, &extent) in entries.iter_mut().zip(&shape[..axes]).rev() {
+            entries[left % extent] = true;
+            left /= extent;
+        }
+    }
+    let all: usize = entries.iter().map(|own| own.iter().filter(|hit| **hit).count()).product();
+    rows.iter().filter(|hit| **hit).count() as f64 >= (1.0 - BY_CHANCE) * all as f64
+}
+
+/// Where elements lie along some axes, as a sentence that begins with a small letter.
+fn sentence(output: &Judged<'_>, along: &[usize], hits: &[usize]) -> String {
+    let (axes, shape) = (&output.operand.axes, &output.operand.shape);
+    let mut parts = Vec::new();
+    let mut whole = Vec::new();
+    for &at in along {
+        let stride: usize = shape[at + 1..].iter().product();
+        let mut hit = vec![false; shape[at]];
+        hits.iter().for_each(|place| hit[place / stride % shape[at]] = true);
+        if hit.iter().all(|hit| *hit) {
+            whole.push(format!("all {}", plural(axes[at])));
+        } else {
+            parts.push(format!("only in {}", entries(axes[at], &hit)));
+        }
+    }
+    match (parts.is_empty(), whole.is_empty()) {
+        (true, _) => format!("spread over {}.", joined(&whole)),
+        (false, true) => format!("{}.", joined(&parts)),
+        (false, false) => format!("{}, over {}.", joined(&parts), joined(&whole)),
     }
 }
 

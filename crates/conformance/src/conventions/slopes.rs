@@ -4,7 +4,7 @@
 //! them themselves, from the number of heads, never read `g_gamma`. What such a kernel returns is not
 //! wrong but of other decays, and a report should say of which.
 
-use super::{Read, Reading};
+use super::{Edit, Reading, plain};
 use crate::gates;
 use crate::laws::trial::Trial;
 use crate::report::Verdict;
@@ -55,10 +55,10 @@ pub(super) fn readings(problem: &Problem, inputs: &Tensors) -> Vec<Reading> {
     let others = candidates(&given).into_iter().filter(|x| is_apart(x, &given));
     let reading = |named: Named| {
         let text = format!("{}. The kernel decays by {}", named.id, named.name);
-        let (id, inputs) = (named.id, with(inputs, named.log_decays)?);
-        Some(Reading { id, text, problem: problem.clone(), inputs, read: Read::Slopes })
+        let log_decays = Array1::from(named.log_decays).into_dyn();
+        plain(named.id, text, problem).edit("g_gamma", Edit::Replace(log_decays.into()))
     };
-    others.filter_map(reading).collect()
+    others.map(reading).collect()
 }
 
 /// The log-decays that were given for each head, if there are any.

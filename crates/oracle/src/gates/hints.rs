@@ -1,36 +1,53 @@
-//! What a failure looks like: the ratio of results to exact values, where it is one number.
+//! What a failure looks like: not a number, never written, the exact results times one number. A hint is
+//! given only where it leaves nothing beyond the bounds.
 
+use super::margins;
 use crate::bounds::Bound;
 use ndarray::ArrayD;
 use std::f64::consts::{LN_2, LOG2_E};
 
-/// A guess at the mistake, if the results have the marks of a common one.
+/// From so many elements that are off a number can be told that all have in common.
+const FEWEST: usize = 4;
+
+/// How near a ratio must be to a number that has a name.
+const NEAR: f64 = 5e-3;
+
+/// A guess at the mistake, if the elements that are off have the marks of a common one.
 pub fn hint(bound: &Bound, got: &ArrayD<f64>) -> Option<String> {
-    let pairs = || bound.value.iter().copied().zip(got.iter().copied());
-    let nan = pairs().filter(|(value, got)| got.is_nan() && !value.is_nan()).count();
+    let all = bound.value.iter().zip(&bound.bound).zip(got).map(|((&x, &b), &got)| (x, b, got));
+    let off: Vec<(f64, f64, f64)> =
+        all.zip(margins(bound, got)).filter(|(_, margin)| *margin > 1.0).map(|(x, _)| x).collect();
+    if off.is_empty() {
+        return None;
+    }
+    let nan = off.iter().filter(|(value, _, got)| got.is_nan() && !value.is_nan()).count();
     if nan > 0 {
         return Some(format!("{nan} elements are NaN: a row that sees nothing, or 0·∞?"));
     }
-    if pairs().all(|(value, got)| value == 0.0 || got == 0.0) {
-        return Some("every element is 0: was it written at all?".to_string());
+    if off.iter().all(|(.., got)| *got == 0.0) {
+        return Some(match got.iter().all(|got| *got == 0.0) {
+            true => "every element is 0: was it written at all?".to_string(),
+            false => "every element that is off is 0: was it written at all?".to_string(),
+        });
     }
-    // Only elements far above their bounds can show a ratio.
-    let loud: Vec<(f64, f64)> = (pairs().zip(&bound.bound))
-        .filter(|((value, got), b)| {
-            value.is_finite() && got.is_finite() && value.abs() > 20.0 * **b
-        })
-        .map(|(pair, _)| pair)
-        .collect();
-    let ratio = constant(loud.iter().map(|(value, got)| got / value));
-    if let Some(ratio) = ratio.filter(|ratio| (ratio - 1.0).abs() > 1e-3) {
+    let one = off[0].2;
+    if off.len() >= FEWEST && off.iter().all(|(.., got)| *got == one) {
+        return Some(format!("every element that is off is {one:e}"));
+    }
+    let leaves_nothing = |other: &dyn Fn(f64) -> f64, stretch: f64| {
+        off.iter().all(|&(value, bound, got)| (got - other(value)).abs() <= stretch * bound)
+    };
+    let ratio = median(off.iter().map(|(value, _, got)| got / value))?;
+    if ratio != 0.0 && leaves_nothing(&|value| ratio * value, ratio.abs().max(1.0)) {
         return Some(name_ratio(ratio));
     }
-    let difference = constant(loud.iter().map(|(value, got)| got - value))?;
-    (difference.abs() > 1e-3).then(|| format!("every element is off by {difference:.4}"))
+    let difference = median(off.iter().map(|(value, _, got)| got - value))?;
+    leaves_nothing(&|value| value + difference, 1.0)
+        .then(|| format!("every element that is off is off by {difference:.4}"))
 }
 
 fn name_ratio(ratio: f64) -> String {
-    let close = |x: f64| (ratio / x - 1.0).abs() < 5e-3;
+    let close = |x: f64| (ratio / x - 1.0).abs() < NEAR;
     let known = [
         (LOG2_E, "log₂e: a logarithm to base 2?"),
         (LN_2, "ln 2: an exponential to base 2, or a logarithm taken for one to base 2?"),
@@ -48,14 +65,9 @@ fn name_ratio(ratio: f64) -> String {
     }
 }
 
-/// The number that at least nine tenths of these are, to half a percent.
-fn constant(numbers: impl Iterator<Item = f64>) -> Option<f64> {
+/// The number in the middle; none of too few.
+fn median(numbers: impl Iterator<Item = f64>) -> Option<f64> {
     let mut numbers: Vec<f64> = numbers.filter(|x| x.is_finite()).collect();
-    if numbers.len() < 4 {
-        return None; // too few to call it a pattern
-    }
     numbers.sort_by(f64::total_cmp);
-    let median = numbers[numbers.len() / 2];
-    let near = numbers.iter().filter(|x| (*x - median).abs() <= 5e-3 * median.abs()).count();
-    (10 * near >= 9 * numbers.len()).then_some(median)
+    (numbers.len() >= FEWEST).then(|| numbers[numbers.len() / 2])
 }

@@ -1,0 +1,215 @@
+//! The judge of explanations: what other values leave of the difference between results and exact values.
+//!
+//! An element that is off is *explained* where it lies within a bound of the other value: the element's own
+//! bound, or where the other values of its row are larger, the bound of its row in proportion. A right
+//! element that the other values would change is *spoilt*. An explanation of an output leaves nothing where
+//! every element that is off is explained and none is spoilt. It is no accident where all of that is
+//! improbable enough ([`EVIDENCE`]).
+
+use super::answer::Judged;
+
+/// By accident an element lies within a bound of another value with a probability of about bound/|error|.
+/// The logarithms of all elements that are explained must add up to this: a few hundred explanations are
+/// tried, and fewer than one in a thousand checks may find a false one.
+const EVIDENCE: f64 = 13.0;
+
+/// What one element can weigh: a bound may be much too wide, and elements of a row err together.
+const ELEMENT: f64 = 30.0;
+
+/// So many times the usual ratio of bounds to values counts in a row that cancels.
+const CANCELS: f64 = 4.0;
+
+/// An explanation of some elements that are off must explain this share.
+const MOST: f64 = 0.5;
+
+/// Right elements that may seem to be spoilt: rows that are compared with a bound near what they hold.
+const FEW: f64 = 1e-3;
+
+/// What other values leave of an output.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Left {
+    /// Elements that are off.
+    pub off: usize,
+    /// Of them, those that are explained.
+    pub explained: usize,
+    /// Right elements that the other values would change.
+    pub spoilt: usize,
+    /// Of them, those in rows that hold an element that is off.
+    pub spoilt_beside: usize,
+    /// Σ ln(|error|/bound) of the elements that are explained.
+    evidence: f64,
+    /// Σ (got − exact)² and Σ (got − other)² of the elements that are off, in units of the mean square of
+    /// the exact results.
+    own: f64,
+    left: f64,
+}
+
+/// How well other values explain an output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Grade {
+    /// They leave nothing.
+    All,
+    /// They leave nothing in the rows that are off, and would change others, which are right.
+    Rows,
+    /// They explain most of the elements that are off, and spoil none.
+    Most,
+    /// They do not explain it.
+    No,
+}
+
+impl Left {
+    /// The grade, where so many numbers were fitted to the results.
+    pub fn grade(&self, fitted: usize) -> Grade {
+        let free = 1.0 - fitted as f64 / self.explained.max(1) as f64;
+        if self.explained == 0 || self.evidence * free < EVIDENCE {
+            return Grade::No;
+        }
+        let few = |n: usize| n as f64 <= FEW * self.explained as f64;
+        match self.explained == self.off {
+            true if few(self.spoilt) => Grade::All,
+            true if few(self.spoilt_beside) => Grade::Rows,
+            false if few(self.spoilt) && self.explained as f64 >= MOST * self.off as f64 => {
+                Grade::Most
+            }
+            _ => Grade::No,
+        }
+    }
+
+    /// Of two parts of an output.
+    pub fn join(&mut self, other: &Left) {
+        self.off += other.off;
+        self.explained += other.explained;
+        self.spoilt += other.spoilt;
+        self.spoilt_beside += other.spoilt_beside;
+        self.evidence += other.evidence;
+        self.add(other);
+    }
+
+    /// With the squares of another output.
+    pub fn add(&mut self, other: &Left) {
+        self.own += other.own;
+        self.left += other.left;
+    }
+
+    /// rms(got − other) / rms(got − exact), if it is a number.
+    pub fn share(&self) -> Option<f64> {
+        Some((self.left / self.own).sqrt()).filter(|share| share.is_finite())
+    }
+}
+
+/// The judge of one output.
+pub(super) struct Judge<'a> {
+    output: &'a Judged<'a>,
+    width: usize,
+    /// The rms of the exact results.
+    unit: f64,
+    /// The usual ratio of the bounds of a row to its values.
+    usual: f64,
+    exact: Vec<f64>,
+    got: Vec<f64>,
+    bounds: Vec<f64>,
+}
+
+impl<'a> Judge<'a> {
+    pub fn new(output: &'a Judged<'a>) -> Self {
+        let list = |x: &ndarray::ArrayD<f64>| x.iter().copied().collect::<Vec<f64>>();
+        let (exact, bounds) = (list(&output.bound.value), list(&output.bound.bound));
+        let width = output.width();
+        let unit = rms(&exact);
+        let rows = exact.chunks(width).zip(bounds.chunks(width));
+        let mut ratios: Vec<f64> = rows.map(|(x, b)| rms(b) / rms(x)).collect();
+        ratios.retain(|x| x.is_finite());
+        ratios.sort_by(f64::total_cmp);
+        let usual = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
+        let (unit, got) = (if unit > 0.0 { unit } else { 1.0 }, list(&output.got));
+        Judge { output, width, unit, usual, exact, got, bounds }
+    }
+
+    pub fn output(&self) -> &'a Judged<'a> {
+        self.output
+    }
+
+    /// The exact values, in row-major order.
+    pub fn exact(&self) -> &[f64] {
+        &self.exact
+    }
+
+    /// The results.
+    pub fn got(&self) -> &[f64] {
+        &self.got
+    }
+
+    pub fn width(&self) -> usize {
+        self.width
+    }
+
+    pub fn is_off(&self, at: usize) -> bool {
+        self.output.margins[at] > 1.0
+    }
+
+    /// What other values leave of some rows.
+    pub fn left(
+        &self,
+        rows: impl IntoIterator<Item = usize>,
+        other: impl Fn(usize) -> f64,
+    ) -> Left {
+        let mut left = Left::default();
+        let mut others = Vec::with_capacity(self.width);
+        for row in rows {
+            let start = row * self.width;
+            others.clear();
+            others.extend((start..start + self.width).map(&other));
+            self.row(start, &others, &mut left);
+        }
+        left
+    }
+
+    fn row(&self, start: usize, others: &[f64], left: &mut Left) {
+        let range = start..start + self.width;
+        let (exact, bounds) = (&self.exact[range.clone()], &self.bounds[range.clone()]);
+        let own = rms(bounds) / rms(exact);
+        let ratio = if own.is_finite() { own.min(CANCELS * self.usual) } else { self.usual };
+        let moved = ratio * rms(others);
+        let is_off = range.clone().any(|at| self.is_off(at));
+        for (at, &other) in range.zip(others) {
+            let (got, exact, bound) = (self.got[at], self.exact[at], self.bounds[at]);
+            if bound == f64::INFINITY {
+                continue; // nothing is required of it
+            }
+            let within = bound.max(moved);
+            let same = got == other || (got.is_nan() && other.is_nan());
+            let near = same || (got - other).abs() <= within;
+            match self.is_off(at) {
+                true => {
+                    left.off += 1;
+                    left.own += apart(got, exact, self.unit);
+                    left.left += apart(got, other, self.unit);
+                    if near {
+                        left.explained += 1;
+                        let error = (got - exact).abs();
+                        let rare = if error.is_finite() { (error / within).ln() } else { ELEMENT };
+                        left.evidence += if same { ELEMENT } else { rare.clamp(0.0, ELEMENT) };
+                    }
+                }
+                false if !near => {
+                    left.spoilt += 1;
+                    left.spoilt_beside += usize::from(is_off);
+                }
+                false => {}
+            }
+        }
+    }
+}
+
+fn rms(x: &[f64]) -> f64 {
+    let finite = || x.iter().filter(|x| x.is_finite());
+    (finite().map(|x| x * x).sum::<f64>() / finite().count().max(1) as f64).sqrt()
+}
+
+/// The squared difference of two numbers; of two that are not both finite, 1 or 0.
+fn apart(x: f64, y: f64, unit: f64) -> f64 {
+    if x == y || (x.is_nan() && y.is_nan()) {
+        return 0.0;
+    }
+    if x.is_finite() && y.is_finite() { ((x - y) / unit).powi(2) } else { 1.0 }
+}

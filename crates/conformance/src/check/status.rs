@@ -1,0 +1,93 @@
+//! How a check ends, and what its bounds do not judge.
+
+use super::{Check, Output, statistics};
+use crate::bounds::{Bounds, bounds};
+use crate::gates::{Blunt, Status, Verdict, blunt, g1, has_blunt};
+use crate::profile::Profile;
+use crate::stochastic;
+use crate::tensor::Tensors;
+use crate::tier::Request;
+use crate::tiers::check_outputs;
+use etalon_problem::{Dtype, Error, Operand};
+use serde::Serializer;
+
+impl Check {
+    /// The same where the inputs count as generic, or do not, whatever they look like.
+    pub fn on_inputs(mut self, generic: bool) -> Self {
+        let off = self.outputs.iter().any(|output| output.off > 0);
+        let doubtful = self.conspicuous || self.outputs.iter().any(|output| output.undecided > 0);
+        self.generic = generic;
+        self.status = match (off, doubtful) {
+            (true, _) => Status::Failed,
+            (false, true) if generic => Status::Failed,
+            (false, true) => Status::Undecided,
+            (false, false) => Status::Passed,
+        };
+        self.passed = self.status == Status::Passed;
+        self
+    }
+
+    /// The share of the elements that are undecided. Of an output whose errors are conspicuous that is all.
+    pub fn undecided(&self) -> f64 {
+        let undecided = |output: &Output| match output.conspicuous.is_empty() {
+            true => output.undecided,
+            false => output.elements,
+        };
+        let elements: usize = self.outputs.iter().map(|output| output.elements).sum();
+        let undecided: usize = self.outputs.iter().map(undecided).sum();
+        undecided as f64 / elements.max(1) as f64
+    }
+}
+
+/// As JSON writes it.
+pub(super) fn name<S: Serializer>(status: &Status, to: S) -> Result<S::Ok, S::Error> {
+    to.serialize_str(status.name())
+}
+
+/// The strictest profile that holds: within whose bounds the outputs lie, and which judges them. Where there is
+/// none, the strictest of those that leave them undecided. Of results that are stored in less than f64 no
+/// profile of sums in f64 is tried: storing them hides what would tell.
+pub fn strictest(
+    request: &Request<'_>,
+    outputs: &Tensors,
+    only: &[String],
+) -> Result<Option<Profile>, Error> {
+    let &Request { problem, pass, dtype, inputs, .. } = request;
+    check_outputs(problem, pass, dtype, outputs, only)?;
+    let tells = |profile: &Profile| profile.accumulator != Dtype::F64 || dtype == Dtype::F64;
+    let (operands, mut undecided) = (problem.operands(pass), None);
+    for profile in Profile::ALL.into_iter().filter(tells) {
+        let mut exact = match bounds(problem, pass, dtype, &profile, inputs) {
+            Err(Error::Unsupported { .. }) => continue,
+            exact => exact?,
+        };
+        exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
+        if g1(&exact, outputs).verdict != Verdict::Pass {
+            continue;
+        }
+        let statistics = statistics(request, &profile, &operands, &exact, outputs)?;
+        let doubts = doubts(request, &profile, &operands, &exact, outputs)?;
+        let conspicuous = statistics.iter().any(|statistic| statistic.margin() > 1.0);
+        if !conspicuous && doubts.iter().all(|blunt| blunt.undecided == 0) {
+            return Ok(Some(profile));
+        }
+        undecided = undecided.or(Some(profile));
+    }
+    Ok(undecided)
+}
+
+/// Of outputs with blunt elements, whether these err as correct kernels do.
+pub(super) fn doubts(
+    request: &Request<'_>,
+    profile: &Profile,
+    operands: &[Operand],
+    exact: &Bounds,
+    outputs: &Tensors,
+) -> Result<Vec<Blunt>, Error> {
+    let &Request { problem, pass, dtype, inputs, .. } = request;
+    if !has_blunt(exact) {
+        return Ok(Vec::new());
+    }
+    let simulated = stochastic::errors(problem, pass, dtype, profile, inputs, exact)?;
+    Ok(blunt(operands, exact, &simulated, outputs))
+}

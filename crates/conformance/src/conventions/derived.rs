@@ -1,0 +1,293 @@
+//! Readings that follow from the table of options of a problem and from the tensors of a pass: what is
+//! absent, doubled, inverted, applied at another place of the chain, or taken from its neighbour.
+
+use super::{Edit, Own, Reading, plain};
+use crate::tensor::Values;
+use etalon_problem::{
+    Alternative, Axis, LinearCrossEntropy, LseSquareWeight, Operand, Pass, Precision, Problem,
+    Reduction, Role, Scores,
+};
+use ndarray::{ArrayD, IxDyn};
+use std::f64::consts::{LN_2, LOG2_E};
+
+pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+    let mut list: Vec<Reading> =
+        own.problem.settings().into_iter().flat_map(|x| x.others).map(option).collect();
+    for operand in own.operands.iter().filter(|operand| operand.role.is_given()) {
+        let given = own.inputs.contains_key(operand.name);
+        match operand.role {
+            Role::Input if given => {
+                list.extend(numbers(own, operand));
+                list.extend(neighbours(own, operand));
+            }
+            Role::Input => {}
+            _ if given => {
+                list.extend(cotangents(own, operand));
+                list.extend(neighbours(own, operand));
+            }
+            Role::OptionalCotangent => list.push(ones(own, operand)),
+            _ => {}
+        }
+    }
+    list.extend(groups(own));
+    if let Problem::LinearCrossEntropy(loss) = own.problem {
+        list.extend(normalisers(own, loss));
+        list.push(ignored(own, loss));
+    }
+    list
+}
+
+/// The name of an option as a part of the name of a reading.
+fn hyphens(name: &str) -> String {
+    name.replace(['_', '.'], "-")
+}
+
+/// An option that is read as something else.
+fn option(alternative: Alternative) -> Reading {
+    let Alternative { option, change, text, problem } = alternative;
+    plain(format!("{}-{change}", hyphens(option)), format!("`{option}` {text}"), &problem)
+        .of(option)
+}
+
+/// A reading of a tensor. Its name begins with the option that the tensor belongs to.
+fn of_tensor(own: &Own<'_>, operand: &Operand, change: &str, text: &str, edit: Edit) -> Reading {
+    let name = operand.option.filter(|_| operand.role == Role::Input).unwrap_or(operand.name);
+    let id = format!("{}-{change}", hyphens(name));
+    plain(id, format!("`{}` {text}", operand.name), own.problem).edit(operand.name, edit).of(name)
+}
+
+/// Numbers that stand for nothing.
+fn neutral(operand: &Operand) -> f64 {
+    match operand.name {
+        "sinks" => f64::NEG_INFINITY,
+        "class_weights" | "token_weights" => 1.0,
+        _ => 0.0,
+    }
+}
+
+/// Whether a tensor holds logarithms or scores, which other libraries have to base 2.
+fn is_logarithm(operand: &Operand) -> bool {
+    ["sinks", "bias", "g", "g_gamma"].contains(&operand.name)
+}
+
+/// What the numbers of a tensor of an option may be taken for.
+fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+    if (operand.option.is_none() && operand.name != "tau")
+        || operand.precision == Precision::Integer
+    {
+        return Vec::new();
+    }
+    let none = neutral(operand);
+    let mut maps: Vec<(&str, String, Box<dyn Fn(f64) -> f64 + Send + Sync>)> = vec![
+        ("absent", "is not read".into(), Box::new(move |_| none)),
+        ("doubled", "counts twice".into(), Box::new(|x| 2.0 * x)),
+        ("halved", "counts half".into(), Box::new(|x| 0.5 * x)),
+        ("negated", "has the other sign".into(), Box::new(|x| -x)),
+        ("squared", "is applied twice".into(), Box::new(|x| x * x)),
+    ];
+    if none == 1.0 {
+        maps.push(("inverted", "divides in place of multiplying".into(), Box::new(|x| 1.0 / x)));
+    }
+    if is_logarithm(operand) {
+        maps.push(("base-2", "is taken to base 2".into(), Box::new(|x| LN_2 * x)));
+        maps.push((
+            "in-base-2",
+            "is multiplied by log₂e, as if that were to come".into(),
+            Box::new(|x| LOG2_E * x),
+        ));
+        maps.push((
+            "linear",
+            "is taken for a factor, not for its logarithm".into(),
+            Box::new(f64::ln),
+        ));
+    }
+    for (change, text, number) in scales(own.problem, operand) {
+        maps.push((change, text.to_string(), Box::new(move |x| number * x)));
+    }
+    if let Some(cap) =
+        own.problem.scores().and_then(|x| x.softcap).filter(|_| operand.name == "sinks")
+    {
+        maps.push(("capped", "is capped, too".into(), Box::new(move |x| cap * (x / cap).tanh())));
+    }
+    let reading = |(change, text, map): (&str, String, Box<dyn Fn(f64) -> f64 + Send + Sync>)| {
+        of_tensor(own, operand, change, &text, Edit::map(map))
+    };
+    maps.into_iter().map(reading).collect()
+}
+
+/// Factors by which a tensor is multiplied where it acts at another place of the chain.
+fn scales(problem: &Problem, operand: &Operand) -> Vec<(&'static str, &'static str, f64)> {
+    match (problem, operand.name) {
+        (Problem::LinearCrossEntropy(x), "bias") => {
+            let mut list = vec![("after-scale", "is added after the scale", 1.0 / x.logit_scale)];
+            if x.softcap.is_none() {
+                let after = x.temperature / x.logit_scale;
+                list.push(("after-temperature", "is added after the temperature", after));
+            }
+            list
+        }
+        (_, "bias" | "sinks") => problem.scores().map(Scores::scale).map_or(Vec::new(), |scale| {
+            vec![
+                ("scaled", "is scaled as scores are", scale),
+                ("unscaled", "is divided by the scale", 1.0 / scale),
+            ]
+        }),
+        _ => Vec::new(),
+    }
+}
+
+/// What a tensor holds for another head, batch element, sequence or row.
+fn neighbours(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+    let mut list = Vec::new();
+    for (axis, (&name, &extent)) in operand.axes.iter().zip(&operand.shape).enumerate() {
+        let what = match name {
+            Axis::QueryHeads | Axis::QueryHeadsOr1 | Axis::KeyHeads => "head",
+            Axis::Batch | Axis::BatchOr1 => "batch element",
+            Axis::Sequences => "sequence",
+            Axis::Queries | Axis::Keys | Axis::Tokens | Axis::Targets => "row",
+            Axis::Distances => "distance",
+            Axis::Classes => "class",
+            Axis::Dim | Axis::ValueDim => continue,
+        };
+        if extent < 2 {
+            continue;
+        }
+        let slug = hyphens(what).replace(' ', "-");
+        let first = Edit::Take { axis, order: vec![0; extent].into(), beyond: f64::NAN };
+        let text = |which: &str| format!("is that of the {which} {what}");
+        let mut add = |which: &str, edit: Edit| {
+            list.push(
+                of_tensor(own, operand, &format!("of-{which}-{slug}"), &text(which), edit).late(),
+            );
+        };
+        add("next", Edit::roll(axis, extent, 1));
+        add("previous", Edit::roll(axis, extent, -1));
+        if !matches!(what, "row" | "class" | "distance") {
+            add("first", first);
+        }
+    }
+    list
+}
+
+/// A cotangent that is dropped, or taken for another number.
+fn cotangents(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
+    if operand.role != Role::OptionalCotangent {
+        return Vec::new();
+    }
+    let mut list = vec![of_tensor(own, operand, "dropped", "is not read", Edit::Drop)];
+    let mut maps: Vec<(&str, &str, f64)> = vec![
+        ("negated", "has the other sign", -1.0),
+        ("doubled", "counts twice", 2.0),
+        ("halved", "counts half", 0.5),
+    ];
+    if operand.primal == "lse" {
+        maps.push(("base-2", "is that of a logarithm to base 2", LOG2_E));
+        maps.push(("in-base-2", "is taken for that of a logarithm to base 2", LN_2));
+    }
+    for (change, text, factor) in maps {
+        list.push(of_tensor(own, operand, change, text, Edit::map(move |x| factor * x)));
+    }
+    list
+}
+
+/// An absent cotangent that counts as 1, as where a framework differentiates a sum.
+fn ones(own: &Own<'_>, operand: &Operand) -> Reading {
+    let text = "is 1; it is absent from the inputs, which counts as 0";
+    of_tensor(own, operand, "of-one", text, Edit::Fill(operand.shape.clone().into(), 1.0))
+}
+
+/// Gradients that query heads share, of one head of each group alone.
+fn groups(own: &Own<'_>) -> Vec<Reading> {
+    let [query, key] = [Axis::QueryHeads, Axis::KeyHeads].map(|axis| own.problem.extent(axis));
+    let group = query / key.max(1);
+    if group < 2 || own.pass != Pass::Backward {
+        return Vec::new();
+    }
+    let of = |member: usize, which: &str| {
+        let text = format!(
+            "gradients of key heads hold those of the {which} query head of each group alone"
+        );
+        let mut reading =
+            plain(format!("group-{which}-alone"), text, own.problem).of("query_heads");
+        for operand in own.operands.iter().filter(|x| own.inputs.contains_key(x.name)) {
+            let cotangent = matches!(operand.role, Role::Cotangent | Role::OptionalCotangent);
+            if let (true, Some(axis)) = (cotangent, operand.position(Axis::QueryHeads)) {
+                let counts = |at: IxDyn| f64::from(u8::from(at[axis] % group == member));
+                let rows = ArrayD::from_shape_fn(IxDyn(&operand.shape[..=axis]), counts);
+                reading = reading.edit(operand.name, Edit::Rows(rows.into()));
+            }
+        }
+        reading
+    };
+    vec![of(0, "first"), of(group - 1, "last")]
+}
+
+/// Other normalisers of a mean.
+fn normalisers(own: &Own<'_>, loss: &LinearCrossEntropy) -> Vec<Reading> {
+    if matches!(loss.reduction, Reduction::None) {
+        return Vec::new();
+    }
+    let Counts { counted, tokens, classes } = Counts::new(loss, own.inputs);
+    let list = [
+        (
+            "all-tokens",
+            "is divided by the number of all tokens, ignored ones too",
+            loss.tokens as f64,
+        ),
+        ("counted", "is divided by the number of tokens that count, whatever they weigh", counted),
+        ("token-weights", "is divided by the weights of the tokens alone", tokens),
+        ("class-weights", "is divided by the weights of the classes alone", classes),
+        ("vocab", "is divided by the number of classes, too", loss.vocab as f64 * tokens),
+    ];
+    let by = |normaliser: f64| LinearCrossEntropy {
+        reduction: Reduction::By { normaliser },
+        lse_square_weight: LseSquareWeight::Unweighted,
+        ..loss.clone()
+    };
+    let reading = |(change, text, normaliser): (&str, &str, f64)| {
+        let problem = Problem::from(by(normaliser));
+        let sound = normaliser.is_finite() && normaliser != 0.0 && problem.check().is_ok();
+        sound.then(|| {
+            plain(format!("reduction-by-{change}"), format!("the loss {text}"), &problem)
+                .of("reduction")
+        })
+    };
+    list.into_iter().filter_map(reading).collect()
+}
+
+/// What tokens that count add up to.
+struct Counts {
+    counted: f64,
+    tokens: f64,
+    classes: f64,
+}
+
+impl Counts {
+    fn new(loss: &LinearCrossEntropy, inputs: &Values) -> Self {
+        let of = |name: &str, at: usize| inputs.get(name).and_then(|x| x.iter().nth(at)).copied();
+        let mut counts = Counts { counted: 0.0, tokens: 0.0, classes: 0.0 };
+        let ignored = loss.ignore_index as f64;
+        for (i, &target) in inputs.get("targets").into_iter().flatten().enumerate() {
+            if target != ignored {
+                counts.counted += 1.0;
+                counts.tokens += of("token_weights", i).unwrap_or(1.0);
+                counts.classes += of("class_weights", target as usize).unwrap_or(1.0);
+            }
+        }
+        counts
+    }
+}
+
+/// Ignored tokens that count.
+fn ignored(own: &Own<'_>, loss: &LinearCrossEntropy) -> Reading {
+    let mark = loss.ignore_index as f64;
+    let problem = LinearCrossEntropy { ignore_index: i64::MIN, ..loss.clone() };
+    let text = "`ignore_index` is not read: ignored tokens count as tokens of the first class";
+    let reading = plain("ignore-index-absent", text, &problem.into()).of("ignore_index");
+    let none = own.inputs.get("targets").is_none_or(|x| !x.iter().any(|x| *x == mark));
+    match none {
+        // Nothing is ignored: it is the same problem.
+        true => plain("ignore-index-absent", text, own.problem),
+        false => reading.edit("targets", Edit::map(move |x| if x == mark { 0.0 } else { x })),
+    }
+}

@@ -1,0 +1,219 @@
+//! Changes of a tensor that are applied as its elements are read, so that a part of a large tensor can be
+//! read without the whole.
+
+use ndarray::{ArrayD, Axis, Dimension, IxDyn, Slice};
+use std::sync::Arc;
+
+/// A change of a tensor.
+#[derive(Clone)]
+pub enum Edit {
+    /// Every number becomes another.
+    Map(Arc<dyn Fn(f64) -> f64 + Send + Sync>),
+    /// The entries of an axis are others; beyond the last one stands a number.
+    Take {
+        /// The axis.
+        axis: usize,
+        /// The entry that stands at each place.
+        order: Arc<[usize]>,
+        /// What stands where there is no such entry.
+        beyond: f64,
+    },
+    /// Two axes are exchanged in memory, and nobody knows.
+    Exchange {
+        /// The one.
+        x: usize,
+        /// The other.
+        y: usize,
+        /// Whether it is undone in place of being done.
+        back: bool,
+    },
+    /// Rows are multiplied, each by a number of its own: an array of the first axes.
+    Rows(Arc<ArrayD<f64>>),
+    /// Rows get something more, each a number of its own.
+    Plus(Arc<ArrayD<f64>>),
+    /// It holds other numbers.
+    Replace(Arc<ArrayD<f64>>),
+    /// It is not there.
+    Drop,
+    /// It is there, in this shape, and holds this number.
+    Fill(Arc<[usize]>, f64),
+}
+
+impl Edit {
+    /// Every number becomes another.
+    pub fn map(f: impl Fn(f64) -> f64 + Send + Sync + 'static) -> Self {
+        Edit::Map(Arc::new(f))
+    }
+
+    /// The entries of an axis of so many, moved along it in a circle.
+    pub fn roll(axis: usize, extent: usize, by: isize) -> Self {
+        let from = |at: usize| (at as isize + by).rem_euclid(extent.max(1) as isize) as usize;
+        Edit::Take { axis, order: (0..extent).map(from).collect(), beyond: f64::NAN }
+    }
+}
+
+/// The entries `picks` of each axis of a changed tensor; `None` where there is no tensor.
+pub(crate) fn gather(
+    tensor: Option<&ArrayD<f64>>,
+    edits: &[&Edit],
+    picks: Option<&[Vec<usize>]>,
+) -> Option<ArrayD<f64>> {
+    if edits.iter().any(|edit| matches!(edit, Edit::Drop)) {
+        return None;
+    }
+    let filled = edits.iter().find_map(|edit| match edit {
+        Edit::Fill(shape, number) => Some(ArrayD::from_elem(IxDyn(shape), *number)),
+        Edit::Replace(array) => Some(array.as_ref().clone()),
+        _ => None,
+    });
+    let x = match &filled {
+        Some(filled) => filled,
+        None => tensor?,
+    };
+    let edits: Vec<Prepared<'_>> =
+        edits.iter().filter_map(|edit| Prepared::new(edit, x.shape())).collect();
+    let every: Vec<Vec<usize>>;
+    let picks = match picks {
+        Some(picks) => picks,
+        None if edits.is_empty() => return Some(x.clone()),
+        None => {
+            every = x.shape().iter().map(|&extent| (0..extent).collect()).collect();
+            &every
+        }
+    };
+    if edits.is_empty() {
+        return Some(pick(x, picks));
+    }
+    let shape: Vec<usize> = picks.iter().map(Vec::len).collect();
+    let mut own = vec![0; shape.len()];
+    Some(ArrayD::from_shape_fn(IxDyn(&shape), |at| {
+        own.iter_mut().zip(at.slice()).zip(picks).for_each(|((own, &at), picks)| *own = picks[at]);
+        read(x, &edits, &mut own)
+    }))
+}
+
+/// The entries `picks` of each axis. Ranges are cut out first, which copies nothing.
+pub(crate) fn pick(x: &ArrayD<f64>, picks: &[Vec<usize>]) -> ArrayD<f64> {
+    let mut view = x.view();
+    let mut rest = Vec::new();
+    for (axis, picks) in picks.iter().enumerate() {
+        let range = picks.first().map(|first| *first..first + picks.len());
+        match range.filter(|range| range.clone().eq(picks.iter().copied())) {
+            Some(range) => view.slice_axis_inplace(Axis(axis), Slice::from(range)),
+            None => rest.push((Axis(axis), picks)),
+        }
+    }
+    let mut rest = rest.into_iter();
+    let Some((axis, picks)) = rest.next() else { return view.as_standard_layout().into_owned() };
+    rest.fold(view.select(axis, picks), |x, (axis, picks)| x.select(axis, picks))
+}
+
+/// An edit that can be applied to one element.
+enum Prepared<'a> {
+    Edit(&'a Edit),
+    Exchange(Exchange, Vec<usize>),
+}
+
+impl<'a> Prepared<'a> {
+    fn new(edit: &'a Edit, shape: &[usize]) -> Option<Self> {
+        match edit {
+            Edit::Drop | Edit::Fill(..) | Edit::Replace(_) => None,
+            Edit::Exchange { x, y, back } => {
+                let mut shape = shape.to_vec();
+                let own = shape.clone();
+                if *back {
+                    shape.swap(*x, *y);
+                }
+                Some(Prepared::Exchange(Exchange::new(&shape, *x, *y), own))
+            }
+            edit => Some(Prepared::Edit(edit)),
+        }
+    }
+}
+
+/// One element of a changed tensor.
+fn read(x: &ArrayD<f64>, edits: &[Prepared<'_>], at: &mut [usize]) -> f64 {
+    let Some((last, rest)) = edits.split_last() else { return x[&*at] };
+    match last {
+        Prepared::Edit(Edit::Map(f)) => f(read(x, rest, at)),
+        Prepared::Edit(Edit::Take { axis, order, beyond }) => {
+            let own = at[*axis];
+            let Some(&from) = order.get(own).filter(|&&from| from < x.shape()[*axis]) else {
+                return *beyond;
+            };
+            at[*axis] = from;
+            let value = read(x, rest, at);
+            at[*axis] = own;
+            value
+        }
+        Prepared::Edit(Edit::Rows(factor)) => factor[&at[..factor.ndim()]] * read(x, rest, at),
+        Prepared::Edit(Edit::Plus(more)) => more[&at[..more.ndim()]] + read(x, rest, at),
+        Prepared::Edit(_) => read(x, rest, at),
+        Prepared::Exchange(exchange, shape) => {
+            let mut place = number(shape, at);
+            place = exchange.source(place);
+            let mut from = index(shape, place);
+            read(x, rest, &mut from)
+        }
+    }
+}
+
+/// The number of an element in row-major order.
+fn number(shape: &[usize], at: &[usize]) -> usize {
+    shape.iter().zip(at).fold(0, |number, (extent, at)| number * extent + at)
+}
+
+/// The index of an element.
+fn index(shape: &[usize], mut number: usize) -> Vec<usize> {
+    let mut at = vec![0; shape.len()];
+    for (at, &extent) in at.iter_mut().zip(shape).rev() {
+        *at = number % extent.max(1);
+        number /= extent.max(1);
+    }
+    at
+}
+
+/// Two axes that are exchanged in memory.
+pub(crate) struct Exchange {
+    /// Extents in the order of memory.
+    shape: Vec<usize>,
+    /// How far apart the entries of these axes lie in the tensor.
+    strides: Vec<usize>,
+}
+
+impl Exchange {
+    pub fn new(shape: &[usize], x: usize, y: usize) -> Self {
+        let stride = |axis: usize| shape[axis + 1..].iter().product();
+        let mut order: Vec<usize> = (0..shape.len()).collect();
+        order.swap(x, y);
+        Exchange {
+            shape: order.iter().map(|&axis| shape[axis]).collect(),
+            strides: order.iter().map(|&axis| stride(axis)).collect(),
+        }
+    }
+
+    /// The element of the tensor that lies at this place of the memory.
+    pub fn source(&self, mut at: usize) -> usize {
+        let mut source = 0;
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            source += at % extent * stride;
+            at /= extent;
+        }
+        source
+    }
+}
+
+impl std::fmt::Debug for Edit {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Edit::Map(_) => "Map",
+            Edit::Take { .. } => "Take",
+            Edit::Exchange { .. } => "Exchange",
+            Edit::Rows(_) => "Rows",
+            Edit::Plus(_) => "Plus",
+            Edit::Replace(_) => "Replace",
+            Edit::Drop => "Drop",
+            Edit::Fill(..) => "Fill",
+        })
+    }
+}

@@ -1,0 +1,134 @@
+//! Readings of inputs that lie otherwise in memory than their file says: two axes are exchanged, as where
+//! strides were lost on the way. And inputs that were rounded to a narrower type before they were read.
+
+use super::{Edit, Own, Reading, plain};
+use etalon_problem::{Dtype, Operand, Precision, Scores};
+
+pub(super) fn all(own: &Own<'_>) -> Vec<Reading> {
+    let mut list = rounded(own);
+    let given = || own.operands.iter().filter(|x| own.inputs.contains_key(x.name));
+    for operand in given().filter(|x| x.precision != Precision::Integer) {
+        for (x, y) in pairs(operand) {
+            for back in twice(operand, x, y) {
+                let text = format!(
+                    "`{}` {}: strides were lost on the way between the file and the kernel",
+                    operand.name,
+                    words(operand, x, y, back)
+                );
+                let id = format!("{}-as-{}", operand.name, memory(operand, x, y, back));
+                let edit = Edit::Exchange { x, y, back };
+                list.push(
+                    plain(id, text, own.problem).edit(operand.name, edit).of(operand.name).late(),
+                );
+            }
+        }
+    }
+    list.extend(together(own));
+    list
+}
+
+/// Axes that can be exchanged.
+fn pairs(operand: &Operand) -> Vec<(usize, usize)> {
+    let many: Vec<usize> = (0..operand.shape.len()).filter(|&at| operand.shape[at] > 1).collect();
+    let pairs = many.iter().flat_map(|&x| many.iter().map(move |&y| (x, y)));
+    pairs.filter(|(x, y)| x < y).collect()
+}
+
+/// An exchange and its inverse, which are one where the extents are equal and the axes are neighbours.
+fn twice(operand: &Operand, x: usize, y: usize) -> Vec<bool> {
+    if operand.shape[x] == operand.shape[y] { vec![false] } else { vec![false, true] }
+}
+
+/// The order of the axes in memory.
+fn order(operand: &Operand, x: usize, y: usize) -> Vec<&'static str> {
+    let mut symbols: Vec<&str> = operand.axes.iter().map(|axis| axis.symbol()).collect();
+    symbols.swap(x, y);
+    symbols
+}
+
+fn words(operand: &Operand, x: usize, y: usize, back: bool) -> String {
+    let order = order(operand, x, y).join(", ");
+    match back {
+        false => format!("was read as if it lay in memory as [{order}]"),
+        true => format!("lies in its file as [{order}] and was read as that"),
+    }
+}
+
+fn memory(operand: &Operand, x: usize, y: usize, back: bool) -> String {
+    let order = order(operand, x, y).concat().to_lowercase().replace('|', "");
+    format!("{order}{}", if back { "-in-file" } else { "" })
+}
+
+/// All large tensors in the same other layout.
+fn together(own: &Own<'_>) -> Vec<Reading> {
+    let large: Vec<&Operand> = own
+        .operands
+        .iter()
+        .filter(|x| own.inputs.contains_key(x.name) && x.shape.len() == 4 && x.option.is_none())
+        .collect();
+    let Some(first) = large.first().filter(|_| large.len() > 1) else { return Vec::new() };
+    let mut list = Vec::new();
+    for (x, y) in pairs(first) {
+        for back in [false, true] {
+            let text = format!("every input {}", words(first, x, y, back));
+            let id = format!("inputs-as-{}", memory(first, x, y, back));
+            let edit = |reading: Reading, operand: &&Operand| {
+                reading.edit(operand.name, Edit::Exchange { x, y, back })
+            };
+            let reading = plain(id, text, own.problem).of("q");
+            list.push(large.iter().fold(reading, edit).late());
+        }
+    }
+    list
+}
+
+/// Inputs in a narrower type than the one in which they are stored, and queries that were scaled and rounded
+/// again.
+fn rounded(own: &Own<'_>) -> Vec<Reading> {
+    let mut list = Vec::new();
+    let storage: Vec<&Operand> = own
+        .operands
+        .iter()
+        .filter(|x| own.inputs.contains_key(x.name) && x.precision == Precision::Storage)
+        .collect();
+    let types: &[(&str, fn(f64) -> f64)] = match own.dtype {
+        Dtype::F64 => &[("f32", |x| Dtype::F32.round(x)), ("bf16", |x| Dtype::Bf16.round(x))],
+        Dtype::F32 => {
+            &[("tf32", tf32), ("bf16", |x| Dtype::Bf16.round(x)), ("f16", |x| Dtype::F16.round(x))]
+        }
+        Dtype::F16 => &[("bf16", |x| Dtype::Bf16.round(x))],
+        Dtype::Bf16 => &[("f16", |x| Dtype::F16.round(x))],
+    };
+    for (name, round) in types {
+        let text = format!("every input was rounded to {name} before it was multiplied");
+        let edit =
+            |reading: Reading, operand: &&Operand| reading.edit(operand.name, Edit::map(*round));
+        let reading = plain(format!("inputs-in-{name}"), text, own.problem).of("dtype");
+        list.push(storage.iter().fold(reading, edit));
+    }
+    if let Some(scale) = own.problem.scores().map(Scores::scale).filter(|x| *x != 0.0) {
+        let dtype = own.dtype;
+        for (change, text, by) in [
+            ("scaled", "queries were scaled and rounded again before they were multiplied", scale),
+            (
+                "scaled-in-base-2",
+                "queries were multiplied by the scale and log₂e and rounded again",
+                scale * std::f64::consts::LOG2_E,
+            ),
+        ] {
+            let edit = Edit::map(move |x| dtype.round(x * by) / by);
+            list.push(plain(format!("q-{change}"), text, own.problem).edit("q", edit).of("q"));
+        }
+    }
+    list
+}
+
+/// The nearest number of 11 significant bits, ties to even, with the exponents of f32.
+fn tf32(x: f64) -> f64 {
+    if !x.is_finite() || x == 0.0 {
+        return x;
+    }
+    let bits = (x as f32).to_bits();
+    let half = 0x0fff + ((bits >> 13) & 1);
+    f64::from(f32::from_bits(bits.wrapping_add(half) & !0x1fff))
+}

@@ -1,0 +1,380 @@
+//! What a kernel may take an option of a problem for: absent, twice what it is, its inverse, one end of a
+//! window too far. The lists follow from the types of the options, and every option has one
+//! ([`crate::Problem::settings`]).
+
+use crate::{
+    Align, DistanceBias, LinearCrossEntropy, LseSquareWeight, Problem, Reduction, Scores,
+    Sequences, TokenSequences,
+};
+
+/// A problem in which one option has another value.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Alternative {
+    /// The option.
+    pub option: &'static str,
+    /// What happened to it, in a word or two joined by hyphens: a part of a stable name.
+    pub change: String,
+    /// The same, as the end of a sentence that begins with the option.
+    pub text: String,
+    /// The problem.
+    pub problem: Problem,
+}
+
+/// An option of a problem, set or not.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Setting {
+    /// Its name.
+    pub name: &'static str,
+    /// What it decides.
+    pub kind: SettingKind,
+    /// What a kernel may take it for; none where it is not set.
+    pub others: Vec<Alternative>,
+}
+
+/// What an option decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SettingKind {
+    /// What is computed.
+    Value,
+    /// Whether there is a tensor.
+    Tensor,
+    /// Extents, what is returned, and in which form.
+    Form,
+}
+
+/// Another value of an option.
+pub(crate) struct Other<T> {
+    pub change: String,
+    pub text: String,
+    pub value: T,
+}
+
+pub(crate) fn other<T>(change: impl Into<String>, text: impl Into<String>, value: T) -> Other<T> {
+    Other { change: change.into(), text: text.into(), value }
+}
+
+/// What a factor may be taken for; nothing where it is 1, as if it were not set.
+pub(crate) fn factors(x: f64) -> Vec<Other<f64>> {
+    if x == 1.0 {
+        return Vec::new();
+    }
+    let list = [
+        ("absent", "is not applied", 1.0),
+        ("twice", "is applied twice", x * x),
+        ("inverted", "divides where it should multiply, or the other way round", 1.0 / x),
+        ("negated", "has the other sign", -x),
+        ("doubled", "is twice as large", 2.0 * x),
+        ("halved", "is half as large", 0.5 * x),
+        ("root", "is its own square root", x.abs().sqrt()),
+    ];
+    list.into_iter().map(|(change, text, value)| other(change, text, value)).collect()
+}
+
+/// What a summand may be taken for; nothing where it is 0, as if it were not set.
+pub(crate) fn summands(x: f64) -> Vec<Other<f64>> {
+    if x == 0.0 {
+        return Vec::new();
+    }
+    let list = [
+        ("absent", "is not applied", 0.0),
+        ("doubled", "is applied twice", 2.0 * x),
+        ("negated", "has the other sign", -x),
+        ("inverted", "is taken for 1 minus what it is", 1.0 - x),
+        ("halved", "is half as large", 0.5 * x),
+    ];
+    list.into_iter().map(|(change, text, value)| other(change, text, value)).collect()
+}
+
+/// What a limit may be taken for.
+pub(crate) fn limits(x: Option<f64>) -> Vec<Other<Option<f64>>> {
+    let Some(x) = x else { return Vec::new() };
+    vec![
+        other("absent", "is not applied", None),
+        other("inverted", "is taken for its inverse", Some(1.0 / x)),
+        other("doubled", "is twice as large", Some(2.0 * x)),
+        other("halved", "is half as large", Some(0.5 * x)),
+    ]
+}
+
+/// The same numbers as values of an option that may be absent.
+pub(crate) fn set<T>(others: Vec<Other<T>>) -> Vec<Other<Option<T>>> {
+    let set = |x: Other<T>| Other { change: x.change, text: x.text, value: Some(x.value) };
+    others.into_iter().map(set).collect()
+}
+
+/// What a bias by distance may be taken for.
+pub(crate) fn distances(bias: Option<DistanceBias>) -> Vec<Other<Option<DistanceBias>>> {
+    let Some(bias) = bias else { return Vec::new() };
+    let align = turned(bias.align);
+    let text = format!("counts distances {}", aligned(align));
+    vec![other("other-end", text, Some(DistanceBias { align, ..bias }))]
+}
+
+/// The other end.
+pub(crate) fn turned(align: Align) -> Align {
+    match align {
+        Align::TopLeft => Align::BottomRight,
+        Align::BottomRight => Align::TopLeft,
+    }
+}
+
+/// An alignment in words.
+pub(crate) fn aligned(align: Align) -> &'static str {
+    match align {
+        Align::TopLeft => "from the first query and key",
+        Align::BottomRight => "from the last query and key",
+    }
+}
+
+/// What a reduction may be taken for; other normalisers follow from the weights of the tokens, which no
+/// problem holds.
+pub(crate) fn reductions(reduction: Reduction) -> Vec<Other<Reduction>> {
+    match reduction {
+        Reduction::None => Vec::new(),
+        Reduction::Sum => vec![other("mean", "is a mean", Reduction::Mean)],
+        Reduction::Mean => vec![other("sum", "is a sum", Reduction::Sum)],
+        Reduction::By { normaliser } => vec![
+            other("sum", "is a sum", Reduction::Sum),
+            other("mean", "is a mean", Reduction::Mean),
+            other(
+                "inverted",
+                "multiplies by the normaliser",
+                Reduction::By { normaliser: 1.0 / normaliser },
+            ),
+        ],
+    }
+}
+
+/// What the weight of the z-loss may be taken for.
+pub(crate) fn square_weights(weight: LseSquareWeight) -> Vec<Other<LseSquareWeight>> {
+    match weight {
+        LseSquareWeight::Unweighted => {
+            vec![other("class-weight", "is that of the class", LseSquareWeight::ClassWeight)]
+        }
+        LseSquareWeight::ClassWeight => {
+            vec![other("absent", "is not applied", LseSquareWeight::Unweighted)]
+        }
+    }
+}
+
+/// What lengths or offsets of sequences may be taken for.
+pub(crate) fn sequences(scores: &Scores) -> Vec<Other<Sequences>> {
+    let e = &scores.extents;
+    match &scores.sequences {
+        Sequences::Dense => Vec::new(),
+        Sequences::Lengths { query, key } => {
+            let of = |query: &[usize], key: &[usize]| Sequences::Lengths {
+                query: query.to_vec(),
+                key: key.to_vec(),
+            };
+            let all = vec![e.keys; key.len()];
+            let whole = vec![e.queries; query.len()];
+            let mut list = vec![
+                other("ignored", "are ignored: padding counts", Sequences::Dense),
+                other("keys-ignored", "are ignored for keys: padding counts", of(query, &all)),
+                other("queries-ignored", "are ignored for queries", of(&whole, key)),
+                other("exchanged", "are exchanged: keys have those of queries", of(key, query)),
+                other("of-queries", "are those of the queries for keys, too", of(query, query)),
+                other("of-keys", "are those of the keys for queries, too", of(key, key)),
+            ];
+            for (change, text, by) in NEIGHBOURS {
+                let text = format!("are those of the batch element {text}");
+                list.push(other(change, text, of(&rolled(query, by), &rolled(key, by))));
+            }
+            for (change, text, by) in ENDS {
+                let text = format!("{text} for keys");
+                list.push(other(change, text, of(query, &moved(key, by))));
+            }
+            list
+        }
+        Sequences::Packed { cu_query, cu_key } => {
+            let of = |cu_query: &[usize], cu_key: &[usize]| Sequences::Packed {
+                cu_query: cu_query.to_vec(),
+                cu_key: cu_key.to_vec(),
+            };
+            let ends = |list: &[usize]| vec![0, list.last().copied().unwrap_or(0)];
+            let text = "are ignored: all sequences are one";
+            let mut list = vec![
+                other("ignored", text, of(&ends(cu_query), &ends(cu_key))),
+                other(
+                    "of-queries",
+                    "are those of the queries for keys, too",
+                    of(cu_query, cu_query),
+                ),
+                other("of-keys", "are those of the keys for queries, too", of(cu_key, cu_key)),
+                other("padding-counts", "are ignored, and padding counts", Sequences::Dense),
+            ];
+            for (change, text, by) in ENDS {
+                list.push(other(change, text, of(cu_query, &inner(cu_key, by))));
+            }
+            list
+        }
+    }
+}
+
+/// What lengths or offsets of sequences of tokens may be taken for.
+pub(crate) fn token_sequences(sequences: &TokenSequences) -> Vec<Other<TokenSequences>> {
+    let ignored = |text: &str| other("ignored", text, TokenSequences::Dense);
+    match sequences {
+        TokenSequences::Dense => Vec::new(),
+        TokenSequences::Lengths { tokens } => {
+            let mut list = vec![ignored("are ignored: padding counts")];
+            for (change, text, by) in NEIGHBOURS {
+                let text = format!("are those of the batch element {text}");
+                let tokens = rolled(tokens, by);
+                list.push(other(change, text, TokenSequences::Lengths { tokens }));
+            }
+            for (change, text, by) in ENDS {
+                let tokens = moved(tokens, by);
+                list.push(other(change, text, TokenSequences::Lengths { tokens }));
+            }
+            list
+        }
+        TokenSequences::Packed { cu_tokens } => {
+            let whole = vec![0, cu_tokens.last().copied().unwrap_or(0)];
+            let whole = TokenSequences::Packed { cu_tokens: whole };
+            let mut list = vec![
+                other(
+                    "ignored",
+                    "are ignored: a state passes from one sequence to the next",
+                    whole,
+                ),
+                other("padding-counts", "are ignored, and padding counts", TokenSequences::Dense),
+            ];
+            for (change, text, by) in ENDS {
+                let cu_tokens = inner(cu_tokens, by);
+                list.push(other(change, text, TokenSequences::Packed { cu_tokens }));
+            }
+            list
+        }
+    }
+}
+
+/// Neighbours on a circle.
+const NEIGHBOURS: [(&str, &str, usize); 2] =
+    [("of-next", "after it", 1), ("of-previous", "before it", 0)];
+
+/// Ends that are off by one.
+const ENDS: [(&str, &str, isize); 2] =
+    [("one-more", "are one larger", 1), ("one-less", "are one smaller", -1)];
+
+fn rolled(list: &[usize], next: usize) -> Vec<usize> {
+    let n = list.len().max(1);
+    let by = if next == 1 { 1 } else { n - 1 };
+    (0..list.len()).map(|at| list[(at + by) % n]).collect()
+}
+
+fn moved(list: &[usize], by: isize) -> Vec<usize> {
+    list.iter().map(|x| x.saturating_add_signed(by)).collect()
+}
+
+/// Offsets whose inner ones are off.
+fn inner(list: &[usize], by: isize) -> Vec<usize> {
+    let last = list.len().saturating_sub(1);
+    let moved = |(at, &x): (usize, &usize)| {
+        if at == 0 || at == last { x } else { x.saturating_add_signed(by) }
+    };
+    list.iter().enumerate().map(moved).collect()
+}
+
+/// A problem whose options act at other places of the chain of a score: q·k, the scale, the cap.
+pub(crate) fn chain_of_scores(scores: &Scores) -> Vec<(&'static str, Other<Scores>)> {
+    let Some(cap) = scores.softcap else { return Vec::new() };
+    let scale = scores.scale();
+    if scale <= 0.0 {
+        return Vec::new();
+    }
+    // σ c tanh(q·k/c) = c' tanh(σ q·k/c') with c' = cσ
+    let before = Scores { softcap: Some(cap * scale), ..scores.clone() };
+    vec![("softcap", other("before-scale", "is applied before the scale", before))]
+}
+
+/// A problem whose options act at other places of the chain of a logit: h·w + bias, the scale, the cap,
+/// the temperature.
+pub(crate) fn chain_of_logits(
+    loss: &LinearCrossEntropy,
+) -> Vec<(&'static str, Other<LinearCrossEntropy>)> {
+    let Some(cap) = loss.softcap else { return Vec::new() };
+    let (scale, temperature) = (loss.logit_scale, loss.temperature);
+    let mut list = Vec::new();
+    if temperature != 1.0 {
+        let before = LinearCrossEntropy {
+            logit_scale: scale / temperature,
+            temperature: 1.0,
+            ..loss.clone()
+        };
+        list.push(("temperature", other("before-softcap", "divides before the softcap", before)));
+        let capped = LinearCrossEntropy { softcap: Some(cap * temperature), ..loss.clone() };
+        list.push((
+            "softcap",
+            other("after-temperature", "caps what the temperature divided", capped),
+        ));
+    }
+    if scale != 1.0 && scale > 0.0 {
+        let after = LinearCrossEntropy {
+            logit_scale: 1.0,
+            temperature: temperature / scale,
+            ..loss.clone()
+        };
+        list.push(("logit_scale", other("after-softcap", "multiplies after the softcap", after)));
+    }
+    list
+}
+
+/// What a smoothing may be taken for besides: Megatron-LM spreads it over the other classes.
+pub(crate) fn smoothing(loss: &LinearCrossEntropy) -> Vec<Other<f64>> {
+    let mut list = summands(loss.label_smoothing);
+    if loss.label_smoothing > 0.0 && loss.vocab > 1 {
+        let classes = loss.vocab as f64;
+        let over = loss.label_smoothing * classes / (classes - 1.0);
+        list.push(other("over-others", "is spread over the other classes alone", over));
+        let own = loss.label_smoothing * (classes - 1.0) / classes;
+        list.push(other("over-all", "is spread over all classes, but meant for the others", own));
+    }
+    list
+}
+
+impl Problem {
+    /// The table of its options, set or not, each with what a kernel may take it for.
+    pub fn settings(&self) -> Vec<Setting> {
+        let mut table = Vec::new();
+        match self {
+            Problem::Attention(x) => x.options_of_table(&mut table, &Problem::from),
+            Problem::AttentionLse(x) => x.options_of_table(&mut table, &Problem::from),
+            Problem::LinearAttention(x) => x.options_of_table(&mut table, &Problem::from),
+            Problem::LazyAttention(x) => x.options_of_table(&mut table, &Problem::from),
+            Problem::LinearCrossEntropy(x) => x.options_of_table(&mut table, &Problem::from),
+        }
+        for (option, other) in self.chain() {
+            let setting = table.iter_mut().find(|setting| setting.name == option);
+            let Other { change, text, value: problem } = other;
+            if problem != *self && problem.check().is_ok() {
+                setting.into_iter().for_each(|setting| {
+                    let (change, text, problem) = (change.clone(), text.clone(), problem.clone());
+                    setting.others.push(Alternative { option, change, text, problem });
+                });
+            }
+        }
+        table
+    }
+
+    /// What acts at another place of its chain.
+    fn chain(&self) -> Vec<(&'static str, Other<Problem>)> {
+        let with = |(option, other): (_, Other<Scores>)| {
+            let mut problem = self.clone();
+            problem.scores_mut().into_iter().for_each(|own| own.clone_from(&other.value));
+            (option, Other { change: other.change, text: other.text, value: problem })
+        };
+        match self {
+            Problem::LinearCrossEntropy(loss) => {
+                let into = |(option, x): (_, Other<LinearCrossEntropy>)| {
+                    (option, Other { change: x.change, text: x.text, value: x.value.into() })
+                };
+                chain_of_logits(loss).into_iter().map(into).collect()
+            }
+            _ => self
+                .scores()
+                .map_or(Vec::new(), |x| chain_of_scores(x).into_iter().map(with).collect()),
+        }
+    }
+}
