@@ -1,11 +1,11 @@
 //! A kept workspace: what calls before have left in it decides no bit.
 
-use super::flaw::{Flaw, Judgement};
+use super::flaw::Judgement;
 use super::law::{laws, many_ways};
 use super::tensors::{Equality, same};
 use super::trial::{Trial, Turn};
 use crate::cases::Case;
-use crate::tensor::Tensors;
+use crate::generate::Stream;
 use crate::tier::{Cuts, Hints};
 use etalon_problem::{Algorithm, Mask, Pass, Problem, Scores, Sequences, TokenSequences};
 
@@ -16,41 +16,39 @@ laws! {
     Contract kept_workspace on Any asks Workspace, favour many_ways;
 }
 
-/// In one workspace: a call of another shape, one of the same shape with other options, the pass, and the
-/// pass again, when all that the workspace has is NaN.
 fn kept_workspace(trial: &Trial<'_>) -> Judgement {
-    let (case, pass) = (trial.case, trial.pass);
-    let other = other_shape(case);
-    let altered = other_options(&case.problem);
-    let cross_entropy = case.spec.algorithm == Algorithm::LinearCrossEntropy;
-    let sharded = cross_entropy && matches!(pass, Pass::Forward | Pass::Backward);
-    let hints = [None, sharded.then_some(Cuts::Nodes)];
-    for (number, shards) in hints.into_iter().enumerate().filter(|(n, x)| *n == 0 || x.is_some()) {
-        let hints = Hints { shards, ..Hints::default() };
-        let turn = |problem, inputs| Turn { problem, inputs, hints };
-        let mut turns = Vec::new();
-        turns.extend(other.as_ref().map(|other| turn(&other.problem, other.inputs_of(pass))));
-        turns.push(turn(&altered, trial.inputs()));
-        turns.push(turn(&case.problem, trial.inputs()));
-        let stale = Some(f64::NAN);
-        let again = Turn { hints: Hints { stale, ..hints }, ..turns[turns.len() - 1] };
-        turns.push(again);
-        let answers = trial.ask_in_turn(&turns)?;
-        let way = if number == 0 { "" } else { " in shards" };
-        let last = answers.iter().rev().zip(["NaN", "what other calls left"]);
-        for (outputs, what) in last {
-            expect(trial, outputs, shards.is_some())
-                .map_err(|flaw| flaw.of(&format!("over {what}{way}")))?;
-        }
+    in_one(trial, None)?;
+    let cross_entropy = trial.case.spec.algorithm == Algorithm::LinearCrossEntropy;
+    if cross_entropy && matches!(trial.pass, Pass::Forward | Pass::Backward) {
+        in_one(trial, Some(Cuts::Nodes)).map_err(|flaw| flaw.of("in shards"))?;
     }
     Ok(None)
 }
 
-/// Fails unless outputs have the bits of the case as it is; of shards dh may be summed in another order.
-fn expect(trial: &Trial<'_>, outputs: &Tensors, shards: bool) -> Result<(), Flaw> {
-    let counts =
-        |name: &str, _: &[usize]| name != "dh" || !shards || trial.tier.sums_dh_along_the_tree();
-    same(outputs, trial.clean()?, Equality::Bits, counts).map(|_| ())
+/// In one workspace: a call of another shape or, in every other case, one of the same shape with other
+/// options, then the pass, and the pass again, when all that the workspace has is NaN. Of shards dh may be
+/// summed in another order.
+fn in_one(trial: &Trial<'_>, shards: Option<Cuts>) -> Judgement {
+    let (case, pass) = (trial.case, trial.pass);
+    let coin = Stream::new(case.spec.seed, &case.name).below(3000, 2);
+    let other = if coin == 0 { other_shape(case) } else { None };
+    let altered = other_options(&case.problem);
+    let hints = Hints { shards, ..Hints::default() };
+    let turn = |problem, inputs, stale| Turn { problem, inputs, hints: Hints { stale, ..hints } };
+    let before = match &other {
+        Some(other) => turn(&other.problem, other.inputs_of(pass), None),
+        None => turn(&altered, trial.inputs(), None),
+    };
+    let again = |stale| turn(&case.problem, trial.inputs(), stale);
+    let turns = [before, again(None), again(Some(f64::NAN))];
+    let answers = trial.ask_in_turn(&turns)?;
+    let along_the_tree = shards.is_none() || trial.tier.sums_dh_along_the_tree();
+    let counts = |name: &str, _: &[usize]| along_the_tree || name != "dh";
+    for (outputs, what) in answers.iter().rev().zip(["NaN", "what other calls left"]) {
+        same(outputs, trial.clean()?, Equality::Bits, counts)
+            .map_err(|flaw| flaw.of(&format!("over {what}")))?;
+    }
+    Ok(None)
 }
 
 /// A small case of another shape, in the same storage type.
