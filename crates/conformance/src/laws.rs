@@ -15,11 +15,13 @@ pub(crate) mod flaw;
 mod forms;
 mod gate;
 mod identities;
+mod kept;
 pub(crate) mod law;
 pub(crate) mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 pub(crate) mod part;
+mod places;
 mod second_order;
 mod sensitivity;
 mod statistics;
@@ -41,6 +43,8 @@ pub fn all() -> Vec<Law> {
         statistics::LAWS,
         crate::probes::LAWS,
         determinism::LAWS,
+        places::LAWS,
+        kept::LAWS,
         beside::LAWS,
         visibility::LAWS,
         forms::LAWS,

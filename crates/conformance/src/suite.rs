@@ -192,26 +192,36 @@ fn algorithms(options: &SuiteOptions<'_>) -> impl Iterator<Item = Algorithm> {
     Algorithm::ALL.into_iter().filter(|algorithm| options.algorithms.contains(algorithm))
 }
 
-/// What a tier declares that it lacks: one record for each, so that no report hides it.
+/// What a tier declares that it lacks, passes and choices that a law is about: one record for each, so that
+/// no report hides it.
 fn not_offered(options: &SuiteOptions<'_>) -> Vec<Record> {
+    let laws: Vec<Law> = laws::all().into_iter().filter(|law| options.has(law)).collect();
     let mut records = Vec::new();
     for algorithm in algorithms(options) {
         let passes = || algorithm.passes().iter().copied();
         let pairs = options.tiers.iter().flat_map(|tier| passes().map(move |pass| (tier, pass)));
         for (tier, pass) in pairs.filter(|(tier, pass)| tier.is_meant_for(algorithm, *pass)) {
             for &dtype in crate::cases::storage(algorithm) {
-                let Err(reason) = tier.offers(algorithm, pass, dtype) else { continue };
-                records.push(Record {
+                let absent = |check: &str, verdict| Record {
                     tier: tier.name(),
                     algorithm,
                     pass,
                     dtype,
-                    check: "offer".to_string(),
+                    check: check.to_string(),
                     case: String::new(),
-                    verdict: Verdict::Unsupported(reason),
+                    verdict,
                     margin: None,
                     elapsed: Duration::ZERO,
-                });
+                };
+                if let Err(reason) = tier.offers(algorithm, pass, dtype) {
+                    records.push(absent("offer", Verdict::Unsupported(reason)));
+                    continue;
+                }
+                let speaks = |law: &&Law| law.of.contains(&algorithm) && law.passes.contains(&pass);
+                let unasked = laws.iter().filter(speaks);
+                let unasked = unasked.filter_map(|law| Some((law, law.not_asked(*tier)?)));
+                let record = |(law, reason): (&Law, _)| absent(law.name, Verdict::NotAsked(reason));
+                records.extend(unasked.map(record));
             }
         }
     }
@@ -367,7 +377,8 @@ fn first_failure(item: &Item, tier: &dyn Tier, exact: &Exact) -> Option<Failure>
     Pass::ALL.into_iter().find_map(|pass| {
         tier.offers(case.spec.algorithm, pass, case.dtype).ok()?;
         let trial = Trial::new(tier, exact, pass);
-        item.laws.iter().filter(|(of, _)| *of == pass).find_map(|(_, law)| {
+        let asked = |(of, law): &&(Pass, Law)| *of == pass && law.not_asked(tier).is_none();
+        item.laws.iter().filter(asked).find_map(|(_, law)| {
             let Err(Flaw::Fail(text)) = (law.check)(&trial) else { return None };
             Some(Failure { check: law.name, case: case.name.clone(), text })
         })
@@ -408,7 +419,8 @@ fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>,
         for tier in tiers.iter().filter(offered) {
             let trial = Trial::new(*tier, &exact, pass);
             let finding = OnceLock::new();
-            for (_, law) in item.laws.iter().filter(|(of, _)| *of == pass) {
+            let asked = |(of, law): &&(Pass, Law)| *of == pass && law.not_asked(*tier).is_none();
+            for (_, law) in item.laws.iter().filter(asked) {
                 let start = Instant::now();
                 let (verdict, margin) = match (law.check)(&trial) {
                     Ok(margin) => (Verdict::Pass, margin),

@@ -18,9 +18,50 @@ named! {
         Reversed = "reversed",
         /// Gaps between elements, and between rows: of results, nobody may write them.
         Strided = "strided",
-        /// Operands share memory where they may: equal entries of an axis are one (stride 0), and
-        /// rows that are windows of one list overlap. Results lie row by row.
+        /// Gaps between rows alone, as where heads lie side by side.
+        Padded = "padded",
+        /// Each operand and each result in one of the layouts above, which its name draws: no two
+        /// strides are alike.
+        Mixed = "mixed",
+        /// Operands share memory where they may: equal operands are one, so are equal entries of an
+        /// axis (stride 0), and rows that are windows of one list overlap. Results lie row by row.
         Overlapping = "overlapping",
+    }
+}
+
+named! {
+    /// What a caller may choose beside a problem, a pass and operands. A law about a choice is not asked
+    /// of a tier that lacks it.
+    Choice, "choice" {
+        /// Where operands and results lie: [`Hints::layout`], [`Hints::filled`], [`Hints::alone`],
+        /// [`Hints::in_place`] and [`Hints::wrong`].
+        Places = "calls in memory",
+        /// Tile sizes: [`Hints::blocking`].
+        Blocking = "tile sizes",
+        /// How the backward pass is organised: [`Hints::mode`] and [`Hints::recompute`].
+        Modes = "modes",
+        /// The memory of partial sums of dq: [`Hints::partials_budget`].
+        Partials = "a budget of partial sums",
+        /// The memory of logits: [`Hints::memory_budget`].
+        Budget = "a budget of memory",
+        /// A workspace that is kept between calls: [`Tier::in_turn`].
+        Workspace = "a kept workspace",
+        /// Classes in shards: [`Hints::shards`].
+        Shards = "shards",
+        /// A filter: [`Tier::filtered`].
+        Filter = "a filter",
+    }
+}
+
+named! {
+    /// A call that must be refused.
+    Wrong, "wrong" {
+        /// The first operand is given twice.
+        OperandTwice = "operand_twice",
+        /// The first result has two places.
+        ResultTwice = "result_twice",
+        /// A step in place has no place: neither an initial state nor a place of the final one.
+        NoState = "no_state",
     }
 }
 
@@ -29,6 +70,9 @@ named! {
     Cuts, "cuts" {
         /// Between nodes of the tree over tiles; some shards have no classes.
         Nodes = "nodes",
+        /// Between tiles, such that a shard has several nodes, each of which it returns by itself; some
+        /// shards have no classes.
+        Several = "several",
         /// At quarters of the tree; some shards have no classes.
         Quarters = "quarters",
         /// Anywhere; some shards have no classes.
@@ -45,6 +89,9 @@ pub struct Hints {
     pub mode: Mode,
     /// The most bytes of partial sums of dq; `None`: as many as the tier likes. Tiers without such sums ignore it.
     pub partials_budget: Option<usize>,
+    /// The most bytes that linear_cross_entropy takes beside operands and results; `None`: as many as the
+    /// tier likes. Tiers without such a budget ignore it.
+    pub memory_budget: Option<usize>,
     /// Whether a later pass is to compute again what the forward pass could have saved.
     pub recompute: bool,
     /// Threads; `None`: those of the current pool.
@@ -55,6 +102,13 @@ pub struct Hints {
     pub filled: Option<f64>,
     /// Whether every result is asked for in a call of its own.
     pub alone: bool,
+    /// Whether a step writes the states after the token in place of those before it.
+    pub in_place: bool,
+    /// What is wrong with the call, which must then be refused.
+    pub wrong: Option<Wrong>,
+    /// To what all memory is set that a kept workspace has, before the call; `None`: it is left as the
+    /// calls before have left it.
+    pub stale: Option<f64>,
     /// Of the forward and the backward pass of linear_cross_entropy, how classes are cut into shards that
     /// are computed each by itself and then put together; tiers without shards ignore it.
     pub shards: Option<Cuts>,
@@ -139,12 +193,28 @@ pub trait Tier: Sync {
         true
     }
 
+    /// Whether it has a choice; laws about others are not asked.
+    fn has(&self, _: Choice) -> bool {
+        false
+    }
+
+    /// Whether no bit depends on [`Hints::memory_budget`]; where not, results lie within the bound.
+    fn any_budget_gives_the_bits(&self) -> bool {
+        true
+    }
+
     /// Answers a request for what it offers: every output of the pass, by name.
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal>;
 
     /// Answers a request for the backward pass of linear_cross_entropy with a filter; nothing where the tier
     /// has none.
     fn filtered(&self, _: &Request<'_>, _: Filter) -> Result<Option<Filtered>, Refusal> {
+        Ok(None)
+    }
+
+    /// Answers requests one after the other in one workspace, new before the first of them; nothing where
+    /// the tier keeps none.
+    fn in_turn(&self, _: &[Request<'_>]) -> Result<Option<Vec<Tensors>>, Refusal> {
         Ok(None)
     }
 }

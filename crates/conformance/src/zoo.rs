@@ -134,7 +134,9 @@ impl Ground {
         // A promise of etalon's own tiers matters here where some bug breaks it.
         let broken = |law: &Law| mutants().iter().any(|mutant| mutant.killer == law.name);
         let matters = |law: &Law| law.kind != Kind::Contract || broken(law);
-        let laws: Vec<Law> = laws::all().into_iter().filter(matters).collect();
+        let asked = |law: &Law| law.asks.is_none_or(Host::chooses);
+        let laws = laws::all().into_iter().filter(|law| matters(law) && asked(law));
+        let laws: Vec<Law> = laws.collect();
         let cases = algorithms.iter().flat_map(|&algorithm| {
             let specs = specs(algorithm, depth, seed);
             // Large cases are about the tiles and memory of a real kernel.

@@ -2,7 +2,7 @@
 //! is offered is judged.
 
 use etalon_conformance::cases::{Depth, specs, storage};
-use etalon_conformance::tier::{Hints, Request, Tier};
+use etalon_conformance::tier::{Choice, Hints, Request, Tier};
 use etalon_conformance::{laws, tiers};
 use etalon_cuda::Level;
 use etalon_problem::linear_cross_entropy::Filter;
@@ -67,7 +67,59 @@ fn an_offer_is_kept_and_a_refusal_too() {
     }
 }
 
-/// A tier without a filter passes the laws of filters unasked: etalon's own are asked.
+/// A law about a choice is not asked of a tier that lacks it: etalon's own have all but these.
+#[test]
+fn every_choice_is_had_or_known_to_be_absent() {
+    for tier in tiers() {
+        let name = tier.name();
+        let lacking: Vec<Choice> =
+            Choice::ALL.into_iter().filter(|choice| !tier.has(*choice)).collect();
+        let expected: &[Choice] = match name.split_once('/') {
+            None => &[
+                Choice::Blocking,
+                Choice::Modes,
+                Choice::Partials,
+                Choice::Budget,
+                Choice::Workspace,
+            ],
+            Some(("reference", _)) => &[
+                Choice::Places,
+                Choice::Blocking,
+                Choice::Modes,
+                Choice::Partials,
+                Choice::Budget,
+                Choice::Workspace,
+            ],
+            Some(("cuda", level)) if level != "portable" => &[Choice::Filter],
+            Some(_) => &[],
+        };
+        assert_eq!(lacking, expected, "{name}");
+    }
+    for law in laws::all().iter().filter(|law| law.asks.is_some()) {
+        let asked = tiers().iter().any(|tier| law.not_asked(&**tier).is_none());
+        assert!(asked, "{} is asked of nobody", law.name);
+    }
+}
+
+/// Two calls share a workspace where a tier keeps one, whatever lies in it.
+#[test]
+fn a_tier_that_keeps_a_workspace_answers_in_turn() {
+    for algorithm in Algorithm::ALL {
+        let spec = specs(algorithm, Depth::Core, 0).next().expect("a run has cases");
+        let (problem, pass) = (spec.problem(), Pass::Forward);
+        let inputs = spec.tensors(&problem, pass);
+        let dtype = spec.dtype;
+        for tier in tiers().iter().filter(|tier| tier.offers(algorithm, pass, dtype).is_ok()) {
+            let hints = Hints { stale: Some(f64::NAN), ..Hints::default() };
+            let request = Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
+            let found = tiers::ask_in_turn(&**tier, &[request, request]);
+            let kept = tier.has(Choice::Workspace);
+            let answers = matches!(&found, Ok(Some(answers)) if answers.len() == 2);
+            assert!(answers == kept && found.is_ok(), "{algorithm} on {}: {found:?}", tier.name());
+        }
+    }
+}
+
 #[test]
 fn every_backward_pass_of_linear_cross_entropy_has_a_filter() {
     let (algorithm, pass) = (Algorithm::LinearCrossEntropy, Pass::Backward);

@@ -34,7 +34,8 @@ fn main() {
             });
             let meant = |law: &laws::Law| {
                 let of_values = without_values && OF_VALUES.contains(&law.name);
-                law.of.contains(&algorithm) && !of_values && law.passes.iter().any(offers)
+                let asked = law.not_asked(&**tier).is_none();
+                asked && law.of.contains(&algorithm) && !of_values && law.passes.iter().any(offers)
             };
             for law in laws::all().into_iter().filter(meant) {
                 let (records, tier) = (records.clone(), tier.name());

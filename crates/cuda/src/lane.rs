@@ -31,6 +31,13 @@ impl Lane {
         Ok(self.memory.as_ref().map_or(0, |memory| memory.device_ptr(&self.stream).0))
     }
 
+    /// Fills its memory with a number, before what is enqueued on its stream from here on.
+    pub fn fill(&self, device: &Device, value: f32) -> Result<(), Error> {
+        let Some(memory) = &self.memory else { return Ok(()) };
+        let (address, bytes) = (memory.device_ptr(&self.stream).0, memory.len() / 4 * 4);
+        self.queue(device)?.fill(address, bytes, value.to_bits())
+    }
+
     pub fn queue<'a>(&'a self, device: &'a Device) -> Result<Queue<'a>, Error> {
         Queue::new(device, &self.stream, &self.enqueued)
     }

@@ -65,6 +65,19 @@ impl Workspace {
         lock(&self.devices).values().for_each(|device| lock(&device.lanes).clear());
     }
 
+    /// Sets every number of f32 in device memory that is kept, and that no call uses, to `value`, before whatever
+    /// runs there next: of what calls have computed nothing is left, and no result depends on it. The suite fills
+    /// workspaces with NaN.
+    pub fn fill(&self, value: f32) -> Result<(), Error> {
+        let devices: Vec<Arc<Held>> = lock(&self.devices).values().cloned().collect();
+        for held in devices {
+            for lane in lock(&held.lanes).iter() {
+                lane.fill(&held.device, value)?;
+            }
+        }
+        Ok(())
+    }
+
     pub(crate) fn device(&self, device: DeviceId) -> Result<Arc<Held>, Error> {
         let mut devices = lock(&self.devices);
         let ordinal = match device {

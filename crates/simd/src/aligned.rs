@@ -40,6 +40,11 @@ impl Aligned {
         self.elements.len() - self.start
     }
 
+    /// Sets all elements for which it has room.
+    pub fn fill_all(&mut self, value: f32) {
+        self.elements.fill(value);
+    }
+
     /// Makes it `len` elements long, for which it has room; what they hold is left from before, or 0.
     pub fn resize(&mut self, len: usize) {
         debug_assert!(len <= self.capacity(), "there is room");

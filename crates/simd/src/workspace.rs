@@ -103,6 +103,13 @@ impl Workspace {
         lock(&self.pool.facts).clear();
     }
 
+    /// Sets every number in memory that is kept, and that no pass uses at this moment, to `value`: of what
+    /// passes have computed nothing is left there, and no result depends on it. The suite fills workspaces
+    /// with NaN.
+    pub fn fill(&self, value: f32) {
+        lock(&self.pool.regions).free.iter_mut().for_each(|memory| memory.fill_all(value));
+    }
+
     /// `len` elements, whatever they hold; or the error that there is no memory for them. New ones have
     /// been touched by no thread yet.
     pub(crate) fn room(&self, len: usize, what: &str) -> Result<Region, Error> {

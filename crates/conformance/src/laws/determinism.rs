@@ -1,30 +1,19 @@
 //! What etalon promises of bits: they depend on nothing but the one sequence and key head.
 
-use super::flaw::{Flaw, Judgement};
+use super::flaw::Judgement;
 use super::law::{laws, many_ways, scores_are};
 use super::part::Part;
 use super::tensors::{Equality, everywhere, same};
 use super::trial::Trial;
-use crate::cases::Case;
-use crate::generate::Stream;
-use crate::tensor::{Tensor, Tensors};
-use crate::tier::{Hints, Layout};
-use etalon_problem::{Axis, Mode, Pass, Role, Sequences};
-use ndarray::{ArrayD, IxDyn};
+use crate::tier::Hints;
+use etalon_problem::{Axis, Mode, Sequences};
 
 laws! {
     SCORES;
     /// Two runs, and runs on 1, 2, 3 and 7 threads, give the same bits.
     Contract determinism of EVERY on Any, favour many_ways;
-    /// Operands and results that lie in memory as columns, backwards, with gaps, or operands that overlap
-    /// give the same bits, and nothing is written beside results.
-    Contract layouts of EVERY on Any, favour many_ways;
     /// Partial sums of dq that have other memory, as little as a byte, give the same bits.
-    Contract partials on Backward, favour many_ways;
-    /// What the memory of results holds before changes no bit.
-    Contract filled_places of EVERY on Any, favour many_ways;
-    /// A result that is asked for alone has the bits that it has with the others.
-    Contract each_alone of EVERY on Any if |case, pass| results(case, pass) > 1, favour many_ways;
+    Contract partials on Backward asks Partials, favour many_ways;
     /// A batch element gives the same bits alone as in its batch.
     Contract batch_invariance
         if |case, _| scores_are(case, |s| s.extents.batch > 1), favour many_ways;
@@ -48,50 +37,6 @@ fn determinism(trial: &Trial<'_>) -> Judgement {
     Ok(None)
 }
 
-fn layouts(trial: &Trial<'_>) -> Judgement {
-    for layout in [Layout::Transposed, Layout::Reversed, Layout::Strided] {
-        let outputs = trial.ask_hinted(Hints { layout, ..Hints::default() })?;
-        same(&outputs, trial.clean()?, Equality::Bits, everywhere)
-            .map_err(|flaw| flaw.of(layout.name()))?;
-    }
-    if trial.case.spec.is_large() {
-        return Ok(None); // overlaps need no size
-    }
-    let inputs = shared(trial)?;
-    let ask = |layout| trial.ask_hinted_with(&inputs, Hints { layout, ..Hints::default() });
-    same(&ask(Layout::Overlapping)?, &ask(Layout::RowMajor)?, Equality::Bits, everywhere)
-        .map_err(|flaw| flaw.of(Layout::Overlapping.name()))
-}
-
-/// Inputs that may share memory, of the elements of the case: some of equal heads or batch elements,
-/// others of rows that are windows of one list.
-fn shared(trial: &Trial<'_>) -> Result<Tensors, Flaw> {
-    let stream = Stream::new(trial.case.spec.seed, &trial.case.name);
-    let inputs = trial.inputs().iter().enumerate().map(|(number, (name, tensor))| {
-        let (stored, axes) = (tensor.stored(), tensor.shape.len());
-        let (Some(stored), 3.., false) = (stored, axes, tensor.is_empty()) else {
-            return Ok((name.clone(), tensor.clone()));
-        };
-        let values = tensor.numbers(name)?;
-        let (rows, cols) = (tensor.shape[axes - 2], tensor.shape[axes - 1]);
-        let way = stream.below(number, 3);
-        let element = |mut at: IxDyn| {
-            match way {
-                0 => at[1] = 0,
-                1 => at[0] = 0,
-                _ => {
-                    let place = (at[axes - 2] + at[axes - 1]) % (rows * cols);
-                    (at[axes - 2], at[axes - 1]) = (place / cols, place % cols);
-                }
-            }
-            values[at]
-        };
-        let values = ArrayD::from_shape_fn(values.raw_dim(), element);
-        Ok((name.clone(), Tensor::store(&values, stored)))
-    });
-    inputs.collect()
-}
-
 fn partials(trial: &Trial<'_>) -> Judgement {
     let ask = |partials_budget| {
         let mode = Mode::FusedPartials;
@@ -103,22 +48,6 @@ fn partials(trial: &Trial<'_>) -> Judgement {
             .map_err(|flaw| flaw.of(&format!("{bytes} bytes")))?;
     }
     Ok(None)
-}
-
-fn filled_places(trial: &Trial<'_>) -> Judgement {
-    let filled = Some(1e30);
-    let outputs = trial.ask_hinted(Hints { filled, ..Hints::default() })?;
-    same(&outputs, trial.clean()?, Equality::Bits, everywhere).map_err(|flaw| flaw.of("1e30"))
-}
-
-/// The number of results of a pass.
-fn results(case: &Case, pass: Pass) -> usize {
-    case.problem.operands(pass).iter().filter(|x| x.role == Role::Output).count()
-}
-
-fn each_alone(trial: &Trial<'_>) -> Judgement {
-    let outputs = trial.ask_hinted(Hints { alone: true, ..Hints::default() })?;
-    same(&outputs, trial.clean()?, Equality::Bits, everywhere)
 }
 
 /// Runs a part alone and compares it with its place in the whole: outputs that it cuts along one of

@@ -127,31 +127,41 @@ fn bias_is_mask(trial: &Trial<'_>) -> Judgement {
     same(&outputs, trial.clean()?, Equality::Numbers, everywhere).map_err(|flaw| flaw.of("bias"))
 }
 
-/// Three segments: about a quarter, a half and a quarter of the rows.
+/// Where three segments of `n` rows begin and end: about a quarter, a half and a quarter of them, in every
+/// other batch element a third each.
+fn three(n: usize, batch: usize) -> [usize; 4] {
+    let first = n.div_ceil(if batch % 2 == 0 { 4 } else { 3 });
+    [0, first, n - first, n]
+}
+
+/// Segments that differ in batch elements; the first of these and the last are looked at.
 fn segments_are_calls(trial: &Trial<'_>) -> Judgement {
     let (problem, inputs) = (&trial.case.problem, &trial.case.inputs);
     let scores = trial.case.scores()?;
     let e = scores.extents;
-    let cuts = |n: usize| [0, n.div_ceil(4), n - n.div_ceil(4), n];
-    let (queries, keys) = (cuts(e.queries), cuts(e.keys));
-    let ids = |name: &str, cuts: &[usize; 4]| {
-        let id = |i| cuts[1..3].iter().filter(|cut| **cut <= i).count() as i64;
-        let data: Vec<i64> = (0..e.batch).flat_map(|_| (0..cuts[3]).map(id)).collect();
-        NamedArray::new(name, &[e.batch, cuts[3]], data)
+    let ids = |name: &str, n: usize| {
+        let id = |b, i| three(n, b)[1..3].iter().filter(|cut| **cut <= i).count() as i64;
+        let data = (0..e.batch).flat_map(|b| (0..n).map(move |i| id(b, i)));
+        NamedArray::new(name, &[e.batch, n], data.collect::<Vec<i64>>())
     };
-    let segments = Mask::Segments { query: ids("query_ids", &queries), key: ids("key_ids", &keys) };
+    let (query, key) = (ids("query_ids", e.queries), ids("key_ids", e.keys));
     let masked = |mask| with_scores(problem, Scores { mask, ..scores.clone() });
-    let (whole, plain) = (masked(segments), masked(Mask::Full));
+    let (whole, plain) = (masked(Mask::Segments { query, key }), masked(Mask::Full));
     let (outputs, bounds) = (trial.ask(&whole, inputs)?, trial.bounds_of(&whole, inputs)?);
-    worst((0..3).map(|s| {
-        let part = Part::of(Axis::Queries, queries[s]..queries[s + 1])
-            .and(Axis::Keys, keys[s]..keys[s + 1]);
+    let ends = [0, e.batch.saturating_sub(1)];
+    let elements = &ends[..e.batch.min(2)];
+    let parts = elements.iter().flat_map(|&b| (0..3).map(move |s| (b, s)));
+    worst(parts.map(|(b, s)| {
+        let [queries, keys] = [e.queries, e.keys].map(|n| three(n, b)[s]..three(n, b)[s + 1]);
+        let part = Part::of(Axis::Batch, [b]).and(Axis::Queries, queries).and(Axis::Keys, keys);
         let (part_problem, part_inputs) = (part.problem(&plain), part.tensors(problem, inputs));
         let alone = trial.ask(&part_problem, &part_inputs)?;
         let own_bounds = trial.bounds_of(&part_problem, &part_inputs)?;
         // Those of the heads are sums over all rows.
         let by_row = |name: &str| part.cuts_along(problem, name, &[Axis::Queries, Axis::Keys]);
-        worst(alone.iter().filter(|(name, _)| by_row(name)).map(|(name, alone)| {
+        // So are those of a bias that batch elements share.
+        let own = |name: &str| part.cuts_along(problem, name, &[Axis::Batch]) || e.batch == 1;
+        worst(alone.iter().filter(|(name, _)| by_row(name) && own(name)).map(|(name, alone)| {
             let place = |x: &ArrayD<f64>| part.array(problem, name, x);
             let limit = place(&bounds.outputs[name].bound) + &own_bounds.outputs[name].bound;
             close(name, &place(&outputs[name].numbers(name)?), &alone.numbers(name)?, &limit)

@@ -16,13 +16,13 @@ laws! {
     /// that bound is wide.
     Gate bound on Any;
     /// Any tile sizes give results within the bound.
-    Gate blocking on Any, favour many_ways;
+    Gate blocking on Any asks Blocking, favour many_ways;
     /// Every mode of the backward pass gives results within the bound.
-    Gate modes of SCORES on Backward, favour many_ways;
+    Gate modes of SCORES on Backward asks Modes, favour many_ways;
     /// Every result that is asked for alone lies within its bound.
-    Gate alone_results on Any, favour many_ways;
+    Gate alone_results on Any asks Places, favour many_ways;
     /// A pass that computes the forward pass again gives results within the bound.
-    Gate recomputed of SCORES on Any
+    Gate recomputed of SCORES on Any asks Modes
         if |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved);
 }
 

@@ -4,6 +4,7 @@ use super::flaw::Judgement;
 use super::trial::Trial;
 use crate::cases::linear_attention::GateKind;
 use crate::cases::{Case, Point};
+use crate::tier::{Choice, Tier};
 use etalon_problem::{Algorithm, Pass, Problem, Scores, Sequences};
 
 /// What a law presupposes.
@@ -32,6 +33,8 @@ pub struct Law {
     pub of: &'static [Algorithm],
     /// The passes that it speaks of.
     pub passes: &'static [Pass],
+    /// What a tier must have to be asked.
+    pub asks: Option<Choice>,
     /// Whether it says anything about this case, of an algorithm and a pass that it speaks of.
     pub applies: fn(&Case, Pass) -> bool,
     /// Whether it could well be broken by this case: where it looks at a few cases alone, at such.
@@ -76,6 +79,12 @@ pub(crate) fn scores_are(case: &Case, so: impl Fn(&Scores) -> bool) -> bool {
 }
 
 impl Law {
+    /// Why a tier is not asked, if so: it lacks what the law is about.
+    pub fn not_asked(&self, tier: &dyn Tier) -> Option<String> {
+        let lacking = self.asks.filter(|choice| !tier.has(*choice))?;
+        Some(format!("`{}` is not asked of a tier without {lacking}", self.name))
+    }
+
     /// Whether it says anything about this pass of this case.
     pub fn concerns(&self, case: &Case, pass: Pass) -> bool {
         self.of.contains(&case.spec.algorithm)
@@ -130,12 +139,13 @@ pub(crate) use or_else;
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
 /// it presupposes, and the function that judges, whose name is the law's or stands after it, with
 /// what it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on`
-/// which other passes, `if` a case must be so, and which cases it would `favour`.
+/// which other passes, which choice of a tier it `asks` about, `if` a case must be so, and which cases
+/// it would `favour`.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+
         $kind:ident $check:ident $(= $function:ident)? $(($($argument:expr),+))?
-            $(of $of:ident)? $(on $passes:ident)? $(if $applies:expr)? $(, favour $favours:expr)?;
+            $(of $of:ident)? $(on $passes:ident)? $(asks $choice:ident)? $(if $applies:expr)? $(, favour $favours:expr)?;
     )*) => {
         pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
             name: stringify!($check),
@@ -143,6 +153,7 @@ macro_rules! laws {
             kind: $crate::laws::Kind::$kind,
             of: $crate::laws::law::or_else!($crate::laws::law::$most; $($crate::laws::law::$of)?),
             passes: $crate::laws::law::passes!($($passes)?),
+            asks: $crate::laws::law::or_else!(None; $(Some($crate::tier::Choice::$choice))?),
             applies: $crate::laws::law::or_else!(|_, _| true; $($applies)?),
             favours: $crate::laws::law::or_else!(|_, _| false; $($favours)?),
             check: |trial| $crate::laws::law::or_else!($check; $($function)?)(trial $($(, $argument)+)?),

@@ -1,10 +1,11 @@
 //! Laws of linear_cross_entropy.
 
+mod budgets;
 mod filter;
+mod shards;
 
 use super::compare::{Strict, TWICE, agree, close, exchange};
 use super::flaw::{Flaw, Judgement, worst};
-use super::gate::within;
 use super::law::laws;
 use super::part::Part;
 use super::sums::input;
@@ -12,13 +13,14 @@ use super::tensors::{Equality, change, each_element, everywhere, map, poison, sa
 use super::trial::Trial;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
-use crate::tier::{Cuts, Hints};
+use budgets::{budgets, several_blocks};
 use etalon_problem::{
     Axis, Dtype, Error, LinearCrossEntropy, NothingLeft, Pass, Problem, Reduction, find,
 };
 use etalon_reference::linear_cross_entropy::shard::TILE;
 use filter::{filter, filter_of_nothing};
 use ndarray::ArrayD;
+use shards::{impossible_shards, shards, shards_of_nodes};
 
 laws! {
     LINEAR_CROSS_ENTROPY;
@@ -47,15 +49,19 @@ laws! {
     Probe equal_logits on Forward if |case, _| problem_is(case, |p| p.outputs.argmax);
     /// A single class has a loss of 0, and no gradients.
     Probe one_class;
-    /// Shards of the classes that are nodes of the tree over tiles give the bits of the whole; dh, where a tier does
+    /// Shards of the classes that begin and end between tiles give the bits of the whole; dh, where a tier does
     /// not sum along all of the tree, results within the bound, unless nodes are quarters.
-    Contract shards_of_nodes, favour several_tiles;
+    Contract shards_of_nodes asks Shards, favour several_tiles;
+    /// The same where all logits of some shards are −∞.
+    Contract impossible_shards asks Shards if |case, _| problem_is(case, |p| p.vocab > TILE);
     /// Shards of the classes, cut anywhere, give results within the bound.
-    Gate shards, favour several_tiles;
+    Gate shards asks Shards, favour several_tiles;
+    /// Any budget of memory gives results within the bound, and on a tier that promises it the same bits.
+    Gate budgets on Any asks Budget, favour several_blocks;
     /// A filter leaves out what is small, says how much that is, and errs by no more.
-    Gate filter on Backward, favour several_tiles;
+    Gate filter on Backward asks Filter, favour several_tiles;
     /// A filter with a threshold of 0 gives the bits of the backward pass.
-    Contract filter_of_nothing on Backward, favour several_tiles;
+    Contract filter_of_nothing on Backward asks Filter, favour several_tiles;
 }
 
 /// The problem of a case of linear_cross_entropy.
@@ -285,21 +291,4 @@ fn one_class(trial: &Trial<'_>) -> Judgement {
         let limit = &bounds.outputs[name].bound;
         close(name, &got.numbers(name)?, &ArrayD::zeros(limit.raw_dim()), limit)
     }))
-}
-
-fn shards_of_nodes(trial: &Trial<'_>) -> Judgement {
-    let shards = Some(Cuts::Quarters);
-    let outputs = trial.ask_hinted(Hints { shards, ..Hints::default() })?;
-    same(&outputs, trial.clean()?, Equality::Bits, |_: &str, _: &[usize]| true)?;
-    let shards = Some(Cuts::Nodes);
-    let outputs = trial.ask_hinted(Hints { shards, ..Hints::default() })?;
-    let along_the_tree = trial.tier.sums_dh_along_the_tree();
-    let counts = |name: &str, _: &[usize]| along_the_tree || name != "dh";
-    same(&outputs, trial.clean()?, Equality::Bits, counts)?;
-    if along_the_tree { Ok(None) } else { within(trial, &outputs) }
-}
-
-fn shards(trial: &Trial<'_>) -> Judgement {
-    let shards = Some(Cuts::Anywhere);
-    within(trial, &trial.ask_hinted(Hints { shards, ..Hints::default() })?)
 }

@@ -8,7 +8,7 @@ use crate::profile::Profile;
 use crate::stochastic;
 use crate::tensor::Tensors;
 use crate::tier::{Filtered, Hints, Request, Tier};
-use crate::tiers::{ask, ask_filtered};
+use crate::tiers::{ask, ask_filtered, ask_in_turn};
 use crate::typical::{Kernels, Typical};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Operand, Pass, Problem};
@@ -118,6 +118,14 @@ impl Exact {
         others().push(Other { problem, pass, inputs, bounds: bounds.clone() });
         Ok(bounds)
     }
+}
+
+/// One of the calls that share a workspace.
+#[derive(Clone, Copy)]
+pub struct Turn<'a> {
+    pub problem: &'a Problem,
+    pub inputs: &'a Tensors,
+    pub hints: Hints,
 }
 
 /// One pass of one case on one tier.
@@ -231,6 +239,16 @@ impl<'a> Trial<'a> {
         self.request(&self.case.problem, self.pass, inputs, hints)
     }
 
+    /// The same for another problem and its inputs.
+    pub fn ask_hinted_of(
+        &self,
+        problem: &Problem,
+        inputs: &Tensors,
+        hints: Hints,
+    ) -> Result<Tensors, Flaw> {
+        self.request(problem, self.pass, inputs, hints)
+    }
+
     /// As [`Trial::ask`], for a pass of its own.
     pub fn ask_pass(
         &self,
@@ -255,12 +273,30 @@ impl<'a> Trial<'a> {
         Ok(ask(self.tier, &request)?)
     }
 
-    /// What the tier returns for the case as it is, when it filters; nothing where it has no filter.
-    pub fn ask_filtered(&self, filter: Filter) -> Result<Option<Filtered>, Flaw> {
+    /// What the tier returns for some problems with their inputs, and for the case as it is, one after the
+    /// other in one workspace.
+    pub fn ask_in_turn(&self, turns: &[Turn<'_>]) -> Result<Vec<Tensors>, Flaw> {
+        let (pass, dtype) = (self.pass, self.case.dtype);
+        let inputs: Vec<Tensors> =
+            turns.iter().map(|turn| given(turn.problem, pass, turn.inputs)).collect();
+        let requests = turns.iter().zip(&inputs).map(|(turn, inputs)| {
+            turn.problem.check()?;
+            let hints = turn.hints;
+            let hints = Hints { blocking: hints.blocking.or(self.case.blocking()), ..hints };
+            Ok(Request { problem: turn.problem, pass, dtype, inputs, hints })
+        });
+        let requests = requests.collect::<Result<Vec<_>, Flaw>>()?;
+        let none = || Flaw::NotAsked("the tier keeps no workspace".to_string());
+        ask_in_turn(self.tier, &requests)?.ok_or_else(none)
+    }
+
+    /// What the tier returns for the case as it is, when it filters and is given hints.
+    pub fn ask_filtered(&self, filter: Filter, hints: Hints) -> Result<Filtered, Flaw> {
         let Case { problem, dtype, .. } = self.case;
         let (pass, inputs) = (self.pass, given(problem, self.pass, self.inputs()));
-        let hints = Hints { blocking: self.case.blocking(), ..Hints::default() };
+        let hints = Hints { blocking: hints.blocking.or(self.case.blocking()), ..hints };
         let request = Request { problem, pass, dtype: *dtype, inputs: &inputs, hints };
-        Ok(ask_filtered(self.tier, &request, filter)?)
+        let none = || Flaw::NotAsked("the tier has no filter".to_string());
+        ask_filtered(self.tier, &request, filter)?.ok_or_else(none)
     }
 }

@@ -11,7 +11,7 @@ use crate::cases::Case;
 use crate::generate::Stream;
 use crate::tensor::Tensors;
 use etalon_problem::{Error, Pass};
-use ndarray::{ArrayD, ArrayView4, Axis, IxDyn, s};
+use ndarray::{ArrayD, IxDyn, s};
 
 laws! {
     SCORES;
@@ -20,14 +20,14 @@ laws! {
         if |case, _| allowed(case).is_ok_and(|allowed| hides(&allowed)) && lonely(case);
     /// NaN in one key makes the rows that see it NaN, and the gradients of all keys that these see, and
     /// changes no other.
-    Meaning seen_poison(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok());
+    Meaning seen_poison(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok());
     /// NaN in one query, without and with its cotangent, makes the gradients of the keys that it sees NaN
     /// and changes no other.
     Meaning poisoned_row(Strict::Bound) on Backward
-        if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed).is_ok());
+        if |case, _| allowed(case).is_ok_and(|allowed| split_row(&allowed, 0).is_ok());
     /// A NaN that no row sees changes no bit, and neither do other keys and values.
     Contract unseen_bits
-        if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed).is_ok()),
+        if |case, _| allowed(case).is_ok_and(|allowed| split_key(&allowed, 0).is_ok()),
         favour |case, _| scores_are(case, |s| s.extents.queries.max(s.extents.keys) > LONG);
     /// Other keys and values that a row does not see do not change it.
     Meaning unseen_change(Strict::Bound) if |case, _| allowed(case).is_ok_and(|allowed| has_unseen(&allowed));
@@ -82,7 +82,7 @@ fn unseen_bits(trial: &Trial<'_>) -> Judgement {
         unseen_poison(trial, Strict::Bits)?;
     }
     seen_poison(trial, Strict::Bits)?;
-    if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?).is_ok() {
+    if trial.pass == Pass::Backward && split_row(&allowed(trial.case)?, 0).is_ok() {
         poisoned_row(trial, Strict::Bits)?;
     }
     if has_unseen(&allowed(trial.case)?) {
@@ -120,11 +120,15 @@ fn read_bias(allowed: &Visible, shape: &[usize]) -> ArrayD<bool> {
     read
 }
 
-/// A key (batch, key head, position) that some rows of its group see and others do not.
-fn split_key(allowed: &Visible) -> Result<[usize; 3], Flaw> {
+/// A key (batch, key head, position) that some rows of its group see and others do not: the last of a head,
+/// from head number `first` on.
+fn split_key(allowed: &Visible, first: usize) -> Result<[usize; 3], Flaw> {
     let (batch, heads, queries, keys) = allowed.pairs.dim();
+    let all = (batch * heads).max(1);
+    let of_head = |n: usize| ((first + n) % all / heads.max(1), (first + n) % all % heads.max(1));
     let found = (0..batch * heads * keys)
-        .map(|at| [at / keys / heads, at / keys % heads, keys - 1 - at % keys])
+        .map(|at| (of_head(at / keys), keys - 1 - at % keys))
+        .map(|((b, h), j)| [b, h, j])
         .find(|&[b, h, j]| {
             let seen = (0..queries).filter(|&i| allowed.pairs[[b, h, i, j]]).count();
             0 < seen && seen < queries
@@ -133,9 +137,14 @@ fn split_key(allowed: &Visible) -> Result<[usize; 3], Flaw> {
     Ok([b, h / allowed.group(), j])
 }
 
+/// The number of a batch element and head, another one in each case.
+fn some_head(case: &Case) -> usize {
+    Stream::new(case.spec.seed, &case.name).below(1, 64)
+}
+
 fn seen_poison(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
-    let [b, h, j] = split_key(&allowed)?;
+    let [b, h, j] = split_key(&allowed, some_head(trial.case))?;
     let sees = |row: &[usize]| {
         row[0] == b && row[1] / allowed.group() == h && allowed.pairs[[b, row[1], row[2], j]]
     };
@@ -173,19 +182,22 @@ fn are_nan(outputs: &Tensors, names: &[&str], expected: impl Fn(&[usize]) -> boo
     Ok(None)
 }
 
-/// The last row (batch, head, position) that sees some keys and not others.
-fn split_row(allowed: &Visible) -> Result<[usize; 3], Flaw> {
-    let (.., keys) = allowed.pairs.dim();
-    let counts = allowed.counts();
-    let split = |&(_, &count): &(_, &usize)| 0 < count && count < keys;
-    let last = counts.indexed_iter().filter(split).last();
-    let ((b, h, i), _) = last.ok_or_else(|| Flaw::Vacuous("no such row".to_string()))?;
-    Ok([b, h, i])
+/// A row (batch, head, position) that sees some keys and not others: the last of a head, from head number
+/// `first` back.
+fn split_row(allowed: &Visible, first: usize) -> Result<[usize; 3], Flaw> {
+    let (batch, heads, queries, keys) = allowed.pairs.dim();
+    let (counts, all) = (allowed.counts(), (batch * heads).max(1));
+    let of_head = |n: usize| (first + all - 1 - n) % all;
+    let found = (0..batch * heads * queries)
+        .map(|at| (of_head(at / queries), queries - 1 - at % queries))
+        .map(|(head, i)| [head / heads, head % heads, i])
+        .find(|row| (1..keys).contains(&counts[*row]));
+    found.ok_or_else(|| Flaw::Vacuous("no such row".to_string()))
 }
 
 fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let allowed = allowed(trial.case)?;
-    let [b, h, i] = split_row(&allowed)?;
+    let [b, h, i] = split_row(&allowed, some_head(trial.case))?;
     let own = |at: &[usize]| at[..3] == [b, h, i];
     // A bias of −∞ takes a pair away; that of a score that is NaN may do so or not.
     let seen = Visible::new(trial.case.scores()?, &trial.case.inputs);
@@ -205,14 +217,17 @@ fn poisoned_row(trial: &Trial<'_>, strict: Strict) -> Judgement {
     Ok(None)
 }
 
-/// Redraws the keys and values of the later half. In the backward pass also the queries and their
-/// cotangents of the earlier half, in a second run: the gradients of keys that none of those rows
-/// sees stay.
+/// Redraws later keys and values, from another one on in each head: from the middle, a third or two thirds.
+/// In the backward pass also earlier queries and their cotangents, in a second run: the gradients of keys that
+/// none of those rows sees stay.
 fn unseen_change(trial: &Trial<'_>, strict: Strict) -> Judgement {
     let case = trial.case;
     let allowed = allowed(case)?;
     let e = case.scores()?.extents;
-    let (half, early) = (e.keys / 2, e.queries.div_ceil(2));
+    let part = |n: usize, head: usize| n * [3, 2, 4][head % 3] / 6;
+    let group = allowed.group();
+    let first = |b: usize, h: usize| part(e.keys, b + h / group);
+    let end = |b: usize, h: usize| part(e.queries + 1, b + h);
     let stream = Stream::new(case.spec.seed, "unseen_change");
     let redrawn = |hit: &dyn Fn(&str, &[usize]) -> bool| {
         let mut at = 0;
@@ -222,20 +237,25 @@ fn unseen_change(trial: &Trial<'_>, strict: Strict) -> Judgement {
         });
         trial.ask_with(&inputs?)
     };
-    let outputs = redrawn(&|name, at| matches!(name, "k" | "v") && at[2] >= half)?;
-    let none = |pairs: ArrayView4<'_, bool>, axis: usize| {
-        pairs.map_axis(Axis(axis), |seen| !seen.iter().any(|seen| *seen))
+    let of_key_head = |at: &[usize]| first(at[0], at[1] * group);
+    let outputs = redrawn(&|name, at| matches!(name, "k" | "v") && at[2] >= of_key_head(at))?;
+    let sees = |row: &[usize]| {
+        let later = s![row[0], row[1], row[2], first(row[0], row[1])..];
+        allowed.pairs.slice(later).iter().any(|seen| *seen)
     };
-    let blind = none(allowed.pairs.slice(s![.., .., .., half..]), 3);
-    strict.unchanged(trial, &outputs, |name, at| {
-        matches!(name, "o" | "lse" | "dq") && blind[[at[0], at[1], at[2]]]
-    })?;
+    strict
+        .unchanged(trial, &outputs, |name, at| matches!(name, "o" | "lse" | "dq") && !sees(at))?;
     if trial.pass != Pass::Backward {
         return Ok(None);
     }
-    let outputs = redrawn(&|name, at| matches!(name, "q" | "dout" | "dlse") && at[2] < early)?;
-    let unseen = none(allowed.pairs.slice(s![.., .., ..early, ..]), 2);
-    let by_none = |key: &[usize]| allowed.heads(key[1]).all(|head| unseen[[key[0], head, key[2]]]);
+    let early = |at: &[usize]| at[2] < end(at[0], at[1]);
+    let outputs = redrawn(&|name, at| matches!(name, "q" | "dout" | "dlse") && early(at))?;
+    let by_none = |key: &[usize]| {
+        allowed.heads(key[1]).all(|head| {
+            let rows = s![key[0], head, ..end(key[0], head), key[2]];
+            !allowed.pairs.slice(rows).iter().any(|seen| *seen)
+        })
+    };
     strict.unchanged(trial, &outputs, |name, at| matches!(name, "dk" | "dv") && by_none(at))
 }
 

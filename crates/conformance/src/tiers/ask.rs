@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Asks a tier. Outputs that come back are complete: every output of the pass is there, in its
 /// shape and type, and nothing else; the inputs are untouched.
 pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
-    let outputs = guarded(tier, request, || tier.run(request))?;
+    let outputs = guarded(tier, &[*request], || tier.run(request))?;
     check_outputs(request.problem, request.pass, request.dtype, &outputs, &[])
         .map_err(something_else)?;
     Ok(outputs)
@@ -22,7 +22,7 @@ pub fn ask_filtered(
     request: &Request<'_>,
     filter: Filter,
 ) -> Result<Option<Filtered>, Refusal> {
-    let Some(found) = guarded(tier, request, || tier.filtered(request, filter))? else {
+    let Some(found) = guarded(tier, &[*request], || tier.filtered(request, filter))? else {
         return Ok(None);
     };
     let Filtered { outputs, dh, dw, classes, .. } = &found;
@@ -38,18 +38,40 @@ pub fn ask_filtered(
     Ok(Some(found))
 }
 
+/// The same of several requests that share a workspace.
+pub fn ask_in_turn(
+    tier: &dyn Tier,
+    requests: &[Request<'_>],
+) -> Result<Option<Vec<Tensors>>, Refusal> {
+    let Some(answers) = guarded(tier, requests, || tier.in_turn(requests))? else {
+        return Ok(None);
+    };
+    if answers.len() != requests.len() {
+        let (found, expected) = (answers.len(), requests.len());
+        return Err(Refusal::Fault(format!("answered {found} of {expected} requests")));
+    }
+    for (request, outputs) in requests.iter().zip(&answers) {
+        check_outputs(request.problem, request.pass, request.dtype, outputs, &[])
+            .map_err(something_else)?;
+    }
+    Ok(Some(answers))
+}
+
 /// What a tier answers; a fault where it panics or writes to its inputs.
 fn guarded<R>(
     tier: &dyn Tier,
-    request: &Request<'_>,
+    requests: &[Request<'_>],
     run: impl FnOnce() -> Result<R, Refusal>,
 ) -> Result<R, Refusal> {
-    let algorithm = request.problem.algorithm();
-    tier.offers(algorithm, request.pass, request.dtype).map_err(Refusal::Unsupported)?;
-    let before = hash(request.inputs);
+    for request in requests {
+        let algorithm = request.problem.algorithm();
+        tier.offers(algorithm, request.pass, request.dtype).map_err(Refusal::Unsupported)?;
+    }
+    let hashes = || requests.iter().map(|request| hash(request.inputs)).collect::<Vec<_>>();
+    let before = hashes();
     let answer = catch_unwind(AssertUnwindSafe(run))
         .map_err(|panic| Refusal::Fault(format!("panicked: {}", message(&*panic))))?;
-    if hash(request.inputs) != before {
+    if hashes() != before {
         return Err(Refusal::Fault("wrote to its inputs".to_string()));
     }
     answer
@@ -102,7 +124,7 @@ pub fn check_outputs(
 }
 
 /// A hash of names, shapes and bits: quick, since every request is hashed twice.
-fn hash(tensors: &Tensors) -> u64 {
+pub(super) fn hash(tensors: &Tensors) -> u64 {
     tensors.iter().fold(0, |hash, (name, tensor)| {
         let hash = name.bytes().fold(hash, |hash, x| mix(hash, u64::from(x)));
         let hash = tensor.shape.iter().fold(hash, |hash, &x| mix(hash, x as u64));

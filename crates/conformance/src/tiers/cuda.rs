@@ -5,7 +5,7 @@ use super::{door, filters, shards};
 use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
-use crate::tier::{Filtered, Hints, Refusal, Request, Tier};
+use crate::tier::{Choice, Filtered, Hints, Refusal, Request, Tier};
 use etalon_cuda::{Level, Options, Precision, Settings, Workspace, linear_cross_entropy};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, Pass};
@@ -72,6 +72,7 @@ impl Cuda {
             blocking: hints.blocking,
             mode: hints.mode,
             partials_budget: hints.partials_budget.unwrap_or(usual.partials_budget),
+            memory_budget: hints.memory_budget.unwrap_or(usual.memory_budget),
             recompute: hints.recompute,
             ..usual
         }
@@ -123,14 +124,35 @@ impl Tier for Cuda {
         self.level == Level::Portable
     }
 
+    fn has(&self, choice: Choice) -> bool {
+        // Of filtered passes the tensor cores have none.
+        choice != Choice::Filter || self.level == Level::Portable
+    }
+
+    fn any_budget_gives_the_bits(&self) -> bool {
+        // Chunks of tokens are terms of what is summed over tokens.
+        false
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         let options = self.options(request.hints);
         if let Some((problem, classes)) = shards::of(request) {
             return Ok(shards::cuda(request, problem, &classes, &WORKSPACE, &options)?);
         }
-        Ok(door::outputs(request, &|problem, pass, inputs, outputs| {
+        door::outputs(request, &|problem, pass, inputs, outputs| {
             etalon_cuda::run_in(&WORKSPACE, problem, pass, inputs, outputs, &options)
-        })?)
+        })
+    }
+
+    /// In the workspace that all requests share: what is compiled is in it.
+    fn in_turn(&self, requests: &[Request<'_>]) -> Result<Option<Vec<Tensors>>, Refusal> {
+        let answers = requests.iter().map(|request| {
+            if let Some(x) = request.hints.stale {
+                WORKSPACE.fill(x as f32)?;
+            }
+            self.run(request)
+        });
+        answers.collect::<Result<_, _>>().map(Some)
     }
 
     fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {

@@ -50,15 +50,16 @@ fn simd_of<T: Held, G: Element>(
 ) -> Result<Filtered, Error> {
     let inputs: Inputs<'_, T> = operands(tensors)?;
     let cotangents: Cotangents<'_, T> = operands(tensors)?;
-    let mut dh = Array2::from_elem(problem.h_shape(), G::ZERO);
-    let mut dw = Array2::from_elem(problem.w_shape(), G::ZERO);
-    let mut dbias = problem.bias.then(|| Array1::from_elem(problem.vocab, G::ZERO));
+    // Not 0: what is not written shows.
+    let nan = G::from_f32(f32::NAN);
+    let mut dh = Array2::from_elem(problem.h_shape(), nan);
+    let mut dw = Array2::from_elem(problem.w_shape(), nan);
+    let mut dbias = problem.bias.then(|| Array1::from_elem(problem.vocab, nan));
     let places = GradientsMut {
         dh: Some(dh.view_mut()),
         dw: Some(dw.view_mut()),
         dbias: dbias.as_mut().map(|x| x.view_mut()),
     };
-    // Not 0: a bound that is not written shows.
     let unwritten = |len| Array1::from_elem(len, f32::NAN);
     let (dh_bounds, dw_bounds) = (unwritten(problem.tokens), unwritten(problem.vocab));
     let mut bounds = filter::Certificate { dh: dh_bounds, dw: dw_bounds, tiles: (0, 0) };

@@ -1,16 +1,21 @@
 //! Tiers that are asked in a process of their own: a fault that ends it, or the context of a device in it, is the
 //! fault of one request, and the next ones get a new process.
 
+mod answer;
+mod message;
+mod question;
 mod serve;
-mod wire;
 
 pub use serve::serve;
 
 use crate::profile::Profile;
 use crate::tensor::Tensors;
-use crate::tier::{Filtered, Refusal, Request, Tier};
+use crate::tier::{Choice, Filtered, Refusal, Request, Tier};
+use answer::{Answer, read_answer};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
+use message::Message;
+use question::{Way, question};
 use std::collections::HashMap;
 use std::ffi::OsString;
 use std::io;
@@ -18,7 +23,6 @@ use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::thread;
-use wire::{Answer, Message, question, read_answer};
 
 /// A program that [`serve`]s tiers on its standard streams, started when it is first asked.
 #[derive(Debug)]
@@ -63,15 +67,30 @@ impl Tier for Isolated {
         self.tier.sums_dh_along_the_tree()
     }
 
+    fn has(&self, choice: Choice) -> bool {
+        self.tier.has(choice)
+    }
+
+    fn any_budget_gives_the_bits(&self) -> bool {
+        self.tier.any_budget_gives_the_bits()
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        match self.server.run(&self.tier.name(), request, None)? {
+        match self.server.run(&self.tier.name(), &[*request], Way::Alone)? {
             Answer::Outputs(outputs) => Ok(outputs),
             _ => Err(other_answer()),
         }
     }
 
+    fn in_turn(&self, requests: &[Request<'_>]) -> Result<Option<Vec<Tensors>>, Refusal> {
+        match self.server.run(&self.tier.name(), requests, Way::InTurn)? {
+            Answer::InTurn(outputs) => Ok(outputs),
+            _ => Err(other_answer()),
+        }
+    }
+
     fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
-        match self.server.run(&self.tier.name(), request, Some(filter))? {
+        match self.server.run(&self.tier.name(), &[*request], Way::Filtered(filter))? {
             Answer::Filtered(found) => Ok(found),
             _ => Err(other_answer()),
         }
@@ -86,15 +105,10 @@ impl Server {
 
     /// What a tier of the server answers. A request whose process ends is asked once more, alone, in a new one: so
     /// none is to blame for what another did.
-    fn run(
-        &self,
-        tier: &str,
-        request: &Request<'_>,
-        filter: Option<Filter>,
-    ) -> Result<Answer, Refusal> {
+    fn run(&self, tier: &str, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
         {
             let _with_others = self.turns.read().unwrap_or_else(PoisonError::into_inner);
-            match self.ask(tier, request, filter)? {
+            match self.ask(tier, requests, way)? {
                 Answer::Refused(refusal) => return Err(refusal),
                 Answer::Lost(_) => {}
                 answer => return Ok(answer),
@@ -103,7 +117,7 @@ impl Server {
         let _alone = self.turns.write().unwrap_or_else(PoisonError::into_inner);
         // A process that can answer nothing more may still be there.
         self.stop();
-        match self.ask(tier, request, filter)? {
+        match self.ask(tier, requests, way)? {
             Answer::Refused(refusal) => Err(refusal),
             Answer::Lost(reason) => {
                 self.stop();
@@ -118,12 +132,7 @@ impl Server {
     }
 
     /// An answer; that it is lost, if the process ended before it. Fails where no process can be asked.
-    fn ask(
-        &self,
-        tier: &str,
-        request: &Request<'_>,
-        filter: Option<Filter>,
-    ) -> Result<Answer, Refusal> {
+    fn ask(&self, tier: &str, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
         let fault = |what: String| Refusal::Fault(format!("could not be asked: {what}"));
         let running = {
             let mut running = lock(&self.running);
@@ -138,7 +147,7 @@ impl Server {
         };
         let (sender, receiver) = channel();
         let id = running.expect(sender);
-        let message = question(id, tier, request, filter).map_err(fault)?;
+        let message = question(id, tier, requests, way).map_err(fault)?;
         // Where nobody reads, the process has ended, and the reader below says so.
         let _ = running.write(&message);
         Ok(receiver.recv().unwrap_or_else(|_| Answer::Lost(running.end())))

@@ -54,7 +54,6 @@ impl Placed {
 
     /// A place for a result, filled with a number; with `None` as [`Tensor::unwritten`].
     pub fn output(shape: &[usize], stored: Stored, layout: Layout, filled: Option<f64>) -> Self {
-        let layout = if layout == Layout::Overlapping { Layout::RowMajor } else { layout };
         let one = match filled {
             Some(x) => Tensor::store(&ArrayD::from_elem(vec![1], x), stored),
             None => Tensor::unwritten(&[1], stored),
@@ -225,6 +224,25 @@ impl<T: Element> Room<T> {
     }
 }
 
+impl Layout {
+    /// That of the operand or result of a number.
+    pub(super) fn of_number(self, number: usize) -> Layout {
+        const ALL: [Layout; 5] = [
+            Layout::RowMajor,
+            Layout::Transposed,
+            Layout::Reversed,
+            Layout::Strided,
+            Layout::Padded,
+        ];
+        if self == Layout::Mixed { ALL[number % ALL.len()] } else { self }
+    }
+
+    /// That of results: these share no memory.
+    pub(super) fn of_results(self) -> Layout {
+        if self == Layout::Overlapping { Layout::RowMajor } else { self }
+    }
+}
+
 /// The extents of an array whose part is a tensor of this layout.
 fn extents(shape: &[usize], layout: Layout) -> Vec<usize> {
     let last = shape.len().saturating_sub(1);
@@ -233,6 +251,10 @@ fn extents(shape: &[usize], layout: Layout) -> Vec<usize> {
         Layout::Strided => {
             let with_gaps =
                 |(axis, &n): (usize, &usize)| if axis == last { 2 * n + 1 } else { n + 2 };
+            shape.iter().enumerate().map(with_gaps).collect()
+        }
+        Layout::Padded => {
+            let with_gaps = |(axis, &n): (usize, &usize)| if axis == last { n } else { n + 2 };
             shape.iter().enumerate().map(with_gaps).collect()
         }
         _ => shape.to_vec(),
@@ -245,7 +267,8 @@ fn part(axis: &AxisDescription, shape: &[usize], layout: Layout) -> Slice {
     match layout {
         Layout::Reversed => Slice::new(0, None, -1),
         Layout::Strided if at + 1 == shape.len() => Slice::new(1, Some(2 * n), 2),
-        Layout::Strided => Slice::new(1, Some(n + 1), 1),
+        Layout::Padded if at + 1 == shape.len() => Slice::new(0, None, 1),
+        Layout::Strided | Layout::Padded => Slice::new(1, Some(n + 1), 1),
         _ => Slice::new(0, None, 1),
     }
 }
@@ -302,6 +325,7 @@ mod tests {
         assert_eq!(strides(&x, Layout::Transposed), [1, 2, 6]);
         assert_eq!(strides(&x, Layout::Reversed), [-15, -5, -1]);
         assert_eq!(strides(&x, Layout::Strided), [55, 11, 2]);
+        assert_eq!(strides(&x, Layout::Padded), [25, 5, 1]);
         assert_eq!(strides(&x, Layout::Overlapping), [15, 5, 1], "nothing is equal");
     }
 
@@ -315,14 +339,16 @@ mod tests {
 
     #[test]
     fn a_written_gap_is_an_error() {
-        let place = || Placed::output(&[2, 3], Stored::Float(Dtype::F32), Layout::Strided, None);
-        let mut sound = place();
-        let ViewMut::F32(mut view) = sound.view_mut("x").unwrap() else { panic!("not f32") };
-        view.fill(1.0);
-        assert_eq!(sound.into_tensor("x").unwrap().data, Data::F32(vec![1.0; 6]));
-        let mut beside = place();
-        let Memory::F32(Room::Array(memory)) = &mut beside.memory else { panic!("no array") };
-        memory.fill(1.0);
-        assert!(beside.into_tensor("x").is_err());
+        for layout in [Layout::Strided, Layout::Padded] {
+            let place = || Placed::output(&[2, 3], Stored::Float(Dtype::F32), layout, None);
+            let mut sound = place();
+            let ViewMut::F32(mut view) = sound.view_mut("x").unwrap() else { panic!("not f32") };
+            view.fill(1.0);
+            assert_eq!(sound.into_tensor("x").unwrap().data, Data::F32(vec![1.0; 6]));
+            let mut beside = place();
+            let Memory::F32(Room::Array(memory)) = &mut beside.memory else { panic!("no array") };
+            memory.fill(1.0);
+            assert!(beside.into_tensor("x").is_err());
+        }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::{door, filters, shards};
 use crate::tensor::{Stored, Tensor, Tensors, Values, values};
-use crate::tier::{Filtered, Hints, Refusal, Request, Tier};
+use crate::tier::{Choice, Filtered, Hints, Refusal, Request, Tier};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, LazyAttention, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, Named, evaluate_in, lazy_attention};
@@ -28,7 +28,11 @@ impl Tier for Reference {
         }
         let recompute = Hints { recompute: true, ..request.hints };
         let request = Request { hints: recompute, ..*request };
-        Ok(door::outputs(&request, &etalon_reference::run)?)
+        door::outputs(&request, &etalon_reference::run)
+    }
+
+    fn has(&self, choice: Choice) -> bool {
+        matches!(choice, Choice::Places | Choice::Shards | Choice::Filter)
     }
 
     fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {
@@ -74,6 +78,10 @@ impl Tier for ReferenceIn {
         storage.iter().any(|&dtype| self.offers(algorithm, pass, dtype).is_ok())
     }
 
+    fn has(&self, choice: Choice) -> bool {
+        matches!(choice, Choice::Shards | Choice::Filter)
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         Ok(outputs(self.arithmetic, request, request.dtype)?)
     }
@@ -101,7 +109,7 @@ fn outputs(arithmetic: Arithmetic, request: &Request<'_>, dtype: Dtype) -> Resul
     let &Request { problem, pass, inputs, .. } = request;
     let x = values(problem, pass, inputs)?;
     let outputs = match shards::of(request) {
-        Some((own, shards)) => shards::reference(arithmetic, own, pass, &x, &shards)?,
+        Some((own, shards)) => shards::reference(arithmetic, own, request, &x, &shards)?,
         None => evaluate_in(arithmetic, problem, pass, &x)?,
     };
     Ok(stored(request, &outputs, dtype))

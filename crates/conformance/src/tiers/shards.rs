@@ -13,10 +13,14 @@ use etalon_reference::linear_cross_entropy::shard::TILE;
 use etalon_reference::linear_cross_entropy::{Cotangents, Gradients, Inputs, Wanted};
 use etalon_reference::scalar::{Quad, Real};
 use etalon_reference::{Arithmetic, Named};
+use etalon_simd::linear_cross_entropy::OutputMut;
 use etalon_simd::linear_cross_entropy::shard;
 use etalon_simd::{Element, Options, Workspace};
 use half::{bf16, f16};
-use ndarray::{Array1, Array2, Array3, ArrayView1, Axis, concatenate, s};
+use ndarray::{
+    Array, Array1, Array2, Array3, ArrayView1, Axis, Dimension, ShapeBuilder, concatenate, s,
+};
+use std::fmt::Debug;
 use std::ops::Range;
 
 /// The classes of each shard that a request wants, of a pass that has shards.
@@ -24,31 +28,38 @@ pub(super) fn of<'r>(request: &Request<'r>) -> Option<(&'r LinearCrossEntropy, V
     let cuts = request.hints.shards?;
     let Problem::LinearCrossEntropy(problem) = request.problem else { return None };
     matches!(request.pass, Pass::Forward | Pass::Backward)
-        .then(|| (problem, ranges(cuts, problem.vocab)))
+        .then(|| (problem, cuts.ranges(problem.vocab)))
 }
 
-/// All classes in shards.
-fn ranges(cuts: Cuts, vocab: usize) -> Vec<Range<usize>> {
-    let mut borders: Vec<usize> = match cuts {
-        // 1, 1, 2, 4, 8 … tiles.
-        Cuts::Nodes => {
-            let tiles = (0..vocab.div_ceil(TILE)).filter(|&x| x == 0 || x.is_power_of_two());
-            tiles.map(|tile| tile * TILE).collect()
-        }
-        // Of the tree that has all classes.
-        Cuts::Quarters => {
-            let quarter = (vocab.div_ceil(TILE).next_power_of_two() / 4).max(1) * TILE;
-            (0..vocab).step_by(quarter).collect()
-        }
-        // Three that have classes: the bounds allow any two rescales.
-        Cuts::Anywhere => {
-            let third = (vocab + 1) / 3;
-            vec![third, third, 2 * third]
-        }
-    };
-    borders.extend([0, 0, vocab, vocab]);
-    borders.sort_unstable();
-    borders.windows(2).map(|b| b[0].min(vocab)..b[1].min(vocab)).collect()
+impl Cuts {
+    /// All classes in shards.
+    pub(crate) fn ranges(self, vocab: usize) -> Vec<Range<usize>> {
+        let tiles = vocab.div_ceil(TILE);
+        let at = |tiles: Vec<usize>| tiles.into_iter().map(|tile| tile * TILE).collect();
+        let mut borders: Vec<usize> = match self {
+            // 1, 1, 2, 4, 8 … tiles.
+            Cuts::Nodes => at((0..tiles).filter(|&x| x == 0 || x.is_power_of_two()).collect()),
+            // Behind an odd number of tiles no node ends that is larger than a tile.
+            Cuts::Several => match tiles {
+                0..4 => at(vec![1, 1]),
+                4..9 => at(vec![1, 1, tiles - 1]),
+                _ => at(vec![1, (tiles / 2) | 1, (tiles / 2) | 1, tiles - 1]),
+            },
+            // Of the tree that has all classes.
+            Cuts::Quarters => {
+                let quarter = (tiles.next_power_of_two() / 4).max(1) * TILE;
+                (0..vocab).step_by(quarter).collect()
+            }
+            // Three that have classes: the bounds allow any two rescales.
+            Cuts::Anywhere => {
+                let third = (vocab + 1) / 3;
+                vec![third, third, 2 * third]
+            }
+        };
+        borders.extend([0, 0, vocab, vocab]);
+        borders.sort_unstable();
+        borders.windows(2).map(|b| b[0].min(vocab)..b[1].min(vocab)).collect()
+    }
 }
 
 /// The inputs of a shard.
@@ -63,21 +74,40 @@ fn part<'a, T: Scalar>(inputs: &'a Inputs<'_, T>, classes: &Range<usize>) -> Inp
     }
 }
 
-/// What all classes have, of what those of each shard have, in their order.
-fn together<T: Scalar>(
-    dh: Array2<T>,
-    dw: &[Array2<T>],
-    dbias: &[Option<Array1<T>>],
-) -> Result<Gradients<T>, Error> {
-    let misshapen = |error| Error::value("shards", "rows of one length", error);
-    let dw: Vec<_> = dw.iter().map(|x| x.view()).collect();
-    let dbias: Option<Vec<_>> = dbias.iter().map(|x| Some(x.as_ref()?.view())).collect();
-    let dbias = dbias.map(|dbias| concatenate(Axis(0), &dbias).map_err(misshapen));
-    Ok(Gradients {
-        dh: Some(dh),
-        dw: Some(concatenate(Axis(0), &dw).map_err(misshapen)?),
-        dbias: dbias.transpose()?,
-    })
+/// The parts of dh that a shard of a request returns: of each of its nodes, or their sum.
+fn by_nodes(request: &Request<'_>) -> bool {
+    request.hints.shards == Some(Cuts::Several)
+}
+
+/// Numbers that show where they are not written.
+fn unwritten<T: Element, D: Dimension>(shape: impl ShapeBuilder<Dim = D>) -> Array<T, D> {
+    Array::from_elem(shape, T::from_f32(f32::NAN))
+}
+
+/// Fails unless what no classes add to dh is 0.
+fn check_empty(classes: &Range<usize>, dh: &Array3<f32>) -> Result<(), Error> {
+    match dh.iter().find(|x| classes.is_empty() && **x != 0.0) {
+        Some(x) => Err(Error::value("dh of a shard without classes", "0", x)),
+        None => Ok(()),
+    }
+}
+
+/// Fails unless no class adds anything to ignored tokens.
+fn check_ignored<P: PartialEq + Debug>(
+    problem: &LinearCrossEntropy,
+    targets: &ArrayView1<'_, i64>,
+    totals: ArrayView1<'_, P>,
+    nothing: P,
+) -> Result<(), Error> {
+    let tokens = targets.iter().zip(totals).enumerate();
+    let mut ignored = tokens.filter(|(_, (target, _))| **target == problem.ignore_index);
+    match ignored.find(|(_, (_, total))| **total != nothing) {
+        Some((i, (_, total))) => {
+            let name = format!("total of token {i}, which is ignored");
+            Err(Error::value(name, "that of no classes", format!("{total:?}")))
+        }
+        None => Ok(()),
+    }
 }
 
 /// What the simd tier returns.
@@ -85,74 +115,94 @@ pub(super) fn simd(
     request: &Request<'_>,
     problem: &LinearCrossEntropy,
     shards: &[Range<usize>],
+    workspace: &Workspace,
     options: &Options,
 ) -> Result<Tensors, Error> {
-    let Request { pass, inputs, .. } = *request;
-    match request.dtype {
-        Dtype::F32 => simd_of::<f32>(problem, pass, inputs, shards, options),
-        Dtype::Bf16 => simd_of::<bf16>(problem, pass, inputs, shards, options),
-        Dtype::F16 => simd_of::<f16>(problem, pass, inputs, shards, options),
-        Dtype::F64 => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
+    let call = (workspace, options);
+    match (request.dtype, problem.wide_gradients) {
+        (Dtype::F32, _) => simd_of::<f32, f32>(request, problem, shards, call),
+        (Dtype::Bf16, true) => simd_of::<bf16, f32>(request, problem, shards, call),
+        (Dtype::Bf16, false) => simd_of::<bf16, bf16>(request, problem, shards, call),
+        (Dtype::F16, true) => simd_of::<f16, f32>(request, problem, shards, call),
+        (Dtype::F16, false) => simd_of::<f16, f16>(request, problem, shards, call),
+        (Dtype::F64, _) => Err(Error::value("dtype", "f32, bf16 or f16", request.dtype)),
     }
 }
 
-fn simd_of<T: Held>(
+/// The same of operands of `T` and gradients of `G`. Every place holds NaN, or what else no result is.
+fn simd_of<T: Held, G: Element>(
+    request: &Request<'_>,
     problem: &LinearCrossEntropy,
-    pass: Pass,
-    tensors: &Tensors,
     shards: &[Range<usize>],
-    options: &Options,
+    (workspace, options): (&Workspace, &Options),
 ) -> Result<Tensors, Error> {
-    let inputs: Inputs<'_, T> = operands(tensors)?;
+    let inputs: Inputs<'_, T> = operands(request.inputs)?;
     let ranks = shards.iter().map(|classes| shard::Shard::new(problem, classes.clone()));
     let ranks = ranks.collect::<Result<Vec<_>, _>>()?;
     let parts = shards.iter().map(|classes| part(&inputs, classes)).collect::<Vec<_>>();
-    let partials = ranks.iter().zip(&parts);
-    let partials = partials.map(|(rank, part)| shard::forward_shard(rank, part, options));
-    let partials = partials.collect::<Result<Vec<_>, _>>()?;
-    let partials = shards.iter().cloned().zip(partials.iter().map(|x| x.view()));
-    let totals = shard::combine(problem, &partials.collect::<Vec<_>>())?;
-    if pass == Pass::Forward {
-        let last = ranks.len() - 1;
-        return Ok(stored::<T>(shard::output(&ranks[last], &parts[last], totals.view())?));
+    let no_partial = shard::Partial { m: f32::NAN, classes: 1, ..shard::Partial::identity() };
+    let mut partials = Vec::new();
+    for (rank, part) in ranks.iter().zip(&parts) {
+        let mut own = Array2::from_elem((rank.nodes().count(), problem.tokens), no_partial);
+        shard::forward_shard_into(workspace, rank, part, own.view_mut(), options)?;
+        partials.push((rank.classes(), own));
     }
-    let cotangents: Cotangents<'_, T> = operands(tensors)?;
-    let ranks: Vec<_> = ranks.iter().zip(&parts).collect();
-    Ok(match problem.wide_gradients {
-        true => stored(gradients::<T, f32>(problem, &ranks, totals.view(), &cotangents, options)?),
-        false => stored(gradients::<T, T>(problem, &ranks, totals.view(), &cotangents, options)?),
-    })
+    let partials: Vec<_> = partials.iter().map(|(at, x)| (at.clone(), x.view())).collect();
+    let totals = shard::combine(problem, &partials)?;
+    let totals = totals.view();
+    check_ignored(problem, &inputs.targets, totals, shard::Partial::identity())?;
+    if request.pass == Pass::Forward {
+        let last = ranks.len() - 1;
+        return simd_output(workspace, &ranks[last], &parts[last], totals);
+    }
+    let cotangents: Cotangents<'_, T> = operands(request.inputs)?;
+    let mut dh: Array2<G> = unwritten(problem.h_shape());
+    let mut dw: Array2<G> = unwritten(problem.w_shape());
+    let mut dbias: Option<Array1<G>> = problem.bias.then(|| unwritten(problem.vocab));
+    let mut sums = Vec::new();
+    for (rank, part) in ranks.iter().zip(&parts) {
+        let (classes, [tokens, dim]) = (rank.classes(), problem.h_shape());
+        let parts = if by_nodes(request) { rank.nodes().count() } else { 1 };
+        let mut own: Array3<f32> = unwritten((parts, tokens, dim));
+        let places = shard::GradientsMut {
+            dh: Some(own.view_mut()),
+            dw: Some(dw.slice_mut(s![classes.clone(), ..])),
+            dbias: dbias.as_mut().map(|dbias| dbias.slice_mut(s![classes.clone()])),
+        };
+        shard::backward_shard_into(workspace, rank, part, totals, &cotangents, places, options)?;
+        check_empty(&classes, &own)?;
+        sums.push((classes, own));
+    }
+    let sums: Vec<_> = sums.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
+    shard::combine_dh_into(problem, &sums, dh.view_mut())?;
+    Ok(stored(Gradients { dh: Some(dh), dw: Some(dw), dbias }))
 }
 
-/// The gradients of all shards, of `G`.
-fn gradients<T: Element, G: Element>(
-    problem: &LinearCrossEntropy,
-    ranks: &[(&shard::Shard<'_>, &Inputs<'_, T>)],
+/// The outputs, of totals.
+fn simd_output<T: Held>(
+    workspace: &Workspace,
+    rank: &shard::Shard<'_>,
+    part: &Inputs<'_, T>,
     totals: ArrayView1<'_, shard::Partial>,
-    cotangents: &Cotangents<'_, T>,
-    options: &Options,
-) -> Result<Gradients<G>, Error> {
-    let LinearCrossEntropy { tokens, dim, bias, .. } = *problem;
-    let (mut dh, mut dw, mut dbias) = (Vec::new(), Vec::new(), Vec::new());
-    for (rank, part) in ranks {
-        let classes = rank.classes().len();
-        let mut own_dh = Array3::zeros((1, tokens, dim));
-        let mut own_dw = Array2::from_elem((classes, dim), G::ZERO);
-        let mut own_dbias = bias.then(|| Array1::from_elem(classes, G::ZERO));
-        let places = shard::GradientsMut {
-            dh: Some(own_dh.view_mut()),
-            dw: Some(own_dw.view_mut()),
-            dbias: own_dbias.as_mut().map(|x| x.view_mut()),
-        };
-        let workspace = Workspace::new();
-        shard::backward_shard_into(&workspace, rank, part, totals, cotangents, places, options)?;
-        dh.push((rank.classes(), own_dh));
-        dw.push(own_dw);
-        dbias.push(own_dbias);
-    }
-    let dh: Vec<_> = dh.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
-    let dbias = if bias { dbias } else { vec![None] };
-    together(shard::combine_dh(problem, &dh)?, &dw, &dbias)
+) -> Result<Tensors, Error> {
+    // An output has the same shape, whatever it holds.
+    let mut out = shard::output(rank, part, totals)?;
+    out.loss.fill(f32::NAN);
+    let of_tokens = [&mut out.lse, &mut out.logprob, &mut out.entropy];
+    of_tokens.into_iter().flatten().for_each(|x| x.fill(f32::NAN));
+    out.argmax.iter_mut().for_each(|x| x.fill(i64::MIN));
+    (out.n_valid, out.normaliser) = (i64::MIN, f32::NAN);
+    let places = OutputMut {
+        loss: Some(out.loss.view_mut()),
+        lse: out.lse.as_mut().map(|x| x.view_mut()),
+        logprob: out.logprob.as_mut().map(|x| x.view_mut()),
+        entropy: out.entropy.as_mut().map(|x| x.view_mut()),
+        argmax: out.argmax.as_mut().map(|x| x.view_mut()),
+        n_valid: Some(&mut out.n_valid),
+        normaliser: Some(&mut out.normaliser),
+    };
+    shard::output_into(workspace, rank, part, totals, places)?;
+    Ok(stored::<T>(out))
 }
 
 /// What the cuda tier returns.
@@ -193,6 +243,7 @@ fn cuda_of<T: Held, G: Element>(
     let partials: Vec<_> = partials.iter().map(|(at, x)| (at.clone(), x.view())).collect();
     let totals = device::combine(workspace, problem, &partials, options)?;
     let totals = totals.view();
+    check_ignored(problem, &inputs.targets, totals, device::Partial::identity())?;
     if request.pass == Pass::Forward {
         let of = |x: &Operand| {
             let stored = Stored::of(x.precision, request.dtype);
@@ -208,15 +259,16 @@ fn cuda_of<T: Held, G: Element>(
         return Ok(outputs);
     }
     let cotangents: Cotangents<'_, T> = operands(request.inputs)?;
-    // Not 0: what is not written shows.
-    let nan = |shape: [usize; 2]| Array2::from_elem(shape, G::from_f32(f32::NAN));
-    let (mut dh, mut dw) = (nan(problem.h_shape()), nan(problem.w_shape()));
-    let mut dbias = problem.bias.then(|| Array1::from_elem(problem.vocab, G::from_f32(f32::NAN)));
+    let mut dh: Array2<G> = unwritten(problem.h_shape());
+    let mut dw: Array2<G> = unwritten(problem.w_shape());
+    let mut dbias: Option<Array1<G>> = problem.bias.then(|| unwritten(problem.vocab));
+    let kind = if by_nodes(request) { device::Dh::Nodes } else { device::Dh::Sum };
     let mut sums = Vec::new();
     for (rank, part) in ranks.iter().zip(&parts) {
         let inputs = by_name(&cotangents, by_name(part, Views::new()));
         let (classes, [tokens, dim]) = (rank.classes(), problem.h_shape());
-        let mut own = Array3::from_elem((1, tokens, dim), f32::NAN);
+        let parts = if by_nodes(request) { rank.nodes().count() } else { 1 };
+        let mut own: Array3<f32> = unwritten((parts, tokens, dim));
         let mut places = ViewsMut::new().with("dh", &mut own);
         let rows = dw.slice_mut(s![classes.clone(), ..]).into_dyn();
         places = places.with_some("dw", Scalar::view_mut(rows));
@@ -224,9 +276,9 @@ fn cuda_of<T: Held, G: Element>(
             let own = Scalar::view_mut(dbias.slice_mut(s![classes.clone()]).into_dyn());
             places = places.with_some("dbias", own);
         }
-        let kind = device::Dh::Sum;
         device::backward_shard(workspace, rank, &inputs, totals, &mut places, kind, options)?;
         drop(places);
+        check_empty(&classes, &own)?;
         sums.push((classes, own));
     }
     let sums: Vec<_> = sums.iter().map(|(classes, x)| (classes.clone(), x.view())).collect();
@@ -249,15 +301,38 @@ fn by_name<'s, T: Held>(operands: &'s impl Operands<'s, T>, mut views: Views<'s>
 pub(super) fn reference(
     arithmetic: Arithmetic,
     problem: &LinearCrossEntropy,
-    pass: Pass,
+    request: &Request<'_>,
     x: &Values,
     shards: &[Range<usize>],
 ) -> Result<Values, Error> {
+    // The reference sums dh of the classes that it gets: of nodes, where these are wanted.
+    let nodes = |classes: &Range<usize>| match by_nodes(request) && !classes.is_empty() {
+        true => Ok(shard::Shard::new(problem, classes.clone())?.nodes().collect()),
+        false => Ok(vec![classes.clone()]),
+    };
+    let shards = shards.iter().map(nodes).collect::<Result<Vec<_>, Error>>()?.concat();
     match arithmetic {
-        Arithmetic::F32 => reference_of::<f32>(problem, pass, x, shards),
-        Arithmetic::F64 => reference_of::<f64>(problem, pass, x, shards),
-        Arithmetic::DoubleDouble => reference_of::<Quad>(problem, pass, x, shards),
+        Arithmetic::F32 => reference_of::<f32>(problem, request.pass, x, &shards),
+        Arithmetic::F64 => reference_of::<f64>(problem, request.pass, x, &shards),
+        Arithmetic::DoubleDouble => reference_of::<Quad>(problem, request.pass, x, &shards),
     }
+}
+
+/// What all classes have, of what those of each shard have, in their order.
+fn together<T: Scalar>(
+    dh: Array2<T>,
+    dw: &[Array2<T>],
+    dbias: &[Option<Array1<T>>],
+) -> Result<Gradients<T>, Error> {
+    let misshapen = |error| Error::value("shards", "rows of one length", error);
+    let dw: Vec<_> = dw.iter().map(|x| x.view()).collect();
+    let dbias: Option<Vec<_>> = dbias.iter().map(|x| Some(x.as_ref()?.view())).collect();
+    let dbias = dbias.map(|dbias| concatenate(Axis(0), &dbias).map_err(misshapen));
+    Ok(Gradients {
+        dh: Some(dh),
+        dw: Some(concatenate(Axis(0), &dw).map_err(misshapen)?),
+        dbias: dbias.transpose()?,
+    })
 }
 
 fn reference_of<T: Real>(
@@ -297,16 +372,30 @@ mod tests {
 
     #[test]
     fn shards_are_all_classes() {
-        for cuts in [Cuts::Nodes, Cuts::Quarters, Cuts::Anywhere] {
-            for vocab in [1, 2, 5, 256, 257, 20_000] {
-                let ranges = ranges(cuts, vocab);
+        for cuts in Cuts::ALL {
+            for vocab in [1, 2, 5, 256, 257, 600, 1100, 20_000] {
+                let ranges = cuts.ranges(vocab);
                 assert_eq!((ranges[0].clone(), ranges[ranges.len() - 1].end), (0..0, vocab));
                 assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start), "{ranges:?}");
             }
         }
-        let nodes = ranges(Cuts::Nodes, 1000);
+        let nodes = Cuts::Nodes.ranges(1000);
         assert_eq!(nodes, [0..0, 0..0, 0..256, 256..512, 512..1000, 1000..1000]);
-        let quarters = ranges(Cuts::Quarters, 1100);
+        let quarters = Cuts::Quarters.ranges(1100);
         assert_eq!(quarters, [0..0, 0..0, 0..512, 512..1024, 1024..1100, 1100..1100]);
+    }
+
+    #[test]
+    fn some_shards_have_several_nodes() {
+        for tiles in [3, 4, 6, 9, 79, 80] {
+            let problem = LinearCrossEntropy::new(1, 1, tiles * TILE - 7);
+            let shards = Cuts::Several.ranges(problem.vocab);
+            let nodes = |classes: &Range<usize>| {
+                shard::Shard::new(&problem, classes.clone()).unwrap().nodes().count()
+            };
+            assert!(shards.iter().any(|classes| nodes(classes) > 1), "{tiles} tiles");
+            let inner = &shards[1..shards.len() - 1];
+            assert!(inner.iter().any(Range::is_empty), "{tiles} tiles");
+        }
     }
 }

@@ -4,10 +4,10 @@ use super::reference::has;
 use super::{door, filters, shards};
 use crate::report::Absent;
 use crate::tensor::Tensors;
-use crate::tier::{Filtered, Refusal, Request, Tier};
+use crate::tier::{Choice, Filtered, Refusal, Request, Tier};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Pass};
-use etalon_simd::{Level, Options};
+use etalon_simd::{Level, Options, Workspace};
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
@@ -46,9 +46,30 @@ impl Simd {
             blocking: request.hints.blocking,
             mode: request.hints.mode,
             partials_budget: request.hints.partials_budget.unwrap_or(usual.partials_budget),
+            memory_budget: request.hints.memory_budget.unwrap_or(usual.memory_budget),
             recompute: request.hints.recompute,
             ..usual
         }
+    }
+}
+
+impl Simd {
+    fn run_in(&self, workspace: &Workspace, request: &Request<'_>) -> Result<Tensors, Refusal> {
+        let options = self.options(request);
+        let run = || {
+            if let Some((problem, shards)) = shards::of(request) {
+                return Ok(shards::simd(request, problem, &shards, workspace, &options)?);
+            }
+            door::outputs(request, &|problem, pass, inputs, outputs| {
+                etalon_simd::run_in(workspace, problem, pass, inputs, outputs, &options)
+            })
+        };
+        let Some(threads) = request.hints.threads else { return run() };
+        let pool = pool(threads)?;
+        // From a thread of no pool: a worker of another one would take up other work while it
+        // waits here.
+        let outputs = thread::scope(|scope| scope.spawn(|| pool.install(run)).join());
+        outputs.unwrap_or_else(|panic| resume_unwind(panic))
     }
 }
 
@@ -65,22 +86,21 @@ impl Tier for Simd {
         }
     }
 
+    fn has(&self, _: Choice) -> bool {
+        true
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        let options = self.options(request);
-        let run = || {
-            if let Some((problem, shards)) = shards::of(request) {
-                return shards::simd(request, problem, &shards, &options);
-            }
-            door::outputs(request, &|problem, pass, inputs, outputs| {
-                etalon_simd::run(problem, pass, inputs, outputs, &options)
-            })
-        };
-        let Some(threads) = request.hints.threads else { return Ok(run()?) };
-        let pool = pool(threads)?;
-        // From a thread of no pool: a worker of another one would take up other work while it
-        // waits here.
-        let outputs = thread::scope(|scope| scope.spawn(|| pool.install(run)).join());
-        Ok(outputs.unwrap_or_else(|panic| resume_unwind(panic))?)
+        self.run_in(&Workspace::new(), request)
+    }
+
+    fn in_turn(&self, requests: &[Request<'_>]) -> Result<Option<Vec<Tensors>>, Refusal> {
+        let workspace = Workspace::new();
+        let answers = requests.iter().map(|request| {
+            request.hints.stale.into_iter().for_each(|x| workspace.fill(x as f32));
+            self.run_in(&workspace, request)
+        });
+        answers.collect::<Result<_, _>>().map(Some)
     }
 
     fn filtered(&self, request: &Request<'_>, filter: Filter) -> Result<Option<Filtered>, Refusal> {

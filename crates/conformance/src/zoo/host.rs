@@ -7,7 +7,7 @@ use crate::bounds::values;
 use crate::roster;
 use crate::roster::linear_cross_entropy::filter::{BOUNDS_OF_DH, BOUNDS_OF_DW, TILES};
 use crate::tensor::{Stored, Tensor, Tensors};
-use crate::tier::{Filtered, Refusal, Request, Tier};
+use crate::tier::{Choice, Filtered, Refusal, Request, Tier};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
@@ -100,6 +100,11 @@ impl Host {
         Ok(Filtered { outputs, dh, dw, tiles, classes })
     }
 
+    /// Whether any host has a choice: it takes no hint, but has a filter.
+    pub(super) fn chooses(choice: Choice) -> bool {
+        choice == Choice::Filter
+    }
+
     fn stored(&self, request: &Request<'_>, mut results: Results) -> Tensors {
         let operands = request.problem.operands(request.pass);
         let outputs = operands.iter().filter(|operand| operand.role == Role::Output);
@@ -152,6 +157,10 @@ impl Tier for Host {
             (_, Dtype::F64) => Err("the host sums in f32".into()),
             _ => Ok(()),
         }
+    }
+
+    fn has(&self, choice: Choice) -> bool {
+        Host::chooses(choice)
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {

@@ -4,7 +4,8 @@
 #[derive(Debug, Clone)]
 pub struct Bug {
     pub name: String,
-    /// What it takes to notice it: `size`, `value`, `layout`, `nan`, `function` or `bits`.
+    /// What it takes to notice it: `size`, `value`, `layout`, `nan`, `function`, `bits`, `kept` memory, a
+    /// `budget`, a `shard` or `heads` that differ.
     pub kind: String,
     pub file: String,
     /// What goes wrong.

@@ -109,9 +109,9 @@ grid! {
             Ascending = "ascending",
             /// Scores that fall with the key: no tile but the first has a new maximum.
             Descending = "descending",
-            /// Every 64th key takes almost all weight.
+            /// Every 64th key takes almost all weight, in each head another one.
             SinkKey = "sink_key",
-            /// A bias with −∞: rows, tiles and batch elements that see nothing.
+            /// A bias with −∞: rows, tiles, heads and batch elements that see nothing, in each head others.
             Holes = "holes",
             /// Channels of very different size, subnormal numbers among them.
             Range = "range",

@@ -35,7 +35,7 @@ pub(super) fn segments(e: &Extents, stream: &Stream) -> Mask {
 /// What the flags of an array are like.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Flags {
-    /// So many of them; rows 1, 14, 27, … are empty.
+    /// So many of them; every 13th row is empty, in each head another one.
     Some(f64),
     /// Nearly all: of most blocks of pairs all but one or two.
     Most,
@@ -55,7 +55,9 @@ pub(super) fn array(
         let (matrix, row, col) = (at / e.keys / e.queries, at / e.keys % e.queries, at % e.keys);
         let rare = stream.uniform(100 + at) >= 0.995;
         match flags {
-            Flags::Some(density) => row % 13 != 1 && stream.uniform(100 + at) < density,
+            Flags::Some(density) => {
+                (row + 5 * matrix) % 13 != 1 && stream.uniform(100 + at) < density
+            }
             Flags::Most => !rare,
             Flags::Blocks => {
                 let block = (matrix * 4096 + row / side) * 4096 + col / side;

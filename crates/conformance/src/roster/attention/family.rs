@@ -22,9 +22,9 @@ impl Family {
             let element = Element { scores, shape: &operand.shape, dtype, x, coin };
             match (operand.name, operand.shape.len()) {
                 ("q", _) => element.of_query(self, index[3]),
-                ("k", _) => element.of_key(self, index[2], index[3], &stream),
+                ("k", _) => element.of_key(self, [index[1], index[2], index[3]], &stream),
                 ("v", _) => element.of_value(self, index[3]),
-                ("bias", _) => element.of_bias(self, [index[0], index[2], index[3]]),
+                ("bias", _) => element.of_bias(self, [index[0], index[1], index[2], index[3]]),
                 ("sinks", _) if self == Family::Large => x - lowest(scores),
                 ("sinks", _) if self == Family::Holes => match index[0] % 4 {
                     1 => f64::INFINITY,     // leaves NaN in every row of its head that sees a key
@@ -69,7 +69,7 @@ impl Element<'_> {
         }
     }
 
-    fn of_key(&self, family: Family, j: usize, c: usize, stream: &Stream) -> f64 {
+    fn of_key(&self, family: Family, [head, j, c]: [usize; 3], stream: &Stream) -> f64 {
         let unit = self.unit();
         // Half a unit per key: every tile of two keys or more moves the maximum by at least 1.
         let climb = 0.5 * unit * (j as f64 - self.shape[2] as f64 / 2.0);
@@ -79,7 +79,7 @@ impl Element<'_> {
             Family::Ascending if c == 0 => climb,
             Family::Descending if c == 0 => -climb,
             // e⁸ ≈ 3000 outweighs 63 keys of weight about 1.
-            Family::SinkKey if c == 0 && j.is_multiple_of(64) => 8.0 * unit,
+            Family::SinkKey if c == 0 && (j + 8 * head).is_multiple_of(64) => 8.0 * unit,
             _ => self.of_any(family, 1.0 / channel(c, self.dtype)),
         }
     }
@@ -100,14 +100,17 @@ impl Element<'_> {
         }
     }
 
-    fn of_bias(&self, family: Family, [b, i, j]: [usize; 3]) -> f64 {
+    /// Of [`Family::Holes`] each head hides other pairs: its first and last row, or its second, a band of rows
+    /// and one of keys, and in the last batch element all; one head of four sees nothing at all.
+    fn of_bias(&self, family: Family, [b, h, i, j]: [usize; 4]) -> f64 {
         if family != Family::Holes {
             return self.x;
         }
-        let edge_row = i == 0 || i + 1 == self.shape[2];
-        let tile = (32..48).contains(&i) || (16..32).contains(&j);
+        let edge_row = if h % 2 == 0 { i == 0 || i + 1 == self.shape[2] } else { i == 1 };
+        let tile = (32..48).contains(&(i + 16 * (h % 3))) || (16..32).contains(&(j + 8 * (h % 4)));
         let last_batch = self.shape[0] > 1 && b + 1 == self.shape[0];
-        match edge_row || tile || last_batch || self.coin < 0.25 {
+        let blind_head = (b + h) % 4 == 3;
+        match edge_row || tile || last_batch || blind_head || self.coin < 0.25 {
             true => f64::NEG_INFINITY,
             false if j % 7 == 3 => -3e4, // finite in every storage type; exp of it is 0
             false => self.x,

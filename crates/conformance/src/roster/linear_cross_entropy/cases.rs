@@ -31,6 +31,8 @@ grid! {
             Deep = "deep" => [9, 300 + stream.below(7, 300), 70],
             /// Large: more tokens than share what is read of w.
             ManyTokens = "many-tokens" => [1060 + stream.below(8, 100), 5, 300],
+            /// Large: four blocks of tokens by six tiles of classes.
+            Blocks = "blocks" => [290 + stream.below(30, 60), 3, 1290 + stream.below(31, 40)],
             /// Large: a tree of many tiles of classes.
             ManyClasses = "many-classes" => [3, 4, 20_000 + stream.below(9, 500)],
         },
@@ -125,7 +127,8 @@ grid! {
 const IGNORED_CLASS: i64 = 0;
 
 impl Grid for Point {
-    const LARGE: &'static [&'static str] = &["big", "deep", "many-tokens", "many-classes"];
+    const LARGE: &'static [&'static str] =
+        &["big", "deep", "many-tokens", "blocks", "many-classes"];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let stream = Stream::new(seed, "problem");

@@ -1,8 +1,10 @@
 //! The process that answers: it asks the tiers of this machine.
 
-use super::wire::{Answer, Message, answer, read_question};
+use super::answer::{Answer, answer};
+use super::message::Message;
+use super::question::{Call, Way, read_question};
 use crate::tier::{Refusal, Request, Tier};
-use crate::tiers::{ask, ask_filtered};
+use crate::tiers::{ask, ask_filtered, ask_in_turn};
 use std::io::{self, Read, Write};
 use std::sync::Mutex;
 
@@ -47,17 +49,8 @@ fn reply(
             Answer::Refused(Refusal::Fault(reason))
         }
         Some(tier) => {
-            let request = Request {
-                problem: &question.problem,
-                pass: question.pass,
-                dtype: question.dtype,
-                inputs: &question.inputs,
-                hints: question.hints,
-            };
-            let answered = match question.filter {
-                None => ask(tier.as_ref(), &request).map(Answer::Outputs),
-                Some(filter) => ask_filtered(tier.as_ref(), &request, filter).map(Answer::Filtered),
-            };
+            let requests: Vec<Request<'_>> = question.calls.iter().map(Call::request).collect();
+            let answered = answered(tier.as_ref(), &requests, question.way);
             match (answered, tier.lost()) {
                 (Ok(answer), _) => answer,
                 (Err(_), Some(reason)) => Answer::Lost(reason),
@@ -74,9 +67,21 @@ fn reply(
     }
 }
 
+fn answered(tier: &dyn Tier, requests: &[Request<'_>], way: Way) -> Result<Answer, Refusal> {
+    match (way, requests) {
+        (Way::InTurn, requests) => ask_in_turn(tier, requests).map(Answer::InTurn),
+        (Way::Alone, [request]) => ask(tier, request).map(Answer::Outputs),
+        (Way::Filtered(filter), [request]) => {
+            ask_filtered(tier, request, filter).map(Answer::Filtered)
+        }
+        _ => Err(Refusal::Fault(format!("got {} requests as one", requests.len()))),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::super::wire::{question, read_answer};
+    use super::super::answer::read_answer;
+    use super::super::question::question;
     use super::*;
     use crate::tensor::{Data, Tensor, Tensors};
     use crate::tier::Hints;
@@ -119,7 +124,7 @@ mod tests {
         let inputs = &inputs.into();
         let (dtype, hints) = (Dtype::F32, Hints::default());
         let request = Request { problem: &problem, pass, dtype, inputs, hints };
-        question(id, tier, &request, None).unwrap()
+        question(id, tier, &[request], Way::Alone).unwrap()
     }
 
     #[test]
