@@ -20,7 +20,8 @@ use crate::report::in_words;
 use crate::stochastic;
 use crate::tensor::Tensors;
 use crate::tier::Request;
-use crate::tiers::check_outputs;
+use crate::tiers::check_results;
+use crate::types::Types;
 use crate::typical::{Kernels, Typical};
 use answer::{Answer, Judged};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass};
@@ -175,7 +176,9 @@ fn number<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
 }
 
 /// Judges the outputs of a pass on the inputs of the request, as those of a kernel of a profile: all of
-/// them, or the ones that `only` names.
+/// them, or the ones that `only` names. Each is judged as what it is stored in, which may be another type
+/// than the request's; where the inputs hold the o, lse or entropy of the forward pass in a narrower type than
+/// usual, the kernel reads them as such.
 ///
 /// Fails where the outputs are not those of the pass, and where the pass has no bounds.
 pub fn check(
@@ -185,8 +188,8 @@ pub fn check(
     only: &[String],
 ) -> Result<Check, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
-    check_outputs(problem, pass, dtype, outputs, only)?;
-    let mut exact = bounds(problem, pass, dtype, profile, inputs)?;
+    check_results(problem, pass, outputs, only)?;
+    let mut exact = bounds(problem, pass, &types(request, outputs), profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
@@ -267,11 +270,12 @@ pub fn strictest(
     only: &[String],
 ) -> Result<Option<Profile>, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
-    check_outputs(problem, pass, dtype, outputs, only)?;
+    check_results(problem, pass, outputs, only)?;
+    let types = types(request, outputs);
     let tells = |profile: &Profile| profile.accumulator != Dtype::F64 || dtype == Dtype::F64;
     let (operands, mut undecided) = (problem.operands(pass), None);
     for profile in Profile::ALL.into_iter().filter(tells) {
-        let mut exact = match bounds(problem, pass, dtype, &profile, inputs) {
+        let mut exact = match bounds(problem, pass, &types, &profile, inputs) {
             Err(Error::Unsupported { .. }) => continue,
             exact => exact?,
         };
@@ -306,6 +310,11 @@ fn doubts(
     Ok(blunt(operands, exact, &simulated, outputs))
 }
 
+/// The types of results, and of what the kernel has stored before.
+fn types(request: &Request<'_>, outputs: &Tensors) -> Types {
+    Types::reading(request.problem, request.dtype, request.inputs).as_in(outputs)
+}
+
 /// What leaves less stands first.
 fn by_rest(x: &Explanation, y: &Explanation) -> Ordering {
     let left = |x: &Explanation| x.left.unwrap_or(LEFT);
@@ -320,8 +329,9 @@ fn statistics(
     exact: &Bounds,
     outputs: &Tensors,
 ) -> Result<Vec<Statistic>, Error> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
-    let typical = Typical::new(&Kernels::new(problem, pass, dtype, profile, inputs, exact)?)?;
+    let &Request { problem, pass, inputs, .. } = request;
+    let types = types(request, outputs);
+    let typical = Typical::new(&Kernels::new(problem, pass, &types, profile, inputs, exact)?)?;
     Ok(g2(operands, profile, exact, &typical, outputs))
 }
 

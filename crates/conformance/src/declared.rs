@@ -1,7 +1,7 @@
 //! Profiles that an author declares, in a JSON file.
 
 use crate::profile::Profile;
-use crate::vectors::{Error, read_text};
+use crate::vectors::{Error, json, read_text};
 use etalon_problem::{Dtype, Error as ProblemError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -28,13 +28,13 @@ struct Declared {
 /// Reads a profile. Its name is `custom`.
 pub fn read_profile(path: &Path) -> Result<Profile, Error> {
     let text = read_text(path)?;
-    let wrong = |error: serde_json::Error| Error::Format {
+    let wrong = |reason: String| Error::Format {
         path: path.to_path_buf(),
-        reason: format!("no profile: {error}"),
+        reason: format!("not a valid profile file: {reason}"),
     };
-    // By way of a map: serde would take the values of a struct from an array, too.
-    let members: Map<String, Value> = serde_json::from_str(&text).map_err(wrong)?;
-    let declared: Declared = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
+    // By way of a map first: serde would take the values of a struct from an array, too.
+    json::parse::<Map<String, Value>>(&text).map_err(wrong)?;
+    let declared: Declared = json::parse(&text).map_err(wrong)?;
     profile(&declared).map_err(|error| Error::content(path, error))
 }
 
@@ -102,8 +102,8 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         for (text, part) in [
-            ("[]", "no profile: invalid type"),
-            (r#"{ "acumulator": "f32" }"#, "unknown field `acumulator`"),
+            ("[]", "not a valid profile file: line 1: the file must be an object, found an array"),
+            (r#"{ "acumulator": "f32" }"#, "line 1: unknown key `acumulator`, expected one of"),
             (r#"{ "base": "f8-flash" }"#, "one of f64, f32-strict"),
             (r#"{ "p_store": "f8" }"#, "bf16"),
             (r#"{ "factor": 0.5 }"#, "`factor` must be from 0 to 0.1, found 0.5"),

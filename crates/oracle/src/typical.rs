@@ -10,6 +10,7 @@ use crate::bounds::{Bound, Bounds};
 use crate::generate::Stream;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
+use crate::types::Types;
 use etalon_problem::{Algorithm, Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::ArrayD;
@@ -30,12 +31,12 @@ const OF_A_SLOPE: f64 = 1.0 / 16.0;
 pub struct Kernels<'a> {
     problem: &'a Problem,
     pass: Pass,
-    dtype: Dtype,
+    types: Types,
     operands: Vec<Operand>,
     inputs: Values,
     size: Size,
-    /// The standard deviation of δ = Σ o dout of each row, where the pass reads an o that was stored.
-    delta: Option<ArrayD<f64>>,
+    /// What the storage of o and lse costs.
+    saved: Saved,
     exact: &'a Bounds,
 }
 
@@ -44,16 +45,16 @@ impl<'a> Kernels<'a> {
     pub fn new(
         problem: &'a Problem,
         pass: Pass,
-        dtype: Dtype,
+        types: impl Into<Types>,
         profile: &Profile,
         inputs: &Tensors,
         exact: &'a Bounds,
     ) -> Result<Self, Error> {
-        let operands = problem.operands(pass);
+        let (operands, types) = (problem.operands(pass), types.into());
         let inputs = values(problem, pass, inputs)?;
         let size = Size::new(profile, &operands);
-        let delta = deviation_of_delta(problem, &operands, &inputs, size.sums, dtype)?;
-        Ok(Kernels { problem, pass, dtype, operands, inputs, size, delta, exact })
+        let saved = Saved::new(problem, pass, &inputs, size.sums, &types)?;
+        Ok(Kernels { problem, pass, types, operands, inputs, size, saved, exact })
     }
 
     /// What the kernel of that number holds in each output of floating-point numbers before it stores it;
@@ -87,7 +88,20 @@ impl<'a> Kernels<'a> {
     /// The outputs of the kernel of that number, once their sums have rounded them.
     fn sums(&self, kernel: u64) -> Result<Values, Error> {
         let mut inputs = self.perturbed(kernel);
-        if let Some(delta) = &self.delta {
+        if let Some(lse) = &self.saved.lse {
+            // A weight of the row that is too large by a factor makes its dS so, as a dout would.
+            let stream = Stream::new(kernel, "lse");
+            for name in ["dout", "dlse"] {
+                let Some(rows) = inputs.get_mut(name) else { continue };
+                let width = rows.len() / lse.len().max(1);
+                let all = rows.iter_mut().enumerate();
+                all.for_each(|(at, x)| {
+                    let row = at / width.max(1);
+                    *x += *x * lse[row] * stream.normal(row);
+                });
+            }
+        }
+        if let Some(delta) = &self.saved.delta {
             // dlse is subtracted from δ, and read nowhere else.
             let stream = Stream::new(kernel, "delta");
             let mut dlse = inputs.remove("dlse").unwrap_or_else(|| ArrayD::zeros(delta.shape()));
@@ -113,10 +127,12 @@ impl<'a> Kernels<'a> {
         Ok(results)
     }
 
-    /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]).
+    /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]), or the rounding of an lse that no
+    /// error of an operand stands for.
     fn bends(&self, name: &str) -> bool {
         let capped = matches!(self.problem, Problem::LinearCrossEntropy(x) if x.softcap.is_some());
-        capped && self.operands.iter().any(|x| x.name == name && x.primal != name)
+        (capped || self.saved.lse_besides)
+            && self.operands.iter().any(|x| x.name == name && x.primal != name)
     }
 
     /// The operands, of which every element errs by itself.
@@ -165,7 +181,7 @@ impl<'a> Kernels<'a> {
     fn each_stored(&self, results: &mut Values, f: impl Fn(Dtype, &Bound, &mut ArrayD<f64>)) {
         results.retain(|name, results| {
             let operand = self.operands.iter().find(|operand| operand.name == name);
-            let stored = operand.map(|operand| Stored::of(operand.precision, self.dtype));
+            let stored = operand.map(|operand| self.types.of(operand));
             let (Some(Stored::Float(stored)), Some(bound)) = (stored, self.exact.outputs.get(name))
             else {
                 return false;
@@ -227,27 +243,59 @@ impl Size {
     }
 }
 
-/// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the
-/// accumulator's type. `None` where the pass reads no stored o, or has no cotangents beside it.
-fn deviation_of_delta(
-    problem: &Problem,
-    operands: &[Operand],
-    inputs: &Values,
-    sums: f64,
-    storage: Dtype,
-) -> Result<Option<ArrayD<f64>>, Error> {
-    let has = |name: &str, role: Role| operands.iter().any(|x| x.name == name && x.role == role);
-    let reads = has("o", Role::Saved) && has("dlse", Role::OptionalCotangent);
-    let Some(dout) = inputs.get("dout").filter(|_| reads) else { return Ok(None) };
-    let forward = problem.operands(Pass::Forward);
-    let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
-    let given = inputs.iter().filter(|(name, _)| own(name));
-    let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
-    let outputs = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
-    let Some(o) = outputs.get("o") else { return Ok(None) };
-    let size = (storage.unit_roundoff() / 3f64.sqrt()).hypot(sums);
-    let products = (o * dout).mapv(|x| if x.is_finite() { x * x } else { 0.0 });
-    Ok(Some(products.sum_axis(ndarray::Axis(products.ndim() - 1)).mapv(|sum| size * sum.sqrt())))
+/// What it costs a gradient that the forward pass stored o and lse.
+#[derive(Debug, Default)]
+struct Saved {
+    /// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the
+    /// accumulator's type. `None` where the pass reads no stored o, or has no cotangents beside it.
+    delta: Option<ArrayD<f64>>,
+    /// The standard deviation of the relative error that the weights of each row have in common, where lse is
+    /// stored in a narrower type than usual.
+    lse: Option<Vec<f64>>,
+    /// Whether there is such an error, and no error of an operand is like it.
+    lse_besides: bool,
+}
+
+impl Saved {
+    fn new(
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Values,
+        sums: f64,
+        types: &Types,
+    ) -> Result<Self, Error> {
+        let operands = problem.operands(pass);
+        let has =
+            |name: &str, role: Role| operands.iter().any(|x| x.name == name && x.role == role);
+        let reads_o = has("o", Role::Saved) && has("dlse", Role::OptionalCotangent);
+        let backward = matches!(pass, Pass::Backward | Pass::ForwardBackward);
+        let narrow = backward && types.narrows("lse", Precision::Wide);
+        let scaled = matches!(problem, Problem::Attention(_) | Problem::AttentionLse(_));
+        let mut saved = Saved { lse_besides: narrow && !scaled, ..Saved::default() };
+        if !reads_o && !(narrow && scaled) {
+            return Ok(saved);
+        }
+        let forward = problem.operands(Pass::Forward);
+        let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
+        let given = inputs.iter().filter(|(name, _)| own(name));
+        let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
+        let outputs = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
+        let roundoff = |name, precision| {
+            types.stored(name, precision).dtype().map_or(0.0, Dtype::unit_roundoff) / 3f64.sqrt()
+        };
+        if let (true, Some(o), Some(dout)) = (reads_o, outputs.get("o"), inputs.get("dout")) {
+            let size = roundoff("o", Precision::Storage).hypot(sums);
+            let products = (o * dout).mapv(|x| if x.is_finite() { x * x } else { 0.0 });
+            let squares = products.sum_axis(ndarray::Axis(products.ndim() - 1));
+            saved.delta = Some(squares.mapv(|sum| size * sum.sqrt()));
+        }
+        if let (true, Some(lse)) = (narrow && scaled, outputs.get("lse")) {
+            let size = roundoff("lse", Precision::Wide);
+            let finite = lse.iter().map(|x| if x.is_finite() { size * x.abs() } else { 0.0 });
+            saved.lse = Some(finite.collect());
+        }
+        Ok(saved)
+    }
 }
 
 /// Rounds every element as its sum does. Where a row cancels, its error is as large as if it did not.

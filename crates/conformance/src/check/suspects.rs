@@ -4,7 +4,7 @@ use super::answer::Answer;
 use super::{Explanation, Kind, LEFT, by_rest};
 use crate::cases::cost;
 use crate::conventions::{Reading, readings};
-use crate::tensor::{Tensor, Tensors, Values};
+use crate::tensor::{Values, usual};
 use crate::tier::{Hints, Request};
 use crate::tiers::ask;
 use crate::zoo::{Host, mutants};
@@ -57,10 +57,11 @@ fn bugs(request: &Request<'_>, answer: &Answer<'_>) -> Vec<Explanation> {
     let mutants: Vec<_> =
         mutants().into_iter().filter(|mutant| mutant.of.contains(&algorithm)).collect();
     // The host of the zoo sums in f32 and takes no f64.
-    let wide = request.dtype == Dtype::F64;
-    let inputs = if wide { &narrow(request.inputs) } else { request.inputs };
-    let dtype = if wide { Dtype::F32 } else { request.dtype };
-    let request = Request { inputs, dtype, hints: Hints::default(), ..*request };
+    let dtype = if request.dtype == Dtype::F64 { Dtype::F32 } else { request.dtype };
+    let Ok(inputs) = usual(request.problem, request.pass, dtype, request.inputs) else {
+        return Vec::new();
+    };
+    let request = Request { inputs: &inputs, dtype, hints: Hints::default(), ..*request };
     let explanation = |mutant: crate::zoo::Mutant| {
         let outputs = ask(&Host::mutant(mutant), &request).ok()?;
         let outputs: Result<Values, Error> =
@@ -74,13 +75,4 @@ fn bugs(request: &Request<'_>, answer: &Answer<'_>) -> Vec<Explanation> {
     found.sort_by(by_rest);
     found.truncate(NAMED);
     found
-}
-
-/// Inputs in f32 where they are in f64.
-fn narrow(inputs: &Tensors) -> Tensors {
-    let narrow = |(name, x): (&String, &Tensor)| {
-        let numbers = x.numbers(name).ok().filter(|_| x.dtype() == Some(Dtype::F64));
-        (name.clone(), numbers.map_or_else(|| x.clone(), |x| Tensor::round(&x, Dtype::F32)))
-    };
-    inputs.iter().map(narrow).collect()
 }

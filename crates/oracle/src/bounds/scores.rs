@@ -3,7 +3,7 @@
 use super::inputs::{Inputs, Rows};
 use super::model::{Model, floor, weight_error};
 use super::sum::{Sum, dots};
-use etalon_problem::{DistanceBias, Extents, Precision, Scores, Sequence};
+use etalon_problem::{DistanceBias, Extents, Scores, Sequence};
 use std::ops::Range;
 
 /// A query of one head in one sequence.
@@ -355,7 +355,7 @@ impl<'a> Row<'a> {
         let moved = most.ln().max(-least.ln()).max(0.0);
         let log = (lse - max).abs() + lag;
         let lse_error =
-            model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), Precision::Wide);
+            model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), model.lse);
         let overflows = pairs.iter().any(|pair| !pair.error.is_finite());
         let rough = moved > ROUGH;
         Row {

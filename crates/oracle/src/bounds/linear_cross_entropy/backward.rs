@@ -4,7 +4,7 @@ use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
 use crate::bounds::inputs::Errors;
 use crate::bounds::model::{Model, divided, weight_error};
-use etalon_problem::{LinearCrossEntropy, Precision};
+use etalon_problem::LinearCrossEntropy;
 use ndarray::Array2;
 use rayon::prelude::*;
 
@@ -110,7 +110,7 @@ impl<'a> Pull<'a> {
         let weights: f64 = (0..classes).map(|v| operands.class_weight(v)).sum();
         let absolute: f64 = (0..classes).map(|v| operands.class_weight(v).abs()).sum();
         let square = 2.0 * gamma * row.lse;
-        let lse_error = row.lse_error + model.store(row.lse.abs(), Precision::Wide);
+        let lse_error = row.lse_error + model.store(row.lse.abs(), model.lse);
         let beta_error = target.abs() * (relative + 2.0 * u) + u * (target.abs() + dlogprob.abs());
         let lambda_error = eta.abs() * absolute * (relative + model.gamma(classes + 4))
             + square.abs() * (relative + 3.0 * u)
@@ -124,7 +124,7 @@ impl<'a> Pull<'a> {
             eta: Near { value: eta, error: eta.abs() * (relative + 2.0 * u) },
             dentropy: operands.cotangent("dentropy", i),
             lse_error,
-            entropy_error: row.entropy_error + model.store(row.entropy.abs(), Precision::Wide),
+            entropy_error: row.entropy_error + model.store(row.entropy.abs(), model.entropy),
         }
     }
 
