@@ -17,6 +17,12 @@ struct Declared {
     p_store: Option<String>,
     ds_store: Option<String>,
     group_store: Option<String>,
+    score_store: Option<String>,
+    dp_store: Option<String>,
+    weight_store: Option<String>,
+    residual_store: Option<String>,
+    chunk_store: Option<String>,
+    chunk_tokens: Option<usize>,
     exp_constant: Option<f64>,
     exp_slope: Option<f64>,
     tanh: Option<f64>,
@@ -48,6 +54,15 @@ fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
         p_store: dtype(&declared.p_store, base.p_store)?,
         ds_store: dtype(&declared.ds_store, base.ds_store)?,
         group_store: dtype(&declared.group_store, base.group_store)?,
+        score_store: dtype(&declared.score_store, base.score_store)?,
+        dp_store: dtype(&declared.dp_store, base.dp_store)?,
+        weight_store: dtype(&declared.weight_store, base.weight_store)?,
+        residual_store: dtype(&declared.residual_store, base.residual_store)?,
+        chunk_store: dtype(&declared.chunk_store, base.chunk_store)?,
+        chunk_tokens: match declared.chunk_tokens {
+            Some(0) => return Err(ProblemError::value("chunk_tokens", "at least 1", 0)),
+            tokens => tokens.unwrap_or(base.chunk_tokens),
+        },
         exp_constant: number("exp_constant", declared.exp_constant, base.exp_constant, MOST)?,
         exp_slope: number("exp_slope", declared.exp_slope, base.exp_slope, MOST)?,
         tanh: number("tanh", declared.tanh, base.tanh, MOST)?,
@@ -97,6 +112,18 @@ mod tests {
         let text = r#"{ "base": "bf16-flash", "group_store": "f32", "exp_slope": 40 }"#;
         let own = Profile { group_store: Dtype::F32, exp_slope: 40.0, ..flash };
         assert_eq!(read(text), Ok(named(own)));
+        let text = r#"{ "score_store": "f16", "dp_store": "bf16", "weight_store": "f16",
+            "residual_store": "bf16", "chunk_store": "bf16", "chunk_tokens": 64 }"#;
+        let own = Profile {
+            score_store: Dtype::F16,
+            dp_store: Dtype::Bf16,
+            weight_store: Dtype::F16,
+            residual_store: Dtype::Bf16,
+            chunk_store: Dtype::Bf16,
+            chunk_tokens: 64,
+            ..Profile::by_name("f32-strict").unwrap()
+        };
+        assert_eq!(read(text), Ok(named(own)));
     }
 
     #[test]
@@ -108,6 +135,8 @@ mod tests {
             (r#"{ "p_store": "f8" }"#, "bf16"),
             (r#"{ "factor": 0.5 }"#, "`factor` must be from 0 to 0.1, found 0.5"),
             (r#"{ "tanh": -1 }"#, "`tanh` must be from 0 to 1000000, found -1"),
+            (r#"{ "score_store": "f8" }"#, "bf16"),
+            (r#"{ "chunk_tokens": 0 }"#, "`chunk_tokens` must be at least 1, found 0"),
             (r#"{ "rescale_keys": 0 }"#, "`rescale_keys` must be at least 1, found 0"),
         ] {
             let error = read(text).unwrap_err();

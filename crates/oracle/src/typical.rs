@@ -14,7 +14,11 @@ use crate::types::Types;
 use etalon_problem::{Algorithm, Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::ArrayD;
+use scores::StoredScores;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+
+mod scores;
 
 /// How many kernels are simulated: their errors tell a standard deviation to a fifth, where every
 /// element has one of its own, and much better where those of a row share it.
@@ -29,7 +33,7 @@ const OF_A_SLOPE: f64 = 1.0 / 16.0;
 /// Simulated kernels of a profile on a pass.
 #[derive(Debug)]
 pub struct Kernels<'a> {
-    problem: &'a Problem,
+    problem: Cow<'a, Problem>,
     pass: Pass,
     types: Types,
     operands: Vec<Operand>,
@@ -37,6 +41,8 @@ pub struct Kernels<'a> {
     size: Size,
     /// What the storage of o and lse costs.
     saved: Saved,
+    /// What the storage of scores costs, and how it enters.
+    scores: StoredScores,
     exact: &'a Bounds,
 }
 
@@ -52,9 +58,11 @@ impl<'a> Kernels<'a> {
     ) -> Result<Self, Error> {
         let (operands, types) = (problem.operands(pass), types.into());
         let inputs = values(problem, pass, inputs)?;
-        let size = Size::new(profile, &operands);
+        let mut size = Size::new(profile, &operands);
         let saved = Saved::new(problem, pass, &inputs, size.sums, &types)?;
-        Ok(Kernels { problem, pass, types, operands, inputs, size, saved, exact })
+        let scores = StoredScores::new(problem, profile, &inputs, &mut size)?;
+        let problem = scores.problem(problem);
+        Ok(Kernels { problem, pass, types, operands, inputs, size, saved, scores, exact })
     }
 
     /// What the kernel of that number holds in each output of floating-point numbers before it stores it;
@@ -109,11 +117,17 @@ impl<'a> Kernels<'a> {
             rows.for_each(|(at, (dlse, size))| *dlse += size * stream.normal(at));
             inputs.insert("dlse".to_string(), dlse);
         }
-        let mut results = evaluate_in(Arithmetic::F64, self.problem, self.pass, &inputs)?;
+        self.scores.enter(kernel, &mut inputs)?;
+        let mut results = evaluate_in(Arithmetic::F64, &self.problem, self.pass, &inputs)?;
+        self.scores.leave(&self.operands, &mut results)?;
         for (name, results) in &mut results {
             if let Some(bound) = self.exact.outputs.get(name) {
                 let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
                 summed(bound, results, self.size, stream);
+                if self.size.chunks > 0.0 && matches!(name.as_str(), "dw" | "dbias") {
+                    let stream = Stream::new(kernel, &format!("{name}, by chunks"));
+                    over_chunks(bound, results, self.size.chunks, stream);
+                }
                 if self.bends(name) {
                     let stream = Stream::new(kernel, &format!("{name}, by slopes"));
                     let elements = results.iter_mut().zip(&bound.bound).enumerate();
@@ -130,7 +144,8 @@ impl<'a> Kernels<'a> {
     /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]), or the rounding of an lse that no
     /// error of an operand stands for.
     fn bends(&self, name: &str) -> bool {
-        let capped = matches!(self.problem, Problem::LinearCrossEntropy(x) if x.softcap.is_some());
+        let capped =
+            matches!(&*self.problem, Problem::LinearCrossEntropy(x) if x.softcap.is_some());
         (capped || self.saved.lse_besides)
             && self.operands.iter().any(|x| x.name == name && x.primal != name)
     }
@@ -170,9 +185,12 @@ impl<'a> Kernels<'a> {
         // Scores that decide whether a pair counts are of the accumulator's type.
         let decides = self.problem.algorithm() == Algorithm::LazyAttention
             && !operand.axes.contains(&Axis::ValueDim);
+        // A score is a product of operands that have no axis of values, and so is a logit.
+        let scored = !operand.axes.contains(&Axis::ValueDim);
         match operand.precision {
             Precision::Integer => 0.0,
             Precision::Storage if multiplied && !decides => self.size.stored,
+            Precision::Storage if scored => self.size.scores,
             _ => self.size.sums,
         }
     }
@@ -221,8 +239,12 @@ struct Size {
     stored: f64,
     /// A rounding of a weight that is stored in less than the accumulator's type.
     weights: f64,
+    /// The same as `sums` with the roundings of stored scores, where errors of operands stand for them.
+    scores: f64,
     /// A rounding of a sum in the accumulator's type.
     rounding: f64,
+    /// The roundings of dw over chunks, in shares of its rows.
+    chunks: f64,
 }
 
 impl Size {
@@ -234,12 +256,15 @@ impl Size {
         let rounding = profile.accumulator.unit_roundoff() / 3f64.sqrt();
         let sums = rounding * (profile.chain(longest) as f64).sqrt();
         let sums = sums.hypot(profile.factor / 3f64.sqrt());
-        let types = [profile.p_store, profile.ds_store, profile.group_store];
+        let &Profile { p_store, ds_store, group_store, dp_store, .. } = profile;
+        let &Profile { weight_store, residual_store, .. } = profile;
+        let types = [p_store, ds_store, group_store, dp_store, weight_store, residual_store];
         let stored = types.map(Dtype::unit_roundoff).into_iter().fold(0.0, f64::max) / 3f64.sqrt();
         let narrow = profile.p_store.unit_roundoff().max(profile.ds_store.unit_roundoff());
         let weights =
             if narrow > profile.accumulator.unit_roundoff() { narrow / 3f64.sqrt() } else { 0.0 };
-        Size { sums, stored: sums.hypot(stored), weights, rounding }
+        let chunks = chunks(profile, operands);
+        Size { sums, stored: sums.hypot(stored), weights, scores: sums, rounding, chunks }
     }
 }
 
@@ -295,6 +320,38 @@ impl Saved {
             saved.lse = Some(finite.collect());
         }
         Ok(saved)
+    }
+}
+
+/// The standard deviation of the roundings of dw over chunks of tokens, in shares of what a sum so far is
+/// typically: of C sums the last one is as large as the result, and the others grow up to it.
+fn chunks(profile: &Profile, operands: &[Operand]) -> f64 {
+    let u = profile.chunk_store.unit_roundoff();
+    let extent = |axis| operands.iter().find_map(|x| x.position(axis).map(|at| x.shape[at]));
+    let extents = [Axis::Targets, Axis::Dim, Axis::Classes].map(extent);
+    let [Some(tokens), Some(dim), Some(vocab)] = extents else { return 0.0 };
+    if u <= profile.accumulator.unit_roundoff() {
+        return 0.0;
+    }
+    // Each sum is rounded, and what a chunk adds to it.
+    let chunks = tokens.div_ceil(profile.chunk(tokens, dim, vocab)) as f64;
+    u / 3f64.sqrt() * (chunks / 2.0 + 1.5).sqrt()
+}
+
+/// Rounds the sums of chunks of tokens, of the size of a result or of its row.
+fn over_chunks(bound: &Bound, results: &mut ArrayD<f64>, size: f64, stream: Stream) {
+    let width =
+        if bound.value.ndim() > 1 { bound.value.shape()[bound.value.ndim() - 1] } else { 1 };
+    let (Some(values), Some(results)) = (bound.value.as_slice(), results.as_slice_mut()) else {
+        return;
+    };
+    let rows = values.chunks(width.max(1)).zip(results.chunks_mut(width.max(1)));
+    for (row, (values, results)) in rows.enumerate() {
+        let squares = values.iter().filter(|x| x.is_finite()).map(|x| x * x).sum::<f64>();
+        let whole = (squares / values.len().max(1) as f64).sqrt();
+        for (at, (result, value)) in results.iter_mut().zip(values).enumerate() {
+            *result += size * value.abs().max(whole) * stream.normal(row * width + at);
+        }
     }
 }
 

@@ -65,6 +65,13 @@ pub(super) struct Model {
     /// u_g and η_g: the same of the gradient of one head of a group.
     pub u_g: f64,
     pub eta_g: f64,
+    /// u and η of what a profile may store besides: steps to a score, dP, normalised weights, p − [y], and the
+    /// sums of dw over chunks.
+    pub score: Kept,
+    pub dp: Kept,
+    pub weight: Kept,
+    pub residual: Kept,
+    pub chunk: Kept,
     /// Where no intermediate result overflows: as long as every sum of absolute terms stays below
     /// this, 2²⁴ under the accumulator's largest number. The room is for what a streaming softmax
     /// has not normalised yet: 2¹⁶ keys, each of weight up to 2⁸.
@@ -76,10 +83,29 @@ pub(super) struct Model {
     safety: f64,
 }
 
+/// What storing a value in between costs: u of itself and η, and where it overflows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub u: f64,
+    pub eta: f64,
+    max: f64,
+}
+
+impl Kept {
+    /// Of what is not stored, or in the accumulator's type.
+    const NOTHING: Kept = Kept { u: 0.0, eta: 0.0, max: f64::INFINITY };
+
+    /// The error of storing a number of this size; nothing is known of one that may overflow.
+    pub fn error(&self, size: f64) -> f64 {
+        if size > self.max { f64::INFINITY } else { self.u * size + floor(size, self.eta) }
+    }
+}
+
 impl Model {
     pub fn new(profile: &Profile, types: &Types) -> Self {
         let u = profile.accumulator.unit_roundoff();
-        let largest = [profile.p_store, profile.ds_store]
+        let largest = profile
+            .stores()
             .into_iter()
             .chain(types.all())
             .map(Dtype::unit_roundoff)
@@ -93,6 +119,10 @@ impl Model {
         };
         let ((u_p, eta_p), (u_ds, eta_ds)) = (stored(profile.p_store), stored(profile.ds_store));
         let (u_g, eta_g) = stored(profile.group_store);
+        let kept = |dtype: Dtype| match stored(dtype) {
+            (0.0, _) => Kept::NOTHING,
+            (u, eta) => Kept { u, eta, max: dtype.max() },
+        };
         Model {
             profile: *profile,
             u,
@@ -104,6 +134,11 @@ impl Model {
             eta_ds,
             u_g,
             eta_g,
+            score: kept(profile.score_store),
+            dp: kept(profile.dp_store),
+            weight: kept(profile.weight_store),
+            residual: kept(profile.residual_store),
+            chunk: kept(profile.chunk_store),
             limit: profile.accumulator.max() * 0.5f64.powi(24),
             o: types.stored("o", Precision::Storage).dtype().unwrap_or(types.storage),
             lse: types.stored("lse", Precision::Wide).dtype().unwrap_or(types.storage),
@@ -172,7 +207,18 @@ impl Model {
 
     /// Whether weights or dS are rounded to less than the accumulator's type.
     pub fn stores_low(&self) -> bool {
-        self.u_p > 0.0 || self.u_ds > 0.0
+        let kept = [self.score, self.dp, self.weight, self.residual, self.chunk];
+        self.u_p > 0.0 || self.u_ds > 0.0 || kept.iter().any(|kept| kept.u > 0.0)
+    }
+
+    /// Steps of the gradient between P and the products with q and k that are stored: dS, and where the steps
+    /// to a score are, those back through a cap and the scale (N14).
+    pub fn steps_back(&self, capped: bool) -> f64 {
+        match self.score.u > 0.0 {
+            true if capped => 5.0,
+            true => 2.0,
+            false => 1.0,
+        }
     }
 
     /// The absolute error of storing one number of about this size.
