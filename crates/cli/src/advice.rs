@@ -18,14 +18,25 @@ pub fn did_you_mean<'a>(found: &str, names: impl IntoIterator<Item = &'a str>) -
     nearest.map_or(String::new(), |(_, name)| format!("; did you mean {name:?}?"))
 }
 
-/// Reads a problem and the arrays that its mask names; an error comes with advice.
+/// Reads a problem and the arrays that it names; an error comes with advice.
 pub fn read_problem(path: &Path, input: &Path, tensors: &Tensors) -> Result<Problem, Failure> {
+    read_with_lists(path, input, tensors).map(|(problem, _)| problem)
+}
+
+/// The same with the names of the tensors that hold lengths or offsets of its sequences.
+pub fn read_with_lists(
+    path: &Path,
+    input: &Path,
+    tensors: &Tensors,
+) -> Result<(Problem, Vec<String>), Failure> {
     // Read once: a second look at a pipe would find nothing, or wait without end.
     let text = vectors::read_text(path)?;
-    vectors::parse_problem(path, &text, input, tensors).map_err(|error| match &error {
+    let problem = vectors::parse_problem(path, &text, input, tensors);
+    let problem = problem.map_err(|error| match &error {
         Error::Format { reason, .. } => Failure(format!("{error}{}", on_problem(&text, reason))),
         _ => on_tensors(&error, |_| Some(PAIRS.to_vec())),
-    })
+    })?;
+    Ok((problem, vectors::sequence_tensors(&text)))
 }
 
 /// Advice on a problem file: on a mask that is written as a bare string, or from the names that the
@@ -34,12 +45,67 @@ fn on_problem(text: &str, reason: &str) -> String {
     if let Some(advice) = serde_json::from_str(text).ok().as_ref().and_then(bare_mask) {
         return advice;
     }
-    let mut names = reason.split('`').skip(1).step_by(2);
-    match names.next() {
-        Some(found) if reason.contains("unknown ") => did_you_mean(found, names),
-        _ => String::new(),
+    if reason.contains("`-1`") && reason.contains("window.") {
+        return OPEN_END.to_string();
     }
+    let Some((_, unknown)) = reason.split_once("unknown ") else { return String::new() };
+    let Some(found) = unknown.split('`').nth(1) else { return String::new() };
+    if let Some((_, write)) = FOREIGN.iter().find(|(keys, _)| keys.contains(&found)) {
+        return format!("; {write}");
+    }
+    let expected = unknown.split_once("expected ").map_or("", |(_, names)| names);
+    did_you_mean(found, expected.split('`').skip(1).step_by(2))
 }
+
+/// Advice on an end of a window that is −1.
+const OPEN_END: &str =
+    r#"; leave out an end that is open, as in "mask": { "window": { "left": 128 } }"#;
+
+/// Keys of other libraries, and what to write in their place.
+const FOREIGN: [(&[&str], &str); 15] = [
+    (
+        &["is_causal"],
+        r#"write "mask": { "causal": { "align": "top_left" } } as PyTorch and JAX align it, or "mask": { "causal": {} } as flash-attention does"#,
+    ),
+    (&["causal"], r#"write "mask": { "causal": {} }"#),
+    (
+        &["window_size", "window_left", "window_right", "sliding_window", "local_window_size"],
+        r#"write "mask": { "window": { "left": 128, "right": 0 } }, without an end that is -1"#,
+    ),
+    (
+        &["alibi_slopes", "alibi"],
+        r#"write "bias": { "batch": 1, "heads": 8 }, with your heads, and a tensor bias of slope × (key − query − M + N)"#,
+    ),
+    (
+        &["attn_mask", "attention_mask", "key_padding_mask"],
+        r#"write "mask": { "array": "attn_mask" } for a bool tensor of the file, or "bias": { "batch": 1, "heads": 1 } for numbers that are added"#,
+    ),
+    (&["attn_bias"], r#"write "bias": { "batch": 1, "heads": 1 }, and name the tensor bias"#),
+    (
+        &["scale", "sm_scale", "scaling"],
+        r#"write "softmax_scale": 0.125, of linear_cross_entropy "logit_scale""#,
+    ),
+    (
+        &["dropout_p", "dropout", "p_dropout"],
+        "leave it out: there is no dropout, so check the kernel without",
+    ),
+    (&["logits_soft_cap", "soft_cap", "logit_softcapping", "score_cap"], r#"write "softcap": 30"#),
+    (
+        &["cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "cu_seqlens_kv", "seqlens", "max_seqlen_q"],
+        r#"write "sequences": { "packed": { "cu_query": "cu_seqlens_q", "cu_key": "cu_seqlens_k" } }, lists of offsets or the names of tensors, and of tokens { "packed": { "cu_tokens": "cu_seqlens" } }"#,
+    ),
+    (
+        &["num_heads", "nheads", "heads", "num_kv_heads", "num_key_value_heads", "enable_gqa"],
+        r#"write "query_heads": 8, "key_heads": 2"#,
+    ),
+    (&["head_dim", "headdim", "d_model"], r#"write "dim": 64"#),
+    (
+        &["seq_len", "seqlen", "seqlen_q", "seqlen_k", "N_CTX"],
+        r#"write "queries": 128, "keys": 128, of tokens "tokens": 128"#,
+    ),
+    (&["s_aux", "sink", "attention_sinks"], r#"write "sinks": true, and name the tensor sinks"#),
+    (&["lse_scale", "z_loss"], r#"write "lse_square_scale": 1e-4"#),
+];
 
 /// How masks with parameters are written.
 const MASKS: [(&str, &str); 6] = [

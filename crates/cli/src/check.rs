@@ -5,16 +5,16 @@ use crate::options;
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::{Block, html, markdown, quoted, terminal};
 use crate::progress::Progress;
-use crate::units::{counted, digits};
+use crate::units::{counted, digits, margin};
 use crate::{advice, memory, needs, output};
 use etalon_conformance::check::{Check, Explanation, Kind, Output, check_told, strictest};
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
-use etalon_conformance::tensor::Tensors;
+use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::tier::{Hints, Request};
-use etalon_conformance::tiers::check_outputs;
+use etalon_conformance::tiers::check_results;
 use etalon_conformance::vectors::{self, Draft};
-use etalon_problem::{Error, Role};
+use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Role, shortened};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,6 +37,12 @@ pub struct Arguments {
     /// Judges these outputs alone; the others may be absent.
     #[arg(long, value_name = "NAME,…", value_delimiter = ',')]
     only: Vec<String>,
+    /// Judges what GOT holds; results of the pass that it lacks are named.
+    #[arg(long)]
+    allow_missing: bool,
+    /// Names and ignores tensors of GOT that are no results of the pass.
+    #[arg(long)]
+    allow_extra: bool,
     /// The inputs are random, whatever they look like: what is conspicuous or cannot be judged is a failure.
     #[arg(long, conflicts_with = "structured")]
     generic: bool,
@@ -78,15 +84,19 @@ struct Found {
     allow_undecided: f64,
     /// Whether the profile is the strictest that holds, and no claim.
     auto: bool,
+    /// What was taken for granted, left out or ignored.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    notes: Vec<String>,
     command: String,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Arguments { question, only, .. } = arguments;
+    let question = &arguments.question;
     let pass = &question.pass;
-    let Asked { problem, inputs, dtype } = question.read()?;
-    let got = vectors::read_tensors(&arguments.got, memory::available())?;
-    check_outputs(&problem, *pass, dtype, &got, only).map_err(|error| {
+    let Asked { problem, inputs, dtype, mut notes } = question.read()?;
+    let Brought { got, only, notes: more } = brought(arguments, &problem, dtype)?;
+    notes.extend(more);
+    check_results(&problem, *pass, &got, &only).map_err(|error| {
         let outputs = problem.operands(*pass).into_iter().filter(|x| x.role == Role::Output);
         on_outputs(&arguments.got, error, &outputs.map(|x| (x.name, x.axes)).collect::<Vec<_>>())
     })?;
@@ -99,13 +109,13 @@ pub fn run(arguments: &Arguments) -> Outcome {
     let judged = |got: &Tensors| -> Result<Check, Failure> {
         needs::afford_check(&problem, *pass, dtype)?;
         let profile = match claim.of(dtype) {
-            None => strictest(&request, got, only)?,
+            None => strictest(&request, got, &only)?,
             claimed => claimed,
         };
         // If none holds, what the usual one says is of most use.
         let profile = profile.unwrap_or_else(|| Profile::flash(dtype));
         let progress = Progress::on_terminal(INTERVAL);
-        let told = check_told(&request, &profile, got, only, &|done, all, what| {
+        let told = check_told(&request, &profile, got, &only, &|done, all, what| {
             progress.tell(done, all, what);
         });
         progress.finish();
@@ -118,12 +128,100 @@ pub fn run(arguments: &Arguments) -> Outcome {
     };
     let command = command(arguments, &check.profile);
     let (auto, allow_undecided) = (claim.of(dtype).is_none(), arguments.allow_undecided);
-    let found = Found { check, allow_undecided, auto, command };
+    if !check.passed && question.dtype.is_none() {
+        notes.extend(held_wider(&problem, *pass, dtype, &inputs));
+    }
+    let found = Found { check, allow_undecided, auto, notes, command };
     for (write, draft) in drafts {
         output::finish(draft, write(&found)?.as_bytes())?;
     }
     say(&format!("{}\n{}", terminal(&found.blocks()), found.verdict()))?;
     Ok(found.status())
+}
+
+/// Results that are judged.
+struct Brought {
+    got: Tensors,
+    /// Their names, or none where they are all.
+    only: Vec<String>,
+    notes: Vec<String>,
+}
+
+/// What GOT holds and the arguments want, each tensor in the type in which it is stored.
+fn brought(arguments: &Arguments, problem: &Problem, dtype: Dtype) -> Result<Brought, Failure> {
+    let Arguments { question, only, .. } = arguments;
+    let mut got = vectors::read_tensors(&arguments.got, memory::available())?;
+    let operands = problem.operands(question.pass);
+    let outputs: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
+    let (mut only, mut notes) = (only.clone(), Vec::new());
+    if arguments.allow_extra {
+        let known = |name: &String| outputs.iter().any(|x| x.name == name);
+        let extra: Vec<String> = got.keys().filter(|name| !known(name)).cloned().collect();
+        got.retain(|name, _| known(name));
+        if !extra.is_empty() {
+            let names = extra.iter().map(|name| shortened(name, NAME)).collect::<Vec<_>>();
+            notes.push(format!("Ignored: {}.", names.join(", ")));
+        }
+    }
+    if arguments.allow_missing {
+        let wanted = |x: &&&Operand| only.is_empty() || only.iter().any(|name| name == x.name);
+        let (there, missing): (Vec<&Operand>, Vec<&Operand>) =
+            outputs.iter().filter(wanted).partition(|x| got.contains_key(x.name));
+        if there.is_empty() {
+            let path = arguments.got.display();
+            return Err(Failure(format!("{path}: it holds no result of {}", question.pass)));
+        }
+        if !missing.is_empty() {
+            let names: Vec<&str> = missing.iter().map(|x| x.name).collect();
+            notes.push(format!("Not judged, being absent: {}.", names.join(", ")));
+        }
+        only = there.iter().map(|x| x.name.to_string()).collect();
+    }
+    if question.dtype.is_some() {
+        for operand in outputs.iter().filter(|x| x.precision == Precision::Storage) {
+            let Some(tensor) = got.get_mut(operand.name) else { continue };
+            if tensor.dtype().is_some()
+                && let Some(own) = tensor.narrowed(operand.name, dtype)?
+            {
+                *tensor = own;
+            }
+        }
+    }
+    notes.extend(own_types(&outputs, dtype, &got));
+    Ok(Brought { got, only, notes })
+}
+
+/// A note that names the results in another type than goes with the main tensors.
+fn own_types(outputs: &[&Operand], dtype: Dtype, got: &Tensors) -> Option<String> {
+    let own = outputs.iter().filter_map(|x| {
+        let own = Stored::Float(got.get(x.name)?.dtype()?);
+        (own != Stored::of(x.precision, dtype)).then(|| format!("{} in {own}", x.name))
+    });
+    let own: Vec<String> = own.collect();
+    (!own.is_empty()).then(|| format!("Judged as stored: {}.", own.join(", ")))
+}
+
+/// The most characters of a name that a note repeats.
+const NAME: usize = 100;
+
+/// A note where all main tensors hold numbers of a narrower type than their own: the kernel may compute in
+/// that.
+fn held_wider(problem: &Problem, pass: Pass, dtype: Dtype, inputs: &Tensors) -> Option<String> {
+    let operands = problem.operands(pass);
+    let main = operands.iter().filter(|x| x.role.is_given() && x.precision == Precision::Storage);
+    let main: Vec<(&str, &Tensor)> =
+        main.filter_map(|x| Some((x.name, inputs.get(x.name)?))).collect();
+    let all = |own: &Dtype| {
+        let narrowed = |(name, x): &(&str, &Tensor)| matches!(x.narrowed(name, *own), Ok(Some(_)));
+        own.unit_roundoff() > dtype.unit_roundoff() && main.iter().all(narrowed)
+    };
+    let own = [Dtype::Bf16, Dtype::F16, Dtype::F32].into_iter().find(all)?;
+    let names: Vec<&str> = main.iter().map(|(name, _)| *name).collect();
+    Some(format!(
+        "{} hold {dtype}, and only numbers that {own} has. If the kernel computes in {own}, say --dtype {own}, or \
+         write its tensors in that type.",
+        names.join(", ")
+    ))
 }
 
 /// An error about the file of the outputs, with advice.
@@ -151,13 +249,21 @@ fn command(arguments: &Arguments, profile: &Profile) -> String {
         Err(_) => quoted(Path::new(&arguments.profile)),
     };
     let Arguments { question, got, only, generic, structured, allow_undecided, .. } = arguments;
-    let Question { algorithm, pass, problem, input } = question;
+    let Question { algorithm, pass, problem, input, dtype } = question;
     let [problem, input, got] = [problem, input, got].map(|path| quoted(path));
     let mut line = format!(
         "etalon check {algorithm} {pass} --problem {problem} --in {input} --got {got} --profile {profile}"
     );
     if !only.is_empty() {
         line += &format!(" --only {}", only.join(","));
+    }
+    if let Some(dtype) = dtype {
+        line += &format!(" --dtype {dtype}");
+    }
+    for (given, word) in
+        [(arguments.allow_missing, " --allow-missing"), (arguments.allow_extra, " --allow-extra")]
+    {
+        line += if given { word } else { "" };
     }
     for (given, name) in [(generic, " --generic"), (structured, " --structured")] {
         line += if *given { name } else { "" };
@@ -213,6 +319,7 @@ impl Found {
     fn blocks(&self) -> Vec<Block> {
         let check = &self.check;
         let mut blocks = vec![Block::Rows(rows(check))];
+        blocks.extend(self.notes.iter().cloned().map(Block::Text));
         for output in check.outputs.iter().filter(|output| output.off > 0) {
             blocks.push(Block::Title(format!("{}: {}", output.name, worst(output))));
             blocks.push(Block::Items(output.places.clone()));
@@ -284,7 +391,7 @@ fn rows(check: &Check) -> Vec<Vec<String>> {
     let header = ["output", "off", "of", "worst margin", "rms error", "slope"].map(String::from);
     let row = |output: &Output| {
         let slope = output.slope.map_or("–".to_string(), |slope| format!("{:+.1e}", slope.value));
-        let [margin, error] = [output.margin, output.error].map(digits);
+        let (margin, error) = (margin(output.margin), digits(output.error));
         let name = output.name.to_string();
         vec![name, output.off.to_string(), output.elements.to_string(), margin, error, slope]
     };

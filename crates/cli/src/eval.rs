@@ -2,22 +2,27 @@
 
 use crate::advice;
 use crate::options::{self, one_of};
-use crate::outcome::{Failure, Outcome};
+use crate::outcome::{Failure, Outcome, say};
+use crate::table::page;
 use crate::{memory, needs, output};
 use etalon_conformance::bounds;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
-use etalon_conformance::tensor::{Tensor, Tensors, views};
+use etalon_conformance::tensor::{Stored, Tensor, Tensors, usual};
 use etalon_conformance::tier::{Hints, Request};
 use etalon_conformance::tiers::{self, Refusal};
+use etalon_conformance::types::Types;
 use etalon_conformance::vectors::{self, Draft};
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Pass, Problem, ViewsMut};
+use etalon_problem::{
+    Algorithm, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Reduction, Role, find,
+};
+use ndarray::ArrayD;
 use std::path::PathBuf;
 
 const TENSORS: &str = "\
 The tensors of IN and OUT carry the names of the formulas (q, k, v, dout, …): `etalon list` has them \
-with their shapes. The main tensors share one type, f64, f32, bf16 or f16; sinks, dlse and the like \
-are f32 (with f64: f64), targets i64.";
+with their shapes. Each holds f64, f32, bf16 or f16, and counts as what it holds; that of q, or h, is the \
+storage type of the kernel. targets and ids are i64 or i32.";
 
 /// A pass of a problem, and the tensors that it reads.
 #[derive(Debug, clap::Args)]
@@ -34,6 +39,10 @@ pub struct Question {
     /// The inputs and cotangents, and the arrays that the mask names.
     #[arg(long = "in", value_name = "IN.safetensors")]
     pub input: PathBuf,
+    /// The storage type of the kernel, where the files hold its numbers in a wider one; that of q, or h, if
+    /// absent.
+    #[arg(long, value_name = "T", value_parser = one_of(Dtype::ALL))]
+    pub dtype: Option<Dtype>,
 }
 
 #[derive(Debug, clap::Args)]
@@ -54,21 +63,35 @@ pub struct Arguments {
     /// Tile sizes, as in 96x128: queries and keys.
     #[arg(long, value_name = "QxK", value_parser = options::blocking)]
     blocking: Option<Blocking>,
+    /// Results that the kernel stores in another type than goes with q, as in dq=f32,dk=f32: the bound is that
+    /// of this type.
+    #[arg(long, value_name = "NAME=T,…", value_delimiter = ',', value_parser = own_type, requires = "profile")]
+    stored: Vec<(String, Dtype)>,
     #[command(flatten)]
     threads: options::Threads,
 }
 
+/// Reads NAME=TYPE.
+fn own_type(text: &str) -> Result<(String, Dtype), Error> {
+    let wrong = || Error::value("stored", "NAME=TYPE, as in dq=f32", text);
+    let (name, dtype) = text.split_once('=').ok_or_else(wrong)?;
+    Ok((name.to_string(), dtype.parse()?))
+}
+
 pub fn run(arguments: &Arguments) -> Outcome {
-    let Asked { problem, inputs, dtype } = arguments.question.read()?;
+    let Asked { problem, inputs, dtype, notes } = arguments.question.read()?;
     let pass = arguments.question.pass;
+    let types = types(arguments, &problem, dtype, &inputs)?;
     let profile = profile(arguments, dtype)?;
     let draft = Draft::new(&arguments.out)?;
     let hints = Hints { blocking: arguments.blocking, ..Hints::default() };
     let tier = &arguments.tier;
     needs::afford_evaluation(&problem, pass, dtype, tier, profile.is_some())?;
     let request = Request { problem: &problem, pass, dtype, inputs: &inputs, hints };
-    let outputs = arguments.threads.pool()?.install(|| evaluate(&request, tier, profile))?;
+    let outputs =
+        arguments.threads.pool()?.install(|| evaluate(&request, &types, tier, profile))?;
     output::finish(draft, &vectors::to_bytes(&arguments.out, &outputs)?)?;
+    notes.iter().try_for_each(|note| say(&page(note)))?;
     Ok(Status::Passed)
 }
 
@@ -77,34 +100,119 @@ pub struct Asked {
     pub problem: Problem,
     pub inputs: Tensors,
     pub dtype: Dtype,
+    /// What was taken for granted, to be told.
+    pub notes: Vec<String>,
 }
 
 impl Question {
     /// What its two files ask for.
     pub fn read(&self) -> Result<Asked, Failure> {
-        let Question { algorithm, pass, problem: path, input } = self;
-        let tensors = vectors::read_tensors(input, memory::available())?;
-        let problem = advice::read_problem(path, input, &tensors)?;
+        let Question { algorithm, pass, problem: path, input, dtype } = self;
+        let mut tensors = vectors::read_tensors(input, memory::available())?;
+        let (problem, lists) = advice::read_with_lists(path, input, &tensors)?;
+        tensors.retain(|name, _| !lists.contains(name));
         if problem.algorithm() != *algorithm {
             let (path, found) = (path.display(), problem.algorithm());
             return Err(Failure(format!("{path}: is a problem of {found}, not {algorithm}")));
         }
-        let (inputs, dtype) = inputs(&problem, *pass, tensors).map_err(|error| {
+        let on_tensors = |error| {
             let axes = |name: &str| problem.operand(name).map(|operand| operand.axes);
             advice::on_tensors(&vectors::Error::content(input, error), axes)
-        })?;
-        Ok(Asked { problem, inputs, dtype })
+        };
+        let (mut inputs, held) = inputs(&problem, *pass, tensors).map_err(on_tensors)?;
+        let dtype = dtype.unwrap_or(held);
+        if dtype != held {
+            holds(&problem, *pass, dtype, &inputs).map_err(on_tensors)?;
+        }
+        let notes = unit_loss(&problem, *pass, &mut inputs).map_err(on_tensors)?;
+        Ok(Asked { problem, inputs, dtype, notes: notes.into_iter().collect() })
     }
 }
 
-/// The operands of a pass, checked, and their storage type.
+/// Fails unless a kernel with main tensors of this type can hold what they hold.
+fn holds(problem: &Problem, pass: Pass, dtype: Dtype, inputs: &Tensors) -> Result<(), Error> {
+    for operand in problem.operands(pass).iter().filter(|x| x.precision == Precision::Storage) {
+        let Some(tensor) = inputs.get(operand.name).filter(|_| operand.role.is_given()) else {
+            continue;
+        };
+        if tensor.narrowed(operand.name, dtype)?.is_none() {
+            let expected = format!("numbers that {dtype} has, with --dtype {dtype}");
+            let found = format!("others in {}", tensor.type_name());
+            return Err(Error::Dtype { operand: operand.name.to_string(), expected, found });
+        }
+    }
+    Ok(())
+}
+
+/// Of a loss without a cotangent: adds 1, which `loss.backward()` takes, where the loss is a mean, and says so.
+/// Fails where it is another sum, or one for each token.
+fn unit_loss(problem: &Problem, pass: Pass, inputs: &mut Tensors) -> Result<Option<String>, Error> {
+    let Problem::LinearCrossEntropy(loss) = problem else { return Ok(None) };
+    let table = problem.table(pass);
+    let has = table.operands.iter().any(|operand| operand.name == "dloss");
+    if !has || inputs.contains_key("dloss") {
+        return Ok(None);
+    }
+    if loss.reduction != Reduction::Mean {
+        let reason = "the gradients are those of the loss times dloss: write it, ones as for `loss.sum()`, or \
+            zeros";
+        return Err(Error::Missing { operand: "dloss".to_string(), reason: reason.to_string() });
+    }
+    let one = Tensor::round(&ArrayD::from_elem(&[][..], 1.0), Dtype::F32);
+    inputs.insert("dloss".to_string(), one);
+    Ok(Some("dloss is absent and counts as 1, as for loss.backward().".to_string()))
+}
+
+/// The operands of a pass and what the forward pass has stored of them, checked, with the type of the first.
 fn inputs(problem: &Problem, pass: Pass, mut tensors: Tensors) -> Result<(Tensors, Dtype), Error> {
     reject_unknown_tensors(problem, pass, &tensors)?;
-    let operands = problem.operands(pass);
-    tensors.retain(|name, _| operands.iter().any(|x| x.name == name && x.role.is_given()));
-    // What a tier saves for later passes it computes again.
-    let dtype = problem.check_call(pass, &views(&tensors)?, &ViewsMut::new(), true)?;
+    let (table, forward) = (problem.checked_table(pass)?, problem.operands(Pass::Forward));
+    let given = |name: &str| find(&table.operands, name).filter(|x| x.role.is_given());
+    // What a tier saves for later passes it computes again, but it counts in which type.
+    let saved = |name: &str| {
+        let output = |x: &Operand| matches!(x.role, Role::Output | Role::OptionalOutput);
+        pass != Pass::Forward && find(&forward, name).is_some_and(output)
+    };
+    tensors.retain(|name, _| given(name).is_some() || saved(name));
+    let first = table.operands.first().map_or("", |operand| operand.name);
+    let storage = tensors.get(first).and_then(Tensor::dtype).unwrap_or(Dtype::F32);
+    let mut all = Vec::new();
+    for (name, tensor) in &tensors {
+        let Some(operand) = given(name) else { continue };
+        let stored = match (operand.precision, tensor.view(name)?.stored()) {
+            // Any type of floating-point numbers goes beside that of the first.
+            (Precision::Storage | Precision::Wide, Stored::Float(_)) => {
+                Stored::of(operand.precision, storage)
+            }
+            (_, stored) => stored,
+        };
+        all.push((name.as_str(), tensor.shape.as_slice(), stored));
+    }
+    let dtype = table.check_tensors(all.into_iter(), std::iter::empty(), true)?;
     Ok((tensors, dtype))
+}
+
+/// The types whose bounds are asked for.
+fn types(
+    arguments: &Arguments,
+    problem: &Problem,
+    dtype: Dtype,
+    inputs: &Tensors,
+) -> Result<Types, Error> {
+    let operands = problem.operands(arguments.question.pass);
+    let outputs = || operands.iter().filter(|x| x.role == Role::Output);
+    let mut types = Types::reading(problem, dtype, inputs);
+    for (name, own) in &arguments.stored {
+        if !outputs().any(|x| x.name == name && x.precision != Precision::Integer) {
+            let reason = format!(
+                "the pass returns no such floating-point numbers{}",
+                advice::did_you_mean(name, outputs().map(|x| x.name))
+            );
+            return Err(Error::Unexpected { operand: name.clone(), reason });
+        }
+        types = types.with(name, *own);
+    }
+    Ok(types)
 }
 
 /// The profile of the bounds that are asked for.
@@ -119,12 +227,13 @@ fn profile(arguments: &Arguments, dtype: Dtype) -> Result<Option<Profile>, Failu
 /// The outputs, and their bounds where there is a profile.
 fn evaluate(
     request: &Request<'_>,
+    types: &Types,
     tier: &str,
     profile: Option<Profile>,
 ) -> Result<Tensors, Failure> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
+    let &Request { problem, pass, inputs, .. } = request;
     let Some(profile) = profile else { return outputs(request, tier) };
-    let bounds = bounds::bounds(problem, pass, dtype, &profile, inputs)?.outputs;
+    let bounds = bounds::bounds(problem, pass, types, &profile, inputs)?.outputs;
     let mut outputs = match tier {
         // The bounds know the exact values already.
         "reference" => bounds
@@ -145,12 +254,28 @@ fn outputs(request: &Request<'_>, tier: &str) -> Result<Tensors, Failure> {
         return Ok(tiers::oracle(request)?);
     }
     let tier = options::tier(tier)?;
+    let inputs = taken(request, &tier.name())?;
+    let request = &Request { inputs: &inputs, ..*request };
     tiers::ask(&*tier, request).map_err(|refusal| match refusal {
         Refusal::Unsupported(reason) => {
             Failure(format!("{} does not offer this: {reason}", tier.name()))
         }
         Refusal::Fault(fault) => Failure(format!("{} {fault}", tier.name())),
     })
+}
+
+/// The operands in the types in which a tier takes them. Fails where one holds numbers that its type lacks.
+fn taken(request: &Request<'_>, tier: &str) -> Result<Tensors, Error> {
+    let &Request { problem, pass, dtype, inputs, .. } = request;
+    let taken = usual(problem, pass, dtype, inputs)?;
+    for (name, own) in &taken {
+        if own.numbers(name)? != inputs[name].numbers(name)? {
+            let expected = format!("{}, as {tier} takes it", own.type_name());
+            let found = inputs[name].type_name().to_string();
+            return Err(Error::Dtype { operand: name.clone(), expected, found });
+        }
+    }
+    Ok(taken)
 }
 
 /// A tensor that no pass has is probably a misspelt one that this pass would take for zero.

@@ -4,7 +4,7 @@ use crate::advice::read_problem;
 use crate::options::{self, SIMD_DTYPES, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::plans::plans;
-use crate::units::digits;
+use crate::units::{counted, digits};
 use crate::{device_plans, memory, needs, sparsity};
 use etalon_conformance::cases::{Case, Spec};
 use etalon_conformance::laws;
@@ -126,9 +126,13 @@ fn explain(case: &Case) -> Result<String, Failure> {
 fn pairs(scores: &Scores, seen: &Result<u64, Error>) -> String {
     let e = &scores.extents;
     let mut text = format!(
-        "{} batch element(s), {} query heads on {} key heads, {} queries, {} keys, {} elements in \
-         each\n",
-        e.batch, e.query_heads, e.key_heads, e.queries, e.keys, e.dim
+        "{}, {} on {}, {}, {}, {} in each\n",
+        counted(e.batch, "batch element"),
+        counted(e.query_heads, "query head"),
+        counted(e.key_heads, "key head"),
+        counted(e.queries, "query"),
+        counted(e.keys, "key"),
+        counted(e.dim, "element")
     );
     let mask = shortened(&scores.mask.describe(), MASK);
     text += &match seen {

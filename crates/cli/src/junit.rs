@@ -24,7 +24,7 @@ pub fn junit(report: &Report) -> Result<String, quick_junit::SerializeError> {
             test.add_property(("cases", records.len().to_string().as_str()));
             let margins = records.iter().filter_map(|record| record.margin);
             if let Some(worst) = margins.max_by(f64::total_cmp) {
-                test.add_property(("margin", units::digits(worst).as_str()));
+                test.add_property(("margin", units::margin(worst).as_str()));
             }
             suite.add_test_case(test);
         }

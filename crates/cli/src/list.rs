@@ -154,6 +154,7 @@ fn profiles() -> Table {
         "P",
         "dS",
         "dk of a head",
+        "also stored",
         "exp (roundoffs)",
         "tanh",
         "ln",
@@ -169,12 +170,28 @@ fn profiles() -> Table {
             profile.p_store.name().to_string(),
             profile.ds_store.name().to_string(),
             profile.group_store.name().to_string(),
+            also_stored(&profile),
             format!("{} + {}·|x|", profile.exp_constant, profile.exp_slope),
             profile.tanh.to_string(),
             profile.log.to_string(),
         ]);
     }
     table
+}
+
+/// What a profile stores in less than the type of its sums, beside P, dS and the gradients of a head.
+fn also_stored(profile: &Profile) -> String {
+    let &Profile { accumulator, score_store, dp_store, weight_store, .. } = profile;
+    let kept = [
+        ("scores", score_store),
+        ("dP", dp_store),
+        ("P normalised", weight_store),
+        ("p − [y]", profile.residual_store),
+        ("dw of chunks", profile.chunk_store),
+    ];
+    let kept = kept.into_iter().filter(|(_, dtype)| *dtype != accumulator);
+    let kept: Vec<String> = kept.map(|(what, dtype)| format!("{what}: {dtype}")).collect();
+    if kept.is_empty() { "–".to_string() } else { kept.join(", ") }
 }
 
 fn law_list() -> Table {

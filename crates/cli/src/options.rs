@@ -4,6 +4,7 @@ use crate::advice::did_you_mean;
 use crate::memory;
 use crate::outcome::Failure;
 use crate::progress::Progress;
+use crate::units::counted;
 use clap::builder::{PossibleValuesParser, TypedValueParser};
 use etalon_conformance::declared;
 use etalon_conformance::profile::Profile;
@@ -86,7 +87,7 @@ fn afford_threads(threads: usize) -> Result<(), Failure> {
     let cores = available_parallelism().map_or(1, usize::from);
     let arenas = threads.min(8 * cores) as u128 * ARENA as u128;
     let needed = threads as u128 * (STACK + BESIDE) as u128 + arenas;
-    memory::within(&format!("starting {threads} thread(s)"), needed, space)
+    memory::within(&format!("starting {}", counted(threads, "thread")), needed, space)
 }
 
 /// The options of a run that judges.

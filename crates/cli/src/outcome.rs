@@ -1,5 +1,7 @@
 //! How a subcommand ends, and how it prints.
 
+use anstream::AutoStream;
+use anstyle::{AnsiColor, Style};
 use etalon_conformance::report::Status;
 use std::fmt;
 use std::io::{self, ErrorKind, Write};
@@ -17,9 +19,29 @@ impl<E: fmt::Display> From<E> for Failure {
 /// The status that decides the exit status.
 pub type Outcome = Result<Status, Failure>;
 
-/// Prints a line to standard output.
+/// Prints lines to standard output; on a terminal that wants colours, verdicts have one.
 pub fn say(text: &str) -> Result<(), Failure> {
-    written(writeln!(io::stdout().lock(), "{text}"))
+    let mut out = io::stdout().lock();
+    let plain = AutoStream::choice(&out) == anstream::ColorChoice::Never;
+    let text = if plain { text.to_string() } else { coloured(text) };
+    written(writeln!(out, "{text}"))
+}
+
+/// The words of a verdict that a line begins with, and their colours.
+const VERDICTS: [(&str, AnsiColor); 3] =
+    [("PASSED", AnsiColor::Green), ("FAILED", AnsiColor::Red), ("UNDECIDED", AnsiColor::Yellow)];
+
+/// Lines of which the verdicts that they begin with are coloured.
+fn coloured(text: &str) -> String {
+    let line = |line: &str| {
+        let found = VERDICTS
+            .iter()
+            .find_map(|(word, colour)| Some((word, colour, line.strip_prefix(word)?)));
+        let Some((word, colour, rest)) = found else { return line.to_string() };
+        let style = Style::new().bold().fg_color(Some((*colour).into()));
+        format!("{style}{word}{style:#}{rest}")
+    };
+    text.split('\n').map(line).collect::<Vec<_>>().join("\n")
 }
 
 /// What came of writing to standard output: a closed pipe is no error, since its reader has read

@@ -1,7 +1,7 @@
 //! A report as a list of blocks, which a terminal, Markdown and HTML show alike.
 
 use crate::markdown::{escape, line};
-use crate::table::{Table, fold, page};
+use crate::table::{PAGE, Table, columns, fold, page};
 use etalon_problem::shortened;
 use std::path::Path;
 
@@ -33,10 +33,10 @@ pub enum Block {
     Command(String),
 }
 
-/// As wide as the lines of a list are on a terminal, behind their mark.
-const ITEM: usize = 98;
+/// The columns before an item of a list: an indent, and its mark.
+const MARK: usize = 4;
 
-/// For a terminal of 100 columns.
+/// For a terminal.
 pub fn terminal(blocks: &[Block]) -> String {
     let block = |block: &Block| match block {
         Block::Title(text) | Block::Text(text) => page(text),
@@ -56,7 +56,7 @@ pub fn terminal(blocks: &[Block]) -> String {
 }
 
 fn indented(item: &str) -> String {
-    let lines = fold(item, ITEM - 2);
+    let lines = fold(item, columns().min(PAGE) - MARK);
     lines
         .iter()
         .enumerate()

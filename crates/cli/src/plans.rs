@@ -2,7 +2,7 @@
 
 use crate::outcome::Failure;
 use crate::table::Table;
-use crate::units::{bytes, digits, time};
+use crate::units::{bytes, counted, digits, time};
 use etalon_problem::{
     Blocking, Dtype, Error, Extents, LinearAttention, LinearCrossEntropy, Pass, Problem,
 };
@@ -104,7 +104,7 @@ fn plan_of<T: Element>(
 }
 
 fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
-    let threads = rayon::current_num_threads();
+    let threads = counted(rayon::current_num_threads(), "thread");
     let peak = probe::fma_gflops(options.level);
     let mut table = Table::new(["pass", "mode", "", "products", "tiles", "about", "workspace"]);
     for Row { pass, mode, chosen, plan } in rows {
@@ -121,7 +121,7 @@ fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
         ]);
     }
     let mut text = format!(
-        "\n\nThe simd tier, simd/{}, {threads} thread(s):\n{table}\n\
+        "\n\nThe simd tier, simd/{}, {threads}:\n{table}\n\
          Time: the products of visible pairs at {:.0} % of the peak, now {} GFLOP/s.\n\
          Workspace: the memory that a pass allocates beside operands and results. The {} pass has:\n",
         options.level,
@@ -138,9 +138,9 @@ fn print(rows: &[Row], flops: Option<f64>, options: &Options) -> String {
 
 /// Chunks, kept states, buffers and the shared memory of a GPU.
 fn explain_linear(problem: &LinearAttention, options: &Options) -> Result<String, Error> {
-    let threads = rayon::current_num_threads();
+    let threads = counted(rayon::current_num_threads(), "thread");
     let caches = probe::caches();
-    let mut text = format!("\n\nThe simd tier, simd/{}, {threads} thread(s)", options.level);
+    let mut text = format!("\n\nThe simd tier, simd/{}, {threads}", options.level);
     for cache in &caches {
         text += &format!(", L{} {}", cache.level, bytes(cache.bytes));
     }
@@ -193,11 +193,11 @@ fn explain_cross_entropy(
     dtype: Dtype,
     options: &Options,
 ) -> Result<String, Error> {
-    let threads = rayon::current_num_threads();
+    let threads = counted(rayon::current_num_threads(), "thread");
     let peak = probe::fma_gflops(options.level);
     let product = 2.0 * x.tokens as f64 * x.dim as f64 * x.vocab as f64;
     let mut text = format!(
-        "\n\nThe simd tier, simd/{}, {threads} thread(s), a budget of {}:\n",
+        "\n\nThe simd tier, simd/{}, {threads}, a budget of {}:\n",
         options.level,
         bytes(options.memory_budget)
     );
@@ -206,10 +206,10 @@ fn explain_cross_entropy(
         let Blocking { queries: tokens, keys: classes } = plan.blocking;
         let strategy = plan.strategy.map(|strategy| format!("{}, ", strategy.name()));
         text += &format!(
-            "  {pass}: {}{} product(s), {tokens} tokens by {classes} classes at a time, about {}; \
+            "  {pass}: {}{}, {tokens} tokens by {classes} classes at a time, about {}; \
              workspace {}\n",
             strategy.unwrap_or_default(),
-            plan.products,
+            counted(plan.products, "product"),
             time(product * plan.products as f64 / (SHARE * peak) * 1e-9),
             bytes(plan.workspace_bytes())
         );

@@ -4,6 +4,7 @@ use crate::options::{self, one_of};
 use crate::outcome::{Failure, Outcome, say};
 use crate::page::quoted;
 use crate::table::{Table, page};
+use crate::units::counted;
 use crate::{advice, memory, output};
 use etalon_conformance::cases::storage;
 use etalon_conformance::profile::Profile;
@@ -117,7 +118,8 @@ fn write(arguments: &Arguments, folder: &Path) -> Outcome {
     draft.write(INDEX, serde_json::to_string_pretty(&index)?.as_bytes())?;
     draft.finish()?;
     let answers = "Answer each with outputs.safetensors in its folder, then:";
-    say(&page(&format!("{probes} probes, {number} questions. {answers}")))?;
+    let (probes, questions) = (counted(probes, "probe"), counted(number, "question"));
+    say(&page(&format!("{probes}, {questions}. {answers}")))?;
     say(&format!("  etalon probe --check {}", quoted(folder)))?;
     Ok(Status::Passed)
 }
@@ -151,8 +153,9 @@ impl Folders<'_> {
     fn read(&self, number: usize) -> Result<Question, Failure> {
         let folder = self.folder(number)?;
         let path = folder.join("question.json");
-        let asked: Asked = serde_json::from_str(&vectors::read_text(&path)?)
-            .map_err(|error| Failure(format!("{}: {error}", path.display())))?;
+        let asked: Asked = vectors::json::parse(&vectors::read_text(&path)?).map_err(|error| {
+            Failure(format!("{}: not a valid question: {error}", path.display()))
+        })?;
         let (pass, dtype): (Pass, Dtype) = (asked.pass.parse()?, asked.dtype.parse()?);
         let input = folder.join("inputs.safetensors");
         let tensors = vectors::read_tensors(&input, memory::available())?;
@@ -182,8 +185,8 @@ impl Answers for Folders<'_> {
 fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
     let path = folder.join(INDEX);
     let wrong = |reason: String| Failure(format!("{}: {reason}", path.display()));
-    let index: Index = serde_json::from_str(&vectors::read_text(&path)?)
-        .map_err(|error| wrong(format!("no list of probes: {error}")))?;
+    let index: Index = vectors::json::parse(&vectors::read_text(&path)?)
+        .map_err(|error| wrong(format!("not a valid list of probes: {error}")))?;
     if index.schema != SCHEMA {
         return Err(Error::value("schema", SCHEMA.to_string(), index.schema).into());
     }
@@ -216,7 +219,11 @@ fn judge(arguments: &Arguments, folder: &Path) -> Outcome {
         }
     }
     let word = if failed == 0 { "PASSED" } else { "FAILED" };
-    say(&format!("{word}: {passed} probes hold, {failed} do not, {silent} are not answered"))?;
+    let hold = if passed == 1 { "holds" } else { "hold" };
+    let fail = if failed == 1 { "does" } else { "do" };
+    let are = if silent == 1 { "is" } else { "are" };
+    let passed = counted(passed, "probe");
+    say(&format!("{word}: {passed} {hold}, {failed} {fail} not, {silent} {are} not answered"))?;
     Ok(if failed == 0 { Status::Passed } else { Status::Failed })
 }
 

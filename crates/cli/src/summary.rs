@@ -1,6 +1,6 @@
 //! A run in tables and lines, for a terminal and for Markdown.
 
-use crate::units::{counted, digits};
+use crate::units::{self, counted, digits};
 use etalon_conformance::report::{About, Record, Report, Status, Verdict};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::collections::{BTreeMap, BTreeSet};
@@ -39,7 +39,7 @@ fn cell(records: &[&Record]) -> String {
     let worst =
         ["fail", "convention", "vacuous", "undecided"].into_iter().map(|name| (name, count(name)));
     match worst.into_iter().find(|(_, count)| *count > 0) {
-        None => format!("{} ({checks})", margin.map_or("–".to_string(), digits)),
+        None => format!("{} ({checks})", margin.map_or("–".to_string(), units::margin)),
         Some(("convention", count)) => format!("{count} of {checks} ANOTHER CONVENTION"),
         Some((name, count)) => format!("{count} of {checks} {}", name.to_uppercase()),
     }
@@ -55,6 +55,39 @@ pub fn not_checked(report: &Report) -> Vec<String> {
     });
     let lines = grouped(reasons).into_iter();
     lines.map(|(reason, places)| format!("{}: {reason}", words(places))).collect()
+}
+
+/// The tiers that are not there, and why: a line for each reason, which names levels of one tier together.
+pub fn absent(report: &Report) -> Vec<(String, &str)> {
+    let mut lines: Vec<(&str, Vec<&str>)> = Vec::new();
+    for absent in &report.absent {
+        match lines.iter_mut().find(|(reason, _)| *reason == absent.reason) {
+            Some((_, tiers)) => tiers.push(&absent.tier),
+            None => lines.push((&absent.reason, vec![&absent.tier])),
+        }
+    }
+    lines.into_iter().map(|(reason, tiers)| (levels(&tiers), reason)).collect()
+}
+
+/// Tiers in a few words: `cuda (portable, sm80)`.
+fn levels(tiers: &[&str]) -> String {
+    let mut names: Vec<(&str, Vec<&str>)> = Vec::new();
+    for tier in tiers {
+        let (name, level) = tier.split_once('/').unwrap_or((tier, ""));
+        match names.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, levels)) => levels.push(level),
+            None => names.push((name, vec![level])),
+        }
+    }
+    let name = |(name, levels): (&str, Vec<&str>)| match levels.as_slice() {
+        [""] => name.to_string(),
+        [level] => format!("{name}/{level}"),
+        levels => {
+            let named = levels.iter().filter(|level| !level.is_empty());
+            format!("{name} ({})", named.copied().collect::<Vec<_>>().join(", "))
+        }
+    };
+    names.into_iter().map(name).collect::<Vec<_>>().join(", ")
 }
 
 /// Places in a few words: algorithms with the same passes and tiers together, and no passes where an

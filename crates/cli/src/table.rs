@@ -1,9 +1,24 @@
-//! Tables that fit 100 columns and never break a word.
+//! Tables that fit the terminal, or 100 columns, and never break a word.
 
 use std::fmt;
+use std::io::{IsTerminal, stdout};
+use std::sync::OnceLock;
+use terminal_size::{Width, terminal_size_of};
 
-/// The columns of a page: what a terminal, a log and a pull request show without wrapping.
-const PAGE: usize = 100;
+/// The columns of a page where there is no terminal: what a log and a pull request show without wrapping.
+pub const PAGE: usize = 100;
+
+/// A terminal is taken for no narrower than this, and prose is set no wider than a page.
+const NARROWEST: usize = 40;
+
+/// The columns that are there: those of the terminal, or of a page.
+pub fn columns() -> usize {
+    static COLUMNS: OnceLock<usize> = OnceLock::new();
+    *COLUMNS.get_or_init(|| {
+        let terminal = stdout().is_terminal().then(|| terminal_size_of(stdout())).flatten();
+        terminal.map_or(PAGE, |(Width(columns), _)| usize::from(columns).max(NARROWEST))
+    })
+}
 
 /// Between two columns.
 const GAP: usize = 2;
@@ -44,8 +59,16 @@ impl Table {
         self.rows.iter().map(move |row| row[at].as_str())
     }
 
-    /// The width of each column: the content's, or as much less as fits the page and breaks no word.
-    fn widths(&self) -> Vec<usize> {
+    /// The table in so many columns, or in a few more where a word is too long.
+    pub fn within(&self, columns: usize) -> String {
+        let mut text = String::new();
+        // Writing to a string does not fail.
+        let _ = self.write(&mut text, columns);
+        text
+    }
+
+    /// The width of each column: the content's, or as much less as fits and breaks no word.
+    fn widths(&self, columns: usize) -> Vec<usize> {
         let of = |measure: fn(&str) -> usize| -> Vec<usize> {
             let columns = self.header.iter().enumerate();
             let cells = columns.map(|(at, header)| self.column(at).chain([header.as_str()]));
@@ -53,7 +76,7 @@ impl Table {
         };
         let least = of(|cell| cell.split_whitespace().map(width).max().unwrap_or(0));
         let mut widths = of(|cell| cell.lines().map(width).max().unwrap_or(0));
-        while widths.iter().map(|width| width + GAP).sum::<usize>() > PAGE + GAP {
+        while widths.iter().map(|width| width + GAP).sum::<usize>() > columns + GAP {
             let loose = (0..widths.len()).filter(|&at| widths[at] > least[at]);
             let Some(widest) = loose.max_by_key(|&at| widths[at]) else { break };
             widths[widest] -= 1;
@@ -64,12 +87,18 @@ impl Table {
 
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.write(f, columns())
+    }
+}
+
+impl Table {
+    fn write(&self, f: &mut dyn fmt::Write, columns: usize) -> fmt::Result {
         let of_numbers = |at: &usize| {
             let mut cells = self.column(*at).filter(|cell| !matches!(*cell, "" | "–")).peekable();
             cells.peek().is_some()
                 && cells.all(|cell| cell.starts_with(|c: char| c.is_ascii_digit()))
         };
-        let widths = self.widths();
+        let widths = self.widths(columns);
         let right: Vec<bool> = (0..widths.len()).map(|at| of_numbers(&at)).collect();
         let rule =
             "─".repeat(widths.iter().map(|width| width + GAP).sum::<usize>().saturating_sub(GAP));
@@ -100,7 +129,7 @@ impl fmt::Display for Table {
 
 /// A text in lines that fit the page.
 pub fn page(text: &str) -> String {
-    fold(text, PAGE).join("\n")
+    fold(text, columns().min(PAGE)).join("\n")
 }
 
 /// The lines of a text, folded between words to a width that is at least that of every word.

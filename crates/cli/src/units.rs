@@ -14,6 +14,31 @@ pub fn digits(x: f64) -> String {
     format!("{x:.decimals$}")
 }
 
+/// A margin with three digits, however large.
+pub fn margin(x: f64) -> String {
+    if x.is_finite() && x >= 999.5 { format!("{x:.2e}") } else { digits(x) }
+}
+
+/// A number of things, in the singular or the plural.
+pub fn counted(n: usize, what: &str) -> String {
+    format!("{n} {}", plural(n, what))
+}
+
+/// The word for so many things.
+pub fn plural(n: usize, what: &str) -> String {
+    match what.strip_suffix("ry") {
+        _ if n == 1 => what.to_string(),
+        Some(stem) => format!("{stem}ries"),
+        None => format!("{what}s"),
+    }
+}
+
+/// A share in percent, with a mark where it is above a limit.
+pub fn marked(share: f64, decimals: usize, limit: f64) -> String {
+    let mark = if share > limit { " !" } else { "" };
+    format!("{:.decimals$} %{mark}", 100.0 * share)
+}
+
 /// A time in ns, µs, ms or s.
 pub fn time(seconds: f64) -> String {
     let (unit, scale) = match seconds {
@@ -34,9 +59,4 @@ pub fn bytes(bytes: usize) -> String {
         (size, unit) = (size / 1024.0, Some(next));
     }
     unit.map_or(format!("{bytes} B"), |unit| format!("{} {unit}", digits(size)))
-}
-
-/// A number of things: "1 check", "2 checks".
-pub fn counted(n: usize, what: &str) -> String {
-    format!("{n} {what}{}", if n == 1 { "" } else { "s" })
 }

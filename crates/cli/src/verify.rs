@@ -177,8 +177,8 @@ fn print(report: &Report) -> Result<(), Failure> {
         lines.push(format!("\n… and {hidden} more; a report holds them all"));
     }
     lines.extend(summary::not_checked(report).iter().map(|line| format!("not checked: {line}")));
-    let absent = report.absent.iter();
-    lines.extend(absent.map(|absent| format!("absent: {}: {}", absent.tier, absent.reason)));
+    let absent = summary::absent(report).into_iter();
+    lines.extend(absent.map(|(tiers, reason)| format!("absent: {tiers}: {reason}")));
     say(&lines.join("\n"))
 }
 

@@ -23,8 +23,12 @@ mod hostile;
 mod probe;
 #[path = "cli/serve.rs"]
 mod serve;
+#[path = "cli/types.rs"]
+mod types;
 #[path = "cli/verify.rs"]
 mod verify;
+#[path = "cli/words.rs"]
+mod words;
 
 fn etalon(arguments: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_etalon")).args(arguments).output().expect("etalon starts")

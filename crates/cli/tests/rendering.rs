@@ -4,9 +4,9 @@ use etalon_cli::junit::junit;
 use etalon_cli::markdown::markdown;
 use etalon_cli::noise::{Times, busy};
 use etalon_cli::progress::Lines;
-use etalon_cli::summary::{headline, not_checked, rows};
+use etalon_cli::summary::{absent, headline, not_checked, rows};
 use etalon_cli::table::{Table, fold};
-use etalon_cli::units::{bytes, digits, time};
+use etalon_cli::units::{bytes, counted, digits, margin, marked, time};
 use etalon_conformance::report::{About, Absent, Record, Report, Status, Verdict, json};
 use etalon_problem::{Algorithm, Dtype, Pass};
 use std::time::Duration;
@@ -26,6 +26,54 @@ fn numbers_have_three_or_four_digits() {
     ] {
         assert_eq!(digits(number), text);
     }
+}
+
+#[test]
+fn margins_have_three_digits_and_words_a_number() {
+    for (number, text) in [
+        (0.25, "0.250"),
+        (12.345, "12.3"),
+        (999.4, "999"),
+        (1323.4, "1.32e3"),
+        (1.5e30, "1.50e30"),
+        (f64::INFINITY, "inf"),
+    ] {
+        assert_eq!(margin(number), text);
+    }
+    assert_eq!([1, 2].map(|n| counted(n, "query head")), ["1 query head", "2 query heads"]);
+    assert_eq!([1, 0].map(|n| counted(n, "query")), ["1 query", "0 queries"]);
+    assert_eq!([1, 3].map(|n| counted(n, "key")), ["1 key", "3 keys"]);
+    let shares = [(0.8, "80 %"), (1.0, "100 %"), (1.12, "112 % !")];
+    shares.iter().for_each(|(share, text)| assert_eq!(marked(*share, 0, 1.0), *text));
+}
+
+#[test]
+fn a_table_has_the_width_that_is_there() {
+    let mut table = Table::new(["name", "text"]);
+    table.add_row(["a", &"word ".repeat(30)]);
+    for columns in [40, 60, 200] {
+        let text = table.within(columns);
+        let widest = text.lines().map(|line| line.chars().count()).max();
+        assert!(widest <= Some(columns), "{text}");
+        assert_eq!(text.lines().count() > 5, columns < 150, "no line is folded in vain: {text}");
+    }
+}
+
+#[test]
+fn absent_levels_with_one_reason_are_one_line() {
+    let of = |tier: &str, reason: &str| Absent { tier: tier.into(), reason: reason.into() };
+    let mut report = report(&[(Verdict::Pass, None)]);
+    report.absent = vec![
+        of("cuda/portable", "no driver"),
+        of("simd/avx512", "no AVX-512"),
+        of("cuda/sm80", "no driver"),
+        of("cuda", "no driver"),
+    ];
+    let lines = absent(&report);
+    let expected = [("cuda (portable, sm80)", "no driver"), ("simd/avx512", "no AVX-512")];
+    let expected = expected.map(|(tiers, reason)| (tiers.to_string(), reason));
+    assert_eq!(lines, expected);
+    assert!(headline(&report).starts_with("PASSED: 1 check, 0 negative"), "{}", headline(&report));
 }
 
 #[test]

@@ -24,7 +24,8 @@ use crate::profile::Profile;
 use crate::report::in_words;
 use crate::tensor::Tensors;
 use crate::tier::Request;
-use crate::tiers::check_outputs;
+use crate::tiers::check_results;
+use crate::types::Types;
 use crate::typical::{Kernels, Typical};
 use answer::{Answer, Judged};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Setting, SettingKind};
@@ -203,7 +204,9 @@ fn number<S: Serializer>(x: &f64, to: S) -> Result<S::Ok, S::Error> {
 }
 
 /// Judges the outputs of a pass on the inputs of the request, as those of a kernel of a profile: all of
-/// them, or the ones that `only` names.
+/// them, or the ones that `only` names. Each is judged as what it is stored in, which may be another type
+/// than the request's; where the inputs hold the o, lse or entropy of the forward pass in a narrower type than
+/// usual, the kernel reads them as such.
 ///
 /// Fails where the outputs are not those of the pass, and where the pass has no bounds.
 pub fn check(
@@ -224,9 +227,9 @@ pub fn check_told(
     tell: Tell<'_>,
 ) -> Result<Check, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
-    check_outputs(problem, pass, dtype, outputs, only)?;
+    check_results(problem, pass, outputs, only)?;
     tell(0, STEPS, "exact results and bounds");
-    let mut exact = bounds(problem, pass, dtype, profile, inputs)?;
+    let mut exact = bounds(problem, pass, &types(request, outputs), profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
@@ -296,6 +299,11 @@ fn next_step(request: &Request<'_>, tried: usize) -> String {
     )
 }
 
+/// The types of results, and of what the kernel has stored before.
+fn types(request: &Request<'_>, outputs: &Tensors) -> Types {
+    Types::reading(request.problem, request.dtype, request.inputs).as_in(outputs)
+}
+
 /// The statistics of gate G2: of outputs that the simulation of kernels does not reach there are none.
 fn statistics(
     request: &Request<'_>,
@@ -304,8 +312,9 @@ fn statistics(
     exact: &Bounds,
     outputs: &Tensors,
 ) -> Result<Vec<Statistic>, Error> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
-    let typical = Typical::new(&Kernels::new(problem, pass, dtype, profile, inputs, exact)?)?;
+    let &Request { problem, pass, inputs, .. } = request;
+    let types = types(request, outputs);
+    let typical = Typical::new(&Kernels::new(problem, pass, &types, profile, inputs, exact)?)?;
     Ok(g2(operands, profile, exact, &typical, outputs))
 }
 

@@ -1,7 +1,7 @@
 //! Profiles that an author declares, in a JSON file.
 
 use crate::profile::Profile;
-use crate::vectors::{Error, read_text};
+use crate::vectors::{Error, json, read_text};
 use etalon_problem::{Dtype, Error as ProblemError};
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -17,6 +17,12 @@ struct Declared {
     p_store: Option<String>,
     ds_store: Option<String>,
     group_store: Option<String>,
+    score_store: Option<String>,
+    dp_store: Option<String>,
+    weight_store: Option<String>,
+    residual_store: Option<String>,
+    chunk_store: Option<String>,
+    chunk_tokens: Option<usize>,
     exp_constant: Option<f64>,
     exp_slope: Option<f64>,
     tanh: Option<f64>,
@@ -28,13 +34,13 @@ struct Declared {
 /// Reads a profile. Its name is `custom`.
 pub fn read_profile(path: &Path) -> Result<Profile, Error> {
     let text = read_text(path)?;
-    let wrong = |error: serde_json::Error| Error::Format {
+    let wrong = |reason: String| Error::Format {
         path: path.to_path_buf(),
-        reason: format!("no profile: {error}"),
+        reason: format!("not a valid profile file: {reason}"),
     };
-    // By way of a map: serde would take the values of a struct from an array, too.
-    let members: Map<String, Value> = serde_json::from_str(&text).map_err(wrong)?;
-    let declared: Declared = serde_json::from_value(Value::Object(members)).map_err(wrong)?;
+    // By way of a map first: serde would take the values of a struct from an array, too.
+    json::parse::<Map<String, Value>>(&text).map_err(wrong)?;
+    let declared: Declared = json::parse(&text).map_err(wrong)?;
     profile(&declared).map_err(|error| Error::content(path, error))
 }
 
@@ -48,6 +54,15 @@ fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
         p_store: dtype(&declared.p_store, base.p_store)?,
         ds_store: dtype(&declared.ds_store, base.ds_store)?,
         group_store: dtype(&declared.group_store, base.group_store)?,
+        score_store: dtype(&declared.score_store, base.score_store)?,
+        dp_store: dtype(&declared.dp_store, base.dp_store)?,
+        weight_store: dtype(&declared.weight_store, base.weight_store)?,
+        residual_store: dtype(&declared.residual_store, base.residual_store)?,
+        chunk_store: dtype(&declared.chunk_store, base.chunk_store)?,
+        chunk_tokens: match declared.chunk_tokens {
+            Some(0) => return Err(ProblemError::value("chunk_tokens", "at least 1", 0)),
+            tokens => tokens.unwrap_or(base.chunk_tokens),
+        },
         exp_constant: number("exp_constant", declared.exp_constant, base.exp_constant, MOST)?,
         exp_slope: number("exp_slope", declared.exp_slope, base.exp_slope, MOST)?,
         tanh: number("tanh", declared.tanh, base.tanh, MOST)?,
@@ -97,17 +112,31 @@ mod tests {
         let text = r#"{ "base": "bf16-flash", "group_store": "f32", "exp_slope": 40 }"#;
         let own = Profile { group_store: Dtype::F32, exp_slope: 40.0, ..flash };
         assert_eq!(read(text), Ok(named(own)));
+        let text = r#"{ "score_store": "f16", "dp_store": "bf16", "weight_store": "f16",
+            "residual_store": "bf16", "chunk_store": "bf16", "chunk_tokens": 64 }"#;
+        let own = Profile {
+            score_store: Dtype::F16,
+            dp_store: Dtype::Bf16,
+            weight_store: Dtype::F16,
+            residual_store: Dtype::Bf16,
+            chunk_store: Dtype::Bf16,
+            chunk_tokens: 64,
+            ..Profile::by_name("f32-strict").unwrap()
+        };
+        assert_eq!(read(text), Ok(named(own)));
     }
 
     #[test]
     fn what_is_wrong_is_said() {
         for (text, part) in [
-            ("[]", "no profile: invalid type"),
-            (r#"{ "acumulator": "f32" }"#, "unknown field `acumulator`"),
+            ("[]", "not a valid profile file: line 1: the file must be an object, found an array"),
+            (r#"{ "acumulator": "f32" }"#, "line 1: unknown key `acumulator`, expected one of"),
             (r#"{ "base": "f8-flash" }"#, "one of f64, f32-strict"),
             (r#"{ "p_store": "f8" }"#, "bf16"),
             (r#"{ "factor": 0.5 }"#, "`factor` must be from 0 to 0.1, found 0.5"),
             (r#"{ "tanh": -1 }"#, "`tanh` must be from 0 to 1000000, found -1"),
+            (r#"{ "score_store": "f8" }"#, "bf16"),
+            (r#"{ "chunk_tokens": 0 }"#, "`chunk_tokens` must be at least 1, found 0"),
             (r#"{ "rescale_keys": 0 }"#, "`rescale_keys` must be at least 1, found 0"),
         ] {
             let error = read(text).unwrap_err();

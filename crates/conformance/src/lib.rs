@@ -4,7 +4,7 @@
 //! declares with which arithmetic; [`report`] is what a run leaves behind. [`cases`] makes the
 //! questions, [`laws`] judge the answers, [`suite`] runs them, and the [`zoo`] judges the laws.
 
-pub use etalon_oracle::{bounds, gates, generate, profile, stochastic, tensor, typical};
+pub use etalon_oracle::{bounds, gates, generate, profile, stochastic, tensor, types, typical};
 
 pub mod cases;
 pub mod check;

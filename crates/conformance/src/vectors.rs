@@ -1,16 +1,18 @@
 //! Files: tensors as safetensors, problems as JSON, and writing that leaves nothing half done.
 
 mod draft;
+pub mod json;
+mod problem;
 mod read;
 
 pub use draft::{Draft, Unfinished};
+pub use problem::{parse_problem, read_problem, sequence_tensors};
 
 use crate::tensor::{Data, Tensor, Tensors};
-use etalon_problem::{Error as ProblemError, NamedArray, Problem, shortened};
+use etalon_problem::{Error as ProblemError, shortened};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as Stored, TensorView};
 use safetensors::{SafeTensors, View};
-use serde_json::Value;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -162,82 +164,15 @@ impl View for InFile<'_> {
     }
 }
 
-/// Reads a problem. The arrays that its mask names are bound from `tensors`, which were read from
-/// `tensors_path`.
-pub fn read_problem(path: &Path, tensors_path: &Path, tensors: &Tensors) -> Result<Problem, Error> {
-    parse_problem(path, &read_text(path)?, tensors_path, tensors)
-}
-
-/// The text of a problem file.
+/// The text of a problem file, without the mark that some editors put before it.
 pub fn read_text(path: &Path) -> Result<String, Error> {
-    String::from_utf8(read::at_most(path, read::PROBLEM)?)
-        .map_err(|_| Error::format(path, "no JSON text: it is not UTF-8"))
-}
-
-/// As [`read_problem`], of a text that was read from `path`.
-pub fn parse_problem(
-    path: &Path,
-    text: &str,
-    tensors_path: &Path,
-    tensors: &Tensors,
-) -> Result<Problem, Error> {
-    let wrong = |reason: String| Error::format(path, format!("no problem: {reason}"));
-    let mut problem: Problem =
-        serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-    let value = serde_json::from_str(text).map_err(|error| wrong(error.to_string()))?;
-    objects_by_key("the problem", &value).map_err(wrong)?;
-    let ids = |data: &Data| if let Data::I64(x) = data { Some(x.clone()) } else { None };
-    let flags = |data: &Data| if let Data::Bool(x) = data { Some(x.clone()) } else { None };
-    problem
-        .bind(
-            |name| named(tensors, name, "i64 or i32", ids),
-            |name| named(tensors, name, "bool", flags),
-        )
-        .map_err(|error| Error::content(tensors_path, error))?;
-    problem.check().map_err(|error| match &error {
-        // The arrays' extents are the tensors' fault, all else the problem's.
-        ProblemError::Shape { .. } => Error::content(tensors_path, error),
-        _ => Error::content(path, error),
+    let bytes = read::at_most(path, read::PROBLEM)?;
+    let wide = matches!(bytes.get(..2), Some([0xff, 0xfe] | [0xfe, 0xff]));
+    let text = String::from_utf8(bytes).map_err(|_| match wide {
+        true => Error::format(path, "no JSON text: it is UTF-16; save it as UTF-8"),
+        false => Error::format(path, "no JSON text: it is not UTF-8"),
     })?;
-    Ok(problem)
-}
-
-/// The keys whose values are lists.
-const LISTS: [&str; 8] = ["and", "or", "query", "key", "cu_query", "cu_key", "tokens", "cu_tokens"];
-
-/// Fails where an array stands for an object: serde takes the values of a struct in their order, too, but
-/// the schema does not, and a file that omits a key would mean another one.
-fn objects_by_key(name: &str, value: &Value) -> Result<(), String> {
-    match value {
-        Value::Object(members) => {
-            members.iter().try_for_each(|(key, value)| objects_by_key(key, value))
-        }
-        Value::Array(_) if !LISTS.contains(&name) => {
-            Err(format!("`{name}` must be an object with keys, found an array"))
-        }
-        Value::Array(items) => items.iter().try_for_each(|item| match item {
-            Value::Array(_) => Err(format!("an item of `{name}` must be no array")),
-            item => objects_by_key(name, item),
-        }),
-        _ => Ok(()),
-    }
-}
-
-fn named<T>(
-    tensors: &Tensors,
-    name: &str,
-    expected: &str,
-    elements: impl Fn(&Data) -> Option<Vec<T>>,
-) -> Result<Option<NamedArray<T>>, ProblemError> {
-    let Some(tensor) = tensors.get(name) else { return Ok(None) };
-    match elements(&tensor.data) {
-        Some(elements) => Ok(Some(NamedArray::new(name, &tensor.shape, elements))),
-        None => Err(ProblemError::Dtype {
-            operand: name.to_string(),
-            expected: expected.to_string(),
-            found: tensor.type_name().to_string(),
-        }),
-    }
+    Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
 }
 
 #[cfg(test)]

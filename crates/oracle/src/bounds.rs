@@ -21,7 +21,8 @@ pub use model::NoBound;
 
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors};
-use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Problem, Role};
+use crate::types::{SAVED, Types};
+use etalon_problem::{Dtype, Error, LinearCrossEntropy, Operand, Pass, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use inputs::{Errors, Inputs};
 use model::Model;
@@ -60,18 +61,19 @@ pub struct Bounds {
 }
 
 /// Evaluates the reference and derives the bounds of `pass`. `inputs` holds the operands of the
-/// pass by name, in any floating-point type; `dtype` is the storage type of the judged kernel.
+/// pass by name, in any floating-point type; `types` are those in which the judged kernel stores its results.
 ///
 /// Fails where the reference does, and for a pass without a derivation for the profile.
 pub fn bounds(
     problem: &Problem,
     pass: Pass,
-    dtype: Dtype,
+    types: impl Into<Types>,
     profile: &Profile,
     inputs: &Tensors,
 ) -> Result<Bounds, Error> {
+    let types = types.into();
     if pass == Pass::ForwardBackward {
-        let of = |pass| bounds(problem, pass, dtype, profile, inputs);
+        let of = |pass| bounds(problem, pass, &types, profile, inputs);
         let (mut both, backward) = (of(Pass::Forward)?, of(Pass::Backward)?);
         both.outputs.extend(backward.outputs);
         return Ok(both);
@@ -80,9 +82,10 @@ pub fn bounds(
     let outputs = exact(pass)?;
     let forward = if pass == Pass::Backward { exact(Pass::Forward)? } else { outputs.clone() };
     let operands = values(problem, pass, inputs)?;
-    let model = Model::new(profile, dtype);
+    let model = Model::new(profile, &types);
     let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
-    finish(problem, pass, &model, errors(problem, &inputs)?, outputs)
+    refuse_narrow(problem, pass, &types)?;
+    finish(problem, pass, &model, &types, errors(problem, &inputs)?, outputs)
 }
 
 /// The size of every gradient of a logit of linear cross-entropy (C16), and how far that of a kernel of the
@@ -98,7 +101,7 @@ pub fn logit_gradients(
 ) -> Result<[Array2<f64>; 2], Error> {
     let pass = Pass::Backward;
     let operands = values(&problem.clone().into(), pass, inputs)?;
-    let (model, forward) = (Model::new(profile, dtype), Values::new());
+    let (model, forward) = (Model::new(profile, &dtype.into()), Values::new());
     let inputs = Inputs { pass, model: &model, operands: &operands, forward: &forward };
     Ok(linear_cross_entropy::logit_gradients(problem, &inputs))
 }
@@ -119,11 +122,28 @@ fn errors(problem: &Problem, inputs: &Inputs<'_>) -> Result<Errors, Error> {
     })
 }
 
+/// Fails where a pass of second order reads what a forward pass stored in a narrower type than usual: what
+/// that costs is derived for the backward pass alone.
+fn refuse_narrow(problem: &Problem, pass: Pass, types: &Types) -> Result<(), Error> {
+    let second_order = matches!(pass, Pass::DoubleBackward | Pass::Jvp);
+    let narrow = |x: &&Operand| types.narrows(x.name, x.precision);
+    let forward = problem.operands(Pass::Forward);
+    let saved = forward.iter().filter(|x| SAVED.contains(&x.name));
+    match saved.filter(|_| second_order).find(narrow) {
+        Some(operand) => Err(Error::Unsupported {
+            what: format!("a bound of {} {pass}", problem.algorithm()),
+            reason: format!("`{}` is stored in {}", operand.name, types.of(operand)),
+        }),
+        None => Ok(()),
+    }
+}
+
 /// Joins the reference's outputs with their errors (N4).
 fn finish(
     problem: &Problem,
     pass: Pass,
     model: &Model,
+    types: &Types,
     mut errors: Errors,
     mut outputs: Values,
 ) -> Result<Bounds, Error> {
@@ -140,7 +160,7 @@ fn finish(
         let mut no_bound = BTreeMap::new();
         let as_right = as_right.remove(operand.name).unwrap_or_default();
         let bound = value.iter().zip(errors).enumerate().map(|(at, (&x, error))| {
-            let bound = model.finish(x, error, operand.precision);
+            let bound = model.finish(x, error, types.of(operand));
             if bound == f64::INFINITY && !as_right.contains_key(&at) {
                 let reason = model.no_bound(error).unwrap_or(NoBound::Sum);
                 *no_bound.entry(reason).or_default() += 1;
@@ -149,7 +169,7 @@ fn finish(
         });
         let bound = bound.collect();
         let bound = ArrayD::from_shape_vec(IxDyn(&operand.shape), bound).map_err(|_| missing())?;
-        let largest = model.dtype(operand.precision).map_or(f64::INFINITY, Dtype::max);
+        let largest = types.of(operand).dtype().map_or(f64::INFINITY, Dtype::max);
         let stored = Stored::of(operand.precision, Dtype::F64);
         let bound = Bound { value, bound, stored, largest, no_bound, as_right };
         bounds.insert(operand.name.to_string(), bound);

@@ -96,11 +96,22 @@ fn describe(name: &str, bound: &Bound, got: &ArrayD<f64>, margins: &[f64], at: u
     let bad = margins.iter().filter(|margin| **margin > 1.0).count();
     let hint = hint(bound, got).map_or(String::new(), |hint| format!("; {hint}"));
     format!(
-        "{name}{:?} is {found:e}, exact is {value:e} ± {b:e} (margin {margin:.3}); {bad} of {} \
+        "{name}{:?} is {found:e}, exact is {value:e} ± {b:e} (margin {}); {bad} of {} \
          elements are out of bounds{hint}",
         index.slice(),
+        three_digits(margin),
         got.len()
     )
+}
+
+/// A margin as people read it.
+fn three_digits(margin: f64) -> String {
+    match margin {
+        small if small < 9.995 => format!("{small:.2}"),
+        some if some < 99.95 => format!("{some:.1}"),
+        many if many < 999.5 || !many.is_finite() => format!("{many:.0}"),
+        more => format!("{more:.2e}"),
+    }
 }
 
 /// The largest share of elements that may be unable to tell right from wrong.

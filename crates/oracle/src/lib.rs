@@ -37,4 +37,5 @@ pub mod profile;
 pub mod stochastic;
 
 pub mod tensor;
+pub mod types;
 pub mod typical;

@@ -21,6 +21,22 @@ pub struct Profile {
     pub ds_store: Dtype,
     /// The type in which dk and dv of each query head are stored before those of a group are added up.
     pub group_store: Dtype,
+    /// The type in which every step on the way to a score or logit is stored (the product, scaled, capped, with
+    /// its bias), and every step of the gradient on the way back, if not the accumulator's.
+    pub score_store: Dtype,
+    /// The type in which dP is stored, if not the accumulator's.
+    pub dp_store: Dtype,
+    /// The type in which normalised weights are stored before anything is done with them, if not the
+    /// accumulator's.
+    pub weight_store: Dtype,
+    /// The type in which p − \[y\] of linear cross-entropy is stored before it is scaled, if not the
+    /// accumulator's.
+    pub residual_store: Dtype,
+    /// The type in which dw and dbias of a chunk of tokens, and their sum so far, are stored, if not the
+    /// accumulator's.
+    pub chunk_store: Dtype,
+    /// Tokens of such a chunk; 0: as many as Liger takes ([`Profile::chunk`]).
+    pub chunk_tokens: usize,
     /// a: the relative error of exp in roundoffs, at 0.
     pub exp_constant: f64,
     /// b: how that error grows with the size of the argument. It includes the roundings of the
@@ -46,6 +62,12 @@ const F32_STRICT: Profile = Profile {
     p_store: Dtype::F32,
     ds_store: Dtype::F32,
     group_store: Dtype::F32,
+    score_store: Dtype::F32,
+    dp_store: Dtype::F32,
+    weight_store: Dtype::F32,
+    residual_store: Dtype::F32,
+    chunk_store: Dtype::F32,
+    chunk_tokens: 0,
     exp_constant: 4.0, // 2 ulp: a polynomial of degree 5 or 6, or ex2.approx
     exp_slope: 4.0,    // three roundings of the argument, and one to spare for folded scales
     tanh: 8.0,         // 1 − 2/(e^{2x} + 1) with such an exp loses up to 7
@@ -74,6 +96,28 @@ const fn flash(name: &'static str, store: Dtype) -> Profile {
     Profile { name, p_store: store, ds_store: store, group_store: store, ..F32_STRICT }
 }
 
+/// What attention costs in bf16 that is written as `softmax(q kᵀ σ) v`, and its gradient by hand of autograd:
+/// sums in f32, every tensor in between stored in bf16.
+const BF16_EAGER: Profile = Profile {
+    name: "bf16-eager",
+    score_store: Dtype::Bf16,
+    dp_store: Dtype::Bf16,
+    weight_store: Dtype::Bf16,
+    ds_store: Dtype::Bf16,
+    group_store: Dtype::Bf16,
+    ..F32_STRICT
+};
+
+/// Linear cross-entropy in chunks of tokens, as Liger stores it: logits and their gradients in bf16, and dw as
+/// it is summed over chunks.
+const BF16_CHUNKED: Profile = Profile {
+    name: "bf16-chunked",
+    score_store: Dtype::Bf16,
+    ds_store: Dtype::Bf16,
+    chunk_store: Dtype::Bf16,
+    ..F32_STRICT
+};
+
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(self.name)
@@ -82,13 +126,18 @@ impl fmt::Display for Profile {
 
 impl Profile {
     /// Every profile, strictest first.
-    pub const ALL: [Profile; 6] = [
+    pub const ALL: [Profile; 8] = [
         Profile {
             name: "f64",
             accumulator: Dtype::F64,
             p_store: Dtype::F64,
             ds_store: Dtype::F64,
             group_store: Dtype::F64,
+            score_store: Dtype::F64,
+            dp_store: Dtype::F64,
+            weight_store: Dtype::F64,
+            residual_store: Dtype::F64,
+            chunk_store: Dtype::F64,
             ..F32_STRICT
         },
         F32_STRICT,
@@ -96,6 +145,8 @@ impl Profile {
         F32_TF32,
         flash("f16-flash", Dtype::F16),
         flash("bf16-flash", Dtype::Bf16),
+        BF16_EAGER,
+        BF16_CHUNKED,
     ];
 
     /// The profile of this name.
@@ -128,6 +179,31 @@ impl Profile {
         flash.unwrap_or_else(|| Profile::strict(dtype))
     }
 
+    /// Types in which a value between operands and results is stored.
+    pub(crate) fn stores(&self) -> [Dtype; 8] {
+        let &Profile { p_store, ds_store, group_store, score_store, dp_store, .. } = self;
+        let &Profile { weight_store, residual_store, chunk_store, .. } = self;
+        [
+            p_store,
+            ds_store,
+            group_store,
+            score_store,
+            dp_store,
+            weight_store,
+            residual_store,
+            chunk_store,
+        ]
+    }
+
+    /// The tokens of a chunk of linear cross-entropy. Liger lets the logits of one take about as much memory as
+    /// h: of T tokens the next power of two from T/⌈V/D⌉ on.
+    pub(crate) fn chunk(&self, tokens: usize, dim: usize, vocab: usize) -> usize {
+        match self.chunk_tokens {
+            0 => tokens.div_ceil(vocab.div_ceil(dim.max(1)).max(1)).max(1).next_power_of_two(),
+            chunk => chunk,
+        }
+    }
+
     /// The number of rescales that a streaming softmax over `keys` keys may do.
     pub(crate) fn rescales(&self, keys: usize) -> usize {
         keys.div_ceil(self.rescale_keys.max(1)) + 1
@@ -143,6 +219,16 @@ impl Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_chunk_is_that_of_liger() {
+        let profile = Profile::by_name("bf16-chunked").unwrap();
+        // 4096 tokens of 4096 elements and 128,256 classes: 32 parts of 128 tokens.
+        assert_eq!(profile.chunk(4096, 4096, 128_256), 128);
+        assert_eq!(profile.chunk(1000, 64, 300), 256); // 5 parts of 200
+        assert_eq!(profile.chunk(32, 64, 32), 32);
+        assert_eq!(Profile { chunk_tokens: 7, ..profile }.chunk(1000, 64, 300), 7);
+    }
 
     #[test]
     fn names_find_their_profiles() {

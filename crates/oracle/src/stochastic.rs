@@ -9,6 +9,7 @@
 use crate::bounds::Bounds;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
+use crate::types::Types;
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::Real;
 use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
@@ -25,20 +26,21 @@ pub const KERNELS: u32 = 16;
 pub fn errors(
     problem: &Problem,
     pass: Pass,
-    dtype: Dtype,
+    types: impl Into<Types>,
     profile: &Profile,
     inputs: &Tensors,
     exact: &Bounds,
 ) -> Result<BTreeMap<String, Vec<ArrayD<f64>>>, Error> {
+    let types = types.into();
     if pass == Pass::ForwardBackward {
-        let of = |pass| errors(problem, pass, dtype, profile, inputs, exact);
+        let of = |pass| errors(problem, pass, &types, profile, inputs, exact);
         let mut both = of(Pass::Forward)?;
         both.extend(of(Pass::Backward)?);
         return Ok(both);
     }
     let inputs = values(problem, pass, inputs)?;
     let kernels = (0..KERNELS).into_par_iter().map(|kernel| {
-        let mut results = stored(problem, pass, dtype, &inputs, (profile, kernel))?;
+        let mut results = stored(problem, pass, &types, &inputs, (profile, kernel))?;
         results.retain(|name, _| exact.outputs.contains_key(name));
         for (name, result) in &mut results {
             let bound = &exact.outputs[name];
@@ -63,7 +65,7 @@ pub fn errors(
 fn stored(
     problem: &Problem,
     pass: Pass,
-    dtype: Dtype,
+    types: &Types,
     inputs: &Values,
     (profile, kernel): (&Profile, u32),
 ) -> Result<Values, Error> {
@@ -71,7 +73,7 @@ fn stored(
     let operands = problem.operands(pass);
     let mut inputs = inputs.clone();
     if operands.iter().any(|x| x.role == Role::Saved) {
-        keep_saved(problem, dtype, &operands, &mut inputs, (profile, kernel))?;
+        keep_saved(problem, types, &operands, &mut inputs, (profile, kernel))?;
     }
     let numbers = inputs.iter().map(|(name, x)| {
         let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };
@@ -80,7 +82,7 @@ fn stored(
     let results = evaluate(problem, pass, &numbers.collect())?;
     let output = |(name, x): (String, ArrayD<Stochastic>)| {
         let operand = operands.iter().find(|operand| operand.name == name)?;
-        match Stored::of(operand.precision, dtype) {
+        match types.of(operand) {
             Stored::Float(dtype) => Some((name, x.mapv(|x| dtype.round(x.value)))),
             Stored::Integer => None,
         }
@@ -93,7 +95,7 @@ fn stored(
 /// subtracted from δ and read nowhere else.
 fn keep_saved(
     problem: &Problem,
-    dtype: Dtype,
+    types: &Types,
     operands: &[Operand],
     inputs: &mut Values,
     kernel: (&Profile, u32),
@@ -102,7 +104,7 @@ fn keep_saved(
     let own = |name: &String| forward.iter().any(|x| x.name == name && x.role.is_given());
     let given = inputs.iter().filter(|(name, _)| own(name));
     let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
-    let saved = stored(problem, Pass::Forward, dtype, &given, kernel)?;
+    let saved = stored(problem, Pass::Forward, types, &given, kernel)?;
     let reads = |name: &str| operands.iter().find(|operand| operand.name == name);
     if let (Some(o), Some(dout), Some(dlse)) = (saved.get("o"), inputs.get("dout"), reads("dlse")) {
         let exact = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
@@ -126,6 +128,8 @@ struct Rounding {
     unit: f32,
     /// Of a product, if its factors are narrowed.
     product: f32,
+    /// Of a score, if it is stored.
+    score: f32,
     /// Of a weight, if it is stored.
     weight: f32,
     /// Of lse, relative to the largest logit, if it is stored: of three sums and the storing.
@@ -134,7 +138,8 @@ struct Rounding {
 }
 
 impl Rounding {
-    const NONE: Rounding = Rounding { unit: 0.0, product: 0.0, weight: 0.0, lse: 0.0, kernel: 0 };
+    const NONE: Rounding =
+        Rounding { unit: 0.0, product: 0.0, score: 0.0, weight: 0.0, lse: 0.0, kernel: 0 };
 
     fn new(profile: &Profile, algorithm: Algorithm, pass: Pass, kernel: u32) -> Self {
         let unit = profile.accumulator.unit_roundoff();
@@ -143,13 +148,22 @@ impl Rounding {
         // The weights of linear_cross_entropy multiply nothing in its forward pass. dS and da are products
         // of weights, and gradients of heads are sums of these.
         let multiplies = pass != Pass::Forward || algorithm != Algorithm::LinearCrossEntropy;
-        let later = if pass == Pass::Forward { 0.0 } else { narrow(profile.ds_store) };
-        let weight = if multiplies { narrow(profile.p_store).max(later) } else { 0.0 };
+        let Profile { p_store, weight_store, ds_store, dp_store, residual_store, .. } = *profile;
+        let stores = match pass {
+            Pass::Forward => vec![p_store, weight_store],
+            _ => {
+                vec![p_store, weight_store, ds_store, dp_store, residual_store, profile.score_store]
+            }
+        };
+        let stored = stores.into_iter().map(narrow).fold(0.0, f64::max);
+        let weight = if multiplies { stored } else { 0.0 };
         // Two factors, which err each by itself.
         let product = unit + 2f64.sqrt() * profile.factor;
         let lse = if pass == Pass::Forward { 0.0 } else { 4.0 * unit };
-        let [unit, product, weight, lse] = [unit, product, weight, lse].map(|x| x as f32);
-        Rounding { unit, product, weight, lse, kernel }
+        let score = narrow(profile.score_store);
+        let [unit, product, score, weight, lse] =
+            [unit, product, score, weight, lse].map(|x| x as f32);
+        Rounding { unit, product, score, weight, lse, kernel }
     }
 
     /// Of a division, or of a product with a rounded reciprocal.
@@ -233,7 +247,8 @@ impl Real for Stochastic {
     /// maximum; a kernel may subtract a stored lse instead, whose rounding is of the size of the two.
     fn exp(self) -> Self {
         let value = self.value.exp();
-        let function = (2.0 + self.value.abs() + self.size) * self.unit();
+        let score = f64::from(self.rounding.score) * self.size;
+        let function = (2.0 + self.value.abs() + self.size) * self.unit() + score;
         let computed = self.off(value, value * function, 4, 0.0);
         let kept =
             computed.off(computed.value, value * f64::from(self.rounding.weight), 5, self.value);

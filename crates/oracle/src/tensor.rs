@@ -140,7 +140,7 @@ impl Tensor {
 
     /// Its floating-point type, if it has one.
     pub fn dtype(&self) -> Option<Dtype> {
-        if let Some(Stored::Float(dtype)) = self.stored() { Some(dtype) } else { None }
+        self.stored().and_then(Stored::dtype)
     }
 
     /// The name of its element type.
@@ -150,6 +150,13 @@ impl Tensor {
             Some(Stored::Integer) => "i64",
             None => "bool",
         }
+    }
+
+    /// The tensor in another type, if that has every one of its numbers; an error that names it for flags.
+    pub fn narrowed(&self, name: &str, dtype: Dtype) -> Result<Option<Tensor>, Error> {
+        let numbers = self.numbers(name)?;
+        let same = |x: &f64| dtype.round(*x) == *x || x.is_nan();
+        Ok(numbers.iter().all(same).then(|| Tensor::round(&numbers, dtype)))
     }
 
     /// Its elements in f64, exactly; an error that names it for integers and flags.
@@ -209,4 +216,26 @@ pub fn values(problem: &Problem, pass: Pass, tensors: &Tensors) -> Result<Values
         values.insert(name, numbers);
     }
     Ok(values)
+}
+
+/// The operands of a pass as a kernel takes them whose main tensors have this type, and nothing else: each
+/// number rounded to where that stores it.
+pub fn usual(
+    problem: &Problem,
+    pass: Pass,
+    storage: Dtype,
+    tensors: &Tensors,
+) -> Result<Tensors, Error> {
+    let operands = problem.operands(pass);
+    let given = operands.iter().filter(|operand| operand.role.is_given());
+    let given = given.filter_map(|operand| Some((operand, tensors.get(operand.name)?)));
+    let taken = given.map(|(operand, tensor)| {
+        let stored = Stored::of(operand.precision, storage);
+        let taken = match tensor.stored() == Some(stored) {
+            true => tensor.clone(),
+            false => Tensor::store(&tensor.numbers(operand.name)?, stored),
+        };
+        Ok((operand.name.to_string(), taken))
+    });
+    taken.collect()
 }

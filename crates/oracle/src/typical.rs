@@ -10,10 +10,15 @@ use crate::bounds::{Bound, Bounds};
 use crate::generate::Stream;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
+use crate::types::Types;
 use etalon_problem::{Algorithm, Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use etalon_reference::{Arithmetic, evaluate_in};
 use ndarray::ArrayD;
+use scores::StoredScores;
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+
+mod scores;
 
 /// How many kernels are simulated: their errors tell a standard deviation to a fifth, where every
 /// element has one of its own, and much better where those of a row share it.
@@ -28,14 +33,16 @@ const OF_A_SLOPE: f64 = 1.0 / 16.0;
 /// Simulated kernels of a profile on a pass.
 #[derive(Debug)]
 pub struct Kernels<'a> {
-    problem: &'a Problem,
+    problem: Cow<'a, Problem>,
     pass: Pass,
-    dtype: Dtype,
+    types: Types,
     operands: Vec<Operand>,
     inputs: Values,
     size: Size,
-    /// The standard deviation of δ = Σ o dout of each row, where the pass reads an o that was stored.
-    delta: Option<ArrayD<f64>>,
+    /// What the storage of o and lse costs.
+    saved: Saved,
+    /// What the storage of scores costs, and how it enters.
+    scores: StoredScores,
     exact: &'a Bounds,
 }
 
@@ -44,16 +51,18 @@ impl<'a> Kernels<'a> {
     pub fn new(
         problem: &'a Problem,
         pass: Pass,
-        dtype: Dtype,
+        types: impl Into<Types>,
         profile: &Profile,
         inputs: &Tensors,
         exact: &'a Bounds,
     ) -> Result<Self, Error> {
-        let operands = problem.operands(pass);
+        let (operands, types) = (problem.operands(pass), types.into());
         let inputs = values(problem, pass, inputs)?;
-        let size = Size::new(profile, &operands);
-        let delta = deviation_of_delta(problem, &operands, &inputs, size.sums, dtype)?;
-        Ok(Kernels { problem, pass, dtype, operands, inputs, size, delta, exact })
+        let mut size = Size::new(profile, &operands);
+        let saved = Saved::new(problem, pass, &inputs, size.sums, &types)?;
+        let scores = StoredScores::new(problem, profile, &inputs, &mut size)?;
+        let problem = scores.problem(problem);
+        Ok(Kernels { problem, pass, types, operands, inputs, size, saved, scores, exact })
     }
 
     /// What the kernel of that number holds in each output of floating-point numbers before it stores it;
@@ -87,7 +96,20 @@ impl<'a> Kernels<'a> {
     /// The outputs of the kernel of that number, once their sums have rounded them.
     fn sums(&self, kernel: u64) -> Result<Values, Error> {
         let mut inputs = self.perturbed(kernel);
-        if let Some(delta) = &self.delta {
+        if let Some(lse) = &self.saved.lse {
+            // A weight of the row that is too large by a factor makes its dS so, as a dout would.
+            let stream = Stream::new(kernel, "lse");
+            for name in ["dout", "dlse"] {
+                let Some(rows) = inputs.get_mut(name) else { continue };
+                let width = rows.len() / lse.len().max(1);
+                let all = rows.iter_mut().enumerate();
+                all.for_each(|(at, x)| {
+                    let row = at / width.max(1);
+                    *x += *x * lse[row] * stream.normal(row);
+                });
+            }
+        }
+        if let Some(delta) = &self.saved.delta {
             // dlse is subtracted from δ, and read nowhere else.
             let stream = Stream::new(kernel, "delta");
             let mut dlse = inputs.remove("dlse").unwrap_or_else(|| ArrayD::zeros(delta.shape()));
@@ -95,11 +117,17 @@ impl<'a> Kernels<'a> {
             rows.for_each(|(at, (dlse, size))| *dlse += size * stream.normal(at));
             inputs.insert("dlse".to_string(), dlse);
         }
-        let mut results = evaluate_in(Arithmetic::F64, self.problem, self.pass, &inputs)?;
+        self.scores.enter(kernel, &mut inputs)?;
+        let mut results = evaluate_in(Arithmetic::F64, &self.problem, self.pass, &inputs)?;
+        self.scores.leave(&self.operands, &mut results)?;
         for (name, results) in &mut results {
             if let Some(bound) = self.exact.outputs.get(name) {
                 let stream = Stream::new(kernel, &format!("{name} of a simulated kernel"));
                 summed(bound, results, self.size, stream);
+                if self.size.chunks > 0.0 && matches!(name.as_str(), "dw" | "dbias") {
+                    let stream = Stream::new(kernel, &format!("{name}, by chunks"));
+                    over_chunks(bound, results, self.size.chunks, stream);
+                }
                 if self.bends(name) {
                     let stream = Stream::new(kernel, &format!("{name}, by slopes"));
                     let elements = results.iter_mut().zip(&bound.bound).enumerate();
@@ -113,10 +141,13 @@ impl<'a> Kernels<'a> {
         Ok(results)
     }
 
-    /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]).
+    /// Whether the slope of a capped logit enters an output ([`OF_A_SLOPE`]), or the rounding of an lse that no
+    /// error of an operand stands for.
     fn bends(&self, name: &str) -> bool {
-        let capped = matches!(self.problem, Problem::LinearCrossEntropy(x) if x.softcap.is_some());
-        capped && self.operands.iter().any(|x| x.name == name && x.primal != name)
+        let capped =
+            matches!(&*self.problem, Problem::LinearCrossEntropy(x) if x.softcap.is_some());
+        (capped || self.saved.lse_besides)
+            && self.operands.iter().any(|x| x.name == name && x.primal != name)
     }
 
     /// The operands, of which every element errs by itself.
@@ -154,9 +185,12 @@ impl<'a> Kernels<'a> {
         // Scores that decide whether a pair counts are of the accumulator's type.
         let decides = self.problem.algorithm() == Algorithm::LazyAttention
             && !operand.axes.contains(&Axis::ValueDim);
+        // A score is a product of operands that have no axis of values, and so is a logit.
+        let scored = !operand.axes.contains(&Axis::ValueDim);
         match operand.precision {
             Precision::Integer => 0.0,
             Precision::Storage if multiplied && !decides => self.size.stored,
+            Precision::Storage if scored => self.size.scores,
             _ => self.size.sums,
         }
     }
@@ -165,7 +199,7 @@ impl<'a> Kernels<'a> {
     fn each_stored(&self, results: &mut Values, f: impl Fn(Dtype, &Bound, &mut ArrayD<f64>)) {
         results.retain(|name, results| {
             let operand = self.operands.iter().find(|operand| operand.name == name);
-            let stored = operand.map(|operand| Stored::of(operand.precision, self.dtype));
+            let stored = operand.map(|operand| self.types.of(operand));
             let (Some(Stored::Float(stored)), Some(bound)) = (stored, self.exact.outputs.get(name))
             else {
                 return false;
@@ -205,8 +239,12 @@ struct Size {
     stored: f64,
     /// A rounding of a weight that is stored in less than the accumulator's type.
     weights: f64,
+    /// The same as `sums` with the roundings of stored scores, where errors of operands stand for them.
+    scores: f64,
     /// A rounding of a sum in the accumulator's type.
     rounding: f64,
+    /// The roundings of dw over chunks, in shares of its rows.
+    chunks: f64,
 }
 
 impl Size {
@@ -218,36 +256,103 @@ impl Size {
         let rounding = profile.accumulator.unit_roundoff() / 3f64.sqrt();
         let sums = rounding * (profile.chain(longest) as f64).sqrt();
         let sums = sums.hypot(profile.factor / 3f64.sqrt());
-        let types = [profile.p_store, profile.ds_store, profile.group_store];
+        let &Profile { p_store, ds_store, group_store, dp_store, .. } = profile;
+        let &Profile { weight_store, residual_store, .. } = profile;
+        let types = [p_store, ds_store, group_store, dp_store, weight_store, residual_store];
         let stored = types.map(Dtype::unit_roundoff).into_iter().fold(0.0, f64::max) / 3f64.sqrt();
         let narrow = profile.p_store.unit_roundoff().max(profile.ds_store.unit_roundoff());
         let weights =
             if narrow > profile.accumulator.unit_roundoff() { narrow / 3f64.sqrt() } else { 0.0 };
-        Size { sums, stored: sums.hypot(stored), weights, rounding }
+        let chunks = chunks(profile, operands);
+        Size { sums, stored: sums.hypot(stored), weights, scores: sums, rounding, chunks }
     }
 }
 
-/// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the
-/// accumulator's type. `None` where the pass reads no stored o, or has no cotangents beside it.
-fn deviation_of_delta(
-    problem: &Problem,
-    operands: &[Operand],
-    inputs: &Values,
-    sums: f64,
-    storage: Dtype,
-) -> Result<Option<ArrayD<f64>>, Error> {
-    let has = |name: &str, role: Role| operands.iter().any(|x| x.name == name && x.role == role);
-    let reads = has("o", Role::Saved) && has("dlse", Role::OptionalCotangent);
-    let Some(dout) = inputs.get("dout").filter(|_| reads) else { return Ok(None) };
-    let forward = problem.operands(Pass::Forward);
-    let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
-    let given = inputs.iter().filter(|(name, _)| own(name));
-    let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
-    let outputs = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
-    let Some(o) = outputs.get("o") else { return Ok(None) };
-    let size = (storage.unit_roundoff() / 3f64.sqrt()).hypot(sums);
-    let products = (o * dout).mapv(|x| if x.is_finite() { x * x } else { 0.0 });
-    Ok(Some(products.sum_axis(ndarray::Axis(products.ndim() - 1)).mapv(|sum| size * sum.sqrt())))
+/// What it costs a gradient that the forward pass stored o and lse.
+#[derive(Debug, Default)]
+struct Saved {
+    /// The standard deviation of δ = Σ o dout of each row: o is rounded as it was stored, and the sum in the
+    /// accumulator's type. `None` where the pass reads no stored o, or has no cotangents beside it.
+    delta: Option<ArrayD<f64>>,
+    /// The standard deviation of the relative error that the weights of each row have in common, where lse is
+    /// stored in a narrower type than usual.
+    lse: Option<Vec<f64>>,
+    /// Whether there is such an error, and no error of an operand is like it.
+    lse_besides: bool,
+}
+
+impl Saved {
+    fn new(
+        problem: &Problem,
+        pass: Pass,
+        inputs: &Values,
+        sums: f64,
+        types: &Types,
+    ) -> Result<Self, Error> {
+        let operands = problem.operands(pass);
+        let has =
+            |name: &str, role: Role| operands.iter().any(|x| x.name == name && x.role == role);
+        let reads_o = has("o", Role::Saved) && has("dlse", Role::OptionalCotangent);
+        let backward = matches!(pass, Pass::Backward | Pass::ForwardBackward);
+        let narrow = backward && types.narrows("lse", Precision::Wide);
+        let scaled = matches!(problem, Problem::Attention(_) | Problem::AttentionLse(_));
+        let mut saved = Saved { lse_besides: narrow && !scaled, ..Saved::default() };
+        if !reads_o && !(narrow && scaled) {
+            return Ok(saved);
+        }
+        let forward = problem.operands(Pass::Forward);
+        let own = |name: &str| forward.iter().any(|x| x.name == name && x.role.is_given());
+        let given = inputs.iter().filter(|(name, _)| own(name));
+        let given: Values = given.map(|(name, x)| (name.clone(), x.clone())).collect();
+        let outputs = evaluate_in(Arithmetic::F64, problem, Pass::Forward, &given)?;
+        let roundoff = |name, precision| {
+            types.stored(name, precision).dtype().map_or(0.0, Dtype::unit_roundoff) / 3f64.sqrt()
+        };
+        if let (true, Some(o), Some(dout)) = (reads_o, outputs.get("o"), inputs.get("dout")) {
+            let size = roundoff("o", Precision::Storage).hypot(sums);
+            let products = (o * dout).mapv(|x| if x.is_finite() { x * x } else { 0.0 });
+            let squares = products.sum_axis(ndarray::Axis(products.ndim() - 1));
+            saved.delta = Some(squares.mapv(|sum| size * sum.sqrt()));
+        }
+        if let (true, Some(lse)) = (narrow && scaled, outputs.get("lse")) {
+            let size = roundoff("lse", Precision::Wide);
+            let finite = lse.iter().map(|x| if x.is_finite() { size * x.abs() } else { 0.0 });
+            saved.lse = Some(finite.collect());
+        }
+        Ok(saved)
+    }
+}
+
+/// The standard deviation of the roundings of dw over chunks of tokens, in shares of what a sum so far is
+/// typically: of C sums the last one is as large as the result, and the others grow up to it.
+fn chunks(profile: &Profile, operands: &[Operand]) -> f64 {
+    let u = profile.chunk_store.unit_roundoff();
+    let extent = |axis| operands.iter().find_map(|x| x.position(axis).map(|at| x.shape[at]));
+    let extents = [Axis::Targets, Axis::Dim, Axis::Classes].map(extent);
+    let [Some(tokens), Some(dim), Some(vocab)] = extents else { return 0.0 };
+    if u <= profile.accumulator.unit_roundoff() {
+        return 0.0;
+    }
+    // Each sum is rounded, and what a chunk adds to it.
+    let chunks = tokens.div_ceil(profile.chunk(tokens, dim, vocab)) as f64;
+    u / 3f64.sqrt() * (chunks / 2.0 + 1.5).sqrt()
+}
+
+/// Rounds the sums of chunks of tokens, of the size of a result or of its row.
+fn over_chunks(bound: &Bound, results: &mut ArrayD<f64>, size: f64, stream: Stream) {
+    let width =
+        if bound.value.ndim() > 1 { bound.value.shape()[bound.value.ndim() - 1] } else { 1 };
+    let (Some(values), Some(results)) = (bound.value.as_slice(), results.as_slice_mut()) else {
+        return;
+    };
+    let rows = values.chunks(width.max(1)).zip(results.chunks_mut(width.max(1)));
+    for (row, (values, results)) in rows.enumerate() {
+        let squares = values.iter().filter(|x| x.is_finite()).map(|x| x * x).sum::<f64>();
+        let whole = (squares / values.len().max(1) as f64).sqrt();
+        for (at, (result, value)) in results.iter_mut().zip(values).enumerate() {
+            *result += size * value.abs().max(whole) * stream.normal(row * width + at);
+        }
+    }
 }
 
 /// Rounds every element as its sum does. Where a row cancels, its error is as large as if it did not.

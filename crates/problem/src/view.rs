@@ -45,6 +45,11 @@ impl Stored {
         }
     }
 
+    /// The type of floating-point numbers, if it is one.
+    pub fn dtype(self) -> Option<Dtype> {
+        if let Stored::Float(dtype) = self { Some(dtype) } else { None }
+    }
+
     /// The bytes of an element.
     pub fn bytes(self) -> usize {
         match self {

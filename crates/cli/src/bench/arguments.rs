@@ -43,7 +43,7 @@ pub struct Arguments {
     #[arg(long, default_value = "f32", value_parser = one_of(SIMD_DTYPES))]
     pub dtype: Dtype,
     /// Queries and keys, or tokens.
-    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [512, 2048])]
+    #[arg(long, value_name = "N,…", value_delimiter = ',', default_values_t = [512, 2048], value_parser = at_least_1)]
     pub length: Vec<usize>,
     /// Elements of a query, a key and a value.
     #[arg(long, value_name = "D,…", value_delimiter = ',', default_values_t = [64, 128])]
@@ -56,7 +56,7 @@ pub struct Arguments {
     #[arg(long, value_name = "M,…", value_delimiter = ',', default_values = ["full", "causal"], value_parser = named)]
     pub mask: Vec<String>,
     /// Batch elements.
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = at_least_1)]
     pub batch: usize,
     /// Query heads.
     #[arg(long, default_value_t = 4)]
@@ -112,6 +112,12 @@ pub struct Arguments {
     /// Also writes the figures as JSON.
     #[arg(long, value_name = "PATH")]
     pub json: Option<PathBuf>,
+}
+
+/// An extent that leaves something to be timed.
+fn at_least_1(text: &str) -> Result<usize, Error> {
+    let number = text.parse().ok().filter(|&x| x > 0);
+    number.ok_or_else(|| Error::value("extent", "a whole number of at least 1", text))
 }
 
 /// The most seconds for a pass: a day.

@@ -3,7 +3,7 @@
 use super::tune::{self, Best, Tried};
 use crate::noise::{Times, busy};
 use crate::table::{Table, page};
-use crate::units::{bytes, digits, time};
+use crate::units::{bytes, counted, digits, marked, time};
 use serde::Serialize;
 
 /// One pass of one problem, timed.
@@ -95,14 +95,40 @@ pub struct Figures {
     pub figures: Vec<Figure>,
 }
 
-const FLOPS: &str = "\
-Flops: two for each term of the products of visible pairs, of which a forward pass has 2, a backward \
-pass 5, a double backward pass 19, a jvp 5 (attention_lse: 1, 3, 13 and 3; lazy_attention: 2, 7 and 22, \
-of which with pv_sum a forward pass has 3 and a backward pass 5); of linear_attention \
-4 D E + C (D + E) for each token, C the chunk, 2.5 times that backward, and 36 D E + C (8 D + 7 E) in a \
-double backward pass; of linear_cross_entropy 2 D for each token and class, backward three times that, \
-in a double backward pass seven times. \
-What is computed twice or masked away is not counted.";
+/// What counts as a flop, by algorithm.
+const FLOPS: [(&str, &str); 5] = [
+    (
+        "attention",
+        "of the products of visible pairs, of which a forward pass has 2, a backward pass 5, a double backward \
+         pass 19, a jvp 5",
+    ),
+    (
+        "attention_lse",
+        "of the products of visible pairs, of which a forward pass has 1, a backward pass 3, a double backward \
+         pass 13, a jvp 3",
+    ),
+    (
+        "lazy_attention",
+        "of the products of visible pairs, of which a forward pass has 2, a backward pass 7 and a double \
+         backward pass 22; with pv_sum a forward pass has 3 and a backward pass 5",
+    ),
+    (
+        "linear_attention",
+        "4 D E + C (D + E) for each token, C the chunk, 2.5 times that backward, and 36 D E + C (8 D + 7 E) in a \
+         double backward pass",
+    ),
+    (
+        "linear_cross_entropy",
+        "2 D for each token and class, backward three times that, in a double backward pass seven times",
+    ),
+];
+
+/// What a cell shows that is not to be relied on.
+const DOUBTFUL: &str = "!: a share of the peak above 100 %, or a spread above 20 %: the machine was busy or its \
+    clock changed, so measure again.";
+
+/// A larger spread says that times are not to be relied on.
+const SPREAD: f64 = 0.2;
 
 impl Figures {
     /// Fills in the shares of the peak that are not known yet; of two peaks the higher one is nearer to the
@@ -114,13 +140,27 @@ impl Figures {
         }
     }
 
+    /// What counts as a flop of the algorithms that ran.
+    fn flops(&self) -> String {
+        let ran = |name: &str| self.figures.iter().any(|figure| figure.algorithm == name);
+        let parts = FLOPS.iter().filter(|(name, _)| ran(name));
+        let parts = parts.map(|(name, flops)| format!("{name}: {flops}")).collect::<Vec<_>>();
+        format!(
+            "Flops: two for each term. {}. What is computed twice or masked away is not counted.",
+            parts.join(". ")
+        )
+    }
+
     /// What is printed, paragraph by paragraph.
     pub fn lines(&self) -> Vec<String> {
         let peak = digits(self.peak_gflops.max(self.peak_gflops_after));
         let mut lines = vec![
             format!(
-                "{}, {}, {} thread(s); peak of {} in this run: {peak} GFLOP/s",
-                self.tier, self.dtype, self.threads, self.unit
+                "{}, {}, {}; peak of {} in this run: {peak} GFLOP/s",
+                self.tier,
+                self.dtype,
+                counted(self.threads, "thread"),
+                self.unit
             ),
             self.table(),
         ];
@@ -133,12 +173,17 @@ impl Figures {
         }));
         if let Some(figure) = self.figures.first() {
             lines.push(page(&format!(
-                "{} heads ({} of keys), {} batch element(s). Time: the median of the runs, the middle \
-                 half of which lies within ± the spread.",
-                figure.heads, figure.key_heads, figure.batch
+                "{} ({} of keys), {}. Time: the median of the runs, the middle half of which lies within \
+                 ± the spread.",
+                counted(figure.heads, "head"),
+                figure.key_heads,
+                counted(figure.batch, "batch element")
             )));
         }
-        lines.push(page(FLOPS));
+        if self.figures.iter().any(Figure::is_doubtful) {
+            lines.push(page(DOUBTFUL));
+        }
+        lines.push(page(&self.flops()));
         for Figure { algorithm, mask, length, dim, pass, mode, gigabytes, best, tried, .. } in
             &self.figures
         {
@@ -181,6 +226,11 @@ impl Figures {
 }
 
 impl Figure {
+    /// Whether its time or its share of the peak is not to be relied on.
+    fn is_doubtful(&self) -> bool {
+        self.times.spread() > SPREAD || self.share > Some(1.0)
+    }
+
     /// Its row of the table: a device is told and given something.
     fn row(&self) -> Vec<String> {
         let mut row = vec![self.pass.to_string(), self.mode.to_string()];
@@ -189,10 +239,10 @@ impl Figure {
             self.length.to_string(),
             self.dim.to_string(),
             time(self.times.median_ns as f64 * 1e-9),
-            format!("{:.1} %", 100.0 * self.times.spread()),
+            marked(self.times.spread(), 1, SPREAD),
             self.times.runs.to_string(),
             digits(self.gflops),
-            self.share.map_or(String::new(), |share| format!("{:.0} %", 100.0 * share)),
+            self.share.map_or(String::new(), |share| marked(share, 0, 1.0)),
         ]);
         row.extend(self.on_device.into_iter().flat_map(|x| {
             let enqueued = format!("{} + {}", x.launches, x.fills);

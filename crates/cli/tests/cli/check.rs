@@ -3,7 +3,6 @@
 use super::{Bench, etalon, refusal};
 use etalon_conformance::tensor::{Stored, Tensor, Tensors};
 use etalon_conformance::vectors::{read_tensors, write_tensors};
-use etalon_problem::Dtype;
 use std::fs;
 use std::process::Output;
 
@@ -15,7 +14,7 @@ fn answered(pass: &str) -> Bench {
     bench
 }
 
-fn change(bench: &Bench, change: impl FnOnce(&mut Tensors)) {
+pub(super) fn change(bench: &Bench, change: impl FnOnce(&mut Tensors)) {
     let path = bench.path("got.safetensors");
     let mut tensors = read_tensors(&path, u64::MAX).unwrap();
     change(&mut tensors);
@@ -28,7 +27,7 @@ fn scale(tensors: &mut Tensors, name: &str, factor: f64) {
     *tensor = Tensor::store(&values, tensor.stored().unwrap());
 }
 
-fn check(bench: &Bench, pass: &str, more: &[&str]) -> Output {
+pub(super) fn check(bench: &Bench, pass: &str, more: &[&str]) -> Output {
     let paths = ["p.json", "in.safetensors", "got.safetensors"].map(|name| bench.path(name));
     let [problem, input, got] = paths.each_ref().map(|path| path.to_str().unwrap());
     let arguments =
@@ -41,7 +40,7 @@ fn text(output: &Output) -> String {
 }
 
 /// What was said on stdout, and the exit status. Lines fit the page, but for the command.
-fn said(output: &Output) -> (String, Option<i32>) {
+pub(super) fn said(output: &Output) -> (String, Option<i32>) {
     assert!(output.stderr.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
     let text = text(output);
     let command = |line: &str| line.starts_with("  etalon check ");
@@ -179,10 +178,10 @@ fn what_is_no_output_of_the_pass_is_refused() {
     assert_eq!(line, format!("got.safetensors: {reason}, which looks like [B, N, Hq, E]"));
     let narrow = |got: &mut Tensors| {
         let o = got["o"].to_f64("o").unwrap();
-        got.insert("o".to_string(), Tensor::store(&o, Stored::Float(Dtype::Bf16)));
+        got.insert("o".to_string(), Tensor::store(&o, Stored::Integer));
     };
     let line = refused(&narrow, &[]);
-    assert_eq!(line, "got.safetensors: `o` must hold f32, found bf16");
+    assert_eq!(line, "got.safetensors: `o` must hold f64, f32, bf16 or f16, found i64");
     let line = refused(&|_| {}, &["--only", "dq"]);
     assert!(line.ends_with("`dq` was given, but attention forward has no such output"), "{line}");
     let line = refused(&|_| {}, &["--report", "pdf=x"]);

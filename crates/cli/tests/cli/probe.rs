@@ -110,7 +110,7 @@ fn folders_and_lists_that_cannot_be_used_are_refused() {
     assert!(line.contains("probes.json: cannot be read"), "{line}");
     let list = folder.path().join("probes.json");
     for (text, why) in [
-        ("a poem", "no list of probes"),
+        ("a poem", "not a valid list of probes"),
         (r#"{"schema": 7, "etalon": "0", "probes": []}"#, "`schema` must be 1, found 7"),
         (r#"{"schema": 1, "etalon": "0", "probes": []}"#, "no folder holds"),
         (

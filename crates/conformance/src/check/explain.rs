@@ -7,7 +7,7 @@ use super::sample::Part;
 use super::{Explanation, Kind, Tell, patterns};
 use crate::cases::cost;
 use crate::conventions::{Reading, all_readings};
-use crate::tensor::{Tensor, Tensors, Values, values};
+use crate::tensor::{Values, usual, values};
 use crate::tier::{Hints, Request};
 use crate::tiers::ask;
 use crate::zoo::{Host, Mutant, mutants};
@@ -291,16 +291,10 @@ impl<'a> Others<'a> {
 
     fn of_mutant(&self, mutant: Mutant, judges: &[Judge<'_>]) -> Option<Vec<(&'static str, Left)>> {
         // The host of the zoo sums in f32 and takes no f64.
-        let wide = self.request.dtype == Dtype::F64;
-        let narrowed;
-        let inputs = if wide {
-            narrowed = narrow(self.request.inputs);
-            &narrowed
-        } else {
-            self.request.inputs
-        };
-        let dtype = if wide { Dtype::F32 } else { self.request.dtype };
-        let request = Request { inputs, dtype, hints: Hints::default(), ..*self.request };
+        let Request { problem, pass, dtype, inputs, .. } = *self.request;
+        let dtype = if dtype == Dtype::F64 { Dtype::F32 } else { dtype };
+        let inputs = usual(problem, pass, dtype, inputs).ok()?;
+        let request = Request { inputs: &inputs, dtype, hints: Hints::default(), ..*self.request };
         let outputs = ask(&Host::mutant(mutant), &request).ok()?;
         let results: Result<Values, Error> =
             outputs.iter().map(|(name, x)| Ok((name.clone(), x.numbers(name)?))).collect();
@@ -348,13 +342,4 @@ fn not_tried(skipped: &[&Candidate<'_>]) -> Option<String> {
         },
         ids.join(", ")
     ))
-}
-
-/// Inputs in f32 where they are in f64.
-fn narrow(inputs: &Tensors) -> Tensors {
-    let narrow = |(name, x): (&String, &Tensor)| {
-        let numbers = x.numbers(name).ok().filter(|_| x.dtype() == Some(Dtype::F64));
-        (name.clone(), numbers.map_or_else(|| x.clone(), |x| Tensor::round(&x, Dtype::F32)))
-    };
-    inputs.iter().map(narrow).collect()
 }

@@ -1,13 +1,13 @@
 //! How a check ends, and what its bounds do not judge.
 
-use super::{Check, Output, statistics};
+use super::{Check, Output, statistics, types};
 use crate::bounds::{Bounds, bounds};
 use crate::gates::{Blunt, Status, Verdict, blunt, g1, has_blunt};
 use crate::profile::Profile;
 use crate::stochastic;
 use crate::tensor::Tensors;
 use crate::tier::Request;
-use crate::tiers::check_outputs;
+use crate::tiers::check_results;
 use etalon_problem::{Dtype, Error, Operand};
 use serde::Serializer;
 
@@ -53,11 +53,12 @@ pub fn strictest(
     only: &[String],
 ) -> Result<Option<Profile>, Error> {
     let &Request { problem, pass, dtype, inputs, .. } = request;
-    check_outputs(problem, pass, dtype, outputs, only)?;
+    check_results(problem, pass, outputs, only)?;
+    let types = types(request, outputs);
     let tells = |profile: &Profile| profile.accumulator != Dtype::F64 || dtype == Dtype::F64;
     let (operands, mut undecided) = (problem.operands(pass), None);
     for profile in Profile::ALL.into_iter().filter(tells) {
-        let mut exact = match bounds(problem, pass, dtype, &profile, inputs) {
+        let mut exact = match bounds(problem, pass, &types, &profile, inputs) {
             Err(Error::Unsupported { .. }) => continue,
             exact => exact?,
         };
@@ -84,10 +85,11 @@ pub(super) fn doubts(
     exact: &Bounds,
     outputs: &Tensors,
 ) -> Result<Vec<Blunt>, Error> {
-    let &Request { problem, pass, dtype, inputs, .. } = request;
+    let &Request { problem, pass, inputs, .. } = request;
     if !has_blunt(exact) {
         return Ok(Vec::new());
     }
-    let simulated = stochastic::errors(problem, pass, dtype, profile, inputs, exact)?;
+    let simulated =
+        stochastic::errors(problem, pass, types(request, outputs), profile, inputs, exact)?;
     Ok(blunt(operands, exact, &simulated, outputs))
 }

@@ -3,7 +3,7 @@
 use crate::tensor::{Data, Stored, Tensors};
 use crate::tier::{Filtered, Refusal, Request, Tier};
 use etalon_problem::linear_cross_entropy::Filter;
-use etalon_problem::{Axis, Dtype, Error, Operand, Pass, Problem, Role};
+use etalon_problem::{Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role};
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -95,6 +95,36 @@ pub fn check_outputs(
     outputs: &Tensors,
     only: &[String],
 ) -> Result<(), Error> {
+    check_each(problem, pass, outputs, only, |operand, found| {
+        let stored = Stored::of(operand.precision, dtype);
+        if found == Some(stored) { Ok(()) } else { Err(stored.to_string()) }
+    })
+}
+
+/// The same of results that are floating-point numbers of any type, where the pass returns such numbers.
+pub fn check_results(
+    problem: &Problem,
+    pass: Pass,
+    outputs: &Tensors,
+    only: &[String],
+) -> Result<(), Error> {
+    let integer = |operand: &Operand| operand.precision == Precision::Integer;
+    check_each(problem, pass, outputs, only, |operand, found| match found {
+        Some(Stored::Float(_)) if !integer(operand) => Ok(()),
+        Some(Stored::Integer) if integer(operand) => Ok(()),
+        _ if integer(operand) => Err("i64 or i32".to_string()),
+        _ => Err("f64, f32, bf16 or f16".to_string()),
+    })
+}
+
+/// Fails as [`check_outputs`] does; `fits` says of a type that is wrong which one would be right.
+fn check_each(
+    problem: &Problem,
+    pass: Pass,
+    outputs: &Tensors,
+    only: &[String],
+    fits: impl Fn(&Operand, Option<Stored>) -> Result<(), String>,
+) -> Result<(), Error> {
     let operands = problem.operands(pass);
     let expected: Vec<&Operand> = operands.iter().filter(|x| x.role == Role::Output).collect();
     let known = |name: &String| expected.iter().any(|operand| operand.name == name);
@@ -111,14 +141,10 @@ pub fn check_outputs(
         })?;
         Error::expect_shape(name, &operand.shape, &tensor.shape)?;
         Error::expect_shape(name, &[operand.len()], &[tensor.len()])?;
-        let stored = Stored::of(operand.precision, dtype);
-        if tensor.stored() != Some(stored) {
-            return Err(Error::Dtype {
-                operand: name.to_string(),
-                expected: stored.to_string(),
-                found: tensor.type_name().to_string(),
-            });
-        }
+        fits(operand, tensor.stored()).map_err(|expected| {
+            let (operand, found) = (name.to_string(), tensor.type_name().to_string());
+            Error::Dtype { operand, expected, found }
+        })?;
     }
     Ok(())
 }

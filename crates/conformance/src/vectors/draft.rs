@@ -35,6 +35,11 @@ impl Draft {
             return Err(Error::write(path, "it is not the name of a file"));
         }
         let draft = Draft { path: path.to_path_buf(), target };
+        let folder = draft.folder();
+        if !folder.exists() {
+            let reason = format!("there is no folder {}: make it first", folder.display());
+            return Err(Error::write(path, reason));
+        }
         let tried = tempfile::tempfile_in(draft.folder());
         tried.map_err(|error| Error::write(path, error.kind()))?;
         Ok(draft)

@@ -20,6 +20,33 @@ fn unreadable(path: &Path, source: io::Error) -> Error {
     Error::Read { path: path.to_path_buf(), source }
 }
 
+/// What files begin with that are taken for safetensors, and how to make one of them.
+const OTHERS: [(&[u8], &str); 5] = [
+    (
+        b"PK\x03\x04",
+        "it is a zip file, as torch.save and numpy.savez write: load it, and write it with \
+        safetensors.torch.save_file or safetensors.numpy.save_file",
+    ),
+    (
+        b"\x80",
+        "it is a pickle, as torch.save wrote before 1.6: load it, and write it with \
+        safetensors.torch.save_file",
+    ),
+    (
+        b"\x93NUMPY",
+        "it is an array of NumPy: load it, and write it with safetensors.numpy.save_file",
+    ),
+    (b"\x89HDF", "it is an HDF5 file: load it, and write it with safetensors.numpy.save_file"),
+    (b"{", "it is JSON text"),
+];
+
+/// What the file is instead, if its first bytes tell.
+fn instead(bytes: &[u8]) -> Option<&'static str> {
+    // A length of so little as 0x80, then the header, is a safetensors file.
+    let header = bytes.get(LENGTH) == Some(&b'{');
+    OTHERS.iter().find(|(first, _)| bytes.starts_with(first) && !header).map(|(_, words)| *words)
+}
+
 /// The error of a file that is not what its name says.
 pub fn invalid(path: &Path, why: impl ToString) -> Error {
     let why = shortened(&why.to_string(), 300);
@@ -52,10 +79,14 @@ pub fn whole(path: &Path, memory: u64) -> Result<Vec<u8>, Error> {
     read_part(path, &file, LENGTH as u64, &mut bytes)?;
     let header = bytes.first_chunk().map(|&length| u64::from_le_bytes(length));
     let header = header.ok_or_else(|| invalid(path, "it has no header"))?;
+    read_part(path, &file, 1, &mut bytes)?;
+    if let Some(other) = instead(&bytes) {
+        return Err(Error::format(path, format!("no safetensors file: {other}")));
+    }
     if header > HEADER {
         return Err(invalid(path, format!("a header of {header} bytes, more than {HEADER}")));
     }
-    read_part(path, &file, header, &mut bytes)?;
+    read_part(path, &file, header.saturating_sub(1), &mut bytes)?;
     let text = &bytes[LENGTH..];
     if (text.len() as u64) < header {
         return Err(invalid(path, format!("{} of {header} bytes of the header", text.len())));

@@ -142,8 +142,14 @@ fn problems_are_read_with_their_arrays() {
     let wrong =
         read(&format!(r#"{{"algorithm":"attention",{extents},"colour":1}}"#), &BTreeMap::new());
     assert!(
-        wrong.unwrap_err().starts_with("/p.json: no problem: unknown field `colour`, expected")
+        wrong.unwrap_err().starts_with(
+            "/p.json: not a valid problem file: line 1: unknown key `colour`, expected"
+        )
     );
     let wrong = read("{\n\"algorithm\": }", &BTreeMap::new()).unwrap_err();
-    assert_eq!(wrong, "/p.json: no problem: expected value at line 2 column 14");
+    assert_eq!(
+        wrong,
+        "/p.json: not a valid problem file: line 2, column 14: no JSON value: it has numbers, true, false, null \
+        and strings in double quotes, and no comments"
+    );
 }

@@ -91,8 +91,10 @@ fn terms(row: &Row<'_>) -> RowTerms {
     if row.sink > f64::NEG_INFINITY {
         // π_i δ_i (N19)
         let (size, weight) = (delta.value.abs(), row.recomputed_sink(model));
-        let error =
-            weight * (size + delta.error) + row.pi * delta.error + 2.0 * model.u * row.pi * size;
+        let stored = if model.score.u > 0.0 { model.u_ds } else { 0.0 };
+        let error = weight * (size + delta.error)
+            + row.pi * delta.error
+            + (2.0 * model.u + stored) * row.pi * size;
         head = Sum::term(error, row.pi * size);
     }
     RowTerms { pairs, gamma, head }
@@ -131,7 +133,7 @@ impl<'a> Delta<'a> {
             rounded += row.rounded(model, pair) * size;
             hull.add(dp);
             let tiny = floor(size, dout.len() as f64 * model.eta);
-            let dp_error = delta.dot_gamma * size + tiny;
+            let dp_error = delta.dot_gamma * size + tiny + model.dp.error(dp.abs());
             let weight = row.recomputed(model, pair, 0.0);
             let chain = (pair.p + weight) * model.rounded_weight(row.gamma) + model.eta_p;
             summed += weight * (dp.abs() + dp_error) + pair.p * dp_error + chain * size;
@@ -160,13 +162,16 @@ impl<'a> Delta<'a> {
         let difference = (dp - self.value).abs();
         let inner = self.dot_gamma * size
             + floor(size, operands.v.width as f64 * model.eta)
+            + model.dp.error(dp.abs()) // (N92)
             + self.error
             + model.u * difference;
         let error = weight * (difference + inner)
             + p * inner
             + 2.0 * model.u * p * difference
             + floor(difference + inner, model.eta);
-        let d_score = Sum::term(error, p * difference);
+        // Where every step is stored, so is the dS that dbias is the sum of.
+        let stored = if model.score.u > 0.0 { model.u_ds * p * difference } else { 0.0 };
+        let d_score = Sum::term(error + stored, p * difference);
         let absolute = pair.slope * d_score.absolute;
         let error = pair.slope * error + pair.slope_error * (d_score.absolute + error);
         (d_score, operands.stored(Sum::term(error, absolute)))

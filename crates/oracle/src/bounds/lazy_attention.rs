@@ -130,8 +130,10 @@ impl<'a> Gradient<'a> {
             let rounded = (row.gamma + gamma) * (pair.terms + pair.e_error)
                 + model.u_p * (pair.e + pair.e_error)
                 + model.eta_p;
+            // A dP that is stored (N92).
+            let kept = (pair.terms + pair.e_error) * model.dp.error(g.abs());
             found.delta_error +=
-                moved + rounded * size + floor(size, dout.len() as f64 * model.eta);
+                moved + kept + rounded * size + floor(size, dout.len() as f64 * model.eta);
         }
         if found.delta_error > 0.0 {
             let (_, absolute) = dots(dout, o);
@@ -165,11 +167,16 @@ impl<'a> Gradient<'a> {
         let flipped = pair.if_open(pair.p * g.abs());
         // What (E9) and (E17) add up.
         let size_of_all = g.abs() + self.delta.abs() + self.open + self.dlse.abs();
-        let error = self.gamma * size + self.delta_error + 3.0 * model.u * size_of_all;
+        let error = self.gamma * size
+            + model.dp.error(g.abs())
+            + self.delta_error
+            + 3.0 * model.u * size_of_all;
+        // Where every step is stored, so is the dS that dbias is the sum of.
+        let stored = if model.score.u > 0.0 { model.u_ds } else { 0.0 };
         let flips = pair.p * (self.open - flipped) + (1.0 - pair.p).max(0.0) * flipped; // (N46)
         let error = pair.p_error * (size_of_all + error)
             + pair.p * error
-            + 2.0 * model.u * pair.p * size_of_all
+            + (2.0 * model.u + stored) * pair.p * size_of_all
             + flips
             + floor(size_of_all + error, model.eta);
         Sum::term(error, pair.p * size_of_all)
@@ -181,7 +188,7 @@ impl<'a> Gradient<'a> {
         let mut sum = Sum { terms: self.pairs.len().min(1), ..Sum::default() };
         for (pair, (g, size)) in self.pairs.iter().zip(&self.g) {
             let chain = self.row.gamma + self.gamma + 2.0 * model.u;
-            sum.error += (chain * size + floor(*size, model.eta)) / n;
+            sum.error += (chain * size + model.dp.error(g.abs()) + floor(*size, model.eta)) / n;
             sum.absolute += size / n;
             sum.error += pair.if_open(g.abs()) / n;
         }

@@ -18,7 +18,8 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
     let plain = sums * ((problem.group().max(1) + 1) * tokens + dim + width + 12); // (N22)
     let largest = largest(problem, operands);
     let terms = plain as f64 * dim as f64 * width as f64;
-    let kept = model.eta_p.max(model.eta_ds);
+    let kept = [model.eta_ds, model.score.eta, model.weight.eta, model.dp.eta];
+    let kept = kept.into_iter().fold(model.eta_p, f64::max);
     let kept = if model.stores_low() { kept } else { 0.0 };
     let underflow = (model.eta * terms * terms + kept * plain as f64) * largest; // η of (N24)
     let overflows = terms * terms * largest > model.limit;
@@ -33,7 +34,8 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
             return f64::INFINITY;
         }
         let Model { u, profile, .. } = *model;
-        let (stored, n) = (model.u_p + model.u_ds, tokens as f64);
+        let weights = model.u_p + model.score.u + model.weight.u;
+        let (stored, n) = (weights + model.u_ds + model.dp.u, tokens as f64);
         // A term passes through two products, whatever the form, and (N22) counts it for each sum.
         let products = (2 * sums - 1) as f64 * model.factors;
         let gamma = model.gamma(plain + further(problem, sums, tokens, name));

@@ -1,6 +1,7 @@
 //! The bounds of linear_cross_entropy: equations (N60) to (N75).
 
 mod backward;
+mod chunks;
 mod forward;
 mod operands;
 mod row;

@@ -1,6 +1,7 @@
 //! The arithmetic of a profile: roundoffs, chains and floors, with the equations (N1) to (N4).
 
 use crate::profile::Profile;
+use crate::types::Types;
 use etalon_problem::{Dtype, Precision, Stored};
 use std::fmt;
 
@@ -64,20 +65,50 @@ pub(super) struct Model {
     /// u_g and η_g: the same of the gradient of one head of a group.
     pub u_g: f64,
     pub eta_g: f64,
+    /// u and η of what a profile may store besides: steps to a score, dP, normalised weights, p − [y], and the
+    /// sums of dw over chunks.
+    pub score: Kept,
+    pub dp: Kept,
+    pub weight: Kept,
+    pub residual: Kept,
+    pub chunk: Kept,
     /// Where no intermediate result overflows: as long as every sum of absolute terms stays below
     /// this, 2²⁴ under the accumulator's largest number. The room is for what a streaming softmax
     /// has not normalised yet: 2¹⁶ keys, each of weight up to 2⁸.
     pub limit: f64,
-    storage: Dtype,
+    /// The types in which the forward pass stores what a later pass of it reads.
+    pub o: Dtype,
+    pub lse: Dtype,
+    pub entropy: Dtype,
     safety: f64,
 }
 
+/// What storing a value in between costs: u of itself and η, and where it overflows.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Kept {
+    pub u: f64,
+    pub eta: f64,
+    max: f64,
+}
+
+impl Kept {
+    /// Of what is not stored, or in the accumulator's type.
+    const NOTHING: Kept = Kept { u: 0.0, eta: 0.0, max: f64::INFINITY };
+
+    /// The error of storing a number of this size; nothing is known of one that may overflow.
+    pub fn error(&self, size: f64) -> f64 {
+        if size > self.max { f64::INFINITY } else { self.u * size + floor(size, self.eta) }
+    }
+}
+
 impl Model {
-    pub fn new(profile: &Profile, storage: Dtype) -> Self {
+    pub fn new(profile: &Profile, types: &Types) -> Self {
         let u = profile.accumulator.unit_roundoff();
-        let largest = [storage, profile.p_store, profile.ds_store]
-            .map(Dtype::unit_roundoff)
+        let largest = profile
+            .stores()
             .into_iter()
+            .chain(types.all())
+            .map(Dtype::unit_roundoff)
             .fold(u.max(profile.factor), f64::max);
         // An f64 kernel is compared with an f64 reference: each may err by the bound.
         let twice = if profile.accumulator == Dtype::F64 { 2.0 } else { 1.0 };
@@ -88,6 +119,10 @@ impl Model {
         };
         let ((u_p, eta_p), (u_ds, eta_ds)) = (stored(profile.p_store), stored(profile.ds_store));
         let (u_g, eta_g) = stored(profile.group_store);
+        let kept = |dtype: Dtype| match stored(dtype) {
+            (0.0, _) => Kept::NOTHING,
+            (u, eta) => Kept { u, eta, max: dtype.max() },
+        };
         Model {
             profile: *profile,
             u,
@@ -99,8 +134,15 @@ impl Model {
             eta_ds,
             u_g,
             eta_g,
+            score: kept(profile.score_store),
+            dp: kept(profile.dp_store),
+            weight: kept(profile.weight_store),
+            residual: kept(profile.residual_store),
+            chunk: kept(profile.chunk_store),
             limit: profile.accumulator.max() * 0.5f64.powi(24),
-            storage,
+            o: types.stored("o", Precision::Storage).dtype().unwrap_or(types.storage),
+            lse: types.stored("lse", Precision::Wide).dtype().unwrap_or(types.storage),
+            entropy: types.stored("entropy", Precision::Wide).dtype().unwrap_or(types.storage),
             safety: twice * (1.01 + 4.0 * largest), // (N4)
         }
     }
@@ -165,43 +207,45 @@ impl Model {
 
     /// Whether weights or dS are rounded to less than the accumulator's type.
     pub fn stores_low(&self) -> bool {
-        self.u_p > 0.0 || self.u_ds > 0.0
+        let kept = [self.score, self.dp, self.weight, self.residual, self.chunk];
+        self.u_p > 0.0 || self.u_ds > 0.0 || kept.iter().any(|kept| kept.u > 0.0)
     }
 
-    /// The floating-point type of an operand, if it has one.
-    pub fn dtype(&self, precision: Precision) -> Option<Dtype> {
-        match Stored::of(precision, self.storage) {
-            Stored::Float(dtype) => Some(dtype),
-            Stored::Integer => None,
+    /// Steps of the gradient between P and the products with q and k that are stored: dS, and where the steps
+    /// to a score are, those back through a cap and the scale (N14).
+    pub fn steps_back(&self, capped: bool) -> f64 {
+        match self.score.u > 0.0 {
+            true if capped => 5.0,
+            true => 2.0,
+            false => 1.0,
         }
     }
 
     /// The absolute error of storing one number of about this size.
-    pub fn store(&self, magnitude: f64, precision: Precision) -> f64 {
-        let Some(dtype) = self.dtype(precision) else { return 0.0 };
+    pub fn store(&self, magnitude: f64, dtype: Dtype) -> f64 {
         magnitude * dtype.unit_roundoff() + floor(magnitude, dtype.underflow())
     }
 
-    /// What storing the elements of y costs in Σ_c x_c y_c.
-    pub fn stored_product(&self, x: &[f64], y: &[f64]) -> f64 {
-        let stored = |(x, y): (&f64, &f64)| x.abs() * self.store(y.abs(), Precision::Storage);
-        x.iter().zip(y).map(stored).sum()
+    /// What storing the elements of o costs in Σ_c x_c o_c.
+    pub fn stored_product(&self, x: &[f64], o: &[f64]) -> f64 {
+        let stored = |(x, o): (&f64, &f64)| x.abs() * self.store(o.abs(), self.o);
+        x.iter().zip(o).map(stored).sum()
     }
 
     /// The bound of an output `value` whose computation errs by `error`: storing it rounds once
     /// more, and the safety factor stands for products of errors (N4). ∞, no requirement, where
     /// a sum may have overflowed on the way: `error` holds at least u times its absolute terms.
-    pub fn finish(&self, value: f64, error: f64, precision: Precision) -> f64 {
+    pub fn finish(&self, value: f64, error: f64, stored: Stored) -> f64 {
         if !value.is_finite() {
             return 0.0; // its class decides, not its distance
         }
-        if precision == Precision::Integer {
+        let Stored::Float(dtype) = stored else {
             return error; // 0, or ∞ where rounding decides which number it is
-        }
+        };
         if self.no_bound(error).is_some() {
             return f64::INFINITY;
         }
-        self.safety * (error + self.store(value.abs() + error, precision))
+        self.safety * (error + self.store(value.abs() + error, dtype))
     }
 
     /// Why a result of such an error has no bound, if it has none.
@@ -258,9 +302,10 @@ mod tests {
 
     #[test]
     fn an_exact_zero_needs_no_bound() {
-        let model = Model::new(&Profile::by_name("f32-strict").unwrap(), Dtype::Bf16);
-        assert_eq!(model.finish(0.0, 0.0, Precision::Storage), 0.0);
-        assert!(model.finish(1.0, 0.0, Precision::Storage) >= 0.5f64.powi(8));
-        assert!(model.finish(1.0, 0.0, Precision::Wide) < 0.5f64.powi(23));
+        let model = Model::new(&Profile::by_name("f32-strict").unwrap(), &Dtype::Bf16.into());
+        let [narrow, wide] = [Dtype::Bf16, Dtype::F32].map(Stored::Float);
+        assert_eq!(model.finish(0.0, 0.0, narrow), 0.0);
+        assert!(model.finish(1.0, 0.0, narrow) >= 0.5f64.powi(8));
+        assert!(model.finish(1.0, 0.0, wide) < 0.5f64.powi(23));
     }
 }

@@ -3,7 +3,7 @@
 use super::inputs::{Inputs, Rows};
 use super::model::{Model, floor, weight_error};
 use super::sum::{Sum, dots};
-use etalon_problem::{DistanceBias, Extents, Precision, Scores, Sequence};
+use etalon_problem::{DistanceBias, Extents, Scores, Sequence};
 use std::ops::Range;
 
 /// A query of one head in one sequence.
@@ -244,10 +244,11 @@ impl<'a> Operands<'a> {
     /// ds as it enters the products with q and k, where it may be stored in a narrower type (N14).
     pub fn stored(&self, ds: Sum) -> Sum {
         let (model, scale) = (self.model, self.scores.scale().abs());
-        let mut error = ds.error + (model.u + model.u_ds) * ds.absolute;
+        let steps = model.steps_back(self.scores.softcap.is_some());
+        let mut error = ds.error + (model.u + steps * model.u_ds) * ds.absolute;
         // Either ds or σ ds is what a kernel stores; without a scale neither reaches a gradient.
         let unscaled = if scale > 0.0 { scale.recip().max(1.0) } else { 1.0 };
-        error += floor(ds.absolute + error, model.eta_ds * unscaled);
+        error += floor(ds.absolute + error, steps * model.eta_ds * unscaled);
         if (ds.absolute + error) * scale.max(1.0) > model.profile.ds_store.max() {
             error = f64::INFINITY;
         }
@@ -270,20 +271,24 @@ impl<'a> Operands<'a> {
             error = f64::INFINITY;
         }
         let (mut score, mut slope, mut slope_error) = (sigma * dot, 1.0, 0.0);
+        // (N90): the product, and the scaled one.
+        let kept = model.score;
+        error += sigma.abs() * kept.error(dot.abs()) + kept.error(score.abs());
         if let Some(cap) = self.scores.softcap {
-            // c, its reciprocal and the product with it.
-            let reached = error + 3.0 * model.u * score.abs();
+            // c, its reciprocal and the product with it; the quotient may be stored.
+            let reached = error + 3.0 * model.u * score.abs() + cap * kept.error(score.abs() / cap);
             let tau = (score / cap).tanh();
             slope = (1.0 - tau) * (1.0 + tau);
             let capped = Capped::new(model, cap, (tau, slope), reached);
             score = cap * tau;
             error = capped.moved + cap * model.profile.tanh * model.u + 2.0 * model.u * score.abs();
+            error += cap * kept.error(tau.abs()) + kept.error(score.abs());
             slope_error = capped.slope_error;
         }
         if let Some(bias) = self.bias.map(|bias| bias.at(place, key)) {
             score += bias;
             // To base 2: the bias times log₂ e, and the sum.
-            error += model.u * (score.abs() + 2.0 * bias.abs());
+            error += model.u * (score.abs() + 2.0 * bias.abs()) + kept.error(score.abs());
         }
         if score.abs() > model.limit {
             error = f64::INFINITY;
@@ -312,7 +317,7 @@ impl Capped {
         // Nor does it leave the range of the cap, unless nothing is known of s.
         let range = if error < f64::INFINITY { cap * (1.0 + tau.abs()) } else { f64::INFINITY };
         let moved = (steepest * error).min(range);
-        let tau_error = moved / cap + model.profile.tanh * u;
+        let tau_error = moved / cap + model.profile.tanh * u + model.score.error(tau.abs());
         let slope_error = (2.0 * tau.abs() + tau_error) * tau_error + u * (tau * tau + slope);
         Capped { moved, tau_error, slope_error }
     }
@@ -345,7 +350,7 @@ impl<'a> Row<'a> {
         }
         let (mut pi, mut pi_error) = (0.0, 0.0);
         if sink > f64::NEG_INFINITY {
-            let weight = weight(sink, 0.0);
+            let weight = weight(sink, model.score.error(sink.abs()));
             (pi, pi_error) = (weight.p, weight.error);
             (most, least) = (most + weight.most, least + weight.least);
         }
@@ -355,7 +360,7 @@ impl<'a> Row<'a> {
         let moved = most.ln().max(-least.ln()).max(0.0);
         let log = (lse - max).abs() + lag;
         let lse_error =
-            model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), Precision::Wide);
+            model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), model.lse);
         let overflows = pairs.iter().any(|pair| !pair.error.is_finite());
         let rough = moved > ROUGH;
         Row {
@@ -378,7 +383,8 @@ impl<'a> Row<'a> {
 
     /// What the rounding of a stored P and of the sums costs of P v, for each |v| (N8).
     pub fn rounded(&self, model: &Model, pair: &Pair) -> f64 {
-        (pair.p + pair.p_error) * model.rounded_weight(self.gamma) + model.eta_p
+        let p = pair.p + pair.p_error;
+        p * model.rounded_weight(self.gamma) + model.eta_p + model.weight.error(p)
     }
 
     /// (N8): the error of an average with the weights of the row. `size` is that of what the division rounds:
@@ -391,9 +397,10 @@ impl<'a> Row<'a> {
             let zero = if self.sink > f64::NEG_INFINITY { 0.0 } else { terms.value };
             let (low, high) = (low.min(zero), high.max(zero));
             moved = moved.min((high - terms.value).max(terms.value - low));
-            let tiny = self.pairs.len() as f64 * model.eta_p;
+            let tiny = self.pairs.len() as f64 * (model.eta_p + model.weight.eta);
             let largest = low.abs().max(high.abs()).max(size);
-            rounded = rounded.min((model.rounded_weight(self.gamma) + tiny) * largest);
+            let stored = model.rounded_weight(self.gamma) + model.weight.u;
+            rounded = rounded.min((stored + tiny) * largest);
         }
         let division = (self.sum_gamma + 2.0 * model.u) * size;
         (moved + rounded + division) / (1.0 - self.sum_gamma).max(0.0)
@@ -403,7 +410,8 @@ impl<'a> Row<'a> {
     /// its logarithm.
     pub fn recomputed(&self, model: &Model, pair: &Pair, more: f64) -> f64 {
         let exp = model.exp((pair.score - self.lse).abs());
-        weight_error(pair.log, pair.error + self.lse_error + exp + more) + model.eta
+        let error = weight_error(pair.log, pair.error + self.lse_error + exp + more) + model.eta;
+        error + model.weight.error(pair.p + error) // (N91)
     }
 
     /// The error of the logarithm of a weight that the forward pass streamed, without ε (N16).
@@ -414,7 +422,9 @@ impl<'a> Row<'a> {
 
     /// (N10) of the sink's weight.
     pub fn recomputed_sink(&self, model: &Model) -> f64 {
-        let rho = self.lse_error + model.exp((self.sink - self.lse).abs());
-        weight_error(self.sink - self.lse, rho) + floor(self.pi, model.eta)
+        let stored = model.score.error(self.sink.abs());
+        let rho = stored + self.lse_error + model.exp((self.sink - self.lse).abs());
+        let error = weight_error(self.sink - self.lse, rho) + floor(self.pi, model.eta);
+        error + model.weight.error(self.pi + error)
     }
 }

@@ -1,16 +1,18 @@
 //! The gradients: (N71) to (N75).
 
+use super::chunks::Chunks;
 use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
 use crate::bounds::inputs::Errors;
 use crate::bounds::model::{Model, divided, weight_error};
-use etalon_problem::{LinearCrossEntropy, Precision};
+use etalon_problem::LinearCrossEntropy;
 use ndarray::Array2;
 use rayon::prelude::*;
 
-/// da of a token and a class: its error, |da|, and the absolute terms that it is the sum of.
+/// da of a token and a class: itself, its error, |da|, and the absolute terms that it is the sum of.
 #[derive(Clone, Copy)]
 struct Term {
+    value: f64,
     error: f64,
     size: f64,
     parts: f64,
@@ -24,8 +26,12 @@ pub(super) fn errors(operands: &Operands<'_>) -> Errors {
     let (over_classes, over_tokens) = (chain(vocab), chain(counted.len()));
     let (mut dh, mut dw) = (vec![0.0; tokens * dim], vec![0.0; vocab * dim]);
     let mut dbias = vec![0.0; vocab];
+    let mut chunks = Chunks::new(operands);
     for (&(i, _), row) in counted.iter().zip(&rows) {
         for (v, term) in row.iter().enumerate() {
+            if let Some(chunks) = &mut chunks {
+                chunks.add(operands, i, v, term.value);
+            }
             let to_h = term.error + over_classes * (term.parts + term.error);
             let to_w = term.error + over_tokens * (term.size + term.error);
             for c in 0..dim {
@@ -34,6 +40,9 @@ pub(super) fn errors(operands: &Operands<'_>) -> Errors {
             }
             dbias[v] += to_w;
         }
+    }
+    if let Some(chunks) = chunks {
+        chunks.finish(operands, [&mut dh, &mut dw, &mut dbias]);
     }
     Errors::of([("dh", dh), ("dw", dw), ("dbias", dbias)])
 }
@@ -86,6 +95,19 @@ struct Pull<'a> {
     /// Of lse and of the entropy as a kernel finds them again.
     lse_error: f64,
     entropy_error: f64,
+    /// Steps from dz to da whose results are stored.
+    steps: f64,
+}
+
+/// dz and, where every step to a logit is stored, those back through temperature, cap and scale.
+fn steps_back(problem: &LinearCrossEntropy, model: &Model) -> f64 {
+    let further = [
+        (problem.temperature != 1.0, 1.0),
+        (problem.softcap.is_some(), 3.0),
+        (problem.logit_scale != 1.0, 1.0),
+    ];
+    let further = further.into_iter().filter(|(is, _)| *is && model.score.u > 0.0);
+    1.0 + further.map(|(_, steps)| steps).sum::<f64>()
 }
 
 impl<'a> Pull<'a> {
@@ -110,7 +132,7 @@ impl<'a> Pull<'a> {
         let weights: f64 = (0..classes).map(|v| operands.class_weight(v)).sum();
         let absolute: f64 = (0..classes).map(|v| operands.class_weight(v).abs()).sum();
         let square = 2.0 * gamma * row.lse;
-        let lse_error = row.lse_error + model.store(row.lse.abs(), Precision::Wide);
+        let lse_error = row.lse_error + model.store(row.lse.abs(), model.lse);
         let beta_error = target.abs() * (relative + 2.0 * u) + u * (target.abs() + dlogprob.abs());
         let lambda_error = eta.abs() * absolute * (relative + model.gamma(classes + 4))
             + square.abs() * (relative + 3.0 * u)
@@ -124,25 +146,29 @@ impl<'a> Pull<'a> {
             eta: Near { value: eta, error: eta.abs() * (relative + 2.0 * u) },
             dentropy: operands.cotangent("dentropy", i),
             lse_error,
-            entropy_error: row.entropy_error + model.store(row.entropy.abs(), Precision::Wide),
+            steps: steps_back(problem, model),
+            entropy_error: row.entropy_error + model.store(row.entropy.abs(), model.entropy),
         }
     }
 
     /// (N72), (N73); `own` is 1 for the target.
     fn term(&self, x: &Logit, own: f64, weight: f64) -> Term {
-        let &Pull { model, row, beta, lambda, eta, dentropy, lse_error, entropy_error } = self;
+        let &Pull { model, row, beta, lambda, eta, dentropy, lse_error, entropy_error, steps } =
+            self;
         let (u, p) = (model.u, x.p);
         // A weight that is made anew, or one that is kept from the forward pass.
         let exponent = (x.error + model.exp((x.z - row.lse).abs())).max(x.exponent) + lse_error;
         let visible = x.z > f64::NEG_INFINITY;
         let p_error = if visible { weight_error(x.z - row.lse, exponent) + model.eta } else { 0.0 };
+        let p_error = p_error + model.weight.error(p + p_error);
         let both = beta.value + lambda.value;
         let mut value = (p - own) * beta.value + p * lambda.value - eta.value * weight;
         let mut parts = (p * both).abs() + own * beta.value.abs() + (eta.value * weight).abs();
         let mut error = p_error * both.abs()
             + ((own - p).abs() + p_error) * beta.error
             + (p + p_error) * lambda.error
-            + eta.error * weight.abs();
+            + eta.error * weight.abs()
+            + model.residual.error((own - p).abs() + p_error) * beta.value.abs(); // (N94)
         if dentropy != 0.0 && p > 0.0 {
             let surprise = x.z - row.lse + row.entropy;
             let surprise_error = x.error
@@ -157,8 +183,8 @@ impl<'a> Pull<'a> {
         let size = (x.slope * value).abs();
         let error = x.slope.abs() * error
             + x.slope_error * (value.abs() + error)
-            + (u + model.u_ds) * size
-            + model.eta_ds; // (N73)
-        Term { error, size, parts: x.slope.abs() * parts }
+            + (u + steps * model.u_ds) * size
+            + steps * model.eta_ds; // (N73)
+        Term { value: x.slope * value, error, size, parts: x.slope.abs() * parts }
     }
 }

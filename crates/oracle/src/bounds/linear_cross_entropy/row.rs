@@ -91,21 +91,26 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     } else if (absolute + bias.abs()) * scale.abs().max(1.0) > model.limit {
         a_error = f64::INFINITY;
     }
+    // (N93): what is stored on the way, each step that is one.
+    let step = |is: bool, size: f64| if is { model.score.error(size.abs()) } else { 0.0 };
+    a_error += step(true, dot) + step(problem.bias, a);
     let scaled = scale * a;
+    let scaled_error = scale.abs() * a_error + step(scale != 1.0, scaled);
     let (z, error, bend, bend_error) = match problem.softcap {
-        None => (scaled / theta, ratio * a_error, 1.0, 0.0),
+        None => (scaled / theta, scaled_error / theta.abs(), 1.0, 0.0),
         Some(cap) => {
             let rounded = if scaled.is_finite() { 5.0 * u * scaled.abs() } else { 0.0 };
-            let reached = scale.abs() * a_error + rounded;
+            let reached = scaled_error + rounded + cap * step(scaled.is_finite(), scaled / cap);
             let (tau, bend) = ((scaled / cap).tanh(), (scaled / cap).tanh_slope());
             let capped = Capped::new(model, cap, (tau, bend), reached);
-            (cap * tau / theta, cap / theta * capped.tau_error, bend, capped.slope_error)
+            let error = (cap * capped.tau_error + step(true, cap * tau)) / theta.abs();
+            (cap * tau / theta, error, bend, capped.slope_error)
         }
     };
     let slope = scale / theta * bend;
     Logit {
         z,
-        error: if z.is_finite() { error + 5.0 * u * z.abs() } else { 0.0 }, // (N61)
+        error: if z.is_finite() { error + 5.0 * u * z.abs() + step(theta != 1.0, z) } else { 0.0 }, // (N61)
         slope,
         slope_error: ratio * bend_error + 5.0 * u * slope.abs(), // (N62)
         p: 0.0,

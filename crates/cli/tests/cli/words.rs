@@ -1,0 +1,108 @@
+//! What is said where somebody comes from another library, another editor or another format.
+
+use super::{Bench, etalon, refusal};
+use std::fs;
+use std::process::{Command, Output};
+
+#[test]
+fn keys_of_other_libraries_are_answered_with_what_to_write() {
+    for (key, write) in [
+        (r#""is_causal": true"#, r#"write "mask": { "causal": { "align": "top_left" } }"#),
+        (
+            r#""window_size": [128, 0]"#,
+            r#"write "mask": { "window": { "left": 128, "right": 0 } }"#,
+        ),
+        (r#""alibi_slopes": true"#, r#"write "bias": { "batch": 1, "heads": 8 }"#),
+        (r#""cu_seqlens_q": [0, 19]"#, r#"write "sequences": { "packed": "#),
+        (r#""sm_scale": 0.125"#, r#"write "softmax_scale": 0.125"#),
+    ] {
+        let bench = Bench::new("causal", "attention");
+        bench.edit_problem("\"batch\"", &format!("{key}, \"batch\""));
+        let line = bench.refused("forward", &[]);
+        assert!(
+            line.starts_with("p.json: not a valid problem file: line 3: unknown key `"),
+            "{line}"
+        );
+        assert!(line.contains(write), "{line}");
+    }
+    let bench = Bench::new("options", "attention");
+    bench.edit_problem("\"right\": 2", "\"right\": -1");
+    let line = bench.refused("forward", &[]);
+    let reason = "`mask.window.right` must be a whole number of at least 0, found `-1`";
+    assert!(line.contains(reason) && line.contains("leave out an end that is open"), "{line}");
+}
+
+#[test]
+fn the_mark_of_an_editor_is_no_mistake() {
+    let bench = Bench::new("causal", "attention");
+    let text = fs::read_to_string(bench.path("p.json")).unwrap();
+    fs::write(bench.path("p.json"), format!("\u{feff}{text}")).unwrap();
+    bench.outputs("forward", &[]);
+    let wide: Vec<u8> = text.encode_utf16().flat_map(u16::to_le_bytes).collect();
+    fs::write(bench.path("p.json"), [&[0xff, 0xfe], &wide[..]].concat()).unwrap();
+    let line = bench.refused("forward", &[]);
+    assert_eq!(line, "p.json: no JSON text: it is UTF-16; save it as UTF-8");
+}
+
+#[test]
+fn files_of_other_formats_are_answered_with_the_way_out() {
+    for (start, way) in [
+        (&b"PK\x03\x04\0\0\0\0\0\0archive/data.pkl"[..], "safetensors.torch.save_file"),
+        (b"\x80\x02}q\0X\x04\0\0\0", "safetensors.torch.save_file"),
+        (b"\x93NUMPY\x01\0v\0", "safetensors.numpy.save_file"),
+    ] {
+        let bench = Bench::new("causal", "attention");
+        fs::write(bench.path("in.safetensors"), start).unwrap();
+        let line = bench.refused("forward", &[]);
+        assert!(line.starts_with("in.safetensors: no safetensors file: it is a"), "{line}");
+        assert!(line.contains(way), "{line}");
+    }
+}
+
+#[test]
+fn a_missing_folder_is_named() {
+    let bench = Bench::new("causal", "attention");
+    let [problem, input] = ["p.json", "in.safetensors"].map(|name| bench.path(name));
+    let out = bench.path("absent/out.safetensors");
+    let [problem, input, out] = [&problem, &input, &out].map(|path| path.to_str().unwrap());
+    let files = ["--problem", problem, "--in", input, "--out", out];
+    let line = refusal(&etalon(&[&["eval", "attention", "forward"][..], &files].concat()));
+    assert!(
+        line.contains("cannot be written: there is no folder ")
+            && line.ends_with("/absent: make it first"),
+        "{line}"
+    );
+}
+
+#[test]
+fn nothing_is_not_timed() {
+    for option in ["--length", "--batch"] {
+        let line = refusal(&etalon(&["bench", option, "0"]));
+        assert!(line.contains("must be a whole number of at least 1, found 0"), "{line}");
+    }
+}
+
+/// A verdict has a colour where somebody wants it, and never in a pipe.
+#[test]
+fn verdicts_have_a_colour_on_terminals() {
+    let bench = Bench::new("causal", "attention");
+    let outputs = bench.outputs("forward", &["--tier", "simd"]);
+    etalon_conformance::vectors::write_tensors(&bench.path("got.safetensors"), &outputs).unwrap();
+    let run = |variables: &[(&str, &str)]| -> String {
+        let paths = ["p.json", "in.safetensors", "got.safetensors"].map(|name| bench.path(name));
+        let [problem, input, got] = paths.each_ref().map(|path| path.to_str().unwrap());
+        let mut command = Command::new(env!("CARGO_BIN_EXE_etalon"));
+        for name in ["NO_COLOR", "CLICOLOR", "CLICOLOR_FORCE"] {
+            command.env_remove(name);
+        }
+        command.args(["check", "attention", "forward", "--problem", problem, "--in", input]);
+        let Output { stdout, .. } =
+            command.args(["--got", got]).envs(variables.iter().copied()).output().unwrap();
+        String::from_utf8(stdout).unwrap()
+    };
+    let plain = run(&[]);
+    assert!(plain.contains("\nPASSED: ") && !plain.contains('\u{1b}'), "{plain}");
+    let coloured = run(&[("CLICOLOR_FORCE", "1")]);
+    assert!(coloured.contains("\u{1b}[32mPASSED\u{1b}[0m: "), "{coloured:?}");
+    assert_eq!(run(&[("NO_COLOR", "1")]), plain);
+}

@@ -1,0 +1,214 @@
+//! JSON that people write: what is wrong with it in words, with the key and the line.
+
+use serde::de::DeserializeOwned;
+use serde_json::error::Category;
+
+/// Reads a value of JSON; what is wrong with it otherwise, without the file.
+pub fn parse<T: DeserializeOwned>(text: &str) -> Result<T, String> {
+    let mut from = serde_json::Deserializer::from_str(text);
+    let value = serde_path_to_error::deserialize(&mut from).map_err(|error| described(&error))?;
+    from.end().map_err(|error| wrong(&error, ""))?;
+    Ok(value)
+}
+
+/// An error with its key and its line, in words.
+pub fn described(error: &serde_path_to_error::Error<serde_json::Error>) -> String {
+    let path = error.path().to_string();
+    wrong(error.inner(), if path == "." { "" } else { &path })
+}
+
+/// An error at a key, or at none.
+fn wrong(error: &serde_json::Error, path: &str) -> String {
+    let (line, column) = (error.line(), error.column());
+    let said = error.to_string();
+    let said = said.strip_suffix(&format!(" at line {line} column {column}")).unwrap_or(&said);
+    match error.classify() {
+        Category::Data => format!("line {line}: {}", of_data(said, path)),
+        Category::Eof => format!("line {line}: the text ends before all that it opens is closed"),
+        Category::Syntax | Category::Io => {
+            format!("line {line}, column {column}: {}", of_syntax(said))
+        }
+    }
+}
+
+/// The parser's words for text that is no JSON, and ours.
+const SYNTAX: [(&str, &str); 9] = [
+    ("trailing comma", "a comma stands before a closing bracket"),
+    ("trailing characters", "something follows the end of the object"),
+    ("key must be a string", "a key must be a string in double quotes"),
+    ("expected `:`", "a colon is missing after a key"),
+    ("expected `,` or `}`", "a comma, or the closing }, is missing"),
+    ("expected `,` or `]`", "a comma, or the closing ], is missing"),
+    ("recursion limit", "brackets are nested too deeply"),
+    ("number", "no number that JSON or f64 has"),
+    ("string", "no string that JSON has"),
+];
+
+fn of_syntax(said: &str) -> String {
+    let known = SYNTAX.iter().find(|(part, _)| said.contains(part));
+    let other = "no JSON value: it has numbers, true, false, null and strings in double quotes, and no comments";
+    known.map_or(other, |(_, words)| words).to_string()
+}
+
+/// Of a key that is unknown or a value that does not fit.
+fn of_data(said: &str, path: &str) -> String {
+    let (parent, own) = path.rsplit_once('.').unwrap_or(("", path));
+    let within = |path: &str| match path {
+        "" => String::new(),
+        path => format!(" of `{path}`"),
+    };
+    if let Some((name, expected)) = unknown(said, "field") {
+        return format!(
+            "unknown key `{name}`{}{expected}",
+            within(if own == name { parent } else { path })
+        );
+    }
+    if let Some((name, expected)) = unknown(said, "variant") {
+        return format!(
+            "unknown value `{name}`{}{expected}",
+            within(if own == name { parent } else { path })
+        );
+    }
+    if let Some(name) = said.strip_prefix("missing field ") {
+        return format!("the key {name} is missing{}", within(path));
+    }
+    if let Some(name) = said.strip_prefix("duplicate field ") {
+        return format!("the key {name} stands twice{}", within(parent));
+    }
+    let subject = if path.is_empty() { "the file".to_string() } else { format!("`{path}`") };
+    let kinds = ["invalid type: ", "invalid value: ", "invalid length "];
+    let rest = kinds.iter().find_map(|kind| said.strip_prefix(kind));
+    match rest.and_then(|rest| rest.split_once(", expected ")) {
+        Some((found, expected)) => {
+            format!("{subject} must be {}, found {}", kind(expected), kind(found))
+        }
+        None => format!("{subject}: {said}"),
+    }
+}
+
+/// The name that is unknown, and the rest of the sentence.
+fn unknown<'a>(said: &'a str, what: &str) -> Option<(&'a str, String)> {
+    let rest = said.strip_prefix("unknown ")?.strip_prefix(what)?.strip_prefix(" `")?;
+    // The name may be any text; the list of those that are known is not.
+    let at = rest.rfind("`, expected ").or_else(|| rest.rfind("`, there are no "));
+    let split = rest.find("`, expected ").or(at)?;
+    let expected = &rest[split + 1..];
+    Some((&rest[..split], expected.replace("there are no fields", "which has no keys")))
+}
+
+/// A kind of value in words.
+fn kind(name: &str) -> String {
+    match name {
+        "usize" | "u64" | "u32" => "a whole number of at least 0".to_string(),
+        "i64" | "isize" => "a whole number".to_string(),
+        "f64" => "a number".to_string(),
+        "a string" | "string" | "str" => "a string".to_string(),
+        "a boolean" | "bool" => "true or false".to_string(),
+        "map" => "an object".to_string(),
+        "sequence" => "an array".to_string(),
+        "unit value" | "unit" | "null" => "null".to_string(),
+        "a sequence" => "an array".to_string(),
+        name if name.starts_with("struct ") || name.ends_with(" variant") => {
+            "an object with keys".to_string()
+        }
+        name if name.starts_with("enum ") || name.contains("enum") => {
+            "a name, or an object with one key".to_string()
+        }
+        name => {
+            let plain = ["string ", "integer ", "floating point ", "boolean "];
+            let value = plain.iter().find_map(|kind| name.strip_prefix(kind));
+            value.unwrap_or(name).replace("floating point number", "number")
+        }
+    }
+}
+
+/// The number of the first line that has this key.
+pub fn line_of(text: &str, key: &str) -> Option<usize> {
+    let quoted = format!("\"{key}\"");
+    text.lines().position(|line| line.contains(&quoted)).map(|at| at + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde::Deserialize;
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "only its errors are of interest")]
+    struct Whole {
+        a: Option<f64>,
+        inner: Option<Inner>,
+        list: Option<Vec<usize>>,
+        word: Option<Word>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(deny_unknown_fields)]
+    #[allow(dead_code, reason = "only its errors are of interest")]
+    struct Inner {
+        size: usize,
+        on: Option<bool>,
+    }
+
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Word {
+        One,
+        Two,
+    }
+
+    #[test]
+    fn every_kind_of_mistake_has_its_key_and_line() {
+        for (text, words) in [
+            (
+                "{\n\"b\": 1}",
+                "line 2: unknown key `b`, expected one of `a`, `inner`, `list`, `word`",
+            ),
+            (
+                "{\"inner\":\n{\"sise\": 1}}",
+                "line 2: unknown key `sise` of `inner`, expected `size` or `on`",
+            ),
+            (
+                "{\"word\": \"three\"}",
+                "line 1: unknown value `three` of `word`, expected `one` or `two`",
+            ),
+            ("{\"inner\": {}}", "line 1: the key `size` is missing of `inner`"),
+            ("{\"a\": 1,\n\"a\": 2}", "line 2: the key `a` stands twice"),
+            (
+                "{\"inner\":\n{\"size\":\n-1}}",
+                "line 3: `inner.size` must be a whole number of at least 0, found `-1`",
+            ),
+            (
+                "{\"inner\": {\"size\": \"8\"}}",
+                "line 1: `inner.size` must be a whole number of at least 0, found \"8\"",
+            ),
+            (
+                "{\"inner\": {\"size\": 1, \"on\": 1}}",
+                "line 1: `inner.on` must be true or false, found `1`",
+            ),
+            (
+                "{\"list\": [1, 2.5]}",
+                "line 1: `list[1]` must be a whole number of at least 0, found `2.5`",
+            ),
+            ("{\"list\": {}}", "line 1: `list` must be an array, found an object"),
+            (
+                "{\"a\": null, \"inner\": 3}",
+                "line 1: `inner` must be an object with keys, found `3`",
+            ),
+            ("{\"a\": 1,}", "line 1, column 9: a comma stands before a closing bracket"),
+            ("{\"a\": 1", "line 1: the text ends before all that it opens is closed"),
+            ("{\"a\" 1}", "line 1, column 6: a colon is missing after a key"),
+            ("{'a': 1}", "line 1, column 2: a key must be a string in double quotes"),
+            ("{\"a\": 1} 2", "line 1, column 10: something follows the end of the object"),
+            (
+                "{\"a\": True}",
+                "line 1, column 7: no JSON value: it has numbers, true, false, null and \
+                strings in double quotes, and no comments",
+            ),
+        ] {
+            assert_eq!(parse::<Whole>(text).unwrap_err(), words, "{text}");
+        }
+        assert!(parse::<Whole>("{\"a\": 1, \"word\": \"one\"}").is_ok());
+    }
+}
