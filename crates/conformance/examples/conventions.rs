@@ -1,7 +1,7 @@
 //! What it costs to mix conventions up, as `docs/conventions.md` has it: of each the rms error of the first
 //! output that it changes, on random inputs.
 
-use etalon_conformance::conventions::{self, Reading};
+use etalon_conformance::conventions;
 use etalon_conformance::generate::Stream;
 use etalon_conformance::tensor::{Stored, Tensor, Tensors, values};
 use etalon_conformance::tier::{Hints, Request};
@@ -37,7 +37,7 @@ fn main() -> Result<(), Error> {
         let inputs = inputs(&problem);
         let exact = results(&problem, &inputs)?;
         for reading in conventions::readings(&problem, &inputs) {
-            let Reading { id, .. } = reading;
+            let id = reading.id.clone();
             let other =
                 reading.results(Pass::Forward, &values(&problem, Pass::Forward, &inputs)?)?;
             let errors = exact.iter().map(|(name, x)| (name.clone(), error(x, &other[name])));
