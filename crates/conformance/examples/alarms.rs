@@ -1,5 +1,5 @@
-//! Counts the false alarms of gate G2: the law `statistics` on correct kernels, which are the controls of
-//! the zoo and the levels of the simd tier, over many seeds. Of each seed every sixteenth case of core
+//! Counts false alarms: the laws `statistics` (gate G2) and `bound` (which doubts blunt elements) on correct
+//! kernels, which are the controls of the zoo and the levels of the simd tier, over many seeds. Of each seed every sixteenth case of core
 //! depth is judged, another sixteenth with the next one; large cases are left out.
 //!
 //! ```sh
@@ -24,24 +24,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let names = if first.contains('/') { &arguments[..] } else { &[] };
     let named: Vec<Spec> = names.iter().map(|name| name.parse()).collect::<Result<_, _>>()?;
     let seeds: u64 = if named.is_empty() { first.parse()? } else { 0 };
-    let law = find("statistics").ok_or("the law is gone")?;
+    let law = |name: &'static str| find(name).ok_or("the law is gone");
+    let laws = [law("statistics")?, law("bound")?];
     let controls = CONTROLS.iter().copied().map(Host::sound);
     let mut tiers: Vec<Box<dyn Tier>> =
         controls.map(|control| Box::new(control) as Box<dyn Tier>).collect();
     tiers.extend(Simd::levels().0.into_iter().map(|level| Box::new(level) as Box<dyn Tier>));
     let judge = |spec: Spec| {
-        let mut counts: BTreeMap<(String, Pass), (u64, Vec<String>)> = BTreeMap::new();
+        let mut counts: BTreeMap<(String, &str, Pass), (u64, Vec<String>)> = BTreeMap::new();
         for tier in &tiers {
             let case = spec.build();
             let exact = Exact::new(case, tier.profile(spec.dtype));
-            for pass in Pass::ALL {
-                let offered = tier.offers(spec.algorithm, pass, spec.dtype).is_ok();
-                if !offered || !law.concerns(exact.case(), pass) {
+            let offered = |pass: &Pass| tier.offers(spec.algorithm, *pass, spec.dtype).is_ok();
+            let passes = Pass::ALL.into_iter().filter(offered);
+            for (pass, law) in passes.flat_map(|pass| laws.map(|law| (pass, law))) {
+                if !law.concerns(exact.case(), pass) {
                     continue;
                 }
-                let count = counts.entry((tier.name(), pass)).or_default();
+                let count = counts.entry((tier.name(), law.name, pass)).or_default();
                 count.0 += 1;
-                if let Err(Flaw::Fail(text)) = (law.check)(&Trial::new(&**tier, &exact, pass)) {
+                let judged = (law.check)(&Trial::new(&**tier, &exact, pass));
+                if let Err(Flaw::Fail(text) | Flaw::Undecided(text)) = judged {
                     count.1.push(format!("{spec} {pass}: {text}"));
                 }
             }
@@ -57,15 +60,15 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     };
     let mut found: Vec<_> = (0..seeds).into_par_iter().flat_map_iter(of_seed).collect();
     found.extend(named.into_par_iter().map(judge).collect::<Vec<_>>());
-    let mut sums: BTreeMap<(String, Pass), (u64, Vec<String>)> = BTreeMap::new();
+    let mut sums: BTreeMap<(String, &str, Pass), (u64, Vec<String>)> = BTreeMap::new();
     for (key, (checks, alarms)) in found.into_iter().flatten() {
         let sum = sums.entry(key).or_default();
         sum.0 += checks;
         sum.1.extend(alarms);
     }
-    println!("| kernels | pass | checks | alarms |\n|---|---|---|---|");
-    for ((tier, pass), (checks, alarms)) in &sums {
-        println!("| `{tier}` | {pass} | {checks} | {} |", alarms.len());
+    println!("| kernels | law | pass | checks | alarms |\n|---|---|---|---|---|");
+    for ((tier, law, pass), (checks, alarms)) in &sums {
+        println!("| `{tier}` | {law} | {pass} | {checks} | {} |", alarms.len());
         alarms.iter().for_each(|alarm| eprintln!("{tier}: {alarm}"));
     }
     let alarms: usize = sums.values().map(|(_, alarms)| alarms.len()).sum();
