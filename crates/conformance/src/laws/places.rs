@@ -49,8 +49,7 @@ fn layouts(trial: &Trial<'_>) -> Judgement {
 /// elements, or of rows that are windows of one list.
 fn shared(trial: &Trial<'_>) -> Result<Tensors, Flaw> {
     let stream = Stream::new(trial.case.spec.seed, &trial.case.name);
-    let inputs = alike(trial.inputs(), &stream);
-    let inputs = inputs.iter().enumerate().map(|(number, (name, tensor))| {
+    let inputs = trial.inputs().iter().enumerate().map(|(number, (name, tensor))| {
         let (stored, axes) = (tensor.stored(), tensor.shape.len());
         let (Some(stored), 3.., false) = (stored, axes, tensor.is_empty()) else {
             return Ok((name.clone(), tensor.clone()));
@@ -73,22 +72,23 @@ fn shared(trial: &Trial<'_>) -> Result<Tensors, Flaw> {
         let values = ArrayD::from_shape_fn(values.raw_dim(), element);
         Ok((name.clone(), Tensor::store(&values, stored)))
     });
-    inputs.collect()
+    Ok(alike(&inputs.collect::<Result<Tensors, Flaw>>()?, &stream))
 }
 
-/// Half of the tensors as others of their shape and type, as q, k and v of one projection may be. Log-decays
-/// are no numbers like others.
+/// Three of four tensors as the one before of their shape and type, as q, k and v of one projection may be.
+/// Log-decays are no numbers like others.
 fn alike(inputs: &Tensors, stream: &Stream) -> Tensors {
-    let mut list: Vec<(&String, &Tensor)> = Vec::new();
+    let mut list: Vec<(String, Tensor)> = Vec::new();
     for (number, (name, tensor)) in inputs.iter().enumerate() {
-        let same = |(other, x): &&(&String, &Tensor)| {
-            *other != "g" && (&x.shape, x.stored()) == (&tensor.shape, tensor.stored())
+        let same = |(other, x): &&(String, Tensor)| {
+            other != "g" && (&x.shape, x.stored()) == (&tensor.shape, tensor.stored())
         };
-        let first = list.iter().find(same).map(|(_, x)| *x);
-        let shares = name != "g" && stream.below(1000 + number, 2) == 0;
-        list.push((name, first.filter(|_| shares && tensor.shape.len() > 1).unwrap_or(tensor)));
+        let shares = name != "g" && tensor.shape.len() > 1 && stream.below(1000 + number, 4) > 0;
+        let before = list.iter().rev().find(same).map(|(_, x)| x).filter(|_| shares);
+        let own = before.unwrap_or(tensor).clone();
+        list.push((name.clone(), own));
     }
-    list.into_iter().map(|(name, x)| (name.clone(), x.clone())).collect()
+    list.into_iter().collect()
 }
 
 fn filled_places(trial: &Trial<'_>) -> Judgement {

@@ -107,7 +107,7 @@ pub(crate) enum Equality {
 }
 
 /// Whether all elements are the same, bit by bit, NaNs included: mostly they are.
-fn same_bits(a: &Data, b: &Data) -> bool {
+pub(crate) fn same_bits(a: &Data, b: &Data) -> bool {
     fn same<T: Copy, B: PartialEq>(a: &[T], b: &[T], bits: impl Fn(T) -> B) -> bool {
         a.len() == b.len() && a.iter().zip(b).all(|(&a, &b)| bits(a) == bits(b))
     }

@@ -40,7 +40,9 @@ grid! {
             /// A random array, with empty rows, nearly full, or in blocks, that batch elements or heads
             /// may share.
             Array = "array" => {
-                let shared = [stream.pick(4, &[1, e.batch]), stream.pick(5, &[1, e.query_heads])];
+                // Mostly each batch element and head has flags of its own.
+                let own = |number, n| stream.pick(number, &[1, n, n, n]);
+                let shared = [own(4, e.batch), own(5, e.query_heads)];
                 array(e, shared, stream.pick(6, &[Flags::Some(0.7), Flags::Most, Flags::Blocks]), stream)
             },
             /// Causal and segments.

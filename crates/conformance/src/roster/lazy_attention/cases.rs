@@ -65,7 +65,7 @@ grid! {
             Ascending = "ascending",
             /// Scores that fall with the key.
             Descending = "descending",
-            /// Every 64th key takes almost all weight.
+            /// Every 64th key takes almost all weight, in each head another one.
             SinkKey = "sink_key",
             /// Every score far below 0.
             Large = "large",
