@@ -1,7 +1,7 @@
 //! The scores and weights of one row with their errors: equations (N5) to (N10).
 
 use super::inputs::{Inputs, Rows};
-use super::model::{Model, floor, weight_error};
+use super::model::{BEYOND, LogSum, Model, floor, spread};
 use super::sum::{Sum, dots};
 use etalon_problem::{DistanceBias, Extents, Precision, Scores, Sequence};
 use std::ops::Range;
@@ -146,7 +146,9 @@ pub(super) struct Row<'a> {
     max: f64,
     /// Λ: how far a running maximum may lag behind it.
     lag: f64,
-    /// A⁻: the least that the sum of the weights may become, which is 1 (N7).
+    /// A: Σ e, with that of the sink (N7).
+    error: f64,
+    /// ln A⁻: the least that the sum of the weights may become, which is 1 (N7).
     least: f64,
     /// γ of a streamed sum over the row, of products and of the weights alone.
     pub gamma: f64,
@@ -191,19 +193,35 @@ impl Hull {
     }
 }
 
-/// A weight P with its error, and what it contributes to A⁺ and A⁻.
-struct Weight {
-    p: f64,
-    error: f64,
-    most: f64,
-    least: f64,
+/// ln A⁺ and ln A⁻ (N7): how large and how small errors may make a sum of weights, which is 1.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reach {
+    most: LogSum,
+    least: LogSum,
 }
 
-impl Weight {
-    /// e^`log`, whose logarithm errs by ρ.
-    fn new(log: f64, rho: f64) -> Self {
-        let (p, error) = (log.exp(), weight_error(log, rho));
-        Weight { p, error, most: p + error, least: (log - rho).exp() }
+impl Reach {
+    /// Of no weight but what underflow may add.
+    pub fn new(underflow: f64) -> Self {
+        let mut reach = Reach { most: LogSum::EMPTY, least: LogSum::EMPTY };
+        reach.most.add(underflow.ln());
+        reach
+    }
+
+    /// Adds a weight e^`log`, whose logarithm errs by ρ.
+    pub fn add(&mut self, log: f64, rho: f64) {
+        self.most.add(log + rho);
+        self.least.add(log - rho);
+    }
+
+    /// ln A⁻.
+    pub fn least(&self) -> f64 {
+        self.least.ln()
+    }
+
+    /// By how much the logarithm of the sum moves. Roundings of P itself leave the sums a little beside 1.
+    pub fn moved(&self) -> f64 {
+        self.most.ln().max(-self.least()).max(0.0)
     }
 }
 
@@ -248,7 +266,8 @@ impl<'a> Operands<'a> {
         // Either ds or σ ds is what a kernel stores; without a scale neither reaches a gradient.
         let unscaled = if scale > 0.0 { scale.recip().max(1.0) } else { 1.0 };
         error += floor(ds.absolute + error, model.eta_ds * unscaled);
-        if (ds.absolute + error) * scale.max(1.0) > model.profile.ds_store.max() {
+        let overflows = (ds.absolute + error) * scale.max(1.0) > model.profile.ds_store.max();
+        if overflows && error <= BEYOND[0] {
             error = f64::INFINITY;
         }
         Sum { error, ..ds }
@@ -260,8 +279,8 @@ impl<'a> Operands<'a> {
         let (q, k) = (place.row(self.q), place.shared(self.k, key));
         let (dot, absolute) = dots(q, k);
         let largest = absolute * sigma.abs().max(1.0);
-        // (N5): D products and their sum, σ itself and the product with it.
-        let mut error = model.gamma(q.len() + 2) * (sigma * absolute).abs();
+        // (N5): D products and their sum; σ, to base 2 log₂ e and their product; the product with it.
+        let mut error = model.gamma(q.len() + 4) * (sigma * absolute).abs();
         if largest > 0.0 {
             let operands: f64 = q.iter().chain(k).map(|x| x.abs()).sum();
             error += model.eta * (1.0 + sigma.abs()) * (q.len() as f64 + operands);
@@ -306,15 +325,18 @@ pub(super) struct Capped {
 impl Capped {
     /// `error` is that of s, with the roundings of s/c.
     pub fn new(model: &Model, cap: f64, (tau, slope): (f64, f64), error: f64) -> Self {
-        let u = model.u;
-        // |ln S′| changes by at most 2/c for each unit of s.
-        let steepest = (slope * (2.0 * error / cap).exp()).min(1.0);
-        // Nor does it leave the range of the cap, unless nothing is known of s.
-        let range = if error < f64::INFINITY { cap * (1.0 + tau.abs()) } else { f64::INFINITY };
-        let moved = (steepest * error).min(range);
-        let tau_error = moved / cap + model.profile.tanh * u;
-        let slope_error = (2.0 * tau.abs() + tau_error) * tau_error + u * (tau * tau + slope);
-        Capped { moved, tau_error, slope_error }
+        let (u, kappa, size) = (model.u, model.profile.tanh * model.u, tau.abs());
+        // tanh(x + y) − tanh x = tanh y (1 − tanh² x) / (1 + tanh x tanh y), towards 0 the most. Where f64
+        // cannot tell it from the end of the range, that end.
+        let reached = (error / cap).tanh();
+        let of_tau = reached * slope / (1.0 - size * reached);
+        let of_tau = if error < f64::INFINITY { of_tau.min(1.0 + size) } else { f64::INFINITY };
+        let tau_error = of_tau + kappa;
+        // 1 − τ² stays between 0 and 1 for all that is a tanh.
+        let range = slope.max(1.0 - slope) + (2.0 + kappa) * kappa;
+        let moved = ((2.0 * size + tau_error) * tau_error).min(range);
+        let slope_error = moved + u * (tau * tau + slope + moved);
+        Capped { moved: cap * of_tau, tau_error, slope_error }
     }
 }
 
@@ -333,26 +355,24 @@ impl<'a> Row<'a> {
         let max = pairs.iter().map(|pair| pair.score).fold(sink, f64::max);
         let rescales = model.profile.rescales(terms);
         let lag = model.lag(pairs.iter().map(|pair| pair.score).chain([sink]));
-        let weight = |logit: f64, error: f64| {
+        let mut reach = Reach::new(terms as f64 * model.eta);
+        let mut weight = |logit: f64, error: f64| {
             let rho = error + model.streamed_exp((logit - max).abs(), lag, rescales);
-            Weight::new(logit - lse, rho)
+            let log = logit - lse;
+            reach.add(log, rho);
+            (log, log.exp(), model.weight_error(log, rho))
         };
-        let (mut most, mut least) = (terms as f64 * model.eta, 0.0);
         for pair in &mut pairs {
-            let weight = weight(pair.score, pair.error);
-            (pair.log, pair.p, pair.p_error) = (pair.score - lse, weight.p, weight.error);
-            (most, least) = (most + weight.most, least + weight.least);
+            (pair.log, pair.p, pair.p_error) = weight(pair.score, pair.error);
         }
         let (mut pi, mut pi_error) = (0.0, 0.0);
         if sink > f64::NEG_INFINITY {
-            let weight = weight(sink, 0.0);
-            (pi, pi_error) = (weight.p, weight.error);
-            (most, least) = (most + weight.most, least + weight.least);
+            (_, pi, pi_error) = weight(sink, model.base_2(sink));
         }
+        let error = pi_error + pairs.iter().map(|pair| pair.p_error).sum::<f64>();
         let chain = model.profile.chain(terms);
         let (gamma, sum_gamma) = (model.gamma(chain), model.gamma_of_sum(chain));
-        // Roundings of P itself leave the sums a little beside 1.
-        let moved = most.ln().max(-least.ln()).max(0.0);
+        let (moved, least) = (reach.moved(), reach.least());
         let log = (lse - max).abs() + lag;
         let lse_error =
             model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), Precision::Wide);
@@ -367,6 +387,7 @@ impl<'a> Row<'a> {
             pi_error,
             max,
             lag,
+            error,
             least,
             gamma,
             sum_gamma,
@@ -384,8 +405,9 @@ impl<'a> Row<'a> {
     /// (N8): the error of an average with the weights of the row. `size` is that of what the division rounds:
     /// |y|, or the sum of the sizes of the parts of y.
     pub fn average(&self, model: &Model, terms: &Average, size: f64) -> f64 {
-        let mut moved = (terms.apart + self.pi_error * terms.value.abs()) / self.least;
-        let mut rounded = terms.rounded / self.least;
+        let least = self.least.exp();
+        let mut moved = (terms.apart + self.pi_error * terms.value.abs()) / least;
+        let mut rounded = terms.rounded / least;
         if let Some(Hull { low, high }) = terms.hull {
             // Whatever the weights are, their average lies between the values, and 0 where there is a sink.
             let zero = if self.sink > f64::NEG_INFINITY { 0.0 } else { terms.value };
@@ -395,15 +417,28 @@ impl<'a> Row<'a> {
             let largest = low.abs().max(high.abs()).max(size);
             rounded = rounded.min((model.rounded_weight(self.gamma) + tiny) * largest);
         }
-        let division = (self.sum_gamma + 2.0 * model.u) * size;
-        (moved + rounded + division) / (1.0 - self.sum_gamma).max(0.0)
+        // A sum of weights that is too small by up to n u makes the quotient too large by up to γ.
+        let division = self.sum_gamma + 2.0 * model.u;
+        moved + rounded + spread(division, moved + rounded + size)
+    }
+
+    /// The largest that an average of sizes may become which is `size` and whose terms are off by `grown` in
+    /// all and at `most` so large: e of each weight, of the normaliser, and the largest of all.
+    pub fn largest_size(&self, size: f64, grown: f64, most: f64) -> f64 {
+        let moved = (grown + self.error * size) / self.least.exp();
+        if moved < f64::INFINITY {
+            size + moved.min((most - size).max(0.0))
+        } else {
+            most.max(size)
+        }
     }
 
     /// (N10): the error of a P that is computed anew from the stored lse. `more` is added to that of
     /// its logarithm.
     pub fn recomputed(&self, model: &Model, pair: &Pair, more: f64) -> f64 {
         let exp = model.exp((pair.score - self.lse).abs());
-        weight_error(pair.log, pair.error + self.lse_error + exp + more) + model.eta
+        let lse = self.lse_error + model.base_2(self.lse);
+        model.weight_error(pair.log, pair.error + lse + exp + more) + model.eta
     }
 
     /// The error of the logarithm of a weight that the forward pass streamed, without ε (N16).
@@ -414,7 +449,9 @@ impl<'a> Row<'a> {
 
     /// (N10) of the sink's weight.
     pub fn recomputed_sink(&self, model: &Model) -> f64 {
-        let rho = self.lse_error + model.exp((self.sink - self.lse).abs());
-        weight_error(self.sink - self.lse, rho) + floor(self.pi, model.eta)
+        let (sink, lse) = (self.sink, self.lse);
+        let log = self.lse_error + model.base_2(sink) + model.base_2(lse);
+        let rho = log + model.exp((sink - lse).abs());
+        model.weight_error(sink - lse, rho) + floor(self.pi, model.eta)
     }
 }
