@@ -268,35 +268,6 @@ pub(super) fn spread(error: f64, factor: f64) -> f64 {
     }
 }
 
-/// ln Σ e^x and the like, however large the x are.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct LogSum {
-    most: f64,
-    sum: f64,
-}
-
-impl LogSum {
-    pub const EMPTY: LogSum = LogSum { most: f64::NEG_INFINITY, sum: 0.0 };
-
-    pub fn add(&mut self, x: f64) {
-        if x == f64::NEG_INFINITY {
-            return;
-        }
-        if x <= self.most {
-            self.sum += (x - self.most).exp();
-        } else if x == f64::INFINITY || x.is_nan() {
-            (self.most, self.sum) = (f64::INFINITY, 1.0);
-        } else {
-            self.sum = self.sum * (self.most - x).exp() + 1.0;
-            self.most = x;
-        }
-    }
-
-    pub fn ln(self) -> f64 {
-        if self.sum > 0.0 { self.most + self.sum.ln() } else { f64::NEG_INFINITY }
-    }
-}
-
 /// The relative error of a quotient whose divisor errs by `relative` of itself: r / (1 − r).
 pub(super) fn divided(relative: f64) -> f64 {
     if relative < 1.0 { relative / (1.0 - relative) } else { UNCERTAIN_DIVISOR }
@@ -335,17 +306,6 @@ mod tests {
         assert_eq!(reason(spread(f64::NAN, 1.0)), Some(NoBound::Sum));
         assert_eq!(spread(f64::INFINITY, 0.0), 0.0);
         assert_eq!(spread(2.0, 3.0), 6.0);
-    }
-
-    #[test]
-    fn logarithms_of_sums_do_not_overflow() {
-        let mut sum = LogSum::EMPTY;
-        assert_eq!(sum.ln(), f64::NEG_INFINITY);
-        [f64::NEG_INFINITY, 1000.0, 2000.0, 2000.0].map(|x| sum.add(x));
-        assert_eq!(sum.ln(), 2000.0 + f64::ln(2.0));
-        sum.add(f64::INFINITY);
-        sum.add(3.0);
-        assert_eq!(sum.ln(), f64::INFINITY);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The scores and weights of one row with their errors: equations (N5) to (N10).
 
+use super::cap::Capped;
 use super::inputs::{Inputs, Rows};
-use super::model::{BEYOND, LogSum, Model, floor, spread};
+use super::model::{BEYOND, Model, floor, spread};
+use super::reach::Reach;
 use super::sum::{Sum, dots};
 use etalon_problem::{DistanceBias, Extents, Precision, Scores, Sequence};
 use std::ops::Range;
@@ -193,38 +195,6 @@ impl Hull {
     }
 }
 
-/// ln A⁺ and ln A⁻ (N7): how large and how small errors may make a sum of weights, which is 1.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Reach {
-    most: LogSum,
-    least: LogSum,
-}
-
-impl Reach {
-    /// Of no weight but what underflow may add.
-    pub fn new(underflow: f64) -> Self {
-        let mut reach = Reach { most: LogSum::EMPTY, least: LogSum::EMPTY };
-        reach.most.add(underflow.ln());
-        reach
-    }
-
-    /// Adds a weight e^`log`, whose logarithm errs by ρ.
-    pub fn add(&mut self, log: f64, rho: f64) {
-        self.most.add(log + rho);
-        self.least.add(log - rho);
-    }
-
-    /// ln A⁻.
-    pub fn least(&self) -> f64 {
-        self.least.ln()
-    }
-
-    /// By how much the logarithm of the sum moves. Roundings of P itself leave the sums a little beside 1.
-    pub fn moved(&self) -> f64 {
-        self.most.ln().max(-self.least()).max(0.0)
-    }
-}
-
 impl<'a> Operands<'a> {
     /// `reach` is that of a bias by distance.
     pub fn new(scores: &'a Scores, reach: Option<DistanceBias>, inputs: &Inputs<'a>) -> Self {
@@ -280,7 +250,7 @@ impl<'a> Operands<'a> {
         let (dot, absolute) = dots(q, k);
         let largest = absolute * sigma.abs().max(1.0);
         // (N5): D products and their sum; σ, to base 2 log₂ e and their product; the product with it.
-        let mut error = model.gamma(q.len() + 4) * (sigma * absolute).abs();
+        let mut error = spread(model.gamma(q.len() + 4), (sigma * absolute).abs());
         if largest > 0.0 {
             let operands: f64 = q.iter().chain(k).map(|x| x.abs()).sum();
             error += model.eta * (1.0 + sigma.abs()) * (q.len() as f64 + operands);
@@ -309,34 +279,6 @@ impl<'a> Operands<'a> {
         }
         let (log, p, p_error) = (f64::NEG_INFINITY, 0.0, 0.0);
         Pair { key, score, error, slope, slope_error, log, p, p_error }
-    }
-}
-
-/// What a softcap c makes of an error: (N6).
-pub(super) struct Capped {
-    /// By how much c·tanh(s/c) moves with s.
-    pub moved: f64,
-    /// Of τ = tanh(s/c).
-    pub tau_error: f64,
-    /// Of S′ = 1 − τ².
-    pub slope_error: f64,
-}
-
-impl Capped {
-    /// `error` is that of s, with the roundings of s/c.
-    pub fn new(model: &Model, cap: f64, (tau, slope): (f64, f64), error: f64) -> Self {
-        let (u, kappa, size) = (model.u, model.profile.tanh * model.u, tau.abs());
-        // tanh(x + y) − tanh x = tanh y (1 − tanh² x) / (1 + tanh x tanh y), towards 0 the most. Where f64
-        // cannot tell it from the end of the range, that end.
-        let reached = (error / cap).tanh();
-        let of_tau = reached * slope / (1.0 - size * reached);
-        let of_tau = if error < f64::INFINITY { of_tau.min(1.0 + size) } else { f64::INFINITY };
-        let tau_error = of_tau + kappa;
-        // 1 − τ² stays between 0 and 1 for all that is a tanh.
-        let range = slope.max(1.0 - slope) + (2.0 + kappa) * kappa;
-        let moved = ((2.0 * size + tau_error) * tau_error).min(range);
-        let slope_error = moved + u * (tau * tau + slope + moved);
-        Capped { moved: cap * of_tau, tau_error, slope_error }
     }
 }
 

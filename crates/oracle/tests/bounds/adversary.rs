@@ -3,7 +3,7 @@
 //! bound must never cross it.
 
 use crate::Random;
-use etalon_oracle::bounds::{Bound, Bounds, Values};
+use etalon_oracle::bounds::{Bound, Bounds, NoBound, Values};
 use etalon_oracle::profile::Profile;
 use etalon_problem::Dtype;
 use std::collections::BTreeMap;
@@ -147,7 +147,10 @@ impl Found {
         kernel: impl Fn(&[f64]) -> (Results, usize),
     ) {
         let outputs: BTreeMap<&String, &Bound> = bounds.iter().flat_map(|x| &x.outputs).collect();
-        for bound in outputs.values() {
+        for (name, bound) in &outputs {
+            let reasons: Vec<NoBound> = bound.no_bound.keys().copied().collect();
+            assert!(reasons.iter().all(|x| *x == NoBound::Exponential), "{name}: {reasons:?}");
+            assert!(reasons.is_empty() || name.starts_with('d'), "{name}: {reasons:?}");
             self.elements += bound.bound.len();
             self.bounded += bound.bound.iter().filter(|b| **b < f64::INFINITY).count();
         }
@@ -199,7 +202,7 @@ impl Found {
     }
 }
 
-/// Operands by name, each element normal of a deviation of its own.
+/// The elements of an operand, none of one that is absent.
 pub fn operand(values: &Values, name: &str) -> Vec<f64> {
     values.get(name).map_or(Vec::new(), |x| x.iter().copied().collect())
 }

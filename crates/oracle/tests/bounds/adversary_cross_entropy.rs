@@ -204,7 +204,7 @@ fn the_worst_cross_entropy_stays_within_its_bounds() {
     for (name, storage) in cases {
         let profile = Profile::by_name(name).unwrap();
         let mut found = Found::default();
-        for trial in 0..100 {
+        for trial in 0..200 {
             let peak = [1.0, 4.0, 12.0, 30.0][trial % 4];
             let problem = problem(&mut random);
             let all = Problem::from(problem.clone());

@@ -4,6 +4,7 @@ mod adversary;
 mod adversary_attention;
 mod adversary_cross_entropy;
 mod naive;
+mod sharp;
 
 use etalon_oracle::bounds::{Bounds, Values, bounds};
 use etalon_oracle::gates;

@@ -1,8 +1,9 @@
 //! A row of logits: how far off each, its weight, and the row's lse and entropy may be.
 
 use super::operands::Operands;
+use crate::bounds::cap::Capped;
 use crate::bounds::model::{floor, spread};
-use crate::bounds::scores::{Capped, Reach};
+use crate::bounds::reach::Reach;
 use crate::bounds::sum::dots;
 use etalon_reference::scalar::Real;
 
@@ -93,7 +94,7 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     let (dot, absolute) = dots(h, w);
     let bias = operands.bias(v);
     let a = dot + bias;
-    let mut a_error = model.gamma(dim + 2) * (absolute + bias.abs()); // (N60)
+    let mut a_error = spread(model.gamma(dim + 2), absolute + bias.abs()); // (N60)
     a_error += floor(absolute, dim as f64 * model.eta);
     let (scale, theta) = (problem.logit_scale, problem.temperature);
     let ratio = (scale / theta).abs();
