@@ -6,12 +6,14 @@
 //! with the tiers that it judges: it knows visible pairs from [`etalon_problem::Mask::allows`].
 
 mod attention;
+mod cap;
 mod heads;
 mod inputs;
 mod lazy_attention;
 mod linear_attention;
 mod linear_cross_entropy;
 mod model;
+mod reach;
 mod scores;
 mod sum;
 mod uncertain;

@@ -2,7 +2,7 @@
 
 use super::heads::{self, PairTerms, RowTerms};
 use super::inputs::{Errors, Inputs};
-use super::model::floor;
+use super::model::{floor, spread};
 use super::scores::{Average, Hull, Operands, Pair, Row};
 use super::sum::{Sum, dots};
 use etalon_problem::{Pass, Scores};
@@ -72,7 +72,8 @@ fn terms(row: &Row<'_>) -> RowTerms {
     let mut gamma = model.gamma_by_parts(row.pairs.len(), 3);
     if alone {
         // attention_lse may take Σ_j P S′ k_j from its forward pass (N16).
-        gamma = gamma.max(2.0 * (row.gamma + 3.0 * model.u));
+        let own = row.gamma + 3.0 * model.u;
+        gamma = gamma.max(own * (2.0 + own));
     }
     let pair = |(index, pair): (usize, &Pair)| {
         let weight = row.recomputed(model, pair, 0.0);
@@ -92,8 +93,8 @@ fn terms(row: &Row<'_>) -> RowTerms {
         // π_i δ_i (N19)
         let (size, weight) = (delta.value.abs(), row.recomputed_sink(model));
         let stored = if model.score.u > 0.0 { model.u_ds } else { 0.0 };
-        let error = weight * (size + delta.error)
-            + row.pi * delta.error
+        let error = spread(weight, size + delta.error)
+            + spread(row.pi, delta.error)
             + (2.0 * model.u + stored) * row.pi * size;
         head = Sum::term(error, row.pi * size);
     }
@@ -125,30 +126,35 @@ impl<'a> Delta<'a> {
         delta.value += product;
         delta.dot_gamma = model.gamma(dout.len() + 1);
         let (mut apart, mut rounded, mut hull) = (0.0, 0.0, Hull::EMPTY);
+        let (mut grown, mut most) = (0.0, 0.0f64); // Σ e w, and the largest w
         // δ = Σ P dP, of weights that are made again (N85).
-        let mut summed = 0.0;
+        let (mut summed, mut overflows) = (0.0, row.overflows);
         for pair in &row.pairs {
             let (dp, size) = dots(dout, place.shared(operands.v, pair.key));
             apart += pair.p_error * (dp - product).abs();
             rounded += row.rounded(model, pair) * size;
             hull.add(dp);
+            grown += pair.p_error * size;
+            most = most.max(size);
+            overflows |= size > model.limit;
             let tiny = floor(size, dout.len() as f64 * model.eta);
             let dp_error = delta.dot_gamma * size + tiny + model.dp.error(dp.abs());
             let weight = row.recomputed(model, pair, 0.0);
             let chain = (pair.p + weight) * model.rounded_weight(row.gamma) + model.eta_p;
-            summed += weight * (dp.abs() + dp_error) + pair.p * dp_error + chain * size;
+            summed += spread(weight, dp.abs() + dp_error) + pair.p * dp_error + spread(chain, size);
             delta.dp.push((dp, size));
         }
-        // A rough row may move its o beyond its size before it is stored and multiplied.
+        // Σ_c |dout_c õ_c|: errors of o that cancel in dout·o are rounded all the same.
+        let size = row.largest_size(absolute, grown, most);
         let hull = row.rough.then_some(hull);
         let average = Average { value: product, apart, rounded, hull };
-        let moved = row.average(model, &average, absolute);
-        let grown = if row.rough && absolute > 0.0 { 1.0 + moved / absolute } else { 1.0 };
-        let from_output = moved
-            + grown * (model.stored_product(dout, o) + delta.dot_gamma * absolute)
-            + floor(absolute, dout.len() as f64 * model.eta);
+        let stored = model.stored_product(dout, o) + model.storage_error(size - absolute);
+        let from_output = row.average(model, &average, size)
+            + stored
+            + delta.dot_gamma * size
+            + floor(size, dout.len() as f64 * model.eta);
         delta.error = from_output.max(summed) + model.u * (dlse.abs() + delta.value.abs());
-        if row.overflows {
+        if overflows {
             delta.error = f64::INFINITY;
         }
         delta
@@ -165,15 +171,15 @@ impl<'a> Delta<'a> {
             + model.dp.error(dp.abs()) // (N92)
             + self.error
             + model.u * difference;
-        let error = weight * (difference + inner)
-            + p * inner
+        let error = spread(weight, difference + inner)
+            + spread(p, inner)
             + 2.0 * model.u * p * difference
             + floor(difference + inner, model.eta);
         // Where every step is stored, so is the dS that dbias is the sum of.
         let stored = if model.score.u > 0.0 { model.u_ds * p * difference } else { 0.0 };
         let d_score = Sum::term(error + stored, p * difference);
         let absolute = pair.slope * d_score.absolute;
-        let error = pair.slope * error + pair.slope_error * (d_score.absolute + error);
+        let error = spread(pair.slope, error) + spread(pair.slope_error, d_score.absolute + error);
         (d_score, operands.stored(Sum::term(error, absolute)))
     }
 }

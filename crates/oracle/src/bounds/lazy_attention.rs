@@ -3,7 +3,7 @@
 
 use super::heads::{self, PairTerms, RowTerms};
 use super::inputs::{Errors, Inputs};
-use super::model::{Model, floor};
+use super::model::{Model, floor, spread};
 use super::scores::{self, Operands, Row};
 use super::sum::{Sum, dots};
 use etalon_problem::{LazyAttention, Pass};
@@ -113,6 +113,7 @@ impl<'a> Gradient<'a> {
         let (dout, o) = (place.row(operands.dout), place.row(operands.o));
         let gamma = model.gamma(dout.len() + 1);
         let (g, delta, delta_error, open) = (Vec::new(), 0.0, 0.0, 0.0);
+        let mut grown = 0.0; // Σ ε w: by how much Σ_c |dout_c o_c| may grow
         let mut found = Gradient { row, pairs, g, gamma, delta, delta_error, dlse, open };
         for pair in pairs {
             if !pair.may_be_active {
@@ -126,19 +127,21 @@ impl<'a> Gradient<'a> {
             }
             found.open += pair.if_open(pair.p * g.abs());
             // By (E8), or by (E16) from o and the sum of the active values.
-            let moved = (pair.p_error + 3.0 * model.u * pair.terms) * (g.abs() + gamma * size);
+            let moved = spread(pair.p_error + 3.0 * model.u * pair.terms, g.abs() + gamma * size);
             let rounded = (row.gamma + gamma) * (pair.terms + pair.e_error)
                 + model.u_p * (pair.e + pair.e_error)
                 + model.eta_p;
             // A dP that is stored (N92).
             let kept = (pair.terms + pair.e_error) * model.dp.error(g.abs());
             found.delta_error +=
-                moved + kept + rounded * size + floor(size, dout.len() as f64 * model.eta);
+                moved + kept + spread(rounded, size) + floor(size, dout.len() as f64 * model.eta);
+            grown += spread(pair.e_error, size);
         }
         if found.delta_error > 0.0 {
             let (_, absolute) = dots(dout, o);
             found.delta_error += model.stored_product(dout, o)
-                + gamma * absolute
+                + model.storage_error(grown)
+                + gamma * (absolute + grown)
                 + 2.0 * model.u * (absolute + found.delta.abs());
         }
         found
@@ -174,8 +177,8 @@ impl<'a> Gradient<'a> {
         // Where every step is stored, so is the dS that dbias is the sum of.
         let stored = if model.score.u > 0.0 { model.u_ds } else { 0.0 };
         let flips = pair.p * (self.open - flipped) + (1.0 - pair.p).max(0.0) * flipped; // (N46)
-        let error = pair.p_error * (size_of_all + error)
-            + pair.p * error
+        let error = spread(pair.p_error, size_of_all + error)
+            + spread(pair.p, error)
             + (2.0 * model.u + stored) * pair.p * size_of_all
             + flips
             + floor(size_of_all + error, model.eta);

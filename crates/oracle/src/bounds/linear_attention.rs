@@ -39,7 +39,9 @@ pub(super) fn errors(problem: &LinearAttention, inputs: &Inputs<'_>) -> Result<E
         // A term passes through two products, whatever the form, and (N22) counts it for each sum.
         let products = (2 * sums - 1) as f64 * model.factors;
         let gamma = model.gamma(plain + further(problem, sums, tokens, name));
-        let others = products + stored + (profile.exp_constant + 1.0) * n * u;
+        // A decay may be the product of n exponentials.
+        let decays = ((profile.exp_constant + 1.0) * n * u).exp_m1();
+        let others = products + stored + decays * (1.0 + products + stored);
         let roundings = gamma + others * (1.0 + gamma);
         roundings * mass + exponents * (1.0 + roundings) * weighted + floor(mass, underflow)
     };

@@ -44,7 +44,7 @@ impl fmt::Display for NoBound {
 pub(super) const UNCERTAIN_WEIGHT: f64 = 1e170;
 /// See [`UNCERTAIN_WEIGHT`].
 pub(super) const UNCERTAIN_DIVISOR: f64 = 1e250;
-const BEYOND: [f64; 2] = [1e130, 1e210];
+pub(super) const BEYOND: [f64; 2] = [1e130, 1e210];
 
 /// The numbers of a profile together with the storage type.
 #[derive(Debug, Clone, Copy)]
@@ -159,13 +159,13 @@ impl Model {
         if nu < 1.0 { nu / (1.0 - nu) } else { f64::INFINITY }
     }
 
-    /// The relative error of exp(x), `distance` = |x| (N3).
+    /// The error of the logarithm of exp(x), `distance` = |x| (N3).
     pub fn exp(&self, distance: f64) -> f64 {
         (self.profile.exp_constant + self.profile.exp_slope * distance) * self.u
     }
 
-    /// The relative error of a streamed weight exp(S − m) with `rescales` rescales behind it, where the
-    /// running maximum lags by at most `lag`.
+    /// The same of a streamed weight exp(S − m) with `rescales` rescales behind it, where the running
+    /// maximum lags by at most `lag`.
     pub fn streamed_exp(&self, distance: f64, lag: f64, rescales: usize) -> f64 {
         self.exp(distance + 2.0 * lag) + self.profile.exp_constant * self.u * rescales as f64
     }
@@ -182,6 +182,11 @@ impl Model {
     /// `moved`, and |ln l| is at most `log`, however far the maximum lags.
     pub fn lse_error(&self, moved: f64, gamma: f64, max: f64, log: f64) -> f64 {
         moved + gamma + self.log_error(log) + 3.0 * self.u * (max.abs() + log)
+    }
+
+    /// What a logarithm of this size errs by where it is taken to base 2: log₂ e and the product with it.
+    pub fn base_2(&self, log: f64) -> f64 {
+        if log.is_finite() { 2.0 * self.u * log.abs() } else { 0.0 }
     }
 
     /// The error of a logarithm of size `log`.
@@ -232,6 +237,11 @@ impl Model {
         x.iter().zip(o).map(stored).sum()
     }
 
+    /// What storing numbers of o costs that are so large in all, without underflow.
+    pub fn storage_error(&self, magnitude: f64) -> f64 {
+        magnitude * self.o.unit_roundoff()
+    }
+
     /// The bound of an output `value` whose computation errs by `error`: storing it rounds once
     /// more, and the safety factor stands for products of errors (N4). ∞, no requirement, where
     /// a sum may have overflowed on the way: `error` holds at least u times its absolute terms.
@@ -248,9 +258,19 @@ impl Model {
         self.safety * (error + self.store(value.abs() + error, dtype))
     }
 
+    /// The largest error of a result that has a bound: sums beyond it may have overflowed.
+    fn largest_error(&self) -> f64 {
+        self.u * self.limit.min(BEYOND[0])
+    }
+
+    /// The error of a weight e^`log` whose logarithm errs by `rho` (N2).
+    pub fn weight_error(&self, log: f64, rho: f64) -> f64 {
+        weight_error(log, rho, self.largest_error())
+    }
+
     /// Why a result of such an error has no bound, if it has none.
     pub fn no_bound(&self, error: f64) -> Option<NoBound> {
-        if error <= self.u * self.limit.min(BEYOND[0]) {
+        if error <= self.largest_error() {
             return None;
         }
         Some(match error {
@@ -261,20 +281,34 @@ impl Model {
     }
 }
 
-/// e^ρ − 1 from above (N2): by how much a weight may grow whose logarithm errs by ρ.
-pub(super) fn growth(rho: f64) -> f64 {
-    if rho <= 1.0 { rho * (1.0 + rho) } else { rho.exp_m1() }
+/// The error of a weight e^`log` whose logarithm errs by `rho` (N2): e^log (e^ρ − 1), also where e^log is less
+/// than f64 can hold. ∞ where nothing is known of the logarithm, [`UNCERTAIN_WEIGHT`] where the weight may
+/// exceed `limit`.
+pub(super) fn weight_error(log: f64, rho: f64, limit: f64) -> f64 {
+    if rho <= 1.0 {
+        return log.exp() * rho.exp_m1();
+    }
+    if rho.is_nan() || rho == f64::INFINITY {
+        return f64::INFINITY;
+    }
+    match (log + rho).exp() {
+        most if most > limit => UNCERTAIN_WEIGHT,
+        most => most - log.exp(),
+    }
 }
 
-/// The error of a weight e^`log` whose logarithm errs by `rho` (N2): e^log (e^ρ − 1). ∞ where nothing is known
-/// of the logarithm.
-pub(super) fn weight_error(log: f64, rho: f64) -> f64 {
-    if rho <= 1.0 {
-        log.exp() * growth(rho)
-    } else if rho == f64::INFINITY {
+/// The product of an error and of what it multiplies, of which either may say that there is no bound: then
+/// the product says the same. An error times a 0 that is certain is 0.
+pub(super) fn spread(error: f64, factor: f64) -> f64 {
+    let most = error.max(factor);
+    if error == 0.0 || factor == 0.0 {
+        0.0
+    } else if error.is_nan() || factor.is_nan() {
         f64::INFINITY
+    } else if most > BEYOND[0] {
+        most
     } else {
-        (log + rho).exp().min(UNCERTAIN_WEIGHT)
+        error * factor
     }
 }
 
@@ -293,11 +327,29 @@ mod tests {
     use super::*;
 
     #[test]
-    fn growth_bounds_the_exponential() {
-        for rho in [0.0, 1e-9, 1e-3, 0.1, 0.5, 1.0, 3.0] {
-            assert!(growth(rho) >= f64::exp_m1(rho), "{rho}");
-            assert!(growth(rho) <= 1.2 * f64::exp_m1(rho) + 1e-300, "{rho}: needlessly loose");
+    fn weights_err_by_what_their_logarithms_do() {
+        for rho in [0.0, 1e-9, 1e-3, 0.1, 0.5, 1.0, 1.0 + 1e-9, 3.0] {
+            let error = weight_error(-1.0, rho, 1e24);
+            let exact = f64::exp(-1.0) * f64::exp_m1(rho);
+            assert!((error - exact).abs() <= 1e-15 * (1.0 + exact), "{rho}");
         }
+        // A weight that f64 takes for 0 may be large all the same.
+        assert_eq!(weight_error(-2000.0, 2000.0, 1e24), 1.0);
+        assert_eq!(weight_error(0.0, 60.0, 1e24), UNCERTAIN_WEIGHT);
+        assert_eq!(weight_error(f64::NEG_INFINITY, f64::INFINITY, 1e24), f64::INFINITY);
+    }
+
+    #[test]
+    fn a_product_keeps_the_reason() {
+        let model = Model::new(&Profile::by_name("f32-strict").unwrap(), &Dtype::F32.into());
+        let reason = |x: f64| model.no_bound(x);
+        assert_eq!(reason(spread(UNCERTAIN_WEIGHT, UNCERTAIN_WEIGHT)), Some(NoBound::Exponential));
+        assert_eq!(reason(spread(UNCERTAIN_WEIGHT, 1e-45)), Some(NoBound::Exponential));
+        assert_eq!(reason(spread(UNCERTAIN_WEIGHT, UNCERTAIN_DIVISOR)), Some(NoBound::Divisor));
+        assert_eq!(reason(spread(f64::INFINITY, 1e-45)), Some(NoBound::Sum));
+        assert_eq!(reason(spread(f64::NAN, 1.0)), Some(NoBound::Sum));
+        assert_eq!(spread(f64::INFINITY, 0.0), 0.0);
+        assert_eq!(spread(2.0, 3.0), 6.0);
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! The scores and weights of one row with their errors: equations (N5) to (N10).
 
+use super::cap::Capped;
 use super::inputs::{Inputs, Rows};
-use super::model::{Model, floor, weight_error};
+use super::model::{BEYOND, Model, floor, spread};
+use super::reach::Reach;
 use super::sum::{Sum, dots};
 use etalon_problem::{DistanceBias, Extents, Scores, Sequence};
 use std::ops::Range;
@@ -146,7 +148,9 @@ pub(super) struct Row<'a> {
     max: f64,
     /// Λ: how far a running maximum may lag behind it.
     lag: f64,
-    /// A⁻: the least that the sum of the weights may become, which is 1 (N7).
+    /// A: Σ e, with that of the sink (N7).
+    error: f64,
+    /// ln A⁻: the least that the sum of the weights may become, which is 1 (N7).
     least: f64,
     /// γ of a streamed sum over the row, of products and of the weights alone.
     pub gamma: f64,
@@ -188,22 +192,6 @@ impl Hull {
 
     pub fn add(&mut self, x: f64) {
         (self.low, self.high) = (self.low.min(x), self.high.max(x));
-    }
-}
-
-/// A weight P with its error, and what it contributes to A⁺ and A⁻.
-struct Weight {
-    p: f64,
-    error: f64,
-    most: f64,
-    least: f64,
-}
-
-impl Weight {
-    /// e^`log`, whose logarithm errs by ρ.
-    fn new(log: f64, rho: f64) -> Self {
-        let (p, error) = (log.exp(), weight_error(log, rho));
-        Weight { p, error, most: p + error, least: (log - rho).exp() }
     }
 }
 
@@ -249,7 +237,8 @@ impl<'a> Operands<'a> {
         // Either ds or σ ds is what a kernel stores; without a scale neither reaches a gradient.
         let unscaled = if scale > 0.0 { scale.recip().max(1.0) } else { 1.0 };
         error += floor(ds.absolute + error, steps * model.eta_ds * unscaled);
-        if (ds.absolute + error) * scale.max(1.0) > model.profile.ds_store.max() {
+        let overflows = (ds.absolute + error) * scale.max(1.0) > model.profile.ds_store.max();
+        if overflows && error <= BEYOND[0] {
             error = f64::INFINITY;
         }
         Sum { error, ..ds }
@@ -261,8 +250,8 @@ impl<'a> Operands<'a> {
         let (q, k) = (place.row(self.q), place.shared(self.k, key));
         let (dot, absolute) = dots(q, k);
         let largest = absolute * sigma.abs().max(1.0);
-        // (N5): D products and their sum, σ itself and the product with it.
-        let mut error = model.gamma(q.len() + 2) * (sigma * absolute).abs();
+        // (N5): D products and their sum; σ, to base 2 log₂ e and their product; the product with it.
+        let mut error = spread(model.gamma(q.len() + 4), (sigma * absolute).abs());
         if largest > 0.0 {
             let operands: f64 = q.iter().chain(k).map(|x| x.abs()).sum();
             error += model.eta * (1.0 + sigma.abs()) * (q.len() as f64 + operands);
@@ -298,31 +287,6 @@ impl<'a> Operands<'a> {
     }
 }
 
-/// What a softcap c makes of an error: (N6).
-pub(super) struct Capped {
-    /// By how much c·tanh(s/c) moves with s.
-    pub moved: f64,
-    /// Of τ = tanh(s/c).
-    pub tau_error: f64,
-    /// Of S′ = 1 − τ².
-    pub slope_error: f64,
-}
-
-impl Capped {
-    /// `error` is that of s, with the roundings of s/c.
-    pub fn new(model: &Model, cap: f64, (tau, slope): (f64, f64), error: f64) -> Self {
-        let u = model.u;
-        // |ln S′| changes by at most 2/c for each unit of s.
-        let steepest = (slope * (2.0 * error / cap).exp()).min(1.0);
-        // Nor does it leave the range of the cap, unless nothing is known of s.
-        let range = if error < f64::INFINITY { cap * (1.0 + tau.abs()) } else { f64::INFINITY };
-        let moved = (steepest * error).min(range);
-        let tau_error = moved / cap + model.profile.tanh * u + model.score.error(tau.abs());
-        let slope_error = (2.0 * tau.abs() + tau_error) * tau_error + u * (tau * tau + slope);
-        Capped { moved, tau_error, slope_error }
-    }
-}
-
 impl<'a> Row<'a> {
     /// The visible pairs of a query, their weights, and what follows from all of them together.
     pub fn new(place: Place<'a>) -> Self {
@@ -338,26 +302,24 @@ impl<'a> Row<'a> {
         let max = pairs.iter().map(|pair| pair.score).fold(sink, f64::max);
         let rescales = model.profile.rescales(terms);
         let lag = model.lag(pairs.iter().map(|pair| pair.score).chain([sink]));
-        let weight = |logit: f64, error: f64| {
+        let mut reach = Reach::new(terms as f64 * model.eta);
+        let mut weight = |logit: f64, error: f64| {
             let rho = error + model.streamed_exp((logit - max).abs(), lag, rescales);
-            Weight::new(logit - lse, rho)
+            let log = logit - lse;
+            reach.add(log, rho);
+            (log, log.exp(), model.weight_error(log, rho))
         };
-        let (mut most, mut least) = (terms as f64 * model.eta, 0.0);
         for pair in &mut pairs {
-            let weight = weight(pair.score, pair.error);
-            (pair.log, pair.p, pair.p_error) = (pair.score - lse, weight.p, weight.error);
-            (most, least) = (most + weight.most, least + weight.least);
+            (pair.log, pair.p, pair.p_error) = weight(pair.score, pair.error);
         }
         let (mut pi, mut pi_error) = (0.0, 0.0);
         if sink > f64::NEG_INFINITY {
-            let weight = weight(sink, model.score.error(sink.abs()));
-            (pi, pi_error) = (weight.p, weight.error);
-            (most, least) = (most + weight.most, least + weight.least);
+            (_, pi, pi_error) = weight(sink, model.base_2(sink) + model.score.error(sink.abs()));
         }
+        let error = pi_error + pairs.iter().map(|pair| pair.p_error).sum::<f64>();
         let chain = model.profile.chain(terms);
         let (gamma, sum_gamma) = (model.gamma(chain), model.gamma_of_sum(chain));
-        // Roundings of P itself leave the sums a little beside 1.
-        let moved = most.ln().max(-least.ln()).max(0.0);
+        let (moved, least) = (reach.moved(), reach.least());
         let log = (lse - max).abs() + lag;
         let lse_error =
             model.lse_error(moved, sum_gamma, max, log) + model.store(lse.abs(), model.lse);
@@ -372,6 +334,7 @@ impl<'a> Row<'a> {
             pi_error,
             max,
             lag,
+            error,
             least,
             gamma,
             sum_gamma,
@@ -390,8 +353,9 @@ impl<'a> Row<'a> {
     /// (N8): the error of an average with the weights of the row. `size` is that of what the division rounds:
     /// |y|, or the sum of the sizes of the parts of y.
     pub fn average(&self, model: &Model, terms: &Average, size: f64) -> f64 {
-        let mut moved = (terms.apart + self.pi_error * terms.value.abs()) / self.least;
-        let mut rounded = terms.rounded / self.least;
+        let least = self.least.exp();
+        let mut moved = (terms.apart + self.pi_error * terms.value.abs()) / least;
+        let mut rounded = terms.rounded / least;
         if let Some(Hull { low, high }) = terms.hull {
             // Whatever the weights are, their average lies between the values, and 0 where there is a sink.
             let zero = if self.sink > f64::NEG_INFINITY { 0.0 } else { terms.value };
@@ -402,15 +366,28 @@ impl<'a> Row<'a> {
             let stored = model.rounded_weight(self.gamma) + model.weight.u;
             rounded = rounded.min((stored + tiny) * largest);
         }
-        let division = (self.sum_gamma + 2.0 * model.u) * size;
-        (moved + rounded + division) / (1.0 - self.sum_gamma).max(0.0)
+        // A sum of weights that is too small by up to n u makes the quotient too large by up to γ.
+        let division = self.sum_gamma + 2.0 * model.u;
+        moved + rounded + spread(division, moved + rounded + size)
+    }
+
+    /// The largest that an average of sizes may become which is `size` and whose terms are off by `grown` in
+    /// all and at `most` so large: e of each weight, of the normaliser, and the largest of all.
+    pub fn largest_size(&self, size: f64, grown: f64, most: f64) -> f64 {
+        let moved = (grown + self.error * size) / self.least.exp();
+        if moved < f64::INFINITY {
+            size + moved.min((most - size).max(0.0))
+        } else {
+            most.max(size)
+        }
     }
 
     /// (N10): the error of a P that is computed anew from the stored lse. `more` is added to that of
     /// its logarithm.
     pub fn recomputed(&self, model: &Model, pair: &Pair, more: f64) -> f64 {
         let exp = model.exp((pair.score - self.lse).abs());
-        let error = weight_error(pair.log, pair.error + self.lse_error + exp + more) + model.eta;
+        let lse = self.lse_error + model.base_2(self.lse);
+        let error = model.weight_error(pair.log, pair.error + lse + exp + more) + model.eta;
         error + model.weight.error(pair.p + error) // (N91)
     }
 
@@ -422,9 +399,11 @@ impl<'a> Row<'a> {
 
     /// (N10) of the sink's weight.
     pub fn recomputed_sink(&self, model: &Model) -> f64 {
-        let stored = model.score.error(self.sink.abs());
-        let rho = stored + self.lse_error + model.exp((self.sink - self.lse).abs());
-        let error = weight_error(self.sink - self.lse, rho) + floor(self.pi, model.eta);
+        let (sink, lse) = (self.sink, self.lse);
+        let stored = model.score.error(sink.abs());
+        let log = stored + self.lse_error + model.base_2(sink) + model.base_2(lse);
+        let rho = log + model.exp((sink - lse).abs());
+        let error = model.weight_error(sink - lse, rho) + floor(self.pi, model.eta);
         error + model.weight.error(self.pi + error)
     }
 }

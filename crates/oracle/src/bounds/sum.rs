@@ -1,6 +1,6 @@
 //! Sums of products: their values, and sums of terms that err.
 
-use super::model::{Model, floor};
+use super::model::{BEYOND, Model, floor, spread};
 
 /// A sum, by the errors and the sizes of its terms; also a single term.
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,7 +24,7 @@ impl Sum {
 
     /// The error once each term has been rounded by up to `gamma` of itself.
     pub fn summed(self, gamma: f64) -> f64 {
-        self.error + gamma * (self.absolute + self.error)
+        self.error + spread(gamma, self.absolute + self.error)
     }
 
     /// The error of the sum where no term passes through more than so many roundings.
@@ -36,7 +36,8 @@ impl Sum {
 /// sum_c += weight · |x_c|, and `tiny` where that product may underflow.
 pub(super) fn accumulate(sum: &mut [f64], weight: f64, x: &[f64], tiny: f64) {
     for (sum, x) in sum.iter_mut().zip(x) {
-        let product = weight * x.abs();
+        // What may be ∞ leaves NaN of a 0, too.
+        let product = if weight <= BEYOND[0] { weight * x.abs() } else { weight };
         *sum += product + floor(product, tiny);
     }
 }

@@ -2,7 +2,7 @@
 //! sums: the reference itself, over numbers that carry their error, (N80) to (N84) and (N89).
 
 use super::inputs::{Errors, Inputs};
-use super::model::{Model, UNCERTAIN_DIVISOR, weight_error};
+use super::model::{BEYOND, Model, UNCERTAIN_DIVISOR, weight_error};
 use crate::profile::Profile;
 use etalon_problem::{Dtype, Error, Problem};
 use etalon_reference::operators;
@@ -97,6 +97,14 @@ impl Uncertain {
         }
     }
 
+    /// The error of its tanh, in roundoffs (N84).
+    fn tanh_error(&self) -> f64 {
+        let (size, u) = (self.value.tanh().abs(), self.u());
+        let reached = (self.settled() * u).tanh() / u;
+        let moved = times(self.value.tanh_slope(), reached) / (1.0 - size * reached * u);
+        moved.min((1.0 + size) / u) + FUNCTIONS.tanh
+    }
+
     /// Its error, as a result of a kernel.
     fn error(&self, model: &Model) -> f64 {
         self.settled() * model.u + self.tiny * model.eta
@@ -188,7 +196,7 @@ impl Real for Uncertain {
         let own = FUNCTIONS.exp_constant + FUNCTIONS.exp_slope * self.value.abs();
         let lse = 4.0 * self.mass;
         let relative = (self.settled() + own + lse) * self.u();
-        let error = weight_error(self.value, relative) / self.u();
+        let error = weight_error(self.value, relative, BEYOND[0]) / self.u();
         self.term(value, error, times(value, self.tiny) + 1.0)
     }
 
@@ -211,22 +219,22 @@ impl Real for Uncertain {
     }
 
     fn sqrt(self) -> Self {
-        let value = self.value.sqrt();
-        let error = self.settled() / (2.0 * value) + value;
+        let (value, reached) = (self.value.sqrt(), self.settled());
+        let least = (self.value - reached * self.u()).max(0.0).sqrt();
+        let error = times(reached, 1.0 / (value + least)) + value;
         self.term(value, error, self.tiny / (2.0 * value))
     }
 
     /// (N84)
     fn tanh(self) -> Self {
-        let slope = self.value.tanh_slope();
-        let error = times(slope, self.settled()) + FUNCTIONS.tanh;
-        self.term(self.value.tanh(), error, times(slope, self.tiny))
+        let (error, tiny) = (self.tanh_error(), times(self.value.tanh_slope(), self.tiny));
+        self.term(self.value.tanh(), error, tiny)
     }
 
     /// (N84): as 1 − τ², however small it is.
     fn tanh_slope(self) -> Self {
         let (tau, slope) = (self.value.tanh().abs(), self.value.tanh_slope());
-        let of_tau = times(slope, self.settled()) + FUNCTIONS.tanh;
+        let of_tau = self.tanh_error();
         let error = 2.0 * tau * of_tau + of_tau * of_tau * self.u() + tau * tau + slope;
         self.term(slope, error, times(2.0 * slope, self.tiny))
     }

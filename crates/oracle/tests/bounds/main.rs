@@ -1,6 +1,10 @@
 //! The bounds of gate G1 against kernels that are right, and against what they must notice.
 
+mod adversary;
+mod adversary_attention;
+mod adversary_cross_entropy;
 mod naive;
+mod sharp;
 
 use etalon_oracle::bounds::{Bounds, Values, bounds};
 use etalon_oracle::gates;
@@ -56,6 +60,11 @@ fn a_capped_slope_may_be_a_difference() {
     assert!(bound < 1e-13, "{bound:e}");
 }
 
+/// An array of numbers.
+fn numbers(list: &[f64], shape: &[usize]) -> ArrayD<f64> {
+    ArrayD::from_shape_vec(IxDyn(shape), list.to_vec()).unwrap()
+}
+
 /// Normally distributed numbers, reproducibly: a counter through a mixing function.
 struct Random(u64);
 
@@ -66,6 +75,15 @@ impl Random {
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    /// One of the numbers from 0 to n − 1.
+    fn below(&mut self, n: usize) -> usize {
+        (self.uniform() * n as f64) as usize
+    }
+
+    fn sign(&mut self) -> f64 {
+        if self.uniform() < 0.5 { -1.0 } else { 1.0 }
     }
 
     fn normal(&mut self) -> f64 {

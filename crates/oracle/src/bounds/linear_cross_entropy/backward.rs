@@ -4,7 +4,7 @@ use super::chunks::Chunks;
 use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
 use crate::bounds::inputs::Errors;
-use crate::bounds::model::{Model, divided, weight_error};
+use crate::bounds::model::{Model, divided, spread};
 use etalon_problem::LinearCrossEntropy;
 use ndarray::Array2;
 use rayon::prelude::*;
@@ -32,8 +32,8 @@ pub(super) fn errors(operands: &Operands<'_>) -> Errors {
             if let Some(chunks) = &mut chunks {
                 chunks.add(operands, i, v, term.value);
             }
-            let to_h = term.error + over_classes * (term.parts + term.error);
-            let to_w = term.error + over_tokens * (term.size + term.error);
+            let to_h = term.error + spread(over_classes, term.parts + term.error);
+            let to_w = term.error + spread(over_tokens, term.size + term.error);
             for c in 0..dim {
                 dh[i * dim + c] += to_h * operands.w[v * dim + c].abs() + model.eta; // (N74)
                 dw[v * dim + c] += to_w * operands.h[i * dim + c].abs() + model.eta; // (N75)
@@ -120,9 +120,11 @@ impl<'a> Pull<'a> {
     ) -> Self {
         let (problem, model, u) = (operands.problem, operands.model, operands.model.u);
         let dloss = operands.cotangent("dloss", i);
+        // Nothing passes through a loss without anything to average, where its gradients are no NaN.
+        let share = |x: f64, z: f64| if z == 0.0 { 0.0 } else { x / z };
         let (g, gamma) = (
-            dloss * operands.token_weight(i) / normaliser.z,
-            dloss * operands.lse_square(i, y) / normaliser.z_lse,
+            share(dloss * operands.token_weight(i), normaliser.z),
+            share(dloss * operands.lse_square(i, y), normaliser.z_lse),
         );
         let relative = divided(normaliser.relative) + 5.0 * u; // (N71)
         let (alpha, classes) = (problem.label_smoothing, problem.vocab);
@@ -134,9 +136,9 @@ impl<'a> Pull<'a> {
         let square = 2.0 * gamma * row.lse;
         let lse_error = row.lse_error + model.store(row.lse.abs(), model.lse);
         let beta_error = target.abs() * (relative + 2.0 * u) + u * (target.abs() + dlogprob.abs());
-        let lambda_error = eta.abs() * absolute * (relative + model.gamma(classes + 4))
+        let lambda_error = spread(eta.abs() * absolute, relative + model.gamma_of_sum(classes + 4))
             + square.abs() * (relative + 3.0 * u)
-            + 2.0 * gamma.abs() * lse_error
+            + spread(spread(2.0 * gamma.abs(), lse_error), 1.0 + relative)
             + 3.0 * u * ((eta * weights).abs() + square.abs() + dlse.abs());
         Pull {
             model,
@@ -157,18 +159,20 @@ impl<'a> Pull<'a> {
             self;
         let (u, p) = (model.u, x.p);
         // A weight that is made anew, or one that is kept from the forward pass.
-        let exponent = (x.error + model.exp((x.z - row.lse).abs())).max(x.exponent) + lse_error;
+        let anew = x.error + model.exp((x.z - row.lse).abs()) + model.base_2(row.lse);
+        let exponent = anew.max(x.exponent) + lse_error;
         let visible = x.z > f64::NEG_INFINITY;
-        let p_error = if visible { weight_error(x.z - row.lse, exponent) + model.eta } else { 0.0 };
+        let p_error =
+            if visible { model.weight_error(x.z - row.lse, exponent) + model.eta } else { 0.0 };
         let p_error = p_error + model.weight.error(p + p_error);
         let both = beta.value + lambda.value;
         let mut value = (p - own) * beta.value + p * lambda.value - eta.value * weight;
         let mut parts = (p * both).abs() + own * beta.value.abs() + (eta.value * weight).abs();
-        let mut error = p_error * both.abs()
-            + ((own - p).abs() + p_error) * beta.error
-            + (p + p_error) * lambda.error
-            + eta.error * weight.abs()
-            + model.residual.error((own - p).abs() + p_error) * beta.value.abs(); // (N94)
+        let mut error = spread(p_error, both.abs())
+            + spread((own - p).abs() + p_error, beta.error)
+            + spread(p + p_error, lambda.error)
+            + spread(eta.error, weight.abs())
+            + spread(model.residual.error((own - p).abs() + p_error), beta.value.abs()); // (N94)
         if dentropy != 0.0 && p > 0.0 {
             let surprise = x.z - row.lse + row.entropy;
             let surprise_error = x.error
@@ -177,12 +181,13 @@ impl<'a> Pull<'a> {
                 + 3.0 * u * (x.z.abs() + row.lse.abs() + row.entropy.abs());
             value -= dentropy * p * surprise;
             parts += (dentropy * p * surprise).abs();
-            error += dentropy.abs() * (p_error * surprise.abs() + (p + p_error) * surprise_error);
+            let moved = spread(p_error, surprise.abs()) + spread(p + p_error, surprise_error);
+            error += spread(dentropy.abs(), moved);
         }
         let error = error + 5.0 * u * parts + model.eta; // (N72)
         let size = (x.slope * value).abs();
-        let error = x.slope.abs() * error
-            + x.slope_error * (value.abs() + error)
+        let error = spread(x.slope.abs(), error)
+            + spread(x.slope_error, value.abs() + error)
             + (u + steps * model.u_ds) * size
             + steps * model.eta_ds; // (N73)
         Term { value: x.slope * value, error, size, parts: x.slope.abs() * parts }

@@ -3,7 +3,8 @@
 use super::operands::{Normaliser, Operands};
 use super::row::{Logit, Row};
 use crate::bounds::inputs::Errors;
-use crate::bounds::model::divided;
+use crate::bounds::model::Model;
+use crate::bounds::model::{divided, spread};
 use crate::bounds::sum::Sum;
 use etalon_problem::Reduction;
 use rayon::prelude::*;
@@ -60,13 +61,19 @@ fn reduced(operands: &Operands<'_>, normaliser: &Normaliser, tokens: &[Token]) -
     if n == 0 {
         return 0.0;
     }
-    let gamma = model.gamma(n + 2 * model.profile.rescales(n) + 6);
+    let gamma = model.gamma_of_sum(n + 2 * model.profile.rescales(n) + 6);
     let part = |of: fn(&Token) -> Sum, z: f64, relative: f64| {
         let mut sum = Sum::default();
         tokens.iter().for_each(|token| sum.add(of(token)));
-        let (size, error) = (sum.absolute / z.abs(), sum.error / z.abs());
+        if z == 0.0 && relative == 0.0 {
+            return 0.0; // nothing is left to average: the problem says what the loss is
+        }
+        let (size, error) = match z.abs() {
+            z if z > 0.0 => (sum.absolute / z, sum.error / z),
+            _ => (sum.absolute, sum.error), // its own error says that there is no bound
+        };
         let divided = divided(relative);
-        error + (gamma + divided + gamma * divided) * (size + error)
+        error + spread(gamma + divided + spread(gamma, divided), size + error)
     };
     let &Normaliser { z, z_lse, relative, .. } = normaliser;
     let of_square = if z == z_lse { relative } else { 0.0 };
@@ -93,13 +100,14 @@ fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
         if weight > 0.0 {
             let terms = row.lse.abs() + x.z.abs() + row.m.abs() + row.lag;
             let own = row.lse_error + x.error;
-            error += weight * (own + gamma * (terms + own));
+            error += weight * (own + spread(gamma, terms + own));
             size += weight * (row.lse - x.z).abs();
         }
     }
     let error = error + 6.0 * model.u * size; // (N68)
     let kappa = operands.token_weight(i).abs();
-    let cross_entropy = Sum::term(kappa * error, kappa * size);
+    // 0·∞ = 0 here, in every kernel.
+    let cross_entropy = Sum::term(spread(error, kappa), spread(size, kappa));
 
     let scale = operands.lse_square(i, y).abs();
     let size = scale * row.lse * row.lse;
@@ -110,17 +118,23 @@ fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
         lse: row.lse_error,
         logprob,
         entropy: row.entropy_error,
-        argmax: argmax(&row),
+        argmax: argmax(model, &row),
         cross_entropy,
         square: Sum::term(error, size),
     }
 }
 
-/// The classes whose logits come within both errors of the largest, which is not among them.
-fn argmax(row: &Row) -> Vec<usize> {
+/// The classes whose logits come within both errors of the largest, which is not among them. Of logits that
+/// are exact and equal the first counts.
+fn argmax(model: &Model, row: &Row) -> Vec<usize> {
     let best = row.logits.iter().position(|x| x.z == row.m);
-    // The largest that is certain: another class must reach it.
-    let certain = row.logits.iter().map(|x| x.z - x.error).fold(f64::NEG_INFINITY, f64::max);
-    let reaches = |(v, x): &(usize, &Logit)| Some(*v) != best && x.z + x.error >= certain;
+    // The largest that is certain: another class must reach it. As errors reach in an output (N4).
+    let least = |x: &Logit| x.z - model.widened(x.error);
+    let certain = row.logits.iter().map(least).fold(f64::NEG_INFINITY, f64::max);
+    let reaches = |(v, x): &(usize, &Logit)| {
+        let most = x.z + model.widened(x.error);
+        let tied = x.error == 0.0 && x.z == certain;
+        Some(*v) != best && x.z > f64::NEG_INFINITY && !(most < certain || tied)
+    };
     row.logits.iter().enumerate().filter(reaches).map(|(v, _)| v).collect()
 }

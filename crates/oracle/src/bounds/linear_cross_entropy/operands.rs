@@ -81,7 +81,7 @@ impl Normaliser {
         let (z, error) = match operands.problem.reduction {
             Reduction::Mean => {
                 let absolute = terms.clone().map(f64::abs).sum::<f64>();
-                (terms.sum(), operands.model.gamma(n + 2) * absolute)
+                (terms.sum(), operands.model.gamma_of_sum(n + 2) * absolute)
             }
             Reduction::By { normaliser } => (normaliser, 0.0),
             Reduction::None | Reduction::Sum => (1.0, 0.0),

@@ -1,8 +1,9 @@
 //! A row of logits: how far off each, its weight, and the row's lse and entropy may be.
 
 use super::operands::Operands;
-use crate::bounds::model::weight_error;
-use crate::bounds::scores::Capped;
+use crate::bounds::cap::Capped;
+use crate::bounds::model::{floor, spread};
+use crate::bounds::reach::Reach;
 use crate::bounds::sum::dots;
 use etalon_reference::scalar::Real;
 
@@ -44,34 +45,44 @@ impl Row {
         let rescales = model.profile.rescales(vocab);
         let lag = model.lag(logits.iter().map(|x| x.z));
         let log_l = l.ln();
-        let (mut most, mut least, mut a) = (vocab as f64 * model.eta, 0.0, 0.0);
+        let (mut reach, mut a) = (Reach::new(vocab as f64 * model.eta), 0.0);
         let (mut mean, mut distance) = (0.0, 0.0);
         let visible = |x: &&mut Logit| x.z > f64::NEG_INFINITY;
         for x in logits.iter_mut().filter(visible) {
             let log = x.z - m - log_l;
             x.p = log.exp();
             x.exponent = x.error + model.streamed_exp((x.z - m).abs(), lag, rescales);
-            x.weight_error = weight_error(log, x.exponent) + model.eta;
+            x.weight_error = model.weight_error(log, x.exponent) + model.eta;
             a += x.weight_error;
-            most += x.p + x.weight_error;
-            least += (log - x.exponent).exp();
+            reach.add(log, x.exponent);
             mean += x.p * (x.z - m);
             distance += (x.p + x.weight_error) * ((x.z - m).abs() + x.error + 2.0 * lag);
         }
-        let moved = most.ln().max(-least.ln()).max(0.0);
+        let (moved, least) = (reach.moved(), reach.least().exp());
         let log = log_l + lag;
         let chain = model.profile.chain(vocab);
         let lse_error = model.lse_error(moved, model.gamma_of_sum(chain), m, log); // (N64)
-        let mut spread = a * a;
+        let (lse, entropy) = (m + log_l, log_l - mean);
+        let mut apart = a * a;
+        let (mut of_exp, mut classes) = (0.0f64, 0.0f64);
         for x in logits.iter().filter(|x| x.z > f64::NEG_INFINITY) {
-            let apart = x.weight_error * (1.0 - (x.z - m - mean)).abs();
-            spread += apart + (x.p + x.weight_error) * x.error;
+            apart += x.weight_error * (1.0 - (x.z - m - mean)).abs();
+            apart += (x.p + x.weight_error) * x.error;
+            (of_exp, classes) = (of_exp.max(x.exponent - x.error), classes + 1.0);
         }
-        let entropy_error = spread / least
-            + model.gamma(2 * chain) * (1.0 + distance / least)
+        // Whatever the logits are, the entropy of the weights lies between 0 and ln V, and so do the sums
+        // that it is made of.
+        let whole = classes.ln();
+        let range = entropy.max(whole - entropy) + of_exp;
+        let (apart, distance) = (apart / least, distance / least);
+        let (apart, distance) = match a < f64::INFINITY {
+            true => (range.min(apart), (whole + of_exp + 2.0 * lag).min(distance)),
+            false => (apart, distance),
+        };
+        let entropy_error = apart
+            + spread(model.gamma_of_sum(2 * chain), 1.0 + distance)
             + model.log_error(log)
             + 3.0 * model.u * (log + mean.abs() + lag); // (N66)
-        let (lse, entropy) = (m + log_l, log_l - mean);
         Row { logits, m, lse, entropy, lse_error, entropy_error, lag }
     }
 }
@@ -83,7 +94,8 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     let (dot, absolute) = dots(h, w);
     let bias = operands.bias(v);
     let a = dot + bias;
-    let mut a_error = model.gamma(dim + 2) * (absolute + bias.abs()) + dim as f64 * model.eta; // (N60)
+    let mut a_error = spread(model.gamma(dim + 2), absolute + bias.abs()); // (N60)
+    a_error += floor(absolute, dim as f64 * model.eta);
     let (scale, theta) = (problem.logit_scale, problem.temperature);
     let ratio = (scale / theta).abs();
     if a.is_infinite() && dot.is_finite() {
@@ -93,7 +105,9 @@ fn logit(operands: &Operands<'_>, i: usize, v: usize) -> Logit {
     }
     // (N93): what is stored on the way, each step that is one.
     let step = |is: bool, size: f64| if is { model.score.error(size.abs()) } else { 0.0 };
-    a_error += step(true, dot) + step(problem.bias, a);
+    if a.is_finite() {
+        a_error += step(true, dot) + step(problem.bias, a);
+    }
     let scaled = scale * a;
     let scaled_error = scale.abs() * a_error + step(scale != 1.0, scaled);
     let (z, error, bend, bend_error) = match problem.softcap {
