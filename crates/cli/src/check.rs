@@ -114,6 +114,7 @@ pub fn run(arguments: &Arguments) -> Outcome {
         };
         // If none holds, what the usual one says is of most use.
         let profile = profile.unwrap_or_else(|| Profile::flash(dtype));
+        needs::afford_stores(&problem, &profile)?;
         let progress = Progress::on_terminal(INTERVAL);
         let told = check_told(&request, &profile, got, &only, &|done, all, what| {
             progress.tell(done, all, what);

@@ -6,7 +6,8 @@ use crate::memory::afford;
 use crate::outcome::Failure;
 use crate::plans::plan;
 use etalon_conformance::check;
-use etalon_conformance::typical::KERNELS;
+use etalon_conformance::profile::Profile;
+use etalon_conformance::typical::{KERNELS, STORED_SCORES};
 use etalon_problem::{Dtype, Error, Operand, Pass, Precision, Problem, Sequences, TokenSequences};
 use etalon_simd::Options;
 
@@ -64,6 +65,32 @@ pub(crate) fn afford_evaluation(
 /// there.
 pub(crate) fn afford_check(problem: &Problem, pass: Pass, dtype: Dtype) -> Result<(), Failure> {
     afford(&format!("a check of {}", name(problem, pass)), judgement(problem, pass, dtype))
+}
+
+/// Fails where there is no memory for what a profile makes of the bounds and of simulated kernels besides: an
+/// error for each score that it stores, in every kernel that is simulated at once, and sums of dw over chunks.
+pub(crate) fn afford_stores(problem: &Problem, profile: &Profile) -> Result<(), Failure> {
+    let narrow = |dtype: Dtype| dtype.unit_roundoff() > profile.accumulator.unit_roundoff();
+    let scores = match problem {
+        Problem::LinearCrossEntropy(x) => x.tokens.saturating_mul(x.vocab),
+        _ => problem.scores().map_or(0, |x| {
+            let e = &x.extents;
+            [e.query_heads, e.queries, e.keys].into_iter().fold(e.batch, usize::saturating_mul)
+        }),
+    };
+    let mut needed = 0;
+    if narrow(profile.score_store) && scores <= STORED_SCORES {
+        // The standard deviations, and of each kernel a draw and the operand that it becomes a part of.
+        let kernels = rayon::current_num_threads() as u128 + 1;
+        needed += DOUBLE * scores as u128 * (1 + 4 * kernels);
+    }
+    if let Problem::LinearCrossEntropy(x) = problem
+        && narrow(profile.chunk_store)
+    {
+        needed += DOUBLE * (4 * x.vocab as u128 * (x.dim as u128 + 1) + (x.tokens * x.dim) as u128);
+    }
+    let name = problem.algorithm();
+    afford(&format!("a check of {name} by {profile}, beside the rest,"), needed)
 }
 
 /// Bytes that a check of the outputs of a pass allocates beside its inputs and them: an estimate from

@@ -7,9 +7,11 @@
 //! moderate size.
 
 use crate::bounds::Bounds;
+use crate::generate::Stream;
 use crate::profile::Profile;
 use crate::tensor::{Stored, Tensors, Values, values};
 use crate::types::Types;
+use crate::typical::{chunks, over_chunks};
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::Real;
 use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
@@ -39,8 +41,15 @@ pub fn errors(
         return Ok(both);
     }
     let inputs = values(problem, pass, inputs)?;
+    let chunks = chunks(profile, &problem.operands(pass));
     let kernels = (0..KERNELS).into_par_iter().map(|kernel| {
         let mut results = stored(problem, pass, &types, &inputs, (profile, kernel))?;
+        for name in ["dw", "dbias"].into_iter().filter(|_| chunks > 0.0) {
+            let stream = Stream::new(u64::from(kernel), &format!("{name}, by chunks"));
+            if let (Some(result), Some(bound)) = (results.get_mut(name), exact.outputs.get(name)) {
+                over_chunks(&bound.value, result, chunks, stream);
+            }
+        }
         results.retain(|name, _| exact.outputs.contains_key(name));
         for (name, result) in &mut results {
             let bound = &exact.outputs[name];

@@ -20,6 +20,9 @@ use std::collections::BTreeMap;
 
 mod scores;
 
+/// Of so many stored scores each has an error of its own; of more, errors of operands stand for them.
+pub const STORED_SCORES: usize = 1 << 22;
+
 /// How many kernels are simulated: their errors tell a standard deviation to a fifth, where every
 /// element has one of its own, and much better where those of a row share it.
 pub const KERNELS: u64 = 8;
@@ -58,9 +61,9 @@ impl<'a> Kernels<'a> {
     ) -> Result<Self, Error> {
         let (operands, types) = (problem.operands(pass), types.into());
         let inputs = values(problem, pass, inputs)?;
-        let mut size = Size::new(profile, &operands);
+        let size = Size::new(profile, &operands);
         let saved = Saved::new(problem, pass, &inputs, size.sums, &types)?;
-        let scores = StoredScores::new(problem, profile, &inputs, &mut size)?;
+        let scores = StoredScores::new(problem, profile, &inputs);
         let problem = scores.problem(problem);
         Ok(Kernels { problem, pass, types, operands, inputs, size, saved, scores, exact })
     }
@@ -126,7 +129,7 @@ impl<'a> Kernels<'a> {
                 summed(bound, results, self.size, stream);
                 if self.size.chunks > 0.0 && matches!(name.as_str(), "dw" | "dbias") {
                     let stream = Stream::new(kernel, &format!("{name}, by chunks"));
-                    over_chunks(bound, results, self.size.chunks, stream);
+                    over_chunks(&bound.value, results, self.size.chunks, stream);
                 }
                 if self.bends(name) {
                     let stream = Stream::new(kernel, &format!("{name}, by slopes"));
@@ -185,12 +188,12 @@ impl<'a> Kernels<'a> {
         // Scores that decide whether a pair counts are of the accumulator's type.
         let decides = self.problem.algorithm() == Algorithm::LazyAttention
             && !operand.axes.contains(&Axis::ValueDim);
-        // A score is a product of operands that have no axis of values, and so is a logit.
-        let scored = !operand.axes.contains(&Axis::ValueDim);
+        // Where most targets are improbable, their da are nearly one number, and round alike.
+        let scales_all = operand.primal == "loss";
         match operand.precision {
             Precision::Integer => 0.0,
+            _ if scales_all => self.size.sums.hypot(self.size.weights),
             Precision::Storage if multiplied && !decides => self.size.stored,
-            Precision::Storage if scored => self.size.scores,
             _ => self.size.sums,
         }
     }
@@ -239,8 +242,6 @@ struct Size {
     stored: f64,
     /// A rounding of a weight that is stored in less than the accumulator's type.
     weights: f64,
-    /// The same as `sums` with the roundings of stored scores, where errors of operands stand for them.
-    scores: f64,
     /// A rounding of a sum in the accumulator's type.
     rounding: f64,
     /// The roundings of dw over chunks, in shares of its rows.
@@ -264,7 +265,7 @@ impl Size {
         let weights =
             if narrow > profile.accumulator.unit_roundoff() { narrow / 3f64.sqrt() } else { 0.0 };
         let chunks = chunks(profile, operands);
-        Size { sums, stored: sums.hypot(stored), weights, scores: sums, rounding, chunks }
+        Size { sums, stored: sums.hypot(stored), weights, rounding, chunks }
     }
 }
 
@@ -325,7 +326,7 @@ impl Saved {
 
 /// The standard deviation of the roundings of dw over chunks of tokens, in shares of what a sum so far is
 /// typically: of C sums the last one is as large as the result, and the others grow up to it.
-fn chunks(profile: &Profile, operands: &[Operand]) -> f64 {
+pub(crate) fn chunks(profile: &Profile, operands: &[Operand]) -> f64 {
     let u = profile.chunk_store.unit_roundoff();
     let extent = |axis| operands.iter().find_map(|x| x.position(axis).map(|at| x.shape[at]));
     let extents = [Axis::Targets, Axis::Dim, Axis::Classes].map(extent);
@@ -339,10 +340,14 @@ fn chunks(profile: &Profile, operands: &[Operand]) -> f64 {
 }
 
 /// Rounds the sums of chunks of tokens, of the size of a result or of its row.
-fn over_chunks(bound: &Bound, results: &mut ArrayD<f64>, size: f64, stream: Stream) {
-    let width =
-        if bound.value.ndim() > 1 { bound.value.shape()[bound.value.ndim() - 1] } else { 1 };
-    let (Some(values), Some(results)) = (bound.value.as_slice(), results.as_slice_mut()) else {
+pub(crate) fn over_chunks(
+    value: &ArrayD<f64>,
+    results: &mut ArrayD<f64>,
+    size: f64,
+    stream: Stream,
+) {
+    let width = if value.ndim() > 1 { value.shape()[value.ndim() - 1] } else { 1 };
+    let (Some(values), Some(results)) = (value.as_slice(), results.as_slice_mut()) else {
         return;
     };
     let rows = values.chunks(width.max(1)).zip(results.chunks_mut(width.max(1)));

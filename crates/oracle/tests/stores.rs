@@ -117,9 +117,7 @@ fn with(change: impl Fn(&mut Profile)) -> Profile {
 
 #[test]
 fn named_profiles_hold_for_kernels_that_store_as_they_say() {
-    for (problems, profile, flash) in
-        [(attentions(), "bf16-eager", true), (losses(), "bf16-chunked", true)]
-    {
+    for (problems, profile) in [(attentions(), "bf16-eager"), (losses(), "bf16-chunked")] {
         for problem in &problems {
             for pass in [Pass::Forward, Pass::Backward] {
                 let (mut least, mut beyond) = (0f64, 0);
@@ -134,8 +132,9 @@ fn named_profiles_hold_for_kernels_that_store_as_they_say() {
                     least = least.max(margin);
                     beyond += usize::from(judge("bf16-flash") > 1.0);
                 }
-                assert!(least > 0.02, "{profile} {pass}: no bound is near, {least}");
-                assert!(!flash || beyond > 0, "bf16-flash would do for {pass} of {problem:?}");
+                // A loss is a mean of many roundings, and its bound is that of the largest.
+                assert!(least > 0.005, "{profile} {pass}: no bound is near, {least}");
+                assert!(beyond > 0, "bf16-flash would do for {pass} of {problem:?}");
             }
         }
     }
@@ -147,11 +146,11 @@ fn every_store_is_declared_by_itself() {
     let bf16 = Dtype::Bf16;
     type Change<'a> = (&'a str, &'a dyn Fn(&mut Profile), Problem);
     let loss: Problem = LinearCrossEntropy::new(40, 24, 96).into();
-    let attention: Problem = plain(48, 24).mask(Mask::causal()).into();
+    let scored: Problem = plain(48, 24).mask(Mask::causal()).into();
     let all: [Change<'_>; 7] = [
-        ("scores", &|x| x.score_store = bf16, attention.clone()),
-        ("dP", &|x| x.dp_store = bf16, attention.clone()),
-        ("normalised weights", &|x| x.weight_store = bf16, attention),
+        ("scores", &|x| x.score_store = bf16, scored.clone()),
+        ("dP", &|x| x.dp_store = bf16, scored.clone()),
+        ("normalised weights", &|x| x.weight_store = bf16, scored),
         ("logits", &|x| x.score_store = bf16, loss.clone()),
         ("weights of a loss", &|x| x.weight_store = bf16, loss.clone()),
         ("p − [y]", &|x| x.residual_store = bf16, loss.clone()),

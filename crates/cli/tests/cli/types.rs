@@ -228,3 +228,26 @@ fn what_a_forward_pass_stored_counts_in_its_type() {
     let stored = read_tensors(&bench.path("in.safetensors"), u64::MAX).unwrap();
     assert!(!stored.contains_key("lse"));
 }
+
+/// Logits and their gradients in bf16, everywhere, as Liger stores them: a profile that declares so passes
+/// them, and one with exact logits does not.
+#[test]
+fn stored_logits_pass_where_they_are_declared() {
+    let folder = fixture("stored-logits");
+    let path = |name: &str| folder.join(name).to_str().unwrap().to_string();
+    let [problem, input, got] = ["problem.json", "in.safetensors", "got.safetensors"].map(path);
+    let run = |profile: &str| {
+        let mut words = vec!["check", "linear_cross_entropy", "forward_backward"];
+        words.extend(["--problem", &problem, "--in", &input, "--got", &got, "--profile", profile]);
+        said(&etalon(&words))
+    };
+    let (text, status) = run("bf16-chunked");
+    assert_eq!(status, Some(0), "{text}");
+    let (text, status) = run("bf16-flash");
+    assert_eq!(status, Some(1), "{text}");
+    let own = tempfile::tempdir().unwrap();
+    let file = own.path().join("mine.json");
+    fs::write(&file, r#"{ "score_store": "bf16", "ds_store": "bf16" }"#).unwrap();
+    let (text, status) = run(file.to_str().unwrap());
+    assert_eq!(status, Some(0), "{text}");
+}

@@ -34,7 +34,7 @@ fn margins_count_in_bounds() {
     let judgement = judged(&[1.0, 2.0], &[0.5, 0.5], &[1.25, 2.125]);
     assert_eq!(judgement, Judgement { verdict: Verdict::Pass, margin: 0.5 });
     let text = failure(judged(&[1.0, 2.0], &[0.5, 0.5], &[1.0, 3.0]));
-    assert!(text.contains("o[0, 1] is 3e0, exact is 2e0 ± 5e-1 (margin 2.000)"), "{text}");
+    assert!(text.contains("o[0, 1] is 3e0, exact is 2e0 ± 5e-1 (margin 2.00)"), "{text}");
     assert!(text.contains("1 of 2 elements"), "{text}");
 }
 

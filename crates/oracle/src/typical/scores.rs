@@ -1,6 +1,6 @@
 //! Scores and logits that a simulated kernel stores in a narrow type: each errs by a rounding of its own.
 
-use super::Size;
+use super::STORED_SCORES;
 use crate::generate::Stream;
 use crate::profile::Profile;
 use crate::tensor::Values;
@@ -10,14 +10,13 @@ use etalon_problem::{
 use ndarray::{Array4, ArrayD, Axis, Ix2, Ix4, IxDyn, concatenate};
 use std::borrow::Cow;
 
-/// Of so many scores each has an error of its own; of more, errors of operands stand for them.
-const MOST: usize = 1 << 22;
-
 /// How the roundings of scores enter an evaluation.
 #[derive(Debug)]
 pub(super) enum StoredScores {
-    /// Not at all, or as errors of operands.
+    /// Not at all.
     None,
+    /// As errors of the factors of their products, of this standard deviation.
+    Factors(f64),
     /// As a bias for each pair, `[B, Hq, N, M]`: its standard deviations; and the type, to which sinks are
     /// rounded, too.
     Bias { sizes: Array4<f64>, stored: Dtype },
@@ -27,25 +26,20 @@ pub(super) enum StoredScores {
 }
 
 impl StoredScores {
-    /// Of a profile. Where there are too many scores, `size` makes errors of operands stand for them.
-    pub fn new(
-        problem: &Problem,
-        profile: &Profile,
-        inputs: &Values,
-        size: &mut Size,
-    ) -> Result<Self, Error> {
+    /// Of a profile.
+    pub fn new(problem: &Problem, profile: &Profile, inputs: &Values) -> Self {
         let u = profile.score_store.unit_roundoff();
         if u <= profile.accumulator.unit_roundoff() {
-            return Ok(StoredScores::None);
+            return StoredScores::None;
         }
         let rounding = u / 3f64.sqrt();
         match problem {
             Problem::Attention(_) | Problem::AttentionLse(_) => {
-                if let Some(scores) = problem.scores().filter(|x| pairs(x) <= MOST) {
-                    return Ok(StoredScores::of_pairs(scores, profile.score_store, inputs));
+                if let Some(scores) = problem.scores().filter(|x| pairs(x) <= STORED_SCORES) {
+                    return StoredScores::of_pairs(scores, profile.score_store, inputs);
                 }
             }
-            Problem::LinearCrossEntropy(loss) if loss.tokens * loss.vocab <= MOST => {
+            Problem::LinearCrossEntropy(loss) if loss.tokens * loss.vocab <= STORED_SCORES => {
                 return StoredScores::of_logits(loss, rounding, inputs);
             }
             _ => {}
@@ -55,9 +49,7 @@ impl StoredScores {
             Problem::LinearCrossEntropy(loss) => steps_of_logits(loss),
             _ => problem.scores().map_or(1.0, steps),
         };
-        let alike = rounding * (steps / 2.0).sqrt();
-        (size.scores, size.stored) = (size.scores.hypot(alike), size.stored.hypot(alike));
-        Ok(StoredScores::None)
+        StoredScores::Factors(rounding * (steps / 2.0).sqrt())
     }
 
     fn of_pairs(scores: &Scores, stored: Dtype, inputs: &Values) -> Self {
@@ -85,20 +77,20 @@ impl StoredScores {
         StoredScores::Bias { sizes, stored }
     }
 
-    fn of_logits(loss: &LinearCrossEntropy, rounding: f64, inputs: &Values) -> Result<Self, Error> {
+    fn of_logits(loss: &LinearCrossEntropy, rounding: f64, inputs: &Values) -> Self {
         let two = |name: &str| inputs.get(name)?.view().into_dimensionality::<Ix2>().ok();
-        let (Some(h), Some(w)) = (two("h"), two("w")) else { return Ok(StoredScores::None) };
+        let (Some(h), Some(w)) = (two("h"), two("w")) else { return StoredScores::None };
         let size = rounding * steps_of_logits(loss).sqrt();
         // What counts is the error of h·w, which all later steps pass on.
         let sizes = w.dot(&h.t()).mapv(|a| if a.is_finite() { size * a.abs() } else { 0.0 });
-        Ok(StoredScores::Columns { sizes: sizes.into_dyn(), dim: loss.dim })
+        StoredScores::Columns { sizes: sizes.into_dyn(), dim: loss.dim }
     }
 
     /// The problem that is evaluated.
     pub fn problem<'a>(&self, problem: &'a Problem) -> Cow<'a, Problem> {
         let mut changed = problem.clone();
         match (self, &mut changed) {
-            (StoredScores::None, _) => return Cow::Borrowed(problem),
+            (StoredScores::None | StoredScores::Factors(_), _) => return Cow::Borrowed(problem),
             (StoredScores::Bias { sizes, .. }, Problem::Attention(x)) => {
                 x.scores.bias = full(sizes);
             }
@@ -119,6 +111,15 @@ impl StoredScores {
         let drawn = |at: usize, size: &f64| size * stream.normal(at);
         match self {
             StoredScores::None => {}
+            StoredScores::Factors(size) => {
+                for name in ["q", "k", "h", "w"] {
+                    let Some(x) = inputs.get_mut(name) else { continue };
+                    let stream = Stream::new(kernel, &format!("scores of {name}"));
+                    x.iter_mut()
+                        .enumerate()
+                        .for_each(|(at, x)| *x += *x * size * stream.normal(at));
+                }
+            }
             StoredScores::Bias { sizes, stored } => {
                 if let Some(sinks) = inputs.get_mut("sinks") {
                     sinks.mapv_inplace(|x| stored.round(x));
@@ -154,7 +155,7 @@ impl StoredScores {
         for operand in operands.iter().filter(|x| x.role == Role::Output) {
             let Some(result) = results.get_mut(operand.name) else { continue };
             match self {
-                StoredScores::None => {}
+                StoredScores::None | StoredScores::Factors(_) => {}
                 StoredScores::Bias { .. } => {
                     // Of a bias that several heads share, the sum.
                     for (at, &extent) in operand.shape.iter().enumerate() {
