@@ -10,6 +10,7 @@ mod answer;
 mod candidate;
 mod explain;
 mod judge;
+mod others;
 mod patterns;
 mod places;
 mod sample;

@@ -17,7 +17,7 @@ pub use edit::Edit;
 pub(crate) use edit::{Exchange, gather, pick};
 pub(crate) use slopes::broken;
 
-use crate::tensor::{Tensors, Values, values};
+use crate::tensor::{Tensors, Values};
 use etalon_problem::{
     Align, Axis, Dtype, Error, LinearCrossEntropy, Mask, Operand, Pass, Problem, Reduction, Role,
     Scores,
@@ -197,16 +197,16 @@ pub fn readings(problem: &Problem, inputs: &Tensors) -> Vec<Reading> {
 }
 
 /// Every reading of a pass: the conventions, then those that follow from the options and the tensors of the
-/// problem. `inputs` are those of the pass, `exact` its exact forward results where it reads some again.
+/// problem. `values` are the inputs in f64.
 pub fn all_readings(
     problem: &Problem,
     pass: Pass,
     dtype: Dtype,
     inputs: &Tensors,
-) -> Result<Vec<Reading>, Error> {
+    values: &Values,
+) -> Vec<Reading> {
     let mut list = readings(problem, inputs);
-    let values = values(problem, pass, inputs)?;
-    let own = Own { problem, pass, dtype, inputs: &values, operands: problem.operands(pass) };
+    let own = Own { problem, pass, dtype, inputs: values, operands: problem.operands(pass) };
     let mut more = derived::all(&own);
     more.extend(saved::all(&own));
     more.extend(tails::all(&own));
@@ -217,7 +217,7 @@ pub fn all_readings(
             list.push(reading);
         }
     }
-    Ok(list)
+    list
 }
 
 /// What readings are derived from.

@@ -7,6 +7,7 @@
 //! improbable enough ([`EVIDENCE`]).
 
 use super::answer::Judged;
+use etalon_problem::Dtype;
 
 /// By accident an element lies within a bound of another value with a probability of about bound/|error|.
 /// The logarithms of all elements that are explained must add up to this: a few hundred explanations are
@@ -18,6 +19,9 @@ const ELEMENT: f64 = 30.0;
 
 /// So many times the usual ratio of bounds to values counts in a row that cancels.
 const CANCELS: f64 = 4.0;
+
+/// Where every exact result is 0, bounds say nothing of the size of errors: so many roundoffs count.
+const ROUNDINGS: f64 = 8.0;
 
 /// An explanation of some elements that are off must explain this share.
 const MOST: f64 = 0.5;
@@ -120,7 +124,8 @@ impl<'a> Judge<'a> {
         let mut ratios: Vec<f64> = rows.map(|(x, b)| rms(b) / rms(x)).collect();
         ratios.retain(|x| x.is_finite());
         ratios.sort_by(f64::total_cmp);
-        let usual = ratios.get(ratios.len() / 2).copied().unwrap_or(0.0);
+        let usual = ratios.get(ratios.len() / 2).copied();
+        let usual = usual.unwrap_or_else(|| ROUNDINGS * roundoff(output.bound.largest));
         let (unit, got) = (if unit > 0.0 { unit } else { 1.0 }, list(&output.got));
         Judge { output, width, unit, usual, exact, got, bounds }
     }
@@ -199,6 +204,13 @@ impl<'a> Judge<'a> {
             }
         }
     }
+}
+
+/// The roundoff of the type whose largest number is this.
+fn roundoff(largest: f64) -> f64 {
+    let types = [Dtype::F16, Dtype::Bf16, Dtype::F32];
+    let found = types.into_iter().find(|&dtype| Dtype::max(dtype) == largest);
+    found.unwrap_or(Dtype::F64).unit_roundoff()
 }
 
 fn rms(x: &[f64]) -> f64 {

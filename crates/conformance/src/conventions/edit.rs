@@ -77,7 +77,7 @@ pub(crate) fn gather(
         Some(picks) => picks,
         None if edits.is_empty() => return Some(x.clone()),
         None => {
-            every = x.shape().iter().map(|&extent| (0..extent).collect()).collect();
+            every = extents(x.shape(), &edits).into_iter().map(|n| (0..n).collect()).collect();
             &every
         }
     };
@@ -90,6 +90,17 @@ pub(crate) fn gather(
         own.iter_mut().zip(at.slice()).zip(picks).for_each(|((own, &at), picks)| *own = picks[at]);
         read(x, &edits, &mut own)
     }))
+}
+
+/// The shape of a changed tensor: what is taken of an axis may be more or less than it has.
+fn extents(shape: &[usize], edits: &[Prepared<'_>]) -> Vec<usize> {
+    let mut shape = shape.to_vec();
+    for edit in edits {
+        if let Prepared::Edit(Edit::Take { axis, order, .. }) = edit {
+            shape[*axis] = order.len();
+        }
+    }
+    shape
 }
 
 /// The entries `picks` of each axis. Ranges are cut out first, which copies nothing.

@@ -103,7 +103,7 @@ impl Bench {
 /// The text of the first explanation, which must have this name.
 pub fn explained(check: &Check, id: &str) -> String {
     assert!(!check.passed);
-    let all: Vec<_> = check.explanations.iter().map(|x| (x.id.as_str(), x.left, &x.text)).collect();
+    let all: Vec<_> = check.explanations.iter().map(|x| (&x.id, x.left, &x.text)).collect();
     let found = check.explanations.iter().find(|x| x.id == id);
     found.unwrap_or_else(|| panic!("no {id} in {all:?}")).text.clone()
 }

@@ -11,7 +11,8 @@ use etalon_problem::{
 use ndarray::ArrayD;
 
 fn readings(bench: &Bench) -> Vec<Reading> {
-    all_readings(&bench.problem, bench.pass, bench.dtype, &bench.inputs).expect("readings")
+    let Bench { problem, pass, dtype, inputs } = bench;
+    all_readings(problem, *pass, *dtype, inputs, &bench.values())
 }
 
 /// Of every algorithm a problem in which every option is set.
@@ -108,7 +109,7 @@ fn told(bench: &Bench, ids: &[&str]) {
 
 #[test]
 fn readings_of_attention_are_told() {
-    let rich = attention().softcap(2.0).sinks().bias(2, 4);
+    let rich = attention().softcap(3.0).sinks().bias(2, 4);
     let bench = Bench::new(rich.clone(), Pass::Forward, Dtype::F32);
     let ids = [
         "softcap-before-scale",
@@ -148,7 +149,8 @@ fn readings_of_masks_and_sequences_are_told() {
 
 #[test]
 fn readings_of_linear_attention_are_told() {
-    let bench = Bench::new(linear().initial_state().final_state(), Pass::Backward, Dtype::F32);
+    let bench =
+        Bench::new(linear().scale(0.3).initial_state().final_state(), Pass::Backward, Dtype::F32);
     told(&bench, &["dfinal-state-dropped", "initial-state-absent", "decay-doubled", "scale-root"]);
 }
 

@@ -92,6 +92,20 @@ fn constant_ratios_are_named() {
     assert!(!failure(judged(&value, &[1e-6; 8], &random)).contains("times"));
 }
 
+/// A hint is about the elements that are off, and leaves nothing beyond the bounds.
+#[test]
+fn a_few_zeros_among_roundings_are_no_factor() {
+    let value: Vec<f64> = (1..41).map(f64::from).collect();
+    let bound: Vec<f64> = value.iter().map(|x| 4e-3 * x).collect();
+    let mut got: Vec<f64> = value.iter().map(|x| x * 1.002).collect();
+    (got[3], got[20]) = (0.0, 0.0);
+    let text = failure(judged(&value, &bound, &got));
+    assert!(text.ends_with("every element that is off is 0: was it written at all?"), "{text}");
+    // Results where the exact ones are 0 were written.
+    let text = failure(judged(&[0.0; 5], &[1e-6; 5], &[1.0, 2.0, 3.0, 4.0, 6.0]));
+    assert!(!text.contains("is 0:"), "{text}");
+}
+
 #[test]
 fn blunt_bounds_are_not_informative() {
     assert_eq!(informative(&bounds(&[1.0; 10], &[0.1; 10])), Ok(()));
