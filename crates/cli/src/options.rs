@@ -157,7 +157,7 @@ pub fn claim(text: &str) -> Result<Claim, Failure> {
             Ok(Claim::Profile(declared::read_profile(Path::new(file))?))
         }
         name => Profile::by_name(name).map(Claim::Profile).map_err(|error| {
-            let names = Profile::ALL.iter().map(|profile| profile.name).chain(["usual", "auto"]);
+            let names = Profile::named().map(|profile| profile.name).chain(["usual", "auto"]);
             Failure(format!("{error}, or a file FILE.json{}", did_you_mean(name, names)))
         }),
     }

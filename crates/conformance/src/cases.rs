@@ -115,6 +115,13 @@ impl Spec {
         axes.zip(names).map(|((axis, _), name)| format!("{axis}={name}")).collect()
     }
 
+    /// Its value on the axis of shapes.
+    pub fn shape(&self) -> &'static str {
+        let names = each!(&self.point, point => point.names());
+        let at = Point::axes(self.algorithm).iter().position(|(axis, _)| *axis == SHAPE);
+        at.map_or("", |at| names[at])
+    }
+
     /// The axes of its algorithm, with the values of each.
     pub(crate) fn choices(&self) -> Vec<(&'static str, Vec<&'static str>)> {
         Point::axes(self.algorithm)

@@ -25,8 +25,10 @@ struct Declared {
     chunk_tokens: Option<usize>,
     exp_constant: Option<f64>,
     exp_slope: Option<f64>,
+    exp_slope_exact: Option<f64>,
     tanh: Option<f64>,
     log: Option<f64>,
+    lse: Option<f64>,
     rescale_keys: Option<usize>,
     rescale_lag: Option<f64>,
 }
@@ -46,6 +48,8 @@ pub fn read_profile(path: &Path) -> Result<Profile, Error> {
 
 fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
     let base = Profile::by_name(declared.base.as_deref().unwrap_or("f32-strict"))?;
+    // Who declares one slope means it for every argument.
+    let exact = declared.exp_slope.unwrap_or(base.exp_slope_exact);
     Ok(Profile {
         name: "custom",
         accumulator: dtype(&declared.accumulator, base.accumulator)?,
@@ -65,8 +69,10 @@ fn profile(declared: &Declared) -> Result<Profile, ProblemError> {
         },
         exp_constant: number("exp_constant", declared.exp_constant, base.exp_constant, MOST)?,
         exp_slope: number("exp_slope", declared.exp_slope, base.exp_slope, MOST)?,
+        exp_slope_exact: number("exp_slope_exact", declared.exp_slope_exact, exact, MOST)?,
         tanh: number("tanh", declared.tanh, base.tanh, MOST)?,
         log: number("log", declared.log, base.log, MOST)?,
+        lse: number("lse", declared.lse, base.lse, MOST)?,
         rescale_keys: match declared.rescale_keys.unwrap_or(base.rescale_keys) {
             0 => return Err(ProblemError::value("rescale_keys", "at least 1", 0)),
             keys => keys,

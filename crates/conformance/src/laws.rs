@@ -11,6 +11,7 @@
 mod beside;
 pub(crate) mod compare;
 mod determinism;
+mod ends;
 pub(crate) mod flaw;
 mod forms;
 mod gate;
@@ -41,6 +42,7 @@ pub fn all() -> Vec<Law> {
     [
         gate::LAWS,
         statistics::LAWS,
+        ends::LAWS,
         crate::probes::LAWS,
         determinism::LAWS,
         places::LAWS,

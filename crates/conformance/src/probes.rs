@@ -21,6 +21,11 @@ use etalon_problem::Dtype;
 use functions::{exp_probe, log_probe, tanh_probe};
 use lazy_attention::{kink_probe, reach_probe};
 
+/// At so many cases probes of functions look: they take nothing but tile sizes from a case; that of logarithms the
+/// storage type, too.
+const LOOKS: usize = 1;
+const LOOKS_OF_LOG: usize = 3;
+
 laws! {
     ATTENTION;
     /// With one-hot weights both edges of every row are exact, up to rounding.
@@ -29,13 +34,12 @@ laws! {
     Probe count_probe on Forward;
     /// With weights 2^−m and integer cotangents the gradients are exact fractions.
     Probe dyadic_probe on Backward;
-    /// The exponential of a weight is as exact as declared, at many points.
-    Probe exp_probe on Forward
-        if |case, _| case.dtype == Dtype::F32 && case.inputs.contains_key("v");
-    /// The logarithm of lse is as exact as declared, at many points.
-    Probe log_probe on Forward if |case, _| case.dtype != Dtype::F64;
-    /// The hyperbolic tangent of a softcap is as exact as declared, at many points.
-    Probe tanh_probe on Forward if |case, _| case.dtype == Dtype::F32;
+    /// The exponential of a weight is as exact as declared, over its whole range.
+    Probe exp_probe of SOFTMAX if functions::has_weights, looks LOOKS;
+    /// The logarithm of lse is as exact as declared, over its whole range.
+    Probe log_probe of SOFTMAX on Forward if |case, _| case.dtype != Dtype::F64, looks LOOKS_OF_LOG;
+    /// The hyperbolic tangent of a softcap is as exact as declared, over its whole range.
+    Probe tanh_probe of CAPPED on Forward if |case, _| case.dtype == Dtype::F32, looks LOOKS;
     /// A row of one key has weight 1: e = 1 + τ up to rounding, inactive at τ = −1.
     Probe kink_probe of LAZY_ATTENTION;
     /// Where the bias gives one key all weight, e = 1 + τ/n there, up to rounding.

@@ -85,7 +85,8 @@ pub fn probes(algorithms: &[Algorithm], dtype: Dtype, seed: u64) -> Vec<(Probe, 
         {
             let mut seen = BTreeSet::new();
             let mut left = CASES;
-            for case in cases.iter().filter(|case| law.concerns(case, pass)) {
+            let concerned = cases.iter().filter(|case| law.concerns(case, pass));
+            for case in concerned.take(law.looks.unwrap_or(usize::MAX)) {
                 let values = case.spec.values();
                 if left == 0 || values.iter().all(|value| seen.contains(value)) {
                     continue;

@@ -46,6 +46,11 @@ macro_rules! grids {
                 match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::LARGE),* }
             }
 
+            /// Those of them that are so thin that a run can afford each.
+            pub(crate) fn thin(algorithm: Algorithm) -> &'static [&'static str] {
+                match algorithm { $($(Algorithm::$algorithm)|+ => $module::Point::THIN),* }
+            }
+
             /// What a run of an algorithm must have together.
             pub(crate) fn together(
                 algorithm: Algorithm,

@@ -3,7 +3,7 @@
 
 use crate::cases::axes::axis;
 use crate::generate::Stream;
-use etalon_problem::Extents;
+use etalon_problem::{Blocking, Extents};
 
 /// Lengths around the widths at which kernels change their path: registers (16, 32), tiles
 /// (64, 128), and primes that divide none of them.
@@ -136,13 +136,55 @@ axis! {
             // by 5 in the mean, as much as a sum may before it is rescaled, so that some rows are.
             e.keys = stream.pick(4, &[202, 203]);
         },
+        /// Large: more than 4096 queries, each with few keys.
+        ManyQueries = "many_queries" => {
+            (e.query_heads, e.key_heads) = (1, 1);
+            (e.queries, e.keys) = (stream.pick(2, &[4200, 4321]), stream.pick(3, &[7, 9]));
+            (e.dim, *value_dim) = stream.pick(4, &[(5, 3), (4, 4)]);
+        },
+        /// Large: more than eighty tiles of 192 keys, for few queries.
+        ManyKeys = "many_keys" => {
+            (e.query_heads, e.key_heads) = (1, 1);
+            (e.queries, e.keys) = (stream.pick(2, &[1, 2]), stream.pick(3, &[15_500, 16_001]));
+            (e.dim, *value_dim) = stream.pick(4, &[(5, 3), (4, 4)]);
+        },
+        /// Large: more tiles of keys than weights are kept of, as tiles have 1024 queries.
+        KeptTiles = "kept_tiles" => {
+            (e.query_heads, e.key_heads) = (1, 1);
+            (e.queries, e.keys) = (stream.pick(2, &[1025, 1040]), stream.pick(3, &[70, 81]));
+            (e.dim, *value_dim) = stream.pick(4, &[(5, 3), (4, 4)]);
+        },
+        /// Large: rows of more elements than are read at a time.
+        Widest = "widest" => {
+            (e.query_heads, e.key_heads) = (1, 1);
+            (e.queries, e.keys) = (stream.pick(2, &[2, 3]), stream.pick(3, &[3, 5]));
+            (e.dim, *value_dim) = stream.pick(4, &[(2060, 2050), (2051, 2080)]);
+        },
     }
 }
 
 /// The classes whose extents are large: a budget selects cases of them.
-pub const LARGE: &[&str] = &["tiles", "waves", "key_pack", "query_pack", "wide_heads"];
+pub const LARGE: &[&str] = &[
+    "tiles",
+    "waves",
+    "key_pack",
+    "query_pack",
+    "wide_heads",
+    "many_queries",
+    "many_keys",
+    "kept_tiles",
+    "widest",
+];
+
+/// Those of them that are so thin that a run can afford each.
+pub const THIN: &[&str] = &["many_queries", "many_keys", "kept_tiles", "widest"];
 
 impl ShapeClass {
+    /// The tile sizes that make its extents large.
+    pub fn blocking(self) -> Option<Blocking> {
+        (self == ShapeClass::KeptTiles).then(|| Blocking::new(1024, 16))
+    }
+
     /// Extents of the class: those of q and k, and E.
     pub fn draw(self, seed: u64) -> (Extents, usize) {
         let stream = Stream::new(seed, self.name());

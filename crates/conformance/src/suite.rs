@@ -243,7 +243,10 @@ fn plan(options: &SuiteOptions<'_>) -> Vec<Item> {
         };
         let applicable: Vec<Vec<Applies>> =
             specs.par_iter().map(|spec| applicable(&laws, &spec.build())).collect();
-        let chosen = choose(depth, &laws, applicable);
+        let chosen = match named {
+            true => applicable.into_iter().map(pairs).collect(),
+            false => choose(depth, &laws, applicable),
+        };
         let looked_at = specs.into_iter().zip(chosen).filter(|(_, pairs)| !pairs.is_empty());
         for (spec, pairs) in looked_at {
             let laws = pairs.into_iter().map(|(pass, law)| (pass, laws[law])).collect();
@@ -284,10 +287,23 @@ pub(crate) fn choose(
         Depth::Smoke => few(laws, applicable),
         Depth::Core => share(laws, applicable),
         Depth::Full | Depth::Soak => {
-            let pairs = |all: Vec<Applies>| all.iter().map(|of| (of.pass, of.law)).collect();
-            applicable.into_iter().map(pairs).collect()
+            let limited = |of: &Applies| laws[of.law].looks.is_some();
+            let of_some: Vec<Vec<Applies>> = applicable
+                .iter()
+                .map(|all| all.iter().copied().filter(limited).collect())
+                .collect();
+            let some = share(laws, of_some);
+            let all = applicable.into_iter().zip(some).map(|(mut all, some)| {
+                all.retain(|of| !limited(of));
+                [pairs(all), some].concat()
+            });
+            all.collect()
         }
     }
+}
+
+fn pairs(all: Vec<Applies>) -> Vec<(Pass, usize)> {
+    all.iter().map(|of| (of.pass, of.law)).collect()
 }
 
 /// Of the laws that apply to each case, those that look at it: every law gets its quota of cases,
@@ -300,8 +316,9 @@ fn share(laws: &[Law], applicable: Vec<Vec<Applies>>) -> Vec<Vec<(Pass, usize)>>
     let mut chosen = |of: &Applies| {
         let place = seen.entry(*of).or_default();
         *place += 1;
-        let favoured = total(&Applies { favoured: true, ..*of }).min(CASES_PER_LAW);
-        let quota = if of.favoured { favoured } else { CASES_PER_LAW - favoured };
+        let most = laws[of.law].looks.unwrap_or(CASES_PER_LAW);
+        let favoured = total(&Applies { favoured: true, ..*of }).min(most);
+        let quota = if of.favoured { favoured } else { most - favoured };
         laws[of.law].name == EVERY_CASE || spread(*place - 1, total(of), quota)
     };
     let of_case = |all: Vec<Applies>| {
@@ -362,8 +379,8 @@ pub fn first_failures(
             break;
         }
         let case = item.spec.build();
-        let profile = options.profile.unwrap_or_else(|| Profile::strict(case.dtype));
-        let exact = Exact::new(case, profile);
+        // Copies of one tier claim alike.
+        let exact = Exact::new(case, options.claimed(*left[0].1, item.spec.dtype));
         for (failure, tier) in left {
             *failure = first_failure(&item, *tier, &exact);
             failure.iter().for_each(|failure| hear(&tier.name(), failure));
@@ -401,7 +418,7 @@ fn judge(item: &Item, options: &SuiteOptions<'_>) -> (Vec<Record>, Vec<Sight>) {
         let (of, sights) = judge_as(item, profile, &tiers.collect::<Vec<_>>());
         records.extend(of);
         // A profile that is wider than the strict one says nothing about the cases.
-        if profile == strict {
+        if profile.is_within(&strict) {
             seen.extend(sights);
         }
     }
@@ -448,6 +465,20 @@ fn judge_as(item: &Item, profile: Profile, tiers: &[&dyn Tier]) -> (Vec<Record>,
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_law_of_few_looks_has_them_at_every_depth() {
+        let laws = laws::all();
+        let number = |name| laws.iter().position(|law: &Law| law.name == name).unwrap();
+        let (gate, probe) = (number(EVERY_CASE), number("exp_probe"));
+        let most = laws[probe].looks.unwrap();
+        let applies = |law| Applies { pass: Pass::Forward, law, favoured: false };
+        for depth in [Depth::Core, Depth::Full] {
+            let chosen = choose(depth, &laws, vec![vec![applies(gate), applies(probe)]; 50]);
+            let looks = |law| chosen.iter().flatten().filter(|(_, of)| *of == law).count();
+            assert_eq!((looks(gate), looks(probe)), (50, most), "{depth}");
+        }
+    }
 
     #[test]
     fn a_spread_has_its_size() {

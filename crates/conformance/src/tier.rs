@@ -44,6 +44,8 @@ named! {
         Partials = "a budget of partial sums",
         /// The memory of logits: [`Hints::memory_budget`].
         Budget = "a budget of memory",
+        /// The memory of states: [`Hints::kept_states`].
+        States = "a budget of states",
         /// A workspace that is kept between calls: [`Tier::in_turn`].
         Workspace = "a kept workspace",
         /// Classes in shards: [`Hints::shards`].
@@ -92,6 +94,9 @@ pub struct Hints {
     /// The most bytes that linear_cross_entropy takes beside operands and results; `None`: as many as the
     /// tier likes. Tiers without such a budget ignore it.
     pub memory_budget: Option<usize>,
+    /// The most bytes of states that a backward pass of linear attention keeps of a sequence where it could do
+    /// with fewer; `None`: as many as the tier likes. Tiers without the choice ignore it.
+    pub kept_states: Option<usize>,
     /// Whether a later pass is to compute again what the forward pass could have saved.
     pub recompute: bool,
     /// Threads; `None`: those of the current pool.

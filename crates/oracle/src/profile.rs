@@ -42,10 +42,14 @@ pub struct Profile {
     /// b: how that error grows with the size of the argument. It includes the roundings of the
     /// argument itself: of the subtraction, of log₂e and of the product of the two.
     pub exp_slope: f64,
+    /// b₀: the same of an argument that is exact, and so is its difference from a maximum.
+    pub exp_slope_exact: f64,
     /// The absolute error of tanh, in roundoffs.
     pub tanh: f64,
     /// The error of ln x, in units of max(1, |ln x|) roundoffs.
     pub log: f64,
+    /// The error of lse = m + ln l beside that of ln l, in units of |m| + |ln l| roundoffs.
+    pub lse: f64,
     /// The fewest keys between two rescales of a streaming softmax.
     pub rescale_keys: usize,
     /// How far, in natural logarithms, the running maximum of a streaming softmax may lag behind
@@ -53,8 +57,8 @@ pub struct Profile {
     pub rescale_lag: f64,
 }
 
-/// Sums in f32 and nothing stored lower than that: what the simd tier and the f32 kernels of the
-/// cuda tier promise. Only the operands and results themselves have the storage type.
+/// Sums in f32 and nothing stored lower than that: what the f32 kernels of the cuda tier promise. Only
+/// the operands and results themselves have the storage type.
 const F32_STRICT: Profile = Profile {
     name: "f32-strict",
     accumulator: Dtype::F32,
@@ -68,12 +72,27 @@ const F32_STRICT: Profile = Profile {
     residual_store: Dtype::F32,
     chunk_store: Dtype::F32,
     chunk_tokens: 0,
-    exp_constant: 4.0, // 2 ulp: a polynomial of degree 5 or 6, or ex2.approx
-    exp_slope: 4.0,    // three roundings of the argument, and one to spare for folded scales
-    tanh: 8.0,         // 1 − 2/(e^{2x} + 1) with such an exp loses up to 7
+    exp_constant: 4.0,    // 2 ulp: a polynomial of degree 5 or 6, or ex2.approx
+    exp_slope: 4.0,       // three roundings of the argument, and one to spare for folded scales
+    exp_slope_exact: 4.0, // kernels that fold a scale into log₂e round all the same
+    tanh: 8.0,            // 1 − 2/(e^{2x} + 1) with such an exp loses up to 7
     log: 4.0,
+    lse: 3.0, // the sum, and to base 2 a product with ln 2 and its rounding
     rescale_keys: 8,
     rescale_lag: 8.0 * std::f64::consts::LN_2, // a rescale only when the maximum grows 2⁸-fold
+};
+
+/// As [`F32_STRICT`], with the functions of the simd tier, whose errors at every float a test of that tier
+/// finds, for every instruction set.
+const F32_SIMD: Profile = Profile {
+    name: "f32-simd",
+    exp_constant: 2.0,     // 1.81 at the most, on lanes that do not fuse
+    exp_slope: 2.25,       // z − m rounds, and that less ln l; log₂e errs by 0.22
+    exp_slope_exact: 0.25, // log₂e alone
+    tanh: 3.0,             // 1.93 at the most; that of C libraries 2.2
+    log: 1.0,              // of f64, and where it is kept for another pass rounded once
+    lse: 0.0,              // m + ln l is one sum, in f64
+    ..F32_STRICT
 };
 
 /// Sums in f32 of products whose factors are each the sum of two numbers in bf16, without the products of
@@ -125,7 +144,7 @@ impl fmt::Display for Profile {
 }
 
 impl Profile {
-    /// Every profile, strictest first.
+    /// Every profile that kernels of many authors have, strictest first.
     pub const ALL: [Profile; 8] = [
         Profile {
             name: "f64",
@@ -151,13 +170,36 @@ impl Profile {
 
     /// The profile of this name.
     pub fn by_name(name: &str) -> Result<Profile, Error> {
-        Profile::ALL.into_iter().find(|profile| profile.name == name).ok_or_else(|| {
-            let names = Profile::ALL.map(|profile| profile.name);
+        Profile::named().find(|profile| profile.name == name).ok_or_else(|| {
+            let names: Vec<&str> = Profile::named().map(|profile| profile.name).collect();
             Error::value("profile", format!("one of {}", names.join(", ")), name)
         })
     }
 
-    /// What etalon's own tiers promise for operands stored in `dtype`.
+    /// Every profile that has a name: [`Profile::ALL`], then those of one tier of etalon each.
+    pub fn named() -> impl Iterator<Item = Profile> {
+        Profile::ALL.into_iter().chain([F32_SIMD])
+    }
+
+    /// What the simd tier promises for operands stored in `dtype`.
+    pub fn simd(dtype: Dtype) -> Profile {
+        if dtype == Dtype::F64 { Profile::strict(dtype) } else { F32_SIMD }
+    }
+
+    /// Whether all that it grants a kernel `other` grants, too.
+    pub fn is_within(&self, other: &Profile) -> bool {
+        let figures = |x: &Profile| {
+            let types = [x.accumulator, x.p_store, x.ds_store, x.group_store, x.score_store];
+            let more = [x.dp_store, x.weight_store, x.residual_store, x.chunk_store];
+            let stored = types.into_iter().chain(more).map(Dtype::unit_roundoff);
+            let exp = [x.exp_constant, x.exp_slope, x.exp_slope_exact];
+            let functions = [x.tanh, x.log, x.lse, x.rescale_lag, -(x.rescale_keys as f64)];
+            exp.into_iter().chain(functions).chain(stored).chain([x.factor])
+        };
+        figures(self).zip(figures(other)).all(|(own, granted)| own <= granted)
+    }
+
+    /// The widest that etalon's own tiers promise for operands stored in `dtype`, where nothing is narrowed.
     pub fn strict(dtype: Dtype) -> Profile {
         if dtype == Dtype::F64 { Profile::ALL[0] } else { F32_STRICT }
     }
@@ -232,10 +274,13 @@ mod tests {
 
     #[test]
     fn names_find_their_profiles() {
-        for profile in Profile::ALL {
+        for profile in Profile::named() {
             assert_eq!(Profile::by_name(profile.name), Ok(profile));
         }
         let error = Profile::by_name("f8-flash").unwrap_err().to_string();
+        let [strict, simd] = [Profile::strict(Dtype::F32), Profile::simd(Dtype::F32)];
+        assert!(simd.is_within(&strict) && !strict.is_within(&simd));
+        assert!(!Profile::flash(Dtype::Bf16).is_within(&strict));
         assert!(error.contains("one of f64, f32-strict") && error.contains("f8-flash"), "{error}");
     }
 }

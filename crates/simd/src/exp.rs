@@ -37,6 +37,11 @@ const TANH_SMALL: f32 = 0.6;
 /// Adding it to a number of at most 2²² leaves no bits for a fraction: the nearest integer, ties to even.
 const ROUND: f32 = 12_582_912.0; // 1.5·2²³
 
+/// ln 2 in two parts: the first has nine bits, so that its products with n are exact, and so are x less
+/// these.
+#[allow(clippy::excessive_precision)]
+const LN_2: [f32; 2] = [0.693_359_375, -2.121_944_400_55e-4];
+
 /// 2ˣ for x ≤ 127; 0 for x ≤ −127; NaN for NaN.
 #[inline(always)]
 pub fn exp2<I: Isa>(isa: I, x: I::F32) -> I::F32 {
@@ -55,14 +60,21 @@ pub fn exp_difference<I: Isa>(isa: I, s: I::F32, m: I::F32) -> I::F32 {
     exp(isa, s - m)
 }
 
-/// 2^(x·factor). Where lanes fuse, x·factor is not rounded.
+/// 2^(x·factor), where `factor` is 1 or log₂e. Where lanes fuse, x·factor is not rounded; where they do
+/// not, x less the nearest multiple n of ln 2 is exact but for a product that is small.
 #[inline(always)]
 fn power<I: Isa>(isa: I, x: I::F32, factor: f32) -> I::F32 {
+    let exact = factor == 1.0;
     // `max` returns its second operand where either is NaN: so a NaN survives.
     let x = if I::F32::FLUSHES { x } else { I::F32::splat(isa, -127.0 / factor).max(x) };
     let (factor, round) = (I::F32::splat(isa, factor), I::F32::splat(isa, ROUND));
     let n = x.mul_add(factor, round) - round;
-    let f = x.mul_sub(factor, n);
+    let f = if I::F32::FUSES || exact {
+        x.mul_sub(factor, n)
+    } else {
+        let [high, low] = LN_2.map(|part| I::F32::splat(isa, part));
+        ((x - n * high) - n * low) * factor
+    };
     let mut p = I::F32::splat(isa, EXP2[5]);
     for &c in EXP2[..5].iter().rev() {
         p = p.mul_add(f, I::F32::splat(isa, c));

@@ -55,6 +55,9 @@ pub trait Lanes:
     /// self · b + c, rounded once where the instruction set can.
     fn mul_add(self, b: Self, c: Self) -> Self;
 
+    /// Whether [`Lanes::mul_add`] and [`Lanes::mul_sub`] round once.
+    const FUSES: bool;
+
     /// The larger of each pair; `b` where either is NaN.
     fn max(self, b: Self) -> Self;
 

@@ -3,6 +3,9 @@
 use crate::Level;
 use etalon_problem::{Blocking, Mode};
 
+/// Half of an L2 cache of today.
+const KEPT_STATES: usize = 1 << 20;
+
 /// Options of the simd tier. Threads are those of rayon's current pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
@@ -21,6 +24,10 @@ pub struct Options {
     /// the second order 100: packed operands, logits and sums, of as many tokens and classes at a time as fit. Where not even a
     /// few do, it takes what those need. The result does not depend on it.
     pub memory_budget: usize,
+    /// The most bytes of states that a backward pass of linear attention keeps of a sequence, where keeping fewer would
+    /// save memory and cost time; a double backward pass keeps as many, each with its tangent. Of each span of
+    /// chunks the state before it is kept; with fewer states spans are longer, up to the root of the number of chunks.
+    pub kept_states: usize,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.
     pub recompute: bool,
@@ -34,6 +41,7 @@ impl Default for Options {
             mode: Mode::Auto,
             partials_budget: 256 << 20,
             memory_budget: 64 << 20,
+            kept_states: KEPT_STATES,
             recompute: false,
         }
     }

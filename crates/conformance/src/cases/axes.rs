@@ -93,6 +93,9 @@ pub(crate) trait Grid {
     /// The shapes whose extents are large.
     const LARGE: &'static [&'static str];
 
+    /// Those of them that are so thin that a run can afford each.
+    const THIN: &'static [&'static str];
+
     /// Values of three axes or more that a run must have together, each with the name of its axis.
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[];
 

@@ -16,7 +16,7 @@ use etalon_problem::{Algorithm, Dtype, Problem, Scores};
 /// [`cost`]; and on one of them.
 fn budget(depth: Depth) -> (f64, f64) {
     match depth {
-        Depth::Smoke | Depth::Core => (5.2e7, 3e7),
+        Depth::Smoke | Depth::Core => (6e7, 3e7),
         Depth::Full | Depth::Soak => (1.5e9, 1.5e8),
     }
 }
@@ -90,9 +90,12 @@ fn candidates(algorithm: Algorithm, seed: u64) -> impl Iterator<Item = Spec> {
     let together = Point::together(algorithm).iter().filter(move |x| is_large(algorithm, x));
     let together =
         together.enumerate().map(|(at, values)| ("large together", at, 0, values.to_vec()));
+    // First those that a run can afford.
+    let mut shapes: Vec<(usize, &str)> = shapes.iter().copied().enumerate().collect();
+    shapes.sort_by_key(|(_, shape)| !Point::thin(algorithm).contains(shape));
     let turns = (0..rounds.unwrap_or(0)).flat_map(move |round| {
-        let of_shape = move |(at, &shape)| ("large", at, round, vec![(SHAPE, shape)]);
-        shapes.iter().enumerate().map(of_shape)
+        let of_shape = move |(at, shape)| ("large", at, round, vec![(SHAPE, shape)]);
+        shapes.clone().into_iter().map(of_shape)
     });
     together.chain(turns).filter_map(move |(stream, at, round, given)| {
         let stream = Stream::new(seed, stream);

@@ -8,7 +8,7 @@ use crate::profile::Profile;
 use crate::report::Verdict;
 use crate::tensor::Tensors;
 use crate::tier::Hints;
-use etalon_problem::{Blocking, Dtype, Mode, Role};
+use etalon_problem::{Blocking, Dtype, Mode, Pass, Role};
 
 laws! {
     EVERY;
@@ -21,6 +21,10 @@ laws! {
     Gate modes of SCORES on Backward asks Modes, favour many_ways;
     /// Every result that is asked for alone lies within its bound.
     Gate alone_results on Any asks Places, favour many_ways;
+    /// However few states a backward pass keeps, its results lie within the bound.
+    Gate kept_states of LINEAR_ATTENTION on Any asks States
+        if |_, pass| matches!(pass, Pass::Backward | Pass::DoubleBackward),
+        favour |case, _| case.spec.shape() == "long_sequence", looks 12;
     /// A pass that computes the forward pass again gives results within the bound.
     Gate recomputed of SCORES on Any asks Modes
         if |case, pass| case.problem.operands(pass).iter().any(|x| x.role == Role::Saved);
@@ -28,7 +32,11 @@ laws! {
 
 /// The worst margin of outputs that all lie within the bounds of the case.
 pub(super) fn within(trial: &Trial<'_>, outputs: &Tensors) -> Judgement {
-    let found = gates::g1(trial.bounds()?, outputs);
+    judged(gates::g1(trial.bounds()?, outputs))
+}
+
+/// What gate G1 found, as a judgement of a law.
+pub(super) fn judged(found: gates::Judgement) -> Judgement {
     match found.verdict {
         Verdict::Pass => Ok(Some(found.margin)),
         Verdict::Fail(text) | Verdict::Convention(text) => Err(Flaw::Fail(text)),
@@ -47,7 +55,7 @@ fn bound(trial: &Trial<'_>) -> Judgement {
     let clean = trial.clean()?; // first: a tier that does not offer the case is no fault of the suite
     let (large, dtype) = (trial.case.spec.is_large(), trial.case.dtype);
     if trial.case.is_rich() && !(large && dtype.bytes() == 2) {
-        let strict = *trial.profile() == Profile::strict(trial.case.dtype);
+        let strict = trial.profile().is_within(&Profile::strict(trial.case.dtype));
         gates::informative(trial.bounds()?).map_err(|text| match strict {
             true => Flaw::Vacuous(text),
             false => Flaw::Unsupported(format!("{} is too wide here", trial.profile())),
@@ -97,6 +105,15 @@ fn modes(trial: &Trial<'_>) -> Judgement {
 
 fn alone_results(trial: &Trial<'_>) -> Judgement {
     within(trial, &trial.ask_hinted(Hints { alone: true, ..Hints::default() })?)
+}
+
+/// With none that it could do without, spans have as many chunks as there are spans: with default chunks, and
+/// with the longest.
+fn kept_states(trial: &Trial<'_>) -> Judgement {
+    worst([None, Some(Blocking::new(256, 64))].map(|blocking| {
+        let hints = Hints { blocking, kept_states: Some(0), ..Hints::default() };
+        within(trial, &trial.ask_hinted(hints)?)
+    }))
 }
 
 fn recomputed(trial: &Trial<'_>) -> Judgement {

@@ -39,6 +39,9 @@ pub struct Law {
     pub applies: fn(&Case, Pass) -> bool,
     /// Whether it could well be broken by this case: where it looks at a few cases alone, at such.
     pub favours: fn(&Case, Pass) -> bool,
+    /// At how many cases of a pass it looks at the most, at every depth: what it asks is hardly that of the
+    /// case, or shows in few. `None`: there is no most.
+    pub looks: Option<usize>,
     /// Judges a tier.
     pub check: Check,
 }
@@ -55,6 +58,10 @@ pub(crate) const ATTENTION: &[Algorithm] = &[Algorithm::Attention, Algorithm::At
 /// Laws of scores: attention, attention_lse and lazy_attention.
 pub(crate) const SCORES: &[Algorithm] =
     &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LazyAttention];
+
+/// Laws of softcaps.
+pub(crate) const CAPPED: &[Algorithm] =
+    &[Algorithm::Attention, Algorithm::AttentionLse, Algorithm::LinearCrossEntropy];
 
 /// Laws whose bounds of second order are carried along by the reference itself.
 pub(crate) const SOFTMAX: &[Algorithm] = &[
@@ -139,13 +146,14 @@ pub(crate) use or_else;
 /// A table of laws, after the algorithms of which most of them speak. A row is what the law says, what
 /// it presupposes, and the function that judges, whose name is the law's or stands after it, with
 /// what it gets beside the trial. Then, where it is so, `of` which other algorithms it speaks, `on`
-/// which other passes, which choice of a tier it `asks` about, `if` a case must be so, and which cases
-/// it would `favour`.
+/// which other passes, which choice of a tier it `asks` about, `if` a case must be so, which cases it
+/// would `favour`, and at how many it `looks`.
 macro_rules! laws {
     ($most:ident; $(
         $(#[doc = $statement:literal])+
         $kind:ident $check:ident $(= $function:ident)? $(($($argument:expr),+))?
-            $(of $of:ident)? $(on $passes:ident)? $(asks $choice:ident)? $(if $applies:expr)? $(, favour $favours:expr)?;
+            $(of $of:ident)? $(on $passes:ident)? $(asks $choice:ident)? $(if $applies:expr)? $(, favour $favours:expr)?
+            $(, looks $looks:expr)?;
     )*) => {
         pub(crate) const LAWS: &[$crate::laws::Law] = &[$($crate::laws::Law {
             name: stringify!($check),
@@ -156,6 +164,7 @@ macro_rules! laws {
             asks: $crate::laws::law::or_else!(None; $(Some($crate::tier::Choice::$choice))?),
             applies: $crate::laws::law::or_else!(|_, _| true; $($applies)?),
             favours: $crate::laws::law::or_else!(|_, _| false; $($favours)?),
+            looks: $crate::laws::law::or_else!(None; $(Some($looks))?),
             check: |trial| $crate::laws::law::or_else!($check; $($function)?)(trial $($(, $argument)+)?),
         }),*];
     };

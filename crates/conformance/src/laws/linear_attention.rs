@@ -33,7 +33,8 @@ laws! {
     /// With whole numbers and decays of 1 and 0 every result is exact to the last bit.
     Probe integer_probe;
     /// e^g of a decay is as exact as declared, at many points.
-    Probe decay_probe on Forward if |case, _| matches!(case.dtype, Dtype::F32 | Dtype::F64);
+    Probe decay_probe on Forward
+        if |case, _| matches!(case.dtype, Dtype::F32 | Dtype::F64), looks 1;
     /// ⟨dq, q⟩ = σ dσ = ⟨dout, o⟩.
     Meaning euler_of_outputs on Backward;
     /// ⟨dk, k⟩ and ⟨dv, v⟩, with ⟨dH_0, H_0⟩, are ⟨dout, o⟩ + ⟨dH_n, H_n⟩.

@@ -1,28 +1,54 @@
-//! Probes of exp, ln and tanh through a kernel's own interface, at many points. The scores are exact, so
-//! that next to the error of the function there is only what a kernel rounds behind it.
+//! Probes of exp, ln and tanh through a kernel's own interface, over their whole range: every exponent, and
+//! every multiple of 2⁻¹², in attention's forward pass; elsewhere every eighth of these. The scores are
+//! exact, so that next to the error of the function there is only what a kernel rounds before and behind it.
+//! A kernel that works to base 2 shows its 2ˣ in place of eˣ.
 //!
 //! Two keys with scores 0 and −x, or x and 0, and one-hot values: o is 1/(1 + e^−x) and e^−x/(1 + e^−x),
-//! whose quotient is the weight of the second key. n equal keys: lse is ln n. One key with a softcap of
-//! 1: lse is tanh s. A state of 1 over one token without a key: o is e^g.
+//! the sigmoid of x and of −x, whose quotient is the weight of the second key; lse is ln(1 + e^−x) more
+//! than the larger score. With a cotangent of lse alone the same weight is a column of dq. n equal keys: lse is
+//! ln n more than their score. One key with a softcap of 1: lse is tanh s. A state of 1 over one token
+//! without a key: o is e^g. Two classes are two keys, and dh is the column of dq.
 
-use super::inputs::fill;
+mod cross_entropy;
+mod decays;
+mod softmax;
+
+pub(crate) use decays::decay_probe;
+
+use crate::cases::Case;
 use crate::laws::flaw::{Flaw, Judgement};
 use crate::laws::trial::Trial;
 use crate::profile::Profile;
-use crate::tensor::Tensors;
-use etalon_problem::{
-    Attention, AttentionLse, Decay, Dtype, Extents, LinearAttention, LinearExtents, Mask, Pass,
-    Problem, Scores,
-};
+use etalon_problem::{Dtype, Pass, Problem};
 
-/// Roundings behind a weight that do not cancel in the quotient of two elements of o: of each, a product
-/// with a rounded reciprocal and the rounding of the result, and of one a rescale.
-const BEHIND: f64 = 6.0;
+/// The largest x for which e^−x is a normal number of f32.
+const NORMAL: f64 = 87.3;
 
-/// From 0 to 2 in steps of 1/256; then, as far as e^−x is a normal number of f32, in steps of 1/16.
-fn points() -> Vec<f64> {
-    let near = (1..=512).map(|i| f64::from(i) / 256.0);
-    near.chain((1..=1248).map(|i| 2.0 + f64::from(i) / 16.0)).collect()
+/// The steps of a walk, 2⁻¹².
+const STEP: f64 = 1.0 / 4096.0;
+
+/// The factors of which a point is the sum: each has at most eight bits, so that no kernel narrows it, in
+/// whatever type it multiplies.
+const FACTORS: usize = 3;
+
+/// Every exponent of f32 below [`STEP`], as far as a number is normal, then multiples of that up to `most`: every
+/// one where attention itself is asked, which shows most of a function and answers soonest.
+fn walk(trial: &Trial<'_>, most: f64) -> Vec<f64> {
+    let dense = matches!(trial.case.problem, Problem::Attention(_)) && trial.pass == Pass::Forward;
+    let steps = if dense { 1 } else { 8 };
+    let exponents = (13..=126).rev().map(|e| 0.5f64.powi(e));
+    let multiples = (1..=(most / STEP) as u32).step_by(steps);
+    exponents.chain(multiples.map(|i| f64::from(i) * STEP)).collect()
+}
+
+/// The part with this number of a point of a walk, which has at most 19 bits.
+fn factor(x: f64, number: usize) -> f64 {
+    if x < STEP {
+        return if number == 0 { x } else { 0.0 };
+    }
+    let upper = |x: f64, unit: f64| (x / unit).trunc() * unit;
+    let (high, middle) = (upper(x, 0.5), upper(x, 0.5 / 256.0));
+    [high, middle - high, x - middle][number]
 }
 
 /// Errors at many points: the worst share of the limit, as a judgement.
@@ -57,13 +83,21 @@ impl Errors {
     }
 }
 
-/// A problem of one head of one batch element, each row a point.
-fn extents(queries: usize, keys: usize) -> Extents {
-    Extents { batch: 1, query_heads: 1, key_heads: 1, queries, keys, dim: 1 }
+/// The error of e^−x in roundoffs, where −x is exact.
+fn exact_exp(profile: &Profile, x: f64) -> f64 {
+    profile.exp_constant + profile.exp_slope_exact * x.abs()
 }
 
-fn declared(profile: &Profile, x: f64) -> f64 {
+/// The same where −x is what roundings leave of it.
+fn rounded_exp(profile: &Profile, x: f64) -> f64 {
     profile.exp_constant + profile.exp_slope * x.abs()
+}
+
+/// The error of a stored lse = m + ln l in roundoffs, where l errs by so many of its own.
+fn lse_limit(profile: &Profile, m: f64, l: f64, of_sum: f64) -> f64 {
+    let log = l.ln();
+    let computed = of_sum + profile.log * log.max(1.0) + profile.lse * (m.abs() + log);
+    computed + (m + log).abs()
 }
 
 /// What a product loses of its factors, in roundoffs of a type.
@@ -76,122 +110,74 @@ fn keeps_weights(profile: &Profile) -> bool {
     profile.accumulator == Dtype::F32 && profile.p_store == Dtype::F32
 }
 
+/// Whether weights can be read from the results of a pass.
+pub(super) fn has_weights(case: &Case, pass: Pass) -> bool {
+    let by_lse = case.inputs.contains_key("dlse");
+    let of_scores = case.problem.scores().is_some();
+    case.dtype == Dtype::F32 && (pass == Pass::Forward || by_lse || !of_scores)
+}
+
 pub(super) fn exp_probe(trial: &Trial<'_>) -> Judgement {
     if !keeps_weights(trial.profile()) {
         return Ok(None);
     }
-    let (points, mut errors) = (points(), Errors::of(Dtype::F32));
-    let behind = BEHIND + narrowed(trial.profile(), Dtype::F32);
-    // The first key has the larger score, so that no maximum grows.
-    for [sign, first, second] in [[-1.0, 0.0, 1.0], [1.0, 1.0, 0.0]] {
-        let mut scores = Scores::new(extents(points.len(), 2));
-        scores.softmax_scale = Some(1.0);
-        let problem: Problem = Attention { scores, value_dim: 2 }.into();
-        let inputs = fill(trial.case, &problem, Pass::Forward, |x, at| match x.name {
-            "q" => sign * points[at[2]],
-            "k" => [first, second][at[2]],
-            _ => f64::from(u8::from(at[2] == at[3])),
-        });
-        let o = trial.ask(&problem, &inputs)?["o"].to_f64("o")?;
-        for (i, &x) in points.iter().enumerate() {
-            let got = o[[0, 0, i, 1]] / o[[0, 0, i, 0]] * x.exp();
-            errors.add("e^−x · exp", -x, got, 1.0, declared(trial.profile(), x) + behind);
+    let mut errors = Errors::of(Dtype::F32);
+    let points = walk(trial, NORMAL);
+    match (&trial.case.problem, trial.pass) {
+        (Problem::LinearCrossEntropy(_), Pass::Forward) => {
+            cross_entropy::logarithms(trial, &points, &mut errors)?;
         }
+        (Problem::LinearCrossEntropy(_), _) => {
+            cross_entropy::weights(trial, &points, &mut errors)?;
+        }
+        (_, Pass::Forward) => softmax::weights(trial, &points, &mut errors)?,
+        _ => softmax::weights_again(trial, &points, &mut errors)?,
     }
     errors.judgement()
 }
 
-/// Equal keys of [`log_probe`].
-const KEYS: usize = 300;
+/// Equal keys of [`log_probe`], at the most: from 1024 on 2⁻¹⁰ of their number, or less, lies between two of
+/// its rows. Between one and two keys [`exp_probe`] takes logarithms of all numbers.
+const KEYS: usize = 2048;
+
+/// The scores that equal keys have, one after the other.
+const SCORES: [f64; 3] = [0.0, -20.0, 77.0];
 
 pub(super) fn log_probe(trial: &Trial<'_>) -> Judgement {
-    let mut scores = Scores::new(extents(KEYS, KEYS));
-    scores.mask = Mask::causal();
-    let lse = lse(trial, scores, |name, at| if name == "q" { 0.0 } else { (at[2] % 7) as f64 })?;
     let mut errors = Errors::of(Dtype::F32);
-    for i in 0..KEYS {
-        let n = (i + 1) as f64;
-        // To base 2 a product with ln 2, which is rounded; and the result is.
-        let limit = trial.profile().log * n.ln().max(1.0) + 3.0 * n.ln();
-        errors.add("ln", n, lse[i], n.ln(), limit.max(1.0));
-    }
-    errors.judgement()
-}
-
-pub(super) fn tanh_probe(trial: &Trial<'_>) -> Judgement {
-    let points: Vec<f64> = (-512..=512).map(|i| f64::from(i) / 128.0).collect();
-    let mut scores = Scores::new(extents(points.len(), 1));
-    (scores.softmax_scale, scores.softcap) = (Some(1.0), Some(1.0));
-    let lse = lse(trial, scores, |name, at| if name == "q" { points[at[2]] } else { 1.0 })?;
-    let mut errors = Errors::of(Dtype::F32);
-    for (&x, &got) in points.iter().zip(&lse) {
-        let tau = x.tanh();
-        // (N6), of a score that is exact: a reciprocal of the cap, the product with the cap; to base 2
-        // three more roundings, and that of the result.
-        let of_score = 3.0 * x.abs() * (1.0 - tau * tau);
-        errors.add("tanh", x, got, tau, of_score + trial.profile().tanh + 6.0 * tau.abs());
-    }
-    errors.judgement()
-}
-
-/// lse of every row, of attention or attention_lse as the case has it; every value is 1.
-fn lse(
-    trial: &Trial<'_>,
-    scores: Scores,
-    element: impl Fn(&str, &[usize]) -> f64,
-) -> Result<Vec<f64>, Flaw> {
-    let problem: Problem = match trial.case.problem {
-        Problem::AttentionLse(_) => AttentionLse { scores }.into(),
-        _ => Attention { scores, value_dim: 1 }.into(),
-    };
-    let inputs = fill(trial.case, &problem, Pass::Forward, |x, at| match x.name {
-        "v" => 1.0,
-        name => element(name, at),
-    });
-    Ok(trial.ask(&problem, &inputs)?["lse"].to_f64("lse")?.into_iter().collect())
-}
-
-/// Roundings behind a decay: the products with the state, with σ and with the query, a sum with k v = 0,
-/// and the result.
-const BEHIND_DECAY: f64 = 5.0;
-
-/// Batch elements of one token whose decays are per token, and key heads with one each.
-pub(crate) fn decay_probe(trial: &Trial<'_>) -> Judgement {
-    let points: Vec<f64> = points().into_iter().filter(|x| *x < 80.0).step_by(2).collect();
-    let mut errors = Errors::of(trial.case.dtype);
-    let behind = BEHIND_DECAY + narrowed(trial.profile(), trial.case.dtype);
-    for (decay, batch, heads) in
-        [(Decay::PerToken, points.len(), 1), (Decay::PerHead, 1, points.len())]
-    {
-        let extents =
-            LinearExtents { batch, query_heads: heads, key_heads: heads, tokens: 1, dim: 1 };
-        let problem = LinearAttention::new(extents).decay(decay).initial_state().final_state();
-        let problem: Problem = problem.into();
-        for pass in [Pass::Forward, Pass::Step] {
-            let outputs = decays(trial, &problem, pass, &points)?;
-            for name in ["o", "final_state"] {
-                let got = outputs[name].to_f64(name)?;
-                for (&x, &got) in points.iter().zip(&got) {
-                    let limit = declared(trial.profile(), x) + x + behind;
-                    errors.add("e^−x · exp", -x, got * x.exp(), 1.0, limit);
-                }
-            }
+    for score in SCORES {
+        let lse = match trial.case.problem {
+            Problem::LinearCrossEntropy(_) => cross_entropy::equal(trial, score)?,
+            _ => softmax::equal(trial, score)?,
+        };
+        for (n, got) in lse {
+            let limit = lse_limit(trial.profile(), score, n, 0.0);
+            errors.add(&format!("{score} + ln"), n, got, score + n.ln(), limit);
         }
     }
     errors.judgement()
 }
 
-fn decays(
-    trial: &Trial<'_>,
-    problem: &Problem,
-    pass: Pass,
-    points: &[f64],
-) -> Result<Tensors, Flaw> {
-    let inputs = fill(trial.case, problem, pass, |x, at| match x.name {
-        "q" | "initial_state" => 1.0,
-        // One of the two axes has as many entries as there are points.
-        "g" | "g_gamma" => -points[at.iter().sum::<usize>()],
-        _ => 0.0,
-    });
-    trial.ask_pass(problem, pass, &inputs)
+/// Beyond, tanh x is 1 in f32.
+const TANH_ENDS: f64 = 10.0;
+
+pub(super) fn tanh_probe(trial: &Trial<'_>) -> Judgement {
+    let mut errors = Errors::of(Dtype::F32);
+    let points = walk(trial, TANH_ENDS);
+    for sign in [-1.0, 1.0] {
+        let got = match trial.case.problem {
+            Problem::LinearCrossEntropy(_) => cross_entropy::capped(trial, &points, sign)?,
+            _ => softmax::capped(trial, &points, sign)?,
+        };
+        for (&x, got) in points.iter().zip(got) {
+            let tau = x.tanh();
+            // (N6), of a score that is exact: a reciprocal of the cap, the product with the cap; to base
+            // 2 three more roundings, and that of the result.
+            let of_score = 3.0 * x * (1.0 - tau * tau);
+
+            let limit = of_score + trial.profile().tanh + 6.0 * tau;
+            errors.add("tanh", sign * x, got, sign * tau, limit);
+        }
+    }
+    errors.judgement()
 }

@@ -125,8 +125,12 @@ impl Tier for Cuda {
     }
 
     fn has(&self, choice: Choice) -> bool {
-        // Of filtered passes the tensor cores have none.
-        choice != Choice::Filter || self.level == Level::Portable
+        match choice {
+            // Of filtered passes the tensor cores have none.
+            Choice::Filter => self.level == Level::Portable,
+            Choice::States => false,
+            _ => true,
+        }
     }
 
     fn any_budget_gives_the_bits(&self) -> bool {

@@ -1,6 +1,7 @@
 //! The reference as a tier, and as the oracle.
 
 use super::{door, filters, shards};
+use crate::profile::Profile;
 use crate::tensor::{Stored, Tensor, Tensors, Values, values};
 use crate::tier::{Choice, Filtered, Hints, Refusal, Request, Tier};
 use etalon_problem::linear_cross_entropy::Filter;
@@ -80,6 +81,11 @@ impl Tier for ReferenceIn {
 
     fn has(&self, choice: Choice) -> bool {
         matches!(choice, Choice::Shards | Choice::Filter)
+    }
+
+    /// The functions of a C library err no more than those of the simd tier.
+    fn profile(&self, dtype: Dtype) -> Profile {
+        Profile::simd(dtype)
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {

@@ -2,6 +2,7 @@
 
 use super::reference::has;
 use super::{door, filters, shards};
+use crate::profile::Profile;
 use crate::report::Absent;
 use crate::tensor::Tensors;
 use crate::tier::{Choice, Filtered, Refusal, Request, Tier};
@@ -47,6 +48,7 @@ impl Simd {
             mode: request.hints.mode,
             partials_budget: request.hints.partials_budget.unwrap_or(usual.partials_budget),
             memory_budget: request.hints.memory_budget.unwrap_or(usual.memory_budget),
+            kept_states: request.hints.kept_states.unwrap_or(usual.kept_states),
             recompute: request.hints.recompute,
             ..usual
         }
@@ -88,6 +90,10 @@ impl Tier for Simd {
 
     fn has(&self, _: Choice) -> bool {
         true
+    }
+
+    fn profile(&self, dtype: Dtype) -> Profile {
+        Profile::simd(dtype)
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {

@@ -181,7 +181,7 @@ impl Model {
     /// The error of lse = m + ln l before it is stored (N9). Errors of the weights move ln l by at most
     /// `moved`, and |ln l| is at most `log`, however far the maximum lags.
     pub fn lse_error(&self, moved: f64, gamma: f64, max: f64, log: f64) -> f64 {
-        moved + gamma + self.log_error(log) + 3.0 * self.u * (max.abs() + log)
+        moved + gamma + self.log_error(log) + self.profile.lse * self.u * (max.abs() + log)
     }
 
     /// What a logarithm of this size errs by where it is taken to base 2: log₂ e and the product with it.

@@ -51,7 +51,7 @@ struct Uncertain {
 /// (N4) lets an output have.
 const DOUBT: f64 = 3.0;
 
-/// exp, tanh and ln are the same in every profile that is published.
+/// exp, tanh and ln of every profile that is published, but for those of one tier, which are narrower.
 const FUNCTIONS: Profile = Profile::ALL[1];
 
 /// Whether all that a profile grants is granted here: sums in f32 or f64 and the [`FUNCTIONS`].
@@ -61,6 +61,7 @@ fn has_our_functions(profile: &Profile) -> bool {
         && profile.exp_slope <= FUNCTIONS.exp_slope
         && profile.tanh <= FUNCTIONS.tanh
         && profile.log <= FUNCTIONS.log
+        && profile.lse <= FUNCTIONS.lse
         && profile.rescale_keys >= FUNCTIONS.rescale_keys
         && profile.rescale_lag <= FUNCTIONS.rescale_lag
 }

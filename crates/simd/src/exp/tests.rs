@@ -3,6 +3,7 @@
 use super::*;
 use crate::Level;
 use crate::lanes::Kernel;
+use rayon::prelude::*;
 
 #[derive(Clone, Copy)]
 enum Function {
@@ -93,6 +94,46 @@ fn exp_is_within_its_bound_on_every_binade() {
         let limits = [f32::NEG_INFINITY, f32::MIN, -88.1, 0.0];
         assert_eq!(map(level, &limits, Function::Exp), [0.0, 0.0, 0.0, 1.0], "{level}");
         assert!(map(level, &[f32::NAN], Function::Exp)[0].is_nan(), "{level}: a NaN must survive");
+    }
+}
+
+/// What a function errs by at a float in units of 2⁻²⁴: of its value, or of 1 for tanh. Of an exponential
+/// less what log₂ e errs by.
+fn excess(function: Function, x: f32, got: f32) -> f64 {
+    let (x, got, unit) = (f64::from(x), f64::from(got), 0.5f64.powi(24));
+    let relative = |exact: f64| (got - exact).abs() / (exact.abs() * unit);
+    match function {
+        Function::Exp2 => relative(x.exp2()),
+        Function::Exp => relative(x.exp()) - 0.25 * x.abs(),
+        Function::Tanh => (got - x.tanh()).abs() / unit,
+    }
+}
+
+/// Every float of both functions' ranges: what the profile `f32-simd` declares. Beyond, tanh is 1, and what
+/// is smaller than 2⁻³⁰ is the argument, or 1 less it. Some minutes: it is not run with the others.
+#[test]
+#[ignore = "it takes minutes"]
+fn every_float_is_within_what_is_declared() {
+    let range = |least: f32, most: f32| (least.to_bits()..=most.to_bits()).step_by(1 << 16);
+    let functions = [
+        (Function::Exp2, "2ˣ", -1.0, 126.0, 2.0),
+        (Function::Exp, "eˣ", -1.0, 87.3, 2.0),
+        (Function::Tanh, "tanh", 1.0, 10.0, 2.0),
+    ];
+    for &level in Level::available() {
+        for (function, name, sign, most, declared) in functions {
+            let starts: Vec<u32> = range(0.5f32.powi(30), most).collect();
+            let found = starts.par_iter().map(|&start| {
+                let bits = start..(start + (1 << 16)).min(most.to_bits() + 1);
+                let x: Vec<f32> = bits.map(|bits| sign * f32::from_bits(bits)).collect();
+                let got = map(level, &x, function);
+                let errors = x.iter().zip(got).map(|(&x, got)| (excess(function, x, got), x));
+                errors.fold((f64::NEG_INFINITY, 0.0), |a, b| if b.0 > a.0 { b } else { a })
+            });
+            let most = found.max_by(|a, b| a.0.total_cmp(&b.0)).unwrap();
+            println!("{level}: {name} errs by {:.3} at {:e}", most.0, most.1);
+            assert!(most.0 <= declared, "{level}: {name} errs by {} at {:e}", most.0, most.1);
+        }
     }
 }
 

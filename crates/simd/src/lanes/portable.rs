@@ -39,6 +39,11 @@ impl Lanes for F32s {
     type Isa = Portable;
     const N: usize = 8;
     const FLUSHES: bool = false;
+    // As `wide` chooses.
+    const FUSES: bool = cfg!(any(
+        all(target_feature = "avx", target_feature = "fma"),
+        all(target_arch = "aarch64", target_feature = "neon")
+    ));
 
     #[inline(always)]
     fn splat(_: Portable, x: f32) -> Self {

@@ -64,6 +64,7 @@ macro_rules! x86_level {
             type Isa = $isa;
             const N: usize = $lanes;
             const FLUSHES: bool = $flushes;
+            const FUSES: bool = true;
 
             #[inline(always)]
             fn splat(_: $isa, x: f32) -> Self {

@@ -18,15 +18,12 @@ pub struct Cut {
     pub micro: usize,
     /// Bytes of a state.
     state: usize,
+    /// Bytes of states that a backward pass may keep of a sequence.
+    kept: usize,
 }
 
 /// The chunk and micro-chunk that were measured to be best.
 const DEFAULT: Blocking = Blocking { queries: 96, keys: 48 };
-
-/// Bytes of states that a backward pass may keep of a sequence where keeping fewer would save memory
-/// and cost time: half of an L2 cache of today. A double backward pass keeps as many, each with its
-/// tangent.
-const KEPT: usize = 1 << 20;
 
 impl Cut {
     /// Chunks of `blocking.queries` tokens and micro-chunks of `blocking.keys`, clamped to the tokens.
@@ -42,7 +39,8 @@ impl Cut {
         let chunk = blocking.queries.min(MAX_KEYS).min(longest.max(1));
         let micro = blocking.keys.min(chunk).next_multiple_of(rows).min(chunk);
         let state = problem.extents.dim.saturating_mul(problem.value_dim);
-        Ok(Cut { rows, cols, chunk, micro, state: state.saturating_mul(size_of::<f32>()) })
+        let state = state.saturating_mul(size_of::<f32>());
+        Ok(Cut { rows, cols, chunk, micro, state, kept: options.kept_states })
     }
 
     /// Tokens of a span of a sequence: whole chunks. What a sequence is cut into is the same whatever
@@ -69,7 +67,7 @@ impl Cut {
 
     /// Chunks of a span, of so many chunks. The states before spans are kept and those within one
     /// computed again: c/m + m states for spans of m chunks, least for √c. The fewer chunks, the less
-    /// is computed again, and the more threads find work: as few as keep no more than [`KEPT`].
+    /// is computed again, and the more threads find work: as few as keep no more than [`Options::kept_states`].
     fn interval(&self, chunks: usize) -> usize {
         let least = chunks.isqrt().max(1);
         let kept = |m: usize| (chunks.div_ceil(m) + m).saturating_mul(self.state);
@@ -77,7 +75,7 @@ impl Cut {
         let (mut few, mut enough) = (1, least);
         while few < enough {
             let m = few + (enough - few) / 2;
-            if kept(m) <= KEPT { enough = m } else { few = m + 1 }
+            if kept(m) <= self.kept { enough = m } else { few = m + 1 }
         }
         enough
     }

@@ -2,6 +2,7 @@
 //! conformance crate in copies of the workspace alone.
 
 use etalon_conformance::cases::Depth;
+use etalon_conformance::profile::Profile;
 use etalon_conformance::suite::{SuiteOptions, first_failures};
 use etalon_conformance::tensor::Tensors;
 use etalon_conformance::tier::{Choice, Filtered, Refusal, Request, Tier};
@@ -59,6 +60,10 @@ impl Tier for Planted {
         let _out = Out;
         planted::plant(self.number);
         self.tier.in_turn(requests)
+    }
+
+    fn profile(&self, dtype: Dtype) -> Profile {
+        self.tier.profile(dtype)
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {

@@ -6,8 +6,8 @@ use crate::generate::Stream;
 use crate::shapes::ShapeClass;
 use etalon_problem::Align::{BottomRight, TopLeft};
 use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Dtype, Extents, Mask, Operand, Problem, Role, Scores,
-    Sequences,
+    Algorithm, Attention, AttentionLse, Blocking, Dtype, Extents, Mask, Operand, Problem, Role,
+    Scores, Sequences,
 };
 use ndarray::ArrayD;
 
@@ -133,6 +133,7 @@ grid! {
 impl Grid for Point {
     const STORAGE: &'static [Dtype] = &[Dtype::F32, Dtype::Bf16, Dtype::F16];
     const LARGE: &'static [&'static str] = crate::shapes::LARGE;
+    const THIN: &'static [&'static str] = crate::shapes::THIN;
 
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         // A sink of +∞, the second, beside pairs that a bias of −∞ hides and the mask does not, in tiles
@@ -186,6 +187,10 @@ impl Grid for Point {
             Some(scores) => self.family.values(scores, operand, dtype, seed),
             None => ArrayD::zeros(operand.shape.clone()),
         }
+    }
+
+    fn blocking(&self) -> Option<Blocking> {
+        self.shape.blocking()
     }
 
     fn given(&self, operand: &Operand) -> bool {

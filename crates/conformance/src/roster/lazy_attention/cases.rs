@@ -6,7 +6,7 @@ use crate::roster::attention::{DlseKind, Family, MaskKind, SequenceKind, has_man
 use crate::shapes::ShapeClass;
 use etalon_problem::Align::{BottomRight, TopLeft};
 use etalon_problem::{
-    Algorithm, Align, DistanceBias, Dtype, Extents, LazyAttention, Operand, Problem,
+    Algorithm, Align, Blocking, DistanceBias, Dtype, Extents, LazyAttention, Operand, Problem,
 };
 use ndarray::{ArrayD, IxDyn};
 
@@ -95,6 +95,7 @@ impl LazyFamily {
 
 impl Grid for Point {
     const LARGE: &'static [&'static str] = crate::shapes::LARGE;
+    const THIN: &'static [&'static str] = crate::shapes::THIN;
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         // dtau is one number a head: what it shows under this mask, it shows where there are many heads, and
         // every row sees several keys.
@@ -135,6 +136,10 @@ impl Grid for Point {
                 }
             }
         }
+    }
+
+    fn blocking(&self) -> Option<Blocking> {
+        self.shape.blocking()
     }
 
     fn given(&self, operand: &Operand) -> bool {

@@ -124,6 +124,11 @@ grid! {
                 (e.batch, e.tokens) = (3, stream.pick(5, &[2, 5]));
                 (e.dim, *value_dim) = stream.pick(6, &[(96, 100), (128, 128)]);
             },
+            /// Large: a sequence of small states, of which a span may have more than 1024 tokens.
+            LongSequence = "long_sequence" => {
+                (e.query_heads, e.key_heads) = (1, 1);
+                (e.tokens, e.dim, *value_dim) = stream.pick(4, &[(6500, 4, 3), (6601, 3, 5)]);
+            },
         },
         /// How tokens divide into sequences.
         sequences: SequenceKind,
@@ -165,7 +170,8 @@ fn channel(column: usize) -> f64 {
 
 impl Grid for Point {
     const LARGE: &'static [&'static str] =
-        &["micro_chunks", "spans", "long_spans", "wide_states", "many_states"];
+        &["micro_chunks", "spans", "long_spans", "wide_states", "many_states", "long_sequence"];
+    const THIN: &'static [&'static str] = &["long_sequence"];
 
     const TOGETHER: &'static [&'static [(&'static str, &'static str)]] = &[
         &[("decay", "per_token"), ("gates", "resets"), ("states", "final"), ("shape", "long")],

@@ -35,6 +35,8 @@ grid! {
             Blocks = "blocks" => [290 + stream.below(30, 60), 3, 1290 + stream.below(31, 40)],
             /// Large: a tree of many tiles of classes.
             ManyClasses = "many-classes" => [3, 4, 20_000 + stream.below(9, 500)],
+            /// Large: more than 4096 tokens, for few classes.
+            MostTokens = "most-tokens" => [4200 + stream.below(11, 100), 3, 20],
         },
         /// What makes logits of h·w.
         link: LinkKind = "link" fn bias_softcap_scales() -> [bool; 3] {
@@ -128,7 +130,8 @@ const IGNORED_CLASS: i64 = 0;
 
 impl Grid for Point {
     const LARGE: &'static [&'static str] =
-        &["big", "deep", "many-tokens", "blocks", "many-classes"];
+        &["big", "deep", "many-tokens", "blocks", "many-classes", "most-tokens"];
+    const THIN: &'static [&'static str] = &["most-tokens"];
 
     fn problem(&self, _: Algorithm, seed: u64) -> Problem {
         let stream = Stream::new(seed, "problem");

@@ -1,0 +1,151 @@
+//! Rows of one or two keys, each row a point, and rows that see more and more equal keys.
+
+use super::super::inputs::fill;
+use super::{Errors, FACTORS, KEYS, exact_exp, factor, lse_limit, narrowed, rounded_exp};
+use crate::cases::Case;
+use crate::laws::flaw::Flaw;
+use crate::laws::trial::Trial;
+use etalon_problem::{
+    Attention, AttentionLse, Dtype, Extents, LazyAttention, Mask, Pass, Problem, Scores,
+};
+
+/// Roundings behind a weight: of each element of o a product with a rounded reciprocal and the rounding of
+/// the result, of their quotient twice as many; and of one a rescale.
+const BEHIND: f64 = 6.0;
+
+/// Scores of one head of one batch element, with a scale of 1.
+fn scores(queries: usize, keys: usize, dim: usize) -> Scores {
+    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries, keys, dim };
+    let mut scores = Scores::new(extents);
+    scores.softmax_scale = Some(1.0);
+    scores
+}
+
+/// The algorithm of the case with these scores, and values of as many elements.
+fn problem(case: &Case, scores: Scores, value_dim: usize) -> Problem {
+    match case.problem {
+        Problem::AttentionLse(_) => AttentionLse { scores }.into(),
+        Problem::LazyAttention(_) => LazyAttention { scores, bias: None, value_dim }.into(),
+        _ => Attention { scores, value_dim }.into(),
+    }
+}
+
+/// The scores of a point x: with the larger first, so that no maximum grows.
+#[derive(Clone, Copy)]
+struct Two {
+    /// Of the first and of the second key, in units of x.
+    of: [f64; 2],
+}
+
+const TWO: [Two; 2] = [Two { of: [0.0, -1.0] }, Two { of: [1.0, 0.0] }];
+
+impl Two {
+    /// An element of a key; behind its factors 1 for the second alone.
+    fn key(self, at: &[usize]) -> f64 {
+        if at[3] < FACTORS { self.of[at[2]] } else { at[2] as f64 }
+    }
+}
+
+pub(super) fn weights(trial: &Trial<'_>, points: &[f64], errors: &mut Errors) -> Result<(), Flaw> {
+    let profile = trial.profile();
+    for two in TWO {
+        let problem = problem(trial.case, scores(points.len(), 2, FACTORS), 2);
+        let inputs = fill(trial.case, &problem, Pass::Forward, |x, at| match x.name {
+            "q" => factor(points[at[2]], at[3]),
+            "k" => two.key(at),
+            "v" => f64::from(u8::from(at[2] == at[3])),
+            _ => 0.0, // τ, with which lazy attention weighs as attention does
+        });
+        let outputs = trial.ask(&problem, &inputs)?;
+        let lse = outputs["lse"].to_f64("lse")?;
+        for (&x, &got) in points.iter().zip(&lse) {
+            let (m, weight) = (two.of[0] * x, (-x).exp());
+            let l = 1.0 + weight;
+            let of_sum = exact_exp(profile, x) * weight / l + 1.0;
+            let exact = m + weight.ln_1p();
+            errors.add("ln(1 + e^−x) beside m: ", x, got, exact, lse_limit(profile, m, l, of_sum));
+        }
+        let Some(o) = outputs.get("o") else { continue };
+        let o = o.to_f64("o")?;
+        let behind = BEHIND + narrowed(profile, Dtype::F32);
+        for (i, &x) in points.iter().enumerate() {
+            let (got, size) = ([o[[0, 0, i, 0]], o[[0, 0, i, 1]]], x.exp());
+            let own = exact_exp(profile, x);
+            errors.add("e^−x · exp", -x, got[1] / got[0] * size, 1.0, own + behind);
+            // What the sum of the weights errs by is in both.
+            let shares = [1.0 / (1.0 + (-x).exp()), 1.0 / (1.0 + size)];
+            let limit = |other: f64| own * other + behind;
+            errors.add("sigmoid", x, got[0] / shares[0], 1.0, limit(shares[1]));
+            errors.add("sigmoid", -x, got[1] / shares[1], 1.0, limit(shares[0]));
+        }
+    }
+    Ok(())
+}
+
+/// Roundings behind a weight of a backward pass: of dP − δ, of its product with the weight, of the scale and
+/// of the result.
+const BEHIND_AGAIN: f64 = 6.0;
+
+/// With a cotangent of 1 of lse alone, dS is P: the column of the keys that is 0 and 1 makes it dq.
+pub(super) fn weights_again(
+    trial: &Trial<'_>,
+    points: &[f64],
+    errors: &mut Errors,
+) -> Result<(), Flaw> {
+    let profile = trial.profile();
+    let behind = BEHIND_AGAIN + narrowed(profile, Dtype::F32);
+    for two in TWO {
+        let problem = problem(trial.case, scores(points.len(), 2, FACTORS + 1), 1);
+        let inputs = fill(trial.case, &problem, trial.pass, |x, at| match x.name {
+            "q" if at[3] < FACTORS => factor(points[at[2]], at[3]),
+            "k" => two.key(at),
+            "dlse" => 1.0,
+            _ => 0.0,
+        });
+        let dq = trial.ask(&problem, &inputs)?["dq"].to_f64("dq")?;
+        for (i, &x) in points.iter().enumerate() {
+            let weight = (-x).exp();
+            // How far the second score is below lse, which is stored before.
+            let below = x + weight.ln_1p();
+            let of_sum = exact_exp(profile, x) * weight / (1.0 + weight) + 1.0;
+            let of_lse = lse_limit(profile, two.of[0] * x, 1.0 + weight, of_sum);
+            let got = dq[[0, 0, i, FACTORS]] * below.exp();
+            let limit = rounded_exp(profile, below) + of_lse + behind;
+            errors.add("the weight of dq: e^−x · exp", -x, got, 1.0, limit);
+        }
+    }
+    Ok(())
+}
+
+/// lse of rows that see 1, 2, … keys with this score.
+pub(super) fn equal(trial: &Trial<'_>, score: f64) -> Result<Vec<(f64, f64)>, Flaw> {
+    let mut scores = scores(KEYS, KEYS, 1);
+    scores.mask = Mask::causal();
+    let lse = lse(trial, scores, |name, _| if name == "q" { score } else { 1.0 })?;
+    Ok(lse.into_iter().enumerate().map(|(i, lse)| ((i + 1) as f64, lse)).collect())
+}
+
+/// lse of rows of one key with a softcap of 1.
+pub(super) fn capped(trial: &Trial<'_>, points: &[f64], sign: f64) -> Result<Vec<f64>, Flaw> {
+    let mut scores = scores(points.len(), 1, FACTORS);
+    scores.softcap = Some(1.0);
+    let row = |name: &str, at: &[usize]| match name {
+        "q" => factor(points[at[2]], at[3]),
+        _ => sign,
+    };
+    lse(trial, scores, row)
+}
+
+/// lse of every row; every value is 0.
+fn lse(
+    trial: &Trial<'_>,
+    scores: Scores,
+    element: impl Fn(&str, &[usize]) -> f64,
+) -> Result<Vec<f64>, Flaw> {
+    let problem = problem(trial.case, scores, 1);
+    let inputs = fill(trial.case, &problem, Pass::Forward, |x, at| match x.name {
+        "q" | "k" => element(x.name, at),
+        _ => 0.0,
+    });
+    Ok(trial.ask(&problem, &inputs)?["lse"].to_f64("lse")?.into_iter().collect())
+}
