@@ -49,7 +49,8 @@ const ROWS: usize = 9;
 
 /// The storage type that goes with a profile.
 fn storage_of(profile: &Profile) -> Dtype {
-    if profile.p_store == profile.accumulator { profile.accumulator } else { profile.p_store }
+    let narrow = profile.stores().into_iter().find(|dtype| *dtype != profile.accumulator);
+    narrow.unwrap_or(profile.accumulator)
 }
 
 /// What the gates notice in every output of floating-point numbers of a pass, for kernels of a profile, in

@@ -222,7 +222,7 @@ impl Profile {
     }
 
     /// Types in which a value between operands and results is stored.
-    pub(crate) fn stores(&self) -> [Dtype; 8] {
+    pub fn stores(&self) -> [Dtype; 8] {
         let &Profile { p_store, ds_store, group_store, score_store, dp_store, .. } = self;
         let &Profile { weight_store, residual_store, chunk_store, .. } = self;
         [

@@ -33,6 +33,10 @@ fn one_way(trial: &Trial<'_>, zero: &str) -> Judgement {
     let stored =
         [profile.p_store, profile.ds_store].into_iter().filter(|x| *x != profile.accumulator);
     let stored = stored.map(Dtype::unit_roundoff).fold(2.0 * profile.factor, f64::max);
+    // What it stores besides is rounded by itself: dP, the normalised P, and σ dS.
+    let besides = [profile.dp_store, profile.weight_store, profile.score_store].into_iter();
+    let besides = besides.filter(|x| *x != profile.accumulator).map(Dtype::unit_roundoff);
+    let stored = stored + besides.sum::<f64>();
     worst(sums.iter().zip(sizes.iter()).map(|((name, sums), (_, sizes))| {
         let u = outputs[name].dtype().unwrap_or(Dtype::F32).unit_roundoff();
         // P errs by the rounding of lse (up to ln 512 = 6.2), of exp and of its argument.

@@ -107,7 +107,8 @@ fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
 
 /// Whether weights are kept as exactly as they are computed.
 fn keeps_weights(profile: &Profile) -> bool {
-    profile.accumulator == Dtype::F32 && profile.p_store == Dtype::F32
+    let f32s = |dtype: &Dtype| *dtype == Dtype::F32;
+    profile.accumulator == Dtype::F32 && profile.stores().iter().all(f32s)
 }
 
 /// Whether weights can be read from the results of a pass.

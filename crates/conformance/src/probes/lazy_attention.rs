@@ -82,7 +82,7 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     let counted = |row: &[usize]| {
         let row = [row[0], row[1], row[2]];
         let weight = 1.0 + tau / counts[row] as f64;
-        let kept = trial.profile().p_store.round(weight) == weight;
+        let kept = trial.profile().stores().iter().all(|x| x.round(weight) == weight);
         edges.contains_key(&row) && counts[row].is_power_of_two() && kept
     };
     let small = |salt, at: &[usize]| stream.integer(place(salt, at), -2, 2) as f64;

@@ -23,7 +23,7 @@ pub(super) fn normal_range(case: &Case) -> bool {
 /// Weights that a kernel stores in f16 are subnormal from 2⁻¹⁴ down: then only their bounds hold.
 pub(super) fn exact_doubling(trial: &Trial<'_>) -> Judgement {
     let profile = trial.profile();
-    let half = [profile.p_store, profile.ds_store].contains(&Dtype::F16);
+    let half = profile.stores().contains(&Dtype::F16);
     let strict = if half { Strict::Bound } else { Strict::Bits };
     doubling(trial, strict)?;
     scale_and_queries(trial, strict)
