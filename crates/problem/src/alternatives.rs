@@ -2,10 +2,7 @@
 //! window too far. The lists follow from the types of the options, and every option has one
 //! ([`crate::Problem::settings`]).
 
-use crate::{
-    Align, DistanceBias, LinearCrossEntropy, LseSquareWeight, Problem, Reduction, Scores,
-    Sequences, TokenSequences,
-};
+use crate::{Align, Problem, Scores, Sequences, TokenSequences};
 
 /// A problem in which one option has another value.
 #[derive(Debug, Clone, PartialEq)]
@@ -102,14 +99,6 @@ pub(crate) fn set<T>(others: Vec<Other<T>>) -> Vec<Other<Option<T>>> {
     others.into_iter().map(set).collect()
 }
 
-/// What a bias by distance may be taken for.
-pub(crate) fn distances(bias: Option<DistanceBias>) -> Vec<Other<Option<DistanceBias>>> {
-    let Some(bias) = bias else { return Vec::new() };
-    let align = turned(bias.align);
-    let text = format!("counts distances {}", aligned(align));
-    vec![other("other-end", text, Some(DistanceBias { align, ..bias }))]
-}
-
 /// The other end.
 pub(crate) fn turned(align: Align) -> Align {
     match align {
@@ -123,37 +112,6 @@ pub(crate) fn aligned(align: Align) -> &'static str {
     match align {
         Align::TopLeft => "from the first query and key",
         Align::BottomRight => "from the last query and key",
-    }
-}
-
-/// What a reduction may be taken for; other normalisers follow from the weights of the tokens, which no
-/// problem holds.
-pub(crate) fn reductions(reduction: Reduction) -> Vec<Other<Reduction>> {
-    match reduction {
-        Reduction::None => Vec::new(),
-        Reduction::Sum => vec![other("mean", "is a mean", Reduction::Mean)],
-        Reduction::Mean => vec![other("sum", "is a sum", Reduction::Sum)],
-        Reduction::By { normaliser } => vec![
-            other("sum", "is a sum", Reduction::Sum),
-            other("mean", "is a mean", Reduction::Mean),
-            other(
-                "inverted",
-                "multiplies by the normaliser",
-                Reduction::By { normaliser: 1.0 / normaliser },
-            ),
-        ],
-    }
-}
-
-/// What the weight of the z-loss may be taken for.
-pub(crate) fn square_weights(weight: LseSquareWeight) -> Vec<Other<LseSquareWeight>> {
-    match weight {
-        LseSquareWeight::Unweighted => {
-            vec![other("class-weight", "is that of the class", LseSquareWeight::ClassWeight)]
-        }
-        LseSquareWeight::ClassWeight => {
-            vec![other("absent", "is not applied", LseSquareWeight::Unweighted)]
-        }
     }
 }
 
@@ -275,106 +233,4 @@ fn inner(list: &[usize], by: isize) -> Vec<usize> {
         if at == 0 || at == last { x } else { x.saturating_add_signed(by) }
     };
     list.iter().enumerate().map(moved).collect()
-}
-
-/// A problem whose options act at other places of the chain of a score: q·k, the scale, the cap.
-pub(crate) fn chain_of_scores(scores: &Scores) -> Vec<(&'static str, Other<Scores>)> {
-    let Some(cap) = scores.softcap else { return Vec::new() };
-    let scale = scores.scale();
-    if scale <= 0.0 {
-        return Vec::new();
-    }
-    // σ c tanh(q·k/c) = c' tanh(σ q·k/c') with c' = cσ
-    let before = Scores { softcap: Some(cap * scale), ..scores.clone() };
-    vec![("softcap", other("before-scale", "is applied before the scale", before))]
-}
-
-/// A problem whose options act at other places of the chain of a logit: h·w + bias, the scale, the cap,
-/// the temperature.
-pub(crate) fn chain_of_logits(
-    loss: &LinearCrossEntropy,
-) -> Vec<(&'static str, Other<LinearCrossEntropy>)> {
-    let Some(cap) = loss.softcap else { return Vec::new() };
-    let (scale, temperature) = (loss.logit_scale, loss.temperature);
-    let mut list = Vec::new();
-    if temperature != 1.0 {
-        let before = LinearCrossEntropy {
-            logit_scale: scale / temperature,
-            temperature: 1.0,
-            ..loss.clone()
-        };
-        list.push(("temperature", other("before-softcap", "divides before the softcap", before)));
-        let capped = LinearCrossEntropy { softcap: Some(cap * temperature), ..loss.clone() };
-        list.push((
-            "softcap",
-            other("after-temperature", "caps what the temperature divided", capped),
-        ));
-    }
-    if scale != 1.0 && scale > 0.0 {
-        let after = LinearCrossEntropy {
-            logit_scale: 1.0,
-            temperature: temperature / scale,
-            ..loss.clone()
-        };
-        list.push(("logit_scale", other("after-softcap", "multiplies after the softcap", after)));
-    }
-    list
-}
-
-/// What a smoothing may be taken for besides: Megatron-LM spreads it over the other classes.
-pub(crate) fn smoothing(loss: &LinearCrossEntropy) -> Vec<Other<f64>> {
-    let mut list = summands(loss.label_smoothing);
-    if loss.label_smoothing > 0.0 && loss.vocab > 1 {
-        let classes = loss.vocab as f64;
-        let over = loss.label_smoothing * classes / (classes - 1.0);
-        list.push(other("over-others", "is spread over the other classes alone", over));
-        let own = loss.label_smoothing * (classes - 1.0) / classes;
-        list.push(other("over-all", "is spread over all classes, but meant for the others", own));
-    }
-    list
-}
-
-impl Problem {
-    /// The table of its options, set or not, each with what a kernel may take it for.
-    pub fn settings(&self) -> Vec<Setting> {
-        let mut table = Vec::new();
-        match self {
-            Problem::Attention(x) => x.options_of_table(&mut table, &Problem::from),
-            Problem::AttentionLse(x) => x.options_of_table(&mut table, &Problem::from),
-            Problem::LinearAttention(x) => x.options_of_table(&mut table, &Problem::from),
-            Problem::LazyAttention(x) => x.options_of_table(&mut table, &Problem::from),
-            Problem::LinearCrossEntropy(x) => x.options_of_table(&mut table, &Problem::from),
-        }
-        for (option, other) in self.chain() {
-            let setting = table.iter_mut().find(|setting| setting.name == option);
-            let Other { change, text, value: problem } = other;
-            if problem != *self && problem.check().is_ok() {
-                setting.into_iter().for_each(|setting| {
-                    let (change, text, problem) = (change.clone(), text.clone(), problem.clone());
-                    setting.others.push(Alternative { option, change, text, problem });
-                });
-            }
-        }
-        table
-    }
-
-    /// What acts at another place of its chain.
-    fn chain(&self) -> Vec<(&'static str, Other<Problem>)> {
-        let with = |(option, other): (_, Other<Scores>)| {
-            let mut problem = self.clone();
-            problem.scores_mut().into_iter().for_each(|own| own.clone_from(&other.value));
-            (option, Other { change: other.change, text: other.text, value: problem })
-        };
-        match self {
-            Problem::LinearCrossEntropy(loss) => {
-                let into = |(option, x): (_, Other<LinearCrossEntropy>)| {
-                    (option, Other { change: x.change, text: x.text, value: x.value.into() })
-                };
-                chain_of_logits(loss).into_iter().map(into).collect()
-            }
-            _ => self
-                .scores()
-                .map_or(Vec::new(), |x| chain_of_scores(x).into_iter().map(with).collect()),
-        }
-    }
 }

@@ -9,7 +9,7 @@ mod stats;
 pub use figures::Figure;
 pub use stats::{SpeedUp, Stats};
 
-use crate::alternatives::{self, distances, factors, set};
+use crate::alternatives::{self, Other, aligned, factors, other, set, turned};
 use crate::operand::{check_sizes, shapes};
 use crate::options::options;
 use crate::structs::tensors;
@@ -191,4 +191,12 @@ tensors! {
         /// Σ_j a_ij P_ij v_j, if the tier returns it: its product with dout is Δ, (E47).
         pv_sum: Wide [Batch QueryHeads Queries ValueDim] optional saved;
     }
+}
+
+/// What a bias by distance may be taken for.
+fn distances(bias: Option<DistanceBias>) -> Vec<Other<Option<DistanceBias>>> {
+    let Some(bias) = bias else { return Vec::new() };
+    let align = turned(bias.align);
+    let text = format!("counts distances {}", aligned(align));
+    vec![other("other-end", text, Some(DistanceBias { align, ..bias }))]
 }

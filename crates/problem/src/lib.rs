@@ -39,11 +39,14 @@ pub mod linear_attention;
 pub mod linear_cross_entropy;
 mod mask;
 mod named;
+#[cfg(feature = "schema")]
+mod offsets;
 mod operand;
 mod options;
 mod pairs;
 mod scores;
 mod sequences;
+mod settings;
 pub mod slopes;
 mod structs;
 pub mod tensors;

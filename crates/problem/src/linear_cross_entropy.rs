@@ -4,7 +4,7 @@
 #![doc = include_str!("../../../docs/linear_cross_entropy.md")]
 #![doc = include_str!("../../../docs/assets/katex.html")]
 
-use crate::alternatives::{factors, limits, reductions, smoothing, square_weights, summands};
+use crate::alternatives::{Other, factors, limits, other, summands};
 #[cfg(feature = "serde")]
 use crate::file::{is_default, is_one, one};
 use crate::operand::{check_sizes, shapes};
@@ -382,4 +382,48 @@ impl LinearCrossEntropy {
             LseSquareWeight::ClassWeight => (z, z),
         })
     }
+}
+
+/// What a reduction may be taken for; other normalisers follow from the weights of the tokens, which no
+/// problem holds.
+fn reductions(reduction: Reduction) -> Vec<Other<Reduction>> {
+    match reduction {
+        Reduction::None => Vec::new(),
+        Reduction::Sum => vec![other("mean", "is a mean", Reduction::Mean)],
+        Reduction::Mean => vec![other("sum", "is a sum", Reduction::Sum)],
+        Reduction::By { normaliser } => vec![
+            other("sum", "is a sum", Reduction::Sum),
+            other("mean", "is a mean", Reduction::Mean),
+            other(
+                "inverted",
+                "multiplies by the normaliser",
+                Reduction::By { normaliser: 1.0 / normaliser },
+            ),
+        ],
+    }
+}
+
+/// What the weight of the z-loss may be taken for.
+fn square_weights(weight: LseSquareWeight) -> Vec<Other<LseSquareWeight>> {
+    match weight {
+        LseSquareWeight::Unweighted => {
+            vec![other("class-weight", "is that of the class", LseSquareWeight::ClassWeight)]
+        }
+        LseSquareWeight::ClassWeight => {
+            vec![other("absent", "is not applied", LseSquareWeight::Unweighted)]
+        }
+    }
+}
+
+/// What a smoothing may be taken for besides: Megatron-LM spreads it over the other classes.
+fn smoothing(loss: &LinearCrossEntropy) -> Vec<Other<f64>> {
+    let mut list = summands(loss.label_smoothing);
+    if loss.label_smoothing > 0.0 && loss.vocab > 1 {
+        let classes = loss.vocab as f64;
+        let over = loss.label_smoothing * classes / (classes - 1.0);
+        list.push(other("over-others", "is spread over the other classes alone", over));
+        let own = loss.label_smoothing * (classes - 1.0) / classes;
+        list.push(other("over-all", "is spread over all classes, but meant for the others", own));
+    }
+    list
 }

@@ -18,10 +18,10 @@ pub enum Sequences {
     /// `key[b]` keys. The rows beyond are never read; outputs there are 0 (lse: −∞).
     Lengths {
         /// Queries per batch element.
-        #[cfg_attr(feature = "schema", schemars(with = "crate::file::Offsets"))]
+        #[cfg_attr(feature = "schema", schemars(with = "crate::offsets::Offsets"))]
         query: Vec<usize>,
         /// Keys per batch element.
-        #[cfg_attr(feature = "schema", schemars(with = "crate::file::Offsets"))]
+        #[cfg_attr(feature = "schema", schemars(with = "crate::offsets::Offsets"))]
         key: Vec<usize>,
     },
     /// Sequences laid end to end in one batch element (batch = 1): sequence s holds the queries
@@ -29,10 +29,10 @@ pub enum Sequences {
     /// offset belong to no sequence: they are padding.
     Packed {
         /// Offsets of the queries: 0, then ascending.
-        #[cfg_attr(feature = "schema", schemars(with = "crate::file::Offsets"))]
+        #[cfg_attr(feature = "schema", schemars(with = "crate::offsets::Offsets"))]
         cu_query: Vec<usize>,
         /// Offsets of the keys: 0, then ascending.
-        #[cfg_attr(feature = "schema", schemars(with = "crate::file::Offsets"))]
+        #[cfg_attr(feature = "schema", schemars(with = "crate::offsets::Offsets"))]
         cu_key: Vec<usize>,
     },
 }

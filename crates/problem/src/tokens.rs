@@ -17,7 +17,7 @@ pub enum TokenSequences {
     /// tokens beyond are never read; outputs there are 0.
     Lengths {
         /// Tokens per batch element.
-        #[cfg_attr(feature = "schema", schemars(with = "crate::file::Offsets"))]
+        #[cfg_attr(feature = "schema", schemars(with = "crate::offsets::Offsets"))]
         tokens: Vec<usize>,
     },
     /// Sequences laid end to end in one batch element (batch = 1): sequence s holds the tokens
@@ -25,7 +25,7 @@ pub enum TokenSequences {
     /// are padding.
     Packed {
         /// Offsets: 0, then ascending.
-        #[cfg_attr(feature = "schema", schemars(with = "crate::file::Offsets"))]
+        #[cfg_attr(feature = "schema", schemars(with = "crate::offsets::Offsets"))]
         cu_tokens: Vec<usize>,
     },
 }

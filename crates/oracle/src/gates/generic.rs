@@ -18,6 +18,7 @@ const DEVIATIONS: f64 = 7.0;
 /// E x⁴ / (E x²)²: of a uniform distribution 1.8, of a normal one 3, of Laplace's 6, and of a few hundred draws
 /// of that up to five times as much.
 const WILDEST: f64 = 40.0;
+const LAPLACE: f64 = 6.0;
 
 /// The most common value may be that of one element in so many: 16-bit types have few values.
 const SAME: usize = 16;
@@ -128,7 +129,7 @@ impl Moments {
             return Err(format!("have the mean {:.2e}", part.mean));
         }
         // Sums of few squares have a long tail: a squared deviation is exceeded as often as that of a χ².
-        let deviation = ((self.wild - 1.0).max(1.0) / part.n).sqrt();
+        let deviation = ((self.wild.min(LAPLACE) - 1.0).max(1.0) / part.n).sqrt();
         let most = 1.0 + DEVIATIONS * deviation + DEVIATIONS * DEVIATIONS * deviation * deviation;
         match part.square / self.square {
             ratio if ratio > most => Err(format!("are {:.1} times as large as all", ratio.sqrt())),

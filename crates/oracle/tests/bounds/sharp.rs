@@ -2,11 +2,13 @@
 
 use crate::{Random, bounds_of, inputs, numbers, tensors};
 use etalon_oracle::bounds::{Bound, Bounds, NoBound, Values, bounds};
+use etalon_oracle::gates;
 use etalon_oracle::profile::Profile;
 use etalon_oracle::tensor::{Data, Tensor, Tensors};
 use etalon_problem::{
     Attention, Dtype, Extents, LinearCrossEntropy, Pass, Problem, Reduction, TokenOutputs,
 };
+use ndarray::ArrayD;
 
 /// Whether every element that is `wrong` by this number is out of bounds.
 fn notices(bound: &Bound, wrong: f64) -> bool {
@@ -131,7 +133,12 @@ fn argmax_is_a_set_of_classes() {
         let argmax = &forward.outputs["argmax"];
         assert_eq!(argmax.as_right[&0], right, "{profile}");
         assert!(argmax.no_bound.is_empty());
-        assert!(notices(argmax, 3.0));
+        // One of two or three: no distance tells.
+        assert_eq!(argmax.bound[[0]], f64::INFINITY);
+        for (class, share) in [(0, 0.0), (1, 0.0), (3, f64::INFINITY)] {
+            let got = ArrayD::from_elem(vec![1], f64::from(class));
+            assert_eq!(gates::margins(argmax, &got), [share], "{profile} {class}");
+        }
     }
     // Logits of 0 are exact: of equals the first.
     let [forward, _] = both(&problem, "f32-tf32", &cross_entropy(&problem, &[0.0], &w));
