@@ -91,5 +91,5 @@ pub(super) fn doubts(
     }
     let simulated =
         stochastic::errors(problem, pass, types(request, outputs), profile, inputs, exact)?;
-    Ok(blunt(operands, exact, &simulated, outputs))
+    Ok(blunt(operands, profile, exact, &simulated, outputs))
 }

@@ -206,7 +206,7 @@ impl<'a> Trial<'a> {
             let (pass, profile) = (self.pass, self.profile());
             Ok(stochastic::errors(problem, pass, *dtype, profile, self.inputs(), exact)?)
         })?;
-        Ok(gates::blunt(&operands, exact, simulated, outputs))
+        Ok(gates::blunt(&operands, self.profile(), exact, simulated, outputs))
     }
 
     /// Those of another problem, or of other inputs.

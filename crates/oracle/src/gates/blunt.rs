@@ -7,6 +7,7 @@
 use super::rms;
 use super::statistics::Layout;
 use crate::bounds::{Bound, Bounds, NoBound};
+use crate::profile::Profile;
 use crate::tensor::Tensors;
 use etalon_problem::Operand;
 use ndarray::ArrayD;
@@ -78,15 +79,17 @@ impl fmt::Display for Blunt {
     }
 }
 
-/// Which elements of an output are blunt, in row-major order; `None` where none is.
-fn blunt_elements(bound: &Bound) -> Option<Vec<bool>> {
+/// Which elements of an output are blunt, and the scale of the row of each, in row-major order; `None` where none
+/// is.
+fn blunt_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
     let width = super::row_width(bound);
     let (values, bounds) = (bound.value.as_slice()?, bound.bound.as_slice()?);
     let whole = rms(values);
-    let mut blunt = vec![false; values.len()];
+    let (mut blunt, mut scales) = (vec![false; values.len()], Vec::with_capacity(values.len()));
     let rows = values.chunks(width).zip(bounds.chunks(width)).zip(blunt.chunks_mut(width));
     for ((values, bounds), blunt) in rows {
         let scale = super::scale_of_row(values, whole);
+        scales.resize(scales.len() + values.len(), scale);
         let elements = values.iter().zip(bounds).zip(blunt);
         // Of nothing but zeros any bound is narrow that there is.
         let widest = if scale > 0.0 { HALF * scale } else { f64::MAX };
@@ -94,7 +97,7 @@ fn blunt_elements(bound: &Bound) -> Option<Vec<bool>> {
     }
     // What may be one of several numbers is judged as each of them.
     bound.as_right.keys().for_each(|&at| blunt[at] = false);
-    blunt.contains(&true).then_some(blunt)
+    blunt.contains(&true).then_some((blunt, scales))
 }
 
 /// Whether any element of an output is blunt: only then are simulated kernels wanted.
@@ -105,16 +108,21 @@ pub fn has_blunt(exact: &Bounds) -> bool {
 /// What is blunt about each output, where something is. `simulated` are the errors of correct kernels, by output.
 pub fn blunt(
     operands: &[Operand],
+    profile: &Profile,
     exact: &Bounds,
     simulated: &BTreeMap<String, Vec<ArrayD<f64>>>,
     outputs: &Tensors,
 ) -> Vec<Blunt> {
     let found = exact.outputs.iter().filter_map(|(name, bound)| {
-        let blunt = blunt_elements(bound)?;
+        let (blunt, scales) = blunt_elements(bound)?;
         let operand = operands.iter().find(|operand| operand.name == name)?;
-        let got = outputs.get(name)?.numbers(name).ok()?;
+        let (got, stored) = (outputs.get(name)?.numbers(name).ok()?, outputs.get(name)?.dtype()?);
+        let unit = profile.accumulator.unit_roundoff();
+        let least: Vec<f64> =
+            scales.iter().map(|scale| unit * scale + stored.underflow()).collect();
         let samples = simulated.get(name).map_or(&[][..], Vec::as_slice);
-        (got.shape() == bound.value.shape()).then(|| judge(operand, bound, &blunt, &got, samples))
+        (got.shape() == bound.value.shape())
+            .then(|| judge(operand, bound, (&blunt, &least), &got, samples))
     });
     found.collect()
 }
@@ -122,7 +130,7 @@ pub fn blunt(
 fn judge(
     operand: &Operand,
     bound: &Bound,
-    blunt: &[bool],
+    (blunt, least): (&[bool], &[f64]),
     got: &ArrayD<f64>,
     samples: &[ArrayD<f64>],
 ) -> Blunt {
@@ -133,10 +141,12 @@ fn judge(
         let inside = errors[layout.range(row)].iter().zip(&blunt[layout.range(row)]);
         inside.filter(|(_, blunt)| **blunt).map(|(x, _)| x * x).sum()
     };
-    // The error of a row in units of the typical one; ∞ where it is not finite.
+    // The error of a row in units of the typical one, which is a rounding at least; ∞ where it is not finite.
     let times = |row: usize| {
-        let typical: f64 = samples.iter().map(|sample| squares(sample, row)).sum();
-        let times = (squares(&own, row) * samples.len() as f64 / typical).sqrt();
+        let kernels = samples.len().max(1) as f64;
+        let simulated: f64 = samples.iter().map(|sample| squares(sample, row)).sum();
+        let typical = simulated / kernels + squares(least, row);
+        let times = (squares(&own, row) / typical).sqrt();
         match squares(&own, row) {
             0.0 => 0.0,
             _ if times.is_nan() => f64::INFINITY,
