@@ -80,7 +80,12 @@ impl Candidate<'_> {
         lefts: &[(&'static str, Left)],
         unseen: &[&str],
     ) -> Option<(Explanation, Place)> {
-        let grades: Vec<Grade> = lefts.iter().map(|(_, left)| left.grade(self.fitted())).collect();
+        let together = match &self.how {
+            How::Change(_) => 0.0,
+            _ => lefts.iter().map(|(_, left)| left.evidence()).sum(),
+        };
+        let grades: Vec<Grade> =
+            lefts.iter().map(|(_, left)| left.grade(self.fitted(), together)).collect();
         let graded =
             || lefts.iter().zip(&grades).map(|((name, left), grade)| (*name, left, *grade));
         let told = |(_, left, grade): &(_, &Left, Grade)| left.off > 0 && *grade != Grade::No;

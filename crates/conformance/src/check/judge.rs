@@ -62,10 +62,18 @@ pub(super) enum Grade {
 }
 
 impl Left {
-    /// The grade, where so many numbers were fitted to the results.
-    pub fn grade(&self, fitted: usize) -> Grade {
+    /// Σ ln(|error|/bound) of the elements that are explained.
+    pub fn evidence(&self) -> f64 {
+        self.evidence
+    }
+
+    /// The grade, where so many numbers were fitted to the results. An output of one number has little
+    /// evidence of its own: that of all outputs together counts where nothing of it is left.
+    pub fn grade(&self, fitted: usize, together: f64) -> Grade {
         let free = 1.0 - fitted as f64 / self.explained.max(1) as f64;
-        if self.explained == 0 || self.evidence * free < EVIDENCE {
+        let alone = self.evidence * free >= EVIDENCE;
+        let beside = together >= EVIDENCE && self.explained == self.off && self.spoilt == 0;
+        if self.explained == 0 || !(alone || beside) {
             return Grade::No;
         }
         let few = |n: usize| n as f64 <= FEW * self.explained as f64;
