@@ -17,16 +17,16 @@ use etalon_problem::{
 
 /// Roundings behind a weight that do not cancel in the quotient of two elements of o: of each, a product
 /// with a rounded reciprocal and the rounding of the result, and of one a rescale.
-const BEHIND: f64 = 6.0;
+pub(super) const BEHIND: f64 = 6.0;
 
 /// From 0 to 2 in steps of 1/256; then, as far as e^−x is a normal number of f32, in steps of 1/16.
-fn points() -> Vec<f64> {
+pub(super) fn points() -> Vec<f64> {
     let near = (1..=512).map(|i| f64::from(i) / 256.0);
     near.chain((1..=1248).map(|i| 2.0 + f64::from(i) / 16.0)).collect()
 }
 
 /// Errors at many points: the worst share of the limit, as a judgement.
-struct Errors {
+pub(super) struct Errors {
     roundoff: f64,
     margin: f64,
     worst: Option<String>,
@@ -34,12 +34,12 @@ struct Errors {
 
 impl Errors {
     /// Of results that are computed and stored in a type.
-    fn of(dtype: Dtype) -> Self {
+    pub(super) fn of(dtype: Dtype) -> Self {
         Errors { roundoff: dtype.unit_roundoff(), margin: 0.0, worst: None }
     }
 
     /// `got` may be off by `limit` roundoffs.
-    fn add(&mut self, what: &str, x: f64, got: f64, exact: f64, limit: f64) {
+    pub(super) fn add(&mut self, what: &str, x: f64, got: f64, exact: f64, limit: f64) {
         let limit = limit * self.roundoff;
         let share = (got - exact).abs() / limit;
         // NaN is more than anything.
@@ -52,7 +52,7 @@ impl Errors {
         }
     }
 
-    fn judgement(self) -> Judgement {
+    pub(super) fn judgement(self) -> Judgement {
         self.worst.map_or(Ok(Some(self.margin)), |text| Err(Flaw::Fail(text)))
     }
 }
@@ -62,17 +62,17 @@ fn extents(queries: usize, keys: usize) -> Extents {
     Extents { batch: 1, query_heads: 1, key_heads: 1, queries, keys, dim: 1 }
 }
 
-fn declared(profile: &Profile, x: f64) -> f64 {
+pub(super) fn declared(profile: &Profile, x: f64) -> f64 {
     profile.exp_constant + profile.exp_slope * x.abs()
 }
 
 /// What a product loses of its factors, in roundoffs of a type.
-fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
+pub(super) fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
     2.0 * profile.factor / dtype.unit_roundoff()
 }
 
 /// Whether weights are kept as exactly as they are computed.
-fn keeps_weights(profile: &Profile) -> bool {
+pub(super) fn keeps_weights(profile: &Profile) -> bool {
     profile.accumulator == Dtype::F32 && profile.p_store == Dtype::F32
 }
 
