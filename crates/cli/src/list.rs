@@ -3,27 +3,30 @@
 use crate::outcome::{Outcome, say};
 use crate::table::Table;
 use crate::units;
+use etalon_conformance::capabilities::{Capabilities, with_every_tensor};
 use etalon_conformance::laws;
 use etalon_conformance::profile::Profile;
 use etalon_conformance::report::Status;
 use etalon_conformance::tier::Tier;
 use etalon_conformance::tiers;
-use etalon_problem::{
-    Algorithm, Attention, AttentionLse, Decay, Dtype, Extents, LazyAttention, LinearAttention,
-    LinearCrossEntropy, LinearExtents, Operand, Pass, Precision, Problem, Role, TokenOutputs,
-};
+use etalon_problem::{Algorithm, Dtype, Operand, Pass, Precision, Problem, Role};
 use std::collections::BTreeSet;
 
 #[derive(Debug, clap::Args)]
 pub struct Arguments {
-    /// Prints the JSON Schema of a problem file instead.
-    #[arg(long)]
-    schema: bool,
+    /// Prints the JSON Schema of a problem file, or of a capabilities file, instead.
+    #[arg(long, value_name = "FILE", num_args = 0..=1, default_missing_value = "problem",
+        value_parser = ["problem", "capabilities"])]
+    schema: Option<String>,
 }
 
 pub fn run(arguments: &Arguments) -> Outcome {
-    if arguments.schema {
-        say(&serde_json::to_string_pretty(&schemars::schema_for!(Problem))?)?;
+    if let Some(file) = &arguments.schema {
+        let schema = match file.as_str() {
+            "capabilities" => schemars::schema_for!(Capabilities),
+            _ => schemars::schema_for!(Problem),
+        };
+        say(&serde_json::to_string_pretty(&schema)?)?;
         return Ok(Status::Passed);
     }
     say(&everything())?;
@@ -50,26 +53,9 @@ fn everything() -> String {
     )
 }
 
-/// Problems of every algorithm with every option set, so that all of their tensors show.
-fn full() -> Vec<Problem> {
-    let extents = Extents { batch: 1, query_heads: 1, key_heads: 1, queries: 1, keys: 1, dim: 1 };
-    let linear = LinearExtents { batch: 1, query_heads: 1, key_heads: 1, tokens: 1, dim: 1 };
-    let linear = LinearAttention::new(linear).initial_state().final_state();
-    let outputs = TokenOutputs { lse: true, logprob: true, entropy: true, argmax: true };
-    let loss = LinearCrossEntropy::new(1, 1, 1).outputs(outputs);
-    vec![
-        Attention::new(extents).sinks().bias(1, 1).into(),
-        AttentionLse::new(extents).sinks().bias(1, 1).into(),
-        linear.clone().decay(Decay::PerHead).into(),
-        linear.decay(Decay::PerToken).into(),
-        LazyAttention::new(extents).bias(1).into(),
-        loss.bias().class_weights().token_weights().into(),
-    ]
-}
-
 /// The tensors of a pass of an algorithm.
 fn operands(algorithm: Algorithm, pass: Pass) -> Vec<Operand> {
-    let own = full().into_iter().filter(|problem| problem.algorithm() == algorithm);
+    let own = with_every_tensor().into_iter().filter(|problem| problem.algorithm() == algorithm);
     let mut seen = BTreeSet::new();
     own.flat_map(|problem| problem.operands(pass)).filter(|x| seen.insert(x.name)).collect()
 }

@@ -21,7 +21,7 @@ fn config() -> ProptestConfig {
 }
 
 /// Words of all commands, their options and values that are easily wrong.
-const WORDS: [&str; 73] = [
+const WORDS: [&str; 75] = [
     "verify",
     "check",
     "probe",
@@ -43,6 +43,8 @@ const WORDS: [&str; 73] = [
     "--report",
     "--algorithm",
     "--problem",
+    "--capabilities",
+    "--with",
     "--in",
     "--out",
     "--profile",

@@ -225,14 +225,19 @@ fn verify_passes_and_reports() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 3, "three reports and nothing else");
 }
 
-/// The published schema is the one of the types; `cargo run -- list --schema` prints it.
+/// The published schemas are those of the types; `cargo run -- list --schema FILE` prints them.
 #[test]
-fn the_published_schema_is_current() {
-    let output = etalon(&["list", "--schema"]);
-    let printed = String::from_utf8(output.stdout).unwrap();
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/schema/problem.schema.json");
-    let published = fs::read_to_string(path).unwrap();
-    assert_eq!(printed, published, "run `etalon list --schema > docs/schema/problem.schema.json`");
+fn the_published_schemas_are_current() {
+    for (file, arguments) in [
+        ("problem", &["list", "--schema"][..]),
+        ("capabilities", &["list", "--schema", "capabilities"]),
+    ] {
+        let printed = String::from_utf8(etalon(arguments).stdout).unwrap();
+        let path = format!("../../docs/schema/{file}.schema.json");
+        let published = Path::new(env!("CARGO_MANIFEST_DIR")).join(&path);
+        let published = fs::read_to_string(published).unwrap();
+        assert_eq!(printed, published, "run `etalon {} > {path}`", arguments.join(" "));
+    }
 }
 
 #[test]

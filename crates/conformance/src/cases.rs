@@ -19,7 +19,10 @@ use crate::generate::Stream;
 use crate::roster::each;
 use crate::tensor::{Stored, Tensor, Tensors};
 use axes::Grid;
-use etalon_problem::{Algorithm, Blocking, Dtype, Error, Operand, Pass, Problem, Role, named};
+use etalon_problem::{
+    Algorithm, Axis, Blocking, Dtype, Error, Operand, Pass, Precision, Problem, Role, named,
+};
+use ndarray::ArrayD;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
@@ -194,9 +197,21 @@ impl Spec {
     pub fn build(&self) -> Case {
         let problem = self.problem();
         let inputs = self.tensors(&problem, Pass::Backward);
-        let further = Pass::ALL.map(|pass| (pass, OnceLock::new())).into();
-        Case { name: self.to_string(), spec: *self, dtype: self.dtype, problem, inputs, further }
+        Case {
+            name: self.to_string(),
+            spec: *self,
+            dtype: self.dtype,
+            problem,
+            inputs,
+            further: no_inputs(),
+            given: false,
+        }
     }
+}
+
+/// The inputs of further passes before anybody asks for them.
+fn no_inputs() -> BTreeMap<Pass, OnceLock<Tensors>> {
+    Pass::ALL.map(|pass| (pass, OnceLock::new())).into()
 }
 
 /// A problem with inputs.
@@ -204,7 +219,8 @@ impl Spec {
 pub struct Case {
     /// Its name, from which [`Spec::from_str`] makes it again.
     pub name: String,
-    /// What it was made from.
+    /// The point that it was made from; of a problem that somebody brings, which no point describes, the plainest point of
+    /// its algorithm with its storage type and seed.
     pub spec: Spec,
     /// The problem.
     pub problem: Problem,
@@ -214,9 +230,53 @@ pub struct Case {
     pub inputs: Tensors,
     /// Those of further passes, made when first asked for.
     further: BTreeMap<Pass, OnceLock<Tensors>>,
+    /// Set of a problem that somebody brought.
+    given: bool,
 }
 
 impl Case {
+    /// A problem that somebody brings, which has passed its check. Probes alone look at it: they choose the
+    /// elements, so that these inputs are zeros, beside targets that are classes. Of the optional
+    /// cotangents it has those that are named.
+    pub fn given(
+        name: &str,
+        problem: Problem,
+        dtype: Dtype,
+        seed: u64,
+        cotangents: &[String],
+    ) -> Result<Self, Error> {
+        let algorithm = problem.algorithm();
+        let plainest: Vec<&str> =
+            Point::axes(algorithm).iter().map(|(_, names)| names[0]).collect();
+        let spec = Spec { algorithm, dtype, point: Point::parse(algorithm, &plainest)?, seed };
+        let classes = Stream::new(seed, "targets");
+        let vocab = problem.extent(Axis::Classes);
+        let tensor = |operand: Operand| {
+            let element = |at: usize| match operand.precision {
+                Precision::Integer => classes.below(at, vocab) as f64,
+                _ => 0.0,
+            };
+            let values = (0..operand.len()).map(element).collect();
+            let values = ArrayD::from_shape_vec(operand.shape.as_slice(), values);
+            let stored = Stored::of(operand.precision, dtype);
+            values.map(|values| (operand.name.to_string(), Tensor::store(&values, stored)))
+        };
+        let is_there = |x: &Operand| match x.role {
+            Role::OptionalCotangent => cotangents.iter().any(|name| name == x.name),
+            role => role.is_given(),
+        };
+        let operands = problem.operands(Pass::Backward).into_iter().filter(is_there);
+        let inputs = operands.map(tensor).collect::<Result<_, _>>();
+        let inputs = inputs.map_err(|error| Error::value("shape", "addressable", error))?;
+        let (name, further) = (name.to_string(), no_inputs());
+        Ok(Case { name, spec, dtype, problem, inputs, further, given: true })
+    }
+
+    /// Tells whether somebody brought the problem, so that it must stand as it is: the points of a grid take any change.
+    pub(crate) fn is_given(&self) -> bool {
+        self.given
+    }
+
     /// The inputs and cotangents of a pass.
     pub fn inputs_of(&self, pass: Pass) -> &Tensors {
         match pass {
@@ -278,6 +338,9 @@ impl Case {
     /// tier, or some so small that even a short case has several tiles in both directions; for linear
     /// attention also several micro-chunks in a chunk. Of a large case those that its shape is about.
     pub fn blocking(&self) -> Option<Blocking> {
+        if self.given {
+            return None;
+        }
         if self.spec.is_large() {
             return each!(&self.spec.point, point => point.blocking());
         }

@@ -61,6 +61,14 @@ pub fn all() -> Vec<Law> {
     .concat()
 }
 
+/// Every probe: those among the laws, and those that are asked of a problem which somebody brings alone.
+pub(crate) fn probes() -> Vec<Law> {
+    let mut probes = all();
+    probes.retain(|law| law.kind == Kind::Probe);
+    probes.extend(crate::probes::rows::LAWS);
+    probes
+}
+
 /// The law of that name.
 pub fn find(name: &str) -> Option<Law> {
     all().into_iter().find(|law| law.name == name)

@@ -12,6 +12,7 @@ pub(crate) mod functions;
 mod inputs;
 mod lazy_attention;
 pub(crate) mod linear_attention;
+pub(crate) mod rows;
 
 use crate::laws::law::{laws, scores_are};
 use count::count_probe;
@@ -29,7 +30,8 @@ const LOOKS_OF_LOG: usize = 3;
 laws! {
     ATTENTION;
     /// With one-hot weights both edges of every row are exact, up to rounding.
-    Probe edge_probe if |case, _| scores_are(case, |s| s.extents.dim >= 2 || s.extents.keys <= 256);
+    Probe edge_probe
+        if |case, _| case.is_given() || scores_are(case, |s| s.extents.dim >= 2 || s.extents.keys <= 256);
     /// With equal scores every row counts its visible keys, tile by tile.
     Probe count_probe on Forward;
     /// With weights 2^−m and integer cotangents the gradients are exact fractions.

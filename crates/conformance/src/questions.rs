@@ -1,19 +1,26 @@
 //! Probes as files: what a probe asks of a kernel, and its judgement of answers that were written elsewhere.
 //!
-//! A probe is a law ([`Kind::Probe`]) on a case. A recorder in the place of a kernel hears its
-//! questions, and a replay answers them again from a folder, so that nothing of a probe is written
-//! twice.
+//! A probe is a law ([`laws::Kind::Probe`]) on a case of the suite, or on a problem that somebody brings. A recorder in the
+//! place of a kernel hears its questions, and a replay answers them again from a folder, so that nothing of a
+//! probe is written twice.
 
-use crate::cases::{Depth, Spec, specs};
-use crate::laws::{self, Exact, Kind, Law, Trial};
+mod asked;
+mod given;
+#[cfg(test)]
+mod tests;
+
+pub use asked::{Asked, about, probes};
+pub use given::{Given, MOST_PAIRS};
+
+use crate::capabilities::Capabilities;
+use crate::cases::{Case, Spec};
+use crate::laws::{self, Exact, Judgement, Law, Trial};
 use crate::profile::Profile;
 use crate::report::Verdict;
 use crate::tensor::{Data, Tensor, Tensors};
 use crate::tier::{Refusal, Request, Tier};
-use crate::tiers::Reference;
 use etalon_problem::{Algorithm, Dtype, Error, Mask, Pass, Problem};
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
@@ -23,7 +30,7 @@ use std::sync::{Mutex, PoisonError};
 pub struct Probe {
     /// The law, by name.
     pub law: String,
-    /// The case, by name.
+    /// The case, or the problem that somebody brings, by name.
     pub case: String,
     /// The pass, by name.
     pub pass: String,
@@ -69,78 +76,6 @@ impl Question {
     }
 }
 
-/// As many cases of each law and pass at the most, each with a value of an axis that those before lack.
-const CASES: usize = 6;
-
-/// The probes of some algorithms in a storage type, with their questions: no two ask the same.
-pub fn probes(algorithms: &[Algorithm], dtype: Dtype, seed: u64) -> Vec<(Probe, Vec<Question>)> {
-    let probes: Vec<Law> = laws::all().into_iter().filter(|law| law.kind == Kind::Probe).collect();
-    let mut found: Vec<(Probe, Vec<Question>)> = Vec::new();
-    for &algorithm in algorithms {
-        let specs = specs(algorithm, Depth::Core, seed).filter(|spec| !spec.is_large());
-        let cases: Vec<_> = specs.map(|spec| Spec { dtype, ..spec }.build()).collect();
-        let of_algorithm = probes.iter().filter(|law| law.of.contains(&algorithm));
-        for (law, &pass) in
-            of_algorithm.flat_map(|law| law.passes.iter().map(move |pass| (law, pass)))
-        {
-            let mut seen = BTreeSet::new();
-            let mut left = CASES;
-            let concerned = cases.iter().filter(|case| law.concerns(case, pass));
-            for case in concerned.take(law.looks.unwrap_or(usize::MAX)) {
-                let values = case.spec.values();
-                if left == 0 || values.iter().all(|value| seen.contains(value)) {
-                    continue;
-                }
-                let probe = Probe {
-                    law: law.name.to_string(),
-                    case: case.name.clone(),
-                    pass: pass.to_string(),
-                };
-                let questions = questions(law, case.spec, pass);
-                let known = |other: &(Probe, Vec<Question>)| {
-                    other.0.law == probe.law && other.1 == questions
-                };
-                if !questions.is_empty() && !found.iter().any(known) {
-                    seen.extend(values);
-                    left -= 1;
-                    found.push((probe, questions));
-                }
-            }
-        }
-    }
-    found
-}
-
-/// What a probe asks of a kernel that answers rightly.
-fn questions(law: &Law, spec: Spec, pass: Pass) -> Vec<Question> {
-    let exact = Exact::new(spec.build(), Profile::strict(spec.dtype));
-    let recorder = Recorder { heard: Mutex::new(Vec::new()) };
-    // What the law says of the reference does not matter here: that it asked does.
-    let _ = (law.check)(&Trial::new(&recorder, &exact, pass));
-    recorder.heard.into_inner().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The reference, which hears what it is asked.
-struct Recorder {
-    heard: Mutex<Vec<Question>>,
-}
-
-impl Tier for Recorder {
-    fn name(&self) -> String {
-        "recorder".to_string()
-    }
-
-    fn offers(&self, algorithm: Algorithm, pass: Pass, dtype: Dtype) -> Result<(), String> {
-        Reference.offers(algorithm, pass, dtype)
-    }
-
-    fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
-        let heard = &mut self.heard.lock().unwrap_or_else(PoisonError::into_inner);
-        heard.push(Question::of(request));
-        Reference.run(request)
-    }
-}
-
 /// Answers to the questions of one probe, in their order.
 pub trait Answers: Sync {
     /// The question of this number as it was asked.
@@ -153,9 +88,25 @@ pub trait Answers: Sync {
 /// A kernel that answers from files.
 struct Replay<'a> {
     files: &'a dyn Answers,
+    /// The results that it does not return.
+    omits: Vec<String>,
     asked: AtomicUsize,
-    /// What is wrong with the files.
-    broken: Mutex<Option<String>>,
+    notes: Mutex<Notes>,
+}
+
+/// Notes of a replay.
+#[derive(Default)]
+struct Notes {
+    /// A fault of the files.
+    broken: Option<String>,
+    /// The questions without an answer, from 1.
+    unanswered: Vec<usize>,
+}
+
+impl Replay<'_> {
+    fn notes(&self) -> std::sync::MutexGuard<'_, Notes> {
+        self.notes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 impl Tier for Replay<'_> {
@@ -165,6 +116,10 @@ impl Tier for Replay<'_> {
 
     fn offers(&self, _: Algorithm, _: Pass, _: Dtype) -> Result<(), String> {
         Ok(())
+    }
+
+    fn returns(&self, output: &str) -> bool {
+        !self.omits.iter().any(|name| name == output)
     }
 
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
@@ -177,9 +132,12 @@ impl Tier for Replay<'_> {
         });
         match answer {
             Ok(Some(outputs)) => Ok(outputs),
-            Ok(None) => Err(Refusal::Unsupported("there is no answer".to_string())),
+            Ok(None) => {
+                self.notes().unanswered.push(number + 1);
+                Err(Refusal::Unsupported("there is no answer".to_string()))
+            }
             Err(reason) => {
-                *self.broken.lock().unwrap_or_else(PoisonError::into_inner) = Some(reason.clone());
+                self.notes().broken = Some(reason.clone());
                 Err(Refusal::Unsupported(reason))
             }
         }
@@ -187,33 +145,76 @@ impl Tier for Replay<'_> {
 }
 
 impl Probe {
-    /// The law, the case and the pass, if there is such a probe.
-    fn parse(&self) -> Result<(Law, Spec, Pass), Error> {
-        let (spec, pass): (Spec, Pass) = (self.case.parse()?, self.pass.parse()?);
-        let law = laws::find(&self.law).filter(|law| law.kind == Kind::Probe);
+    /// The law and the pass, if there is such a probe.
+    fn law(&self) -> Result<(Law, Pass), Error> {
+        let law = laws::probes().into_iter().find(|law| law.name == self.law);
         let law = law.ok_or_else(|| Error::value("law", "the name of a probe", &self.law))?;
-        if spec.is_large() || !law.concerns(&spec.build(), pass) {
-            return Err(Error::value("case", format!("one that {} is for", self.law), &self.case));
-        }
-        Ok((law, spec, pass))
+        Ok((law, self.pass.parse()?))
     }
 
-    /// Judges the answers of a kernel, as one of a profile; or why they cannot be judged.
+    /// The law, the case and the pass; of the problems that somebody brought the case is one by name.
+    fn parse(
+        &self,
+        given: &[Given],
+        capabilities: Option<&Capabilities>,
+    ) -> Result<(Law, Case, Pass), Error> {
+        let (law, pass) = self.law()?;
+        let case = match given.iter().find(|given| given.name == self.case) {
+            Some(given) => given.case(pass, capabilities)?,
+            None => {
+                let spec: Spec = self.case.parse()?;
+                if spec.is_large() {
+                    return Err(Error::value("case", "one of small extents", &self.case));
+                }
+                spec.build()
+            }
+        };
+        if !law.concerns(&case, pass) {
+            return Err(Error::value("case", format!("one that {} is for", self.law), &self.case));
+        }
+        Ok((law, case, pass))
+    }
+
+    /// Judges the answers of a kernel, as one of a profile that takes what `capabilities` say, where it says
+    /// anything; or why they cannot be judged.
     pub fn judge(
         &self,
         profile: impl FnOnce(Dtype) -> Profile,
+        given: &[Given],
+        capabilities: Option<&Capabilities>,
         files: &dyn Answers,
     ) -> Result<Verdict, String> {
-        let (law, spec, pass) = self.parse().map_err(|error| error.to_string())?;
-        let exact = Exact::new(spec.build(), profile(spec.dtype));
-        let replay = Replay { files, asked: AtomicUsize::new(0), broken: Mutex::new(None) };
-        let verdict = match (law.check)(&Trial::new(&replay, &exact, pass)) {
-            Ok(_) => Verdict::Pass,
-            Err(flaw) => flaw.verdict(),
-        };
-        match replay.broken.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        let parsed = self.parse(given, capabilities);
+        let (law, case, pass) = parsed.map_err(|error| error.to_string())?;
+        let algorithm = case.problem.algorithm();
+        let omits = capabilities.map_or(Vec::new(), |x| x.omitted(algorithm, pass));
+        let dtype = case.dtype;
+        let exact = Exact::new(case, profile(dtype));
+        let replay = Replay { files, omits, asked: AtomicUsize::new(0), notes: Mutex::default() };
+        let judgement = (law.check)(&Trial::new(&replay, &exact, pass));
+        let asked = replay.asked.into_inner();
+        let notes = replay.notes.into_inner().unwrap_or_else(PoisonError::into_inner);
+        match notes.broken {
             Some(reason) => Err(reason),
-            None => Ok(verdict),
+            None => Ok(verdict(judgement, asked, &notes.unanswered)),
         }
+    }
+}
+
+/// The verdict on a probe that asked so many questions. A failure stands before what has no answer.
+fn verdict(judgement: Judgement, asked: usize, unanswered: &[usize]) -> Verdict {
+    match judgement {
+        Err(flaw) if flaw.clone().verdict().is_negative() => flaw.verdict(),
+        _ if !unanswered.is_empty() => {
+            let numbers: Vec<String> = unanswered.iter().map(usize::to_string).collect();
+            let verb = if unanswered.len() == 1 { "has" } else { "have" };
+            let numbers = numbers.join(" and ");
+            Verdict::Undecided(format!("question {numbers} of {asked} {verb} no answer"))
+        }
+        Err(flaw) => flaw.verdict(),
+        Ok(_) if asked == 0 => {
+            Verdict::NotAsked("the profile leaves nothing that it could notice".to_string())
+        }
+        Ok(_) => Verdict::Pass,
     }
 }

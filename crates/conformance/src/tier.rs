@@ -187,6 +187,11 @@ pub trait Tier: Sync {
         Profile::strict(dtype)
     }
 
+    /// Tells whether it returns an output of the passes that it offers; others are not judged.
+    fn returns(&self, _output: &str) -> bool {
+        true
+    }
+
     /// Why it can answer nothing any more until its process ends, if so.
     fn lost(&self) -> Option<String> {
         None

@@ -13,6 +13,7 @@ use etalon_problem::{Error as ProblemError, shortened};
 use half::{bf16, f16};
 use safetensors::tensor::{Dtype as Stored, TensorView};
 use safetensors::{SafeTensors, View};
+use serde::de::DeserializeOwned;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
@@ -173,6 +174,12 @@ pub fn read_text(path: &Path) -> Result<String, Error> {
         false => Error::format(path, "no JSON text: it is not UTF-8"),
     })?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_string).unwrap_or(text))
+}
+
+/// Parses the text of a JSON file, which is to be a valid `what`. Errors name the key and the line.
+pub fn parse_json<T: DeserializeOwned>(path: &Path, what: &str, text: &str) -> Result<T, Error> {
+    let wrong = |reason: String| Error::format(path, format!("not a valid {what}: {reason}"));
+    json::parse(text).map_err(wrong)
 }
 
 #[cfg(test)]

@@ -76,6 +76,9 @@ use operand::Row;
 
 named! {
     /// A pass of an algorithm.
+    #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+    #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+    #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
     Pass, "pass" {
         /// Inputs to outputs.
         Forward = "forward",
@@ -97,6 +100,9 @@ macro_rules! algorithms {
     ($($(#[$doc:meta])* $Problem:ident = $name:literal: $($Pass:ident)*;)*) => {
         named! {
             /// An algorithm, by name.
+            #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+            #[cfg_attr(feature = "serde", serde(rename_all = "snake_case"))]
+            #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
             Algorithm, "algorithm" { $($(#[$doc])* $Problem = $name,)* }
         }
 

@@ -6,6 +6,7 @@ use etalon_conformance::vectors::{read_tensors, write_tensors};
 use etalon_problem::Dtype;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Output;
 use tempfile::{TempDir, tempdir};
 
 /// The questions of attention_lse, whose probes are the cheapest.
@@ -62,7 +63,8 @@ fn a_right_kernel_passes_and_a_wrong_one_does_not() {
     let (text, status) = judged(&probes);
     assert_eq!(status, Some(0), "{text}");
     assert!(
-        text.lines().last().unwrap().ends_with(" probes hold, 0 do not, 0 are not answered"),
+        text.lines().last().unwrap().starts_with("PASSED: ")
+            && text.lines().last().unwrap().ends_with(" probes hold, 0 fail"),
         "{text}"
     );
 
@@ -84,7 +86,8 @@ fn a_right_kernel_passes_and_a_wrong_one_does_not() {
     let (text, status) = judged(&probes);
     assert_eq!(status, Some(1), "{text}");
     assert!(text.contains("count_probe in ") && text.contains("keys, not"), "{text}");
-    assert!(text.lines().last().unwrap().ends_with(" 1 do not, 1 are not answered"), "{text}");
+    let last = text.lines().last().unwrap();
+    assert!(last.starts_with("FAILED: ") && last.ends_with(", 1 fails, 1 undecided"), "{text}");
 
     // A question that was changed is no question of this version.
     let input = folders[0].join("inputs.safetensors");
@@ -111,14 +114,19 @@ fn folders_and_lists_that_cannot_be_used_are_refused() {
     let list = folder.path().join("probes.json");
     for (text, why) in [
         ("a poem", "not a valid list of probes"),
-        (r#"{"schema": 7, "etalon": "0", "probes": []}"#, "`schema` must be 1, found 7"),
-        (r#"{"schema": 1, "etalon": "0", "probes": []}"#, "no folder holds"),
+        (r#"{"schema": 7, "etalon": "0", "probes": []}"#, "`schema` must be 2, found 7"),
+        (r#"{"schema": 2, "etalon": "0", "probes": []}"#, "no folder holds"),
+        ("{\"schema\": 2,\n\"colour\": 1}", "line 2: unknown key `colour`"),
         (
-            r#"{"schema": 1, "etalon": "0", "probes": [{"law": "bound", "case": "x", "pass": "forward", "folders": ["../x"]}]}"#,
+            r#"{"schema": 2, "etalon": "0", "probes": [{"law": "bound", "case": "x", "pass": "forward", "folders": ["../x"]}]}"#,
             "`folders` must be names of folders",
         ),
         (
-            r#"{"schema": 1, "etalon": "0", "probes": [{"law": "bound", "case": "x", "pass": "forward", "folders": ["x"]}]}"#,
+            r#"{"schema": 2, "etalon": "0", "probes": [{"law": "bound", "case": "x", "pass": "forward", "folders": ["x"]}]}"#,
+            "`law` must be the name of a probe",
+        ),
+        (
+            r#"{"schema": 2, "etalon": "0", "probes": [{"law": "edge_probe", "case": "x", "pass": "forward", "folders": ["x"]}]}"#,
             "`case` must be",
         ),
     ] {
@@ -128,4 +136,77 @@ fn folders_and_lists_that_cannot_be_used_are_refused() {
     }
     refusal(&etalon(&["probe"]));
     refusal(&etalon(&["probe", "--out", "x", "--check", "y"]));
+}
+
+/// A folder with a problem of somebody, bf16 with grouped heads, and what the kernel takes.
+fn brought(problem: &str, capabilities: &str) -> TempDir {
+    let folder = tempdir().unwrap();
+    for (name, text) in [("mine.json", problem), ("takes.json", capabilities)] {
+        fs::write(folder.path().join(name), text).unwrap();
+    }
+    folder
+}
+
+const WINDOW: &str = r#"{ "algorithm": "attention", "batch": 1, "query_heads": 4, "key_heads": 2, "queries": 48,
+    "keys": 48, "dim": 128, "mask": { "window": { "left": 15, "right": 0 } } }"#;
+
+const TAKES: &str = r#"{ "kernels": [{ "algorithm": "attention", "dtypes": ["bf16"], "masks": ["window"],
+    "limits": { "dim": { "one_of": [64, 128] } }, "options": {} }] }"#;
+
+fn ask(folder: &TempDir, more: &[&str]) -> Output {
+    let path = |name: &str| folder.path().join(name).to_str().unwrap().to_string();
+    let (problem, out) = (path("mine.json"), path("probes"));
+    let mut line = vec!["probe", "--out", &out, "--problem", &problem, "--dtype", "bf16"];
+    line.extend(more);
+    etalon(&line)
+}
+
+/// Notices a run that passes on one answer of many, and questions that have another D than the problem's.
+#[test]
+fn a_problem_of_ones_own_is_asked_about_and_silence_is_undecided() {
+    let folder = brought(WINDOW, TAKES);
+    let takes = folder.path().join("takes.json");
+    let output = ask(&folder, &["--capabilities", takes.to_str().unwrap()]);
+    let said = String::from_utf8(output.stdout).unwrap();
+    assert!(said.starts_with("5 probes, 8 questions. Answer each"), "{said}");
+    let without_cap = "tanh_of_rows forward: the problem has no softcap";
+    assert!(said.contains("Not asked:") && said.contains(without_cap), "{said}");
+    let probes = folder.path().join("probes");
+    let folders = folders(&probes);
+    for folder in &folders {
+        let problem = fs::read_to_string(folder.join("problem.json")).unwrap();
+        let [asked, own]: [serde_json::Value; 2] =
+            [problem.as_str(), WINDOW].map(|text| serde_json::from_str(text).unwrap());
+        assert_eq!((&asked["dim"], &asked["key_heads"]), (&own["dim"], &own["key_heads"]));
+    }
+    answer(&folders[0]);
+    let (text, status) = judged(&probes);
+    assert_eq!(status, Some(3), "{text}");
+    let last = text.lines().last().unwrap();
+    assert_eq!(last, "UNDECIDED: 0 probes hold, 0 fail, 5 undecided, 2 not asked", "{text}");
+    folders.iter().for_each(|folder| drop(answer(folder)));
+    let (text, status) = judged(&probes);
+    assert_eq!(status, Some(0), "{text}");
+    let last = text.lines().last().unwrap();
+    assert_eq!(last, "PASSED: 5 probes hold, 0 fail, 2 not asked", "{text}");
+}
+
+#[test]
+fn questions_about_a_problem_are_refused_where_they_make_no_sense() {
+    let folder =
+        brought(WINDOW, r#"{ "kernels": [{ "algorithm": "attention", "masks": ["causal"] }] }"#);
+    let takes = folder.path().join("takes.json");
+    let line = refusal(&ask(&folder, &["--capabilities", takes.to_str().unwrap()]));
+    assert!(
+        line.starts_with("no probe is left of this problem in bf16 (edge_probe: mask window"),
+        "{line}"
+    );
+    let line = refusal(&ask(&folder, &["--with", "dlsee"]));
+    assert!(line.ends_with("`with` must be of dlse, found dlsee"), "{line}");
+    let text = WINDOW.replace(r#""window""#, r#""array": "m", "window""#);
+    fs::write(folder.path().join("mine.json"), text).unwrap();
+    assert!(refusal(&ask(&folder, &[])).contains("mine.json: "));
+    fs::write(folder.path().join("mine.json"), WINDOW.replace("48", "9999")).unwrap();
+    assert!(refusal(&ask(&folder, &[])).ends_with("fewer rows will do), found 399920004"));
+    assert!(!folder.path().join("probes").exists());
 }

@@ -1,6 +1,6 @@
 //! How a check ends.
 
-use crate::report::Verdict;
+use crate::report::{Status, Verdict};
 use crate::tiers::Refusal;
 use etalon_problem::Error;
 
@@ -59,12 +59,35 @@ impl Flaw {
     }
 }
 
-/// Several judgements as one, with the largest margin.
+/// Several judgements as one, with the largest margin; of flaws the gravest, the first of equals.
 pub(crate) fn worst(judgements: impl IntoIterator<Item = Judgement>) -> Judgement {
-    judgements.into_iter().try_fold(None, |worst: Option<f64>, judgement| {
-        Ok(match (worst, judgement?) {
-            (Some(a), Some(b)) => Some(a.max(b)),
-            (a, b) => a.or(b),
-        })
-    })
+    let (mut margin, mut worst) = (None::<f64>, None::<Flaw>);
+    let gravity = |flaw: &Flaw| flaw.clone().verdict().status();
+    for judgement in judgements {
+        match judgement {
+            Ok(Some(next)) => margin = Some(margin.map_or(next, |most| most.max(next))),
+            Ok(None) => {}
+            Err(flaw) if gravity(&flaw) == Status::Failed => return Err(flaw),
+            Err(flaw) => match &worst {
+                Some(known) if gravity(known) >= gravity(&flaw) => {}
+                _ => worst = Some(flaw),
+            },
+        }
+    }
+    worst.map_or(Ok(margin), Err)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failure_stands_before_what_has_no_answer() {
+        let text = String::new;
+        let silent = || Err(Flaw::Unsupported(text()));
+        assert_eq!(worst([Ok(Some(1.0)), Ok(None), Ok(Some(0.5))]), Ok(Some(1.0)));
+        assert_eq!(worst([silent(), Err(Flaw::Fail(text()))]), Err(Flaw::Fail(text())));
+        let open = Err(Flaw::Undecided(text()));
+        assert_eq!(worst([Ok(None), silent(), open.clone(), silent()]), open);
+    }
 }

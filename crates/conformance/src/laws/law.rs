@@ -98,6 +98,7 @@ impl Law {
             && self.passes.contains(&pass)
             && case.spec.algorithm.passes().contains(&pass)
             && (self.judges_large() || !case.spec.is_large())
+            && (self.kind == Kind::Probe || !case.is_given())
             && (self.applies)(case, pass)
     }
 

@@ -82,24 +82,57 @@ impl Arrays {
         self.add_row("dv", key, x.row("dout", row), weight);
     }
 
+    /// Adds what a pair gives by its score S = σ q·k + bias, where `ds` is the gradient of S: dq, dk, and dbias,
+    /// of which axes of extent 1 are shared.
+    pub fn add_ds(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], sigma: f64, ds: f64) {
+        self.add_score(x, row, key, sigma * ds);
+        let ([b, h, i], [.., j]) = (row, key);
+        if let Some(dbias) = self.0.get_mut("dbias").filter(|dbias| dbias.ndim() == 4) {
+            let (batch, heads) = (dbias.shape()[0], dbias.shape()[1]);
+            dbias[[b.min(batch - 1), h.min(heads - 1), i, j]] += ds;
+        }
+    }
+
     /// Adds the sizes of what rounds where a row has one key with a weight of 1, made again from a
     /// score of this size (N82), or perhaps only streamed; `self` has the sizes of results, `x` those of
     /// inputs.
-    pub fn add_sizes(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], weight: f64) {
+    pub fn add_sizes(
+        &mut self,
+        x: &Arrays,
+        row: [usize; 3],
+        key: [usize; 3],
+        (sigma, weight): (f64, f64),
+    ) {
         let dp = x.product(("dout", row), ("v", key));
         self.add_value(x, row, key, weight);
-        self.add_score(x, row, key, 0.125 * (x.at("dlse", &row) + dp) * weight);
+        self.add_ds(x, row, key, sigma, (x.at("dlse", &row) + dp) * weight);
     }
 
     /// The same of a key that is next to the one of weight 1, whose dP has the size `dp`.
-    pub fn add_neighbour(&mut self, x: &Arrays, row: [usize; 3], key: [usize; 3], dp: f64) {
-        self.add_sizes(x, row, key, NEIGHBOUR);
-        self.add_score(x, row, key, 0.125 * dp * NEIGHBOUR);
+    pub fn add_neighbour(
+        &mut self,
+        x: &Arrays,
+        row: [usize; 3],
+        key: [usize; 3],
+        (sigma, dp): (f64, f64),
+    ) {
+        self.add_sizes(x, row, key, (sigma, NEIGHBOUR));
+        self.add_ds(x, row, key, sigma, dp * NEIGHBOUR);
     }
 
     /// Every element without its sign.
     pub fn sizes(&self) -> Self {
         Arrays(self.0.iter().map(|(name, array)| (name.clone(), array.mapv(f64::abs))).collect())
+    }
+
+    /// The same, but for log-decays, which are 0 or −∞ and no factors.
+    pub fn magnitudes(&self) -> Self {
+        let mut sizes = self.sizes();
+        for name in ["g", "g_gamma"] {
+            let own = self.0.get(name).map(|own| (name.to_string(), own.clone()));
+            sizes.0.extend(own);
+        }
+        sizes
     }
 
     /// Names and arrays.
@@ -119,22 +152,36 @@ pub(super) const NEIGHBOUR: f64 = 4e-3;
 /// probe.
 const NOTHING: f64 = 3.814_697_265_625e-6; // 2⁻¹⁸
 
-/// Fails unless every result is the expected one, rounded once to its storage type, where
-/// `counts(name, index)` holds. `sizes` has those of the terms of sums that a kernel may round on the
-/// way: they have 64 roundings of room, and what the factors of a product lose.
+/// The room of results whose terms are exact until they are added.
+pub(super) struct Room<'a> {
+    /// The sizes of the terms of sums that a kernel may round on the way: they have 64 roundings of room, and what
+    /// the factors of a product lose.
+    pub sizes: &'a Arrays,
+    /// Given if σ is no power of two, so that scores and dS round when they are multiplied with it: the sizes of the
+    /// terms σ dS, which may then be stored in less than the accumulator's type.
+    pub scaled: Option<&'a Arrays>,
+}
+
+/// Fails unless every result that there is is the expected one, rounded once to its storage type, where
+/// `counts(name, index)` holds.
 pub(super) fn compare(
     (outputs, profile): (&Tensors, &Profile),
     expected: &Arrays,
-    sizes: &Arrays,
+    room: Room<'_>,
     counts: impl Fn(&str, &[usize]) -> bool,
 ) -> Judgement {
+    let Room { sizes, scaled } = room;
     for (name, expected) in expected.iter() {
-        let tensor = &outputs[name];
+        let Some(tensor) = outputs.get(name) else { continue };
         let (got, dtype) = (tensor.to_f64(name)?, tensor.dtype().unwrap_or(Dtype::F64));
+        // Scores are exact, unless q is multiplied with σ before it loses digits.
+        let exact_scores = name == "lse" && scaled.is_none();
+        let factors = if exact_scores { 0.0 } else { 2.0 * profile.factor };
+        let stored_ds = profile.ds_store.unit_roundoff();
         each_element(name, &got, |at, got| {
             let exact = expected[at];
-            let factors = if name == "lse" { 0.0 } else { 2.0 * profile.factor }; // the scores are exact
-            let room = (64.0 * Dtype::F32.unit_roundoff() + factors) * sizes.at(name, at);
+            let room = (64.0 * Dtype::F32.unit_roundoff() + factors) * sizes.at(name, at)
+                + stored_ds * scaled.map_or(0.0, |scaled| scaled.at(name, at));
             let room = if exact == 0.0 { room + NOTHING } else { room };
             // Storing either of two numbers that lie so near to each other.
             let stored = dtype.unit_roundoff() * (exact.abs() + room) + dtype.underflow();

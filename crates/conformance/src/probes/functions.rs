@@ -52,7 +52,7 @@ fn factor(x: f64, number: usize) -> f64 {
 }
 
 /// Errors at many points: the worst share of the limit, as a judgement.
-struct Errors {
+pub(super) struct Errors {
     roundoff: f64,
     margin: f64,
     worst: Option<String>,
@@ -60,12 +60,12 @@ struct Errors {
 
 impl Errors {
     /// Of results that are computed and stored in a type.
-    fn of(dtype: Dtype) -> Self {
+    pub(super) fn of(dtype: Dtype) -> Self {
         Errors { roundoff: dtype.unit_roundoff(), margin: 0.0, worst: None }
     }
 
     /// `got` may be off by `limit` roundoffs.
-    fn add(&mut self, what: &str, x: f64, got: f64, exact: f64, limit: f64) {
+    pub(super) fn add(&mut self, what: &str, x: f64, got: f64, exact: f64, limit: f64) {
         let limit = limit * self.roundoff;
         let share = (got - exact).abs() / limit;
         // NaN is more than anything.
@@ -78,7 +78,7 @@ impl Errors {
         }
     }
 
-    fn judgement(self) -> Judgement {
+    pub(super) fn judgement(self) -> Judgement {
         self.worst.map_or(Ok(Some(self.margin)), |text| Err(Flaw::Fail(text)))
     }
 }
@@ -89,7 +89,7 @@ fn exact_exp(profile: &Profile, x: f64) -> f64 {
 }
 
 /// The same where −x is what roundings leave of it.
-fn rounded_exp(profile: &Profile, x: f64) -> f64 {
+pub(super) fn rounded_exp(profile: &Profile, x: f64) -> f64 {
     profile.exp_constant + profile.exp_slope * x.abs()
 }
 
@@ -101,12 +101,12 @@ fn lse_limit(profile: &Profile, m: f64, l: f64, of_sum: f64) -> f64 {
 }
 
 /// What a product loses of its factors, in roundoffs of a type.
-fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
+pub(super) fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
     2.0 * profile.factor / dtype.unit_roundoff()
 }
 
 /// Whether weights are kept as exactly as they are computed.
-fn keeps_weights(profile: &Profile) -> bool {
+pub(super) fn keeps_weights(profile: &Profile) -> bool {
     let f32s = |dtype: &Dtype| *dtype == Dtype::F32;
     profile.accumulator == Dtype::F32 && profile.stores().iter().all(f32s)
 }

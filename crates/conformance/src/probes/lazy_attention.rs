@@ -1,8 +1,8 @@
 //! The probes of lazy_attention: rows of one key, whose weight is exactly 1, and rows in which the
 //! bias gives one key all the weight. With τ and 1/n binary fractions, e is one, too.
 
-use super::arrays::{Arrays, NEIGHBOUR, STEP, compare};
-use super::inputs::{fill, place, skeleton};
+use super::arrays::{Arrays, NEIGHBOUR, Room, STEP, compare};
+use super::inputs::{fill, is_dyadic, place, skeleton};
 use crate::generate::Stream;
 use crate::laws::flaw::{Judgement, worst};
 use crate::laws::lazy_attention::at_distances;
@@ -45,21 +45,24 @@ pub(super) fn kink_probe(trial: &Trial<'_>) -> Judgement {
     let visible = Visible::new(&scores, &inputs);
     let (x, mut y) = (Arrays::of(&inputs)?, Arrays::results(&problem, trial.pass));
     let (x_sizes, mut sizes) = (x.sizes(), y.zeros());
+    let (sigma, mut scaled) = (scores.scale(), y.zeros());
     for ((b, h, i, j), _) in visible.pairs.indexed_iter().filter(|(_, seen)| **seen) {
         let (row, key) = ([b, h, i], [b, h / visible.group(), j]);
         let weight = (1.0 + tau(h)).max(0.0);
-        let score = 0.125 * x.product(("q", row), ("k", key));
+        let score = sigma * x.product(("q", row), ("k", key));
         y.set("lse", &row, score);
         sizes.set("lse", &row, score.abs().max(1.0));
-        sizes.add_sizes(&x_sizes, row, key, 1.0 + score.abs() / 8.0);
+        sizes.add_sizes(&x_sizes, row, key, (sigma.abs(), 1.0 + score.abs() / 8.0));
         add_dtau(&mut sizes, &x_sizes, row, key, 1.0);
-        y.add_score(&x, row, key, 0.125 * x.at("dlse", &row));
+        y.add_ds(&x, row, key, sigma, x.at("dlse", &row));
+        scaled.add_ds(&x_sizes, row, key, sigma.abs(), x_sizes.at("dlse", &row));
         y.add_value(&x, row, key, weight);
         if weight > 0.0 {
             add_dtau(&mut y, &x, row, key, 1.0);
         }
     }
-    compare((&trial.ask(&problem, &inputs)?, trial.profile()), &y, &sizes, everywhere)
+    let room = Room { sizes: &sizes, scaled: (!is_dyadic(sigma)).then_some(&scaled) };
+    compare((&trial.ask(&problem, &inputs)?, trial.profile()), &y, room, everywhere)
 }
 
 /// q is 0 and the bias climbs by 18 with each distance, from 36: each row's weight lies on the farthest
@@ -99,21 +102,23 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
     });
     let (x, mut y) = (Arrays::of(&inputs)?, Arrays::results(&problem, trial.pass));
     let (x_sizes, mut sizes) = (x.sizes(), y.zeros());
+    let (sigma, mut scaled) = (scores.scale(), y.zeros());
     for (&row, &((d, edge), next)) in &edges {
         let ([b, h, _], n) = (row, counts[row] as f64);
         let key = |j| [b, h / visible.group(), j];
         let score = STEP * (d + 2) as f64;
         y.set("lse", &row, score);
         y.add("dbias", &[h, d], x.at("dlse", &row));
-        y.add_score(&x, row, key(edge), 0.125 * x.at("dlse", &row));
+        y.add_ds(&x, row, key(edge), sigma, x.at("dlse", &row));
+        scaled.add_ds(&x_sizes, row, key(edge), sigma.abs(), x_sizes.at("dlse", &row));
         sizes.set("lse", &row, score);
         let again = 1.0 + score / 8.0;
         let of_edge = x_sizes.product(("dout", row), ("v", key(edge)));
         let d_score = x_sizes.at("dlse", &row) + 2.0 * of_edge;
-        sizes.add_sizes(&x_sizes, row, key(edge), again);
+        sizes.add_sizes(&x_sizes, row, key(edge), (sigma.abs(), again));
         sizes.add("dbias", &[h, d], d_score * again);
         if let Some((d, next)) = next {
-            sizes.add_neighbour(&x_sizes, row, key(next), of_edge);
+            sizes.add_neighbour(&x_sizes, row, key(next), (sigma.abs(), of_edge));
             let dp = x_sizes.product(("dout", row), ("v", key(next)));
             sizes.add("dbias", &[h, d], (d_score + dp) * NEIGHBOUR);
         }
@@ -128,7 +133,8 @@ fn one_way(trial: &Trial<'_>, tau: f64, addresses: usize) -> Judgement {
         }
     }
     let outputs = trial.ask(&problem, &inputs)?;
-    compare((&outputs, trial.profile()), &y, &sizes, |name, at| {
+    let room = Room { sizes: &sizes, scaled: (!is_dyadic(sigma)).then_some(&scaled) };
+    compare((&outputs, trial.profile()), &y, room, |name, at| {
         !matches!(name, "o" | "lse") || counted(at)
     })
 }

@@ -1,37 +1,98 @@
-//! The integer probe: elements of −1, 0 and 1 in the first and last column, σ = 1/2, and decays of 1
-//! and 0. Every term is a whole number of halves and every sum, whatever its order, stays below 2²⁴ of
+//! The integer probe: elements of −1, 0 and 1 in the first and last column, σ = 1/2 (that of a problem which somebody
+//! brings), and decays of 1 and 0. Every term is a whole number of halves and every sum, whatever its order, stays below 2²⁴ of
 //! them (dg_gamma, the largest, adds 257³/6 · 4 at most), so that f32 holds all of it exactly.
 
 use super::arrays::Arrays;
-use super::inputs::{fill, place};
+use super::inputs::{fill, is_dyadic, place};
 use crate::generate::Stream;
-use crate::laws::flaw::Judgement;
+use crate::laws::compare::close;
+use crate::laws::flaw::{Flaw, Judgement, worst};
 use crate::laws::tensors::{Equality, everywhere, same};
 use crate::laws::trial::Trial;
-use crate::tensor::{Stored, Tensor, Tensors};
-use etalon_problem::{Axis, Decay, LinearAttention, Operand, Pass, Problem, TokenSequence};
+use crate::tensor::{Tensor, Tensors};
+use etalon_problem::{Axis, Decay, Dtype, LinearAttention, Operand, Pass, Problem, TokenSequence};
 use std::iter::once;
 use std::ops::Range;
 
 pub(crate) fn integer_probe(trial: &Trial<'_>) -> Judgement {
     let Problem::LinearAttention(problem) = &trial.case.problem else { return Ok(None) };
-    let linear = problem.clone().scale(0.5);
+    let linear = match trial.case.is_given() {
+        true => problem.clone(),
+        false => problem.clone().scale(0.5),
+    };
+    fits(&linear, trial)?;
     let problem = Problem::from(linear.clone());
     let seed = trial.case.spec.seed;
     let inputs = fill(trial.case, &problem, Pass::Backward, |x, at| element(seed, x, at));
     let outputs = trial.ask(&problem, &inputs)?;
     let x = Arrays::of(&inputs)?;
-    let mut y = Arrays::results(&problem, trial.pass);
-    for s in linear.list_sequences() {
-        for h in 0..linear.extents.key_heads {
-            Head { problem: &linear, x: &x, s, h }.add(&mut y);
-        }
+    let y = results(&linear, trial.pass, &x);
+    if !is_dyadic(linear.scale) {
+        let sigma = linear.scale;
+        let positive = linear.clone().scale(sigma.abs());
+        return near(trial, &outputs, &y, &results(&positive, trial.pass, &x.magnitudes()));
     }
-    let stored = |name: &str| outputs[name].stored().unwrap_or(Stored::Integer);
-    let exact = |(name, y)| (String::from(name), Tensor::store(y, stored(name)));
-    let expected: Tensors = y.iter().map(exact).collect();
+    let stored = |name: &str| outputs.get(name).and_then(Tensor::stored);
+    let exact = |(name, y)| Some((String::from(name), Tensor::store(y, stored(name)?)));
+    let expected: Tensors = y.iter().filter_map(exact).collect();
     same(&outputs, &expected, Equality::Numbers, everywhere)?;
     Ok(Some(0.0))
+}
+
+/// Most tokens of a sequence whose sums stay below 2²⁴ halves: of the gradient of a decay per head, which adds up
+/// n³/6 · 4 of them, and of the others, n² · 4.
+const TOKENS: [usize; 2] = [257, 1448];
+
+/// Most steps over a decay per token, which is looked at between every two tokens.
+const STEPS: u128 = 1 << 32;
+
+/// Fails where the sums of whole numbers do not stay exact, or would take too long to make.
+fn fits(problem: &LinearAttention, trial: &Trial<'_>) -> Result<(), Flaw> {
+    let sequences = problem.list_sequences();
+    let longest = sequences.iter().map(|s| s.tokens).max().unwrap_or(0);
+    let cubic = problem.decay == Decay::PerHead && trial.pass == Pass::Backward;
+    let most = TOKENS[usize::from(!cubic)];
+    if longest > most {
+        let text = format!("sums of whole numbers stay exact over {most} tokens, not {longest}");
+        return Err(Flaw::NotAsked(text));
+    }
+    let heads = problem.extents.query_heads as u128;
+    let steps = |tokens: usize| match problem.decay {
+        Decay::PerToken => (tokens as u128).pow(3),
+        _ => (tokens as u128).pow(2),
+    };
+    if heads * sequences.iter().map(|s| steps(s.tokens)).sum::<u128>() > STEPS {
+        let text = format!("its exact results take more than {STEPS} steps: fewer tokens will do");
+        return Err(Flaw::NotAsked(text));
+    }
+    Ok(())
+}
+
+/// The results of a pass, head by head.
+fn results(linear: &LinearAttention, pass: Pass, x: &Arrays) -> Arrays {
+    let mut y = Arrays::results(&linear.clone().into(), pass);
+    for s in linear.list_sequences() {
+        for h in 0..linear.extents.key_heads {
+            Head { problem: linear, x, s, h }.add(&mut y);
+        }
+    }
+    y
+}
+
+/// Fails unless results are the expected ones up to the roundings of products with a σ that is no power of
+/// two, and of what a profile stores of them; `sizes` are the sums of all terms without their signs.
+fn near(trial: &Trial<'_>, outputs: &Tensors, y: &Arrays, sizes: &Arrays) -> Judgement {
+    let profile = trial.profile();
+    let narrow =
+        [profile.p_store, profile.ds_store].into_iter().filter(|x| *x != profile.accumulator);
+    let stored = narrow.map(Dtype::unit_roundoff).fold(2.0 * profile.factor, f64::max);
+    let terms = 64.0 * profile.accumulator.unit_roundoff() + stored;
+    let there = y.iter().zip(sizes.iter()).filter(|((name, _), _)| outputs.contains_key(*name));
+    worst(there.map(|((name, exact), (_, sizes))| {
+        let u = outputs[name].dtype().unwrap_or(Dtype::F32).unit_roundoff();
+        let limit = sizes * terms + exact.mapv(|x| u * x.abs());
+        close(name, &outputs[name].to_f64(name)?, exact, &limit)
+    }))
 }
 
 fn element(seed: u64, operand: &Operand, at: &[usize]) -> f64 {

@@ -7,12 +7,16 @@ use etalon_problem::{Axis, Dtype, Error, Operand, Pass, Precision, Problem, Role
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-/// Asks a tier. Outputs that come back are complete: every output of the pass is there, in its
-/// shape and type, and nothing else; the inputs are untouched.
+/// Asks a tier. Outputs that come back are complete: every output of the pass that the tier returns at all is
+/// there, in its shape and type, and nothing else; the inputs are untouched.
 pub fn ask(tier: &dyn Tier, request: &Request<'_>) -> Result<Tensors, Refusal> {
-    let outputs = guarded(tier, &[*request], || tier.run(request))?;
-    check_outputs(request.problem, request.pass, request.dtype, &outputs, &[])
+    let mut outputs = guarded(tier, &[*request], || tier.run(request))?;
+    let operands = request.problem.operands(request.pass).into_iter();
+    let own = operands.filter(|x| x.role == Role::Output && tier.returns(x.name));
+    let own: Vec<String> = own.map(|x| x.name.to_string()).collect();
+    check_outputs(request.problem, request.pass, request.dtype, &outputs, &own)
         .map_err(something_else)?;
+    outputs.retain(|name, _| own.contains(name));
     Ok(outputs)
 }
 

@@ -1,0 +1,223 @@
+//! Probes of problems that somebody brings: right kernels hold them, wrong ones do not, and what cannot be asked says why.
+
+mod kernel;
+
+use super::*;
+use crate::capabilities::Kernel;
+use crate::tier::Hints;
+use crate::tiers::{Reference, ask};
+use etalon_problem::{
+    Attention, Extents, LinearAttention, LinearCrossEntropy, LinearExtents, TokenOutputs,
+};
+use kernel::{Bug, WRONG, answer};
+
+/// Grouped heads, and keys that are no multiple of a tile.
+fn extents(dim: usize) -> Extents {
+    Extents { batch: 2, query_heads: 4, key_heads: 2, queries: 72, keys: 72, dim }
+}
+
+fn given(problem: impl Into<Problem>, dtype: Dtype) -> Given {
+    let (name, cotangents) = ("problem-1".to_string(), Vec::new());
+    Given { name, problem: problem.into(), dtype, seed: 0, cotangents }
+}
+
+/// D = 64, whose scale is a power of two, and D = 128, whose scale is none; 32 keys of a window are a power of two.
+fn problems() -> [Given; 2] {
+    let causal = Attention::new(extents(64)).mask(Mask::causal());
+    let window = Attention::new(extents(128)).mask(Mask::window(31, 0)).value_dim(64);
+    [given(causal, Dtype::Bf16), given(window, Dtype::Bf16)]
+}
+
+/// Answers in memory.
+struct Memory(Vec<(Question, Option<Tensors>)>);
+
+impl Answers for Memory {
+    fn question(&self, number: usize) -> Result<Question, String> {
+        Ok(self.0[number].0.clone())
+    }
+    fn answer(&self, number: usize) -> Result<Option<Tensors>, String> {
+        Ok(self.0[number].1.clone())
+    }
+}
+
+/// The verdict on a probe, as one of the profile that goes with the type.
+fn verdict(
+    given: &Given,
+    capabilities: Option<&Capabilities>,
+    asked: &Asked,
+    kernel: impl Fn(&Question) -> Option<Tensors>,
+) -> Verdict {
+    let questions = asked.questions.clone().unwrap_or_default();
+    let answered = questions.into_iter().map(|question| {
+        let answer = kernel(&question);
+        (question, answer)
+    });
+    let (files, given) = (Memory(answered.collect()), std::slice::from_ref(given));
+    asked.probe.judge(Profile::flash, given, capabilities, &files).unwrap()
+}
+
+/// The probes of a problem that are asked.
+fn asked(given: &Given, capabilities: Option<&Capabilities>) -> Vec<Asked> {
+    let mut all = about(given, &[], capabilities).unwrap();
+    all.retain(|asked| asked.questions.is_ok());
+    all
+}
+
+/// The names of laws, with their passes.
+fn names<'a>(asked: impl IntoIterator<Item = &'a Asked>) -> Vec<String> {
+    asked.into_iter().map(|x| format!("{} {}", x.probe.law, x.probe.pass)).collect()
+}
+
+#[test]
+fn questions_have_the_shape_of_the_problem_and_no_other_tensors() {
+    for given in problems() {
+        let asked = asked(&given, None);
+        assert_eq!(
+            names(&asked),
+            [
+                "edge_probe forward",
+                "edge_probe backward",
+                "count_probe forward",
+                "dyadic_probe backward",
+                "log_of_rows forward"
+            ]
+        );
+        for question in asked.iter().flat_map(|asked| asked.questions.clone().unwrap()) {
+            assert_eq!((&question.problem, question.dtype), (&given.problem, Dtype::Bf16));
+            assert!(!question.inputs.contains_key("dlse"));
+        }
+        let with = Given { cotangents: vec!["dlse".to_string()], ..given };
+        let probes = about(&with, &[], None).unwrap();
+        let backward = probes.iter().filter(|asked| asked.probe.pass == "backward");
+        let questions = backward.flat_map(|asked| asked.questions.clone().unwrap_or_default());
+        assert!(questions.into_iter().all(|question| question.inputs.contains_key("dlse")));
+    }
+}
+
+#[test]
+fn right_kernels_hold_and_wrong_ones_fail() {
+    for given in problems() {
+        let asked = asked(&given, None);
+        for asked in &asked {
+            let found = verdict(&given, None, asked, |question| Some(answer(question, Bug::None)));
+            assert_eq!(found, Verdict::Pass, "{:?}", asked.probe);
+        }
+        for bug in WRONG {
+            let fails = |asked: &&Asked| {
+                verdict(&given, None, asked, |x| Some(answer(x, bug))).is_negative()
+            };
+            let noticed = names(asked.iter().filter(fails));
+            assert!(!noticed.is_empty(), "{bug:?} holds every probe of {:?}", given.problem);
+        }
+    }
+}
+
+#[test]
+fn what_is_not_answered_is_undecided_and_a_failure_comes_first() {
+    let [given, _] = problems();
+    let asked = asked(&given, None);
+    let edge = &asked[0];
+    assert_eq!(edge.questions.as_ref().unwrap().len(), 2);
+    let none = verdict(&given, None, edge, |_| None);
+    assert_eq!(none, Verdict::Undecided("question 1 and 2 of 2 have no answer".to_string()));
+    let first = &edge.questions.as_ref().unwrap()[0];
+    let half = |bug| verdict(&given, None, edge, |x| (x != first).then(|| answer(x, bug)));
+    assert_eq!(half(Bug::None), Verdict::Undecided("question 1 of 2 has no answer".to_string()));
+    assert!(half(Bug::KeyAhead).is_negative());
+}
+
+#[test]
+fn a_kernel_without_lse_is_judged_by_o() {
+    let [given, _] = problems();
+    let kernel = Kernel { omits: vec!["lse".to_string()], ..Kernel::of(Algorithm::Attention) };
+    let capabilities = Capabilities { kernels: vec![kernel] };
+    let without = |question: &Question, bug| {
+        let mut outputs = answer(question, bug);
+        outputs.remove("lse");
+        Some(outputs)
+    };
+    let asked = asked(&given, Some(&capabilities));
+    assert!(!names(&asked).contains(&"log_of_rows forward".to_string()));
+    for asked in &asked {
+        let found = verdict(&given, Some(&capabilities), asked, |x| without(x, Bug::None));
+        assert_eq!(found, Verdict::Pass, "{:?}", asked.probe);
+    }
+    for bug in [Bug::KeyAhead, Bug::Tail, Bug::Interleaved] {
+        let edge = verdict(&given, Some(&capabilities), &asked[0], |x| without(x, bug));
+        assert!(edge.is_negative(), "{bug:?}");
+    }
+}
+
+/// Of every algorithm and type a problem with options: etalon's own kernel answers, so that each probe is asked or
+/// says why not; and the reference holds what is asked.
+#[test]
+fn every_algorithm_has_probes_and_reasons() {
+    let options = Attention::new(extents(96)).mask(Mask::window(7, 3)).sinks().bias(1, 4);
+    let capped = Attention::new(extents(64)).mask(Mask::causal()).softcap(30.0);
+    let lengths = etalon_problem::Sequences::Lengths { query: vec![72, 0], key: vec![40, 72] };
+    let padded =
+        Attention::new(extents(40)).mask(Mask::causal()).sequences(lengths).softmax_scale(-0.3);
+    let e = LinearExtents { batch: 1, query_heads: 4, key_heads: 2, tokens: 40, dim: 64 };
+    let linear = LinearAttention::new(e).decay(etalon_problem::Decay::PerToken).initial_state();
+    let outputs = TokenOutputs { lse: true, logprob: true, entropy: true, argmax: true };
+    let loss = LinearCrossEntropy::new(24, 64, 300).softcap(30.0).bias().outputs(outputs);
+    let lazy = etalon_problem::LazyAttention::new(extents(64)).bias(16);
+    let problems: [Problem; 7] = [
+        options.into(),
+        capped.into(),
+        padded.into(),
+        linear.clone().scale(0.125).into(),
+        linear.scale(0.3).into(),
+        loss.into(),
+        lazy.into(),
+    ];
+    for problem in problems {
+        for dtype in [Dtype::F32, Dtype::F16, Dtype::F64] {
+            let given = given(problem.clone(), dtype);
+            let all = about(&given, &[], None).unwrap();
+            let is_asked = all.iter().any(|asked| asked.questions.is_ok());
+            assert!(is_asked, "nothing is asked of {problem:?} in {dtype}");
+            for asked in &all {
+                let what = format!("{:?} in {dtype} of {problem:?}", asked.probe);
+                match &asked.questions {
+                    Err(reason) => {
+                        assert!(!reason.contains("a kernel of etalon"), "{what}: {reason}")
+                    }
+                    Ok(_) => {
+                        let found = verdict(&given, None, asked, |question| {
+                            let Question { problem, pass, dtype, inputs } = question;
+                            let (pass, dtype, hints) = (*pass, *dtype, Hints::default());
+                            let request = Request { problem, pass, dtype, inputs, hints };
+                            Some(ask(&Reference, &request).unwrap())
+                        });
+                        assert_eq!(found, Verdict::Pass, "{what}");
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A softcap leaves no keys apart: only a file can say that the kernel takes the problem without.
+#[test]
+fn a_probe_that_changes_an_option_needs_leave() {
+    let capped = given(Attention::new(extents(64)).softcap(30.0), Dtype::F32);
+    let all = about(&capped, &[Pass::Forward], None).unwrap();
+    let reason = all[0].questions.clone().unwrap_err();
+    assert!(reason.starts_with("its question has softcap absent in place of 30.0"), "{reason}");
+    let capabilities = Capabilities { kernels: vec![Kernel::of(Algorithm::Attention)] };
+    let all = about(&capped, &[Pass::Forward], Some(&capabilities)).unwrap();
+    assert!(all[0].questions.is_ok());
+    assert!(
+        names(all.iter().filter(|x| x.questions.is_ok()))
+            .contains(&"tanh_of_rows forward".to_string())
+    );
+}
+
+#[test]
+fn a_problem_too_large_is_refused() {
+    let extents =
+        Extents { batch: 8, query_heads: 32, key_heads: 8, queries: 4096, keys: 4096, dim: 128 };
+    let error = about(&given(Attention::new(extents), Dtype::Bf16), &[], None).unwrap_err();
+    assert!(error.to_string().contains("fewer rows will do"), "{error}");
+}
