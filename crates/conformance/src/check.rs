@@ -7,6 +7,7 @@
 //! ([`crate::zoo`]). An [`Explanation`] must leave nothing beyond the bounds, or says which part it explains.
 
 mod answer;
+mod budget;
 mod candidate;
 mod explain;
 mod judge;
@@ -16,7 +17,7 @@ mod places;
 mod sample;
 mod status;
 
-pub use explain::explains;
+pub use budget::explains;
 pub use status::strictest;
 
 use crate::bounds::{Bounds, bounds};
@@ -29,8 +30,8 @@ use crate::tiers::check_results;
 use crate::types::Types;
 use crate::typical::{Kernels, Typical};
 use answer::{Answer, Judged};
+use budget::Found;
 use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Setting, SettingKind};
-use explain::Found;
 use serde::{Serialize, Serializer};
 use status::doubts;
 use std::collections::BTreeMap;
@@ -230,7 +231,7 @@ pub fn check_told(
     let &Request { problem, pass, dtype, inputs, .. } = request;
     check_results(problem, pass, outputs, only)?;
     tell(0, STEPS, "exact results and bounds");
-    let mut exact = bounds(problem, pass, &types(request, outputs), profile, inputs)?;
+    let mut exact = bounds(problem, pass, types(request, outputs), profile, inputs)?;
     exact.outputs.retain(|name, _| only.is_empty() || only.contains(name));
     let operands = problem.operands(pass);
     let answer = Answer::new(&operands, &exact, outputs)?;
@@ -251,7 +252,7 @@ pub fn check_told(
         next = found.explanations.is_empty().then(|| next_step(request, found.tried));
     }
     let Found { explanations, parts, not_tried, products: explained, .. } = found;
-    let judged = explain::products_of_a_check(problem, pass);
+    let judged = budget::products_of_a_check(problem, pass);
     let structured = generic(problem, pass, inputs).err();
     let check = Check {
         schema: SCHEMA,

@@ -116,7 +116,8 @@ mod tests {
         let flash = Profile::by_name("bf16-flash").unwrap();
         assert_eq!(read(r#"{ "base": "bf16-flash" }"#), Ok(named(flash)));
         let text = r#"{ "base": "bf16-flash", "group_store": "f32", "exp_slope": 40 }"#;
-        let own = Profile { group_store: Dtype::F32, exp_slope: 40.0, ..flash };
+        let own =
+            Profile { group_store: Dtype::F32, exp_slope: 40.0, exp_slope_exact: 40.0, ..flash };
         assert_eq!(read(text), Ok(named(own)));
         let text = r#"{ "score_store": "f16", "dp_store": "bf16", "weight_store": "f16",
             "residual_store": "bf16", "chunk_store": "bf16", "chunk_tokens": 64 }"#;
@@ -135,7 +136,7 @@ mod tests {
     #[test]
     fn what_is_wrong_is_said() {
         for (text, part) in [
-            ("[]", "not a valid profile file: line 1: the file must be an object, found an array"),
+            ("[]", "not a valid profile file: line 1: the file must be a map, found an array"),
             (r#"{ "acumulator": "f32" }"#, "line 1: unknown key `acumulator`, expected one of"),
             (r#"{ "base": "f8-flash" }"#, "one of f64, f32-strict"),
             (r#"{ "p_store": "f8" }"#, "bf16"),

@@ -100,7 +100,8 @@ fn another_convention_has_a_name() {
                 _ => {}
             }
         }
-        assert!(named > 20, "{named} verdicts name {name}");
+        // Of the smoke cases: those in which a decay shows.
+        assert!(named > 10, "{named} verdicts name {name}");
     }
 }
 

@@ -91,7 +91,8 @@ fn every_choice_is_had_or_known_to_be_absent() {
                 Choice::States,
                 Choice::Workspace,
             ],
-            Some(("cuda", level)) if level != "portable" => &[Choice::Filter],
+            Some(("cuda", "portable")) => &[Choice::States],
+            Some(("cuda", _)) => &[Choice::States, Choice::Filter],
             Some(_) => &[],
         };
         assert_eq!(lacking, expected, "{name}");

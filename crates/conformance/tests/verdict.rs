@@ -251,7 +251,8 @@ fn auto_names_no_profile_that_does_not_judge() {
 #[test]
 fn correct_kernels_are_not_undecided() {
     let peaked = |name: &str, _: usize, x: f64| if name == "q" { 8.0 * x } else { x };
-    let families: [&dyn Fn(&str, usize, f64) -> f64; 3] = [&|_, _, x| x, &massive, &peaked];
+    type Draw = fn(&str, usize, f64) -> f64;
+    let families: [Draw; 3] = [|_, _, x| x, massive, peaked];
     let problems: [Problem; 2] = [
         Attention::new(SMALL).mask(Mask::causal()).into(),
         Attention::new(SMALL).softcap(20.0).sinks().into(),

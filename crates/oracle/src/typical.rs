@@ -298,7 +298,7 @@ impl Saved {
         let narrow = backward && types.narrows("lse", Precision::Wide);
         let scaled = matches!(problem, Problem::Attention(_) | Problem::AttentionLse(_));
         let mut saved = Saved { lse_besides: narrow && !scaled, ..Saved::default() };
-        if !reads_o && !(narrow && scaled) {
+        if !(reads_o || narrow && scaled) {
             return Ok(saved);
         }
         let forward = problem.operands(Pass::Forward);

@@ -256,7 +256,10 @@ fn an_output_behind_a_link_is_written_where_the_link_leads() {
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(read_tensors(&folder.join("come.safetensors"), u64::MAX).is_ok());
     // In a circle, and where no folder is.
-    for (to, reason) in [("out.safetensors", "too many links"), ("absent/x", "entity not found")] {
+    for (to, reason) in [
+        ("out.safetensors", "too many links"),
+        ("absent/x", "there is no folder absent: make it first"),
+    ] {
         fs::remove_file(&link).unwrap();
         std::os::unix::fs::symlink(to, &link).unwrap();
         let line = bench.refused("forward", &[]);

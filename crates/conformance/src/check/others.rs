@@ -2,8 +2,8 @@
 
 use super::Tell;
 use super::answer::{Answer, Judged};
+use super::budget::{FEW, Found, SHARE, explains, factor, products_of_a_check};
 use super::candidate::{Candidate, How, Place, Rank};
-use super::explain::{FEW, Found, SHARE, explains, factor, products_of_a_check};
 use super::judge::{Judge, Left};
 use super::sample::Part;
 use super::{Explanation, Kind, patterns};

@@ -70,6 +70,9 @@ fn is_logarithm(operand: &Operand) -> bool {
     ["sinks", "bias", "g", "g_gamma"].contains(&operand.name)
 }
 
+/// A change of a number.
+type Map = Box<dyn Fn(f64) -> f64 + Send + Sync>;
+
 /// What the numbers of a tensor of an option may be taken for.
 fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
     if (operand.option.is_none() && operand.name != "tau")
@@ -78,7 +81,7 @@ fn numbers(own: &Own<'_>, operand: &Operand) -> Vec<Reading> {
         return Vec::new();
     }
     let none = neutral(operand);
-    let mut maps: Vec<(&str, String, Box<dyn Fn(f64) -> f64 + Send + Sync>)> = vec![
+    let mut maps: Vec<(&str, String, Map)> = vec![
         ("absent", "is not read".into(), Box::new(move |_| none)),
         ("doubled", "counts twice".into(), Box::new(|x| 2.0 * x)),
         ("halved", "counts half".into(), Box::new(|x| 0.5 * x)),

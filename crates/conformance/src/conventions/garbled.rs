@@ -91,7 +91,8 @@ fn rounded(own: &Own<'_>) -> Vec<Reading> {
         .iter()
         .filter(|x| own.inputs.contains_key(x.name) && x.precision == Precision::Storage)
         .collect();
-    let types: &[(&str, fn(f64) -> f64)] = match own.dtype {
+    type Round = fn(f64) -> f64;
+    let types: &[(&str, Round)] = match own.dtype {
         Dtype::F64 => &[("f32", |x| Dtype::F32.round(x)), ("bf16", |x| Dtype::Bf16.round(x))],
         Dtype::F32 => {
             &[("tf32", tf32), ("bf16", |x| Dtype::Bf16.round(x)), ("f16", |x| Dtype::F16.round(x))]

@@ -130,7 +130,7 @@ fn bias_is_mask(trial: &Trial<'_>) -> Judgement {
 /// Where three segments of `n` rows begin and end: about a quarter, a half and a quarter of them, in every
 /// other batch element a third each.
 fn three(n: usize, batch: usize) -> [usize; 4] {
-    let first = n.div_ceil(if batch % 2 == 0 { 4 } else { 3 });
+    let first = n.div_ceil(if batch.is_multiple_of(2) { 4 } else { 3 });
     [0, first, n - first, n]
 }
 

@@ -50,7 +50,6 @@ impl Simd {
             memory_budget: request.hints.memory_budget.unwrap_or(usual.memory_budget),
             kept_states: request.hints.kept_states.unwrap_or(usual.kept_states),
             recompute: request.hints.recompute,
-            ..usual
         }
     }
 }

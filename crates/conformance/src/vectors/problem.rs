@@ -30,15 +30,17 @@ pub fn parse_problem(
 ) -> Result<Problem, Error> {
     let wrong = |reason: String| Error::format(path, format!("not a valid problem file: {reason}"));
     let value: Value = json::parse(text).map_err(wrong)?;
-    objects_by_key("the problem", &value)
-        .map_err(|(key, reason)| match json::line_of(text, &key) {
+    let keyed = objects_by_key("the problem", &value).map_err(|(key, reason)| {
+        wrong(match json::line_of(text, &key) {
             Some(line) => format!("line {line}: {reason}"),
             None => reason,
         })
-        .map_err(wrong)?;
+    });
     let text =
         with_sequences(text, tensors).map_err(|error| Error::content(tensors_path, error))?;
+    // A key that no problem has is told before the form of its value.
     let mut problem = typed(&text).map_err(wrong)?;
+    keyed?;
     let ids = |data: &Data| if let Data::I64(x) = data { Some(x.clone()) } else { None };
     let flags = |data: &Data| if let Data::Bool(x) = data { Some(x.clone()) } else { None };
     problem

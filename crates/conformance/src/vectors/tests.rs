@@ -89,8 +89,9 @@ fn a_draft_that_is_dropped_leaves_what_was_there() {
 fn places_that_cannot_be_written_are_told_at_once() {
     let folder = tempdir().unwrap();
     let folder = folder.path();
+    let absent = format!("there is no folder {}: make it first", folder.join("absent").display());
     for (path, reason) in [
-        (folder.join("absent/x"), "entity not found"),
+        (folder.join("absent/x"), absent.as_str()),
         (folder.to_path_buf(), "it is not a regular file"),
         (PathBuf::from("/dev/null"), "it is not a regular file"),
         (PathBuf::from(""), "it is not the name of a file"),

@@ -155,6 +155,7 @@ impl Found {
             assert!(reasons.is_empty() || again, "{name}: {reasons:?}");
             self.elements += bound.bound.len();
             self.bounded += bound.bound.iter().filter(|b| **b < f64::INFINITY).count();
+            self.bounded += bound.as_right.len(); // judged as one of a set
         }
         let mut tried = |directions: &[f64], target: (&str, usize)| {
             let (results, _) = kernel(directions);

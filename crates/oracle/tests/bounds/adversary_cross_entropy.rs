@@ -89,7 +89,7 @@ impl Kernel<'_> {
         let normaliser = shares.sum::<f64>();
         let (z, count) = if mean { (normaliser, tokens as f64) } else { (1.0, 1.0) };
         let mut results = Results::new();
-        let mut list = |name, y: f64| results.entry(name).or_insert_with(Vec::new).push(y);
+        let mut list = |name, y: f64| results.entry(name).or_default().push(y);
         let (mut loss, mut dh) = (0.0, Vec::new());
         let (mut dw, mut dbias) = (vec![0.0; vocab * dim], vec![0.0; vocab]);
         for i in 0..tokens {

@@ -41,7 +41,7 @@ pub(super) fn all<'a>(judge: &'a Judge<'a>, rows: &Rows) -> Vec<Candidate<'a>> {
                     format!("{} {words} {place}", counted(own, "element is", "elements are"))
                 }
             };
-            list.push(mark(judge, id, &text, move |x| has(x)));
+            list.push(mark(judge, id, &text, has));
         }
     }
     let one = got[off[0]];
