@@ -35,7 +35,7 @@ pub struct Profile {
     /// The type in which dw and dbias of a chunk of tokens, and their sum so far, are stored, if not the
     /// accumulator's.
     pub chunk_store: Dtype,
-    /// Tokens of such a chunk; 0: as many as Liger takes ([`Profile::chunk`]).
+    /// Tokens of such a chunk; 0: as many as Liger takes, a power of two.
     pub chunk_tokens: usize,
     /// a: the relative error of exp in roundoffs, at 0.
     pub exp_constant: f64,

@@ -3,7 +3,6 @@
 use super::{Bench, etalon, fixture, refusal};
 use etalon_conformance::tensor::{Data, Tensor};
 use etalon_conformance::vectors::read_tensors;
-use etalon_problem::Dtype;
 use std::fs;
 
 fn f64s(tensor: &Tensor) -> &[f64] {
