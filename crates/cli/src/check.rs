@@ -302,7 +302,7 @@ impl Found {
             }
             (0, Status::Passed) => format!("{all} of {of} within {bounds}"),
             (0, _) if status == Status::Passed => format!(
-                "{all} of {of} within {bounds}, {} % undecided ({} % allowed)",
+                "{} % undecided ({} % allowed), all else within {bounds}",
                 digits(100.0 * self.check.undecided()),
                 digits(100.0 * self.allow_undecided)
             ),

@@ -80,6 +80,7 @@ fn every_choice_is_had_or_known_to_be_absent() {
                 Choice::Modes,
                 Choice::Partials,
                 Choice::Budget,
+                Choice::States,
                 Choice::Workspace,
             ],
             Some(("reference", _)) => &[
