@@ -192,6 +192,11 @@ pub trait Tier: Sync {
         true
     }
 
+    /// Whether it computes a term at a time, so that walks over whole functions are thinned for it.
+    fn is_slow(&self) -> bool {
+        false
+    }
+
     /// Why it can answer nothing any more until its process ends, if so.
     fn lost(&self) -> Option<String> {
         None

@@ -35,7 +35,11 @@ const FACTORS: usize = 3;
 /// one where attention itself is asked, which shows most of a function and answers soonest.
 fn walk(trial: &Trial<'_>, most: f64) -> Vec<f64> {
     let dense = matches!(trial.case.problem, Problem::Attention(_)) && trial.pass == Pass::Forward;
-    let steps = if dense { 1 } else { 8 };
+    let steps = match dense {
+        _ if trial.tier.is_slow() => 256,
+        true => 1,
+        false => 8,
+    };
     let exponents = (13..=126).rev().map(|e| 0.5f64.powi(e));
     let multiples = (1..=(most / STEP) as u32).step_by(steps);
     exponents.chain(multiples.map(|i| f64::from(i) * STEP)).collect()

@@ -163,6 +163,10 @@ impl Tier for Host {
         Host::chooses(choice)
     }
 
+    fn is_slow(&self) -> bool {
+        true
+    }
+
     fn run(&self, request: &Request<'_>) -> Result<Tensors, Refusal> {
         Ok(self.answer(request, self.runs.fetch_add(1, Ordering::Relaxed))?)
     }
