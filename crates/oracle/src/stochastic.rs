@@ -206,7 +206,10 @@ impl Stochastic {
     /// A result of an operation on this number, off by up to `error`.
     fn off(self, value: f64, error: f64, operation: u64, other: f64) -> Self {
         let random = self.rounding.random(operation, self.value, other);
-        Stochastic { value: value + error * random, size: value.abs(), logit: 0.0, ..self }
+        // What is infinite is so in every kernel.
+        let rounded = value + error * random;
+        let value = if value.is_finite() && error.is_finite() { rounded } else { value };
+        Stochastic { value, size: value.abs(), logit: 0.0, ..self }
     }
 
     /// A result of two numbers, off by up to `units` roundoffs of itself.
