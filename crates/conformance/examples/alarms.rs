@@ -1,19 +1,27 @@
-//! Counts false alarms: the laws `statistics` (gate G2) and `bound` (which doubts blunt elements) on correct
-//! kernels, which are the controls of the zoo and the levels of the simd tier, over many seeds. Of each seed every sixteenth case of core
-//! depth is judged, another sixteenth with the next one; large cases are left out.
+//! Counts false alarms on correct kernels, which are the controls of the zoo and the levels of the simd tier, over
+//! many seeds: those of the laws `statistics` (gate G2) and `bound` (which doubts blunt elements), and those of
+//! `check` on generic, massive and peaked inputs. Of each seed every sixteenth case of core depth is judged,
+//! another sixteenth with the next one; large cases are left out.
 //!
 //! ```sh
 //! cargo run --release -p etalon-conformance --example alarms -- 1000
 //! ```
 
 use etalon_conformance::cases::{Depth, Spec, specs};
+use etalon_conformance::check::check;
+use etalon_conformance::gates::Status;
 use etalon_conformance::laws::{Exact, Flaw, Trial, find};
-use etalon_conformance::tier::Tier;
+use etalon_conformance::tier::{Request, Tier};
 use etalon_conformance::tiers::Simd;
+use etalon_conformance::tiers::ask;
 use etalon_conformance::zoo::{CONTROLS, Host};
 use etalon_problem::{Algorithm, Pass};
+use question::{FAMILIES, Question, questions};
 use rayon::prelude::*;
 use std::collections::BTreeMap;
+
+#[path = "../tests/question/mod.rs"]
+mod question;
 
 /// Of so many cases one is judged.
 const STRIDE: u64 = 16;
@@ -71,7 +79,48 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         println!("| `{tier}` | {law} | {pass} | {checks} | {} |", alarms.len());
         alarms.iter().for_each(|alarm| eprintln!("{tier}: {alarm}"));
     }
+    println!("\n| inputs | kernels | checks | alarms |\n|---|---|---|---|");
+    for ((family, tier), (checks, alarms)) in of_families(seeds, &tiers) {
+        println!("| {family} | `{tier}` | {checks} | {alarms} |");
+    }
     let alarms: usize = sums.values().map(|(_, alarms)| alarms.len()).sum();
     println!("\n{alarms} alarms, {seeds} seeds");
     Ok(())
+}
+
+/// How many checks of each family and kernel did not pass, of how many.
+fn of_families(
+    seeds: u64,
+    tiers: &[Box<dyn Tier>],
+) -> BTreeMap<(&'static str, String), (u64, u64)> {
+    let of_seed = |seed: u64| {
+        FAMILIES.into_iter().flat_map(move |(name, family)| {
+            let judge = move |question: Question| {
+                let of_tier = |tier: &Box<dyn Tier>| {
+                    let profile = tier.profile(question.dtype);
+                    let request = question.request();
+                    // What a backward pass reads of the forward pass a tier computes itself.
+                    let given = question.of(question.pass);
+                    let found = match ask(&**tier, &Request { inputs: &given, ..request }) {
+                        Ok(got) => check(&request, &profile, &got, &[]).map_err(|x| x.to_string()),
+                        Err(refusal) => Err(format!("{refusal:?}")),
+                    };
+                    let passed = found.as_ref().is_ok_and(|x| x.status == Status::Passed);
+                    if !passed {
+                        eprintln!("{name} {seed} {} {}: {found:?}", tier.name(), question.pass);
+                    }
+                    ((name, tier.name()), u64::from(!passed))
+                };
+                tiers.iter().map(of_tier).collect::<Vec<_>>()
+            };
+            questions(family, seed).flat_map(judge)
+        })
+    };
+    let found: Vec<_> = (0..seeds).into_par_iter().flat_map_iter(of_seed).collect();
+    let mut sums: BTreeMap<_, (u64, u64)> = BTreeMap::new();
+    for (key, alarm) in found {
+        let sum = sums.entry(key).or_default();
+        (sum.0, sum.1) = (sum.0 + 1, sum.1 + alarm);
+    }
+    sums
 }

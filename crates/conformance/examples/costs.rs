@@ -16,6 +16,9 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Duration;
 
+/// Rows of a table, at the most.
+const MOST: usize = 80;
+
 fn main() -> Result<(), Box<dyn Error>> {
     let (tiers, _) = tiers::present();
     let tiers: Vec<&dyn Tier> = tiers.iter().map(|tier| &**tier).collect();
@@ -37,6 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     });
     table("tier", &records, |record| record.tier.clone());
     table("pass", &records, |record| format!("{} {}", record.algorithm, record.pass));
+    table("check", &records, |record| format!("{} {} {}", record.pass, record.check, record.case));
     Ok(())
 }
 
@@ -52,7 +56,7 @@ fn table(what: &str, records: &[&Record], group: impl Fn(&Record) -> String) {
     let mut groups: Vec<_> = groups.into_iter().collect();
     groups.sort_by_key(|(_, (_, elapsed))| std::cmp::Reverse(*elapsed));
     println!("\n| {what} | checks | seconds | share |\n|---|---|---|---|");
-    for (name, (checks, elapsed)) in &groups {
+    for (name, (checks, elapsed)) in groups.iter().take(MOST) {
         let (seconds, all) = (elapsed.as_secs_f64(), all.as_secs_f64().max(f64::MIN_POSITIVE));
         println!("| `{name}` | {checks} | {seconds:.2} | {:.1} % |", 100.0 * seconds / all);
     }

@@ -47,8 +47,8 @@ pub struct Bound {
     pub largest: f64,
     /// How many elements have no bound, by the reason.
     pub no_bound: BTreeMap<NoBound, usize>,
-    /// Of whole numbers whose bound is ∞, since rounding decides: which others are as right, by the place of the
-    /// element in row-major order.
+    /// Of whole numbers whose bound is ∞, since rounding decides: which are as right as the value, by the place of
+    /// the element in row-major order.
     pub as_right: BTreeMap<usize, Vec<usize>>,
 }
 

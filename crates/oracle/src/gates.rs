@@ -6,7 +6,7 @@ mod hints;
 mod statistics;
 mod verdict;
 
-pub use blunt::{Blunt, blunt, has_blunt};
+pub use blunt::{Blunt, blunt};
 pub use generic::generic;
 pub use hints::hint;
 pub use statistics::{Measure, Part, Statistic, g2};

@@ -16,57 +16,52 @@ use etalon_problem::{Algorithm, Dtype, Error, Operand, Pass, Problem, Role};
 use etalon_reference::scalar::Real;
 use etalon_reference::{Arithmetic, evaluate, evaluate_in, operators};
 use ndarray::{ArrayD, Axis};
-use rayon::prelude::*;
-use std::collections::BTreeMap;
 
 /// How many kernels are simulated.
 pub const KERNELS: u32 = 16;
 
-/// The errors of simulated kernels on a pass: by output of floating-point numbers, of each kernel, got − exact
+/// The errors of a simulated kernel, one of [`KERNELS`], on a pass: by output of floating-point numbers, got − exact
 /// once it is stored. Where the exact result is not finite it is 0. No error is beyond its bound: farther off
 /// no correct kernel is.
 pub fn errors(
     problem: &Problem,
     pass: Pass,
-    types: impl Into<Types>,
+    types: &Types,
     profile: &Profile,
     inputs: &Tensors,
     exact: &Bounds,
-) -> Result<BTreeMap<String, Vec<ArrayD<f64>>>, Error> {
-    let types = types.into();
+    kernel: u32,
+) -> Result<Values, Error> {
     if pass == Pass::ForwardBackward {
-        let of = |pass| errors(problem, pass, &types, profile, inputs, exact);
+        let of = |pass| errors(problem, pass, types, profile, inputs, exact, kernel);
         let mut both = of(Pass::Forward)?;
         both.extend(of(Pass::Backward)?);
         return Ok(both);
     }
     let inputs = values(problem, pass, inputs)?;
     let chunks = chunks(profile, &problem.operands(pass));
-    let kernels = (0..KERNELS).into_par_iter().map(|kernel| {
-        let mut results = stored(problem, pass, &types, &inputs, (profile, kernel))?;
-        for name in ["dw", "dbias"].into_iter().filter(|_| chunks > 0.0) {
-            let stream = Stream::new(u64::from(kernel), &format!("{name}, by chunks"));
-            if let (Some(result), Some(bound)) = (results.get_mut(name), exact.outputs.get(name)) {
-                over_chunks(&bound.value, result, chunks, stream);
-            }
+    let mut results = stored(problem, pass, types, &inputs, (profile, kernel))?;
+    for name in ["dw", "dbias"].into_iter().filter(|_| chunks > 0.0) {
+        let stream = Stream::new(u64::from(kernel), &format!("{name}, by chunks"));
+        if let (Some(result), Some(bound)) = (results.get_mut(name), exact.outputs.get(name)) {
+            over_chunks(&bound.value, result, chunks, stream);
         }
-        results.retain(|name, _| exact.outputs.contains_key(name));
-        for (name, result) in &mut results {
-            let bound = &exact.outputs[name];
-            let elements = ndarray::Zip::from(result).and(&bound.value).and(&bound.bound);
-            elements.for_each(|result, &exact, &bound| {
-                let error = (*result - exact).clamp(-bound, bound);
-                *result = if exact.is_finite() && error.is_finite() { error } else { 0.0 };
-            });
-        }
-        Ok(results)
-    });
-    let kernels: Vec<Values> = kernels.collect::<Result<_, Error>>()?;
-    let mut errors = BTreeMap::<String, Vec<ArrayD<f64>>>::new();
-    for (name, error) in kernels.into_iter().flatten() {
-        errors.entry(name).or_default().push(error);
     }
-    Ok(errors)
+    results.retain(|name, _| exact.outputs.contains_key(name));
+    for (name, result) in &mut results {
+        let (bound, largest) = (&exact.outputs[name], exact.outputs[name].largest);
+        let elements = ndarray::Zip::from(result).and(&bound.value).and(&bound.bound);
+        elements.for_each(|result, &exact, &bound| {
+            let error = (saturated(*result, largest) - exact).clamp(-bound, bound);
+            *result = if exact.is_finite() && error.is_finite() { error } else { 0.0 };
+        });
+    }
+    Ok(results)
+}
+
+/// A result, or the largest number of its type where that overflows: as far off as it is known to be.
+pub(crate) fn saturated(x: f64, largest: f64) -> f64 {
+    if x.is_infinite() { largest.copysign(x) } else { x }
 }
 
 /// The outputs of one kernel, in their storage types; whole numbers are left out. What a pass reads of the
@@ -84,8 +79,16 @@ fn stored(
     if operands.iter().any(|x| x.role == Role::Saved) {
         keep_saved(problem, types, &operands, &mut inputs, (profile, kernel))?;
     }
+    // Equal operands err alike where a kernel treats all elements alike, and by themselves where some lie in
+    // the last tile: every fourth kernel has a number for each place.
+    let places = kernel % 4 == 3;
     let numbers = inputs.iter().map(|(name, x)| {
-        let number = |&x: &f64| Stochastic { rounding, ..Stochastic::from_f64(x) };
+        let mut at = name.len() as u32;
+        let number = |&x: &f64| {
+            at = at.wrapping_add(if places { 0x9E37_79B1 } else { 0 });
+            let place = if places { at } else { 0 };
+            Stochastic { rounding, place, ..Stochastic::from_f64(x) }
+        };
         (name.clone(), x.map(number))
     });
     let results = evaluate(problem, pass, &numbers.collect())?;
@@ -141,14 +144,28 @@ struct Rounding {
     score: f32,
     /// Of a weight, if it is stored.
     weight: f32,
-    /// Of lse, relative to the largest logit, if it is stored: of three sums and the storing.
+    /// Of a weight that is made anew from lse, relative to the largest logit, lse and 1: of three sums, the storing,
+    /// and the function.
     lse: f32,
+    /// Numbers below this are lost: every other kernel keeps no subnormal ones.
+    least: f64,
+    /// What every error is multiplied by. Weights of lazy attention jump where they become 0: a jump that one kernel
+    /// in fifty makes is seen in one whose errors are larger.
+    factor: f32,
     kernel: u32,
 }
 
 impl Rounding {
-    const NONE: Rounding =
-        Rounding { unit: 0.0, product: 0.0, score: 0.0, weight: 0.0, lse: 0.0, kernel: 0 };
+    const NONE: Rounding = Rounding {
+        unit: 0.0,
+        product: 0.0,
+        score: 0.0,
+        weight: 0.0,
+        lse: 0.0,
+        least: 0.0,
+        factor: 1.0,
+        kernel: 0,
+    };
 
     fn new(profile: &Profile, algorithm: Algorithm, pass: Pass, kernel: u32) -> Self {
         let unit = profile.accumulator.unit_roundoff();
@@ -167,12 +184,24 @@ impl Rounding {
         let stored = stores.into_iter().map(narrow).fold(0.0, f64::max);
         let weight = if multiplies { stored } else { 0.0 };
         // Two factors, which err each by itself.
-        let product = unit + 2f64.sqrt() * profile.factor;
-        let lse = if pass == Pass::Forward { 0.0 } else { 4.0 * unit };
+        let mut product = unit + 2f64.sqrt() * profile.factor;
+        if algorithm == Algorithm::LinearAttention {
+            // Its weights and states are products.
+            product += 2f64.sqrt() * stored;
+        }
+        // The forward pass of lazy attention reads its own lse.
+        let streams = pass == Pass::Forward && algorithm != Algorithm::LazyAttention;
+        let lse = if streams { 0.0 } else { 4.0 * unit };
         let score = narrow(profile.score_store);
         let [unit, product, score, weight, lse] =
             [unit, product, score, weight, lse].map(|x| x as f32);
-        Rounding { unit, product, score, weight, lse, kernel }
+        let least = if kernel % 2 == 1 { profile.accumulator.min_positive() } else { 0.0 };
+        let factor = match (algorithm, kernel % 8) {
+            (Algorithm::LazyAttention, 2) => 4.0,
+            (Algorithm::LazyAttention, 6) => 8.0,
+            _ => 1.0,
+        };
+        Rounding { unit, product, score, weight, lse, least, factor, kernel }
     }
 
     /// Of a division, or of a product with a rounded reciprocal.
@@ -180,10 +209,11 @@ impl Rounding {
         2.0 * self.unit
     }
 
-    /// The same number for the same operation on the same operands, from −1 to 1.
-    fn random(self, operation: u64, x: f64, y: f64) -> f64 {
+    /// The same number for the same operation on the same operands at the same place, from −1 to 1.
+    fn random(self, operation: u64, x: f64, y: f64, place: u32) -> f64 {
         let seed = (u64::from(self.kernel) << 8 | operation).wrapping_mul(0x9E37_79B9_7F4A_7C15);
         let mut word = x.to_bits() ^ y.to_bits().rotate_left(29) ^ seed;
+        word = word.wrapping_add(u64::from(place) << 17);
         word = (word ^ (word >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         word = (word ^ (word >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
         ((word ^ (word >> 31)) >> 11) as f64 * 0.5f64.powi(52) - 1.0
@@ -196,31 +226,45 @@ struct Stochastic {
     value: f64,
     /// The size of the largest term of the sum that it is; of others their own.
     size: f64,
-    /// Of a sum of exponentials the largest [`size`](Self::size) of an argument; else 0.
+    /// Of a sum of exponentials 1 more than the largest [`size`](Self::size) of an argument; else 0.
     logit: f64,
     /// That of a constant of the formula is [`Rounding::NONE`] until it meets an operand.
     rounding: Rounding,
+    /// What it is rounded by before it is multiplied: of a weight. The sum of weights that divides is that of
+    /// weights which are not rounded.
+    stored: f32,
+    /// Where its operands lie, in kernels whose errors depend on that; else 0.
+    place: u32,
 }
 
 impl Stochastic {
     /// A result of an operation on this number, off by up to `error`.
     fn off(self, value: f64, error: f64, operation: u64, other: f64) -> Self {
-        let random = self.rounding.random(operation, self.value, other);
+        let random = self.rounding.random(operation, self.value, other, self.place);
+        let error = error * f64::from(self.rounding.factor);
         // What is infinite is so in every kernel.
         let rounded = value + error * random;
         let value = if value.is_finite() && error.is_finite() { rounded } else { value };
-        Stochastic { value, size: value.abs(), logit: 0.0, ..self }
+        let value = if value.abs() < self.rounding.least { 0.0 } else { value };
+        Stochastic { value, size: value.abs(), logit: 0.0, stored: 0.0, ..self }
     }
 
     /// A result of two numbers, off by up to `units` roundoffs of itself.
     fn with(self, y: Self, value: f64, relative: impl Fn(Rounding) -> f32, operation: u64) -> Self {
         let rounding = if self.rounding.unit > 0.0 { self.rounding } else { y.rounding };
-        let x = Stochastic { rounding, ..self };
+        let place = self.place.rotate_left(7) ^ y.place.wrapping_mul(0x85EB_CA6B);
+        let x = Stochastic { rounding, place, ..self };
         x.off(value, value.abs() * f64::from(relative(rounding)), operation, y.value)
     }
 
     fn unit(self) -> f64 {
         f64::from(self.rounding.unit)
+    }
+
+    /// The rounding of lse, where this is a sum of exponentials.
+    fn of_lse(self) -> f64 {
+        let size = if self.logit > 0.0 { self.logit + self.value.ln().abs() } else { 0.0 };
+        f64::from(self.rounding.lse) * size
     }
 }
 
@@ -231,21 +275,28 @@ operators! {
     add Stochastic {
         size: x.size.max(y.size),
         logit: x.logit.max(y.logit),
+        stored: x.stored.max(y.stored),
         ..x.with(y, x.value + y.value, |of| of.unit, 1)
     },
     sub x + -y,
-    mul x.with(y, x.value * y.value, |of| of.product, 2),
+    mul x.with(y, x.value * y.value, |of| of.product + x.stored + y.stored, 2),
     div {
         // By an l that a kernel keeps in lse, whose rounding all quotients share.
-        let lse = f64::from(y.rounding.lse) * y.logit;
-        let y = y.off(y.value, y.value * lse, 10, 0.0);
-        x.with(y, x.value / y.value, Rounding::of_quotient, 3)
+        let y = y.off(y.value, y.value * y.of_lse(), 10, 0.0);
+        Stochastic { stored: x.stored, ..x.with(y, x.value / y.value, Rounding::of_quotient, 3) }
     }
 }
 
 impl Real for Stochastic {
-    const ZERO: Self = Stochastic { value: 0.0, size: 0.0, logit: 0.0, rounding: Rounding::NONE };
-    const ONE: Self = Stochastic { value: 1.0, size: 1.0, logit: 0.0, rounding: Rounding::NONE };
+    const ZERO: Self = Stochastic {
+        value: 0.0,
+        size: 0.0,
+        logit: 0.0,
+        rounding: Rounding::NONE,
+        stored: 0.0,
+        place: 0,
+    };
+    const ONE: Self = Stochastic { value: 1.0, size: 1.0, ..Self::ZERO };
 
     fn from_f64(x: f64) -> Self {
         Stochastic { value: x, size: x.abs(), ..Self::ZERO }
@@ -255,21 +306,19 @@ impl Real for Stochastic {
         self.value
     }
 
-    /// A polynomial and a rounded argument, then the storing of a weight. The argument is a logit less a
-    /// maximum; a kernel may subtract a stored lse instead, whose rounding is of the size of the two.
+    /// A polynomial and a rounded argument. The argument is a logit less a maximum; a kernel may subtract a stored
+    /// lse instead, whose rounding is of the size of the two.
     fn exp(self) -> Self {
         let value = self.value.exp();
         let score = f64::from(self.rounding.score) * self.size;
         let function = (2.0 + self.value.abs() + self.size) * self.unit() + score;
         let computed = self.off(value, value * function, 4, 0.0);
-        let kept =
-            computed.off(computed.value, value * f64::from(self.rounding.weight), 5, self.value);
-        Stochastic { logit: self.size, ..kept }
+        Stochastic { logit: 1.0 + self.size, stored: self.rounding.weight, ..computed }
     }
 
     fn ln(self) -> Self {
         let value = self.value.ln();
-        self.off(value, value.abs().max(1.0) * self.unit(), 6, 0.0)
+        self.off(value, value.abs().max(1.0) * self.unit() + self.of_lse(), 6, 0.0)
     }
 
     fn sqrt(self) -> Self {

@@ -2,7 +2,7 @@
 
 use super::{Check, Output, statistics, types};
 use crate::bounds::{Bounds, bounds};
-use crate::gates::{Blunt, Status, Verdict, blunt, g1, has_blunt};
+use crate::gates::{Blunt, Status, Verdict, blunt, g1};
 use crate::profile::Profile;
 use crate::stochastic;
 use crate::tensor::Tensors;
@@ -10,6 +10,7 @@ use crate::tier::Request;
 use crate::tiers::check_results;
 use etalon_problem::{Dtype, Error, Operand};
 use serde::Serializer;
+use std::sync::Arc;
 
 impl Check {
     /// The same where the inputs count as generic, or do not, whatever they look like.
@@ -86,10 +87,8 @@ pub(super) fn doubts(
     outputs: &Tensors,
 ) -> Result<Vec<Blunt>, Error> {
     let &Request { problem, pass, inputs, .. } = request;
-    if !has_blunt(exact) {
-        return Ok(Vec::new());
-    }
-    let simulated =
-        stochastic::errors(problem, pass, types(request, outputs), profile, inputs, exact)?;
-    Ok(blunt(operands, profile, exact, &simulated, outputs))
+    let types = types(request, outputs);
+    blunt(operands, profile, exact, outputs, |kernel| {
+        stochastic::errors(problem, pass, &types, profile, inputs, exact, kernel).map(Arc::new)
+    })
 }

@@ -7,7 +7,7 @@ use super::identities::{dlse_of_seeing_rows, sums_over_keys};
 use super::law::laws;
 use super::part::with_scores;
 use super::sums::{Known, Sum};
-use super::tensors::{Equality, change, everywhere, map, same, take};
+use super::tensors::{Equality, change, everywhere, map, returned, same, take};
 use super::trial::Trial;
 use super::visible::{Visible, all_keys};
 use crate::cases::Case;
@@ -124,7 +124,7 @@ fn mean_above_zero(trial: &Trial<'_>) -> Judgement {
     let [base, above] = [0.0, tau].map(|tau| -> Result<_, Flaw> {
         let inputs = with_tau(&case.inputs, tau)?;
         let bounds = trial.bounds_of(&case.problem, &inputs)?;
-        Known::new("o", &trial.ask_with(&inputs)?["o"], &bounds)
+        Known::new("o", returned(&trial.ask_with(&inputs)?, "o")?, &bounds)
     });
     let (base, above) = (base?, above?);
     let means = ArrayD::from_shape_fn(above.value.raw_dim(), |at| {
@@ -143,7 +143,7 @@ fn left(trial: &Trial<'_>) -> Result<Known, Flaw> {
     let problem = &trial.case.problem;
     let ones = changed(&trial.case.inputs, "v", |_, _| 1.0)?;
     let outputs = trial.ask_pass(problem, Pass::Forward, &ones)?;
-    Known::new("o", &outputs["o"], &trial.bounds_for(Pass::Forward, &ones)?)
+    Known::new("o", returned(&outputs, "o")?, &trial.bounds_for(Pass::Forward, &ones)?)
 }
 
 fn left_of_weights(trial: &Trial<'_>) -> Judgement {

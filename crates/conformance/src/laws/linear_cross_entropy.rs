@@ -9,7 +9,7 @@ use super::flaw::{Flaw, Judgement, worst};
 use super::law::laws;
 use super::part::Part;
 use super::sums::input;
-use super::tensors::{Equality, change, each_element, everywhere, map, poison, same};
+use super::tensors::{Equality, change, each_element, everywhere, map, poison, result, same};
 use super::trial::Trial;
 use crate::cases::Case;
 use crate::tensor::{Tensor, Tensors};
@@ -133,7 +133,7 @@ fn ignored_poison(trial: &Trial<'_>) -> Judgement {
 fn class_sums(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, problem(trial.case)?);
     let classes = ndarray::Axis(0);
-    let sums = trial.clean()?["dw"].to_f64("dw")?.sum_axis(classes);
+    let sums = result(trial.clean()?, "dw")?.sum_axis(classes);
     let (h, dlse) = (case.inputs["h"].to_f64("h")?, input(&case.inputs, "dlse")?);
     let slope = problem.logit_scale / problem.temperature;
     let ignored = ignored(case);
@@ -174,7 +174,7 @@ fn token_order(trial: &Trial<'_>) -> Judgement {
 
 fn losses_add_up(trial: &Trial<'_>) -> Judgement {
     let (case, problem) = (trial.case, problem(trial.case)?);
-    let (losses, bounds) = (trial.clean()?["loss"].to_f64("loss")?, trial.bounds()?);
+    let (losses, bounds) = (result(trial.clean()?, "loss")?, trial.bounds()?);
     let slack = bounds.outputs["loss"].bound.sum();
     // A mean divides the z-loss by another number, unless there is none.
     let square = problem.lse_square_scale != 0.0;
@@ -184,7 +184,7 @@ fn losses_add_up(trial: &Trial<'_>) -> Judgement {
         let other: Problem = problem.clone().reduction(reduction).into();
         let outputs = trial.ask(&other, &case.inputs)?;
         let bounds = trial.bounds_of(&other, &case.inputs)?.outputs;
-        let (z, mean) = (outputs["normaliser"].to_f64("z")?, outputs["loss"].to_f64("loss")?);
+        let (z, mean) = (result(&outputs, "normaliser")?, result(&outputs, "loss")?);
         let limit = &bounds["loss"].bound * &z.mapv(f64::abs)
             + &mean.mapv(f64::abs) * &bounds["normaliser"].bound;
         let sum = ArrayD::from_elem(mean.raw_dim(), losses.sum());

@@ -19,6 +19,17 @@ macro_rules! each {
     };
 }
 
+/// A result of a kernel. Of a kernel that does not return it nothing can be asked that needs it.
+pub(crate) fn returned<'a>(outputs: &'a Tensors, name: &str) -> Result<&'a Tensor, Flaw> {
+    let not_returned = || Flaw::NotAsked(format!("the kernel does not return `{name}`"));
+    outputs.get(name).ok_or_else(not_returned)
+}
+
+/// As [`returned`], as numbers.
+pub(crate) fn result(outputs: &Tensors, name: &str) -> Result<ArrayD<f64>, Flaw> {
+    Ok(returned(outputs, name)?.to_f64(name)?)
+}
+
 /// The entries `picks` of an axis, in this order; entries may repeat.
 pub(crate) fn take(tensor: &Tensor, axis: usize, picks: &[usize]) -> Tensor {
     let mut shape = tensor.shape.clone();

@@ -5,16 +5,16 @@ use crate::bounds::{self, Bounds};
 use crate::cases::Case;
 use crate::gates::{self, Blunt, Statistic, g2};
 use crate::profile::Profile;
-use crate::stochastic;
-use crate::tensor::Tensors;
+use crate::stochastic::{self, KERNELS};
+use crate::tensor::{Tensors, Values};
 use crate::tier::{Filtered, Hints, Request, Tier};
 use crate::tiers::{ask, ask_filtered, ask_in_turn};
+use crate::types::Types;
 use crate::typical::{Kernels, Typical};
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Operand, Pass, Problem};
-use ndarray::ArrayD;
 use std::collections::BTreeMap;
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// Of some tensors those that a pass reads.
 fn given(problem: &Problem, pass: Pass, inputs: &Tensors) -> Tensors {
@@ -48,8 +48,8 @@ fn once<T>(
     result.as_ref().map_err(Clone::clone)
 }
 
-/// The errors of simulated kernels, by output ([`stochastic::errors`]).
-type Simulated = BTreeMap<String, Vec<ArrayD<f64>>>;
+/// The errors of simulated kernels, of each when it is first asked for ([`stochastic::errors`]).
+type Simulated = [OnceLock<Result<Arc<Values>, Flaw>>; KERNELS as usize];
 
 /// A case with its exact results and their bounds: made when first asked for, shared by all tiers.
 pub struct Exact {
@@ -57,7 +57,7 @@ pub struct Exact {
     profile: Profile,
     bounds: ByPass<Bounds>,
     typical: ByPass<Typical>,
-    simulated: ByPass<Simulated>,
+    simulated: BTreeMap<Pass, Simulated>,
     others: Mutex<Vec<Other>>,
 }
 
@@ -72,8 +72,9 @@ struct Other {
 impl Exact {
     /// A case for kernels of a profile.
     pub fn new(case: Case, profile: Profile) -> Self {
+        let simulated = Pass::ALL.into_iter().map(|pass| (pass, Simulated::default())).collect();
         let others = Mutex::new(Vec::new());
-        Exact { case, profile, bounds: by_pass(), typical: by_pass(), simulated: by_pass(), others }
+        Exact { case, profile, bounds: by_pass(), typical: by_pass(), simulated, others }
     }
 
     /// The case.
@@ -198,15 +199,18 @@ impl<'a> Trial<'a> {
     /// Of outputs of the case that are blunt, whether they err as correct kernels do.
     pub fn doubts(&self, outputs: &Tensors) -> Result<Vec<Blunt>, Flaw> {
         let (exact, operands) = (self.bounds()?, self.case.problem.operands(self.pass));
-        if !gates::has_blunt(exact) {
-            return Ok(Vec::new());
-        }
-        let simulated = once(&self.exact.simulated[&self.pass], || {
-            let Case { problem, dtype, .. } = self.case;
-            let (pass, profile) = (self.pass, self.profile());
-            Ok(stochastic::errors(problem, pass, *dtype, profile, self.inputs(), exact)?)
-        })?;
-        Ok(gates::blunt(&operands, self.profile(), exact, simulated, outputs))
+        let Case { problem, dtype, .. } = self.case;
+        let types = Types::from(*dtype);
+        gates::blunt(&operands, self.profile(), exact, outputs, |kernel| {
+            let slot = &self.exact.simulated[&self.pass][kernel as usize];
+            let errors = once(slot, || {
+                let (pass, profile, inputs) = (self.pass, self.profile(), self.inputs());
+                let errors =
+                    stochastic::errors(problem, pass, &types, profile, inputs, exact, kernel);
+                Ok(Arc::new(errors?))
+            });
+            errors.cloned()
+        })
     }
 
     /// Those of another problem, or of other inputs.

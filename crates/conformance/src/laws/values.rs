@@ -5,7 +5,7 @@ use super::flaw::{Judgement, worst};
 use super::identities::has_v;
 use super::law::{laws, scores_are};
 use super::part::{Part, with_scores};
-use super::tensors::{each_element, everywhere};
+use super::tensors::{each_element, everywhere, result};
 use super::trial::Trial;
 use super::visible::Visible;
 use crate::bounds::Bound;
@@ -115,7 +115,7 @@ fn one_key(trial: &Trial<'_>) -> Judgement {
     let outputs = trial.ask(&problem, inputs)?;
     let bounds = trial.bounds_of(&problem, inputs)?.outputs;
     let lse = &bounds["lse"];
-    let margin = close("lse", &outputs["lse"].to_f64("lse")?, &lse.value, &lse.bound);
+    let margin = close("lse", &result(&outputs, "lse")?, &lse.value, &lse.bound);
     let (Some(o), Some(v)) = (outputs.get("o"), inputs.get("v")) else { return margin };
     let (o, v) = (o.to_f64("o")?, v.to_f64("v")?);
     let value = |at: IxDyn| seen_values(&visible, &v, at.slice()).next().unwrap_or(0.0);
@@ -127,7 +127,7 @@ fn one_key(trial: &Trial<'_>) -> Judgement {
 fn hull(trial: &Trial<'_>) -> Judgement {
     let case = trial.case;
     let visible = Visible::new(case.scores()?, &case.inputs);
-    let (o, v) = (trial.clean()?["o"].to_f64("o")?, case.inputs["v"].to_f64("v")?);
+    let (o, v) = (result(trial.clean()?, "o")?, case.inputs["v"].to_f64("v")?);
     let Bound { value, bound, .. } = &trial.bounds()?.outputs["o"];
     // A sink is a key with value 0.
     let sink = case.scores()?.sinks.then_some(0.0);

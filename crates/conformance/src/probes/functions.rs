@@ -109,6 +109,13 @@ pub(super) fn narrowed(profile: &Profile, dtype: Dtype) -> f64 {
     2.0 * profile.factor / dtype.unit_roundoff()
 }
 
+/// What a weight loses to underflow in a product, in its own roundoffs: one that is the sum of numbers in bf16
+/// loses what is below the least of them.
+fn lost(profile: &Profile, weight: f64) -> f64 {
+    let least = if profile.factor > 0.0 { Dtype::Bf16.underflow() } else { 0.0 };
+    least / weight / Dtype::F32.unit_roundoff()
+}
+
 /// Whether weights are kept as exactly as they are computed.
 pub(super) fn keeps_weights(profile: &Profile) -> bool {
     let f32s = |dtype: &Dtype| *dtype == Dtype::F32;

@@ -11,6 +11,7 @@ use super::functions::{Errors, keeps_weights, narrowed, rounded_exp};
 use super::inputs::{fill, is_dyadic, skeleton, value_columns};
 use crate::laws::flaw::{Flaw, Judgement, worst};
 use crate::laws::law::laws;
+use crate::laws::tensors::result;
 use crate::laws::trial::Trial;
 use crate::laws::visible::Visible;
 use crate::tensor::Tensors;
@@ -65,7 +66,7 @@ pub(super) fn log_of_rows(trial: &Trial<'_>) -> Judgement {
         _ => 1.0,
     });
     let counts = Visible::new(&scores, &inputs).counts();
-    let lse = trial.ask(&problem, &inputs)?["lse"].to_f64("lse")?;
+    let lse = result(&trial.ask(&problem, &inputs)?, "lse")?;
     let mut errors = Errors::of(trial.profile().accumulator);
     let rows = counts.indexed_iter().filter(|(_, n)| **n > 0);
     for ((b, h, i), &n) in rows {
@@ -96,7 +97,7 @@ pub(super) fn tanh_of_rows(trial: &Trial<'_>) -> Judgement {
         _ => 1.0,
     });
     let counts = Visible::new(&scores, &inputs).counts();
-    let lse = trial.ask(&problem, &inputs)?["lse"].to_f64("lse")?;
+    let lse = result(&trial.ask(&problem, &inputs)?, "lse")?;
     let mut errors = Errors::of(trial.profile().accumulator);
     for ((b, h, i), &n) in counts.indexed_iter().filter(|(_, n)| **n > 0) {
         let (s, n) = (sigma * q([b, h, i]), n as f64);
@@ -192,7 +193,7 @@ impl Pairs {
             ("v", column) => f64::from(u8::from(at[2] % period == column)),
             _ => 0.0,
         });
-        let o = trial.ask(problem, &inputs)?["o"].to_f64("o")?;
+        let o = result(&trial.ask(problem, &inputs)?, "o")?;
         let mut errors = Errors::of(Dtype::F32);
         let behind = BEHIND + narrowed(trial.profile(), Dtype::F32);
         for &[b, h, i] in rows.keys() {

@@ -127,8 +127,8 @@ impl Host<'_> {
         let (mut l, mut u) = (0.0, 0.0);
         for tile in &tiles {
             let (new, factor) = job.raise(m, maximum(tile));
-            if factor != 0.0 && !self.is(bugs::ENTROPY_NOT_RESCALED) {
-                u = factor * (u + (m - new) * l);
+            if !self.is(bugs::ENTROPY_NOT_RESCALED) {
+                u = if factor == 0.0 { 0.0 } else { factor * (u + (m - new) * l) };
             }
             (m, l) = (new, factor * l);
             for z in tile {

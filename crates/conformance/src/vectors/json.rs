@@ -108,6 +108,7 @@ fn kind(name: &str) -> String {
         "sequence" => "an array".to_string(),
         "unit value" | "unit" | "null" => "null".to_string(),
         "a sequence" => "an array".to_string(),
+        "unit variant" => "a name alone".to_string(),
         name if name.starts_with("struct ") || name.ends_with(" variant") => {
             "an object with keys".to_string()
         }
@@ -141,6 +142,7 @@ mod tests {
         inner: Option<Inner>,
         list: Option<Vec<usize>>,
         word: Option<Word>,
+        shape: Option<Shape>,
     }
 
     #[derive(Debug, Deserialize)]
@@ -158,12 +160,19 @@ mod tests {
         Two,
     }
 
+    #[derive(Debug, Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    #[allow(dead_code, reason = "only its errors are of interest")]
+    enum Shape {
+        Round { size: usize },
+    }
+
     #[test]
     fn every_kind_of_mistake_has_its_key_and_line() {
         for (text, words) in [
             (
                 "{\n\"b\": 1}",
-                "line 2: unknown key `b`, expected one of `a`, `inner`, `list`, `word`",
+                "line 2: unknown key `b`, expected one of `a`, `inner`, `list`, `word`, `shape`",
             ),
             (
                 "{\"inner\":\n{\"sise\": 1}}",
@@ -195,6 +204,10 @@ mod tests {
             (
                 "{\"a\": null, \"inner\": 3}",
                 "line 1: `inner` must be an object with keys, found `3`",
+            ),
+            (
+                "{\"shape\": \"round\"}",
+                "line 1: `shape.round` must be an object with keys, found a name alone",
             ),
             ("{\"a\": 1,}", "line 1, column 9: a comma stands before a closing bracket"),
             ("{\"a\": 1", "line 1: the text ends before all that it opens is closed"),

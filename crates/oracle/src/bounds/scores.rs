@@ -287,6 +287,12 @@ impl<'a> Operands<'a> {
     }
 }
 
+/// Whether a row sees nothing beside a sink of ∞, whose weight is 1 in every kernel: no difference of two
+/// infinities says so.
+fn alone_with_all(pairs: &[Pair], sink: f64) -> bool {
+    pairs.is_empty() && sink == f64::INFINITY
+}
+
 impl<'a> Row<'a> {
     /// The visible pairs of a query, their weights, and what follows from all of them together.
     pub fn new(place: Place<'a>) -> Self {
@@ -313,7 +319,9 @@ impl<'a> Row<'a> {
             (pair.log, pair.p, pair.p_error) = weight(pair.score, pair.error);
         }
         let (mut pi, mut pi_error) = (0.0, 0.0);
-        if sink > f64::NEG_INFINITY {
+        if alone_with_all(&pairs, sink) {
+            pi = 1.0;
+        } else if sink > f64::NEG_INFINITY {
             (_, pi, pi_error) = weight(sink, model.base_2(sink) + model.score.error(sink.abs()));
         }
         let error = pi_error + pairs.iter().map(|pair| pair.p_error).sum::<f64>();
@@ -400,6 +408,9 @@ impl<'a> Row<'a> {
     /// (N10) of the sink's weight.
     pub fn recomputed_sink(&self, model: &Model) -> f64 {
         let (sink, lse) = (self.sink, self.lse);
+        if alone_with_all(&self.pairs, sink) {
+            return 0.0;
+        }
         let stored = model.score.error(sink.abs());
         let log = stored + self.lse_error + model.base_2(sink) + model.base_2(lse);
         let rho = log + model.exp((sink - lse).abs());

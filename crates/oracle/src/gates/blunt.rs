@@ -4,16 +4,19 @@
 //! another row, would lie within it. Such an element counts as right only if it errs no more than simulated
 //! kernels do ([`crate::stochastic`]); otherwise nothing is known of it.
 
-use super::rms;
 use super::statistics::Layout;
+use super::{margins, rms};
 use crate::bounds::{Bound, Bounds, NoBound};
 use crate::profile::Profile;
-use crate::tensor::Tensors;
+use crate::stochastic::{KERNELS, saturated};
+use crate::tensor::{Tensor, Tensors, Values};
 use etalon_problem::Operand;
-use ndarray::ArrayD;
+use rayon::prelude::*;
 use statrs::distribution::{ContinuousCDF, StudentsT};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The largest share of the scale of its row that the bound of an element may have which is not blunt.
 const HALF: f64 = 0.5;
@@ -100,83 +103,135 @@ fn blunt_elements(bound: &Bound) -> Option<(Vec<bool>, Vec<f64>)> {
     blunt.contains(&true).then_some((blunt, scales))
 }
 
-/// Whether any element of an output is blunt: only then are simulated kernels wanted.
-pub fn has_blunt(exact: &Bounds) -> bool {
-    exact.outputs.values().any(|bound| blunt_elements(bound).is_some())
-}
-
-/// What is blunt about each output, where something is. `simulated` are the errors of correct kernels, by output.
-pub fn blunt(
+/// What is blunt about each output, where something is. `simulate` returns the errors of one of [`KERNELS`] correct
+/// kernels, by output, on the pass and inputs of `exact`.
+///
+/// Kernels are simulated one after the other until nothing is in doubt: an error that is small beside those of
+/// the first kernels is so beside those of all.
+pub fn blunt<E: Send>(
     operands: &[Operand],
     profile: &Profile,
     exact: &Bounds,
-    simulated: &BTreeMap<String, Vec<ArrayD<f64>>>,
     outputs: &Tensors,
-) -> Vec<Blunt> {
-    let found = exact.outputs.iter().filter_map(|(name, bound)| {
-        let (blunt, scales) = blunt_elements(bound)?;
+    simulate: impl Fn(u32) -> Result<Arc<Values>, E> + Sync,
+) -> Result<Vec<Blunt>, E> {
+    let unit = profile.accumulator.unit_roundoff();
+    let rows = exact.outputs.iter().filter_map(|(name, bound)| {
         let operand = operands.iter().find(|operand| operand.name == name)?;
-        let (got, stored) = (outputs.get(name)?.numbers(name).ok()?, outputs.get(name)?.dtype()?);
-        let unit = profile.accumulator.unit_roundoff();
-        let least: Vec<f64> =
-            scales.iter().map(|scale| unit * scale + stored.underflow()).collect();
-        let samples = simulated.get(name).map_or(&[][..], Vec::as_slice);
-        (got.shape() == bound.value.shape())
-            .then(|| judge(operand, bound, (&blunt, &least), &got, samples))
+        Rows::new(operand, bound, outputs.get(name)?, unit)
     });
-    found.collect()
+    let mut rows: Vec<Rows<'_>> = rows.collect();
+    let mut kernels = 0;
+    while kernels < KERNELS && rows.iter().any(|rows| !rows.in_doubt().is_empty()) {
+        let some = kernels..(2 * kernels).clamp(1, KERNELS);
+        kernels = some.end;
+        let errors: Vec<_> = some.into_par_iter().map(&simulate).collect::<Result<_, E>>()?;
+        errors.iter().for_each(|errors| rows.iter_mut().for_each(|rows| rows.add(errors)));
+    }
+    Ok(rows.iter().map(Rows::judge).collect())
 }
 
-fn judge(
-    operand: &Operand,
-    bound: &Bound,
-    (blunt, least): (&[bool], &[f64]),
-    got: &ArrayD<f64>,
-    samples: &[ArrayD<f64>],
-) -> Blunt {
-    let layout = Layout::new(operand);
-    let own: Vec<f64> = got.iter().zip(&bound.value).map(|(got, exact)| got - exact).collect();
-    let samples: Vec<&[f64]> = samples.iter().filter_map(|x| x.as_slice()).collect();
-    let squares = |errors: &[f64], row: usize| -> f64 {
-        let inside = errors[layout.range(row)].iter().zip(&blunt[layout.range(row)]);
-        inside.filter(|(_, blunt)| **blunt).map(|(x, _)| x * x).sum()
-    };
-    // The error of a row in units of the typical one, which is a rounding at least; ∞ where it is not finite.
-    let times = |row: usize| {
-        let kernels = samples.len().max(1) as f64;
-        let simulated: f64 = samples.iter().map(|sample| squares(sample, row)).sum();
-        let typical = simulated / kernels + squares(least, row);
-        let times = (squares(&own, row) / typical).sqrt();
-        match squares(&own, row) {
-            0.0 => 0.0,
-            _ if times.is_nan() => f64::INFINITY,
-            _ => times,
+/// The rows of an output of which some elements are blunt.
+struct Rows<'a> {
+    operand: &'a Operand,
+    bound: &'a Bound,
+    layout: Layout,
+    /// Element by element.
+    blunt: Vec<bool>,
+    /// The rows that hold a blunt element, and none that is off: such a row is wrong, not in doubt.
+    rows: Vec<usize>,
+    /// Of each of them the sum of the squares of errors of its blunt elements, of what is judged.
+    own: Vec<f64>,
+    /// The same of the rounding that is granted to any kernel.
+    least: Vec<f64>,
+    /// The same of the simulated kernels, all together.
+    simulated: Vec<f64>,
+}
+
+impl<'a> Rows<'a> {
+    fn new(operand: &'a Operand, bound: &'a Bound, got: &Tensor, unit: f64) -> Option<Self> {
+        let (blunt, scales) = blunt_elements(bound)?;
+        let (got, stored) = (got.numbers(operand.name).ok()?, got.dtype()?);
+        if got.shape() != bound.value.shape() {
+            return None;
         }
-    };
-    let rows = (0..blunt.len() / layout.width.max(1))
-        .filter(|row| blunt[layout.range(*row)].contains(&true));
-    let rows: Vec<(usize, f64)> = rows.map(|row| (row, times(row))).collect();
-    let far = rows.iter().filter(|(_, times)| *times > FAR).count();
-    let limit = if far >= MANY && 4 * far >= rows.len() { FAR } else { limit(samples.len()) };
-    let undecided: Vec<(usize, f64)> =
-        rows.into_iter().filter(|(_, times)| *times > limit).collect();
-    let elements =
-        |range: std::ops::Range<usize>| blunt[range].iter().filter(|blunt| **blunt).count();
-    Blunt {
-        output: operand.name.to_string(),
-        elements: elements(0..blunt.len()),
-        of: blunt.len(),
-        no_bound: bound.no_bound.clone(),
-        undecided: undecided.iter().map(|(row, _)| elements(layout.range(*row))).sum(),
-        rows: undecided.iter().take(NAMED).map(|(row, _)| layout.index(*row)).collect(),
-        row_count: undecided.len(),
-        times: undecided.iter().map(|(_, times)| *times).fold(0.0, f64::max),
+        let layout = Layout::new(operand);
+        let off: Vec<bool> = margins(bound, &got).iter().map(|margin| *margin > 1.0).collect();
+        let rows = (0..blunt.len() / layout.width.max(1)).filter(|row| {
+            let range = layout.range(*row);
+            blunt[range.clone()].contains(&true) && !off[range].contains(&true)
+        });
+        let rows: Vec<usize> = rows.collect();
+        let error = |(got, exact): (&f64, &f64)| saturated(*got, bound.largest) - exact;
+        let own: Vec<f64> = got.iter().zip(&bound.value).map(error).collect();
+        let least: Vec<f64> =
+            scales.iter().map(|scale| unit * scale + stored.underflow()).collect();
+        let simulated = vec![0.0; rows.len()];
+        let mut all =
+            Rows { operand, bound, layout, blunt, rows, own: vec![], least: vec![], simulated };
+        (all.own, all.least) = (all.squares(&own), all.squares(&least));
+        Some(all)
+    }
+
+    /// Row by row, the sum of the squares of the blunt elements of a list.
+    fn squares(&self, list: &[f64]) -> Vec<f64> {
+        let of_row = |&row: &usize| {
+            let inside = self.layout.range(row).filter(|at| self.blunt[*at]);
+            inside.map(|at| list[at] * list[at]).sum()
+        };
+        self.rows.iter().map(of_row).collect()
+    }
+
+    /// Counts the errors of a simulated kernel.
+    fn add(&mut self, errors: &Values) {
+        let errors = errors.get(self.operand.name).and_then(|errors| errors.as_slice());
+        let squares = errors.map_or(Vec::new(), |errors| self.squares(errors));
+        self.simulated.iter_mut().zip(squares).for_each(|(sum, square)| *sum += square);
+    }
+
+    /// The error of each row in units of the typical one of all kernels, as far as they were simulated; ∞ where
+    /// it is not finite.
+    fn times(&self) -> Vec<f64> {
+        let rows = self.own.iter().zip(&self.least).zip(&self.simulated);
+        let times = rows.map(|((&own, &least), &simulated)| {
+            let times = (own / (simulated / f64::from(KERNELS) + least)).sqrt();
+            match own {
+                0.0 => 0.0,
+                _ if times.is_nan() => f64::INFINITY,
+                _ => times,
+            }
+        });
+        times.collect()
+    }
+
+    /// The rows that err more than simulated kernels do, and how many times as much.
+    fn in_doubt(&self) -> Vec<(usize, f64)> {
+        let times = self.times();
+        let far = times.iter().filter(|times| **times > FAR).count();
+        let limit = if far >= MANY && 4 * far >= times.len() { FAR } else { limit() };
+        let rows = self.rows.iter().copied().zip(times);
+        rows.filter(|(_, times)| *times > limit).collect()
+    }
+
+    fn judge(&self) -> Blunt {
+        let doubts = self.in_doubt();
+        let elements = |range: Range<usize>| self.blunt[range].iter().filter(|x| **x).count();
+        Blunt {
+            output: self.operand.name.to_string(),
+            elements: elements(0..self.blunt.len()),
+            of: self.blunt.len(),
+            no_bound: self.bound.no_bound.clone(),
+            undecided: doubts.iter().map(|(row, _)| elements(self.layout.range(*row))).sum(),
+            rows: doubts.iter().take(NAMED).map(|(row, _)| self.layout.index(*row)).collect(),
+            row_count: doubts.len(),
+            times: doubts.iter().map(|(_, times)| *times).fold(0.0, f64::max),
+        }
     }
 }
 
-/// How many times the root mean square of the errors of some simulated kernels that of a correct one may be.
+/// How many times the root mean square of the errors of the simulated kernels that of a correct one may be.
 /// All elements of a row may err together: each kernel counts once.
-fn limit(kernels: usize) -> f64 {
-    let chance = StudentsT::new(0.0, 1.0, kernels.max(1) as f64);
+fn limit() -> f64 {
+    let chance = StudentsT::new(0.0, 1.0, f64::from(KERNELS));
     ROOM * chance.map_or(0.0, |chance| chance.inverse_cdf(1.0 - FALSE_ALARM / 2.0))
 }

@@ -8,7 +8,7 @@ use crate::generate::Stream;
 use crate::laws::compare::{TWICE, agree, close};
 use crate::laws::flaw::{Judgement, worst};
 use crate::laws::sums::input;
-use crate::laws::tensors::{Equality, change, each_element, everywhere, poison, same};
+use crate::laws::tensors::{Equality, change, each_element, everywhere, poison, result, same};
 use crate::laws::trial::Trial;
 use crate::tensor::Tensors;
 use etalon_problem::{Axis, Dtype, LinearAttention, Operand, Pass, TokenSequence, find};
@@ -157,7 +157,7 @@ pub(super) fn seen_tokens(trial: &Trial<'_>) -> Judgement {
     // Where a decay underflows, a kernel may say that nothing is left.
     let last = if strong(&case.spec.point) { t + 1 } else { s.tokens };
     let seen = (t + 1..last).find(|&at| reset(at)).unwrap_or(last);
-    each_element("o", &outputs["o"].to_f64("o")?, |at, x| {
+    each_element("o", &result(&outputs, "o")?, |at, x| {
         let group = at[0] == s.batch && at[1] / problem.group() == head;
         let sees = group && (s.start + t..s.start + seen).contains(&at[2]);
         (sees && x.is_finite()).then(|| ", but it sees a NaN".to_string())

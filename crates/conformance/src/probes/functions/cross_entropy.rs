@@ -3,6 +3,7 @@
 use super::super::inputs::fill;
 use super::{Errors, FACTORS, exact_exp, factor, lse_limit, narrowed, rounded_exp};
 use crate::laws::flaw::Flaw;
+use crate::laws::tensors::result;
 use crate::laws::trial::Trial;
 use etalon_problem::{Dtype, LinearCrossEntropy, Pass, Problem, Reduction};
 
@@ -27,7 +28,7 @@ fn lse(
         "h" | "w" => element(x.name, at),
         _ => 0.0,
     });
-    Ok(trial.ask(&problem, &inputs)?["lse"].to_f64("lse")?.into_iter().collect())
+    Ok(result(&trial.ask(&problem, &inputs)?, "lse")?.into_iter().collect())
 }
 
 /// Two classes with logits of 0 and −x: lse is ln(1 + e^−x).
@@ -62,7 +63,7 @@ pub(super) fn weights(trial: &Trial<'_>, points: &[f64], errors: &mut Errors) ->
         "dloss" => 1.0,
         _ => 0.0,
     });
-    let dh = trial.ask(&problem, &inputs)?["dh"].to_f64("dh")?;
+    let dh = result(&trial.ask(&problem, &inputs)?, "dh")?;
     let behind = BEHIND + narrowed(profile, Dtype::F32);
     for (i, &x) in points.iter().enumerate() {
         let got = dh[[i, FACTORS]] * (1.0 + x.exp());

@@ -1,9 +1,10 @@
 //! Rows of one or two keys, each row a point, and rows that see more and more equal keys.
 
 use super::super::inputs::fill;
-use super::{Errors, FACTORS, KEYS, exact_exp, factor, lse_limit, narrowed, rounded_exp};
+use super::{Errors, FACTORS, KEYS, exact_exp, factor, lost, lse_limit, narrowed, rounded_exp};
 use crate::cases::Case;
 use crate::laws::flaw::Flaw;
+use crate::laws::tensors::result;
 use crate::laws::trial::Trial;
 use etalon_problem::{
     Algorithm, Attention, AttentionLse, Dtype, Extents, LazyAttention, Mask, Pass, Problem, Scores,
@@ -57,7 +58,7 @@ pub(super) fn weights(trial: &Trial<'_>, points: &[f64], errors: &mut Errors) ->
             _ => 0.0, // τ, with which lazy attention weighs as attention does
         });
         let outputs = trial.ask(&problem, &inputs)?;
-        let lse = outputs["lse"].to_f64("lse")?;
+        let lse = result(&outputs, "lse")?;
         for (&x, &got) in points.iter().zip(&lse) {
             let (m, weight) = (two.of[0] * x, (-x).exp());
             let l = 1.0 + weight;
@@ -73,6 +74,7 @@ pub(super) fn weights(trial: &Trial<'_>, points: &[f64], errors: &mut Errors) ->
         for (i, &x) in points.iter().enumerate() {
             let (got, size) = ([o[[0, 0, i, 0]], o[[0, 0, i, 1]]], x.exp());
             let own = exact_exp(profile, x);
+            let behind = behind + lost(profile, 1.0 / size);
             errors.add("e^−x · exp", -x, got[1] / got[0] * size, 1.0, own + behind);
             // What the sum of the weights errs by is in both.
             let shares = [1.0 / (1.0 + (-x).exp()), 1.0 / (1.0 + size)];
@@ -106,7 +108,7 @@ pub(super) fn weights_again(
             "dlse" => 1.0,
             _ => 0.0,
         });
-        let dq = trial.ask(&problem, &inputs)?["dq"].to_f64("dq")?;
+        let dq = result(&trial.ask(&problem, &inputs)?, "dq")?;
         for (i, &x) in points.iter().enumerate() {
             let weight = (-x).exp();
             // How far the second score is below lse, which is stored before.
@@ -114,6 +116,7 @@ pub(super) fn weights_again(
             let of_sum = exact_exp(profile, x) * weight / (1.0 + weight) + 1.0;
             let of_lse = lse_limit(profile, two.of[0] * x, 1.0 + weight, of_sum);
             let got = dq[[0, 0, i, FACTORS]] * below.exp();
+            let behind = behind + lost(profile, weight);
             let limit = rounded_exp(profile, below) + of_lse + behind;
             errors.add("the weight of dq: e^−x · exp", -x, got, 1.0, limit);
         }
@@ -152,5 +155,5 @@ fn lse(
         "q" | "k" => element(x.name, at),
         _ => 0.0,
     });
-    Ok(trial.ask(&problem, &inputs)?["lse"].to_f64("lse")?.into_iter().collect())
+    Ok(result(&trial.ask(&problem, &inputs)?, "lse")?.into_iter().collect())
 }

@@ -100,12 +100,16 @@ fn pairs(heads: &Heads<'_>, query: Query, out: &mut Gradients) -> Vec<Pair> {
     let empty = o.iter().all(|x| *x == 0.0);
     let dlse = job.given("dlse").map_or(0.0, |dlse| dlse.row(at)[0]);
     let delta = if empty { 0.0 } else { dot(dout, o) } - dlse;
+    let scores = heads.row(query, |j| heads.bias(query, j));
     if let Some(sinks) = job.given("sinks") {
-        let pi = job.exp(sinks.data[query.h], lse[0]);
+        // Where a row sees nothing, all weight is that of the sink, which may be ∞; −∞ is none.
+        let sees = scores.iter().any(|score| score.seen);
+        let sink = sinks.data[query.h];
+        let alone = !sees && sink > f32::NEG_INFINITY;
+        let pi = if alone { 1.0 } else { job.exp(sink, lse[0]) };
         let pi = if job.is(bugs::SINK_TERMS_IN_BF16) { through_bf16(pi) } else { pi };
         out.of_heads.data[query.h] -= pi * delta;
     }
-    let scores = heads.row(query, |j| heads.bias(query, j));
     let mut pairs = Vec::new();
     for (j, score) in scores.into_iter().enumerate() {
         if !score.seen && !job.is(bugs::TIMES_ZERO) {

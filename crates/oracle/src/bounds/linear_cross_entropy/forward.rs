@@ -16,7 +16,7 @@ struct Token {
     lse: f64,
     logprob: f64,
     entropy: f64,
-    /// The other classes that a kernel may take for the largest.
+    /// The classes that a kernel may take for the largest, where there are several.
     argmax: Vec<usize>,
     cross_entropy: Sum,
     square: Sum,
@@ -124,8 +124,8 @@ fn token(operands: &Operands<'_>, i: usize, y: usize) -> Token {
     }
 }
 
-/// The classes whose logits come within both errors of the largest, which is not among them. Of logits that
-/// are exact and equal the first counts.
+/// The classes whose logits come within both errors of the largest, where there are several. Of logits that are
+/// exact and equal the first counts.
 fn argmax(model: &Model, row: &Row) -> Vec<usize> {
     let best = row.logits.iter().position(|x| x.z == row.m);
     // The largest that is certain: another class must reach it. As errors reach in an output (N4).
@@ -134,7 +134,10 @@ fn argmax(model: &Model, row: &Row) -> Vec<usize> {
     let reaches = |(v, x): &(usize, &Logit)| {
         let most = x.z + model.widened(x.error);
         let tied = x.error == 0.0 && x.z == certain;
-        Some(*v) != best && x.z > f64::NEG_INFINITY && !(most < certain || tied)
+        Some(*v) == best || (x.z > f64::NEG_INFINITY && !(most < certain || tied))
     };
-    row.logits.iter().enumerate().filter(reaches).map(|(v, _)| v).collect()
+    let classes: Vec<usize> =
+        row.logits.iter().enumerate().filter(reaches).map(|(v, _)| v).collect();
+    // The exact result is that of sums in another order: it may be any of several, but not another than one.
+    if classes.len() > 1 { classes } else { Vec::new() }
 }

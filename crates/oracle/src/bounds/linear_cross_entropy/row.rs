@@ -82,7 +82,8 @@ impl Row {
         let entropy_error = apart
             + spread(model.gamma_of_sum(2 * chain), 1.0 + distance)
             + model.log_error(log)
-            + 3.0 * model.u * (log + mean.abs() + lag); // (N66)
+            + 3.0 * model.u * (log + mean.abs() + m.abs() + lag)
+            + model.base_2(m); // (N66)
         Row { logits, m, lse, entropy, lse_error, entropy_error, lag }
     }
 }
