@@ -96,12 +96,12 @@ fn of_families(
     let of_seed = |seed: u64| {
         FAMILIES.into_iter().flat_map(move |(name, family)| {
             let judge = move |question: Question| {
-                let of_tier = |tier: &Box<dyn Tier>| {
+                let of_tier = |tier: &dyn Tier| {
                     let profile = tier.profile(question.dtype);
                     let request = question.request();
                     // What a backward pass reads of the forward pass a tier computes itself.
                     let given = question.of(question.pass);
-                    let found = match ask(&**tier, &Request { inputs: &given, ..request }) {
+                    let found = match ask(tier, &Request { inputs: &given, ..request }) {
                         Ok(got) => check(&request, &profile, &got, &[]).map_err(|x| x.to_string()),
                         Err(refusal) => Err(format!("{refusal:?}")),
                     };
@@ -111,7 +111,7 @@ fn of_families(
                     }
                     ((name, tier.name()), u64::from(!passed))
                 };
-                tiers.iter().map(of_tier).collect::<Vec<_>>()
+                tiers.iter().map(|tier| of_tier(&**tier)).collect::<Vec<_>>()
             };
             questions(family, seed).flat_map(judge)
         })

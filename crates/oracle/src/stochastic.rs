@@ -204,6 +204,11 @@ impl Rounding {
         Rounding { unit, product, score, weight, lse, least, factor, kernel }
     }
 
+    /// Of a product of factors that are stored before.
+    fn of_product(self, x: f32, y: f32) -> f32 {
+        self.product + x + y
+    }
+
     /// Of a division, or of a product with a rounded reciprocal.
     fn of_quotient(self) -> f32 {
         2.0 * self.unit
@@ -279,7 +284,7 @@ operators! {
         ..x.with(y, x.value + y.value, |of| of.unit, 1)
     },
     sub x + -y,
-    mul x.with(y, x.value * y.value, |of| of.product + x.stored + y.stored, 2),
+    mul x.with(y, x.value * y.value, |of| of.of_product(x.stored, y.stored), 2),
     div {
         // By an l that a kernel keeps in lse, whose rounding all quotients share.
         let y = y.off(y.value, y.value * y.of_lse(), 10, 0.0);
