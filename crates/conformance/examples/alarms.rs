@@ -12,8 +12,7 @@ use etalon_conformance::check::check;
 use etalon_conformance::gates::Status;
 use etalon_conformance::laws::{Exact, Flaw, Trial, find};
 use etalon_conformance::tier::{Request, Tier};
-use etalon_conformance::tiers::Simd;
-use etalon_conformance::tiers::ask;
+use etalon_conformance::tiers::{Simd, ask};
 use etalon_conformance::zoo::{CONTROLS, Host};
 use etalon_problem::{Algorithm, Pass};
 use question::{FAMILIES, Question, questions};
@@ -80,15 +79,16 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         alarms.iter().for_each(|alarm| eprintln!("{tier}: {alarm}"));
     }
     println!("\n| inputs | kernels | checks | alarms |\n|---|---|---|---|");
+    let mut all: u64 = sums.values().map(|(_, alarms)| alarms.len() as u64).sum();
     for ((family, tier), (checks, alarms)) in of_families(seeds, &tiers) {
         println!("| {family} | `{tier}` | {checks} | {alarms} |");
+        all += alarms;
     }
-    let alarms: usize = sums.values().map(|(_, alarms)| alarms.len()).sum();
-    println!("\n{alarms} alarms, {seeds} seeds");
+    println!("\n{all} alarms, {seeds} seeds");
     Ok(())
 }
 
-/// How many checks of each family and kernel did not pass, of how many.
+/// Checks of each family and kernel, and those of them that did not pass.
 fn of_families(
     seeds: u64,
     tiers: &[Box<dyn Tier>],
@@ -99,7 +99,7 @@ fn of_families(
                 let of_tier = |tier: &dyn Tier| {
                     let profile = tier.profile(question.dtype);
                     let request = question.request();
-                    // What a backward pass reads of the forward pass a tier computes itself.
+                    // A tier computes o and lse itself.
                     let given = question.of(question.pass);
                     let found = match ask(tier, &Request { inputs: &given, ..request }) {
                         Ok(got) => check(&request, &profile, &got, &[]).map_err(|x| x.to_string()),
