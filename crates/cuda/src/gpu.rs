@@ -118,6 +118,13 @@ impl Device {
         architecture(self.capability)
     }
 
+    /// A kernel of a variant, for this device.
+    pub fn function(&self, variant: &Variant, name: &str) -> Result<CudaFunction, Error> {
+        let architecture = variant.family.architecture_on(self.capability);
+        let architecture = architecture.unwrap_or_else(|| self.architecture());
+        self.kernels(variant.clone(), &architecture)?.get(name).cloned()
+    }
+
     /// The kernels of a variant for an architecture: kept, or loaded now.
     pub fn kernels(&self, variant: Variant, architecture: &str) -> Result<Arc<Kernels>, Error> {
         let key = (variant.clone(), architecture.to_string());

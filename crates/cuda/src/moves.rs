@@ -1,8 +1,10 @@
 //! Copies and fills of strided tensors: `kernels/move.cu`.
 
+use crate::args::{ConstPtr, Declaration, KernelArgs, Pointee, Ptr, declaration, kernel_args};
 use crate::gpu::Kernels;
 use crate::queue::Queue;
-use cudarc::driver::DeviceRepr;
+use crate::step::{Draft, Work};
+use crate::variant::Variant;
 use etalon_problem::Error;
 use std::sync::Arc;
 
@@ -75,26 +77,37 @@ pub(crate) enum When {
     Is(u64, u32),
 }
 
-/// `Move` of `move.cu`.
-#[repr(C)]
+/// An element of `move.cu`: a number of two or four bytes.
 #[derive(Debug, Clone, Copy)]
-struct Move {
-    from: u64,
-    to: u64,
-    from_strides: [i64; 4],
-    to_strides: [i64; 4],
-    heads: u32,
-    rows: u32,
-    width: u32,
-    columns: u32,
-    fill: u32,
-    when: u32,
-    found: u64,
+struct Word;
+
+impl Pointee for Word {
+    const NAME: &'static str = "word";
 }
 
-// SAFETY: the fields, their types and their order are those of `Move` in `move.cu`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Move {}
+kernel_args! {
+    /// A copy, or without a source a fill.
+    struct Move as "Move" {
+        from: ConstPtr<Word>,
+        to: Ptr<Word>,
+        /// Batch, head, row, column.
+        from_strides: [i64; 4],
+        to_strides: [i64; 4],
+        /// Of the target.
+        heads: u32,
+        rows: u32,
+        width: u32,
+        /// Of the source.
+        columns: u32,
+        fill: u32,
+        when: u32,
+        /// 0, or where a number must be `when`.
+        found: ConstPtr<u32>,
+    }
+}
+
+/// Kernel arguments that `move.cu` names.
+pub(crate) const ARGUMENTS: &[Declaration] = &[declaration::<Move>()];
 
 /// The kernels of both widths of elements.
 #[derive(Debug)]
@@ -112,17 +125,9 @@ impl Moves {
             return Ok(());
         }
         let kernels = if bytes == 2 { &self.two } else { &self.four };
-        let [batch, heads, rows, width] = to.extents;
-        let call = Move {
-            to: to.address,
-            to_strides: to.strides,
-            heads: heads as u32,
-            rows: rows as u32,
-            width: width as u32,
-            ..call
-        };
-        let blocks = rows.div_ceil(ROWS) as u64 * (batch * heads) as u64;
-        queue.launch(kernels.get("move")?, blocks, (256, 0), &call)
+        let call = call.to(to);
+        let bytes = call.arguments().bytes;
+        queue.launch_bytes(kernels.get("move")?, blocks(to) as u32, (256, 0), &bytes)
     }
 
     /// Copies elements of so many bytes; columns beyond those of the source are 0.
@@ -134,19 +139,7 @@ impl Moves {
         to: Place,
         when: When,
     ) -> Result<(), Error> {
-        let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
-        let (when, found) = match when {
-            When::Always => (0, 0),
-            When::Is(found, number) => (number, found),
-        };
-        let call = Move {
-            from: from.address,
-            from_strides: from.strides,
-            columns: from.extents[3].min(to.extents[3]) as u32,
-            when,
-            found,
-            ..NOTHING
-        };
+        let (to, call) = copy(bytes, from, to, when);
         self.run(queue, bytes, to, call)
     }
 
@@ -166,20 +159,74 @@ impl Moves {
         {
             return queue.fill(to.address, bytes * to.elements(), pattern);
         }
-        self.run(queue, bytes, to, Move { fill: pattern, ..NOTHING })
+        self.run(queue, bytes, to, Move { fill: pattern, ..Move::default() })
     }
 }
 
-const NOTHING: Move = Move {
-    from: 0,
-    to: 0,
-    from_strides: [0; 4],
-    to_strides: [0; 4],
-    heads: 1,
-    rows: 1,
-    width: 1,
-    columns: 0,
-    fill: 0,
-    when: 0,
-    found: 0,
-};
+/// Blocks of a copy or a fill of a tensor.
+fn blocks(to: Place) -> usize {
+    let [batch, heads, rows, _] = to.extents;
+    rows.div_ceil(ROWS) * batch * heads
+}
+
+impl Move {
+    fn to(self, to: Place) -> Move {
+        let [_, heads, rows, width] = to.extents.map(|x| x as u32);
+        Move { to: to.address.into(), to_strides: to.strides, heads, rows, width, ..self }
+    }
+}
+
+/// A copy between tensors of elements of so many bytes, and where it goes.
+fn copy(bytes: usize, from: Place, to: Place, when: When) -> (Place, Move) {
+    let (from, to) = if bytes == 8 { (from.halves(), to.halves()) } else { (from, to) };
+    let (when, found) = match when {
+        When::Always => (0, 0),
+        When::Is(found, number) => (number, found),
+    };
+    let call = Move {
+        from: from.address.into(),
+        from_strides: from.strides,
+        columns: from.extents[3].min(to.extents[3]) as u32,
+        when,
+        found: found.into(),
+        ..Move::default()
+    };
+    (to, call)
+}
+
+fn draft(draft: &Draft, bytes: usize, to: Place, call: Move) -> Result<(), Error> {
+    if to.elements() == 0 {
+        return Ok(());
+    }
+    let variant = Variant::moves(if bytes == 2 { 2 } else { 4 });
+    draft.launch((&variant, "move"), (blocks(to), 256), &call.to(to), Work::NONE)
+}
+
+/// As [`Moves::copy`], as a step.
+pub(crate) fn draft_copy(
+    steps: &Draft,
+    bytes: usize,
+    from: Place,
+    to: Place,
+    when: When,
+) -> Result<(), Error> {
+    let (to, call) = copy(bytes, from, to, when);
+    draft(steps, bytes, to, call)
+}
+
+/// As [`Moves::fill`], as a step. `aligned`: the tensor begins at a multiple of 4 bytes.
+pub(crate) fn draft_fill(
+    steps: &Draft,
+    bytes: usize,
+    to: Place,
+    pattern: u32,
+    aligned: bool,
+) -> Result<(), Error> {
+    let size = bytes * to.elements();
+    // Of two bytes none but 0 is asked for.
+    if aligned && to.is_dense() && (bytes == 4 || pattern == 0) && size.is_multiple_of(4) {
+        steps.fill(to.address, size, pattern);
+        return Ok(());
+    }
+    draft(steps, bytes, to, Move { fill: pattern, ..Move::default() })
+}

@@ -48,6 +48,16 @@ named! {
 }
 
 impl Level {
+    /// The level whose kernels it takes: `sm80-99k` those of `sm80` with less shared memory, `sm90a-segments` those of
+    /// `sm90a`.
+    pub(crate) fn kernels(self) -> Level {
+        match self {
+            Level::Sm80Narrow => Level::Sm80,
+            Level::Sm90aSegments => Level::Sm90a,
+            level => level,
+        }
+    }
+
     /// Whether it insists on the kernels of compute capability 9.0.
     pub(crate) fn is_hopper(self) -> bool {
         matches!(self, Level::Sm90a | Level::Sm90aSegments)

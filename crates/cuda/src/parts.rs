@@ -3,6 +3,7 @@
 use crate::gpu::Device;
 use crate::moves::{Moves, Place, dense, extents};
 use crate::room::{Layout, Room};
+use crate::target::Target;
 use crate::variant::Variant;
 use crate::workspace::Held;
 use etalon_problem::{Dtype, Error, Operand, Pass, Stored, Table};
@@ -13,6 +14,8 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub(crate) struct Parts {
     pub held: Arc<Held>,
+    /// What decides which kernels compute the pass.
+    pub target: Target,
     pub pass: Pass,
     pub storage: Dtype,
     pub list: Vec<Part>,
@@ -94,7 +97,8 @@ impl Parts {
             aligned &= laid.as_ref().is_none_or(|x| x.aligned);
             list.push(part(operand, storage, (given, wanted), laid, layout)?);
         }
-        Ok(Parts { held, pass, storage, list, aligned, moves: None })
+        let target = held.device.target();
+        Ok(Parts { held, target, pass, storage, list, aligned, moves: None })
     }
 
     pub fn device(&self) -> &Device {

@@ -91,10 +91,35 @@ impl<'a> Queue<'a> {
             what: "a problem of this size".to_string(),
             reason: "a launch has at most 2³¹ − 1 blocks".to_string(),
         })?;
-        let mut arguments = [(&raw const *argument).cast_mut().cast()];
-        // SAFETY: by the condition above; the callers are the passes of this crate, whose argument is the
-        // structure that the source of the kernel declares. The driver copies it, without writing, before it
-        // returns, and the list of arguments, which has one as the kernel does, lives until then.
+        // SAFETY: by the condition above.
+        unsafe { self.launch_at(kernel, blocks, (threads, shared), (&raw const *argument).cast()) }
+    }
+
+    /// The same over at least one block, with the bytes of the argument.
+    pub fn launch_bytes(
+        &self,
+        kernel: &CudaFunction,
+        blocks: u32,
+        block: (u32, u32),
+        argument: &[u8],
+    ) -> Result<(), Error> {
+        // SAFETY: the callers are the passes of this crate: the bytes are those that `kernel_args!` declares to the
+        // kernel, which checks their number, and each address in them is that of memory in which the kernel stays.
+        unsafe { self.launch_at(kernel, blocks, block, argument.as_ptr()) }
+    }
+
+    /// # Safety
+    /// At the address lie as many bytes as the kernel takes, and what they say is true.
+    unsafe fn launch_at(
+        &self,
+        kernel: &CudaFunction,
+        blocks: u32,
+        (threads, shared): (u32, u32),
+        argument: *const u8,
+    ) -> Result<(), Error> {
+        let mut arguments = [argument.cast_mut().cast()];
+        // SAFETY: the caller's promise. The driver copies the argument, without writing, before it returns, and the
+        // list of arguments, which has one as the kernel does, lives until then.
         let launched = unsafe {
             sys::cuLaunchKernel(
                 kernel.cu_function(),

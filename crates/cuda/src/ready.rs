@@ -31,11 +31,9 @@ pub(crate) trait Ready: Debug + Send + Sync {
 
     /// The same without the problem that it was made from.
     fn into_owned(self: Box<Self>) -> Box<dyn Ready>;
-}
 
-impl dyn Ready + '_ {
     /// Enqueues the pass on operands at these addresses, one for each of its parts, and then for each given array.
-    pub fn enqueue(
+    fn enqueue(
         &self,
         queue: Queue<'_>,
         addresses: &[u64],

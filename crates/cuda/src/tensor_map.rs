@@ -4,42 +4,94 @@ use crate::gpu::Device;
 use cudarc::driver::sys;
 use etalon_problem::{Dtype, Error};
 
-/// `CUtensorMap`.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct TensorMap([u64; 16]);
+/// A tensor for the copy engine; none unless it was described.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct TensorMap(Option<Boxed>);
 
-/// A tensor of N axes, the fastest first.
-pub(crate) struct Boxed<const N: usize> {
+/// The most axes of a tensor.
+const AXES: usize = 5;
+
+/// A tensor of some axes, the fastest first, in boxes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Boxed {
+    /// Where it begins.
     pub address: u64,
+    /// The type of its elements: bf16 or f16.
+    storage: Dtype,
+    axes: usize,
     /// Elements along each axis.
-    pub extents: [u64; N],
-    /// Bytes from one element to the next, of each axis but the first; the last number is not read.
-    pub strides: [u64; N],
+    extents: [u64; AXES],
+    /// Bytes from one element to the next, of each axis but the first.
+    strides: [u64; AXES],
     /// Elements along each axis of the box that is copied at once.
-    pub extents_of_box: [u32; N],
+    box_extents: [u32; AXES],
 }
 
-impl<const N: usize> Boxed<N> {
-    /// Its map, in boxes whose rows of 128 bytes are swizzled. What lies beyond the tensor is read as 0 and not written.
-    pub fn map(&self, device: &Device, storage: Dtype) -> Result<TensorMap, Error> {
-        let element = match storage {
+/// `CUtensorMap`.
+#[repr(C, align(128))]
+#[derive(Default)]
+pub(crate) struct Descriptor([u64; 16]);
+
+impl Descriptor {
+    pub fn bytes(&self) -> &[u8] {
+        bytemuck::bytes_of(&self.0)
+    }
+}
+
+impl TensorMap {
+    /// A tensor at an address: the elements along each axis, the bytes from one to the next, and the box.
+    pub fn new<const N: usize>(
+        storage: Dtype,
+        address: u64,
+        extents: [u64; N],
+        strides: [u64; N],
+        box_extents: [u32; N],
+    ) -> TensorMap {
+        let mut boxed = Boxed {
+            address,
+            storage,
+            axes: N,
+            extents: [1; AXES],
+            strides: [0; AXES],
+            box_extents: [1; AXES],
+        };
+        boxed.extents[..N].copy_from_slice(&extents);
+        boxed.strides[..N].copy_from_slice(&strides);
+        boxed.box_extents[..N].copy_from_slice(&box_extents);
+        TensorMap(Some(boxed))
+    }
+
+    pub fn boxed(&self) -> Option<Boxed> {
+        self.0
+    }
+}
+
+impl Boxed {
+    /// The same at another address.
+    pub fn at(self, address: u64) -> Boxed {
+        Boxed { address, ..self }
+    }
+
+    /// Its descriptor, in boxes whose rows of 128 bytes are swizzled. Elements beyond the tensor are read as 0 and not
+    /// written.
+    pub fn encode(&self, device: &Device) -> Result<Descriptor, Error> {
+        let element = match self.storage {
             Dtype::Bf16 => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
             _ => sys::CUtensorMapDataType::CU_TENSOR_MAP_DATA_TYPE_FLOAT16,
         };
-        let mut map = TensorMap::default();
-        // SAFETY: the map has the alignment and the size that the driver asks for; each array holds N numbers, of
-        // which the driver reads N, or N − 1 of the strides, and lives until the call returns.
+        let mut descriptor = Descriptor::default();
+        // SAFETY: the descriptor has the alignment and the size that the driver asks for; each array holds five numbers,
+        // of which the driver reads `axes`, or one less of the strides, and lives until the call returns.
         let encoded = unsafe {
             sys::cuTensorMapEncodeTiled(
-                (&raw mut map).cast(),
+                (&raw mut descriptor).cast(),
                 element,
-                N as u32,
+                self.axes as u32,
                 self.address as *mut _,
                 self.extents.as_ptr(),
                 self.strides.as_ptr(),
-                self.extents_of_box.as_ptr(),
-                [1u32; N].as_ptr(),
+                self.box_extents.as_ptr(),
+                [1u32; AXES].as_ptr(),
                 sys::CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
                 sys::CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
                 sys::CUtensorMapL2promotion::CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
@@ -47,6 +99,6 @@ impl<const N: usize> Boxed<N> {
             )
         };
         encoded.result().map_err(|error| device.failed("describing a tensor", error))?;
-        Ok(map)
+        Ok(descriptor)
     }
 }

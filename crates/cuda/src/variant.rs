@@ -1,7 +1,9 @@
 //! The kernels: their sources, and the variants of them that are compiled.
 
+use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
 use crate::family::Family;
+use crate::moves;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 use std::fmt::Write;
@@ -397,9 +399,26 @@ impl Variant {
 
     /// The whole source. Messages of the compiler name the file and its line.
     pub fn source(&self) -> String {
-        let mut source = String::new();
+        let (mut source, mut definitions) = (String::new(), Definitions::default());
         for (name, text) in self.family.texts() {
-            let _ = writeln!(source, "#line 1 \"{name}\"\n{text}");
+            let _ = writeln!(source, "#line 1 \"{name}\"");
+            for (number, line) in text.lines().enumerate() {
+                let struct_name =
+                    line.strip_prefix(ARGUMENTS).and_then(|rest| rest.split_once(')'));
+                let Some((of, _)) = struct_name else {
+                    source.push_str(line);
+                    source.push('\n');
+                    continue;
+                };
+                let defined = definitions.text.len();
+                define(of, &mut definitions);
+                let text = &definitions.text[defined..];
+                let _ = write!(
+                    source,
+                    "#line 1 \"arguments\"\n{text}#line {} \"{name}\"\n",
+                    number + 2
+                );
+            }
         }
         source
     }
@@ -429,6 +448,21 @@ impl Variant {
     pub fn describe(&self) -> String {
         let defines = self.defines.iter().map(|(name, value)| format!(" {name}={value}"));
         format!("{:?}{}", self.family, defines.collect::<String>())
+    }
+}
+
+/// The beginning of a line in whose place a struct of kernel arguments is defined, whose name follows, in parentheses.
+const ARGUMENTS: &str = "KERNEL_ARGS(";
+
+/// Kernel arguments that sources name.
+fn declared() -> impl Iterator<Item = Declaration> {
+    [moves::ARGUMENTS].concat().into_iter()
+}
+
+/// Adds the definition of kernel arguments, and of what they need.
+fn define(name: &str, definitions: &mut Definitions) {
+    if let Some((_, define)) = declared().find(|(own, _)| *own == name) {
+        define(definitions);
     }
 }
 

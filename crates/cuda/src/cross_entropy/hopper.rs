@@ -4,10 +4,10 @@
 use crate::cross_entropy::call::Call;
 use crate::cross_entropy::plan::{Plan, TILE};
 use crate::gpu::Kernels;
+use crate::old_map::{EncodedBox, EncodedMap};
 use crate::parts::Parts;
 use crate::queue::Queue;
 use crate::room::{Layout, Room, memory};
-use crate::tensor_map::{Boxed, TensorMap};
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass};
@@ -48,10 +48,10 @@ pub(crate) struct Hopper {
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy)]
 struct Product {
-    a: TensorMap,
-    b: TensorMap,
-    out: TensorMap,
-    in_place: TensorMap,
+    a: EncodedMap,
+    b: EncodedMap,
+    out: EncodedMap,
+    in_place: EncodedMap,
     call: Call,
     leaves: u64,
     from: u64,
@@ -66,7 +66,7 @@ unsafe impl DeviceRepr for Product {}
 
 impl Product {
     fn new(call: &Call) -> Product {
-        let none = TensorMap::default();
+        let none = EncodedMap::default();
         Product {
             a: none,
             b: none,
@@ -156,15 +156,15 @@ impl Hopper {
         address: u64,
         [rows, columns, stride]: [i32; 3],
         height: u32,
-    ) -> Result<TensorMap, Error> {
+    ) -> Result<EncodedMap, Error> {
         let [rows, columns, stride] = [rows, columns, stride].map(|x| x as u64);
         let (extents, strides) = ([columns, rows], [2 * stride, 0]);
-        let boxed = Boxed { address, extents, strides, extents_of_box: [64, height] };
+        let boxed = EncodedBox { address, extents, strides, extents_of_box: [64, height] };
         boxed.map(queue.device, self.storage)
     }
 
     /// The map of da of a chunk, in boxes of 64 classes and so many tokens.
-    fn gradients(&self, queue: &Queue<'_>, call: &Call, height: u32) -> Result<TensorMap, Error> {
+    fn gradients(&self, queue: &Queue<'_>, call: &Call, height: u32) -> Result<EncodedMap, Error> {
         self.map(queue, call.z, [call.count, call.columns, call.columns], height)
     }
 

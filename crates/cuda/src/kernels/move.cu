@@ -12,16 +12,9 @@ typedef u32 word;
 #endif
 constexpr int ROWS = 8;  // of a block, all of one head
 
-struct Move {
-  const word* from;
-  word* to;
-  i64 from_strides[4], to_strides[4];  // batch, head, row, column
-  u32 heads, rows, width;              // of the target
-  u32 columns;                         // of the source
-  u32 fill;
-  u32 when;
-  const u32* found;                    // 0, or where a number must be `when`
-};
+// A copy from `from`, or where that is 0 a fill with `fill`. Strides: batch, head, row, column; extents: of the target, but
+// `columns`. Nothing is done where `found` is an address and the number there is not `when`.
+KERNEL_ARGS(Move)
 
 extern "C" __global__ void __launch_bounds__(256) move(const __grid_constant__ Move m) {
   if (m.found && *m.found != m.when) return;

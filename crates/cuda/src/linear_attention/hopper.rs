@@ -9,9 +9,9 @@ use super::passes::{
 use super::prepared::Prepared;
 use super::{CHUNK, Job};
 use crate::gpu::{Device, Kernels};
+use crate::old_map::EncodedMap;
 use crate::options::Level;
 use crate::room::{Layout, Room, memory};
-use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Decay, Dtype, Error, LinearAttention, Pass};
@@ -52,11 +52,11 @@ pub(super) fn cut(level: Level) -> fn(usize) -> usize {
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
 struct Walk {
-    y: TensorMap,
-    b: TensorMap,
-    x: TensorMap,
-    out: TensorMap,
-    dots: TensorMap,
+    y: EncodedMap,
+    b: EncodedMap,
+    x: EncodedMap,
+    out: EncodedMap,
+    dots: EncodedMap,
     rows: Tensor,
     dot: Tensor,
     begin: Tensor,
@@ -196,7 +196,7 @@ impl Walk {
             Target::V => ["k", "q", "dout"],
         };
         let of_rows = |name: &str, height: u32| match job.place(name) {
-            place if place.address == 0 => Ok(TensorMap::default()),
+            place if place.address == 0 => Ok(EncodedMap::default()),
             place => map(job.queue.device, prepared.storage, place, height),
         };
         let (dot, dots) = match of.target {
@@ -213,7 +213,7 @@ impl Walk {
             b: of_rows(b, CHUNK as u32)?,
             x: of_rows(x, CHUNK as u32)?,
             out: of_rows(of.out, CHUNK as u32 / 2)?,
-            dots: if of.dots { of_rows(dots, CHUNK as u32)? } else { TensorMap::default() },
+            dots: if of.dots { of_rows(dots, CHUNK as u32)? } else { EncodedMap::default() },
             rows: tensor(job, of.out),
             dot,
             begin: tensor(job, of.begin),

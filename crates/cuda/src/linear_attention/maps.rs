@@ -2,7 +2,7 @@
 
 use crate::gpu::Device;
 use crate::moves::Place;
-use crate::tensor_map::{Boxed, TensorMap};
+use crate::old_map::{EncodedBox, EncodedMap};
 use etalon_problem::{Dtype, Error};
 
 /// Whether the copy engine takes a tensor of 16-bit elements where it lies, given that it begins at a multiple of 16 bytes.
@@ -20,14 +20,14 @@ pub(super) fn map(
     storage: Dtype,
     place: Place,
     height: u32,
-) -> Result<TensorMap, Error> {
+) -> Result<EncodedMap, Error> {
     let [batch, heads, rows, columns] = place.extents.map(|x| x as u64);
     // The stride of an axis of extent 1 is not walked, but must be one.
     let stride = |axis: usize, dense: u64| match place.extents[axis] {
         1 => 2 * dense,
         _ => 2 * place.strides[axis] as u64,
     };
-    let boxed = Boxed {
+    let boxed = EncodedBox {
         address: place.address,
         extents: [columns, rows, heads, batch],
         strides: [

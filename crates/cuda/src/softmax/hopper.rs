@@ -3,6 +3,7 @@
 
 use crate::gpu::Kernels;
 use crate::moves::{Place, When};
+use crate::old_map::EncodedMap;
 use crate::options::Options;
 use crate::parts::{Part, absent};
 use crate::room::{Layout, Room};
@@ -13,7 +14,6 @@ use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::{Hopper, Lengths, Results};
 use crate::softmax::window::{LONGEST, OPEN, Window, window};
 use crate::softmax::{Job, blocks};
-use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Blocking, Dtype, Error, Extents, Pass, Sequences};
@@ -315,12 +315,12 @@ pub(super) fn map_of(
     plan: &Plan,
     place: Place,
     rows: u32,
-) -> Result<TensorMap, Error> {
+) -> Result<EncodedMap, Error> {
     tensor_map(job.queue.device, plan.storage, place, rows, false)
 }
 
 /// The same in boxes of 64 rows and 64 columns.
-pub(super) fn panel_map_of(job: &Job<'_>, plan: &Plan, place: Place) -> Result<TensorMap, Error> {
+pub(super) fn panel_map_of(job: &Job<'_>, plan: &Plan, place: Place) -> Result<EncodedMap, Error> {
     tensor_map(job.queue.device, plan.storage, place, 64, true)
 }
 

@@ -2,6 +2,7 @@
 //! `kernels/sm90a_backward.cuh` says which kernels there are.
 
 use crate::moves::{Place, When};
+use crate::old_map::EncodedMap;
 use crate::softmax::hopper::{
     Module, Plan, by_keys, heads_in, launch, map_of, options, packed, padded, shape,
 };
@@ -9,7 +10,6 @@ use crate::softmax::hopper_call::Backward;
 use crate::softmax::mend::{Cleansed, Mend, Merged};
 use crate::softmax::variants::Lengths;
 use crate::softmax::{Job, portable};
-use crate::tensor_map::TensorMap;
 use etalon_problem::Error;
 
 /// The kernels do not look at what was found.
@@ -134,7 +134,7 @@ impl BackwardPass<'_> {
         let [dq, dk, dv] = WRITTEN.map(|name| pass_writes(job, name));
         let read = |name: &str, rows: u32| match plan.reads(job.prepared, name) {
             true => map(name, rows),
-            false => Ok(TensorMap::default()),
+            false => Ok(EncodedMap::default()),
         };
         // Operands, those of queries in boxes of so many rows.
         let operands = |rows: u32| -> Result<Backward, Error> {

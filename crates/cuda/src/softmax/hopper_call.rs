@@ -3,7 +3,7 @@
 
 use crate::gpu::Device;
 use crate::moves::Place;
-use crate::tensor_map::{Boxed, TensorMap};
+use crate::old_map::{EncodedBox, EncodedMap};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error};
 
@@ -15,7 +15,7 @@ pub(crate) fn tensor_map(
     place: Place,
     rows: u32,
     narrow: bool,
-) -> Result<TensorMap, Error> {
+) -> Result<EncodedMap, Error> {
     let [batch, heads, length, width] = place.extents.map(|x| x as u64);
     // The stride of an axis of extent 1 is not walked, but must be one.
     let own = |axis: usize, dense: u64| match place.extents[axis] {
@@ -23,7 +23,7 @@ pub(crate) fn tensor_map(
         _ => 2 * place.strides[axis] as u64,
     };
     let (rows_apart, heads_apart) = (own(2, 2 * width), own(1, 2 * width * length));
-    let boxed = Boxed {
+    let boxed = EncodedBox {
         address: place.address,
         extents: [64, length, width / 64, heads, batch],
         strides: [rows_apart, 128, heads_apart, own(0, 2 * width * length * heads), 0],
@@ -36,10 +36,10 @@ pub(crate) fn tensor_map(
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Forward {
-    pub q: TensorMap,
-    pub k: TensorMap,
-    pub v: TensorMap,
-    pub o: TensorMap,
+    pub q: EncodedMap,
+    pub k: EncodedMap,
+    pub v: EncodedMap,
+    pub o: EncodedMap,
     pub lse: u64,
     pub sinks: u64,
     pub counter: u64,
@@ -135,13 +135,13 @@ impl From<Place> for Pieces {
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Backward {
-    pub q: TensorMap,
-    pub k: TensorMap,
-    pub v: TensorMap,
-    pub dout: TensorMap,
-    pub dq: TensorMap,
-    pub dk: TensorMap,
-    pub dv: TensorMap,
+    pub q: EncodedMap,
+    pub k: EncodedMap,
+    pub v: EncodedMap,
+    pub dout: EncodedMap,
+    pub dq: EncodedMap,
+    pub dk: EncodedMap,
+    pub dv: EncodedMap,
     pub lse2: u64,
     pub delta: u64,
     pub lse: u64,

@@ -2,6 +2,7 @@
 
 use crate::gpu::Kernels;
 use crate::moves::When;
+use crate::old_map::EncodedMap;
 use crate::options::Options;
 use crate::parts::absent;
 use crate::room::{Layout, Room};
@@ -11,7 +12,6 @@ use crate::softmax::hopper_call::{Elements, Packed, Shape};
 use crate::softmax::portable::{Tensor, tensor};
 use crate::softmax::prepared::Prepared;
 use crate::softmax::variants::{Hopper, Lengths};
-use crate::tensor_map::TensorMap;
 use crate::variant::{Variant, shared_bytes};
 use cudarc::driver::DeviceRepr;
 use etalon_problem::{Align, DistanceBias, Error, Pass};
@@ -33,14 +33,14 @@ type Module = (Arc<Kernels>, Variant);
 #[repr(C, align(128))]
 #[derive(Debug, Clone, Copy, Default)]
 struct Call {
-    q: TensorMap,
-    k: TensorMap,
-    v: TensorMap,
-    o: TensorMap,
-    dout: TensorMap,
-    dq: TensorMap,
-    dk: TensorMap,
-    dv: TensorMap,
+    q: EncodedMap,
+    k: EncodedMap,
+    v: EncodedMap,
+    o: EncodedMap,
+    dout: EncodedMap,
+    dq: EncodedMap,
+    dk: EncodedMap,
+    dv: EncodedMap,
     q_rows: Elements,
     k_rows: Elements,
     v_rows: Elements,

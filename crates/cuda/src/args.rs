@@ -1,0 +1,359 @@
+//! Kernel arguments, declared once: [`kernel_args!`] makes of one list of fields a Rust struct, its declaration in
+//! CUDA C, and the bytes of a launch.
+//!
+//! Addresses in them are symbols while a pass is prepared, a region and an offset, and become addresses when it is
+//! enqueued; descriptors of the copy engine are encoded then.
+
+use crate::tensor_map::{Boxed, TensorMap};
+use std::marker::PhantomData;
+
+/// A type of a field of kernel arguments, laid out as C does.
+pub(crate) trait Field: Copy {
+    /// Bytes.
+    const SIZE: usize;
+    /// Bytes that its address is a multiple of.
+    const ALIGN: usize;
+
+    /// The declaration in C of a variable.
+    fn declare(name: &str) -> String;
+
+    /// Adds the definitions in C that the declaration needs.
+    fn define(_definitions: &mut Definitions) {}
+
+    /// Writes its value at an offset.
+    fn write(&self, at: usize, to: &mut Arguments);
+}
+
+/// Definitions of structs in C, each behind those that it needs.
+#[derive(Default)]
+pub(crate) struct Definitions {
+    names: Vec<&'static str>,
+    pub text: String,
+}
+
+impl Definitions {
+    /// Adds a struct, unless it is there: its name, its fields as declarations, and its bytes, which the compiler checks.
+    pub fn add(&mut self, name: &'static str, fields: &[String], bytes: usize) {
+        if !self.names.contains(&name) {
+            self.names.push(name);
+            let fields: String = fields.iter().map(|field| format!("  {field};\n")).collect();
+            let check = format!("static_assert(sizeof({name}) == {bytes}, \"{name}\");");
+            self.text.push_str(&format!("struct {name} {{\n{fields}}};\n{check}\n"));
+        }
+    }
+
+    pub fn has(&self, name: &str) -> bool {
+        self.names.contains(&name)
+    }
+}
+
+/// A name of kernel arguments in C, and what adds their definition.
+pub(crate) type Declaration = (&'static str, fn(&mut Definitions));
+
+/// The declaration of a struct of kernel arguments.
+pub(crate) const fn declaration<A: KernelArgs + Pointee>() -> Declaration {
+    (A::NAME, <A as Field>::define)
+}
+
+/// The arguments of a kernel: a struct of fields.
+pub(crate) trait KernelArgs: Field {
+    /// The bytes of a launch.
+    fn arguments(&self) -> Arguments {
+        let mut arguments = Arguments { bytes: vec![0; Self::SIZE], ..Arguments::default() };
+        self.write(0, &mut arguments);
+        arguments
+    }
+}
+
+/// The bytes of a kernel's arguments, and where in them symbols stand.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Arguments {
+    pub bytes: Vec<u8>,
+    /// Offsets of addresses that are symbols.
+    pub symbols: Vec<usize>,
+    /// Offsets of descriptors, and what they describe.
+    pub maps: Vec<(usize, Boxed)>,
+}
+
+impl Arguments {
+    fn put(&mut self, at: usize, bytes: &[u8]) {
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+    }
+}
+
+/// Numbers, by their names in C.
+macro_rules! numbers {
+    ($($number:ty = $name:literal),* $(,)?) => {$(
+        impl Field for $number {
+            const SIZE: usize = size_of::<$number>();
+            const ALIGN: usize = size_of::<$number>();
+
+            fn declare(name: &str) -> String {
+                format!(concat!($name, " {}"), name)
+            }
+
+            fn write(&self, at: usize, to: &mut Arguments) {
+                to.put(at, &self.to_ne_bytes());
+            }
+        }
+
+        impl Pointee for $number {
+            const NAME: &'static str = $name;
+        }
+    )*};
+}
+
+numbers! { i32 = "int", u32 = "u32", i64 = "i64", f32 = "float", f64 = "double" }
+
+impl<T: Field, const N: usize> Field for [T; N] {
+    const SIZE: usize = N * T::SIZE;
+    const ALIGN: usize = T::ALIGN;
+
+    fn declare(name: &str) -> String {
+        T::declare(&format!("{name}[{N}]"))
+    }
+
+    fn define(definitions: &mut Definitions) {
+        T::define(definitions);
+    }
+
+    fn write(&self, at: usize, to: &mut Arguments) {
+        for (i, x) in self.iter().enumerate() {
+            x.write(at + i * T::SIZE, to);
+        }
+    }
+}
+
+/// What an address may be that of.
+pub(crate) trait Pointee {
+    /// Its name in C.
+    const NAME: &'static str;
+
+    /// Adds its definition, if the sources of kernels do not have it.
+    fn define(_definitions: &mut Definitions) {}
+}
+
+/// Pointees that the sources of kernels define.
+macro_rules! pointees {
+    ($($(#[$doc:meta])* $pointee:ident = $name:literal),* $(,)?) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy)]
+        pub(crate) struct $pointee;
+
+        impl Pointee for $pointee {
+            const NAME: &'static str = $name;
+        }
+    )*};
+}
+
+pointees! {
+    /// An element in the storage type.
+    Element = "element",
+    /// Bytes that the kernel knows the type of.
+    Untyped = "void",
+    /// A byte.
+    Byte = "u8",
+    /// A number of 16 bits, of any type.
+    Half = "u16",
+}
+
+/// An address that a kernel writes to; 0 where there is nothing.
+#[derive(Debug)]
+pub(crate) struct Ptr<T>(pub u64, PhantomData<T>);
+
+/// An address that a kernel reads from; 0 where there is nothing.
+#[derive(Debug)]
+pub(crate) struct ConstPtr<T>(pub u64, PhantomData<T>);
+
+macro_rules! pointers {
+    ($($pointer:ident = $declaration:literal),*) => {$(
+        impl<T> Clone for $pointer<T> {
+            fn clone(&self) -> Self {
+                *self
+            }
+        }
+
+        impl<T> Copy for $pointer<T> {}
+
+        impl<T> Default for $pointer<T> {
+            fn default() -> Self {
+                Self::from(0)
+            }
+        }
+
+        impl<T> From<u64> for $pointer<T> {
+            fn from(address: u64) -> Self {
+                Self(address, PhantomData)
+            }
+        }
+
+        impl<T: Pointee> Field for $pointer<T> {
+            const SIZE: usize = 8;
+            const ALIGN: usize = 8;
+
+            fn declare(name: &str) -> String {
+                format!($declaration, T::NAME, name)
+            }
+
+            fn define(definitions: &mut Definitions) {
+                T::define(definitions);
+            }
+
+            fn write(&self, at: usize, to: &mut Arguments) {
+                to.put(at, &self.0.to_ne_bytes());
+                if self.0 != 0 {
+                    to.symbols.push(at);
+                }
+            }
+        }
+    )*};
+}
+
+pointers! { Ptr = "{}* {}", ConstPtr = "const {}* {}" }
+
+impl Field for TensorMap {
+    const SIZE: usize = 128;
+    const ALIGN: usize = 128;
+
+    fn declare(name: &str) -> String {
+        format!("TensorMap {name}")
+    }
+
+    fn write(&self, at: usize, to: &mut Arguments) {
+        if let Some(boxed) = self.boxed() {
+            to.maps.push((at, boxed));
+        }
+    }
+}
+
+/// As C lays fields of these bytes and alignments out: the offset of each, the bytes of all, and their alignment.
+pub(crate) const fn layout<const N: usize>(
+    fields: [(usize, usize); N],
+) -> ([usize; N], usize, usize) {
+    let (mut offsets, mut end, mut largest, mut i) = ([0; N], 0usize, 1, 0);
+    while i < N {
+        let (size, align) = fields[i];
+        offsets[i] = end.next_multiple_of(align);
+        end = offsets[i] + size;
+        largest = if align > largest { align } else { largest };
+        i += 1;
+    }
+    (offsets, end.next_multiple_of(largest), largest)
+}
+
+/// Declares kernel arguments, or a part of them: a struct in Rust, and with the same fields one in CUDA C, of the name
+/// behind `as`.
+macro_rules! kernel_args {
+    (
+        $(#[$doc:meta])*
+        $access:vis struct $args:ident as $name:literal {
+            $($(#[$field_doc:meta])* $field_access:vis $field:ident: $of:ty),+ $(,)?
+        }
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, Default)]
+        $access struct $args {
+            $($(#[$field_doc])* $field_access $field: $of),+
+        }
+
+        impl $args {
+            /// The offset of each field, the bytes of all, and the alignment.
+            const LAYOUT: ([usize; [$(stringify!($field)),+].len()], usize, usize) =
+                $crate::args::layout([$({
+                    type Of = $of;
+                    (<Of as $crate::args::Field>::SIZE, <Of as $crate::args::Field>::ALIGN)
+                }),+]);
+        }
+
+        impl $crate::args::Field for $args {
+            const SIZE: usize = Self::LAYOUT.1;
+            const ALIGN: usize = Self::LAYOUT.2;
+
+            fn declare(name: &str) -> String {
+                format!(concat!($name, " {}"), name)
+            }
+
+            fn define(definitions: &mut $crate::args::Definitions) {
+                if !definitions.has($name) {
+                    $(<$of as $crate::args::Field>::define(definitions);)+
+                    let fields = [$(<$of as $crate::args::Field>::declare(stringify!($field))),+];
+                    definitions.add($name, &fields, <Self as $crate::args::Field>::SIZE);
+                }
+            }
+
+            fn write(&self, at: usize, to: &mut $crate::args::Arguments) {
+                let mut offsets = Self::LAYOUT.0.iter();
+                $($crate::args::Field::write(&self.$field, at + offsets.next().unwrap_or(&0), to);)+
+            }
+        }
+
+        impl $crate::args::Pointee for $args {
+            const NAME: &'static str = $name;
+
+            fn define(definitions: &mut $crate::args::Definitions) {
+                <$args as $crate::args::Field>::define(definitions);
+            }
+        }
+
+        impl $crate::args::KernelArgs for $args {}
+    };
+}
+pub(crate) use kernel_args;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    kernel_args! {
+        /// A part.
+        struct Part as "Part" {
+            first: i32,
+            at: ConstPtr<f32>,
+        }
+    }
+
+    kernel_args! {
+        /// A whole.
+        struct Whole as "Call" {
+            map: TensorMap,
+            count: i32,
+            parts: [Part; 2],
+            scales: [f32; 3],
+            out: Ptr<Element>,
+            next: ConstPtr<Part>,
+        }
+    }
+
+    #[test]
+    fn fields_lie_as_c_lays_them_out() {
+        // The map at 0, an int at 128, parts of 16 bytes from 136 on, floats behind them, addresses at multiples of 8.
+        assert_eq!(Whole::LAYOUT, ([0, 128, 136, 168, 184, 192], 256, 128));
+        assert_eq!(Part::LAYOUT, ([0, 8], 16, 8));
+    }
+
+    #[test]
+    fn a_struct_is_defined_once_and_behind_its_parts() {
+        let mut definitions = Definitions::default();
+        <Whole as Field>::define(&mut definitions);
+        <Whole as Field>::define(&mut definitions);
+        let part = "struct Part {\n  int first;\n  const float* at;\n};\n";
+        let whole = "struct Call {\n  TensorMap map;\n  int count;\n  Part parts[2];\n  float scales[3];\n  \
+                     element* out;\n  const Part* next;\n};\n";
+        let text = format!(
+            "{part}static_assert(sizeof(Part) == 16, \"Part\");\n{whole}static_assert(sizeof(Call) == 256, \"Call\");\n"
+        );
+        assert_eq!(definitions.text, text);
+    }
+
+    #[test]
+    fn values_stand_at_their_offsets_and_addresses_are_listed() {
+        let part = |first, at: u64| Part { first, at: at.into() };
+        let whole = Whole { parts: [part(3, 0), part(4, 7)], out: 9.into(), ..Whole::default() };
+        let Arguments { bytes, symbols, maps } = whole.arguments();
+        assert_eq!(bytes.len(), 256);
+        assert_eq!([bytes[136], bytes[152], bytes[160], bytes[184]], [3, 4, 7, 9]);
+        // The address of the first part is 0: nothing is there.
+        assert_eq!(symbols, [160, 184]);
+        assert!(maps.is_empty());
+    }
+}

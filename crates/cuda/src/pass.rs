@@ -1,0 +1,217 @@
+//! A pass: the steps that its algorithm drafts, and what is enqueued of it.
+
+use crate::args::KernelArgs;
+use crate::moves::{self, Place, When};
+use crate::parts::{Part, Parts};
+use crate::queue::Queue;
+use crate::ready::Ready;
+use crate::room::Room;
+use crate::step::{Bases, Draft, Loaded, Region, Step, Work};
+use crate::variant::Variant;
+use etalon_problem::Error;
+
+/// The steps of a pass that was prepared as P, while they are drafted. Addresses are symbols.
+pub(crate) struct Steps<'a, P> {
+    pub prepared: &'a P,
+    pub draft: &'a Draft,
+    /// Where the tables begin.
+    tables: u64,
+}
+
+impl<'a, P> Steps<'a, P> {
+    /// None so far.
+    pub fn new(prepared: &'a P, draft: &'a Draft) -> Self {
+        Steps { prepared, draft, tables: Region::Tables.symbol() }
+    }
+
+    /// The same steps, of what an algorithm prepared besides.
+    pub fn of<Q>(&self, prepared: &'a Q) -> Steps<'a, Q> {
+        Steps { prepared, draft: self.draft, tables: self.tables }
+    }
+
+    /// The same steps, with tables that the pass itself makes in its scratch memory.
+    pub fn with_tables(self, room: Room) -> Self {
+        Steps { tables: self.at(room), ..self }
+    }
+
+    /// The address of a room in scratch memory.
+    pub fn at(&self, room: Room) -> u64 {
+        room.address(Region::Scratch.symbol())
+    }
+
+    /// The address of a table.
+    pub fn table(&self, room: Room) -> u64 {
+        room.address(self.tables)
+    }
+
+    /// The address of what the pass keeps on the device.
+    pub fn kept(&self, room: Room) -> u64 {
+        room.address(Region::Tables.symbol())
+    }
+
+    /// The multiprocessors of the device.
+    pub fn multiprocessors(&self) -> usize {
+        self.draft.target.multiprocessors
+    }
+
+    /// Adds a launch of a kernel of a variant, over so many blocks of so many threads.
+    pub fn launch<A: KernelArgs>(
+        &self,
+        kernel: (&Variant, &'static str),
+        grid: (usize, u32),
+        arguments: &A,
+    ) -> Result<(), Error> {
+        self.draft.launch(kernel, grid, arguments, Work::NONE)
+    }
+
+    /// Adds a fill with a 32-bit word, up to the next whole word.
+    pub fn fill(&self, to: u64, bytes: usize, word: u32) {
+        self.draft.fill(to, bytes, word);
+    }
+}
+
+impl<P: AsRef<Parts>> Steps<'_, P> {
+    fn parts(&self) -> &Parts {
+        self.prepared.as_ref()
+    }
+
+    /// Where an array lies that the caller gives beside the parts.
+    pub fn beside(&self, number: usize) -> u64 {
+        Region::Operand(self.parts().list.len() + number).symbol()
+    }
+
+    /// The address at which the caller holds a part; 0 if it does not.
+    fn of_caller(&self, number: usize) -> u64 {
+        let part = &self.parts().list[number];
+        if part.given || part.wanted { Region::Operand(number).symbol() } else { 0 }
+    }
+
+    /// Where kernels find a part.
+    fn placed(&self, number: usize) -> Place {
+        let part = &self.parts().list[number];
+        part.room
+            .map_or_else(|| part.caller(self.of_caller(number)), |room| part.place(self.at(room)))
+    }
+
+    /// Where kernels find an operand; nowhere, without elements, if it is not there.
+    pub fn place(&self, name: &str) -> Place {
+        let found = self.parts().list.iter().position(|part| part.operand.name == name);
+        found.map_or(Place::NOWHERE, |number| self.placed(number))
+    }
+
+    /// The address of an operand; 0 if it is not there.
+    pub fn address(&self, name: &str) -> u64 {
+        self.place(name).address
+    }
+
+    /// Adds a copy of elements of so many bytes; columns beyond those of the source are 0.
+    pub fn copy(&self, bytes: usize, from: Place, to: Place, when: When) -> Result<(), Error> {
+        moves::draft_copy(self.draft, bytes, from, to, when)
+    }
+
+    /// Adds a fill of a part with elements of this pattern.
+    pub fn fill_part(&self, part: &Part, pattern: u32) -> Result<(), Error> {
+        let aligned = self.parts().aligned || !part.is_direct();
+        moves::draft_fill(self.draft, part.bytes, self.place(part.operand.name), pattern, aligned)
+    }
+
+    /// Adds copies of what the caller holds elsewhere than kernels find it.
+    pub fn gather(&self) -> Result<(), Error> {
+        self.apart(|part| part.given).try_for_each(|(number, part)| {
+            let from = part.caller(self.of_caller(number));
+            self.copy(part.bytes, from, self.placed(number), When::Always)
+        })
+    }
+
+    /// Adds copies of what kernels wrote elsewhere than the caller wants it.
+    pub fn scatter(&self) -> Result<(), Error> {
+        self.apart(|part| part.wanted).try_for_each(|(number, part)| {
+            let to = part.caller(self.of_caller(number));
+            self.copy(part.bytes, self.placed(number), to, When::Always)
+        })
+    }
+
+    /// The parts that the caller holds elsewhere than kernels find them.
+    fn apart(&self, which: impl Fn(&Part) -> bool) -> impl Iterator<Item = (usize, &Part)> {
+        let parts = self.parts().list.iter().enumerate();
+        parts.filter(move |(_, part)| which(part) && !part.is_direct())
+    }
+}
+
+/// The tables of a pass: bytes that depend on the problem alone, and where they lie.
+#[derive(Debug, Default)]
+pub(crate) struct TableImage {
+    pieces: Vec<(Room, Vec<u8>)>,
+    /// The bytes of all.
+    pub bytes: usize,
+}
+
+impl TableImage {
+    /// None so far, in a memory of so many bytes.
+    pub fn new(bytes: usize) -> Self {
+        TableImage { pieces: Vec::new(), bytes }
+    }
+
+    /// Puts a table into its room.
+    pub fn put(&mut self, room: Room, bytes: &[u8]) {
+        self.pieces.push((room, bytes.to_vec()));
+    }
+}
+
+/// A pass whose memory is laid out and whose kernels are loaded: its operands, its tables, its steps.
+#[derive(Debug)]
+pub(crate) struct PreparedPass {
+    parts: Parts,
+    tables: TableImage,
+    scratch_bytes: usize,
+    steps: Loaded,
+}
+
+impl PreparedPass {
+    /// Compiles or loads the kernels of a pass.
+    pub fn load(
+        parts: Parts,
+        tables: TableImage,
+        scratch_bytes: usize,
+        steps: Vec<Step>,
+    ) -> Result<PreparedPass, Error> {
+        let steps = Loaded::new(parts.device(), steps)?;
+        Ok(PreparedPass { parts, tables, scratch_bytes, steps })
+    }
+}
+
+impl Ready for PreparedPass {
+    fn parts(&self) -> &Parts {
+        &self.parts
+    }
+
+    fn table_bytes(&self) -> usize {
+        self.tables.bytes
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.scratch_bytes
+    }
+
+    fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
+        let mut pieces = self.tables.pieces.iter();
+        pieces.try_for_each(|(room, bytes)| queue.upload(room.address(base), bytes))
+    }
+
+    fn enqueue(
+        &self,
+        queue: Queue<'_>,
+        operands: &[u64],
+        (tables, scratch): (u64, u64),
+    ) -> Result<(), Error> {
+        self.steps.enqueue(&queue, &Bases { scratch, tables, operands })
+    }
+
+    fn compute(&self, _: &crate::job::Job<'_, Parts>) -> Result<(), Error> {
+        Ok(())
+    }
+
+    fn into_owned(self: Box<Self>) -> Box<dyn Ready> {
+        self
+    }
+}
