@@ -145,6 +145,7 @@ macro_rules! pointees {
         }
     )*};
 }
+pub(crate) use pointees;
 
 pointees! {
     /// An element in the storage type.

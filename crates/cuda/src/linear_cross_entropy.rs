@@ -6,7 +6,7 @@ pub mod shard;
 
 pub use etalon_problem::linear_cross_entropy::Filter;
 
-use crate::cross_entropy::{FILTER_TILE, Ready, counted};
+use crate::cross_entropy::{FILTER_TILE, counted, prepare_filtered};
 use crate::host::Placed;
 use crate::options::{Level, Options};
 use crate::parts::Laid;
@@ -56,10 +56,10 @@ pub fn filtered_backward(
         there.then_some(Laid { strides: None, aligned: true })
     };
     let portable = Options { level: Level::Portable, ..*options };
-    let call = (Pass::Backward, storage);
-    let ready = Ready::new(held.clone(), problem, call, &table, &holds, Some(inputs), &portable)?;
-    let (ready, [left_out, dh, dw]) = ready.filtered(filter)?;
-    let placed = Placed::of(&held, Box::new(ready), inputs, Some(outputs))?;
+    let (of, call) = ((problem, filter), (Pass::Backward, storage));
+    let (pass, [left_out, dh, dw]) =
+        prepare_filtered(held.clone(), of, call, &table, &holds, inputs, &portable)?;
+    let placed = Placed::of(&held, pass, inputs, Some(outputs))?;
     placed.enqueue()?;
     placed.queue()?.finish()?;
     placed.download(left_out, &mut found.left_out)?;

@@ -76,7 +76,7 @@ pub(crate) fn ready<'a>(
             Box::new(linear_attention::Ready::new(held, problem, call, table, holds, options)?)
         }
         Problem::LinearCrossEntropy(problem) => {
-            Box::new(cross_entropy::Ready::new(held, problem, call, table, holds, inputs, options)?)
+            cross_entropy::prepare(held, problem, call, table, holds, inputs, options)?
         }
         Problem::LazyAttention(lazy) => {
             let problem = (problem, lazy.bias);

@@ -49,12 +49,14 @@ pub(crate) struct Kernel {
     pub variant: Variant,
     pub name: &'static str,
     pub threads: u32,
+    /// Bytes of shared memory that the launch decides.
+    pub own_shared: u32,
 }
 
 impl Kernel {
     /// The shared memory of a block that the source does not declare, in bytes.
     pub fn shared_bytes(&self) -> u32 {
-        shared_bytes(&self.variant, self.name)
+        self.own_shared + shared_bytes(&self.variant, self.name)
     }
 }
 
@@ -139,23 +141,42 @@ impl Draft {
         Draft { target, steps: RefCell::default() }
     }
 
-    /// A launch of a kernel over `blocks` blocks of so many threads; none at all where there is no block.
+    /// A launch of a kernel over `blocks` blocks of so many threads; none at all where there is no block. Fails where
+    /// there are [`MOST_STEPS`] already.
     pub fn launch<A: KernelArgs>(
+        &self,
+        kernel: (&Variant, &'static str),
+        grid: (usize, u32),
+        arguments: &A,
+        work: Work,
+    ) -> Result<(), Error> {
+        self.launch_with_shared(kernel, grid, 0, arguments, work)
+    }
+
+    /// The same, with so many bytes of shared memory besides.
+    pub fn launch_with_shared<A: KernelArgs>(
         &self,
         (variant, name): (&Variant, &'static str),
         (blocks, threads): (usize, u32),
+        own_shared: u32,
         arguments: &A,
         work: Work,
     ) -> Result<(), Error> {
         if blocks == 0 {
             return Ok(());
         }
+        if self.steps.borrow().len() >= MOST_STEPS {
+            return Err(Error::Unsupported {
+                what: format!("a pass of more than {MOST_STEPS} steps"),
+                reason: "a larger memory_budget makes chunks larger, and fewer".to_string(),
+            });
+        }
         let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
         let blocks = blocks.ok_or_else(|| Error::Unsupported {
             what: "a problem of this size".to_string(),
             reason: "a launch has at most 2³¹ − 1 blocks".to_string(),
         })?;
-        let kernel = Kernel { variant: variant.clone(), name, threads };
+        let kernel = Kernel { variant: variant.clone(), name, threads, own_shared };
         let arguments = arguments.arguments();
         self.steps.borrow_mut().push(Step::Launch { kernel, blocks, arguments, work });
         Ok(())
@@ -173,6 +194,9 @@ impl Draft {
         self.steps.into_inner()
     }
 }
+
+/// The most steps of a pass: of a few KB each.
+const MOST_STEPS: usize = 100_000;
 
 /// Steps whose kernels are loaded.
 #[derive(Debug)]

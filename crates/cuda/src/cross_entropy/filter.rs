@@ -1,11 +1,10 @@
-//! What a filter leaves out of dh and dw: `kernels/cross_entropy_filter.cu`.
+//! Tiles that a filter leaves out of dh and dw: `kernels/cross_entropy_filter.cu`.
 
-use crate::cross_entropy::call::Call;
+use crate::cross_entropy::args::{CrossEntropyArgs, FilterArgs};
 use crate::cross_entropy::plan::{Plan, SIDE, TILE};
-use crate::gpu::Kernels;
-use crate::queue::Queue;
+use crate::pass::Steps;
 use crate::room::{Layout, Room, memory};
-use cudarc::driver::DeviceRepr;
+use crate::variant::Variant;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Error, LinearCrossEntropy};
 
@@ -23,28 +22,6 @@ pub(crate) struct Filtering {
     pub dh: Room,
     pub dw: Room,
 }
-
-/// `Filter` of `cross_entropy_filter.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Told {
-    call: Call,
-    left_out: u64,
-    of_tokens: u64,
-    of_classes: u64,
-    by_token: u64,
-    by_class: u64,
-    dh: u64,
-    dw: u64,
-    eps: f32,
-    most_dh: f32,
-    most_dw: f32,
-    diagonal: i32,
-}
-
-// SAFETY: the fields, their types and their order are those of `Filter` in `cross_entropy_filter.cu`, and it
-// holds no reference of the host.
-unsafe impl DeviceRepr for Told {}
 
 impl Filtering {
     /// Lays its memory out. Fails where [`Filter::check`] does.
@@ -72,15 +49,15 @@ impl Filtering {
         })
     }
 
-    fn told(&self, call: &Call, scratch: u64) -> Told {
-        let at = |room: Room| room.address(scratch);
+    fn arguments<P>(&self, steps: &Steps<'_, P>, args: &CrossEntropyArgs) -> FilterArgs {
+        let at = |room: Room| steps.at(room).into();
         let (eps, most_dh, most_dw) = match self.filter {
             Filter::Below { eps } => (above(eps), f32::MAX, f32::MAX),
             Filter::Within { dh, dw } => (f32::INFINITY, below(dh), below(dw)),
         };
-        Told {
-            call: *call,
-            left_out: at(self.left_out),
+        FilterArgs {
+            c: *args,
+            left_out: steps.at(self.left_out).into(),
             of_tokens: at(self.of_tokens),
             of_classes: at(self.of_classes),
             by_token: at(self.by_token),
@@ -95,41 +72,38 @@ impl Filtering {
     }
 
     /// Before the first chunk: nothing is left out. Norms of the tokens that count and of the classes.
-    pub fn begin(
+    pub fn begin<P>(
         &self,
-        (queue, kernels): (&Queue<'_>, &Kernels),
-        call: &Call,
-        scratch: u64,
+        steps: &Steps<'_, P>,
+        kernels: &Variant,
+        args: &CrossEntropyArgs,
     ) -> Result<(), Error> {
         for room in [self.left_out, self.dh, self.dw] {
-            queue.fill(room.address(scratch), room.bytes, 0)?;
+            steps.fill(steps.at(room), room.bytes, 0);
         }
-        let blocks = (call.all as u64).div_ceil(8) + (call.vocab as u64).div_ceil(TILE as u64);
-        queue.launch(kernels.get("norms")?, blocks, (256, 0), &self.told(call, scratch))
+        let blocks = (args.all as usize).div_ceil(8) + (args.vocab as usize).div_ceil(TILE);
+        steps.launch((kernels, "norms"), (blocks, 256), &self.arguments(steps, args))
     }
 
-    /// Which tiles of a chunk are left out, from its gradients of logits (C36).
-    pub fn choose(
+    /// The tiles of a chunk that are left out, from its gradients of logits (C36).
+    pub fn choose<P>(
         &self,
-        (queue, kernels): (&Queue<'_>, &Kernels),
-        call: &Call,
-        scratch: u64,
+        steps: &Steps<'_, P>,
+        kernels: &Variant,
+        args: &CrossEntropyArgs,
     ) -> Result<(), Error> {
-        let told = self.told(call, scratch);
-        let (bands, tiles) = (
-            (call.count as u64).div_ceil(SIDE as u64),
-            (call.classes as u64).div_ceil(TILE as u64),
-        );
-        queue.launch(kernels.get("measure")?, bands * tiles, (256, 0), &told)?;
+        let own = self.arguments(steps, args);
+        let (count, classes) = (args.count as usize, args.classes as usize);
+        let (bands, tiles) = (count.div_ceil(SIDE), classes.div_ceil(TILE));
+        steps.launch((kernels, "measure"), (bands * tiles, 256), &own)?;
         match self.filter {
             Filter::Below { .. } => {
-                let blocks = (call.count as u64 + call.classes as u64).div_ceil(256);
-                queue.launch(kernels.get("certify")?, blocks, (256, 0), &told)
+                steps.launch((kernels, "certify"), ((count + classes).div_ceil(256), 256), &own)
             }
             Filter::Within { .. } => (0..(bands + tiles).saturating_sub(1)).try_for_each(|at| {
-                let told = Told { diagonal: at as i32, ..told };
+                let args = FilterArgs { diagonal: at as i32, ..own };
                 let first = (at + 1).saturating_sub(tiles);
-                queue.launch(kernels.get("choose")?, bands.min(at + 1) - first, (256, 0), &told)
+                steps.launch((kernels, "choose"), (bands.min(at + 1) - first, 256), &args)
             }),
         }
     }

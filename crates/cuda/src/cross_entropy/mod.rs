@@ -1,8 +1,9 @@
 //! linear_cross_entropy.
 
-mod call;
+mod args;
 mod filter;
 mod hopper;
+mod levels;
 mod plan;
 mod prepared;
 mod ready;
@@ -12,9 +13,10 @@ mod sums;
 mod tokens;
 mod tree;
 
-pub(crate) use ready::Ready;
-pub(crate) use shard::{ShardReady, Step, WORDS};
-pub(crate) use sums::Sums;
+pub(crate) use args::ARGUMENTS;
+pub(crate) use ready::{prepare, prepare_filtered};
+pub(crate) use shard::{Step, WORDS, prepare_shard};
+pub(crate) use sums::prepare_sums;
 pub(crate) use tokens::counted;
 pub(crate) use tree::nodes;
 

@@ -38,7 +38,7 @@ pub(crate) struct Walked {
 
 /// What a pass computes.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Asked {
+pub(crate) struct PassSpec {
     pub dh: bool,
     pub dw: bool,
     pub dbias: bool,
@@ -51,7 +51,7 @@ pub(crate) struct Asked {
     pub side_by_side: usize,
 }
 
-impl Asked {
+impl PassSpec {
     pub fn gradients(self) -> bool {
         self.dh || self.dw || self.dbias
     }
@@ -120,19 +120,19 @@ impl Plan {
     /// For so many tokens. Chunks are as large as the budget permits, at least one tile.
     pub fn new(
         (tokens, dim, vocab): (usize, usize, usize),
-        asked: Asked,
+        spec: PassSpec,
         budget: usize,
     ) -> Result<Plan, Error> {
         let up = |x: usize, to: usize| {
             x.max(1).checked_next_multiple_of(to).ok_or_else(|| memory(usize::MAX))
         };
         let (all_rows, all_columns) = (up(tokens, SIDE)?, up(vocab, TILE)?);
-        let narrow = asked.tensor && asked.dw && !asked.wide;
+        let narrow = spec.tensor && spec.dw && !spec.wide;
         let wide = all_columns.min(if narrow { LEAST_WIDE } else { WIDE });
         let (block, classes) = (block(vocab), all_columns);
         let mut rows = all_rows;
         loop {
-            let plan = Plan::of(rows, (classes, block), (all_rows, dim, vocab), asked, budget);
+            let plan = Plan::of(rows, (classes, block), (all_rows, dim, vocab), spec, budget);
             match plan {
                 Some(plan) if plan.columns >= wide || rows == SIDE => return Ok(plan),
                 None if rows == SIDE => return Err(memory(usize::MAX)),
@@ -145,16 +145,16 @@ impl Plan {
     /// all classes.
     pub fn of_shard(
         (tokens, dim, vocab): (usize, usize, usize),
-        asked: Asked,
+        spec: PassSpec,
         budget: usize,
         walked: Walked,
     ) -> Result<Plan, Error> {
-        let whole = Plan::new((tokens, dim, vocab), asked, budget)?;
+        let whole = Plan::new((tokens, dim, vocab), spec, budget)?;
         let up = |x: usize, to: usize| x.max(1).checked_next_multiple_of(to);
         let Walked { classes, widest, nodes } = walked;
         let plan = up(tokens, SIDE).zip(up(widest, TILE)).and_then(|(all_rows, columns)| {
             let block = if nodes { whole.block } else { columns.next_power_of_two() };
-            Plan::of(whole.rows, (columns, block), (all_rows, dim, classes), asked, budget)
+            Plan::of(whole.rows, (columns, block), (all_rows, dim, classes), spec, budget)
         });
         // Its logits are computed for the totals in one pass, and for gradients in another.
         plan.map(|plan| Plan { keeps: false, ..plan }).ok_or_else(|| memory(usize::MAX))
@@ -165,17 +165,17 @@ impl Plan {
         rows: usize,
         (all_columns, block): (usize, usize),
         (all_rows, dim, vocab): (usize, usize, usize),
-        asked: Asked,
+        spec: PassSpec,
         budget: usize,
     ) -> Option<Plan> {
         let levels = (usize::BITS - vocab.div_ceil(TILE).leading_zeros()) as usize;
         let several = rows < all_rows;
-        let apart = several && asked.dw && !asked.wide;
-        let nodes = levels.checked_mul(rows)?.checked_mul(asked.node())?;
-        let hidden = match asked.dh {
-            true if asked.tensor => {
+        let apart = several && spec.dw && !spec.wide;
+        let nodes = levels.checked_mul(rows)?.checked_mul(spec.node())?;
+        let hidden = match spec.dh {
+            true if spec.tensor => {
                 // As the threads hold them, in whole tiles.
-                let wide = dim.checked_next_multiple_of(asked.columns_of_hidden(rows, dim))?;
+                let wide = dim.checked_next_multiple_of(spec.columns_of_hidden(rows, dim))?;
                 let matrix = wide.checked_mul(4 * rows.checked_next_multiple_of(TILE)?)?;
                 matrix.checked_mul(sums(all_columns, block))?
             }
@@ -184,19 +184,19 @@ impl Plan {
             }
             false => 0,
         };
-        let head_bias = if several && asked.dbias && !asked.wide { 4 * vocab } else { 0 };
+        let head_bias = if several && spec.dbias && !spec.wide { 4 * vocab } else { 0 };
         let fixed = nodes.checked_add(hidden)?.checked_add(head_bias)?;
         // A column of logits, of their motions, and a row of dw where that is summed apart.
-        let element = if asked.tensor { 2 } else { 4 };
-        let planes = 1 + usize::from(asked.second);
+        let element = if spec.tensor { 2 } else { 4 };
+        let planes = 1 + usize::from(spec.second);
         let column = (element * planes).checked_mul(rows)?;
         let column = column.checked_add(if apart { 4 * dim } else { 0 })?;
         let columns = budget.saturating_sub(fixed) / column / TILE * TILE;
         // A plane also holds the leaves of a group of tiles.
-        let least = if asked.tensor { 2 * TILE } else { TILE };
+        let least = if spec.tensor { 2 * TILE } else { TILE };
         let columns = columns.clamp(least.min(all_columns), all_columns);
-        let columns = if asked.tensor && columns < all_columns {
-            asked.whole_rounds(rows, dim, columns)
+        let columns = if spec.tensor && columns < all_columns {
+            spec.whole_rounds(rows, dim, columns)
         } else {
             columns
         };
@@ -204,7 +204,7 @@ impl Plan {
             rows,
             columns,
             block,
-            keeps: columns == all_columns && !asked.tensor,
+            keeps: columns == all_columns && !spec.tensor,
             apart,
             plane: columns.checked_mul(element * rows)?,
             nodes,
@@ -219,7 +219,7 @@ impl Plan {
 mod tests {
     use super::*;
 
-    const ALL: Asked = Asked {
+    const ALL: PassSpec = PassSpec {
         dh: true,
         dw: true,
         dbias: true,
@@ -245,8 +245,8 @@ mod tests {
         for (budget, second, wide) in
             [(64, false, false), (64, true, false), (256, false, true), (1024, true, true)]
         {
-            let (asked, budget) = (Asked { second, wide, ..ALL }, budget << 20);
-            let plan = Plan::new((8192, 2304, 256_000), asked, budget).unwrap();
+            let (spec, budget) = (PassSpec { second, wide, ..ALL }, budget << 20);
+            let plan = Plan::new((8192, 2304, 256_000), spec, budget).unwrap();
             assert!(bytes(&plan, 1 + usize::from(second)) <= budget, "{plan:?}");
             assert!(plan.columns >= WIDE, "{plan:?}");
             assert_eq!(plan.apart, !wide);
@@ -256,22 +256,22 @@ mod tests {
     #[test]
     fn chunks_on_tensor_cores_end_with_a_whole_round_of_tiles() {
         // 66 tiles of classes are 32 rounds of 32 × 66 tiles, and 9 of 66 × 9.
-        let asked = Asked { tensor: true, side_by_side: 66, dbias: false, ..ALL };
-        let plan = Plan::new((8192, 2304, 256_000), asked, 512 << 20).unwrap();
+        let spec = PassSpec { tensor: true, side_by_side: 66, dbias: false, ..ALL };
+        let plan = Plan::new((8192, 2304, 256_000), spec, 512 << 20).unwrap();
         assert_eq!((plan.rows, plan.columns), (8192, 66 * TILE));
-        assert_eq!(asked.columns_of_hidden(8192, 2304), 192);
-        assert_eq!(asked.columns_of_hidden(8192, 4096), TILE);
+        assert_eq!(spec.columns_of_hidden(8192, 2304), 192);
+        assert_eq!(spec.columns_of_hidden(8192, 4096), TILE);
     }
 
     #[test]
     fn a_shard_has_the_rows_of_the_whole() {
         let sizes = (8192, 2304, 256_000);
         for (tensor, budget) in [(true, 512), (true, 32), (false, 64)] {
-            let (asked, budget) = (Asked { tensor, side_by_side: 66, ..ALL }, budget << 20);
-            let whole = Plan::new(sizes, asked, budget).unwrap();
+            let (spec, budget) = (PassSpec { tensor, side_by_side: 66, ..ALL }, budget << 20);
+            let whole = Plan::new(sizes, spec, budget).unwrap();
             for classes in [0, 1, 1000, 128_000] {
                 let walked = Walked { classes, widest: classes, nodes: true };
-                let plan = Plan::of_shard(sizes, asked, budget, walked).unwrap();
+                let plan = Plan::of_shard(sizes, spec, budget, walked).unwrap();
                 assert_eq!((plan.rows, plan.apart, plan.keeps), (whole.rows, whole.apart, false));
                 assert!(plan.columns <= classes.max(1).next_multiple_of(TILE));
             }

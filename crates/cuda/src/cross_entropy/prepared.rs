@@ -2,33 +2,37 @@
 
 use crate::cross_entropy::filter::Filtering;
 use crate::cross_entropy::hopper::Hopper;
-use crate::cross_entropy::plan::{Asked, Plan, Walked};
+use crate::cross_entropy::levels::LevelSpec;
+use crate::cross_entropy::plan::{PassSpec, Plan, Walked};
 use crate::cross_entropy::tokens::{COMMON, TOKEN, counted};
-use crate::gpu::Kernels;
-use crate::options::Options;
+use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
+use crate::pass::{PreparedPass, TableImage};
 use crate::room::{Layout, Room};
+use crate::step::Draft;
 use crate::variant::Variant;
 use crate::workspace::Held;
 use etalon_problem::linear_cross_entropy::Filter;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
-use std::borrow::Cow;
 use std::sync::Arc;
 
-/// A pass whose memory is laid out and whose kernels are loaded.
+/// A pass whose memory is laid out.
 #[derive(Debug)]
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
-    pub problem: Cow<'a, LinearCrossEntropy>,
+    pub problem: &'a LinearCrossEntropy,
     /// Whether some tokens may be ignored.
     pub ignores: bool,
-    pub asked: Asked,
+    /// Whether operands lie in memory of the call, which begins and ends with whole words.
+    pub whole_words: bool,
+    pub spec: PassSpec,
     pub plan: Plan,
     pub rooms: Rooms,
-    pub kernels: Arc<Kernels>,
+    /// The portable kernels.
+    pub kernels: Variant,
     /// The kernels of the level sm90a, which take the place of those that multiply.
     pub hopper: Option<Hopper>,
-    /// What is left out of dh and dw.
+    /// The filter of dh and dw.
     pub filter: Option<Filtering>,
     pub scratch_bytes: usize,
 }
@@ -55,13 +59,18 @@ fn pull(second: bool) -> usize {
 }
 
 impl Rooms {
-    fn new(plan: &Plan, asked: Asked, tokens: usize, layout: &mut Layout) -> Result<Rooms, Error> {
-        let pulls = if asked.gradients() { pull(asked.second) } else { 0 };
+    fn new(
+        plan: &Plan,
+        spec: PassSpec,
+        tokens: usize,
+        layout: &mut Layout,
+    ) -> Result<Rooms, Error> {
+        let pulls = if spec.gradients() { pull(spec.second) } else { 0 };
         Ok(Rooms {
             tokens: layout.room(TOKEN * tokens)?,
             common: layout.room(COMMON)?,
             z: layout.room(plan.plane)?,
-            motion: layout.room(if asked.second { plan.plane } else { 0 })?,
+            motion: layout.room(if spec.second { plan.plane } else { 0 })?,
             picked: layout.room(8 * tokens)?,
             nodes: layout.room(plan.nodes)?,
             pulls: layout.room(pulls * tokens)?,
@@ -74,9 +83,9 @@ impl Rooms {
 }
 
 impl<'a> Prepared<'a> {
-    /// Lays the memory of a pass out that has passed [`Table::check_call`], and loads its kernels. `inputs`: those
-    /// in the memory of the host, of which targets and weights are looked at here; on a device nobody can look.
-    /// `shard`: what is walked of the shard that the table is of.
+    /// Lays the memory of a pass out that has passed [`Table::check_call`]. `inputs`: those in the memory of the host, of
+    /// which targets and weights are looked at here; on a device nobody can look. `shard`: the classes that are walked of
+    /// the shard that the table is of.
     pub fn new(
         held: Arc<Held>,
         (problem, shard): (&'a LinearCrossEntropy, Option<Walked>),
@@ -89,61 +98,51 @@ impl<'a> Prepared<'a> {
         let counted = inputs.map(|inputs| counted(problem, inputs)).transpose()?;
         let ignores = counted.is_none_or(|counted| counted < problem.tokens);
         let mut layout = Layout::default();
-        let mut parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
-        let gradients = match pass {
-            Pass::DoubleBackward => ["gh", "gw", "gbias"],
-            _ => ["dh", "dw", "dbias"],
+        let parts = Parts::new(held, (pass, storage), table, holds, |_| false, &mut layout)?;
+        let level = LevelSpec {
+            target: parts.target,
+            pass,
+            storage,
+            precision: options.precision,
+            dim: problem.dim,
+            aligned: parts.begin_aligned(&["h", "w", "dh", "dw"]),
         };
-        let [dh, dw, dbias] = gradients.map(|name| parts.has(name));
-        let asked = Asked {
-            dh,
-            dw,
-            dbias,
-            wide: problem.wide_gradients || storage == Dtype::F32,
-            second: pass == Pass::DoubleBackward,
-            ..Asked::default()
-        };
-        // What fills the rows of dh of ignored tokens, if they need not begin and end with whole words.
-        parts.load_moves(inputs.is_none() && ignores && storage != Dtype::F32)?;
-        let hopper = choose(&parts, problem, options)?;
-        let side_by_side = parts.device().multiprocessors / 2;
-        let asked = Asked { tensor: hopper.is_some(), side_by_side, ..asked };
+        let tensor = level.choose(options.level)? == Level::Sm90a;
+        let spec = spec_of(&parts, problem, tensor);
         let sizes = (problem.tokens, problem.dim, problem.vocab);
         let plan = match shard {
-            Some(walked) => Plan::of_shard(sizes, asked, options.memory_budget, walked)?,
-            None => Plan::new(sizes, asked, options.memory_budget)?,
+            Some(walked) => Plan::of_shard(sizes, spec, options.memory_budget, walked)?,
+            None => Plan::new(sizes, spec, options.memory_budget)?,
         };
-        let rooms = Rooms::new(&plan, asked, problem.tokens, &mut layout)?;
-        let scratch = |hopper: Hopper| hopper.with_scratch(sizes, &plan, ignores, &mut layout);
-        let hopper = hopper.map(scratch).transpose()?;
-        let device = parts.device();
-        let variant = Variant::cross_entropy(storage, asked.second);
-        let kernels = device.kernels(variant, &device.architecture())?;
-        let scratch_bytes = layout.bytes();
-        let problem = Cow::Borrowed(problem);
-        let filter = None;
+        let rooms = Rooms::new(&plan, spec, problem.tokens, &mut layout)?;
+        let hopper = tensor.then(|| Hopper::new(storage, sizes, &plan, ignores, &mut layout));
         Ok(Prepared {
-            parts,
             problem,
             ignores,
-            asked,
+            whole_words: inputs.is_some(),
+            spec,
             plan,
             rooms,
-            kernels,
-            hopper,
-            filter,
-            scratch_bytes,
+            kernels: Variant::cross_entropy(storage, spec.second),
+            hopper: hopper.transpose()?,
+            filter: None,
+            scratch_bytes: layout.bytes(),
+            parts,
         })
     }
-}
 
-impl Prepared<'_> {
     /// The same with a filter, of kernels without tensor cores.
     pub fn filtered(self, filter: Filter) -> Result<Self, Error> {
         let mut layout = Layout::default();
         layout.room(self.scratch_bytes)?; // that of the pass comes first
-        let filter = Filtering::new(filter, &self.problem, &self.plan, &mut layout)?;
+        let filter = Filtering::new(filter, self.problem, &self.plan, &mut layout)?;
         Ok(Prepared { filter: Some(filter), scratch_bytes: layout.bytes(), ..self })
+    }
+
+    /// The pass of drafted steps, whose kernels are loaded.
+    pub fn load(self, draft: Draft) -> Result<Box<PreparedPass>, Error> {
+        let (tables, steps) = (TableImage::default(), draft.into_steps());
+        PreparedPass::load(self.parts, tables, self.scratch_bytes, steps).map(Box::new)
     }
 }
 
@@ -153,14 +152,11 @@ impl AsRef<Parts> for Prepared<'_> {
     }
 }
 
-/// The kernels of the level sm90a, if they compute the pass. Fails where the level that is asked for cannot.
-fn choose(
-    parts: &Parts,
-    problem: &LinearCrossEntropy,
-    options: &Options,
-) -> Result<Option<Hopper>, Error> {
-    let refused = options.precision.refuses_tensor_cores();
-    let refused = refused.or_else(|| Hopper::refuses(parts, problem));
-    let takes = options.level.takes_tensor_cores(refused)?;
-    takes.then(|| Hopper::new(parts)).transpose()
+fn spec_of(parts: &Parts, problem: &LinearCrossEntropy, tensor: bool) -> PassSpec {
+    let second = parts.pass == Pass::DoubleBackward;
+    let gradients = if second { ["gh", "gw", "gbias"] } else { ["dh", "dw", "dbias"] };
+    let [dh, dw, dbias] = gradients.map(|name| parts.has(name));
+    let wide = problem.wide_gradients || parts.storage == Dtype::F32;
+    let side_by_side = parts.target.multiprocessors / 2;
+    PassSpec { dh, dw, dbias, wide, second, tensor, side_by_side }
 }

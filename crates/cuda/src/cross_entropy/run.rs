@@ -5,46 +5,49 @@
 //! gradients. Where dw must be summed in less than f32, and tokens come in several chunks, it has a sweep of
 //! its own in which classes go outside.
 
-use crate::cross_entropy::call::{Call, PerToken};
+use crate::args::KernelArgs;
+use crate::cross_entropy::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
 use crate::cross_entropy::hopper::{GROUP, Hopper};
 use crate::cross_entropy::plan::{SIDE, TILE};
 use crate::cross_entropy::prepared::Prepared;
-use crate::job;
 use crate::parts::Part;
-use etalon_problem::{Error, LseSquareWeight, NothingLeft, Pass, Reduction};
+use crate::pass;
+use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
 use std::ops::Range;
 
-type Job<'a> = job::Job<'a, Prepared<'a>>;
+pub(super) type Steps<'a> = pass::Steps<'a, Prepared<'a>>;
 
-/// A call of a pass, and what its kernels are told.
-pub(super) struct Run<'j, 'a> {
-    pub job: &'j Job<'a>,
-    pub call: Call,
+/// The steps of a pass, and the arguments of its kernels.
+pub(super) struct Run<'a> {
+    pub steps: &'a Steps<'a>,
+    pub args: CrossEntropyArgs,
     /// Whether dh is f32, whatever the type of the other gradients.
     pub wide_hidden: bool,
     /// Where sums of dbias wait for the next chunk of tokens.
     pub head_bias: u64,
 }
 
-/// Enqueues the pass.
-pub(crate) fn run(job: &Job<'_>) -> Result<(), Error> {
-    clear(job)?;
-    let run = Run::new(job);
-    run.launch("tokens", 1, 1024, &run.call)?;
-    if let Some(filter) = &job.prepared.filter {
-        filter.begin((&job.queue, &job.prepared.kernels), &run.call, job.scratch)?;
+/// Adds the steps of a pass, between copies of operands.
+pub(crate) fn run(steps: &Steps<'_>) -> Result<(), Error> {
+    steps.gather()?;
+    clear(steps)?;
+    let run = Run::new(steps);
+    run.launch("tokens", 1, 1024, &run.args)?;
+    if let Some(filter) = &steps.prepared.filter {
+        filter.begin(steps, &steps.prepared.kernels, &run.args)?;
     }
     run.by_tokens()?;
-    if job.prepared.plan.apart {
+    if steps.prepared.plan.apart {
         run.by_classes()?;
     }
-    run.launch("loss", 1, 256, &run.call)
+    run.launch("loss", 1, 256, &run.args)?;
+    steps.scatter()
 }
 
 /// Fills what kernels leave out: what ignored tokens have of each result, and all gradients where there is no
 /// token.
-pub(super) fn clear(job: &Job<'_>) -> Result<(), Error> {
-    let Prepared { parts, ignores, problem, .. } = job.prepared;
+pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
+    let Prepared { parts, ignores, problem, whole_words, .. } = steps.prepared;
     let leaves = |part: &Part| match part.operand.name {
         "dw" | "dbias" | "gw" | "gbias" => problem.tokens == 0,
         // What `loss` writes, whatever counts.
@@ -55,58 +58,56 @@ pub(super) fn clear(job: &Job<'_>) -> Result<(), Error> {
     };
     for part in parts.list.iter().filter(|part| part.wanted && leaves(part)) {
         let nothing = if part.operand.name == "argmax" { u32::MAX } else { 0 };
-        let place = job.place(part.operand.name);
-        match parts.moves() {
-            Ok(moves) if part.bytes == 2 => moves.fill(&job.queue, 2, place, 0)?,
-            // Memory of this call begins and ends with whole words.
-            _ => job.queue.fill(place.address, part.bytes * place.elements(), nothing)?,
+        let place = steps.place(part.operand.name);
+        if part.bytes == 2 && !whole_words {
+            steps.fill_part(part, 0)?;
+        } else {
+            steps.fill(place.address, part.bytes * place.elements(), nothing);
         }
     }
     Ok(())
 }
 
-fn call(job: &Job<'_>) -> Call {
-    let Prepared { parts, problem, filter, asked, plan, rooms, hopper, .. } = job.prepared;
-    let at = |name: &str| job.address(name);
-    let pass = |forward: &'static str, second: &'static str| match parts.pass {
-        Pass::DoubleBackward => at(second),
-        _ => at(forward),
-    };
-    let first = PerToken::new(["dloss", "dlse", "dlogprob", "dentropy"], at);
-    let second = PerToken::new(["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"], at);
-    let outputs = PerToken::new(["loss", "lse", "logprob", "entropy"], at);
-    let motions = PerToken::new(["gdloss", "gdlse", "gdlogprob", "gdentropy"], at);
-    let entropies = [first.entropy, second.entropy, outputs.entropy, motions.entropy];
-    let call = Call {
-        h: at("h"),
-        w: at("w"),
-        bias: at("bias"),
-        ddh: at("ddh"),
-        ddw: at("ddw"),
-        ddbias: at("ddbias"),
-        class_weights: at("class_weights"),
+/// The arguments of kernels that see all tokens and classes.
+fn arguments(steps: &Steps<'_>) -> CrossEntropyArgs {
+    let Prepared { parts, problem, filter, spec, plan, rooms, hopper, .. } = steps.prepared;
+    let at = |name: &str| steps.address(name);
+    let pass = |forward, second| at(if spec.second { second } else { forward }).into();
+    let first = Cotangents::new(["dloss", "dlse", "dlogprob", "dentropy"], at);
+    let second = Cotangents::new(["cot_loss", "cot_lse", "cot_logprob", "cot_entropy"], at);
+    let outputs = Outputs::new(["loss", "lse", "logprob", "entropy"], at);
+    let motions = Outputs::new(["gdloss", "gdlse", "gdlogprob", "gdentropy"], at);
+    let entropies = [first.entropy.0, second.entropy.0, outputs.entropy.0, motions.entropy.0];
+    let args = CrossEntropyArgs {
+        h: at("h").into(),
+        w: at("w").into(),
+        bias: at("bias").into(),
+        ddh: at("ddh").into(),
+        ddw: at("ddw").into(),
+        ddbias: at("ddbias").into(),
+        class_weights: at("class_weights").into(),
         first,
         second,
         outputs,
         motions,
-        argmax: at("argmax"),
-        n_valid: at("n_valid"),
-        normaliser: at("normaliser"),
+        argmax: at("argmax").into(),
+        n_valid: at("n_valid").into(),
+        normaliser: at("normaliser").into(),
         dh: pass("dh", "gh"),
         dw: pass("dw", "gw"),
         dbias: pass("dbias", "gbias"),
-        targets: at("targets"),
-        token_weights: at("token_weights"),
-        tokens: job.at(rooms.tokens),
-        common: job.at(rooms.common),
-        z: job.at(rooms.z),
-        motion: job.at(rooms.motion),
-        picked: job.at(rooms.picked),
-        nodes: job.at(rooms.nodes),
-        pulls: if asked.gradients() { job.at(rooms.pulls) } else { 0 },
-        terms: job.at(rooms.terms),
-        hidden: job.at(rooms.hidden),
-        left_out: filter.map_or(0, |filter| job.at(filter.left_out)),
+        targets: at("targets").into(),
+        token_weights: at("token_weights").into(),
+        tokens: steps.at(rooms.tokens).into(),
+        common: steps.at(rooms.common).into(),
+        z: steps.at(rooms.z).into(),
+        motion: steps.at(rooms.motion).into(),
+        picked: steps.at(rooms.picked).into(),
+        nodes: steps.at(rooms.nodes).into(),
+        pulls: if spec.gradients() { steps.at(rooms.pulls) } else { 0 }.into(),
+        terms: steps.at(rooms.terms).into(),
+        hidden: steps.at(rooms.hidden).into(),
+        left_out: filter.map_or(0, |filter| steps.at(filter.left_out)).into(),
         ignore_index: problem.ignore_index,
         divisor: if let Reduction::By { normaliser } = problem.reduction {
             normaliser
@@ -127,10 +128,22 @@ fn call(job: &Job<'_>) -> Call {
         square_weighted: i32::from(problem.lse_square_weight == LseSquareWeight::ClassWeight),
         entropy: i32::from(entropies.iter().any(|&entropy| entropy != 0)),
         whole: i32::from(problem.dim % 4 == 0 && parts.begin_aligned(&["h", "w", "ddh", "ddw"])),
-        wide: i32::from(asked.wide),
-        ..Call::default()
+        wide: i32::from(spec.wide),
+        ..CrossEntropyArgs::default()
     };
-    call.linked(problem)
+    linked(args, problem)
+}
+
+/// With the link of a problem, (C2) and (C11).
+fn linked(args: CrossEntropyArgs, problem: &LinearCrossEntropy) -> CrossEntropyArgs {
+    let LinearCrossEntropy { logit_scale, temperature, softcap, .. } = *problem;
+    let factor = softcap.map_or(logit_scale / temperature, |cap| logit_scale / cap);
+    CrossEntropyArgs {
+        factor: factor as f32,
+        ratio: softcap.map_or(0.0, |cap| (cap / temperature) as f32),
+        slope: (logit_scale / temperature) as f32,
+        ..args
+    }
 }
 
 /// The parts of so many elements, each as long as the first.
@@ -138,51 +151,48 @@ fn chunks(all: usize, each: usize) -> impl Iterator<Item = Range<usize>> {
     (0..all).step_by(each).map(move |first| first..all.min(first + each))
 }
 
-impl<'j, 'a> Run<'j, 'a> {
-    /// Of all classes of the problem.
-    pub fn new(job: &'j Job<'a>) -> Self {
-        let call = call(job);
-        let head_bias = job.at(job.prepared.rooms.head_bias);
-        Run { job, call, wide_hidden: job.prepared.asked.wide, head_bias }
+impl<'a> Run<'a> {
+    /// Over all classes of the problem.
+    pub fn new(steps: &'a Steps<'a>) -> Self {
+        let Prepared { spec, rooms, .. } = steps.prepared;
+        let head_bias = steps.at(rooms.head_bias);
+        Run { steps, args: arguments(steps), wide_hidden: spec.wide, head_bias }
     }
-}
 
-impl Run<'_, '_> {
-    pub fn launch(
+    pub fn launch<A: KernelArgs>(
         &self,
-        name: &str,
+        name: &'static str,
         blocks: usize,
         threads: u32,
-        call: &Call,
+        args: &A,
     ) -> Result<(), Error> {
-        let kernel = self.job.prepared.kernels.get(name)?;
-        self.job.queue.launch(kernel, blocks as u64, (threads, 0), call)
+        self.steps.launch((&self.steps.prepared.kernels, name), (blocks, threads), args)
     }
 
     pub fn tokens(&self) -> impl Iterator<Item = Range<usize>> {
-        chunks(self.call.all as usize, self.job.prepared.plan.rows)
+        chunks(self.args.all as usize, self.steps.prepared.plan.rows)
     }
 
     fn classes(&self) -> impl Iterator<Item = Range<usize>> {
-        chunks(self.call.vocab as usize, self.job.prepared.plan.columns)
+        chunks(self.args.vocab as usize, self.steps.prepared.plan.columns)
     }
 
-    /// What the kernels of a chunk are told.
-    pub fn chunk(&self, tokens: &Range<usize>, classes: &Range<usize>) -> Call {
-        Call {
+    /// The arguments of kernels of a chunk.
+    pub fn chunk(&self, tokens: &Range<usize>, classes: &Range<usize>) -> CrossEntropyArgs {
+        CrossEntropyArgs {
             first_token: tokens.start as i32,
             count: tokens.len() as i32,
             first_class: classes.start as i32,
             classes: classes.len() as i32,
-            ..self.call
+            ..self.args
         }
     }
 
     /// Where the tensor cores find the rows of h of a chunk of tokens.
     pub fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
-        let Some(hopper) = &self.job.prepared.hopper else { return Ok(0) };
-        let packed = hopper.packed.map(|room| self.job.at(room));
-        hopper.gather(&self.job.queue, &self.chunk(tokens, &(0..0)), packed)
+        let Some(hopper) = &self.steps.prepared.hopper else { return Ok(0) };
+        let packed = hopper.packed.map(|room| self.steps.at(room));
+        hopper.gather(self.steps.draft, &self.chunk(tokens, &(0..0)), packed)
     }
 
     /// Totals, outputs and what tokens pull with, dh, and dw and dbias unless they are summed apart.
@@ -200,39 +210,39 @@ impl Run<'_, '_> {
 
     /// The gradients of a chunk of tokens, from what these pull with.
     pub fn pull(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
-        let Prepared { asked, plan, filter, kernels, .. } = self.job.prepared;
-        let head = asked.head() && !plan.apart;
-        if !(asked.dh || head || filter.is_some()) {
+        let Prepared { spec, plan, filter, kernels, .. } = self.steps.prepared;
+        let head = spec.head() && !plan.apart;
+        if !(spec.dh || head || filter.is_some()) {
             return Ok(());
         }
         for classes in self.classes() {
-            let call = self.chunk(tokens, &classes);
-            self.gradients(&call, h, plan.keeps)?;
+            let args = self.chunk(tokens, &classes);
+            self.gradients(&args, h, plan.keeps)?;
             if let Some(filter) = filter {
-                filter.choose((&self.job.queue, kernels), &call, self.job.scratch)?;
+                filter.choose(self.steps, kernels, &args)?;
             }
-            if asked.dh {
-                self.hidden(&call, &classes)?;
+            if spec.dh {
+                self.hidden(&args, &classes)?;
             }
             if head {
-                self.head(&call, h, tokens, &classes)?;
+                self.head(&args, h, tokens, &classes)?;
             }
         }
         Ok(())
     }
 
     /// Where what da of a chunk of tokens is multiplied by lies; 0 if it is not.
-    fn scale_of(&self, call: &Call) -> u64 {
-        let room = self.job.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
-        room.map_or(0, |room| self.job.at(room) + 4 * (call.first_token / call.rows) as u64)
+    fn scale_of(&self, args: &CrossEntropyArgs) -> u64 {
+        let room = self.steps.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
+        room.map_or(0, |room| self.steps.at(room) + 4 * (args.first_token / args.rows) as u64)
     }
 
     /// Finds it.
-    pub fn scale(&self, call: &Call) -> Result<(), Error> {
-        match (self.scale_of(call), &self.job.prepared.hopper) {
+    pub fn scale(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+        match (self.scale_of(args), &self.steps.prepared.hopper) {
             (0, _) | (_, None) => Ok(()),
-            _ if !self.job.prepared.asked.gradients() => Ok(()),
-            (scale, Some(hopper)) => hopper.scale(&self.job.queue, call, scale),
+            _ if !self.steps.prepared.spec.gradients() => Ok(()),
+            (scale, Some(hopper)) => hopper.scale(self.steps.draft, args, scale),
         }
     }
 
@@ -240,9 +250,9 @@ impl Run<'_, '_> {
     pub fn by_classes(&self) -> Result<(), Error> {
         for classes in self.classes() {
             for tokens in self.tokens() {
-                let (call, h) = (self.chunk(&tokens, &classes), self.rows(&tokens)?);
-                self.gradients(&call, h, false)?;
-                self.head(&call, h, &tokens, &classes)?;
+                let (args, h) = (self.chunk(&tokens, &classes), self.rows(&tokens)?);
+                self.gradients(&args, h, false)?;
+                self.head(&args, h, &tokens, &classes)?;
             }
         }
         Ok(())
@@ -250,98 +260,98 @@ impl Run<'_, '_> {
 
     /// (C33), (C34) of all classes.
     pub fn totals(&self, tokens: &Range<usize>, h: u64) -> Result<(), Error> {
-        let Prepared { plan, hopper, .. } = self.job.prepared;
+        let Prepared { plan, hopper, .. } = self.steps.prepared;
         let Some(hopper) = hopper else {
             for classes in self.classes() {
-                let call = self.chunk(tokens, &classes);
-                self.logits(&call)?;
-                self.launch("totals", tokens.len(), 256, &call)?;
+                let args = self.chunk(tokens, &classes);
+                self.logits(&args)?;
+                self.launch("totals", tokens.len(), 256, &args)?;
             }
             return Ok(());
         };
-        let vocab = self.call.vocab as usize;
-        let each = Hopper::leaf_columns(&self.call, plan.plane);
+        let vocab = self.args.vocab as usize;
+        let each = Hopper::leaf_columns(&self.args, plan.plane);
         chunks(vocab, each).try_for_each(|classes| {
-            hopper.totals(&self.job.queue, &self.chunk(tokens, &classes), h)
+            hopper.totals(self.steps.draft, &self.chunk(tokens, &classes), h)
         })
     }
 
     /// (C1), (C2), and in the second order (C21).
-    fn logits(&self, call: &Call) -> Result<(), Error> {
+    fn logits(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
-        let blocks = tiles(call.count) * tiles(call.classes);
-        self.launch("logits", blocks, 256, call)?;
-        if self.job.prepared.asked.second {
-            self.launch("motions", blocks, 256, call)?;
+        let blocks = tiles(args.count) * tiles(args.classes);
+        self.launch("logits", blocks, 256, args)?;
+        if self.steps.prepared.spec.second {
+            self.launch("motions", blocks, 256, args)?;
         }
         Ok(())
     }
 
     /// (C16), and in the second order (C27); of logits that are `kept`, or computed now.
-    fn gradients(&self, call: &Call, h: u64, kept: bool) -> Result<(), Error> {
-        if let Some(hopper) = &self.job.prepared.hopper {
-            return hopper.gradient(&self.job.queue, call, [h, self.scale_of(call)]);
+    fn gradients(&self, args: &CrossEntropyArgs, h: u64, kept: bool) -> Result<(), Error> {
+        if let Some(hopper) = &self.steps.prepared.hopper {
+            return hopper.gradient(self.steps.draft, args, [h, self.scale_of(args)]);
         }
         if !kept {
-            self.logits(call)?;
+            self.logits(args)?;
         }
-        let parts = (call.columns as usize).div_ceil(1024);
-        self.launch("gradients", call.count as usize * parts, 256, call)
+        let parts = (args.columns as usize).div_ceil(1024);
+        self.launch("gradients", args.count as usize * parts, 256, args)
     }
 
     /// (C17) or (C28).
-    fn hidden(&self, call: &Call, classes: &Range<usize>) -> Result<(), Error> {
+    fn hidden(&self, args: &CrossEntropyArgs, classes: &Range<usize>) -> Result<(), Error> {
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
         let begins = i32::from(classes.start == 0);
-        let ends = i32::from(classes.end == call.vocab as usize);
-        let call = Call { begins, ends, wide: i32::from(self.wide_hidden), ..*call };
-        match &self.job.prepared.hopper {
+        let ends = i32::from(classes.end == args.vocab as usize);
+        let args = CrossEntropyArgs { begins, ends, wide: i32::from(self.wide_hidden), ..*args };
+        match &self.steps.prepared.hopper {
             Some(hopper) => {
-                let Prepared { asked, plan, .. } = self.job.prepared;
-                let wide = asked.columns_of_hidden(plan.rows, call.dim as usize);
-                hopper.hidden(&self.job.queue, &call, self.scale_of(&call), (wide, plan.block))
+                let Prepared { spec, plan, .. } = self.steps.prepared;
+                let wide = spec.columns_of_hidden(plan.rows, args.dim as usize);
+                hopper.hidden(self.steps.draft, &args, self.scale_of(&args), (wide, plan.block))
             }
-            None => self.launch("hidden", tiles(call.count) * tiles(call.dim), 256, &call),
+            None => self.launch("hidden", tiles(args.count) * tiles(args.dim), 256, &args),
         }
     }
 
     /// (C18) and (C19), or (C29) and (C30).
     fn head(
         &self,
-        call: &Call,
+        args: &CrossEntropyArgs,
         h: u64,
         tokens: &Range<usize>,
         classes: &Range<usize>,
     ) -> Result<(), Error> {
-        let Prepared { asked, plan, rooms, hopper, .. } = self.job.prepared;
+        let Prepared { spec, plan, rooms, hopper, .. } = self.steps.prepared;
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
-        let first = 4 * classes.start as u64;
+        let first = 4 * classes.start;
         // Where f32 is stored, the sums wait in place.
         let head = match plan.apart {
-            true => self.job.at(rooms.head),
-            false => call.dw + first * call.dim as u64,
+            true => self.steps.at(rooms.head),
+            false => behind(args.dw.0, first * args.dim as usize),
         };
-        let bias = if asked.wide { call.dbias } else { self.head_bias };
-        let call = Call {
-            head,
-            head_bias: bias + first,
+        let bias = if spec.wide { args.dbias.0 } else { self.head_bias };
+        let args = CrossEntropyArgs {
+            head: head.into(),
+            head_bias: behind(bias, first).into(),
             begins: i32::from(tokens.start == 0),
-            ends: i32::from(tokens.end == call.all as usize),
-            ..*call
+            ends: i32::from(tokens.end == args.all as usize),
+            ..*args
         };
-        if asked.dw {
+        if spec.dw {
             match hopper {
-                Some(hopper) => hopper.head(&self.job.queue, &call, [h, self.scale_of(&call)])?,
+                Some(hopper) => hopper.head(self.steps.draft, &args, [h, self.scale_of(&args)])?,
                 None => {
-                    let blocks = tiles(call.classes) * tiles(call.dim);
-                    self.launch("head", blocks, 256, &call)?;
+                    let blocks = tiles(args.classes) * tiles(args.dim);
+                    self.launch("head", blocks, 256, &args)?;
                 }
             }
         }
-        if asked.dbias {
+        if spec.dbias {
             match hopper {
-                Some(hopper) => hopper.bias(&self.job.queue, &call, self.scale_of(&call))?,
-                None => self.launch("bias", (call.classes as usize).div_ceil(32), 256, &call)?,
+                Some(hopper) => hopper.bias(self.steps.draft, &args, self.scale_of(&args))?,
+                None => self.launch("bias", (args.classes as usize).div_ceil(32), 256, &args)?,
             }
         }
         Ok(())

@@ -1,27 +1,23 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
 //! all: `kernels/cross_entropy_shards.cu` beside the kernels of the pass.
 
-use crate::cross_entropy::call::{Call, PerToken};
+use crate::cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
 use crate::cross_entropy::plan::Walked;
 use crate::cross_entropy::prepared::Prepared;
-use crate::cross_entropy::run::{Run, clear};
+use crate::cross_entropy::run::{Run, Steps, clear};
 use crate::cross_entropy::tree::nodes;
-use crate::gpu::Kernels;
-use crate::job::Job;
 use crate::options::{Level, Options};
-use crate::parts::{Holds, Parts};
-use crate::queue::Queue;
-use crate::ready;
+use crate::parts::Holds;
+use crate::pass::PreparedPass;
 use crate::room::{Layout, Room, memory};
+use crate::step::Draft;
 use crate::variant::Variant;
 use crate::workspace::Held;
-use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table, Views};
-use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What a pass of a shard computes.
+/// A pass of a shard.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Step {
     /// (C33) of its nodes: `partials`.
@@ -32,84 +28,80 @@ pub(crate) enum Step {
     Backward { summed: bool },
 }
 
-/// `Shards` of `cross_entropy_shards.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Told {
-    call: Call,
-    partials: u64,
-    sums: u64,
-    part: u64,
-    first: i32,
-    vocab: i32,
-    nodes: i32,
-    argmax: i32,
-}
-
-// SAFETY: the fields, their types and their order are those of `Shards` in `cross_entropy_shards.cu`, and it holds
-// no reference of the host.
-unsafe impl DeviceRepr for Told {}
-
 /// Bytes of `Node` of `cross_entropy.cuh`.
 pub(super) const NODE: usize = 28;
 
 /// Numbers of 32 bits in a partial: `Partial` of `cross_entropy_shards.cu`.
 pub(crate) const WORDS: usize = 10;
 
-/// A pass of a shard that may be enqueued.
-#[derive(Debug)]
-pub(crate) struct ShardReady<'a> {
-    prepared: Prepared<'a>,
+/// The spans of a shard that are walked one after the other, and their memory.
+struct Shard {
     step: Step,
     classes: Range<usize>,
     /// The classes that are walked by themselves: the nodes of the shard, or all at once.
     spans: Vec<Range<usize>>,
-    kernels: Arc<Kernels>,
+    kernels: Variant,
     /// The totals of tokens that count, where `finish` finds them.
     totals: Room,
     /// dh of a node, before it is added to that of the nodes before it.
     part: Option<Room>,
 }
 
-impl<'a> ShardReady<'a> {
-    /// As [`Prepared::new`], of a table whose tensors are those of a shard.
-    pub fn new(
-        held: Arc<Held>,
-        (problem, classes): (&'a LinearCrossEntropy, Range<usize>),
-        (step, storage): (Step, Dtype),
-        table: &Table,
-        holds: Holds<'_>,
-        inputs: Option<&Views<'_>>,
-        options: &Options,
-    ) -> Result<ShardReady<'a>, Error> {
-        let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
-        let level = if step == Step::Output { Level::Portable } else { options.level };
-        let options = Options { level, ..*options };
-        let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
-        let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
-        let (call, all) = ((pass, storage), classes.len());
-        let of = |widest, nodes| {
-            let walked = Walked { classes: all, widest, nodes };
-            let (held, of) = (held.clone(), (problem, Some(walked)));
-            Prepared::new(held, of, call, table, holds, inputs, &options)
-        };
-        // Whether tensor cores compute it is known from now on.
-        let mut prepared = of(widest, true)?;
-        // Tensor cores sum dh over all classes of a shard as over a block, if they are no node; and dw does not know of nodes.
-        let nodes_matter = match step {
-            Step::Forward => true,
-            Step::Output => false,
-            Step::Backward { summed } => {
-                prepared.asked.dh && !(summed && prepared.hopper.is_some())
-            }
-        };
-        if !nodes_matter && widest < all {
-            prepared = of(all, false)?;
-        }
-        let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
-        let spans = if nodes_matter { own } else { whole.collect() };
+/// Prepares a pass of a shard, as [`Prepared::new`], of a table whose tensors are those of a shard.
+pub(crate) fn prepare_shard(
+    held: Arc<Held>,
+    (problem, classes): (&LinearCrossEntropy, Range<usize>),
+    (step, storage): (Step, Dtype),
+    table: &Table,
+    holds: Holds<'_>,
+    inputs: Option<&Views<'_>>,
+    options: &Options,
+) -> Result<Box<PreparedPass>, Error> {
+    let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
+    let level = if step == Step::Output { Level::Portable } else { options.level };
+    let options = Options { level, ..*options };
+    let own: Vec<_> = nodes(problem.vocab, classes.clone()).collect();
+    let widest = own.iter().map(|node| node.len()).max().unwrap_or(0);
+    let (call, all) = ((pass, storage), classes.len());
+    let of = |widest, nodes| {
+        let walked = Walked { classes: all, widest, nodes };
+        let (held, of) = (held.clone(), (problem, Some(walked)));
+        Prepared::new(held, of, call, table, holds, inputs, &options)
+    };
+    // Whether tensor cores compute it is known from now on.
+    let mut prepared = of(widest, true)?;
+    // Tensor cores sum dh over all classes of a shard as over a block, if they are no node; and dw does not know of nodes.
+    let nodes_matter = match step {
+        Step::Forward => true,
+        Step::Output => false,
+        Step::Backward { summed } => prepared.spec.dh && !(summed && prepared.hopper.is_some()),
+    };
+    if !nodes_matter && widest < all {
+        prepared = of(all, false)?;
+    }
+    let whole = std::iter::once(classes.clone()).filter(|x| !x.is_empty());
+    let spans = if nodes_matter { own } else { whole.collect() };
+    let shard = Shard::new(step, (classes, spans), nodes_matter, &mut prepared)?;
+    let draft = Draft::new(prepared.parts.target);
+    let steps = Steps::new(&prepared, &draft);
+    steps.gather()?;
+    clear(&steps)?;
+    Walk { own: &shard, steps: &steps, all: Run::new(&steps) }.run()?;
+    steps.scatter()?;
+    prepared.load(draft)
+}
+
+impl Shard {
+    /// With scratch memory behind that of the pass.
+    fn new(
+        step: Step,
+        (classes, spans): (Range<usize>, Vec<Range<usize>>),
+        nodes_matter: bool,
+        prepared: &mut Prepared<'_>,
+    ) -> Result<Shard, Error> {
+        let problem = prepared.problem;
         let mut layout = Layout::default();
-        layout.room(prepared.scratch_bytes)?; // that of the pass comes first
+        layout.room(prepared.scratch_bytes)?;
         let recalls = if step == Step::Forward { 0 } else { NODE * problem.tokens };
         let totals = layout.room(recalls)?;
         let adds = step == Step::Backward { summed: true } && nodes_matter && spans.len() > 1;
@@ -117,111 +109,120 @@ impl<'a> ShardReady<'a> {
         let part = || layout.room(all.ok_or_else(|| memory(usize::MAX))?);
         let part = adds.then(part).transpose()?;
         prepared.scratch_bytes = layout.bytes();
-        let device = prepared.parts.device();
-        let variant = Variant::cross_entropy_shards(storage);
-        let kernels = device.kernels(variant, &device.architecture())?;
-        Ok(ShardReady { prepared, step, classes, spans, kernels, totals, part })
+        let kernels = Variant::cross_entropy_shards(prepared.parts.storage);
+        Ok(Shard { step, classes, spans, kernels, totals, part })
     }
 }
 
-/// A call of a pass of a shard.
-struct Walk<'w, 'j, 'a> {
-    own: &'w ShardReady<'a>,
-    job: &'j Job<'j, Prepared<'a>>,
+/// The steps of a pass of a shard.
+struct Walk<'a> {
+    own: &'a Shard,
+    steps: &'a Steps<'a>,
     /// The pass as that of all classes.
-    all: Run<'j, 'a>,
+    all: Run<'a>,
 }
 
-impl Walk<'_, '_, '_> {
+impl Walk<'_> {
     fn problem(&self) -> &LinearCrossEntropy {
-        &self.own.prepared.problem
+        self.steps.prepared.problem
     }
 
-    fn told(&self, call: &Call) -> Told {
-        let LinearCrossEntropy { vocab, outputs, .. } = *self.problem();
-        Told {
-            call: *call,
-            partials: 0,
-            sums: 0,
-            part: 0,
-            first: 0,
-            vocab: vocab as i32,
-            nodes: self.own.spans.len() as i32,
-            argmax: i32::from(outputs.argmax),
+    fn run(&self) -> Result<(), Error> {
+        match self.own.step {
+            Step::Forward => self.forward(),
+            Step::Output => {
+                self.finish()?;
+                self.all.launch("loss", 1, 256, &self.all.args)
+            }
+            Step::Backward { .. } => self.backward(),
         }
     }
 
-    fn launch(&self, name: &str, blocks: usize, threads: u32, told: &Told) -> Result<(), Error> {
-        self.job.queue.launch(self.own.kernels.get(name)?, blocks as u64, (threads, 0), told)
+    fn arguments(&self, args: &CrossEntropyArgs) -> ShardArgs {
+        let LinearCrossEntropy { vocab, outputs, .. } = *self.problem();
+        ShardArgs {
+            c: *args,
+            vocab: vocab as i32,
+            nodes: self.own.spans.len() as i32,
+            argmax: i32::from(outputs.argmax),
+            ..ShardArgs::default()
+        }
+    }
+
+    fn launch(
+        &self,
+        name: &'static str,
+        blocks: usize,
+        threads: u32,
+        args: &ShardArgs,
+    ) -> Result<(), Error> {
+        self.steps.launch((&self.own.kernels, name), (blocks, threads), args)
     }
 
     /// The pass over one span, as if its classes were all.
-    fn of(&self, number: usize, span: &Range<usize>) -> Run<'_, '_> {
-        let Prepared { parts, asked, .. } = &self.own.prepared;
-        let (call, dim) = (self.all.call, self.problem().dim as u64);
-        let before = (span.start - self.own.classes.start) as u64;
-        let moved = |address: u64, bytes: usize, elements: u64| match address {
-            0 => 0,
-            address => address + bytes as u64 * elements,
-        };
-        let gradient = if asked.wide { 4 } else { parts.storage.bytes() };
+    fn of(&self, number: usize, span: &Range<usize>) -> Run<'_> {
+        let Prepared { parts, spec, .. } = self.steps.prepared;
+        let (args, dim) = (self.all.args, self.problem().dim);
+        let before = span.start - self.own.classes.start;
+        let stored = parts.storage.bytes();
+        let gradient = if spec.wide { 4 } else { stored };
         let outputs = self.problem().outputs;
         let forward = self.own.step == Step::Forward;
-        let call = Call {
+        // Kernels of the totals look whether there is an address, and write nothing there.
+        let argmax = if forward && outputs.argmax { self.steps.address("partials") } else { 0 };
+        let args = CrossEntropyArgs {
             vocab: span.len() as i32,
-            w: moved(call.w, parts.storage.bytes(), before * dim),
-            bias: moved(call.bias, parts.storage.bytes(), before),
-            class_weights: moved(call.class_weights, 4, span.start as u64),
-            dh: self.dh(number),
-            dw: moved(call.dw, gradient, before * dim),
-            dbias: moved(call.dbias, gradient, before),
+            w: behind(args.w.0, stored * before * dim).into(),
+            bias: behind(args.bias.0, stored * before).into(),
+            class_weights: behind(args.class_weights.0, 4 * span.start).into(),
+            dh: self.dh(number).into(),
+            dw: behind(args.dw.0, gradient * before * dim).into(),
+            dbias: behind(args.dbias.0, gradient * before).into(),
             // Whoever combines partials asks for outputs; here no kernel writes any.
-            entropy: if forward { i32::from(outputs.entropy) } else { call.entropy },
-            argmax: if forward { u64::from(outputs.argmax) } else { 0 },
-            outputs: PerToken::default(),
-            ..call
+            entropy: if forward { i32::from(outputs.entropy) } else { args.entropy },
+            argmax: argmax.into(),
+            outputs: Outputs::default(),
+            ..args
         };
-        let head_bias = self.all.head_bias + 4 * before;
-        Run { job: self.job, call, wide_hidden: true, head_bias }
+        let head_bias = self.all.head_bias + 4 * before as u64;
+        Run { steps: self.steps, args, wide_hidden: true, head_bias }
     }
 
     /// Where dh of a span goes.
     fn dh(&self, number: usize) -> u64 {
-        let dh = self.all.call.dh;
+        let dh = self.all.args.dh.0;
         let LinearCrossEntropy { tokens, dim, .. } = *self.problem();
         match (self.own.step, self.own.part) {
-            (_, Some(part)) if number > 0 => self.job.at(part),
-            (Step::Backward { summed: false }, _) if dh != 0 => {
-                dh + 4 * (number * tokens * dim) as u64
-            }
+            (_, Some(part)) if number > 0 => self.steps.at(part),
+            (Step::Backward { summed: false }, _) => behind(dh, 4 * number * tokens * dim),
             _ => dh,
         }
     }
 
     /// Makes the targets of some tokens classes of a span.
     fn place(&self, tokens: &Range<usize>, span: &Range<usize>) -> Result<(), Error> {
-        let told = self.told(&self.all.chunk(tokens, &(0..0)));
-        let told = Told { first: span.start as i32, ..told };
-        self.launch("place", tokens.len().div_ceil(128), 128, &told)
+        let args = self.arguments(&self.all.chunk(tokens, &(0..0)));
+        let args = ShardArgs { first: span.start as i32, ..args };
+        self.launch("place", tokens.len().div_ceil(128), 128, &args)
     }
 
     fn forward(&self) -> Result<(), Error> {
-        let out = self.job.address("partials");
+        let out = self.steps.address("partials");
         let (spans, tokens) = (&self.own.spans, self.problem().tokens);
-        let told = Told { partials: out, ..self.told(&self.all.call) };
+        let args = ShardArgs { partials: out.into(), ..self.arguments(&self.all.args) };
         let all = spans.len().checked_mul(tokens).ok_or_else(|| memory(usize::MAX))?;
-        self.launch("identities", all.div_ceil(128), 128, &told)?;
-        self.all.launch("tokens", 1, 1024, &self.all.call)?;
+        self.launch("identities", all.div_ceil(128), 128, &args)?;
+        self.all.launch("tokens", 1, 1024, &self.all.args)?;
         for tokens in self.all.tokens() {
             let h = self.all.rows(&tokens)?;
             for (number, span) in spans.iter().enumerate() {
                 self.place(&tokens, span)?;
                 let run = self.of(number, span);
                 run.totals(&tokens, h)?;
-                let told = self.told(&run.chunk(&tokens, &(0..0)));
-                let before = (4 * WORDS * number * self.problem().tokens) as u64;
-                let told = Told { partials: out + before, first: span.start as i32, ..told };
-                self.launch("partials", tokens.len().div_ceil(128), 128, &told)?;
+                let args = self.arguments(&run.chunk(&tokens, &(0..0)));
+                let partials = behind(out, 4 * WORDS * number * self.problem().tokens).into();
+                let args = ShardArgs { partials, first: span.start as i32, ..args };
+                self.launch("partials", tokens.len().div_ceil(128), 128, &args)?;
             }
         }
         Ok(())
@@ -230,27 +231,28 @@ impl Walk<'_, '_, '_> {
     /// Outputs of all tokens, and what they pull with, from the totals.
     fn finish(&self) -> Result<(), Error> {
         let LinearCrossEntropy { tokens, vocab, .. } = *self.problem();
-        self.all.launch("tokens", 1, 1024, &self.all.call)?;
+        self.all.launch("tokens", 1, 1024, &self.all.args)?;
         // The totals are one node of the tree, and lie side by side.
-        let call = Call {
-            nodes: self.job.at(self.own.totals),
+        let all = CrossEntropyArgs {
+            nodes: self.steps.at(self.own.totals).into(),
             leaf: vocab as i32,
             rows: tokens as i32,
             ..self.all.chunk(&(0..tokens), &(0..0))
         };
-        let told = Told { partials: self.job.address("totals"), ..self.told(&call) };
-        self.launch("recall", tokens.div_ceil(128), 128, &told)?;
-        self.all.launch("finish", tokens.div_ceil(128), 128, &call)
+        let totals = self.steps.address("totals").into();
+        let args = ShardArgs { partials: totals, ..self.arguments(&all) };
+        self.launch("recall", tokens.div_ceil(128), 128, &args)?;
+        self.all.launch("finish", tokens.div_ceil(128), 128, &all)
     }
 
     fn backward(&self) -> Result<(), Error> {
-        let Prepared { asked, plan, .. } = &self.own.prepared;
+        let Prepared { parts, spec, plan, .. } = self.steps.prepared;
         if self.own.spans.is_empty() {
-            let dh = self.own.prepared.parts.part("dh").filter(|part| part.wanted);
-            return dh.map_or(Ok(()), |part| {
+            if let Some(part) = parts.part("dh").filter(|part| part.wanted) {
                 let bytes = part.bytes * part.operand.len();
-                self.job.queue.fill(self.job.address("dh"), bytes, 0)
-            });
+                self.steps.fill(self.steps.address("dh"), bytes, 0);
+            }
+            return Ok(());
         }
         self.finish()?;
         for tokens in self.all.tokens() {
@@ -265,7 +267,7 @@ impl Walk<'_, '_, '_> {
                 }
             }
         }
-        if plan.apart && asked.gradients() {
+        if plan.apart && spec.gradients() {
             for (number, span) in self.own.spans.iter().enumerate() {
                 self.place(&(0..self.problem().tokens), span)?;
                 self.of(number, span).by_classes()?;
@@ -275,46 +277,9 @@ impl Walk<'_, '_, '_> {
     }
 
     /// Adds dh of a node to that of the nodes before it.
-    fn add(&self, call: &Call) -> Result<(), Error> {
-        let told = Told { sums: self.all.call.dh, part: call.dh, ..self.told(call) };
-        let blocks = call.count as usize * (call.dim as usize).div_ceil(1024);
-        self.launch("add", blocks, 256, &told)
-    }
-}
-
-impl ready::Ready for ShardReady<'_> {
-    fn parts(&self) -> &Parts {
-        &self.prepared.parts
-    }
-
-    fn table_bytes(&self) -> usize {
-        0
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.prepared.scratch_bytes
-    }
-
-    fn upload(&self, _: &Queue<'_>, _: u64) -> Result<(), Error> {
-        Ok(())
-    }
-
-    fn compute(&self, job: &Job<'_, Parts>) -> Result<(), Error> {
-        let job = &job.of(&self.prepared);
-        clear(job)?;
-        let walk = Walk { own: self, job, all: Run::new(job) };
-        match self.step {
-            Step::Forward => walk.forward(),
-            Step::Output => {
-                walk.finish()?;
-                walk.all.launch("loss", 1, 256, &walk.all.call)
-            }
-            Step::Backward { .. } => walk.backward(),
-        }
-    }
-
-    fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
-        let problem = Cow::Owned(self.prepared.problem.into_owned());
-        Box::new(ShardReady { prepared: Prepared { problem, ..self.prepared }, ..*self })
+    fn add(&self, args: &CrossEntropyArgs) -> Result<(), Error> {
+        let (sums, part) = (self.all.args.dh.0.into(), args.dh.0.into());
+        let blocks = args.count as usize * (args.dim as usize).div_ceil(1024);
+        self.launch("add", blocks, 256, &ShardArgs { sums, part, ..self.arguments(args) })
     }
 }

@@ -1,131 +1,77 @@
-//! What shards of the classes return, put together along the tree: `combine` and `sum` of
+//! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/cross_entropy_shards.cu`.
 
+use crate::cross_entropy::args::FoldArgs;
 use crate::cross_entropy::shard::{NODE, WORDS};
 use crate::cross_entropy::tree::{depth, merges};
-use crate::gpu::Kernels;
-use crate::job::Job;
 use crate::parts::{Holds, Parts};
-use crate::queue::Queue;
-use crate::ready;
+use crate::pass::{PreparedPass, Steps, TableImage};
 use crate::room::Layout;
+use crate::step::{Draft, Work};
 use crate::variant::Variant;
 use crate::workspace::Held;
-use cudarc::driver::DeviceRepr;
 use etalon_problem::{Dtype, Error, LinearCrossEntropy, Pass, Table};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// `Fold` of `cross_entropy_shards.cu`.
-#[repr(C)]
-#[derive(Debug, Clone, Copy)]
-struct Told {
-    partials: u64,
-    totals: u64,
-    sums: u64,
-    dh: u64,
-    merges: u64,
-    count: i64,
-    parts: i32,
-    whole: i32,
-    wide: i32,
-    entropy: i32,
-    smoothing: i32,
-    argmax: i32,
+/// Prepares the totals of partials, or dh of its parts. Parts hold these classes: `partials` and `totals` of a table, or
+/// `parts` and `dh`.
+pub(crate) fn prepare_sums(
+    held: Arc<Held>,
+    problem: &LinearCrossEntropy,
+    (classes, storage): (&[Range<usize>], Dtype),
+    table: &Table,
+    holds: Holds<'_>,
+) -> Result<Box<PreparedPass>, Error> {
+    let mut layout = Layout::default();
+    let call = (Pass::Forward, storage);
+    let parts = Parts::new(held, call, table, holds, |_| false, &mut layout)?;
+    let merges = merges(classes);
+    let bytes = bytemuck::cast_slice(&merges);
+    let room = Layout::default().room(bytes.len())?;
+    let mut tables = TableImage::new(bytes.len());
+    tables.put(room, bytes);
+    let draft = Draft::new(parts.target);
+    let steps = Steps::new(&parts, &draft);
+    steps.gather()?;
+    let args = FoldArgs {
+        merges: steps.table(room).into(),
+        parts: classes.len() as i32,
+        ..arguments(&steps, problem)
+    };
+    fold(&steps, &args, depth(&merges).max(1))?;
+    steps.scatter()?;
+    let steps = draft.into_steps();
+    PreparedPass::load(parts, tables, layout.bytes(), steps).map(Box::new)
 }
 
-// SAFETY: the fields, their types and their order are those of `Fold` in `cross_entropy_shards.cu`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Told {}
-
-/// The totals of partials, or dh of its parts, which may be enqueued.
-#[derive(Debug)]
-pub(crate) struct Sums {
-    parts: Parts,
-    kernels: Arc<Kernels>,
-    merges: Vec<u32>,
-    /// With what a call does not change.
-    told: Told,
-    /// Threads of a block of the kernel, and the bytes of each for what waits.
-    threads: u32,
-    bytes: usize,
-    scratch_bytes: usize,
-}
-
-impl Sums {
-    /// Of parts that hold these classes: `partials` and `totals` of a table, or `parts` and `dh`.
-    pub fn new(
-        held: Arc<Held>,
-        problem: &LinearCrossEntropy,
-        (classes, storage): (&[Range<usize>], Dtype),
-        table: &Table,
-        holds: Holds<'_>,
-    ) -> Result<Sums, Error> {
-        let mut layout = Layout::default();
-        let call = (Pass::Forward, storage);
-        let mut parts = Parts::new(held, call, table, holds, |_| false, &mut layout)?;
-        parts.load_moves(false)?;
-        let device = parts.device();
-        let kernels =
-            device.kernels(Variant::cross_entropy_shards(storage), &device.architecture())?;
-        let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
-        let is_dh = parts.has("dh");
-        let count = if is_dh { of("dh") } else { of("totals") / WORDS };
-        let told = Told {
-            partials: 0,
-            totals: 0,
-            sums: 0,
-            dh: 0,
-            merges: 0,
-            count: count as i64,
-            parts: classes.len() as i32,
-            whole: i32::from(count.is_multiple_of(4) && parts.begin_aligned(&["parts"])),
-            wide: i32::from(parts.part("dh").is_some_and(|part| part.bytes == 4)),
-            entropy: i32::from(problem.outputs.entropy),
-            smoothing: i32::from(problem.label_smoothing > 0.0),
-            argmax: i32::from(problem.outputs.argmax),
-        };
-        let (threads, bytes) = if is_dh { (64, 16) } else { (32, NODE) };
-        let merges = merges(classes);
-        let bytes = bytes * depth(&merges).max(1);
-        let scratch_bytes = layout.bytes();
-        Ok(Sums { parts, kernels, merges, told, threads, bytes, scratch_bytes })
+/// The arguments that do not depend on the tree.
+fn arguments(steps: &Steps<'_, Parts>, problem: &LinearCrossEntropy) -> FoldArgs {
+    let parts = steps.prepared;
+    let of = |name: &str| parts.part(name).map_or(0, |part| part.operand.len());
+    let count = if parts.has("dh") { of("dh") } else { of("totals") / WORDS };
+    FoldArgs {
+        partials: steps.address("partials").into(),
+        totals: steps.address("totals").into(),
+        sums: steps.address("parts").into(),
+        dh: steps.address("dh").into(),
+        count: count as i64,
+        whole: i32::from(count.is_multiple_of(4) && parts.begin_aligned(&["parts"])),
+        wide: i32::from(parts.part("dh").is_some_and(|part| part.bytes == 4)),
+        entropy: i32::from(problem.outputs.entropy),
+        smoothing: i32::from(problem.label_smoothing > 0.0),
+        argmax: i32::from(problem.outputs.argmax),
+        ..FoldArgs::default()
     }
 }
 
-impl ready::Ready for Sums {
-    fn parts(&self) -> &Parts {
-        &self.parts
-    }
-
-    fn table_bytes(&self) -> usize {
-        4 * self.merges.len()
-    }
-
-    fn scratch_bytes(&self) -> usize {
-        self.scratch_bytes
-    }
-
-    fn upload(&self, queue: &Queue<'_>, tables: u64) -> Result<(), Error> {
-        queue.upload(tables, bytemuck::cast_slice(&self.merges))
-    }
-
-    fn compute(&self, job: &Job<'_, Parts>) -> Result<(), Error> {
-        let told = Told {
-            partials: job.address("partials"),
-            totals: job.address("totals"),
-            sums: job.address("parts"),
-            dh: job.address("dh"),
-            merges: job.tables,
-            ..self.told
-        };
-        let (name, each) = if self.parts.has("dh") { ("sum", 4) } else { ("combine", 1) };
-        let blocks = (told.count as u64).div_ceil(each * u64::from(self.threads));
-        let shared = self.threads * self.bytes as u32;
-        job.queue.launch(self.kernels.get(name)?, blocks, (self.threads, shared), &told)
-    }
-
-    fn into_owned(self: Box<Self>) -> Box<dyn ready::Ready> {
-        self
-    }
+/// Adds the kernel, of which each thread keeps so many nodes or vectors in shared memory.
+fn fold(steps: &Steps<'_, Parts>, args: &FoldArgs, depth: usize) -> Result<(), Error> {
+    let is_dh = steps.prepared.has("dh");
+    let (name, threads, each, bytes) =
+        if is_dh { ("sum", 64, 4, 16) } else { ("combine", 32, 1, NODE) };
+    let blocks = (args.count as usize).div_ceil(each * threads);
+    let (grid, shared) = ((blocks, threads as u32), (threads * bytes * depth) as u32);
+    let variant = Variant::cross_entropy_shards(steps.prepared.storage);
+    steps.draft.launch_with_shared((&variant, name), grid, shared, args, Work::NONE)
 }

@@ -7,31 +7,31 @@
 //   head, bias        dw and dbias: 128 classes x 128 elements a block, token by token                          (C18), (C29)
 
 // Rows of h, or of how it moves, of the tokens of the chunk.
-DEV Along<element> of_tokens(const Call& c, const element* x, int first) {
+DEV Along<element> of_tokens(const CrossEntropyArgs& c, const element* x, int first) {
   const int row = first + threadIdx.x % SIDE;
   return {row < count_of(c) ? x + (i64)c.tokens[c.first_token + row].index * c.dim : 0, c.dim, c.whole != 0};
 }
 // Rows of w, or of how it moves, of the classes of the chunk.
-DEV Along<element> of_classes(const Call& c, const element* x, int first) {
+DEV Along<element> of_classes(const CrossEntropyArgs& c, const element* x, int first) {
   const int row = first + threadIdx.x % SIDE;
   return {row < c.classes ? x + (i64)(c.first_class + row) * c.dim : 0, c.dim, c.whole != 0};
 }
 
 // A block has the tile of tokens `blockIdx % tiles`: those that run side by side read the same rows of w.
 struct Corner { int token, column; };
-DEV Corner corner(const Call& c) {
+DEV Corner corner(const CrossEntropyArgs& c) {
   const int tiles = (c.count + SIDE - 1) / SIDE;  // those whose tokens do not count have nothing to do
   return {(int)(blockIdx.x % tiles) * SIDE, (int)(blockIdx.x / tiles) * SIDE};
 }
 
 // Where a filter says whether it leaves out a tile of the chunk; a band is 128 tokens.
-DEV i64 flag_of(const Call& c, int band, int tile) {
+DEV i64 flag_of(const CrossEntropyArgs& c, int band, int tile) {
   return (i64)(c.first_token / SIDE + band) * ((c.vocab + TILE - 1) / TILE) + c.first_class / TILE + tile;
 }
-DEV bool is_left_out(const Call& c, int band, int tile) { return c.left_out && c.left_out[flag_of(c, band, tile)]; }
+DEV bool is_left_out(const CrossEntropyArgs& c, int band, int tile) { return c.left_out && c.left_out[flag_of(c, band, tile)]; }
 
 // Calls f(place, class, sum) with four logits of the tile at a time.
-template <class F> DEV void each_four(const Call& c, const Corner& at, const float (&sum)[8][8], F f) {
+template <class F> DEV void each_four(const CrossEntropyArgs& c, const Corner& at, const float (&sum)[8][8], F f) {
   const int count = count_of(c);
 #pragma unroll
   for (int r = 0; r < 8; r++) {
@@ -45,13 +45,13 @@ template <class F> DEV void each_four(const Call& c, const Corner& at, const flo
     }
   }
 }
-DEV void add_bias(const Call& c, const element* bias, int column, float (&x)[4]) {
+DEV void add_bias(const CrossEntropyArgs& c, const element* bias, int column, float (&x)[4]) {
 #pragma unroll
   for (int e = 0; e < 4; e++)
     if (bias && column + e < c.classes) x[e] += read(bias[c.first_class + column + e]);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ Shared shared;
   const Corner at = corner(c);
   if (at.token >= count_of(c)) return;
@@ -65,7 +65,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) logits(const __grid_con
 }
 
 #if SECOND
-extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ Shared shared;
   const Corner at = corner(c);
   if (at.token >= count_of(c)) return;
@@ -82,13 +82,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) motions(const __grid_co
 #endif
 
 // Writes a sum to a gradient of D columns, or to one of numbers.
-DEV void store(const Call& c, void* x, i64 at, float value) {
+DEV void store(const CrossEntropyArgs& c, void* x, i64 at, float value) {
   if (c.wide) ((float*)x)[at] = value;
   else ((element*)x)[at] = rounded(value);
 }
 
 // sum += the gradients of logits of a tile of classes times its rows of x.
-DEV void add_classes(const Call& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int token, int tile, int column) {
+DEV void add_classes(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int token, int tile, int column) {
   const int row = token + threadIdx.x % SIDE, first = tile * TILE, classes = min(TILE, c.classes - first);
   const Along<float> a = {row < count_of(c) ? gradients + (i64)row * c.columns + first : 0, classes, true};
   const element* from = x + (i64)(c.first_class + first) * c.dim + column;
@@ -96,7 +96,7 @@ DEV void add_classes(const Call& c, Shared& shared, float (&sum)[8][8], const fl
   multiply(shared, sum, a, across<element>([=](int k) { return from + k * stride; }, classes, c.dim - column, c.whole != 0), classes);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ Shared shared;
   const Corner at = corner(c);
   if (at.token >= count_of(c)) return;
@@ -138,7 +138,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) hidden(const __grid_con
 
 // sum += the gradients of logits of the tokens of the chunk, for some classes, times their rows of x. A filter leaves out bands
 // of tokens.
-DEV void add_tokens(const Call& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int first, int column) {
+DEV void add_tokens(const CrossEntropyArgs& c, Shared& shared, float (&sum)[8][8], const float* gradients, const element* x, int first, int column) {
   const i64 columns = c.columns, stride = c.dim;
   const element* to = x + column;
   const int count = count_of(c);
@@ -154,7 +154,7 @@ DEV void add_tokens(const Call& c, Shared& shared, float (&sum)[8][8], const flo
   }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ Shared shared;
   const int parts = (c.dim + SIDE - 1) / SIDE, first = blockIdx.x / parts * SIDE, from = blockIdx.x % parts * SIDE;
   float sum[8][8];
@@ -180,7 +180,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) head(const __grid_const
 }
 
 // (C19), (C30): 32 classes a block. Thread (y, x) adds up every eighth token.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ float sums[8][32];
   const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
   float sum = 0;

@@ -38,59 +38,25 @@ struct Common {
   int nothing_left;                    // 0: divide; 1: the share of a mean is 0; 2: NaN
 };
 
-struct Cotangents { const float *loss, *lse, *logprob, *entropy; };  // 0: counts as 0
-struct Outputs { float *loss, *lse, *logprob, *entropy; };           // 0: not wanted
-
-struct Call {
-  const element *h, *w, *bias, *ddh, *ddw, *ddbias;  // bias, ddh, ddw, ddbias: 0 where there are none
-  const float* class_weights;                        // 0: all are 1
-  Cotangents first, second;
-  Outputs outputs, motions;                          // of the forward pass, and gradients by the first cotangents
-  i64 *argmax, *n_valid;
-  float* normaliser;
-  void *dh, *dw, *dbias;
-  const i64* targets;
-  const float* token_weights;                        // 0: all are 1
-  Token* tokens;                                     // those that count
-  Common* common;
-  float *z, *motion;                                 // [rows][columns]: logits, then gradients; their motions
-  float* picked;                                     // [tokens][2]: the logits of targets, and their motions
-  Node* nodes;                                       // [levels][rows]: what waits in the tree
-  Pull* pulls;                                       // [tokens]
-  double* terms;                                     // [tokens][2] of (C9)
-  float* hidden;                                     // sums of dh that wait in the tree
-  const u8* left_out;                                // [bands of 128 tokens][tiles of classes]: those of a filter; 0: none
-  float *head, *head_bias;                           // [classes][D] and [classes] of the chunk: sums over the tokens before
-  i64 ignore_index;
-  double divisor, square, smoothing;                 // Z unless it is a mean's; zeta; alpha
-  float factor, ratio, slope;                        // of the link; ratio 0: no cap
-  int dim, vocab, all, rows, columns;                // all: tokens, whether they count or not
-  int first_token, count, first_class, classes;      // the chunk, of as many tokens as may count
-  int mean, nan_of_nothing;                          // whether Z is a mean's, and is NaN where nothing is left
-  int each;                                          // whether every token has a loss of its own
-  int square_weighted;                               // whether omega is cw of the target
-  int entropy, whole, wide;                          // entropy: whether it is wanted, or has a cotangent; wide: gradients are f32
-  int leaf;                                          // classes of the nodes that the tree begins with
-  int begins, ends;                                  // the chunk is the first, the last that adds to its sums
-};
+KERNEL_ARGS(CrossEntropyArgs)
 
 // The tokens of the chunk that count: the host does not know how many there are.
-DEV int count_of(const Call& c) { return max(0, min(c.count, c.common->counted - c.first_token)); }
+DEV int count_of(const CrossEntropyArgs& c) { return max(0, min(c.count, c.common->counted - c.first_token)); }
 
 // ---- from a to z -----------------------------------------------------------------------------------------------------
 // (C2)
-DEV float logit(const Call& c, float a) {
+DEV float logit(const CrossEntropyArgs& c, float a) {
   float scaled = a * c.factor;
   return c.ratio == 0 ? scaled : tanh_fast(scaled) * c.ratio;
 }
 // (C11), of the logit: at the end of the cap exactly 0.
-DEV float slope(const Call& c, float z) {
+DEV float slope(const CrossEntropyArgs& c, float z) {
   if (c.ratio == 0) return c.slope;
   float t = z / c.ratio;
   return fmaf(-t, t, 1.0f) * c.slope;
 }
 // r' / r of (C25), of the logit.
-DEV float bend(const Call& c, float z) { return c.ratio == 0 ? 0 : z * (-2 * c.slope / c.ratio / c.ratio); }
+DEV float bend(const CrossEntropyArgs& c, float z) { return c.ratio == 0 ? 0 : z * (-2 * c.slope / c.ratio / c.ratio); }
 
 // ---- weights that may be 0 -------------------------------------------------------------------------------------------
 DEV bool is_nan(float x) { return x != x; }
@@ -140,14 +106,14 @@ DEV Node combined(const Node& x, const Node& y) {
 }
 
 // Puts node `number` of those that the tree begins with into it: it waits where nothing is behind it so far.
-DEV void push(const Call& c, int row, int number, Node node) {
+DEV void push(const CrossEntropyArgs& c, int row, int number, Node node) {
   int level = 0;
   for (; number >> level & 1; level++) node = combined(c.nodes[(i64)level * c.rows + row], node);
   c.nodes[(i64)level * c.rows + row] = node;
 }
 
 // All classes of a token.
-DEV Node total(const Call& c, int row) {
+DEV Node total(const CrossEntropyArgs& c, int row) {
   const int tiles = (c.vocab + c.leaf - 1) / c.leaf;
   int level = __ffs(tiles) - 1;
   Node node = c.nodes[(i64)level * c.rows + row];

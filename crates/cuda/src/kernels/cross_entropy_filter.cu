@@ -5,15 +5,7 @@
 //   measure   of each tile of a chunk: its largest |da|, and what leaving it out would add to B_i and to C_v
 //   certify   adds that up, of tiles below the threshold;  choose: takes tiles as long as no bound exceeds its budget
 #if !SECOND
-struct Filter {
-  Call c;
-  u8* left_out;               // as `left_out` of the call
-  float *of_tokens, *of_classes;
-  float *by_token, *by_class;  // of the chunk: [tokens][tiles of classes], [tiles of tokens][columns]
-  float *dh, *dw;              // B [T] and C [V]
-  float eps, most_dh, most_dw;
-  int diagonal;                // of `choose`
-};
+KERNEL_ARGS(FilterArgs)
 
 // A sum of at most 257 terms, rounded to nearest, is at most this; so is what a few roundings make of it.
 DEV float enlarged(float x) { return x * (1 + 1.0f / 32768); }
@@ -34,9 +26,9 @@ DEV float norm(const element* row, int dim) {
 }
 
 // Blocks of 8 tokens, then of a tile of classes.
-extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ Filter f) {
+extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ FilterArgs f) {
   __shared__ float warps[8];
-  const Call& c = f.c;
+  const CrossEntropyArgs& c = f.c;
   const int tokens = (c.all + 7) / 8, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   if ((int)blockIdx.x < tokens) {
     const int i = blockIdx.x * 8 + warp;
@@ -56,9 +48,9 @@ extern "C" __global__ void __launch_bounds__(256) norms(const __grid_constant__ 
 }
 
 // A block has a tile, a warp every eighth of its tokens: a lane sums eight classes.
-extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ Filter f) {
+extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant__ FilterArgs f) {
   __shared__ float sums[8][TILE];
-  const Call& c = f.c;
+  const CrossEntropyArgs& c = f.c;
   const int tiles = (c.classes + TILE - 1) / TILE, band = blockIdx.x / tiles, tile = blockIdx.x % tiles, count = count_of(c);
   const int warp = threadIdx.x / 32, first = band * SIDE;
   if (first >= count) return;
@@ -93,8 +85,8 @@ extern "C" __global__ void __launch_bounds__(256) measure(const __grid_constant_
 }
 
 // A thread has a token, or a class: it adds up what is left out of its row.
-extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant__ Filter f) {
-  const Call& c = f.c;
+extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant__ FilterArgs f) {
+  const CrossEntropyArgs& c = f.c;
   const int t = blockIdx.x * 256 + threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
   if (t < count) {
     float& sum = f.dh[c.tokens[c.first_token + t].index];
@@ -112,8 +104,8 @@ extern "C" __global__ void __launch_bounds__(256) certify(const __grid_constant_
 // Of every band of tokens the tiles take their turn in the order of classes, of every tile of classes in that of tokens. So those of
 // a diagonal, from the first band's tile `diagonal` on, are chosen side by side. A thread has a class of the tile, half of
 // them a token of the band.
-extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ Filter f) {
-  const Call& c = f.c;
+extern "C" __global__ void __launch_bounds__(256) choose(const __grid_constant__ FilterArgs f) {
+  const CrossEntropyArgs& c = f.c;
   const int t = threadIdx.x, tiles = (c.classes + TILE - 1) / TILE, count = count_of(c);
   const int band = max(0, f.diagonal - tiles + 1) + blockIdx.x, tile = f.diagonal - band, row = band * SIDE + t, v = tile * TILE + t;
   if (tile < 0 || band * SIDE >= count) return;

@@ -11,7 +11,7 @@ DEV float warp_sum(float x) {
 DEV int of_lane(int k) { return k / 4 * 128 + threadIdx.x % 32 * 4 + k % 4; }
 
 // (C33) and (C39) of a token and a tile of classes, computed by a warp.
-DEV Node leaf(const Call& c, int row, int tile, const Token& token) {
+DEV Node leaf(const CrossEntropyArgs& c, int row, int tile, const Token& token) {
   const int first = c.first_class + tile * TILE, classes = min(TILE, c.classes - tile * TILE);
   const i64 at = (i64)row * c.columns + tile * TILE;
   float x[8];
@@ -67,7 +67,7 @@ DEV Node leaf(const Call& c, int row, int tile, const Token& token) {
 }
 
 // The tiles of the chunk, of one token: eight at a time.
-extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(256) totals(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ Node leaves[8];
   const int row = blockIdx.x, warp = threadIdx.x / 32, tiles = (c.classes + TILE - 1) / TILE;
   if (row >= count_of(c)) return;
@@ -109,17 +109,17 @@ DEV Totals totals_of(const Node& x, const float* picked) {
 }
 
 // x / z of (C9) and (C12), or what the problem wants where there is nothing to average.
-DEV double share(const Call& c, double x, double z) {
+DEV double share(const CrossEntropyArgs& c, double x, double z) {
   if (c.common->nothing_left == 0) return x / z;
   return c.common->nothing_left == 1 ? 0 : (double)__int_as_float(0x7fffffff);
 }
 // zeta kappa omega
-DEV double square(const Call& c, const Token& token) {
+DEV double square(const CrossEntropyArgs& c, const Token& token) {
   return c.square * token.weight * (c.square_weighted ? token.class_weight : 1);
 }
 
 // Writes what a token has of the outputs, and its terms of the loss; or how they move.
-DEV void write(const Call& c, const Outputs& o, bool moved, int i, const Token& token, const Node& x, const Totals& t) {
+DEV void write(const CrossEntropyArgs& c, const Outputs& o, bool moved, int i, const Token& token, const Node& x, const Totals& t) {
   const double own = (double)token.class_weight, part = c.smoothing / c.vocab;
   double ce = 0, spread = c.common->class_weight * t.ln_l - x.s, ce_motion = 0;
   if (c.smoothing < 1) ce += (1 - c.smoothing) * weigh(own, -t.logprob);  // (C7)
@@ -147,7 +147,7 @@ DEV double at(const float* x, int i) { return x ? x[i] : 0; }
 
 // beta, lambda, eta and dentropy of cotangents (C12)-(C14).
 struct Factors { double beta, lambda, eta, dentropy, gamma; };
-DEV Factors factors(const Call& c, const Cotangents& x, const Token& token, double lse) {
+DEV Factors factors(const CrossEntropyArgs& c, const Cotangents& x, const Token& token, double lse) {
   const double dloss = at(x.loss, c.each ? token.index : 0);
   const double g = share(c, dloss * token.weight, c.common->z_mean), gamma = share(c, dloss * square(c, token), c.common->z_lse);
   Factors f;
@@ -160,7 +160,7 @@ DEV Factors factors(const Call& c, const Cotangents& x, const Token& token, doub
 }
 
 // What a token pulls with, from its total.
-DEV Pull pull_of(const Call& c, const Token& token, const Node& x, const Totals& t, const float* picked) {
+DEV Pull pull_of(const CrossEntropyArgs& c, const Token& token, const Node& x, const Totals& t, const float* picked) {
   const Factors f = factors(c, c.first, token, t.lse);
   const double p = exp(t.logprob), miss = expm1(t.logprob), own = token.class_weight;  // (C20)
   const double shift = (double)picked[0] - x.m, q = (shift < -200 ? -200 : shift) - t.mean_shift;
@@ -186,7 +186,7 @@ DEV Pull pull_of(const Call& c, const Token& token, const Node& x, const Totals&
 }
 
 // From the totals of the tokens of the chunk: outputs, and what the tokens pull with.
-extern "C" __global__ void __launch_bounds__(128) finish(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(128) finish(const __grid_constant__ CrossEntropyArgs c) {
   const int row = blockIdx.x * 128 + threadIdx.x, i = c.first_token + row;
   if (row >= count_of(c)) return;
   const Token token = c.tokens[i];
@@ -203,7 +203,7 @@ extern "C" __global__ void __launch_bounds__(128) finish(const __grid_constant__
 }
 
 // (C9) or (C31) from the terms of all tokens that count: of one block. Thread t adds up every 256th.
-extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ double sums[256][2];
   const int t = threadIdx.x;
   double a = 0, b = 0;
@@ -233,7 +233,7 @@ extern "C" __global__ void __launch_bounds__(256) loss(const __grid_constant__ C
 
 // ---- gradients of logits ---------------------------------------------------------------------------------------------
 // (C16) in place of a logit; in the second order (C27), and (C16) in place of its motion.
-DEV void gradient(const Call& c, const Pull& y, float cw, float& z, float& motion) {
+DEV void gradient(const CrossEntropyArgs& c, const Pull& y, float cw, float& z, float& motion) {
   const float shift = z - y.m, p = exp2_fast((shift - y.ln_l) * LOG2E), r = slope(c, z);  // (C4)
   const float q = at_least(shift) - y.mean_shift;
   float dz = p * y.both;
@@ -254,7 +254,7 @@ DEV void gradient(const Call& c, const Pull& y, float cw, float& z, float& motio
 }
 
 // 1024 classes of a token a block. What lies beyond the last class becomes 0.
-extern "C" __global__ void __launch_bounds__(256) gradients(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(256) gradients(const __grid_constant__ CrossEntropyArgs c) {
   const int parts = (c.columns + 1023) / 1024, row = blockIdx.x / parts, first = blockIdx.x % parts * 1024 + threadIdx.x * 4;
   if (first >= c.columns || row >= count_of(c)) return;
   const int i = c.first_token + row, target = c.tokens[i].target - c.first_class;

@@ -19,29 +19,11 @@ constexpr u32 NO_CLASS = ~0u;
 DEV Partial identity() { return {-INF, 0, 0, 0, 0, 0, 0, 0, NO_CLASS, -INF}; }
 #define NAN_F __int_as_float(0x7fffffff)
 
-struct Shards {
-  Call c;             // of a node its classes are all; of `recall` and `add` they are those of the problem
-  Partial* partials;  // [T] of a node; of `identities` [nodes][T]; of `recall` the totals [T]
-  float* sums;        // [T][D]
-  const float* part;  // [T][D], added to these
-  int first, vocab;   // the first class of the node; all classes
-  int nodes, argmax;  // argmax: whether it is wanted
-};
+KERNEL_ARGS(ShardArgs)
+KERNEL_ARGS(FoldArgs)
 
-// The sums of all parts, along the tree: part k is pushed, and then put together with the merges[k] before it.
-struct Fold {
-  const Partial* partials;  // [parts][count]
-  Partial* totals;          // [count]
-  const float* sums;        // [parts][count]
-  void* dh;                 // [count]
-  const u32* merges;
-  i64 count;
-  int parts, whole, wide;   // whole: four numbers may be read at once; wide: dh is f32
-  int entropy, smoothing, argmax;
-};
-
-extern "C" __global__ void __launch_bounds__(128) place(const __grid_constant__ Shards x) {
-  const Call& c = x.c;
+extern "C" __global__ void __launch_bounds__(128) place(const __grid_constant__ ShardArgs x) {
+  const CrossEntropyArgs& c = x.c;
   const int row = blockIdx.x * 128 + threadIdx.x;
   if (row >= count_of(c)) return;
   Token& token = c.tokens[c.first_token + row];
@@ -49,13 +31,13 @@ extern "C" __global__ void __launch_bounds__(128) place(const __grid_constant__ 
   token.target = target >= 0 && target < x.vocab ? (int)target - x.first : -1;
 }
 
-extern "C" __global__ void __launch_bounds__(128) identities(const __grid_constant__ Shards x) {
+extern "C" __global__ void __launch_bounds__(128) identities(const __grid_constant__ ShardArgs x) {
   const i64 i = (i64)blockIdx.x * 128 + threadIdx.x;
   if (i < (i64)x.nodes * x.c.all) x.partials[i] = identity();
 }
 
-extern "C" __global__ void __launch_bounds__(128) partials(const __grid_constant__ Shards x) {
-  const Call& c = x.c;
+extern "C" __global__ void __launch_bounds__(128) partials(const __grid_constant__ ShardArgs x) {
+  const CrossEntropyArgs& c = x.c;
   const int row = blockIdx.x * 128 + threadIdx.x, i = c.first_token + row;
   if (row >= count_of(c)) return;
   const Token token = c.tokens[i];
@@ -68,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(128) partials(const __grid_constant
 }
 
 // A token a thread; what waits lies in shared memory.
-extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__ Fold f) {
+extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__ FoldArgs f) {
   extern __shared__ char bytes[];
   Node* const waiting = (Node*)bytes + threadIdx.x;
   const i64 i = (i64)blockIdx.x * 32 + threadIdx.x;
@@ -95,8 +77,8 @@ extern "C" __global__ void __launch_bounds__(32) combine(const __grid_constant__
 }
 
 // NaN where the shards are not all classes. A target without an owner, or with two, has no logit.
-extern "C" __global__ void __launch_bounds__(128) recall(const __grid_constant__ Shards x) {
-  const Call& c = x.c;
+extern "C" __global__ void __launch_bounds__(128) recall(const __grid_constant__ ShardArgs x) {
+  const CrossEntropyArgs& c = x.c;
   const int i = blockIdx.x * 128 + threadIdx.x;
   if (i >= c.common->counted) return;
   const Partial p = x.partials[c.tokens[i].index];
@@ -106,8 +88,8 @@ extern "C" __global__ void __launch_bounds__(128) recall(const __grid_constant__
 }
 
 // 1024 elements of a token a block.
-extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ Shards x) {
-  const Call& c = x.c;
+extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ ShardArgs x) {
+  const CrossEntropyArgs& c = x.c;
   const int parts = (c.dim + 1023) / 1024, row = blockIdx.x / parts, first = blockIdx.x % parts * 1024 + threadIdx.x;
   if (row >= count_of(c)) return;
   const i64 at = (i64)c.tokens[c.first_token + row].index * c.dim;
@@ -119,7 +101,7 @@ extern "C" __global__ void __launch_bounds__(256) add(const __grid_constant__ Sh
 DEV float4 plus(float4 x, float4 y) { return make_float4(x.x + y.x, x.y + y.y, x.z + y.z, x.w + y.w); }
 
 // Four elements a thread.
-extern "C" __global__ void __launch_bounds__(64) sum(const __grid_constant__ Fold f) {
+extern "C" __global__ void __launch_bounds__(64) sum(const __grid_constant__ FoldArgs f) {
   extern __shared__ char bytes[];
   float4* const waiting = (float4*)bytes + threadIdx.x;
   const i64 at = 4 * ((i64)blockIdx.x * 64 + threadIdx.x);

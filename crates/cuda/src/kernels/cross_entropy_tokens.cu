@@ -40,13 +40,13 @@ DEV float block_max(float x, double (&sums)[TOKEN_THREADS]) {
 }
 
 // A token whose target is no class weighs NaN: so do its outputs and all that it adds to.
-DEV Token token_of(const Call& c, int i, i64 target) {
+DEV Token token_of(const CrossEntropyArgs& c, int i, i64 target) {
   const float nan = __int_as_float(0x7fffffff);
   if (target < 0 || target >= c.vocab) return {i, -1, nan, nan};
   return {i, (int)target, c.token_weights ? c.token_weights[i] : 1, c.class_weights ? c.class_weights[target] : 1};
 }
 
-extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_constant__ Call c) {
+extern "C" __global__ void __launch_bounds__(TOKEN_THREADS) tokens(const __grid_constant__ CrossEntropyArgs c) {
   __shared__ int warps[TOKEN_WARPS];
   __shared__ double sums[TOKEN_THREADS];
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;

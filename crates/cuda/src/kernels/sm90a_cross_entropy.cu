@@ -44,25 +44,18 @@ struct Rings {
   }
 };
 
-struct Product {
-  TensorMap a, b, out;  // of the chunk: h and w; da and w; da and h. out: da, of `gradient`; dw, of `head`
-  TensorMap in_place;   // in place of h where all tokens count: its rows need not be copied side by side
-  Call c;
-  void* leaves;         // [tiles of the chunk][tokens of the chunk]
-  const element* from;  // of `bias`: da; of `gather`: h
-  element* to;          // of `gather`
-  float* scale;         // of f16: what da of the chunk is multiplied by before it is stored
-  u32 block;            // classes that dh is summed over one after the other; a power of two
-};
+KERNEL_ARGS(ProductArgs)
+using Call = CrossEntropyArgs;  // in `scale`
+using Product = ProductArgs;
 struct Corner { int row, column; };
 
 // What a kernel's tiles are of.
 // `count`: the tokens of the chunk that count.
-template <Kind K> DEV int row_count(const Call& c, int count) { return K == HEAD ? c.classes : count; }
-template <Kind K> DEV int column_count(const Call& c) { return K < HIDDEN ? c.classes : c.dim; }
-template <Kind K> DEV int reduction(const Call& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
+template <Kind K> DEV int row_count(const CrossEntropyArgs& c, int count) { return K == HEAD ? c.classes : count; }
+template <Kind K> DEV int column_count(const CrossEntropyArgs& c) { return K < HIDDEN ? c.classes : c.dim; }
+template <Kind K> DEV int reduction(const CrossEntropyArgs& c, int count) { return K < HIDDEN ? c.dim : K == HIDDEN ? c.classes : count; }
 
-DEV bool all_count(const Call& c) { return c.common->counted == c.all; }
+DEV bool all_count(const CrossEntropyArgs& c) { return c.common->counted == c.all; }
 
 // Where a block is among the tiles. The tensor cores wait for what comes between the products of two tiles: so no division.
 template <Kind K, int COLUMNS> struct Walk {
@@ -83,7 +76,7 @@ template <Kind K, int COLUMNS> struct Walk {
 };
 
 // ---- feed ------------------------------------------------------------------------------------------------------------
-template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int count, int pairs, int columns) {
+template <Kind K, int COLUMNS> DEV void produce(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   typedef Stages<K, COLUMNS> S;
   u32 stage = 0, phase = 1;
   const u32 rank = cluster_rank();
@@ -115,7 +108,7 @@ template <Kind K, int COLUMNS> DEV void produce(u32 base, const Product& x, int 
 }
 
 // The same for `leaves`: of warpgroup `ring`, or, as 2, of b. Boxes of a have 64 rows.
-DEV void produce_ring(Rings s, const Product& x, int pairs, int columns, int ring) {
+DEV void produce_ring(Rings s, const ProductArgs& x, int pairs, int columns, int ring) {
   u32 stage = 0, phase = 1;
   const u32 rank = cluster_rank();
   const int count = ring < 2 ? Rings::COUNT_A : Rings::COUNT_B;
@@ -165,7 +158,7 @@ template <class F> DEV void each_class(int first, F f) {
 DEV bool any_target(int target, int first) { return __any_sync(~0u, (u32)(target - first) < TILE); }
 
 // (C1), (C2): logits in place of the accumulators of both rows. What a problem does not have takes no time, here as below.
-DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
+DEV void link(const CrossEntropyArgs& c, float (&z)[TILE / 2], int first) {
   if (c.bias)
     each_class(first, [&](int i, int v) {
       const float bias = v < c.classes ? read(c.bias[c.first_class + v]) : 0;
@@ -178,7 +171,7 @@ DEV void link(const Call& c, float (&z)[TILE / 2], int first) {
 
 // ---- leaves ----------------------------------------------------------------------------------------------------------
 // Whether leaves have no more than m and l.
-DEV bool is_short(const Call& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
+DEV bool is_short(const CrossEntropyArgs& c) { return !c.entropy && !(c.smoothing > 0) && !c.argmax; }
 
 // The largest logit of both rows, of the first COUNT classes of a tile, which four lanes share.
 template <int COUNT> DEV void find_largest(const float (&z)[TILE / 2], float (&largest)[2]) {
@@ -205,7 +198,7 @@ DEV void find_sums(const float (&z)[TILE / 2], const float (&m)[2], float (&sums
 }
 
 // (C33) of a row, given m, l and its largest logit. What lies beyond the last class is -inf.
-DEV Node leaf(const Call& c, const float* z, float m, float l, float largest, int first) {
+DEV Node leaf(const CrossEntropyArgs& c, const float* z, float m, float l, float largest, int first) {
   Node n = {};
   n.m = m, n.l = l, n.largest = largest;
   const float from = origin(m);
@@ -244,7 +237,7 @@ template <int N> DEV float element_of(const float (&x)[2 * N], int i) {
   else return element_of<N / 2>(half, i);
 }
 // The logit of the target of a row, if the tile has it: of 256,000 classes a warp meets one in every 60th tile.
-DEV void pick(const Call& c, const float* z, int target, int first, int token) {
+DEV void pick(const CrossEntropyArgs& c, const float* z, int target, int first, int token) {
   const u32 i = target - first;
   float of_lane[64];
 #pragma unroll
@@ -253,9 +246,9 @@ DEV void pick(const Call& c, const float* z, int target, int first, int token) {
   if (i < TILE && i / 2 % 4 == lane_id() % 4) c.picked[2 * token] = picked;
 }
 // Whether logits are the accumulators themselves.
-DEV bool is_bare(const Call& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
+DEV bool is_bare(const CrossEntropyArgs& c) { return !c.bias && c.ratio == 0 && c.factor == 1; }
 // The same, and of them no more than m and l are asked for, or da.
-DEV bool is_plain(const Call& c) { return is_bare(c) && is_short(c); }
+DEV bool is_plain(const CrossEntropyArgs& c) { return is_bare(c) && is_short(c); }
 // What a class may weigh relative to m: e^(z - m) <= 2^8, the lag that (N63) has room for. A sum that is no larger has no class that weighs more.
 constexpr float MOST_LAG = 256;
 
@@ -271,8 +264,8 @@ DEV Lags find_leaves(const float (&z)[TILE / 2], float (&m)[2], float (&l)[2]) {
   return lags;
 }
 
-DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
-  const Call& c = x.c;
+DEV void write_leaves(const ProductArgs& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain) {
+  const CrossEntropyArgs& c = x.c;
   const i64 to = (i64)(at.column / TILE) * c.count + row;
   auto writes = [&](int r) { return lane_id() % 4 == 0 && row + 8 * r < count; };
   auto write = [&](const float (&m)[2], const float (&l)[2]) {
@@ -316,14 +309,14 @@ DEV void write_leaves(const Product& x, float (&z)[TILE / 2], const Rows& rows, 
 // over many tokens would be 0 else. With |da| <= M, M scale lies in [2^14, 2^15); down to 2^-28 M nothing underflows, and
 // (N73) has room for what does. Both products are divided by it.
 constexpr bool SCALED = STORAGE == 2;
-DEV float scale_of(const Product& x) { return SCALED ? *x.scale : 1; }
-DEV float unscale_of(const Product& x) { return SCALED ? __int_as_float((254 << 23) - __float_as_int(*x.scale)) : 1; }
+DEV float scale_of(const ProductArgs& x) { return SCALED ? *x.scale : 1; }
+DEV float unscale_of(const ProductArgs& x) { return SCALED ? __int_as_float((254 << 23) - __float_as_int(*x.scale)) : 1; }
 DEV Pull scaled(Pull y, float scale) {
   if (SCALED) y.both *= scale, y.eta *= scale, y.dentropy *= scale, y.own *= scale;
   return y;
 }
 // |da| of a token is at most this, from (C15): p |ln p| <= 1/e. What is not finite has no say.
-DEV float bound_of(const Call& c, const Pull& y) {
+DEV float bound_of(const CrossEntropyArgs& c, const Pull& y) {
   const float terms = fabsf(y.both) + fabsf(y.dentropy) * (0.5f + fabsf(y.ln_l - y.mean_shift)) + fabsf(y.eta) * c.common->largest;
   const float bound = max(fabsf(c.slope) * terms, fabsf(y.own));
   return bound < INF ? bound : 0;
@@ -350,7 +343,7 @@ DEV void put_own(float* z, const Pull& y, int first, int target) {
   if (any_target(target, first)) each_class(first, [&](int i, int v) { if (v == target) z[i] = y.own; });
 }
 // (C15), (C16) in place of the logits of a row.
-DEV void pull_row(const Call& c, float* z, const Pull& y, int first, int target) {
+DEV void pull_row(const CrossEntropyArgs& c, float* z, const Pull& y, int first, int target) {
   const float ln_l = y.ln_l * LOG2E, both = y.both * c.slope;
   if (c.ratio == 0 && !c.entropy && !(c.smoothing > 0)) {
     each_class(first, [&](int i, int) { z[i] = probability(z[i], y, ln_l) * both; });
@@ -392,9 +385,9 @@ DEV void store_tile(const TensorMap* out, const float (&z)[TILE / 2], const Corn
 }
 
 // da of a tile, and stores it.
-DEV void write_gradients(const Product& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain, u32 to,
+DEV void write_gradients(const ProductArgs& x, float (&z)[TILE / 2], const Rows& rows, const Corner& at, int row, int count, bool plain, u32 to,
                          int group) {
-  const Call& c = x.c;
+  const CrossEntropyArgs& c = x.c;
   if (plain && at.column + TILE <= c.classes && at.row + ROWS <= count) {
     const float ln_l[2] = {rows.pull[0].ln_l * LOG2E, rows.pull[1].ln_l * LOG2E};
     const float both[2] = {rows.pull[0].both * c.slope, rows.pull[1].both * c.slope};

@@ -2,7 +2,7 @@
 
 // ---- gradients of operands -------------------------------------------------------------------------------------------
 // dw. Calls f(element, accumulator) for each pair of columns of a thread that the classes of the chunk have.
-template <class F> DEV void each_pair(const Call& c, const Corner& at, int row, F f) {
+template <class F> DEV void each_pair(const CrossEntropyArgs& c, const Corner& at, int row, F f) {
 #pragma unroll
   for (int r = 0; r < 2; r++)
 #pragma unroll
@@ -12,13 +12,13 @@ template <class F> DEV void each_pair(const Call& c, const Corner& at, int row, 
     }
 }
 // The sums over the chunks of tokens before.
-DEV void read_head(const Call& c, float (&z)[TILE / 2], const Corner& at, int row, float scale) {
+DEV void read_head(const CrossEntropyArgs& c, float (&z)[TILE / 2], const Corner& at, int row, float scale) {
   each_pair(c, at, row, [&](i64 to, int i) {
     const float2 x = *(const float2*)(c.head + to);
     z[i] = SCALED ? x.x * scale : x.x, z[i + 1] = SCALED ? x.y * scale : x.y;
   });
 }
-DEV void write_head(const Call& c, const float (&z)[TILE / 2], const Corner& at, int row) {
+DEV void write_head(const CrossEntropyArgs& c, const float (&z)[TILE / 2], const Corner& at, int row) {
   const i64 first = (i64)c.first_class * c.dim;
   each_pair(c, at, row, [&](i64 to, int i) {
     if (!c.ends) *(float2*)(c.head + to) = make_float2(z[i], z[i + 1]);
@@ -33,7 +33,7 @@ DEV void write_head(const Call& c, const float (&z)[TILE / 2], const Corner& at,
 template <int COLUMNS> struct Waiting {
   float4* first;
   i64 each;  // from one to the next
-  __device__ __forceinline__ Waiting(const Call& c, const Corner& at, int pairs, int columns) {
+  __device__ __forceinline__ Waiting(const CrossEntropyArgs& c, const Corner& at, int pairs, int columns) {
     const i64 tile = (i64)(at.row / ROWS) * columns + at.column / COLUMNS;
     first = (float4*)c.hidden + (2 * tile + own_group()) * (COLUMNS / 8 * 128) + threadIdx.x % 128;
     each = (i64)pairs * columns * (COLUMNS / 8 * 512);
@@ -58,7 +58,7 @@ template <int COLUMNS> struct Waiting {
   }
 };
 
-template <int COLUMNS> DEV void write_hidden(const Call& c, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
+template <int COLUMNS> DEV void write_hidden(const CrossEntropyArgs& c, const float (&z)[COLUMNS / 2], const Corner& at, int row, int count) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     const int i = row + 8 * r;
@@ -76,8 +76,8 @@ template <int COLUMNS> DEV void write_hidden(const Call& c, const float (&z)[COL
 }
 
 // ---- the loop --------------------------------------------------------------------------------------------------------
-template <Kind K> DEV Rows read_rows(const Product& x, int row, int count) {
-  const Call& c = x.c;
+template <Kind K> DEV Rows read_rows(const ProductArgs& x, int row, int count) {
+  const CrossEntropyArgs& c = x.c;
   Rows rows = {};
   const float scale = K == GRADIENT ? scale_of(x) : 1;
 #pragma unroll
@@ -154,13 +154,13 @@ template <int N> DEV void clear(float (&z)[N]) {
 #pragma unroll
   for (int i = 0; i < N; i++) z[i] = 0;
 }
-template <int N> DEV void unscale(float (&z)[N], const Product& x) {
+template <int N> DEV void unscale(float (&z)[N], const ProductArgs& x) {
   const float factor = unscale_of(x);
 #pragma unroll
   for (int i = 0; i < N; i++) z[i] = SCALED ? z[i] * factor : z[i];
 }
 
-template <Kind K> DEV void consume_logits(u32 base, const Product& x, int count, int pairs, int columns) {
+template <Kind K> DEV void consume_logits(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
   const u32 store = base + Stages<K, TILE>::AT_STORE + own_group() * 2 * PANEL;
   const bool plain = is_plain(x.c);
   Ring<K, TILE> ring(base);
@@ -177,8 +177,8 @@ template <Kind K> DEV void consume_logits(u32 base, const Product& x, int count,
 }
 
 // The tiles of dh, block after block of the classes of the chunk.
-template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int count, int pairs, int columns) {
-  const Call& c = x.c;
+template <int COLUMNS> DEV void consume_hidden(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
+  const CrossEntropyArgs& c = x.c;
   Ring<HIDDEN, COLUMNS> ring(base);
 #pragma unroll 1
   for (Walk<HIDDEN, COLUMNS> walk(pairs, columns); walk.there(); walk.next()) {
@@ -212,7 +212,7 @@ template <int COLUMNS> DEV void consume_hidden(u32 base, const Product& x, int c
 }
 
 // dw. Where no token of a chunk counts, nothing is multiplied.
-DEV void write_nothing(const Call& c, int pairs, int columns) {
+DEV void write_nothing(const CrossEntropyArgs& c, int pairs, int columns) {
   for (Walk<HEAD, TILE> walk(pairs, columns); walk.there(); walk.next()) {
     const Corner at = walk.corner();
     float z[TILE / 2];
@@ -221,8 +221,8 @@ DEV void write_nothing(const Call& c, int pairs, int columns) {
     write_head(c, z, at, at.row + own_row());
   }
 }
-DEV void consume_head(u32 base, const Product& x, int count, int pairs, int columns) {
-  const Call& c = x.c;
+DEV void consume_head(u32 base, const ProductArgs& x, int count, int pairs, int columns) {
+  const CrossEntropyArgs& c = x.c;
   const u32 store = base + Stages<HEAD, TILE>::AT_STORE + own_group() * 2 * PANEL;
   Ring<HEAD, TILE> ring(base);
 #pragma unroll 1
@@ -240,7 +240,7 @@ DEV void consume_head(u32 base, const Product& x, int count, int pairs, int colu
   }
 }
 
-template <Kind K, int COLUMNS> DEV void run(const Product& x) {
+template <Kind K, int COLUMNS> DEV void run(const ProductArgs& x) {
   typedef Stages<K, COLUMNS> S;
   extern __shared__ char bytes[];
   const u32 base = (shared(bytes) + 1023) & ~1023u;  // the same in both blocks
@@ -270,8 +270,8 @@ template <Kind K, int COLUMNS> DEV void run(const Product& x) {
 }
 
 #define KERNEL extern "C" __global__ void __cluster_dims__(2, 1, 1) __launch_bounds__(384, 1)
-KERNEL leaves(const __grid_constant__ Product x) { run<LEAVES, 256>(x); }
-KERNEL gradient(const __grid_constant__ Product x) { run<GRADIENT, 256>(x); }
-KERNEL hidden(const __grid_constant__ Product x) { run<HIDDEN, 256>(x); }
-KERNEL hidden_192(const __grid_constant__ Product x) { run<HIDDEN, 192>(x); }
-KERNEL head(const __grid_constant__ Product x) { run<HEAD, 256>(x); }
+KERNEL leaves(const __grid_constant__ ProductArgs x) { run<LEAVES, 256>(x); }
+KERNEL gradient(const __grid_constant__ ProductArgs x) { run<GRADIENT, 256>(x); }
+KERNEL hidden(const __grid_constant__ ProductArgs x) { run<HIDDEN, 256>(x); }
+KERNEL hidden_192(const __grid_constant__ ProductArgs x) { run<HIDDEN, 192>(x); }
+KERNEL head(const __grid_constant__ ProductArgs x) { run<HEAD, 256>(x); }

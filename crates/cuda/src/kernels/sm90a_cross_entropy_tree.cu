@@ -56,7 +56,7 @@ DEV Node to_node(float2 x) {
   node.m = x.x, node.l = x.y;
   return node;
 }
-template <class T> DEV void put_into_tree(const Call& c, const T* leaves, T (*nodes)[TREE_TOKENS]) {
+template <class T> DEV void put_into_tree(const CrossEntropyArgs& c, const T* leaves, T (*nodes)[TREE_TOKENS]) {
   const int lane = lane_id(), warp = threadIdx.x / 32, row = blockIdx.x * TREE_TOKENS + lane;
   const int tiles = (c.classes + TILE - 1) / TILE, all = (tiles + NODE - 1) / NODE, before = c.first_class / (NODE * TILE);
   const bool there = row < count_of(c);
@@ -87,7 +87,7 @@ template <class T> DEV void put_into_tree(const Call& c, const T* leaves, T (*no
     __syncthreads();
   }
 }
-extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __grid_constant__ Product x) {
+extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __grid_constant__ ProductArgs x) {
   __shared__ Node nodes[32][TREE_TOKENS];
   if (blockIdx.x * TREE_TOKENS >= count_of(x.c)) return;
   if (is_short(x.c)) put_into_tree(x.c, (const float2*)x.leaves, (float2(*)[TREE_TOKENS])nodes);
@@ -95,8 +95,8 @@ extern "C" __global__ void __launch_bounds__(32 * TREE_WARPS, 2) tree(const __gr
 }
 
 // The rows of h of the tokens of the chunk, side by side, in pieces of 16 bytes; 0 where no token counts. Where all do, they lie so.
-extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ Product x) {
-  const Call& c = x.c;
+extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__ ProductArgs x) {
+  const CrossEntropyArgs& c = x.c;
   if (all_count(c)) return;
   const int count = count_of(c), pieces = c.dim / 8;
 #pragma unroll 4
@@ -107,9 +107,9 @@ extern "C" __global__ void __launch_bounds__(256) gather(const __grid_constant__
 }
 
 // (C19) as `bias` of cross_entropy.cu, of da in the storage type.
-extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ Product p) {
+extern "C" __global__ void __launch_bounds__(256) bias(const __grid_constant__ ProductArgs p) {
   __shared__ float sums[8][32];
-  const Call& c = p.c;
+  const CrossEntropyArgs& c = p.c;
   const int x = threadIdx.x % 32, y = threadIdx.x / 32, column = blockIdx.x * 32 + x, count = count_of(c);
   float sum = 0;
 #pragma unroll 8

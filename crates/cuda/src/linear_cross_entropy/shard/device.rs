@@ -2,7 +2,7 @@
 
 use super::table::{self, is_read};
 use super::{Dh, Shard, check_shards};
-use crate::cross_entropy::{ShardReady, Step, Sums};
+use crate::cross_entropy::{Step, prepare_shard, prepare_sums};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
 use crate::options::Options;
@@ -125,8 +125,8 @@ fn prepare(
         tensors.get(name).filter(|_| is_read(step, name)).map(DeviceTensor::laid)
     };
     let (of, call) = ((shard.problem, shard.classes()), (step, storage));
-    let ready = ShardReady::new(held.clone(), of, call, &table, &holds, None, options)?;
-    DevicePass::of(&held, Box::new(ready), &table, inputs, outputs)
+    let pass = prepare_shard(held.clone(), of, call, &table, &holds, None, options)?;
+    DevicePass::of(&held, pass, &table, inputs, outputs)
 }
 
 fn sums(
@@ -141,8 +141,8 @@ fn sums(
     let holds = |name: &str, result: bool| {
         (if result { outputs } else { inputs }).get(name).map(DeviceTensor::laid)
     };
-    let ready = Sums::new(held.clone(), problem, call, table, &holds)?;
-    DevicePass::of(&held, Box::new(ready), table, inputs, outputs)
+    let pass = prepare_sums(held.clone(), problem, call, table, &holds)?;
+    DevicePass::of(&held, pass, table, inputs, outputs)
 }
 
 /// Fails where the level has no kernel for a step.

@@ -5,11 +5,11 @@ use super::device::check;
 use super::partial::Partial;
 use super::table::{self, is_read};
 use super::{Dh, Shard, check_shards};
-use crate::cross_entropy::{ShardReady, Step, Sums, WORDS};
+use crate::cross_entropy::{Step, WORDS, prepare_shard, prepare_sums};
 use crate::host::Placed;
 use crate::options::Options;
 use crate::parts::Laid;
-use crate::ready::Ready;
+use crate::pass::PreparedPass;
 use crate::workspace::{Held, Workspace};
 use etalon_problem::{
     Dtype, Error, LinearCrossEntropy, Stored, Table, View, ViewMut, Views, ViewsMut,
@@ -161,8 +161,8 @@ fn run(
         (there && is_read(step, name)).then_some(Laid { strides: None, aligned: true })
     };
     let (of, call) = ((shard.problem, shard.classes()), (step, storage));
-    let ready = ShardReady::new(held.clone(), of, call, &table, &holds, Some(inputs), options)?;
-    compute(&held, Box::new(ready), inputs, outputs)
+    let pass = prepare_shard(held.clone(), of, call, &table, &holds, Some(inputs), options)?;
+    compute(&held, pass, inputs, outputs)
 }
 
 /// Puts together what all shards returned.
@@ -180,17 +180,17 @@ fn sums(
         let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
         holds(name, result).filter(|_| there)
     };
-    let ready = Sums::new(held.clone(), problem, call, table, &given)?;
-    compute(&held, Box::new(ready), inputs, outputs)
+    let pass = prepare_sums(held.clone(), problem, call, table, &given)?;
+    compute(&held, pass, inputs, outputs)
 }
 
 fn compute(
     held: &Arc<Held>,
-    ready: Box<dyn Ready + '_>,
+    pass: Box<PreparedPass>,
     inputs: &Views<'_>,
     outputs: &mut ViewsMut<'_>,
 ) -> Result<(), Error> {
-    let placed = Placed::of(held, ready, inputs, Some(outputs))?;
+    let placed = Placed::of(held, pass, inputs, Some(outputs))?;
     placed.enqueue()?;
     placed.queue()?.finish()?;
     placed.read(outputs)?;

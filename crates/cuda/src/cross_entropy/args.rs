@@ -1,0 +1,256 @@
+//! The arguments of the kernels of linear_cross_entropy.
+
+use crate::args::{
+    Byte, ConstPtr, Declaration, Element, Pointee, Ptr, Untyped, declaration, kernel_args, pointees,
+};
+use crate::tensor_map::TensorMap;
+
+pointees! {
+    /// A token that counts, with its target and its weights.
+    Token = "Token",
+    /// Numbers that all tokens share: normalisers, how many count.
+    Common = "Common",
+    /// The sums of a set of classes for a token (C33).
+    Node = "Node",
+    /// The factors of the gradients of a token's logits (C12)-(C15), (C26).
+    Pull = "Pull",
+    /// A node of a shard, as it travels.
+    Partial = "Partial",
+}
+
+kernel_args! {
+    /// Cotangents of tokens; 0: counts as 0.
+    pub(crate) struct Cotangents as "Cotangents" {
+        pub loss: ConstPtr<f32>,
+        pub lse: ConstPtr<f32>,
+        pub logprob: ConstPtr<f32>,
+        pub entropy: ConstPtr<f32>,
+    }
+}
+
+kernel_args! {
+    /// Outputs of tokens; 0: not wanted.
+    pub(crate) struct Outputs as "Outputs" {
+        pub loss: Ptr<f32>,
+        pub lse: Ptr<f32>,
+        pub logprob: Ptr<f32>,
+        pub entropy: Ptr<f32>,
+    }
+}
+
+impl Cotangents {
+    /// At the addresses of four operands.
+    pub fn new(names: [&str; 4], address: impl Fn(&str) -> u64) -> Cotangents {
+        let [loss, lse, logprob, entropy] = names.map(|name| address(name).into());
+        Cotangents { loss, lse, logprob, entropy }
+    }
+}
+
+impl Outputs {
+    /// At the addresses of four operands.
+    pub fn new(names: [&str; 4], address: impl Fn(&str) -> u64) -> Outputs {
+        let [loss, lse, logprob, entropy] = names.map(|name| address(name).into());
+        Outputs { loss, lse, logprob, entropy }
+    }
+}
+
+kernel_args! {
+    /// A problem, its memory, and a chunk of its tokens and classes.
+    pub(crate) struct CrossEntropyArgs as "CrossEntropyArgs" {
+        pub h: ConstPtr<Element>,
+        pub w: ConstPtr<Element>,
+        /// 0 where there is none, as ddh, ddw and ddbias.
+        pub bias: ConstPtr<Element>,
+        pub ddh: ConstPtr<Element>,
+        pub ddw: ConstPtr<Element>,
+        pub ddbias: ConstPtr<Element>,
+        /// 0: all are 1.
+        pub class_weights: ConstPtr<f32>,
+        pub first: Cotangents,
+        pub second: Cotangents,
+        /// Of the forward pass.
+        pub outputs: Outputs,
+        /// Gradients by the first cotangents.
+        pub motions: Outputs,
+        pub argmax: Ptr<i64>,
+        pub n_valid: Ptr<i64>,
+        pub normaliser: Ptr<f32>,
+        pub dh: Ptr<Untyped>,
+        pub dw: Ptr<Untyped>,
+        pub dbias: Ptr<Untyped>,
+        pub targets: ConstPtr<i64>,
+        /// 0: all are 1.
+        pub token_weights: ConstPtr<f32>,
+        /// Those that count.
+        pub tokens: Ptr<Token>,
+        pub common: Ptr<Common>,
+        /// `[rows][columns]`: logits, then gradients.
+        pub z: Ptr<f32>,
+        /// `[rows][columns]`: how logits move.
+        pub motion: Ptr<f32>,
+        /// `[tokens][2]`: the logits of targets, and their motions.
+        pub picked: Ptr<f32>,
+        /// `[levels][rows]`: nodes that wait in the tree.
+        pub nodes: Ptr<Node>,
+        /// `[tokens]`
+        pub pulls: Ptr<Pull>,
+        /// `[tokens][2]` of (C9)
+        pub terms: Ptr<f64>,
+        /// Sums of dh that wait in the tree.
+        pub hidden: Ptr<f32>,
+        /// `[bands of 128 tokens][tiles of classes]`: those of a filter; 0: none.
+        pub left_out: ConstPtr<Byte>,
+        /// `[classes][D]` of the chunk: sums over the tokens before.
+        pub head: Ptr<f32>,
+        /// The same of the biases.
+        pub head_bias: Ptr<f32>,
+        pub ignore_index: i64,
+        /// Z, unless it is a mean's.
+        pub divisor: f64,
+        /// ζ
+        pub square: f64,
+        /// α
+        pub smoothing: f64,
+        /// Of the link, as ratio and slope.
+        pub factor: f32,
+        /// 0: no cap.
+        pub ratio: f32,
+        pub slope: f32,
+        pub dim: i32,
+        pub vocab: i32,
+        /// Tokens, whether they count or not.
+        pub all: i32,
+        pub rows: i32,
+        pub columns: i32,
+        /// The chunk, of as many tokens as may count.
+        pub first_token: i32,
+        pub count: i32,
+        pub first_class: i32,
+        pub classes: i32,
+        /// Whether Z is a mean's.
+        pub mean: i32,
+        /// Whether it is NaN where nothing is left.
+        pub nan_of_nothing: i32,
+        /// Whether every token has a loss of its own.
+        pub each: i32,
+        /// Whether ω is cw of the target.
+        pub square_weighted: i32,
+        /// Whether the entropy is wanted, or has a cotangent.
+        pub entropy: i32,
+        /// Whether rows may be read as vectors.
+        pub whole: i32,
+        /// Whether gradients are f32.
+        pub wide: i32,
+        /// Classes of the nodes that the tree begins with.
+        pub leaf: i32,
+        /// Whether the chunk is the first that adds to its sums, and the last.
+        pub begins: i32,
+        pub ends: i32,
+    }
+}
+
+kernel_args! {
+    /// A product of `sm90a_cross_entropy.cu`: of the chunk, h and w; da and w; da and h.
+    pub(crate) struct ProductArgs as "ProductArgs" {
+        pub a: TensorMap,
+        pub b: TensorMap,
+        /// da, of `gradient`; dw, of `head`.
+        pub out: TensorMap,
+        /// In place of h where all tokens count: its rows need not be copied side by side.
+        pub in_place: TensorMap,
+        pub c: CrossEntropyArgs,
+        /// `[tiles of the chunk][tokens of the chunk]`
+        pub leaves: Ptr<Untyped>,
+        /// Of `bias`: da; of `gather`: h.
+        pub from: ConstPtr<Element>,
+        /// Of `gather`.
+        pub to: Ptr<Element>,
+        /// Of f16: the factor of da of the chunk before it is stored.
+        pub scale: Ptr<f32>,
+        /// Classes that dh is summed over one after the other; a power of two.
+        pub block: u32,
+    }
+}
+
+kernel_args! {
+    /// A filter of dh and dw.
+    pub(crate) struct FilterArgs as "FilterArgs" {
+        pub c: CrossEntropyArgs,
+        /// As `left_out` of the pass.
+        pub left_out: Ptr<Byte>,
+        pub of_tokens: Ptr<f32>,
+        pub of_classes: Ptr<f32>,
+        /// Of the chunk: `[tokens][tiles of classes]`.
+        pub by_token: Ptr<f32>,
+        /// Of the chunk: `[tiles of tokens][columns]`.
+        pub by_class: Ptr<f32>,
+        /// B `[T]`
+        pub dh: Ptr<f32>,
+        /// C `[V]`
+        pub dw: Ptr<f32>,
+        pub eps: f32,
+        pub most_dh: f32,
+        pub most_dw: f32,
+        /// Of `choose`.
+        pub diagonal: i32,
+    }
+}
+
+kernel_args! {
+    /// A node of a shard.
+    pub(crate) struct ShardArgs as "ShardArgs" {
+        /// Of a node its classes are all; of `recall` and `add` they are those of the problem.
+        pub c: CrossEntropyArgs,
+        /// `[T]` of a node; of `identities` `[nodes][T]`; of `recall` the totals `[T]`.
+        pub partials: Ptr<Partial>,
+        /// `[T][D]`
+        pub sums: Ptr<f32>,
+        /// `[T][D]`, added to these.
+        pub part: ConstPtr<f32>,
+        /// The first class of the node.
+        pub first: i32,
+        /// All classes.
+        pub vocab: i32,
+        pub nodes: i32,
+        /// Whether it is wanted.
+        pub argmax: i32,
+    }
+}
+
+kernel_args! {
+    /// The sums of all parts, along the tree: part k is pushed, and then put together with the `merges[k]` before it.
+    pub(crate) struct FoldArgs as "FoldArgs" {
+        /// `[parts][count]`
+        pub partials: ConstPtr<Partial>,
+        /// `[count]`
+        pub totals: Ptr<Partial>,
+        /// `[parts][count]`
+        pub sums: ConstPtr<f32>,
+        /// `[count]`
+        pub dh: Ptr<Untyped>,
+        pub merges: ConstPtr<u32>,
+        pub count: i64,
+        pub parts: i32,
+        /// Whether four numbers may be read at once.
+        pub whole: i32,
+        /// Whether dh is f32.
+        pub wide: i32,
+        pub entropy: i32,
+        pub smoothing: i32,
+        pub argmax: i32,
+    }
+}
+
+/// Kernel arguments that the sources of linear_cross_entropy name.
+pub(crate) const ARGUMENTS: &[Declaration] = &[
+    declaration::<CrossEntropyArgs>(),
+    declaration::<ProductArgs>(),
+    declaration::<FilterArgs>(),
+    declaration::<ShardArgs>(),
+    declaration::<FoldArgs>(),
+];
+
+/// An address so many bytes behind another; 0 where that is 0.
+pub(crate) fn behind(address: u64, bytes: usize) -> u64 {
+    if address == 0 { 0 } else { address + bytes as u64 }
+}
