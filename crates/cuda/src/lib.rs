@@ -18,7 +18,6 @@ mod args;
 mod cache;
 mod compiler;
 mod cover;
-mod cross_entropy;
 mod device;
 mod device_id;
 mod device_pass;

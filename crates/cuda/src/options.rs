@@ -120,7 +120,8 @@ pub struct Options {
     pub partials_budget: usize,
     /// Bytes for logits and sums that a pass of linear_cross_entropy holds at once, beside operands, results,
     /// copies of operands and 100 bytes for each token; at least what a tile of 128 tokens and 256 classes takes. On
-    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it.
+    /// [`Level::Sm90a`] sums of dh take up to three times 4TD bytes of it. A pass whose chunks are so small that it would
+    /// launch more than 100,000 kernels is refused.
     pub memory_budget: usize,
     /// Whether [`run`](crate::run()) computes the forward pass again where a later pass lacks what it
     /// saved; otherwise that is an error.

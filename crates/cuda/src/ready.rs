@@ -1,8 +1,8 @@
 //! A pass of any algorithm that may be enqueued.
 
-use crate::cross_entropy;
 use crate::job::Job;
 use crate::linear_attention;
+use crate::linear_cross_entropy;
 use crate::options::Options;
 use crate::parts::{Holds, Parts};
 use crate::queue::Queue;
@@ -76,7 +76,7 @@ pub(crate) fn ready<'a>(
             Box::new(linear_attention::Ready::new(held, problem, call, table, holds, options)?)
         }
         Problem::LinearCrossEntropy(problem) => {
-            cross_entropy::prepare(held, problem, call, table, holds, inputs, options)?
+            linear_cross_entropy::prepare(held, problem, call, table, holds, inputs, options)?
         }
         Problem::LazyAttention(lazy) => {
             let problem = (problem, lazy.bias);

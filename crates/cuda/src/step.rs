@@ -168,7 +168,9 @@ impl Draft {
         if self.steps.borrow().len() >= MOST_STEPS {
             return Err(Error::Unsupported {
                 what: format!("a pass of more than {MOST_STEPS} steps"),
-                reason: "a larger memory_budget makes chunks larger, and fewer".to_string(),
+                reason:
+                    "its chunks are small: a larger memory_budget or partials_budget takes fewer"
+                        .to_string(),
             });
         }
         let blocks = u32::try_from(blocks).ok().filter(|&n| n <= i32::MAX as u32);
@@ -264,4 +266,26 @@ fn bind(
         bytes[at..at + 128].copy_from_slice(descriptor.bytes());
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::args::{ConstPtr, kernel_args};
+
+    kernel_args! {
+        struct One as "One" {
+            at: ConstPtr<f32>,
+        }
+    }
+
+    #[test]
+    fn a_pass_of_too_many_steps_names_the_option_that_helps() {
+        let (draft, variant) = (Draft::new(Target::default()), Variant::moves(4));
+        let launch =
+            || draft.launch((&variant, "move"), (1, 256), &One { at: 1.into() }, Work::NONE);
+        (0..MOST_STEPS).for_each(|_| launch().unwrap());
+        let error = launch().unwrap_err().to_string();
+        assert!(error.contains("memory_budget"), "{error}");
+    }
 }

@@ -2,7 +2,6 @@
 
 use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
-use crate::cross_entropy;
 use crate::family::Family;
 use crate::moves;
 use crate::unit::Unit;
@@ -457,7 +456,7 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    [moves::ARGUMENTS, cross_entropy::ARGUMENTS].concat().into_iter()
+    [moves::ARGUMENTS, crate::linear_cross_entropy::ARGUMENTS].concat().into_iter()
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

@@ -65,7 +65,7 @@ pub use device::{
 pub use host::{backward_shard, combine, combine_dh, forward_shard, output};
 pub use partial::Partial;
 
-use crate::cross_entropy::nodes;
+use crate::linear_cross_entropy::tree::nodes;
 use etalon_problem::{Error, LinearCrossEntropy};
 use std::ops::Range;
 
@@ -101,7 +101,7 @@ impl<'p> Shard<'p> {
     }
 }
 
-/// What a shard returns of dh.
+/// Forms in which a shard returns dh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Dh {
     /// The sum over its classes: on the portable level node after node, from its first class on. Where it has more
@@ -120,7 +120,7 @@ impl Dh {
         }
     }
 
-    /// How many matrices a shard returns: of a sum always one.
+    /// The number of matrices that a shard returns: of a sum always one.
     fn count(self, shard: &Shard<'_>) -> usize {
         if self == Dh::Sum { 1 } else { shard.nodes().count() }
     }

@@ -2,9 +2,10 @@
 
 use super::table::{self, is_read};
 use super::{Dh, Shard, check_shards};
-use crate::cross_entropy::{Step, prepare_shard, prepare_sums};
 use crate::device_pass::DevicePass;
 use crate::device_tensor::{DeviceTensor, DeviceTensors, check as check_tensors};
+use crate::linear_cross_entropy::shard_pass::{Step, prepare_shard};
+use crate::linear_cross_entropy::sums::prepare_sums;
 use crate::options::Options;
 use crate::run::offers;
 use crate::workspace::Workspace;

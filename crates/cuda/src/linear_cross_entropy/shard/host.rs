@@ -5,8 +5,9 @@ use super::device::check;
 use super::partial::Partial;
 use super::table::{self, is_read};
 use super::{Dh, Shard, check_shards};
-use crate::cross_entropy::{Step, WORDS, prepare_shard, prepare_sums};
 use crate::host::Placed;
+use crate::linear_cross_entropy::shard_pass::{Step, WORDS, prepare_shard};
+use crate::linear_cross_entropy::sums::prepare_sums;
 use crate::options::Options;
 use crate::parts::Laid;
 use crate::pass::PreparedPass;
@@ -18,7 +19,7 @@ use ndarray::{Array1, Array2, Array3, ArrayView1, ArrayView2, ArrayView3, Axis};
 use std::ops::Range;
 use std::sync::Arc;
 
-/// What the classes of a shard add to every token: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored tokens
+/// Sums of the classes of a shard for every token: `[nodes][T]`, for each of [`Shard::nodes`]; to ignored tokens
 /// [`Partial::identity`]. `inputs` are those of the forward pass by name, `w` and `bias` of the shard's classes. Fails
 /// at a target that is neither a class of the problem nor ignored, and as [`run_in`](crate::run_in) does.
 pub fn forward_shard(

@@ -1,6 +1,6 @@
 //! What some classes add to a row, as shards send it to each other.
 
-use crate::cross_entropy::WORDS;
+use crate::linear_cross_entropy::shard_pass::WORDS;
 use etalon_problem::Error;
 
 /// A row of logits over a set of classes (C33), as far as the outputs of the problem need it: `u` is 0 unless it asks

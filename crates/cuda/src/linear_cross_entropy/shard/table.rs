@@ -1,10 +1,10 @@
 //! The tensors of the passes of a shard.
 
 use super::{Dh, Shard};
-use crate::cross_entropy::{Step, WORDS};
+use crate::linear_cross_entropy::shard_pass::{Step, WORDS};
 use etalon_problem::{LinearCrossEntropy, Operand, Pass, Precision, Role, Table};
 
-/// Whether a step reads an input at all, where it is given.
+/// Tells whether a step reads an input at all, if it is given.
 pub(super) fn is_read(step: Step, name: &str) -> bool {
     step != Step::Output || !["h", "w", "bias"].contains(&name)
 }
@@ -16,7 +16,7 @@ fn tensor(name: &'static str, shape: Vec<usize>, role: Role, precision: Precisio
 }
 
 impl Shard<'_> {
-    /// Those of a step.
+    /// The tensors of a step.
     pub(super) fn table(&self, step: Step) -> Table {
         let (problem, nodes) = (self.problem, self.nodes().count());
         let pass = if let Step::Backward { .. } = step { Pass::Backward } else { Pass::Forward };
@@ -51,7 +51,7 @@ impl Shard<'_> {
     }
 }
 
-/// Those of [`combine`](super::combine), of so many nodes.
+/// The tensors of [`combine`](super::combine), of so many nodes.
 pub(super) fn of_combine(problem: &LinearCrossEntropy, nodes: usize) -> Table {
     let (tokens, wide) = (problem.tokens, Precision::Wide);
     let mut table = problem.table(Pass::Forward);
@@ -62,7 +62,7 @@ pub(super) fn of_combine(problem: &LinearCrossEntropy, nodes: usize) -> Table {
     table
 }
 
-/// Those of [`combine_dh`](super::combine_dh), of so many parts and tokens.
+/// The tensors of [`combine_dh`](super::combine_dh), of so many parts and tokens.
 pub(super) fn of_combine_dh(problem: &LinearCrossEntropy, [parts, tokens]: [usize; 2]) -> Table {
     let mut table = problem.table(Pass::Forward);
     table.operands = vec![

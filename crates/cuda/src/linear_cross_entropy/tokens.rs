@@ -1,4 +1,4 @@
-//! What a device cannot refuse: targets that are no classes, where they lie in the memory of the host.
+//! Checks that a device cannot make: targets that are no classes, in the memory of the host.
 
 use etalon_problem::{Error, LinearCrossEntropy, View, Views};
 use ndarray::ArrayViewD;
@@ -7,7 +7,7 @@ use ndarray::ArrayViewD;
 pub(crate) const TOKEN: usize = 16;
 pub(crate) const COMMON: usize = 40;
 
-/// How many tokens count. Fails at a target that is no class, and where nothing is left to average if the
+/// The number of tokens that count. Fails at a target that is no class, and where nothing is left to average if the
 /// problem wants that.
 pub(crate) fn counted(problem: &LinearCrossEntropy, inputs: &Views<'_>) -> Result<usize, Error> {
     let Some(View::I64(targets)) = inputs.get("targets") else {

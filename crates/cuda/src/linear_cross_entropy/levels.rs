@@ -13,7 +13,7 @@ pub(crate) struct LevelSpec {
     pub storage: Dtype,
     pub precision: Precision,
     pub dim: usize,
-    /// Whether h, w, dh and dw begin at multiples of 16 bytes.
+    /// h, w, dh and dw begin at multiples of 16 bytes.
     pub aligned: bool,
 }
 

@@ -1,7 +1,7 @@
 //! Passes of linear_cross_entropy that may be enqueued.
 
-use crate::cross_entropy::prepared::Prepared;
-use crate::cross_entropy::run::run;
+use crate::linear_cross_entropy::prepared::Prepared;
+use crate::linear_cross_entropy::run::run;
 use crate::options::Options;
 use crate::parts::Holds;
 use crate::pass::{PreparedPass, Steps};

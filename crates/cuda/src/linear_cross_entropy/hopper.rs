@@ -2,8 +2,8 @@
 //! `kernels/sm90a_cross_entropy.cu`.
 
 use crate::args::KernelArgs;
-use crate::cross_entropy::args::{CrossEntropyArgs, ProductArgs};
-use crate::cross_entropy::plan::{Plan, TILE};
+use crate::linear_cross_entropy::args::{CrossEntropyArgs, ProductArgs};
+use crate::linear_cross_entropy::plan::{Plan, TILE};
 use crate::room::{Layout, Room, memory};
 use crate::step::{Draft, Work};
 use crate::tensor_map::TensorMap;
@@ -37,7 +37,7 @@ pub(crate) struct Hopper {
     pub scales: Option<Room>,
 }
 
-/// Where the rows of h of a chunk lie if all tokens count.
+/// The address of the rows of h of a chunk if all tokens count.
 fn in_place(args: &CrossEntropyArgs) -> u64 {
     args.h.0 + 2 * args.first_token as u64 * args.dim as u64
 }
@@ -118,7 +118,7 @@ impl Hopper {
         self.launch(draft, tiles.name, (blocks, THREADS), product)
     }
 
-    /// Where the rows of h of the tokens of a chunk lie side by side; copies them there if some may be ignored, and are.
+    /// The address at which the rows of h of a chunk lie side by side; copies them there if some tokens may be ignored.
     pub fn gather(
         &self,
         draft: &Draft,

@@ -81,7 +81,7 @@ kernel_args! {
         pub targets: ConstPtr<i64>,
         /// 0: all are 1.
         pub token_weights: ConstPtr<f32>,
-        /// Those that count.
+        /// Tokens that count.
         pub tokens: Ptr<Token>,
         pub common: Ptr<Common>,
         /// `[rows][columns]`: logits, then gradients.
@@ -127,23 +127,23 @@ kernel_args! {
         pub count: i32,
         pub first_class: i32,
         pub classes: i32,
-        /// Whether Z is a mean's.
+        /// 1: Z is a mean's.
         pub mean: i32,
-        /// Whether it is NaN where nothing is left.
+        /// 1: it is NaN where nothing is left.
         pub nan_of_nothing: i32,
-        /// Whether every token has a loss of its own.
+        /// 1: every token has a loss of its own.
         pub each: i32,
-        /// Whether ω is cw of the target.
+        /// 1: ω is cw of the target.
         pub square_weighted: i32,
-        /// Whether the entropy is wanted, or has a cotangent.
+        /// 1: the entropy is wanted, or has a cotangent.
         pub entropy: i32,
-        /// Whether rows may be read as vectors.
+        /// 1: rows may be read as vectors.
         pub whole: i32,
-        /// Whether gradients are f32.
+        /// 1: gradients are f32.
         pub wide: i32,
         /// Classes of the nodes that the tree begins with.
         pub leaf: i32,
-        /// Whether the chunk is the first that adds to its sums, and the last.
+        /// 1: the chunk is the first, or the last, that adds to its sums.
         pub begins: i32,
         pub ends: i32,
     }
@@ -212,7 +212,7 @@ kernel_args! {
         /// All classes.
         pub vocab: i32,
         pub nodes: i32,
-        /// Whether it is wanted.
+        /// 1: it is wanted.
         pub argmax: i32,
     }
 }
@@ -231,9 +231,9 @@ kernel_args! {
         pub merges: ConstPtr<u32>,
         pub count: i64,
         pub parts: i32,
-        /// Whether four numbers may be read at once.
+        /// 1: four numbers may be read at once.
         pub whole: i32,
-        /// Whether dh is f32.
+        /// 1: dh is f32.
         pub wide: i32,
         pub entropy: i32,
         pub smoothing: i32,

@@ -1,9 +1,9 @@
 //! The returns of shards of the classes, put together along the tree: `combine` and `sum` of
 //! `kernels/cross_entropy_shards.cu`.
 
-use crate::cross_entropy::args::FoldArgs;
-use crate::cross_entropy::shard::{NODE, WORDS};
-use crate::cross_entropy::tree::{depth, merges};
+use crate::linear_cross_entropy::args::FoldArgs;
+use crate::linear_cross_entropy::shard_pass::{NODE, WORDS};
+use crate::linear_cross_entropy::tree::{depth, merges};
 use crate::parts::{Holds, Parts};
 use crate::pass::{PreparedPass, Steps, TableImage};
 use crate::room::Layout;

@@ -1,7 +1,7 @@
 //! Tiles that a filter leaves out of dh and dw: `kernels/cross_entropy_filter.cu`.
 
-use crate::cross_entropy::args::{CrossEntropyArgs, FilterArgs};
-use crate::cross_entropy::plan::{Plan, SIDE, TILE};
+use crate::linear_cross_entropy::args::{CrossEntropyArgs, FilterArgs};
+use crate::linear_cross_entropy::plan::{Plan, SIDE, TILE};
 use crate::pass::Steps;
 use crate::room::{Layout, Room, memory};
 use crate::variant::Variant;

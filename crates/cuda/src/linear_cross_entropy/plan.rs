@@ -1,4 +1,4 @@
-//! How many tokens and classes a chunk has, within a budget of memory.
+//! The tokens and classes of a chunk, within a budget of memory.
 
 use crate::room::memory;
 use etalon_problem::Error;
@@ -20,34 +20,34 @@ pub(crate) fn block(vocab: usize) -> usize {
     (vocab.div_ceil(TILE).next_power_of_two() / 4).max(1) * TILE
 }
 
-/// How many sums of blocks there may be at a time, of so many classes: those that wait, and the one that is added to.
+/// The most sums of blocks at a time, of so many classes: those that wait, and the one that is added to.
 fn sums(classes: usize, block: usize) -> usize {
     let blocks = classes.div_ceil(block).max(1);
     (0..blocks).map(|before| before.count_ones() as usize + 1).max().unwrap_or(1)
 }
 
-/// What a shard walks of its classes.
+/// The classes of a shard, as a pass walks them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Walked {
     /// All of them, and the most that are walked at a time.
     pub classes: usize,
     pub widest: usize,
-    /// Whether these are nodes of the tree, in which dh has blocks; else all are one block.
+    /// They are nodes of the tree, in which dh has blocks; else all are one block.
     pub nodes: bool,
 }
 
-/// What a pass computes.
+/// A pass, as far as it decides the size of chunks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct PassSpec {
     pub dh: bool,
     pub dw: bool,
     pub dbias: bool,
-    /// Whether gradients are stored in f32, where they may be summed.
+    /// Gradients are stored in f32, where they may be summed.
     pub wide: bool,
     pub second: bool,
-    /// Whether tensor cores multiply: gradients of logits are stored in 16 bits, and sums of dh beside the tree.
+    /// Tensor cores multiply: gradients of logits are stored in 16 bits, and sums of dh beside the tree.
     pub tensor: bool,
-    /// How many of their tiles of 256 rows the device computes at a time.
+    /// Tiles of 256 rows that the device computes at a time on them.
     pub side_by_side: usize,
 }
 
@@ -60,7 +60,7 @@ impl PassSpec {
         self.dw || self.dbias
     }
 
-    /// How long so many tiles take, of so many columns and of so many steps.
+    /// The time of so many tiles, of so many columns and of so many steps.
     fn rounds(self, tiles: usize, columns: usize, steps: usize) -> u128 {
         tiles.div_ceil(self.side_by_side.max(1)) as u128 * columns as u128 * steps as u128
     }
@@ -94,7 +94,7 @@ impl PassSpec {
     }
 }
 
-/// How a pass walks its tokens and classes.
+/// The chunks of a pass, and their memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Plan {
     /// Tokens of a chunk, a multiple of [`SIDE`].
@@ -103,9 +103,9 @@ pub(crate) struct Plan {
     pub columns: usize,
     /// Classes that dh is summed over one after the other on tensor cores.
     pub block: usize,
-    /// Whether a chunk has all classes: its logits then serve its gradients, too.
+    /// A chunk has all classes: its logits then serve its gradients, too.
     pub keeps: bool,
-    /// Whether dw and dbias have a sweep of their own, with the classes outside.
+    /// dw and dbias have a sweep of their own, with the classes outside.
     pub apart: bool,
     /// Bytes of a plane of logits, of the nodes that wait in the tree, of the sums of dh that wait there, and
     /// of those of dw and dbias.

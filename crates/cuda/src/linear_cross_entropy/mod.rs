@@ -1,12 +1,28 @@
 //! The backward pass of linear cross-entropy with a filter, on a device: [`filtered_backward`]; and its classes in
 //! shards: [`shard`]. Its passes are those of [`run_in`](crate::run_in).
-#![doc = include_str!("../../../docs/assets/links.md")]
+#![doc = include_str!("../../../../docs/assets/links.md")]
 
+mod args;
+mod filter;
+mod hopper;
+mod levels;
+mod plan;
+mod prepared;
+mod ready;
+mod run;
 pub mod shard;
+mod shard_pass;
+mod sums;
+mod tokens;
+mod tree;
 
+pub(crate) use args::ARGUMENTS;
 pub use etalon_problem::linear_cross_entropy::Filter;
+pub(crate) use ready::prepare;
 
-use crate::cross_entropy::{FILTER_TILE, counted, prepare_filtered};
+use self::plan::SIDE;
+use self::ready::prepare_filtered;
+use self::tokens::counted;
 use crate::host::Placed;
 use crate::options::{Level, Options};
 use crate::parts::Laid;
@@ -15,9 +31,9 @@ use etalon_problem::{Error, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
 use ndarray::Array1;
 
 /// Classes of a tile of a filter, which begins at a multiple of as many.
-pub const TILE: usize = FILTER_TILE[1];
+pub const TILE: usize = plan::TILE;
 
-/// What was left out at most, as that of the simd tier: bounds of the distance of exact sums over the tiles that
+/// Certificate of a filter, as that of the simd tier: bounds of the distance of exact sums over the tiles that
 /// were kept from exact sums over all, for the same gradients of logits.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Certificate {
@@ -49,7 +65,7 @@ pub fn filtered_backward(
     let storage = table.check_call(inputs, outputs, options.recompute)?;
     storage.refuse_f64()?;
     let mut found = room_for(problem)?;
-    let bands = counted(problem, inputs)?.div_ceil(FILTER_TILE[0]);
+    let bands = counted(problem, inputs)?.div_ceil(SIDE);
     let held = workspace.device(options.device)?;
     let holds = |name: &str, result: bool| {
         let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
@@ -74,7 +90,7 @@ pub fn filtered_backward(
     Ok(Certificate { dh, dw, tiles: (all - left_out, all) })
 }
 
-/// What is copied from the device.
+/// Arrays that are copied from the device.
 struct Found {
     left_out: Vec<u8>,
     dh: Vec<f32>,
@@ -82,7 +98,7 @@ struct Found {
 }
 
 fn room_for(problem: &LinearCrossEntropy) -> Result<Found, Error> {
-    let tiles = problem.tokens.div_ceil(FILTER_TILE[0]).checked_mul(problem.vocab.div_ceil(TILE));
+    let tiles = problem.tokens.div_ceil(SIDE).checked_mul(problem.vocab.div_ceil(TILE));
     Ok(Found {
         left_out: zeros(tiles.unwrap_or(usize::MAX), "a certificate")?,
         dh: zeros(problem.tokens, "a certificate")?,

@@ -1,6 +1,6 @@
 //! The tree over tiles of classes: its nodes in a range of classes, and the order in which parts are put together.
 
-use crate::cross_entropy::plan::TILE;
+use crate::linear_cross_entropy::plan::TILE;
 use std::ops::Range;
 
 /// The largest nodes within `classes` of `vocab`, from the first class on; a part of a tile at either end stands

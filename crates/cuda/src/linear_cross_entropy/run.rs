@@ -6,10 +6,10 @@
 //! its own in which classes go outside.
 
 use crate::args::KernelArgs;
-use crate::cross_entropy::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
-use crate::cross_entropy::hopper::{GROUP, Hopper};
-use crate::cross_entropy::plan::{SIDE, TILE};
-use crate::cross_entropy::prepared::Prepared;
+use crate::linear_cross_entropy::args::{Cotangents, CrossEntropyArgs, Outputs, behind};
+use crate::linear_cross_entropy::hopper::{GROUP, Hopper};
+use crate::linear_cross_entropy::plan::{SIDE, TILE};
+use crate::linear_cross_entropy::prepared::Prepared;
 use crate::parts::Part;
 use crate::pass;
 use etalon_problem::{Error, LinearCrossEntropy, LseSquareWeight, NothingLeft, Reduction};
@@ -21,9 +21,9 @@ pub(super) type Steps<'a> = pass::Steps<'a, Prepared<'a>>;
 pub(super) struct Run<'a> {
     pub steps: &'a Steps<'a>,
     pub args: CrossEntropyArgs,
-    /// Whether dh is f32, whatever the type of the other gradients.
+    /// dh is f32, whatever the type of the other gradients.
     pub wide_hidden: bool,
-    /// Where sums of dbias wait for the next chunk of tokens.
+    /// The address at which sums of dbias wait for the next chunk of tokens.
     pub head_bias: u64,
 }
 
@@ -50,7 +50,7 @@ pub(super) fn clear(steps: &Steps<'_>) -> Result<(), Error> {
     let Prepared { parts, ignores, problem, whole_words, .. } = steps.prepared;
     let leaves = |part: &Part| match part.operand.name {
         "dw" | "dbias" | "gw" | "gbias" => problem.tokens == 0,
-        // What `loss` writes, whatever counts.
+        // `loss` writes the others, whatever counts.
         "loss" => problem.reduction == Reduction::None && (*ignores || problem.tokens == 0),
         "n_valid" | "normaliser" => false,
         "partials" => false, // whose numbers for ignored tokens are not all 0
@@ -188,7 +188,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// Where the tensor cores find the rows of h of a chunk of tokens.
+    /// The address at which tensor cores find the rows of h of a chunk of tokens.
     pub fn rows(&self, tokens: &Range<usize>) -> Result<u64, Error> {
         let Some(hopper) = &self.steps.prepared.hopper else { return Ok(0) };
         let packed = hopper.packed.map(|room| self.steps.at(room));
@@ -231,7 +231,7 @@ impl<'a> Run<'a> {
         Ok(())
     }
 
-    /// Where what da of a chunk of tokens is multiplied by lies; 0 if it is not.
+    /// The address of the factor of da of a chunk of tokens; 0 without one.
     fn scale_of(&self, args: &CrossEntropyArgs) -> u64 {
         let room = self.steps.prepared.hopper.as_ref().and_then(|hopper| hopper.scales);
         room.map_or(0, |room| self.steps.at(room) + 4 * (args.first_token / args.rows) as u64)
@@ -326,7 +326,7 @@ impl<'a> Run<'a> {
         let Prepared { spec, plan, rooms, hopper, .. } = self.steps.prepared;
         let tiles = |x: i32| (x as usize).div_ceil(SIDE);
         let first = 4 * classes.start;
-        // Where f32 is stored, the sums wait in place.
+        // In f32 the sums wait in place.
         let head = match plan.apart {
             true => self.steps.at(rooms.head),
             false => behind(args.dw.0, first * args.dim as usize),

@@ -1,11 +1,11 @@
 //! The passes of a shard of classes, which go over one node of the tree after the other, each as if its classes were
 //! all: `kernels/cross_entropy_shards.cu` beside the kernels of the pass.
 
-use crate::cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
-use crate::cross_entropy::plan::Walked;
-use crate::cross_entropy::prepared::Prepared;
-use crate::cross_entropy::run::{Run, Steps, clear};
-use crate::cross_entropy::tree::nodes;
+use crate::linear_cross_entropy::args::{CrossEntropyArgs, Outputs, ShardArgs, behind};
+use crate::linear_cross_entropy::plan::Walked;
+use crate::linear_cross_entropy::prepared::Prepared;
+use crate::linear_cross_entropy::run::{Run, Steps, clear};
+use crate::linear_cross_entropy::tree::nodes;
 use crate::options::{Level, Options};
 use crate::parts::Holds;
 use crate::pass::PreparedPass;
@@ -68,9 +68,10 @@ pub(crate) fn prepare_shard(
         let (held, of) = (held.clone(), (problem, Some(walked)));
         Prepared::new(held, of, call, table, holds, inputs, &options)
     };
-    // Whether tensor cores compute it is known from now on.
+    // The level is known from now on.
     let mut prepared = of(widest, true)?;
-    // Tensor cores sum dh over all classes of a shard as over a block, if they are no node; and dw does not know of nodes.
+    // Tensor cores sum dh over all classes of a shard as over a block, if they are no node; and dw does not know of
+    // nodes.
     let nodes_matter = match step {
         Step::Forward => true,
         Step::Output => false,
@@ -188,7 +189,7 @@ impl Walk<'_> {
         Run { steps: self.steps, args, wide_hidden: true, head_bias }
     }
 
-    /// Where dh of a span goes.
+    /// The address of dh of a span.
     fn dh(&self, number: usize) -> u64 {
         let dh = self.all.args.dh.0;
         let LinearCrossEntropy { tokens, dim, .. } = *self.problem();

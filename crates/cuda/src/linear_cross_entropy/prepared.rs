@@ -1,10 +1,10 @@
 //! A pass of linear_cross_entropy: its operands, its memory, its kernels.
 
-use crate::cross_entropy::filter::Filtering;
-use crate::cross_entropy::hopper::Hopper;
-use crate::cross_entropy::levels::LevelSpec;
-use crate::cross_entropy::plan::{PassSpec, Plan, Walked};
-use crate::cross_entropy::tokens::{COMMON, TOKEN, counted};
+use crate::linear_cross_entropy::filter::Filtering;
+use crate::linear_cross_entropy::hopper::Hopper;
+use crate::linear_cross_entropy::levels::LevelSpec;
+use crate::linear_cross_entropy::plan::{PassSpec, Plan, Walked};
+use crate::linear_cross_entropy::tokens::{COMMON, TOKEN, counted};
 use crate::options::{Level, Options};
 use crate::parts::{Holds, Parts};
 use crate::pass::{PreparedPass, TableImage};
@@ -21,9 +21,9 @@ use std::sync::Arc;
 pub(crate) struct Prepared<'a> {
     pub parts: Parts,
     pub problem: &'a LinearCrossEntropy,
-    /// Whether some tokens may be ignored.
+    /// Some tokens may be ignored.
     pub ignores: bool,
-    /// Whether operands lie in memory of the call, which begins and ends with whole words.
+    /// Operands lie in memory of the call, which begins and ends with whole words.
     pub whole_words: bool,
     pub spec: PassSpec,
     pub plan: Plan,
@@ -37,7 +37,7 @@ pub(crate) struct Prepared<'a> {
     pub scratch_bytes: usize,
 }
 
-/// Where things lie in scratch memory.
+/// Ranges of scratch memory.
 #[derive(Debug)]
 pub(crate) struct Rooms {
     pub tokens: Room,
