@@ -3,6 +3,7 @@
 use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
 use crate::family::Family;
+use crate::linear_cross_entropy;
 use crate::moves;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
@@ -456,7 +457,7 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    [moves::ARGUMENTS, crate::linear_cross_entropy::ARGUMENTS].concat().into_iter()
+    [moves::ARGUMENTS, linear_cross_entropy::ARGUMENTS].concat().into_iter()
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

@@ -1,6 +1,6 @@
 //! Passes of shards on operands of the host.
 
-use super::super::zeros;
+use super::super::filtered::zeros;
 use super::device::check;
 use super::partial::Partial;
 use super::table::{self, is_read};

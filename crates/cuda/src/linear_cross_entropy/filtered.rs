@@ -1,0 +1,94 @@
+//! The backward pass with a filter, over operands of the host.
+
+use crate::host::Placed;
+use crate::linear_cross_entropy::plan::{SIDE, TILE};
+use crate::linear_cross_entropy::ready::prepare_filtered;
+use crate::linear_cross_entropy::tokens::counted;
+use crate::options::{Level, Options};
+use crate::parts::Laid;
+use crate::workspace::Workspace;
+use etalon_problem::linear_cross_entropy::Filter;
+use etalon_problem::{Error, LinearCrossEntropy, Pass, Problem, Views, ViewsMut};
+use ndarray::Array1;
+
+/// Certificate of a filter, as that of the simd tier: bounds of the distance of exact sums over the tiles that
+/// were kept from exact sums over all, for the same gradients of logits.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct Certificate {
+    /// B_i ≥ ‖error of dh_i‖ (C37), `[T]`; of ignored tokens 0.
+    pub dh: Array1<f32>,
+    /// C_v ≥ ‖error of dw_v‖ (C38), `[V]`.
+    pub dw: Array1<f32>,
+    /// Tiles that were kept, and all of them: 128 tokens that count, in their order, by 256 classes.
+    pub tiles: (usize, usize),
+}
+
+/// dh, dw and dbias without the tiles that `filter` leaves out, and what is certain about them. Operands are those of
+/// [`run_in`](crate::run_in) for [`Pass::Backward`], by name, in memory of the host. Fails as that does, and at a
+/// threshold or a budget below 0, infinite or NaN. A threshold of 0 leaves out nothing and gives the bits of the
+/// portable level. That level computes it: the others answer [`Error::Unsupported`].
+pub fn filtered_backward(
+    workspace: &Workspace,
+    problem: &LinearCrossEntropy,
+    inputs: &Views<'_>,
+    outputs: &mut ViewsMut<'_>,
+    filter: Filter,
+    options: &Options,
+) -> Result<Certificate, Error> {
+    filter.check()?;
+    if !matches!(options.level, Level::Auto | Level::Portable) {
+        return Err(options.level.refusal("the gradient filter is written for portable alone"));
+    }
+    let table = Problem::from(problem.clone()).checked_table(Pass::Backward)?;
+    let storage = table.check_call(inputs, outputs, options.recompute)?;
+    storage.refuse_f64()?;
+    let mut found = room_for(problem)?;
+    let bands = counted(problem, inputs)?.div_ceil(SIDE);
+    let held = workspace.device(options.device)?;
+    let holds = |name: &str, result: bool| {
+        let there = if result { outputs.get(name).is_some() } else { inputs.get(name).is_some() };
+        there.then_some(Laid { strides: None, aligned: true })
+    };
+    let portable = Options { level: Level::Portable, ..*options };
+    let (of, call) = ((problem, filter), (Pass::Backward, storage));
+    let (pass, [left_out, dh, dw]) =
+        prepare_filtered(held.clone(), of, call, &table, &holds, inputs, &portable)?;
+    let placed = Placed::of(&held, pass, inputs, Some(outputs))?;
+    placed.enqueue()?;
+    placed.queue()?.finish()?;
+    placed.download(left_out, &mut found.left_out)?;
+    for (room, to) in [(dh, &mut found.dh), (dw, &mut found.dw)] {
+        placed.download(room, bytemuck::cast_slice_mut(to))?;
+    }
+    placed.read(outputs)?;
+    placed.finish();
+    let all = bands * problem.vocab.div_ceil(TILE);
+    let left_out = found.left_out.iter().filter(|&&x| x != 0).count();
+    let (dh, dw) = (Array1::from_vec(found.dh), Array1::from_vec(found.dw));
+    Ok(Certificate { dh, dw, tiles: (all - left_out, all) })
+}
+
+/// Arrays that are copied from the device.
+struct Found {
+    left_out: Vec<u8>,
+    dh: Vec<f32>,
+    dw: Vec<f32>,
+}
+
+fn room_for(problem: &LinearCrossEntropy) -> Result<Found, Error> {
+    let tiles = problem.tokens.div_ceil(SIDE).checked_mul(problem.vocab.div_ceil(TILE));
+    Ok(Found {
+        left_out: zeros(tiles.unwrap_or(usize::MAX), "a certificate")?,
+        dh: zeros(problem.tokens, "a certificate")?,
+        dw: zeros(problem.vocab, "a certificate")?,
+    })
+}
+
+pub(super) fn zeros<T: Copy + Default>(count: usize, what: &str) -> Result<Vec<T>, Error> {
+    let mut list = Vec::new();
+    let bytes = count.saturating_mul(size_of::<T>());
+    let memory = |_| Error::Memory { what: what.to_string(), bytes };
+    list.try_reserve_exact(count).map_err(memory)?;
+    list.resize(count, T::default());
+    Ok(list)
+}
