@@ -73,7 +73,7 @@ pub(crate) fn ready<'a>(
     };
     Ok(match problem {
         Problem::LinearAttention(problem) => {
-            Box::new(linear_attention::Ready::new(held, problem, call, table, holds, options)?)
+            linear_attention::prepare(held, problem, call, table, holds, options)?
         }
         Problem::LinearCrossEntropy(problem) => {
             linear_cross_entropy::prepare(held, problem, call, table, holds, inputs, options)?

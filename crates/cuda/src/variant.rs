@@ -3,8 +3,10 @@
 use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
 use crate::family::Family;
+use crate::linear_attention;
 use crate::linear_cross_entropy;
 use crate::moves;
+use crate::strided;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 use std::fmt::Write;
@@ -457,7 +459,8 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    [moves::ARGUMENTS, linear_cross_entropy::ARGUMENTS].concat().into_iter()
+    let algorithms = [linear_attention::ARGUMENTS, linear_cross_entropy::ARGUMENTS];
+    [moves::ARGUMENTS, strided::ARGUMENTS].into_iter().chain(algorithms).flatten().copied()
 }
 
 /// Adds the definition of kernel arguments, and of what they need.

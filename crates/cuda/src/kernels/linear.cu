@@ -14,7 +14,7 @@
 // Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
 
 // A block owns a chunk of a key head, a thread a token. Blocks of a level are joined to those of the next.
-DEV void gates_of(const Linear& c, int block) {
+DEV void gates_of(const LinearArgs& c, int block) {
   __shared__ double sums[CHUNK];
   const Chunk chunk = c.chunks[block / c.key_heads];
   const int key_head = block % c.key_heads, t = threadIdx.x;
@@ -44,7 +44,7 @@ DEV void gates_of(const Linear& c, int block) {
 }
 
 // A block owns 64 rows of the state of a chunk and a key head: y are the left factors, x the right ones.
-DEV void sums_of(const Linear& c, Shared& shared, u32 block) {
+DEV void sums_of(const LinearArgs& c, Shared& shared, u32 block) {
   const int pieces = (c.dim + SIDE - 1) / SIDE, row = block % pieces * SIDE;
   const int key_head = block / pieces % c.key_heads, number = block / pieces / c.key_heads;
   const Chunk chunk = c.chunks[number];
@@ -72,7 +72,7 @@ DEV void sums_of(const Linear& c, Shared& shared, u32 block) {
 }
 
 // A thread owns an element of the states of a sequence and a key head.
-DEV void scan_of(const Linear& c, int block) {
+DEV void scan_of(const LinearArgs& c, int block) {
   constexpr int AHEAD = 8;
   const int elements = c.dim * c.value_dim, pieces = (elements + 255) / 256;
   const int at = block % pieces * 256 + threadIdx.x, slot = block / pieces;
@@ -106,7 +106,7 @@ DEV void scan_of(const Linear& c, int block) {
 }
 
 // What y contributes through a state.
-DEV void read_state(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state) {
+DEV void read_state(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const float* state) {
   if (c.turned) {
 #pragma unroll
     for (int i = 0; i < CW / 64; i++) {
@@ -129,7 +129,7 @@ DEV void read_state(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], c
   }
 }
 
-DEV void attend_of(const Linear& c, Shared& shared, u32 block) {
+DEV void attend_of(const LinearArgs& c, Shared& shared, u32 block) {
   const int heads = c.back ? c.key_heads : c.heads, head = block % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
   const Strip strip = c.strips[block / heads];
@@ -187,7 +187,7 @@ DEV void attend_of(const Linear& c, Shared& shared, u32 block) {
 }
 
 // w_ij of the pairs of two micro-chunks, summed over the query heads of a group.
-DEV void flow_of_pairs(const Linear& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+DEV void flow_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
   const int group = group_of(c);
   float w[R][4] = {};
 #pragma unroll 1
@@ -208,7 +208,7 @@ DEV void flow_of_pairs(const Linear& c, Shared& shared, const Chunk& chunk, cons
 }
 
 // z: what passes a whole chunk.
-DEV float flow_of_states(const Linear& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
+DEV float flow_of_states(const LinearArgs& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
   const float decay = gates.reach(chunk.len - 1, 0);
   const i64 at = state_at(c, number, key_head);
   float sum = 0;
@@ -217,42 +217,42 @@ DEV float flow_of_states(const Linear& c, const Chunk& chunk, const Gates& gates
   return decay == 0 ? 0 : decay * sum_of_block(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   __shared__ Shared shared;
-  auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+  auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     flow_of_pairs(c, shared, chunk, gates, key_head, row, key);
   };
   each_block(c, [&](int block) { flow_of_chunk(c, shared.p, pairs, flow_of_states, block); });
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
   __shared__ Shared shared;
   sums_of(c, shared, blockIdx.x);
 }
-extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS, R == 8 ? 3 : 1) attend(const __grid_constant__ LinearArgs c) {
   __shared__ Shared shared;
   attend_of(c, shared, blockIdx.x);
 }
 
 // The same behind kernels on tensor cores, where there is mostly nothing to do. These and what follows take few blocks.
 #if STORAGE
-extern "C" __global__ void __launch_bounds__(THREADS) mend_sums(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) mend_sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   __shared__ Shared shared;
   each_block(c, [&](int block) { sums_of(c, shared, block); });
 }
-extern "C" __global__ void __launch_bounds__(THREADS) mend(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) mend(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   __shared__ Shared shared;
   each_block(c, [&](int block) { attend_of(c, shared, block); });
 }
 #endif
-extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(CHUNK) fill_gates(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   each_block(c, [&](int block) { gates_of(c, block); });
 }
-extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(256) scan(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   each_block(c, [&](int block) { scan_of(c, block); });
 }

@@ -7,61 +7,24 @@
 // ---- the problem -----------------------------------------------------------------------------------------------------
 constexpr int CHUNK = 128, MICRO = 64, LEVELS = 7;
 
-struct Chunk { int batch, start, len, ends; };  // ends: 1 the first of its sequence, 2 the last
-struct Strip { int chunk, row; };               // a micro-chunk
-struct Line { int first, chunks; };             // the chunks of a sequence
-
-struct Linear {
-  // Every gradient is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
-  // w_ij = P_ij (y_i·b_j). x1, y1, b1, state1 are tangents, of the second order alone. data is 0 where there is none.
-  Tensor y, y1, b, b1, x, x1, out;
-  Tensor q, q1, k, k1, v, v1, dout, dout1;  // what dg is made of; of a step q, k and v
-  Tensor dot;                               // rows that out, or its part from the state, is multiplied with
-  Tensor begin, begin1, end, end1;          // states [sequence, head, row]: what a sweep begins with, and where it ends
-  float *state_dots, *dots;                 // [batch, heads, tokens]; 0: not wanted
-  float *states, *states1, *other, *other1; // [chunk, key head, D, E]: before a chunk, or behind it; `other`: those behind
-  const float *x_dots, *y_dots;             // x and y of (R27)
-  element* narrow;                          // as states, rounded: what the tensor cores read
-  const element* other_narrow;
-  u32* found;                               // whether a number is not finite; 0: nobody asks
-  const float *logs, *log_tangents;         // log-decays of heads or tokens, and their tangents; 0: none
-  float *gates, *slopes;                    // tables of `fill_gates`: a plane for each level, then two more; 0: none
-  float *dg, *total;
-  const float* numbers;                     // what `sum_all` and `sum_heads` sum
-  const float* ddscale;
-  const Chunk* chunks;
-  const Strip* strips;
-  const Line* lines;
-  int batch, heads, key_heads, tokens, dim, value_dim;
-  int inner, outer;    // columns of y and b, and of x and out
-  int first;           // the first column of this launch's accumulators
-  int back;            // 1: rows see themselves and later tokens, and are those of key heads
-  int turned;          // 1: y is multiplied with the transposed state
-  int blank;           // 1: before the first chunk (back: behind the last) the state is 0
-  int add;             // 1: dots are added to what is there
-  int by_head;         // 1: a log-decay for each head, not for each token
-  int mode;            // of a launch, see below
-  int blocks;          // that there would be, if each owned one thing only: see `each_block`
-  float scale;         // σ, of pairs
-  float state_scale;   // of what is read from the state
-  float store_scale;
-  float dot_scale;     // of state_dots
-};
+// Every gradient is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
+// w_ij = P_ij (y_i·b_j). x1, y1, b1, states1 are tangents, of the second order alone. Fields: linear_attention/args.rs.
+KERNEL_ARGS(LinearArgs)
 
 // Numbers that are not finite, where tensor cores compute a pass: 0·inf is NaN, so that pairs that see nothing of them would
 // show them. The kernels say whether a result is not finite (mode 0). Where one was, they compute all results again, with 0
 // for such operands (CLEANSE), and the portable kernels write their results over those that are not finite, or where their
 // own are not (MERGE): f16 overflows where f32 does not. AFRESH: what they write is no result, and nobody has written it yet.
 enum { CLEANSE = 1, MERGE = 2, AFRESH = 3 };
-DEV bool idle(const Linear& c) { return c.mode && !*c.found; }
+DEV bool idle(const LinearArgs& c) { return c.mode && !*c.found; }
 DEV bool is_odd(float x) { return !(fabsf(x) < INF); }
-DEV bool writes(const Linear& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }
-DEV void tell(const Linear& c, bool odd) {
+DEV bool writes(const LinearArgs& c, float x, const float& old) { return c.mode != MERGE || is_odd(x) || is_odd(old); }
+DEV void tell(const LinearArgs& c, bool odd) {
   if (odd && c.found && !c.mode) *c.found = 1;
 }
 
 // What so many blocks would do: a launch that may have nothing to do has fewer.
-template <class F> DEV void each_block(const Linear& c, const F& compute) {
+template <class F> DEV void each_block(const LinearArgs& c, const F& compute) {
 #pragma unroll 1
   for (int block = blockIdx.x; block < c.blocks; block += gridDim.x) {
     compute(block);
@@ -69,9 +32,9 @@ template <class F> DEV void each_block(const Linear& c, const F& compute) {
   }
 }
 
-DEV int group_of(const Linear& c) { return c.heads / c.key_heads; }
-DEV float ddscale_of(const Linear& c) { return c.ddscale ? *c.ddscale : 0; }
-DEV i64 state_at(const Linear& c, int chunk, int key_head) { return ((i64)chunk * c.key_heads + key_head) * c.dim * c.value_dim; }
+DEV int group_of(const LinearArgs& c) { return c.heads / c.key_heads; }
+DEV float ddscale_of(const LinearArgs& c) { return c.ddscale ? *c.ddscale : 0; }
+DEV i64 state_at(const LinearArgs& c, int chunk, int key_head) { return ((i64)chunk * c.key_heads + key_head) * c.dim * c.value_dim; }
 
 // The rows of a head from `row` of a chunk on; none of a tensor that is not there.
 DEV Rows chunk_rows(const Tensor& x, const Chunk& chunk, int head, int row) {
@@ -89,7 +52,7 @@ DEV Rows tangent_rows(const Tensor& x, const Rows& otherwise, const Chunk& chunk
 struct Gates {
   const float* at;
   i64 plane;
-  __device__ __forceinline__ Gates(const Linear& c, const float* tables, const Chunk& chunk, int key_head)
+  __device__ __forceinline__ Gates(const LinearArgs& c, const float* tables, const Chunk& chunk, int key_head)
       : at(tables ? tables + ((i64)chunk.batch * c.key_heads + key_head) * c.tokens + chunk.start : 0),
         plane((i64)c.batch * c.key_heads * c.tokens) {}
   __device__ __forceinline__ float between(int j, int i) const {  // j < i

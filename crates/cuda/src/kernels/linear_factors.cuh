@@ -37,7 +37,7 @@ template <int W> DEV void dot_rows(float (&out)[R], const float (&sum)[R][W / 16
 }
 
 // Writes a number of each row of a micro-chunk, or adds it to what is there: that of an earlier launch.
-DEV void put_dots(const Linear& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[R], float scale) {
+DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[R], float scale) {
 #pragma unroll
   for (int r = 0; r < R; r++) {
     int i = row + R * ty() + r;
@@ -49,7 +49,7 @@ DEV void put_dots(const Linear& c, float* to, const Chunk& chunk, int heads, int
 }
 
 // Writes factor·sum to the rows below `count` of a tensor, as the mode says.
-template <int W> DEV void put(const Linear& c, const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
+template <int W> DEV void put(const LinearArgs& c, const Tensor& x, int batch, int head, int row, int count, const float (&sum)[R][W / 16],
                               float factor, int first, int width) {
   if (c.mode != MERGE) return store<W>(x, batch, head, row, count, sum, Same{factor}, first, width, false);
 #pragma unroll

@@ -11,7 +11,7 @@
 // Compile-time: R; STORAGE; CW, the columns that a block accumulates: 64, 128 or 256.
 
 // As `sums`, of the tangent: y1 and x1 are the tangents of the factors.
-extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_constant__ LinearArgs c) {
   __shared__ Shared shared;
   const int pieces = (c.dim + SIDE - 1) / SIDE, row = blockIdx.x % pieces * SIDE;
   const int key_head = blockIdx.x / pieces % c.key_heads, number = blockIdx.x / pieces / c.key_heads;
@@ -60,7 +60,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) tangent_sums(const __grid_
 }
 
 // As `scan`.
-extern "C" __global__ void __launch_bounds__(256) scan_second(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(256) scan_second(const __grid_constant__ LinearArgs c) {
   const int elements = c.dim * c.value_dim, pieces = (elements + 255) / 256;
   const int at = blockIdx.x % pieces * 256 + threadIdx.x, slot = blockIdx.x / pieces;
   const int key_head = slot % c.key_heads, sequence = slot / c.key_heads;
@@ -88,7 +88,7 @@ extern "C" __global__ void __launch_bounds__(256) scan_second(const __grid_const
 }
 
 // The tangent of what y contributes through a state, without its reach: a y·S + y1·S + y·S1, with σ and ddσ.
-DEV void read_states(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const Rows& y1, const float (&bend)[R],
+DEV void read_states(const LinearArgs& c, Shared& shared, float (&sum)[R][CW / 16], const Rows& y, const Rows& y1, const float (&bend)[R],
                      bool bends, i64 at) {
   const float *state = c.states + at, *state1 = c.states1 + at;
   if (c.turned) {
@@ -130,7 +130,7 @@ DEV void read_states(const Linear& c, Shared& shared, float (&sum)[R][CW / 16], 
 }
 
 // The weights of a tile of pairs: those of x, and in `side` those of x1.
-DEV void weigh(const Linear& c, float (&p)[R][4], float (&side)[R][4], const Gates& gates, const Gates& slopes, float ddscale, int own,
+DEV void weigh(const LinearArgs& c, float (&p)[R][4], float (&side)[R][4], const Gates& gates, const Gates& slopes, float ddscale, int own,
                int other, int len) {
 #pragma unroll
   for (int r = 0; r < R; r++)
@@ -146,7 +146,7 @@ DEV void weigh(const Linear& c, float (&p)[R][4], float (&side)[R][4], const Gat
     }
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid_constant__ LinearArgs c) {
   __shared__ Shared shared;
   const int heads = c.back ? c.key_heads : c.heads, head = blockIdx.x % heads, group = group_of(c);
   const int key_head = c.back ? head : head / group;
@@ -205,7 +205,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) attend_second(const __grid
 }
 
 // The tangents of w: P_ij (Ȧ_ij / P_ij (u_i·v_j) + σ q_i·k_j (u̇_i·v_j + u_i·v̇_j)).
-DEV void tangents_of_pairs(const Linear& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+DEV void tangents_of_pairs(const LinearArgs& c, Shared& shared, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
   const int group = group_of(c);
   const Gates slopes(c, c.slopes, chunk, key_head);
   const float ddscale = ddscale_of(c);
@@ -234,7 +234,7 @@ DEV void tangents_of_pairs(const Linear& c, Shared& shared, const Chunk& chunk, 
 }
 
 // The tangent of z.
-DEV float tangent_of_states(const Linear& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
+DEV float tangent_of_states(const LinearArgs& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
   const float decay = gates.reach(chunk.len - 1, 0), slope = Gates(c, c.slopes, chunk, key_head).reach_tangent(chunk.len - 1, 0);
   const i64 at = state_at(c, number, key_head);
   float sum = 0;
@@ -247,9 +247,9 @@ DEV float tangent_of_states(const Linear& c, const Chunk& chunk, const Gates& ga
   return decay == 0 ? 0 : decay * sum_of_block(sum);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) flow_second(const __grid_constant__ LinearArgs c) {
   __shared__ Shared shared;
-  auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+  auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     tangents_of_pairs(c, shared, chunk, gates, key_head, row, key);
   };
   flow_of_chunk(c, shared.p, pairs, tangent_of_states, blockIdx.x);

@@ -13,7 +13,7 @@ constexpr u32 STAGE_BYTES = Y_BYTES + X_BYTES > STATE_BYTES ? Y_BYTES + X_BYTES 
 
 // ---- states ----------------------------------------------------------------------------------------------------------
 // Dynamic shared memory: 2 (Y_BYTES + X_BYTES), the left and right factors of a chunk. A warp has 16·M rows of the state.
-extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) sums(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   constexpr int M = KW / 64;
@@ -99,7 +99,7 @@ template <bool DIAGONAL, class D> DEV void weigh(float (&p)[1][SIDE / 8][4], int
       }
 }
 // With the decays of a problem: none, a power for each head, sums of tokens.
-DEV void weigh_all(const Linear& c, const Gates& gates, float log, float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale) {
+DEV void weigh_all(const LinearArgs& c, const Gates& gates, float log, float (&p)[1][SIDE / 8][4], int own, int other, int len, bool back, float scale) {
   auto one = [](int, int) { return 1.0f; };
   auto power = [&](int j, int i) { return i == j ? 1 : exp2_fast(log * (i - j)); };
   auto table = [&](int j, int i) { return gates.decay(j, i); };
@@ -113,7 +113,7 @@ DEV void weigh_all(const Linear& c, const Gates& gates, float log, float (&p)[1]
   else if (c.by_head) weigh<false>(p, own, other, len, back, scale, power);
   else weigh<false>(p, own, other, len, back, scale, table);
 }
-DEV float log_of(const Linear& c, int key_head) { return c.gates && c.by_head ? c.logs[key_head] * LOG2E : 0; }
+DEV float log_of(const LinearArgs& c, int key_head) { return c.gates && c.by_head ? c.logs[key_head] * LOG2E : 0; }
 
 // sum += y·S: y a tile of 64 rows, S one of KW rows.
 DEV void add_state(float (&sum)[1][CW / 8][4], u32 y, u32 state) {
@@ -149,7 +149,7 @@ DEV void dot_rows(float (&out)[2], const float (&sum)[1][CW / 8][4], const Rows&
     out[r] = absent[r] ? 0 : all;
   }
 }
-DEV void put_dots(const Linear& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[2], float scale) {
+DEV void put_dots(const LinearArgs& c, float* to, const Chunk& chunk, int heads, int head, int row, const float (&x)[2], float scale) {
 #pragma unroll
   for (int r = 0; r < 2; r++) {
     int i = row + row_of<1>(r);
@@ -159,7 +159,7 @@ DEV void put_dots(const Linear& c, float* to, const Chunk& chunk, int heads, int
 
 // Dynamic shared memory: Y_BYTES + Y_BYTES + X_BYTES + STAGE_BYTES: y; b and x of the first tile; the state, then b and x of
 // every second tile.
-extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   const u32 at_y = shared(bytes), at_first = at_y + Y_BYTES, at_state = at_first + Y_BYTES + X_BYTES;
@@ -254,12 +254,12 @@ extern "C" __global__ void __launch_bounds__(THREADS, 2) attend(const __grid_con
 
 // ---- gates -----------------------------------------------------------------------------------------------------------
 // Dynamic shared memory: 2 (Y_BYTES + X_BYTES): q, k, dout and v of a micro-chunk; then 64 × PITCH numbers.
-extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   extern __shared__ __align__(128) char bytes[];
   const u32 at_q = shared(bytes), at_k = at_q + Y_BYTES, at_dout = at_k + Y_BYTES, at_v = at_dout + X_BYTES;
   float* w = (float*)(bytes + 2 * (Y_BYTES + X_BYTES));
-  auto pairs = [&](const Linear& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
+  auto pairs = [&](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int key_head, int row, int key) {
     const int group = group_of(c);
     const float log = log_of(c, key_head);
     float sum[1][SIDE / 8][4];
@@ -294,7 +294,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) flow(const __grid_constant
         for (int e = 0; e < 2; e++) w[PITCH * row_of<1>(r) + 8 * j + 2 * (lane_id() % 4) + e] = sum[0][j][2 * r + e];
     __syncthreads();
   };
-  auto states = [](const Linear& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
+  auto states = [](const LinearArgs& c, const Chunk& chunk, const Gates& gates, int number, int key_head) {
     const float decay = gates.reach(chunk.len - 1, 0);
     const i64 at = state_at(c, number, key_head);
     float sum = 0;

@@ -12,7 +12,7 @@ template <class F> DEV void publish_tokens(Shared& shared, int t, int len, int f
   }
 }
 
-template <class T> DEV void store_state(float* to, const Linear& c, int row, const T& sum) {
+template <class T> DEV void store_state(float* to, const LinearArgs& c, int row, const T& sum) {
 #pragma unroll
   for (int r = 0; r < R; r++)
 #pragma unroll

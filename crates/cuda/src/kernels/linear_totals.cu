@@ -13,7 +13,7 @@ DEV double sum_block(double x) {
 }
 
 // Of every head of queries, dσ (R9).
-extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   double sum = 0;
   for (i64 i = threadIdx.x; i < (i64)c.batch * c.heads * c.tokens; i += 256) sum += c.numbers[i];
@@ -22,7 +22,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_all(const __grid_constant_
 }
 
 // Of each key head, dg_gamma (R7).
-extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constant__ LinearArgs c) {
   if (idle(c)) return;
   const int head = blockIdx.x;
   double sum = 0;
@@ -33,7 +33,7 @@ extern "C" __global__ void __launch_bounds__(256) sum_heads(const __grid_constan
 }
 
 // A block owns 32 columns of a state; a warp has every eighth row. `begin` and `end` may be the same.
-extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ Linear c) {
+extern "C" __global__ void __launch_bounds__(256) step(const __grid_constant__ LinearArgs c) {
   constexpr int MEMBERS = 4, WARPS = 8;
   __shared__ float sums[WARPS][MEMBERS][32];
   const int pieces = (c.value_dim + 31) / 32, slot = blockIdx.x / pieces, key_head = slot % c.key_heads, batch = slot / c.key_heads;

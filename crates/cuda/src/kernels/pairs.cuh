@@ -1,10 +1,7 @@
 // The problem as the host describes it to the portable kernels, and which pairs of a tile are visible.
 
 // ---- the problem -----------------------------------------------------------------------------------------------------
-struct Tensor {  // [batch, head, row, element]: strides in elements, the elements of a row side by side
-  void* data;
-  i64 batch, head, row;
-};
+KERNEL_ARGS(Tensor)
 struct Sequence { int batch, query_start, queries, key_start, keys, first_tile; };
 struct Tile { int begin, end; };  // the keys that some row of a tile of 64 rows may see, in any head
 struct Span { int begin, end; };  // the keys that a row may see, within its sequence; begin < 0: a row of no sequence

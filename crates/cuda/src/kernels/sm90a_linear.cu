@@ -14,7 +14,7 @@
 
 // ---- what is fed --------------------------------------------------------------------------------------------------------
 // One thread feeds the copy engine. ROWS: with y.
-template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const Walk& c, const Path& p, u32 base, Ring& ring) {
+template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const WalkArgs& c, const Path& p, u32 base, Ring& ring) {
 #pragma unroll 1
   for (int n = 0; n < p.chunks; n++)
 #pragma unroll 1
@@ -38,7 +38,7 @@ template <bool BACK, bool DOTS, bool ROWS = true> DEV void feed(const Walk& c, c
 }
 
 // Three warps write x times the decays of its tokens to an end of the chunk: what the state gains is bᵀ times it.
-template <bool BACK> DEV void weigh_tokens(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+template <bool BACK> DEV void weigh_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
   constexpr int THREADS = 96, MANY = 3;
   const int thread = threadIdx.x - 32;
   named_sync(4, THREADS + 256);  // the decays are there
@@ -93,7 +93,7 @@ template <bool BACK> DEV void weigh_tokens(const Walk& c, const Path& p, u32 bas
 
 // ---- the walk --------------------------------------------------------------------------------------------------------------
 // Whether a result is not finite. The rows of one warpgroup see none of the tokens of the other's, which it leaves out.
-template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
+template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring, u32& shows) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
   constexpr int OWN = KW == 128 ? 64 * GROUP : 0, SEEN = GROUP == BACK ? 64 : 128, FIRST = GROUP && BACK ? 64 : 0;
@@ -240,7 +240,7 @@ template <bool DECAY, bool BACK, bool DOTS, int GROUP> DEV bool multiply(const W
   return strange;
 }
 
-DEV u32 begin_barriers(const Walk& c) {
+DEV u32 begin_barriers(const WalkArgs& c) {
   extern __shared__ __align__(1024) char bytes[];
   const u32 base = shared(bytes);
   if (threadIdx.x == 0) {
@@ -255,7 +255,7 @@ DEV u32 begin_barriers(const Walk& c) {
   return base;
 }
 
-template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
+template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const WalkArgs& c) {
   const u32 base = begin_barriers(c);
   if (threadIdx.x < 128) {
     registers_down<BY_TOKEN ? 56 : 40>();
@@ -285,9 +285,9 @@ template <bool DECAY, bool BACK, bool DOTS> DEV void walk(const Walk& c) {
 }
 
 #if !BY_TOKEN
-extern "C" __global__ void __launch_bounds__(384, 1) attend_plain(const __grid_constant__ Walk c) { walk<false, false, false>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) attend_plain(const __grid_constant__ WalkArgs c) { walk<false, false, false>(c); }
 #endif
-extern "C" __global__ void __launch_bounds__(384, 1) attend(const __grid_constant__ Walk c) { walk<true, false, false>(c); }
-extern "C" __global__ void __launch_bounds__(384, 1) attend_dots(const __grid_constant__ Walk c) { walk<true, false, true>(c); }
-extern "C" __global__ void __launch_bounds__(384, 1) attend_back(const __grid_constant__ Walk c) { walk<true, true, false>(c); }
-extern "C" __global__ void __launch_bounds__(384, 1) attend_back_dots(const __grid_constant__ Walk c) { walk<true, true, true>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) attend(const __grid_constant__ WalkArgs c) { walk<true, false, false>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) attend_dots(const __grid_constant__ WalkArgs c) { walk<true, false, true>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) attend_back(const __grid_constant__ WalkArgs c) { walk<true, true, false>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) attend_back_dots(const __grid_constant__ WalkArgs c) { walk<true, true, true>(c); }

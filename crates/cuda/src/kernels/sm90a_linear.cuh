@@ -3,43 +3,9 @@
 // Compile-time: STORAGE (1|2); KW, the columns of y and b, rounded up: 64 or 128; BY_TOKEN, a log-decay for each token, not for
 // each head.
 
-struct Chunk { int batch, start, len, ends; };  // `Chunk` of linear.cuh
-struct Segment { int first, chunks, sequence; };  // its chunks; those of sequences of several segments come first
-struct Run { int first, segments, sequence; };    // the segments of such a sequence
-struct Tensor {  // [batch, head, row, element]: strides in elements, the elements of a row side by side
-  void* data;
-  i64 batch, head, row;
-};
-
 // Every result is o of another problem (the closure of R4–R6): out_i = Σ_j w_ij x_j + reach_i y_i·state, with
-// w_ij = P_ij (y_i·b_j), and the state is made of bᵀ x.
-struct Walk {
-  TensorMap y, b, x, out, dots;  // boxes of 128 rows, of out 64; 64 columns
-  Tensor rows;             // out by its elements; data is 0 where out is not wanted
-  Tensor dot;              // rows that results are multiplied with, those of `dots`
-  Tensor begin, end;       // states [sequence, key head, row]: what a sequence begins with, and where it ends
-  Tensor between;          // [segment, key head, row of D]: the states that other segments begin with
-  const float* logs;       // the log-decay of each key head, or [batch, key head, token]; 0: none
-  u32* states;             // S before each chunk, as threads hold it: what `attend_back_dots` reads
-  float* gammas;           // [key head, part]: what dg_gamma is the sum of
-  float* scales;           // [part]: what dσ is the sum of
-  float* decays;           // [segment, key head]: BY_TOKEN, of a whole segment
-  float *x_dots, *y_dots;  // x and y of (R27), BY_TOKEN: [batch, head, token, half]; of what a block owns, 0: not wanted
-  float* z_dots;           // <S, D> of each chunk: [chunk, key head, half, warp]
-  float* dg;
-  u32* found;              // set where a number is not finite; 0: nobody asks
-  const Chunk* chunks;
-  const Segment* segments;
-  const Run* runs;
-  int heads, key_heads, tokens;
-  int inner, outer;        // columns of y and b, and of x and out: the rows and the columns of the state
-  int items;               // of `flow`: chunks of key heads
-  int turned;              // 1: states in memory are [outer, inner]
-  int parts, first_part;   // of a key head; the first that this launch writes
-  int back;                // 1: `scan` goes from the last segment to the first
-  float scale;             // σ, of pairs and of what the state is made of
-  float store_scale;
-};
+// w_ij = P_ij (y_i·b_j), and the state is made of bᵀ x. Fields: linear_attention/args.rs.
+KERNEL_ARGS(WalkArgs)
 
 constexpr int CHUNK = 128, COLUMNS = 64, STAGES = 2;
 constexpr u32 PANEL = CHUNK * 128, Y_BYTES = CHUNK * KW * 2, STATE_BYTES = KW * 128;

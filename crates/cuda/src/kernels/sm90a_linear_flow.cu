@@ -24,7 +24,7 @@ struct Slot {
   }
 };
 
-DEV void feed_pairs(const Walk& c, u32 base) {
+DEV void feed_pairs(const WalkArgs& c, u32 base) {
   const int group = c.heads / c.key_heads;
   Slot slot = {0, 1};
   auto load = [&](const TensorMap* own, const TensorMap* other, int head, int key_head, const Chunk& chunk) {
@@ -50,7 +50,7 @@ DEV void feed_pairs(const Walk& c, u32 base) {
   }
 }
 
-DEV void fill_tables(const Walk& c, u32 base) {
+DEV void fill_tables(const WalkArgs& c, u32 base) {
   auto gates_of = [&](int item) {
     const Chunk chunk = c.chunks[min(item, c.items - 1) / c.key_heads];
     return load_gates(c, chunk.batch, item % c.key_heads, chunk.start, item < c.items ? chunk.len : 0);
@@ -174,7 +174,7 @@ DEV float flow_of_pairs(u32 base, int t) {
 struct Ends {
   float x, y, z;
 };
-DEV Ends load_ends(const Walk& c, const Chunk& chunk, int item, int t) {
+DEV Ends load_ends(const WalkArgs& c, const Chunk& chunk, int item, int t) {
   Ends e = {};
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = c.heads / c.key_heads, key_head = item % c.key_heads;
   if (t < 8 * halves) e.z = c.z_dots[(i64)item * halves * 8 + t];
@@ -203,7 +203,7 @@ DEV float flow_of_ends(u32 base, const Ends& e, float all, int t) {
   return x + (before + y) + (all == 0 ? 0 : all * z);
 }
 
-template <int GROUP> DEV void sum_flow(const Walk& c, u32 base) {
+template <int GROUP> DEV void sum_flow(const WalkArgs& c, u32 base) {
   const int token = threadIdx.x - 128, group = c.heads / c.key_heads;
   const Thread t = this_thread();
   constexpr int SEEN = GROUP == 0 ? 64 : 128;
@@ -252,7 +252,7 @@ template <int GROUP> DEV void sum_flow(const Walk& c, u32 base) {
   }
 }
 
-DEV void flow_of_all(const Walk& c) {
+DEV void flow_of_all(const WalkArgs& c) {
   extern __shared__ __align__(1024) char bytes[];
   const u32 base = shared(bytes);
   for (u32 at = 4 * threadIdx.x; at < 2 * TABLE_BYTES; at += 4 * 384) asm volatile("st.shared.u32 [%0], %1;" ::"r"(base + FLOW_TABLES + at), "r"(0) : "memory");
@@ -274,5 +274,5 @@ DEV void flow_of_all(const Walk& c) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) flow(const __grid_constant__ Walk c) { flow_of_all(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) flow(const __grid_constant__ WalkArgs c) { flow_of_all(c); }
 #endif

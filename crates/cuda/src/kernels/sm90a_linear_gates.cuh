@@ -43,7 +43,7 @@ template <int THREADS = 256> DEV void clear_tables(u32 base, int thread) {
 struct Gates {
   float x[4];
 };
-DEV Gates load_gates(const Walk& c, int batch, int key_head, int row, int count) {
+DEV Gates load_gates(const WalkArgs& c, int batch, int key_head, int row, int count) {
   Gates g;
   const int token = 4 * lane_id();
   const float* from = c.logs + ((i64)batch * c.key_heads + key_head) * c.tokens + row + token;

@@ -7,7 +7,7 @@ struct Path {
   int batch, start, tokens, chunks, first_chunk;  // of the segment
   int many;                                       // query heads that a chunk of a key head is walked with
 };
-template <bool BACK> DEV Path path_of(const Walk& c) {
+template <bool BACK> DEV Path path_of(const WalkArgs& c) {
   Path p;
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = BACK ? c.key_heads : c.heads, group = c.heads / c.key_heads;
   p.half = blockIdx.x % halves, p.head = blockIdx.x / halves % heads, p.segment = blockIdx.x / halves / heads;
@@ -25,7 +25,7 @@ template <bool BACK> DEV Path path_of(const Walk& c) {
 
 // Where S before a chunk is kept: 16 words of each thread, 256 words apart.
 constexpr int KEPT = 256 * COLUMNS / 4;
-DEV u32* kept_state(const Walk& c, const Path& p, int chunk) {
+DEV u32* kept_state(const WalkArgs& c, const Path& p, int chunk) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
   return c.states + (((i64)(p.first_chunk + chunk) * c.key_heads + p.key_head) * halves + p.half) * KEPT;
 }
@@ -42,7 +42,7 @@ template <bool BACK> DEV int number_of(const Path& p, int n) { return BACK ? p.c
 template <bool BACK> DEV int count_of(const Path& p, int n) { return min(CHUNK, p.tokens - number_of<BACK>(p, n) * CHUNK); }
 
 // Whether the sequence begins (1) or ends (2) with the segment.
-DEV bool is_at(const Walk& c, const Path& p, int end) {
+DEV bool is_at(const WalkArgs& c, const Path& p, int end) {
   return !p.chunks || c.chunks[p.first_chunk + (end == 1 ? 0 : p.chunks - 1)].ends & end;
 }
 
@@ -58,7 +58,7 @@ DEV Thread this_thread() {
   return {group, warp, lane, group * 64 + warp * 16 + lane / 4, 2 * (lane & 3), own + warp * 16 + lane / 4, KW == 128 || group == 0};
 }
 // Below that e^g is 0 one token on; and 0 times it is 0, which it would not be of -inf.
-DEV float log_of(const Walk& c, int key_head) { return c.logs && !BY_TOKEN ? fmaxf(c.logs[key_head] * LOG2E, -16384.0f) : 0; }
+DEV float log_of(const WalkArgs& c, int key_head) { return c.logs && !BY_TOKEN ? fmaxf(c.logs[key_head] * LOG2E, -16384.0f) : 0; }
 
 struct State {  // of a key head of a sequence or a segment; data is 0 where there is none
   float* data;
@@ -67,8 +67,8 @@ struct State {  // of a key head of a sequence or a segment; data is 0 where the
 DEV State state_of(const Tensor& x, int number, int key_head) {
   return {x.data ? (float*)x.data + number * x.batch + key_head * x.head : 0, x.row};
 }
-DEV i64 state_at(const Walk& c, const State& x, int row, int column) { return c.turned ? column * x.row + row : row * x.row + column; }
-template <bool BACK> DEV void begin_state(const Walk& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
+DEV i64 state_at(const WalkArgs& c, const State& x, int row, int column) { return c.turned ? column * x.row + row : row * x.row + column; }
+template <bool BACK> DEV void begin_state(const WalkArgs& c, const Path& p, const Thread& t, bool cleanse, float (&h)[COLUMNS / 2]) {
   const bool given = is_at(c, p, BACK ? 2 : 1);
   const State from = state_of(given ? c.begin : c.between, given ? c.segments[p.segment].sequence : p.segment, p.key_head);
 #pragma unroll
@@ -78,7 +78,7 @@ template <bool BACK> DEV void begin_state(const Walk& c, const Path& p, const Th
     if (cleanse && is_odd(h[i])) h[i] = 0;
   }
 }
-DEV bool end_state(const Walk& c, const Path& p, const Thread& t, const State& to, const float (&h)[COLUMNS / 2]) {
+DEV bool end_state(const WalkArgs& c, const Path& p, const Thread& t, const State& to, const float (&h)[COLUMNS / 2]) {
   bool odd = false;
 #pragma unroll
   for (int i = 0; i < COLUMNS / 2; i++) {
@@ -154,7 +154,7 @@ template <int WORDS> DEV void mask_pairs(u32 (&to)[WORDS], const float (&p)[2 * 
     }
 }
 // Rows of out: by the copy engine where all of the chunk's are there, from a tile of the warpgroup. BY_TOKEN there is no such tile.
-DEV void put(const Walk& c, const Path& p, const Thread& t, u32 tile, const float (&o)[COLUMNS / 2], int chunk_row, int count) {
+DEV void put(const WalkArgs& c, const Path& p, const Thread& t, u32 tile, const float (&o)[COLUMNS / 2], int chunk_row, int count) {
   const float scale = c.store_scale;
   if (count < CHUNK) {
     i64 at = p.batch * c.rows.batch + p.head * c.rows.head + (p.start + chunk_row + t.row) * c.rows.row + p.half * COLUMNS + t.column;
@@ -193,7 +193,7 @@ DEV float sum_of_block(u32 place, float x) {
 }
 
 // x or y of (R27) of two rows, and <S, D> of a chunk, BY_TOKEN.
-DEV void put_dots(const Walk& c, const Path& p, const Thread& t, float* to, const u32 (&dot)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int chunk_row, int count) {
+DEV void put_dots(const WalkArgs& c, const Path& p, const Thread& t, float* to, const u32 (&dot)[COLUMNS / 4], const float (&o)[COLUMNS / 2], int chunk_row, int count) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, heads = to == c.y_dots ? c.key_heads : c.heads;
 #pragma unroll
   for (int r = 0; r < 2; r++) {
@@ -202,7 +202,7 @@ DEV void put_dots(const Walk& c, const Path& p, const Thread& t, float* to, cons
     if (t.column == 0 && t.row + 8 * r < count) to[row * halves + p.half] = sum;
   }
 }
-DEV void put_states_dot(const Walk& c, const Path& p, int chunk, float sum) {
+DEV void put_states_dot(const WalkArgs& c, const Path& p, int chunk, float sum) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS;
 #pragma unroll
   for (int n = 16; n; n /= 2) sum += __shfl_xor_sync(~0u, sum, n);
@@ -210,7 +210,7 @@ DEV void put_states_dot(const Walk& c, const Path& p, int chunk, float sum) {
 }
 
 // Writes the block's parts of dg_gamma and dσ; whether one of them is not finite.
-template <bool BACK> DEV bool end_dots(const Walk& c, const Path& p, u32 base, float gamma, float by_scale) {
+template <bool BACK> DEV bool end_dots(const WalkArgs& c, const Path& p, u32 base, float gamma, float by_scale) {
   const int halves = (c.outer + COLUMNS - 1) / COLUMNS, group = BACK ? 1 : c.heads / c.key_heads;
   const int part = p.key_head * c.parts + c.first_part + (p.segment * group + p.head % group) * halves + p.half;
   named_sync(1, 256);

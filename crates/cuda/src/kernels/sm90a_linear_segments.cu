@@ -7,7 +7,7 @@
 //   scan        from segment to segment: the sums become the states that walks begin with
 
 // The state behind a segment whose state before is 0; whether it is not finite. The last one of a walk has no chunks here.
-template <bool BACK> DEV bool add_tokens(const Walk& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
+template <bool BACK> DEV bool add_tokens(const WalkArgs& c, const Path& p, u32 base, bool cleanse, Ring& ring) {
   const int thread = threadIdx.x - 128;
   const Thread t = this_thread();
   const float log = log_of(c, p.key_head);
@@ -48,13 +48,13 @@ template <bool BACK> DEV bool add_tokens(const Walk& c, const Path& p, u32 base,
   return p.chunks && t.owns && end_state(c, p, t, state_of(c.between, p.segment, p.key_head), h);
 }
 
-template <bool BACK> DEV Path path_to_next(const Walk& c) {
+template <bool BACK> DEV Path path_to_next(const WalkArgs& c) {
   Path p = path_of<BACK>(c);
   p.chunks = __shfl_sync(~0u, is_at(c, p, BACK ? 1 : 2) ? 0 : p.chunks, 0);
   return p;
 }
 
-template <bool BACK> DEV void sum_segment(const Walk& c) {
+template <bool BACK> DEV void sum_segment(const WalkArgs& c) {
   const u32 base = begin_barriers(c);
   if (threadIdx.x < 128) {
     registers_down<BY_TOKEN ? 56 : 40>();
@@ -80,13 +80,13 @@ template <bool BACK> DEV void sum_segment(const Walk& c) {
   }
 }
 
-extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant__ Walk c) { sum_segment<false>(c); }
-extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ Walk c) { sum_segment<true>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) sums(const __grid_constant__ WalkArgs c) { sum_segment<false>(c); }
+extern "C" __global__ void __launch_bounds__(384, 1) sums_back(const __grid_constant__ WalkArgs c) { sum_segment<true>(c); }
 
 // A thread owns an element of the states of a sequence and a key head. What is found of a segment is the sum of it, and what is
 // left is the state that its walk begins with; the first has a given one.
 constexpr int SCANNED = 128;
-extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant__ Walk c) {
+extern "C" __global__ void __launch_bounds__(SCANNED) scan(const __grid_constant__ WalkArgs c) {
   constexpr int AHEAD = 16;
   const int elements = c.inner * c.outer, pieces = (elements + SCANNED - 1) / SCANNED;
   const int at = blockIdx.x % pieces * SCANNED + threadIdx.x, key_head = blockIdx.x / pieces % c.key_heads;

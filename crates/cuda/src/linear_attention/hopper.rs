@@ -1,21 +1,18 @@
 //! The first order on the tensor cores of compute capability 9.0: `kernels/sm90a_linear.cu`.
 
-use super::call::{Call, Tensor, tensor};
-use super::hopper_modules::Hopper;
-use super::maps::{map, takes};
+use super::CHUNK;
+use super::args::{LinearArgs, WalkArgs};
+use super::maps::map;
 use super::passes::{
-    Columns, FALLBACK, Target, backward_on, by_chunk, forward_on, launch as launch_portable,
+    Columns, Target, backward_again, by_chunk, forward_again, launch as launch_portable,
 };
-use super::prepared::Prepared;
-use super::{CHUNK, Job};
-use crate::gpu::{Device, Kernels};
-use crate::old_map::EncodedMap;
+use super::prepared::{Prepared, Steps, WalkRooms};
 use crate::options::Level;
 use crate::room::{Layout, Room, memory};
-use crate::variant::{Variant, shared_bytes};
-use cudarc::driver::DeviceRepr;
-use etalon_problem::{Decay, Dtype, Error, LinearAttention, Pass};
-use std::sync::Arc;
+use crate::strided::StridedTensor;
+use crate::tensor_map::TensorMap;
+use crate::variant::Variant;
+use etalon_problem::{Decay, Error};
 
 /// Threads of a block, and the columns of a result that it owns.
 const THREADS: u32 = 384;
@@ -48,93 +45,11 @@ pub(super) fn cut(level: Level) -> fn(usize) -> usize {
     if level == Level::Sm90aSegments { short_segment } else { segment }
 }
 
-/// `Walk` of `sm90a_linear.cuh`, field by field.
-#[repr(C, align(128))]
-#[derive(Debug, Clone, Copy, Default)]
-struct Walk {
-    y: EncodedMap,
-    b: EncodedMap,
-    x: EncodedMap,
-    out: EncodedMap,
-    dots: EncodedMap,
-    rows: Tensor,
-    dot: Tensor,
-    begin: Tensor,
-    end: Tensor,
-    between: Tensor,
-    logs: u64,
-    states: u64,
-    gammas: u64,
-    scales: u64,
-    decays: u64,
-    x_dots: u64,
-    y_dots: u64,
-    z_dots: u64,
-    dg: u64,
-    found: u64,
-    chunks: u64,
-    segments: u64,
-    runs: u64,
-    heads: i32,
-    key_heads: i32,
-    tokens: i32,
-    inner: i32,
-    outer: i32,
-    items: i32,
-    turned: i32,
-    parts: i32,
-    first_part: i32,
-    back: i32,
-    scale: f32,
-    store_scale: f32,
-}
-
-// SAFETY: the fields, their types and their order are those of `Walk` in `sm90a_linear.cuh`, and it holds no
-// reference of the host.
-unsafe impl DeviceRepr for Walk {}
-
-/// Why these kernels cannot compute a pass, if so.
-pub(super) fn refuses(
-    device: &Device,
-    problem: &LinearAttention,
-    (pass, storage): (Pass, Dtype),
-) -> Option<&'static str> {
-    let (e, value_dim) = (&problem.extents, problem.value_dim);
-    match pass {
-        _ if !device.is_hopper() => Some("the device is not of compute capability 9.0"),
-        _ if storage == Dtype::F32 => Some("its tensor cores multiply bf16 and f16"),
-        Pass::DoubleBackward => Some("the second order is not written yet for sm90a"),
-        Pass::Step => Some("a step has no product of matrices"),
-        _ if e.dim.max(value_dim) > 128 => {
-            Some("dim and value_dim must be at most 128 for linear_attention of sm90a")
-        }
-        _ if e.dim % 8 + value_dim % 8 > 0 => {
-            Some("dim and value_dim must be multiples of 8 for linear_attention of sm90a")
-        }
-        _ if [e.batch, e.query_heads, e.tokens, e.dim, value_dim].contains(&0) => {
-            Some("there is nothing for sm90a to compute")
-        }
-        _ => None,
+/// Takes rooms for the kernels.
+pub(super) fn reserve(prepared: &Prepared<'_>, layout: &mut Layout) -> Result<WalkRooms, Error> {
+    if prepared.level != Level::Sm90a {
+        return Ok(WalkRooms::default());
     }
-}
-
-/// Whether the copy engine takes every operand where kernels find it.
-pub(super) fn takes_all(prepared: &Prepared<'_>) -> bool {
-    let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
-    prepared.have_whole_rows(&names)
-        && names.iter().filter_map(|name| prepared.part(name)).all(|part| takes(&part.place(0)))
-}
-
-/// The reason where it does not.
-pub(super) const APART: &str =
-    "rows must begin and end at multiples of 16 bytes for linear_attention of sm90a";
-
-/// Takes rooms for what the kernels hand to one another.
-pub(super) fn reserve(
-    hopper: &mut Hopper,
-    prepared: &Prepared<'_>,
-    layout: &mut Layout,
-) -> Result<(), Error> {
     let (e, needs) = (&prepared.problem.extents, prepared.needs());
     let (segments, cut) = (segments(prepared), cut_segments(prepared));
     let halves = e.dim.div_ceil(COLUMNS);
@@ -143,38 +58,49 @@ pub(super) fn reserve(
         let bytes = bytes.ok_or_else(|| memory(usize::MAX))?;
         wanted.then(|| layout.room(bytes)).transpose()
     };
-    let chunks = prepared.tables.chunks.len();
-    let value_dim = prepared.problem.value_dim;
-    hopper.between = room(cut > 0, [cut, e.key_heads, e.dim, value_dim])?;
-    let by_token = prepared.problem.decay == Decay::PerToken;
-    hopper.decays = room(cut > 0 && by_token, [cut, e.key_heads, 1, 1])?;
-    hopper.states = room(needs.gates, [chunks, e.key_heads, halves, KEPT])?;
-    let [of_tokens, of_heads] = [by_token, !by_token].map(|x| x && needs.gates);
-    hopper.x_dots = room(of_tokens, [e.batch, e.query_heads, e.tokens, halves])?;
-    hopper.y_dots = room(of_tokens, [e.batch, e.key_heads, e.tokens, halves])?;
-    hopper.z_dots = room(of_tokens, [chunks, e.key_heads, halves, WARPS])?;
-    hopper.gammas = room(of_heads, [e.key_heads, parts(prepared), 1, 1])?;
-    hopper.scales = room(needs.scale, [segments, e.query_heads, halves, 1])?;
-    Ok(())
+    let chunks = prepared.tables.chunks.rows.len();
+    let [of_tokens, of_heads] = [by_token(prepared), !by_token(prepared)].map(|x| x && needs.gates);
+    Ok(WalkRooms {
+        between: room(cut > 0, [cut, e.key_heads, e.dim, prepared.problem.value_dim])?,
+        decays: room(cut > 0 && by_token(prepared), [cut, e.key_heads, 1, 1])?,
+        states: room(needs.gates, [chunks, e.key_heads, halves, KEPT])?,
+        x_dots: room(of_tokens, [e.batch, e.query_heads, e.tokens, halves])?,
+        y_dots: room(of_tokens, [e.batch, e.key_heads, e.tokens, halves])?,
+        z_dots: room(of_tokens, [chunks, e.key_heads, halves, WARPS])?,
+        gammas: room(of_heads, [e.key_heads, parts(prepared), 1, 1])?,
+        scales: room(needs.scale, [segments, e.query_heads, halves, 1])?,
+    })
 }
 
-fn module(hopper: &Hopper, target: Target) -> &(Arc<Kernels>, Variant) {
-    if matches!(target, Target::Q | Target::K) { &hopper.by_value } else { &hopper.by_dim }
+fn by_token(prepared: &Prepared<'_>) -> bool {
+    prepared.problem.decay == Decay::PerToken
 }
 
 fn segments(prepared: &Prepared<'_>) -> usize {
-    prepared.tables.segments.len()
+    prepared.tables.segments.rows.len()
 }
 
 /// Segments of sequences that have several: the first ones.
 fn cut_segments(prepared: &Prepared<'_>) -> usize {
-    prepared.tables.runs.iter().map(|run| run[1] as usize).sum()
+    prepared.tables.runs.rows.iter().map(|run| run.segments as usize).sum()
 }
 
 /// The parts of dg_gamma of a key head: those of every query head, then those of dk.
 fn parts(prepared: &Prepared<'_>) -> usize {
     let e = &prepared.problem.extents;
     segments(prepared) * e.dim.div_ceil(COLUMNS) * (e.query_heads / e.key_heads + 1)
+}
+
+/// Launches a kernel of the module for so many columns of y and b.
+fn launch(
+    steps: &Steps<'_>,
+    (name, columns): (&'static str, usize),
+    grid: (usize, u32),
+    args: &WalkArgs,
+) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    let variant = Variant::hopper_linear(prepared.storage, columns, by_token(prepared));
+    steps.launch((&variant, name), grid, args)
 }
 
 /// A result, the state where its walk ends, and whether it adds to dg_gamma and dσ.
@@ -186,90 +112,91 @@ struct Course<'a> {
     dots: bool,
 }
 
-impl Walk {
-    fn new(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>) -> Result<Walk, Error> {
-        let (prepared, call) = (job.prepared, of.target.call(job));
+impl WalkArgs {
+    fn new(steps: &Steps<'_>, of: &Course<'_>) -> WalkArgs {
+        let (prepared, args, rooms) =
+            (steps.prepared, of.target.args(steps), &steps.prepared.walks);
         let [y, b, x] = match of.target {
             Target::O => ["q", "k", "v"],
             Target::Q => ["dout", "v", "k"],
             Target::K => ["v", "dout", "q"],
             Target::V => ["k", "q", "dout"],
         };
-        let of_rows = |name: &str, height: u32| match job.place(name) {
-            place if place.address == 0 => Ok(EncodedMap::default()),
-            place => map(job.queue.device, prepared.storage, place, height),
-        };
+        let boxes = |name, height| map(prepared.storage, steps.place(name), height);
         let (dot, dots) = match of.target {
-            Target::Q => (call.q, "q"),
-            _ => (call.k, "k"),
+            Target::Q => (args.q, "q"),
+            _ => (args.k, "k"),
         };
         let e = &prepared.problem.extents;
         let of_queries = parts(prepared) - segments(prepared) * e.dim.div_ceil(COLUMNS);
-        let back = call.back != 0;
-        let [segments, runs] = prepared.tables.cuts(job.tables);
-        let (between, value_dim) = (job.room(hopper.between), prepared.problem.value_dim);
-        Ok(Walk {
-            y: of_rows(y, CHUNK as u32)?,
-            b: of_rows(b, CHUNK as u32)?,
-            x: of_rows(x, CHUNK as u32)?,
-            out: of_rows(of.out, CHUNK as u32 / 2)?,
-            dots: if of.dots { of_rows(dots, CHUNK as u32)? } else { EncodedMap::default() },
-            rows: tensor(job, of.out),
+        let back = args.back != 0;
+        let between = steps.room(rooms.between);
+        WalkArgs {
+            y: boxes(y, CHUNK as u32),
+            b: boxes(b, CHUNK as u32),
+            x: boxes(x, CHUNK as u32),
+            out: boxes(of.out, CHUNK as u32 / 2),
+            dots: if of.dots { boxes(dots, CHUNK as u32) } else { TensorMap::default() },
+            rows: steps.tensor(of.out),
             dot,
-            begin: tensor(job, of.begin),
-            end: tensor(job, of.end),
-            between: Tensor::states(between, e.key_heads, e.dim, value_dim),
-            logs: call.logs,
-            states: job.room(hopper.states),
-            gammas: job.room(hopper.gammas),
-            scales: job.room(hopper.scales),
-            decays: job.room(hopper.decays),
-            x_dots: job.room(hopper.x_dots),
-            y_dots: job.room(hopper.y_dots),
-            z_dots: job.room(hopper.z_dots),
-            dg: 0,
-            found: call.found,
-            chunks: call.chunks,
-            segments,
-            runs,
-            heads: call.heads,
-            key_heads: call.key_heads,
-            tokens: call.tokens,
-            inner: call.inner,
-            outer: call.outer,
+            begin: steps.tensor(of.begin),
+            end: steps.tensor(of.end),
+            between: of_segments(between, e.key_heads, e.dim, prepared.problem.value_dim),
+            logs: args.logs,
+            states: steps.room(rooms.states).into(),
+            gammas: steps.room(rooms.gammas).into(),
+            scales: steps.room(rooms.scales).into(),
+            decays: steps.room(rooms.decays).into(),
+            x_dots: steps.room(rooms.x_dots).into(),
+            y_dots: steps.room(rooms.y_dots).into(),
+            z_dots: steps.room(rooms.z_dots).into(),
+            dg: 0.into(),
+            found: args.found,
+            chunks: args.chunks,
+            segments: steps.table(prepared.tables.segments.room).into(),
+            runs: steps.table(prepared.tables.runs.room).into(),
+            heads: args.heads,
+            key_heads: args.key_heads,
+            tokens: args.tokens,
+            inner: args.inner,
+            outer: args.outer,
             items: 0,
-            turned: call.turned,
+            turned: args.turned,
             parts: parts(prepared) as i32,
             first_part: if back { of_queries as i32 } else { 0 },
-            back: call.back,
-            scale: if back { call.scale } else { 1.0 },
-            store_scale: if back { 1.0 } else { call.scale },
-        })
+            back: args.back,
+            scale: if back { args.scale } else { 1.0 },
+            store_scale: if back { 1.0 } else { args.scale },
+        }
     }
 }
 
+/// States [segment, key head, D, E], side by side.
+fn of_segments(data: u64, key_heads: usize, dim: usize, value_dim: usize) -> StridedTensor {
+    let (row, head) = (value_dim as i64, (dim * value_dim) as i64);
+    StridedTensor { data: data.into(), batch: key_heads as i64 * head, head, row }
+}
+
 /// Walks every sequence for a result.
-fn walk(job: &Job<'_>, hopper: &Hopper, of: &Course<'_>) -> Result<(), Error> {
-    let call = Walk::new(job, hopper, of)?;
+fn walk(steps: &Steps<'_>, of: &Course<'_>) -> Result<(), Error> {
+    let args = WalkArgs::new(steps, of);
     let back = matches!(of.target, Target::K | Target::V);
     let name = match (back, of.dots) {
         (true, true) => "attend_back_dots",
         (true, false) => "attend_back",
         (false, true) => "attend_dots",
-        (false, false) if call.logs == 0 => "attend_plain",
+        (false, false) if args.logs.0 == 0 => "attend_plain",
         (false, false) => "attend",
     };
-    let heads = if back { call.key_heads } else { call.heads } as usize;
-    let blocks = segments(job.prepared) * heads * (call.outer as usize).div_ceil(COLUMNS);
-    let (kernels, variant) = module(hopper, of.target);
-    let block = (THREADS, shared_bytes(variant, name));
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+    let heads = if back { args.key_heads } else { args.heads } as usize;
+    let blocks = segments(steps.prepared) * heads * (args.outer as usize).div_ceil(COLUMNS);
+    launch(steps, (name, args.inner as usize), (blocks, THREADS), &args)
 }
 
 /// The states with which segments of long sequences begin: S before them, or D behind.
-fn sum_segments(job: &Job<'_>, hopper: &Hopper, back: bool) -> Result<(), Error> {
-    let (prepared, key_heads) = (job.prepared, job.prepared.problem.extents.key_heads);
-    let (cut, runs) = (cut_segments(prepared), prepared.tables.runs.len());
+fn sum_segments(steps: &Steps<'_>, back: bool) -> Result<(), Error> {
+    let (prepared, key_heads) = (steps.prepared, steps.prepared.problem.extents.key_heads);
+    let (cut, runs) = (cut_segments(prepared), prepared.tables.runs.rows.len());
     if cut == 0 {
         return Ok(());
     }
@@ -277,108 +204,98 @@ fn sum_segments(job: &Job<'_>, hopper: &Hopper, back: bool) -> Result<(), Error>
         false => (Target::O, "initial_state", "sums"),
         true => (Target::V, "dfinal_state", "sums_back"),
     };
-    let call = Walk::new(job, hopper, &Course { target, out: "", begin, end: "", dots: false })?;
+    let args = WalkArgs::new(steps, &Course { target, out: "", begin, end: "", dots: false });
     // S is that of key heads.
-    let heads = if back { call.heads } else { call.key_heads };
-    let call = Walk { heads, ..call };
-    let (kernels, variant) = module(hopper, target);
-    let blocks = cut * key_heads * (call.outer as usize).div_ceil(COLUMNS);
-    let block = (THREADS, shared_bytes(variant, name));
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)?;
+    let heads = if back { args.heads } else { args.key_heads };
+    let (args, columns) = (WalkArgs { heads, ..args }, args.inner as usize);
+    let blocks = cut * key_heads * (args.outer as usize).div_ceil(COLUMNS);
+    launch(steps, (name, columns), (blocks, THREADS), &args)?;
     let elements = prepared.problem.extents.dim * prepared.problem.value_dim;
     let blocks = runs * key_heads * elements.div_ceil(SCANNED);
-    job.queue.launch(kernels.get("scan")?, blocks as u64, (SCANNED as u32, 0), &call)
+    launch(steps, ("scan", columns), (blocks, SCANNED as u32), &args)
 }
 
 /// Nothing is known to be not finite: each block walks once more where its results are, and says so.
-fn find_none(job: &Job<'_>) -> Result<(), Error> {
-    let found = job.prepared.rooms.found;
-    found.map_or(Ok(()), |found| job.queue.fill(job.at(found), found.bytes, 0))
+fn find_none(steps: &Steps<'_>) {
+    if let Some(found) = steps.prepared.rooms.found {
+        steps.fill(steps.at(found), found.bytes, 0);
+    }
 }
 
 /// o and the final states, where they have places.
-pub(super) fn forward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
+pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
     let (begin, end) = ("initial_state", "final_state");
-    let of = Course { target: Target::O, out: "o", begin, end, dots: false };
-    find_none(job)?;
-    sum_segments(job, hopper, false)?;
-    walk(job, hopper, &of)?;
-    if job.prepared.watches { forward_on(job, FALLBACK) } else { Ok(()) }
+    find_none(steps);
+    sum_segments(steps, false)?;
+    walk(steps, &Course { target: Target::O, out: "o", begin, end, dots: false })?;
+    if steps.prepared.watches { forward_again(steps) } else { Ok(()) }
 }
 
 /// The gradients that have places.
-pub(super) fn backward(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
-    let needs = job.prepared.needs();
-    let wants = |name: &str| job.prepared.wants(&[name]);
+pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+    let needs = steps.prepared.needs();
+    let wants = |name: &str| steps.prepared.wants(&[name]);
     let (front, behind) = ("initial_state", "dfinal_state");
-    find_none(job)?;
+    find_none(steps);
     let dots = needs.gates || needs.scale;
     if dots || wants("dq") {
-        sum_segments(job, hopper, false)?;
-        let of = Course { target: Target::Q, out: "dq", begin: front, end: "", dots };
-        walk(job, hopper, &of)?;
+        sum_segments(steps, false)?;
+        walk(steps, &Course { target: Target::Q, out: "dq", begin: front, end: "", dots })?;
     }
     let end = "dinitial_state";
     if needs.gates || wants("dk") || wants(end) || wants("dv") {
-        sum_segments(job, hopper, true)?;
+        sum_segments(steps, true)?;
     }
     if needs.gates || wants("dk") {
         let dots = needs.gates;
-        let of = Course { target: Target::K, out: "dk", begin: behind, end: "", dots };
-        walk(job, hopper, &of)?;
+        walk(steps, &Course { target: Target::K, out: "dk", begin: behind, end: "", dots })?;
     }
     if wants(end) || wants("dv") {
-        let of = Course { target: Target::V, out: "dv", begin: behind, end, dots: false };
-        walk(job, hopper, &of)?;
+        walk(steps, &Course { target: Target::V, out: "dv", begin: behind, end, dots: false })?;
     }
-    flow(job, hopper)?;
-    totals(job, hopper)?;
-    if job.prepared.watches { backward_on(job, FALLBACK) } else { Ok(()) }
+    flow(steps)?;
+    totals(steps)?;
+    if steps.prepared.watches { backward_again(steps) } else { Ok(()) }
 }
 
 /// dg, from what the walks for dq and dk leave: a multiprocessor has a block, which takes chunks of key heads in turns.
-fn flow(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
-    if hopper.x_dots.is_none() {
+fn flow(steps: &Steps<'_>) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    if prepared.walks.x_dots.is_none() {
         return Ok(());
     }
-    let (prepared, device) = (job.prepared, job.queue.device);
     let of = Course { target: Target::Q, out: "", begin: "", end: "", dots: false };
-    let call = Walk::new(job, hopper, &of)?;
-    let [y, b] = ["q", "k"].map(|x| map(device, prepared.storage, job.place(x), CHUNK as u32));
-    let (items, scale) = (by_chunk(job, 1), call.store_scale);
-    let [x, dots] = [call.y, call.b];
-    let (y, b, dg) = (y?, b?, job.address("dg"));
-    let call = Walk { y, b, x, dots, dg, scale, items: items as i32, ..call };
-    let wide = prepared.problem.extents.dim >= prepared.problem.value_dim;
-    let (kernels, variant) = if wide { &hopper.by_dim } else { &hopper.by_value };
-    let block = (THREADS, shared_bytes(variant, "flow"));
-    job.queue.launch(kernels.get("flow")?, items.min(device.multiprocessors) as u64, block, &call)
+    let args = WalkArgs::new(steps, &of);
+    let [y, b] = ["q", "k"].map(|x| map(prepared.storage, steps.place(x), CHUNK as u32));
+    let (items, scale) = (by_chunk(steps, 1), args.store_scale);
+    let (dg, [x, dots]) = (steps.address("dg").into(), [args.y, args.b]);
+    let args = WalkArgs { y, b, x, dots, dg, scale, items: items as i32, ..args };
+    let columns = prepared.problem.extents.dim.max(prepared.problem.value_dim);
+    let blocks = items.min(steps.multiprocessors());
+    launch(steps, ("flow", columns), (blocks, THREADS), &args)
 }
 
 /// dg_gamma and dσ, the sums of their parts.
-fn totals(job: &Job<'_>, hopper: &Hopper) -> Result<(), Error> {
-    let prepared = job.prepared;
-    let sum = |name: &str, room: Option<Room>, kernel: &str, heads: usize, numbers: usize| {
+fn totals(steps: &Steps<'_>) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    let sum = |name: &str, room: Option<Room>, kernel, heads: usize, numbers: usize| {
         let Some(room) = room else { return Ok(()) };
-        let (numbers_at, total) = (job.at(room), job.address(name));
-        let (batch, key_heads) = (1, heads as i32);
-        let tokens = numbers as i32;
-        let call = Call {
-            numbers: numbers_at,
-            total,
-            batch,
+        let args = LinearArgs {
+            numbers: steps.at(room).into(),
+            total: steps.address(name).into(),
+            batch: 1,
             heads: 1,
-            key_heads,
-            tokens,
-            ..Call::new(job)
+            key_heads: heads as i32,
+            tokens: numbers as i32,
+            ..LinearArgs::new(steps)
         };
-        let work = (heads, Some(256));
-        launch_portable(job, &prepared.first, (kernel, Columns::Dim), work, &call)
+        launch_portable(steps, (kernel, Columns::Dim), (heads, Some(256)), &args)
     };
     let key_heads = prepared.problem.extents.key_heads;
-    sum("dg_gamma", hopper.gammas, "sum_heads", key_heads, parts(prepared))?;
-    let numbers = hopper.scales.map_or(0, |room| room.bytes / 4);
-    sum("dscale", hopper.scales, "sum_all", 1, numbers)
+    let WalkRooms { gammas, scales, .. } = prepared.walks;
+    sum("dg_gamma", gammas, "sum_heads", key_heads, parts(prepared))?;
+    let numbers = scales.map_or(0, |room| room.bytes / 4);
+    sum("dscale", scales, "sum_all", 1, numbers)
 }
 
 #[cfg(test)]

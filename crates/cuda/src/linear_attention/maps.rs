@@ -1,12 +1,19 @@
 //! Tensors of four axes as the copy engine of compute capability 9.0 reads and writes them.
 
-use crate::gpu::Device;
 use crate::moves::Place;
-use crate::old_map::{EncodedBox, EncodedMap};
-use etalon_problem::{Dtype, Error};
+use crate::parts::Parts;
+use crate::tensor_map::TensorMap;
+use etalon_problem::Dtype;
 
-/// Whether the copy engine takes a tensor of 16-bit elements where it lies, given that it begins at a multiple of 16 bytes.
-pub(super) fn takes(place: &Place) -> bool {
+/// Whether the copy engine takes every operand where kernels find it.
+pub(super) fn takes_all(parts: &Parts) -> bool {
+    let names = ["q", "k", "v", "o", "dout", "dq", "dk", "dv"];
+    parts.have_whole_rows(&names)
+        && names.iter().filter_map(|name| parts.part(name)).all(|part| takes(&part.place(0)))
+}
+
+/// Whether it takes a tensor of 16-bit elements that begins at a multiple of 16 bytes.
+fn takes(place: &Place) -> bool {
     let whole = |axis: usize| {
         let (extent, stride) = (place.extents[axis], place.strides[axis]);
         extent == 1 || (stride > 0 && stride % 8 == 0 && stride < 1 << 38)
@@ -14,29 +21,19 @@ pub(super) fn takes(place: &Place) -> bool {
     place.extents[3].is_multiple_of(8) && place.elements() > 0 && (0..3).all(whole)
 }
 
-/// The map of a tensor in boxes of 64 columns and `height` rows. What lies beyond is read as 0 and not written.
-pub(super) fn map(
-    device: &Device,
-    storage: Dtype,
-    place: Place,
-    height: u32,
-) -> Result<EncodedMap, Error> {
+/// A tensor in boxes of 64 columns and `height` rows; none where it is not there.
+pub(super) fn map(storage: Dtype, place: Place, height: u32) -> TensorMap {
+    if place.address == 0 {
+        return TensorMap::default();
+    }
     let [batch, heads, rows, columns] = place.extents.map(|x| x as u64);
     // The stride of an axis of extent 1 is not walked, but must be one.
     let stride = |axis: usize, dense: u64| match place.extents[axis] {
         1 => 2 * dense,
         _ => 2 * place.strides[axis] as u64,
     };
-    let boxed = EncodedBox {
-        address: place.address,
-        extents: [columns, rows, heads, batch],
-        strides: [
-            stride(2, columns),
-            stride(1, columns * rows),
-            stride(0, columns * rows * heads),
-            0,
-        ],
-        extents_of_box: [64, height, 1, 1],
-    };
-    boxed.map(device, storage)
+    let extents = [columns, rows, heads, batch];
+    let of_rows = stride(2, columns);
+    let strides = [of_rows, stride(1, columns * rows), stride(0, columns * rows * heads), 0];
+    TensorMap::new(storage, place.address, extents, strides, [64, height, 1, 1])
 }

@@ -1,50 +1,58 @@
-//! The first order: `kernels/linear.cu` and `kernels/linear_totals.cu`.
+//! The first order: `kernels/linear.cu`, `kernels/linear_totals.cu` and `kernels/linear_sm80.cu`.
 
-use super::Job;
 use super::SIDE;
-use super::call::{Call, Tensor, tensor};
-use super::prepared::{Modules, Needs, TensorModules};
-use crate::variant::{shared_bytes, width};
-use etalon_problem::Error;
+use super::args::LinearArgs;
+use super::prepared::{Needs, Steps};
+use crate::options::Level;
+use crate::strided::StridedTensor;
+use crate::variant::{Variant, linear_threads, width};
+use etalon_problem::{Error, Pass};
 
-/// Whose kernels compute, and what they do with numbers that are not finite: `linear.cuh`.
+/// The level that computes, and what its kernels do with numbers that are not finite: `linear.cuh`.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Way<'a> {
-    tensor: Option<&'a TensorModules>,
+pub(super) struct LevelChoice {
+    level: Level,
     mode: i32,
 }
-
-/// The portable kernels alone.
-pub(super) const PORTABLE: Way<'static> = Way { tensor: None, mode: 0 };
 
 const CLEANSE: i32 = 1;
 const MERGE: i32 = 2;
 const AFRESH: i32 = 3;
 
-/// The portable kernels after those of sm90a, which leave nothing to them but results.
-pub(super) const FALLBACK: Way<'static> = Way { tensor: None, mode: MERGE };
+/// The portable kernels alone.
+pub(super) const PORTABLE: LevelChoice = LevelChoice { level: Level::Portable, mode: 0 };
 
-impl Way<'_> {
-    /// What its kernels are told.
-    fn tell(&self, call: &Call) -> Call {
-        let narrow = if self.tensor.is_some() { call.narrow } else { 0 };
-        Call { mode: self.mode, narrow, ..*call }
+/// The portable kernels after those of tensor cores, which leave nothing to them but results.
+const FALLBACK: LevelChoice = LevelChoice { level: Level::Portable, mode: MERGE };
+
+impl LevelChoice {
+    fn is_tensor(self) -> bool {
+        self.level == Level::Sm80
+    }
+
+    /// The arguments of its kernels.
+    fn args(self, args: &LinearArgs) -> LinearArgs {
+        let narrow = if self.is_tensor() { args.narrow } else { 0.into() };
+        LinearArgs { mode: self.mode, narrow, ..*args }
     }
 }
 
-/// Calls `compute` with each of the ways that together compute a pass.
-fn each_way(job: &Job<'_>, compute: impl Fn(Way<'_>) -> Result<(), Error>) -> Result<(), Error> {
-    let tensor = job.prepared.tensor.as_ref();
-    if tensor.is_none() {
+/// Calls `compute` with each of the choices that together compute a pass.
+fn each_choice(
+    steps: &Steps<'_>,
+    compute: impl Fn(LevelChoice) -> Result<(), Error>,
+) -> Result<(), Error> {
+    let prepared = steps.prepared;
+    if prepared.level == Level::Portable {
         return compute(PORTABLE);
     }
-    if let Some(found) = job.prepared.rooms.found {
-        job.queue.fill(job.at(found), found.bytes, 0)?;
+    if let Some(found) = prepared.rooms.found {
+        steps.fill(steps.at(found), found.bytes, 0);
     }
-    compute(Way { tensor, mode: 0 })?;
-    if job.prepared.watches {
-        compute(Way { tensor, mode: CLEANSE })?;
-        compute(Way { tensor: None, mode: MERGE })?;
+    compute(LevelChoice { level: Level::Sm80, mode: 0 })?;
+    if prepared.watches {
+        compute(LevelChoice { level: Level::Sm80, mode: CLEANSE })?;
+        compute(FALLBACK)?;
     }
     Ok(())
 }
@@ -65,10 +73,26 @@ pub(super) enum Columns {
     Value,
 }
 
+impl Columns {
+    fn of(self, args: &LinearArgs) -> usize {
+        match self {
+            Columns::Dim => args.dim as usize,
+            Columns::Value => args.value_dim as usize,
+        }
+    }
+
+    fn other(self) -> Columns {
+        match self {
+            Columns::Dim => Columns::Value,
+            Columns::Value => Columns::Dim,
+        }
+    }
+}
+
 impl Target {
-    /// The call of `attend` that computes it, into nothing so far.
-    pub fn call(self, job: &Job<'_>) -> Call {
-        let (c, prepared) = (Call::new(job), job.prepared);
+    /// The arguments of `attend` that computes it, into nothing so far.
+    pub fn args(self, steps: &Steps<'_>) -> LinearArgs {
+        let (c, prepared) = (LinearArgs::new(steps), steps.prepared);
         let rooms = &prepared.rooms;
         let (dim, value_dim) = (c.dim, c.value_dim);
         let back = matches!(self, Target::K | Target::V);
@@ -85,16 +109,16 @@ impl Target {
             Target::K => [v, dout, q],
             Target::V => [k, q, dout],
         };
-        Call {
+        LinearArgs {
             y,
             y1,
             b,
             b1,
             x,
             x1,
-            states: job.room(states),
-            states1: job.room(states1),
-            narrow: job.room(narrow),
+            states: steps.room(states).into(),
+            states1: steps.room(states1).into(),
+            narrow: steps.room(narrow).into(),
             inner: if turned { value_dim } else { dim },
             outer: if turned { dim } else { value_dim },
             back: i32::from(back),
@@ -109,290 +133,282 @@ impl Target {
     }
 }
 
-/// Runs a kernel of these modules.
+/// Launches a portable kernel, of accumulators with so many columns; with the threads of its module unless others are
+/// given.
 pub(super) fn launch(
-    job: &Job<'_>,
-    modules: &Modules,
-    (name, columns): (&str, Columns),
+    steps: &Steps<'_>,
+    (name, columns): (&'static str, Columns),
     (blocks, threads): (usize, Option<u32>),
-    call: &Call,
+    args: &LinearArgs,
 ) -> Result<(), Error> {
-    let (kernels, own) = match columns {
-        Columns::Dim => (&modules.by_dim, modules.threads[0]),
-        Columns::Value => (&modules.by_value, modules.threads[1]),
-    };
-    let block = (threads.unwrap_or(own), 0);
-    // The queue refuses what a launch cannot have.
-    let call = Call { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*call };
-    let (name, waits) = waits(name, &call);
+    let (storage, columns) = (steps.prepared.storage, columns.of(args));
+    let second = Variant::linear(storage, columns, true);
+    let is_second = second.kernels().contains(&name);
+    let variant = if is_second { second } else { Variant::linear(storage, columns, false) };
+    let threads = threads.unwrap_or_else(|| linear_threads(columns, is_second));
+    // More blocks than a launch can have are refused when it is pushed.
+    let args = LinearArgs { blocks: i32::try_from(blocks).unwrap_or(i32::MAX), ..*args };
+    let (name, waits) = waits(name, args.mode);
     let blocks = if waits { blocks.min(IDLE) } else { blocks };
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, &call)
+    steps.launch((&variant, name), (blocks, threads), &args)
 }
 
 /// Blocks of a launch that may have nothing to do: enough for any device, and few that say so.
 const IDLE: usize = 256;
 
 /// The kernel to launch, and whether it may find nothing to do and has the work of many blocks done by few: `each_block`.
-fn waits<'a>(name: &'a str, call: &Call) -> (&'a str, bool) {
+fn waits(name: &'static str, mode: i32) -> (&'static str, bool) {
     match name {
-        _ if call.mode == 0 => (name, false),
+        _ if mode == 0 => (name, false),
         "sums" => ("mend_sums", true),
         "attend" => ("mend", true),
         _ => (name, ["fill_gates", "scan", "flow"].contains(&name)),
     }
 }
 
-/// Runs a kernel once for each part of its columns.
+/// Launches a portable kernel once for each part of its columns.
 pub(super) fn launch_wide(
-    job: &Job<'_>,
-    modules: &Modules,
-    (name, columns): (&str, Columns),
+    steps: &Steps<'_>,
+    kernel: (&'static str, Columns),
     blocks: usize,
-    call: &Call,
+    args: &LinearArgs,
 ) -> Result<(), Error> {
-    let all = match columns {
-        Columns::Dim => call.dim,
-        Columns::Value => call.value_dim,
-    } as usize;
-    let parts = (0..all).step_by(width(all));
-    let mut launches = parts.map(|first| call.at(first));
-    launches.try_for_each(|call| launch(job, modules, (name, columns), (blocks, None), &call))
+    let all = kernel.1.of(args);
+    let mut parts = (0..all).step_by(width(all));
+    parts.try_for_each(|first| launch(steps, kernel, (blocks, None), &args.at(first)))
 }
 
-/// Runs a kernel on tensor cores.
+/// Launches a kernel of the level sm80.
 fn launch_tensor(
-    job: &Job<'_>,
-    modules: &TensorModules,
-    (name, columns): (&str, Columns),
+    steps: &Steps<'_>,
+    (name, columns): (&'static str, Columns),
     blocks: usize,
-    call: &Call,
+    args: &LinearArgs,
 ) -> Result<(), Error> {
-    let (kernels, variant) = match columns {
-        Columns::Dim => &modules.by_dim,
-        Columns::Value => &modules.by_value,
-    };
-    let block = (TENSOR_THREADS, shared_bytes(variant, name));
-    job.queue.launch(kernels.get(name)?, blocks as u64, block, call)
+    let prepared = steps.prepared;
+    let whole = prepared.have_whole_rows(&["q", "k", "v", "dout"]);
+    let both = [columns.other().of(args), columns.of(args)];
+    let variant = Variant::linear_tensor(prepared.storage, both, whole);
+    steps.launch((&variant, name), (blocks, TENSOR_THREADS), args)
 }
 
 /// Threads of a block of the level sm80.
 const TENSOR_THREADS: u32 = 128;
 
-/// Computes a result, as `call` says, by `attend_second`.
+/// Computes a result by `attend_second`.
 pub(super) fn attend_second(
-    job: &Job<'_>,
-    modules: &Modules,
+    steps: &Steps<'_>,
     target: Target,
-    call: &Call,
+    args: &LinearArgs,
 ) -> Result<(), Error> {
-    launch_wide(job, modules, ("attend_second", target.columns()), by_strip(job, call), call)
+    launch_wide(steps, ("attend_second", target.columns()), by_strip(steps, args), args)
 }
 
-/// Computes a result, as `call` says.
+/// Computes a result.
 pub(super) fn attend(
-    job: &Job<'_>,
-    way: Way<'_>,
+    steps: &Steps<'_>,
+    choice: LevelChoice,
     target: Target,
-    call: &Call,
+    args: &LinearArgs,
 ) -> Result<(), Error> {
-    let (blocks, call) = (by_strip(job, call), way.tell(call));
-    match way.tensor {
-        Some(modules) => launch_tensor(job, modules, ("attend", target.columns()), blocks, &call),
-        None => {
-            let what = ("attend", target.columns());
-            launch_wide(job, &job.prepared.first, what, blocks, &call)
-        }
+    let (kernel, blocks) = (("attend", target.columns()), by_strip(steps, args));
+    let args = choice.args(args);
+    match choice.is_tensor() {
+        true => launch_tensor(steps, kernel, blocks, &args),
+        false => launch_wide(steps, kernel, blocks, &args),
     }
 }
 
-/// A block for each micro-chunk of the heads whose rows a call computes.
-fn by_strip(job: &Job<'_>, call: &Call) -> usize {
-    let heads = if call.back != 0 { call.key_heads } else { call.heads };
-    job.prepared.tables.strips.len() * heads as usize
+/// A block for each micro-chunk of the heads whose rows are computed.
+fn by_strip(steps: &Steps<'_>, args: &LinearArgs) -> usize {
+    let heads = if args.back != 0 { args.key_heads } else { args.heads };
+    steps.prepared.tables.strips.rows.len() * heads as usize
 }
 
 /// A block for each chunk and key head, or for each piece of so many.
-pub(super) fn by_chunk(job: &Job<'_>, pieces: usize) -> usize {
-    job.prepared.tables.chunks.len() * job.prepared.problem.extents.key_heads * pieces
+pub(super) fn by_chunk(steps: &Steps<'_>, pieces: usize) -> usize {
+    steps.prepared.tables.chunks.rows.len() * steps.prepared.problem.extents.key_heads * pieces
 }
 
 /// The sums of log-decays within the chunks.
-pub(super) fn fill_gates(job: &Job<'_>, call: &Call) -> Result<(), Error> {
-    if call.gates == 0 && call.slopes == 0 {
+pub(super) fn fill_gates(steps: &Steps<'_>, args: &LinearArgs) -> Result<(), Error> {
+    if args.gates.0 == 0 && args.slopes.0 == 0 {
         return Ok(());
     }
-    let work = (by_chunk(job, 1), Some(super::CHUNK as u32));
-    launch(job, &job.prepared.first, ("fill_gates", Columns::Dim), work, call)
+    let work = (by_chunk(steps, 1), Some(super::CHUNK as u32));
+    launch(steps, ("fill_gates", Columns::Dim), work, args)
 }
 
-/// The call that sums S before every chunk, or D behind it.
-pub(super) fn states(job: &Job<'_>, back: bool) -> Call {
-    let c = if back { Target::V } else { Target::O }.call(job);
+/// The args that sums S before every chunk, or D behind it.
+pub(super) fn states(steps: &Steps<'_>, back: bool) -> LinearArgs {
+    let c = if back { Target::V } else { Target::O }.args(steps);
     match back {
-        false => Call { y: c.k, y1: c.k1, x: c.v, x1: c.v1, scale: 1.0, ..c },
-        true => Call { y: c.q, y1: c.q1, x: c.dout, x1: c.dout1, ..c },
+        false => LinearArgs { y: c.k, y1: c.k1, x: c.v, x1: c.v1, scale: 1.0, ..c },
+        true => LinearArgs { y: c.q, y1: c.q1, x: c.dout, x1: c.dout1, ..c },
     }
 }
 
 /// Blocks of `scan`, a thread for each element of every state.
-pub(super) fn by_element(job: &Job<'_>) -> usize {
-    let (problem, lines) = (&job.prepared.problem, &job.prepared.tables.lines);
+pub(super) fn by_element(steps: &Steps<'_>) -> usize {
+    let (problem, lines) = (&steps.prepared.problem, &steps.prepared.tables.lines);
     let pieces = (problem.extents.dim * problem.value_dim).div_ceil(256);
-    lines.len() * problem.extents.key_heads * pieces
+    lines.rows.len() * problem.extents.key_heads * pieces
 }
 
 /// S before every chunk, or D behind it, from the state of one end to that of the other.
-fn sum_states(job: &Job<'_>, way: Way<'_>, back: bool, ends: [&str; 2]) -> Result<(), Error> {
-    let [begin, end] = ends.map(|name| tensor(job, name));
-    let call = way.tell(&Call { begin, end, ..states(job, back) });
-    let (first, sums) = (&job.prepared.first, ("sums", Columns::Value));
-    match way.tensor {
-        Some(modules) => launch_tensor(job, modules, sums, by_chunk(job, 1), &call)?,
-        None => {
-            let blocks = by_chunk(job, job.prepared.problem.extents.dim.div_ceil(SIDE));
-            launch_wide(job, first, sums, blocks, &call)?;
-        }
+fn sum_states(
+    steps: &Steps<'_>,
+    choice: LevelChoice,
+    back: bool,
+    ends: [&str; 2],
+) -> Result<(), Error> {
+    let [begin, end] = ends.map(|name| steps.tensor(name));
+    let args = choice.args(&LinearArgs { begin, end, ..states(steps, back) });
+    let sums = ("sums", Columns::Value);
+    if choice.is_tensor() {
+        launch_tensor(steps, sums, by_chunk(steps, 1), &args)?;
+    } else {
+        let pieces = steps.prepared.problem.extents.dim.div_ceil(SIDE);
+        launch_wide(steps, sums, by_chunk(steps, pieces), &args)?;
     }
-    launch(job, first, ("scan", Columns::Dim), (by_element(job), Some(256)), &call)
+    launch(steps, ("scan", Columns::Dim), (by_element(steps), Some(256)), &args)
 }
 
 /// o and the final states, where they have places.
-pub(super) fn forward(job: &Job<'_>) -> Result<(), Error> {
-    fill_gates(job, &Call::new(job))?;
-    each_way(job, |way| attend_states(job, way))
+pub(super) fn forward(steps: &Steps<'_>) -> Result<(), Error> {
+    fill_gates(steps, &LinearArgs::new(steps))?;
+    each_choice(steps, |choice| attend_states(steps, choice))
 }
 
-/// The same by kernels that are told what others computed.
-pub(super) fn forward_on(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
-    fill_gates(job, &way.tell(&Call::new(job)))?;
-    attend_states(job, way)
+/// The same by portable kernels behind others.
+pub(super) fn forward_again(steps: &Steps<'_>) -> Result<(), Error> {
+    fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
+    attend_states(steps, FALLBACK)
 }
 
-fn attend_states(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
-    sum_states(job, way, false, ["initial_state", "final_state"])?;
-    let call = Target::O.call(job);
-    let call = Call { out: tensor(job, "o"), store_scale: call.scale, scale: 1.0, ..call };
-    if call.out.is_there() { attend(job, way, Target::O, &call) } else { Ok(()) }
+fn attend_states(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+    sum_states(steps, choice, false, ["initial_state", "final_state"])?;
+    let args = Target::O.args(steps);
+    let args = LinearArgs { out: steps.tensor("o"), store_scale: args.scale, scale: 1.0, ..args };
+    if args.out.is_there() { attend(steps, choice, Target::O, &args) } else { Ok(()) }
 }
 
 /// The gradients that have places.
-pub(super) fn backward(job: &Job<'_>) -> Result<(), Error> {
-    fill_gates(job, &Call::new(job))?;
-    each_way(job, |way| gradients(job, way))
+pub(super) fn backward(steps: &Steps<'_>) -> Result<(), Error> {
+    fill_gates(steps, &LinearArgs::new(steps))?;
+    each_choice(steps, |choice| gradients(steps, choice))
 }
 
-/// The same by kernels that are told what others computed.
-pub(super) fn backward_on(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
-    fill_gates(job, &way.tell(&Call::new(job)))?;
-    gradients(job, way)
+/// The same by portable kernels behind others.
+pub(super) fn backward_again(steps: &Steps<'_>) -> Result<(), Error> {
+    fill_gates(steps, &FALLBACK.args(&LinearArgs::new(steps)))?;
+    gradients(steps, FALLBACK)
 }
 
-fn gradients(job: &Job<'_>, way: Way<'_>) -> Result<(), Error> {
-    let needs = job.prepared.needs();
+fn gradients(steps: &Steps<'_>, choice: LevelChoice) -> Result<(), Error> {
+    let needs = steps.prepared.needs();
     if needs.before {
-        sum_states(job, way, false, ["initial_state", ""])?;
-        by_queries(job, way, &needs)?;
+        sum_states(steps, choice, false, ["initial_state", ""])?;
+        by_queries(steps, choice, &needs)?;
     }
     if needs.behind {
-        sum_states(job, way, true, ["dfinal_state", "dinitial_state"])?;
+        sum_states(steps, choice, true, ["dfinal_state", "dinitial_state"])?;
     }
-    by_keys(job, way, &needs)?;
-    totals(job, &job.prepared.first, way, &needs, ["dg", "dg_gamma", "dscale"])
+    by_keys(steps, choice, &needs)?;
+    totals(steps, choice, &needs, ["dg", "dg_gamma", "dscale"])
 }
 
 /// dq, x and the parts of dσ.
-fn by_queries(job: &Job<'_>, way: Way<'_>, needs: &Needs) -> Result<(), Error> {
-    let (call, rooms) = (Target::Q.call(job), &job.prepared.rooms);
-    let call = Call {
-        out: tensor(job, "dq"),
-        dot: call.q,
-        state_dots: job.room(rooms.x),
-        dots: job.room(rooms.by_scale),
-        store_scale: call.scale,
-        dot_scale: call.scale,
+fn by_queries(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), Error> {
+    let (args, rooms) = (Target::Q.args(steps), &steps.prepared.rooms);
+    let args = LinearArgs {
+        out: steps.tensor("dq"),
+        dot: args.q,
+        state_dots: steps.room(rooms.x).into(),
+        dots: steps.room(rooms.by_scale).into(),
+        store_scale: args.scale,
+        dot_scale: args.scale,
         scale: 1.0,
-        ..call
+        ..args
     };
-    let call = pairs_if(call.out.is_there() || needs.scale, call);
-    attend(job, way, Target::Q, &call)
+    let args = pairs_if(args.out.is_there() || needs.scale, args);
+    attend(steps, choice, Target::Q, &args)
 }
 
 /// dk, dv and y.
-fn by_keys(job: &Job<'_>, way: Way<'_>, needs: &Needs) -> Result<(), Error> {
-    let (out, state_dots) = (tensor(job, "dk"), job.room(job.prepared.rooms.y));
+fn by_keys(steps: &Steps<'_>, choice: LevelChoice, needs: &Needs) -> Result<(), Error> {
+    let (out, state_dots) = (steps.tensor("dk"), steps.room(steps.prepared.rooms.y).into());
     if out.is_there() || needs.gates {
-        let call = Target::K.call(job);
-        let call = pairs_if(out.is_there(), Call { out, dot: call.k, state_dots, ..call });
-        attend(job, way, Target::K, &call)?;
+        let args = Target::K.args(steps);
+        let args = pairs_if(out.is_there(), LinearArgs { out, dot: args.k, state_dots, ..args });
+        attend(steps, choice, Target::K, &args)?;
     }
-    let out = tensor(job, "dv");
+    let out = steps.tensor("dv");
     if !out.is_there() {
         return Ok(());
     }
-    attend(job, way, Target::V, &Call { out, ..Target::V.call(job) })
+    attend(steps, choice, Target::V, &LinearArgs { out, ..Target::V.args(steps) })
 }
 
-/// A call without pairs unless they are wanted.
-pub(super) fn pairs_if(wanted: bool, call: Call) -> Call {
-    if wanted { call } else { Call { x: Tensor::default(), ..call } }
+/// Arguments without pairs unless they are wanted.
+pub(super) fn pairs_if(wanted: bool, args: LinearArgs) -> LinearArgs {
+    if wanted { args } else { LinearArgs { x: StridedTensor::default(), ..args } }
 }
 
 /// The gradients of the log-decays and of the scale, from what other kernels left.
 pub(super) fn totals(
-    job: &Job<'_>,
-    modules: &Modules,
-    way: Way<'_>,
+    steps: &Steps<'_>,
+    choice: LevelChoice,
     needs: &Needs,
     [by_token, by_head, scale]: [&str; 3],
 ) -> Result<(), Error> {
-    let (prepared, rooms, first) = (job.prepared, &job.prepared.rooms, &job.prepared.first);
-    let (call, behind) = (Target::Q.call(job), Target::K.call(job));
-    let call = Call {
+    let (prepared, rooms) = (steps.prepared, &steps.prepared.rooms);
+    let (args, behind) = (Target::Q.args(steps), Target::K.args(steps));
+    let args = LinearArgs {
         other: behind.states,
         other1: behind.states1,
-        x_dots: job.room(rooms.x),
-        y_dots: job.room(rooms.y),
-        other_narrow: behind.narrow,
-        ..way.tell(&call)
+        x_dots: steps.room(rooms.x).into(),
+        y_dots: steps.room(rooms.y).into(),
+        other_narrow: behind.narrow.0.into(),
+        ..choice.args(&args)
     };
     if needs.gates {
         let summed = prepared.wants(&[by_head]);
-        let dg = if summed { job.room(rooms.by_gate) } else { job.address(by_token) };
-        let call = Call { dg, numbers: dg, total: job.address(by_head), ..call };
+        let dg = if summed { steps.room(rooms.by_gate) } else { steps.address(by_token) };
+        let total = steps.address(by_head).into();
+        let args = LinearArgs { dg: dg.into(), numbers: dg.into(), total, ..args };
         // The kernels of sm90a leave no gradient of every gate to merge with.
-        let afresh = summed && prepared.hopper.is_some();
-        let flow = Call { mode: if afresh { AFRESH } else { call.mode }, ..call };
-        match way.tensor {
-            Some(modules) => {
-                let what = ("flow", Columns::Value);
-                launch_tensor(job, modules, what, by_chunk(job, 1), &flow)?;
-            }
-            None => {
-                let name = if prepared.second.is_some() { "flow_second" } else { "flow" };
-                launch(job, modules, (name, Columns::Dim), (by_chunk(job, 1), None), &flow)?;
-            }
+        let afresh = summed && prepared.level == Level::Sm90a;
+        let flow = LinearArgs { mode: if afresh { AFRESH } else { args.mode }, ..args };
+        let blocks = by_chunk(steps, 1);
+        if choice.is_tensor() {
+            launch_tensor(steps, ("flow", Columns::Value), blocks, &flow)?;
+        } else {
+            let second = prepared.pass == Pass::DoubleBackward;
+            let name = if second { "flow_second" } else { "flow" };
+            launch(steps, (name, Columns::Dim), (blocks, None), &flow)?;
         }
         if summed {
             let blocks = prepared.problem.extents.key_heads;
-            launch(job, first, ("sum_heads", Columns::Dim), (blocks, Some(256)), &call)?;
+            launch(steps, ("sum_heads", Columns::Dim), (blocks, Some(256)), &args)?;
         }
     }
     if needs.scale {
-        let numbers = job.room(rooms.by_scale);
-        let call = Call { numbers, total: job.address(scale), ..call };
-        launch(job, first, ("sum_all", Columns::Dim), (1, Some(256)), &call)?;
+        let numbers = steps.room(rooms.by_scale).into();
+        let args = LinearArgs { numbers, total: steps.address(scale).into(), ..args };
+        launch(steps, ("sum_all", Columns::Dim), (1, Some(256)), &args)?;
     }
     Ok(())
 }
 
 /// The new states, and o if it has a place.
-pub(super) fn step(job: &Job<'_>) -> Result<(), Error> {
-    let problem = &job.prepared.problem;
-    let end = tensor(job, "final_state");
-    let given = tensor(job, "initial_state");
+pub(super) fn step(steps: &Steps<'_>) -> Result<(), Error> {
+    let problem = &steps.prepared.problem;
+    let end = steps.tensor("final_state");
+    let given = steps.tensor("initial_state");
     let begin = if given.is_there() { given } else { end };
-    let call = Call { begin, end, out: tensor(job, "o"), ..Call::new(job) };
+    let args = LinearArgs { begin, end, out: steps.tensor("o"), ..LinearArgs::new(steps) };
     let states = problem.extents.batch * problem.extents.key_heads;
     let blocks = states * problem.value_dim.div_ceil(32);
-    launch(job, &job.prepared.first, ("step", Columns::Dim), (blocks, Some(256)), &call)
+    launch(steps, ("step", Columns::Dim), (blocks, Some(256)), &args)
 }

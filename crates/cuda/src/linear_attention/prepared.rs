@@ -1,53 +1,32 @@
-//! A pass of linear_attention: its operands, its tables, its memory, its kernels.
+//! A pass of linear_attention while its steps are drafted: its operands, its tables, its memory.
 
-use super::Job;
-use super::hopper_modules::Hopper;
 use super::tables::Tables;
-use crate::gpu::Kernels;
+use crate::options::Level;
 use crate::parts::Parts;
+use crate::pass;
 use crate::room::{Layout, Room, memory};
-use crate::variant::{Variant, linear_threads};
-use crate::workspace::Held;
-use etalon_problem::{Decay, Dtype, Error, LinearAttention, Pass, TokenSequences};
-use std::borrow::Cow;
+use crate::strided::StridedTensor;
+use etalon_problem::{Decay, Error, LinearAttention, Pass, TokenSequences};
 use std::ops::Deref;
-use std::sync::Arc;
 
-/// A pass of a problem: what its kernels are told, for any operands of the same shapes and strides.
+/// A pass of a problem, laid out in memory.
 #[derive(Debug)]
-pub(crate) struct Prepared<'a> {
-    pub(super) parts: Parts,
-    pub(super) problem: Cow<'a, LinearAttention>,
-    pub(super) tables: Tables,
-    pub(super) rooms: Rooms,
-    pub(super) first: Modules,
-    pub(super) second: Option<Modules>,
-    /// Kernels of the level sm80, which take the place of those of `first`.
-    pub(super) tensor: Option<TensorModules>,
-    /// Kernels of the level sm90a, in which those of `first` add up parts.
-    pub(super) hopper: Option<Hopper>,
+pub(super) struct Prepared<'a> {
+    pub parts: Parts,
+    pub problem: &'a LinearAttention,
+    pub tables: Tables,
+    /// The level whose kernels compute it.
+    pub level: Level,
     /// Whether somebody looks for numbers that are not finite.
-    pub(super) watches: bool,
+    pub watches: bool,
+    pub rooms: Rooms,
+    pub walks: WalkRooms,
 }
 
-/// Kernels on tensor cores, with the variants that they are: of factors as wide as D and results as wide as E,
-/// and the other way round.
-#[derive(Debug)]
-pub(super) struct TensorModules {
-    pub by_value: (Arc<Kernels>, Variant),
-    pub by_dim: (Arc<Kernels>, Variant),
-}
+/// The steps of a pass.
+pub(super) type Steps<'a> = pass::Steps<'a, Prepared<'a>>;
 
-/// Kernels whose accumulators are as wide as D, and as E.
-#[derive(Debug)]
-pub(super) struct Modules {
-    pub by_dim: Arc<Kernels>,
-    pub by_value: Arc<Kernels>,
-    /// Threads of a block of either.
-    pub threads: [u32; 2],
-}
-
-/// What kernels hand to one another, in scratch memory.
+/// Scratch memory in which kernels leave numbers to one another.
 #[derive(Debug, Default)]
 pub(super) struct Rooms {
     /// Sums of log-decays and of their tangents within each chunk.
@@ -69,7 +48,23 @@ pub(super) struct Rooms {
     pub by_gate: Option<Room>,
 }
 
-/// What a pass computes on its way to its results.
+/// Scratch memory of the kernels of sm90a.
+#[derive(Debug, Default)]
+pub(super) struct WalkRooms {
+    /// The states that segments of long sequences begin with.
+    pub between: Option<Room>,
+    /// S before every chunk, rounded; the parts of dg_gamma; those of dσ.
+    pub states: Option<Room>,
+    pub gammas: Option<Room>,
+    pub scales: Option<Room>,
+    /// With a log-decay for each token: the decays of whole segments; x, y and <S, D> of dg.
+    pub decays: Option<Room>,
+    pub x_dots: Option<Room>,
+    pub y_dots: Option<Room>,
+    pub z_dots: Option<Room>,
+}
+
+/// Intermediate results that a pass needs.
 pub(super) struct Needs {
     pub before: bool,
     pub behind: bool,
@@ -91,20 +86,25 @@ impl AsRef<Parts> for Prepared<'_> {
     }
 }
 
-impl Job<'_> {
+impl Steps<'_> {
     /// The address of a room, 0 where there is none.
     pub(super) fn room(&self, room: Option<Room>) -> u64 {
         room.map_or(0, |room| self.at(room))
+    }
+
+    /// An operand of four axes; none where it is not there.
+    pub(super) fn tensor(&self, name: &str) -> StridedTensor {
+        self.place(name).into()
     }
 }
 
 impl Prepared<'_> {
     /// Whether any of these is a result.
-    pub(super) fn wants(&self, names: &[&str]) -> bool {
+    pub fn wants(&self, names: &[&str]) -> bool {
         names.iter().any(|name| self.part(name).is_some_and(|part| part.wanted))
     }
 
-    pub(super) fn needs(&self) -> Needs {
+    pub fn needs(&self) -> Needs {
         let gates = self.wants(&["dg", "dg_gamma", "gg", "gg_gamma"]);
         let scale = self.wants(&["dscale", "gscale"]);
         let before = ["o", "final_state", "dq", "gq", "gdout", "gdfinal_state"];
@@ -118,11 +118,12 @@ impl Prepared<'_> {
     }
 
     /// Whether tokens belong to no sequence: results there are 0.
-    pub(super) fn has_padding(&self) -> bool {
+    pub fn has_padding(&self) -> bool {
         self.problem.sequences != TokenSequences::Dense
     }
 
-    pub(super) fn reserve(&self, layout: &mut Layout) -> Result<Rooms, Error> {
+    /// Takes rooms for the kernels of the levels portable and sm80.
+    pub fn reserve(&self, layout: &mut Layout) -> Result<Rooms, Error> {
         if self.pass == Pass::Step {
             return Ok(Rooms::default());
         }
@@ -130,12 +131,12 @@ impl Prepared<'_> {
         let second = self.pass == Pass::DoubleBackward;
         let tokens = [e.batch, e.key_heads, e.tokens];
         let of_queries = [e.batch, e.query_heads, e.tokens];
-        let states = [self.tables.chunks.len(), e.key_heads, e.dim, self.problem.value_dim];
+        let states = [self.tables.chunks.rows.len(), e.key_heads, e.dim, self.problem.value_dim];
         let planes = [tokens[0], tokens[1], tokens[2], PLANES];
         // Those of sm90a keep states in registers.
-        let tables = self.hopper.is_none() || self.watches;
+        let tables = self.level != Level::Sm90a || self.watches;
         let bends = self.has("ddg") || self.has("ddg_gamma");
-        let narrow = self.tensor.is_some();
+        let narrow = self.level == Level::Sm80;
         // Elements of two bytes.
         let halves = [states[0], states[1], (states[2] * states[3]).div_ceil(2)];
         let mut room = |wanted: bool, shape: &[usize]| {
@@ -154,7 +155,7 @@ impl Prepared<'_> {
             behind_tangent: room(second && needs.behind, &states)?,
             before_narrow: room(narrow && needs.before, &halves)?,
             behind_narrow: room(narrow && needs.behind, &halves)?,
-            found: room((narrow || self.hopper.is_some()) && self.watches, &[1])?,
+            found: room(self.level != Level::Portable && self.watches, &[1])?,
             x: room(tables && needs.gates, &of_queries)?,
             y: room(tables && needs.gates, &tokens)?,
             by_scale: room(tables && needs.scale, &of_queries)?,
@@ -165,37 +166,3 @@ impl Prepared<'_> {
 
 /// Planes of the tables of the gates: `Gates` of `linear.cuh`.
 const PLANES: usize = 9;
-
-impl Modules {
-    pub(super) fn load(
-        held: &Held,
-        problem: &LinearAttention,
-        storage: Dtype,
-        second: bool,
-    ) -> Result<Modules, Error> {
-        let (device, architecture) = (&held.device, held.device.architecture());
-        let load = |columns: usize| {
-            device.kernels(Variant::linear(storage, columns, second), &architecture)
-        };
-        let columns = [problem.extents.dim, problem.value_dim];
-        let threads = columns.map(|columns| linear_threads(columns, second));
-        Ok(Modules { by_dim: load(columns[0])?, by_value: load(columns[1])?, threads })
-    }
-}
-
-impl TensorModules {
-    pub(super) fn load(
-        held: &Held,
-        problem: &LinearAttention,
-        storage: Dtype,
-        whole: bool,
-    ) -> Result<TensorModules, Error> {
-        let (device, architecture) = (&held.device, held.device.architecture());
-        let load = |columns: [usize; 2]| {
-            let variant = Variant::linear_tensor(storage, columns, whole);
-            Ok((device.kernels(variant.clone(), &architecture)?, variant))
-        };
-        let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
-        Ok(TensorModules { by_value: load([dim, value_dim])?, by_dim: load([value_dim, dim])? })
-    }
-}

@@ -1,93 +1,145 @@
 //! How sequences are cut into chunks, as kernels read it.
 
 use super::{CHUNK, SIDE};
-use crate::queue::Queue;
+use crate::args::{Arguments, Field, kernel_args};
+use crate::pass::TableImage;
 use crate::room::{Layout, Room};
 use etalon_problem::{Error, LinearAttention};
 
+kernel_args! {
+    /// At most 128 tokens of a sequence.
+    pub(super) struct Chunk as "Chunk" {
+        pub batch: i32,
+        /// The first token in the arrays.
+        pub start: i32,
+        pub len: i32,
+        /// Whether it is the first (1) and the last (2) of its sequence.
+        pub ends: i32,
+    }
+}
+
+kernel_args! {
+    /// A micro-chunk: the chunk, and the first row in it.
+    pub(super) struct Strip as "Strip" {
+        pub chunk: i32,
+        pub row: i32,
+    }
+}
+
+kernel_args! {
+    /// A sequence: the first chunk, and how many.
+    pub(super) struct Line as "Line" {
+        pub first: i32,
+        pub chunks: i32,
+    }
+}
+
+kernel_args! {
+    /// Chunks that a block of sm90a walks: the first, how many, and their sequence.
+    pub(super) struct Segment as "Segment" {
+        pub first: i32,
+        pub chunks: i32,
+        pub sequence: i32,
+    }
+}
+
+kernel_args! {
+    /// A sequence of several segments: the first, how many, and the sequence.
+    pub(super) struct Run as "Run" {
+        pub first: i32,
+        pub segments: i32,
+        pub sequence: i32,
+    }
+}
+
+/// A table, and its room.
+#[derive(Debug, Default)]
+pub(super) struct Rows<T> {
+    pub rows: Vec<T>,
+    pub room: Room,
+}
+
+impl<T: Field> Rows<T> {
+    fn new(rows: Vec<T>, layout: &mut Layout) -> Result<Rows<T>, Error> {
+        let room = layout.room(rows.len() * T::SIZE)?;
+        Ok(Rows { rows, room })
+    }
+
+    fn put(&self, image: &mut TableImage) {
+        let bytes = vec![0; self.rows.len() * T::SIZE];
+        let mut all = Arguments { bytes, ..Arguments::default() };
+        self.rows.iter().enumerate().for_each(|(n, row)| row.write(n * T::SIZE, &mut all));
+        image.put(self.room, &all.bytes);
+    }
+}
+
 /// The tables of a problem.
 #[derive(Debug, Default)]
-pub(crate) struct Tables {
-    /// Batch element, first token in the arrays, tokens, and whether it is the first (1) and the last (2)
-    /// of its sequence.
-    pub chunks: Vec<[i32; 4]>,
-    /// Micro-chunks: the chunk, and the first row in it.
-    pub strips: Vec<[i32; 2]>,
-    /// Sequences: the first chunk, and how many.
-    pub lines: Vec<[i32; 2]>,
-    /// What blocks of sm90a walk: the first chunk, how many, and the sequence. Those of sequences of several segments come first.
-    pub segments: Vec<[i32; 3]>,
-    /// Such sequences: the first segment, how many, and the sequence.
-    pub runs: Vec<[i32; 3]>,
-    chunks_at: Room,
-    strips_at: Room,
-    lines_at: Room,
-    segments_at: Room,
-    runs_at: Room,
+pub(super) struct Tables {
+    pub chunks: Rows<Chunk>,
+    pub strips: Rows<Strip>,
+    pub lines: Rows<Line>,
+    /// Those of sequences of several segments come first.
+    pub segments: Rows<Segment>,
+    pub runs: Rows<Run>,
     /// The bytes of all of them.
-    pub bytes: usize,
+    bytes: usize,
 }
 
 impl Tables {
     /// The tables of a problem that has passed its check, with segments of as many tokens as `cut` says of a sequence's.
     /// Fails where there are too many chunks.
     pub fn new(problem: &LinearAttention, cut: impl Fn(usize) -> usize) -> Result<Tables, Error> {
-        let mut tables = Tables::default();
-        let mut whole = Vec::new();
+        let (mut chunks, mut strips, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut segments, mut runs, mut whole) = (Vec::new(), Vec::new(), Vec::new());
         for (number, s) in problem.list_sequences().into_iter().enumerate() {
-            let first = tables.chunks.len();
+            let first = chunks.len();
             for begin in (0..s.tokens).step_by(CHUNK) {
                 let len = CHUNK.min(s.tokens - begin);
-                let ends = usize::from(begin == 0) + 2 * usize::from(begin + len == s.tokens);
-                let chunk = tables.chunks.len();
-                let rows = (0..len).step_by(SIDE);
-                tables.strips.extend(rows.map(|row| [chunk, row].map(|x| x as i32)));
-                tables.chunks.push([s.batch, s.start + begin, len, ends].map(|x| x as i32));
+                let ends = i32::from(begin == 0) + 2 * i32::from(begin + len == s.tokens);
+                let chunk = chunks.len() as i32;
+                strips.extend((0..len).step_by(SIDE).map(|row| Strip { chunk, row: row as i32 }));
+                let [batch, start, len] = [s.batch, s.start + begin, len].map(|x| x as i32);
+                chunks.push(Chunk { batch, start, len, ends });
             }
-            let chunks = tables.chunks.len() - first;
-            tables.lines.push([first, chunks].map(|x| x as i32));
-            let of_segment = cut(s.tokens).div_ceil(CHUNK).max(1);
-            if chunks <= of_segment {
-                whole.push([first, chunks, number].map(|x| x as i32));
+            let many = chunks.len() - first;
+            lines.push(Line { first: first as i32, chunks: many as i32 });
+            let sequence = number as i32;
+            let segment = |at: usize, many: usize| {
+                let [first, chunks] = [first + at, many].map(|x| x as i32);
+                Segment { first, chunks, sequence }
+            };
+            let most = cut(s.tokens).div_ceil(CHUNK).max(1);
+            if many <= most {
+                whole.push(segment(0, many));
                 continue;
             }
-            let begin = tables.segments.len();
-            for at in (0..chunks).step_by(of_segment) {
-                let own = [first + at, of_segment.min(chunks - at), number];
-                tables.segments.push(own.map(|x| x as i32));
-            }
-            let run = [begin, tables.segments.len() - begin, number];
-            tables.runs.push(run.map(|x| x as i32));
+            let begin = segments.len();
+            segments.extend((0..many).step_by(most).map(|at| segment(at, most.min(many - at))));
+            let [first, segments] = [begin, segments.len() - begin].map(|x| x as i32);
+            runs.push(Run { first, segments, sequence });
         }
-        tables.segments.append(&mut whole);
+        segments.append(&mut whole);
         let mut layout = Layout::default();
-        tables.chunks_at = layout.room(size_of_val(&tables.chunks[..]))?;
-        tables.strips_at = layout.room(size_of_val(&tables.strips[..]))?;
-        tables.lines_at = layout.room(size_of_val(&tables.lines[..]))?;
-        tables.segments_at = layout.room(size_of_val(&tables.segments[..]))?;
-        tables.runs_at = layout.room(size_of_val(&tables.runs[..]))?;
-        tables.bytes = layout.bytes();
-        Ok(tables)
+        Ok(Tables {
+            chunks: Rows::new(chunks, &mut layout)?,
+            strips: Rows::new(strips, &mut layout)?,
+            lines: Rows::new(lines, &mut layout)?,
+            segments: Rows::new(segments, &mut layout)?,
+            runs: Rows::new(runs, &mut layout)?,
+            bytes: layout.bytes(),
+        })
     }
 
-    /// Copies the tables to memory that begins there.
-    pub fn upload(&self, queue: &Queue<'_>, base: u64) -> Result<(), Error> {
-        let put = |room: Room, bytes: &[u8]| queue.upload(room.address(base), bytes);
-        put(self.chunks_at, bytemuck::cast_slice(&self.chunks))?;
-        put(self.strips_at, bytemuck::cast_slice(&self.strips))?;
-        put(self.lines_at, bytemuck::cast_slice(&self.lines))?;
-        put(self.segments_at, bytemuck::cast_slice(&self.segments))?;
-        put(self.runs_at, bytemuck::cast_slice(&self.runs))
-    }
-
-    /// Where chunks, strips and lines lie in memory that begins there.
-    pub fn addresses(&self, base: u64) -> [u64; 3] {
-        [self.chunks_at, self.strips_at, self.lines_at].map(|room| room.address(base))
-    }
-
-    /// Where segments and runs lie in memory that begins there.
-    pub fn cuts(&self, base: u64) -> [u64; 2] {
-        [self.segments_at, self.runs_at].map(|room| room.address(base))
+    /// The bytes of the tables, where kernels find them.
+    pub fn image(&self) -> TableImage {
+        let mut image = TableImage::new(self.bytes);
+        self.chunks.put(&mut image);
+        self.strips.put(&mut image);
+        self.lines.put(&mut image);
+        self.segments.put(&mut image);
+        self.runs.put(&mut image);
+        image
     }
 }
 
@@ -103,13 +155,19 @@ mod tests {
         let packed = TokenSequences::Packed { cu_tokens };
         let tables =
             Tables::new(&LinearAttention::new(extents).sequences(packed), |n| n.min(256)).unwrap();
-        let chunks =
+        let chunks = tables.chunks.rows.iter().map(|x| [x.batch, x.start, x.len, x.ends]);
+        let expected =
             [[0, 0, 3, 3], [0, 3, 128, 1], [0, 131, 128, 0], [0, 259, 1, 2], [0, 260, 128, 3]];
-        assert_eq!(tables.chunks, chunks);
-        assert_eq!(tables.lines, [[0, 1], [1, 0], [1, 3], [4, 1]]);
-        assert_eq!(tables.segments, [[1, 2, 2], [3, 1, 2], [0, 1, 0], [1, 0, 1], [4, 1, 3]]);
-        assert_eq!(tables.runs, [[0, 2, 2]]);
-        let strips = [[0, 0], [1, 0], [1, 64], [2, 0], [2, 64], [3, 0], [4, 0], [4, 64]];
-        assert_eq!(tables.strips, strips);
+        assert_eq!(chunks.collect::<Vec<_>>(), expected);
+        let lines = tables.lines.rows.iter().map(|x| [x.first, x.chunks]);
+        assert_eq!(lines.collect::<Vec<_>>(), [[0, 1], [1, 0], [1, 3], [4, 1]]);
+        let segments = tables.segments.rows.iter().map(|x| [x.first, x.chunks, x.sequence]);
+        let expected = [[1, 2, 2], [3, 1, 2], [0, 1, 0], [1, 0, 1], [4, 1, 3]];
+        assert_eq!(segments.collect::<Vec<_>>(), expected);
+        let runs = tables.runs.rows.iter().map(|x| [x.first, x.segments, x.sequence]);
+        assert_eq!(runs.collect::<Vec<_>>(), [[0, 2, 2]]);
+        let strips = tables.strips.rows.iter().map(|x| [x.chunk, x.row]);
+        let expected = [[0, 0], [1, 0], [1, 64], [2, 0], [2, 64], [3, 0], [4, 0], [4, 64]];
+        assert_eq!(strips.collect::<Vec<_>>(), expected);
     }
 }

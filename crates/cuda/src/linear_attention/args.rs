@@ -1,0 +1,214 @@
+//! The arguments of the kernels of linear_attention.
+
+use super::prepared::Steps;
+use super::tables::{Chunk, Line, Run, Segment, Strip};
+use crate::args::{ConstPtr, Declaration, Element, Ptr, declaration, kernel_args};
+use crate::strided::StridedTensor;
+use crate::tensor_map::TensorMap;
+
+kernel_args! {
+    /// The arguments of the kernels of `linear*.cu`. Every gradient is o of another problem: out_i = Σ_j w_ij x_j +
+    /// reach_i y_i·state. Of operands that are not there the address is 0.
+    pub(super) struct LinearArgs as "LinearArgs" {
+        pub y: StridedTensor,
+        pub y1: StridedTensor,
+        pub b: StridedTensor,
+        pub b1: StridedTensor,
+        pub x: StridedTensor,
+        pub x1: StridedTensor,
+        pub out: StridedTensor,
+        /// Operands that dg is made of; of a step q, k and v.
+        pub q: StridedTensor,
+        pub q1: StridedTensor,
+        pub k: StridedTensor,
+        pub k1: StridedTensor,
+        pub v: StridedTensor,
+        pub v1: StridedTensor,
+        pub dout: StridedTensor,
+        pub dout1: StridedTensor,
+        /// Rows that out, or its part from the state, is multiplied with.
+        pub dot: StridedTensor,
+        /// States [sequence, head, row] that a sweep begins with.
+        pub begin: StridedTensor,
+        pub begin1: StridedTensor,
+        /// States [sequence, head, row] where it ends.
+        pub end: StridedTensor,
+        pub end1: StridedTensor,
+        /// [batch, heads, tokens]; 0: not wanted.
+        pub state_dots: Ptr<f32>,
+        pub dots: Ptr<f32>,
+        /// [chunk, key head, D, E]: before a chunk, or behind it.
+        pub states: Ptr<f32>,
+        pub states1: Ptr<f32>,
+        /// Those behind a chunk.
+        pub other: Ptr<f32>,
+        pub other1: Ptr<f32>,
+        /// x and y of (R27).
+        pub x_dots: ConstPtr<f32>,
+        pub y_dots: ConstPtr<f32>,
+        /// As `states`, rounded: read by tensor cores.
+        pub narrow: Ptr<Element>,
+        pub other_narrow: ConstPtr<Element>,
+        /// Not 0 if a number is not finite; no address: nobody asks.
+        pub found: Ptr<u32>,
+        /// Log-decays of heads or tokens, and their tangents; 0: none.
+        pub logs: ConstPtr<f32>,
+        pub log_tangents: ConstPtr<f32>,
+        /// Tables of `fill_gates`: a plane for each level, then two more; 0: none.
+        pub gates: Ptr<f32>,
+        pub slopes: Ptr<f32>,
+        pub dg: Ptr<f32>,
+        pub total: Ptr<f32>,
+        /// Numbers that `sum_all` and `sum_heads` sum.
+        pub numbers: ConstPtr<f32>,
+        pub ddscale: ConstPtr<f32>,
+        pub chunks: ConstPtr<Chunk>,
+        pub strips: ConstPtr<Strip>,
+        pub lines: ConstPtr<Line>,
+        pub batch: i32,
+        pub heads: i32,
+        pub key_heads: i32,
+        pub tokens: i32,
+        pub dim: i32,
+        pub value_dim: i32,
+        /// Columns of y and b, and of x and out.
+        pub inner: i32,
+        pub outer: i32,
+        /// The first column of the accumulators of this launch.
+        pub first: i32,
+        /// 1: rows see themselves and later tokens, and are those of key heads.
+        pub back: i32,
+        /// 1: y is multiplied with the transposed state.
+        pub turned: i32,
+        /// 1: before the first chunk (back: behind the last) the state is 0.
+        pub blank: i32,
+        /// 1: dots are added to those that are there.
+        pub add: i32,
+        /// 1: a log-decay for each head, not for each token.
+        pub by_head: i32,
+        /// Treatment of numbers that are not finite: `linear.cuh`.
+        pub mode: i32,
+        /// Blocks that there would be, if each owned one thing only: `each_block`.
+        pub blocks: i32,
+        /// σ, of pairs.
+        pub scale: f32,
+        /// Factor of products with the state.
+        pub state_scale: f32,
+        pub store_scale: f32,
+        /// Factor of `state_dots`.
+        pub dot_scale: f32,
+    }
+}
+
+kernel_args! {
+    /// The arguments of the kernels of `sm90a_linear*.cu`; results are those of [`LinearArgs`]. Tensors for the copy
+    /// engine are in boxes of 64 columns and 128 rows, of `out` 64.
+    pub(super) struct WalkArgs as "WalkArgs" {
+        pub y: TensorMap,
+        pub b: TensorMap,
+        pub x: TensorMap,
+        pub out: TensorMap,
+        pub dots: TensorMap,
+        /// out by its elements; without an address where out is not wanted.
+        pub rows: StridedTensor,
+        /// Rows that results are multiplied with, those of `dots`.
+        pub dot: StridedTensor,
+        /// States [sequence, key head, row] that a sequence begins with, and where it ends.
+        pub begin: StridedTensor,
+        pub end: StridedTensor,
+        /// [segment, key head, row of D]: the states that other segments begin with.
+        pub between: StridedTensor,
+        /// The log-decay of each key head, or [batch, key head, token]; 0: none.
+        pub logs: ConstPtr<f32>,
+        /// S before each chunk, as threads hold it: read by `attend_back_dots`.
+        pub states: Ptr<u32>,
+        /// [key head, part]: summed to dg_gamma.
+        pub gammas: Ptr<f32>,
+        /// [part]: summed to dσ.
+        pub scales: Ptr<f32>,
+        /// [segment, key head]: with log-decays of tokens, the decay of a whole segment.
+        pub decays: Ptr<f32>,
+        /// x and y of (R27) with log-decays of tokens: [batch, head, token, half] of a block's own; 0: not wanted.
+        pub x_dots: Ptr<f32>,
+        pub y_dots: Ptr<f32>,
+        /// <S, D> of each chunk: [chunk, key head, half, warp].
+        pub z_dots: Ptr<f32>,
+        pub dg: Ptr<f32>,
+        /// Set where a number is not finite; 0: nobody asks.
+        pub found: Ptr<u32>,
+        pub chunks: ConstPtr<Chunk>,
+        pub segments: ConstPtr<Segment>,
+        pub runs: ConstPtr<Run>,
+        pub heads: i32,
+        pub key_heads: i32,
+        pub tokens: i32,
+        /// Columns of y and b, and of x and out: the rows and the columns of the state.
+        pub inner: i32,
+        pub outer: i32,
+        /// Chunks of key heads, for `flow`.
+        pub items: i32,
+        /// 1: states in memory are [outer, inner].
+        pub turned: i32,
+        /// Parts of a key head, and the first that this launch writes.
+        pub parts: i32,
+        pub first_part: i32,
+        /// 1: `scan` goes from the last segment to the first.
+        pub back: i32,
+        /// σ, of pairs and of the factors of the state.
+        pub scale: f32,
+        pub store_scale: f32,
+    }
+}
+
+/// Kernel arguments that `linear.cuh` and `sm90a_linear.cuh` name.
+pub(crate) const ARGUMENTS: &[Declaration] =
+    &[declaration::<LinearArgs>(), declaration::<WalkArgs>()];
+
+impl LinearArgs {
+    /// The arguments that all kernels of a pass share.
+    pub fn new(steps: &Steps<'_>) -> LinearArgs {
+        let prepared = steps.prepared;
+        let (e, rooms) = (&prepared.problem.extents, &prepared.rooms);
+        let first = |names: [&str; 2]| {
+            let found = names.map(|name| steps.address(name));
+            if found[0] != 0 { found[0] } else { found[1] }
+        };
+        let tables = &prepared.tables;
+        LinearArgs {
+            q: steps.tensor("q"),
+            q1: steps.tensor("ddq"),
+            k: steps.tensor("k"),
+            k1: steps.tensor("ddk"),
+            v: steps.tensor("v"),
+            v1: steps.tensor("ddv"),
+            dout: steps.tensor("dout"),
+            dout1: steps.tensor("cot_o"),
+            logs: first(["g", "g_gamma"]).into(),
+            log_tangents: first(["ddg", "ddg_gamma"]).into(),
+            by_head: i32::from(prepared.has("g_gamma")),
+            gates: steps.room(rooms.gates).into(),
+            slopes: steps.room(rooms.slopes).into(),
+            ddscale: steps.address("ddscale").into(),
+            found: steps.room(rooms.found).into(),
+            chunks: steps.table(tables.chunks.room).into(),
+            strips: steps.table(tables.strips.room).into(),
+            lines: steps.table(tables.lines.room).into(),
+            batch: e.batch as i32,
+            heads: e.query_heads as i32,
+            key_heads: e.key_heads as i32,
+            tokens: e.tokens as i32,
+            dim: e.dim as i32,
+            value_dim: prepared.problem.value_dim as i32,
+            scale: prepared.problem.scale as f32,
+            state_scale: 1.0,
+            store_scale: 1.0,
+            dot_scale: 1.0,
+            ..LinearArgs::default()
+        }
+    }
+
+    /// The arguments of the launch whose accumulators begin at a column.
+    pub fn at(self, first: usize) -> LinearArgs {
+        LinearArgs { first: first as i32, ..self }
+    }
+}

@@ -1,0 +1,105 @@
+//! A pass of linear_attention, from its problem to its steps.
+
+use super::levels::{LEVELS, Spec};
+use super::prepared::{Prepared, Rooms, Steps, WalkRooms};
+use super::tables::Tables;
+use super::{hopper, maps, passes, second};
+use crate::levels::choose;
+use crate::options::{Level, Options};
+use crate::parts::{Holds, Parts};
+use crate::pass::PreparedPass;
+use crate::room::Layout;
+use crate::step::Draft;
+use crate::workspace::Held;
+use etalon_problem::{Dtype, Error, LinearAttention, Operand, Pass, Table};
+use std::sync::Arc;
+
+/// Prepares a pass that has passed [`Table::check_call`].
+pub(crate) fn prepare(
+    held: Arc<Held>,
+    problem: &LinearAttention,
+    call: (Pass, Dtype),
+    table: &Table,
+    holds: Holds<'_>,
+    options: &Options,
+) -> Result<Box<PreparedPass>, Error> {
+    check_states(problem)?;
+    let mut layout = Layout::default();
+    let parts = parts(held, call, table, holds, &mut layout)?;
+    let boxes = maps::takes_all(&parts);
+    let spec = Spec::new(problem, call, options.precision, parts.target, boxes);
+    let mut level = choose(&LEVELS, &spec, options.level)?.level;
+    if call.0 == Pass::Step {
+        level = Level::Portable;
+    }
+    let tables = Tables::new(problem, hopper::cut(options.level))?;
+    let (watches, rooms, walks) = (!options.assume_finite, Rooms::default(), WalkRooms::default());
+    let mut prepared = Prepared { parts, problem, tables, level, watches, rooms, walks };
+    prepared.rooms = prepared.reserve(&mut layout)?;
+    prepared.walks = hopper::reserve(&prepared, &mut layout)?;
+    let draft = Draft::new(prepared.target);
+    enqueue(&Steps::new(&prepared, &draft))?;
+    let tables = prepared.tables.image();
+    let steps = draft.into_steps();
+    PreparedPass::load(prepared.parts, tables, layout.bytes(), steps).map(Box::new)
+}
+
+/// Fails where a state has more elements than kernels count.
+fn check_states(problem: &LinearAttention) -> Result<(), Error> {
+    let (dim, value_dim) = (problem.extents.dim, problem.value_dim);
+    let elements = dim.checked_mul(value_dim);
+    if elements.is_none_or(|elements| elements > i32::MAX as usize) {
+        return Err(Error::Unsupported {
+            what: format!("a state of {dim} × {value_dim}"),
+            reason: "the cuda tier counts in 32 bits".to_string(),
+        });
+    }
+    Ok(())
+}
+
+fn parts(
+    held: Arc<Held>,
+    (pass, storage): (Pass, Dtype),
+    table: &Table,
+    holds: Holds<'_>,
+    layout: &mut Layout,
+) -> Result<Parts, Error> {
+    // A step reads its new state again.
+    let made = |operand: &Operand| pass == Pass::Step && operand.name == "final_state";
+    let mut parts = Parts::new(held, (pass, storage), table, holds, made, layout)?;
+    if pass == Pass::Step && !parts.has("initial_state") {
+        // The place of the new state holds the old one.
+        let state = parts.list.iter_mut().find(|part| part.operand.name == "final_state");
+        state.into_iter().for_each(|state| state.given = true);
+    }
+    Ok(parts)
+}
+
+/// The steps of the pass.
+fn enqueue(steps: &Steps<'_>) -> Result<(), Error> {
+    steps.gather()?;
+    let Prepared { parts, level, .. } = steps.prepared;
+    if parts.pass != Pass::Step && steps.prepared.has_padding() {
+        fill(steps)?;
+    }
+    match (parts.pass, level) {
+        (Pass::Forward, Level::Sm90a) => hopper::forward(steps),
+        (Pass::Backward, Level::Sm90a) => hopper::backward(steps),
+        (Pass::Forward, _) => passes::forward(steps),
+        (Pass::Backward, _) => passes::backward(steps),
+        (Pass::Step, _) => passes::step(steps),
+        _ => second::double_backward(steps),
+    }?;
+    steps.scatter()
+}
+
+/// Fills results with 0, for tokens of no sequence.
+fn fill(steps: &Steps<'_>) -> Result<(), Error> {
+    let results = steps.prepared.list.iter().filter(|part| !part.given);
+    results.into_iter().try_for_each(|part| steps.fill_part(part, 0))?;
+    let Rooms { by_scale, by_gate, .. } = steps.prepared.rooms;
+    for room in [by_scale, by_gate].into_iter().flatten() {
+        steps.fill(steps.at(room), room.bytes, 0);
+    }
+    Ok(())
+}
