@@ -146,6 +146,8 @@ macro_rules! pointees {
     )*};
 }
 
+pub(crate) use pointees;
+
 pointees! {
     /// An element in the storage type.
     Element = "element",

@@ -49,6 +49,7 @@ mod room;
 mod run;
 mod softmax;
 mod step;
+mod strided;
 mod target;
 mod tensor_map;
 mod tensors;

@@ -81,11 +81,13 @@ impl Level {
 }
 
 impl Precision {
+    /// Why tensor cores may not multiply factors in the storage type, where they may not.
+    pub(crate) const FACTORS: &'static str =
+        "tensor cores take factors in the storage type, which the precision `flash` permits";
+
     /// Why tensor cores may not multiply factors in the storage type, if so.
     pub(crate) fn refuses_tensor_cores(self) -> Option<&'static str> {
-        let reason =
-            "tensor cores take factors in the storage type, which the precision `flash` permits";
-        (self != Precision::Flash).then_some(reason)
+        (self != Precision::Flash).then_some(Precision::FACTORS)
     }
 
     /// Whether tensor cores may multiply f32.

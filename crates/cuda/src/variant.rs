@@ -4,6 +4,8 @@ use crate::args::{Declaration, Definitions};
 use crate::cache::Cache;
 use crate::family::Family;
 use crate::moves;
+use crate::softmax;
+use crate::strided;
 use crate::unit::Unit;
 use etalon_problem::Dtype;
 use std::fmt::Write;
@@ -456,7 +458,7 @@ const ARGUMENTS: &str = "KERNEL_ARGS(";
 
 /// Kernel arguments that sources name.
 fn declared() -> impl Iterator<Item = Declaration> {
-    [moves::ARGUMENTS].concat().into_iter()
+    [moves::ARGUMENTS, strided::ARGUMENTS, &softmax::arguments()].concat().into_iter()
 }
 
 /// Adds the definition of kernel arguments, and of what they need.
